@@ -247,7 +247,8 @@ FAULTS = (
     Fault(
         "equal-entries-are-one-parameter", "streams", "src/addnorm/nn/streams.py",
         "table[entry] if entry.__class__ is str",
-        "table[next(name for name, e in module.stage.learned.items() if e == module.stage.learned[entry])] if entry.__class__ is str",
+        "table[(lambda learned: [name for name, e in learned.items() if e == learned[entry]][-1])"
+        "((module.stage if hasattr(module, 'stage') else module.head).learned)] if entry.__class__ is str",
     ),
     Fault(
         "deepnorm-encoder-alpha", "wirings", "src/addnorm/wirings/catalog.py",

@@ -114,12 +114,21 @@ def test_no_token_gives_no_output_and_zero_gradients(name):
 # Dtypes
 
 
+def own_parameters(stack):
+    """Return the learned coefficients of a stack."""
+    modules = [*stack.connections, stack.head]
+    return [
+        p for m in modules for p in (*m._parameters.values(), *(m.coefficients.parameters() if m.coefficients else ()))
+    ]
+
+
 @each
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.bfloat16, 0.03), (torch.float16, 0.004)])
 def test_half_precision_keeps_coefficients_in_float32(name, dtype, limit):
     stack = make(name, dtype)
-    modules = [connection.coefficients for connection in stack.connections] + [stack.head and stack.head.coefficients]
-    assert all(p.dtype == torch.float32 for module in modules if module is not None for p in module.parameters())
+    assert all(p.dtype == torch.float32 for p in own_parameters(stack))
+    built = ResidualStack(branches(name), D, WIRINGS[name], dtype=dtype)
+    assert all(p.dtype == torch.float32 for p in own_parameters(built))
     exact, x = copy.deepcopy(stack).double(), tokens(dtype=dtype).requires_grad_()
     assert all(p.dtype == torch.float64 for p in exact.parameters())
     states = []

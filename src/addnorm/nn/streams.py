@@ -21,7 +21,7 @@ from addnorm import functional
 from addnorm.nn.executor import Options, Site, StreamState, add_and_normalize, normalize, with_seed
 from addnorm.nn.norm import NormKind
 from addnorm.nn.residual import FIRST, NormFactory, SublayerConnection, is_distributed
-from addnorm.wirings.coefficients.base import widen
+from addnorm.wirings.coefficients.base import keep_wide, widen, widen_dtype
 from addnorm.wirings.row import Place, Row
 from addnorm.wirings.stage import Head, Stage, identity, name_entries, unit
 
@@ -46,7 +46,16 @@ class StreamWrite(NamedTuple):
     options: Options
 
 
-class StreamHead(nn.Module):
+class _Reader(nn.Module):
+    """Base of modules whose own parameters, the learned entries of a stage or head, stay in float32."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        for child in self.children() if recurse else ():
+            child._apply(fn)
+        return super()._apply(keep_wide(fn), False)  # type: ignore[no-untyped-call]
+
+
+class StreamHead(_Reader):
     """The read of n streams after the last sublayer, N_final(C P(X)); the stack has the final norm."""
 
     def __init__(self, head: Head, place: Place, norms: NormFactory) -> None:
@@ -69,7 +78,7 @@ class StreamHead(nn.Module):
         return repr(self.head)
 
 
-class StreamsConnection(SublayerConnection):
+class StreamsConnection(_Reader, SublayerConnection):
     """A sublayer among n streams: R = N_in(C P(X)), W = N_branch(f(R)), X' = N_out(A X + B W), as its `Stage` states.
 
     Args:
@@ -332,7 +341,8 @@ def _register_reads(module: Any, spec: Stage | Head, reads: int, place: Place, n
     module.entries, module.has_learned = name_entries(spec), bool(spec.learned)
     for name, entry in spec.learned.items():
         shape = (norms.d_model,) if entry.per_feature else ()
-        module.register_parameter(name, nn.Parameter(torch.full(shape, entry.init, **factory)))
+        value = torch.full(shape, entry.init, device=norms.device, dtype=widen_dtype(norms.dtype))
+        module.register_parameter(name, nn.Parameter(value))
     module.norm_streams = _make_norms(spec.norm_streams, norms)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from addnorm.wirings.row import Place
 
-__all__ = ["CoefficientModule", "Coefficients", "rms_scale", "widen"]
+__all__ = ["CoefficientModule", "Coefficients", "keep_wide", "rms_scale", "widen", "widen_dtype"]
 
 
 class Coefficients(NamedTuple):
@@ -98,23 +98,32 @@ class CoefficientModule(nn.Module):
 
     def parameter(self, *shape: int, device: Any = None, dtype: torch.dtype | None = None) -> nn.Parameter:
         """Return a parameter in float32, or in float64 if that is the dtype."""
-        wide = torch.float64 if dtype is torch.float64 else torch.float32
-        return nn.Parameter(torch.empty(shape, device=device, dtype=wide))
+        return nn.Parameter(torch.empty(shape, device=device, dtype=widen_dtype(dtype)))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> CoefficientModule:
         """Apply a function to all tensors, but keep those in float32 that it would round."""
-
-        def keep(t: Tensor) -> Tensor:
-            result = fn(t)
-            if t.is_floating_point() and result.is_floating_point() and result.dtype.itemsize < t.dtype.itemsize:
-                return t.to(result.device, torch.promote_types(result.dtype, torch.float32))
-            return result
-
-        return super()._apply(keep, recurse)  # type: ignore[no-any-return,no-untyped-call]  # torch's
+        return super()._apply(keep_wide(fn), recurse)  # type: ignore[no-any-return,no-untyped-call]  # torch's
 
     def extra_repr(self) -> str:
         """Return the number of streams and the formulas."""
         return ", ".join([f"n={self.n}", *self.formulas])
+
+
+def keep_wide(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return a function for `nn.Module._apply` that moves tensors as `fn` does, but rounds none below float32."""
+
+    def move(t: Tensor) -> Tensor:
+        result = fn(t)
+        if t.is_floating_point() and result.is_floating_point() and result.dtype.itemsize < t.dtype.itemsize:
+            return t.to(result.device, torch.promote_types(result.dtype, torch.float32))
+        return result
+
+    return move
+
+
+def widen_dtype(dtype: torch.dtype | None) -> torch.dtype:
+    """Return the dtype of coefficients in a stack of a dtype, None for torch's default: float32, or float64 for float64."""
+    return torch.promote_types(dtype or torch.get_default_dtype(), torch.float32)
 
 
 def widen(streams: Tensor) -> Tensor:
