@@ -296,9 +296,11 @@ def test_float32_stream_with_bfloat16_sublayers(wiring):
     with torch.no_grad():
         without_grad = stack(x)
     for connection in stack.connections:
-        computed = {id(p) for p in getattr(getattr(connection, "coefficients", None), "parameters", list)()}
-        assert {p.dtype for p in connection.parameters() if id(p) not in computed} == {torch.bfloat16}
-        assert {p.dtype for p in connection.parameters() if id(p) in computed} <= {torch.float32}
+        wide = {id(p) for p in getattr(getattr(connection, "coefficients", None), "parameters", list)()}
+        if hasattr(connection, "stage"):
+            wide |= {id(p) for p in connection.parameters(recurse=False)}  # learned entries
+        assert {p.dtype for p in connection.parameters() if id(p) not in wide} == {torch.bfloat16}
+        assert {p.dtype for p in connection.parameters() if id(p) in wide} <= {torch.float32}
         connection.sublayer.register_forward_pre_hook(lambda module, args: streams.append(args[0].dtype))
     y = stack(x)
     assert torch.equal(y, without_grad)
