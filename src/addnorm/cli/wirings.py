@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from typing import Any, NamedTuple
 
 import click
@@ -14,17 +15,17 @@ import addnorm
 from addnorm._util.numbers import format_count
 from addnorm._util.tables import WIDTH, Block, Column, Paragraph, Table
 from addnorm.cli._output import ArgumentError, print_blocks, print_json, print_unwrapped, stdout
-from addnorm.nn import Learned, Place, Wiring
-from addnorm.wirings.equation import wrap_equation
+from addnorm.nn import Learned, Place, Row, Wiring
+from addnorm.wirings.equation import explain, wrap_equation
 from addnorm.wirings.init import ROLES, RULES
 from addnorm.wirings.row import format_factor
+from addnorm.wirings.stage import Computed, Head, Stage
 
 __all__ = ["make_wiring", "wirings"]
 
 SOURCES = ((96, 28), (78, 21), (0, 0))  # columns of a terminal, and columns of the source in it
 MOST_ROWS = 8  # with more layers only the first three, the middle one and the last are printed
 FACTORS = {"a": "of the stream", "b": "of the write", "c": "of the read"}
-LEGEND = "N is a norm, f the sublayer, L the number of layers, l a layer's number from 1, S the number of sublayers."
 DEPTH = click.IntRange(1, 10_000)
 
 
@@ -144,14 +145,16 @@ def _summary(wiring: Wiring) -> dict[str, Any]:
 
 def _to_dict(wiring: Wiring, stacks: Sequence[_Stack]) -> dict[str, Any]:
     more = {
-        "drawing": wiring.draw(), "description": wiring.describe(), "flow": wiring.flow,
-        "embedding_norm": wiring.embedding_norm, "stacks": [_stack_to_dict(stack) for stack in stacks],
+        "drawing": wiring.draw(), "description": wiring.describe(), "has_rows": wiring.has_rows,
+        "embedding": list(wiring.embedding), "embedding_norm": wiring.embedding_norm,
+        "stacks": [_stack_to_dict(stack) for stack in stacks],
     }  # fmt: skip
     return _summary(wiring) | more
 
 
 def _stack_to_dict(stack: _Stack) -> dict[str, Any]:
     wiring, num_layers = stack.wiring, stack.num_layers
+    head = wiring.last_read(Place(num_layers, 0, num_layers, stack.sublayers))
     return {
         "stack": stack.title.lower() or None,
         "call": repr(wiring),
@@ -159,17 +162,36 @@ def _stack_to_dict(stack: _Stack) -> dict[str, Any]:
         "layers": num_layers,
         "sublayers_per_layer": stack.sublayers,
         "final_norm": wiring.ends_in_norm(num_layers),
-        "rows": [
+        "rows" if wiring.has_rows else "stages": [
             {
                 "layer": place.layer,
                 "sublayer": place.sublayer,
-                **{norm: getattr(row, norm) for norm in ("norm_in", "norm_branch", "norm_out")},
-                **{name: _factor_to_dict(getattr(row, name), wiring) for name in FACTORS},
+                **(_row_to_dict(stage, wiring) if isinstance(stage, Row) else _stage_to_dict(stage, wiring)),
                 "init": {role: wiring.init(role, place, **dict(wiring.options))._asdict() for role in ROLES},
             }
-            for place, row in zip(stack.places(), wiring.rows(num_layers, stack.sublayers), strict=True)
+            for place, stage in zip(stack.places(), wiring.stages(num_layers, stack.sublayers), strict=True)
         ],
+        "head": None if head is None else _stage_to_dict(head, wiring),
     }
+
+
+def _row_to_dict(row: Row, wiring: Wiring) -> dict[str, Any]:
+    norms = {norm: getattr(row, norm) for norm in ("norm_in", "norm_branch", "norm_out")}
+    return {**norms, "shares": row.shares, **{name: _factor_to_dict(getattr(row, name), wiring) for name in FACTORS}}
+
+
+def _stage_to_dict(stage: Stage | Head, wiring: Wiring) -> dict[str, Any]:
+    """Return the fields of a stage or of the head, and the number of streams after a stage."""
+
+    def to_json(value: Any) -> Any:
+        if isinstance(value, Computed):
+            return {"kind": value.kind.__name__, "options": dict(value.options)}
+        if isinstance(value, tuple):
+            return [to_json(entry) for entry in value]
+        return _factor_to_dict(value, wiring) if isinstance(value, Learned) else value
+
+    document = {field.name: to_json(getattr(stage, field.name)) for field in fields(stage) if "names" not in field.name}
+    return document | ({"n_out": stage.n_out} if isinstance(stage, Stage) else {})
 
 
 def _factor_to_dict(factor: float | Learned, wiring: Wiring) -> Any:
@@ -201,7 +223,7 @@ def _print_list(console: Console) -> None:
         rows.append(
             [wiring.name, "\n".join(wrap_equation(wiring, equation_width)), authors][: 3 if source_width else 2]
         )
-    legend = Paragraph(LEGEND, style="dim", space=True)
+    legend = Paragraph(explain(" ".join(wiring.equation() for wiring in catalog)), style="dim", space=True)
     more = Paragraph("`addnorm wirings NAME` describes one; with --layers N it shows the constants too.", style="dim")
     print_blocks(console, [Table(columns if source_width else columns[:2], rows), legend, more])
 
@@ -215,16 +237,36 @@ def _print_wiring(wiring: Wiring, stacks: Sequence[_Stack], console: Console) ->
     print_blocks(console, [Paragraph(wiring.describe()), Paragraph(f"Use it {wiring.use}", space=True), source])
     for stack in stacks:
         _print_stack(stack, console)
-    legend = LEGEND if stacks else f"{LEGEND} The constants at a depth: --layers N."
+    meanings = explain(" ".join([wiring.equation(), *(stack.wiring.equation(stack.num_layers) for stack in stacks)]))
+    legend = meanings if stacks else f"{meanings} The constants at a depth: --layers N."
     print_blocks(console, [Paragraph(legend, style="dim", space=True)])
 
 
 def _print_stack(stack: _Stack, console: Console) -> None:
-    """Print the equation, the factors and the initialization of a stack."""
+    """Print the equation, the factors of rows or the number of streams, and the initialization of a stack."""
     heading = f"{format_count(stack.num_layers, 'layer')} of {stack.sublayers} sublayers"
     print_unwrapped(console, f"\n{stack.title}: {heading}" if stack.title else f"\n{heading}", "bold")
     print_unwrapped(console, "─" * min(console.width, WIDTH), "dim")
     print_unwrapped(console, f"{stack.wiring.equation(stack.num_layers)}\n")
+    blocks: list[Block] = [
+        _two_columns(_factor_rows(stack) if stack.wiring.has_rows else _stream_rows(stack)),
+        Paragraph(""),
+        _two_columns([["weights", "drawn from"], *_inits(stack)]),
+    ]
+    print_blocks(console, blocks)
+
+
+def _stream_rows(stack: _Stack) -> list[list[str]]:
+    """Return the number of streams over the stack."""
+    numbers = [len(stack.wiring.embedding)]
+    numbers += [stage.n_out for stage in stack.wiring.stages(stack.num_layers, stack.sublayers) if isinstance(stage, Stage)]
+    first, last = numbers[0], numbers[-1]
+    rows = [["streams", f"{first} everywhere" if {*numbers} == {first} else f"{first} at first, {last} at the end"]]
+    return rows + [["", f"at most {max(numbers)}"]] * (max(numbers) > max(first, last))
+
+
+def _factor_rows(stack: _Stack) -> list[list[str]]:
+    """Return the factors over the layers, those that are the same in all layers first."""
     rows = stack.wiring.rows(stack.num_layers, stack.sublayers)[:: stack.sublayers]
     factors = {name: [_factor(getattr(row, name), stack.wiring) for row in rows] for name in FACTORS}
     constant = {name: texts[0] for name, texts in factors.items() if len({*texts}) == 1}
@@ -236,12 +278,7 @@ def _print_stack(stack: _Stack, console: Console) -> None:
         lines.append(["layer", "  ".join(f"{name}, {FACTORS[name]}" for name in varied)])
         few = range(len(rows)) if len(rows) <= MOST_ROWS else (0, 1, 2, len(rows) // 2 - 1, len(rows) - 1)
         lines += [[str(k + 1), "  ".join(texts[k] for texts in varied.values())] for k in few]
-    blocks: list[Block] = [
-        _two_columns(lines),
-        Paragraph(""),
-        _two_columns([["weights", "drawn from"], *_inits(stack)]),
-    ]
-    print_blocks(console, blocks)
+    return lines
 
 
 def _two_columns(rows: Sequence[Sequence[str]]) -> Table:

@@ -393,10 +393,11 @@ def _b2t_stage(place: Place) -> Stage:
     """Return a post-LN sublayer; the layer's input is a second stream up to its last sublayer, which adds it."""
     n = 1 if place.sublayer == 0 else 2
     if place.sublayer == place.sublayers_per_layer - 1:
-        return Stage(n, unit(n, 0), ((1.0,) * n,), (1,), norm_out=True)
+        names = ("x",) if n == 1 else ("h", "x")
+        return Stage(n, unit(n, 0), ((1.0,) * n,), (1,), norm_out=True, names=names, names_out=("x",))
     if n == 1:
-        return Stage(1, (1,), ((1,), (1,)), (1, 0), norm_out=(True, False))
-    return Stage(2, unit(2, 0), identity(2), (1, 0), norm_out=(True, False))
+        return Stage(1, (1,), ((1,), (1,)), (1, 0), norm_out=(True, False), names_out=("h", "x"))
+    return Stage(2, unit(2, 0), identity(2), (1, 0), norm_out=(True, False), names=("h", "x"))
 
 
 _RESI_DUAL = Stage(2, collapse=(1, 0), mix=identity(2), inject=(1, 1), norm_out=(True, False))

@@ -191,13 +191,14 @@ def _attention_stage(
     own = cycle[place.layer % len(cycle)] if place.sublayer == 0 else 1
     mix, inject = (append_zero(n), unit(n + 1, -1)) if begins else (None, unit(n, -1))
     if n == 1:  # one source needs no query
-        return Stage(1, ((1.0,),) * own, mix, inject, norm_in=True)
-    return Stage(n, mix=mix, inject=inject, coefficients=_source_attention(normed_values), reads=own, norm_in=True)
+        return Stage(1, ((1.0,),) * own, mix, inject, norm_in=True, names="x")
+    attention = _source_attention(normed_values)
+    return Stage(n, mix=mix, inject=inject, coefficients=attention, reads=own, norm_in=True, names="x")
 
 
 def _attention_head(place: Place, layers_per_block: int | None, normed_values: bool, reads: Any) -> Head:
     n, _ = _count_sources(place, layers_per_block)
-    return Head(n, coefficients=_source_attention(normed_values))
+    return Head(n, coefficients=_source_attention(normed_values), names="x")
 
 
 @register
@@ -215,7 +216,7 @@ def denseformer(dilation: int = 1, period: int = 1) -> Wiring:
     check_int("period", period, 1)
     return Wiring(
         "denseformer", _dense_stage, final_norm=True, head=_dense_head, options={"dilation": dilation, "period": period},
-        symbols={"c": ("α", "")}, source="Pagliardini et al. 2024, arXiv 2402.02622",
+        symbols={"weight": ("α", "")}, source="Pagliardini et al. 2024, arXiv 2402.02622",
         use="for direct paths between layers at the price of a few numbers a layer and the memory of their states.",
     )  # fmt: skip
 
@@ -232,14 +233,14 @@ def _dense_weights(n: int, dilation: int, period: int) -> tuple[Any, ...]:
 def _dense_stage(place: Place, dilation: int, period: int) -> Stage:
     n = _count_states(place)
     if place.sublayer:
-        return Stage(n, unit(n, -1), None, unit(n, -1), norm_in=True)
+        return Stage(n, unit(n, -1), None, unit(n, -1), norm_in=True, names="x")
     weights = _dense_weights(n, dilation, period)
-    return Stage(n, weights, (*identity(n), weights), unit(n + 1, -1), norm_in=True)
+    return Stage(n, weights, (*identity(n), weights), unit(n + 1, -1), norm_in=True, names="x")
 
 
 def _dense_head(place: Place, dilation: int, period: int) -> Head:
     n = _count_states(place)
-    return Head(n, _dense_weights(n, dilation, period))
+    return Head(n, _dense_weights(n, dilation, period), names="x")
 
 
 def _count_states(place: Place) -> int:
@@ -268,14 +269,14 @@ def muddformer(reads: int = 1) -> Wiring:
 def _mudd_stage(place: Place, reads: int) -> Stage:
     n = _count_states(place)
     if place.sublayer:
-        return Stage(n, unit(n, -1), None, unit(n, -1), norm_in=True)
+        return Stage(n, unit(n, -1), None, unit(n, -1), norm_in=True, names="x")
     if n == 1:
-        return Stage(1, ((1.0,),) * reads, ((1.0,), (1.0,)), (0.0, 1.0), norm_in=True)
-    return Stage(n, inject=unit(n + 1, -1), coefficients=Computed(DynamicSources), reads=reads, norm_in=True)
+        return Stage(1, ((1.0,),) * reads, ((1.0,), (1.0,)), (0.0, 1.0), norm_in=True, names="x")
+    return Stage(n, inject=unit(n + 1, -1), coefficients=Computed(DynamicSources), reads=reads, norm_in=True, names="x")
 
 
 def _mudd_head(place: Place, reads: int) -> Head:
-    return Head(_count_states(place), coefficients=Computed(DynamicSources, {"residual": False}))
+    return Head(_count_states(place), coefficients=Computed(DynamicSources, {"residual": False}), names="x")
 
 
 @register
@@ -300,9 +301,14 @@ def x0_residual(
     options = {"scale": tuple(scale), "x0_scale": tuple(x0_scale), "backout": check_float("backout", backout)}
     return Wiring(
         "x0_residual", _x0_stage, final_norm=True, embedding_norm=True, embedding=(1.0, 1.0), head=_x0_head, options=options,
-        symbols={"a": ("λ", ""), "c": ("μ", "")}, source="nanochat (Karpathy), gpt.py at 92d63d4",
+        symbols={"scale": ("λ", " ... ".join(f"{value:g}" for value in scale)), "backout": ("β", ""),
+                 "x0_scale": ("μ", " ... ".join(f"{value:g}" for value in x0_scale))},
+        source="nanochat (Karpathy), gpt.py at 92d63d4",
         use="to keep the embedding in reach of deep layers, at two numbers a layer.",
     )  # fmt: skip
+
+
+_X0_NAMES = ("x", "x_0", "x_mid")
 
 
 def _x0_stage(place: Place, scale: tuple[float, float], x0_scale: tuple[float, float], backout: float) -> Stage:
@@ -321,13 +327,14 @@ def _x0_stage(place: Place, scale: tuple[float, float], x0_scale: tuple[float, f
     ends_middle = place.layer == place.num_layers // 2 and place.sublayer == place.sublayers_per_layer - 1
     if backout != 0.0 and ends_middle:
         keep, inject = [*keep, keep[0]], (*inject, 1.0)  # the state after this layer stays
-    return Stage(n, collapse, tuple(keep), inject, norm_in=True)
+    names_out = _X0_NAMES[: len(keep)]
+    return Stage(n, collapse, tuple(keep), inject, norm_in=True, names=_X0_NAMES[:n], names_out=names_out)
 
 
 def _x0_head(place: Place, backout: float, **options: Any) -> Head:
     if backout == 0.0 or place.layer <= place.num_layers // 2:
-        return Head(2, (1.0, 0.0))
-    return Head(3, (1.0, 0.0, Learned(-backout, name="backout")))
+        return Head(2, (1.0, 0.0), names=_X0_NAMES[:2])
+    return Head(3, (1.0, 0.0, Learned(-backout, name="backout")), names=_X0_NAMES)
 
 
 @register
@@ -337,7 +344,8 @@ def depth_scaled() -> Wiring:
     sqrt(k) x is the sandwich's plain sum: the stream's size stays the same, and so does the model's function.
     """
     return Wiring(
-        "depth_scaled", _depth_scaled_row, final_norm=True, symbols={"a": ("a", "√((k-1)/k)"), "b": ("b", "1/√k")},
+        "depth_scaled", _depth_scaled_row, final_norm=True, 
+        symbols={"a": ("a", "√((k-1)/k)"), "b": ("b", "1/√k for the sublayers k = 2, 3, ...")},
         source="transformers' Beam", use="for the sandwich in low precision: the stream does not grow with depth.",
     )  # fmt: skip
 
@@ -438,7 +446,7 @@ def siamese_norm() -> Wiring:
     """
     return Wiring(
         "siamese_norm", _siamese_stage, embedding=(1.0, 1.0), head=Head(2, (1, 1), norm_streams=(False, True)),
-        symbols={"b": ("s", "1/√l")}, source="arXiv 2602.08064",
+        symbols={"inject_0": ("s", "1/√l")}, source="arXiv 2602.08064",
         use="for a post-LN and a pre-LN stream that share their sublayers.",
     )  # fmt: skip
 

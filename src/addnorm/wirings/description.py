@@ -1,11 +1,13 @@
-"""A wiring in words, made from its rows: what a sublayer reads and adds, what happens to the stream, how factors start."""
+"""A wiring in words, made from its rows and stages: what a sublayer reads and adds, what happens to the streams, how factors start."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
-from addnorm.wirings.equation import LayerGroup, WiringRows, group_layers, shown_depth
+from addnorm.wirings.equation import ELSEWHERE, Part, WiringData, end_of, find_parts, shown_depth
 from addnorm.wirings.row import FACTORS, PER_LAYER, FactorText, Learned, RowText, format_factor
+from addnorm.wirings.stage_text import StageText, names_of
 
 __all__ = ["describe"]
 
@@ -13,34 +15,50 @@ SHALLOW, DEEP = 12, 100  # layers of the examples
 
 READS = {False: "the stream", True: "the norm of the stream"}
 WRITES = {False: "what it returns", True: "the norm of what it returns"}
-Pieces = list[tuple[str, tuple[RowText, ...]]]
 SUM = "a plain sum: x_0 and every write"
+NUMBERS = {1: "One", 2: "Two", 3: "Three", 4: "Four", 5: "Five", 6: "Six", 7: "Seven", 8: "Eight"}
 
 
-def describe(wiring: WiringRows) -> str:
+def describe(wiring: WiringData) -> str:
     """Return a wiring in words."""
-    groups = group_layers(wiring)
-    return " ".join([*FLOWS[wiring.flow](wiring, groups), *_factors(wiring, groups)])
+    parts = find_parts(wiring)
+    if all(part.rows for part in parts):
+        parallel = len(parts) == 1 and len(parts[0].rows) > 1
+        first = _parallel(parts[0].rows) if parallel else [_row(part.label, part.rows) for part in parts]
+        sentences = [*first, *_is_sum(parts), *_ends(wiring, parts)]
+    else:
+        sentences = [*_begin(wiring, parts[0]), *(_stage(part) for part in parts), *_sums(parts), _output(wiring)]
+    return " ".join([*sentences, *_factors(wiring, parts), *_starts(wiring, parts)])
 
 
-def _rows(wiring: WiringRows, groups: list[LayerGroup]) -> list[str]:
-    pieces = [piece for group in groups for piece in group.by_sublayer(wiring.flow)]
-    return [*(_sublayer(label, lines[0]) for label, lines in pieces), *_is_sum(pieces), *_ends(wiring)]
+def _subject(label: str) -> str:
+    if label in ("", ELSEWHERE):
+        return f"{label.capitalize()} each sublayer" if label else "Each sublayer"
+    if label.startswith("sublayer"):
+        return f"{label.capitalize()} of each layer"
+    return f"In {label}" if ", sublayer" in label and ";" not in label else f"In {label} each sublayer"
 
 
-def _sublayer(label: str, line: RowText) -> str:
-    row = line.row
-    subject = f"In {label} each sublayer" if label else "Each sublayer"
+# One stream.
+
+
+def _row(label: str, lines: Sequence[RowText]) -> str:
+    if len(lines) > 1:
+        return f"In {label}: {' '.join(_parallel(lines))}"
+    line = lines[0]
+    row, subject = line.row, _subject(label)
     read, write = f"{READS[row.norm_in]}{_times(line.c)}", _write(line)
     if row.a == 0.0:
         fate = "is normalized and takes" if row.norm_out else "takes"
         return f"{subject} reads {read}; {write} {fate} the place of the stream: there is no residual connection."
-    stream = f"{line.a.text} times the stream" if line.a.text else "the stream"
+    stream = line.a.term.format(x="the stream") if line.a.term else f"{line.a.text} times the stream" if line.a.text else "the stream"
     fate = ", and the sum is normalized" if row.norm_out else ", which is passed on as it is" if row.is_sum else ""
     return f"{subject} reads {read}; {write} is added to {stream}{fate}."
 
 
 def _write(line: RowText) -> str:
+    if line.b.term:
+        return line.b.term.format(x=WRITES[line.row.norm_branch])
     times = _times(line.b)
     return WRITES[line.row.norm_branch] + f"{times}," * bool(times)
 
@@ -49,11 +67,11 @@ def _times(factor: FactorText) -> str:
     return f", times {factor.text}" if factor.text else ""
 
 
-def _is_sum(pieces: Pieces) -> list[str]:
+def _is_sum(parts: Sequence[Part]) -> list[str]:
     """State whether the stream is a plain sum of writes."""
-    rows = [line.row for _, lines in pieces for line in lines]
-    plain = [label for label, lines in pieces if all(line.row.is_sum for line in lines)]
-    if len(plain) == len(pieces):
+    rows = [line.row for part in parts for line in part.rows]
+    plain = [part.label for part in parts if all(line.row.is_sum for line in part.rows)]
+    if len(plain) == len(parts):
         return [f"So the stream is {SUM}."]
     if plain:
         return [f"The stream is a plain sum of writes in {' and '.join(plain)} alone."]
@@ -63,66 +81,195 @@ def _is_sum(pieces: Pieces) -> list[str]:
     return [f"So the stream is no plain sum of writes: each {cause} rescales all that came before it."]
 
 
-def _ends(wiring: WiringRows) -> list[str]:
+def _ends(wiring: WiringData, parts: Sequence[Part]) -> list[str]:
     """Describe the norms before the first and after the last sublayer."""
     depth = shown_depth(wiring)
-    rows = wiring.rows(depth)
+    rows = [line.row for part in parts for line in part.rows]
     embedding = ["The embedding is normalized before the first sublayer."] * wiring.embedding_norm
     if wiring.ends_in_norm(depth):
         return [*embedding, "A final norm follows the last sublayer."]
-    if rows[-1].norm_out:
+    last = wiring.stages(depth)[-1].norm_out
+    if last is True or last == (True,):
         return [*embedding, "There is no final norm: the last sublayer ends in one."]
     normless = not any(row.norm_in or row.norm_branch or row.norm_out for row in rows)
     return [*embedding, "There is no other norm." if embedding else "There is no norm."] if normless else embedding
 
 
-def _parallel(wiring: WiringRows, groups: list[LayerGroup]) -> list[str]:
-    lines = groups[0].rows
+def _parallel(lines: Sequence[RowText]) -> list[str]:
     norms = sum(line.row.norm_in for line in lines)
     read = "the stream" if not norms else "the same norm of the stream" if norms == 1 else "its own norm of the stream"
     return [
         f"The sublayers of a layer run in parallel: each reads {read}, and none reads what another of its layer writes.",
         f"{_write(lines[0]).capitalize().replace('it returns', 'they return')} is added to the stream.",
-        *_is_sum([("", lines)]),
-        *_ends(wiring),
     ]
 
 
-def _two_streams(wiring: WiringRows, groups: list[LayerGroup]) -> list[str]:
-    line = groups[0].rows[0]
-    second = "u is normalized after every add; v never is, and" if line.row.norm_out else "v"
-    read = READS[line.row.norm_in].replace("the stream", "u")
-    return [
-        f"Two streams, u and v, begin as x_0: each sublayer reads {read}; {_write(line)} is added to both.",
-        f"{second} stays {SUM}.",
-        f"The output is the sum of u and {READS[wiring.ends_in_norm(shown_depth(wiring))].replace('the stream', 'v')}.",
+# Several streams.
+
+
+def _begin(wiring: WiringData, first: Part) -> list[str]:
+    """State how the streams begin."""
+    start = ["The embedding is normalized first."] * wiring.embedding_norm
+    n, text = len(wiring.embedding), first.stage
+    if n == 1 and text is not None and text.is_matrix:
+        return [*start, "One stream begins as the embedding."]
+    if text is None or (n == 1 and not text.is_counted):
+        return start
+    count, are_copies = NUMBERS.get(n, str(n)), {*wiring.embedding} == {1.0}
+    if text.is_counted:
+        return [*start, "The states that can be read are the embedding, x_0, and those that the sublayers append."]
+    names = "" if text.is_matrix else f", {_join(list(names_of(text.stage)))},"
+    return [*start, f"{count} streams{names} begin as {'copies' if are_copies else 'multiples'} of the embedding."]
+
+
+def _stage(part: Part) -> str:
+    """Return what a sublayer reads and what becomes of its output."""
+    text = part.stage
+    if text is None:
+        return _row(part.label, part.rows)
+    fates = _matrix_fate(text) if text.is_matrix else _counted_fate(text) if text.is_counted else _named_fate(text)
+    return f"{_subject(part.label)} {_reads(text)}; {fates}."
+
+
+def _reads(text: StageText) -> str:
+    stage = text.stage
+    read = ("the norm of " if stage.norm_in else "") + _read_words(text)
+    if stage.reads == 1:
+        return f"reads {read}"
+    return f"has {stage.reads} inputs, each {read.replace(' with weights', ' with its own weights')}"
+
+
+def _read_words(text: StageText) -> str:
+    """Return the sum that is read."""
+    stage, notation = text.stage, text.read_notation
+    if text.is_matrix or text.is_counted:
+        streams = ("the norms of " if any(stage.norm_streams) else "") + ("the streams" if text.is_matrix else "all states so far")
+        if notation is not None:
+            if stage.delayed:
+                return f"a sum of {streams} with the weights {notation.collapse} that the sublayer before computed"
+            terms = notation.terms.get("collapse", "")
+            is_normed = "R({x})" in terms or "Y_i" in terms
+            return f"a sum of {'the norms of ' * is_normed}{streams} with weights {notation.collapse}"
+        if text.is_counted and not text.read().startswith("Σ"):
+            return "the newest state"
+        if text.is_matrix:
+            return {"Σ_i X_i": "the sum of the streams", "Σ_i X_i / n": "the mean of the streams"}.get(text.read(), text.read())
+        return f"a sum of {streams} with weights {text.factors['collapse_0'].text}"
+    return _in_words(text.read())
+
+
+def _in_words(expression: str) -> str:
+    """Return a short sum in words: the norm of v for N(v)."""
+    return re.sub(r"N\((\w+)\)", r"the norm of \1", expression).replace(" + ", " plus ")
+
+
+def _matrix_fate(text: StageText) -> str:
+    stage, notation = text.stage, text.notation
+    letter = notation.inject if stage.inject is None else "b"
+    is_mixed = stage.mix is not None or "mix" in stage.coefficients.kind.computes
+    mixed = f", after the matrix {notation.mix} has mixed the streams" if is_mixed else ""
+    return f"{WRITES[stage.norm_branch]} is added to each stream, times its entry of {letter}{mixed}"
+
+
+def _counted_fate(text: StageText) -> str:
+    stage = text.stage
+    write = WRITES[stage.norm_branch]
+    if stage.n_out == stage.n:
+        return f"{write} is added to the newest state"
+    old = text.mixed(0)
+    if not old:
+        return f"{write} is appended as the newest state"
+    source = "the newest state" if old == text.names[0] else f"a sum of all states so far with weights {_first_letter(old)}"
+    return f"{write} is added to {source}, and the result is appended as the newest state"
+
+
+def _first_letter(total: str) -> str:
+    """Return the letter of the weights in "Σ_i α_i x_i"."""
+    return total.removeprefix("Σ_i ").partition("_")[0]
+
+
+def _named_fate(text: StageText) -> str:
+    """Return what becomes of the streams that change: they receive the write, or become something else."""
+    stage, write = text.stage, WRITES[text.stage.norm_branch]
+    adds: list[str] = []
+    scaled: list[str] = []
+    others: list[str] = []
+    normed: list[str] = []
+    for target, _ in text.changes("w"):
+        names = [name.removesuffix("'") for name in target.split(" = ")]
+        k = [name.removesuffix("'") for name in text.names_after].index(names[0])
+        old, added = text.mixed(k), text.injected(k, "w")
+        times = "" if added in ("w", "") else f"times {added.removesuffix(' w').removesuffix(' ⊙')}"
+        if old == names[0] and added and len(names) == 1:
+            (scaled if times else adds).append(f"{times}, to {names[0]}" if times else names[0])
+            normed += [names[0]] * bool(stage.norm_out[k])
+        else:
+            total = " plus ".join(filter(None, (_in_words(old), write + f", {times}" * bool(times) if added else "")))
+            norm = "the norm of " * bool(stage.norm_out[k])
+            others.append(f"{_join(names)} {'becomes' if len(names) == 1 else 'become'} {norm}{total}")
+    targets = [f"to {_join(adds)}"] * bool(adds) + [f", {target}" for target in scaled]
+    pieces = [f"{write} is added {' and'.join(targets).removeprefix(', ')}"] * bool(targets) + others
+    pieces += [f"{_join(normed)} {'is' if len(normed) == 1 else 'are'} then normalized"] * bool(normed)
+    return "; ".join(pieces)
+
+
+def _sums(parts: Sequence[Part]) -> list[str]:
+    """State which streams stay plain sums of writes."""
+    texts = [part.stage for part in parts if part.stage is not None]
+    if any(text.is_counted for text in texts):
+        return []
+    if any(text.is_matrix for text in texts):
+        is_mixed = any("mix" in text.stage.coefficients.kind.computes or text.stage.mix is not None for text in texts)
+        return [] if is_mixed else ["So each stream is a plain sum: x_0 and every write, times its weight."]
+    plain = [
+        name
+        for name in names_of(texts[0].stage)
+        if name != "x_0" and all(_stays_sum(text, name) for text in texts)
     ]
+    if not plain:
+        return ["So no stream is a plain sum of writes."]
+    return [f"So {_join(plain)} {'stays' if len(plain) == 1 else 'stay'} {SUM}."]
 
 
-def _bottom_to_top(wiring: WiringRows, groups: list[LayerGroup]) -> list[str]:
-    first, last = groups[0].rows[0], groups[0].rows[-1]
-    return [
-        _sublayer("", first),
-        "What entered the layer is added once more before the layer's last norm, the only one on that path."
-        if last.row.norm_out
-        else "What entered the layer is added once more at its end.",
-        "So the stream is no plain sum of writes.",
-        *_ends(wiring),
-    ]
+def _stays_sum(text: StageText, name: str) -> bool:
+    names, after = names_of(text.stage), [name.removesuffix("'") for name in text.names_after]
+    if name not in names or name not in after:
+        return False
+    k = after.index(name)
+    return text.mixed(k) == name and not text.stage.norm_out[k] and len(after) == len(names)
 
 
-FLOWS = {"rows": _rows, "parallel": _parallel, "two_streams": _two_streams, "bottom_to_top": _bottom_to_top}
+def _output(wiring: WiringData) -> str:
+    """State what the output is."""
+    end = end_of(wiring)
+    if end.head is None:
+        is_normed = wiring.stages(shown_depth(wiring))[-1].norm_out[0]
+        return "There is no final norm: the last sublayer ends in one." if is_normed else "The output is the stream."
+    head = end.head
+    norm = "the norm of " * wiring.ends_in_norm(shown_depth(wiring))
+    if head.stage.delayed:
+        return f"The output is {norm}the sum of the streams with the weights {head.read_notation.collapse} of the last sublayer."
+    return f"The output is {norm}{_read_words(head)}."
 
 
-def _factors(wiring: WiringRows, groups: list[LayerGroup]) -> list[str]:
-    """Return one sentence for each letter that states its value."""
+def _join(names: Sequence[str]) -> str:
+    """Return names as "u, v and w"."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1]))) if names else ""
+
+
+# Factors.
+
+
+def _factors(wiring: WiringData, parts: Sequence[Part]) -> list[str]:
+    """Return one sentence for each letter of a row that states its value."""
     sentences = {}
     for name in FACTORS:
-        for group in groups:
-            for row in group.rows:
+        for part in parts:
+            for row in part.rows:
                 factor, text = getattr(row.row, name), getattr(row, name)
                 if isinstance(factor, Learned):
-                    sentences[text.text] = _learned(name, factor, text)
+                    if text.definition:
+                        sentences[text.text] = _learned(name, factor, text)
                 elif text.text and text.text != format_factor(factor):
                     examples = [_format_at_depth(wiring, name, depth) for depth in (SHALLOW, DEEP)]
                     definition = f"{text.definition}:" if text.definition else f"{text.text} is"
@@ -139,8 +286,27 @@ def _learned(name: str, factor: Learned, text: FactorText) -> str:
     return f"{text.text} is learned, a {kind} {scope}, and {start}{effect}."
 
 
-def _format_at_depth(wiring: WiringRows, name: str, depth: int) -> str:
+def _format_at_depth(wiring: WiringData, name: str, depth: int) -> str:
     """Return the numbers of a factor in a stack of `depth` layers."""
-    texts = (getattr(row, name).text for group in group_layers(wiring, depth) for row in group.rows)
+    texts = (getattr(row, name).text for part in find_parts(wiring, depth) for row in part.rows)
     text = next((text.strip("()") for text in texts if text), "1")
     return re.sub(r"^(\S+) (?:\.\.\.|to) ", r"from \1 to ", text)
+
+
+def _starts(wiring: WiringData, parts: Sequence[Part]) -> list[str]:
+    """Return how the coefficients of stages and head start."""
+    texts = [*(part.stage for part in parts if part.stage is not None), end_of(wiring).head]
+    sentences: dict[str, None] = {}
+    for text in texts:
+        if text is None:
+            continue
+        if text.notation is not None and text.notation.start:
+            sentences[text.notation.start] = None
+        if text.as_row() is None if text is not texts[-1] else True:
+            for factor in text.factors.values():
+                if " starts at " in factor.definition:
+                    letter, _, start = factor.definition.partition(" starts at ")
+                    sentences[f"{letter} is learned and starts at {start}."] = None
+                elif factor.definition:
+                    sentences[f"{factor.definition}."] = None
+    return [*sentences]

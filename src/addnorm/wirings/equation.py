@@ -1,4 +1,4 @@
-"""A wiring in symbols, made from its rows.
+"""A wiring in symbols, made from its rows and stages.
 
     x' = N(α x + f(x)),   α = (2L)^(1/4)
 
@@ -8,89 +8,218 @@ written. Rows that are the same in every layer are written once; where their for
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from addnorm.wirings.row import FACTORS, GAP, Learned, Row, RowText, join_terms, row_text
+from addnorm.wirings import stage_text
+from addnorm.wirings.row import FACTORS, GAP, Learned, Place, Row, RowText, format_factor, row_text
+from addnorm.wirings.stage_text import StageText
 
-__all__ = ["LayerGroup", "WiringRows", "equation_lines", "format_equation", "group_layers", "wrap_equation"]
+__all__ = ["Part", "WiringData", "end_of", "equation_lines", "explain", "find_parts", "format_equation", "wrap_equation"]
 
 DEPTHS = (12, 24, 48, 96, 192)  # depths to try if no number of layers is passed
+SUBLAYERS = 2  # of a layer
+WIDTH, NARROWEST = 100, 50  # of a line of equations, in characters
+ELSEWHERE = "elsewhere"
+
+# What the symbols of equations mean, by the text that has them.
+MEANINGS = {
+    r"\bN\b|\bN_": "N is a norm",
+    r"\bf\b|\bf_": "f the sublayer",
+    r"\bL\b": "L the number of layers",
+    r"\bl\b": "l a layer's number from 1",
+    r"\bS\b": "S the number of sublayers",
+    r"(?<![_\w{])n\b(?![}+])": "n the number of streams",
+    r"_n\b": "x_n the newest of the states x_0, x_1, ...",
+    r"\bd\b": "d the width",
+    r"\bX\b": "X all streams",
+    r"\bvec\b": "vec X the streams of a token as one vector",
+    r"\bR\(": "R(v) = v / rms(v)",
+    r"σ": "σ the logistic function",
+    r"\bSK\b": "SK(Z) is exp(Z), its columns and rows divided by their sums in turn",
+    r"⊙": "⊙ a product feature by feature",
+    r"ε": "ε a small constant",
+}
 
 
-class WiringRows(Protocol):
+class WiringData(Protocol):
     """The part of `addnorm.Wiring` that its texts and drawings are made from."""
 
     @property
-    def flow(self) -> str: ...  # noqa: D102  # as in Wiring
+    def embedding(self) -> tuple[float, ...]: ...  # noqa: D102  # as in Wiring
     @property
     def embedding_norm(self) -> bool: ...  # noqa: D102
     @property
     def profile(self) -> Callable[..., None] | None: ...  # noqa: D102
     @property
     def symbols(self) -> Any: ...  # noqa: D102
-    def rows(self, num_layers: int, sublayers_per_layer: int = 2) -> list[Row]: ...  # noqa: D102
+    def stages(self, num_layers: int, sublayers_per_layer: int = 2) -> list[Any]: ...  # noqa: D102
+    def last_read(self, place: Place) -> Any: ...  # noqa: D102
     def ends_in_norm(self, num_layers: int) -> bool: ...  # noqa: D102
 
 
-class LayerGroup(NamedTuple):
-    """Layers whose rows have the same form."""
-
-    label: str  # "layers 1 to 3"; empty for the whole stack
-    rows: tuple[RowText, ...]  # one for each sublayer of a layer
-
-    def by_sublayer(self, flow: str) -> list[tuple[str, tuple[RowText, ...]]]:
-        """Return the rows that one equation or drawing shows: all of a layer if they are alike, else one for each sublayer."""
-        alike = len({(_form(text.row), text.a, text.b, text.c) for text in self.rows}) == 1
-        if flow != "rows" or alike:
-            return [(self.label, self.rows)]
-        return [(f"{self.label}, sublayer {k}".removeprefix(", "), (text,)) for k, text in enumerate(self.rows, 1)]
+LEARNED = " learned"
 
 
-def format_equation(wiring: WiringRows, num_layers: int | None = None) -> str:
-    """Return the equation of a wiring: one line, or one line for each form that its rows have."""
+class Part(NamedTuple):
+    """One equation of a wiring: a sublayer, or several that are parallel, in the layers where it is the same."""
+
+    label: str  # "layers 1 to 3 of 12, sublayer 2"; empty for the whole stack
+    rows: tuple[RowText, ...]  # of the parallel sublayers; empty for a stage of several streams
+    stage: StageText | None = None
+
+    @property
+    def equations(self) -> list[str]:
+        """The equations, without the definitions of their letters."""
+        if self.rows:
+            return [self.rows[0].equation if len(self.rows) == 1 else parallel_equation(self.rows)]
+        return [] if self.stage is None else self.stage.equations
+
+    @property
+    def definitions(self) -> list[str]:
+        """The definitions of the letters."""
+        if self.stage is not None:
+            return self.stage.definitions
+        return list(dict.fromkeys(text for row in self.rows for text in row.definitions))
+
+
+class End(NamedTuple):
+    """The output of a wiring."""
+
+    equation: str  # "y = N(x_L)"; empty where it is the stream itself
+    head: StageText | None  # of several streams
+
+
+def format_equation(wiring: WiringData, num_layers: int | None = None) -> str:
+    """Return the equation of a wiring: one line, or one for each form that its rows have; wide ones are broken after a comma."""
     lines = _lines(wiring, num_layers)
-    width = max(len(label) for label, _ in lines)
-    return "\n".join(f"{label + ':':{width + 3}}{text}" if label else text for label, text in lines)
+    indent = max(len(label) for label, _ in lines)
+    indent += 3 * (indent > 0)
+    texts = []
+    for label, text in lines:
+        broken = _wrap(text, max(WIDTH - indent, NARROWEST), GAP)
+        texts += [f"{label + ':' if label else '':{indent}}{broken[0]}", *(" " * indent + line for line in broken[1:])]
+    return "\n".join(texts)
 
 
-def equation_lines(wiring: WiringRows) -> list[str]:
+def equation_lines(wiring: WiringData, num_layers: int | None = None) -> list[str]:
     """Return the equations, each with its layers."""
-    return [f"{label}: {text}" if label else text for label, text in _lines(wiring, None)]
+    return [f"{label}: {text}" if label else text for label, text in _lines(wiring, num_layers)]
 
 
-def wrap_equation(wiring: WiringRows, width: int) -> list[str]:
+def wrap_equation(wiring: WiringData, width: int, num_layers: int | None = None) -> list[str]:
     """Return the equations, broken after a comma where a line would be wider than `width` characters."""
+    return [line for text in equation_lines(wiring, num_layers) for line in _wrap(text, width, ", ")]
+
+
+def _wrap(text: str, width: int, gap: str) -> list[str]:
+    """Return a text in lines of at most that width, broken between an equation and the next if it is too wide."""
     lines: list[str] = []
-    for text in equation_lines(wiring):
-        line = ""
-        for piece in text.split(GAP):
-            if line and len(f"{line}, {piece}") > width:
-                lines.append(f"{line},")
-                line = ""
-            line += f", {piece}" if line else piece
-        lines.append(line)
+    for piece in text.split(GAP):
+        if lines and len(f"{lines[-1]}{gap}{piece}") <= width:
+            lines[-1] += f"{gap}{piece}"
+        else:
+            lines[-1:] = [f"{line}," for line in lines[-1:]]
+            lines.append(piece)
     return lines
 
 
-def _lines(wiring: WiringRows, num_layers: int | None) -> list[tuple[str, str]]:
-    lines: list[tuple[str, list[str]]] = []
-    for group in group_layers(wiring, num_layers):
-        for label, rows in group.by_sublayer(wiring.flow):
-            definitions = dict.fromkeys(text for row in rows for text in row.definitions)
-            lines.append((label, [*FORMS[wiring.flow](rows), *definitions]))
-    start = ["x_0 = N(x)"] if wiring.embedding_norm else []
-    has_final_norm = wiring.ends_in_norm(shown_depth(wiring, num_layers))
-    end = [FINAL_NORM.get(wiring.flow, "y = N(x_L)")] if has_final_norm else []
+def explain(text: str) -> str:
+    """Return what the symbols of an equation mean, in one sentence.
+
+    Example:
+        >>> from addnorm.wirings.equation import explain
+        >>> explain("x' = x + f(N(x)),   y = N(x_L)")
+        'N is a norm, f the sublayer, L the number of layers.'
+    """
+    found = [meaning for pattern, meaning in MEANINGS.items() if re.search(pattern, text.replace("_L", " L"))]
+    return f"{', '.join(found)}." if found else ""
+
+
+def _lines(wiring: WiringData, num_layers: int | None) -> list[tuple[str, str]]:
+    parts = find_parts(wiring, num_layers)
+    end = end_of(wiring, num_layers)
+    known: set[str] = set()
+    lines = [(part.label, [*part.equations, *_new(part.definitions, known)]) for part in parts]
+    start = ["x_0 = N(x)"] * wiring.embedding_norm
+    begin = begin_of(wiring, parts[0])
+    after = [] if end.head is None else _new(end.head.definitions, known)
+    last = [end.equation, *after] if end.equation else []
     if len(lines) == 1:
-        return [("", GAP.join(start + lines[0][1] + end))]
-    before = [("at the start", start)] if start else []
-    after = [("at the end", end)] if end else []
-    return [(label, GAP.join(texts)) for label, texts in (*before, *lines, *after)]
+        return [("", GAP.join(start + lines[0][1] + begin + last))]
+    ends = [("at the start", start + begin), *lines, ("at the end", last)]
+    return [(label, GAP.join(texts)) for label, texts in ends if texts]
 
 
-def group_layers(wiring: WiringRows, num_layers: int | None = None) -> list[LayerGroup]:
-    """Return the forms of a wiring's rows, in the order of their first layers.
+def _new(texts: Iterable[str], known: set[str]) -> list[str]:
+    """Return the definitions that are not known, and make them known; "q, γ learned" is one of each letter."""
+    found = []
+    for text in texts:
+        letters = text.removesuffix(LEARNED).split(", ") if text.endswith(LEARNED) else [text]
+        new = [letter for letter in letters if letter not in known]
+        known.update(new)
+        if new:
+            found.append(", ".join(new) + LEARNED * text.endswith(LEARNED))
+    return found
+
+
+def begin_of(wiring: WiringData, first: Part) -> list[str]:
+    """Return the equations of the streams before the first sublayer; empty for one stream, the embedding."""
+    numbers, stage = wiring.embedding, first.stage
+    if stage is None or (numbers == (1.0,) and not stage.is_matrix):
+        return []
+    if stage.is_matrix:
+        if {*numbers} == {1.0}:
+            return [f"X_0 = {len(numbers)} copies of x_0"] if len(numbers) > 1 else ["X_0 = x_0"]
+        return [f"X_0 = ({', '.join(map(format_factor, numbers))}) x_0"]
+    names: dict[float, list[str]] = {}
+    for name, number in zip(stage_text.names_of(stage.stage), numbers, strict=True):
+        if (name, number) not in (("x", 1.0), ("x_0", 1.0)):
+            names.setdefault(number, []).append(f"{name}_0")
+    return [
+        " = ".join([*some, "0" if number == 0.0 else "x_0" if number == 1.0 else f"{format_factor(number)} x_0"])
+        for number, some in names.items()
+    ]
+
+
+def end_of(wiring: WiringData, num_layers: int | None = None) -> End:
+    """Return the output after the last sublayer."""
+    depth = shown_depth(wiring, num_layers)
+    head, has_norm = wiring.last_read(_after(depth)), wiring.ends_in_norm(depth)
+    if head is None:
+        return End("y = N(x_L)" if has_norm else "", None)
+    last = wiring.stages(depth)[-1]
+    carried = None if last.coefficients is None else last.coefficients.notation
+    deeper = head if num_layers else wiring.last_read(_after(2 * depth))
+    text = stage_text.make_text(
+        [head], [deeper if deeper.n == head.n else head], dict(wiring.symbols), exact=num_layers is not None, carried=carried,
+        as_matrix=stage_text.is_matrix(last),
+    )  # fmt: skip
+    read = text.read(end="_L")
+    if not has_norm and read == "x_L":
+        return End("", None)
+    return End(f"y = N({read})" if has_norm else f"y = {read}", text)
+
+
+def _after(depth: int) -> Place:
+    """Return the place after the last sublayer."""
+    return Place(depth, 0, depth, SUBLAYERS)
+
+
+def parallel_equation(rows: Sequence[RowText]) -> str:
+    """Return the equation of sublayers that read norms of one state, or the input of the sublayer before."""
+    has_many_norms = sum(text.row.norm_in for text in rows) > 1
+    added, read = [], ""
+    for k, text in enumerate(rows, 1):
+        if text.row.shares != "read":
+            read = text.c.times(text.read("x", f"N_{k}" if has_many_norms else "N"))
+        added.append(text.added(read, f"f_{k}"))
+    return f"x' = {rows[0].out('x', *added)}"
+
+
+def find_parts(wiring: WiringData, num_layers: int | None = None) -> list[Part]:
+    """Return the equations of a wiring, in the order of their first layers.
 
     Args:
         wiring: the wiring.
@@ -98,78 +227,121 @@ def group_layers(wiring: WiringRows, num_layers: int | None = None) -> list[Laye
     """
     depth = shown_depth(wiring, num_layers)
     stack, deeper = _layers(wiring, depth), _layers(wiring, depth if num_layers else 2 * depth)
-    groups: list[LayerGroup] = []
+    merged: dict[tuple[str, ...], tuple[Part, Places]] = {}
+    for unit_forms, layers in _forms(stack).items():
+        first = 0  # sublayer of the unit
+        for k, unit_form in enumerate(unit_forms):
+            units = [stack[layer][k] for layer in layers]
+            same = [layer for layer in deeper if tuple(map(_form, layer)) == unit_forms]
+            like = [layer for layer in deeper if k < len(layer) and _form(layer[k]) == unit_form]
+            part = _make_part(wiring, units, [layer[k] for layer in same or like], num_layers)
+            sublayers = range(first, first + len(units[0]))
+            first += len(units[0])
+            places = {(layer, sublayer) for layer in layers for sublayer in sublayers}
+            key = (*part.equations, *part.definitions)
+            merged.setdefault(key, (part, set()))[1].update(places)
+    parts = sorted(merged.values(), key=lambda part: min(part[1]))
+    labels = _labels([places for _, places in parts], depth, has_depth=num_layers is None)
+    return [part._replace(label=label) for (part, _), label in zip(parts, labels, strict=True)]
+
+
+def _make_part(wiring: WiringData, units: list[Unit], deeper: list[Unit], num_layers: int | None) -> Part:
+    """Return the equation of the same unit in several layers."""
     symbols: Mapping[str, tuple[str, str]] = dict(wiring.symbols)
-    forms = _forms(stack)
-    for form, layers in forms.items():
-        texts = []
-        for k in range(len(form)):
-            rows = [stack[layer][k] for layer in layers]
-            deeper_rows = [layer[k] for layer in deeper if _form(layer[k]) == form[k]]
-            is_exact, is_measured = num_layers is not None, wiring.profile is not None
-            texts.append(row_text(rows, deeper_rows, symbols, exact=is_exact, measured=is_measured))
-        total = "" if num_layers or groups else f" of {depth}"
-        groups.append(LayerGroup(f"{format_layers(layers)}{total}" if len(forms) > 1 else "", tuple(texts)))
-    return groups
+    exact, measured = num_layers is not None, wiring.profile is not None
+    if not isinstance(units[0][0], Row):
+        stages, deeper_stages = [unit[0] for unit in units], [unit[0] for unit in deeper]
+        text = stage_text.make_text(stages, deeper_stages, symbols, exact=exact, measured=measured)
+        row = text.as_row()
+        return Part("", () if row is None else (row,), text)
+    rows = [
+        row_text([unit[k] for unit in units], [unit[k] for unit in deeper], symbols, exact=exact, measured=measured)
+        for k in range(len(units[0]))
+    ]
+    return Part("", tuple(rows))
 
 
-def shown_depth(wiring: WiringRows, num_layers: int | None = None) -> int:
+def shown_depth(wiring: WiringData, num_layers: int | None = None) -> int:
     """Return the number of layers to show: `num_layers`, or for None the smallest of `DEPTHS` that shows every form."""
-    return num_layers or max(DEPTHS, key=lambda depth: len(_forms(_layers(wiring, depth))))
+    if num_layers:
+        return num_layers
+    stages = wiring.stages(DEPTHS[0])
+    grows = not isinstance(stages[-1], Row) and stages[-1].n_out > DEPTHS[0]  # then a deep stack's matrices are large
+    return max(DEPTHS[:2] if grows else DEPTHS, key=lambda depth: len(_forms(_layers(wiring, depth))))
 
 
-Layers = list[tuple[Row, ...]]
+Unit = tuple[Any, ...]  # a stage, a row, or the rows of parallel sublayers
+Places = set[tuple[int, int]]  # layers and sublayers
 
 
-def _layers(wiring: WiringRows, depth: int) -> Layers:
-    rows = wiring.rows(depth)
-    return [*zip(rows[::2], rows[1::2], strict=True)]
+def _layers(wiring: WiringData, depth: int) -> list[list[Unit]]:
+    """Return the units of each layer."""
+    stages = wiring.stages(depth)
+    return [_split(stages[i : i + SUBLAYERS]) for i in range(0, len(stages), SUBLAYERS)]
 
 
-def _forms(stack: Layers) -> dict[tuple[object, ...], list[int]]:
+def _split(layer: Sequence[Any]) -> list[Unit]:
+    units: list[list[Any]] = []
+    for stage in layer:
+        if units and isinstance(stage, Row) and stage.shares:
+            units[-1].append(stage)
+        else:
+            units.append([stage])
+    return [tuple(unit) for unit in units]
+
+
+def _forms(stack: list[list[Unit]]) -> dict[tuple[object, ...], list[int]]:
     """Return the layers of each form."""
     forms: dict[tuple[object, ...], list[int]] = {}
-    for layer, rows in enumerate(stack):
-        forms.setdefault(tuple(map(_form, rows)), []).append(layer)
+    for layer, units in enumerate(stack):
+        forms.setdefault(tuple(map(_form, units)), []).append(layer)
     return forms
 
 
-def _form(row: Row) -> tuple[object, ...]:
-    """Return the parts of a row that are no numbers."""
+def _form(unit: Unit) -> tuple[object, ...]:
+    """Return the parts of a unit that are no numbers."""
+    return tuple(_row_form(stage) if isinstance(stage, Row) else stage_text.form(stage) for stage in unit)
+
+
+def _row_form(row: Row) -> tuple[object, ...]:
     factors = [getattr(row, name) for name in FACTORS]
     kinds = [(factor.per_feature, factor.shared) if isinstance(factor, Learned) else None for factor in factors]
-    return (row.norm_in, row.norm_branch, row.norm_out, row.a == 0.0, *kinds)
+    return (row.norm_in, row.norm_branch, row.norm_out, row.shares, row.a == 0.0, *kinds)
 
 
-def _rows(rows: tuple[RowText, ...]) -> list[str]:
-    return [rows[0].equation]
+def _labels(places: Sequence[Places], depth: int, *, has_depth: bool) -> list[str]:
+    """Return where each equation holds; the first text with layers states the number of layers."""
+    every = {(layer, sublayer) for layer in range(depth) for sublayer in range(SUBLAYERS)}
+    labels, total = [], f" of {depth}" if has_depth else ""
+    texts = [[] if some == every else _place_texts(some, depth) for some in places]
+    several = [len(some) > 1 for some in texts]
+    for some, is_rest in zip(texts, several, strict=True):
+        if is_rest and sum(several) == 1:
+            labels.append(ELSEWHERE)
+            continue
+        pieces = []
+        for layers, sublayers in some:
+            pieces.append(", ".join(filter(None, (f"{layers}{total}" if layers else "", sublayers))))
+            total = "" if layers else total
+        labels.append("; ".join(pieces))
+    return labels
 
 
-def _parallel(rows: tuple[RowText, ...]) -> list[str]:
-    """Return the equation of a layer whose sublayers read their own norms, or the norm that the first one reads."""
-    has_many_norms = sum(text.row.norm_in for text in rows) > 1
-    names = [text.read("x", f"N_{k}" if has_many_norms else "N") for k, text in enumerate(rows, 1)]
-    reads = [name if text.row.norm_in else names[0] for name, text in zip(names, rows, strict=True)]
-    added = [text.branch(read, f"f_{k}") for k, (text, read) in enumerate(zip(rows, reads, strict=True), 1)]
-    return [f"x' = {rows[0].out('x', *added)}"]
-
-
-def _two_streams(rows: tuple[RowText, ...]) -> list[str]:
-    text = rows[0]
-    added = text.branch(text.read("u"))
-    return [f"u' = {text.out('u', added)}", f"v' = {join_terms('v', added)}"]
-
-
-def _bottom_to_top(rows: tuple[RowText, ...]) -> list[str]:
-    first, last = rows[0], rows[-1]
+def _place_texts(places: Places, depth: int) -> list[tuple[str, str]]:
+    """Return layers and sublayers as texts, one pair for layers that have the same sublayers."""
+    sublayers: dict[int, list[int]] = {}
+    for layer, sublayer in sorted(places):
+        sublayers.setdefault(layer, []).append(sublayer)
+    layers: dict[tuple[int, ...], list[int]] = {}
+    for layer, some in sublayers.items():
+        layers.setdefault(tuple(some), []).append(layer)
     return [
-        f"h = {first.out('x', first.branch(first.read('x'), 'f_1'))}",
-        f"x' = {last.out('h', last.branch(last.read('h'), 'f_2'), 'x')}",
+        (
+            "" if len(which) == depth else format_layers(which),
+            "" if len(some) == SUBLAYERS else f"sublayer {', '.join(str(k + 1) for k in some)}",
+        )
+        for some, which in layers.items()
     ]
-
-
-FORMS = {"rows": _rows, "parallel": _parallel, "two_streams": _two_streams, "bottom_to_top": _bottom_to_top}
-FINAL_NORM = {"two_streams": "y = u + N(v)"}
 
 
 def format_layers(layers: Sequence[int]) -> str:

@@ -15,7 +15,7 @@ from addnorm._util.numbers import format_number
 
 __all__ = [
     "FACTORS", "GAP", "PER_LAYER", "Factor", "FactorText", "Learned", "Place", "Row", "RowText", "Shares", "changed_fields",
-    "equation", "format_call", "format_factor", "join_terms", "row_text",
+    "equation", "factor_text", "format_call", "format_factor", "join_terms", "row_text",
 ]  # fmt: skip
 
 FACTORS = ("a", "b", "c")
@@ -149,9 +149,13 @@ class FactorText(NamedTuple):
     text: str = ""  # a letter, a number, or "(1 ... 0.2887)"; empty for 1
     definition: str = ""  # the letter and its formula
     is_vector: bool = False
+    term: str = ""  # "a ⊙ ({x} + v)" where the product is no plain one
+    boxes: tuple[str, ...] = ()  # of a drawing, where there is not one with the text
 
     def times(self, operand: str) -> str:
         """Return the product of the factor and an operand."""
+        if self.term:
+            return self.term.format(x=operand)
         if self.text in ("", "-1"):
             return self.text.removesuffix("1") + operand
         return f"{self.text} {'⊙ ' if self.is_vector else ''}{operand}"
@@ -166,8 +170,12 @@ class RowText(NamedTuple):
     c: FactorText
 
     def branch(self, read: str, f: str = "f") -> str:
-        """Return the term that is added if the sublayer reads `read`."""
-        returned = f"{f}({self.c.times(read)})"
+        """Return the term that is added if the sublayer reads `read`, times c."""
+        return self.added(self.c.times(read), f)
+
+    def added(self, argument: str, f: str = "f") -> str:
+        """Return the term that is added if the sublayer is called with `argument`."""
+        returned = f"{f}({argument})"
         return self.b.times(f"N({returned})" if self.row.norm_branch else returned)
 
     def read(self, stream: str, norm: str = "N") -> str:
@@ -229,19 +237,26 @@ def row_text(
     texts = []
     for name in FACTORS:
         values, deeper_values = ([getattr(row, name) for row in stack] for stack in (rows, deeper_rows))
-        texts.append(_factor_text(name, values, deeper_values, symbols.get(name), exact=exact, measured=measured))
+        texts.append(factor_text(name, values, deeper_values, symbols.get(name), exact=exact, measured=measured))
     return RowText(rows[0], *texts)
 
 
-def _factor_text(
+def factor_text(
     name: str,
     values: Sequence[Factor],
     deeper_values: Sequence[Factor],
     symbol: tuple[str, str] | None,
     *,
-    exact: bool,
-    measured: bool,
+    exact: bool = False,
+    measured: bool = False,
 ) -> FactorText:
+    """Return the text of a factor that has these values over the layers, and those others in a deeper stack.
+
+    Args:
+        name: the letter if there is no symbol.
+        values, deeper_values, exact, measured: as in `row_text`.
+        symbol: the letter and its formula.
+    """
     letter, formula = symbol or (name, "")
     is_constant = len({*values, *deeper_values}) == 1
     first = values[0]
@@ -259,7 +274,7 @@ def _factor_text(
         return FactorText(letter, f"{letter} = {formula}")
     if is_constant:
         return FactorText(format_factor(first))
-    return FactorText(f"{letter}_{'l' if len({*values}) > 1 else 'L'}")
+    return FactorText(f"{letter}{',' if '_' in letter else '_'}{'l' if len({*values}) > 1 else 'L'}")
 
 
 def format_factor(value: float) -> str:

@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from addnorm._util.arguments import check_bool, check_choice, check_float, check_int
+from addnorm._util.arguments import check_bool, check_float, check_int
 from addnorm.wirings import description, drawing, equation
 from addnorm.wirings.decay import find_no_decay
 from addnorm.wirings.init import InitRule, init_, xavier
@@ -50,7 +50,8 @@ class Wiring:
             `Place` after it. Not needed with one stream.
         options: keyword arguments for `rule`, `final_norm`, `head` and `init`.
         symbols: for `equation`: `{"a": ("α", "(2L)^(1/4)")}`, the letter of a factor and its formula, in which L is the number of
-            layers, l a layer's number from 1 and S the number of sublayers.
+            layers, l a layer's number from 1 and S the number of sublayers. An entry of a `Stage` is found by the name of its
+            parameter, or by its place, such as "inject_0".
         source: the paper.
         use: when to use the wiring, in one sentence.
         pair: for an encoder-decoder: a function of both numbers of layers that returns the wirings of the two stacks.
@@ -113,7 +114,10 @@ class Wiring:
                 ) from None
             object.__setattr__(self, name, tuple(pairs))  # sorted pairs can be hashed and compared
         for name in dict(self.symbols):
-            check_choice("a key of symbols", name, FACTORS)
+            if name not in FACTORS and not (isinstance(name, str) and name.isidentifier() and len(name) > 1):
+                raise ValueError(
+                    f"a key of symbols is {name!r}, expected 'a', 'b' or 'c', or an entry of a stage, such as 'inject_0'."
+                )
 
     def stage(self, layer: int, sublayer: int, num_layers: int, sublayers_per_layer: int = 2) -> Row | Stage:
         """Return the row of one sublayer, or its stage if there are several streams; layers and sublayers are counted from 0."""
@@ -170,7 +174,8 @@ class Wiring:
         n = place.layer * place.sublayers_per_layer + place.sublayer - 1
         last = self.stage(*divmod(n, place.sublayers_per_layer), *place[2:])
         streams = last.n_out if isinstance(last, Stage) else 1
-        return Head(streams, unit(streams, 0))
+        names = (last.names_out or last.names) if isinstance(last, Stage) else ""
+        return Head(streams, unit(streams, 0), names=names if len(names) == streams and isinstance(names, tuple) else "")
 
     def rows(self, num_layers: int, sublayers_per_layer: int = 2) -> list[Row]:
         """Return the rows of a whole stack, in order."""

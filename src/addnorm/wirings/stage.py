@@ -17,6 +17,7 @@ from typing import Any
 from torch import nn
 
 from addnorm._util.arguments import check_bool, check_float, check_int
+from addnorm.wirings import stage_text
 from addnorm.wirings.row import Factor, Learned, Place, changed_fields, format_call
 
 __all__ = ["Computed", "Head", "Matrix", "Stage", "Vector", "append_zero", "identity", "name_entries", "unit"]
@@ -62,6 +63,11 @@ class Computed:
         """Return the module for one sublayer: n streams of width `d_model`, and that many reads."""
         return self.kind(d_model, n, reads, place, **dict(self.options), **factory)
 
+    @property
+    def notation(self) -> Any:
+        """How texts write what the module computes: a `Notation`."""
+        return self.kind.notate(**dict(self.options))
+
     def __repr__(self) -> str:
         arguments = "".join(f", {name}={value!r}" for name, value in dict(self.options).items())
         return f"Computed({self.kind.__name__}{arguments})"
@@ -83,6 +89,9 @@ class Stage:
         norm_streams: whether each stream is normalized before the read; or one bool for each stream.
         norm_in, norm_branch: whether the reads, and the sublayer's output, are normalized.
         norm_out: whether each new stream is normalized; or one bool for each of them.
+        names: how texts call the streams, such as ("u", "v"), the default for two; or "x" for states that are counted: x_0, the
+            embedding, up to x_n, the newest.
+        names_out: the names of the new streams, if there is another number of them.
 
     An entry is a number or a `Learned` factor.
 
@@ -90,8 +99,8 @@ class Stage:
         Post-LN with a second stream that is never normalized (ResiDual):
 
         >>> from addnorm.wirings import Stage
-        >>> Stage(2, collapse=(1, 0), mix=((1, 0), (0, 1)), inject=(1, 1), norm_out=(True, False)).n_out
-        2
+        >>> print(Stage(2, collapse=(1, 0), mix=((1, 0), (0, 1)), inject=(1, 1), norm_out=(True, False)))
+        u' = N(u + f(u)),   v' = v + f(u)
     """
 
     n: int
@@ -105,6 +114,8 @@ class Stage:
     norm_in: bool = False
     norm_branch: bool = False
     norm_out: Any = False
+    names: str | tuple[str, ...] = ""
+    names_out: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_int("n", self.n, 1)
@@ -127,6 +138,8 @@ class Stage:
             object.__setattr__(self, "inject", _to_matrix("inject", (self.inject,), self.n_out)[0])
         for name, n in (("norm_streams", self.n), ("norm_out", self.n_out)):
             object.__setattr__(self, name, _to_flags(name, getattr(self, name), n))
+        _check_names("names", self.names, self.n)
+        _check_names("names_out", self.names_out, self.n_out)
         if self.is_stacked and any(self.norm_out):
             raise ValueError(
                 f"norm_out is {self.norm_out!r} with {self.coefficients}, expected False: its streams are one tensor."
@@ -152,6 +165,9 @@ class Stage:
     def __repr__(self) -> str:
         return format_call("Stage", changed_fields(self))
 
+    def __str__(self) -> str:
+        return stage_text.equation(self)
+
 
 @dataclass(frozen=True, repr=False)
 class Head:
@@ -163,6 +179,7 @@ class Head:
         coefficients: the module that computes C.
         delayed: whether C is the one that the last stage computed.
         norm_streams: whether each stream is normalized before it is read; or one bool for each stream.
+        names: as in `Stage`.
     """
 
     n: int
@@ -170,6 +187,7 @@ class Head:
     coefficients: Computed | None = None
     delayed: bool = False
     norm_streams: Any = False
+    names: str | tuple[str, ...] = ""
 
     def __post_init__(self) -> None:
         check_int("n", self.n, 1)
@@ -183,6 +201,7 @@ class Head:
         if not self.delayed:
             _check_source(self, ("collapse",))
         object.__setattr__(self, "norm_streams", _to_flags("norm_streams", self.norm_streams, self.n))
+        _check_names("names", self.names, self.n)
 
     @property
     def is_stacked(self) -> bool:
@@ -260,6 +279,14 @@ def _check_source(spec: Any, required: Sequence[str]) -> tuple[str, ...]:
         if value is None and name in required and name not in computed:
             raise ValueError(f"{name} is None, expected its entries, or a module that computes it as coefficients.")
     return computed
+
+
+def _check_names(argument: str, names: Any, n: int) -> None:
+    """Check that there is a name for each stream, or one for counted states, or none."""
+    if not names or (isinstance(names, str) and argument == "names"):
+        return
+    if not isinstance(names, tuple) or len(names) != n or not all(isinstance(name, str) and name for name in names):
+        raise ValueError(f"{argument} is {names!r}, expected a tuple of {n} texts, one for each stream.")
 
 
 def _is_nested(rows: Any) -> bool:

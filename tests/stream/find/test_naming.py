@@ -23,7 +23,7 @@ def name_rows(rows, final_norm=False, embedding_norm=False, other_layers=None, *
     return (wiring.name if wiring else None), remarks
 
 
-BY_ROWS = [wiring for wiring in ALL if wiring.flow == "rows" and wiring.name not in ("mix_ln", "rezero")]
+BY_ROWS = [wiring for wiring in ALL if wiring.is_sequential and wiring.name not in ("mix_ln", "rezero")]
 
 
 @pytest.mark.parametrize("wiring", BY_ROWS, ids=lambda wiring: wiring.name)

@@ -34,7 +34,7 @@ def check(inspection, *expected, kinds=((ATTENTION, FEED_FORWARD),), closure=1e-
         assert [site.kind for site in stream.sites if site.role != "skip"] == [*kind] * num_layers
         assert (stream.final_norm is not None) == wiring.ends_in_norm(num_layers)
         assert stream.width == D
-        if wiring.flow == "rows":
+        if wiring.is_sequential:
             assert find_row_differences(stream, wiring.rows(num_layers, len(kind))) == []
 
 

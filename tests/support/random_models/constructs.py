@@ -161,7 +161,7 @@ def fused_product(kit: Kit) -> RandomModel:
 def library_stack(kit: Kit) -> RandomModel:
     """Build a stack of this library, with its fused operators, for any of its wirings."""
     wiring = kit.rng.choice(
-        [w for w in wirings.list_all() if w.flow == "rows" and w.name not in ("no_residual", "mix_ln")]
+        [w for w in wirings.list_all() if w.is_sequential and w.name not in ("no_residual", "mix_ln")]
     )
     norm, eps = kit.rng.choice(("layer", "rms")), 1e-5
     sublayers = [kit.sublayer(letter) for _ in range(kit.num_layers) for letter in "af"]

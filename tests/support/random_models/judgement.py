@@ -111,7 +111,7 @@ def fits(wiring: Wiring, truth: StreamAnswer) -> bool:
     is_shared = len({site.path for site in truth.sites}) < len(truth.sites)  # then all sublayers share one factor
     if {truth.wiring, wiring.name} <= NAMED_BY_PARAMETERS and truth.per_layer > 1 and not is_shared:
         return wiring.name == truth.wiring
-    if wiring.flow != "rows":
+    if not wiring.is_sequential:
         return wiring.name == truth.wiring
     sites = [site for site in truth.sites if site.role == "branch"]
     if any(site.parallel > 1 or site.row is None for site in sites):

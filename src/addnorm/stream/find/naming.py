@@ -167,7 +167,7 @@ def _list_candidates(sublayers: Sequence[SublayerSummary], other_layers: int | N
     yield from (wirings.post_ln(), wirings.pre_ln(), wirings.sandwich(), wirings.peri_ln(), wirings.reordered())
     yield from (wirings.no_norm(), wirings.layernorm_scaling(), wirings.admin())
     yield from (wirings.no_residual(), wirings.no_residual(norm=False))
-    yield wirings.deepnorm()
+    yield from (wirings.deepnorm(), wirings.depth_scaled(), wirings.keel())
     if other_layers is not None:
         yield from (wirings.deepnorm("encoder", other_layers), wirings.deepnorm("decoder", other_layers))
     if isinstance(b, Learned):
@@ -207,7 +207,9 @@ def _compare_wiring(
     for k, s in enumerate(sublayers):
         place = 0 if s.layer != layer else place + 1
         layer = s.layer
-        expected = Row(norm_in=True) if wiring.flow == "parallel" else wiring.row(layer, place, num_layers, per_layer)
+        expected = wiring.row(layer, place, num_layers, per_layer)
+        if expected.shares:  # each of the parallel sublayers is found with the norm that it reads
+            expected = replace(expected, shares="", norm_in=True)
         if _rows_match(expected, s.row):
             continue
         first_row = Row(norm_in=True, a=s.row.a, b=s.row.b)

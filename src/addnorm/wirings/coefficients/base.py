@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from addnorm.wirings.row import Place
 
-__all__ = ["CoefficientModule", "Coefficients", "keep_wide", "rms_scale", "widen", "widen_dtype"]
+__all__ = ["CoefficientModule", "Coefficients", "Notation", "keep_wide", "rms_scale", "widen", "widen_dtype"]
 
 
 class Coefficients(NamedTuple):
@@ -32,6 +33,29 @@ class Coefficients(NamedTuple):
     bias: Any = None
 
 
+class Notation(NamedTuple):
+    """How texts write what a module computes: data from which equation, description and drawing are made.
+
+    Attributes:
+        collapse, mix, inject: the letters of C, A and B.
+        terms: the product of a coefficient and its operand, where it is not "letter operand", by "collapse", "mix" or "inject",
+            such as `{"mix": "a ⊙ ({x} + v)"}`; {x} is the operand, {m} the number of the read if there are several.
+        boxes: the boxes of a drawing, where there is not one box with the letter, such as `{"mix": ("+v", "⊙a")}`.
+        formulas: the definitions of the letters, in their order.
+        learned: the letters of the parameters.
+        start: how the coefficients start, in sentences.
+    """
+
+    collapse: str = "c"
+    mix: str = "A"
+    inject: str = "b"
+    terms: Mapping[str, str] = MappingProxyType({})
+    boxes: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+    formulas: tuple[str, ...] = ()
+    learned: str = ""
+    start: str = ""
+
+
 class CoefficientModule(nn.Module):
     """Base class of modules that compute coefficients.
 
@@ -41,8 +65,7 @@ class CoefficientModule(nn.Module):
         computes: which of "collapse", "mix", "inject" and "bias" the module returns.
         stacked: whether it takes the streams as one tensor `(*, n, d_model)`; otherwise as a tuple.
         appends: whether the `mix` that it computes has one row more than there are streams.
-        symbols: how the equation writes what is computed, such as `{"collapse": "c"}`.
-        formulas: the formulas of those symbols, in their order.
+        notation: how texts write what is computed; where that depends on the options, override `notate`.
         decays: names of the parameters that weight decay is for.
 
     Args:
@@ -55,8 +78,7 @@ class CoefficientModule(nn.Module):
     computes: ClassVar[tuple[str, ...]] = ()
     stacked: ClassVar[bool] = True
     appends: ClassVar[bool] = False
-    symbols: ClassVar[Mapping[str, str]] = {}
-    formulas: ClassVar[tuple[str, ...]] = ()
+    notation: ClassVar[Notation] = Notation()
     decays: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, d_model: int, n: int, reads: int, place: Place) -> None:
@@ -67,6 +89,11 @@ class CoefficientModule(nn.Module):
     def find_computed(cls, **options: Any) -> tuple[str, ...]:
         """Return what a module with these options computes; `computes` unless an option leaves something out."""
         return cls.computes
+
+    @classmethod
+    def notate(cls, **options: Any) -> Notation:
+        """Return the notation of the module with these options."""
+        return cls.notation
 
     def reset_parameters(self) -> None:
         """Set all parameters to their initial values."""
@@ -105,8 +132,8 @@ class CoefficientModule(nn.Module):
         return super()._apply(keep_wide(fn), recurse)  # type: ignore[no-any-return,no-untyped-call]  # torch's
 
     def extra_repr(self) -> str:
-        """Return the number of streams and the formulas."""
-        return ", ".join([f"n={self.n}", *self.formulas])
+        """Return the number of streams."""
+        return f"n={self.n}"
 
 
 def keep_wide(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from addnorm._util.arguments import check_bool, check_int
-from addnorm.wirings.coefficients.base import CoefficientModule, Coefficients, rms_scale, widen
+from addnorm.wirings.coefficients.base import CoefficientModule, Coefficients, Notation, rms_scale, widen
 from addnorm.wirings.row import Place
 
 __all__ = ["GatedRead", "HyperConnection", "IndependentConnection", "ManifoldConnection", "SigmoidRead", "sinkhorn"]
@@ -33,7 +32,6 @@ class HyperConnection(CoefficientModule):
     """
 
     computes = ("collapse", "mix", "inject")
-    symbols: ClassVar[Mapping[str, str]] = {"collapse": "c", "mix": "A", "inject": "b"}
     decays = ("project_collapse", "project_mix", "project_inject")
 
     def __init__(
@@ -57,10 +55,17 @@ class HyperConnection(CoefficientModule):
             self.scale_mix, self.scale_inject = make(1), make(1)  # not 0-d, which fully_shard refuses
         self.reset_parameters()
 
-    @property
-    def formulas(self) -> tuple[str, ...]:  # type: ignore[override]  # of the instance's form
-        """The formulas of the form that was chosen."""
-        return formulas_of_hyper(self.dynamic)
+    @classmethod
+    def notate(cls, **options: Any) -> Notation:
+        """Return the notation of the static or the dynamic form."""
+        start = "In sublayer k, c reads stream k mod n alone, A is the identity and b = 1"
+        if not options.get("dynamic", True):
+            return Notation(learned="c, A, b", start=f"{start}.")
+        return Notation(
+            formulas=("c = c_0 + s tanh(N(X) w_c)", "A = A_0 + s tanh(N(X) W_A)ᵀ", "b = b_0 + t tanh(N(X) w_b)"),
+            learned="c_0, A_0, b_0, w_c, W_A, w_b, s, t",
+            start=f"{start}, since w_c, W_A and w_b start at 0; s and t start at 0.01.",
+        )
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -89,13 +94,6 @@ class HyperConnection(CoefficientModule):
         inject = self.inject + self.scale_inject * moves[..., 1]
         mix = self.mix + self.scale_mix * moves[..., 2:].transpose(-1, -2)
         return Coefficients(collapse, mix, inject)
-
-
-def formulas_of_hyper(dynamic: bool) -> tuple[str, ...]:
-    """Return the formulas of static or dynamic hyper-connections."""
-    if not dynamic:
-        return ("c, A, b learned",)
-    return ("c = c_0 + s tanh(N(X) w_c)", "A = A_0 + s tanh(N(X) W_A)ᵀ", "b = b_0 + s' tanh(N(X) w_b)")
 
 
 class _Projected(CoefficientModule):
@@ -129,8 +127,14 @@ class ManifoldConnection(_Projected):
     """
 
     computes = ("collapse", "mix", "inject")
-    symbols: ClassVar[Mapping[str, str]] = {"collapse": "c", "mix": "A", "inject": "b"}
-    formulas = ("z = φ R(vec X)", "c = σ(α_1 z_c + β_c)", "b = 2 σ(α_2 z_b + β_b)", "A = SK(α_3 Z_A + β_A)")
+    notation = Notation(
+        formulas=(
+            "(z_c, z_b, Z_A) = φ R(vec X)", "c = σ(α_1 z_c + β_c) + ε", "b = 2 σ(α_2 z_b + β_b)", "A = SK(α_3 Z_A + β_A)",
+        ),
+        learned="φ, α, β",
+        start="φ starts at 0 and α at 0.01. In sublayer k, c is 0.953 for stream k mod n and 0.047 for the others, b is 1, and A is "
+        "nearly the identity, by the values of β.",
+    )  # fmt: skip
 
     def __init__(
         self, d_model: int, n: int, reads: int, place: Place, *, iterations: int = 20, eps: float = 1e-6,
@@ -205,8 +209,19 @@ class IndependentConnection(_Projected):
     """
 
     computes = ("collapse", "inject")
-    symbols: ClassVar[Mapping[str, str]] = {"collapse": "c", "inject": "b"}
-    formulas = ("z = φ R(vec X)", "c = σ(α_1 z_c + β_c)", "b = 2 σ(α_2 z_b + β_b)")
+
+    @classmethod
+    def notate(cls, **options: Any) -> Notation:
+        """Return the notation with the magnitude."""
+        return Notation(
+            formulas=(
+                "(z_c, z_b) = φ R(vec X)", "c = σ(α_1 z_c + β_c) + ε",
+                f"b = {options.get('magnitude', 2.0):g} σ(α_2 z_b + β_b) + ε",
+            ),
+            learned="φ, α, β",
+            start="φ is drawn with standard deviation 0.006 and α starts at 0.01. So c is nearly 1/n, by the value of β_c, and b is "
+            f"nearly {options.get('magnitude', 2.0) / 2:g}.",
+        )  # fmt: skip
 
     def __init__(
         self, d_model: int, n: int, reads: int, place: Place, *, magnitude: float = 2.0, eps: float = 1e-6,
@@ -255,8 +270,10 @@ class SigmoidRead(_Projected):
     """
 
     computes = ("collapse",)
-    symbols: ClassVar[Mapping[str, str]] = {"collapse": "c"}
-    formulas = ("c = σ(α φ R(vec X) + β)",)
+    notation = Notation(
+        "h", formulas=("h = σ(α_h φ_h R(vec X) + β_h) + ε",), learned="φ_h, α_h, β_h",
+        start="φ_h starts at 0 and h at 1/n, by the value of β_h.",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -311,8 +328,6 @@ class GatedRead(CoefficientModule):
     """
 
     computes = ("collapse", "inject")
-    symbols: ClassVar[Mapping[str, str]] = {"collapse": "G", "inject": "b"}
-    formulas = ("X̂_i = N_i(X_i)", "G = σ(W_up silu(W_down vec X̂ / n)) / n", "b = 2 σ(W_b vec X̂ / n)")
     decays = ("down", "up", "project_inject")
 
     def __init__(
@@ -351,6 +366,17 @@ class GatedRead(CoefficientModule):
         if self.project_inject is not None:
             inject = 2.0 * torch.sigmoid(F.linear(normed, self.project_inject.to(x.dtype)) / self.n)
         return Coefficients(gates * factors / self.n, None, inject)
+
+    @classmethod
+    def notate(cls, **options: Any) -> Notation:
+        """Return the notation, with or without the gates of the write."""
+        injects = options.get("injects", True)
+        formulas = ("Y_i = γ_i ⊙ R(X_i)", "G = σ(W_up silu(W_down vec Y / n))", "b = 2 σ(W_b vec Y / n)")
+        start = "γ starts at 1, and the matrices are drawn with standard deviation 0.02. So G is nearly 1/2"
+        return Notation(
+            "G", terms={"collapse": "Σ_i G_i ⊙ Y_i / n"}, formulas=formulas if injects else formulas[:-1],
+            learned="γ, W_up, W_down" + ", W_b" * injects, start=f"{start} and b nearly 1." if injects else "",
+        )  # fmt: skip
 
     @torch.no_grad()
     def load_transformers(self, source: Any) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from addnorm.wirings.coefficients.base import CoefficientModule, Coefficients
+from addnorm.wirings.coefficients.base import CoefficientModule, Coefficients, Notation
 from addnorm.wirings.row import Place
 
 __all__ = ["GatedMix", "Interpolation", "ResidualScaling"]
@@ -27,8 +26,13 @@ class GatedMix(CoefficientModule):
 
     computes = ("mix", "inject")
     stacked = False
-    symbols: ClassVar[Mapping[str, str]] = {"mix": "a", "inject": "b"}
-    formulas = ("b = σ(g/0.3)", "a = √max(1 - b², 0.001)")
+
+    @classmethod
+    def notate(cls, **options: Any) -> Notation:
+        """Return the notation with the temperature and ε."""
+        formulas = (f"b = σ(g/{options.get('temperature', 0.3):g})", f"a = √max(1 - b², {options.get('eps', 1e-3):g})")
+        start = f"g is drawn with standard deviation {options.get('std', 0.02):g}, so that b is nearly 0.5 and a nearly 0.866."
+        return Notation(mix="a", formulas=formulas, learned="g", start=start)
 
     def __init__(
         self, d_model: int, n: int, reads: int, place: Place, *, temperature: float = 0.3, eps: float = 1e-3,
@@ -65,8 +69,11 @@ class ResidualScaling(CoefficientModule):
 
     computes = ("mix", "inject", "bias")
     stacked = False
-    symbols: ClassVar[Mapping[str, str]] = {"mix": "a", "inject": "b", "bias": "(a ⊙ v + b ⊙ w)"}
-    formulas = ("a, b, v, w learned",)
+    notation = Notation(
+        mix="a", terms={"mix": "a ⊙ ({x} + v)", "inject": "b ⊙ ({x} + w)"},
+        boxes={"mix": ("+v", "⊙a"), "inject": ("+w", "⊙b")}, learned="a, b, v, w",
+        start="a and b start at 1, v and w at 0.",
+    )  # fmt: skip
 
     def __init__(self, d_model: int, n: int, reads: int, place: Place, **factory: Any) -> None:
         super().__init__(d_model, n, reads, place)
@@ -108,8 +115,12 @@ class Interpolation(CoefficientModule):
 
     computes = ("mix", "inject")
     stacked = False
-    symbols: ClassVar[Mapping[str, str]] = {"mix": "(1 - α)", "inject": "α"}
-    formulas = ("α learned",)
+
+    @classmethod
+    def notate(cls, **options: Any) -> Notation:
+        """Return the notation with the initial value."""
+        start = f"α starts at {options.get('init', 0.05):g}."
+        return Notation(mix="(1 - α)", inject="α", boxes={"mix": ("⊙(1-α)",)}, learned="α", start=start)
 
     def __init__(self, d_model: int, n: int, reads: int, place: Place, *, init: float = 0.05, **factory: Any) -> None:
         super().__init__(d_model, n, reads, place)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from addnorm._util.arguments import check_bool
-from addnorm.wirings.coefficients.base import CoefficientModule, Coefficients, rms_scale, widen
+from addnorm.wirings.coefficients.base import CoefficientModule, Coefficients, Notation, rms_scale, widen
 from addnorm.wirings.row import Place
 
 __all__ = ["DynamicSources", "SourceAttention"]
@@ -35,8 +34,17 @@ class SourceAttention(CoefficientModule):
 
     computes = ("collapse",)
     stacked = False
-    symbols: ClassVar[Mapping[str, str]] = {"collapse": "p"}
-    formulas = ("p_i = softmax_i(q · (γ ⊙ R(X_i)))",)
+
+    @classmethod
+    def notate(cls, **options: Any) -> Notation:
+        """Return the notation of the keys and the values that the options choose."""
+        is_weighted, scale = options.get("weighted", True), " / √d" * options.get("scaled", False)
+        score = f"q{{_m}} · {'(γ ⊙ R(x_i))' if is_weighted else 'R(x_i)'}{scale}"
+        value = "R({x})" if options.get("normed_values", False) else "{x}"
+        return Notation(
+            "p", terms={"collapse": f"Σ_i p_{{m}}i {value}"}, formulas=(f"p_{{m}}i = softmax_i({score})",),
+            learned="q, γ" if is_weighted else "q", start="q starts at 0, so that all sources have the same weight.",
+        )  # fmt: skip
 
     def __init__(
         self, d_model: int, n: int, reads: int, place: Place, *, weighted: bool = True, normed_values: bool = False,
@@ -92,8 +100,6 @@ class DynamicSources(CoefficientModule):
     computes = ("collapse", "mix")
     stacked = False
     appends = True
-    symbols: ClassVar[Mapping[str, str]] = {"collapse": "w", "mix": "A"}
-    formulas = ("w = GELU(R(X_n) W_1) W_2 + w_0",)
     decays = ("up", "down")
 
     def __init__(
@@ -119,6 +125,16 @@ class DynamicSources(CoefficientModule):
     def find_computed(cls, *, residual: bool = True, **options: Any) -> tuple[str, ...]:
         """Return what is computed: a row of A only if there is a residual."""
         return cls.computes if residual else ("collapse",)
+
+    @classmethod
+    def notate(cls, **options: Any) -> Notation:
+        """Return the notation, with or without the weights of the state that goes on."""
+        computed = "(w, v)" if options.get("residual", True) else "w"
+        return Notation(
+            "w", "v", terms={"collapse": "Σ_i w_{m}i {x}", "mix": "Σ_i v_i {x}"},
+            formulas=(f"{computed} = GELU(R(x_n) W_1) W_2 + B",), learned="W_1, W_2, B",
+            start="W_2 starts at 0 and B reads the newest state alone.",
+        )  # fmt: skip
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
