@@ -35,8 +35,6 @@ def draw(wiring, role, layer=0, num_layers=12, sublayers=2):
         (wirings.rezero(), Row(b=Learned(0.0, shared=True)), False, False),
         (wirings.skipinit(), Row(b=Learned(0.0)), False, False),
         (wirings.residual_multiplier(0.22), Row(norm_in=True, b=0.22), True, False),
-        (wirings.resi_dual(), Row(norm_out=True), True, False),
-        (wirings.b2t(), Row(norm_out=True), False, False),
     ],
     ids=lambda value: value.name if isinstance(value, Wiring) else "",
 )
@@ -63,17 +61,24 @@ def test_mix_ln_accepts_any_number_of_post_layers():
 
 def test_parallel_has_one_norm_or_one_each():
     single, double = wirings.parallel(), wirings.parallel(norms=2)
-    assert single.rows(2, 3) == [Row(norm_in=True), Row(), Row()] * 2
-    assert double.rows(2, 3) == [Row(norm_in=True)] * 6
-    assert single.flow == double.flow == "parallel"
+    assert single.rows(2, 3) == [Row(norm_in=True), Row(shares="read"), Row(shares="read")] * 2
+    assert double.rows(2, 3) == [Row(norm_in=True), *[Row(norm_in=True, shares="state")] * 2] * 2
+    assert not single.is_sequential
+    assert not double.is_sequential
     assert single.ends_in_norm(2)
     assert "GPT-J" in single.source
     assert "NeoX" in double.source
 
 
-def test_flows_other_than_rows():
-    flows = {wiring.name: wiring.flow for wiring in wirings.list_all() if wiring.flow != "rows"}
-    assert flows == {"parallel": "parallel", "resi_dual": "two_streams", "b2t": "bottom_to_top"}
+def test_wirings_with_stages_or_parallel_sublayers():
+    assert [wiring.name for wiring in wirings.list_all() if wiring.has_rows and not wiring.is_sequential] == [
+        "parallel"
+    ]
+    stages = {wiring.name for wiring in wirings.list_all() if not wiring.has_rows}
+    assert stages == {
+        "resi_dual", "b2t", "hyper_connections", "mhc", "independent_hc", "gated_residual", "attention_residuals", "denseformer",
+        "muddformer", "x0_residual", "gated_mix", "residual_scaling", "reversible", "ngpt", "siamese_norm",
+    }  # fmt: skip
 
 
 # DeepNorm
@@ -238,8 +243,13 @@ def test_every_wiring_is_complete(name):
     described = inspect.getdoc(CONSTRUCTORS[name])
     for option in inspect.signature(CONSTRUCTORS[name]).parameters:
         assert f"{option}: " in described or option in ("k", "multiplier", "init"), option
-    for num_layers in (1, 2, 12, 100):
-        assert len(wiring.rows(num_layers)) == 2 * num_layers
+    for num_layers in (1, 2, 12, 100 if wiring.has_rows else 24):
+        assert len(wiring.stages(num_layers)) == 2 * num_layers
+        n, head = len(wiring.embedding), wiring.last_read(Place(num_layers, 0, num_layers, 2))
+        for stage in () if wiring.has_rows else wiring.stages(num_layers):
+            assert stage.n == n
+            n = stage.n_out
+        assert head is None or head.n == n
 
 
 def test_list_all_has_each_name_once():

@@ -5,17 +5,40 @@ import re
 import pytest
 
 from addnorm import Learned, Row, Wiring, wirings
+from addnorm.wirings import Head, Stage, append_zero, unit
 from addnorm.wirings.catalog import EXAMPLES
 from addnorm.wirings.drawing import WIDTH
+
+SHARES = {"state": ("", "state"), "read": ("", "read")}
+
+
+def uneven(at):
+    return Row(norm_in=at.sublayer == 0, b=1.0 + at.sublayer, shares=SHARES["read"][at.sublayer])
+
+
+def average(at):
+    n = 2 * at.layer + at.sublayer + 1
+    return Stage(n, (0.5,) * n, append_zero(n), unit(n + 1, -1), norm_in=True, names="x")
+
+
+def average_head(at):
+    return Head(2 * at.layer + 1, (0.5,) * (2 * at.layer + 1), names="x")
+
 
 EVERY = [
     *wirings.list_all(), wirings.parallel(2), wirings.no_residual(False), wirings.admin(False),
     Wiring("all", Row(True, True, True, a=2.0, b=-0.1234, c=Learned(1.0)), final_norm=True, embedding_norm=True),
     Wiring("long", Row(a=0.0001234, b=-0.0001234), embedding_norm=True),
-    Wiring("two", Row(norm_in=True, b=2.0, a=3.0), flow="two_streams"),
-    Wiring("up", Row(norm_out=True, b=2.0, a=3.0), flow="bottom_to_top", final_norm=True),
-    Wiring("side", Row(norm_branch=True, b=2.0, a=3.0), flow="parallel"),
-    Wiring("uneven", lambda at: Row(norm_in=at.sublayer == 0, b=1.0 + at.sublayer), flow="parallel"),
+    Wiring("side", lambda at: Row(norm_branch=True, b=2.0, c=0.5 if at.sublayer else 1.0, shares=SHARES["state"][at.sublayer])),
+    Wiring("uneven", uneven),
+    Wiring("two", Stage(2, (2, 0.5), None, (0.25, 3), norm_streams=(True, True), norm_branch=True, norm_out=True),
+           embedding=(1.0, 1.0), head=Head(2, (0.25, 3.0), norm_streams=(True, True)), final_norm=True),
+    Wiring("second", Stage(2, (0, 0.5), None, (0, 3)), embedding=(1.0, 1.0), head=Head(2, (0.0, 1.0))),
+    Wiring("lower", Stage(2, (3, 0.5), None, (0, 3)), embedding=(1.0, 1.0), head=Head(2, (1.0, 1.0))),
+    Wiring("three", Stage(3, (1, 2, 0), ((1, 0, 0), (0, 1, 0.5), (0, 0, 1)), (0, 0.5, 1), norm_in=True), embedding=(1.0, 1.0, 0.0)),
+    Wiring("average", average, head=average_head, final_norm=True),
+    wirings.mhc(single_pass=True), wirings.mhc(head="mean"), wirings.hyper_connections(1), wirings.hyper_connections(3, False),
+    wirings.attention_residuals(2, True, 3), wirings.denseformer(2, 2), wirings.muddformer(3), wirings.x0_residual(backout=0.0),
     Wiring("sublayers", lambda at: Row(norm_in=at.sublayer == 0), final_norm=True),
 ]  # fmt: skip
 
@@ -67,12 +90,59 @@ def drawn(text):
                                          └───┘
 """),
         (wirings.b2t(), """
-                       ┌───┐                          ┌───┐
-    x ──┬───────────⊕──┤ N ├──► h ──┬───────────⊕──⊕──┤ N ├──► x'
-        │  ┌─────┐  │  └───┘        │  ┌─────┐  │  │  └───┘
-        ├──┤ f_1 ├──┘               └──┤ f_2 ├──┘  │
-        │  └─────┘                     └─────┘     │
-        └──────────────────────────────────────────┘
+    sublayer 1:
+
+                     ┌───┐
+    x ──┬─────────⊕──┤ N ├──► h
+        │  ┌───┐  │  └───┘
+        ├──┤ f ├──┘
+        │  └───┘
+        └───────────────────► x
+
+    sublayer 2:
+
+                        ┌───┐
+    h ──┬─────────⊕──⊕──┤ N ├──► x'
+        │  ┌───┐  │  │  └───┘
+        └──┤ f ├──┘  │
+           └───┘     │
+    x ───────────────┘
+"""),
+        (wirings.siamese_norm(), """
+                                          ┌───┐
+    u ────────────┬────────────────────⊕──┤ N ├──► u' ··· u ─────────⊕──► y
+           ┌───┐  │  ┌───┐     ┌────┐  │  └───┘                      │
+        ┌──┤ N ├──⊕──┤ f ├──┬──┤ ×s ├──┘                             │
+        │  └───┘     └───┘  │  └────┘                         ┌───┐  │
+    v ──┴───────────────────⊕────────────────────► v' ··· v ──┤ N ├──┘
+                                                              └───┘
+"""),
+        (wirings.mhc(), """
+           ┌───┐                                         ┌───┐  ┌───┐
+    X ══╦══╡ A ╞═══════════════════════⊕══► X' ··· X_L ══╡ h ├──┤ N ├──► y
+        ║  └───┘                       ║                 └───┘  └───┘
+        ║  ┌───┐  ┌───┐  ┌───┐  ┌───┐  ║
+        ╚══╡ c ├──┤ N ├──┤ f ├──┤ b ╞══╝
+           └───┘  └───┘  └───┘  └───┘
+"""),
+        (wirings.attention_residuals(), """
+    layer 1 of 12, sublayer 1:
+
+    x_0..x_n ══╦════════════════════════════╤══► x_0..x_{n+1}
+               ║  ┌────────┐  ┌───┐  ┌───┐  │
+               ╚══╡ newest ├──┤ N ├──┤ f ├──┘
+                  └────────┘  └───┘  └───┘
+
+    elsewhere:
+
+    x_0..x_n ══╦═══════════════════════╤══► x_0..x_{n+1}
+               ║  ┌───┐  ┌───┐  ┌───┐  │
+               ╚══╡ p ├──┤ N ├──┤ f ├──┘
+                  └───┘  └───┘  └───┘
+
+               ┌───┐  ┌───┐
+    x_0..x_n ══╡ p ├──┤ N ├──► y
+               └───┘  └───┘
 """),
         (wirings.mix_ln(), """
     layers 1 to 3 of 12:
@@ -98,7 +168,9 @@ def test_drawings_of_published_wirings(wiring, drawing):
     assert wiring.draw() == drawn(drawing) == wirings.get(wiring.name).draw()
 
 
-LEFT, RIGHT, UP, DOWN = "─┐┘┤┬┴┼⊕", "─┌└├┬┴┼⊕", "│└┘├┤┴┼⊕", "│┌┐├┤┬┼⊕"  # which have a wire on that side
+# Characters that have a wire on that side, thin or thick.
+LEFT, RIGHT = "─┐┘┤┬┴┼⊕═╗╝╣╦╩╬╡╤╧╪", "─┌└├┬┴┼⊕═╔╚╠╦╩╬╞╤╧╪"
+UP, DOWN = "│└┘├┤┴┼⊕║╚╝╠╣╩╬╡╞╧╪", "│┌┐├┤┬┼⊕║╔╗╠╣╦╬╡╞╤╪"
 
 
 @pytest.mark.parametrize("wiring", EVERY, ids=lambda wiring: wiring.name)
@@ -116,7 +188,7 @@ def test_drawing_fits_a_page_and_connects_every_wire(wiring):
     for (x, y), character in cells.items():
         if character in RIGHT and character != "⊕" and at(x + 1, y) not in LEFT + "►":
             loose.append((x, y, character))
-        if character in LEFT and character != "⊕" and at(x - 1, y) not in RIGHT and at(x - 2, y) not in "xuvhL":
+        if character in LEFT and character != "⊕" and at(x - 1, y) not in RIGHT and at(x - 2, y) not in "xuvhLXn01)":
             loose.append((x, y, character))
         if character in DOWN and character != "⊕" and at(x, y + 1) not in UP:
             loose.append((x, y, character))
@@ -125,12 +197,12 @@ def test_drawing_fits_a_page_and_connects_every_wire(wiring):
     assert loose == []
 
 
-@pytest.mark.parametrize("name", [wiring.name for wiring in wirings.list_all() if wiring.flow == "rows"])
+@pytest.mark.parametrize("name", [wiring.name for wiring in wirings.list_all() if wiring.is_sequential])
 def test_every_norm_and_factor_has_a_box(name):
     wiring = wirings.get(name, **EXAMPLES.get(name, {}))
     rows = wiring.rows(12)
-    forms = {(row.norm_in, row.norm_branch, row.norm_out) for row in rows}
     boxes = re.findall(r"┤ (\S+) ├", wiring.draw())
+    forms = [form[:3] for form in {(row.norm_in, row.norm_branch, row.norm_out, row.a != 1.0) for row in rows}]
     assert boxes.count("N") == sum(map(sum, forms)) + wiring.embedding_norm + wiring.ends_in_norm(12)
     assert boxes.count("f") == len(forms)
     factors = [factor for factor in (rows[-1].a, rows[-1].b, rows[-1].c) if factor not in (0.0, 1.0)]
@@ -140,7 +212,7 @@ def test_every_norm_and_factor_has_a_box(name):
 
 
 def test_parallel_branches_end_at_one_add():
-    wiring = Wiring("uneven", lambda at: Row(norm_in=at.sublayer == 0, b=1.0 + at.sublayer), flow="parallel")
+    wiring = Wiring("uneven", uneven)
     assert wiring.draw().splitlines()[2::3] == [
         "    └──┤ N ├─┬──┤ f_1 ├──────────┤",
         "             └──┤ f_2 ├──┤ ×2 ├──┘",

@@ -6,8 +6,9 @@ import re
 import pytest
 
 from addnorm import Learned, Row, Wiring, wirings
+from addnorm.wirings import Computed, Head, Stage, append_zero, coefficients, unit
 from addnorm.wirings.catalog import CONSTRUCTORS, EXAMPLES
-from addnorm.wirings.equation import format_layers, group_layers, wrap_equation
+from addnorm.wirings.equation import explain, find_parts, format_layers, wrap_equation
 from addnorm.wirings.row import equation, format_factor, format_interval
 
 
@@ -96,14 +97,121 @@ WRITTEN = {
     "no_norm": "x' = x + f(x)",
     "no_residual": "x' = N(f(x))",
     "parallel": "x' = x + f_1(N(x)) + f_2(N(x)),   y = N(x_L)",
-    "resi_dual": "u' = N(u + f(u)),   v' = v + f(u),   y = u + N(v)",
-    "b2t": "h = N(x + f_1(x)),   x' = N(h + f_2(h) + x)",
+    "resi_dual": "u' = N(u + f(u)),   v' = v + f(u),   u_0 = v_0 = x_0,   y = u + N(v)",
+    "b2t": "sublayer 1:  h = N(x + f(x))\nsublayer 2:  x' = N(h + x + f(h))",
+    "hyper_connections": "X' = A X + b f(N(c X)),   c = c_0 + s tanh(N(X) w_c),   A = A_0 + s tanh(N(X) W_A)ᵀ, "
+    "b = b_0 + t tanh(N(X) w_b),   c_0, A_0, b_0, w_c, W_A, w_b, s, t learned,   X_0 = 4 copies of x_0,   y = N(Σ_i X_i)",
+    "mhc": "X' = A X + b f(N(c X)),   (z_c, z_b, Z_A) = φ R(vec X),   c = σ(α_1 z_c + β_c) + ε,   b = 2 σ(α_2 z_b + β_b), "
+    "A = SK(α_3 Z_A + β_A),   φ, α, β learned,   X_0 = 4 copies of x_0,   y = N(h X_L), "
+    "h = σ(α_h φ_h R(vec X) + β_h) + ε,   φ_h, α_h, β_h learned",
+    "independent_hc": "X' = X + b f(N(c X)),   (z_c, z_b) = φ R(vec X),   c = σ(α_1 z_c + β_c) + ε, "
+    "b = 2 σ(α_2 z_b + β_b) + ε,   φ, α, β learned,   X_0 = 4 copies of x_0,   y = N(h X_L), "
+    "h = σ(α_h φ_h R(vec X) + β_h) + ε,   φ_h, α_h, β_h learned",
+    "gated_residual": "X' = X + b f(Σ_i G_i ⊙ Y_i / n),   Y_i = γ_i ⊙ R(X_i),   G = σ(W_up silu(W_down vec Y / n)), "
+    "b = 2 σ(W_b vec Y / n),   γ, W_up, W_down, W_b learned,   X_0 = 4 copies of x_0,   y = Σ_i G_i ⊙ Y_i / n",
+    "attention_residuals": "layer 1 of 12, sublayer 1:  x_{n+1} = f(N(x_n))\n"
+    "elsewhere:  x_{n+1} = f(N(Σ_i p_i x_i)),   p_i = softmax_i(q · (γ ⊙ R(x_i))),   q, γ learned\n"
+    "at the end:  y = N(Σ_i p_i x_i)",
+    "denseformer": "layer 1 of 12, sublayer 1:  x_{n+1} = x_n + f(N(x_n))\n"
+    "sublayer 2:  x_n' = x_n + f(N(x_n))\n"
+    "layers 2 to 12, sublayer 1:  x_{n+1} = Σ_i α_i x_i + f(N(Σ_i α_i x_i)),   α_n starts at 1, the other α_i at 0\n"
+    "at the end:  y = N(Σ_i α_i x_i)",
+    "muddformer": "layer 1 of 12, sublayer 1:  x_{n+1} = x_n + f(N(x_n))\n"
+    "sublayer 2:  x_n' = x_n + f(N(x_n))\n"
+    "layers 2 to 12, sublayer 1:  x_{n+1} = Σ_i v_i x_i + f(N(Σ_i w_i x_i)), "
+    "(w, v) = GELU(R(x_n) W_1) W_2 + B,   W_1, W_2, B learned\n"
+    "at the end:  y = N(Σ_i w_i x_i),   w = GELU(R(x_n) W_1) W_2 + B",
+    "x0_residual": "at the start:  x_0 = N(x)\n"
+    "sublayer 1:  x' = λ x + μ x_0 + f(N(λ x + μ x_0)),   λ starts at 1.15 ... 1.05,   μ starts at 0.2 ... 0.05\n"
+    "layers 1 to 6, 8 to 12 of 12, sublayer 2:  x' = x + f(N(x))\n"
+    "layer 7, sublayer 2:  x' = x_mid = x + f(N(x))\n"
+    "at the end:  y = N(x + β x_mid),   β starts at -0.2",
+    "depth_scaled": "x' = a x + b N(f(N(x))),   a = √((k-1)/k),   b = 1/√k for the sublayers k = 2, 3, ...,   y = N(x_L)",
+    "gated_mix": "x' = a ⊙ x + b ⊙ N(f(N(x))),   b = σ(g/0.3),   a = √max(1 - b², 0.001),   g learned,   y = N(x_L)",
+    "residual_scaling": "x' = a ⊙ (x + v) + b ⊙ (f(N(x)) + w),   a, b, v, w learned,   y = N(x_L)",
+    "keel": "layer 1 of 12, sublayer 1:  x' = x + f(N(x))\n"
+    "layer 1, sublayer 2:  x' = N(x + f(N(x)))\n"
+    "layers 2 to 12:  x' = N(α x + f(N(x))),   α = S",
+    "reversible": "at the start:  u_0 = v_0 = x_0\nsublayer 1:  u' = u + f(N(v))\nsublayer 2:  v' = v + f(N(u))\n"
+    "at the end:  y = N(0.5 u + 0.5 v)",
+    "ngpt": "x_0 = N(x),   x' = N((1 - α) ⊙ x + α ⊙ N(f(x))),   α learned",
+    "siamese_norm": "u' = N(u + s f(u + N(v))),   v' = v + f(u + N(v)),   s = 1/√l,   u_0 = v_0 = x_0,   y = u + N(v)",
 }
+
+
+def joined(text):
+    """Return an equation with one space for each run of spaces, and each form in a line."""
+    return re.sub(r" +", " ", re.sub(r",\s+", ", ", text))
 
 
 @pytest.mark.parametrize("name", CONSTRUCTORS)
 def test_equation_of_every_wiring(name):
-    assert wirings.get(name, **EXAMPLES.get(name, {})).equation() == WRITTEN[name]
+    assert joined(wirings.get(name, **EXAMPLES.get(name, {})).equation()) == joined(WRITTEN[name])
+
+
+@pytest.mark.parametrize(
+    ("wiring", "pieces"),
+    [
+        (wirings.mhc(single_pass=True), ["f(N(c⁻ X))", "c⁻ the c of the sublayer before (in the first: stream 1)", "y = N(c⁻ X_L)"]),
+        (wirings.mhc(2, "mean"), ["X_0 = 2 copies of x_0", "y = N(Σ_i X_i / n)"]),
+        (wirings.hyper_connections(1, dynamic=False), ["X' = A X + b f(N(c X)),   c, A, b learned,   X_0 = x_0,   y = N(X_L)"]),
+        (wirings.attention_residuals(2, normed_values=True, reads=3),
+         ["layer 1 of 12, sublayer 1:            x_{n+1} = f(r_1, r_2, r_3),   r_m = N_m(x_n)",
+          "x_n' = x_n + f(N(Σ_i p_i R(x_i))),", "p_mi = softmax_i(q_m · R(x_i) / √d)", "layers 3, 5, 7, ..., 11, sublayer 1:  x_{n+1}"]),
+        (wirings.denseformer(dilation=3, period=2), ["for i = n, n-3, n-6, ...", "layers 3, 5, 7, ..., 11, sublayer 1: "]),
+        (wirings.muddformer(3), ["Σ_i v_i x_i + f(r_1, r_2, r_3),   r_m = N_m(Σ_i w_mi x_i)"]),
+        (wirings.x0_residual(scale=(1.5, 0.5), backout=0.0), ["λ starts at 1.5 ... 0.5", "at the end:    y = N(x)"]),
+    ],
+    ids=lambda value: repr(value) if isinstance(value, Wiring) else "",
+)  # fmt: skip
+def test_equation_follows_the_options(wiring, pieces):
+    assert [piece for piece in pieces if piece not in wiring.equation()] == []
+
+
+STANDARD = {
+    "x", "x'", "x_0", "x_L", "x_n", "x_n'", "x_i", "x_{n+1}", "y", "u", "v", "X", "X_L", "X_i", "f", "f_1", "f_2", "i", "m", "n", "N", "N_m",
+    "softmax_i", "GELU", "tanh", "silu", "max", "Σ_i", "q_m", "e", "ln",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "wiring",
+    [*wirings.list_all(), wirings.mhc(single_pass=True), wirings.attention_residuals(2, True, 3), wirings.muddformer(3),
+     wirings.hyper_connections(dynamic=False)],
+    ids=repr,
+)  # fmt: skip
+def test_every_letter_of_an_equation_is_defined(wiring):
+    text = re.sub(r"(?m)^(layers?|sublayer|at the|elsewhere)[^:\n]*:", "", wiring.equation())
+    explained = explain(text)
+    for words in (
+        "copies of",
+        "one a layer",
+        "as measured",
+        "the other",
+        " or ",
+        "ᵀ",
+        "²",
+        "a value that depends on depth",
+    ):
+        text = text.replace(words, "")
+    text = re.sub(r"for the sublayers k = 2, 3, ...", ",   k = 2", text)
+    text = re.sub(r"c⁻ the c of the sublayer before \(in the first: stream 1\)", "c⁻ = c", text)
+    symbol = r"[^\W\d_]+(?:_(?:\{n\+1\}|\w+))?['⁻]?"
+    defined = set(STANDARD)
+    for piece in text.replace("\n", ",   ").split(",   "):
+        head, mark, _ = re.sub(r" (learned|starts)", " =", piece).partition(" =")
+        defined |= set(re.findall(symbol, head)) if mark else set()
+    defined |= {name.partition("_")[0] for name in defined}
+    letters = {*re.findall(symbol, re.sub(r"learned|starts|\bat\b|for i\b", "", text))}
+    bare = {re.sub(r"['⁻]$", "", letter) for letter in letters}
+    missing = {
+        letter
+        for letter in bare
+        if letter not in defined
+        and letter.partition("_")[0] not in defined
+        and not re.search(rf"(?<!\w){re.escape(letter)}(?!\w)", explained)
+    }
+    assert missing == set()
 
 
 @pytest.mark.parametrize(
@@ -185,18 +293,55 @@ def own(rule, **options):
             own(lambda at: Row(norm_in=at.layer < 30)),  # a change that only a deep stack has
             "layers 1 to 30 of 48:  x' = x + f(N(x))\nlayers 31 to 48:       x' = x + f(x)",
         ),
-        (own(Row(b=0.5), flow="two_streams"), "u' = u + 0.5 f(u),   v' = v + 0.5 f(u)"),
-        (own(Row(norm_in=True, b=2.0), flow="parallel"), "x' = x + 2 f_1(N_1(x)) + 2 f_2(N_2(x))"),
+        (
+            own(lambda at: Row(norm_in=True, b=2.0, shares="state" if at.sublayer else "")),
+            "x' = x + 2 f_1(N_1(x)) + 2 f_2(N_2(x))",
+        ),
+        (own(Stage(2, (1, 0), None, (0.5, 0.5)), embedding=(1.0, 0.0)), "u' = u + 0.5 f(u), v' = v + 0.5 f(u), u_0 = x_0, v_0 = 0, y = u"),
+        (own(lambda at: Stage(1, (2.0,), ((0.5,),), (1 / at.number,))), "x' = 0.5 x + b_l f(2 x)"),
+        (
+            own(lambda at: Stage(2, (0, 1), ((0, 1), (1, Learned(0.5))), (3, 1 / at.num_layers)), embedding=(1.0, 1.0)),
+            "u' = v + 3 f(v), v' = u + a_22 v + b_2,L f(v), a_22 starts at 0.5, u_0 = v_0 = x_0, y = u",
+        ),
+        (
+            own(Stage(2, ((1, 0), (0, 2)), None, (1, 0), norm_in=True), embedding=(2.0, 1.0), head=Head(2, (1.0, 3.0))),
+            "u' = u + f(r_1, r_2), r_1 = N_1(u), r_2 = N_2(2 v), u_0 = 2 x_0, v_0 = x_0, y = u + 3 v",
+        ),
+        (
+            own(lambda at: Stage(at.layer * 2 + at.sublayer + 1, unit(at.layer * 2 + at.sublayer + 1, -1),
+                                 append_zero(at.layer * 2 + at.sublayer + 1), unit(at.layer * 2 + at.sublayer + 2, -1), names="s")),
+            "x_{n+1} = f(x_n)".replace("x", "s") + ",   y = x_1",
+        ),
     ],
 )  # fmt: skip
 def test_equation_of_custom_wirings(wiring, text):
-    assert re.sub(r":\s+", ": ", wiring.equation()) == re.sub(r":\s+", ": ", text)
+    assert re.sub(r":\s+", ": ", joined(wiring.equation())) == re.sub(r":\s+", ": ", joined(text))
 
 
 def test_groups_cover_every_layer_once():
-    labels = [group.label for group in group_layers(wirings.mix_ln(), 8)]
+    labels = [part.label for part in find_parts(wirings.mix_ln(), 8)]
     assert labels == ["layers 1 to 2", "layers 3 to 8"]
-    assert [group.label for group in group_layers(wirings.pre_ln())] == [""]
+    assert [part.label for part in find_parts(wirings.pre_ln())] == [""]
+
+
+def test_stage_prints_its_equation():
+    stage = Stage(
+        4, coefficients=Computed(coefficients.HyperConnection, {"dynamic": False}), norm_in=True, norm_branch=True
+    )
+    assert str(stage) == "X' = A X + b N(f(N(c X))),   c, A, b learned"
+
+
+def test_module_without_notation_is_named():
+    class Own(coefficients.CoefficientModule):
+        computes = ("collapse", "inject")
+
+    assert str(Stage(2, coefficients=Computed(Own))) == "X' = X + b f(c X),   c, b computed by Own"
+
+
+def test_explain_tells_the_symbols_that_occur():
+    assert explain("x' = x + f(N(x)),   b = 1/√l") == "N is a norm, f the sublayer, l a layer's number from 1."
+    assert "SK(Z)" in explain(wirings.mhc().equation())
+    assert "SK(Z)" not in explain(wirings.independent_hc().equation())
 
 
 @pytest.mark.parametrize("width", [24, *(pytest.param(width, marks=pytest.mark.slow) for width in (40, 100))])
@@ -208,5 +353,5 @@ def test_str_and_wrap_equation_keep_the_equation(width):
         assert re.sub(r"[\s;]", "", line) == re.sub(r"\s", "", text)
         lines = wrap_equation(wiring, width)
         assert re.sub(r"[\s,;]", "", "".join(lines)) == re.sub(r"[\s,]", "", text)
-        pieces = [piece for line in lines for piece in line.removesuffix(",").split(", ")]
-        assert all(len(line) <= width + 1 or line.removesuffix(",") in pieces or "starts at" in line for line in lines)
+        pieces = str(wiring).removeprefix(f"{wiring.name}: ").replace(";  ", ",   ").split(",   ")
+        assert all(len(line) <= width + 1 or line.removesuffix(",") in pieces for line in lines)

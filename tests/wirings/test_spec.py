@@ -8,6 +8,7 @@ import pytest
 
 from addnorm import Learned, Row, Wiring, wirings
 from addnorm.nn import Place
+from addnorm.wirings import Head
 from addnorm.wirings.init import gpt2, xavier
 
 INF, NAN = float("inf"), float("nan")
@@ -140,7 +141,7 @@ def test_wiring_is_frozen_comparable_and_hashable():
     "change",
     [
         {"name": "other"}, {"rule": Row()}, {"final_norm": True}, {"embedding_norm": True}, {"init": gpt2},
-        {"flow": "parallel"}, {"options": {"k": 1}}, {"symbols": {"a": ("α", "")}}, {"source": "x"}, {"use": "x"},
+        {"embedding": (2.0,)}, {"head": Head(1, (1.0,))}, {"options": {"k": 1}}, {"symbols": {"a": ("α", "")}}, {"source": "x"}, {"use": "x"},
     ],
 )  # fmt: skip
 def test_wirings_differ_in_any_field(change):
@@ -183,7 +184,7 @@ def test_wiring_without_pair_is_used_for_both_stacks():
         (TypeError, "name is 3, expected a text: what the wiring is called.", {"name": 3}),
         (
             TypeError,
-            "rule is 'pre_ln', expected a Row, or a function that returns the Row of a Place.",
+            "rule is 'pre_ln', expected a Row or a Stage, or a function that returns that of a Place.",
             {"rule": "pre_ln"},
         ),
         (
@@ -199,10 +200,9 @@ def test_wiring_without_pair_is_used_for_both_stacks():
         ),
         (
             ValueError,
-            "flow is 'serial', expected one of 'rows', 'parallel', 'two_streams', 'bottom_to_top'.",
-            {"flow": "serial"},
+            "a key of symbols is 'd', expected 'a', 'b' or 'c', or an entry of a stage, such as 'inject_0'.",
+            {"symbols": {"d": ("δ", "")}},
         ),
-        (ValueError, "a key of symbols is 'd', expected one of 'a', 'b', 'c'.", {"symbols": {"d": ("δ", "")}}),
     ],
 )
 def test_wrong_wiring_raises(error, sentence, options):
@@ -215,7 +215,7 @@ def test_rule_that_returns_no_row_raises():
     with pytest.raises(TypeError) as refusal:
         Wiring("mine", lambda at: {"b": 1.0}).row(0, 1, num_layers=2)
     place = "Place(layer=0, sublayer=1, num_layers=2, sublayers_per_layer=2)"
-    assert str(refusal.value) == f"the rule of wiring 'mine' gave {{'b': 1.0}} for {place}, expected a Row."
+    assert str(refusal.value) == f"the rule of wiring 'mine' gave {{'b': 1.0}} for {place}, expected a Row or a Stage."
 
 
 @pytest.mark.parametrize(("layer", "sublayer"), [(4, 0), (-1, 0), (0, 2), (0, -1)])

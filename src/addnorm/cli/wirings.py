@@ -259,7 +259,9 @@ def _print_stack(stack: _Stack, console: Console) -> None:
 def _stream_rows(stack: _Stack) -> list[list[str]]:
     """Return the number of streams over the stack."""
     numbers = [len(stack.wiring.embedding)]
-    numbers += [stage.n_out for stage in stack.wiring.stages(stack.num_layers, stack.sublayers) if isinstance(stage, Stage)]
+    numbers += [
+        stage.n_out for stage in stack.wiring.stages(stack.num_layers, stack.sublayers) if isinstance(stage, Stage)
+    ]
     first, last = numbers[0], numbers[-1]
     rows = [["streams", f"{first} everywhere" if {*numbers} == {first} else f"{first} at first, {last} at the end"]]
     return rows + [["", f"at most {max(numbers)}"]] * (max(numbers) > max(first, last))

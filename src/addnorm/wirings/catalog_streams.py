@@ -344,7 +344,7 @@ def depth_scaled() -> Wiring:
     sqrt(k) x is the sandwich's plain sum: the stream's size stays the same, and so does the model's function.
     """
     return Wiring(
-        "depth_scaled", _depth_scaled_row, final_norm=True, 
+        "depth_scaled", _depth_scaled_row, final_norm=True,
         symbols={"a": ("a", "√((k-1)/k)"), "b": ("b", "1/√k for the sublayers k = 2, 3, ...")},
         source="transformers' Beam", use="for the sandwich in low precision: the stream does not grow with depth.",
     )  # fmt: skip

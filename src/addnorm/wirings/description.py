@@ -1,4 +1,4 @@
-"""A wiring in words, made from its rows and stages: what a sublayer reads and adds, what happens to the streams, how factors start."""
+"""A wiring in words, made from its rows and stages: what a sublayer reads and writes, and how factors start."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def _row(label: str, lines: Sequence[RowText]) -> str:
     if row.a == 0.0:
         fate = "is normalized and takes" if row.norm_out else "takes"
         return f"{subject} reads {read}; {write} {fate} the place of the stream: there is no residual connection."
-    stream = line.a.term.format(x="the stream") if line.a.term else f"{line.a.text} times the stream" if line.a.text else "the stream"
+    stream = f"{line.a.text} times the stream" if line.a.text else "the stream"
+    stream = line.a.term.format(x="the stream") if line.a.term else stream
     fate = ", and the sum is normalized" if row.norm_out else ", which is passed on as it is" if row.is_sum else ""
     return f"{subject} reads {read}; {write} is added to {stream}{fate}."
 
@@ -143,7 +144,7 @@ def _read_words(text: StageText) -> str:
     """Return the sum that is read."""
     stage, notation = text.stage, text.read_notation
     if text.is_matrix or text.is_counted:
-        streams = ("the norms of " if any(stage.norm_streams) else "") + ("the streams" if text.is_matrix else "all states so far")
+        streams = "the norms of " * any(stage.norm_streams) + ("the streams" if text.is_matrix else "all states so far")
         if notation is not None:
             if stage.delayed:
                 return f"a sum of {streams} with the weights {notation.collapse} that the sublayer before computed"
@@ -153,14 +154,17 @@ def _read_words(text: StageText) -> str:
         if text.is_counted and not text.read().startswith("Σ"):
             return "the newest state"
         if text.is_matrix:
-            return {"Σ_i X_i": "the sum of the streams", "Σ_i X_i / n": "the mean of the streams"}.get(text.read(), text.read())
+            return {"Σ_i X_i": "the sum of the streams", "Σ_i X_i / n": "the mean of the streams"}.get(
+                text.read(), text.read()
+            )
         return f"a sum of {streams} with weights {text.factors['collapse_0'].text}"
     return _in_words(text.read())
 
 
 def _in_words(expression: str) -> str:
     """Return a short sum in words: the norm of v for N(v)."""
-    return re.sub(r"N\((\w+)\)", r"the norm of \1", expression).replace(" + ", " plus ")
+    text = re.sub(r"([\w.]+) N\(", r"\1 times N(", expression)
+    return re.sub(r"N\((\w+)\)", r"the norm of \1", text).replace(" + ", " plus ")
 
 
 def _matrix_fate(text: StageText) -> str:
@@ -179,7 +183,9 @@ def _counted_fate(text: StageText) -> str:
     old = text.mixed(0)
     if not old:
         return f"{write} is appended as the newest state"
-    source = "the newest state" if old == text.names[0] else f"a sum of all states so far with weights {_first_letter(old)}"
+    source = (
+        "the newest state" if old == text.names[0] else f"a sum of all states so far with weights {_first_letter(old)}"
+    )
     return f"{write} is added to {source}, and the result is appended as the newest state"
 
 
@@ -207,8 +213,8 @@ def _named_fate(text: StageText) -> str:
             total = " plus ".join(filter(None, (_in_words(old), write + f", {times}" * bool(times) if added else "")))
             norm = "the norm of " * bool(stage.norm_out[k])
             others.append(f"{_join(names)} {'becomes' if len(names) == 1 else 'become'} {norm}{total}")
-    targets = [f"to {_join(adds)}"] * bool(adds) + [f", {target}" for target in scaled]
-    pieces = [f"{write} is added {' and'.join(targets).removeprefix(', ')}"] * bool(targets) + others
+    targets = [f" to {_join(adds)}"] * bool(adds) + [f", {target}" for target in scaled]
+    pieces = [f"{write} is added{' and'.join(targets)}"] * bool(targets) + others
     pieces += [f"{_join(normed)} {'is' if len(normed) == 1 else 'are'} then normalized"] * bool(normed)
     return "; ".join(pieces)
 
@@ -221,11 +227,11 @@ def _sums(parts: Sequence[Part]) -> list[str]:
     if any(text.is_matrix for text in texts):
         is_mixed = any("mix" in text.stage.coefficients.kind.computes or text.stage.mix is not None for text in texts)
         return [] if is_mixed else ["So each stream is a plain sum: x_0 and every write, times its weight."]
-    plain = [
-        name
-        for name in names_of(texts[0].stage)
-        if name != "x_0" and all(_stays_sum(text, name) for text in texts)
-    ]
+    written = {
+        name.removesuffix("'") for one in texts for k, name in enumerate(one.names_after) if one.injected(k, "w")
+    }
+    names = names_of(texts[0].stage)
+    plain = [name for name in names if name in written and all(_stays_sum(text, name) for text in texts)]
     if not plain:
         return ["So no stream is a plain sum of writes."]
     return [f"So {_join(plain)} {'stays' if len(plain) == 1 else 'stay'} {SUM}."]

@@ -16,7 +16,16 @@ from addnorm.wirings import stage_text
 from addnorm.wirings.row import FACTORS, GAP, Learned, Place, Row, RowText, format_factor, row_text
 from addnorm.wirings.stage_text import StageText
 
-__all__ = ["Part", "WiringData", "end_of", "equation_lines", "explain", "find_parts", "format_equation", "wrap_equation"]
+__all__ = [
+    "Part",
+    "WiringData",
+    "end_of",
+    "equation_lines",
+    "explain",
+    "find_parts",
+    "format_equation",
+    "wrap_equation",
+]
 
 DEPTHS = (12, 24, 48, 96, 192)  # depths to try if no number of layers is passed
 SUBLAYERS = 2  # of a layer
@@ -27,9 +36,9 @@ ELSEWHERE = "elsewhere"
 MEANINGS = {
     r"\bN\b|\bN_": "N is a norm",
     r"\bf\b|\bf_": "f the sublayer",
-    r"\bL\b": "L the number of layers",
-    r"\bl\b": "l a layer's number from 1",
-    r"\bS\b": "S the number of sublayers",
+    r"(?<![A-Za-z])L(?![A-Za-z])": "L the number of layers",
+    r"(?<![A-Za-z])l(?![A-Za-z])": "l a layer's number from 1",
+    r"(?<![A-Za-z])S(?![A-Za-z])": "S the number of sublayers",
     r"(?<![_\w{])n\b(?![}+])": "n the number of streams",
     r"_n\b": "x_n the newest of the states x_0, x_1, ...",
     r"\bd\b": "d the width",
@@ -176,11 +185,10 @@ def begin_of(wiring: WiringData, first: Part) -> list[str]:
     names: dict[float, list[str]] = {}
     for name, number in zip(stage_text.names_of(stage.stage), numbers, strict=True):
         if (name, number) not in (("x", 1.0), ("x_0", 1.0)):
-            names.setdefault(number, []).append(f"{name}_0")
-    return [
-        " = ".join([*some, "0" if number == 0.0 else "x_0" if number == 1.0 else f"{format_factor(number)} x_0"])
-        for number, some in names.items()
-    ]
+            names.setdefault(number, []).append(f"{name} = " if "_" in name else f"{name}_0 = ")
+    values = {0.0: "0", 1.0: "x_0"}
+    texts = ["".join(some) + values.get(number, f"{format_factor(number)} x_0") for number, some in names.items()]
+    return [f"{text} at the start" if "_" in text.partition(" =")[0].removesuffix("_0") else text for text in texts]
 
 
 def end_of(wiring: WiringData, num_layers: int | None = None) -> End:

@@ -175,7 +175,9 @@ class Wiring:
         last = self.stage(*divmod(n, place.sublayers_per_layer), *place[2:])
         streams = last.n_out if isinstance(last, Stage) else 1
         names = (last.names_out or last.names) if isinstance(last, Stage) else ""
-        return Head(streams, unit(streams, 0), names=names if len(names) == streams and isinstance(names, tuple) else "")
+        return Head(
+            streams, unit(streams, 0), names=names if len(names) == streams and isinstance(names, tuple) else ""
+        )
 
     def rows(self, num_layers: int, sublayers_per_layer: int = 2) -> list[Row]:
         """Return the rows of a whole stack, in order."""

@@ -18,6 +18,7 @@ from addnorm.wirings.stage_text import StageText, names_of
 
 __all__ = ["draw_head", "draw_stage"]
 
+NEWEST = "newest"
 HEIGHT = 3  # lines from a wire to the one below it, if there are boxes between them
 
 
@@ -43,7 +44,7 @@ def draw_head(end: End, last: Canvas) -> Canvas:
         canvas.draw_arrow(canvas.draw_boxes(canvas.write(0, 0, f"{name} ") - 1, 0, norm), 0, "y")
         return canvas
     x = canvas.write(0, 0, f"{_bundle(head, '_L')} ") - 1
-    labels = [*["N"] * any(head.stage.norm_streams), _read_label(head), *norm]
+    labels = [*_read_labels(head), *norm]
     canvas.draw_arrow(canvas.draw_boxes(x, 0, labels, thick=True), 0, "y")
     return canvas
 
@@ -53,33 +54,46 @@ def draw_head(end: End, last: Canvas) -> Canvas:
 
 def _bundle(text: StageText, end: str = "") -> str:
     """Return the name of all streams together."""
-    if text.is_matrix:
+    if text.is_matrix or _is_unnamed(text):
         return f"X{end}"
     if text.is_counted:
         return f"{text.base}_0..{text.base}_n"
     return f"({', '.join(names_of(text.stage))})"
 
 
+def _is_unnamed(text: StageText) -> bool:
+    """Return whether the streams are more than two and have no names of their own."""
+    return text.stage.n > 2 and not text.stage.names
+
+
 def _bundle_after(text: StageText) -> str:
     if text.is_counted:
         after = text.names_after[0]
         return f"{text.base}_0..{after}"
-    if text.is_matrix:
+    if text.is_matrix or _is_unnamed(text):
         return "X'"
     return f"({', '.join(text.labels_after)})" if len(text.labels_after) > 1 else text.labels_after[0]
+
+
+def _read_labels(text: StageText) -> list[str]:
+    """Return the boxes from all streams to the sum that is read."""
+    label = _read_label(text)
+    has_norms = any(text.stage.norm_streams) and (text.read_notation is not None or text.is_counted)
+    scale = _scale(text.factors.get("collapse_0")) if label == NEWEST else []
+    return [*["N"] * has_norms, label, *scale]
 
 
 def _read_label(text: StageText) -> str:
     """Return the label of the box that makes one state of several streams."""
     notation = text.read_notation
     if notation is not None:
-        return notation.collapse + "⁻" * text.stage.delayed
+        return f"{notation.collapse}{'⁻' * text.stage.delayed}"
     read = text.read()
     if text.is_counted and read.startswith("Σ"):
         return str(text.factors["collapse_0"].text)
     if text.is_matrix:
         return {"Σ_i X_i": "Σ", "Σ_i X_i / n": "mean"}.get(read, read)
-    return "newest" if text.is_counted else read
+    return NEWEST if text.is_counted else read
 
 
 def _thick_wire(text: StageText) -> Canvas:
@@ -87,7 +101,7 @@ def _thick_wire(text: StageText) -> Canvas:
     canvas, is_thick = Canvas(), stage.n > 1
     x = canvas.write(0, 0, f"{_bundle(text)} ")
     fork = canvas.draw_wire(x, x + STEP, 0, thick=is_thick)
-    mixes = ["A" if stage.mix is not None else notation.mix] * _has_mix_box(text)
+    mixes = ["A" if notation is None or stage.mix is not None else notation.mix] * _has_mix_box(text)
     low = HEIGHT if mixes else 2
     canvas.draw_vertical_wire(fork, 0, low, thick=is_thick)
     right = canvas.draw_boxes(fork, low, _branch(text), thick=is_thick)
@@ -97,7 +111,9 @@ def _thick_wire(text: StageText) -> Canvas:
     x = canvas.draw_boxes(fork, 0, mixes, thick=is_thick)
     canvas.draw_wire(x, join, 0, thick=stage.n_out > 1)
     canvas.write(join, 0, ADD)
-    right = canvas.draw_boxes(join, 0, ["N"] * any(stage.norm_out), thick=True)
+    normed = [name.removesuffix("'") for name, flag in zip(text.labels_after, stage.norm_out, strict=False) if flag]
+    label = "N" if all(stage.norm_out) else f"N of {', '.join(normed)}"
+    right = canvas.draw_boxes(join, 0, [label] * any(stage.norm_out), thick=True)
     canvas.draw_arrow(right, 0, _bundle_after(text), thick=stage.n_out > 1)
     given = [] if stage.mix is None or not mixes else [f"A = {_matrix(text, 'mix', stage.mix)}"]
     given += [] if stage.inject is None else [f"b = {_vector(text, 'inject', stage.inject)}"]
@@ -108,8 +124,7 @@ def _thick_wire(text: StageText) -> Canvas:
 def _branch(text: StageText) -> list[str]:
     """Return the boxes from the streams to the sublayer's output."""
     stage = text.stage
-    reads = [*["N"] * any(stage.norm_streams), _read_label(text)]
-    return [*reads, *["N"] * stage.norm_in, "f", *["N"] * stage.norm_branch]
+    return [*_read_labels(text), *["N"] * stage.norm_in, "f", *["N"] * stage.norm_branch]
 
 
 def _matrix(text: StageText, place: str, rows: Sequence[Sequence[Factor]]) -> str:
@@ -144,7 +159,7 @@ def _counted(text: StageText) -> Canvas:
         right = canvas.draw_boxes(fork, 2, [*_branch(text), *_scale(text.factors.get("inject"))], thick=True)
         if appends and old:
             canvas.draw_vertical_wire(fork, 2, 5, thick=True)
-            letter = old.removeprefix("Σ_i ").partition("_")[0] if old.startswith("Σ_i ") else "newest"
+            letter = old.removeprefix("Σ_i ").partition("_")[0] if old.startswith("Σ_i ") else NEWEST
             low = canvas.draw_boxes(fork, 5, [letter], thick=True)
             add = max(right, low) + STEP + 1
             canvas.draw_wire(right, add, 2)
@@ -167,7 +182,10 @@ def _has_mix_box(text: StageText) -> bool:
     stage = text.stage
     if stage.mix is None:
         return stage.coefficients is not None and "mix" in stage.coefficients.kind.computes
-    return any(text.mixed(k) != name.removesuffix("'") for k, name in enumerate(text.names_after)) or stage.n_out != stage.n
+    return (
+        any(text.mixed(k) != name.removesuffix("'") for k, name in enumerate(text.names_after))
+        or stage.n_out != stage.n
+    )
 
 
 # Two wires.
@@ -184,12 +202,14 @@ def _is_simple(text: StageText) -> bool:
         return False
     names, after = names_of(stage), [name.removesuffix("'") for name in text.names_after]
     mixed = [text.mixed(k) for k in range(len(after))]
-    if stage.reads > 1:
-        return False
+    reads = [text.factors.get(f"collapse_0_{j}") for j in range(stage.n)]
+    if stage.reads > 1 or (None not in reads and stage.n == 2 and (reads[0] != FactorText() or stage.norm_streams[0])):
+        return False  # of two streams that are read, the first has no room for boxes
     if stage.n == stage.n_out:
         return mixed == list(names) and list(names) == after
     if stage.n == 1:  # a copy of the stream goes on
-        return mixed == [names[0]] * 2 and "inject_1" not in text.factors and not stage.norm_out[1] and "collapse_0_0" in text.factors
+        is_plain = "inject_1" not in text.factors and not stage.norm_out[1]
+        return is_plain and mixed == [names[0]] * 2 and "collapse_0_0" in text.factors
     return mixed == [f"{names[0]} + {names[1]}"] and "collapse_0_1" not in text.factors
 
 
@@ -199,14 +219,15 @@ def _two_wires(text: StageText) -> Canvas:
     names, after = names_of(stage), text.labels_after
     first, second = "collapse_0_0" in factors, "collapse_0_1" in factors
     norms = dict(enumerate(stage.norm_streams))
-    own = {j: ["N"] * norms[j] + _scale(factors[f"collapse_0_{j}"]) for j in range(stage.n) if f"collapse_0_{j}" in factors}
+    own = {
+        j: ["N"] * norms[j] + _scale(factors[f"collapse_0_{j}"]) for j in range(stage.n) if f"collapse_0_{j}" in factors
+    }
     canvas = Canvas()
-    wide = max(map(len, names)) + 1
+    begins = [len(name) + 1 for name in names]
     canvas.write(0, 0, names[0])
-    begin = wide
     high = HEIGHT if own.get(0) and second else 2
     low = high + (HEIGHT if own.get(1) and not first else 2)
-    x = begin + STEP
+    x = max(begins) + STEP
     branch = ["N"] * stage.norm_in + ["f"] + ["N"] * stage.norm_branch
     if second:  # from below, and perhaps from above, where the two meet
         canvas.draw_vertical_wire(x, high, low)
@@ -246,13 +267,13 @@ def _two_wires(text: StageText) -> Canvas:
         canvas.draw_vertical_wire(join_down, high, low)
         canvas.write(join_down, low, ADD)
     last = join
-    canvas.draw_wire(begin, join, 0)
+    canvas.draw_wire(begins[0], join, 0)
     if stage.n == 1:  # the copy begins at the fork
         canvas.draw_vertical_wire(x, high, low)
         canvas.draw_wire(x, join, low)
     else:
         canvas.write(0, low, names[1])
-        canvas.draw_wire(begin, join, low)
+        canvas.draw_wire(begins[1], join, low)
     if stage.n_out == 1:  # the second stream ends in the first
         last = canvas.draw_wire(join, join + STEP + 1, 0)
         canvas.draw_wire(join, last, low)
@@ -285,11 +306,11 @@ def _injection(text: StageText) -> Canvas:
     """Draw the first stream above, with the second one added before the branch."""
     stage, canvas = text.stage, Canvas()
     names, labels = names_of(stage), text.labels_after
-    begin, low = max(map(len, names)) + 1, 7
+    begins, low = [len(name) + 1 for name in names], 7
     canvas.write(0, 0, names[0])
     canvas.write(0, low, names[1])
-    fork = begin + STEP
-    canvas.draw_wire(begin, fork, 0)
+    fork = max(begins) + STEP
+    canvas.draw_wire(begins[0], fork, 0)
     upper = canvas.draw_boxes(fork - 1, 0, _scale(text.factors["mix_0_0"]))
     lower = canvas.draw_boxes(fork, 4, _scale(text.factors["mix_0_1"]))
     canvas.draw_vertical_wire(fork, 4, low)
@@ -300,14 +321,15 @@ def _injection(text: StageText) -> Canvas:
     canvas.write(add, 0, ADD)
     start = canvas.draw_wire(add, add + STEP + 1, 0)
     canvas.draw_vertical_wire(start, 0, 2)
-    right = canvas.draw_boxes(start, 2, [*["N"] * stage.norm_in, "f", *["N"] * stage.norm_branch, *_scale(text.factors.get("inject_0"))])
+    branch = ["N"] * stage.norm_in + ["f"] + ["N"] * stage.norm_branch
+    right = canvas.draw_boxes(start, 2, branch + _scale(text.factors.get("inject_0")))
     join = canvas.draw_wire(right, right + STEP + 1, 2)
     canvas.draw_vertical_wire(join, 0, 2)
     canvas.draw_wire(start, join, 0)
     canvas.write(join, 0, ADD)
     end = canvas.draw_boxes(join, 0, ["N"] * stage.norm_out[0])
     canvas.draw_arrow(end, 0, labels[0])
-    canvas.draw_wire(begin, end, low)
+    canvas.draw_wire(begins[1], end, low)
     canvas.draw_arrow(end, low, labels[1])
     canvas.streams = (0, low)
     return canvas
@@ -325,7 +347,7 @@ def _end_of_two(head: StageText, norm: list[str], low: int) -> Canvas:
         labels += _scale(head.factors[f"collapse_0_{j}"]) if is_read else []
         x = canvas.write(0, y, f"{names[j]} ") - 1
         rights.append(canvas.draw_boxes(x, y, labels) if is_read else -1)
-    join = max(max(rights), len(names[0]) + 1) + 1 + STEP
+    join = max(*rights, len(names[0]) + 1) + 1 + STEP
     for y, right in zip((0, low), rights, strict=True):
         if right >= 0:
             canvas.draw_wire(max(right, len(names[0]) + 1), join, y)

@@ -44,7 +44,9 @@ def is_matrix(spec: Any) -> bool:
     if spec.is_stacked:
         return True
     kind = None if spec.coefficients is None else spec.coefficients.kind
-    return spec.n > 1 and kind is not None and ("inject" in kind.computes or ("mix" in kind.computes and not kind.appends))
+    return (
+        spec.n > 1 and kind is not None and ("inject" in kind.computes or ("mix" in kind.computes and not kind.appends))
+    )
 
 
 def is_counted(spec: Any) -> bool:
@@ -108,7 +110,17 @@ def form(spec: Any) -> tuple[object, ...]:
     if is_counted(spec):
         sums = tuple((place, _is_sum(row)) for place, row in _counted_rows(spec))
         return (*rest, kinds, sums, spec.names, spec.n_out - spec.n, spec.norm_streams[-1], spec.norm_out[-1])
-    return (*rest, kinds, spec.n, spec.n_out, spec.names, spec.names_out, spec.norm_streams, spec.norm_out, spec.mix is None)
+    return (
+        *rest,
+        kinds,
+        spec.n,
+        spec.n_out,
+        spec.names,
+        spec.names_out,
+        spec.norm_streams,
+        spec.norm_out,
+        spec.mix is None,
+    )
 
 
 def _base(name: str) -> str:
@@ -147,7 +159,9 @@ def make_text(
         else:
             values = [_entries(spec)[place] for spec in specs]
             deeper = [_entries(spec)[place] for spec in deeper_specs]
-            texts[place] = factor_text(_letter(last, place, entry), values, deeper, symbol, exact=exact, measured=measured)
+            texts[place] = factor_text(
+                _letter(last, place, entry), values, deeper, symbol, exact=exact, measured=measured
+            )
     return StageText(last, texts, carried, as_matrix or is_matrix(last))
 
 
@@ -180,7 +194,9 @@ def _sum_text(place: str, row: Sequence[Factor], symbol: tuple[str, str] | None)
     elif len({*numbers}) == 1:
         definition = f"{letter}_i {verb} {format_factor(numbers[0])}"
     elif len({*numbers[1:]}) == 1 and verb != "=":
-        definition = f"{letter}_n {verb} {format_factor(numbers[0])}, the other {letter}_i at {format_factor(numbers[1])}"
+        definition = (
+            f"{letter}_n {verb} {format_factor(numbers[0])}, the other {letter}_i at {format_factor(numbers[1])}"
+        )
     else:
         definition = f"{letter}_i {verb} {' ... '.join(format_factor(number) for number in (numbers[-1], numbers[0]))}"
     step = weights[1][0] - weights[0][0] if len(weights) > 1 else 1
@@ -234,9 +250,9 @@ class StageText:
     @property
     def labels_after(self) -> tuple[str, ...]:
         """The names of the streams after the sublayer, with a prime only where they changed."""
-        names = (name.removesuffix("'") for name in self.names_after)
+        plain = [name.removesuffix("'") for name in self.names_after]
         return tuple(
-            name if self._new_stream(k, "w") == name else after for k, (name, after) in enumerate(zip(names, self.names_after, strict=True))
+            plain[k] if self._new_stream(k, "w") == plain[k] else name for k, name in enumerate(self.names_after)
         )
 
     @property
@@ -283,11 +299,15 @@ class StageText:
             return f"Σ_i {factor.text}_i {operand}" if is_sum else factor.times(operand)
         if self.is_matrix and is_read and (short := _short_sum(row, "N(X_i)" if all(flags) else "X_i", flags)):
             return short
-        names = tuple(f"X_{j + 1}" for j in range(len(row))) if self.is_matrix else names_of(self.stage)
+        names = names_of(self.stage)
+        if self.is_matrix:
+            names = tuple(f"X_{j + 1}" for j in range(len(row))) if len(row) > 1 else ("X",)
         if len(names) == 1:
             names = (names[0] + end,)
         operands = [f"N({name})" if flag else name for name, flag in zip(names, flags, strict=True)]
-        terms = [self.factors[f"{place}_{j}"].times(x) for j, x in enumerate(operands) if f"{place}_{j}" in self.factors]
+        terms = [
+            self.factors[f"{place}_{j}"].times(x) for j, x in enumerate(operands) if f"{place}_{j}" in self.factors
+        ]
         return join_terms(*terms)
 
     @property
@@ -377,7 +397,9 @@ class StageText:
             for letter, value in (("A", getattr(stage, "mix", None)), ("b", getattr(stage, "inject", None))):
                 texts += [f"{letter} = {_format_entries(value)}"] if value is not None else []
             return texts
-        return list(dict.fromkeys([*texts, *(factor.definition for factor in self.factors.values() if factor.definition)]))
+        return list(
+            dict.fromkeys([*texts, *(factor.definition for factor in self.factors.values() if factor.definition)])
+        )
 
     def as_row(self) -> RowText | None:
         """Return the text of the row that is this stage, if it has one stream and one read that is the stream."""
@@ -390,15 +412,14 @@ class StageText:
             "a": self.factors.get("mix_0_0", FactorText()),
             "b": self.factors.get("inject_0", FactorText()),
         }
-        entries: dict[str, Factor] = {
-            "a": 1.0 if stage.mix is None else stage.mix[0][0], "b": 1.0 if stage.inject is None else stage.inject[0],
-        }  # fmt: skip
+        a: Factor = 1.0 if stage.mix is None else stage.mix[0][0]
+        b: Factor = 1.0 if stage.inject is None else stage.inject[0]
         for letter, name in (("a", "mix"), ("b", "inject")):
             if notation is not None and name in stage.coefficients.kind.computes:
                 term = notation.terms.get(name, "")
                 factors[letter] = FactorText(getattr(notation, name), "", True, term, notation.boxes.get(name, ()))
-                entries[letter] = Learned(1.0, per_feature=True)
-        row = Row(stage.norm_in, stage.norm_branch, stage.norm_out[0], **entries)
+                a, b = (Learned(1.0, per_feature=True), b) if letter == "a" else (a, Learned(1.0, per_feature=True))
+        row = Row(stage.norm_in, stage.norm_branch, stage.norm_out[0], a=a, b=b)
         return RowText(row, factors["a"], factors["b"], FactorText())
 
 

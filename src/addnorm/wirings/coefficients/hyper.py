@@ -132,8 +132,8 @@ class ManifoldConnection(_Projected):
             "(z_c, z_b, Z_A) = φ R(vec X)", "c = σ(α_1 z_c + β_c) + ε", "b = 2 σ(α_2 z_b + β_b)", "A = SK(α_3 Z_A + β_A)",
         ),
         learned="φ, α, β",
-        start="φ starts at 0 and α at 0.01. In sublayer k, c is 0.953 for stream k mod n and 0.047 for the others, b is 1, and A is "
-        "nearly the identity, by the values of β.",
+        start="φ starts at 0 and α at 0.01. In sublayer k, c is 0.953 for stream k mod n and 0.047 for the others, b is 1, and "
+        "A is nearly the identity, by the values of β.",
     )  # fmt: skip
 
     def __init__(
@@ -219,8 +219,8 @@ class IndependentConnection(_Projected):
                 f"b = {options.get('magnitude', 2.0):g} σ(α_2 z_b + β_b) + ε",
             ),
             learned="φ, α, β",
-            start="φ is drawn with standard deviation 0.006 and α starts at 0.01. So c is nearly 1/n, by the value of β_c, and b is "
-            f"nearly {options.get('magnitude', 2.0) / 2:g}.",
+            start="φ is drawn with standard deviation 0.006 and α starts at 0.01. So c is nearly 1/n, by the value of β_c, and b "
+            f"is nearly {options.get('magnitude', 2.0) / 2:g}.",
         )  # fmt: skip
 
     def __init__(
