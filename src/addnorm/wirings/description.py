@@ -170,7 +170,7 @@ def _in_words(expression: str) -> str:
 def _matrix_fate(text: StageText) -> str:
     stage, notation = text.stage, text.notation
     letter = notation.inject if stage.inject is None else "b"
-    is_mixed = stage.mix is not None or "mix" in stage.coefficients.kind.computes
+    is_mixed = stage.mix is not None or "mix" in stage.coefficients.computes
     mixed = f", after the matrix {notation.mix} has mixed the streams" if is_mixed else ""
     return f"{WRITES[stage.norm_branch]} is added to each stream, times its entry of {letter}{mixed}"
 
@@ -225,7 +225,7 @@ def _sums(parts: Sequence[Part]) -> list[str]:
     if any(text.is_counted for text in texts):
         return []
     if any(text.is_matrix for text in texts):
-        is_mixed = any("mix" in text.stage.coefficients.kind.computes or text.stage.mix is not None for text in texts)
+        is_mixed = any("mix" in text.stage.coefficients.computes or text.stage.mix is not None for text in texts)
         return [] if is_mixed else ["So each stream is a plain sum: x_0 and every write, times its weight."]
     written = {
         name.removesuffix("'") for one in texts for k, name in enumerate(one.names_after) if one.injected(k, "w")

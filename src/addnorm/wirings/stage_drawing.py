@@ -181,7 +181,7 @@ def _has_mix_box(text: StageText) -> bool:
     """Return whether the matrix A is not the identity, so that it needs a box."""
     stage = text.stage
     if stage.mix is None:
-        return stage.coefficients is not None and "mix" in stage.coefficients.kind.computes
+        return stage.coefficients is not None and "mix" in stage.coefficients.computes
     return (
         any(text.mixed(k) != name.removesuffix("'") for k, name in enumerate(text.names_after))
         or stage.n_out != stage.n

@@ -43,10 +43,10 @@ def is_matrix(spec: Any) -> bool:
     """Return whether the streams are written as one X: they are one tensor, or all weights of their sums are computed."""
     if spec.is_stacked:
         return True
-    kind = None if spec.coefficients is None else spec.coefficients.kind
-    return (
-        spec.n > 1 and kind is not None and ("inject" in kind.computes or ("mix" in kind.computes and not kind.appends))
-    )
+    computed = spec.coefficients
+    if spec.n == 1 or computed is None:
+        return False
+    return "inject" in computed.computes or ("mix" in computed.computes and not computed.appends)
 
 
 def is_counted(spec: Any) -> bool:
@@ -359,7 +359,7 @@ class StageText:
     def mixed(self, k: int) -> str:
         """Return row k of A X."""
         stage, notation = self.stage, self.notation
-        if stage.mix is None and notation is not None and "mix" in stage.coefficients.kind.computes:
+        if stage.mix is None and notation is not None and "mix" in stage.coefficients.computes:
             x = "X" if self.is_matrix else f"{self.base}_i" if self.is_counted else names_of(stage)[k]
             default = "{a} {x}" if self.is_matrix else "Σ_i {a}_i {x}" if self.is_counted else "{a} ⊙ {x}"
             return str(notation.terms.get("mix", default).format(a=notation.mix, x=x))
@@ -391,7 +391,7 @@ class StageText:
             texts += [formula.format(**m) for formula in notation.formulas]
             texts += [f"{notation.learned} learned"] * bool(notation.learned)
             if not (notation.formulas or notation.learned):
-                letters = [getattr(notation, name) for name in stage.coefficients.kind.computes if name in LETTERS]
+                letters = [getattr(notation, name) for name in stage.coefficients.computes if name in LETTERS]
                 texts.append(f"{', '.join(letters)} computed by {stage.coefficients.kind.__name__}")
         if self.is_matrix:
             for letter, value in (("A", getattr(stage, "mix", None)), ("b", getattr(stage, "inject", None))):
@@ -415,7 +415,7 @@ class StageText:
         a: Factor = 1.0 if stage.mix is None else stage.mix[0][0]
         b: Factor = 1.0 if stage.inject is None else stage.inject[0]
         for letter, name in (("a", "mix"), ("b", "inject")):
-            if notation is not None and name in stage.coefficients.kind.computes:
+            if notation is not None and name in stage.coefficients.computes:
                 term = notation.terms.get(name, "")
                 factors[letter] = FactorText(getattr(notation, name), "", True, term, notation.boxes.get(name, ()))
                 a, b = (Learned(1.0, per_feature=True), b) if letter == "a" else (a, Learned(1.0, per_feature=True))
