@@ -25,7 +25,8 @@ def table() -> str:
     """Return the table of all wirings."""
     rows = []
     for one in wirings.list_all():
-        equation = re.sub(" +", " ", ";  ".join(equation_lines(one)))
+        whole, short = (re.sub(" +", " ", ";  ".join(equation_lines(one, defines=flag))) for flag in (True, False))
+        equation = whole if one.has_rows else short
         rows.append([f"[{one.name}](#{one.name})", f"`{equation}`", one.use.rstrip("."), linked(one.source)])
     return page.table(["wiring", "equation", "when", "source"], rows)
 

@@ -112,9 +112,9 @@ def format_equation(wiring: WiringData, num_layers: int | None = None) -> str:
     return "\n".join(texts)
 
 
-def equation_lines(wiring: WiringData, num_layers: int | None = None) -> list[str]:
-    """Return the equations, each with its layers."""
-    return [f"{label}: {text}" if label else text for label, text in _lines(wiring, num_layers)]
+def equation_lines(wiring: WiringData, num_layers: int | None = None, *, defines: bool = True) -> list[str]:
+    """Return the equations, each with its layers, with or without the definitions of their letters."""
+    return [f"{label}: {text}" if label else text for label, text in _lines(wiring, num_layers, defines=defines)]
 
 
 def wrap_equation(wiring: WiringData, width: int, num_layers: int | None = None) -> list[str]:
@@ -146,14 +146,14 @@ def explain(text: str) -> str:
     return f"{', '.join(found)}." if found else ""
 
 
-def _lines(wiring: WiringData, num_layers: int | None) -> list[tuple[str, str]]:
+def _lines(wiring: WiringData, num_layers: int | None, *, defines: bool = True) -> list[tuple[str, str]]:
     parts = find_parts(wiring, num_layers)
     end = end_of(wiring, num_layers)
     known: set[str] = set()
-    lines = [(part.label, [*part.equations, *_new(part.definitions, known)]) for part in parts]
+    lines = [(part.label, [*part.equations, *_new(part.definitions, known) * defines]) for part in parts]
     start = ["x_0 = N(x)"] * wiring.embedding_norm
     begin = begin_of(wiring, parts[0])
-    after = [] if end.head is None else _new(end.head.definitions, known)
+    after = [] if end.head is None else _new(end.head.definitions, known) * defines
     last = [end.equation, *after] if end.equation else []
     if len(lines) == 1:
         return [("", GAP.join(start + lines[0][1] + begin + last))]

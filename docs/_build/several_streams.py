@@ -1,0 +1,65 @@
+"""The generated parts of several_streams.md: drawings and equations of wirings, and the lists of wirings.
+
+python docs/_build/several_streams.py            replaces the text between the comments of the page
+python docs/_build/several_streams.py --check    changes nothing; exit code 1 if the page is not up to date
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+import page
+from wirings import linked, not_offered
+
+from addnorm import wirings
+
+PAGE = page.DOCS / "several_streams.md"
+SHOWN = ("pre_ln", "siamese_norm", "hyper_connections", "mhc", "gated_residual", "attention_residuals", "x0_residual")
+
+
+def figure(name: str) -> Callable[[], str]:
+    """Return the function that draws a wiring."""
+
+    def draw() -> str:
+        wiring = wirings.get(name)
+        return "\n".join(["```", wiring.equation(), "", wiring.draw(), "```"])
+
+    return draw
+
+
+def table() -> str:
+    """Return the wirings with stages, with the number of their streams at the start and after 12 layers, and their use."""
+    rows = []
+    for one in wirings.list_all():
+        if not one.has_rows:
+            numbers = [len(one.embedding), *(stage.n_out for stage in one.stages(12))]
+            n = str(numbers[0]) if len({*numbers}) == 1 else f"{numbers[0]} to {max(numbers)}"
+            rows.append([f"[{one.name}](wirings.md#{one.name})", n, one.use.rstrip("."), linked(one.source)])
+    return page.table(["wiring", "streams, 12 layers", "when", "source"], rows)
+
+
+def starts() -> str:
+    """Return how the coefficients of the wirings start, as their modules state it."""
+    rows = []
+    for one in wirings.list_all():
+        stages = [] if one.has_rows else one.stages(12)
+        notations = [stage.coefficients.notation for stage in stages if stage.coefficients is not None]
+        texts = dict.fromkeys(notation.start for notation in notations)
+        rows += [[f"[{one.name}](wirings.md#{one.name})", " ".join(texts)]] * bool(texts)
+    return page.table(["wiring", "coefficients before training"], rows)
+
+
+SECTIONS = {
+    **{f"several_streams:{name}": figure(name) for name in SHOWN},
+    "several_streams:table": table, "several_streams:starts": starts, "several_streams:not-offered": not_offered,
+}  # fmt: skip
+
+
+def main(words: Sequence[str]) -> int:
+    """Replace the generated text, or check it."""
+    return page.main(words, PAGE, SECTIONS, "the wirings say")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
