@@ -10,9 +10,9 @@ import sys
 from collections.abc import Callable, Sequence
 
 import page
-from wirings import linked, not_offered
 
 from addnorm import wirings
+from wirings import linked, not_offered
 
 PAGE = page.DOCS / "several_streams.md"
 SHOWN = ("pre_ln", "siamese_norm", "hyper_connections", "mhc", "gated_residual", "attention_residuals", "x0_residual")

@@ -28,6 +28,7 @@ def folder(tmp_path, monkeypatch, threads):
     (tmp_path / "text").write_text(TEXT.text)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(theory, "DEPTHS", (2,))
+    monkeypatch.setattr(theory, "STREAM_WIRINGS", ())
     monkeypatch.setattr(theory, "WIRINGS", ())
     monkeypatch.setattr(report, "build_comparison_page", lambda output: output)
     monkeypatch.setattr(report, "write", lambda page, path: path)

@@ -32,7 +32,9 @@ def page(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("name", ["add_norm", "api", "comparing", "explorer", "readme", "routes", "several_streams", "streams", "wirings"])
+@pytest.mark.parametrize(
+    "name", ["add_norm", "api", "comparing", "explorer", "readme", "routes", "several_streams", "streams", "wirings"]
+)
 def test_page_is_up_to_date(name):
     assert load(f"docs/_build/{name}.py").main(["--check"]) == 0, f"run docs/_build/{name}.py"
 

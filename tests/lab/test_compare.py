@@ -23,6 +23,7 @@ def one_thread(threads):
 def few_stacks(monkeypatch):
     """Measure untrained stacks at one depth, and only those of compared wirings."""
     monkeypatch.setattr(theory, "DEPTHS", (2,))
+    monkeypatch.setattr(theory, "STREAM_WIRINGS", ())
     monkeypatch.setattr(theory, "WIRINGS", ())
 
 

@@ -17,7 +17,18 @@ from addnorm import Row, Wiring, wirings
 from addnorm.lab import published
 from addnorm.lab.published import PUBLISHED, PublishedCheck, check_published
 from addnorm.lab.run import wiring_label
-from addnorm.lab.theory import DEPTHS, SEEDS, WIRINGS, InitStack, first_steps, init_stacks, measure_init, summarize
+from addnorm.lab.theory import (
+    DEPTHS,
+    SEEDS,
+    STREAM_DEPTHS,
+    STREAM_WIRINGS,
+    WIRINGS,
+    InitStack,
+    first_steps,
+    init_stacks,
+    measure_init,
+    summarize,
+)
 from addnorm.lab.toy_model import ToyModel, geometric_mean, token_similarity
 
 FIRST = int(os.environ.get("ADDNORM_SEEDS", "0"))
@@ -121,10 +132,18 @@ def test_measure_init_of_zero_factors():
     assert summarize([result])[0]["weight_gradient"] == [0.0, 0.0]
 
 
-@pytest.mark.parametrize("name", ["parallel", "resi_dual", "b2t"])
-def test_init_stacks_refuse_wirings_without_rows(name):
-    with pytest.raises(ValueError, match=f"wiring is '{name}', expected a wiring of rows"):
-        init_stacks([name])
+def test_init_stacks_refuse_parallel_sublayers():
+    with pytest.raises(ValueError, match="wiring is 'parallel', expected one without parallel sublayers"):
+        init_stacks(["parallel"])
+
+
+def test_summarize_rows_of_several_streams():
+    result = [measure_init(job) for job in init_stacks(["mhc", "attention_residuals", "pre_ln"], [2], [0, 1])]
+    attention, mhc, pre = summarize(result)
+    assert "gain" not in attention
+    assert mhc["difference"] == max(member["difference"] for member in result[:2])
+    assert mhc["read"][1] == pytest.approx(geometric_mean(member["read"][1] for member in result[:2]))
+    assert "read" not in pre
 
 
 # --------------------------------------------------------------------------------------------- stacks and rows
@@ -195,6 +214,14 @@ def as_published():
                 "similarity": [1.0 if wiring == "no_residual" else 0.5] * (2 * n + 1), "last_move": 1 / (2 * n),
                 "weight_gradient": gradient, "step_sgd": steps.get(wiring, 1.0), "step_adam": steps.get(wiring, 1.0),
             })  # fmt: skip
+    for wiring in STREAM_WIRINGS:
+        rows += [
+            {
+                "wiring": wiring, "num_layers": n, "seeds": [0], "difference": 1e-5, "read": [1.0] * (2 * n),
+                "pre_read": [(1 + i) ** 0.5 for i in range(2 * n)], "gain": 1.0 if wiring == "mhc" else 50.0,
+            }
+            for n in STREAM_DEPTHS
+        ]  # fmt: skip
     return rows
 
 
@@ -247,6 +274,12 @@ PLANTED = [
     ("With the residual", curve("pre_ln", "similarity", [0.999] * 129)),
     ("Without norms", curve("no_norm", "variance", [1 + 0.5 * i for i in SUBLAYERS])),
     ("Without norms", curve("no_norm", "variance", [3.0**i for i in SUBLAYERS])),
+    ("Hyper-connections and", lambda rows: of(rows, "denseformer", 16).update(difference=0.01)),
+    ("The reads of attention", lambda rows: of(rows, "attention_residuals", 16).update(read=[*[1.0] * 31, 1.2])),
+    ("Pre-LN's reads", lambda rows: of(rows, "attention_residuals", 16).update(read=[1.0] * 31 + [2.0])),
+    ("The mixing of mHC", lambda rows: of(rows, "mhc", 16).update(gain=0.9)),
+    ("The mixing of mHC", lambda rows: of(rows, "mhc", 16).update(gain=2.0)),
+    ("The mixing of hyper", lambda rows: of(rows, "hyper_connections", 16).update(gain=1.5)),
 ]
 
 
@@ -284,7 +317,8 @@ def test_published_results_fail_on_nan_inf_and_zero(wrong):
 
     rows = [{key: value if key == "seeds" else spoilt(value) for key, value in row.items()} for row in as_published()]
     holding = {check.name for check in check_published(rows) if check.holds}
-    assert holding <= {CONSTANTS, "With the residual the tokens stay distinct."}, "0 is a valid similarity"
+    valid = {"With the residual the tokens stay distinct.", "Hyper-connections and their successors begin as pre-LN."}
+    assert holding <= {CONSTANTS, *valid}, "0 is a valid similarity, and a valid difference"
 
 
 @pytest.mark.parametrize("wiring", WIRINGS)
@@ -341,5 +375,7 @@ def test_shallow_stacks_match_the_papers():
 @pytest.mark.slow
 def test_untrained_stacks_match_the_papers():
     """Measure the default of a report. `ADDNORM_SEEDS=1000` uses other seeds."""
-    result = check_published(summarize(measure_init(job) for job in init_stacks(seeds=range(FIRST, FIRST + SEEDS))))
+    seeds = range(FIRST, FIRST + SEEDS)
+    jobs = [*init_stacks(seeds=seeds), *init_stacks(STREAM_WIRINGS, STREAM_DEPTHS, seeds)]
+    result = check_published(summarize(map(measure_init, jobs)))
     assert [check for check in result if not check.holds] == []

@@ -11,7 +11,7 @@ from addnorm.lab import theory
 if __name__ == "__main__":
     # Tests that run in the background of a shell inherit that interrupts are ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    theory.DEPTHS, theory.WIRINGS = (2,), ()
+    theory.DEPTHS, theory.WIRINGS, theory.STREAM_WIRINGS = (2,), (), ()
     lab.compare = partial(lab.compare, seconds=0.1)
     report.build_comparison_page, report.write = (lambda comparison: comparison), (lambda page, path: path)
     main(sys.argv[1:])

@@ -35,7 +35,6 @@ from addnorm.lab.data import Text, python_docs
 from addnorm.lab.measure import Numbers
 from addnorm.lab.result_store import ResultStore, read_progress, write_progress
 from addnorm.lab.run import ILLUSTRATION, SCHEMA, Protocol, Run, describe_behaviour, hash_json, wiring_label
-from addnorm.lab.streams_theory import STREAM_DEPTHS, STREAM_WIRINGS
 from addnorm.lab.train import one_thread, train
 from addnorm.nn import Row, Wiring
 
@@ -151,12 +150,12 @@ def _init_jobs(compared: Sequence[Wiring]) -> list[_Job]:
     """Return the jobs of the untrained stacks: the wirings of the published results, and the compared ones."""
     rows = {
         wiring_label(wiring): wiring
-        for wiring in (*map(wirings.get, (*theory.WIRINGS, *STREAM_WIRINGS)), *compared)
-        if wiring.is_sequential or wiring.name in STREAM_WIRINGS
+        for wiring in (*map(wirings.get, (*theory.WIRINGS, *theory.STREAM_WIRINGS)), *compared)
+        if wiring.is_sequential or wiring.name in theory.STREAM_WIRINGS
     }
     jobs = []
     for wiring in rows.values():
-        for n in theory.DEPTHS if wiring.has_rows else STREAM_DEPTHS:
+        for n in theory.DEPTHS if wiring.has_rows else theory.STREAM_DEPTHS:
             stacks = tuple(theory.init_stacks([wiring], [n]))
             document = {
                 "schema": SCHEMA, "init": describe_behaviour(wiring, n), "seeds": [stack.seed for stack in stacks], "n": n,

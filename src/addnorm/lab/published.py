@@ -378,9 +378,9 @@ PUBLISHED: tuple[PublishedResult, ...] = (
     ),
     PublishedResult(
         "The reads of attention residuals do not grow with depth.", "Kimi team 2026, arXiv 2603.15031",
-        "the largest root mean square of a read before its norm, in units of x_0, in the deepest stack: at most 1.1",
+        "the largest root mean square of a read before its norm, in units of x_0, in the deepest stack: 0.9 to 1.1",
         "a mean of sources of about equal size is at most as large as they are; the stream of pre-LN is about sqrt(1 + l).",
-        (0.0, 1.1), deepest_stack("attention_residuals", 16, largest_read),
+        (0.9, 1.1), deepest_stack("attention_residuals", 16, largest_read),
     ),
     PublishedResult(
         "Pre-LN's reads grow with depth, those of attention residuals fall behind.", "Kimi team 2026, arXiv 2603.15031",

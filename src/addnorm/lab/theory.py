@@ -24,13 +24,15 @@ from torch import Tensor
 
 from addnorm import wirings
 from addnorm.lab.run import wiring_label
-from addnorm.lab.streams_theory import measure_streams_init
+from addnorm.lab.streams_theory import STREAM_DEPTHS, STREAM_WIRINGS, measure_streams_init
 from addnorm.lab.toy_model import ToyModel, compute_write, geometric_mean, token_similarity
 from addnorm.nn import Wiring
 
 __all__ = [
     "DEPTHS",
     "SEEDS",
+    "STREAM_DEPTHS",
+    "STREAM_WIRINGS",
     "WIRINGS",
     "InitStack",
     "first_steps",
