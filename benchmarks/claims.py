@@ -6,7 +6,7 @@ is "holds", "refuted", or both with the parts to which each applies. Statements 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,7 +114,18 @@ def best(results: Results, wiring: str, num_layers: int, warm_up: bool = False) 
         row for row in results["training"]
         if (row["wiring"], row["num_layers"], row["warm_up"] > 0) == (wiring, num_layers, warm_up)
     ]  # fmt: skip
+    return best_of(rows)
+
+
+def best_of(rows: Iterable[Measured]) -> Measured:
+    """Return the row with the lowest loss."""
     return min(rows, key=lambda row: row["loss"])
+
+
+def is_at_edge(best: Measured, rows: Iterable[Measured]) -> bool:
+    """Return whether the best rate is the smallest or the largest of the rows' rates: a better one may lie outside the grid."""
+    rates = sorted({row["lr"] for row in rows})
+    return len(rates) > 1 and best["lr"] in (rates[0], rates[-1])
 
 
 def losses(num_layers: int, **runs: tuple[str, bool]) -> Callable[[Results], Measured]:

@@ -19,6 +19,7 @@ import bench_compile
 import bench_functional
 import bench_fuse
 import bench_lab
+import bench_norms
 import bench_stack
 import bench_stream
 from harness import RESULTS, read
@@ -52,6 +53,8 @@ PAGES: dict[str, dict[str, tuple[str, Callable[[Any], str]]]] = {
     "docs/comparing.md": {"lab": ("lab", bench_lab.section)},
     "docs/claims.md": {
         "claims": ("claims", bench_claims.claims_section),
+        "claims-norms": ("norms", bench_norms.claims_section),
+        "norms-rates": ("norms", bench_norms.rates_section),
         "claims-by-depth": ("claims", bench_claims.depth_section),
         "claims-trained": ("claims", bench_claims.training_section),
     },
