@@ -75,7 +75,7 @@ SHOWN = "() => [...document.querySelectorAll('#panel-trace [data-step]')].length
 @contextmanager
 def served() -> Iterator[str]:
     """Run the explorer in its own process, and yield its address."""
-    command = [sys.executable, "-m", "addnorm.cli", "explore", "--port", "0"]
+    command = [sys.executable, "-m", "addnorm", "explore", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             results = re.search(r"http://[\w.:]+", process.stdout.readline() if process.stdout else "")

@@ -15,7 +15,7 @@ from addnorm.bench import accuracy, cases, facts, onnx_peer, operation
 from addnorm.bench.cases import DTYPES, FIELDS, JOBS
 from addnorm.bench.harness import Case, by_case
 from addnorm.bench.targets import Target
-from addnorm.cli import main
+from addnorm_cli.group import addnorm as main
 from support.pairwise import pairwise, product
 
 MOVED = {

@@ -6,8 +6,8 @@ import re
 import pytest
 from click.testing import CliRunner
 
-from addnorm.cli import main
 from addnorm.trace import PRESETS, trace
+from addnorm_cli.group import addnorm as main
 
 
 def run(*arguments, **env):

@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner
 
 from addnorm import lab, report
-from addnorm.cli import main
 from addnorm.lab import theory
+from addnorm_cli.group import addnorm as main
 from support import SUPPORT
 from support.lab_runs import TEXT, measured
 

@@ -13,7 +13,8 @@ from click.testing import CliRunner
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
-from addnorm.cli import explore, main
+from addnorm.cli import explore
+from addnorm_cli.group import addnorm as main
 from support.explorer_process import RACING, Explorer
 
 

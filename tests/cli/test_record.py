@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -144,12 +145,21 @@ def test_record_names_missing_extra(folder, monkeypatch, package, options):
 
 @pytest.mark.parametrize("options", [["--out", "new/run.json"], ["--out", "new/run.parquet"], ["--plots", "new"]])
 def test_record_full_disk(folder, monkeypatch, options):
+    replace = Path.replace
+
     def full(self, target):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if folder in target.parents:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return replace(self, target)
 
     monkeypatch.setattr(Path, "replace", full)
     result = run("record", "gpt2", *options)
-    assert_one_sentence(result, 2, "cannot be written (No space left on device)")
+    assert_one_sentence(result, 1, "cannot be written (No space left on device): the result is in '")
+    saved = Path(re.search("in '(.+)'", result.stderr)[1])
+    written = [*saved.iterdir()] if saved.is_dir() else [saved]
+    assert written
+    assert all(path.stat().st_size > 100 for path in written)
+    shutil.rmtree(saved.parent)
     assert "Recording of GPT2Model" in result.stdout  # the measured steps are not lost
     assert names_in(folder / "new") == []
 

@@ -8,7 +8,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("safetensors")
 
 import addnorm
-from addnorm.cli import main
+from addnorm_cli.group import addnorm as main
 from support.stream_commands import assert_one_sentence, document, run, user_folder
 
 

@@ -7,8 +7,8 @@ import pytest
 from click.testing import CliRunner
 
 from addnorm import wirings
-from addnorm.cli import main
 from addnorm.wirings.catalog import CONSTRUCTORS, EXAMPLES
+from addnorm_cli.group import addnorm as main
 from support.pairwise import rotate
 
 

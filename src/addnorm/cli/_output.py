@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal
 
 import click
@@ -11,12 +14,15 @@ from rich.console import Console
 from rich.text import Text
 
 from addnorm._util import jsonio
+from addnorm._util.files import UnwritableError, check_writable
 from addnorm._util.tables import WIDTH, Block, Paragraph, make_console, to_rich
 
 __all__ = [
-    "ArgumentError", "ProofError", "print_blocks", "print_json", "print_message", "print_notes",
-    "print_unwrapped", "stderr_if_terminal", "stdout", "working",
+    "ArgumentError", "ProofError", "check_file", "print_blocks", "print_json", "print_message", "print_notes", "print_unwrapped",
+    "save_result", "stderr_if_terminal", "stdout", "working",
 ]  # fmt: skip
+
+PATIENCE = 2.0  # seconds after which a step without output is announced
 
 
 class ArgumentError(click.ClickException):
@@ -74,10 +80,47 @@ def print_message(sentence: str) -> None:
 
 @contextmanager
 def working(title: str) -> Iterator[None]:
-    """Show on a terminal that a step is running."""
+    """Show that a step is running: on a terminal at once, elsewhere in a line if it takes long."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield
+        timer = threading.Timer(PATIENCE, print_message, (f"{title[:1].upper()}{title[1:]} ...",))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
         return
     with console.status(Text(title if len(title) < 60 else f"{title[:58]}…")):
         yield
+
+
+def check_file(path: Path, option: str) -> None:
+    """Check that a file can be written at the path of an option, and make its folder.
+
+    Raises:
+        ArgumentError: it cannot.
+    """
+    try:
+        check_writable(path)
+    except UnwritableError as error:
+        raise ArgumentError(error.renamed(option)) from None
+
+
+def save_result(path: Path, write: Callable[[Path], object], option: str) -> None:
+    """Write a result to the path of an option, or to a temporary folder where that fails, and say where it is.
+
+    Raises:
+        click.ClickException: the path cannot be written. The result is in the temporary folder, if that can be written.
+    """
+    try:
+        write(path)
+    except OSError as error:
+        named = error.renamed(option) if isinstance(error, UnwritableError) else error
+        sentence = str(named).rpartition(": ")[0] if isinstance(named, UnwritableError) else f"{option}: {error}"
+        other = Path(tempfile.mkdtemp(prefix="addnorm-")) / path.name
+        try:
+            write(other)
+        except OSError:
+            raise click.ClickException(f"{sentence}, nor can '{other}': make room, and repeat the command.") from None
+        raise click.ClickException(f"{sentence}: the result is in '{other}'.") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import click
 from rich.console import Console
 from torch import Tensor
 
@@ -12,31 +11,24 @@ from addnorm.cli._model import (
     ModelOptions,
     describe_failure,
     describe_inputs,
-    float64_option,
     inspect_model,
     load_model,
-    model_command,
     model_facts,
     token_mask,
+    with_model,
 )
 from addnorm.cli._output import print_blocks, print_json, print_notes, stdout, working
 from addnorm.stream.decompose import BIASES
 from addnorm.stream.models.hf import quiet
 
-__all__ = ["decompose", "print_shares"]
+__all__ = ["print_shares", "run"]
 
 NOTE = "The share of a source is ⟨its part, x⟩ / |x|² of a token, averaged over the tokens; the shares sum to one."
 
 
-@click.command()
-@model_command
-@float64_option
-def decompose(model: ModelOptions, as_json: bool, float64: bool) -> str | None:
-    """Compute each sublayer's share of a model's residual stream.
-
-    The stream at its end is written as a sum with one part for each source: x_0, the writes, the biases of the norms. MODEL is
-    as in `addnorm inspect`. Exit code 3 where the parts do not add up to the stream.
-    """
+@with_model
+def run(model: ModelOptions, as_json: bool, float64: bool) -> str | None:
+    """Compute each sublayer's share of a model's residual stream."""
     loaded = load_model(model)
     inspection = inspect_model(loaded)
     if not inspection.sites:

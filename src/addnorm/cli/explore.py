@@ -17,7 +17,7 @@ import torch
 from addnorm._util.optional import require
 from addnorm.cli._output import ArgumentError
 
-__all__ = ["explore"]
+__all__ = ["run"]
 
 PORT = 8017  # by default; another one where it is in use
 ANY_ADDRESS = {
@@ -27,27 +27,8 @@ ANY_ADDRESS = {
 }  # hosts that listen at all addresses, and this machine
 
 
-@click.command()
-@click.option("--port", type=click.IntRange(0, 65535), metavar="N", help=f"Port; 0 is any free one (default {PORT}).")
-@click.option(
-    "--host", default="127.0.0.1", metavar="NAME", help="Address to listen at; other machines need the printed token."
-)
-@click.option(
-    "--recording", "recordings", type=click.Path(path_type=Path), multiple=True, metavar="FILE",
-    help="A file that `addnorm record --out FILE` wrote (repeatable).",
-)  # fmt: skip
-@click.option("--open", "opens_browser", is_flag=True, help="Also open the page in the browser.")
-def explore(port: int | None, host: str, recordings: tuple[Path, ...], opens_browser: bool) -> None:
-    r"""Open the explorer, a local web page.
-
-    Move the LayerNorm of a stack, follow one token, look into a recording, train two wirings side by side. Only this machine
-    can reach the page, and the page loads nothing from elsewhere. Ctrl-C ends the server.
-
-    \b
-      addnorm explore
-      addnorm record minilm --out minilm.json --memory-map
-      addnorm explore --recording minilm.json
-    """
+def run(port: int | None, host: str, recordings: tuple[Path, ...], opens_browser: bool) -> None:
+    """Serve the explorer until Ctrl-C."""
     try:
         for package in ("starlette", "uvicorn"):
             require(package, "explore")

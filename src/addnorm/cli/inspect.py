@@ -11,28 +11,25 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
-import click
-
 import addnorm
 from addnorm import report as pages
 from addnorm._util.optional import require
 from addnorm.cli._model import (
-    FILE,
     ModelOptions,
     describe_failure,
     describe_inputs,
-    float64_option,
     inspect_model,
     load_model,
-    model_command,
     model_facts,
     token_mask,
+    with_model,
 )
 from addnorm.cli._output import (
     ArgumentError,
     print_json,
     print_message,
     print_notes,
+    save_result,
     stderr_if_terminal,
     stdout,
     working,
@@ -44,26 +41,12 @@ from addnorm.stream.models.hf import first_line, quiet
 from addnorm.stream.models.load import LoadedModel
 from addnorm.stream.record.recording import Recording
 
-__all__ = ["check_report", "inspect"]
+__all__ = ["check_report", "run"]
 
 
-@click.command()
-@model_command
-@float64_option
-@click.option("--report", type=FILE, metavar="FILE", help="Write a report on the model to FILE.html.")
-def inspect(model: ModelOptions, report: Path | None, as_json: bool, float64: bool) -> str | None:
-    r"""Find the residual streams of a model and prove their equations.
-
-    Each equation is computed again in float64 and compared with the model's own values.
-
-    MODEL is minilm, a directory with a config.json, a transformers model type, which is built small with random weights,
-    or module.path:factory, a function of yours that returns (model, args, kwargs). With --report the model is also recorded
-    forward and backward, and run without each sublayer: one HTML file.
-
-    \b
-      addnorm inspect minilm --report minilm.html
-      addnorm inspect llama --layers 4
-    """
+@with_model
+def run(model: ModelOptions, report: Path | None, as_json: bool, float64: bool) -> str | None:
+    """Find the residual streams of a model and prove their equations."""
     if report is not None:
         check_report(report)
     loaded = load_model(model)
@@ -112,10 +95,7 @@ def _write_report(path: Path, loaded: LoadedModel, inspection: Inspection, model
     foot = f"Made with {versions}, on {datetime.datetime.now(datetime.UTC):%Y-%m-%d at %H:%M} UTC."
     with working(f"write {path}"):
         page = pages.build_model_page(inspection, recording, ablations, facts, title=model.name, footer=[foot])
-        try:
-            pages.write(page, path)
-        except OSError as error:
-            raise ArgumentError(str(error).replace("path is", "--report is", 1)) from None
+    save_result(path, lambda file: pages.write(page, file), "--report")
     print_message(f"Written: {path}")
 
 

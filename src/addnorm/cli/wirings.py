@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-import click
 from rich.console import Console
 
 import addnorm
@@ -19,13 +18,12 @@ from addnorm.wirings.equation import wrap_equation
 from addnorm.wirings.init import ROLES, RULES
 from addnorm.wirings.row import format_factor
 
-__all__ = ["make_wiring", "wirings"]
+__all__ = ["make_wiring", "run"]
 
 SOURCES = ((96, 28), (78, 21), (0, 0))  # columns of a terminal, and columns of the source in it
 MOST_ROWS = 8  # with more layers only the first three, the middle one and the last are printed
 FACTORS = {"a": "of the stream", "b": "of the write", "c": "of the read"}
 LEGEND = "N is a norm, f the sublayer, L the number of layers, l a layer's number from 1, S the number of sublayers."
-DEPTH = click.IntRange(1, 10_000)
 
 
 class _Stack(NamedTuple):
@@ -42,26 +40,10 @@ class _Stack(NamedTuple):
         return [Place(layer, k, self.num_layers, self.sublayers) for layer in range(self.num_layers) for k in sublayers]
 
 
-@click.command()
-@click.argument("name", required=False)
-@click.option("--layers", type=DEPTH, metavar="N", help="Also show the constants of a stack of N layers.")
-@click.option(
-    "--decoder-layers", type=DEPTH, metavar="M", help="And those of a decoder of M layers; N is the encoder's then."
-)
-@click.option("--set", "settings", multiple=True, metavar="OPTION=VALUE", help="Option of the wiring, as in --set k=3.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document, with all rows.")
-def wirings(
+def run(
     name: str | None, layers: int | None, decoder_layers: int | None, settings: tuple[str, ...], as_json: bool
 ) -> None:
-    r"""List the residual wirings, or describe one.
-
-    With NAME: its equation, a drawing, its source, and with --layers its constants.
-
-    \b
-      addnorm wirings
-      addnorm wirings deepnorm --layers 100
-      addnorm wirings mix_ln --layers 12 --set k=3
-    """
+    """Print the list of the wirings, or describe one."""
     if name is None:
         if layers or decoder_layers or settings:
             raise ArgumentError(
