@@ -67,6 +67,8 @@ REFUSED = {
     "two heads": (steps.two_heads, ONE, "several norms read the end of the stream", ()),
     "gate between layers": (steps.scaled_stream, ONE, "an elementwise function of the end of another stream", ()),
     "orthogonal update": (steps.orthogonal_updates, ONE, "through norms of different kinds", ()),
+    "orthogonal update, one norm": (steps.orthogonal_updates_of_one_norm, ONE, "multiplied by a norm of the stream", ()),
+    "norms of channels": (steps.norms_of_channels, IMAGE, "a norm that is written out over another dimension", ()),
 }  # fmt: skip
 
 
@@ -92,6 +94,10 @@ def test_inspect_tells_token_mixers_from_feed_forwards():
 def test_inspect_tells_mixers_without_norms():
     kinds = [site.kind for site in inspect(make_steps(steps.bare_token_mixers), *ONE).sites]
     assert kinds == ["other", "feed-forward"] * 2
+
+
+def test_inspect_gives_one_reason_for_norms_of_channels():
+    assert len(inspect(make_steps(steps.norms_of_channels), *IMAGE).unknown) == 1
 
 
 def test_inspect_finds_sum_of_two_streams():

@@ -21,20 +21,24 @@ from torch.utils import _pytree as pytree
 
 from addnorm.stream.dataflow.graph import DATA, PARAMETER, Flow, Op, Value
 from addnorm.stream.find.adds import PARTIAL, Add, find_ops_between
-from addnorm.stream.find.chain import Chain
+from addnorm.stream.find.chain import Chain, Selection
 from addnorm.stream.find.interpolation import match_interpolation
 from addnorm.stream.find.moves import find_moved, is_move, list_joined, strip_moves
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.operators import PRODUCTS, is_ancestor, is_mixing, match_factor, match_terms, strip_views
 from addnorm.stream.find.regions import Regions
 
-__all__ = ["Gap", "find_gaps", "list_inner_ops"]
+__all__ = ["Gap", "find_gaps", "list_carried", "list_inner_ops"]
 
 LONE_ADD = "a single add x + f(x): no other add continues its sum, and no norm over the features belongs to it"
 GATED = "x' = g * x + ... with a gate g computed from the data, which no row expresses (a highway network, a recurrent cell)"
 MIXED = "x' = A x + ... with a matrix A that mixes states, which no row expresses (hyper-connections)"
 SEVERAL = "a sum of three or more values, some of which are computed from others, which no row expresses"
 SUM = "a sum of a value and what was computed from it, which is no add of a sublayer"
+CENTRED = (
+    "a mean is subtracted from the stream: a norm that is written out over another dimension than the last, or centred tokens; "
+    "neither is in a row"
+)
 CONTINUED = "an elementwise function of the end of another stream: the sum is not passed on unchanged"
 STARTS_IN_SUM = "the stream begins with a residual sum that is not understood"
 ADDED = "something that no sublayer of the stream wrote is added to the stream after its last add"
@@ -69,23 +73,25 @@ def list_inner_ops(chain: Chain) -> set[Op]:
     return inner
 
 
-def find_gaps(flow: Flow, norms: Sequence[Norm], chains: Sequence[Chain], left: Sequence[Add]) -> list[Gap]:
-    """Find the operators that change a stream and are in no row. `left` has the adds in no stream, which are reported already."""
-    coverage = _Coverage(flow, norms, chains, left)
+def find_gaps(flow: Flow, norms: Sequence[Norm], adds: Selection) -> list[Gap]:
+    """Find the operators that change a stream and are in no row."""
+    chains = adds.chains
+    coverage = _Coverage(flow, norms, adds)
     sums = [*coverage.find_sums()]
     unexplained = {gap.op for gap in sums}
     gaps = [*sums]
     for k, chain in enumerate(chains):
         gaps += coverage.check_start(k, chain, unexplained)
-    for k, chain in enumerate(chains):
-        gaps += coverage.check_states(k, chain)
+    for k in range(len(chains)):
+        gaps += coverage.check_states(k, unexplained)
     return gaps
 
 
 class _Coverage:
     """The operators of a run that are accounted for, and the walks over the others."""
 
-    def __init__(self, flow: Flow, norms: Sequence[Norm], chains: Sequence[Chain], left: Sequence[Add]) -> None:
+    def __init__(self, flow: Flow, norms: Sequence[Norm], adds: Selection) -> None:
+        chains = adds.chains
         self.flow = flow
         self.chains = chains
         self.states: dict[Value, int] = {}  # the stream after each add, and after each norm on it
@@ -101,7 +107,8 @@ class _Coverage:
             for add in chain.dual_adds:
                 self.path.update(_list_add_ops(add))
         self.of_norms = {op for norm in norms for op in norm.ops}
-        self.left = {add.op for add in left}
+        self.left = {add.op for add in adds.left}
+        self.reads = {add.op for add in adds.reads}
         results = {v for v in pytree.tree_leaves(flow.result) if isinstance(v, Value)}
         self.regions = Regions(self.inner, self.path, results)
 
@@ -109,7 +116,7 @@ class _Coverage:
 
     def find_sums(self) -> Iterator[Gap]:
         """Yield the residual sums that are in no row and in no sublayer."""
-        known = self.path | self.inner | self.of_norms
+        known = self.path | self.inner | self.of_norms | self.reads
         known |= _list_users(self.flow, self.chains, known)
         known |= {
             inner for op in self.flow.ops if (found := match_interpolation(op)) is not None for inner in found.ops
@@ -117,11 +124,12 @@ class _Coverage:
         for op in self.flow.ops:
             if op in known:
                 continue
-            carried = [(q, _list_carried(p)) for p, q in _list_operands(op)]
+            carried = [(q, list_carried(p)) for p, q in _list_operands(op)]
             reason = LONE_ADD if op in self.left else _explain_sum(op)
             if reason is None and any(_is_computed_from(q, values) for q, values in carried):
                 reason = SUM
             if reason is not None:
+                reason = CENTRED if _is_centring(op) else reason
                 yield Gap(
                     op, reason, frozenset(self.states[v] for _, values in carried for v in values if v in self.states)
                 )
@@ -153,7 +161,7 @@ class _Coverage:
 
     # The states of a stream.
 
-    def check_states(self, k: int, chain: Chain) -> Iterator[Gap]:
+    def check_states(self, k: int, unexplained: set[Op]) -> Iterator[Gap]:
         """Yield what is done to the values that carry a state, outside of the rows."""
         starts = {value for value, of in self.states.items() if of == k}
         todo = [(value, False) for value in starts]
@@ -184,7 +192,7 @@ class _Coverage:
                         todo.append((out, is_normed))
                 elif operands := [(p, q) for p, q in _list_operands(op) if p is value]:
                     is_injection = not is_normed and any(self._is_injection(q) for _, q in operands)
-                    if is_injection and not self.regions.is_read_only(op.outputs):
+                    if is_injection and op not in unexplained and not self.regions.is_read_only(op.outputs):
                         yield Gap(op, ADDED, frozenset((k,)))
                 elif any(source is value for v in op.outputs[:1] for source, _ in _list_sources(v)):
                     todo += [(v, is_normed) for v in op.outputs]
@@ -255,7 +263,7 @@ def _list_sources(value: Value) -> list[tuple[Value, bool]]:
     return [(v, False) for v in same]
 
 
-def _list_carried(value: Value) -> set[Value]:
+def list_carried(value: Value) -> set[Value]:
     """Return the values that a value carries."""
     carried, todo = {value}, [value]
     while todo:
@@ -331,6 +339,15 @@ def _explain_sum(op: Op) -> str | None:
             if product.name in PRODUCTS:
                 return MIXED
     return None
+
+
+def _is_centring(op: Op) -> bool:
+    """Return whether an operator computes x - mean(x)."""
+    terms = match_terms(op)
+    if terms is None or len(terms) != 2 or terms[1].factor != -1.0:
+        return False
+    mean = strip_views(terms[1].value).op
+    return mean is not None and mean.name in ("mean", "var_mean", "std_mean") and mean.inputs[0] is terms[0].value
 
 
 def _is_activation(value: Value) -> bool:

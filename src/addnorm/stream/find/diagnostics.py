@@ -11,7 +11,7 @@ from addnorm._util.numbers import format_count
 from addnorm.stream.dataflow.graph import Flow, Op
 from addnorm.stream.find.adds import PARTIAL, Add, has_mixing_branch
 from addnorm.stream.find.chain import Chain
-from addnorm.stream.find.coverage import GATED, MIXED, SEVERAL, SUM, Gap
+from addnorm.stream.find.coverage import GATED, MIXED, SEVERAL, SUM, Gap, list_carried
 from addnorm.stream.find.hidden_norms import has_hidden_norm_in, has_hidden_norm_out
 from addnorm.stream.find.inspection import Site, Unknown
 from addnorm.stream.find.naming import find_contradiction
@@ -38,6 +38,7 @@ HIDDEN_IN = "a norm reads the stream after other steps than the row's: a mask, a
 HIDDEN_OUT = "the output is normalized, and multiplied by a gate or moved before it is added, which no row expresses"
 NEGATED = "the stream changes its sign, x' = -x + ..., which no wiring does"
 SEVERAL_KINDS = "the sublayer reads the stream through norms of different kinds, and a row has one norm"
+PROJECTED = "the output is multiplied by a norm of the stream, or added to one, which no row expresses"
 SHIFTED = (
     "layers begin with the norm of the residual, z = N(x), x' = z + f(z): this norm is on the stream, as in post-LN, and belongs "
     "to the row of the sublayer before it"
@@ -105,6 +106,7 @@ def list_reasons(chain: Chain, k: int, sublayer: Sublayer) -> list[str]:
         HIDDEN_IN: sublayer.ops and has_hidden_norm_in(sublayer),
         HIDDEN_OUT: sublayer.ops and has_hidden_norm_out(sublayer),
         SEVERAL_KINDS: len({norm.kind for norm in sublayer.reads.norms}) > 1 and not sublayer.reads.direct,
+        PROJECTED: len(sublayer.reads.norms) > 1 and _carries_norm(sublayer),
         BY_TOKEN: any(_is_by_token(chain, factor) for factor in _list_factors(chain, k, sublayer)),
         BOTH: sublayer.reads.norms and sublayer.reads.direct,
         SCALED: num_norms and any(factor.kind in ("constant", "learned") for factor in late),
@@ -152,6 +154,11 @@ def _is_negated(add: Add) -> bool:
     return math.prod([*numbers, *(term.factor for term in add.residual_path.terms)]) < 0
 
 
+def _carries_norm(sublayer: Sublayer) -> bool:
+    """Return whether the output has a norm of the stream as an elementwise operand, as a projection on the stream has."""
+    return any(value.norm in sublayer.reads.norms for value in list_carried(sublayer.raw) if value.norm is not None)
+
+
 def _adds_twice(add: Add, sublayer: Sublayer, inner: Sequence[Add]) -> bool:
     """Return whether the write is, up to norms and factors, a sum of x and another term."""
     sums = {other.out: other for other in inner}
@@ -171,8 +178,9 @@ def _adds_twice(add: Add, sublayer: Sublayer, inner: Sequence[Add]) -> bool:
 
 
 def _reads_other_stream(add: Add, sublayer: Sublayer, inner: Sequence[Add]) -> bool:
-    """Return whether the sublayer reads the stream only through another stream, to which it adds first."""
+    """Return whether the sublayer depends on the stream only through another stream, which read it before."""
     others = {other.op for other in inner if other.previous is not None and not is_ancestor(add.read, other.x)}
+    others |= add.other_ops
     return bool(others) and not is_ancestor(add.read, sublayer.raw, without=others)
 
 

@@ -147,13 +147,14 @@ def build_inspection(model: nn.Module, flow: Flow, target: nn.Module | None = No
     """Return the inspection of a captured run of a model; `target` is the user's model if the run is one of a copy."""
     remove_redundant_moves(flow)
     norms = find_norms(flow)
-    chains, left = find_chains(flow, norms)
+    adds = find_chains(flow, norms)
+    chains = adds.chains
     for chain in chains:
         chain.layout = StreamLayout(chain)
         for _, sublayer in chain.numbered():
             if sublayer.kind == "feed-forward" and chain.layout.mixes_tokens(sublayer):
                 sublayer.kind = "other"
-    gaps = find_gaps(flow, norms, chains, left)
+    gaps = find_gaps(flow, norms, adds)
     names = _name_streams(chains)
     ids = list_ids(chains, names)
     layers = [assign_layers([sublayer for _, sublayer in chain.numbered()]) for chain in chains]

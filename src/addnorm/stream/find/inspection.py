@@ -360,7 +360,7 @@ def _build_line(sites: Sequence[Site]) -> _Line:
     module = merge_paths([site.location for site in sites])
     if first.shared > 1:
         calls = f"call {first.call + 1}" if len(sites) == 1 else f"calls {first.call + 1} to {last.call + 1}"
-        module += f" ({calls} of {first.shared})"
+        module += f" ({calls})"
     cells = {
         "layer": str(first.layer + 1) if len(sites) == 1 else f"{first.layer + 1}-{last.layer + 1}",
         "sublayer": f"{first.kind} (parallel)" if first.parallel > 1 else first.kind,
