@@ -18,7 +18,7 @@ from addnorm.cli._model import (
     with_model,
 )
 from addnorm.cli._output import print_blocks, print_json, print_notes, stdout, working
-from addnorm.stream.decompose import BIASES
+from addnorm.stream.decompose import BIASES, Decomposition
 from addnorm.stream.models.hf import quiet
 
 __all__ = ["print_shares", "run"]
@@ -43,10 +43,7 @@ def run(model: ModelOptions, as_json: bool, float64: bool) -> str | None:
             except ValueError as error:  # the stream cannot be decomposed; the inputs are right, since the model ran
                 refused.append(str(error))
     mask = token_mask(loaded.kwargs)
-    shares = [
-        {source: _mean(share, mask) for source, share in decomposition.shares().items()}
-        for decomposition in decompositions
-    ]
+    shares = [_mean_shares(decomposition, mask) for decomposition in decompositions]
     if as_json:
         streams = [
             {
@@ -83,8 +80,9 @@ def print_shares(console: Console, title: str, shares: dict[str, float]) -> None
     print_blocks(console, [Table([Column("source", fold=True), Column("share", "right")], rows, title=title)])
 
 
-def _mean(share: Tensor, mask: Tensor | None) -> float:
-    """Return the mean over the tokens that are not padding."""
-    if mask is not None and share.shape != mask.shape and share.shape == mask.T.shape:
-        mask = mask.T
-    return float((share[mask] if mask is not None and share.shape == mask.shape else share).mean())
+def _mean_shares(decomposition: Decomposition, mask: Tensor | None) -> dict[str, float]:
+    """Return the shares at the end over the tokens that are not padding; over all where the mask is that of other tokens."""
+    try:
+        return decomposition.mean_shares(tokens=mask)
+    except ValueError:
+        return decomposition.mean_shares()

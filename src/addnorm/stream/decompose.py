@@ -24,8 +24,18 @@ from addnorm.stream.find.inspection import Inspection, Stream
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.operators import find_views, replay_op
 from addnorm.stream.find.sublayers import Sublayer
+from addnorm.stream.record.statistics import OmittedError, TokenMask, Tokens
 
-__all__ = ["BIASES", "Decomposition", "decompose", "find_step_obstacle", "propagate", "source_shares", "sum_components"]
+__all__ = [
+    "BIASES",
+    "Components",
+    "Decomposition",
+    "decompose",
+    "find_step_obstacle",
+    "propagate",
+    "source_shares",
+    "sum_components",
+]
 
 BIASES = "norm biases"
 Components = dict[str, Tensor]
@@ -102,7 +112,11 @@ def sum_components(parts: Components) -> Tensor:
 
 
 def source_shares(parts: Components, total: Tensor) -> dict[str, Tensor]:
-    """Return the share of each source in each token, <c_s, x> / |x|^2; the shares of a token sum to 1."""
+    """Return the share of each source in each token, <c_s, x> / |x|^2; the shares of a token sum to 1.
+
+    The share of a source at a depth is the mean of these over the tokens that count, in `Decomposition.mean_shares`, in
+    recordings, and wherever it is shown. (A ratio of means would count a token the more the longer it is.)
+    """
     size = total.square().sum(-1).clamp_min(torch.finfo(total.dtype).tiny)
     return {name: (part * total).sum(-1) / size for name, part in parts.items()}
 
@@ -130,6 +144,8 @@ class Decomposition:
         self._layouts = [stream.layout.of(state) for state in chain.states()]
         self.depth = len(chain.adds)
         self.closures: list[float] = []
+        if not self._states[0].numel():
+            raise ValueError(f"{stream.name} cannot be decomposed: the inputs hold no token.")
         sources: dict[str, None] = {"x_0": None} | dict.fromkeys(site.id for site in stream.sites)
         for k, parts in enumerate(self._iter_components()):
             total = sum_components(parts).reshape(self._states[k].shape)  # its tokens may be flattened
@@ -165,14 +181,44 @@ class Decomposition:
         parts = self.components(depth)
         return source_shares(parts, sum_components(parts))
 
-    def memory_map(self) -> tuple[list[str], list[list[float]]]:
-        """Return the sources, and for each depth the mean over the tokens of their shares; each row sums to 1."""
+    def mean_shares(self, depth: int = -1, tokens: Tensor | None = None) -> dict[str, float]:
+        """Return the share of each source at a depth: the mean over the tokens of <c, x> / |x|^2. The shares sum to 1.
+
+        Args:
+            depth: 0 is x_0, k the stream after the k-th add, -1 the end.
+            tokens: mask of the tokens that count, `(batch, tokens)`, such as the attention mask; all by default. With the same
+                mask, `addnorm.record` gives the same shares.
+
+        Raises:
+            IndexError: there is no such depth.
+            ValueError: the mask has another shape.
+        """
+        return self._average_shares(self._check_depth(depth), self.components(depth), tokens)
+
+    def memory_map(self, tokens: Tensor | None = None) -> tuple[list[str], list[list[float]]]:
+        """Return the sources, and for each depth their shares as in `mean_shares`; each row sums to 1."""
         rows = []
         for k, components in enumerate(self._iter_components()):
             parts = {name: self._features_last(k, part) for name, part in components.items()}
-            shares = source_shares(parts, sum_components(parts))
-            rows.append([float(shares[source].mean()) if source in shares else 0.0 for source in self.sources])
+            shares = self._average_shares(k, parts, tokens)
+            rows.append([shares.get(source, 0.0) for source in self.sources])
         return self.sources, rows
+
+    def _average_shares(self, depth: int, parts: Components, tokens: Tensor | None) -> dict[str, float]:
+        counted = self._flatten_mask(depth, tokens)
+        shares = source_shares(parts, sum_components(parts))
+        return {name: float(share.reshape(-1)[counted].mean()) for name, share in shares.items()}
+
+    def _flatten_mask(self, depth: int, tokens: Tensor | None) -> Tensor | slice:
+        """Return which of a state's tokens count, in their order."""
+        if tokens is None:
+            return slice(None)
+        try:
+            arranged = Tokens.arrange(self._states[depth], self._layouts[depth], TokenMask(tokens))
+        except OmittedError as error:
+            raise ValueError(f"the mask does not fit the stream at depth {depth}: {error}") from None
+        assert arranged.mask is not None
+        return arranged.mask
 
     def state(self, depth: int = -1) -> Tensor:
         """Return the recorded stream at a depth, `(*, d)` in float64."""

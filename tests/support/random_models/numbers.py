@@ -74,7 +74,7 @@ def _series(rec: Any, role: str, name: str) -> list[tuple[Any, float]]:
 def _statistics_by_hand(site: TracedSite) -> Iterator[tuple[str, str, float]]:
     """Yield role, name and value of the statistics by their definition."""
     for role, name in ROLES.items():
-        t = getattr(site, name)
+        t = getattr(site, name).detach()
         lengths = t.norm(dim=-1)
         yield role, "l2", float(lengths.mean())
         yield role, "rms", float(t.square().mean().sqrt())

@@ -163,15 +163,17 @@ class _Recorder(ForwardStatistics):
             self._gradients.add_parameters(plan, self._named, self._has_fsdp)
         self._start_forward()
         observers: list[tuple[Value, Observer]] = []
-        leaves = pytree.tree_leaves((args, kwargs))
+        self._leaves = pytree.tree_leaves((args, kwargs))
         mode = ObserverMode(frames, {})
         live = self._read_live if self._has_fsdp else None
-        self._samples = {name: TokenSample(stream, self._tokens[name], live) for name, stream in plan.streams.items()}
+        self._samples = {
+            name: TokenSample(stream, self._tokens[name], self._leaf, live) for name, stream in plan.streams.items()
+        }
         for measured, observer in self._list_observers(plan, mode):
             value = find_observable(measured)
             if value.op is not None:
                 observers.append((value, observer))
-            elif (leaf := self._leaf(value, leaves)) is not None:
+            elif (leaf := self._leaf(value)) is not None:
                 mode.note_wrappers(leaf)
                 observer(inner_tensors(leaf)[0])
         mode.observers = group_observers(observers)
@@ -189,7 +191,7 @@ class _Recorder(ForwardStatistics):
                 f"in forward {self._steps.forwards - 1} {len(missed)} of {len(mode.observers)} places were not met, the first in "
                 f"call {call + 1} of {path or 'the model'}: the model ran otherwise than when it was inspected"
             )
-        self._pending, self._norms, self._operands = {}, {}, {}
+        self._pending, self._norms, self._operands, self._leaves = {}, {}, {}, ()
         if mode.completed and (
             wrong := [error for name, error in self._mask_errors.items() if name not in self._masked]
         ):

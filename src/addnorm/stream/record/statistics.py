@@ -243,13 +243,14 @@ def _similarity(tokens: Tokens) -> float | None:
         return math.nan
     sequences = upcast(rows).reshape(*sizes, t.shape[-1])
     lengths = torch.linalg.vector_norm(sequences, dim=-1)
-    weights = 1.0 / lengths.clamp_min(torch.finfo(lengths.dtype).tiny)
+    counted = lengths != 0  # a token of zeros has no direction; NaN counts
     if tokens.mask is not None:
         mask = layout.sort_tokens(tokens.mask.reshape(t.shape[:-1]), has_features=False)
         assert mask is not None
-        weights = torch.where(mask.reshape(sizes), weights, 0.0)
-    weights = torch.where(lengths > 0, weights, 0.0)
-    counts = (weights > 0).sum(-1).to(sequences.dtype)
+        counted &= mask.reshape(sizes)
+        sequences = sequences.masked_fill(~counted[..., None], 0.0)  # it may be NaN, as attention that sees no token
+    weights = torch.where(counted, 1.0 / lengths, 0.0)
+    counts = counted.sum(-1).to(sequences.dtype)
     total = torch.bmm(weights[:, None], sequences).square().sum((1, 2))
     several = counts > 1
     pairs = (counts * (counts - 1))[several]
