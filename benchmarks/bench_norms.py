@@ -40,9 +40,9 @@ NAMES = {
     "pre_ln": "pre-LN", "post_ln": "post-LN", "no_norm": "no norm", "rezero": "a learned factor, no norm",
 }  # fmt: skip
 LAYERS = (6, 12)
-RATES = (3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
-SEEDS = (0, 1, 2)
-STEPS, EVERY = 300, 20
+RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
+SEEDS = (0, 1)
+STEPS, EVERY = 200, 20
 D, HEADS, TOKENS, BATCH = 64, 4, 32, 8
 PROBED = 16  # sequences of the test part on which the reads are measured
 JUDGED = 64  # sequences of the validation part on which the loss is measured during training
