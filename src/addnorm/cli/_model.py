@@ -103,7 +103,7 @@ def describe_failure(inspection: Inspection) -> str | None:
         count = f"{len(failed)} of {len(inspection.sites)} sublayers do not close"
         return f"{count}: {worst.equation} has a relative error of {worst.closure:.1e} at {worst.id}."
     for stream in inspection.streams:
-        if not stream.closes:
+        if not stream.sum_closes:
             return f"{stream.name} is not the sum of x_0 and all writes: relative error {stream.closure:.1e}."
     return None
 

@@ -65,10 +65,10 @@ def inspection_findings(inspection: Inspection) -> Iterator[Finding]:
     for stream in inspection.streams:
         name = "The stream" if len(inspection.streams) == 1 else f"The stream of the {stream.name}"
         if stream.closure is not None:
-            holds = "is" if stream.closes else "is not"
+            holds = "is" if stream.sum_closes else "is not"
             yield Finding(
                 f"{name} at its end {holds} the sum of x₀ and all writes: relative error {format_number(stream.closure, 2)}.",
-                "proved" if stream.closes else "refuted",
+                "proved" if stream.sum_closes else "refuted",
             )
     if inspection.unknown:
         count = len(inspection.unknown)

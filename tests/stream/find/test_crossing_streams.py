@@ -51,3 +51,23 @@ def test_ablate_and_decompose_streams_in_turn():
     parts = addnorm.decompose(model, *INPUTS, stream=inspection.streams[1].name)
     assert parts.closure < 1e-5
     assert len(parts.sources) == 4
+
+
+def test_stream_closes_without_the_other():
+    """One stream of two is in rows; the other has a gate."""
+
+    def run(m, x, other, p):
+        for k in (0, 2):
+            x = x + m.mlps[k](m.norms[k](x))
+            gate = m.gates[k](other).sigmoid()
+            other = gate * other + (1 - gate) * m.mlps[k + 1](other)
+            other = other + m.mlps[k + 1](m.norms[k + 1](other))
+        return m.last(x), other
+
+    inspection = addnorm.inspect(make_steps(run), *INPUTS)
+    right, *gated = inspection.streams
+    assert right.wiring is not None
+    assert right.closes
+    assert gated
+    assert all(stream.wiring is None and stream.unknown and not stream.closes for stream in gated)
+    assert not inspection.closes

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from torch import nn
 
 from addnorm._util.numbers import format_count
-from addnorm.stream.dataflow.graph import Flow, Op
+from addnorm.stream.dataflow.graph import Flow, Op, Value
 from addnorm.stream.find.adds import PARTIAL, Add, has_mixing_branch
 from addnorm.stream.find.chain import Chain
 from addnorm.stream.find.coverage import GATED, MIXED, SEVERAL, SUM, Gap, list_carried
-from addnorm.stream.find.hidden_norms import has_hidden_norm_in, has_hidden_norm_out
 from addnorm.stream.find.inspection import Site, Unknown
+from addnorm.stream.find.moves import find_moved, is_move, list_joined
 from addnorm.stream.find.naming import find_contradiction
 from addnorm.stream.find.norm import Norm
-from addnorm.stream.find.operators import Factor, get_noise_mean, is_ancestor, match_factor, strip_views
+from addnorm.stream.find.operators import Factor, get_noise_mean, is_ancestor, is_mixing, match_factor, strip_views
 from addnorm.stream.find.sublayers import Sublayer
 from addnorm.wirings.spec import Wiring
 
@@ -43,6 +43,10 @@ SHIFTED = (
     "layers begin with the norm of the residual, z = N(x), x' = z + f(z): this norm is on the stream, as in post-LN, and belongs "
     "to the row of the sublayer before it"
 )
+
+ELEMENTWISE = {
+    "add", "sub", "mul", "div", "addcmul", "neg", "native_dropout", "where", "masked_fill", "clamp", "nan_to_num",
+}  # fmt: skip
 
 
 def explain_gaps(gaps: Sequence[Gap]) -> list[Unknown]:
@@ -103,8 +107,8 @@ def list_reasons(chain: Chain, k: int, sublayer: Sublayer) -> list[str]:
         CLAMPED: any(map(_changes_values, (*add.residual_path.factors, *add.early_factors, *add.late_factors))),
         BESIDE: add.branch_input is not None and not add.is_cut,
         NEGATED: _is_negated(add),
-        HIDDEN_IN: sublayer.ops and has_hidden_norm_in(sublayer),
-        HIDDEN_OUT: sublayer.ops and has_hidden_norm_out(sublayer),
+        HIDDEN_IN: sublayer.ops and _has_hidden_norm_in(sublayer),
+        HIDDEN_OUT: sublayer.ops and _has_hidden_norm_out(sublayer),
         SEVERAL_KINDS: len({norm.kind for norm in sublayer.reads.norms}) > 1 and not sublayer.reads.direct,
         PROJECTED: len(sublayer.reads.norms) > 1 and _carries_norm(sublayer),
         BY_TOKEN: any(_is_by_token(chain, factor) for factor in _list_factors(chain, k, sublayer)),
@@ -182,6 +186,54 @@ def _reads_other_stream(add: Add, sublayer: Sublayer, inner: Sequence[Add]) -> b
     others = {other.op for other in inner if other.previous is not None and not is_ancestor(add.read, other.x)}
     others |= add.other_ops
     return bool(others) and not is_ancestor(add.read, sublayer.raw, without=others)
+
+
+def _has_hidden_norm_in(sublayer: Sublayer) -> bool:
+    """Return whether a norm reads the stream after factors and sums, or the norm through which the sublayer reads."""
+    read = sublayer.add.read
+    carried = {read}
+    for op in sublayer.ops:
+        if op.norms:
+            if any(norm.x in carried and norm not in sublayer.reads.norms for norm in op.norms):
+                return True
+            if op.norms[0].y in op.outputs and op.norms[0] in sublayer.reads.norms:
+                carried.add(op.norms[0].y)
+        elif _passes(op, carried, read):
+            carried.update(op.outputs)
+    return False
+
+
+def _passes(op: Op, carried: set[Value], read: Value) -> bool:
+    """Return whether an operator passes the stream on: moved, multiplied, or added to something that is not computed from it."""
+    parts = [v for v in op.inputs if v in carried]
+    if not parts or is_mixing(op):
+        return False
+    if is_move(op):
+        return op.outputs[0].shape[-1:] == parts[0].shape[-1:]
+    same = op.name in ELEMENTWISE and op.outputs[0].shape == parts[0].shape
+    return same and not any(is_ancestor(read, v) for v in op.inputs if v not in carried)
+
+
+def _has_hidden_norm_out(sublayer: Sublayer) -> bool:
+    """Return whether the output is a norm that is multiplied by a gate, or moved, before it is added."""
+    todo, seen = [sublayer.raw], set[Value]()
+    while todo:
+        value = todo.pop()
+        if value in seen or value.op is None or value is sublayer.add.read:
+            continue
+        seen.add(value)
+        if value.norm is not None:
+            if value.norm not in (sublayer.norm, *sublayer.reads.norms) and value is not sublayer.raw:
+                return True
+            continue
+        op = value.op
+        if (moved := find_moved(op)) is not None:
+            todo.append(moved)
+        elif joined := list_joined(op):
+            todo += joined
+        elif op.name == "mul" or match_factor(op) is not None:
+            todo += [v for v in op.inputs if v.shape == value.shape]
+    return False
 
 
 def list_remarks(chain: Chain, sites: Sequence[Site], model: nn.Module, wiring: Wiring | None) -> list[str]:

@@ -25,14 +25,8 @@ __all__ = [
 
 NORM_NAMES = {"layer": "LayerNorm", "rms": "RMSNorm", "scale": "ScaleNorm"}
 MAX_PATHS, MAX_IDS = 3, 4  # paths named in one line, ids named in an error message
-COLUMNS = {
-    "layer": Column("layer"),
-    "sublayer": Column("sublayer"),
-    "module": Column("module", fold=True),
-    "x'": Column("x'"),
-    "norms": Column("norms"),
-    "closure": Column("closure", "right"),
-}
+COLUMNS = {name: Column(name) for name in ("layer", "sublayer", "module", "x'", "norms", "closure")}
+COLUMNS |= {"module": Column("module", fold=True), "closure": Column("closure", "right")}
 
 
 @dataclass(eq=False, repr=False)
@@ -140,7 +134,8 @@ class Stream:
         wiring: the `addnorm.Wiring` of the rows; None if they are not one of `addnorm.wirings`.
         embedding_norm, final_norm: norm before the first sublayer, norm after the last one, or None.
         closure: relative error of x_L == x_0 + all writes if the stream is a plain sum; otherwise None.
-        closes: whether that closure is within the tolerance of the dtype.
+        sum_closes: whether that closure is within the tolerance of the dtype; True if there is none.
+        unknown: parts of the stream that no row describes.
         remarks: differences from the wiring, and other properties of the whole stream.
         axis: dimension of the features, counted from the end: -1 except in convolutional nets.
     """
@@ -154,7 +149,8 @@ class Stream:
     embedding_norm: Norm | None
     final_norm: Norm | None
     closure: float | None
-    closes: bool
+    sum_closes: bool
+    unknown: tuple[Unknown, ...]
     remarks: tuple[str, ...]
     chain: Chain = field(repr=False)  # the stream in the captured run
     layout: StreamLayout = field(repr=False)  # the dimensions of its values
@@ -163,6 +159,11 @@ class Stream:
     def __post_init__(self) -> None:
         for site in self.sites:
             site.parent = self
+
+    @property
+    def closes(self) -> bool:
+        """Whether all equations of the stream are within the tolerance of their dtype, and `unknown` is empty."""
+        return self.sum_closes and not self.unknown and all(site.closes for site in self.sites)
 
     @property
     def norm(self) -> str | None:
@@ -199,7 +200,8 @@ class Stream:
             "wiring": self.wiring and self.wiring.name, "options": dict(self.wiring.options) if self.wiring else {},
             "equation": self.equation, "norm": self.norm, "eps": self.eps,
             "norms": {name: norm.to_dict() for name, norm in norms.items() if norm is not None},
-            "closure": _finite_or_none(self.closure), "closes": self.closes, "remarks": [*self.remarks],
+            "closure": _finite_or_none(self.closure), "sum_closes": self.sum_closes, "closes": self.closes,
+            "remarks": [*self.remarks],
             "sites": [site.to_dict() for site in self.sites],
         }  # fmt: skip
 
@@ -246,13 +248,8 @@ class Inspection(Rendered):
 
     @property
     def closes(self) -> bool:
-        """Whether there is at least one equation, all are within the tolerance of their dtype, and `unknown` is empty."""
-        return (
-            bool(self.sites)
-            and not self.unknown
-            and all(site.closes for site in self.sites)
-            and all(stream.closes for stream in self.streams)
-        )
+        """Whether there is at least one stream, every stream closes, and `unknown` is empty."""
+        return bool(self.streams) and not self.unknown and all(stream.closes for stream in self.streams)
 
     def site(self, name: str | int) -> Site:
         """Return the site with an id, path or number.
@@ -340,15 +337,8 @@ def _build_lines(stream: Stream) -> list[_Line]:
 
 def _signature(site: Site) -> tuple[Any, ...]:
     """Return the properties that are equal in sublayers that share a line."""
-    return (
-        site.kind,
-        site.role,
-        site.equation,
-        _norm_texts(site),
-        mask_numbers(site.location),
-        site.closes,
-        site.parallel > 1,
-    )
+    path = mask_numbers(site.location)
+    return (site.kind, site.role, site.equation, _norm_texts(site), path, site.closes, site.parallel > 1)
 
 
 def _norm_texts(site: Site) -> tuple[str, ...]:

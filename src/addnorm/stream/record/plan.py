@@ -348,7 +348,7 @@ def _stream_metadata(stream: Stream) -> dict[str, Any]:
         "wiring": stream.wiring and stream.wiring.name, "equation": stream.equation, "width": stream.width,
         "layers": stream.num_layers, "dtype": stream.dtype, "norms": _norm_texts(stream.norms()),
         "embedding_norm": _norm_texts([stream.embedding_norm]), "final_norm": _norm_texts([stream.final_norm]),
-        "closure": stream.closure, "closes": stream.closes, "remarks": [*stream.remarks],
+        "closure": stream.closure, "closes": stream.sum_closes, "remarks": [*stream.remarks],
         "sites": {site.id: _site_metadata(site) for site in stream.sites},
     })  # fmt: skip
     return metadata  # infinity is already a word, so that a file preserves the metadata
