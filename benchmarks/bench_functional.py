@@ -21,6 +21,9 @@ TRAINING = ("forward_backward", "dropout", "everything")
 INFERENCE = ("forward", "reuse", "forward_stream", "in_place")
 PEERS = {"compile": "`torch.compile` of the eager expression", "onnxruntime": "onnxruntime"}
 
+MORE = "[All sizes](docs/performance.md), [all targets, met or not](docs/targets.md), [how it is measured](benchmarks/README.md)."
+README_SHAPES = ((1, 768), (512, 768), (8192, 768))
+
 Sizes = dict[tuple[int, int, str], dict[tuple[str, str], dict[str, Row]]]
 
 
@@ -44,12 +47,12 @@ def main() -> int:
 
 
 def speed_section(document: Document) -> str:
-    """Return README's section."""
+    """Return README's section: some sizes, and where the rest is."""
+    rows = [row for row in document["rows"] if (row["rows"], row["d"]) in README_SHAPES]
     return "\n\n".join([
-        "Times as fast as eager PyTorch (median microseconds: addnorm / eager), LayerNorm:",
-        times(document, "layer", PLAIN),
-        targets([one for one in document["summary"] if one["target"] is not None]),
-        f"{headline(document)}. [How it is measured](benchmarks/README.md).",
+        "Times as fast as eager PyTorch, `F.layer_norm(x + branch)` (median microseconds: addnorm / eager):",
+        times({**document, "rows": rows}, "layer", PLAIN),
+        f"{headline(document)}. {MORE}",
     ])  # fmt: skip
 
 

@@ -110,7 +110,7 @@ def test_training_figure_has_every_recorded_step(comparison, page):
     runs = group_of(comparison, "pre_ln").runs
     assert [row[0] for row in table.rows] == runs[0]["recorded"]["steps"] == [0, 4]
     for name, number in (("relative change of the logits in a step", lambda recorded, k: recorded["logit_change"][k]),
-                         ("gradient at x₀ over x_L", lambda recorded, k: recorded["gradient"][k][0] / recorded["gradient"][k][-1]),
+                         ("gradient at x_0 over x_L", lambda recorded, k: recorded["gradient"][k][0] / recorded["gradient"][k][-1]),
                          ("cos(token, token) at x_L", lambda recorded, k: recorded["similarity"][k][-1])):  # fmt: skip
         column = table.head.index(f"pre_ln, no warm-up: {name}")
         for k, row in enumerate(table.rows):

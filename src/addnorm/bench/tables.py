@@ -23,6 +23,7 @@ __all__ = [
     "console",
     "digits",
     "headline",
+    "is_busy",
     "printed_progress",
     "show",
     "warn_if_busy",
@@ -42,20 +43,27 @@ def digits(value: float | None, *, trim: bool = False) -> str:
 
 
 def headline(document: Document) -> str:
-    """Return where, with what and when a document was measured."""
+    """Return where, with what, when and at which load a document was measured."""
     versions, commit = document["versions"], document["commit"]
     at = f", commit {commit[:10]}{' with changes' if document['dirty'] else ''}" if commit else ""
-    kernels, n = document["isa"] or "no C++ kernels", document["threads"]
+    kernels, n = document["isa"] or "no C++ kernels", document.get("threads")
+    threads = f", {n} thread{'s'[: n > 1]}" if n else ""
+    busy = ": the machine was busy, so the times are uncertain" if is_busy(document) else ""
     return (
-        f"{document['machine']['cpu']}, {kernels}, {n} thread{'s'[: n > 1]}; torch {versions['torch']}, "
-        f"Python {versions['python']}, addnorm {versions['addnorm']}{at}; {document['date'][:10]}"
+        f"{document['machine']['cpu']}, {kernels}{threads}; torch {versions['torch']}, Python {versions['python']}, "
+        f"addnorm {versions['addnorm']}{at}; {document['date'][:10]}; load {document['load']:.1f} before it began{busy}"
     )
 
 
+def is_busy(document: Document) -> bool:
+    """Return whether others used the cores: two threads on one core wait for each other in whole time slices."""
+    return bool(document["load"] > document["machine"]["cores"] / 2)
+
+
 def busy_warning(document: Document) -> Iterator[Paragraph]:
-    """Yield a warning if others used the cores: two threads on one core wait for each other in whole time slices."""
+    """Yield a warning if others used the cores before the run began."""
     load = document["load"]
-    if load > document["machine"]["cores"] / 2:
+    if is_busy(document):
         yield Paragraph(
             ("The machine was busy", "warning"), f" (load {load:.1f}) before this began: do not trust the times."
         )

@@ -190,14 +190,16 @@ def memory_figure(name: str, shown: Sequence[PlotGroup], title_suffix: str = "")
     if not maps:
         return None
     most = max(len(run["after"]["map"]["sources"]) for _, run in maps)
+    shares_of_all = [
+        share for _, run in maps for at in run["after"]["map"]["shares"] for share in at if math.isfinite(share)
+    ]
+    lowest = min([*shares_of_all, 0.0])
     height = min(max(1.5 + 0.2 * most, 3.2), 8.5)
 
     def n_rows(wide: bool) -> int:
         return -(-len(maps) // (MAPS_PER_ROW - (most > FEW_SOURCES) if wide else 1))
 
     def draw(figure: Canvas) -> None:
-        from matplotlib.colors import PowerNorm
-
         wide = figure.get_figwidth() > WIDE
         columns = -(-len(maps) // n_rows(wide))
         places = [*figure.subplots(n_rows(wide), columns, squeeze=False).flat]
@@ -209,7 +211,7 @@ def memory_figure(name: str, shown: Sequence[PlotGroup], title_suffix: str = "")
                 for site, name in zip(sites, _number_duplicates([site.id for site in sites]), strict=True)
             ]
             rec = Recording(unique, {}, {"stream": (_number_duplicates(memory_map["sources"]), memory_map["shares"])})
-            rec.plot.memory_map(ax=ax, norm=PowerNorm(0.5, 0.0, 1.0))
+            rec.plot.memory_map(ax=ax, vmin=lowest, vmax=1.0)
             mesh = next(mesh for mesh in ax.collections if mesh.colorbar is not None)
             mesh.colorbar.remove()  # one colour bar serves all maps
             if figure.get_figwidth() / columns < CELL * len(memory_map["shares"]):
@@ -245,9 +247,9 @@ def memory_figure(name: str, shown: Sequence[PlotGroup], title_suffix: str = "")
     seed = f" Seed {seeds.pop()}." if len(seeds) == 1 and any(len(runs) > 1 for _, runs in with_any) else ""
     return draw_figure(
         name, draw, title=f"Sources of the stream, after training{title_suffix}",
-        caption="Each row is a source, each column the stream at a depth; a column sums to one. Colours show the square root "
-        "of the "
-        f"share. Each source is carried exactly through the norms after it.{seed}{without}",
+        caption="Each row is a source, each column the stream at a depth; a column sums to one. The opacity is the square "
+        "root of the share; negative shares are orange. Each source is carried exactly through the norms after it."
+        f"{seed}{without}",
         table=Table(head, rows, "Share of each source in the stream"),
         height=lambda wide: (height if wide else min(height, NARROW_HEIGHT)) * n_rows(wide),
     )  # fmt: skip

@@ -128,7 +128,7 @@ def _verdict(inspection: Inspection) -> list[Finding]:
     findings = [*inspection_findings(inspection)]
     streams_by_wiring: dict[tuple[str, str], list[Stream]] = {}
     for stream in inspection.streams:
-        words = stream.wiring.describe().replace("x_0", "x₀") if stream.wiring else ""
+        words = stream.wiring.describe() if stream.wiring else ""
         if stream.final_norm is None:  # the wiring has a final norm, the model has none
             words = words.replace(FINAL, "").rstrip()
         streams_by_wiring.setdefault((_name(stream), words), []).append(stream)
@@ -201,7 +201,7 @@ def _norms(site: Site) -> str:
 
 
 def _depth_lead(rec: Recording | None) -> str:
-    return "" if rec is None else "Depth counts sublayers; x₀ is the stream before the first sublayer."
+    return "" if rec is None else "Depth counts sublayers; x_0 is the stream before the first sublayer."
 
 
 def _by_depth(rec: Recording | None) -> list[Block]:

@@ -25,12 +25,16 @@ const TYPED = [
   ["rseed", "Seed", "of the weights and the batches of both models"],
 ];
 
-/** Races that are worth a look: what is chosen. @type {[string, Record<string, any>][]} */
-const SUGGESTED = [
-  ["post-LN, pre-LN", { left: "post_ln", right: "pre_ln", warm: 0 }],
-  ["with warm-up", { left: "post_ln", right: "pre_ln", warm: 60 }],
-  ["post-LN, DeepNorm", { left: "post_ln", right: "deepnorm", warm: 0 }],
-  ["pre-LN, no residual", { left: "pre_ln", right: "no_residual", warm: 0 }],
+/**
+ * Races that are worth a look: the label of the button, and the settings. The lesson is a rate at which post-LN fails.
+ * @param {any} race  of the server @returns {[string, Record<string, any>][]}
+ */
+const suggested = ({ fields: { lr: { default: lr } }, lesson: { rate, warm_up: warm } }) => [
+  ["post-LN, pre-LN", { left: "post_ln", right: "pre_ln", warm: 0, lr }],
+  ["post-LN fails", { left: "post_ln", right: "pre_ln", warm: 0, lr: rate }],
+  ["warm-up helps", { left: "post_ln", right: "pre_ln", warm, lr: rate }],
+  ["DeepNorm helps", { left: "post_ln", right: "deepnorm", warm: 0, lr: rate }],
+  ["no residual", { left: "pre_ln", right: "no_residual", warm: 0, lr }],
 ];
 
 /** @param {any} meta @returns {import("../state.js").Fields} */
@@ -74,7 +78,7 @@ export class Controls {
       const input = h("input", { type: "text", inputmode: "decimal", autocomplete: "off", spellcheck: "false", "aria-describedby": wrong.id, onchange: () => this.#read(key, label, input, wrong) });
       return { key, input, wrong, element: labelled(label, input, { hint }) };
     });
-    this.suggested = h("div.buttons", null, ...SUGGESTED.map(([name, some]) =>
+    this.suggested = h("div.buttons", null, ...suggested(meta.race).map(([name, some]) =>
       h("button.plain", { type: "button", onclick: () => store.set(this.#within(some)) }, name)));
     this.settings = h("fieldset", { "aria-label": "Training" }, ...this.typed.flatMap(({ element, wrong }) => [element, wrong]), ...this.sliders.map(({ element }) => element));
     this.pair = h("fieldset", null, h("legend", null, "Two wirings"), this.suggested,
