@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from addnorm.stream.dataflow.graph import Value
+from addnorm.stream.edits import is_edited
 from addnorm.stream.find.adds import Add
 from addnorm.stream.find.chain import Chain
 from addnorm.stream.find.closure import compute_operand, get_tolerance, relative_error
@@ -308,6 +309,7 @@ def decompose(
 
     Raises:
         ValueError: there is no such stream, the components do not add up to it, or `addnorm.inspect` refuses the model.
+        RuntimeError: it is called inside `addnorm.ablate`.
 
     Example:
         >>> layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
@@ -325,6 +327,10 @@ def decompose(
             f"model is {type(model).__name__}, expected a torch.nn.Module: addnorm.decompose(model, *args)."
         )
     check_inputs(model, args, kwargs, "addnorm.decompose(model, *args, **kwargs)")
+    if is_edited(model):
+        raise RuntimeError(
+            "decompose is called inside addnorm.ablate or scale_write, expected outside: it decomposes the whole model."
+        )
     eager = getattr(model, "_orig_mod", model)
     if float64:
         eager, args, kwargs = to_float64(eager, args, kwargs)

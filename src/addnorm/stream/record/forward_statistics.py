@@ -17,6 +17,7 @@ from addnorm.stream.dataflow.graph import Value
 from addnorm.stream.dataflow.memory import is_in_memory
 from addnorm.stream.dataflow.observers import Observer, ObserverMode
 from addnorm.stream.dataflow.wrappers import find_fsdp_modules, find_parameter, inner_tensors, is_wrapper
+from addnorm.stream.edits import edit_write
 from addnorm.stream.layout.token_layout import TokenLayout
 from addnorm.stream.record import statistics
 from addnorm.stream.record.gradients import GradientHooks
@@ -210,7 +211,8 @@ class ForwardStatistics:
         assert self._plan is not None
         state, probe = self._plan.states[site.state], site.write
         with torch.no_grad():
-            write = tensor.detach()
+            write = edit_write(self.model, site.sublayer, operand := tensor.detach())
+            writes_raw = site.writes_raw and write is operand
             if probe.factor != 1.0:
                 write = write * probe.factor
             for scale in probe.scales:
@@ -224,7 +226,7 @@ class ForwardStatistics:
                 arranged = self._arrange(state.stream, write, site.layouts["write"], f"write at {name}")
             pending = self._pending.get(site.state)
             if arranged is not None:
-                known = self._norms.get(site.raw) if site.writes_raw else None
+                known = self._norms.get(site.raw) if writes_raw else None
                 norms = known or statistics.token_norms(arranged)
                 self._put(site.index, "write", norms.statistics())
                 if pending is not None:

@@ -97,6 +97,7 @@ class SiteProbe:
     """Values to measure at one sublayer."""
 
     index: int
+    sublayer: Sublayer
     state: int  # index of the state it adds to
     read: Value | None
     raw: Value
@@ -169,7 +170,8 @@ class Plan:
             }  # fmt: skip
             writes_raw = write.is_plain and strip_views(write.value) is strip_views(raw)
             writes_raw = writes_raw and _list_parts(layouts["raw"]) == _list_parts(layouts["write"])
-            self.sites.append(SiteProbe(index, entering[k].index, read, raw, write, parameters, layouts, writes_raw))
+            state = entering[k].index
+            self.sites.append(SiteProbe(index, sublayer, state, read, raw, write, parameters, layouts, writes_raw))
             for role, norms in (
                 ("norm_in", sublayer.reads.norms),
                 ("norm_branch", [sublayer.norm]),

@@ -167,7 +167,8 @@ class _Recorder(ForwardStatistics):
         mode = ObserverMode(frames, {})
         live = self._read_live if self._has_fsdp else None
         self._samples = {
-            name: TokenSample(stream, self._tokens[name], self._leaf, live) for name, stream in plan.streams.items()
+            name: TokenSample(self.model, stream, self._tokens[name], self._leaf, live)
+            for name, stream in plan.streams.items()
         }
         for measured, observer in self._list_observers(plan, mode):
             value = find_observable(measured)

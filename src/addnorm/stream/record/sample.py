@@ -12,11 +12,12 @@ from contextlib import contextmanager
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from addnorm.stream.dataflow.graph import Value
 from addnorm.stream.dataflow.observers import Observer
 from addnorm.stream.decompose import Components, find_step_obstacle, propagate, source_shares, sum_components
+from addnorm.stream.edits import edit_write
 from addnorm.stream.find.adds import Add
 from addnorm.stream.find.chain import Chain
 from addnorm.stream.find.closure import get_tolerance, relative_error
@@ -38,6 +39,7 @@ class TokenSample:
     """Sample of the tokens of one stream in one step.
 
     Args:
+        model: the model.
         stream: the inspected stream.
         tokens: mask of the tokens to sample from.
         read_leaf: returns an input or a parameter of this forward.
@@ -47,15 +49,17 @@ class TokenSample:
 
     def __init__(
         self,
+        model: nn.Module,
         stream: Stream,
         tokens: TokenMask,
         read_leaf: Callable[[Value], Tensor | None],
         read_live: Callable[[Value], Tensor | None] | None = None,
     ) -> None:
-        self.stream = stream
+        self.model, self.stream = model, stream
         self.chain: Chain = stream.chain
         self.tokens = tokens
         self.read_leaf, self.read_live = read_leaf, read_live
+        self._writers = {write_probe(sublayer).value: sublayer for _, sublayer in self.chain.numbered()}
         self._states: dict[Value, Tensor] = {}
         self._parameters: dict[Value, Tensor] = {}  # copies of the gains that are parameters, as of the forward
         self._chosen: Tensor | None = None  # indices of the sampled tokens
@@ -198,6 +202,8 @@ class TokenSample:
 
     def _keep(self, value: Value, layout: TokenLayout | None, tensor: Tensor) -> None:
         with torch.no_grad():
+            if (sublayer := self._writers.get(value)) is not None:
+                tensor = edit_write(self.model, sublayer, tensor)
             try:
                 tokens = Tokens.arrange(tensor.detach(), layout, self.tokens)
             except OmittedError as error:
