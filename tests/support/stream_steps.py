@@ -332,3 +332,54 @@ def norms_of_channels(m: Steps, x: Tensor) -> Tensor:
     for k in range(3):
         x = x + m.convolutions[k](norm(k, x))
     return norm(3, x)
+
+
+# Sums and functions that are easily taken for something else.
+
+
+def stale_reads(m: Steps, x: Tensor) -> Tensor:
+    """Read the state before the last one."""
+    before = x
+    for k in range(4):
+        before, x = x, x + m.mlps[k](m.norms[k](before))
+    return m.last(x)
+
+
+def projected_shortcut(m: Steps, x: Tensor) -> Tensor:
+    """Add the output of one sublayer to a projection of the stream."""
+    for k in range(4):
+        x = (m.gates[0](x) if k == 2 else x) + m.mlps[k](m.norms[k](x))
+    return m.last(x)
+
+
+def function_of_the_end(m: Steps, x: Tensor) -> Tensor:
+    """Cap the end of the stream before the last norm."""
+    for k in range(3):
+        x = x + m.mlps[k](m.norms[k](x))
+    return m.last(30 * torch.tanh(x / 30))
+
+
+def attention_over_depth(m: Steps, x: Tensor) -> Tensor:
+    """Read a mean of all outputs before, with weights computed from them."""
+    outputs = [x]
+    for k in range(4):
+        states = torch.stack(outputs)
+        weights = (states * m.gammas[k]).sum(-1, keepdim=True).softmax(0)
+        outputs.append(m.mlps[k](m.norms[k]((weights * states).sum(0))))
+    return m.last(sum(outputs))
+
+
+def first_state_again(m: Steps, x: Tensor) -> Tensor:
+    """Add x_0 to half of the stream between the layers."""
+    first = x
+    for k in range(3):
+        x = 0.5 * x + 0.3 * first if k else x
+        x = x + m.mlps[k](m.norms[k](x))
+    return m.last(x)
+
+
+def mean_magnitudes(m: Steps, x: Tensor) -> Tensor:
+    """Divide the read by mean(|x|), which is no norm that `inspect` knows."""
+    for k in range(3):
+        x = x + m.mlps[k](x / x.abs().mean(-1, keepdim=True))
+    return x

@@ -35,6 +35,10 @@ UNDERSTOOD["norm of a token mixer"] = (steps.normed_token_mixers, ONE, "reordere
 UNDERSTOOD["constant after channels"] = (steps.scaled_reads_of_channels, IMAGE, "unknown", ["x' = x + f(0.5 N(x))"] * 3)
 UNDERSTOOD["scale of a branch norm"] = (steps.scaled_branch_norms, ONE, "unknown", ["x' = x + b ⊙ N(f(N(x)))"] * 4)
 UNDERSTOOD["sum of normed sublayers"] = (steps.sums_of_normed_sublayers, ONE, "parallel", ["x' = x + f(N(x))"] * 4)
+UNDERSTOOD["first state again"] = (
+    steps.first_state_again, ONE, "pre_ln", ["x' = x + f(N(x))", *["x' = 0.5 x + 0.3 skip", "x' = x + f(N(x))"] * 2],
+)  # fmt: skip
+UNDERSTOOD["mean magnitudes"] = (steps.mean_magnitudes, ONE, "unknown", ["x' = x + f(x)"] * 3)
 
 
 def list_equations(stream):
@@ -68,6 +72,10 @@ REFUSED = {
     "gate between layers": (steps.scaled_stream, ONE, "an elementwise function of the end of another stream", ()),
     "orthogonal update": (steps.orthogonal_updates, ONE, "through norms of different kinds", ()),
     "orthogonal update, one norm": (steps.orthogonal_updates_of_one_norm, ONE, "multiplied by a norm of the stream", ()),
+    "stale reads": (steps.stale_reads, ONE, "computed from an earlier state of the stream", ()),
+    "projected shortcut": (steps.projected_shortcut, ONE, "begins with a sum of two functions of another stream", ()),
+    "function of the end": (steps.function_of_the_end, ONE, "a function of the end of the stream is normalized", ()),
+    "attention over depth": (steps.attention_over_depth, ONE, "reads the output of another one", ()),
     "norms of channels": (steps.norms_of_channels, IMAGE, "a norm that is written out over another dimension", ()),
 }  # fmt: skip
 
@@ -94,6 +102,11 @@ def test_inspect_tells_token_mixers_from_feed_forwards():
 def test_inspect_tells_mixers_without_norms():
     kinds = [site.kind for site in inspect(make_steps(steps.bare_token_mixers), *ONE).sites]
     assert kinds == ["other", "feed-forward"] * 2
+
+
+def test_inspect_remarks_on_first_state_again():
+    stream = inspect(make_steps(steps.first_state_again), *ONE).streams[0]
+    assert stream.remarks == ("between sublayers the stream is multiplied by a factor, and an earlier state is added",)
 
 
 def test_inspect_gives_one_reason_for_norms_of_channels():

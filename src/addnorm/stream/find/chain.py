@@ -221,8 +221,10 @@ def _find_other_streams(chains: Sequence[Sequence[Add]]) -> None:
     of_op = {add.op: chain for chain in chains for add in chain}
     for chain in chains:
         for add in chain:
-            branches = [write.path.source for write in add.writes if write.role == "branch"]
-            passed = {op for raw in branches for op in find_ops_between(add.read, raw) if op in of_op}
+            starts = {"branch": add.read, "injection": chain[0].x}
+            writes = [(starts[write.role], write.path.source) for write in add.writes if write.role in starts]
+            passed = {op for start, raw in writes for op in find_ops_between(start, raw) if op in of_op}
+            passed -= {own.op for own in chain}
             inside = {
                 op for op in passed
                 if is_ancestor(add.read, of_op[op][0].x) and all(other.op in passed for other in of_op[op])
@@ -309,7 +311,8 @@ def _split_last_norms(
     ends_layer = [k for k in equal if layers[adds[k]] != layers[adds[k + 1]]]  # as the last add does
     same = _find_period(between, equal) or ends_layer or equal
     # If no other add is like the last one, a norm belongs to it if its sublayers read through no norm.
-    own = len(between[same[-1]]) if same else int(not signatures[-1][1])
+    has_branch = any(sublayer.role == "branch" for sublayer in sublayers[-1])
+    own = len(between[same[-1]]) if same else int(not signatures[-1][1] if has_branch else any(between))
     return norms[:own], norms[own:], factors, is_ambiguous
 
 

@@ -39,6 +39,10 @@ CENTRED = (
     "a mean is subtracted from the stream: a norm that is written out over another dimension than the last, or centred tokens; "
     "neither is in a row"
 )
+CHANGED = "a function of the end of the stream is normalized: the norm before the output is no final norm of the stream"
+TWO_FUNCTIONS = (
+    "the stream begins with a sum of two functions of another stream, as of a projection and a sublayer's output"
+)
 CONTINUED = "an elementwise function of the end of another stream: the sum is not passed on unchanged"
 STARTS_IN_SUM = "the stream begins with a residual sum that is not understood"
 ADDED = "something that no sublayer of the stream wrote is added to the stream after its last add"
@@ -157,17 +161,26 @@ class _Coverage:
             if op in unexplained:
                 yield Gap(op, STARTS_IN_SUM, frozenset((k,)))
                 continue
+            if op not in self.inner and op not in self.path and (ends := self._find_common_ends(k, op)):
+                yield Gap(op, TWO_FUNCTIONS, frozenset((k, *ends)))
+                continue
             todo += [(v, is_moved and keeps) for v, keeps in _list_sources(value)]
+
+    def _find_common_ends(self, k: int, op: Op) -> set[int]:
+        """Return the other streams on whose last state both operands of a sum depend."""
+        operands = [p for p, _ in _list_operands(op)]
+        ends = {j: chain.find_end(-1) for j, chain in enumerate(self.chains) if j != k} if operands else {}
+        return {j for j, end in ends.items() if all(is_ancestor(end, p) for p in operands)}
 
     # The states of a stream.
 
     def check_states(self, k: int, unexplained: set[Op]) -> Iterator[Gap]:
         """Yield what is done to the values that carry a state, outside of the rows."""
         starts = {value for value, of in self.states.items() if of == k}
-        todo = [(value, False) for value in starts]
+        todo = [(value, False, False) for value in starts]
         seen: set[Value] = set()
         while todo:
-            value, is_normed = todo.pop()
+            value, is_normed, is_changed = todo.pop()
             if value in seen:
                 continue
             seen.add(value)
@@ -176,7 +189,9 @@ class _Coverage:
                     continue
                 out = op.outputs[0]
                 if op.norms:
-                    todo += [(norm.y, True) for norm in op.norms]
+                    if is_changed and not is_normed and not self.regions.is_read_only([norm.y for norm in op.norms]):
+                        yield Gap(op, CHANGED, frozenset((k,)))
+                    todo += [(norm.y, True, is_changed) for norm in op.norms]
                 elif out.shape[-1:] != value.shape[-1:] and op not in self.left and not _list_operands(op):
                     continue
                 elif (joined := list_joined(op)) and value in joined:
@@ -189,13 +204,14 @@ class _Coverage:
                     ):
                         yield Gap(op, REPLACED, frozenset((k,)))
                     else:
-                        todo.append((out, is_normed))
+                        todo.append((out, is_normed, is_changed))
                 elif operands := [(p, q) for p, q in _list_operands(op) if p is value]:
                     is_injection = not is_normed and any(self._is_injection(q) for _, q in operands)
                     if is_injection and op not in unexplained and not self.regions.is_read_only(op.outputs):
                         yield Gap(op, ADDED, frozenset((k,)))
-                elif any(source is value for v in op.outputs[:1] for source, _ in _list_sources(v)):
-                    todo += [(v, is_normed) for v in op.outputs]
+                elif carried := [keeps for source, keeps in _list_sources(out) if source is value]:
+                    keeps_numbers = carried[0] or match_factor(op) is not None
+                    todo += [(v, is_normed, is_changed or not keeps_numbers) for v in op.outputs]
 
     def _joins_older_state(self, k: int, parts: Sequence[Value]) -> bool:
         """Return whether a state is joined with some tokens of another state of its stream."""

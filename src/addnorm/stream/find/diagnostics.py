@@ -27,6 +27,7 @@ ROLES = {
     "skip": "a skip: an earlier state of the stream",
     "injection": "an injection: does not read this stream",
 }
+FROM_START = "an injection: computed from the start of the stream"
 TWICE = "the branch itself contains x + ...: the stream is added twice"
 SECOND = "the sublayer adds to a second stream and reads that one: two streams in turn, as in reversible layers"
 BESIDE = "x' = N(x) + f(x): the sublayer reads the stream before the norm of the residual"
@@ -34,10 +35,12 @@ BOTH = "the sublayer reads the stream both with and without a norm"
 SCALED = "the stream is multiplied by a factor after its norm, which no row expresses"
 CLAMPED = "values of the stream are clamped or replaced on the way, which no row expresses"
 BY_TOKEN = "a learned factor has a value for each token, not for each feature"
-HIDDEN_IN = "a norm reads the stream after other steps than the row's: a mask, a sum, another norm"
+HIDDEN_IN = "a norm reads the stream after other steps than the row's: a factor, a mask, a sum, another norm"
 HIDDEN_OUT = "the output is normalized, and multiplied by a gate or moved before it is added, which no row expresses"
 NEGATED = "the stream changes its sign, x' = -x + ..., which no wiring does"
 SEVERAL_KINDS = "the sublayer reads the stream through norms of different kinds, and a row has one norm"
+STALE = "what is added was computed from an earlier state of the stream, not from the one to which it is added"
+IN_A_ROW = "the sublayer reads the output of another one, and both are added at once: neither one after the other nor in parallel"
 PROJECTED = "the output is multiplied by a norm of the stream, or added to one, which no row expresses"
 SHIFTED = (
     "layers begin with the norm of the residual, z = N(x), x' = z + f(z): this norm is on the stream, as in post-LN, and belongs "
@@ -87,7 +90,9 @@ def list_notes(chain: Chain, k: int, sublayer: Sublayer) -> list[str]:
         y = strip_views(reads.norms[0].y)
         if any(strip_views(norm.x) is y for op in sublayer.ops for norm in op.norms):
             notes.append("another norm follows the one through which it reads")
-    if sublayer.role in ROLES:
+    if sublayer.role == "injection" and is_ancestor(chain.adds[0].x, sublayer.raw, without=add.other_ops):
+        notes.append(FROM_START)
+    elif sublayer.role in ROLES:
         notes.append(ROLES[sublayer.role])
     return notes
 
@@ -110,6 +115,8 @@ def list_reasons(chain: Chain, k: int, sublayer: Sublayer) -> list[str]:
         HIDDEN_IN: sublayer.ops and _has_hidden_norm_in(sublayer),
         HIDDEN_OUT: sublayer.ops and _has_hidden_norm_out(sublayer),
         SEVERAL_KINDS: len({norm.kind for norm in sublayer.reads.norms}) > 1 and not sublayer.reads.direct,
+        STALE: sublayer.role == "injection" and _reads_earlier_state(chain, k, sublayer),
+        IN_A_ROW: sublayer.role == "branch" and _reads_other_branch(chain, k, sublayer),
         PROJECTED: len(sublayer.reads.norms) > 1 and _carries_norm(sublayer),
         BY_TOKEN: any(_is_by_token(chain, factor) for factor in _list_factors(chain, k, sublayer)),
         BOTH: sublayer.reads.norms and sublayer.reads.direct,
@@ -156,6 +163,18 @@ def _is_negated(add: Add) -> bool:
     """Return whether the stream is multiplied by a negative constant."""
     numbers = [factor.number for factor in add.residual_path.factors if factor.kind == "constant"]
     return math.prod([*numbers, *(term.factor for term in add.residual_path.terms)]) < 0
+
+
+def _reads_earlier_state(chain: Chain, k: int, sublayer: Sublayer) -> bool:
+    """Return whether an injection is computed from a state before add k, besides x_0."""
+    adds = chain.adds[:k]
+    return any(is_ancestor(add.out, sublayer.raw, without=chain.adds[k].other_ops) for add in adds)
+
+
+def _reads_other_branch(chain: Chain, k: int, sublayer: Sublayer) -> bool:
+    """Return whether a sublayer of add k reads the output of another one of the same add."""
+    others = [other for other in chain.sublayers[k] if other is not sublayer and other.role == "branch"]
+    return any(is_ancestor(other.raw, sublayer.raw) for other in others)
 
 
 def _carries_norm(sublayer: Sublayer) -> bool:

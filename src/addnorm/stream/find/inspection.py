@@ -85,7 +85,8 @@ class Site:
     @property
     def equation(self) -> str:
         """The row in symbols, with letters for learned factors."""
-        return str(self.row) if self.role == "branch" else f"x' = x + {self.role}"
+        plain = replace(self.row, norm_in=False, norm_branch=False, c=1.0)
+        return str(self.row) if self.role == "branch" else str(plain).replace("f(x)", self.role)
 
     @property
     def location(self) -> str:
