@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # matplotlib is imported where it is used
 
 FOLDER = Path(__file__).parent.parent / "figures"
 BLUE, ORANGE, GREEN, PINK = COLOURS[:4]
+TRAINED_LAYERS = 6
 INK, PALE = "#222222", "#F3F4F6"
 STYLE: dict[str, Any] = {
     "svg.fonttype": "none", "svg.hashsalt": "addnorm", "font.family": "DejaVu Sans", "font.size": 9, "text.color": INK,
@@ -219,9 +220,38 @@ def comparison() -> Figure:
     return made
 
 
+def norms() -> Figure:
+    """Draw trainings with and without norms: the loss, and how the sublayers' inputs change."""
+    courses = numbers.training(TRAINED_LAYERS)
+    made = figure(9.6, 3.6)
+    panels = made.subplots(1, 3)
+    titles = (
+        ("loss", "Loss on held-out text", "nats a character"), ("size", "Size of the inputs", "largest factor of change"),
+        ("shift", "Means of the inputs", "largest shift, standard deviations"),
+    )  # fmt: skip
+    for ax, (key, title, ylabel) in zip(panels, titles, strict=True):
+        for wiring, course in courses.items():
+            colour, dash, marker = LOOKS[wiring]
+            ax.plot(
+                course.steps, getattr(course, key), color=colour, linestyle=dash, marker=marker, markersize=4, linewidth=1.6,
+                label=course.name,
+            )  # fmt: skip
+        ax.set_title(title)
+        ax.set_xlabel("step")
+        ax.set_ylabel(ylabel)
+        ax.grid(axis="y", color="#E2E2E2", linewidth=0.7)
+        ax.set_axisbelow(True)
+    entropy = numbers.unigram()
+    panels[0].axhline(entropy, color=GREY, linewidth=1.1, linestyle=(0, (1, 2)), label="frequencies alone")
+    panels[0].set_ylim(min(min(course.loss) for course in courses.values()) - 0.05, entropy + 0.35)
+    handles = panels[0].get_legend_handles_labels()[0]
+    made.legend(handles=handles, loc="outside upper center", ncols=5, frameon=False, handlelength=3.2)
+    return made
+
+
 FIGURES: dict[str, Callable[[], Figure]] = {
     "signal-and-scale": signal_and_scale, "add-then-norm": add_then_norm, "workflow": workflow,
-    "encoder-layer": encoder_layer, "comparison": comparison,
+    "encoder-layer": encoder_layer, "comparison": comparison, "norms": norms,
 }  # fmt: skip
 
 

@@ -1,12 +1,12 @@
 """Tests of benchmarks/bench_norms.py and bench_race.py: reads, shifts and verdicts follow from the models and the numbers."""
 
 import copy
-import json
 import math
 
 import pytest
 import torch
 
+from addnorm._util import jsonio
 from addnorm.explorer import race
 from addnorm.lab import Run, Text
 from addnorm.lab.train import Training
@@ -126,7 +126,27 @@ def test_rates_table_marks_the_best_rate_and_the_edge(norms):
 
 
 def stored(name):
-    return json.loads((ROOT / f"benchmarks/results/{name}.json").read_text())
+    return jsonio.loads((ROOT / f"benchmarks/results/{name}.json").read_text())
+
+
+def test_stored_norm_verdicts_follow_from_the_stored_numbers(norms):
+    document = stored("norms")
+    assert (document["complete"], document["dirty"]) == (True, False)
+    assert norms.judge(document["results"]) == document["claims"]
+    assert [*document["protocol"]["rates"]] == [*norms.RATES]
+
+
+def test_race_opens_where_both_learn_and_teaches_where_post_ln_fails(bench_race):
+    document = stored("race")
+    assert document["dirty"] is False
+    settings = race.parse({})[0].settings()
+    assert {
+        name: settings[name] for name in ("num_layers", "d_model", "nhead", "tokens", "batch", "steps")
+    }.items() <= document["protocol"].items()
+    assert bench_race.opening_rate(document) == race.OPENING_RATE == settings["lr"]
+    assert bench_race.failing_rate(document) == race.FAILING_RATE
+    with_warm_up = bench_race.losses(document, race.LESSON_WARM_UP)[race.FAILING_RATE]
+    assert max(with_warm_up.values()) < document["entropy"] - 0.3, "with warm-up both learn"
 
 
 def race_row(wiring, lr, loss, warm_up=0):

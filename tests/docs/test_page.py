@@ -141,10 +141,12 @@ def test_comparing_page_shows_the_default_comparison_and_its_caption_is_true():
 
 def test_other_results_change_the_explorer_page(monkeypatch):
     module = load("docs/_build/explorer.py")
-    document = json.loads((RESULTS / "explorer.json").read_text())
-    document["flip"]["total"]["p95"] = 987.6
-    document["stale"]["last is right"] = False
-    monkeypatch.setattr(module.add_norm, "document", lambda name: document)
+    documents = {name: json.loads((RESULTS / f"{name}.json").read_text()) for name in ("explorer", "race")}
+    documents["explorer"]["flip"]["total"]["p95"] = 987.6
+    documents["explorer"]["stale"]["last is right"] = False
+    documents["race"]["rows"][0]["loss"] = 7.891
+    monkeypatch.setattr(module.add_norm, "document", documents.__getitem__)
+    assert "| 7.89 |" in module.rates()
     text = module.speed()
     assert "987.6" in text
     assert "150 (missed)" in text
