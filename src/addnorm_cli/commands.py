@@ -9,21 +9,29 @@ from typing import Any
 import click
 
 from addnorm_cli.dispatch import run_command
-from addnorm_cli.parameters import FILE, Numbers, complete_presets, complete_wirings, json_option
+from addnorm_cli.parameters import (
+    COUNT,
+    FILE,
+    FOLDER,
+    Numbers,
+    OneOf,
+    Real,
+    Whole,
+    complete_presets,
+    complete_wirings,
+    json_option,
+)
 
 __all__ = ["bench", "compare", "demo", "explore", "trace", "wirings"]
 
-COUNT = click.IntRange(1)
-DEPTH = click.IntRange(1, 10_000)
+DEPTH = Whole(1, 10_000)
 
 
 @click.command()
 @click.option("--json", "target", metavar="FILE", help="Write the results as JSON; - is stdout, instead of tables.")
+@click.option("--norm", "norms", type=OneOf(["layer", "rms"]), multiple=True, help="Only this norm (repeatable).")
 @click.option(
-    "--norm", "norms", type=click.Choice(["layer", "rms"]), multiple=True, help="Only this norm (repeatable)."
-)
-@click.option(
-    "--dtype", "dtypes", type=click.Choice(["float32", "bfloat16"]), multiple=True, help="Only this dtype (repeatable)."
+    "--dtype", "dtypes", type=OneOf(["float32", "bfloat16"]), multiple=True, help="Only this dtype (repeatable)."
 )
 @click.option("--threads", type=COUNT, metavar="N", help="Measure on 1 and on N threads (default: torch's number).")
 @click.option("--rounds", type=COUNT, metavar="N", help="Timings of each variant (default 21, with --quick 5).")
@@ -48,7 +56,7 @@ def bench(**options: Any) -> None:
 @click.option("--full", is_flag=True, help="Several depths, learning rates and seeds: about an hour.")
 @click.option("--init-only", is_flag=True, help="No training: measure untrained stacks only.")
 @click.option(
-    "--out", type=FILE, default=Path("addnorm-compare"), metavar="DIR",
+    "--out", type=FOLDER, default=Path("addnorm-compare"), metavar="DIR",
     help="Folder for results (default addnorm-compare).",
 )  # fmt: skip
 @click.option("--report", type=FILE, metavar="FILE", help="The report (default report.html in --out).")
@@ -58,13 +66,13 @@ def bench(**options: Any) -> None:
     "--warm-up", "warm_ups", type=Numbers(int), metavar="N,...",
     help="Steps of warm-up (default 0,100; at most half of --steps).",
 )  # fmt: skip
-@click.option("--seeds", type=click.IntRange(1, 1000), metavar="N", help="Number of seeds (default 1).")
+@click.option("--seeds", type=Whole(1, 1000), metavar="N", help="Number of seeds (default 1).")
 @click.option("--steps", type=COUNT, metavar="N", help="Steps of each run (default 200).")
 @click.option("--d-model", type=COUNT, metavar="N", help="Width of the model (default 64).")
 @click.option("--heads", "nhead", type=COUNT, metavar="N", help="Attention heads (default 4).")
 @click.option("--tokens", type=COUNT, metavar="N", help="Characters in a sequence (default 64).")
 @click.option("--batch", type=COUNT, metavar="N", help="Sequences in a step (default 16).")
-@click.option("--norm", type=click.Choice(["layer", "rms"]), help="LayerNorm (default) or RMSNorm.")
+@click.option("--norm", type=OneOf(["layer", "rms"]), help="LayerNorm (default) or RMSNorm.")
 @click.option("--jobs", type=COUNT, metavar="N", help="Processes (default: one a core).")
 @click.option("--cluster", metavar="ADDRESS", help="Train on a Dask cluster, as in tcp://10.0.0.5:8786.")
 @json_option
@@ -94,7 +102,7 @@ def demo() -> None:
 @click.command()
 @click.option(
     "--port",
-    type=click.IntRange(0, 65535),
+    type=Whole(0, 65535),
     metavar="N",
     help="Port; 0 is any free one (default 8017).",
 )
@@ -135,18 +143,16 @@ class _SignedCommand(click.Command):
     help="Use a worked example instead of vectors.",
 )  # fmt: skip
 @click.option("--list", "listing", is_flag=True, help="List the worked examples.")
-@click.option("--placement", type=click.Choice(["post", "pre"]), help="Norm after the add (default) or before f.")
-@click.option("--norm", type=click.Choice(["layer", "rms"]), help="LayerNorm (default) or RMSNorm.")
+@click.option("--placement", type=OneOf(["post", "pre"]), help="Norm after the add (default) or before f.")
+@click.option("--norm", type=OneOf(["layer", "rms"]), help="LayerNorm (default) or RMSNorm.")
 @click.option("--gamma", "weight", metavar="VECTOR", help="Scale: d numbers, or one for all (default 1).")
 @click.option("--beta", "bias", metavar="VECTOR", help="Shift: d numbers, or one for all (default 0).")
-@click.option("--eps", type=float, metavar="X", help="Added to the variance (default 1e-5).")
+@click.option("--eps", type=Real(), metavar="X", help="Added to the variance (default 1e-5).")
 @click.option("--grad", metavar="VECTOR", help="Gradient of the output (default 1,0,...,0).")
 @click.option("--read-grad", metavar="VECTOR", help="Pre-LN: gradient of f's input (default: --grad).")
-@click.option("--variance", type=click.Choice(["biased", "unbiased"]), help="Divide by d (default) or by d - 1.")
-@click.option(
-    "--eps-place", type=click.Choice(["inside", "outside"]), help="Add eps inside the root (default) or to it."
-)
-@click.option("--digits", type=click.IntRange(1, 17), metavar="N", help="Significant digits (default 5).")
+@click.option("--variance", type=OneOf(["biased", "unbiased"]), help="Divide by d (default) or by d - 1.")
+@click.option("--eps-place", type=OneOf(["inside", "outside"]), help="Add eps inside the root (default) or to it.")
+@click.option("--digits", type=Whole(1, 17), metavar="N", help="Significant digits (default 5).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document, with all digits.")
 def trace(**options: Any) -> None:
     r"""Compute Add & Norm of one token step by step, forward and backward.

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from addnorm_cli.dispatch import run_command
-from addnorm_cli.parameters import FILE, model_parameters
+from addnorm_cli.parameters import COUNT, FILE, FOLDER, OneOf, model_parameters
 
 __all__ = ["ablate", "decompose", "fuse", "inspect", "record"]
 
@@ -17,7 +17,7 @@ float64_option = click.option("--float64", is_flag=True, help="Use a float64 cop
 @click.command()
 @click.option(
     "--mode",
-    type=click.Choice(["zero", "mean"]),
+    type=OneOf(["zero", "mean"]),
     default="zero",
     help="Replace the write by zero (default) or its mean.",
 )
@@ -87,12 +87,12 @@ def inspect(**options: Any) -> None:
 
 
 @click.command()
-@click.option("--steps", type=click.IntRange(1), metavar="N", help="Number of batches (default: all texts, or one).")
+@click.option("--steps", type=COUNT, metavar="N", help="Number of batches (default: all texts, or one).")
 @click.option("--only", metavar="LAYERS", help="Record only these layers, counted from 1: 1,3-5.")
 @click.option("--no-grads", "grads", flag_value=False, default=True, help="Record the forward pass only.")
 @click.option("--memory-map", is_flag=True, help="Also print each source's share of the stream at its end.")
 @click.option("--out", type=FILE, metavar="FILE", help="Write the recording; FILE ends in .json or .parquet.")
-@click.option("--plots", type=FILE, metavar="DIR", help="Write plots by depth to the folder DIR.")
+@click.option("--plots", type=FOLDER, metavar="DIR", help="Write plots by depth to the folder DIR.")
 @model_parameters
 def record(**options: Any) -> None:
     r"""Record the residual streams of a model, forward and backward, by depth.

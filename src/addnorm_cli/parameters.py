@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import stat
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -13,8 +14,8 @@ import click
 from click.shell_completion import CompletionItem
 
 __all__ = [
-    "FILE", "PRESETS", "WIRINGS", "Numbers", "complete_dtypes", "complete_models", "complete_presets", "complete_wirings",
-    "json_option", "model_parameters",
+    "COUNT", "FILE", "FOLDER", "PRESETS", "WIRINGS", "Numbers", "OneOf", "Real", "Whole", "complete_models",
+    "complete_presets", "complete_wirings", "json_option", "model_parameters",
 ]  # fmt: skip
 
 # Names to complete. They are those of addnorm, which a test compares: importing addnorm takes seconds.
@@ -29,7 +30,54 @@ PRESETS = (
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 MODEL_TYPE = re.compile(r'^\s+\("([\w.-]+)", "\w+Config"\)', re.MULTILINE)  # an entry of transformers' table
 
-FILE = click.Path(path_type=Path)
+LONGEST = 4095  # bytes of a path
+
+
+class ParameterError(click.ClickException):
+    """Wrong value of a parameter, reported in one sentence. Exit code 2."""
+
+    exit_code = 2
+
+    def __init__(self, param: click.Parameter | None, value: object, expected: str) -> None:
+        name = "the value" if param is None else max([*param.opts, param.metavar or ""], key=len)
+        text = repr(value)
+        super().__init__(f"{name} is {text if len(text) <= 100 else f'{text[:99]}…'}, expected {expected}.")
+
+
+class Whole(click.ParamType[Any]):
+    """Whole number between two limits.
+
+    Args:
+        minimum: the smallest number.
+        maximum: the largest number; None means no limit.
+    """
+
+    name = "whole number"
+
+    def __init__(self, minimum: int, maximum: int | None = None) -> None:
+        self.minimum, self.maximum = minimum, maximum
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the number of a text."""
+        number = value
+        with suppress(ValueError):
+            number = int(value)
+            if number >= self.minimum and (self.maximum is None or number <= self.maximum):
+                return number
+        limit = "" if self.maximum is None else f" to {self.maximum}"
+        raise ParameterError(param, number, f"a whole number from {self.minimum}{limit}")
+
+
+class Real(click.ParamType[Any]):
+    """Number, NaN and infinity included."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number of a text."""
+        with suppress(ValueError):
+            return float(value)
+        raise ParameterError(param, value, "a number, as in 1e-5")
 
 
 class Numbers(click.ParamType[Any]):
@@ -46,13 +94,53 @@ class Numbers(click.ParamType[Any]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the numbers of a text as a tuple."""
-        if isinstance(value, tuple):
-            return value
+        example = "6,12" if self.kind is int else "3e-4,1e-3"
         try:
-            return tuple(self.kind(part) for part in str(value).split(","))
+            return tuple(map(self.kind, str(value).split(",")))
         except ValueError:
-            example = "6,12" if self.kind is int else "3e-4,1e-3"
-            self.fail(f"{value!r}, expected numbers separated by commas, as in {example}.", param, ctx)
+            raise ParameterError(param, value, f"numbers separated by commas, as in {example}") from None
+
+
+class OneOf(click.Choice[str]):
+    """One of several words."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the word."""
+        if value not in self.choices:
+            raise ParameterError(param, value, f"one of {', '.join(self.choices)}")
+        return str(value)
+
+
+class PathName(click.ParamType[Any]):
+    """Path of a file or folder, which need not exist. Devices are refused: they have no end.
+
+    Args:
+        completes: "file" or "dir", for the shell.
+    """
+
+    name = "path"
+
+    def __init__(self, completes: str = "file") -> None:
+        self.completes = completes
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """Return the path of a text."""
+        text, kind = str(value), "folder" if self.completes == "dir" else "file"
+        if not text or "\0" in text or len(text.encode(errors="surrogateescape")) > LONGEST:
+            raise ParameterError(param, text, f"the path of a {kind}")
+        path = Path(text)
+        with suppress(OSError):
+            mode = path.stat().st_mode
+            if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+                raise ParameterError(param, text, f"a {kind}, not a device")
+        return path
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Let the shell complete paths."""
+        return [CompletionItem(incomplete, type=self.completes)]
+
+
+FILE, FOLDER, COUNT = PathName(), PathName("dir"), Whole(1)
 
 
 def complete_wirings(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -63,11 +151,6 @@ def complete_wirings(ctx: click.Context, param: click.Parameter, incomplete: str
 def complete_presets(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Return the names of worked examples that begin with a text."""
     return [name for name in PRESETS if name.startswith(incomplete)]
-
-
-def complete_dtypes(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Return the dtypes that begin with a text."""
-    return [name for name in DTYPES if name.startswith(incomplete)]
 
 
 def complete_models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -94,14 +177,14 @@ MODEL_PARAMETERS = (
     click.argument("name", metavar="MODEL", shell_complete=complete_models),
     click.option("--text", type=FILE, metavar="FILE", help="Texts for a model with a tokenizer, one a line."),
     click.option("--input", type=FILE, metavar="FILE", help="Inputs as named tensors: a .safetensors or .pt file."),
-    click.option("--layers", type=int, metavar="N", help="Number of layers of a model type (default at most 3)."),
-    click.option("--tokens", type=int, metavar="N", help="Length of random inputs; longer texts are cut off."),
-    click.option("--batch", type=int, metavar="N", help="Number of random inputs, or of texts that are read at once."),
+    click.option("--layers", type=Whole(1, 1000), metavar="N", help="Number of layers of a model type (default at most 3)."),
+    click.option("--tokens", type=COUNT, metavar="N", help="Length of random inputs; longer texts are cut off."),
+    click.option("--batch", type=COUNT, metavar="N", help="Number of random inputs, or of texts that are read at once."),
     click.option(
-        "--dtype", metavar="NAME", shell_complete=complete_dtypes,
+        "--dtype", type=OneOf(DTYPES), metavar="NAME",
         help="float32, float64, bfloat16 or float16 (default: that of the weights).",
     ),
-    click.option("--seed", type=int, default=0, metavar="N", help="Seed of random weights and inputs (default 0)."),
+    click.option("--seed", type=Whole(0, 2**63 - 1), default=0, metavar="N", help="Seed of weights and inputs (default 0)."),
     click.option("--train", is_flag=True, help="Use training mode, with dropout (default: evaluation mode)."),
     json_option,
 )  # fmt: skip

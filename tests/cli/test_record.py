@@ -148,7 +148,7 @@ def test_record_plots(folder):
     [
         (["--out", "run.csv"], "--out is 'run.csv', expected a file that ends in .json or .parquet"),
         (["--out", "texts.txt/run.json"], "--out is 'texts.txt/run.json', which cannot be written ("),
-        (["--plots", "texts.txt"], "--plots is 'texts.txt/"),
+        (["--plots", "texts.txt"], "--plots is 'texts.txt', a file, expected a folder"),
         (["--only", "4"], "--only is '4', expected layers from 1 to 3"),
         (["--only", "3-2"], "--only is '3-2', expected layers from 1 to 3"),
         (["--only", "a"], "--only is 'a', expected layers from 1 to 3"),

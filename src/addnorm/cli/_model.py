@@ -61,6 +61,10 @@ def with_model(command: Callable[..., str | None]) -> Callable[..., None]:
             failure = command(model, **options)
         except ModelLoadError as error:
             raise ArgumentError(error) from None
+        except SystemExit as error:  # click has exceptions of its own
+            raise ArgumentError(
+                f"MODEL {model.name!r} ends the program (SystemExit: {error.code}): correct the model."
+            ) from None
         if failure is not None:
             raise ProofError(failure)
 
@@ -75,6 +79,12 @@ def load_model(options: ModelOptions, texts: Sequence[str] | None = None) -> Loa
         texts = read_texts(file)
     with working(f"load {options.name}"):
         loaded = load(**arguments, texts=texts, inputs=inputs)
+    for name, value in (*enumerate(loaded.args, 1), *loaded.kwargs.items()):
+        if isinstance(value, Tensor) and not value.numel():
+            input_name = f"argument {name}" if isinstance(name, int) else name
+            raise ArgumentError(
+                f"MODEL {options.name!r} has an empty input, {input_name} {tuple(value.shape)}, expected at least one element."
+            )
     torch.manual_seed(options.seed)  # of dropout
     loaded.model.train(train)
     return loaded

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Literal
 
 import click
 
 from addnorm import bench as benchmark
-from addnorm.cli._output import check_file, print_json, print_message, save_result
+from addnorm.cli._output import ArgumentError, check_file, print_json, print_message, save_result
 
 __all__ = ["run"]
 
@@ -26,6 +27,11 @@ def run(
     file = None if target in (None, "-") else Path(target)
     if file is not None:
         check_file(file, "--json")
+    if target == "":
+        raise ArgumentError("--json is '', expected the path of a file, or - for stdout")
+    cores = os.cpu_count() or 1
+    if threads is not None and threads > cores:
+        raise ArgumentError(f"--threads is {threads}, expected at most {cores}, the cores of this machine")
     chosen = norms or tuple(benchmark.NORMS), dtypes or tuple(benchmark.DTYPES)
     if quick:
         cells = benchmark.matrix(*chosen, benchmark.QUICK_SHAPES, threads=threads)

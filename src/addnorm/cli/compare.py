@@ -12,10 +12,13 @@ import click
 from addnorm import lab
 from addnorm import report as pages
 from addnorm._util.files import UnwritableError
+from addnorm._util.memory import free_memory
+from addnorm._util.numbers import format_bytes
 from addnorm._util.tables import make_console
-from addnorm.cli._output import ArgumentError, print_json, print_message, save_result, stdout, working
+from addnorm.cli._output import ArgumentError, check_folder, print_json, print_message, save_result, stdout, working
 from addnorm.cli.inspect import check_report
-from addnorm.cli.wirings import make_wiring
+from addnorm.cli.wirings import check_depth, make_wiring
+from addnorm.lab.run import MAXIMA
 from addnorm.nn import Wiring
 
 __all__ = ["run"]
@@ -28,6 +31,7 @@ FLAGS |= {
     "compared": "WIRINGS",
     "num_layers": "--layers",
     "warm_up": "--warm-up",
+    "warm_ups": "--warm-up",
     "nhead": "--heads",
     "lr": "--rates",
 }
@@ -40,11 +44,21 @@ def run(
     """Train small models with different wirings and write a report."""
     wirings = [_parse_wiring(spec) for spec in compared or DEFAULT]
     path = out / "report.html" if report is None else report
+    if init_only:
+        _check_init_only({"text": text, "full": full or None, **settings})
+    if report is not None:
+        check_report(report)
+    check_folder(out, "--out")
     check_report(path)
     try:
         try:
+            protocol = _make_protocol(lab.FULL if full else lab.ILLUSTRATION, settings)
+            if not init_only:
+                _check_memory(protocol)
+            for wiring in wirings if not init_only else ():
+                check_depth(wiring, min(protocol.num_layers))
             comparison = lab.compare(
-                wirings, _make_protocol(lab.FULL if full else lab.ILLUSTRATION, settings),
+                wirings, protocol,
                 text=None if text is None else lab.read_text(text), out=out, jobs=jobs, cluster=cluster, training=not init_only,
                 progress=make_console(stderr=True),
             )  # fmt: skip
@@ -68,9 +82,36 @@ def _parse_wiring(spec: str) -> Wiring:
     """Return the wiring of NAME or NAME:OPTION=VALUE,..."""
     name, _, options = spec.partition(":")
     try:
-        return make_wiring(name, options.split(",") if options else (), example="mix_ln:k=3")
+        return make_wiring(name, options.split(",") if options else (), example="mix_ln:k=3", argument="WIRING")
     except ValueError as error:
         raise ArgumentError(error) from None
+
+
+def _check_memory(protocol: lab.Protocol) -> None:
+    """Refuse models that cannot fit into memory, by a lower bound: weights with their gradients and moments, activations."""
+    usual = lab.ILLUSTRATION
+    layers, width, rows = max(protocol.num_layers), protocol.d_model, protocol.batch * protocol.tokens
+    weights = 16.0 * layers * 12 * width**2
+    activations = 4.0 * layers * rows * (12 * width + protocol.nhead * protocol.tokens)
+    free = free_memory()
+    if weights + activations > free and layers <= MAXIMA["num_layers"]:  # more are refused by the run
+        sizes = {
+            "--layers": (layers, usual.num_layers[0]), "--d-model": (width, usual.d_model),
+            "--tokens": (protocol.tokens, usual.tokens), "--batch": (protocol.batch, usual.batch),
+        }  # fmt: skip
+        option = max(sizes, key=lambda name: sizes[name][0] / sizes[name][1])
+        raise ArgumentError(
+            f"{option} is {sizes[option][0]}, for which training takes at least {format_bytes(weights + activations)} of "
+            f"memory, expected at most the {format_bytes(free)} that are free: use a smaller number"
+        )
+
+
+def _check_init_only(settings: dict[str, Any]) -> None:
+    """Refuse options that have no effect without training."""
+    for name, value in settings.items():
+        if value is not None:
+            option = FLAGS.get(name, f"--{name}")
+            raise ArgumentError(f"{option} is set beside --init-only, which trains nothing: leave {option} out")
 
 
 def _make_protocol(protocol: lab.Protocol, settings: dict[str, Any]) -> lab.Protocol:

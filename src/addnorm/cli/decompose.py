@@ -41,7 +41,7 @@ def run(model: ModelOptions, as_json: bool, float64: bool) -> str | None:
                     addnorm.decompose(loaded.model, *loaded.args, stream=stream.name, float64=float64, **loaded.kwargs)
                 )
             except ValueError as error:  # the stream cannot be decomposed; the inputs are right, since the model ran
-                refused.append(str(error))
+                refused.append(str(error).replace("addnorm.inspect lists", "`addnorm inspect` lists"))
     mask = token_mask(loaded.kwargs)
     shares = [_mean_shares(decomposition, mask) for decomposition in decompositions]
     if as_json:

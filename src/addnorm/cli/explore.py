@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 import socket
 import threading
@@ -19,11 +20,12 @@ from addnorm.cli._output import ArgumentError
 
 __all__ = ["run"]
 
+REMEDY = "write it again with `addnorm record MODEL --out FILE`"  # of a recording that cannot be read
+SUFFIXES = (".json", ".parquet")
 PORT = 8017  # by default; another one where it is in use
 ANY_ADDRESS = {
     "0.0.0.0": "127.0.0.1",
     "::": "::1",
-    "": "127.0.0.1",
 }  # hosts that listen at all addresses, and this machine
 
 
@@ -38,6 +40,13 @@ def run(port: int | None, host: str, recordings: tuple[Path, ...], opens_browser
     from addnorm.explorer.security import LOOPBACK
     from addnorm.explorer.server import create_app, serve
 
+    if not host.strip():
+        raise ArgumentError(f"--host is {host!r}, expected a name or an address: 0.0.0.0 listens at all addresses")
+    for path in recordings:
+        if path.suffix not in SUFFIXES:
+            raise ArgumentError(f"--recording is '{path}', expected a file that ends in {' or '.join(SUFFIXES)}")
+        if path.exists() and not path.is_file():
+            raise ArgumentError(f"--recording is '{path}', which is no file, expected one of `addnorm record --out`")
     token = None if host in LOOPBACK else secrets.token_urlsafe(16)
     scheduler = Scheduler()
     with _bind(host, port) as listener:
@@ -45,7 +54,8 @@ def run(port: int | None, host: str, recordings: tuple[Path, ...], opens_browser
             hosts = LOOPBACK if token is None else None
             app = create_app(recordings, hosts=hosts, token=token, scheduler=scheduler)
         except (ValueError, ImportError, OSError) as error:
-            raise ArgumentError(f"--recording: {error}") from None
+            sentence = re.sub("save the recording again with Recording.save", REMEDY, str(error))
+            raise ArgumentError(f"--recording: {sentence}") from None
         torch.set_num_threads(1)  # small matrices gain nothing by more threads, and two clients are served at once
         serve(app, scheduler, listener, partial(_announce, host, listener.getsockname()[1], token, opens_browser))
     click.echo("Ended.", err=True)
@@ -67,7 +77,7 @@ def _bind(host: str, port: int | None) -> socket.socket:
                 raise ArgumentError(
                     f"--port is {attempt}, which is in use: choose another, or 0 for any free one"
                 ) from None
-            option, value = ("--port", attempt) if isinstance(error, PermissionError) else ("--host", host)
+            option, value = ("--port", f"{attempt}") if isinstance(error, PermissionError) else ("--host", f"{host!r}")
             reason = getattr(error, "strerror", None) or error
             raise ArgumentError(f"{option} is {value}, where this machine cannot listen ({reason})") from None
     raise AssertionError("unreachable")  # the last attempt returns or raises

@@ -9,7 +9,7 @@ import dataclasses
 import math
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,7 @@ from addnorm.cli._model import (
 from addnorm.cli._output import (
     ArgumentError,
     check_file,
+    check_folder,
     print_json,
     print_message,
     print_notes,
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 BATCH = 8  # texts a step
+MOST_STEPS = 10_000  # with random inputs
 PATIENCE, NEXT_LINE = 2.0, 10.0  # seconds until a line of progress where there is no bar, and between two such lines
 FORMATS = {".json": None, ".parquet": "pyarrow"}  # of a recording, and the package that writes it
 PLOTS = ("stream", "gradients", "writes", "similarity", "memory_map")
@@ -107,7 +109,7 @@ def run(
     if as_json:
         print_json(recording.to_dict())
     else:
-        _print_recording(recording, memory_map, _describe_batches(loaded, batches[:finished]), loaded.source)
+        _print_recording(recording, memory_map, _describe_batches(loaded, batches, finished), loaded.source)
     _write_files(recording, out, plots)
     if interrupted:
         raise KeyboardInterrupt
@@ -140,7 +142,7 @@ def _copy_steps(recording: Recording, finished: int, target: Recording) -> Recor
     return target
 
 
-def _make_batches(model: ModelOptions, loaded: LoadedModel, steps: int | None, rows: int) -> list[dict[str, Any]]:
+def _make_batches(model: ModelOptions, loaded: LoadedModel, steps: int | None, rows: int) -> Sequence[dict[str, Any]]:
     """Return the model's keyword arguments for each step."""
     if loaded.texts is not None:
         count = -(-len(loaded.texts) // rows)
@@ -156,7 +158,11 @@ def _make_batches(model: ModelOptions, loaded: LoadedModel, steps: int | None, r
             f"--steps is {steps}, expected 1: MODEL {model.name!r} has one batch of inputs, from --input or its factory."
         )
     sizes = {name: value for name in ("tokens", "batch") if (value := getattr(model, name)) is not None}
-    with quiet(), torch.no_grad():
+    if steps > MOST_STEPS:
+        raise ArgumentError(
+            f"--steps is {steps}, expected at most {MOST_STEPS}: all inputs are made before the first step."
+        )
+    with working(f"make the inputs of {steps} steps"), quiet(), torch.no_grad():
         more = [random_inputs(loaded.model, model.seed + k, **sizes) for k in range(1, steps)]
     return [loaded.kwargs, *more]
 
@@ -168,13 +174,13 @@ def _slice(kwargs: dict[str, Any], first: int, end: int) -> dict[str, Any]:
     return {name: value[:, :longest] for name, value in part.items()}
 
 
-def _describe_batches(loaded: LoadedModel, batches: list[dict[str, Any]]) -> str:
+def _describe_batches(loaded: LoadedModel, batches: Sequence[dict[str, Any]], finished: int) -> str:
     """Return the inputs of all steps in a sentence."""
-    steps = format_count(len(batches), "step")
+    steps = format_count(finished, "step")
     if loaded.texts is None:
-        more = f" in each of {steps}" if len(batches) > 1 else ""
+        more = f" in each of {steps}" if finished > 1 else ""
         return f"Inputs: {format_inputs(loaded.args, batches[0])}{more}."
-    masks = [batch["attention_mask"] for batch in batches]
+    masks = [batch["attention_mask"] for batch in batches[:finished]]
     texts, tokens = sum(map(len, masks)), sum(int(mask.sum()) for mask in masks)
     return f"Inputs: {texts} texts of {tokens} tokens in {steps}; padding is not counted."
 
@@ -236,8 +242,10 @@ def _check_files(out: Path | None, plots: Path | None) -> None:
         raise ArgumentError(error) from None
     if out is not None:
         check_file(out, "--out")
-    for name in PLOTS if plots is not None else ():
-        check_file(Path(plots or "") / f"{name}.png", "--plots")
+    if plots is not None:
+        check_folder(plots, "--plots")
+        for name in PLOTS:
+            check_file(plots / f"{name}.png", "--plots")
 
 
 def _write_files(recording: Recording, out: Path | None, plots: Path | None) -> None:

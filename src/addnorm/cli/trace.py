@@ -17,20 +17,37 @@ from addnorm.trace import PRESETS, SECTIONS, Trace, show, trace
 __all__ = ["run"]
 
 # The options whose name differs from that of `addnorm.trace.trace`'s argument, and those that have the same name.
-FLAGS = {"weight": "--gamma", "bias": "--beta", "read_grad": "--read-grad"} | {
+FLAGS = {"x": "X", "sublayer": "SUBLAYER", "weight": "--gamma", "bias": "--beta", "read_grad": "--read-grad"} | {
     name: f"--{name}" for name in ("grad", "eps", "variance")
+}
+
+# Words of errors of `addnorm.trace`, as they are typed in a shell.
+TYPED = {
+    "pass a list of numbers, such as [1.5, -1, 4.5]": "separate numbers by commas, as in 1.5,-1,4.5",
+    "requires placement 'pre', got 'post'": "requires --placement pre",
+    "use placement='pre', or grad": "use --placement pre, or --grad",
+    "the length of x": "the length of X",
 }
 
 
 def run(vectors: tuple[str, ...], preset: str | None, listing: bool, as_json: bool, **options: Any) -> None:
     """Print the steps of one token through Add & Norm, or the list of worked examples."""
     if listing:
+        others = [f"{value!r}" for value in vectors] + ["--preset"] * (preset is not None)
+        others += [
+            FLAGS.get(name, f"--{name.replace('_', '-')}") for name, value in options.items() if value is not None
+        ]
+        if others:
+            raise ArgumentError(f"--list is set beside {others[0]}, expected one of them: leave --list out")
         _list_presets(as_json)
         return
     try:
         result = _compute(vectors, preset, {name: value for name, value in options.items() if value is not None})
     except ValueError as error:
-        raise ArgumentError(re.sub(r"^\w+", lambda name: FLAGS.get(name[0], name[0]), str(error))) from None
+        sentence = re.sub(r"^\w+", lambda name: FLAGS.get(name[0], name[0]), str(error))
+        for words, typed in TYPED.items():
+            sentence = sentence.replace(words, typed)
+        raise ArgumentError(sentence) from None
     if as_json:
         print_json(result.to_dict())
     else:

@@ -12,13 +12,13 @@ from rich.console import Console
 import addnorm
 from addnorm._util.numbers import format_count
 from addnorm._util.tables import WIDTH, Block, Column, Paragraph, Table
-from addnorm.cli._output import ArgumentError, print_blocks, print_json, print_unwrapped, stdout
+from addnorm.cli._output import ArgumentError, print_blocks, print_json, print_unwrapped, stdout, working
 from addnorm.nn import Learned, Place, Wiring
 from addnorm.wirings.equation import wrap_equation
 from addnorm.wirings.init import ROLES, RULES
 from addnorm.wirings.row import format_factor
 
-__all__ = ["make_wiring", "run"]
+__all__ = ["check_depth", "make_wiring", "run"]
 
 SOURCES = ((96, 28), (78, 21), (0, 0))  # columns of a terminal, and columns of the source in it
 MOST_ROWS = 8  # with more layers only the first three, the middle one and the last are printed
@@ -56,8 +56,12 @@ def run(
         return
     try:
         wiring = make_wiring(name, settings)
+        for depth in (layers, decoder_layers):
+            if depth is not None:
+                check_depth(wiring, depth)
         stacks = _make_stacks(wiring, layers, decoder_layers)
-        document = _to_dict(wiring, stacks)  # some impossible options raise only when a row is made
+        with working(f"compute the constants of {name}"):
+            document = _to_dict(wiring, stacks)  # some impossible options raise only when a row is made
     except (ValueError, OverflowError) as error:
         raise ArgumentError(error) from None
     if as_json:
@@ -66,13 +70,14 @@ def run(
         _print_wiring(wiring, stacks, stdout())
 
 
-def make_wiring(name: str, settings: Iterable[str], example: str = "--set k=3") -> Wiring:
+def make_wiring(name: str, settings: Iterable[str], example: str = "--set k=3", argument: str = "NAME") -> Wiring:
     """Return the wiring of that name with options as they were typed: `k=3`.
 
     Args:
         name: of the wiring.
         settings: texts OPTION=VALUE.
-        example: of a correct setting, for the error.
+        example: of a correct setting, for errors.
+        argument: of the command line that has the name, for errors.
 
     Raises:
         ValueError: there is no such wiring or option, or its value is wrong.
@@ -87,8 +92,17 @@ def make_wiring(name: str, settings: Iterable[str], example: str = "--set k=3") 
         options[option] = _parse_value(option, text)
     try:
         return addnorm.wirings.get(name, **options)
-    except TypeError as error:
-        raise ValueError(str(error)) from None
+    except (TypeError, ValueError) as error:
+        sentence = re.sub(r"^wiring is", f"{argument} is", str(error))
+        written = example.replace("k=3", r"\1=VALUE").replace("mix_ln", name)
+        raise ValueError(re.sub(r"addnorm\.wirings\.\w+\((\w+)=\.\.\.\)", f"write {written}", sentence)) from None
+
+
+def check_depth(wiring: Wiring, num_layers: int) -> None:
+    """Raise a ValueError if a wiring has more post-LN layers than a stack has layers."""
+    k = dict(wiring.options).get("k") if wiring.name == "mix_ln" else None
+    if k is not None and k > num_layers:
+        raise ValueError(f"k of mix_ln is {k}, expected at most {num_layers}, the number of layers.")
 
 
 def _parse_value(option: str, text: str) -> Any:

@@ -102,6 +102,10 @@ def compare(
     runs = protocol.runs(chosen) if training else []
     if jobs is not None:
         check_int("jobs", jobs, 1)
+    if cluster is not None and not re.fullmatch(r"(tcp|tls|wss?)://\S+:\d+", cluster):
+        raise ValueError(
+            f"cluster is {cluster!r}, expected the address of a Dask scheduler, as in tcp://10.0.0.5:8786."
+        )
     console = progress if isinstance(progress, Console) else Console(stderr=True) if progress else None
     todo = [_Job(run.key(text), f"run {run}", run.steps, run, text) for run in runs]
     todo += _init_jobs(chosen) if at_init else []
@@ -213,10 +217,6 @@ def _pool(jobs: int | None, cluster: str | None, n_jobs: int) -> Iterator[tuple[
             yield joblib.Parallel(n_jobs=n, **options), joblib.delayed
         return
     distributed = require("distributed", "compare on a cluster")
-    if not re.fullmatch(r"(tcp|tls|wss?)://\S+:\d+", cluster):
-        raise ValueError(
-            f"cluster is {cluster!r}, expected the address of a Dask scheduler, as in tcp://10.0.0.5:8786."
-        )
     try:
         client = distributed.Client(cluster, timeout="10s", set_as_default=False)
     except (OSError, ValueError, TypeError) as error:
