@@ -130,7 +130,7 @@ class _WriteEdit:
         self.op: Op = term.op
         self.write: Value = term.value
         self.fused = self.op.origin != self.op.name  # the add is a step of a fused operator
-        stacked = self.op.args[0].op if self.op.name == "sum" and isinstance(self.op.args[0], Value) else None
+        stacked = self.op.args[0].op if self.op.name in ("sum", "mean") and isinstance(self.op.args[0], Value) else None
         self.op = stacked or self.op  # the sum of a stack: the operator that stacks
         arguments = self.op.args[0] if stacked else self.op.args
         self.index = next((k for k, argument in enumerate(arguments) if argument is term.value), -1)

@@ -5,6 +5,7 @@ import torch
 
 import addnorm
 from addnorm import inspect
+from support import odd_streams as odd
 from support import stream_steps as steps
 from support.stream_steps import D, make_steps, noise
 
@@ -36,9 +37,10 @@ UNDERSTOOD["constant after channels"] = (steps.scaled_reads_of_channels, IMAGE, 
 UNDERSTOOD["scale of a branch norm"] = (steps.scaled_branch_norms, ONE, "unknown", ["x' = x + b ⊙ N(f(N(x)))"] * 4)
 UNDERSTOOD["sum of normed sublayers"] = (steps.sums_of_normed_sublayers, ONE, "parallel", ["x' = x + f(N(x))"] * 4)
 UNDERSTOOD["first state again"] = (
-    steps.first_state_again, ONE, "pre_ln", ["x' = x + f(N(x))", *["x' = 0.5 x + 0.3 skip", "x' = x + f(N(x))"] * 2],
+    odd.first_state_again, ONE, "pre_ln", ["x' = x + f(N(x))", *["x' = 0.5 x + 0.3 skip", "x' = x + f(N(x))"] * 2],
 )  # fmt: skip
-UNDERSTOOD["mean magnitudes"] = (steps.mean_magnitudes, ONE, "unknown", ["x' = x + f(x)"] * 3)
+UNDERSTOOD["means of pairs"] = (odd.means_of_pairs, ONE, "unknown", ["x' = 0.5 x + 0.5 f(N(x))"] * 3)
+UNDERSTOOD["mean magnitudes"] = (odd.mean_magnitudes, ONE, "unknown", ["x' = x + f(x)"] * 3)
 
 
 def list_equations(stream):
@@ -72,10 +74,11 @@ REFUSED = {
     "gate between layers": (steps.scaled_stream, ONE, "an elementwise function of the end of another stream", ()),
     "orthogonal update": (steps.orthogonal_updates, ONE, "through norms of different kinds", ()),
     "orthogonal update, one norm": (steps.orthogonal_updates_of_one_norm, ONE, "multiplied by a norm of the stream", ()),
-    "stale reads": (steps.stale_reads, ONE, "computed from an earlier state of the stream", ()),
-    "projected shortcut": (steps.projected_shortcut, ONE, "begins with a sum of two functions of another stream", ()),
-    "function of the end": (steps.function_of_the_end, ONE, "a function of the end of the stream is normalized", ()),
-    "attention over depth": (steps.attention_over_depth, ONE, "reads the output of another one", ()),
+    "stale reads": (odd.stale_reads, ONE, "computed from an earlier state of the stream", ()),
+    "projected shortcut": (odd.projected_shortcut, ONE, "begins with a sum of two functions of another stream", ()),
+    "function of the end": (odd.function_of_the_end, ONE, "a function of the end of the stream is normalized", ()),
+    "attention over depth": (odd.attention_over_depth, ONE, "reads the output of another one", ()),
+    "masked features": (odd.masked_features, ONE, "a factor is a vector of constants", ()),
     "norms of channels": (steps.norms_of_channels, IMAGE, "a norm that is written out over another dimension", ()),
 }  # fmt: skip
 
@@ -105,8 +108,29 @@ def test_inspect_tells_mixers_without_norms():
 
 
 def test_inspect_remarks_on_first_state_again():
-    stream = inspect(make_steps(steps.first_state_again), *ONE).streams[0]
+    stream = inspect(make_steps(odd.first_state_again), *ONE).streams[0]
     assert stream.remarks == ("between sublayers the stream is multiplied by a factor, and an earlier state is added",)
+
+
+def test_inspect_tells_means_of_tokens_from_feed_forwards():
+    stream = inspect(make_steps(odd.means_of_tokens), *ONE).streams[0]
+    assert {site.kind for site in stream.sites} == {"other"}
+    assert stream.remarks == ("the end of the stream is multiplied by a factor before the final norm",)
+
+
+def test_inspect_finds_no_final_norm_without_use():
+    stream = inspect(make_steps(odd.unused_norm), *ONE).streams[0]
+    assert stream.final_norm is None
+    assert stream.remarks == ("without the final norm of this wiring",)
+
+
+def test_ablate_removes_write_of_a_mean():
+    model = make_steps(odd.means_of_pairs)
+    site = inspect(model, *ONE).sites[2]
+    x = addnorm.decompose(model, *ONE).state(2).float()
+    with torch.no_grad(), addnorm.ablate(site):
+        out = model(*ONE)
+    assert torch.allclose(out, model.last(0.5 * x), atol=1e-5)
 
 
 def test_inspect_gives_one_reason_for_norms_of_channels():

@@ -38,6 +38,7 @@ class Chain:
     norms_out: list[list[Norm]]  # after each add, in the order in which they are applied
     final_norms: list[Norm]
     last_factors: list[Factor]  # between the last add and its norm
+    final_factors: list[Factor]  # between the last add and the final norm, if the add has no norm of its own
     dual_norm: Norm | None  # final norm of a second stream that has the same writes (ResiDual)
     dual_adds: list[Add] = field(default_factory=list)  # of that stream, and the add of both streams
     has_other_norms: bool = False  # several norms lead from the end of the stream to the model's output
@@ -279,7 +280,8 @@ def _build_chain(
     between = [[*reversed(after.norms)] for after in adds[1:]]
     last, final, factors, others = _split_last_norms(adds, sublayers, between, regions)
     final = [*final, dual] if dual else final
-    return Chain(adds, sublayers, [*between, last], final, factors if last else [], dual, dual_adds, others)
+    own, after = (factors, []) if last else ([], factors)
+    return Chain(adds, sublayers, [*between, last], final, own, after, dual, dual_adds, others)
 
 
 def _split_last_norms(
@@ -293,7 +295,7 @@ def _split_last_norms(
     factors: list[Factor] = []
     value = adds[-1].out
     is_ambiguous = False
-    while candidates := _list_next_norms(value):
+    while candidates := [c for c in _list_next_norms(value) if regions.is_used(c[0].y)]:
         norm, before, is_one_of_several = _select_norm(candidates, regions)
         if not norms:
             factors = before

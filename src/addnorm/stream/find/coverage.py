@@ -44,6 +44,7 @@ TWO_FUNCTIONS = (
     "the stream begins with a sum of two functions of another stream, as of a projection and a sublayer's output"
 )
 CONTINUED = "an elementwise function of the end of another stream: the sum is not passed on unchanged"
+RESIZED = "the stream begins with features of the end of another stream, cut, joined or padded"
 STARTS_IN_SUM = "the stream begins with a residual sum that is not understood"
 ADDED = "something that no sublayer of the stream wrote is added to the stream after its last add"
 REPLACED = "tokens of the stream are replaced by values that were computed from it"
@@ -153,7 +154,8 @@ class _Coverage:
             other = self.states.get(value)
             if other is not None and other != k:
                 if not is_moved or self.chains[other].layout.width != width:
-                    yield Gap(chain.adds[0].op, CONTINUED, frozenset((k, other)))
+                    reason = CONTINUED if self.chains[other].layout.width == width else RESIZED
+                    yield Gap(chain.adds[0].op, reason, frozenset((k, other)))
                 continue
             op = value.op
             if op is None:
@@ -236,7 +238,9 @@ class _Coverage:
 def _list_add_ops(add: Add) -> Iterator[Op]:
     """Yield the operators of an add: of its sum, of partial sums, and between x and the sum."""
     yield add.op
-    yield from (value.op for value in add.op.inputs if add.op.name == "sum" and value.op is not None)  # of a stack
+    yield from (
+        value.op for value in add.op.inputs if add.op.name in ("sum", "mean") and value.op is not None
+    )  # of a stack
     yield from add.residual_path.ops
     for path in (add.residual_path, *(write.path for write in add.writes)):
         yield from (term.op for term in path.terms if term.op is not None)
@@ -335,7 +339,7 @@ def _list_users(flow: Flow, chains: Sequence[Chain], known: set[Op]) -> set[Op]:
 
 def _explain_sum(op: Op) -> str | None:
     """Explain why a sum that continues a value is not a residual add; None for other operators."""
-    if op.name == "sum" and op.inputs and op.inputs[0].op is not None and op.inputs[0].op.name == "stack":
+    if op.name in ("sum", "mean") and op.inputs and op.inputs[0].op is not None and op.inputs[0].op.name == "stack":
         parts = op.inputs[0].op.inputs
         return SEVERAL if len(parts) > 2 and any(is_ancestor(parts[0], part) for part in parts[1:]) else None
     interpolation = match_interpolation(op)

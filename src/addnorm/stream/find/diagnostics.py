@@ -28,6 +28,8 @@ ROLES = {
     "injection": "an injection: does not read this stream",
 }
 FROM_START = "an injection: computed from the start of the stream"
+SCALED_END = "the end of the stream is multiplied by a factor before the final norm"
+CONSTANTS = "a factor is a vector of constants, which no parameter has and no row expresses"
 TWICE = "the branch itself contains x + ...: the stream is added twice"
 SECOND = "the sublayer adds to a second stream and reads that one: two streams in turn, as in reversible layers"
 BESIDE = "x' = N(x) + f(x): the sublayer reads the stream before the norm of the residual"
@@ -119,6 +121,7 @@ def list_reasons(chain: Chain, k: int, sublayer: Sublayer) -> list[str]:
         IN_A_ROW: sublayer.role == "branch" and _reads_other_branch(chain, k, sublayer),
         PROJECTED: len(sublayer.reads.norms) > 1 and _carries_norm(sublayer),
         BY_TOKEN: any(_is_by_token(chain, factor) for factor in _list_factors(chain, k, sublayer)),
+        CONSTANTS: any(map(_is_constant_vector, _list_factors(chain, k, sublayer))),
         BOTH: sublayer.reads.norms and sublayer.reads.direct,
         SCALED: num_norms and any(factor.kind in ("constant", "learned") for factor in late),
         f"{num_norms} norms follow the add, one after the other": num_norms > 1,
@@ -143,6 +146,16 @@ def _is_by_token(chain: Chain, factor: Factor) -> bool:
     if scale[varying] != width:
         return True
     return shape.count(width) > 1 and len(shape) == len(chain.adds[0].out.shape) and varying not in (axis, -1)
+
+
+def _is_constant_vector(factor: Factor) -> bool:
+    """Return whether a factor has several constants that are no parameters or buffers."""
+    return (
+        factor.kind == "learned"
+        and factor.value is not None
+        and not factor.value.kind
+        and factor.value.tensor.numel() > 1
+    )
 
 
 def _changes_values(factor: Factor) -> bool:
@@ -262,6 +275,8 @@ def list_remarks(chain: Chain, sites: Sequence[Site], model: nn.Module, wiring: 
         norms and _ran_inside(norms[0], after) and not _ran_inside(norms[0], add) for norms, add, after in pairs
     )
     remarks = [SHIFTED] * is_shifted
+    if any(factor.kind in ("constant", "learned") for factor in chain.final_factors):
+        remarks.append(SCALED_END)
     shared = {site.path: site.shared for site in sites if site.shared > 1}
     if shared:
         remarks.append(f"shared weights: {', '.join(f'{path} is {n} sublayers' for path, n in shared.items())}")

@@ -75,7 +75,7 @@ def _divides_by_size(op: Op) -> bool:
     if op.name != "div" or len(op.inputs) != 2 or op.inputs[1].shape[-1:] != (1,) or op.inputs[0].shape[-1:] == (1,):
         return False
     value = strip_views(op.inputs[1])
-    for _ in range(4):  # the mean of a function of x
+    for _ in range(8):  # the mean of a function of x
         if value is strip_views(op.inputs[0]):
             return True
         if value.op is None or not value.op.inputs or is_mixing(value.op):

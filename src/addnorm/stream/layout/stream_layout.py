@@ -43,7 +43,7 @@ class StreamLayout:
         self._dims: dict[Value, Dims] = {}
         self._operands: list[Dims | None] = []
         self._follow_states()
-        self._projected: dict[Sublayer, list[Part]] = {}
+        self._summed: dict[Sublayer, list[Part]] = {}
         mixing = self._follow_sublayers()
         self._features = self._find_features(mixing)
         self._tokens, self.proven = self._find_tokens(mixing)
@@ -152,9 +152,9 @@ class StreamLayout:
             dims = trace(add.read, self._dims, self._roots)
             for sublayer in sublayers:
                 if dims is not None and sublayer.ops:
-                    before = len(mixing.projected)
+                    before = len(mixing.projected), len(mixing.reduced)
                     mixing.follow(add.read, dims, sublayer.ops)
-                    self._projected[sublayer] = mixing.projected[before:]
+                    self._summed[sublayer] = [*mixing.projected[before[0] :], *mixing.reduced[before[1] :]]
         return mixing
 
     def _find_features(self, mixing: Mixing) -> set[Part]:
@@ -207,9 +207,9 @@ class StreamLayout:
         return next((dim for axis, dim in enumerate(dims) if _follow_axis(x, axis, value) == made), ())
 
     def mixes_tokens(self, sublayer: Sublayer) -> bool:
-        """Return whether a product with parameters in a sublayer sums over another dimension than the features."""
+        """Return whether a sublayer sums over another dimension than the features: in a product with parameters, or in a mean."""
         roots = {feature.root for feature in self._features}
-        parts = self._projected.get(sublayer, []) if not self.reason else []
+        parts = self._summed.get(sublayer, []) if not self.reason else []
         return any(part.size > 1 and roots.isdisjoint(self._roots.find_origins(part.root)) for part in parts)
 
     def _is_feature(self, part: Part) -> bool:
