@@ -83,6 +83,20 @@ def test_model_page_has_all_sections(measured):
         assert [[*page_figure.table.head], *rows] in all_tables
 
 
+def test_model_page_begins_with_model_inputs_date_loss(measured):
+    date = measured.recording.metadata["date"]
+    expected = {"model": "TransformerEncoder", "inputs": "drawn", "date": date, "loss": "that of the caller"}
+    assert list(measured.page.facts.items()) == list(expected.items())
+    text = render(measured.page)
+    places = [text.index(f"<dd>{value}</dd>") for value in expected.values()]
+    assert places == sorted(places)
+    assert places[-1] < text.index('<dl class="tiles">')
+    given = {"loss": "cross entropy", "seed": "7"}
+    page = build_model_page(measured.inspection, facts=given)
+    assert page.facts == {"model": "TransformerEncoder", "loss": "cross entropy"}
+    assert "seed" in render(page)
+
+
 def test_figures_have_the_recorded_numbers(measured):
     expected = {
         "The stream and the gradient": [("out", "rms"), ("out", "max"), ("grad", "l2"), ("params", "grad_l2")],

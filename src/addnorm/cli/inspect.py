@@ -86,13 +86,15 @@ def _write_report(path: Path, loaded: LoadedModel, inspection: Inspection, model
     except (RuntimeError, TypeError) as error:  # an operand cannot be replaced, or the output has no tensor
         ablation = f"The model cannot be ablated ({first_line(error)})."
     has_gradients = bool(recording.series("grad", "l2") or recording.series("params", "grad_l2"))
+    now = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC"
     facts = {
-        "model": model.name, "weights": loaded.source, "inputs": describe_inputs(loaded).removeprefix("Inputs: "),
+        "model": f"{model.name} ({inspection.model})", "date": now, "weights": loaded.source,
+        "inputs": describe_inputs(loaded).removeprefix("Inputs: "),
         "seed": str(model.seed), "loss": loss.sentence if has_gradients else "none: forward only", "ablation": ablation,
         "command": _command_line(model, path, float64),
     }  # fmt: skip
     versions = ", ".join(f"{name} {version}" for name, version in pages.versions().items())
-    foot = f"Made with {versions}, on {datetime.datetime.now(datetime.UTC):%Y-%m-%d at %H:%M} UTC."
+    foot = f"Made with {versions}."
     with working(f"write {path}"):
         page = pages.build_model_page(inspection, recording, ablations, facts, title=model.name, footer=[foot])
     save_result(path, lambda file: pages.write(page, file), "--report")

@@ -105,11 +105,12 @@ def run(
     if interrupted:
         recording = _copy_steps(recording, finished, at_last_step)
         recording.metadata["interrupted"] = f"after {finished} of {len(batches)} steps"
-    recording.metadata |= model_facts(loaded) | {"loss": loss and loss.sentence}
+    recording.metadata |= model_facts(loaded)
+    recording.metadata |= {"inputs": _describe_batches(loaded, batches, finished), "loss": loss and loss.sentence}
     if as_json:
         print_json(recording.to_dict())
     else:
-        _print_recording(recording, memory_map, _describe_batches(loaded, batches, finished), loaded.source)
+        _print_recording(recording, memory_map, loaded.source)
     _write_files(recording, out, plots)
     if interrupted:
         raise KeyboardInterrupt
@@ -128,9 +129,7 @@ def _print_recording(recording: Recording, memory_map: bool, *notes: str) -> Non
             dict(zip(sources, shares[-1], strict=True)),
         )
     note = recording.metadata.get("note")
-    print_notes(
-        console, *(str(text) for text in (note and f"Note: {note}.", recording.metadata["loss"], *notes) if text)
-    )
+    print_notes(console, *(str(text) for text in (note and f"Note: {note}.", *notes) if text))
 
 
 def _copy_steps(recording: Recording, finished: int, target: Recording) -> Recording:
@@ -175,14 +174,14 @@ def _slice(kwargs: dict[str, Any], first: int, end: int) -> dict[str, Any]:
 
 
 def _describe_batches(loaded: LoadedModel, batches: Sequence[dict[str, Any]], finished: int) -> str:
-    """Return the inputs of all steps in a sentence."""
+    """Return the inputs of all steps."""
     steps = format_count(finished, "step")
     if loaded.texts is None:
         more = f" in each of {steps}" if finished > 1 else ""
-        return f"Inputs: {format_inputs(loaded.args, batches[0])}{more}."
+        return f"{format_inputs(loaded.args, batches[0])}{more}"
     masks = [batch["attention_mask"] for batch in batches[:finished]]
     texts, tokens = sum(map(len, masks)), sum(int(mask.sum()) for mask in masks)
-    return f"Inputs: {texts} texts of {tokens} tokens in {steps}; padding is not counted."
+    return f"{texts} texts of {tokens} tokens in {steps}; padding is not counted"
 
 
 def _parse_layers(only: str, depth: int) -> list[int]:

@@ -7,6 +7,7 @@ mode) is inspected first, in an additional forward without side effects. After t
 
 from __future__ import annotations
 
+import datetime
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -30,6 +31,7 @@ from addnorm.stream.dataflow.observers import (
 from addnorm.stream.dataflow.wrappers import inner_tensors, reshard
 from addnorm.stream.find.inspect import build_inspection, capture_flow, check_parameters
 from addnorm.stream.find.inspection import Inspection
+from addnorm.stream.models.inputs import format_inputs
 from addnorm.stream.record.forward_statistics import ForwardStatistics
 from addnorm.stream.record.plan import (
     Plan,
@@ -119,7 +121,8 @@ class _Recorder(ForwardStatistics):
         gather: bool,
     ) -> None:
         inner = getattr(model, "_orig_mod", model)
-        recording = Recording((), {"model": type(inner).__name__, "torch": torch.__version__})
+        now = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC"
+        recording = Recording((), {"model": type(inner).__name__, "torch": torch.__version__, "date": now})
         super().__init__(inner, recording, grads, accumulate != 1, gather)
         self.every = every
         self.layers = None if layers is None else [*layers]
@@ -152,6 +155,7 @@ class _Recorder(ForwardStatistics):
         shapes = tuple(t.shape for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor))
         if plan is None or (plan.depends_on_shape(self.masks is not None) and plan.shapes != shapes):
             plan = self._plans[self._key] = self._make_plan(args, kwargs)
+            self.recording.metadata.setdefault("inputs", format_inputs(args, kwargs))
             plan.shapes = shapes
         self._plan = plan
         check_mask_streams(self.masks, plan.streams)
