@@ -57,7 +57,7 @@ MODULES = (
     Module("addnorm.distributed", "Several processes", "For the training team: `import addnorm.distributed`, with PyTorch's "
            "DTensor.", alone=True),
     Module("addnorm.report", "The report", "For reports on models and comparisons: `from addnorm import report`.", alone=True),
-    Module("addnorm.trace", "One token, step by step", "For the learner: `import addnorm.trace`. It needs nothing but Python. "
+    Module("addnorm.trace", "One token, step by step", "For the learner: `import addnorm.trace`. It computes in Python floats. "
            "[add_norm.md](add_norm.md) explains.", alone=True),
 )  # fmt: skip
 

@@ -17,6 +17,9 @@ import add_norm
 import comparing
 import page
 
+sys.path.append(str(page.ROOT / "benchmarks"))
+import bench_compile  # from there
+
 PAGE = page.ROOT / "README.md"
 
 
@@ -43,11 +46,7 @@ def limits() -> str:
 
 def _compiled() -> str:
     """Return how the operator compares with torch's own kernels inside `torch.compile`."""
-    by_cell: dict[tuple[Any, ...], dict[str, float]] = {}
-    for row in add_norm.document("compile")["rows"]:
-        cell = tuple(row[key] for key in ("norm", "job", "rows", "d", "dtype"))
-        by_cell.setdefault(cell, {})[row["variant"]] = row["median_us"]
-    ratios = [times["torch"] / times["op"] for times in by_cell.values() if {"torch", "op"} <= {*times}]
+    ratios = bench_compile.ratios_to_torch(add_norm.document("compile"))
     return (
         f"- **Inside `torch.compile` PyTorch's own code is often faster:** in {sum(ratio < 1 for ratio in ratios)} of "
         f"{len(ratios)} cases. The operator runs {statistics.geometric_mean(ratios):.2f} times as fast in the mean, "

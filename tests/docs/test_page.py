@@ -185,7 +185,7 @@ def test_targets_page_has_every_target_of_the_results():
 
 def test_compiled_cases_of_readme_are_counted(monkeypatch):
     module = load("docs/_build/readme.py")
-    cell = {"norm": "layer", "job": "y", "d": 8, "dtype": "float32"}
+    cell = {"norm": "layer", "job": "y", "d": 8, "dtype": "float32", "device": "cpu", "threads": 2}
     times = [(1, 10.0, 5.0), (2, 10.0, 20.0), (3, 10.0, 40.0)]
     rows = [
         {**cell, "rows": n, "variant": variant, "median_us": time}

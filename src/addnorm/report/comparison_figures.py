@@ -38,7 +38,7 @@ MAPS_PER_ROW, FEW_SOURCES = 3, 13  # maps with more sources are one fewer per ro
 NARROW_HEIGHT = 4.8  # inches: maximum height of a map on a narrow page
 CELL = 0.52  # inches: minimum width of a map's column with numbers in its cells
 EXPLODING = ("no_norm",)  # wirings that may leave the axes' limits
-DRAWN = 8  # series in a drawing of untrained stacks; the table has all
+DRAWN = 7  # series in a drawing of untrained stacks; the table has all
 NAMES = {
     "stream": "stream, rms", "ratio": "write / stream", "similarity": "similarity of tokens",
     "gradient": "gradient at the stream", "parameters": "gradient of the parameters",
@@ -64,11 +64,19 @@ def learning_figure(comparison: Comparison, n: int, name: str = "", title_suffix
     return draw_figure(
         f"learning-{n}{name}", lambda figure: plot.plot_learning(comparison, n, figure.add_subplot()),
         title=f"Learning, {n} layers{title_suffix}",
-        caption=f"Loss of each batch before its step, mean of {plot.WINDOW} steps. Each curve is a wiring at its best learning "
-        f"rate. "
-        f"A dotted line in range is the entropy of single characters, {format_number(comparison.text['entropy'])}.",
+        caption=f"Loss of each batch before its step, mean of {plot.WINDOW} steps, in nats a character. "
+        f"{_describe_curves(comparison)} A model that knows only how often each character occurs has "
+        f"{format_number(comparison.text['entropy'])} (dotted, where it is in range).",
         table=Table(["step", *curves], rows, f"{of_steps}{more}"), height=4.2,
     )  # fmt: skip
+
+
+def _describe_curves(comparison: Comparison) -> str:
+    """Return a sentence about the learning rates and the seeds of the curves."""
+    rates, seeds = comparison.protocol.rates, comparison.protocol.seeds
+    rate = f"at the learning rate {rates[0]:g}" if len(rates) == 1 else f"at its best of {len(rates)} learning rates"
+    seed = f"seed {seeds[0]}" if len(seeds) == 1 else f"mean of {len(seeds)} seeds"
+    return f"Each curve is a wiring {rate}, {seed}."
 
 
 def training_figure(comparison: Comparison, n: int, name: str = "", title_suffix: str = "") -> Figure | None:
@@ -115,8 +123,7 @@ def rate_figure(comparison: Comparison, n: int, name: str = "", title_suffix: st
         f"rates-{n}{name}", lambda figure: plot.plot_rates(comparison, n, figure.add_subplot()),
         title=f"Test loss by learning rate, {n} layers{title_suffix}",
         caption="Test loss after training: a dot for each seed, and a line through the means. A cross marks a rate at which a "
-        "seed "
-        "diverged; the table names the wiring.",
+        "seed diverged; the table names the wiring.",
         table=Table(["wiring", "warm-up", "rate", "test loss", "by seed", "diverged"], rows, "Test loss, mean of the seeds"),
         height=4.2,
     )  # fmt: skip
@@ -302,7 +309,7 @@ def _ablation_figure(name: str, shown: Sequence[PlotGroup], title_suffix: str) -
     return draw_figure(
         name, lambda figure: plot.plot_ablation(placed, figure.add_subplot()), title=f"Without each sublayer{title_suffix}",
         caption="The write of each sublayer was removed in turn: rise of the loss on held-out text, each wiring at its best "
-        "setting.",
+        "setting of those that were run.",
         table=Table(["without", "kind", *(line.label for line in shown)], rows, "Rise of the loss, nats a character"), height=3.6,
     )  # fmt: skip
 
