@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from support.stream_steps import D, Steps
 
 __all__ = [
-    "attention_over_depth",
-    "first_state_again",
-    "function_of_the_end",
-    "masked_features",
-    "mean_magnitudes",
-    "means_of_pairs",
-    "means_of_tokens",
-    "projected_shortcut",
-    "stale_reads",
-    "unused_norm",
-]
+    "attention_over_depth", "dropout_of_the_stream", "first_state_again", "function_of_the_end", "masked_features", "mean_magnitudes", "means_of_pairs", "means_of_tokens", "projected_shortcut", "scaled_ends", "sorted_features", "stale_reads", "unused_norm",
+]  # fmt: skip
 
 
 def stale_reads(m: Steps, x: Tensor) -> Tensor:
@@ -97,3 +89,26 @@ def mean_magnitudes(m: Steps, x: Tensor) -> Tensor:
     for k in range(3):
         x = x + m.mlps[k](x / x.abs().mean(-1, keepdim=True))
     return x
+
+
+def sorted_features(m: Steps, x: Tensor) -> Tensor:
+    """Sort the features of each token between two layers."""
+    for k in range(3):
+        x = x + m.mlps[k](m.norms[k](x))
+        x = x.sort(-1).values if k == 1 else x
+    return m.last(x)
+
+
+def scaled_ends(m: Steps, x: Tensor) -> Tensor:
+    x = 2 * m.others[0](x)
+    for k in range(3):
+        x = x + m.mlps[k](m.norms[k](x))
+    order = x[..., :1].argsort(1).expand_as(x)
+    return m.last(m.others[1](x.gather(1, order)))
+
+
+def dropout_of_the_stream(m: Steps, x: Tensor) -> Tensor:
+    for k in range(3):
+        x = F.dropout(x, 0.2, m.training) if k else x
+        x = x + m.mlps[k](m.norms[k](x))
+    return m.last(x)

@@ -71,7 +71,7 @@ REFUSED = {
     "norm of a sum": (steps.norm_of_a_sum, ONE, "a norm reads the stream after other steps", ()),
     "clamped": (steps.clamped, ONE, "values of the stream are clamped", ()),
     "two heads": (steps.two_heads, ONE, "several norms read the end of the stream", ()),
-    "gate between layers": (steps.scaled_stream, ONE, "an elementwise function of the end of another stream", ()),
+    "gate between layers": (steps.scaled_stream, ONE, "begins with a function of the end of another stream", ()),
     "orthogonal update": (steps.orthogonal_updates, ONE, "through norms of different kinds", ()),
     "orthogonal update, one norm": (steps.orthogonal_updates_of_one_norm, ONE, "multiplied by a norm of the stream", ()),
     "stale reads": (odd.stale_reads, ONE, "computed from an earlier state of the stream", ()),
@@ -79,6 +79,7 @@ REFUSED = {
     "function of the end": (odd.function_of_the_end, ONE, "a function of the end of the stream is normalized", ()),
     "attention over depth": (odd.attention_over_depth, ONE, "reads the output of another one", ()),
     "masked features": (odd.masked_features, ONE, "a factor is a vector of constants", ()),
+    "sorted features": (odd.sorted_features, ONE, "begins with a function of the end of another stream", ()),
     "norms of channels": (steps.norms_of_channels, IMAGE, "a norm that is written out over another dimension", ()),
 }  # fmt: skip
 
@@ -116,6 +117,20 @@ def test_inspect_tells_means_of_tokens_from_feed_forwards():
     stream = inspect(make_steps(odd.means_of_tokens), *ONE).streams[0]
     assert {site.kind for site in stream.sites} == {"other"}
     assert stream.remarks == ("the end of the stream is multiplied by a factor before the final norm",)
+
+
+def test_inspect_remarks_on_both_ends():
+    """The embedding's norm is doubled, and two norms follow the stream; its tokens are sorted before."""
+    stream = inspect(make_steps(odd.scaled_ends), *ONE).streams[0]
+    assert (stream.embedding_norm.path, stream.final_norm.path) == ("others.0", "last")
+    assert {"the norm of the embedding is multiplied by a factor", "2 final norms, one after the other"} <= {
+        *stream.remarks
+    }
+
+
+def test_inspect_notes_dropout_of_the_stream():
+    inspection = inspect(make_steps(odd.dropout_of_the_stream).train(), *ONE)
+    assert [site.notes for site in inspection.sites] == [("dropout of the stream",)] * 2 + [()]
 
 
 def test_inspect_finds_no_final_norm_without_use():

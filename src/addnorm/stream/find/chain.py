@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from addnorm.stream.dataflow.graph import Flow, Op, Value
 from addnorm.stream.find.adds import Add, find_adds, find_ops_between, has_mixing_branch
-from addnorm.stream.find.moves import JOINS
+from addnorm.stream.find.moves import CUTS, JOINS
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.operators import Factor, is_ancestor, is_mixing, match_factor, strip_views
 from addnorm.stream.find.regions import Regions
@@ -60,12 +60,14 @@ class Chain:
 
     def sum_factors(self, k: int) -> list[Factor]:
         """Return the factors of the whole sum of add k, before its norm or, if there is none, before the next sublayer."""
+        return [factor for factor in self.list_factors_after(k) if factor.kind in ("constant", "learned")]
+
+    def list_factors_after(self, k: int) -> list[Factor]:
+        """Return the factors between add k and its norm or, if there is none, the next sublayer."""
         if k + 1 == len(self.adds):
-            factors = self.last_factors
-        else:
-            after = self.adds[k + 1]
-            factors = after.early_factors if after.norms else after.late_factors
-        return [factor for factor in factors if factor.kind in ("constant", "learned")]
+            return self.last_factors
+        after = self.adds[k + 1]
+        return after.early_factors if after.norms else after.late_factors
 
 
 class SublayerNames:
@@ -352,6 +354,7 @@ def _list_next_norms(value: Value, depth: int = 0) -> list[tuple[Norm, list[Fact
             continue
         product = match_factor(op)
         is_moved = op.name in JOINS and op.outputs[0].shape[-1:] == value.shape[-1:]
+        is_moved |= op.name in CUTS and op.outputs[0].shape == value.shape and op.inputs[0] is value
         if is_moved or strip_views(op.outputs[0]) is not op.outputs[0] or (product is not None and product[0] is value):
             for out in op.outputs[: None if is_moved else 1]:
                 for norm, factors in _list_next_norms(out, depth + 1):

@@ -43,7 +43,7 @@ CHANGED = "a function of the end of the stream is normalized: the norm before th
 TWO_FUNCTIONS = (
     "the stream begins with a sum of two functions of another stream, as of a projection and a sublayer's output"
 )
-CONTINUED = "an elementwise function of the end of another stream: the sum is not passed on unchanged"
+CONTINUED = "the stream begins with a function of the end of another stream, not with a product or with the end itself"
 RESIZED = "the stream begins with features of the end of another stream, cut, joined or padded"
 STARTS_IN_SUM = "the stream begins with a residual sum that is not understood"
 ADDED = "something that no sublayer of the stream wrote is added to the stream after its last add"
@@ -166,7 +166,8 @@ class _Coverage:
             if op not in self.inner and op not in self.path and (ends := self._find_common_ends(k, op)):
                 yield Gap(op, TWO_FUNCTIONS, frozenset((k, *ends)))
                 continue
-            todo += [(v, is_moved and keeps) for v, keeps in _list_sources(value)]
+            sources = [(v, False) for v in op.inputs[:1]] if op.name in REDUCING else _list_sources(value)
+            todo += [(v, is_moved and keeps) for v, keeps in sources]
 
     def _find_common_ends(self, k: int, op: Op) -> set[int]:
         """Return the other streams on whose last state both operands of a sum depend."""

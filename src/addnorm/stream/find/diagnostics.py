@@ -28,6 +28,7 @@ ROLES = {
     "injection": "an injection: does not read this stream",
 }
 FROM_START = "an injection: computed from the start of the stream"
+SCALED_START = "the norm of the embedding is multiplied by a factor"
 SCALED_END = "the end of the stream is multiplied by a factor before the final norm"
 CONSTANTS = "a factor is a vector of constants, which no parameter has and no row expresses"
 TWICE = "the branch itself contains x + ...: the stream is added twice"
@@ -80,6 +81,8 @@ def list_notes(chain: Chain, k: int, sublayer: Sublayer) -> list[str]:
     factors = (*sublayer.write_path.factors, *add.residual_path.factors)
     kinds = {factor.kind for factor in factors}
     notes = ["dropout"] * ("noise" in kinds) + ["the write is masked by token"] * ("mask" in kinds)
+    after = {factor.kind for factor in chain.list_factors_after(k)}
+    notes += ["dropout of the stream"] * ("noise" in after) + ["the stream is masked by token"] * ("mask" in after)
     noises = [factor.value for factor in factors if factor.kind == "noise" and factor.value is not None]
     if any(get_noise_mean(noise) is None for noise in noises):
         notes.append("the operators do not show the mean of the noise; 1 is assumed")
@@ -277,6 +280,11 @@ def list_remarks(chain: Chain, sites: Sequence[Site], model: nn.Module, wiring: 
     remarks = [SHIFTED] * is_shifted
     if any(factor.kind in ("constant", "learned") for factor in chain.final_factors):
         remarks.append(SCALED_END)
+    start = chain.adds[0]
+    if start.norms and any(factor.kind in ("constant", "learned") for factor in start.late_factors):
+        remarks.append(SCALED_START)
+    if len(chain.final_norms) > 1 and chain.dual_norm is None:
+        remarks.append(f"{len(chain.final_norms)} final norms, one after the other")
     shared = {site.path: site.shared for site in sites if site.shared > 1}
     if shared:
         remarks.append(f"shared weights: {', '.join(f'{path} is {n} sublayers' for path, n in shared.items())}")
