@@ -253,7 +253,7 @@ def main() -> int:
         return 0
     begin = time.monotonic()
     torch.set_num_threads(1)
-    where, load = environment.describe(), environment.load()
+    where, meter = environment.describe(), environment.LoadMeter()
 
     def say(what: str) -> None:
         print(f"{time.monotonic() - begin:5.0f} s  {what}", flush=True)
@@ -263,7 +263,7 @@ def main() -> int:
         **header(SCHEMA, Measured({}, ended="done")),
         **where,
         "threads": 1,
-        "load": load,
+        **meter.columns(),
         "protocol": {
             "depths": DEPTHS, "seeds": SEEDS, "trained_seeds": TRAINED_SEEDS, "steps": STEPS, "warm_up": WARM_UP,
             "rates": RATES, "d": D, "nhead": HEADS, "tokens": TOKENS, "batch": BATCH, "text": "pydoc_data.topics",

@@ -67,7 +67,7 @@ def main() -> int:
         stored = read(path)
         write({**stored, "claims": judge(stored["results"])}, path)
         return 0
-    where, load, begin = environment.describe(), environment.load(), time.monotonic()
+    where, meter, begin = environment.describe(), environment.LoadMeter(), time.monotonic()
     text = python_docs()
     results: Results = {"unigram": text.entropy, "rows": [*rows(text)]}
     best = [chosen(results, wiring, n) for n in LAYERS for wiring in WIRINGS]
@@ -75,7 +75,7 @@ def main() -> int:
         if row not in best:
             del row["sizes"], row["shifts"]
     document = {
-        **header(SCHEMA, Done({}, ended="done")), **where, "threads": 1, "load": load,
+        **header(SCHEMA, Done({}, ended="done")), **where, "threads": 1, **meter.columns(),
         "protocol": {
             "layers": LAYERS, "rates": RATES, "seeds": SEEDS, "steps": STEPS, "every": EVERY, "d": D, "nhead": HEADS,
             "tokens": TOKENS, "batch": BATCH, "probed": PROBED, "optimizer": "Adam, no warm-up", "text": text.name,

@@ -28,7 +28,7 @@ LEARNED = 0.1  # nats below the entropy of single characters, as in `addnorm.lab
 
 def main() -> int:
     """Train, print, write."""
-    text, load, where = default_text(), environment.load(), environment.describe()
+    text, meter, where = default_text(), environment.LoadMeter(), environment.describe()
     rows: list[Row] = []
     for rate in RATES:
         for warm_up in WARM_UPS:
@@ -45,7 +45,7 @@ def main() -> int:
                 print(f"{run.name}, rate {rate:g}, warm-up {warm_up}: {row['loss']:.3f}", flush=True)
     settings = race.parse({})[0].settings()
     document = {
-        **header(SCHEMA, Done({}, ended="done")), **where, "load": load, "entropy": text.entropy,
+        **header(SCHEMA, Done({}, ended="done")), **where, **meter.columns(), "entropy": text.entropy,
         "protocol": {
             "seeds": SEEDS, "text": text.name,
             **{name: settings[name] for name in ("num_layers", "d_model", "nhead", "tokens", "batch", "steps")},

@@ -38,6 +38,7 @@ PAGES: dict[str, dict[str, tuple[str, Callable[[Any], str]]]] = {
         "saved": ("functional", bench_functional.saved_section),
         "inference": ("functional", bench_functional.inference_section),
         "add": ("functional", bench_functional.add_section),
+        "states": ("functional", bench_functional.states_section),
         "peers": ("functional", bench_functional.peers_section),
         "one-thread": ("functional", bench_functional.one_thread_section),
         "targets": ("functional", bench_functional.targets_section),

@@ -29,14 +29,16 @@ class Row(NamedTuple):
     """One target: the name of the number, its value, the bound, and whether the value meets it."""
 
     name: str
-    value: float
+    value: float | None  # None: not measured
     compare: str
     target: float
-    met: bool
+    met: bool | None
 
     def cells(self) -> list[str]:
         """Return the cells of a table."""
         bound = f"{self.compare} {number(self.target)}"
+        if self.value is None:
+            return [self.name, "not measured", bound, ""]
         return [self.name, number(self.value), bound, "yes" if self.met else "**no**"]
 
 
@@ -54,7 +56,7 @@ def documents() -> dict[str, dict[str, Any]]:
 def rows(results: dict[str, Any]) -> Iterator[Row]:
     """Yield the targets of one file of results."""
     for one in [*results.get("summary", []), *results.get("facts", [])]:
-        if one["target"] is not None and one["value"] is not None:
+        if one["target"] is not None:
             versus = f" ({one['versus']})" if one.get("versus") else ""
             norm = f", {NORMS[one['norm']]}" if one.get("norm") else ""
             yield Row(f"{one['name']}{norm}{versus}", one["value"], one["compare"], one["target"], one["met"])
@@ -69,8 +71,10 @@ def missed() -> str:
     """Return how many targets are met, and the table of the others."""
     by_file = {name: [*rows(results)] for name, results in documents().items()}
     every = [row for some in by_file.values() for row in some]
-    lines = [[TITLES[name], *row.cells()[:3]] for name, some in by_file.items() for row in some if not row.met]
-    count = f"{sum(row.met for row in every)} of {len(every)} targets are met."
+    lines = [[TITLES[name], *row.cells()[:3]] for name, some in by_file.items() for row in some if row.met is False]
+    unmeasured = sum(row.value is None for row in every)
+    more = f", {unmeasured} not measured" if unmeasured else ""
+    count = f"{sum(row.met is True for row in every)} of {len(every)} targets are met{more}."
     return f"{count} Not met:\n\n{page.table(['part', 'measured', 'value', 'target'], lines)}" if lines else count
 
 
