@@ -9,7 +9,9 @@ from torch.nn import functional as F
 from support.stream_steps import D, Steps
 
 __all__ = [
-    "attention_over_depth", "dropout_of_the_stream", "first_state_again", "function_of_the_end", "masked_features", "mean_magnitudes", "means_of_pairs", "means_of_tokens", "projected_shortcut", "scaled_ends", "sorted_features", "stale_reads", "unused_norm",
+    "attention_over_depth", "dropout_of_the_stream", "first_state_again", "function_of_the_end", "masked_features",
+    "mean_magnitudes", "means_of_pairs", "means_of_tokens", "projected_shortcut", "scaled_ends", "smeared",
+    "sorted_features", "stale_reads", "unused_norm",
 ]  # fmt: skip
 
 
@@ -111,4 +113,12 @@ def dropout_of_the_stream(m: Steps, x: Tensor) -> Tensor:
     for k in range(3):
         x = F.dropout(x, 0.2, m.training) if k else x
         x = x + m.mlps[k](m.norms[k](x))
+    return m.last(x)
+
+
+def smeared(m: Steps, x: Tensor) -> Tensor:
+    """Average neighbouring tokens between two layers."""
+    for k in range(3):
+        x = x + m.mlps[k](m.norms[k](x))
+        x = 0.5 * x + 0.5 * x.roll(1, 1) if k == 1 else x
     return m.last(x)

@@ -133,6 +133,12 @@ def test_inspect_notes_dropout_of_the_stream():
     assert [site.notes for site in inspection.sites] == [("dropout of the stream",)] * 2 + [()]
 
 
+def test_inspect_calls_moved_tokens_no_feed_forward():
+    inspection = inspect(make_steps(odd.smeared), *ONE)
+    assert [site.kind[0] for site in inspection.sites] == ["f", "f", "o", "f"]
+    assert inspection.wiring == "unknown"
+
+
 def test_inspect_finds_no_final_norm_without_use():
     stream = inspect(make_steps(odd.unused_norm), *ONE).streams[0]
     assert stream.final_norm is None

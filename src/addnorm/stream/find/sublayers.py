@@ -18,7 +18,7 @@ from itertools import takewhile
 
 from addnorm.stream.dataflow.graph import DATA, PARAMETER, Frame, Op, Value
 from addnorm.stream.find.adds import Add, Path, Write, find_ops_between, join_paths, trace_multiples
-from addnorm.stream.find.moves import is_move
+from addnorm.stream.find.moves import CUTS, is_move
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.operators import (
     ATTENTION,
@@ -277,7 +277,8 @@ def classify_sublayer(x: Value, ops: Sequence[Op], without: Set[Op] = frozenset(
     local = any(op.name in LOCAL_MIXING and not _is_integer(op) and _mixes_neighbours(op) for op in ops)
     if products and not local:
         return "attention"
-    if not local and any(op.name in MIXING or (is_opaque(op) and "linear" in op.name) for op in ops):
+    products = [op for op in ops if op.name in MIXING - CUTS or (is_opaque(op) and "linear" in op.name)]
+    if products and not local:
         return "feed-forward"
     return "other"
 
