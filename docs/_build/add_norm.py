@@ -108,12 +108,13 @@ def stacked(m: Measured) -> str:
     )
 
 
-def loud(m: Measured) -> str:
-    """Return the effect of one sublayer that is a hundred times too loud."""
+def distorted(m: Measured) -> str:
+    """Return the effect of one sublayer whose output is a hundred times too large."""
     return (
-        "one sublayer of 24 made 100 times as loud moves the output, in distances to another input's output: by "
-        f"{n(m['distorted, pre_ln'])} in pre-LN, {n(m['distorted, post_ln'])} in post-LN, {n(m['distorted, no_norm'])} without "
-        f"norms; by {n(m['distorted, reordered'])} where the branch itself is normalized (`reordered`)"
+        "the output of one sublayer of 24 is multiplied by 100; the stack's output then moves, in distances between the outputs "
+        f"of two inputs, by {n(m['distorted, pre_ln'])} in pre-LN, {n(m['distorted, post_ln'])} in post-LN, "
+        f"{n(m['distorted, no_norm'])} without norms; by {n(m['distorted, reordered'])} where the branch itself is normalized "
+        "(`reordered`)"
     )
 
 
@@ -172,7 +173,7 @@ PROS = (
     Row("It makes blocks stack more reliably.", "Add & Norm lets sublayers be stacked deep without training falling apart.",
          stacked, "claims.md#trained"),
     Row("It lowers the risk that one sublayer spoils everything.",
-         "Add & Norm reduces the chance that one sublayer completely distorts the representation.", loud,
+         "Add & Norm reduces the chance that one sublayer completely distorts the representation.", distorted,
          "claims.md#what-it-means"),
 )  # fmt: skip
 

@@ -24,7 +24,8 @@ const NAMED = 420; // pixels of width from which on rows have their names, not n
 const LETTER = 6.3; // pixels
 const LONGEST = 18; // letters of a name
 const CELL = [27, 14]; // pixels: cells of at least this size show their number
-const DARK_CELL = 0.5; // share of the largest from which on the number in a cell has the colour of the paper
+const MID = 0.37; // share of the largest from which on a cell of the dark theme is light, and its number dark
+const HIGH = 0.75; // share of the largest from which on a cell of the light theme is dark, and its number light
 
 export class HeatMap extends ChartFigure {
   /** @param {import("./figure.js").Options} options */
@@ -120,7 +121,7 @@ export class HeatMap extends ChartFigure {
       const share = Math.abs(/** @type {number} */ (value)) / (this.most ?? 1);
       set(label, {
         x: (left + (c + 0.5) * width).toFixed(1), y: (MARGIN.top + (rows.length - 0.5 - r) * height + 3.5).toFixed(1), "text-anchor": "middle",
-        class: share > DARK_CELL ? "on-dark" : "", text: /** @type {number} */ (value).toFixed(2),
+        class: share > HIGH ? "high" : share > MID ? "mid" : "low", text: /** @type {number} */ (value).toFixed(2),
       });
     });
     const across = every(columns.length, (this.width - left) / 40);

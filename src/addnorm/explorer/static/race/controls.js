@@ -85,7 +85,7 @@ export class Controls {
       ...this.selects.flatMap(({ element, equation }) => [element, equation]));
     this.inShort = h("span");
     this.details = h("details.race-training", { open: matchMedia("(min-width: 1000px)").matches },
-      h("summary", null, "Training settings: ", this.inShort), this.settings);
+      h("summary", null, "Training settings", this.inShort), this.settings);
     this.drawings = h("div.race-drawings");
     this.element = h("div", null, this.pair, this.details);
   }
@@ -133,7 +133,7 @@ export class Controls {
       set(picture, { text: drawing, role: "img", "aria-label": `${name} as a drawing` });
       set(text, { text: description });
     });
-    set(this.inShort, { text: `rate ${state.lr}, ${state.L} layers, ${state.steps} steps${state.warm ? `, warm-up ${state.warm}` : ""}` });
+    set(this.inShort, { text: `: rate ${state.lr}, ${state.L} layers, ${state.steps} steps${state.warm ? `, warm-up ${state.warm}` : ""}` });
     for (const { key, input, output } of this.sliders) {
       set(input, { value: String(state[key]), "aria-valuetext": String(state[key]), ...(key === "warm" ? { max: state.steps } : {}) });
       set(output, { text: state[key] });
