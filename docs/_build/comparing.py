@@ -56,12 +56,13 @@ def short() -> str:
     of = ", ".join(f"{'one' if count == 1 else count} {name}{'s'[: count > 1]}" for count, name in counts)
     sentences = {one["about"]: one["sentence"] for one in results["verdict"]}
     text = " ".join(sentences[about] for about in SHORT if about in sentences)
+    unit = " (The loss is the mean of -ln p, where p is the model's probability of the next character.)"
     head = (
         f"This is an illustration ({of}), not evidence: [docs/comparing.md](docs/comparing.md). "
         if results["illustration"]
         else ""
     )
-    return "\n".join(textwrap.wrap(head + text, 130, break_long_words=False, break_on_hyphens=False))
+    return "\n".join(textwrap.wrap(head + text + unit, 130, break_long_words=False, break_on_hyphens=False))
 
 
 SECTIONS = {"comparing:verdict": verdict, "comparing:table": table}
