@@ -9,21 +9,20 @@ its bias, so the sum is exact. Components that do not add up to the recorded str
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from addnorm.stream.dataflow.graph import Value
 from addnorm.stream.edits import is_edited
-from addnorm.stream.find.adds import Add
+from addnorm.stream.find.adds import Add, Path, trace_multiples
 from addnorm.stream.find.chain import Chain
 from addnorm.stream.find.closure import compute_operand, get_tolerance, relative_error
 from addnorm.stream.find.inspect import build_inspection, capture_flow, check_inputs, to_float64
 from addnorm.stream.find.inspection import Inspection, Stream
 from addnorm.stream.find.norm import Norm
-from addnorm.stream.find.operators import find_views, replay_op
+from addnorm.stream.find.operators import GUARDS, Term, replay_op
 from addnorm.stream.find.sublayers import Sublayer
 from addnorm.stream.record.statistics import OmittedError, TokenMask, Tokens
 
@@ -48,8 +47,7 @@ def propagate(
     start: Tensor,
     write: Callable[[Sublayer], Tensor],
     scale_residual: Callable[[Add, Tensor], Tensor],
-    scale_sum: Callable[[Add, Tensor], Tensor],
-    enter_norm: Callable[[Norm, Value, Tensor], Tensor] = lambda norm, value, part: part,
+    scale_sum: Callable[[Path, Components], Components],
 ) -> Iterator[Components]:
     """Yield the components of each state of a stream, from x_0 to the end.
 
@@ -59,8 +57,7 @@ def propagate(
         start: x_0.
         write: returns the term that a sublayer adds, in the layout of the stream.
         scale_residual: applies an add's factor to a component of the stream: a * x.
-        scale_sum: applies the factors between the norms after the previous add and an add.
-        enter_norm: returns a component in the layout of a norm's input, from that of the value before it.
+        scale_sum: applies the views and factors of a path from a sum, or its norm, to the next norm or add.
     """
     parts: Components = {"x_0": start}
     yield dict(parts)
@@ -70,29 +67,52 @@ def propagate(
             name = names.get(id(sublayer), BIASES)
             new = write(sublayer)
             parts[name] = parts[name] + new if name in parts else new
-        value = add.out
+        paths = _find_paths(chain, k)
         for norm in norms:
-            parts = _propagate_through(norm, {name: enter_norm(norm, value, part) for name, part in parts.items()})
-            value = norm.y
-        if k + 1 < len(chain.adds):
-            parts = {name: scale_sum(chain.adds[k + 1], part) for name, part in parts.items()}
+            parts = _propagate_through(norm, scale_sum(next(paths), parts))
+        for path in paths:
+            parts = scale_sum(path, parts)
         yield dict(parts)
 
 
-def find_step_obstacle(k: int, add: Add, factor_kind: str) -> str:
-    """Return why components cannot be propagated from add k to the next one, or an empty string.
+def _find_paths(chain: Chain, k: int) -> Iterator[Path]:
+    """Yield the paths from add k to its first norm, from norm to norm, and from there to the next add."""
+    value = chain.adds[k].out
+    targets = [(norm.x, norm.y) for norm in chain.norms_out[k]]
+    targets += [(add.x, add.x) for add in chain.adds[k + 1 : k + 2]]
+    for target, end in targets:
+        for path in trace_multiples(Term(target)):
+            if path.source is value:
+                yield path
+                break
+        else:
+            raise NoPathError
+        value = end
+
+
+class NoPathError(Exception):
+    """Step on a stream that is no view, factor or norm."""
+
+
+def find_step_obstacle(chain: Chain, kinds: Container[str]) -> str:
+    """Return why components cannot be propagated from each add to the next one, or an empty string.
 
     Args:
-        k: number of the adds before `add`.
-        add: the next add.
-        factor_kind: kind of the factors between the two that the caller can apply to components.
+        chain: the stream.
+        kinds: the kinds of factors that the caller can apply to components.
     """
-    if add.changes_tokens:
-        return f"tokens join or leave the stream before add {k + 1}"
-    if any(factor.kind != factor_kind for factor in (*add.early_factors, *add.late_factors)):
-        return f"the stream is multiplied or masked between add {k} and add {k + 1}"
-    if add.branch_input is not None:
-        return f"add {k + 1} adds to a norm what was read before it"
+    for k in range(len(chain.adds)):
+        where = f"between add {k + 1} and add {k + 2}" if k + 1 < len(chain.adds) else f"after add {k + 1}"
+        if any(add.changes_tokens for add in chain.adds[k + 1 : k + 2]):
+            return f"tokens join or leave the stream before add {k + 2}"
+        if any(add.branch_input is not None for add in chain.adds[k + 1 : k + 2]):
+            return f"add {k + 2} adds to a norm what was read before it"
+        try:
+            factors = [factor for path in _find_paths(chain, k) for factor in path.factors]
+        except NoPathError:
+            return f"the stream is changed {where} by more than factors and norms"
+        if any(factor.kind not in kinds for factor in factors):
+            return f"the stream is multiplied or masked {where}"
     return ""
 
 
@@ -138,9 +158,8 @@ class Decomposition:
         chain: Chain = stream.chain
         self._chain = chain
         self._names = {id(site.sublayer): site.id for site in stream.sites}
-        for k, add in enumerate(chain.adds[1:], 1):
-            if reason := find_step_obstacle(k, add, "noise"):
-                raise ValueError(f"{stream.name} cannot be decomposed: {reason}.")
+        if reason := find_step_obstacle(chain, ("constant", "learned", "mask", "noise", "guard")):
+            raise ValueError(f"{stream.name} cannot be decomposed: {reason}.")
         self._states = [state.tensor.detach().double() for state in chain.states()]
         self._layouts = [stream.layout.of(state) for state in chain.states()]
         self.depth = len(chain.adds)
@@ -274,15 +293,16 @@ class Decomposition:
         def scale_residual(add: Add, part: Tensor) -> Tensor:
             return compute_operand(add.residual_path, part.reshape(add.x.shape)).reshape(add.out.shape)
 
-        def enter_norm(norm: Norm, value: Value, part: Tensor) -> Tensor:
-            for op in find_views(norm.x, value) or ():
-                part = replay_op(op, part)
-            return part
+        def scale_sum(path: Path, parts: Components) -> Components:
+            parts = {name: part.reshape(path.source.shape) for name, part in parts.items()}
+            for op in reversed(path.ops):
+                total = sum_components(parts)
+                if op.name not in GUARDS or not torch.equal(replay_op(op, total), total):  # a clamp of larger numbers
+                    parts = {name: replay_op(op, part) for name, part in parts.items()}
+            return parts
 
         with torch.no_grad():
-            yield from propagate(
-                self._chain, self._names, self._states[0], write, scale_residual, lambda add, part: part, enter_norm
-            )
+            yield from propagate(self._chain, self._names, self._states[0], write, scale_residual, scale_sum)
 
     def __repr__(self) -> str:
         size = f"{len(self.sources)} sources, {self.depth} adds, closure {self.closure:.1e}"

@@ -18,7 +18,7 @@ from addnorm.stream.dataflow.graph import Value
 from addnorm.stream.dataflow.observers import Observer
 from addnorm.stream.decompose import Components, find_step_obstacle, propagate, source_shares, sum_components
 from addnorm.stream.edits import edit_write
-from addnorm.stream.find.adds import Add
+from addnorm.stream.find.adds import Add, Path
 from addnorm.stream.find.chain import Chain
 from addnorm.stream.find.closure import get_tolerance, relative_error
 from addnorm.stream.find.inspection import Stream
@@ -94,15 +94,13 @@ class TokenSample:
         for k, add in enumerate(self.chain.adds):
             if any(factor.kind != "constant" for factor in add.residual_path.factors):
                 return f"add {k + 1} multiplies the stream by more than a constant"
-            if k and (reason := find_step_obstacle(k, add, "constant")):
-                return reason
             probes = [write_probe(sublayer) for sublayer in self.chain.sublayers[k]]
             if reason := next((probe.obstacle for probe in probes if probe.obstacle), ""):
                 return f"at add {k + 1} {reason}"
             scales = (scale for probe in probes for scale in probe.scales)
             if any(math.prod(scale.shape) not in (1, self.stream.width) for scale in scales):
                 return f"add {k + 1} multiplies a write by another factor for each token"
-        return ""
+        return find_step_obstacle(self.chain, ("constant",))
 
     def compute(self) -> tuple[MemoryMap | None, Balance]:
         """Return the memory map and the balance; without a map, the balance has the reason."""
@@ -177,8 +175,9 @@ class TokenSample:
                 number *= term.factor
             return part * number
 
-        def scale_sum(add: Add, part: Tensor) -> Tensor:
-            return part * _product([*add.early_factors, *add.late_factors])
+        def scale_sum(path: Path, parts: Components) -> Components:
+            number = _product(path.factors)
+            return parts if number == 1.0 else {name: part * number for name, part in parts.items()}
 
         return propagate(self.chain, names, start, write, scale_residual, scale_sum)
 
