@@ -123,3 +123,68 @@ def test_mean_shares_refuse_mask_of_other_tokens():
     parts = addnorm.decompose(model, x)
     with pytest.raises(ValueError, match=r"tokens has shape \(3, 4\), expected \(3, 5\)"):
         parts.mean_shares(tokens=torch.ones(3, 4, dtype=torch.bool))
+
+
+class Rounded(nn.Module):
+    """Float32 model whose writes are rounded to bfloat16."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.n, self.f = nn.LayerNorm(D), nn.ModuleList(nn.Linear(D, D) for _ in range(2))
+
+    def forward(self, x):
+        self.writes = []
+        for f in self.f:
+            self.writes.append(f(self.n(x)).bfloat16())
+            x = x + self.writes[-1]
+        return x
+
+
+def test_write_is_rounded_as_it_is_added():
+    model, x = Rounded(), torch.randn(3, 5, D)
+    rec = record(model, x)
+    writes = [write.double() for write in model.writes]
+    assert [value for _, value in rec.series("write", "l2")] == pytest.approx(
+        [float(write.norm(dim=-1).mean()) for write in writes], rel=1e-6
+    )
+    assert [value for _, value in rec.series("raw", "l2")] != pytest.approx(
+        [float(write.norm(dim=-1).mean()) for write in writes], rel=1e-6
+    )
+
+
+class Image(nn.Module):
+    """Attention over the pixels of (batch, height, width, features)."""
+
+    def __init__(self):
+        super().__init__()
+        self.block = make()[0]
+
+    def forward(self, x):
+        y = self.block.attention(*[self.block.n(x).flatten(1, 2)] * 3, need_weights=False)[0].view(x.shape)
+        x = x + y
+        return x + self.block.down(torch.tanh(self.block.up(self.block.m(x))))
+
+
+def test_mask_of_image_holds_for_flat_values():
+    torch.manual_seed(2)
+    model, x = Image(), torch.randn(3, 2, 4, D, dtype=torch.float64)
+    mask = torch.rand(3, 2, 4) > 0.3
+    rec = record(model, x, tokens=mask)
+    assert "omitted" not in rec.metadata
+    flat = record(model, x, tokens=mask.flatten(1))
+    assert rec.table() == flat.table()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "error", "message"),
+    [
+        ([[True] * 5] * 3, TypeError, r"tokens is list, expected a tensor \(batch, tokens\)"),
+        (torch.full((3, 5), -1e9), ValueError, r"tokens has values other than 0 and 1.*pass tokens=\(mask == 0\)"),
+    ],
+    ids=["list", "additive"],
+)
+def test_tokens_of_other_kinds_are_refused(tokens, error, message):
+    model, x = make(3, 5)
+    with pytest.raises(error, match=message):
+        record(model, x, tokens=tokens)

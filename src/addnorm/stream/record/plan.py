@@ -169,6 +169,7 @@ class Plan:
                 "write": layout.of_write(k, sublayer),
             }  # fmt: skip
             writes_raw = write.is_plain and strip_views(write.value) is strip_views(raw)
+            writes_raw = writes_raw and write.value.tensor.dtype == raw.tensor.dtype
             writes_raw = writes_raw and _list_parts(layouts["raw"]) == _list_parts(layouts["write"])
             state = entering[k].index
             self.sites.append(SiteProbe(index, sublayer, state, read, raw, write, parameters, layouts, writes_raw))
