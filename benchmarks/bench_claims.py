@@ -46,6 +46,8 @@ RATES = {6: (3e-4, 1e-3, 3e-3), 12: (3e-4, 1e-3)}
 D = 64
 HEADS, TOKENS, BATCH = 4, 32, 8  # of the trained stacks
 PROBED = 32  # sequences of the test part on which a trained model's gradient is taken
+STAR = r"\*"  # marks a best rate at the edge of the grid
+EDGE = f" {STAR}: the best rate is at the edge of the grid; a better one may lie outside."
 DIVERGED = 1e30  # in place of a loss that is not finite
 
 WIRINGS: dict[str, Wiring] = {
@@ -251,7 +253,7 @@ def main() -> int:
         return 0
     begin = time.monotonic()
     torch.set_num_threads(1)
-    where, load = environment.describe(), environment.load()
+    where, meter = environment.describe(), environment.LoadMeter()
 
     def say(what: str) -> None:
         print(f"{time.monotonic() - begin:5.0f} s  {what}", flush=True)
@@ -261,7 +263,7 @@ def main() -> int:
         **header(SCHEMA, Measured({}, ended="done")),
         **where,
         "threads": 1,
-        "load": load,
+        **meter.columns(),
         "protocol": {
             "depths": DEPTHS, "seeds": SEEDS, "trained_seeds": TRAINED_SEEDS, "steps": STEPS, "warm_up": WARM_UP,
             "rates": RATES, "d": D, "nhead": HEADS, "tokens": TOKENS, "batch": BATCH, "text": "pydoc_data.topics",
@@ -312,18 +314,23 @@ def depth_section(document: Document) -> str:
 
 
 def training_section(document: Document) -> str:
-    """Return the table of trained stacks: a line a run."""
-    lines = [
-        [f"`{row['wiring']}`", f"{row['num_layers']}", f"{row['lr']:g}", f"{row['warm_up']}", f"{row['loss']:.3f}",
-         short(row["gradient_before"]), short(row["gradient_after"])]
-        for row in document["results"]["training"]
-    ]  # fmt: skip
+    """Return the table of trained stacks: a line a run; the best rate of a setting in bold, with a star at the grid's edge."""
+    rows, lines = document["results"]["training"], []
+    for row in rows:
+        setting = [one for one in rows if all(one[key] == row[key] for key in ("wiring", "num_layers", "warm_up"))]
+        loss = f"{row['loss']:.3f}"
+        if row is claims.best_of(setting):
+            loss = f"**{loss}{STAR if claims.is_at_edge(row, setting) else ''}**"
+        lines.append([
+            f"`{row['wiring']}`", f"{row['num_layers']}", f"{row['lr']:g}", f"{row['warm_up']}", loss,
+            short(row["gradient_before"]), short(row["gradient_after"]),
+        ])  # fmt: skip
     head = right("L", "learning rate", "warm-up", "loss", "gradient at x_0 over x_L: before", "after")
     steps, seeds = document["protocol"]["steps"], len(document["protocol"]["trained_seeds"])
     baseline = f"a model that knows only how often each character occurs has {document['results']['unigram']:.3f}"
     return (
         f"{markdown(['wiring', *head], lines)}\n\nLoss in nats a character after {steps} steps, the mean of {seeds} seeds; "
-        f"{baseline}."
+        f"{baseline}. Bold: the best rate of a setting.{EDGE if any(STAR in line[4] for line in lines) else ''}"
     )
 
 

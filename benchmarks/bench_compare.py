@@ -20,10 +20,10 @@ SCHEMA = 1
 
 def main() -> int:
     """Compare, print, write."""
-    start, load = time.monotonic(), environment.load()
+    start, meter = time.monotonic(), environment.LoadMeter()
     results = lab.compare(COMPARED, progress=Console(stderr=True))
     document = {
-        **header(SCHEMA, Run({}, ended="done")), **environment.describe(), "load": load,
+        **header(SCHEMA, Run({}, ended="done")), **environment.describe(), **meter.columns(),
         "seconds": time.monotonic() - start, "comparison": results.to_dict(), "rows": list(results.runs),
     }  # fmt: skip
     Console().print(results)

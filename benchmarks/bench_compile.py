@@ -336,12 +336,23 @@ def times_section(document: Document) -> str:
     return f"{text}\n\n{markdown(head, lines)}\n\n{verdict(document)} {headline(document)}."
 
 
+def ratios_to_torch(document: Document) -> list[float]:
+    """Return for each case how many times as fast the operator is as torch alone, both compiled."""
+    ratios = [ratio("op", "torch")(rows) for rows in by_case(document["rows"], FIELDS).values()]
+    return [one for one in ratios if one is not None]
+
+
 def verdict(document: Document) -> str:
-    """Return the choice in a sentence."""
-    made = document["choice"]
+    """Return how the operator compares with torch alone, and the choice."""
+    made, ratios = document["choice"], ratios_to_torch(document)
     form = {"op": "the operator", "formula": "the formula"}[made["form"]]
-    return (
-        f"On {document['device']} a compiled call is therefore **{form}**: the formula is more than {made['faster']:g} times as "
+    against = (
+        f"The operator is slower than torch alone in {sum(one < 1 for one in ratios)} of {len(ratios)} cases: "
+        f"{geometric_mean(ratios):.2f} times as fast in the mean, {min(ratios):.2f} at worst. "
+        if ratios else ""
+    )  # fmt: skip
+    return against + (
+        f"On {document['device']} a compiled call is **{form}**: the formula is more than {made['faster']:g} times as "
         f"fast as the operator in {made['cells_faster']} of {made['cells']} cases, {made['errors_within']} of its "
         f"{made['errors']} errors are within the contract, and it keeps its bits in {made['bits_kept']} of {made['bits']} cases."
     )

@@ -16,10 +16,15 @@ from addnorm import bench
 from addnorm.bench.accuracy import COLUMNS as ERRORS
 from addnorm.bench.cases import FIELDS, JOBS, NORMS, PLAIN, SHAPES
 from addnorm.bench.harness import by_case
+from addnorm.bench.operation import is_settled
 
 TRAINING = ("forward_backward", "dropout", "everything")
 INFERENCE = ("forward", "reuse", "forward_stream", "in_place")
 PEERS = {"compile": "`torch.compile` of the eager expression", "onnxruntime": "onnxruntime"}
+
+MORE = "[All sizes](docs/performance.md), [all targets, met or not](docs/targets.md), [how it is measured](benchmarks/README.md)."
+SPREAD = "± from quartile to quartile (median microseconds: addnorm / eager)"
+README_SHAPES = ((1, 768), (512, 768), (8192, 768))
 
 Sizes = dict[tuple[int, int, str], dict[tuple[str, str], dict[str, Row]]]
 
@@ -32,24 +37,25 @@ def main() -> int:
     )
     parser.add_argument("--rounds", type=int, default=bench.ROUNDS)
     parser.add_argument("--no-compile", dest="compiled", action="store_false", help="without torch.compile")
+    parser.add_argument("--force", action="store_true", help="publish the results of a busy machine, marked as such")
     options = parser.parse_args()
     cases = bench.whole(threads=options.threads)
     document = bench.run(cases, rounds=options.rounds, compiled=options.compiled, progress=bench.console(stderr=True))
     bench.show(document, bench.console())
-    print(f"Written: {bench.write(document, harness.RESULTS / 'functional.json')}")
-    return 130 if not document["complete"] else 3 if bench.failed_proofs(document) else 0
+    published = harness.publish(document, harness.RESULTS / "functional.json", force=options.force)
+    return 130 if not document["complete"] else 3 if bench.failed_proofs(document) else 0 if published else 1
 
 
 # ------------------------------------------------------------------------------------------------ tables of the pages
 
 
 def speed_section(document: Document) -> str:
-    """Return README's section."""
+    """Return README's section: some sizes, and where the rest is."""
+    rows = [row for row in document["rows"] if (row["rows"], row["d"]) in README_SHAPES]
     return "\n\n".join([
-        "Times as fast as eager PyTorch (median microseconds: addnorm / eager), LayerNorm:",
-        times(document, "layer", PLAIN),
-        targets([one for one in document["summary"] if one["target"] is not None]),
-        f"{headline(document)}. [How it is measured](benchmarks/README.md).",
+        f"Times as fast as eager PyTorch, `F.layer_norm(x + branch)`, {SPREAD}:",
+        times({**document, "rows": rows}, "layer", PLAIN),
+        f"{headline(document)}. {MORE}",
     ])  # fmt: skip
 
 
@@ -65,7 +71,7 @@ def inference_section(document: Document) -> str:
 
 def _against_eager(document: Document, jobs: tuple[str, ...]) -> str:
     return "\n\n".join(
-        f"{title}, times as fast as eager PyTorch (median microseconds: addnorm / eager):\n\n{table}"
+        f"{title}, times as fast as eager PyTorch, {SPREAD}:\n\n{table}"
         for norm, title in NORMS.items() if (table := times(document, norm, jobs))
     )  # fmt: skip
 
@@ -98,6 +104,31 @@ def add_section(document: Document) -> str:
             lines.append([f"{rows} x {d}", dtype, *ratios])
     title = "Time of y into given memory, over that of `torch.add(out=)` (microseconds of both):"
     table = markdown([*right("rows x d"), "dtype", *right(*NORMS.values())], lines)
+    return f"{title}\n\n{table}" if lines else ""
+
+
+def states_section(document: Document) -> str:
+    """Return the ratios of the largest sizes in both states of the allocator; empty where one state was measured."""
+    by_name = {str(norm): name for norm, name in NORMS.items()}
+    lines: list[list[str]] = []
+    for (rows, d, dtype), cases in by_size(document, document["threads"]).items():
+        for (norm, job), by_variant in cases.items():
+            ours, eager = by_variant.get("addnorm", {}), by_variant.get("eager", {})
+            other = next((state for state in ("kept", "fresh") if f"{state}_median_us" in ours), None)
+            if other is not None:
+                states = {ours["allocator"]: (ours["median_us"], eager["median_us"], ours["faults"], eager["faults"])}
+                keys = (f"{other}_median_us", f"{other}_faults")
+                states[other] = (ours[keys[0]], eager[keys[0]], ours[keys[1]], eager[keys[1]])
+                cells = [
+                    f"**{theirs / mine:.2f}** ({digits(mine)} / {digits(theirs)}; {faults:.0f} / {their_faults:.0f})"
+                    for mine, theirs, faults, their_faults in (states["kept"], states["fresh"])
+                ]
+                lines.append([f"{rows} x {d}", dtype, by_name[norm], JOBS[job].title, *cells])
+    title = (
+        "Times as fast as eager with memory that the allocator keeps, and with fresh pages at each call "
+        "(microseconds; page faults of a call: addnorm / eager):"
+    )
+    table = markdown([*right("rows x d"), "dtype", "norm", "job", *right("kept", "fresh")], lines)
     return f"{title}\n\n{table}" if lines else ""
 
 
@@ -174,7 +205,8 @@ def by_size(document: Document, threads: int) -> Sizes:
     results: Sizes = {}
     for case, row in sorted(by_case(document["rows"], FIELDS).items(), key=order):
         if case.threads == threads:
-            results.setdefault((case.rows, case.d, case.dtype), {})[case.norm, case.job] = row
+            kept = {name: one for name, one in row.items() if is_settled(case, one)}
+            results.setdefault((case.rows, case.d, case.dtype), {})[case.norm, case.job] = kept
     return results
 
 

@@ -6,7 +6,7 @@ is "holds", "refuted", or both with the parts to which each applies. Statements 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,7 +114,18 @@ def best(results: Results, wiring: str, num_layers: int, warm_up: bool = False) 
         row for row in results["training"]
         if (row["wiring"], row["num_layers"], row["warm_up"] > 0) == (wiring, num_layers, warm_up)
     ]  # fmt: skip
+    return best_of(rows)
+
+
+def best_of(rows: Iterable[Measured]) -> Measured:
+    """Return the row with the lowest loss."""
     return min(rows, key=lambda row: row["loss"])
+
+
+def is_at_edge(best: Measured, rows: Iterable[Measured]) -> bool:
+    """Return whether the best rate is the smallest or the largest of the rows' rates: a better one may lie outside the grid."""
+    rates = sorted({row["lr"] for row in rows})
+    return len(rates) > 1 and best["lr"] in (rates[0], rates[-1])
 
 
 def losses(num_layers: int, **runs: tuple[str, bool]) -> Callable[[Results], Measured]:
@@ -224,7 +235,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         "Pre-LN has a clean +1 path: the gradient of x_L arrives at x_0 untouched.", STREAM,
-        "what comes along the residual alone is the gradient at x_L, to the bit, after 24 sublayers",
+        "the gradient at x_0 that passes 24 sublayers along the residual alone has the bits of the gradient at x_L",
         exact("bits changed along pre-LN's residual"),
         lambda m: parts({"": m["bits changed along pre-LN's residual"] == 0}),
     ),
@@ -242,7 +253,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         "Removing one sublayer rarely breaks the model.", STREAM,
-        "after training, a tenth of the sublayers at most is such that without it the model loses half of what it learned",
+        "after training, at most a tenth of the sublayers cost the model half of what it learned when one is removed",
         removal,
         lambda m: parts({
             wiring: row["broken after training"] <= 0.1 * row["of"] for wiring, row in m.items() if row["of"]
@@ -250,8 +261,8 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         "Add & Norm reduces the chance that one sublayer completely distorts the representation.", IDEA,
-        "untrained, 12 layers, one sublayer's output times 100: the stack's output moves less than another input would move "
-        "it; and at most a tenth as far as without norms",
+        "untrained, 12 layers, the output of one sublayer times 100: the stack's output moves by at most a tenth of the "
+        "distance without norms, and by less than the distance between the outputs of two inputs",
         exact("distorted, pre_ln", "distorted, post_ln", "distorted, reordered", "distorted, no_norm"),
         lambda m: parts({
             **{f"less in {name} than without norms": 10 * m[f"distorted, {name}"] <= m["distorted, no_norm"]
@@ -261,8 +272,8 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         "Add & Norm lets sublayers be stacked deep without training falling apart.", f"{IDEA}; {STREAM}",
-        f"12 layers learn with it in 300 steps without warm-up (a loss {LEARNED} below that of single characters), and not "
-        "without either half",
+        f"12 layers learn with it in 300 steps without warm-up (a loss {LEARNED} below that of single characters), and "
+        "they do not learn without the residual or without the norm",
         losses(12, pre_ln=("pre_ln", False), post_ln=("post_ln", False), deepnorm=("deepnorm", False),
                no_residual=("no_residual", False), no_norm=("no_norm", False)),
         lambda m: parts({
@@ -283,7 +294,8 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         "Pre-LN trains without the warm-up that post-LN demands.", STREAM,
-        "6 layers, each at its best learning rate: warm-up gains post-LN more than 0.05 nats, and pre-LN less",
+        "6 layers, each at its best learning rate: warm-up lowers the loss of post-LN by more than 0.05 nats, that of pre-LN by "
+        "less",
         losses(6, **{"pre_ln": ("pre_ln", False), "pre_ln, warm-up": ("pre_ln", True),
                      "post_ln": ("post_ln", False), "post_ln, warm-up": ("post_ln", True)}),
         lambda m: parts({
@@ -293,7 +305,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         "The norm gives a token mean 0 and variance 1.", f"{HAND}; {BLOCK}",
-        "to a hundredth; by the token's variance, eps = 1e-5",
+        "mean and variance are 0 and 1 to within 0.01, for tokens of several variances, eps = 1e-5",
         exact("mean after the norm", "variance after the norm"),
         lambda m: "holds at variances from " + str(min(
             (float(var) for var, after in m["variance after the norm"].items() if abs(after - 1) < 0.01), default="none",
@@ -301,7 +313,8 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         "gamma = sqrt(variance) and beta = mean undo the norm.", f"{HAND}; {BLOCK}",
-        "the error is below a hundred-thousandth of the token's spread: with eps in gamma; as said, without; for two tokens",
+        "the error relative to the token's spread is below 1e-5: with gamma = sqrt(variance + eps); with gamma = sqrt(variance), "
+        "as the claim states; for two tokens with one gamma and beta",
         exact("undone, sqrt(var + eps)", "undone, sqrt(var), variance 1", "undone, sqrt(var), variance 1e-5",
               "undone, two tokens"),
         lambda m: parts({
@@ -322,7 +335,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         "Epsilon prevents a division by zero.", f"{IDEA}; {HAND}; {BLOCK}",
-        "a token of equal features gives finite numbers, and without epsilon it would not",
+        "the output for a token of equal features is finite with epsilon, and not without",
         exact("numbers not finite with eps", "numbers not finite without eps"),
         lambda m: parts({"": m["numbers not finite with eps"] == 0 < m["numbers not finite without eps"]}),
     ),
@@ -334,7 +347,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         "Add & Norm adds extra computation and learned parameters.", IDEA,
-        "more than nothing; the numbers are shares of an encoder block",
+        "both are above zero; the numbers are shares of an encoder block",
         cost,
         lambda m: parts({
             "parameters": all(row["parameters"] > 0 for row in m.values()),

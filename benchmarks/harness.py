@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from addnorm._util.numbers import format_number, format_seconds
+from addnorm._util.numbers import format_number, format_percent, format_seconds
 from addnorm._util.tables import Column, Table, to_markdown
 from addnorm.bench import environment, timing
 from addnorm.bench.harness import (
@@ -29,10 +29,10 @@ from addnorm.bench.harness import (
     header,
     new_results,
     partial_path,
+    publish,
     read,
     resumable,
     run_cases,
-    write,
 )
 from addnorm.bench.tables import busy_warning, digits, headline
 
@@ -51,6 +51,7 @@ __all__ = [
     "main",
     "markdown",
     "missed",
+    "publish",
     "read",
     "report",
     "run",
@@ -111,7 +112,7 @@ def run(
     """
     chosen = benchmark.cases(threads or benchmark.threads) if cases is None else [*cases]
     rounds = benchmark.rounds if rounds is None else rounds
-    load, before = environment.load(), torch.get_num_threads()
+    meter, before = environment.LoadMeter(), torch.get_num_threads()
     start = Run(new_results(*benchmark.parts))
     if earlier is not None:
         start.results = {part: earlier[part] for part in benchmark.parts}
@@ -131,12 +132,20 @@ def run(
         **header(benchmark.schema, done),
         **environment.describe(),
         "threads": max((case.threads for case in chosen), default=before),
-        "load": load,
+        **load_columns(meter, earlier),
         "protocol": protocol(benchmark, rounds, options),
         "summary": benchmark.summarize(done.results),
         **benchmark.extra(done.results),
         **done.results,
     }
+
+
+def load_columns(meter: environment.LoadMeter, earlier: Document | None) -> Row:
+    """Return the load of a run, with that of the run that it continues: the larger counts."""
+    columns = meter.columns()
+    if earlier is not None:
+        columns["load"] = max(columns["load"] or 0.0, earlier["load"])
+    return columns
 
 
 def protocol(benchmark: Benchmark, rounds: int, options: Mapping[str, Any]) -> Row:
@@ -162,6 +171,7 @@ def main(
     parser.add_argument("--rounds", type=int, help="timed loops for each variant")
     parser.add_argument("--quick", action="store_true", help="one case of each job, and no results file")
     parser.add_argument("--json", type=Path, help="results file (default: results/NAME.json)")
+    parser.add_argument("--force", action="store_true", help="publish the results of a busy machine, marked as such")
     arguments(parser)
     given = parser.parse_args()
     chosen = benchmark if isinstance(benchmark, Benchmark) else benchmark(given)
@@ -176,9 +186,10 @@ def main(
         progress=lambda line: print(line, file=sys.stderr, flush=True), **more,
     )  # fmt: skip
     print("\n".join(report(chosen, document)))
+    published = True
     if not given.quick:
-        print(f"Written: {write(document, path)}")
-    return 0 if document["complete"] else 130
+        published = publish(document, path, force=given.force)
+    return 130 if not document["complete"] else 0 if published else 1
 
 
 def unfinished(benchmark: Benchmark, path: Path, rounds: int, options: Mapping[str, Any]) -> Document | None:
@@ -226,12 +237,18 @@ def right(*names: str) -> list[Column]:
 
 
 def times_as_fast(rows: Mapping[str, Row], peer: str, *, microseconds: bool = True, inverse: bool = False) -> str:
-    """Return the peer's time over addnorm's (or the inverse), and both times; empty where it was not measured."""
+    """Return the peer's time over addnorm's (or the inverse), its spread and both times; empty where it was not measured.
+
+    The spread is half the distance from the lowest ratio of the quartiles to the highest.
+    """
     if peer not in rows:
         return ""
-    ours, theirs = rows["addnorm"]["median_us"], rows[peer]["median_us"]
-    ratio = f"**{ours / theirs if inverse else theirs / ours:.2f}**"
-    return f"{ratio} ({digits(ours)} / {digits(theirs)})" if microseconds else ratio
+    ours, theirs = rows["addnorm"], rows[peer]
+    above, below = (ours, theirs) if inverse else (theirs, ours)
+    ratio = above["median_us"] / below["median_us"]
+    spread = (above["q3_us"] / below["q1_us"] - above["q1_us"] / below["q3_us"]) / 2
+    text = f"**{ratio:.2f}** ±{format_percent(spread / ratio, 1).replace('%', ' %')}"
+    return f"{text} ({digits(ours['median_us'])} / {digits(theirs['median_us'])})" if microseconds else text
 
 
 def missed(document: Document, otherwise: str) -> str:

@@ -19,6 +19,7 @@ import bench_compile
 import bench_functional
 import bench_fuse
 import bench_lab
+import bench_norms
 import bench_stack
 import bench_stream
 from harness import RESULTS, read
@@ -37,6 +38,7 @@ PAGES: dict[str, dict[str, tuple[str, Callable[[Any], str]]]] = {
         "saved": ("functional", bench_functional.saved_section),
         "inference": ("functional", bench_functional.inference_section),
         "add": ("functional", bench_functional.add_section),
+        "states": ("functional", bench_functional.states_section),
         "peers": ("functional", bench_functional.peers_section),
         "one-thread": ("functional", bench_functional.one_thread_section),
         "targets": ("functional", bench_functional.targets_section),
@@ -52,6 +54,8 @@ PAGES: dict[str, dict[str, tuple[str, Callable[[Any], str]]]] = {
     "docs/comparing.md": {"lab": ("lab", bench_lab.section)},
     "docs/claims.md": {
         "claims": ("claims", bench_claims.claims_section),
+        "claims-norms": ("norms", bench_norms.claims_section),
+        "norms-rates": ("norms", bench_norms.rates_section),
         "claims-by-depth": ("claims", bench_claims.depth_section),
         "claims-trained": ("claims", bench_claims.training_section),
     },

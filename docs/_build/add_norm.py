@@ -3,13 +3,13 @@
 python docs/_build/add_norm.py            replace the text between the add_norm comments of the page
 python docs/_build/add_norm.py --check    change nothing; exit with 1 if the page differs from the results
 
-Numbers come from claims.json, stack.json and fuse.json. Verdicts come from claims.json, where they are computed from a
-criterion. An advantage that the numbers refute stays in the table, with its numbers.
+Numbers come from claims.json, norms.json, stack.json and fuse.json. Verdicts come from the first two, where they are computed
+from a criterion. An advantage that the numbers refute stays in the table, with its numbers.
 """
 
 from __future__ import annotations
 
-import json
+import math
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import page
 
 from addnorm import wirings
+from addnorm._util import jsonio
 
 PAGE = page.DOCS / "add_norm.md"
 RESULTS = page.RESULTS
@@ -37,7 +38,7 @@ class Row(NamedTuple):
 
 def document(name: str) -> Measured:
     """Return the results of a benchmark."""
-    results: Measured = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    results: Measured = jsonio.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
     return results
 
 
@@ -85,7 +86,8 @@ def arrives(m: Measured) -> str:
     without = entry("Without the residual, the gradient vanishes or explodes in a deep stack.")["measured"]
     return (
         f"gradient at the first of {DEEPEST} layers, over that at the last: pre-LN {n(m['pre_ln'][DEEPEST])}, "
-        f"post-LN {n(m['post_ln'][DEEPEST])}; with neither residual nor norm {n(without['no_residual, no norm'][DEEPEST])}"
+        f"post-LN {n(m['post_ln'][DEEPEST])}; without the residual {n(without['no_residual'][DEEPEST])}, with neither "
+        f"{n(without['no_residual, no norm'][DEEPEST])}"
     )
 
 
@@ -106,12 +108,13 @@ def stacked(m: Measured) -> str:
     )
 
 
-def loud(m: Measured) -> str:
-    """Return the effect of one sublayer that is a hundred times too loud."""
+def distorted(m: Measured) -> str:
+    """Return the effect of one sublayer whose output is a hundred times too large."""
     return (
-        "one sublayer of 24 made 100 times as loud moves the output, in distances to another input's output: by "
-        f"{n(m['distorted, pre_ln'])} in pre-LN, {n(m['distorted, post_ln'])} in post-LN, {n(m['distorted, no_norm'])} without "
-        f"norms; by {n(m['distorted, reordered'])} where the branch itself is normalized (`reordered`)"
+        "the output of one sublayer of 24 is multiplied by 100; the stack's output then moves, in distances between the outputs "
+        f"of two inputs, by {n(m['distorted, pre_ln'])} in pre-LN, {n(m['distorted, post_ln'])} in post-LN, "
+        f"{n(m['distorted, no_norm'])} without norms; by {n(m['distorted, reordered'])} where the branch itself is normalized "
+        "(`reordered`)"
     )
 
 
@@ -170,7 +173,7 @@ PROS = (
     Row("It makes blocks stack more reliably.", "Add & Norm lets sublayers be stacked deep without training falling apart.",
          stacked, "claims.md#trained"),
     Row("It lowers the risk that one sublayer spoils everything.",
-         "Add & Norm reduces the chance that one sublayer completely distorts the representation.", loud,
+         "Add & Norm reduces the chance that one sublayer completely distorts the representation.", distorted,
          "claims.md#what-it-means"),
 )  # fmt: skip
 
@@ -192,10 +195,12 @@ CONS = (
 
 def verdict(claim: str) -> str:
     """Return the verdict of claims.json in one or two words, without its parts."""
-    full = entry(claim)["verdict"]
-    if full in ("holds", "refuted"):
-        return str(full)
-    return "in part"
+    return verdict_words(entry(claim)["verdict"])
+
+
+def verdict_words(full: str) -> str:
+    """Return a verdict without its parts."""
+    return full if full in ("holds", "refuted") else "in part"
 
 
 def pros() -> str:
@@ -249,8 +254,42 @@ def batch() -> str:
     )
 
 
+def norms() -> str:
+    """Return the table of the claims about training with and without norms."""
+    results = document("norms")
+    depths = results["protocol"]["layers"]
+    rows = [
+        [f"{one['claim']} ({words})", *(
+            ", ".join(f"{name} {show(one['measured'][f'{wiring}, {layers}'])}" for wiring, name in NORM_WIRINGS.items())
+            for layers in depths
+        ), f"[{verdict_words(one['verdict'])}](claims.md#training-with-and-without-norms)"]
+        for one, (words, show) in zip(results["claims"], NORMS.values(), strict=True)
+    ]  # fmt: skip
+    return page.table(["claim (number)", *(f"measured, {layers} layers" for layers in depths), "is it so?"], rows)
+
+
+def steps(value: float) -> str:
+    """Return a number of steps, "never" for infinity."""
+    return "never" if value == math.inf else f"{value:.0f}"
+
+
+def rate(value: float) -> str:
+    """Return a learning rate, "none" for zero."""
+    return f"{value:g}" if value else "none"
+
+
+# Number, and its format, of each claim of norms.json, in its order.
+NORMS = {
+    "shift": ("largest shift of the means of the features that a sublayer reads, in standard deviations", n),
+    "size": ("largest factor by which the size of what a sublayer reads changes", n),
+    "speed": ("steps until the loss is 0.3 nats below that of single characters", steps),
+    "rate": ("largest learning rate at which the model learns", rate),
+}
+NORM_WIRINGS = {"pre_ln": "pre-LN", "post_ln": "post-LN", "no_norm": "no norm", "rezero": "ReZero"}
+
 SECTIONS = {
-    "add_norm:zeros": zeros, "add_norm:stream": stream, "add_norm:batch": batch, "add_norm:pros": pros, "add_norm:cons": cons,
+    "add_norm:norms": norms, "add_norm:zeros": zeros, "add_norm:stream": stream, "add_norm:batch": batch,
+    "add_norm:pros": pros, "add_norm:cons": cons,
 }  # fmt: skip
 
 

@@ -41,13 +41,13 @@ class Module(NamedTuple):
 MODULES = (
     Module("addnorm.functional", "The operation", "For model builders: add and norm in one call."),
     Module("addnorm.inplace", "In place", "For inference without new memory: the same calls, over their inputs."),
-    Module("addnorm.ops", "What computes it", "Which kernels are available, and what deployed programs need of them."),
+    Module("addnorm.ops", "Kernels and compilation", "Which kernels are available, and which files deployed programs need."),
     Module("addnorm.wirings", "Wirings", "For the model builder: residual wirings as data. [wirings.md](wirings.md) lists them."),
     Module("addnorm.nn", "Modules, stacks, transformers", "For the model builder: a residual wiring in one line, over any "
            "sublayers.", alone=True),
-    Module("addnorm.stream", "The stream of a model you have", "For the engineer with a model already: which wiring it has, and "
+    Module("addnorm.stream", "The stream of an existing model", "For the engineer with a model: which wiring it uses, and "
            "what each sublayer writes. [streams.md](streams.md) explains.", alone=True),
-    Module("addnorm.fusion", "Fusing a model you have", "For the engineer with a model already: its Add & Norms as fused calls, "
+    Module("addnorm.fusion", "Fusing an existing model", "For the engineer with a model: its Add & Norms as fused calls, "
            "with a proof. [fusing.md](fusing.md) explains."),
     Module("addnorm.onnx", "ONNX files", "For deployment: `import addnorm.onnx`. [deploying.md](deploying.md) explains.",
            alone=True),
@@ -57,12 +57,12 @@ MODULES = (
     Module("addnorm.distributed", "Several processes", "For the training team: `import addnorm.distributed`, with PyTorch's "
            "DTensor.", alone=True),
     Module("addnorm.report", "The report", "For reports on models and comparisons: `from addnorm import report`.", alone=True),
-    Module("addnorm.trace", "One token, step by step", "For the learner: `import addnorm.trace`. It needs nothing but Python. "
+    Module("addnorm.trace", "One token, step by step", "For the learner: `import addnorm.trace`. It computes in Python floats. "
            "[add_norm.md](add_norm.md) explains.", alone=True),
 )  # fmt: skip
 
 CONSTANTS = {
-    "addnorm.lab.FULL": "The honest `Protocol`: three depths, four rates, with and without warm-up, three seeds.",
+    "addnorm.lab.FULL": "The full `Protocol`: three depths, four rates, with and without warm-up, three seeds.",
     "addnorm.lab.ILLUSTRATION": "The default `Protocol`: one depth, one rate, with and without warm-up, one seed.",
     "addnorm.onnx.FORMS": "The forms of an Add & Norm in ONNX.",
     "addnorm.trace.PRESETS": "The worked examples by name, each a `Preset`.",

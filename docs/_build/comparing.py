@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ import page
 
 PAGE = page.DOCS / "comparing.md"
 RESULTS = page.RESULTS / "compare.json"
-SHORT = ("loss", "warm-up", "gradient", "memory")  # topics of the sentences in README
+SHORT = ("loss",)  # topics of the sentences in README
 
 
 def document() -> dict[str, Any]:
@@ -48,9 +49,20 @@ def table() -> str:
 
 
 def short() -> str:
-    """Return the sentences for README.md."""
-    told = [one["sentence"] for one in document()["comparison"]["verdict"] if one["about"] in SHORT]
-    return "\n".join(f"- {sentence}" for sentence in told)
+    """Return the figure's caption in README.md: how far it is evidence, then what it shows."""
+    results = document()["comparison"]
+    protocol = results["protocol"]
+    counts = [(len(protocol["rates"]), "learning rate"), (len(protocol["seeds"]), "seed")]
+    of = ", ".join(f"{'one' if count == 1 else count} {name}{'s'[: count > 1]}" for count, name in counts)
+    sentences = {one["about"]: one["sentence"] for one in results["verdict"]}
+    text = " ".join(sentences[about] for about in SHORT if about in sentences)
+    unit = " (The loss is the mean of -ln p, where p is the model's probability of the next character.)"
+    head = (
+        f"This is an illustration ({of}), not evidence: [docs/comparing.md](docs/comparing.md). "
+        if results["illustration"]
+        else ""
+    )
+    return "\n".join(textwrap.wrap(head + text + unit, 130, break_long_words=False, break_on_hyphens=False))
 
 
 SECTIONS = {"comparing:verdict": verdict, "comparing:table": table}

@@ -1,4 +1,4 @@
-"""Write the measured section of docs/explorer.md from benchmarks/results/explorer.json.
+"""Write the measured sections of docs/explorer.md from explorer.json and race.json in benchmarks/results/.
 
 python docs/_build/explorer.py            replace the text between the explorer comments of docs/explorer.md
 python docs/_build/explorer.py --check    change nothing; exit with 1 if the page differs from the results
@@ -12,6 +12,8 @@ from typing import Any
 
 import add_norm
 import page
+
+from addnorm.explorer import race
 
 PAGE = page.DOCS / "explorer.md"
 ROWS = {
@@ -57,7 +59,29 @@ def _target(results: dict[str, Any], kind: str, key: str) -> str:
     return f"{most:g}" if results[kind][key]["p95"] < most else f"{most:g} (missed)"
 
 
-SECTIONS = {"explorer:speed": speed}
+def rates() -> str:
+    """Return the losses of the race by learning rate, and the rates that the view opens with and offers as a lesson."""
+    results = add_norm.document("race")
+    protocol, lesson = results["protocol"], race.describe()["lesson"]
+    opening = race.FIELDS["lr"].default
+    settings: dict[tuple[float, int], dict[str, float]] = {(row["lr"], row["warm_up"]): {} for row in results["rows"]}
+    for row in results["rows"]:
+        settings[row["lr"], row["warm_up"]][row["wiring"]] = row["loss"]
+    names = {(opening, 0): " (opening)", (lesson["rate"], 0): " (the lesson)"}
+    lines = [
+        [f"{rate:g}{names.get((rate, warm_up), '')}", str(warm_up or "none"), f"{loss['post_ln']:.2f}", f"{loss['pre_ln']:.2f}"]
+        for (rate, warm_up), loss in sorted(settings.items())
+    ]  # fmt: skip
+    table = page.table(["learning rate", "warm-up, steps", "`post_ln`, nats", "`pre_ln`, nats"], lines)
+    return (
+        f"{table}\n\nValidation loss in nats a character after {protocol['steps']} steps with the default settings, mean of "
+        f"{len(protocol['seeds'])} seeds; a model that knows only how often each character occurs has {results['entropy']:.2f}. "
+        f"torch {results['versions']['torch']}, commit {results['commit'][:10]}, {results['date'][:10]}; "
+        "`python benchmarks/bench_race.py`."
+    )
+
+
+SECTIONS = {"explorer:speed": speed, "explorer:rates": rates}
 
 
 def main(words: Sequence[str]) -> int:

@@ -22,6 +22,8 @@ from addnorm.lab.toy_model import ToyModel
 from addnorm.trace import PRESETS, Trace, show
 
 COMPARED = RESULTS / "compare.json"
+NORMS = RESULTS / "norms.json"
+TRAINED = {"pre_ln": "pre-LN", "post_ln": "post-LN", "no_norm": "no norm", "rezero": "ReZero"}
 LAYERS, SEEDS = 16, range(4)
 STACKS = {
     "pre_ln": "pre-LN", "post_ln": "post-LN", "no_residual": "norm, no residual", "no_norm": "residual, no norm",
@@ -46,6 +48,16 @@ class Stage(NamedTuple):
     numbers: str
 
 
+class Course(NamedTuple):
+    """Course of a training at the best learning rate, by recorded step."""
+
+    name: str
+    steps: list[int]
+    loss: list[float]  # on held-out text
+    size: list[float]  # largest factor by which the size of what a sublayer reads has changed
+    shift: list[float]  # largest distance of the features' means from the first ones, in standard deviations
+
+
 class Flow(NamedTuple):
     """Tensors of an encoder layer, `(tokens, d)` each, in the order of computation."""
 
@@ -65,6 +77,29 @@ def comparison() -> Comparison:
     fields = results["protocol"].items()
     protocol: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in fields}
     return Comparison(tuple(results["compared"]), Protocol(**protocol), document["rows"], [], results["text"])
+
+
+def training(num_layers: int) -> dict[str, Course]:
+    """Return the best training of each wiring in benchmarks/results/norms.json, by wiring."""
+    document = jsonio.loads(NORMS.read_text(encoding="utf-8"))
+    results, courses = document["results"], {}
+    for wiring, name in TRAINED.items():
+        rows = (row for row in results["rows"] if (row["wiring"], row["num_layers"]) == (wiring, num_layers))
+        best = min(rows, key=lambda row: row["loss"])
+        first = best["sizes"][0]
+        size = [
+            max(max(now / start, start / now) for start, now in zip(first, sites, strict=True))
+            for sites in best["sizes"]
+        ]
+        shift = [max(sites) for sites in best["shifts"]]
+        steps = [k * document["protocol"]["every"] for k in range(len(best["losses"]))]
+        courses[wiring] = Course(f"{name}, rate {best['lr']:g}", steps, best["losses"], size, shift)
+    return courses
+
+
+def unigram() -> float:
+    """Return the loss of a model that knows only how often each character occurs."""
+    return float(jsonio.loads(NORMS.read_text(encoding="utf-8"))["results"]["unigram"])
 
 
 def by_depth() -> dict[str, Depth]:

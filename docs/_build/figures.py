@@ -3,7 +3,7 @@
 python docs/_build/figures.py            write docs/figures/*.svg
 python docs/_build/figures.py FOLDER     write them elsewhere
 
-The background is white, which suits light and dark pages. Texts are SVG text, in the reader's own
+A reader who prefers dark pages gets dark ones: `DARK` has the colours. Texts are SVG text, in the reader's own
 sans-serif font where DejaVu Sans is missing. The same numbers give the same file.
 """
 
@@ -28,7 +28,8 @@ if TYPE_CHECKING:  # matplotlib is imported where it is used
     from torch import Tensor
 
 FOLDER = Path(__file__).parent.parent / "figures"
-BLUE, ORANGE, GREEN, PINK = COLOURS
+BLUE, ORANGE, GREEN, PINK = COLOURS[:4]
+TRAINED_LAYERS = 6
 INK, PALE = "#222222", "#F3F4F6"
 STYLE: dict[str, Any] = {
     "svg.fonttype": "none", "svg.hashsalt": "addnorm", "font.family": "DejaVu Sans", "font.size": 9, "text.color": INK,
@@ -37,8 +38,13 @@ STYLE: dict[str, Any] = {
     "axes.titleweight": "bold", "axes.titlelocation": "left", "figure.facecolor": "white", "savefig.facecolor": "white",
 }  # fmt: skip
 LOOKS = {
-    "pre_ln": (BLUE, DASHES[0], "o"), "post_ln": (GREEN, DASHES[1], "s"), "no_residual": (ORANGE, DASHES[2], "^"),
-    "no_norm": (PINK, DASHES[3], "D"),
+    "pre_ln": (ORANGE, DASHES[0], "o"), "post_ln": (BLUE, DASHES[1], "s"), "no_residual": (GREEN, DASHES[2], "^"),
+    "no_norm": (PINK, DASHES[3], "D"), "rezero": (GREEN, DASHES[2], "^"),
+}  # fmt: skip
+# Colour on light pages -> on dark ones, as in the style sheets of report and explorer.
+DARK = {
+    "#ffffff": "#0d1117", INK: "#e8ebee", GREY: "#98a2ac", PALE: "#1a1e23", "#E2E2E2": "#2a3037", "#DDDDDD": "#2a3037",
+    BLUE: "#56b4e9", ORANGE: "#e69f00", GREEN: "#1fb58a", PINK: "#dd92bb",
 }  # fmt: skip
 
 
@@ -69,10 +75,10 @@ def signal_and_scale() -> Figure:
         ax.grid(axis="y", color="#E2E2E2", linewidth=0.7)
         ax.set_axisbelow(True)
     left.set_title("Add keeps the signal")
-    left.set_ylabel("cosine of $x_l$ with the input $x_0$")
+    left.set_ylabel("cosine of x_l with the input x_0")
     left.set_ylim(-0.08, 1.04)
     right.set_title("Norm keeps the scale")
-    right.set_ylabel("size of the stream $x_l$ (rms)")
+    right.set_ylabel("size of the stream x_l (rms)")
     right.set_yscale("log")
     right.set_ylim(0.6, None)
     for ax in (left, right):
@@ -214,9 +220,38 @@ def comparison() -> Figure:
     return made
 
 
+def norms() -> Figure:
+    """Draw trainings with and without norms: the loss, and how the sublayers' inputs change."""
+    courses = numbers.training(TRAINED_LAYERS)
+    made = figure(9.6, 3.6)
+    panels = made.subplots(1, 3)
+    titles = (
+        ("loss", "Loss on held-out text", "nats a character"), ("size", "Size of the inputs", "largest factor of change"),
+        ("shift", "Means of the inputs", "largest shift, standard deviations"),
+    )  # fmt: skip
+    for ax, (key, title, ylabel) in zip(panels, titles, strict=True):
+        for wiring, course in courses.items():
+            colour, dash, marker = LOOKS[wiring]
+            ax.plot(
+                course.steps, getattr(course, key), color=colour, linestyle=dash, marker=marker, markersize=4, linewidth=1.6,
+                label=course.name,
+            )  # fmt: skip
+        ax.set_title(title)
+        ax.set_xlabel("step")
+        ax.set_ylabel(ylabel)
+        ax.grid(axis="y", color="#E2E2E2", linewidth=0.7)
+        ax.set_axisbelow(True)
+    entropy = numbers.unigram()
+    panels[0].axhline(entropy, color=GREY, linewidth=1.1, linestyle=(0, (1, 2)), label="frequencies alone")
+    panels[0].set_ylim(min(min(course.loss) for course in courses.values()) - 0.05, entropy + 0.35)
+    handles = panels[0].get_legend_handles_labels()[0]
+    made.legend(handles=handles, loc="outside upper center", ncols=5, frameon=False, handlelength=3.2)
+    return made
+
+
 FIGURES: dict[str, Callable[[], Figure]] = {
     "signal-and-scale": signal_and_scale, "add-then-norm": add_then_norm, "workflow": workflow,
-    "encoder-layer": encoder_layer, "comparison": comparison,
+    "encoder-layer": encoder_layer, "comparison": comparison, "norms": norms,
 }  # fmt: skip
 
 
@@ -234,7 +269,17 @@ def svg(draw: Callable[[], Figure]) -> str:
         text = io.StringIO()
         draw().savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     short = re.sub(r"<[a-z][^>]*>", lambda tag: shorten(tag[0]), text.getvalue())
+    short = short.replace("</style>", f"\n{dark_rules()}</style>", 1)
     return "\n".join(line.strip() for line in short.splitlines() if line.strip()) + "\n"
+
+
+def dark_rules() -> str:
+    """Return the style rules for dark pages. A viewer that ignores them shows the light colours."""
+    rules = [
+        f'[style*="{name}: {light.lower()}"] {{{name}: {dark} !important}}'
+        for light, dark in DARK.items() for name in ("fill", "stroke")
+    ]  # fmt: skip
+    return "\n".join(["@media (prefers-color-scheme: dark) {", *rules, "}", ""])
 
 
 def shorten(tag: str) -> str:

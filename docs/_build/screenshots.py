@@ -20,7 +20,7 @@ WIDTH, HEIGHT = 1280, 860
 
 def main() -> int:
     """Take the picture."""
-    command = [sys.executable, "-m", "addnorm.cli", "explore", "--port", "0"]
+    command = [sys.executable, "-m", "addnorm", "explore", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process, sync_playwright() as playwright:
         try:
             results = re.search(r"http://[\w.:]+", process.stdout.readline() if process.stdout else "")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import page
 
@@ -33,7 +34,8 @@ def table() -> str:
     rows = []
     for one in wirings.list_all():
         if not one.has_rows:
-            numbers = [len(one.embedding), *(stage.n_out for stage in one.stages(12))]
+            stages: list[Any] = one.stages(12)
+            numbers = [len(one.embedding), *(stage.n_out for stage in stages)]
             n = str(numbers[0]) if len({*numbers}) == 1 else f"{numbers[0]} to {max(numbers)}"
             rows.append([f"[{one.name}](wirings.md#{one.name})", n, one.use.rstrip("."), linked(one.source)])
     return page.table(["wiring", "streams, 12 layers", "when", "source"], rows)
@@ -43,7 +45,7 @@ def starts() -> str:
     """Return how the coefficients of the wirings start, as their modules state it."""
     rows = []
     for one in wirings.list_all():
-        stages = [] if one.has_rows else one.stages(12)
+        stages: list[Any] = [] if one.has_rows else one.stages(12)
         notations = [stage.coefficients.notation for stage in stages if stage.coefficients is not None]
         texts = dict.fromkeys(notation.start for notation in notations)
         rows += [[f"[{one.name}](wirings.md#{one.name})", " ".join(texts)]] * bool(texts)

@@ -234,4 +234,8 @@ def test_sections_have_claims_depths_and_trainings(bench_claims):
     assert "post_ln: 1 at L = 2, 1 at L = 64" in text
     assert text.endswith("A CPU, one thread, torch 2, Python 3, commit 0000000000, 2026-01-01.")
     assert "| size of x_L (root mean square) | `pre_ln` | 1.41 | 5.66 | 8 |" in bench_claims.depth_section(document)
-    assert "| `no_norm` | 12 | 0.001 | 0 | 99.000 | 1 | 1 |" in bench_claims.training_section(document)
+    text = bench_claims.training_section(document)
+    assert "| `no_norm` | 12 | 0.001 | 0 | **99.000** | 1 | 1 |" in text
+    assert r"| `pre_ln` | 12 | 0.001 | 0 | **2.500\*** | 1 | 1 |" in text
+    assert "| `pre_ln` | 12 | 1 | 0 | 9.900 | 1 | 1 |" in text
+    assert text.endswith("the best rate is at the edge of the grid; a better one may lie outside.")

@@ -3,13 +3,15 @@
 import dataclasses
 import json
 import math
+import subprocess
 import sys
+import time
 
 import pytest
 import torch
 
 from addnorm._util.timing import interleave
-from addnorm.bench import harness, timing
+from addnorm.bench import environment, harness, timing
 from addnorm.bench.harness import Case, Run, Stop, by_case, new_results, partial_path, run_cases
 from addnorm.bench.targets import Target, ratio
 from support.loading import load
@@ -150,7 +152,21 @@ def benchmark(scripts):
     )  # fmt: skip
 
 
-def test_script_is_interrupted_continues_and_prints(scripts, benchmark, monkeypatch, tmp_path, capsys, threads):
+@pytest.fixture
+def machine(monkeypatch):
+    """Return a function that sets the load before a run and the cores that others use meanwhile; at first the machine is idle."""
+
+    def use(load=0.0, others=None):
+        columns = {"load": load, "load_after": 2.0, "load_of_others": others}
+        monkeypatch.setattr(environment.LoadMeter, "columns", lambda meter: columns)
+
+    use()
+    return use
+
+
+def test_script_is_interrupted_continues_and_prints(
+    machine, scripts, benchmark, monkeypatch, tmp_path, capsys, threads
+):
     threads(2)
     monkeypatch.setattr(sys, "argv", ["bench_small.py", "--rounds", "2", "--threads", "1"])
     interrupted = dataclasses.replace(
@@ -174,6 +190,56 @@ def test_script_is_interrupted_continues_and_prints(scripts, benchmark, monkeypa
     assert torch.get_num_threads() == 2
 
 
+@pytest.mark.parametrize(
+    ("load", "others", "reason"),
+    [(1.4, 0.0, "the load was 1.4 before the run, expected at most 1"),
+     (0.2, 0.7, "other processes used 0.7 cores during the run, expected at most 0.5"), (1.0, 0.5, None), (0.9, None, None)],
+)  # fmt: skip
+def test_busy_machine_is_not_published(
+    load, others, reason, machine, scripts, benchmark, monkeypatch, tmp_path, capsys
+):
+    machine(load, others)
+    monkeypatch.setattr(sys, "argv", ["bench_small.py", "--rounds", "2", "--threads", "1"])
+    assert scripts.main(benchmark) == (0 if reason is None else 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["small.json" if reason is None else "small.busy.json"]
+    busy = f"Not published, {reason}: written to {tmp_path / 'small.busy.json'}; measure again, or pass --force."
+    assert (busy in capsys.readouterr().out) == (reason is not None)
+
+
+def test_force_publishes_and_marks(machine, scripts, benchmark, monkeypatch, tmp_path):
+    machine(3.0)
+    monkeypatch.setattr(sys, "argv", ["bench_small.py", "--rounds", "2", "--threads", "1", "--force"])
+    assert scripts.main(benchmark) == 0
+    document = json.loads((tmp_path / "small.json").read_text())
+    assert (document["forced"], document["load"], document["load_after"]) == (True, 3.0, 2.0)
+
+
+def test_load_of_others_excludes_the_run(monkeypatch):
+    for name, values in (("_busy_seconds", [100.0, 104.0]), ("_own_seconds", [10.0, 13.0]), ("load", [0.3, 1.9])):
+        monkeypatch.setattr(environment, name, iter(values).__next__)
+    monkeypatch.setattr(environment.time, "monotonic", iter([50.0, 52.0]).__next__)
+    assert environment.LoadMeter().columns() == {"load": 0.3, "load_after": 1.9, "load_of_others": 0.5}
+
+
+def test_own_work_counts_as_work_of_the_machine():
+    busy, own = environment._busy_seconds(), environment._own_seconds()
+    if busy is None:
+        pytest.skip("this system does not say how long its cores have worked")
+    end = time.process_time() + 0.3
+    while time.process_time() < end:
+        pass
+    assert environment._own_seconds() - own >= 0.28
+    assert environment._busy_seconds() - busy >= 0.2  # in steps of a hundredth
+
+
+def test_continued_run_keeps_the_larger_load(machine, scripts):
+    machine(0.1)
+    meter = environment.LoadMeter()
+    assert scripts.load_columns(meter, {"load": 2.5})["load"] == 2.5
+    machine(0.1)
+    assert scripts.load_columns(meter, {"load": 0.0})["load"] == 0.1
+
+
 def test_script_of_another_protocol_or_commit_begins_anew(scripts, benchmark, monkeypatch, tmp_path):
     document, path = scripts.run(benchmark, CASES[:1], rounds=3), tmp_path / "small.json"
     harness.write({**document, "complete": False}, path)
@@ -188,3 +254,27 @@ def test_quick_run_writes_nothing(scripts, benchmark, monkeypatch, tmp_path, cap
     assert scripts.main(benchmark) == 0
     assert [*tmp_path.iterdir()] == []
     assert "Written" not in capsys.readouterr().out
+
+
+FAULTS = """
+import json, os, torch
+from addnorm.bench import timing
+torch.set_num_threads(1)
+x = torch.randn(4 * 2**20)
+calls = {"add": lambda: x + 1.0, "in place": lambda: x.add_(1.0)}
+faults = {}
+for state in ("fresh", "kept"):
+    assert timing.settle_allocator(state)
+    rows = timing.interleaved(calls, (), 5)
+    faults[state] = {name: row["faults"] / (x.nbytes / os.sysconf("SC_PAGE_SIZE")) for name, row in rows.items()}
+print(json.dumps(faults))
+"""
+
+
+@pytest.mark.skipif(not timing.settle_allocator("default"), reason="the allocator is not glibc's")
+def test_allocator_states_differ_in_page_faults():
+    process = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True)
+    faults = json.loads(process.stdout)  # as a share of the tensor's pages
+    assert faults["fresh"]["add"] > 0.9
+    assert faults["kept"]["add"] < 0.1
+    assert max(faults[state]["in place"] for state in faults) < 0.1

@@ -15,7 +15,7 @@ from addnorm.bench import accuracy, cases, facts, onnx_peer, operation
 from addnorm.bench.cases import DTYPES, FIELDS, JOBS
 from addnorm.bench.harness import Case, by_case
 from addnorm.bench.targets import Target
-from addnorm.cli import main
+from addnorm_cli.group import addnorm as main
 from support.pairwise import pairwise, product
 
 MOVED = {
@@ -155,7 +155,7 @@ def test_threads_are_those_of_the_case_and_interrupt_ends(threads, monkeypatch):
     threads(2)
     some, calls = [MATRIX[0], MATRIX[-1], MATRIX[1], MATRIX[2]], []
 
-    def measure(item, *, rounds, compiled):
+    def measure(item, *, rounds, compiled, fresh):
         if item == some[3]:
             raise KeyboardInterrupt
         calls.append((item.threads, torch.get_num_threads(), compiled))
@@ -174,7 +174,41 @@ def test_threads_are_those_of_the_case_and_interrupt_ends(threads, monkeypatch):
 
 def rows_of(times, some):
     """Return rows in which every case has the same medians."""
-    return [item.row(variant=name, median_us=time) for item in some for name, time in times.items()]
+    return [item.row(variant=name, median_us=time, allocator="kept") for item in some for name, time in times.items()]
+
+
+def test_summary_leaves_out_large_cases_of_unknown_allocator_state():
+    rows = rows_of({"eager": 30.0, "addnorm": 10.0, "add": 5.0}, bench.matrix(("layer",), jobs=("forward",)))
+    known = {row["name"]: row["cells"] for row in operation.summarize(rows, 32 * 1024**2)}
+    for row in rows:
+        del row["allocator"]
+    unknown = {row["name"]: row["cells"] for row in operation.summarize(rows, 32 * 1024**2)}
+    assert (known["forward, over 32 MB: lowest"], unknown["forward, over 32 MB: lowest"]) == (2, 0)
+    name = "forward, 128+ rows, under 32 MB: mean"
+    assert known[name] == unknown[name] == 8
+
+
+def test_large_cases_are_measured_in_both_states(monkeypatch):
+    calls = []
+
+    def time_variants(case, state="kept", **options):
+        calls.append((case.rows, state))
+        slow = 5.0 if state == "fresh" else 1.0
+        row = {"q1_us": 1.0, "q3_us": 9.0, "faults": slow, "rounds": 3, "repeats": 2, "allocator": state}
+        return {
+            name: {"median_us": slow * time, **row}
+            for name, time in (("addnorm", 1.0), ("eager", 2 * slow), ("add", 1.0))
+        }, {}
+
+    monkeypatch.setattr(operation, "time_variants", time_variants)
+    sizes = ((8, 768), (8192, 768), (4096, 4096))
+    document = bench.run(bench.matrix(("layer",), ("float32",), sizes, jobs=("forward",)), proofs=False)
+    assert calls == [(8192, "fresh"), (4096, "fresh"), (8, "kept"), (8192, "kept"), (4096, "kept")]
+    rows = {row["rows"]: row for row in document["rows"] if row["variant"] == "addnorm"}
+    assert [rows[n]["allocator"] for n in (8, 8192, 4096)] == ["kept", "kept", "fresh"]
+    assert "fresh_median_us" not in rows[8]
+    assert (rows[8192]["ratio_to_eager"], rows[8192]["fresh_ratio_to_eager"]) == (2.0, 10.0)
+    assert (rows[4096]["median_us"], rows[4096]["kept_median_us"], rows[4096]["faults"]) == (5.0, 1.0, 5.0)
 
 
 def test_summary_has_every_goal_over_its_cases():

@@ -72,11 +72,14 @@ def test_explorer_targets_follow_from_the_results():
 def test_explorer_script_measures_and_writes(tmp_path):
     chromium()
     out, script = tmp_path / "explorer.json", ROOT / "benchmarks/bench_explorer.py"
-    command = [sys.executable, script, "--rounds", "1", "--typed", "5", "--out", out]
+    command = [sys.executable, script, "--rounds", "1", "--typed", "5", "--out", out, "--force"]
     subprocess.run(command, check=True, capture_output=True)
     document = json.loads(out.read_text())
     assert document["flip"]["total"]["count"] == 5
-    assert document["flip"]["total"]["median"] > document["flip"]["compute"]["median"] > 0
+    total = document["flip"]["total"]
+    assert total["median"] > document["flip"]["compute"]["median"] > 0
+    assert total["q1"] <= total["median"] <= total["q3"] <= total["p95"]
+    assert document["load_after"] >= 0
     assert document["stale"]["last is right"]
     assert document["stale"]["drawn"] <= document["stale"]["asked"]
 

@@ -6,8 +6,8 @@ import re
 import pytest
 from click.testing import CliRunner
 
-from addnorm.cli import main
 from addnorm.trace import PRESETS, trace
+from addnorm_cli.group import addnorm as main
 
 
 def run(*arguments, **env):
@@ -100,13 +100,13 @@ def test_trace_list_names_presets():
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["1,2,3", "1,2"], "sublayer has 2 numbers, expected 3, the length of x: they are added element by element"),
-        (["1,a", "1,2"], "x[1] is 'a', expected a number"),
-        (["-1,2,hello", "1,2,3"], "x[2] is 'hello', expected a number"),
-        (["1,,2", "1,2,3"], "x[1] is '', expected a number"),
-        (["1,2", "nan,2"], "sublayer[0] is nan, expected a finite number"),
-        (["1,2", "-inf,2"], "sublayer[0] is -inf, expected a finite number"),
-        (["", ""], "x is empty, expected at least one number"),
+        (["1,2,3", "1,2"], "SUBLAYER has 2 numbers, expected 3, the length of X: they are added element by element"),
+        (["1,a", "1,2"], "X[1] is 'a', expected a number"),
+        (["-1,2,hello", "1,2,3"], "X[2] is 'hello', expected a number"),
+        (["1,,2", "1,2,3"], "X[1] is '', expected a number"),
+        (["1,2", "nan,2"], "SUBLAYER[0] is nan, expected a finite number"),
+        (["1,2", "-inf,2"], "SUBLAYER[0] is -inf, expected a finite number"),
+        (["", ""], "X is empty, expected at least one number"),
         (["1,2"], "the command has 1 vector, expected two"),
         ([], "the command has no vectors, expected two"),
         (["1", "2", "3"], "the command has 3 vectors, expected two"),
@@ -115,7 +115,7 @@ def test_trace_list_names_presets():
         (["1,2", "1,2", "--gamma", "1,2,3"], "--gamma has 3 numbers, expected 2"),
         (["1,2", "1,2", "--beta", "x"], "--beta[0] is 'x', expected a number"),
         (["1,2", "1,2", "--grad", ""], "--grad is empty, expected at least one number"),
-        (["1,2", "1,2", "--read-grad", "1,2"], "--read-grad requires placement 'pre', got 'post'"),
+        (["1,2", "1,2", "--read-grad", "1,2"], "--read-grad requires --placement pre"),
         (["1,2", "1,2", "--eps", "-1"], "--eps is -1, expected a number >= 0"),
         (["1", "1", "--norm", "rms", "--variance", "unbiased"], "--variance is 'unbiased', but RMSNorm has no"),
     ],

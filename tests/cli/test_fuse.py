@@ -9,8 +9,8 @@ from click.testing import CliRunner
 
 pytest.importorskip("transformers")
 
-from addnorm.cli import main
 from addnorm.fusion import benchmark
+from addnorm_cli.group import addnorm as main
 
 # Models in a user's module in the current directory.
 FACTORIES = """

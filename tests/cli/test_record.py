@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -13,8 +14,14 @@ import torch
 pytest.importorskip("transformers")
 pytest.importorskip("safetensors")
 
+import addnorm
+from addnorm._util.numbers import format_percent
 from addnorm.cli import record as cli_record
 from addnorm.cli._probe import ProbeLoss
+from addnorm.explorer.recording import Recordings
+from addnorm.report.model_findings import recording_findings
+from addnorm.stream.models.inputs import read_texts
+from addnorm.stream.models.load import load
 from addnorm.stream.record.recording import Recording
 from support.stream_commands import assert_one_sentence, document, names_in, run, user_folder
 
@@ -77,6 +84,44 @@ def test_probe_loss_has_gradient():
     assert torch.equal(ProbeLoss(0)(y, None), ProbeLoss(0)(y, None))
 
 
+def test_share_is_one_number_everywhere(folder):
+    """Compare the shares of decompose, record, the report and the explorer with their formula, on padded texts."""
+    inputs = ("minilm", "--text", "texts.txt")
+    loaded = load("minilm", texts=read_texts(folder / "texts.txt"))
+    mask = loaded.kwargs["attention_mask"].bool()
+    assert int((~mask).sum()) > 0
+    parts = addnorm.decompose(loaded.model, **loaded.kwargs)
+    x = parts.state()
+    expected = {
+        source: float(((c * x).sum(-1) / x.square().sum(-1))[mask].mean()) for source, c in parts.components().items()
+    }
+    close = pytest.approx(expected, rel=1e-6)
+    assert parts.mean_shares(tokens=mask) == close
+    sources, rows = parts.memory_map(mask)
+    assert dict(zip(sources, rows[-1], strict=True)) == close
+    assert document("decompose", *inputs)["streams"][0]["shares"] == close
+
+    run("record", *inputs, "--batch", 3, "--out", "run.json")
+    recording = Recording.load(folder / "run.json")
+    sources, rows = recording.memory_maps["stream"]
+    assert dict(zip(sources, rows[-1], strict=True)) == close
+    sheet = recording.balances["stream"]
+    assert (sheet.tokens, sheet.total_tokens) == (int(mask.sum()), int(mask.sum()))
+    assert sheet.amounts[0] / sheet.stream_norm != pytest.approx(expected["x_0"], rel=0.05)  # a ratio of means
+
+    recordings = Recordings([folder / "run.json"])
+    data = recordings.compute(recordings.parse(0, {}))
+    labels = {row["source"]: row["label"] for row in data["balance"]["rows"]}
+    assert {row["source"]: row["part"] for row in data["balance"]["rows"]} == close
+    assert dict(zip(data["map"]["sources"], data["map"]["shares"][-1], strict=True)) == pytest.approx(
+        {labels[source]: share for source, share in expected.items()}, rel=1e-6
+    )
+    sentences = [finding.text for finding in recording_findings(recording)]
+    assert any(
+        text.startswith(f"{format_percent(expected['x_0'])} of the final stream is from x") for text in sentences
+    )
+
+
 def test_record_memory_map_sums_to_one():
     result = run("record", "bert", "--memory-map")
     shares = [float(value) for value in re.findall(r"(-?[\d.]+)%$", result.stdout, re.M)]
@@ -103,7 +148,7 @@ def test_record_plots(folder):
     [
         (["--out", "run.csv"], "--out is 'run.csv', expected a file that ends in .json or .parquet"),
         (["--out", "texts.txt/run.json"], "--out is 'texts.txt/run.json', which cannot be written ("),
-        (["--plots", "texts.txt"], "--plots is 'texts.txt/"),
+        (["--plots", "texts.txt"], "--plots is 'texts.txt', a file, expected a folder"),
         (["--only", "4"], "--only is '4', expected layers from 1 to 3"),
         (["--only", "3-2"], "--only is '3-2', expected layers from 1 to 3"),
         (["--only", "a"], "--only is 'a', expected layers from 1 to 3"),
@@ -144,12 +189,21 @@ def test_record_names_missing_extra(folder, monkeypatch, package, options):
 
 @pytest.mark.parametrize("options", [["--out", "new/run.json"], ["--out", "new/run.parquet"], ["--plots", "new"]])
 def test_record_full_disk(folder, monkeypatch, options):
+    replace = Path.replace
+
     def full(self, target):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if folder in target.parents:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return replace(self, target)
 
     monkeypatch.setattr(Path, "replace", full)
     result = run("record", "gpt2", *options)
-    assert_one_sentence(result, 2, "cannot be written (No space left on device)")
+    assert_one_sentence(result, 1, "cannot be written (No space left on device): the result is in '")
+    saved = Path(re.search("in '(.+)'", result.stderr)[1])
+    written = [*saved.iterdir()] if saved.is_dir() else [saved]
+    assert written
+    assert all(path.stat().st_size > 100 for path in written)
+    shutil.rmtree(saved.parent)
     assert "Recording of GPT2Model" in result.stdout  # the measured steps are not lost
     assert names_in(folder / "new") == []
 

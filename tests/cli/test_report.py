@@ -2,6 +2,8 @@
 
 import errno
 import os
+import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -11,8 +13,9 @@ from click.testing import CliRunner
 pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")
 
-from addnorm.cli import inspect, main
+from addnorm.cli import inspect
 from addnorm.report import Figure
+from addnorm_cli.group import addnorm as main
 from support.report_pages import check_page
 
 SVG = '<svg viewBox="0 0 1 1" role="img" aria-label="x"></svg>'
@@ -154,14 +157,18 @@ def test_report_names_missing_extra(monkeypatch, package):
 
 
 def test_report_full_disk(folder, monkeypatch, without_drawings):
+    replace = Path.replace
+
     def full(self, target):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if folder in target.parents:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return replace(self, target)
 
     monkeypatch.setattr(Path, "replace", full)
     result = run("report_models:toy", "--report", "new/a.html")
-    assert result.exit_code == 2
-    assert (
-        "--report is 'new/a.html', which cannot be written (No space left on device): choose another path."
-        in result.stderr
-    )
+    assert result.exit_code == 1
+    assert "--report is 'new/a.html', which cannot be written (No space left on device): " in result.stderr
+    saved = Path(re.search("the result is in '(.+)'.$", result.stderr)[1])
+    check_page(saved.read_text(encoding="utf-8"))
+    shutil.rmtree(saved.parent)
     assert [*(folder / "new").iterdir()] == []

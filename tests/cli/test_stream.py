@@ -8,7 +8,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("safetensors")
 
 import addnorm
-from addnorm.cli import main
+from addnorm_cli.group import addnorm as main
 from support.stream_commands import assert_one_sentence, document, run, user_folder
 
 
@@ -107,7 +107,7 @@ def test_inspect_failed_sum_exits_with_3(monkeypatch):
 
     def spoil(*args, **kwargs):
         inspection = inspect(*args, **kwargs)
-        inspection.streams[0].closure, inspection.streams[0].closes = 0.5, False
+        inspection.streams[0].closure, inspection.streams[0].sum_closes = 0.5, False
         return inspection
 
     monkeypatch.setattr(addnorm, "inspect", spoil)

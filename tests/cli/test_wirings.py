@@ -7,8 +7,8 @@ import pytest
 from click.testing import CliRunner
 
 from addnorm import wirings
-from addnorm.cli import main
 from addnorm.wirings.catalog import CONSTRUCTORS, EXAMPLES
+from addnorm_cli.group import addnorm as main
 from support.pairwise import rotate
 
 
@@ -165,7 +165,7 @@ def test_wirings_json_stacks():
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["pre-ln"], "wiring is 'pre-ln', expected 'pre_ln'."),
+        (["pre-ln"], "NAME is 'pre-ln', expected 'pre_ln'."),
         (["mix_ln", "--set", "q=3"], "mix_ln has no option 'q', expected k."),
         (["mix_ln", "--set", "k"], "the setting is 'k', expected OPTION=VALUE, as in --set k=3."),
         (["mix_ln", "--set", "k=-1"], "k is -1, expected a whole number from 0."),
@@ -177,7 +177,7 @@ def test_wirings_json_stacks():
         ),
         (
             ["residual_multiplier"],
-            "residual_multiplier needs its option 'multiplier': addnorm.wirings.residual_multiplier(multiplier=...).",
+            "residual_multiplier needs its option 'multiplier': write --set multiplier=VALUE.",
         ),
         (
             ["pre_ln", "--decoder-layers", "6"],

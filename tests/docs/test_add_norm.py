@@ -1,12 +1,14 @@
 """Tests of docs/add_norm.md: its numbers equal those of the results and of the code."""
 
 import json
+import math
 import re
 
 import pytest
 import torch
 
 import addnorm
+from addnorm._util import jsonio
 from addnorm.trace import PRESETS
 from support.loading import ROOT, load
 
@@ -19,7 +21,7 @@ def script(tmp_path, monkeypatch):
     module = load("docs/_build/add_norm.py")
     copy = tmp_path / "add_norm.md"
     copy.write_text(PAGE.read_text())
-    for name in ("claims", "stack", "fuse"):
+    for name in ("claims", "norms", "stack", "fuse"):
         (tmp_path / f"{name}.json").write_text((module.RESULTS / f"{name}.json").read_text())
     monkeypatch.setattr(module, "PAGE", copy)
     monkeypatch.setattr(module, "RESULTS", tmp_path)
@@ -48,6 +50,20 @@ def test_other_results_change_the_page(script, capsys):
     assert line.endswith("| [refuted](claims.md#by-depth-untrained) |"), (
         "an advantage that is refuted stays, and says so"
     )
+
+
+def test_other_trainings_change_the_page(script):
+    path = script.RESULTS / "norms.json"
+    text = path.read_text()
+    document = jsonio.loads(text)
+    speed = document["claims"][2]
+    assert speed["claim"].startswith("Normalization speeds up training")
+    speed["measured"]["pre_ln, 12"], speed["verdict"] = math.inf, "refuted"
+    path.write_text(jsonio.dumps(document))
+    (line,) = [line for line in script.norms().splitlines() if "steps until the loss" in line]
+    assert "pre-LN never" in line
+    assert "[refuted](claims.md#training-with-and-without-norms)" in line
+    assert script.main(["--check"]) == 1
 
 
 def test_missing_claim_is_an_error(script):

@@ -9,7 +9,12 @@ from addnorm.fusion import benchmark
 from support.loading import ROOT
 from support.undrawn_figures import draw_only
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")), *ROOT.glob("*/README.md")]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *(path for path in ROOT.glob("*/README.md") if path.parent.name != "docs"),
+]
 
 
 IDS = [str(path.relative_to(ROOT)) for path in PAGES]
@@ -24,7 +29,32 @@ def test_examples_of_a_page_run(path, monkeypatch, threads):
     draw_only(monkeypatch)
     namespace: dict[str, object] = {}
     for block in re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL):
+        if path == ROOT / "README.md":  # each of its blocks runs when it is pasted alone
+            namespace = {}
         exec(compile(block, str(path), "exec"), namespace)
+
+
+def test_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/README.md"])
+def test_page_begins_with_the_five_readers(page):
+    table = re.search(r"^\| I want to .*?\n\n", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)[0]
+    assert re.findall(r"^\| \*\*([a-z ]+)\*\*", table, re.MULTILINE) == [
+        "learn",
+        "build",
+        "look into",
+        "compare",
+        "train",
+    ]
+    assert all("](" in row for row in table.splitlines()[2:] if row)
+
+
+def test_every_page_is_in_the_list_of_pages():
+    text = (ROOT / "docs/README.md").read_text()
+    for path in (ROOT / "docs").glob("*.md"):
+        assert path.name == "README.md" or f"]({path.name})" in text, path.name
 
 
 @pytest.mark.parametrize("path", PAGES, ids=IDS)

@@ -10,11 +10,12 @@ import torch.nn.functional as F
 
 import addnorm
 from addnorm import trace
+from addnorm._util import jsonio
 from addnorm.lab.toy_model import ToyModel
 from support.loading import ROOT, load
 
 PAGE = ROOT / "docs/add_norm.md"
-FIGURES = ("signal-and-scale", "add-then-norm", "workflow", "encoder-layer", "comparison")
+FIGURES = ("signal-and-scale", "add-then-norm", "workflow", "encoder-layer", "comparison", "norms")
 PAGES = {"comparison": ROOT / "docs/comparing.md"}  # the others are in add_norm.md
 
 
@@ -124,6 +125,38 @@ def test_heat_maps_are_the_tensors_on_one_scale(figures, numbers):
         assert mesh.get_array().tolist() == pytest.approx(values.numpy())
         assert mesh.get_clim() == (-4, 4)
     assert (torch.stack(order).abs() > 4).float().mean() < 0.02
+
+
+def test_training_curves_are_the_measured_numbers(figures, numbers):
+    document = jsonio.loads(numbers.NORMS.read_text())
+    courses = numbers.training(figures.TRAINED_LAYERS)
+    claims = {one["claim"].split(";")[0]: one["measured"] for one in document["claims"]}
+    (*panels,) = figures.norms().axes
+    for key, ax in zip(("loss", "size", "shift"), panels, strict=True):
+        drawn = {line.get_label(): list(line.get_ydata()) for line in ax.lines}
+        drawn.pop("frequencies alone", None)
+        assert drawn == {course.name: getattr(course, key) for course in courses.values()}
+    for wiring, course in courses.items():
+        at = f"{wiring}, {figures.TRAINED_LAYERS}"
+        assert max(course.shift) == pytest.approx(
+            claims["The distribution of activations within layers shifts during training."][at]
+        )
+        assert max(course.size) == pytest.approx(
+            claims["With the norm, the inputs to the next layer stay in a consistent range."][at], rel=1e-3
+        )
+        assert course.steps[-1] == document["protocol"]["steps"]
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_figure_has_dark_colours_for_all_of_its_own(figures, name):
+    """Colours without a dark one are those of the heat maps' cells."""
+    text = (ROOT / f"docs/figures/{name}.svg").read_text()
+    assert "@media (prefers-color-scheme: dark)" in text
+    drawing = text.split("</style>")[1]
+    used = {*re.findall(r"(?:fill|stroke): (#[0-9a-f]{6})", drawing)}
+    cells = {*re.findall(r"fill: (#[0-9a-f]{6})", "".join(re.findall(r'<g id="QuadMesh.*?</g>', drawing, re.DOTALL)))}
+    assert used - {colour.lower() for colour in figures.DARK} <= cells
+    assert '<text style="' not in drawing or "fill: #222222" in drawing
 
 
 def test_figures_are_reproducible_and_written_together(figures, tmp_path, monkeypatch):

@@ -33,7 +33,19 @@ def page(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["add_norm", "api", "comparing", "explorer", "readme", "routes", "several_streams", "streams", "wirings"]
+    "name",
+    [
+        "add_norm",
+        "api",
+        "comparing",
+        "explorer",
+        "readme",
+        "routes",
+        "several_streams",
+        "streams",
+        "targets",
+        "wirings",
+    ],
 )
 def test_page_is_up_to_date(name):
     assert load(f"docs/_build/{name}.py").main(["--check"]) == 0, f"run docs/_build/{name}.py"
@@ -141,12 +153,69 @@ def test_comparing_page_shows_the_default_comparison_and_its_caption_is_true():
 
 def test_other_results_change_the_explorer_page(monkeypatch):
     module = load("docs/_build/explorer.py")
-    document = json.loads((RESULTS / "explorer.json").read_text())
-    document["flip"]["total"]["p95"] = 987.6
-    document["stale"]["last is right"] = False
-    monkeypatch.setattr(module.add_norm, "document", lambda name: document)
+    documents = {name: json.loads((RESULTS / f"{name}.json").read_text()) for name in ("explorer", "race")}
+    documents["explorer"]["flip"]["total"]["p95"] = 987.6
+    documents["explorer"]["stale"]["last is right"] = False
+    documents["race"]["rows"][0]["loss"] = 7.891
+    monkeypatch.setattr(module.add_norm, "document", documents.__getitem__)
+    assert "| 7.89 |" in module.rates()
     text = module.speed()
     assert "987.6" in text
     assert "150 (missed)" in text
     assert "the last drawn is not the last asked for" in text
     assert module.main(["--check"]) == 1
+
+
+def test_other_results_change_the_targets_page(tmp_path, monkeypatch):
+    module = load("docs/_build/targets.py")
+    for path in RESULTS.glob("*.json"):
+        (tmp_path / path.name).write_text(path.read_text())
+    before = module.missed()
+    document = json.loads((RESULTS / "lab.json").read_text())
+    (row, *_) = (one for one in document["summary"] if one["target"] is not None)
+    assert row["met"] is True
+    row["value"], row["met"], document["load"] = 0.123, False, 7.0
+    (tmp_path / "lab.json").write_text(json.dumps(document))
+    monkeypatch.setattr(module.add_norm, "RESULTS", tmp_path)
+    line = f"| The lab | {row['name']} | 0.123 | >= 0.95 |"
+    assert line not in before
+    assert line in module.missed()
+    assert "load 7.0 before it began: the machine was busy" in module.tables()
+    assert module.main(["--check"]) == 1
+
+
+def test_targets_page_has_every_target_of_the_results():
+    module = load("docs/_build/targets.py")
+    text = (ROOT / "docs/targets.md").read_text()
+    for path in RESULTS.glob("*.json"):
+        document = json.loads(path.read_text())
+        parts = ("summary", "facts") if isinstance(document, dict) else ()
+        names = [one["name"] for part in parts for one in document.get(part, []) if one.get("target") is not None]
+        assert not names or path.stem in module.TITLES
+        assert [name for name in names if name not in text] == []
+
+
+def test_compiled_cases_of_readme_are_counted(monkeypatch):
+    module = load("docs/_build/readme.py")
+    cell = {"norm": "layer", "job": "y", "d": 8, "dtype": "float32", "device": "cpu", "threads": 2}
+    times = [(1, 10.0, 5.0), (2, 10.0, 20.0), (3, 10.0, 40.0)]
+    rows = [
+        {**cell, "rows": n, "variant": variant, "median_us": time}
+        for n, op, torch in times for variant, time in (("op", op), ("torch", torch), ("eager", 1.0))
+    ]  # fmt: skip
+    monkeypatch.setattr(module.add_norm, "document", lambda name: {"rows": rows})
+    assert (
+        "in 1 of 3 cases. The operator runs 1.59 times as fast in the mean, 0.50 times at worst" in module._compiled()
+    )
+
+
+def test_fusing_alone_is_relative_to_the_captured_graphs(monkeypatch):
+    module = load("docs/_build/readme.py")
+    cases = [(1, 100, 80, 2), (2, 100, 110, 20)]
+    rows = [
+        {"job": "inference", "batch": n, "tokens": 8, "dtype": "float32", "variant": variant, "median_us": time, "q1_us": time - spread,
+         "q3_us": time + spread}
+        for n, unfused, fused, spread in cases for variant, time in (("plain", 300), ("frontend", unfused), ("fused", fused))
+    ]  # fmt: skip
+    monkeypatch.setattr(module.add_norm, "document", lambda name: {"rows": rows})
+    assert module._fusing_alone() == ([1.25, pytest.approx(100 / 110)], 1)

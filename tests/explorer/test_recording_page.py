@@ -151,10 +151,12 @@ def test_balance_table_adds_up(explorer, files, which):
     assert [row[2] for row in rows] == [amount for _, amount in pairs]
     assert [row[0] for row in rows[:3]] == ["x_0", "attention 1", "feed-forward 1"]
     written = {site.id: value for site, value in rec.series("write", "l2", rec.steps[-1])}
+    sources, shares = rec.memory_maps["stream"]
+    share = dict(zip(sources, shares[-1], strict=True))
     for (source, _), row in zip(pairs, rows, strict=True):
         if source in written:
             assert number(row[1]) == pytest.approx(written[source], rel=5e-4)
-        assert number(row[3]) == pytest.approx(100 * row[2] / balance.stream_norm, rel=6e-3, abs=1e-9)
+        assert number(row[3]) == pytest.approx(100 * share[source], rel=6e-3, abs=1e-9)
     foot = page.eval_on_selector_all(
         ".recording-sheet tfoot tr", "rows => rows.map((row) => [...row.cells].map((cell) => cell.innerText))"
     )
@@ -248,8 +250,12 @@ def test_recording_code_prints_page_numbers(explorer, files, number, more):
     assert len(numbers) >= 12
     for site, value in numbers:
         assert f"{site.id:40} {value:.5g}" in output
-    sentence = "no balance:" if number == SCALED else f"norm of the stream {rec.balances['stream'].stream_norm:.6g}"
-    assert sentence in output
+    if number == SCALED:
+        assert "no balance:" in output
+        return
+    assert f"norm of the stream {rec.balances['stream'].stream_norm:.6g}" in output
+    for amount, share in zip(rec.balances["stream"].amounts, rec.memory_maps["stream"][1][-1], strict=True):
+        assert f"{amount:10.5g} {share:8.2%}" in output
 
 
 def test_recording_downloads_have_all_digits(explorer, files):

@@ -64,10 +64,12 @@ def resize(page, width):
 
 FAINT = """() => {
   // Ratios of contrast with the paper of what axe does not look at: marks and text in drawings.
-  const light = (css) => {
+  const light = (css, over, alpha = 1) => {
     const context = Object.assign(document.createElement('canvas'), { width: 1, height: 1 }).getContext('2d');
-    context.fillStyle = css;
-    context.fillRect(0, 0, 1, 1);
+    for (const [colour, opacity] of [[over ?? css, 1], [css, alpha]]) {
+      Object.assign(context, { fillStyle: colour, globalAlpha: opacity });
+      context.fillRect(0, 0, 1, 1);
+    }
     const [r, g, b] = [...context.getImageData(0, 0, 1, 1).data].map(v => v / 255).map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
   };
@@ -78,9 +80,18 @@ FAINT = """() => {
     return ratios.get(css);
   };
   const found = [];
-  for (const [what, property, least] of [['.chart svg text', 'fill', 4.5], ['.chart .mark:not(.hollow):not(.odd)', 'fill', 3], ['.chart .line', 'stroke', 3]]) {
+  for (const [what, property, least] of [['.chart svg :not(.numbers) > text', 'fill', 4.5], ['.trace-views text', 'fill', 4.5], ['.chart .mark:not(.hollow):not(.odd)', 'fill', 3], ['.chart .line', 'stroke', 3]]) {
     for (const one of document.querySelectorAll(what)) {
       if (one.checkVisibility() && ratio(getComputedStyle(one)[property]) < least) found.push([what, one.getAttribute('class')]);
+    }
+  }
+  // The number in a cell of a map, against the cell.
+  for (const map of document.querySelectorAll('.chart.square')) {
+    const cells = map.querySelectorAll('.cells .cell:not(.odd)');
+    for (const [k, number] of [...map.querySelectorAll('.numbers text')].entries()) {
+      const background = light(getComputedStyle(cells[k]).fill, getComputedStyle(document.body).backgroundColor, Number(cells[k].getAttribute('fill-opacity')));
+      const [a, b] = [light(getComputedStyle(number).fill), background].sort();
+      if (cells[k].dataset.value !== 'NaN' && (b + 0.05) / (a + 0.05) < 3.5) found.push([number.textContent, number.getAttribute('class')]);
     }
   }
   return found;

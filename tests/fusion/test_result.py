@@ -173,10 +173,18 @@ def test_report_remarks_a_gain_beyond_the_bound():
     gains = {
         name: text_of(replace(DONE, benchmark=Benchmark(timing(t, 1.0)))) for name, t in (("less", 1.24), ("more", 1.3))
     }
-    remark = "Inference gains more than fusing can"
-    assert remark in gains["more"]
-    assert remark not in gains["less"]
-    assert remark not in text_of(INDUCTOR)
+    remark = "More than the 1.25 times that fusing can gain in a forward pass: "
+    assert f"{remark}inference 1.30." in " ".join(gains["more"].split())
+    assert remark not in " ".join(gains["less"].split())
+    assert "More than the" not in text_of(INDUCTOR)
+    trained = replace(DONE, benchmark=Benchmark(timing(1.0, 1.0), timing(1.9, 1.0)))
+    assert f"{remark}training step 1.90." in " ".join(text_of(trained).split())
+
+
+def test_report_warns_of_a_busy_machine():
+    busy, idle = (text_of(replace(DONE, benchmark=replace(BENCHMARK, load=load))) for load in (1.6, 0.9))
+    assert "The machine was busy (load 1.6): do not trust the times." in busy
+    assert "busy" not in idle
 
 
 def test_report_names_graphs_and_inductor():

@@ -27,11 +27,13 @@ LAYERS = (
     ("report", "bench"),
     ("explorer",),
     ("cli",),
+    ("__main__",),  # `python -m addnorm`
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 WITHIN = {("inplace", "functional")}  # neighbours of one layer that may import each other, in this direction
 ALONE = {"trace"}  # folders that import nothing of addnorm, and that every other folder may import
 FILES = sorted(SOURCE.rglob("*.py"))
+GRAMMAR = SOURCE.parent / "addnorm_cli"  # beside the package, since help must not import torch
 
 
 def module_of(path: Path) -> str:
@@ -138,6 +140,20 @@ def test_layering_sees_a_cycle_through_type_checking(tmp_path, monkeypatch):
 
 def test_no_file_is_longer_than_about_400_lines():
     assert {path.name: n for path in FILES if (n := len(path.read_text().splitlines())) > 420} == {}
+
+
+def test_only_main_imports_the_grammar():
+    importers = {path.name for path in FILES if "addnorm_cli" in path.read_text()}
+    assert importers == {"__main__.py", "__init__.py"}  # the latter is the docstring of addnorm/cli
+
+
+def test_grammar_imports_only_click():
+    code = "import json, sys; import addnorm_cli.group; print(json.dumps(sorted(set(sys.modules))))"
+    process = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
+    modules = {name.split(".")[0] for name in json.loads(process.stdout)}
+    assert {"addnorm_cli", "click"} <= modules
+    assert not {"addnorm", "numpy", "rich", "torch", "transformers"} & modules
+    assert {path.stem for path in GRAMMAR.glob("*.py")} >= {"group", "commands", "model_commands"}
 
 
 def test_importing_addnorm_imports_only_torch():

@@ -83,6 +83,20 @@ def test_model_page_has_all_sections(measured):
         assert [[*page_figure.table.head], *rows] in all_tables
 
 
+def test_model_page_begins_with_model_inputs_date_loss(measured):
+    date = measured.recording.metadata["date"]
+    expected = {"model": "TransformerEncoder", "inputs": "drawn", "date": date, "loss": "that of the caller"}
+    assert list(measured.page.facts.items()) == list(expected.items())
+    text = render(measured.page)
+    places = [text.index(f"<dd>{value}</dd>") for value in expected.values()]
+    assert places == sorted(places)
+    assert places[-1] < text.index('<dl class="tiles">')
+    given = {"loss": "cross entropy", "seed": "7"}
+    page = build_model_page(measured.inspection, facts=given)
+    assert page.facts == {"model": "TransformerEncoder", "loss": "cross entropy"}
+    assert "seed" in render(page)
+
+
 def test_figures_have_the_recorded_numbers(measured):
     expected = {
         "The stream and the gradient": [("out", "rms"), ("out", "max"), ("grad", "l2"), ("params", "grad_l2")],
@@ -133,7 +147,7 @@ def test_findings_are_computed(measured):
     site, ratio = max(measured.recording.series("write", "ratio"), key=lambda pair: pair[1])
     assert f"is that of the {site.kind} of layer {site.layer + 1}, {100 * ratio:.1f}%" in text
     share = measured.recording.memory_maps["stream"][1][-1][0]
-    assert f"{100 * share:.1f}% of the final stream is from x₀" in text
+    assert f"{100 * share:.1f}% of the final stream is from x_0" in text
     largest = max(measured.ablations, key=lambda ablation: ablation.output_change)
     assert f"The output changes most without the {largest.site.kind} of layer {largest.site.layer + 1}, by" in text
     assert "There are no massive activations" in text
@@ -154,16 +168,16 @@ def recorded(**values):
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"out_rms": [1.0, 2.0, 3.0, 4.0]}, "The stream grows by a factor of 4.0 from x₀ to its end: root mean square 1.00, then 4.00."),
-        ({"out_rms": [1.0, 1.0, 1.0, 1.05]}, "The stream keeps its norm from x₀"),
-        ({"out_rms": [1.0, 1.0, 1.0, 0.25]}, "The stream shrinks to 25.0% from x₀"),
+        ({"out_rms": [1.0, 2.0, 3.0, 4.0]}, "The stream grows by a factor of 4.0 from x_0 to its end: root mean square 1.00, then 4.00."),
+        ({"out_rms": [1.0, 1.0, 1.0, 1.05]}, "The stream keeps its norm from x_0"),
+        ({"out_rms": [1.0, 1.0, 1.0, 0.25]}, "The stream shrinks to 25.0% from x_0"),
         ({"write_ratio": [0.5, 1e-5, 1e-4]}, "2 of 3 sublayers write less than 0.100% of the stream's norm: the attention of layer 2, the attention of layer 3."),
         ({"write_cosine": [0.5, -0.5, 0.0]}, "The attention of layer 2 writes against the stream: cosine -0.50."),
         ({"write_cosine": [-0.2, -0.5, -0.3]}, "All 3 sublayers write against the stream, most strongly the attention of layer 2: cosine -0.50."),
-        ({"out_similarity": [0.1, 0.5, 0.8, 0.99]}, "is 0.10 at x₀ and 0.99 at the end: the tokens are nearly equal"),
+        ({"out_similarity": [0.1, 0.5, 0.8, 0.99]}, "is 0.10 at x_0 and 0.99 at the end: the tokens are nearly equal"),
         ({"out_massive": [0.0, 0.0, 3.0, 7.0]}, "Massive activations occur from the attention of layer 2 on: at most 7, after the attention of layer 3"),
         ({"out_top": [1.0, 2.0, 30.0, 4.0]}, "no massive activations; the largest magnitude is 30 times the median, after the attention of layer 2"),
-        ({"grad_l2": [8.0, 4.0, 2.0, 1.0]}, "The norm of the gradient at x₀ is 8.0 times that at the stream's end."),
+        ({"grad_l2": [8.0, 4.0, 2.0, 1.0]}, "The norm of the gradient at x_0 is 8.0 times that at the stream's end."),
         ({"write_unchanged": [0.0, 0.25, 0.0]}, "25.0% of the stream's elements do not change when the attention of layer 2 adds"),
         ({"out_rms": [1.0, math.nan, math.inf, 4.0]}, "2 of the recorded numbers are NaN or infinite; the first in depth is rms of out at layers.0."),
     ],

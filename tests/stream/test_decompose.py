@@ -148,23 +148,6 @@ class TestErrors:
             addnorm.decompose(model, source, source)
         assert addnorm.decompose(model, source, source, stream="decoder").closure <= 1e-5
 
-    def test_masked_stream(self, x: Tensor) -> None:
-        class Masked(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.f = nn.ModuleList(nn.Linear(D, D) for _ in range(2))
-                self.norm = nn.ModuleList(nn.LayerNorm(D) for _ in range(2))
-
-            def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-                for f, norm in zip(self.f, self.norm, strict=True):
-                    x = (x + f(norm(x))) * mask[..., None]
-                return x
-
-        mask = torch.ones(2, 7)
-        mask[:, 5:] = 0
-        with pytest.raises(ValueError, match="multiplied or masked between add 1 and add 2"):
-            addnorm.decompose(Masked(), x, mask)
-
     def test_depth_out_of_range(self, x: Tensor) -> None:
         with pytest.raises(IndexError, match="expected a number from 0"):
             addnorm.decompose(encoder("pre_ln"), x).components(7)
@@ -223,3 +206,92 @@ def test_adds_in_float64_are_cast_back(x: Tensor) -> None:
     torch.testing.assert_close(components["x_0"], x.double())
     (write,) = (part for name, part in components.items() if name != "x_0")
     torch.testing.assert_close(write, torch.tanh(model.linears[0](model.norms[0](x))).double())
+
+
+class Multiplied(nn.Module):
+    """Post-LN stream of three sublayers that is multiplied before and after each norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.f = nn.ModuleList(nn.Sequential(nn.Linear(D, D), nn.Tanh()) for _ in range(3))
+        self.norm = nn.ModuleList(nn.LayerNorm(D, bias=False) for _ in range(3))
+        for norm in self.norm:
+            nn.init.uniform_(norm.weight, 0.5, 1.5)
+        self.gain = nn.Parameter(torch.rand(D) + 0.5)
+        self.double()
+
+    def forward(self, x: Tensor, before: Any, after: Any) -> Tensor:
+        for f, norm in zip(self.f, self.norm, strict=True):
+            x = self.multiply(norm(self.multiply(x + f(x), before)), after)
+        return x
+
+    def multiply(self, x: Tensor, factor: Any) -> Tensor:
+        if isinstance(factor, Tensor) and factor.dtype == torch.bool:
+            return x.masked_fill(~factor, 0.0)
+        return x * self.gain if factor == "gain" else x if factor is None else x * factor
+
+
+KEPT = torch.tensor([[True] * 5 + [False] * 2, [True] * 7])[..., None]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (0.5, None),
+        ("gain", None),
+        (KEPT, None),
+        (None, -2.0),
+        (None, "gain"),
+        (None, KEPT.double()),
+        (0.5, KEPT),
+        ("gain", 3.0),
+    ],
+    ids=["half", "gain", "fill", "after", "gain after", "mask after", "half, fill after", "gain, triple after"],
+)
+def test_factors_between_adds(before: Any, after: Any) -> None:
+    model = Multiplied()
+    x = torch.randn(2, 7, D, dtype=torch.float64)
+    parts = addnorm.decompose(model, x, before, after)
+    assert parts.closure < 1e-12
+    # By hand: the path of each source through the norms with the denominators of the sum.
+    state = x
+    components = [x]
+    with torch.no_grad():
+        for k, (f, norm) in enumerate(zip(model.f, model.norm, strict=True)):
+            write = f(state)
+            components.append(write)
+            total = model.multiply(state + write, before)
+            std = (total.var(-1, correction=0, keepdim=True) + norm.eps).sqrt()
+            components = [model.multiply(part, before) for part in components]
+            components = [(part - part.mean(-1, keepdim=True)) / std * norm.weight for part in components]
+            state = norm(total)
+            if k < 2:
+                components = [model.multiply(part, after) for part in components]
+                state = model.multiply(state, after)
+    for source, component in zip(("x_0", "f.0", "f.1", "f.2"), components, strict=True):
+        torch.testing.assert_close(parts.components()[source], component, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.5, None), (None, -2.0), (0.5, -2.0)])
+def test_balance_of_factors_equals_decomposition(before: Any, after: Any) -> None:
+    model = Multiplied()
+    x = torch.randn(2, 7, D, dtype=torch.float64)
+    with addnorm.record(model, grads=False) as rec, torch.no_grad():
+        model(x, before, after)
+    parts = addnorm.decompose(model, x, before, after)
+    assert rec.balances["stream"].reason == ""
+    sources, rows = rec.memory_maps["stream"]
+    assert [*parts.sources] == sources
+    assert rows == [pytest.approx(row, rel=1e-9, abs=1e-12) for row in parts.memory_map()[1]]
+
+
+def test_guards_of_values_in_range_are_no_factors() -> None:
+    class Clamped(Multiplied):
+        def multiply(self, x: Tensor, factor: Any) -> Tensor:
+            return x.clamp(-factor, factor)
+
+    x = torch.randn(2, 7, D, dtype=torch.float64)
+    assert addnorm.decompose(Clamped(), x, 20.0, 5.0).closure < 1e-12
+    with pytest.raises(ValueError, match="the components add up to the stream with a relative error"):
+        addnorm.decompose(Clamped(), x, 20.0, 0.5)

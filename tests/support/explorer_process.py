@@ -62,7 +62,7 @@ class Explorer:
 
     def __init__(self, *arguments: str, before: str = ""):
         arguments = arguments if "--port" in arguments else ("--port", "0", *arguments)
-        code = f"{before}\nfrom addnorm.cli import main\nmain(['explore', *{arguments!r}])"
+        code = f"{before}\nfrom addnorm_cli import main\nmain(['explore', *{arguments!r}])"
         self.process = subprocess.Popen(
             [sys.executable, "-W", "error", "-c", code], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             env=os.environ | {"OMP_NUM_THREADS": "1"},

@@ -5,8 +5,8 @@ import sys
 from functools import partial
 
 from addnorm import lab, report
-from addnorm.cli import main
 from addnorm.lab import theory
+from addnorm_cli import main
 
 if __name__ == "__main__":
     # Tests that run in the background of a shell inherit that interrupts are ignored.

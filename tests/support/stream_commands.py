@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from click.testing import CliRunner
 
-from addnorm.cli import main
+from addnorm_cli.group import addnorm as main
 
 TEXTS = "Norms keep the scale.\n\nThe stream carries everything, and every sublayer adds a little.\nShort.\n"
 

@@ -312,3 +312,23 @@ def orthogonal_updates(m: Steps, x: Tensor) -> Tensor:
         y, u = m.mlps[k](m.norms[k](x)), F.normalize(x, dim=-1)
         x = x + (y - (y * u).sum(-1, keepdim=True) * u)
     return x
+
+
+def orthogonal_updates_of_one_norm(m: Steps, x: Tensor) -> Tensor:
+    """Read through the same kind of norm as the projection."""
+    for k in range(4):
+        y, u = m.mlps[k](F.normalize(x, dim=-1) * m.gammas[k]), F.normalize(x, dim=-1)
+        x = x + (y - (y * u).sum(-1, keepdim=True) * u)
+    return x
+
+
+def norms_of_channels(m: Steps, x: Tensor) -> Tensor:
+    """Normalize the channels of an image by their variance and mean, as NesT."""
+
+    def norm(k: int, x: Tensor) -> Tensor:
+        var, mean = x.var(1, unbiased=False, keepdim=True), x.mean(1, keepdim=True)
+        return (x - mean) / (var + 1e-5).sqrt() * m.gammas[k].view(-1, 1, 1) + m.shifts[k].view(-1, 1, 1)
+
+    for k in range(3):
+        x = x + m.convolutions[k](norm(k, x))
+    return norm(3, x)

@@ -41,6 +41,10 @@ class Stub(types.ModuleType):
             raise AttributeError(name)
 
 
+class OutOfTime(BaseException):
+    """The time of a model is up; no Exception, which torch.compile and the models may catch."""
+
+
 def prepare(package: Package) -> None:
     """Let the package import: the operators of torchvision's and torchaudio's CUDA builds are missing, and no model uses them."""
     register = torch.library.register_fake
@@ -102,6 +106,7 @@ def main(name: str, stage: str, seconds: str, *names: str) -> None:
     package = load()[name]
     prepare(package)
     signal.signal(signal.SIGALRM, _stop)
+    late = f"not finished after {seconds} s"
     for model in package.models:
         if model.name in names:
             print(json.dumps({"begin": model.name}), flush=True)
@@ -112,8 +117,11 @@ def main(name: str, stage: str, seconds: str, *names: str) -> None:
                     row = {"model": model.name, "fuse": attempt(check_fuse, build(model), model.inputs())}
                 else:
                     row = examine(model)
-            except TimeoutError:
-                row = {"model": model.name, "verdict": "crash", "detail": f"not finished after {seconds} s"}
+            except OutOfTime:
+                row = {
+                    "model": model.name,
+                    **({"fuse": late} if stage == "fuse" else {"verdict": "crash", "detail": late}),
+                }
             except Exception as error:
                 row = {"model": model.name, "verdict": "not built", "detail": f"{type(error).__name__}: {error}"[:200]}
             signal.alarm(0)
@@ -121,7 +129,7 @@ def main(name: str, stage: str, seconds: str, *names: str) -> None:
 
 
 def _stop(signum: int, frame: object) -> None:
-    raise TimeoutError
+    raise OutOfTime
 
 
 if __name__ == "__main__":

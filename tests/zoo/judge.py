@@ -32,7 +32,7 @@ class Verdict:
 def judge(result: Inspection, model: Model) -> Verdict:
     """Compare an inspection with the answer of a model."""
     silent = result.closes and not result.unknown  # it claims to be complete and proven
-    named = [stream for stream in result.streams if stream.wiring is not None and stream.closes]
+    named = [stream for stream in result.streams if stream.wiring is not None]
     reasons = "; ".join(dict.fromkeys(str(getattr(item, "reason", item)) for item in result.unknown))
     if model.refuse:
         if named:

@@ -15,7 +15,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "zoo.json"
 PAGE = ROOT / "docs" / "zoo.md"
 WORDS = ("right", "partly", "refused", "wrong", "crash", "not built")
 USES = ("record", "decompose", "ablate", "fuse")
-NOT_RUN = "not run"
+NOT_RUN, LATE = "not run", "not finished"
 HEAD = """# Other packages
 
 `make zoo` runs `inspect`, `record`, `decompose`, `ablate` and `fuse` on small random instances of the models of other packages, each
@@ -58,10 +58,10 @@ def summarize(rows: Iterable[dict[str, Any]]) -> str:
 def render(rows: list[dict[str, Any]]) -> str:
     """Return the page."""
     crashes = [
-        f"{row['package']}, {row['model']}: {use}"
+        f"{row['package']}, {row['model']}: {use}" + f" is {row[use]}" * row[use].startswith(LATE)
         for row in rows
         for use in USES
-        if row.get(use, "ok").startswith(("crash", "wrong"))
+        if row.get(use, "ok").startswith(("crash", "wrong", LATE))
     ]
     parts = [HEAD, f"**{summarize(rows)}**", _render_counts(rows), ""]
     ran = {use: sum(row.get(use, NOT_RUN) != NOT_RUN for row in rows) for use in USES}
@@ -85,7 +85,7 @@ def render(rows: list[dict[str, Any]]) -> str:
 
 
 def _is_fine(result: str) -> bool:
-    return not result.startswith(("crash", "wrong", NOT_RUN))
+    return not result.startswith(("crash", "wrong", LATE, NOT_RUN))
 
 
 def _render_counts(rows: list[dict[str, Any]]) -> str:

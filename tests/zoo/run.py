@@ -106,11 +106,9 @@ def examine(package: Package, todo: list[str], seconds: int, source: str, stage:
                     current = None
         if process.returncode:  # a crash below Python, or the package could not be imported
             name = current or todo[0]
-            keep(
-                {"model": name, "verdict": "crash", "detail": f"the process ended with {process.returncode}"},
-                package,
-                source,
-            )
+            text = f"the process ended with {process.returncode}"
+            crash = {"verdict": "crash", "detail": text} if stage == "inspect" else {"fuse": f"crash: {text}"}
+            keep({"model": name, **crash}, package, source, stage)
             todo.remove(name)
 
 

@@ -3,6 +3,7 @@
 - `arguments`: checks of arguments, with one-sentence errors
 - `files`: atomic writing of files
 - `jsonio`: JSON with NaN and infinity
+- `memory`: free memory of the machine
 - `numbers`: numbers as text
 - `optional`: imports of optional packages
 - `tables`: tables and paragraphs for terminals, notebooks, plain text and Markdown

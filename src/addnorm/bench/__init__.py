@@ -11,14 +11,14 @@
 
 from addnorm._util.jsonio import dumps
 from addnorm.bench.cases import DTYPES, JOBS, NORMS, PLAIN, SHAPES, matrix, whole
-from addnorm.bench.harness import Case, Document, read, write
+from addnorm.bench.harness import Case, Document, partial_path, read, write
 from addnorm.bench.operation import failed_proofs, measure, run
 from addnorm.bench.tables import console, show, warn_if_busy
 from addnorm.bench.timing import ROUNDS
 
 __all__ = [
     "DTYPES", "JOBS", "NORMS", "PLAIN", "QUICK_ROUNDS", "QUICK_SHAPES", "ROUNDS", "SHAPES", "Case", "Document", "console",
-    "dumps", "failed_proofs", "matrix", "measure", "read", "run", "show", "warn_if_busy", "whole", "write",
+    "dumps", "failed_proofs", "matrix", "measure", "partial_path", "read", "run", "show", "warn_if_busy", "whole", "write",
 ]  # fmt: skip
 
 # `addnorm bench --quick`: does it work, and roughly how fast is it?

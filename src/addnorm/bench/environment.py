@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,41 @@ def describe() -> dict[str, Any]:
 def load() -> float:
     """Return the load average of the last minute; 0 where the system has none."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+
+
+class LoadMeter:
+    """Load of the machine before and after a run, and the cores that other processes used meanwhile.
+
+    The load after a run includes the run itself; `others` does not.
+
+    Example:
+        >>> from addnorm.bench.environment import LoadMeter
+        >>> [*LoadMeter().columns()]
+        ['load', 'load_after', 'load_of_others']
+    """
+
+    def __init__(self) -> None:
+        self.before, self._start = load(), (time.monotonic(), _busy_seconds(), _own_seconds())
+
+    def columns(self) -> dict[str, float | None]:
+        """Return the load before and after and the mean number of cores that others used, as keys of a document."""
+        seconds, busy, own = self._start
+        elapsed, now = time.monotonic() - seconds, _busy_seconds()
+        others = None
+        if busy is not None and now is not None and elapsed > 0:
+            others = max((now - busy - (_own_seconds() - own)) / elapsed, 0.0)
+        return {"load": self.before, "load_after": load(), "load_of_others": others}
+
+
+def _busy_seconds() -> float | None:
+    """Return the seconds that all cores have worked since the machine started; None where the system does not say."""
+    times = re.match(r"cpu +(\d+) (\d+) (\d+) \d+ \d+ (\d+) (\d+)", _text(Path("/proc/stat")))
+    return None if times is None else sum(map(int, times.groups())) / os.sysconf("SC_CLK_TCK")
+
+
+def _own_seconds() -> float:
+    """Return the seconds that this process and its finished children have worked."""
+    return sum(os.times()[:4])
 
 
 def cpu_model() -> str:

@@ -24,15 +24,21 @@ __all__ = [
     "Row",
     "Run",
     "Stop",
+    "busy_path",
     "by_case",
+    "describe_load",
     "header",
     "new_results",
     "partial_path",
+    "publish",
     "read",
     "resumable",
     "run_cases",
     "write",
 ]  # fmt: skip
+
+MAX_LOAD = 1.0  # before a run whose times are published
+MAX_OTHERS = 0.5  # cores that other processes may use during such a run
 
 Row = dict[str, Any]
 Results = dict[str, list[Row]]
@@ -190,6 +196,42 @@ def write(document: Document, path: Path) -> Path:
     files.write_text(path, jsonio.dumps(document))
     partial_path(path).unlink(missing_ok=True)
     return path
+
+
+def busy_path(path: Path) -> Path:
+    """Return where a document that was measured on a busy machine is written: NAME.busy.json."""
+    return path.with_suffix(f".busy{path.suffix}")
+
+
+def describe_load(document: Document) -> str | None:
+    """Return why times were not measured on an idle machine, in words, or None."""
+    others = document.get("load_of_others")
+    if document["load"] > MAX_LOAD:
+        return f"the load was {document['load']:.1f} before the run, expected at most {MAX_LOAD:.0f}"
+    if others is not None and others > MAX_OTHERS:
+        return f"other processes used {others:.1f} cores during the run, expected at most {MAX_OTHERS}"
+    return None
+
+
+def publish(document: Document, path: Path, *, force: bool = False) -> bool:
+    """Write a document of times and print where, and return whether it is at its path.
+
+    The document of a busy machine goes to `busy_path`, unless it is forced: then it is marked, and pages say so.
+
+    Args:
+        document: with the columns of `environment.LoadMeter`.
+        path: of the results.
+        force: write it to the path in any case.
+    """
+    reason = describe_load(document)
+    if reason is None or not document["complete"]:
+        print(f"Written: {write(document, path)}")
+        return True
+    if force:
+        print(f"Written: {write({**document, 'forced': True}, path)}, marked: {reason}.")
+        return True
+    print(f"Not published, {reason}: written to {write(document, busy_path(path))}; measure again, or pass --force.")
+    return False
 
 
 def read(path: Path) -> Document:

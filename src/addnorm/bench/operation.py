@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from statistics import geometric_mean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ from addnorm.bench.cases import (
 from addnorm.bench.harness import Case, Document, Results, Row, Run, by_case, header, new_results, run_cases
 from addnorm.bench.tables import printed_progress
 from addnorm.bench.targets import Goal, Target, ratio
-from addnorm.bench.timing import ROUNDS, SEGMENT_MS, interleaved, protocol, settle_allocator
+from addnorm.bench.timing import ROUNDS, SEGMENT_MS, State, interleaved, protocol, settle_allocator
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -86,18 +86,44 @@ def _bound(case: Case, args: list[Tensor]) -> Call:
     return call
 
 
-def measure(case: Case, *, rounds: int = ROUNDS, compiled: bool = False) -> Results:
-    """Return the rows of one case, one a variant, and the variants that this machine cannot run, with the error."""
+def time_variants(
+    case: Case, state: State = "kept", *, rounds: int = ROUNDS, compiled: bool = False
+) -> tuple[dict[str, Row], dict[str, Exception]]:
+    """Return the times of a case's variants in a state of the allocator, and the errors of those that cannot run here."""
     calls, args = variants(case, compiled)
     errors: dict[str, Exception] = {}
     alone = calls.pop("onnxruntime", None)
+    settled = settle_allocator(state)
     times = interleaved(calls, args, rounds, may_fail=MAY_FAIL, errors=errors)
     if alone is not None:
         time.sleep(PAUSE_SECONDS)
         times |= interleaved({"onnxruntime": alone}, args, rounds, may_fail=MAY_FAIL, errors=errors)
         time.sleep(PAUSE_SECONDS)
+    return {name: {**row, "allocator": state} if settled else row for name, row in times.items()}, errors
+
+
+def measure(
+    case: Case, *, rounds: int = ROUNDS, compiled: bool = False, fresh: Mapping[str, Row] | None = None
+) -> Results:
+    """Return the rows of one case, one a variant, and the variants that this machine cannot run, with the error.
+
+    Args:
+        case: the case.
+        rounds: timed loops for each variant.
+        compiled: time torch.compile too.
+        fresh: times of the case with fresh pages, measured before; those of a large case are the main ones.
+    """
+    times, errors = time_variants(case, rounds=rounds, compiled=compiled)
+    others = dict(fresh or {})
+    if others and output_bytes(case) >= LARGE:
+        times, others = others, times
     rows = []
-    for name, row in times.items():
+    for name, measured in times.items():
+        row = {**measured}
+        if name in others and "allocator" in others[name]:
+            other = others[name]["allocator"]
+            row |= {f"{other}_{key}": others[name][key] for key in ("median_us", "q1_us", "q3_us", "faults")}
+            row[f"{other}_ratio_to_eager"] = others["eager"]["median_us"] / others[name]["median_us"]
         tensors = ADD_TENSORS if name == "add" else JOBS[case.job].tensors
         repeats = row.pop("repeats")
         rows.append(case.row(
@@ -116,6 +142,14 @@ def measure(case: Case, *, rounds: int = ROUNDS, compiled: bool = False) -> Resu
 
 
 LARGE = 32e6  # bytes of y: above glibc's highest threshold for mapping, so that fresh pages dominate
+
+
+BOTH_STATES = 12e6  # bytes of y from which a case is measured in both states of the allocator
+
+
+def is_settled(case: Case, row: Row) -> bool:
+    """Return whether a row was measured in a known state of the allocator, or is too small for a difference."""
+    return "allocator" in row or output_bytes(case) < LARGE
 
 
 def _plain(case: Case) -> bool:
@@ -187,6 +221,7 @@ def goals(cache: float) -> list[tuple[str, Goal]]:
 
 def summarize(rows: Sequence[Row], cache: float) -> list[Row]:
     """Return every goal for each norm, and again without targets for fewer threads, since the targets are for all threads."""
+    rows = [row for row in rows if is_settled(Case.of(row, FIELDS), row)]
     cases, summary = by_case(rows, FIELDS), []
     counts = sorted({case.threads for case in cases}, reverse=True)
     for threads in counts:
@@ -225,13 +260,24 @@ def run(
     before = torch.get_num_threads()
     threads = max((case.threads for case in cases), default=before)
     proven: Results = {"facts": [], "accuracy": [], "import": []}
-    load = environment.load()
+    meter = environment.LoadMeter()
+
+    fresh: dict[Case, dict[str, Row]] = {}  # before all others: memory that was kept once is used again
 
     def measured(case: Case, _: float | None) -> Results:
         torch.set_num_threads(case.threads)
-        return measure(case, rounds=rounds, compiled=compiled and case.threads == threads)
+        options: Any = {"rounds": rounds, "compiled": compiled and case.threads == threads}
+        if "state" in vars(case):
+            plain = Case.of(vars(case), FIELDS)
+            fresh[plain] = time_variants(plain, "fresh", **options)[0]
+            return {}
+        return measure(case, **options, fresh=fresh.get(case))
 
-    settle_allocator()
+    def name(case: Case) -> str:
+        return full_title(case) + (", fresh pages" if "state" in vars(case) else "")
+
+    both = [case.but(state="fresh") for case in cases if output_bytes(case) >= BOTH_STATES]
+    both = both if settle_allocator("fresh") else []
     torch.set_num_threads(threads)
     done = Run(new_results("failures", "rows"))
     try:
@@ -239,11 +285,12 @@ def run(
             if proofs:
                 show("Errors, memory, import")
                 proven = _proofs(cases)
-            done = run_cases(cases, measured, done, title=full_title, progress=show)
+            done = run_cases([*both, *cases], measured, done, title=name, progress=show)
     except KeyboardInterrupt:  # during the proofs
         done.ended = "interrupt"
     finally:
         torch.set_num_threads(before)
+        settle_allocator("default")
     where = environment.describe()
     cache = environment.last_level_cache(where["machine"]["caches"])
     return {
@@ -251,7 +298,7 @@ def run(
         **where,
         "peers": {"onnxruntime": onnx_peer.status()},
         "threads": threads,
-        "load": load,
+        **meter.columns(),
         "protocol": protocol(rounds, segment_ms=SEGMENT_MS, compiled=compiled, cells=len(cases)),
         "summary": summarize(done.results["rows"], cache) + proven["import"],
         "facts": proven["facts"],

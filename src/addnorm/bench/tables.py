@@ -11,7 +11,7 @@ from addnorm._util.tables import Block, Column, Paragraph, Span, Table, make_con
 from addnorm._util.tables import Row as TableRow
 from addnorm.bench.accuracy import COLUMNS as ERRORS
 from addnorm.bench.cases import FIELDS, NORMS, title
-from addnorm.bench.harness import Case, Document, Progress, Row, by_case
+from addnorm.bench.harness import MAX_OTHERS, Case, Document, Progress, Row, by_case
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,6 +23,7 @@ __all__ = [
     "console",
     "digits",
     "headline",
+    "is_busy",
     "printed_progress",
     "show",
     "warn_if_busy",
@@ -42,23 +43,34 @@ def digits(value: float | None, *, trim: bool = False) -> str:
 
 
 def headline(document: Document) -> str:
-    """Return where, with what and when a document was measured."""
+    """Return where, with what, when and at which load a document was measured."""
     versions, commit = document["versions"], document["commit"]
     at = f", commit {commit[:10]}{' with changes' if document['dirty'] else ''}" if commit else ""
-    kernels, n = document["isa"] or "no C++ kernels", document["threads"]
+    kernels, n = document["isa"] or "no C++ kernels", document.get("threads")
+    threads = f", {n} thread{'s'[: n > 1]}" if n else ""
+    busy = ": the machine was busy, so the times are uncertain" if is_busy(document) else ""
+    after, others = document.get("load_after"), document.get("load_of_others")
+    load = f"load {document['load']:.1f} before it began" + (f", {after:.1f} after" if after is not None else "")
+    load += f", {others:.1f} of it by others" if others is not None else ""
     return (
-        f"{document['machine']['cpu']}, {kernels}, {n} thread{'s'[: n > 1]}; torch {versions['torch']}, "
-        f"Python {versions['python']}, addnorm {versions['addnorm']}{at}; {document['date'][:10]}"
+        f"{document['machine']['cpu']}, {kernels}{threads}; torch {versions['torch']}, Python {versions['python']}, "
+        f"addnorm {versions['addnorm']}{at}; {document['date'][:10]}; {load}{busy}"
     )
 
 
+def is_busy(document: Document) -> bool:
+    """Return whether others used the cores: two threads on one core wait for each other in whole time slices."""
+    others = document.get("load_of_others")
+    return bool(document["load"] > document["machine"]["cores"] / 2 or (others is not None and others > MAX_OTHERS))
+
+
 def busy_warning(document: Document) -> Iterator[Paragraph]:
-    """Yield a warning if others used the cores: two threads on one core wait for each other in whole time slices."""
-    load = document["load"]
-    if load > document["machine"]["cores"] / 2:
-        yield Paragraph(
-            ("The machine was busy", "warning"), f" (load {load:.1f}) before this began: do not trust the times."
-        )
+    """Yield a warning if others used the cores before the run began."""
+    if is_busy(document):
+        others = document.get("load_of_others")
+        used = "" if others is None else f", others used {others:.1f} cores meanwhile"
+        load = f" (load {document['load']:.1f} before this began{used}): do not trust the times."
+        yield Paragraph(("The machine was busy", "warning"), load)
 
 
 def warn_if_busy(document: Document, screen: Console) -> None:

@@ -5,23 +5,28 @@ benchmarks/README.md has the reasons for this protocol:
 - All variants of a case run in one process, interleaved, in an order that rotates each round. A row has the median and the
   quartiles.
 - Before each timed loop the variant is called once untimed. The garbage collector is off, and runs by hand between the variants.
-- The allocator is in the state of a process that has run for a while, the same for all variants (`settle_allocator`).
+- The allocator is in one of two states, the same for all variants (`settle_allocator`); a row has the page faults of a call.
 """
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import itertools
+import resource
+import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
-
-import torch
+from typing import Any, Literal
 
 from addnorm._util.timing import interleave, quartiles
 from addnorm.bench.harness import Row
 
-__all__ = ["ROUNDS", "interleaved", "protocol", "settle_allocator", "spread"]
+__all__ = ["ROUNDS", "State", "interleaved", "protocol", "settle_allocator", "spread"]
+
+State = Literal["kept", "fresh", "default"]
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4  # of glibc's malloc.h
 
 ROUNDS = 21
 FEWEST_ROUNDS = 5  # at least, also where a round takes long
@@ -29,13 +34,36 @@ CELL_SECONDS = 4.0  # the rounds fit into this time, if there are at least FEWES
 SEGMENT_MS = 5.0  # duration of a timed loop, so that the clock and the loop do not count
 
 
-def settle_allocator() -> None:
-    """Bring glibc's malloc into the state of a process that has run for a while.
+def settle_allocator(state: State = "kept") -> bool:
+    """Bring glibc's malloc into a state that does not depend on what was allocated before.
 
-    malloc maps blocks above a threshold anew, and the kernel pages them in at every call. It raises the threshold, to 32 MiB at
-    most, only when such a block is freed. Without this, the variant that runs first would decide what the next one costs.
+    By default malloc maps large blocks anew, and the kernel clears their pages at each call; but blocks that fit into free memory
+    at the end of the heap are reused. So the same call took 5.6 and 23.9 ms in two cases, by their history.
+
+    Args:
+        state: "kept": freed blocks are reused, calls cause no page faults. "fresh": large blocks are mapped anew at each call.
+            "default": what glibc's thresholds become in a process that runs for a while.
+
+    Returns:
+        Whether the allocator has the state; False where it is not glibc's.
     """
-    torch.empty(8 * 1024 * 1024 - 4096, dtype=torch.float32)  # just below 32 MiB, and freed at once
+    settings = {
+        "kept": {M_MMAP_MAX: 0, M_TRIM_THRESHOLD: -1},
+        "fresh": {M_MMAP_MAX: 65536, M_MMAP_THRESHOLD: 128 * 1024, M_TRIM_THRESHOLD: 128 * 1024},
+        "default": {M_MMAP_MAX: 65536, M_MMAP_THRESHOLD: 32 * 1024**2, M_TRIM_THRESHOLD: 64 * 1024**2},
+    }[state]
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "mallopt"):
+        return False
+    results = [libc.mallopt(option, value) for option, value in settings.items()]
+    if state == "fresh" and hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)
+    return all(results)
+
+
+def _page_faults() -> int:
+    """Return the pages that the kernel has given to this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 def interleaved(
@@ -71,17 +99,23 @@ def interleaved(
     if not repeats:
         return {}
 
-    def sampler(name: str) -> Callable[[], float]:
-        def sample() -> float:
+    def sampler(name: str) -> Callable[[], tuple[float, float]]:
+        def sample() -> tuple[float, float]:
             gc.collect()
             calls[name](*args)
-            return _loop(calls[name], args, repeats[name]) / repeats[name] * 1e6
+            before = _page_faults()
+            microseconds = _loop(calls[name], args, repeats[name]) / repeats[name] * 1e6
+            return microseconds, (_page_faults() - before) / repeats[name]
 
         return sample
 
     fit = int((CELL_SECONDS if seconds is None else seconds) / round_seconds)
     samples = interleave({name: sampler(name) for name in repeats}, min(rounds, max(FEWEST_ROUNDS, fit)))
-    return {name: {**spread(times), "repeats": repeats[name]} for name, times in samples.items()}
+    rows = {}
+    for name, pairs in samples.items():
+        times, faults = zip(*pairs, strict=True)
+        rows[name] = {**spread(times), "faults": statistics.median(faults), "repeats": repeats[name]}
+    return rows
 
 
 def spread(times: Sequence[float]) -> Row:

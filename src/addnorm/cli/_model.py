@@ -1,4 +1,4 @@
-"""Commands on a model: the MODEL argument with its options, loading the model, inspecting it, describing it and its inputs."""
+"""Commands on a model: its options, loading it, inspecting it, describing it and its inputs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import click
 import torch
 from torch import Tensor
 
@@ -21,11 +20,9 @@ from addnorm.stream.models.inputs import format_inputs, read_texts
 from addnorm.stream.models.load import LoadedModel, input_error, load
 
 __all__ = [
-    "FILE", "ModelOptions", "describe_failure", "describe_inputs", "float64_option", "inspect_model", "load_model",
-    "model_command", "model_facts", "token_mask",
+    "ModelOptions", "describe_failure", "describe_inputs", "inspect_model", "load_model", "model_facts", "token_mask",
+    "with_model",
 ]  # fmt: skip
-
-FILE = click.Path(path_type=Path)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,25 +48,10 @@ class ModelOptions:
         return self.text is not None
 
 
-OPTIONS = (
-    click.argument("name", metavar="MODEL"),
-    click.option("--text", type=FILE, metavar="FILE", help="Texts for a model with a tokenizer, one a line."),
-    click.option("--input", type=FILE, metavar="FILE", help="Inputs as named tensors: a .safetensors or .pt file."),
-    click.option("--layers", type=int, metavar="N", help="Number of layers of a model type (default at most 3)."),
-    click.option("--tokens", type=int, metavar="N", help="Length of random inputs; longer texts are cut off."),
-    click.option("--batch", type=int, metavar="N", help="Number of random inputs, or of texts that are read at once."),
-    click.option("--dtype", metavar="NAME", help="float32, float64, bfloat16 or float16 (default: that of the weights)."),
-    click.option("--seed", type=int, default=0, metavar="N", help="Seed of random weights and inputs (default 0)."),
-    click.option("--train", is_flag=True, help="Use training mode, with dropout (default: evaluation mode)."),
-    click.option("--json", "as_json", is_flag=True, help="Print one JSON document."),
-)  # fmt: skip
-float64_option = click.option("--float64", is_flag=True, help="Use a float64 copy of the model: errors below 1e-10.")
+def with_model(command: Callable[..., str | None]) -> Callable[..., None]:
+    """Pass the model's options to a command as one `ModelOptions`, and turn exceptions into a sentence and an exit code.
 
-
-def model_command(command: Callable[..., str | None]) -> Callable[..., None]:
-    """Add the MODEL argument and its options to a command, and turn exceptions into a sentence and an exit code.
-
-    The command is called with `ModelOptions` and its own options. It returns why its proof failed, in a sentence, or None.
+    The command returns why its proof failed, in a sentence, or None.
     """
 
     @functools.wraps(command)
@@ -79,14 +61,13 @@ def model_command(command: Callable[..., str | None]) -> Callable[..., None]:
             failure = command(model, **options)
         except ModelLoadError as error:
             raise ArgumentError(error) from None
-        except KeyboardInterrupt:
-            click.echo("Interrupted.", err=True)
-            click.get_current_context().exit(130)
+        except SystemExit as error:  # click has exceptions of its own
+            raise ArgumentError(
+                f"MODEL {model.name!r} ends the program (SystemExit: {error.code}): correct the model."
+            ) from None
         if failure is not None:
             raise ProofError(failure)
 
-    for option in reversed(OPTIONS):
-        run = option(run)
     return run
 
 
@@ -98,6 +79,12 @@ def load_model(options: ModelOptions, texts: Sequence[str] | None = None) -> Loa
         texts = read_texts(file)
     with working(f"load {options.name}"):
         loaded = load(**arguments, texts=texts, inputs=inputs)
+    for name, value in (*enumerate(loaded.args, 1), *loaded.kwargs.items()):
+        if isinstance(value, Tensor) and not value.numel():
+            input_name = f"argument {name}" if isinstance(name, int) else name
+            raise ArgumentError(
+                f"MODEL {options.name!r} has an empty input, {input_name} {tuple(value.shape)}, expected at least one element."
+            )
     torch.manual_seed(options.seed)  # of dropout
     loaded.model.train(train)
     return loaded
@@ -126,7 +113,7 @@ def describe_failure(inspection: Inspection) -> str | None:
         count = f"{len(failed)} of {len(inspection.sites)} sublayers do not close"
         return f"{count}: {worst.equation} has a relative error of {worst.closure:.1e} at {worst.id}."
     for stream in inspection.streams:
-        if not stream.closes:
+        if not stream.sum_closes:
             return f"{stream.name} is not the sum of x_0 and all writes: relative error {stream.closure:.1e}."
     return None
 

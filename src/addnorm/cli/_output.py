@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import re
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
 from typing import Any, Literal
 
 import click
@@ -11,12 +16,16 @@ from rich.console import Console
 from rich.text import Text
 
 from addnorm._util import jsonio
+from addnorm._util.files import UnwritableError, check_writable
 from addnorm._util.tables import WIDTH, Block, Paragraph, make_console, to_rich
 
 __all__ = [
-    "ArgumentError", "ProofError", "print_blocks", "print_json", "print_message", "print_notes",
-    "print_unwrapped", "stderr_if_terminal", "stdout", "working",
+    "ArgumentError", "ProofError", "check_file", "check_folder", "print_blocks", "print_json", "print_message",
+    "print_notes", "print_unwrapped", "save_result", "stderr_if_terminal", "stdout", "working",
 ]  # fmt: skip
+
+LONG = r"'[^']{200,}'"  # a value that is shortened in an error
+PATIENCE = 2.0  # seconds after which a step without output is announced
 
 
 class ArgumentError(click.ClickException):
@@ -25,7 +34,8 @@ class ArgumentError(click.ClickException):
     exit_code = 2
 
     def __init__(self, message: object) -> None:
-        super().__init__(f"{str(message).rstrip('.')}.")
+        text = re.sub(LONG, lambda quoted: f"{quoted[0][:100]}…'", str(message))
+        super().__init__(f"{text.rstrip('.')}.")
 
 
 class ProofError(click.ClickException):
@@ -74,10 +84,68 @@ def print_message(sentence: str) -> None:
 
 @contextmanager
 def working(title: str) -> Iterator[None]:
-    """Show on a terminal that a step is running."""
+    """Show that a step is running: on a terminal at once, elsewhere in a line if it takes long.
+
+    What a model prints goes to stderr, so that stdout has the result alone.
+    """
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield
+        timer = threading.Timer(PATIENCE, print_message, (f"{title[:1].upper()}{title[1:]} ...",))
+        timer.daemon = True
+        timer.start()
+        try:
+            with redirect_stdout(sys.stderr):
+                yield
+        finally:
+            timer.cancel()
         return
-    with console.status(Text(title if len(title) < 60 else f"{title[:58]}…")):
+    with console.status(Text(title if len(title) < 60 else f"{title[:58]}…")), redirect_stdout(sys.stderr):
         yield
+
+
+def check_folder(path: Path, option: str) -> None:
+    """Check that files can be written to the folder of an option, and make it.
+
+    Raises:
+        ArgumentError: they cannot.
+    """
+    try:
+        check_writable(path / "file")
+    except UnwritableError as error:
+        if path.exists() and not path.is_dir():
+            raise ArgumentError(f"{option} is '{path}', a file, expected a folder: choose another path") from None
+        reason = re.search(r"\((.*)\)", str(error))
+        raise ArgumentError(
+            f"{option} is '{path}', where no files can be written ({reason[1] if reason else error}): choose another path"
+        ) from None
+
+
+def check_file(path: Path, option: str) -> None:
+    """Check that a file can be written at the path of an option, and make its folder.
+
+    Raises:
+        ArgumentError: it cannot.
+    """
+    try:
+        check_writable(path)
+    except UnwritableError as error:
+        raise ArgumentError(error.renamed(option)) from None
+
+
+def save_result(path: Path, write: Callable[[Path], object], option: str) -> None:
+    """Write a result to the path of an option, or to a temporary folder where that fails, and say where it is.
+
+    Raises:
+        click.ClickException: the path cannot be written. The result is in the temporary folder, if that can be written.
+    """
+    try:
+        write(path)
+    except OSError as error:
+        named = error.renamed(option) if isinstance(error, UnwritableError) else error
+        sentence = str(named).rpartition(": ")[0] if isinstance(named, UnwritableError) else f"{option}: {error}"
+        other = Path(tempfile.mkdtemp(prefix="addnorm-")) / path.name
+        try:
+            write(other)
+        except OSError:
+            raise click.ClickException(f"{sentence}, nor can '{other}': make room, and repeat the command.") from None
+        raise click.ClickException(f"{sentence}: the result is in '{other}'.") from None

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-import click
-
 import addnorm
 from addnorm.cli._model import (
     ModelOptions,
@@ -13,13 +11,13 @@ from addnorm.cli._model import (
     describe_inputs,
     inspect_model,
     load_model,
-    model_command,
     model_facts,
+    with_model,
 )
 from addnorm.cli._output import print_json, print_notes, stderr_if_terminal, stdout
 from addnorm.stream.models.hf import first_line, quiet
 
-__all__ = ["ablate"]
+__all__ = ["run"]
 
 NOTE = (
     "The KL divergence is that of the softmax over the output's last dimension; the change of the output is relative to "
@@ -27,16 +25,9 @@ NOTE = (
 )
 
 
-@click.command()
-@model_command
-@click.option(
-    "--mode", type=click.Choice(["zero", "mean"]), default="zero", help="What replaces the write (default zero)."
-)
-def ablate(model: ModelOptions, as_json: bool, mode: Literal["zero", "mean"]) -> str | None:
-    """Remove each sublayer in turn and measure how the output changes.
-
-    A sublayer is removed by replacing what it writes into the stream. MODEL is as in `addnorm inspect`.
-    """
+@with_model
+def run(model: ModelOptions, as_json: bool, mode: Literal["zero", "mean"]) -> str | None:
+    """Remove each sublayer in turn and measure how the output changes."""
     loaded = load_model(model)
     inspection = inspect_model(loaded)
     if not inspection.sites:

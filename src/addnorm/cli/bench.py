@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Literal
 
 import click
 
 from addnorm import bench as benchmark
+from addnorm.cli._output import ArgumentError, check_file, print_json, print_message, save_result
 
-__all__ = ["bench"]
+__all__ = ["run"]
 
 
-@click.command()
-@click.option(
-    "--json", "target", metavar="FILE", help="Write the results to FILE as JSON; - is stdout, without tables."
-)
-@click.option(
-    "--norm", "norms", type=click.Choice(["layer", "rms"]), multiple=True, help="Only this norm (repeatable)."
-)
-@click.option(
-    "--dtype", "dtypes", type=click.Choice(["float32", "bfloat16"]), multiple=True, help="Only this dtype (repeatable)."
-)
-@click.option(
-    "--threads", type=click.IntRange(1), help="Threads of torch, beside one thread (default: all of torch's)."
-)
-@click.option("--rounds", type=click.IntRange(1), help="Number of timings of each variant.")
-@click.option("--quick", is_flag=True, help="Three small sizes, few rounds, no torch.compile: under half a minute.")
-@click.option("--compile/--no-compile", "compiled", default=None, help="Also time torch.compile (takes minutes).")
-def bench(
+def run(
     target: str | None,
     norms: tuple[Literal["layer", "rms"], ...],
     dtypes: tuple[str, ...],
@@ -37,10 +23,15 @@ def bench(
     quick: bool,
     compiled: bool | None,
 ) -> None:
-    """Measure the speed and the accuracy of add + norm against PyTorch.
-
-    The peers are eager PyTorch, torch.compile and onnxruntime where it is installed.
-    """
+    """Measure the speed and the accuracy of add + norm against PyTorch."""
+    file = None if target in (None, "-") else Path(target)
+    if file is not None:
+        check_file(file, "--json")
+    if target == "":
+        raise ArgumentError("--json is '', expected the path of a file, or - for stdout")
+    cores = os.cpu_count() or 1
+    if threads is not None and threads > cores:
+        raise ArgumentError(f"--threads is {threads}, expected at most {cores}, the cores of this machine")
     chosen = norms or tuple(benchmark.NORMS), dtypes or tuple(benchmark.DTYPES)
     if quick:
         cells = benchmark.matrix(*chosen, benchmark.QUICK_SHAPES, threads=threads)
@@ -52,10 +43,13 @@ def bench(
         compiled=not quick if compiled is None else compiled,
         progress=benchmark.console(stderr=True),
     )
+    if file is not None:
+        save_result(file, lambda path: benchmark.write(document, path), "--json")
+        print_message(f"Written: {file if document['complete'] else benchmark.partial_path(file)}")
     if target == "-":
-        click.echo(benchmark.dumps(document), nl=False)
+        print_json(document)
     else:
         benchmark.show(document, benchmark.console())
-    if target and target != "-":
-        click.echo(f"Written: {benchmark.write(document, Path(target))}", err=True)
-    click.get_current_context().exit(130 if not document["complete"] else 3 if benchmark.failed_proofs(document) else 0)
+    if not document["complete"]:
+        raise KeyboardInterrupt
+    click.get_current_context().exit(3 if benchmark.failed_proofs(document) else 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,17 +12,18 @@ import click
 from addnorm import lab
 from addnorm import report as pages
 from addnorm._util.files import UnwritableError
+from addnorm._util.memory import free_memory
+from addnorm._util.numbers import format_bytes
 from addnorm._util.tables import make_console
-from addnorm.cli._model import FILE
-from addnorm.cli._output import ArgumentError, print_json, print_message, stdout
+from addnorm.cli._output import ArgumentError, check_folder, print_json, print_message, save_result, stdout, working
 from addnorm.cli.inspect import check_report
-from addnorm.cli.wirings import make_wiring
+from addnorm.cli.wirings import check_depth, make_wiring
+from addnorm.lab.run import MAXIMA
 from addnorm.nn import Wiring
 
-__all__ = ["compare"]
+__all__ = ["run"]
 
 DEFAULT = ("post_ln", "pre_ln")
-OUT = Path("addnorm-compare")
 # The options, by the arguments that the errors of addnorm.lab name.
 FLAGS = {name: f"--{name}" for name in ("text", "out", "seeds", "steps", "tokens", "batch", "jobs", "cluster", "rates")}
 FLAGS |= {
@@ -31,80 +31,34 @@ FLAGS |= {
     "compared": "WIRINGS",
     "num_layers": "--layers",
     "warm_up": "--warm-up",
+    "warm_ups": "--warm-up",
     "nhead": "--heads",
     "lr": "--rates",
 }
-COUNT = click.IntRange(1)
 
 
-class _Numbers(click.ParamType[Any]):
-    """Numbers separated by commas."""
-
-    name = "numbers"
-
-    def __init__(self, kind: Callable[[str], Any]) -> None:
-        self.kind = kind
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, tuple):
-            return value
-        try:
-            return tuple(self.kind(part) for part in str(value).split(","))
-        except ValueError:
-            example = "6,12" if self.kind is int else "3e-4,1e-3"
-            self.fail(f"{value!r}, expected numbers separated by commas, as in {example}.", param, ctx)
-
-
-@click.command()
-@click.argument("compared", nargs=-1, metavar="[WIRING]...")
-@click.option("--text", type=FILE, metavar="FILE", help="UTF-8 text to learn (default: Python's documentation).")
-@click.option(
-    "--full", is_flag=True, help="The full protocol: several depths, learning rates and seeds. About an hour."
-)
-@click.option("--init-only", is_flag=True, help="No training: measure at init, also no_norm and no_residual.")
-@click.option(
-    "--out", type=FILE, default=OUT, metavar="DIR", help=f"Folder of results and checkpoints (default {OUT})."
-)
-@click.option("--report", type=FILE, metavar="FILE", help="The report (default report.html in --out).")
-@click.option("--layers", "num_layers", type=_Numbers(int), metavar="N,...", help="Numbers of layers (default 12).")
-@click.option("--rates", type=_Numbers(float), metavar="X,...", help="Learning rates (default 1e-3).")
-@click.option(
-    "--warm-up",
-    "warm_ups",
-    type=_Numbers(int),
-    metavar="N,...",
-    help="Steps of warm-up (default 0,100, or half of --steps).",
-)
-@click.option("--seeds", type=click.IntRange(1, 1000), metavar="N", help="Number of seeds (default 1).")
-@click.option("--steps", type=COUNT, metavar="N", help="Steps of each run (default 200).")
-@click.option("--d-model", type=COUNT, metavar="N", help="Width of the model (default 64).")
-@click.option("--heads", "nhead", type=COUNT, metavar="N", help="Attention heads (default 4).")
-@click.option("--tokens", type=COUNT, metavar="N", help="Characters in a sequence (default 64).")
-@click.option("--batch", type=COUNT, metavar="N", help="Sequences in a step (default 16).")
-@click.option("--norm", type=click.Choice(["layer", "rms"]), help="LayerNorm (default) or RMSNorm.")
-@click.option("--jobs", type=COUNT, metavar="N", help="Processes (default: one a core).")
-@click.option("--cluster", metavar="ADDRESS", help="Dask scheduler whose workers train, as in tcp://10.0.0.5:8786.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def compare(
+def run(
     compared: tuple[str, ...], text: Path | None, full: bool, init_only: bool, out: Path, report: Path | None,
     jobs: int | None, cluster: str | None, as_json: bool, **settings: Any,
 ) -> None:  # fmt: skip
-    r"""Train small models with different wirings and write a report.
-
-    WIRING is a name of `addnorm wirings`, with options after a colon; post_ln and pre_ln by default. The default is an
-    illustration that takes about two minutes; --full is the full protocol. After Ctrl-C or a crash the same command continues.
-
-    \b
-      addnorm compare post_ln pre_ln
-      addnorm compare pre_ln deepnorm mix_ln:k=3 --layers 6,12 --rates 1e-3,3e-3 --seeds 3
-    """
+    """Train small models with different wirings and write a report."""
     wirings = [_parse_wiring(spec) for spec in compared or DEFAULT]
     path = out / "report.html" if report is None else report
+    if init_only:
+        _check_init_only({"text": text, "full": full or None, **settings})
+    if report is not None:
+        check_report(report)
+    check_folder(out, "--out")
     check_report(path)
     try:
         try:
+            protocol = _make_protocol(lab.FULL if full else lab.ILLUSTRATION, settings)
+            if not init_only:
+                _check_memory(protocol)
+            for wiring in wirings if not init_only else ():
+                check_depth(wiring, min(protocol.num_layers))
             comparison = lab.compare(
-                wirings, _make_protocol(lab.FULL if full else lab.ILLUSTRATION, settings),
+                wirings, protocol,
                 text=None if text is None else lab.read_text(text), out=out, jobs=jobs, cluster=cluster, training=not init_only,
                 progress=make_console(stderr=True),
             )  # fmt: skip
@@ -114,21 +68,50 @@ def compare(
             print_json(comparison.to_dict())
         else:
             stdout().print(comparison)
-        print_message(f"Written: {pages.write(pages.build_comparison_page(comparison), path)}")
+        with working("draw the report"):
+            page = pages.build_comparison_page(comparison)
+        save_result(path, lambda file: pages.write(page, file), "--report")
+        print_message(f"Written: {path}")
     except (lab.RunError, ImportError, OSError) as error:  # the last two: of the report
         raise click.ClickException(f"{str(error).rstrip('.')}. Finished runs are in {out}.") from None
     except KeyboardInterrupt:
-        print_message(f"Interrupted. Finished runs are in {out}; the same command continues.")
-        click.get_current_context().exit(130)
+        raise KeyboardInterrupt(f"Finished runs are in {out}; the same command continues.") from None
 
 
 def _parse_wiring(spec: str) -> Wiring:
     """Return the wiring of NAME or NAME:OPTION=VALUE,..."""
     name, _, options = spec.partition(":")
     try:
-        return make_wiring(name, options.split(",") if options else (), example="mix_ln:k=3")
+        return make_wiring(name, options.split(",") if options else (), example="mix_ln:k=3", argument="WIRING")
     except ValueError as error:
         raise ArgumentError(error) from None
+
+
+def _check_memory(protocol: lab.Protocol) -> None:
+    """Refuse models that cannot fit into memory, by a lower bound: weights with their gradients and moments, activations."""
+    usual = lab.ILLUSTRATION
+    layers, width, rows = max(protocol.num_layers), protocol.d_model, protocol.batch * protocol.tokens
+    weights = 16.0 * layers * 12 * width**2
+    activations = 4.0 * layers * rows * (12 * width + protocol.nhead * protocol.tokens)
+    free = free_memory()
+    if weights + activations > free and layers <= MAXIMA["num_layers"]:  # more are refused by the run
+        sizes = {
+            "--layers": (layers, usual.num_layers[0]), "--d-model": (width, usual.d_model),
+            "--tokens": (protocol.tokens, usual.tokens), "--batch": (protocol.batch, usual.batch),
+        }  # fmt: skip
+        option = max(sizes, key=lambda name: sizes[name][0] / sizes[name][1])
+        raise ArgumentError(
+            f"{option} is {sizes[option][0]}, for which training takes at least {format_bytes(weights + activations)} of "
+            f"memory, expected at most the {format_bytes(free)} that are free: use a smaller number"
+        )
+
+
+def _check_init_only(settings: dict[str, Any]) -> None:
+    """Refuse options that have no effect without training."""
+    for name, value in settings.items():
+        if value is not None:
+            option = FLAGS.get(name, f"--{name}")
+            raise ArgumentError(f"{option} is set beside --init-only, which trains nothing: leave {option} out")
 
 
 def _make_protocol(protocol: lab.Protocol, settings: dict[str, Any]) -> lab.Protocol:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import click
 from rich.console import Console
 from torch import Tensor
 
@@ -12,31 +11,24 @@ from addnorm.cli._model import (
     ModelOptions,
     describe_failure,
     describe_inputs,
-    float64_option,
     inspect_model,
     load_model,
-    model_command,
     model_facts,
     token_mask,
+    with_model,
 )
 from addnorm.cli._output import print_blocks, print_json, print_notes, stdout, working
-from addnorm.stream.decompose import BIASES
+from addnorm.stream.decompose import BIASES, Decomposition
 from addnorm.stream.models.hf import quiet
 
-__all__ = ["decompose", "print_shares"]
+__all__ = ["print_shares", "run"]
 
 NOTE = "The share of a source is ⟨its part, x⟩ / |x|² of a token, averaged over the tokens; the shares sum to one."
 
 
-@click.command()
-@model_command
-@float64_option
-def decompose(model: ModelOptions, as_json: bool, float64: bool) -> str | None:
-    """Compute each sublayer's share of a model's residual stream.
-
-    The stream at its end is written as a sum with one part for each source: x_0, the writes, the biases of the norms. MODEL is
-    as in `addnorm inspect`. Exit code 3 where the parts do not add up to the stream.
-    """
+@with_model
+def run(model: ModelOptions, as_json: bool, float64: bool) -> str | None:
+    """Compute each sublayer's share of a model's residual stream."""
     loaded = load_model(model)
     inspection = inspect_model(loaded)
     if not inspection.sites:
@@ -49,12 +41,9 @@ def decompose(model: ModelOptions, as_json: bool, float64: bool) -> str | None:
                     addnorm.decompose(loaded.model, *loaded.args, stream=stream.name, float64=float64, **loaded.kwargs)
                 )
             except ValueError as error:  # the stream cannot be decomposed; the inputs are right, since the model ran
-                refused.append(str(error))
+                refused.append(str(error).replace("addnorm.inspect lists", "`addnorm inspect` lists"))
     mask = token_mask(loaded.kwargs)
-    shares = [
-        {source: _mean(share, mask) for source, share in decomposition.shares().items()}
-        for decomposition in decompositions
-    ]
+    shares = [_mean_shares(decomposition, mask) for decomposition in decompositions]
     if as_json:
         streams = [
             {
@@ -91,8 +80,9 @@ def print_shares(console: Console, title: str, shares: dict[str, float]) -> None
     print_blocks(console, [Table([Column("source", fold=True), Column("share", "right")], rows, title=title)])
 
 
-def _mean(share: Tensor, mask: Tensor | None) -> float:
-    """Return the mean over the tokens that are not padding."""
-    if mask is not None and share.shape != mask.shape and share.shape == mask.T.shape:
-        mask = mask.T
-    return float((share[mask] if mask is not None and share.shape == mask.shape else share).mean())
+def _mean_shares(decomposition: Decomposition, mask: Tensor | None) -> dict[str, float]:
+    """Return the shares at the end over the tokens that are not padding; over all where the mask is that of other tokens."""
+    try:
+        return decomposition.mean_shares(tokens=mask)
+    except ValueError:
+        return decomposition.mean_shares()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 import socket
 import threading
@@ -17,37 +18,19 @@ import torch
 from addnorm._util.optional import require
 from addnorm.cli._output import ArgumentError
 
-__all__ = ["explore"]
+__all__ = ["run"]
 
+REMEDY = "write it again with `addnorm record MODEL --out FILE`"  # of a recording that cannot be read
+SUFFIXES = (".json", ".parquet")
 PORT = 8017  # by default; another one where it is in use
 ANY_ADDRESS = {
     "0.0.0.0": "127.0.0.1",
     "::": "::1",
-    "": "127.0.0.1",
 }  # hosts that listen at all addresses, and this machine
 
 
-@click.command()
-@click.option("--port", type=click.IntRange(0, 65535), metavar="N", help=f"Port; 0 is any free one (default {PORT}).")
-@click.option(
-    "--host", default="127.0.0.1", metavar="NAME", help="Address to listen at; other machines need the printed token."
-)
-@click.option(
-    "--recording", "recordings", type=click.Path(path_type=Path), multiple=True, metavar="FILE",
-    help="A file that `addnorm record --out FILE` wrote (repeatable).",
-)  # fmt: skip
-@click.option("--open", "opens_browser", is_flag=True, help="Also open the page in the browser.")
-def explore(port: int | None, host: str, recordings: tuple[Path, ...], opens_browser: bool) -> None:
-    r"""Open the explorer, a local web page.
-
-    Move the LayerNorm of a stack, follow one token, look into a recording, train two wirings side by side. Only this machine
-    can reach the page, and the page loads nothing from elsewhere. Ctrl-C ends the server.
-
-    \b
-      addnorm explore
-      addnorm record minilm --out minilm.json --memory-map
-      addnorm explore --recording minilm.json
-    """
+def run(port: int | None, host: str, recordings: tuple[Path, ...], opens_browser: bool) -> None:
+    """Serve the explorer until Ctrl-C."""
     try:
         for package in ("starlette", "uvicorn"):
             require(package, "explore")
@@ -57,6 +40,13 @@ def explore(port: int | None, host: str, recordings: tuple[Path, ...], opens_bro
     from addnorm.explorer.security import LOOPBACK
     from addnorm.explorer.server import create_app, serve
 
+    if not host.strip():
+        raise ArgumentError(f"--host is {host!r}, expected a name or an address: 0.0.0.0 listens at all addresses")
+    for path in recordings:
+        if path.suffix not in SUFFIXES:
+            raise ArgumentError(f"--recording is '{path}', expected a file that ends in {' or '.join(SUFFIXES)}")
+        if path.exists() and not path.is_file():
+            raise ArgumentError(f"--recording is '{path}', which is no file, expected one of `addnorm record --out`")
     token = None if host in LOOPBACK else secrets.token_urlsafe(16)
     scheduler = Scheduler()
     with _bind(host, port) as listener:
@@ -64,7 +54,8 @@ def explore(port: int | None, host: str, recordings: tuple[Path, ...], opens_bro
             hosts = LOOPBACK if token is None else None
             app = create_app(recordings, hosts=hosts, token=token, scheduler=scheduler)
         except (ValueError, ImportError, OSError) as error:
-            raise ArgumentError(f"--recording: {error}") from None
+            sentence = re.sub("save the recording again with Recording.save", REMEDY, str(error))
+            raise ArgumentError(f"--recording: {sentence}") from None
         torch.set_num_threads(1)  # small matrices gain nothing by more threads, and two clients are served at once
         serve(app, scheduler, listener, partial(_announce, host, listener.getsockname()[1], token, opens_browser))
     click.echo("Ended.", err=True)
@@ -86,7 +77,7 @@ def _bind(host: str, port: int | None) -> socket.socket:
                 raise ArgumentError(
                     f"--port is {attempt}, which is in use: choose another, or 0 for any free one"
                 ) from None
-            option, value = ("--port", attempt) if isinstance(error, PermissionError) else ("--host", host)
+            option, value = ("--port", f"{attempt}") if isinstance(error, PermissionError) else ("--host", f"{host!r}")
             reason = getattr(error, "strerror", None) or error
             raise ArgumentError(f"{option} is {value}, where this machine cannot listen ({reason})") from None
     raise AssertionError("unreachable")  # the last attempt returns or raises

@@ -8,35 +8,21 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import click
-
 import addnorm
 from addnorm import Fusion, VerificationError
-from addnorm.cli._model import ModelOptions, describe_inputs, load_model, model_command, model_facts
+from addnorm.cli._model import ModelOptions, describe_inputs, load_model, model_facts, with_model
 from addnorm.cli._output import print_json, print_notes, stdout, working
 from addnorm.stream.models.hf import first_line, quiet
 from addnorm.stream.models.load import LoadedModel, input_error
 
-__all__ = ["fuse"]
+__all__ = ["run"]
 
 COMPILERS = ("torch._dynamo", "torch._inductor", "torch.fx")  # modules whose errors are not the model's
 
 
-@click.command()
-@model_command
-@click.option(
-    "--compile", "inductor", is_flag=True, help="Compile the fused graphs with Inductor, as torch.compile does."
-)
-@click.option("--benchmark", is_flag=True, help="Also measure time and memory, before and after.")
-def fuse(model: ModelOptions, as_json: bool, inductor: bool, benchmark: bool) -> str | None:
-    r"""Fuse the Add & Norms of a model and prove that its results stay the same.
-
-    MODEL is as in `addnorm inspect`. Exit code 3 where the proof fails, or where there is nothing to fuse.
-
-    \b
-      addnorm fuse minilm
-      addnorm fuse llama --dtype bfloat16 --train
-    """
+@with_model
+def run(model: ModelOptions, as_json: bool, inductor: bool, benchmark: bool) -> str | None:
+    """Fuse the Add & Norms of a model and prove that its results stay the same."""
     loaded = load_model(model)
     try:
         fusion, failure = _fuse(loaded, inductor, benchmark), None

@@ -11,28 +11,25 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
-import click
-
 import addnorm
 from addnorm import report as pages
 from addnorm._util.optional import require
 from addnorm.cli._model import (
-    FILE,
     ModelOptions,
     describe_failure,
     describe_inputs,
-    float64_option,
     inspect_model,
     load_model,
-    model_command,
     model_facts,
     token_mask,
+    with_model,
 )
 from addnorm.cli._output import (
     ArgumentError,
     print_json,
     print_message,
     print_notes,
+    save_result,
     stderr_if_terminal,
     stdout,
     working,
@@ -44,26 +41,12 @@ from addnorm.stream.models.hf import first_line, quiet
 from addnorm.stream.models.load import LoadedModel
 from addnorm.stream.record.recording import Recording
 
-__all__ = ["check_report", "inspect"]
+__all__ = ["check_report", "run"]
 
 
-@click.command()
-@model_command
-@float64_option
-@click.option("--report", type=FILE, metavar="FILE", help="Write a report on the model to FILE.html.")
-def inspect(model: ModelOptions, report: Path | None, as_json: bool, float64: bool) -> str | None:
-    r"""Find the residual streams of a model and prove their equations.
-
-    Each equation is computed again in float64 and compared with the model's own values.
-
-    MODEL is minilm, a directory with a config.json, a transformers model type, which is built small with random weights,
-    or module.path:factory, a function of yours that returns (model, args, kwargs). With --report the model is also recorded
-    forward and backward, and run without each sublayer: one HTML file.
-
-    \b
-      addnorm inspect minilm --report minilm.html
-      addnorm inspect llama --layers 4
-    """
+@with_model
+def run(model: ModelOptions, report: Path | None, as_json: bool, float64: bool) -> str | None:
+    """Find the residual streams of a model and prove their equations."""
     if report is not None:
         check_report(report)
     loaded = load_model(model)
@@ -103,19 +86,18 @@ def _write_report(path: Path, loaded: LoadedModel, inspection: Inspection, model
     except (RuntimeError, TypeError) as error:  # an operand cannot be replaced, or the output has no tensor
         ablation = f"The model cannot be ablated ({first_line(error)})."
     has_gradients = bool(recording.series("grad", "l2") or recording.series("params", "grad_l2"))
+    now = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC"
     facts = {
-        "model": model.name, "weights": loaded.source, "inputs": describe_inputs(loaded).removeprefix("Inputs: "),
+        "model": f"{model.name} ({inspection.model})", "date": now, "weights": loaded.source,
+        "inputs": describe_inputs(loaded).removeprefix("Inputs: "),
         "seed": str(model.seed), "loss": loss.sentence if has_gradients else "none: forward only", "ablation": ablation,
         "command": _command_line(model, path, float64),
     }  # fmt: skip
     versions = ", ".join(f"{name} {version}" for name, version in pages.versions().items())
-    foot = f"Made with {versions}, on {datetime.datetime.now(datetime.UTC):%Y-%m-%d at %H:%M} UTC."
+    foot = f"Made with {versions}."
     with working(f"write {path}"):
         page = pages.build_model_page(inspection, recording, ablations, facts, title=model.name, footer=[foot])
-        try:
-            pages.write(page, path)
-        except OSError as error:
-            raise ArgumentError(str(error).replace("path is", "--report is", 1)) from None
+    save_result(path, lambda file: pages.write(page, file), "--report")
     print_message(f"Written: {path}")
 
 

@@ -6,32 +6,42 @@ The paths and the packages that the files need are checked before the model runs
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import click
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 import addnorm
-from addnorm._util.files import UnwritableError, atomic_path, check_writable
+from addnorm._util.files import atomic_path
 from addnorm._util.numbers import format_count
 from addnorm._util.optional import require
 from addnorm._util.tables import make_console
 from addnorm.cli._model import (
-    FILE,
     ModelOptions,
     describe_failure,
     inspect_model,
     load_model,
-    model_command,
     model_facts,
     token_mask,
+    with_model,
 )
-from addnorm.cli._output import ArgumentError, print_json, print_message, print_notes, stdout
+from addnorm.cli._output import (
+    ArgumentError,
+    check_file,
+    check_folder,
+    print_json,
+    print_message,
+    print_notes,
+    save_result,
+    stdout,
+    working,
+)
 from addnorm.cli._probe import ProbeLoss, run_step
 from addnorm.cli.decompose import print_shares
 from addnorm.stream.models.hf import quiet
@@ -39,22 +49,20 @@ from addnorm.stream.models.inputs import format_inputs, random_inputs, read_text
 from addnorm.stream.models.load import LoadedModel
 from addnorm.stream.record.recording import Recording
 
-__all__ = ["record"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["run"]
 
 BATCH = 8  # texts a step
+MOST_STEPS = 10_000  # with random inputs
+PATIENCE, NEXT_LINE = 2.0, 10.0  # seconds until a line of progress where there is no bar, and between two such lines
 FORMATS = {".json": None, ".parquet": "pyarrow"}  # of a recording, and the package that writes it
 PLOTS = ("stream", "gradients", "writes", "similarity", "memory_map")
 
 
-@click.command()
-@model_command
-@click.option("--steps", type=click.IntRange(1), metavar="N", help="Number of batches (default: all texts, or one).")
-@click.option("--only", metavar="LAYERS", help="Record only these layers, counted from 1: 1,3-5.")
-@click.option("--no-grads", "grads", flag_value=False, default=True, help="Record the forward pass only.")
-@click.option("--memory-map", is_flag=True, help="Also print each source's share of the stream at its end.")
-@click.option("--out", type=FILE, metavar="FILE", help="Write the recording to FILE: .json or .parquet.")
-@click.option("--plots", type=FILE, metavar="DIR", help="Write plots by depth to DIR, as PNG files.")
-def record(
+@with_model
+def run(
     model: ModelOptions,
     steps: int | None,
     only: str | None,
@@ -64,14 +72,7 @@ def record(
     plots: Path | None,
     as_json: bool,
 ) -> str | None:
-    r"""Record the residual streams of a model, forward and backward, by depth.
-
-    MODEL is as in `addnorm inspect`. A step is one batch of texts (8, or --batch); nothing is trained. Ctrl-C keeps the steps
-    that were finished.
-
-    \b
-      addnorm record minilm --text FILE --out run.parquet --plots plots
-    """
+    """Record the residual streams of a model, forward and backward, by depth."""
     _check_files(out, plots)
     rows = max(model.batch or BATCH, 1)
     texts = None if model.text is None else read_texts(model.text)[: steps and steps * rows]
@@ -90,8 +91,10 @@ def record(
         addnorm.record(loaded.model, grads=grads, layers=layers, tokens=mask) as recording,
         _progress() as bar,
     ):
+        announce = _Announcement(f"record {inspection.model}", bar.disable)
         try:
             for kwargs in bar.track(batches, description=f"record {inspection.model}"):
+                announce(finished, len(batches))
                 run_step(loaded, kwargs, loss)
                 finished += 1
                 at_last_step = Recording(recording.sites, recording.metadata, recording.memory_maps, recording.balances)
@@ -102,11 +105,12 @@ def record(
     if interrupted:
         recording = _copy_steps(recording, finished, at_last_step)
         recording.metadata["interrupted"] = f"after {finished} of {len(batches)} steps"
-    recording.metadata |= model_facts(loaded) | {"loss": loss and loss.sentence}
+    recording.metadata |= model_facts(loaded)
+    recording.metadata |= {"inputs": _describe_batches(loaded, batches, finished), "loss": loss and loss.sentence}
     if as_json:
         print_json(recording.to_dict())
     else:
-        _print_recording(recording, memory_map, _describe_batches(loaded, batches[:finished]), loaded.source)
+        _print_recording(recording, memory_map, loaded.source)
     _write_files(recording, out, plots)
     if interrupted:
         raise KeyboardInterrupt
@@ -125,9 +129,7 @@ def _print_recording(recording: Recording, memory_map: bool, *notes: str) -> Non
             dict(zip(sources, shares[-1], strict=True)),
         )
     note = recording.metadata.get("note")
-    print_notes(
-        console, *(str(text) for text in (note and f"Note: {note}.", recording.metadata["loss"], *notes) if text)
-    )
+    print_notes(console, *(str(text) for text in (note and f"Note: {note}.", *notes) if text))
 
 
 def _copy_steps(recording: Recording, finished: int, target: Recording) -> Recording:
@@ -139,7 +141,7 @@ def _copy_steps(recording: Recording, finished: int, target: Recording) -> Recor
     return target
 
 
-def _make_batches(model: ModelOptions, loaded: LoadedModel, steps: int | None, rows: int) -> list[dict[str, Any]]:
+def _make_batches(model: ModelOptions, loaded: LoadedModel, steps: int | None, rows: int) -> Sequence[dict[str, Any]]:
     """Return the model's keyword arguments for each step."""
     if loaded.texts is not None:
         count = -(-len(loaded.texts) // rows)
@@ -155,7 +157,11 @@ def _make_batches(model: ModelOptions, loaded: LoadedModel, steps: int | None, r
             f"--steps is {steps}, expected 1: MODEL {model.name!r} has one batch of inputs, from --input or its factory."
         )
     sizes = {name: value for name in ("tokens", "batch") if (value := getattr(model, name)) is not None}
-    with quiet(), torch.no_grad():
+    if steps > MOST_STEPS:
+        raise ArgumentError(
+            f"--steps is {steps}, expected at most {MOST_STEPS}: all inputs are made before the first step."
+        )
+    with working(f"make the inputs of {steps} steps"), quiet(), torch.no_grad():
         more = [random_inputs(loaded.model, model.seed + k, **sizes) for k in range(1, steps)]
     return [loaded.kwargs, *more]
 
@@ -167,15 +173,15 @@ def _slice(kwargs: dict[str, Any], first: int, end: int) -> dict[str, Any]:
     return {name: value[:, :longest] for name, value in part.items()}
 
 
-def _describe_batches(loaded: LoadedModel, batches: list[dict[str, Any]]) -> str:
-    """Return the inputs of all steps in a sentence."""
-    steps = format_count(len(batches), "step")
+def _describe_batches(loaded: LoadedModel, batches: Sequence[dict[str, Any]], finished: int) -> str:
+    """Return the inputs of all steps."""
+    steps = format_count(finished, "step")
     if loaded.texts is None:
-        more = f" in each of {steps}" if len(batches) > 1 else ""
-        return f"Inputs: {format_inputs(loaded.args, batches[0])}{more}."
-    masks = [batch["attention_mask"] for batch in batches]
+        more = f" in each of {steps}" if finished > 1 else ""
+        return f"{format_inputs(loaded.args, batches[0])}{more}"
+    masks = [batch["attention_mask"] for batch in batches[:finished]]
     texts, tokens = sum(map(len, masks)), sum(int(mask.sum()) for mask in masks)
-    return f"Inputs: {texts} texts of {tokens} tokens in {steps}; padding is not counted."
+    return f"{texts} texts of {tokens} tokens in {steps}; padding is not counted"
 
 
 def _parse_layers(only: str, depth: int) -> list[int]:
@@ -199,60 +205,77 @@ def _progress() -> Progress:
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
+class _Announcement:
+    """Lines on the progress of the steps, from time to time, where there is no bar.
+
+    Args:
+        title: what runs.
+        is_shown: whether lines are printed.
+    """
+
+    def __init__(self, title: str, is_shown: bool) -> None:
+        self.title, self.next = title, time.monotonic() + PATIENCE if is_shown else math.inf
+
+    def __call__(self, finished: int, total: int) -> None:
+        """Print a line if the last one is some time ago."""
+        if time.monotonic() > self.next:
+            self.next = time.monotonic() + NEXT_LINE
+            print_message(f"{self.title}: {finished} of {total} steps")
+
+
 # Files.
 
 
-@contextmanager
-def _file_errors(option: str) -> Iterator[None]:
-    """Turn a missing package and a path that cannot be written into an error of the option."""
+def _check_files(out: Path | None, plots: Path | None) -> None:
+    """Check that the files of `--out` and `--plots` can be written, and that the packages that write them are installed."""
+    if out is not None and out.suffix not in FORMATS:
+        raise ArgumentError(
+            f"--out is '{out}', expected a file that ends in {' or '.join(FORMATS)}: the ending sets the format."
+        )
     try:
-        yield
-    except UnwritableError as error:
-        raise ArgumentError(error.renamed(option)) from None
-    except OSError as error:
-        raise ArgumentError(f"{option} cannot be written ({error.strerror}): choose another path.") from None
+        if out is not None and (package := FORMATS[out.suffix]) is not None:
+            require(package, "write Parquet")
+        if plots is not None:
+            require("matplotlib", "draw")
     except ImportError as error:
         raise ArgumentError(error) from None
-
-
-def _check_files(out: Path | None, plots: Path | None) -> None:
-    """Check that the files of `--out` and `--plots` can be written."""
     if out is not None:
-        if out.suffix not in FORMATS:
-            raise ArgumentError(
-                f"--out is '{out}', expected a file that ends in {' or '.join(FORMATS)}: the ending sets the format."
-            )
-        with _file_errors("--out"):
-            if (package := FORMATS[out.suffix]) is not None:
-                require(package, "write Parquet")
-            check_writable(out)
+        check_file(out, "--out")
     if plots is not None:
-        with _file_errors("--plots"):
-            require("matplotlib", "draw")
-            check_writable(plots / PLOTS[0])
+        check_folder(plots, "--plots")
+        for name in PLOTS:
+            check_file(plots / f"{name}.png", "--plots")
 
 
 def _write_files(recording: Recording, out: Path | None, plots: Path | None) -> None:
     """Write the files of `--out` and `--plots`, each of them whole or not at all."""
     if out is not None:
-        with _file_errors("--out"):
-            print_message(f"Written: {recording.save(out)}")
-    for name in PLOTS if plots is not None else ():
-        path = Path(plots or "") / f"{name}.png"
-        with _file_errors("--plots"):
-            written = _draw(recording, name, path)
-        print_message(f"Written: {path}" if written else f"Nothing to draw: {path.name}")
+        save_result(out, recording.save, "--out")
+        print_message(f"Written: {out}")
+    if plots is None:
+        return
+    with working("draw the plots"):
+        drawn = {f"{name}.png": _draw(recording, name) for name in PLOTS}
+    figures = {name: figure for name, figure in drawn.items() if figure is not None}
+    save_result(plots, partial(_save_plots, figures), "--plots")
+    for name in drawn:
+        print_message(f"Written: {plots / name}" if name in figures else f"Nothing to draw: {name}")
 
 
-def _draw(recording: Recording, name: str, path: Path) -> bool:
-    """Write one plot and return True, or return False where its numbers were not recorded."""
+def _draw(recording: Recording, name: str) -> Figure | None:
+    """Return one plot, or None where its numbers were not recorded."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.4, 5.2), layout="constrained")
     try:
         getattr(recording.plot, name)(ax=figure.add_subplot())
     except ValueError:
-        return False
-    with atomic_path(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=150, bbox_inches="tight")
-    return True
+        return None
+    return figure
+
+
+def _save_plots(figures: Mapping[str, Figure], folder: Path) -> None:
+    """Write each figure to its file in the folder."""
+    for name, figure in figures.items():
+        with atomic_path(folder / name) as temporary:
+            figure.savefig(temporary, format="png", dpi=150, bbox_inches="tight")

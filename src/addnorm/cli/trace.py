@@ -7,65 +7,47 @@ import textwrap
 from contextlib import suppress
 from typing import Any
 
-import click
 from rich.console import Console
 from rich.text import Text
 
 from addnorm._util.tables import make_console
 from addnorm.cli._output import ArgumentError, print_json, print_unwrapped
-from addnorm.trace import PRESETS, SECTIONS, Trace, show
-from addnorm.trace import trace as trace_token
+from addnorm.trace import PRESETS, SECTIONS, Trace, show, trace
 
-__all__ = ["trace"]
+__all__ = ["run"]
 
 # The options whose name differs from that of `addnorm.trace.trace`'s argument, and those that have the same name.
-FLAGS = {"weight": "--gamma", "bias": "--beta", "read_grad": "--read-grad"} | {
+FLAGS = {"x": "X", "sublayer": "SUBLAYER", "weight": "--gamma", "bias": "--beta", "read_grad": "--read-grad"} | {
     name: f"--{name}" for name in ("grad", "eps", "variance")
 }
 
+# Words of errors of `addnorm.trace`, as they are typed in a shell.
+TYPED = {
+    "pass a list of numbers, such as [1.5, -1, 4.5]": "separate numbers by commas, as in 1.5,-1,4.5",
+    "requires placement 'pre', got 'post'": "requires --placement pre",
+    "use placement='pre', or grad": "use --placement pre, or --grad",
+    "the length of x": "the length of X",
+}
 
-class _SignedCommand(click.Command):
-    """Command whose arguments may be negative numbers. A space before the minus keeps click from reading an option."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, [re.sub(r"^-(?=[\d.]|inf|nan)", " -", arg, flags=re.I) for arg in args])
-
-
-@click.command(cls=_SignedCommand)
-@click.argument("vectors", nargs=-1, metavar="[X SUBLAYER]")
-@click.option("--preset", metavar="NAME", help="Use a worked example instead of vectors; --list shows their names.")
-@click.option("--list", "listing", is_flag=True, help="List the worked examples.")
-@click.option(
-    "--placement", type=click.Choice(["post", "pre"]), help="Norm after the add (default), or before the sublayer."
-)
-@click.option("--norm", type=click.Choice(["layer", "rms"]), help="LayerNorm (default) or RMSNorm.")
-@click.option("--gamma", "weight", metavar="VECTOR", help="Scale: as many numbers as X, or one for all (default 1).")
-@click.option("--beta", "bias", metavar="VECTOR", help="Shift: as many numbers as X, or one for all (default 0).")
-@click.option("--eps", type=float, help="Added to the variance (default 1e-5).")
-@click.option("--grad", metavar="VECTOR", help="Gradient of the output (default 1,0,...,0).")
-@click.option("--read-grad", metavar="VECTOR", help="Pre-LN: gradient of the sublayer's input (default: --grad).")
-@click.option("--variance", type=click.Choice(["biased", "unbiased"]), help="Divide by d (default) or by d - 1.")
-@click.option(
-    "--eps-place", type=click.Choice(["inside", "outside"]), help="Add eps inside the root (default) or to the root."
-)
-@click.option("--digits", type=click.IntRange(1, 17), help="Significant digits (default 5).")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document, with all digits.")
-def trace(vectors: tuple[str, ...], preset: str | None, listing: bool, as_json: bool, **options: Any) -> None:
-    r"""Compute Add & Norm of one token step by step, forward and backward.
-
-    X is the token and SUBLAYER the sublayer's output for it: numbers separated by commas, or quoted and separated by spaces.
-
-    \b
-      addnorm trace 1,2,3 0.5,-1,1.5
-      addnorm trace --preset lesson-001 --placement pre
-    """
+def run(vectors: tuple[str, ...], preset: str | None, listing: bool, as_json: bool, **options: Any) -> None:
+    """Print the steps of one token through Add & Norm, or the list of worked examples."""
     if listing:
+        others = [f"{value!r}" for value in vectors] + ["--preset"] * (preset is not None)
+        others += [
+            FLAGS.get(name, f"--{name.replace('_', '-')}") for name, value in options.items() if value is not None
+        ]
+        if others:
+            raise ArgumentError(f"--list is set beside {others[0]}, expected one of them: leave --list out")
         _list_presets(as_json)
         return
     try:
         result = _compute(vectors, preset, {name: value for name, value in options.items() if value is not None})
     except ValueError as error:
-        raise ArgumentError(re.sub(r"^\w+", lambda name: FLAGS.get(name[0], name[0]), str(error))) from None
+        sentence = re.sub(r"^\w+", lambda name: FLAGS.get(name[0], name[0]), str(error))
+        for words, typed in TYPED.items():
+            sentence = sentence.replace(words, typed)
+        raise ArgumentError(sentence) from None
     if as_json:
         print_json(result.to_dict())
     else:
@@ -83,7 +65,7 @@ def _compute(vectors: tuple[str, ...], preset: str | None, options: dict[str, An
                 f"the command has {len(vectors) or 'no'} vector{'s' * (len(vectors) != 1)}, expected two, X and SUBLAYER, or "
                 "--preset: separate numbers by commas, as in 1,2,3 0.5,-1,1.5."
             )
-        return trace_token(*map(_vector, vectors), **options)
+        return trace(*map(_vector, vectors), **options)
     if vectors:
         raise ValueError(
             f"--preset is {preset!r} beside vectors, expected one of the two: a preset has its own vectors."

@@ -8,25 +8,23 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple
 
-import click
 from rich.console import Console
 
 import addnorm
 from addnorm._util.numbers import format_count
 from addnorm._util.tables import WIDTH, Block, Column, Paragraph, Table
-from addnorm.cli._output import ArgumentError, print_blocks, print_json, print_unwrapped, stdout
+from addnorm.cli._output import ArgumentError, print_blocks, print_json, print_unwrapped, stdout, working
 from addnorm.nn import Learned, Place, Row, Wiring
 from addnorm.wirings.equation import explain, wrap_equation
 from addnorm.wirings.init import ROLES, RULES
 from addnorm.wirings.row import format_factor
 from addnorm.wirings.stage import Computed, Head, Stage
 
-__all__ = ["make_wiring", "wirings"]
+__all__ = ["check_depth", "make_wiring", "run"]
 
 SOURCES = ((96, 28), (78, 21), (0, 0))  # columns of a terminal, and columns of the source in it
 MOST_ROWS = 8  # with more layers only the first three, the middle one and the last are printed
 FACTORS = {"a": "of the stream", "b": "of the write", "c": "of the read"}
-DEPTH = click.IntRange(1, 10_000)
 
 
 class _Stack(NamedTuple):
@@ -43,26 +41,10 @@ class _Stack(NamedTuple):
         return [Place(layer, k, self.num_layers, self.sublayers) for layer in range(self.num_layers) for k in sublayers]
 
 
-@click.command()
-@click.argument("name", required=False)
-@click.option("--layers", type=DEPTH, metavar="N", help="Also show the constants of a stack of N layers.")
-@click.option(
-    "--decoder-layers", type=DEPTH, metavar="M", help="And those of a decoder of M layers; N is the encoder's then."
-)
-@click.option("--set", "settings", multiple=True, metavar="OPTION=VALUE", help="Option of the wiring, as in --set k=3.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document, with all rows.")
-def wirings(
+def run(
     name: str | None, layers: int | None, decoder_layers: int | None, settings: tuple[str, ...], as_json: bool
 ) -> None:
-    r"""List the residual wirings, or describe one.
-
-    With NAME: its equation, a drawing, its source, and with --layers its constants.
-
-    \b
-      addnorm wirings
-      addnorm wirings deepnorm --layers 100
-      addnorm wirings mix_ln --layers 12 --set k=3
-    """
+    """Print the list of the wirings, or describe one."""
     if name is None:
         if layers or decoder_layers or settings:
             raise ArgumentError(
@@ -75,8 +57,12 @@ def wirings(
         return
     try:
         wiring = make_wiring(name, settings)
+        for depth in (layers, decoder_layers):
+            if depth is not None:
+                check_depth(wiring, depth)
         stacks = _make_stacks(wiring, layers, decoder_layers)
-        document = _to_dict(wiring, stacks)  # some impossible options raise only when a row is made
+        with working(f"compute the constants of {name}"):
+            document = _to_dict(wiring, stacks)  # some impossible options raise only when a row is made
     except (ValueError, OverflowError) as error:
         raise ArgumentError(error) from None
     if as_json:
@@ -85,13 +71,14 @@ def wirings(
         _print_wiring(wiring, stacks, stdout())
 
 
-def make_wiring(name: str, settings: Iterable[str], example: str = "--set k=3") -> Wiring:
+def make_wiring(name: str, settings: Iterable[str], example: str = "--set k=3", argument: str = "NAME") -> Wiring:
     """Return the wiring of that name with options as they were typed: `k=3`.
 
     Args:
         name: of the wiring.
         settings: texts OPTION=VALUE.
-        example: of a correct setting, for the error.
+        example: of a correct setting, for errors.
+        argument: of the command line that has the name, for errors.
 
     Raises:
         ValueError: there is no such wiring or option, or its value is wrong.
@@ -106,8 +93,17 @@ def make_wiring(name: str, settings: Iterable[str], example: str = "--set k=3") 
         options[option] = _parse_value(option, text)
     try:
         return addnorm.wirings.get(name, **options)
-    except TypeError as error:
-        raise ValueError(str(error)) from None
+    except (TypeError, ValueError) as error:
+        sentence = re.sub(r"^wiring is", f"{argument} is", str(error))
+        written = example.replace("k=3", r"\1=VALUE").replace("mix_ln", name)
+        raise ValueError(re.sub(r"addnorm\.wirings\.\w+\((\w+)=\.\.\.\)", f"write {written}", sentence)) from None
+
+
+def check_depth(wiring: Wiring, num_layers: int) -> None:
+    """Raise a ValueError if a wiring has more post-LN layers than a stack has layers."""
+    k = dict(wiring.options).get("k") if wiring.name == "mix_ln" else None
+    if k is not None and k > num_layers:
+        raise ValueError(f"k of mix_ln is {k}, expected at most {num_layers}, the number of layers.")
 
 
 def _parse_value(option: str, text: str) -> Any:

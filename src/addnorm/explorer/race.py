@@ -29,6 +29,9 @@ __all__ = ["FIELDS", "Events", "describe", "parse", "run_race"]
 Events = Generator[Numbers, None, None]
 
 HEADS = 4
+OPENING_RATE = 1e-3  # at which post-LN and pre-LN both learn; benchmarks/bench_race.py measures it
+FAILING_RATE = 3e-3  # the lowest measured rate at which post-LN learns nothing without warm-up
+LESSON_WARM_UP = 60  # steps with which post-LN learns at that rate
 WIRINGS = tuple(name for name in wirings.CONSTRUCTORS if name not in wirings.EXAMPLES)  # those that need no options
 
 FIELDS: dict[str, Field] = {
@@ -39,7 +42,7 @@ FIELDS: dict[str, Field] = {
     "tokens": Number(32, 8, 64, step=1),
     "batch": Number(8, 1, 32, step=1),
     "steps": Number(120, 1, 500, step=1),
-    "lr": Number(3e-3, 1e-5, 1.0),
+    "lr": Number(OPENING_RATE, 1e-5, 1.0),
     "warm_up": Number(0, 0, 500, step=1),
     "seed": Number(0, 0, 2**31 - 1, step=1),
 }
@@ -48,7 +51,7 @@ default_text = cache(python_docs)
 
 
 def describe() -> dict[str, Any]:
-    """Return the parameters, the wirings with equation, description and drawing, and the number of heads, for the page."""
+    """Return the parameters, the wirings with equation, description and drawing, the heads and the lesson, for the page."""
     descriptions = {name: wirings.get(name) for name in WIRINGS}
     return {
         "fields": describe_fields(FIELDS),
@@ -57,6 +60,7 @@ def describe() -> dict[str, Any]:
             for name, wiring in descriptions.items()
         },
         "heads": HEADS,
+        "lesson": {"rate": FAILING_RATE, "warm_up": LESSON_WARM_UP},
     }
 
 

@@ -198,9 +198,9 @@ def _named(sites: Sequence[RecordedSite]) -> dict[str, str]:
 
 
 def _balance(rec: Recording, stream: str, sites: Sequence[RecordedSite]) -> dict[str, Any]:
-    """Return what each source wrote and what is left of it at the end, as an amount and as a share of the stream's norm.
+    """Return what each source wrote and what is left of it at the end, as an amount, and its share as in the memory map.
 
-    `refused` says why there is none. Older files have no amounts; the shares are then those of the memory map.
+    `refused` says why there is none. Older files have no amounts.
     """
     sheet, (mapped, shares), last = rec.balances.get(stream), rec.memory_maps.get(stream, ([], [])), rec.steps[-1]
     if sheet is not None and sheet.reason:
@@ -212,9 +212,11 @@ def _balance(rec: Recording, stream: str, sites: Sequence[RecordedSite]) -> dict
     named, kinds = _named(sites), {_source(site): site.kind for site in sites} | {BIASES: "norms"}
     if sheet is not None:
         amounts: list[float | None] = [*sheet.amounts]
-        parts = [amount / sheet.stream_norm if sheet.stream_norm else math.nan for amount in sheet.amounts]
+        share = dict(zip(mapped, shares[-1], strict=True)) if shares else {}
+        parts = [share.get(source, math.nan) for source in sheet.sources]
         sources: Sequence[str] = sheet.sources
-        facts = {name: getattr(sheet, name) for name in ("tokens", "closure", "error")} | {"length": sheet.stream_norm}
+        facts = {name: getattr(sheet, name) for name in ("tokens", "total_tokens", "closure", "error")}
+        facts |= {"length": sheet.stream_norm}
         facts["closes"] = _balances(sheet)
     else:
         sources, parts, amounts = mapped, shares[-1], [None] * len(mapped)
@@ -222,6 +224,7 @@ def _balance(rec: Recording, stream: str, sites: Sequence[RecordedSite]) -> dict
         facts = {
             "length": None,
             "tokens": None,
+            "total_tokens": None,
             "closure": None,
             "error": error,
             "closes": error <= SHARES_TOLERANCE,

@@ -19,6 +19,7 @@ __all__ = ["Fusion", "VerificationError"]
 
 MODEL = "the model"  # in place of the model's own path, which is empty
 MAX_SHOWN = 3  # outputs, and gradients, that a failed proof names
+MAX_LOAD = 1.0  # before a measurement; a higher one is remarked on
 MIN_GAIN = 1.02  # times as fast; a smaller bound is called no gain
 
 
@@ -286,15 +287,24 @@ def _benchmark_blocks(fusion: Fusion, benchmark: Benchmark) -> Iterator[Block]:
     threads = format_count(benchmark.threads, "thread")
     note = f"Medians of {rounds} rounds, ± half the interquartile range; {threads}{load}."
     yield Paragraph(note, style="dim", indent=2)
-    gain = benchmark.inference.ratio
-    if (
-        fusion.max_gain is not None
-        and gain > fusion.max_gain
-        and benchmark.inference.is_significant
-        and not fusion.inductor
-    ):
-        remark = "Inference gains more than fusing can: the rest is noise, or Python code that torch.compile's frontend skips."
-        yield Paragraph(remark, indent=2)
+    beyond = [
+        f"{name} {timing.ratio:.2f}"
+        for name, timing in timings
+        if timing is not None
+        and timing.is_significant
+        and fusion.max_gain is not None
+        and timing.ratio > fusion.max_gain
+    ]
+    if beyond and not fusion.inductor:
+        remark = (
+            f"More than the {fusion.max_gain:.2f} times that fusing can gain in a forward pass: {', '.join(beyond)}. The rest is "
+            "not fusing: Python code that torch.compile's frontend skips, or a disturbance of the machine."
+        )
+        yield Paragraph(remark, style="warning", indent=2)
+    if benchmark.load is not None and benchmark.load > MAX_LOAD:
+        yield Paragraph(
+            f"The machine was busy (load {benchmark.load:.1f}): do not trust the times.", style="warning", indent=2
+        )
 
 
 def _time_cells(timing: Timing) -> list[str]:

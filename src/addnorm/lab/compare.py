@@ -42,6 +42,7 @@ __all__ = ["ProgressDisplay", "RunError", "compare"]
 
 PROGRESS_INTERVAL = 0.3  # seconds between two progress files of a run, and between two checks that the parent lives
 DISPLAY_INTERVAL = 0.25  # seconds between two updates of the progress bar
+FIRST_LINE, NEXT_LINE = 2.0, 10.0  # seconds until a line of progress where there is no bar, and between two such lines
 INIT_STEPS = 1  # cost of one layer of a wiring's untrained stacks, in training steps
 BAR_MARGIN = 40  # columns beside the progress bar and the open runs
 
@@ -101,6 +102,10 @@ def compare(
     runs = protocol.runs(chosen) if training else []
     if jobs is not None:
         check_int("jobs", jobs, 1)
+    if cluster is not None and not re.fullmatch(r"(tcp|tls|wss?)://\S+:\d+", cluster):
+        raise ValueError(
+            f"cluster is {cluster!r}, expected the address of a Dask scheduler, as in tcp://10.0.0.5:8786."
+        )
     console = progress if isinstance(progress, Console) else Console(stderr=True) if progress else None
     todo = [_Job(run.key(text), f"run {run}", run.steps, run, text) for run in runs]
     todo += _init_jobs(chosen) if at_init else []
@@ -212,10 +217,6 @@ def _pool(jobs: int | None, cluster: str | None, n_jobs: int) -> Iterator[tuple[
             yield joblib.Parallel(n_jobs=n, **options), joblib.delayed
         return
     distributed = require("distributed", "compare on a cluster")
-    if not re.fullmatch(r"(tcp|tls|wss?)://\S+:\d+", cluster):
-        raise ValueError(
-            f"cluster is {cluster!r}, expected the address of a Dask scheduler, as in tcp://10.0.0.5:8786."
-        )
     try:
         client = distributed.Client(cluster, timeout="10s", set_as_default=False)
     except (OSError, ValueError, TypeError) as error:
@@ -288,7 +289,9 @@ def _provenance_of(result: Numbers) -> Numbers:
 
 
 class ProgressDisplay:
-    """Progress of a comparison on a console: on a terminal a bar with the open runs, and a line for each finished run.
+    """Progress of a comparison on a console: a line for each finished run, and a bar with the open runs.
+
+    Where the console is no terminal, lines take the place of the bar.
 
     Args:
         store: the store whose directory has the progress files of open runs.
@@ -305,7 +308,7 @@ class ProgressDisplay:
         self.total = sum(steps.values())
         self.is_animated = console is not None and console.is_terminal
         self._over = threading.Event()
-        self._updater = threading.Thread(target=self._update, daemon=True)
+        self._updater = threading.Thread(target=self._update if self.is_animated else self._print, daemon=True)
         width = 0 if console is None else console.width
         bar = max(1, min(width // 4, width - BAR_MARGIN))
         self._room = width - bar - BAR_MARGIN
@@ -320,6 +323,7 @@ class ProgressDisplay:
                 step for step, _ in self.open_runs().values()
             )  # steps of an earlier call do not count for the speed
             self._task = self._bar.add_task("", total=max(self.total, 1), completed=before)
+        if self.console is not None:
             self._updater.start()
         return self
 
@@ -327,8 +331,9 @@ class ProgressDisplay:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._over.set()
-        if self.is_animated:
+        if self.console is not None:
             self._updater.join()
+        if self.is_animated:
             self._bar.stop()
 
     def finish(self, result: Numbers) -> None:
@@ -345,13 +350,26 @@ class ProgressDisplay:
         """Update the bar until the block ends."""
         while not self._over.wait(DISPLAY_INTERVAL):
             runs = self.open_runs()
-            done = sum(self.steps[key] for key in self.finished) + sum(step for step, _ in runs.values())
             texts: list[str] = []
             for key, (step, loss) in runs.items():
                 text = f"{self.names[key].removeprefix('run ').split(', ')[0]} {step}/{self.steps[key]} {loss:.2f}"
                 if len("  ".join([*texts, text])) <= self._room:
                     texts.append(text)
-            self._bar.update(self._task, completed=done, description="  ".join(texts))
+            self._bar.update(self._task, completed=self._count_steps(runs), description="  ".join(texts))
+
+    def _print(self) -> None:
+        """Print a line of progress from time to time until the block ends."""
+        assert self.console is not None
+        wait = FIRST_LINE
+        while not self._over.wait(wait):
+            wait = NEXT_LINE
+            share = self._count_steps(self.open_runs()) / max(self.total, 1)
+            line = f"{len(self.finished)} of {len(self.steps)} results finished, {share:.0%} of all steps"
+            self.console.print(RichText(line), soft_wrap=True)
+
+    def _count_steps(self, runs: Mapping[str, tuple[int, float]]) -> int:
+        """Return the steps that are done, those of open runs included."""
+        return sum(self.steps[key] for key in self.finished) + sum(step for step, _ in runs.values())
 
     def open_runs(self) -> dict[str, tuple[int, float]]:
         """Return the steps and the last loss of each open run."""

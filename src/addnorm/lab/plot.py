@@ -128,9 +128,8 @@ def plot_learning(results: Results, num_layers: int, ax: Axes) -> Axes:
         ax.set_ylim(min(values) - 0.1, min(max(values), results.text["uniform"] + 0.6) + 0.1)
     entropy = results.text["entropy"]
     if ax.get_ylim()[0] < entropy < ax.get_ylim()[1]:
-        ax.axhline(entropy, color=axes.GREY, linewidth=0.9, linestyle=(0, (1, 2)))
-        ax.annotate("frequencies alone", (0.005, entropy), xycoords=("axes fraction", "data"), ha="left", va="top",
-                    fontsize="x-small", color=axes.GREY)  # fmt: skip
+        ax.axhline(entropy, color=axes.GREY, linewidth=1.1, linestyle=(0, (1, 2)), label="frequencies alone")
+        axes.legend_above(ax, ax.get_legend_handles_labels()[0])
     return ax
 
 
@@ -207,7 +206,7 @@ def _style_axes(ax: Axes) -> None:
 
 BY_STEP: dict[str, tuple[str, Callable[[Numbers, int], float | None]]] = {
     "logit_change": ("relative change of the logits in a step", lambda recorded, k: recorded["logit_change"][k]),
-    "gradient": ("gradient at x₀ over x_L", lambda recorded, k: _first_over_last(recorded["gradient"][k])),
+    "gradient": ("gradient at x_0 over x_L", lambda recorded, k: _first_over_last(recorded["gradient"][k])),
     "similarity": ("cos(token, token) at x_L", lambda recorded, k: _last(recorded["similarity"][k])),
 }
 """Statistics over the steps: the label of the axis, and the function that returns the number of a recorded step."""

@@ -215,7 +215,7 @@ def _untrained(comparison: Comparison) -> list[Section]:
             "The gradients of the last feed-forward sublayer and at x_0, over the number of layers. The published results below "
             "include the slopes.",
             [("last layer's ‖∂loss / ∂W₂‖", lambda row: row["weight_gradient"][-1]),
-             ("‖∂loss / ∂x₀‖", lambda row: row["gradient"][0])],
+             ("‖∂loss / ∂x_0‖", lambda row: row["gradient"][0])],
         ),
         figures.init_depth_figure(
             comparison, names, "init-step", "Change of the logits by the first step",

@@ -38,7 +38,7 @@ MAPS_PER_ROW, FEW_SOURCES = 3, 13  # maps with more sources are one fewer per ro
 NARROW_HEIGHT = 4.8  # inches: maximum height of a map on a narrow page
 CELL = 0.52  # inches: minimum width of a map's column with numbers in its cells
 EXPLODING = ("no_norm",)  # wirings that may leave the axes' limits
-DRAWN = 8  # series in a drawing of untrained stacks; the table has all
+DRAWN = 7  # series in a drawing of untrained stacks; the table has all
 NAMES = {
     "stream": "stream, rms", "ratio": "write / stream", "similarity": "similarity of tokens",
     "gradient": "gradient at the stream", "parameters": "gradient of the parameters",
@@ -64,11 +64,19 @@ def learning_figure(comparison: Comparison, n: int, name: str = "", title_suffix
     return draw_figure(
         f"learning-{n}{name}", lambda figure: plot.plot_learning(comparison, n, figure.add_subplot()),
         title=f"Learning, {n} layers{title_suffix}",
-        caption=f"Loss of each batch before its step, mean of {plot.WINDOW} steps. Each curve is a wiring at its best learning "
-        f"rate. "
-        f"A dotted line in range is the entropy of single characters, {format_number(comparison.text['entropy'])}.",
+        caption=f"Loss of each batch before its step, mean of {plot.WINDOW} steps, in nats a character. "
+        f"{_describe_curves(comparison)} A model that knows only how often each character occurs has "
+        f"{format_number(comparison.text['entropy'])} (dotted, where it is in range).",
         table=Table(["step", *curves], rows, f"{of_steps}{more}"), height=4.2,
     )  # fmt: skip
+
+
+def _describe_curves(comparison: Comparison) -> str:
+    """Return a sentence about the learning rates and the seeds of the curves."""
+    rates, seeds = comparison.protocol.rates, comparison.protocol.seeds
+    rate = f"at the learning rate {rates[0]:g}" if len(rates) == 1 else f"at its best of {len(rates)} learning rates"
+    seed = f"seed {seeds[0]}" if len(seeds) == 1 else f"mean of {len(seeds)} seeds"
+    return f"Each curve is a wiring {rate}, {seed}."
 
 
 def training_figure(comparison: Comparison, n: int, name: str = "", title_suffix: str = "") -> Figure | None:
@@ -115,8 +123,7 @@ def rate_figure(comparison: Comparison, n: int, name: str = "", title_suffix: st
         f"rates-{n}{name}", lambda figure: plot.plot_rates(comparison, n, figure.add_subplot()),
         title=f"Test loss by learning rate, {n} layers{title_suffix}",
         caption="Test loss after training: a dot for each seed, and a line through the means. A cross marks a rate at which a "
-        "seed "
-        "diverged; the table names the wiring.",
+        "seed diverged; the table names the wiring.",
         table=Table(["wiring", "warm-up", "rate", "test loss", "by seed", "diverged"], rows, "Test loss, mean of the seeds"),
         height=4.2,
     )  # fmt: skip
@@ -190,14 +197,16 @@ def memory_figure(name: str, shown: Sequence[PlotGroup], title_suffix: str = "")
     if not maps:
         return None
     most = max(len(run["after"]["map"]["sources"]) for _, run in maps)
+    shares_of_all = [
+        share for _, run in maps for at in run["after"]["map"]["shares"] for share in at if math.isfinite(share)
+    ]
+    lowest = min([*shares_of_all, 0.0])
     height = min(max(1.5 + 0.2 * most, 3.2), 8.5)
 
     def n_rows(wide: bool) -> int:
         return -(-len(maps) // (MAPS_PER_ROW - (most > FEW_SOURCES) if wide else 1))
 
     def draw(figure: Canvas) -> None:
-        from matplotlib.colors import PowerNorm
-
         wide = figure.get_figwidth() > WIDE
         columns = -(-len(maps) // n_rows(wide))
         places = [*figure.subplots(n_rows(wide), columns, squeeze=False).flat]
@@ -209,7 +218,7 @@ def memory_figure(name: str, shown: Sequence[PlotGroup], title_suffix: str = "")
                 for site, name in zip(sites, _number_duplicates([site.id for site in sites]), strict=True)
             ]
             rec = Recording(unique, {}, {"stream": (_number_duplicates(memory_map["sources"]), memory_map["shares"])})
-            rec.plot.memory_map(ax=ax, norm=PowerNorm(0.5, 0.0, 1.0))
+            rec.plot.memory_map(ax=ax, vmin=lowest, vmax=1.0)
             mesh = next(mesh for mesh in ax.collections if mesh.colorbar is not None)
             mesh.colorbar.remove()  # one colour bar serves all maps
             if figure.get_figwidth() / columns < CELL * len(memory_map["shares"]):
@@ -245,9 +254,9 @@ def memory_figure(name: str, shown: Sequence[PlotGroup], title_suffix: str = "")
     seed = f" Seed {seeds.pop()}." if len(seeds) == 1 and any(len(runs) > 1 for _, runs in with_any) else ""
     return draw_figure(
         name, draw, title=f"Sources of the stream, after training{title_suffix}",
-        caption="Each row is a source, each column the stream at a depth; a column sums to one. Colours show the square root "
-        "of the "
-        f"share. Each source is carried exactly through the norms after it.{seed}{without}",
+        caption="Each row is a source, each column the stream at a depth; a column sums to one. The opacity is the square "
+        "root of the share; negative shares are orange. Each source is carried exactly through the norms after it."
+        f"{seed}{without}",
         table=Table(head, rows, "Share of each source in the stream"),
         height=lambda wide: (height if wide else min(height, NARROW_HEIGHT)) * n_rows(wide),
     )  # fmt: skip
@@ -300,7 +309,7 @@ def _ablation_figure(name: str, shown: Sequence[PlotGroup], title_suffix: str) -
     return draw_figure(
         name, lambda figure: plot.plot_ablation(placed, figure.add_subplot()), title=f"Without each sublayer{title_suffix}",
         caption="The write of each sublayer was removed in turn: rise of the loss on held-out text, each wiring at its best "
-        "setting.",
+        "setting of those that were run.",
         table=Table(["without", "kind", *(line.label for line in shown)], rows, "Rise of the loss, nats a character"), height=3.6,
     )  # fmt: skip
 

@@ -35,7 +35,8 @@ INK, PAPER = "#1b1c1d", "#fefdfc"
 COLOUR_VARIABLES = {
     INK: "var(--ink)", PAPER: "var(--paper)", "#dddddd": "var(--grid)", "#6b6b6b": "var(--muted)",
     "#b00020": "var(--alarm)", "#0072b2": "var(--series-1)", "#d55e00": "var(--series-2)",
-    "#009e73": "var(--series-3)", "#cc79a7": "var(--series-4)",
+    "#009e73": "var(--series-3)", "#cc79a7": "var(--series-4)", "#6a3d9a": "var(--series-5)", "#8c510a": "var(--series-6)",
+    "#3b3b3b": "var(--series-7)",
 }  # fmt: skip
 """Colours of addnorm's drawings, and the variables of style.css that replace them."""
 

@@ -23,6 +23,7 @@ from addnorm.wirings.row import GAP, format_factor
 __all__ = ["build_model_page", "versions"]
 
 LONG = 48  # rows: longer tables are collapsed
+TOP = ("model", "inputs", "date", "loss")  # facts at the top of the page
 EMBEDDING = "with a norm of the embedding"  # a remark that the section of the wiring already has
 FINAL = "A final norm follows the last sublayer."  # part of a wiring's description
 CAPTIONS = {
@@ -56,9 +57,9 @@ def build_model_page(
         inspection: the result of `addnorm.inspect`.
         recording: the result of `addnorm.record`.
         ablations: the results of `addnorm.ablate_each`.
-        facts: further facts by name: inputs, seed, loss, command.
+        facts: further facts by name: model, inputs, date, loss (at the top; by default those of the recording), seed, command.
         title: title of the page; the class of the model by default.
-        footer: the last lines, such as a date. Without a date, the same data give the same page.
+        footer: the last lines. The same data give the same page.
 
     Raises:
         ImportError: matplotlib is not installed, and there is something to draw.
@@ -70,6 +71,9 @@ def build_model_page(
         >>> [section.title for section in page.sections]
         ['The wiring', 'Settings']
     """
+    top = {"model": inspection.model} | (recording.describe() if recording is not None else {})
+    top |= {name: text for name, text in (facts or {}).items() if name in TOP}
+    others = {name: text for name, text in (facts or {}).items() if name not in TOP}
     remarkable = [
         *(recording_findings(recording) if recording is not None else ()),
         *(ablation_findings(ablations) if ablations is not None else ()),
@@ -85,12 +89,12 @@ def build_model_page(
             "The places that the inspection does not understand, each with the reason.",
             _unknown(inspection),
         ),
-        Section("Settings", "", [Facts({**(facts or {}), **_settings(inspection, recording), **versions()})]),
+        Section("Settings", "", [Facts({**others, **_settings(inspection, recording), **versions()})]),
     ]
     return Page(
         title or inspection.model, _subtitle(inspection), _verdict(inspection),
         [section for section in sections if section.blocks], _tiles(inspection),
-        footer,
+        footer, {name: top[name] for name in TOP if name in top},
     )  # fmt: skip
 
 
@@ -128,7 +132,7 @@ def _verdict(inspection: Inspection) -> list[Finding]:
     findings = [*inspection_findings(inspection)]
     streams_by_wiring: dict[tuple[str, str], list[Stream]] = {}
     for stream in inspection.streams:
-        words = stream.wiring.describe().replace("x_0", "x₀") if stream.wiring else ""
+        words = stream.wiring.describe() if stream.wiring else ""
         if stream.final_norm is None:  # the wiring has a final norm, the model has none
             words = words.replace(FINAL, "").rstrip()
         streams_by_wiring.setdefault((_name(stream), words), []).append(stream)
@@ -201,7 +205,7 @@ def _norms(site: Site) -> str:
 
 
 def _depth_lead(rec: Recording | None) -> str:
-    return "" if rec is None else "Depth counts sublayers; x₀ is the stream before the first sublayer."
+    return "" if rec is None else "Depth counts sublayers; x_0 is the stream before the first sublayer."
 
 
 def _by_depth(rec: Recording | None) -> list[Block]:

@@ -29,6 +29,7 @@ WRITES = {"write / stream": ("write", "ratio"), "cosine with the stream": ("writ
 SIMILARITY = {"similarity of tokens": ("out", "similarity")} | {
     f"σ of {name}": (name, "sigma") for name in ("norm_in", "norm_branch", "norm_out", "norm_final")
 }
+NARROW_COLUMNS = 7  # more columns have no room for numbers in their cells in a narrow figure
 NARROW = 6.0  # inches: narrower figures have shorter labels
 FILLED, STRIPED = {"facecolor": axes.COLOURS[0]}, {"facecolor": axes.COLOURS[1], "hatch": "////"}
 DOTTED = {"facecolor": axes.COLOURS[2], "hatch": "...."}
@@ -127,8 +128,11 @@ def memory_figure(rec: Recording, stream: str, name: str, caption: str) -> Figur
         ax.set_ylabel("layer and sublayer of the source", fontsize="small")
         if figure.get_figwidth() < NARROW:
             columns = [*range(0, len(shares), -(-len(shares) // 6))]
-            ax.set_xticks(columns, labels=["x₀" if not place else str(place) for place in columns])
+            ax.set_xticks(columns, labels=["x_0" if not place else str(place) for place in columns])
             figure.axes[-1].set_ylabel("share of the stream")
+            if len(shares) > NARROW_COLUMNS:
+                for text in [*ax.texts]:
+                    text.remove()
 
     return draw_figure(
         name, draw,
@@ -215,7 +219,7 @@ def _bars(ax: Axes, depths: axes.Depths, values: Sequence[float], ylabel: str, *
 def _source_label(source: str, site: RecordedSite | None) -> str:
     """Return a short label of a source: its layer and kind."""
     if source == "x_0" or (site is not None and site.kind == "start"):
-        return "x₀"
+        return "x_0"
     if site is not None and site.kind != "other" and site.layer is not None:
         return f"{site.layer + 1} {site.kind}"
     return source if len(source) <= 22 else f"…{source[-21:]}"

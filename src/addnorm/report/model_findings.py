@@ -23,7 +23,7 @@ UNEVEN = 10.0  # ratio of gradients
 def _site_name(site: Site | RecordedSite, several: bool = False) -> str:
     """Return a site in words: "the attention of layer 3"."""
     if site.kind in ("start", "final"):
-        return "x₀" if site.kind == "start" else "the final norm"
+        return "x_0" if site.kind == "start" else "the final norm"
     suffix = f" of the {site.stream}" if several else ""
     kind = site.id if site.kind == "other" else f"the {site.kind}"
     return kind if site.layer is None else f"{kind} of layer {site.layer + 1}{suffix}"
@@ -65,10 +65,10 @@ def inspection_findings(inspection: Inspection) -> Iterator[Finding]:
     for stream in inspection.streams:
         name = "The stream" if len(inspection.streams) == 1 else f"The stream of the {stream.name}"
         if stream.closure is not None:
-            holds = "is" if stream.closes else "is not"
+            holds = "is" if stream.sum_closes else "is not"
             yield Finding(
-                f"{name} at its end {holds} the sum of x₀ and all writes: relative error {format_number(stream.closure, 2)}.",
-                "proved" if stream.closes else "refuted",
+                f"{name} at its end {holds} the sum of x_0 and all writes: relative error {format_number(stream.closure, 2)}.",
+                "proved" if stream.sum_closes else "refuted",
             )
     if inspection.unknown:
         count = len(inspection.unknown)
@@ -156,7 +156,7 @@ def _similarity(rec: Recording, stream: str | None) -> Iterator[str]:
     if len(values) > 1:
         (first, start), (_, end) = values[0], values[-1]
         verdict = ": the tokens are nearly equal (rank collapse)" if end > SIMILAR else ""
-        begin = "at x₀" if first.kind == "start" else f"after {_site_name(first)}"
+        begin = "at x_0" if first.kind == "start" else f"after {_site_name(first)}"
         cosines = f"{format_number(start, 2)} {begin} and {format_number(end, 2)} at the end"
         yield f"The mean cosine of two tokens is {cosines}{verdict}."
 
@@ -180,7 +180,7 @@ def _backward(rec: Recording, stream: str | None) -> Iterator[str]:
         (first, start), (_, end) = values[0], values[-1]
         times = start / end
         how = "as large as" if 0.9 < times < 1.1 else f"{format_number(times, 2)} times"
-        begin = "at x₀" if first.kind == "start" else f"at the stream after {_site_name(first)}"
+        begin = "at x_0" if first.kind == "start" else f"at the stream after {_site_name(first)}"
         yield f"The norm of the gradient {begin} is {how} that at the stream's end."
     weights = [pair for pair in _finite(rec, "params", "grad_l2", stream) if pair[1] > 0]
     if len(weights) > 1:
@@ -213,7 +213,7 @@ def _memory(rec: Recording, stream: str | None) -> Iterator[str]:
                 if most
                 else ""
             )
-            yield f"{format_percent(end['x_0'])} of the final stream is from x₀{largest}."
+            yield f"{format_percent(end['x_0'])} of the final stream is from x_0{largest}."
 
 
 def ablation_findings(ablations: Sequence[Ablation]) -> list[Finding]:

@@ -191,6 +191,7 @@ class Page:
         sections: the sections, in order.
         tiles: a few names and values in large type.
         footer: the last lines: versions, date, command.
+        facts: names and values below the subtitle: model, inputs, date, loss.
 
     Example:
         >>> from addnorm.report import Finding, Page, Section, Table
@@ -206,6 +207,7 @@ class Page:
     sections: Sequence[Section]
     tiles: Mapping[str, str] = field(default_factory=dict)
     footer: Sequence[str] = ()
+    facts: Mapping[str, str] = field(default_factory=dict)
 
 
 def render(page: Page) -> str:

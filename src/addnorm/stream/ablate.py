@@ -9,6 +9,7 @@ order, and the model is as before when a block ends, also after an error.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,9 +26,11 @@ from addnorm.stream.calls import copy_arguments
 from addnorm.stream.dataflow.frames import Frames
 from addnorm.stream.dataflow.graph import Op, Value
 from addnorm.stream.dataflow.observers import ObserverMode, disable_checkpoints, observe_forwards
+from addnorm.stream.edits import register_edit
 from addnorm.stream.find.closure import relative_error
 from addnorm.stream.find.inspection import Inspection, Site
 from addnorm.stream.find.sublayers import Sublayer
+from addnorm.stream.record.plan import write_probe
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,6 +52,8 @@ def ablate(site: Site, mode: Mode = "zero") -> Iterator[None]:
     Args:
         site: one of the `sites` of `addnorm.inspect`. It selects the model.
         mode: "zero", or "mean": the mean of the write over all tokens of the batch.
+
+    `addnorm.record` in the block measures what is added: the write is zero, or the mean.
 
     Raises:
         RuntimeError: at the end of a forward that did not reach the site, because it ran other operators than the inspected one.
@@ -106,7 +111,11 @@ def _edit_write(site: Site, s: float, replace: Change | None) -> Iterator[None]:
         if mode.completed and mode.was_missed(edit.op):
             raise edit.build_missed_error()
 
-    with disable_checkpoints(), observe_forwards(model, begin, end):
+    with (
+        disable_checkpoints(),
+        observe_forwards(model, begin, end),
+        register_edit(model, site.sublayer, edit.change_write),
+    ):
         yield
 
 
@@ -115,13 +124,13 @@ class _WriteEdit:
 
     def __init__(self, site: Site, s: float, replace: Change | None) -> None:
         sublayer: Sublayer = site.sublayer
-        term = [sublayer.write_path.term, *sublayer.write_path.sums][-1]
+        term = sublayer.write_path.terms[-1]
         assert term.op is not None
         self.site, self.s, self.replace = site, s, replace
         self.op: Op = term.op
         self.write: Value = term.value
         self.fused = self.op.origin != self.op.name  # the add is a step of a fused operator
-        stacked = self.op.args[0].op if self.op.name == "sum" and isinstance(self.op.args[0], Value) else None
+        stacked = self.op.args[0].op if self.op.name in ("sum", "mean") and isinstance(self.op.args[0], Value) else None
         self.op = stacked or self.op  # the sum of a stack: the operator that stacks
         arguments = self.op.args[0] if stacked else self.op.args
         self.index = next((k for k, argument in enumerate(arguments) if argument is term.value), -1)
@@ -149,8 +158,8 @@ class _WriteEdit:
                 return args, {**kwargs, "alpha": self.s * arguments.get("alpha", 1)}
             for name in ADDITIVE_OPTIONS:  # a part of the write
                 if arguments.get(name) is not None and self.replace is None:
-                    arguments[name] = self._change_write(arguments[name])
-            arguments["branch"] = self._change_write(arguments["branch"])
+                    arguments[name] = self.change_write(arguments[name])
+            arguments["branch"] = self.change_write(arguments["branch"])
             return (), arguments
 
     def on_output(self, out: Tensor) -> None:
@@ -184,9 +193,9 @@ class _WriteEdit:
     def _change_argument(self, args: Any) -> Any:
         if self.stacked:
             operands = [*args[0]]
-            operands[self.index] = self._change_write(operands[self.index])
+            operands[self.index] = self.change_write(operands[self.index])
             return (operands, *args[1:])
-        write = self._change_write(args[self.index])
+        write = self.change_write(args[self.index])
         if self.in_place and self.index == 0:  # the sum is written over the write
             args[0].copy_(write)
             return args
@@ -199,7 +208,8 @@ class _WriteEdit:
         if not isinstance(write, Tensor) or write.dim() != len(self.write.shape):
             raise self.build_missed_error()
 
-    def _change_write(self, write: Tensor) -> Tensor:
+    def change_write(self, write: Tensor) -> Tensor:
+        """Return what is added in place of a write."""
         if self.replace is not None:
             return self.replace(write)
         return self._scale(write)
@@ -219,6 +229,11 @@ def _find_mean(site: Site) -> Change:
     if layout is None:
         raise RuntimeError(
             f"mode is 'mean', expected 'zero' for {site.id!r}: the dimension of the features of its write is not known."
+        )
+
+    if any(math.prod(scale.shape) not in (1, site.parent.width) for scale in write_probe(site.sublayer).scales):
+        raise RuntimeError(
+            f"mode is 'mean', expected 'zero' for {site.id!r}: the add multiplies its write by another factor for each token."
         )
 
     def mean(write: Tensor) -> Tensor:

@@ -9,23 +9,33 @@ its bias, so the sum is exact. Components that do not add up to the recorded str
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from addnorm.stream.dataflow.graph import Value
-from addnorm.stream.find.adds import Add
+from addnorm.stream.edits import is_edited
+from addnorm.stream.find.adds import Add, Path, trace_multiples
 from addnorm.stream.find.chain import Chain
 from addnorm.stream.find.closure import compute_operand, get_tolerance, relative_error
 from addnorm.stream.find.inspect import build_inspection, capture_flow, check_inputs, to_float64
 from addnorm.stream.find.inspection import Inspection, Stream
 from addnorm.stream.find.norm import Norm
-from addnorm.stream.find.operators import find_views, replay_op
+from addnorm.stream.find.operators import GUARDS, Term, replay_op
 from addnorm.stream.find.sublayers import Sublayer
+from addnorm.stream.record.statistics import OmittedError, TokenMask, Tokens
 
-__all__ = ["BIASES", "Decomposition", "decompose", "find_step_obstacle", "propagate", "source_shares", "sum_components"]
+__all__ = [
+    "BIASES",
+    "Components",
+    "Decomposition",
+    "decompose",
+    "find_step_obstacle",
+    "propagate",
+    "source_shares",
+    "sum_components",
+]
 
 BIASES = "norm biases"
 Components = dict[str, Tensor]
@@ -37,8 +47,7 @@ def propagate(
     start: Tensor,
     write: Callable[[Sublayer], Tensor],
     scale_residual: Callable[[Add, Tensor], Tensor],
-    scale_sum: Callable[[Add, Tensor], Tensor],
-    enter_norm: Callable[[Norm, Value, Tensor], Tensor] = lambda norm, value, part: part,
+    scale_sum: Callable[[Path, Components], Components],
 ) -> Iterator[Components]:
     """Yield the components of each state of a stream, from x_0 to the end.
 
@@ -48,8 +57,7 @@ def propagate(
         start: x_0.
         write: returns the term that a sublayer adds, in the layout of the stream.
         scale_residual: applies an add's factor to a component of the stream: a * x.
-        scale_sum: applies the factors between the norms after the previous add and an add.
-        enter_norm: returns a component in the layout of a norm's input, from that of the value before it.
+        scale_sum: applies the views and factors of a path from a sum, or its norm, to the next norm or add.
     """
     parts: Components = {"x_0": start}
     yield dict(parts)
@@ -59,29 +67,52 @@ def propagate(
             name = names.get(id(sublayer), BIASES)
             new = write(sublayer)
             parts[name] = parts[name] + new if name in parts else new
-        value = add.out
+        paths = _find_paths(chain, k)
         for norm in norms:
-            parts = _propagate_through(norm, {name: enter_norm(norm, value, part) for name, part in parts.items()})
-            value = norm.y
-        if k + 1 < len(chain.adds):
-            parts = {name: scale_sum(chain.adds[k + 1], part) for name, part in parts.items()}
+            parts = _propagate_through(norm, scale_sum(next(paths), parts))
+        for path in paths:
+            parts = scale_sum(path, parts)
         yield dict(parts)
 
 
-def find_step_obstacle(k: int, add: Add, factor_kind: str) -> str:
-    """Return why components cannot be propagated from add k to the next one, or an empty string.
+def _find_paths(chain: Chain, k: int) -> Iterator[Path]:
+    """Yield the paths from add k to its first norm, from norm to norm, and from there to the next add."""
+    value = chain.adds[k].out
+    targets = [(norm.x, norm.y) for norm in chain.norms_out[k]]
+    targets += [(add.x, add.x) for add in chain.adds[k + 1 : k + 2]]
+    for target, end in targets:
+        for path in trace_multiples(Term(target)):
+            if path.source is value:
+                yield path
+                break
+        else:
+            raise NoPathError
+        value = end
+
+
+class NoPathError(Exception):
+    """Step on a stream that is no view, factor or norm."""
+
+
+def find_step_obstacle(chain: Chain, kinds: Container[str]) -> str:
+    """Return why components cannot be propagated from each add to the next one, or an empty string.
 
     Args:
-        k: number of the adds before `add`.
-        add: the next add.
-        factor_kind: kind of the factors between the two that the caller can apply to components.
+        chain: the stream.
+        kinds: the kinds of factors that the caller can apply to components.
     """
-    if add.changes_tokens:
-        return f"tokens join or leave the stream before add {k + 1}"
-    if any(factor.kind != factor_kind for factor in (*add.early_factors, *add.late_factors)):
-        return f"the stream is multiplied or masked between add {k} and add {k + 1}"
-    if add.branch_input is not None:
-        return f"add {k + 1} adds to a norm what was read before it"
+    for k in range(len(chain.adds)):
+        where = f"between add {k + 1} and add {k + 2}" if k + 1 < len(chain.adds) else f"after add {k + 1}"
+        if any(add.changes_tokens for add in chain.adds[k + 1 : k + 2]):
+            return f"tokens join or leave the stream before add {k + 2}"
+        if any(add.branch_input is not None for add in chain.adds[k + 1 : k + 2]):
+            return f"add {k + 2} adds to a norm what was read before it"
+        try:
+            factors = [factor for path in _find_paths(chain, k) for factor in path.factors]
+        except NoPathError:
+            return f"the stream is changed {where} by more than factors and norms"
+        if any(factor.kind not in kinds for factor in factors):
+            return f"the stream is multiplied or masked {where}"
     return ""
 
 
@@ -102,7 +133,11 @@ def sum_components(parts: Components) -> Tensor:
 
 
 def source_shares(parts: Components, total: Tensor) -> dict[str, Tensor]:
-    """Return the share of each source in each token, <c_s, x> / |x|^2; the shares of a token sum to 1."""
+    """Return the share of each source in each token, <c_s, x> / |x|^2; the shares of a token sum to 1.
+
+    The share of a source at a depth is the mean of these over the tokens that count, in `Decomposition.mean_shares`, in
+    recordings, and wherever it is shown. (A ratio of means would count a token the more the longer it is.)
+    """
     size = total.square().sum(-1).clamp_min(torch.finfo(total.dtype).tiny)
     return {name: (part * total).sum(-1) / size for name, part in parts.items()}
 
@@ -123,13 +158,14 @@ class Decomposition:
         chain: Chain = stream.chain
         self._chain = chain
         self._names = {id(site.sublayer): site.id for site in stream.sites}
-        for k, add in enumerate(chain.adds[1:], 1):
-            if reason := find_step_obstacle(k, add, "noise"):
-                raise ValueError(f"{stream.name} cannot be decomposed: {reason}.")
+        if reason := find_step_obstacle(chain, ("constant", "learned", "mask", "noise", "guard")):
+            raise ValueError(f"{stream.name} cannot be decomposed: {reason}.")
         self._states = [state.tensor.detach().double() for state in chain.states()]
         self._layouts = [stream.layout.of(state) for state in chain.states()]
         self.depth = len(chain.adds)
         self.closures: list[float] = []
+        if not self._states[0].numel():
+            raise ValueError(f"{stream.name} cannot be decomposed: the inputs hold no token.")
         sources: dict[str, None] = {"x_0": None} | dict.fromkeys(site.id for site in stream.sites)
         for k, parts in enumerate(self._iter_components()):
             total = sum_components(parts).reshape(self._states[k].shape)  # its tokens may be flattened
@@ -165,14 +201,44 @@ class Decomposition:
         parts = self.components(depth)
         return source_shares(parts, sum_components(parts))
 
-    def memory_map(self) -> tuple[list[str], list[list[float]]]:
-        """Return the sources, and for each depth the mean over the tokens of their shares; each row sums to 1."""
+    def mean_shares(self, depth: int = -1, tokens: Tensor | None = None) -> dict[str, float]:
+        """Return the share of each source at a depth: the mean over the tokens of <c, x> / |x|^2. The shares sum to 1.
+
+        Args:
+            depth: 0 is x_0, k the stream after the k-th add, -1 the end.
+            tokens: mask of the tokens that count, `(batch, tokens)`, such as the attention mask; all by default. With the same
+                mask, `addnorm.record` gives the same shares.
+
+        Raises:
+            IndexError: there is no such depth.
+            ValueError: the mask has another shape.
+        """
+        return self._average_shares(self._check_depth(depth), self.components(depth), tokens)
+
+    def memory_map(self, tokens: Tensor | None = None) -> tuple[list[str], list[list[float]]]:
+        """Return the sources, and for each depth their shares as in `mean_shares`; each row sums to 1."""
         rows = []
         for k, components in enumerate(self._iter_components()):
             parts = {name: self._features_last(k, part) for name, part in components.items()}
-            shares = source_shares(parts, sum_components(parts))
-            rows.append([float(shares[source].mean()) if source in shares else 0.0 for source in self.sources])
+            shares = self._average_shares(k, parts, tokens)
+            rows.append([shares.get(source, 0.0) for source in self.sources])
         return self.sources, rows
+
+    def _average_shares(self, depth: int, parts: Components, tokens: Tensor | None) -> dict[str, float]:
+        counted = self._flatten_mask(depth, tokens)
+        shares = source_shares(parts, sum_components(parts))
+        return {name: float(share.reshape(-1)[counted].mean()) for name, share in shares.items()}
+
+    def _flatten_mask(self, depth: int, tokens: Tensor | None) -> Tensor | slice:
+        """Return which of a state's tokens count, in their order."""
+        if tokens is None:
+            return slice(None)
+        try:
+            arranged = Tokens.arrange(self._states[depth], self._layouts[depth], TokenMask(tokens))
+        except OmittedError as error:
+            raise ValueError(f"the mask does not fit the stream at depth {depth}: {error}") from None
+        assert arranged.mask is not None
+        return arranged.mask
 
     def state(self, depth: int = -1) -> Tensor:
         """Return the recorded stream at a depth, `(*, d)` in float64."""
@@ -227,15 +293,16 @@ class Decomposition:
         def scale_residual(add: Add, part: Tensor) -> Tensor:
             return compute_operand(add.residual_path, part.reshape(add.x.shape)).reshape(add.out.shape)
 
-        def enter_norm(norm: Norm, value: Value, part: Tensor) -> Tensor:
-            for op in find_views(norm.x, value) or ():
-                part = replay_op(op, part)
-            return part
+        def scale_sum(path: Path, parts: Components) -> Components:
+            parts = {name: part.reshape(path.source.shape) for name, part in parts.items()}
+            for op in reversed(path.ops):
+                total = sum_components(parts)
+                if op.name not in GUARDS or not torch.equal(replay_op(op, total), total):  # a clamp of larger numbers
+                    parts = {name: replay_op(op, part) for name, part in parts.items()}
+            return parts
 
         with torch.no_grad():
-            yield from propagate(
-                self._chain, self._names, self._states[0], write, scale_residual, lambda add, part: part, enter_norm
-            )
+            yield from propagate(self._chain, self._names, self._states[0], write, scale_residual, scale_sum)
 
     def __repr__(self) -> str:
         size = f"{len(self.sources)} sources, {self.depth} adds, closure {self.closure:.1e}"
@@ -262,6 +329,7 @@ def decompose(
 
     Raises:
         ValueError: there is no such stream, the components do not add up to it, or `addnorm.inspect` refuses the model.
+        RuntimeError: it is called inside `addnorm.ablate`.
 
     Example:
         >>> layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
@@ -279,6 +347,10 @@ def decompose(
             f"model is {type(model).__name__}, expected a torch.nn.Module: addnorm.decompose(model, *args)."
         )
     check_inputs(model, args, kwargs, "addnorm.decompose(model, *args, **kwargs)")
+    if is_edited(model):
+        raise RuntimeError(
+            "decompose is called inside addnorm.ablate or scale_write, expected outside: it decomposes the whole model."
+        )
     eager = getattr(model, "_orig_mod", model)
     if float64:
         eager, args, kwargs = to_float64(eager, args, kwargs)

@@ -276,7 +276,7 @@ class Wiring:
         return f"{self.name}: {';  '.join(equation.equation_lines(self))}"
 
 
-def get(name: str, **options: Any) -> Wiring:
+def get(name: str, /, **options: Any) -> Wiring:
     """Return the wiring with that name.
 
     Raises:

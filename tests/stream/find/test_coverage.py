@@ -5,6 +5,7 @@ import torch
 
 import addnorm
 from addnorm import inspect
+from support import odd_streams as odd
 from support import stream_steps as steps
 from support.stream_steps import D, make_steps, noise
 
@@ -35,6 +36,11 @@ UNDERSTOOD["norm of a token mixer"] = (steps.normed_token_mixers, ONE, "reordere
 UNDERSTOOD["constant after channels"] = (steps.scaled_reads_of_channels, IMAGE, "unknown", ["x' = x + f(0.5 N(x))"] * 3)
 UNDERSTOOD["scale of a branch norm"] = (steps.scaled_branch_norms, ONE, "unknown", ["x' = x + b ⊙ N(f(N(x)))"] * 4)
 UNDERSTOOD["sum of normed sublayers"] = (steps.sums_of_normed_sublayers, ONE, "parallel", ["x' = x + f(N(x))"] * 4)
+UNDERSTOOD["first state again"] = (
+    odd.first_state_again, ONE, "pre_ln", ["x' = x + f(N(x))", *["x' = 0.5 x + 0.3 skip", "x' = x + f(N(x))"] * 2],
+)  # fmt: skip
+UNDERSTOOD["means of pairs"] = (odd.means_of_pairs, ONE, "unknown", ["x' = 0.5 x + 0.5 f(N(x))"] * 3)
+UNDERSTOOD["mean magnitudes"] = (odd.mean_magnitudes, ONE, "unknown", ["x' = x + f(x)"] * 3)
 
 
 def list_equations(stream):
@@ -65,8 +71,16 @@ REFUSED = {
     "norm of a sum": (steps.norm_of_a_sum, ONE, "a norm reads the stream after other steps", ()),
     "clamped": (steps.clamped, ONE, "values of the stream are clamped", ()),
     "two heads": (steps.two_heads, ONE, "several norms read the end of the stream", ()),
-    "gate between layers": (steps.scaled_stream, ONE, "an elementwise function of the end of another stream", ()),
+    "gate between layers": (steps.scaled_stream, ONE, "begins with a function of the end of another stream", ()),
     "orthogonal update": (steps.orthogonal_updates, ONE, "through norms of different kinds", ()),
+    "orthogonal update, one norm": (steps.orthogonal_updates_of_one_norm, ONE, "multiplied by a norm of the stream", ()),
+    "stale reads": (odd.stale_reads, ONE, "computed from an earlier state of the stream", ()),
+    "projected shortcut": (odd.projected_shortcut, ONE, "begins with a sum of two functions of another stream", ()),
+    "function of the end": (odd.function_of_the_end, ONE, "a function of the end of the stream is normalized", ()),
+    "attention over depth": (odd.attention_over_depth, ONE, "reads the output of another one", ()),
+    "masked features": (odd.masked_features, ONE, "a factor is a vector of constants", ()),
+    "sorted features": (odd.sorted_features, ONE, "begins with a function of the end of another stream", ()),
+    "norms of channels": (steps.norms_of_channels, IMAGE, "a norm that is written out over another dimension", ()),
 }  # fmt: skip
 
 
@@ -92,6 +106,56 @@ def test_inspect_tells_token_mixers_from_feed_forwards():
 def test_inspect_tells_mixers_without_norms():
     kinds = [site.kind for site in inspect(make_steps(steps.bare_token_mixers), *ONE).sites]
     assert kinds == ["other", "feed-forward"] * 2
+
+
+def test_inspect_remarks_on_first_state_again():
+    stream = inspect(make_steps(odd.first_state_again), *ONE).streams[0]
+    assert stream.remarks == ("between sublayers the stream is multiplied by a factor, and an earlier state is added",)
+
+
+def test_inspect_tells_means_of_tokens_from_feed_forwards():
+    stream = inspect(make_steps(odd.means_of_tokens), *ONE).streams[0]
+    assert {site.kind for site in stream.sites} == {"other"}
+    assert stream.remarks == ("the end of the stream is multiplied by a factor before the final norm",)
+
+
+def test_inspect_remarks_on_both_ends():
+    """The embedding's norm is doubled, and two norms follow the stream; its tokens are sorted before."""
+    stream = inspect(make_steps(odd.scaled_ends), *ONE).streams[0]
+    assert (stream.embedding_norm.path, stream.final_norm.path) == ("others.0", "last")
+    assert {"the norm of the embedding is multiplied by a factor", "2 final norms, one after the other"} <= {
+        *stream.remarks
+    }
+
+
+def test_inspect_notes_dropout_of_the_stream():
+    inspection = inspect(make_steps(odd.dropout_of_the_stream).train(), *ONE)
+    assert [site.notes for site in inspection.sites] == [("dropout of the stream",)] * 2 + [()]
+
+
+def test_inspect_calls_moved_tokens_no_feed_forward():
+    inspection = inspect(make_steps(odd.smeared), *ONE)
+    assert [site.kind[0] for site in inspection.sites] == ["f", "f", "o", "f"]
+    assert inspection.wiring == "unknown"
+
+
+def test_inspect_finds_no_final_norm_without_use():
+    stream = inspect(make_steps(odd.unused_norm), *ONE).streams[0]
+    assert stream.final_norm is None
+    assert stream.remarks == ("without the final norm of this wiring",)
+
+
+def test_ablate_removes_write_of_a_mean():
+    model = make_steps(odd.means_of_pairs)
+    site = inspect(model, *ONE).sites[2]
+    x = addnorm.decompose(model, *ONE).state(2).float()
+    with torch.no_grad(), addnorm.ablate(site):
+        out = model(*ONE)
+    assert torch.allclose(out, model.last(0.5 * x), atol=1e-5)
+
+
+def test_inspect_gives_one_reason_for_norms_of_channels():
+    assert len(inspect(make_steps(steps.norms_of_channels), *IMAGE).unknown) == 1
 
 
 def test_inspect_finds_sum_of_two_streams():

@@ -239,7 +239,7 @@ WITHOUT_ROWS = {
     "gates": (gated, "a gate g computed from the data"),
     "hyper-connections": (hyper, "a matrix A that mixes states"),
     "dense connections": (dense, "a sum of three or more values"),
-    "relu after the add": (resnet, "an elementwise function of the end of another stream"),
+    "relu after the add": (resnet, "begins with a function of the end of another stream"),
     "relu after the add, no norms": (lambda m, x: resnet(m, x, plain=True), "a single add"),
 }
 

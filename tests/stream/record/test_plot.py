@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
+from addnorm.stream.record import axes
 from addnorm.stream.record.recording import Recording
 from addnorm.stream.record.schema import ROLES, RecordedSite
 from support.pairwise import rotate
@@ -87,7 +88,7 @@ def test_stream_draws_rms_and_max_by_depth():
     assert lines(ax) == [([0, 1, 2, 3], [1.0, 2.0, 3.0, 4.0])] * 2
     assert texts(ax) == ["rms", "max", "attention", "feed-forward"]
     assert ax.get_xlabel() == "depth in sublayers"
-    assert [tick.get_text() for tick in ax.get_xticklabels()] == ["$x_0$", "1", "2", "3"]
+    assert [tick.get_text() for tick in ax.get_xticklabels()] == ["x_0", "1", "2", "3"]
 
 
 def test_stream_starts_with_the_first_input():
@@ -251,23 +252,35 @@ def test_axes_without_a_grid_and_cleared_axes(pyplot):
 
 
 def test_memory_map_leaves_cells_before_a_write_blank():
+    from matplotlib.colors import to_rgb
+
     ax = recorded(3).plot.memory_map()
     cells = ax.collections[0].get_array()
     assert cells.shape == (4, 4)  # source, depth
     assert cells[0].tolist() == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4])
     assert [bool(blank) for blank in cells.mask[3]] == [True, True, True, False]
-    assert ax.collections[0].get_cmap().name == "cividis"
+    colours = ax.collections[0].get_cmap().colors
+    assert {colour[:3] for colour in colours} == {to_rgb(axes.COLOURS[0])}
+    assert [colours[0][3], colours[-1][3]] == pytest.approx([0.04, 1.0])
     assert {text.get_text() for text in ax.texts} == {"1.00", "0.50", "0.33", "0.25"}
     assert len(ax.figure.axes) == 2  # with the colour bar
 
 
 def test_memory_map_with_negative_shares_and_keywords():
+    from matplotlib.colors import to_rgb
+
     rec = recorded(30)
     ax = rec.plot.memory_map(cmap="viridis")
     assert ([*ax.texts], ax.collections[0].get_cmap().name) == ([], "viridis")
     rec.memory_maps = {"stream": (["a", "b"], [[1.5, -0.5]])}
     mesh = rec.plot.memory_map().collections[0]
     assert (mesh.norm.vmin, mesh.norm.vmax) == (-0.5, 1.5)
+    assert mesh.to_rgba(-0.5)[:3] == pytest.approx(to_rgb(axes.COLOURS[1])), (
+        "negative shares have a colour of their own"
+    )
+    assert mesh.to_rgba(1.5)[:3] == pytest.approx(to_rgb(axes.COLOURS[0]))
+    limited = rec.plot.memory_map(vmin=-1.0, vmax=2.0).collections[0].norm
+    assert (limited.vmin, limited.vmax) == (-1.0, 2.0)
     assert mesh.norm(1.5) == pytest.approx(1)
     assert mesh.norm(-0.5) == pytest.approx(0)
 

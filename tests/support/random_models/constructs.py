@@ -237,6 +237,24 @@ def crossing(kit: Kit) -> RandomModel:
     return kit.build(model, [kit.input(), kit.input(kit.sizes.tokens + 1)], *streams)
 
 
+@construct("two streams in turn")
+def in_turn(kit: Kit) -> RandomModel:
+    left, right, last, end = kit.layers("cf"), kit.layers("cf"), kit.norm(), kit.norm()
+
+    def run(model: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        for (c1, f1), (c2, f2) in zip(model.left, model.right, strict=True):
+            x = f1.run(c1.run(x, y))
+            y = f2.run(c2.run(y, x))
+        return model.last(x), model.end(y)
+
+    streams = (
+        kit.stream(kit.sites(left, "left"), "pre_ln", final=last),
+        kit.stream(kit.sites(right, "right"), "pre_ln", final=end, path="end"),
+    )
+    model = Graph(run, left=left, right=right, last=last, end=end)
+    return kit.build(model, [kit.input(), kit.input(kit.sizes.tokens + 1)], *streams)
+
+
 @construct("joint attention of two streams")
 def joint(kit: Kit) -> RandomModel:
     left, right, last, end = kit.layers("af"), kit.layers("af"), kit.norm(), kit.norm()

@@ -74,12 +74,12 @@ def _series(rec: Any, role: str, name: str) -> list[tuple[Any, float]]:
 def _statistics_by_hand(site: TracedSite) -> Iterator[tuple[str, str, float]]:
     """Yield role, name and value of the statistics by their definition."""
     for role, name in ROLES.items():
-        t = getattr(site, name)
+        t = getattr(site, name).detach()
         lengths = t.norm(dim=-1)
         yield role, "l2", float(lengths.mean())
         yield role, "rms", float(t.square().mean().sqrt())
         yield role, "max", float(t.abs().max())
-    x, write, out = site.x, site.write.expand_as(site.x), site.out
+    x, write, out = site.x.detach(), site.write.detach().expand_as(site.x), site.out.detach()
     yield "write", "ratio", float((write.norm(dim=-1) / x.norm(dim=-1)).mean())
     dots = (x * write).sum(-1) / (x.norm(dim=-1) * write.norm(dim=-1)).clamp_min(1e-300)
     yield "write", "cosine", float(dots.mean())
@@ -101,7 +101,7 @@ def _compare_balance(rec: Any, inspection: Inspection, trace: Trace) -> Iterator
     end = torch.stack([part.expand_as(trace.sites[-1].out) for part in trace.components]).sum(0)
     amounts = dict(zip(sheet.sources, sheet.amounts, strict=True))
     for source, part in _name_components(inspection, trace):
-        expected = float(((part * end).sum(-1) / end.norm(dim=-1)).mean())
+        expected = float(((part * end).sum(-1) / end.norm(dim=-1)).mean().detach())
         others = [site.id for site in inspection.sites if site.role == "injection"] if source == "norm biases" else []
         actual = sum(amounts.get(name, 0.0) for name in (source, *others))
         if not abs(actual - expected) <= TOLERANCE * max(1.0, abs(expected)):

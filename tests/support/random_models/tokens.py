@@ -200,7 +200,8 @@ def cross_fusion(kit: Kit) -> RandomModel:
             x = torch.cat((c, x[:, 1:]), 1)
         return model.last(x)
 
-    own, of_middle = kit.sites(layers), kit.sites(middle, "middle")
+    own = kit.sites(layers)
+    of_middle = [replace(site, kind="other") for site in kit.sites(middle, "middle")]  # they average tokens
     sites = [site for k, more in enumerate(of_middle) for site in (*own[2 * k : 2 * k + 2], more)]
     model = Graph(run, layers=layers, middle=middle, last=last)
     stream = kit.stream(sites, "pre_ln", final=last, per_layer=3)

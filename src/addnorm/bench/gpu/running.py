@@ -188,6 +188,7 @@ def run(
     """
     timekeeper, about, head = clock.clock_of(device), describe(device), identity(device, commit)
     copies = Copies(device, timekeeper, earlier["copy"]["bytes_per_second"] if earlier else None)
+    meter = environment.LoadMeter()
     settings = {"rounds": rounds, "budget": budget, "variants": list(requested) if requested else None}
     start = Run(new_results(*PARTS))
     if earlier:
@@ -209,7 +210,7 @@ def run(
         return results
 
     def document(state: Run) -> Document:
-        return _document(state, head, about, timekeeper, copies, settings)
+        return _document(state, {**head, **meter.columns()}, about, timekeeper, copies, settings)
 
     copies.measure()
     done = run_cases(

@@ -23,7 +23,7 @@ from addnorm.cli.demo import model, operation, training
 from addnorm.cli.demo._parts import RECORDING
 from addnorm.ops import cpu
 
-__all__ = ["demo", "run"]
+__all__ = ["run", "show"]
 
 PARTS: tuple[Callable[[Console], bool | None], ...] = (
     operation.one_token, operation.real_tensors, operation.bias_gradient, operation.speed, model.find_streams,
@@ -31,16 +31,12 @@ PARTS: tuple[Callable[[Console], bool | None], ...] = (
 )  # fmt: skip
 
 
-@click.command()
-def demo() -> None:
-    """Show in a few minutes what addnorm does.
-
-    The files that it writes are in the folder addnorm-demo. Exit code 3 where a proof fails.
-    """
-    click.get_current_context().exit(0 if run(stdout()) else 3)
+def run() -> None:
+    """Print the demonstration and exit with 3 where a proof failed."""
+    click.get_current_context().exit(0 if show(stdout()) else 3)
 
 
-def run(console: Console) -> bool:
+def show(console: Console) -> bool:
     """Print the demonstration and return whether every proof held."""
     if cpu.ISA is None:
         console.print(

@@ -80,8 +80,7 @@ def find_streams(console: Console) -> bool | None:
         except ValueError as error:
             console.print(Text(str(error), "bold red"))
             return False
-    mask = token_mask(loaded.kwargs)
-    shares = {name: float(share[mask].mean()) for name, share in parts.shares().items()}
+    shares = parts.mean_shares(tokens=token_mask(loaded.kwargs))
     console.print(
         f"\nThe stream at the end is the sum of {len(shares)} parts, relative error {parts.closure:.0e}; the largest:"
     )

@@ -190,6 +190,8 @@ def observe_forwards(
     callers: list[FrameType] = []  # the Python frame in which the forward runs
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if module is not inner:  # a copy of the model, made in the block: it has the hooks too
+            return
         if running and not _is_running(callers[-1]):
             abandon()
         if running or exclusive.frames is not None:  # the model calls itself, or is inspected
@@ -210,7 +212,7 @@ def observe_forwards(
             stack.enter_context(mode)
 
     def leave(module: nn.Module, args: Any, output: Any) -> None:
-        stack = running.pop() if running else None
+        stack = running.pop() if running and module is inner else None
         if stack is not None:
             if output is not None and modes:
                 modes[-1].completed = True

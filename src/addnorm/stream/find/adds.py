@@ -11,7 +11,7 @@ An add is residual if one operand is, up to factors, a value on which the other 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 
 from addnorm.stream.dataflow.graph import DATA, NOISE, Flow, Op, Value
@@ -84,6 +84,7 @@ class Add:
     unclear: list[str] = field(default_factory=list)  # what is not understood between the previous add and x
     is_partial: bool = False  # a partial sum of another add
     inner_adds: list[Add] = field(default_factory=list)  # residual adds inside the branches
+    other_ops: set[Op] = field(default_factory=set)  # adds of other streams on which the branches depend
 
     @property
     def read(self) -> Value:
@@ -137,13 +138,13 @@ def join_paths(first: Path, then: Path) -> Path:
     )  # fmt: skip
 
 
-def find_ops_between(x: Value, raw: Value) -> list[Op]:
-    """Return the operators through which raw depends on x, in the order in which they ran."""
+def find_ops_between(x: Value, raw: Value, without: Set[Op] = frozenset()) -> list[Op]:
+    """Return the operators through which raw depends on x, except through those in `without`, in the order in which they ran."""
     back: set[Op] = set()
     todo = [raw]
     while todo:
         value = todo.pop()
-        if value is x or value.op is None or value.index <= x.index or value.op in back:
+        if value is x or value.op is None or value.index <= x.index or value.op in back or value.op in without:
             continue
         back.add(value.op)
         todo.extend(value.op.inputs)

@@ -12,19 +12,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.utils import _pytree as pytree
 
 from addnorm.stream.dataflow.graph import Flow, Op, Value
 from addnorm.stream.find.adds import Add, find_adds, find_ops_between, has_mixing_branch
-from addnorm.stream.find.moves import JOINS
+from addnorm.stream.find.moves import CUTS, JOINS
 from addnorm.stream.find.norm import Norm
-from addnorm.stream.find.operators import Factor, is_mixing, match_factor, strip_views
+from addnorm.stream.find.operators import Factor, is_ancestor, is_mixing, match_factor, strip_views
 from addnorm.stream.find.regions import Regions
 from addnorm.stream.find.sublayers import Sublayer, assign_layers, find_sublayers
 
-__all__ = ["Chain", "SublayerNames", "find_chains", "list_ids"]
+__all__ = ["Chain", "Selection", "SublayerNames", "find_chains", "list_ids"]
 
 MAX_DEPTH = 8  # views, casts and factors between a sum and its norm
 
@@ -38,6 +38,7 @@ class Chain:
     norms_out: list[list[Norm]]  # after each add, in the order in which they are applied
     final_norms: list[Norm]
     last_factors: list[Factor]  # between the last add and its norm
+    final_factors: list[Factor]  # between the last add and the final norm, if the add has no norm of its own
     dual_norm: Norm | None  # final norm of a second stream that has the same writes (ResiDual)
     dual_adds: list[Add] = field(default_factory=list)  # of that stream, and the add of both streams
     has_other_norms: bool = False  # several norms lead from the end of the stream to the model's output
@@ -59,12 +60,14 @@ class Chain:
 
     def sum_factors(self, k: int) -> list[Factor]:
         """Return the factors of the whole sum of add k, before its norm or, if there is none, before the next sublayer."""
+        return [factor for factor in self.list_factors_after(k) if factor.kind in ("constant", "learned")]
+
+    def list_factors_after(self, k: int) -> list[Factor]:
+        """Return the factors between add k and its norm or, if there is none, the next sublayer."""
         if k + 1 == len(self.adds):
-            factors = self.last_factors
-        else:
-            after = self.adds[k + 1]
-            factors = after.early_factors if after.norms else after.late_factors
-        return [factor for factor in factors if factor.kind in ("constant", "learned")]
+            return self.last_factors
+        after = self.adds[k + 1]
+        return after.early_factors if after.norms else after.late_factors
 
 
 class SublayerNames:
@@ -127,36 +130,56 @@ def list_ids(chains: Sequence[Chain], streams: Sequence[str]) -> list[list[str]]
     ]
 
 
-def find_chains(flow: Flow, norms: list[Norm]) -> tuple[list[Chain], list[Add]]:
-    """Find the streams of a data flow.
+class Selection(NamedTuple):
+    """The adds of a data flow.
 
-    Returns:
-        The chains in the order in which they begin, and the adds that are in no chain.
+    Attributes:
+        chains: the streams in the order in which they begin.
+        left: the adds that are in no stream, in no sublayer, and not in `reads`.
+        reads: the adds of positions and the like to a state, whose sum only sublayers read.
     """
-    chosen, left = _select_chains(find_adds(flow, norms), {strip_views(norm.x) for norm in norms})
+
+    chains: list[Chain]
+    left: list[Add]
+    reads: list[Add]
+
+
+def find_chains(flow: Flow, norms: list[Norm]) -> Selection:
+    """Find the streams of a data flow."""
+    results = {value for value in pytree.tree_leaves(flow.result) if isinstance(value, Value)}
+    chosen, left, reads = _select_chains(find_adds(flow, norms), {strip_views(norm.x) for norm in norms}, results)
+    _find_other_streams(chosen)
     joined = [(adds, [find_sublayers(add) for add in adds], dual, duals) for adds, dual, duals in _join_twins(chosen)]
     sublayers = [sublayer for _, of_adds, _, _ in joined for of_add in of_adds for sublayer in of_add]
     inner = {op for sublayer in sublayers for op in (*sublayer.ops, *sublayer.write_path.ops)}
     path = {add.op for adds, _, _, duals in joined for add in (*adds, *duals)}
-    results = {value for value in pytree.tree_leaves(flow.result) if isinstance(value, Value)}
     regions = Regions(inner, path, results)
-    return [_build_chain(*parts, regions) for parts in joined], left
+    return Selection([_build_chain(*parts, regions) for parts in joined], left, reads)
 
 
-def _select_chains(adds: list[Add], normed: set[Value]) -> tuple[list[list[Add]], list[Add]]:
-    """Select the longest chain, then those that are in no sublayer of a longer one; return them and the adds in neither.
+def _select_chains(
+    adds: list[Add], normed: set[Value], results: set[Value]
+) -> tuple[list[list[Add]], list[Add], list[Add]]:  # fmt: skip
+    """Select the longest chain, then those that are in no sublayer of a longer one.
 
-    `normed` has the values that norms read.
+    `normed` has the values that norms read, `results` those that the model returns. The adds that are in neither, and the sums of
+    states that sublayers read, are returned too.
     """
     chosen: list[list[Add]] = []
     owners: dict[Op, Add] = {}  # for each operator of a branch its add
     used: set[Add] = set()
+    sums = _find_sums_of_states(adds)
+    reads: list[Add] = []
     leaves = {*adds} - {add.previous for add in adds}
-    for leaf in sorted(leaves, key=lambda add: (-len([*add.states()]), -add.op.index)):
+    for leaf in sorted(leaves, key=lambda add: (add in sums, -len([*add.states()]), -add.op.index)):
         chain = [add for add in leaf.states() if add not in used][::-1]
-        outside = _trim_activations([add for add in chain if add.op not in owners])
+        if leaf in sums and Regions({*owners}, {add.op for add in used}, results).is_read_only([leaf.out]):
+            reads.append(leaf)
+            continue
+        is_other = _is_other_stream(chain, owners, used)
+        outside = _trim_activations([add for add in chain if is_other or add.op not in owners])
         for add in chain:
-            if add.op in owners:
+            if add.op in owners and add not in outside:
                 owners[add.op].inner_adds.append(add)
         if not outside or not _is_stream(outside, normed, alone=not chosen):
             continue
@@ -167,7 +190,49 @@ def _select_chains(adds: list[Add], normed: set[Value]) -> tuple[list[list[Add]]
                 for op in find_ops_between(add.read, write.path.source):
                     owners.setdefault(op, add)
     left = [add for add in adds if add not in used and add.op not in owners and has_mixing_branch(add)]
-    return sorted(chosen, key=lambda chain: chain[0].op.index), left
+    left = [add for add in left if add not in reads]
+    return sorted(chosen, key=lambda chain: chain[0].op.index), left, reads
+
+
+def _find_sums_of_states(adds: Sequence[Add]) -> set[Add]:
+    """Return the adds that continue no stream: they add the state of another stream to a value, as positions to a memory."""
+    states = {add.out for add in adds} | {add.x for add in adds}
+    continued = {add.previous for add in adds}
+    sums = set()
+    for add in adds:
+        source = add.writes[0].path.source
+        values = {source} | ({strip_views(source.norm.x)} if source.norm is not None else set())
+        if add.previous is None and add not in continued and len(add.writes) == 1 and values & states:
+            sums.add(add)
+    return sums
+
+
+def _is_other_stream(chain: Sequence[Add], owners: dict[Op, Add], used: set[Add]) -> bool:
+    """Return whether a chain of which adds are in sublayers is a stream that these sublayers read, as in two streams in turn.
+
+    It is if it is in no single sublayer, began before one of them, and an add of it reads it directly, not through the others.
+    """
+    of_adds = {owners.get(add.op) for add in chain}
+    if len(of_adds) == 1 or all(owner is None or is_ancestor(owner.read, chain[0].x) for owner in of_adds):
+        return False
+    passed = {add.op for add in used}
+    return any(find_ops_between(add.read, write.path.source, passed) for add in chain for write in add.writes)
+
+
+def _find_other_streams(chains: Sequence[Sequence[Add]]) -> None:
+    """Set `Add.other_ops`: the adds on which the branches of an add depend, of streams that are not inside of these branches."""
+    of_op = {add.op: chain for chain in chains for add in chain}
+    for chain in chains:
+        for add in chain:
+            starts = {"branch": add.read, "injection": chain[0].x}
+            writes = [(starts[write.role], write.path.source) for write in add.writes if write.role in starts]
+            passed = {op for start, raw in writes for op in find_ops_between(start, raw) if op in of_op}
+            passed -= {own.op for own in chain}
+            inside = {
+                op for op in passed
+                if is_ancestor(add.read, of_op[op][0].x) and all(other.op in passed for other in of_op[op])
+            }  # fmt: skip
+            add.other_ops = passed - inside
 
 
 def _trim_activations(chain: list[Add]) -> list[Add]:
@@ -217,7 +282,8 @@ def _build_chain(
     between = [[*reversed(after.norms)] for after in adds[1:]]
     last, final, factors, others = _split_last_norms(adds, sublayers, between, regions)
     final = [*final, dual] if dual else final
-    return Chain(adds, sublayers, [*between, last], final, factors if last else [], dual, dual_adds, others)
+    own, after = (factors, []) if last else ([], factors)
+    return Chain(adds, sublayers, [*between, last], final, own, after, dual, dual_adds, others)
 
 
 def _split_last_norms(
@@ -231,7 +297,7 @@ def _split_last_norms(
     factors: list[Factor] = []
     value = adds[-1].out
     is_ambiguous = False
-    while candidates := _list_next_norms(value):
+    while candidates := [c for c in _list_next_norms(value) if regions.is_used(c[0].y)]:
         norm, before, is_one_of_several = _select_norm(candidates, regions)
         if not norms:
             factors = before
@@ -249,7 +315,8 @@ def _split_last_norms(
     ends_layer = [k for k in equal if layers[adds[k]] != layers[adds[k + 1]]]  # as the last add does
     same = _find_period(between, equal) or ends_layer or equal
     # If no other add is like the last one, a norm belongs to it if its sublayers read through no norm.
-    own = len(between[same[-1]]) if same else int(not signatures[-1][1])
+    has_branch = any(sublayer.role == "branch" for sublayer in sublayers[-1])
+    own = len(between[same[-1]]) if same else int(not signatures[-1][1] if has_branch else any(between))
     return norms[:own], norms[own:], factors, is_ambiguous
 
 
@@ -287,6 +354,7 @@ def _list_next_norms(value: Value, depth: int = 0) -> list[tuple[Norm, list[Fact
             continue
         product = match_factor(op)
         is_moved = op.name in JOINS and op.outputs[0].shape[-1:] == value.shape[-1:]
+        is_moved |= op.name in CUTS and op.outputs[0].shape == value.shape and op.inputs[0] is value
         if is_moved or strip_views(op.outputs[0]) is not op.outputs[0] or (product is not None and product[0] is value):
             for out in op.outputs[: None if is_moved else 1]:
                 for norm, factors in _list_next_norms(out, depth + 1):

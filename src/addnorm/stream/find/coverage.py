@@ -21,21 +21,30 @@ from torch.utils import _pytree as pytree
 
 from addnorm.stream.dataflow.graph import DATA, PARAMETER, Flow, Op, Value
 from addnorm.stream.find.adds import PARTIAL, Add, find_ops_between
-from addnorm.stream.find.chain import Chain
+from addnorm.stream.find.chain import Chain, Selection
 from addnorm.stream.find.interpolation import match_interpolation
 from addnorm.stream.find.moves import find_moved, is_move, list_joined, strip_moves
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.operators import PRODUCTS, is_ancestor, is_mixing, match_factor, match_terms, strip_views
 from addnorm.stream.find.regions import Regions
 
-__all__ = ["Gap", "find_gaps", "list_inner_ops"]
+__all__ = ["Gap", "find_gaps", "list_carried", "list_inner_ops"]
 
 LONE_ADD = "a single add x + f(x): no other add continues its sum, and no norm over the features belongs to it"
 GATED = "x' = g * x + ... with a gate g computed from the data, which no row expresses (a highway network, a recurrent cell)"
 MIXED = "x' = A x + ... with a matrix A that mixes states, which no row expresses (hyper-connections)"
 SEVERAL = "a sum of three or more values, some of which are computed from others, which no row expresses"
 SUM = "a sum of a value and what was computed from it, which is no add of a sublayer"
-CONTINUED = "an elementwise function of the end of another stream: the sum is not passed on unchanged"
+CENTRED = (
+    "a mean is subtracted from the stream: a norm that is written out over another dimension than the last, or centred tokens; "
+    "neither is in a row"
+)
+CHANGED = "a function of the end of the stream is normalized: the norm before the output is no final norm of the stream"
+TWO_FUNCTIONS = (
+    "the stream begins with a sum of two functions of another stream, as of a projection and a sublayer's output"
+)
+CONTINUED = "the stream begins with a function of the end of another stream, not with a product or with the end itself"
+RESIZED = "the stream begins with features of the end of another stream, cut, joined or padded"
 STARTS_IN_SUM = "the stream begins with a residual sum that is not understood"
 ADDED = "something that no sublayer of the stream wrote is added to the stream after its last add"
 REPLACED = "tokens of the stream are replaced by values that were computed from it"
@@ -69,23 +78,25 @@ def list_inner_ops(chain: Chain) -> set[Op]:
     return inner
 
 
-def find_gaps(flow: Flow, norms: Sequence[Norm], chains: Sequence[Chain], left: Sequence[Add]) -> list[Gap]:
-    """Find the operators that change a stream and are in no row. `left` has the adds in no stream, which are reported already."""
-    coverage = _Coverage(flow, norms, chains, left)
+def find_gaps(flow: Flow, norms: Sequence[Norm], adds: Selection) -> list[Gap]:
+    """Find the operators that change a stream and are in no row."""
+    chains = adds.chains
+    coverage = _Coverage(flow, norms, adds)
     sums = [*coverage.find_sums()]
     unexplained = {gap.op for gap in sums}
     gaps = [*sums]
     for k, chain in enumerate(chains):
         gaps += coverage.check_start(k, chain, unexplained)
-    for k, chain in enumerate(chains):
-        gaps += coverage.check_states(k, chain)
+    for k in range(len(chains)):
+        gaps += coverage.check_states(k, unexplained)
     return gaps
 
 
 class _Coverage:
     """The operators of a run that are accounted for, and the walks over the others."""
 
-    def __init__(self, flow: Flow, norms: Sequence[Norm], chains: Sequence[Chain], left: Sequence[Add]) -> None:
+    def __init__(self, flow: Flow, norms: Sequence[Norm], adds: Selection) -> None:
+        chains = adds.chains
         self.flow = flow
         self.chains = chains
         self.states: dict[Value, int] = {}  # the stream after each add, and after each norm on it
@@ -101,7 +112,8 @@ class _Coverage:
             for add in chain.dual_adds:
                 self.path.update(_list_add_ops(add))
         self.of_norms = {op for norm in norms for op in norm.ops}
-        self.left = {add.op for add in left}
+        self.left = {add.op for add in adds.left}
+        self.reads = {add.op for add in adds.reads}
         results = {v for v in pytree.tree_leaves(flow.result) if isinstance(v, Value)}
         self.regions = Regions(self.inner, self.path, results)
 
@@ -109,7 +121,7 @@ class _Coverage:
 
     def find_sums(self) -> Iterator[Gap]:
         """Yield the residual sums that are in no row and in no sublayer."""
-        known = self.path | self.inner | self.of_norms
+        known = self.path | self.inner | self.of_norms | self.reads
         known |= _list_users(self.flow, self.chains, known)
         known |= {
             inner for op in self.flow.ops if (found := match_interpolation(op)) is not None for inner in found.ops
@@ -117,11 +129,12 @@ class _Coverage:
         for op in self.flow.ops:
             if op in known:
                 continue
-            carried = [(q, _list_carried(p)) for p, q in _list_operands(op)]
+            carried = [(q, list_carried(p)) for p, q in _list_operands(op)]
             reason = LONE_ADD if op in self.left else _explain_sum(op)
             if reason is None and any(_is_computed_from(q, values) for q, values in carried):
                 reason = SUM
             if reason is not None:
+                reason = CENTRED if _is_centring(op) else reason
                 yield Gap(
                     op, reason, frozenset(self.states[v] for _, values in carried for v in values if v in self.states)
                 )
@@ -141,7 +154,8 @@ class _Coverage:
             other = self.states.get(value)
             if other is not None and other != k:
                 if not is_moved or self.chains[other].layout.width != width:
-                    yield Gap(chain.adds[0].op, CONTINUED, frozenset((k, other)))
+                    reason = CONTINUED if self.chains[other].layout.width == width else RESIZED
+                    yield Gap(chain.adds[0].op, reason, frozenset((k, other)))
                 continue
             op = value.op
             if op is None:
@@ -149,17 +163,27 @@ class _Coverage:
             if op in unexplained:
                 yield Gap(op, STARTS_IN_SUM, frozenset((k,)))
                 continue
-            todo += [(v, is_moved and keeps) for v, keeps in _list_sources(value)]
+            if op not in self.inner and op not in self.path and (ends := self._find_common_ends(k, op)):
+                yield Gap(op, TWO_FUNCTIONS, frozenset((k, *ends)))
+                continue
+            sources = [(v, False) for v in op.inputs[:1]] if op.name in REDUCING else _list_sources(value)
+            todo += [(v, is_moved and keeps) for v, keeps in sources]
+
+    def _find_common_ends(self, k: int, op: Op) -> set[int]:
+        """Return the other streams on whose last state both operands of a sum depend."""
+        operands = [p for p, _ in _list_operands(op)]
+        ends = {j: chain.find_end(-1) for j, chain in enumerate(self.chains) if j != k} if operands else {}
+        return {j for j, end in ends.items() if all(is_ancestor(end, p) for p in operands)}
 
     # The states of a stream.
 
-    def check_states(self, k: int, chain: Chain) -> Iterator[Gap]:
+    def check_states(self, k: int, unexplained: set[Op]) -> Iterator[Gap]:
         """Yield what is done to the values that carry a state, outside of the rows."""
         starts = {value for value, of in self.states.items() if of == k}
-        todo = [(value, False) for value in starts]
+        todo = [(value, False, False) for value in starts]
         seen: set[Value] = set()
         while todo:
-            value, is_normed = todo.pop()
+            value, is_normed, is_changed = todo.pop()
             if value in seen:
                 continue
             seen.add(value)
@@ -168,7 +192,9 @@ class _Coverage:
                     continue
                 out = op.outputs[0]
                 if op.norms:
-                    todo += [(norm.y, True) for norm in op.norms]
+                    if is_changed and not is_normed and not self.regions.is_read_only([norm.y for norm in op.norms]):
+                        yield Gap(op, CHANGED, frozenset((k,)))
+                    todo += [(norm.y, True, is_changed) for norm in op.norms]
                 elif out.shape[-1:] != value.shape[-1:] and op not in self.left and not _list_operands(op):
                     continue
                 elif (joined := list_joined(op)) and value in joined:
@@ -181,13 +207,14 @@ class _Coverage:
                     ):
                         yield Gap(op, REPLACED, frozenset((k,)))
                     else:
-                        todo.append((out, is_normed))
+                        todo.append((out, is_normed, is_changed))
                 elif operands := [(p, q) for p, q in _list_operands(op) if p is value]:
                     is_injection = not is_normed and any(self._is_injection(q) for _, q in operands)
-                    if is_injection and not self.regions.is_read_only(op.outputs):
+                    if is_injection and op not in unexplained and not self.regions.is_read_only(op.outputs):
                         yield Gap(op, ADDED, frozenset((k,)))
-                elif any(source is value for v in op.outputs[:1] for source, _ in _list_sources(v)):
-                    todo += [(v, is_normed) for v in op.outputs]
+                elif carried := [keeps for source, keeps in _list_sources(out) if source is value]:
+                    keeps_numbers = carried[0] or match_factor(op) is not None
+                    todo += [(v, is_normed, is_changed or not keeps_numbers) for v in op.outputs]
 
     def _joins_older_state(self, k: int, parts: Sequence[Value]) -> bool:
         """Return whether a state is joined with some tokens of another state of its stream."""
@@ -212,7 +239,9 @@ class _Coverage:
 def _list_add_ops(add: Add) -> Iterator[Op]:
     """Yield the operators of an add: of its sum, of partial sums, and between x and the sum."""
     yield add.op
-    yield from (value.op for value in add.op.inputs if add.op.name == "sum" and value.op is not None)  # of a stack
+    yield from (
+        value.op for value in add.op.inputs if add.op.name in ("sum", "mean") and value.op is not None
+    )  # of a stack
     yield from add.residual_path.ops
     for path in (add.residual_path, *(write.path for write in add.writes)):
         yield from (term.op for term in path.terms if term.op is not None)
@@ -255,7 +284,7 @@ def _list_sources(value: Value) -> list[tuple[Value, bool]]:
     return [(v, False) for v in same]
 
 
-def _list_carried(value: Value) -> set[Value]:
+def list_carried(value: Value) -> set[Value]:
     """Return the values that a value carries."""
     carried, todo = {value}, [value]
     while todo:
@@ -311,7 +340,7 @@ def _list_users(flow: Flow, chains: Sequence[Chain], known: set[Op]) -> set[Op]:
 
 def _explain_sum(op: Op) -> str | None:
     """Explain why a sum that continues a value is not a residual add; None for other operators."""
-    if op.name == "sum" and op.inputs and op.inputs[0].op is not None and op.inputs[0].op.name == "stack":
+    if op.name in ("sum", "mean") and op.inputs and op.inputs[0].op is not None and op.inputs[0].op.name == "stack":
         parts = op.inputs[0].op.inputs
         return SEVERAL if len(parts) > 2 and any(is_ancestor(parts[0], part) for part in parts[1:]) else None
     interpolation = match_interpolation(op)
@@ -331,6 +360,15 @@ def _explain_sum(op: Op) -> str | None:
             if product.name in PRODUCTS:
                 return MIXED
     return None
+
+
+def _is_centring(op: Op) -> bool:
+    """Return whether an operator computes x - mean(x)."""
+    terms = match_terms(op)
+    if terms is None or len(terms) != 2 or terms[1].factor != -1.0:
+        return False
+    mean = strip_views(terms[1].value).op
+    return mean is not None and mean.name in ("mean", "var_mean", "std_mean") and mean.inputs[0] is terms[0].value
 
 
 def _is_activation(value: Value) -> bool:

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from torch import nn
 
 from addnorm._util.numbers import format_count
-from addnorm.stream.dataflow.graph import Flow, Op
+from addnorm.stream.dataflow.graph import Flow, Op, Value
 from addnorm.stream.find.adds import PARTIAL, Add, has_mixing_branch
 from addnorm.stream.find.chain import Chain
-from addnorm.stream.find.coverage import GATED, MIXED, SEVERAL, SUM, Gap
-from addnorm.stream.find.hidden_norms import has_hidden_norm_in, has_hidden_norm_out
+from addnorm.stream.find.coverage import GATED, MIXED, SEVERAL, SUM, Gap, list_carried
 from addnorm.stream.find.inspection import Site, Unknown
+from addnorm.stream.find.moves import find_moved, is_move, list_joined
 from addnorm.stream.find.naming import find_contradiction
 from addnorm.stream.find.norm import Norm
-from addnorm.stream.find.operators import Factor, get_noise_mean, is_ancestor, match_factor, strip_views
+from addnorm.stream.find.operators import Factor, get_noise_mean, is_ancestor, is_mixing, match_factor, strip_views
 from addnorm.stream.find.sublayers import Sublayer
 from addnorm.wirings.spec import Wiring
 
@@ -27,6 +27,10 @@ ROLES = {
     "skip": "a skip: an earlier state of the stream",
     "injection": "an injection: does not read this stream",
 }
+FROM_START = "an injection: computed from the start of the stream"
+SCALED_START = "the norm of the embedding is multiplied by a factor"
+SCALED_END = "the end of the stream is multiplied by a factor before the final norm"
+CONSTANTS = "a factor is a vector of constants, which no parameter has and no row expresses"
 TWICE = "the branch itself contains x + ...: the stream is added twice"
 SECOND = "the sublayer adds to a second stream and reads that one: two streams in turn, as in reversible layers"
 BESIDE = "x' = N(x) + f(x): the sublayer reads the stream before the norm of the residual"
@@ -34,14 +38,21 @@ BOTH = "the sublayer reads the stream both with and without a norm"
 SCALED = "the stream is multiplied by a factor after its norm, which no row expresses"
 CLAMPED = "values of the stream are clamped or replaced on the way, which no row expresses"
 BY_TOKEN = "a learned factor has a value for each token, not for each feature"
-HIDDEN_IN = "a norm reads the stream after other steps than the row's: a mask, a sum, another norm"
+HIDDEN_IN = "a norm reads the stream after other steps than the row's: a factor, a mask, a sum, another norm"
 HIDDEN_OUT = "the output is normalized, and multiplied by a gate or moved before it is added, which no row expresses"
 NEGATED = "the stream changes its sign, x' = -x + ..., which no wiring does"
 SEVERAL_KINDS = "the sublayer reads the stream through norms of different kinds, and a row has one norm"
+STALE = "what is added was computed from an earlier state of the stream, not from the one to which it is added"
+IN_A_ROW = "the sublayer reads the output of another one, and both are added at once: neither one after the other nor in parallel"
+PROJECTED = "the output is multiplied by a norm of the stream, or added to one, which no row expresses"
 SHIFTED = (
     "layers begin with the norm of the residual, z = N(x), x' = z + f(z): this norm is on the stream, as in post-LN, and belongs "
     "to the row of the sublayer before it"
 )
+
+ELEMENTWISE = {
+    "add", "sub", "mul", "div", "addcmul", "neg", "native_dropout", "where", "masked_fill", "clamp", "nan_to_num",
+}  # fmt: skip
 
 
 def explain_gaps(gaps: Sequence[Gap]) -> list[Unknown]:
@@ -70,6 +81,8 @@ def list_notes(chain: Chain, k: int, sublayer: Sublayer) -> list[str]:
     factors = (*sublayer.write_path.factors, *add.residual_path.factors)
     kinds = {factor.kind for factor in factors}
     notes = ["dropout"] * ("noise" in kinds) + ["the write is masked by token"] * ("mask" in kinds)
+    after = {factor.kind for factor in chain.list_factors_after(k)}
+    notes += ["dropout of the stream"] * ("noise" in after) + ["the stream is masked by token"] * ("mask" in after)
     noises = [factor.value for factor in factors if factor.kind == "noise" and factor.value is not None]
     if any(get_noise_mean(noise) is None for noise in noises):
         notes.append("the operators do not show the mean of the noise; 1 is assumed")
@@ -82,7 +95,9 @@ def list_notes(chain: Chain, k: int, sublayer: Sublayer) -> list[str]:
         y = strip_views(reads.norms[0].y)
         if any(strip_views(norm.x) is y for op in sublayer.ops for norm in op.norms):
             notes.append("another norm follows the one through which it reads")
-    if sublayer.role in ROLES:
+    if sublayer.role == "injection" and is_ancestor(chain.adds[0].x, sublayer.raw, without=add.other_ops):
+        notes.append(FROM_START)
+    elif sublayer.role in ROLES:
         notes.append(ROLES[sublayer.role])
     return notes
 
@@ -102,10 +117,14 @@ def list_reasons(chain: Chain, k: int, sublayer: Sublayer) -> list[str]:
         CLAMPED: any(map(_changes_values, (*add.residual_path.factors, *add.early_factors, *add.late_factors))),
         BESIDE: add.branch_input is not None and not add.is_cut,
         NEGATED: _is_negated(add),
-        HIDDEN_IN: sublayer.ops and has_hidden_norm_in(sublayer),
-        HIDDEN_OUT: sublayer.ops and has_hidden_norm_out(sublayer),
+        HIDDEN_IN: sublayer.ops and _has_hidden_norm_in(sublayer),
+        HIDDEN_OUT: sublayer.ops and _has_hidden_norm_out(sublayer),
         SEVERAL_KINDS: len({norm.kind for norm in sublayer.reads.norms}) > 1 and not sublayer.reads.direct,
+        STALE: sublayer.role == "injection" and _reads_earlier_state(chain, k, sublayer),
+        IN_A_ROW: sublayer.role == "branch" and _reads_other_branch(chain, k, sublayer),
+        PROJECTED: len(sublayer.reads.norms) > 1 and _carries_norm(sublayer),
         BY_TOKEN: any(_is_by_token(chain, factor) for factor in _list_factors(chain, k, sublayer)),
+        CONSTANTS: any(map(_is_constant_vector, _list_factors(chain, k, sublayer))),
         BOTH: sublayer.reads.norms and sublayer.reads.direct,
         SCALED: num_norms and any(factor.kind in ("constant", "learned") for factor in late),
         f"{num_norms} norms follow the add, one after the other": num_norms > 1,
@@ -132,6 +151,16 @@ def _is_by_token(chain: Chain, factor: Factor) -> bool:
     return shape.count(width) > 1 and len(shape) == len(chain.adds[0].out.shape) and varying not in (axis, -1)
 
 
+def _is_constant_vector(factor: Factor) -> bool:
+    """Return whether a factor has several constants that are no parameters or buffers."""
+    return (
+        factor.kind == "learned"
+        and factor.value is not None
+        and not factor.value.kind
+        and factor.value.tensor.numel() > 1
+    )
+
+
 def _changes_values(factor: Factor) -> bool:
     """Return whether a clamp or a mask changed finite numbers other than whole tokens, which it set to one number."""
     if factor.kind != "guard":
@@ -150,6 +179,23 @@ def _is_negated(add: Add) -> bool:
     """Return whether the stream is multiplied by a negative constant."""
     numbers = [factor.number for factor in add.residual_path.factors if factor.kind == "constant"]
     return math.prod([*numbers, *(term.factor for term in add.residual_path.terms)]) < 0
+
+
+def _reads_earlier_state(chain: Chain, k: int, sublayer: Sublayer) -> bool:
+    """Return whether an injection is computed from a state before add k, besides x_0."""
+    adds = chain.adds[:k]
+    return any(is_ancestor(add.out, sublayer.raw, without=chain.adds[k].other_ops) for add in adds)
+
+
+def _reads_other_branch(chain: Chain, k: int, sublayer: Sublayer) -> bool:
+    """Return whether a sublayer of add k reads the output of another one of the same add."""
+    others = [other for other in chain.sublayers[k] if other is not sublayer and other.role == "branch"]
+    return any(is_ancestor(other.raw, sublayer.raw) for other in others)
+
+
+def _carries_norm(sublayer: Sublayer) -> bool:
+    """Return whether the output has a norm of the stream as an elementwise operand, as a projection on the stream has."""
+    return any(value.norm in sublayer.reads.norms for value in list_carried(sublayer.raw) if value.norm is not None)
 
 
 def _adds_twice(add: Add, sublayer: Sublayer, inner: Sequence[Add]) -> bool:
@@ -171,9 +217,58 @@ def _adds_twice(add: Add, sublayer: Sublayer, inner: Sequence[Add]) -> bool:
 
 
 def _reads_other_stream(add: Add, sublayer: Sublayer, inner: Sequence[Add]) -> bool:
-    """Return whether the sublayer reads the stream only through another stream, to which it adds first."""
+    """Return whether the sublayer depends on the stream only through another stream, which read it before."""
     others = {other.op for other in inner if other.previous is not None and not is_ancestor(add.read, other.x)}
+    others |= add.other_ops
     return bool(others) and not is_ancestor(add.read, sublayer.raw, without=others)
+
+
+def _has_hidden_norm_in(sublayer: Sublayer) -> bool:
+    """Return whether a norm reads the stream after factors and sums, or the norm through which the sublayer reads."""
+    read = sublayer.add.read
+    carried = {read}
+    for op in sublayer.ops:
+        if op.norms:
+            if any(norm.x in carried and norm not in sublayer.reads.norms for norm in op.norms):
+                return True
+            if op.norms[0].y in op.outputs and op.norms[0] in sublayer.reads.norms:
+                carried.add(op.norms[0].y)
+        elif _passes(op, carried, read):
+            carried.update(op.outputs)
+    return False
+
+
+def _passes(op: Op, carried: set[Value], read: Value) -> bool:
+    """Return whether an operator passes the stream on: moved, multiplied, or added to something that is not computed from it."""
+    parts = [v for v in op.inputs if v in carried]
+    if not parts or is_mixing(op):
+        return False
+    if is_move(op):
+        return op.outputs[0].shape[-1:] == parts[0].shape[-1:]
+    same = op.name in ELEMENTWISE and op.outputs[0].shape == parts[0].shape
+    return same and not any(is_ancestor(read, v) for v in op.inputs if v not in carried)
+
+
+def _has_hidden_norm_out(sublayer: Sublayer) -> bool:
+    """Return whether the output is a norm that is multiplied by a gate, or moved, before it is added."""
+    todo, seen = [sublayer.raw], set[Value]()
+    while todo:
+        value = todo.pop()
+        if value in seen or value.op is None or value is sublayer.add.read:
+            continue
+        seen.add(value)
+        if value.norm is not None:
+            if value.norm not in (sublayer.norm, *sublayer.reads.norms) and value is not sublayer.raw:
+                return True
+            continue
+        op = value.op
+        if (moved := find_moved(op)) is not None:
+            todo.append(moved)
+        elif joined := list_joined(op):
+            todo += joined
+        elif op.name == "mul" or match_factor(op) is not None:
+            todo += [v for v in op.inputs if v.shape == value.shape]
+    return False
 
 
 def list_remarks(chain: Chain, sites: Sequence[Site], model: nn.Module, wiring: Wiring | None) -> list[str]:
@@ -183,6 +278,13 @@ def list_remarks(chain: Chain, sites: Sequence[Site], model: nn.Module, wiring: 
         norms and _ran_inside(norms[0], after) and not _ran_inside(norms[0], add) for norms, add, after in pairs
     )
     remarks = [SHIFTED] * is_shifted
+    if any(factor.kind in ("constant", "learned") for factor in chain.final_factors):
+        remarks.append(SCALED_END)
+    start = chain.adds[0]
+    if start.norms and any(factor.kind in ("constant", "learned") for factor in start.late_factors):
+        remarks.append(SCALED_START)
+    if len(chain.final_norms) > 1 and chain.dual_norm is None:
+        remarks.append(f"{len(chain.final_norms)} final norms, one after the other")
     shared = {site.path: site.shared for site in sites if site.shared > 1}
     if shared:
         remarks.append(f"shared weights: {', '.join(f'{path} is {n} sublayers' for path, n in shared.items())}")

@@ -147,13 +147,14 @@ def build_inspection(model: nn.Module, flow: Flow, target: nn.Module | None = No
     """Return the inspection of a captured run of a model; `target` is the user's model if the run is one of a copy."""
     remove_redundant_moves(flow)
     norms = find_norms(flow)
-    chains, left = find_chains(flow, norms)
+    adds = find_chains(flow, norms)
+    chains = adds.chains
     for chain in chains:
         chain.layout = StreamLayout(chain)
         for _, sublayer in chain.numbered():
             if sublayer.kind == "feed-forward" and chain.layout.mixes_tokens(sublayer):
                 sublayer.kind = "other"
-    gaps = find_gaps(flow, norms, chains, left)
+    gaps = find_gaps(flow, norms, adds)
     names = _name_streams(chains)
     ids = list_ids(chains, names)
     layers = [assign_layers([sublayer for _, sublayer in chain.numbered()]) for chain in chains]
@@ -162,8 +163,8 @@ def build_inspection(model: nn.Module, flow: Flow, target: nn.Module | None = No
     start = 0
     for k, chain in enumerate(chains):
         other_layers = max(layers[1 - k]) + 1 if len(chains) == 2 else None
-        has_gaps = any(k in gap.chains for gap in gaps)
-        report = _build_report(chain, layers[k], ids[k], names[k], start, other_layers, has_gaps, model)
+        own_gaps = explain_gaps([gap for gap in gaps if k in gap.chains])
+        report = _build_report(chain, layers[k], ids[k], names[k], start, other_layers, own_gaps, model)
         start += len(report.stream.sites)
         streams.append(report.stream)
         unknown += report.unknown
@@ -186,7 +187,7 @@ class _StreamReport:
 
 def _build_report(
     chain: Chain, layers: Sequence[int], ids: Sequence[str], name: str, start: int, other_layers: int | None,
-    has_gaps: bool, model: nn.Module,
+    gaps: Sequence[Unknown], model: nn.Module,
 ) -> _StreamReport:  # fmt: skip
     """Return the report of one stream.
 
@@ -197,7 +198,7 @@ def _build_report(
         name: name of the stream.
         start: number of its first site.
         other_layers: number of layers of the other stream if there are two.
-        has_gaps: whether something changes it that is in no row.
+        gaps: what changes it and is in no row.
         model: the model.
     """
     names = SublayerNames(chain)
@@ -235,7 +236,7 @@ def _build_report(
         unknown.append(Unknown(name, SEVERAL_NORMS))
     wiring, remarks = (
         (None, [])
-        if has_gaps or chain.has_other_norms
+        if gaps or chain.has_other_norms
         else _identify_wiring(chain, summaries, embedding_norm, other_layers)
     )
     total = compute_total_closure(chain) if all(summary.row.is_sum for summary in summaries) else None
@@ -245,8 +246,8 @@ def _build_report(
     remarks = [*dict.fromkeys([*remarks, *list_remarks(chain, sites, model, wiring)])]
     stream = Stream(
         name, chain.layout.width, str(first.x.tensor.dtype).removeprefix("torch."), tuple(sites), layers[-1] + 1, wiring,
-        embedding_norm, chain.final_norms[-1] if chain.final_norms else None, total, total_closes, tuple(remarks), chain,
-        chain.layout, chain.layout.axis,
+        embedding_norm, chain.final_norms[-1] if chain.final_norms else None, total, total_closes, (*unknown, *gaps),
+        tuple(remarks), chain, chain.layout, chain.layout.axis,
     )  # fmt: skip
     return _StreamReport(stream, unknown)
 

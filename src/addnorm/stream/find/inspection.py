@@ -25,14 +25,8 @@ __all__ = [
 
 NORM_NAMES = {"layer": "LayerNorm", "rms": "RMSNorm", "scale": "ScaleNorm"}
 MAX_PATHS, MAX_IDS = 3, 4  # paths named in one line, ids named in an error message
-COLUMNS = {
-    "layer": Column("layer"),
-    "sublayer": Column("sublayer"),
-    "module": Column("module", fold=True),
-    "x'": Column("x'"),
-    "norms": Column("norms"),
-    "closure": Column("closure", "right"),
-}
+COLUMNS = {name: Column(name) for name in ("layer", "sublayer", "module", "x'", "norms", "closure")}
+COLUMNS |= {"module": Column("module", fold=True), "closure": Column("closure", "right")}
 
 
 @dataclass(eq=False, repr=False)
@@ -91,7 +85,8 @@ class Site:
     @property
     def equation(self) -> str:
         """The row in symbols, with letters for learned factors."""
-        return str(self.row) if self.role == "branch" else f"x' = x + {self.role}"
+        plain = replace(self.row, norm_in=False, norm_branch=False, c=1.0)
+        return str(self.row) if self.role == "branch" else str(plain).replace("f(x)", self.role)
 
     @property
     def location(self) -> str:
@@ -140,7 +135,8 @@ class Stream:
         wiring: the `addnorm.Wiring` of the rows; None if they are not one of `addnorm.wirings`.
         embedding_norm, final_norm: norm before the first sublayer, norm after the last one, or None.
         closure: relative error of x_L == x_0 + all writes if the stream is a plain sum; otherwise None.
-        closes: whether that closure is within the tolerance of the dtype.
+        sum_closes: whether that closure is within the tolerance of the dtype; True if there is none.
+        unknown: parts of the stream that no row describes.
         remarks: differences from the wiring, and other properties of the whole stream.
         axis: dimension of the features, counted from the end: -1 except in convolutional nets.
     """
@@ -154,7 +150,8 @@ class Stream:
     embedding_norm: Norm | None
     final_norm: Norm | None
     closure: float | None
-    closes: bool
+    sum_closes: bool
+    unknown: tuple[Unknown, ...]
     remarks: tuple[str, ...]
     chain: Chain = field(repr=False)  # the stream in the captured run
     layout: StreamLayout = field(repr=False)  # the dimensions of its values
@@ -163,6 +160,11 @@ class Stream:
     def __post_init__(self) -> None:
         for site in self.sites:
             site.parent = self
+
+    @property
+    def closes(self) -> bool:
+        """Whether all equations of the stream are within the tolerance of their dtype, and `unknown` is empty."""
+        return self.sum_closes and not self.unknown and all(site.closes for site in self.sites)
 
     @property
     def norm(self) -> str | None:
@@ -200,7 +202,8 @@ class Stream:
             "wiring": self.wiring and self.wiring.name, "options": dict(self.wiring.options) if self.wiring else {},
             "equation": self.equation, "norm": self.norm, "eps": self.eps,
             "norms": {name: norm.to_dict() for name, norm in norms.items() if norm is not None},
-            "closure": _finite_or_none(self.closure), "closes": self.closes, "remarks": [*self.remarks],
+            "closure": _finite_or_none(self.closure), "sum_closes": self.sum_closes, "closes": self.closes,
+            "remarks": [*self.remarks],
             "sites": [site.to_dict() for site in self.sites],
         }  # fmt: skip
 
@@ -247,13 +250,8 @@ class Inspection(Rendered):
 
     @property
     def closes(self) -> bool:
-        """Whether there is at least one equation, all are within the tolerance of their dtype, and `unknown` is empty."""
-        return (
-            bool(self.sites)
-            and not self.unknown
-            and all(site.closes for site in self.sites)
-            and all(stream.closes for stream in self.streams)
-        )
+        """Whether there is at least one stream, every stream closes, and `unknown` is empty."""
+        return bool(self.streams) and not self.unknown and all(stream.closes for stream in self.streams)
 
     def site(self, name: str | int) -> Site:
         """Return the site with an id, path or number.
@@ -341,15 +339,8 @@ def _build_lines(stream: Stream) -> list[_Line]:
 
 def _signature(site: Site) -> tuple[Any, ...]:
     """Return the properties that are equal in sublayers that share a line."""
-    return (
-        site.kind,
-        site.role,
-        site.equation,
-        _norm_texts(site),
-        mask_numbers(site.location),
-        site.closes,
-        site.parallel > 1,
-    )
+    path = mask_numbers(site.location)
+    return (site.kind, site.role, site.equation, _norm_texts(site), path, site.closes, site.parallel > 1)
 
 
 def _norm_texts(site: Site) -> tuple[str, ...]:
@@ -361,7 +352,7 @@ def _build_line(sites: Sequence[Site]) -> _Line:
     module = merge_paths([site.location for site in sites])
     if first.shared > 1:
         calls = f"call {first.call + 1}" if len(sites) == 1 else f"calls {first.call + 1} to {last.call + 1}"
-        module += f" ({calls} of {first.shared})"
+        module += f" ({calls})"
     cells = {
         "layer": str(first.layer + 1) if len(sites) == 1 else f"{first.layer + 1}-{last.layer + 1}",
         "sublayer": f"{first.kind} (parallel)" if first.parallel > 1 else first.kind,

@@ -10,14 +10,15 @@ from typing import Any, NamedTuple
 
 from addnorm import wirings
 from addnorm._util.numbers import format_number
-from addnorm.stream.dataflow.graph import Value
+from addnorm.stream.dataflow.graph import Op, Value
 from addnorm.stream.find.chain import Chain
-from addnorm.stream.find.operators import NORMALIZING
+from addnorm.stream.find.operators import NORMALIZING, is_mixing, strip_views
 from addnorm.stream.find.sublayers import Sublayer
 from addnorm.wirings.spec import Factor, Learned, Row, Wiring
 
 __all__ = ["SublayerSummary", "find_contradiction", "identify_wiring", "summarize_sublayer"]
 
+SCALED_SKIP = "between sublayers the stream is multiplied by a factor, and an earlier state is added"
 TOLERANCE = 1e-5  # relative: constants pass through the model's dtype
 
 
@@ -66,7 +67,21 @@ def _has_inner_norm(sublayer: Sublayer) -> bool:
     """Return whether a sublayer has norms besides those of its row."""
     norms = [norm for norm in (*sublayer.reads.norms, sublayer.norm) if norm is not None]
     known = {op for norm in norms for op in norm.ops}
-    return any(op.name in NORMALIZING or op.norms for op in sublayer.ops if op not in known)
+    return any(op.name in NORMALIZING or op.norms or _divides_by_size(op) for op in sublayer.ops if op not in known)
+
+
+def _divides_by_size(op: Op) -> bool:
+    """Return whether an operator divides a token by a number that was computed from its features, such as mean(|x|)."""
+    if op.name != "div" or len(op.inputs) != 2 or op.inputs[1].shape[-1:] != (1,) or op.inputs[0].shape[-1:] == (1,):
+        return False
+    value = strip_views(op.inputs[1])
+    for _ in range(8):  # the mean of a function of x
+        if value is strip_views(op.inputs[0]):
+            return True
+        if value.op is None or not value.op.inputs or is_mixing(value.op):
+            return False
+        value = strip_views(value.op.inputs[0])
+    return False
 
 
 def _count_skipped(chain: Chain, k: int, sublayer: Sublayer) -> int:
@@ -92,7 +107,7 @@ def identify_wiring(
     if _is_bottom_to_top(sublayers):
         return wirings.b2t(), ["with a norm of the embedding"] * embedding_norm
     usual = [s for s in sublayers if s.role == "branch"]
-    if any(s.has_reasons for s in usual):
+    if any(s.has_reasons for s in sublayers):
         return None, []
     if any(s.role == "injection" and s.row.a != 1.0 for s in sublayers):
         return None, ["between sublayers the stream is multiplied by a factor, and something is added"]
@@ -110,6 +125,8 @@ def identify_wiring(
     if not any(_has_norm(s.row) for s in usual) and any(s.has_inner_norm for s in usual):
         return None, ["the norms are inside the sublayers, or normalize over batches or groups"]
     wiring, remarks = best
+    if any(s.role == "skip" and s.row.a != 1.0 for s in sublayers):
+        remarks = [*remarks, SCALED_SKIP]
     return wiring, [
         *remarks, *_list_other_rules(wiring, usual[-1].layer + 1), *_describe_exceptions(sublayers, usual)
     ]  # fmt: skip

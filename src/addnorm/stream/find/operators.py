@@ -176,10 +176,17 @@ def _match_operands(op: Op) -> tuple[Term, ...] | None:
         value = get_number(op.kwargs.get("value", 1))
         product = _match_scale(args[1], args[2], args[0])
         return None if value is None or product is None else (Term(args[0]), Term(product[0], value, product[1]))
-    if op.name == "sum" and isinstance(args[0], Value) and args[0].op is not None and args[0].op.name == "stack":
+    if (
+        op.name in ("sum", "mean")
+        and isinstance(args[0], Value)
+        and args[0].op is not None
+        and args[0].op.name == "stack"
+    ):
         stacked, dims = args[0].op.args, args[1] if len(args) > 1 else None
         at = args[0].op.kwargs.get("dim", stacked[1] if len(stacked) > 1 else 0)
-        return (Term(stacked[0][0]), Term(stacked[0][1])) if dims == [at] and len(stacked[0]) == 2 else None
+        factor = 1.0 if op.name == "sum" else 0.5
+        is_pair = dims == [at] and len(stacked[0]) == 2
+        return (Term(stacked[0][0], factor), Term(stacked[0][1], factor)) if is_pair else None
     if op.name == "lerp" and len(tensors) >= 2:
         weight = get_number(args[2])
         return None if weight is None else (Term(args[0], 1.0 - weight), Term(args[1], weight))

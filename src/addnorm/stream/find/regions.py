@@ -34,6 +34,18 @@ class Regions:
                     todo += user.outputs
         return True
 
+    def is_used(self, value: Value) -> bool:
+        """Return whether what the model returns depends on a value; True if it returns no tensor that is known."""
+        todo, seen = [value], {value}
+        while todo and self.results:
+            value = todo.pop()
+            if value in self.results:
+                return True
+            new = {out for user in value.users for out in user.outputs} - seen
+            seen |= new
+            todo += new
+        return not self.results
+
     def is_returned(self, value: Value) -> bool:
         """Return whether the model returns a value, some of its tokens or their mean, without a head that mixes features."""
         todo, seen = [value], {value}

@@ -12,12 +12,13 @@ The kind of a sublayer follows from its operators, never from names:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from addnorm.stream.dataflow.graph import DATA, PARAMETER, Frame, Op, Value
 from addnorm.stream.find.adds import Add, Path, Write, find_ops_between, join_paths, trace_multiples
-from addnorm.stream.find.moves import is_move
+from addnorm.stream.find.moves import CUTS, is_move
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.operators import (
     ATTENTION,
@@ -90,14 +91,21 @@ def _build_sublayer(add: Add, write: Write) -> Sublayer:
     if norm is not None and (not is_ancestor(add.read, norm.x) or strip_views(norm.x) is add.read):
         norm = None  # x + N(x): the norm is the whole sublayer
     raw = value if norm is None else norm.x
-    ops = find_ops_between(add.read, strip_views(raw)) if write.role == "branch" else []
+    ops = _find_branch_ops(add, strip_views(raw)) if write.role == "branch" else []
     reads = _find_reads(add.read, ops) if ops else Reads()
     start = strip_views(add.read)
     shared = {op for op in ops if op.name in TRANSPARENT and strip_views(op.outputs[0]) is start}
     shared |= {op for read_norm in reads.norms for op in read_norm.ops}
     own = [op for op in ops if op not in shared] or ops
     frame = find_common_frame(own, add.op.frame)
-    return Sublayer(add, write.path, write.role, raw, norm, ops, reads, classify_sublayer(add.read, ops), frame)
+    return Sublayer(
+        add, write.path, write.role, raw, norm, ops, reads, classify_sublayer(add.read, ops, add.other_ops), frame
+    )
+
+
+def _find_branch_ops(add: Add, raw: Value) -> list[Op]:
+    """Return the operators from the stream to a branch's output; through another stream only if there is no other way."""
+    return find_ops_between(add.read, raw, add.other_ops) or find_ops_between(add.read, raw)
 
 
 def _split_write(add: Add, write: Write) -> list[Write]:
@@ -107,11 +115,11 @@ def _split_write(add: Add, write: Write) -> list[Write]:
     if terms is None or not all(is_ancestor(add.read, term.value) for term in terms):
         return [write]
     paths = [[*trace_multiples(term)][-1] for term in terms]
-    regions = [set(find_ops_between(add.read, path.source)) for path in paths]
+    regions = [{*_find_branch_ops(add, path.source)} for path in paths]
     if not all(regions) or regions[0] <= regions[1] or regions[1] <= regions[0]:
         return [write]  # one term is computed from the other: a sublayer with its own residual connection
     assert source.op is not None
-    kinds = {classify_sublayer(add.read, [*region]) for region in regions}
+    kinds = {classify_sublayer(add.read, [*region], add.other_ops) for region in regions}
     norms = [{*_find_reads(add.read, sorted(region, key=lambda op: op.index)).norms} for region in regions]
     have_own_norms = all(norms) and norms[0].isdisjoint(norms[1])
     if len(kinds) == 1 and source.op.frame is not add.op.frame and not have_own_norms:
@@ -239,8 +247,11 @@ def _multiply(factors: Sequence[Factor], terms: Sequence[Term] = ()) -> spec.Fac
 # Kinds.
 
 
-def classify_sublayer(x: Value, ops: Sequence[Op]) -> str:
-    """Return the kind of a sublayer that reads x: "attention", "cross-attention", "feed-forward" or "other"."""
+def classify_sublayer(x: Value, ops: Sequence[Op], without: Set[Op] = frozenset()) -> str:
+    """Return the kind of a sublayer that reads x: "attention", "cross-attention", "feed-forward" or "other".
+
+    `without` has the adds of other streams. What depends on x through them comes from elsewhere.
+    """
     attends = [op for op in ops if op.name in ATTENTION]
     if not attends:
         weigh = (op for op in ops if op.name in PRODUCTS and any(map(_comes_from_softmax, op.inputs)))
@@ -249,22 +260,25 @@ def classify_sublayer(x: Value, ops: Sequence[Op]) -> str:
         ]  # without talking heads: a learned mix of the heads
     if attends:
         read = [
-            is_ancestor(x, op.args[at])
+            is_ancestor(x, op.args[at], without)
             for op in attends
             for at in (1, 2)
             if _has_value(op, at) and op.name in ATTENTION
         ]
-        read += [is_ancestor(x, _find_weighted(op)) for op in attends if op.name not in ATTENTION]
+        read += [is_ancestor(x, _find_weighted(op), without) for op in attends if op.name not in ATTENTION]
         return "attention" if any(read) else "cross-attention"
     products = [op for op in ops if op.name in PRODUCTS and all(map(_is_activation, op.inputs)) and not _is_square(op)]
     if products and any(op.name in SOFTMAX for op in ops):  # far from the product, as in attention over windows
-        return "attention" if all(is_ancestor(x, v) for op in products for v in op.inputs) else "cross-attention"
+        return (
+            "attention" if all(is_ancestor(x, v, without) for op in products for v in op.inputs) else "cross-attention"
+        )
     if not products and mixes_tokens(x, ops):
         return "other"
     local = any(op.name in LOCAL_MIXING and not _is_integer(op) and _mixes_neighbours(op) for op in ops)
     if products and not local:
         return "attention"
-    if not local and any(op.name in MIXING or (is_opaque(op) and "linear" in op.name) for op in ops):
+    products = [op for op in ops if op.name in MIXING - CUTS or (is_opaque(op) and "linear" in op.name)]
+    if products and not local:
         return "feed-forward"
     return "other"
 
@@ -362,7 +376,17 @@ def _find_numbers(sublayer: Sublayer) -> list[tuple[str, str]]:
     parts = sublayer.add.op.frame.path.split(".")
     own = sublayer.frame.path.split(".")
     parts = own if len(own) >= len(parts) else parts
+    if not any(part.isdigit() for part in parts):
+        parts = _find_inner_path(sublayer)
     return [(".".join(parts[:k]), part) for k, part in enumerate(parts) if part.isdigit()]
+
+
+def _find_inner_path(sublayer: Sublayer) -> list[str]:
+    """Return what the paths of the modules in which a sublayer ran, besides its norms, have in common."""
+    norms = {op for norm in sublayer.reads.norms for op in norm.ops}
+    frames = {op.frame.path for op in sublayer.ops if op not in norms and op.frame is not sublayer.frame}
+    columns = zip(*(path.split(".") for path in frames), strict=False)
+    return [column[0] for column in takewhile(lambda column: len({*column}) == 1, columns)]
 
 
 def _number_runs(keys: Sequence[object]) -> list[int]:

@@ -42,6 +42,7 @@ class Mixing:
         strong: parts that attention, convolutions, products and scans combine.
         weak: parts that means, maxima and shifts combine.
         projected: parts that products with parameters combine, once for each product: features, or tokens in a mixer.
+        reduced: parts that sums and means combine, once for each.
     """
 
     def __init__(self, roots: Roots) -> None:
@@ -49,6 +50,7 @@ class Mixing:
         self.strong: set[Part] = set()
         self.weak: set[Part] = set()
         self.projected: list[Part] = []
+        self.reduced: list[Part] = []
         self._dims: dict[Value, Dims] = {}
 
     def follow(self, start: Value, dims: Dims, ops: Iterable[Op]) -> dict[Value, Dims]:
@@ -164,6 +166,8 @@ class Mixing:
         chosen = chosen or [*range(rank)]
         dims = self._get(x)
         self._note(self.weak, *(dims[d] for d in chosen))
+        if op.name in ("mean", "sum"):
+            self.reduced += [part for d in chosen for part in dims[d] if part.root != ANONYMOUS]
         keeps = len(shape) == rank
         reduced = tuple(() if k in chosen else dim for k, dim in enumerate(dims) if keeps or k not in chosen)
         return [reduced] * len(op.outputs)

@@ -43,7 +43,7 @@ class StreamLayout:
         self._dims: dict[Value, Dims] = {}
         self._operands: list[Dims | None] = []
         self._follow_states()
-        self._projected: dict[Sublayer, list[Part]] = {}
+        self._summed: dict[Sublayer, list[Part]] = {}
         mixing = self._follow_sublayers()
         self._features = self._find_features(mixing)
         self._tokens, self.proven = self._find_tokens(mixing)
@@ -72,7 +72,7 @@ class StreamLayout:
 
     def of_write(self, k: int, sublayer: Sublayer) -> TokenLayout | None:
         """Return the layout of the operand that a sublayer of add k adds."""
-        return self._of_earlier(k, sublayer, [sublayer.write_path.term, *sublayer.write_path.sums][-1].value)
+        return self._of_earlier(k, sublayer, sublayer.write_path.terms[-1].value)
 
     def of_norm(self, norm: Norm) -> TokenLayout | None:
         """Return the layout of a norm's input, which may be inside a sublayer."""
@@ -101,18 +101,19 @@ class StreamLayout:
         return entry
 
     def _of_earlier(self, k: int, sublayer: Sublayer, value: Value) -> TokenLayout | None:
-        target = sublayer.write_path.term.value
-        dims = self._find_operand_dims(k, target)
-        dims = None if dims is None else relate(value, target, dims)
+        dims = self._find_earlier_dims(k, sublayer, value)
         return None if dims is None else self._build(value.shape, dims)
 
-    def _find_operand_dims(self, k: int, operand: Value) -> Dims | None:
-        """Return the dimensions of an operand of add k, which may be broadcast."""
-        dims, shape = self._operands[k], self.chain.adds[k].out.shape
-        before = len(shape) - len(operand.shape)
-        if dims is None or before < 0:
-            return None
-        return tuple(dims[before + d] if size == shape[before + d] else () for d, size in enumerate(operand.shape))
+    def _find_earlier_dims(self, k: int, sublayer: Sublayer, value: Value) -> Dims | None:
+        """Return the dimensions of a value from which a sublayer's term of add k is computed, or of that term."""
+        total, dims = self.chain.adds[k].out, self._operands[k]
+        for term in sublayer.write_path.terms:  # from the add to the innermost partial sum
+            if term.op is not None:
+                dims = None if dims is None else relate(term.op.outputs[0], total, dims)
+                total = term.op.outputs[0]
+            dims = None if dims is None else _align_operand(term.value.shape, total.shape, dims)
+            total = term.value
+        return None if dims is None else relate(value, total, dims)
 
     def _build(self, shape: tuple[int, ...], dims: Dims) -> TokenLayout | None:
         features = tuple(d for d, dim in enumerate(dims) if any(self._is_feature(part) for part in dim))
@@ -151,9 +152,9 @@ class StreamLayout:
             dims = trace(add.read, self._dims, self._roots)
             for sublayer in sublayers:
                 if dims is not None and sublayer.ops:
-                    before = len(mixing.projected)
+                    before = len(mixing.projected), len(mixing.reduced)
                     mixing.follow(add.read, dims, sublayer.ops)
-                    self._projected[sublayer] = mixing.projected[before:]
+                    self._summed[sublayer] = [*mixing.projected[before[0] :], *mixing.reduced[before[1] :]]
         return mixing
 
     def _find_features(self, mixing: Mixing) -> set[Part]:
@@ -186,9 +187,7 @@ class StreamLayout:
                 yield dims[-1]
         for k, sublayer in self.chain.numbered():
             if sublayer.norm is not None:
-                target = sublayer.write_path.term.value
-                dims = self._find_operand_dims(k, target)
-                dims = None if dims is None else relate(sublayer.norm.y, target, dims)
+                dims = self._find_earlier_dims(k, sublayer, sublayer.norm.y)
                 if dims:
                     yield dims[-1]
 
@@ -208,9 +207,9 @@ class StreamLayout:
         return next((dim for axis, dim in enumerate(dims) if _follow_axis(x, axis, value) == made), ())
 
     def mixes_tokens(self, sublayer: Sublayer) -> bool:
-        """Return whether a product with parameters in a sublayer sums over another dimension than the features."""
+        """Return whether a sublayer sums over another dimension than the features: in a product with parameters, or in a mean."""
         roots = {feature.root for feature in self._features}
-        parts = self._projected.get(sublayer, []) if not self.reason else []
+        parts = self._summed.get(sublayer, []) if not self.reason else []
         return any(part.size > 1 and roots.isdisjoint(self._roots.find_origins(part.root)) for part in parts)
 
     def _is_feature(self, part: Part) -> bool:
@@ -240,6 +239,9 @@ class StreamLayout:
             if marked:
                 break
         else:
+            single = {root for part in mixing.strong for root in self._roots.find_origins(part.root) & {*roots}}
+            if single:  # a sequence of one token
+                return dict.fromkeys(single), True
             batch = self._guess_batch(roots) if len(roots) > 1 else None
             return {root: None for root in roots if root != batch}, False
         kin = {root: self._roots.find_origins(root) & {*marked} for root in roots}
@@ -308,6 +310,16 @@ class StreamLayout:
         axes = [d for d, dim in enumerate(dims) if dim and all(map(self._is_feature, dim))]
         width = math.prod(out.shape[d] for d in axes) if axes else out.shape[-1]
         return width, (axes[-1] - len(dims) if axes else -1)
+
+
+def _align_operand(shape: tuple[int, ...], total: tuple[int, ...], dims: Dims) -> Dims | None:
+    """Return the dimensions of an operand of a sum, which may be broadcast, from those of the sum."""
+    before = len(total) - len(shape)
+    return (
+        None
+        if before < 0
+        else tuple(dims[before + d] if size == total[before + d] else () for d, size in enumerate(shape))
+    )
 
 
 def _follow_axis(value: Value, axis: int, source: Value) -> int | None:

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from addnorm.stream.models.hf import ModelLoadError, first_line, is_config
 
 __all__ = [
-    "BATCH", "SENTENCES", "TOKENS", "format_inputs", "make_inputs", "random_inputs", "read_inputs", "read_texts",
-    "tokenize",
+    "BATCH", "SENTENCES", "TOKENS", "estimate_bytes", "format_inputs", "make_inputs", "random_inputs", "read_inputs",
+    "read_texts", "token_limit", "tokenize",
 ]  # fmt: skip
 
 BATCH, TOKENS = 2, 16
@@ -176,6 +176,20 @@ def random_inputs(model: nn.Module, seed: int = 0, tokens: int = TOKENS, batch: 
     raise first_error
 
 
+def estimate_bytes(model: nn.Module, tokens: int, batch: int) -> float:
+    """Return a lower bound of the memory that the activations of a transformers model take while they are all kept."""
+    generator = _InputGenerator(model, 0, tokens, batch)
+    width = generator.first("hidden_size", "d_model", otherwise=1)
+    layers = generator.first("num_hidden_layers", "num_layers", otherwise=1)
+    masks = tokens if generator.first("num_attention_heads", otherwise=0) else 0
+    return float(batch) * tokens * (layers * 8 * width * _dtype(model).itemsize + masks)
+
+
+def token_limit(model: nn.Module) -> int | None:
+    """Return the number of positions of a transformers model, None if its configuration does not state it."""
+    return _InputGenerator(model, 0, 1, 1).first("max_position_embeddings", otherwise=0) or None
+
+
 def _settings(config: Any) -> Iterator[tuple[str, Any]]:
     """Yield the settings of a configuration, also by the names that all families share, then those of inner configurations."""
     own = vars(config)
@@ -271,7 +285,10 @@ def read_texts(path: Path) -> tuple[str, ...]:
             f"--text is '{path}', expected UTF-8, byte {error.start} is not: iconv -t UTF-8 converts it."
         ) from None
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name
-        raise ModelLoadError(f"--text is {str(path)!r}, which cannot be read: {error}.") from None
+        reason = getattr(error, "strerror", None) or error
+        raise ModelLoadError(
+            f"--text is {str(path)!r}, which cannot be read ({reason}): choose another file."
+        ) from None
     texts = tuple(line.strip() for line in lines if line.strip())
     if not texts:
         raise ModelLoadError(f"--text is '{path}', which has no text, expected one text a line.")
@@ -324,7 +341,11 @@ def _read_tensors(path: Path) -> Any:
         raise ModelLoadError(
             f"--input is '{path}', which needs the package safetensors: pip install 'addnorm[hf]'."
         ) from None
-    except pickle.UnpicklingError:
+    except pickle.UnpicklingError as error:
+        if "GLOBAL" not in str(error):
+            raise ModelLoadError(
+                f"--input is '{path}', expected a file that torch.save wrote: save it again."
+            ) from None
         raise ModelLoadError(
             f"--input is '{path}', which holds more than tensors; its code was not run: save a dict of tensors."
         ) from None

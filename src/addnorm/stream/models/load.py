@@ -18,9 +18,20 @@ import torch
 from torch import Tensor, nn
 
 from addnorm._util.arguments import check_int
+from addnorm._util.memory import free_memory
+from addnorm._util.numbers import format_bytes
 from addnorm.stream.models.checkpoint import from_directory
 from addnorm.stream.models.hf import ModelLoadError, first_line, quiet, require_hf, seeded
-from addnorm.stream.models.inputs import SENTENCES, format_inputs, make_inputs, read_inputs
+from addnorm.stream.models.inputs import (
+    BATCH,
+    SENTENCES,
+    TOKENS,
+    estimate_bytes,
+    format_inputs,
+    make_inputs,
+    read_inputs,
+    token_limit,
+)
 from addnorm.stream.models.tiny_model import SIZE_VARIANTS, build_tiny
 
 __all__ = ["LoadedModel", "input_error", "load", "model_types"]
@@ -245,8 +256,15 @@ def _load_tiny(name: str, options: _Options) -> LoadedModel:
             return _with_inputs(loaded, options)
         try:
             return _with_inputs(loaded, options)
+        except _TooLargeError:
+            raise
         except Exception as error:
             first_error = first_error or error
+            limit = token_limit(model)
+            if options.tokens is not None and limit is not None and options.tokens > limit:
+                raise ModelLoadError(
+                    f"--tokens is {options.tokens}, expected at most {limit}, the positions of a {name} that is built small."
+                ) from error
     assert first_error is not None  # there are variants
     raise ModelLoadError(
         f"MODEL {name!r} cannot be built small and run with random inputs ({first_line(first_error)}): "
@@ -295,6 +313,10 @@ def _import_factory(name: str, folder: str) -> Any:
     try:
         value: Any = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # SystemExit: a script that parses arguments at import
+        if module_name.endswith(".py"):
+            raise ModelLoadError(
+                f"MODEL is {name!r}, expected the module without .py: {module_name.removesuffix('.py')}:{path}."
+            ) from error
         raise ModelLoadError(
             f"MODEL is {name!r}, whose module {module_name} cannot be imported from '{folder}' ({first_line(error)})."
         ) from error
@@ -337,11 +359,29 @@ def _with_inputs(loaded: LoadedModel, options: _Options, folder: Path | None = N
     if options.inputs is not None:
         kwargs = read_inputs(options.inputs, loaded.model.forward)
     else:
+        if loaded.texts is None:
+            _check_memory(loaded.model, options)
         with quiet():
             kwargs = make_inputs(
                 loaded.model, loaded.texts, folder, seed=options.seed, tokens=options.tokens, batch=options.batch
             )
     return dataclasses.replace(loaded, kwargs={name: _cast(value, options.dtype) for name, value in kwargs.items()})
+
+
+class _TooLargeError(ModelLoadError):
+    """Inputs whose activations do not fit into memory."""
+
+
+def _check_memory(model: nn.Module, options: _Options) -> None:
+    """Check that the activations for random inputs fit into memory."""
+    need = estimate_bytes(model, options.tokens or TOKENS, options.batch or BATCH)
+    free = free_memory()
+    if need > free:
+        option, value = max((options.tokens or 0, "--tokens"), (options.batch or 0, "--batch"))[::-1]
+        raise _TooLargeError(
+            f"{option} is {value}, for which the model's activations take at least {format_bytes(need)}, expected at most the "
+            f"{format_bytes(free)} that are free: use a smaller number."
+        )
 
 
 def _to_dtype(model: nn.Module, dtype: str | None) -> nn.Module:

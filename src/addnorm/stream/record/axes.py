@@ -25,8 +25,8 @@ __all__ = [
     "Depths", "Line", "add_line", "add_lower_axes", "finish", "format_tick", "legend_above", "new_axes", "panel_of", "x_axis",
 ]  # fmt: skip
 
-# The colours of Okabe and Ito that have a contrast of at least 3:1 on white.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
+# Four colours of Okabe and Ito, then three more; each has a contrast of at least 3:1 on white. Seven series have seven colours.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#6A3D9A", "#8C510A", "#3B3B3B")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.6)), (0, (1.2, 1.4)), (0, (6, 1.6, 1.2, 1.6)))
 FILLS = ("full", "none", "top", "left")
 MARKERS = {"start": ">", "attention": "o", "cross-attention": "D", "feed-forward": "s", "other": "^", "final": "*"}
@@ -153,8 +153,8 @@ def add_line(ax: Axes, depths: Depths, line: Line) -> None:
     again = number // len(COLOURS)  # after the last colour the first one follows with another dash and fill
     keywords = normalize_kwargs(dict(line.style), Line2D)
     style = {
-        "color": COLOURS[number % 4], "linewidth": 1.6, "markersize": 5.5 if depths.end <= 64 else 3.5, "markeredgewidth": 1.2,
-        "fillstyle": FILLS[(number + again) % 4], "linestyle": DASHES[(number + again) % 4], **keywords,
+        "color": COLOURS[number % len(COLOURS)], "linewidth": 1.6, "markersize": 5.5 if depths.end <= 64 else 3.5,
+        "markeredgewidth": 1.2, "fillstyle": FILLS[(number + again) % 4], "linestyle": DASHES[(number + again) % 4], **keywords,
     }  # fmt: skip
     hollow, background = style["fillstyle"] == "none", ax.get_facecolor()
     # A hollow marker is filled with the background: otherwise the line would show through.
@@ -282,7 +282,7 @@ def x_axis(ax: Axes, depths: Depths) -> None:
     count = sum(end - begin for begin, end in depths.spans.values())
     room = max(2, int(2 * _width(ax) / 72))
     stride = next((step for step in (1, 2, 4, 6, 12, 24, 48, 96, 192, 384) if count / step <= room), 768)
-    ends = {"start": "$x_0$", "final": "final"}
+    ends = {"start": "x_0", "final": "final"}
     ticks = {depths.x[site.id]: ends[site.kind] for site in depths.sites if site.kind in ends}
     for begin, end in depths.spans.values():
         taken = [place for place in ticks if begin < place <= end]

@@ -17,6 +17,7 @@ from addnorm.stream.dataflow.graph import Value
 from addnorm.stream.dataflow.memory import is_in_memory
 from addnorm.stream.dataflow.observers import Observer, ObserverMode
 from addnorm.stream.dataflow.wrappers import find_fsdp_modules, find_parameter, inner_tensors, is_wrapper
+from addnorm.stream.edits import edit_write
 from addnorm.stream.layout.token_layout import TokenLayout
 from addnorm.stream.record import statistics
 from addnorm.stream.record.gradients import GradientHooks
@@ -58,6 +59,7 @@ class ForwardStatistics:
         self._plan: Plan | None = None
         self._key: Any = None
         self._tokens: dict[str, TokenMask] = {}  # by stream
+        self._leaves: Sequence[Any] = ()  # the model's arguments in this forward
         self._named: dict[str, nn.Parameter] = {}
         self._samples: dict[str, TokenSample] = {}
         self._needed: dict[int, list[Value]] = {}  # by site: the write and its scales that are observed
@@ -78,13 +80,6 @@ class ForwardStatistics:
         self._operands: dict[Value, Tensor] = {}  # writes and their scales, until all of them are computed
         self._gradients.without_graph = []
 
-    def _finish_forward(self, mode: ObserverMode) -> None:
-        """Release the tensors, and raise the error for a mask that fits no tensor of its stream."""
-        self._pending, self._norms, self._operands = {}, {}, {}
-        wrong = [error for name, error in self._mask_errors.items() if name not in self._masked]
-        if mode.completed and wrong:
-            raise ValueError(str(wrong[0]))
-
     def _list_observers(self, plan: Plan, mode: ObserverMode) -> Iterator[tuple[Value, Observer]]:
         for state in plan.states:
             yield state.value, partial(self._on_state, mode, state)
@@ -96,7 +91,7 @@ class ForwardStatistics:
             uses = [(scale, use) for scale in live if (use := find_use(scale)) is not None]
             operands = self._needed[site.index] = [*site.write.operands, *(scale for scale, _ in uses)]
             if len(operands) > 1:
-                yield from ((value, partial(self._on_operand, site, value)) for value in site.write.operands)
+                yield from ((value, partial(self._on_operand, site, value)) for value in {*site.write.operands})
                 yield from ((use, partial(self._on_live_scale, site, scale)) for scale, use in uses)
             else:
                 yield site.write.value, partial(self._on_write, site)
@@ -108,10 +103,10 @@ class ForwardStatistics:
         for sample in self._samples.values():
             yield from sample.list_observers()
 
-    def _leaf(self, value: Value, leaves: Sequence[Any]) -> Tensor | None:
+    def _leaf(self, value: Value) -> Tensor | None:
         """Return the tensor of a value that no operator computes: an input or a parameter."""
-        if isinstance(value.part, int) and 0 <= value.part < len(leaves):
-            leaf = leaves[value.part]
+        if isinstance(value.part, int) and 0 <= value.part < len(self._leaves):
+            leaf = self._leaves[value.part]
             return leaf if isinstance(leaf, Tensor) else None
         leaf = self._named.get(value.name) if value.name else None
         return leaf if leaf is not None and is_in_memory(leaf, tuple(leaf.shape)) else None
@@ -194,9 +189,14 @@ class ForwardStatistics:
 
     def _on_operand(self, site: SiteProbe, value: Value, tensor: Tensor) -> None:
         """Record a write once it and all of its scales are computed, in any order."""
-        self._operands[value] = tensor
-        if all(operand in self._operands for operand in self._needed[site.index]):
-            self._on_write(site, self._operands.pop(site.write.value))
+        is_copied = site.write.is_overwritten and value is site.write.value
+        self._operands[value] = tensor.detach().clone() if is_copied else tensor
+        if not all(operand in self._operands for operand in self._needed[site.index]):
+            return
+        self._on_write(site, self._operands[site.write.value])
+        done = {*self._needed.pop(site.index)}
+        for operand in done.difference(*self._needed.values()):
+            del self._operands[operand]
 
     def _on_live_scale(self, site: SiteProbe, scale: Value, tensor: Tensor) -> None:
         """Record a write once its scale, a parameter that FSDP frees after its use, is gathered."""
@@ -211,17 +211,22 @@ class ForwardStatistics:
         assert self._plan is not None
         state, probe = self._plan.states[site.state], site.write
         with torch.no_grad():
-            write = tensor.detach()
+            write = edit_write(self.model, site.sublayer, operand := tensor.detach())
+            writes_raw = site.writes_raw and write is operand
             if probe.factor != 1.0:
                 write = write * probe.factor
             for scale in probe.scales:
-                current = self._operands.get(scale, self._leaf(scale, ()) if scale.op is None else None)
+                current = self._operands.get(scale, self._leaf(scale) if scale.op is None else None)
                 write = write * inner_tensors(scale.tensor if current is None else current)[0].detach()
             name = self.recording.sites[site.index].id
-            arranged = self._arrange(state.stream, write, site.layouts["write"], f"write at {name}")
+            if probe.obstacle:
+                arranged = None
+                self._omit(f"write at {name}", probe.obstacle)
+            else:
+                arranged = self._arrange(state.stream, write, site.layouts["write"], f"write at {name}")
             pending = self._pending.get(site.state)
             if arranged is not None:
-                known = self._norms.get(site.raw) if site.writes_raw else None
+                known = self._norms.get(site.raw) if writes_raw else None
                 norms = known or statistics.token_norms(arranged)
                 self._put(site.index, "write", norms.statistics())
                 if pending is not None:

@@ -5,17 +5,18 @@ A plan holds no tensor of the inspected run.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from addnorm._util.jsonio import to_jsonable
-from addnorm.stream.dataflow.graph import PARAMETER, UNCOUNTED, Value
+from addnorm.stream.dataflow.graph import PARAMETER, UNCOUNTED, Op, Value
 from addnorm.stream.find.adds import Path
 from addnorm.stream.find.chain import Chain
 from addnorm.stream.find.inspection import Inspection, Site, Stream, format_norm
 from addnorm.stream.find.norm import Norm
-from addnorm.stream.find.operators import TRANSPARENT, strip_views
+from addnorm.stream.find.operators import TRANSPARENT, find_axis, strip_views
 from addnorm.stream.find.sublayers import Sublayer
 from addnorm.stream.layout.dimensions import Part
 from addnorm.stream.layout.token_layout import TokenLayout
@@ -32,16 +33,31 @@ RSTD_OUTPUT = {"native_layer_norm": 2, "_fused_rms_norm": 1}  # the output of th
 
 @dataclass
 class WriteProbe:
-    """Operand of a residual add, with the numbers and tensors by which the adds multiply it."""
+    """Operand of a residual add, with the numbers and tensors by which it is multiplied until it is added to the stream.
+
+    Attributes:
+        value: the operand, of the innermost sum: a in `x + g * (a + b)`.
+        factor: the product of the numbers.
+        scales: the tensors.
+        is_overwritten: whether the operand is overwritten in place before the last tensor is computed.
+        obstacle: why the product of these is not the term that is added; usually empty.
+    """
 
     value: Value
     factor: float = 1.0
     scales: tuple[Value, ...] = ()
+    is_overwritten: bool = False
+    obstacle: str = ""
 
     @property
     def is_plain(self) -> bool:
         """Whether the adds do not multiply the operand."""
         return not self.scales and self.factor == 1.0
+
+    @property
+    def last(self) -> int:
+        """Index of the last of the operand and its scales."""
+        return max(value.index for value in (self.value, *self.scales))
 
     @property
     def operands(self) -> list[Value]:
@@ -81,6 +97,7 @@ class SiteProbe:
     """Values to measure at one sublayer."""
 
     index: int
+    sublayer: Sublayer
     state: int  # index of the state it adds to
     read: Value | None
     raw: Value
@@ -141,7 +158,7 @@ class Plan:
             recorded.append(RecordedSite(site.id, site.path, site.kind, site.layer, stream.name, site.equation))
             entering[k].entering.append(index)
             entering[k].writes += 1
-            entering[k].is_overwritten |= _is_overwritten(entering[k].value, write_probe(sublayer))
+            entering[k].is_overwritten |= _is_overwritten(entering[k].value, write_probe(sublayer).last)
             leaving[k + 1].leaving.append(index)
             parameters = _parameter_names(sublayer)
             write = write_probe(sublayer)
@@ -152,8 +169,10 @@ class Plan:
                 "write": layout.of_write(k, sublayer),
             }  # fmt: skip
             writes_raw = write.is_plain and strip_views(write.value) is strip_views(raw)
+            writes_raw = writes_raw and write.value.tensor.dtype == raw.tensor.dtype
             writes_raw = writes_raw and _list_parts(layouts["raw"]) == _list_parts(layouts["write"])
-            self.sites.append(SiteProbe(index, entering[k].index, read, raw, write, parameters, layouts, writes_raw))
+            state = entering[k].index
+            self.sites.append(SiteProbe(index, sublayer, state, read, raw, write, parameters, layouts, writes_raw))
             for role, norms in (
                 ("norm_in", sublayer.reads.norms),
                 ("norm_branch", [sublayer.norm]),
@@ -205,9 +224,11 @@ def _is_only_use(view: Value, state: Value) -> bool:
     return True
 
 
-def _is_overwritten(state: Value, write: WriteProbe) -> bool:
-    """Return whether the memory of a state is written before a write to it is computed, as by `x *= alpha; x += f(y)`."""
-    last = max(value.index for value in (write.value, *write.scales))
+def _is_overwritten(state: Value, last: int) -> bool:
+    """Return whether the memory of a value is written before the value of that index is computed.
+
+    As that of x before f(y) in `x *= alpha; x += f(y)`.
+    """
     todo, seen = [state], {state}
     while todo:
         value = todo.pop()
@@ -229,13 +250,41 @@ def _list_parts(layout: TokenLayout | None) -> list[Part] | None:
 
 
 def write_probe(sublayer: Sublayer) -> WriteProbe:
-    """Return the term that a sublayer adds: the operand of the add that contains it, and its factors."""
+    """Return the term that a sublayer adds: the operand of the innermost sum that contains it, and its factors."""
     path: Path = sublayer.write_path
-    terms = [path.term, *path.sums]
-    factor = 1.0
-    for term in terms:
-        factor *= term.factor
-    return WriteProbe(terms[-1].value, factor, tuple(term.scale for term in terms if term.scale is not None))
+    terms = path.terms
+    probe = WriteProbe(terms[-1].value, math.prod(term.factor for term in terms))
+    scales = [term.scale for term in terms if term.scale is not None]
+    inner = terms[-1].op
+    later = [factor for factor in path.factors if inner is not None and factor.op.index > inner.index]
+    for factor in later:  # of sums: x + g * (a + b)
+        if factor.kind == "guard":
+            probe.obstacle = "a sum of several writes is masked or clamped before it is added"
+        elif factor.op.name == "native_dropout":
+            scales.append(factor.op.outputs[1])
+            p = float(factor.op.args[1]) if factor.op.args[2] is not False else 0.0
+            probe.factor *= 1.0 / (1.0 - p) if p < 1.0 else 0.0
+        elif factor.value is not None:
+            scales.append(factor.value)
+        else:
+            probe.factor *= factor.number
+    views = [op for op in path.ops if op.name in TRANSPARENT and inner is not None and op.index > inner.index]
+    if any(_is_moved(scale, probe.value, views) for scale in scales):
+        probe.obstacle = "a sum of several writes is multiplied in another layout than that of the writes"
+    probe.scales = tuple(scales)
+    probe.is_overwritten = _is_overwritten(probe.value, probe.last)
+    return probe
+
+
+def _is_moved(scale: Value, write: Value, views: list[Op]) -> bool:
+    """Return whether a factor of a write has another place in it before those views."""
+    if not views or math.prod(scale.shape) == 1:
+        return False
+    is_vector = scale.shape[-1:] == write.shape[-1:] and math.prod(scale.shape) == scale.shape[-1]
+    return not is_vector or any(
+        find_axis(op.outputs[0], op.inputs[0], len(op.outputs[0].shape) - 1) != len(op.inputs[0].shape) - 1
+        for op in views
+    )
 
 
 def find_use(value: Value) -> Value | None:
@@ -302,7 +351,7 @@ def _stream_metadata(stream: Stream) -> dict[str, Any]:
         "wiring": stream.wiring and stream.wiring.name, "equation": stream.equation, "width": stream.width,
         "layers": stream.num_layers, "dtype": stream.dtype, "norms": _norm_texts(stream.norms()),
         "embedding_norm": _norm_texts([stream.embedding_norm]), "final_norm": _norm_texts([stream.final_norm]),
-        "closure": stream.closure, "closes": stream.closes, "remarks": [*stream.remarks],
+        "closure": stream.closure, "closes": stream.sum_closes, "remarks": [*stream.remarks],
         "sites": {site.id: _site_metadata(site) for site in stream.sites},
     })  # fmt: skip
     return metadata  # infinity is already a word, so that a file preserves the metadata

@@ -25,7 +25,9 @@ Values = list[tuple[RecordedSite, float]]
 GRADIENTS = "record with grads=True, and call loss.backward() while recording"
 FORWARD = "run the model while recording"
 NORMS = {"norm_in": "of the input", "norm_out": "of the stream after the add", "norm_branch": "of the output"}
-LABELLED_CELLS = 10  # a map with at most so many sources and depths shows its numbers
+LEVELS = 48  # colours of a map; matplotlib rasterizes colour bars of 50 and more
+DARK_CELL = 0.5  # share of the largest from which on the number in a cell has the colour of the paper
+LABELLED_CELLS = 16  # a map with at most so many sources and depths shows its numbers
 
 
 class Plots:
@@ -245,8 +247,13 @@ Panel = tuple[str, Values, Limits]
 
 
 def _draw_map(ax: Axes, sources: list[str], shares: list[list[float]], title: str, mesh: dict[str, Any]) -> None:
-    """Draw a heat map: sources upwards, depths to the right. Cells before a source's write are blank."""
-    from matplotlib.colors import FuncNorm
+    """Draw a heat map: sources upwards, depths to the right. Cells before a source's write are blank.
+
+    The opacity of the first colour is the square root of the share, as in the explorer; negative shares have the second colour.
+    Shares in a deep stream are small and of either sign, except that of x_0 at the start.
+    """
+    from matplotlib import rcParams
+    from matplotlib.colors import FuncNorm, ListedColormap
 
     begins = [next((k for k, row in enumerate(shares) if row[source]), 0) for source in range(len(sources))]
     cells = [
@@ -254,14 +261,14 @@ def _draw_map(ax: Axes, sources: list[str], shares: list[list[float]], title: st
         for source, begin in enumerate(begins)
     ]
     finite = [value for row in cells for value in row if math.isfinite(value)]
-    low, high = min([*finite, 0.0]), max([*finite, 0.0]) or 1.0
-    # Shares in a deep stream are small and of either sign, except that of x_0 at the start.
-    own = {} if "norm" in mesh else {"norm": FuncNorm((_root, _square), low, high)}
-    style = {"cmap": "cividis", **own, **mesh}
+    mesh = dict(mesh)
+    low, high = mesh.pop("vmin", min([*finite, 0.0])), mesh.pop("vmax", max([*finite, 0.0]) or 1.0)
+    own: dict[str, Any] = {} if "norm" in mesh else {"norm": FuncNorm((_root, _square), low, high)}
+    style = {"cmap": ListedColormap(_share_colours(low, high)), **own, **mesh}
     edges = ([k - 0.5 for k in range(n + 1)] for n in (len(shares), len(sources)))
     drawn = ax.pcolormesh(*edges, cells, **style)
-    scale: Any = drawn.norm
-    root = " (colours by its square root)" if own else ""
+    paper = ax.get_facecolor()
+    root = " (opacity: its square root)" if own else ""
     bar = ax.figure.colorbar(drawn, ax=ax, pad=0.02)
     bar.set_label(f"share of the stream{root}", fontsize="small")
     bar.ax.tick_params(labelsize="small")
@@ -270,10 +277,10 @@ def _draw_map(ax: Axes, sources: list[str], shares: list[list[float]], title: st
         for source, row in enumerate(cells):
             for depth, value in enumerate(row):
                 if math.isfinite(value):
-                    ink = "white" if scale(value) < 0.55 else "black"
-                    ax.text(depth, source, f"{value:.2f}", ha="center", va="center", fontsize="small", color=ink)
+                    ink = paper if abs(value) > DARK_CELL * max(high, -low) else rcParams["text.color"]
+                    ax.text(depth, source, f"{value:.2f}", ha="center", va="center", fontsize="x-small", color=ink)
     columns = [*range(0, len(shares), max(1, -(-len(shares) // 13)))]
-    ax.set_xticks(columns, labels=["$x_0$" if not k and any(begins) else str(k) for k in columns], fontsize="small")
+    ax.set_xticks(columns, labels=["x_0" if not k and any(begins) else str(k) for k in columns], fontsize="small")
     rows = [*range(0, len(sources), max(1, -(-len(sources) // 25)))]
     ax.set_yticks(rows, labels=[_short(sources[k]) for k in rows], fontsize="small")
     ax.set_xlabel("depth in sublayers", fontsize="small")
@@ -281,6 +288,17 @@ def _draw_map(ax: Axes, sources: list[str], shares: list[list[float]], title: st
     ax.spines[:].set_visible(False)
     ax.tick_params(length=0)
     ax.set_title(title, loc="left", fontsize="medium", fontweight="bold")
+
+
+def _share_colours(low: float, high: float) -> list[tuple[float, float, float, float]]:
+    """Return the colours of shares from `low` to `high`, at equal distances of their signed square roots."""
+    from matplotlib.colors import to_rgb
+
+    begin, end = float(_root(low)), float(_root(high))
+    most = max(end, -begin)
+    roots = [begin + (end - begin) * k / (LEVELS - 1) for k in range(LEVELS)]
+    positive, negative = (to_rgb(colour) for colour in axes.COLOURS[:2])
+    return [(*(negative if root < 0 else positive), 0.04 + 0.96 * abs(root) / most) for root in roots]
 
 
 def _root(share: Any) -> Any:
@@ -294,4 +312,4 @@ def _square(root: Any) -> Any:
 
 def _short(name: str) -> str:
     """Return a name, of a long one the end: "…layer.3.attention"."""
-    return "$x_0$" if name == "x_0" else name if len(name) <= 26 else f"…{name[-25:]}"
+    return "x_0" if name == "x_0" else name if len(name) <= 26 else f"…{name[-25:]}"

@@ -7,6 +7,7 @@ mode) is inspected first, in an additional forward without side effects. After t
 
 from __future__ import annotations
 
+import datetime
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -30,6 +31,7 @@ from addnorm.stream.dataflow.observers import (
 from addnorm.stream.dataflow.wrappers import inner_tensors, reshard
 from addnorm.stream.find.inspect import build_inspection, capture_flow, check_parameters
 from addnorm.stream.find.inspection import Inspection
+from addnorm.stream.models.inputs import format_inputs
 from addnorm.stream.record.forward_statistics import ForwardStatistics
 from addnorm.stream.record.plan import (
     Plan,
@@ -119,7 +121,8 @@ class _Recorder(ForwardStatistics):
         gather: bool,
     ) -> None:
         inner = getattr(model, "_orig_mod", model)
-        recording = Recording((), {"model": type(inner).__name__, "torch": torch.__version__})
+        now = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC"
+        recording = Recording((), {"model": type(inner).__name__, "torch": torch.__version__, "date": now})
         super().__init__(inner, recording, grads, accumulate != 1, gather)
         self.every = every
         self.layers = None if layers is None else [*layers]
@@ -152,6 +155,7 @@ class _Recorder(ForwardStatistics):
         shapes = tuple(t.shape for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor))
         if plan is None or (plan.depends_on_shape(self.masks is not None) and plan.shapes != shapes):
             plan = self._plans[self._key] = self._make_plan(args, kwargs)
+            self.recording.metadata.setdefault("inputs", format_inputs(args, kwargs))
             plan.shapes = shapes
         self._plan = plan
         check_mask_streams(self.masks, plan.streams)
@@ -163,15 +167,18 @@ class _Recorder(ForwardStatistics):
             self._gradients.add_parameters(plan, self._named, self._has_fsdp)
         self._start_forward()
         observers: list[tuple[Value, Observer]] = []
-        leaves = pytree.tree_leaves((args, kwargs))
+        self._leaves = pytree.tree_leaves((args, kwargs))
         mode = ObserverMode(frames, {})
         live = self._read_live if self._has_fsdp else None
-        self._samples = {name: TokenSample(stream, self._tokens[name], live) for name, stream in plan.streams.items()}
+        self._samples = {
+            name: TokenSample(self.model, stream, self._tokens[name], self._leaf, live)
+            for name, stream in plan.streams.items()
+        }
         for measured, observer in self._list_observers(plan, mode):
             value = find_observable(measured)
             if value.op is not None:
                 observers.append((value, observer))
-            elif (leaf := self._leaf(value, leaves)) is not None:
+            elif (leaf := self._leaf(value)) is not None:
                 mode.note_wrappers(leaf)
                 observer(inner_tensors(leaf)[0])
         mode.observers = group_observers(observers)
@@ -189,7 +196,7 @@ class _Recorder(ForwardStatistics):
                 f"in forward {self._steps.forwards - 1} {len(missed)} of {len(mode.observers)} places were not met, the first in "
                 f"call {call + 1} of {path or 'the model'}: the model ran otherwise than when it was inspected"
             )
-        self._pending, self._norms, self._operands = {}, {}, {}
+        self._pending, self._norms, self._operands, self._leaves = {}, {}, {}, ()
         if mode.completed and (
             wrong := [error for name, error in self._mask_errors.items() if name not in self._masked]
         ):

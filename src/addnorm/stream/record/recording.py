@@ -112,8 +112,20 @@ class Recording(Rendered, Measurements):
         model = f" of {self.metadata['model']}" if self.metadata.get("model") else ""
         return f"<Recording{model}: {sublayers}{streams}, {_steps_text(self.steps)}{gradients}>"
 
+    def describe(self) -> dict[str, str]:
+        """Return model, inputs, date and loss, as far as the metadata has them. Set `metadata["loss"]` to describe your loss."""
+        known = {name: str(text) for name in ("inputs", "date", "loss") if (text := self.metadata.get(name))}
+        if not known:
+            return {}
+        model, name = (str(self.metadata.get(key) or "") for key in ("model", "name"))
+        has_gradients = any(role == "grad" or name == "grad_l2" for _, role, name in self._series)
+        known.setdefault("loss", "that of the caller" if has_gradients else "none, forward only")
+        return {"model": f"{name} ({model})" if name and name != model else model, **known}
+
     def _blocks(self) -> Iterator[Block]:
         yield Paragraph(repr(self)[1:-1], style="strong")
+        for name, text in self.describe().items():
+            yield Paragraph(f"{name}: {text}", hang=2)
         charts = [
             _chart(title, [value for _, value in self.series(column.role, column.statistic)], colour)
             for title, column, colour in CHARTS

@@ -1,22 +1,24 @@
 """Memory map and balance sheet of a recorded step, computed from a sample of its tokens.
 
-At most `TOKENS` evenly spaced tokens of every state and every write are kept, for one step.
+The tokens of every state and every write are kept for one step: all that count, or evenly spaced ones where all would take more
+than `BYTES`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from addnorm.stream.dataflow.graph import Value
 from addnorm.stream.dataflow.observers import Observer
-from addnorm.stream.decompose import find_step_obstacle, propagate, source_shares, sum_components
-from addnorm.stream.find.adds import Add
+from addnorm.stream.decompose import Components, find_step_obstacle, propagate, source_shares, sum_components
+from addnorm.stream.edits import edit_write
+from addnorm.stream.find.adds import Add, Path
 from addnorm.stream.find.chain import Chain
 from addnorm.stream.find.closure import get_tolerance, relative_error
 from addnorm.stream.find.inspection import Stream
@@ -27,32 +29,42 @@ from addnorm.stream.record.plan import find_use, write_probe
 from addnorm.stream.record.schema import Balance, MemoryMap
 from addnorm.stream.record.statistics import OmittedError, TokenMask, Tokens
 
-__all__ = ["TOKENS", "TokenSample"]
+__all__ = ["TokenSample"]
 
-TOKENS = 64
+BYTES = 64 * 2**20  # that the sample of one stream takes
+TOKENS = 64  # in any sample, and at once in the arithmetic
 
 
 class TokenSample:
     """Sample of the tokens of one stream in one step.
 
     Args:
+        model: the model.
         stream: the inspected stream.
         tokens: mask of the tokens to sample from.
+        read_leaf: returns an input or a parameter of this forward.
         read_live: returns a parameter as the model uses it during the operator that is observed; None: parameters do not change
             during the forward.
     """
 
     def __init__(
-        self, stream: Stream, tokens: TokenMask, read_live: Callable[[Value], Tensor | None] | None = None
+        self,
+        model: nn.Module,
+        stream: Stream,
+        tokens: TokenMask,
+        read_leaf: Callable[[Value], Tensor | None],
+        read_live: Callable[[Value], Tensor | None] | None = None,
     ) -> None:
-        self.stream = stream
+        self.model, self.stream = model, stream
         self.chain: Chain = stream.chain
         self.tokens = tokens
-        self.read_live = read_live
+        self.read_leaf, self.read_live = read_leaf, read_live
+        self._writers = {write_probe(sublayer).value: sublayer for _, sublayer in self.chain.numbered()}
         self._states: dict[Value, Tensor] = {}
         self._parameters: dict[Value, Tensor] = {}  # copies of the gains that are parameters, as of the forward
         self._chosen: Tensor | None = None  # indices of the sampled tokens
-        self._count = 0
+        self._count = 0  # of a state's tokens
+        self._counted = 0  # of those that the mask selects
         self._reason = ""  # why some state or write is not sampled
 
     def list_observers(self) -> Iterator[tuple[Value, Observer]]:
@@ -74,19 +86,21 @@ class TokenSample:
             elif self.read_live is not None and (used := find_use(gain)) is not None:
                 yield used, partial(self._keep_live, gain)
             else:  # an optimizer may change it before the map is computed
-                self._parameters[gain] = gain.tensor.detach().clone()
+                leaf = self.read_leaf(gain)
+                self._parameters[gain] = (gain.tensor if leaf is None else leaf).detach().clone()
 
     def find_obstacle(self) -> str:
         """Return why components cannot be propagated: a step on the stream that is not a constant factor; else empty text."""
         for k, add in enumerate(self.chain.adds):
             if any(factor.kind != "constant" for factor in add.residual_path.factors):
                 return f"add {k + 1} multiplies the stream by more than a constant"
-            if k and (reason := find_step_obstacle(k, add, "constant")):
-                return reason
-            scales = (scale for sublayer in self.chain.sublayers[k] for scale in write_probe(sublayer).scales)
+            probes = [write_probe(sublayer) for sublayer in self.chain.sublayers[k]]
+            if reason := next((probe.obstacle for probe in probes if probe.obstacle), ""):
+                return f"at add {k + 1} {reason}"
+            scales = (scale for probe in probes for scale in probe.scales)
             if any(math.prod(scale.shape) not in (1, self.stream.width) for scale in scales):
                 return f"add {k + 1} multiplies a write by another factor for each token"
-        return ""
+        return find_step_obstacle(self.chain, ("constant",))
 
     def compute(self) -> tuple[MemoryMap | None, Balance]:
         """Return the memory map and the balance; without a map, the balance has the reason."""
@@ -115,42 +129,62 @@ class TokenSample:
         if missing or not self._states:
             return None, Balance(reason=f"{missing} of {len(values)} states and writes were not met in the last step")
         names = {id(site.sublayer): site.id for site in self.stream.sites}
+        states = self._observed_states()
+        limit = get_tolerance(*(value.tensor.dtype for value in values)) * len(states) ** 0.5
+        shares: list[dict[str, float]] = [{} for _ in states]  # sums over the tokens, by depth
+        amounts: dict[str, float] = {}
+        length = closure = 0.0
+        tokens = len(self._states[states[0]])
+        with torch.no_grad():
+            for begin in range(0, tokens, TOKENS):
+                rows = slice(begin, begin + TOKENS)
+                parts: Components = {}
+                for k, parts in enumerate(self._propagate(names, rows)):
+                    total = sum_components(parts)
+                    closure = max(closure, error := relative_error(self._read(states[k], rows), total))
+                    if not error <= limit:
+                        reason = (
+                            f"at depth {k} the components add up to the stream with a relative error of {error:.1e}, "
+                        )
+                        return None, Balance(reason=f"{reason}tolerance {limit:.0e}")
+                    _add_to(shares[k], source_shares(parts, total))
+                end = self._read(states[-1], rows)
+                norms = torch.linalg.vector_norm(end, dim=-1)
+                direction = end / norms.clamp_min(torch.finfo(norms.dtype).tiny)[:, None]
+                _add_to(amounts, {name: (part * direction).sum(-1) for name, part in parts.items()})
+                length += float(norms.sum())
+        sources = [*dict.fromkeys(("x_0", *names.values(), *amounts))]  # those of `Decomposition`, in their order
+        means = tuple(amounts[source] / tokens for source in sources)
+        balance = Balance(tuple(sources), means, length / tokens, tokens, closure, total_tokens=self._counted)
+        return (sources, [[depth.get(source, 0.0) / tokens for source in sources] for depth in shares]), balance
+
+    def _propagate(self, names: dict[int, str], rows: slice) -> Iterator[Components]:
+        """Yield the components of some of the tokens at each depth."""
+        start = self._read(self._observed_states()[0], rows)
 
         def write(sublayer: Sublayer) -> Tensor:
             probe = write_probe(sublayer)
-            part = (self._states[probe.value] * probe.factor).expand(states[0].shape)
+            part = (self._read(probe.value, rows) * probe.factor).expand(start.shape)
             for scale in probe.scales:
                 part = part * scale.tensor.detach().double().reshape(-1)  # a number, or one for each feature
             return part
 
         def scale_residual(add: Add, part: Tensor) -> Tensor:
             number = _product(add.residual_path.factors)
-            for term in (add.residual_path.term, *add.residual_path.sums):
+            for term in add.residual_path.terms:
                 number *= term.factor
             return part * number
 
-        def scale_sum(add: Add, part: Tensor) -> Tensor:
-            return part * _product([*add.early_factors, *add.late_factors])
+        def scale_sum(path: Path, parts: Components) -> Components:
+            number = _product(path.factors)
+            return parts if number == 1.0 else {name: part * number for name, part in parts.items()}
 
-        states = [self._states[value] for value in self._observed_states()]
-        limit = get_tolerance(*(value.tensor.dtype for value in values)) * len(states) ** 0.5
-        sources: dict[str, None] = {}
-        depths: list[dict[str, float]] = []
-        closure = 0.0
-        with torch.no_grad():
-            for k, parts in enumerate(propagate(self.chain, names, states[0], write, scale_residual, scale_sum)):
-                total = sum_components(parts)
-                closure = max(closure, error := relative_error(states[k], total))
-                if not error <= limit:
-                    reason = f"at depth {k} the components add up to the stream with a relative error of {error:.1e}, "
-                    return None, Balance(reason=f"{reason}tolerance {limit:.0e}")
-                depths.append({name: float(share.mean()) for name, share in source_shares(parts, total).items()})
-                sources |= dict.fromkeys(parts)
-            norms = torch.linalg.vector_norm(states[-1], dim=-1)
-            direction = states[-1] / norms.clamp_min(torch.finfo(norms.dtype).tiny)[:, None]
-            amounts = {name: float((part * direction).sum(-1).mean()) for name, part in parts.items()}
-        balance = Balance(tuple(amounts), tuple(amounts.values()), float(norms.mean()), norms.numel(), closure)
-        return ([*sources], [[depth.get(source, 0.0) for source in sources] for depth in depths]), balance
+        return propagate(self.chain, names, start, write, scale_residual, scale_sum)
+
+    def _read(self, value: Value, rows: slice) -> Tensor:
+        """Return some of the tokens of a state or write, or the bias that is the same for all."""
+        kept = self._states[value]
+        return (kept if len(kept) == 1 else kept[rows]).double()
 
     def _values(self) -> dict[Value, TokenLayout | None]:
         """Return the states and writes to sample, with their layouts."""
@@ -167,6 +201,8 @@ class TokenSample:
 
     def _keep(self, value: Value, layout: TokenLayout | None, tensor: Tensor) -> None:
         with torch.no_grad():
+            if (sublayer := self._writers.get(value)) is not None:
+                tensor = edit_write(self.model, sublayer, tensor)
             try:
                 tokens = Tokens.arrange(tensor.detach(), layout, self.tokens)
             except OmittedError as error:
@@ -178,7 +214,7 @@ class TokenSample:
                 return
             count = math.prod(rows.shape[:-1])
             if count == 1 and value not in self._observed_states():  # a bias, the same for all tokens
-                self._states[value] = rows.reshape(1, -1).double()
+                self._states[value] = rows.reshape(1, -1).clone()
                 return
             if self._chosen is None and value not in self._observed_states():
                 self._reason = self._reason or "a write is computed before the stream begins"
@@ -186,9 +222,11 @@ class TokenSample:
             if self._chosen is None:
                 self._count = count
                 self._chosen = self._choose(tokens)
+                if not self._chosen.numel():
+                    self._reason = self._reason or "no token counts"
             if count == self._count:
                 places = torch.unravel_index(self._chosen, rows.shape[:-1])
-                self._states[value] = rows[places].double()
+                self._states[value] = rows[places]  # a copy
             else:
                 self._reason = (
                     self._reason or f"a state or write of the stream has {count} tokens, x_0 has {self._count}"
@@ -201,7 +239,12 @@ class TokenSample:
             mask = tokens.layout.sort_tokens(tokens.mask.reshape(tokens.t.shape[:-1]), has_features=False)
             assert mask is not None
             among = mask.reshape(-1).nonzero().reshape(-1)
-        return among[:: max(1, -(-among.numel() // TOKENS))]
+        self._counted = among.numel()
+        size = len(self._values()) * self.stream.width * tokens.t.element_size()  # of one token
+        most = max(TOKENS, BYTES // size)
+        return (
+            among if self._counted <= most else among[torch.arange(most, device=among.device) * self._counted // most]
+        )
 
     def _keep_live(self, gain: Value, tensor: Tensor) -> None:
         live = self.read_live(gain) if self.read_live is not None else None
@@ -210,6 +253,12 @@ class TokenSample:
 
     def _keep_gain(self, gain: Value, tensor: Tensor) -> None:
         gain.tensor = tensor.detach().clone()  # it may be a view of a parameter
+
+
+def _add_to(sums: dict[str, float], values: Mapping[str, Tensor]) -> None:
+    """Add the sums of tensors to numbers of the same names."""
+    for name, value in values.items():
+        sums[name] = sums.get(name, 0.0) + float(value.sum())
 
 
 def _product(factors: list[Factor]) -> float:

@@ -69,12 +69,17 @@ class Balance:
         tokens: number of tokens.
         closure: the largest relative error over all depths of the components' sum against the recorded stream.
         reason: why the components do not add up to the stream, in which case there are no amounts; empty otherwise.
+        total_tokens: number of tokens that count. It is larger than `tokens` where the sheet is that of evenly spaced tokens,
+            because all would take more than 64 MiB; 0 in older files.
+
+    An amount divided by `stream_norm` is not the source's share, which is the mean over the tokens of <c_s, x> / |x|^2. The last
+    row of the memory map has the shares.
 
     Example:
         >>> from addnorm.stream.record.schema import Balance
         >>> sheet = Balance(("x_0", "0.attn", "0.mlp"), (1.0, 2.5, -0.5), stream_norm=3.0, tokens=8, closure=1e-7)
-        >>> sheet.error, dict(zip(sheet.sources, sheet.amounts))["0.attn"] / sheet.stream_norm
-        (0.0, 0.8333333333333334)
+        >>> sheet.error, dict(zip(sheet.sources, sheet.amounts))["0.attn"]
+        (0.0, 2.5)
     """
 
     sources: tuple[str, ...] = ()
@@ -83,6 +88,7 @@ class Balance:
     tokens: int = 0
     closure: float = math.nan
     reason: str = ""
+    total_tokens: int = 0
 
     @property
     def error(self) -> float:

@@ -48,13 +48,23 @@ class TokenMask:
     def from_argument(cls, tokens: Masks, stream: str, kwargs: dict[str, Any]) -> TokenMask:
         """Return the mask of one stream from the `tokens` argument of `record` and the model's keyword arguments."""
         mask = tokens.get(stream) if isinstance(tokens, Mapping) else tokens
-        if mask is None or isinstance(mask, Tensor):
-            return cls(mask)
-        argument = kwargs.get(mask)
+        if mask is None:
+            return cls()
+        if not isinstance(mask, Tensor | str):
+            raise TypeError(
+                f"tokens is {type(mask).__name__}, expected a tensor (batch, tokens), the name of a keyword argument of the "
+                "model, or a dict of these by stream."
+            )
+        argument = mask if isinstance(mask, Tensor) else kwargs.get(mask)
         if not isinstance(argument, Tensor):
             raise ValueError(
                 f"tokens is {mask!r}, expected the name of a keyword argument of the model that is a tensor; it was called "
                 f"with {', '.join(kwargs) or 'none'}."
+            )
+        if argument.is_floating_point() and not bool(((argument == 0) | (argument == 1)).all()):
+            raise ValueError(
+                "tokens has values other than 0 and 1, expected true where a token counts: a mask that attention adds to its "
+                "scores is 0 there, so pass tokens=(mask == 0)."
             )
         return cls(argument)
 
@@ -93,7 +103,8 @@ class TokenMask:
         order = layout.sort_tokens(torch.arange(math.prod(shape)).reshape(tuple(shape)), has_features=False)
         assert order is not None
         fitting = {_drop_ones(fit) for fit in (sizes, order.shape, (math.prod(sizes),))}
-        if _drop_ones(mask.shape) not in fitting:
+        is_grid = mask.dim() > 2 and mask.shape[0] == sizes[0] and mask.numel() == math.prod(sizes)
+        if _drop_ones(mask.shape) not in fitting and not (is_grid and len(order.shape) == 2):  # of an image, in rows
             raise MaskError(
                 f"tokens has shape {tuple(self.mask.shape)}, expected {sizes}: true where a token of a sequence counts."
             )
@@ -243,13 +254,14 @@ def _similarity(tokens: Tokens) -> float | None:
         return math.nan
     sequences = upcast(rows).reshape(*sizes, t.shape[-1])
     lengths = torch.linalg.vector_norm(sequences, dim=-1)
-    weights = 1.0 / lengths.clamp_min(torch.finfo(lengths.dtype).tiny)
+    counted = lengths != 0  # a token of zeros has no direction; NaN counts
     if tokens.mask is not None:
         mask = layout.sort_tokens(tokens.mask.reshape(t.shape[:-1]), has_features=False)
         assert mask is not None
-        weights = torch.where(mask.reshape(sizes), weights, 0.0)
-    weights = torch.where(lengths > 0, weights, 0.0)
-    counts = (weights > 0).sum(-1).to(sequences.dtype)
+        counted &= mask.reshape(sizes)
+        sequences = sequences.masked_fill(~counted[..., None], 0.0)  # it may be NaN, as attention that sees no token
+    weights = torch.where(counted, 1.0 / lengths, 0.0)
+    counts = counted.sum(-1).to(sequences.dtype)
     total = torch.bmm(weights[:, None], sequences).square().sum((1, 2))
     several = counts > 1
     pairs = (counts * (counts - 1))[several]

@@ -208,7 +208,8 @@ class _File:
             )
         norm, closure = self.floats([balance.get("stream_norm"), balance.get("closure")])
         tokens, reason = self.value(balance, "tokens", int), self.value(balance, "reason", str)
-        return Balance(tuple(map(str, sources)), tuple(self.floats(amounts)), norm, tokens, closure, reason)
+        total = self.value({"total_tokens": 0} | balance, "total_tokens", int)  # not in older files
+        return Balance(tuple(map(str, sources)), tuple(self.floats(amounts)), norm, tokens, closure, reason, total)
 
     def _site(self, site: Any) -> RecordedSite:
         texts = {

@@ -18,8 +18,14 @@ import { every } from "./scale.js";
  * @property {boolean} [diverging]  values below 0 matter as much as those above: the scale is that of the largest magnitude
  */
 
-const MARGIN = { top: 6, right: 12, bottom: 40, left: 52 };
+const MARGIN = { top: 6, right: 12, bottom: 40 };
 const MOST = 520; // pixels of height
+const NAMED = 420; // pixels of width from which on rows have their names, not numbers
+const LETTER = 6.3; // pixels
+const LONGEST = 18; // letters of a name
+const CELL = [27, 14]; // pixels: cells of at least this size show their number
+const MID = 0.37; // share of the largest from which on a cell of the dark theme is light, and its number dark
+const HIGH = 0.75; // share of the largest from which on a cell of the light theme is dark, and its number light
 
 export class HeatMap extends ChartFigure {
   /** @param {import("./figure.js").Options} options */
@@ -29,7 +35,7 @@ export class HeatMap extends ChartFigure {
     this.element.classList.add("square");
     /** @type {Map} */
     this.data = { columns: [], rows: [], values: [], summary: "" };
-    this.layers = Object.fromEntries(["cells", "axis", "cursor"].map((name) => [name, this.svg.appendChild(s(`g.${name}`))]));
+    this.layers = Object.fromEntries(["cells", "numbers", "axis", "cursor"].map((name) => [name, this.svg.appendChild(s(`g.${name}`))]));
   }
 
   /** @param {Map} data */
@@ -47,12 +53,22 @@ export class HeatMap extends ChartFigure {
 
   places() {
     const step = this.#cell()[0];
-    return { left: MARGIN.left + step / 2, step };
+    return { left: this.#left() + step / 2, step };
+  }
+
+  /** Whether the rows have their names: short ones, where there is room. */
+  #named() {
+    return this.width >= NAMED && this.data.rows.every((name) => name.length <= LONGEST);
+  }
+
+  #left() {
+    const letters = this.#named() ? Math.max(...this.data.rows.map((name) => name.length), 1) : 3;
+    return 12 + LETTER * letters;
   }
 
   #cell() {
     const [columns, rows] = [Math.max(1, this.data.columns.length), Math.max(1, this.data.rows.length)];
-    return [(this.width - MARGIN.left - MARGIN.right) / columns, (this.height - MARGIN.top - MARGIN.bottom) / rows];
+    return [(this.width - this.#left() - MARGIN.right) / columns, (this.height - MARGIN.top - MARGIN.bottom) / rows];
   }
 
   /** @param {PointerEvent} event */
@@ -84,6 +100,7 @@ export class HeatMap extends ChartFigure {
   draw() {
     const [width, height] = this.#cell();
     const { columns, rows, values } = this.data;
+    const [left, named] = [this.#left(), this.#named()];
     const cells = values.flatMap((row, r) => row.map((value, c) => ({ value, r, c }))).filter(({ value }) => value !== null);
     const gap = Math.min(width, height) > 8 ? 1 : 0;
     updateChildren(this.layers.cells, cells, () => s("rect"), (cell, { value, r, c }) => {
@@ -92,20 +109,28 @@ export class HeatMap extends ChartFigure {
       const share = finite ? Math.min(1, Math.abs(number) / (this.most ?? 1)) : 1;
       mark(cell, {
         class: !finite ? "cell odd" : number < 0 ? "cell below" : "cell",
-        x: (MARGIN.left + c * width).toFixed(2), y: (MARGIN.top + (rows.length - 1 - r) * height).toFixed(2),
+        x: (left + c * width).toFixed(2), y: (MARGIN.top + (rows.length - 1 - r) * height).toFixed(2),
         width: Math.max(0.5, width - gap).toFixed(2), height: Math.max(0.5, height - gap).toFixed(2),
         // The root makes shares of a few hundredths visible; the legend has the same steps.
         "fill-opacity": (0.04 + 0.96 * Math.sqrt(share)).toFixed(3),
         "data-series": rows[r], "data-index": c, "data-value": String(number),
       });
     });
-    const across = every(columns.length, (this.width - MARGIN.left) / 40);
+    const numbered = width >= CELL[0] && height >= CELL[1] ? cells.filter(({ value }) => Number.isFinite(value)) : [];
+    updateChildren(this.layers.numbers, numbered, () => s("text"), (label, { value, r, c }) => {
+      const share = Math.abs(/** @type {number} */ (value)) / (this.most ?? 1);
+      set(label, {
+        x: (left + (c + 0.5) * width).toFixed(1), y: (MARGIN.top + (rows.length - 0.5 - r) * height + 3.5).toFixed(1), "text-anchor": "middle",
+        class: share > HIGH ? "high" : share > MID ? "mid" : "low", text: /** @type {number} */ (value).toFixed(2),
+      });
+    });
+    const across = every(columns.length, (this.width - left) / 40);
     const up = every(rows.length, (this.height - MARGIN.bottom) / 22);
     const bottom = this.height - MARGIN.bottom;
     const texts = [
-      ...columns.flatMap((_, c) => (c % across ? [] : [{ x: MARGIN.left + (c + 0.5) * width, y: bottom + 16, text: String(c), anchor: "middle" }])),
-      ...rows.flatMap((_, r) => (r % up ? [] : [{ x: MARGIN.left - 7, y: bottom - (r + 0.5) * height + 4, text: String(r), anchor: "end" }])),
-      { x: (MARGIN.left + this.width - MARGIN.right) / 2, y: this.height - 6, text: this.options.x, anchor: "middle" },
+      ...columns.flatMap((_, c) => (c % across ? [] : [{ x: left + (c + 0.5) * width, y: bottom + 16, text: String(c), anchor: "middle" }])),
+      ...rows.flatMap((_, r) => (r % up ? [] : [{ x: left - 7, y: bottom - (r + 0.5) * height + 4, text: named ? rows[r] : String(r), anchor: "end" }])),
+      { x: (left + this.width - MARGIN.right) / 2, y: this.height - 6, text: this.options.x, anchor: "middle" },
     ];
     updateChildren(this.layers.axis, texts, () => s("text"), (text, label) => {
       set(text, { x: label.x.toFixed(1), y: label.y.toFixed(1), "text-anchor": label.anchor, text: label.text });
@@ -117,7 +142,7 @@ export class HeatMap extends ChartFigure {
     const at = this.index === null ? [] : [0];
     updateChildren(this.layers.cursor, at, () => s("rect"), (rect) => {
       set(rect, {
-        x: (MARGIN.left + /** @type {number} */ (this.index) * width).toFixed(2), y: (MARGIN.top + (this.rows() - 1 - this.row) * height).toFixed(2),
+        x: (this.#left() + /** @type {number} */ (this.index) * width).toFixed(2), y: (MARGIN.top + (this.rows() - 1 - this.row) * height).toFixed(2),
         width: width.toFixed(2), height: height.toFixed(2),
       });
     });

@@ -25,12 +25,16 @@ const TYPED = [
   ["rseed", "Seed", "of the weights and the batches of both models"],
 ];
 
-/** Races that are worth a look: what is chosen. @type {[string, Record<string, any>][]} */
-const SUGGESTED = [
-  ["post-LN, pre-LN", { left: "post_ln", right: "pre_ln", warm: 0 }],
-  ["with warm-up", { left: "post_ln", right: "pre_ln", warm: 60 }],
-  ["post-LN, DeepNorm", { left: "post_ln", right: "deepnorm", warm: 0 }],
-  ["pre-LN, no residual", { left: "pre_ln", right: "no_residual", warm: 0 }],
+/**
+ * Races that are worth a look: the label of the button, and the settings. The lesson is a rate at which post-LN fails.
+ * @param {any} race  of the server @returns {[string, Record<string, any>][]}
+ */
+const suggested = ({ fields: { lr: { default: lr } }, lesson: { rate, warm_up: warm } }) => [
+  ["post-LN, pre-LN", { left: "post_ln", right: "pre_ln", warm: 0, lr }],
+  ["post-LN fails", { left: "post_ln", right: "pre_ln", warm: 0, lr: rate }],
+  ["warm-up helps", { left: "post_ln", right: "pre_ln", warm, lr: rate }],
+  ["DeepNorm helps", { left: "post_ln", right: "deepnorm", warm: 0, lr: rate }],
+  ["no residual", { left: "pre_ln", right: "no_residual", warm: 0, lr }],
 ];
 
 /** @param {any} meta @returns {import("../state.js").Fields} */
@@ -74,14 +78,14 @@ export class Controls {
       const input = h("input", { type: "text", inputmode: "decimal", autocomplete: "off", spellcheck: "false", "aria-describedby": wrong.id, onchange: () => this.#read(key, label, input, wrong) });
       return { key, input, wrong, element: labelled(label, input, { hint }) };
     });
-    this.suggested = h("div.buttons", null, ...SUGGESTED.map(([name, some]) =>
+    this.suggested = h("div.buttons", null, ...suggested(meta.race).map(([name, some]) =>
       h("button.plain", { type: "button", onclick: () => store.set(this.#within(some)) }, name)));
     this.settings = h("fieldset", { "aria-label": "Training" }, ...this.typed.flatMap(({ element, wrong }) => [element, wrong]), ...this.sliders.map(({ element }) => element));
     this.pair = h("fieldset", null, h("legend", null, "Two wirings"), this.suggested,
       ...this.selects.flatMap(({ element, equation }) => [element, equation]));
     this.inShort = h("span");
     this.details = h("details.race-training", { open: matchMedia("(min-width: 1000px)").matches },
-      h("summary", null, "Training settings: ", this.inShort), this.settings);
+      h("summary", null, "Training settings", this.inShort), this.settings);
     this.drawings = h("div.race-drawings");
     this.element = h("div", null, this.pair, this.details);
   }
@@ -129,7 +133,7 @@ export class Controls {
       set(picture, { text: drawing, role: "img", "aria-label": `${name} as a drawing` });
       set(text, { text: description });
     });
-    set(this.inShort, { text: `rate ${state.lr}, ${state.L} layers, ${state.steps} steps${state.warm ? `, warm-up ${state.warm}` : ""}` });
+    set(this.inShort, { text: `: rate ${state.lr}, ${state.L} layers, ${state.steps} steps${state.warm ? `, warm-up ${state.warm}` : ""}` });
     for (const { key, input, output } of this.sliders) {
       set(input, { value: String(state[key]), "aria-valuetext": String(state[key]), ...(key === "warm" ? { max: state.steps } : {}) });
       set(output, { text: state[key] });

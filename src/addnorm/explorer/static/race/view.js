@@ -58,6 +58,8 @@ function mount(root, app) {
     h("p.lead", null, "Two models that differ only in their residual wiring learn the same text with the same seed, batches and learning rate, in turn a step of each. "
       + "The charts show their residual streams and gradients by depth at every step, while they train."),
     h("p.lead", null, "The text is the documentation of the Python language, one character per token. A race with the default settings takes about ten seconds; more layers or steps take minutes."),
+    h("p.lead", null, `A lesson: at the default learning rate, ${meta.race.fields.lr.default}, both wirings learn. At ${meta.race.lesson.rate} post-LN learns no more than the frequencies of `
+      + `the characters (“post-LN fails”), and with a warm-up of ${meta.race.lesson.warm_up} steps it learns (“warm-up helps”).`),
     controls.drawings);
   const after = h("div", { hidden: true }, ended, words, h("div.race-bar", null, scrubber.element), charts);
   root.append(

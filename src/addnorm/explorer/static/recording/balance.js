@@ -16,7 +16,7 @@ const COLUMNS = [
   { key: "depth", name: "source", hint: "ordered by depth", first: 1 },
   { key: "written", name: "written", hint: "L2 norm of the write, mean over all tokens", first: -1 },
   { key: "amount", name: "left at the end", hint: "component along the final stream, after all norms on the way", first: -1 },
-  { key: "part", name: "share", hint: "what is left, divided by the norm of the stream", first: -1 },
+  { key: "part", name: "share", hint: "of the stream at its end: ⟨component, x⟩ / |x|² of a token, mean over the tokens", first: -1 },
 ];
 
 /** @param {number | null} value */
@@ -55,7 +55,7 @@ export class Balance {
     const amounts = sheet.length !== null;
     const lines = [
       ["sum", amounts ? show(sum, 6) : "", percent(parts)],
-      ["norm of the stream", amounts ? show(sheet.length, 6) : "not recorded", percent(1)],
+      ["norm of the stream", amounts ? show(sheet.length, 6) : "not recorded", ""],
       [sheet.closes ? "error" : "error: the sum differs", amounts ? show(Math.abs(sheet.length - sum), 2) : "", `${show(100 * sheet.error, 2)} %`],
     ];
     this.foot.replaceChildren(...lines.map(([name, amount, part], k) =>
@@ -109,7 +109,7 @@ function summarize(sheet) {
   const against = rows.filter((row) => row.part < 0).length;
   const how = sheet.length === null
     ? "This older file has shares without amounts"
-    : `Means over ${sheet.tokens} token${sheet.tokens === 1 ? "" : "s"}; at every depth the components add up to the stream, relative error at most ${show(sheet.closure, 2)}`;
+    : `Means over ${sheet.tokens}${sheet.total_tokens > sheet.tokens ? ` of ${sheet.total_tokens}` : ""} token${sheet.tokens === 1 ? "" : "s"}; at every depth the components add up to the stream, relative error at most ${show(sheet.closure, 2)}`;
   return [
     `After the last sublayer, at step ${sheet.step},`,
     top === opening ? `x_0 has the largest share of the stream, ${percent(top.part)}.` : `${top.label} has the largest share of the stream, ${percent(top.part)}.`,

@@ -30,8 +30,10 @@ export function code(answer) {
     "if sheet is None or sheet.reason:",
     '    print("no balance:", sheet.reason if sheet else "not recorded")',
     "else:",
+    "    sources, shares = rec.memory_maps[stream]",
+    "    share = dict(zip(sources, shares[-1]))  # the mean over the tokens of <component, x> / |x|^2",
     "    for source, amount in zip(sheet.sources, sheet.amounts):",
-    '        print(f"{source:40} {amount:10.5g} {amount / sheet.stream_norm:8.2%}")',
+    '        print(f"{source:40} {amount:10.5g} {share[source]:8.2%}")',
     '    print(f"norm of the stream {sheet.stream_norm:.6g}, error {sheet.error:.1e}")',
     "",
   ].join("\n");

@@ -1,0 +1,335 @@
+"""Training with and without norms. Writes results/norms.json, from which table.py makes tables of docs/claims.md.
+
+python benchmarks/bench_norms.py            train, and judge
+python benchmarks/bench_norms.py --judge    judge the stored numbers again, after a criterion has changed
+
+Character models of the lab (`addnorm.lab.train`), each wiring at several learning rates. Every `EVERY` steps a run measures its
+loss on held-out text, and on the same text what each sublayer reads: the size, and how far the mean of each feature has moved.
+One thread; about a quarter of an hour. The numbers are losses and activations, which do not depend on the load of the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from bench_claims import EDGE, STAR
+from claims import BLOCK, HAND, LEARNED, Claim, Measured, Results, best_of, is_at_edge, parts
+from harness import RESULTS, Document, Row, markdown, read, right
+from torch import Tensor
+
+from addnorm import wirings
+from addnorm._util.numbers import format_number
+from addnorm.bench import environment
+from addnorm.bench.harness import Run as Done
+from addnorm.bench.harness import header, write
+from addnorm.lab import Run, Text, measure, python_docs
+from addnorm.lab.models import CharLM
+from addnorm.lab.train import Training, one_thread
+
+SCHEMA = 1
+WIRINGS = ("pre_ln", "post_ln", "no_norm", "rezero")
+NORMED, BARE = ("pre_ln", "post_ln"), ("no_norm", "rezero")
+NAMES = {
+    "pre_ln": "pre-LN", "post_ln": "post-LN", "no_norm": "no norm", "rezero": "a learned factor, no norm",
+}  # fmt: skip
+LAYERS = (6, 12)
+RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
+SEEDS = (0, 1)
+STEPS, EVERY = 200, 20
+D, HEADS, TOKENS, BATCH = 64, 4, 32, 8
+PROBED = 16  # sequences of the test part on which the reads are measured
+JUDGED = 64  # sequences of the validation part on which the loss is measured during training
+MOVED = 1.0  # standard deviations that the mean of a feature moves, root mean square over the features
+RESIZED = 2.0  # factor by which the size of a read changes
+
+
+class Reads(NamedTuple):
+    """Statistics of what the sublayers read: mean and standard deviation of each feature, `(sites, d)`, and size, `(sites,)`."""
+
+    mean: Tensor
+    std: Tensor
+    size: Tensor
+
+
+def main() -> int:
+    """Measure, judge, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--judge", action="store_true", help="judge the stored numbers without measuring again")
+    path = RESULTS / "norms.json"
+    if parser.parse_args().judge:
+        stored = read(path)
+        write({**stored, "claims": judge(stored["results"])}, path)
+        return 0
+    where, meter, begin = environment.describe(), environment.LoadMeter(), time.monotonic()
+    text = python_docs()
+    results: Results = {"unigram": text.entropy, "rows": [*rows(text)]}
+    best = [chosen(results, wiring, n) for n in LAYERS for wiring in WIRINGS]
+    for row in results["rows"]:
+        if row not in best:
+            del row["sizes"], row["shifts"]
+    document = {
+        **header(SCHEMA, Done({}, ended="done")), **where, "threads": 1, **meter.columns(),
+        "protocol": {
+            "layers": LAYERS, "rates": RATES, "seeds": SEEDS, "steps": STEPS, "every": EVERY, "d": D, "nhead": HEADS,
+            "tokens": TOKENS, "batch": BATCH, "probed": PROBED, "optimizer": "Adam, no warm-up", "text": text.name,
+            "seconds": round(time.monotonic() - begin),
+        },
+        "claims": judge(results), "results": results,
+    }  # fmt: skip
+    for one in document["claims"]:
+        print(f"{one['claim']}\n    {one['verdict']}")
+    print(f"Written: {write(document, path)}")
+    return 0
+
+
+# ------------------------------------------------------------------------------------------------------- measuring
+
+
+def rows(text: Text) -> Iterator[Row]:
+    """Yield a row for each depth, wiring and learning rate: means over the seeds."""
+    for n in LAYERS:
+        for wiring in WIRINGS:
+            for rate in RATES:
+                begin = time.monotonic()
+                runs = [
+                    train(Run(wirings.get(wiring), n, D, HEADS, TOKENS, BATCH, STEPS, rate, 0, seed, every=0), text)
+                    for seed in SEEDS
+                ]
+                row = {"wiring": wiring, "num_layers": n, "lr": rate, **combine(runs)}
+                seconds = time.monotonic() - begin
+                print(f"{n} layers, {wiring}, rate {rate:g}: loss {row['loss']:.3f} ({seconds:.0f} s)", flush=True)
+                yield row
+
+
+def train(run: Run, text: Text) -> Row:
+    """Train one run; return the held-out loss, and the reads' size and shift, every `EVERY` steps."""
+    with one_thread():
+        training = Training(run, text)
+        probe = text.held_out("test", PROBED, run.tokens)[0]
+        inputs, targets = text.held_out("validation", JUDGED, run.tokens)
+        first = measure_reads(training.model, probe)
+        losses, sizes, shifts = [], [], []
+
+        def look() -> None:
+            now = measure_reads(training.model, probe)
+            with torch.no_grad():
+                losses.append(finite(float(measure.cross_entropy(training.model.forward(inputs), targets))))
+            sizes.append([finite(float(one)) for one in now.size])
+            shifts.append([finite(float(one)) for one in shift(first, now)])
+
+        look()
+        for _ in training.each_step():
+            if training.step % EVERY == 0:
+                look()
+        while len(losses) <= run.steps // EVERY:  # a run that diverged ended early
+            losses.append(math.inf)
+            sizes.append(sizes[-1])
+            shifts.append(shifts[-1])
+        return {"losses": losses, "sizes": sizes, "shifts": shifts, "loss": finite(training.evaluate()["test"])}
+
+
+@torch.no_grad()
+def measure_reads(model: CharLM, probe: Tensor) -> Reads:
+    """Return the statistics of what each sublayer reads on the sequences of the probe."""
+    reads: list[Tensor] = []
+    with observe_reads(model, reads):
+        model.forward(probe)
+    tokens = torch.stack(reads).double().flatten(1, -2)
+    return Reads(tokens.mean(1), tokens.std(1), tokens.square().mean((1, 2)).sqrt())
+
+
+@contextmanager
+def observe_reads(model: CharLM, reads: list[Tensor]) -> Iterator[None]:
+    """Append the input of each sublayer to `reads` while the block runs."""
+    modules: list[Any] = [connection.sublayer for connection in model.decoder.stack.connections]
+    hooks = [module.register_forward_pre_hook(lambda _, args: reads.append(args[0].clone())) for module in modules]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def shift(first: Reads, now: Reads) -> Tensor:
+    """Return how far the features' means moved, in the first standard deviations: root mean square over the features."""
+    return ((now.mean - first.mean) / first.std).square().mean(-1).sqrt()
+
+
+def finite(value: float) -> float:
+    """Return the number, or infinity if it is NaN."""
+    return math.inf if math.isnan(value) else value
+
+
+def combine(runs: Sequence[Row]) -> Row:
+    """Return the means over the seeds, with four digits; sizes and shifts by recorded step and sublayer."""
+
+    def mean(name: str) -> list[list[float]]:
+        return [
+            [rounded(statistics.fmean(values)) for values in zip(*sites, strict=True)]
+            for sites in zip(*(run[name] for run in runs), strict=True)
+        ]
+
+    return {
+        "loss": rounded(statistics.fmean(run["loss"] for run in runs)),
+        "losses": [rounded(statistics.fmean(values)) for values in zip(*(run["losses"] for run in runs), strict=True)],
+        "sizes": mean("sizes"),
+        "shifts": mean("shifts"),
+    }
+
+
+def rounded(value: float) -> float:
+    """Return a number with four digits."""
+    return float(f"{value:.4g}")
+
+
+# -------------------------------------------------------------------------------------------------------- judging
+
+
+def chosen(results: Results, wiring: str, num_layers: int) -> Row:
+    """Return the row of the best learning rate."""
+    return best_of(rows_of(results, wiring, num_layers))
+
+
+def rows_of(results: Results, wiring: str, num_layers: int) -> list[Row]:
+    """Return the rows of all learning rates."""
+    return [row for row in results["rows"] if (row["wiring"], row["num_layers"]) == (wiring, num_layers)]
+
+
+def resized(row: Row) -> float:
+    """Return the largest factor by which the size of a read changed, of all sublayers and steps."""
+    first, *later = row["sizes"]
+    return float(max(max(now / start, start / now) for sites in later for start, now in zip(first, sites, strict=True)))
+
+
+def moved(row: Row) -> float:
+    """Return the largest shift, of all sublayers and steps."""
+    return float(max(max(sites) for sites in row["shifts"]))
+
+
+def steps_to_learn(results: Results, row: Row) -> float:
+    """Return the first measured step with a loss `LEARNED` below that of single characters; infinity if there is none."""
+    reached = (k * EVERY for k, loss in enumerate(row["losses"]) if loss < results["unigram"] - LEARNED)
+    return float(next(reached, math.inf))
+
+
+def by_wiring(number: Callable[[Results, Row], float]) -> Callable[[Results], Measured]:
+    """Return the function that selects a number of the best runs, by depth and wiring."""
+    return lambda results: {
+        f"{wiring}, {n}": rounded(number(results, chosen(results, wiring, n))) for n in LAYERS for wiring in WIRINGS
+    }
+
+
+def largest_rate(results: Results) -> Measured:
+    """Return the largest learning rate at which a wiring learns."""
+    return {
+        f"{wiring}, {n}": max(
+            (row["lr"] for row in rows_of(results, wiring, n) if row["loss"] < results["unigram"] - LEARNED), default=0.0,
+        )
+        for n in LAYERS for wiring in WIRINGS
+    }  # fmt: skip
+
+
+def compared(m: Measured, better: Callable[[float, float], bool]) -> dict[str, bool]:
+    """Return for each depth whether both normed wirings are better than each one without norms."""
+    return {
+        f"{wiring} against {bare}, {n} layers": better(m[f"{wiring}, {n}"], m[f"{bare}, {n}"])
+        for n in LAYERS for bare in BARE for wiring in NORMED
+    }  # fmt: skip
+
+
+CLAIMS: tuple[Claim, ...] = (
+    Claim(
+        "The distribution of activations within layers shifts during training.", BLOCK,
+        f"at its best rate, the mean feature of what some sublayer reads moves by more than {MOVED:g} of its standard deviations",
+        by_wiring(lambda _, row: moved(row)),
+        lambda m: parts({name: value > MOVED for name, value in m.items()}),
+    ),
+    Claim(
+        "With the norm, the inputs to the next layer stay in a consistent range.", HAND,
+        f"at its best rate, the size of what every sublayer reads stays within a factor of {RESIZED:g} of its first; without "
+        "norms it does not",
+        by_wiring(lambda _, row: resized(row)),
+        lambda m: parts({
+            name if name.startswith(NORMED) else f"not in {name}": (value <= RESIZED) is name.startswith(NORMED)
+            for name, value in m.items()
+        }),
+    ),
+    Claim(
+        "Normalization speeds up training; without it convergence is slower.", f"{HAND}; {BLOCK}",
+        f"each at its best rate, fewer steps to a loss {LEARNED} below that of single characters",
+        by_wiring(steps_to_learn),
+        lambda m: parts(compared(m, lambda normed, bare: normed < bare)),
+    ),
+    Claim(
+        "Normalization stabilizes training.", f"{HAND}; {BLOCK}",
+        "the largest learning rate at which the model learns is higher with norms",
+        largest_rate,
+        lambda m: parts(compared(m, lambda normed, bare: normed > bare)),
+    ),
+)  # fmt: skip
+
+
+def judge(results: Results) -> list[Row]:
+    """Return every claim with its numbers and its verdict."""
+    return [claim.judge(results) for claim in CLAIMS]
+
+
+# -------------------------------------------------------------------------------------------- tables of docs/claims.md
+
+
+def claims_section(document: Document) -> str:
+    """Return the table of the claims, with the measured numbers by depth and wiring."""
+    lines = [
+        [f"{one['claim']} ({one['lesson'].replace('; ', ' / ')})", one["criterion"], numbers(one["measured"]),
+         f"**{one['verdict']}**"]
+        for one in document["claims"]
+    ]  # fmt: skip
+    return markdown(["claim", "criterion", "measured", "verdict"], lines)
+
+
+def numbers(measured: Measured) -> str:
+    """Return the numbers of a claim: a line a depth."""
+    lines = [
+        f"{n} layers: " + ", ".join(f"{wiring} {number(measured[f'{wiring}, {n}'])}" for wiring in WIRINGS)
+        for n in LAYERS
+    ]
+    return "<br>".join(lines)
+
+
+def number(value: float) -> str:
+    """Return a number with three digits; "never" for infinity, "none" for zero."""
+    return "never" if value == math.inf else "none" if value == 0 else format_number(value, 3, trim=True)
+
+
+def rates_section(document: Document) -> str:
+    """Return the table of the losses: a line a depth and wiring, a column a learning rate; the best one in bold."""
+    results, protocol = document["results"], document["protocol"]
+    lines = []
+    for n in LAYERS:
+        for wiring in WIRINGS:
+            rows, best = rows_of(results, wiring, n), chosen(results, wiring, n)
+            edge = STAR if is_at_edge(best, rows) else ""
+            lines.append([
+                f"`{wiring}`", f"{n}",
+                *(f"**{number(row['loss'])}{edge}**" if row is best else number(row["loss"]) for row in rows),
+            ])  # fmt: skip
+    table = markdown(["wiring", *right("L", *(f"rate {rate:g}" for rate in protocol["rates"]))], lines)
+    starred = EDGE if any(STAR in cell for line in lines for cell in line) else ""
+    commit = f"commit {document['commit'][:10]}{' with changes' if document['dirty'] else ''}"
+    baseline = f"a model that knows only how often each character occurs has {results['unigram']:.3f}"
+    return (
+        f"{table}\n\nTest loss in nats a character after {protocol['steps']} steps, the mean of {len(protocol['seeds'])} seeds, "
+        f"without warm-up; {baseline}. Bold: the best rate.{starred} torch {document['versions']['torch']}, "
+        f"{commit}, {document['date'][:10]}."
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,30 @@
+"""Memory of this machine that is free, to refuse work that cannot fit before it begins."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from pathlib import Path
+
+__all__ = ["free_memory"]
+
+MEMINFO = Path("/proc/meminfo")
+LIMIT, USED = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")  # of a container
+
+
+def free_memory() -> float:
+    """Return the bytes that a new allocation can have at most, infinity where the system does not say.
+
+    Example:
+        >>> from addnorm._util.memory import free_memory
+        >>> free_memory() > 1e6
+        True
+    """
+    free = float("inf")
+    with suppress(OSError):
+        match = re.search(r"MemAvailable:\s+(\d+) kB", MEMINFO.read_text())
+        if match is not None:
+            free = 1024.0 * int(match[1])
+    with suppress(OSError, ValueError):  # ValueError: "max", no limit
+        free = min(free, float(int(LIMIT.read_text()) - int(USED.read_text())))
+    return free

@@ -1,0 +1,124 @@
+"""The group of all commands: it turns exceptions and signals into a sentence and an exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import click
+
+from addnorm_cli import commands, model_commands
+from addnorm_cli.screen import PIPE_CLOSED, OutputError, drop_output, finish_output
+
+__all__ = ["addnorm"]
+
+INTERRUPTED, TERMINATED = 130, 143  # exit codes
+COMPLETE = "_ADDNORM_COMPLETE"  # variable in which the shell asks for completion
+
+
+class _Group(click.Group):
+    """Group whose errors are one sentence each."""
+
+    def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, *_: Any, **__: Any) -> NoReturn:
+        """Run a command and exit with its code."""
+        if COMPLETE in os.environ:
+            super().main(args, prog_name)
+        with _terminable() as terminated:
+            code = self._run([*(sys.argv[1:] if args is None else args)], prog_name or "addnorm")
+        sys.exit(TERMINATED if terminated and code == INTERRUPTED else code)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands with the whole first sentence of their help."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.get_short_help_str(200)) for name, command in self.commands.items()])
+
+    def _run(self, args: list[str], name: str) -> int:
+        """Run a command and return its exit code."""
+        try:
+            code = self._invoke(args, name)
+            finish_output()
+            return code
+        except KeyboardInterrupt as interrupt:
+            click.echo(" ".join(["Interrupted.", *map(str, interrupt.args)]), err=True)
+            return INTERRUPTED
+        except BrokenPipeError:
+            drop_output()
+            return PIPE_CLOSED
+        except OutputError as error:
+            click.echo(f"Error: {error}", err=True)
+            return 1
+
+    def _invoke(self, args: list[str], name: str) -> int:
+        """Run a command and return its exit code. Its errors are printed."""
+        try:
+            with self.make_context(name, args) as ctx:
+                self.invoke(ctx)
+            return 0
+        except click.exceptions.Exit as error:
+            return error.exit_code
+        except click.ClickException as error:
+            error.show()
+            return error.exit_code
+        except BrokenPipeError:
+            raise
+        except (OSError, MemoryError) as error:
+            click.echo(f"Error: {_describe(error)}.", err=True)
+            return 1
+
+
+def _describe(error: OSError | MemoryError) -> str:
+    """Return an error of the system in a sentence."""
+    if isinstance(error, MemoryError):
+        return "the command needs more memory than this machine has: use smaller sizes"
+    if error.errno is None:  # not an error of the system: its message is a sentence
+        return str(error).rstrip(".")
+    path = f"{error.filename!r}" if error.filename is not None else "a file"
+    return f"{path} cannot be used ({error.strerror})"
+
+
+@contextmanager
+def _terminable() -> Iterator[list[int]]:
+    """Handle SIGTERM as Ctrl-C, so that commands clean up. Yield a list that has the signal once it came."""
+    received: list[int] = []
+
+    def interrupt(number: int, _: object) -> None:
+        received.append(number)
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield received
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+COMMANDS = (
+    model_commands.ablate, commands.bench, commands.compare, model_commands.decompose, commands.demo, commands.explore,
+    model_commands.fuse, model_commands.inspect, model_commands.record, commands.trace, commands.wirings,
+)  # fmt: skip
+for command in COMMANDS:
+    command.help = (command.help or "").replace(r"\b", "\b")  # click's mark for lines that are not wrapped
+
+addnorm = _Group(
+    "addnorm",
+    commands=COMMANDS,
+    help=(
+        "The transformer's Add & Norm: fused, exact, explained.\n\n"
+        "To begin: addnorm demo, addnorm explore or addnorm inspect gpt2. Each command has a --help of its own."
+    ),
+    epilog=(
+        "\b\nExit codes: 0 done, 1 failed, 2 bad arguments, 3 proof failed, 130 interrupted\n"
+        "\n\b\nCompletion in bash, a line for ~/.bashrc (zsh: zsh_source, fish: fish_source):\n"
+        f'  eval "$({COMPLETE}=bash_source addnorm)"'
+    ),
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+click.version_option(package_name="addnorm")(addnorm)

@@ -1,0 +1,139 @@
+"""Standard streams that fail: stdout closed, on a full disk, or a pipe that nobody reads any more.
+
+`guard_streams` replaces `sys.stdout`. If the device is full, the output goes on in a file and `finish_output` says where.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import sys
+import tempfile
+from contextlib import suppress
+
+__all__ = ["PIPE_CLOSED", "OutputError", "drop_output", "finish_output", "guard_streams", "keep_output"]
+
+PIPE_CLOSED = 141  # exit code, that of a program that SIGPIPE ended
+
+
+class OutputError(Exception):
+    """Standard output that cannot be written. The message is one sentence."""
+
+
+class _GuardedOutput(io.RawIOBase):
+    """Raw stdout. Once a write fails, all output, also what was written before, goes to a file.
+
+    Args:
+        descriptor: file descriptor to write to.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self.error: OSError | None = None
+        self.keep = False  # whether the output is the result of work that would have to be repeated
+        self.saved: str | None = None  # the file, once a write has failed
+        self._written = bytearray()
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self.descriptor
+
+    def isatty(self) -> bool:
+        return os.isatty(self.descriptor)
+
+    def write(self, data: bytes, /) -> int:  # type: ignore[override]  # bytes is what BufferedWriter passes
+        if self.error is None:
+            try:
+                count = os.write(self.descriptor, data)
+                self._written += bytes(data[:count])
+                return count
+            except OSError as error:
+                if isinstance(error, BrokenPipeError) and not self.keep:
+                    raise
+                self.error = error  # the command goes on: it may still have files to write
+        self._written += bytes(data)
+        return len(data)
+
+    def save(self) -> str:
+        """Write all output to a new file and return its path."""
+        with tempfile.NamedTemporaryFile(prefix="addnorm-", suffix=".txt", delete=False) as file:
+            file.write(self._written)
+        return file.name
+
+
+def guard_streams() -> None:
+    """Replace `sys.stdout` by one that keeps the output where it cannot be written, and open closed streams."""
+    for descriptor in (0, 2):
+        _open_if_closed(descriptor)
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123  # it stays open until the end
+    if _open_if_closed(1) or sys.stdout is None:
+        sys.stderr.write("Error: stdout is closed, expected a terminal, a file or a pipe: redirect it with > FILE.\n")
+        raise SystemExit(1)
+    old = sys.stdout
+    if isinstance(old, io.TextIOWrapper):
+        raw = io.BufferedWriter(_GuardedOutput(1))  # type: ignore[type-var]  # a raw stream
+        sys.stdout = io.TextIOWrapper(
+            raw, old.encoding, old.errors, line_buffering=old.line_buffering, write_through=old.write_through
+        )
+
+
+def keep_output() -> None:
+    """Keep the output in a file if it cannot be written: it is the result of work."""
+    guarded = _guarded()
+    if guarded is not None:
+        guarded.keep = True
+
+
+def finish_output() -> None:
+    """Flush stdout.
+
+    Raises:
+        OutputError: it cannot be written. The sentence names the file that has the output instead.
+        BrokenPipeError: it is a pipe that is not read any more.
+    """
+    if sys.stdout is None:
+        return
+    sys.stdout.flush()
+    guarded = _guarded()
+    if guarded is None or guarded.error is None:
+        return
+    if isinstance(guarded.error, BrokenPipeError):
+        raise guarded.error
+    reason = guarded.error.strerror or str(guarded.error)
+    with suppress(OSError):
+        if guarded.keep:
+            raise OutputError(f"stdout cannot be written ({reason}): the output is in {guarded.save()}.")
+    raise OutputError(f"stdout cannot be written ({reason}): choose another file or device.")
+
+
+def drop_output() -> None:
+    """Discard what is left in the buffers of stdout, so that the end of the program does not write it again."""
+    with suppress(OSError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.close(null)
+
+
+def _guarded() -> _GuardedOutput | None:
+    buffer = getattr(sys.stdout, "buffer", None)
+    raw = getattr(buffer, "raw", None)
+    return raw if isinstance(raw, _GuardedOutput) else None
+
+
+def _open_if_closed(descriptor: int) -> bool:
+    """Open the null device at a descriptor that is closed, so that no other file gets its number."""
+    try:
+        os.fstat(descriptor)
+    except OSError as error:
+        if error.errno != errno.EBADF:
+            return False
+        null = os.open(os.devnull, os.O_RDWR)
+        if null != descriptor:
+            os.dup2(null, descriptor)
+            os.close(null)
+        return True
+    return False

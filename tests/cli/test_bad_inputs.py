@@ -1,0 +1,106 @@
+"""Tests of bad inputs: each gives its exit code and one sentence, no traceback, and does no harm (bad_inputs.txt)."""
+
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from click.testing import CliRunner
+
+pytest.importorskip("transformers")
+pytest.importorskip("safetensors")
+pytest.importorskip("distributed")
+pytest.importorskip("matplotlib")
+pytest.importorskip("starlette")
+pytest.importorskip("pyarrow")
+
+from addnorm_cli.group import addnorm as main
+from support.hostile_files import make_hostile_files
+
+FILE = Path(__file__).with_name("bad_inputs.txt")
+LONG = "a" * 5000
+
+
+class BadInput(NamedTuple):
+    """Command line with its exit code and its lines on stderr."""
+
+    line: str
+    code: int
+    errors: str
+
+
+def read_inputs():
+    """Return the inputs of the file."""
+    blocks = re.findall(r"^(\S.*)\n    (\d+)  (.*)$", re.sub("^#.*$", "", FILE.read_text(), flags=re.M), re.M)
+    return [BadInput(line, int(code), errors) for line, code, errors in blocks]
+
+
+INPUTS = read_inputs()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hostile")
+    make_hostile_files(folder)
+    return folder
+
+
+def tree_of(folder):
+    """Return every path in a folder with its kind and its size."""
+    return {
+        str(path.relative_to(folder)): (path.lstat().st_mode, 0 if path.is_dir() else path.lstat().st_size)
+        for path in folder.rglob("*")
+        if "__pycache__" not in path.parts
+    }
+
+
+def run(line):
+    """Return the exit code, the lines of stderr without the usage, and the result."""
+    arguments = [word.replace("{long}", LONG) for word in shlex.split(line)]
+    result = CliRunner().invoke(main, arguments, env={"COLUMNS": "100"})
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    lines = [text for text in result.stderr.splitlines() if text and not text.startswith(("Usage: ", "Try "))]
+    return result.exit_code, " / ".join(lines), result
+
+
+@pytest.mark.parametrize("bad", INPUTS, ids=lambda bad: bad.line[:60])
+def test_bad_input_gives_one_sentence(bad, folder, monkeypatch, threads):
+    threads(1)
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setattr("addnorm.explorer.server.serve", lambda *_: pytest.fail("it served"))
+    before = tree_of(folder)
+    code, errors, result = run(bad.line)
+    pattern = ".*".join(map(re.escape, bad.errors.split("<*>")))
+    assert re.fullmatch(pattern, errors), errors
+    assert code == bad.code
+    assert code == 3 or result.stdout == ""
+    changed = {path for path, _ in tree_of(folder).items() ^ before.items() if Path(path).name not in ("lock", "open")}
+    assert not changed, "it changed files"
+    assert Path("/dev/full").is_char_device()
+    assert Path("/dev/null").is_char_device()
+
+
+def test_prints_of_a_model_go_to_stderr(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    _, errors, result = run("inspect hostile:prints --json")
+    assert errors == "hello from the model"
+    assert result.stdout.startswith("{")
+
+
+@pytest.mark.parametrize("package", ["transformers", "safetensors"])
+def test_model_needs_its_packages(package, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    sentence = f"Error: MODEL 'gpt2' needs the package {package}, which is not installed: pip install 'addnorm[hf]'."
+    assert run("inspect gpt2")[:2] == (2, sentence)
+
+
+def test_all_inputs_are_read_and_each_is_listed_once():
+    lines = [line for line in FILE.read_text().splitlines() if line and not line.startswith(("#", " "))]
+    assert lines == [bad.line for bad in INPUTS]
+    assert len({*lines}) == len(lines) > 200
+    assert {shlex.split(line)[0] for line in lines} >= {*main.commands}

@@ -1,0 +1,73 @@
+"""Tests that streams that read each other are told apart, and that sums which only sublayers read are no streams."""
+
+import pytest
+import torch
+
+import addnorm
+from support import crossing_streams as crossing
+from support.stream_steps import D, make_steps, noise
+
+INPUTS = (noise(2, 6, D), noise(2, 5, D, seed=1), noise(2, 5, D, seed=2))
+
+# name, and the kinds of the sublayers of each stream by their first letters: c is cross-attention
+STREAMS = {
+    "two_way": ("post_ln", "cfcfc", "cc"),
+    "in_turn": ("pre_ln", "ccc", "ccc"),
+    "in_turn_once": ("pre_ln", "ccc", "cc"),
+    "positions_of_memory": ("pre_ln", "aa", "cc"),
+    "residual_scores": ("pre_ln", "aaaa"),
+    "value_residual": ("pre_ln", "aaaa"),
+}
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_inspect_tells_crossing_streams_apart(name):
+    wiring, *letters = STREAMS[name]
+    inspection = addnorm.inspect(make_steps(getattr(crossing, name)), *INPUTS)
+    assert inspection.closes, inspection.unknown
+    assert inspection.wiring == wiring
+    kinds = ["".join(site.kind[0] for site in stream.sites) for stream in inspection.streams]
+    assert sorted(kinds) == sorted(letters)
+
+
+def test_ablate_and_decompose_streams_in_turn():
+    model = make_steps(crossing.in_turn)
+    inspection = addnorm.inspect(model, *INPUTS)
+    site = inspection.streams[1].sites[1]
+
+    def without(m, x, other, p):
+        for k in (0, 2, 4):
+            x = x + crossing.attend(m, k, m.norms[k](x), m.context(other), m.context(other))
+            y = m.norms[k + 1](other)
+            write = crossing.attend(m, k + 1, y, m.others[k](x), m.others[k](x))
+            other = other + write * (k != 2)
+        return m.last(x), m.bare(other)
+
+    with torch.no_grad(), addnorm.ablate(site):
+        outputs = model(*INPUTS)
+    with torch.no_grad():
+        for actual, expected in zip(outputs, without(model, *INPUTS), strict=True):
+            assert torch.allclose(actual, expected, atol=1e-6)
+    parts = addnorm.decompose(model, *INPUTS, stream=inspection.streams[1].name)
+    assert parts.closure < 1e-5
+    assert len(parts.sources) == 4
+
+
+def test_stream_closes_without_the_other():
+    """One stream of two is in rows; the other has a gate."""
+
+    def run(m, x, other, p):
+        for k in (0, 2):
+            x = x + m.mlps[k](m.norms[k](x))
+            gate = m.gates[k](other).sigmoid()
+            other = gate * other + (1 - gate) * m.mlps[k + 1](other)
+            other = other + m.mlps[k + 1](m.norms[k + 1](other))
+        return m.last(x), other
+
+    inspection = addnorm.inspect(make_steps(run), *INPUTS)
+    right, *gated = inspection.streams
+    assert right.wiring is not None
+    assert right.closes
+    assert gated
+    assert all(stream.wiring is None and stream.unknown and not stream.closes for stream in gated)
+    assert not inspection.closes

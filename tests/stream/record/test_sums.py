@@ -1,0 +1,135 @@
+"""Tests of `record` on sums of writes that are multiplied before they are added: x + g * (a + b)."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import addnorm
+
+D, BATCH, TOKENS = 6, 3, 5
+
+
+class Sum(nn.Module):
+    """Two sublayers that read one norm; `combine` adds both to the stream and returns it with each one's write."""
+
+    def __init__(self, combine):
+        super().__init__()
+        self.n = nn.LayerNorm(D)
+        self.a = nn.ModuleList(nn.Sequential(nn.Linear(D, 9), nn.GELU(), nn.Linear(9, D)) for _ in range(2))
+        self.b = nn.ModuleList(nn.Sequential(nn.Linear(D, 7), nn.Tanh(), nn.Linear(7, D)) for _ in range(2))
+        self.g = nn.Parameter(torch.rand(D) + 0.5)
+        self.combine, self.seen = combine, []
+
+    def forward(self, x, *more):
+        self.seen = []
+        for a, b in zip(self.a, self.b, strict=True):
+            read = self.n(x)
+            before, (x, *writes) = x, self.combine(self, x, a(read), b(read), *more)
+            self.seen += [(before, write) for write in writes]
+        return x
+
+
+def constant(model, x, a, b):
+    return x + 0.5 * (a + b), 0.5 * a, 0.5 * b
+
+
+def learned(model, x, a, b):
+    return x + model.g * (a - b), model.g * a, -model.g * b
+
+
+def transposed(model, x, a, b):
+    a, b = a.transpose(0, 1), b.transpose(0, 1)
+    return x + model.g * (a + b).transpose(0, 1), (model.g * a).transpose(0, 1), (model.g * b).transpose(0, 1)
+
+
+def divided(model, x, a, b):
+    return x + (a + b / 4).mul(3.0), 3 * a, 0.75 * b
+
+
+def masked(model, x, a, b, mask):
+    return x + mask * (a + b), mask * a, mask * b
+
+
+def dropout(model, x, a, b):
+    total = a + b
+    dropped = F.dropout(total, 0.4, True)
+    kept = (dropped / total).detach()
+    return x + dropped, kept * a, kept * b
+
+
+def native_dropout(model, x, a, b):
+    total, kept = torch.native_dropout(a + b, 0.4, True)
+    kept = kept.double() / 0.6
+    return x + total, kept * a, kept * b
+
+
+def in_place(model, x, a, b):
+    writes = a.detach().clone(), b.detach().clone()
+    a += b
+    torch.manual_seed(4)
+    kept = F.dropout(torch.ones_like(a), 0.4, True)
+    return x + kept * a, kept * writes[0], kept * writes[1]
+
+
+def statistics(x, write):
+    """Return l2, ratio and cosine by their formulas."""
+    x, write = x.detach(), write.detach()
+    lengths = write.norm(dim=-1), x.norm(dim=-1)
+    return {
+        "l2": float(lengths[0].mean()),
+        "rms": float(write.square().mean().sqrt()),
+        "ratio": float((lengths[0] / lengths[1]).mean()),
+        "cosine": float(((x * write).sum(-1) / (lengths[0] * lengths[1]).clamp_min(1e-300)).mean()),
+    }
+
+
+def make(combine, seed=0):
+    torch.manual_seed(seed)
+    return Sum(combine).double(), torch.randn(BATCH, TOKENS, D, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("combine", [constant, learned, transposed, divided, dropout, native_dropout, in_place])
+def test_record_multiplies_write_of_sum(combine):
+    model, x = make(combine)
+    with addnorm.record(model) as rec:
+        model(x).square().mean().backward()
+    expected = [statistics(*pair) for pair in model.seen]
+    for name in ("l2", "rms", "ratio", "cosine"):
+        values = [value for _, value in rec.series("write", name)]
+        assert values == pytest.approx([numbers[name] for numbers in expected], rel=1e-9)
+
+
+@pytest.mark.parametrize("combine", [constant, learned, transposed, divided])
+def test_balance_of_sum_equals_decomposition(combine):
+    model, x = make(combine)
+    with addnorm.record(model) as rec, torch.no_grad():
+        model(x)
+    parts = addnorm.decompose(model, x)
+    end = parts.state()
+    expected = {name: float(((c * end).sum(-1) / end.norm(dim=-1)).mean()) for name, c in parts.components().items()}
+    sheet = rec.balances["stream"]
+    assert dict(zip(sheet.sources, sheet.amounts, strict=True)) == pytest.approx(expected, rel=1e-9)
+    assert rec.memory_maps["stream"][1][-1] == pytest.approx([*parts.mean_shares().values()], rel=1e-9)
+
+
+def test_record_uses_mask_of_each_step():
+    model, x = make(masked)
+    masks = [(torch.rand(BATCH, TOKENS, 1) > 0.4).double() for _ in range(2)]
+    expected = []
+    with addnorm.record(model) as rec:
+        for mask in masks:
+            model(x, mask).square().mean().backward()
+            expected.append([statistics(*pair)["l2"] for pair in model.seen])
+    actual = [[value for _, value in rec.series("write", "l2", step=step)] for step in range(2)]
+    assert actual == [pytest.approx(numbers, rel=1e-9) for numbers in expected]
+    assert expected[0] != pytest.approx(expected[1], rel=1e-2)
+
+
+def test_record_omits_write_of_clamped_sum():
+    model, x = make(lambda model, x, a, b: (x + (a + b).clamp(-0.1, 0.1), a, b))
+    with addnorm.record(model) as rec, torch.no_grad():
+        model(x)
+    assert rec.series("write", "l2") == []
+    assert all("masked or clamped" in reason for what, reason in rec.metadata["omitted"].items() if "write" in what)
+    assert "masked or clamped" in rec.balances["stream"].reason

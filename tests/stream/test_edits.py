@@ -1,0 +1,109 @@
+"""Tests of `record`, `decompose` and copies of the model inside `ablate` and `scale_write`."""
+
+import copy
+
+import pytest
+import torch
+
+import addnorm
+from support.scaled_model import Model, make_stream
+
+
+@pytest.fixture
+def x():
+    return make_stream()
+
+
+@pytest.fixture(params=[False, True], ids=["pre-LN", "post-LN"])
+def model(request):
+    return Model(request.param)
+
+
+def record(model, x):
+    with addnorm.record(model, grads=False) as rec, torch.no_grad():
+        model(x)
+    return rec
+
+
+def writes(rec):
+    return [value for _, value in rec.series("write", "l2")]
+
+
+@pytest.mark.parametrize("inner", ["record", "edit"])
+def test_record_measures_scaled_write(model, x, inner):
+    site = addnorm.inspect(model, x).sites[1]
+    if inner == "record":
+        with addnorm.scale_write(site, 0.5):
+            rec = record(model, x)
+    else:
+        with addnorm.record(model, grads=False) as rec, addnorm.scale_write(site, 0.5), torch.no_grad():
+            model(x)
+    model.scales = [1.0, 0.5, 1.0, 1.0]
+    expected = record(model, x)
+    assert writes(rec) == pytest.approx(writes(expected), rel=1e-5)
+    assert writes(rec) != pytest.approx(writes(record(Model(model.post), x)), rel=0.05)
+    sheet, other = rec.balances["stream"], expected.balances["stream"]
+    assert sheet.reason == ""
+    assert dict(zip(sheet.sources, sheet.amounts, strict=True)) == pytest.approx(
+        dict(zip(other.sources, other.amounts, strict=True)), rel=1e-4, abs=1e-6
+    )
+
+
+@pytest.mark.parametrize("mode", ["zero", "mean"])
+def test_record_measures_ablated_write(model, x, mode):
+    whole = record(model, x)
+    with addnorm.ablate(addnorm.inspect(model, x).sites[2], mode):
+        rec = record(model, x)
+    assert writes(rec)[:2] == pytest.approx(writes(whole)[:2])
+    assert (writes(rec)[2] == 0.0) == (mode == "zero")
+    assert writes(rec)[2] < 0.9 * writes(whole)[2]
+    assert rec.balances["stream"].error < 1e-5
+    assert writes(record(model, x)) == writes(whole)
+
+
+def test_decompose_refuses_edited_model(model, x):
+    with (
+        addnorm.ablate(addnorm.inspect(model, x).sites[0]),
+        pytest.raises(RuntimeError, match=r"inside addnorm\.ablate or scale_write, expected outside"),
+    ):
+        addnorm.decompose(model, x)
+    assert addnorm.decompose(model, x).closure < 1e-5
+
+
+def test_copy_of_edited_model_is_not_edited(model, x):
+    with addnorm.ablate(addnorm.inspect(model, x).sites[0]), torch.no_grad():
+        clone = copy.deepcopy(model)
+        inside = clone(x)
+    with torch.no_grad():
+        assert torch.equal(inside, model(x))
+        assert torch.equal(clone(x), model(x))
+
+
+def test_copy_of_recorded_model_is_not_recorded(model, x):
+    with addnorm.record(model, grads=False) as rec, torch.no_grad():
+        clone = copy.deepcopy(model)
+        model(x)
+        clone(x)
+    clone(x)
+    assert rec.steps == (0,)
+
+
+class Masked(Model):
+    """Model whose adds multiply each write by a number for each token."""
+
+    def forward(self, x, mask):
+        for norm, f in zip(self.norm, self.f, strict=True):
+            x = torch.addcmul(x, mask, f(norm(x)))
+        return x
+
+
+def test_mean_of_write_with_token_factor_is_refused(x):
+    model, mask = Masked(), torch.rand(2, 5, 1)
+    site = addnorm.inspect(model, x, mask).sites[1]
+    with (
+        pytest.raises(RuntimeError, match="its write by another factor for each token"),
+        addnorm.ablate(site, "mean"),
+    ):
+        model(x, mask)
+    with addnorm.ablate(site), torch.no_grad():
+        assert not torch.equal(model(x, mask), model(x, 2 * mask))

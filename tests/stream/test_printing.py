@@ -1,0 +1,74 @@
+"""Tests of what `print` shows of an inspection, a recording and ablations: the tables that README and docs promise."""
+
+import re
+
+import pytest
+import torch
+
+import addnorm
+
+SITES = ["layers.0.self_attn", "layers.0", "layers.1.self_attn", "layers.1"]
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0)
+    return torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+
+@pytest.fixture(scope="module")
+def x():
+    return torch.randn(3, 5, 16, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def printed(capsys):
+    """Return a function that prints a value and returns the lines."""
+
+    def run(value):
+        capsys.readouterr()
+        print(value)
+        return capsys.readouterr().out.splitlines()
+
+    return run
+
+
+def test_print_inspection_shows_wiring_and_sites(model, x, printed):
+    lines = printed(addnorm.inspect(model, x))
+    assert lines[0] == "TransformerEncoder, training: post_ln"
+    assert "  x' = N(x + f(x))" in lines
+    rows = [line.split() for line in lines if re.match(r"\s*1-2\s", line)]
+    assert [row[1:3] for row in rows] == [["attention", "layers.0-1.self_attn"], ["feed-forward", "layers.0-1"]]
+    assert all(float(row[-1]) < 1e-5 for row in rows)
+
+
+def test_print_recording_shows_header_and_rows(model, x, printed):
+    with addnorm.record(model) as rec:
+        model(x).square().mean().backward()
+    model.zero_grad()
+    lines = printed(rec)
+    assert lines[0] == "Recording of TransformerEncoder: 4 sublayers, 1 step 0, with gradients"
+    assert lines[1:3] == ["model: TransformerEncoder", "inputs: argument 1 (3, 5, 16) float32"]
+    assert re.fullmatch(r"date: \d{4}-\d\d-\d\d \d\d:\d\d UTC", lines[3])
+    assert lines[4] == "loss: that of the caller"
+    ratios = {site.id: value for site, value in rec.series("write", "ratio")}
+    rows = {row[2]: row for row in map(str.split, lines) if len(row) == 9 and row[2] in SITES}
+    assert [*rows] == SITES
+    assert {site: float(row[4]) for site, row in rows.items()} == pytest.approx(ratios, rel=6e-3)
+
+
+def test_print_recording_without_loss(model, x, printed):
+    with addnorm.record(model) as rec, torch.no_grad():
+        model(x)
+    assert "loss: none, forward only" in printed(rec)
+    rec.metadata["loss"] = "cross entropy"
+    assert "loss: cross entropy" in printed(rec)
+
+
+def test_print_ablations_shows_rows(model, x, printed):
+    ablations = addnorm.ablate_each(addnorm.inspect(model, x), x, loss=lambda y: y.square().mean())
+    head, *rows = map(str.split, printed(ablations))
+    assert head == ["site", "sublayer", "loss", "change", "KL", "output", "change"]
+    assert [row[0] for row in rows] == SITES
+    assert [float(row[-1]) for row in rows] == pytest.approx([a.output_change for a in ablations], rel=1e-3)

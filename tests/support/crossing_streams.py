@@ -1,0 +1,75 @@
+"""Two streams that read each other in turn, and sums that look like streams: positions, attention scores, values of the first layer.
+
+Each function is the forward of a `Steps` model; its inputs are two streams and the positions of the second.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from support.stream_steps import Steps
+
+__all__ = ["in_turn", "in_turn_once", "positions_of_memory", "residual_scores", "two_way", "value_residual"]
+
+
+def attend(m: Steps, k: int, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    return m.mlps[k]((m.gates[k](q) @ keys.mT).softmax(-1) @ values)
+
+
+def two_way(m: Steps, x: Tensor, other: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+    """Post-LN streams, each read with positions, as the mask decoder of Segment Anything."""
+    first, x = x, m.norms[0](attend(m, 0, x, x, x))
+    for k in (1, 3):
+        x = m.norms[k](x + attend(m, k, x + first, other + p, other))
+        x = m.others[k](x + m.mlps[0](x))
+        other = m.others[k + 1](other + attend(m, k + 1, other + p, x + first, x))
+    return m.last(x + attend(m, 5, x + first, other + p, other)), other
+
+
+def in_turn(m: Steps, x: Tensor, other: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+    """Pre-LN streams; the second reads what the first has just written."""
+    for k in (0, 2, 4):
+        x = x + attend(m, k, m.norms[k](x), m.context(other), m.context(other))
+        y = m.norms[k + 1](other)
+        other = other + attend(m, k + 1, y, m.others[k](x), m.others[k](x))
+    return m.last(x), m.bare(other)
+
+
+def in_turn_once(m: Steps, x: Tensor, other: Tensor, p: Tensor) -> Tensor:
+    """The last sublayer of the first stream reads the second one, which nothing else does."""
+    for k in (0, 2):
+        x = x + attend(m, k, m.norms[k](x), m.context(other), m.context(other))
+        other = other + m.mlps[k + 1](m.norms[k + 1](other) + attend(m, k + 1, m.context(other), x, x))
+    return m.last(x + attend(m, 4, m.norms[4](x), other, other))
+
+
+def positions_of_memory(m: Steps, x: Tensor, other: Tensor, p: Tensor) -> Tensor:
+    """Encoder and decoder; each decoder layer adds the positions, which the encoder read too, to its keys, as DETR."""
+    for k in (0, 1):
+        y = m.norms[k](other)
+        other = other + attend(m, k, y + p, y + p, y)
+    other = m.context(other)
+    for k in (2, 3):
+        x = x + attend(m, k, m.norms[k](x), other + p, other)
+    return m.last(x)
+
+
+def residual_scores(m: Steps, x: Tensor, other: Tensor, p: Tensor) -> Tensor:
+    """Add the attention scores of the layer before, as RealFormer."""
+    scores = x.new_zeros(2, 6, 6)
+    for k in range(4):
+        y = m.norms[k](x)
+        scores = scores + m.gates[k](y) @ y.mT
+        x = x + m.mlps[k](scores.softmax(-1) @ y)
+    return m.last(x)
+
+
+def value_residual(m: Steps, x: Tensor, other: Tensor, p: Tensor) -> Tensor:
+    """Add the values of the first layer to those of the others."""
+    first = None
+    for k in range(4):
+        y = m.norms[k](x)
+        v = m.gates[k](y)
+        first = v if first is None else first
+        x = x + m.mlps[k]((y @ y.mT).softmax(-1) @ (v + first))
+    return m.last(x)
