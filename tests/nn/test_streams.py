@@ -13,6 +13,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.func import functional_call, jacrev, jvp, vmap
 
 from addnorm import Learned, ResidualStack, Wiring, wirings
+from addnorm.nn import Decoder, KeyValueCache
 from addnorm.wirings import Computed, Head, Stage, coefficients, identity
 
 D = 8
@@ -68,10 +69,14 @@ def branches(name, number=6):
 def make(name, dtype=torch.float32, number=6, **options):
     """Return a stack whose parameters are away from their initial values."""
     stack = ResidualStack(branches(name, number), D, WIRINGS[name], **options)
-    with torch.no_grad():
-        for parameter in stack.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
+    perturb(stack)
     return stack.to(dtype)
+
+
+@torch.no_grad()
+def perturb(model):
+    for parameter in model.parameters():
+        parameter.add_(0.3 * torch.randn_like(parameter))
 
 
 def tokens(*shape, dtype=torch.float32):
@@ -378,7 +383,20 @@ def test_checkpoints_compute_the_same_bits(name):
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
-# Hooks, removal, sharding
+# Decoders, hooks, removal, sharding
+
+
+@each
+def test_decoder_with_cache_equals_the_decoder_without(name):
+    decoder = Decoder(3, D, 2, 16, WIRINGS[name], cross_attention=False).eval()
+    perturb(decoder)
+    x, cache = tokens(2, 6), KeyValueCache()
+    y = decoder(x)
+    steps = [decoder(x[:, a:b], cache=cache) for a, b in ((0, 3), (3, 4), (4, 6))]
+    torch.testing.assert_close(torch.cat(steps, 1), y, rtol=1e-4, atol=1e-5)
+    other = x.clone()
+    other[:, 4:] += 1.0
+    assert torch.equal(decoder(other)[:, :4], y[:, :4])  # causal
 
 
 @each

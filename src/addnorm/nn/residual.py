@@ -320,7 +320,9 @@ def accepted_kwargs(sublayer: Callable[..., Any], reads: int = 1) -> frozenset[s
     parameters = list(signature.parameters.values())
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return None
-    return frozenset(p.name for p in parameters[reads:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
+    names = getattr(sublayer, "read_names", ()) if reads > 1 else ()  # inputs that are passed by name
+    parameters = [p for p in parameters if p.name not in names] if names else parameters[reads:]
+    return frozenset(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
 
 
 def check_kwargs(context: Mapping[str, Any], accepted: frozenset[str] | None) -> None:
