@@ -5,7 +5,7 @@ import re
 import pytest
 from torch import nn
 
-from addnorm import Learned, ResidualStack, Row, Wiring
+from addnorm import Learned, ResidualStack, Row, Wiring, wirings
 from addnorm.wirings import Computed, Head, Stage, append_zero, coefficients, identity, unit
 
 HYPER = Computed(coefficients.HyperConnection)
@@ -19,6 +19,10 @@ def stack(rule, head=HEAD, embedding=(1.0, 1.0)):
     """Build a stack of two layers with one sublayer each."""
     wiring = Wiring("mine", rule if callable(rule) else lambda place: rule, embedding=embedding, head=head)
     return ResidualStack([nn.Identity(), nn.Identity()], 4, wiring, sublayers_per_layer=1)
+
+
+def built(wiring):
+    return ResidualStack([nn.Identity(), nn.Identity()], 4, wiring)
 
 
 REFUSED = {
@@ -66,6 +70,14 @@ REFUSED = {
     "constants_among_tensors": (
         lambda: stack(lambda p: Stage(2, **KEEP) if p.layer else Stage(2, coefficients=HYPER)), "constant matrices beside modules",
     ),
+    "too_few_inputs": (
+        lambda: ResidualStack([nn.Linear(4, 4)] * 2, 4, wirings.muddformer(reads=3)),
+        "sublayer is Linear with 1 positional arguments, expected 3 inputs",
+    ),
+    "negative_eps": (lambda: built(wirings.mhc(eps=-1.0)), "eps is -1.0, expected a number that is not negative"),
+    "nan_norm_eps": (lambda: built(wirings.independent_hc(norm_eps=float("nan"))), "norm_eps is nan, expected"),
+    "infinite_magnitude": (lambda: built(wirings.independent_hc(magnitude=float("inf"))), "magnitude is inf, expected"),
+    "zero_temperature": (lambda: built(wirings.gated_mix(temperature=0.0)), "temperature is 0, expected a positive number"),
     "empty_embedding": (lambda: stack(Stage(2, **KEEP), embedding=()), "an entry of embedding is None, expected"),
 }  # fmt: skip
 

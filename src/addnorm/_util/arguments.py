@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 __all__ = [
-    "FLOAT_DTYPES", "check_bool", "check_choice", "check_dtype", "check_float", "check_int", "check_probability", "is_number",
+    "FLOAT_DTYPES", "check_bool", "check_choice", "check_dtype", "check_float", "check_int", "check_not_negative",
+    "check_probability", "is_number",
 ]  # fmt: skip
 
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -61,6 +62,20 @@ def check_float(name: str, value: Any, alternative: str = "") -> float:
     """
     if not (is_number(value) and math.isfinite(value)):
         raise ValueError(f"{name} is {value!r}, expected a finite number{alternative}.")
+    return float(value)
+
+
+def check_not_negative(name: str, value: Any) -> float:
+    """Check that a value is a finite number from 0 and return it as a float.
+
+    Example:
+        >>> from addnorm._util.arguments import check_not_negative
+        >>> check_not_negative("eps", -1)
+        Traceback (most recent call last):
+        ValueError: eps is -1, expected a number that is not negative.
+    """
+    if not is_number(value) or not math.isfinite(value) or value < 0:
+        raise ValueError(f"{name} is {value!r}, expected a number that is not negative.")
     return float(value)
 
 

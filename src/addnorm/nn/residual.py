@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import Parameter
 from typing import Any, NoReturn, overload
 
 import torch
@@ -26,7 +28,7 @@ from addnorm.nn.executor import (
 from addnorm.nn.norm import LayerNorm, NormKind, RMSNorm
 from addnorm.wirings.spec import Factor, Learned, Place, Row, Wiring, as_wiring
 
-__all__ = ["NormFactory", "SublayerConnection", "check_kwargs", "is_distributed"]
+__all__ = ["NormFactory", "SublayerConnection", "check_kwargs", "check_reads", "is_distributed"]
 
 FIRST = Place(0, 0, 1, 1)
 NO_OPTIONS: Mapping[str, Any] = {}
@@ -323,6 +325,24 @@ def accepted_kwargs(sublayer: Callable[..., Any], reads: int = 1) -> frozenset[s
     names = getattr(sublayer, "read_names", ()) if reads > 1 else ()  # inputs that are passed by name
     parameters = [p for p in parameters if p.name not in names] if names else parameters[reads:]
     return frozenset(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
+
+
+def check_reads(sublayer: Callable[..., Any], reads: int) -> None:
+    """Check that a sublayer takes that many inputs, by position or by the names in its `read_names`."""
+    number: float = len(getattr(sublayer, "read_names", ()))
+    if not number:
+        try:
+            signature = inspect.signature(sublayer.forward if isinstance(sublayer, nn.Module) else sublayer)
+        except ValueError:  # a C function without signature
+            return
+        kinds = [p.kind for p in signature.parameters.values()]
+        number = sum(kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds)
+        number = math.inf if Parameter.VAR_POSITIONAL in kinds else number
+    if number < reads:
+        raise TypeError(
+            f"sublayer is {type(sublayer).__name__} with {number} positional arguments, expected {reads} inputs, as many as its "
+            "stage has reads: as in forward(self, query, key, value)."
+        )
 
 
 def check_kwargs(context: Mapping[str, Any], accepted: frozenset[str] | None) -> None:

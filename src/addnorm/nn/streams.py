@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from addnorm import functional
 from addnorm.nn.executor import Options, Site, StreamState, add_and_normalize, normalize, with_seed
 from addnorm.nn.norm import NormKind
-from addnorm.nn.residual import FIRST, NormFactory, SublayerConnection, is_distributed
+from addnorm.nn.residual import FIRST, NormFactory, SublayerConnection, check_reads, is_distributed
 from addnorm.wirings.coefficients.base import keep_wide, widen, widen_dtype
 from addnorm.wirings.row import Place, Row
 from addnorm.wirings.stage import Head, Stage, identity, name_entries, unit
@@ -104,6 +104,8 @@ class StreamsConnection(_Reader, SublayerConnection):
             residual_dtype=residual_dtype, device=norms.device, dtype=norms.dtype,
         )  # fmt: skip
         self.stage, self.reads = stage, stage.reads
+        if stage.reads > 1:
+            check_reads(sublayer, stage.reads)
         _register_reads(self, stage, stage.reads, place, norms)
         if stage.norm_in:
             made: list[Any] = [norms.make(True) for _ in range(stage.reads)]

@@ -163,7 +163,7 @@ def attention_residuals(
     for number in cycle:
         check_int("reads", number, 1)
     check_bool("normed_values", normed_values)
-    options = {"layers_per_block": layers_per_block, "normed_values": normed_values}
+    options: dict[str, Any] = {"layers_per_block": layers_per_block, "normed_values": normed_values}
     options["reads"] = reads if isinstance(reads, int) else tuple(reads)
     return Wiring(
         "attention_residuals", _attention_stage, final_norm=True, head=_attention_head, options=options,

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from addnorm._util.arguments import check_bool, check_int
+from addnorm._util.arguments import check_bool, check_float, check_int, check_not_negative
 from addnorm.wirings.coefficients.base import CoefficientModule, Coefficients, Notation, rms_scale, widen
 from addnorm.wirings.row import Place
 
@@ -39,7 +39,7 @@ class HyperConnection(CoefficientModule):
     ) -> None:
         super().__init__(d_model, n, reads, place)
         check_bool("dynamic", dynamic)
-        self.dynamic, self.eps = dynamic, eps
+        self.dynamic, self.eps = dynamic, check_not_negative("eps", eps)
 
         def make(*shape: int) -> nn.Parameter:
             return self.parameter(*shape, **factory)
@@ -142,7 +142,8 @@ class ManifoldConnection(_Projected):
     ) -> None:  # fmt: skip
         super().__init__(d_model, n, reads, place)
         check_int("iterations", iterations, 1)
-        self.iterations, self.eps, self.norm_eps = iterations, eps, norm_eps
+        self.iterations, self.eps = iterations, check_not_negative("eps", eps)
+        self.norm_eps = check_not_negative("norm_eps", norm_eps)
         self.project = self.parameter(n * (n + 2), n * d_model, **factory)  # rows of c, of b, and of A row by row
         self.bias, self.scale = self.parameter(n * (n + 2), **factory), self.parameter(3, **factory)
         self.reset_parameters()
@@ -228,7 +229,8 @@ class IndependentConnection(_Projected):
         norm_eps: float = 1e-6, **factory: Any,
     ) -> None:  # fmt: skip
         super().__init__(d_model, n, reads, place)
-        self.magnitude, self.eps, self.norm_eps = magnitude, eps, norm_eps
+        self.magnitude, self.eps = check_float("magnitude", magnitude), check_not_negative("eps", eps)
+        self.norm_eps = check_not_negative("norm_eps", norm_eps)
         self.project = self.parameter(2 * n, n * d_model, **factory)
         self.bias, self.scale = self.parameter(2 * n, **factory), self.parameter(2, **factory)
         self.reset_parameters()
@@ -287,7 +289,7 @@ class SigmoidRead(_Projected):
         **factory: Any,
     ) -> None:
         super().__init__(d_model, n, reads, place)
-        self.eps, self.norm_eps = eps, norm_eps
+        self.eps, self.norm_eps = check_not_negative("eps", eps), check_not_negative("norm_eps", norm_eps)
         self.project = self.parameter(n, n * d_model, **factory)
         self.bias, self.scale = self.parameter(n, **factory), self.parameter(1, **factory)
         self.reset_parameters()
@@ -336,7 +338,7 @@ class GatedRead(CoefficientModule):
     ) -> None:  # fmt: skip
         super().__init__(d_model, n, reads, place)
         check_int("rank", rank, 1)
-        self.rank, self.eps = rank, eps
+        self.rank, self.eps = rank, check_not_negative("eps", eps)
         check_bool("injects", injects)
         self.weight = self.parameter(n, d_model, **factory)
         self.down, self.up = self.parameter(rank, n * d_model, **factory), self.parameter(n * d_model, rank, **factory)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from addnorm._util.arguments import check_float, check_not_negative
 from addnorm.wirings.coefficients.base import CoefficientModule, Coefficients, Notation
 from addnorm.wirings.row import Place
 
@@ -39,7 +40,13 @@ class GatedMix(CoefficientModule):
         std: float = 0.02, **factory: Any,
     ) -> None:  # fmt: skip
         super().__init__(d_model, n, reads, place)
-        self.temperature, self.eps, self.std = temperature, eps, std
+        if check_not_negative("temperature", temperature) == 0.0:
+            raise ValueError("temperature is 0, expected a positive number: the gate is divided by it.")
+        self.temperature, self.eps, self.std = (
+            temperature,
+            check_not_negative("eps", eps),
+            check_not_negative("std", std),
+        )
         self.gate = self.parameter(d_model, **factory)
         self.reset_parameters()
 
@@ -124,7 +131,7 @@ class Interpolation(CoefficientModule):
 
     def __init__(self, d_model: int, n: int, reads: int, place: Place, *, init: float = 0.05, **factory: Any) -> None:
         super().__init__(d_model, n, reads, place)
-        self.init = init
+        self.init = check_float("init", init)
         self.alpha = self.parameter(d_model, **factory)
         self.reset_parameters()
 

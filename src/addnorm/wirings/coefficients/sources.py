@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from addnorm._util.arguments import check_bool
+from addnorm._util.arguments import check_bool, check_not_negative
 from addnorm.wirings.coefficients.base import CoefficientModule, Coefficients, Notation, rms_scale, widen
 from addnorm.wirings.row import Place
 
@@ -53,7 +53,8 @@ class SourceAttention(CoefficientModule):
         super().__init__(d_model, n, reads, place)
         for name, value in (("weighted", weighted), ("normed_values", normed_values), ("scaled", scaled)):
             check_bool(name, value)
-        self.weighted, self.normed_values, self.scaled, self.eps = weighted, normed_values, scaled, eps
+        self.weighted, self.normed_values, self.scaled = weighted, normed_values, scaled
+        self.eps = check_not_negative("eps", eps)
         self.query = self.parameter(reads, d_model, **factory)
         self.weight = self.parameter(d_model, **factory) if weighted else None
         self.reset_parameters()
@@ -115,7 +116,7 @@ class DynamicSources(CoefficientModule):
     ) -> None:
         super().__init__(d_model, n, reads, place)
         check_bool("residual", residual)
-        self.residual, self.eps, self.rows = residual, eps, reads + residual
+        self.residual, self.rows, self.eps = residual, reads + residual, check_not_negative("eps", eps)
         self.up = self.parameter(self.rows * n, d_model, **factory)
         self.down = self.parameter(self.rows * n, self.rows * n, **factory)
         self.static = self.parameter(self.rows, n, **factory)
