@@ -1,6 +1,7 @@
 """Modules that compute coefficients: gradients, and the functions that they give before training."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -171,3 +172,41 @@ def test_streams_that_differ_are_not_pre_ln():
     stack, plain = make_pair(replace(wirings.hyper_connections(2, dynamic=False), embedding=(1.0, 0.5)))
     x = torch.randn(2, 3, D, dtype=torch.float64)
     assert (stack(x) - plain(x)).abs().max() > 1e-2
+
+
+SOURCES = {
+    "manifold": ({"hc_mult": N, "hc_sinkhorn_iters": 3, "hc_eps": 1e-3}, {"fn": (15, 15), "base": (15,), "scale": (3,)}, 1e-2),
+    "independent": ({"hc_mult": N, "hc_post_magnitude": 2.0, "hc_eps": 1e-3}, {"fn": (6, 15), "base": (6,), "scale": (2,)}, 1e-2),
+    "sigmoid_read": ({"hc_mult": N, "eps": 1e-6}, {"hc_fn": (3, 15), "hc_base": (3,), "hc_scale": (1,)}, 1e-2),
+    "gated_mix": ({"temperature": 0.3, "eps": 1e-3}, {"gate": (D,)}, None),
+    "attention_of_normed": ({}, {"query": (2, D)}, 1e-6),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_load_refuses_a_source_with_other_constants(name):
+    kind, options = KINDS[name]
+    constants, shapes, eps = SOURCES[name]
+    module = kind(D, 1 if name == "gated_mix" else N, 2 if "attention" in name else 1, Place(1, 0, 3, 2), **options)
+
+    def source(changed=None):
+        norm = SimpleNamespace(eps=None if eps is None else eps * (1 + (changed == "norm")))
+        values = {key: value * (1 + (key == changed)) for key, value in constants.items()}
+        return SimpleNamespace(
+            **values, **{key: torch.randn(shape) for key, shape in shapes.items()}, input_norm=norm, norm=norm
+        )
+
+    module.load_transformers(source())
+    before = [p.clone() for p in module.parameters()]
+    for changed in [*constants, *([] if eps is None else ["norm"])]:
+        with pytest.raises(
+            ValueError, match=r"^\w+ is .*, expected .* as in the source: build the wiring with that \w+\.$"
+        ):
+            module.load_transformers(source(changed))
+    assert all(torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
+
+
+def test_load_says_which_module_has_no_counterpart():
+    module = coefficients.HyperConnection(D, N, 1, Place(0, 0, 1, 2))
+    with pytest.raises(NotImplementedError, match=r"^HyperConnection has no counterpart in transformers\.$"):
+        module.load_transformers(module)
