@@ -41,6 +41,11 @@ WIRINGS = {
     "b2t": wirings.b2t(),
 }
 each = pytest.mark.parametrize("name", WIRINGS)
+one_of_each_module = pytest.mark.parametrize(
+    "name",
+    ["hyper_connections", "single_pass_mhc", "independent_hc", "gated_residual", "attention_residuals_three_reads",
+     "muddformer_three_reads", "x0_residual", "residual_scaling"],
+)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -114,6 +119,35 @@ def test_no_token_gives_no_output_and_zero_gradients(name):
         assert y.shape == x.shape
         gradients = torch.autograd.grad(y.sum(), [x, *stack.parameters()])
         assert not any(bool(gradient.any()) for gradient in gradients)
+
+
+@pytest.mark.parametrize("name", ["static_hyper_connections", "mhc", "attention_residuals", "reversible", "gated_mix"])
+def test_wrong_input_is_refused_in_one_sentence(name):
+    stack = make(name)
+    for x, error, message in (
+        (torch.randn(2, D - 1), ValueError, r"^x has shape \(2, 7\), expected \(\*, 8\)[^.]*\.$"),
+        (torch.randn(()), ValueError, r"^x has shape \(\), expected \(\*, 8\)[^.]*\.$"),
+        (
+            torch.zeros(2, D, dtype=torch.long),
+            TypeError,
+            r"^x has dtype torch\.int64, expected [^.]*: convert it with x\.float\(\)\.$",
+        ),
+        (None, TypeError, r"^x is NoneType, expected a tensor of shape \(\*, d_model\)\.$"),
+    ):
+        with pytest.raises(error, match=message):
+            stack(x)
+
+
+def test_single_sublayer_is_called_with_a_tensor_of_one_stream():
+    connection, x = make("gated_mix").connections[1], tokens()
+    a, b = (t[0][0] if isinstance(t[0], tuple) else t[0] for t in connection.coefficients((x,))[1:3])
+    write = connection.norm_branch(connection.sublayer(connection.norm_in(x)))
+    torch.testing.assert_close(connection(x), a * x + b * write)
+    for name in ("mhc", "reversible", "attention_residuals"):
+        with pytest.raises(
+            ValueError, match=r"^x is a tensor and the sublayer has \d streams, expected a StreamState: [^.]*\.$"
+        ):
+            make(name).connections[0](x)
 
 
 # Dtypes
@@ -302,7 +336,7 @@ def test_modes_without_gradients_give_the_same_bits(name):
         assert torch.equal(stack(x), y)
 
 
-@each
+@one_of_each_module
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 def test_function_transforms(name):
     stack, x, v = make(name, torch.float64), tokens(dtype=torch.float64), tokens(dtype=torch.float64)
@@ -386,7 +420,7 @@ def test_checkpoints_compute_the_same_bits(name):
 # Decoders, hooks, removal, sharding
 
 
-@each
+@one_of_each_module
 def test_decoder_with_cache_equals_the_decoder_without(name):
     decoder = Decoder(3, D, 2, 16, WIRINGS[name], cross_attention=False).eval()
     perturb(decoder)

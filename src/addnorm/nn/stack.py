@@ -196,7 +196,7 @@ class ResidualStack(nn.Module):
         if self.norm_embedding is not None:
             stream = normalize(stream, self.norm_embedding, self.norm, 1.0, self.residual_dtype)
         if self.has_streams:
-            stream = begin(stream, self.wiring.embedding, stacked=self.is_stacked)
+            stream = begin(stream, self.wiring.embedding, self.d_model, stacked=self.is_stacked)
         return StreamState(stream, None, None, None, () if keep_sites else None, dtype)
 
     def _run(self, state: StreamState, context: dict[str, Any]) -> StreamState:

@@ -20,7 +20,16 @@ from torch import Tensor, nn
 from addnorm import functional
 from addnorm.nn.executor import Options, Site, StreamState, add_and_normalize, normalize, with_seed
 from addnorm.nn.norm import NormKind
-from addnorm.nn.residual import FIRST, NormFactory, SublayerConnection, check_reads, is_distributed
+from addnorm.nn.residual import (
+    FIRST,
+    NormFactory,
+    SublayerConnection,
+    check_kwargs,
+    check_reads,
+    check_tensor,
+    is_distributed,
+    to_dtype,
+)
 from addnorm.wirings.coefficients.base import keep_wide, widen, widen_dtype
 from addnorm.wirings.row import Place, Row
 from addnorm.wirings.stage import Head, Stage, identity, name_entries, unit
@@ -126,6 +135,22 @@ class StreamsConnection(_Reader, SublayerConnection):
                 if module is not None:
                     module.reset_parameters()
 
+    def forward(self, x: Any, **context: Any) -> Any:
+        """Return the `StreamState` after this sublayer, with its write pending; or x' of a single stream, `(*, d_model)`."""
+        if isinstance(x, StreamState):
+            return super().forward(x, **context)
+        check_tensor(x)
+        check_kwargs(context, self.accepted_kwargs)
+        stage = self.stage
+        if stage.n > 1 or stage.n_out > 1 or stage.is_stacked:
+            raise ValueError(
+                f"x is a tensor and the sublayer has {max(stage.n, stage.n_out)} streams, expected a StreamState: a tensor has "
+                "one of them only; call the stack."
+            )
+        stream = to_dtype(x, self.residual_dtype)
+        state = self._advance(StreamState((stream,), dtype=None if stream is x else x.dtype), context)
+        return to_dtype(finish(state)[0], state.dtype)
+
     def _advance(self, state: StreamState, context: Mapping[str, Any]) -> StreamState:
         """Return the state after this sublayer, with its write pending unless a norm follows it."""
         stage, norm_in = self.stage, self._modules["norm_in"]
@@ -157,8 +182,14 @@ class StreamsConnection(_Reader, SublayerConnection):
         return str(self.stage)
 
 
-def begin(x: Tensor, embedding: Sequence[float], *, stacked: bool) -> Streams:
+def begin(x: Tensor, embedding: Sequence[float], d_model: int, *, stacked: bool) -> Streams:
     """Return the streams at the start: x times each number."""
+    if x.dim() == 0 or x.shape[-1] != d_model:
+        raise ValueError(
+            f"x has shape {tuple(x.shape)}, expected (*, {d_model}), the streams' width: build the stack with that d_model."
+        )
+    if not x.is_floating_point():
+        raise TypeError(f"x has dtype {x.dtype}, expected a real floating-point dtype: convert it with x.float().")
     if not stacked:
         return tuple(x if factor == 1.0 else x * factor for factor in embedding)
     if all(factor == 1.0 for factor in embedding):
