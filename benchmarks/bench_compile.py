@@ -19,7 +19,7 @@ from typing import Any
 import harness
 import torch
 from compile_jobs import EPS, JOBS, LAYERS, Outputs, implementation
-from harness import Case, Column, Document, Results, Row, by_case, digits, headline, markdown, right
+from harness import Case, Column, Document, Results, Row, by_case, digits, headline, markdown, quotient, right
 from torch import Tensor
 
 from addnorm import reference, set_compile_mode
@@ -324,15 +324,14 @@ def times_section(document: Document) -> str:
     """Return the table of times: the operator's, and how many times as fast it is as the others; then the choice."""
     lines = []
     for case, rows in by_case(document["rows"], FIELDS).items():
-        ratios = [ratio("op", peer)(rows) for peer in PEERS]
-        shown = ["" if value is None else f"{value:.2f}" for value in ratios]
+        shown = [quotient(rows, peer, "op").replace("*", "") if {peer, "op"} <= {*rows} else "" for peer in PEERS]
         time = digits(rows["op"]["median_us"]) if "op" in rows else "failed"
         lines.append([JOBS[case.job].title, NORMS[case.norm], f"{case.rows} x {case.d}", case.dtype, time, *shown])
     head: list[str | Column] = [
         "compiled expression", "norm", *right("rows x d"), "dtype",
         *right("the operator, us", *(f"x {name}" for name in PEERS.values())),
     ]  # fmt: skip
-    text = "Medians; how many times as fast the operator is, above 1, or how much slower, below:"
+    text = "Medians, ± from quartile to quartile; how many times as fast the operator is, above 1, or how much slower, below:"
     return f"{text}\n\n{markdown(head, lines)}\n\n{verdict(document)} {headline(document)}."
 
 

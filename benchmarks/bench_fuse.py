@@ -16,7 +16,7 @@ from typing import Any
 import harness
 import minilm
 import torch
-from harness import Case, Column, Document, Results, Row, by_case, digits, headline, markdown, right
+from harness import Case, Column, Document, Results, Row, by_case, digits, headline, markdown, quotient, right
 from torch import Tensor, nn
 
 from addnorm import fuse
@@ -153,10 +153,10 @@ def section(document: Document) -> str:
     names = {"inductor": "torch.compile alone", "fused, inductor": "fused and compiled"}
     lines, compiled = [], []
     for case, rows in by_case(document["rows"], FIELDS).items():
-        fast = {name: f"**{ratio(name, 'plain')(rows):.2f}**" for name in rows}
+        fast = {name: quotient(rows, "plain", name) for name in rows}
         both = [rows[name] for name in ("plain", "fused") if name in rows]
         times = [digits(row["median_us"] / 1000) for row in both] + ["not proven"] * (2 - len(both))
-        alone = f"**{ratio('fused', 'frontend')(rows):.2f}**" if {"fused", "frontend"} <= {*rows} else ""
+        alone = quotient(rows, "frontend", "fused") if {"fused", "frontend"} <= {*rows} else ""
         saved = " → ".join(f"{row['saved_bytes'] / 1e6:.1f}" for row in both if "saved_bytes" in row)
         lines.append([
             f"{case.batch} x {case.tokens}", JOBS[case.job], case.dtype, *times, fast.get("fused", ""), fast.get("frontend", ""),
@@ -172,7 +172,8 @@ def section(document: Document) -> str:
     seconds = [one["seconds"] for one in document["fusions"] if one["variant"] == "fused"] or [0.0]
     took = f"Fusing, with its proof, took {digits(min(seconds))} to {digits(max(seconds))} seconds"
     text = (
-        "MiniLM on Python's own documentation, medians; bytes saved for backward before → after. Capture alone: the model in "
+        "MiniLM on Python's own documentation, medians, ± from quartile to quartile; bytes saved for backward before → after. "
+        "Capture alone: the model in "
         "graphs of torch.compile's frontend, not fused, relative to before. Fusing alone: the fused graphs relative to these:"
     )
     return "\n\n".join([text, markdown(head, lines), *compiled, f"{verdict}. {took}. {headline(document)}."])

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 
 import harness
 import minilm
-from harness import Case, Document, Results, Row, by_case, headline, markdown, right
+from harness import Case, Document, Results, Row, by_case, headline, markdown, quotient, right
 
 from addnorm import decompose, inspect, record
 from addnorm.bench.targets import Target, ratio
@@ -85,7 +85,7 @@ def section(document: Document) -> str:
         calls = {
             row["call"]: row for row in document["calls"] if (row["batch"], row["tokens"]) == (case.batch, case.tokens)
         }
-        ratios = [f"**{ratio('plain', name)(rows):.2f}** x" for name in RECORDED]
+        ratios = [f"{quotient(rows, name, 'plain')}" for name in RECORDED]
         seconds = [f"{calls[name]['median_s']:.2f}" for name in ("inspect", "decompose")]
         closures = ", ".join(f"{calls[name]['closure']:.0e}" for name in ("inspect", "decompose"))
         step = f"{rows['plain']['median_us'] / 1000:.0f}"

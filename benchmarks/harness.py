@@ -52,6 +52,7 @@ __all__ = [
     "markdown",
     "missed",
     "publish",
+    "quotient",
     "read",
     "report",
     "run",
@@ -237,18 +238,21 @@ def right(*names: str) -> list[Column]:
 
 
 def times_as_fast(rows: Mapping[str, Row], peer: str, *, microseconds: bool = True, inverse: bool = False) -> str:
-    """Return the peer's time over addnorm's (or the inverse), its spread and both times; empty where it was not measured.
-
-    The spread is half the distance from the lowest ratio of the quartiles to the highest.
-    """
+    """Return the peer's time over addnorm's (or the inverse), its spread and both times; empty where it was not measured."""
     if peer not in rows:
         return ""
-    ours, theirs = rows["addnorm"], rows[peer]
-    above, below = (ours, theirs) if inverse else (theirs, ours)
-    ratio = above["median_us"] / below["median_us"]
-    spread = (above["q3_us"] / below["q1_us"] - above["q1_us"] / below["q3_us"]) / 2
-    text = f"**{ratio:.2f}** ±{format_percent(spread / ratio, 1).replace('%', ' %')}"
-    return f"{text} ({digits(ours['median_us'])} / {digits(theirs['median_us'])})" if microseconds else text
+    above, below = ("addnorm", peer) if inverse else (peer, "addnorm")
+    text = quotient(rows, above, below)
+    times = f"({digits(rows['addnorm']['median_us'])} / {digits(rows[peer]['median_us'])})"
+    return f"{text} {times}" if microseconds else text
+
+
+def quotient(rows: Mapping[str, Row], above: str, below: str) -> str:
+    """Return the time of one variant over that of another, and its spread: half the way from quartile to quartile."""
+    over, under = rows[above], rows[below]
+    ratio = over["median_us"] / under["median_us"]
+    spread = (over["q3_us"] / under["q1_us"] - over["q1_us"] / under["q3_us"]) / 2
+    return f"**{ratio:.2f}** ±{format_percent(spread / ratio, 1).replace('%', ' %')}"
 
 
 def missed(document: Document, otherwise: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import add_norm
 import page
 
+from addnorm.bench.tables import headline
 from addnorm.explorer import race
 
 PAGE = page.DOCS / "explorer.md"
@@ -31,7 +32,10 @@ def speed() -> str:
     results = add_norm.document("explorer")
     stack, overtaken = results["stack"], results["stale"]
     rows = [
-        [name, *(f"{results[kind][key][column]:.1f}" for column in ("median", "p95", "most")), _target(results, kind, key)]
+        [
+            name, _median(results[kind][key]), *(f"{results[kind][key][column]:.1f}" for column in ("p95", "most")),
+            _target(results, kind, key),
+        ]
         for kind, names in ROWS.items() for key, name in names.items()
     ]  # fmt: skip
     last = (
@@ -45,10 +49,16 @@ def speed() -> str:
     )
     after = (
         f"Of {overtaken['asked']} flips within a fifth of a second {overtaken['drawn']} were drawn, and {last}. "
-        f"{results['machine']['cpu']}, {results['machine']['cores']} cores, Chromium {results['chromium'].partition('.')[0]}; "
+        f"{headline(results)}. {results['machine']['cores']} cores, Chromium {results['chromium'].partition('.')[0]}; "
         "`python benchmarks/bench_explorer.py`."
     )
     return "\n\n".join([head, page.table(["what", "median", "95 of 100", "most", "target"], rows), after])
+
+
+def _median(times: dict[str, float]) -> str:
+    """Return the median of times and, where they were measured, the quartiles."""
+    quartiles = f" ({times['q1']:.1f} to {times['q3']:.1f})" if "q1" in times else ""
+    return f"{times['median']:.1f}{quartiles}"
 
 
 def _target(results: dict[str, Any], kind: str, key: str) -> str:

@@ -28,6 +28,11 @@ def document_of(cases, times, **more):
     }  # fmt: skip
 
 
+def sharp(time):
+    """Return the columns of a time without spread."""
+    return dict.fromkeys(("median_us", "q1_us", "q3_us"), time)
+
+
 @pytest.fixture
 def write(table, tmp_path, capsys):
     """Return a function that writes other results and their pages, and returns the section of a page."""
@@ -116,14 +121,14 @@ def test_functional_sections_without_rows_are_empty(write):
 
 @pytest.mark.parametrize(
     ("seconds", "fast", "verdict"),
-    [(0.008, "125 | **1.25**", "Both targets are met (0.95 times as fast at least, recording 10% at most)."),
-     (0.02, "50.0 | **0.50**", "Missed: post_ln, 12 layers, d = 64: times as fast as plain PyTorch (0.500); pre_ln, 12")],
+    [(0.008, "125 | **1.25** ±0 %", "Both targets are met (0.95 times as fast at least, recording 10% at most)."),
+     (0.02, "50.0 | **0.50** ±0 %", "Missed: post_ln, 12 layers, d = 64: times as fast as plain PyTorch (0.500); pre_ln, 12")],
 )  # fmt: skip
 def test_sections_of_models_have_a_line_a_case(write, seconds, fast, verdict):
     lab = load("benchmarks/bench_lab.py")
     times = {"plain": 0.01, "addnorm": seconds, "recorded": 1.05 * seconds}
     lab_rows = [
-        case.row(variant=name, median_us=1e6 * time, first_us=5e5 if name == "recorded" else 2e5)
+        case.row(variant=name, **sharp(1e6 * time), first_us=5e5 if name == "recorded" else 2e5)
         for case in lab.cases(1)[:2] for name, time in times.items()
     ]  # fmt: skip
     infer = Case(job="inference", batch=8, tokens=128, dtype="float32", threads=2)
@@ -133,7 +138,7 @@ def test_sections_of_models_have_a_line_a_case(write, seconds, fast, verdict):
         train: {"plain": 3e5, "frontend": 2.5e5, "fused": 2e5},
     }
     fuse_rows = [
-        case.row(variant=name, median_us=time, share=0.083)
+        case.row(variant=name, **sharp(time), share=0.083)
         | ({"saved_bytes": 8e6 if name == "plain" else 6e6} if case == train else {})
         for case, by_name in times.items() for name, time in by_name.items()
     ]  # fmt: skip
@@ -148,12 +153,14 @@ def test_sections_of_models_have_a_line_a_case(write, seconds, fast, verdict):
     assert text.count("| 12 x 64 |") == 2
     assert verdict in text
     text = section("docs/fusing.md", "fuse")
-    assert "| 8 x 128 | inference | float32 | 90.0 | not proven |  | **0.90** |  | 8.3% |  |" in text
+    assert "| 8 x 128 | inference | float32 | 90.0 | not proven |  | **0.90** ±0 % |  | 8.3% |  |" in text
     assert (
-        "| 8 x 128 | forward + backward | bfloat16 | 300 | 200 | **1.50** | **1.20** | **1.25** | 8.3% | 8.0 → 6.0 |"
+        "| 8 x 128 | forward + backward | bfloat16 | 300 | 200 | **1.50** ±0 % | **1.20** ±0 % | **1.25** ±0 % | 8.3% | 8.0 → 6.0 |"
         in text
     )
-    assert "With Inductor, inference, 8 x 128 tokens, float32, times as fast: torch.compile alone **1.50**." in text
+    assert (
+        "With Inductor, inference, 8 x 128 tokens, float32, times as fast: torch.compile alone **1.50** ±0 %." in text
+    )
     assert (
         "Missed: cells in which the fused model is proven (1). Fusing, with its proof, took 4.00 to 4.00 seconds."
         in text

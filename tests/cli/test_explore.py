@@ -74,7 +74,7 @@ def test_explore_falls_back_to_free_port(used_port, served, monkeypatch):
     assert host == "127.0.0.1"
     assert port not in (0, used_port)
     assert result.stdout == f"The explorer is at http://127.0.0.1:{port}/\nPress Ctrl-C to end it.\n"
-    assert (result.exit_code, result.stderr) == (0, "Ended.\n")
+    assert (result.exit_code, result.stderr) == (0, "Interrupted.\n")
 
 
 def test_explore_uses_default_port(used_port, served, monkeypatch):
@@ -238,7 +238,7 @@ def test_explore_ends_at_once(signals):
         for signal_number in signals[:-1]:
             explorer.process.send_signal(signal_number)
         assert explorer.end(signals[-1]) == 0
-        assert explorer.stderr == "Ended.\n"
+        assert explorer.stderr == "Interrupted.\n"
         waited = [connection.recv(65536) for connection in connections[3:5]]
         assert all(message.startswith(b"HTTP/1.1 503 ") for message in waited)
         for connection in connections:
@@ -261,4 +261,4 @@ def test_explore_token_and_idle_connections():
         assert [connection.recv(1) for connection in idle] == [b"", b"", b""]  # closed by the server
         for connection in idle:
             connection.close()
-    assert explorer.stderr == "Ended.\n"
+    assert explorer.stderr == "Interrupted.\n"

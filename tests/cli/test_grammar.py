@@ -14,10 +14,14 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
 import addnorm
+from addnorm.cli._output import ProofError
 from addnorm.trace import PRESETS
 from addnorm_cli import parameters
+from addnorm_cli.group import COMPLETE, INTERRUPTED, TERMINATED
 from addnorm_cli.group import addnorm as group
-from addnorm_cli.screen import keep_output
+from addnorm_cli.parameters import ParameterError
+from addnorm_cli.screen import PIPE_CLOSED, keep_output
+from support.loading import ROOT
 
 COMMANDS = [*group.commands]
 FULL = Path("/dev/full")
@@ -211,3 +215,19 @@ def test_interrupt_carries_what_is_kept():
     finally:
         del group.commands["work"]
     assert (result.exit_code, result.stderr) == (130, "Interrupted. Half of it is in x.\n")
+
+
+# The page of the command line.
+
+
+def test_page_has_the_exit_codes_and_the_lines_for_shells():
+    page = (ROOT / "docs/command_line.md").read_text()
+    codes = [int(code) for code in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)]
+    named = (0, 1, ParameterError.exit_code, ProofError.exit_code, INTERRUPTED, PIPE_CLOSED, TERMINATED)
+    assert codes == [*named]
+    for shell in ("bash", "zsh", "fish"):
+        assert f"{COMPLETE}={shell}_source addnorm" in page
+        environment = os.environ | {COMPLETE: f"{shell}_source"}
+        code, stdout, _ = finish(start(env=environment))
+        assert code == 0
+        assert COMPLETE in stdout

@@ -27,7 +27,7 @@ def process():
     with Explorer(before=RACING) as explorer:
         yield explorer
         assert explorer.end() == 0
-        assert explorer.stderr == "Ended.\n"  # whatever requests came before, stderr has no other line
+        assert explorer.stderr == "Interrupted.\n"  # whatever requests came before, stderr has no other line
 
 
 def sent(process, method, path, headers, body):

@@ -41,7 +41,7 @@ AREAS = {
     "equation": ("tests/wirings", "tests/cli/test_wirings.py"),
     "trace": ("tests/trace",),
     "finder": ("tests/stream/find",),
-    "record": ("tests/stream/record/test_record*.py tests/stream/record/test_gradients.py",),
+    "record": ("tests/stream/record/test_record*.py tests/stream/record/test_gradients.py", "tests/stream/record/test_s*.py"),
     "decompose": ("tests/stream/test_decompose.py",),
     "ablate": ("tests/stream/test_ablate*.py",),
     "proof": ("tests/fusion/test_proof*.py tests/fusion/test_rng_replay.py",),
@@ -319,6 +319,16 @@ FAULTS = (
         "every-counts-forwards", "record", "src/addnorm/stream/record/recorder.py",
         "if step % self.every:",
         "if number % self.every:",
+    ),
+    Fault(
+        "factor-of-sum-left-out", "record", "src/addnorm/stream/record/plan.py",
+        "probe.factor *= factor.number",
+        "probe.factor *= 1.0",
+    ),
+    Fault(
+        "factor-after-norm", "decompose", "src/addnorm/stream/decompose.py",
+        "parts = _propagate_through(norm, scale_sum(next(paths), parts))",
+        "parts = scale_sum(next(paths), _propagate_through(norm, parts))",
     ),
     Fault(
         "lens-norms-swapped", "decompose", "src/addnorm/stream/decompose.py",

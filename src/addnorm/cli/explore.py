@@ -58,7 +58,7 @@ def run(port: int | None, host: str, recordings: tuple[Path, ...], opens_browser
             raise ArgumentError(f"--recording: {sentence}") from None
         torch.set_num_threads(1)  # small matrices gain nothing by more threads, and two clients are served at once
         serve(app, scheduler, listener, partial(_announce, host, listener.getsockname()[1], token, opens_browser))
-    click.echo("Ended.", err=True)
+    click.echo("Interrupted.", err=True)
     if scheduler.is_busy:
         os._exit(0)  # Python would wait for running computations, whose results have no reader
 

@@ -225,6 +225,9 @@ class Mixing:
         self._note(self.weak, *(dims[d] for d in chosen))
         return [dims]
 
+    def _embed(self, op: Op) -> Sequence[Dims | None]:
+        return [(*self._get(op.args[1]), ())]
+
     def _normalize(self, op: Op) -> Sequence[Dims | None]:
         dims = self._get(op.args[0])
         return [dims if math.prod(op.outputs[0].shape) == math.prod(op.args[0].shape) else None]
@@ -253,6 +256,7 @@ _RULES: dict[str, Callable[[Mixing, Op], Sequence[Dims | None]]] = {
     **dict.fromkeys(CUTS, Mixing._cut),
     **dict.fromkeys(MOVES, Mixing._move),
     **dict.fromkeys(("select", "unbind"), Mixing._select),
+    "embedding": Mixing._embed,
     "cat": Mixing._concatenate,
     "stack": Mixing._stack,
 }

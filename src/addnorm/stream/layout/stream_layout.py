@@ -240,7 +240,7 @@ class StreamLayout:
                 break
         else:
             single = {root for part in mixing.strong for root in self._roots.find_origins(part.root) & {*roots}}
-            if single:  # a sequence of one token
+            if single and len(roots) - len(single) < 2:  # a sequence of one token, beside the batch
                 return dict.fromkeys(single), True
             batch = self._guess_batch(roots) if len(roots) > 1 else None
             return {root: None for root in roots if root != batch}, False
