@@ -1,7 +1,8 @@
 """Residual wirings as data.
 
-`row.py` has one sublayer's norms and factors, `spec.py` the `Wiring`: a named rule for rows. `catalog.py` has the published
-wirings and `init.py` their initialization. `equation.py`, `description.py` and `drawing.py` turn any wiring into text.
+`row.py` has one sublayer's norms and factors, `stage.py` its matrices if there are several streams, `spec.py` the `Wiring`: a
+named rule for rows or stages. The files named `catalog` have the published wirings, and `init.py` their initialization.
+`equation.py`, `description.py` and `drawing.py` turn any wiring into text.
 """
 
 from addnorm.wirings.catalog import (
@@ -10,7 +11,6 @@ from addnorm.wirings.catalog import (
     Growth,
     Kind,
     admin,
-    b2t,
     completep,
     deepnorm,
     deepnorm_constants,
@@ -26,15 +26,13 @@ from addnorm.wirings.catalog import (
     post_ln,
     pre_ln,
     reordered,
-    resi_dual,
     residual_multiplier,
     rezero,
     sandwich,
     skipinit,
 )  # fmt: skip
 from addnorm.wirings.catalog_streams import (
-    attention_residuals,
-    denseformer,
+    b2t,
     depth_scaled,
     gated_mix,
     gated_residual,
@@ -42,13 +40,13 @@ from addnorm.wirings.catalog_streams import (
     independent_hc,
     keel,
     mhc,
-    muddformer,
     ngpt,
+    resi_dual,
     residual_scaling,
     reversible,
     siamese_norm,
-    x0_residual,
 )
+from addnorm.wirings.catalog_streams_memory import attention_residuals, denseformer, muddformer, x0_residual
 from addnorm.wirings.spec import CONSTRUCTORS, Learned, Place, Row, Wiring, as_wiring, get
 from addnorm.wirings.stage import Computed, Head, Stage, append_zero, identity, unit
 

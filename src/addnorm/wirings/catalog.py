@@ -14,7 +14,6 @@ from typing import Any, Literal, TypeVar
 from addnorm._util.arguments import check_bool, check_choice, check_float, check_int
 from addnorm.wirings.init import Draw, InitRule, gpt2, require_role, xavier
 from addnorm.wirings.spec import CONSTRUCTORS, Learned, Place, Row, Wiring
-from addnorm.wirings.stage import Head, Stage, identity, unit
 
 POST = Row(norm_out=True)
 PRE = Row(norm_in=True)
@@ -369,38 +368,6 @@ def _parallel_row(place: Place, norms: int) -> Row:
         return PRE
     return Row(norm_in=True, shares="state") if norms == 2 else Row(shares="read")
 
-
-@register
-def resi_dual() -> Wiring:
-    """Return ResiDual, u' = N(u + f(u)) and v' = v + f(u), two streams from x_0; the output is u + N(v). Xie et al. 2023."""
-    return Wiring(
-        "resi_dual", _RESI_DUAL, embedding=(1.0, 1.0), head=Head(2, (1, 1), norm_streams=(False, True)),
-        source="Xie et al. 2023 (ResiDual), arXiv 2304.14802",
-        use="for the gradients of pre-LN and the representations of post-LN at once.",
-    )  # fmt: skip
-
-
-@register
-def b2t() -> Wiring:
-    """Return B2T, post-LN whose layers add their input once more before their last norm. Takase et al. 2022."""
-    return Wiring(
-        "b2t", _b2t_stage, source="Takase et al. 2022 (B2T), arXiv 2206.00330",
-        use="for post-LN whose gradient passes each layer by a single norm.",
-    )  # fmt: skip
-
-
-def _b2t_stage(place: Place) -> Stage:
-    """Return a post-LN sublayer; the layer's input is a second stream up to its last sublayer, which adds it."""
-    n = 1 if place.sublayer == 0 else 2
-    if place.sublayer == place.sublayers_per_layer - 1:
-        names = ("x",) if n == 1 else ("h", "x")
-        return Stage(n, unit(n, 0), ((1.0,) * n,), (1,), norm_out=True, names=names, names_out=("x",))
-    if n == 1:
-        return Stage(1, (1,), ((1,), (1,)), (1, 0), norm_out=(True, False), names_out=("h", "x"))
-    return Stage(2, unit(2, 0), identity(2), (1, 0), norm_out=(True, False), names=("h", "x"))
-
-
-_RESI_DUAL = Stage(2, collapse=(1, 0), mix=identity(2), inject=(1, 1), norm_out=(True, False))
 
 EXAMPLES = {"residual_multiplier": {"multiplier": 0.22}}  # values for options without a default
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from addnorm.wirings.equation import ELSEWHERE, Part, WiringData, end_of, find_parts, shown_depth
 from addnorm.wirings.row import FACTORS, PER_LAYER, FactorText, Learned, RowText, format_factor
-from addnorm.wirings.stage_text import StageText, names_of
+from addnorm.wirings.stage_form import names_of
+from addnorm.wirings.stage_text import StageText
 
 __all__ = ["describe"]
 

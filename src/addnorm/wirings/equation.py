@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from addnorm.wirings import stage_text
+from addnorm.wirings import stage_form, stage_text
 from addnorm.wirings.row import FACTORS, GAP, Learned, Place, Row, RowText, format_factor, row_text
 from addnorm.wirings.stage_text import StageText
 
@@ -183,7 +183,7 @@ def begin_of(wiring: WiringData, first: Part) -> list[str]:
             return [f"X_0 = {len(numbers)} copies of x_0"] if len(numbers) > 1 else ["X_0 = x_0"]
         return [f"X_0 = ({', '.join(map(format_factor, numbers))}) x_0"]
     names: dict[float, list[str]] = {}
-    for name, number in zip(stage_text.names_of(stage.stage), numbers, strict=True):
+    for name, number in zip(stage_form.names_of(stage.stage), numbers, strict=True):
         if (name, number) not in (("x", 1.0), ("x_0", 1.0)):
             names.setdefault(number, []).append(f"{name} = " if "_" in name else f"{name}_0 = ")
     values = {0.0: "0", 1.0: "x_0"}
@@ -202,7 +202,7 @@ def end_of(wiring: WiringData, num_layers: int | None = None) -> End:
     deeper = head if num_layers else wiring.last_read(_after(2 * depth))
     text = stage_text.make_text(
         [head], [deeper if deeper.n == head.n else head], dict(wiring.symbols), exact=num_layers is not None, carried=carried,
-        as_matrix=stage_text.is_matrix(last),
+        as_matrix=stage_form.is_matrix(last),
     )  # fmt: skip
     read = text.read(end="_L")
     if not has_norm and read == "x_L":
@@ -308,7 +308,7 @@ def _forms(stack: list[list[Unit]]) -> dict[tuple[object, ...], list[int]]:
 
 def _form(unit: Unit) -> tuple[object, ...]:
     """Return the parts of a unit that are no numbers."""
-    return tuple(_row_form(stage) if isinstance(stage, Row) else stage_text.form(stage) for stage in unit)
+    return tuple(_row_form(stage) if isinstance(stage, Row) else stage_form.form(stage) for stage in unit)
 
 
 def _row_form(row: Row) -> tuple[object, ...]:

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from addnorm.wirings.canvas import ADD, STEP, Canvas
 from addnorm.wirings.equation import End
 from addnorm.wirings.row import Factor, FactorText
-from addnorm.wirings.stage_text import StageText, names_of
+from addnorm.wirings.stage_form import names_of
+from addnorm.wirings.stage_text import StageText
 
 __all__ = ["draw_head", "draw_stage"]
 

@@ -9,15 +9,23 @@ A factor of 1 and a term of 0 are not written.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 from addnorm.wirings.row import GAP, Factor, FactorText, Learned, Row, RowText, factor_text, format_factor, join_terms
+from addnorm.wirings.stage_form import (
+    base_name,
+    counted_rows,
+    default_names,
+    find_entries,
+    is_counted,
+    is_matrix,
+    is_sum,
+    names_of,
+)
 
-__all__ = ["StageText", "equation", "form", "make_text", "names_of"]
+__all__ = ["StageText", "equation", "make_text"]
 
 LETTERS = {"collapse": "c", "mix": "a", "inject": "b"}
 LONG = 16  # characters of a write that is not repeated in several equations
@@ -28,104 +36,6 @@ def equation(stage: Any) -> str:
     """Return a stage in symbols."""
     text = make_text([stage], [stage], {})
     return GAP.join([*text.equations, *text.definitions])
-
-
-def names_of(spec: Any) -> tuple[str, ...]:
-    """Return the names of the streams that a stage or a head finds."""
-    return spec.names if isinstance(spec.names, tuple) and spec.names else _default_names(spec.n)
-
-
-def _default_names(n: int) -> tuple[str, ...]:
-    return {1: ("x",), 2: ("u", "v")}.get(n, tuple(f"x_{k}" for k in range(1, n + 1)))
-
-
-def is_matrix(spec: Any) -> bool:
-    """Return whether the streams are written as one X: they are one tensor, or all weights of their sums are computed."""
-    if spec.is_stacked:
-        return True
-    computed = spec.coefficients
-    if spec.n == 1 or computed is None:
-        return False
-    return "inject" in computed.computes or ("mix" in computed.computes and not computed.appends)
-
-
-def is_counted(spec: Any) -> bool:
-    """Return whether the streams are states that are counted: only the newest one changes, or one is appended."""
-    if is_matrix(spec) or (spec.names and isinstance(spec.names, tuple)) or not (spec.names or _reads_sources(spec)):
-        return False
-    rows, n = getattr(spec, "mix", None) or (), spec.n
-    kept = rows[: n if len(rows) > n else n - 1]
-    is_kept = tuple(kept) == _identity(n)[: len(kept)]
-    inject, norm_out = getattr(spec, "inject", None) or (), getattr(spec, "norm_out", ())
-    return is_kept and not any(inject[:-1]) and not any(norm_out[:-1]) and len({*spec.norm_streams}) == 1
-
-
-@lru_cache(maxsize=64)
-def _identity(n: int) -> tuple[tuple[float, ...], ...]:
-    return tuple(tuple(float(j == k) for j in range(n)) for k in range(n))
-
-
-def _reads_sources(spec: Any) -> bool:
-    computed = spec.coefficients
-    return computed is not None and spec.collapse is None and spec.n > 1
-
-
-def _entries(spec: Any) -> dict[str, Factor]:
-    """Return the entries that are written, by the names of their places."""
-    inject = getattr(spec, "inject", None) or ()
-    if is_counted(spec):
-        found = {place: row[-1] for place, row in _counted_rows(spec) if row[-1] != 0.0 or _is_sum(row)}
-        return found | ({"inject": inject[-1]} if inject and inject[-1] != 0.0 else {})
-    found = {
-        f"{name}_{k}_{j}": entry
-        for name in ("collapse", "mix")
-        for k, row in enumerate(getattr(spec, name, None) or ())
-        for j, entry in enumerate(row)
-        if entry != 0.0
-    }
-    return found | {f"inject_{k}": entry for k, entry in enumerate(inject) if entry != 0.0}
-
-
-def _counted_rows(spec: Any) -> Iterator[tuple[str, tuple[Factor, ...]]]:
-    """Yield the rows of weights of counted states: of the reads, and of the state that goes on."""
-    yield from ((f"collapse_{q}", row) for q, row in enumerate(spec.collapse or ()))
-    rows = getattr(spec, "mix", None)
-    if rows:
-        yield "mix", rows[-1]
-
-
-def _is_sum(row: Sequence[Factor]) -> bool:
-    """Return whether a row of weights of counted states is written as a sum over them."""
-    return isinstance(row[-1], Learned) or any(entry != 0.0 for entry in row[:-1])
-
-
-def form(spec: Any) -> tuple[object, ...]:
-    """Return the parts of a stage that are no numbers: stages that agree in them have one text."""
-    names = ("collapse", "mix", "inject", "n", "names", "names_out", "norm_streams", "norm_out")
-    rest = tuple(value for name, value in vars(spec).items() if name not in names)
-    kinds = tuple(
-        (place, (entry.per_feature, entry.shared, _base(entry.name)) if isinstance(entry, Learned) else None)
-        for place, entry in _entries(spec).items()
-    )
-    if is_counted(spec):
-        sums = tuple((place, _is_sum(row)) for place, row in _counted_rows(spec))
-        return (*rest, kinds, sums, spec.names, spec.n_out - spec.n, spec.norm_streams[-1], spec.norm_out[-1])
-    return (
-        *rest,
-        kinds,
-        spec.n,
-        spec.n_out,
-        spec.names,
-        spec.names_out,
-        spec.norm_streams,
-        spec.norm_out,
-        spec.mix is None,
-    )
-
-
-def _base(name: str) -> str:
-    """Return the name of a learned entry without its number."""
-    return re.sub(r"_?\d+$", "", name)
 
 
 def make_text(
@@ -151,14 +61,14 @@ def make_text(
     """
     last = specs[-1]
     texts = {}
-    sums = {place: row for place, row in _counted_rows(last) if _is_sum(row)} if is_counted(last) else {}
-    for place, entry in _entries(last).items():
+    sums = {place: row for place, row in counted_rows(last) if is_sum(row)} if is_counted(last) else {}
+    for place, entry in find_entries(last).items():
         symbol = _find_symbol(symbols, place, entry)
         if place in sums:
             texts[place] = _sum_text(place, sums[place], symbol)
         else:
-            values = [_entries(spec)[place] for spec in specs]
-            deeper = [_entries(spec)[place] for spec in deeper_specs]
+            values = [find_entries(spec)[place] for spec in specs]
+            deeper = [find_entries(spec)[place] for spec in deeper_specs]
             texts[place] = factor_text(
                 _letter(last, place, entry), values, deeper, symbol, exact=exact, measured=measured
             )
@@ -167,7 +77,7 @@ def make_text(
 
 def _find_symbol(symbols: Symbols, place: str, entry: Factor) -> tuple[str, str] | None:
     kind = place.partition("_")[0]
-    names = [entry.name, _base(entry.name)] if isinstance(entry, Learned) else []
+    names = [entry.name, base_name(entry.name)] if isinstance(entry, Learned) else []
     letter = {"collapse": "c", "mix": "a", "inject": "b"}[kind]
     return next((symbols[name] for name in (*names, place, kind, letter) if name in symbols), None)
 
@@ -244,7 +154,7 @@ class StageText:
             return (f"{self.base}_{{n+1}}" if stage.n_out > stage.n else f"{self.base}_n'",)
         if self.is_matrix:
             return ("X'",)
-        after = stage.names_out or (names_of(stage) if stage.n_out == stage.n else _default_names(stage.n_out))
+        after = stage.names_out or (names_of(stage) if stage.n_out == stage.n else default_names(stage.n_out))
         return tuple(name + "'" * (name in names_of(stage)) for name in after)
 
     @property
@@ -292,11 +202,11 @@ class StageText:
         if self.is_counted:
             if place not in self.factors:
                 return ""
-            is_sum = _is_sum(row)
-            operand = f"{self.base}_{'i' if is_sum else 'n'}"
+            sums = is_sum(row)
+            operand = f"{self.base}_{'i' if sums else 'n'}"
             operand = f"N({operand})" if flags[-1] else operand
             factor = self.factors[place]
-            return f"Σ_i {factor.text}_i {operand}" if is_sum else factor.times(operand)
+            return f"Σ_i {factor.text}_i {operand}" if sums else factor.times(operand)
         if self.is_matrix and is_read and (short := _short_sum(row, "N(X_i)" if all(flags) else "X_i", flags)):
             return short
         names = names_of(self.stage)

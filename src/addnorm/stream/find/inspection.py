@@ -189,8 +189,7 @@ class Stream:
         if self.wiring is None:
             return "\n".join(dict.fromkeys(site.equation for site in self.sites))
         wiring = self.wiring
-        head = wiring.last_read(spec.Place(self.num_layers, 0, self.num_layers, 2))
-        if head is None or not any(head.norm_streams):  # the final norm is the model's, not the catalog's
+        if not any(getattr(wiring.last_read(spec.Place(self.num_layers, 0, self.num_layers, 2)), "norm_streams", ())):
             wiring = replace(wiring, final_norm=self.final_norm is not None)
         return wiring.equation(self.num_layers)
 
