@@ -32,6 +32,11 @@ class StreamsRecorder:
     Args:
         stack: the stack.
 
+    Attributes:
+        states: the streams before each sublayer and after the last one: one tensor `(*, n, d_model)`, or n tensors.
+        sites: what each sublayer did, with its write and coefficients.
+        last_read: C X of the head, before the final norm.
+
     Raises:
         ValueError: the stack has one stream.
 
@@ -53,6 +58,7 @@ class StreamsRecorder:
         self.states: list[tuple[Tensor, ...]] = []
         self.sites: Sequence[Site] = ()
         self.collapse: Any = None
+        self.last_read: Any = None
         self._handles: list[Any] = []
 
     def __enter__(self) -> StreamsRecorder:
@@ -83,7 +89,8 @@ class StreamsRecorder:
         self.states.append(each if isinstance(streams, tuple) else (streams,))
         if module is head:
             self.sites = state.sites or ()
-            self.collapse = read_streams(head, head.head, streams, state.collapse, (None,), None)[1]
+            reads, self.collapse, _ = read_streams(head, head.head, streams, state.collapse, (None,), None)
+            self.last_read = reads[0].detach()
         return (state._replace(x=streams, pending=None), *others)
 
     def statistics(self) -> Numbers:

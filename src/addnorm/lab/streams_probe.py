@@ -1,0 +1,225 @@
+"""`StreamsProbe`: an untrained stack with several residual streams, its coefficients moved from their initial values, by depth.
+
+All wirings of a seed have the same sublayers, x_0 and targets, so only the wiring differs. Before training most wirings keep all
+streams identical, which hides what A, B and C do: `perturbation` moves the parameters that the coefficients are computed from.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from addnorm import wirings
+from addnorm._util.arguments import check_choice, check_float, check_int
+from addnorm.lab.streams import StreamsRecorder
+from addnorm.lab.toy_model import ToyModel
+from addnorm.lab.train import one_thread
+from addnorm.nn import ResidualStack, Wiring
+from addnorm.nn.norm import LayerNorm, RMSNorm
+from addnorm.stream.dataflow.state import fork_rng
+from addnorm.wirings import CONSTRUCTORS, Stage
+
+__all__ = ["MIXED", "PROBED", "StreamsProbe", "perturb"]
+
+Numbers = dict[str, Any]
+
+PROBED = (
+    "pre_ln", "reversible", "hyper_connections", "mhc", "attention_residuals", "independent_hc", "gated_residual", "denseformer",
+    "muddformer", "x0_residual", "resi_dual", "siamese_norm",
+)  # fmt: skip
+"""The wirings that can be probed: pre-LN as one stream, and those with several streams or with memory of earlier states."""
+
+MIXED = ("hyper_connections", "mhc")
+"""The wirings whose A mixes all streams: the gains of its products are compared."""
+
+
+@dataclass(frozen=True)
+class StreamsProbe:
+    """Settings of an untrained stack with several streams, and its measurement.
+
+    The model is `addnorm.lab.toy_model.ToyModel`: attention that averages all tokens, a feed-forward sublayer, all weights
+    N(0, 1/d_model), x_0 ~ N(0, 1), and the mean cross-entropy of random targets as loss.
+
+    Args:
+        wiring: one of `PROBED`.
+        sublayers: number of sublayers, alternately attention and feed-forward; an even number.
+        d_model: width of each stream.
+        n: number of streams, for wirings with that option.
+        seed: seed of the weights, x_0, the targets and the noise.
+        perturbation: scale of the noise that is added to the parameters of A, B and C: see `perturb`.
+        tokens: length of the sequence.
+
+    Raises:
+        ValueError, TypeError: an argument has a wrong value; the message names it.
+
+    Example:
+        >>> from addnorm.lab import StreamsProbe
+        >>> equal, moved = (StreamsProbe("mhc", sublayers=4, perturbation=p).measure() for p in (0.0, 1.0))
+        >>> len(moved["streams"]), len(moved["streams"][4])  # x_0 and 4 sublayers; 4 streams
+        (5, 4)
+        >>> equal["distance"] < 1e-6 < 0.1 < moved["distance"]
+        True
+    """
+
+    wiring: str = "mhc"
+    sublayers: int = 12
+    d_model: int = 32
+    n: int = 4
+    seed: int = 0
+    perturbation: float = 0.25
+    tokens: int = 8
+
+    def __post_init__(self) -> None:
+        check_choice("wiring", self.wiring, PROBED)
+        for name, minimum in (("sublayers", 2), ("d_model", 1), ("n", 1), ("seed", 0), ("tokens", 1)):
+            check_int(name, getattr(self, name), minimum)
+        if self.sublayers % 2:
+            raise ValueError(
+                f"sublayers is {self.sublayers}, expected an even number: attention and feed-forward alternate."
+            )
+        if self.seed >= 2**63:
+            raise ValueError(f"seed is {self.seed}, expected a whole number below 2^63, the limit of torch.")
+        object.__setattr__(self, "perturbation", check_float("perturbation", self.perturbation))
+        if self.perturbation < 0:
+            raise ValueError(
+                f"perturbation is {self.perturbation:g}, expected a number from 0: it is the scale of noise."
+            )
+
+    def make_wiring(self) -> Wiring:
+        """Return the wiring; pre-LN as a stage of one stream, so that it is measured like the others."""
+        return _make_wiring(self.wiring, self.n)
+
+    def build(self) -> ToyModel:
+        """Return the model, with the coefficients moved."""
+        with fork_rng():
+            model = ToyModel(self.sublayers // 2, "pre_ln", self.seed, tokens=self.tokens, d_model=self.d_model)
+            model.stack = self._stack(model, self.wiring)
+        return model
+
+    def _stack(self, model: ToyModel, wiring: str) -> ResidualStack:
+        """Return a stack of the model's sublayers under a wiring, with the coefficients moved."""
+        torch.manual_seed(self.seed)  # for initial values that are drawn
+        sublayers = [connection.sublayer for connection in model.stack.connections]
+        stack = ResidualStack(sublayers, self.d_model, _make_wiring(wiring, self.n), elementwise_affine=False)
+        perturb(stack, self.perturbation, self.seed)
+        return stack
+
+    def measure(self) -> Numbers:
+        """Return statistics at each place, x_0 and every sublayer, as JSON types with NaN and infinity.
+
+        torch uses one thread, so the numbers do not depend on the caller's settings.
+
+        Returns:
+            What `addnorm.lab.streams.measure_streams` returns, and
+            `labels` and `kinds` of the places;
+            `write_gradients`, the norm of the loss's gradient at x_0 and at each write, divided by that at the last read: the
+            full counterpart of `coefficients["direct_path"]`, which has the coefficients and norms frozen and passes no sublayer;
+            `distance`, the largest root mean square of a stream minus the mean stream, relative to the streams: 0 for identical
+            streams, None for one stream or earlier states;
+            `difference`, |y - y_pre| / |y_pre| for the output y and that of pre-LN with the same sublayers;
+            `gains`, of each wiring in `MIXED` the gains of A and its products (`amax_gains`), if this wiring is one of them.
+        """
+        with one_thread(), torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", enabled=False):
+            return self._run()
+
+    def _run(self) -> Numbers:
+        model = self.build()
+        x = model.x.requires_grad_()
+        with StreamsRecorder(model.stack) as recorder:
+            y = model.stack(x)
+            writes = [site.write for site in recorder.sites]
+            for write in writes:
+                write.retain_grad()
+            model.loss(y).backward()
+        last = _norm(self._read_gradient(model, recorder))
+        names = [("attention", "feed-forward")[i % 2] for i in range(self.sublayers)]
+        return {
+            "labels": ["x_0", *(f"{name} {i // 2 + 1}" for i, name in enumerate(names))],
+            "kinds": ["start", *names],
+            **recorder.statistics(),
+            "coefficients": recorder.coefficients(),
+            "write_gradients": [_divide(_norm(source.grad), last) for source in (x, *writes)],
+            "distance": _find_distance(recorder.states) if model.stack.is_stacked else None,
+            "difference": self._difference(model, y.detach()),
+            "gains": self._gains(model) if self.wiring in MIXED else None,
+        }
+
+    @staticmethod
+    def _read_gradient(model: ToyModel, recorder: StreamsRecorder) -> Tensor:
+        """Return the loss's gradient at the last read, before the final norm."""
+        read: Tensor = recorder.last_read.requires_grad_()
+        norm: Any = model.stack.norm_final
+        loss = model.loss(read if norm is None else norm(read))
+        gradient: Tensor = torch.autograd.grad(loss, read)[0]
+        return gradient
+
+    @torch.no_grad()
+    def _difference(self, model: ToyModel, y: Tensor) -> float:
+        with fork_rng():
+            plain = self._stack(model, "pre_ln")(model.x)
+        return float((y - plain).double().norm() / plain.double().norm())
+
+    @torch.no_grad()
+    def _gains(self, model: ToyModel) -> Numbers:
+        gains = {}
+        for name in MIXED:
+            with fork_rng():
+                stack = self._stack(model, name)
+            with StreamsRecorder(stack) as recorder:
+                stack(model.x)
+            gains[name] = recorder.coefficients()["gains"]
+        return gains
+
+
+def perturb(stack: ResidualStack, scale: float, seed: int) -> None:
+    """Add noise to the parameters of A, B and C of a stack: all of its parameters but those of the sublayers and norms.
+
+    Each parameter moves by `scale` times a normal number; in matrices, and vectors over the features, divided by the square root
+    of their last size, so that the coefficients' logits and entries move by about `scale`.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in _coefficient_parameters(stack):
+        noise = torch.randn(parameter.shape, generator=generator)
+        fan_in = parameter.shape[-1] if parameter.dim() > 1 or parameter.shape == (stack.d_model,) else 1
+        with torch.no_grad():
+            parameter.add_(scale / math.sqrt(fan_in) * noise)
+
+
+def _coefficient_parameters(stack: ResidualStack) -> list[torch.nn.Parameter]:
+    """Return the parameters outside the sublayers and norms."""
+    others: list[Any] = [connection.sublayer for connection in stack.connections]
+    others += [module for module in stack.modules() if isinstance(module, LayerNorm | RMSNorm)]
+    excluded = {id(parameter) for module in others for parameter in module.parameters()}
+    return [parameter for parameter in stack.parameters() if id(parameter) not in excluded]
+
+
+def _make_wiring(name: str, n: int) -> Wiring:
+    if name == "pre_ln":
+        stage = Stage(1, collapse=(1.0,), inject=(1.0,), norm_in=True)
+        return Wiring(name, stage, final_norm=True, source=wirings.pre_ln().source, use=wirings.pre_ln().use)
+    options = {"n": n} if "n" in inspect.signature(CONSTRUCTORS[name]).parameters else {}
+    return wirings.get(name, **options)
+
+
+def _find_distance(states: list[tuple[Tensor, ...]]) -> float | None:
+    """Return the largest relative distance of the streams, `(*, n, d)` at each place, from their mean."""
+    if states[0][0].shape[-2] == 1:
+        return None
+    distances = []
+    for (state,) in states:
+        x = state.detach().double()
+        distances.append(float((x - x.mean(-2, keepdim=True)).norm() / x.norm()))
+    return max(distances)
+
+
+def _norm(x: Tensor | None) -> float:
+    return 0.0 if x is None else float(x.detach().double().norm())
+
+
+def _divide(a: float, b: float) -> float:
+    return a / b if b else math.nan
