@@ -26,7 +26,7 @@ TAB = """() => {
 def test_tabs_by_arrow_keys(explorer):
     page = explorer.stack()
     page.get_by_role("tab").first.focus()
-    for key, name in (("ArrowRight", "Trace"), ("End", "Race"), ("ArrowRight", "Stack"), ("ArrowLeft", "Race"), ("ArrowLeft", "Recording"), ("Home", "Stack")):  # fmt: skip
+    for key, name in (("ArrowRight", "Streams"), ("End", "Race"), ("ArrowRight", "Stack"), ("ArrowLeft", "Race"), ("ArrowLeft", "Recording"), ("Home", "Stack")):  # fmt: skip
         page.keyboard.press(key)
         assert page.evaluate(TAB) == [[name], name, [name], ["0"], f"{name} · addnorm explorer"]
         assert page.get_by_role("tabpanel", name=name).is_visible()
@@ -111,6 +111,7 @@ def test_theme_is_kept(new_explorer):
 
 CHANGES = {
     "stack": (lambda page: page.get_by_role("radio", name="DeepNorm").check(), lambda page: page.get_by_role("radio", name="DeepNorm").is_checked()),
+    "streams": (lambda page: page.get_by_role("button", name="Next step").click(), lambda page: page.get_by_role("radio", name="Two streams").is_checked()),
     "trace": (lambda page: page.get_by_label("Token x").fill("4,-5,6.5"), lambda page: page.get_by_label("Token x").input_value() == "4,-5,6.5"),
     "recording": (lambda page: page.get_by_role("combobox", name="Recording").select_option("2"), lambda page: page.get_by_role("combobox", name="Recording").input_value() == "2"),
     "race": (lambda page: page.get_by_label("Against").select_option("deepnorm"), lambda page: page.get_by_label("Against").input_value() == "deepnorm"),
@@ -118,7 +119,8 @@ CHANGES = {
 
 
 @pytest.mark.parametrize(
-    "name", ["stack", "recording", *(pytest.param(view, marks=pytest.mark.slow) for view in ("trace", "race"))]
+    "name",
+    ["stack", "recording", *(pytest.param(view, marks=pytest.mark.slow) for view in ("streams", "trace", "race"))],
 )
 def test_copied_link_restores_view(explorer, name):
     change, changed = CHANGES[name]
@@ -143,7 +145,10 @@ def test_foreign_address_is_reported(explorer):
     assert len(notices) == 9
     assert notices[-1] == "And 2 more."
     assert "The address has version '9', expected 1: known settings were used." in notices
-    assert "view is 'nope' in the address, expected one of stack, trace, recording, race: stack was used." in notices
+    assert (
+        "view is 'nope' in the address, expected one of stack, streams, trace, recording, race: stack was used."
+        in notices
+    )
     assert "'view' occurs more than once in the address: the first value was used." in notices
     for line in page.get_by_role("button", name="Dismiss").all()[::-1]:
         line.click()

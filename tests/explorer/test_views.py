@@ -11,6 +11,7 @@ from support.explorer_requests import RACE_ADDRESS
 
 VIEWS = {
     "stack": "#v=1&S=8&T=4&pins=place:pre,S:6&depth=3",
+    "streams": "#v=1&view=streams&swiring=mhc&sS=6&sdepth=3",
     "trace": "#v=1&view=trace&step=variance&F=1,2",
     "recording": "#v=1&view=recording&rwith=first&rdepth=2",
     "race": RACE_ADDRESS,

@@ -23,12 +23,14 @@ def chromium():
 
 HOME = {
     "stack": "#v=1&S=2&d=8&T=1&seed=99",
+    "streams": "#v=1&view=streams&sS=4&sd=8&sseed=99",
     "trace": "#v=1&view=trace&x=99&F=1",
     "recording": "#v=1&view=recording&rstep=0&rdepth=1",
 }
 """Addresses that a shared page shows between tests; no test uses them otherwise."""
 READY = {
     "stack": "#panel-stack[data-ready]",
+    "streams": "#panel-streams[data-ready]",
     "trace": "#panel-trace .trace-walker:not([data-pending])",
     "recording": "#panel-recording[data-ready]",
     "race": "#panel-race h2",
@@ -38,7 +40,8 @@ READY = {
 # so that an earlier request which is still computed does not count.
 SHOW = """async ([view, addresses]) => {
   const panel = document.getElementById(`panel-${view}`);
-  const counter = view === 'stack' ? 'drawn' : 'ready';
+  const counts = view === 'stack' || view === 'streams';
+  const counter = counts ? 'drawn' : 'ready';
   const read = (name) => Number(panel.dataset[name] ?? 0);
   const until = async (condition) => {
     for (const end = performance.now() + 15000; !condition(); await new Promise((done) => setTimeout(done, 5))) {
@@ -53,7 +56,7 @@ SHOW = """async ([view, addresses]) => {
     location.hash = address;
     await changed;
     if (view === 'trace') await until(() => !panel.querySelector('.trace-walker[data-pending]'));
-    else await until(() => read(counter) > before && (view !== 'stack' || read('ready') === read('drawn')));
+    else await until(() => read(counter) > before && (!counts || read('ready') === read('drawn')));
   }
 }"""
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 from urllib.parse import quote
 
 from addnorm._util.jsonio import to_jsonable
-from addnorm.explorer import race, stack
+from addnorm.explorer import race, stack, streams
 from addnorm.explorer.params import Choice, Flag, Number
 from addnorm.lab.init_probe import InitProbe
 
@@ -72,7 +72,7 @@ PATHS = [
 def bad_requests():
     """Yield (method, path, headers, body, statuses) of wrong requests in valid HTTP, in a deterministic order."""
     rng = random.Random(8)
-    for path, fields in (("/api/stack", stack.FIELDS), ("/api/race", race.FIELDS)):
+    for path, fields in (("/api/stack", stack.FIELDS), ("/api/streams", streams.FIELDS), ("/api/race", race.FIELDS)):
         for name, field in fields.items():
             for text in strange(field):
                 yield "POST", path, JSON, b'{"%s":%s}' % (name.encode(), text.encode()), {400, 422}

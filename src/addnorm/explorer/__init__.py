@@ -4,7 +4,7 @@
 
 - `server`: the web server, its routes and errors; `security` checks every request
 - `scheduler`: which computation runs when
-- `stack`, `trace`, `recording`, `race`: the data of each view; `params`: the checks of requests
+- `stack`, `streams`, `trace`, `recording`, `race`: the data of each view; `params`: the checks of requests
 - `static/`: the page, with a folder for each view
 
 Needs `addnorm[web]`.

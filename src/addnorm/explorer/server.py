@@ -4,6 +4,7 @@ GET  /                       the page; its files are under /static/
 GET  /api/meta               parameters with their bounds, wirings, worked examples, recordings
 POST /api/stack              a stack before training, by depth
 GET  /api/recording/{n}      a recording of the command line
+POST /api/streams            a stack with several streams before training, by depth
 POST /api/race               two trainings, as server-sent events
 GET  /healthz                "ok"
 """
@@ -33,7 +34,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 import addnorm
 from addnorm._util.jsonio import dumps_line
-from addnorm.explorer import race, stack, trace
+from addnorm.explorer import race, stack, streams, trace
 from addnorm.explorer.recording import Recordings
 from addnorm.explorer.scheduler import BusyError, ClosedError, DisconnectedError, Scheduler, SupersededError
 from addnorm.explorer.security import LOOPBACK, RequestError, SecurityMiddleware, error_response, read_json
@@ -69,6 +70,7 @@ def create_app(
         Route("/healthz", views.health),
         Route("/api/meta", views.meta),
         Route("/api/stack", views.stack, methods=["POST"]),
+        Route("/api/streams", views.streams, methods=["POST"]),
         Route("/api/race", views.race, methods=["POST"]),
         Route("/api/recording/{number}", views.recording),
         Mount("/static", StaticFiles(directory=STATIC)),
@@ -88,6 +90,7 @@ class _Views:
             {
                 "version": addnorm.__version__,
                 "stack": stack.describe(),
+                "streams": streams.describe(),
                 "presets": trace.list_presets(),
                 "race": race.describe(),
                 "recordings": recordings.describe(),
@@ -111,6 +114,10 @@ class _Views:
     async def stack(self, request: Request) -> Response:
         flip = _parse(stack.parse, await read_json(request))
         return await self._compute("stack", request, partial(stack.compute, flip))
+
+    async def streams(self, request: Request) -> Response:
+        probe = _parse(streams.parse, await read_json(request))
+        return await self._compute("streams", request, partial(streams.compute, probe))
 
     async def recording(self, request: Request) -> Response:
         query = _parse(self.recordings.parse, request.path_params["number"], dict(request.query_params))

@@ -9,6 +9,7 @@ import { view as race } from "./race/view.js";
 import { view as recording } from "./recording/view.js";
 import { view as stack } from "./stack/view.js";
 import { choice, format, Store } from "./state.js";
+import { view as streams } from "./streams/view.js";
 import { view as trace } from "./trace/view.js";
 
 /**
@@ -37,7 +38,7 @@ import { view as trace } from "./trace/view.js";
  */
 
 /** @type {View[]} */
-const VIEWS = [stack, trace, recording, race];
+const VIEWS = [stack, streams, trace, recording, race];
 
 /** Preferences that outlive the page. */
 const preferences = {

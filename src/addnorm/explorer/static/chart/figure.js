@@ -102,6 +102,12 @@ export class ChartFigure {
     return { left: 0, step: 1 };
   }
 
+  /** The place of the x axis that is nearest to a pointer. @param {PointerEvent} event */
+  nearest(event) {
+    const { left, step } = this.places();
+    return Math.round((event.clientX - this.plot.getBoundingClientRect().left - left) / step);
+  }
+
   /** How many series the cursor can read out. */
   rows() {
     return 1;
@@ -162,17 +168,13 @@ export class ChartFigure {
   }
 
   #listen() {
-    const nearest = (/** @type {PointerEvent} */ event) => {
-      const { left, step } = this.places();
-      return Math.round((event.clientX - this.plot.getBoundingClientRect().left - left) / step);
-    };
     this.slider.addEventListener("pointermove", (/** @type {PointerEvent} */ event) => {
       if (event.pointerType !== "touch" || event.buttons) this.point(event);
-      this.#move(nearest(event), false);
+      this.#move(this.nearest(event), false);
     });
     this.slider.addEventListener("pointerdown", (/** @type {PointerEvent} */ event) => {
       this.point(event);
-      this.#move(nearest(event), true);
+      this.#move(this.nearest(event), true);
     });
     this.slider.addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {
       if (event.ctrlKey || event.metaKey || event.altKey) return;

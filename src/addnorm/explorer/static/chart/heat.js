@@ -162,7 +162,7 @@ export class HeatMap extends ChartFigure {
   }
 }
 
-/** @param {string} class_ @param {number} strength */
-const swatch = (class_, strength) =>
+/** A cell of the legend. @param {string} class_ @param {number} strength */
+export const swatch = (class_, strength) =>
   s("svg", { width: 12, height: 12, viewBox: "0 0 12 12", "aria-hidden": "true", class: "sample" },
     s("rect", { class: class_, width: 12, height: 12, "fill-opacity": (0.04 + 0.96 * strength).toFixed(3) }));

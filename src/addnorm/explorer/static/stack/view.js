@@ -174,7 +174,8 @@ function mount(root, app) {
 
   root.append(
     h("h2", null, "Move the LayerNorm of a stack"),
-    h("p.lead.stack-lead", null, "A transformer stack before training. Drag the LayerNorm (LN), click a placement, or use the arrow keys. The charts show the residual stream by depth, and its gradient."),
+    h("p.lead.stack-lead", null, "A transformer stack before training. Drag the LayerNorm (LN), click a placement, or use the arrow keys. The charts show the residual stream by depth, and its gradient. ",
+      h("button.link", { type: "button", onclick: () => store.set({ view: "streams" }) }, "Next: several streams"), "."),
     h("div.stack-layout", null,
       h("div.stack-side", null,
         h("figure.stack-block", null, diagram.svg, h("figcaption", null, equation)),

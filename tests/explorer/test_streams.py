@@ -1,0 +1,89 @@
+"""Tests of the streams view's data: the server's numbers against the library, and what it says of each wiring."""
+
+import json
+
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("httpx2")  # deprecated parts of starlette's test client
+
+from starlette.testclient import TestClient
+
+from addnorm import wirings
+from addnorm._util.jsonio import to_jsonable
+from addnorm.explorer.server import create_app
+from addnorm.explorer.streams import FIELDS, STEPS, compute, describe, parse
+from addnorm.lab import StreamsProbe
+from addnorm.lab.streams_probe import PROBED
+
+SMALL = {"sublayers": 4, "d_model": 8}
+
+
+@pytest.fixture(scope="module")
+def client():
+    return TestClient(create_app(), "http://localhost:8017")
+
+
+@pytest.mark.parametrize("wiring", ["hyper_connections", "attention_residuals"])
+def test_streams_equal_library(client, wiring):
+    asked = {"wiring": wiring, **SMALL, "n": 3, "seed": 5, "perturbation": 0.5}
+    response = client.post("/api/streams", json=asked)
+    assert response.status_code == 200
+    expected = json.loads(json.dumps(to_jsonable(StreamsProbe(**asked).measure())))
+    actual = response.json()
+    for site in expected["coefficients"]["sites"] if wiring == "attention_residuals" else ():
+        del site["mix"], site["inject"]
+    assert {name: actual[name] for name in expected} == expected
+    assert actual["equation"] == wirings.get(wiring, **({"n": 3} if wiring == "hyper_connections" else {})).equation()
+
+
+def test_wrong_requests_are_answered_with_a_sentence(client):
+    response = client.post("/api/streams", json={"wiring": "post_ln"})
+    assert (response.status_code, response.json()["error"]) == (
+        422,
+        f"wiring is 'post_ln', expected one of {', '.join(PROBED)}.",
+    )
+    assert client.post("/api/streams", json={"sublayers": 26}).status_code == 422
+
+
+@pytest.mark.parametrize("wiring", PROBED)
+def test_only_growing_wirings_keep_states(wiring):
+    result = compute(parse({"wiring": wiring, **SMALL}))
+    assert result["keeps_states"] == (wiring in ("attention_residuals", "denseformer", "muddformer"))
+    assert all(("mix" in site) != result["keeps_states"] for site in result["coefficients"]["sites"])
+    assert len(result["sources"]) == len(result["streams"][-1]) == len(result["coefficients"]["head"])
+    if wiring == "attention_residuals":
+        assert result["sources"] == result["labels"]
+    if wiring == "denseformer":
+        assert result["sources"] == ["x_0", "attention 1", "attention 2"], "each state begins in a layer's attention"
+
+
+def test_path_leads_from_pre_ln_to_attention():
+    meta = describe()
+    assert [step["wiring"] for step in meta["steps"]] == [
+        "pre_ln", "reversible", "hyper_connections", "mhc", "attention_residuals",
+    ]  # fmt: skip
+    assert all(step.change.endswith(".") and step.look.endswith(".") for step in STEPS)
+    learned = {name for name, of in meta["wirings"].items() if of["is_learned"]}
+    assert {*PROBED} - learned == {"pre_ln", "reversible", "resi_dual", "siamese_norm"}
+    assert {name for name, of in meta["wirings"].items() if of["has_n"]} == {
+        "hyper_connections", "mhc", "independent_hc", "gated_residual",
+    }  # fmt: skip
+    assert meta["wirings"]["pre_ln"]["equation"] == wirings.pre_ln().equation()
+    assert meta["fields"]["sublayers"]["maximum"] == FIELDS["sublayers"].maximum == 24
+
+
+def test_sentences_of_the_steps_hold():
+    """The step's text states numbers: the direct path in steps 1 and 2, and A's gain in step 4."""
+    ask = {**SMALL, "sublayers": 8, "perturbation": 1.0, "seed": 2}
+    results = {step.wiring: compute(parse({"wiring": step.wiring, **ask})) for step in STEPS}
+    assert results["pre_ln"]["coefficients"]["direct_path"] == pytest.approx([1.0] * 9)
+    assert results["reversible"]["coefficients"]["direct_path"][1:] == pytest.approx([0.5] * 8)
+    for site in results["mhc"]["coefficients"]["sites"]:
+        assert min(min(row) for row in site["mix"]) > 0
+        assert [sum(row) for row in site["mix"]] == pytest.approx([1.0] * 4, abs=1e-5)
+    gains = results["mhc"]["gains"]["mhc"]
+    assert gains["forward"] == pytest.approx([1.0] * 8, abs=1e-4)
+    assert max(gains["backward"]) <= 4
+    for site in results["attention_residuals"]["coefficients"]["sites"]:
+        assert sum(site["collapse"][0]) == pytest.approx(1.0, abs=1e-5)
