@@ -146,6 +146,34 @@ def test_wirings_json_rows():
     assert row["init"]["query"] == {"kind": "xavier_uniform", "gain": 1.0}
 
 
+def test_wirings_json_stages():
+    document = json.loads(run("x0_residual", "--layers", 3, "--json").stdout)
+    assert (document["has_rows"], document["embedding"]) == (False, [1.0, 1.0])
+    (stack,) = document["stacks"]
+    assert "rows" not in stack
+    stages = stack["stages"]
+    assert [(stage["n"], stage["n_out"]) for stage in stages] == [(2, 2)] * 3 + [(2, 3)] + [(3, 3)] * 2
+    first = stages[0]
+    scale = {"learned": True, "start": 1.15, "per_feature": False, "shared": False}
+    assert first["collapse"] == [[scale, {**scale, "start": 0.2}]]
+    assert (first["mix"][1], first["inject"], first["norm_in"], first["norm_out"]) == (
+        [0.0, 1.0],
+        [1.0, 0.0],
+        True,
+        [False, False],
+    )
+    assert stack["head"]["collapse"] == [[1.0, 0.0, {**scale, "start": -0.2}]]
+    mhc = json.loads(run("mhc", "--layers", 1, "--json").stdout)["stacks"][0]
+    assert mhc["stages"][1]["coefficients"]["kind"] == "ManifoldConnection"
+    assert mhc["head"]["coefficients"]["kind"] == "SigmoidRead"
+
+
+def test_wirings_streams_at_a_depth():
+    assert "streams  1 at first, 7 at the end" in squeeze(lines_of("attention_residuals", "--layers", 3))
+    assert "streams  4 everywhere" in squeeze(lines_of("mhc", "--layers", 3))
+    assert "at most 2" in " ".join(lines_of("b2t", "--layers", 2))
+
+
 def test_wirings_json_stacks():
     encoder, decoder = json.loads(run("deepnorm", "--layers", 12, "--decoder-layers", 6, "--json").stdout)["stacks"]
     assert (encoder["stack"], len(encoder["rows"]), decoder["stack"], len(decoder["rows"])) == (

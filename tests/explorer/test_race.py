@@ -147,7 +147,7 @@ def test_race_parse_rejects_wrong_params(settings, sentence):
 
 def test_race_parse_rejects_what_lab_rejects(monkeypatch):
     """Add a wiring that the lab rejects, since none of the offered ones is."""
-    odd = addnorm.Wiring("odd", addnorm.Row(), flow="parallel", profile=lambda *_: None)
+    odd = addnorm.Wiring("odd", addnorm.wirings.Stage(1, (1,), None, (2,)), profile=lambda *_: None)
     monkeypatch.setitem(module.wirings.CONSTRUCTORS, "odd", lambda: odd)
     monkeypatch.setitem(FIELDS, "left", module.Choice("odd", ("odd",)))
     with pytest.raises(ValueError, match=r"^wiring is 'odd', whose factors are measured"):
