@@ -5,7 +5,7 @@
 # make sanitize  fixed calls, and random calls for SECONDS, under AddressSanitizer and UndefinedBehaviorSanitizer
 # make mutants   plant faults one at a time and run the tests of their area; takes up to an hour, resumes after an interrupt
 # make bench     the benchmark; writes benchmarks/results/
-# make zoo       inspect the models of other packages, each package in its own environment; takes half an hour, resumes after an interrupt
+# make zoo       inspect the models of other packages, each package in its own environment; takes over an hour, resumes after an interrupt
 # make gpu       on a machine with a GPU: the tests on it, a memory checker if installed, and the benchmark
 #
 # TORCH_INDEX=https://...  the package index for torch, for example one with CPU builds

@@ -211,3 +211,30 @@ def test_record_measures_write_of_interpolation(run):
         write = model.gammas[0] * model.mlps[0](model.norms[0](x))
         expected = (write.norm(dim=-1) / x.norm(dim=-1)).mean()
     assert rec.series("write", "ratio")[0][1] == pytest.approx(float(expected), rel=1e-5)
+
+
+class GrownQueries(torch.nn.Module):
+    """Learned queries to which the first write adds the batch: x (tokens, d) + f(N(x)) (batch, tokens, d)."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(4)
+        self.queries = torch.nn.Parameter(torch.randn(5, D))
+        self.norms = torch.nn.ModuleList(torch.nn.LayerNorm(D) for _ in range(5))
+        self.sublayers = torch.nn.ModuleList(torch.nn.Linear(D, D) for _ in range(4))
+
+    def forward(self, x):
+        h = self.queries
+        h = h + self.sublayers[0](self.norms[0](h)) * x.mean(-1, keepdim=True)
+        for norm, sublayer in zip(self.norms[1:4], self.sublayers[1:], strict=True):
+            h = h + torch.tanh(sublayer(norm(h)))
+        return self.norms[4](h)
+
+
+def test_inspect_refuses_add_that_widens_a_parameter():
+    found = inspect(GrownQueries(), *ONE)
+    assert not found.closes
+    assert found.streams[0].wiring is None
+    assert [unknown.reason for unknown in found.unknown] == [
+        "the stream begins with a residual sum that is not understood"
+    ]

@@ -43,9 +43,9 @@ def compare_recording(case: RandomModel, inspection: Inspection, trace: Trace) -
         case.model(*case.inputs)
     constructs = case.answer.constructs
     mixes = any(site.kind != "feed-forward" for site in inspection.sites)
-    # A flat tensor, or a transposed one whose tokens no sublayer mixes, does not show which tokens are of one sample.
+    # A flat tensor, or one whose tokens come first and are mixed by no sublayer, does not show which tokens are of one sample.
     hides_samples = not constructs.isdisjoint({"layout: flat", "addmm"}) or (
-        "start: transposed" in constructs and not mixes
+        not constructs.isdisjoint({"start: transposed", "layout: sequence"}) and not mixes
     )
     numbers = {(site.id, role, name): value for role in ROLES for name in STATISTICS
                for site, value in _series(rec, role, name)}  # fmt: skip

@@ -160,7 +160,7 @@ class _Coverage:
             op = value.op
             if op is None:
                 continue
-            if op in unexplained:
+            if op in unexplained or (op not in self.inner and op not in self.path and _grows_from_parameter(op)):
                 yield Gap(op, STARTS_IN_SUM, frozenset((k,)))
                 continue
             if op not in self.inner and op not in self.path and (ends := self._find_common_ends(k, op)):
@@ -262,6 +262,16 @@ def _list_operands(op: Op) -> list[tuple[Value, Value]]:
     if not all(value.kind & DATA and value.tensor.is_floating_point() for value in terms):
         return []
     return [(terms[0], terms[1]), (terms[1], terms[0])]
+
+
+def _grows_from_parameter(op: Op) -> bool:
+    """Return whether an operator adds to a parameter, such as learned queries, what was computed from it and the data."""
+    terms = [term.value for term in match_terms(op) or ()]
+    return any(
+        p.kind & (DATA | PARAMETER) == PARAMETER and q.kind & DATA and is_ancestor(strip_moves(p), q)
+        for p, q in zip(terms, reversed(terms), strict=True)
+        if len(terms) == 2
+    )
 
 
 def _list_sources(value: Value) -> list[tuple[Value, bool]]:
