@@ -22,7 +22,9 @@ __all__ = [
 WIRINGS = (
     "post_ln", "pre_ln", "sandwich", "peri_ln", "reordered", "deepnorm", "admin", "rezero", "skipinit", "layer_scale",
     "residual_multiplier", "depth_mup", "completep", "layernorm_scaling", "mix_ln", "no_norm", "no_residual", "parallel",
-    "resi_dual", "b2t",
+    "resi_dual", "b2t", "hyper_connections", "mhc", "independent_hc", "gated_residual", "depth_scaled", "gated_mix",
+    "residual_scaling", "keel", "reversible", "ngpt", "siamese_norm", "attention_residuals", "denseformer", "muddformer",
+    "x0_residual",
 )  # fmt: skip
 PRESETS = (
     "lesson-000", "lesson-001", "undo", "unbiased", "annotated-transformer", "rms-norm", "pre-ln", "constant",

@@ -319,7 +319,9 @@ def _of_streams(
         numbers = {}
         for arm in arms:
             measured = [
-                run["after"]["streams"]["coefficients"] for run in arm.best.runs if "streams" in run.get("after", {})
+                run["after"]["streams"]["coefficients"]
+                for run in arm.best.runs
+                if "streams" in (run.get("after") or {})
             ]
             values = [value for value in map(measure, measured) if value is not None]
             if values:

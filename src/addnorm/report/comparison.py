@@ -26,6 +26,9 @@ TOP = (
     "warm-up",
     "failures",
     "grid",
+    "cost",
+    "gain",
+    "direct path",
     "at init",
 )  # topics of the verdict; others are beside their figures
 NAMED = 5  # wirings in the title

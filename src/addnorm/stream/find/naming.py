@@ -184,7 +184,9 @@ def _list_candidates(sublayers: Sequence[SublayerSummary], other_layers: int | N
     yield from (wirings.post_ln(), wirings.pre_ln(), wirings.sandwich(), wirings.peri_ln(), wirings.reordered())
     yield from (wirings.no_norm(), wirings.layernorm_scaling(), wirings.admin())
     yield from (wirings.no_residual(), wirings.no_residual(norm=False))
-    yield from (wirings.deepnorm(), wirings.depth_scaled(), wirings.keel())
+    yield from (wirings.deepnorm(), wirings.depth_scaled())
+    if len(sublayers) > 2:  # its first sublayer is pre-LN's, its second has no factor
+        yield wirings.keel()
     if other_layers is not None:
         yield from (wirings.deepnorm("encoder", other_layers), wirings.deepnorm("decoder", other_layers))
     if isinstance(b, Learned):
