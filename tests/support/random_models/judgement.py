@@ -100,7 +100,8 @@ def _judge_name(stream: Stream, truth: StreamAnswer, verdict: Judgement) -> None
     if not fits(stream.wiring, truth):
         verdict.wrong.append(f"named {stream.wiring.name}, expected {truth.wiring or truth.reason}")
         return
-    expects_final = stream.wiring.ends_in_norm(truth.num_layers)
+    ends_in_norm = stream.wiring.ends_in_norm(truth.num_layers)
+    expects_final = ends_in_norm or stream.wiring.name == "resi_dual"  # whose head normalizes its second stream
     differs = expects_final != (truth.final_norm is not None) and not truth.has_free_end
     if differs and not any("final norm" in remark for remark in stream.remarks):
         verdict.wrong.append("the final norm differs from the wiring's, without a remark")
