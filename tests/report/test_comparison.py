@@ -31,6 +31,7 @@ def comparison():
             {**lab.train(run, text), **versions} for run in protocol.runs([lab.Run(name).wiring for name in WIRINGS])
         ]
         init_stacks = theory.init_stacks(["pre_ln", "post_ln", "no_norm"], [2, 4], [0, 1])
+        init_stacks += theory.init_stacks(["mhc"], [8], [0, 1])  # with several streams, whose statistics are others
         stacks = [theory.measure_init(job) for job in init_stacks]
     facts = {"name": "counting", "characters": len(text.text), "symbols": len(text.characters), "digest": text.digest,
              "entropy": text.entropy, "uniform": text.uniform}  # fmt: skip
