@@ -25,7 +25,7 @@ STREAM_WIRINGS = ("hyper_connections", "mhc", "attention_residuals", "denseforme
 STREAM_DEPTHS = (4, 16)  # layers
 SEQUENCES = 1
 TOKENS = 32
-SPREAD = 1.0  # standard deviation of the logits, and of static coefficients, in `random_gains`
+SPREAD = 1.0  # standard deviation of the random logits of mHC; of hyper-connections' random entries it is SPREAD / n
 
 
 def measure_streams_init(wiring: Wiring, num_layers: int, seed: int) -> Numbers:

@@ -211,7 +211,8 @@ def residual_scaling() -> Wiring:
     """
     return Wiring(
         "residual_scaling", Stage(1, (1,), coefficients=Computed(ResidualScaling), norm_in=True), final_norm=True,
-        source="transformers' Zaya (Zyphra)", use="to let every sublayer rescale what came before it, at 4 d numbers each.",
+        source="transformers' Zaya (Zyphra)",
+        use="to let each sublayer scale and shift both terms of its add, with four learned vectors.",
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Tests that streams that read each other are told apart, and that sums which only sublayers read are no streams."""
+"""Tests of two streams that read each other: both are found. A sum that only a sublayer reads is no stream."""
 
 import pytest
 import torch

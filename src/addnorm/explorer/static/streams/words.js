@@ -63,7 +63,7 @@ export function summaries(result) {
 }
 
 /**
- * What there is to see at this perturbation.
+ * Returns the sentence that says what the figures show at this perturbation.
  * @param {any} result @param {number} perturbation @param {boolean} isLearned @returns {string[]}
  */
 export function verdict(result, perturbation, isLearned) {
