@@ -56,6 +56,21 @@ struct AddNormOutArgs {
   static constexpr int kAddOptions = kResidualFactor;
   static constexpr const char* kSignature = "Ttttnnttnttnttntnnn";
 };
+struct AddNormStreamsArgs {
+  enum Index : int {
+    kStreams, kBranch, kMix, kInject, kCollapse, kProject, kScale, kBase, kWeight, kBias, kEps, kNorm, kKind,
+    kIterations, kGateEps, kProjectEps, kMagnitude, kStreamsDtype, kOutDtype,
+  };
+  static constexpr const char* kSignature = "Ttttttttttnnnnnnnoo";
+};
+struct AddNormStreamsBackwardArgs {
+  enum Index : int {
+    kStreams, kBranch, kMix, kInject, kCollapse, kProject, kScale, kBase, kWeight, kBias, kEps, kNorm, kKind,
+    kIterations, kGateEps, kProjectEps, kMagnitude, kStreamsDtype, kOutDtype, kLogits, kStats, kComputedCollapse,
+    kDnew, kDread, kDcollapse, kDmix, kDinject, kGradMask,
+  };
+  static constexpr const char* kSignature = "TtttttttttnnnnnnnooTTTtttttn";
+};
 
 // Indices of the options before the norm, from the first of them.
 struct AddOptionArgs {
@@ -98,6 +113,8 @@ constexpr const char* kSchemas[] = {
   "add_norm_forward.kernel(Tensor residual, Tensor? branch, Tensor? weight, Tensor? bias, float eps, int norm, float residual_factor=1.0, Tensor? residual_scale=None, Tensor? row_scale=None, float branch_factor=1.0, Tensor? layer_scale=None, Tensor? branch_bias=None, float dropout_p=0.0, Tensor? seed=None, SymInt offset=0, float weight_offset=0.0, int casting=0, ScalarType? residual_dtype=None, ScalarType? out_dtype=None, int outputs=3) -> (Tensor y, Tensor z, Tensor stats)",
   "add_norm_backward(Tensor? dy, Tensor? dz, Tensor z, Tensor stats, Tensor? weight, int norm, ScalarType dresidual_dtype, ScalarType branch_dtype, ScalarType bias_dtype, int grad_mask, float weight_offset=0.0, Tensor? residual=None, Tensor? branch=None, float residual_factor=1.0, Tensor? residual_scale=None, Tensor? row_scale=None, float branch_factor=1.0, Tensor? layer_scale=None, Tensor? branch_bias=None, float dropout_p=0.0, Tensor? seed=None, SymInt offset=0) -> (Tensor residual, Tensor branch, Tensor weight, Tensor bias, Tensor residual_scale, Tensor row_scale, Tensor layer_scale, Tensor branch_bias)",
   "add_norm_out(Tensor residual, Tensor? branch, Tensor? weight, Tensor? bias, float eps, int norm, Tensor(a!)? y, Tensor(b!)? z, float residual_factor=1.0, Tensor? residual_scale=None, Tensor? row_scale=None, float branch_factor=1.0, Tensor? layer_scale=None, Tensor? branch_bias=None, float dropout_p=0.0, Tensor? seed=None, SymInt offset=0, float weight_offset=0.0, int casting=0) -> ()",
+  "add_norm_streams(Tensor streams, Tensor? branch, Tensor? mix, Tensor? inject, Tensor? collapse, Tensor? project, Tensor? scale, Tensor? base, Tensor? weight, Tensor? bias, float eps, int norm, int kind, int iterations, float gate_eps, float project_eps, float magnitude, ScalarType? streams_dtype, ScalarType? out_dtype) -> (Tensor new_streams, Tensor read, Tensor new_collapse, Tensor new_mix, Tensor new_inject, Tensor logits, Tensor stats)",
+  "add_norm_streams_backward(Tensor streams, Tensor? branch, Tensor? mix, Tensor? inject, Tensor? collapse, Tensor? project, Tensor? scale, Tensor? base, Tensor? weight, Tensor? bias, float eps, int norm, int kind, int iterations, float gate_eps, float project_eps, float magnitude, ScalarType? streams_dtype, ScalarType? out_dtype, Tensor logits, Tensor stats, Tensor computed_collapse, Tensor? dnew, Tensor? dread, Tensor? dcollapse, Tensor? dmix, Tensor? dinject, int grad_mask) -> (Tensor grad_streams, Tensor grad_branch, Tensor grad_mix, Tensor grad_inject, Tensor grad_collapse, Tensor grad_project, Tensor grad_weight, Tensor grad_bias, Tensor grad_pre)",
 };
 
 }  // namespace addnorm

@@ -341,5 +341,3 @@ void narrow(const void* from, void* to, Type type, int64_t n) {
     out.set<true>(i, load(in + i, m), m);
   }
 }
-
-constexpr Loops loops = {forward, backward, reduce, widen, narrow};

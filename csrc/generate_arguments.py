@@ -4,6 +4,7 @@ from pathlib import Path
 
 from addnorm.ops.options import CASTINGS, GRADIENTS
 from addnorm.ops.schema import ADD_NAMES, ARGUMENTS, DEFINITIONS
+from addnorm.ops.streams import schema as streams
 
 HEADER = Path(__file__).parent / "arguments.h"
 LETTERS = {"Tensor": "T", "Tensor?": "t", "Tensor(a!)?": "t", "Tensor(b!)?": "t", "ScalarType?": "o"}
@@ -41,7 +42,7 @@ def enumerators(names: tuple[str, ...]) -> str:
 def header() -> str:
     """Return the text of csrc/arguments.h."""
     parts = [TOP]
-    for op, arguments in ARGUMENTS.items():
+    for op, arguments in {**ARGUMENTS, **streams.ARGUMENTS}.items():
         names = tuple(argument.name for argument in arguments)
         signature = "".join(LETTERS.get(argument.type, "n") for argument in arguments)
         parts.append(f"struct {camel(op)}Args {{\n  enum Index : int {{\n{enumerators(names)}\n  }};\n")
@@ -58,7 +59,7 @@ def header() -> str:
     parts.append("".join(f"  k{camel(name)}Casting = {value},\n" for name, value in CASTINGS.items()))
     parts.append("};\n\n// The operators' schemas, for a process without the Python package.\n")
     parts.append("constexpr const char* kSchemas[] = {\n")
-    parts.append("".join(f'  "{schema}",\n' for schema in DEFINITIONS))
+    parts.append("".join(f'  "{schema}",\n' for schema in (*DEFINITIONS, *streams.DEFINITIONS)))
     parts.append("};\n\n}  // namespace addnorm\n")
     return "".join(parts)
 

@@ -4,20 +4,10 @@
 
 #include <cstdint>
 
+#include "rows.h"
+#include "streams.h"
+
 namespace addnorm {
-
-struct bf16 {
-  uint16_t bits;
-};
-struct f16 {
-  uint16_t bits;
-};
-struct any;  // a dtype that is known only at run time
-
-enum class Type : int { f32, bf16, f16, f64 };
-inline int64_t size_of(Type type) { return type == Type::f64 ? 8 : type == Type::f32 ? 4 : 2; }
-
-enum class Norm : int { layer, rms, none };
 
 // Every pointer below is to contiguous memory: rows of d elements, of any alignment. A null pointer means that there is no such
 // tensor. The arithmetic is in float, or in double if `use_float64`; parameters and scales (`real`) have been upcast to it.
@@ -115,6 +105,9 @@ struct Loops {
   // to[i] = from[i] + offset
   void (*widen)(const void* from, Type, void* to, int64_t n, double offset);
   void (*narrow)(const void* from, void* to, Type, int64_t n);
+  // The boundary of n streams; null in float64.
+  void (*streams_forward)(const StreamsForward&, int64_t token, int64_t end, void* scratch);
+  void (*streams_backward)(const StreamsBackward&, int64_t part, void* scratch);
 };
 
 struct Kernels {

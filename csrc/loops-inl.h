@@ -11,7 +11,14 @@ namespace float32 {
 #include "forward-inl.h"
 
 #include "backward-inl.h"
+
+#include "coefficients-inl.h"
+
+#include "streams-inl.h"
+
+#include "streams_backward-inl.h"
 #undef EACH_TYPE
+constexpr Loops loops = {forward, backward, reduce, widen, narrow, streams_forward, streams_backward};
 }  // namespace float32
 namespace float64 {
 #include "vec64-inl.h"
@@ -22,4 +29,5 @@ namespace float64 {
 
 #include "backward-inl.h"
 #undef EACH_TYPE
+constexpr Loops loops = {forward, backward, reduce, widen, narrow, nullptr, nullptr};
 }  // namespace float64

@@ -8,7 +8,16 @@
 """
 
 from addnorm import wirings
-from addnorm.functional import add_layer_norm, add_residual, add_rms_norm, layer_norm, rms_norm
+from addnorm.functional import (
+    StreamGates,
+    StreamStep,
+    add_layer_norm,
+    add_norm_streams,
+    add_residual,
+    add_rms_norm,
+    layer_norm,
+    rms_norm,
+)
 from addnorm.fusion.export import export_fused
 from addnorm.fusion.fuse import fuse, unfuse
 from addnorm.fusion.result import Fusion, VerificationError
@@ -34,6 +43,8 @@ __all__ = [
     "RMSNorm",
     "ResidualStack",
     "Row",
+    "StreamGates",
+    "StreamStep",
     "SublayerConnection",
     "VerificationError",
     "Wiring",
@@ -41,6 +52,7 @@ __all__ = [
     "ablate_each",
     "add_layer_norm",
     "add_layer_norm_",
+    "add_norm_streams",
     "add_residual",
     "add_residual_",
     "add_rms_norm",

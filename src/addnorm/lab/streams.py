@@ -17,7 +17,7 @@ from addnorm.lab.toy_model import token_similarity
 from addnorm.nn import ResidualStack
 from addnorm.nn.executor import Site, StreamState
 from addnorm.nn.expansion import find_gains, to_entries
-from addnorm.nn.streams import collapse, finish, read_streams
+from addnorm.nn.stream_step import collapse, finish, read_streams
 
 __all__ = ["StreamsRecorder", "amax_gains", "measure_streams"]
 

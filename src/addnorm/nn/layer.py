@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from addnorm.nn.executor import StreamState, add, without_views
 from addnorm.nn.removal import find_inside
 from addnorm.nn.residual import SublayerConnection, check_kwargs, check_tensor, to_dtype
-from addnorm.nn.streams import StreamsConnection, finish
+from addnorm.nn.stream_step import finish
+from addnorm.nn.streams import StreamsConnection
 
 __all__ = ["ResidualLayer", "refuse_state"]
 

@@ -20,7 +20,8 @@ from addnorm.nn.layer import ResidualLayer, refuse_state
 from addnorm.nn.norm import NormKind
 from addnorm.nn.removal import copy_tables, find_inside, without_write
 from addnorm.nn.residual import NormFactory, SublayerConnection, check_kwargs, check_tensor, to_dtype
-from addnorm.nn.streams import StreamHead, StreamsConnection, begin, read_streams
+from addnorm.nn.stream_step import begin, read_streams
+from addnorm.nn.streams import StreamHead, StreamsConnection
 from addnorm.wirings.coefficients.base import widen
 from addnorm.wirings.spec import FACTORS, Place, Row, Wiring, as_wiring
 from addnorm.wirings.stage import Stage

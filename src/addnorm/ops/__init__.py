@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from addnorm.ops import schema, eager, cpu, triton, autocast, autograd, capture  # isort: skip  # schemas before the kernels
+from addnorm.ops import schema, eager, cpu, triton, autocast, autograd, capture, streams  # isort: skip  # schemas before the kernels
 
-__all__ = ["Backend", "autocast", "autograd", "backends", "capture", "cpu", "eager", "schema", "triton"]
+__all__ = ["Backend", "autocast", "autograd", "backends", "capture", "cpu", "eager", "schema", "streams", "triton"]
 
 
 class Backend(NamedTuple):

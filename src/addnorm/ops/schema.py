@@ -106,7 +106,7 @@ _REFERENCES = tuple(f"{name}_reference{schema}" for name, schema in SCHEMAS.item
 library = torch.library.Library("addnorm", "DEF")
 
 
-def _define(definition: str) -> None:
+def define(definition: str) -> None:
     """Define an operator, unless the C++ library, which can be loaded without this package, has defined it."""
     schema = torch._C.parse_schema(f"addnorm::{definition}")
     defined = torch._C._jit_get_schemas_for_operator(schema.name)
@@ -121,7 +121,7 @@ def _define(definition: str) -> None:
 
 
 for _definition in (*DEFINITIONS, *_REFERENCES):
-    _define(_definition)
+    define(_definition)
 
 
 def empty_placeholder(like: Tensor) -> Tensor:

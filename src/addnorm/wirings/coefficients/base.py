@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from addnorm.functional import StreamGates, compute_gates
 from addnorm.wirings.row import Place
 
 __all__ = ["CoefficientModule", "Coefficients", "Notation", "keep_wide", "rms_scale", "widen", "widen_dtype"]
@@ -99,9 +100,20 @@ class CoefficientModule(nn.Module):
         """Set all parameters to their initial values."""
         raise NotImplementedError
 
+    @property
+    def is_constant(self) -> bool:
+        """Whether the coefficients do not depend on the streams."""
+        return False
+
+    def gates(self) -> StreamGates | None:
+        """Return how `addnorm.add_norm_streams` computes the coefficients, None if it cannot."""
+        return None
+
     def compute(self, streams: Any) -> Coefficients:
         """Return the coefficients for streams, with autocast off."""
-        raise NotImplementedError
+        gates = self.gates()
+        assert gates is not None, "a module without gates overrides this method"
+        return Coefficients(*compute_gates(streams, gates))
 
     def forward(self, streams: Any) -> Coefficients:
         """Return the coefficients of every token: the streams are one tensor if `stacked`, otherwise a tuple."""

@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from addnorm._util.arguments import check_bool, check_float, check_int, check_not_negative
+from addnorm.functional import StreamGates
 from addnorm.wirings.coefficients.base import CoefficientModule, Coefficients, Notation, rms_scale, widen
 from addnorm.wirings.row import Place
 
-__all__ = ["GatedRead", "HyperConnection", "IndependentConnection", "ManifoldConnection", "SigmoidRead", "sinkhorn"]
+__all__ = ["GatedRead", "HyperConnection", "IndependentConnection", "ManifoldConnection", "SigmoidRead"]
 
 
 class HyperConnection(CoefficientModule):
@@ -82,18 +83,23 @@ class HyperConnection(CoefficientModule):
             for scale in (self.scale_mix, self.scale_inject):
                 nn.init.constant_(scale, 0.01)
 
+    @property
+    def is_constant(self) -> bool:
+        """Whether the coefficients are the same for all tokens: in the static form."""
+        return not self.dynamic
+
+    def gates(self) -> StreamGates | None:
+        """Return the dynamic form's gates; the norm's parameters are parts of the projections."""
+        if not self.dynamic:
+            return None
+        rows = torch.cat([self.project_collapse[None], self.project_inject[None], self.project_mix])
+        constants = self.collapse, self.inject, self.mix.flatten(), rows @ self.norm_bias
+        scale = torch.cat([self.scale_mix, self.scale_inject])
+        return StreamGates("hyper", rows * self.norm_weight, scale, torch.cat(constants), project_eps=self.eps)
+
     def compute(self, streams: Tensor) -> Coefficients:
         """Return C `(*, n)`, A `(*, n, n)` and B `(*, n)`; without the leading dimensions in the static form."""
-        if not self.dynamic:
-            return Coefficients(self.collapse, self.mix, self.inject)
-        x = widen(streams)
-        normed = F.layer_norm(x, x.shape[-1:], self.norm_weight.to(x.dtype), self.norm_bias.to(x.dtype), self.eps)
-        rows = torch.cat([self.project_collapse[None], self.project_inject[None], self.project_mix]).to(x.dtype)
-        moves = torch.tanh(F.linear(normed, rows))  # row j depends on stream j alone
-        collapse = self.collapse + self.scale_mix * moves[..., 0]
-        inject = self.inject + self.scale_inject * moves[..., 1]
-        mix = self.mix + self.scale_mix * moves[..., 2:].transpose(-1, -2)
-        return Coefficients(collapse, mix, inject)
+        return super().compute(streams) if self.dynamic else Coefficients(self.collapse, self.mix, self.inject)
 
 
 class _Projected(CoefficientModule):
@@ -102,11 +108,9 @@ class _Projected(CoefficientModule):
     decays = ("project",)
     norm_eps: float
     project: nn.Parameter
-
-    def _logits(self, streams: Tensor) -> Tensor:
-        """Return φ R(vec X), with the division after the product."""
-        flat = widen(streams).flatten(-2)
-        return F.linear(flat, self.project.to(flat.dtype)) * rms_scale(flat, self.norm_eps)
+    scale: nn.Parameter
+    bias: nn.Parameter
+    eps: float
 
 
 class ManifoldConnection(_Projected):
@@ -159,14 +163,11 @@ class ManifoldConnection(_Projected):
         self.bias[index % n] = 3.0
         self.bias[2 * n :] = (6.0 * torch.eye(n, device=self.bias.device) - 3.0).flatten()
 
-    def compute(self, streams: Tensor) -> Coefficients:
-        """Return C `(*, n)`, A `(*, n, n)` and B `(*, n)`."""
-        n, z = self.n, self._logits(streams)
-        scale, bias = self.scale.to(z.dtype), self.bias.to(z.dtype)
-        collapse = torch.sigmoid(z[..., :n] * scale[0] + bias[:n]) + self.eps
-        inject = 2.0 * torch.sigmoid(z[..., n : 2 * n] * scale[1] + bias[n : 2 * n])
-        logits = (z[..., 2 * n :] * scale[2] + bias[2 * n :]).unflatten(-1, (n, n))
-        return Coefficients(collapse, sinkhorn(logits, self.iterations, self.eps), inject)
+    def gates(self) -> StreamGates:
+        """Return the gates of c, b and A."""
+        return StreamGates(
+            "manifold", self.project, self.scale, self.bias, self.iterations, self.eps, self.norm_eps, magnitude=2.0
+        )
 
     @torch.no_grad()
     def load_transformers(self, source: Any) -> None:
@@ -179,19 +180,6 @@ class ManifoldConnection(_Projected):
         self.project.copy_(source.fn[order])
         self.bias.copy_(source.base[order])
         self.scale.copy_(source.scale)
-
-
-def sinkhorn(logits: Tensor, iterations: int, eps: float) -> Tensor:
-    """Return exp(logits) with columns and rows divided by their sums in turn, rows last, `(*, n, n)`.
-
-    The first division, of the columns, is a softmax, so no exponential overflows. ε is added to its result and to each later sum.
-    """
-    matrix = torch.softmax(logits, -2) + eps
-    matrix = matrix / (matrix.sum(-1, keepdim=True) + eps)
-    for _ in range(iterations - 1):
-        matrix = matrix / (matrix.sum(-2, keepdim=True) + eps)
-        matrix = matrix / (matrix.sum(-1, keepdim=True) + eps)
-    return matrix
 
 
 class IndependentConnection(_Projected):
@@ -243,13 +231,11 @@ class IndependentConnection(_Projected):
         nn.init.zeros_(self.bias)
         self.bias[: self.n] = mean_logit(self.n)
 
-    def compute(self, streams: Tensor) -> Coefficients:
-        """Return C `(*, n)` and B `(*, n)`."""
-        n, z = self.n, self._logits(streams)
-        scale, bias = self.scale.to(z.dtype), self.bias.to(z.dtype)
-        collapse = torch.sigmoid(z[..., :n] * scale[0] + bias[:n]) + self.eps
-        inject = self.magnitude * torch.sigmoid(z[..., n:] * scale[1] + bias[n:]) + self.eps
-        return Coefficients(collapse, None, inject)
+    def gates(self) -> StreamGates:
+        """Return the gates of c and b."""
+        return StreamGates(
+            "independent", self.project, self.scale, self.bias, 0, self.eps, self.norm_eps, magnitude=self.magnitude
+        )
 
     @torch.no_grad()
     def load_transformers(self, source: Any) -> None:
@@ -300,10 +286,9 @@ class SigmoidRead(_Projected):
         nn.init.constant_(self.scale, 0.01)
         nn.init.constant_(self.bias, mean_logit(self.n))
 
-    def compute(self, streams: Tensor) -> Coefficients:
-        """Return C, `(*, n)`."""
-        z = self._logits(streams)
-        return Coefficients(torch.sigmoid(z * self.scale.to(z.dtype) + self.bias.to(z.dtype)) + self.eps)
+    def gates(self) -> StreamGates:
+        """Return the gates of c."""
+        return StreamGates("gates", self.project, self.scale, self.bias, 0, self.eps, self.norm_eps)
 
     @torch.no_grad()
     def load_transformers(self, source: Any) -> None:

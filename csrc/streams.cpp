@@ -1,0 +1,327 @@
+// The operators of the boundary of n streams: add_norm_streams and add_norm_streams_backward.
+#include "routing.h"
+
+namespace addnorm {
+namespace {
+
+using Args = AddNormStreamsArgs;
+using BackArgs = AddNormStreamsBackwardArgs;
+static_assert(static_cast<int>(Args::kOutDtype) == static_cast<int>(BackArgs::kOutDtype));
+
+// Tokens of a block: few where there are few, so that every thread has some. No result depends on it.
+int64_t block_tokens(int64_t rows) { return rows >= 256 ? kStreamsBlock : rows >= 64 ? 16 : rows >= 16 ? 8 : 4; }
+
+// Scratch memory at a multiple of 64 bytes.
+class Aligned {
+ public:
+  explicit Aligned(int64_t bytes) : memory_(new char[static_cast<size_t>(bytes + 64)]) {}
+  void* data() { return reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(memory_.get()) + 63) / 64 * 64); }
+
+ private:
+  std::unique_ptr<char[]> memory_;
+};
+
+// The arguments that both operators have, in the same places.
+struct StreamsCall {
+  AtenTensorHandle streams, branch, mix, inject, collapse, project, scale, base, weight, bias;
+  Shape shape;         // of the streams, (*, n, d)
+  int64_t rows = 1, n = 0;
+  Type weight_type = Type::f32, bias_type = Type::f32;
+  bool all_known = true;
+
+  explicit StreamsCall(const Stack& stack)
+      : streams(stack.tensor(Args::kStreams)),
+        branch(stack.tensor(Args::kBranch)),
+        mix(stack.tensor(Args::kMix)),
+        inject(stack.tensor(Args::kInject)),
+        collapse(stack.tensor(Args::kCollapse)),
+        project(stack.tensor(Args::kProject)),
+        scale(stack.tensor(Args::kScale)),
+        base(stack.tensor(Args::kBase)),
+        weight(stack.tensor(Args::kWeight)),
+        bias(stack.tensor(Args::kBias)),
+        shape(streams) {
+    n = shape.dim > 1 ? shape.sizes[shape.dim - 2] : 0;
+    for (int64_t i = 0; i + 2 < shape.dim; ++i) rows *= shape.sizes[i];
+  }
+
+  // Whether a tensor has the rows of the streams and then `tail`, or only `tail` if one for all rows is allowed.
+  bool fits(AtenTensorHandle t, std::initializer_list<int64_t> tail, bool shared) const {
+    const Shape own(t);
+    const auto size = static_cast<int64_t>(tail.size()), leading = shape.dim - 2;
+    if (!on_cpu(t) || (own.dim != leading + size && !(shared && own.dim == size))) return false;
+    const int64_t first = own.dim - size;
+    for (int64_t i = 0; i < first; ++i)
+      if (own.sizes[i] != shape.sizes[i]) return false;
+    for (int64_t i = 0; i < size; ++i)
+      if (own.sizes[first + i] != tail.begin()[i]) return false;
+    return true;
+  }
+  bool per_feature() const { return collapse != nullptr && Shape(collapse).dim == shape.dim; }
+
+  Route read(Streams& a, const Stack& stack) {
+    a.rows = rows;
+    a.n = n;
+    a.d = shape.d;
+    a.eps = stack.real(Args::kEps);
+    a.project_eps = stack.real(Args::kProjectEps);
+    a.gate_eps = static_cast<float>(stack.real(Args::kGateEps));
+    a.magnitude = static_cast<float>(stack.real(Args::kMagnitude));
+    const int64_t kind = stack.integer(Args::kKind), norm = stack.integer(Args::kNorm), iterations = stack.integer(Args::kIterations);
+    if (shape.dim < 2 || kind < 0 || kind > 4 || norm < 0 || norm > 2 || iterations < 0 || iterations > 1000000) return Route::invalid;
+    a.kind = static_cast<Kind>(kind);
+    a.norm = static_cast<Norm>(norm);
+    a.iterations = static_cast<int>(iterations);
+    if (a.kind == Kind::manifold && a.iterations < 1) return Route::invalid;
+    if (rows == 0 || n == 0 || shape.d == 0 || n > kMaxStreams) return Route::reference;
+    const bool projects = a.kind != Kind::given;
+    a.reads = collapse != nullptr || projects;
+    a.per_feature = per_feature();
+    const int64_t counts[] = {0, n * (n + 2), 2 * n, n, n * (n + 2)}, scales[] = {0, 3, 2, 1, 2};
+    a.logits = counts[kind];
+    const bool hyper = a.kind == Kind::hyper;
+    bool fit = on_cpu(streams) && a.eps >= 0 && a.project_eps >= 0 && (branch == nullptr) == (inject == nullptr) && (mix == nullptr || branch != nullptr);
+    fit = fit && (branch == nullptr || fits(branch, {shape.d}, false)) && (mix == nullptr || fits(mix, {n, n}, true));
+    fit = fit && (inject == nullptr || fits(inject, {n}, true));
+    fit = fit && (collapse == nullptr || (a.per_feature ? fits(collapse, {n, shape.d}, false) : fits(collapse, {n}, true)));
+    fit = fit && projects == (project != nullptr) && projects == (scale != nullptr) && projects == (base != nullptr);
+    if (fit && projects) {
+      const Shape p(project);
+      fit = on_cpu(project) && on_cpu(scale) && on_cpu(base) && p.dim == 2 && p.sizes[0] == (hyper ? n + 2 : a.logits) &&
+            p.d == (hyper ? shape.d : n * shape.d) && Shape(scale).dim == 1 && Shape(scale).d == scales[kind] && Shape(base).dim == 1 &&
+            Shape(base).d == a.logits + (hyper ? n + 2 : 0);
+    }
+    if (!fit) return Route::invalid;
+    for (const AtenTensorHandle t : {mix, inject, collapse, project, scale, base})
+      if (t != nullptr && type_of(t) != Type::f32) return Route::reference;
+    Route route = worse(parameter_route(weight, shape.d, &weight_type), parameter_route(bias, shape.d, &bias_type));
+    if (route != Route::kernels) return route;
+    a.streams_type = known(type_of(streams));
+    a.branch_type = branch != nullptr ? known(type_of(branch)) : a.streams_type;
+    a.new_type = known(type_of(stack.dtype(Args::kStreamsDtype, dtype_of(streams))));
+    if (branch == nullptr) a.new_type = a.streams_type;
+    a.read_type = known(type_of(stack.dtype(Args::kOutDtype, dtype_of(streams))));
+    for (const Type type : {a.streams_type, a.branch_type, a.new_type, a.read_type})
+      if (type == Type::f64) return Route::reference;
+    return all_known ? Route::kernels : Route::reference;
+  }
+
+  // Set the pointers of the arguments.
+  void load(Streams& a) {
+    a.streams = own(streams);
+    a.branch = own(branch);
+    a.mix = static_cast<const float*>(own(mix));
+    a.inject = static_cast<const float*>(own(inject));
+    a.collapse = static_cast<const float*>(own(collapse));
+    a.project = static_cast<const float*>(own(project));
+    a.scale = static_cast<const float*>(own(scale));
+    a.base = static_cast<const float*>(own(base));
+    a.mix_stride = stride(mix, 2, n * n);
+    a.inject_stride = stride(inject, 1, n);
+    a.collapse_stride = a.per_feature ? n * a.d : stride(collapse, 1, n);
+    if (a.reads && a.norm != Norm::none) {
+      a.weight = static_cast<const float*>(weight != nullptr ? reals_[0].read(weight, weight_type, a.d, false) : reals_[0].ones(a.d, false));
+      a.bias = static_cast<const float*>(reals_[1].read(bias, bias_type, a.d, false));
+    }
+    if (a.kind == Kind::hyper) {
+      sums_.resize(static_cast<size_t>(n + 2));
+      for (int64_t r = 0; r < n + 2; ++r) {
+        double total = 0;
+        for (int64_t i = 0; i < a.d; ++i) total += static_cast<double>(a.project[r * a.d + i]);
+        sums_[static_cast<size_t>(r)] = static_cast<float>(total);
+      }
+      a.project_sums = sums_.data();
+    }
+  }
+
+  const void* own(AtenTensorHandle t) {
+    inputs_[used_].read(t);
+    return inputs_[used_++].data;
+  }
+  Type known(std::optional<Type> type) {
+    if (!type) all_known = false;
+    return type.value_or(Type::f32);
+  }
+
+  // Sizes of a tensor with the rows of the streams, then `tail`.
+  std::vector<int64_t> sizes(std::initializer_list<int64_t> tail) const {
+    std::vector<int64_t> all(shape.sizes, shape.sizes + shape.dim - 2);
+    all.insert(all.end(), tail);
+    return all;
+  }
+
+ private:
+  Input inputs_[20];
+  int used_ = 0;
+  Reals reals_[2];
+  std::vector<float> sums_;
+
+  static int64_t stride(AtenTensorHandle t, int64_t own_dims, int64_t size) { return t == nullptr || Shape(t).dim == own_dims ? 0 : size; }
+};
+
+Output make(const std::vector<int64_t>& sizes, Type type) { return Output(static_cast<int64_t>(sizes.size()), sizes.data(), type); }
+
+// add_norm_streams(streams, branch?, mix?, inject?, collapse?, project?, scale?, base?, weight?, bias?, numbers, dtypes)
+// -> (new_streams, read, new_collapse, new_mix, new_inject, logits, stats)
+void add_norm_streams(StableIValue* at, uint64_t, uint64_t) {
+  Stack stack{at, Args::kSignature};
+  StreamsCall call(stack);
+  StreamsForward a{};
+  const Route route = call.read(a, stack);
+  if (route != Route::kernels) return leave_kernels(stack, "addnorm::add_norm_streams_reference", route);
+  call.load(a);
+  const int64_t n = a.n;
+  const bool computes = a.kind != Kind::given, writes_inject = computes && a.kind != Kind::gates;
+  const bool writes_mix = a.kind == Kind::manifold || a.kind == Kind::hyper;
+  std::vector<Output> results;
+  results.reserve(7);
+  const auto output = [&results](bool wanted, const std::vector<int64_t>& sizes, Type type) -> void* {
+    if (wanted) results.push_back(make(sizes, type));
+    else results.emplace_back();
+    return wanted ? results.back().data : nullptr;
+  };
+  a.new_streams = output(a.branch != nullptr, call.sizes({n, a.d}), a.new_type);
+  a.read = output(a.reads, call.sizes({a.d}), a.read_type);
+  a.new_collapse = static_cast<float*>(output(computes, call.sizes({n}), Type::f32));
+  a.new_mix = static_cast<float*>(output(writes_mix, call.sizes({n, n}), Type::f32));
+  a.new_inject = static_cast<float*>(output(writes_inject, call.sizes({n}), Type::f32));
+  a.saved_logits = static_cast<float*>(output(computes, call.sizes({a.logits}), Type::f32));
+  a.saved_stats = static_cast<float*>(output(a.reads, call.sizes({a.stats()}), Type::f32));
+  const int64_t tokens = block_tokens(a.rows);
+  parallel((a.rows + tokens - 1) / tokens, (tokens < a.rows ? tokens : a.rows) * n * a.d, [&](int64_t begin, int64_t end) {
+    Aligned scratch(streams_scratch(a));
+    for (int64_t block = begin; block < end; ++block)
+      kernels().float32.streams_forward(a, block * tokens, (block + 1) * tokens < a.rows ? (block + 1) * tokens : a.rows, scratch.data());
+  });
+  stack.release();
+  for (size_t i = 0; i < results.size(); ++i) stack.at[i] = results[i].release_handle();
+}
+
+// Sums by parts, `size` floats each, pairwise into the first; zeros at first.
+class Parts {
+ public:
+  float* reserve(bool wanted, int64_t parts, int64_t size) {
+    if (!wanted) return nullptr;
+    parts_ = parts;
+    size_ = (size + kPad - 1) / kPad * kPad;
+    memory_.reset(static_cast<float*>(std::calloc(static_cast<size_t>(parts_ * size_), sizeof(float))));
+    if (!memory_) throw std::bad_alloc();
+    return memory_.get();
+  }
+  void reduce() {
+    if (memory_ == nullptr || parts_ < 2) return;
+    parallel(size_ / kPad, parts_ * kPad, [this](int64_t begin, int64_t end) {
+      kernels().float32.reduce(memory_.get(), parts_, size_, begin * kPad, end * kPad);
+    });
+  }
+  int64_t size() const { return size_; }
+  Output collect(const std::vector<int64_t>& sizes, int64_t count, Type type) {
+    if (memory_ == nullptr) return Output();
+    Output out = make(sizes, type);
+    kernels().float32.narrow(memory_.get(), out.data, type, count);
+    return out;
+  }
+
+ private:
+  struct Free {
+    void operator()(float* p) const { std::free(p); }
+  };
+  int64_t parts_ = 0, size_ = 0;
+  std::unique_ptr<float[], Free> memory_;
+};
+
+// add_norm_streams_backward(the forward's arguments, logits, stats, computed_collapse, dnew?, dread?, dcollapse?, dmix?, dinject?, grad_mask)
+// -> (streams, branch, mix, inject, collapse, project, weight, bias, pre)
+void add_norm_streams_backward(StableIValue* at, uint64_t, uint64_t) {
+  Stack stack{at, BackArgs::kSignature};
+  StreamsCall call(stack);
+  StreamsBackward a{};
+  Route route = call.read(a, stack);
+  const AtenTensorHandle logits = stack.tensor(BackArgs::kLogits), stats = stack.tensor(BackArgs::kStats);
+  const AtenTensorHandle computed = stack.tensor(BackArgs::kComputedCollapse);
+  const AtenTensorHandle dnew = stack.tensor(BackArgs::kDnew), dread = stack.tensor(BackArgs::kDread);
+  const AtenTensorHandle dcollapse = stack.tensor(BackArgs::kDcollapse), dmix = stack.tensor(BackArgs::kDmix);
+  const AtenTensorHandle dinject = stack.tensor(BackArgs::kDinject);
+  const int64_t grad_mask = stack.integer(BackArgs::kGradMask), n = call.n;
+  const auto wants = [grad_mask](int64_t bit) { return (grad_mask >> bit & 1) != 0; };
+  if (route == Route::kernels) {
+    const bool computes = a.kind != Kind::given;
+    const auto is_float = [](AtenTensorHandle t) { return t == nullptr || type_of(t) == Type::f32; };
+    bool fit = (!computes || (call.fits(logits, {a.logits}, false) && call.fits(computed, {n}, false))) &&
+               (!a.reads || call.fits(stats, {a.stats()}, false)) && (dnew == nullptr || call.fits(dnew, {n, a.d}, false)) &&
+               (dread == nullptr || (a.reads && call.fits(dread, {a.d}, false))) && (dcollapse == nullptr || (computes && call.fits(dcollapse, {n}, false))) &&
+               (dmix == nullptr || (computes && call.fits(dmix, {n, n}, false))) && (dinject == nullptr || (computes && call.fits(dinject, {n}, false)));
+    fit = fit && is_float(logits) && is_float(stats) && is_float(computed) && is_float(dcollapse) && is_float(dmix) && is_float(dinject);
+    fit = fit && (dnew == nullptr || type_of(dnew) == a.new_type) && (dread == nullptr || type_of(dread) == a.read_type);
+    fit = fit && !(wants(1) && call.branch == nullptr) && !(wants(2) && call.mix == nullptr) && !(wants(3) && call.inject == nullptr) &&
+          !(wants(4) && call.collapse == nullptr) && !(wants(5) && !computes) && !(wants(6) && call.weight == nullptr) &&
+          !(wants(7) && call.bias == nullptr) && !(wants(8) && !computes) && grad_mask >= 0 && grad_mask < 512;
+    if (!fit) route = Route::reference;
+  }
+  if (route != Route::kernels) return leave_kernels(stack, "addnorm::add_norm_streams_backward_reference", route);
+  call.load(a);
+  const auto floats = [&call](AtenTensorHandle t) { return static_cast<const float*>(call.own(t)); };
+  a.saved_logits = floats(logits);
+  a.saved_stats = floats(stats);
+  if (a.collapse == nullptr && a.kind != Kind::given) {
+    a.collapse = floats(computed);
+    a.collapse_stride = n;
+    a.collapse_is_computed = true;
+  }
+  a.dnew = call.own(dnew);
+  a.dread = call.own(dread);
+  a.dcollapse = floats(dcollapse);
+  a.dmix = floats(dmix);
+  a.dinject = floats(dinject);
+  const int64_t coefficients = a.logits;
+  std::vector<Output> results;
+  results.reserve(9);
+  const auto output = [&](int64_t bit, const std::vector<int64_t>& sizes, Type type) -> void* {
+    if (wants(bit)) results.push_back(make(sizes, type));
+    else results.emplace_back();
+    return wants(bit) ? results.back().data : nullptr;
+  };
+  a.dstreams = output(0, call.sizes({n, a.d}), a.streams_type);
+  a.dbranch = output(1, call.sizes({a.d}), a.branch_type);
+  a.dmix_rows = static_cast<float*>(output(2, call.sizes({n, n}), Type::f32));
+  a.dinject_rows = static_cast<float*>(output(3, call.sizes({n}), Type::f32));
+  a.dcollapse_rows = static_cast<float*>(output(4, a.per_feature ? call.sizes({n, a.d}) : call.sizes({n}), Type::f32));
+  if (a.dcollapse_rows != nullptr && a.dread == nullptr)
+    std::memset(a.dcollapse_rows, 0, static_cast<size_t>(a.rows * n * (a.per_feature ? a.d : 1)) * sizeof(float));
+  a.part_rows = streams_part_rows(a.rows);
+  const int64_t parts = (a.rows + a.part_rows - 1) / a.part_rows, padded_d = padded(a.d);
+  const Shape project(call.project != nullptr ? call.project : call.streams);
+  const int64_t project_count = call.project != nullptr ? project.rows * project.d : 0;
+  Parts dproject, dweight, dbias;
+  const bool normed = a.dread != nullptr && a.norm != Norm::none;
+  a.dproject = dproject.reserve(wants(5), parts, project_count);
+  a.project_size = dproject.size();
+  a.padded_d = padded_d;
+  a.dweight = dweight.reserve(wants(6), parts, padded_d);
+  a.dbias = dbias.reserve(wants(7), parts, padded_d);
+  if (!normed) a.dweight = a.dbias = nullptr;
+  Output pre = wants(8) ? make(call.sizes({coefficients}), Type::f32) : Output();
+  a.dpre_rows = wants(8) ? static_cast<float*>(pre.data) : nullptr;
+  parallel(parts, a.part_rows * n * a.d, [&](int64_t begin, int64_t end) {
+    Aligned scratch(streams_scratch(a));
+    for (int64_t part = begin; part < end; ++part) kernels().float32.streams_backward(a, part, scratch.data());
+  });
+  dproject.reduce();
+  dweight.reduce();
+  dbias.reduce();
+  results.push_back(dproject.collect({project.sizes, project.sizes + project.dim}, project_count, Type::f32));
+  results.push_back(dweight.collect({a.d}, a.d, call.weight_type));
+  results.push_back(dbias.collect({a.d}, a.d, call.bias_type));
+  results.push_back(std::move(pre));
+  stack.release();
+  for (size_t i = 0; i < results.size(); ++i) stack.at[i] = results[i].release_handle();
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(addnorm, CPU, m) {
+  m.impl("add_norm_streams", add_norm_streams);
+  m.impl("add_norm_streams_backward", add_norm_streams_backward);
+}
+
+}  // namespace addnorm

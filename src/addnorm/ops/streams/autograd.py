@@ -1,0 +1,104 @@
+"""The gradient of the boundary of n streams, registered on its operator: eager calls, torch.compile and export share it.
+
+Saved for backward: X, w, the coefficients and parameters, the logits and the statistics (n (n + 2) + 3 numbers a token for mHC).
+X' is computed again, and so are Sinkhorn's iterates.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from addnorm import reference
+from addnorm.ops.schema import library
+from addnorm.ops.streams import formula, validation
+from addnorm.ops.streams.kinds import KINDS, sizes_of
+from addnorm.ops.streams.schema import GRADIENTS, INPUTS
+
+_TENSORS = INPUTS[:10]
+_PLACES = {name: place for place, name in enumerate(INPUTS)}
+_SHARED = ("mix", "inject", "collapse")
+
+
+def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+    """Save what the backward needs."""
+    collapse, logits, stats = output[2], *output[5:]
+    ctx.save_for_backward(*inputs[:10], logits, stats, collapse)
+    ctx.numbers = inputs[10:]
+    ctx.has = inputs[1] is not None, inputs[4] is not None or inputs[12] != 0, sizes_of(inputs[12], inputs[0].shape[-2])
+    ctx.mark_non_differentiable(logits, stats)
+    ctx.set_materialize_grads(False)
+
+
+def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+    """Return the gradients of the operator's arguments."""
+    *tensors, logits, stats, computed = ctx.saved_tensors
+    a = dict(zip(INPUTS, (*tensors, *ctx.numbers), strict=True))
+    writes, reads, sizes = ctx.has
+    kind, n = a["kind"], a["streams"].shape[-2]
+    exists = writes, reads, kind != 0, sizes.mix, sizes.inject  # a compiled graph passes zeros for placeholders
+    outer = [grad if has else None for grad, has in zip(grads, exists, strict=False)]
+    if not any(grad is not None for grad in outer):
+        return (None,) * len(INPUTS)
+    needs = dict(zip(INPUTS, ctx.needs_input_grad, strict=True))
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        return _differentiable(a, outer, needs)
+    needs["pre"] = kind != 0 and (needs["scale"] or needs["base"])
+    mask = sum(1 << bit for bit, name in enumerate(GRADIENTS) if needs[name])
+    wide = validation.compute_dtype(**a)
+    dtypes = a["streams_dtype"] or a["streams"].dtype, a["out_dtype"] or a["streams"].dtype, wide, wide, wide
+    outer = [None if grad is None else grad.to(dtype) for grad, dtype in zip(outer, dtypes, strict=True)]
+    found = torch.ops.addnorm.add_norm_streams_backward(*a.values(), logits, stats, computed, *outer, mask)
+    by_name = {name: found[bit] for bit, name in enumerate(GRADIENTS) if needs[name]}
+    for name in _SHARED:
+        if needs[name]:
+            by_name[name] = _sum_rows_to(by_name[name], a[name])
+    if needs["pre"]:
+        by_name["scale"], by_name["base"] = _parameters_backward(kind, n, by_name.pop("pre"), logits, a)
+    return tuple(by_name.get(name) if needs[name] else None for name in INPUTS)
+
+
+def _sum_rows_to(grad: Tensor, like: Tensor) -> Tensor:
+    """Return the gradient of a coefficient, summed over the tokens if one value serves them all."""
+    if grad.dim() > like.dim():
+        grad = reference.sum_rows(grad.flatten(-like.dim())).reshape(like.shape)
+    return grad.to(like.dtype)
+
+
+def _parameters_backward(kind: int, n: int, pre: Tensor, logits: Tensor, a: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """Return the gradients of `scale` and `base` from that of the sums before the gates, of hyper of the coefficients."""
+    scale, base = a["scale"], a["base"]
+    if kind == KINDS["hyper"]:
+        moves = torch.tanh(logits.unflatten(-1, (n, n + 2)))
+        front, rest = pre[..., : 2 * n].unflatten(-1, (2, n)), pre[..., 2 * n :].unflatten(-1, (n, n)).transpose(-1, -2)
+        grads = torch.cat([front.transpose(-1, -2), rest], -1)  # (*, n, n + 2), as the logits
+        each = reference.sum_rows((grads * moves).flatten(-2)).unflatten(-1, (n, n + 2)).sum(0)
+        dscale = torch.stack([each[0] + each[2:].sum(), each[1]])
+        alphas = torch.cat([scale[:2], scale[:1].expand(n)]).to(pre.dtype)
+        added = reference.sum_rows((grads * alphas * (1.0 - moves.square())).flatten(0, -2))
+        return dscale.to(scale.dtype), torch.cat([reference.sum_rows(pre), added]).to(base.dtype)
+    products = reference.sum_rows(pre * logits)
+    bounds = [0, n, 2 * n, n * (n + 2)][: scale.shape[0] + 1]
+    dscale = torch.stack([products[i:j].sum() for i, j in itertools.pairwise(bounds)])
+    return dscale.to(scale.dtype), reference.sum_rows(pre).to(base.dtype)
+
+
+def _differentiable(a: dict[str, Any], outer: list[Any], needs: dict[str, bool]) -> tuple[Any, ...]:
+    """Return the gradients through torch's own operators, which differentiates them again."""
+    wanted = [name for name in INPUTS if needs[name]]
+    inputs = {**a, "project_weight": a["project"]}
+    del inputs["project"]
+    outputs = formula.boundary(**inputs)
+    pairs = [(out, grad) for out, grad in zip(outputs, outer, strict=False) if grad is not None and out.requires_grad]
+    found = torch.autograd.grad(
+        [out for out, _ in pairs], [a[name] for name in wanted], [grad for _, grad in pairs], allow_unused=True,
+        create_graph=True,
+    )  # fmt: skip
+    by_name = dict(zip(wanted, found, strict=True))
+    return tuple(by_name.get(name) for name in INPUTS)
+
+
+torch.library.register_autograd("addnorm::add_norm_streams", backward, setup_context=setup_context, lib=library)

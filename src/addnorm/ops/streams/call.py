@@ -1,0 +1,164 @@
+"""The boundary of n streams as a function: `addnorm.add_norm_streams`."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from addnorm.ops import capture, dtensor
+from addnorm.ops.options import NORMS
+from addnorm.ops.streams import formula, validation
+from addnorm.ops.streams.kinds import KINDS
+from addnorm.ops.streams.schema import INPUTS
+
+__all__ = ["StreamGates", "StreamStep", "add_norm_streams", "compute_gates"]
+
+GateKind = Literal["manifold", "independent", "gates", "hyper"]
+
+
+class StreamGates(NamedTuple):
+    r"""How coefficients are computed from the streams of each token.
+
+        z = φ R(vec X)         R divides by the root mean square of all n d features
+        "manifold"             c = σ(α_1 z_c + β_c) + ε    b = m σ(α_2 z_b + β_b)        A = Sinkhorn(α_3 Z_A + β_A)
+        "independent"          c = σ(α_1 z_c + β_c) + ε    b = m σ(α_2 z_b + β_b) + ε
+        "gates"                c = σ(α z_c + β_c) + ε
+        "hyper"                c = β_c + α_1 tanh(z_c)     b = β_b + α_2 tanh(z_b)       A = β_A + α_1 tanh(Z_A)
+
+    In "hyper" the logits of c_j, b_j and A_1j ... A_nj are φ N(X_j) + β', where N is a LayerNorm without parameters.
+
+    Attributes:
+        kind: one of the above: mHC's, HY-V4's, the heads of both, and hyper-connections'.
+        project: φ, `(logits, n * d_model)` with rows for c, b and A row by row; "hyper": `(n + 2, d_model)`.
+        scale: α, `(3,)`, `(2,)`, `(1,)` or `(2,)`.
+        base: β, `(logits,)`; "hyper": followed by the n + 2 numbers of β'.
+        iterations: how often Sinkhorn normalizes columns and rows.
+        gate_eps: ε, also added to the sums that Sinkhorn divides by.
+        project_eps: added to the mean square, or to the variance.
+        magnitude: m.
+    """
+
+    kind: GateKind
+    project: Tensor
+    scale: Tensor
+    base: Tensor
+    iterations: int = 20
+    gate_eps: float = 1e-6
+    project_eps: float = 1e-6
+    magnitude: float = 2.0
+
+
+class StreamStep(NamedTuple):
+    """The result of `add_norm_streams`; None for what a call does not compute.
+
+    Attributes:
+        streams: X', `(*, n, d_model)`.
+        read: r, `(*, d_model)`.
+        collapse, mix, inject: c', `(*, n)`; A', `(*, n, n)`; b', `(*, n)`.
+    """
+
+    streams: Tensor
+    read: Tensor | None
+    collapse: Tensor | None
+    mix: Tensor | None
+    inject: Tensor | None
+
+
+def add_norm_streams(
+    streams: Tensor,
+    branch: Tensor | None = None,
+    *,
+    mix: Tensor | None = None,
+    inject: Tensor | None = None,
+    collapse: Tensor | None = None,
+    gates: StreamGates | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    norm: Literal["layer", "rms", "none"] = "layer",
+    streams_dtype: torch.dtype | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> StreamStep:
+    r"""Return what lies between two sublayers of a model with n residual streams, in one call.
+
+        X' = A X + b w                          the write of the sublayer before
+        c', b', A' = gates(X')                  the coefficients of the next sublayer
+        r = N(c' X')                            its read, normalized
+
+    Each part is optional: without a branch nothing is written, without `gates` no coefficient is computed, and without
+    `collapse` and `gates` nothing is read. With n = 1 and constants it is `add_layer_norm`.
+
+    Args:
+        streams: X, `(*, n, d_model)`, of dtype float32, bfloat16, float16 or float64.
+        branch: w, `(*, d_model)`, what the sublayer wrote; None: there is no write.
+        mix: A, `(*, n, n)`, or `(n, n)` for all tokens; None: the identity.
+        inject: b, `(*, n)`, or `(n,)` for all tokens; it comes with `branch`.
+        collapse: c for this read, `(*, n)`, or `(n,)` for all tokens, or `(*, n, d_model)`, a gate for each feature. With `gates`
+            too, the read uses this one and the computed one is returned, for the next call (single-pass mHC).
+        gates: how c', b' and A' are computed; None: they are not.
+        weight: γ of the norm, `(d_model,)`; None: ones.
+        bias: β of the norm, `(d_model,)`; None: zeros.
+        eps: added to the variance or mean square of the norm.
+        norm: "layer", "rms", or "none" for a read without a norm.
+        streams_dtype: dtype of X'; None: that of the streams.
+        out_dtype: dtype of the read; None: that of the streams.
+
+    Returns:
+        A `StreamStep` with X', r, c', A' and b'; X' is `streams` itself without a branch.
+
+    The arithmetic is in float32 (float64 for float64), also that of the coefficients, whatever autocast says. X' is rounded
+    once, to its dtype, and all else is computed from the rounded X'; c' X' is not rounded before the norm. Every tensor has a
+    gradient, to any order. The sums of parameters' gradients over the tokens do not depend on the number of threads.
+
+    Raises:
+        ValueError: shapes, devices or values do not fit together.
+        TypeError: an argument is not a tensor, or its dtype is not supported.
+
+    Source: hyper-connections, arXiv 2409.19606; mHC, arXiv 2512.24880; the code of transformers' DeepSeek V4 and HY-V4.
+
+    Example:
+        >>> X, w = torch.randn(2, 4, 8), torch.randn(2, 8)
+        >>> step = addnorm.add_norm_streams(X, w, inject=torch.ones(4), collapse=torch.full((4,), 0.25))
+        >>> torch.allclose(step.read, F.layer_norm((X + w[:, None]).mean(1), (8,)), atol=1e-6)
+        True
+    """
+    if norm not in NORMS:
+        raise ValueError(f"norm is {norm!r}, expected 'layer', 'rms' or 'none'.")
+    if gates is not None and gates.kind not in KINDS:
+        raise ValueError(f"gates.kind is {gates.kind!r}, expected 'manifold', 'independent', 'gates' or 'hyper'.")
+    arguments: tuple[Any, ...]
+    if gates is None:
+        arguments = None, None, None, weight, bias, eps, NORMS[norm], 0, 0, 0.0, 0.0, 0.0
+    else:
+        arguments = (
+            gates.project, gates.scale, gates.base, weight, bias, eps, NORMS[norm], KINDS[gates.kind], gates.iterations,
+            gates.gate_eps, gates.project_eps, gates.magnitude,
+        )  # fmt: skip
+    arguments = streams, branch, mix, inject, collapse, *arguments, streams_dtype, out_dtype
+    validation.check(**dict(zip(INPUTS, arguments, strict=True)))
+    dtensor.register_rules()
+    transforms = not torch.compiler.is_compiling() and capture.transforms_active()
+    run: Any = formula.boundary if transforms else torch.ops.addnorm.add_norm_streams
+    with torch.autocast(streams.device.type, enabled=False):
+        new, read, *computed, _, _ = run(*arguments)
+    kind = arguments[12]
+    return StreamStep(
+        streams if branch is None else new,
+        None if collapse is None and kind == 0 else read,
+        *(t if t.numel() or t.dim() > 1 else None for t in computed),
+    )
+
+
+def compute_gates(streams: Tensor, gates: StreamGates) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return c, A and b of streams `(*, n, d_model)`, in torch's own operators: the coefficients of `add_norm_streams` alone."""
+    kind, wide = KINDS[gates.kind], validation.compute_dtype(streams=streams)
+    n, scale, base = streams.shape[-2], gates.scale.to(wide), gates.base.to(wide)
+    if gates.kind == "hyper":
+        split = n * (n + 2)
+        logits, _ = formula.project_each(streams, gates.project, base[split:], gates.project_eps, wide)
+        base = base[:split]
+    else:
+        logits, _ = formula.project(streams, gates.project, gates.project_eps, wide)
+    return formula.gates(kind, logits, scale, base, gates.iterations, gates.gate_eps, gates.magnitude)

@@ -1,0 +1,145 @@
+"""The boundary of n streams in torch's own operators: the reference of the kernels, differentiable and for every dtype.
+
+    X' = A X + b w                                 X: n streams of one token
+    c', b', A' = gates(φ R(vec X'))                R divides by the root mean square of all n d features
+    r = N(c X')
+
+The arithmetic is in float32, or in float64 if a tensor is. X' is rounded once and everything after it is computed from the
+rounded X'; the sum c X' is not rounded before the norm.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from addnorm import reference
+from addnorm.ops.eager import norm_kind
+from addnorm.ops.options import NORMS
+from addnorm.ops.schema import empty_placeholder
+from addnorm.ops.streams import validation
+from addnorm.ops.streams.kinds import KINDS, sizes_of
+
+
+def write(
+    streams: Tensor, branch: Tensor, mix: Tensor | None, inject: Tensor, dtype: torch.dtype, wide: torch.dtype
+) -> Tensor:
+    """Return X' = A X + b w, `(*, n, d)`, in a dtype."""
+    x = streams.to(wide)
+    mixed = x if mix is None else torch.matmul(mix.to(wide), x)
+    return (mixed + inject.to(wide).unsqueeze(-1) * branch.to(wide).unsqueeze(-2)).to(dtype)
+
+
+def read(streams: Tensor, collapse: Tensor, wide: torch.dtype) -> Tensor:
+    """Return the sum of c_j X_j, `(*, d)`; c is `(*, n)`, or `(*, n, d)` with a gate for each feature."""
+    gates = collapse if collapse.dim() == streams.dim() else collapse.unsqueeze(-1)
+    return (gates.to(wide) * streams.to(wide)).sum(-2)
+
+
+def project(streams: Tensor, weight: Tensor, eps: float, wide: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return φ R(vec X), with the division after the product, and 1 / rms."""
+    flat = streams.to(wide).flatten(-2)
+    scale = torch.rsqrt(flat.square().mean(-1, keepdim=True) + eps)
+    return F.linear(flat, weight.to(wide)) * scale, scale
+
+
+def project_each(
+    streams: Tensor, weight: Tensor, added: Tensor, eps: float, wide: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Return N(X_j) φᵀ + `added` for each stream, `(*, n, n + 2)`, where N has no parameters, and mean and rstd."""
+    x = streams.to(wide)
+    mean, rstd = reference.statistics(x, "layer", eps)
+    return F.linear((x - mean) * rstd, weight.to(wide), added.to(wide)), torch.cat([mean, rstd], -1)  # type: ignore[list-item]  # a LayerNorm has a mean
+
+
+def sinkhorn(logits: Tensor, iterations: int, eps: float) -> Tensor:
+    """Return exp(logits) with columns and rows divided by their sums in turn, rows last, `(*, n, n)`.
+
+    The first division, of the columns, is a softmax, so no exponential overflows. ε is added to its result and to each later sum.
+    """
+    matrix = torch.softmax(logits, -2) + eps
+    matrix = matrix / (matrix.sum(-1, keepdim=True) + eps)
+    for _ in range(iterations - 1):
+        matrix = matrix / (matrix.sum(-2, keepdim=True) + eps)
+        matrix = matrix / (matrix.sum(-1, keepdim=True) + eps)
+    return matrix
+
+
+def gates(
+    kind: int, logits: Tensor, scale: Tensor, base: Tensor, iterations: int, gate_eps: float, magnitude: float
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return c', A' and b' from the logits and from `base`, `(logits,)` or one row for each token.
+
+        manifold       c = σ(α_1 z + β) + ε     b = m σ(α_2 z + β)        A = Sinkhorn(α_3 Z + β)
+        independent    c = σ(α_1 z + β) + ε     b = m σ(α_2 z + β) + ε
+        gates          c = σ(α z + β) + ε
+        hyper          c = β + α_1 tanh(z)      b = β + α_2 tanh(z)       A = β + α_1 tanh(Z)
+
+    The logits are those of c, of b and of A row by row; of hyper `(*, n, n + 2)`: c_j, b_j and A_1j ... A_nj of each stream j.
+    """
+    if kind == KINDS["hyper"]:
+        n = logits.shape[-2]
+        moves = torch.tanh(logits)
+        rest = base[..., 2 * n : n * (n + 2)].unflatten(-1, (n, n))
+        return (
+            base[..., :n] + scale[0] * moves[..., 0],
+            rest + scale[0] * moves[..., 2:].transpose(-1, -2),
+            base[..., n : 2 * n] + scale[1] * moves[..., 1],
+        )
+    if kind == KINDS["gates"]:
+        return torch.sigmoid(logits * scale[0] + base) + gate_eps, None, None
+    n = logits.shape[-1] // 2 if kind == KINDS["independent"] else _streams_of(logits.shape[-1])
+    collapse = torch.sigmoid(logits[..., :n] * scale[0] + base[..., :n]) + gate_eps
+    inject = magnitude * torch.sigmoid(logits[..., n : 2 * n] * scale[1] + base[..., n : 2 * n])
+    if kind == KINDS["independent"]:
+        return collapse, None, inject + gate_eps
+    mix = (logits[..., 2 * n :] * scale[2] + base[..., 2 * n :]).unflatten(-1, (n, n))
+    return collapse, sinkhorn(mix, iterations, gate_eps), inject
+
+
+def _streams_of(logits: int) -> int:
+    """Return n, where logits = n (n + 2)."""
+    n = 1
+    while n * (n + 2) < logits:
+        n += 1
+    return n
+
+
+def boundary(
+    streams: Tensor, branch: Tensor | None, mix: Tensor | None, inject: Tensor | None, collapse: Tensor | None,
+    project_weight: Tensor | None, scale: Tensor | None, base: Tensor | None, weight: Tensor | None, bias: Tensor | None,
+    eps: float, norm: int, kind: int, iterations: int, gate_eps: float, project_eps: float, magnitude: float,
+    streams_dtype: torch.dtype | None, out_dtype: torch.dtype | None, *, base_rows: Tensor | None = None,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Return the outputs of `add_norm_streams`; `base_rows` replaces what `base` adds to the logits, one row for each token."""
+    n = streams.shape[-2]
+    wide = validation.compute_dtype(streams=streams, branch=branch, streams_dtype=streams_dtype, out_dtype=out_dtype)
+    placeholder, sizes = empty_placeholder(streams), sizes_of(kind, n)
+    new = streams
+    if branch is not None and inject is not None:
+        new = write(streams, branch, mix, inject, streams_dtype or streams.dtype, wide)
+    used, found, logits, stats = collapse, (placeholder,) * 3, placeholder, []
+    if project_weight is not None and scale is not None and base is not None:
+        constants = base[: sizes.logits].to(wide) if base_rows is None else base_rows
+        if kind == KINDS["hyper"]:
+            each, moments = project_each(new, project_weight, base[sizes.logits :], project_eps, wide)
+            logits, stats = each.flatten(-2), [moments.flatten(-2)]
+        else:
+            each, moments = project(new, project_weight, project_eps, wide)
+            logits, stats = each, [moments]
+        computed = gates(kind, each, scale.to(wide), constants, iterations, gate_eps, magnitude)
+        found = tuple(placeholder if t is None else t.contiguous() for t in computed)  # type: ignore[assignment]  # three
+        used = found[0] if used is None else used
+    new_streams = placeholder if branch is None else new
+    if used is None:
+        return new_streams, placeholder, *found, logits, placeholder
+    total = read(new, used, wide)
+    out = out_dtype or streams.dtype
+    if norm == NORMS["none"]:
+        y, first = total.to(out), total.new_zeros((*total.shape[:-1], 2))
+    else:
+        y = reference.normalize(total, weight, bias, norm=norm_kind(norm), eps=eps, dtype=out)
+        mean, rstd = reference.statistics(total, norm_kind(norm), eps)
+        first = torch.cat([mean if isinstance(mean, Tensor) else torch.zeros_like(rstd), rstd], -1)
+    return new_streams, y, *found, logits, torch.cat([first, *stats], -1)

@@ -1,0 +1,125 @@
+"""The gradients of the boundary of n streams in torch's own operators: the reference of the backward kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from addnorm import reference
+from addnorm.ops.eager import norm_kind
+from addnorm.ops.options import NORMS
+from addnorm.ops.streams import formula
+from addnorm.ops.streams.kinds import KINDS, sizes_of
+
+
+def gradients(a: dict[str, Any], wide: torch.dtype) -> dict[str, Tensor | None]:
+    """Return every gradient by name from the arguments of the backward by name; those of A, b, c and `pre` for each token."""
+    streams, branch, mix, inject = a["streams"], a["branch"], a["mix"], a["inject"]
+    new = streams
+    if branch is not None:
+        new = formula.write(streams, branch, mix, inject, a["streams_dtype"] or streams.dtype, wide)
+    x = new.to(wide)
+    g = torch.zeros_like(x) if a["dnew"] is None else a["dnew"].to(wide)
+    grads: dict[str, Tensor | None] = dict.fromkeys(("collapse", "weight", "bias", "project", "pre"))
+    dcollapse = a["dcollapse"]
+    if a["dread"] is not None:
+        used = a["computed_collapse"] if a["collapse"] is None else a["collapse"]
+        per_feature = used.dim() == streams.dim()
+        c = used.to(wide) if per_feature else used.to(wide).unsqueeze(-1)
+        du = a["dread"].to(wide)
+        if a["norm"] != NORMS["none"]:
+            stats = reference.Statistics(a["stats"][..., :1], a["stats"][..., 1:2])
+            total = formula.read(new, used, wide)
+            normed = reference.normalize_backward(du, total, a["weight"], stats, norm=norm_kind(a["norm"]))
+            du, grads["weight"], grads["bias"] = normed
+        g = g + c * du.unsqueeze(-2)
+        found = x * du.unsqueeze(-2) if per_feature else (x * du.unsqueeze(-2)).sum(-1)
+        if a["collapse"] is not None:
+            grads["collapse"] = found
+        else:
+            dcollapse = found if dcollapse is None else dcollapse.to(wide) + found
+    if a["kind"] != KINDS["given"]:
+        dpre, dlogits = gates_backward(a, dcollapse, wide)
+        grads["pre"] = dpre
+        weight = a["project"].to(wide)
+        saved = a["stats"][..., 2:].to(wide)
+        if a["kind"] == KINDS["hyper"]:
+            mean, rstd = saved.unflatten(-1, (-1, 2)).split(1, -1)
+            centred = (x - mean) * rstd
+            back = dlogits @ weight
+            dot = (back * centred).mean(-1, keepdim=True)
+            g = g + rstd * (back - back.mean(-1, keepdim=True) - centred * dot)
+            grads["project"] = torch.einsum("...r,...d->rd", dlogits, centred)
+        else:
+            flat, logits = x.flatten(-2), a["logits"].to(wide)
+            back = (dlogits * saved) @ weight
+            back = back - saved.square() * (dlogits * logits).sum(-1, keepdim=True) / flat.shape[-1] * flat
+            g = g + back.unflatten(-1, x.shape[-2:])
+            grads["project"] = (dlogits * saved).flatten(0, -2).mT @ flat.flatten(0, -2)
+    if branch is None:
+        return {**grads, "streams": g, "branch": None, "mix": None, "inject": None}
+    own = streams.to(wide)
+    return {
+        **grads,
+        "streams": g if mix is None else mix.to(wide).mT @ g,
+        "branch": (inject.to(wide).unsqueeze(-1) * g).sum(-2),
+        "mix": g @ own.mT,
+        "inject": (g * branch.to(wide).unsqueeze(-2)).sum(-1),
+    }
+
+
+def gates_backward(a: dict[str, Any], dcollapse: Tensor | None, wide: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return the gradients of the sums before the gates, of hyper those of the coefficients, and of the logits.
+
+    The logits have the shape that `formula.gates` takes.
+    """
+    kind, logits, scale = a["kind"], a["logits"].to(wide), a["scale"].to(wide)
+    n = a["streams"].shape[-2]
+    sizes = sizes_of(kind, n)
+    each = logits.new_zeros((*logits.shape[:-1], n))
+    parts = [each if dcollapse is None else dcollapse.to(wide)]
+    if sizes.inject:
+        parts.append(each if a["dinject"] is None else a["dinject"].to(wide))
+    if sizes.mix:
+        square = each.new_zeros((*each.shape, n))
+        parts.append((square if a["dmix"] is None else a["dmix"].to(wide)).flatten(-2))
+    if kind == KINDS["hyper"]:
+        moves = logits.unflatten(-1, (n, n + 2))
+        slope = 1.0 - torch.tanh(moves).square()
+        factors = [scale[0] * slope[..., 0], scale[1] * slope[..., 1]]
+        rest = (parts[2].unflatten(-1, (n, n)) * scale[0]).transpose(-1, -2) * slope[..., 2:]
+        front = [part * factor for part, factor in zip(parts, factors, strict=False)]
+        return torch.cat(parts, -1), torch.cat([torch.stack(front, -1), rest], -1)
+    base, begin, results, back = a["base"].to(wide), 0, [], []
+    for place, (part, factor) in enumerate(zip(parts, (1.0, a["magnitude"], 1.0), strict=False)):
+        end = begin + part.shape[-1]
+        pre = logits[..., begin:end] * scale[place] + base[begin:end]
+        if place < 2:
+            gate = torch.sigmoid(pre)
+            gradient = part * factor * gate * (1.0 - gate)
+        else:
+            square = _sinkhorn_backward(
+                pre.unflatten(-1, (n, n)), part.unflatten(-1, (n, n)), a["iterations"], a["gate_eps"]
+            )
+            gradient = square.flatten(-2)
+        results.append(gradient)
+        back.append(gradient * scale[place])
+        begin = end
+    return torch.cat(results, -1), torch.cat(back, -1)
+
+
+def _sinkhorn_backward(logits: Tensor, gradient: Tensor, iterations: int, eps: float) -> Tensor:
+    """Return the gradient of the logits of `formula.sinkhorn` from that of its result."""
+    matrix, steps = torch.softmax(logits, -2) + eps, []
+    first = matrix
+    for i in range(2 * iterations - 1):
+        axis = -1 if i % 2 == 0 else -2
+        total = matrix.sum(axis, keepdim=True) + eps
+        matrix = matrix / total
+        steps.append((matrix, total, axis))
+    for matrix, total, axis in reversed(steps):
+        gradient = (gradient - (gradient * matrix).sum(axis, keepdim=True)) / total
+    share = first - eps
+    return share * (gradient - (gradient * share).sum(-2, keepdim=True))

@@ -1,0 +1,38 @@
+"""The kinds of gates, as numbers of the schema, and the sizes of what each computes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+KINDS = {"given": 0, "manifold": 1, "independent": 2, "gates": 3, "hyper": 4}
+
+
+class Sizes(NamedTuple):
+    """The numbers that a kind computes for each token.
+
+    Attributes:
+        logits: products with `project`.
+        scales: elements of `scale`.
+        base: elements of `base`.
+        mix, inject: whether A and b are computed.
+        stats: numbers of the norm of the streams that are saved.
+    """
+
+    logits: int
+    scales: int
+    base: int
+    mix: bool
+    inject: bool
+    stats: int
+
+
+def sizes_of(kind: int, n: int) -> Sizes:
+    """Return the sizes of a kind for n streams."""
+    both = n * (n + 2)
+    return {
+        KINDS["given"]: Sizes(0, 0, 0, False, False, 0),
+        KINDS["manifold"]: Sizes(both, 3, both, True, True, 1),
+        KINDS["independent"]: Sizes(2 * n, 2, 2 * n, False, True, 1),
+        KINDS["gates"]: Sizes(n, 1, n, False, False, 1),
+        KINDS["hyper"]: Sizes(both, 2, both + n + 2, True, True, 2 * n),
+    }[kind]

@@ -1,0 +1,108 @@
+"""Checks of the arguments of the operators of n streams: one sentence with argument, value, expectation and remedy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from addnorm.ops.streams.kinds import KINDS, sizes_of
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def compute_dtype(
+    *, streams: Tensor, branch: Tensor | None = None, streams_dtype: torch.dtype | None = None,
+    out_dtype: torch.dtype | None = None, **_: Any,
+) -> torch.dtype:  # fmt: skip
+    """Return the dtype of the arithmetic and of the coefficients: float64 if streams, branch or an output is, else float32."""
+    dtypes = [streams.dtype, None if branch is None else branch.dtype, streams_dtype, out_dtype]
+    return torch.float64 if torch.float64 in dtypes else torch.float32
+
+
+def check(
+    streams: Any, branch: Any, mix: Any, inject: Any, collapse: Any, project: Any, scale: Any, base: Any, weight: Any,
+    bias: Any, eps: float, norm: int, kind: int, iterations: int, gate_eps: float, project_eps: float, magnitude: float,
+    streams_dtype: Any, out_dtype: Any,
+) -> None:  # fmt: skip
+    """Raise ValueError or TypeError unless all arguments fit together."""
+    _check_tensor("streams", streams)
+    if streams.dim() < 2:
+        raise ValueError(
+            f"streams has shape {tuple(streams.shape)}, expected (*, n, d_model): unsqueeze(-2) makes one stream of a tensor."
+        )
+    n, d = streams.shape[-2:]
+    each = {"mix": (n, n), "inject": (n,), "collapse": (n,)}
+    for name, t in (("branch", branch), ("mix", mix), ("inject", inject), ("collapse", collapse)):
+        if t is None:
+            continue
+        _check_tensor(name, t)
+        _check_device(name, t, streams)
+        rows = tuple(streams.shape[:-2])
+        tail = each.get(name, (d,))
+        allowed = [(*rows, *tail)] + [tail] * (name != "branch") + [(*rows, n, d)] * (name == "collapse")
+        if not any(_has_shape(t, shape) for shape in allowed):
+            raise ValueError(
+                f"{name} has shape {tuple(t.shape)}, expected {' or '.join(map(str, allowed))} for streams {tuple(streams.shape)}: "
+                "reshape it."
+            )
+    if (branch is None) != (inject is None) or (mix is not None and branch is None):
+        missing, other = ("inject", "branch") if inject is None else ("branch", "inject" if mix is None else "mix")
+        raise ValueError(f"{missing} is None and {other} is not, expected both: X' = mix X + inject branch.")
+    sizes = sizes_of(kind, n)
+    hyper = kind == KINDS["hyper"]
+    shapes = {
+        "project": (n + 2, d) if hyper else (sizes.logits, n * d),
+        "scale": (sizes.scales,),
+        "base": (sizes.base,),
+    }
+    for name, t in (("project", project), ("scale", scale), ("base", base)):
+        if (t is None) != (kind == KINDS["given"]):
+            raise ValueError(
+                f"{name} is {'None' if t is None else 'a tensor'}, expected a tensor exactly with gates: pass `gates=`."
+            )
+        if t is not None:
+            _check_tensor(name, t)
+            _check_device(name, t, streams)
+            if tuple(t.shape) != shapes[name]:
+                raise ValueError(
+                    f"{name} of the gates has shape {tuple(t.shape)}, expected {shapes[name]} for {n} streams of width {d}: "
+                    "build the gates for these streams."
+                )
+    for name, t in (("weight", weight), ("bias", bias)):
+        if t is None:
+            continue
+        _check_tensor(name, t)
+        _check_device(name, t, streams)
+        if tuple(t.shape) != (d,):
+            raise ValueError(
+                f"{name} has shape {tuple(t.shape)}, expected ({d},), the width of the streams: pass one number a feature."
+            )
+    for name, number in (("eps", eps), ("gate_eps", gate_eps), ("project_eps", project_eps)):
+        if not number >= 0:
+            raise ValueError(f"{name} is {number}, expected a number >= 0.")
+    if kind == KINDS["manifold"] and iterations < 1:
+        raise ValueError(f"iterations is {iterations}, expected at least 1: DeepSeek V4 has 20.")
+    for name, dtype in (("streams_dtype", streams_dtype), ("out_dtype", out_dtype)):
+        if dtype is not None and dtype not in DTYPES:
+            raise TypeError(f"{name} is {dtype}, expected one of {', '.join(map(str, DTYPES))}.")
+
+
+def _has_shape(t: Tensor, shape: tuple[int, ...]) -> bool:
+    """Return whether a tensor has a shape; sizes are compared only if there are as many, since a comparison guards a trace."""
+    return t.dim() == len(shape) and all(own == size for own, size in zip(t.shape, shape, strict=True))
+
+
+def _check_tensor(name: str, t: Any) -> None:
+    if not isinstance(t, Tensor):
+        raise TypeError(f"{name} is of type {type(t).__name__}, expected a tensor.")
+    if t.dtype not in DTYPES:
+        raise TypeError(
+            f"{name} has dtype {t.dtype}, expected one of {', '.join(map(str, DTYPES))}: convert it with {name}.float()."
+        )
+
+
+def _check_device(name: str, t: Tensor, streams: Tensor) -> None:
+    if t.device != streams.device:
+        raise ValueError(f"{name} is on {t.device}, expected {streams.device}, the device of streams: move it there.")

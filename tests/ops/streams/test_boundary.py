@@ -1,0 +1,129 @@
+"""Tests of the boundary of n streams against float64: kernels and reference, every kind, dtype and form of the coefficients."""
+
+import pytest
+import torch
+
+import addnorm
+from addnorm.ops.streams.kinds import KINDS
+from support.stream_calls import StreamCall, assert_accurate, bf16, f32, f64, make_call, make_cotangents, run
+
+MODES = ("write", "shared", "given", "features", "identity", "read")
+SHAPES = ((1, 40), (2, 7), (3, 64), (4, 200), (5, 33), (8, 130))  # n and d_model
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [f32, bf16, torch.float16], ids=str)
+@pytest.mark.parametrize("mode", MODES)
+def test_boundary_is_accurate(kind, dtype, mode):
+    index = list(KINDS).index(kind) * 7 + MODES.index(mode)
+    n, d = SHAPES[index % len(SHAPES)]
+    norm = ("layer", "rms", "none")[index % 3]
+    assert_accurate(make_call(n, d, ((), (1,), (2, 9), (37,))[index % 4], kind, dtype=dtype, mode=mode, norm=norm))
+
+
+@pytest.mark.parametrize("kind", ["manifold", "hyper"])
+@pytest.mark.parametrize(("n", "d"), [(4, 512), (4, 1028), (2, 4096)])
+def test_long_rows_and_many_tokens_are_accurate(kind, n, d):
+    assert_accurate(make_call(n, d, (300,), kind, norm="rms"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_are_those_of_torch_in_float64(kind):
+    """The reference's own gradients against torch's differentiation of the formula."""
+    call = make_call(3, 10, (2, 5), kind, dtype=f64, mode="write")
+    call = StreamCall({name: t.to(f64) for name, t in call.tensors.items()}, kind, iterations=3)
+    cotangents = make_cotangents(call)
+    ours, theirs = (run(f, call.leaves(), cotangents) for f in (call, call.formula))
+    for name, expected in theirs.items():
+        torch.testing.assert_close(ours[name], expected, rtol=1e-10, atol=1e-11 * (1 + expected.abs().max().item()))
+
+
+@pytest.mark.parametrize("kind", ["given", "manifold", "hyper"])
+def test_second_derivative_is_exact(kind):
+    call = make_call(2, 5, (3,), kind, dtype=f64)
+    tensors = {name: t.to(f64).requires_grad_() for name, t in call.tensors.items()}
+    call = StreamCall(tensors, kind, iterations=2)
+
+    def function(*values):
+        return tuple(call(dict(zip(tensors, values, strict=True))).values())
+
+    assert torch.autograd.gradgradcheck(function, tuple(tensors.values()), atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_tokens_give_empty_results(kind):
+    call = make_call(4, 16, (0, 3), kind)
+    results = run(call, call.leaves(), make_cotangents(call))
+    assert results["streams"].shape == (0, 3, 4, 16)
+    assert results["read"].shape == (0, 3, 16)
+    assert all(torch.count_nonzero(t) == 0 for name, t in results.items() if name.startswith("d"))
+
+
+@pytest.mark.parametrize("dtype", [f32, bf16], ids=str)
+def test_strided_and_expanded_inputs_give_the_same_bits(dtype):
+    call = make_call(4, 48, (2, 6), "manifold", dtype=dtype)
+    strided = {name: t.transpose(0, -1).contiguous().transpose(0, -1) for name, t in call.tensors.items()}
+    for name, t in call().items():
+        assert torch.equal(call(strided)[name], t), name
+    x = torch.randn(5, 1, 48, dtype=dtype).expand(5, 4, 48)
+    assert torch.equal(
+        addnorm.add_norm_streams(x, collapse=torch.arange(4.0)).read,
+        addnorm.add_norm_streams(x.contiguous(), collapse=torch.arange(4.0)).read,
+    )
+
+
+@pytest.mark.parametrize("kind", ["manifold", "hyper"])
+def test_a_token_does_not_depend_on_the_others(kind):
+    call = make_call(4, 72, (70,), kind)
+    whole = call()
+    for i in (0, 33, 69):
+        per_token = {"streams", "branch", "mix", "inject", "collapse"}
+        alone = call({name: t[i : i + 1] if name in per_token else t for name, t in call.tensors.items()})
+        assert all(torch.equal(alone[name][0], whole[name][i]) for name in whole)
+
+
+@pytest.mark.parametrize("kind", ["given", "manifold", "hyper"])
+def test_results_do_not_depend_on_threads(kind, threads):
+    call = make_call(4, 256, (600,), kind)
+    cotangents = make_cotangents(call)
+    results = []
+    for count in (1, 2, 3):
+        threads(count)
+        results.append(run(call, call.leaves(), cotangents))
+    assert all(torch.equal(results[0][name], other[name]) for other in results[1:] for name in other)
+
+
+@pytest.mark.parametrize("norm", ["layer", "rms"])
+@pytest.mark.parametrize("dtype", [f32, bf16], ids=str)
+def test_one_stream_has_the_bits_of_the_operation(norm, dtype):
+    x, w, weight = torch.randn(9, 1, 200).to(dtype), torch.randn(9, 200).to(dtype), torch.randn(200)
+    step = addnorm.add_norm_streams(x, w, inject=torch.ones(1), collapse=torch.ones(1), weight=weight, norm=norm)
+    function = addnorm.add_layer_norm if norm == "layer" else addnorm.add_rms_norm
+    y, z = function(x[:, 0], w, weight, eps=1e-5, return_residual=True)
+    assert torch.equal(step.streams[:, 0], z)
+    assert torch.equal(step.read, y)
+
+
+def test_nan_stays_in_its_token():
+    call = make_call(4, 64, (40,), "manifold")
+    call.tensors["branch"][7, 3] = float("nan")
+    results = call()
+    for name, t in results.items():
+        bad = torch.isnan(t).flatten(1).any(1)
+        assert bad.nonzero().flatten().tolist() == [7], name
+
+
+def test_large_and_small_streams_stay_finite():
+    """Logits of 1000 saturate the gates; streams of 1e-20 are only eps."""
+    call = make_call(4, 64, (6,), "manifold", mode="read")
+    for factor in (1e-20, 1e10):
+        tensors = {**call.tensors, "streams": call.tensors["streams"] * factor, "scale": call.tensors["scale"] * 1000}
+        results = run(call, {name: t.clone().requires_grad_() for name, t in tensors.items()}, make_cotangents(call))
+        assert all(torch.isfinite(t).all() for name, t in results.items() if not name.startswith("d"))
+
+
+def test_far_means_do_not_cost_accuracy_in_hyper():
+    """The mean of a stream's first chunk is far from that of the rest."""
+    call = make_call(2, 2000, (5,), "hyper", mode="read")
+    call.tensors["streams"][..., :512] += 1000.0
+    assert_accurate(call)

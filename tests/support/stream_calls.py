@@ -1,0 +1,157 @@
+"""Calls of `add_norm_streams` for tests: unequal streams, random coefficients, and their exact results and gradients."""
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+import addnorm
+from addnorm.ops.options import NORMS
+from addnorm.ops.streams import formula
+from addnorm.ops.streams.kinds import KINDS, sizes_of
+
+f32, f64, bf16 = torch.float32, torch.float64, torch.bfloat16
+UNIT = {f32: 2.0**-24, bf16: 2.0**-9, torch.float16: 2.0**-12, f64: 2.0**-53}
+
+
+@dataclass(frozen=True)
+class StreamCall:
+    """The tensors of a call by name, and its other arguments."""
+
+    tensors: dict[str, Tensor]
+    kind: str = "given"
+    norm: str = "layer"
+    iterations: int = 20
+    options: dict = field(default_factory=dict)
+
+    def __call__(self, tensors: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """Return the outputs by name, of `tensors` if they are given."""
+        t = dict(self.tensors if tensors is None else tensors)
+        gates = None
+        if self.kind != "given":
+            gates = addnorm.StreamGates(self.kind, t.pop("project"), t.pop("scale"), t.pop("base"), self.iterations)
+        step = addnorm.add_norm_streams(t.pop("streams"), **t, gates=gates, norm=self.norm, **self.options)
+        return {name: value for name, value in step._asdict().items() if value is not None}
+
+    def formula(self, tensors: dict[str, Tensor], new: Tensor | None = None) -> dict[str, Tensor]:
+        """Return the outputs in torch's own operators; `new` replaces the value of X', but not its gradient."""
+        t = {
+            name: tensors.get(name)
+            for name in ("branch", "mix", "inject", "collapse", "project", "scale", "base", "weight", "bias")
+        }
+        x, dtypes = tensors["streams"], {name: self.options.get(name) for name in ("streams_dtype", "out_dtype")}
+        if t["branch"] is not None:
+            x = formula.write(
+                x,
+                t["branch"],
+                t["mix"],
+                t["inject"],
+                dtypes["streams_dtype"] or x.dtype,
+                x.dtype if x.dtype == f64 else f32,
+            )
+        if new is not None:
+            x = x + (new.to(x.dtype) - x).detach()
+        t |= {"branch": None, "mix": None, "inject": None}
+        project = t.pop("project")
+        eps = self.options.get("eps", 1e-5)
+        out = formula.boundary(
+            x, **t, project_weight=project, eps=eps, norm=NORMS[self.norm], kind=KINDS[self.kind], iterations=self.iterations,
+            gate_eps=1e-6, project_eps=1e-6, magnitude=2.0, **{name: None if x.dtype == f64 else d for name, d in dtypes.items()},
+        )  # fmt: skip
+        results = dict(zip(("read", "collapse", "mix", "inject"), out[1:5], strict=True))
+        return {"streams": x, **{name: value for name, value in results.items() if value.numel()}}
+
+    def leaves(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+        """Return copies of the tensors that require gradients, in a dtype."""
+        return {name: t.detach().to(dtype or t.dtype).clone().requires_grad_() for name, t in self.tensors.items()}
+
+
+def make_call(
+    n: int, d: int, rows: tuple[int, ...], kind: str = "given", *, dtype: torch.dtype = f32, mode: str = "write", norm: str = "layer",
+    **options: object,
+) -> StreamCall:  # fmt: skip
+    """Return a call with streams of different means and sizes and matrices that are not symmetric.
+
+    Modes: "write" has A, b and w for each token; "shared" one A, b and c for all; "given" reads with a given c; "features" with one
+    for each feature; "identity" has no A; "read" writes nothing.
+    """
+    tokens = () if mode == "shared" else rows
+    t: dict[str, Tensor | None] = {
+        "streams": (
+            torch.randn(*rows, n, d) * torch.linspace(0.5, 3, n)[:, None] + torch.linspace(-1, 2, n)[:, None]
+        ).to(dtype),
+        "weight": torch.randn(d) if norm != "none" else None,
+        "bias": torch.randn(d) if norm == "layer" else None,
+    }
+    if mode != "read":
+        t |= {"branch": torch.randn(*rows, d).to(dtype), "inject": torch.randn(*tokens, n)}
+        t["mix"] = None if mode == "identity" else torch.randn(*tokens, n, n)
+    if mode == "features":
+        t["collapse"] = torch.randn(*rows, n, d)
+    elif mode in ("given", "shared") or kind == "given":
+        t["collapse"] = torch.randn(*tokens, n)
+    if kind != "given":
+        sizes = sizes_of(KINDS[kind], n)
+        shape = (n + 2, d) if kind == "hyper" else (sizes.logits, n * d)
+        t |= {
+            "project": torch.randn(shape) / d**0.5,
+            "scale": torch.rand(sizes.scales) + 0.5,
+            "base": torch.randn(sizes.base) / 2,
+        }
+    return StreamCall(
+        {name: value for name, value in t.items() if value is not None}, kind, norm, options=dict(options)
+    )
+
+
+def run(function, tensors: dict[str, Tensor], cotangents: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return outputs and gradients by name; a gradient's name starts with d."""
+    outputs = function(tensors)
+    used = [name for name in cotangents if outputs[name].requires_grad]
+    torch.autograd.backward(
+        [outputs[name] for name in used], [cotangents[name].to(outputs[name].dtype) for name in used]
+    )
+    grads = {f"d{name}": torch.zeros_like(t) if t.grad is None else t.grad for name, t in tensors.items()}
+    return {name: t.detach() for name, t in outputs.items()} | grads
+
+
+def assert_accurate(call: StreamCall) -> None:
+    """Check outputs and gradients of a call against float64.
+
+    The largest error is at most twice that of torch's own operators in float32 on the same inputs, each against the exact result at
+    its own X', plus eight roundings of float32 of the largest value (an order of summation) and one of the dtype. A gradient may be a sum whose
+    terms cancel: eight roundings of the call's largest gradient are added.
+    """
+    ours = run(call, call.leaves(), cotangents := make_cotangents(call))
+    theirs = run(call.formula, call.leaves(), cotangents)
+    exact = run(lambda t: call.formula(t, ours["streams"]), call.leaves(f64), cotangents)
+    exact_theirs = run(lambda t: call.formula(t, theirs["streams"]), call.leaves(f64), cotangents)
+    for name, value in ours.items():
+        if not value.numel():
+            continue
+        error, reference = worst(value, exact[name]), worst(theirs[name], exact_theirs[name])
+        size = exact[name].abs().max().item()
+        bound = 2 * reference + 8 * UNIT[f32] * size + (1.01 * UNIT[value.dtype] * size if value.dtype != f32 else 0.0)
+        if name.startswith("d"):
+            bound += (
+                8
+                * UNIT[f32]
+                * max(t.abs().max().item() for key, t in exact.items() if key.startswith("d") and t.numel())
+            )
+        assert value.dtype == theirs[name].dtype, name
+        assert error <= bound, f"{name}: error {error:.3g}, bound {bound:.3g}, torch {reference:.3g}"
+
+
+def make_cotangents(call: StreamCall) -> dict[str, Tensor]:
+    """Return random cotangents of all outputs."""
+    with torch.no_grad():
+        return {name: torch.randn(t.shape, dtype=f32).to(t.dtype) for name, t in call().items()}
+
+
+def worst(t: Tensor, exact: Tensor) -> float:
+    """Return the largest error."""
+    return (t.to(f64) - exact.to(f64)).abs().max().item()
+
+
+def without(call: StreamCall, *names: str) -> StreamCall:
+    """Return the call without some tensors."""
+    return replace(call, tensors={name: t for name, t in call.tensors.items() if name not in names})
