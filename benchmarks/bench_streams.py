@@ -3,8 +3,8 @@
 python benchmarks/bench_streams.py [--threads 2] [--rounds 21] [--quick]
 
 A call is what transformers 5.23 does for DeepSeek V4 between a sublayer's output and the next sublayer's input: the write, the
-projection, the gates with 20 Sinkhorn iterations, the read and its RMSNorm. With backward all gradients are computed. README.md in
-this folder has the protocol. Bytes that must move: docs/several_streams.md.
+projection, the gates with 20 Sinkhorn iterations, the read and its RMSNorm. With backward all gradients are computed. README.md
+in this folder has the protocol. Bytes that must move: docs/several_streams.md.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def measure(case: Case, *, rounds: int, compiled: bool = True) -> Results:
         torch.randn_like(comb),
     ]
 
-    def call(module: nn.Module, *coefficients: Any) -> Any:
+    def call(module: Any, *coefficients: Any) -> Any:
         inputs = [t.detach().requires_grad_(training) for t in (streams, output, *coefficients)]
         parameters = [*module.parameters()]
         transposed = module is fused
@@ -189,7 +189,7 @@ def table(document: harness.Document) -> str:
             f"{case.rows} x {N} x {case.d} {case.dtype}", JOBS[case.job], times_as_fast(rows, "transformers"),
             times_as_fast(rows, "compile", microseconds=False), f"{digits(bound)} ({100 * share:.0f} %)",
         ])  # fmt: skip
-    head = [*right("streams"), "job", *right("x transformers (µs)", "x torch.compile", "bytes / bandwidth, µs")]
+    head: list[Any] = [*right("streams"), "job", *right("x transformers (µs)", "x torch.compile", "bytes / bandwidth, µs")]
     return markdown(head, lines)
 
 

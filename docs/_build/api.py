@@ -40,6 +40,8 @@ class Module(NamedTuple):
 
 MODULES = (
     Module("addnorm.functional", "The operation", "For model builders: add and norm in one call."),
+    Module("addnorm.boundary", "The boundary of several streams", "For the model builder: write, coefficients, read "
+           "and norm of n streams in one call. [several_streams.md](several_streams.md) explains."),
     Module("addnorm.inplace", "In place", "For inference without new memory: the same calls, over their inputs."),
     Module("addnorm.ops", "Kernels and compilation", "Which kernels are available, and which files deployed programs need."),
     Module("addnorm.wirings", "Wirings", "For the model builder: residual wirings as data. [wirings.md](wirings.md) lists them."),

@@ -8,16 +8,8 @@
 """
 
 from addnorm import wirings
-from addnorm.functional import (
-    StreamGates,
-    StreamStep,
-    add_layer_norm,
-    add_norm_streams,
-    add_residual,
-    add_rms_norm,
-    layer_norm,
-    rms_norm,
-)
+from addnorm.boundary import StreamGates, StreamStep, add_norm_streams
+from addnorm.functional import add_layer_norm, add_residual, add_rms_norm, layer_norm, rms_norm
 from addnorm.fusion.export import export_fused
 from addnorm.fusion.fuse import fuse, unfuse
 from addnorm.fusion.result import Fusion, VerificationError

@@ -19,20 +19,9 @@ from torch import Tensor
 
 from addnorm.ops import dispatch, validation
 from addnorm.ops import out as out_ops
-from addnorm.ops.streams.call import StreamGates, StreamStep, add_norm_streams, compute_gates
 from addnorm.reference import Casting
 
-__all__ = [
-    "StreamGates",
-    "StreamStep",
-    "add_layer_norm",
-    "add_norm_streams",
-    "add_residual",
-    "add_rms_norm",
-    "compute_gates",
-    "layer_norm",
-    "rms_norm",
-]
+__all__ = ["add_layer_norm", "add_residual", "add_rms_norm", "layer_norm", "rms_norm"]
 
 Scale = Tensor | float
 Shape = int | Sequence[int]

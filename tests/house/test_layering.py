@@ -17,7 +17,7 @@ SOURCE = Path(addnorm.__file__).parent
 LAYERS = (
     ("_util", "reference"),
     ("ops",),
-    ("functional", "inplace"),
+    ("functional", "inplace", "boundary"),
     ("wirings",),
     ("nn",),
     ("stream",),

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from addnorm import functional
+from addnorm.boundary import add_norm_streams
 from addnorm.nn.executor import FUNCTIONS, Options, StreamState, add_and_normalize, is_plain, normalize
 from addnorm.nn.norm import NormKind
 from addnorm.nn.residual import is_distributed
@@ -90,7 +91,7 @@ def step_streams(
     carried = None
     if gates is None and computed is not None:
         if write is not None and not computed.is_constant:  # the coefficients need the streams
-            x, pending = functional.add_norm_streams(x, **pending).streams, {}
+            x, pending = add_norm_streams(x, **pending).streams, {}
         used, mix, inject, _ = computed(x)
     if spec.delayed:
         carried, used = used, unit(spec.n, 0) if state.collapse is None else state.collapse
@@ -98,7 +99,7 @@ def step_streams(
         used = module.entries["collapse"][0]
     if isinstance(used, tuple):
         used = x.new_tensor(used, dtype=widen_dtype(x.dtype))
-    step = functional.add_norm_streams(
+    step = add_norm_streams(
         x, **pending, collapse=used, gates=gates, out_dtype=dtype, **_norm_arguments(norm, module.norm, x)
     )
     if gates is not None:

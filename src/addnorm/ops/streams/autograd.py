@@ -25,7 +25,7 @@ _SHARED = ("mix", "inject", "collapse")
 
 def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
     """Save what the backward needs."""
-    collapse, logits, stats = output[2], *output[5:]
+    _, _, collapse, _, _, logits, stats = output
     ctx.save_for_backward(*inputs[:10], logits, stats, collapse)
     ctx.numbers = inputs[10:]
     ctx.has = inputs[1] is not None, inputs[4] is not None or inputs[12] != 0, sizes_of(inputs[12], inputs[0].shape[-2])

@@ -37,11 +37,11 @@ def add_norm_streams_backward(*args: Any) -> tuple[Tensor, ...]:
                 if grad.dtype != dtype
                 else grad.clone(memory_format=torch.contiguous_format)
             )
-        rows, n, d = a["streams"].shape[:-2], *a["streams"].shape[-2:]
+        streams: Tensor = a["streams"]
         shape = a[name].shape
         if name == "collapse":
-            shape = (*rows, n, d) if a["collapse"].dim() == a["streams"].dim() else (*rows, n)
-        return a["streams"].new_zeros(shape, dtype=dtype)
+            shape = streams.shape if a["collapse"].dim() == streams.dim() else streams.shape[:-1]
+        return streams.new_zeros(shape, dtype=dtype)
 
     placeholder = empty_placeholder(a["streams"])
     return tuple(make(name) if a["grad_mask"] >> bit & 1 else placeholder.clone() for bit, name in enumerate(GRADIENTS))

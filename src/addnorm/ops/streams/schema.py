@@ -69,7 +69,8 @@ def fake_forward(*args: Any) -> tuple[Tensor, ...]:
 def fake_backward(*args: Any) -> tuple[Tensor, ...]:
     """Return the gradients without computing them."""
     a = dict(zip((argument.name for argument in ARGUMENTS["add_norm_streams_backward"]), args, strict=True))
-    streams, mask = a["streams"], a["grad_mask"]
+    streams: Tensor = a["streams"]
+    mask: int = a["grad_mask"]
     rows, n, d = streams.shape[:-2], streams.shape[-2], streams.shape[-1]
     wide = validation.compute_dtype(**{name: a[name] for name in INPUTS})
     per_row = {"mix": (n, n), "inject": (n,), "pre": (sizes_of(a["kind"], n).logits,)}
@@ -78,7 +79,7 @@ def fake_backward(*args: Any) -> tuple[Tensor, ...]:
     def make(name: str) -> Tensor:
         if name in per_row:
             return streams.new_empty((*rows, *per_row[name]), dtype=wide)
-        return torch.empty_like(a[name], memory_format=torch.contiguous_format)
+        return streams.new_empty(a[name].shape, dtype=a[name].dtype)
 
     return tuple(make(name) if mask >> bit & 1 else empty_placeholder(streams) for bit, name in enumerate(GRADIENTS))
 

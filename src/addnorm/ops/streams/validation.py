@@ -44,8 +44,8 @@ def check(
         allowed = [(*rows, *tail)] + [tail] * (name != "branch") + [(*rows, n, d)] * (name == "collapse")
         if not any(_has_shape(t, shape) for shape in allowed):
             raise ValueError(
-                f"{name} has shape {tuple(t.shape)}, expected {' or '.join(map(str, allowed))} for streams {tuple(streams.shape)}: "
-                "reshape it."
+                f"{name} has shape {tuple(t.shape)}, expected {' or '.join(map(str, allowed))} for streams "
+                f"{tuple(streams.shape)}: reshape it."
             )
     if (branch is None) != (inject is None) or (mix is not None and branch is None):
         missing, other = ("inject", "branch") if inject is None else ("branch", "inject" if mix is None else "mix")

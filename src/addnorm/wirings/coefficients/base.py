@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from addnorm.functional import StreamGates, compute_gates
+from addnorm.boundary import StreamGates, compute_gates
 from addnorm.wirings.row import Place
 
 __all__ = ["CoefficientModule", "Coefficients", "Notation", "keep_wide", "rms_scale", "widen", "widen_dtype"]

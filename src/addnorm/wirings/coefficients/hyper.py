@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from addnorm._util.arguments import check_bool, check_float, check_int, check_not_negative
-from addnorm.functional import StreamGates
+from addnorm.boundary import StreamGates
 from addnorm.wirings.coefficients.base import CoefficientModule, Coefficients, Notation, rms_scale, widen
 from addnorm.wirings.row import Place
 

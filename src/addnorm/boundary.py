@@ -1,4 +1,9 @@
-"""The boundary of n streams as a function: `addnorm.add_norm_streams`."""
+"""The boundary between two sublayers of a model with n residual streams, as a function.
+
+X' = A X + b w                    the write of the sublayer before
+c', b', A' = gates(X')            the coefficients of the next sublayer
+r = N(c' X')                      its read
+"""
 
 from __future__ import annotations
 
