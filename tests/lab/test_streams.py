@@ -95,6 +95,34 @@ def test_untrained_stacks_are_compared_with_pre_ln(name):
     assert (row["gain"] is None) == (name not in ("hyper_connections", "mhc"))
 
 
+@pytest.mark.parametrize("name", ["attention_residuals", "denseformer", "muddformer"])
+def test_weights_of_sources_before_training(name):
+    row = measure_streams_init(wirings.get(name), 4, 1)
+    sources = 5 if name != "attention_residuals" else 9  # of the head
+    if name == "attention_residuals":
+        assert row["from_mean"] < 1e-6
+        assert row["from_newest"] == pytest.approx(1 - 1 / sources)
+    else:
+        assert row["from_newest"] == 0.0
+        assert row["from_mean"] == pytest.approx(sources - 1)
+
+
+def test_largest_difference_of_weights_is_found(monkeypatch):
+    """Planted weights: one read of four sources and one entry of the head's nine, each the largest by one measure."""
+    measure = StreamsRecorder.coefficients
+
+    def unequal(self):
+        found = measure(self)
+        found["sites"][3]["collapse"][0] = [0.4, 0.3, 0.2, 0.1]
+        found["head"][0] = 0.05
+        return found
+
+    monkeypatch.setattr(StreamsRecorder, "coefficients", unequal)
+    row = measure_streams_init(wirings.attention_residuals(), 4, 1)
+    assert row["from_mean"] == pytest.approx(0.6)
+    assert row["from_newest"] == pytest.approx(0.9)
+
+
 def test_cost_of_mhc_is_that_of_the_paper():
     """n d (n^2 + 2n) + n^2 + 2n + 3 parameters a sublayer and (2n + 2) d elements, at n = 4."""
     stack = ResidualStack([Mlp() for _ in range(6)], D, wirings.mhc(head="mean"), norm="rms")

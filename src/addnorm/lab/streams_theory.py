@@ -1,11 +1,13 @@
 """Statistics of untrained stacks with several streams: what their papers state about them before training.
 
 The model is that of `addnorm.lab.theory`, with the same weights for all wirings. A row of `measure_streams_init` has the keys
-that `addnorm.lab.published` compares: the difference from pre-LN's function, sizes by depth, and the gains of mixing matrices.
+that `addnorm.lab.published` compares: the difference from pre-LN's function, sizes by depth, the gains of mixing matrices, and
+the weights of the sources where earlier states are read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -38,6 +40,9 @@ def measure_streams_init(wiring: Wiring, num_layers: int, seed: int) -> Numbers:
         `pre_read`: the same in pre-LN.
         `gain`: the largest forward or backward gain of the product of all A (`amax_gains`) with random coefficients; None
             if the streams do not mix.
+        `from_mean`: the largest |n p_j - 1| over all reads, the head's included, and their n sources, for the weights p of the
+            sources averaged over the tokens: 0 for a mean of the sources. None if no sublayer appends a source.
+        `from_newest`: the largest |p_j - 1| of the newest source and |p_j| of the others, likewise: 0 for a read of the newest.
     """
     model = ToyModel(num_layers, wiring, seed, sequences=SEQUENCES, tokens=TOKENS)
     plain = ToyModel(num_layers, wirings.pre_ln(), seed, sequences=SEQUENCES, tokens=TOKENS)
@@ -57,8 +62,28 @@ def measure_streams_init(wiring: Wiring, num_layers: int, seed: int) -> Numbers:
         "difference": float((y.detach() - terms.y).norm() / terms.y.norm()),
         "read": [size / start for size in recorder.statistics()["reads"][:-1]],
         "pre_read": sizes,
+        **_compare_weights(recorder),
         "gain": _random_gain(model, seed),
     }  # fmt: skip
+
+
+def _compare_weights(recorder: StreamsRecorder) -> Numbers:
+    """Return `from_mean` and `from_newest`: the largest differences of the sources' mean weights from two plain reads."""
+    if len(recorder.states[0]) == len(recorder.states[-1]):
+        return {"from_mean": None, "from_newest": None}
+    coefficients = recorder.coefficients()
+    rows = [*(row for site in coefficients["sites"] for row in site["collapse"]), coefficients["head"]]
+    weights = [torch.tensor(row, dtype=torch.float64) for row in rows]
+    newest = [torch.eye(len(row), dtype=torch.float64)[-1] for row in weights]
+    return {
+        "from_mean": _largest(len(row) * row - 1 for row in weights),
+        "from_newest": _largest(row - one_hot for row, one_hot in zip(weights, newest, strict=True)),
+    }
+
+
+def _largest(differences: Iterable[Tensor]) -> float:
+    """Return the largest absolute entry of all; NaN if one is NaN."""
+    return float(torch.cat(list(differences)).abs().max())
 
 
 def _copy_sublayers(target: ResidualStack, source: ResidualStack) -> None:

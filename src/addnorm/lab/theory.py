@@ -183,19 +183,25 @@ def _step(model: ToyModel) -> dict[str, float]:
     return changes
 
 
+def largest(values: Sequence[float]) -> float:
+    """Return the largest value; NaN if one is NaN, which `max` can ignore."""
+    return math.nan if any(map(math.isnan, values)) else max(values)
+
+
 # How the seeds are combined: numbers that multiply from layer to layer by their logarithm, the others as they are.
 MEANS: dict[str, Callable[[Sequence[float]], float]] = {
     "variance": statistics.fmean, "before_norm": statistics.fmean, "similarity": statistics.fmean, "last_move": statistics.fmean,
     "write_ratio": geometric_mean, "gradient": geometric_mean, "gradient_ratio": geometric_mean,
     "weight_gradient": geometric_mean, "step_sgd": geometric_mean, "step_adam": geometric_mean,
-    "difference": max, "read": geometric_mean, "pre_read": geometric_mean, "gain": geometric_mean,
+    "difference": largest, "from_mean": largest, "from_newest": largest,
+    "read": geometric_mean, "pre_read": geometric_mean, "gain": geometric_mean,
 }  # fmt: skip
 
 
 def summarize(results: Iterable[Numbers]) -> list[Numbers]:
     """Return one row per wiring and depth, over the seeds: geometric means of norms and ratios, arithmetic means of the rest.
 
-    The largest `difference` of the seeds counts.
+    Of `difference`, `from_mean` and `from_newest` the largest of the seeds counts.
 
     A row has the keys of `measure_init`, with `seeds` instead of `seed`. Rows and seeds are sorted and sums are exact, so the
     result does not depend on the order of the input, to the bit.

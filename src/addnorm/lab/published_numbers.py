@@ -1,0 +1,185 @@
+"""The measured numbers of the published results: functions of the rows of untrained stacks, as `addnorm.lab.theory` returns them.
+
+Each function, or the function that it returns, maps `Rows` to numbers with their names, and to none if the rows that it needs
+were not measured.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from addnorm.lab.streams_theory import STREAM_WIRINGS
+from addnorm.lab.toy_model import log_slope, r_squared
+from addnorm.wirings.catalog import deepnorm_constants
+
+Measured = dict[str, float]
+
+STEPPED = 16  # minimum number of layers to compare first steps: with fewer, the wirings differ little
+MIXED = 12  # layers after which the tokens are equal without the residual
+
+
+class Rows:
+    """Measured rows by wiring and depth."""
+
+    def __init__(self, rows: Iterable[dict[str, Any]]) -> None:
+        self.at = {(row["wiring"], row["num_layers"]): row for row in rows}
+
+    def depths(self, *wirings: str, least: int = 1) -> list[int]:
+        """Return the depths of at least `least` layers at which all these wirings were measured, from the shallowest."""
+        depths = (n for name, n in self.at if name == wirings[0] and n >= least)
+        return sorted(n for n in depths if all((name, n) in self.at for name in wirings))
+
+    def deepest(self, wiring: str, least: int = 1) -> dict[str, Any] | None:
+        """Return the row of the greatest depth, or None if it is missing or has fewer than `least` layers."""
+        depths = self.depths(wiring, least=least)
+        return self.at[wiring, depths[-1]] if depths else None
+
+
+def deepest_stack(wiring: str, least: int, measure: Callable[[dict[str, Any]], Measured]) -> Callable[[Rows], Measured]:
+    """Return a function that measures the deepest stack of a wiring, if it has at least `least` layers."""
+
+    def measured(rows: Rows) -> Measured:
+        row = rows.deepest(wiring, least)
+        return {} if row is None else {f"{name}, {row['num_layers']} layers": x for name, x in measure(row).items()}
+
+    return measured
+
+
+def extremes(values: Iterable[float]) -> Measured:
+    """Return the smallest and the largest value: if both lie in a band, all do."""
+    numbers = list(values)
+    if any(map(math.isnan, numbers)):  # min and max can ignore a NaN
+        return {"not a number": math.nan}
+    return {"least": min(numbers), "greatest": max(numbers)}
+
+
+def by_layer(row: dict[str, Any], key: str) -> list[float]:
+    """Return the values after whole layers, x_0 first."""
+    values: list[float] = row[key][::2]
+    return values
+
+
+def growth_rate(row: dict[str, Any]) -> Measured:
+    """Return (E|x_l|^2 - E|x_0|^2) / (d l), what a layer adds on average up to layer l."""
+    start, *after = by_layer(row, "variance")
+    return extremes((value - start) / layer for layer, value in enumerate(after, start=1))
+
+
+def last_gradients(wiring: str) -> Callable[[Rows], Measured]:
+    """Return a function that measures the exponent of the last layer's gradient over the depth, from at least three depths."""
+
+    def measured(rows: Rows) -> Measured:
+        depths = rows.depths(wiring)
+        if len(depths) < 3:
+            return {}
+        gradients = [rows.at[wiring, n]["weight_gradient"][-1] for n in depths]
+        return {f"exponent, {depths[0]} to {depths[-1]} layers": exponent(depths, gradients)}
+
+    return measured
+
+
+def exponent(x: Sequence[float], y: Sequence[float]) -> float:
+    """Return `log_slope`, or NaN where a logarithm does not exist."""
+    return log_slope(x, y) if all(0 < value < math.inf for value in y) else math.nan
+
+
+def straightness(x: Sequence[float], y: Sequence[float]) -> float:
+    """Return `r_squared`, or NaN for values that are constant or not finite."""
+    return r_squared(x, y) if all(map(math.isfinite, y)) and min(y) < max(y) else math.nan
+
+
+def layer_numbers(row: dict[str, Any]) -> range:
+    """Return the numbers of the layers, from 1."""
+    return range(1, row["num_layers"] + 1)
+
+
+def compare_first_steps(smaller: str, larger: str) -> Callable[[Rows], Measured]:
+    """Return a function that measures the ratio of two wirings' first steps at every common depth."""
+    return lambda rows: {
+        f"{smaller} over {larger}, {n} layers, {name}": quotient(rows.at[smaller, n][key], rows.at[larger, n][key])
+        for n in rows.depths(smaller, larger, least=STEPPED)
+        for name, key in (("SGD", "step_sgd"), ("Adam", "step_adam"))
+    }
+
+
+def quotient(x: float, y: float) -> float:
+    """Return x / y, or NaN where it does not exist."""
+    return x / y if y and math.isfinite(x) else math.nan
+
+
+def last_moves(rows: Rows) -> Measured:
+    """Return 2l (1 - cosine) of the last layer at every depth."""
+    return {f"{n} layers": 2 * n * rows.at["pre_ln", n]["last_move"] for n in rows.depths("pre_ln", least=6)}
+
+
+def published_constants(rows: Rows) -> Measured:
+    """Return the differences of the library's constants in units of the last printed digit; they need no stack."""
+    differences: Measured = {}
+    for n, (alpha, beta) in {18: (2.449, 0.2887), 100: (3.761, 0.1880), 200: (4.472, 0.1581)}.items():
+        ours = deepnorm_constants("encoder-only", n)
+        differences |= {f"alpha, {n} layers": (ours[0] - alpha) / 1e-3, f"beta, {n} layers": (ours[1] - beta) / 1e-4}
+    return differences
+
+
+def variance_of_normed_writes(rows: Rows) -> Measured:
+    """Return the variance at every layer of the deepest stacks divided by 1 + 2l."""
+    measured: Measured = {}
+    for wiring in ("sandwich", "peri_ln"):
+        row = rows.deepest(wiring)
+        if row is not None:
+            ratios = [value / (1 + 2 * layer) for layer, value in enumerate(by_layer(row, "variance"))]
+            measured |= {f"{wiring}, {name}, {row['num_layers']} layers": x for name, x in extremes(ratios).items()}
+    return measured
+
+
+def similarity(row: dict[str, Any]) -> Measured:
+    """Return the similarity of the tokens after at most `MIXED` layers."""
+    layer = min(MIXED, row["num_layers"])
+    return {f"after layer {layer}": by_layer(row, "similarity")[layer]}
+
+
+def exponential_growth(row: dict[str, Any]) -> Measured:
+    """Return the slope of ln E|x_l|^2 over l."""
+    values = by_layer(row, "variance")
+    if not all(0 < value < math.inf for value in values):
+        return {"not a number": math.nan}
+    line = statistics.linear_regression(range(len(values)), [math.log(value) for value in values])
+    return {"slope": line.slope}
+
+
+def end_gradients(row: dict[str, Any]) -> tuple[float, float]:
+    """Return the gradients of W_2 in the first and in the last layer."""
+    return row["weight_gradient"][0], row["weight_gradient"][-1]
+
+
+def differences(rows: Rows) -> Measured:
+    """Return the difference of the output from pre-LN's, relative, of the deepest stack of each wiring that was measured."""
+    found = {name: rows.deepest(name) for name in STREAM_WIRINGS}
+    return {f"{name}, {row['num_layers']} layers": row["difference"] for name, row in found.items() if row is not None}
+
+
+def weights_against(key: str, *wirings: str) -> Callable[[Rows], Measured]:
+    """Return a function that measures how far the weights of the sources are from a plain read, in the deepest stacks."""
+
+    def measured(rows: Rows) -> Measured:
+        found = {name: rows.deepest(name) for name in wirings}
+        return {
+            f"{name}, {row['num_layers']} layers": row[key]
+            for name, row in found.items()
+            if row is not None and key in row
+        }
+
+    return measured
+
+
+def largest_read(row: dict[str, Any]) -> Measured:
+    """Return the largest read, in units of x_0."""
+    return {"largest read": max(row["read"])}
+
+
+def reads_against_pre_ln(row: dict[str, Any]) -> Measured:
+    """Return the last read divided by pre-LN's."""
+    return {"last read over pre-LN's": quotient(row["read"][-1], row["pre_read"][-1])}
