@@ -22,7 +22,8 @@ import sys
 import time
 from pathlib import Path
 
-from mutants.faults import AREAS, FAULTS, Fault
+from mutants.fault import Fault
+from mutants.faults import AREAS, FAULTS
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = "src/addnorm/_C.so"

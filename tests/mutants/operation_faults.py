@@ -1,0 +1,111 @@
+"""Faults of the operation: its kernels, dispatch, autograd and arguments."""
+
+from mutants.fault import Fault
+
+OPERATION_FAULTS = (
+    Fault(
+        "sums-of-long-rows-kept", "forward", "csrc/forward-inl.h",
+        "add(add(s2[0], s2[1]), add(s2[2], s2[3])));\n      for (int u = 0; u < 4; ++u) s1[u] = s2[u] = fill(0);",
+        "add(add(s2[0], s2[1]), add(s2[2], s2[3])));",
+    ),
+    Fault(
+        "tail-lanes-counted", "forward", "csrc/forward-inl.h",
+        "t = keep_first(sub(t, k), n);",
+        "t = sub(t, k);",
+    ),
+    Fault(
+        "chunk-sums-overwritten", "backward", "csrc/backward-inl.h",
+        "store(block_sums + j, add(load(block_sums + j), load(chunk_sums + j)))",
+        "store(block_sums + j, load(chunk_sums + j))",
+    ),
+    Fault(
+        "last-block-not-summed", "backward", "csrc/backward-inl.h",
+        "for (int64_t b = 0; b + step < count; b += 2 * step)",
+        "for (int64_t b = 0; b + step + 1 < count; b += 2 * step)",
+    ),
+    Fault(
+        "mask-of-odd-rows", "dropout", "csrc/memory-inl.h",
+        "shift = static_cast<int>(first & 3);",
+        "shift = 0;",
+    ),
+    Fault(
+        "philox-counter-32-bits", "dropout", "csrc/philox-inl.h",
+        "c[b][1] = high_half(c[b][0]);",
+        "c[b][1] = broadcast(0);",
+    ),
+    Fault(
+        "layer-scale-gradient-without-row-scale", "options", "csrc/backward-inl.h",
+        "dlayer = add(dlayer, mul(u, row_gain[r]));",
+        "dlayer = add(dlayer, u);",
+    ),
+    Fault(
+        "row-scale-gradient-without-layer-scale", "options", "csrc/backward-inl.h",
+        "PART ? keep_first(mul(u, layer), n) : mul(u, layer)",
+        "PART ? keep_first(u, n) : u",
+    ),
+    Fault(
+        "residual-gradient-without-scale", "options", "csrc/backward-inl.h",
+        "dresidual[r].template set<PART>(i, mul(t[r], scale), n)",
+        "dresidual[r].template set<PART>(i, t[r], n)",
+    ),
+    Fault(
+        "branch-bias-after-dropout", "options", "csrc/forward-inl.h",
+        "    if (branch_bias != nullptr) u = add(u, load_some<PART>(branch_bias + i, n));\n    if (mask) u = mask.apply(u, i);\n",
+        "    if (mask) u = mask.apply(u, i);\n    if (branch_bias != nullptr) u = add(u, load_some<PART>(branch_bias + i, n));\n",
+    ),
+    Fault(
+        "weight-offset-not-in-backward", "options", "csrc/backward.cpp",
+        "shape.d, a.use_float64, weight_offset) : scale.ones",
+        "shape.d, a.use_float64, 0.0) : scale.ones",
+    ),
+    Fault(
+        "second-derivative-without-eps", "backward", "src/addnorm/ops/autograd.py",
+        'reference.statistics(z.to(reference.compute_dtype(z)), "rms" if rms else "layer", eps)',
+        'reference.statistics(z.to(reference.compute_dtype(z)), "rms" if rms else "layer", 0.0)',
+    ),
+    Fault(
+        "one-gradient-despite-dropout", "dropout", "src/addnorm/ops/autograd.py",
+        'for place, argument in enumerate(ADD_ARGUMENTS) if argument.type == "float"',
+        'for place, argument in enumerate(ADD_ARGUMENTS[:5]) if argument.type == "float"',
+    ),
+    Fault(
+        "casting-without-add", "casting", "src/addnorm/functional.py",
+        'and out_dtype is None and casting == "float32":',
+        "and out_dtype is None:",
+    ),
+    Fault(
+        "eps-of-the-residual", "dtypes", "src/addnorm/ops/dispatch.py",
+        "dtype=residual_dtype or residual.dtype)).eps",
+        "dtype=residual.dtype)).eps",
+    ),
+    Fault(
+        "fake-output-dtype", "dtypes", "src/addnorm/ops/schema.py",
+        "y_dtype = out_dtype or (residual if branch is None else branch).dtype",
+        "y_dtype = out_dtype or residual.dtype",
+    ),
+    Fault(
+        "normalized-shape-last-only", "validation", "src/addnorm/ops/validation.py",
+        "if tuple(residual.shape[-len(normalized_shape) :]) != normalized_shape:",
+        "if residual.shape[-1] != normalized_shape[-1]:",
+    ),
+    Fault(
+        "version-of-y-not-counted", "in_place", "src/addnorm/ops/out.py",
+        "[y] if z is None else [z] if y is None else [y, z]",
+        "[y] if z is None else [z]",
+    ),
+    Fault(
+        "neighbours-share-memory", "in_place", "src/addnorm/ops/aliasing.py",
+        "(a_starts[before.clamp(min=0)] + a_bytes > b_starts)",
+        "(a_starts[before.clamp(min=0)] + a_bytes >= b_starts)",
+    ),
+    Fault(
+        "autocast-residual-dtype", "autocast", "src/addnorm/ops/autocast.py",
+        'z_dtype = arguments.get("residual_dtype") or residual.dtype',
+        "z_dtype = residual.dtype",
+    ),
+    Fault(
+        "triton-dropout-words", "triton", "src/addnorm/ops/triton/tiles.py",
+        "tl.join(tl.join(w0, w2), tl.join(w1, w3))",
+        "tl.join(tl.join(w0, w1), tl.join(w2, w3))",
+    ),
+)  # fmt: skip

@@ -1,0 +1,77 @@
+"""Stacks of several streams, of every wiring that has them, with sublayers of one or several inputs."""
+
+import pytest
+import torch
+from torch import nn
+
+from addnorm import ResidualStack, wirings
+
+D = 8
+WIRINGS = {
+    "hyper_connections": wirings.hyper_connections(3),
+    "static_hyper_connections": wirings.hyper_connections(3, dynamic=False),
+    "mhc": wirings.mhc(3, iterations=5),
+    "mhc_with_mean": wirings.mhc(3, head="mean", iterations=5),
+    "single_pass_mhc": wirings.mhc(3, single_pass=True, iterations=5),
+    "independent_hc": wirings.independent_hc(3),
+    "gated_residual": wirings.gated_residual(3, rank=4),
+    "attention_residuals": wirings.attention_residuals(),
+    "attention_residuals_by_block": wirings.attention_residuals(1),
+    "attention_residuals_three_reads": wirings.attention_residuals(normed_values=True, reads=3),
+    "denseformer": wirings.denseformer(),
+    "muddformer": wirings.muddformer(),
+    "muddformer_three_reads": wirings.muddformer(reads=3),
+    "x0_residual": wirings.x0_residual(),
+    "gated_mix": wirings.gated_mix(),
+    "residual_scaling": wirings.residual_scaling(),
+    "reversible": wirings.reversible(),
+    "ngpt": wirings.ngpt(),
+    "siamese_norm": wirings.siamese_norm(),
+    "resi_dual": wirings.resi_dual(),
+    "b2t": wirings.b2t(),
+}
+each = pytest.mark.parametrize("name", WIRINGS)
+one_of_each_module = pytest.mark.parametrize(
+    "name",
+    ["hyper_connections", "single_pass_mhc", "independent_hc", "gated_residual", "attention_residuals_three_reads",
+     "muddformer_three_reads", "x0_residual", "residual_scaling"],
+)  # fmt: skip
+
+
+class Branch(nn.Module):
+    """A sublayer of one or several inputs that is not homogeneous."""
+
+    def __init__(self, reads=1):
+        super().__init__()
+        self.linear, self.reads = nn.Linear(D, D), reads
+
+    def forward(self, x, *others):
+        assert len(others) == self.reads - 1
+        for k, read in enumerate(others):
+            x = x + (k + 2) * read
+        return torch.tanh(self.linear(x)) + 0.3
+
+
+def branches(name, number=6):
+    return [Branch(3 if name.endswith("three_reads") and i % 2 == 0 else 1) for i in range(number)]
+
+
+def make(name, dtype=torch.float32, number=6, **options):
+    """Return a stack whose parameters are away from their initial values."""
+    stack = ResidualStack(branches(name, number), D, WIRINGS[name], **options)
+    perturb(stack)
+    return stack.to(dtype)
+
+
+@torch.no_grad()
+def perturb(model):
+    for parameter in model.parameters():
+        parameter.add_(0.3 * torch.randn_like(parameter))
+
+
+def tokens(*shape, dtype=torch.float32):
+    return torch.randn(*(shape or (4, 5)), D, dtype=dtype)
+
+
+def distance(actual, expected):
+    return float((actual.detach().double() - expected.detach().double()).norm() / expected.detach().double().norm())
