@@ -176,7 +176,24 @@ def section(document: Document) -> str:
         "Capture alone: the model in "
         "graphs of torch.compile's frontend, not fused, relative to before. Fusing alone: the fused graphs relative to these:"
     )
-    return "\n\n".join([text, markdown(head, lines), *compiled, f"{verdict}. {took}. {headline(document)}."])
+    return "\n\n".join(
+        [text, markdown(head, lines), *_bound(document), *compiled, f"{verdict}. {took}. {headline(document)}."]
+    )
+
+
+def _bound(document: Document) -> list[str]:
+    """Return a paragraph on the largest possible gain, with the cases in which the measured one is beyond it."""
+    bounds, beyond = [], []
+    for case, rows in by_case(document["rows"], FIELDS).items():
+        if {"fused", "frontend"} <= {*rows}:
+            bounds.append(1 / (1 - rows["plain"]["share"]))
+            if rows["frontend"]["median_us"] / rows["fused"]["median_us"] > bounds[-1]:
+                beyond.append(title(case))
+    if not bounds:
+        return []
+    text = f"Fusing alone can gain {min(bounds):.2f} to {max(bounds):.2f} times at most, 1 / (1 - share)"
+    more = f" A measured ratio beyond its bound is noise: {'; '.join(beyond)}." if beyond else ""
+    return [f"{text}.{more} What capture gains is a gain of torch.compile's frontend, not of fusing."]
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

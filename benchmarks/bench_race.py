@@ -1,7 +1,7 @@
 """Losses of the explorer's race by learning rate. Writes results/race.json, which docs/explorer.md shows.
 
-The race opens at the rate at which both wirings learn best (`opening_rate`) and offers the lowest at which post-LN fails without
-warm-up (`failing_rate`) as a lesson. One thread, a few minutes; the losses do not depend on the load of the machine.
+The race opens at the rate at which the worse wiring learns best (`opening_rate`) and offers the lowest at which post-LN fails
+without warm-up (`failing_rate`) as a lesson. One thread, a few minutes; the losses do not depend on the load of the machine.
 """
 
 from __future__ import annotations

@@ -34,7 +34,9 @@ DEPTH = Whole(1, 10_000)
     "--dtype", "dtypes", type=OneOf(["float32", "bfloat16"]), multiple=True, help="Only this dtype (repeatable)."
 )
 @click.option("--threads", type=COUNT, metavar="N", help="Measure on 1 and on N threads (default: torch's number).")
-@click.option("--rounds", type=COUNT, metavar="N", help="Timings of each variant (default 21, with --quick 5).")
+@click.option(
+    "--rounds", type=Whole(1, 10_000), metavar="N", help="Timings of each variant (default 21, with --quick 5)."
+)
 @click.option("--quick", is_flag=True, help="Three small sizes, few rounds, no torch.compile: under half a minute.")
 @click.option("--compile/--no-compile", "compiled", default=None, help="Also time torch.compile (takes minutes).")
 def bench(**options: Any) -> None:

@@ -154,11 +154,15 @@ def benchmark(scripts):
 
 @pytest.fixture
 def machine(monkeypatch):
-    """Return a function that sets the load before a run and the cores that others use meanwhile; at first the machine is idle."""
+    """Return a function that sets the load before a run, the cores that others use meanwhile, and whether the checkout has changes.
 
-    def use(load=0.0, others=None):
+    At first the machine is idle and the checkout clean.
+    """
+
+    def use(load=0.0, others=None, dirty=False):
         columns = {"load": load, "load_after": 2.0, "load_of_others": others}
         monkeypatch.setattr(environment.LoadMeter, "columns", lambda meter: columns)
+        monkeypatch.setattr(environment, "commit", lambda: {"commit": "0" * 40, "dirty": dirty})
 
     use()
     return use
@@ -204,6 +208,14 @@ def test_busy_machine_is_not_published(
     assert [path.name for path in tmp_path.iterdir()] == ["small.json" if reason is None else "small.busy.json"]
     busy = f"Not published, {reason}: written to {tmp_path / 'small.busy.json'}; measure again, or pass --force."
     assert (busy in capsys.readouterr().out) == (reason is not None)
+
+
+def test_changed_checkout_is_not_published(machine, scripts, benchmark, monkeypatch, tmp_path, capsys):
+    machine(dirty=True)
+    monkeypatch.setattr(sys, "argv", ["bench_small.py", "--rounds", "2", "--threads", "1"])
+    assert scripts.main(benchmark) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["small.busy.json"]
+    assert "Not published, the checkout has changes, expected the code of its commit" in capsys.readouterr().out
 
 
 def test_force_publishes_and_marks(machine, scripts, benchmark, monkeypatch, tmp_path):

@@ -37,7 +37,7 @@ def folder(tmp_path, monkeypatch, threads):
 def test_record_steps_through_text_file(folder):
     result = run("record", "minilm", "--text", "texts.txt", "--batch", 2, "--out", "run.json")
     assert (result.exit_code, result.stderr) == (0, "Written: run.json\n")
-    assert "2 steps 0 ... 1, with gradients" in result.stdout
+    assert "2 steps from 0 to 1, with gradients" in result.stdout
     assert "the mean over the tokens of ⟨v, y⟩" in " ".join(result.stdout.split())
     assert "3 texts of" in result.stdout
     recording = Recording.load(folder / "run.json")
@@ -226,7 +226,7 @@ def test_record_interrupt_keeps_finished_steps(folder, monkeypatch):
     result = run("record", "llama", "--steps", 5, "--out", "run.json")
     assert result.exit_code == 130
     assert result.stderr == "Written: run.json\nInterrupted.\n"
-    assert "2 steps 0 ... 1" in result.stdout
+    assert "2 steps from 0 to 1" in result.stdout
     recording = Recording.load(folder / "run.json")
     assert (recording.steps, recording.metadata["interrupted"]) == ((0, 1), "after 2 of 5 steps")
     assert {series.steps[-1] for *_, series in recording.iter_series()} == {1}

@@ -48,7 +48,7 @@ def test_print_recording_shows_header_and_rows(model, x, printed):
         model(x).square().mean().backward()
     model.zero_grad()
     lines = printed(rec)
-    assert lines[0] == "Recording of TransformerEncoder: 4 sublayers, 1 step 0, with gradients"
+    assert lines[0] == "Recording of TransformerEncoder: 4 sublayers, step 0, with gradients"
     assert lines[1:3] == ["model: TransformerEncoder", "inputs: argument 1 (3, 5, 16) float32"]
     assert re.fullmatch(r"date: \d{4}-\d\d-\d\d \d\d:\d\d UTC", lines[3])
     assert lines[4] == "loss: that of the caller"

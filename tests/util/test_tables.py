@@ -200,6 +200,16 @@ def test_console_has_width_where_there_is_no_terminal(monkeypatch):
     assert make_console(width=123).width == 40
 
 
+@pytest.mark.parametrize(
+    ("columns", "width"), [("0", 123), ("-5", 123), ("many", 123), ("", 123), ("1", 20), ("30", 30)]
+)
+def test_console_has_room_for_any_columns(columns, width, monkeypatch):
+    monkeypatch.setenv("COLUMNS", columns)
+    console = make_console(width=123)
+    assert console.width == width
+    assert make_console(stderr=True).width >= 20
+
+
 def test_paragraph_style_covers_every_line():
     console = Console(file=io.StringIO(), width=20, force_terminal=True, color_system="standard")
     console.print(*to_rich([Paragraph("one two three four five six", style="bad", indent=1, hang=2)], 20))

@@ -34,6 +34,7 @@ Span = str | tuple[str, Style]  # a text, or a text with its style
 
 WIDTH = 100  # columns of plain text
 GAP = 2  # columns between two columns of a table
+LEAST = 20  # columns of a console, also of one that says that it has fewer: rich prints nothing into 0 columns
 NARROW = 60  # columns that titles and captions may take beside a table that is narrower
 SCROLL = 30  # rows of a table beyond which it scrolls in a notebook
 
@@ -287,7 +288,7 @@ def make_console(*, stderr: bool = False, width: int | None = None, file: io.Str
 
     Args:
         stderr: print on stderr.
-        width: number of columns where the output is not a terminal and COLUMNS is not set.
+        width: number of columns where the output is not a terminal and COLUMNS is not a positive number.
         file: print plain text into this file.
     """
     from rich.console import Console
@@ -306,8 +307,12 @@ def make_console(*, stderr: bool = False, width: int | None = None, file: io.Str
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="replace")  # a terminal without Greek letters shows ?, not a traceback
     console = Console(stderr=stderr, highlight=False)
-    known = width is None or console.is_terminal or "COLUMNS" in os.environ
-    return console if known else Console(stderr=stderr, highlight=False, width=width)
+    columns = os.environ.get("COLUMNS", "")
+    stated = columns.isdecimal() and int(columns) > 0
+    if not console.width or not (width is None or console.is_terminal or stated):
+        console.width = width or WIDTH
+    console.width = max(console.width, LEAST)
+    return console
 
 
 def _rich_text(spans: Sequence[tuple[str, Style]], style: Style = "") -> Text:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import statistics
 import subprocess
 import sys
@@ -152,10 +153,15 @@ def of_accuracy(errors: Sequence[Row]) -> list[Row]:
 
 
 def import_ms(times: int = 3) -> float:
-    """Return what `import addnorm` adds to `import torch` in a new process, the median of a few."""
+    """Return what `import addnorm` adds to `import torch` in a new process, the median of a few.
+
+    The first process, which is not counted, writes the bytecode files, as pip does: without them Python compiles the package.
+    """
     code = "import torch, time; t = time.perf_counter(); import addnorm; print(1000 * (time.perf_counter() - t))"
-    runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, check=True) for _ in range(times)]
-    return statistics.median(float(run.stdout) for run in runs)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    command = [sys.executable, "-c", code]
+    runs = [subprocess.run(command, capture_output=True, check=True, env=environment) for _ in range(times + 1)]
+    return statistics.median(float(run.stdout) for run in runs[1:])
 
 
 class Model(NamedTuple):

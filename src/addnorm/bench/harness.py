@@ -27,6 +27,7 @@ __all__ = [
     "busy_path",
     "by_case",
     "describe_load",
+    "find_obstacle",
     "header",
     "new_results",
     "partial_path",
@@ -199,7 +200,7 @@ def write(document: Document, path: Path) -> Path:
 
 
 def busy_path(path: Path) -> Path:
-    """Return where a document that was measured on a busy machine is written: NAME.busy.json."""
+    """Return where a document that is not published is written: NAME.busy.json."""
     return path.with_suffix(f".busy{path.suffix}")
 
 
@@ -213,17 +214,25 @@ def describe_load(document: Document) -> str | None:
     return None
 
 
+def find_obstacle(document: Document) -> str | None:
+    """Return why a document of times is not published, in words, or None."""
+    if document.get("dirty"):
+        return "the checkout has changes, expected the code of its commit"
+    return describe_load(document)
+
+
 def publish(document: Document, path: Path, *, force: bool = False) -> bool:
     """Write a document of times and print where, and return whether it is at its path.
 
-    The document of a busy machine goes to `busy_path`, unless it is forced: then it is marked, and pages say so.
+    The document of a busy machine, or of code that no commit has, goes to `busy_path`, unless it is forced: then it is
+    marked, and pages say so.
 
     Args:
         document: with the columns of `environment.LoadMeter`.
         path: of the results.
         force: write it to the path in any case.
     """
-    reason = describe_load(document)
+    reason = find_obstacle(document)
     if reason is None or not document["complete"]:
         print(f"Written: {write(document, path)}")
         return True

@@ -7,6 +7,7 @@ torch's do. Interleaved, each would slow the other down, so it runs alone, after
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from statistics import geometric_mean
@@ -30,7 +31,7 @@ from addnorm.bench.cases import (
     output_bytes,
     whole,
 )
-from addnorm.bench.harness import Case, Document, Results, Row, Run, by_case, header, new_results, run_cases
+from addnorm.bench.harness import Case, Document, Progress, Results, Row, Run, by_case, header, new_results, run_cases
 from addnorm.bench.tables import printed_progress
 from addnorm.bench.targets import Goal, Target, ratio
 from addnorm.bench.timing import ROUNDS, SEGMENT_MS, State, interleaved, protocol, settle_allocator
@@ -283,8 +284,7 @@ def run(
     try:
         with printed_progress(progress) as show:
             if proofs:
-                show("Errors, memory, import")
-                proven = _proofs(cases)
+                proven = _proofs(cases, show)
             done = run_cases([*both, *cases], measured, done, title=name, progress=show)
     except KeyboardInterrupt:  # during the proofs
         done.ended = "interrupt"
@@ -307,17 +307,19 @@ def run(
     }
 
 
-def _proofs(cases: Sequence[Case]) -> Results:
-    """Return the measurements besides times, for the norms and dtypes of the cases."""
+def _proofs(cases: Sequence[Case], show: Progress) -> Results:
+    """Return the measurements besides times, for the norms and dtypes of the cases, and show each part before it begins."""
     norms = tuple(norm for norm in NORMS if any(case.norm == norm for case in cases))
     dtypes = tuple(dtype for dtype in DTYPES if any(case.dtype == dtype for case in cases))
-    errors = accuracy.table(norms, tuple(accuracy.DTYPES) if dtypes == tuple(DTYPES) else dtypes)
-    imported = Target("import addnorm after torch: milliseconds", "<", 60)
-    return {
-        "facts": facts.facts(norms, dtypes) + facts.of_accuracy(errors),
-        "accuracy": errors,
-        "import": [imported.row(facts.import_ms())],
-    }
+    errors: list[Row] = []
+    for norm, dtype in itertools.product(norms, accuracy.DTYPES if dtypes == tuple(DTYPES) else dtypes):
+        show(f"Errors against float64: {NORMS[norm]}, {dtype}")
+        errors += accuracy.table([norm], [dtype])
+    show("Gradients of parameters, models' casting, saved bytes")
+    known = facts.facts(norms, dtypes) + facts.of_accuracy(errors)
+    show("Time of the import, in new processes")
+    imported = Target("import addnorm after torch: milliseconds", "<", 60).row(facts.import_ms())
+    return {"facts": known, "accuracy": errors, "import": [imported]}
 
 
 def failed_proofs(document: Document) -> list[Row]:

@@ -234,8 +234,8 @@ def test_spikes_need_enough_values_and_more_than_round_off():
 
 def test_repr_is_one_line():
     assert repr(Recording()) == "<Recording: 0 sublayers, no steps>"
-    assert repr(filled(*WRITES)) == "<Recording of Toy: 4 sublayers, 2 steps 0 ... 5>"
-    assert repr(series_of([1.0])) == "<Recording of Toy: 4 sublayers, 1 step 0, with gradients>"
+    assert repr(filled(*WRITES)) == "<Recording of Toy: 4 sublayers, 2 steps from 0 to 5>"
+    assert repr(series_of([1.0])) == "<Recording of Toy: 4 sublayers, step 0, with gradients>"
     two = Recording([*sites(1, "encoder"), *sites(1, "decoder")])
     assert repr(two) == "<Recording: 4 sublayers in 2 streams, no steps>"
 

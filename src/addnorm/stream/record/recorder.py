@@ -90,7 +90,7 @@ def record(
         >>> with addnorm.record(model) as rec:
         ...     model(torch.randn(2, 5, 16)).square().mean().backward()
         >>> rec
-        <Recording of TransformerEncoder: 6 sublayers, 1 step 0, with gradients>
+        <Recording of TransformerEncoder: 6 sublayers, step 0, with gradients>
         >>> [site.kind for site, ratio in rec.series("write", "ratio")][:2]
         ['attention', 'feed-forward']
     """

@@ -65,7 +65,7 @@ class Recording(Rendered, Measurements):
         >>> rec.add(0, 0, "write", "rms", 0.5)
         >>> rec.add(1, 0, "write", "rms", 0.75)
         >>> rec
-        <Recording of Toy: 1 sublayer, 2 steps 0 ... 1>
+        <Recording of Toy: 1 sublayer, 2 steps from 0 to 1>
         >>> [(site.layer, value) for site, value in rec.series("attn_out", "rms")]
         [(0, 0.75)]
         >>> rec.over_time("layers.0.attn", "write", "rms")
@@ -156,8 +156,9 @@ class Recording(Rendered, Measurements):
 
 
 def _steps_text(steps: tuple[int, ...]) -> str:
-    ends = f" {steps[0]} ... {steps[-1]}" if len(steps) > 1 else f" {steps[0]}" if steps else ""
-    return f"{len(steps) or 'no'} step{'s' * (len(steps) != 1)}{ends}"
+    if len(steps) > 1:
+        return f"{len(steps)} steps from {steps[0]} to {steps[-1]}"
+    return f"step {steps[0]}" if steps else "no steps"
 
 
 def _cell(value: float | None) -> Span:

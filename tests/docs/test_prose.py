@@ -1,0 +1,248 @@
+"""Tests of measured statements in the prose of README and docs: each holds for the committed results.
+
+Tables and figures are generated; these sentences are written by hand. New results that contradict one fail here.
+"""
+
+import statistics
+from collections import Counter
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+
+from addnorm._util import jsonio
+from support.loading import ROOT
+
+RESULTS = ROOT / "benchmarks/results"
+
+
+def read(name, *keys):
+    """Return a part of the results of a benchmark."""
+    part = jsonio.loads((RESULTS / f"{name}.json").read_text())
+    for key in keys:
+        part = part[key]
+    return part
+
+
+def depth(wiring, key, num_layers=64):
+    """Return a number of an untrained stack."""
+    (row,) = (
+        row for row in read("claims", "results", "depth") if (row["wiring"], row["num_layers"]) == (wiring, num_layers)
+    )
+    return row[key]
+
+
+def trained(wiring, num_layers, rate=None, warm_up=0, key="loss"):
+    """Return a number of a trained model, at its best rate by default."""
+    kept = [
+        row for row in read("claims", "results", "training")
+        if (row["wiring"], row["num_layers"], row["warm_up"]) == (wiring, num_layers, warm_up) and rate in (None, row["lr"])
+    ]  # fmt: skip
+    return min(kept, key=lambda row: row["loss"])[key]
+
+
+def removal(key):
+    """Return a number of the removal of sublayers, by wiring."""
+    return {row["wiring"]: row[key] for row in read("claims", "results", "removal") if row["of"]}
+
+
+def norms(start):
+    """Return the numbers of a claim of norms.json."""
+    (claim,) = (claim for claim in read("norms", "claims") if claim["claim"].startswith(start))
+    return {name: float(value) for name, value in claim["measured"].items()}
+
+
+def speeds(job, norm="layer", **fields):
+    """Return speeds relative to eager PyTorch, on two threads."""
+    wanted = {"job": job, "norm": norm, "threads": 2, "variant": "addnorm", **fields}
+    return [row["ratio_to_eager"] for row in read("functional", "rows") if wanted.items() <= row.items()]
+
+
+def stacks(job):
+    """Return {(batch * tokens, d): speeds of encoders relative to plain PyTorch}."""
+    times, ratios = {}, {}
+    for row in read("stack", "rows"):
+        if row["job"] == job:
+            key = (row["wiring"], row["batch"] * row["tokens"], row["d"])
+            times.setdefault(key, {})[row["variant"]] = row["median_us"]
+    for (_, tokens, d), by_variant in times.items():
+        ratios.setdefault((tokens, d), []).append(by_variant["plain"] / by_variant["addnorm"])
+    return ratios
+
+
+def race(wiring):
+    """Return {rate: loss} of a wiring in the explorer's race, without warm-up."""
+    return {row["lr"]: row["loss"] for row in read("race", "rows") if (row["wiring"], row["warm_up"]) == (wiring, 0)}
+
+
+def exact(name):
+    """Return a number that is not measured by training."""
+    return read("claims", "results", "exact", name)
+
+
+def bias_of_ones():
+    """Return the bias gradient of 16384 rows of ones, of PyTorch and of addnorm."""
+    (fact,) = (fact for fact in read("functional", "facts") if fact["name"].startswith("dbias of 16384 bfloat16"))
+    return fact["torch"], fact["value"]
+
+
+def count_zoo():
+    """Return the numbers of models, packages, models that `inspect` is right on, and models that it is wrong on."""
+    models = read("zoo")
+    count = Counter(model["verdict"] for model in models)
+    return len(models), len({model["package"] for model in models}), count["right"], count["wrong"] + count["crash"]
+
+
+class Sentence(NamedTuple):
+    """Sentence of a page, and whether the results say the same."""
+
+    page: str
+    text: str
+    holds: Callable[[], bool]
+
+
+def learns_nothing(loss):
+    return loss > read("claims", "results", "unigram") - 0.1
+
+
+SENTENCES = [
+    Sentence(
+        "README.md", "on [290 models of 27 packages](docs/zoo.md) `inspect` is right on 286 and wrong on none",
+        lambda: count_zoo() == (290, 27, 286, 0),
+    ),
+    Sentence("CONTRIBUTING.md", "`make zoo` installs 26 packages", lambda: count_zoo()[1] - 1 == 26),  # transformers is there
+    Sentence(
+        "README.md", "for 16384 rows of ones it returns 512. addnorm returns 16384",
+        lambda: bias_of_ones() == (512, 16384),
+    ),
+    # claims.md
+    Sentence(
+        "docs/claims.md", "After 128 norms almost nothing is left.",
+        lambda: depth("post_ln", "gradient_residual_alone") < 1e-10,
+    ),
+    Sentence(
+        "docs/claims.md", "the sublayers add gradient on the way back, and about half of it arrives",
+        lambda: all(0.35 < depth("post_ln", "gradient", n) < 0.65 for n in (8, 16, 32, 64)),
+    ),
+    Sentence(
+        "docs/claims.md", "without warm-up at too high a rate (1e-3 at twelve layers, 3e-3 at six) destroy this balance",
+        lambda: max(trained("post_ln", 12, 1e-3, key="gradient_after"), trained("post_ln", 6, 3e-3, key="gradient_after")) < 1e-3,
+    ),
+    Sentence(
+        "docs/claims.md", "At a lower rate the balance stays.",
+        lambda: min(trained("post_ln", 12, 3e-4, key="gradient_after"), trained("post_ln", 6, 1e-3, key="gradient_after")) > 0.5,
+    ),
+    Sentence(
+        "docs/claims.md", "With six layers, and each wiring at its best rate, post-LN gains nothing from warm-up here.",
+        lambda: trained("post_ln", 6) <= trained("post_ln", 6, warm_up=100),
+    ),
+    Sentence(
+        "docs/claims.md", "at 3e-3 the loss is that of single characters without warm-up, and well below it with warm-up.",
+        lambda: learns_nothing(trained("post_ln", 6, 3e-3)) and not learns_nothing(trained("post_ln", 6, 3e-3, 100) + 0.4),
+    ),
+    Sentence("docs/claims.md", "Twelve layers fail at 1e-3 already.", lambda: learns_nothing(trained("post_ln", 12, 1e-3))),
+    Sentence(
+        "docs/claims.md", "where it fails after a few layers. DeepNorm is post-LN with this share restored.",
+        lambda: depth("post_ln", "memory", 8) < 0.1 < 0.9 < depth("deepnorm", "memory"),
+    ),
+    Sentence(
+        "docs/claims.md", "the gradient's norm survives 64 layers without any residual before training.",
+        lambda: depth("no_residual", "gradient") > 0.1 and depth("no_residual", "similarity") > 0.99,
+    ),
+    Sentence(
+        "docs/claims.md", "dominates the stream of pre-LN and post-LN, though far less than without any norm.",
+        lambda: 1 < exact("distorted, pre_ln") < exact("distorted, post_ln") < exact("distorted, no_norm") / 10,
+    ),
+    Sentence(
+        "docs/claims.md", "Only a norm of the branch (`reordered`, `sandwich`, `peri_ln`) removes the excess.",
+        lambda: exact("distorted, reordered") < 1e-3,
+    ),
+    Sentence(
+        "docs/claims.md", "**Removing a sublayer breaks none of the models here that learned anything**, post-LN's included: "
+        "most removals cost at most a few hundredths of a nat.",
+        lambda: not any(removal("broken").values()) and max(removal("median_rise").values()) < 0.05,
+    ),
+    Sentence(
+        "docs/claims.md", "a removal changes post-LN's output as much as another input does, and pre-LN's about a third as much.",
+        lambda: 0.8 < removal("moves")["post_ln"] < 1.25 and 0.25 < removal("moves")["pre_ln"] / removal("moves")["post_ln"] < 0.42,
+    ),
+    Sentence(
+        "docs/claims.md", "A norm fixes the size of what a sublayer reads, to a few per cent.",
+        lambda: all(value < 1.06 for name, value in norms("With the norm, the inputs").items() if name[:4] in ("pre_", "post")),
+    ),
+    Sentence(
+        "docs/claims.md", "still move by more than a standard deviation, in pre-LN as far as without norms.",
+        lambda: all(
+            shift["pre_ln, " + n] > 1 and 0.9 < shift["pre_ln, " + n] / shift["no_norm, " + n] < 1.15
+            for shift in [norms("The distribution")] for n in ("6", "12")
+        ),
+    ),
+    Sentence(
+        "docs/claims.md", "They move least in ReZero, whose writes start at zero.",
+        lambda: all(min(shift, key=shift.get).startswith("rezero") for shift in [norms("The distribution")]),
+    ),
+    Sentence(
+        "docs/claims.md", "six layers need more steps than pre-LN, and twelve layers learn at no rate.",
+        lambda: norms("Normalization speeds")["no_norm, 6"] > norms("Normalization speeds")["pre_ln, 6"]
+        and norms("Normalization stabilizes")["no_norm, 12"] == 0,
+    ),
+    Sentence(
+        "docs/claims.md", "ReZero has no norms either, and learns as fast as pre-LN here",
+        lambda: all(norms("Normalization speeds")[f"rezero, {n}"] <= norms("Normalization speeds")[f"pre_ln, {n}"] for n in (6, 12)),
+    ),
+    Sentence(
+        "docs/claims.md", "still learns least of the three at twelve layers, without warm-up.",
+        lambda: norms("Normalization speeds")["post_ln, 12"] > max(norms("Normalization speeds")[f"{w}, 12"] for w in ("pre_ln", "rezero")),
+    ),
+    Sentence(
+        "docs/claims.md", "is about a hundredth of a block of width 256, and less of a wider block.",
+        lambda: all(
+            0.005 < cost[256][key] < 0.015 and cost[768][key] < cost[256][key]
+            for cost in [{row["d"]: row for row in read("claims", "results", "cost")}] for key in ("eager", "addnorm")
+        ),
+    ),
+    # performance.md
+    Sentence(
+        "docs/performance.md", "So `out=` and the in-place functions gain most on large tensors.",
+        lambda: all(
+            min(speeds(job, rows=4096)) > max(ratio for n in (128, 512, 2048) for ratio in speeds(job, rows=n)) for job in ("in_place", "reuse")
+        ),
+    ),
+    Sentence(
+        "docs/performance.md", "with LayerNorm addnorm is about level with PyTorch, and with dropout up to a fifth slower. RMSNorm gains on one row too.",
+        lambda: min(speeds("forward_backward", rows=1)) > 0.9 and 0.8 < min(speeds("dropout", rows=1)) < 0.95
+        and min(speeds("forward_backward", "rms", rows=1) + speeds("dropout", "rms", rows=1)) > 1.1,
+    ),
+    Sentence(
+        "docs/performance.md", "Checking `out=` takes longer than the allocation that it saves: addnorm is level with eager PyTorch.",
+        lambda: all(0.9 < ratio < 1.1 for ratio in speeds("reuse", rows=1)) and speeds("reuse", rows=1) < speeds("forward", rows=1),
+    ),
+    Sentence(
+        "docs/performance.md", "in cache the extra pass for the add is cheap: the gain is smallest here.",
+        lambda: all(
+            statistics.geometric_mean([*speeds(job, dtype="float32", rows=n)]) < min(
+                *speeds(job, dtype="bfloat16", rows=n), *speeds(job, "rms", dtype="float32", rows=n)
+            )
+            for job in ("forward", "forward_stream") for n in (2048, 8192)
+        ),
+    ),
+    Sentence(
+        "docs/performance.md", "on a batch a whole model gains a few per cent at most",
+        lambda: all(statistics.geometric_mean(stacks(job)[2048, d]) < 1.06 for job in ("inference", "training") for d in (64, 256, 768)),
+    ),
+    Sentence(
+        "docs/performance.md", "Narrow models on few tokens lose",
+        lambda: all(max(stacks(job)[1, 64]) < 0.95 for job in ("inference", "training")),
+    ),
+    # explorer.md
+    Sentence(
+        "docs/explorer.md", "The view opens at the rate at which the worse of the two has its lowest loss; pre-LN alone learns best at a higher one.",
+        lambda: min(race("pre_ln"), key=race("pre_ln").get) > min(race("post_ln"), key=lambda rate: max(race("post_ln")[rate], race("pre_ln")[rate])),
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("sentence", SENTENCES, ids=lambda sentence: sentence.text[:50])
+def test_sentence_is_on_its_page_and_holds(sentence):
+    assert sentence.text in " ".join((ROOT / sentence.page).read_text().split())
+    assert sentence.holds()
