@@ -189,7 +189,11 @@ def table(document: harness.Document) -> str:
             f"{case.rows} x {N} x {case.d} {case.dtype}", JOBS[case.job], times_as_fast(rows, "transformers"),
             times_as_fast(rows, "compile", microseconds=False), f"{digits(bound)} ({100 * share:.0f} %)",
         ])  # fmt: skip
-    head: list[Any] = [*right("streams"), "job", *right("x transformers (µs)", "x torch.compile", "bytes / bandwidth, µs")]
+    head: list[Any] = [
+        *right("streams"),
+        "job",
+        *right("x transformers (µs)", "x torch.compile", "bytes / bandwidth, µs"),
+    ]
     return markdown(head, lines)
 
 

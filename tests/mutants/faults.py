@@ -27,7 +27,7 @@ AREAS = {
     "from_torch": ("tests/nn/test_from_torch*.py",),
     "stack": ("tests/nn/test_stack*.py", "tests/nn/test_executor.py tests/wirings/test_equivalences.py"),
     "streams": ("tests/wirings/test_transcriptions.py tests/wirings/test_coefficients.py", "tests/wirings/test_real_models.py",
-                "tests/nn/test_streams*.py"),
+                "tests/nn/test_streams*.py tests/ops/streams"),
     "wirings": ("tests/wirings/test_catalog.py tests/wirings/test_init.py tests/wirings/test_spec.py", "tests/nn/test_claims.py"),
     "equation": ("tests/wirings", "tests/cli/test_wirings.py"),
     "trace": ("tests/trace",),

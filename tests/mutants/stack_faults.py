@@ -29,13 +29,13 @@ STACK_FAULTS = (
         "write = PendingWrite(write.branch, write.options)",
     ),
     Fault(
-        "mixing-matrix-transposed", "streams", "src/addnorm/nn/streams.py",
-        "torch.matmul(write.mix.to(x.dtype), x)",
-        "torch.matmul(write.mix.mT.to(x.dtype), x)",
+        "mixing-matrix-transposed", "streams", "src/addnorm/ops/streams/formula.py",
+        "torch.matmul(mix.to(wide), x)",
+        "torch.matmul(mix.mT.to(wide), x)",
     ),
     Fault(
-        "mixing-matrix-left-out", "streams", "src/addnorm/nn/streams.py",
-        "mixed = x if write.mix is None else",
+        "mixing-matrix-left-out", "streams", "src/addnorm/ops/streams/formula.py",
+        "mixed = x if mix is None else",
         "mixed = x if True else",
     ),
     Fault(
@@ -44,37 +44,37 @@ STACK_FAULTS = (
         "*(2 * n + k * n + j for k in range(n) for j in range(n))",
     ),
     Fault(
-        "rms-of-one-stream", "streams", "src/addnorm/wirings/coefficients/hyper.py",
-        "* rms_scale(flat, self.norm_eps)",
-        "* rms_scale(flat[..., : self.d_model], self.norm_eps)",
+        "rms-of-one-stream", "streams", "src/addnorm/ops/streams/formula.py",
+        "torch.rsqrt(flat.square()",
+        "torch.rsqrt(flat[..., : streams.shape[-1]].square()",
     ),
     Fault(
         "write-gate-without-two", "streams", "src/addnorm/wirings/coefficients/hyper.py",
-        "inject = 2.0 * torch.sigmoid(z[..., n : 2 * n]",
-        "inject = torch.sigmoid(z[..., n : 2 * n]",
+        "self.norm_eps, magnitude=2.0",
+        "self.norm_eps, magnitude=1.0",
     ),
     Fault(
-        "eps-on-the-write-gate", "streams", "src/addnorm/wirings/coefficients/hyper.py",
-        "bias[:n]) + self.eps\n        inject = 2.0 *",
-        "bias[:n])\n        inject = self.eps + 2.0 *",
+        "eps-on-the-write-gate", "streams", "src/addnorm/ops/streams/formula.py",
+        "sinkhorn(mix, iterations, gate_eps), inject",
+        "sinkhorn(mix, iterations, gate_eps), inject + gate_eps",
     ),
     Fault(
-        "eps-missing-on-the-write-gate", "streams", "src/addnorm/wirings/coefficients/hyper.py",
-        "inject = self.magnitude * torch.sigmoid(z[..., n:] * scale[1] + bias[n:]) + self.eps",
-        "inject = self.magnitude * torch.sigmoid(z[..., n:] * scale[1] + bias[n:])",
+        "eps-missing-on-the-write-gate", "streams", "src/addnorm/ops/streams/formula.py",
+        "return collapse, None, inject + gate_eps",
+        "return collapse, None, inject",
     ),
     Fault(
-        "columns-normalized-last", "streams", "src/addnorm/wirings/coefficients/hyper.py",
+        "columns-normalized-last", "streams", "src/addnorm/ops/streams/formula.py",
         "matrix.sum(-2, keepdim=True) + eps)\n        matrix = matrix / (matrix.sum(-1, keepdim=True) + eps)",
         "matrix.sum(-1, keepdim=True) + eps)\n        matrix = matrix / (matrix.sum(-2, keepdim=True) + eps)",
     ),
     Fault(
-        "single-pass-reads-with-its-own-gate", "streams", "src/addnorm/nn/streams.py",
-        "used, next_used = first, used",
-        "used, next_used = first if used is None else used, used",
+        "single-pass-reads-with-its-own-gate", "streams", "src/addnorm/nn/stream_step.py",
+        "    if spec.delayed:\n        carried, used = used, unit(spec.n, 0)",
+        "    if spec.delayed and gates is None:\n        carried, used = used, unit(spec.n, 0)",
     ),
     Fault(
-        "block-pushed-before-the-read", "streams", "src/addnorm/nn/streams.py",
+        "block-pushed-before-the-read", "streams", "src/addnorm/nn/stream_step.py",
         "    used, mix, inject, bias = (None,) * 4 if computed is None else computed(streams)\n",
         "    pushes = computed is not None and spec.coefficients.computes == ('collapse',) and getattr(spec, 'n_out', 0) > spec.n\n"
         "    sources = (*streams, torch.zeros_like(streams[0])) if pushes else streams\n"
@@ -87,7 +87,7 @@ STACK_FAULTS = (
         "if sites is not None:",
     ),
     Fault(
-        "equal-entries-are-one-parameter", "streams", "src/addnorm/nn/streams.py",
+        "equal-entries-are-one-parameter", "streams", "src/addnorm/nn/stream_step.py",
         "table[entry] if entry.__class__ is str",
         "table[(lambda learned: [name for name, e in learned.items() if e == learned[entry]][-1])"
         "((module.stage if hasattr(module, 'stage') else module.head).learned)] if entry.__class__ is str",
