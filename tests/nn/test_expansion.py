@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from addnorm import ResidualStack, wirings
 
@@ -97,3 +98,36 @@ def test_unroll_returns_what_each_write_contributes(name):
     for j in (0, 3, 5):
         alone = run(none, [outputs[j] if i == j else none for i in range(6)])[1] - rest
         torch.testing.assert_close(alone, terms.writes[j], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["pre_ln", "gated_mix", "x0_residual", "attention_residuals", "mhc"])
+def test_terms_share_no_memory_with_the_input(name):
+    """A caller may change the terms in place, and the input afterwards."""
+    stack, x = ResidualStack([nn.Linear(D, D) for _ in range(2)], D, name), torch.randn(3, D)
+    terms = stack.unroll(x)
+    starts = {t.untyped_storage().data_ptr() for t in (x, terms.x_0, *terms.writes)}
+    assert len(starts) == 4
+
+
+class CountOperators(TorchDispatchMode):
+    """Count the operators that run."""
+
+    def __enter__(self):
+        self.calls = 0
+        return super().__enter__()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.calls += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("method", ["unroll", "direct_path"])
+def test_expansion_skips_streams_that_a_write_does_not_reach(method):
+    """Of n writes each in its own stream, n^2 operators are needed: four times as many for twice as many sublayers, not eight."""
+    counts = []
+    for n in (16, 32):
+        stack = ResidualStack([nn.Linear(D, D) for _ in range(n)], D, wirings.attention_residuals())
+        with CountOperators() as counter:
+            getattr(stack, method)(torch.randn(3, D))
+        counts.append(counter.calls)
+    assert counts[1] < 4.5 * counts[0]

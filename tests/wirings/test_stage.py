@@ -1,5 +1,6 @@
 """Stages and heads as data: what they refuse, in one sentence, and what they derive."""
 
+import math
 import re
 
 import pytest
@@ -34,6 +35,8 @@ REFUSED = {
     "short_inject": (lambda: Stage(2, (1, 0), append_zero(2), (1, 0)), "inject has the row (1, 0), expected 3 entries"),
     "text_entry": (lambda: Stage(2, (1, "0"), inject=(1, 0)), "an entry of collapse is '0', expected"),
     "infinite_entry": (lambda: Stage(2, (1, float("inf")), inject=(1, 0)), "an entry of collapse is inf, expected"),
+    "infinite_among_floats": (lambda: Stage(2, (1.0, -math.inf), inject=(1, 0)), "an entry of collapse is -inf, expected"),
+    "nan_among_floats": (lambda: Stage(1, (1.0,), ((math.nan,),), (1.0,)), "an entry of mix is nan, expected"),
     "mix_is_a_number": (lambda: Stage(2, (1, 0), 1.0, (1, 0)), "mix is 1.0, expected a tuple"),
     "mix_is_a_row": (lambda: Stage(2, (1, 0), (1, 0), (1, 0)), "mix has the row 1, expected 2 entries"),
     "collapse_is_computed": (lambda: Stage(2, (1, 0), coefficients=HYPER), "collapse is ((1.0, 0.0),), expected None:"),

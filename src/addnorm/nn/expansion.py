@@ -17,10 +17,12 @@ from torch import Tensor
 from addnorm.nn.executor import Site
 from addnorm.nn.norm import NormKind
 from addnorm.wirings.coefficients.base import widen
+from addnorm.wirings.matrices import identity
 
 __all__ = ["StreamTerms", "expand", "find_gains", "to_entries"]
 
-Term = tuple[Tensor, ...]  # one tensor (*, d_model) for each stream
+Term = tuple[Tensor | None, ...]  # one tensor (*, d_model) for each stream; None is zero
+_SparseRow = Sequence[tuple[int, Any]]  # the entries of a row that are not the number 0, with their columns
 
 
 class StreamTerms(NamedTuple):
@@ -48,19 +50,26 @@ class _FrozenNorm(NamedTuple):
 class _Step(NamedTuple):
     """One site as linear maps of streams."""
 
-    rows: Any  # entries of A
+    n: int  # streams before the site
+    rows: Sequence[_SparseRow]  # of A
     inject: Any
     bias: Any
     norms: Any  # for each new stream a `_FrozenNorm` or None
 
     def carry(self, term: Term) -> Term:
         """Return what is left of a term after the site."""
-        return tuple(self._through(k, _dot(row, term)) for k, row in enumerate(self.rows))
+        carried = (_dot(row, term) for row in self.rows)
+        if self.norms is None:
+            return tuple(carried)
+        return tuple(None if x is None else self._through(k, x) for k, x in enumerate(carried))
 
     def begin(self, write: Tensor) -> Term:
         """Return the term of the site's own write."""
-        terms = []
+        terms: list[Tensor | None] = []
         for k in range(len(self.rows)):
+            if _is_zero(self.inject[k]) and self.bias is None and (self.norms is None or self.norms[k] is None):
+                terms.append(None)
+                continue
             own = write * self.inject[k]
             if self.bias is not None:
                 own = own + self.bias[k]
@@ -72,11 +81,14 @@ class _Step(NamedTuple):
         norms = self.norms and [norm and norm._replace(bias=None) for norm in self.norms]
         return self._replace(bias=None, norms=norms)
 
-    def bound(self, size: Term, write: Tensor) -> Term:
-        """Return a bound of the absolute values after the site, from one of those before it and the write's."""
-        sizes = []
+    def bound(self, size: tuple[Tensor, ...], write: Tensor | None) -> tuple[Tensor, ...]:
+        """Return a bound of the absolute values after the site, from one of those before it and the write's; None is no write."""
+        sizes, none = [], torch.zeros_like(size[0])
         for k, row in enumerate(self.rows):
-            total = _dot([abs(entry) for entry in row], size) + write.abs() * abs(self.inject[k])
+            carried = _dot([(j, abs(entry)) for j, entry in row], size)
+            total = none if carried is None else carried
+            if write is not None and not _is_zero(self.inject[k]):
+                total = total + write.abs() * abs(self.inject[k])
             if self.bias is not None:
                 total = total + abs(self.bias[k])
             sizes.append(self._through(k, total, absolute=True))
@@ -107,18 +119,19 @@ def expand(start: Sequence[Tensor], sites: Sequence[Site], kind: NormKind) -> tu
         kind: the kind of the norms.
     """
     eps = torch.finfo(start[0].dtype).eps
-    terms: list[Term] = [tuple(widen(x) for x in start)]
-    size = tuple(x.abs() for x in terms[0])
+    wide = tuple(widen(x) for x in start)
+    terms: list[Term] = [wide]
+    size = tuple(x.abs() for x in wide)
     error = tuple(torch.zeros_like(x) for x in size)
     for site in sites:
         step = _to_step(site, kind, len(terms[0]))
         write = widen(site.write)
         terms = [*(step.carry(term) for term in terms), step.begin(write)]
         size = step.bound(size, write)
-        error = step.without_bias().bound(error, torch.zeros_like(write))
-        error = tuple(e + (1 + len(step.rows[0])) * eps * s for e, s in zip(error, size, strict=True))
-    x_0, *writes = (_to_tensor(term) for term in terms)
-    return x_0, tuple(writes), _to_tensor(error) + eps * _to_tensor(size)
+        error = step.without_bias().bound(error, None)
+        error = tuple(e + (1 + step.n) * eps * s for e, s in zip(error, size, strict=True))
+    x_0, *writes = (_to_tensor(term, start[0]) for term in terms)
+    return x_0, tuple(writes), _to_tensor(error, start[0]) + eps * _to_tensor(size, start[0])
 
 
 def find_gains(
@@ -140,7 +153,9 @@ def find_gains(
         step = _to_step(site, kind, len(terms[0])).without_bias()
         step = step._replace(norms=step.norms and [norm and norm._replace(is_centred=False) for norm in step.norms])
         terms = [*(step.carry(term) for term in terms), step.begin(ones)]
-    return [_dot(collapse, term) for term in terms]
+    last = _to_sparse(collapse)
+    gains = (_dot(last, term) for term in terms)
+    return [torch.zeros_like(ones) if gain is None else gain for gain in gains]
 
 
 def to_entries(vector: Any, dim: int) -> list[Any]:
@@ -155,32 +170,43 @@ def to_entries(vector: Any, dim: int) -> list[Any]:
     return list(vector.unbind(-2)) if vector.dim() == dim else [entry.unsqueeze(-1) for entry in vector.unbind(-1)]
 
 
-def _dot(row: Sequence[Any], term: Term) -> Tensor:
-    total: Any = 0.0
-    for entry, x in zip(row, term, strict=True):
-        if not (isinstance(entry, float) and entry == 0.0):
-            total = total + (x if isinstance(entry, float) and entry == 1.0 else entry * x)
-    return total if isinstance(total, Tensor) else torch.zeros_like(term[0])
+def _is_zero(entry: Any) -> bool:
+    return isinstance(entry, float) and entry == 0.0
+
+
+def _to_sparse(row: Sequence[Any]) -> _SparseRow:
+    return [(j, entry) for j, entry in enumerate(row) if not _is_zero(entry)]
+
+
+def _dot(row: _SparseRow, term: Term) -> Tensor | None:
+    total: Tensor | None = None
+    for j, entry in row:
+        x = term[j]
+        if x is not None:
+            part = x if isinstance(entry, float) and entry == 1.0 else entry * x
+            total = part if total is None else total + part
+    return total
 
 
 def _to_step(site: Site, kind: NormKind, n: int) -> _Step:
     """Return a site's maps; with one stream its factors are numbers and its norm a module."""
     if site.mix is None:
-        rows: Any = [[float(j == k) for j in range(n)] for k in range(n)]
+        rows: Any = identity(n)
     elif isinstance(site.mix, tuple):
         rows = site.mix
     elif isinstance(site.inject, float):
         rows = [[site.mix]]
     else:
         rows = [[entry.unsqueeze(-1) for entry in row.unbind(-1)] for row in site.mix.unbind(-2)]
+    sparse = [_to_sparse(row) for row in rows]
     inject = [site.inject] if isinstance(site.inject, float) else to_entries(site.inject, -1)
     norms, totals = site.norms, site.total
     if norms is None:
-        return _Step(rows, inject, site.bias, None)
+        return _Step(n, sparse, inject, site.bias, None)
     if not isinstance(norms, tuple):
         norms, totals = (norms,), (totals,)
     return _Step(
-        rows, inject, site.bias, [_freeze(norm, total, kind) for norm, total in zip(norms, totals, strict=True)]
+        n, sparse, inject, site.bias, [_freeze(norm, total, kind) for norm, total in zip(norms, totals, strict=True)]
     )
 
 
@@ -197,5 +223,8 @@ def _freeze(norm: Any, total: Tensor, kind: NormKind) -> _FrozenNorm | None:
     return _FrozenNorm(to[0], torch.rsqrt(square + eps), to[1], centred)
 
 
-def _to_tensor(term: Term) -> Tensor:
-    return term[0] if len(term) == 1 else torch.stack(torch.broadcast_tensors(*term), -2)
+def _to_tensor(term: Term, like: Tensor) -> Tensor:
+    """Return the streams of a term as one new tensor; `like` has the shape of one stream."""
+    zero = torch.zeros((), dtype=widen(like[:0]).dtype, device=like.device)
+    each = [(zero if x is None else x).expand(like.shape) for x in term]
+    return each[0].clone() if len(each) == 1 else torch.stack(each, -2)

@@ -18,12 +18,10 @@ from torch import nn
 
 from addnorm._util.arguments import check_bool, check_float, check_int
 from addnorm.wirings import stage_text
+from addnorm.wirings.matrices import Matrix, Vector, append_zero, identity, is_constant, unit
 from addnorm.wirings.row import Factor, Learned, Place, changed_fields, format_call
 
 __all__ = ["Computed", "Head", "Matrix", "Stage", "Vector", "append_zero", "identity", "name_entries", "unit"]
-
-Vector = tuple[Factor, ...]
-Matrix = tuple[Vector, ...]
 
 
 @dataclass(frozen=True, repr=False)
@@ -217,25 +215,13 @@ class Head:
         return format_call("Head", changed_fields(self))
 
 
-def unit(n: int, k: int) -> Vector:
-    """Return n entries of which entry k is 1, counted from the end if negative, and the others are 0."""
-    return tuple(float(j == k % n) for j in range(n))
-
-
-def identity(n: int) -> Matrix:
-    """Return the matrix that keeps n streams as they are."""
-    return tuple(unit(n, k) for k in range(n))
-
-
-def append_zero(n: int) -> Matrix:
-    """Return the matrix that keeps n streams and appends one of zeros."""
-    return (*identity(n), (0.0,) * n)
-
-
 def name_entries(spec: Stage | Head) -> dict[str, Any]:
     """Return the rows of C, A and B that are given, with learned entries as the names of their parameters."""
     return {
-        name: tuple(tuple(_name(name, k, j, entry) for j, entry in enumerate(row)) for k, row in enumerate(rows))
+        name: tuple(
+            row if is_constant(row) else tuple(_name(name, k, j, entry) for j, entry in enumerate(row))
+            for k, row in enumerate(rows)
+        )
         for name, rows in _list_matrices(spec).items()
     }
 
@@ -258,7 +244,7 @@ def _find_learned(spec: Stage | Head) -> dict[str, Learned]:
     entries: dict[str, Learned] = {}
     for matrix, rows in _list_matrices(spec).items():
         for k, row in enumerate(rows):
-            for j, entry in enumerate(row):
+            for j, entry in enumerate(() if is_constant(row) else row):
                 if not isinstance(entry, Learned):
                     continue
                 name = str(_name(matrix, k, j, entry))
@@ -297,11 +283,11 @@ def _to_matrix(name: str, rows: Any, n: int) -> Matrix:
     """Return the rows as tuples of floats and `Learned`, after a check."""
     if not isinstance(rows, Sequence) or isinstance(rows, str) or not rows:
         raise TypeError(f"{name} is {rows!r}, expected a tuple of numbers.")
-    matrix = []
+    matrix: list[Vector] = []
     for row in rows:
         if not isinstance(row, Sequence) or isinstance(row, str) or len(row) != n:
             raise ValueError(f"{name} has the row {row!r}, expected {n} entries, one for each stream.")
-        matrix.append(tuple(_to_entry(name, entry) for entry in row))
+        matrix.append(row if is_constant(row) else tuple(_to_entry(name, entry) for entry in row))
     return tuple(matrix)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from typing import Any
 
 from addnorm.wirings.row import Factor, Learned
@@ -48,14 +47,9 @@ def is_counted(spec: Any) -> bool:
         return False
     rows, n = getattr(spec, "mix", None) or (), spec.n
     kept = rows[: n if len(rows) > n else n - 1]
-    is_kept = tuple(kept) == _identity(n)[: len(kept)]
+    is_kept = all(row[k] == 1.0 and row.count(0.0) == n - 1 for k, row in enumerate(kept))
     inject, norm_out = getattr(spec, "inject", None) or (), getattr(spec, "norm_out", ())
     return is_kept and not any(inject[:-1]) and not any(norm_out[:-1]) and len({*spec.norm_streams}) == 1
-
-
-@lru_cache(maxsize=64)
-def _identity(n: int) -> tuple[tuple[float, ...], ...]:
-    return tuple(tuple(float(j == k) for j in range(n)) for k in range(n))
 
 
 def _reads_sources(spec: Any) -> bool:
