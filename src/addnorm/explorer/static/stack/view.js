@@ -7,6 +7,7 @@ import { HeatMap } from "../chart/heat.js";
 import { LineChart } from "../chart/lines.js";
 import { h, updateChildren, labelled, announce, set, unique } from "../dom.js";
 import { show } from "../numbers.js";
+import { refresher } from "../refresh.js";
 import { choice, flag, number, whole } from "../state.js";
 import { Diagram } from "./diagram.js";
 import { spread, summaries, verdict } from "./verdict.js";
@@ -211,31 +212,11 @@ function mount(root, app) {
     return answer;
   }
 
-  let busy = false;
-  let again = false;
-  /** Computes and draws the present state; of changes in the meantime only the newest is computed afterwards. */
-  async function refresh() {
-    again = busy;
-    if (busy) return;
-    busy = true;
-    do {
-      again = false;
-      try {
-        await drawLatest();
-        trouble.hidden = true;
-      } catch (error) {
-        set(trouble, { text: /** @type {Error} */ (error).message });
-        trouble.hidden = false;
-      }
-    } while (again);
-    busy = false;
-  }
-
-  async function drawLatest() {
+  const refresh = refresher(store, trouble, async (isOutdated) => {
     const { state } = store;
     const began = performance.now();
     const answer = await measured(state);
-    if (again && store.dragged === undefined) return; // under the hand something moves at once, else the last alone
+    if (isOutdated()) return;
     result = answer;
     shown = state;
     /** @type {{name: string, result: any}[]} */
@@ -244,14 +225,14 @@ function mount(root, app) {
       // What is pinned is there, as a rule; while it is not, the present does not wait for it.
       if (!recalled(pin)) draw(state, [...others]);
       others.push({ name: nameOf(pin, state), result: await measured(pin) });
-      if (again && store.dragged === undefined) return;
+      if (isOutdated()) return;
     }
     draw(state, others);
     performance.measure("addnorm-stack", { start: began });
     const count = (/** @type {string} */ name) => { root.dataset[name] = String(Number(root.dataset[name] ?? 0) + 1); };
     count("drawn"); // what is in sight
     settled().then(() => count("ready")); // and the rest
-  }
+  });
 
   /** What is surveyed: all of the state but the seed. @param {import("../state.js").State} state */
   const setting = (state) => JSON.stringify(toParams({ ...state, seed: 0 }));

@@ -6,6 +6,7 @@ import { settled } from "../chart/figure.js";
 import { HeatMap } from "../chart/heat.js";
 import { LineChart } from "../chart/lines.js";
 import { announce, h, set, updateChildren } from "../dom.js";
+import { refresher } from "../refresh.js";
 import { Controls, fields, KEYS, toParams } from "./controls.js";
 import { Matrices } from "./matrices.js";
 import { summaries, verdict } from "./words.js";
@@ -92,27 +93,11 @@ function mount(root, app) {
     return remembered.get(key);
   }
 
-  let busy = false;
-  let again = false;
-  /** Computes and draws the present state; of changes in the meantime only the newest is computed afterwards. */
-  async function refresh() {
-    again = busy;
-    if (busy) return;
-    busy = true;
-    do {
-      again = false;
-      const { state } = store;
-      try {
-        const answer = await measured(state);
-        trouble.hidden = true;
-        if (!again || store.dragged !== undefined) draw(state, answer);
-      } catch (error) {
-        set(trouble, { text: /** @type {Error} */ (error).message });
-        trouble.hidden = false;
-      }
-    } while (again);
-    busy = false;
-  }
+  const refresh = refresher(store, trouble, async (isOutdated) => {
+    const { state } = store;
+    const answer = await measured(state);
+    if (!isOutdated()) draw(state, answer);
+  });
 
   /** @param {import("../state.js").State} state @param {any} answer */
   function draw(state, answer) {
