@@ -9,48 +9,55 @@
 // Rows of φ that are multiplied at once: as many as the registers hold for four tokens.
 constexpr int kDotRows = W == 16 ? 6 : 2;
 
-// z[t][r] += sum over i of x[t][i] * rows[r][i] for T tokens and R rows. x has zeros after its `count` floats.
+// What a chunk of some tokens is multiplied with: `streams` pieces of `count` floats, x_piece and row_piece floats apart.
+struct Pieces {
+  int64_t streams, count, x_piece, row_piece;
+};
+
+// z[t][r] += sum over i of x[t][i] * rows[r][i] for T tokens and R rows. Each piece of x has zeros after its `count` floats.
 template <int T, int R>
-INLINE void add_dots(const float* x, int64_t x_stride, const float* rows, int64_t row_stride, int64_t count, float* z, int64_t z_stride) {
+INLINE void add_dots(const Pieces& p, const float* x, int64_t x_stride, const float* rows, int64_t row_stride, float* z, int64_t z_stride) {
   vec acc[T][R];
   for (int t = 0; t < T; ++t)
     for (int r = 0; r < R; ++r) acc[t][r] = fill(0);
-  const int64_t full = count - count % W;
-  for (int64_t i = 0; i < full; i += W) {
-    vec v[T];
+  const int64_t full = p.count - p.count % W;
+  for (int64_t j = 0; j < p.streams; ++j, x += p.x_piece, rows += p.row_piece) {
+    for (int64_t i = 0; i < full; i += W) {
+      vec v[T];
 #pragma GCC unroll 4
-    for (int t = 0; t < T; ++t) v[t] = load(x + t * x_stride + i);
+      for (int t = 0; t < T; ++t) v[t] = load(x + t * x_stride + i);
 #pragma GCC unroll 6
-    for (int r = 0; r < R; ++r) {
-      const vec row = load(rows + r * row_stride + i);
+      for (int r = 0; r < R; ++r) {
+        const vec row = load(rows + r * row_stride + i);
 #pragma GCC unroll 4
-      for (int t = 0; t < T; ++t) acc[t][r] = fma(v[t], row, acc[t][r]);
+        for (int t = 0; t < T; ++t) acc[t][r] = fma(v[t], row, acc[t][r]);
+      }
     }
+    if (full < p.count)
+      for (int r = 0; r < R; ++r) {
+        const vec row = load(rows + r * row_stride + full, p.count - full);
+        for (int t = 0; t < T; ++t) acc[t][r] = fma(load(x + t * x_stride + full), row, acc[t][r]);
+      }
   }
-  if (full < count)
-    for (int r = 0; r < R; ++r) {
-      const vec row = load(rows + r * row_stride + full, count - full);
-      for (int t = 0; t < T; ++t) acc[t][r] = fma(load(x + t * x_stride + full), row, acc[t][r]);
-    }
   for (int t = 0; t < T; ++t)
     for (int r = 0; r < R; ++r) z[t * z_stride + r] += sum(acc[t][r]);
 }
 
-// The same for any numbers of tokens and rows.
-INLINE void add_all_dots(const float* x, int64_t x_stride, int64_t tokens, const float* rows, int64_t row_stride, int64_t row_count,
-                         int64_t count, float* z, int64_t z_stride) {
+// The same for any numbers of tokens and rows. A token has the same bits alone and in a group.
+INLINE void add_all_dots(const Pieces& p, const float* x, int64_t x_stride, int64_t tokens, const float* rows, int64_t row_stride,
+                         int64_t row_count, float* z, int64_t z_stride) {
   int64_t r = 0;
   for (; r + kDotRows <= row_count; r += kDotRows) {
     const float* at = rows + r * row_stride;
-    if (tokens == 4) add_dots<4, kDotRows>(x, x_stride, at, row_stride, count, z + r, z_stride);
+    if (tokens == 4) add_dots<4, kDotRows>(p, x, x_stride, at, row_stride, z + r, z_stride);
     else
-      for (int64_t t = 0; t < tokens; ++t) add_dots<1, kDotRows>(x + t * x_stride, x_stride, at, row_stride, count, z + t * z_stride + r, z_stride);
+      for (int64_t t = 0; t < tokens; ++t) add_dots<1, kDotRows>(p, x + t * x_stride, x_stride, at, row_stride, z + t * z_stride + r, z_stride);
   }
   for (; r < row_count; ++r) {
     const float* at = rows + r * row_stride;
-    if (tokens == 4) add_dots<4, 1>(x, x_stride, at, row_stride, count, z + r, z_stride);
+    if (tokens == 4) add_dots<4, 1>(p, x, x_stride, at, row_stride, z + r, z_stride);
     else
-      for (int64_t t = 0; t < tokens; ++t) add_dots<1, 1>(x + t * x_stride, x_stride, at, row_stride, count, z + t * z_stride + r, z_stride);
+      for (int64_t t = 0; t < tokens; ++t) add_dots<1, 1>(p, x + t * x_stride, x_stride, at, row_stride, z + t * z_stride + r, z_stride);
   }
 }
 
@@ -83,37 +90,50 @@ struct Mixer {
     if (!is_same<T, float>) s = out.template write<false>(0, s, W);
     return PART ? keep_first(s, m) : s;
   }
-  // X' at W features from i on, stream k in to + k * stride.
+  // X' at W features from i on, stream k in to + k * stride; its squares are added to `squares`.
   template <bool PART>
-  INLINE void step(int64_t i, int64_t m, float* to, int64_t stride) const {
+  INLINE void step(int64_t i, int64_t m, float* to, int64_t stride, vec* squares) const {
     const int count = N > 0 ? N : n;
     if (!w) {
-      for (int k = 0; k < count; ++k) store(to + k * stride, x.template get<PART>(k * d + i, m));
-      return;
-    }
-    const vec write = w.template get<PART>(i, m);
-    if (mix == nullptr) {
+#pragma GCC unroll 4
       for (int k = 0; k < count; ++k) {
-        const vec s = add(x.template get<PART>(k * d + i, m), mul(fill(inject[k]), write));
-        store(to + k * stride, rounded<PART>(k * d + i, s, m));
+        const vec s = x.template get<PART>(k * d + i, m);
+        store(to + k * stride, s);
+        squares[k % 4] = fma(s, s, squares[k % 4]);
       }
       return;
     }
+    const vec write = w.template get<PART>(i, m);
+    // All loads before the first store: see streams_backward-inl.h.
     vec in[N > 0 ? N : kMaxStreams];
 #pragma GCC unroll 4
     for (int j = 0; j < count; ++j) in[j] = x.template get<PART>(j * d + i, m);
+    if (mix == nullptr) {
+#pragma GCC unroll 4
+      for (int k = 0; k < count; ++k) {
+        const vec s = rounded<PART>(k * d + i, add(in[k], mul(fill(inject[k]), write)), m);
+        store(to + k * stride, s);
+        squares[k % 4] = fma(s, s, squares[k % 4]);
+      }
+      return;
+    }
 #pragma GCC unroll 4
     for (int k = 0; k < count; ++k) {
       vec s = mul(fill(inject[k]), write);
 #pragma GCC unroll 4
       for (int j = 0; j < count; ++j) s = fma(fill(mix[k * count + j]), in[j], s);
-      store(to + k * stride, rounded<PART>(k * d + i, s, m));
+      s = rounded<PART>(k * d + i, s, m);
+      store(to + k * stride, s);
+      squares[k % 4] = fma(s, s, squares[k % 4]);
     }
   }
-  void run(int64_t from, int64_t end, float* to, int64_t stride) const {
+  // X' at the features [from, end); return the sum of their squares.
+  INLINE double run(int64_t from, int64_t end, float* to, int64_t stride) const {
+    vec squares[4] = {fill(0), fill(0), fill(0), fill(0)};
     int64_t i = from;
-    for (; i + W <= end; i += W) step<false>(i, W, to + (i - from), stride);
-    if (i < end) step<true>(i, end - i, to + (i - from), stride);
+    for (; i + W <= end; i += W) step<false>(i, W, to + (i - from), stride, squares);
+    if (i < end) step<true>(i, end - i, to + (i - from), stride, squares);
+    return static_cast<double>(sum(add(add(squares[0], squares[1]), add(squares[2], squares[3]))));
   }
 };
 
@@ -139,7 +159,7 @@ Centred hyper_logits(const Streams& a, const In<T> x, float shift, float* buffer
     }
     s1 += static_cast<double>(sum(v1));
     s2 += static_cast<double>(sum(v2));
-    add_all_dots(buffer, 0, 1, a.project + from, d, a.n + 2, count, z, 0);
+    add_all_dots({1, count, 0, 0}, buffer, 0, 1, a.project + a.project_at(from, 0, count), a.project_stride(count), a.n + 2, z, 0);
   }
   const double left = s1 / static_cast<double>(d), var = s2 / static_cast<double>(d) - left * left;
   return {left, var < 0 ? 0 : var};
@@ -179,42 +199,45 @@ struct ForwardBlock {
         const int64_t group = tokens - t < kStreamsGroup ? tokens - t : kStreamsGroup;
         for (int64_t g = 0; g < group; ++g) {
           const Mixer<T, N, true> mixer(a, a.new_streams, first + t + g);
-          mixer.run(from, end, s.x + g * width, chunk);
-          if (projects) moments(t + g, s.x + g * width, count, hyper, from == 0);
+          const double squares = mixer.run(from, end, s.x + g * width, chunk);
+          if (hyper) centre(t + g, s.x + g * width, count, from == 0);
+          else s.moments[(t + g) * n * 2] += squares;
         }
         if (!projects) continue;
         float* const z = s.logits + t * a.logits;
-        for (int64_t j = 0; j < n; ++j) {
-          const float* x = s.x + j * chunk;
-          if (hyper) add_all_dots(x, width, group, a.project + from, d, n + 2, count, z + j * (n + 2), a.logits);
-          else add_all_dots(x, width, group, a.project + j * d + from, n * d, a.logits, count, z, a.logits);
+        const float* const rows = a.project + a.project_at(from, 0, count);
+        const int64_t stride = a.project_stride(count);
+        if (!hyper) {
+          add_all_dots({n, count, chunk, a.project_at(from, 1, count) - a.project_at(from, 0, count)}, s.x, width, group, rows, stride, a.logits,
+                       z, a.logits);
+          continue;
         }
+        for (int64_t j = 0; j < n; ++j)
+          add_all_dots({1, count, 0, 0}, s.x + j * chunk, width, group, rows, stride, n + 2, z + j * (n + 2), a.logits);
       }
     }
   }
 
-  // Add to the sums of x and x^2. In hyper x is first centred at the mean of the first chunk.
-  void moments(int64_t t, float* x, int64_t count, bool hyper, bool is_first) {
+  // Centre the streams of one token at the mean of their first chunk, and add to the sums of x and x^2: hyper.
+  void centre(int64_t t, float* x, int64_t count, bool is_first) {
     for (int64_t j = 0; j < n; ++j, x += chunk) {
       double* const to = s.moments + (t * n + j) * 2;
-      if (hyper) {
-        float* const shift = s.shift + t * n + j;
-        if (is_first) {
-          const vec origin = fill(x[0]);
-          vec total = fill(0);
-          for (int64_t i = 0; i < count; i += W) total = add(total, keep(sub(load(x + i), origin), count - i));
-          *shift = x[0] + sum(total) / static_cast<float>(count);
-        }
-        for (int64_t i = 0; i < count; i += W) store(x + i, keep(sub(load(x + i), fill(*shift)), count - i));
+      float* const shift = s.shift + t * n + j;
+      if (is_first) {
+        const vec origin = fill(x[0]);
+        vec total = fill(0);
+        for (int64_t i = 0; i < count; i += W) total = add(total, keep(sub(load(x + i), origin), count - i));
+        *shift = x[0] + sum(total) / static_cast<float>(count);
       }
-      vec s1 = fill(0), s2[2] = {fill(0), fill(0)};
+      vec s1 = fill(0), s2 = fill(0);
       for (int64_t i = 0; i < count; i += W) {
-        const vec v = load(x + i);
-        if (hyper) s1 = add(s1, v);
-        s2[i / W % 2] = fma(v, v, s2[i / W % 2]);
+        const vec v = keep(sub(load(x + i), fill(*shift)), count - i);
+        store(x + i, v);
+        s1 = add(s1, v);
+        s2 = fma(v, v, s2);
       }
       to[0] += static_cast<double>(sum(s1));
-      to[1] += static_cast<double>(sum(add(s2[0], s2[1])));
+      to[1] += static_cast<double>(sum(s2));
     }
   }
   static INLINE vec keep(vec v, int64_t left) { return left < W ? keep_first(v, left) : v; }
@@ -227,9 +250,7 @@ struct ForwardBlock {
       float* const saved = a.saved_stats + (first + t) * stats + 2;
       const double* sums = s.moments + t * n * 2;
       if (a.kind != Kind::hyper) {
-        double total = 0;
-        for (int64_t j = 0; j < n; ++j) total += sums[2 * j + 1];
-        const float scale = static_cast<float>(1.0 / __builtin_sqrt(total / static_cast<double>(n * d) + a.project_eps));
+        const float scale = static_cast<float>(1.0 / __builtin_sqrt(sums[0] / static_cast<double>(n * d) + a.project_eps));
         saved[0] = scale;
         for (int64_t r = 0; r < a.logits; ++r) z[r] *= scale;
       } else {

@@ -1,4 +1,6 @@
 // The operators of the boundary of n streams: add_norm_streams and add_norm_streams_backward.
+#include <thread>
+
 #include "routing.h"
 
 namespace addnorm {
@@ -8,8 +10,15 @@ using Args = AddNormStreamsArgs;
 using BackArgs = AddNormStreamsBackwardArgs;
 static_assert(static_cast<int>(Args::kOutDtype) == static_cast<int>(BackArgs::kOutDtype));
 
+// From this number of tokens on φ is packed.
+constexpr int64_t kPackedRows = 16;
+
 // Tokens of a block: few where there are few, so that every thread has some. No result depends on it.
-int64_t block_tokens(int64_t rows) { return rows >= 256 ? kStreamsBlock : rows >= 64 ? 16 : rows >= 16 ? 8 : 4; }
+int64_t block_tokens(int64_t rows) {
+  static const auto threads = static_cast<int64_t>(std::thread::hardware_concurrency());
+  const int64_t each = threads > 0 ? (rows + threads - 1) / threads : rows;
+  return each >= kStreamsBlock ? kStreamsBlock : (each + kStreamsGroup - 1) / kStreamsGroup * kStreamsGroup;
+}
 
 // Scratch memory at a multiple of 64 bytes.
 class Aligned {
@@ -123,15 +132,39 @@ struct StreamsCall {
       a.weight = static_cast<const float*>(weight != nullptr ? reals_[0].read(weight, weight_type, a.d, false) : reals_[0].ones(a.d, false));
       a.bias = static_cast<const float*>(reals_[1].read(bias, bias_type, a.d, false));
     }
+    const float* const unpacked = a.project;
+    if (a.kind != Kind::given && rows >= kPackedRows) {
+      packed_.reset(new float[static_cast<size_t>(a.project_rows() * (a.kind == Kind::hyper ? 1 : n) * a.d)]);
+      a.packed = true;
+      copy_packed(a, packed_.get(), const_cast<float*>(unpacked), true);
+      a.project = packed_.get();
+    }
     if (a.kind == Kind::hyper) {
       sums_.resize(static_cast<size_t>(n + 2));
       for (int64_t r = 0; r < n + 2; ++r) {
         double total = 0;
-        for (int64_t i = 0; i < a.d; ++i) total += static_cast<double>(a.project[r * a.d + i]);
+        for (int64_t i = 0; i < a.d; ++i) total += static_cast<double>(unpacked[r * a.d + i]);
         sums_[static_cast<size_t>(r)] = static_cast<float>(total);
       }
       a.project_sums = sums_.data();
     }
+  }
+
+  // Copy φ, or its gradient, into the packed order or back. The rows of φ may be a power of two apart, and would fall on the same few
+  // sets of the caches.
+  static void copy_packed(const Streams& a, float* packed, float* rows, bool packs) {
+    const int64_t chunk = streams_chunk(a.n), streams = a.kind == Kind::hyper ? 1 : a.n, count_rows = a.project_rows();
+    parallel((a.d + chunk - 1) / chunk, chunk * streams * count_rows, [&](int64_t begin, int64_t end) {
+      for (int64_t c = begin; c < end; ++c) {
+        const int64_t from = c * chunk, count = from + chunk < a.d ? chunk : a.d - from;
+        for (int64_t j = 0; j < streams; ++j)
+          for (int64_t r = 0; r < count_rows; ++r) {
+            float* const inside = packed + from * count_rows * streams + (j * count_rows + r) * count;
+            float* const outside = rows + (r * streams + j) * a.d + from;
+            std::memcpy(packs ? inside : outside, packs ? outside : inside, static_cast<size_t>(count) * sizeof(float));
+          }
+      }
+    });
   }
 
   const void* own(AtenTensorHandle t) {
@@ -155,6 +188,7 @@ struct StreamsCall {
   int used_ = 0;
   Reals reals_[2];
   std::vector<float> sums_;
+  std::unique_ptr<float[]> packed_;
 
   static int64_t stride(AtenTensorHandle t, int64_t own_dims, int64_t size) { return t == nullptr || Shape(t).dim == own_dims ? 0 : size; }
 };
@@ -197,14 +231,15 @@ void add_norm_streams(StableIValue* at, uint64_t, uint64_t) {
   for (size_t i = 0; i < results.size(); ++i) stack.at[i] = results[i].release_handle();
 }
 
-// Sums by parts, `size` floats each, pairwise into the first; zeros at first.
+// Sums by parts, `size` floats each, pairwise into the first.
 class Parts {
  public:
-  float* reserve(bool wanted, int64_t parts, int64_t size) {
+  float* reserve(bool wanted, int64_t parts, int64_t size, bool zeros = true) {
     if (!wanted) return nullptr;
     parts_ = parts;
-    size_ = (size + kPad - 1) / kPad * kPad;
-    memory_.reset(static_cast<float*>(std::calloc(static_cast<size_t>(parts_ * size_), sizeof(float))));
+    size_ = padded(size);
+    const auto count = static_cast<size_t>(parts_ * size_);
+    memory_.reset(static_cast<float*>(zeros ? std::calloc(count, sizeof(float)) : std::malloc(count * sizeof(float))));
     if (!memory_) throw std::bad_alloc();
     return memory_.get();
   }
@@ -215,6 +250,7 @@ class Parts {
     });
   }
   int64_t size() const { return size_; }
+  float* data() const { return memory_.get(); }
   Output collect(const std::vector<int64_t>& sizes, int64_t count, Type type) {
     if (memory_ == nullptr) return Output();
     Output out = make(sizes, type);
@@ -231,7 +267,7 @@ class Parts {
 };
 
 // add_norm_streams_backward(the forward's arguments, logits, stats, computed_collapse, dnew?, dread?, dcollapse?, dmix?, dinject?, grad_mask)
-// -> (streams, branch, mix, inject, collapse, project, weight, bias, pre)
+// -> (streams, branch, mix, inject, collapse, project, weight, bias, scale, base)
 void add_norm_streams_backward(StableIValue* at, uint64_t, uint64_t) {
   Stack stack{at, BackArgs::kSignature};
   StreamsCall call(stack);
@@ -255,7 +291,7 @@ void add_norm_streams_backward(StableIValue* at, uint64_t, uint64_t) {
     fit = fit && (dnew == nullptr || type_of(dnew) == a.new_type) && (dread == nullptr || type_of(dread) == a.read_type);
     fit = fit && !(wants(1) && call.branch == nullptr) && !(wants(2) && call.mix == nullptr) && !(wants(3) && call.inject == nullptr) &&
           !(wants(4) && call.collapse == nullptr) && !(wants(5) && !computes) && !(wants(6) && call.weight == nullptr) &&
-          !(wants(7) && call.bias == nullptr) && !(wants(8) && !computes) && grad_mask >= 0 && grad_mask < 512;
+          !(wants(7) && call.bias == nullptr) && !(grad_mask >> 8 && !computes) && grad_mask >= 0 && grad_mask < 1024;
     if (!fit) route = Route::reference;
   }
   if (route != Route::kernels) return leave_kernels(stack, "addnorm::add_norm_streams_backward_reference", route);
@@ -273,9 +309,8 @@ void add_norm_streams_backward(StableIValue* at, uint64_t, uint64_t) {
   a.dcollapse = floats(dcollapse);
   a.dmix = floats(dmix);
   a.dinject = floats(dinject);
-  const int64_t coefficients = a.logits;
   std::vector<Output> results;
-  results.reserve(9);
+  results.reserve(10);
   const auto output = [&](int64_t bit, const std::vector<int64_t>& sizes, Type type) -> void* {
     if (wants(bit)) results.push_back(make(sizes, type));
     else results.emplace_back();
@@ -294,14 +329,22 @@ void add_norm_streams_backward(StableIValue* at, uint64_t, uint64_t) {
   const int64_t project_count = call.project != nullptr ? project.rows * project.d : 0;
   Parts dproject, dweight, dbias;
   const bool normed = a.dread != nullptr && a.norm != Norm::none;
-  a.dproject = dproject.reserve(wants(5), parts, project_count);
+  std::optional<Output> direct;  // the gradient of φ, if one part computes it in its place
+  if (wants(5)) direct.emplace(make({project.sizes, project.sizes + project.dim}, Type::f32));
+  const bool in_place = wants(5) && parts == 1 && !a.packed;
+  a.dproject = in_place ? static_cast<float*>(direct->data) : dproject.reserve(wants(5), parts, project_count, false);
   a.project_size = dproject.size();
+  std::vector<double> small;  // the gradients of α and β, by parts
+  const int64_t base_size = a.base_size();
+  if (wants(8) || wants(9)) {
+    small.resize(static_cast<size_t>(parts * (kMaxScales + base_size)));
+    a.dscale = small.data();
+    a.dbase = a.dscale + parts * kMaxScales;
+  }
   a.padded_d = padded_d;
   a.dweight = dweight.reserve(wants(6), parts, padded_d);
   a.dbias = dbias.reserve(wants(7), parts, padded_d);
   if (!normed) a.dweight = a.dbias = nullptr;
-  Output pre = wants(8) ? make(call.sizes({coefficients}), Type::f32) : Output();
-  a.dpre_rows = wants(8) ? static_cast<float*>(pre.data) : nullptr;
   parallel(parts, a.part_rows * n * a.d, [&](int64_t begin, int64_t end) {
     Aligned scratch(streams_scratch(a));
     for (int64_t part = begin; part < end; ++part) kernels().float32.streams_backward(a, part, scratch.data());
@@ -309,10 +352,27 @@ void add_norm_streams_backward(StableIValue* at, uint64_t, uint64_t) {
   dproject.reduce();
   dweight.reduce();
   dbias.reduce();
-  results.push_back(dproject.collect({project.sizes, project.sizes + project.dim}, project_count, Type::f32));
+  if (wants(5) && a.packed) StreamsCall::copy_packed(a, dproject.data(), static_cast<float*>(direct->data), false);
+  else if (wants(5) && !in_place) std::memcpy(direct->data, dproject.data(), static_cast<size_t>(project_count) * sizeof(float));
+  results.push_back(wants(5) ? std::move(*direct) : Output());
   results.push_back(dweight.collect({a.d}, a.d, call.weight_type));
   results.push_back(dbias.collect({a.d}, a.d, call.bias_type));
-  results.push_back(std::move(pre));
+  const auto collect = [&](bool wanted, const double* from, AtenTensorHandle like, int64_t stride) -> void {
+    if (!wanted) {
+      results.emplace_back();
+      return;
+    }
+    const int64_t count = Shape(like).d;
+    Output out = make({count}, Type::f32);
+    for (int64_t i = 0; i < count; ++i) {
+      double total = 0;
+      for (int64_t part = 0; part < parts; ++part) total += from[part * stride + i];
+      static_cast<float*>(out.data)[i] = static_cast<float>(total);
+    }
+    results.push_back(std::move(out));
+  };
+  collect(wants(8), a.dscale, call.scale, kMaxScales);
+  collect(wants(9), a.dbase, call.base, base_size);
   stack.release();
   for (size_t i = 0; i < results.size(); ++i) stack.at[i] = results[i].release_handle();
 }

@@ -12,7 +12,7 @@ namespace addnorm {
 // How the next coefficients are computed; the numbers of `kind` in src/addnorm/ops/streams/schema.py.
 enum class Kind : int { given, manifold, independent, gates, hyper };
 
-constexpr int kMaxStreams = 16;
+constexpr int kMaxStreams = 16, kMaxScales = 3;
 
 // Every pointer is to contiguous memory. Coefficients and parameters are float.
 struct Streams {
@@ -24,7 +24,8 @@ struct Streams {
   int64_t mix_stride, inject_stride, collapse_stride;  // from row to row; 0: one for all rows
   bool per_feature;          // c is (rows, n, d)
   bool collapse_is_computed; // backward: `collapse` is what the forward computed
-  const float* project;      // φ, (logits, n d); hyper: (n + 2, d), the weights times those of the norm
+  const float* project;      // φ, (logits, n d); hyper: (n + 2, d), the weights times those of the norm; may be packed
+  bool packed;               // φ and its gradient are in chunks: (chunks, n, logits, features), or (chunks, n + 2, features)
   const float* project_sums; // hyper: the sum of each row of φ
   const float* scale;        // α, as many as the kind has groups
   const float* base;         // β, (logits,); hyper: constants of c, b and A, then n + 2 that are added to the products
@@ -39,6 +40,15 @@ struct Streams {
   bool reads;
   Type streams_type, branch_type, new_type, read_type;  // new_type: of X'
 
+  // Rows of φ that a stream is multiplied with.
+  int64_t project_rows() const { return kind == Kind::hyper ? n + 2 : logits; }
+  // Where φ has the features from `from` on of stream j, and the distance of its rows, for a chunk of `count` features.
+  int64_t project_at(int64_t from, int64_t j, int64_t count) const {
+    const bool hyper = kind == Kind::hyper;
+    if (packed) return from * project_rows() * (hyper ? 1 : n) + (hyper ? 0 : j * project_rows() * count);
+    return (hyper ? 0 : j * d) + from;
+  }
+  int64_t project_stride(int64_t count) const { return packed ? count : kind == Kind::hyper ? d : n * d; }
   int64_t stats() const { return 2 + (kind == Kind::given ? 0 : kind == Kind::hyper ? 2 * n : 1); }
 };
 
@@ -55,15 +65,18 @@ struct StreamsBackward : Streams {
   const float *dcollapse, *dmix, *dinject;      // of the computed coefficients
   const float *saved_logits, *saved_stats;
   void *dstreams, *dbranch;                     // null: not requested
-  float *dmix_rows, *dinject_rows, *dcollapse_rows, *dpre_rows;  // a gradient for each row; null: not requested
-  float *dproject, *dweight, *dbias;            // a buffer for each part; null: not requested
+  float *dmix_rows, *dinject_rows, *dcollapse_rows;  // a gradient for each row; null: not requested
+  float *dproject, *dweight, *dbias;            // a buffer for each part; null: not requested. That of φ is overwritten, not added to.
+  double *dscale, *dbase;                       // of α and β: kMaxScales and base_size() numbers for each part; null: not requested
   int64_t part_rows;                            // rows of a part
   int64_t project_size, padded_d;               // floats of a buffer of dproject, of dweight and dbias
+
+  int64_t base_size() const { return logits + (kind == Kind::hyper ? n + 2 : 0); }
 };
 
 // Rows are computed in blocks, so that φ is read once a block. Sums over rows are accumulated by parts, whose number depends only on the
 // number of rows: never by thread.
-constexpr int64_t kStreamsBlock = 32;
+constexpr int64_t kStreamsBlock = 64;
 inline int64_t streams_part_rows(int64_t rows) {
   const int64_t parts = rows < 256 ? (rows + 15) / 16 < 2 ? 1 : 2 : rows / 128 < 16 ? rows / 128 : 16;
   const int64_t each = (rows + parts - 1) / parts;

@@ -13,6 +13,8 @@ struct BackwardBlock {
   int64_t n, d, chunk, width, first, tokens, row_stride;
   bool projects, hyper;
   float *dproject, *dweight, *dbias;
+  double *dscale, *dbase;
+  bool starts;  // the first block of its part
 
   BackwardBlock(const StreamsBackward& call, void* scratch, int64_t part, int64_t begin, int64_t end)
       : a(call),
@@ -28,7 +30,10 @@ struct BackwardBlock {
         hyper(call.kind == Kind::hyper),
         dproject(call.dproject != nullptr ? call.dproject + part * call.project_size : nullptr),
         dweight(call.dweight != nullptr ? call.dweight + part * call.padded_d : nullptr),
-        dbias(call.dbias != nullptr ? call.dbias + part * call.padded_d : nullptr) {}
+        dbias(call.dbias != nullptr ? call.dbias + part * call.padded_d : nullptr),
+        dscale(call.dscale != nullptr ? call.dscale + part * kMaxScales : nullptr),
+        dbase(call.dbase != nullptr ? call.dbase + part * call.base_size() : nullptr),
+        starts(begin == part * call.part_rows) {}
   static BackwardScratch make(const StreamsBackward& a, void* scratch) {
     Arena arena{static_cast<char*>(scratch), 0};
     return BackwardScratch(a, arena);
@@ -86,7 +91,7 @@ struct BackwardBlock {
       return;
     }
     float dots[kMaxStreams] = {};
-    add_all_dots(du, 0, 1, s.row, row_stride, n, row_stride_used(), dots, 0);
+    add_all_dots({1, row_stride_used(), 0, 0}, du, 0, 1, s.row, row_stride, n, dots, 0);
     for (int64_t j = 0; j < n; ++j) s.dcollapse[t * n + j] = dots[j];
     if (a.dcollapse_rows != nullptr)
       for (int64_t j = 0; j < n; ++j) a.dcollapse_rows[row * n + j] = dots[j];
@@ -129,8 +134,7 @@ struct BackwardBlock {
       for (int64_t i = 0; i < n * n; ++i) gradient[2 * n + i] = gather(a.dmix + row * n * n + i, n * n, count);
     const float* const logits = a.saved_logits + row * a.logits;
     coefficients_backward(a, logits, count, gradient, dlogits, rest);
-    if (a.dpre_rows != nullptr)
-      for (int64_t i = 0; i < coefficients; ++i) scatter(gradient[i], a.dpre_rows + row * coefficients + i, coefficients, count);
+    if (dbase != nullptr) parameters_backward(logits, count, coefficients, gradient, dlogits);
     for (int64_t i = 0; i < a.logits; ++i) scatter(dlogits[i], s.factors + t * a.logits + i, a.logits, count);
     for (int64_t p = 0; p < count; ++p) {
       float* const dl = s.factors + (t + p) * a.logits;
@@ -160,6 +164,26 @@ struct BackwardBlock {
       }
     }
   }
+  // Add to the gradients of α and β.
+  void parameters_backward(const float* logits, int64_t count, int64_t coefficients, const Lanes* gradient, const Lanes* dlogits) {
+    Group groups[3];
+    const int group_count = groups_of(a, groups);
+    for (int g = 0; g < group_count; ++g)
+      for (int i = groups[g].begin; i < groups[g].end; ++i) {
+        Lanes l = gather(logits + logit_of(a, i), a.logits, count);
+        if (hyper) l = tanh_lanes(l);
+        dbase[i] += total(gradient[i], count);
+        dscale[groups[g].scale] += total(gradient[i] * l, count);
+      }
+    if (!hyper) return;
+    for (int64_t j = 0; j < n; ++j)
+      for (int64_t r = 0; r < n + 2; ++r) dbase[coefficients + r] += total(dlogits[j * (n + 2) + r], count);
+  }
+  static INLINE double total(Lanes x, int64_t count) {
+    double sum = 0;
+    for (int64_t t = 0; t < count; ++t) sum += static_cast<double>(x[t]);
+    return sum;
+  }
   // Whether the c of the read is the computed one; a given one is used instead of it.
   bool reads_computed() const { return a.dread != nullptr && a.collapse_is_computed; }
 
@@ -180,13 +204,14 @@ struct BackwardBlock {
         for (int64_t g = 0; g < group; ++g) start_gradient(t + g, from, count, s.x + g * width, s.gradient + g * width);
         if (projects)
           for (int64_t j = 0; j < n; ++j) {
-            const int64_t rows = hyper ? n + 2 : a.logits, stride = hyper ? d : n * d;
             const float* factors = s.factors + t * a.logits + (hyper ? j * (n + 2) : 0);
-            const int64_t at = hyper ? from : j * d + from;
-            if (group == 4) project_backward<4>(factors, rows, stride, at, count, s.x + j * chunk, s.gradient + j * chunk);
+            const int64_t at = a.project_at(from, j, count);
+            const bool overwrites = starts && t == 0 && !(hyper && j > 0);
+            if (group == 4) project_backward<4>(factors, at, count, s.x + j * chunk, s.gradient + j * chunk, overwrites);
             else
               for (int64_t g = 0; g < group; ++g)
-                project_backward<1>(factors + g * a.logits, rows, stride, at, count, s.x + g * width + j * chunk, s.gradient + g * width + j * chunk);
+                project_backward<1>(factors + g * a.logits, at, count, s.x + g * width + j * chunk, s.gradient + g * width + j * chunk,
+                                    overwrites && g == 0);
           }
         if (!any_output) continue;
         for (int64_t g = 0; g < group; ++g) {
@@ -239,16 +264,19 @@ struct BackwardBlock {
 
   // gradient += φᵀ factors, dφ += factors xᵀ for R tokens of one stream.
   template <int R>
-  INLINE void project_backward(const float* factors, int64_t rows, int64_t stride, int64_t at, int64_t count, const float* x, float* gradient) {
+  INLINE void project_backward(const float* factors, int64_t at, int64_t count, const float* x, float* gradient, bool overwrites) {
     const float* const project = a.project + at;
+    const int64_t rows = a.project_rows(), stride = a.project_stride(count);
+    float* const sums = dproject != nullptr ? dproject + at : nullptr;
     for (int64_t i = 0; i < count; i += W) {
       const int64_t m = count - i < W ? count - i : W;
-      if (m < W) project_step<R, true>(factors, rows, stride, project + i, dproject != nullptr ? dproject + at + i : nullptr, m, x + i, gradient + i);
-      else project_step<R, false>(factors, rows, stride, project + i, dproject != nullptr ? dproject + at + i : nullptr, W, x + i, gradient + i);
+      if (m < W) project_step<R, true>(factors, rows, stride, project + i, sums != nullptr ? sums + i : nullptr, m, x + i, gradient + i, overwrites);
+      else project_step<R, false>(factors, rows, stride, project + i, sums != nullptr ? sums + i : nullptr, W, x + i, gradient + i, overwrites);
     }
   }
   template <int R, bool PART>
-  INLINE void project_step(const float* factors, int64_t rows, int64_t stride, const float* project, float* sums, int64_t m, const float* x, float* gradient) {
+  INLINE void project_step(const float* factors, int64_t rows, int64_t stride, const float* project, float* sums, int64_t m, const float* x, float* gradient,
+                           bool overwrites) {
     vec g[R], v[R];
     for (int t = 0; t < R; ++t) {
       g[t] = load(gradient + t * width);
@@ -267,7 +295,7 @@ struct BackwardBlock {
 #pragma GCC unroll 4
       for (int t = 1; t < R; ++t) total = fma(f[t], v[t], total);
       float* const to = sums + r * stride;
-      store_some<PART>(to, add(load_some<PART>(to, m), total), m);
+      store_some<PART>(to, overwrites ? total : add(load_some<PART>(to, m), total), m);
     }
     for (int t = 0; t < R; ++t) store(gradient + t * width, PART ? keep_first(g[t], m) : g[t]);
   }
@@ -304,17 +332,23 @@ struct BackwardBlock {
     const float* const mix = a.mix + row * a.mix_stride;
     const In<T> x(a.streams, a.streams_type, at);
     float* const dmix = s.dmix + t * n * n * 16;
+    // All loads before the first store to memory: the streams may be a multiple of 4 kB apart, and a load waits for an earlier store
+    // with the same low address bits.
+    if (a.dmix_rows != nullptr) {
+      vec v[N > 0 ? N : kMaxStreams];
+#pragma GCC unroll 4
+      for (int j = 0; j < count; ++j) v[j] = x.template get<PART>(j * d, m);
+#pragma GCC unroll 4
+      for (int k = 0; k < count; ++k)
+#pragma GCC unroll 4
+        for (int j = 0; j < count; ++j) {
+          float* const to = dmix + (k * count + j) * 16;
+          store(to, fma(g[k], v[j], load(to)));
+        }
+    }
+    if (!dstreams) return;
 #pragma GCC unroll 4
     for (int j = 0; j < count; ++j) {
-      if (a.dmix_rows != nullptr) {
-        const vec v = x.template get<PART>(j * d, m);
-#pragma GCC unroll 4
-        for (int k = 0; k < count; ++k) {
-          float* const to = dmix + (k * count + j) * 16;
-          store(to, fma(g[k], v, load(to)));
-        }
-      }
-      if (!dstreams) continue;
       vec total = mul(fill(mix[j]), g[0]);
 #pragma GCC unroll 4
       for (int k = 1; k < count; ++k) total = fma(fill(mix[k * count + j]), g[k], total);

@@ -6,7 +6,6 @@ X' is computed again, and so are Sinkhorn's iterates.
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 from addnorm import reference
 from addnorm.ops.schema import library
 from addnorm.ops.streams import formula, validation
-from addnorm.ops.streams.kinds import KINDS, sizes_of
+from addnorm.ops.streams.kinds import sizes_of
 from addnorm.ops.streams.schema import GRADIENTS, INPUTS
 
 _TENSORS = INPUTS[:10]
@@ -38,7 +37,7 @@ def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
     *tensors, logits, stats, computed = ctx.saved_tensors
     a = dict(zip(INPUTS, (*tensors, *ctx.numbers), strict=True))
     writes, reads, sizes = ctx.has
-    kind, n = a["kind"], a["streams"].shape[-2]
+    kind = a["kind"]
     exists = writes, reads, kind != 0, sizes.mix, sizes.inject  # a compiled graph passes zeros for placeholders
     outer = [grad if has else None for grad, has in zip(grads, exists, strict=False)]
     if not any(grad is not None for grad in outer):
@@ -46,7 +45,6 @@ def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
     needs = dict(zip(INPUTS, ctx.needs_input_grad, strict=True))
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         return _differentiable(a, outer, needs)
-    needs["pre"] = kind != 0 and (needs["scale"] or needs["base"])
     mask = sum(1 << bit for bit, name in enumerate(GRADIENTS) if needs[name])
     wide = validation.compute_dtype(**a)
     dtypes = a["streams_dtype"] or a["streams"].dtype, a["out_dtype"] or a["streams"].dtype, wide, wide, wide
@@ -56,8 +54,6 @@ def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
     for name in _SHARED:
         if needs[name]:
             by_name[name] = _sum_rows_to(by_name[name], a[name])
-    if needs["pre"]:
-        by_name["scale"], by_name["base"] = _parameters_backward(kind, n, by_name.pop("pre"), logits, a)
     return tuple(by_name.get(name) if needs[name] else None for name in INPUTS)
 
 
@@ -66,24 +62,6 @@ def _sum_rows_to(grad: Tensor, like: Tensor) -> Tensor:
     if grad.dim() > like.dim():
         grad = reference.sum_rows(grad.flatten(-like.dim())).reshape(like.shape)
     return grad.to(like.dtype)
-
-
-def _parameters_backward(kind: int, n: int, pre: Tensor, logits: Tensor, a: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """Return the gradients of `scale` and `base` from that of the sums before the gates, of hyper of the coefficients."""
-    scale, base = a["scale"], a["base"]
-    if kind == KINDS["hyper"]:
-        moves = torch.tanh(logits.unflatten(-1, (n, n + 2)))
-        front, rest = pre[..., : 2 * n].unflatten(-1, (2, n)), pre[..., 2 * n :].unflatten(-1, (n, n)).transpose(-1, -2)
-        grads = torch.cat([front.transpose(-1, -2), rest], -1)  # (*, n, n + 2), as the logits
-        each = reference.sum_rows((grads * moves).flatten(-2)).unflatten(-1, (n, n + 2)).sum(0)
-        dscale = torch.stack([each[0] + each[2:].sum(), each[1]])
-        alphas = torch.cat([scale[:2], scale[:1].expand(n)]).to(pre.dtype)
-        added = reference.sum_rows((grads * alphas * (1.0 - moves.square())).flatten(0, -2))
-        return dscale.to(scale.dtype), torch.cat([reference.sum_rows(pre), added]).to(base.dtype)
-    products = reference.sum_rows(pre * logits)
-    bounds = [0, n, 2 * n, n * (n + 2)][: scale.shape[0] + 1]
-    dscale = torch.stack([products[i:j].sum() for i, j in itertools.pairwise(bounds)])
-    return dscale.to(scale.dtype), reference.sum_rows(pre).to(base.dtype)
 
 
 def _differentiable(a: dict[str, Any], outer: list[Any], needs: dict[str, bool]) -> tuple[Any, ...]:

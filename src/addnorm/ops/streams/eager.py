@@ -13,7 +13,7 @@ from addnorm.ops.streams.gradients import gradients
 from addnorm.ops.streams.schema import ARGUMENTS, GRADIENTS, INPUTS
 
 _BACKWARD = tuple(argument.name for argument in ARGUMENTS["add_norm_streams_backward"])
-_PER_ROW = ("mix", "inject", "collapse", "pre")
+_PER_ROW = ("mix", "inject", "collapse")
 
 
 def add_norm_streams(*args: Any) -> tuple[Tensor, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -15,14 +16,14 @@ from addnorm.ops.streams.kinds import KINDS, sizes_of
 
 
 def gradients(a: dict[str, Any], wide: torch.dtype) -> dict[str, Tensor | None]:
-    """Return every gradient by name from the arguments of the backward by name; those of A, b, c and `pre` for each token."""
+    """Return every gradient by name from the arguments of the backward by name; those of A, b and c for each token."""
     streams, branch, mix, inject = a["streams"], a["branch"], a["mix"], a["inject"]
     new = streams
     if branch is not None:
         new = formula.write(streams, branch, mix, inject, a["streams_dtype"] or streams.dtype, wide)
     x = new.to(wide)
     g = torch.zeros_like(x) if a["dnew"] is None else a["dnew"].to(wide)
-    grads: dict[str, Tensor | None] = dict.fromkeys(("collapse", "weight", "bias", "project", "pre"))
+    grads: dict[str, Tensor | None] = dict.fromkeys(("collapse", "weight", "bias", "project", "scale", "base"))
     dcollapse = a["dcollapse"]
     if a["dread"] is not None:
         used = a["computed_collapse"] if a["collapse"] is None else a["collapse"]
@@ -41,8 +42,8 @@ def gradients(a: dict[str, Any], wide: torch.dtype) -> dict[str, Tensor | None]:
         else:
             dcollapse = found if dcollapse is None else dcollapse.to(wide) + found
     if a["kind"] != KINDS["given"]:
-        dpre, dlogits = gates_backward(a, dcollapse, wide)
-        grads["pre"] = dpre
+        pre, dlogits = gates_backward(a, dcollapse, wide)
+        grads["scale"], grads["base"] = parameters_backward(a, pre)
         weight = a["project"].to(wide)
         saved = a["stats"][..., 2:].to(wide)
         if a["kind"] == KINDS["hyper"]:
@@ -108,6 +109,24 @@ def gates_backward(a: dict[str, Any], dcollapse: Tensor | None, wide: torch.dtyp
         back.append(gradient * scale[place])
         begin = end
     return torch.cat(results, -1), torch.cat(back, -1)
+
+
+def parameters_backward(a: dict[str, Any], pre: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradients of `scale` and `base` from that of the sums before the gates, of hyper of the coefficients."""
+    kind, scale, logits, n = a["kind"], a["scale"], a["logits"], a["streams"].shape[-2]
+    if kind == KINDS["hyper"]:
+        moves = torch.tanh(logits.unflatten(-1, (n, n + 2)))
+        front, rest = pre[..., : 2 * n].unflatten(-1, (2, n)), pre[..., 2 * n :].unflatten(-1, (n, n)).transpose(-1, -2)
+        grads = torch.cat([front.transpose(-1, -2), rest], -1)  # (*, n, n + 2), as the logits
+        each = reference.sum_rows((grads * moves).flatten(-2)).unflatten(-1, (n, n + 2)).sum(0)
+        dscale = torch.stack([each[0] + each[2:].sum(), each[1]])
+        alphas = torch.cat([scale[:2], scale[:1].expand(n)]).to(pre.dtype)
+        added = reference.sum_rows((grads * alphas * (1.0 - moves.square())).flatten(0, -2))
+        return dscale, torch.cat([reference.sum_rows(pre), added])
+    products = reference.sum_rows(pre * logits)
+    bounds = [0, n, 2 * n, n * (n + 2)][: scale.shape[0] + 1]
+    dscale = torch.stack([products[i:j].sum() for i, j in itertools.pairwise(bounds)])
+    return dscale, reference.sum_rows(pre)
 
 
 def _sinkhorn_backward(logits: Tensor, gradient: Tensor, iterations: int, eps: float) -> Tensor:

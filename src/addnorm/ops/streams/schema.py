@@ -4,8 +4,7 @@
     add_norm_streams_backward    these, and the gradients of the outputs -> the gradients of the inputs
 
 Outputs that a call does not have are empty placeholders: X' without a branch, the read without c, and c', A', b' that the kind
-does not compute. The gradients of A, b and c have a row for each token even if one value serves all tokens, and `pre` is that
-of the sums before the gates, from which `autograd.py` makes those of `scale` and `base`.
+does not compute. The gradients of A, b and c have a row for each token, even if one value serves all tokens.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _INPUTS = (
     "float gate_eps, float project_eps, float magnitude, ScalarType? streams_dtype, ScalarType? out_dtype"
 )
 OUTPUTS = ("new_streams", "read", "new_collapse", "new_mix", "new_inject", "logits", "stats")
-GRADIENTS = ("streams", "branch", "mix", "inject", "collapse", "project", "weight", "bias", "pre")
+GRADIENTS = ("streams", "branch", "mix", "inject", "collapse", "project", "weight", "bias", "scale", "base")
 SCHEMAS = {
     "add_norm_streams": f"({_INPUTS}) -> ({', '.join(f'Tensor {name}' for name in OUTPUTS)})",
     "add_norm_streams_backward": (
@@ -73,7 +72,7 @@ def fake_backward(*args: Any) -> tuple[Tensor, ...]:
     mask: int = a["grad_mask"]
     rows, n, d = streams.shape[:-2], streams.shape[-2], streams.shape[-1]
     wide = validation.compute_dtype(**{name: a[name] for name in INPUTS})
-    per_row = {"mix": (n, n), "inject": (n,), "pre": (sizes_of(a["kind"], n).logits,)}
+    per_row = {"mix": (n, n), "inject": (n,)}
     per_row["collapse"] = (n, d) if a["collapse"] is not None and a["collapse"].dim() == streams.dim() else (n,)
 
     def make(name: str) -> Tensor:
