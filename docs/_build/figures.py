@@ -1,4 +1,4 @@
-"""Draw the figures of add_norm.md, comparing.md and README.md from the numbers of figure_numbers.py.
+"""Draw the figures of the docs and of README.md from the numbers of figure_numbers.py and stream_numbers.py.
 
 python docs/_build/figures.py            write docs/figures/*.svg
 python docs/_build/figures.py FOLDER     write them elsewhere
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import figure_numbers as numbers
+import stream_numbers
 
 from addnorm._util import files
 from addnorm.lab import plot
@@ -39,7 +40,8 @@ STYLE: dict[str, Any] = {
 }  # fmt: skip
 LOOKS = {
     "pre_ln": (ORANGE, DASHES[0], "o"), "post_ln": (BLUE, DASHES[1], "s"), "no_residual": (GREEN, DASHES[2], "^"),
-    "no_norm": (PINK, DASHES[3], "D"), "rezero": (GREEN, DASHES[2], "^"),
+    "no_norm": (PINK, DASHES[3], "D"), "rezero": (GREEN, DASHES[2], "^"), "hyper_connections": (BLUE, DASHES[1], "s"),
+    "mhc": (GREEN, DASHES[2], "^"), "attention_residuals": (PINK, DASHES[3], "D"),
 }  # fmt: skip
 # Colour on light pages -> on dark ones, as in the style sheets of report and explorer.
 DARK = {
@@ -249,9 +251,42 @@ def norms() -> Figure:
     return made
 
 
+def several_streams() -> Figure:
+    """Draw stacks of several streams by depth: whether the streams stay alike, what A amplifies, and what sublayers read."""
+    curves = stream_numbers.streams_by_depth()
+    made = figure(9.6, 3.5)
+    panels = (
+        (curves.cosine, "Are the streams alike?", "mean cosine of two streams"),
+        (curves.gain, "What does the mixing amplify?", "largest row sum of the product of all A"),
+        (curves.read, "What do sublayers read?", "size of the read before its norm (rms)"),
+    )
+    for ax, (courses, title, ylabel) in zip(made.subplots(1, 3), panels, strict=True):
+        for wiring, course in courses.items():
+            colour, dash, marker = LOOKS[wiring]
+            ax.plot(
+                course.values, color=colour, linestyle=dash, marker=marker, markevery=4, markersize=4.5, linewidth=1.7,
+                label=course.name,
+            )  # fmt: skip
+        ax.set_title(title)
+        ax.set_ylabel(ylabel)
+        ax.set_xlabel("depth in sublayers")
+        ax.set_xticks(range(0, stream_numbers.SUBLAYERS + 1, 8))
+        ax.grid(axis="y", color="#E2E2E2", linewidth=0.7)
+        ax.set_axisbelow(True)
+        ax.legend(frameon=False, loc="best", handlelength=3.2)
+    made.axes[0].set_ylim(-0.25, 1.05)
+    for ax in made.axes[1:]:
+        ax.set_yscale("log")
+    ticks = (0.2, 0.5, 1, 2, 5)
+    made.axes[2].set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    made.axes[2].minorticks_off()
+    return made
+
+
 FIGURES: dict[str, Callable[[], Figure]] = {
     "signal-and-scale": signal_and_scale, "add-then-norm": add_then_norm, "workflow": workflow,
     "encoder-layer": encoder_layer, "comparison": comparison, "norms": norms,
+    "several-streams": several_streams,
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Tests of docs/_build/figures.py and figure_numbers.py: the figures of add_norm.md show what the library computes."""
+"""Tests of docs/_build/figures.py and its numbers: the figures of the docs show what the library computes."""
 
 import re
 import statistics
@@ -11,12 +11,14 @@ import torch.nn.functional as F
 import addnorm
 from addnorm import trace
 from addnorm._util import jsonio
+from addnorm.lab import StreamsProbe
 from addnorm.lab.toy_model import ToyModel
 from support.loading import ROOT, load
 
 PAGE = ROOT / "docs/add_norm.md"
-FIGURES = ("signal-and-scale", "add-then-norm", "workflow", "encoder-layer", "comparison", "norms")
-PAGES = {"comparison": ROOT / "docs/comparing.md"}  # the others are in add_norm.md
+STREAMS = ROOT / "docs/several_streams.md"
+FIGURES = ("signal-and-scale", "add-then-norm", "workflow", "encoder-layer", "comparison", "norms", "several-streams")
+PAGES = {"comparison": ROOT / "docs/comparing.md", "several-streams": STREAMS}  # the others are in add_norm.md
 
 
 @pytest.fixture(scope="module")
@@ -30,11 +32,22 @@ def stacks(numbers):
 
 
 @pytest.fixture(scope="module")
-def figures(stacks):
+def stream_numbers():
+    return load("docs/_build/stream_numbers.py")
+
+
+@pytest.fixture(scope="module")
+def curves(stream_numbers):
+    return stream_numbers.streams_by_depth()
+
+
+@pytest.fixture(scope="module")
+def figures(stacks, curves):
     """Return the script, with stacks that are measured once."""
     module = load("docs/_build/figures.py")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module.numbers, "by_depth", lambda: stacks)
+        patch.setattr(module.stream_numbers, "streams_by_depth", lambda: curves)
         yield module
 
 
@@ -109,6 +122,45 @@ def test_curves_are_the_measured_numbers(figures, stacks):
     drawn = {line.get_label(): list(line.get_ydata()) for line in right.lines}
     assert drawn == {stacks[wiring].name: stacks[wiring].rms for wiring in ("no_norm", "pre_ln", "post_ln")}
     assert f"pre-LN falls slowly to {stacks['pre_ln'].cosine[-1]:.2f}" in PAGE.read_text()
+
+
+def test_cosine_of_streams_is_that_of_different_streams(stream_numbers):
+    streams = torch.tensor([[[1.0, 0.0], [0.0, 2.0], [-3.0, 0.0]], [[1.0, 1.0], [2.0, 2.0], [0.5, 0.5]]])
+    assert stream_numbers.stream_cosine(streams) == pytest.approx((-1 / 3 + 1) / 2)
+
+
+def test_streams_by_depth_are_those_of_the_probe(stream_numbers, curves):
+    """Gains and reads from `measure`; the cosine from its start, where all streams are copies, and its bounds."""
+    probes = {
+        wiring: [StreamsProbe(wiring, sublayers=32, perturbation=moved, seed=seed).measure() for seed in range(4)]
+        for wiring, moved in (("hyper_connections", 0.5), ("mhc", 0.5), ("pre_ln", 0.0), ("attention_residuals", 0.0))
+    }
+    for wiring, course in curves.gain.items():
+        gains = [probe["gains"][wiring]["forward"] for probe in probes[wiring]]
+        expected = [statistics.geometric_mean(at) for at in zip(*gains, strict=True)]
+        assert course.values == pytest.approx([1.0, *expected], rel=1e-3)
+    for wiring, course in curves.read.items():
+        reads = [probe["reads"] for probe in probes[wiring]]
+        assert course.values == pytest.approx([statistics.fmean(at) for at in zip(*reads, strict=True)], rel=1e-4)
+    for course in curves.cosine.values():
+        assert len(course.values) == 33
+        assert course.values[0] == pytest.approx(1, abs=1e-6)
+
+
+def test_curves_of_streams_are_drawn_and_described(figures, curves):
+    for ax, courses in zip(figures.several_streams().axes, curves, strict=True):
+        drawn = {line.get_label(): list(line.get_ydata()) for line in ax.lines}
+        assert drawn == {course.name: course.values for course in courses.values()}
+    text = STREAMS.read_text()
+    cosine, gain, read = ({wiring: course.values for wiring, course in courses.items()} for courses in curves)
+    assert f"falls to {cosine['hyper_connections'][4]:.2f} within four sublayers" in text
+    assert f"in mHC it stays at {cosine['mhc'][-1]:.2f}" in text
+    assert min(cosine["mhc"]) > 0.95
+    amplified = float(re.search(r"it grows to (\d+) after 32 sublayers, in mHC it is 1\.", text)[1])
+    assert gain["hyper_connections"][-1] == pytest.approx(amplified, rel=0.01)
+    assert gain["mhc"] == pytest.approx([1.0] * 33, abs=1e-3)
+    assert f"in pre-LN it grows to {read['pre_ln'][-1]:.2f}" in text
+    assert f"in attention residuals it falls to {read['attention_residuals'][-1]:.2f}" in text
 
 
 def test_bars_are_the_vectors_of_the_trace(figures, numbers):
