@@ -61,6 +61,15 @@ def test_programs_run_in_other_processes(tmp_path, aoti):
         assert "Tag.pt2_compliant_tag" in str(results["tags"])
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_several_streams_run_decomposed_in_other_processes(tmp_path):
+    results = deploy(tmp_path, encoder(addnorm.wirings.mhc(n=2, iterations=2)), (3, 5), aoti=False)
+    assert results.pop("modules") == []
+    assert results["decomposed.pt2 alone"] <= TOLERANCE
+    assert isinstance(results["operator.pt2 alone"], str)  # torch's message: no such operator
+    assert results["operator.pt2 with the library"] <= TOLERANCE
+
+
 def test_library_loads_after_the_package(tmp_path):
     """The package was imported without it, so that it must not define the operators again."""
     code = (

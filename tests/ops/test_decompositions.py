@@ -8,6 +8,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import addnorm
 from addnorm.ops.decompositions import FUNCTIONAL
 from addnorm.ops.schema import OVERLOADS, SCHEMAS
+from addnorm.ops.streams.schema import SCHEMAS as STREAMS
 from support.cases import DTYPES, VARIANTS
 from support.deployed import Calls, dynamic, encoder, operators
 from support.fused_model import QUIET, PreNormModel, X
@@ -29,8 +30,8 @@ def assert_equal_calls(actual, expected):
 def test_table_has_every_functional_operator():
     table = addnorm.decompositions(core_aten=False)
     assert {operator.name().removeprefix("addnorm::") for operator in table} == {
-        overload for name in FUNCTIONAL for overload in OVERLOADS[name]
-    }
+        *STREAMS, *(overload for name in FUNCTIONAL for overload in OVERLOADS[name])
+    }  # fmt: skip
     assert set(SCHEMAS) - set(FUNCTIONAL) == {"add_norm_out"}
     whole = addnorm.decompositions()
     assert set(table) < set(whole)

@@ -21,6 +21,7 @@ from addnorm.boundary import add_norm_streams
 from addnorm.nn.executor import FUNCTIONS, Options, StreamState, add_and_normalize, is_plain, normalize
 from addnorm.nn.norm import NormKind
 from addnorm.nn.residual import is_distributed
+from addnorm.ops import dtensor
 from addnorm.wirings.coefficients.base import CoefficientModule, widen, widen_dtype
 from addnorm.wirings.stage import Head, Stage, identity, unit
 
@@ -98,7 +99,7 @@ def step_streams(
     elif computed is None:
         used = module.entries["collapse"][0]
     if isinstance(used, tuple):
-        used = x.new_tensor(used, dtype=widen_dtype(x.dtype))
+        used = dtensor.spread(x.new_tensor(used, dtype=widen_dtype(x.dtype)), x)
     step = add_norm_streams(
         x, **pending, collapse=used, gates=gates, out_dtype=dtype, **_norm_arguments(norm, module.norm, x)
     )
@@ -145,7 +146,8 @@ def _plan(module: Any, spec: Stage | Head, x: Any, write: StreamWrite | None, no
             if any(isinstance(entry, Tensor) and entry.numel() != 1 for entry in inject):
                 return None
             wide = widen_dtype(x.dtype)
-            inject = torch.stack([torch.as_tensor(entry, dtype=wide, device=x.device).reshape(()) for entry in inject])
+            entries = [dtensor.spread(torch.as_tensor(entry, dtype=wide, device=x.device), x) for entry in inject]
+            inject = torch.stack([entry.reshape(()) for entry in entries])
         dtype = write.options.get("residual_dtype") or x.dtype
         pending = {"branch": mask_write(write), "mix": mix, "inject": inject, "streams_dtype": dtype}
     return pending, None if computed is None else computed.gates()

@@ -4,16 +4,19 @@
 `eager.py` the reference for every device, `cpu.py` the C++ library, `triton/` the CUDA kernels. `dispatch.py` and `out.py`
 call the operators; `autograd.py` has their autograd nodes and `capture.py` the calls that a graph records, `compile_mode.py` the
 formulas of torch.compile and `autocast.py` the dtypes; `validation.py` and `aliasing.py` check arguments; `philox.py` makes the
-dropout mask. `sharding.py` has the rules for DTensors, which `dtensor.py` registers at the first call with one.
+dropout mask. `sharding.py` and `streams/sharding.py` have the rules for DTensors, which `dtensor.py` registers at the first call
+with one.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from addnorm.ops import schema, eager, cpu, triton, autocast, autograd, capture, streams  # isort: skip  # schemas before the kernels
+from addnorm.ops import schema, eager, cpu, triton, autocast, autograd, capture, dtensor, streams  # isort: skip  # schemas before the kernels
 
 __all__ = ["Backend", "autocast", "autograd", "backends", "capture", "cpu", "eager", "schema", "streams", "triton"]
+
+dtensor.register_rules()  # where torch.distributed.tensor is imported already
 
 
 class Backend(NamedTuple):

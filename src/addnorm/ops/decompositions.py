@@ -11,6 +11,8 @@ import torch
 from addnorm import reference
 from addnorm.ops import eager
 from addnorm.ops.schema import OVERLOADS
+from addnorm.ops.streams import eager as streams
+from addnorm.ops.streams.schema import SCHEMAS as STREAMS
 
 FUNCTIONAL = tuple(name for name in OVERLOADS if name != "add_norm_out")
 
@@ -39,7 +41,8 @@ def decompositions(*, core_aten: bool = True) -> dict[Any, Callable[..., Any]]:
       steps.
     - Gradients of the program are those that torch derives from the steps.
 
-    Each functional operator is in the table with both of its overloads, and so are the backward operators of joint graphs.
+    Each functional operator is in the table with both of its overloads, and so are the operators of `add_norm_streams`, whose
+    Sinkhorn iterations are written out, and the backward operators of joint graphs.
     `add_norm_out`, which `out=` and the in-place functions call, has no decomposition, since its result is a write into memory:
     export the out-of-place call.
 
@@ -64,6 +67,8 @@ def decompositions(*, core_aten: bool = True) -> dict[Any, Callable[..., Any]]:
         for overload in OVERLOADS[name]:
             operator = getattr(getattr(torch.ops.addnorm, name), overload.partition(".")[2] or "default")
             table[operator] = _traced(getattr(eager, name))
+    for name in STREAMS:
+        table[getattr(torch.ops.addnorm, name).default] = _traced(getattr(streams, name))
     return table  # type: ignore[no-any-return]  # torch's table is a dict
 
 

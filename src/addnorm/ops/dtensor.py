@@ -1,4 +1,4 @@
-"""Calls with DTensors: registration of `sharding.py` at the first of them, and values that all processes of a mesh share.
+"""Calls with DTensors: registration of the rules at the first of them, and values that all processes of a mesh share.
 
 `import addnorm` does not import `torch.distributed.tensor`, which takes longer than the rest. The operators have no rule for
 DTensors until the first call with one fails; the rules are then registered, and the call is made again. Calls without DTensors
@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_TORCH, _RULES = "torch.distributed.tensor", "addnorm.ops.sharding"
+_TORCH = "torch.distributed.tensor"
+_RULES = "addnorm.ops.streams.sharding"  # which imports `ops/sharding.py`
 _randint = torch.randint
 
 
@@ -54,8 +55,8 @@ def share(value: Tensor, like: Tensor) -> Tensor:
 
 
 def spread(value: Tensor, like: Tensor) -> Tensor:
-    """Return a value that every process has as a replicated DTensor if `like` is a DTensor, else unchanged."""
-    if like.__class__ is Tensor or not is_dtensor(like):
+    """Return a value that every process has as a replicated DTensor if `like` is a DTensor, else unchanged, as DTensors are."""
+    if like.__class__ is Tensor or not is_dtensor(like) or is_dtensor(value):
         return value
     from addnorm.ops import sharding
 
@@ -69,7 +70,3 @@ def replicate_dimensions(t: Any, first: int) -> Any:
     from addnorm.ops import sharding
 
     return sharding.replicate_dimensions(t, first)
-
-
-if _TORCH in sys.modules:
-    register_rules()

@@ -30,7 +30,7 @@ from addnorm.ops import philox
 from addnorm.ops.options import ADD_OPTIONS, GRADIENTS
 from addnorm.ops.schema import ARGUMENTS, OVERLOADS, library
 
-__all__ = ["replicate", "replicate_dimensions", "spread"]
+__all__ = ["Placements", "find_mesh", "replicate", "replicate_dimensions", "row_dimension", "spread", "wrap"]
 
 Placements = tuple[Placement, ...]
 # Arguments with the rows of the residual and features (or the two statistics), in the order in which they decide the placement.
@@ -54,11 +54,11 @@ def spread(value: Tensor, like: Tensor) -> Tensor:
 
 def replicate_dimensions(t: DTensor, first: int) -> DTensor:
     """Return `t` with no dimension from `first` on sharded."""
-    placements = [p if _row_dimension(p, t.dim(), first) is not None else Replicate() for p in t.placements]
+    placements = [p if row_dimension(p, t.dim(), first) is not None else Replicate() for p in t.placements]
     return t if placements == [*t.placements] else t.redistribute(t.device_mesh, placements)
 
 
-def _row_dimension(placement: Placement, ndim: int, first_feature: int) -> int | None:
+def row_dimension(placement: Placement, ndim: int, first_feature: int) -> int | None:
     """Return the dimension of the rows that a placement shards, None if it shards none."""
     dim = getattr(placement, "dim", None)  # Shard, and the strided shards of views
     return None if dim is None or dim % ndim >= first_feature else dim % ndim
@@ -69,7 +69,7 @@ def _place_rows(tensors: Sequence[DTensor], plain: bool) -> Placements:
 
     def place(placements: Sequence[Placement]) -> Placement:
         for placement, t in zip(placements, tensors, strict=True):
-            if _row_dimension(placement, t.dim(), t.dim() - 1) is not None and (not plain or type(placement) is Shard):
+            if row_dimension(placement, t.dim(), t.dim() - 1) is not None and (not plain or type(placement) is Shard):
                 return placement
         return Replicate()
 
@@ -82,7 +82,7 @@ class _Call:
     def __init__(self, arguments: dict[str, Any]) -> None:
         self.local = arguments
         tensors = {name: t for name, t in arguments.items() if isinstance(t, Tensor)}
-        self.mesh = _find_mesh(tensors)
+        self.mesh = find_mesh(tensors)
         whole = next(tensors[name] for name in ("z", "residual") if isinstance(tensors.get(name), Tensor))
         self.shape = whole.shape
         for name in _SAME_SHAPE:
@@ -130,12 +130,17 @@ class _Call:
 
     def wrap(self, t: Tensor, placements: Placements, shape: Sequence[int]) -> DTensor:
         """Return the DTensor of which `t` is this process's part."""
-        if type(t) is Tensor:
-            return DTensor(t, _make_spec(self.mesh, placements, tuple(shape), t.dtype), requires_grad=False)
-        options: dict[str, Any] = (
-            {"shape": torch.Size(shape), "stride": _strides(shape)} if shape else {}
-        )  # a traced tensor
-        return DTensor.from_local(t, self.mesh, placements, run_check=False, **options)
+        return wrap(t, self.mesh, placements, shape)
+
+
+def wrap(t: Tensor, mesh: DeviceMesh, placements: Placements, shape: Sequence[int]) -> DTensor:
+    """Return the DTensor of a shape of which `t` is this process's part."""
+    if type(t) is Tensor:
+        return DTensor(t, _make_spec(mesh, placements, tuple(shape), t.dtype), requires_grad=False)
+    options: dict[str, Any] = (
+        {"shape": torch.Size(shape), "stride": _strides(shape)} if shape else {}
+    )  # a traced tensor
+    return DTensor.from_local(t, mesh, placements, run_check=False, **options)
 
 
 # torch's own operators construct DTensors so too: `DTensor.from_local` takes several times as long as the operator on a few rows.
@@ -149,7 +154,7 @@ def _strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(math.prod(max(n, 1) for n in shape[i + 1 :]) for i in range(len(shape)))
 
 
-def _find_mesh(tensors: dict[str, Tensor]) -> DeviceMesh:
+def find_mesh(tensors: dict[str, Tensor]) -> DeviceMesh:
     """Return the mesh of all tensors; raise unless they are DTensors of one mesh."""
     meshes = {name: t.device_mesh for name, t in tensors.items() if isinstance(t, DTensor)}
     first, mesh = next(iter(meshes.items()))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from addnorm import reference
+from addnorm.ops import dtensor
 from addnorm.ops.schema import library
 from addnorm.ops.streams import formula, validation
 from addnorm.ops.streams.kinds import sizes_of
@@ -57,10 +58,15 @@ def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
     return tuple(by_name.get(name) if needs[name] else None for name in INPUTS)
 
 
+def _sum_rows(t: Tensor) -> Tensor:
+    """Return the sum over the tokens; DTensors are not flattened, since their shards may be unequal."""
+    return t.sum(tuple(range(t.dim() - 1))) if dtensor.is_dtensor(t) and t.dim() > 1 else reference.sum_rows(t)
+
+
 def _sum_rows_to(grad: Tensor, like: Tensor) -> Tensor:
     """Return the gradient of a coefficient, summed over the tokens if one value serves them all."""
     if grad.dim() > like.dim():
-        grad = reference.sum_rows(grad.flatten(-like.dim())).reshape(like.shape)
+        grad = _sum_rows(grad.flatten(-like.dim())).reshape(like.shape)
     return grad.to(like.dtype)
 
 

@@ -115,11 +115,15 @@ def boundary(
     """Return the outputs of `add_norm_streams`; `base_rows` replaces what `base` adds to the logits, one row for each token."""
     n = streams.shape[-2]
     wide = validation.compute_dtype(streams=streams, branch=branch, streams_dtype=streams_dtype, out_dtype=out_dtype)
-    placeholder, sizes = empty_placeholder(streams), sizes_of(kind, n)
+    sizes = sizes_of(kind, n)
+
+    def placeholder() -> Tensor:  # a new one for each output: the operator's outputs share no memory
+        return empty_placeholder(streams)
+
     new = streams
     if branch is not None and inject is not None:
         new = write(streams, branch, mix, inject, streams_dtype or streams.dtype, wide)
-    used, found, logits, stats = collapse, (placeholder,) * 3, placeholder, []
+    used, found, logits, stats = collapse, (placeholder(), placeholder(), placeholder()), placeholder(), []
     if project_weight is not None and scale is not None and base is not None:
         constants = base[: sizes.logits].to(wide) if base_rows is None else base_rows
         if kind == KINDS["hyper"]:
@@ -129,11 +133,11 @@ def boundary(
             each, moments = project(new, project_weight, project_eps, wide)
             logits, stats = each, [moments]
         computed = gates(kind, each, scale.to(wide), constants, iterations, gate_eps, magnitude)
-        found = tuple(placeholder if t is None else t.contiguous() for t in computed)  # type: ignore[assignment]  # three
+        found = tuple(placeholder() if t is None else t.contiguous() for t in computed)  # type: ignore[assignment]  # three
         used = found[0] if used is None else used
-    new_streams = placeholder if branch is None else new
+    new_streams = placeholder() if branch is None else new
     if used is None:
-        return new_streams, placeholder, *found, logits, placeholder
+        return new_streams, placeholder(), *found, logits, placeholder()
     total = read(new, used, wide)
     out = out_dtype or streams.dtype
     if norm == NORMS["none"]:

@@ -1,0 +1,85 @@
+"""The rules for DTensors of the operators of n streams: each process computes its tokens with the same kernels.
+
+    rows        streams, branch, coefficients and logits of each token, and their gradients: sharded on any dimension of the
+                tokens, or replicated. The first of them that is sharded on a dimension of the mesh decides for all.
+    parameters  of the gates and the norm, and coefficients that all tokens share: replicated. The gradients of parameters are
+                `Partial` where the rows are sharded. Coefficients have a gradient for each token, which `autograd.py` sums.
+
+Inputs that are placed otherwise are redistributed: n and d_model are gathered, and a `Partial` branch is reduce-scattered where
+the streams are sharded. Placeholders are ordinary tensors.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate
+
+from addnorm.ops.schema import library
+from addnorm.ops.sharding import Placements, find_mesh, row_dimension, wrap
+from addnorm.ops.streams.schema import ARGUMENTS, GRADIENTS
+
+# Arguments with a value for each token, in the order in which they decide the placement, and their dimensions after the tokens'.
+_TAILS = {
+    "streams": 2, "branch": 1, "dnew": 2, "dread": 1, "mix": 2, "inject": 1, "collapse": 1, "logits": 1, "stats": 1,
+    "computed_collapse": 1, "dcollapse": 1, "dmix": 2, "dinject": 1,
+}  # fmt: skip
+_PARAMETERS = ("project", "weight", "bias", "scale", "base")  # whose gradients are sums over the rows
+
+
+def _has_rows(name: str, t: Tensor, rows: int) -> bool:
+    """Return whether an argument has a value for each token; `collapse` may have one for each feature too."""
+    return rows > 0 and (t.dim() == rows + _TAILS[name] or (name == "collapse" and t.dim() == rows + 2))
+
+
+def _place_rows(tensors: list[DTensor], rows: int, ndim: int) -> Placements:
+    """Return the placement of the tokens, whose dimensions are the first `rows` of each tensor."""
+
+    def place(i: int) -> Placement:
+        for t in tensors:
+            if row_dimension(t.placements[i], t.dim(), rows) is not None:
+                return t.placements[i]
+        return Replicate()
+
+    return tuple(place(i) for i in range(ndim))
+
+
+def _run(op: Any, a: dict[str, Any]) -> tuple[Tensor, ...]:
+    """Return the outputs of the operator on the parts that this process has."""
+    tensors = {name: t for name, t in a.items() if isinstance(t, Tensor)}
+    mesh, shape = find_mesh(tensors), tensors["streams"].shape[:-2]
+    with_rows = [name for name in _TAILS if name in tensors and _has_rows(name, tensors[name], len(shape))]
+    deciding = [t for name in with_rows if isinstance(t := tensors[name], DTensor)]
+    placed = _place_rows(deciding, len(shape), mesh.ndim)
+    replicated: Placements = (Replicate(),) * mesh.ndim
+    for name, t in tensors.items():
+        if isinstance(t, DTensor):
+            placements = placed if name in with_rows else replicated
+            a[name] = (t if t.placements == placements else t.redistribute(mesh, placements)).to_local()
+    results = []
+    for place, t in enumerate(op(*a.values())):
+        if t.dim() == 1 and t.numel() == 0:
+            results.append(t)  # a placeholder
+        elif "grad_mask" in a and GRADIENTS[place] in _PARAMETERS:
+            partial = tuple(Replicate() if p.is_replicate() else Partial() for p in placed)
+            results.append(wrap(t, mesh, partial, t.shape))
+        else:
+            results.append(wrap(t, mesh, placed, (*shape, *t.shape[len(shape) :])))
+    return tuple(results)
+
+
+def _make_rule(name: str) -> Any:
+    names = [argument.name for argument in ARGUMENTS[name]]
+
+    def rule(cls: type, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch.no_grad():
+            return _run(op, dict(zip(names, args, strict=False)) | (kwargs or {}))
+
+    return rule
+
+
+for _name in ARGUMENTS:
+    for _op in (_name, f"{_name}_reference"):
+        torch.library.register_torch_dispatch(f"addnorm::{_op}", DTensor, _make_rule(_name), lib=library)

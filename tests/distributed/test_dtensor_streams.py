@@ -1,0 +1,152 @@
+"""Tests of the boundary of n streams with DTensors against one process: placements, unequal shards, communication, stacks."""
+
+import copy
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor
+
+import addnorm
+from addnorm import wirings
+from addnorm.ops.streams.kinds import KINDS
+from support.distributed import case, make_test
+from support.dtensors import close, communication, leaves, mesh_of, partial_of
+from support.stream_calls import StreamCall, f64, make_call, make_cotangents, run
+
+ROWS = (3, 5)  # two processes have two rows and one, or three and two
+CALLS = [*((kind, "write") for kind in KINDS), ("given", "shared"), ("given", "features"), ("manifold", "given"),
+         ("hyper", "identity"), ("gates", "read"), ("manifold", "shared")]  # fmt: skip
+PARAMETERS = ("project", "scale", "base", "weight", "bias")
+
+
+def make_float64_call(kind, mode, rows=ROWS):
+    call = make_call(3, 6, rows, kind, mode=mode)
+    return StreamCall({name: t.to(f64) for name, t in call.tensors.items()}, kind, iterations=3)
+
+
+def is_shared(name, t):
+    """Return whether a tensor has one value for all tokens."""
+    return name in PARAMETERS or t.shape[: len(ROWS)] != ROWS
+
+
+def distribute_call(call, mesh, placements):
+    """Return a call's tensors as DTensors: those of each token placed, the others replicated."""
+
+    def place(name, t):
+        if is_shared(name, t):
+            return [Replicate()] * mesh.ndim
+        return [Replicate() if isinstance(p, Shard) and p.dim >= t.dim() else p for p in placements]
+
+    return {name: distribute_tensor(t, mesh, place(name, t)) for name, t in call.tensors.items()}
+
+
+def assert_equal(call, mesh, placements):
+    """Compare outputs and gradients with those of one process."""
+    message = f"{call.kind}, {sorted(call.tensors)}, {placements}"
+    cotangents = make_cotangents(call)
+    expected = run(call, leaves(call.tensors), cotangents)
+    outputs = call(inputs := leaves(distribute_call(call, mesh, placements)))
+    placed = [distribute_tensor(cotangents[name], mesh, t.placements) for name, t in outputs.items()]
+    torch.autograd.backward(list(outputs.values()), placed)
+    for name, t in outputs.items():
+        close(t, expected[name], f"{message}: {name}")
+    for name, t in inputs.items():
+        close(t.grad, expected[f"d{name}"], f"{message}: gradient of {name}")
+
+
+@case(2)
+def unequal_shards_equal_one_process():
+    for kind, mode in CALLS:
+        call = make_float64_call(kind, mode)
+        for place in (Shard(0), Shard(1)):
+            assert_equal(call, mesh_of(), [place])
+
+
+@case(2)
+def streams_and_features_are_gathered():
+    for kind, mode in CALLS[1:2] + CALLS[5:6]:
+        for place in (Shard(2), Shard(3), Replicate()):
+            assert_equal(make_float64_call(kind, mode), mesh_of(), [place])
+
+
+@case(2)
+def two_dimensional_meshes_equal_one_process():
+    for placements in ([Shard(0), Shard(1)], [Replicate(), Shard(1)]):
+        assert_equal(make_float64_call("hyper", "write"), mesh_of(1, 2), placements)
+        assert_equal(make_float64_call("manifold", "shared"), mesh_of(2, 1), placements)
+
+
+@case(2)
+def sharded_tokens_need_no_communication():
+    mesh = mesh_of()
+    for kind, mode in CALLS:
+        call = make_float64_call(kind, mode, (4, 6))
+        for place in (Shard(0), Shard(1)):
+            tensors = {
+                name: distribute_tensor(
+                    t, mesh, [Replicate() if name in PARAMETERS or t.shape[:2] != (4, 6) else place]
+                )
+                for name, t in call.tensors.items()
+            }
+            inputs = leaves(tensors)
+            cotangents = {
+                name: distribute_tensor(torch.ones(t.shape).double(), mesh, [place]) for name, t in call().items()
+            }
+
+            def both(call=call, inputs=inputs, cotangents=cotangents):
+                outputs = call(inputs)
+                torch.autograd.backward(list(outputs.values()), [cotangents[name] for name in outputs])
+
+            assert communication(both) == {}, f"{kind}, {mode}, {place}"
+            for name, t in inputs.items():
+                expected = Partial() if tensors[name].placements[0].is_replicate() else place
+                assert t.grad.placements == (expected,), f"{kind}, {mode}, {name}: {t.grad.placements}"
+
+
+@case(2)
+def partial_branch_is_reduced():
+    mesh, call = mesh_of(), make_float64_call("manifold", "write")
+    tensors = distribute_call(call, mesh, [Shard(1)])
+    tensors["branch"] = partial_of(call.tensors["branch"], mesh)
+    with torch.no_grad():
+        for name, t in call(tensors).items():
+            close(t, call()[name], name)
+
+
+@case(2)
+def plain_tensors_beside_dtensors_are_refused():
+    call = make_float64_call("gates", "read")
+    tensors = distribute_call(call, mesh_of(), [Shard(0)])
+    with pytest.raises(TypeError, match="project is a plain tensor"):
+        call(tensors | {"project": call.tensors["project"]})
+
+
+@case(2)
+def stacks_of_several_streams_equal_one_process():
+    mesh = mesh_of()
+    for name in ("mhc", "hyper_connections", "gated_residual"):
+        torch.manual_seed(1)
+        stack = addnorm.ResidualStack([torch.nn.Linear(8, 8) for _ in range(2)], 8, wiring=wirings.as_wiring(name)).to(
+            f64
+        )
+        for p in stack.parameters():
+            torch.nn.init.normal_(p, std=0.4)
+        x = torch.randn(4, 6, 8, dtype=f64)  # equal shards: `nn.Linear` flattens no others
+        whole = copy.deepcopy(stack)
+        expected = whole(x)
+        cotangent = torch.randn_like(expected)
+        expected.backward(cotangent)
+        distribute_module(stack, mesh)
+        for place in (Shard(0), Shard(1)):
+            stack.zero_grad()
+            y = stack(distribute_tensor(x, mesh, [place]))
+            assert isinstance(y, DTensor)
+            close(y, expected, f"{name}, {place}")
+            y.backward(distribute_tensor(cotangent, mesh, y.placements))
+            for key, p in stack.named_parameters():
+                other = whole.get_parameter(key).grad
+                if other is not None:
+                    close(p.grad, other, f"{name}, {place}: {key}")
+
+
+test_dtensor_streams = make_test(globals())
