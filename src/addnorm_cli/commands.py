@@ -13,6 +13,7 @@ from addnorm_cli.parameters import (
     COUNT,
     FILE,
     FOLDER,
+    TEXT,
     Numbers,
     OneOf,
     Real,
@@ -54,7 +55,7 @@ def bench(**options: Any) -> None:
 
 @click.command()
 @click.argument("compared", nargs=-1, metavar="[WIRING]...", shell_complete=complete_wirings)
-@click.option("--text", type=FILE, metavar="FILE", help="UTF-8 text to learn (default: Python's documentation).")
+@click.option("--text", type=TEXT, metavar="FILE", help="UTF-8 text to learn (default: Python's documentation).")
 @click.option("--full", is_flag=True, help="Several depths, learning rates and seeds: about an hour.")
 @click.option("--init-only", is_flag=True, help="No training: measure untrained stacks only.")
 @click.option(

@@ -14,7 +14,7 @@ import click
 from click.shell_completion import CompletionItem
 
 __all__ = [
-    "COUNT", "FILE", "FOLDER", "PRESETS", "WIRINGS", "Numbers", "OneOf", "Real", "Whole", "complete_models",
+    "COUNT", "FILE", "FOLDER", "PRESETS", "TEXT", "WIRINGS", "Numbers", "OneOf", "Real", "Whole", "complete_models",
     "complete_presets", "complete_wirings", "json_option", "model_parameters",
 ]  # fmt: skip
 
@@ -118,12 +118,13 @@ class PathName(click.ParamType[Any]):
 
     Args:
         completes: "file" or "dir", for the shell.
+        pipes: accept named pipes. Reading one waits until another process writes.
     """
 
     name = "path"
 
-    def __init__(self, completes: str = "file") -> None:
-        self.completes = completes
+    def __init__(self, completes: str = "file", *, pipes: bool = True) -> None:
+        self.completes, self.pipes = completes, pipes
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """Return the path of a text."""
@@ -135,6 +136,8 @@ class PathName(click.ParamType[Any]):
             mode = path.stat().st_mode
             if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
                 raise ParameterError(param, text, f"a {kind}, not a device")
+            if stat.S_ISFIFO(mode) and not self.pipes and not text.startswith("/dev/"):  # /dev/stdin has a writer
+                raise ParameterError(param, text, f"a {kind}, not a named pipe")
         return path
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -142,7 +145,7 @@ class PathName(click.ParamType[Any]):
         return [CompletionItem(incomplete, type=self.completes)]
 
 
-FILE, FOLDER, COUNT = PathName(), PathName("dir"), Whole(1)
+FILE, TEXT, FOLDER, COUNT = PathName(), PathName(pipes=False), PathName("dir"), Whole(1)
 
 
 def complete_wirings(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -177,7 +180,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 MODEL_PARAMETERS = (
     click.argument("name", metavar="MODEL", shell_complete=complete_models),
-    click.option("--text", type=FILE, metavar="FILE", help="Texts for a model with a tokenizer, one a line."),
+    click.option("--text", type=TEXT, metavar="FILE", help="Texts for a model with a tokenizer, one a line."),
     click.option("--input", type=FILE, metavar="FILE", help="Inputs as named tensors: a .safetensors or .pt file."),
     click.option("--layers", type=Whole(1, 1000), metavar="N", help="Number of layers of a model type (default at most 3)."),
     click.option("--tokens", type=COUNT, metavar="N", help="Length of random inputs; longer texts are cut off."),

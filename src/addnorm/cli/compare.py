@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from addnorm.nn import Wiring
 __all__ = ["run"]
 
 DEFAULT = ("post_ln", "pre_ln")
+PER_CORE = 4  # processes a core, at most: more would only wait for each other, and take memory
 # The options, by the arguments that the errors of addnorm.lab name.
 FLAGS = {name: f"--{name}" for name in ("text", "out", "seeds", "steps", "tokens", "batch", "jobs", "cluster", "rates")}
 FLAGS |= {
@@ -43,6 +45,9 @@ def run(
 ) -> None:  # fmt: skip
     """Train small models with different wirings and write a report."""
     wirings = [_parse_wiring(spec) for spec in compared or DEFAULT]
+    most = PER_CORE * (os.cpu_count() or 1)
+    if jobs is not None and jobs > most and cluster is None:
+        raise ArgumentError(f"--jobs is {jobs}, expected at most {most}, {PER_CORE} processes a core")
     path = out / "report.html" if report is None else report
     if init_only:
         _check_init_only({"text": text, "full": full or None, **settings})
@@ -56,7 +61,8 @@ def run(
             if not init_only:
                 _check_memory(protocol)
             for wiring in wirings if not init_only else ():
-                check_depth(wiring, min(protocol.num_layers))
+                for depth in (min(protocol.num_layers), max(protocol.num_layers)):
+                    check_depth(wiring, depth)
             comparison = lab.compare(
                 wirings, protocol,
                 text=None if text is None else lab.read_text(text), out=out, jobs=jobs, cluster=cluster, training=not init_only,

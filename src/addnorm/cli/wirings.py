@@ -23,6 +23,8 @@ from addnorm.wirings.stage import Computed, Head, Stage
 __all__ = ["check_depth", "make_wiring", "run"]
 
 SOURCES = ((96, 28), (78, 21), (0, 0))  # columns of a terminal, and columns of the source in it
+SAMPLED = 12, 24  # depths from which the streams of deeper stacks are estimated
+MAX_STREAMS, MAX_COEFFICIENTS = 256, 5_000_000  # beyond, a stack takes minutes to describe
 MOST_ROWS = 8  # with more layers only the first three, the middle one and the last are printed
 FACTORS = {"a": "of the stream", "b": "of the write", "c": "of the read"}
 
@@ -91,6 +93,9 @@ def make_wiring(name: str, settings: Iterable[str], example: str = "--set k=3", 
         if option in options:
             raise ValueError(f"{option} is set twice, expected it once.")
         options[option] = _parse_value(option, text)
+    n = options.get("n")
+    if isinstance(n, int) and n > MAX_STREAMS:
+        raise ValueError(f"n is {n}, expected at most {MAX_STREAMS} streams.")
     try:
         return addnorm.wirings.get(name, **options)
     except (TypeError, ValueError) as error:
@@ -100,10 +105,27 @@ def make_wiring(name: str, settings: Iterable[str], example: str = "--set k=3", 
 
 
 def check_depth(wiring: Wiring, num_layers: int) -> None:
-    """Raise a ValueError if a wiring has more post-LN layers than a stack has layers."""
+    """Raise a ValueError if a wiring has more post-LN layers than a stack has layers, or too many coefficients."""
     k = dict(wiring.options).get("k") if wiring.name == "mix_ln" else None
     if k is not None and k > num_layers:
         raise ValueError(f"k of mix_ln is {k}, expected at most {num_layers}, the number of layers.")
+    count = _estimate_coefficients(wiring, num_layers)
+    if count > MAX_COEFFICIENTS:
+        raise ValueError(
+            f"--layers is {num_layers}, for which {wiring.name} has about {count:.0e} coefficients, expected at most "
+            f"{MAX_COEFFICIENTS:.0e}: use fewer layers."
+        )
+
+
+def _estimate_coefficients(wiring: Wiring, num_layers: int) -> float:
+    """Return about how many entries the mixing matrices have. Wirings that keep earlier states have more at each sublayer."""
+    if wiring.has_rows:
+        return 0.0
+    ends = (wiring.stages(depth)[-1] for depth in SAMPLED)
+    early, late = (end.n_out if isinstance(end, Stage) else 1 for end in ends)
+    growth = (late - early) / (SAMPLED[1] - SAMPLED[0])
+    last = early + growth * (num_layers - SAMPLED[0])
+    return 2 * num_layers * (last**2 / 3 if growth else late**2)
 
 
 def _parse_value(option: str, text: str) -> Any:
