@@ -119,8 +119,11 @@ Moments two_pass(const In<Z> row, int64_t d, real guess, double eps) {
 // t = z - k, mean = k + sum(t)/d and var = sum(t^2)/d - (sum(t)/d)^2. The subtraction loses no accuracy while the second term is
 // small against the first, which the estimate ensures. Otherwise, or if a value is not finite, `two_pass` is used. A constant row has
 // t = 0 throughout, so its variance is exactly 0.
-template <class Source, class Z, Norm NORM>
-Moments read_row(const Forward& a, int64_t index, void* stored, unsigned char* mask_scratch) {
+//
+// `along` writes the row before at the same time (`PreviousRow`): its loads and stores fill the ports that the sums leave free, and nothing
+// waits for a row's statistics.
+template <class Source, class Z, Norm NORM, class Along>
+INLINE Moments read_row_along(const Forward& a, int64_t index, void* stored, unsigned char* mask_scratch, const Along& along) {
   const int64_t d = a.d;
   const Source source(a, index, mask_scratch);
   const Out<Z> row(stored, a.z_type, 0);
@@ -141,12 +144,21 @@ Moments read_row(const Forward& a, int64_t index, void* stored, unsigned char* m
       segment2 = add(segment2, add(add(s2[0], s2[1]), add(s2[2], s2[3])));
       for (int u = 0; u < 4; ++u) s1[u] = s2[u] = fill(0);
     }
-    vec t[4];
+    vec t[4], before[4];
     if (prefetch) prefetch_for_write(y + i * y_bytes, block * y_bytes);
 #pragma GCC unroll 4
-    for (int u = 0; u < 4; ++u) {
-      t[u] = source.template get<false>(i + u * W, W);
-      if (Source::kHasBranch) t[u] = row.template write<false>(i + u * W, t[u], W);
+    for (int u = 0; u < 4; ++u) t[u] = source.template get<false>(i + u * W, W);
+    if (Along::kWrites) {  // all loads before the first store, as in the backward
+#pragma GCC unroll 4
+      for (int u = 0; u < 4; ++u) before[u] = along.template value<false>(i + u * W, W);
+    }
+    if (Source::kHasBranch) {
+#pragma GCC unroll 4
+      for (int u = 0; u < 4; ++u) t[u] = row.template write<false>(i + u * W, t[u], W);
+    }
+    if (Along::kWrites) {
+#pragma GCC unroll 4
+      for (int u = 0; u < 4; ++u) along.template store<false>(i + u * W, before[u], W);
     }
     if (NORM == Norm::layer && i == 0) {
       const real first = lane0(t[0]);
@@ -167,6 +179,7 @@ Moments read_row(const Forward& a, int64_t index, void* stored, unsigned char* m
   for (int64_t i = full; i < d; i += W) {
     const int64_t n = d - i < W ? d - i : W;
     vec t = source.template get<true>(i, n);
+    if (Along::kWrites) along.template store<true>(i, along.template value<true>(i, n), n);
     if (Source::kHasBranch) t = row.template write<true>(i, t, n);
     if (NORM == Norm::layer) {
       if (i == 0) {
@@ -195,6 +208,19 @@ Moments read_row(const Forward& a, int64_t index, void* stored, unsigned char* m
   const real mean = static_cast<real>(static_cast<double>(shift) + m1);
   if (!(m1 * m1 <= 0.25 * var)) return two_pass(In<Z>(stored, a.z_type, 0), d, mean, a.eps);
   return {mean, static_cast<real>(1.0 / __builtin_sqrt(var + a.eps))};
+}
+
+struct NoRow {
+  static constexpr bool kWrites = false;
+  template <bool PART>
+  INLINE vec value(int64_t, int64_t) const { return fill(0); }
+  template <bool PART>
+  INLINE void store(int64_t, vec, int64_t) const {}
+};
+
+template <class Source, class Z, Norm NORM>
+Moments read_row(const Forward& a, int64_t index, void* stored, unsigned char* mask_scratch) {
+  return read_row_along<Source, Z, NORM>(a, index, stored, mask_scratch, NoRow());
 }
 
 // ----------------------------------------------------------------------------------------------------------- writing
@@ -261,6 +287,70 @@ void write_rows(const Forward& a, int64_t index, void* const* rows, const Moment
   if (full < d) writer.template step<true>(full, d - full);
 }
 
+// One row, written while the next one is read.
+template <class Z, class Y, Norm NORM, bool BIAS>
+struct PreviousRow {
+  static constexpr bool kWrites = true;
+  const real *weight, *bias;
+  In<Z> row;
+  Out<Y> y;
+  vec mean, rstd;
+
+  PreviousRow(const Forward& a, int64_t index, const void* stored, Moments m)
+      : weight(static_cast<const real*>(a.weight)),
+        bias(static_cast<const real*>(a.bias)),
+        row(stored, a.z_type, 0),
+        y(a.y, a.y_type, index * a.d),
+        mean(fill(m.mean)),
+        rstd(fill(m.rstd)) {}
+  template <bool PART>
+  INLINE vec value(int64_t i, int64_t n) const {
+    const vec t = mul(sub(row.template get<PART>(i, n), mean), rstd), w = load_some<PART>(weight + i, n);
+    return BIAS ? fma(t, w, load_some<PART>(bias + i, n)) : mul(t, w);
+  }
+  template <bool PART>
+  INLINE void store(int64_t i, vec v, int64_t n) const {
+    y.template set<PART>(i, v, n);
+  }
+};
+
+void store_moments(const Forward& a, int64_t row, Moments m) {
+  if (a.z_type == Type::f64) {
+    double* to = static_cast<double*>(a.stats) + 2 * row;
+    to[0] = static_cast<double>(m.mean);
+    to[1] = static_cast<double>(m.rstd);
+  } else {
+    float* to = static_cast<float*>(a.stats) + 2 * row;
+    to[0] = static_cast<float>(m.mean);
+    to[1] = static_cast<float>(m.rstd);
+  }
+}
+
+// Rows of tensors that fit the caches: each is written while the next one is read.
+template <class T, Norm NORM, bool BIAS>
+void overlapped(const Forward& a, int64_t begin, int64_t end) {
+  const int64_t bytes = a.d * size_of(a.z_type);
+  // Without z the sum is stored where y will be: an element is read before it is written.
+  char* const rows = static_cast<char*>(a.z != nullptr ? a.z : a.y);
+  const auto stored = [rows, bytes](int64_t row) -> void* { return rows + row * bytes; };
+  Moments m = read_row<PlainSum<T, T>, T, NORM>(a, begin, stored(begin), nullptr);
+  for (int64_t row = begin; row < end; ++row) {
+    if (a.stats != nullptr) store_moments(a, row, m);
+    if (row + 1 == end) {
+      void* const last = stored(row);
+      write_rows<T, T, BIAS, 1>(a, row, &last, &m);
+      return;
+    }
+    m = read_row_along<PlainSum<T, T>, T, NORM>(a, row + 1, stored(row + 1), nullptr, PreviousRow<T, T, NORM, BIAS>(a, row, stored(row), m));
+  }
+}
+
+template <class T>
+auto pick_overlapped(const Forward& a) -> void (*)(const Forward&, int64_t, int64_t) {
+  if (a.norm == Norm::layer) return a.bias != nullptr ? overlapped<T, Norm::layer, true> : overlapped<T, Norm::layer, false>;
+  return a.bias != nullptr ? overlapped<T, Norm::rms, true> : overlapped<T, Norm::rms, false>;
+}
+
 // ----------------------------------------------------------------------------------------------------------- choosing
 
 using ReadRow = Moments (*)(const Forward&, int64_t, void*, unsigned char*);
@@ -317,19 +407,15 @@ WriteRows pick_write(const Forward& a) {
   return pick_bias<any, any, N>(a);
 }
 
-void store_moments(const Forward& a, int64_t row, Moments m) {
-  if (a.z_type == Type::f64) {
-    double* to = static_cast<double*>(a.stats) + 2 * row;
-    to[0] = static_cast<double>(m.mean);
-    to[1] = static_cast<double>(m.rstd);
-  } else {
-    float* to = static_cast<float*>(a.stats) + 2 * row;
-    to[0] = static_cast<float>(m.mean);
-    to[1] = static_cast<float>(m.rstd);
-  }
-}
-
 void forward(const Forward& a, int64_t begin, int64_t end, void* scratch) {
+  if constexpr (!kWide) {
+    if (a.branch != nullptr && a.add.is_default && a.norm != Norm::none && !a.round_x_hat && !a.prefetch_rows && end - begin > 1) {
+      const int dtypes = code(a.residual_type, a.branch_type, a.z_type);
+      if (dtypes == code(Type::f32, Type::f32, Type::f32) && a.y_type == Type::f32) return pick_overlapped<float>(a)(a, begin, end);
+      if (dtypes == code(Type::bf16, Type::bf16, Type::bf16) && a.y_type == Type::bf16)
+        return pick_overlapped<bf16>(a)(a, begin, end);
+    }
+  }
   const ReadRow read = pick_read(a);
   const WriteRows write1 = pick_write<1>(a), write2 = pick_write<2>(a);
   const int64_t bytes = a.d * size_of(a.z_type);

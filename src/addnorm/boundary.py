@@ -14,12 +14,14 @@ from torch import Tensor
 
 from addnorm.ops import capture, dtensor
 from addnorm.ops.options import NORMS
-from addnorm.ops.streams import formula, validation
+from addnorm.ops.streams import autograd, formula, validation
 from addnorm.ops.streams.kinds import KINDS
 from addnorm.ops.streams.schema import INPUTS
 
 __all__ = ["StreamGates", "StreamStep", "add_norm_streams", "compute_gates"]
 
+_ops: Any = torch.ops.addnorm
+_compiling = torch.compiler.is_compiling
 GateKind = Literal["manifold", "independent", "gates", "hyper"]
 
 
@@ -142,18 +144,33 @@ def add_norm_streams(
             gates.gate_eps, gates.project_eps, gates.magnitude,
         )  # fmt: skip
     arguments = streams, branch, mix, inject, collapse, *arguments, streams_dtype, out_dtype
-    validation.check(**dict(zip(INPUTS, arguments, strict=True)))
-    dtensor.register_rules()
-    transforms = not torch.compiler.is_compiling() and capture.transforms_active()
-    run: Any = formula.boundary if transforms else torch.ops.addnorm.add_norm_streams
-    with torch.autocast(streams.device.type, enabled=False):
-        new, read, *computed, _, _ = run(*arguments)
+    try:
+        new, read, *computed, _, _ = _call(arguments)
+    except (RuntimeError, AttributeError, TypeError):
+        validation.check(**dict(zip(INPUTS, arguments, strict=True)))  # raises if the arguments are invalid
+        if not dtensor.register_rules():  # the first call with DTensors
+            raise
+        new, read, *computed, _, _ = _call(arguments)
     kind = arguments[12]
     return StreamStep(
         streams if branch is None else new,
         None if collapse is None and kind == 0 else read,
         *(t if t.numel() or t.dim() > 1 else None for t in computed),
     )
+
+
+def _call(arguments: tuple[Any, ...]) -> Any:
+    """Return the operator's outputs, by the cheapest way that keeps the gradients."""
+    if _compiling():
+        return _ops.add_norm_streams(*arguments)
+    if capture.transforms_active():
+        with torch.autocast(arguments[0].device.type, enabled=False):
+            return formula.boundary(*arguments)
+    if not (torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)):
+        return autograd.without_gradient(*arguments)
+    if torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None:
+        return _ops.add_norm_streams(*arguments)  # what records operators does not see a node
+    return autograd.apply(*arguments)
 
 
 def compute_gates(streams: Tensor, gates: StreamGates) -> tuple[Tensor, Tensor | None, Tensor | None]:

@@ -82,9 +82,11 @@ def test_a_token_does_not_depend_on_the_others(kind):
         assert all(torch.equal(alone[name][0], whole[name][i]) for name in whole)
 
 
-@pytest.mark.parametrize("kind", ["given", "manifold", "hyper"])
-def test_results_do_not_depend_on_threads(kind, threads):
-    call = make_call(4, 256, (600,), kind)
+@pytest.mark.parametrize(
+    ("kind", "mode"), [("given", "write"), ("given", "shared"), ("manifold", "write"), ("hyper", "shared")]
+)
+def test_results_do_not_depend_on_threads(kind, mode, threads):
+    call = make_call(4, 24, (9000,), kind, mode=mode)
     cotangents = make_cotangents(call)
     results = []
     for count in (1, 2, 3):
@@ -127,3 +129,33 @@ def test_far_means_do_not_cost_accuracy_in_hyper():
     call = make_call(2, 2000, (5,), "hyper", mode="read")
     call.tensors["streams"][..., :512] += 1000.0
     assert_accurate(call)
+
+
+BAD = {
+    "streams": (torch.randn(8), ValueError, r"streams has shape \(8,\), expected \(\*, n, d_model\)"),
+    "branch": (torch.randn(3, 9), ValueError, r"branch has shape \(3, 9\), expected \(3, 8\)"),
+    "mix": (torch.randn(3, 4, 5), ValueError, r"mix has shape \(3, 4, 5\), expected \(3, 4, 4\) or \(4, 4\)"),
+    "inject": (None, ValueError, "inject is None and branch is not, expected both"),
+    "collapse": (torch.ones(3, 4, dtype=torch.int64), TypeError, "collapse has dtype torch.int64, expected one of"),
+    "weight": (torch.ones(4), ValueError, r"weight has shape \(4,\), expected \(8,\)"),
+    "eps": (-1.0, ValueError, "eps is -1.0, expected a number >= 0"),
+    "norm": ("batch", ValueError, "norm is 'batch', expected 'layer', 'rms' or 'none'"),
+    "out_dtype": (torch.int32, TypeError, "out_dtype is torch.int32, expected one of"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_wrong_arguments_raise_one_sentence(name):
+    value, error, message = BAD[name]
+    arguments = {"streams": torch.randn(3, 4, 8), "branch": torch.randn(3, 8), "mix": torch.randn(3, 4, 4)}
+    arguments |= {"inject": torch.randn(3, 4), "collapse": torch.randn(4), name: value}
+    with pytest.raises(error, match=message):
+        addnorm.add_norm_streams(**arguments)
+
+
+def test_gates_of_other_streams_raise_one_sentence():
+    gates = addnorm.StreamGates("manifold", torch.randn(24, 32), torch.ones(3), torch.ones(24))
+    with pytest.raises(
+        ValueError, match=r"project of the gates has shape \(24, 32\), expected \(24, 36\) for 4 streams of width 9"
+    ):
+        addnorm.add_norm_streams(torch.randn(3, 4, 9), gates=gates)

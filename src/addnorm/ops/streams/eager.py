@@ -19,14 +19,16 @@ _PER_ROW = ("mix", "inject", "collapse")
 def add_norm_streams(*args: Any) -> tuple[Tensor, ...]:
     """Return the outputs of the forward."""
     validation.check(**dict(zip(INPUTS, args, strict=True)))
-    return tuple(t.contiguous() for t in formula.boundary(*args))
+    with torch.autocast(args[0].device.type, enabled=False):
+        return tuple(t.contiguous() for t in formula.boundary(*args))
 
 
 def add_norm_streams_backward(*args: Any) -> tuple[Tensor, ...]:
     """Return the gradients that `grad_mask` requests, in the order of `GRADIENTS`."""
     a = dict(zip(_BACKWARD, args, strict=True))
     wide = validation.compute_dtype(**{name: a[name] for name in INPUTS})
-    grads = gradients(a, wide)
+    with torch.autocast(a["streams"].device.type, enabled=False):
+        grads = gradients(a, wide)
 
     def make(name: str) -> Tensor:
         dtype = wide if name in _PER_ROW else a[name].dtype
