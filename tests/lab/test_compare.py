@@ -1,7 +1,9 @@
 """Tests of `addnorm.lab.compare`: results are reused, interrupted comparisons resume, and backends agree."""
 
 import os
+import socket
 import sys
+import threading
 from dataclasses import replace
 
 import pytest
@@ -220,12 +222,33 @@ def test_compare_continues_from_checkpoint(tmp_path):
 
 def test_missing_scheduler_raises_value_error(monkeypatch):
     distributed = pytest.importorskip("distributed")
-    client = distributed.Client
-    monkeypatch.setattr(distributed, "Client", lambda *args, **options: client(*args, **{**options, "timeout": "1s"}))
+
+    class Impatient(distributed.Client):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **{**options, "timeout": "1s"})
+
+    monkeypatch.setattr(distributed, "Client", Impatient)
     with pytest.raises(
         ValueError, match=r"^cluster is 'tcp://127\.0\.0\.1:1', where no Dask scheduler answers \(.*\)\.$"
     ):
         compare_locally(["pre_ln"], cluster="tcp://127.0.0.1:1")
+
+
+def test_other_server_is_no_scheduler():
+    """The length of the answer's frames is then some letters, read as a number."""
+    pytest.importorskip("distributed")
+
+    def answer():
+        connection, _ = server.accept()
+        with connection:
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            connection.recv(10_000)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=answer, daemon=True).start()
+        address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(ValueError, match=r"where no Dask scheduler answers \(.*\)\.$"):
+            compare_locally(["pre_ln"], cluster=address)
 
 
 @pytest.fixture

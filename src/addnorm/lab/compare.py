@@ -217,9 +217,16 @@ def _pool(jobs: int | None, cluster: str | None, n_jobs: int) -> Iterator[tuple[
             yield joblib.Parallel(n_jobs=n, **options), joblib.delayed
         return
     distributed = require("distributed", "compare on a cluster")
+    client = distributed.Client.__new__(distributed.Client)
     try:
-        client = distributed.Client(cluster, timeout="10s", set_as_default=False)
-    except (OSError, ValueError, TypeError) as error:
+        client.__init__(cluster, timeout="10s", set_as_default=False)
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        MemoryError,
+    ) as error:  # MemoryError: another server's answer, read as a length
+        client.close = lambda: None  # its finalizer would wait for the scheduler
         raise ValueError(f"cluster is {cluster!r}, where no Dask scheduler answers ({error}).") from None
     with client, joblib.parallel_config(backend="dask", client=client):
         yield joblib.Parallel(n_jobs=jobs or -1, **options), joblib.delayed
