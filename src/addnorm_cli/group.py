@@ -30,6 +30,9 @@ class _Group(click.Group):
             super().main(args, prog_name)
         with _terminable() as terminated:
             code = self._run([*(sys.argv[1:] if args is None else args)], prog_name or "addnorm")
+        # CPython notes an interrupt that leaves code run from a string, as while dataclasses are made, and then ends by SIGINT,
+        # whatever the exit code is. Running other code from a string takes the note back.
+        exec("")
         sys.exit(TERMINATED if terminated and code == INTERRUPTED else code)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -196,6 +196,15 @@ def test_interrupt_while_torch_is_imported(number, code, tmp_path):
     assert finish(process) == (code, "", "Interrupted.\n")
 
 
+def test_sigterm_in_code_from_a_string_has_its_code(tmp_path):
+    """CPython would end by SIGINT, as a shell shows by 130: libraries make classes from strings while they are imported."""
+    code = "exec('import os, signal, time; os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)')"
+    (tmp_path / "torch.py").write_text(code)
+    path = os.pathsep.join([str(tmp_path), str(Path(addnorm.__file__).parents[1])])
+    process = start("trace", "1,2", "3,4", env=os.environ | {"PYTHONPATH": path})
+    assert finish(process) == (143, "", "Interrupted.\n")
+
+
 def test_missing_torch_is_one_sentence(tmp_path):
     (tmp_path / "torch.py").write_text("raise ImportError('libtorch.so is gone')")
     path = os.pathsep.join([str(tmp_path), str(Path(addnorm.__file__).parents[1])])
