@@ -266,6 +266,13 @@ def test_memory_map_leaves_cells_before_a_write_blank():
     assert len(ax.figure.axes) == 2  # with the colour bar
 
 
+@pytest.mark.parametrize(("n", "labels"), [(26, 26), (27, 14)])
+def test_memory_map_labels_all_sources_of_twelve_layers(n, labels):
+    rec = recorded(3)
+    rec.memory_maps = {"stream": ([f"s{k}" for k in range(n)], [[1 / n] * n] * 2)}
+    assert len(rec.plot.memory_map().get_yticklabels()) == labels
+
+
 def test_memory_map_with_negative_shares_and_keywords():
     from matplotlib.colors import to_rgb
 

@@ -28,6 +28,7 @@ NORMS = {"norm_in": "of the input", "norm_out": "of the stream after the add", "
 LEVELS = 48  # colours of a map; matplotlib rasterizes colour bars of 50 and more
 DARK_CELL = 0.5  # share of the largest from which on the number in a cell has the colour of the paper
 LABELLED_CELLS = 16  # a map with at most so many sources and depths shows its numbers
+LABELLED_SOURCES = 26  # of a map: 12 layers, x_0 and the biases of the norms; of more sources not every one has a label
 
 
 class Plots:
@@ -281,7 +282,7 @@ def _draw_map(ax: Axes, sources: list[str], shares: list[list[float]], title: st
                     ax.text(depth, source, f"{value:.2f}", ha="center", va="center", fontsize="x-small", color=ink)
     columns = [*range(0, len(shares), max(1, -(-len(shares) // 13)))]
     ax.set_xticks(columns, labels=["x_0" if not k and any(begins) else str(k) for k in columns], fontsize="small")
-    rows = [*range(0, len(sources), max(1, -(-len(sources) // 25)))]
+    rows = [*range(0, len(sources), max(1, -(-len(sources) // LABELLED_SOURCES)))]
     ax.set_yticks(rows, labels=[_short(sources[k]) for k in rows], fontsize="small")
     ax.set_xlabel("depth in sublayers", fontsize="small")
     ax.set_ylabel("written by", fontsize="small")
