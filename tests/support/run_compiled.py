@@ -18,13 +18,21 @@ import triton
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from addnorm.ops.schema import SCHEMAS
+from addnorm.ops.streams.schema import SCHEMAS as STREAMS
 from addnorm.ops.triton import backward, forward, launch, operators
-from support import offline
-from support.cases import cotangents, gradients, make
+from addnorm.ops.triton.streams import backward as streams_backward
+from addnorm.ops.triton.streams import forward as streams_forward
+from addnorm.ops.triton.streams import operators as streams_operators
+from support import offline, stream_calls
+from support.cases import DTYPES, cotangents, gradients, make
 from support.memory_layouts import make_layouts, make_view
 
 DEVICE = offline.Device()
-KERNELS = (forward.forward_kernel, backward.means_kernel, backward.backward_kernel, backward.finalize_kernel)
+KERNELS = (
+    forward.forward_kernel, backward.means_kernel, backward.backward_kernel, backward.finalize_kernel,
+    streams_forward.write_kernel, streams_forward.read_kernel, streams_backward.read_backward_kernel,
+    streams_backward.gates_backward_kernel, streams_backward.write_backward_kernel, streams_backward.project_backward_kernel,
+)  # fmt: skip
 
 
 class Compiled(TorchDispatchMode):
@@ -33,6 +41,8 @@ class Compiled(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         """Call the Triton version of an operator of this library."""
         name = func._schema.name.removeprefix("addnorm::")
+        if name in STREAMS:
+            return getattr(streams_operators, name)(*args, **(kwargs or {}))
         if name not in SCHEMAS:
             return func(*args, **(kwargs or {}))
         with self if name == "add_norm_out" else nullcontext():  # which may call another operator
@@ -158,10 +168,26 @@ def somewhere(variant: str, dtypes: str, d: int) -> dict[str, list[list[str]]]:
     return results
 
 
+def of_streams(kind: str, dtype: str, n: int, d: int, capability: int, sizes: list[int]) -> list[dict[str, Any]]:
+    """Return the descriptions of the kernels of a forward and a backward of n streams, for each number of tokens together."""
+    forget()
+    triton.runtime.driver.set_active(offline.Device(capability))
+    for rows in sizes:
+        call = stream_calls.make_call(n, d, (rows,), kind, dtype=DTYPES[dtype].residual)
+        cotangents = stream_calls.make_cotangents(call)
+        with Compiled():
+            stream_calls.run(call, call.leaves(), cotangents)
+        launch._compiled.clear()  # clear our cache, so that Triton's is used
+    results = [described(*pair) for pair in compiled()]
+    forget()
+    triton.runtime.driver.set_active(DEVICE)
+    return results
+
+
 def main() -> None:
     """Compute the requests on stdin, a list of [function, arguments]."""
     triton.runtime.driver.set_active(DEVICE)
-    asked = (of, outputs, batches, in_given_memory, kept, somewhere)
+    asked = (of, of_streams, outputs, batches, in_given_memory, kept, somewhere)
     functions = {function.__name__: function for function in asked}
     json.dump([functions[name](*arguments) for name, arguments in json.load(sys.stdin)], sys.stdout)
 

@@ -8,12 +8,16 @@ compute-sanitizer --tool memcheck python tests/support/run_cuda.py
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import torch
 
+from addnorm.ops.streams.kinds import KINDS
 from support.cases import VARIANTS, gradients, make, moved
+from support.stream_calls import make_call, make_cotangents, run
 
 SHAPES = [(37, 132), (3, 17), (2, 8200), (2, 20001)]
+STREAMS = [(3, 100), (4, 1024), (8, 33)]  # n and d_model
 
 
 def main() -> int:
@@ -28,8 +32,13 @@ def main() -> int:
                 gradients(call)
                 if call.norm != "none":
                     call.y_alone()
+    for kind in KINDS:
+        for n, d in STREAMS:
+            streams = make_call(n, d, (37,), kind, dtype=torch.bfloat16)
+            streams = replace(streams, tensors={name: t.cuda() for name, t in streams.tensors.items()})
+            run(streams, streams.leaves(), make_cotangents(streams))
     torch.cuda.synchronize()
-    print(f"{2 * len(VARIANTS) * len(SHAPES)} calls, forward and backward")
+    print(f"{2 * len(VARIANTS) * len(SHAPES) + len(KINDS) * len(STREAMS)} calls, forward and backward")
     return 0
 
 

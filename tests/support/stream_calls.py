@@ -144,7 +144,7 @@ def assert_accurate(call: StreamCall) -> None:
 def make_cotangents(call: StreamCall) -> dict[str, Tensor]:
     """Return random cotangents of all outputs."""
     with torch.no_grad():
-        return {name: torch.randn(t.shape, dtype=f32).to(t.dtype) for name, t in call().items()}
+        return {name: torch.randn(t.shape, dtype=f32).to(t) for name, t in call().items()}
 
 
 def worst(t: Tensor, exact: Tensor) -> float:

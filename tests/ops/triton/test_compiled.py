@@ -66,8 +66,17 @@ BATCHES = [
     ("everything, LayerNorm", "bfloat16", 128, SIZES),
 ]
 BUFFERS = [(256,), (20000,)]
+# Streams: kind, dtype, n, d_model, compute capability, numbers of tokens.
+STREAMS = [
+    ("hyper", "bfloat16", 2, 100, 90, [1, 20]),
+    *((kind, "bfloat16", 4, 1024, 90, [1, 20, 600]) for kind in ("given", "manifold", "hyper")),
+    ("manifold", "float32", 8, 1000, 80, [20]),
+    ("hyper", "float32", 8, 1000, 120, [20]),
+    ("independent", "float16", 6, 768, 80, [20]),
+    ("gates", "float32", 1, 4096, 120, [20]),
+]
 # Compiled by default; the other cases are slow. A few seconds each, unless Triton's cache has them.
-DEFAULT = [KEPT[1], KEPT[10], OUTPUTS[1], LONG[0], SOMEWHERE[0], BATCHES[0], BUFFERS[0]]
+DEFAULT = [KEPT[1], KEPT[10], OUTPUTS[1], LONG[0], SOMEWHERE[0], BATCHES[0], BUFFERS[0], STREAMS[0]]
 
 
 def cases(*lists):
@@ -83,6 +92,7 @@ def results(request):
     selected = [item.callspec.params.get("case") for item in items]
     functions = {
         "of": KEPT + CROWDED + LONG, "outputs": OUTPUTS, "batches": BATCHES, "in_given_memory": BUFFERS, "somewhere": SOMEWHERE,
+        "of_streams": STREAMS,
     }  # fmt: skip
     requests = [[name, case] for name, rows in functions.items() for case in rows if case in selected]
     requests.append(["kept", (256,)])
@@ -160,6 +170,22 @@ def test_order_of_sums_ignores_alignment(results, case):
 def test_another_batch_size_compiles_no_new_kernel(results, case):
     kernels = results["batches", json.dumps(case)]
     assert kernels == kernels[:1] * len(kernels)
+
+
+@pytest.mark.parametrize("case", cases(STREAMS))
+def test_kernels_of_streams_fit_every_gpu(results, case):
+    """One kernel each, whatever the number of tokens: the forward writes the streams, the backward computes them again."""
+    kernels = results["of_streams", json.dumps(case)]
+    names = [kernel["kernel"] for kernel in kernels]
+    expected = ["write_kernel", "read_kernel", "read_backward_kernel", "write_backward_kernel"]
+    if case[0] != "given":
+        expected += ["write_kernel", "gates_backward_kernel", "project_backward_kernel"]
+    assert sorted(names) == sorted(expected)
+    for kernel in kernels:
+        assert kernel["dynamic"] <= 99 * 1024, kernel
+        assert kernel["float64"] == 0, kernel
+        assert not kernel["approximate"], kernel
+        assert kernel["stack"] <= 256, kernel
 
 
 def test_strides_and_alignment_reuse_the_compiled_kernel(results):

@@ -10,6 +10,8 @@ import torch
 
 from addnorm.ops import eager, triton
 from addnorm.ops.schema import SCHEMAS
+from addnorm.ops.streams import eager as streams
+from addnorm.ops.streams.schema import SCHEMAS as STREAMS
 
 pytest.importorskip("triton")
 
@@ -70,6 +72,12 @@ def test_newer_triton_is_used(monkeypatch, version):
     assert triton.implementation().__name__ == "addnorm.ops.triton.operators"
 
 
+def test_streams_use_the_reference_without_triton(monkeypatch):
+    monkeypatch.setattr(triton, "implementation", lambda: eager)
+    monkeypatch.setattr(streams, "add_norm_streams", lambda *args: args)
+    assert triton._streams_kernel("add_norm_streams")(1, 2) == (1, 2)
+
+
 MISSING = "Triton is not installed: pip install 'addnorm[gpu]'"
 # Each case runs in a fork of one process that has imported torch: statements, and what they print.
 PROCESSES = {
@@ -118,7 +126,7 @@ def test_processes_without_triton_give_the_reason():
 
 
 def test_every_operator_has_a_kernel_for_cuda():
-    for name in SCHEMAS:
+    for name in (*SCHEMAS, *STREAMS):
         assert torch._C._dispatch_has_kernel_for_dispatch_key(f"addnorm::{name}", "CUDA")
 
 

@@ -17,6 +17,8 @@ import torch
 
 from addnorm.ops import eager
 from addnorm.ops.schema import OVERLOADS, library
+from addnorm.ops.streams import eager as streams_eager
+from addnorm.ops.streams.schema import SCHEMAS as STREAMS
 
 OLDEST = (3, 6)  # the version of torch 2.10
 SWITCHED_OFF = "switched off by ADDNORM_TRITON=0 in the environment"
@@ -63,6 +65,17 @@ def _kernel(name: str) -> Callable[..., Any]:
     return run
 
 
+def _streams_kernel(name: str) -> Callable[..., Any]:
+    def run(*args: Any) -> Any:
+        if implementation() is eager:
+            return getattr(streams_eager, name)(*args)
+        from addnorm.ops.triton.streams import operators
+
+        return getattr(operators, name)(*args)
+
+    return run
+
+
 def status() -> tuple[bool, str]:
     """Return whether the kernels compute CUDA tensors in this process, and a sentence about it."""
     if not REGISTERED:
@@ -87,3 +100,5 @@ if REGISTERED:
     for _name, _overloads in OVERLOADS.items():
         for _op in _overloads:
             library.impl(_op, _kernel(_name), "CUDA")
+    for _name in STREAMS:
+        library.impl(_name, _streams_kernel(_name), "CUDA")

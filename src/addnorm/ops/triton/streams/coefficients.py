@@ -1,0 +1,136 @@
+"""Functions that the kernels of n streams share: loads of streams and coefficients, gates, Sinkhorn.
+
+A block has BLOCK_T tokens. A tile of streams is `(BLOCK_T, BLOCK_N, BLOCK_D)`, one of gates `(BLOCK_T, BLOCK_N)`, one of matrices
+`(BLOCK_T, BLOCK_N, BLOCK_N)`, with zeros beyond the N streams; BLOCK_N is the next power of two. The arithmetic is in float32.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from addnorm.ops.triton.tiles import divide
+
+GIVEN, MANIFOLD, INDEPENDENT, GATES, HYPER = (tl.constexpr(kind) for kind in range(5))  # KINDS in ops/streams/kinds.py
+
+
+@triton.jit
+def stream_offsets(token, first, N: tl.constexpr, D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Return the offsets of a tile of `(rows, N, D)` and its mask without the last token's; `token` is `(BLOCK_T, 1, 1)`."""
+    stream = tl.arange(0, BLOCK_N)[None, :, None]
+    cols = first + tl.arange(0, BLOCK_D)[None, None, :]
+    return (token * N + stream) * D + cols, (stream < N) & (cols < D)
+
+
+@triton.jit
+def load_gates(
+    gates, token, rows, begin, WIDTH: tl.constexpr, EACH: tl.constexpr, N: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    """Return `(BLOCK_T, BLOCK_N)` numbers at `token * WIDTH + begin + stream * EACH`."""
+    stream = tl.arange(0, BLOCK_N)[None, :]
+    at = token[:, None] * WIDTH + begin + stream * EACH
+    return tl.load(gates + at, mask=(token[:, None] < rows) & (stream < N), other=0.0).to(tl.float32)
+
+
+@triton.jit
+def store_gates(
+    gates, value, token, rows, begin, WIDTH: tl.constexpr, EACH: tl.constexpr, N: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    """Store the numbers that `load_gates` returns."""
+    stream = tl.arange(0, BLOCK_N)[None, :]
+    tl.store(gates + token[:, None] * WIDTH + begin + stream * EACH, value, mask=(token[:, None] < rows) & (stream < N))
+
+
+@triton.jit
+def matrix_offsets(
+    token, begin, WIDTH: tl.constexpr, ROW: tl.constexpr, COLUMN: tl.constexpr, N: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    """Return the offsets `token * WIDTH + begin + k * ROW + j * COLUMN` of matrices, and the mask of their elements."""
+    row, column = tl.arange(0, BLOCK_N)[None, :, None], tl.arange(0, BLOCK_N)[None, None, :]
+    return token[:, None, None] * WIDTH + begin + row * ROW + column * COLUMN, (row < N) & (column < N)
+
+
+@triton.jit
+def load_matrix(
+    matrix, token, rows, begin, WIDTH: tl.constexpr, ROW: tl.constexpr, COLUMN: tl.constexpr, N: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Return `(BLOCK_T, BLOCK_N, BLOCK_N)` numbers."""
+    at, mask = matrix_offsets(token, begin, WIDTH, ROW, COLUMN, N, BLOCK_N)
+    return tl.load(matrix + at, mask=(token[:, None, None] < rows) & mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def store_matrix(
+    matrix, value, token, rows, begin, WIDTH: tl.constexpr, ROW: tl.constexpr, COLUMN: tl.constexpr, N: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Store the numbers that `load_matrix` returns."""
+    at, mask = matrix_offsets(token, begin, WIDTH, ROW, COLUMN, N, BLOCK_N)
+    tl.store(matrix + at, value, mask=(token[:, None, None] < rows) & mask)
+
+
+@triton.jit
+def sigmoid(x):
+    """Return 1 / (1 + exp(-x))."""
+    return tl.div_rn(tl.full(x.shape, 1.0, tl.float32), 1.0 + tl.exp(-x))
+
+
+@triton.jit
+def tanh(x):
+    """Return the hyperbolic tangent: a series near zero, where the quotient of exponentials cancels."""
+    small = tl.minimum(tl.abs(x), 0.25)
+    square = small * small
+    series = square * (-1382.0 / 155925.0) + 62.0 / 2835.0
+    series = series * square - 17.0 / 315.0
+    series = series * square + 2.0 / 15.0
+    series = series * square - 1.0 / 3.0
+    series = small + small * square * series
+    power = tl.exp(-2.0 * tl.abs(x))
+    value = tl.where(tl.abs(x) < 0.25, series, tl.div_rn(1.0 - power, 1.0 + power))
+    return tl.where(x < 0.0, -value, value)
+
+
+@triton.jit
+def normalize_columns(logits, N: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Return exp(logits) divided by the sums of its columns."""
+    row, column = tl.arange(0, BLOCK_N)[None, :, None], tl.arange(0, BLOCK_N)[None, None, :]
+    logits = tl.where(row < N, logits, float("-inf"))
+    power = tl.exp(logits - tl.max(logits, 1, keep_dims=True))
+    share = tl.div_rn(power, tl.broadcast_to(tl.sum(power, 1, keep_dims=True), power.shape))
+    return tl.where((row < N) & (column < N), share, 0.0)
+
+
+@triton.jit
+def normalize_matrix(matrix, eps, AXIS: tl.constexpr, N: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Return a matrix divided by its sums along an axis plus eps, and the sums."""
+    total = tl.sum(matrix, AXIS, keep_dims=True) + eps
+    if AXIS == 2:
+        total = tl.where(tl.arange(0, BLOCK_N)[None, :, None] < N, total, 1.0)
+    else:
+        total = tl.where(tl.arange(0, BLOCK_N)[None, None, :] < N, total, 1.0)
+    return tl.div_rn(matrix, tl.broadcast_to(total, matrix.shape)), total
+
+
+@triton.jit
+def add_eps(share, eps, N: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Return the matrix plus eps, with zeros beyond the streams."""
+    row, column = tl.arange(0, BLOCK_N)[None, :, None], tl.arange(0, BLOCK_N)[None, None, :]
+    return tl.where((row < N) & (column < N), share + eps, 0.0)
+
+
+@triton.jit
+def sinkhorn(logits, eps, iterations, N: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Return exp(logits) with columns and rows divided by their sums in turn, rows last."""
+    matrix = add_eps(normalize_columns(logits, N, BLOCK_N), eps, N, BLOCK_N)
+    matrix, _ = normalize_matrix(matrix, eps, 2, N, BLOCK_N)
+    for _ in range(1, iterations):
+        matrix, _ = normalize_matrix(matrix, eps, 1, N, BLOCK_N)
+        matrix, _ = normalize_matrix(matrix, eps, 2, N, BLOCK_N)
+    return matrix
+
+
+@triton.jit
+def mean_share(total, COUNT: tl.constexpr):
+    """Return total / COUNT, correctly rounded."""
+    return divide(total, tl.full(total.shape, COUNT, tl.float32), tl.float32)

@@ -1,0 +1,178 @@
+"""Tests of the Triton kernels of n streams, interpreted on the CPU, against float64 and the reference."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+
+import addnorm
+from addnorm.ops.streams.kinds import KINDS
+from addnorm.ops.triton import plan
+from addnorm.ops.triton.streams import operators
+from support.stream_calls import StreamCall, assert_accurate, bf16, f32, f64, make_call, make_cotangents, run
+from support.triton_interpreter import Interpreted
+
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="nothing is interpreted: test_streams_cuda.py runs on the GPU"
+)
+
+f16 = torch.float16
+MODES = ("write", "shared", "given", "features", "identity", "read")
+NORMS = ("layer", "rms", "none")
+# Kind, form of the coefficients, dtype of the streams, n, d_model, tokens, norm.
+TABLE = [
+    ("given", "write", f32, 1, 40, (2, 9), "layer"),
+    ("given", "shared", bf16, 2, 7, (1,), "rms"),
+    ("given", "features", f16, 3, 65, (5,), "none"),
+    ("given", "read", bf16, 8, 24, (), "layer"),
+    ("manifold", "write", f32, 4, 100, (17,), "layer"),
+    ("manifold", "given", bf16, 3, 20, (2, 3), "none"),
+    ("manifold", "identity", f32, 1, 33, (3,), "rms"),
+    ("independent", "features", f32, 5, 30, (4,), "layer"),
+    ("independent", "shared", f16, 2, 90, (18,), "rms"),
+    ("gates", "read", f32, 6, 12, (3,), "rms"),
+    ("hyper", "write", f32, 4, 70, (17,), "layer"),
+    ("hyper", "shared", bf16, 7, 11, (2,), "none"),
+    ("hyper", "read", f32, 1, 65, (3,), "rms"),
+]
+SIZES = [(8, 33), (4, 200), (1, 64), (7, 40), (2, 129), (3, 16), (6, 7), (5, 100)]
+LARGE = [
+    (kind, mode, dtype, *SIZES[i % 8], ((37,), (2, 9), (), (1,))[i % 4], NORMS[i % 3])
+    for i, (kind, mode, dtype) in enumerate(itertools.product(KINDS, MODES, (f32, bf16, f16)))
+]
+
+
+@pytest.fixture(autouse=True)
+def on_triton():
+    """Replace the operators by Triton's."""
+    with Interpreted() as mode:
+        yield mode
+
+
+@pytest.fixture
+def no_reference(monkeypatch):
+    """Make every operator fail that falls back to the reference."""
+    monkeypatch.setattr(operators, "eager", None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode", "dtype", "n", "d", "rows", "norm"),
+    [*TABLE, *(pytest.param(*case, marks=pytest.mark.slow) for case in LARGE)],
+    ids=str,
+)
+def test_boundary_is_accurate(no_reference, kind, mode, dtype, n, d, rows, norm):
+    assert_accurate(make_call(n, d, rows, kind, dtype=dtype, mode=mode, norm=norm))
+
+
+def test_other_dtypes_of_outputs_are_accurate(no_reference):
+    options = {"streams_dtype": f32, "out_dtype": f16}
+    assert_accurate(make_call(3, 20, (5,), "manifold", dtype=bf16, **options))
+    call = make_call(2, 20, (5,), "hyper", dtype=bf16)
+    tensors = {name: t if name in ("streams", "branch") else t.to(bf16) for name, t in call.tensors.items()}
+    assert_accurate(replace(call, tensors=tensors))
+
+
+@pytest.mark.parametrize("kind", ["given", "independent", pytest.param("hyper", marks=pytest.mark.slow)])
+def test_sums_over_chunks_of_tokens_are_accurate(no_reference, monkeypatch, kind):
+    """As with many more tokens than programs: several chunks of several blocks, the last of them not full."""
+    for module, sizes in ((operators, {"PROJECT_TOKENS": 16, "PROJECT_PROGRAMS": 2}),
+                          (plan, {"MIN_TILE": 64, "MIN_PROGRAMS": 1, "BACKWARD_ELEMENTS": 128})):  # fmt: skip
+        for name, size in sizes.items():
+            monkeypatch.setattr(module, name, size)
+    plan.forward.cache_clear()
+    assert_accurate(make_call(2, 20, (35,), kind, norm="layer"))
+    plan.forward.cache_clear()
+
+
+@pytest.mark.parametrize("kind", ["manifold", "hyper"])
+def test_token_does_not_depend_on_the_others(kind):
+    call = make_call(3, 40, (35,), kind)
+    whole = call()
+    for i in (0, 34):
+        per_token = {"streams", "branch", "mix", "inject", "collapse"}
+        alone = call({name: t[i : i + 1] if name in per_token else t for name, t in call.tensors.items()})
+        assert all(torch.equal(alone[name][0], whole[name][i]) for name in whole)
+
+
+def test_strided_and_expanded_inputs_give_the_same_bits(no_reference):
+    call = replace(make_call(3, 24, (2, 3), "manifold"), iterations=2)
+    cotangents = make_cotangents(call)
+    expected = run(call, call.leaves(), cotangents)
+    strided = {
+        name: t.transpose(0, -1).contiguous().transpose(0, -1).requires_grad_() for name, t in call.leaves().items()
+    }
+    actual = run(call, {name: t.detach().requires_grad_() for name, t in strided.items()}, cotangents)
+    assert all(torch.equal(actual[name], t) for name, t in expected.items())
+    x = torch.randn(5, 1, 24).expand(5, 4, 24)
+    reads = [addnorm.add_norm_streams(t, collapse=torch.arange(4.0)).read for t in (x, x.contiguous())]
+    assert torch.equal(*reads)
+    vector = torch.randn(24)
+    grads = []
+    for gradient in (vector.expand(2, 3, 24), vector.expand(2, 3, 24).clone()):
+        leaves = call.leaves()
+        call(leaves)["read"].backward(gradient)
+        grads.append([t.grad for t in leaves.values() if t.grad is not None])
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
+def test_unused_outputs_add_no_gradient(no_reference):
+    call = replace(make_call(2, 20, (3,), "manifold"), iterations=2)
+    cotangents = make_cotangents(call)
+    for name in cotangents:
+        one = {key: t if key == name else torch.zeros_like(t) for key, t in cotangents.items()}
+        actual, expected = (run(call, call.leaves(), c) for c in ({name: cotangents[name]}, one))
+        for key, t in expected.items():
+            torch.testing.assert_close(actual[key], t, rtol=1e-5, atol=1e-6, msg=f"{key} from {name}")
+
+
+def test_each_gradient_alone_equals_all_at_once(no_reference):
+    call = make_call(3, 8, (4,), "hyper", mode="given")
+    cotangents = make_cotangents(call)
+    whole = run(call, call.leaves(), cotangents)
+    for name in call.tensors:
+        leaves = {key: t.requires_grad_(key == name) for key, t in call.leaves().items()}
+        assert torch.equal(run(call, leaves, cotangents)[f"d{name}"], whole[f"d{name}"]), name
+
+
+def test_nan_stays_in_its_token(no_reference):
+    call = make_call(3, 24, (18,), "manifold")
+    call.tensors["branch"][7, 3] = float("nan")
+    for name, t in call().items():
+        assert torch.isnan(t).flatten(1).any(1).nonzero().flatten().tolist() == [7], name
+
+
+def test_large_and_small_streams_stay_finite(no_reference):
+    call = replace(make_call(3, 24, (4,), "manifold", mode="read"), iterations=3)
+    for factor in (1e-20, 1e10):
+        tensors = {**call.tensors, "streams": call.tensors["streams"] * factor, "scale": call.tensors["scale"] * 1000}
+        results = run(call, {name: t.clone().requires_grad_() for name, t in tensors.items()}, make_cotangents(call))
+        assert all(torch.isfinite(t).all() for name, t in results.items() if not name.startswith("d"))
+
+
+def test_far_means_do_not_cost_accuracy_in_hyper(no_reference):
+    call = make_call(2, 300, (3,), "hyper", mode="read")
+    call.tensors["streams"][..., :64] += 1000.0
+    assert_accurate(call)
+
+
+OTHERS = {
+    "no tokens": make_call(4, 16, (0, 3), "manifold"),
+    "float64": StreamCall({name: t.to(f64) for name, t in make_call(2, 8, (3,), "gates").tensors.items()}, "gates"),
+    "nine streams": make_call(9, 8, (3,), "independent"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_calls_use_the_reference(monkeypatch, name):
+    monkeypatch.setattr(operators, "launch", None)  # nothing is launched
+    call = OTHERS[name]
+    results = run(call, call.leaves(), make_cotangents(call))
+    assert results["streams"].shape == call.tensors["streams"].shape
+
+
+def test_wide_rows_use_the_reference(monkeypatch):
+    monkeypatch.setattr(plan, "FORWARD_ROW", 15)
+    monkeypatch.setattr(operators, "launch", None)
+    call = make_call(2, 16, (3,), "manifold")
+    run(call, call.leaves(), make_cotangents(call))
