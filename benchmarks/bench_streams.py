@@ -27,6 +27,7 @@ WIDTHS, ROWS = (512, 2048, 4096), (1, 32, 512, 4096)
 JOBS = {"forward": "forward", "forward_backward": "forward + backward"}
 FIELDS = ("job", "threads", "rows", "d", "dtype")
 COPY_BYTES = 256 * 2**20
+MOST_DIFFERENT = {"float32": 1e-5, "bfloat16": 0.03}  # relative norms; transformers rounds coefficients to bfloat16
 # Values that must be read or written, times d: X, w, X', r forward; dX', X, w, dr, dX, dw backward, after the forward.
 FORWARD_MOVES, BACKWARD_MOVES = 2 * N + 2, 3 * N + 3
 
@@ -122,6 +123,14 @@ def measure(case: Case, *, rounds: int, compiled: bool = True) -> Results:
         return once
 
     calls = {"addnorm": call(fused, post, comb.mT.contiguous()), "transformers": call(plain, post, comb)}
+    expected, found = (
+        calls["transformers"]()[0].double(),
+        calls["addnorm"]()[0].double(),
+    )  # the read, or the gradient of X
+    if (found - expected).norm() > MOST_DIFFERENT[case.dtype] * expected.norm():
+        raise ValueError(
+            f"results differ by {float((found - expected).norm() / expected.norm()):.2g} from those of transformers."
+        )
     if compiled:
         torch._dynamo.reset()
         calls["compile"] = call(torch.compile(plain, dynamic=False), post, comb)
@@ -176,8 +185,8 @@ def _ratio(rows: dict[str, Row], peer: str) -> float:
     return float(rows[peer]["median_us"] / rows["addnorm"]["median_us"])
 
 
-def table(document: harness.Document) -> str:
-    """Return the page's table: times as fast as transformers and torch.compile, and the share of the copy's bandwidth."""
+def section(document: harness.Document) -> str:
+    """Return the page's section: the targets, and a table with the bound that the bytes to move set."""
     copies = {Case.of(row, FIELDS): row["gigabytes_per_second"] for row in document["copies"]}
     lines = []
     for case, rows in sorted(
@@ -194,7 +203,17 @@ def table(document: harness.Document) -> str:
         "job",
         *right("x transformers (µs)", "x torch.compile", "bytes / bandwidth, µs"),
     ]
-    return markdown(head, lines)
+    numbers = [
+        [
+            one["name"],
+            "" if one["value"] is None else digits(one["value"]),
+            one["target"],
+            "yes" if one["met"] else "**no**",
+        ]
+        for one in document["summary"]
+    ]
+    targets: list[Any] = ["times as fast as transformers", *right("value", "target"), "met"]
+    return f"{markdown(targets, numbers)}\n\n{markdown(head, lines)}\n\n{harness.headline(document)}."
 
 
 BENCHMARK = Benchmark(

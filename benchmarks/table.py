@@ -22,6 +22,8 @@ import bench_lab
 import bench_norms
 import bench_stack
 import bench_stream
+import bench_stream_layers
+import bench_streams
 from harness import RESULTS, read
 
 from addnorm.bench import gpu
@@ -49,6 +51,10 @@ PAGES: dict[str, dict[str, tuple[str, Callable[[Any], str]]]] = {
         "gpu": ("gpu", gpu.section),
     },
     "docs/numerics.md": {"accuracy": ("functional", bench_functional.accuracy_section)},
+    "docs/several_streams.md": {
+        "streams": ("streams", bench_streams.section),
+        "stream-layers": ("stream_layers", bench_stream_layers.section),
+    },
     "docs/streams.md": {"streams": ("stream", bench_stream.section)},
     "docs/fusing.md": {"fuse": ("fuse", bench_fuse.section)},
     "docs/comparing.md": {"lab": ("lab", bench_lab.section)},

@@ -19,7 +19,12 @@ TEXT = Text("counting", "one two three four five six seven eight nine ten eleven
 @pytest.fixture(scope="module")
 def scripts():
     """Return the benchmarks as modules."""
-    return SimpleNamespace(**{name: load(f"benchmarks/bench_{name}.py") for name in ("stack", "stream", "fuse", "lab")})
+    return SimpleNamespace(
+        **{
+            name: load(f"benchmarks/bench_{name}.py")
+            for name in ("stack", "stream", "streams", "stream_layers", "fuse", "lab")
+        }
+    )
 
 
 def small_bert(name, *, texts, tokens, dtype):
@@ -237,3 +242,65 @@ def test_loop_that_trains_another_model_is_an_error(lab, monkeypatch):
     monkeypatch.setattr(lab, "prepare", spoil)
     with pytest.raises(ValueError, match=r"the losses of pre_ln, 2 layers, d = 16 differ by .* expected round-off"):
         lab.check_losses(lab_case("pre_ln"), TEXT)
+
+
+# Boundaries of several streams.
+
+
+@pytest.mark.parametrize(("job", "dtype"), [("forward", "bfloat16"), ("forward_backward", "float32")])
+def test_boundaries_are_equal_and_have_rows(scripts, job, dtype, monkeypatch):
+    monkeypatch.setattr(scripts.streams, "COPY_BYTES", 4096)
+    case = Case(job=job, threads=1, rows=3, d=16, dtype=dtype)
+    results = scripts.streams.measure(case, rounds=1, compiled=False)  # raises if the results differ
+    assert_rows(results["rows"], ["addnorm", "transformers"])
+    assert results["copies"][0]["gigabytes_per_second"] > 0
+
+
+def test_boundaries_with_different_results_are_an_error(scripts, monkeypatch):
+    monkeypatch.setattr(
+        scripts.streams.Fused, "forward", lambda self, streams, output, *rest: (output * 1.1, streams, *rest)
+    )
+    with pytest.raises(ValueError, match="results differ by"):
+        scripts.streams.measure(Case(job="forward", threads=1, rows=3, d=16, dtype="float32"), rounds=1, compiled=False)
+
+
+def test_summary_of_boundaries_names_each_target(scripts):
+    def cell(job, rows, *times):
+        case = Case(job=job, threads=2, rows=rows, d=512, dtype="float32")
+        return rows_of(case, addnorm=times[0], transformers=times[1], compile=times[2])
+
+    rows = [
+        *cell("forward", 1, 10.0, 25.0, 9.0),
+        *cell("forward", 32, 10.0, 80.0, 20.0),
+        *cell("forward", 512, 10.0, 20.0, 20.0),
+    ]
+    assert values(scripts.streams.summarize({"rows": rows})) == {
+        "forward: mean, 32 rows and more": (pytest.approx(4.0), True),
+        "forward: lowest at one row": (2.5, False),
+        "forward: lowest against torch.compile": (0.9, False),
+        "forward + backward: mean, 32 rows and more": (None, None),
+        "forward + backward: lowest at one row": (None, None),
+        "forward + backward: lowest against torch.compile": (None, None),
+    }
+
+
+def test_least_time_of_a_boundary_is_that_of_its_bytes(scripts):
+    row = {"job": "forward", "rows": 1, "d": 4096, "dtype": "bfloat16"}
+    assert scripts.streams.least_us(row, 81.92) == pytest.approx(1.0)  # 81,920 bytes
+    assert scripts.streams.least_us({**row, "job": "forward_backward"}, 204.8) == pytest.approx(1.0)  # and 122,880
+
+
+@pytest.mark.parametrize("model", ["DeepSeek V4", "GLM-5.3"])
+def test_fused_layers_are_equal_and_have_rows(scripts, model, monkeypatch):
+    small = {
+        "moe_intermediate_size": 16,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "n_routed_experts": 4,
+        "num_attention_heads": 4,
+    }
+    monkeypatch.setattr(scripts.stream_layers, "COMMON", scripts.stream_layers.COMMON | small | {"hidden_size": 32})
+    monkeypatch.setattr(scripts.stream_layers, "HIDDEN", 32)
+    case = Case(model=model, threads=1, tokens=5, dtype="float32")
+    results = scripts.stream_layers.measure(case, rounds=1)  # raises if the outputs differ
+    assert_rows(results["rows"], ["addnorm", "transformers", "addnorm, boundaries", "transformers, boundaries"])
