@@ -297,7 +297,6 @@ def test_fused_layers_are_equal_and_have_rows(scripts, model, monkeypatch):
         "q_lora_rank": 16,
         "kv_lora_rank": 16,
         "n_routed_experts": 4,
-        "num_attention_heads": 4,
     }
     monkeypatch.setattr(scripts.stream_layers, "COMMON", scripts.stream_layers.COMMON | small | {"hidden_size": 32})
     monkeypatch.setattr(scripts.stream_layers, "HIDDEN", 32)
