@@ -19,7 +19,8 @@ from addnorm.bench.tables import headline
 PAGE = page.DOCS / "targets.md"
 TITLES = {
     "functional": "The operation", "compile": "The operation under torch.compile",
-    "streams": "The boundary of four streams", "stream_layers": "Decoder layers with several streams", "stack": "Encoders", "fuse": "Fused models",
+    "streams": "The boundary of four streams", "stream_layers": "Decoder layers with several streams",
+    "stack": "Encoders", "fuse": "Fused models",
     "stream": "Inspecting and recording", "lab": "The lab", "explorer": "The explorer", "gpu": "The operation on a GPU",
 }  # fmt: skip
 NORMS = {"layer": "LayerNorm", "rms": "RMSNorm"}
