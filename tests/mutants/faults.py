@@ -23,6 +23,8 @@ AREAS = {
     "autocast": ("tests/ops/test_autocast.py tests/functional/test_functional.py",),
     "validation": ("tests/ops/test_validation.py tests/functional/test_functional.py tests/functional/test_inplace*.py",),
     "triton": ("tests/ops/triton/test_kernels.py",),
+    "triton_streams": ("tests/ops/triton/test_streams.py",),
+    "sharded_streams": ("tests/distributed/test_dtensor_streams.py",),
     "attention": ("tests/nn/test_attention.py tests/nn/test_cache.py tests/nn/test_transformer*.py",),
     "from_torch": ("tests/nn/test_from_torch*.py",),
     "stack": ("tests/nn/test_stack*.py", "tests/nn/test_executor.py tests/wirings/test_equivalences.py"),

@@ -108,4 +108,29 @@ OPERATION_FAULTS = (
         "tl.join(tl.join(w0, w2), tl.join(w1, w3))",
         "tl.join(tl.join(w0, w1), tl.join(w2, w3))",
     ),
+    Fault(
+        "triton-sinkhorn-one-axis", "triton_streams", "src/addnorm/ops/triton/streams/coefficients.py",
+        "        matrix, _ = normalize_matrix(matrix, eps, 1, N, BLOCK_N)\n        matrix, _ = normalize_matrix(matrix, eps, 2, N, BLOCK_N)",
+        "        matrix, _ = normalize_matrix(matrix, eps, 2, N, BLOCK_N)\n        matrix, _ = normalize_matrix(matrix, eps, 2, N, BLOCK_N)",
+    ),
+    Fault(
+        "triton-mix-untransposed", "triton_streams", "src/addnorm/ops/triton/streams/backward.py",
+        "weights = load_gates(mix, token, rows, j, MIX_WIDTH, N, N, BLOCK_N)",
+        "weights = load_gates(mix, token, rows, j * N, MIX_WIDTH, 1, N, BLOCK_N)",
+    ),
+    Fault(
+        "triton-mean-not-removed", "triton_streams", "src/addnorm/ops/triton/streams/backward.py",
+        "grad -= offset[:, :, None] + slope[:, :, None] * (x - mean[:, :, None])",
+        "grad -= slope[:, :, None] * (x - mean[:, :, None])",
+    ),
+    Fault(
+        "triton-streams-not-rounded", "triton_streams", "src/addnorm/ops/triton/streams/forward.py",
+        "            x = rounded.to(tl.float32)\n",
+        "",
+    ),
+    Fault(
+        "shared-coefficient-sharded", "sharded_streams", "src/addnorm/ops/streams/sharding.py",
+        "return rows > 0 and (t.dim() == rows + _TAILS[name]",
+        "return rows > 0 and (t.dim() >= _TAILS[name]",
+    ),
 )  # fmt: skip

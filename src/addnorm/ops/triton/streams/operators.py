@@ -37,6 +37,7 @@ PROJECT_ELEMENTS = 8192  # the largest chunk of φ: what is in shared memory the
 WARPS = 4
 # For the gradient of φ: tokens of a program, and the largest number of programs along the tokens, each of which writes a whole φ.
 PROJECT_TOKENS, PROJECT_PROGRAMS = 256, 8
+PROJECT_WARP = 1024  # elements of a chunk of φ for each warp of this kernel, which has their sums in registers
 
 
 class Block(NamedTuple):
@@ -294,9 +295,10 @@ def _project_backward(call: Call, new: Tensor, factors: Tensor) -> Tensor:
     chunk = -(-rows // (programs * BLOCK_TOKENS)) * BLOCK_TOKENS
     programs = -(-rows // chunk)
     partials = project.new_empty((programs, *project.shape), dtype=f32)
+    warps = max(WARPS, block.rows_of_project * block.d * (1 if call.kind == _HYPER else block.streams) // PROJECT_WARP)
     launch(
         project_backward_kernel, (programs, -(-call.d // block.d), 1), (new, call.a["stats"], factors, partials), (), (),
-        (rows, chunk), (call.n, call.d, call.kind, call.sizes.logits, call.stats, *block), WARPS,
+        (rows, chunk), (call.n, call.d, call.kind, call.sizes.logits, call.stats, *block), warps,
     )  # fmt: skip
     total: Tensor = partials.sum(0)
     return total.to(project.dtype)
