@@ -7,22 +7,27 @@
 `decompose`, `ablate` and `fuse` are for a model you already have.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from addnorm import wirings
 from addnorm.boundary import StreamGates, StreamStep, add_norm_streams
 from addnorm.functional import add_layer_norm, add_residual, add_rms_norm, layer_norm, rms_norm
-from addnorm.fusion.export import export_fused
-from addnorm.fusion.fuse import fuse, unfuse
-from addnorm.fusion.result import Fusion, VerificationError
 from addnorm.inplace import add_layer_norm_, add_residual_, add_rms_norm_
 from addnorm.nn import AddNorm, LayerNorm, Learned, ResidualStack, RMSNorm, Row, SublayerConnection, Wiring
 from addnorm.ops import Backend, backends
 from addnorm.ops.compile_mode import set_compile_mode
 from addnorm.ops.cpu import library_path
 from addnorm.ops.decompositions import decompositions
-from addnorm.stream.ablate import ablate, ablate_each, scale_write
-from addnorm.stream.decompose import decompose
-from addnorm.stream.find.inspect import inspect
-from addnorm.stream.record.recorder import record
+
+if TYPE_CHECKING:  # imported at the first use: they take several times as long as the rest
+    from addnorm.fusion.export import export_fused
+    from addnorm.fusion.fuse import fuse, unfuse
+    from addnorm.fusion.result import Fusion, VerificationError
+    from addnorm.stream.ablate import ablate, ablate_each, scale_write
+    from addnorm.stream.decompose import decompose
+    from addnorm.stream.find.inspect import inspect
+    from addnorm.stream.record.recorder import record
 
 __version__ = "0.1.0"
 
@@ -64,3 +69,32 @@ __all__ = [
     "unfuse",
     "wirings",
 ]
+
+_LATER = {
+    "export_fused": "fusion.export",
+    "fuse": "fusion.fuse",
+    "unfuse": "fusion.fuse",
+    "Fusion": "fusion.result",
+    "VerificationError": "fusion.result",
+    "ablate": "stream.ablate",
+    "ablate_each": "stream.ablate",
+    "scale_write": "stream.ablate",
+    "decompose": "stream.decompose",
+    "inspect": "stream.find.inspect",
+    "record": "stream.record.recorder",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is for existing models at its first use."""
+    if name in ("fusion", "stream"):
+        return importlib.import_module(f"addnorm.{name}")
+    if name not in _LATER:
+        raise AttributeError(f"module 'addnorm' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"addnorm.{_LATER[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
