@@ -22,7 +22,9 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (TESTS, os.environ.get("
 
 # torch's cache of compiled graphs does not notice when the schema of an operator changes: each schema has a cache of its own.
 OPS = Path(__file__).parent.parent / "src" / "addnorm" / "ops"
-SCHEMA = hashlib.sha256((OPS / "options.py").read_bytes() + (OPS / "schema.py").read_bytes()).hexdigest()[:12]
+SCHEMA = hashlib.sha256(
+    b"".join((OPS / name).read_bytes() for name in ("options.py", "schema.py", "streams/schema.py"))
+).hexdigest()[:12]
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(tempfile.gettempdir()) / f"addnorm-inductor-{SCHEMA}")
 
 # Otherwise each process that uses Inductor compiles a program for each instruction set, and imports torch once more to load it.
