@@ -69,6 +69,7 @@ def library() -> Extension:
             "-Wall",
             "-Wextra",
             "-Wno-unused-parameter",  # in torch's headers
+            "-Wno-psabi",  # vectors of sixteen floats are passed within one file only
             "-Wno-uninitialized",  # in gcc 12's own AVX-512 headers
             "-Wno-maybe-uninitialized",
         ],
