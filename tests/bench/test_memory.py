@@ -51,6 +51,27 @@ def test_count_equals_that_of_a_whole_forward(script, wiring):
     assert rows_of(script, wiring)[0]["saved_bytes"] == saved_bytes(lambda: stack(x), stack, x)
 
 
+@pytest.mark.parametrize("wiring", ["pre_ln", "post_ln"])
+def test_linear_layers_save_y(script, wiring):
+    stack = script.make_stack(wiring, torch.float32, LAYERS, D)
+    reads, saved = [], {}
+
+    def keep(module, inputs):
+        reads.append(inputs[0])
+
+    def pack(t):
+        saved[t.untyped_storage().data_ptr()] = t
+        return t
+
+    for connection in stack.connections:
+        connection.sublayer.register_forward_pre_hook(keep)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        y = stack(torch.randn(1, script.TOKENS, D))
+    assert len(reads) == SITES
+    assert all(read.untyped_storage().data_ptr() in saved for read in reads)
+    del y
+
+
 @pytest.mark.parametrize("wiring", ["pre_ln", "mhc"])
 def test_activations_are_proportional_to_tokens(script, wiring):
     one, three = (rows_of(script, wiring, batch=batch)[0] for batch in (1, 3))
