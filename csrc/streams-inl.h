@@ -320,6 +320,7 @@ struct ForwardBlock {
           if (m >= W) out.template set<false>(i, load(s.rows + i), W);
           else out.template set<true>(i, load(s.rows + i, m), m);
         }
+        for (int64_t p = 0; p < pair; ++p) a.saved_stats[(row + p) * stats] = a.saved_stats[(row + p) * stats + 1] = 0.0f;
         continue;
       }
       norm.y = static_cast<char*>(a.read) + row * d * size_of(a.read_type);

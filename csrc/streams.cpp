@@ -10,6 +10,9 @@ using Args = AddNormStreamsArgs;
 using BackArgs = AddNormStreamsBackwardArgs;
 static_assert(static_cast<int>(Args::kOutDtype) == static_cast<int>(BackArgs::kOutDtype));
 
+// The backward keeps two matrices for each of Sinkhorn's iterations and token; MAX_ITERATIONS in src/addnorm/ops/streams/validation.py.
+constexpr int64_t kMaxIterations = 10000;
+
 // From this number of tokens on φ is packed.
 constexpr int64_t kPackedRows = 16;
 
@@ -77,11 +80,13 @@ struct StreamsCall {
     a.gate_eps = static_cast<float>(stack.real(Args::kGateEps));
     a.magnitude = static_cast<float>(stack.real(Args::kMagnitude));
     const int64_t kind = stack.integer(Args::kKind), norm = stack.integer(Args::kNorm), iterations = stack.integer(Args::kIterations);
-    if (shape.dim < 2 || kind < 0 || kind > 4 || norm < 0 || norm > 2 || iterations < 0 || iterations > 1000000) return Route::invalid;
+    if (shape.dim < 2 || kind < 0 || kind > 4 || norm < 0 || norm > 2) return Route::invalid;
     a.kind = static_cast<Kind>(kind);
     a.norm = static_cast<Norm>(norm);
-    a.iterations = static_cast<int>(iterations);
-    if (a.kind == Kind::manifold && a.iterations < 1) return Route::invalid;
+    if (a.kind == Kind::manifold) {
+      if (iterations < 1 || iterations > kMaxIterations) return Route::invalid;
+      a.iterations = static_cast<int>(iterations);
+    }
     if (rows == 0 || n == 0 || shape.d == 0 || n > kMaxStreams) return Route::reference;
     const bool projects = a.kind != Kind::given;
     a.reads = collapse != nullptr || projects;
@@ -89,7 +94,8 @@ struct StreamsCall {
     const int64_t counts[] = {0, n * (n + 2), 2 * n, n, n * (n + 2)}, scales[] = {0, 3, 2, 1, 2};
     a.logits = counts[kind];
     const bool hyper = a.kind == Kind::hyper;
-    bool fit = on_cpu(streams) && a.eps >= 0 && a.project_eps >= 0 && (branch == nullptr) == (inject == nullptr) && (mix == nullptr || branch != nullptr);
+    bool fit = on_cpu(streams) && a.eps >= 0 && a.project_eps >= 0 && a.gate_eps >= 0;
+    fit = fit && (branch == nullptr) == (inject == nullptr) && (mix == nullptr || branch != nullptr);
     fit = fit && (branch == nullptr || fits(branch, {shape.d}, false)) && (mix == nullptr || fits(mix, {n, n}, true));
     fit = fit && (inject == nullptr || fits(inject, {n}, true));
     fit = fit && (collapse == nullptr || (a.per_feature ? fits(collapse, {n, shape.d}, false) : fits(collapse, {n}, true)));

@@ -41,7 +41,7 @@ class StreamGates(NamedTuple):
         project: φ, `(logits, n * d_model)` with rows for c, b and A row by row; "hyper": `(n + 2, d_model)`.
         scale: α, `(3,)`, `(2,)`, `(1,)` or `(2,)`.
         base: β, `(logits,)`; "hyper": followed by the n + 2 numbers of β'.
-        iterations: how often Sinkhorn normalizes columns and rows.
+        iterations: how often Sinkhorn normalizes columns and rows, 1 to 10000.
         gate_eps: ε, also added to the sums that Sinkhorn divides by.
         project_eps: added to the mean square, or to the variance.
         magnitude: m.
@@ -133,6 +133,8 @@ def add_norm_streams(
     """
     if norm not in NORMS:
         raise ValueError(f"norm is {norm!r}, expected 'layer', 'rms' or 'none'.")
+    if gates is not None and not isinstance(gates, StreamGates):
+        raise TypeError(f"gates is of type {type(gates).__name__}, expected addnorm.StreamGates.")
     if gates is not None and gates.kind not in KINDS:
         raise ValueError(f"gates.kind is {gates.kind!r}, expected 'manifold', 'independent', 'gates' or 'hyper'.")
     arguments: tuple[Any, ...]

@@ -16,7 +16,9 @@ import sys
 import time
 import traceback
 
-from support import fuzz_accuracy, fuzz_bits, fuzz_calls, fuzz_invalid
+from support import fuzz_accuracy, fuzz_bits, fuzz_calls, fuzz_invalid, fuzz_streams
+
+STREAMS_EVERY = 4  # each fourth case has a call of n streams too
 
 
 def run(seed: int) -> tuple[str, list[str]]:
@@ -33,6 +35,8 @@ def run(seed: int) -> tuple[str, list[str]]:
             fuzz_bits.find_differences(case, actual) + fuzz_bits.check_norm_alone(case) + fuzz_invalid.check_error(case)
         )
         fuzz_invalid.call_operators(case)
+        if seed % STREAMS_EVERY == 0:
+            lines += fuzz_streams.find_errors(seed)
     except Exception:
         lines = [traceback.format_exc()]
     return what, lines

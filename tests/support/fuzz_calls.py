@@ -43,10 +43,10 @@ def make(seed: int) -> Case:
 
     def tensor(shape: tuple[int, ...], mean: float = 0.0) -> Tensor:
         values = torch.randn(shape, generator=generator, dtype=f64) + mean
-        return _laid_out(values.to(rng.choice(dtypes)), rng)
+        return lay_out(values.to(rng.choice(dtypes)), rng)
 
     both = [_values(values, (*rows, d), rng, generator).to(rng.choice(dtypes)) for _ in range(2)]
-    tensors = dict(zip(("residual", "branch"), (_laid_out(t, rng) for t in both), strict=True))
+    tensors = dict(zip(("residual", "branch"), (lay_out(t, rng) for t in both), strict=True))
     if norm != "none" and rng.random() < 0.7:
         tensors["weight"] = tensor((d,), 1.0)
     if norm != "none" and rng.random() < 0.5:
@@ -66,7 +66,7 @@ def make(seed: int) -> Case:
         t = torch.randn((*rows, d), generator=generator, dtype=f64) + 0.2
         if values == "special" and rng.random() < 0.2:
             t = torch.where(torch.rand(t.shape, generator=generator) < 0.1 / max(d, 1), math.nan, t)
-        grad_outputs[name] = _laid_out(t.to(dtype), rng)
+        grad_outputs[name] = lay_out(t.to(dtype), rng)
     return Case(seed, call, wants, grad_outputs, rng)
 
 
@@ -140,7 +140,7 @@ def _options(
         options["casting"] = rng.choice(["llama", "t5"])
 
 
-def _laid_out(t: Tensor, rng: random.Random) -> Tensor:
+def lay_out(t: Tensor, rng: random.Random) -> Tensor:
     """Return the same elements (except for `expanded`) with another memory layout."""
     if t.dim() == 0 or rng.random() < 0.6:
         return t

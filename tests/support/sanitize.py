@@ -1,7 +1,7 @@
 """The kernels under AddressSanitizer and UndefinedBehaviorSanitizer, driven through the real package: `make sanitize`.
 
     python tests/support/sanitize.py build LIBRARY       compile csrc/*.cpp into LIBRARY
-    python tests/support/sanitize.py run LIBRARY [...]   the table and the fuzz target, for each instruction set of this CPU
+    python tests/support/sanitize.py run LIBRARY [...]   the tables and the fuzz target, for each instruction set of this CPU
 
 torch is not instrumented, but its memory is AddressSanitizer's: the preloaded malloc puts a forbidden zone around every
 tensor, so that a kernel that reads or writes one element beyond its end is seen. The first report ends the process.
@@ -99,7 +99,7 @@ def _file(name: str) -> str:
 
 
 def run(library: Path, arguments: Sequence[str]) -> int:
-    """Run the table and the fuzz target with these arguments, each in a new process, until one fails."""
+    """Run the tables, and the fuzz target with these arguments, each in a new process, until one fails."""
     seen = set()
     for capability in CAPABILITIES:
         variables = environment(library, capability)
@@ -111,7 +111,7 @@ def run(library: Path, arguments: Sequence[str]) -> int:
         if loaded.stdout in seen:  # the requested capability is an upper limit: this CPU has no more
             continue
         seen.add(loaded.stdout)
-        for script in (["run_table.py"], ["fuzz.py", *arguments]):
+        for script in (["run_table.py"], ["run_streams.py", "cover"], ["fuzz.py", *arguments]):
             print(f"== {loaded.stdout.strip()}, AddressSanitizer and UBSan: {' '.join(script)}", flush=True)
             command = [sys.executable, "-W", "error", str(Path(__file__).with_name(script[0])), *script[1:]]
             code = subprocess.run(command, env=variables, check=False).returncode

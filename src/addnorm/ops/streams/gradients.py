@@ -58,7 +58,7 @@ def gradients(a: dict[str, Any], wide: torch.dtype) -> dict[str, Tensor | None]:
             back = (dlogits * saved) @ weight
             back = back - saved.square() * (dlogits * logits).sum(-1, keepdim=True) / flat.shape[-1] * flat
             g = g + back.unflatten(-1, x.shape[-2:])
-            grads["project"] = (dlogits * saved).flatten(0, -2).mT @ flat.flatten(0, -2)
+            grads["project"] = torch.einsum("...r,...i->ri", dlogits * saved, flat)
     if branch is None:
         return {**grads, "streams": g, "branch": None, "mix": None, "inject": None}
     own = streams.to(wide)

@@ -10,6 +10,7 @@ from torch import Tensor
 from addnorm.ops.streams.kinds import KINDS, sizes_of
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+MAX_ITERATIONS = 10000  # kMaxIterations in csrc/streams.cpp
 
 
 def compute_dtype(
@@ -80,10 +81,10 @@ def check(
                 f"{name} has shape {tuple(t.shape)}, expected ({d},), the width of the streams: pass one number a feature."
             )
     for name, number in (("eps", eps), ("gate_eps", gate_eps), ("project_eps", project_eps)):
-        if not number >= 0:
-            raise ValueError(f"{name} is {number}, expected a number >= 0.")
-    if kind == KINDS["manifold"] and iterations < 1:
-        raise ValueError(f"iterations is {iterations}, expected at least 1: DeepSeek V4 has 20.")
+        if isinstance(number, str) or not number >= 0:
+            raise ValueError(f"{name} is {number!r}, expected a number >= 0.")
+    if kind == KINDS["manifold"] and (isinstance(iterations, str) or not 1 <= iterations <= MAX_ITERATIONS):
+        raise ValueError(f"iterations is {iterations!r}, expected 1 to {MAX_ITERATIONS}: DeepSeek V4 has 20.")
     for name, dtype in (("streams_dtype", streams_dtype), ("out_dtype", out_dtype)):
         if dtype is not None and dtype not in DTYPES:
             raise TypeError(f"{name} is {dtype}, expected one of {', '.join(map(str, DTYPES))}.")
@@ -97,6 +98,10 @@ def _has_shape(t: Tensor, shape: tuple[int, ...]) -> bool:
 def _check_tensor(name: str, t: Any) -> None:
     if not isinstance(t, Tensor):
         raise TypeError(f"{name} is of type {type(t).__name__}, expected a tensor.")
+    if t.is_nested or t.layout != torch.strided:
+        what = "is a nested tensor" if t.is_nested else f"has layout {t.layout}"
+        remedy = f"{name}.to_padded_tensor(0.0)" if t.is_nested else f"{name}.to_dense()"
+        raise TypeError(f"{name} {what}, expected an ordinary strided tensor: {remedy}.")
     if t.dtype not in DTYPES:
         raise TypeError(
             f"{name} has dtype {t.dtype}, expected one of {', '.join(map(str, DTYPES))}: convert it with {name}.float()."

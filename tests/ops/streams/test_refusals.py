@@ -1,0 +1,80 @@
+"""Tests of wrong arguments of the operators of n streams: an error that names the argument, also in calls of torch.ops."""
+
+import pytest
+import torch
+
+import addnorm
+from addnorm.ops.options import NORMS
+from addnorm.ops.streams.kinds import KINDS
+from addnorm.ops.streams.schema import INPUTS
+from support import fuzz_streams
+from support.stream_calls import f32, f64, make_call, make_cotangents, run
+
+NUMBERS = {
+    "gate_eps": (-1.0, float("nan"), "1"),
+    "project_eps": (-1.0, float("nan"), "1"),
+    "iterations": (0, -1, 10001, 2**40, "20"),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_wrong_numbers_of_gates_are_refused(name):
+    for value in NUMBERS[name]:
+        gates = addnorm.StreamGates("manifold", torch.randn(8, 32), torch.ones(3), torch.ones(8))._replace(
+            **{name: value}
+        )
+        with pytest.raises(ValueError, match=f"{name} is {value!r}, expected"):
+            addnorm.add_norm_streams(torch.randn(3, 2, 16), gates=gates)
+
+
+def test_iterations_of_other_gates_are_ignored():
+    gates = addnorm.StreamGates("gates", torch.randn(2, 32), torch.ones(1), torch.ones(2))
+    x = torch.randn(3, 2, 16)
+    steps = [addnorm.add_norm_streams(x, gates=gates._replace(iterations=number)) for number in (20, -1, 2**40)]
+    assert all(step.read.equal(steps[0].read) for step in steps)
+
+
+def test_gates_of_another_type_are_refused():
+    with pytest.raises(TypeError, match=r"gates is of type tuple, expected addnorm\.StreamGates"):
+        addnorm.add_norm_streams(torch.randn(3, 2, 16), gates=(1, 2))
+
+
+@pytest.mark.parametrize(
+    "name", ["streams", "branch", "mix", "inject", "collapse", "project", "scale", "base", "weight"]
+)
+def test_sparse_tensors_are_refused(name):
+    call = make_call(2, 8, (3,), "manifold", mode="given")
+    with pytest.raises(TypeError, match=f"{name} has layout torch.sparse_coo, expected an ordinary"):
+        call({**call.tensors, name: call.tensors[name].to_sparse()})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_operator_refuses_wrong_sizes_of_each_tensor(kind):
+    call = make_call(3, 8, (2,), kind, mode="write")
+    numbers = {"eps": 1e-5, "norm": NORMS[call.norm], "kind": KINDS[kind], "iterations": 2, "gate_eps": 0.0,
+               "project_eps": 0.0, "magnitude": 2.0}  # fmt: skip
+    arguments = {name: numbers.get(name, call.tensors.get(name)) for name in INPUTS}
+    torch.ops.addnorm.add_norm_streams(**arguments)
+    for name, t in call.tensors.items():
+        for wrong in (t[..., :-1], t[None, None], t.new_ones(()), t.new_empty(0), t.long(), t.to("meta")):
+            with pytest.raises((RuntimeError, ValueError, TypeError)):
+                torch.ops.addnorm.add_norm_streams(**{**arguments, name: wrong})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("n", "dtype"), [(17, f32), (2, f64)], ids=str)
+def test_reference_differentiates_streams_without_tokens(kind, n, dtype):
+    """Streams of shape (n, d_model), which the kernels do not compute in these sizes and dtypes."""
+    call = make_call(n, 9, (1,), kind, dtype=dtype)
+    cotangents = make_cotangents(call)
+    expected = run(call, call.leaves(), cotangents)
+    per_token = ("streams", "branch", "mix", "inject", "collapse")
+    call = call.__class__({name: t[0] if name in per_token else t for name, t in call.tensors.items()}, kind)
+    actual = run(call, call.leaves(), {name: t[0] for name, t in cotangents.items()})
+    for name, value in actual.items():
+        torch.testing.assert_close(value, expected[name].view(value.shape), rtol=1e-5, atol=1e-5)
+
+
+def test_random_calls_of_streams_pass_the_fuzz_checks():
+    failures = {seed: lines for seed in range(40) if (lines := fuzz_streams.find_errors(seed))}
+    assert failures == {}

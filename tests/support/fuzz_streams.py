@@ -1,0 +1,195 @@
+"""Random calls of `add_norm_streams` for the fuzz target: accuracy, equal bits of equal calls, and calls that must be refused."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from addnorm.ops.options import NORMS
+from addnorm.ops.streams.kinds import KINDS
+from addnorm.ops.streams.schema import ARGUMENTS, INPUTS
+from support.fuzz_bits import is_same
+from support.fuzz_calls import lay_out
+from support.stream_calls import StreamCall, assert_accurate, make_call, make_cotangents
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+MODES = ("write", "shared", "given", "features", "identity", "read")
+PER_TOKEN = ("streams", "branch", "mix", "inject", "collapse")
+
+
+def make(seed: int) -> tuple[StreamCall, random.Random]:
+    """Return the call of this seed."""
+    rng = random.Random(f"streams {seed}")
+    torch.manual_seed(seed)
+    kind, dtype = rng.choice([*KINDS]), rng.choice([*FLOATS, torch.float64])
+    rows = rng.choice([(), (1,), (rng.randint(0, 40),), (2, rng.randint(1, 9)), (rng.randint(100, 300),)])
+    d = rng.choice([rng.randint(1, 9), rng.randint(1, 80), rng.randint(1, 600)])
+    d = max(d, 33) if kind == "hyper" else d  # the norm of a few features may be that of a constant
+    options = {
+        name: rng.choice(FLOATS) for name in ("streams_dtype", "out_dtype") if rng.random() < 0.3 and dtype in FLOATS
+    }
+    n = rng.choice([1, 2, 4, rng.randint(1, 18)])
+    norm = rng.choice([*NORMS]) if n > 1 and d > 9 else "none"  # nor does that of one stream depend on c
+    call = make_call(n, d, rows, kind, dtype=dtype, mode=rng.choice(MODES), norm=norm, **options)
+    return replace(call, iterations=rng.randint(1, 6)), rng
+
+
+def find_errors(seed: int) -> list[str]:
+    """Return one line for each error of the call of this seed."""
+    call, rng = make(seed)
+    lines = []
+    if call.tensors["streams"].numel():
+        try:
+            assert_accurate(call, roundings=16)
+        except AssertionError as error:
+            lines.append(str(error))
+    lines += find_differences(call, rng) + find_spread(call, rng) + check_refusal(call, rng)
+    call_operators(call, rng)
+    return [f"{describe(call)}: {line}" for line in lines]
+
+
+def describe(call: StreamCall) -> str:
+    """Return the arguments of a call as text."""
+    shapes = {name: f"{t.dtype} {tuple(t.shape)}" for name, t in call.tensors.items()}
+    return f"{call.kind}, {call.norm}, {call.iterations} iterations, {call.options}, {shapes}"
+
+
+def compute(
+    call: StreamCall, tensors: dict[str, Tensor], cotangents: dict[str, Tensor], wants: Any = None
+) -> dict[str, Tensor]:
+    """Return the outputs, and the gradients of the tensors in `wants` (None: all), by name."""
+    leaves = {name: t.detach().requires_grad_(wants is None or name in wants) for name, t in tensors.items()}
+    outputs = call(leaves)
+    used = [name for name in cotangents if outputs[name].requires_grad]
+    if used:
+        torch.autograd.backward([outputs[name] for name in used], [cotangents[name] for name in used])
+    grads = {f"d{name}": t.grad for name, t in leaves.items() if t.grad is not None}
+    return {name: t.detach() for name, t in outputs.items()} | grads
+
+
+def find_differences(call: StreamCall, rng: random.Random) -> list[str]:
+    """Compare the bits of a call with those of the same call in other ways."""
+    tensors = {name: lay_out(t, rng) for name, t in call.tensors.items()}
+    plain = {name: t.contiguous() for name, t in tensors.items()}
+    cotangents = make_cotangents(call)
+    expected = compute(call, plain, cotangents)
+    wants = [name for name in tensors if rng.random() < 0.4]
+    ways = {
+        "a part of the gradients": compute(call, plain, cotangents, wants),
+        "no gradients": compute(call, plain, {}, ()),
+    }
+    lines: list[str] = []
+    computes_by_reference = call.tensors["streams"].shape[-2] > 16 or torch.float64 in [
+        call.tensors["streams"].dtype, *call.options.values()
+    ]  # fmt: skip
+    if not computes_by_reference:  # torch's matrix product has other bits for other layouts, threads and sizes
+        ways["another layout"] = compute(call, tensors, cotangents)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(3 - min(threads, 2))
+        ways["another number of threads"] = compute(call, plain, cotangents)
+        torch.set_num_threads(threads)
+        rows = plain["streams"].shape[0] if plain["streams"].dim() == 3 else 0
+        per_token = {name for name in PER_TOKEN if name in plain and plain[name].shape[:1] == (rows,)}
+        if rows > 1 and rows != plain["streams"].shape[1]:
+            i = rng.randrange(rows)
+            alone = {name: t[i : i + 1] if name in per_token else t for name, t in plain.items()}
+            results = compute(call, alone, {name: t[i : i + 1] for name, t in cotangents.items()})
+            names = [name for name in results if not name.startswith("d") or name[1:] in per_token]
+            lines = [
+                f"a token alone: other bits of {name}"
+                for name in names
+                if not is_same(results[name][0], expected[name][i])
+            ]
+    return lines + [
+        f"{way}: other bits of {name}"
+        for way, results in ways.items()
+        for name, t in results.items()
+        if not is_same(t, expected[name])
+    ]
+
+
+def find_spread(call: StreamCall, rng: random.Random) -> list[str]:
+    """Check that a NaN or an infinity changes no other token."""
+    rows = call.tensors["streams"].shape[:-2].numel()
+    if rows < 2:
+        return []
+    i, name = rng.randrange(rows), rng.choice([name for name in ("streams", "branch") if name in call.tensors])
+    t = call.tensors[name].clone()
+    each = t.contiguous().view(rows, -1)
+    each[i, rng.randrange(each.shape[1])] = rng.choice([math.nan, math.inf, -math.inf])
+    changed, plain = call({**call.tensors, name: each.view(t.shape)}), call()
+    others = [j for j in range(rows) if j != i]
+    lines = []
+    for key, value in changed.items():
+        if key == "streams" and "branch" not in call.tensors:
+            continue  # the streams themselves
+        here, there = value.reshape(rows, -1)[others], plain[key].reshape(rows, -1)[others]
+        if not torch.allclose(
+            here, there, rtol=1e-5, atol=1e-6
+        ):  # to the bit in kernels, not in torch's matrix product
+            lines.append(
+                f"{'NaN' if each[i].isnan().any() else 'infinity'} in token {i} of {name} changes others of {key}"
+            )
+    return lines
+
+
+def check_refusal(call: StreamCall, rng: random.Random) -> list[str]:
+    """Return one line if a call with a wrong argument does not raise an error that names this argument."""
+    name = rng.choice([*call.tensors])
+    t = call.tensors[name]
+    wrong = [
+        t.long(), t.to(torch.complex64), t.to("meta"), t.new_ones((*t.shape[:-1], t.shape[-1] + 1)), t[None, None, None],
+        t.tolist(), "tensor", t.bool(), t.to(torch.float8_e4m3fn), t.to_sparse(),
+    ]  # fmt: skip
+    wrong = wrong[:3] + wrong[5:] if name == "streams" else wrong  # streams of another shape may be valid
+    value = rng.choice(wrong)
+    tensors = {**call.tensors, name: value}
+    if rng.random() < 0.5:
+        tensors = {key: t.detach().requires_grad_() if key != name else t for key, t in tensors.items()}
+    text = f"{name} = {type(value).__name__} {getattr(value, 'dtype', '')} {tuple(getattr(value, 'shape', ()))}"
+    try:
+        call(tensors)
+    except (ValueError, TypeError) as error:
+        return [] if name in str(error) or name == "streams" else [f"{text} is refused without its name: {error!r}"]
+    except Exception as error:
+        return [f"{text} raises {type(error).__name__}, expected ValueError or TypeError: {error}"]
+    return [f"{text} is accepted"]
+
+
+def call_operators(call: StreamCall, rng: random.Random) -> None:
+    """Call the operators with meaningless arguments. They may raise or return, but must not crash."""
+    streams = call.tensors["streams"]
+    if streams.numel() > 5000:  # broadcasting could multiply the sizes
+        return
+    numbers: dict[str, Any] = {
+        "eps": 1e-5, "norm": NORMS[call.norm], "kind": KINDS[call.kind], "iterations": call.iterations, "gate_eps": 1e-6,
+        "project_eps": 1e-6, "magnitude": 2.0,
+    }  # fmt: skip
+    inputs = {name: numbers.get(name, call.tensors.get(name)) for name in INPUTS} | call.options
+    junk = [
+        None, torch.ones(()), torch.ones(0), torch.ones(streams.shape[-1]), torch.ones(*streams.shape, 2), torch.ones(3),
+        streams.transpose(-1, -2), streams.to(rng.choice(FLOATS)), streams.to("meta"), streams.long(), streams[..., :0],
+    ]  # fmt: skip
+    strange = [-1, 0, 1, 3, 5, 2**31, 2**62, math.nan, math.inf, -1.0]
+    forward, backward = torch.ops.addnorm.add_norm_streams, torch.ops.addnorm.add_norm_streams_backward
+    for name in rng.sample([*INPUTS], 3):
+        with contextlib.suppress(Exception):
+            forward(**inputs | {name: rng.choice(strange if name in numbers else junk)})
+    _, _, *computed, logits, stats = outputs = forward(**inputs)
+    grads = dict(zip(("dnew", "dread", "dcollapse", "dmix", "dinject"), outputs, strict=False))
+    arguments = {
+        **inputs, "logits": logits, "stats": stats, "computed_collapse": computed[0],
+        **{name: torch.randn_like(t) if t.numel() else None for name, t in grads.items()},
+        "grad_mask": rng.choice([1, 2**10 - 1, 2**40, -1, rng.randrange(1024)]),
+    }  # fmt: skip
+    names = [argument.name for argument in ARGUMENTS["add_norm_streams_backward"]]
+    for name in [None, *rng.sample(names, 3)]:
+        change = {} if name is None else {name: rng.choice(strange if name in numbers or name == "grad_mask" else junk)}
+        with contextlib.suppress(Exception):
+            backward(**arguments | change)
