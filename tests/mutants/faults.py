@@ -6,6 +6,7 @@ fastest first; each run is a few patterns of files or folders. A change of the c
 
 from mutants.operation_faults import OPERATION_FAULTS
 from mutants.stack_faults import STACK_FAULTS
+from mutants.stream_faults import STREAM_FAULTS
 from mutants.tool_faults import TOOL_FAULTS
 
 AREAS = {
@@ -30,6 +31,7 @@ AREAS = {
     "stack": ("tests/nn/test_stack*.py", "tests/nn/test_executor.py tests/wirings/test_equivalences.py"),
     "streams": ("tests/wirings/test_transcriptions.py tests/wirings/test_coefficients.py", "tests/wirings/test_real_models.py",
                 "tests/nn/test_streams*.py tests/ops/streams"),
+    "stream_kernels": ("tests/ops/streams/test_boundary.py tests/ops/streams/test_refusals.py", "tests/ops/streams/test_kernels.py"),
     "wirings": ("tests/wirings/test_catalog.py tests/wirings/test_init.py tests/wirings/test_spec.py", "tests/nn/test_claims.py"),
     "equation": ("tests/wirings", "tests/cli/test_wirings.py"),
     "trace": ("tests/trace",),
@@ -48,4 +50,4 @@ AREAS = {
     "cli": ("tests/cli/test_cli.py tests/cli/test_record.py", "tests/cli/test_stream.py tests/cli/test_fuse.py"),
 }  # fmt: skip
 
-FAULTS = (*OPERATION_FAULTS, *STACK_FAULTS, *TOOL_FAULTS)
+FAULTS = (*OPERATION_FAULTS, *STACK_FAULTS, *STREAM_FAULTS, *TOOL_FAULTS)

@@ -46,7 +46,8 @@ def find_errors(seed: int) -> list[str]:
     lines = []
     if call.tensors["streams"].numel():
         try:
-            assert_accurate(call, roundings=16)
+            # The terms of random sums, and the arguments of small gates, may be a hundred times their result.
+            assert_accurate(call, roundings=128)
         except AssertionError as error:
             lines.append(str(error))
     lines += find_differences(call, rng) + find_spread(call, rng) + check_refusal(call, rng)
