@@ -14,7 +14,7 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
 import addnorm
-from addnorm.cli._output import ProofError
+from addnorm.cli._output import ProofError, working
 from addnorm.trace import PRESETS
 from addnorm_cli import parameters
 from addnorm_cli.group import COMPLETE, INTERRUPTED, TERMINATED
@@ -240,3 +240,14 @@ def test_page_has_the_exit_codes_and_the_lines_for_shells():
         code, stdout, _ = finish(start(env=environment))
         assert code == 0
         assert COMPLETE in stdout
+
+
+def test_long_step_says_how_long_it_has_run(monkeypatch, capsys):
+    monkeypatch.setattr("addnorm.cli._output.PATIENCE", 0.01)
+    monkeypatch.setattr("addnorm.cli._output.NEXT_LINE", 0.05)
+    with working("fuse a model"):
+        time.sleep(0.4)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "Fuse a model ..."
+    assert len(lines) > 2
+    assert all(re.fullmatch(r"Fuse a model \.\.\. \d+ s", line) for line in lines[1:])

@@ -6,6 +6,7 @@ import re
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
@@ -25,7 +26,7 @@ __all__ = [
 ]  # fmt: skip
 
 LONG = r"'[^']{200,}'"  # a value that is shortened in an error
-PATIENCE = 2.0  # seconds after which a step without output is announced
+PATIENCE, NEXT_LINE = 2.0, 10.0  # seconds until a step without output is announced, and between two lines about it
 
 
 class ArgumentError(click.ClickException):
@@ -84,23 +85,32 @@ def print_message(sentence: str) -> None:
 
 @contextmanager
 def working(title: str) -> Iterator[None]:
-    """Show that a step is running: on a terminal at once, elsewhere in a line if it takes long.
+    """Show that a step is running: on a terminal at once, elsewhere in lines with its seconds if it takes long.
 
     What a model prints goes to stderr, so that stdout has the result alone.
     """
     console = Console(stderr=True)
     if not console.is_terminal:
-        timer = threading.Timer(PATIENCE, print_message, (f"{title[:1].upper()}{title[1:]} ...",))
-        timer.daemon = True
-        timer.start()
+        ended = threading.Event()
+        threading.Thread(target=_announce, args=(f"{title[:1].upper()}{title[1:]}", ended), daemon=True).start()
         try:
             with redirect_stdout(sys.stderr):
                 yield
         finally:
-            timer.cancel()
+            ended.set()
         return
     with console.status(Text(title if len(title) < 60 else f"{title[:58]}…")), redirect_stdout(sys.stderr):
         yield
+
+
+def _announce(title: str, ended: threading.Event) -> None:
+    """Print a line about a step after PATIENCE seconds, and one with its duration every NEXT_LINE seconds until it has ended."""
+    start = time.monotonic()
+    if ended.wait(PATIENCE):
+        return
+    print_message(f"{title} ...")
+    while not ended.wait(NEXT_LINE):
+        print_message(f"{title} ... {time.monotonic() - start:.0f} s")
 
 
 def check_folder(path: Path, option: str) -> None:
