@@ -128,7 +128,7 @@ def add_norm_streams(
     Example:
         >>> X, w = torch.randn(2, 4, 8), torch.randn(2, 8)
         >>> step = addnorm.add_norm_streams(X, w, inject=torch.ones(4), collapse=torch.full((4,), 0.25))
-        >>> torch.allclose(step.read, F.layer_norm((X + w[:, None]).mean(1), (8,)), atol=1e-6)
+        >>> torch.allclose(step.read, torch.nn.functional.layer_norm((X + w[:, None]).mean(1), (8,)), atol=1e-6)
         True
     """
     if norm not in NORMS:

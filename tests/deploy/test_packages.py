@@ -95,7 +95,7 @@ def test_library_of_another_version_is_refused(monkeypatch):
     with pytest.raises(
         ImportError, match=r"^The C\+\+ library .* operator add_norm has other arguments: build it again"
     ):
-        schema._define("add_norm(Tensor residual, Tensor other) -> Tensor")
+        schema.define("add_norm(Tensor residual, Tensor other) -> Tensor")
 
 
 class Add(torch.nn.Module):
