@@ -12,7 +12,7 @@ SHAPES = ((1, 40), (2, 7), (3, 64), (4, 200), (5, 33), (8, 130))  # n and d_mode
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dtype", [f32, bf16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [f32, bf16, pytest.param(torch.float16, marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("mode", MODES)
 def test_boundary_is_accurate(kind, dtype, mode):
     index = list(KINDS).index(kind) * 7 + MODES.index(mode)
