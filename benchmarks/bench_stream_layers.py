@@ -21,6 +21,7 @@ import addnorm
 from addnorm._util.numbers import format_percent, format_seconds
 from addnorm.bench import timing
 from addnorm.bench.harness import by_case
+from addnorm.bench.targets import Target
 from addnorm.nn.residual import FIRST
 from addnorm.wirings.coefficients import ManifoldConnection
 
@@ -147,7 +148,7 @@ def summarize(results: Results) -> list[Row]:
         for part, what in (("", "the whole layer"), (", boundaries", "its boundaries")):
             value = rows[f"transformers{part}"]["median_us"] / rows[f"addnorm{part}"]["median_us"]
             name = f"{case.model}, {case.tokens} tokens, {case.dtype}: times as fast, {what}"
-            summary.append({"name": name, "value": value, "target": ">= 1", "met": value >= 1.0})
+            summary.append(Target(name, ">=", 1.0).row(value))
     return summary
 
 

@@ -21,6 +21,7 @@ from torch import nn
 import addnorm
 from addnorm.bench import timing
 from addnorm.bench.harness import by_case
+from addnorm.bench.targets import Target
 
 N = 4
 WIDTHS, ROWS = (512, 2048, 4096), (1, 32, 512, 4096)
@@ -178,7 +179,7 @@ def summarize(results: Results) -> list[Row]:
 
 
 def _number(name: str, value: float | None, target: float) -> Row:
-    return {"name": name, "value": value, "target": f">= {target:g}", "met": None if value is None else value >= target}
+    return Target(name, ">=", target).row(value)
 
 
 def _ratio(rows: dict[str, Row], peer: str) -> float:
@@ -207,7 +208,7 @@ def section(document: harness.Document) -> str:
         [
             one["name"],
             "" if one["value"] is None else digits(one["value"]),
-            one["target"],
+            f"{one['compare']} {one['target']:g}",
             "yes" if one["met"] else "**no**",
         ]
         for one in document["summary"]
