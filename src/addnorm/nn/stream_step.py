@@ -110,10 +110,7 @@ def step_streams(
         else:
             used = step.collapse
     if isinstance(spec, Stage):
-        if inject is None:
-            inject = _resolve(module, module.entries["inject"])[0]
-        if mix is None and spec.mix is not None:
-            mix = _resolve(module, module.entries["mix"])
+        mix, inject = _resolve_write(module, spec, mix, inject)
     if is_distributed():
         mix, inject = (_copy_parameters(value) for value in (mix, inject))
     read: Any = step.read
@@ -190,10 +187,7 @@ def read_streams(
     if used is None:
         used = _resolve(module, module.entries["collapse"])
     if isinstance(spec, Stage):
-        if inject is None:
-            inject = _resolve(module, module.entries["inject"])[0]
-        if mix is None and spec.mix is not None:
-            mix = _resolve(module, module.entries["mix"])
+        mix, inject = _resolve_write(module, spec, mix, inject)
     if is_distributed():
         mix, inject, bias = (_copy_parameters(value) for value in (mix, inject, bias))
     states = streams
@@ -310,6 +304,15 @@ def _is(entry: Any, number: float) -> bool:
 def _is_scale(entry: Any) -> bool:
     """Return whether an entry is the same for all tokens."""
     return entry.__class__ is float or (isinstance(entry, Tensor) and entry.dim() <= 1)
+
+
+def _resolve_write(module: Any, spec: Stage, mix: Any, inject: Any) -> tuple[Any, Any]:
+    """Return A and B, where they are not computed the stage's own."""
+    if inject is None:
+        inject = _resolve(module, module.entries["inject"])[0]
+    if mix is None and spec.mix is not None:
+        mix = _resolve(module, module.entries["mix"])
+    return mix, inject
 
 
 def _resolve(module: Any, matrix: Any) -> Any:
