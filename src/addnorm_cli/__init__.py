@@ -3,7 +3,8 @@
 The package is beside `addnorm`, whose import takes seconds, so that help, version and completion answer at once. The code of
 a command is in `addnorm/cli/COMMAND.py`, which is imported when the command runs.
 
-- `group`: the group of all commands; exit codes, Ctrl-C and SIGTERM
+- `group`: the group of all commands; exit codes
+- `interrupts`: Ctrl-C and SIGTERM
 - `commands`, `model_commands`: the commands without and with a MODEL argument
 - `parameters`: shared options, types and completion
 - `screen`: stdout that is closed, full or no longer read
@@ -13,19 +14,16 @@ Exit codes: 0 done; 1 failed; 2 the arguments are wrong; 3 a proof failed; 130 i
 
 from __future__ import annotations
 
-import sys
-
 __all__ = ["main"]
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run a command and exit with its code."""
-    try:
+    from addnorm_cli.interrupts import exit_at_signals
+
+    with exit_at_signals():
         from addnorm_cli.screen import guard_streams
 
         guard_streams()
         from addnorm_cli.group import addnorm
-    except KeyboardInterrupt:  # during the imports
-        sys.stderr.write("Interrupted.\n")
-        raise SystemExit(130) from None
     addnorm.main(arguments, "addnorm")

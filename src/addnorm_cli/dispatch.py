@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from addnorm_cli.interrupts import exit_at_signals
 from addnorm_cli.screen import keep_output
 
 __all__ = ["run_command"]
@@ -28,7 +29,7 @@ def run_command(name: str, options: Mapping[str, Any], *, keep: bool = True) -> 
     if keep:
         keep_output()
     try:
-        with _announced("Importing torch ..."):
+        with _announced("Importing torch ..."), exit_at_signals():
             module = importlib.import_module(f"addnorm.cli.{name}")
     except ImportError as error:
         raise click.ClickException(f"addnorm cannot be imported ({error}): install it again with pip.") from error

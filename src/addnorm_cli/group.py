@@ -5,19 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import click
 
 from addnorm_cli import commands, model_commands
+from addnorm_cli.interrupts import INTERRUPTED, TERMINATED, raise_at_signals
 from addnorm_cli.screen import PIPE_CLOSED, OutputError, drop_output, finish_output
 
 __all__ = ["addnorm"]
 
-INTERRUPTED, TERMINATED = 130, 143  # exit codes
 COMPLETE = "_ADDNORM_COMPLETE"  # variable in which the shell asks for completion
 
 
@@ -28,12 +26,12 @@ class _Group(click.Group):
         """Run a command and exit with its code."""
         if COMPLETE in os.environ:
             super().main(args, prog_name)
-        with _terminable() as terminated:
+        with raise_at_signals() as received:
             code = self._run([*(sys.argv[1:] if args is None else args)], prog_name or "addnorm")
         # CPython notes an interrupt that leaves code run from a string, as while dataclasses are made, and then ends by SIGINT,
         # whatever the exit code is. Running other code from a string takes the note back.
         exec("")
-        sys.exit(TERMINATED if terminated and code == INTERRUPTED else code)
+        sys.exit(TERMINATED if code == INTERRUPTED and signal.SIGTERM in received else code)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands with the whole first sentence of their help."""
@@ -82,25 +80,6 @@ def _describe(error: OSError | MemoryError) -> str:
         return str(error).rstrip(".")
     path = f"{error.filename!r}" if error.filename is not None else "a file"
     return f"{path} cannot be used ({error.strerror})"
-
-
-@contextmanager
-def _terminable() -> Iterator[list[int]]:
-    """Handle SIGTERM as Ctrl-C, so that commands clean up. Yield a list that has the signal once it came."""
-    received: list[int] = []
-
-    def interrupt(number: int, _: object) -> None:
-        received.append(number)
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield received
-        return
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield received
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 COMMANDS = (

@@ -17,8 +17,9 @@ import addnorm
 from addnorm.cli._output import ProofError, working
 from addnorm.trace import PRESETS
 from addnorm_cli import parameters
-from addnorm_cli.group import COMPLETE, INTERRUPTED, TERMINATED
+from addnorm_cli.group import COMPLETE
 from addnorm_cli.group import addnorm as group
+from addnorm_cli.interrupts import INTERRUPTED, TERMINATED
 from addnorm_cli.parameters import ParameterError
 from addnorm_cli.screen import PIPE_CLOSED, keep_output
 from support.loading import ROOT
@@ -211,6 +212,28 @@ def test_missing_torch_is_one_sentence(tmp_path):
     code, stdout, stderr = finish(start("trace", "1,2", "3,4", env=os.environ | {"PYTHONPATH": path}))
     sentence = "Error: addnorm cannot be imported (libtorch.so is gone): install it again with pip.\n"
     assert (code, stdout, stderr) == (1, "", sentence)
+
+
+@pytest.mark.parametrize("presses", [1, 2])
+def test_interrupt_waits_for_an_import(presses, tmp_path):
+    """torch and numpy swallow the exception in an import, and fail later for another reason: a second signal ends the process."""
+    (tmp_path / "swallows.py").write_text("try:\n    import slow\nexcept BaseException:\n    pass\n")
+    (tmp_path / "slow.py").write_text(
+        f"print('importing', flush=True)\nimport time\ntime.sleep({[0, 0.5, 60][presses]})"
+    )
+    code = (
+        "import click\nfrom addnorm_cli.group import addnorm\n@click.command()\ndef work():\n    import swallows\n"
+        "    import time\n    time.sleep(60)\naddnorm.add_command(work)\naddnorm.main(['work'])"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509 (no threads)
+    )  # fmt: skip
+    assert process.stdout.readline() == "importing\n"
+    for _ in range(presses):
+        time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+    assert finish(process) == (130, "", "Interrupted.\n")
 
 
 def test_interrupt_carries_what_is_kept():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from addnorm._util.files import UnwritableError
 from addnorm.lab.result_store import ResultStore, read_progress, write_progress
 
 ONE = {"kind": "run", "key": "one", "test": 1.5}
@@ -113,7 +114,7 @@ def test_result_store_keeps_results_on_full_disk(tmp_path, monkeypatch):
         store.append(ONE)
         monkeypatch.setattr(os, "fsync", full)
         with pytest.raises(
-            ValueError, match=r"which cannot be written any more \(No space left on device\): free some space"
+            UnwritableError, match=r"which cannot be written any more \(No space left on device\): free some space"
         ):
             store.append(OTHER)
         assert store.results == {"one": ONE}

@@ -342,6 +342,15 @@ def test_memory_maps_wrap_into_rows(comparison, monkeypatch, recwarn):
     assert not [one for one in recwarn if "collapsed" in str(one.message)]
 
 
+def test_comparison_page_begins_with_model_inputs_date_loss(comparison, page):
+    assert [*page.facts] == ["model", "inputs", "date", "loss"]
+    assert page.facts["model"] == "character model, 2 layers, d_model = 16, 2 heads"
+    assert page.facts["inputs"] == "counting, 5 steps of 2 sequences of 8 characters"
+    assert page.facts["date"] in page.footer[-1]
+    untrained = replace(comparison, runs=[], stacks=[])
+    assert report.build_comparison_page(untrained).facts == {}
+
+
 def test_tiles_show_the_best_losses(comparison, monkeypatch):
     draw_only(monkeypatch)
     many = with_wirings(comparison, 6)

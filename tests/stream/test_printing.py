@@ -1,4 +1,4 @@
-"""Tests of what `print` shows of an inspection, a recording and ablations: the tables that README and docs promise."""
+"""Tests of what `print` shows of an inspection, a recording, ablations and a decomposition: the tables that README and docs promise."""
 
 import re
 
@@ -72,3 +72,31 @@ def test_print_ablations_shows_rows(model, x, printed):
     assert head == ["site", "sublayer", "loss", "change", "KL", "output", "change"]
     assert [row[0] for row in rows] == SITES
     assert [float(row[-1]) for row in rows] == pytest.approx([a.output_change for a in ablations], rel=1e-3)
+
+
+def test_print_ablations_without_loss_has_no_loss_column(model, x, printed):
+    head, *rows = map(str.split, printed(addnorm.ablate_each(addnorm.inspect(model, x), x)))
+    assert head == ["site", "sublayer", "KL", "output", "change"]
+    assert {len(row) for row in rows} == {4}
+
+
+def test_print_decomposition_shows_shares(model, x, printed):
+    parts = addnorm.decompose(model.eval(), x)
+    title, head, *rows = printed(parts)
+    assert title.startswith("Decomposition of stream: 6 sources, 4 adds, closure ")
+    assert head.split() == ["source", "share"]
+    assert dict(row.rsplit(maxsplit=1) for row in rows) == {
+        source: f"{share:.2%}" for source, share in parts.mean_shares().items()
+    }
+
+
+def test_print_names_x_0_and_the_norm_of_the_embedding_once(model, x, printed):
+    normed = torch.nn.Sequential(torch.nn.LayerNorm(16), model)
+    with addnorm.record(normed, grads=False) as rec:
+        normed(x)
+    inspection = addnorm.inspect(normed, x)
+    assert "with a norm of the embedding" in inspection.streams[0].remarks
+    lines = printed(inspection)
+    assert "  embedding norm: LayerNorm 1e-5, 0" in lines
+    assert "with a norm of the embedding" not in " ".join(lines)
+    assert any(line.split()[:1] == ["x_0"] for line in printed(rec))

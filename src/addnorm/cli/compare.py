@@ -68,8 +68,10 @@ def run(
                 text=None if text is None else lab.read_text(text), out=out, jobs=jobs, cluster=cluster, training=not init_only,
                 progress=make_console(stderr=True),
             )  # fmt: skip
-        except (ValueError, ImportError, UnwritableError) as error:
+        except (ValueError, ImportError) as error:
             raise ArgumentError(_name_options(str(error))) from None
+        except UnwritableError as error:  # a disk that fills up
+            raise click.ClickException(_name_options(str(error))) from None
         if as_json:
             print_json(comparison.to_dict())
         else:

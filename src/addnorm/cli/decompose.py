@@ -6,7 +6,6 @@ from rich.console import Console
 from torch import Tensor
 
 import addnorm
-from addnorm._util.tables import Column, Table
 from addnorm.cli._model import (
     ModelOptions,
     describe_failure,
@@ -18,7 +17,7 @@ from addnorm.cli._model import (
     with_model,
 )
 from addnorm.cli._output import print_blocks, print_json, print_notes, stdout, working
-from addnorm.stream.decompose import BIASES, Decomposition
+from addnorm.stream.decompose import Decomposition, tabulate_shares
 from addnorm.stream.models.hf import quiet
 
 __all__ = ["print_shares", "run"]
@@ -75,9 +74,7 @@ def run(model: ModelOptions, as_json: bool, float64: bool) -> str | None:
 
 def print_shares(console: Console, title: str, shares: dict[str, float]) -> None:
     """Print the share of each source, by depth, the biases of the norms last."""
-    sources = sorted(shares, key=lambda source: source == BIASES)
-    rows = [[source, f"{shares[source]:.2%}"] for source in sources]
-    print_blocks(console, [Table([Column("source", fold=True), Column("share", "right")], rows, title=title)])
+    print_blocks(console, [tabulate_shares(title, shares)])
 
 
 def _mean_shares(decomposition: Decomposition, mask: Tensor | None) -> dict[str, float]:

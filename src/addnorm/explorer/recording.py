@@ -17,7 +17,7 @@ from addnorm._util.numbers import format_count
 from addnorm.explorer.params import shorten
 from addnorm.stream.decompose import BIASES
 from addnorm.stream.record.recording import Recording
-from addnorm.stream.record.schema import BY_NAME, Balance, RecordedSite, suggest
+from addnorm.stream.record.schema import BY_NAME, ENDS, Balance, RecordedSite, suggest
 
 __all__ = ["Query", "Recordings"]
 
@@ -133,8 +133,7 @@ class Recordings:
 
 def _labels(sites: Sequence[RecordedSite]) -> list[str]:
     """Return the sites' labels: "x_0", "attention 1", ..., "final norm", with the id where two would be equal."""
-    ends = {"start": "x_0", "final": "final norm"}
-    names = [ends.get(site.kind) or f"{site.kind} {1 + (site.layer or 0)}" for site in sites]
+    names = [ENDS.get(site.kind) or f"{site.kind} {1 + (site.layer or 0)}" for site in sites]
     counts = Counter(names)
     return [name if counts[name] == 1 else f"{name}, {site.id}" for name, site in zip(names, sites, strict=True)]
 

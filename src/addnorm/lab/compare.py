@@ -28,6 +28,7 @@ from rich.text import Text as RichText
 
 from addnorm import wirings
 from addnorm._util.arguments import check_int
+from addnorm._util.files import UnwritableError
 from addnorm._util.optional import require
 from addnorm.lab import theory
 from addnorm.lab.comparison import Comparison
@@ -77,7 +78,8 @@ def compare(
         progress: show a progress bar on stderr, or on the given console.
 
     Raises:
-        ValueError: an argument has a wrong value, or the directory can no longer be written.
+        ValueError: an argument has a wrong value.
+        OSError: the directory can no longer be written. Finished results are in `out`.
         ImportError: joblib, or dask, is not installed.
         RunError: a run or its process failed. Finished results are in `out`.
         KeyboardInterrupt: the user interrupted it. Finished results are in `out`.
@@ -194,7 +196,7 @@ def _run_jobs(
             for result in results:
                 store.append(result)
                 display.finish(result)
-        except (RunError, ValueError, ImportError):
+        except (RunError, ValueError, ImportError, UnwritableError):
             raise
         except Exception as error:  # the pool's errors depend on the backend: a killed worker, a lost scheduler
             where = "of the cluster " if cluster else ""

@@ -90,7 +90,7 @@ class Comparison(Results, Rendered):
             yield Paragraph("")
             yield self._settings()
             yield Paragraph(
-                "Losses in nats a character on the test part. Bold: the setting by which a wiring is judged.",
+                "Losses in nats a character on the test part. A wiring is judged by the setting marked yes.",
                 style="dim",
             )
         for check in self.checks:
@@ -104,14 +104,17 @@ class Comparison(Results, Rendered):
         rows = []
         for group in self.groups:
             losses = " ".join(_loss(loss, "-") for loss in group.losses()) if len(group.runs) > 1 else ""
+            is_best = id(group) in best
             cells = [
                 group.wiring, str(group.num_layers), format_factor(group.lr), str(group.warm_up), _loss(group.loss(), "-"),
-                losses, str(group.diverged or ""),
+                losses, str(group.diverged or ""), "yes" if is_best else "",
             ]  # fmt: skip
-            rows.append(Row(cells, "strong" if id(group) in best else ""))
-        left = ("wiring", "by seed")
-        names = ("wiring", "layers", "rate", "warm-up", "test loss", "by seed", "diverged")
-        return Table([Column(name, "left" if name in left else "right", fold=True) for name in names], rows)
+            rows.append((cells, is_best))
+        names = ("wiring", "layers", "rate", "warm-up", "test loss", "by seed", "diverged", "judged")
+        shown = [k for k, name in enumerate(names) if name == "judged" or any(cells[k] for cells, _ in rows)]
+        left = ("wiring", "by seed", "judged")
+        columns = [Column(names[k], "left" if names[k] in left else "right", fold=True) for k in shown]
+        return Table(columns, [Row([cells[k] for k in shown], "strong" if is_best else "") for cells, is_best in rows])
 
 
 def _scope(results: Results) -> Finding:

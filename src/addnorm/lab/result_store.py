@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from addnorm._util import jsonio
-from addnorm._util.files import write_text
+from addnorm._util.files import UnwritableError, write_text
 from addnorm.lab.measure import Numbers
 
 __all__ = ["ResultStore", "read_progress", "write_progress"]
@@ -90,7 +90,7 @@ class ResultStore:
         """Append a result, wait until it is on the disk, and delete the files of its open run.
 
         Raises:
-            ValueError: the result cannot be written; earlier results stay.
+            UnwritableError: the result cannot be written; earlier results stay.
         """
         line = jsonio.dumps_line(result).encode() + b"\n"
         try:
@@ -99,7 +99,7 @@ class ResultStore:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise ValueError(
+            raise UnwritableError(
                 f"out is '{self.folder}', which cannot be written any more ({error.strerror or error}): free some space and "
                 "repeat the call, which continues here."
             ) from None

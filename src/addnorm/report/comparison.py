@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from addnorm._util.numbers import format_number
 from addnorm.lab import plot
@@ -69,7 +69,7 @@ def build_comparison_page(comparison: Comparison, facts: Mapping[str, str] | Non
     sections.append(Section("Settings", "", [Facts(_settings(comparison) | dict(facts or {}))]))
     return Page(
         _title(comparison), _subtitle(comparison), _findings(comparison, *TOP),
-        [section for section in sections if section.blocks], _tiles(comparison), _footer(comparison),
+        [section for section in sections if section.blocks], _tiles(comparison), _footer(comparison), _facts(comparison),
     )  # fmt: skip
 
 
@@ -97,6 +97,20 @@ def _subtitle(comparison: Comparison) -> str:
     return f"{subject} in a character model trained on {comparison.text['name']}: learning curves, the stream, and its gradient."
 
 
+def _facts(comparison: Comparison) -> dict[str, str]:
+    """Return what the first screen names: model, inputs, date and loss."""
+    p = comparison.protocol
+    facts = {"date": _dates(comparison)}
+    if comparison.runs:
+        facts = {
+            "model": f"character model, {_listed(p.num_layers)} layers, d_model = {p.d_model}, {p.nhead} heads",
+            "inputs": f"{comparison.text['name']}, {p.steps} steps of {p.batch} sequences of {p.tokens} characters",
+            **facts,
+            "loss": "cross entropy of the next character on the test part, in nats: lower is better",
+        }
+    return {name: text for name, text in facts.items() if text}
+
+
 def _findings(comparison: Comparison, *topics: str) -> list[Finding]:
     """Return the findings about some topics, in the order of the topics."""
     return [
@@ -118,8 +132,8 @@ def _tiles(comparison: Comparison) -> dict[str, str]:
         return {"Published results that hold": f"{sum(bool(check.holds) for check in checks)} of {len(checks)}"}
     n, arms = depths[-1]
     lowest = sorted(arms, key=lambda arm: arm.best.loss())[:TILES]
-    tiles = {f"{arm.wiring}, {n} layers": _loss(arm.best.loss()) for arm in arms if arm in lowest}
-    return tiles | {"Character frequencies alone": format_number(comparison.text["entropy"], 3)}
+    tiles = {f"Loss of {arm.wiring}, {n} layers": _loss(arm.best.loss()) for arm in arms if arm in lowest}
+    return tiles | {"Loss of the character frequencies": format_number(comparison.text["entropy"], 3)}
 
 
 def _loss(loss: float) -> str:
@@ -282,17 +296,18 @@ def _listed(values: Sequence[float]) -> str:
 
 def _footer(comparison: Comparison) -> list[str]:
     """Return lines with the versions that computed the results, and the dates."""
-    results = [run for run in (*comparison.runs, *comparison.stacks) if "addnorm" in run]
-    versions = dict.fromkeys(f"addnorm {result['addnorm']}, torch {result['torch']}" for result in results)
-    dates = sorted(result["date"] for result in results)
+    versions = dict.fromkeys(f"addnorm {result['addnorm']}, torch {result['torch']}" for result in _dated(comparison))
     lines = ["Made with " + "; ".join(versions) + "."] if versions else []
-    ends = (
-        [
-            *dict.fromkeys(
-                date[:16].replace("T", " ") + (" UTC" if "T" in date else "") for date in (dates[0], dates[-1])
-            )
-        ]
-        if dates
-        else []
-    )
-    return lines + ([f"Results of {' to '.join(ends)}."] if ends else [])
+    return lines + ([f"Results of {dates}."] if (dates := _dates(comparison)) else [])
+
+
+def _dated(comparison: Comparison) -> list[dict[str, Any]]:
+    """Return the results that have their versions and their date."""
+    return [run for run in (*comparison.runs, *comparison.stacks) if "addnorm" in run]
+
+
+def _dates(comparison: Comparison) -> str:
+    """Return the dates of the first and the last result."""
+    dates = sorted(result["date"] for result in _dated(comparison))
+    ends = [date[:16].replace("T", " ") + (" UTC" if "T" in date else "") for date in (dates[:1] + dates[-1:])]
+    return " to ".join(dict.fromkeys(ends))

@@ -17,6 +17,7 @@ from addnorm.report.model_findings import ablation_findings, inspection_findings
 from addnorm.report.page import Block, Cell, Facts, Figure, Finding, Findings, Formula, Page, Section, Table
 from addnorm.stream.ablate import Ablation
 from addnorm.stream.find.inspection import NORM_NAMES, Inspection, Site, Stream, format_norm, mask_numbers, merge_paths
+from addnorm.stream.find.naming import EMBEDDING
 from addnorm.stream.record.recording import Recording
 from addnorm.wirings.row import GAP, format_factor
 
@@ -24,7 +25,6 @@ __all__ = ["build_model_page", "versions"]
 
 LONG = 48  # rows: longer tables are collapsed
 TOP = ("model", "inputs", "date", "loss")  # facts at the top of the page
-EMBEDDING = "with a norm of the embedding"  # a remark that the section of the wiring already has
 FINAL = "A final norm follows the last sublayer."  # part of a wiring's description
 CAPTIONS = {
     "depth": "Top: the size of the stream's elements after each sublayer. Bottom: the gradient of the loss at the stream and "

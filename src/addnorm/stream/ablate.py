@@ -268,12 +268,14 @@ class Ablations(Rendered, tuple[Ablation, ...]):
 
     def _blocks(self) -> Iterator[Block]:
         columns = [Column("site", fold=True), Column("sublayer")]
-        columns += [Column(name, "right") for name in ("loss change", "KL", "output change")]
+        has_loss = any(ablation.loss_change is not None for ablation in self)
+        columns += [Column(name, "right") for name in ("loss change", "KL", "output change")[not has_loss :]]
         rows = []
         for ablation in self:
             sign = "+" * (ablation.loss_change is not None and ablation.loss_change > 0)
             numbers = [format_number(number) for number in (ablation.loss_change, ablation.kl, ablation.output_change)]
-            rows.append([ablation.site.id, ablation.site.kind, f"{sign}{numbers[0]}", *numbers[1:]])
+            cells = [f"{sign}{numbers[0]}", *numbers[1:]]
+            rows.append([ablation.site.id, ablation.site.kind, *cells[not has_loss :]])
         yield Table(columns, rows)
 
     def to_dict(self) -> list[dict[str, Any]]:

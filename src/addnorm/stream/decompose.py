@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from addnorm._util.tables import Block, Column, Rendered, Table
 from addnorm.stream.edits import is_edited
 from addnorm.stream.find.adds import Add, Path, trace_multiples
 from addnorm.stream.find.chain import Chain
@@ -35,6 +36,7 @@ __all__ = [
     "propagate",
     "source_shares",
     "sum_components",
+    "tabulate_shares",
 ]
 
 BIASES = "norm biases"
@@ -142,8 +144,8 @@ def source_shares(parts: Components, total: Tensor) -> dict[str, Tensor]:
     return {name: (part * total).sum(-1) / size for name, part in parts.items()}
 
 
-class Decomposition:
-    """Stream as the sum of its components, from `addnorm.decompose`.
+class Decomposition(Rendered):
+    """Stream as the sum of its components, from `addnorm.decompose`. It prints as a table of the shares of all tokens.
 
     Attributes:
         stream: the inspected `Stream`.
@@ -307,6 +309,16 @@ class Decomposition:
     def __repr__(self) -> str:
         size = f"{len(self.sources)} sources, {self.depth} adds, closure {self.closure:.1e}"
         return f"<Decomposition of {self.stream.name}: {size}>"
+
+    def _blocks(self) -> Iterator[Block]:
+        yield tabulate_shares(repr(self)[1:-1], self.mean_shares())
+
+
+def tabulate_shares(title: str, shares: dict[str, float]) -> Table:
+    """Return a table of the share of each source, by depth, the biases of the norms last."""
+    sources = sorted(shares, key=lambda source: source == BIASES)
+    rows = [[source, f"{shares[source]:.2%}"] for source in sources]
+    return Table([Column("source", fold=True), Column("share", "right")], rows, title=title)
 
 
 def decompose(

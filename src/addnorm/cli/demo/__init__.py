@@ -18,9 +18,10 @@ import click
 from rich.console import Console
 from rich.text import Text
 
+from addnorm._util.files import UnwritableError, check_writable
 from addnorm.cli._output import stdout
 from addnorm.cli.demo import model, operation, training
-from addnorm.cli.demo._parts import RECORDING
+from addnorm.cli.demo._parts import FOLDER, RECORDING
 from addnorm.ops import cpu
 
 __all__ = ["run", "show"]
@@ -32,7 +33,16 @@ PARTS: tuple[Callable[[Console], bool | None], ...] = (
 
 
 def run() -> None:
-    """Print the demonstration and exit with 3 where a proof failed."""
+    """Print the demonstration and exit with 3 where a proof failed.
+
+    Raises:
+        click.ClickException: the folder of the demonstration cannot be written.
+    """
+    try:
+        check_writable(RECORDING, name="the recording")
+    except UnwritableError as error:
+        place = str(error).rpartition(": ")[0]
+        raise click.ClickException(f"{place}: run the command where it can make the folder {FOLDER}.") from None
     click.get_current_context().exit(0 if show(stdout()) else 3)
 
 

@@ -29,6 +29,7 @@ from addnorm.cli.demo._parts import (
 from addnorm.stream.find.inspection import format_norm
 from addnorm.stream.models.hf import quiet
 from addnorm.stream.record.recording import Recording
+from addnorm.stream.record.schema import ENDS
 
 __all__ = ["find_streams", "fuse_model", "record_by_depth", "write_report"]
 
@@ -126,7 +127,14 @@ def _print_by_depth(console: Console, recording: Recording) -> None:
         if any(site.id in column for column in values):
             numbers = [format_number(column.get(site.id), 2) for column in values]
             bar = "█" * round(BARS * gradient.get(site.id, 0.0) / max(gradient.values()))
-            rows.append(["" if site.layer is None else str(site.layer + 1), site.kind, *numbers, (bar, "accent")])
+            rows.append(
+                [
+                    "" if site.layer is None else str(site.layer + 1),
+                    ENDS.get(site.kind, site.kind),
+                    *numbers,
+                    (bar, "accent"),
+                ]
+            )
     print_table(console, (">layer", "sublayer", *(heading for heading, _, _ in COLUMNS), ""), rows)
 
 

@@ -91,7 +91,7 @@ def bias_gradient(console: Console) -> bool:
         console,
         "3. The bias gradient in bfloat16",
         "The gradient of every row is one, so the bias gradient is the number of rows. PyTorch accumulates it in bfloat16, "
-        "where 256 + 1 = 256; addnorm accumulates in float32.",
+        "where 256 + 1 = 256, on each thread; addnorm accumulates in float32.",
     )
     rows: list[list[Span]] = []
     all_hold = True

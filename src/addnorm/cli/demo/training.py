@@ -35,7 +35,7 @@ def compare_wirings(console: Console) -> bool | None:
         comparison = lab.compare(
             WIRINGS, PROTOCOL, out=FOLDER, jobs=JOBS, at_init=AT_INIT, progress=make_console(stderr=True)
         )
-    except (ImportError, OSError) as error:
+    except (ImportError, OSError, ValueError, lab.RunError) as error:  # the last two: the folder, a failed run
         print_warning(console, error)
         return None
     console.print()

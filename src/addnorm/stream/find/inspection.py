@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from addnorm._util.numbers import format_count, format_number
 from addnorm._util.tables import Block, Column, Paragraph, Rendered, Row, Table
 from addnorm.stream.find.chain import Chain
+from addnorm.stream.find.naming import EMBEDDING
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.sublayers import Sublayer
 from addnorm.stream.layout.stream_layout import StreamLayout
@@ -319,7 +320,7 @@ def _summarize(stream: Stream, lines: Sequence[_Line]) -> list[str]:
             texts.append(f"{name}: {format_norm(norm)}, {norm.path or 'in the model itself'}")
     if stream.closure is not None:
         texts.append(f"x_L = x_0 + all writes: relative error {stream.closure:.1e}")
-    return [*texts, *stream.remarks]
+    return [*texts, *(remark for remark in stream.remarks if remark != EMBEDDING)]  # the norm is named above
 
 
 def _build_lines(stream: Stream) -> list[_Line]:

@@ -16,8 +16,9 @@ from addnorm.stream.find.operators import NORMALIZING, is_mixing, strip_views
 from addnorm.stream.find.sublayers import Sublayer
 from addnorm.wirings.spec import Factor, Learned, Row, Wiring
 
-__all__ = ["SublayerSummary", "find_contradiction", "identify_wiring", "summarize_sublayer"]
+__all__ = ["EMBEDDING", "SublayerSummary", "find_contradiction", "identify_wiring", "summarize_sublayer"]
 
+EMBEDDING = "with a norm of the embedding"  # remark that is left out where the norm itself is named
 SCALED_SKIP = "between sublayers the stream is multiplied by a factor, and an earlier state is added"
 TOLERANCE = 1e-5  # relative: constants pass through the model's dtype
 
@@ -105,7 +106,7 @@ def identify_wiring(
         other_layers: number of layers of the other stream of an encoder-decoder model, on which DeepNorm depends.
     """
     if _is_bottom_to_top(sublayers):
-        return wirings.b2t(), ["with a norm of the embedding"] * embedding_norm
+        return wirings.b2t(), [EMBEDDING] * embedding_norm
     usual = [s for s in sublayers if s.role == "branch"]
     if any(s.has_reasons for s in sublayers):
         return None, []
@@ -246,7 +247,7 @@ def _compare_wiring(
     if not final_norm and wiring.ends_in_norm(num_layers):
         remarks.append("without the final norm of this wiring")
     if embedding_norm != wiring.embedding_norm:
-        remarks.append("with a norm of the embedding" if embedding_norm else "without the norm of the embedding")
+        remarks.append(EMBEDDING if embedding_norm else "without the norm of the embedding")
     return remarks
 
 

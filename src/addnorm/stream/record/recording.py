@@ -146,7 +146,7 @@ class Recording(Rendered, Measurements):
             rows.append(
                 [
                     layer,
-                    site.kind,
+                    ENDS.get(site.kind, site.kind),
                     "" if is_end else site.id,
                     *(_cell(values.get(site.id)) for values in columns.values()),
                 ]

@@ -19,7 +19,7 @@ __all__ = [
 
 MemoryMap = tuple[list[str], list[list[float]]]  # the sources, and for each depth their shares
 
-ENDS = ("start", "final")  # the kinds of the sites that are no sublayers
+ENDS = {"start": "x_0", "final": "final norm"}  # the kinds of the sites that are no sublayers, and how they are shown
 
 
 @dataclass(frozen=True)
