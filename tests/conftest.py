@@ -20,10 +20,13 @@ gc.set_threshold(50_000, 20, 20)
 TESTS = str(Path(__file__).parent)
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (TESTS, os.environ.get("PYTHONPATH"))))
 
-# torch's cache of compiled graphs does not notice when the schema of an operator changes: each schema has a cache of its own.
+# torch's cache of compiled graphs does not notice when the schema or the formula of an operator changes: each has a cache of its own.
 OPS = Path(__file__).parent.parent / "src" / "addnorm" / "ops"
 SCHEMA = hashlib.sha256(
-    b"".join((OPS / name).read_bytes() for name in ("options.py", "schema.py", "streams/schema.py"))
+    b"".join(
+        (OPS / name).read_bytes()
+        for name in ("capture.py", "compile_mode.py", "options.py", "schema.py", "streams/schema.py")
+    )
 ).hexdigest()[:12]
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(tempfile.gettempdir()) / f"addnorm-inductor-{SCHEMA}")
 
@@ -50,6 +53,17 @@ def pytest_collect_file():
 def pytest_collection_modifyitems(items):
     """Sort the tests, in the same order in every process."""
     sort_slowest_first(items)
+
+
+@pytest.fixture
+def operator_mode():
+    """Make calls in compiled graphs the operator, which has the bits of eager calls."""
+    from addnorm import set_compile_mode
+
+    torch._dynamo.reset()  # it stops after eight graphs of a function
+    set_compile_mode("op")
+    yield
+    set_compile_mode(None)
 
 
 @pytest.fixture(autouse=True)

@@ -21,6 +21,12 @@ def script():
     return load("benchmarks/bench_compile.py")
 
 
+@pytest.fixture(autouse=True)
+def default_mode():
+    yield
+    compile_mode.set_compile_mode(None)
+
+
 def case_of(norm="layer", job="y", rows=6, d=16, dtype="float32"):
     return Case(norm=norm, job=job, rows=rows, d=d, dtype=dtype, device="cpu", threads=1)
 
@@ -89,23 +95,18 @@ def test_compiled_forms_agree_with_eager(script, monkeypatch, backend):
     torch.testing.assert_close(formula, eager, rtol=1e-4, atol=1e-5)
 
 
-FAST = [8.0, 9.0, 20.0]  # faster in two of three cases
-
-
-@pytest.mark.parametrize(
-    ("form", "formula", "change"),
-    [("formula", FAST, {}), ("op", [8.0, 9.5, 20.0], {}), ("op", FAST, {"errors": [{"variant": "formula", "error": 1.5, "limit": 1.0}]}),
-     ("op", FAST, {"bits": [{"variant": "formula", "run": True, "threads_kept": False, "rows_kept": True}]}),
-     ("op", FAST, {"errors": []}), ("op", FAST, {"bits": []})],  # what was not compared counts as broken
-)  # fmt: skip
-def test_formula_is_chosen_if_faster_and_within_the_contract(script, form, formula, change):
-    times = {"op": [10.0] * 3, "formula": formula}
-    result = {
-        "rows": [case_of(rows=k + 1).row(variant=name, median_us=times[name][k]) for k in range(3) for name in times],
-        "errors": [{"variant": "formula", "error": 0.5, "limit": 1.0}],
-        "bits": [{"variant": "formula", "run": True, "threads_kept": True, "rows_kept": True}],
-    }
-    assert script.choose(result | change)["form"] == form
+def test_targets_are_for_the_default_form_of_each_case(script):
+    times = {"y": {"op": 5.0, "formula": 10.0, "torch": 9.0}, "dropout": {"op": 20.0, "formula": 90.0, "torch": 80.0}}
+    rows = [
+        case_of(job=job).row(variant=name, median_us=time) for job, by in times.items() for name, time in by.items()
+    ]
+    lowest, mean, *others = script.summarize({"rows": rows})
+    assert (round(lowest["value"], 3), lowest["met"]) == (
+        0.9,
+        False,
+    )  # y is the formula by default, dropout the operator
+    assert (round(mean["value"], 3), mean["met"]) == (1.897, True)
+    assert {row["name"]: row["value"] for row in others}["op, y: times as fast as torch alone"] == pytest.approx(1.8)
 
 
 def test_document_has_rows_and_errors_and_its_sections(script, monkeypatch):
@@ -120,15 +121,16 @@ def test_document_has_rows_and_errors_and_its_sections(script, monkeypatch):
         row["median_us"] = {"op": 10.0, "formula": 20.0, "torch": 15.0, "eager": 30.0}[row["variant"]]
     document["errors"][0]["limit"] = 0.0
     document["bits"] = [case_of(job="training").row(variant="formula", run=True, threads_kept=False, rows_kept=True)]
-    document["choice"] = script.choose(document)
+    document["default"] = script.describe_forms(document)
     times = script.times_section(document)
     without_spread = re.sub(r" ±[\d.]+ %", "", times)
-    assert "| y | LayerNorm | 6 x 16 | float32 | 10.0 | 2.00 | 1.50 | 3.00 |" in without_spread
+    assert "| y | LayerNorm | 6 x 16 | float32 | formula | 20.0 | 0.75 | 0.50 |  | 1.50 |" in without_spread
     assert (
-        "slower than torch alone in 0 of 2 cases: 1.50 times as fast in the mean, 1.50 at worst. On cpu a compiled call is **the operator**"
+        "The default form is 0.75 times as fast as torch alone in the mean and 0.75 times in the slowest of 2 cases."
         in times
     )
-    assert "in 0 of 2 cases, 6 of its 6 errors are within the contract, and it keeps its bits in 0 of 1 cases." in times
+    assert "The operator is 1.50 times as fast as torch alone" in times
+    assert "Of the formula's 6 errors 6 are within the contract, and it keeps its bits in 0 of 1 cases." in times
     contract = script.contract_section(document)
     assert contract.count("(over)") == 1
     assert "| float32 | formula | the same | others | the same |" in contract

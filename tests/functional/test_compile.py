@@ -24,10 +24,10 @@ pytestmark = [
 
 
 @pytest.fixture(autouse=True)
-def fresh_cache():
+def fresh_cache(operator_mode):
+    """Compile anew, with the operator where a test does not choose; the formula has tests in ops/test_compile_mode.py."""
     torch._dynamo.reset()
     yield
-    addnorm.set_compile_mode(None)
     torch._dynamo.reset()
 
 

@@ -103,6 +103,7 @@ def test_float32_residual_with_bfloat16_branch_stays_float32():
 
 # Dynamo instantiates the autograd function while it traces, against torch's own advice.
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.usefixtures("operator_mode")
 def test_modules_survive_copy_pickle_and_compile():
     add_norm = AddNorm(16, "rms", layer_scale=0.5)
     residual, branch = inputs(3, 16)

@@ -111,6 +111,7 @@ DEFAULT += [("export", call) for call in CALLS] + [("jit.trace", "norm alone"), 
 PAIRS = [(route, call) for route in ROUTES for call in CALLS]
 
 
+@pytest.mark.usefixtures("operator_mode")
 @pytest.mark.parametrize(("route", "call"), mark_slow(PAIRS, DEFAULT))
 def test_gradients_survive_capture(route, call):
     x, x2 = torch.randn(2, 7, 12), torch.randn(2, 7, 12)

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounterWithBackend, EagerAndRecordGraphs
 
 import addnorm
 from addnorm.ops import compile_mode
-from addnorm.ops.schema import SCHEMAS
 from support.cases import VARIANTS, bf16, cotangents, f32, f64, make
 from support.compiled_calls import compute_results
 from support.oracle import UNIT, relative, truth
@@ -34,15 +35,46 @@ def operators(function, *inputs) -> list[str]:
     return [str(node.target) for node in nodes if str(getattr(node.target, "namespace", "")) == "addnorm"]
 
 
-def test_default_compile_mode_depends_on_the_device(monkeypatch):
-    assert set(compile_mode.DEFAULT_MODES.values()) <= set(compile_mode.MODES)
-    monkeypatch.setattr(compile_mode, "DEFAULT_MODES", {"cpu": "formula"})
-    assert compile_mode.mode(torch.ones(2)) == "formula"
+def test_default_mode_depends_on_device_dropout_and_type():
+    x = torch.ones(2)
+    assert compile_mode.mode(x) == compile_mode.mode(torch.nn.Parameter(x)) == "formula"
+    assert compile_mode.mode(x, dropout_p=0.1) == "op"
     assert compile_mode.mode(torch.ones(2, device="meta")) == "op"
+    assert compile_mode.mode(x.as_subclass(type("Wrapper", (torch.Tensor,), {}))) == "op"
 
 
-def test_every_operator_but_add_norm_out_has_a_formula():
-    assert set(SCHEMAS) == {*compile_mode.FORMULAS, "add_norm_out"}
+@pytest.mark.parametrize("mode", [None, "formula"])
+def test_deterministic_algorithms_are_the_operator(mode):
+    x, branch = torch.randn(3, 8), torch.randn(3, 8)
+    addnorm.set_compile_mode(mode)
+    try:
+        torch.use_deterministic_algorithms(True)
+        assert operators(addnorm.add_layer_norm, x, branch) == ["addnorm.add_norm.kernel"]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert operators(addnorm.add_layer_norm, x, branch) == ["addnorm.add_norm.formula"]
+
+
+def test_formula_is_resolved_by_a_compiler_only():
+    """A backend that runs Dynamo's graph as it is has the operator, with the bits of eager calls."""
+    x, branch = (torch.randn(3, 40, requires_grad=True) for _ in range(2))
+    expected = addnorm.add_layer_norm(x, branch)
+    assert torch.compile(addnorm.add_layer_norm, backend="eager")(x, branch).equal(expected)
+    graphs = []
+
+    def keep(graph, _):
+        graphs.append(graph)
+        return make_boxed_func(graph)
+
+    backend = aot_autograd(fw_compiler=keep, bw_compiler=keep)
+    y = torch.compile(addnorm.add_layer_norm, backend=backend)(x, branch)
+    torch.testing.assert_close(y, expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(y.sum(), x), torch.autograd.grad(expected.sum(), x), atol=1e-6, rtol=1e-5
+    )
+    targets = [str(node.target) for graph in graphs for node in graph.graph.nodes]
+    assert not any("addnorm" in target for target in targets)
+    assert any("native_layer_norm" in target for target in targets)
 
 
 def test_unknown_compile_mode_raises():
@@ -63,7 +95,7 @@ def test_compile_mode_selects_the_node(grad, options):
     addnorm.set_compile_mode("op")
     assert operators(function, x, branch) == ["addnorm.add_norm_forward.default" if grad else "addnorm.add_norm.kernel"]
     addnorm.set_compile_mode("formula")
-    assert operators(function, x, branch) == []
+    assert all(name.endswith(".formula") for name in operators(function, x, branch))
 
 
 def test_out_and_in_place_are_operators_in_both_modes():

@@ -23,6 +23,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 )
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from addnorm import set_compile_mode
 from support.parallel_models import whole
 from support.route_models import Operation
 
@@ -88,7 +89,11 @@ def run_plain(operation: Operation, dtype: torch.dtype) -> Run:
 def run_compiled(operation: Operation, dtype: torch.dtype) -> Run:
     torch._dynamo.reset()
     model, call = operation.compile(dtype)
-    return train(call, model, operation.inputs(dtype))
+    set_compile_mode("op")  # the other mode has other bits
+    try:
+        return train(call, model, operation.inputs(dtype))
+    finally:
+        set_compile_mode(None)
 
 
 def run_exported(operation: Operation, dtype: torch.dtype, *, strict: bool = False) -> Run:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from addnorm import reference
-from addnorm.ops import compile_mode, eager
+from addnorm.ops import eager
 from addnorm.ops.options import ADD_OPTIONS, GRADIENTS, NORMS, norm_number
 from addnorm.ops.schema import ADD_ARGUMENTS, ADD_NAMES, ForwardArguments
 
@@ -26,11 +26,10 @@ _train_eager, _train_backward_eager = _ops.add_norm_train.kernel._op, _ops.add_n
 _forward_eager, _backward_eager = _ops.add_norm_forward.kernel._op, _ops.add_norm_backward.default._op
 _NONE = NORMS["none"]
 # The numbers of the dtypes in a schema (c10::ScalarType): a number is parsed in a tenth of the half microsecond that a
-# torch.dtype takes. Dynamo requires the dtypes themselves.
+# torch.dtype takes.
 _CODES: dict[torch.dtype, Any] = {torch.float16: 5, torch.float32: 6, torch.float64: 7, torch.bfloat16: 15}
 _grad_enabled = torch.is_grad_enabled
 _compiling = torch.compiler.is_compiling
-_tracing = torch.compiler.is_dynamo_compiling  # only in formula mode: Dynamo traces no node of the operators
 
 # Indices of the differentiable arguments of add_norm_forward, in the order of GRADIENTS.
 PLACES = tuple(ForwardArguments._fields.index(name) for name in GRADIENTS)
@@ -68,8 +67,7 @@ class AddNormFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
-        forward = compile_mode.FORMULAS["add_norm_forward"] if _tracing() else _forward_eager
-        y, z, stats = forward(*arguments)
+        y, z, stats = _forward_eager(*arguments)
         residual, branch, weight, bias, eps, norm = arguments[:_FIRST]
         add = list(arguments[_FIRST:_END])
         needs, grad_mask = ctx.needs_input_grad, 0
@@ -134,9 +132,8 @@ class AddNormFunction(torch.autograd.Function):
                 eps, norm, dy, dz, z, weight, dtypes, grad_mask, weight_offset, residual, branch, add
             )
         else:
-            backward = compile_mode.FORMULAS["add_norm_backward"] if _tracing() else _backward_eager
-            codes = dtypes if _tracing() else [_CODES.get(dtype, dtype) for dtype in dtypes]
-            input_grads = backward(
+            codes = [_CODES.get(dtype, dtype) for dtype in dtypes]
+            input_grads = _backward_eager(
                 dy, dz, z, stats, weight, norm, *codes, grad_mask, weight_offset, residual, branch, *add
             )
         for bit, place in enumerate(PLACES):
@@ -189,8 +186,7 @@ class FastFunction(torch.autograd.Function):
         eps: float,
         rms: bool,
     ) -> tuple[Tensor, Tensor]:
-        train = compile_mode.FORMULAS["add_norm_train"] if _tracing() else _train_eager
-        y, z, stats = train(residual, branch, weight, bias, eps, rms)
+        y, z, stats = _train_eager(residual, branch, weight, bias, eps, rms)
         ctx.save_for_backward(residual if branch is None else z, stats, weight)
         ctx.set_materialize_grads(False)
         ctx.call = (
@@ -228,13 +224,8 @@ class FastFunction(torch.autograd.Function):
             requested = zip(GRADIENTS, ctx.needs_input_grad, dtypes, strict=False)
             return (*(input_grads[name].to(dtype) if need else None for name, need, dtype in requested), None, None)  # type: ignore[union-attr]  # every gradient exists, since dy does
         grad_mask = needs_residual + 2 * (needs_branch and not shared) + 4 * needs_weight + 8 * needs_bias
-        if _tracing():
-            backward = compile_mode.FORMULAS["add_norm_train_backward"]
-            input_grads = backward(dy, dz, z, stats, weight, rms, dresidual_dtype, branch_dtype, bias_dtype, grad_mask)
-        else:
-            codes = _CODES[dresidual_dtype], _CODES[branch_dtype], _CODES[bias_dtype]
-            input_grads = _train_backward_eager(dy, dz, z, stats, weight, rms, *codes, grad_mask)
-        dresidual, dbranch, dweight, dbias = input_grads
+        codes = _CODES[dresidual_dtype], _CODES[branch_dtype], _CODES[bias_dtype]
+        dresidual, dbranch, dweight, dbias = _train_backward_eager(dy, dz, z, stats, weight, rms, *codes, grad_mask)
         return (
             dresidual if needs_residual else None,
             dresidual if shared else dbranch if needs_branch else None,

@@ -20,11 +20,12 @@ from torch.autograd import forward_ad
 from addnorm import reference
 from addnorm.ops import autocast, autograd, compile_mode, dtensor, eager, validation
 from addnorm.ops.options import NORMS, norm_number
-from addnorm.ops.schema import ARGUMENTS, FORWARDS, ForwardArguments, empty_placeholder, library
+from addnorm.ops.schema import ARGUMENTS, FORWARDS, SCHEMAS, ForwardArguments, define, empty_placeholder, library
 
 _ops = torch.ops.addnorm
 _forward_kernel = _ops.add_norm_forward.kernel
 _compiling = torch.compiler.is_dynamo_compiling
+_dispatch_modes = torch._C._len_torch_dispatch_stack
 _exporting = torch.compiler.is_exporting
 _transforms_active = torch._C._are_functorch_transforms_active
 _forward_ad: Any = forward_ad  # the level is a module attribute
@@ -34,40 +35,31 @@ def fast_path(arguments: tuple[Any, ...], requires_grad: bool, return_residual: 
     """Return y, or `(y, z)`, of a call without options."""
     dtensor.register_rules()  # a traced call cannot be repeated
     name = "add_norm_stream" if return_residual else "add_norm"
-    op = _select(name, arguments[0], requires_grad)
-    if op is not None:
-        return op(*arguments)
-    if requires_grad:
-        outputs: Any = autograd.FastFunction.apply(*arguments)  # type: ignore[no-untyped-call]  # torch does not type it
-        return outputs if return_residual else outputs[0]
-    return compile_mode.FORMULAS[name](*arguments)
+    return _select(name, arguments[0], requires_grad)(*arguments)
 
 
 def run(arguments: Any, requires_grad: bool, return_residual: bool) -> tuple[Tensor, Tensor]:
     """Return `(y, z)` of a call with options; y or z is a placeholder if it is not requested."""
     dtensor.register_rules()
-    op = _select("add_norm_forward", arguments.residual, requires_grad)
-    if op is None and requires_grad:
-        return autograd.AddNormFunction.apply(*arguments)  # type: ignore[no-any-return, no-untyped-call]  # as above
-    forward = op or compile_mode.FORMULAS["add_norm_forward"]
-    y, z, _ = forward(*arguments, 2 if return_residual else 1)
+    op = _select("add_norm_forward", arguments.residual, requires_grad, arguments.dropout_p)
+    y, z, _ = op(*arguments, 2 if return_residual else 1)
     return y, z
 
 
-def _select(name: str, like: Tensor, requires_grad: bool) -> Any:
-    """Return the overload that the graph records, None for the formula in its place."""
+def _select(name: str, residual: Tensor, requires_grad: bool, dropout_p: float = 0.0) -> Any:
+    """Return the overload that the graph records."""
     overloads = getattr(_ops, name)
     if not _compiling() or _exporting():
         return overloads.default
-    if compile_mode.mode(like) == "formula":
-        return None
+    if compile_mode.mode(residual, dropout_p) == "formula":
+        return overloads.formula
     return (
         overloads.default if requires_grad else overloads.kernel
     )  # no graph of torch.compile becomes differentiable later
 
 
 def formula(a: Any) -> tuple[Tensor, Tensor]:
-    """Return `(y, z)` in torch's operators, which torch differentiates, batches and linearizes itself."""
+    """Return `(y, z)` in the reference's operators, which torch differentiates, batches and linearizes itself."""
     options = a._asdict()
     validation.check(**options)
     z = a.residual
@@ -75,14 +67,38 @@ def formula(a: Any) -> tuple[Tensor, Tensor]:
         z = reference.add(a.residual, a.branch, dtype=a.residual_dtype, **eager.add_options(a.residual, options))
     if a.norm == NORMS["none"]:
         return z, z
+    return reference.normalize(z, a.weight, a.bias, **norm_options(a, z.dtype)), z
+
+
+def fusible_formula(a: Any) -> tuple[Tensor, Tensor]:
+    """Return `(y, z)` in torch's operators for torch.compile: the norm is torch's own, for which Inductor has a loop.
+
+    The norm has the rounded z, but its gradient meets that of z before either is rounded, as in the operator.
+    """
+    options = a._asdict()
+    validation.check(**options)
+    exact = z = a.residual
+    if a.branch is not None:
+        dtype = a.residual_dtype or a.residual.dtype
+        acc = reference.compute_dtype(a.residual, a.branch, dtype=dtype)
+        exact = reference.add(a.residual, a.branch, dtype=acc, **eager.add_options(a.residual, options))
+        z = exact.to(dtype)
+    if a.norm == NORMS["none"]:
+        return z, z
+    rounded = z if z.dtype == exact.dtype else exact + (z.to(exact.dtype) - exact).detach()
+    return compile_mode.normalize(rounded, a.weight, a.bias, **norm_options(a, z.dtype)), z
+
+
+def norm_options(a: Any, z_dtype: torch.dtype) -> dict[str, Any]:
+    """Return the options of the norm for `reference.normalize`, y's dtype as the dispatcher would choose it."""
     out_dtype = a.out_dtype or (a.residual if a.branch is None else a.branch).dtype
-    if a.out_dtype is None and torch.is_autocast_enabled(z.device.type):
-        out_dtype = autocast.y_dtype(z.device.type, z.dtype)
-    y = reference.normalize(
-        z, a.weight, a.bias, norm=eager.norm_kind(a.norm), eps=a.eps, weight_offset=a.weight_offset,
-        casting=eager.CASTING_NAMES[a.casting], dtype=out_dtype,
-    )  # fmt: skip
-    return y, z
+    device = a.residual.device.type
+    if a.out_dtype is None and torch.is_autocast_enabled(device):
+        out_dtype = autocast.y_dtype(device, z_dtype)
+    return {
+        "norm": eager.norm_kind(a.norm), "eps": a.eps, "weight_offset": a.weight_offset,
+        "casting": eager.CASTING_NAMES[a.casting], "dtype": out_dtype,
+    }  # fmt: skip
 
 
 def transforms_active() -> bool:
@@ -98,6 +114,21 @@ _OUTPUTS = {
 _NAMES = tuple(argument.name for argument in ARGUMENTS["add_norm_forward"])
 
 
+def _to_arguments(name: str, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, int]:
+    """Return an operator's arguments as `ForwardArguments`, and the number of its outputs."""
+    if name != "add_norm_forward":
+        return ForwardArguments(*args[:-1], norm_number(args[-1])), _OUTPUTS[name]
+    named = dict(zip(_NAMES, args, strict=False)) | options
+    outputs = named.pop("outputs", 3)
+    return ForwardArguments(**named), outputs
+
+
+def _select_results(name: str, a: Any, outputs: int, y: Tensor, z: Tensor) -> Any:
+    """Return y and z as the operator returns them."""
+    results = _to_results(a, outputs, y, z)
+    return results[0] if name == "add_norm" else results[: _OUTPUTS.get(name, 3)]
+
+
 def _autograd_kernel(name: str) -> Callable[..., Any]:
     op = getattr(_ops, name).default
 
@@ -106,20 +137,27 @@ def _autograd_kernel(name: str) -> Callable[..., Any]:
         if not transforms_active() and not differentiate:
             with torch._C._AutoDispatchBelowAutograd():
                 return op.redispatch(keyset & torch._C._after_autograd_keyset, *args, **options)
-        if name == "add_norm_forward":
-            named = dict(zip(_NAMES, args, strict=False)) | options
-            outputs = named.pop("outputs", 3)
-            a = ForwardArguments(**named)
-        else:
-            outputs, a = _OUTPUTS[name], ForwardArguments(*args[:-1], norm_number(args[-1]))
+        a, outputs = _to_arguments(name, args, options)
         if transforms_active():
             y, z = formula(a)
         elif name == "add_norm_forward":
             y, z = autograd.full_apply(*a)
         else:
             y, z = autograd.fast_apply(*args)
-        results = _to_results(a, outputs, y, z)
-        return results[0] if name == "add_norm" else results[: _OUTPUTS.get(name, 3)]
+        return _select_results(name, a, outputs, y, z)
+
+    return kernel
+
+
+def _formula_kernel(name: str) -> Callable[..., Any]:
+    """Return the kernel of the overload `formula`: a compiler that traces it gets the formula, all others the operator."""
+    op = getattr(_ops, name).default
+
+    def kernel(*args: Any, **options: Any) -> Any:
+        if not _dispatch_modes():
+            return op(*args, **options)
+        a, outputs = _to_arguments(name, args, options)
+        return _select_results(name, a, min(outputs, 2), *fusible_formula(a))
 
     return kernel
 
@@ -138,6 +176,9 @@ def _to_results(a: Any, outputs: int, y: Tensor, z: Tensor) -> tuple[Tensor, Ten
     )
 
 
+for _name in ("add_norm", "add_norm_stream", "add_norm_forward"):
+    define(f"{_name}.formula{SCHEMAS[_name]}")
+    library.impl(f"{_name}.formula", _formula_kernel(_name), "CompositeImplicitAutograd")
 for _name in FORWARDS:
     library.impl(_name, _autograd_kernel(_name), "Autograd", with_keyset=True)
     library.impl(f"{_name}.kernel", getattr(_ops, _name).default, "Tracer")

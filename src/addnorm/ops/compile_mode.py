@@ -1,30 +1,28 @@
-"""Form of a call in a graph that Dynamo traces: the operator, or the operator's formulas.
+"""Form of a call in a graph that Dynamo traces: the operator, or the operator's formula.
 
-"op" is one opaque node: the kernels of eager mode, with the same bits. "formula" traces the reference that is registered for
-every device (`eager.py`), so that Inductor fuses the add and the norm with the operators around them. The autograd nodes, the
-tensors that they save, the dropout mask, the dtypes and the errors are the same in both modes.
+"op" is one opaque node: the kernels of eager mode, with the same bits. "formula" is the add and torch's own norm in the dtype of
+the arithmetic, which torch differentiates and Inductor fuses with the operators around them. The sum, the dropout mask, the
+dtypes and the errors are the same in both modes. Both are one node of Dynamo's graph. The formula's, the overload `formula` of an
+operator, is resolved when a compiler traces the graph; a backend that runs the graph as it is runs the operator.
 
 `out=` and in-place calls use the operator in both modes: a formula cannot check the memory that it overwrites.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from addnorm.ops import autocast, eager
-from addnorm.ops.options import norm_number
-from addnorm.ops.schema import by_name
+from addnorm import reference
 
 Mode = Literal["op", "formula"]
 MODES: tuple[Mode, ...] = ("op", "formula")
 
-# The mode by device type; "op" for the others. "cpu" follows from benchmarks/bench_compile.py, by the rule of
-# its `choose`. "cuda" has not been measured.
-DEFAULT_MODES: dict[str, Mode] = {"cpu": "op", "cuda": "op"}
+# Device types on which the formula is the default: Inductor's loops were measured there (benchmarks/bench_compile.py).
+FORMULA_DEVICES = frozenset({"cpu"})
 
 _mode: Mode | None = None  # the caller's choice; Dynamo guards it
 
@@ -32,13 +30,16 @@ _mode: Mode | None = None  # the caller's choice; Dynamo guards it
 def set_compile_mode(mode: Mode | None) -> None:
     """Set what calls of this library become under `torch.compile`, from now on and in the whole process.
 
-    "op" is the operator: one opaque node with the kernels, and the bits, of eager mode. "formula" is the written-out formula,
-    which Inductor fuses with the operators around it. Inductor then chooses the order of the sums: results equal those of the
-    operator within rounding, and the guarantees about bits in docs/numerics.md do not hold. None selects the mode that was
-    measured to be the faster one on the device (docs/performance.md).
+    "op" is the operator: one opaque node with the kernels, and the bits, of eager mode. "formula" is the sum and torch's own
+    norm, which Inductor fuses with the operators around them, as it does without this library. Inductor then chooses the order of
+    the sums: results equal those of the operator within rounding, and the guarantees about bits in docs/numerics.md do not hold.
+    None chooses for each call by what was measured (docs/performance.md): on CPU the formula if there is no dropout, otherwise
+    the operator.
+
+    After `torch.use_deterministic_algorithms(True)` every call is the operator, in all modes.
 
     A function that is already compiled is compiled once more at its next call after a change; changing back reuses the first
-    graph. Eager calls, `out=` and the in-place functions use the operator in both modes. Call this function outside compiled
+    graph. Eager calls, `out=` and the in-place functions use the operator in all modes. Call this function outside compiled
     code. It is not a context manager.
 
     Args:
@@ -48,7 +49,7 @@ def set_compile_mode(mode: Mode | None) -> None:
         ValueError: mode has another value.
 
     Example:
-        >>> addnorm.set_compile_mode("formula")
+        >>> addnorm.set_compile_mode("op")
         >>> addnorm.set_compile_mode(None)
     """
     global _mode  # noqa: PLW0603  # one switch for the process, like torch's own
@@ -57,32 +58,41 @@ def set_compile_mode(mode: Mode | None) -> None:
     _mode = mode
 
 
-def mode(like: Tensor) -> Mode:
-    """Return the mode of calls with tensors on the device of `like`."""
-    return _mode or DEFAULT_MODES.get(like.device.type, "op")
+def mode(residual: Tensor, dropout_p: float = 0.0) -> Mode:
+    """Return the mode of a call that torch.compile traces."""
+    if torch.are_deterministic_algorithms_enabled():
+        return "op"
+    if _mode is not None:
+        return _mode
+    # A mask in torch's operators takes six times as long; a sharded tensor has rules for the operator.
+    plain = isinstance(residual, torch.nn.Parameter) or type(residual) is Tensor
+    return "formula" if residual.device.type in FORMULA_DEVICES and dropout_p == 0.0 and plain else "op"
 
 
-@by_name("add_norm_forward")
-def _forward(residual: Tensor, **arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    device = residual.device.type
-    # The dispatcher does this for the operator.
-    if arguments.get("out_dtype") is None and torch.is_autocast_enabled(device):
-        arguments["out_dtype"] = autocast.y_dtype(device, arguments.get("residual_dtype") or residual.dtype)
-    return eager.add_norm_forward(residual=residual, **arguments)
+def normalize(
+    z: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    *,
+    norm: reference.Norm,
+    eps: float,
+    weight_offset: float = 0.0,
+    casting: reference.Casting = "float32",
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Return what `reference.normalize` returns, by torch's own norm, for which Inductor has a loop.
 
-
-def _train(
-    residual: Tensor, branch: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, rms: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _forward(residual, branch, weight, bias, eps, norm_number(rms))
-
-
-# The compiler removes the results that are computed here and not returned.
-FORMULAS: dict[str, Callable[..., Any]] = {
-    "add_norm": lambda *arguments: _train(*arguments)[0],
-    "add_norm_stream": lambda *arguments: _train(*arguments)[:2],
-    "add_norm_train": _train,
-    "add_norm_train_backward": eager.add_norm_train_backward,
-    "add_norm_forward": _forward,
-    "add_norm_backward": eager.add_norm_backward,
-}
+    The upcast comes first: of a low-precision input torch's LayerNorm keeps the statistics in low precision on CPU.
+    """
+    if casting != "float32" or z.shape[-1] == 0:
+        arguments: dict[str, Any] = {"norm": norm, "eps": eps, "weight_offset": weight_offset, "casting": casting}
+        return reference.normalize(z, weight, bias, dtype=dtype, **arguments)
+    acc = reference.compute_dtype(z)
+    scale = None if weight is None else weight.to(acc) + weight_offset if weight_offset else weight.to(acc)
+    shift = None if bias is None else bias.to(acc)
+    if norm == "layer":
+        y = F.layer_norm(z.to(acc), z.shape[-1:], scale, shift, eps)
+    else:
+        y = F.rms_norm(z.to(acc), z.shape[-1:], scale, eps)
+        y = y if shift is None else y + shift
+    return y.to(dtype or z.dtype)
