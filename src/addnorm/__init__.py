@@ -19,6 +19,7 @@ from addnorm.ops import Backend, backends
 from addnorm.ops.compile_mode import set_compile_mode
 from addnorm.ops.cpu import library_path
 from addnorm.ops.decompositions import decompositions
+from addnorm.ops.save_outputs import save_outputs
 
 if TYPE_CHECKING:  # imported at the first use: they take several times as long as the rest
     from addnorm.fusion.export import export_fused
@@ -64,6 +65,7 @@ __all__ = [
     "library_path",
     "record",
     "rms_norm",
+    "save_outputs",
     "scale_write",
     "set_compile_mode",
     "unfuse",

@@ -1,7 +1,7 @@
 """Gradients: one autograd node around the forward and the backward operator.
 
-Saved for backward: z and its statistics (8 bytes a token); the branch only if an option that scales it requires a gradient, the
-residual only if residual_scale does; for dropout, the seed.
+Saved for backward: z, or y in `save_outputs`, and the statistics (8 bytes a token); the branch only if an option that scales it
+requires a gradient, the residual only if residual_scale does; for dropout, the seed.
 
 The node always returns z as its second output, even where the caller drops it. The saved z is then an output with its place in
 the autograd graph, so that a second derivative (through the formulas of `reference.py`, with statistics recomputed from z)
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from addnorm import reference
-from addnorm.ops import eager
+from addnorm.ops import eager, save_outputs
 from addnorm.ops.options import ADD_OPTIONS, GRADIENTS, NORMS, norm_number
 from addnorm.ops.schema import ADD_ARGUMENTS, ADD_NAMES, ForwardArguments
 
@@ -79,10 +79,16 @@ class AddNormFunction(torch.autograd.Function):
         if not grad_mask & (_NEEDS_BRANCH | _ADDITIVE):
             for place in _ADDED:  # no gradient depends on it, and the kernels are faster without it
                 add[place] = None
+        weight_offset = arguments[_WEIGHT_OFFSET]
+        z_dtype = None  # of the z that backward computes from y
+        if branch is not None and norm != _NONE and save_outputs.is_active():
+            save_outputs.check_weight(weight, bias, weight_offset)
+            z_dtype = z.dtype
         ctx.save_for_backward(
-            residual if branch is None else z,
+            residual if branch is None else z if z_dtype is None else y,
             stats,
             weight,
+            None if z_dtype is None else bias,
             residual if grad_mask & _NEEDS_RESIDUAL else None,
             branch if grad_mask & _NEEDS_BRANCH else None,
             *[add[place] for place in _TENSORS],
@@ -94,8 +100,7 @@ class AddNormFunction(torch.autograd.Function):
             (residual if branch is None else branch).dtype,
             torch.float32 if bias is None else bias.dtype,
         )
-        weight_offset = arguments[_WEIGHT_OFFSET]
-        ctx.call = eps, norm, branch is None, shared, grad_mask, dtypes, add, weight_offset
+        ctx.call = eps, norm, branch is None, shared, grad_mask, dtypes, add, weight_offset, z_dtype
         ctx.set_materialize_grads(False)
         if not grad_mask & ~(_WEIGHT | _BIAS):
             ctx.mark_non_differentiable(z)  # no summand requires a gradient
@@ -104,7 +109,7 @@ class AddNormFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         dy, dz = grads
-        eps, norm, norm_only, shared, grad_mask, dtypes, add, weight_offset = ctx.call
+        eps, norm, norm_only, shared, grad_mask, dtypes, add, weight_offset, z_dtype = ctx.call
         # A placeholder has no gradient, but a compiled graph passes zeros for it.
         if norm == _NONE:
             dy = None
@@ -122,7 +127,9 @@ class AddNormFunction(torch.autograd.Function):
             results[0 if grad_mask & _RESIDUAL else 1] = dz.to(dtypes[0])  # the gradient of z, unchanged
             results[1] = results[0] if pass_to_both else results[1]
             return tuple(results)
-        z, stats, weight, residual, branch, *tensors = ctx.saved_tensors
+        z, stats, weight, bias, residual, branch, *tensors = ctx.saved_tensors
+        if z_dtype is not None:
+            z = save_outputs.rebuild(z, stats, weight, bias, z_dtype, weight_offset)
         add = list(add)
         for place, tensor in zip(_TENSORS, tensors, strict=True):
             add[place] = tensor
@@ -187,9 +194,18 @@ class FastFunction(torch.autograd.Function):
         rms: bool,
     ) -> tuple[Tensor, Tensor]:
         y, z, stats = _train_eager(residual, branch, weight, bias, eps, rms)
-        ctx.save_for_backward(residual if branch is None else z, stats, weight)
+        z_dtype = None  # of the z that backward computes from y
+        if branch is None:
+            ctx.save_for_backward(residual, stats, weight)
+        elif not save_outputs.is_active():
+            ctx.save_for_backward(z, stats, weight)
+        else:
+            save_outputs.check_weight(weight, bias)
+            ctx.save_for_backward(y, stats, weight, bias)
+            z_dtype = z.dtype
         ctx.set_materialize_grads(False)
         ctx.call = (
+            z_dtype,
             eps,
             rms,
             residual.dtype,
@@ -204,7 +220,7 @@ class FastFunction(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         dy, dz = grads
         needs_residual, needs_branch, needs_weight, needs_bias, _, _ = ctx.needs_input_grad
-        eps, rms, dresidual_dtype, branch_dtype, bias_dtype = ctx.call
+        z_dtype, eps, rms, dresidual_dtype, branch_dtype, bias_dtype = ctx.call
         # One tensor is the gradient of residual and of branch where their dtypes agree.
         shared = needs_residual and needs_branch and dresidual_dtype == branch_dtype
         if dy is None:  # only z was used: its gradient is passed on unchanged
@@ -213,7 +229,9 @@ class FastFunction(torch.autograd.Function):
             dresidual = dz.to(dresidual_dtype) if needs_residual else None
             dbranch = dresidual if shared else dz.to(branch_dtype) if needs_branch else None
             return dresidual, dbranch, None, None, None, None
-        z, stats, weight = ctx.saved_tensors
+        z, stats, weight, *bias = ctx.saved_tensors
+        if z_dtype is not None:
+            z = save_outputs.rebuild(z, stats, weight, bias[0], z_dtype)
         if not needs_branch and dz is not None and dz.shape != z.shape:
             dz = None  # the norm alone: z is a placeholder, but a compiled graph passes zeros for it
         if _grad_enabled() and not _compiling():

@@ -1,0 +1,110 @@
+"""Saving y instead of z for backward: less memory, with a bound for what the gradients lose.
+
+z is kept for backward alone, while y is often kept anyway: the linear layer that reads it saves it too. The normalized value, of
+which backward is made, follows from either: x_hat = (z - mean) * rstd = (y - bias) / weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from addnorm import reference
+
+SMALLEST_WEIGHT = 2.0**-10  # below, y may be subnormal in float16
+LARGEST_BIAS = 16.0  # times |weight|: above, y keeps less than a sixteenth of x_hat's precision
+
+_active: ContextVar[bool] = ContextVar("save_outputs", default=False)
+
+
+@contextmanager
+def save_outputs() -> Iterator[None]:
+    r"""Make every Add & Norm that is called in this context keep y instead of z for backward.
+
+    By default backward needs z, the sum, which nothing else keeps. In this context it computes z from the output y, which the
+    next linear layer keeps as well: of a 12-layer encoder's training step that is a tenth of the memory (docs/performance.md).
+    It works for the functions, modules and stacks, with all options.
+
+    The normalized value x_hat = (y - bias) / weight that the gradients are made of then has an error, since y was rounded:
+
+        |x_hat' - x_hat| <= 2 u (|x_hat| + |bias / weight|) + 8 u_32 (|x_hat| + |mean| * rstd)
+
+    with u = 2^-24 for y in float32, 2^-11 in float16, 2^-8 in bfloat16, and u_32 = 2^-24. In float64 both are 2^-53. y and z do
+    not change.
+
+    Limits: no second derivatives; y must not be changed in place; the norm without an add keeps its input as usual; the streams
+    of `add_norm_streams` are kept as usual; compiled graphs keep what the compiler chooses; with activation checkpoints, enter
+    the context inside the function that is recomputed. Each call looks at its weight; on a GPU, a weight that is too small is
+    reported later, by an assertion of the device.
+
+    Raises:
+        ValueError: in a call in this context: an element of |weight + weight_offset| is below 2^-10, or |bias| is more than 16
+            times as large: then y does not determine x_hat well enough.
+
+    Source: apex's option `memory_efficient` (apex/normalization/fused_layer_norm.py), which clamps such a weight instead.
+
+    Example:
+        >>> x, branch = torch.randn(4, 8, requires_grad=True), torch.randn(4, 8)
+        >>> with addnorm.save_outputs():
+        ...     y = addnorm.add_layer_norm(x, branch)
+        >>> y.sum().backward()
+    """
+    token = _active.set(True)
+    try:
+        yield
+    finally:
+        _active.reset(token)
+
+
+def is_active() -> bool:
+    """Return whether a call keeps y: in the context, and not in a graph that is being compiled."""
+    return _active.get() and not torch.compiler.is_compiling()
+
+
+def check_weight(weight: Tensor | None, bias: Tensor | None, weight_offset: float = 0.0) -> None:
+    """Raise ValueError if y does not determine the normalized value well; on other devices than CPU assert it there."""
+    tensors = [t.detach().float() for t in (weight, bias) if t is not None]
+    if not tensors or any(isinstance(t, FakeTensor) or t.is_meta for t in (weight, bias) if t is not None):
+        return
+    size = torch.ones_like(tensors[0]) if weight is None else (tensors[0] + weight_offset).abs()
+    fits = size >= SMALLEST_WEIGHT
+    if bias is not None:
+        fits &= tensors[-1].abs() <= LARGEST_BIAS * size
+    if not fits.is_cpu:
+        torch._assert_async(fits.all(), "save_outputs: a weight is too small to compute the normalized value from y.")
+        return
+    if fits.all():
+        return
+    place = int((~fits).flatten().nonzero()[0, 0])
+    small, shift = float(size.flatten()[place]), 0.0 if bias is None else float(tensors[-1].flatten()[place])
+    raise ValueError(
+        f"weight has |weight + weight_offset| = {small:.3g} and bias {shift:.3g} at feature {place}, expected at "
+        f"least {SMALLEST_WEIGHT:.3g} and a bias of at most {LARGEST_BIAS:.0f} times that: backward divides by it; "
+        "call this Add & Norm outside of the context."
+    )
+
+
+def rebuild(
+    y: Tensor,
+    stats: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    z_dtype: torch.dtype,
+    weight_offset: float = 0.0,
+) -> Tensor:
+    """Return z = mean + x_hat / rstd with x_hat = (y - bias) / (weight + weight_offset); a row with rstd = 0 is its mean."""
+    if torch.is_grad_enabled():
+        raise RuntimeError("Second derivatives need z, which was not kept; call the forward outside of save_outputs().")
+    acc = reference.compute_dtype(y, dtype=z_dtype)
+    mean, rstd = stats.to(acc).split(1, dim=-1)
+    x_hat = y.to(acc) if bias is None else y.to(acc) - bias.to(acc)
+    if weight is not None:
+        x_hat = x_hat / (weight.to(acc) + weight_offset)
+    sigma = torch.where(rstd == 0, rstd, 1 / rstd)
+    z: Tensor = mean + x_hat * sigma
+    return z.to(z_dtype)
