@@ -95,18 +95,6 @@ def peers_section(document: Document) -> str:
     return "\n\n".join([*sections, f"onnxruntime: {version}."] if version else sections)
 
 
-def add_section(document: Document) -> str:
-    """Return the table of y into an existing tensor beside torch.add(out=), which moves the same bytes."""
-    lines = []
-    for (rows, d, dtype), cases in by_size(document, document["threads"]).items():
-        ratios = [times_as_fast(cases.get((norm, "reuse"), {}), "add", inverse=True) for norm in NORMS]
-        if any(ratios):
-            lines.append([f"{rows} x {d}", dtype, *ratios])
-    title = "Time of y into given memory, over that of `torch.add(out=)` (microseconds of both):"
-    table = markdown([*right("rows x d"), "dtype", *right(*NORMS.values())], lines)
-    return f"{title}\n\n{table}" if lines else ""
-
-
 def states_section(document: Document) -> str:
     """Return the ratios of the largest sizes in both states of the allocator; empty where one state was measured."""
     by_name = {str(norm): name for norm, name in NORMS.items()}

@@ -19,6 +19,7 @@ import bench_compile
 import bench_functional
 import bench_fuse
 import bench_lab
+import bench_limit
 import bench_memory
 import bench_norms
 import bench_stack
@@ -40,7 +41,7 @@ PAGES: dict[str, dict[str, tuple[str, Callable[[Any], str]]]] = {
         "training": ("functional", bench_functional.training_section),
         "saved": ("functional", bench_functional.saved_section),
         "inference": ("functional", bench_functional.inference_section),
-        "add": ("functional", bench_functional.add_section),
+        "limit": ("limit", bench_limit.section),
         "states": ("functional", bench_functional.states_section),
         "peers": ("functional", bench_functional.peers_section),
         "one-thread": ("functional", bench_functional.one_thread_section),

@@ -18,7 +18,7 @@ from addnorm.bench.tables import headline
 
 PAGE = page.DOCS / "targets.md"
 TITLES = {
-    "functional": "The operation", "compile": "The operation under torch.compile",
+    "functional": "The operation", "limit": "The forward beside its limit", "compile": "The operation under torch.compile",
     "streams": "The boundary of four streams", "stream_layers": "Decoder layers with several streams",
     "stack": "Encoders", "fuse": "Fused models",
     "stream": "Inspecting and recording", "lab": "The lab", "explorer": "The explorer", "gpu": "The operation on a GPU",
