@@ -41,6 +41,20 @@ def test_case_has_a_row_for_each_variant(script, norm, job):
     assert [row["variant"] for row in rows] == ["addnorm", "add", "loop"]
 
 
+def test_section_has_both_ratios(script):
+    case = Case(norm="rms", job="stream", threads=2, rows=128, d=768, dtype="bfloat16")
+    times = {"addnorm": 12.0, "add": 8.0, "loop": 16.0}
+    rows = [case.row(variant=name, median_us=time, q1_us=time, q3_us=time) for name, time in times.items()]
+    document = {"rows": rows, "machine": {"cpu": "CPU"}, "isa": "AVX2", "threads": 2, "versions": {"torch": "2", "python": "3", "addnorm": "0"},
+                "commit": "a" * 40, "dirty": False, "date": "2026-01-02", "load": 0.1}  # fmt: skip
+    text = script.section(document)
+    assert (
+        "| 128 x 768 | bfloat16 | RMSNorm | y and the stream | **1.50** ±0 % | **0.75** ±0 % | 12.0 | 8.00 | 16.0 |"
+        in text
+    )
+    assert "load 0.1 before it began" in text
+
+
 def test_targets_are_the_highest_ratios_of_their_cases(script):
     times = {(128, 768): (15.0, 10.0, 12.0), (512, 768): (12.0, 10.0, 8.0), (4096, 4096): (20.0, 10.0, 25.0)}
     rows = [
