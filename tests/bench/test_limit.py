@@ -45,8 +45,8 @@ def test_section_has_both_ratios(script):
     case = Case(norm="rms", job="stream", threads=2, rows=128, d=768, dtype="bfloat16")
     times = {"addnorm": 12.0, "add": 8.0, "loop": 16.0}
     rows = [case.row(variant=name, median_us=time, q1_us=time, q3_us=time) for name, time in times.items()]
-    document = {"rows": rows, "machine": {"cpu": "CPU"}, "isa": "AVX2", "threads": 2, "versions": {"torch": "2", "python": "3", "addnorm": "0"},
-                "commit": "a" * 40, "dirty": False, "date": "2026-01-02", "load": 0.1}  # fmt: skip
+    document = {"rows": rows, "machine": {"cpu": "CPU", "cores": 2}, "isa": "AVX2", "threads": 2, "versions": {"torch": "2", "python": "3", "addnorm": "0"},
+                "commit": "a" * 40, "dirty": False, "complete": True, "date": "2026-01-02", "load": 0.1}  # fmt: skip
     text = script.section(document)
     assert (
         "| 128 x 768 | bfloat16 | RMSNorm | y and the stream | **1.50** ±0 % | **0.75** ±0 % | 12.0 | 8.00 | 16.0 |"
