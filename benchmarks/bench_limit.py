@@ -1,9 +1,10 @@
-"""The forward beside the fastest that the machine reads and writes its rows. Writes results/limit.json.
+"""The forward beside the fastest that the machine moves its rows, and training beside eager. Writes results/limit.json.
 
 python benchmarks/bench_limit.py [--threads 2] [--rounds 21] [--quick]
 
 Beside the operation into given memory: `torch.add(out=)`, which moves the same bytes once, and a loop in C++ with the operation's
-loads and stores and no arithmetic (loads_and_stores.cpp, built with g++). README.md in this folder has the protocol.
+loads and stores and no arithmetic (loads_and_stores.cpp, built with g++). With gradients: eager PyTorch, compared round by round.
+README.md in this folder has the protocol.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import functools
 import subprocess
 import tempfile
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 import harness
@@ -22,10 +24,12 @@ from torch import Tensor
 
 from addnorm import add_layer_norm, add_rms_norm
 from addnorm.bench import timing
-from addnorm.bench.cases import DTYPES, EPS, NORMS
+from addnorm.bench.cases import DTYPES, EPS, NORMS, matrix
+from addnorm.bench.operation import variants
 from addnorm.bench.targets import Goal, Target, ratio
 
 JOBS = {"y": "y alone", "stream": "y and the stream"}
+TRAINING = "forward_backward"
 FIELDS = ("norm", "job", "threads", "rows", "d", "dtype")
 IN_CACHE = ((128, 768), (512, 768), (2048, 1024))
 LARGE = ((8192, 768), (4096, 4096))
@@ -39,7 +43,7 @@ def cases(threads: int) -> list[Case]:
     return [
         Case(norm=norm, job=job, threads=threads, rows=rows, d=d, dtype=dtype)
         for rows, d in (*IN_CACHE, *LARGE) for dtype in DTYPES for norm in NORMS for job in JOBS
-    ]  # fmt: skip
+    ] + matrix(jobs=(TRAINING,), threads=threads)  # fmt: skip
 
 
 @functools.cache
@@ -67,7 +71,12 @@ def loop_of(inputs: list[Tensor | None], outputs: tuple[Tensor, Tensor | None], 
 
 
 def measure(case: Case, *, rounds: int) -> Results:
-    """Return a row for the operation, the add and the loop."""
+    """Return a row for the operation, the add and the loop; with gradients for the operation and eager PyTorch."""
+    if case.job == TRAINING:
+        calls, arguments = variants(case, compiled=False)
+        del calls["add"]
+        times = timing.interleaved(calls, arguments, rounds=rounds, peer="eager")
+        return {"rows": [case.row(variant=name, **row) for name, row in times.items()]}
     dtype = DTYPES[case.dtype]
     residual, branch = (torch.randn(case.rows, case.d).to(dtype) for _ in range(2))
     weight, bias = (torch.rand(case.d).add_(0.5).to(dtype) for _ in range(2))
@@ -76,9 +85,9 @@ def measure(case: Case, *, rounds: int) -> Results:
     parameters = (weight, bias) if layer else (weight, None)
     function: Any = add_layer_norm if layer else add_rms_norm
     out: Any = (y, z) if stream else y
-    arguments = (residual, branch, *parameters, EPS[case.norm])
+    inputs = (residual, branch, *parameters, EPS[case.norm])
     calls = {
-        "addnorm": lambda: function(*arguments, out=out, return_residual=stream),
+        "addnorm": lambda: function(*inputs, out=out, return_residual=stream),
         "add": lambda: torch.add(residual, branch, out=y),
         "loop": loop_of([residual, branch, *parameters], (y, z if stream else None), case.threads),
     }
@@ -105,13 +114,23 @@ def summarize(results: Results) -> list[Row]:
             )  # fmt: skip
             if values := [*goal.numbers(table).values()]:
                 summary.append(target.row(max(values), cells=len(values)))
+    training = {case: rows["addnorm"] for case, rows in table.items() if case.job == TRAINING}
+    many = [row["paired_ratio"] for case, row in training.items() if case.rows >= 128 and case.norm == "layer"]
+    if many:
+        lowest = min(row["paired_low"] for row in training.values())
+        target = Target("with gradients: lowest 95 % bound of the ratio (x eager)", ">=", 0.97)
+        summary.append(target.row(lowest, cells=len(training)))
+        target = Target("with gradients, 128+ rows, LayerNorm: mean (x eager)", ">=", 2.0)
+        summary.append(target.row(geometric_mean(many), cells=len(many)))
     return summary
 
 
 def section(document: harness.Document) -> str:
-    """Return the page's section: a line a case."""
+    """Return the page's section: a line a case of the forward."""
     lines = []
     for case, rows in by_case(document["rows"], FIELDS).items():
+        if case.job == TRAINING:
+            continue
         ratios = [harness.quotient(rows, "addnorm", peer) for peer in ("add", "loop")]
         times = [digits(rows[name]["median_us"]) for name in ("addnorm", "add", "loop")]
         lines.append([f"{case.rows} x {case.d}", case.dtype, NORMS[case.norm], JOBS[case.job], *ratios, *times])
@@ -122,10 +141,30 @@ def section(document: harness.Document) -> str:
     return f"{markdown(head, lines)}\n\n{harness.headline(document)}."
 
 
+def training_section(document: harness.Document) -> str:
+    """Return the ratios with gradients: a line a shape and dtype."""
+    lines: dict[tuple[str, str], dict[str, str]] = {}
+    for case, rows in by_case(document["rows"], FIELDS).items():
+        if case.job == TRAINING:
+            row = rows["addnorm"]
+            text = f"**{row['paired_ratio']:.2f}** ({row['paired_low']:.2f} to {row['paired_high']:.2f})"
+            lines.setdefault((f"{case.rows} x {case.d}", case.dtype), {})[case.norm] = text
+    table = markdown(
+        [*right("rows x d"), "dtype", *right(*NORMS.values())],
+        [[*size, *(by.get(norm, "") for norm in NORMS)] for size, by in lines.items()],
+    )
+    return f"{table}\n\n{harness.headline(document)}."
+
+
+def title(case: Case) -> str:
+    """Return a case in words."""
+    return f"{NORMS[case.norm]}, {JOBS.get(case.job, 'with gradients')}, {case.rows} x {case.d} {case.dtype}"
+
+
 BENCHMARK = Benchmark(
     name="limit", about="the forward beside the fastest that its rows can be read and written", fields=FIELDS, cases=cases,
     measure=measure, summarize=summarize, protocol={"flags": " ".join(FLAGS)},
-    title=lambda case: f"{NORMS[case.norm]}, {JOBS[case.job]}, {case.rows} x {case.d} {case.dtype}",
+    title=title,
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ PAGES: dict[str, dict[str, tuple[str, Callable[[Any], str]]]] = {
         "saved": ("functional", bench_functional.saved_section),
         "inference": ("functional", bench_functional.inference_section),
         "limit": ("limit", bench_limit.section),
+        "limit-training": ("limit", bench_limit.training_section),
         "states": ("functional", bench_functional.states_section),
         "peers": ("functional", bench_functional.peers_section),
         "one-thread": ("functional", bench_functional.one_thread_section),

@@ -55,6 +55,18 @@ def test_section_has_both_ratios(script):
     assert "load 0.1 before it began" in text
 
 
+def test_training_is_compared_round_by_round(script):
+    (case, *_) = [case for case in script.cases(1) if case.job == script.TRAINING]
+    rows = {row["variant"]: row for row in script.measure(case, rounds=3)["rows"]}
+    assert (rows["eager"]["paired_low"], rows["eager"]["paired_high"]) == (1.0, 1.0)
+    assert rows["addnorm"]["paired_low"] <= rows["addnorm"]["paired_ratio"] <= rows["addnorm"]["paired_high"]
+    bound, mean = script.summarize({"rows": [
+        Case(norm="layer", job=script.TRAINING, threads=2, rows=n, d=8, dtype="float32").row(variant="addnorm", paired_ratio=ratio, paired_low=ratio - 0.1)
+        for n, ratio in ((1, 1.05), (128, 2.0), (512, 8.0))
+    ]})  # fmt: skip
+    assert (round(bound["value"], 3), bound["met"], mean["value"], mean["met"]) == (0.95, False, 4.0, True)
+
+
 def test_targets_are_the_highest_ratios_of_their_cases(script):
     times = {(128, 768): (15.0, 10.0, 12.0), (512, 768): (12.0, 10.0, 8.0), (4096, 4096): (20.0, 10.0, 25.0)}
     rows = [

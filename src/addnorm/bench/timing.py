@@ -74,8 +74,12 @@ def interleaved(
     seconds: float | None = None,
     may_fail: Iterable[str] = (),
     errors: dict[str, Exception] | None = None,
+    peer: str | None = None,
 ) -> dict[str, Row]:
     """Return for each variant the median time of a call and its quartiles in microseconds, `rounds`, and `repeats` in a loop.
+
+    With a `peer` also `paired_ratio`, the median over the rounds of the peer's time divided by the variant's, and its 95 %
+    interval from `paired_low` to `paired_high`.
 
     Args:
         calls: functions of `args`, by variant.
@@ -84,6 +88,7 @@ def interleaved(
         seconds: duration of all rounds; None is CELL_SECONDS.
         may_fail: variants whose first call may raise; the error goes into `errors`, and the variant is left out.
         errors: filled with the errors, by variant.
+        peer: variant that the others are compared with, round by round.
     """
     repeats: dict[str, int] = {}
     round_seconds = 0.0
@@ -115,7 +120,27 @@ def interleaved(
     for name, pairs in samples.items():
         times, faults = zip(*pairs, strict=True)
         rows[name] = {**spread(times), "faults": statistics.median(faults), "repeats": repeats[name]}
+        if peer is not None:
+            pairs_of_times = zip(samples[peer], pairs, strict=True)
+            rows[name] |= paired_interval([theirs / ours for (theirs, _), (ours, _) in pairs_of_times])
     return rows
+
+
+def paired_interval(ratios: Sequence[float]) -> Row:
+    """Return the median of ratios and its 95 % interval, from their order alone: no distribution is assumed.
+
+    Example:
+        >>> from addnorm.bench.timing import paired_interval
+        >>> paired_interval([1.0, 1.3, 1.1, 1.2, 0.9, 1.5, 1.4, 1.6, 1.7])
+        {'paired_ratio': 1.3, 'paired_low': 1.0, 'paired_high': 1.6}
+    """
+    ordered, n = sorted(ratios), len(ratios)
+    place = max(int((n - 1.96 * n**0.5) / 2), 0)  # of the binomial distribution
+    return {
+        "paired_ratio": statistics.median(ordered),
+        "paired_low": ordered[place],
+        "paired_high": ordered[n - 1 - place],
+    }
 
 
 def spread(times: Sequence[float]) -> Row:
