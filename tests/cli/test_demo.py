@@ -172,6 +172,14 @@ def test_demo_reports_unwritable_folder(tmp_path):
     assert "minilm.json cannot be written (File exists)" in " ".join(text.split())
 
 
+def test_demo_ends_where_its_folder_cannot_be_written(tmp_path, monkeypatch):
+    (tmp_path / "addnorm-demo").write_text("a file")
+    result = run_parts(monkeypatch, lambda _: pytest.fail("it began"))
+    assert result.exit_code == 1
+    place = r"Error: the recording is 'addnorm-demo/minilm.json', which cannot be written \(Not a directory\)"
+    assert re.fullmatch(place + ": run the command where it can make the folder addnorm-demo.\n", result.stderr)
+
+
 @pytest.mark.parametrize(
     ("called", "shown"),
     [(".venv/bin/addnorm", ".venv/bin/addnorm"), ("{here}/.venv/bin/addnorm", ".venv/bin/addnorm"),

@@ -100,3 +100,16 @@ def test_print_names_x_0_and_the_norm_of_the_embedding_once(model, x, printed):
     assert "  embedding norm: LayerNorm 1e-5, 0" in lines
     assert "with a norm of the embedding" not in " ".join(lines)
     assert any(line.split()[:1] == ["x_0"] for line in printed(rec))
+
+
+def test_print_fits_a_narrow_terminal(model, x, monkeypatch):
+    with addnorm.record(model) as rec:
+        model(x).square().mean().backward()
+    model.zero_grad()
+    widths = {}
+    for columns in ("200", "80", "1"):
+        monkeypatch.setenv("COLUMNS", columns)
+        widths[columns] = max(map(len, str(rec).splitlines()))
+    assert 80 < widths["200"] <= 100
+    assert widths["80"] <= 80
+    assert widths["1"] <= 60

@@ -18,6 +18,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -213,7 +214,7 @@ class Rendered:
         yield from to_rich(self._blocks(), options.max_width)
 
     def __str__(self) -> str:
-        return to_text(self._blocks())
+        return to_text(self._blocks(), max(NARROW, min(WIDTH, get_terminal_size((WIDTH, 0)).columns)))
 
     def _repr_html_(self) -> str:
         return to_html(self._blocks())

@@ -24,11 +24,11 @@ def run(
     compiled: bool | None,
 ) -> None:
     """Measure the speed and the accuracy of add + norm against PyTorch."""
+    if target == "":
+        raise ArgumentError("--json is '', expected the path of a file, or - for stdout")
     file = None if target in (None, "-") else Path(target)
     if file is not None:
         check_file(file, "--json")
-    if target == "":
-        raise ArgumentError("--json is '', expected the path of a file, or - for stdout")
     cores = os.cpu_count() or 1
     if threads is not None and threads > cores:
         raise ArgumentError(f"--threads is {threads}, expected at most {cores}, the cores of this machine")

@@ -242,6 +242,8 @@ def _check_files(out: Path | None, plots: Path | None) -> None:
     if out is not None:
         check_file(out, "--out")
     if plots is not None:
+        if out is not None and out.resolve() in (plots.resolve(), *plots.resolve().parents):
+            raise ArgumentError(f"--plots is '{plots}', the file of --out, expected a folder: choose another path")
         check_folder(plots, "--plots")
         for name in PLOTS:
             check_file(plots / f"{name}.png", "--plots")

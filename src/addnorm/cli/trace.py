@@ -26,6 +26,7 @@ TYPED = {
     "pass a list of numbers, such as [1.5, -1, 4.5]": "separate numbers by commas, as in 1.5,-1,4.5",
     "requires placement 'pre', got 'post'": "requires --placement pre",
     "use placement='pre', or grad": "use --placement pre, or --grad",
+    "use norm='layer'": "use --norm layer",
     "the length of x": "the length of X",
 }
 

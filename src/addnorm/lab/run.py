@@ -30,7 +30,7 @@ __all__ = [
     "wiring_label",
 ]
 
-MAXIMA = {"num_layers": 10_000, "seed": 2**31 - 1}
+MAXIMA = {"num_layers": 10_000, "steps": 1_000_000, "seed": 2**31 - 1}
 SCHEMA = 2  # version of a run's result; results of another version are not reused
 
 
