@@ -11,6 +11,13 @@ from addnorm.ops.streams import formula
 from addnorm.ops.streams.kinds import KINDS, sizes_of
 
 f32, f64, bf16 = torch.float32, torch.float64, torch.bfloat16
+BY_TOKEN = (
+    "streams",
+    "branch",
+    "mix",
+    "inject",
+    "collapse",
+)  # tensors with a value for each token, except those of "shared"
 UNIT = {f32: 2.0**-24, bf16: 2.0**-9, torch.float16: 2.0**-12, f64: 2.0**-53}
 
 
@@ -121,8 +128,9 @@ def assert_accurate(call: StreamCall, roundings: int = 16) -> None:
     """Check outputs and gradients of a call against float64.
 
     The largest error is at most twice that of torch's own operators in float32 on the same inputs, each against the exact result at
-    its own X', plus some roundings of float32 of the largest value (an order of summation) and one of the dtype. A gradient may be a sum whose
-    terms cancel: as many roundings of the call's largest gradient are added.
+    its own X', plus some roundings of float32 of the largest value (an order of summation) and one of the dtype. A gradient may be
+    a sum whose terms cancel: as many roundings of the call's largest gradient are added. So may a coefficient of "hyper",
+    β + α tanh(z): it has the roundings of β and α.
     """
     ours = run(call, call.leaves(), cotangents := make_cotangents(call))
     theirs = run(call.formula, call.leaves(), cotangents)
@@ -135,6 +143,8 @@ def assert_accurate(call: StreamCall, roundings: int = 16) -> None:
             continue
         error, reference = worst(value, exact[name]), worst(theirs[name], exact_theirs[name])
         size = exact[name].abs().max().item()
+        if call.kind == "hyper" and name in ("collapse", "mix", "inject"):
+            size = max(size, sum(call.tensors[part].abs().max().item() for part in ("base", "scale")))
         bound = (
             2 * reference
             + roundings * UNIT[f32] * size
@@ -164,3 +174,8 @@ def worst(t: Tensor, exact: Tensor) -> float:
 def without(call: StreamCall, *names: str) -> StreamCall:
     """Return the call without some tensors."""
     return replace(call, tensors={name: t for name, t in call.tensors.items() if name not in names})
+
+
+def in_float64(call: StreamCall, **changes: object) -> StreamCall:
+    """Return the call with tensors of float64, and other fields."""
+    return replace(call, tensors={name: t.to(f64) for name, t in call.tensors.items()}, **changes)

@@ -12,14 +12,15 @@ import torch
 from torch import Tensor
 
 from addnorm import reference
-from addnorm.ops import dtensor
+from addnorm.ops import capture, dtensor
 from addnorm.ops.schema import library
 from addnorm.ops.streams import formula, validation
 from addnorm.ops.streams.kinds import sizes_of
 from addnorm.ops.streams.schema import GRADIENTS, INPUTS
 
 # Without OpOverload.__call__'s Python frame, as in ops/dispatch.py.
-_forward_eager = torch.ops.addnorm.add_norm_streams.default._op
+_op = torch.ops.addnorm.add_norm_streams.default
+_forward_eager = _op._op
 _backward_eager = torch.ops.addnorm.add_norm_streams_backward.default._op
 _below_autograd = torch._C._AutoDispatchBelowAutograd
 _SHARED = ("mix", "inject", "collapse")
@@ -110,4 +111,17 @@ def without_gradient(*arguments: Any) -> Any:
 apply = torch._C._FunctionBase.__dict__["apply"].__get__(None, StreamsFunction)
 StreamsFunction._backward_cls.apply = backward  # type: ignore[attr-defined]  # the metaclass makes it
 
-torch.library.register_autograd("addnorm::add_norm_streams", backward, setup_context=setup_context, lib=library)
+
+def _autograd_kernel(keyset: Any, *args: Any) -> Any:
+    """Run the operator in a recorded program: with the node of an eager call, or as the formula under a transform."""
+    if capture.transforms_active():
+        validation.check(**dict(zip(INPUTS, args, strict=True)))
+        with torch.autocast(args[0].device.type, enabled=False):
+            return formula.boundary(*args)
+    if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
+        return apply(*args)
+    with _below_autograd():
+        return _op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
+
+
+library.impl("add_norm_streams", _autograd_kernel, "Autograd", with_keyset=True)
