@@ -4,7 +4,6 @@ The dtype is bfloat16, at 4.3 GB a tensor; residual and branch are one tensor. E
 memory is available.
 """
 
-import gc
 from pathlib import Path
 
 import pytest
@@ -13,28 +12,15 @@ import torch
 import addnorm
 from addnorm.ops import cpu
 from support.cases import bf16, f32, f64
+from support.memory import GB, lines, need
 from support.oracle import UNIT, relative
 
-GB = 10**9
 D = 1024
 ROWS = 2**31 // D + 5
 # Rows at the beginning, around element 2^31, and at the end.
 PLACES = [slice(0, 7), slice(2**31 // D - 4, 2**31 // D + 2), slice(ROWS - 3, ROWS)]
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(cpu.ISA is None, reason=f"the C++ kernels: {cpu.DETAIL}")]
-
-
-def lines(path: str) -> dict[str, int]:
-    """Return the fields of a file in /proc, in bytes."""
-    fields = (line.split() for line in Path(path).read_text().splitlines() if line.endswith(" kB"))
-    return {name.rstrip(":"): int(value) * 1024 for name, value, _ in fields}
-
-
-def need(memory: int) -> None:
-    gc.collect()
-    available = lines("/proc/meminfo")["MemAvailable"]
-    if available < memory + GB:
-        pytest.skip(f"{available / GB:.0f} GB of memory are available, {memory / GB:.0f} are wanted")
 
 
 def peak(path) -> int:

@@ -2,14 +2,11 @@
 
 import pytest
 import torch
-from functorch.compile import aot_module, make_boxed_func
 from torch import nn
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import checkpoint
 
 import addnorm
 from addnorm.ops.schema import FORWARDS
+from support.capture_routes import ROUTES, assert_gradients_survive
 from support.cases import VARIANTS, make
 from support.pairwise import mark_slow
 
@@ -56,56 +53,6 @@ CALLS = {
 }  # fmt: skip
 
 
-class Nothing(TorchDispatchMode):
-    """Dispatch mode that only runs what it sees."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        return func(*args, **(kwargs or {}))
-
-
-def under_a_mode(block, x):
-    def call(x):
-        with Nothing():
-            return block(x)
-
-    return call
-
-
-def aot(block, x):
-    # A copy of the graph's code runs; the parameters stay the block's.
-    return aot_module(block, fw_compiler=lambda graph, _: make_boxed_func(graph))
-
-
-def joint_graph(block, x):
-    """Record a function that returns the loss's gradients, and return a call that stores them."""
-    parameters = dict(block.named_parameters())
-
-    def gradients(values, x):
-        out = torch.func.functional_call(block, values, (x,))
-        return out, torch.autograd.grad(out.square().sum(), list(values.values()), allow_unused=True)
-
-    graph = make_fx(gradients)(parameters, x)
-
-    def call(x):
-        out, grads = graph(parameters, x)
-        for parameter, grad in zip(parameters.values(), grads, strict=True):
-            parameter.grad = grad
-        return out
-
-    return call
-
-
-ROUTES = {
-    "export": lambda block, x: torch.export.export(block, (x,)).module(),
-    "export, strict": lambda block, x: torch.export.export(block, (x,), strict=True).module(),
-    "export, decomposed": lambda block, x: torch.export.export(block, (x,)).run_decompositions({}).module(),
-    "jit.trace": lambda block, x: torch.jit.trace(block, (x,), check_trace=False),
-    "aot_module": aot,
-    "joint graph": joint_graph,
-    "compile": lambda block, x: torch.compile(block, backend="aot_eager", fullgraph=True),
-    "dispatch mode": under_a_mode,
-    "checkpoint": lambda block, x: lambda x: checkpoint(block, x, use_reentrant=False),
-}
 DEFAULT = [(route, call) for route in ROUTES for call in ("LayerNorm and stream", "options")]
 DEFAULT += [("export", call) for call in CALLS] + [("jit.trace", "norm alone"), ("dispatch mode", "add alone")]
 PAIRS = [(route, call) for route in ROUTES for call in CALLS]
@@ -115,21 +62,7 @@ PAIRS = [(route, call) for route in ROUTES for call in CALLS]
 @pytest.mark.parametrize(("route", "call"), mark_slow(PAIRS, DEFAULT))
 def test_gradients_survive_capture(route, call):
     x, x2 = torch.randn(2, 7, 12), torch.randn(2, 7, 12)
-    eager = Block(CALLS[call])
-    eager(x2).square().sum().backward()
-    block = Block(CALLS[call])
-    captured = ROUTES[route](block, x)
-    out = captured(x2)
-    if route != "joint graph":
-        out.square().sum().backward()
-    assert out.equal(eager(x2))
-    module = captured if route.startswith("export") else block
-    actual, expected = (dict(m.named_parameters()) for m in (module, eager))
-    assert [name for name in expected if expected[name].grad is not None]
-    for name, parameter in expected.items():
-        grad = actual[name].grad if name in actual else None  # a strict export drops unused parameters
-        assert (grad is None) == (parameter.grad is None), name
-        assert grad is None or torch.equal(grad, parameter.grad), name
+    assert_gradients_survive(route, lambda: Block(CALLS[call]), x, x2)
 
 
 @pytest.mark.parametrize("call", CALLS)

@@ -1,0 +1,179 @@
+"""Tests of the boundary of n streams at its edges: extreme logits, odd sizes, one stream, expanded inputs, no memory."""
+
+import pytest
+import torch
+
+import addnorm
+from addnorm.ops import cpu
+from addnorm.ops.streams.kinds import KINDS
+from support.memory import need
+from support.pairwise import rotate
+from support.stream_calls import (
+    BY_TOKEN,
+    assert_accurate,
+    bf16,
+    f32,
+    f64,
+    in_float64,
+    make_call,
+    make_cotangents,
+    run,
+)  # fmt: skip
+
+GATED = [kind for kind in KINDS if kind != "given"]
+nan, inf = float("nan"), float("inf")
+
+
+def find_other_rows(actual, expected, row):
+    """Return the names of results that have other bits in another row; parameters' gradients are sums of all rows."""
+    names = [name for name in actual if name.removeprefix("d") in (*BY_TOKEN, "read")]
+    keep = [i for i in range(len(expected["streams"])) if i != row]
+    return [name for name in names if not actual[name][keep].equal(expected[name][keep])]
+
+
+@pytest.mark.parametrize("kind", GATED)
+def test_logits_of_1e30_saturate_the_gates(kind):
+    """The formula in float64 has the same limits: 0 and 1, and β + α and β - α."""
+    call = make_call(4, 33, (6,), kind, mode="read", norm="none")
+    call.tensors["project"] *= 1e30
+    results = call()
+    exact = call.formula(in_float64(call).tensors)
+    for name, t in results.items():
+        assert t.isfinite().all(), name
+        torch.testing.assert_close(t.to(f64), exact[name], rtol=2e-5, atol=2e-5)
+    if kind != "hyper":
+        c = results["collapse"]
+        assert ((c < 1e-5) | (c > 1 - 1e-5)).all()
+
+
+@pytest.mark.parametrize("kind", GATED)
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_constants_of_1e30_have_finite_gradients(kind, sign):
+    """Those of saturated gates are 0; of "hyper" the constants of the logits are meant, since the others are no gates."""
+    call = make_call(3, 33, (5,), kind, mode="read", norm="none")
+    call.tensors["base"][15 if kind == "hyper" else 0 :].fill_(sign * 1e30)
+    cotangents = make_cotangents(call)
+    results, exact = run(call, call.leaves(), cotangents), run(call.formula, call.leaves(f64), cotangents)
+    for name, t in results.items():
+        assert t.isfinite().all(), name
+    for name in ("dscale", "dproject"):
+        torch.testing.assert_close(results[name].to(f64), exact[name], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "value"), rotate(BY_TOKEN, (nan, inf, -inf), 1))
+def test_value_that_is_not_finite_stays_in_its_row(name, value):
+    """Outputs and gradients of all other rows keep their bits."""
+    for kind in ("given", *GATED):
+        call = make_call(4, 40, (37,), kind, mode="given")
+        cotangents = make_cotangents(call)
+        expected = run(call, call.leaves(), cotangents)
+        leaves = call.leaves()
+        with torch.no_grad():
+            leaves[name][7].view(-1)[1] = value
+        actual = run(call, leaves, cotangents)
+        assert find_other_rows(actual, expected, 7) == [], kind
+        assert not actual["read"][7].isfinite().all(), kind
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", [(0,), (2, 0), (0, 3)])
+def test_no_tokens_give_zero_gradients_of_parameters(kind, shape):
+    for mode in ("write", "shared", "features", "read"):
+        call = make_call(4, 16, shape, kind, mode=mode)
+        results = run(call, call.leaves(), make_cotangents(call))
+        for name, t in call.tensors.items():
+            assert results[f"d{name}"].shape == t.shape
+            assert not results[f"d{name}"].any(), name
+        assert results["read"].shape == (*shape, 16)
+
+
+@pytest.mark.parametrize(("kind", "n"), rotate([*KINDS], (1, 5, 6, 7, 8, 16), 2))
+@pytest.mark.parametrize("d", [1, 3, 17])
+def test_odd_widths_and_many_streams_are_accurate(kind, n, d):
+    """Without a norm, whose gradient of few features or of one stream is all cancellation."""
+    d = max(d, 17) if kind == "hyper" else d
+    assert_accurate(make_call(n, d, (5,), kind, norm="none" if n == 1 or d < 17 else "rms"))
+
+
+@pytest.mark.parametrize("dtype", [f32, bf16], ids=str)
+@pytest.mark.parametrize("kind", ["manifold", "hyper"])
+def test_expanded_inputs_have_the_bits_of_copies(kind, dtype):
+    """Strides of 0 over tokens, streams and features, in the forward and in the backward."""
+    call = make_call(3, 34, (4, 5), kind, dtype=dtype, mode="given")
+    narrow = {
+        "streams": call.tensors["streams"][:, :1, :1], "branch": call.tensors["branch"][..., :1],
+        "mix": call.tensors["mix"][:1], "inject": call.tensors["inject"][..., :1], "collapse": call.tensors["collapse"][0, 0],
+    }  # fmt: skip
+    wide = {name: t.expand(call.tensors[name].shape) for name, t in narrow.items()}
+    cotangents = {name: t.flatten()[0].expand(t.shape) for name, t in make_cotangents(call).items()}
+    results = []
+    for make in (lambda t: t, lambda t: t.contiguous()):
+        leaves = {name: make(wide.get(name, t)).detach().requires_grad_() for name, t in call.tensors.items()}
+        results.append(run(call, leaves, {name: make(t) for name, t in cotangents.items()}))
+    assert all(t.equal(results[1][name]) for name, t in results[0].items())
+
+
+@pytest.mark.parametrize("norm", ["layer", "rms"])
+@pytest.mark.parametrize("dtype", [f32, bf16, f64], ids=str)
+def test_one_stream_has_the_gradients_of_the_operation(norm, dtype):
+    """n = 1 with constants, and without a write the norm alone."""
+    x, w, dy, dz = (torch.randn(9, 130).to(dtype) for _ in range(4))
+    weight, bias = torch.randn(130), torch.randn(130) if norm == "layer" else None
+    add_norm = addnorm.add_layer_norm if norm == "layer" else addnorm.add_rms_norm
+    results = []
+    for streams in (True, False):
+        leaves = [t.clone().requires_grad_() for t in (x, w, weight)]
+        if streams:
+            one = torch.ones(1)
+            step = addnorm.add_norm_streams(
+                leaves[0].unsqueeze(-2), leaves[1], inject=one, collapse=one, weight=leaves[2], bias=bias, norm=norm, eps=1e-5
+            )  # fmt: skip
+            y, z = step.read, step.streams.squeeze(-2)
+        else:
+            y, z = add_norm(*leaves, bias, eps=1e-5, return_residual=True)
+        results.append([y, z, *torch.autograd.grad([y, z], leaves, [dy, dz])])
+    for actual, expected in zip(*results, strict=True):
+        roundings = 2.0**-6 if dtype == bf16 else 1e-5  # the order of a sum, and one rounding of bfloat16
+        torch.testing.assert_close(actual, expected, rtol=roundings, atol=roundings * expected.abs().max().item())
+    if dtype != f64:  # which the operation computes in C++ and streams in torch
+        assert results[0][0].equal(results[1][0])
+    assert results[0][1].equal(results[1][1])
+
+
+def test_allocation_failure_raises_and_leaves_no_trace():
+    """Expanded streams for whose result there is no memory: torch's error, and the next call computes as before."""
+    call = make_call(4, 2**16, (2,), "manifold")
+    huge = torch.zeros(1, 4, 1).expand(2**35, 4, 2**16)
+    gates = addnorm.StreamGates("manifold", *(call.tensors[name] for name in ("project", "scale", "base")))
+    expected = call()
+    for arguments in (
+        {"branch": huge[:, 0], "inject": torch.ones(4), "gates": gates},
+        {"collapse": torch.ones(4)},
+        {"gates": gates},
+    ):
+        for grad in (False, True):
+            collapse = arguments.get("collapse", torch.ones(4)).requires_grad_(grad)
+            with pytest.raises(RuntimeError):  # torch's own; its message depends on which tensor is allocated first
+                addnorm.add_norm_streams(huge, **arguments | {"collapse": collapse})
+    assert all(t.equal(expected[name]) for name, t in call().items())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(cpu.ISA is None, reason=f"the C++ kernels: {cpu.DETAIL}")
+@pytest.mark.parametrize("kind", ["given", "manifold"])
+def test_streams_beyond_2_to_the_31_elements_are_exact(kind):
+    """X and X' in bfloat16 are 4.3 GB each. The last rows have the bits that they have alone."""
+    n, d = 4, 1024
+    rows = 2**31 // (n * d) + 5
+    need(5 * n * d * rows)
+    call = make_call(n, d, (1009,), kind, dtype=bf16, mode="shared")
+    times = -(-rows // 1009)
+    streams = torch.empty(times * 1009, n, d, dtype=bf16)
+    streams.view(times, 1009, n, d).copy_(call.tensors["streams"])
+    branch = call.tensors["branch"].repeat(times, 1)
+    with torch.no_grad():
+        results = call({**call.tensors, "streams": streams, "branch": branch})
+    for place in (slice(0, 7), slice(2**31 // (n * d) - 4, 2**31 // (n * d) + 2), slice(rows - 3, rows)):
+        alone = call({**call.tensors, "streams": streams[place], "branch": branch[place]})
+        assert all(t[place].equal(alone[name]) for name, t in results.items())
+    assert not results["read"][rows - 3 : rows].equal(results["read"][:3])  # distinguishable rows

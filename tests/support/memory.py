@@ -1,0 +1,22 @@
+"""The memory that is available: what tests of large tensors need."""
+
+import gc
+from pathlib import Path
+
+import pytest
+
+GB = 10**9
+
+
+def lines(path: str) -> dict[str, int]:
+    """Return the fields of a file in /proc, in bytes."""
+    fields = (line.split() for line in Path(path).read_text().splitlines() if line.endswith(" kB"))
+    return {name.rstrip(":"): int(value) * 1024 for name, value, _ in fields}
+
+
+def need(memory: int) -> None:
+    """Skip a test unless so many bytes are available."""
+    gc.collect()
+    available = lines("/proc/meminfo")["MemAvailable"]
+    if available < memory + GB:
+        pytest.skip(f"{available / GB:.0f} GB of memory are available, {memory / GB:.0f} are wanted")
