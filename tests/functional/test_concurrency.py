@@ -9,6 +9,7 @@ import torch
 
 import addnorm
 from support.cases import bf16, cotangents, gradients, make
+from support.stream_calls import make_call, make_cotangents, run
 
 THREADS, ROUNDS = 8, 6
 # Above the grain size, so that every call uses several threads; options and another dtype for the other code paths.
@@ -19,6 +20,7 @@ CALLS = [
     ("everything, LayerNorm", "float32", (40, 65)),
     ("RMSNorm with bias", "float16", (300, 257)),
 ]
+STREAMS = [("given", bf16), ("manifold", torch.float32), ("hyper", torch.float32), ("independent", torch.float16)]
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +50,25 @@ def test_calls_of_many_threads_at_once_have_the_bits_of_one():
             i = (thread + turn) % len(calls)
             actual = everything(calls[i], grad_outputs[i])
             wrong += [(CALLS[i], name) for name, t in expected[i].items() if not t.equal(actual[name])]
+        return wrong
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        assert list(pool.map(work, range(THREADS))) == [[]] * THREADS
+
+
+def test_streams_of_many_threads_at_once_have_the_bits_of_one():
+    calls = [make_call(4, 130, (150,), kind, dtype=dtype) for kind, dtype in STREAMS]
+    grad_outputs = [make_cotangents(call) for call in calls]
+    expected = [run(call, call.leaves(), g) for call, g in zip(calls, grad_outputs, strict=True)]
+    together = Barrier(THREADS)
+
+    def work(thread):
+        together.wait()
+        wrong = []
+        for turn in range(len(calls)):
+            i = (thread + turn) % len(calls)
+            actual = run(calls[i], calls[i].leaves(), grad_outputs[i])
+            wrong += [(STREAMS[i], name) for name, t in expected[i].items() if not t.equal(actual[name])]
         return wrong
 
     with ThreadPoolExecutor(THREADS) as pool:

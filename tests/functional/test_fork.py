@@ -32,7 +32,7 @@ def run(*arguments, seconds=100):
 def test_forked_child_computes_the_same_bits():
     """One row is too small for a second thread."""
     hows = ["fork, one thread", "multiprocessing, one thread", "DataLoader"]
-    pairs = [("one row", "fork"), *(("with backward", how) for how in hows)]
+    pairs = [("one row", "fork"), ("streams", hows[1]), *(("with backward", how) for how in hows)]
     assert run(*(argument for pair in pairs for argument in pair)) == ["same", "same"] * len(pairs)
 
 
@@ -40,5 +40,5 @@ def test_forked_child_computes_the_same_bits():
 def test_forked_child_with_many_threads_acts_like_torch():
     torch_add = run("torch.add", "fork", seconds=10)
     assert torch_add in ("hung", ["same", "same"])
-    for operation in ("add_layer_norm", "with backward"):
+    for operation in ("add_layer_norm", "with backward", "streams"):
         assert run(operation, "fork", seconds=10) == torch_add

@@ -27,10 +27,20 @@ def with_backward(row: slice = slice(None)) -> Tensor:
     return torch.cat([y.detach().flatten(), residual.grad.flatten(), gamma.grad])
 
 
+def streams() -> Tensor:
+    x4 = x.view(512, 4, 768).clone().requires_grad_()
+    project = torch.linspace(-1, 1, 24 * 4 * 768).view(24, 4 * 768).requires_grad_()
+    gates = addnorm.StreamGates("manifold", project, torch.ones(3), torch.zeros(24))
+    step = addnorm.add_norm_streams(x4, branch[:512], inject=torch.ones(4), gates=gates)
+    (step.read * branch[:512]).sum().backward()
+    return torch.cat([step.read.detach().flatten(), x4.grad.flatten(), project.grad.flatten()])
+
+
 OPERATIONS = {
     "torch.add": lambda: torch.add(x, branch),
     "add_layer_norm": lambda: addnorm.add_layer_norm(x, branch, weight),
     "with backward": with_backward,
+    "streams": streams,
     "one row": lambda: with_backward(slice(5, 6)),
 }
 

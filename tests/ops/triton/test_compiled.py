@@ -70,6 +70,8 @@ BUFFERS = [(256,), (20000,)]
 STREAMS = [
     ("hyper", "bfloat16", 2, 100, 90, [1, 20]),
     *((kind, "bfloat16", 4, 1024, 90, [1, 20, 600]) for kind in ("given", "manifold", "hyper")),
+    ("manifold", "bfloat16", 4, 1024, 100, [20]),
+    ("hyper", "float32", 2, 100, 100, [20]),
     ("manifold", "float32", 8, 1000, 80, [20]),
     ("hyper", "float32", 8, 1000, 120, [20]),
     ("independent", "float16", 6, 768, 80, [20]),
