@@ -49,6 +49,11 @@ STREAM_FAULTS = (
         "grad = grad.flatten(0, -like.dim() - 1)[0].reshape(like.shape)",
     ),
     Fault(
+        "exported-streams-not-transformed", "stream_kernels", "src/addnorm/ops/streams/autograd.py",
+        "    if capture.transforms_active():",
+        "    if capture.forward_ad._current_level >= 0:",
+    ),
+    Fault(
         "rows-needed-by-the-projection", "stream_kernels", "src/addnorm/ops/streams/gradients.py",
         'torch.einsum("...r,...i->ri", dlogits * saved, flat)',
         "(dlogits * saved).flatten(0, -2).mT @ flat.flatten(0, -2)",
