@@ -25,12 +25,17 @@ template <class O, int R>
 struct PlainGradient {
   Out<O> out;
   int64_t d;
+  bool past_caches;
 
-  PlainGradient(const Backward& a, int64_t index, unsigned char*) : out(a.dresidual, a.dresidual_type, index * a.d), d(a.d) {}
+  PlainGradient(const Backward& a, int64_t index, unsigned char*)
+      : out(a.dresidual, a.dresidual_type, index * a.d), d(a.d), past_caches(kStreams && a.stream) {}
   template <bool PART>
   INLINE void write(const Sums&, int64_t i, int64_t n, const vec* t) {
 #pragma GCC unroll 2
-    for (int r = 0; r < R; ++r) out.template set<PART>(r * d + i, t[r], n);
+    for (int r = 0; r < R; ++r) {
+      if (!PART && past_caches) stream(out.p + r * d + i, t[r]);
+      else out.template set<PART>(r * d + i, t[r], n);
+    }
   }
   void finish(const Backward&, int64_t) {}
 };
@@ -301,6 +306,7 @@ void backward(const Backward& a, int64_t begin, int64_t end, void* scratch) {
   const int64_t chunk = a.block_rows > kChunkRows ? a.sums * a.padded_d : 0;
   unsigned char* const mask_scratch = reinterpret_cast<unsigned char*>(chunk_sums + chunk);
   for (int64_t i = begin; i < end; ++i) backward_block(a, i, rows1, rows2, chunk_sums, mask_scratch);
+  if (a.stream) finish_streams();
 }
 
 void reduce(void* buffers, int64_t count, int64_t stride, int64_t begin, int64_t end) {

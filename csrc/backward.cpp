@@ -132,6 +132,7 @@ struct BackwardCall {
     a.drow_scale = requested(kRowScaleGrad) ? row_sums.reserve(shape.rows * real_bytes()) : nullptr;
     a.block_rows = block_rows(shape.rows);
     a.prefetch = exceeds_cache(shape, a.z_type);
+    a.stream = exceeds_last_cache(shape, a.z_type) && can_stream(a.dresidual, shape.rows, shape.d * size_of(a.dresidual_type));
     const int64_t blocks = (shape.rows + a.block_rows - 1) / a.block_rows, width = a.sums * a.padded_d;
     if (width > 0) partials.reset(new char[static_cast<size_t>(blocks * width * real_bytes())]);
     a.partials = partials.get();

@@ -12,6 +12,9 @@ constexpr bool kWide = sizeof(real) == 8;
 // Maximum number of additions in one chain of a lane.
 constexpr int64_t kSegment = 64 * W;
 
+// Elements that a pass past the caches prefetches ahead in long rows, whose scratch, weight and bias fill the first-level cache.
+constexpr int64_t kAhead = 1024;
+
 struct Moments {
   real mean, rstd;
 };
@@ -42,6 +45,13 @@ struct PlainSum {
   template <bool PART>
   INLINE vec get(int64_t i, int64_t n) const {
     return add(residual.template get<PART>(i, n), branch.template get<PART>(i, n));
+  }
+  // Prefetch n elements from i on, which may be those of the next rows.
+  INLINE void prefetch(int64_t i, int64_t n) const {
+    for (int64_t k = 0; k < n; k += 64 / int64_t{sizeof(R)}) {
+      residual.prefetch(i + k);
+      branch.prefetch(i + k);
+    }
   }
 };
 
@@ -121,13 +131,13 @@ Moments two_pass(const In<Z> row, int64_t d, real guess, double eps) {
 // t = 0 throughout, so its variance is exactly 0.
 //
 // `along` writes the row before at the same time (`PreviousRow`): its loads and stores fill the ports that the sums leave free, and nothing
-// waits for a row's statistics.
+// waits for a row's statistics. It also copies this row to z, if `stored` is not there.
 template <class Source, class Z, Norm NORM, class Along>
 INLINE Moments read_row_along(const Forward& a, int64_t index, void* stored, unsigned char* mask_scratch, const Along& along) {
   const int64_t d = a.d;
   const Source source(a, index, mask_scratch);
   const Out<Z> row(stored, a.z_type, 0);
-  const bool prefetch = NORM != Norm::none && a.prefetch;
+  const bool prefetch = NORM != Norm::none && a.prefetch && !Along::kCopies, ahead = d >= 2 * kAhead;
   const int64_t y_bytes = size_of(a.y_type);
   const char* y = static_cast<const char*>(a.y) + index * d * y_bytes;
 
@@ -146,6 +156,9 @@ INLINE Moments read_row_along(const Forward& a, int64_t index, void* stored, uns
     }
     vec t[4], before[4];
     if (prefetch) prefetch_for_write(y + i * y_bytes, block * y_bytes);
+    if constexpr (Along::kCopies) {
+      if (ahead) source.prefetch(i + kAhead, block);
+    }
 #pragma GCC unroll 4
     for (int u = 0; u < 4; ++u) t[u] = source.template get<false>(i + u * W, W);
     if (Along::kWrites) {  // all loads before the first store, as in the backward
@@ -159,6 +172,10 @@ INLINE Moments read_row_along(const Forward& a, int64_t index, void* stored, uns
     if (Along::kWrites) {
 #pragma GCC unroll 4
       for (int u = 0; u < 4; ++u) along.template store<false>(i + u * W, before[u], W);
+    }
+    if (Along::kCopies) {
+#pragma GCC unroll 4
+      for (int u = 0; u < 4; ++u) along.template copy<false>(i + u * W, W);
     }
     if (NORM == Norm::layer && i == 0) {
       const real first = lane0(t[0]);
@@ -181,6 +198,7 @@ INLINE Moments read_row_along(const Forward& a, int64_t index, void* stored, uns
     vec t = source.template get<true>(i, n);
     if (Along::kWrites) along.template store<true>(i, along.template value<true>(i, n), n);
     if (Source::kHasBranch) t = row.template write<true>(i, t, n);
+    if (Along::kCopies) along.template copy<true>(i, n);
     if (NORM == Norm::layer) {
       if (i == 0) {
         const real first = lane0(t);
@@ -211,11 +229,30 @@ INLINE Moments read_row_along(const Forward& a, int64_t index, void* stored, uns
 }
 
 struct NoRow {
-  static constexpr bool kWrites = false;
+  static constexpr bool kWrites = false, kCopies = false;
   template <bool PART>
   INLINE vec value(int64_t, int64_t) const { return fill(0); }
   template <bool PART>
   INLINE void store(int64_t, vec, int64_t) const {}
+  template <bool PART>
+  INLINE void copy(int64_t, int64_t) const {}
+};
+
+// A row in scratch, copied to z past the caches; without z nothing is copied.
+template <class Z>
+struct CopiedRow : NoRow {
+  static constexpr bool kCopies = true;
+  const Z* from;
+  Z* to;
+
+  CopiedRow(const Forward& a, int64_t index, const void* stored)
+      : from(static_cast<const Z*>(stored)), to(a.z != nullptr ? static_cast<Z*>(a.z) + index * a.d : nullptr) {}
+  template <bool PART>
+  INLINE void copy(int64_t i, int64_t n) const {
+    if (to == nullptr) return;
+    if (PART) store_some<true>(to + i, load_some<true>(from + i, n), n);
+    else stream_copy(to + i, from + i);
+  }
 };
 
 template <class Source, class Z, Norm NORM>
@@ -287,17 +324,19 @@ void write_rows(const Forward& a, int64_t index, void* const* rows, const Moment
   if (full < d) writer.template step<true>(full, d - full);
 }
 
-// One row, written while the next one is read.
-template <class Z, class Y, Norm NORM, bool BIAS>
+// One row, written while the next one is read; with STREAM past the caches, where the next one is copied to z too.
+template <class Z, class Y, Norm NORM, bool BIAS, bool STREAM>
 struct PreviousRow {
-  static constexpr bool kWrites = true;
+  static constexpr bool kWrites = true, kCopies = STREAM;
+  CopiedRow<Z> next;
   const real *weight, *bias;
   In<Z> row;
   Out<Y> y;
   vec mean, rstd;
 
-  PreviousRow(const Forward& a, int64_t index, const void* stored, Moments m)
-      : weight(static_cast<const real*>(a.weight)),
+  PreviousRow(const Forward& a, int64_t index, const void* stored, const void* next_stored, Moments m)
+      : next(a, index + 1, next_stored),
+        weight(static_cast<const real*>(a.weight)),
         bias(static_cast<const real*>(a.bias)),
         row(stored, a.z_type, 0),
         y(a.y, a.y_type, index * a.d),
@@ -310,7 +349,12 @@ struct PreviousRow {
   }
   template <bool PART>
   INLINE void store(int64_t i, vec v, int64_t n) const {
-    y.template set<PART>(i, v, n);
+    if (STREAM && !PART) stream(y.p + i, v);
+    else y.template set<PART>(i, v, n);
+  }
+  template <bool PART>
+  INLINE void copy(int64_t i, int64_t n) const {
+    next.template copy<PART>(i, n);
   }
 };
 
@@ -326,29 +370,38 @@ void store_moments(const Forward& a, int64_t row, Moments m) {
   }
 }
 
-// Rows of tensors that fit the caches: each is written while the next one is read.
-template <class T, Norm NORM, bool BIAS>
-void overlapped(const Forward& a, int64_t begin, int64_t end) {
+// Each row is written while the next one is read. With STREAM the results go past the caches, which do not hold them: no line is read
+// before it is written. The sums are then in scratch, two rows in turn.
+template <class T, Norm NORM, bool BIAS, bool STREAM>
+void overlapped(const Forward& a, int64_t begin, int64_t end, char* scratch) {
   const int64_t bytes = a.d * size_of(a.z_type);
   // Without z the sum is stored where y will be: an element is read before it is written.
-  char* const rows = static_cast<char*>(a.z != nullptr ? a.z : a.y);
-  const auto stored = [rows, bytes](int64_t row) -> void* { return rows + row * bytes; };
-  Moments m = read_row<PlainSum<T, T>, T, NORM>(a, begin, stored(begin), nullptr);
+  char* const rows = STREAM ? scratch : static_cast<char*>(a.z != nullptr ? a.z : a.y);
+  const auto stored = [rows, bytes](int64_t row) -> void* { return rows + (STREAM ? row & 1 : row) * bytes; };
+  Moments m = STREAM ? read_row_along<PlainSum<T, T>, T, NORM>(a, begin, stored(begin), nullptr, CopiedRow<T>(a, begin, stored(begin)))
+                     : read_row<PlainSum<T, T>, T, NORM>(a, begin, stored(begin), nullptr);
   for (int64_t row = begin; row < end; ++row) {
     if (a.stats != nullptr) store_moments(a, row, m);
     if (row + 1 == end) {
       void* const last = stored(row);
       write_rows<T, T, BIAS, 1>(a, row, &last, &m);
+      if (STREAM) finish_streams();
       return;
     }
-    m = read_row_along<PlainSum<T, T>, T, NORM>(a, row + 1, stored(row + 1), nullptr, PreviousRow<T, T, NORM, BIAS>(a, row, stored(row), m));
+    m = read_row_along<PlainSum<T, T>, T, NORM>(
+        a, row + 1, stored(row + 1), nullptr, PreviousRow<T, T, NORM, BIAS, STREAM>(a, row, stored(row), stored(row + 1), m));
   }
 }
 
+template <class T, bool STREAM>
+auto pick_overlapped(const Forward& a) -> void (*)(const Forward&, int64_t, int64_t, char*) {
+  if (a.norm == Norm::layer) return a.bias != nullptr ? overlapped<T, Norm::layer, true, STREAM> : overlapped<T, Norm::layer, false, STREAM>;
+  return a.bias != nullptr ? overlapped<T, Norm::rms, true, STREAM> : overlapped<T, Norm::rms, false, STREAM>;
+}
+
 template <class T>
-auto pick_overlapped(const Forward& a) -> void (*)(const Forward&, int64_t, int64_t) {
-  if (a.norm == Norm::layer) return a.bias != nullptr ? overlapped<T, Norm::layer, true> : overlapped<T, Norm::layer, false>;
-  return a.bias != nullptr ? overlapped<T, Norm::rms, true> : overlapped<T, Norm::rms, false>;
+void run_overlapped(const Forward& a, int64_t begin, int64_t end, void* scratch) {
+  (a.stream && kStreams ? pick_overlapped<T, kStreams>(a) : pick_overlapped<T, false>(a))(a, begin, end, static_cast<char*>(scratch));
 }
 
 // ----------------------------------------------------------------------------------------------------------- choosing
@@ -409,11 +462,11 @@ WriteRows pick_write(const Forward& a) {
 
 void forward(const Forward& a, int64_t begin, int64_t end, void* scratch) {
   if constexpr (!kWide) {
-    if (a.branch != nullptr && a.add.is_default && a.norm != Norm::none && !a.round_x_hat && !a.prefetch_rows && end - begin > 1) {
+    const bool overlaps = a.branch != nullptr && a.add.is_default && a.norm != Norm::none && !a.round_x_hat;
+    if (overlaps && (a.stream || !a.prefetch_rows) && end - begin > 1) {
       const int dtypes = code(a.residual_type, a.branch_type, a.z_type);
-      if (dtypes == code(Type::f32, Type::f32, Type::f32) && a.y_type == Type::f32) return pick_overlapped<float>(a)(a, begin, end);
-      if (dtypes == code(Type::bf16, Type::bf16, Type::bf16) && a.y_type == Type::bf16)
-        return pick_overlapped<bf16>(a)(a, begin, end);
+      if (dtypes == code(Type::f32, Type::f32, Type::f32) && a.y_type == Type::f32) return run_overlapped<float>(a, begin, end, scratch);
+      if (dtypes == code(Type::bf16, Type::bf16, Type::bf16) && a.y_type == Type::bf16) return run_overlapped<bf16>(a, begin, end, scratch);
     }
   }
   const ReadRow read = pick_read(a);

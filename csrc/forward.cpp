@@ -41,6 +41,14 @@ struct ForwardCall {
     args.round_x_hat = rounds && size_of(args.x_hat_type) < (use_float64() ? 8 : 4);
   }
 
+  // Results in memory that was not read have lines that nothing has loaded.
+  bool streams(const Shape& shape) const {
+    const auto fits = [&](const void* p, Type type) {
+      return p == nullptr || (p != args.residual && p != args.branch && can_stream(p, shape.rows, shape.d * size_of(type)));
+    };
+    return exceeds_last_cache(shape, args.z_type) && fits(args.y, args.y_type) && fits(args.z, args.z_type);
+  }
+
   bool use_float64() const {
     return args.residual_type == Type::f64 || args.branch_type == Type::f64 || args.z_type == Type::f64 || args.y_type == Type::f64;
   }
@@ -52,6 +60,7 @@ struct ForwardCall {
     args.residual = r.data;
     args.branch = b.data;
     args.prefetch = exceeds_cache(shape, args.z_type);
+    args.stream = streams(shape);
     if (args.norm != Norm::none) {
       args.weight = weight != nullptr ? w.read(weight, weight_type, shape.d, args.use_float64, weight_offset) : w.ones(shape.d, args.use_float64);
       args.bias = beta.read(bias, bias_type, shape.d, args.use_float64);

@@ -42,6 +42,7 @@ struct Forward {
   bool use_float64;
   bool prefetch;        // the tensors do not fit the caches
   bool prefetch_rows;   // prefetch also the next rows while these are written
+  bool stream;          // y and z go past the caches, if the loops can
   bool round_x_hat;     // round the normalized value to x_hat_type before the weight
   Type x_hat_type;
   Type residual_type, branch_type, z_type, y_type;
@@ -70,6 +71,7 @@ struct Backward {
   Norm norm;
   bool use_float64;
   bool prefetch;        // the tensors do not fit the caches (within them prefetching costs a third)
+  bool stream;          // the gradient goes past the caches, if the loop can
   Type z_type, dy_type, residual_type, branch_type, dresidual_type, dbranch_type;
 };
 
@@ -86,9 +88,9 @@ constexpr int64_t kPad = 16;
 
 // Bytes of a row's dropout mask, one bit an element, with space to read past its end.
 inline int64_t mask_bytes(const AddOptions& add, int64_t d) { return add.dropout ? (d + 66) / 64 * 8 + 8 : 0; }
-// Scratch bytes of one thread: two rows of z where it is not stored, and a mask.
+// Scratch bytes of one thread: two rows of z where it is not stored, or not kept in the caches, and a mask.
 inline int64_t scratch_bytes(const Forward& a) {
-  const bool stored = a.z != nullptr || a.branch == nullptr;
+  const bool stored = (a.z != nullptr && !a.stream) || a.branch == nullptr;
   return (stored ? 0 : 2 * a.d * size_of(a.z_type)) + mask_bytes(a.add, a.d);
 }
 // Scratch bytes of one thread: the sums of a chunk where a block has several, and the masks of two rows.

@@ -66,6 +66,16 @@ INLINE vec store_rounded(f16* p, vec a) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), h);
   return _mm512_cvtph_ps(h);
 }
+// Past the caches, to addresses that are multiples of W elements.
+constexpr bool kStreams = true;
+INLINE void stream(float* p, vec a) { _mm512_stream_ps(p, a); }
+INLINE void stream(bf16* p, vec a) { _mm256_stream_si256(reinterpret_cast<__m256i*>(p), narrow16(a)); }
+INLINE void stream(f16* p, vec a) { _mm256_stream_si256(reinterpret_cast<__m256i*>(p), half16(a)); }
+INLINE void stream_copy(float* p, const float* from) { stream(p, load(from)); }
+INLINE void stream_copy(bf16* p, const bf16* from) {
+  _mm256_stream_si256(reinterpret_cast<__m256i*>(p), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+}
+INLINE void finish_streams() { _mm_sfence(); }
 INLINE void store(float* p, vec a, int64_t n) { _mm512_mask_storeu_ps(p, lanes(n), a); }
 INLINE void store(bf16* p, vec a, int64_t n) { _mm256_mask_storeu_epi16(p, lanes(n), narrow16(a)); }
 INLINE void store(f16* p, vec a, int64_t n) { _mm256_mask_storeu_epi16(p, lanes(n), half16(a)); }
@@ -136,6 +146,15 @@ INLINE vec store_rounded(f16* p, vec a) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), h);
   return _mm256_cvtph_ps(h);
 }
+constexpr bool kStreams = true;
+INLINE void stream(float* p, vec a) { _mm256_stream_ps(p, a); }
+INLINE void stream(bf16* p, vec a) { _mm_stream_si128(reinterpret_cast<__m128i*>(p), narrow16(a)); }
+INLINE void stream(f16* p, vec a) { _mm_stream_si128(reinterpret_cast<__m128i*>(p), half16(a)); }
+INLINE void stream_copy(float* p, const float* from) { stream(p, load(from)); }
+INLINE void stream_copy(bf16* p, const bf16* from) {
+  _mm_stream_si128(reinterpret_cast<__m128i*>(p), _mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+}
+INLINE void finish_streams() { _mm_sfence(); }
 INLINE void store(float* p, vec a, int64_t n) { _mm256_maskstore_ps(p, lanes(n), a); }
 template <class T>
 INLINE void store(T* p, vec a, int64_t n) {
@@ -216,6 +235,12 @@ INLINE vec store_rounded(T* p, vec a) {
   store(p, a);
   return load(p);
 }
+constexpr bool kStreams = false;  // these are ordinary stores
+template <class T>
+INLINE void stream(T* p, vec a) { store(p, a); }
+template <class T>
+INLINE void stream_copy(T* p, const T* from) { store(p, load(from)); }
+INLINE void finish_streams() {}
 
 #endif
 

@@ -82,3 +82,11 @@ INLINE vec store_rounded(T* p, vec a, int64_t n) {
   store(p, a, n);
   return load(p, n);
 }
+
+// No loop with float64 writes past the caches.
+constexpr bool kStreams = false;
+template <class T>
+INLINE void stream(T* p, vec a) { store(p, a); }
+template <class T>
+INLINE void stream_copy(T* p, const T* from) { store(p, load(from)); }
+INLINE void finish_streams() {}

@@ -11,8 +11,10 @@ from mutants.tool_faults import TOOL_FAULTS
 
 AREAS = {
     "forward": ("tests/functional/test_edges.py tests/functional/test_functional.py",
-                "tests/ops/test_cpu*.py tests/functional/test_properties.py"),
+                "tests/ops/test_cpu*.py tests/functional/test_p*.py"),
     "backward": ("tests/ops/test_autograd.py", "tests/ops/test_cpu*.py tests/functional/test_[lp]*.py"),
+    "past_caches": ("tests/functional/test_past_caches.py",),
+    "save_outputs": ("tests/ops/test_save_outputs.py",),
     "dropout": ("tests/ops/test_philox.py tests/ops/test_cpu_options.py tests/ops/test_autograd.py", "tests/functional/test_fuzz.py"),
     "options": ("tests/ops/test_cpu_options.py tests/functional/test_functional.py",
                 "tests/ops/test_autograd.py tests/functional/test_fuzz.py"),

@@ -4,6 +4,31 @@ from mutants.fault import Fault
 
 OPERATION_FAULTS = (
     Fault(
+        "streamed-sum-in-one-scratch-row", "past_caches", "csrc/forward-inl.h",
+        "(STREAM ? row & 1 : row) * bytes",
+        "(STREAM ? 0 : row) * bytes",
+    ),
+    Fault(
+        "streamed-z-of-the-row-before", "past_caches", "csrc/forward-inl.h",
+        ": next(a, index + 1, next_stored),",
+        ": next(a, index, next_stored),",
+    ),
+    Fault(
+        "streamed-rows-off-lines", "past_caches", "csrc/glue.h",
+        "static_cast<uintptr_t>(bytes)) % 64 == 0 &&",
+        "static_cast<uintptr_t>(bytes)) % 4 == 0 &&",
+    ),
+    Fault(
+        "rebuilt-z-without-the-bias", "save_outputs", "src/addnorm/ops/save_outputs.py",
+        "y.to(acc) if bias is None else y.to(acc) - bias.to(acc)",
+        "y.to(acc)",
+    ),
+    Fault(
+        "rebuilt-z-of-rows-that-overflow", "save_outputs", "src/addnorm/ops/save_outputs.py",
+        "torch.where(rstd == 0, rstd, 1 / rstd)",
+        "1 / rstd",
+    ),
+    Fault(
         "sums-of-long-rows-kept", "forward", "csrc/forward-inl.h",
         "add(add(s2[0], s2[1]), add(s2[2], s2[3])));\n      for (int u = 0; u < 4; ++u) s1[u] = s2[u] = fill(0);",
         "add(add(s2[0], s2[1]), add(s2[2], s2[3])));",
