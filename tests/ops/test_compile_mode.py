@@ -8,6 +8,7 @@ from torch._dynamo.testing import CompileCounterWithBackend, EagerAndRecordGraph
 
 import addnorm
 from addnorm.ops import compile_mode
+from addnorm.ops.options import CASTINGS
 from support.cases import VARIANTS, bf16, cotangents, f32, f64, make
 from support.compiled_calls import compute_results
 from support.oracle import UNIT, relative, truth
@@ -39,6 +40,7 @@ def test_default_mode_depends_on_device_dropout_and_type():
     x = torch.ones(2)
     assert compile_mode.mode(x) == compile_mode.mode(torch.nn.Parameter(x)) == "formula"
     assert compile_mode.mode(x, dropout_p=0.1) == "op"
+    assert compile_mode.mode(x, casting=CASTINGS["llama"]) == compile_mode.mode(x, casting=CASTINGS["t5"]) == "op"
     assert compile_mode.mode(torch.ones(2, device="meta")) == "op"
     assert compile_mode.mode(x.as_subclass(type("Wrapper", (torch.Tensor,), {}))) == "op"
 
@@ -185,6 +187,42 @@ def test_formula_dropout_draws_the_operators_seed():
     assert not first.equal(second)
     torch.manual_seed(5)
     assert addnorm.add_residual(x, branch, dropout_p=0.4).equal(first)
+
+
+def test_formula_has_contiguous_outputs():
+    x, branch = (torch.randn(4, 3, 8).transpose(0, 1) for _ in range(2))
+    addnorm.set_compile_mode("formula")
+
+    def function(x, branch):
+        y, z = addnorm.add_rms_norm(x, branch, return_residual=True, casting="llama")
+        return y.view(-1), z.view(-1), addnorm.add_residual(x, branch).view(-1)
+
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x, branch), function(x, branch))
+
+
+def test_formula_has_the_operators_infinities():
+    x = torch.randn(5, 8).to(bf16)
+    x[1, 2], x[2, 3], x[3, 4] = float("inf"), float("-inf"), float("nan")
+    addnorm.set_compile_mode("formula")
+    compiled = torch.compile(addnorm.add_rms_norm, fullgraph=True, backend="aot_eager")
+    branch = torch.randn(5, 8).to(bf16)
+    assert compiled(x, branch).isnan().equal(addnorm.add_rms_norm(x, branch).isnan())
+
+
+def test_formula_with_casting_adds_a_row_in_one_loop():
+    graphs = []
+
+    def keep(graph, _):
+        graphs.append(graph)
+        return make_boxed_func(graph)
+
+    addnorm.set_compile_mode("formula")
+    backend = aot_autograd(fw_compiler=keep)
+    torch.compile(lambda *t: addnorm.add_rms_norm(*t, casting="llama"), backend=backend)(
+        torch.ones(2, 9), torch.ones(2, 9)
+    )
+    assert not any("pad" in str(node.target) for node in graphs[0].graph.nodes)
 
 
 def test_dtypes_under_autocast_are_the_operators():

@@ -1,7 +1,11 @@
 """Tests of saving y instead of z: the stated bound holds, nothing else changes, and weights that are too small are refused."""
 
+import itertools
+
 import pytest
 import torch
+from functorch.compile import aot_function, nop
+from torch.utils.checkpoint import CheckpointError, checkpoint
 
 import addnorm
 from addnorm import reference
@@ -206,3 +210,88 @@ def test_context_ends_with_an_exception():
     with pytest.raises(KeyError), addnorm.save_outputs():
         raise KeyError
     assert not save_outputs.is_active()
+
+
+ODD_DTYPES = [
+    (bf16, f32, bf16),
+    (f32, bf16, bf16),
+    (f16, f16, f16),
+    (f64, f32, f32),
+    (f32, f64, f64),
+    (bf16, bf16, f32),
+]
+
+
+@pytest.mark.parametrize("casting", ["float32", "llama", "t5"])
+@pytest.mark.parametrize(("z_dtype", "y_dtype", "weight_dtype"), ODD_DTYPES, ids=str)
+def test_normalized_value_is_within_the_stated_bound(z_dtype, y_dtype, weight_dtype, casting):
+    residual, branch, weight, bias = (t.detach().double() for t in draw(f32, shift=3.0, rows=50))
+    weight, bias = weight.abs().to(weight_dtype).requires_grad_(), bias.to(weight_dtype)
+    options = {"casting": casting, "weight_offset": 0.125, "bias": bias, "return_residual": True, "out_dtype": y_dtype}
+    with addnorm.save_outputs():
+        y, z = addnorm.add_rms_norm(residual.to(z_dtype), branch.to(z_dtype), weight, **options)
+    _, stats, *_ = y.grad_fn.saved_tensors
+    with torch.no_grad():
+        rebuilt, stats = save_outputs.rebuild(y, stats, weight, bias, z_dtype, 0.125)
+    x_hat, size = z.double() * stats[..., 1:], (weight.double() + 0.125).abs()
+    wide = UNIT[f64 if z_dtype == f64 else f32]
+    unit = max(UNIT[y_dtype], wide)
+    bound = 2 * unit * (x_hat.abs() + bias.double().abs() / size) + 8 * wide * x_hat.abs()
+    bound += {"float32": 0.0, "llama": 2 * UNIT[z_dtype], "t5": 2 * UNIT[weight_dtype]}[casting] * x_hat.abs()
+    bound += 2.0**-24 / size if y_dtype == f16 else 0.0
+    assert ((rebuilt.double() * stats[..., 1:] - x_hat).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("d", [7, 33])
+def test_largest_float16_has_finite_gradients(d):
+    x = torch.zeros(1, d, dtype=f16)
+    x[0, 0] = torch.finfo(f16).max
+    x.requires_grad_()
+    with addnorm.save_outputs():
+        y = addnorm.add_rms_norm(x, torch.zeros_like(x))
+    assert torch.autograd.grad(y.sum(), x)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("options", [{}, {"layer_scale": 0.5}], ids=["plain", "with options"])
+@pytest.mark.parametrize("check", ["default", "none"])
+def test_checkpoint_around_the_context_is_never_wrong(options, check):
+    """Recomputed outside of the context, z has the place, shape and dtype of y; with options the bias has a place too."""
+    x, branch, weight = draw(f32, norm="rms")
+    with addnorm.save_outputs():
+        y = checkpoint(
+            lambda *t: addnorm.add_rms_norm(*t, **options),
+            x,
+            branch,
+            weight,
+            use_reentrant=False,
+            determinism_check=check,
+        )
+    if check == "default":
+        with pytest.raises(CheckpointError, match="different metadata"):
+            torch.autograd.grad(y.pow(3).sum(), x)
+    else:
+        usual = addnorm.add_rms_norm(x, branch, weight, **options)
+        torch.testing.assert_close(
+            torch.autograd.grad(y.pow(3).sum(), x), torch.autograd.grad(usual.pow(3).sum(), x), rtol=1e-5, atol=1e-5
+        )
+
+
+@pytest.mark.parametrize(("norm", "forward"), list(itertools.product(FUNCTIONS, [True, False])))
+def test_stack_with_checkpoints_keeps_its_context(norm, forward):
+    """The context holds in the forward only, or in the backward only."""
+    stack = addnorm.ResidualStack([torch.nn.Linear(D, D) for _ in range(4)], D, "pre_ln", norm=norm, checkpoint=True)
+    x, cotangent = torch.randn(5, D), torch.randn(5, D)
+    usual = torch.autograd.grad(stack(x), tuple(stack.parameters()), cotangent)
+    contexts = [addnorm.save_outputs, torch.enable_grad][:: 1 if forward else -1]
+    with contexts[0]():
+        y = stack(x)
+    with contexts[1]():
+        grads = torch.autograd.grad(y, tuple(stack.parameters()), cotangent)
+    torch.testing.assert_close(grads, usual, rtol=1e-4, atol=1e-4)
+
+
+def test_traced_call_keeps_z():
+    tensors = draw(f32)
+    with addnorm.save_outputs():
+        grads = torch.autograd.grad(aot_function(addnorm.add_layer_norm, nop)(*tensors).sum(), tensors)
+    torch.testing.assert_close(grads, torch.autograd.grad(addnorm.add_layer_norm(*tensors).sum(), tensors))

@@ -22,6 +22,7 @@ from addnorm.nn.removal import copy_tables, find_inside, without_write
 from addnorm.nn.residual import NormFactory, SublayerConnection, check_kwargs, check_tensor, to_dtype
 from addnorm.nn.stream_step import begin, read_streams
 from addnorm.nn.streams import StreamHead, StreamsConnection
+from addnorm.ops import save_outputs
 from addnorm.wirings.coefficients.base import widen
 from addnorm.wirings.spec import FACTORS, Place, Row, Wiring, as_wiring
 from addnorm.wirings.stage import Stage
@@ -212,8 +213,10 @@ class ResidualStack(nn.Module):
         if not is_checkpointed:
             return self._run_layers(layers, state, context)
         size = int(self.checkpoint)
+        # A graph that is compiled saves what the compiler chooses, and torch.compile does not trace contexts of ours.
+        contexts = {} if torch.compiler.is_compiling() else {"context_fn": save_outputs.checkpoint_contexts}
         for i in range(0, len(layers), size):
-            state = checkpoint(self._run_layers, layers[i : i + size], state, context, use_reentrant=False)
+            state = checkpoint(self._run_layers, layers[i : i + size], state, context, use_reentrant=False, **contexts)
         return state
 
     def _run_layers(self, layers: Iterable[Any], state: StreamState, context: dict[str, Any]) -> StreamState:

@@ -86,7 +86,7 @@ class AddNormFunction(torch.autograd.Function):
             z_dtype = z.dtype
         ctx.save_for_backward(
             residual if branch is None else z if z_dtype is None else y,
-            stats,
+            stats if z_dtype is None else save_outputs.mark(stats),
             weight,
             None if z_dtype is None else bias,
             residual if grad_mask & _NEEDS_RESIDUAL else None,
@@ -129,7 +129,7 @@ class AddNormFunction(torch.autograd.Function):
             return tuple(results)
         z, stats, weight, bias, residual, branch, *tensors = ctx.saved_tensors
         if z_dtype is not None:
-            z = save_outputs.rebuild(z, stats, weight, bias, z_dtype, weight_offset)
+            z, stats = save_outputs.rebuild(z, stats, weight, bias, z_dtype, weight_offset)
         add = list(add)
         for place, tensor in zip(_TENSORS, tensors, strict=True):
             add[place] = tensor
@@ -201,7 +201,7 @@ class FastFunction(torch.autograd.Function):
             ctx.save_for_backward(z, stats, weight)
         else:
             save_outputs.check_weight(weight, bias)
-            ctx.save_for_backward(y, stats, weight, bias)
+            ctx.save_for_backward(y, save_outputs.mark(stats), weight, bias)
             z_dtype = z.dtype
         ctx.set_materialize_grads(False)
         ctx.call = (
@@ -231,7 +231,7 @@ class FastFunction(torch.autograd.Function):
             return dresidual, dbranch, None, None, None, None
         z, stats, weight, *bias = ctx.saved_tensors
         if z_dtype is not None:
-            z = save_outputs.rebuild(z, stats, weight, bias[0], z_dtype)
+            z, stats = save_outputs.rebuild(z, stats, weight, bias[0] if bias else None, z_dtype)
         if not needs_branch and dz is not None and dz.shape != z.shape:
             dz = None  # the norm alone: z is a placeholder, but a compiled graph passes zeros for it
         if _grad_enabled() and not _compiling():

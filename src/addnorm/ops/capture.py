@@ -41,17 +41,17 @@ def fast_path(arguments: tuple[Any, ...], requires_grad: bool, return_residual: 
 def run(arguments: Any, requires_grad: bool, return_residual: bool) -> tuple[Tensor, Tensor]:
     """Return `(y, z)` of a call with options; y or z is a placeholder if it is not requested."""
     dtensor.register_rules()
-    op = _select("add_norm_forward", arguments.residual, requires_grad, arguments.dropout_p)
+    op = _select("add_norm_forward", arguments.residual, requires_grad, arguments.dropout_p, arguments.casting)
     y, z, _ = op(*arguments, 2 if return_residual else 1)
     return y, z
 
 
-def _select(name: str, residual: Tensor, requires_grad: bool, dropout_p: float = 0.0) -> Any:
+def _select(name: str, residual: Tensor, requires_grad: bool, dropout_p: float = 0.0, casting: int = 0) -> Any:
     """Return the overload that the graph records."""
     overloads = getattr(_ops, name)
     if not _compiling() or _exporting():
         return overloads.default
-    if compile_mode.mode(residual, dropout_p) == "formula":
+    if compile_mode.mode(residual, dropout_p, casting) == "formula":
         return overloads.formula
     return (
         overloads.default if requires_grad else overloads.kernel
@@ -82,11 +82,16 @@ def fusible_formula(a: Any) -> tuple[Tensor, Tensor]:
         dtype = a.residual_dtype or a.residual.dtype
         acc = reference.compute_dtype(a.residual, a.branch, dtype=dtype)
         exact = reference.add(a.residual, a.branch, dtype=acc, **eager.add_options(a.residual, options))
-        z = exact.to(dtype)
+        z = exact.to(dtype).contiguous()  # as the operator's outputs
     if a.norm == NORMS["none"]:
         return z, z
-    rounded = z if z.dtype == exact.dtype else exact + (z.to(exact.dtype) - exact).detach()
-    return compile_mode.normalize(rounded, a.weight, a.bias, **norm_options(a, z.dtype)), z
+    rounded = exact
+    if z.dtype != exact.dtype:
+        wide = z.to(exact.dtype)
+        rounded = exact + torch.where(wide == exact, 0.0, wide - exact).detach()  # not inf - inf
+    with reference.sums_in_one_loop():
+        y = compile_mode.normalize(rounded, a.weight, a.bias, **norm_options(a, z.dtype))
+    return y.contiguous(), z
 
 
 def norm_options(a: Any, z_dtype: torch.dtype) -> dict[str, Any]:

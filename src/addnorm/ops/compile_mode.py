@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from addnorm import reference
+from addnorm.ops.options import CASTINGS
 
 Mode = Literal["op", "formula"]
 MODES: tuple[Mode, ...] = ("op", "formula")
@@ -33,8 +34,8 @@ def set_compile_mode(mode: Mode | None) -> None:
     "op" is the operator: one opaque node with the kernels, and the bits, of eager mode. "formula" is the sum and torch's own
     norm, which Inductor fuses with the operators around them, as it does without this library. Inductor then chooses the order of
     the sums: results equal those of the operator within rounding, and the guarantees about bits in docs/numerics.md do not hold.
-    None chooses for each call by what was measured (docs/performance.md): on CPU the formula if there is no dropout, otherwise
-    the operator.
+    None chooses for each call by what was measured (docs/performance.md): on CPU the formula if there is no dropout and no
+    `casting`, otherwise the operator.
 
     After `torch.use_deterministic_algorithms(True)` every call is the operator, in all modes.
 
@@ -58,15 +59,19 @@ def set_compile_mode(mode: Mode | None) -> None:
     _mode = mode
 
 
-def mode(residual: Tensor, dropout_p: float = 0.0) -> Mode:
+def mode(residual: Tensor, dropout_p: float = 0.0, casting: int = 0) -> Mode:
     """Return the mode of a call that torch.compile traces."""
     if torch.are_deterministic_algorithms_enabled():
         return "op"
     if _mode is not None:
         return _mode
-    # A mask in torch's operators takes six times as long; a sharded tensor has rules for the operator.
+    # A mask in torch's operators takes six times as long; Inductor drops the rounding that casting asks for; a sharded tensor
+    # has rules for the operator.
     plain = isinstance(residual, torch.nn.Parameter) or type(residual) is Tensor
-    return "formula" if residual.device.type in FORMULA_DEVICES and dropout_p == 0.0 and plain else "op"
+    is_formula = (
+        residual.device.type in FORMULA_DEVICES and dropout_p == 0.0 and casting == CASTINGS["float32"] and plain
+    )
+    return "formula" if is_formula else "op"
 
 
 def normalize(

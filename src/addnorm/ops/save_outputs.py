@@ -7,7 +7,7 @@ which backward is made, follows from either: x_hat = (z - mean) * rstd = (y - bi
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 
 import torch
@@ -20,6 +20,9 @@ SMALLEST_WEIGHT = 2.0**-10  # below, y may be subnormal in float16
 LARGEST_BIAS = 16.0  # times |weight|: above, y keeps less than a sixteenth of x_hat's precision
 
 _active: ContextVar[bool] = ContextVar("save_outputs", default=False)
+# Modes that record a graph, in which no value of a weight can be looked at.
+_TRACERS = (torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FUNCTIONAL)
+_mode = torch._C._get_dispatch_mode
 
 
 @contextmanager
@@ -34,13 +37,15 @@ def save_outputs() -> Iterator[None]:
 
         |x_hat' - x_hat| <= 2 u (|x_hat| + |bias / weight|) + 8 u_32 (|x_hat| + |mean| * rstd)
 
-    with u = 2^-24 for y in float32, 2^-11 in float16, 2^-8 in bfloat16, and u_32 = 2^-24. In float64 both are 2^-53. y and z do
-    not change.
+    with u = 2^-24 for y in float32, 2^-11 in float16, 2^-8 in bfloat16, and u_32 = 2^-24. In float64 both are 2^-53; a float64 y
+    of a z in another dtype has u = 2^-24. A float16 y may be subnormal: add 2^-24 / |weight + weight_offset|. `casting="llama"`
+    and "t5" add 2 u_c |x_hat|, with u_c the rounding of the dtype that they round to. y and z do not change.
 
-    Limits: no second derivatives; y must not be changed in place; the norm without an add keeps its input as usual; the streams
-    of `add_norm_streams` are kept as usual; compiled graphs keep what the compiler chooses; with activation checkpoints, enter
-    the context inside the function that is recomputed. Each call looks at its weight; on a GPU, a weight that is too small is
-    reported later, by an assertion of the device.
+    Limits: no second derivatives; y must be finite and must not be changed in place; the norm without an add keeps its input as
+    usual; the streams of `add_norm_streams` are kept as usual; compiled and traced graphs keep what the compiler chooses. Enter
+    the context outside of compiled code. With torch.utils.checkpoint, enter it inside the function that is recomputed: torch
+    raises a CheckpointError otherwise. `ResidualStack(checkpoint=True)` recomputes in the context of its forward. Each call looks
+    at its weight; on a GPU, a weight that is too small is reported later, by an assertion of the device.
 
     Raises:
         ValueError: in a call in this context: an element of |weight + weight_offset| is below 2^-10, or |bias| is more than 16
@@ -54,7 +59,13 @@ def save_outputs() -> Iterator[None]:
         ...     y = addnorm.add_layer_norm(x, branch)
         >>> y.sum().backward()
     """
-    token = _active.set(True)
+    with _set(True):
+        yield
+
+
+@contextmanager
+def _set(active: bool) -> Iterator[None]:
+    token = _active.set(active)
     try:
         yield
     finally:
@@ -62,8 +73,21 @@ def save_outputs() -> Iterator[None]:
 
 
 def is_active() -> bool:
-    """Return whether a call keeps y: in the context, and not in a graph that is being compiled."""
-    return _active.get() and not torch.compiler.is_compiling()
+    """Return whether a call keeps y: in the context, and not in a graph that is being compiled or traced."""
+    return _active.get() and not torch.compiler.is_compiling() and not any(_mode(key) for key in _TRACERS)
+
+
+def checkpoint_contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Return the contexts of a checkpoint's forward and of its recomputation, which must keep the same tensors."""
+    return nullcontext(), _set(_active.get())
+
+
+def mark(stats: Tensor) -> Tensor:
+    """Return the statistics that are saved beside y, with one more dimension than those beside z.
+
+    A checkpoint that recomputes outside of the context would replace y by z: torch compares the shapes and raises.
+    """
+    return stats.unsqueeze(0)
 
 
 def check_weight(weight: Tensor | None, bias: Tensor | None, weight_offset: float = 0.0) -> None:
@@ -96,10 +120,16 @@ def rebuild(
     bias: Tensor | None,
     z_dtype: torch.dtype,
     weight_offset: float = 0.0,
-) -> Tensor:
-    """Return z = mean + x_hat / rstd with x_hat = (y - bias) / (weight + weight_offset); a row with rstd = 0 is its mean."""
+) -> tuple[Tensor, Tensor]:
+    """Return z and the statistics: z = mean + x_hat / rstd with x_hat = (y - bias) / (weight + weight_offset).
+
+    A row with rstd = 0 is its mean.
+    """
     if torch.is_grad_enabled():
         raise RuntimeError("Second derivatives need z, which was not kept; call the forward outside of save_outputs().")
+    if stats.dim() == y.dim():
+        return y, stats  # a checkpoint without a check of shapes recomputed z, outside of the context
+    stats = stats.squeeze(0)
     acc = reference.compute_dtype(y, dtype=z_dtype)
     mean, rstd = stats.to(acc).split(1, dim=-1)
     x_hat = y.to(acc) if bias is None else y.to(acc) - bias.to(acc)
@@ -107,4 +137,7 @@ def rebuild(
         x_hat = x_hat / (weight.to(acc) + weight_offset)
     sigma = torch.where(rstd == 0, rstd, 1 / rstd)
     z: Tensor = mean + x_hat * sigma
-    return z.to(z_dtype)
+    if z_dtype == torch.float16:  # the error may exceed the largest number, not by a sixteenth
+        limit = torch.finfo(z_dtype).max
+        z = torch.where(z.abs() < 1.0625 * limit, z.clamp(-limit, limit), z)
+    return z.to(z_dtype), stats
