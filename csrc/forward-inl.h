@@ -371,13 +371,13 @@ void store_moments(const Forward& a, int64_t row, Moments m) {
 }
 
 // Each row is written while the next one is read. With STREAM the results go past the caches, which do not hold them: no line is read
-// before it is written. The sums are then in scratch, two rows in turn.
+// before it is written. The sums are then in one row of scratch: an element is read before that of the next row replaces it.
 template <class T, Norm NORM, bool BIAS, bool STREAM>
 void overlapped(const Forward& a, int64_t begin, int64_t end, char* scratch) {
   const int64_t bytes = a.d * size_of(a.z_type);
   // Without z the sum is stored where y will be: an element is read before it is written.
   char* const rows = STREAM ? scratch : static_cast<char*>(a.z != nullptr ? a.z : a.y);
-  const auto stored = [rows, bytes](int64_t row) -> void* { return rows + (STREAM ? row & 1 : row) * bytes; };
+  const auto stored = [rows, bytes](int64_t row) -> void* { return rows + (STREAM ? 0 : row) * bytes; };
   Moments m = STREAM ? read_row_along<PlainSum<T, T>, T, NORM>(a, begin, stored(begin), nullptr, CopiedRow<T>(a, begin, stored(begin)))
                      : read_row<PlainSum<T, T>, T, NORM>(a, begin, stored(begin), nullptr);
   for (int64_t row = begin; row < end; ++row) {

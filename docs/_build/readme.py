@@ -46,7 +46,7 @@ def limits() -> str:
 
 def _compiled() -> str:
     """Return how the default form and the operator compare with torch's own code inside `torch.compile`."""
-    table = bench_compile.by_case(add_norm.document("compile")["rows"], bench_compile.FIELDS)
+    table = by_case(add_norm.document("compile")["rows"], bench_compile.FIELDS)
     default, op = (bench_compile.versus(variant, "torch", table) for variant in ("default", "op"))
     return (
         "- **Little to gain inside `torch.compile` on CPU:** calls without dropout become PyTorch's own norm there, "

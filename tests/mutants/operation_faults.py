@@ -4,9 +4,9 @@ from mutants.fault import Fault
 
 OPERATION_FAULTS = (
     Fault(
-        "streamed-sum-in-one-scratch-row", "past_caches", "csrc/forward-inl.h",
-        "(STREAM ? row & 1 : row) * bytes",
-        "(STREAM ? 0 : row) * bytes",
+        "streamed-row-replaced-before-it-is-read", "past_caches", "csrc/forward-inl.h",
+        "    vec t = source.template get<true>(i, n);\n    if (Along::kWrites) along.template store<true>(i, along.template value<true>(i, n), n);\n    if (Source::kHasBranch) t = row.template write<true>(i, t, n);",
+        "    vec t = source.template get<true>(i, n);\n    if (Source::kHasBranch) t = row.template write<true>(i, t, n);\n    if (Along::kWrites) along.template store<true>(i, along.template value<true>(i, n), n);",
     ),
     Fault(
         "streamed-z-of-the-row-before", "past_caches", "csrc/forward-inl.h",
