@@ -17,6 +17,8 @@ import add_norm
 import comparing
 import page
 
+from addnorm.bench import harness
+
 sys.path.append(str(page.ROOT / "benchmarks"))
 import bench_compile  # from there
 
@@ -46,7 +48,7 @@ def limits() -> str:
 
 def _compiled() -> str:
     """Return how the default form and the operator compare with torch's own code inside `torch.compile`."""
-    table = by_case(add_norm.document("compile")["rows"], bench_compile.FIELDS)
+    table = harness.by_case(add_norm.document("compile")["rows"], bench_compile.FIELDS)
     default, op = (bench_compile.versus(variant, "torch", table) for variant in ("default", "op"))
     return (
         "- **Little to gain inside `torch.compile` on CPU:** calls without dropout become PyTorch's own norm there, "

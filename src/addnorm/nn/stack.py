@@ -214,7 +214,9 @@ class ResidualStack(nn.Module):
             return self._run_layers(layers, state, context)
         size = int(self.checkpoint)
         # A graph that is compiled saves what the compiler chooses, and torch.compile does not trace contexts of ours.
-        contexts = {} if torch.compiler.is_compiling() else {"context_fn": save_outputs.checkpoint_contexts}
+        contexts: dict[str, Any] = (
+            {} if torch.compiler.is_compiling() else {"context_fn": save_outputs.checkpoint_contexts}
+        )
         for i in range(0, len(layers), size):
             state = checkpoint(self._run_layers, layers[i : i + size], state, context, use_reentrant=False, **contexts)
         return state
