@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from addnorm import reference
+from addnorm.ops.dtensor import is_dtensor
 
 SMALLEST_WEIGHT = 2.0**-10  # below, y may be subnormal in float16
 LARGEST_BIAS = 16.0  # times |weight|: above, y keeps less than a sixteenth of x_hat's precision
@@ -104,6 +106,7 @@ def check_weight(weight: Tensor | None, bias: Tensor | None, weight_offset: floa
         return
     if fits.all():
         return
+    fits, size, *tensors = map(_gather, (fits, size, *tensors))
     place = int((~fits).flatten().nonzero()[0, 0])
     small, shift = float(size.flatten()[place]), 0.0 if bias is None else float(tensors[-1].flatten()[place])
     raise ValueError(
@@ -111,6 +114,11 @@ def check_weight(weight: Tensor | None, bias: Tensor | None, weight_offset: floa
         f"least {SMALLEST_WEIGHT:.3g} and a bias of at most {LARGEST_BIAS:.0f} times that: backward divides by it; "
         "call this Add & Norm outside of the context."
     )
+
+
+def _gather(t: Any) -> Any:
+    """Return the whole of a DTensor, else the tensor."""
+    return t.full_tensor() if is_dtensor(t) else t
 
 
 def rebuild(
