@@ -250,8 +250,8 @@ def equal(a: Mapping[str, Tensor], b: Mapping[str, Tensor], names: Iterable[str]
 
 def default_form(case: Case) -> Mode:
     """Return the form of a case's call where the caller has not chosen one."""
-    dropout_p = DROPOUT if case.job == "dropout" else 0.0
-    return compile_mode.mode(torch.empty(0, device=case.device), dropout_p)
+    residual = torch.empty(1, device=case.device).expand(case.rows, case.d)
+    return compile_mode.mode(residual, plain=case.job != "dropout")
 
 
 def versus(variant: str, peer: str, table: Mapping[Case, Mapping[str, Row]]) -> list[float]:

@@ -8,7 +8,6 @@ from torch._dynamo.testing import CompileCounterWithBackend, EagerAndRecordGraph
 
 import addnorm
 from addnorm.ops import compile_mode
-from addnorm.ops.options import CASTINGS
 from support.cases import VARIANTS, bf16, cotangents, f32, f64, make
 from support.compiled_calls import compute_results
 from support.oracle import UNIT, relative, truth
@@ -36,13 +35,22 @@ def operators(function, *inputs) -> list[str]:
     return [str(node.target) for node in nodes if str(getattr(node.target, "namespace", "")) == "addnorm"]
 
 
-def test_default_mode_depends_on_device_dropout_and_type():
+def test_default_mode_depends_on_device_size_and_options():
     x = torch.ones(2)
-    assert compile_mode.mode(x) == compile_mode.mode(torch.nn.Parameter(x)) == "formula"
-    assert compile_mode.mode(x, dropout_p=0.1) == "op"
-    assert compile_mode.mode(x, casting=CASTINGS["llama"]) == compile_mode.mode(x, casting=CASTINGS["t5"]) == "op"
-    assert compile_mode.mode(torch.ones(2, device="meta")) == "op"
-    assert compile_mode.mode(x.as_subclass(type("Wrapper", (torch.Tensor,), {}))) == "op"
+    assert compile_mode.mode(x, True) == compile_mode.mode(torch.nn.Parameter(x), True) == "formula"
+    assert compile_mode.mode(x, plain=False) == "op"
+    assert compile_mode.mode(torch.ones(2, device="meta"), True) == "op"
+    assert compile_mode.mode(x.as_subclass(type("Wrapper", (torch.Tensor,), {})), True) == "op"
+    assert [compile_mode.mode(x[:1].expand(n, 2**10), True) for n in (1023, 1024)] == ["formula", "op"]
+
+
+def test_default_is_the_operator_with_options_or_dtypes():
+    x, branch = torch.randn(3, 8), torch.randn(3, 8)
+    assert operators(addnorm.add_layer_norm, x, branch) == ["addnorm.add_norm.formula"]
+    assert operators(lambda x, b: addnorm.add_layer_norm(x, b, layer_scale=0.5), x, branch) == [
+        "addnorm.add_norm_forward.kernel"
+    ]
+    assert operators(addnorm.add_layer_norm, x, branch.bfloat16()) == ["addnorm.add_norm.kernel"]
 
 
 @pytest.mark.parametrize("mode", [None, "formula"])
@@ -132,6 +140,11 @@ CASES = [*((name, MIXED) for name in VARIANTS), ("RMSNorm with bias", "float32")
 def test_formula_is_one_graph_with_the_operators_results(variant, dtypes):
     call = make(variant, dtypes, (2, 3, 17))
     names = list(call.tensors)
+    plain_bfloat16 = (
+        names == ["residual", "branch"]
+        and "everything" not in variant
+        and {t.dtype for t in call.tensors.values()} == {bf16}
+    )
 
     def function(*tensors):
         return tuple(call(dict(zip(names, tensors, strict=True))).values())
@@ -152,6 +165,12 @@ def test_formula_is_one_graph_with_the_operators_results(variant, dtypes):
             grad = grads[names.index("residual" if name == "residual_scale" else "branch")].double()
             terms = float((factor * grad / call.tensors[name].double()).abs().sum())
             assert abs(float(mine) - float(expected)) < 8 * UNIT[f32] * terms, name
+        elif (
+            plain_bfloat16
+        ):  # PyTorch rounds the norm's gradient before it adds that of z: three roundings of terms that may cancel
+            torch.testing.assert_close(
+                mine, expected, rtol=2 * UNIT[bf16], atol=4 * UNIT[bf16] * float(expected.abs().max()), msg=name
+            )
         else:  # and sometimes an element is at the edge of a rounding
             torch.testing.assert_close(mine, expected, rtol=2 * UNIT[bf16], atol=1e-6, msg=name)
             assert (mine != expected).float().mean() < 0.05, name

@@ -35,23 +35,25 @@ def fast_path(arguments: tuple[Any, ...], requires_grad: bool, return_residual: 
     """Return y, or `(y, z)`, of a call without options."""
     dtensor.register_rules()  # a traced call cannot be repeated
     name = "add_norm_stream" if return_residual else "add_norm"
-    return _select(name, arguments[0], requires_grad)(*arguments)
+    residual, *others = arguments[:4]
+    plain = all(t is None or t.dtype == residual.dtype for t in others)
+    return _select(name, residual, requires_grad, plain)(*arguments)
 
 
 def run(arguments: Any, requires_grad: bool, return_residual: bool) -> tuple[Tensor, Tensor]:
     """Return `(y, z)` of a call with options; y or z is a placeholder if it is not requested."""
     dtensor.register_rules()
-    op = _select("add_norm_forward", arguments.residual, requires_grad, arguments.dropout_p, arguments.casting)
+    op = _select("add_norm_forward", arguments.residual, requires_grad, plain=False)
     y, z, _ = op(*arguments, 2 if return_residual else 1)
     return y, z
 
 
-def _select(name: str, residual: Tensor, requires_grad: bool, dropout_p: float = 0.0, casting: int = 0) -> Any:
+def _select(name: str, residual: Tensor, requires_grad: bool, plain: bool) -> Any:
     """Return the overload that the graph records."""
     overloads = getattr(_ops, name)
     if not _compiling() or _exporting():
         return overloads.default
-    if compile_mode.mode(residual, dropout_p, casting) == "formula":
+    if compile_mode.mode(residual, plain) == "formula":
         return overloads.formula
     return (
         overloads.default if requires_grad else overloads.kernel
@@ -73,10 +75,14 @@ def formula(a: Any) -> tuple[Tensor, Tensor]:
 def fusible_formula(a: Any) -> tuple[Tensor, Tensor]:
     """Return `(y, z)` in torch's operators for torch.compile: the norm is torch's own, for which Inductor has a loop.
 
-    The norm has the rounded z, but its gradient meets that of z before either is rounded, as in the operator.
+    Without options that is what torch.compile makes of the same call in plain PyTorch. With options the norm has the rounded z,
+    but its gradient meets that of z before either is rounded, as in the operator.
     """
     options = a._asdict()
     validation.check(**options)
+    if _is_plain(a):
+        z = a.residual if a.branch is None else (a.residual + a.branch).contiguous()  # as the operator's outputs
+        return compile_mode.plain_norm(z, a.weight, a.bias, eager.norm_kind(a.norm), a.eps).contiguous(), z
     exact = z = a.residual
     if a.branch is not None:
         dtype = a.residual_dtype or a.residual.dtype
@@ -92,6 +98,18 @@ def fusible_formula(a: Any) -> tuple[Tensor, Tensor]:
     with reference.sums_in_one_loop():
         y = compile_mode.normalize(rounded, a.weight, a.bias, **norm_options(a, z.dtype))
     return y.contiguous(), z
+
+
+def _is_plain(a: Any) -> bool:
+    """Return whether a call has no options, and one dtype."""
+    tensors = (a.residual, a.branch, a.weight, a.bias)
+    if a.norm == NORMS["none"] or a.residual.shape[-1] == 0:
+        return False
+    if any(t is not None and t.dtype != a.residual.dtype for t in tensors):
+        return False
+    defaults = ForwardArguments._field_defaults
+    options = ((value, defaults[name]) for name, value in a._asdict().items() if name in defaults)
+    return all(not isinstance(value, Tensor) and value == default for value, default in options)
 
 
 def norm_options(a: Any, z_dtype: torch.dtype) -> dict[str, Any]:

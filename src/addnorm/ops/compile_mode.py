@@ -1,8 +1,8 @@
 """Form of a call in a graph that Dynamo traces: the operator, or the operator's formula.
 
-"op" is one opaque node: the kernels of eager mode, with the same bits. "formula" is the add and torch's own norm in the dtype of
-the arithmetic, which torch differentiates and Inductor fuses with the operators around them. The sum, the dropout mask, the
-dtypes and the errors are the same in both modes. Both are one node of Dynamo's graph. The formula's, the overload `formula` of an
+"op" is one opaque node: the kernels of eager mode, with the same bits. "formula" is the add and torch's own norm, which torch
+differentiates and Inductor fuses with the operators around them. The dropout mask, the dtypes and the errors are the same in both
+modes. Both are one node of Dynamo's graph. The formula's, the overload `formula` of an
 operator, is resolved when a compiler traces the graph; a backend that runs the graph as it is runs the operator.
 
 `out=` and in-place calls use the operator in both modes: a formula cannot check the memory that it overwrites.
@@ -17,13 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from addnorm import reference
-from addnorm.ops.options import CASTINGS
 
 Mode = Literal["op", "formula"]
 MODES: tuple[Mode, ...] = ("op", "formula")
 
 # Device types on which the formula is the default: Inductor's loops were measured there (benchmarks/bench_compile.py).
 FORMULA_DEVICES = frozenset({"cpu"})
+FEWEST_FOR_OP = 2**20  # elements from which the operator is faster whatever stands around it
 
 _mode: Mode | None = None  # the caller's choice; Dynamo guards it
 
@@ -34,8 +34,8 @@ def set_compile_mode(mode: Mode | None) -> None:
     "op" is the operator: one opaque node with the kernels, and the bits, of eager mode. "formula" is the sum and torch's own
     norm, which Inductor fuses with the operators around them, as it does without this library. Inductor then chooses the order of
     the sums: results equal those of the operator within rounding, and the guarantees about bits in docs/numerics.md do not hold.
-    None chooses for each call by what was measured (docs/performance.md): on CPU the formula if there is no dropout and no
-    `casting`, otherwise the operator.
+    None chooses for each call by what was measured (docs/performance.md): on CPU the formula for fewer than 2^20 elements of one
+    dtype without options, otherwise the operator.
 
     After `torch.use_deterministic_algorithms(True)` every call is the operator, in all modes.
 
@@ -59,18 +59,15 @@ def set_compile_mode(mode: Mode | None) -> None:
     _mode = mode
 
 
-def mode(residual: Tensor, dropout_p: float = 0.0, casting: int = 0) -> Mode:
-    """Return the mode of a call that torch.compile traces."""
+def mode(residual: Tensor, plain: bool) -> Mode:
+    """Return the mode of a call that torch.compile traces; `plain`: without options, all tensors of one dtype."""
     if torch.are_deterministic_algorithms_enabled():
         return "op"
     if _mode is not None:
         return _mode
-    # A mask in torch's operators takes six times as long; Inductor drops the rounding that casting asks for; a sharded tensor
-    # has rules for the operator.
-    plain = isinstance(residual, torch.nn.Parameter) or type(residual) is Tensor
-    is_formula = (
-        residual.device.type in FORMULA_DEVICES and dropout_p == 0.0 and casting == CASTINGS["float32"] and plain
-    )
+    # DTensors have rules for the operator.
+    is_tensor = isinstance(residual, torch.nn.Parameter) or type(residual) is Tensor
+    is_formula = plain and is_tensor and residual.device.type in FORMULA_DEVICES and residual.numel() < FEWEST_FOR_OP
     return "formula" if is_formula else "op"
 
 
@@ -95,9 +92,12 @@ def normalize(
     acc = reference.compute_dtype(z)
     scale = None if weight is None else weight.to(acc) + weight_offset if weight_offset else weight.to(acc)
     shift = None if bias is None else bias.to(acc)
+    return plain_norm(z.to(acc), scale, shift, norm, eps).to(dtype or z.dtype)
+
+
+def plain_norm(z: Tensor, weight: Tensor | None, bias: Tensor | None, norm: reference.Norm, eps: float) -> Tensor:
+    """Return torch's own norm of z."""
     if norm == "layer":
-        y = F.layer_norm(z.to(acc), z.shape[-1:], scale, shift, eps)
-    else:
-        y = F.rms_norm(z.to(acc), z.shape[-1:], scale, eps)
-        y = y if shift is None else y + shift
-    return y.to(dtype or z.dtype)
+        return F.layer_norm(z, z.shape[-1:], weight, bias, eps)
+    y = F.rms_norm(z, z.shape[-1:], weight, eps)
+    return y if bias is None else y + bias
