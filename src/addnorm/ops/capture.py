@@ -54,7 +54,7 @@ def _select(name: str, residual: Tensor, requires_grad: bool, plain: bool) -> An
     if not _compiling() or _exporting():
         return overloads.default
     if compile_mode.mode(residual, plain) == "formula":
-        return overloads.formula
+        return getattr(overloads, compile_mode.OVERLOAD)
     return (
         overloads.default if requires_grad else overloads.kernel
     )  # no graph of torch.compile becomes differentiable later
@@ -173,7 +173,7 @@ def _autograd_kernel(name: str) -> Callable[..., Any]:
 
 
 def _formula_kernel(name: str) -> Callable[..., Any]:
-    """Return the kernel of the overload `formula`: a compiler that traces it gets the formula, all others the operator."""
+    """Return the kernel of the overload that is the formula: a compiler that traces it gets the formula, all others the operator."""
     op = getattr(_ops, name).default
 
     def kernel(*args: Any, **options: Any) -> Any:
@@ -200,8 +200,8 @@ def _to_results(a: Any, outputs: int, y: Tensor, z: Tensor) -> tuple[Tensor, Ten
 
 
 for _name in ("add_norm", "add_norm_stream", "add_norm_forward"):
-    define(f"{_name}.formula{SCHEMAS[_name]}")
-    library.impl(f"{_name}.formula", _formula_kernel(_name), "CompositeImplicitAutograd")
+    define(f"{_name}.{compile_mode.OVERLOAD}{SCHEMAS[_name]}")
+    library.impl(f"{_name}.{compile_mode.OVERLOAD}", _formula_kernel(_name), "CompositeImplicitAutograd")
 for _name in FORWARDS:
     library.impl(_name, _autograd_kernel(_name), "Autograd", with_keyset=True)
     library.impl(f"{_name}.kernel", getattr(_ops, _name).default, "Tracer")
