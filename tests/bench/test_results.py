@@ -23,7 +23,7 @@ def read(name):
     return document
 
 
-@pytest.mark.parametrize("name", ["stack", "stream", "fuse", "lab", "compile", "memory"])
+@pytest.mark.parametrize("name", ["stack", "stream", "fuse", "lab", "compile", "memory", "limit"])
 def test_results_are_of_the_whole_matrix(name):
     benchmark = load(f"benchmarks/bench_{name}.py").BENCHMARK
     document = read(name)

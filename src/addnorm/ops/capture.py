@@ -173,7 +173,7 @@ def _autograd_kernel(name: str) -> Callable[..., Any]:
 
 
 def _formula_kernel(name: str) -> Callable[..., Any]:
-    """Return the kernel of the overload that is the formula: a compiler that traces it gets the formula, all others the operator."""
+    """Return the kernel of the formula's overload: a compiler that traces it gets the formula, all others the operator."""
     op = getattr(_ops, name).default
 
     def kernel(*args: Any, **options: Any) -> Any:

@@ -2,8 +2,8 @@
 
 "op" is one opaque node: the kernels of eager mode, with the same bits. "formula" is the add and torch's own norm, which torch
 differentiates and Inductor fuses with the operators around them. The dropout mask, the dtypes and the errors are the same in both
-modes. Both are one node of Dynamo's graph. The formula's, an overload of the
-operator, is resolved when a compiler traces the graph; a backend that runs the graph as it is runs the operator.
+modes. Both are one node of Dynamo's graph. The formula's, an overload of the operator, is resolved when a compiler traces the
+graph; a backend that runs the graph as it is runs the operator.
 
 `out=` and in-place calls use the operator in both modes: a formula cannot check the memory that it overwrites.
 """
@@ -25,8 +25,8 @@ MODES: tuple[Mode, ...] = ("op", "formula")
 FORMULA_DEVICES = frozenset({"cpu"})
 FEWEST_FOR_OP = 2**20  # elements from which the operator is faster whatever stands around it
 
-# Overload of the operators that is the formula. torch's caches of compiled graphs know it by this name, across processes and versions of
-# this library: the number must change with the formula.
+# Overload of the operators that is the formula. torch's caches of compiled graphs know it by this name, across processes and
+# versions of this library: the number must change with the formula.
 OVERLOAD = "formula1"
 
 _mode: Mode | None = None  # the caller's choice; Dynamo guards it
