@@ -52,8 +52,8 @@ def _compiled() -> str:
     default, op = (bench_compile.versus(variant, "torch", table) for variant in ("default", "op"))
     return (
         "- **Little to gain inside `torch.compile` on CPU:** a compiled call runs "
-        f"{statistics.geometric_mean(default):.2f} times as fast as without this library in the mean, {min(default):.2f} at worst; "
-        "small ones become PyTorch's own norm there. With the operator everywhere, which keeps its bits, it "
+        f"{statistics.geometric_mean(default):.2f} times as fast as without this library in the mean, {min(default):.2f} at "
+        "worst; small ones become PyTorch's own norm there. With the operator everywhere, which keeps its bits, it "
         f"runs {statistics.geometric_mean(op):.2f} times as fast, {min(op):.2f} at worst "
         "([docs/performance.md](docs/performance.md#under-torchcompile))."
     )
