@@ -130,8 +130,13 @@ def variants(case: Case) -> dict[str, Callable[..., Any]]:
 
 def measure(case: Case, *, rounds: int) -> Results:
     """Return a row for each variant; for training the errors and, at one shape, the bits; the variants that did not compile."""
+    config: Any = torch.compiler.config
+    with config.patch(force_disable_caches=True):  # they may have graphs of an earlier state of this library
+        return _measure(case, rounds)
+
+
+def _measure(case: Case, rounds: int) -> Results:
     torch.compiler.reset()  # only this case's graphs, without the guards of earlier ones
-    torch.compiler.config.force_disable_caches = True  # the cache may have graphs of an earlier state of this library
     tensors, calls = inputs(case), variants(case)
     results: Results = {part: [] for part in PARTS}
     try:

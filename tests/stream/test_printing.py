@@ -23,8 +23,9 @@ def x():
 
 
 @pytest.fixture
-def printed(capsys):
-    """Return a function that prints a value and returns the lines."""
+def printed(capsys, monkeypatch):
+    """Return a function that prints a value on a terminal of 100 columns and returns the lines."""
+    monkeypatch.setenv("COLUMNS", "100")
 
     def run(value):
         capsys.readouterr()
