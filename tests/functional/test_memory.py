@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import addnorm
+from addnorm.bench.timing import settle_allocator
 from support.cases import Dtypes, bf16, f16, f64, make
 from support.pairwise import some
 
@@ -20,9 +21,15 @@ LIMIT = 14 * MEGABYTE  # below TIMES tensors of 16 bits
 
 @pytest.fixture(scope="module", autouse=True)
 def frozen():
-    """Exclude what earlier tests have made from garbage collection, so that each collection is fast."""
+    """Exclude what earlier tests have made from garbage collection, which is then fast, and map each tensor's memory anew.
+
+    Tests of the benchmarks set malloc to reuse freed blocks, which hide a leak.
+    """
     gc.collect()
     gc.freeze()
+    settle_allocator("fresh")
+    yield
+    settle_allocator("default")
 
 
 def resident() -> int:
