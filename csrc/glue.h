@@ -272,7 +272,7 @@ inline bool exceeds_last_cache(const Shape& shape, Type type) {
   return 3 * shape.rows * shape.d * size_of(type) > cache;
 }
 // Whether memory has pages already, at its begin, middle and end. The system clears a new page when it is touched, and that puts it into the
-// caches: writing past them is then a quarter slower, and otherwise a quarter faster.
+// caches: writing past them is then slower, and otherwise faster.
 inline bool is_resident(const void* p, int64_t bytes) {
 #if defined(__linux__)
   static const uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));

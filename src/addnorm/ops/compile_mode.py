@@ -23,7 +23,7 @@ MODES: tuple[Mode, ...] = ("op", "formula")
 
 # Device types on which the formula is the default: Inductor's loops were measured there (benchmarks/bench_compile.py).
 FORMULA_DEVICES = frozenset({"cpu"})
-FEWEST_FOR_OP = 2**20  # elements from which the operator is faster whatever stands around it
+FEWEST_FOR_OP = 2**20  # elements from which the operator gains more by itself than fusing its neighbours would
 
 # Overload of the operators that is the formula. torch's caches of compiled graphs know it by this name, across processes and
 # versions of this library: the number must change with the formula.
