@@ -20,6 +20,7 @@ import bench_functional
 import bench_fuse
 import bench_lab
 import bench_limit
+import bench_loop
 import bench_memory
 import bench_norms
 import bench_stack
@@ -49,6 +50,7 @@ PAGES: dict[str, dict[str, tuple[str, Callable[[Any], str]]]] = {
         "targets": ("functional", bench_functional.targets_section),
         "stack": ("stack", bench_stack.speed_section),
         "stack-targets": ("stack", bench_stack.targets_section),
+        "loop": ("loop", bench_loop.section),
         "memory": ("memory", bench_memory.section),
         "compile": ("compile", bench_compile.times_section),
         "compile-contract": ("compile", bench_compile.contract_section),

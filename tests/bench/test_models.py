@@ -22,7 +22,7 @@ def scripts():
     return SimpleNamespace(
         **{
             name: load(f"benchmarks/bench_{name}.py")
-            for name in ("stack", "stream", "streams", "stream_layers", "fuse", "lab")
+            for name in ("stack", "loop", "stream", "streams", "stream_layers", "fuse", "lab")
         }
     )
 
@@ -303,3 +303,54 @@ def test_fused_layers_are_equal_and_have_rows(scripts, model, monkeypatch):
     case = Case(model=model, threads=1, tokens=5, dtype="float32")
     results = scripts.stream_layers.measure(case, rounds=1)  # raises if the outputs differ
     assert_rows(results["rows"], ["addnorm", "transformers", "addnorm, boundaries", "transformers, boundaries"])
+
+
+@pytest.fixture
+def today_as_before(scripts, monkeypatch):
+    """Let the loop be compared with itself: a checkout may lack the old commit, as one without history does."""
+    monkeypatch.setattr(scripts.loop, "before", lambda: scripts.loop.addnorm.nn)
+
+
+@pytest.mark.parametrize("wiring", ["pre_ln", "layer_scale"])
+@pytest.mark.parametrize("job", ["inference", "training"])
+@pytest.mark.parametrize("sublayers", ["alone", "attention and feed-forward"])
+def test_loops_that_agree_have_rows(scripts, today_as_before, wiring, job, sublayers):
+    case = Case(wiring=wiring, job=job, sublayers=sublayers, tokens=3, d=64, threads=1)
+    rows = scripts.loop.measure(case, rounds=1)["rows"]
+    assert_rows(rows, ["addnorm", "before"])
+    assert rows[0]["paired_low"] <= rows[0]["paired_ratio"] <= rows[0]["paired_high"]
+
+
+def test_loop_with_other_bits_is_refused(scripts, today_as_before, monkeypatch):
+    variants = scripts.loop.variants
+
+    def changed(case):
+        modules, x, dy = variants(case)
+        with torch.no_grad():
+            modules["before"].norm_final.weight[5] *= 1.001
+        return modules, x, dy
+
+    monkeypatch.setattr(scripts.loop, "variants", changed)
+    case = Case(wiring="pre_ln", job="inference", sublayers="alone", tokens=3, d=64, threads=1)
+    with pytest.raises(ValueError, match="pre_ln gives other bits than at f6a1493"):
+        scripts.loop.measure(case, rounds=1)
+
+
+def test_targets_of_the_loop_take_the_lowest_bound(scripts):
+    case = {"wiring": "pre_ln", "job": "training", "sublayers": "alone", "tokens": 1, "d": 64, "threads": 1}
+    paired = [(0.96, 1.0, 1.1), (0.98, 1.21, 1.3)]
+    rows = [
+        {**case, "d": 64 + i, "variant": "addnorm", "paired_low": low, "paired_ratio": ratio, "paired_high": high}
+        for i, (low, ratio, high) in enumerate(paired)
+    ]
+    bound, mean = scripts.loop.summarize({"rows": rows})
+    assert (bound["value"], bound["met"], bound["cells"], bound["cells_met"]) == (0.96, False, 2, 1)
+    assert mean["value"] == pytest.approx(1.1)
+    assert mean["met"] is None
+
+
+def test_old_loop_is_read_from_git_or_refused(scripts, monkeypatch):
+    monkeypatch.setattr(scripts.loop, "BEFORE", "0" * 40)
+    scripts.loop.before.cache_clear()
+    with pytest.raises(RuntimeError, match="git cannot read the commit 0000000"):
+        scripts.loop.before()

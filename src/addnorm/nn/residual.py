@@ -269,8 +269,7 @@ class SublayerConnection(nn.Module):
         if context:
             accepted = self.accepted_kwargs
             context = {name: t for name, t in context.items() if accepted is None or name in accepted}
-        names = getattr(sublayer, "read_names", ()) if others else ()
-        if names:
+        if others and (names := getattr(sublayer, "read_names", ())):
             context, others = {**context, **dict(zip(names[1:], others, strict=True))}, ()
         branch: Tensor = sublayer(read, *others, **context)
         if branch.__class__ is not Tensor and not isinstance(branch, Tensor):

@@ -195,9 +195,10 @@ class ResidualStack(nn.Module):
         """Return the state before the first sublayer."""
         check_tensor(x)
         stream, dtype = to_dtype(x, self.residual_dtype), None if self.residual_dtype is None else x.dtype
-        if self.norm_embedding is not None:
-            stream = normalize(stream, self.norm_embedding, self.norm, 1.0, self.residual_dtype)
-        if self.has_streams:
+        norm = self._modules.get("norm_embedding")  # without the time of `nn.Module.__getattr__`
+        if norm is not None:
+            stream = normalize(stream, norm, self.norm, 1.0, self.residual_dtype)
+        if self.head is not None:
             stream = begin(stream, self.wiring.embedding, self.d_model, stacked=self.is_stacked)
         return StreamState(stream, None, None, None, () if keep_sites else None, dtype)
 
@@ -208,11 +209,10 @@ class ResidualStack(nn.Module):
             if context.get("cache") is not None:
                 self._check_cache()
         is_checkpointed = self.checkpoint and torch.is_grad_enabled() and state.sites is None
-        layers: Any = self._modules["layers"]  # without the time of `nn.Module.__getattr__`
-        layers = [*layers._modules.values()]
+        layers: Any = self._modules["layers"]
         if not is_checkpointed:
-            return self._run_layers(layers, state, context)
-        size = int(self.checkpoint)
+            return self._run_layers(layers._modules.values(), state, context)
+        layers, size = [*layers._modules.values()], int(self.checkpoint)
         # A graph that is compiled saves what the compiler chooses, and torch.compile does not trace contexts of ours.
         contexts: dict[str, Any] = (
             {} if torch.compiler.is_compiling() else {"context_fn": save_outputs.checkpoint_contexts}
@@ -231,9 +231,10 @@ class ResidualStack(nn.Module):
 
     def _finish(self, state: StreamState, *, return_stream: bool = False) -> tuple[Tensor, Tensor]:
         """Return the stream after the last sublayer (perhaps before its write, without `return_stream`), and the output."""
+        norm_final = self._modules.get("norm_final")
         if self.head is None:
-            return read_stream(state, self.norm_final, self.norm, return_stream=return_stream)
-        return self.head(state, self.norm_final, dtype=state.dtype)  # type: ignore[no-any-return]  # torch does not type a call
+            return read_stream(state, norm_final, self.norm, return_stream=return_stream)
+        return self.head(state, norm_final, dtype=state.dtype)  # type: ignore[no-any-return]  # torch does not type a call
 
     def _check_cache(self) -> None:
         """Check that each entry of a cache belongs to one place and one call."""
