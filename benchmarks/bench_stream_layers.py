@@ -14,11 +14,11 @@ from typing import Any
 
 import harness
 import torch
-from harness import Benchmark, Case, Results, Row, markdown, right
+from harness import Benchmark, Case, Results, Row, markdown, right, times_as_fast
 from torch import nn
 
 import addnorm
-from addnorm._util.numbers import format_percent, format_seconds
+from addnorm._util.numbers import format_count, format_percent
 from addnorm.bench import timing
 from addnorm.bench.harness import by_case
 from addnorm.bench.targets import Target
@@ -27,6 +27,7 @@ from addnorm.wirings.coefficients import ManifoldConnection
 
 FIELDS = ("model", "threads", "tokens", "dtype")
 HIDDEN, TOKENS, N = 1024, (1, 128, 512), 4
+EDGES = ", boundaries"  # of a variant's name
 # Relative norms. In bfloat16 transformers rounds the coefficients too, and may choose other experts.
 MOST_DIFFERENT = {"float32": 1e-5, "bfloat16": 0.2}
 COMMON = {
@@ -121,6 +122,11 @@ def cases(threads: int) -> list[Case]:
     ]  # fmt: skip
 
 
+def title(case: Case) -> str:
+    """Return a case in words."""
+    return f"{case.model}, {format_count(case.tokens, 'token')}, {case.dtype}"
+
+
 def measure(case: Case, *, rounds: int) -> Results:
     """Return the times of whole layers and of their boundaries alone, and how far the outputs are apart."""
     layer, alone = Layer(case), Layer(case, alone=True)
@@ -132,7 +138,7 @@ def measure(case: Case, *, rounds: int) -> Results:
         )
     edges = (("addnorm", alone.fused), ("transformers", alone.plain))
     rows = timing.interleaved(
-        {"addnorm": layer.fused, "transformers": layer.plain, **{f"{name}, boundaries": call for name, call in edges}},
+        {"addnorm": layer.fused, "transformers": layer.plain, **{f"{name}{EDGES}": call for name, call in edges}},
         rounds=rounds,
     )
     return {
@@ -145,32 +151,30 @@ def summarize(results: Results) -> list[Row]:
     """Return how many times as fast layers and boundaries are."""
     summary: list[Row] = []
     for case, rows in by_case(results["rows"], FIELDS).items():
-        for part, what in (("", "the whole layer"), (", boundaries", "its boundaries")):
+        for part, what in (("", "the whole layer"), (EDGES, "its boundaries")):
             value = rows[f"transformers{part}"]["median_us"] / rows[f"addnorm{part}"]["median_us"]
-            name = f"{case.model}, {case.tokens} tokens, {case.dtype}: times as fast, {what}"
+            name = f"{title(case)}: times as fast, {what}"
             summary.append(Target(name, ">=", 1.0).row(value))
     return summary
 
 
 def section(document: harness.Document) -> str:
-    """Return the page's table, and where it was measured."""
+    """Return the page's table, how many times as fast layers and boundaries are, and where it was measured."""
     lines = []
     for case, rows in sorted(
         by_case(document["rows"], FIELDS).items(), key=lambda item: (item[0].model, item[0].tokens)
     ):
-        whole, edges = (
-            [rows[f"{name}{part}"]["median_us"] for name in ("transformers", "addnorm")]
-            for part in ("", ", boundaries")
-        )
+        edges = {name.removesuffix(EDGES): row for name, row in rows.items() if name.endswith(EDGES)}
+        shares = (edges[name]["median_us"] / rows[name]["median_us"] for name in ("transformers", "addnorm"))
         lines.append([
-            case.model, str(case.tokens), case.dtype, *(format_seconds(us / 1e6) for us in (*whole, *edges)),
-            *(format_percent(us / total, 2) for us, total in zip(edges, whole, strict=True)),
+            case.model, str(case.tokens), case.dtype, *(times_as_fast(each, "transformers") for each in (rows, edges)),
+            *(format_percent(share, 2) for share in shares),
         ])  # fmt: skip
     head: list[Any] = [
         "layer",
         *right("tokens"),
         "dtype",
-        *right("before", "after", "boundaries before", "after", "share before", "after"),
+        *right("whole layer (µs)", "its boundaries (µs)", "share before", "after"),
     ]
     return f"{markdown(head, lines)}\n\n{harness.headline(document)}."
 
@@ -182,7 +186,7 @@ BENCHMARK = Benchmark(
     cases=cases,
     measure=measure,
     summarize=summarize,
-    title=lambda case: f"{case.model}, {case.tokens} tokens, {case.dtype}",
+    title=title,
     parts=("differences", "rows"),
 )
 

@@ -154,7 +154,8 @@ export class LineChart extends ChartFigure {
     });
     const ticks = this.scale.ticks.map((tick) => ({ x: MARGIN.left - 7, y: y(tick) + 4, text: short(tick), anchor: "end" }));
     const step = every(this.count, (right - MARGIN.left) / 44);
-    for (let k = 0; k < this.count; k += step) ticks.push({ x: x(k), y: floor + 16, text: String(k), anchor: "middle" });
+    const { labels } = this.data;
+    for (let k = 0; k < this.count; k += step) ticks.push({ x: x(k), y: floor + 16, text: labels[k] === "x_0" ? "x_0" : String(k), anchor: "middle" });
     const names = [
       { x: (MARGIN.left + right) / 2, y: this.height - 6, text: this.options.x, anchor: "middle" },
     ];
