@@ -1,24 +1,26 @@
 """Decoder layers of transformers' DeepSeek V4 and GLM-5.3: what all but attention and experts costs, before and after.
 
-python benchmarks/bench_stream_layers.py [--threads 2] [--rounds 21] [--quick]
+python benchmarks/bench_stream_layers.py [--threads 2] [--rounds 61] [--quick]
 
 A layer of random weights runs as transformers wrote it, and with its boundaries through `add_norm_streams`: whole, and with
 attention and experts that return at once what they returned before, so that only the boundaries take time. The outputs are
-compared. Inference in float32 and bfloat16. README.md in this folder has the protocol.
+compared, and the ratio of the times is taken round by round. Inference in float32 and bfloat16. README.md in this folder has the
+protocol.
 """
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from typing import Any
 
 import harness
 import torch
-from harness import Benchmark, Case, Results, Row, markdown, right, times_as_fast
+from harness import Benchmark, Case, Results, Row, digits, markdown, right
 from torch import nn
 
 import addnorm
-from addnorm._util.numbers import format_count, format_percent
+from addnorm._util.numbers import format_count, format_number, format_percent
 from addnorm.bench import timing
 from addnorm.bench.harness import by_case
 from addnorm.bench.targets import Target
@@ -28,6 +30,7 @@ from addnorm.wirings.coefficients import ManifoldConnection
 FIELDS = ("model", "threads", "tokens", "dtype")
 HIDDEN, TOKENS, N = 1024, (1, 128, 512), 4
 EDGES = ", boundaries"  # of a variant's name
+SECONDS = 8.0  # of all rounds of a layer, and of its boundaries
 # Relative norms. In bfloat16 transformers rounds the coefficients too, and may choose other experts.
 MOST_DIFFERENT = {"float32": 1e-5, "bfloat16": 0.2}
 COMMON = {
@@ -136,11 +139,11 @@ def measure(case: Case, *, rounds: int) -> Results:
         raise ValueError(
             f"the outputs of a fused layer differ by {difference:.2g}, expected at most {MOST_DIFFERENT[case.dtype]:g}."
         )
-    edges = (("addnorm", alone.fused), ("transformers", alone.plain))
-    rows = timing.interleaved(
-        {"addnorm": layer.fused, "transformers": layer.plain, **{f"{name}{EDGES}": call for name, call in edges}},
-        rounds=rounds,
-    )
+    rows: dict[str, Row] = {}
+    for part, one in (("", layer), (EDGES, alone)):
+        calls = {"addnorm": one.fused, "transformers": one.plain}
+        times = timing.interleaved(calls, rounds=rounds, seconds=SECONDS, peer="transformers")
+        rows |= {f"{name}{part}": row for name, row in times.items()}
     return {
         "rows": [case.row(variant=name, **row) for name, row in rows.items()],
         "differences": [case.row(relative=difference)],
@@ -152,22 +155,32 @@ def summarize(results: Results) -> list[Row]:
     summary: list[Row] = []
     for case, rows in by_case(results["rows"], FIELDS).items():
         for part, what in (("", "the whole layer"), (EDGES, "its boundaries")):
-            value = rows[f"transformers{part}"]["median_us"] / rows[f"addnorm{part}"]["median_us"]
             name = f"{title(case)}: times as fast, {what}"
-            summary.append(Target(name, ">=", 1.0).row(value))
+            summary.append(Target(name, ">=", 1.0).row(rows[f"addnorm{part}"]["paired_ratio"]))
     return summary
 
 
+def _times_as_fast(rows: Mapping[str, Row], part: str) -> str:
+    """Return the ratio with its interval, and both times."""
+    ours, theirs = (rows[f"{name}{part}"] for name in ("addnorm", "transformers"))
+    ratio, low, high = (format_number(ours[key], 3) for key in ("paired_ratio", "paired_low", "paired_high"))
+    return f"**{ratio}** ({low} to {high}) ({digits(ours['median_us'])} / {digits(theirs['median_us'])})"
+
+
 def section(document: harness.Document) -> str:
-    """Return the page's table, how many times as fast layers and boundaries are, and where it was measured."""
+    """Return the page's table, and where it was measured."""
+    return f"{table(document)}\n\n{harness.headline(document)}."
+
+
+def table(document: harness.Document) -> str:
+    """Return how many times as fast layers and their boundaries are, and what share of a layer these take."""
     lines = []
     for case, rows in sorted(
         by_case(document["rows"], FIELDS).items(), key=lambda item: (item[0].model, item[0].tokens)
     ):
-        edges = {name.removesuffix(EDGES): row for name, row in rows.items() if name.endswith(EDGES)}
-        shares = (edges[name]["median_us"] / rows[name]["median_us"] for name in ("transformers", "addnorm"))
+        shares = (rows[f"{name}{EDGES}"]["median_us"] / rows[name]["median_us"] for name in ("transformers", "addnorm"))
         lines.append([
-            case.model, str(case.tokens), case.dtype, *(times_as_fast(each, "transformers") for each in (rows, edges)),
+            case.model, str(case.tokens), case.dtype, *(_times_as_fast(rows, part) for part in ("", EDGES)),
             *(format_percent(share, 2) for share in shares),
         ])  # fmt: skip
     head: list[Any] = [
@@ -176,7 +189,7 @@ def section(document: harness.Document) -> str:
         "dtype",
         *right("whole layer (µs)", "its boundaries (µs)", "share before", "after"),
     ]
-    return f"{markdown(head, lines)}\n\n{harness.headline(document)}."
+    return markdown(head, lines)
 
 
 BENCHMARK = Benchmark(
@@ -188,6 +201,8 @@ BENCHMARK = Benchmark(
     summarize=summarize,
     title=title,
     parts=("differences", "rows"),
+    protocol={"cell_seconds": SECONDS},
+    rounds=61,
 )
 
 if __name__ == "__main__":

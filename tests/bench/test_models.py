@@ -303,6 +303,10 @@ def test_fused_layers_are_equal_and_have_rows(scripts, model, monkeypatch):
     case = Case(model=model, threads=1, tokens=5, dtype="float32")
     results = scripts.stream_layers.measure(case, rounds=1)  # raises if the outputs differ
     assert_rows(results["rows"], ["addnorm", "transformers", "addnorm, boundaries", "transformers, boundaries"])
+    document = {**results, "summary": scripts.stream_layers.summarize(results)}
+    whole, edges = (one["value"] for one in document["summary"])
+    assert (whole, edges) == tuple(results["rows"][k]["paired_ratio"] for k in (0, 2))
+    assert f"| {model} | 5 | float32 | **" in scripts.stream_layers.table(document)
 
 
 @pytest.fixture
