@@ -224,16 +224,6 @@ SENTENCES = [
         lambda: all(0.9 < ratio < 1.1 for ratio in speeds("reuse", rows=1)) and speeds("reuse", rows=1) < speeds("forward", rows=1),
     ),
     Sentence(
-        "docs/performance.md", "in cache the extra pass for the add is cheap: the gain is smaller here.",
-        lambda: all(
-            statistics.geometric_mean([*speeds(job, dtype="float32", rows=n)])
-            < min(statistics.geometric_mean([*others]) for others in (
-                speeds(job, dtype="bfloat16", rows=n), speeds(job, "rms", dtype="float32", rows=n)
-            ))
-            for job in ("forward",) for n in (2048, 8192)
-        ),
-    ),
-    Sentence(
         "docs/performance.md", "on a batch a whole model gains a few per cent at most",
         lambda: all(statistics.geometric_mean(stacks(job)[2048, d]) < 1.06 for job in ("inference", "training") for d in (64, 256, 768)),
     ),
