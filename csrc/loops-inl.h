@@ -8,6 +8,12 @@ namespace float32 {
 
 #include "memory-inl.h"
 
+#include "sources-inl.h"
+
+#include "row-inl.h"
+
+#include "overlap-inl.h"
+
 #include "forward-inl.h"
 
 #include "backward-inl.h"
@@ -24,6 +30,12 @@ namespace float64 {
 #include "vec64-inl.h"
 
 #include "memory-inl.h"
+
+#include "sources-inl.h"
+
+#include "row-inl.h"
+
+#include "overlap-inl.h"
 
 #include "forward-inl.h"
 

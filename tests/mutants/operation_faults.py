@@ -4,12 +4,12 @@ from mutants.fault import Fault
 
 OPERATION_FAULTS = (
     Fault(
-        "streamed-row-replaced-before-it-is-read", "past_caches", "csrc/forward-inl.h",
+        "streamed-row-replaced-before-it-is-read", "past_caches", "csrc/row-inl.h",
         "    vec t = source.template get<true>(i, n);\n    if (Along::kWrites) along.template store<true>(i, along.template value<true>(i, n), n);\n    if (Source::kHasBranch) t = row.template write<true>(i, t, n);",
         "    vec t = source.template get<true>(i, n);\n    if (Source::kHasBranch) t = row.template write<true>(i, t, n);\n    if (Along::kWrites) along.template store<true>(i, along.template value<true>(i, n), n);",
     ),
     Fault(
-        "streamed-z-of-the-row-before", "past_caches", "csrc/forward-inl.h",
+        "streamed-z-of-the-row-before", "past_caches", "csrc/overlap-inl.h",
         ": next(a, index + 1, next_stored),",
         ": next(a, index, next_stored),",
     ),
@@ -29,12 +29,12 @@ OPERATION_FAULTS = (
         "1 / rstd",
     ),
     Fault(
-        "sums-of-long-rows-kept", "forward", "csrc/forward-inl.h",
+        "sums-of-long-rows-kept", "forward", "csrc/row-inl.h",
         "add(add(s2[0], s2[1]), add(s2[2], s2[3])));\n      for (int u = 0; u < 4; ++u) s1[u] = s2[u] = fill(0);",
         "add(add(s2[0], s2[1]), add(s2[2], s2[3])));",
     ),
     Fault(
-        "tail-lanes-counted", "forward", "csrc/forward-inl.h",
+        "tail-lanes-counted", "forward", "csrc/row-inl.h",
         "t = keep_first(sub(t, k), n);",
         "t = sub(t, k);",
     ),
@@ -74,7 +74,7 @@ OPERATION_FAULTS = (
         "dresidual[r].template set<PART>(i, t[r], n)",
     ),
     Fault(
-        "branch-bias-after-dropout", "options", "csrc/forward-inl.h",
+        "branch-bias-after-dropout", "options", "csrc/sources-inl.h",
         "    if (branch_bias != nullptr) u = add(u, load_some<PART>(branch_bias + i, n));\n    if (mask) u = mask.apply(u, i);\n",
         "    if (mask) u = mask.apply(u, i);\n    if (branch_bias != nullptr) u = add(u, load_some<PART>(branch_bias + i, n));\n",
     ),

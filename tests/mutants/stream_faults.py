@@ -39,7 +39,7 @@ STREAM_FAULTS = (
         "packed + from * count_rows * streams + (j * count_rows + r) * (packs ? count : chunk);",
     ),
     Fault(
-        "overlapped-stats-of-the-next-row", "forward", "csrc/forward-inl.h",
+        "overlapped-stats-of-the-next-row", "forward", "csrc/overlap-inl.h",
         "if (a.stats != nullptr) store_moments(a, row, m);\n    if (row + 1 == end)",
         "if (a.stats != nullptr) store_moments(a, row + 1 == end ? row : row + 1, m);\n    if (row + 1 == end)",
     ),

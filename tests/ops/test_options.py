@@ -93,6 +93,6 @@ def test_only_allowed_files_name_an_option(path):
     allowed = {
         "src/addnorm/ops": {"options.py", "dispatch.py", "validation.py", "arguments.py", "gradients.py", "operators.py",
                             "tiles.py", "forward.py", "backward.py"},
-        "csrc": {"arguments.h", "kernels.h", "routing.h", "forward-inl.h", "backward-inl.h", "backward.cpp", "forward.cpp"},
+        "csrc": {"arguments.h", "kernels.h", "routing.h", "sources-inl.h", "backward-inl.h", "backward.cpp", "forward.cpp"},
     }  # fmt: skip
     assert files <= allowed[path]

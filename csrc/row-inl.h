@@ -1,0 +1,249 @@
+// The two stages of a row of the forward. Included after sources-inl.h.
+//
+// `read_row` reads the sum from its source, rounds it to z's dtype, stores it and accumulates its moments; `write_rows` normalizes
+// two such rows from the L1 cache. Reading and writing are instantiated separately: the number of instances is a sum of combinations,
+// not a product.
+
+constexpr bool kWide = sizeof(real) == 8;
+
+// Maximum number of additions in one chain of a lane.
+constexpr int64_t kSegment = 64 * W;
+
+// Elements that a pass past the caches prefetches ahead in long rows, whose scratch, weight and bias fill the first-level cache.
+constexpr int64_t kAhead = 1024;
+
+struct Moments {
+  real mean, rstd;
+};
+
+// ----------------------------------------------------------------------------------------------------------- reading
+
+// Prefetch cache lines that will be written, while the row is read.
+INLINE void prefetch_for_write(const char* p, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 1);
+}
+
+// Centred moments, in two passes with one correction of the mean, for a row whose one-pass moments are not accurate. The chains of
+// additions are short, since such a row often has one value that is larger than the sum of all others.
+template <class Z>
+Moments two_pass(const In<Z> row, int64_t d, real guess, double eps) {
+  real mean = guess;
+  double var = 0;
+  for (int pass = 0; pass < 2; ++pass) {
+    double d1 = 0, d2 = 0;
+    const vec m = fill(mean);
+    for (int64_t from = 0; from < d; from += 8 * W) {
+      const int64_t to = from + 8 * W < d ? from + 8 * W : d;
+      vec s1 = fill(0), s2 = fill(0);
+      for (int64_t i = from; i < to; i += W) {
+        const vec t = i + W <= d ? sub(row.template get<false>(i, W), m)
+                                 : keep_first(sub(row.template get<true>(i, d - i), m), d - i);
+        s1 = add(s1, t);
+        s2 = fma(t, t, s2);
+      }
+      d1 += static_cast<double>(sum(s1));
+      d2 += static_cast<double>(sum(s2));
+    }
+    const double left = d1 / static_cast<double>(d);
+    var = d2 / static_cast<double>(d) - left * left;
+    if (pass == 0) mean = static_cast<real>(static_cast<double>(mean) + left);
+  }
+  if (var < 0) var = 0;
+  return {mean, static_cast<real>(1.0 / __builtin_sqrt(var + eps))};
+}
+
+// Store the source, rounded to Z, in `stored`, and return mean and rstd. Without a branch the source is only read.
+//
+// LayerNorm's moments are accumulated in the same pass, shifted by k, an estimate of the mean from the row's first block: with
+// t = z - k, mean = k + sum(t)/d and var = sum(t^2)/d - (sum(t)/d)^2. The subtraction loses no accuracy while the second term is
+// small against the first, which the estimate ensures. Otherwise, or if a value is not finite, `two_pass` is used. A constant row has
+// t = 0 throughout, so its variance is exactly 0.
+//
+// `along` writes the row before at the same time (`PreviousRow`): its loads and stores fill the ports that the sums leave free, and nothing
+// waits for a row's statistics. It also copies this row to z, if `stored` is not there.
+template <class Source, class Z, Norm NORM, class Along>
+INLINE Moments read_row_along(const Forward& a, int64_t index, void* stored, unsigned char* mask_scratch, const Along& along) {
+  const int64_t d = a.d;
+  const Source source(a, index, mask_scratch);
+  const Out<Z> row(stored, a.z_type, 0);
+  const bool prefetch = NORM != Norm::none && a.prefetch && !Along::kCopies, ahead = d >= 2 * kAhead;
+  const int64_t y_bytes = size_of(a.y_type);
+  const char* y = static_cast<const char*>(a.y) + index * d * y_bytes;
+
+  // Chains of additions stay short in long rows: the sums of sixteen blocks are added to a second level.
+  vec s1[4], s2[4], segment1 = fill(0), segment2 = fill(0);
+  for (int u = 0; u < 4; ++u) s1[u] = s2[u] = fill(0);
+  real shift = 0;
+  vec k = fill(0);
+  const int64_t block = 4 * W, full = d - d % block;
+
+  for (int64_t i = 0; i < full; i += block) {
+    if (i % (16 * block) == 0 && i > 0) {
+      segment1 = add(segment1, add(add(s1[0], s1[1]), add(s1[2], s1[3])));
+      segment2 = add(segment2, add(add(s2[0], s2[1]), add(s2[2], s2[3])));
+      for (int u = 0; u < 4; ++u) s1[u] = s2[u] = fill(0);
+    }
+    vec t[4], before[4];
+    if (prefetch) prefetch_for_write(y + i * y_bytes, block * y_bytes);
+    if constexpr (Along::kCopies) {
+      if (ahead) source.prefetch(i + kAhead, block);
+    }
+#pragma GCC unroll 4
+    for (int u = 0; u < 4; ++u) t[u] = source.template get<false>(i + u * W, W);
+    if (Along::kWrites) {  // all loads before the first store, as in the backward
+#pragma GCC unroll 4
+      for (int u = 0; u < 4; ++u) before[u] = along.template value<false>(i + u * W, W);
+    }
+    if (Source::kHasBranch) {
+#pragma GCC unroll 4
+      for (int u = 0; u < 4; ++u) t[u] = row.template write<false>(i + u * W, t[u], W);
+    }
+    if (Along::kWrites) {
+#pragma GCC unroll 4
+      for (int u = 0; u < 4; ++u) along.template store<false>(i + u * W, before[u], W);
+    }
+    if (Along::kCopies) {
+#pragma GCC unroll 4
+      for (int u = 0; u < 4; ++u) along.template copy<false>(i + u * W, W);
+    }
+    if (NORM == Norm::layer && i == 0) {
+      const real first = lane0(t[0]);
+      vec above = fill(0);
+      for (int u = 0; u < 4; ++u) above = add(above, sub(t[u], fill(first)));
+      shift = first + sum(above) * (real{1} / (4 * W));
+      k = fill(shift);
+    }
+#pragma GCC unroll 4
+    for (int u = 0; u < 4; ++u) {
+      if (NORM == Norm::layer) {
+        t[u] = sub(t[u], k);
+        s1[u] = add(s1[u], t[u]);
+      }
+      if (NORM != Norm::none) s2[u] = fma(t[u], t[u], s2[u]);
+    }
+  }
+  for (int64_t i = full; i < d; i += W) {
+    const int64_t n = d - i < W ? d - i : W;
+    vec t = source.template get<true>(i, n);
+    if (Along::kWrites) along.template store<true>(i, along.template value<true>(i, n), n);
+    if (Source::kHasBranch) t = row.template write<true>(i, t, n);
+    if (Along::kCopies) along.template copy<true>(i, n);
+    if (NORM == Norm::layer) {
+      if (i == 0) {
+        const real first = lane0(t);
+        shift = first + sum(keep_first(sub(t, fill(first)), n)) / static_cast<real>(n);
+        k = fill(shift);
+      }
+      t = keep_first(sub(t, k), n);
+      s1[0] = add(s1[0], t);
+    }
+    if (NORM != Norm::none) s2[0] = fma(t, t, s2[0]);
+  }
+  if (NORM == Norm::none) return {0, 0};
+
+  const double count = static_cast<double>(d);
+  // The sums of a float z overflow like float, also if the arithmetic is double.
+  const bool limited = kWide && a.z_type != Type::f64;
+  const auto total = [limited](vec segments, const vec* s) {
+    const real all = sum(add(segments, add(add(s[0], s[1]), add(s[2], s[3]))));
+    return limited ? static_cast<double>(static_cast<float>(all)) : static_cast<double>(all);
+  };
+  const double m2 = total(segment2, s2) / count;
+  if (NORM == Norm::rms) return {0, static_cast<real>(1.0 / __builtin_sqrt(m2 + a.eps))};
+  const double m1 = total(segment1, s1) / count;
+  const double var = m2 - m1 * m1;
+  const real mean = static_cast<real>(static_cast<double>(shift) + m1);
+  if (!(m1 * m1 <= 0.25 * var)) return two_pass(In<Z>(stored, a.z_type, 0), d, mean, a.eps);
+  return {mean, static_cast<real>(1.0 / __builtin_sqrt(var + a.eps))};
+}
+
+struct NoRow {
+  static constexpr bool kWrites = false, kCopies = false;
+  template <bool PART>
+  INLINE vec value(int64_t, int64_t) const { return fill(0); }
+  template <bool PART>
+  INLINE void store(int64_t, vec, int64_t) const {}
+  template <bool PART>
+  INLINE void copy(int64_t, int64_t) const {}
+};
+
+template <class Source, class Z, Norm NORM>
+Moments read_row(const Forward& a, int64_t index, void* stored, unsigned char* mask_scratch) {
+  return read_row_along<Source, Z, NORM>(a, index, stored, mask_scratch, NoRow());
+}
+
+// ----------------------------------------------------------------------------------------------------------- writing
+
+// y = (row - mean) * rstd * weight + bias for N rows, the first of which is row `index` of y.
+template <class Z, class Y, bool BIAS, int N>
+struct Writer {
+  static constexpr bool kAny = is_same<Y, any>;
+  const real* weight;
+  const real* bias;
+  Out<Y> y[N];
+  In<Z> row[N];
+  vec mean[N], rstd[N];
+  bool round_x_hat, prefetch_rows;
+  Type x_hat_type;
+  const char* next_residual;
+  const char* next_branch;
+  int64_t residual_bytes, branch_bytes, d;
+
+  template <bool PART>
+  INLINE void step(int64_t i, int64_t n) const {
+    if (prefetch_rows)  // prefetch the next rows while these are written
+      for (int r = 0; r < N; ++r) {
+        __builtin_prefetch(next_residual + (r * d + i) * residual_bytes, 0, 2);
+        __builtin_prefetch(next_branch + (r * d + i) * branch_bytes, 0, 2);
+      }
+    const vec w = load_some<PART>(weight + i, n);
+    const vec b = BIAS && !(kAny && bias == nullptr) ? load_some<PART>(bias + i, n) : fill(0);
+    vec t[N];
+#pragma GCC unroll 4
+    for (int r = 0; r < N; ++r) t[r] = row[r].template get<PART>(i, n);
+#pragma GCC unroll 4
+    for (int r = 0; r < N; ++r) {
+      t[r] = mul(sub(t[r], mean[r]), rstd[r]);
+      if (kAny && round_x_hat) t[r] = round_to(t[r], x_hat_type);
+      t[r] = BIAS ? fma(t[r], w, b) : mul(t[r], w);
+      y[r].template set<PART>(i, t[r], n);
+    }
+  }
+};
+
+template <class Z, class Y, bool BIAS, int N>
+void write_rows(const Forward& a, int64_t index, void* const* rows, const Moments* m) {
+  Writer<Z, Y, BIAS, N> writer;
+  writer.weight = static_cast<const real*>(a.weight);
+  writer.bias = static_cast<const real*>(a.bias);
+  writer.round_x_hat = a.round_x_hat;
+  writer.x_hat_type = a.x_hat_type;
+  writer.prefetch_rows = a.prefetch_rows;
+  writer.d = a.d;
+  writer.residual_bytes = size_of(a.residual_type);
+  writer.branch_bytes = a.branch != nullptr ? size_of(a.branch_type) : writer.residual_bytes;
+  writer.next_residual = static_cast<const char*>(a.residual) + (index + N) * a.d * writer.residual_bytes;
+  writer.next_branch = static_cast<const char*>(a.branch != nullptr ? a.branch : a.residual) + (index + N) * a.d * writer.branch_bytes;
+  for (int r = 0; r < N; ++r) {
+    writer.y[r] = Out<Y>(a.y, a.y_type, (index + r) * a.d);
+    writer.row[r] = In<Z>(rows[r], a.z_type, 0);
+    writer.mean[r] = fill(m[r].mean);
+    writer.rstd[r] = fill(m[r].rstd);
+  }
+  const int64_t d = a.d, full = d - d % W;
+#pragma GCC unroll 2
+  for (int64_t i = 0; i < full; i += W) writer.template step<false>(i, W);
+  if (full < d) writer.template step<true>(full, d - full);
+}
+
+void store_moments(const Forward& a, int64_t row, Moments m) {
+  if (a.z_type == Type::f64) {
+    double* to = static_cast<double*>(a.stats) + 2 * row;
+    to[0] = static_cast<double>(m.mean);
+    to[1] = static_cast<double>(m.rstd);
+  } else {
+    float* to = static_cast<float*>(a.stats) + 2 * row;
+    to[0] = static_cast<float>(m.mean);
+    to[1] = static_cast<float>(m.rstd);
+  }
+}
