@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from support.stream_steps import D, Steps
 
 __all__ = [
-    "attention_over_depth", "dropout_of_the_stream", "first_state_again", "function_of_the_end", "masked_features",
+    "attention_over_depth", "clamped_end", "dropout_of_the_stream", "first_state_again", "function_of_the_end", "masked_features",
     "mean_magnitudes", "means_of_pairs", "means_of_tokens", "projected_shortcut", "scaled_ends", "smeared",
     "sorted_features", "stale_reads", "unused_norm",
 ]  # fmt: skip
@@ -35,6 +35,13 @@ def function_of_the_end(m: Steps, x: Tensor) -> Tensor:
     for k in range(3):
         x = x + m.mlps[k](m.norms[k](x))
     return m.last(30 * torch.tanh(x / 30))
+
+
+def clamped_end(m: Steps, x: Tensor) -> Tensor:
+    """Clamp the end of the stream before the last norm."""
+    for k in range(3):
+        x = x + m.mlps[k](m.norms[k](x))
+    return m.last(x.clamp(-0.5, 0.5))
 
 
 def attention_over_depth(m: Steps, x: Tensor) -> Tensor:

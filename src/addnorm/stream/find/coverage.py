@@ -25,7 +25,15 @@ from addnorm.stream.find.chain import Chain, Selection
 from addnorm.stream.find.interpolation import match_interpolation
 from addnorm.stream.find.moves import find_moved, is_move, list_joined, strip_moves
 from addnorm.stream.find.norm import Norm
-from addnorm.stream.find.operators import PRODUCTS, is_ancestor, is_mixing, match_factor, match_terms, strip_views
+from addnorm.stream.find.operators import (
+    PRODUCTS,
+    changes_values,
+    is_ancestor,
+    is_mixing,
+    match_factor,
+    match_terms,
+    strip_views,
+)  # fmt: skip
 from addnorm.stream.find.regions import Regions
 
 __all__ = ["Gap", "find_gaps", "list_carried", "list_inner_ops"]
@@ -213,7 +221,8 @@ class _Coverage:
                     if is_injection and op not in unexplained and not self.regions.is_read_only(op.outputs):
                         yield Gap(op, ADDED, frozenset((k,)))
                 elif carried := [keeps for source, keeps in _list_sources(out) if source is value]:
-                    keeps_numbers = carried[0] or match_factor(op) is not None
+                    factor = product[1] if (product := match_factor(op)) is not None else None
+                    keeps_numbers = not changes_values(factor) if factor is not None else carried[0]
                     todo += [(v, is_normed, is_changed or not keeps_numbers) for v in op.outputs]
 
     def _joins_older_state(self, k: int, parts: Sequence[Value]) -> bool:

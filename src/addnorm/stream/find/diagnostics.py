@@ -16,7 +16,15 @@ from addnorm.stream.find.inspection import Site, Unknown
 from addnorm.stream.find.moves import find_moved, is_move, list_joined
 from addnorm.stream.find.naming import find_contradiction
 from addnorm.stream.find.norm import Norm
-from addnorm.stream.find.operators import Factor, get_noise_mean, is_ancestor, is_mixing, match_factor, strip_views
+from addnorm.stream.find.operators import (
+    Factor,
+    changes_values,
+    get_noise_mean,
+    is_ancestor,
+    is_mixing,
+    match_factor,
+    strip_views,
+)
 from addnorm.stream.find.sublayers import Sublayer
 from addnorm.wirings.spec import Wiring
 
@@ -114,7 +122,7 @@ def list_reasons(chain: Chain, k: int, sublayer: Sublayer) -> list[str]:
         SECOND: _reads_other_stream(add, sublayer, inner),
         **dict.fromkeys(add.unclear, True),
         PARTIAL: add.is_cut or PARTIAL in add.unclear,
-        CLAMPED: any(map(_changes_values, (*add.residual_path.factors, *add.early_factors, *add.late_factors))),
+        CLAMPED: any(map(changes_values, (*add.residual_path.factors, *add.early_factors, *add.late_factors))),
         BESIDE: add.branch_input is not None and not add.is_cut,
         NEGATED: _is_negated(add),
         HIDDEN_IN: sublayer.ops and _has_hidden_norm_in(sublayer),
@@ -159,20 +167,6 @@ def _is_constant_vector(factor: Factor) -> bool:
         and not factor.value.kind
         and factor.value.tensor.numel() > 1
     )
-
-
-def _changes_values(factor: Factor) -> bool:
-    """Return whether a clamp or a mask changed finite numbers other than whole tokens, which it set to one number."""
-    if factor.kind != "guard":
-        return False
-    out = factor.op.outputs[0]
-    source = next(v for v in factor.op.inputs if v.shape == out.shape and v.tensor.is_floating_point())
-    before, after = source.tensor.detach(), out.tensor.detach()
-    changed = (before != after) & before.isfinite()
-    if not changed.any():
-        return False
-    rows = after[changed.any(-1)]
-    return bool((rows != rows[:, :1]).any())
 
 
 def _is_negated(add: Add) -> bool:

@@ -19,8 +19,8 @@ from addnorm.stream.dataflow.graph import DATA, FAMILY, NOISE, PARAMETER, Op, Va
 
 __all__ = [
     "ATTENTION", "CHANNELS_FIRST", "LOCAL_MIXING", "MIXING", "NORMALIZING", "PRODUCTS", "SOFTMAX", "TRANSPARENT", "Factor",
-    "Term", "covers_features", "find_axis", "find_views", "get_noise_mean", "get_number", "is_ancestor", "is_mixing",
-    "is_opaque", "is_scale", "match_factor", "match_terms", "replay_op", "strip_views",
+    "Term", "changes_values", "covers_features", "find_axis", "find_views", "get_noise_mean", "get_number", "is_ancestor",
+    "is_mixing", "is_opaque", "is_scale", "match_factor", "match_terms", "replay_op", "strip_views",
 ]  # fmt: skip
 
 # The output has the numbers of the input in another shape, memory or dtype.
@@ -218,6 +218,20 @@ def match_factor(op: Op) -> tuple[Value, Factor] | None:
         if len(tensors) == 1:
             return tensors[0], Factor("guard", 1.0, None, op)
     return None
+
+
+def changes_values(factor: Factor) -> bool:
+    """Return whether a clamp or a mask changed finite numbers other than whole tokens, which it set to one number."""
+    if factor.kind != "guard":
+        return False
+    out = factor.op.outputs[0]
+    source = next(v for v in factor.op.inputs if v.shape == out.shape and v.tensor.is_floating_point())
+    before, after = source.tensor.detach(), out.tensor.detach()
+    changed = (before != after) & before.isfinite()
+    if not changed.any():
+        return False
+    rows = after[changed.any(-1)]
+    return bool((rows != rows[:, :1]).any())
 
 
 def _match_scale(first: Value, second: Value, like: Value) -> tuple[Value, Value] | None:
