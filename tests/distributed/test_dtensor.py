@@ -57,6 +57,28 @@ def y_alone_equals_one_process():
 
 
 @case(2)
+def saved_outputs_equal_one_process_and_refuse_weights():
+    mesh = mesh_of()
+    call = make("LayerNorm", "float64", SHAPE)
+    call.tensors["weight"] = call.tensors["weight"].abs() + 0.5  # large enough to be divided by
+    for placements in ([Shard(0)], [Shard(1)], [Replicate()]):
+        grads = []
+        for tensors in (leaves(call.tensors), leaves(distribute(call, mesh, placements))):
+            with addnorm.save_outputs():
+                y = addnorm.add_layer_norm(*(tensors[name] for name in ("residual", "branch", "weight", "bias")))
+            y.sin().sum().backward()
+            grads.append({name: t.grad for name, t in tensors.items()})
+        for name, expected in grads[0].items():
+            close(grads[1][name], expected, f"gradient of {name}, {placements}")
+    tensors = distribute(call, mesh, [Shard(0)])
+    small = torch.full_like(call.tensors["weight"], 1.0)
+    small[5] = 2.0**-11
+    weight = distribute_tensor(small, mesh, [Shard(0)]).requires_grad_()
+    with addnorm.save_outputs(), pytest.raises(ValueError, match=r"at feature 5, expected at least 0.000977"):
+        addnorm.add_layer_norm(tensors["residual"], tensors["branch"], weight)
+
+
+@case(2)
 def norm_alone_equals_one_process():
     mesh = mesh_of()
     x, weight, bias = (

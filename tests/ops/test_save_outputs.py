@@ -1,5 +1,6 @@
 """Tests of saving y instead of z: the stated bound holds, nothing else changes, and weights that are too small are refused."""
 
+import contextvars
 import itertools
 
 import pytest
@@ -209,6 +210,17 @@ def test_compiled_operator_keeps_z():
 def test_context_ends_with_an_exception():
     with pytest.raises(KeyError), addnorm.save_outputs():
         raise KeyError
+    assert not save_outputs.is_active()
+
+
+def test_generator_may_be_finished_in_another_context():
+    def steps():
+        with addnorm.save_outputs():
+            yield save_outputs.is_active()
+
+    generator = steps()
+    assert contextvars.copy_context().run(next, generator)
+    generator.close()
     assert not save_outputs.is_active()
 
 

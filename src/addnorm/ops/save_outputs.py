@@ -67,11 +67,12 @@ def save_outputs() -> Iterator[None]:
 
 @contextmanager
 def _set(active: bool) -> Iterator[None]:
-    token = _active.set(active)
+    before = _active.get()
+    _active.set(active)
     try:
         yield
     finally:
-        _active.reset(token)
+        _active.set(before)  # a token could not be reset by a generator that is finished in another context
 
 
 def is_active() -> bool:
@@ -94,7 +95,8 @@ def mark(stats: Tensor) -> Tensor:
 
 def check_weight(weight: Tensor | None, bias: Tensor | None, weight_offset: float = 0.0) -> None:
     """Raise ValueError if y does not determine the normalized value well; on other devices than CPU assert it there."""
-    tensors = [t.detach().float() for t in (weight, bias) if t is not None]
+    # Whole tensors: every process must come to the same answer. They are replicated in most models, and nothing is sent then.
+    tensors = [_gather(t.detach()).float() for t in (weight, bias) if t is not None]
     if not tensors or any(isinstance(t, FakeTensor) or t.is_meta for t in (weight, bias) if t is not None):
         return
     size = torch.ones_like(tensors[0]) if weight is None else (tensors[0] + weight_offset).abs()
@@ -106,7 +108,6 @@ def check_weight(weight: Tensor | None, bias: Tensor | None, weight_offset: floa
         return
     if fits.all():
         return
-    fits, size, *tensors = map(_gather, (fits, size, *tensors))
     place = int((~fits).flatten().nonzero()[0, 0])
     small, shift = float(size.flatten()[place]), 0.0 if bias is None else float(tensors[-1].flatten()[place])
     raise ValueError(
