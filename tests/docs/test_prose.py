@@ -197,7 +197,7 @@ SENTENCES = [
         lambda: all(norms("Normalization speeds")[f"rezero, {n}"] <= norms("Normalization speeds")[f"pre_ln, {n}"] for n in (6, 12)),
     ),
     Sentence(
-        "docs/claims.md", "still learns least of the three at twelve layers, without warm-up.",
+        "docs/claims.md", "still learns less than both at twelve layers, without warm-up.",
         lambda: norms("Normalization speeds")["post_ln, 12"] > max(norms("Normalization speeds")[f"{w}, 12"] for w in ("pre_ln", "rezero")),
     ),
     Sentence(
