@@ -89,7 +89,7 @@ class TreeCopy:
         os.utime(path, (when, when))
 
     def failures(self, arguments: list[str], seconds: float) -> list[str]:
-        """Run pytest and return the tests that fail; ["timeout"] if it takes longer than `seconds`."""
+        """Run pytest and return the tests that fail; ["timeout"] if it takes longer than `seconds`, ["crash"] if it crashes."""
         environment = os.environ | {"PYTHONPATH": str(self.folder / "src"), "OMP_WAIT_POLICY": "passive"}
         command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-p", "no:cacheprovider", "-m", "not slow"]
         command += [f"--deselect={test}" for test in self.broken]
@@ -106,19 +106,26 @@ class TreeCopy:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         failed = FAILED.findall(output)
+        if process.returncode < 0 and not failed:
+            return ["crash"]
         if process.returncode and not failed:
             raise RuntimeError(f"pytest {' '.join(arguments)} ended with {process.returncode}:\n{output[-2000:]}")
         return failed
 
     def find_test(self, fault: Fault, runs: tuple[str, ...], seconds: float) -> str | None:
-        """Return the first test of these runs that fails with a fault, "timeout", or None if all pass."""
+        """Return the first test of these runs that fails with a fault, "timeout", "crash", or None if all pass.
+
+        Raises:
+            RuntimeError: pytest crashes without the fault too.
+        """
         with self.planted(fault):
             for run in runs:
                 arguments = [str(path) for part in run.split() for path in sorted(self.folder.glob(part)) or [part]]
-                failed = self.failures(["-x", *arguments], seconds)
-                if failed:
-                    return failed[0]
-        return None
+                if failed := self.failures(["-x", *arguments], seconds):
+                    break
+        if failed == ["crash"] and self.failures(["-x", *arguments], seconds) == failed:
+            raise RuntimeError(f"pytest {run} crashes without {fault.id} too.")
+        return failed[0] if failed else None
 
 
 class Results:
@@ -145,7 +152,7 @@ class Results:
 
     def drop_broken(self, copy: TreeCopy) -> None:
         """Run each test that found a fault without the fault; if it fails then too, leave it out and drop its results."""
-        tests = {row["test"] for row in self.rows.values()} - {None, "timeout"} - self.passing
+        tests = {row["test"] for row in self.rows.values()} - {None, "timeout", "crash"} - self.passing
         broken = {*copy.failures(sorted(tests), SUITE_SECONDS)} & tests if tests else set()
         self.passing |= tests - broken
         copy.broken += broken
