@@ -82,7 +82,7 @@ def hyper_connections(n: int = 4, dynamic: bool = True) -> Wiring:
     return Wiring(
         "hyper_connections", stage, final_norm=True, init=_hyper_init, embedding=(1.0,) * n, head=Head(n, (1.0,) * n),
         options={"n": n, "dynamic": dynamic}, source="Zhu et al. 2024, arXiv 2409.19606",
-        use="for a residual stream that is n times as wide at the cost of one: the model learns what to keep.",
+        use="for a residual stream that is n times as wide, with sublayers of the old width: the model learns what to keep.",
     )  # fmt: skip
 
 
