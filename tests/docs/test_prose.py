@@ -3,6 +3,7 @@
 Tables and figures are generated; these sentences are written by hand. New results that contradict one fail here.
 """
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Callable
@@ -92,6 +93,21 @@ def bias_of_ones():
     return fact["torch"], fact["value"]
 
 
+def share_miscast(key):
+    """Return the shares of elements unlike three models' RMSNorm: cast at another place ("torch"), or as in the model ("value")."""
+    return [fact[key] for fact in read("functional", "facts") if fact["name"].startswith("share of elements unlike")]
+
+
+def saved_per_token(dtype):
+    """Return the bytes that PyTorch's and this library's LayerNorm save for a token, besides z."""
+    (fact,) = (
+        fact for fact in read("functional", "facts")
+        if (fact["name"], fact["norm"]) == (f"saved bytes, 512 x 768 {dtype}", "layer")
+    )  # fmt: skip
+    size = 4 if dtype == "float32" else 2
+    return tuple(fact[key] / 512 - 768 * size for key in ("torch", "value"))
+
+
 def count_zoo():
     """Return the numbers of models, packages, models that `inspect` is right on, and models that it is wrong on."""
     models = read("zoo")
@@ -120,6 +136,20 @@ SENTENCES = [
     Sentence(
         "README.md", "for 16384 rows of ones it returns 256 on one thread and 512 on two. addnorm returns 16384",
         lambda: bias_of_ones() == (512, 16384),
+    ),
+    # numerics.md
+    Sentence(
+        "docs/numerics.md", "the wrong place changes a quarter of the elements by one unit in the last place.",
+        lambda: len(share_miscast("torch")) == 3 and all(0.24 < share < 0.27 for share in share_miscast("torch")),
+    ),
+    Sentence(
+        "docs/numerics.md", "With the model's own casting fewer than one element in 10,000 differs",
+        lambda: max(share_miscast("value")) < 1e-4,
+    ),
+    # comparing.md
+    Sentence(
+        "docs/comparing.md", "if it exceeds 4.3 standard errors. (Chance alone exceeds two standard errors in 18 of 100 comparisons.)",
+        lambda: round(1 - 4.303 / math.sqrt(2 + 4.303**2), 3) == 0.05 and round(1 - 2 / math.sqrt(2 + 2**2), 2) == 0.18,
     ),
     # claims.md
     Sentence(
@@ -243,6 +273,10 @@ SENTENCES = [
     Sentence(
         "docs/performance.md", "**Four streams: nothing.**",
         lambda: not any(row["gain_bytes"] for row in read("memory", "rows") if row["wiring"] in ("mhc", "hyper_connections")),
+    ),
+    Sentence(
+        "docs/performance.md", "8 bytes in float32, 4 in bfloat16 and float16.",
+        lambda: saved_per_token("float32") == (8, 8) and saved_per_token("bfloat16") == (4, 8),
     ),
     # explorer.md
     Sentence(
