@@ -2,6 +2,8 @@
 
 import json
 import re
+import warnings
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -138,3 +140,20 @@ def test_trace_prints_to_ascii_terminal():
     result = CliRunner(charset="ascii").invoke(main, ["trace", "1,2", "3,4"])
     assert result.exit_code == 0
     assert "mean" in result.stdout
+
+
+def test_deleted_working_directory_is_one_sentence(monkeypatch):
+    def fail():
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr("os.getcwd", fail)
+    sentence = "Error: the working directory cannot be used (No such file or directory): cd to another.\n"
+    assert (run("trace", "--list").exit_code, run("trace", "--list").stderr) == (1, sentence)
+
+
+def test_warning_is_one_line(monkeypatch):
+    def print_warning(**_):
+        print(warnings.formatwarning(RuntimeWarning("no kernels."), RuntimeWarning, "cpu.py", 68), end="")
+
+    monkeypatch.setattr("importlib.import_module", lambda _: SimpleNamespace(run=print_warning))
+    assert run("trace", "--list").stdout == "Warning: no kernels.\n"

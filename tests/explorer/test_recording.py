@@ -261,7 +261,7 @@ def test_odd_metadata_breaks_nothing(of, fact, odd):
         (-1, {}, LookupError, "recording is -1, expected a number from 0 to 0."),
         (0, {"step": "x"}, ValueError, "step is 'x', expected a whole number."),
         (0, {"step": "9" * 99}, ValueError, "expected a whole number."),
-        (0, {"step": "7"}, ValueError, "step is 7, expected a recorded step from 0 to 2."),
+        (0, {"step": "7"}, ValueError, "step is 7, expected a recorded step, from 0 to 2."),
         (0, {"stream": "../etc"}, ValueError, "stream is '../etc', expected one of stream."),
         (0, {"what": "out.rsm"}, ValueError, "what is 'out.rsm', expected 'out.rms'."),
         (0, {"what": "read.rms"}, ValueError, "what is 'read.rms', expected"),

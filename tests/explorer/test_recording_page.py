@@ -226,12 +226,12 @@ def test_recording_address_restores_view(new_explorer, files):
 @pytest.mark.parametrize("more", ["&rstep=99", "&rstream=encoder"])
 def test_recording_reports_missing_step_and_stream(explorer, more):
     page = explorer.open(f"#v=1&view=recording{more}", "#panel-recording .wrong:not([hidden])")
-    assert page.locator("#panel-recording .wrong").inner_text().endswith(".")
-    assert not page.locator(".recording-results").is_visible()
+    assert page.locator("#panel-recording .wrong").inner_text().endswith(" The last step of the first stream is shown.")
+    assert page.locator(".recording-results").is_visible()
     assert len(explorer.console) == 1, "the browser reports the response's status itself"
     explorer.console.clear()
     explorer.after(lambda: page.get_by_role("combobox", name="Recording").select_option("1"), "recording")
-    assert page.locator(".recording-results").is_visible()
+    assert not page.locator("#panel-recording .wrong").is_visible()
 
 
 @pytest.mark.parametrize(("number", "more"), [(POST, "&rstep=1"), (PRE, ""), (SCALED, "")])

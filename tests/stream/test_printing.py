@@ -67,6 +67,14 @@ def test_print_recording_without_loss(model, x, printed):
     assert "loss: cross entropy" in printed(rec)
 
 
+def test_print_recording_of_one_token_has_no_nan(model, x, printed):
+    with addnorm.record(model) as rec, torch.no_grad():
+        model(x[:1, :1])
+    lines = printed(rec)
+    assert "nan" not in " ".join(lines)
+    assert " ".join(lines).endswith("-: no sequence has two tokens that are not zero.")
+
+
 def test_print_ablations_shows_rows(model, x, printed):
     ablations = addnorm.ablate_each(addnorm.inspect(model, x), x, loss=lambda y: y.square().mean())
     head, *rows = map(str.split, printed(ablations))

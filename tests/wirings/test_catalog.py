@@ -349,3 +349,15 @@ def test_wrong_options_raise(error, sentence, name, options):
     with pytest.raises(error) as refusal:
         wirings.get(name, **options)
     assert str(refusal.value) == sentence
+
+
+OPTIONS = [
+    (name, option) for name, function in CONSTRUCTORS.items() for option in inspect.signature(function).parameters
+]
+
+
+@pytest.mark.parametrize("value", ["maybe", [], -1.5j], ids=repr)
+@pytest.mark.parametrize(("name", "option"), OPTIONS, ids=":".join)
+def test_every_option_is_checked(name, option, value):
+    with pytest.raises((TypeError, ValueError), match=rf"{option} is .*, expected|expected two numbers"):
+        wirings.get(name, **{option: value})

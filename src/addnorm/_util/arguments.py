@@ -11,7 +11,7 @@ import torch
 
 __all__ = [
     "FLOAT_DTYPES", "check_bool", "check_choice", "check_dtype", "check_float", "check_int", "check_not_negative",
-    "check_probability", "is_number",
+    "check_positive", "check_probability", "is_number",
 ]  # fmt: skip
 
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -76,6 +76,20 @@ def check_not_negative(name: str, value: Any) -> float:
     """
     if not is_number(value) or not math.isfinite(value) or value < 0:
         raise ValueError(f"{name} is {value!r}, expected a number that is not negative.")
+    return float(value)
+
+
+def check_positive(name: str, value: Any) -> float:
+    """Check that a value is a finite number above 0 and return it as a float.
+
+    Example:
+        >>> from addnorm._util.arguments import check_positive
+        >>> check_positive("temperature", 0)
+        Traceback (most recent call last):
+        ValueError: temperature is 0, expected a positive number.
+    """
+    if not is_number(value) or not math.isfinite(value) or value <= 0:
+        raise ValueError(f"{name} is {value!r}, expected a positive number.")
     return float(value)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from addnorm._util.numbers import format_number
+from addnorm._util.numbers import format_count, format_number
 from addnorm._util.tables import Block, Column, Paragraph, Span, Table, make_console, to_rich
 from addnorm._util.tables import Row as TableRow
 from addnorm.bench.accuracy import COLUMNS as ERRORS
@@ -88,8 +88,9 @@ def show(document: Document, screen: Console) -> None:
 def blocks(document: Document) -> Iterator[Block]:
     """Yield the tables of every norm and job, the summary, the facts, the errors and the failures."""
     yield Paragraph(headline(document))
+    rounds = format_count(document["protocol"]["rounds"], "interleaved round")
     yield Paragraph(
-        f"Medians of up to {document['protocol']['rounds']} interleaved rounds, in microseconds; spread: from quartile to "
+        f"Medians of up to {rounds}, in microseconds; spread: from quartile to "
         "quartile. Bandwidth: of the bytes that must move, as a share of what torch.add(out=) of that size reaches. "
         "Error: relative L2, against float64 over the same z."
     )
@@ -126,6 +127,8 @@ def _times_as_fast(rows: Mapping[str, Row], name: str) -> str:
 
 
 def _spread(row: Row) -> str:
+    if row["rounds"] < 2:
+        return "-"
     return f"{(row['q3_us'] - row['q1_us']) / row['median_us']:.0%}"
 
 

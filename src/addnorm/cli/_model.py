@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import addnorm
+from addnorm._util.numbers import format_count
 from addnorm.cli._output import ArgumentError, ProofError, working
 from addnorm.stream.find.inspection import Inspection
 from addnorm.stream.models.hf import ModelLoadError, quiet
@@ -110,7 +111,8 @@ def describe_failure(inspection: Inspection) -> str | None:
     failed = [site for site in inspection.sites if not site.closes]
     if failed:
         worst = max(failed, key=lambda site: site.closure if site.closure == site.closure else float("inf"))
-        count = f"{len(failed)} of {len(inspection.sites)} sublayers do not close"
+        total = format_count(len(inspection.sites), "sublayer")
+        count = f"{len(failed)} of {total} {'does' if len(failed) == 1 else 'do'} not close"
         return f"{count}: {worst.equation} has a relative error of {worst.closure:.1e} at {worst.id}."
     for stream in inspection.streams:
         if not stream.sum_closes:
@@ -127,7 +129,8 @@ def describe_inputs(loaded: LoadedModel) -> str:
     """Return the inputs in a sentence."""
     mask = token_mask(loaded.kwargs)
     if loaded.texts is not None and mask is not None:
-        return f"Inputs: {len(loaded.texts)} texts, {int(mask.sum())} tokens of {mask.numel()} with padding."
+        texts = format_count(len(loaded.texts), "text")
+        return f"Inputs: {texts}, {int(mask.sum())} tokens of {mask.numel()} with padding."
     return f"Inputs: {format_inputs(loaded.args, loaded.kwargs)}."
 
 

@@ -6,6 +6,7 @@ from rich.console import Console
 from torch import Tensor
 
 import addnorm
+from addnorm._util.numbers import format_count
 from addnorm.cli._model import (
     ModelOptions,
     describe_failure,
@@ -64,7 +65,7 @@ def run(model: ModelOptions, as_json: bool, float64: bool) -> str | None:
         console = stdout()
         for k, (decomposition, stream_shares) in enumerate(zip(decompositions, shares, strict=True)):
             console.print(end="\n" * bool(k))
-            depth = f"{decomposition.stream.name} after {decomposition.depth} adds"
+            depth = f"{decomposition.stream.name} after {format_count(decomposition.depth, 'add')}"
             title = f"{inspection.model}, {depth}: the sum of its parts, relative error {decomposition.closure:.1e}"
             print_shares(console, title, stream_shares)
         if decompositions:

@@ -146,9 +146,8 @@ def _make_batches(model: ModelOptions, loaded: LoadedModel, steps: int | None, r
     if loaded.texts is not None:
         count = -(-len(loaded.texts) // rows)
         if steps is not None and steps > count:
-            raise ArgumentError(
-                f"--steps is {steps}, expected at most {count}: there are {len(loaded.texts)} texts, {rows} a step."
-            )
+            texts = format_count(len(loaded.texts), "text")
+            raise ArgumentError(f"--steps is {steps}, expected at most {count}: the inputs are {texts}, {rows} a step.")
         return [_slice(loaded.kwargs, k * rows, (k + 1) * rows) for k in range(steps or count)]
     if steps is None or steps == 1:
         return [loaded.kwargs]
@@ -181,7 +180,7 @@ def _describe_batches(loaded: LoadedModel, batches: Sequence[dict[str, Any]], fi
         return f"{format_inputs(loaded.args, batches[0])}{more}"
     masks = [batch["attention_mask"] for batch in batches[:finished]]
     texts, tokens = sum(map(len, masks)), sum(int(mask.sum()) for mask in masks)
-    return f"{texts} texts of {tokens} tokens in {steps}; padding is not counted"
+    return f"{format_count(texts, 'text')} of {format_count(tokens, 'token')} in {steps}; padding is not counted"
 
 
 def _parse_layers(only: str, depth: int) -> list[int]:

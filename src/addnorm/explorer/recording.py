@@ -111,7 +111,8 @@ class Recordings:
         steps = rec.steps
         step = _whole("step", params["step"]) if "step" in params else steps[-1]
         if step not in steps:
-            raise ValueError(f"step is {step}, expected a recorded step from {steps[0]} to {steps[-1]}.")
+            expected = f"from {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"{steps[0]}, the only one"
+            raise ValueError(f"step is {step}, expected a recorded step, {expected}.")
         return Query(number, stream, step, what, _whole("depth", params["depth"]) if "depth" in params else None)
 
     def compute(self, query: Query) -> dict[str, Any]:

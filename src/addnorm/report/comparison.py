@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from addnorm._util.numbers import format_number
+from addnorm._util.numbers import format_count, format_number
 from addnorm.lab import plot
 from addnorm.lab.comparison import Comparison
 from addnorm.report import comparison_figures as figures
@@ -284,8 +284,8 @@ def _settings(comparison: Comparison) -> dict[str, str]:
     if comparison.at_init:
         seeds = sorted({seed for row in comparison.at_init for seed in row["seeds"]})
         settings["untrained stacks"] = (
-            f"{_listed(sorted({row['num_layers'] for row in comparison.at_init}))} layers, {len(seeds)} seeds, width 64, "
-            "one sequence of 32 tokens"
+            f"{_listed(sorted({row['num_layers'] for row in comparison.at_init}))} layers, {format_count(len(seeds), 'seed')}, "
+            "width 64, one sequence of 32 tokens"
         )
     return settings | {"this report": ", ".join(f"{name} {version}" for name, version in versions().items())}
 

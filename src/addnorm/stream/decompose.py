@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from addnorm._util.numbers import format_count
 from addnorm._util.tables import Block, Column, Rendered, Table
 from addnorm.stream.edits import is_edited
 from addnorm.stream.find.adds import Add, Path, trace_multiples
@@ -307,7 +308,7 @@ class Decomposition(Rendered):
             yield from propagate(self._chain, self._names, self._states[0], write, scale_residual, scale_sum)
 
     def __repr__(self) -> str:
-        size = f"{len(self.sources)} sources, {self.depth} adds, closure {self.closure:.1e}"
+        size = f"{len(self.sources)} sources, {format_count(self.depth, 'add')}, closure {self.closure:.1e}"
         return f"<Decomposition of {self.stream.name}: {size}>"
 
     def _blocks(self) -> Iterator[Block]:

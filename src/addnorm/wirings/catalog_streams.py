@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-from addnorm._util.arguments import check_bool, check_choice, check_float, check_int
+from addnorm._util.arguments import check_bool, check_choice, check_float, check_int, check_not_negative, check_positive
 from addnorm.wirings.catalog import register
 from addnorm.wirings.coefficients import (
     GatedMix,
@@ -78,6 +78,7 @@ def hyper_connections(n: int = 4, dynamic: bool = True) -> Wiring:
         dynamic: whether the coefficients depend on the streams.
     """
     check_int("n", n, 1)
+    check_bool("dynamic", dynamic)
     stage = Stage(n, coefficients=Computed(HyperConnection, {"dynamic": dynamic}), norm_in=True)
     return Wiring(
         "hyper_connections", stage, final_norm=True, init=_hyper_init, embedding=(1.0,) * n, head=Head(n, (1.0,) * n),
@@ -115,7 +116,8 @@ def mhc(
     check_int("n", n, 1)
     check_choice("head", head, ("learned", "mean"))
     check_bool("single_pass", single_pass)
-    small = {"eps": eps, "norm_eps": norm_eps}
+    check_int("iterations", iterations, 1)
+    small = {"eps": check_not_negative("eps", eps), "norm_eps": check_not_negative("norm_eps", norm_eps)}
     gates = Computed(ManifoldConnection, {"iterations": iterations} | small)
     stage = Stage(n, coefficients=gates, delayed=single_pass, norm_in=True)
     end = Head(n, coefficients=Computed(SigmoidRead, small)) if head == "learned" else Head(n, (1.0 / n,) * n)
@@ -139,7 +141,8 @@ def independent_hc(n: int = 4, magnitude: float = 2.0, eps: float = 1e-6, norm_e
         norm_eps: epsilon of the norm of all streams; HY-V4 has 1e-5.
     """
     check_int("n", n, 1)
-    small = {"eps": eps, "norm_eps": norm_eps}
+    magnitude = check_float("magnitude", magnitude)
+    small = {"eps": check_not_negative("eps", eps), "norm_eps": check_not_negative("norm_eps", norm_eps)}
     gates = Computed(IndependentConnection, {"magnitude": magnitude} | small)
     return Wiring(
         "independent_hc", Stage(n, coefficients=gates, norm_in=True), final_norm=True, embedding=(1.0,) * n,
@@ -161,7 +164,8 @@ def gated_residual(n: int = 4, rank: int = 320, eps: float = 1e-6) -> Wiring:
         eps: epsilon of the streams' norms.
     """
     check_int("n", n, 1)
-    options = {"rank": rank, "eps": eps}
+    check_int("rank", rank, 1)
+    options = {"rank": rank, "eps": check_not_negative("eps", eps)}
     gates = Computed(GatedRead, options)
     return Wiring(
         "gated_residual", Stage(n, coefficients=gates), embedding=(1.0,) * n,
@@ -195,6 +199,7 @@ def gated_mix(temperature: float = 0.3) -> Wiring:
     Args:
         temperature: t.
     """
+    temperature = check_positive("temperature", temperature)
     gates = Computed(GatedMix, {"temperature": temperature})
     return Wiring(
         "gated_mix", Stage(1, (1,), coefficients=gates, norm_in=True, norm_branch=True), final_norm=True,

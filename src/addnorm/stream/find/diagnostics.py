@@ -79,7 +79,7 @@ def explain_gaps(gaps: Sequence[Gap]) -> list[Unknown]:
 
 def explain_no_stream(flow: Flow, norms: Sequence[Norm], gaps: Sequence[Gap]) -> list[Unknown]:
     """Explain why a model has no stream."""
-    text = f"{NO_ADD} ({len(flow.ops)} operators ran, {len(norms)} norms among them)"
+    text = f"{NO_ADD} ({format_count(len(flow.ops), 'operator')} ran, {format_count(len(norms), 'norm')} among them)"
     return explain_gaps(gaps) or [Unknown("", text)]
 
 

@@ -208,7 +208,8 @@ class Stream:
         }  # fmt: skip
 
     def __repr__(self) -> str:
-        return f"<{self.name}: {len(self.sites)} sublayers, {self.wiring.name if self.wiring else 'no known wiring'}>"
+        wiring = self.wiring.name if self.wiring else "no known wiring"
+        return f"<{self.name}: {format_count(len(self.sites), 'sublayer')}, {wiring}>"
 
 
 @dataclass(eq=False, repr=False)
@@ -283,7 +284,7 @@ class Inspection(Rendered):
 
     def __repr__(self) -> str:
         closing = f"closure {self.closure:.1e}" if self.sites else "no residual add"
-        return f"<Inspection of {self.model}: {self.wiring}, {len(self.sites)} sublayers, {closing}>"
+        return f"<Inspection of {self.model}: {self.wiring}, {format_count(len(self.sites), 'sublayer')}, {closing}>"
 
     def _blocks(self) -> Iterator[Block]:
         yield Paragraph((self.model, "strong"), f", {self.mode}: ", (self.wiring, "accent"))

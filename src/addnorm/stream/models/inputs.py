@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from addnorm._util.numbers import format_count
 from addnorm.stream.models.hf import ModelLoadError, first_line, is_config
 
 __all__ = [
@@ -236,6 +237,11 @@ def tokenize(model: nn.Module, texts: Sequence[str], folder: Path, tokens: int |
     if tokens is not None and limit is not None and tokens > limit:
         raise ModelLoadError(f"--tokens is {tokens}, expected at most {limit}: the limit of the model.")
     tokenizer.no_padding()  # the saved tokenizer may pad to a fixed length
+    special = tokenizer.num_special_tokens_to_add(False)
+    if tokens is not None and tokens <= special:  # the tokenizer would then not truncate at all
+        raise ModelLoadError(
+            f"--tokens is {tokens}, expected at least {special + 1}: the tokenizer adds {format_count(special, 'special token')}."
+        )
     tokenizer.enable_truncation(tokens or min(limit or MAX_TOKENS, MAX_TOKENS))
     rows = [encoding.ids for encoding in tokenizer.encode_batch(list(texts))]
     empty = next((k for k, ids in enumerate(rows) if not ids), None)

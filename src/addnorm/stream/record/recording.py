@@ -41,6 +41,8 @@ NOTE = (
     "stream rms: after the sublayer; cosine: between write and stream; similarity: between tokens; "
     "gradient: its norm at the stream, and at the sublayer's weights."
 )
+UNDEFINED = "-"
+LONE_NOTE = " -: no sequence has two tokens that are not zero."
 CHARTS = (("stream rms by depth", COLUMNS[0], "#0072B2"), ("gradient at the stream by depth", COLUMNS[4], "#D55E00"))
 WIDTH, HEIGHT, EDGE = 280, 84, 6  # of a chart, in pixels
 CELL = 8  # characters
@@ -133,6 +135,7 @@ class Recording(Rendered, Measurements):
         yield Drawing(f"<div>{''.join(charts)}</div>")
         series = ((column.heading, self.series(column.role, column.statistic)) for column in COLUMNS)
         columns = {heading: {site.id: value for site, value in values} for heading, values in series if values}
+        alone = self._find_lone_tokens()
         rows: list[Row | Sequence[Span]] = []
         stream = self.streams[0] if len(self.streams) == 1 else ""
         for site in self.sites:
@@ -148,11 +151,24 @@ class Recording(Rendered, Measurements):
                     layer,
                     ENDS.get(site.kind, site.kind),
                     "" if is_end else site.id,
-                    *(_cell(values.get(site.id)) for values in columns.values()),
+                    *(
+                        UNDEFINED if site.id in alone and heading == COLUMNS[3].heading else _cell(values.get(site.id))
+                        for heading, values in columns.items()
+                    ),
                 ]
             )
         headings = [Column("layer", "right"), Column("sublayer"), Column("module", drop="first")]
-        yield Table([*headings, *(Column(heading, "right", drop="last") for heading in columns)], rows, caption=NOTE)
+        yield Table(
+            [*headings, *(Column(heading, "right", drop="last") for heading in columns)],
+            rows,
+            caption=NOTE + LONE_NOTE * bool(alone),
+        )
+
+    def _find_lone_tokens(self) -> set[str]:
+        """Return the sites whose similarity is NaN although the stream is finite: no sequence has two tokens with a direction."""
+        rms, similarity = (self.series(column.role, column.statistic) for column in (COLUMNS[0], COLUMNS[3]))
+        finite = {site.id for site, value in rms if math.isfinite(value)}
+        return {site.id for site, value in similarity if math.isnan(value) and site.id in finite}
 
 
 def _steps_text(steps: tuple[int, ...]) -> str:

@@ -137,18 +137,27 @@ function mounted(root, app) {
     return [own, chosen === "first" ? { rec: state.rec, ...stream, step: all[state.rec].steps[0] } : { rec: Number(chosen), ...stream }];
   }
 
-  /** @param {any} state */
-  async function load(state) {
+  /**
+   * Asks for a state and draws it. Steps and streams that a recording does not have are reported and replaced by the defaults.
+   * @param {any} state @param {string} [refused]  what was wrong with the state of the address
+   */
+  async function load(state, refused = "") {
     try {
       const requests = toRequests(state);
       const answers = await newest.ask(requests);
       if (!answers) return;
       [answer, other] = [answers[0], answers[1] ?? null];
-      set(wrong, { hidden: true, text: "" });
+      set(wrong, { hidden: !refused, text: refused });
       draw();
       root.dataset.ready = String(Number(root.dataset.ready ?? 0) + 1);
     } catch (error) {
       if (!(error instanceof Trouble)) throw error;
+      if (state.rstep !== LAST || state.rstream) {
+        const instead = { ...state, rstep: LAST, rstream: "" };
+        controls(instead);
+        await load(instead, `${error.message} The last step of the first stream is shown.`);
+        return;
+      }
       results.hidden = true;
       set(wrong, { text: error.message });
       wrong.hidden = false;
