@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from addnorm._util.numbers import format_count
 from addnorm.stream.models.hf import ModelLoadError, first_line, quiet, seeded
 from addnorm.stream.models.tiny_model import model_class
 
@@ -159,8 +160,16 @@ def _check(folder: Path, file: str, model: nn.Module, report: dict[str, Any]) ->
     missing = sorted(name for name in report["missing_keys"] if OPTIONAL not in name.split("."))
     other = sorted({str(key[0] if isinstance(key, tuple) else key) for key in report["mismatched_keys"]})
     more = sorted(name for name in report["unexpected_keys"] if _is_in_further_layer(model, name))
-    cases = {"are missing": missing, "have another shape": other, "are of layers that it does not have": more}
-    wrong = [f"{len(names)} weights {what} ({_some(names)})" for what, names in cases.items() if names]
+    cases = (
+        ("is missing", "are missing", missing),
+        ("has another shape", "have another shape", other),
+        ("is of a layer that it does not have", "are of layers that it does not have", more),
+    )
+    wrong = [
+        f"{format_count(len(names), 'weight')} {one if len(names) == 1 else many} ({_some(names)})"
+        for one, many, names in cases
+        if names
+    ]
     if wrong:
         raise ModelLoadError(
             f"'{folder / file}' does not fit the config.json beside it: {' and '.join(wrong)}: use files of one model."
