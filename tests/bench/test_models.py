@@ -72,7 +72,9 @@ def test_stack_variants_are_equal_and_have_rows(scripts, wiring, job):
     assert_rows(rows, ["addnorm", "plain", "torch"])
     assert all(("saved_bytes" in row) == (job == "training") for row in rows)
     modules = scripts.stack.variants(stack_case(wiring, job))[0]
-    assert_separate_weights(*modules.values())
+    assert_separate_weights(modules["addnorm"], modules["torch"])
+    ours, plain = ({*map(id, modules[name].parameters())} for name in ("addnorm", "plain"))
+    assert ours == plain  # copies would lie elsewhere in memory
     assert {type(module) for module in modules["plain"].modules() if isinstance(module, nn.LayerNorm)} == {nn.LayerNorm}
 
 
@@ -89,16 +91,28 @@ def test_stack_with_different_outputs_is_an_error(scripts, monkeypatch):
         scripts.stack.measure(stack_case(), rounds=1)
 
 
+def test_speed_of_a_stack_is_the_inverse_of_the_peers_ratio(scripts):
+    rows = {
+        "addnorm": {"median_us": 10.0},
+        "plain": {"median_us": 20.0, "paired_ratio": 0.5, "paired_low": 0.4, "paired_high": 0.8},
+    }
+    assert scripts.stack.speed(rows["plain"]) == (2.0, 1.25, 2.5)
+    assert scripts.stack.times_as_fast(rows, "plain") == "**2.00** (1.25 to 2.50) (10.0 / 20.0)"
+
+
 def test_stack_summary_follows_from_the_rows(scripts):
     cases = (stack_case(), stack_case(job="training"), stack_case("post_ln", "training"))
     saved = {"addnorm": 50, "plain": 100, "torch": 200}
     rows = [row for case in cases for row in rows_of(case, addnorm=10.0, plain=9.0, torch=20.0)]
+    for row in rows:
+        middle = 10.0 / row["median_us"]
+        row |= {"paired_ratio": middle, "paired_low": 0.8 * middle, "paired_high": 1.25 * middle}
     summary = scripts.stack.summarize({"rows": [{**row, "saved_bytes": saved[row["variant"]]} for row in rows]})
     assert [(row["cells"], row["cells_met"]) for row in summary if row["met"] is False] == [(1, 0), (2, 0)]
     assert (
         values(summary).items()
         >= {
-            "forward + backward: lowest, against plain PyTorch": (0.9, False),
+            "forward + backward: lowest, against plain PyTorch": (pytest.approx(0.9), False),
             "inference: lowest, against torch.nn.TransformerEncoder": (2.0, True),
             "saved bytes: highest share of plain PyTorch's": (0.5, None),
             "forward + backward: mean, against torch.nn.TransformerEncoder": (pytest.approx(2.0), None),
