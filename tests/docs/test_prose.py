@@ -61,13 +61,10 @@ def speeds(job, norm="layer", **fields):
 
 def stacks(job):
     """Return {(batch * tokens, d): speeds of encoders relative to plain PyTorch}."""
-    times, ratios = {}, {}
+    ratios = {}
     for row in read("stack", "rows"):
-        if row["job"] == job:
-            key = (row["wiring"], row["batch"] * row["tokens"], row["d"])
-            times.setdefault(key, {})[row["variant"]] = row["median_us"]
-    for (_, tokens, d), by_variant in times.items():
-        ratios.setdefault((tokens, d), []).append(by_variant["plain"] / by_variant["addnorm"])
+        if row["job"] == job and row["variant"] == "plain":
+            ratios.setdefault((row["batch"] * row["tokens"], row["d"]), []).append(1 / row["paired_ratio"])
     return ratios
 
 
@@ -258,8 +255,8 @@ SENTENCES = [
         lambda: all(statistics.geometric_mean(stacks(job)[2048, d]) < 1.06 for job in ("inference", "training") for d in (64, 256, 768)),
     ),
     Sentence(
-        "docs/performance.md", "Narrow models on few tokens lose",
-        lambda: all(max(stacks(job)[1, 64]) < 0.95 for job in ("inference", "training")),
+        "docs/performance.md", "Narrow models on few tokens lose, on one token of 64 features up to a fifth",
+        lambda: all(min(stacks(job)[1, 64]) > 0.8 and max(stacks(job)[1, 64]) < 0.95 for job in ("inference", "training")),
     ),
     Sentence(
         "docs/performance.md", "**One stream without checkpoints: 11 %**, in float32 and in bfloat16.",
