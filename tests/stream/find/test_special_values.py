@@ -1,6 +1,7 @@
 """Tests of `inspect` on zeros, NaN and overflow. Without finite values nothing closes."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -32,7 +33,13 @@ def test_inspect_large_values_in_float16():
 def test_inspect_proves_rows_with_one_nan():
     factor = torch.ones(2, 7, D)
     factor[0, 0, 0] = math.nan
-    check_tiny(inspect(shake(Scaled(factor)), IDS))
+    inspection = inspect(shake(Scaled(factor)), IDS)
+    check_tiny(inspection)
+    (remark,) = inspection.streams[0].remarks
+    odd, total = re.findall(r"[\d,]+", remark)[:2]
+    assert "are NaN or infinite; the others prove its equations" in remark
+    assert int(odd) in range(D, 2 * 7 * D)
+    assert int(total) == 2 * 7 * D
 
 
 @pytest.mark.parametrize(("model", "ids", "reason"), [

@@ -279,6 +279,12 @@ def list_remarks(chain: Chain, sites: Sequence[Site], model: nn.Module, wiring: 
         remarks.append(SCALED_START)
     if len(chain.final_norms) > 1 and chain.dual_norm is None:
         remarks.append(f"{len(chain.final_norms)} final norms, one after the other")
+    end = chain.adds[-1].out.tensor
+    odd = end.numel() - int(end.isfinite().sum())
+    if odd:
+        remarks.append(
+            f"{odd:,} of the {end.numel():,} numbers at its end are NaN or infinite; the others prove its equations"
+        )
     shared = {site.path: site.shared for site in sites if site.shared > 1}
     if shared:
         remarks.append(f"shared weights: {', '.join(f'{path} is {n} sublayers' for path, n in shared.items())}")
