@@ -164,7 +164,9 @@ def test_record_rejects_bad_options(folder, arguments, words):
 
 def test_record_rejects_too_many_steps():
     assert_one_sentence(
-        run("record", "minilm", "--text", "texts.txt", "--steps", 2), 2, "--steps is 2, expected at most 1: there are 3"
+        run("record", "minilm", "--text", "texts.txt", "--steps", 2),
+        2,
+        "--steps is 2, expected at most 1: the inputs are 3 texts",
     )
     assert_one_sentence(
         run("record", "own_models:toy", "--steps", 2),

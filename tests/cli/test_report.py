@@ -118,7 +118,7 @@ def test_report_of_failed_proof(folder, monkeypatch, without_drawings):
     monkeypatch.setattr("addnorm.cli.inspect.inspect_model", broken)
     result = run("report_models:toy", "--report", "a.html")
     assert result.exit_code == 3
-    assert "1 of 3 sublayers do not close" in result.stderr
+    assert "1 of 3 sublayers does not close" in result.stderr
     assert "Does not hold: " in (folder / "a.html").read_text(encoding="utf-8")
 
 

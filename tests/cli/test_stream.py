@@ -93,7 +93,7 @@ def test_inspect_failed_closure_exits_with_3(monkeypatch):
     spoil_closure(monkeypatch)
     result = run("inspect", "own_models:toy")
     assert_one_sentence(
-        result, 3, "1 of 2 sublayers do not close: x' = x + f(x) has a relative error of nan at layers.1"
+        result, 3, "1 of 2 sublayers does not close: x' = x + f(x) has a relative error of nan at layers.1"
     )
     assert "Toy, evaluation" in result.stdout
     output = document("inspect", "own_models:toy", code=3)

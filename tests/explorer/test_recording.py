@@ -203,7 +203,7 @@ def test_badges_of_open_model(of):
     site |= {"closes": False, "closure": "Infinity"}
     rec.metadata["unknown"] = [{"path": "head", "reason": "it reads the stream twice"}]
     badges = {badge["name"]: badge for badge in answer(of(rec))["badges"]}
-    assert badges["equations"]["text"] == "1 of 2 sublayers do not close"
+    assert badges["equations"]["text"] == "1 of 2 sublayers does not close"
     assert badges["equations"]["more"].endswith("the largest error is inf")
     assert badges["understood"]["text"] == "1 place not understood"
     assert badges["understood"]["more"] == "head: it reads the stream twice"

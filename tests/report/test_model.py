@@ -217,7 +217,7 @@ def test_unclosed_and_unknown_sites_are_shown(measured):
     inspection.unknown = (Unknown("a<b>", "it is <i>odd</i>"), Unknown("", "nobody knows"))
     page = build_model_page(inspection)
     sentence = (
-        f"1 of 4 sublayers do not close: x' = x + f(N(x)) has a relative error of 0.50 at {inspection.sites[1].id}."
+        f"1 of 4 sublayers does not close: x' = x + f(N(x)) has a relative error of 0.50 at {inspection.sites[1].id}."
     )
     assert [finding for finding in page.verdict if finding.state == "refuted"] == [Finding(sentence, "refuted")]
     text = render(page)

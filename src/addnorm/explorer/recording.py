@@ -322,9 +322,8 @@ def _equations(known: Mapping[str, Any], rec: Recording) -> Badge:
     many = format_count(len(sites), "sublayer")
     if wrong:
         names = f"{', '.join(wrong[:NAMED])}{f' and {len(wrong) - NAMED} more' if len(wrong) > NAMED else ''}"
-        return _badge(
-            "equations", OPEN, f"{len(wrong)} of {many} do not close", f"{names}: the largest error is {largest:.1e}"
-        )
+        text = f"{len(wrong)} of {many} {'does' if len(wrong) == 1 else 'do'} not close"
+        return _badge("equations", OPEN, text, f"{names}: the largest error is {largest:.1e}")
     text = (
         "Each equation was computed again in float64 from the sublayer's output and compared with the model's stream."
     )

@@ -56,7 +56,7 @@ def inspection_findings(inspection: Inspection) -> Iterator[Finding]:
         )
     if failed:
         worst_site = max(failed, key=lambda site: site.closure if math.isfinite(site.closure) else math.inf)
-        do = "does" if len(inspection.sites) == 1 else "do"
+        do = "does" if len(failed) == 1 else "do"
         yield Finding(
             f"{_capital(_share_of(len(failed), len(inspection.sites), 'sublayers'))} {do} not close: {worst_site.equation} has a "
             f"relative error of {format_number(worst_site.closure, 2)} at {worst_site.id}.",
