@@ -10,10 +10,12 @@ round. README.md in this folder has the protocol.
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import io
 import itertools
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -68,6 +70,7 @@ def before() -> Any:
     except (OSError, subprocess.CalledProcessError) as error:
         raise RuntimeError(f"git cannot read the commit {BEFORE[:7]}: {error}. Run `git fetch --unshallow`.") from error
     folder = Path(tempfile.mkdtemp(prefix="addnorm-"))
+    atexit.register(shutil.rmtree, folder)
     with tarfile.open(fileobj=io.BytesIO(archive)) as files:
         files.extractall(folder, filter="data")
     package = folder / NAME
