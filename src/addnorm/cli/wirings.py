@@ -12,7 +12,7 @@ from rich.console import Console
 
 import addnorm
 from addnorm._util.numbers import format_count
-from addnorm._util.tables import WIDTH, Block, Column, Paragraph, Table
+from addnorm._util.tables import WIDTH, Column, Paragraph, Table
 from addnorm.cli._output import ArgumentError, print_blocks, print_json, print_unwrapped, stdout, working
 from addnorm.nn import Learned, Place, Row, Wiring
 from addnorm.wirings.equation import explain, wrap_equation
@@ -63,14 +63,17 @@ def run(
             if depth is not None:
                 check_depth(wiring, depth)
         stacks = _make_stacks(wiring, layers, decoder_layers)
-        with working(f"compute the constants of {name}"):
-            document = _to_dict(wiring, stacks)  # some impossible options raise only when a row is made
+        with working(f"compute the constants of {name}"):  # some impossible options raise only when a row is made
+            if as_json:
+                document = _to_dict(wiring, stacks)
+            else:
+                texts = [_stack_text(stack) for stack in stacks]
     except (ValueError, OverflowError) as error:
         raise ArgumentError(error) from None
     if as_json:
         print_json(document)
     else:
-        _print_wiring(wiring, stacks, stdout())
+        _print_wiring(wiring, texts, stdout())
 
 
 def make_wiring(name: str, settings: Iterable[str], example: str = "--set k=3", argument: str = "NAME") -> Wiring:
@@ -246,40 +249,54 @@ def _print_list(console: Console) -> None:
     print_blocks(console, [Table(columns if source_width else columns[:2], rows), legend, more])
 
 
-def _print_wiring(wiring: Wiring, stacks: Sequence[_Stack], console: Console) -> None:
+class _StackText(NamedTuple):
+    """What is printed of a stack."""
+
+    heading: str
+    equation: str
+    constants: list[list[str]]
+    inits: list[list[str]]
+
+
+def _stack_text(stack: _Stack) -> _StackText:
+    """Return the equation, the factors of rows or the number of streams, and the initialization of a stack."""
+    heading = f"{format_count(stack.num_layers, 'layer')} of {stack.sublayers} sublayers"
+    return _StackText(
+        f"{stack.title}: {heading}" if stack.title else heading,
+        stack.wiring.equation(stack.num_layers),
+        _factor_rows(stack) if stack.wiring.has_rows else _stream_rows(stack),
+        _inits(stack),
+    )
+
+
+def _print_wiring(wiring: Wiring, stacks: Sequence[_StackText], console: Console) -> None:
     """Print a wiring, and its constants in each stack."""
+    equation = wiring.equation()
     print_unwrapped(console, repr(wiring), "bold cyan")
-    print_unwrapped(console, wiring.equation(), "bold")
+    print_unwrapped(console, equation, "bold")
     print_unwrapped(console, f"\n{wiring.draw()}\n")
     source = Paragraph(f"Source: {wiring.source}.")
     print_blocks(console, [Paragraph(wiring.describe()), Paragraph(f"Use it {wiring.use}", space=True), source])
     for stack in stacks:
         _print_stack(stack, console)
-    meanings = explain(" ".join([wiring.equation(), *(stack.wiring.equation(stack.num_layers) for stack in stacks)]))
+    meanings = explain(" ".join([equation, *(stack.equation for stack in stacks)]))
     legend = meanings if stacks else f"{meanings} The constants at a depth: --layers N."
     print_blocks(console, [Paragraph(legend, style="dim", space=True)])
 
 
-def _print_stack(stack: _Stack, console: Console) -> None:
-    """Print the equation, the factors of rows or the number of streams, and the initialization of a stack."""
-    heading = f"{format_count(stack.num_layers, 'layer')} of {stack.sublayers} sublayers"
-    print_unwrapped(console, f"\n{stack.title}: {heading}" if stack.title else f"\n{heading}", "bold")
+def _print_stack(stack: _StackText, console: Console) -> None:
+    """Print the texts of a stack."""
+    print_unwrapped(console, f"\n{stack.heading}", "bold")
     print_unwrapped(console, "─" * min(console.width, WIDTH), "dim")
-    print_unwrapped(console, f"{stack.wiring.equation(stack.num_layers)}\n")
-    blocks: list[Block] = [
-        _two_columns(_factor_rows(stack) if stack.wiring.has_rows else _stream_rows(stack)),
-        Paragraph(""),
-        _two_columns([["weights", "drawn from"], *_inits(stack)]),
-    ]
-    print_blocks(console, blocks)
+    print_unwrapped(console, f"{stack.equation}\n")
+    inits = [["weights", "drawn from"], *stack.inits]
+    print_blocks(console, [_two_columns(stack.constants), Paragraph(""), _two_columns(inits)])
 
 
 def _stream_rows(stack: _Stack) -> list[list[str]]:
     """Return the number of streams over the stack."""
-    numbers = [len(stack.wiring.embedding)]
-    numbers += [
-        stage.n_out for stage in stack.wiring.stages(stack.num_layers, stack.sublayers) if isinstance(stage, Stage)
-    ]
+    stages = stack.wiring.stages(stack.num_layers, stack.sublayers)
+    numbers = [len(stack.wiring.embedding), *(stage.n_out for stage in stages if isinstance(stage, Stage))]
     first, last = numbers[0], numbers[-1]
     rows = [["streams", f"{first} everywhere" if {*numbers} == {first} else f"{first} at first, {last} at the end"]]
     return rows + [["", f"at most {max(numbers)}"]] * (max(numbers) > max(first, last))

@@ -63,6 +63,7 @@ class WiringData(Protocol):
     def profile(self) -> Callable[..., None] | None: ...  # noqa: D102
     @property
     def symbols(self) -> Any: ...  # noqa: D102
+    def stage(self, layer: int, sublayer: int, num_layers: int, sublayers_per_layer: int = 2) -> Any: ...  # noqa: D102
     def stages(self, num_layers: int, sublayers_per_layer: int = 2) -> list[Any]: ...  # noqa: D102
     def last_read(self, place: Place) -> Any: ...  # noqa: D102
     def ends_in_norm(self, num_layers: int) -> bool: ...  # noqa: D102
@@ -197,7 +198,7 @@ def end_of(wiring: WiringData, num_layers: int | None = None) -> End:
     head, has_norm = wiring.last_read(_after(depth)), wiring.ends_in_norm(depth)
     if head is None:
         return End("y = N(x_L)" if has_norm else "", None)
-    last = wiring.stages(depth)[-1]
+    last = wiring.stage(depth - 1, SUBLAYERS - 1, depth, SUBLAYERS)
     carried = None if last.coefficients is None else last.coefficients.notation
     deeper = head if num_layers else wiring.last_read(_after(2 * depth))
     text = stage_text.make_text(
@@ -234,7 +235,8 @@ def find_parts(wiring: WiringData, num_layers: int | None = None) -> list[Part]:
         num_layers: the depth, for constants as numbers; without it, constants that depend on depth are symbols.
     """
     depth = shown_depth(wiring, num_layers)
-    stack, deeper = _layers(wiring, depth), _layers(wiring, depth if num_layers else 2 * depth)
+    stack = _layers(wiring, depth)
+    deeper = stack if num_layers else _layers(wiring, 2 * depth)
     merged: dict[tuple[str, ...], tuple[Part, Places]] = {}
     for unit_forms, layers in _forms(stack).items():
         first = 0  # sublayer of the unit
