@@ -41,11 +41,33 @@ def test_inspect_in_autograd_modes(mode):
     lambda s, x: x + s.path(s.drop(s.f(s.norm(x)))),
     lambda s, x: x + F.dropout(s.f(s.norm(x)), 0.5, training=True),
     lambda s, x: x + s.f(s.norm(x)) * (torch.rand(2, 1, 1) < 0.8) / 0.8,
+    lambda s, x: x + s.f(s.norm(x)) * (torch.rand(2, 1, 1) < torch.full((2, 1, 1), 0.8)) / 0.8,
+    lambda s, x: x + s.f(s.norm(x)) * torch.bernoulli(torch.full((2, 1, 1), 0.8)) / 0.8,
+    lambda s, x: x + s.f(s.norm(x)) * torch.bernoulli(torch.ones(2, 1, 1) * 0.8) / 0.8,
+    lambda s, x: x + s.f(s.norm(x)) * torch.empty(2, 1, 1).bernoulli_(torch.tensor(0.8)) / 0.8,
     lambda s, x: checkpoint(lambda y: pre(s, y), x, use_reentrant=False),
     lambda s, x: checkpoint(lambda y: pre(s, y), x, use_reentrant=True),
-], ids=["modules", "function", "by hand", "checkpoint", "reentrant"])  # fmt: skip
+], ids=[
+    "modules", "function", "rand", "rand of p", "bernoulli", "bernoulli of a product", "bernoulli_", "checkpoint", "reentrant",
+])  # fmt: skip
 def test_inspect_noise_and_checkpoints_in_training(step):
-    check_tiny(inspect(tiny(step).train(), IDS))
+    torch.manual_seed(5)
+    inspection = inspect(tiny(step).train(), IDS)
+    check_tiny(inspection)
+    assert not inspection.streams[0].remarks  # noise belongs to training
+
+
+@pytest.mark.parametrize("step", [
+    lambda s, x: x + F.dropout(s.f(s.norm(x)), 0.1),
+    lambda s, x: x + s.f(s.norm(x)) * torch.bernoulli(torch.full((2, 1, 1), 0.8)) / 0.8,
+    lambda s, x: x + s.f(F.dropout(s.norm(x), 0.1)),
+    lambda s, x: x + s.f(s.norm(x) * (torch.rand(2, 1, D) < 0.9)),
+], ids=["write", "mask of a write", "read", "mask of a read"])  # fmt: skip
+def test_inspect_remarks_on_dropout_in_evaluation(step):
+    torch.manual_seed(5)
+    (remark,) = inspect(tiny(step).eval(), IDS).streams[0].remarks
+    assert remark.startswith("4 of its 4 sublayers draw random numbers in evaluation mode, ")
+    assert not inspect(tiny().eval(), IDS).streams[0].remarks
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 7), (2, 1)], ids=str)

@@ -40,7 +40,7 @@ from addnorm.stream.dataflow.wrappers import (
     runs_in_fsdp,
 )
 
-__all__ = ["Capture", "find_written", "operator_name"]
+__all__ = ["RANDOM", "Capture", "find_written", "operator_name"]
 
 # Operators whose output depends on the shape and dtype of their inputs, not on their contents.
 SHAPE_ONLY = {

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from torch import nn
 
 from addnorm._util.numbers import format_count
-from addnorm.stream.dataflow.graph import Flow, Op, Value
+from addnorm.stream.dataflow.capture import RANDOM
+from addnorm.stream.dataflow.graph import DATA, NOISE, Flow, Op, Value
 from addnorm.stream.find.adds import PARTIAL, Add, has_mixing_branch
 from addnorm.stream.find.chain import Chain
 from addnorm.stream.find.coverage import GATED, MIXED, SEVERAL, SUM, Gap, list_carried
@@ -35,6 +36,7 @@ ROLES = {
     "skip": "a skip: an earlier state of the stream",
     "injection": "an injection: does not read this stream",
 }
+DROPPED = "dropout"
 FROM_START = "an injection: computed from the start of the stream"
 SCALED_START = "the norm of the embedding is multiplied by a factor"
 SCALED_END = "the end of the stream is multiplied by a factor before the final norm"
@@ -88,7 +90,7 @@ def list_notes(chain: Chain, k: int, sublayer: Sublayer) -> list[str]:
     add, reads = chain.adds[k], sublayer.reads
     factors = (*sublayer.write_path.factors, *add.residual_path.factors)
     kinds = {factor.kind for factor in factors}
-    notes = ["dropout"] * ("noise" in kinds) + ["the write is masked by token"] * ("mask" in kinds)
+    notes = [DROPPED] * ("noise" in kinds) + ["the write is masked by token"] * ("mask" in kinds)
     after = {factor.kind for factor in chain.list_factors_after(k)}
     notes += ["dropout of the stream"] * ("noise" in after) + ["the stream is masked by token"] * ("mask" in after)
     noises = [factor.value for factor in factors if factor.kind == "noise" and factor.value is not None]
@@ -285,6 +287,12 @@ def list_remarks(chain: Chain, sites: Sequence[Site], model: nn.Module, wiring: 
         remarks.append(
             f"{odd:,} of the {end.numel():,} numbers at its end are NaN or infinite; the others prove its equations"
         )
+    drawn = [] if any(module.training for module in model.modules()) else [site for site in sites if _is_random(site)]
+    if drawn:
+        remarks.append(
+            f"{len(drawn)} of its {format_count(len(sites), 'sublayer')} draw random numbers in evaluation mode, "
+            f"{drawn[0].id} first, so two runs differ: dropout should follow self.training"
+        )
     shared = {site.path: site.shared for site in sites if site.shared > 1}
     if shared:
         remarks.append(f"shared weights: {', '.join(f'{path} is {n} sublayers' for path, n in shared.items())}")
@@ -298,6 +306,13 @@ def list_remarks(chain: Chain, sites: Sequence[Site], model: nn.Module, wiring: 
         if claim:
             remarks.append(f"the name or docstring of {kind.__name__} says {claim!r}, but it is {wiring.name}")
     return remarks
+
+
+def _is_random(site: Site) -> bool:
+    """Return whether a sublayer or its write depends on random numbers that are drawn in it."""
+    drawn = (op for op in site.sublayer.ops if op.name in RANDOM or op.name == "noise")
+    masks = (v for op in site.sublayer.ops for v in op.inputs if v.kind & NOISE and not v.kind & DATA)
+    return DROPPED in site.notes or any(drawn) or any(masks)
 
 
 def _ran_inside(norm: Norm, add: Add) -> bool:

@@ -98,6 +98,14 @@ def get_number(x: Any) -> float | None:
     return short if _round_to_float32(short) == x else float(x)
 
 
+def get_fill(x: Any) -> float | None:
+    """Return a Python number or the number that all elements of a constant have; None for other arguments."""
+    if not isinstance(x, Value) or x.kind or isinstance(x.tensor, FakeTensor) or not x.tensor.numel():
+        return get_number(x)
+    first = x.tensor.flatten()[0]
+    return get_number(first.item()) if bool((x.tensor == first).all()) else None
+
+
 def _round_to_float32(x: float) -> float:
     try:
         rounded: float = struct.unpack("f", struct.pack("f", x))[0]
@@ -291,15 +299,16 @@ def get_noise_mean(noise: Value) -> float | None:
         if op.name in ("noise", "native_dropout"):
             return number
         if op.name in ("bernoulli", "bernoulli_"):
-            p = get_number(op.args[1]) if len(op.args) > 1 else get_number(op.kwargs.get("p"))
+            given = op.args[1] if len(op.args) > 1 else op.kwargs.get("p")
+            p = get_fill(op.args[0] if given is None else given)
             return None if p is None else number * p
         if op.name == "floor" and strip_views(op.args[0]).op is not None:
             added = strip_views(op.args[0]).op
-            p = get_number(added.args[1]) if added is not None and added.name == "add" else None
-            p = get_number(added.args[0]) if p is None and added is not None and added.name == "add" else p
+            p = get_fill(added.args[1]) if added is not None and added.name == "add" else None
+            p = get_fill(added.args[0]) if p is None and added is not None and added.name == "add" else p
             return None if p is None else number * p
         if op.name in COMPARISONS and len(op.args) == 2:  # uniform numbers, compared with a probability
-            drawn, p = strip_views(op.args[0]) if isinstance(op.args[0], Value) else None, get_number(op.args[1])
+            drawn, p = strip_views(op.args[0]) if isinstance(op.args[0], Value) else None, get_fill(op.args[1])
             uniform = drawn is not None and drawn.op is not None and drawn.op.name in UNIFORM
             return number * (p if op.name in ("lt", "le") else 1.0 - p) if uniform and p is not None else None
         passed = match_factor(op)
