@@ -97,7 +97,8 @@ addnorm = _Group(
         "To begin: addnorm demo, addnorm explore or addnorm inspect gpt2. Each command has a --help of its own."
     ),
     epilog=(
-        "\b\nExit codes: 0 done, 1 failed, 2 bad arguments, 3 proof failed, 130 interrupted\n"
+        "\b\nExit codes: 0 done, 1 failed, 2 bad arguments, 3 proof failed,\n"
+        "  130 interrupted, 143 terminated\n"
         "\n\b\nCompletion in bash, a line for ~/.bashrc (zsh: zsh_source, fish: fish_source):\n"
         f'  eval "$({COMPLETE}=bash_source addnorm)"'
     ),

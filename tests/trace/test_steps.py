@@ -32,7 +32,7 @@ def test_show_shortens_long_vectors():
 def test_to_dict_is_json_with_version():
     followed = PRESETS["lesson-001"].trace()
     data = json.loads(json.dumps(followed.to_dict(), allow_nan=False))
-    assert data["schema"] == 1
+    assert (data["schema"], data["schema_version"]) == ("addnorm.trace", 1)
     assert data["output"] == list(followed.output)
     assert {step["name"]: step["value"] for step in data["steps"]} == {
         step.name: list(step.value) if isinstance(step.value, tuple) else step.value for step in followed

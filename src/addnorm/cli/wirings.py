@@ -90,7 +90,7 @@ def make_wiring(name: str, settings: Iterable[str], example: str = "--set k=3", 
     """
     options: dict[str, Any] = {}
     for setting in settings:
-        option, equals, text = setting.partition("=")
+        option, equals, text = (part.strip() for part in setting.partition("="))
         if not (option and equals):
             raise ValueError(f"the setting is {setting!r}, expected OPTION=VALUE, as in {example}.")
         if option in options:

@@ -17,8 +17,8 @@ Section = Literal["forward", "checks", "backward"]
 Vector = tuple[float, ...]
 
 SECTIONS: tuple[Section, ...] = get_args(Section)
-SCHEMA = 1
-"""Version of the layout of `Trace.to_dict`."""
+SCHEMA = {"schema": "addnorm.trace", "schema_version": 1}
+"""Name and version of the layout of `Trace.to_dict`."""
 
 _NAMES = {"layer": "LayerNorm", "rms": "RMSNorm"}
 
@@ -115,7 +115,7 @@ class Trace:
         """
         steps = [{**asdict(step), "value": _json(step.value), "finite": step.finite} for step in self.steps]
         lists = {"weight": _json(self.weight), "bias": _json(self.bias), "output": _json(self.output), "steps": steps}
-        return {"schema": SCHEMA, "equation": self.equation, **asdict(self), **lists}
+        return {**SCHEMA, "equation": self.equation, **asdict(self), **lists}
 
     def __str__(self) -> str:
         lines = [*textwrap.wrap(self.title, 80), *textwrap.wrap(self.heading, 80)]

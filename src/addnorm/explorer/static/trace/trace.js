@@ -143,7 +143,7 @@ export function described(of) {
     value: Array.isArray(step.value) ? step.value.map(json) : json(step.value),
     finite: flat(step.value).every(Number.isFinite),
   }));
-  return { schema: 1, equation: equation(of), ...of, steps, output: output(of).map(json) };
+  return { schema: "addnorm.trace", schema_version: 1, equation: equation(of), ...of, steps, output: output(of).map(json) };
 }
 
 /** Which norm, and the words for its formulas; v is the symbol of what it normalizes. */
