@@ -34,6 +34,13 @@ def test_examples_of_a_page_run(path, monkeypatch, threads):
         exec(compile(block, str(path), "exec"), namespace)
 
 
+@pytest.mark.parametrize("path", PAGES, ids=IDS)
+def test_page_says_that_its_examples_continue(path):
+    blocks = re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL)
+    if not all(re.search(r"^import .*addnorm|^from addnorm", block, re.MULTILINE) for block in blocks):
+        assert "The Python blocks of this page continue one another: run them in order." in path.read_text()
+
+
 def test_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 

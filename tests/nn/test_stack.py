@@ -217,9 +217,7 @@ REFUSED = {
     "b is 1.0, Learned(init=0.5, shared=True) in the rows of one layer": lambda: stack_of(
         2, Wiring("odd", lambda at: Row(b=addnorm.Learned(0.5, shared=True) if at.sublayer else 1.0))
     ),
-    "wiring is 'resi_dual', expected one with a single stream": lambda: addnorm.SublayerConnection(
-        Mlp(), D, "resi_dual"
-    ),
+    "wiring is 'resi_dual', expected one of rows": lambda: addnorm.SublayerConnection(Mlp(), D, "resi_dual"),
     "d_model is 0, expected a whole number from 1": lambda: ResidualStack([Mlp()], 0),
     "d_model is 16.5, expected a whole number": lambda: addnorm.SublayerConnection(Mlp(), 16.5, "no_norm"),
     "eps is -1, expected None or a number": lambda: stack_of(2, eps=-1),
@@ -242,11 +240,23 @@ REFUSED = {
     "stochastic_depth is True, expected a probability": lambda: stack_of(2, stochastic_depth=True),
     "i is 2, expected the number of a sublayer, 0 to 1": lambda: stack_of(2).without(2),
     "x is list, expected a tensor": lambda: stack_of(2)([1.0]),
-    "weight has shape (16,)": lambda: stack_of(2)(torch.randn(3, 8)),
+    "x has shape (3, 8), expected (*, 16), features last": lambda: stack_of(2)(torch.randn(3, 8)),
+    "x has shape (), expected (*, 16)": lambda: stack_of(2, "post_ln")(torch.tensor(1.0)),
+    "sublayers is Mlp, expected a list of sublayers: pass [Mlp(...)]": lambda: ResidualStack(Mlp(), D),
+    "sublayer is <class 'support.stacks.Mlp'>, expected a module": lambda: ResidualStack([Mlp], D),
+    "wiring is 'ngpt', expected one of rows: the sublayers of ngpt have stages": lambda: addnorm.SublayerConnection(
+        Mlp(), D, "ngpt"
+    ),
 }
+for _wiring in ("sandwich", "attention_residuals", "gated_residual"):  # the operation does not see this branch as it is
+    for _to, _text in ((torch.int64, "dtype torch.int64, expected a real"), ("meta", "a tensor on meta, expected cpu")):
+        REFUSED[f"sublayers[0] (<lambda>) returned {_text}", _wiring] = lambda wiring=_wiring, to=_to: ResidualStack(
+            [lambda x: x.to(to)], D, wiring
+        )(torch.randn(3, D))
 
 
 @pytest.mark.parametrize("sentence", REFUSED)
 def test_wrong_options_raise(sentence):
-    with pytest.raises((TypeError, ValueError), match=re.escape(sentence)):
+    text = sentence if isinstance(sentence, str) else sentence[0]
+    with pytest.raises((TypeError, ValueError), match=re.escape(text)):
         REFUSED[sentence]()

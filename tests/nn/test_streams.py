@@ -171,6 +171,7 @@ def test_reset_parameters_sets_what_the_constructor_sets(name):
     with torch.device("meta"):
         other = ResidualStack(branches(name), D, WIRINGS[name])
     assert all(p.is_meta for p in other.parameters())
+    assert other(torch.empty(2, 3, D, device="meta")).is_meta
     other = other.to_empty(device="cpu")
     with torch.no_grad():
         for parameter in other.parameters():

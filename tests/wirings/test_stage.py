@@ -80,6 +80,10 @@ REFUSED = {
     "negative_eps": (lambda: built(wirings.mhc(eps=-1.0)), "eps is -1.0, expected a number that is not negative"),
     "nan_norm_eps": (lambda: built(wirings.independent_hc(norm_eps=float("nan"))), "norm_eps is nan, expected"),
     "infinite_magnitude": (lambda: built(wirings.independent_hc(magnitude=float("inf"))), "magnitude is inf, expected"),
+    "zero_magnitude": (lambda: wirings.independent_hc(magnitude=0.0), "magnitude is 0.0, expected a positive number"),
+    "zero_alpha": (lambda: wirings.ngpt(0.0), "alpha is 0.0, expected a positive number"),  # it would never train
+    "head_of_single_pass": (lambda: wirings.mhc(head="mean", single_pass=True), "head is 'mean' with single_pass=True, expected"),
+    "growth_of_profile": (lambda: wirings.admin(growth="linear"), "growth is 'linear' with profiled=True, expected"),
     "zero_temperature": (lambda: built(wirings.gated_mix(temperature=0.0)), "temperature is 0.0, expected a positive number"),
     "empty_embedding": (lambda: stack(Stage(2, **KEEP), embedding=()), "an entry of embedding is None, expected"),
 }  # fmt: skip

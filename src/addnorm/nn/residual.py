@@ -118,14 +118,15 @@ class SublayerConnection(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if not callable(sublayer):
+        if not callable(sublayer) or isinstance(sublayer, type):
             raise TypeError(
                 f"sublayer is {sublayer!r}, expected a module or another callable from (*, d_model) to (*, d_model)."
             )
         wiring = as_wiring(wiring)
         if not wiring.has_rows:
             raise ValueError(
-                f"wiring is {wiring.name!r}, expected one with a single stream: {wiring.name} has several, use ResidualStack."
+                f"wiring is {wiring.name!r}, expected one of rows: the sublayers of {wiring.name} have stages, several "
+                "streams or computed coefficients; use ResidualStack."
             )
         self.row = wiring.row(*place)
         self.shares_state = bool(self.row.shares)  # with the sublayer before
@@ -277,7 +278,10 @@ class SublayerConnection(nn.Module):
         if branch.shape != read.shape:
             refuse_output(self, branch, read)
         norm = modules["norm_branch"]
-        return branch if norm is None else normalize(branch, norm, self.norm)
+        if norm is None:
+            return branch
+        check_output(self, branch, read)
+        return normalize(branch, norm, self.norm)
 
     def extra_repr(self) -> str:
         """Return the equation and the options that differ from their defaults."""
@@ -355,10 +359,29 @@ def check_kwargs(context: Mapping[str, Any], accepted: frozenset[str] | None) ->
                 )
 
 
+def format_path(connection: SublayerConnection) -> str:
+    """Return the place of a sublayer in its stack, and its name."""
+    place, name = connection.place, getattr(connection.sublayer, "__name__", type(connection.sublayer).__name__)
+    return f"sublayers[{place.layer * place.sublayers_per_layer + place.sublayer}] ({name})"
+
+
+def check_output(connection: SublayerConnection, output: Tensor, read: Tensor) -> None:
+    """Check the dtype and the device of an output that no call of the operation checks as its branch."""
+    if output.dtype is not read.dtype and not output.is_floating_point():
+        raise TypeError(
+            f"{format_path(connection)} returned dtype {output.dtype}, expected a real floating-point dtype: let the sublayer "
+            "return output.float()."
+        )
+    if output.device != read.device:
+        raise ValueError(
+            f"{format_path(connection)} returned a tensor on {output.device}, expected {read.device}, the device of its input: "
+            "move the sublayer there."
+        )
+
+
 def refuse_output(connection: SublayerConnection, output: Any, read: Tensor) -> NoReturn:
     """Raise an error for a sublayer whose output is not a tensor in the shape of its input."""
-    place, name = connection.place, getattr(connection.sublayer, "__name__", type(connection.sublayer).__name__)
-    path = f"sublayers[{place.layer * place.sublayers_per_layer + place.sublayer}] ({name})"
+    path = format_path(connection)
     if isinstance(output, Tensor):
         raise ValueError(
             f"{path} returned shape {tuple(output.shape)}, expected {tuple(read.shape)}, the shape of its input: the output "

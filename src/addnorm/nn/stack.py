@@ -102,6 +102,9 @@ class ResidualStack(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        if not isinstance(sublayers, Iterable):
+            name = type(sublayers).__name__
+            raise TypeError(f"sublayers is {name}, expected a list of sublayers: pass [{name}(...)].")
         sublayers = list(sublayers)
         if not sublayers:
             raise ValueError("sublayers is empty, expected at least one: without any there is nothing to connect.")
@@ -194,12 +197,17 @@ class ResidualStack(nn.Module):
     def _start(self, x: Tensor, *, keep_sites: bool = False) -> StreamState:
         """Return the state before the first sublayer."""
         check_tensor(x)
+        if x.dim() == 0 or x.size(-1) != self.d_model:
+            raise ValueError(
+                f"x has shape {tuple(x.shape)}, expected (*, {self.d_model}), features last: transpose x, or build the stack "
+                "with the d_model of x."
+            )
         stream, dtype = to_dtype(x, self.residual_dtype), None if self.residual_dtype is None else x.dtype
         norm = self._modules.get("norm_embedding")  # without the time of `nn.Module.__getattr__`
         if norm is not None:
             stream = normalize(stream, norm, self.norm, 1.0, self.residual_dtype)
         if self.head is not None:
-            stream = begin(stream, self.wiring.embedding, self.d_model, stacked=self.is_stacked)
+            stream = begin(stream, self.wiring.embedding, stacked=self.is_stacked)
         return StreamState(stream, None, None, None, () if keep_sites else None, dtype)
 
     def _run(self, state: StreamState, context: dict[str, Any]) -> StreamState:
@@ -367,7 +375,10 @@ class ResidualStack(nn.Module):
     def extra_repr(self) -> str:
         """Return the wiring and its equation."""
         ends = replace(self.wiring, final_norm=self.norm_final is not None)
-        return f"{self.wiring!r}: {ends.equation()}"
+        lines = ends.equation(self.num_layers if self.sublayers_per_layer == 2 else None).split(
+            "\n"
+        )  # which assumes two
+        return f"{self.wiring!r}: {lines[0]}" if len(lines) == 1 else "\n".join([f"{self.wiring!r}:", *lines])
 
 
 def _connect(

@@ -56,12 +56,8 @@ class StreamWrite(NamedTuple):
     options: Options
 
 
-def begin(x: Tensor, embedding: Sequence[float], d_model: int, *, stacked: bool) -> Streams:
+def begin(x: Tensor, embedding: Sequence[float], *, stacked: bool) -> Streams:
     """Return the streams at the start: x times each number."""
-    if x.dim() == 0 or x.shape[-1] != d_model:
-        raise ValueError(
-            f"x has shape {tuple(x.shape)}, expected (*, {d_model}), the streams' width: build the stack with that d_model."
-        )
     if not x.is_floating_point():
         raise TypeError(f"x has dtype {x.dtype}, expected a real floating-point dtype: convert it with x.float().")
     if not stacked:
@@ -334,7 +330,7 @@ def _copy_parameters(value: Any) -> Any:
 def _without_autocast(streams: Tensor) -> Iterator[None]:
     """Compute in the dtypes of the operands."""
     device = streams.device.type
-    if not torch.is_autocast_enabled(device):
+    if device == "meta" or not torch.is_autocast_enabled(device):  # torch has no autocast on meta
         yield
         return
     with torch.autocast(device, enabled=False):

@@ -19,6 +19,7 @@ from addnorm.nn.residual import (
     NormFactory,
     SublayerConnection,
     check_kwargs,
+    check_output,
     check_reads,
     check_tensor,
     to_dtype,
@@ -131,7 +132,9 @@ class StreamsConnection(_Reader, SublayerConnection):
         stage, norm_in = self.stage, self._modules["norm_in"]
         norms = tuple(norm_in) if isinstance(norm_in, nn.ModuleList) else (norm_in,) * self.reads
         streams, reads, used, (mix, inject, bias, carried) = step_streams(self, stage, state, norms)
-        write = StreamWrite(self._branch(reads[0], context, reads[1:]), mix, inject, bias, self.options(reads[0]))
+        branch = self._branch(reads[0], context, reads[1:])
+        check_output(self, branch, reads[0])
+        write = StreamWrite(branch, mix, inject, bias, self.options(reads[0]))
         sites = state.sites
         if len(stage.norm_out) > 1 or sites is not None:
             write = write._replace(options=with_seed(write.options, reads[0]))

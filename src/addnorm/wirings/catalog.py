@@ -164,6 +164,10 @@ def admin(profiled: bool = True, growth: Growth = "log") -> Wiring:
     """
     check_bool("profiled", profiled)
     check_choice("growth", growth, _ADMIN)
+    if profiled and growth != "log":
+        raise ValueError(
+            f"growth is {growth!r} with profiled=True, expected profiled=False: a profile measures omega itself."
+        )
     formula = {"log": "√((S+1)/ln(S+1) - 1)", "linear": "1", "constant": "√S"}[growth]
     return Wiring(
         "admin", _admin_row, options={"profiled": profiled, "growth": growth},

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-from addnorm._util.arguments import check_bool, check_choice, check_float, check_int, check_not_negative, check_positive
+from addnorm._util.arguments import check_bool, check_choice, check_int, check_not_negative, check_positive
 from addnorm.wirings.catalog import register
 from addnorm.wirings.coefficients import (
     GatedMix,
@@ -110,12 +110,16 @@ def mhc(
         single_pass: whether a sublayer reads with the c of the one before it, so that one pass over the streams is enough, as in
             DeepSeek V4.1; the first reads stream 1, and the c of the last sublayer is the head.
         iterations: how often the rows and columns of A are normalized.
-        eps: added to c and to the sums of rows and columns.
+        eps: added to c, to the entries of A after the first division, and to each later sum of its rows and columns.
         norm_eps: epsilon of the norm of all streams; GLM-5.3 has 1e-5.
     """
     check_int("n", n, 1)
     check_choice("head", head, ("learned", "mean"))
     check_bool("single_pass", single_pass)
+    if single_pass and head != "learned":
+        raise ValueError(
+            f"head is {head!r} with single_pass=True, expected 'learned': the c of the last sublayer is the head."
+        )
     check_int("iterations", iterations, 1)
     small = {"eps": check_not_negative("eps", eps), "norm_eps": check_not_negative("norm_eps", norm_eps)}
     gates = Computed(ManifoldConnection, {"iterations": iterations} | small)
@@ -136,12 +140,12 @@ def independent_hc(n: int = 4, magnitude: float = 2.0, eps: float = 1e-6, norm_e
 
     Args:
         n: the number of streams.
-        magnitude: the largest gate of a write.
+        magnitude: the largest gate of a write, above 0.
         eps: added to the gates.
         norm_eps: epsilon of the norm of all streams; HY-V4 has 1e-5.
     """
     check_int("n", n, 1)
-    magnitude = check_float("magnitude", magnitude)
+    magnitude = check_positive("magnitude", magnitude)
     small = {"eps": check_not_negative("eps", eps), "norm_eps": check_not_negative("norm_eps", norm_eps)}
     gates = Computed(IndependentConnection, {"magnitude": magnitude} | small)
     return Wiring(
@@ -267,9 +271,9 @@ def ngpt(alpha: float = 0.05) -> Wiring:
     length 1, these sqrt(d_model). The embedding is normalized first. Its normalized weight matrices are not part of the wiring.
 
     Args:
-        alpha: α at first.
+        alpha: α at first, above 0. In training α is the absolute value of what is learned.
     """
-    alpha = check_float("alpha", alpha)
+    alpha = check_positive("alpha", alpha)
     stage = Stage(1, (1,), coefficients=Computed(Interpolation, {"init": alpha}), norm_branch=True, norm_out=True)
     return Wiring(
         "ngpt", stage, embedding_norm=True, options={"alpha": alpha}, source="Loshchilov et al. 2024, arXiv 2410.01131",

@@ -120,7 +120,7 @@ class Wiring:
                 )
 
     def stage(self, layer: int, sublayer: int, num_layers: int, sublayers_per_layer: int = 2) -> Row | Stage:
-        """Return the row of one sublayer, or its stage if there are several streams; layers and sublayers are counted from 0."""
+        """Return the row of one sublayer, or its stage if it has no row; layers and sublayers are counted from 0."""
         place = Place(*(operator.index(n) for n in (layer, sublayer, num_layers, sublayers_per_layer)))
         if not (0 <= place.layer < place.num_layers and 0 <= place.sublayer < place.sublayers_per_layer):
             raise ValueError(
@@ -142,7 +142,7 @@ class Wiring:
 
     @property
     def has_rows(self) -> bool:
-        """Whether there is one stream, so that every sublayer has a `Row`."""
+        """Whether every sublayer has a `Row`: one stream, whose factors are numbers or learned."""
         return len(self.embedding) == 1 and isinstance(self.stage(0, 0, DEFAULT_DEPTH), Row)
 
     @property
@@ -154,11 +154,13 @@ class Wiring:
         """Return the row of one sublayer; layers and sublayers are counted from 0.
 
         Raises:
-            ValueError: the sublayer has a `Stage`, since the wiring has several streams.
+            ValueError: the sublayer has a `Stage`: several streams, or computed coefficients.
         """
         row = self.stage(layer, sublayer, num_layers, sublayers_per_layer)
         if not isinstance(row, Row):
-            raise ValueError(f"wiring {self.name!r} has several streams and no rows: use stage().")
+            raise ValueError(
+                f"wiring {self.name!r} has a Stage at {sublayer=} of {layer=}, expected a Row: use stage()."
+            )
         return row
 
     def last_read(self, place: Place) -> Head | None:

@@ -118,7 +118,7 @@ class CoefficientModule(nn.Module):
     def forward(self, streams: Any) -> Coefficients:
         """Return the coefficients of every token: the streams are one tensor if `stacked`, otherwise a tuple."""
         device = (streams if isinstance(streams, Tensor) else streams[0]).device.type
-        if not torch.is_autocast_enabled(device):
+        if device == "meta" or not torch.is_autocast_enabled(device):  # torch has no autocast on meta
             return self.compute(streams)
         with torch.autocast(device, enabled=False):
             return self.compute(streams)

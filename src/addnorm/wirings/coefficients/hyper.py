@@ -124,7 +124,7 @@ class ManifoldConnection(_Projected):
 
     Args:
         iterations: how often rows and columns are normalized.
-        eps: ε, added to c and to the sums that SK divides by.
+        eps: ε, added to c, to the entries after SK's first division, and to each later sum that it divides by.
         norm_eps: epsilon of R.
 
     Source: arXiv 2512.24880, equations 7 to 9; the code of DeepSeek V4, which is transposed: `load_transformers`.
@@ -190,7 +190,7 @@ class IndependentConnection(_Projected):
     At first α = 0.01, φ is normal with standard deviation 0.006, β_c = -ln(n - 1), so that c is the mean, and β_b = 0.
 
     Args:
-        magnitude: m.
+        magnitude: m, above 0.
         eps: ε.
         norm_eps: epsilon of R.
 
