@@ -196,6 +196,15 @@ def narrow(x):
     return x[..., :1]
 
 
+@pytest.mark.parametrize(
+    ("wiring", "equation"),
+    [("mix_ln", "mix_ln(): x' = x + f(N(x)),   y = N(x_L)"), ("deepnorm", "deepnorm(): x' = N(1.414 x + f(x))"),
+     ("keel", "keel():\n  layer 1, sublayer 1:  x' = x + f(N(x))")],
+)  # fmt: skip
+def test_repr_shows_the_equation_at_its_depth(wiring, equation):
+    assert f"  {equation}\n" in repr(stack_of(4, wiring))
+
+
 def test_error_of_a_sublayer_is_unchanged():
     def broken(x):
         raise RuntimeError("out of luck")

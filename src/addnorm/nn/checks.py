@@ -1,17 +1,37 @@
-"""Whether the sublayers of a stack fit together: shared factors, shared states, and numbers of streams."""
+"""Whether a stack's input and its sublayers fit together: width, shared factors, shared states, numbers of streams."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+from torch import Tensor
 
 from addnorm.nn.residual import SublayerConnection
 from addnorm.nn.streams import StreamHead, StreamsConnection
 from addnorm.wirings.row import FACTORS, Factor, Learned
 from addnorm.wirings.spec import Wiring
 
-__all__ = ["check_layers", "check_streams", "is_shared"]
+__all__ = ["check_layers", "check_streams", "is_shared", "list_sublayers", "refuse_width"]
+
+
+def list_sublayers(sublayers: Any) -> list[Any]:
+    """Return the sublayers of a stack as a list, which has at least one."""
+    if not isinstance(sublayers, Iterable):
+        name = type(sublayers).__name__
+        raise TypeError(f"sublayers is {name}, expected a list of sublayers: pass [{name}(...)].")
+    if listed := list(sublayers):
+        return listed
+    raise ValueError("sublayers is empty, expected at least one: without any there is nothing to connect.")
+
+
+def refuse_width(x: Tensor, d_model: int) -> NoReturn:
+    """Raise an error for an input of another width than the stack's."""
+    raise ValueError(
+        f"x has shape {tuple(x.shape)}, expected (*, {d_model}), features last: transpose x, or build the stack "
+        "with the d_model of x."
+    )
 
 
 def is_shared(factor: Factor) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from addnorm._util.arguments import check_bool, check_dtype, check_probability
-from addnorm.nn.checks import check_layers, check_streams, is_shared
+from addnorm.nn.checks import check_layers, check_streams, is_shared, list_sublayers, refuse_width
 from addnorm.nn.executor import PendingWrite, StreamState, normalize, read_stream
 from addnorm.nn.expansion import StreamTerms, expand, find_gains, to_entries
 from addnorm.nn.layer import ResidualLayer, refuse_state
@@ -102,12 +102,7 @@ class ResidualStack(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if not isinstance(sublayers, Iterable):
-            name = type(sublayers).__name__
-            raise TypeError(f"sublayers is {name}, expected a list of sublayers: pass [{name}(...)].")
-        sublayers = list(sublayers)
-        if not sublayers:
-            raise ValueError("sublayers is empty, expected at least one: without any there is nothing to connect.")
+        sublayers = list_sublayers(sublayers)
         self.wiring = as_wiring(wiring)
         self.d_model = d_model
         self.norm: NormKind = norm
@@ -198,10 +193,7 @@ class ResidualStack(nn.Module):
         """Return the state before the first sublayer."""
         check_tensor(x)
         if x.dim() == 0 or x.size(-1) != self.d_model:
-            raise ValueError(
-                f"x has shape {tuple(x.shape)}, expected (*, {self.d_model}), features last: transpose x, or build the stack "
-                "with the d_model of x."
-            )
+            refuse_width(x, self.d_model)
         stream, dtype = to_dtype(x, self.residual_dtype), None if self.residual_dtype is None else x.dtype
         norm = self._modules.get("norm_embedding")  # without the time of `nn.Module.__getattr__`
         if norm is not None:
@@ -375,10 +367,8 @@ class ResidualStack(nn.Module):
     def extra_repr(self) -> str:
         """Return the wiring and its equation."""
         ends = replace(self.wiring, final_norm=self.norm_final is not None)
-        lines = ends.equation(self.num_layers if self.sublayers_per_layer == 2 else None).split(
-            "\n"
-        )  # which assumes two
-        return f"{self.wiring!r}: {lines[0]}" if len(lines) == 1 else "\n".join([f"{self.wiring!r}:", *lines])
+        text = ends.equation(self.num_layers if self.sublayers_per_layer == 2 else None)  # which assumes two
+        return "\n".join([f"{self.wiring!r}:", text]) if "\n" in text else f"{self.wiring!r}: {text}"
 
 
 def _connect(
