@@ -267,7 +267,7 @@ def test_compare_continues_after_kill(jobs):
     assert "pre_ln" not in map(settings, before)
     assert len(checkpoints()) == 1
     with Path("out/results.jsonl").open("ab") as file:
-        file.write(b'{"kind": "run", "key": "torn')
+        file.write(b'{"kind":"run","key":"torn')
     again = run("post_ln", "pre_ln", "--out", "out", *SMALL, "--warm-up", 0, "--steps", STEPS)
     assert again.exit_code == 0
     assert again.stderr.startswith("1/1  pre_ln")

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from addnorm._util import jsonio
+from addnorm.lab.results import t_quantile
 from support.loading import ROOT
 
 RESULTS = ROOT / "benchmarks/results"
@@ -156,6 +157,10 @@ SENTENCES = [
     Sentence(
         "docs/comparing.md", "if it exceeds 4.3 standard errors. (Chance alone exceeds two standard errors in 18 of 100 comparisons.)",
         lambda: round(1 - 4.303 / math.sqrt(2 + 4.303**2), 3) == 0.05 and round(1 - 2 / math.sqrt(2 + 2**2), 2) == 0.18,
+    ),
+    Sentence(
+        "docs/comparing.md", "a difference must exceed 10.9 standard errors with three seeds, and 4.9 with five.",
+        lambda: [round(t_quantile(0.05 / math.comb(4, 2), seeds - 1), 1) for seeds in (3, 5)] == [10.9, 4.9],
     ),
     # claims.md
     Sentence(

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from addnorm.lab.comparison import gradient_ratio, share_of
-from addnorm.lab.results import Difference, difference
+from addnorm.lab.results import Difference, difference, t_quantile
 from support.lab_runs import compared, planted
 
 INF = math.inf
@@ -74,6 +74,32 @@ def test_t_test_has_five_percent_false_positives():
         differences = [draws.gauss(0, 1) for _ in range(3)]
         false += Difference(statistics.fmean(differences), statistics.stdev(differences) / math.sqrt(3), 3).is_clear
     assert 25 <= false <= 75
+
+
+def test_ranking_of_equal_wirings_is_rarely_clear():
+    draws = random.Random(0)
+    false = 0
+    for _ in range(200):
+        runs = [run for name in "abcdef" for run in seeds(name, *(draws.gauss(1, 0.1) for _ in range(3)))]
+        false += "has the lowest test loss" in sentences("loss", *runs)[0]
+    assert false <= 20, "31% without the correction for 15 pairs"
+
+
+def test_differences_have_simultaneous_intervals():
+    runs = [*seeds("a", 1.0, 1.1, 1.2), *seeds("b", 1.1, 1.22, 1.29), *seeds("c", 2.0, 2.1, 2.2)]
+    assert sentences("difference", *runs) == [
+        "Loss above that of a at 2 layers, with 95% intervals over 3 seeds, which hold together for all 3 pairs: b +0.103 ± 0.067, "
+        "c +1.000 ± 0.000."
+    ]
+    assert sentences("difference", planted("a", 1.0), planted("b", 2.0)) == []
+
+
+@pytest.mark.parametrize(
+    ("freedom", "quantiles"),
+    [(1, (12.706, 63.657)), (2, (4.303, 9.925)), (3, (3.182, 5.841)), (9, (2.262, 3.250)), (30, (2.042, 2.750))],
+)
+def test_t_quantiles_are_those_of_the_tables(freedom, quantiles):
+    assert [round(t_quantile(p, freedom), 3) for p in (0.05, 0.01)] == list(quantiles)
 
 
 def test_ranking_names_wirings_without_clear_difference():

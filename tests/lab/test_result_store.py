@@ -65,6 +65,14 @@ def test_result_store_refuses_lines_that_are_no_results(tmp_path, line):
     assert file.read_bytes() == before
 
 
+@pytest.mark.parametrize("text", ['{"loss": 1.0}', "mine 1\nmine 2", '{"kind":"run","key":"a"}\nloss 2'])
+def test_result_store_keeps_a_foreign_last_line(tmp_path, text):
+    (tmp_path / "results.jsonl").write_text(text)
+    with pytest.raises(ValueError, match=r"results\.jsonl has no result in line [12]"):
+        read_results(tmp_path)
+    assert (tmp_path / "results.jsonl").read_text() == text
+
+
 def test_result_store_refuses_invalid_utf8(tmp_path):
     file = write_results(tmp_path, ONE).file
     file.write_bytes(b"\xff\xfe\n" + file.read_bytes())

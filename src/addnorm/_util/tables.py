@@ -36,6 +36,7 @@ Span = str | tuple[str, Style]  # a text, or a text with its style
 WIDTH = 100  # columns of plain text
 GAP = 2  # columns between two columns of a table
 LEAST = 20  # columns of a console, also of one that says that it has fewer: rich prints nothing into 0 columns
+FOLDED = 8  # columns that a folding column keeps before others are left out
 NARROW = 60  # columns that titles and captions may take beside a table that is narrower
 SCROLL = 30  # rows of a table beyond which it scrolls in a notebook
 
@@ -142,6 +143,10 @@ class Table:
     @property
     def width(self) -> int:
         """Columns that the table takes in a terminal where nothing is wrapped."""
+        return self._measure(sys.maxsize)
+
+    def _measure(self, folded: int) -> int:
+        """Return the columns of a table whose folding columns have at most that width."""
         from rich.cells import cell_len
 
         texts = [[column.header] * self.header for column in self.columns]
@@ -149,6 +154,7 @@ class Table:
             for column, (text, _) in zip(texts, cells, strict=True):
                 column.append(text)
         widths = [max((cell_len(line) for text in column for line in text.split("\n")), default=0) for column in texts]
+        widths = [min(width, folded) if item.fold else width for item, width in zip(self.columns, widths, strict=True)]
         return self.indent + sum(widths) + self.gap * (len(widths) - 1)
 
     def fit(self, width: int) -> Table:
@@ -159,12 +165,14 @@ class Table:
         """
         if self.width <= width or all(column.drop == "never" for column in self.columns):
             return self
+        if self._measure(FOLDED) <= width:
+            return self
         table = self._with([*range(len(self.columns))], broken=True)
         left_out: list[str] = []
         for when in ("first", "last"):
-            table.gap = table.gap if when == "first" or table.width <= width else 1
+            table.gap = table.gap if when == "first" or table._measure(FOLDED) <= width else 1
             places = [place for place, column in enumerate(table.columns) if column.drop == when]
-            while places and table.width > width:
+            while places and table._measure(FOLDED) > width:
                 dropped = places.pop()
                 if when == "last":
                     left_out.insert(0, " ".join(table.columns[dropped].header.split()))

@@ -118,7 +118,7 @@ def run(
 
 
 def _print_recording(recording: Recording, memory_map: bool, *notes: str) -> None:
-    """Print the table, the shares with `--memory-map`, and notes."""
+    """Print the recording, the shares with `--memory-map`, and notes."""
     console = stdout()
     console.print(recording)
     for name, (sources, shares) in recording.memory_maps.items() if memory_map else ():
@@ -128,8 +128,7 @@ def _print_recording(recording: Recording, memory_map: bool, *notes: str) -> Non
             f"Shares of {name} at its end, step {recording.steps[-1]}",
             dict(zip(sources, shares[-1], strict=True)),
         )
-    note = recording.metadata.get("note")
-    print_notes(console, *(str(text) for text in (note and f"Note: {note}.", *notes) if text))
+    print_notes(console, *filter(None, notes))
 
 
 def _copy_steps(recording: Recording, finished: int, target: Recording) -> Recording:

@@ -1,7 +1,7 @@
 """`Comparison`: the results with a verdict, sentences that follow from the numbers, each with its criterion.
 
-A verdict names a difference of losses only if it is more than chance: with three or more seeds by a t-test of the paired
-differences at 5%, with fewer by a margin that two seeds of one setting rarely exceed.
+A verdict names a difference of losses only if it is more than chance: with three or more seeds by t-tests of the paired
+differences, at 5% for all differences of a sentence, with fewer by a margin that two seeds of one setting rarely exceed.
 """
 
 from __future__ import annotations
@@ -57,19 +57,7 @@ class Comparison(Results, Rendered):
     def verdict(self) -> list[Finding]:
         """Sentences that follow from the numbers, each with its criterion."""
         findings = [_scope(self)]
-        for rule in (
-            _ranks,
-            _warm_ups,
-            _failures,
-            _edges,
-            _gradients,
-            _shares,
-            _ablations,
-            _costs,
-            _mixing,
-            _sources,
-            _published,
-        ):
+        for rule in RULES:
             findings += rule(self)
         return findings
 
@@ -112,8 +100,14 @@ class Comparison(Results, Rendered):
             rows.append((cells, is_best))
         names = ("wiring", "layers", "rate", "warm-up", "test loss", "by seed", "diverged", "judged")
         shown = [k for k, name in enumerate(names) if name == "judged" or any(cells[k] for cells, _ in rows)]
-        left = ("wiring", "by seed", "judged")
-        columns = [Column(names[k], "left" if names[k] in left else "right", fold=True) for k in shown]
+        texts, optional = ("wiring", "by seed"), ("layers", "warm-up", "diverged")
+        columns = [
+            Column(
+                names[k], "left" if names[k] in (*texts, "judged") else "right", fold=names[k] in texts,
+                drop="last" if names[k] in optional else "never",
+            )
+            for k in shown
+        ]  # fmt: skip
         return Table(columns, [Row([cells[k] for k in shown], "strong" if is_best else "") for cells, is_best in rows])
 
 
@@ -125,8 +119,8 @@ def _scope(results: Results) -> Finding:
     counts = [format_count(len(values), name) for name, values in
               (("depth", p.num_layers), ("learning rate", p.rates), ("seed", p.seeds))]  # fmt: skip
     size = (
-        f"{format_count(n, 'run')} of {p.steps} steps ({', '.join(counts)}; d_model = {p.d_model}, "
-        f"{format_count(p.batch, 'sequence')} of {p.tokens} characters)"
+        f"{format_count(n, 'run')} of {format_count(p.steps, 'step')} ({', '.join(counts)}; d_model = {p.d_model}, "
+        f"{format_count(p.batch, 'sequence')} of {format_count(p.tokens, 'character')})"
     )
     if p.is_illustration:
         sentence = f"This is an illustration, not evidence: {size}. For evidence, run addnorm compare --full."
@@ -138,14 +132,15 @@ def _scope(results: Results) -> Finding:
 
 
 def _ranks(results: Results) -> Iterator[Finding]:
-    """Yield for each depth which wiring has the lowest loss."""
+    """Yield for each depth which wiring has the lowest loss, and with three or more seeds by how much."""
     for n, arms in results.by_depth():
         if len(arms) < 2:
             continue
         best = sorted(arms, key=lambda arm: arm.best.loss())
         first, numbers = best[0], {arm.wiring: arm.best.loss() for arm in best}
         losses = [f"{arm.wiring} {_loss(arm.best.loss())} ({_setting(arm.best)})" for arm in best]
-        differences = [(arm, difference(arm.best, first.best)) for arm in best[1:]]
+        pairs = math.comb(len(arms), 2)  # not those with the lowest alone, which the results themselves select
+        differences = [(arm, difference(arm.best, first.best, pairs)) for arm in best[1:]]
         worse = [arm.wiring for arm, gap in differences if gap.is_clear]
         unclear = [arm.wiring for arm, gap in differences if not gap.is_clear]
         if not math.isfinite(first.best.loss()):
@@ -159,6 +154,14 @@ def _ranks(results: Results) -> Iterator[Finding]:
             sentence = f"At {n} layers {first.wiring} has the lowest test loss, below {_listed(worse)}{rest}"
         criterion = differences[0][1].criterion
         yield Finding("loss", f"{sentence}: {', '.join(losses)}, in nats a character.", criterion, numbers)
+        intervals = {arm.wiring: gap for arm, gap in differences if math.isfinite(gap.half_width)}
+        if intervals:
+            together = f", which hold together for all {pairs} pairs" if pairs > 1 else ""
+            parts = [f"{name} {_signed(gap.mean)} ± {gap.half_width:.3f}" for name, gap in intervals.items()]
+            seeds = f"with 95% intervals over {len(first.best.runs)} seeds{together}"
+            sentence = f"Loss above that of {first.wiring} at {n} layers, {seeds}: {', '.join(parts)}."
+            spans = {name: {"mean": gap.mean, "half_width": gap.half_width} for name, gap in intervals.items()}
+            yield Finding("difference", sentence, criterion, spans)
 
 
 def _warm_ups(results: Results) -> Iterator[Finding]:
@@ -169,7 +172,7 @@ def _warm_ups(results: Results) -> Iterator[Finding]:
             without, with_it = arm.best_where(lambda g: not g.warm_up), arm.best_where(lambda g: g.warm_up > 0)
             if without is None or with_it is None:
                 continue
-            gain = difference(without, with_it)
+            gain = difference(without, with_it, len(arms))
             numbers[arm.wiring], criterion = gain.mean, gain.criterion
             losses = f" ({_loss(without.loss())} without, {_loss(with_it.loss())} with)"
             if math.isnan(gain.mean):

@@ -4,7 +4,8 @@
     open/KEY.pt         last checkpoint of an open run; open/KEY.json has its step and loss
     lock                lock of the writing process
 
-Lines that are written stay. A crash can tear only the last line; it is dropped when the directory is opened again.
+Lines that are written stay. A crash can tear only the last line; it is dropped when the directory is opened again. A file whose
+lines are no results is not changed.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from addnorm.lab.measure import Numbers
 __all__ = ["ResultStore", "read_progress", "write_progress"]
 
 KINDS = ("run", "untrained")
+START = b'{"kind":"'  # of each line
 
 
 class ResultStore:
@@ -31,7 +33,7 @@ class ResultStore:
         folder: the directory; it is created if it does not exist.
 
     Raises:
-        ValueError: the directory cannot be written, or a line of it, other than the last, is not a result.
+        ValueError: the directory cannot be written, or a line of it, other than a torn last one, is not a result.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -59,18 +61,27 @@ class ResultStore:
                     f"out is '{self.folder}', which another comparison is writing, expected one at a time: wait for it, or "
                     "choose another directory."
                 ) from None
-            self._drop_torn_line()
             self.load()
+            self._drop_torn_line()
             yield self
 
     def _drop_torn_line(self) -> None:
-        """Cut off a last line without a line break."""
+        """Cut off a last line without a line break; refuse the file if that line is not the beginning of a result."""
         data = self.file.read_bytes()
         whole = data.rfind(b"\n") + 1
         if whole < len(data):
+            start = data[whole : whole + len(START)]
+            if not START.startswith(start):  # a file of somebody else
+                raise self._refusal(data.count(b"\n") + 1)
             self.torn = True
             with self.file.open("r+b") as file:
                 file.truncate(whole)
+
+    def _refusal(self, number: int) -> ValueError:
+        return ValueError(
+            f"out is '{self.folder}', whose {self.file.name} has no result in line {number}, expected an object with "
+            "key and kind: remove the line, or choose another directory."
+        )
 
     def load(self) -> dict[str, Numbers]:
         """Read the finished results."""
@@ -80,10 +91,7 @@ class ResultStore:
                 if result["kind"] in KINDS:  # other versions may have other kinds
                     self.results[result["key"]] = result
             except (ValueError, TypeError, KeyError, RecursionError):
-                raise ValueError(
-                    f"out is '{self.folder}', whose {self.file.name} has no result in line {number}, expected an object with "
-                    "key and kind: remove the line, or choose another directory."
-                ) from None
+                raise self._refusal(number) from None
         return self.results
 
     def append(self, result: Numbers) -> None:

@@ -9,7 +9,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from addnorm.lab import theory
@@ -17,16 +17,12 @@ from addnorm.lab.measure import Numbers
 from addnorm.lab.published import PublishedCheck, check_published
 from addnorm.lab.run import Protocol
 
-__all__ = ["Arm", "Difference", "Group", "Results", "difference"]
+__all__ = ["Arm", "Difference", "Group", "Results", "difference", "t_quantile"]
 
 MARGIN = (
     0.1  # nats: of four seeds, 12 layers and 200 steps, the most was 0.075 (post-LN without warm-up; with it 0.005)
 )
-# Quantiles of Student's t by the number of seeds, two-sided at 5%. With three seeds, chance alone exceeds two standard errors in
-# 18 of 100 comparisons.
-T_QUANTILES = {
-    3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26, 11: 2.23, 16: 2.13, 21: 2.09, 31: 2.04,
-}  # fmt: skip
+LEVEL = 0.05  # probability that chance alone makes any of the compared differences count
 SMALLEST = 0.01  # nats: a smaller difference does not matter, even if it is significant
 
 
@@ -152,11 +148,19 @@ class Results:
 
 @dataclass(frozen=True)
 class Difference:
-    """Difference of two settings' losses: the mean of first minus second over the seeds that both have."""
+    """Difference of two settings' losses: the mean of first minus second over the seeds that both have.
+
+    Attributes:
+        mean: the mean difference; infinite if only one setting diverged with some seed, NaN if both did.
+        error: standard error of the mean; NaN with fewer than three seeds.
+        seeds: number of seeds.
+        comparisons: number of differences that are judged together. They share the probability of a false positive.
+    """
 
     mean: float
-    error: float  # standard error of the mean; NaN with fewer than three seeds
+    error: float
     seeds: int
+    comparisons: int = 1
 
     @property
     def is_clear(self) -> bool:
@@ -167,12 +171,17 @@ class Difference:
             return True
         if self.seeds < 3:
             return abs(self.mean) > MARGIN
-        return abs(self.mean) > max(self.errors * self.error, SMALLEST)
+        return abs(self.mean) > max(self.half_width, SMALLEST)
 
     @property
     def errors(self) -> float:
         """Number of standard errors that a difference must exceed."""
-        return T_QUANTILES[max(seeds for seeds in T_QUANTILES if seeds <= self.seeds)]
+        return t_quantile(LEVEL / self.comparisons, self.seeds - 1)
+
+    @property
+    def half_width(self) -> float:
+        """Half the width of the confidence interval; NaN with fewer than three seeds."""
+        return self.errors * self.error if self.seeds > 2 else math.nan
 
     @property
     def criterion(self) -> str:
@@ -184,16 +193,19 @@ class Difference:
         if self.seeds < 3:
             few = "one seed" if self.seeds == 1 else "two seeds"
             return f"with {few} a difference counts above {MARGIN:g} nats"
+        together = f" for {self.comparisons} differences together" if self.comparisons > 1 else ""
         return (
-            f"a difference counts above {self.errors:g} standard errors of the {self.seeds} paired differences (t-test, 5%), "
-            f"and above {SMALLEST:g} nats"
+            f"a difference counts above {self.errors:.3g} standard errors of the {self.seeds} paired differences (t-test, "
+            f"{LEVEL:.0%}{together}), and above {SMALLEST:g} nats"
         )
 
 
-def difference(first: Group, second: Group) -> Difference:
+def difference(first: Group, second: Group, comparisons: int = 1) -> Difference:
     """Return the difference of two groups' test losses, paired by seed: both trained on the same batches.
 
-    It is infinite if only one of them diverged with some seed, and NaN if both did.
+    Args:
+        first, second: the groups.
+        comparisons: number of differences that are judged together.
     """
     by_seed = {run["settings"]["seed"]: loss for run, loss in zip(second.runs, second.losses(), strict=True)}
     pairs = [
@@ -206,4 +218,31 @@ def difference(first: Group, second: Group) -> Difference:
     differences = [loss - other for loss, other in pairs]
     finite = len(differences) > 2 and all(map(math.isfinite, differences))
     error = statistics.stdev(differences) / math.sqrt(len(differences)) if finite else math.nan
-    return Difference(statistics.fmean(differences), error, len(differences))
+    return Difference(statistics.fmean(differences), error, len(differences), comparisons)
+
+
+@cache
+def t_quantile(probability: float, freedom: int) -> float:
+    """Return the magnitude that Student's t exceeds with a probability, in either direction.
+
+    Example:
+        >>> from addnorm.lab.results import t_quantile
+        >>> round(t_quantile(0.05, 2), 3), round(t_quantile(0.05 / 3, 9), 3)
+        (4.303, 2.933)
+    """
+    low, high = 0.0, math.pi / 2  # of the angle whose tangent is t / sqrt(freedom)
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _t_tail(middle, freedom) > probability else (low, middle)
+    return math.tan(low) * math.sqrt(freedom)
+
+
+def _t_tail(angle: float, freedom: int) -> float:
+    """Return the probability that |t| exceeds sqrt(freedom) tan(angle): Abramowitz and Stegun 26.7.3 and 26.7.4."""
+    term = math.cos(angle) if freedom % 2 else 1.0
+    total = term if freedom > 1 else 0.0
+    for k in range(2 + freedom % 2, freedom - 1, 2):
+        term *= math.cos(angle) ** 2 * (k - 1) / k
+        total += term
+    inside = math.sin(angle) * total
+    return 1 - (2 * (angle + inside) / math.pi if freedom % 2 else inside)

@@ -23,6 +23,7 @@ __all__ = ["build_comparison_page"]
 TOP = (
     "scope",
     "loss",
+    "difference",
     "warm-up",
     "failures",
     "grid",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
 import addnorm
@@ -59,6 +61,31 @@ class TestRuns:
             expected = [p.grad is None for p in model.parameters()]
             step(model, ids)
         assert [p.grad is None for p in model.parameters()] == expected
+
+    @pytest.mark.parametrize(("wiring", "wrapped"), [("pre_ln", False), ("post_ln", True)])
+    def test_checkpoints_of_this_library(self, wiring: str, wrapped: bool) -> None:
+        """Record a stack whose layers are recomputed, by its option or in wrappers, with the gradients of the plain one."""
+        model = addnorm.nn.Encoder(2, D, nhead=2, wiring=wiring)
+        other = copy.deepcopy(model)
+        if wrapped:
+            apply_activation_checkpointing(other, check_fn=lambda module: isinstance(module, addnorm.nn.ResidualLayer))
+        else:
+            other.stack.checkpoint = True
+        x, recordings = torch.randn(2, 5, D), []
+        for each in (model, other):
+            with addnorm.record(each) as rec:
+                compute_loss(each(x)).backward()
+            recordings.append([entry.value for entry in rec.table()])
+        assert recordings[0] == recordings[1]
+        assert all(torch.equal(p.grad, q.grad) for p, q in zip(model.parameters(), other.parameters(), strict=True))
+
+    def test_empty_inputs_are_not_recorded(self) -> None:
+        model = addnorm.nn.Encoder(1, D, nhead=2)
+        with addnorm.record(model) as rec:
+            model(torch.randn(0, 5, D))
+            model(torch.randn(2, 5, D))
+        assert rec.steps == (1,)
+        assert "Note: forward 0 had an empty input: it is not recorded." in str(rec)
 
     def test_each_forward_is_a_step(self, ids: Tensor) -> None:
         """Record the gradients of each forward's own backward."""

@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from types import FrameType
 from typing import Any, Protocol
 
 from torch import Tensor, nn
+from torch._C import _len_torch_dispatch_stack
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from addnorm.stream.dataflow import fused_ops
 from addnorm.stream.dataflow.capture import find_written, operator_name
@@ -253,8 +256,11 @@ def use_nonreentrant_checkpoints() -> Iterator[None]:
 
     The forward of a reentrant checkpoint has no autograd graph on which gradients could be observed. A checkpoint none of whose
     inputs requires a gradient stays reentrant: it gives its parameters no gradients, and must not.
+
+    A forward that is observed is recomputed under a mode and with hooks too: without them this library's stacks save other
+    tensors.
     """
-    real = checkpoint.CheckpointFunction
+    real, generator = checkpoint.CheckpointFunction, checkpoint._checkpoint_without_reentrant_generator
 
     class WithGraph:
         @staticmethod
@@ -263,11 +269,39 @@ def use_nonreentrant_checkpoints() -> Iterator[None]:
                 return checkpoint.checkpoint(function, *args, use_reentrant=False, preserve_rng_state=preserve)
             return real.apply(function, preserve, *args)
 
+    def with_mode(
+        function: Any, preserve: bool = True, context: Any = checkpoint.noop_context_fn, *args: Any, **kwargs: Any
+    ) -> Any:
+        def contexts() -> tuple[Any, Any]:
+            forward, again = context()
+            return forward, _as_observed(again) if _len_torch_dispatch_stack() else again
+
+        is_debug = len(args) > 1 and args[1]  # torch accepts no context then
+        return generator(function, preserve, context if is_debug else contexts, *args, **kwargs)
+
     checkpoint.CheckpointFunction = WithGraph  # type: ignore[misc, assignment] # for as long as the block runs
+    checkpoint._checkpoint_without_reentrant_generator = with_mode  # type: ignore[assignment] # the same, by position
     try:
         yield
     finally:
         checkpoint.CheckpointFunction = real  # type: ignore[misc]  # as it was
+        checkpoint._checkpoint_without_reentrant_generator = generator
+
+
+@contextmanager
+def _as_observed(context: AbstractContextManager[Any]) -> Iterator[None]:
+    """Enter a context, a mode that runs each operator as it is, and a hook without effect on all modules."""
+    hook = register_module_forward_pre_hook(lambda module, args: None)
+    try:
+        with context, _Unchanged():  # type: ignore[no-untyped-call]  # torch does not type it
+            yield
+    finally:
+        hook.remove()
+
+
+class _Unchanged(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
 
 
 @share_context

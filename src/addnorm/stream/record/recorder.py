@@ -147,12 +147,16 @@ class _Recorder(ForwardStatistics):
         if torch._C._functorch.peek_interpreter_stack() is not None:  # tensors of a transform have no numbers yet
             self._note(f"forward {self._steps.forwards - 1} ran inside torch.func: it is not recorded")
             return None
+        tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        if tensors and not tensors[0].numel():
+            self._note(f"forward {self._steps.forwards - 1} had an empty input: it is not recorded")
+            return None
         if step % self.every:
             return None
         self.step = step
         self._key = call_key(self.model, args, kwargs)
         plan = self._plans.get(self._key)
-        shapes = tuple(t.shape for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor))
+        shapes = tuple(t.shape for t in tensors)
         if plan is None or (plan.depends_on_shape(self.masks is not None) and plan.shapes != shapes):
             plan = self._plans[self._key] = self._make_plan(args, kwargs)
             self.recording.metadata.setdefault("inputs", format_inputs(args, kwargs))

@@ -163,6 +163,8 @@ class Recording(Rendered, Measurements):
             rows,
             caption=NOTE + LONE_NOTE * bool(alone),
         )
+        if note := self.metadata.get("note"):
+            yield Paragraph(f"Note: {note}.", style="dim", space=True)
 
     def _find_lone_tokens(self) -> set[str]:
         """Return the sites whose similarity is NaN although the stream is finite: no sequence has two tokens with a direction."""
