@@ -104,6 +104,20 @@ def test_fused_model_keeps_its_calls(tmp_path):
     assert node_types(path)["SkipLayerNormalization"] == len(fusion.fused)
 
 
+def test_boundaries_of_several_streams_are_written_out(tmp_path):
+    stack = addnorm.ResidualStack([nn.Linear(16, 16)], 16, addnorm.wirings.mhc(2, iterations=1), norm="rms").eval()
+    with torch.no_grad():
+        for parameter in stack.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    path = export(stack, (X,), tmp_path / "mhc.onnx", form="skip", dynamic_shapes=dynamic(1))
+    assert check(path, stack, (torch.randn(3, 4, 16),)) < 1e-5
+
+
+class InPlace(nn.Module):
+    def forward(self, x):
+        return addnorm.add_layer_norm_(x, x.clone())
+
+
 class Drop(nn.Module):
     def forward(self, x):
         return addnorm.add_layer_norm(x, x, dropout_p=0.5)
@@ -115,6 +129,8 @@ def test_training_and_dropout_are_refused(tmp_path):
         export(encoder().train(), (X,), path)
     with pytest.raises(ValueError, match=r"^dropout_p is 0.5 in the model, expected 0: .*\.$"):
         export(Drop().eval(), (X,), path)
+    with pytest.raises(ValueError, match=r"^the program contains addnorm.add_norm_out, expected forward calls .*\.$"):
+        export(InPlace().eval(), (X,), path)
     with pytest.raises(ValueError, match=r"^form is 'fast', expected one of 'standard', 'skip', 'plain'"):
         export(encoder(), (X,), path, form="fast")
     with pytest.raises(ValueError, match=r"^opset_version is 17, expected a whole number from 18"):

@@ -19,9 +19,11 @@ from addnorm._util.optional import require
 from addnorm.fusion.export import export_fused
 from addnorm.fusion.fuse import is_fused
 from addnorm.onnx.check import check as check_file
-from addnorm.onnx.translations import DROPOUT, FORMS, PURPOSE, RMS_OPSET, Form, translations
+from addnorm.onnx.translations import DROPOUT, FORMS, PURPOSE, RMS_OPSET, TRANSLATED, Form, translations
+from addnorm.ops.decompositions import decompositions
 from addnorm.ops.options import NORMS
 from addnorm.ops.schema import ARGUMENTS
+from addnorm.ops.streams.schema import SCHEMAS as STREAMS
 
 __all__ = ["export"]
 
@@ -45,8 +47,8 @@ def export(
     """Write a module as an ONNX file, and check the file in onnxruntime first.
 
     The model is a module with layers of this library or one that `addnorm.fuse` has fused, in evaluation mode. It is exported
-    without gradients. The file is written as a whole or not at all. Weights of more than 1.8 GB go into a second file beside
-    it, with the ending ".data".
+    without gradients. Boundaries of several streams become elementary operators in every form. The file is written as a whole or
+    not at all. Weights of more than 1.8 GB go into a second file beside it, with the ending ".data".
 
     Args:
         model: the module, or a program that `torch.export.export` returned.
@@ -90,7 +92,7 @@ def export(
     check_writable(path)
     if isinstance(model, nn.Module) and model.training:
         raise ValueError(f"model is in training mode, expected evaluation mode: {DROPOUT}.")
-    program = _capture(model, tuple(inputs), dict(kwargs or {}), dynamic_shapes)
+    program = _decompose(_capture(model, tuple(inputs), dict(kwargs or {}), dynamic_shapes))
     calls = _calls(program)
     for call in calls:
         if call.get("dropout_p"):
@@ -138,13 +140,42 @@ def _capture(
         return torch.export.export(model, inputs, kwargs, dynamic_shapes=dynamic_shapes)
 
 
+def _operators(program: torch.export.ExportedProgram) -> list[torch.fx.Node]:
+    """Return the nodes of a program that call operators of this library."""
+    return [
+        node for node in program.graph.nodes if node.op == "call_function" and str(node.target).startswith("addnorm.")
+    ]
+
+
+def _decompose(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """Return a program whose boundaries of several streams are elementary operators: ONNX has no node for them."""
+    targets = {node.target for node in _operators(program)}
+    table = {
+        operator: formula
+        for operator, formula in decompositions(core_aten=False).items()
+        if operator in targets and operator._schema.name.removeprefix("addnorm::") in STREAMS
+    }
+    if not table:
+        return program
+    with _quiet():
+        return program.run_decompositions(table)  # type: ignore[no-any-return]  # torch does not type it
+
+
 def _calls(program: torch.export.ExportedProgram) -> list[dict[str, Any]]:
-    """Return the arguments by name of each operator of this library in a program."""
+    """Return the arguments by name of each operator of this library in a program.
+
+    Raises:
+        ValueError: an operator has no translation: it writes in place, or belongs to a backward.
+    """
     calls = []
-    for node in program.graph.nodes:
-        if node.op == "call_function" and str(node.target).startswith("addnorm."):
-            names = [argument.name for argument in ARGUMENTS[node.target._schema.name.removeprefix("addnorm::")]]
-            calls.append(dict(zip(names, node.args, strict=False)) | node.kwargs)
+    for node in _operators(program):
+        name = node.target._schema.name.removeprefix("addnorm::")  # type: ignore[union-attr]  # an operator
+        if name not in TRANSLATED:
+            raise ValueError(
+                f"the program contains addnorm.{name}, expected forward calls without out=: call the functions out of place."
+            )
+        names = [argument.name for argument in ARGUMENTS[name]]
+        calls.append(dict(zip(names, node.args, strict=False)) | node.kwargs)
     return calls
 
 

@@ -22,6 +22,7 @@ FORMS: tuple[Form, ...] = ("standard", "skip", "plain")
 RMS_OPSET = 23  # the first opset with RMSNormalization
 PURPOSE = "export to ONNX"
 DROPOUT = "call model.eval() before the export, since ONNX programs have no dropout of this library"
+TRANSLATED = ("add_norm", "add_norm_stream", "add_norm_forward")
 DEFAULTS = ForwardArguments._field_defaults
 
 
@@ -49,8 +50,9 @@ def translations(form: Form = "standard", *, opset_version: int = RMS_OPSET) -> 
         opset_version: the opset of the file, as passed to `torch.onnx.export`: from 18 on.
 
     Returns:
-        A mapping from operator overloads to functions. It covers the forward operators that an exported program contains. An
-        operator that draws a dropout mask raises ValueError.
+        A mapping from operator overloads to functions. It covers the forward operators that an exported program contains, but
+        those of `add_norm_streams`: run `addnorm.decompositions()` first. An operator that draws a dropout mask raises
+        ValueError.
 
     Raises:
         ImportError: onnxscript is not installed; the message has the command that installs it.
@@ -81,7 +83,7 @@ def translations(form: Form = "standard", *, opset_version: int = RMS_OPSET) -> 
         call = forward(ForwardArguments(**named))
         return *call.outputs(with_z=outputs > 1), call.placeholder()
 
-    functions = {"add_norm": add_norm, "add_norm_stream": add_norm_stream, "add_norm_forward": add_norm_forward}
+    functions = dict(zip(TRANSLATED, (add_norm, add_norm_stream, add_norm_forward), strict=True))
     table: dict[Any, Callable[..., Any]] = {}
     for name, function in functions.items():
         for overload in OVERLOADS[name]:
