@@ -106,6 +106,8 @@ def test_wirings_varying_factors():
     assert table == [["1", "1"], ["2", "0.7071"], ["3", "0.5774"]]
     deep = [line.split() for line in lines_of("layernorm_scaling", "--layers", 100) if re.match(r"\d+  ", line)]
     assert deep == [["1", "1"], ["2", "0.7071"], ["3", "0.5774"], ["50", "0.1414"], ["100", "0.1"]]
+    each = [line.split() for line in lines_of("depth_scaled", "--layers", 12) if re.match(r"\d+  ", line)]
+    assert (each[1], each[-1]) == (["2", "0.8165", "0.5774"], ["24", "0.9798", "0.2"])  # sqrt(24 / 25), sqrt(1 / 25)
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,7 @@ NO_SUM = "So the stream is no plain sum of writes"
                                  "x becomes λ x plus μ x_0 plus what it returns.", "x and x_mid become x plus"], []),
         (wirings.residual_scaling(), ["b ⊙ (what it returns + w) is added to a ⊙ (the stream + v).", "a and b start at 1"], [SUM]),
         (wirings.keel(), ["In layer 1, sublayer 2 reads", "α = S: 24 in 12 layers, 200 in 100."], []),
+        (wirings.depth_scaled(), ["from 0.7071 to 0.9798 in 12 layers", "from 0.7071 to 0.2 in 12 layers"], [SUM]),
         (wirings.hyper_connections(1), ["One stream begins as the embedding."], []),
         (Wiring("own", Row(a=0.5)), ["added to 0.5 times the stream.", f"{NO_SUM}: each factor rescales"], [SUM]),
         (Wiring("own", Row(a=Learned(1.0))), ["a is learned, a number for each sublayer, and starts at 1."], [SUM]),

@@ -303,8 +303,11 @@ def _stream_rows(stack: _Stack) -> list[list[str]]:
 
 
 def _factor_rows(stack: _Stack) -> list[list[str]]:
-    """Return the factors over the layers, those that are the same in all layers first."""
-    rows = stack.wiring.rows(stack.num_layers, stack.sublayers)[:: stack.sublayers]
+    """Return the factors over the layers, or over the sublayers where they differ in a layer; those without change first."""
+    rows, unit = stack.wiring.rows(stack.num_layers, stack.sublayers), "sublayer"
+    numbers = [tuple(getattr(row, name) for name in FACTORS) for row in rows]
+    if all(number == numbers[k - k % stack.sublayers] for k, number in enumerate(numbers)):
+        rows, unit = rows[:: stack.sublayers], "layer"
     factors = {name: [_factor(getattr(row, name), stack.wiring) for row in rows] for name in FACTORS}
     constant = {name: texts[0] for name, texts in factors.items() if len({*texts}) == 1}
     ones = [name for name, text in constant.items() if text == "1"]
@@ -312,7 +315,7 @@ def _factor_rows(stack: _Stack) -> list[list[str]]:
     lines += [[", ".join(ones), "1 in every layer"]] * bool(ones)
     varied = {name: texts for name, texts in factors.items() if name not in constant}
     if varied:
-        lines.append(["layer", "  ".join(f"{name}, {FACTORS[name]}" for name in varied)])
+        lines.append([unit, "  ".join(f"{name}, {FACTORS[name]}" for name in varied)])
         few = range(len(rows)) if len(rows) <= MOST_ROWS else (0, 1, 2, len(rows) // 2 - 1, len(rows) - 1)
         lines += [[str(k + 1), "  ".join(texts[k] for texts in varied.values())] for k in few]
     return lines

@@ -294,10 +294,10 @@ def _learned(name: str, factor: Learned, text: FactorText) -> str:
 
 
 def _format_at_depth(wiring: WiringData, name: str, depth: int) -> str:
-    """Return the numbers of a factor in a stack of `depth` layers."""
-    texts = (getattr(row, name).text for part in find_parts(wiring, depth) for row in part.rows)
-    text = next((text.strip("()") for text in texts if text), "1")
-    return re.sub(r"^(\S+) (?:\.\.\.|to) ", r"from \1 to ", text)
+    """Return the number of a factor in a stack of `depth` layers, or the first and the last one."""
+    texts = [getattr(row, name).text.strip("()") for part in find_parts(wiring, depth) for row in part.rows]
+    numbers = [number for text in texts if text for number in re.split(r" (?:\.\.\.|to) ", text)] or ["1"]
+    return numbers[0] if numbers[0] == numbers[-1] else f"from {numbers[0]} to {numbers[-1]}"
 
 
 def _starts(wiring: WiringData, parts: Sequence[Part]) -> list[str]:

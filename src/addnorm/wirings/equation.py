@@ -142,9 +142,12 @@ def explain(text: str) -> str:
         >>> from addnorm.wirings.equation import explain
         >>> explain("x' = x + f(N(x)),   y = N(x_L)")
         'N is a norm, f the sublayer, L the number of layers.'
+        >>> explain("x' = x + f(x)")
+        'f is the sublayer.'
     """
     found = [meaning for pattern, meaning in MEANINGS.items() if re.search(pattern, text.replace("_L", " L"))]
-    return f"{', '.join(found)}." if found else ""
+    sentence = re.sub(r"^(\S+) (the|an?) ", r"\1 is \2 ", ", ".join(found))  # without N the first one has no verb
+    return f"{sentence}." if found else ""
 
 
 def _lines(wiring: WiringData, num_layers: int | None, *, defines: bool = True) -> list[tuple[str, str]]:
