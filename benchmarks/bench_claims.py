@@ -292,7 +292,10 @@ def claims_section(document: Document) -> str:
     commit = document["commit"]
     at = f"commit {commit[:10]}{' with changes' if document['dirty'] else ''}" if commit else ""
     versions = f"torch {document['versions']['torch']}, Python {document['versions']['python']}"
-    where = ", ".join(filter(None, [document["machine"]["cpu"], "one thread", versions, at, document["date"][:10]]))
+    load = f"load {document['load']:.1f} before it began"  # the shares of time in the last claim depend on it
+    where = ", ".join(
+        filter(None, [document["machine"]["cpu"], "one thread", versions, at, document["date"][:10], load])
+    )
     return f"{markdown(['claim', 'criterion', 'measured', 'verdict'], lines)}\n\n{where}."
 
 

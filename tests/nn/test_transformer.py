@@ -163,6 +163,8 @@ REFUSED = {
         ValueError,
         r"x has shape \(5, 16\), expected \(batch, tokens, 16\): x.unsq",
     ),
+    "no input": (lambda: Encoder(1, D, HEADS)(None), TypeError, "x is NoneType, expected a tensor of shape"),
+    "a list": (lambda: Decoder(1, D, HEADS)(X, [MEMORY]), TypeError, "memory is list, expected a tensor of shape"),
     "no memory": (lambda: Decoder(1, D, HEADS)(X), TypeError, "memory is None, expected the tokens to attend to"),
     "a memory nobody asked for": (
         lambda: Decoder(1, D, HEADS, cross_attention=False)(X, MEMORY),

@@ -242,8 +242,10 @@ class CrossAttention(nn.Module):
         return _format_settings(self.nhead, self.dropout, False)
 
 
-def refuse_shape(name: str, x: Tensor, d_model: int) -> NoReturn:
-    """Raise an error for an input that is not `(batch, tokens, d_model)`."""
+def refuse_shape(name: str, x: Any, d_model: int) -> NoReturn:
+    """Raise an error for an input that is not a tensor `(batch, tokens, d_model)`."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} is {type(x).__name__}, expected a tensor of shape (batch, tokens, {d_model}).")
     remedy = f"its last dimension must be {d_model}"
     if x.dim() == 2 and x.shape[1] == d_model:
         remedy = f"{name}.unsqueeze(0) is a batch of one"

@@ -130,11 +130,11 @@ class _Blocks(nn.Module):
         """Return the stack's output; masks are merged once for all layers."""
         optional = (mask, key_mask, memory, memory_mask, memory_key_mask, cache)
         if self.batch_first and all(value is None for value in optional):
-            if x.dim() != 3:
+            if not isinstance(x, Tensor) or x.dim() != 3:
                 refuse_shape("x", x, self.d_model)
             return self.stack(x)  # type: ignore[no-any-return]  # torch does not type a module's call
         for name, t in (("x", x), ("memory", memory)):
-            if t is not None and t.dim() != 3:
+            if (t is not None or name == "x") and (not isinstance(t, Tensor) or t.dim() != 3):
                 refuse_shape(name, t, self.d_model)
         if not self.batch_first:
             x, memory = x.transpose(0, 1), None if memory is None else memory.transpose(0, 1)
