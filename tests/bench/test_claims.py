@@ -224,7 +224,7 @@ def test_losses_removals_and_gradients_are_those_of_the_lab(bench_claims, monkey
 
 def test_sections_have_claims_depths_and_trainings(bench_claims):
     document = {
-        "machine": {"cpu": "A CPU"}, "versions": {"torch": "2", "python": "3"}, "commit": "0" * 40, "dirty": False,
+        "machine": {"cpu": "A CPU"}, "versions": {"torch": "2", "python": "3"}, "commit": "0" * 40, "dirty": False, "load": 0.25,
         "date": "2026-01-01T00", "claims": claims.judge_all(GOOD), "results": GOOD, "protocol": {"steps": 300, "trained_seeds": [0]},
     }  # fmt: skip
     text = bench_claims.claims_section(document)
@@ -232,7 +232,9 @@ def test_sections_have_claims_depths_and_trainings(bench_claims):
     assert f"| {claim} |" in text
     assert "| closure of pre-LN: 1e-7 | **holds** |" in text
     assert "post_ln: 1 at L = 2, 1 at L = 64" in text
-    assert text.endswith("A CPU, one thread, torch 2, Python 3, commit 0000000000, 2026-01-01.")
+    assert text.endswith(
+        "A CPU, one thread, torch 2, Python 3, commit 0000000000, 2026-01-01, load 0.2 before it began."
+    )
     assert "| size of x_L (root mean square) | `pre_ln` | 1.41 | 5.66 | 8 |" in bench_claims.depth_section(document)
     text = bench_claims.training_section(document)
     assert "| `no_norm` | 12 | 0.001 | 0 | **99.000** | 1 | 1 |" in text

@@ -58,6 +58,11 @@ def test_page_begins_with_the_five_readers(page):
     assert all("](" in row for row in table.splitlines()[2:] if row)
 
 
+def test_every_benchmark_is_in_the_list_of_benchmarks():
+    text = (ROOT / "benchmarks/README.md").read_text()
+    assert [path.name for path in ROOT.glob("benchmarks/bench_*.py") if f"| `{path.name}`" not in text] == []
+
+
 def test_every_page_is_in_the_list_of_pages():
     text = (ROOT / "docs/README.md").read_text()
     for path in (ROOT / "docs").glob("*.md"):
