@@ -367,7 +367,8 @@ class ResidualStack(nn.Module):
     def extra_repr(self) -> str:
         """Return the wiring and its equation."""
         ends = replace(self.wiring, final_norm=self.norm_final is not None)
-        text = ends.equation(self.num_layers if self.sublayers_per_layer == 2 else None)  # which assumes two
+        fits = self.sublayers_per_layer == 2 and (self.head is None or self.head.head.n <= 100)  # more take long
+        text = ends.equation(self.num_layers if fits else None)
         return "\n".join([f"{self.wiring!r}:", text]) if "\n" in text else f"{self.wiring!r}: {text}"
 
 
