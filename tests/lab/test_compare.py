@@ -69,6 +69,20 @@ def test_compare_reuses_results(tmp_path, computed):
     assert again.stacks == first.stacks
 
 
+@pytest.mark.parametrize(
+    ("old", "new"), [('"test":', '"test":"x","t":'), ('"diverged":', '"d":'), ('"losses":[', '"losses":2,"l":[')]
+)
+def test_compare_refuses_damaged_results(tmp_path, computed, old, new):
+    compare_locally(["post_ln"], out=tmp_path)
+    file = tmp_path / "results.jsonl"
+    file.write_text(file.read_text().replace(old, new))
+    with pytest.raises(
+        ValueError, match=r"results\.jsonl has a damaged result with key \w+, without its \w+: remove the line"
+    ):
+        compare_locally(["post_ln"], out=tmp_path)
+    assert len(computed) == 1
+
+
 def test_compare_computes_only_missing_results(tmp_path, computed):
     compare_locally(["post_ln"], out=tmp_path)
     lines = (tmp_path / "results.jsonl").read_bytes()

@@ -3,12 +3,14 @@
 import math
 import random
 import statistics
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from addnorm.lab.comparison import gradient_ratio, share_of
 from addnorm.lab.results import Difference, difference, t_quantile
+from addnorm.lab.theory import init_stacks, measure_init
 from support.lab_runs import compared, planted
 
 INF = math.inf
@@ -235,6 +237,20 @@ def test_loss_finding_states_its_criterion():
         assert finding.numbers == {"a": 1.0, "b": 2.0}
     (finding,) = [entry for entry in compared(*seeds("a", INF), *seeds("b", INF)).verdict if entry.about == "loss"]
     assert finding.criterion == "no seed trained under both settings"
+
+
+def test_untrained_wirings_are_described_without_training():
+    stacks = [measure_init(stack) for stack in init_stacks(["pre_ln", "mhc"], depths=[2], seeds=[0])]
+    comparison = replace(compared(), compared=("pre_ln", "mhc", "parallel"), stacks=stacks)
+    one, several, unknown = [finding for finding in comparison.verdict if finding.about == "untrained"]
+    assert one.sentence.startswith(
+        "Untrained pre_ln, 2 layers: from x_0 to x_L the root mean square of the stream changes by a factor of "
+    )
+    assert one.numbers["growth"] == pytest.approx(math.sqrt(stacks[0]["variance"][-1] / stacks[0]["variance"][0]))
+    assert several.sentence.startswith(
+        f"Untrained mhc, 2 layers: the largest read is {max(stacks[1]['read']):.3g} times x_0"
+    )
+    assert unknown.sentence == "Untrained stacks of parallel are not measured: the toy model has none of their kind."
 
 
 @pytest.mark.parametrize("width", [1, 80])

@@ -114,6 +114,8 @@ def compare(
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory()) if out is None else out
         store = stack.enter_context(ResultStore(Path(folder)).writing())
+        for job in todo:
+            store.check(job.key)
         _run_jobs([job for job in todo if job.key not in store.results], store, jobs, cluster, seconds, console)
         results = [job.renamed(store.results[job.key]) for job in todo]
     return Comparison(

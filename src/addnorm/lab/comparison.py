@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from addnorm._util.numbers import format_count
 from addnorm._util.tables import Block, Column, Paragraph, Rendered, Row, Table
 from addnorm.lab.measure import Numbers
-from addnorm.lab.results import Group, Results, difference
+from addnorm.lab.results import Finding, Group, Results, difference
+from addnorm.lab.untrained import describe_untrained
 from addnorm.wirings.row import format_factor
 
 __all__ = ["SCHEMA", "Comparison", "Finding"]
@@ -26,20 +26,6 @@ VERSION = 1
 WIDTH = 100  # columns of a sentence
 DETAIL = ("losses", "recorded", "map", "after", "sites")  # numbers by step and depth, only in results.jsonl
 LEARNED = 0.1  # nats below the entropy of single characters: a model with less has learned nothing
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Sentence of a verdict: its topic, the text, the criterion that selected it, and the numbers."""
-
-    about: str
-    sentence: str
-    criterion: str
-    numbers: Numbers = field(default_factory=dict)
-
-    def to_dict(self) -> Numbers:
-        """Return the finding for JSON."""
-        return {"about": self.about, "sentence": self.sentence, "criterion": self.criterion, "numbers": self.numbers}
 
 
 class Comparison(Results, Rendered):
@@ -348,7 +334,10 @@ def _published(results: Results) -> Iterator[Finding]:
         yield Finding("at init", sentence, "each number lies in its band", {"met": num_met, "of": len(checks)})
 
 
-RULES = (_ranks, _warm_ups, _failures, _edges, _gradients, _shares, _ablations, _costs, _mixing, _sources, _published)
+RULES = (
+    _ranks, _warm_ups, _failures, _edges, _gradients, _shares, _ablations, _costs, _mixing, _sources, describe_untrained,
+    _published,
+)  # fmt: skip
 
 
 def _first_step(run: Numbers) -> Numbers | None:

@@ -23,6 +23,12 @@ from addnorm.lab.measure import Numbers
 __all__ = ["ResultStore", "read_progress", "write_progress"]
 
 KINDS = ("run", "untrained")
+# Fields of a result, with their types: those without which no comparison can be made.
+FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
+    "run": {"settings": dict, "losses": list, "sites": list, "recorded": dict, "diverged": bool}
+    | dict.fromkeys(("validation", "test", "seconds"), (int, float)),
+    "untrained": {"stacks": list},
+}
 START = b'{"kind":"'  # of each line
 
 
@@ -93,6 +99,16 @@ class ResultStore:
             except (ValueError, TypeError, KeyError, RecursionError):
                 raise self._refusal(number) from None
         return self.results
+
+    def check(self, key: str) -> None:
+        """Raise a ValueError for a finished result that lacks a field, or has a field of a wrong type."""
+        result = self.results.get(key, {})
+        for name, types in FIELDS[result["kind"]].items() if result else ():
+            if not isinstance(result.get(name), types):
+                raise ValueError(
+                    f"out is '{self.folder}', whose {self.file.name} has a damaged result with key {key}, without its {name}: "
+                    "remove the line, or choose another directory."
+                )
 
     def append(self, result: Numbers) -> None:
         """Append a result, wait until it is on the disk, and delete the files of its open run.

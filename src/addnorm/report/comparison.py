@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from addnorm._util.numbers import format_count, format_number
 from addnorm.lab import plot
 from addnorm.lab.comparison import Comparison
+from addnorm.lab.untrained import summarize_stack
 from addnorm.report import comparison_figures as figures
 from addnorm.report.model import versions
 from addnorm.report.page import Block, Cell, Facts, Finding, Findings, Page, Section, Table
@@ -30,6 +31,7 @@ TOP = (
     "cost",
     "gain",
     "direct path",
+    "untrained",
     "at init",
 )  # topics of the verdict; others are beside their figures
 NAMED = 5  # wirings in the title
@@ -248,6 +250,27 @@ def _untrained(comparison: Comparison) -> list[Section]:
              ("‖∂loss / ∂x‖", lambda row: row["gradient"])],
         ),
     ]  # fmt: skip
+    several: list[list[Cell]] = [
+        [
+            row["wiring"],
+            row["num_layers"],
+            *(summarize_stack(row)[name] for name in ("read", "pre_read", "difference", "gain")),
+        ]
+        for row in comparison.untrained
+        if row["wiring"] in comparison.compared and "variance" not in row
+    ]
+    if several:
+        head = [
+            "wiring",
+            "layers",
+            "largest read / x_0",
+            "the same in pre_ln",
+            "difference from pre_ln's output",
+            "gain of the mixing",
+        ]
+        blocks.append(
+            Table(head, several, "Compared wirings with several streams; the gain is that of random coefficients")
+        )
     return [
         Section("Before training", INIT_INTRO, blocks),
         Section("Published results", "Results of papers on untrained wirings, each with the band of its number.",
