@@ -89,6 +89,8 @@ def run(
 def _parse_wiring(spec: str) -> Wiring:
     """Return the wiring of NAME or NAME:OPTION=VALUE,..."""
     name, _, options = spec.partition(":")
+    if "," in name:
+        raise ArgumentError(f"WIRING is '{spec}', expected names separated by spaces: {' '.join(spec.split(','))}.")
     try:
         return make_wiring(name, options.split(",") if options else (), example="mix_ln:k=3", argument="WIRING")
     except ValueError as error:
