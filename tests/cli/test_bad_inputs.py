@@ -84,11 +84,12 @@ def test_bad_input_gives_one_sentence(bad, folder, monkeypatch, threads):
     assert Path("/dev/null").is_char_device()
 
 
-def test_prints_of_a_model_go_to_stderr(folder, monkeypatch):
+@pytest.mark.parametrize("command", ["inspect", "record", "decompose", "ablate"])
+def test_prints_of_a_model_go_to_stderr(command, folder, monkeypatch):
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))
-    _, errors, result = run("inspect hostile:prints --json")
-    assert errors == "hello from the model"
+    _, errors, result = run(f"{command} hostile:prints --json")
+    assert {*errors.split(" / ")} == {"hello from the model", "and from its forward"}
     assert result.stdout.startswith("{")
 
 

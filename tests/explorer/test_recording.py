@@ -13,7 +13,7 @@ from torch import nn
 import addnorm
 from addnorm import explorer
 from addnorm._util.jsonio import to_jsonable
-from addnorm.explorer.recording import MAX_STEPS, NAMES, Recordings
+from addnorm.explorer.recording import MAX_CELLS, MAX_STEPS, NAMES, Recordings
 from addnorm.explorer.recording import _labels as labels
 from addnorm.stream.record.recording import Recording
 from addnorm.stream.record.schema import Balance, RecordedSite
@@ -100,12 +100,28 @@ def test_labels_of_sites(of, post_ln, two_streams):
     named = ["x_0", *(f"{kind} {layer}" for layer in (1, 2, 3) for kind in ("attention", "feed-forward"))]
     assert [site["label"] for site in result["sites"]] == named
     assert result["map"]["depths"] == named
+    assert result["map"]["places"] == [*range(len(named))]
     assert {*result["map"]["sources"]} == {*named, "norm biases"}
     decoder = answer(of(two_streams), stream="decoder")
     assert [site["label"] for site in decoder["sites"]][1:4] == ["attention 1", "cross-attention 1", "feed-forward 1"]
     assert decoder["sites"][-1]["label"] == "final norm"
     alike = [RecordedSite(name, name, "other", 0) for name in ("a", "b")]
     assert labels(alike) == ["other 1, a", "other 1, b"]
+
+
+def test_map_of_many_sublayers_is_thinned(of):
+    n = 300
+    sites = [RecordedSite("x_0", "", "start", None), *(RecordedSite(f"f{k}", f"f{k}", "other", k) for k in range(n))]
+    shares = [[1 / (depth + 1) if k <= depth else 0.0 for k in range(n + 1)] for depth in range(n + 1)]
+    rec = Recording(sites, memory_maps={"stream": ([site.id for site in sites], shares)})
+    rec.add(0, 1, "write", "l2", 1.0)
+    drawn = answer(of(rec))["map"]
+    places, starts = drawn["places"], drawn["starts"]
+    assert len(places) == len(drawn["depths"]) == len(drawn["shares"]) == MAX_CELLS
+    assert (places[0], places[-1], starts[:2], drawn["sources"][0]) == (0, n, [0, 1], "x_0")
+    for place, column in zip(places, drawn["shares"], strict=True):
+        ends = [*starts[1:], n + 1]
+        assert column == pytest.approx([sum(shares[place][a:b]) for a, b in zip(starts, ends, strict=True)])
 
 
 def test_map_counts_several_adds(of):

@@ -13,6 +13,7 @@ from torch.func import functional_call
 import addnorm
 from addnorm import fuse
 from addnorm.fusion import benchmark, fused_call, runs
+from addnorm.fusion.backend import CAPTURED_ANEW
 from addnorm.fusion.proof import prove
 from support.changed_models import with_library_norms
 from support.families import families
@@ -122,6 +123,27 @@ def test_fuse_refuses_fused_and_compiled_models():
     model.compile(backend="eager")
     with pytest.raises(ValueError, match="model is compiled already"):
         fuse(model, X)
+
+
+def test_fuse_refuses_graphs_that_no_other_call_uses():
+    model, seen = Model().eval(), []
+    model.register_forward_hook(
+        lambda _, inputs, y: seen.append(y.detach())
+    )  # a guard on its length fails at every call
+    fusion = fuse(model, X)
+    assert not fusion.fused
+    assert {boundary.reason for boundary in fusion.unfused} == {CAPTURED_ANEW}
+    assert model._compiled_call_impl is None
+
+
+def test_proof_compares_no_gradients_of_nan():
+    x = X.clone()
+    x[0] = torch.nan
+    fusion = fuse(Model().eval(), x)
+    uncompared = [difference.name for difference in fusion.proof.gradients if not difference.is_compared]
+    assert len(uncompared) > 1
+    assert all(difference.is_compared for difference in fusion.proof.outputs)
+    assert f"{len(uncompared)} more without a finite number are not compared" in " ".join(str(fusion).split())
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------------

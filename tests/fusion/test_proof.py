@@ -79,7 +79,9 @@ def test_proof_converts_to_json():
     proof = prove(model, model, change_copy(model, drop_parameters(bias=True)), (X,), {})
     document = json.loads(json.dumps(proof.to_dict(), allow_nan=False))
     assert document["holds"] is False
-    assert {"name", "max_abs", "eager_error", "magnitude", "tolerance", "holds"} == {*document["outputs"][0]}
+    assert {"name", "max_abs", "eager_error", "magnitude", "tolerance", "is_compared", "holds"} == {
+        *document["outputs"][0]
+    }
 
 
 def test_worst_uses_the_largest_share_of_tolerance():

@@ -67,6 +67,19 @@ class TestAblateEach:
         assert addnorm.ablate_each(inspection, x, sites=inspection.sites[:1])[0].output_change == change
         assert len(once) == len(again) == 1
 
+    def test_output_that_is_a_number_is_the_loss(self, x: Tensor) -> None:
+        class Loss(Model):
+            def forward(self, x: Tensor) -> Tensor:
+                return super().forward(x).square().mean()
+
+        model = Loss().eval()
+        inspection = addnorm.inspect(model, x)
+        for ablation in addnorm.ablate_each(inspection, x):
+            with torch.no_grad():
+                whole = float(model(x))
+                with addnorm.ablate(ablation.site):
+                    assert ablation.loss_change == pytest.approx(float(model(x)) - whole, abs=1e-6)
+
     @pytest.mark.parametrize("form", ["dict", "tuple"])
     def test_loss_of_the_output(self, x: Tensor, form: str) -> None:
         class Lossy(Model):

@@ -47,7 +47,14 @@ def number_as_keyword(): return Toy(), (), {3: x}
 def list_as_keywords(): return Toy(), (), [x]
 def four(): return Toy(), (), {}, 1
 def generator(): yield Toy()
-def prints(): print("hello from the model"); return Toy(), (x,)
+def prints(): print("hello from the model"); return Toy(lambda y: [print("and from its forward"), y][1]), (x,)
+def without_eval():
+    model = Toy()
+    model.train = lambda mode: fail(NotImplementedError("Calling eval() is not supported yet."))  # as modules of torch.export
+    return model, (x,)
+def counts():
+    calls = []
+    return Toy(lambda y: [calls.append(1), y * len(calls)][1]), (x,)
 """
 
 

@@ -84,12 +84,20 @@ def print_message(sentence: str) -> None:
 
 
 @contextmanager
-def working(title: str) -> Iterator[None]:
+def working(title: str, has_bar: bool = False) -> Iterator[None]:
     """Show that a step is running: on a terminal at once, elsewhere in lines with its seconds if it takes long.
 
     What a model prints goes to stderr, so that stdout has the result alone.
+
+    Args:
+        title: what runs.
+        has_bar: the step shows a progress bar of its own on a terminal.
     """
     console = Console(stderr=True)
+    if has_bar and console.is_terminal:
+        with redirect_stdout(sys.stderr):
+            yield
+        return
     if not console.is_terminal:
         ended = threading.Event()
         threading.Thread(target=_announce, args=(f"{title[:1].upper()}{title[1:]}", ended), daemon=True).start()

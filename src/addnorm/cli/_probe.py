@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from addnorm.cli._model import token_mask
-from addnorm.stream.ablate import find_logits
+from addnorm.stream.ablate import find_logits, find_loss
 from addnorm.stream.models.hf import ModelLoadError
 from addnorm.stream.models.load import LoadedModel, input_error
 
@@ -40,8 +40,8 @@ class ProbeLoss:
 
     def __call__(self, output: Any, mask: Tensor | None) -> Tensor:
         """Return the loss of a model's output; the mask is true for tokens that are not padding."""
-        own = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
-        if isinstance(own, Tensor):
+        own = find_loss(output)
+        if own is not None:
             self.sentence = "The loss is the model's own."
             return own
         y = find_logits(output)

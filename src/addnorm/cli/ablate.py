@@ -14,7 +14,7 @@ from addnorm.cli._model import (
     model_facts,
     with_model,
 )
-from addnorm.cli._output import print_json, print_notes, stderr_if_terminal, stdout
+from addnorm.cli._output import print_json, print_notes, stderr_if_terminal, stdout, working
 from addnorm.stream.models.hf import first_line, quiet
 
 __all__ = ["run"]
@@ -33,11 +33,11 @@ def run(model: ModelOptions, as_json: bool, mode: Literal["zero", "mean"]) -> st
     if not inspection.sites:
         return describe_failure(inspection)
     try:
-        with quiet():
+        with working(f"ablate {inspection.model}", has_bar=True), quiet():
             result = addnorm.ablate_each(
                 inspection, *loaded.args, mode=mode, progress=stderr_if_terminal(), **loaded.kwargs
             )
-    except (RuntimeError, TypeError) as error:  # an operand cannot be replaced, or the output has no tensor
+    except Exception as error:  # an operand cannot be replaced, the output has no tensor, or another one of the model
         return f"{inspection.model} cannot be ablated ({first_line(error)})."
     if as_json:
         facts = {"schema": "addnorm.ablation", "schema_version": 1, **model_facts(loaded), "model": inspection.model}

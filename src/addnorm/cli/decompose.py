@@ -25,6 +25,8 @@ __all__ = ["print_shares", "run"]
 
 NOTE = "The share of a source is ⟨its part, x⟩ / |x|² of a token, averaged over the tokens; the shares sum to one."
 
+NAN = "nan: the stream of a token that counts holds NaN or infinite numbers, which have no share."
+
 
 @with_model
 def run(model: ModelOptions, as_json: bool, float64: bool) -> str | None:
@@ -69,7 +71,8 @@ def run(model: ModelOptions, as_json: bool, float64: bool) -> str | None:
             title = f"{inspection.model}, {depth}: the sum of its parts, relative error {decomposition.closure:.1e}"
             print_shares(console, title, stream_shares)
         if decompositions:
-            print_notes(console, NOTE, describe_inputs(loaded), loaded.source)
+            has_nan = any(share != share for part in shares for share in part.values())
+            print_notes(console, NOTE, *[NAN] * has_nan, describe_inputs(loaded), loaded.source)
     return " ".join(refused) or None
 
 

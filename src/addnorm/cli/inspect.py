@@ -81,9 +81,9 @@ def _write_report(path: Path, loaded: LoadedModel, inspection: Inspection, model
     ablation = "the write of each sublayer is replaced by zero"
     ablations: Sequence[Ablation] = ()
     try:
-        with quiet():
+        with working(f"ablate {inspection.model}", has_bar=True), quiet():
             ablations = addnorm.ablate_each(inspection, *loaded.args, progress=stderr_if_terminal(), **loaded.kwargs)
-    except (RuntimeError, TypeError) as error:  # an operand cannot be replaced, or the output has no tensor
+    except Exception as error:  # an operand cannot be replaced, the output has no tensor, or another one of the model
         ablation = f"The model cannot be ablated ({first_line(error)})."
     has_gradients = bool(recording.series("grad", "l2") or recording.series("params", "grad_l2"))
     now = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC"

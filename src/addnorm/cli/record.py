@@ -8,8 +8,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,6 +89,7 @@ def run(
     mask = "attention_mask" if token_mask(loaded.kwargs) is not None else None
     finished, at_last_step = 0, Recording()
     with (
+        redirect_stdout(sys.stderr),  # of what the model prints
         quiet(),
         addnorm.record(loaded.model, grads=grads, layers=layers, tokens=mask) as recording,
         _progress() as bar,

@@ -6,6 +6,7 @@ statistic at one site over at most `MAX_STEPS` steps.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,6 +22,7 @@ from addnorm.stream.record.schema import BY_NAME, ENDS, Balance, RecordedSite, s
 
 __all__ = ["Query", "Recordings"]
 
+MAX_CELLS = 120  # of a map in each direction: a browser takes minutes to draw a million cells
 MAX_STEPS = 2000  # of a list or a curve: more than a page has pixels
 SHARES_TOLERANCE = 1e-4  # of the sum of shares that were computed in float32
 BALANCE_FACTOR, BALANCE_ROUNDOFF = (
@@ -172,7 +174,11 @@ def _series(rec: Recording, sites: Sequence[RecordedSite], step: int, stream: st
 
 
 def _map(rec: Recording, stream: str, sites: Sequence[RecordedSite]) -> dict[str, Any] | None:
-    """Return the shares of the sources at each depth. Depths are named after sublayers where each sublayer has one add."""
+    """Return the shares of the sources at each depth. Depths are named after sublayers where each sublayer has one add.
+
+    Of more than `MAX_CELLS` depths that many are returned, evenly spaced, with their `places`. Neighbouring sources are then
+    added up; `starts` has the first of each group.
+    """
     sources, shares = rec.memory_maps.get(stream, ([], []))
     if not shares:
         return None
@@ -180,11 +186,26 @@ def _map(rec: Recording, stream: str, sites: Sequence[RecordedSite]) -> dict[str
     depths = [name for site, name in zip(sites, _labels(sites), strict=True) if site.kind != "final"]
     if len(depths) != len(shares):
         depths = ["x_0", *(f"after add {k}" for k in range(1, len(shares)))]
+    names = [named.get(source, source) for source in sources]
+    places, starts = [*range(len(shares))], [*range(len(sources))]
+    if max(len(shares), len(sources)) > MAX_CELLS:
+        places = _spread(len(shares))
+        bounds = [0, *(k + 1 for k in _spread(len(sources)))]
+        groups = list(itertools.pairwise(bounds))
+        starts = bounds[:-1]
+        names = [names[a] if b == a + 1 else f"{names[a]} to {names[b - 1]}" for a, b in groups]
+        shares = [[math.fsum(shares[place][a:b]) for a, b in groups] for place in places]
     return {
-        "sources": [named.get(source, source) for source in sources],
-        "depths": depths[: len(shares)],
+        "sources": names, "starts": starts, "depths": [depths[place] for place in places], "places": places,
         "shares": shares,
-    }
+    }  # fmt: skip
+
+
+def _spread(count: int) -> list[int]:
+    """Return at most `MAX_CELLS` numbers below `count`, evenly spaced, with the first and the last."""
+    if count <= MAX_CELLS:
+        return [*range(count)]
+    return [round(k * (count - 1) / (MAX_CELLS - 1)) for k in range(MAX_CELLS)]
 
 
 def _source(site: RecordedSite) -> str:
@@ -307,6 +328,9 @@ def _wiring(known: Mapping[str, Any], rec: Recording) -> Badge:
     name = known.get("wiring")
     if not isinstance(name, str):
         return _badge("wiring", OPEN, "not a known wiring", "; ".join(details))
+    sites = map(_as_dict, _as_dict(known.get("sites")).values())
+    if any(site.get("closes") is not True for site in sites):
+        return _badge("wiring", OPEN, f"{_title(name)}, not proved", "; ".join(details))
     return _badge("wiring", PROVED, _title(name), "; ".join(details))
 
 

@@ -30,13 +30,17 @@ from addnorm.fusion.runs import StateSnapshot
 from addnorm.stream.find.inspect import capture_flow
 from addnorm.stream.find.norms import find_norms
 
-__all__ = ["ModelBackend", "backend", "compile_graph", "fuse_graph", "run_eagerly"]
+__all__ = ["CAPTURED_ANEW", "ModelBackend", "backend", "compile_graph", "fuse_graph", "run_eagerly"]
 
 Forward = Callable[..., Any]
 PARAMETER_OF_SELF = re.compile(r"L\['self'\]((?:\._modules\[[^\]]*\])*)\._parameters\[")
 TORCH_RNG = {"fallback_random": True}  # option of Inductor: draw random numbers as torch does
 GRAPH_BREAK = "a graph break separates its add and its norm"
 NOT_CAPTURED = "torch.compile captures no graph of it"
+CAPTURED_ANEW = (
+    "torch.compile captures the model anew at every call, or no longer, as with hooks that append to a list or print"
+)
+CALLS = 3  # until the graphs of earlier calls are used: a number that changes between calls is captured once more
 
 
 def backend(
@@ -176,6 +180,7 @@ class ModelBackend:
         self.boundaries_by_mode: dict[bool, list[tuple[Boundary, ...]]] = {}
         self._is_recording, self._is_timing = True, False
         self._timers: list[NodeTimer] = []
+        self._num_captured = self._num_runs = 0
         self._has_checkpoints = False
         self._root = ""
         self._paths = {str(id(module)): path for path, module in model.named_modules()}
@@ -183,6 +188,7 @@ class ModelBackend:
 
     def __call__(self, graph: fx.GraphModule, example_inputs: Sequence[Any]) -> Forward:
         """Fuse a graph and return the function that runs it, as torch.compile requires."""
+        self._num_captured += 1
         self._root = self._root_of(graph)
         self._has_checkpoints |= bool(_checkpoint_nodes(graph))
         number = len(self._timers) if self._is_recording else None
@@ -191,7 +197,10 @@ class ModelBackend:
         weights = [inputs.index(boundary.weight) if boundary.weight in inputs else None for boundary in boundaries]
         forward = compile_graph(graph, example_inputs, options=TORCH_RNG) if self.inductor else run_eagerly(graph)
 
+        is_fused = any(boundary.is_fused for boundary in boundaries)
+
         def run(*values: Any) -> Any:
+            self._num_runs += is_fused
             if self._is_timing and number is not None:
                 return self._timers[number].run(*values)
             if self._is_recording:
@@ -230,6 +239,16 @@ class ModelBackend:
         """Record no more Add & Norms, and drop the timers' copies of the graphs."""
         self._is_recording = self._is_timing = False
         self._timers = []
+
+    def is_reused(self, call: Callable[[], Any], state: StateSnapshot) -> bool:
+        """Return whether another call of the fused model runs fused graphs that are captured already."""
+        for _ in range(CALLS):
+            captured, runs = self._num_captured, self._num_runs
+            with state.restored():
+                call()
+            if self._num_captured == captured:
+                return self._num_runs > runs
+        return False
 
     def measure_share(self, call: Callable[[], Any], state: StateSnapshot) -> float | None:
         """Return the share of Add & Norm in a forward pass before fusing; None if it is not known, as with checkpoints."""

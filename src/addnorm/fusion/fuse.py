@@ -13,12 +13,13 @@ import types
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from addnorm.fusion.backend import ModelBackend
+from addnorm.fusion.backend import CAPTURED_ANEW, ModelBackend
 from addnorm.fusion.benchmark import measure
 from addnorm.fusion.encoder import keep_padding_zero, padding_encoders
 from addnorm.fusion.proof import prove
@@ -87,6 +88,13 @@ def fuse(model: nn.Module, *args: Any, compile: bool = False, benchmark: bool = 
             raise VerificationError(fusion)
         if fusion.fused:
             state = StateSnapshot(model, (args, kwargs))
+            modes: list[dict[str, Tensor]] = [{}]
+            if proof.gradients:
+                modes.append({name: p for name, p in model.named_parameters() if p.requires_grad})
+            if not all(backend.is_reused(partial(run, after, args, kwargs, mode), state) for mode in modes):
+                unfused = (replace(one, reason=one.reason or CAPTURED_ANEW) for one in boundaries)
+                fusion = replace(fusion, boundaries=tuple(unfused))
+        if fusion.fused:
             fusion = replace(fusion, share=backend.measure_share(lambda: run(after, args, kwargs, {}), state))
             backend.stop_recording()
             if benchmark:

@@ -198,7 +198,9 @@ def _proof_blocks(proof: Proof) -> Iterator[Block]:
     }
     if proof.holds:
         yield Paragraph(_verdict(proof), space=True)
-        closest = [(kind, worst(differences)) for kind, differences in kinds.items()]
+        closest = [
+            (kind, worst([one for one in differences if one.is_compared])) for kind, differences in kinds.items()
+        ]
         yield _difference_table([(kind, difference) for kind, difference in closest if difference is not None])
     else:
         count = " and ".join(
@@ -223,11 +225,13 @@ def _proof_blocks(proof: Proof) -> Iterator[Block]:
 def _verdict(proof: Proof) -> str:
     parts = []
     for kind, differences in (("output", proof.outputs), ("gradient", proof.gradients)):
-        identical = sum(difference.max_abs == 0 for difference in differences)
-        count = format_count(len(differences), kind) if differences else f"no {kind}s"
-        parts.append(
-            count + f" ({'all' if identical == len(differences) else identical} bit-identical)" * bool(identical)
-        )
+        compared = [difference for difference in differences if difference.is_compared]
+        identical = sum(difference.max_abs == 0 for difference in compared)
+        remarks = [f"{'all' if identical == len(compared) else identical} bit-identical"] * bool(identical)
+        if len(compared) < len(differences):
+            remarks.append(f"{len(differences) - len(compared)} more without a finite number are not compared")
+        count = format_count(len(compared), kind) if compared else f"no {kind}s"
+        parts.append(count + f" ({', '.join(remarks)})" * bool(remarks))
     is_rounded = any(difference.max_abs for difference in (*proof.outputs, *proof.gradients))
     error = "" if proof.gradient_error is None else f" (the model itself raises {proof.gradient_error})"
     return f"Proven equal{' up to rounding' if is_rounded else ''}: {' and '.join(parts)}{error}."

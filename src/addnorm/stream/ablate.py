@@ -39,6 +39,7 @@ __all__ = ["Ablation", "Ablations", "ablate", "ablate_each", "find_logits", "fin
 
 # Arguments of this library's operators that make up the write, and options that are added to the branch.
 WRITE_ARGUMENTS = {"branch", *(option.name for option in ADD_OPTIONS if option.gradient in ("branch", "z"))}
+REPEATED = 1e-3  # relative change of the output of a second call; kernels that add in any order change less
 ADDITIVE_OPTIONS = tuple(option.name for option in ADD_OPTIONS if option.additive)
 
 Mode = Literal["zero", "mean"]
@@ -177,7 +178,7 @@ class _WriteEdit:
         """Return the error for a forward that ran other operators than the inspected one."""
         return RuntimeError(
             f"the forward did not reach site {self.site.id!r}, expected the operators of the inspected run: inspect "
-            "the model as it is called here (training or evaluation, with gradients or without)."
+            "the model as it is called here (training or evaluation, with gradients, without, or in inference mode)."
         )
 
     def _write_arguments(self, func: Any, names: list[str], arguments: dict[str, Any]) -> set[str]:
@@ -298,10 +299,10 @@ def ablate_each(
     """Ablate each sublayer in turn and measure the change of the loss and of the output.
 
     Args:
-        inspection: result of `addnorm.inspect`. Its model runs once whole and once for each site.
+        inspection: result of `addnorm.inspect`. Its model runs twice whole, which must give the same, and once for each site.
         args: positional arguments of the model's forward.
-        loss: function from the model's output to a number. By default the output's own `loss`, or the number that it begins
-            with; without either there is no loss.
+        loss: function from the model's output to a number. By default the output's own `loss`, the number that it begins
+            with, or the output if that is a number; without any of these there is no loss.
         mode: as in `ablate`.
         sites: only these sites; all by default.
         progress: show a progress bar on stderr, or on that console.
@@ -311,7 +312,7 @@ def ablate_each(
         `Ablations`, in order of depth: a tuple that prints as a table.
 
     Raises:
-        RuntimeError: the model was deleted, or as `ablate`.
+        RuntimeError: the model was deleted, or returns another output when it is called again, or as `ablate`.
         TypeError: the model's output has no tensor to compare.
 
     Example:
@@ -344,6 +345,12 @@ def ablate_each(
     effects: list[Ablation] = []
     with torch.no_grad(), _progress_bar(progress, f"ablate {inspection.model}", len(chosen)) as advance:
         whole_loss, whole = run()
+        again = relative_error(run()[1], whole) if whole.isfinite().any() else 0.0
+        if again > REPEATED:
+            raise RuntimeError(
+                f"the model returns another output when it is called again with the same inputs (relative change {again:.1e}), "
+                "expected the same: what forward keeps between calls must be in its buffers or arguments."
+            )
         for site in chosen:
             with ablate(site, mode):
                 value, output = run()
@@ -375,7 +382,9 @@ def _progress_bar(progress: bool | Console, description: str, total: int) -> Ite
 
 
 def find_loss(output: Any) -> Tensor | None:
-    """Return the loss in a model's output: its `loss`, or the number that a tuple begins with; None if there is none."""
+    """Return the loss in a model's output: its `loss`, the number that a tuple begins with, or an output that is a number."""
+    if isinstance(output, Tensor):
+        return output if not output.dim() and output.is_floating_point() else None
     loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
     if loss is None and isinstance(output, tuple) and output and isinstance(output[0], Tensor) and not output[0].dim():
         loss = output[0]

@@ -81,8 +81,9 @@ def explain_gaps(gaps: Sequence[Gap]) -> list[Unknown]:
 
 def explain_no_stream(flow: Flow, norms: Sequence[Norm], gaps: Sequence[Gap]) -> list[Unknown]:
     """Explain why a model has no stream."""
-    text = f"{NO_ADD} ({format_count(len(flow.ops), 'operator')} ran, {format_count(len(norms), 'norm')} among them)"
-    return explain_gaps(gaps) or [Unknown("", text)]
+    seen = f"{format_count(len(flow.ops), 'operator')} ran, {format_count(len(norms), 'norm')} among them"
+    hidden = "" if norms else "; operators of other threads and of TorchScript are not seen"
+    return explain_gaps(gaps) or [Unknown("", f"{NO_ADD} ({seen}{hidden})")]
 
 
 def list_notes(chain: Chain, k: int, sublayer: Sublayer) -> list[str]:
@@ -284,9 +285,8 @@ def list_remarks(chain: Chain, sites: Sequence[Site], model: nn.Module, wiring: 
     end = chain.adds[-1].out.tensor
     odd = end.numel() - int(end.isfinite().sum())
     if odd:
-        remarks.append(
-            f"{odd:,} of the {end.numel():,} numbers at its end are NaN or infinite; the others prove its equations"
-        )
+        effect = "the others prove its equations" if odd < end.numel() else "they prove nothing"
+        remarks.append(f"{odd:,} of the {end.numel():,} numbers at its end are NaN or infinite; {effect}")
     drawn = [] if any(module.training for module in model.modules()) else [site for site in sites if _is_random(site)]
     if drawn:
         remarks.append(

@@ -351,7 +351,14 @@ def _split_result(name: str, result: Any) -> tuple[nn.Module, tuple[Any, ...], d
         raise ModelLoadError(
             f"{name} returned kwargs as {type(kwargs).__name__}, expected a dict with names as its keys."
         )
-    return model.eval(), tuple(args), dict(kwargs)
+    try:
+        model.eval()
+    except Exception as error:  # a module of torch.export, whose mode is fixed
+        raise ModelLoadError(
+            f"{name} returned {type(model).__name__}, whose eval() fails ({first_line(error)}): "
+            "return the model that was exported or wrapped."
+        ) from error
+    return model, tuple(args), dict(kwargs)
 
 
 def _with_inputs(loaded: LoadedModel, options: _Options, folder: Path | None = None) -> LoadedModel:

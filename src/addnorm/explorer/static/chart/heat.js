@@ -15,6 +15,8 @@ import { every } from "./scale.js";
  * @property {string[]} rows
  * @property {(number | null)[][]} values  row by row
  * @property {string} summary
+ * @property {number[]} [at]  the places of the columns, where some are left out
+ * @property {number[]} [from]  the places of the rows
  * @property {boolean} [diverging]  values below 0 matter as much as those above: the scale is that of the largest magnitude
  */
 
@@ -99,7 +101,7 @@ export class HeatMap extends ChartFigure {
 
   draw() {
     const [width, height] = this.#cell();
-    const { columns, rows, values } = this.data;
+    const { columns, rows, values, at, from } = this.data;
     const [left, named] = [this.#left(), this.#named()];
     const cells = values.flatMap((row, r) => row.map((value, c) => ({ value, r, c }))).filter(({ value }) => value !== null);
     const gap = Math.min(width, height) > 8 ? 1 : 0;
@@ -128,8 +130,8 @@ export class HeatMap extends ChartFigure {
     const up = every(rows.length, (this.height - MARGIN.bottom) / 22);
     const bottom = this.height - MARGIN.bottom;
     const texts = [
-      ...columns.flatMap((_, c) => (c % across ? [] : [{ x: left + (c + 0.5) * width, y: bottom + 16, text: String(c), anchor: "middle" }])),
-      ...rows.flatMap((_, r) => (r % up ? [] : [{ x: left - 7, y: bottom - (r + 0.5) * height + 4, text: named ? rows[r] : String(r), anchor: "end" }])),
+      ...columns.flatMap((_, c) => (c % across ? [] : [{ x: left + (c + 0.5) * width, y: bottom + 16, text: String(at?.[c] ?? c), anchor: "middle" }])),
+      ...rows.flatMap((_, r) => (r % up ? [] : [{ x: left - 7, y: bottom - (r + 0.5) * height + 4, text: named ? rows[r] : String(from?.[r] ?? r), anchor: "end" }])),
       { x: (left + this.width - MARGIN.right) / 2, y: this.height - 6, text: this.options.x, anchor: "middle" },
     ];
     updateChildren(this.layers.axis, texts, () => s("text"), (text, label) => {

@@ -81,7 +81,10 @@ function mounted(root, app) {
   };
   const x = "depth in sublayers";
   const charts = PANELS.map((panel) => ({ panel, chart: new LineChart({ id: `recording-${panel.id}`, title: panel.title, x, y: panel.y, stems: panel.stems, onCursor }) }));
-  const map = new HeatMap({ id: "recording-map", title: "Sources of the stream", x, y: "share of each source; a column sums to 1", onCursor });
+  const map = new HeatMap({
+    id: "recording-map", title: "Sources of the stream", x, y: "share of each source; a column sums to 1",
+    onCursor: (index, commit) => onCursor(answer?.map?.places[index] ?? index, commit),
+  });
   const quiet = h("p.recording-quiet");
   const what = h("select", { onchange: () => store.set({ rwhat: what.value }) }, ...WHAT.map(([name, title]) => option(name, `${PANELS.find((panel) => panel.lines.some(([line]) => line === name))?.title}: ${title}`)));
   const time = new LineChart({ id: "recording-time", title: "Over the steps", x: "step", y: "", onCursor: (index, commit) => {
@@ -102,8 +105,11 @@ function mounted(root, app) {
   /** The linked cursor. @param {number | null} index */
   function point(index) {
     for (const { chart } of charts) chart.cursor(index);
-    map.cursor(index === null || !answer?.map || index >= answer.map.depths.length ? null : index);
+    map.cursor(index === null || !answer?.map || index > answer.map.places[answer.map.places.length - 1] ? null : nearest(answer.map.places, index));
   }
+
+  /** The number of the place that is nearest. @param {number[]} places @param {number} index */
+  const nearest = (places, index) => places.reduce((best, place, k) => (Math.abs(place - index) < Math.abs(places[best] - index) ? k : best), 0);
 
   /** @param {any} request */
   const path = ({ rec, ...query }) => `/api/recording/${rec}?${new URLSearchParams(query)}`;
@@ -238,12 +244,14 @@ function mounted(root, app) {
     const of = [answer.number, answer.stream, answer.last].join(" ");
     if (!answer.map || of === mapped) return;
     mapped = of;
-    const { sources, depths, shares } = answer.map;
+    const { sources, depths, shares, places, starts } = answer.map;
     const end = shares[shares.length - 1];
     const top = end.indexOf(Math.max(...end));
     const values = sources.map((/** @type {string} */ _, /** @type {number} */ row) => shares.map((/** @type {number[]} */ column) => column[row] || null));
     const when = answer.last ? "" : ` The map is that of the last step, ${lastStep()}.`;
-    map.show({ columns: depths, rows: sources, values, summary: `At the end ${percent(end[top])} of the stream is from ${sources[top]}${top ? `, ${percent(end[0])} from ${sources[0]}` : ""}.${when}` });
+    const total = answer.sites.filter((/** @type {any} */ site) => site.kind !== "final").length;
+    const some = depths.length < total ? ` ${depths.length} of ${total} depths are drawn; neighbouring sources are added up.` : "";
+    map.show({ columns: depths, rows: sources, at: places, from: starts, values, summary: `At the end ${percent(end[top])} of the stream is from ${sources[top]}${top ? `, ${percent(end[0])} from ${sources[0]}` : ""}.${when}${some}` });
   }
 
   const nameOf = (/** @type {any} */ place) => (place.number === answer.number ? `step ${place.step}` : all[place.number].name);
