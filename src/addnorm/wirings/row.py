@@ -20,6 +20,7 @@ __all__ = [
 
 FACTORS = ("a", "b", "c")
 PER_LAYER = ", one a layer"
+FINE = 8  # significant digits of a factor near 1
 GAP = ",   "  # between an equation and the definitions of its letters
 
 
@@ -278,14 +279,15 @@ def factor_text(
 
 
 def format_factor(value: float) -> str:
-    """Return a number with at most four significant digits.
+    """Return a number with at most four significant digits, with more if it would be rounded to 1.
 
     Example:
         >>> from addnorm.wirings.row import format_factor
-        >>> format_factor(200**0.25), format_factor(1e-5), format_factor(2.0)
-        ('3.761', '1e-5', '2')
+        >>> format_factor(200**0.25), format_factor(1e-5), format_factor(2.0), format_factor(1.0001)
+        ('3.761', '1e-5', '2', '1.0001')
     """
-    return format_number(float(value), trim=True)
+    text = format_number(float(value), trim=True)
+    return format_number(float(value), FINE, trim=True) if text in ("1", "-1") else text
 
 
 def format_interval(values: Iterable[float]) -> str:

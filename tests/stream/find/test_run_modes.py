@@ -132,3 +132,24 @@ def test_inspect_torch_encoder_with_padding_mask():
     mask = torch.tensor([[False] * 3 + [True] * 2, [False] * 5])
     check_tiny(inspect(encoder, make_input(2, 5, D), src_key_padding_mask=mask), "post_ln")
     check_tiny(inspect(shake(Tiny(post)), IDS), "post_ln")
+
+
+@pytest.mark.parametrize(("step", "part"), [
+    (lambda s, x: x.detach() + s.f(s.norm(x)), "the residual of 4"),
+    (lambda s, x: x + s.f(s.norm(x)).data, "the write of 4"),
+    (lambda s, x: (x + s.f(s.norm(x))).detach(), "the residual of 3"),
+], ids=["residual", "write", "stream"])  # fmt: skip
+def test_inspect_remarks_on_detached_paths(step, part):
+    (remark,) = inspect(tiny(step).eval(), IDS).streams[0].remarks
+    assert remark.startswith(f"{part} of its 4 sublayers is detached, parts.")
+
+
+def test_inspect_remarks_on_a_missing_residual():
+    model = tiny(lambda s, x: pre(s, x) if s.has_residual else s.f(s.norm(x)))
+    for number, part in enumerate(model.parts):
+        part.has_residual = number != 2
+    first, second = inspect(model, IDS).streams
+    assert (first.wiring.name, second.wiring.name, first.remarks) == ("pre_ln", "pre_ln", ())
+    assert second.remarks[0].endswith(
+        "the end of stream (1), to which nothing is added there: is a residual connection missing?"
+    )

@@ -1,21 +1,17 @@
-"""Properties that rows cannot express: notes and remarks about streams, reasons why a sublayer or a model is not understood."""
+"""Properties that rows cannot express: notes about sublayers, reasons why a sublayer or a model is not understood."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-from torch import nn
-
 from addnorm._util.numbers import format_count
-from addnorm.stream.dataflow.capture import RANDOM
-from addnorm.stream.dataflow.graph import DATA, NOISE, Flow, Op, Value
+from addnorm.stream.dataflow.graph import Flow, Op, Value
 from addnorm.stream.find.adds import PARTIAL, Add, has_mixing_branch
 from addnorm.stream.find.chain import Chain
 from addnorm.stream.find.coverage import GATED, MIXED, SEVERAL, SUM, Gap, list_carried
-from addnorm.stream.find.inspection import Site, Unknown
+from addnorm.stream.find.inspection import Unknown
 from addnorm.stream.find.moves import find_moved, is_move, list_joined
-from addnorm.stream.find.naming import find_contradiction
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.operators import (
     Factor,
@@ -27,19 +23,15 @@ from addnorm.stream.find.operators import (
     strip_views,
 )
 from addnorm.stream.find.sublayers import Sublayer
-from addnorm.wirings.spec import Wiring
 
-__all__ = ["explain_gaps", "explain_no_stream", "list_notes", "list_reasons", "list_remarks"]
+__all__ = ["explain_gaps", "explain_no_stream", "list_notes", "list_reasons"]
 
 NO_ADD = "no residual add was found: no operator adds to a value the output of a sublayer that reads the value"
 ROLES = {
     "skip": "a skip: an earlier state of the stream",
     "injection": "an injection: does not read this stream",
 }
-DROPPED = "dropout"
 FROM_START = "an injection: computed from the start of the stream"
-SCALED_START = "the norm of the embedding is multiplied by a factor"
-SCALED_END = "the end of the stream is multiplied by a factor before the final norm"
 CONSTANTS = "a factor is a vector of constants, which no parameter has and no row expresses"
 TWICE = "the branch itself contains x + ...: the stream is added twice"
 SECOND = "the sublayer adds to a second stream and reads that one: two streams in turn, as in reversible layers"
@@ -55,10 +47,6 @@ SEVERAL_KINDS = "the sublayer reads the stream through norms of different kinds,
 STALE = "what is added was computed from an earlier state of the stream, not from the one to which it is added"
 IN_A_ROW = "the sublayer reads the output of another one, and both are added at once: neither one after the other nor in parallel"
 PROJECTED = "the output is multiplied by a norm of the stream, or added to one, which no row expresses"
-SHIFTED = (
-    "layers begin with the norm of the residual, z = N(x), x' = z + f(z): this norm is on the stream, as in post-LN, and belongs "
-    "to the row of the sublayer before it"
-)
 
 ELEMENTWISE = {
     "add", "sub", "mul", "div", "addcmul", "neg", "native_dropout", "where", "masked_fill", "clamp", "nan_to_num",
@@ -91,7 +79,7 @@ def list_notes(chain: Chain, k: int, sublayer: Sublayer) -> list[str]:
     add, reads = chain.adds[k], sublayer.reads
     factors = (*sublayer.write_path.factors, *add.residual_path.factors)
     kinds = {factor.kind for factor in factors}
-    notes = [DROPPED] * ("noise" in kinds) + ["the write is masked by token"] * ("mask" in kinds)
+    notes = ["dropout"] * ("noise" in kinds) + ["the write is masked by token"] * ("mask" in kinds)
     after = {factor.kind for factor in chain.list_factors_after(k)}
     notes += ["dropout of the stream"] * ("noise" in after) + ["the stream is masked by token"] * ("mask" in after)
     noises = [factor.value for factor in factors if factor.kind == "noise" and factor.value is not None]
@@ -266,56 +254,3 @@ def _has_hidden_norm_out(sublayer: Sublayer) -> bool:
         elif op.name == "mul" or match_factor(op) is not None:
             todo += [v for v in op.inputs if v.shape == value.shape]
     return False
-
-
-def list_remarks(chain: Chain, sites: Sequence[Site], model: nn.Module, wiring: Wiring | None) -> list[str]:
-    """Return what readers of the model's code would not expect: norms in the next layer, shared weights, wrong names."""
-    pairs = zip(chain.norms_out, chain.adds, chain.adds[1:], strict=False)
-    is_shifted = any(
-        norms and _ran_inside(norms[0], after) and not _ran_inside(norms[0], add) for norms, add, after in pairs
-    )
-    remarks = [SHIFTED] * is_shifted
-    if any(factor.kind in ("constant", "learned") for factor in chain.final_factors):
-        remarks.append(SCALED_END)
-    start = chain.adds[0]
-    if start.norms and any(factor.kind in ("constant", "learned") for factor in start.late_factors):
-        remarks.append(SCALED_START)
-    if len(chain.final_norms) > 1 and chain.dual_norm is None:
-        remarks.append(f"{len(chain.final_norms)} final norms, one after the other")
-    end = chain.adds[-1].out.tensor
-    odd = end.numel() - int(end.isfinite().sum())
-    if odd:
-        effect = "the others prove its equations" if odd < end.numel() else "they prove nothing"
-        remarks.append(f"{odd:,} of the {end.numel():,} numbers at its end are NaN or infinite; {effect}")
-    drawn = [] if any(module.training for module in model.modules()) else [site for site in sites if _is_random(site)]
-    if drawn:
-        remarks.append(
-            f"{len(drawn)} of its {format_count(len(sites), 'sublayer')} draw random numbers in evaluation mode, "
-            f"{drawn[0].id} first, so two runs differ: dropout should follow self.training"
-        )
-    shared = {site.path: site.shared for site in sites if site.shared > 1}
-    if shared:
-        remarks.append(f"shared weights: {', '.join(f'{path} is {n} sublayers' for path, n in shared.items())}")
-    modules = dict(model.named_modules()) if wiring is not None else {}
-    for path in dict.fromkeys(site.add_path for site in sites):
-        if wiring is None or path not in modules:
-            continue
-        kind = type(modules[path])
-        summary = (vars(kind).get("__doc__") or "").partition("\n")[0]
-        claim = find_contradiction(f"{kind.__name__} {summary}", wiring)
-        if claim:
-            remarks.append(f"the name or docstring of {kind.__name__} says {claim!r}, but it is {wiring.name}")
-    return remarks
-
-
-def _is_random(site: Site) -> bool:
-    """Return whether a sublayer or its write depends on random numbers that are drawn in it."""
-    drawn = (op for op in site.sublayer.ops if op.name in RANDOM or op.name == "noise")
-    masks = (v for op in site.sublayer.ops for v in op.inputs if v.kind & NOISE and not v.kind & DATA)
-    return DROPPED in site.notes or any(drawn) or any(masks)
-
-
-def _ran_inside(norm: Norm, add: Add) -> bool:
-    """Return whether a norm ran in the call of an add, or in a call made from there."""
-    assert norm.y.op is not None
-    return bool(add.op.frame.path) and add.op.frame in norm.y.op.frame.chain()

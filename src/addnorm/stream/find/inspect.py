@@ -43,12 +43,12 @@ from addnorm.stream.find.diagnostics import (
     explain_no_stream,
     list_notes,
     list_reasons,
-    list_remarks,
 )
 from addnorm.stream.find.inspection import Inspection, Site, Stream, Unknown
 from addnorm.stream.find.moves import remove_redundant_moves
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.norms import find_norms
+from addnorm.stream.find.remarks import list_remarks, remark_on_start
 from addnorm.stream.find.sublayers import Sublayer, assign_layers, build_row, find_common_frame, has_zero_factor
 from addnorm.stream.layout.stream_layout import StreamLayout
 from addnorm.wirings.spec import Wiring
@@ -166,6 +166,7 @@ def build_inspection(model: nn.Module, flow: Flow, target: nn.Module | None = No
         own_gaps = explain_gaps([gap for gap in gaps if k in gap.chains])
         report = _build_report(chain, layers[k], ids[k], names[k], start, other_layers, own_gaps, model)
         start += len(report.stream.sites)
+        report.stream.remarks += tuple(remark_on_start(report.stream, streams))
         streams.append(report.stream)
         unknown += report.unknown
     unknown += explain_gaps(gaps) if streams else explain_no_stream(flow, norms, gaps)
@@ -225,7 +226,7 @@ def _build_report(
             sublayer=sublayer, add_index=k,
         )  # fmt: skip
         sites.append(site)
-        summaries.append(naming.summarize_sublayer(chain, k, sublayer, layer, row, bool(reasons)))
+        summaries.append(naming.summarize_sublayer(chain, k, sublayer, layer, row, bool(reasons) or not closes))
         if not closes:
             error = _explain_error(closures[k], tolerances[-1], sublayer)
             reasons.insert(0, f"{site.equation} does not close: {error}")
@@ -243,6 +244,7 @@ def _build_report(
     total_closes = total is None or total <= max(tolerances) * len(chain.adds) ** 0.5
     if total is not None and not total_closes and all(site.closes for site in sites):
         unknown.append(Unknown(name, f"x_L = x_0 + all writes does not close: relative error {total:.1e}"))
+        wiring = None
     remarks = [*dict.fromkeys([*remarks, *list_remarks(chain, sites, model, wiring)])]
     stream = Stream(
         name, chain.layout.width, str(first.x.tensor.dtype).removeprefix("torch."), tuple(sites), layers[-1] + 1, wiring,

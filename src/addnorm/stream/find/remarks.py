@@ -1,0 +1,109 @@
+"""Remarks on a stream: what readers of the model's code would not expect."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from addnorm._util.numbers import format_count
+from addnorm.stream.dataflow.capture import RANDOM
+from addnorm.stream.dataflow.graph import DATA, NOISE
+from addnorm.stream.find.adds import Add, Path
+from addnorm.stream.find.chain import Chain
+from addnorm.stream.find.inspection import Site, Stream
+from addnorm.stream.find.naming import find_contradiction
+from addnorm.stream.find.norm import Norm
+from addnorm.stream.find.operators import is_ancestor
+from addnorm.wirings.spec import Wiring
+
+__all__ = ["list_remarks", "remark_on_start"]
+
+SCALED_START = "the norm of the embedding is multiplied by a factor"
+SCALED_END = "the end of the stream is multiplied by a factor before the final norm"
+SHIFTED = (
+    "layers begin with the norm of the residual, z = N(x), x' = z + f(z): this norm is on the stream, as in post-LN, and belongs "
+    "to the row of the sublayer before it"
+)
+
+
+def list_remarks(chain: Chain, sites: Sequence[Site], model: nn.Module, wiring: Wiring | None) -> list[str]:
+    """Return what readers of the model's code would not expect: norms in the next layer, shared weights, wrong names."""
+    pairs = zip(chain.norms_out, chain.adds, chain.adds[1:], strict=False)
+    is_shifted = any(
+        norms and _ran_inside(norms[0], after) and not _ran_inside(norms[0], add) for norms, add, after in pairs
+    )
+    remarks = [SHIFTED] * is_shifted
+    if any(factor.kind in ("constant", "learned") for factor in chain.final_factors):
+        remarks.append(SCALED_END)
+    start = chain.adds[0]
+    if start.norms and any(factor.kind in ("constant", "learned") for factor in start.late_factors):
+        remarks.append(SCALED_START)
+    if len(chain.final_norms) > 1 and chain.dual_norm is None:
+        remarks.append(f"{len(chain.final_norms)} final norms, one after the other")
+    end = chain.adds[-1].out.tensor
+    odd = end.numel() - int(end.isfinite().sum())
+    if odd:
+        effect = "the others prove its equations" if odd < end.numel() else "they prove nothing"
+        remarks.append(f"{odd:,} of the {end.numel():,} numbers at its end are NaN or infinite; {effect}")
+    drawn = [] if any(module.training for module in model.modules()) else [site for site in sites if _is_random(site)]
+    if drawn:
+        remarks.append(
+            f"{len(drawn)} of its {format_count(len(sites), 'sublayer')} draw random numbers in evaluation mode, "
+            f"{drawn[0].id} first, so two runs differ: dropout should follow self.training"
+        )
+    remarks += _list_detached(sites)
+    shared = {site.path: site.shared for site in sites if site.shared > 1}
+    if shared:
+        remarks.append(f"shared weights: {', '.join(f'{path} is {n} sublayers' for path, n in shared.items())}")
+    modules = dict(model.named_modules()) if wiring is not None else {}
+    for path in dict.fromkeys(site.add_path for site in sites):
+        if wiring is None or path not in modules:
+            continue
+        kind = type(modules[path])
+        summary = (vars(kind).get("__doc__") or "").partition("\n")[0]
+        claim = find_contradiction(f"{kind.__name__} {summary}", wiring)
+        if claim:
+            remarks.append(f"the name or docstring of {kind.__name__} says {claim!r}, but it is {wiring.name}")
+    return remarks
+
+
+def _is_random(site: Site) -> bool:
+    """Return whether a sublayer or its write depends on random numbers that are drawn in it."""
+    drawn = (op for op in site.sublayer.ops if op.name in RANDOM or op.name == "noise")
+    masks = (v for op in site.sublayer.ops for v in op.inputs if v.kind & NOISE and not v.kind & DATA)
+    return "dropout" in site.notes or any(drawn) or any(masks)
+
+
+def _list_detached(sites: Sequence[Site]) -> list[str]:
+    """Return a remark on residuals and one on writes through which no gradient passes."""
+    paths = {
+        "the residual": [site for site in sites if _has_detach(site.sublayer.add.residual_path)],
+        "the write": [site for site in sites if _has_detach(site.sublayer.write_path)],
+    }
+    return [
+        f"{part} of {len(found)} of its {format_count(len(sites), 'sublayer')} is detached, {found[0].id} first: no gradient "
+        "passes through it"
+        for part, found in paths.items()
+        if found
+    ]
+
+
+def _has_detach(path: Path) -> bool:
+    return any(op.name == "detach" for op in path.ops)
+
+
+def _ran_inside(norm: Norm, add: Add) -> bool:
+    """Return whether a norm ran in the call of an add, or in a call made from there."""
+    assert norm.y.op is not None
+    return bool(add.op.frame.path) and add.op.frame in norm.y.op.frame.chain()
+
+
+def remark_on_start(stream: Stream, before: Sequence[Stream]) -> list[str]:
+    """Return a remark on a stream that begins with what is computed from the end of an equal one: a residual may be missing."""
+    for other in reversed(before):
+        is_equal = stream.wiring is not None and other.wiring is not None and other.wiring.name == stream.wiring.name
+        if is_equal and other.width == stream.width and is_ancestor(other.chain.find_end(-1), stream.chain.adds[0].x):
+            start = f"it begins with what is computed from the end of {other.name}, to which nothing is added there"
+            return [f"{start}: is a residual connection missing?"]
+    return []
