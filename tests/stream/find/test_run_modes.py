@@ -135,7 +135,7 @@ def test_inspect_torch_encoder_with_padding_mask():
 
 
 @pytest.mark.parametrize(("step", "part"), [
-    (lambda s, x: x.detach() + s.f(s.norm(x)), "the residual of 4"),
+    (lambda s, x: x.detach() + s.f(s.norm(x)), "the residual of 3"),
     (lambda s, x: x + s.f(s.norm(x)).data, "the write of 4"),
     (lambda s, x: (x + s.f(s.norm(x))).detach(), "the residual of 3"),
 ], ids=["residual", "write", "stream"])  # fmt: skip
@@ -150,6 +150,6 @@ def test_inspect_remarks_on_a_missing_residual():
         part.has_residual = number != 2
     first, second = inspect(model, IDS).streams
     assert (first.wiring.name, second.wiring.name, first.remarks) == ("pre_ln", "pre_ln", ())
-    assert second.remarks[0].endswith(
-        "the end of stream (1), to which nothing is added there: is a residual connection missing?"
+    assert second.remarks[0].startswith(
+        "it begins with what parts.2.f computes from the end of stream (1) and does not add"
     )

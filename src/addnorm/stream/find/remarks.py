@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from torch import nn
 
 from addnorm._util.numbers import format_count
 from addnorm.stream.dataflow.capture import RANDOM
-from addnorm.stream.dataflow.graph import DATA, NOISE
+from addnorm.stream.dataflow.graph import DATA, NOISE, Op, Value
 from addnorm.stream.find.adds import Add, Path
 from addnorm.stream.find.chain import Chain
 from addnorm.stream.find.inspection import Site, Stream
@@ -48,9 +49,10 @@ def list_remarks(chain: Chain, sites: Sequence[Site], model: nn.Module, wiring: 
         remarks.append(f"{odd:,} of the {end.numel():,} numbers at its end are NaN or infinite; {effect}")
     drawn = [] if any(module.training for module in model.modules()) else [site for site in sites if _is_random(site)]
     if drawn:
+        verb = "draws" if len(drawn) == 1 else "draw"
         remarks.append(
-            f"{len(drawn)} of its {format_count(len(sites), 'sublayer')} draw random numbers in evaluation mode, "
-            f"{drawn[0].id} first, so two runs differ: dropout should follow self.training"
+            f"{len(drawn)} of its {format_count(len(sites), 'sublayer')} {verb} random numbers in evaluation mode, "
+            f"{drawn[0].id} first, so two runs differ: if it is dropout, let it follow self.training"
         )
     remarks += _list_detached(sites)
     shared = {site.path: site.shared for site in sites if site.shared > 1}
@@ -78,7 +80,7 @@ def _is_random(site: Site) -> bool:
 def _list_detached(sites: Sequence[Site]) -> list[str]:
     """Return a remark on residuals and one on writes through which no gradient passes."""
     paths = {
-        "the residual": [site for site in sites if _has_detach(site.sublayer.add.residual_path)],
+        "the residual": [site for site in sites[1:] if _has_detach(site.sublayer.add.residual_path)],  # x_0 may be
         "the write": [site for site in sites if _has_detach(site.sublayer.write_path)],
     }
     return [
@@ -100,10 +102,34 @@ def _ran_inside(norm: Norm, add: Add) -> bool:
 
 
 def remark_on_start(stream: Stream, before: Sequence[Stream]) -> list[str]:
-    """Return a remark on a stream that begins with what is computed from the end of an equal one: a residual may be missing."""
-    for other in reversed(before):
-        is_equal = stream.wiring is not None and other.wiring is not None and other.wiring.name == stream.wiring.name
-        if is_equal and other.width == stream.width and is_ancestor(other.chain.find_end(-1), stream.chain.adds[0].x):
-            start = f"it begins with what is computed from the end of {other.name}, to which nothing is added there"
-            return [f"{start}: is a residual connection missing?"]
+    """Return a remark on a stream that begins with the output of a sublayer of an equal one: its residual may be missing."""
+    x_0 = stream.chain.adds[0].x
+    other = next((one for one in reversed(before) if is_ancestor(one.chain.find_end(-1), x_0)), None)
+    if other is None or stream.width != other.width or stream.wiring is None or other.wiring is None:
+        return []
+    if stream.wiring.name != other.wiring.name:
+        return []
+    like = {_without_numbers(site.path) for site in (*other.sites, *stream.sites) if site.path}
+    for path in _list_modules_between(other.chain.find_end(-1), x_0):
+        if _without_numbers(path) in like:
+            what = f"what {path} computes from the end of {other.name}"
+            return [f"it begins with {what} and does not add to it: its residual connection is missing"]
     return []
+
+
+def _without_numbers(path: str) -> str:
+    return re.sub(r"\d+", "*", path)
+
+
+def _list_modules_between(start: Value, end: Value) -> list[str]:
+    """Return the modules that ran from one value to a later one that is computed from it, the last one first."""
+    paths: dict[str, None] = {}
+    todo, seen = [end], set[Op]()
+    while todo:
+        value = todo.pop()
+        if value is start or value.op is None or value.op in seen or value.index <= start.index:
+            continue
+        seen.add(value.op)
+        paths |= dict.fromkeys(frame.path for frame in value.op.frame.chain())
+        todo.extend(value.op.inputs)
+    return [*paths]
