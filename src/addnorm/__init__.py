@@ -72,6 +72,7 @@ __all__ = [
     "wirings",
 ]
 
+_MODULES = ("distributed", "fusion", "lab", "onnx", "report", "stream", "trace")
 _LATER = {
     "export_fused": "fusion.export",
     "fuse": "fusion.fuse",
@@ -89,7 +90,7 @@ _LATER = {
 
 def __getattr__(name: str) -> Any:
     """Import what is for existing models at its first use."""
-    if name in ("fusion", "stream"):
+    if name in _MODULES:
         return importlib.import_module(f"addnorm.{name}")
     if name not in _LATER:
         raise AttributeError(f"module 'addnorm' has no attribute {name!r}")

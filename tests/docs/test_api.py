@@ -27,6 +27,14 @@ def headings() -> list[str]:
     return re.findall(r"^### `([\w.]+)`$", PAGE.read_text(), re.M)
 
 
+def test_public_modules_are_imported_at_first_use(monkeypatch):
+    rooms = {path.split(".")[1] for path in headings() if path.count(".") == 2} - {"nn", "wirings"}
+    assert {"lab", "report", "trace", "distributed", "onnx"} <= rooms
+    for room in rooms:
+        monkeypatch.delattr(addnorm, room, raising=False)  # as in a fresh process
+        assert getattr(addnorm, room).__name__ == f"addnorm.{room}"
+
+
 def test_every_public_name_has_one_heading():
     paths = headings()
     assert len(paths) == len({*paths})

@@ -35,6 +35,12 @@ def test_examples_of_a_page_run(path, monkeypatch, threads):
 
 
 @pytest.mark.parametrize("path", PAGES, ids=IDS)
+def test_examples_train_on_a_loss_that_learns(path):
+    """The mean square of a norm's output is constant: below that norm its gradient is round-off."""
+    assert "(x).square().mean()" not in path.read_text()
+
+
+@pytest.mark.parametrize("path", PAGES, ids=IDS)
 def test_page_says_that_its_examples_continue(path):
     blocks = re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL)
     if not all(re.search(r"^import .*addnorm|^from addnorm", block, re.MULTILINE) for block in blocks):

@@ -69,6 +69,17 @@ def guards(job, **fields):
     return [by_variant["formula"] - by_variant["torch"] for by_variant in times.values()]
 
 
+def limit_ratio(rows, dtype):
+    """Return the speed of LayerNorm with gradients relative to eager PyTorch, taken round by round."""
+    (row,) = (
+        row
+        for row in read("limit", "rows")
+        if row["job"] == "forward_backward"
+        and (row["norm"], row["rows"], row["dtype"], row["variant"]) == ("layer", rows, dtype, "addnorm")
+    )
+    return row["paired_ratio"]
+
+
 def stacks(job):
     """Return {(batch * tokens, d): speeds of encoders relative to plain PyTorch}."""
     ratios = {}
@@ -256,13 +267,17 @@ SENTENCES = [
         ),
     ),
     Sentence(
-        "docs/performance.md", "with LayerNorm addnorm is about level with PyTorch, and with dropout up to a fifth slower. RMSNorm gains on one row too.",
-        lambda: min(speeds("forward_backward", rows=1)) > 0.9 and 0.8 < min(speeds("dropout", rows=1)) < 0.95
+        "docs/performance.md", "with LayerNorm addnorm is about level with PyTorch, and with dropout it takes up to a sixth longer. RMSNorm gains on one row too.",
+        lambda: min(speeds("forward_backward", rows=1)) > 0.9 and 1 / 7 < 1 / min(speeds("dropout", rows=1)) - 1 < 1 / 5.9
         and min(speeds("forward_backward", "rms", rows=1) + speeds("dropout", "rms", rows=1)) > 1.1,
     ),
     Sentence(
         "docs/performance.md", "Checking `out=` takes longer than the allocation that it saves: addnorm is level with eager PyTorch.",
         lambda: all(0.9 < ratio < 1.1 for ratio in speeds("reuse", rows=1)) and speeds("reuse", rows=1) < speeds("forward", rows=1),
+    ),
+    Sentence(
+        "docs/performance.md", "a ratio of 1.88. LayerNorm on 4096 x 4096 float32 is between the two.",
+        lambda: (round(11 / 8, 2), round(15 / 8, 2)) == (1.38, 1.88) and 11 / 8 < limit_ratio(4096, "float32") < 15 / 8,
     ),
     Sentence(
         "docs/performance.md", "(1 to 2 µs for y of one row), however many Add & Norms the graph has.",

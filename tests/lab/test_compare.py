@@ -150,6 +150,18 @@ def test_compare_refuses_wrong_arguments_before_any_run(compared, options, says,
     assert computed == []
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"text": "book.txt"}, "text is str, expected a lab.Text"),
+        ({"protocol": 3}, "protocol is int, expected a lab.Protocol"),
+    ],
+)
+def test_compare_names_the_type_that_it_expects(options, says):
+    with pytest.raises(TypeError, match=says):
+        compare(["pre_ln"], **options)
+
+
 def test_missing_packages_are_named_with_their_extra(monkeypatch):
     for missing, options in (("joblib", {}), ("distributed", {"cluster": "tcp://127.0.0.1:1"})):
         monkeypatch.setitem(sys.modules, missing, None)

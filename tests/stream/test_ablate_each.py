@@ -127,6 +127,38 @@ class TestAblateEach:
         assert "f.3" in text
         assert json.loads(json.dumps(each.to_dict(), allow_nan=False))[3]["site"] == "f.3"
 
+    def test_output_of_one_number_has_no_divergence(self, inspected: Any, x: Tensor) -> None:
+        class Loss(nn.Module):
+            def __init__(self, model: nn.Module) -> None:
+                super().__init__()
+                self.model = model
+
+            def forward(self, x: Tensor) -> Any:
+                return self.model(x).abs().mean()
+
+        model = Loss(inspected[1]).eval()
+        each = addnorm.ablate_each(addnorm.inspect(model, x), x)
+        assert [ablation.kl for ablation in each] == [None] * len(each)
+        assert "KL" not in str(each)
+        assert "loss change" in str(each)
+
+    def test_refuses_a_model_in_place_of_its_inspection(self, x: Tensor) -> None:
+        with pytest.raises(TypeError, match=r"inspection is Model, expected the result of addnorm\.inspect"):
+            addnorm.ablate_each(Model(), x)  # type: ignore[arg-type] # wrong on purpose
+
+    @pytest.mark.parametrize(
+        ("loss", "says"),
+        [
+            (3, "loss is int, expected a function"),
+            (lambda y: y, "loss returned a tensor of shape .*, expected a number"),
+            (lambda y: None, "loss returned NoneType, expected a number"),
+        ],
+    )
+    def test_refuses_a_loss_without_a_number(self, inspected: Any, x: Tensor, loss: Any, says: str) -> None:
+        inspection, _ = inspected
+        with pytest.raises(TypeError, match=says):
+            addnorm.ablate_each(inspection, x, loss=loss)
+
     def test_progress_bar(self, inspected: Any, x: Tensor) -> None:
         inspection, _ = inspected
         console = Console(file=io.StringIO(), force_terminal=True, width=80)

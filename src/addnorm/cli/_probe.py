@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from addnorm.cli._model import token_mask
-from addnorm.stream.ablate import find_logits, find_loss
 from addnorm.stream.models.hf import ModelLoadError
 from addnorm.stream.models.load import LoadedModel, input_error
+from addnorm.stream.outputs import find_logits, find_loss
 
 __all__ = ["NoGradientsError", "ProbeLoss", "run_step"]
 

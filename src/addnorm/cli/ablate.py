@@ -19,10 +19,8 @@ from addnorm.stream.models.hf import first_line, quiet
 
 __all__ = ["run"]
 
-NOTE = (
-    "The KL divergence is that of the softmax over the output's last dimension; the change of the output is relative to "
-    "the whole model's output."
-)
+DIVERGENCE = "The KL divergence is that of the softmax over the output's last dimension."
+CHANGE = "The change of the output is relative to the whole model's output."
 
 
 @with_model
@@ -45,5 +43,6 @@ def run(model: ModelOptions, as_json: bool, mode: Literal["zero", "mean"]) -> st
     else:
         console = stdout()
         console.print(result)
-        print_notes(console, NOTE, describe_inputs(loaded), loaded.source)
+        note = f"{DIVERGENCE} {CHANGE}" if any(effect.kl is not None for effect in result) else CHANGE
+        print_notes(console, note, describe_inputs(loaded), loaded.source)
     return describe_failure(inspection)

@@ -78,6 +78,7 @@ def compare(
         progress: show a progress bar on stderr, or on the given console.
 
     Raises:
+        TypeError: `protocol` or `text` is another object.
         ValueError: an argument has a wrong value.
         OSError: the directory can no longer be written. Finished results are in `out`.
         ImportError: joblib, or dask, is not installed.
@@ -100,6 +101,10 @@ def compare(
             raise ValueError(
                 f"compared has a wiring named {wiring.name!r} that differs from addnorm's, expected a name of its own."
             )
+    if not isinstance(protocol, Protocol):
+        raise TypeError(f"protocol is {type(protocol).__name__}, expected a lab.Protocol: lab.Protocol(num_layers=6).")
+    if text is not None and not isinstance(text, Text):
+        raise TypeError(f"text is {type(text).__name__}, expected a lab.Text: lab.read_text(path) reads a file.")
     text = (text or python_docs()).require_length(protocol.tokens)
     runs = protocol.runs(chosen) if training else []
     if jobs is not None:

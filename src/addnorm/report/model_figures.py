@@ -152,7 +152,7 @@ def ablation_figure(ablations: Sequence[Ablation], caption: str) -> Figure | Non
         )
         for ablation in ablations
     ]
-    below = [ablation.loss_change or 0.0 for ablation in ablations] if loss else [ablation.kl for ablation in ablations]
+    below = [(ablation.loss_change if loss else ablation.kl) or 0.0 for ablation in ablations]
 
     def draw(figure: Canvas) -> None:
         upper, lower = figure.subplots(2, 1, sharex=True)

@@ -30,12 +30,13 @@ from addnorm.stream.edits import register_edit
 from addnorm.stream.find.closure import relative_error
 from addnorm.stream.find.inspection import Inspection, Site
 from addnorm.stream.find.sublayers import Sublayer
+from addnorm.stream.outputs import find_logits, find_loss, measure_divergence, read_number
 from addnorm.stream.record.plan import write_probe
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Ablation", "Ablations", "ablate", "ablate_each", "find_logits", "find_loss", "scale_write"]
+__all__ = ["Ablation", "Ablations", "ablate", "ablate_each", "scale_write"]
 
 # Arguments of this library's operators that make up the write, and options that are added to the branch.
 WRITE_ARGUMENTS = {"branch", *(option.name for option in ADD_OPTIONS if option.gradient in ("branch", "z"))}
@@ -251,14 +252,15 @@ class Ablation:
         site: the sublayer.
         loss: loss of the model without it; None if there is no loss.
         loss_change: that loss minus the loss of the whole model.
-        kl: mean over the tokens of KL(whole || without) in nats, of the softmax over the last dimension of the output.
+        kl: mean over the tokens of KL(whole || without) in nats, of the softmax over the last dimension of the output;
+            None if that dimension has one element.
         output_change: |without - whole| / |whole| of the output.
     """
 
     site: Site
     loss: float | None
     loss_change: float | None
-    kl: float
+    kl: float | None
     output_change: float
 
 
@@ -269,14 +271,24 @@ class Ablations(Rendered, tuple[Ablation, ...]):
 
     def _blocks(self) -> Iterator[Block]:
         columns = [Column("site", fold=True), Column("sublayer")]
-        has_loss = any(ablation.loss_change is not None for ablation in self)
-        columns += [Column(name, "right") for name in ("loss change", "KL", "output change")[not has_loss :]]
+        shown = {
+            "loss change": any(ablation.loss_change is not None for ablation in self),
+            "KL": any(ablation.kl is not None for ablation in self),
+            "output change": True,
+        }
+        columns += [Column(name, "right") for name, has in shown.items() if has]
         rows = []
         for ablation in self:
             sign = "+" * (ablation.loss_change is not None and ablation.loss_change > 0)
             numbers = [format_number(number) for number in (ablation.loss_change, ablation.kl, ablation.output_change)]
             cells = [f"{sign}{numbers[0]}", *numbers[1:]]
-            rows.append([ablation.site.id, ablation.site.kind, *cells[not has_loss :]])
+            rows.append(
+                [
+                    ablation.site.id,
+                    ablation.site.kind,
+                    *(c for c, has in zip(cells, shown.values(), strict=True) if has),
+                ]
+            )
         yield Table(columns, rows)
 
     def to_dict(self) -> list[dict[str, Any]]:
@@ -313,15 +325,22 @@ def ablate_each(
 
     Raises:
         RuntimeError: the model was deleted, or returns another output when it is called again, or as `ablate`.
-        TypeError: the model's output has no tensor to compare.
+        TypeError: `inspection` or `loss` is another object, `loss` returns no number, or the model's output has no tensor.
 
     Example:
         >>> layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
         >>> model, x = torch.nn.TransformerEncoder(layer, 2).eval(), torch.randn(2, 5, 16)
-        >>> effects = addnorm.ablate_each(addnorm.inspect(model, x), x, loss=lambda y: y.square().mean())
+        >>> effects = addnorm.ablate_each(addnorm.inspect(model, x), x, loss=lambda y: y.abs().mean())
         >>> [one.site.kind for one in effects]
         ['attention', 'feed-forward', 'attention', 'feed-forward']
     """
+    if not isinstance(inspection, Inspection):
+        raise TypeError(
+            f"inspection is {type(inspection).__name__}, expected the result of addnorm.inspect: "
+            "addnorm.ablate_each(addnorm.inspect(model, x), x)."
+        )
+    if loss is not None and not callable(loss):
+        raise TypeError(f"loss is {type(loss).__name__}, expected a function from the model's output to a number.")
     model: nn.Module | None = inspection.target
     if model is None:
         raise RuntimeError(
@@ -339,7 +358,7 @@ def ablate_each(
         finally:
             for buffer, before in buffers:  # running statistics
                 buffer.copy_(before)
-        value = loss(output) if loss is not None else find_loss(output)
+        value = read_number(loss(output)) if loss is not None else find_loss(output)
         return (None if value is None else float(value)), find_logits(output)
 
     effects: list[Ablation] = []
@@ -355,7 +374,9 @@ def ablate_each(
             with ablate(site, mode):
                 value, output = run()
             change = None if value is None or whole_loss is None else value - whole_loss
-            effects.append(Ablation(site, value, change, _kl(whole, output), relative_error(output, whole)))
+            effects.append(
+                Ablation(site, value, change, measure_divergence(whole, output), relative_error(output, whole))
+            )
             advance()
     return Ablations(effects)
 
@@ -379,39 +400,3 @@ def _progress_bar(progress: bool | Console, description: str, total: int) -> Ite
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(description, total=total)
         yield lambda: bar.advance(task)
-
-
-def find_loss(output: Any) -> Tensor | None:
-    """Return the loss in a model's output: its `loss`, the number that a tuple begins with, or an output that is a number."""
-    if isinstance(output, Tensor):
-        return output if not output.dim() and output.is_floating_point() else None
-    loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
-    if loss is None and isinstance(output, tuple) and output and isinstance(output[0], Tensor) and not output[0].dim():
-        loss = output[0]
-    return loss if isinstance(loss, Tensor) else None
-
-
-def find_logits(output: Any) -> Tensor:
-    """Return the main tensor of a model's output: its logits, its last hidden state, or its first floating point tensor.
-
-    Raises:
-        TypeError: there is no such tensor.
-    """
-    for name in ("logits", "last_hidden_state"):
-        value = output.get(name) if isinstance(output, dict) else getattr(output, name, None)
-        if isinstance(value, Tensor):
-            return value
-    if isinstance(output, Tensor):
-        return output
-    parts = output.values() if isinstance(output, dict) else output if isinstance(output, list | tuple) else ()
-    for part in parts:
-        if isinstance(part, Tensor) and part.is_floating_point() and part.dim():  # not the loss
-            return part
-    raise TypeError(f"the model returned {type(output).__name__}, expected a tensor, or an output with logits.")
-
-
-def _kl(whole: Tensor, without: Tensor) -> float:
-    """Return the mean KL divergence in nats of the softmax over the last dimension."""
-    p, q = (torch.log_softmax(t.double(), -1) for t in (whole, without))
-    terms = torch.where(p == float("-inf"), 0.0, p.exp() * (p - q))  # a class of probability 0 contributes 0
-    return float(terms.sum(-1).mean().clamp_min(0.0))

@@ -88,7 +88,7 @@ def record(
         >>> layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
         >>> model = torch.nn.TransformerEncoder(layer, 3)
         >>> with addnorm.record(model) as rec:
-        ...     model(torch.randn(2, 5, 16)).square().mean().backward()
+        ...     (model(torch.randn(2, 5, 16)) - torch.randn(2, 5, 16)).square().mean().backward()
         >>> rec
         <Recording of TransformerEncoder: 6 sublayers, step 0, with gradients>
         >>> [site.kind for site, ratio in rec.series("write", "ratio")][:2]
