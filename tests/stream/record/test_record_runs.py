@@ -87,6 +87,17 @@ class TestRuns:
         assert rec.steps == (1,)
         assert "Note: forward 0 had an empty input: it is not recorded." in str(rec)
 
+    def test_an_empty_mask_is_no_empty_input(self) -> None:
+        class Prefixed(addnorm.nn.Encoder):
+            def forward(self, prefix: Tensor, x: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]  # other inputs
+                return super().forward(torch.cat([prefix, x], 1))
+
+        model = Prefixed(1, D, nhead=2)
+        with addnorm.record(model) as rec:
+            model(torch.randn(2, 0, D), torch.randn(2, 5, D), torch.ones(0))
+            model(torch.randn(0, 0, D), torch.randn(0, 5, D), torch.ones(5, 5))
+        assert rec.steps == (0,)
+
     def test_each_forward_is_a_step(self, ids: Tensor) -> None:
         """Record the gradients of each forward's own backward."""
         model = Model()
@@ -247,6 +258,14 @@ class TestRuns:
         assert "note" not in rec.metadata
         writes = [REFERENCE["rms"](w) for w in model.unroll(x).writes]
         assert column(rec, "write", "rms") == pytest.approx(writes, rel=1e-5)
+
+    def test_parallel_sublayers_with_gradients(self) -> None:
+        """Find both sublayers of a layer although autograd saves their partial sum."""
+        model, x = addnorm.nn.Encoder(2, D, nhead=2, wiring="parallel"), torch.randn(2, 5, D)
+        with addnorm.record(model) as rec:
+            compute_loss(model(x)).backward()
+        assert rec.metadata["wiring"] == "parallel"
+        assert [site.kind for site in rec.sites] == ["start", *["attention", "feed-forward"] * 2, "final"]
 
     @pytest.mark.parametrize(("wiring", "gradients"), cover(["post_ln", "deepnorm", "mix_ln", "admin", "b2t"]))
     def test_stacks_with_norms_on_the_stream(self, wiring: str, gradients: bool) -> None:

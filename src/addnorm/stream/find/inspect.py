@@ -45,7 +45,7 @@ from addnorm.stream.find.diagnostics import (
     list_reasons,
 )
 from addnorm.stream.find.inspection import Inspection, Site, Stream, Unknown
-from addnorm.stream.find.moves import remove_redundant_moves
+from addnorm.stream.find.moves import remove_redundant_moves, remove_saved_copies
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.norms import find_norms
 from addnorm.stream.find.remarks import list_remarks, remark_on_start
@@ -145,6 +145,7 @@ def to_float64(model: nn.Module, args: Any, kwargs: Any) -> tuple[nn.Module, Any
 
 def build_inspection(model: nn.Module, flow: Flow, target: nn.Module | None = None) -> Inspection:
     """Return the inspection of a captured run of a model; `target` is the user's model if the run is one of a copy."""
+    remove_saved_copies(flow)
     remove_redundant_moves(flow)
     norms = find_norms(flow)
     adds = find_chains(flow, norms)

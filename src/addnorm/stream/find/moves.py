@@ -5,6 +5,7 @@
 
 `remove_redundant_moves` replaces such values in the operators that read them. Streams that a model cuts and joins in each layer
 (reversible layers, memories, two halves of the features) are then the same graph as those of a model that does not.
+`remove_saved_copies` does so for a run with gradients, of which autograd saves values.
 """
 
 from __future__ import annotations
@@ -17,7 +18,16 @@ from torch.utils import _pytree as pytree
 from addnorm.stream.dataflow.graph import Flow, Op, Value
 from addnorm.stream.find.operators import TRANSPARENT
 
-__all__ = ["CUTS", "JOINS", "find_moved", "is_move", "list_joined", "remove_redundant_moves", "strip_moves"]
+__all__ = [
+    "CUTS",
+    "JOINS",
+    "find_moved",
+    "is_move",
+    "list_joined",
+    "remove_redundant_moves",
+    "remove_saved_copies",
+    "strip_moves",
+]
 
 # The output has some numbers of the first input, in another place.
 CUTS = {
@@ -64,6 +74,15 @@ class _Cut(NamedTuple):
     dim: int
     start: int
     end: int
+
+
+def remove_saved_copies(flow: Flow) -> None:
+    """Remove the `detach` of values that autograd saves for the backward from the users of these values."""
+    returned = {value for value in pytree.tree_leaves(flow.result) if isinstance(value, Value)}
+    for op in flow.ops:
+        if op.name == "detach" and not any(out.users or out in returned for out in op.outputs):
+            for value in op.inputs:
+                value.users = [user for user in value.users if user is not op]
 
 
 def remove_redundant_moves(flow: Flow) -> None:

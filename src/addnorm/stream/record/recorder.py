@@ -148,7 +148,8 @@ class _Recorder(ForwardStatistics):
             self._note(f"forward {self._steps.forwards - 1} ran inside torch.func: it is not recorded")
             return None
         tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        if tensors and not tensors[0].numel():
+        rank = max((t.dim() for t in tensors), default=0)
+        if tensors and not any(t.numel() for t in tensors if t.dim() == rank):  # a mask or a prefix may be empty alone
             self._note(f"forward {self._steps.forwards - 1} had an empty input: it is not recorded")
             return None
         if step % self.every:
