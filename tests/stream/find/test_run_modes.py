@@ -1,5 +1,7 @@
 """Tests of `inspect` with every way to run a model: dtypes, autograd modes, training, compilers, wrappers, hooks."""
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -45,10 +47,12 @@ def test_inspect_in_autograd_modes(mode):
     lambda s, x: x + s.f(s.norm(x)) * torch.bernoulli(torch.full((2, 1, 1), 0.8)) / 0.8,
     lambda s, x: x + s.f(s.norm(x)) * torch.bernoulli(torch.ones(2, 1, 1) * 0.8) / 0.8,
     lambda s, x: x + s.f(s.norm(x)) * torch.empty(2, 1, 1).bernoulli_(torch.tensor(0.8)) / 0.8,
+    lambda s, x: x + s.f(s.norm(x)) * torch.ones(2, 1, 1).bernoulli_() / 0.5,
     lambda s, x: checkpoint(lambda y: pre(s, y), x, use_reentrant=False),
     lambda s, x: checkpoint(lambda y: pre(s, y), x, use_reentrant=True),
 ], ids=[
-    "modules", "function", "rand", "rand of p", "bernoulli", "bernoulli of a product", "bernoulli_", "checkpoint", "reentrant",
+    "modules", "function", "rand", "rand of p", "bernoulli", "bernoulli of a product", "bernoulli_", "bernoulli_ of one half",
+    "checkpoint", "reentrant",
 ])  # fmt: skip
 def test_inspect_noise_and_checkpoints_in_training(step):
     torch.manual_seed(5)
@@ -60,14 +64,37 @@ def test_inspect_noise_and_checkpoints_in_training(step):
 @pytest.mark.parametrize("step", [
     lambda s, x: x + F.dropout(s.f(s.norm(x)), 0.1),
     lambda s, x: x + s.f(s.norm(x)) * torch.bernoulli(torch.full((2, 1, 1), 0.8)) / 0.8,
+    lambda s, x: F.dropout(x + s.f(s.norm(x)), 0.1),
     lambda s, x: x + s.f(F.dropout(s.norm(x), 0.1)),
     lambda s, x: x + s.f(s.norm(x) * (torch.rand(2, 1, D) < 0.9)),
-], ids=["write", "mask of a write", "read", "mask of a read"])  # fmt: skip
+], ids=["write", "mask of a write", "stream", "read", "mask of a read"])  # fmt: skip
 def test_inspect_remarks_on_dropout_in_evaluation(step):
     torch.manual_seed(5)
     (remark,) = inspect(tiny(step).eval(), IDS).streams[0].remarks
-    assert remark.startswith("4 of its 4 sublayers draw random numbers in evaluation mode, ")
+    assert re.match(r"[34] of its 4 sublayers draw random numbers in evaluation mode, \S+ first, ", remark)
+    assert remark.endswith("so two runs can differ: if it is dropout, let it follow self.training")
     assert not inspect(tiny().eval(), IDS).streams[0].remarks
+
+
+def test_inspect_remarks_on_modules_left_in_training_mode():
+    model = tiny(lambda s, x: x + s.drop(s.f(s.norm(x)))).eval()
+    assert not inspect(model, IDS).streams[0].remarks
+    drop = next(path for path, module in model.named_modules() if isinstance(module, nn.Dropout))
+    model.get_submodule(drop).train()
+    (remark,) = inspect(model, IDS).streams[0].remarks
+    assert remark.endswith(f"so two runs can differ: call model.eval(), since {drop} is in training mode")
+
+
+def test_inspect_remarks_on_a_random_start():
+    model = tiny().eval()
+    model.embed.register_forward_hook(lambda module, args, x: F.dropout(x, 0.1))
+    (remark,) = inspect(model, IDS).streams[0].remarks
+    assert remark.startswith("its start depends on random numbers in evaluation mode, ")
+
+
+def test_inspect_sees_outputs_of_operators_that_also_write():
+    step = lambda s, x: x + F.rrelu(s.f(s.norm(x)))  # noqa: E731  # rrelu writes its noise in place
+    assert inspect(tiny(step).eval(), IDS).wiring == "pre_ln"
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 7), (2, 1)], ids=str)

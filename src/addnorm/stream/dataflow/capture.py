@@ -40,7 +40,7 @@ from addnorm.stream.dataflow.wrappers import (
     runs_in_fsdp,
 )
 
-__all__ = ["RANDOM", "Capture", "find_written", "operator_name"]
+__all__ = ["RANDOM", "Capture", "find_new", "find_written", "operator_name"]
 
 # Operators whose output depends on the shape and dtype of their inputs, not on their contents.
 SHAPE_ONLY = {
@@ -169,7 +169,7 @@ class Capture(Desugared):
             return out
         ordinal = UNCOUNTED if in_fsdp else frame.count(name)
         op = Op(len(self.flow.ops), name, func, values_args, values_kwargs, inputs, frame, ordinal)
-        outputs = written or find_tensors_of(out)
+        outputs = [*find_new(func, out), *written] if written else find_tensors_of(out)
         if self._contents and any(is_wrapper(x) for x in pytree.tree_leaves(out)):
             outputs = [t for t in outputs if t not in self._memory]  # a wrapper of its input is no new value
         if fused_ops.is_fused(name, args):
@@ -284,6 +284,17 @@ def _find_dependencies(name: str, func: Any, args: Any, kwargs: Any) -> list[Val
     inputs = [x for x in leaves if isinstance(x, Value)]
     replaces = name in REPLACES and args and isinstance(args[0], Value) and func._schema.is_mutable
     return inputs[1:] if replaces else inputs
+
+
+def find_new(func: Any, out: Any) -> list[Tensor]:
+    """Return the outputs of an operator that writes in place, without those that it writes."""
+    returns = func._schema.returns
+    if all(declared.alias_info is not None for declared in returns):
+        return []
+    outs = out if len(returns) > 1 else (out,)
+    return [
+        t for t, declared in zip(outs, returns, strict=False) if declared.alias_info is None and isinstance(t, Tensor)
+    ]
 
 
 def find_written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:

@@ -23,7 +23,7 @@ from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from addnorm.stream.dataflow import fused_ops
-from addnorm.stream.dataflow.capture import find_written, operator_name
+from addnorm.stream.dataflow.capture import find_new, find_written, operator_name
 from addnorm.stream.dataflow.frames import Frames, exclusive, force_eager
 from addnorm.stream.dataflow.graph import FAMILY, Address, Frame, Op, Value
 from addnorm.stream.dataflow.memory import disable_modes
@@ -164,7 +164,7 @@ class ObserverMode(Desugared):
 def _name_outputs(func: Any, args: Any, kwargs: Any, out: Any, copies: dict[int, Tensor]) -> Mapping[int | str, Tensor]:
     """Return the outputs of an operator by number; those of the steps of a fused operator by name."""
     written = find_written(func, args, kwargs)
-    returned = written or find_tensors_of(out)
+    returned = [*find_new(func, out), *written] if written else find_tensors_of(out)
     name = operator_name(func)
     if fused_ops.is_fused(name, args):
         with disable_modes():

@@ -300,7 +300,9 @@ def get_noise_mean(noise: Value) -> float | None:
             return number
         if op.name in ("bernoulli", "bernoulli_"):
             given = op.args[1] if len(op.args) > 1 else op.kwargs.get("p")
-            p = get_fill(op.args[0] if given is None else given)
+            if given is None:  # in place 0.5, the default, is not passed; out of place the input has the probabilities
+                given = 0.5 if op.name == "bernoulli_" else op.args[0]
+            p = get_fill(given)
             return None if p is None else number * p
         if op.name == "floor" and strip_views(op.args[0]).op is not None:
             added = strip_views(op.args[0]).op

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from torch import nn
 
@@ -47,13 +47,8 @@ def list_remarks(chain: Chain, sites: Sequence[Site], model: nn.Module, wiring: 
     if odd:
         effect = "the others prove its equations" if odd < end.numel() else "they prove nothing"
         remarks.append(f"{odd:,} of the {end.numel():,} numbers at its end are NaN or infinite; {effect}")
-    drawn = [] if any(module.training for module in model.modules()) else [site for site in sites if _is_random(site)]
-    if drawn:
-        verb = "draws" if len(drawn) == 1 else "draw"
-        remarks.append(
-            f"{len(drawn)} of its {format_count(len(sites), 'sublayer')} {verb} random numbers in evaluation mode, "
-            f"{drawn[0].id} first, so two runs differ: if it is dropout, let it follow self.training"
-        )
+    if not model.training:
+        remarks += _list_random(start, sites, model)
     remarks += _list_detached(sites)
     shared = {site.path: site.shared for site in sites if site.shared > 1}
     if shared:
@@ -70,11 +65,26 @@ def list_remarks(chain: Chain, sites: Sequence[Site], model: nn.Module, wiring: 
     return remarks
 
 
+def _list_random(start: Add, sites: Sequence[Site], model: nn.Module) -> Iterator[str]:
+    """Yield where a model in evaluation mode draws random numbers for its stream."""
+    inner = next((path for path, module in model.named_modules() if module.training), None)
+    remedy = "if it is dropout, let it follow self.training"
+    if inner is not None:
+        remedy = f"call model.eval(), since {inner} is in training mode"
+    end = f"so two runs can differ: {remedy}"
+    if start.x.kind & NOISE:
+        yield f"its start depends on random numbers in evaluation mode, {end}"
+    drawn = [site for site in sites if _is_random(site)]
+    if drawn:
+        count = f"{len(drawn)} of its {format_count(len(sites), 'sublayer')} {'draws' if len(drawn) == 1 else 'draw'}"
+        yield f"{count} random numbers in evaluation mode, {drawn[0].id} first, {end}"
+
+
 def _is_random(site: Site) -> bool:
     """Return whether a sublayer or its write depends on random numbers that are drawn in it."""
     drawn = (op for op in site.sublayer.ops if op.name in RANDOM or op.name == "noise")
     masks = (v for op in site.sublayer.ops for v in op.inputs if v.kind & NOISE and not v.kind & DATA)
-    return "dropout" in site.notes or any(drawn) or any(masks)
+    return not {"dropout", "dropout of the stream"}.isdisjoint(site.notes) or any(drawn) or any(masks)
 
 
 def _list_detached(sites: Sequence[Site]) -> list[str]:
