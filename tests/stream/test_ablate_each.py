@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 import addnorm
 from addnorm.stream.find.inspection import Inspection
+from addnorm.stream.outputs import find_loss
 from support.scaled_model import D, Model, make_stream, run_scaled
 
 
@@ -79,6 +80,37 @@ class TestAblateEach:
                 whole = float(model(x))
                 with addnorm.ablate(ablation.site):
                     assert ablation.loss_change == pytest.approx(float(model(x)) - whole, abs=1e-6)
+
+    def test_output_of_another_shape_is_refused(self, x: Tensor) -> None:
+        class Growing(Model):
+            seen: tuple[Tensor, ...] = ()
+
+            def forward(self, x: Tensor) -> Tensor:
+                self.seen += (x.detach(),)
+                return super().forward(torch.cat(self.seen, 1))
+
+        model = Growing().eval()
+        with pytest.raises(RuntimeError, match=r"returns another output when it is called again .*shape"):
+            addnorm.ablate_each(addnorm.inspect(model, x), x)
+
+    def test_round_off_of_bfloat16_is_no_other_output(self, x: Tensor) -> None:
+        class Rounded(Model):
+            calls = 0
+
+            def forward(self, x: Tensor) -> Tensor:
+                self.calls += 1  # as a sum in another order, rounded to 8 bits
+                return super().forward(x) * (1 + 2.0**-7 * (self.calls % 2))
+
+        model = Rounded().eval().bfloat16()
+        assert len(addnorm.ablate_each(addnorm.inspect(model, x.bfloat16()), x.bfloat16())) == 4
+
+    @pytest.mark.parametrize(
+        "first", [torch.tensor(3), torch.tensor(3.0), torch.ones(2)], ids=["count", "loss", "losses"]
+    )
+    def test_only_a_number_is_the_loss(self, first: Tensor) -> None:
+        number = first if first.is_floating_point() and not first.dim() else None
+        assert find_loss((first, torch.ones(2, 3))) is number
+        assert find_loss({"loss": first, "logits": torch.ones(2, 3)}) is number
 
     @pytest.mark.parametrize("form", ["dict", "tuple"])
     def test_loss_of_the_output(self, x: Tensor, form: str) -> None:

@@ -27,7 +27,7 @@ from addnorm.stream.dataflow.frames import Frames
 from addnorm.stream.dataflow.graph import Op, Value
 from addnorm.stream.dataflow.observers import ObserverMode, disable_checkpoints, observe_forwards
 from addnorm.stream.edits import register_edit
-from addnorm.stream.find.closure import relative_error
+from addnorm.stream.find.closure import check_repeated, relative_error
 from addnorm.stream.find.inspection import Inspection, Site
 from addnorm.stream.find.sublayers import Sublayer
 from addnorm.stream.outputs import find_logits, find_loss, measure_divergence, read_number
@@ -40,7 +40,6 @@ __all__ = ["Ablation", "Ablations", "ablate", "ablate_each", "scale_write"]
 
 # Arguments of this library's operators that make up the write, and options that are added to the branch.
 WRITE_ARGUMENTS = {"branch", *(option.name for option in ADD_OPTIONS if option.gradient in ("branch", "z"))}
-REPEATED = 1e-3  # relative change of the output of a second call; kernels that add in any order change less
 ADDITIVE_OPTIONS = tuple(option.name for option in ADD_OPTIONS if option.additive)
 
 Mode = Literal["zero", "mean"]
@@ -364,12 +363,7 @@ def ablate_each(
     effects: list[Ablation] = []
     with torch.no_grad(), _progress_bar(progress, f"ablate {inspection.model}", len(chosen)) as advance:
         whole_loss, whole = run()
-        again = relative_error(run()[1], whole) if whole.isfinite().any() else 0.0
-        if again > REPEATED:
-            raise RuntimeError(
-                f"the model returns another output when it is called again with the same inputs (relative change {again:.1e}), "
-                "expected the same: what forward keeps between calls must be in its buffers or arguments."
-            )
+        check_repeated(run()[1], whole)
         for site in chosen:
             with ablate(site, mode):
                 value, output = run()

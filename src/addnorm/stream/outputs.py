@@ -22,13 +22,16 @@ def read_number(value: Any) -> float:
 
 
 def find_loss(output: Any) -> Tensor | None:
-    """Return the loss in a model's output: its `loss`, the number that a tuple begins with, or an output that is a number."""
+    """Return the loss in a model's output: its `loss`, the number that a tuple begins with, or an output that is a number.
+
+    It is a single floating-point number; losses of several tokens, and counts, are none.
+    """
     if isinstance(output, Tensor):
         return output if not output.dim() and output.is_floating_point() else None
     loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
     if loss is None and isinstance(output, tuple) and output and isinstance(output[0], Tensor) and not output[0].dim():
         loss = output[0]
-    return loss if isinstance(loss, Tensor) else None
+    return loss if isinstance(loss, Tensor) and loss.numel() == 1 and loss.is_floating_point() else None
 
 
 def find_logits(output: Any) -> Tensor:

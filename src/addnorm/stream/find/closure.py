@@ -14,7 +14,8 @@ from addnorm.stream.find.operators import find_views, replay_op
 from addnorm.stream.find.sublayers import Sublayer
 
 __all__ = [
-    "TOLERANCES", "compute_closure", "compute_operand", "compute_sum", "compute_total_closure", "get_tolerance", "relative_error",
+    "TOLERANCES", "check_repeated", "compute_closure", "compute_operand", "compute_sum", "compute_total_closure", "get_tolerance",
+    "relative_error",
 ]  # fmt: skip
 
 # Relative error of a whole tensor; for the half dtypes eight round-offs.
@@ -24,6 +25,7 @@ TOLERANCES = {
     torch.float16: 8 * torch.finfo(torch.float16).eps,
     torch.bfloat16: 8 * torch.finfo(torch.bfloat16).eps,
 }
+REPEATED = 1e-3  # relative change of the output of a second call, at least; kernels that add in any order change less
 
 
 def get_tolerance(*dtypes: torch.dtype) -> float:
@@ -44,6 +46,20 @@ def relative_error(actual: Tensor, exact: Tensor) -> float:
     size = torch.where(exact.isfinite(), exact, 0.0).square().sum().sqrt().clamp_min(1e-30)
     value = float(difference.square().sum().sqrt() / size)
     return value if value == value else float("inf")
+
+
+def check_repeated(again: Tensor, whole: Tensor) -> None:
+    """Check that a second call of the model returned what the first did."""
+    change = f"shape {tuple(again.shape)} after {tuple(whole.shape)}"
+    if again.shape == whole.shape:
+        error = relative_error(again, whole) if whole.isfinite().any() else 0.0
+        if error <= max(REPEATED, get_tolerance(whole.dtype)):
+            return
+        change = f"relative change {error:.1e}"
+    raise RuntimeError(
+        f"the model returns another output when it is called again with the same inputs ({change}), "
+        "expected the same: what forward keeps between calls must be in its buffers or arguments."
+    )
 
 
 def compute_operand(path: Path, source: Tensor) -> Tensor:
