@@ -252,6 +252,8 @@ REFUSED = {
     "x has shape (3, 8), expected (*, 16), features last": lambda: stack_of(2)(torch.randn(3, 8)),
     "x has shape (), expected (*, 16)": lambda: stack_of(2, "post_ln")(torch.tensor(1.0)),
     "sublayers is Mlp, expected a list of sublayers: pass [Mlp(...)]": lambda: ResidualStack(Mlp(), D),
+    "sublayers is Linear, expected a list of sublayers: pass [Linear(...)]": lambda: ResidualStack(nn.Linear, D),
+    "sublayers is function, expected a list of sublayers: pass [attention,": lambda: ResidualStack(lambda x: x, D),
     "sublayer is <class 'support.stacks.Mlp'>, expected a module": lambda: ResidualStack([Mlp], D),
     "wiring is 'ngpt', expected one of rows: the sublayers of ngpt have stages": lambda: addnorm.SublayerConnection(
         Mlp(), D, "ngpt"

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from addnorm.nn.residual import SublayerConnection
 from addnorm.nn.streams import StreamHead, StreamsConnection
@@ -19,8 +19,11 @@ __all__ = ["check_layers", "check_streams", "is_shared", "list_sublayers", "refu
 def list_sublayers(sublayers: Any) -> list[Any]:
     """Return the sublayers of a stack as a list, which has at least one."""
     if not isinstance(sublayers, Iterable):
-        name = type(sublayers).__name__
-        raise TypeError(f"sublayers is {name}, expected a list of sublayers: pass [{name}(...)].")
+        name = sublayers.__name__ if isinstance(sublayers, type) else type(sublayers).__name__
+        remedy = (
+            f"[{name}(...)]" if isinstance(sublayers, nn.Module | type) else "[attention, feed_forward], for example"
+        )
+        raise TypeError(f"sublayers is {name}, expected a list of sublayers: pass {remedy}.")
     if listed := list(sublayers):
         return listed
     raise ValueError("sublayers is empty, expected at least one: without any there is nothing to connect.")
