@@ -45,7 +45,8 @@ def table() -> str:
     made = page.table(["wiring", "warm-up", "test loss", "first step moves the logits by", "seconds"], rows)
     machine = f"{results['machine']['cpu']}, {results['machine']['cores']} cores"
     versions = f"torch {results['versions']['torch']}, commit {results['commit'][:10]}, {results['date'][:10]}"
-    return f"{made}\n\n{results['seconds']:.0f} seconds in all, stacks before training included. {machine}, {versions}."
+    load = f"load {results['load']:.1f} before it began"
+    return f"{made}\n\n{results['seconds']:.0f} seconds in all, stacks before training included. {machine}, {versions}, {load}."
 
 
 def short() -> str:

@@ -130,10 +130,12 @@ def test_other_results_change_the_comparing_page(tmp_path, monkeypatch):
     module = load("docs/_build/comparing.py")
     document = json.loads((RESULTS / "compare.json").read_text())
     document["rows"][0]["test"] = 1.2346
+    document["load"] = 0.7
     document["comparison"]["verdict"][1]["sentence"] = "Something else was found."
     (tmp_path / "compare.json").write_text(json.dumps(document))
     monkeypatch.setattr(module, "RESULTS", tmp_path / "compare.json")
     assert "| 1.235 |" in module.table()
+    assert module.table().endswith(", load 0.7 before it began.")
     assert "- Something else was found." in module.verdict()
 
 

@@ -129,6 +129,12 @@ def test_wrong_options_raise(options, sentence):
         AddNorm(8, **options)
 
 
+@pytest.mark.parametrize("normalized_shape", ["12", 8.0, (3.5, 8)])
+def test_shape_of_other_types_raises(normalized_shape):
+    with pytest.raises(TypeError, match=r"normalized_shape is .*, expected a whole number or a sequence"):
+        AddNorm(normalized_shape)
+
+
 def test_wrong_width_raises():
     with pytest.raises(ValueError, match=r"branch has shape \(2, 5\), expected \(2, 4\)"):
         AddNorm(4)(torch.randn(2, 4), torch.randn(2, 5))

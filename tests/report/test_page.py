@@ -134,6 +134,12 @@ def test_write_refuses_bad_paths(tmp_path, name, error, words):
         assert str(refused.value).startswith("path is ")
 
 
+def test_write_refuses_other_objects(tmp_path):
+    with pytest.raises(TypeError, match="page is str, expected a Page, as build_model_page"):
+        write("text", tmp_path / "a.html")
+    assert not list(tmp_path.iterdir())
+
+
 def test_missing_jinja2_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(

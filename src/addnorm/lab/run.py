@@ -178,7 +178,7 @@ class Protocol:
         num_layers: the depths, or one depth.
         rates: the learning rates. Each wiring is judged at its best one.
         warm_ups: the numbers of warm-up steps.
-        seeds: the seeds of weights and batches.
+        seeds: the seeds of weights and batches, not their number: `range(3)` for three.
         steps, d_model, nhead, tokens, batch, norm, every: see `Run`.
 
     Raises:

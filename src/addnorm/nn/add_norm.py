@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 from typing import Any, Literal, SupportsIndex, overload
 
 import torch
@@ -74,11 +75,13 @@ class AddNorm(nn.Module):
         super().__init__()
         if norm not in tuple(DEFAULT_EPS):
             raise ValueError(f"norm is {norm!r}, expected 'layer' or 'rms'.")
-        self.normalized_shape = (
-            (int(normalized_shape),)
-            if isinstance(normalized_shape, SupportsIndex)
-            else tuple(int(n) for n in normalized_shape)
-        )
+        sizes = (normalized_shape,) if isinstance(normalized_shape, SupportsIndex) else normalized_shape
+        try:
+            self.normalized_shape = tuple(index(n) for n in sizes)
+        except TypeError:
+            raise TypeError(
+                f"normalized_shape is {normalized_shape!r}, expected a whole number or a sequence of whole numbers."
+            ) from None
         self.norm: NormKind = norm
         self.eps = DEFAULT_EPS[norm] if eps is None else eps
         self.dropout = check_probability("dropout", dropout)

@@ -215,8 +215,13 @@ def render(page: Page) -> str:
 
     Raises:
         ImportError: jinja2 is not installed.
+        TypeError: `page` is no `Page`.
         ValueError: two figures have the same name.
     """
+    if not isinstance(page, Page):
+        raise TypeError(
+            f"page is {type(page).__name__}, expected a Page, as build_model_page and build_comparison_page return."
+        )
     _check_ids(page)
     jinja2 = require("jinja2", "write a report")
     environment = jinja2.Environment(
@@ -239,6 +244,7 @@ def write(page: Page, path: str | Path) -> Path:
 
     Raises:
         ImportError: jinja2 is not installed.
+        TypeError: `page` is no `Page`.
         ValueError: the name does not end in .html, or two figures have the same name.
         OSError: the file cannot be written.
     """

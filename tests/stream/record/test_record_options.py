@@ -42,6 +42,10 @@ class TestOptions:
         with pytest.raises(ValueError, match=r"layers is \[5\], expected numbers from 0 to 1"):
             step(Model(), ids, layers=[5])
 
+    def test_one_layer_as_number_raises(self, ids: Tensor) -> None:
+        with pytest.raises(TypeError, match=r"layers is 1, expected a list of numbers, .* \[1\] for one layer"):
+            step(Model(), ids, layers=1)
+
     def test_tokens_mask(self, ids: Tensor) -> None:
         """Record only the tokens of the mask."""
         mask = torch.ones(BATCH, TOKENS, dtype=torch.bool)

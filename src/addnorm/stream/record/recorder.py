@@ -120,6 +120,10 @@ class _Recorder(ForwardStatistics):
         accumulate: int | None,
         gather: bool,
     ) -> None:
+        if isinstance(layers, int | str):
+            raise TypeError(
+                f"layers is {layers!r}, expected a list of numbers, counted from 0: [{layers}] for one layer."
+            )
         inner = getattr(model, "_orig_mod", model)
         now = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC"
         recording = Recording((), {"model": type(inner).__name__, "torch": torch.__version__, "date": now})
