@@ -96,11 +96,11 @@ class Numbers(click.ParamType[Any]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the numbers of a text as a tuple."""
-        example = "6,12" if self.kind is int else "3e-4,1e-3"
+        kind, example = ("whole numbers", "6,12") if self.kind is int else ("numbers", "3e-4,1e-3")
         try:
             return tuple(map(self.kind, str(value).split(",")))
         except ValueError:
-            raise ParameterError(param, value, f"numbers separated by commas, as in {example}") from None
+            raise ParameterError(param, value, f"{kind} separated by commas, as in {example}") from None
 
 
 class OneOf(click.Choice[str]):
