@@ -26,6 +26,9 @@ __all__ = [
 
 BATCH, TOKENS = 2, 16
 MAX_TOKENS = 512  # default limit for texts: the memory of attention grows with the square
+TOKEN_INPUTS = frozenset(
+    {"input_ids", "decoder_input_ids", "bbox"}
+)  # random inputs whose length is the number of tokens
 TIMEOUT = 5.0  # seconds after which no further kind of input is tried
 SENTENCES = (
     "Add and norm.",

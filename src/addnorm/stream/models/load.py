@@ -25,6 +25,7 @@ from addnorm.stream.models.hf import ModelLoadError, first_line, quiet, require_
 from addnorm.stream.models.inputs import (
     BATCH,
     SENTENCES,
+    TOKEN_INPUTS,
     TOKENS,
     estimate_bytes,
     format_inputs,
@@ -255,7 +256,7 @@ def _load_tiny(name: str, options: _Options) -> LoadedModel:
         if options.inputs is not None:
             return _with_inputs(loaded, options)
         try:
-            return _with_inputs(loaded, options)
+            loaded = _with_inputs(loaded, options)
         except _TooLargeError:
             raise
         except Exception as error:
@@ -265,6 +266,12 @@ def _load_tiny(name: str, options: _Options) -> LoadedModel:
                 raise ModelLoadError(
                     f"--tokens is {options.tokens}, expected at most {limit}, the positions of a {name} that is built small."
                 ) from error
+        else:
+            if options.tokens is not None and TOKEN_INPUTS.isdisjoint(loaded.kwargs):
+                raise ModelLoadError(
+                    f"--tokens is set for MODEL {name!r}, whose inputs are {', '.join(loaded.kwargs)}: leave --tokens out."
+                )
+            return loaded
     assert first_error is not None  # there are variants
     raise ModelLoadError(
         f"MODEL {name!r} cannot be built small and run with random inputs ({first_line(first_error)}): "
