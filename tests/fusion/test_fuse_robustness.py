@@ -4,6 +4,8 @@ import copy
 import gc
 import pickle
 import weakref
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from torch.func import functional_call
 import addnorm
 from addnorm import fuse
 from addnorm.fusion import benchmark, fused_call, runs
-from addnorm.fusion.backend import CAPTURED_ANEW
+from addnorm.fusion.backend import CAPTURED_ANEW, ModelBackend
 from addnorm.fusion.proof import prove
 from support.changed_models import with_library_norms
 from support.families import families
@@ -134,6 +136,11 @@ def test_fuse_refuses_graphs_that_no_other_call_uses():
     assert not fusion.fused
     assert {boundary.reason for boundary in fusion.unfused} == {CAPTURED_ANEW}
     assert model._compiled_call_impl is None
+
+
+def test_backend_reuses_no_graphs_in_calls_without_any():
+    backend, state = ModelBackend(Model(), inductor=False), SimpleNamespace(restored=nullcontext)
+    assert not backend.is_reused(lambda: None, state)
 
 
 def test_proof_compares_no_gradients_of_nan():

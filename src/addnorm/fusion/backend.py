@@ -38,8 +38,8 @@ TORCH_RNG = {"fallback_random": True}  # option of Inductor: draw random numbers
 GRAPH_BREAK = "a graph break separates its add and its norm"
 NOT_CAPTURED = "torch.compile captures no graph of it"
 CAPTURED_ANEW = (
-    "torch.compile captures the model anew at every call, or no longer, as with a counter of calls, or hooks that append to a "
-    "list or print"
+    "torch.compile captures the model anew at every call, or no longer, as with a counter of calls, or a hook that appends to a "
+    "list"
 )
 CALLS = 3  # until the graphs of earlier calls are used: a number that changes between calls is captured once more
 
