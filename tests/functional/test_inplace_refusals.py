@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import addnorm
-from support.cases import bf16, f64, make
-from support.inplace_calls import same
+from support.cases import Call, bf16, f64, make
+from support.inplace_calls import in_place, into, same
 
 x, b, row = torch.randn(4, 8), torch.randn(4, 8), torch.randn(8)
 buffer = torch.randn(100)
@@ -172,36 +172,48 @@ def test_empty_tensors_share_no_memory():
 
 # ----------------------------------------------------------------------------------------------------------- autograd
 
-DIFFERENTIABLE = ["residual", "branch", "weight", "bias", "residual_scale", "row_scale", "layer_scale", "branch_bias"]
+# Every function that writes into existing tensors: the variant of the call, and its targets.
+WRITERS = [
+    (variant, target)
+    for variant in ("LayerNorm", "RMSNorm with bias", "the add alone", "residual_scale 0-d", "row_scale a sample",
+                    "everything, LayerNorm", "everything, RMSNorm", "everything, the add alone")
+    for target in ("in place", "y", "y and z", "norm alone")
+    if target in ("in place", "y") or "add" not in variant
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", DIFFERENTIABLE)
-def test_required_gradients_raise_except_under_no_grad(name):
-    call = make("everything, LayerNorm" if name in DIFFERENTIABLE[4:] else "LayerNorm", "float32", (4, 8))
-    call.tensors[name].requires_grad_()
-    before = {key: t.detach().clone() for key, t in call.tensors.items()}
-    sentence = f"{name} requires a gradient, expected none: out= and in-place calls save nothing for the backward. Call"
-    arguments = {**call.tensors, **call.options}
-    with pytest.raises(RuntimeError, match=f"^{re.escape(sentence)} .*, or use the function without the underscore.$"):
-        addnorm.add_layer_norm_(**arguments)
-    with pytest.raises(RuntimeError, match=f"^{re.escape(sentence)} it under torch.no_grad\\(\\), or leave out out=.$"):
-        addnorm.add_layer_norm(**arguments, out=torch.empty(4, 8))
-    assert same(call.tensors, before)
-    with torch.no_grad():
-        expected = call()
-        assert same({"y": addnorm.add_layer_norm_(**arguments), "z": call.tensors["residual"]}, expected)
+def write(call, target, tensors, outs):
+    """Run the call in place or with out=; "norm alone" is the norm of its residual."""
+    if target == "in place":
+        in_place(call, tensors)
+    elif target == "norm alone":
+        parameters = {name: tensors.get(name) for name in ("weight", "bias")}
+        function = addnorm.layer_norm if call.norm == "layer" else addnorm.rms_norm
+        function(tensors["residual"], **parameters, eps=call.eps, out=outs[0])
+    else:
+        into(Call(call.norm, call.eps, tensors, call.options), outs if target == "y and z" else outs[0])
 
 
-def test_out_that_requires_a_gradient_raises():
-    out = torch.empty(4, 8, requires_grad=True)
-    with pytest.raises(RuntimeError, match=r"^out requires a gradient, expected none"):
-        addnorm.add_layer_norm(x, b, out=out)
-    with pytest.raises(RuntimeError, match=r"^x requires a gradient, expected none"):
-        addnorm.layer_norm(out, out=out)
-    with torch.no_grad():
-        assert addnorm.add_layer_norm(x, b, out=out) is out
-    assert out.requires_grad
-    assert out.is_leaf
+@pytest.mark.parametrize(("variant", "target"), WRITERS)
+def test_each_input_that_requires_a_gradient_is_refused(variant, target):
+    call, alone = make(variant, "float32", (4, 8)), target == "norm alone"
+    inputs = [name for name in call.tensors if not alone or name in ("residual", "weight", "bias")]
+    outs = {"in place": (), "y and z": ("out[0]", "out[1]")}.get(target, ("out",))
+    remedy = "leave out out=" if outs else "use the function without the underscore"
+    for name in [*inputs, *outs]:
+        tensors = {key: t.clone().requires_grad_(key == name) for key, t in call.tensors.items()}
+        targets = tuple(x.clone().requires_grad_(key == name) for key in outs)
+        sentence = (
+            f"{'x' if alone and name == 'residual' else name} requires a gradient, expected none: out= and in-place calls "
+            f"save nothing for the backward. Call it under torch.no_grad(), or {remedy}."
+        )
+        with pytest.raises(RuntimeError, match=f"^{re.escape(sentence)}$"):
+            write(call, target, tensors, targets)
+        assert same(tensors, call.tensors)
+        assert all(t.equal(x) for t in targets)
+        with torch.no_grad():
+            write(call, target, tensors, targets)
+        assert all(not t.equal(x) for t in targets or (tensors["residual"],))
 
 
 OVERWRITING = {

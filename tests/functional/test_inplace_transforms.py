@@ -150,7 +150,9 @@ def test_compiled_overlap_raises_or_is_computed_aside(backend):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_compiled_in_place_raises_the_sentence():
     for function, sentence in (
-        (lambda t: addnorm.add_layer_norm_(t, b), "requires a gradient, expected none"),
+        (lambda t: addnorm.add_layer_norm_(t, b), "residual requires a gradient, expected none"),
+        (lambda t: addnorm.add_residual_(x, t), "branch requires a gradient, expected none"),
+        (lambda t: addnorm.add_residual_(x, b, layer_scale=t[0]), "layer_scale requires a gradient, expected none"),
         (
             lambda t: addnorm.add_layer_norm(t.detach(), b, out=torch.empty(3, 8)),
             "y has shape (3, 8), expected (4, 8)",  # the operator's name of the argument

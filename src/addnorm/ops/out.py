@@ -89,7 +89,7 @@ def fast_path(
             or (z is not None and z.requires_grad)
         ):
             inputs = _by_name(residual, branch, weight=weight, bias=bias)
-            validation.refuse_gradients({**inputs, names.y: y, names.z: z}, names.remedy)
+            validation.refuse_gradients(inputs | _by_target((y, z, names)), names.remedy)
         if _compiling():
             _add_norm_out(residual, branch, weight, bias, eps, NORMS[norm], y, z)
         elif _forward_ad._current_level >= 0 or _transforms_active():
@@ -123,7 +123,7 @@ def run(
     """Write y and z of a call with options, as in `dispatch.run`, and return the tensors that were written."""
     y, z, names = targets
     inputs = _by_name(residual, branch, weight=weight, bias=bias, **options)
-    tensors = {**inputs, names.y: y, names.z: z}
+    tensors = inputs | _by_target(targets)
     if _grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors.values()):
         validation.refuse_gradients(tensors, names.remedy)
     try:
@@ -171,9 +171,14 @@ def _by_name(residual: Tensor, branch: Tensor | None, **arguments: Any) -> dict[
     return {"x": residual, **arguments} if branch is None else {"residual": residual, "branch": branch, **arguments}
 
 
-def _check(residual: Tensor, targets: Targets, inputs: dict[str, Any]) -> None:
+def _by_target(targets: Targets) -> dict[str, Tensor]:
+    """Return the tensors that are written by the caller's names."""
     y, z, names = targets
-    tensors = {name: t for name, t in ((names.z, z), (names.y, y)) if t is not None}
+    return {name: t for name, t in ((names.z, z), (names.y, y)) if t is not None}
+
+
+def _check(residual: Tensor, targets: Targets, inputs: dict[str, Any]) -> None:
+    tensors = _by_target(targets)
     validation.check_targets(tensors, residual)
     if not _compiling() and not _transforms_active() and not dtensor.is_dtensor(residual):  # these have no addresses
         validation.check_memory(tensors, inputs)
