@@ -147,6 +147,8 @@ class Capture(Desugared):
         if self.depth and computes_shapes((args, kwargs)):
             return func(*args, **kwargs)
         name = operator_name(func)
+        if name == "prim::device":  # of a fake tensor: it reads no contents
+            return func(*args, **kwargs)
         leaves, structure = pytree.tree_flatten((args, kwargs))
         in_fsdp = self._has_fsdp and runs_in_fsdp()
         if in_fsdp and not any(self._depends_on_data(x) for x in leaves):
