@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from addnorm import Learned, ResidualStack, Wiring, wirings
 from addnorm.wirings import Head, Stage, identity
 
-BASE = {"vocab_size": 64, "hidden_size": 32, "num_attention_heads": 2}
+BASE = {"vocab_size": 64, "hidden_size": 32, "num_attention_heads": 2, "rms_norm_eps": 0.05}  # no constant has its default
 EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 LATENT = {
     "q_lora_rank": 16,
@@ -201,20 +201,21 @@ def fill_gated(model, stack):
 FAMILIES["deepseek_v4:DeepseekV4"] = Family(
     BASE | EXPERTS | {"num_hidden_layers": 3, "head_dim": 16, "q_lora_rank": 16, "o_groups": 2, "o_lora_rank": 8,
         "layer_types": ["sliding_attention"] * 3, "mlp_layer_types": ["moe"] * 3, "sliding_window": 8, "index_n_heads": 2,
-        "index_head_dim": 8, "index_topk": 4, "partial_rotary_factor": 0.5, "max_position_embeddings": 128},
+        "index_head_dim": 8, "index_topk": 4, "partial_rotary_factor": 0.5, "max_position_embeddings": 128, "hc_eps": 0.02,
+        "hc_sinkhorn_iters": 4},
     lambda config: mhc(config, "learned"),
     attention_and_mlp, fill_mhc,
 )  # fmt: skip
 FAMILIES["glm5_next:Glm5NextText"] = Family(
     BASE | EXPERTS | LATENT | {"num_hidden_layers": 3, "intermediate_size": 32, "num_key_value_heads": 2, "qk_nope_head_dim": 16,
         "linear_head_dim": 16, "linear_num_heads": 2, "pad_token_id": 0, "mlp_layer_types": ["dense"] * 3,
-        "layer_types": ["linear_attention", "indexed_attention", "linear_attention"]},
+        "layer_types": ["linear_attention", "indexed_attention", "linear_attention"], "hc_eps": 0.02, "hc_sinkhorn_iters": 3},
     lambda config: mhc(config, "mean"),
     attention_and_mlp, fill_mhc,
 )  # fmt: skip
 FAMILIES["hy_v4:HYV4"] = Family(
     BASE | EXPERTS | LATENT | {"num_hidden_layers": 3, "intermediate_size": 32, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8,
-        "mlp_layer_types": ["dense"] * 3, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
+        "mlp_layer_types": ["dense"] * 3, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "hc_eps": 0.02, "hc_magnitude": 1.5},
     lambda config: wirings.independent_hc(config.hc_mult, config.hc_magnitude, config.hc_eps, config.rms_norm_eps), attention_and_mlp, fill_independent,
 )  # fmt: skip
 FAMILIES["qwen4_exp:Qwen4ExpText"] = Family(
@@ -293,7 +294,8 @@ def fill_muse(model, stack):
 
 FAMILIES["muse_spark:MuseSparkText"] = Family(
     BASE | HEADS | {"num_hidden_layers": 2, "intermediate_size": 32, "moe_intermediate_size": 16, "num_local_experts": 4,
-        "num_experts_per_tok": 2, "moe_hidden_size": 16, "mlp_layer_types": ["dense"] * 2, "bos_token_id": 0, "eos_token_id": 1},
+        "num_experts_per_tok": 2, "moe_hidden_size": 16, "mlp_layer_types": ["dense"] * 2, "bos_token_id": 0, "eos_token_id": 1,
+        "residual_gate_temperature": 0.06},  # so small that the clamp of 1 - b^2 binds
     lambda config: wirings.gated_mix(config.residual_gate_temperature), attention_and_mlp, fill_muse,
 )  # fmt: skip
 

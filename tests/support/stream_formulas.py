@@ -209,9 +209,11 @@ def residual_dual(streams, sublayers, norms, final_norm):
     return first + final_norm(second)
 
 
-def bottom_to_top(x, sublayers, norms):
+def bottom_to_top(x, sublayers, norms, per_layer):
     """B2T connection, arXiv 2206.00330: post-LN whose last add of a layer also adds the layer's input."""
-    for site in range(0, len(sublayers), 2):
-        middle = norms[site](x + sublayers[site](x))
-        x = norms[site + 1](x + middle + sublayers[site + 1](middle))
-    return x
+    state, layer_input = x, x
+    for site, (f, norm) in enumerate(zip(sublayers, norms, strict=True)):
+        is_last = site % per_layer == per_layer - 1
+        state = norm(state + f(state) + (layer_input if is_last else 0.0))
+        layer_input = state if is_last else layer_input
+    return state

@@ -195,6 +195,48 @@ def test_layernorm_scaling_divides_by_root_of_layer_number():
     assert wirings.layernorm_scaling().ends_in_norm(16)
 
 
+DEPTHS = [Place(layer, sublayer, 3, 3) for layer in range(3) for sublayer in range(3)]  # decoder layers: 9 sublayers
+COUNTED = {  # a factor of each of the 9 sublayers
+    "keel, S = 9": (wirings.keel(), "a", [1.0] * 3 + [9.0] * 6),
+    "depth_scaled, a^2 = (k-1)/k": (wirings.depth_scaled(), "a", [math.sqrt((k - 1) / k) for k in range(2, 11)]),
+    "depth_scaled, b^2 = 1/k": (wirings.depth_scaled(), "b", [math.sqrt(1 / k) for k in range(2, 11)]),
+    "skipinit, 1/sqrt(S)": (wirings.skipinit(None), "b", [1 / 3] * 9),
+    "admin, sqrt(S)": (wirings.admin(False, "constant"), "a", [3.0] * 9),
+    "depth_mup, 1/sqrt(L)": (wirings.depth_mup(), "b", [3**-0.5] * 9),
+    "completep, 1/L": (wirings.completep(), "b", [1 / 3] * 9),
+    "layernorm_scaling, 1/sqrt(l)": (wirings.layernorm_scaling(), "c", [1.0] * 3 + [2**-0.5] * 3 + [3**-0.5] * 3),
+}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_factors_count_the_sublayers_of_any_layer(name):
+    wiring, factor, expected = COUNTED[name]
+    values = [getattr(wiring.row(*place), factor) for place in DEPTHS]
+    values = [value.init if isinstance(value, Learned) else value for value in values]
+    assert values == pytest.approx(expected, rel=1e-15)
+
+
+def test_initializations_count_the_sublayers_of_any_layer():
+    for place in DEPTHS:
+        assert gpt2("out", place) == Draw("normal", pytest.approx(0.02 / 3, rel=1e-15))
+        assert RULES["depth_scaled"]("up", place).gain == pytest.approx(place.number**-0.5, rel=1e-15)
+
+
+@pytest.mark.parametrize("per_layer", [1, 2, 3])
+@pytest.mark.parametrize("num_layers", [1, 2, 5])
+def test_x0_residual_starts_as_in_nanochat(num_layers, per_layer):
+    """Its code: 1.15 - 0.10 i / max(L - 1, 1) and 0.20 - 0.15 i / max(L - 1, 1) for layer i, and 0.2 of the state in the middle."""
+    stages = wirings.x0_residual().stages(num_layers, per_layer)
+    starts = [(stage.learned["scale"].init, stage.learned["x0_scale"].init) for stage in stages[::per_layer]]
+    line = [i / max(num_layers - 1, 1) for i in range(num_layers)]
+    assert starts == [pytest.approx((1.15 - 0.10 * share, 0.20 - 0.15 * share), rel=1e-12) for share in line]
+    assert not any(stage.learned for i, stage in enumerate(stages) if i % per_layer)
+    head = wirings.x0_residual().last_read(Place(num_layers, 0, num_layers, per_layer))
+    assert [entry.init for entry in head.learned.values()] == [-0.2]
+    grown = [i for i, stage in enumerate(stages) if stage.n_out > stage.n]
+    assert grown == [(num_layers // 2 + 1) * per_layer - 1]  # the state after layer L // 2, counted from 0
+
+
 # Initialization
 
 

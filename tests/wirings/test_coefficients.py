@@ -10,6 +10,7 @@ from torch.func import functional_call
 
 from addnorm import ResidualStack, Wiring, wirings
 from addnorm.wirings import Head, Place, Stage, coefficients, identity
+from support.stream_stacks import WIRINGS, branches
 
 D, N = 5, 3
 
@@ -63,6 +64,27 @@ def test_coefficients_have_exact_gradients(name):
 
     assert compute(streams, *inputs)
     torch.autograd.gradcheck(compute, (streams, *inputs))
+
+
+DECAYS = {  # parameters that weight decay is for: the projections that move the coefficients, as in hyper-connections' paper
+    "hyper_connections": {"project_collapse", "project_mix", "project_inject"},
+    "mhc": {"project"},
+    "mhc_with_mean": {"project"},
+    "single_pass_mhc": {"project"},
+    "independent_hc": {"project"},
+    "gated_residual": {"down", "up", "project_inject"},
+    "muddformer": {"up", "down"},
+    "muddformer_three_reads": {"up", "down"},
+}
+
+
+@pytest.mark.parametrize("name", WIRINGS)
+def test_only_projections_and_sublayers_decay(name):
+    model = nn.Sequential(nn.Linear(8, 8), ResidualStack(branches(name), 8, WIRINGS[name]))
+    decays = {key for key, _ in model.named_parameters()} - model[1].wiring.no_decay(model)
+    others = {key for key in decays if ".sublayer." in key or key.startswith("0.")}
+    assert {key.rpartition(".")[2] for key in decays - others} == DECAYS.get(name, set())
+    assert len(others) == 2 + 2 * len(model[1].connections)
 
 
 def make_pair(wiring, other="pre_ln", reads=1, **options):

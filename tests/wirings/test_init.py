@@ -74,6 +74,10 @@ EXPECTED = {  # the wiring, and the standard deviation of a role in layer l of 8
         wirings.sandwich(),
         lambda role, layer, xavier: 0.02 / 4 if role in ("out", "down") else 0.02,
     ),
+    "hyper-connections: sqrt(n) where a sublayer ends": (
+        wirings.hyper_connections(4),
+        lambda role, layer, xavier: xavier * (2 if role in ("out", "down") else 1),
+    ),
     "DS-Init: Xavier's over sqrt(l)": (
         wirings.post_ln(init=depth_scaled),
         lambda role, layer, xavier: xavier / math.sqrt(layer),

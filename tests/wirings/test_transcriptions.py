@@ -107,7 +107,7 @@ def dynamic_hyper_connections(stack, x):
         {
             "b": c.inject, "a_m": c.collapse, "a_r": c.mix.T, "w_b": c.project_inject, "w_m": c.project_collapse,
             "w_r": c.project_mix.T, "s_a": c.scale_mix, "s_b": c.scale_inject,
-            "norm": lambda h, c=c: F.layer_norm(h, (D,), c.norm_weight, c.norm_bias, c.eps),
+            "norm": lambda h, c=c: F.layer_norm(h, (D,), c.norm_weight, c.norm_bias, 1e-5),
         }
         for c in coefficients(stack)
     ]  # fmt: skip
@@ -153,19 +153,24 @@ def attention_residuals(stack, x):
     return stream_formulas.attention_residuals(x, *parts(stack), depth_reads(stack), eps=1e-6)
 
 
-def attention_by_block(layers, stack, x):
+def attention_by_block(sublayers, stack, x):
     reads = depth_reads(stack)
-    return stream_formulas.block_attention_residuals(x, *parts(stack), reads, eps=1e-6, block_size=2 * layers)
+    return stream_formulas.block_attention_residuals(x, *parts(stack), reads, eps=1e-6, block_size=sublayers)
 
 
 @case(lambda: make_stack(wirings.attention_residuals(layers_per_block=2), 10))
 def attention_residuals_by_block(stack, x):
-    return attention_by_block(2, stack, x)
+    return attention_by_block(4, stack, x)
 
 
 @case(lambda: make_stack(wirings.attention_residuals(layers_per_block=3), 12))
 def attention_residuals_by_block_without_rest(stack, x):
-    return attention_by_block(3, stack, x)
+    return attention_by_block(6, stack, x)
+
+
+@case(lambda: make_stack(wirings.attention_residuals(layers_per_block=2), 12, sublayers_per_layer=3))
+def attention_residuals_by_block_of_decoder_layers(stack, x):
+    return attention_by_block(6, stack, x)
 
 
 def pre_ln_layers(stack):
@@ -284,9 +289,19 @@ def resi_dual(stack, x):
     return stream_formulas.residual_dual(streams(x, 2), parts(stack)[0], outs, final)
 
 
+def bottom_to_top(stack, x, per_layer):
+    norms = [function(c.norm_outs["0"]) for c in stack.connections]
+    return stream_formulas.bottom_to_top(x, parts(stack)[0], norms, per_layer)
+
+
 @case(lambda: make_stack(wirings.b2t()))
 def b2t(stack, x):
-    return stream_formulas.bottom_to_top(x, parts(stack)[0], [function(c.norm_outs["0"]) for c in stack.connections])
+    return bottom_to_top(stack, x, 2)
+
+
+@case(lambda: make_stack(wirings.b2t(), sublayers_per_layer=3))
+def b2t_of_decoder_layers(stack, x):
+    return bottom_to_top(stack, x, 3)
 
 
 @pytest.mark.parametrize("name", CASES)

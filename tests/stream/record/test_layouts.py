@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 from typing import Any
 
@@ -50,7 +51,8 @@ def similarity(t: Tensor) -> float:
 
 
 def top(t: Tensor) -> float:
-    return float(t.abs().max() / t.abs().flatten().median())
+    magnitudes = t.abs().flatten().tolist()
+    return max(magnitudes) / statistics.median(magnitudes)
 
 
 def run(name: str) -> tuple[Recording, dict[str, list[Sublayer]], Logged, tuple[Tensor, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -142,11 +143,11 @@ class TestStatistics:
 class Interrupted(nn.Module):
     """Two sublayers, and between them a step that components cannot be propagated through."""
 
-    def __init__(self, between: Callable[[nn.Module, Tensor], Tensor]) -> None:
+    def __init__(self, between: Callable[[nn.Module, Tensor], Tensor], d: int = D) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.one, self.two, self.between = nn.Linear(D, D), nn.Linear(D, D), between
-        self.scale = nn.Parameter(torch.rand(D) + 0.5)
+        self.one, self.two, self.between = nn.Linear(d, d), nn.Linear(d, d), between
+        self.scale = nn.Parameter(torch.rand(d) + 0.5)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + torch.tanh(self.one(x))
@@ -208,14 +209,27 @@ def test_unchanged_elements() -> None:
     assert share > 0.2
 
 
-def test_massive_activations() -> None:
-    model, x = SmallWrite().float(), torch.randn(2, 50, 256)
-    x[0, 0, 7] = 5000.0
+STATES = {  # tokens of two features, and statistics by hand
+    "median of an even number": ([(1, -2), (3, 10)], {"top": 10 / 2.5, "massive": 0}),
+    "median of an odd sample": ([(1, -2), (3, 10), (-4, 5)], {"top": 10 / 3.5, "massive": 0}),
+    "a thousand medians exactly": ([(0.25, 0.25), (250, 0.25), (-0.25, 0.25)], {"top": 1000, "massive": 0}),
+    "above a thousand medians": ([(0.25, 0.25), (250, -252), (-251, 0.25), (0.25, 0.25)], {"top": 1008, "massive": 2}),
+    "a hundred exactly": ([(0.01, 0.01), (100, 0.01), (0.01, 0.01)], {"top": 10000, "massive": 0}),
+    "above a hundred": ([(0.01, 0.01), (100, 0.01), (0.01, -101)], {"top": 10100, "massive": 1}),
+    "a token of zeros": ([(0, 0), (3, 4), (0, 2), (0, 0)], {"similarity": 0.8}),
+    "tokens of zeros and one more": ([(0, 0), (3, 4), (0, 0)], {"similarity": math.nan, "top": math.inf}),
+    "nothing but zeros": ([(0, 0), (0, 0)], {"similarity": math.nan, "top": math.nan, "massive": 0}),
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_statistics_of_a_state(name: str) -> None:
+    tokens, expected = STATES[name]
+    model = Interrupted(lambda model, x: x, d=2)
     with addnorm.record(model) as rec:
-        model(x)
-    values = {name: {site.id: value for site, value in rec.series("out", name)}["x_0"] for name in ("massive", "top")}
-    assert values["massive"] == 1.0
-    assert values["top"] == pytest.approx(5000 / float(x.abs().median()), rel=0.05)
+        model(torch.tensor([tokens], dtype=torch.float32))
+    values = {statistic: rec.series("out", statistic)[0][1] for statistic in expected}
+    assert values == pytest.approx(expected, rel=1e-6, nan_ok=True)
 
 
 class Gated(nn.Module):

@@ -273,7 +273,9 @@ def _massive_activations(tokens: Tokens, norms: TokenNorms) -> Values:
     t = tokens.t if tokens.mask is None else tokens.flat[tokens.mask]
     flat = t.reshape(-1)
     step = max(1, flat.numel() // MEDIAN_SAMPLE) | 1  # odd: an even step would select the same features of each token
-    median = float(upcast(flat[::step]).abs().median()) if flat.numel() else math.nan
+    sample = upcast(flat[::step]).abs()
+    # torch's median of an even number of elements is the lower one of the two in the middle.
+    median = float(sample.median() / 2 - (-sample).median() / 2) if flat.numel() else math.nan
     bound = max(MASSIVE, TIMES_MEDIAN * median)
     yield "massive", float((t.abs() > bound).sum()) if norms.largest > bound else 0.0
     yield "top", norms.largest / median if median else math.inf if norms.largest else math.nan
