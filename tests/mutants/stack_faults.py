@@ -108,6 +108,101 @@ STACK_FAULTS = (
         "0.02 / math.sqrt(place.num_layers)",
     ),
     Fault(
+        "hyper-connections-start-without-root-n", "wirings", "src/addnorm/wirings/catalog_streams.py",
+        "draw._replace(gain=draw.gain * math.sqrt(n)) if role in WRITES else draw",
+        "draw",
+    ),
+    Fault(
+        "blocks-of-two-sublayers-a-layer", "streams", "src/addnorm/wirings/catalog_streams_memory.py",
+        "layers_per_block * place.sublayers_per_layer",
+        "layers_per_block * 2",
+    ),
+    Fault(
+        "depth-scaled-counts-two-a-layer", "wirings", "src/addnorm/wirings/catalog_streams.py",
+        "k = place.layer * place.sublayers_per_layer + place.sublayer + 2",
+        "k = place.layer * 2 + place.sublayer + 2",
+    ),
+    Fault(
+        "keel-counts-two-a-layer", "wirings", "src/addnorm/wirings/catalog_streams.py",
+        "float(place.n_sublayers)",
+        "2.0 * place.num_layers",
+    ),
+    Fault(
+        "middle-sublayer-reads-the-layers-input", "streams", "src/addnorm/wirings/catalog_streams.py",
+        "return Stage(2, unit(2, 0), identity(2), (1, 0)",
+        "return Stage(2, unit(2, 1), identity(2), (1, 0)",
+    ),
+    Fault(
+        "x0-line-of-one-layer-more", "wirings", "src/addnorm/wirings/catalog_streams_memory.py",
+        "max(1, place.num_layers - 1)",
+        "place.num_layers",
+    ),
+    Fault(
+        "mhc-head-with-default-eps", "streams", "src/addnorm/wirings/catalog_streams.py",
+        "Head(n, coefficients=Computed(SigmoidRead, small)) if head",
+        "Head(n, coefficients=Computed(SigmoidRead)) if head",
+    ),
+    Fault(
+        "gated-head-with-default-eps", "streams", "src/addnorm/wirings/catalog_streams.py",
+        'options | {"injects": False}',
+        '{"rank": rank, "injects": False}',
+    ),
+    Fault(
+        "hyper-norm-with-default-eps", "streams", "src/addnorm/wirings/coefficients/hyper.py",
+        "torch.cat(constants), project_eps=self.eps)",
+        "torch.cat(constants))",
+    ),
+    Fault(
+        "clamp-of-gated-mix", "streams", "src/addnorm/wirings/coefficients/scales.py",
+        "min=self.eps)",
+        "min=1e-6)",
+    ),
+    Fault(
+        "gate-of-the-write-without-decay", "streams", "src/addnorm/wirings/coefficients/hyper.py",
+        '    decays = ("down", "up", "project_inject")\n',
+        '    decays = ("down", "up")\n',
+    ),
+    Fault(
+        "rms-eps-of-the-streams-dtype", "streams", "src/addnorm/nn/stream_step.py",
+        "torch.finfo(widen_dtype(x.dtype)).eps",
+        "torch.finfo(x.dtype).eps",
+    ),
+    Fault(
+        "norms-of-streams-rounded", "streams", "src/addnorm/nn/stream_step.py",
+        "normalize(x, norm, module.norm, 1.0, widen_dtype(x.dtype))",
+        "normalize(x, norm, module.norm, 1.0, dtype)",
+    ),
+    Fault(
+        "norm-of-the-embedding-without-residual-dtype", "streams", "src/addnorm/nn/stack.py",
+        "normalize(stream, norm, self.norm, 1.0, self.residual_dtype)",
+        "normalize(stream, norm, self.norm)",
+    ),
+    Fault(
+        "stacked-write-under-autocast", "streams", "src/addnorm/nn/stream_step.py",
+        "        with _without_autocast(streams):\n            return _add_stacked(streams, write)",
+        "        return _add_stacked(streams, write)",
+    ),
+    Fault(
+        "gates-under-autocast", "streams", "src/addnorm/nn/stream_step.py",
+        "    with _without_autocast(x):  # as in the module's own call\n        return pending, computed.gates()",
+        "    return pending, computed.gates()",
+    ),
+    Fault(
+        "dropped-write-in-its-own-dtype", "stack", "src/addnorm/nn/stream_step.py",
+        "dtype=torch.promote_types(write.branch.dtype, torch.float32))\n    return functional",
+        "dtype=write.branch.dtype)\n    return functional",
+    ),
+    Fault(
+        "read-rounded-before-its-norm", "streams", "src/addnorm/nn/stream_step.py",
+        "return total.to(dtype) if norm is None else normalize(total, norm",
+        "return total.to(dtype) if norm is None else normalize(total.to(dtype), norm",
+    ),
+    Fault(
+        "frozen-norm-with-eps-of-its-input", "stack", "src/addnorm/nn/expansion.py",
+        "torch.finfo(x.dtype).eps if",
+        "torch.finfo(total.dtype).eps if",
+    ),
+    Fault(
         "equation-first-layer", "equation", "src/addnorm/wirings/equation.py",
         'f"{begin + 1} to {end}"',
         'f"{begin} to {end}"',

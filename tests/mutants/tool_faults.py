@@ -44,6 +44,21 @@ TOOL_FAULTS = (
         "pairs = (counts * counts)[several]",
     ),
     Fault(
+        "median-of-an-even-number", "record", "src/addnorm/stream/record/statistics.py",
+        "sample.median() / 2 - (-sample).median() / 2",
+        "sample.median()",
+    ),
+    Fault(
+        "massive-from-the-bound-on", "record", "src/addnorm/stream/record/statistics.py",
+        "(t.abs() > bound)",
+        "(t.abs() >= bound)",
+    ),
+    Fault(
+        "tokens-of-zeros-counted", "record", "src/addnorm/stream/record/statistics.py",
+        "counts = counted.sum(-1).to(sequences.dtype)",
+        "counts = torch.full_like(counted.sum(-1), counted.shape[-1]).to(sequences.dtype)",
+    ),
+    Fault(
         "padding-counts-as-unchanged", "record", "src/addnorm/stream/record/statistics.py",
         "dots, unchanged = dots[mask], unchanged[mask]",
         "dots = dots[mask]",

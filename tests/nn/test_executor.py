@@ -208,12 +208,20 @@ def test_each_call_and_sublayer_draws_its_own_mask():
 
 
 def test_writes_of_bfloat16_stream_are_float32():
-    def third(x):
-        return torch.full_like(x, 1.0)
-
-    stack = ResidualStack([third], D, Wiring("third", Row(b=1 / 3)), dtype=bf16)
+    stack = ResidualStack([torch.ones_like], D, Wiring("third", Row(b=1 / 3)), dtype=bf16)
     (write,) = stack.unroll(torch.zeros(1, D, dtype=bf16)).writes
     assert torch.equal(write, torch.full((1, D), 1 / 3))
+
+
+@pytest.mark.parametrize("option", ["dropout", "stochastic_depth"])
+@pytest.mark.parametrize("wiring", [Row(), "reversible", wirings.hyper_connections(2, dynamic=False)], ids=str)
+def test_kept_bfloat16_writes_are_divided_in_float32(wiring, option):
+    options = {option: 0.3, "final_norm": False, "sublayers_per_layer": 1}
+    stack = ResidualStack([torch.ones_like], D, wiring, residual_dtype=torch.float32, dtype=bf16, **options)
+    x = torch.zeros(50, D, dtype=bf16)
+    for t in (stack.unroll(x).x_L, *stack.unroll(x).writes, stack._trace(x, {})[1].x):
+        values = torch.stack(t).unique() if isinstance(t, tuple) else t.unique()
+        assert values.tolist() == [0.0, float(torch.tensor(1.0) / (1.0 - torch.tensor(0.3)))]
 
 
 def test_unroll_checks_the_sum_against_the_stream():
@@ -228,6 +236,12 @@ def test_unroll_checks_the_sum_against_the_stream():
     shift += 1e-3
     with pytest.raises(RuntimeError, match="differs from x_0"):
         stack.unroll(x.clone())
+
+
+def test_unroll_uses_the_eps_of_the_arithmetic():
+    stack = ResidualStack([lambda x: x * 0.5] * 3, D, "post_ln", norm="rms", dtype=bf16)
+    x = torch.randn(4, D, dtype=bf16)
+    stack.unroll(x * 0.01)  # whose mean square is far below bfloat16's epsilon
 
 
 def test_unroll_works_with_checkpoints_and_autocast():

@@ -96,13 +96,16 @@ def own_parameters(stack):
 
 
 @each
-@pytest.mark.parametrize(("dtype", "limit"), [(torch.bfloat16, 0.03), (torch.float16, 0.004)])
-def test_half_precision_keeps_coefficients_in_float32(name, dtype, limit):
-    stack = make(name, dtype)
+@pytest.mark.parametrize(("dtype", "limit", "norm"), [(torch.bfloat16, 0.03, "layer"), (torch.float16, 0.004, "rms")])
+def test_half_precision_keeps_coefficients_in_float32(name, dtype, limit, norm):
+    stack = make(name, dtype, norm=norm)
     assert all(p.dtype == torch.float32 for p in own_parameters(stack))
     built = ResidualStack(branches(name), D, WIRINGS[name], dtype=dtype)
     assert all(p.dtype == torch.float32 for p in own_parameters(built))
-    exact, x = copy.deepcopy(stack).double(), tokens(dtype=dtype).requires_grad_()
+    exact, x = (
+        copy.deepcopy(stack).double(),
+        (0.03 * tokens(dtype=dtype)).requires_grad_(),
+    )  # near half precision's epsilon
     assert all(p.dtype == torch.float64 for p in exact.parameters())
     states = []
     for layer in stack.layers:
@@ -118,7 +121,12 @@ def test_half_precision_keeps_coefficients_in_float32(name, dtype, limit):
 @each
 def test_residual_dtype_is_that_of_every_stream(name):
     stack, x = make(name, torch.bfloat16, residual_dtype=torch.float32), tokens(dtype=torch.bfloat16)
-    states, reads = [], []
+    stack.connections[0].sublayer.register_forward_hook(lambda module, args, output: torch.full_like(output, 256.0))
+    exact, states, reads, wanted = copy.deepcopy(stack).double(), [], [], []
+    exact.residual_dtype = None
+    for connection in exact.connections:
+        connection.residual_dtype = None
+        connection.sublayer.register_forward_pre_hook(lambda module, args: wanted.extend(args))
     for layer in stack.layers:
         layer.register_forward_hook(lambda layer, args, state: states.append(state.x))
     for connection in stack.connections:
@@ -126,15 +134,16 @@ def test_residual_dtype_is_that_of_every_stream(name):
     assert stack(x).dtype == torch.bfloat16
     assert {t.dtype for state in states for t in (state if isinstance(state, tuple) else (state,))} == {torch.float32}
     assert {read.dtype for read in reads} == {torch.bfloat16}
+    exact(x.double())
+    for read, expected in zip(reads, wanted, strict=True):  # rounded before its norm, a read near 256 has two digits
+        assert distance(read, expected) < 0.03
 
 
 @each
 def test_autocast_computes_coefficients_in_float32(name):
     stack, x = make(name), tokens()
-    seen = []
-    for connection in stack.connections:
-        if connection.coefficients is not None:
-            connection.coefficients.register_forward_hook(lambda module, args, output: seen.append(output))
+    seen, computed = [], [c.coefficients for c in stack.connections if c.coefficients is not None]
+    hooks = [module.register_forward_hook(lambda module, args, output: seen.append(output)) for module in computed]
     expected = stack(x)
     exact, seen[:] = [*seen], []
     with torch.autocast("cpu", torch.bfloat16):
@@ -145,6 +154,43 @@ def test_autocast_computes_coefficients_in_float32(name):
         assert all(t.dtype == torch.float32 for t in find_tensors(tuple(seen)))
     gradients = torch.autograd.grad(y.float().square().sum(), [*stack.parameters()])
     assert all(g.dtype == p.dtype for g, p in zip(gradients, stack.parameters(), strict=True))
+    for hook in hooks:
+        hook.remove()
+    for connection in stack.connections:  # without an operation that autocast changes nothing is rounded
+        connection.sublayer.linear = torch.nn.Tanh()
+    expected = stack(x)
+    for _ in ("in one call", "norm by norm"):
+        with torch.autocast("cpu", torch.bfloat16):
+            assert distance(stack(x), expected) < 2e-6
+        for norm in stack.modules():
+            if isinstance(norm, torch.nn.LayerNorm):
+                norm.register_forward_hook(lambda module, args, output: None)
+
+
+@pytest.mark.parametrize("name", ["peri_ln", "x0_residual", "ngpt"])
+def test_norm_of_the_embedding_has_residual_dtype(name):
+    stack, states = ResidualStack([Branch(), Branch()], D, name, residual_dtype=torch.bfloat16), []
+    stack.norm_embedding.register_forward_hook(lambda norm, args, y: y.float())  # as under autocast on CUDA
+    stack.layers[0].register_forward_pre_hook(lambda layer, args: states.append(args[0].x))
+    with torch.autocast("cpu", torch.bfloat16):
+        stack(tokens())
+    assert {t.dtype for t in (states[0] if isinstance(states[0], tuple) else states)} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("residual_dtype", [None, torch.float32])
+def test_norms_of_streams_are_not_rounded_before_the_read(residual_dtype):
+    seen = []
+    stage = Stage(2, (1.0, -1.0), inject=(1.0, 1.0), norm_streams=True, norm_in=True)
+    stack = ResidualStack(
+        [lambda x: seen.append(x) or x], D, Wiring("difference", stage, embedding=(1.0, 1.0), head=Head(2, (1.0, 0.0))),
+        residual_dtype=residual_dtype,
+    )  # fmt: skip
+    torch.nn.init.constant_(stack.connections[0].norm_streams["0"].weight, 1 + 2**-9)  # nothing in bfloat16
+    x = tokens(dtype=torch.bfloat16)
+    stack(x)
+    normed = torch.nn.functional.layer_norm(x.double(), (D,), eps=1e-5)
+    expected = torch.nn.functional.layer_norm(normed * 2**-9, (D,), eps=1e-5)
+    assert distance(seen[0], expected) < 0.01
 
 
 def find_tensors(value):

@@ -17,7 +17,12 @@ from torch.overrides import TorchFunctionMode
 from addnorm import Learned, ResidualStack, Wiring, wirings
 from addnorm.wirings import Head, Stage, identity
 
-BASE = {"vocab_size": 64, "hidden_size": 32, "num_attention_heads": 2, "rms_norm_eps": 0.05}  # no constant has its default
+BASE = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "num_attention_heads": 2,
+    "rms_norm_eps": 0.05,
+}  # no constant has its default
 EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 LATENT = {
     "q_lora_rank": 16,

@@ -216,7 +216,7 @@ def _freeze(norm: Any, total: Tensor, kind: NormKind) -> _FrozenNorm | None:
         return None
     x = widen(total)
     centred = kind == "layer"
-    eps = torch.finfo(total.dtype).eps if norm.eps is None else norm.eps
+    eps = torch.finfo(x.dtype).eps if norm.eps is None else norm.eps  # that of the arithmetic
     square = x.var(-1, keepdim=True, correction=0) if centred else x.square().mean(-1, keepdim=True)
     weight, bias = norm.weight, getattr(norm, "bias", None)
     to = [None if t is None else t.to(x.dtype) for t in (weight, bias)]

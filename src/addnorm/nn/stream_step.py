@@ -143,7 +143,10 @@ def _plan(module: Any, spec: Stage | Head, x: Any, write: StreamWrite | None, no
             inject = torch.stack([entry.reshape(()) for entry in entries])
         dtype = write.options.get("residual_dtype") or x.dtype
         pending = {"branch": mask_write(write), "mix": mix, "inject": inject, "streams_dtype": dtype}
-    return pending, None if computed is None else computed.gates()
+    if computed is None:
+        return pending, None
+    with _without_autocast(x):  # as in the module's own call
+        return pending, computed.gates()
 
 
 def _norm_arguments(norm: Any, kind: NormKind, x: Tensor) -> dict[str, Any]:
@@ -191,7 +194,8 @@ def read_streams(
         each = streams.unbind(-2) if isinstance(streams, Tensor) else streams
         own = [module.norm_streams[str(j)] if flag else None for j, flag in enumerate(spec.norm_streams)]
         states = tuple(
-            x if norm is None else normalize(x, norm, module.norm) for x, norm in zip(each, own, strict=True)
+            x if norm is None else normalize(x, norm, module.norm, 1.0, widen_dtype(x.dtype))
+            for x, norm in zip(each, own, strict=True)
         )
     out = dtype or (streams if isinstance(streams, Tensor) else streams[0]).dtype
     rows = used if isinstance(used, tuple) and isinstance(used[0], tuple) else (used,)
