@@ -99,6 +99,7 @@ enum Casting : int64_t {
   kLlamaCasting = 1,
   kT5Casting = 2,
 };
+constexpr int64_t kCastings = 3;
 
 // The operators' schemas, for a process without the Python package.
 constexpr const char* kSchemas[] = {

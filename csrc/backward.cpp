@@ -14,9 +14,10 @@ struct BackwardCall {
   int64_t grad_mask;
   double weight_offset = 0.0;
   Type weight_type = Type::f32, bias_type = Type::f32, dresidual_type = Type::f32, dbranch_type = Type::f32;
+  bool known_norm;
 
   // The arguments up to grad_mask have the same indices in both operators.
-  BackwardCall(const Stack& stack, int64_t norm)
+  BackwardCall(const Stack& stack, int64_t norm_code)
       : dy(stack.tensor(Args::kDy)),
         dz(stack.tensor(Args::kDz)),
         z(stack.tensor(Args::kZ)),
@@ -24,7 +25,8 @@ struct BackwardCall {
         weight(stack.tensor(Args::kWeight)),
         grad_mask(stack.integer(Args::kGradMask)) {
     // If y was not used, the gradient of z is passed on unchanged.
-    args.norm = dy != nullptr ? static_cast<Norm>(norm) : Norm::none;
+    known_norm = is_code(norm_code, kNorms);
+    args.norm = dy != nullptr && known_norm ? static_cast<Norm>(norm_code) : Norm::none;
     if (args.norm == Norm::none) dy = nullptr;
     dresidual_type = known(stack.dtype_at(Args::kDresidualDtype));
     dbranch_type = known(stack.dtype_at(Args::kBranchDtype));
@@ -33,46 +35,49 @@ struct BackwardCall {
 
   bool requested(int64_t bits) const { return (grad_mask & bits) != 0; }
 
-  Route select_route(const Shape& shape) {
+  bool supported(const Shape& shape) {
     args.d = shape.d;
     args.rows = shape.rows;
-    args.padded_d = padded(shape.d);
     const bool norm = args.norm != Norm::none;
-    if (shape.dim == 0 || shape.d == 0 || shape.rows == 0 || (dy == nullptr && dz == nullptr)) return Route::reference;
+    if (!known_norm || shape.d == 0 || (dy == nullptr && dz == nullptr)) return false;
     args.z_type = known(z);
     if (!on_cpu(z) || !rows_like(dz, shape) || !rows_like(dy, shape) || !rows_like(residual, shape) || !rows_like(branch, shape))
-      return Route::reference;
-    if (dz != nullptr && known(dz) != args.z_type) return Route::reference;
+      return false;
+    if (dz != nullptr && known(dz) != args.z_type) return false;
     if (dy != nullptr) args.dy_type = known(dy);
     if (residual != nullptr) args.residual_type = known(residual);
     if (branch != nullptr) args.branch_type = known(branch);
     if (norm) {
       const Shape moments(stats);
       const Type stats_type = args.z_type == Type::f64 ? Type::f64 : Type::f32;
-      if (moments.rows != shape.rows || moments.d != 2 || known(stats) != stats_type || !on_cpu(stats)) return Route::reference;
-      if (parameter_route(weight, shape.d, &weight_type) != Route::kernels) return Route::reference;
+      if (moments.rows != shape.rows || moments.d != 2 || known(stats) != stats_type || !on_cpu(stats)) return false;
+      if (!is_parameter(weight, shape.d, &weight_type)) return false;
     } else if (requested(kWeightGrad | kBiasGrad)) {
-      return Route::reference;
+      return false;
     }
-    if (requested(kWeightGrad) && weight == nullptr) return Route::reference;
+    if (requested(kWeightGrad) && weight == nullptr) return false;
     if (add == nullptr) {
-      if ((grad_mask & ~(kResidualGrad | kBranchGrad | kWeightGrad | kBiasGrad)) != 0) return Route::reference;
+      if ((grad_mask & ~(kResidualGrad | kBranchGrad | kWeightGrad | kBiasGrad)) != 0) return false;
     } else {
-      if (add->select_route(shape) != Route::kernels) return Route::reference;
+      if (!add->supported(shape)) return false;
       // A scale's gradient is computed from the tensor that it multiplies.
       const bool complete = (!requested(kResidualScaleGrad) || (add->residual_scale != nullptr && residual != nullptr)) &&
                          (!requested(kRowScaleGrad) || (add->row_scale != nullptr && branch != nullptr)) &&
                          (!requested(kLayerScaleGrad) || (add->layer_scale != nullptr && branch != nullptr)) &&
                          (!requested(kBranchBiasGrad) || add->branch_bias != nullptr);
-      if (!complete || (grad_mask & ~kAllGrads) != 0) return Route::reference;
+      if (!complete || (grad_mask & ~kAllGrads) != 0) return false;
     }
-    return all_known ? Route::kernels : Route::reference;
+    return all_known;
   }
 
   // Return the gradients, in the order of GradBit, in the first `outputs` places of the stack.
   void run(Stack& stack, const Shape& shape, int outputs) {
-    read(shape);
-    compute(shape);
+    if (requested(kResidualGrad)) dresidual.emplace(shape.dim, shape.sizes, dresidual_type);
+    if (requested(kBranchGrad)) dbranch.emplace(shape.dim, shape.sizes, dbranch_type);
+    if (shape.rows > 0) {  // without rows the sums are zeros, and a row may have more features than memory has bytes
+      read(shape);
+      compute(shape);
+    }
     std::vector<Output> results = collect(shape);  // all before the first handle is released: an allocation may fail
     stack.release();
     for (int i = 0; i < outputs; ++i) stack.at[i] = results[static_cast<size_t>(i)].release_handle();
@@ -88,11 +93,9 @@ struct BackwardCall {
   bool needs_branch() const { return requested(kRowScaleGrad | kLayerScaleGrad); }
   int64_t real_bytes() const { return args.use_float64 ? 8 : 4; }
 
-  // Read the inputs, and allocate the two gradients that the kernels write row by row.
+  // Read the inputs.
   void read(const Shape& shape) {
     Backward& a = args;
-    if (requested(kResidualGrad)) dresidual.emplace(shape.dim, shape.sizes, dresidual_type);
-    if (requested(kBranchGrad)) dbranch.emplace(shape.dim, shape.sizes, dbranch_type);
     const auto is_f64 = [](bool used, Type type) { return used && type == Type::f64; };
     a.use_float64 = a.z_type == Type::f64 || is_f64(dy != nullptr, a.dy_type) || is_f64(requested(kResidualGrad), dresidual_type) ||
              is_f64(requested(kBranchGrad), dbranch_type) || is_f64(requested(kResidualScaleGrad), a.residual_type) ||
@@ -128,6 +131,7 @@ struct BackwardCall {
     Backward& a = args;
     const int64_t sum_bits[kSums] = {kWeightGrad, kBiasGrad, kResidualScaleGrad, kLayerScaleGrad, kBranchBiasGrad};
     a.sums = 0;
+    a.padded_d = padded(shape.d);
     for (int s = 0; s < kSums; ++s) a.place[s] = requested(sum_bits[s]) ? static_cast<int>(a.sums++) : -1;
     a.drow_scale = requested(kRowScaleGrad) ? row_sums.reserve(shape.rows * real_bytes()) : nullptr;
     a.block_rows = block_rows(shape.rows);
@@ -159,7 +163,7 @@ struct BackwardCall {
     results.push_back(factor(kResidualScaleGrad, kResidualScaleSum, add->residual_scale, add->residual_scale_type, shape));
     if (requested(kRowScaleGrad)) {
       Output out(shape.dim - 1, shape.sizes, add->row_scale_type);
-      kernels().loops(args.use_float64).narrow(args.drow_scale, out.data, add->row_scale_type, shape.rows);
+      if (shape.rows > 0) kernels().loops(args.use_float64).narrow(args.drow_scale, out.data, add->row_scale_type, shape.rows);
       results.push_back(std::move(out));
     } else {
       results.emplace_back();
@@ -175,7 +179,8 @@ struct BackwardCall {
   Output parameter(int64_t what, Sum sum, Type type, const Shape& shape) const {
     if (!requested(what)) return Output();
     Output out(1, &shape.d, type);
-    kernels().loops(args.use_float64).narrow(sum_of(sum), out.data, type, shape.d);
+    if (shape.rows == 0) std::memset(out.data, 0, static_cast<size_t>(shape.d * size_of(type)));
+    else kernels().loops(args.use_float64).narrow(sum_of(sum), out.data, type, shape.d);
     return out;
   }
 
@@ -183,6 +188,10 @@ struct BackwardCall {
   Output factor(int64_t what, Sum sum, AtenTensorHandle t, Type type, const Shape& shape) const {
     if (!requested(what) || Shape(t).dim > 0) return parameter(what, sum, type, shape);
     Output out(0, nullptr, type);
+    if (shape.rows == 0) {
+      std::memset(out.data, 0, static_cast<size_t>(size_of(type)));
+      return out;
+    }
     if (args.use_float64) fold(reinterpret_cast<double*>(sum_of(sum)), shape.d);
     else fold(reinterpret_cast<float*>(sum_of(sum)), shape.d);
     kernels().loops(args.use_float64).narrow(sum_of(sum), out.data, type, 1);
@@ -213,8 +222,7 @@ void add_norm_train_backward(StableIValue* at, uint64_t, uint64_t) {
   Stack stack{at, AddNormTrainBackwardArgs::kSignature};
   BackwardCall call(stack, stack.flag(AddNormTrainBackwardArgs::kRms) ? 1 : 0);
   const Shape shape(call.z);
-  const Route route = call.select_route(shape);
-  if (route != Route::kernels) return leave_kernels(stack, "addnorm::add_norm_train_backward_reference", route);
+  if (!call.supported(shape)) return call_reference(stack, "addnorm::add_norm_train_backward_reference");
   call.run(stack, shape, 4);
 }
 
@@ -229,8 +237,7 @@ void add_norm_backward(StableIValue* at, uint64_t, uint64_t) {
   call.branch = stack.tensor(Args::kBranch);
   call.add = &add;
   const Shape shape(call.z);
-  const Route route = call.select_route(shape);
-  if (route != Route::kernels) return leave_kernels(stack, "addnorm::add_norm_backward_reference", route);
+  if (!call.supported(shape)) return call_reference(stack, "addnorm::add_norm_backward_reference");
   call.run(stack, shape, kGrads);
 }
 

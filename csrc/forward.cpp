@@ -9,29 +9,29 @@ struct ForwardCall {
   AtenTensorHandle residual, branch, weight, bias;
   Type weight_type = Type::f32, bias_type = Type::f32;
   double weight_offset = 0.0;
+  bool known_norm;
 
   // The first arguments are the same in every forward operator.
-  ForwardCall(const Stack& stack, int64_t norm)
+  ForwardCall(const Stack& stack, int64_t norm_code)
       : residual(stack.tensor(AddNormArgs::kResidual)),
         branch(stack.tensor(AddNormArgs::kBranch)),
         weight(stack.tensor(AddNormArgs::kWeight)),
         bias(stack.tensor(AddNormArgs::kBias)) {
     args.eps = stack.real(AddNormArgs::kEps);
-    args.norm = static_cast<Norm>(norm);
+    known_norm = is_code(norm_code, kNorms);
+    args.norm = known_norm ? static_cast<Norm>(norm_code) : Norm::none;
   }
 
-  Route select_route(const Shape& shape) {
+  bool supported(const Shape& shape) {
     args.d = shape.d;
-    Route route = shape.dim > 0 && on_cpu(residual) && args.eps >= 0 ? Route::kernels : Route::invalid;
-    route = worse(route, parameter_route(weight, shape.d, &weight_type));
-    route = worse(route, parameter_route(bias, shape.d, &bias_type));
-    if (branch != nullptr && !(on_cpu(branch) && Shape(branch) == shape)) route = Route::invalid;
-    if (route != Route::kernels) return route;
     const auto r = type_of(residual), b = branch != nullptr ? type_of(branch) : r;
-    if (!r || !b || shape.d == 0) return Route::reference;
+    const bool fits = known_norm && shape.d > 0 && on_cpu(residual) && args.eps >= 0 && r && b &&
+                      is_parameter(weight, shape.d, &weight_type) && is_parameter(bias, shape.d, &bias_type) &&
+                      (branch == nullptr || (on_cpu(branch) && Shape(branch) == shape)) && (weight != nullptr || weight_offset == 0.0);
+    if (!fits) return false;
     args.residual_type = args.z_type = *r;
     args.branch_type = args.y_type = *b;
-    return Route::kernels;
+    return true;
   }
 
   // Requires the dtypes of y and z.
@@ -54,6 +54,7 @@ struct ForwardCall {
   }
 
   void run(const Shape& shape) {
+    if (shape.rows == 0) return;  // a row may have more features than memory has bytes
     args.use_float64 = use_float64();
     const Input r(residual), b(branch);
     Reals w, beta;
@@ -105,8 +106,7 @@ void run_without_options(StableIValue* at, const char* signature, const char* re
   ForwardCall call(stack, stack.flag(AddNormArgs::kRms) ? 1 : 0);
   const Shape shape(call.residual);
   call.args.add.is_default = true;
-  const Route route = call.select_route(shape);
-  if (route != Route::kernels) return leave_kernels(stack, reference, route);
+  if (!call.supported(shape)) return call_reference(stack, reference);
   return_outputs(stack, call, shape, places, places);
 }
 
@@ -133,22 +133,22 @@ void add_norm_forward(StableIValue* at, uint64_t, uint64_t) {
   AddInputs add(stack, Args::kAddOptions);
   const Shape shape(call.residual);
   call.weight_offset = stack.real(Args::kWeightOffset);
-  Route route = worse(call.select_route(shape), add.select_route(shape));
-  if (call.weight_offset != 0.0 && call.weight == nullptr) route = Route::invalid;
-  if (route == Route::kernels) {
+  const int64_t casting = stack.integer(Args::kCasting), outputs = stack.integer(Args::kOutputs);
+  bool supported = call.supported(shape) && add.supported(shape) && is_code(casting, kCastings) && is_code(outputs - 1, 3);
+  if (supported) {
     const auto z = type_of(stack.dtype(Args::kResidualDtype, dtype_of(call.residual)));
     const auto y = type_of(stack.dtype(Args::kOutDtype, dtype_of(call.branch != nullptr ? call.branch : call.residual)));
     if (z && y) {
       if (call.branch != nullptr) call.args.z_type = *z;
       call.args.y_type = *y;
     } else {
-      route = Route::reference;
+      supported = false;
     }
   }
-  if (route != Route::kernels) return leave_kernels(stack, "addnorm::add_norm_forward_reference", route);
-  call.cast(stack.integer(Args::kCasting));
-  call.args.add = add.options(shape, call.use_float64());
-  return_outputs(stack, call, shape, 3, stack.integer(Args::kOutputs));
+  if (!supported) return call_reference(stack, "addnorm::add_norm_forward_reference");
+  call.cast(casting);
+  if (shape.rows > 0) call.args.add = add.options(shape, call.use_float64());
+  return_outputs(stack, call, shape, 3, outputs);
 }
 
 // ------------------------------------------------------------------------------------------------- existing tensors
@@ -204,9 +204,9 @@ void add_norm_out(StableIValue* at, uint64_t, uint64_t) {
   AddInputs add(stack, Args::kAddOptions);
   const Shape shape(call.residual);
   call.weight_offset = stack.real(Args::kWeightOffset);
-  Route route = worse(call.select_route(shape), add.select_route(shape));
-  if (call.weight_offset != 0.0 && call.weight == nullptr) route = Route::invalid;
-  if (route == Route::kernels) {
+  const int64_t casting = stack.integer(Args::kCasting);
+  bool supported = call.supported(shape) && add.supported(shape) && is_code(casting, kCastings);
+  if (supported) {
     const auto none = std::optional<Type>(call.args.z_type);
     const auto y_type = y != nullptr ? type_of(y) : none, z_type = z != nullptr ? type_of(z) : none;
     const bool outputs_fit = (y != nullptr) == (call.args.norm != Norm::none) && !(z != nullptr && call.branch == nullptr) &&
@@ -214,18 +214,16 @@ void add_norm_out(StableIValue* at, uint64_t, uint64_t) {
     const Range y_range(y), z_range(z);
     const auto rows = {call.residual, call.branch};
     const auto others = {call.weight, call.bias, add.residual_scale, add.row_scale, add.layer_scale, add.branch_bias, add.seed};
-    const bool direct = outputs_fit && y_type && z_type && y_range.disjoint(z_range) && writable(y, shape, y_range, rows, others) &&
+    supported = outputs_fit && y_type && z_type && y_range.disjoint(z_range) && writable(y, shape, y_range, rows, others) &&
                         writable(z, shape, z_range, rows, others);
-    if (direct) {
+    if (supported) {
       call.args.y_type = *y_type;
       call.args.z_type = *z_type;
-    } else {
-      route = Route::reference;
     }
   }
-  if (route != Route::kernels) return leave_kernels(stack, "addnorm::add_norm_out_reference", route);
-  call.cast(stack.integer(Args::kCasting));
-  call.args.add = add.options(shape, call.use_float64());
+  if (!supported) return call_reference(stack, "addnorm::add_norm_out_reference");
+  call.cast(casting);
+  if (shape.rows > 0) call.args.add = add.options(shape, call.use_float64());
   if (y != nullptr) check(torch_get_mutable_data_ptr(y, &call.args.y));
   if (z != nullptr) check(torch_get_mutable_data_ptr(z, &call.args.z));
   call.args.prefetch_rows = z == nullptr && exceeds_cache(shape, call.args.z_type);  // no gain where z is written too

@@ -98,8 +98,16 @@ struct Shape {
     check(aoti_torch_get_dim(t, &dim));
     check(aoti_torch_get_sizes(t, &s));
     sizes = s;
-    for (int64_t i = 0; i + 1 < dim; ++i) rows *= sizes[i];
     d = dim > 0 ? sizes[dim - 1] : 0;
+    rows = product(0, dim - 1);
+  }
+  // Number of elements of some dimensions. Beside a dimension of 0 the others may be of any size: 0 then, since their product may overflow.
+  int64_t product(int64_t begin, int64_t end) const {
+    int64_t count = 1;
+    for (int64_t i = 0; i < dim; ++i)
+      if (sizes[i] == 0) return 0;
+    for (int64_t i = begin; i < end; ++i) count *= sizes[i];
+    return count;
   }
   bool operator==(const Shape& other) const {
     if (dim != other.dim) return false;
@@ -149,7 +157,11 @@ struct Input {
     if (!contiguous) {
       AtenTensorHandle alias = nullptr;
       check(aoti_torch_new_tensor_handle(t, &alias));
-      copy = torch::stable::contiguous(Tensor(alias));
+      // Not torch::stable::contiguous, whose error does not say why.
+      const auto format = torch::stable::detail::from(torch::headeronly::MemoryFormat::Contiguous);
+      StableIValue stack[] = {reinterpret_cast<StableIValue>(alias), format};
+      check(torch_call_dispatcher("aten::contiguous", "", stack, TORCH_ABI_VERSION));
+      copy = torch::stable::detail::to<Tensor>(stack[0]);
       t = copy->get();
     }
     check(torch_get_const_data_ptr(t, &data));
@@ -214,20 +226,20 @@ struct Output {
       large.resize(static_cast<size_t>(dim));
       strides = large.data();
     }
-    int64_t count = 1;
+    uint64_t count = 1;  // the strides of an empty tensor may overflow; libtorch refuses them
+    bool empty = false;
     for (int64_t i = dim - 1; i >= 0; --i) {
-      strides[i] = count;
-      count *= sizes[i] > 1 ? sizes[i] : 1;
+      strides[i] = static_cast<int64_t>(count);
+      count *= static_cast<uint64_t>(sizes[i] > 1 ? sizes[i] : 1);
+      empty = empty || sizes[i] == 0;
     }
     // The C shim: the C++ wrappers in stable/ops.h look the operator up by name at every call.
     check(aoti_torch_empty_strided(dim, sizes, strides, dtypes().of[static_cast<int>(type)], cpu, 0, &handle));
     check(torch_get_mutable_data_ptr(handle, &data));
-    advise_huge_pages(data, count * size_of(type));
-    if (poison()) {
-      int64_t n = 1;
-      for (int64_t i = 0; i < dim; ++i) n *= sizes[i];
-      if (n > 0) __builtin_memset(data, 0xff, static_cast<size_t>(n * size_of(type)));
-    }
+    if (empty) return;
+    const int64_t bytes = static_cast<int64_t>(count) * size_of(type);
+    advise_huge_pages(data, bytes);
+    if (poison()) __builtin_memset(data, 0xff, static_cast<size_t>(bytes));
   }
 };
 

@@ -1,4 +1,4 @@
-// The route of a call, and the options of the add as the operators receive them and as the kernels read them.
+// Whether the kernels support a call, and the options of the add as the operators receive them and as the kernels read them.
 #pragma once
 
 #include "arguments.h"
@@ -7,38 +7,30 @@
 namespace addnorm {
 namespace {
 
-// The three routes of a call: the kernels; the reference in eager torch (`<op>_reference`, the same schema), for empty tensors and
-// other arguments that may be valid; an error that only says "invalid", for which addnorm/ops/validation.py makes the message. So a
-// valid call pays for a few comparisons.
-enum class Route { kernels, reference, invalid };
-inline Route worse(Route a, Route b) { return a > b ? a : b; }
-
-inline void leave_kernels(Stack& stack, const char* reference, Route route) {
+// A call that the kernels do not support goes to the reference in eager torch (`<op>_reference`, the same schema). It computes what is
+// valid (empty tensors, targets that overlap) and raises the sentence about what is not, so a valid call pays for a few comparisons only.
+inline void call_reference(Stack& stack, const char* reference) {
   if (!has_reference) {
     throw std::runtime_error(
-        route == Route::reference
-            ? "addnorm: the kernels do not support these tensors (no features, a dtype, or memory that out= may not write), and the "
-              "Python package, which does, is not imported: import addnorm, or decompose the program with addnorm.decompositions()"
-            : "addnorm: invalid arguments, shapes, dtypes or devices that do not fit together: import addnorm for the reason");
+        "addnorm: invalid arguments, or tensors (no features, a dtype, memory that out= may not write) that only the Python package "
+        "computes, and it is not imported: import addnorm, or decompose the program with addnorm.decompositions()");
   }
-  if (route == Route::reference) {
-    stack.owner = false;  // the dispatcher takes ownership of the arguments
-    check(torch_call_dispatcher(reference, "", stack.at, TORCH_ABI_VERSION));
-    return;
-  }
-  throw std::runtime_error("addnorm: invalid arguments");
+  stack.owner = false;  // the dispatcher takes ownership of the arguments
+  check(torch_call_dispatcher(reference, "", stack.at, TORCH_ABI_VERSION));
 }
 
-// The route for a (d,) tensor on the CPU, or with `scalar` also a 0-d tensor.
-inline Route parameter_route(AtenTensorHandle t, int64_t d, Type* type, bool scalar = false) {
-  if (t == nullptr) return Route::kernels;
+// Whether a number is one of `count` values of an enum.
+inline bool is_code(int64_t value, int64_t count) { return value >= 0 && value < count; }
+
+// Whether there is no tensor, or a (d,) tensor on the CPU, or with `scalar` a 0-d tensor.
+inline bool is_parameter(AtenTensorHandle t, int64_t d, Type* type, bool scalar = false) {
+  if (t == nullptr) return true;
   const Shape shape(t);
   const bool fits = shape.dim == 1 ? shape.d == d : scalar && shape.dim == 0;
-  if (!fits || !on_cpu(t)) return Route::invalid;
   const auto known = type_of(t);
-  if (!known) return Route::reference;
+  if (!fits || !known || !on_cpu(t)) return false;
   *type = *known;
-  return Route::kernels;
+  return true;
 }
 
 // The options of the add as an operator receives them; `first` is the index of the first one.
@@ -59,26 +51,20 @@ struct AddInputs {
         dropout_p(stack.real(first + AddOptionArgs::kDropoutP)),
         offset(stack.integer(first + AddOptionArgs::kOffset)) {}
 
-  Route select_route(const Shape& shape) {
-    Route route = parameter_route(residual_scale, shape.d, &residual_scale_type, true);
-    route = worse(route, parameter_route(layer_scale, shape.d, &layer_scale_type, true));
-    route = worse(route, parameter_route(branch_bias, shape.d, &branch_bias_type));
+  bool supported(const Shape& shape) {
+    bool fits = is_parameter(residual_scale, shape.d, &residual_scale_type, true) &&
+                is_parameter(layer_scale, shape.d, &layer_scale_type, true) && is_parameter(branch_bias, shape.d, &branch_bias_type);
     if (row_scale != nullptr) {
       const Shape rows(row_scale);
-      bool fits = rows.dim == shape.dim - 1 && on_cpu(row_scale);
+      fits = fits && rows.dim == shape.dim - 1 && on_cpu(row_scale);
       for (int64_t i = 0; fits && i < rows.dim; ++i) fits = rows.sizes[i] == shape.sizes[i];
-      if (!fits) return Route::invalid;
       const auto known = type_of(row_scale);
-      if (!known) return Route::reference;
-      row_scale_type = *known;
+      fits = fits && known.has_value();
+      row_scale_type = known.value_or(Type::f32);
     }
-    if (!(dropout_p >= 0.0 && dropout_p <= 1.0) || offset < 0 || offset >= int64_t{1} << 62)
-      return Route::invalid;
-    if (dropout_p > 0.0) {
-      static const int32_t int64 = aoti_torch_dtype_int64();
-      if (seed == nullptr || Shape(seed).dim != 0 || dtype_of(seed) != int64 || !on_cpu(seed)) return Route::invalid;
-    }
-    return route;
+    fits = fits && dropout_p >= 0.0 && dropout_p <= 1.0 && is_code(offset, int64_t{1} << 62);
+    static const int32_t int64 = aoti_torch_dtype_int64();
+    return fits && (dropout_p == 0.0 || (seed != nullptr && Shape(seed).dim == 0 && dtype_of(seed) == int64 && on_cpu(seed)));
   }
 
   // The options as the kernels read them; valid as long as this object.

@@ -17,5 +17,6 @@ enum class Type : int { f32, bf16, f16, f64 };
 inline int64_t size_of(Type type) { return type == Type::f64 ? 8 : type == Type::f32 ? 4 : 2; }
 
 enum class Norm : int { layer, rms, none };
+constexpr int kNorms = 3;
 
 }  // namespace addnorm

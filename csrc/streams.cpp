@@ -54,7 +54,7 @@ struct StreamsCall {
         bias(stack.tensor(Args::kBias)),
         shape(streams) {
     n = shape.dim > 1 ? shape.sizes[shape.dim - 2] : 0;
-    for (int64_t i = 0; i + 2 < shape.dim; ++i) rows *= shape.sizes[i];
+    rows = shape.product(0, shape.dim - 2);
   }
 
   // Whether a tensor has the rows of the streams and then `tail`, or only `tail` if one for all rows is allowed.
@@ -71,7 +71,7 @@ struct StreamsCall {
   }
   bool per_feature() const { return collapse != nullptr && Shape(collapse).dim == shape.dim; }
 
-  Route read(Streams& a, const Stack& stack) {
+  bool supported(Streams& a, const Stack& stack) {
     a.rows = rows;
     a.n = n;
     a.d = shape.d;
@@ -80,14 +80,14 @@ struct StreamsCall {
     a.gate_eps = static_cast<float>(stack.real(Args::kGateEps));
     a.magnitude = static_cast<float>(stack.real(Args::kMagnitude));
     const int64_t kind = stack.integer(Args::kKind), norm = stack.integer(Args::kNorm), iterations = stack.integer(Args::kIterations);
-    if (shape.dim < 2 || kind < 0 || kind > 4 || norm < 0 || norm > 2) return Route::invalid;
+    if (shape.dim < 2 || !is_code(kind, kKinds) || !is_code(norm, kNorms)) return false;
     a.kind = static_cast<Kind>(kind);
     a.norm = static_cast<Norm>(norm);
     if (a.kind == Kind::manifold) {
-      if (iterations < 1 || iterations > kMaxIterations) return Route::invalid;
+      if (!is_code(iterations - 1, kMaxIterations)) return false;
       a.iterations = static_cast<int>(iterations);
     }
-    if (rows == 0 || n == 0 || shape.d == 0 || n > kMaxStreams) return Route::reference;
+    if (rows == 0 || n > kMaxStreams) return false;
     const bool projects = a.kind != Kind::given;
     a.reads = collapse != nullptr || projects;
     a.per_feature = per_feature();
@@ -103,22 +103,20 @@ struct StreamsCall {
     if (fit && projects) {
       const Shape p(project);
       fit = on_cpu(project) && on_cpu(scale) && on_cpu(base) && p.dim == 2 && p.sizes[0] == (hyper ? n + 2 : a.logits) &&
-            p.d == (hyper ? shape.d : n * shape.d) && Shape(scale).dim == 1 && Shape(scale).d == scales[kind] && Shape(base).dim == 1 &&
+            (hyper ? p.d == shape.d : p.d / n == shape.d && p.d % n == 0) && Shape(scale).dim == 1 && Shape(scale).d == scales[kind] && Shape(base).dim == 1 &&
             Shape(base).d == a.logits + (hyper ? n + 2 : 0);
     }
-    if (!fit) return Route::invalid;
+    if (!fit || !is_parameter(weight, shape.d, &weight_type) || !is_parameter(bias, shape.d, &bias_type)) return false;
     for (const AtenTensorHandle t : {mix, inject, collapse, project, scale, base})
-      if (t != nullptr && type_of(t) != Type::f32) return Route::reference;
-    Route route = worse(parameter_route(weight, shape.d, &weight_type), parameter_route(bias, shape.d, &bias_type));
-    if (route != Route::kernels) return route;
+      if (t != nullptr && type_of(t) != Type::f32) return false;
     a.streams_type = known(type_of(streams));
     a.branch_type = branch != nullptr ? known(type_of(branch)) : a.streams_type;
     a.new_type = known(type_of(stack.dtype(Args::kStreamsDtype, dtype_of(streams))));
     if (branch == nullptr) a.new_type = a.streams_type;
     a.read_type = known(type_of(stack.dtype(Args::kOutDtype, dtype_of(streams))));
     for (const Type type : {a.streams_type, a.branch_type, a.new_type, a.read_type})
-      if (type == Type::f64) return Route::reference;
-    return all_known ? Route::kernels : Route::reference;
+      if (type == Type::f64) return false;
+    return all_known;
   }
 
   // Set the pointers of the arguments.
@@ -207,8 +205,7 @@ void add_norm_streams(StableIValue* at, uint64_t, uint64_t) {
   Stack stack{at, Args::kSignature};
   StreamsCall call(stack);
   StreamsForward a{};
-  const Route route = call.read(a, stack);
-  if (route != Route::kernels) return leave_kernels(stack, "addnorm::add_norm_streams_reference", route);
+  if (!call.supported(a, stack)) return call_reference(stack, "addnorm::add_norm_streams_reference");
   call.load(a);
   const int64_t n = a.n;
   const bool computes = a.kind != Kind::given, writes_inject = computes && a.kind != Kind::gates;
@@ -278,7 +275,7 @@ void add_norm_streams_backward(StableIValue* at, uint64_t, uint64_t) {
   Stack stack{at, BackArgs::kSignature};
   StreamsCall call(stack);
   StreamsBackward a{};
-  Route route = call.read(a, stack);
+  bool supported = call.supported(a, stack);
   const AtenTensorHandle logits = stack.tensor(BackArgs::kLogits), stats = stack.tensor(BackArgs::kStats);
   const AtenTensorHandle computed = stack.tensor(BackArgs::kComputedCollapse);
   const AtenTensorHandle dnew = stack.tensor(BackArgs::kDnew), dread = stack.tensor(BackArgs::kDread);
@@ -286,7 +283,7 @@ void add_norm_streams_backward(StableIValue* at, uint64_t, uint64_t) {
   const AtenTensorHandle dinject = stack.tensor(BackArgs::kDinject);
   const int64_t grad_mask = stack.integer(BackArgs::kGradMask), n = call.n;
   const auto wants = [grad_mask](int64_t bit) { return (grad_mask >> bit & 1) != 0; };
-  if (route == Route::kernels) {
+  if (supported) {
     const bool computes = a.kind != Kind::given;
     const auto is_float = [](AtenTensorHandle t) { return t == nullptr || type_of(t) == Type::f32; };
     bool fit = (!computes || (call.fits(logits, {a.logits}, false) && call.fits(computed, {n}, false))) &&
@@ -297,10 +294,10 @@ void add_norm_streams_backward(StableIValue* at, uint64_t, uint64_t) {
     fit = fit && (dnew == nullptr || type_of(dnew) == a.new_type) && (dread == nullptr || type_of(dread) == a.read_type);
     fit = fit && !(wants(1) && call.branch == nullptr) && !(wants(2) && call.mix == nullptr) && !(wants(3) && call.inject == nullptr) &&
           !(wants(4) && call.collapse == nullptr) && !(wants(5) && !computes) && !(wants(6) && call.weight == nullptr) &&
-          !(wants(7) && call.bias == nullptr) && !(grad_mask >> 8 && !computes) && grad_mask >= 0 && grad_mask < 1024;
-    if (!fit) route = Route::reference;
+          !(wants(7) && call.bias == nullptr) && !(grad_mask >> 8 && !computes) && is_code(grad_mask, 1024);
+    supported = fit;
   }
-  if (route != Route::kernels) return leave_kernels(stack, "addnorm::add_norm_streams_backward_reference", route);
+  if (!supported) return call_reference(stack, "addnorm::add_norm_streams_backward_reference");
   call.load(a);
   const auto floats = [&call](AtenTensorHandle t) { return static_cast<const float*>(call.own(t)); };
   a.saved_logits = floats(logits);

@@ -12,6 +12,7 @@ namespace addnorm {
 // How the next coefficients are computed; the numbers of `kind` in src/addnorm/ops/streams/schema.py.
 enum class Kind : int { given, manifold, independent, gates, hyper };
 
+constexpr int kKinds = 5;
 constexpr int kMaxStreams = 16, kMaxScales = 3;
 
 // Every pointer is to contiguous memory. Coefficients and parameters are float.

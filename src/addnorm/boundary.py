@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from addnorm.ops import capture, dtensor
+from addnorm.ops import capture, dispatch, dtensor
 from addnorm.ops.options import NORMS
 from addnorm.ops.streams import autograd, formula, validation
 from addnorm.ops.streams.kinds import KINDS
@@ -148,7 +148,7 @@ def add_norm_streams(
     arguments = streams, branch, mix, inject, collapse, *arguments, streams_dtype, out_dtype
     try:
         new, read, *computed, _, _ = _call(arguments)
-    except (RuntimeError, AttributeError, TypeError):
+    except dispatch.ERRORS:
         validation.check(**dict(zip(INPUTS, arguments, strict=True)))  # raises if the arguments are invalid
         if not dtensor.register_rules():  # the first call with DTensors
             raise

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 import addnorm
 from addnorm.ops import cpu, philox
 from support.cases import BASIC, DTYPES, bf16, cotangents, f16, f32, f64, gradients, leaves, make, random
+from support.inplace_calls import in_place
 from support.memory_layouts import LAYOUTS
 from support.oracle import UNIT, relative, truth
 from support.pairwise import product
@@ -85,6 +86,20 @@ def test_empty_inputs_give_zero_gradients(shape, variant, dtypes):
         assert t.grad.shape == t.shape
         assert t.grad.dtype == t.dtype
         assert not t.grad.any()
+
+
+@pytest.mark.parametrize("d", [2**33, 2**62, 2**63 - 1])
+@pytest.mark.parametrize("variant", ["LayerNorm without either", "dropout", "layer_scale a number", "the add alone"])
+def test_rows_of_any_size_are_no_rows(variant, d):
+    """The bytes of a row overflow, or exceed any memory."""
+    call = make(variant, "float32", (0, 4))
+    call.tensors = {name: torch.empty(0, d) for name in ("residual", "branch")}
+    tensors = leaves(call)
+    outputs = call(tensors)
+    torch.autograd.backward(list(outputs.values()), list(outputs.values()))
+    assert {t.shape for t in (*outputs.values(), *(t.grad for t in tensors.values()), *in_place(call).values())} == {
+        (0, d)
+    }
 
 
 @pytest.mark.parametrize("dtype", [f32, bf16])

@@ -1,12 +1,15 @@
 """Tests that every wrong call raises one sentence: the argument, its value, the expected value, the remedy."""
 
+import math
 import re
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import addnorm
 from support.cases import FUNCTIONS, VARIANTS, cotangents, leaves, make
+from support.inplace_calls import IN_PLACE
 
 good = torch.randn(2, 3, 8)
 half = torch.randn(2, 3, 8, dtype=torch.float16)
@@ -49,6 +52,11 @@ REFUSED = {
     "residual is 0-d": (
         {"residual": torch.tensor(1.0), "branch": torch.tensor(1.0)}, ValueError,
         "residual is a 0-d tensor, expected shape (*, d): give it a last dimension to normalize over.",
+    ),
+    "branch is 0-d": (
+        {"branch": torch.tensor(1.0)}, ValueError,
+        "branch has shape (), expected (2, 3, 8), the shape of residual: they are added element by element. The sublayer must "
+        "return 8 features, not a single number: end it with a projection back to the width of the stream.",
     ),
     "features differ": (
         {"branch": torch.randn(2, 3, 7)}, ValueError,
@@ -295,9 +303,76 @@ def test_non_numbers_are_named_on_every_path(function, options, sentence):
         function(x, x.clone(), torch.ones(8), **options)
 
 
+def odd_forms(t):
+    """Return a tensor in the forms that no kernel reads, by the sentence about each."""
+    fake = "(is a FakeTensor and .* is not|is not, expected all or none)"
+    forms = {fake: FakeTensorMode().from_tensor(t), "has layout torch.sparse_coo": t.to_sparse()}
+    if t.dim() > 0:
+        forms |= {"has layout torch._mkldnn": t.to_mkldnn(), "is a nested tensor": torch.nested.nested_tensor(list(t))}
+    return forms
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_nested_tensor_raises():
-    nested = torch.nested.nested_tensor([torch.randn(2, 8), torch.randn(3, 8)])
-    for function in (addnorm.add_layer_norm, addnorm.add_rms_norm):
-        with pytest.raises(TypeError, match=r"^residual is a nested tensor, expected an ordinary one"):
-            function(nested, nested)
+@pytest.mark.parametrize("variant", ["LayerNorm", "everything, RMSNorm", "everything, the add alone"])
+@pytest.mark.parametrize("written", [(), ("out",), ("residual", "branch")], ids=str)
+def test_tensors_of_odd_forms_are_refused_by_name(variant, written):
+    call = make(variant, "float32", (4, 8))
+    written = written[:1] if call.norm == "none" else written
+    tensors = call.tensors | ({"out": torch.zeros(4, 8)} if written == ("out",) else {})
+    before = {name: t.clone() for name, t in tensors.items()}
+    function = (IN_PLACE if "residual" in written else FUNCTIONS)[call.norm]
+    for name, t in tensors.items():
+        forms = odd_forms(t) | ({"is a negative view": torch._neg_view(t.clone())} if name in written else {})
+        for words, odd in forms.items():
+            with pytest.raises(TypeError, match=f"(^| ){name} {words}.*expected"):
+                function(**{**tensors, name: odd}, **call.options)
+    assert all(t.equal(before[name]) for name, t in tensors.items())
+
+
+x, ones, f32 = torch.randn(3, 4), torch.ones(4), torch.float32
+_, z, stats = torch.ops.addnorm.add_norm_train(x, x, None, None, 1e-5, False)
+INPUTS = {"residual": x, "branch": x, "weight": None, "bias": None, "eps": 1e-5}
+TRAIN = ("add_norm_train", INPUTS | {"rms": True})
+FORWARD = ("add_norm_forward", INPUTS | {"norm": 0})
+OUT = ("add_norm_out", INPUTS | {"norm": 0, "y": x.clone(), "z": x.clone()})
+BACKWARD = (
+    "add_norm_backward",
+    {"dy": x, "dz": None, "z": z, "stats": stats, "weight": None, "norm": 0, "dresidual_dtype": f32, "branch_dtype": f32,
+     "bias_dtype": f32, "grad_mask": 3},
+)  # fmt: skip
+SEED, BROKEN = torch.tensor(1), (-1, 3, 2**32 + 1, 2**63 - 1)
+# Calls of operators with one wrong argument, and what the sentence says of it.
+OPERATORS = [
+    *[(TRAIN, {"eps": eps}, f"eps is {eps}, expected") for eps in (-1.0, math.nan)],
+    *[(FORWARD, {name: n}, f"{name} is {n}, expected 0 to 2") for n in BROKEN for name in ("norm", "casting")],
+    *[(OUT, {name: n}, f"{name} is {n}, expected 0 to 2") for n in BROKEN for name in ("norm", "casting")],
+    *[(BACKWARD, {"norm": n}, f"norm is {n}, expected 0 to 2") for n in BROKEN],
+    *[(FORWARD, {"outputs": n}, f"outputs is {n}, expected 1 to 3") for n in (-1, 0, 4, 2**32 + 1)],
+    *[(FORWARD, {"offset": n}, f"offset is {n}, expected") for n in (-1, 2**62, -(2**63))],
+    *[(FORWARD, {"dropout_p": p, "seed": SEED}, f"dropout_p is {p}, expected") for p in (-0.1, 1.5, math.nan)],
+    *[(FORWARD, {"row_scale": torch.ones(s)}, f"row_scale has shape {s}, expected (3,)") for s in ((1,), (), (3, 4))],
+    (FORWARD, {"dropout_p": 0.5}, "seed is None, expected a 0-d int64 tensor"),
+    (FORWARD, {"weight_offset": 1.0}, "weight_offset is 1.0 but there is no weight"),
+    (FORWARD, {"out_dtype": torch.int64}, "out_dtype is torch.int64, expected"),
+    (OUT, {"norm": 2}, "y is a tensor, expected None"),
+    (OUT, {"branch": None}, "z is a tensor, expected None"),
+    (OUT, {"z": torch._neg_view(x)}, "z is a negative view"),
+    *[(BACKWARD, {"grad_mask": n}, f"grad_mask is {n}, expected 0 to 255") for n in (-1, 256, 2**63 - 1)],
+    *[(BACKWARD, {"grad_mask": n}, f"grad_mask is {n}, expected no bit") for n in (16, 32, 64, 128)],
+    *[(BACKWARD, {name: x[:2]}, f"{name} has shape (2, 4), expected (3, ") for name in ("dy", "dz", "stats", "branch")],
+    (BACKWARD, {"dy": None}, "dy and dz are None, expected"),
+    (BACKWARD, {"weight": torch.ones(5)}, "weight has shape (5,), expected (4,)"),
+    (BACKWARD, {"bias_dtype": torch.int64}, "bias_dtype is torch.int64, expected"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("call", "wrong", "sentence"), OPERATORS, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_operators_refuse_numbers_out_of_range(call, wrong, sentence):
+    name, arguments = call
+    before = x.clone()
+    with pytest.raises((RuntimeError, ValueError, TypeError), match=re.escape(sentence)) as caught:
+        getattr(torch.ops.addnorm, name)(**{**arguments, **wrong})
+    assert "\n" not in str(caught.value)
+    assert x.equal(before)

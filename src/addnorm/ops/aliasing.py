@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 
 def is_same_memory(a: Tensor, b: Tensor) -> bool:
@@ -23,7 +24,7 @@ def is_same_memory(a: Tensor, b: Tensor) -> bool:
 
 def shares_memory(a: Tensor, b: Tensor) -> bool:
     """Return whether any element of `b` lies in the memory of `a`, whose own elements must not overlap."""
-    if a.device != b.device or a.device.type == "meta":
+    if a.device != b.device or not (_has_addresses(a) and _has_addresses(b)):
         return False
     (a_begin, a_end), (b_begin, b_end) = _range(a), _range(b)
     if a_end <= b_begin or b_end <= a_begin:
@@ -39,10 +40,15 @@ def shares_memory(a: Tensor, b: Tensor) -> bool:
 
 def overlaps_itself(t: Tensor) -> bool:
     """Return whether two elements of `t` share memory, as in an expanded tensor."""
-    if t.is_contiguous() or t.device.type == "meta":
+    if not _has_addresses(t) or t.is_contiguous():
         return False
     starts, size = _pieces(t)
     return bool((starts.sort().values.diff() < size).any())
+
+
+def _has_addresses(t: Tensor) -> bool:
+    """Return whether the elements are in memory, at strides."""
+    return not t.is_nested and t.layout == torch.strided and t.device.type != "meta" and not isinstance(t, FakeTensor)
 
 
 def _range(t: Tensor) -> tuple[int, int]:

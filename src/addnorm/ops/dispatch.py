@@ -31,6 +31,8 @@ _transforms_active = torch._C._are_functorch_transforms_active
 _dispatch_modes, _jit_trace = torch._C._len_torch_dispatch_stack, torch._C._get_tracing_state
 # The level of forward-mode derivatives is a module attribute: the public API is slower.
 _forward_ad: Any = forward_ad
+# Errors of calls with invalid arguments; torch asserts that FakeTensors meet no others.
+ERRORS = (RuntimeError, AttributeError, TypeError, OverflowError, AssertionError)
 _SCALES = tuple((option.name, option.factor) for option in SCALES)
 # Options that may have one element per feature.
 _FEATURE_OPTIONS = tuple((option.name, option.kind) for option in ADD_OPTIONS if option.kind in ("scale", "features"))
@@ -70,7 +72,7 @@ def fast_path(
         if return_residual:
             return _add_norm_stream_eager(residual, branch, weight, bias, eps, rms)  # type: ignore[no-any-return]
         return _add_norm_eager(residual, branch, weight, bias, eps, rms)  # type: ignore[no-any-return]
-    except (RuntimeError, AttributeError, TypeError):
+    except ERRORS:
         validation.check(residual, branch, weight, bias, eps)  # raises if the arguments are invalid
         if dtensor.register_rules():  # the first call with DTensors
             return fast_path(residual, branch, weight, bias, eps, rms, return_residual)
@@ -147,7 +149,7 @@ def run(
             if not dtensor.register_rules():  # the first call with DTensors
                 raise
             y, z = (compute or _compute)(arguments, return_residual)
-    except (RuntimeError, AttributeError, TypeError, OverflowError):
+    except ERRORS:
         validation.check(
             residual, branch, weight, bias, eps, row_scale=row_scale, dropout_p=dropout_p, seed=seed,
             weight_offset=weight_offset, **options,

@@ -11,9 +11,10 @@ from addnorm import reference
 from addnorm.ops import dtensor, validation
 from addnorm.ops.options import ADD_OPTIONS, CASTINGS, GRADIENTS, NORMS, SCALES, norm_number
 from addnorm.ops.philox import keep_scale
-from addnorm.ops.schema import OVERLOADS, SCHEMAS, by_name, empty_placeholder, library
+from addnorm.ops.schema import ARGUMENTS, OVERLOADS, SCHEMAS, by_name, empty_placeholder, library
 
 _DROPOUT = ("probability", "seed", "offset")  # the kinds of its options
+_OUT_NAMES = tuple(argument.name for argument in ARGUMENTS["add_norm_out"])
 CASTING_NAMES: dict[int, reference.Casting] = {CASTINGS[name]: name for name in get_args(reference.Casting)}
 
 
@@ -80,9 +81,10 @@ def add_norm_forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return, for any options, the first `outputs` of y, z and the statistics, and placeholders for the others."""
     validation.check(
-        residual, branch, weight, bias, eps, weight_offset=weight_offset, residual_dtype=residual_dtype, out_dtype=out_dtype,
-        **options,
+        residual, branch, weight, bias, eps, norm=norm, weight_offset=weight_offset, casting=casting,
+        residual_dtype=residual_dtype, out_dtype=out_dtype, outputs=outputs, **options,
     )  # fmt: skip
+    validation.check_operator(options.get("row_scale"), options.get("seed"), options.get("dropout_p", 0.0), residual)
     z = (
         residual
         if branch is None
@@ -121,6 +123,10 @@ def add_norm_backward(
     **options: Any,
 ) -> tuple[Tensor, ...]:
     """Return, for any options, the gradients that `grad_mask` requests, in the order of `GRADIENTS`."""
+    validation.check_backward(
+        dy, dz, z, stats, weight, norm, grad_mask=grad_mask, dresidual_dtype=dresidual_dtype, branch_dtype=branch_dtype,
+        bias_dtype=bias_dtype, **options,
+    )  # fmt: skip
     dy = None if dy is None else dy.contiguous()
     split = reference.Statistics(stats[..., :1], stats[..., 1:]) if dy is not None else None
     grads = gradients(dy, dz, z, split, weight, norm, **options)
@@ -147,7 +153,8 @@ def add_norm_out(
     **options: Any,
 ) -> None:
     """Call the functional operator, on any backend, and copy its results: the same bits, whatever y and z alias."""
-    validation.check(residual, branch, weight, bias, eps)
+    validation.check(residual, branch, weight, bias, eps, norm=norm)
+    validation.check_outputs(y, z, with_y=norm != NORMS["none"], with_z=branch is not None)
     targets = {name: t for name, t in (("y", y), ("z", z)) if t is not None}
     validation.check_targets(targets, residual)
     inputs = {"residual": residual, "branch": branch, "weight": weight, "bias": bias, **options}
@@ -160,6 +167,14 @@ def add_norm_out(
         for target, result in zip((y, z), results, strict=False):
             if target is not None:
                 target.copy_(result)
+
+
+def _add_norm_out_negative(*args: Any, **options: Any) -> None:
+    """Call the operator without lazily negated inputs; torch's own kernel for them fails after it has written a target."""
+    a = dict(zip(_OUT_NAMES, args, strict=False)) | options
+    validation.check_targets({name: a[name] for name in ("y", "z") if a[name] is not None}, a["residual"])
+    resolved = {name: t.resolve_neg() if isinstance(t, Tensor) else t for name, t in a.items()}
+    torch.ops.addnorm.add_norm_out(**resolved)
 
 
 def gradients(
@@ -212,3 +227,4 @@ def _copy_alias(out: Tensor, *inputs: Tensor | None) -> Tensor:
 for _name in SCHEMAS:
     for _op in (*OVERLOADS[_name], f"{_name}_reference"):
         library.impl(_op, globals()[_name], "CompositeExplicitAutograd")
+library.impl("add_norm_out", _add_norm_out_negative, "Negative")

@@ -30,7 +30,7 @@ _grad_enabled = torch.is_grad_enabled
 _transforms_active = torch._C._are_functorch_transforms_active
 _increment_version = torch._C._increment_version
 _forward_ad: Any = forward_ad
-_ERRORS = (RuntimeError, AttributeError, TypeError, ValueError)
+_ERRORS = (*dispatch.ERRORS, ValueError)
 
 
 class Names(NamedTuple):

@@ -199,7 +199,10 @@ def _fake_add_norm_forward(
     **options: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     # A wrong call fails with the same message when it is traced.
-    validation.check(residual, branch, weight, bias, eps, residual_dtype=residual_dtype, out_dtype=out_dtype, **options)
+    validation.check(
+        residual, branch, weight, bias, eps, norm=norm, residual_dtype=residual_dtype, out_dtype=out_dtype, outputs=outputs,
+        **options,
+    )  # fmt: skip
     z_dtype = residual_dtype or residual.dtype
     y_dtype = out_dtype or (residual if branch is None else branch).dtype
     add_only = norm == NORMS["none"]
@@ -255,7 +258,7 @@ def _fake_add_norm_out(
     z: Tensor | None,
     **options: Any,
 ) -> None:
-    validation.check(residual, branch, weight, bias, eps, **options)
+    validation.check(residual, branch, weight, bias, eps, norm=norm, **options)
     validation.check_targets({name: t for name, t in (("y", y), ("z", z)) if t is not None}, residual)
 
 

@@ -14,12 +14,18 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from addnorm._util.arguments import FLOAT_DTYPES, is_number
 from addnorm.ops import aliasing
-from addnorm.ops.options import OPTIONS, Kind
+from addnorm.ops.options import ADD_OPTIONS, CASTINGS, GRADIENTS, NORMS, OPTIONS, Kind
 
 _FLOATS_WORDS = "float32, bfloat16, float16 or float64"
+# Numbers that only a caller of the operators themselves can pass, their smallest and their largest.
+_CODES = {
+    "norm": (0, len(NORMS) - 1), "casting": (0, len(CASTINGS) - 1), "outputs": (1, 3),
+    "grad_mask": (0, 2 ** len(GRADIENTS) - 1),
+}  # fmt: skip
 
 
 def check(residual: Any, branch: Any, weight: Any = None, bias: Any = None, eps: Any = 0.0, **options: Any) -> None:
@@ -31,8 +37,9 @@ def check(residual: Any, branch: Any, weight: Any = None, bias: Any = None, eps:
         weight: gamma, or None.
         bias: beta, or None.
         eps: added to the variance.
-        options: options by name; names that `options.OPTIONS` does not declare are ignored.
+        options: options by name, and numbers of an operator's schema (`norm`, `casting`, `outputs`); others are ignored.
     """
+    check_codes(**options)
     if not (is_number(eps) and eps >= 0):
         raise ValueError(f"eps is {eps!r}, expected a number that is not negative: 1e-5 is LayerNorm's usual one.")
     stream = "x" if branch is None else "residual"  # the name of the argument in the public functions
@@ -58,6 +65,58 @@ def check(residual: Any, branch: Any, weight: Any = None, bias: Any = None, eps:
     if options.get("weight_offset") and weight is None:
         offset = options["weight_offset"]
         raise ValueError(f"weight_offset is {offset!r} but there is no weight to add it to: pass weight.")
+
+
+def check_codes(**codes: Any) -> None:
+    """Raise ValueError about the first of an operator's numbers that is out of its range; other names are ignored."""
+    for name, (smallest, largest) in _CODES.items():
+        if not smallest <= codes.get(name, smallest) <= largest:
+            raise ValueError(
+                f"{name} is {codes[name]}, expected {smallest} to {largest}: call addnorm's functions, which pass it."
+            )
+
+
+def check_operator(row_scale: Any, seed: Any, dropout_p: float, residual: Tensor) -> None:
+    """Raise ValueError unless an operator has what the functions make of its arguments: all rows, and a seed."""
+    if row_scale is not None and row_scale.shape != residual.shape[:-1]:
+        raise ValueError(
+            f"row_scale has shape {_shape(row_scale)}, expected {tuple(residual.shape[:-1])}, one for each row: expand it."
+        )
+    if dropout_p > 0.0 and seed is None:
+        raise ValueError(f"seed is None, expected a 0-d int64 tensor with dropout_p {dropout_p}: torch.tensor(1234).")
+
+
+def check_backward(
+    dy: Any, dz: Any, z: Any, stats: Any, weight: Any, norm: int, *, grad_mask: int, weight_offset: float = 0.0,
+    residual: Any = None, branch: Any = None, **options: Any,
+) -> None:  # fmt: skip
+    """Raise TypeError or ValueError unless the arguments of a backward operator fit together; dtypes are among `options`."""
+    check(z, None, weight, weight_offset=weight_offset, norm=norm, grad_mask=grad_mask, **options)
+    for name in ("dresidual_dtype", "branch_dtype", "bias_dtype"):
+        _check_dtype(name, options[name], "z", z)
+    if dy is None and dz is None:
+        raise ValueError("dy and dz are None, expected the gradient of y or of z: without both there is no gradient.")
+    rows = {"dy": dy, "dz": dz, "residual": residual, "branch": branch}
+    moments = {"stats": stats} if dy is not None and norm != NORMS["none"] else {}
+    for name, t in {**rows, **moments}.items():
+        if t is None:
+            continue
+        _check_tensor(name, t)
+        expected = (*z.shape[:-1], 2) if name == "stats" else tuple(z.shape)
+        if tuple(t.shape) != expected:
+            raise ValueError(
+                f"{name} has shape {_shape(t)}, expected {expected} for z {_shape(z)}: pass the forward's."
+            )
+        _check_device(name, t, "z", z)
+    check_operator(options.get("row_scale"), options.get("seed"), options.get("dropout_p", 0.0), z)
+    # A scale's gradient is computed from the tensor that it multiplies.
+    given = {name for name, t in {**rows, **options, "z": z}.items() if t is not None}
+    absent = {option.name for option in ADD_OPTIONS if option.gradient and not {option.name, option.gradient} <= given}
+    if dy is None or norm == NORMS["none"]:
+        absent |= {"weight", "bias"}
+    for bit, name in enumerate(GRADIENTS):
+        if grad_mask >> bit & 1 and name in absent:
+            raise ValueError(f"grad_mask is {grad_mask}, expected no bit {bit}: this call has no gradient of {name}.")
 
 
 def _check_features(name: str, value: Any, stream: str, residual: Tensor) -> None:
@@ -208,15 +267,28 @@ def check_out(out: Any, return_residual: bool) -> None:
         raise TypeError(f"out is {_kind(out)}, expected one tensor: for (y, z) pass return_residual=True.")
 
 
+def check_outputs(y: Any, z: Any, *, with_y: bool, with_z: bool) -> None:
+    """Raise ValueError if an operator has a tensor for a result that it does not compute."""
+    for name, t, computed, part in (("y", y, with_y, "a norm"), ("z", z, with_z, "a branch")):
+        if t is not None and not computed:
+            raise ValueError(f"{name} is a tensor, expected None: without {part} there is no {name}.")
+
+
 def check_targets(targets: dict[str, Any], residual: Tensor) -> None:
     """Raise unless each of `targets` (tensors by argument name) has the shape and device of the result."""
     for name, target in targets.items():
         _check_tensor(name, target)
+        if target.is_neg():
+            raise TypeError(
+                f"{name} is a negative view (the imaginary part of a conjugate, for example), expected ordinary memory: write "
+                "to another tensor and copy that."
+            )
         if target.shape != residual.shape:
             raise ValueError(
                 f"{name} has shape {_shape(target)}, expected {_shape(residual)}, the shape of the result: out is not resized. "
                 f"Make it with torch.empty{tuple(residual.shape)}."
             )
+        check_fake(name, target, "the input", residual)
         if target.device != residual.device:
             raise ValueError(
                 f"{name} is on {target.device}, expected {residual.device}, the device of the inputs: make it with "
@@ -282,7 +354,18 @@ def _check_tensor(name: str, value: Any) -> None:
         raise TypeError(f"{name} has layout {value.layout}, expected an ordinary strided tensor: {name}.to_dense().")
 
 
+def check_fake(name: str, value: Tensor, stream: str, residual: Tensor) -> None:
+    """Raise TypeError if one of two arguments is a FakeTensor, which has no elements, and the other is not."""
+    if isinstance(value, FakeTensor) != isinstance(residual, FakeTensor):
+        fake, real = (name, stream) if isinstance(value, FakeTensor) else (stream, name)
+        raise TypeError(
+            f"{fake} is a FakeTensor and {real} is not, expected all or none: convert {real} with from_tensor of its "
+            "FakeTensorMode."
+        )
+
+
 def _check_device(name: str, value: Tensor, stream: str, residual: Tensor) -> None:
+    check_fake(name, value, stream, residual)
     if value.device != residual.device:
         raise ValueError(
             f"{name} is on {value.device}, expected {residual.device}, the device of {stream}: move it with "
@@ -291,9 +374,10 @@ def _check_device(name: str, value: Tensor, stream: str, residual: Tensor) -> No
 
 
 def _shape_remedy(residual: Tensor, branch: Tensor) -> str:
-    if residual.shape[-1] != branch.shape[-1]:
+    if residual.shape[-1:] != branch.shape[-1:]:
+        features = branch.shape[-1] if branch.dim() else "a single number"
         return (
-            f"The sublayer must return {residual.shape[-1]} features, not {branch.shape[-1]}: end it with a projection "
+            f"The sublayer must return {residual.shape[-1]} features, not {features}: end it with a projection "
             f"back to the width of the stream."
         )
     if residual.dim() != branch.dim() or math.prod(residual.shape) != math.prod(branch.shape):

@@ -1,5 +1,7 @@
 """Tests of wrong arguments of the operators of n streams: an error that names the argument, also in calls of torch.ops."""
 
+import re
+
 import pytest
 import torch
 
@@ -57,8 +59,38 @@ def test_operator_refuses_wrong_sizes_of_each_tensor(kind):
     torch.ops.addnorm.add_norm_streams(**arguments)
     for name, t in call.tensors.items():
         for wrong in (t[..., :-1], t[None, None], t.new_ones(()), t.new_empty(0), t.long(), t.to("meta")):
-            with pytest.raises((RuntimeError, ValueError, TypeError)):
+            with pytest.raises(
+                (RuntimeError, ValueError, TypeError), match=f"(^|Error: ){name if name != 'streams' else ''}"
+            ):
                 torch.ops.addnorm.add_norm_streams(**{**arguments, name: wrong})
+
+
+STEP = make_call(2, 8, (3,), "given", mode="write")
+STREAMS = {
+    **dict.fromkeys(INPUTS), **STEP.tensors, "eps": 1e-5, "norm": 0, "kind": 0, "iterations": 2, "gate_eps": 0.0,
+    "project_eps": 0.0, "magnitude": 2.0,
+}  # fmt: skip
+OUTPUTS = torch.ops.addnorm.add_norm_streams(**STREAMS)
+BACK = STREAMS | dict(zip(("logits", "stats", "computed_collapse"), (OUTPUTS[5], OUTPUTS[6], OUTPUTS[2]), strict=True)) | {
+    **dict.fromkeys(("dcollapse", "dmix", "dinject")), "dnew": OUTPUTS[0], "dread": OUTPUTS[1], "grad_mask": 3,
+}  # fmt: skip
+WRONG = [
+    *[({name: n}, f"{name} is {n}, expected 0 to") for name in ("norm", "kind") for n in (-1, 5, 2**32, 2**63 - 1)],
+    ({"streams": torch.empty(3, 0, 8)}, "streams has shape (3, 0, 8), expected (*, n, d_model) with n >= 1"),
+    *[({"grad_mask": mask}, f"grad_mask is {mask}, expected a bit for each of") for mask in (-1, 32, 1024, 2**63 - 1)],
+    *[({name: torch.ones(2)}, f"{name} has shape (2,), expected (3, ") for name in ("dnew", "dread", "stats")],
+]
+
+
+@pytest.mark.parametrize(("wrong", "sentence"), WRONG, ids=[sentence for _, sentence in WRONG])
+def test_operators_refuse_numbers_out_of_range(wrong, sentence):
+    calls = [(torch.ops.addnorm.add_norm_streams_backward, BACK)]
+    if wrong.keys() <= STREAMS.keys():
+        calls.append((torch.ops.addnorm.add_norm_streams, STREAMS))
+    for operator, arguments in calls:
+        with pytest.raises((RuntimeError, ValueError), match=re.escape(sentence)) as caught:
+            operator(**{**arguments, **wrong})
+        assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -26,6 +26,7 @@ def add_norm_streams(*args: Any) -> tuple[Tensor, ...]:
 def add_norm_streams_backward(*args: Any) -> tuple[Tensor, ...]:
     """Return the gradients that `grad_mask` requests, in the order of `GRADIENTS`."""
     a = dict(zip(_BACKWARD, args, strict=True))
+    validation.check_backward(a, GRADIENTS)
     wide = validation.compute_dtype(**{name: a[name] for name in INPUTS})
     with torch.autocast(a["streams"].device.type, enabled=False):
         grads = gradients(a, wide)

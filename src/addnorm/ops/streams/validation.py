@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from addnorm.ops.options import NORMS
 from addnorm.ops.streams.kinds import KINDS, sizes_of
+from addnorm.ops.validation import check_fake
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 MAX_ITERATIONS = 10000  # kMaxIterations in csrc/streams.cpp
@@ -28,10 +31,16 @@ def check(
     streams_dtype: Any, out_dtype: Any,
 ) -> None:  # fmt: skip
     """Raise ValueError or TypeError unless all arguments fit together."""
+    for name, code, codes in (("norm", norm, NORMS), ("kind", kind, KINDS)):
+        if code not in codes.values():
+            raise ValueError(
+                f"{name} is {code}, expected 0 to {len(codes) - 1}: call addnorm.add_norm_streams, which passes it."
+            )
     _check_tensor("streams", streams)
-    if streams.dim() < 2:
+    if streams.dim() < 2 or streams.shape[-2] == 0:
         raise ValueError(
-            f"streams has shape {tuple(streams.shape)}, expected (*, n, d_model): unsqueeze(-2) makes one stream of a tensor."
+            f"streams has shape {tuple(streams.shape)}, expected (*, n, d_model) with n >= 1: unsqueeze(-2) makes one stream of "
+            "a tensor."
         )
     n, d = streams.shape[-2:]
     each = {"mix": (n, n), "inject": (n,), "collapse": (n,)}
@@ -90,6 +99,38 @@ def check(
             raise TypeError(f"{name} is {dtype}, expected one of {', '.join(map(str, DTYPES))}.")
 
 
+def check_backward(a: dict[str, Any], gradients: tuple[str, ...]) -> None:
+    """Raise ValueError or TypeError unless the arguments of the backward by name fit together; `gradients` are its outputs."""
+    check(**{name: a[name] for name in inspect.signature(check).parameters})
+    rows, (n, d), sizes = a["streams"].shape[:-2], a["streams"].shape[-2:], sizes_of(a["kind"], a["streams"].shape[-2])
+    computes, reads = a["kind"] != KINDS["given"], a["kind"] != KINDS["given"] or a["collapse"] is not None
+    shapes: dict[str, tuple[int, ...]] = {"dnew": (n, d)}
+    if reads:
+        shapes |= {"stats": (2 + sizes.stats,), "dread": (d,)}
+    if computes:
+        shapes |= {"logits": (sizes.logits,), "dmix": (n, n)}
+        shapes |= dict.fromkeys(("computed_collapse", "dcollapse", "dinject"), (n,))
+    for name, tail in shapes.items():
+        t = a[name]
+        if t is None:
+            continue
+        _check_tensor(name, t)
+        _check_device(name, t, a["streams"])
+        if tuple(t.shape) != (*rows, *tail):
+            raise ValueError(
+                f"{name} has shape {tuple(t.shape)}, expected {(*rows, *tail)} for streams {tuple(a['streams'].shape)}: pass the "
+                "forward's."
+            )
+    mask = a["grad_mask"]
+    requested = {name for bit, name in enumerate(gradients) if mask >> bit & 1}
+    missing = sorted(name for name in requested if a[name] is None)
+    if missing or not 0 <= mask < 2 ** len(gradients):
+        raise ValueError(
+            f"grad_mask is {mask}, expected a bit for each of {', '.join(gradients)} that is a tensor"
+            f"{f', and {missing[0]} is None' if missing else ''}: request the others only."
+        )
+
+
 def _has_shape(t: Tensor, shape: tuple[int, ...]) -> bool:
     """Return whether a tensor has a shape; sizes are compared only if there are as many, since a comparison guards a trace."""
     return t.dim() == len(shape) and all(own == size for own, size in zip(t.shape, shape, strict=True))
@@ -109,5 +150,6 @@ def _check_tensor(name: str, t: Any) -> None:
 
 
 def _check_device(name: str, t: Tensor, streams: Tensor) -> None:
+    check_fake(name, t, "streams", streams)
     if t.device != streams.device:
         raise ValueError(f"{name} is on {t.device}, expected {streams.device}, the device of streams: move it there.")
