@@ -63,6 +63,7 @@ OTHER_FORMULAS: dict[str, Callable[[Norm], bool]] = {
     ),
     "its norm uses the unbiased variance (d - 1)": lambda norm: norm.unbiased,
     "its norm adds eps outside the square root": lambda norm: norm.eps_outside,
+    "its norm has eps as the least value of the square root": lambda norm: norm.eps_role == "bound",
 }
 
 

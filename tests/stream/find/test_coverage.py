@@ -40,7 +40,7 @@ UNDERSTOOD["first state again"] = (
     odd.first_state_again, ONE, "pre_ln", ["x' = x + f(N(x))", *["x' = 0.5 x + 0.3 skip", "x' = x + f(N(x))"] * 2],
 )  # fmt: skip
 UNDERSTOOD["means of pairs"] = (odd.means_of_pairs, ONE, "unknown", ["x' = 0.5 x + 0.5 f(N(x))"] * 3)
-UNDERSTOOD["mean magnitudes"] = (odd.mean_magnitudes, ONE, "unknown", ["x' = x + f(x)"] * 3)
+UNDERSTOOD["mean magnitudes"] = (odd.mean_magnitudes, ONE, "pre_ln", ["x' = x + f(N(x))"] * 3)
 
 
 def list_equations(stream):

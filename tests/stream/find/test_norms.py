@@ -65,6 +65,19 @@ SPELLINGS = {
     "einsum": (lambda x, w, b, g: x / torch.sqrt(torch.einsum("...d,...d->...", x, x)[..., None] / D + EPS), "rms", EPS, set()),
     "length": (lambda x, w, b, g: x / (torch.linalg.vector_norm(x, dim=-1, keepdim=True) / math.sqrt(D) + EPS), "rms", EPS,
                {"eps_outside"}),
+    "weight times the inverse root": (lambda x, w, b, g: x * (w * torch.rsqrt(EPS + squares(x))), "rms", EPS, {"weight"}),
+    "weight over the root": (lambda x, w, b, g: x * (w / torch.sqrt(squares(x) + EPS)), "rms", EPS, {"weight"}),
+    "exponential and logarithm": (lambda x, w, b, g: w * x * torch.exp(-0.5 * torch.log(squares(x) + EPS)), "rms", EPS, {"weight"}),
+    "mean by a product": (lambda x, w, b, g: x * torch.rsqrt((x * x) @ torch.full((D, 1), 1 / D) + EPS) * w, "rms", EPS, {"weight"}),
+    "square of magnitudes": (lambda x, w, b, g: x * torch.rsqrt(mean(x.abs().square()) + EPS) * w, "rms", EPS, {"weight"}),
+    "fourth roots": (lambda x, w, b, g: (lambda r: w * (x * r) * r)((squares(x) + EPS) ** -0.25), "rms", EPS, {"weight"}),
+    "group norm of tokens": (lambda x, w, b, g: F.group_norm(x.flatten(0, 1), 1, w, b, EPS).view_as(x), "layer", EPS,
+                             {"weight", "bias"}),
+    "bound of the root": (lambda x, w, b, g: x / squares(x).sqrt().clamp(min=0.1) * w, "rms", 0.1, {"weight"}),
+    "ScaleNorm of centred x": (lambda x, w, b, g: g * F.normalize(x - mean(x), dim=-1, eps=EPS), "scale", EPS, {"weight"}),
+    "LayerNorm by the length": (lambda x, w, b, g: F.normalize(x - mean(x), dim=-1, eps=EPS) * D**0.5 * w + b, "layer", EPS,
+                                {"weight", "bias"}),
+    "length with eps in the root": (lambda x, w, b, g: x / (x.square().sum(-1, keepdim=True) + EPS).sqrt(), "scale", EPS, set()),
     "eps of float32": (lambda x, w, b, g: x * torch.rsqrt(squares(x) + torch.tensor(EPS)), "rms", EPS, set()),
     "ScaleNorm": (lambda x, w, b, g: g * x / x.norm(dim=-1, keepdim=True).clamp(min=EPS), "scale", EPS, {"weight"}),
     "ScaleNorm, normalize": (lambda x, w, b, g: g * F.normalize(x, dim=-1, eps=EPS), "scale", EPS, {"weight"}),
@@ -102,20 +115,41 @@ def test_fused_rms_norm_without_eps_has_the_eps_of_its_arithmetic():
     assert FUSED["_fused_rms_norm"](op).eps == torch.finfo(torch.float32).eps
 
 
-OTHER_FORMULAS = {
+OWN_FORMULAS = {
+    # rescaled by a statistic of the token that is no root of the mean square
     "of some features": lambda x, w, b, g: x * torch.rsqrt(squares(x[..., :8]) + EPS),
+    "a cubed root": lambda x, w, b, g: x / (squares(x) + EPS).pow(1 / 3),
+    "a power below one half": lambda x, w, b, g: x * (squares(x) + EPS) ** -0.45 * w,
+    "twice the root": lambda x, w, b, g: x / (2 * (squares(x) + EPS).sqrt()),
+    "variance, uncentred": lambda x, w, b, g: x * torch.rsqrt(x.var(-1, keepdim=True) + EPS),
+    "mean square, centred": lambda x, w, b, g: (x - mean(x)) * torch.rsqrt(squares(x) + EPS) * w + b,
+    "mean magnitude": lambda x, w, b, g: x * (w / (x.abs().mean(-1, keepdim=True) + EPS)),
+    "largest magnitude": lambda x, w, b, g: x / (x.abs().amax(-1, keepdim=True) + EPS) * w,
+    "median": lambda x, w, b, g: x / (x.abs().median(-1, keepdim=True).values + EPS) * w,
+}  # fmt: skip
+
+OTHER_FORMULAS = {
     "of two axes": lambda x, w, b, g: F.layer_norm(x, (5, D)),
     "of tokens": lambda x, w, b, g: x * torch.rsqrt(x.square().mean(1, keepdim=True) + EPS),
     "of another value": lambda x, w, b, g: x * torch.rsqrt(squares(x + b) + EPS),
     "mean of another value": lambda x, w, b, g: (x - mean(x * w)) / torch.sqrt(x.var(-1, keepdim=True) + EPS),
-    "a cubed root": lambda x, w, b, g: x / (squares(x) + EPS).pow(1 / 3),
-    "twice the root": lambda x, w, b, g: x / (2 * (squares(x) + EPS).sqrt()),
     "mean taken away": lambda x, w, b, g: x - mean(x),
     "softmax": lambda x, w, b, g: x.softmax(-1),
     "tanh": lambda x, w, b, g: torch.tanh(g * x) * w + b,
-    "variance, uncentred": lambda x, w, b, g: x * torch.rsqrt(x.var(-1, keepdim=True) + EPS),
+    "softmax written out": lambda x, w, b, g: x.exp() / x.exp().sum(-1, keepdim=True),
+    "share of the sum": lambda x, w, b, g: x / x.sum(-1, keepdim=True),
+    "gate of a statistic": lambda x, w, b, g: x * mean(x).sigmoid(),
+    "rescaled and scaled back": lambda x, w, b, g: (lambda s: (x / s).round() * s)(x.abs().amax(-1, keepdim=True)),
     "group norm": lambda x, w, b, g: F.group_norm(x.transpose(1, 2), 4).transpose(1, 2),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OWN_FORMULAS)
+def test_find_norms_finds_norm_of_own_formula(name):
+    (norm,), flow = norms_of(OWN_FORMULAS[name])
+    assert (norm.kind, norm.eps, norm.is_whole) == ("own", None, True)
+    x = norm.x.tensor.double().flatten(0, 1)[:7]  # the formula holds for any number of tokens
+    assert torch.allclose(norm(x).float(), flow.result.tensor.flatten(0, 1)[:7], atol=1e-5)
 
 
 @pytest.mark.parametrize("name", OTHER_FORMULAS)

@@ -1,22 +1,31 @@
-"""Norms in primitive operators: a division by a root over the last dimension, or a product with its inverse.
+"""Norms in primitive operators, found by what they compute, in whatever spelling.
 
-`match_norm` matches upward from the division to x, through casts, views and constants in any order. `match_affine` matches
-downward: the casts, the weight and the bias that follow in the same call.
+A candidate is a value y that combines its dominator x with a statistic of x: y = f(x, gains). The function is computed again in
+float64, on rows that are chosen for the test: random directions at magnitudes from 1e-20 to 1e8, random gains. It is a norm if
 
-To add a spelling, extend the function that matches its part: the inverse root, the root, the mean of squares, the square, or
-x - mean(x). `find_norms` compares every match with the formula in float64, and rejects a wrong match.
+    y_i = (x_i - m) / D(x) * weight_i + bias_i       with m = 0 or the mean of x, for every row, whatever the other rows are
+
+and if D is one of the known roots of the mean square, with its eps, for every row (`Norm`). If D is another even function of x
+that grows with x, the norm has a formula of its own: kind "own". `match_affine` matches downward: the casts, the weight and the
+bias that follow in the same call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from addnorm.stream.dataflow.graph import DATA, NOISE, PARAMETER, Op, Value
-from addnorm.stream.find.norm import Kind, Norm
-from addnorm.stream.find.operators import PRODUCTS, get_number, match_factor, match_terms, strip_views
+import torch
+from torch import Tensor
 
-__all__ = ["match_affine", "match_norm"]
+from addnorm.stream.dataflow.graph import DATA, NOISE, Op, Value
+from addnorm.stream.find.functions import Dominators, Function, Replay, is_pointwise
+from addnorm.stream.find.moves import is_move
+from addnorm.stream.find.norm import EpsRole, Kind, Norm, add_eps
+from addnorm.stream.find.operators import match_factor, strip_views
+
+__all__ = ["NormFinder", "match_affine"]
 
 CASTS = {"_to_copy", "clone", "contiguous", "detach"}
 # Views that keep the order of the elements.
@@ -24,61 +33,138 @@ IN_ORDER = CASTS | {
     "view", "_unsafe_view", "reshape", "_reshape_alias", "flatten", "unflatten", "view_as", "squeeze", "unsqueeze", "alias", "to",
     "lift_fresh", "copy", "add",
 }  # fmt: skip
-MAX_DEPTH = 6  # constants and eps that one root may have
-CLOSE = 1e-6  # relative: constants such as 1 / d pass through float32
+CLOSE = 1e-6  # relative: constants such as 1 / d and eps pass through float32
+MAX_GAINS = 4  # tensors that may be the weight or the bias of one norm
+SCALES = [10.0**k for k in range(-20, 9, 2)]  # magnitudes of the rows; squares from 1e-40, far below any eps, to 1e16
+DIRECTIONS = 3
+SUBLINEAR = 0.99  # degree of y in x, at most, for x / D(x) to be a norm; x times a bounded gate has degree 1
 
 
 @dataclass
-class _Root:
-    """Root of the mean (or the sum) of the squares of x or of x - mean(x)."""
+class _Form:
+    """What a function computes: y = (x - m) / D * weight + bias.
 
-    x: Value
+    Attributes:
+        is_centred: m is the mean of x.
+        weight, bias: numbers of the gains in the function's list.
+        kind: kind of the norm; None if D is none of the known roots.
+        eps, role, unbiased: the constants of the root.
+    """
+
     is_centred: bool
+    weight: int | None
+    bias: int | None
+    kind: Kind | None = None
     eps: float = 0.0
-    eps_outside: bool = False  # eps is added to the root
+    role: EpsRole = "square"
     unbiased: bool = False
-    is_sum: bool = False  # over the sum of the squares, not their mean
-    factor: float = 1.0
-    ops: set[Op] = field(default_factory=set)
 
 
-def match_norm(op: Op) -> Norm | None:
-    """Match a product with an inverse root, or a division by a root."""
-    if op.name not in ("mul", "div") or len(op.args) < 2:
-        return None
-    for above, below in ((0, 1), (1, 0)) if op.name == "mul" else ((0, 1),):
-        numerator, divisor = op.args[above], op.args[below]
-        if not (isinstance(numerator, Value) and isinstance(divisor, Value)):
-            continue
-        if divisor.shape[-1:] != (1,) and strip_views(divisor).shape[-1:] != (1,):
-            continue
-        root = _match_inverse_root(divisor) if op.name == "mul" else _match_root(divisor)
-        if root is None or root.x.shape[-1:] != numerator.shape[-1:]:
-            continue
-        for weight, inner in ((None, numerator), _match_early_weight(numerator)):
-            norm = _match_numerator(op, root, numerator, weight, inner)
-            if norm is not None:
-                return norm
-    return None
+class _Probe(NamedTuple):
+    """Rows on which a function was computed, and what it returned: `(n, d)`. Rows k and k + n / 2 have opposite signs."""
+
+    x: Tensor
+    y: Tensor
+    gains: list[Tensor]
 
 
-def _match_numerator(op: Op, root: _Root, numerator: Value, weight: Value | None, inner: Value) -> Norm | None:
-    """Return the norm if the numerator, without its weight, is the x of the root."""
-    x, is_centred, ops = _match_centred(inner)
-    if strip_views(x) is not strip_views(root.x) or x.tensor.numel() != root.x.tensor.numel():
-        return None
-    if is_centred != root.is_centred or (root.is_sum and is_centred):
-        return None
-    kind: Kind = "layer" if is_centred else "rms"
-    if root.is_sum and not _is_close(root.factor, root.x.shape[-1] ** -0.5):  # |x| instead of |x| / sqrt(d)
-        kind = "scale"
-    if (kind == "scale" or not root.is_sum) and root.factor != 1.0:
-        return None
-    weighting = {numerator.op, strip_views(numerator).op} if weight is not None else set()
-    return Norm(
-        kind, root.eps, _strip_casts(root.x), op.outputs[0], weight, unbiased=root.unbiased, eps_outside=root.eps_outside,
-        ops={op} | root.ops | ops | {weight_op for weight_op in weighting if weight_op is not None},
+class NormFinder:
+    """Finds norms in primitive operators; the operators of a run are passed to it in order."""
+
+    def __init__(self) -> None:
+        self._dominators = Dominators()
+        self._forms: dict[Hashable, _Form | None] = {}
+        self._own: dict[Op, tuple[Function, _Form]] = {}
+        self._undone: set[Op] = set()
+
+    def match(self, op: Op, is_known: bool) -> Norm | None:
+        """Return the norm of a known formula that an operator completes; `is_known` says that it is a norm by itself."""
+        x, y = self._dominators.add(op), op.outputs[0] if op.outputs else None
+        if is_known or x is None or y is None or not _is_candidate(op, x, y):
+            return None
+        function = Function.between(x, y)
+        if function is None or not function.combines_features:
+            return None
+        form = self._find_form(function)
+        if form is None:
+            self._undone.update(part for part in function.ops if part in self._own)
+            return None
+        if form.kind is None:
+            self._own[op] = function, form
+            return None
+        return self._include_centring(function, form) or _build_norm(function, form)
+
+    def list_own(self, norms: Sequence[Norm]) -> list[Norm]:
+        """Return the norms of other formulas, without those that are parts of norms, have norms as parts, or are undone later.
+
+        A rescaling is undone if a later function of the same x is none: x / max(x) is rounded, and multiplied by max(x) again.
+        """
+        inside = {op for norm in norms for op in norm.ops}
+        found = []
+        for op, (function, form) in reversed(self._own.items()):
+            if op not in self._undone and inside.isdisjoint(function.ops):
+                inside.update(function.ops)
+                found.append(_build_norm(function, form))
+        return found[::-1]
+
+    def _find_form(self, function: Function) -> _Form | None:
+        key = function.key()
+        if key not in self._forms:
+            self._forms[key] = _identify(function)
+        return self._forms[key]
+
+    def _include_centring(self, function: Function, form: _Form) -> Norm | None:
+        """Return the norm of x if the function is one of x - mean(x): a LayerNorm, or a centred ScaleNorm; None otherwise."""
+        before = None if form.is_centred else self._dominators.nearest(function.x)
+        centring = Function.between(before, function.x) if before is not None else None
+        if centring is None or not centring.combines_features or centring.x.shape != function.x.shape:
+            return None
+        if not _is_centring(centring):
+            return None
+        whole = Function(centring.x, function.y, [*centring.ops, *function.ops])
+        norm = _build_norm(function, replace(form, kind="layer" if form.kind == "rms" else form.kind, is_centred=True))
+        norm.x, norm.ops = _strip_casts(whole.x), {*whole.ops}
+        return norm
+
+
+def _is_candidate(op: Op, x: Value, y: Value) -> bool:
+    """Return whether an operator may complete a norm: it has the size of x, and combines two values or several elements."""
+    if y.shape[-1:] != x.shape[-1:] or y.tensor.numel() != x.tensor.numel() or not x.shape or x.shape[-1] < 2:
+        return False
+    if not (y.tensor.is_floating_point() and x.tensor.is_floating_point() and x.tensor.numel()):
+        return False
+    if is_pointwise(op):
+        return len({v for v in op.inputs if v.kind & DATA or not x.kind & DATA}) > 1
+    return not is_move(op)
+
+
+def _build_norm(function: Function, form: _Form) -> Norm:
+    gains = function.list_gains()
+    weight, bias = (None if k is None else gains[k] for k in (form.weight, form.bias))
+    norm = Norm(
+        form.kind or "own", form.eps if form.kind else None, _strip_casts(function.x), function.y, weight, bias,
+        unbiased=form.unbiased, eps_role=form.role, ops={*function.ops}, is_centred=form.is_centred,
     )  # fmt: skip
+    if form.kind is None:
+        norm.divisor = _Divisor(_freeze_plain(function, form), form.is_centred)
+    return norm
+
+
+@dataclass
+class _Divisor:
+    """The function D of a norm y = (x - m) / D(x), computed by the operators of the run."""
+
+    replay: Replay
+    is_centred: bool
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return D for each token: `(*, d)` -> `(*, 1)`; 1 where a token is zero."""
+        rows = x.reshape(-1, x.shape[-1]).to("cpu", torch.float64)
+        y = self.replay.by_rows(rows)
+        rows = rows - rows.mean(-1, keepdim=True) if self.is_centred else rows
+        product = (y * rows).sum(-1)
+        divisor = torch.where(product != 0, rows.square().sum(-1) / product, 1.0)
+        return divisor.reshape(*x.shape[:-1], 1).to(x)
 
 
 def _strip_casts(value: Value) -> Value:
@@ -93,205 +179,136 @@ def _strip_casts(value: Value) -> Value:
     return value
 
 
-def _match_early_weight(value: Value) -> tuple[Value | None, Value]:
-    """Return the weight that multiplies a numerator before the division, or None, and the numerator without it."""
-    inner = strip_views(value)
-    if inner.op is not None and inner.op.name == "mul" and inner.shape == value.shape:
-        for side in inner.op.args[:2]:
-            if isinstance(side, Value) and side.shape == inner.shape:
-                weight = _match_parameter(inner.op, side, "mul")
-                if weight is not None and weight.kind & PARAMETER:
-                    return weight, side
-    return None, value
+# What a function computes.
 
 
-def _match_inverse_root(value: Value, depth: int = 0) -> _Root | None:
-    """Match rsqrt(t), t ** -0.5, 1 / root, each times a constant."""
-    value = strip_views(value)
-    op = value.op
-    if op is None or depth > MAX_DEPTH:
+def _identify(function: Function) -> _Form | None:
+    """Return what a function computes; None if it is no norm."""
+    if len(function.list_gains()) > MAX_GAINS:
         return None
-    root: _Root | None = None
-    if op.name == "rsqrt" or _is_power(op, -0.5):
-        root = _match_mean_square(op.args[0])
-    elif op.name == "reciprocal" or _is_power(op, -1.0):
-        root = _match_root(op.args[0])
-    elif op.name == "div" and get_number(op.args[0]) == 1.0 and isinstance(op.args[1], Value):
-        root = _match_root(op.args[1])
-    elif (constant := _match_constant(op)) is not None:
-        root = _match_inverse_root(constant[0], depth + 1)
-        if root is not None:
-            root.factor /= constant[1]
-    return _add_op(root, op)
-
-
-def _match_root(value: Value) -> _Root | None:
-    """Match sqrt(t), std, |x|, each with eps added or as the lower bound, and times a constant."""
-    value = strip_views(value)
-    op = value.op
-    if op is None:
+    try:
+        probe = _compute_probe(function)
+    except Exception:  # of any kind: an operator of the function cannot be computed again
         return None
-    root: _Root | None = None
-    if op.name == "sqrt" or _is_power(op, 0.5):
-        root = _match_mean_square(op.args[0])
-    elif op.name in ("std", "std_mean") and value.part == 0 and _reduces_last(op):
-        root = _Root(op.args[0], True, unbiased=_get_correction(op) == 1)
-    elif op.name in ("linalg_vector_norm", "norm") and _reduces_last(op) and get_number(op.args[1]) in (2.0, None):
-        root = _Root(op.args[0], False, is_sum=True)
-    elif op.name == "add" and (eps := get_number(op.args[1])) is not None:
-        root = _match_root(op.args[0])
-        if root is not None:
-            root.eps_outside, root.eps = True, root.eps + eps
-    elif op.name in ("clamp_min", "clamp", "maximum"):
-        bound = get_number(op.kwargs.get("min", op.args[1] if len(op.args) > 1 else None))
-        root = _match_root(op.args[0]) if bound is not None else None
-        if root is not None:
-            if not root.is_sum:
-                return None
-            root.eps = bound or 0.0
-    elif (constant := _match_constant(op)) is not None:
-        root = _match_root(constant[0])
-        if root is not None:
-            root.factor *= constant[1]
-    return _add_op(root, op)
-
-
-def _match_mean_square(value: Value, depth: int = 0) -> _Root | None:
-    """Match the argument of the root.
-
-    mean((x - mean)^2) + eps, var(x) + eps, mean(x^2) + eps, sum(x^2) / d + eps, mean(x^2) - mean(x)^2 + eps
-    """
-    value = strip_views(value)
-    op = value.op
-    if op is None or depth > MAX_DEPTH:
+    if probe is None:
         return None
-    root: _Root | None = None
-    if op.name in ("mean", "sum") and _reduces_last(op):
-        square = _match_square(op.args[0])
-        if square is not None:
-            x, is_centred, ops = _match_centred(square[0])
-            root = _Root(x, is_centred, is_sum=op.name == "sum", ops={square[1], *ops})
-    elif op.name in ("var", "var_mean") and value.part == 0 and _reduces_last(op):
-        root = _Root(op.args[0], True, unbiased=_get_correction(op) == 1)
-    elif (
-        op.name in PRODUCTS and len(op.inputs) == 2 and strip_views(op.inputs[0]) is strip_views(op.inputs[1])
-    ):  # x . x
-        x = strip_views(op.inputs[0])
-        root = _Root(x, False, is_sum=True) if value.tensor.numel() * x.shape[-1] == x.tensor.numel() else None
-    elif op.name == "square" or _is_power(op, 2.0):
-        root = _match_root(op.args[0])
-    elif op.name == "clamp_min":
-        root = _match_mean_square(op.args[0], depth + 1)
-    elif op.name in ("add", "sub") and len(op.args) > 1:
-        eps = get_number(op.args[1])
-        if eps is not None and op.name == "add":
-            root = _match_mean_square(op.args[0], depth + 1)
-            if root is not None and not root.eps_outside:
-                root.eps += eps
-        else:
-            root = _match_difference(op, depth)
-    elif (constant := _match_constant(op)) is not None:
-        root = _match_mean_square(constant[0], depth + 1)
-        if root is not None:
-            d = root.x.shape[-1]
-            if not root.is_sum:
-                return None
-            if _is_close(constant[1], 1 / d):
-                root.is_sum = False
-            elif d > 1 and _is_close(constant[1], 1 / (d - 1)):
-                root.is_sum, root.unbiased = False, True
-            else:
-                return None
-    return _add_op(root, op)
+    numbers = function.list_numbers()
+    own = None
+    for form, divisor in _list_forms(probe):
+        known = _find_root(form, divisor, probe, numbers)
+        if known is not None:
+            return known
+        own = form if _is_rescaling(divisor) else own
+    return own
 
 
-def _match_difference(op: Op, depth: int) -> _Root | None:
-    """Match mean(x^2) - mean(x)^2."""
-    terms = match_terms(op)
-    if terms is None or terms[1].factor != -1.0:
-        return None
-    root = _match_mean_square(terms[0].value, depth + 1)
-    square = _match_square(terms[1].value)
-    if root is None or root.is_centred or square is None:
-        return None
-    mean = strip_views(square[0])
-    if mean.op is None or mean.op.name != "mean" or strip_views(mean.op.args[0]) is not strip_views(root.x):
-        return None
-    root.is_centred = True
-    root.ops |= {square[1], mean.op}
-    return root
+def _compute_probe(function: Function) -> _Probe | None:
+    """Compute a function on the rows of the test; None if what it makes of a row depends on other rows."""
+    d = function.x.shape[-1]
+    random = torch.Generator().manual_seed(0)
+
+    def draw(*size: int) -> Tensor:
+        return torch.randn(*size, generator=random, dtype=torch.float64)
+
+    gains = function.list_gains()
+    values = [0.5 + torch.rand(g.shape, generator=random, dtype=torch.float64) for g in gains]
+    replay = function.freeze(dict(zip(gains, values, strict=True)))
+    directions = draw(DIRECTIONS, d) + 0.1
+    rows = torch.cat([scale * directions for scale in SCALES])
+    rows = torch.cat([rows, -rows])
+    y = replay.by_rows(rows)
+    order = torch.randperm(len(rows), generator=random)
+    others = draw(len(rows), d)
+    kept = torch.arange(len(rows)) % 2 == 0
+    again = replay.by_rows(torch.where(kept[:, None], rows[order], others))[kept]
+    before = y[order][kept]
+    alone = (again - before).norm(dim=-1) <= CLOSE * before.norm(dim=-1)
+    return _Probe(rows, y, values) if bool(alone.all()) else None
 
 
-def _match_square(value: Value) -> tuple[Value, Op] | None:
-    """Match x^2 and return x and the operator."""
-    op = strip_views(value).op
-    if op is None:
-        return None
-    if op.name == "square" or (isinstance(op.args[0], Value) and _is_power(op, 2.0)):
-        return op.args[0], op
-    if op.name == "mul" and all(isinstance(a, Value) for a in op.args[:2]):
-        return (op.args[0], op) if strip_views(op.args[0]) is strip_views(op.args[1]) else None
+def _list_forms(probe: _Probe) -> Iterator[tuple[_Form, Tensor]]:
+    """Yield the forms (x - m) / D * weight + bias that the rows have, each with D, which is NaN where it is not known."""
+    choices = [None, *range(len(probe.gains))]
+    for bias in choices:
+        for weight in choices:
+            if weight is not None and weight == bias:
+                continue
+            scale = 1.0 if weight is None else probe.gains[weight]
+            shift = torch.zeros(()) if bias is None else probe.gains[bias]
+            normed = (probe.y - shift) / scale
+            for is_centred in (False, True):
+                x = probe.x - probe.x.mean(-1, keepdim=True) if is_centred else probe.x
+                rate = (normed * x).sum(-1) / x.square().sum(-1)
+                error = (normed - rate[:, None] * x).norm(dim=-1)
+                size = normed.norm(dim=-1)
+                is_known = size > CLOSE * shift.norm()  # elsewhere the bias hides the normalized row
+                if bool((error <= CLOSE * size)[is_known].all()) and bool(is_known[-DIRECTIONS:].all()):
+                    yield _Form(is_centred, weight, bias), torch.where(is_known, 1.0 / rate, torch.nan)
+
+
+def _find_root(form: _Form, divisor: Tensor, probe: _Probe, numbers: Sequence[float]) -> _Form | None:
+    """Return the form with the root of the mean square that D is; None if it is none."""
+    x = probe.x - probe.x.mean(-1, keepdim=True) if form.is_centred else probe.x
+    d = x.shape[-1]
+    roots: list[tuple[Kind, bool, Tensor]] = [("layer" if form.is_centred else "rms", False, x.square().mean(-1))]
+    roots.append((roots[0][0], True, x.square().sum(-1) / (d - 1)))
+    roots += [] if form.is_centred else [("scale", False, x.square().sum(-1))]
+    known = divisor.isfinite()
+    divisor = divisor[known]
+    for kind, unbiased, squares in roots:
+        square = squares[known]
+        if abs(float(divisor[-1] / square[-1].sqrt()) - 1) > CLOSE:
+            continue
+        for role, eps in (
+            ("square", divisor.square() - square), ("root", divisor - square.sqrt()), ("bound", divisor),
+        ):  # fmt: skip
+            smallest = int(square.argmin())
+            found = float(eps[smallest])
+            least = float(square[smallest] if role == "square" else square[smallest].sqrt())
+            found = 0.0 if abs(found - (least if role == "bound" else 0.0)) <= CLOSE * least else found
+            eps_role: EpsRole = role  # type: ignore[assignment]
+            if found >= 0 and _fits(add_eps(square, found, eps_role), divisor):
+                return replace(form, kind=kind, eps=_round(found, numbers), role=eps_role, unbiased=unbiased)
     return None
 
 
-def _match_centred(value: Value) -> tuple[Value, bool, set[Op]]:
-    """Match x - mean(x) and return x, True and the operators; other values are returned with False."""
-    op = strip_views(value).op
-    terms = match_terms(op) if op is not None else None
-    if op is None or terms is None or terms[1].factor != -1.0:
-        return value, False, set()
-    x = strip_views(terms[0].value)
-    mean = strip_views(terms[1].value)
-    if mean.op is None:
-        return value, False, set()
-    over = match_factor(mean.op) if mean.op.name in ("mul", "div") else None
-    if over is not None and _is_close(over[1].number, 1 / op.outputs[0].shape[-1]):  # sum(x) / d
-        total = strip_views(over[0]).op
-        if total is not None and total.name == "sum" and _reduces_last(total) and strip_views(total.args[0]) is x:
-            return terms[0].value, True, {op, mean.op, total}
-    part = {"mean": 0, "var_mean": 1, "std_mean": 1}.get(mean.op.name)
-    if part is not None and mean.part == part and _reduces_last(mean.op) and strip_views(mean.op.args[0]) is x:
-        return terms[0].value, True, {op, mean.op}
-    return value, False, set()
+def _fits(root: Tensor, divisor: Tensor) -> bool:
+    return bool(((root - divisor).abs() <= CLOSE * divisor.abs()).all())
 
 
-def _match_constant(op: Op) -> tuple[Value, float] | None:
-    """Match a product with a constant and return the other factor and the constant."""
-    product = match_factor(op)
-    return (product[0], product[1].number) if product is not None and product[1].kind == "constant" else None
+def _round(eps: float, numbers: Sequence[float]) -> float:
+    """Return the constant of the operators that eps is, or eps with the digits that are known."""
+    near = min(numbers, key=lambda number: abs(number - eps), default=0.0)
+    return near if abs(near - eps) <= 10 * CLOSE * eps else float(f"{eps:.6g}")
 
 
-def _is_power(op: Op, exponent: float) -> bool:
-    return op.name == "pow" and get_number(op.args[1]) == exponent
+def _is_rescaling(divisor: Tensor) -> bool:
+    """Return whether x / D(x) is a norm of another formula: D is even, and grows with x at the same rate in all directions."""
+    half = len(divisor) // 2
+    even = (divisor[:half] - divisor[half:]).abs() <= CLOSE * divisor[:half].abs()
+    ratio = divisor[half - DIRECTIONS : half] / divisor[half - 2 * DIRECTIONS : half - DIRECTIONS]
+    growth = torch.log10(ratio) / 2  # between rows whose magnitudes differ by 100
+    is_same = float(growth.max() - growth.min()) < 1 - SUBLINEAR
+    return bool(even[divisor[:half].isfinite()].all()) and is_same and float(growth.min()) > 1 - SUBLINEAR
 
 
-def _is_close(number: float, expected: float) -> bool:
-    return abs(number / expected - 1) < CLOSE
-
-
-def _reduces_last(op: Op) -> bool:
-    """Return whether an operator reduces only the last dimension."""
-    if not isinstance(op.args[0], Value):
+def _is_centring(function: Function) -> bool:
+    """Return whether a function computes x - mean(x)."""
+    try:
+        probe = _compute_probe(function)
+    except Exception:  # of any kind: an operator of the function cannot be computed again
         return False
-    at = 2 if op.name in ("linalg_vector_norm", "norm") else 1
-    dims = op.kwargs.get("dim", op.args[at] if len(op.args) > at else None)
-    rank = len(op.args[0].shape)
-    dims = [dims] if isinstance(dims, int) else dims
-    return isinstance(dims, list | tuple) and [d % rank for d in dims if isinstance(d, int)] == [rank - 1]
+    if probe is None:
+        return False
+    centred = probe.x - probe.x.mean(-1, keepdim=True)
+    return bool(((probe.y - centred).norm(dim=-1) <= CLOSE * centred.norm(dim=-1)).all())
 
 
-def _get_correction(op: Op) -> float:
-    if "correction" in op.kwargs:
-        correction = op.kwargs["correction"]
-        return 1.0 if correction is None else float(correction)
-    unbiased = op.args[2] if len(op.args) > 2 else op.kwargs.get("unbiased", True)
-    return float(bool(unbiased))
-
-
-def _add_op(root: _Root | None, op: Op) -> _Root | None:
-    if root is not None:
-        root.ops.add(op)
-    return root
+def _freeze_plain(function: Function, form: _Form) -> Replay:
+    """Return the function of x alone, with a weight of ones and a bias of zeros."""
+    gains = function.list_gains()
+    plain = {gains[k]: fill for k, fill in ((form.weight, 1.0), (form.bias, 0.0)) if k is not None}
+    return function.freeze({v: torch.full(v.shape, fill, dtype=torch.float64) for v, fill in plain.items()})
 
 
 def match_affine(norm: Norm, vectors_only: bool = False) -> None:
@@ -341,7 +358,7 @@ def _match_gain(norm: Norm, op: Op, casts: Sequence[Op]) -> bool:
     """Match a weight, a bias, both, or sqrt(d), set it in the norm, and return whether there was one."""
     y = casts[-1].outputs[0] if casts else norm.y
     if norm.kind == "scale" and _is_root_of_width(op, y):
-        norm.kind, norm.uses_length = "rms", True
+        norm.kind, norm.uses_length = "layer" if norm.is_centred else "rms", True
     elif norm.bias is not None:
         return False
     elif op.name == "addcmul" and norm.weight is None and (gains := _match_addcmul(op, y)) is not None:
@@ -353,6 +370,10 @@ def _match_gain(norm: Norm, op: Op, casts: Sequence[Op]) -> bool:
     else:
         return False
     return True
+
+
+def _is_close(number: float, expected: float) -> bool:
+    return abs(number / expected - 1) < CLOSE
 
 
 def _is_root_of_width(op: Op, y: Value) -> bool:

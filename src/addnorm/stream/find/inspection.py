@@ -24,7 +24,7 @@ __all__ = [
     "MAX_PATHS", "NORM_NAMES", "Inspection", "Site", "Stream", "Unknown", "format_norm", "mask_numbers", "merge_paths",
 ]  # fmt: skip
 
-NORM_NAMES = {"layer": "LayerNorm", "rms": "RMSNorm", "scale": "ScaleNorm"}
+NORM_NAMES = {"layer": "LayerNorm", "rms": "RMSNorm", "scale": "ScaleNorm", "own": "norm of its own formula"}
 MAX_PATHS, MAX_IDS = 3, 4  # paths named in one line, ids named in an error message
 COLUMNS = {name: Column(name) for name in ("layer", "sublayer", "module", "x'", "norms", "closure")}
 COLUMNS |= {"module": Column("module", fold=True), "closure": Column("closure", "right")}
@@ -169,7 +169,7 @@ class Stream:
 
     @property
     def norm(self) -> str | None:
-        """The kind of the norms: "layer", "rms", "scale", or all of them where they differ: "layer/rms"."""
+        """The kind of the norms: "layer", "rms", "scale" or "own" (another formula), or all where they differ: "layer/rms"."""
         return "/".join(sorted({norm.kind for norm in self.norms()})) or None
 
     @property
@@ -379,6 +379,8 @@ def _group_unknown(unknown: Sequence[Unknown]) -> list[str]:
 def format_norm(norm: Norm) -> str:
     """Return the norm's kind and eps as text."""
     more = " (d - 1)" * norm.unbiased + " (eps outside the root)" * norm.eps_outside
+    more += " (eps bounds the root)" * (norm.eps_role == "bound" and norm.kind != "scale" and not norm.uses_length)
+    more += " of x - mean(x)" * (norm.kind == "scale" and norm.is_centred)
     return f"{NORM_NAMES[norm.kind]} {format_number(norm.eps, trim=True) if norm.eps is not None else ''}{more}".strip()
 
 

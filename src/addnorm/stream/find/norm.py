@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -11,9 +12,17 @@ from torch import Tensor
 from addnorm.stream.dataflow.graph import Op, Value
 from addnorm.stream.find.operators import covers_features
 
-__all__ = ["Kind", "Norm"]
+__all__ = ["EpsRole", "Kind", "Norm", "add_eps"]
 
-Kind = Literal["layer", "rms", "scale"]
+Kind = Literal["layer", "rms", "scale", "own"]
+EpsRole = Literal["square", "root", "bound"]  # added to the mean square, or to its root; least value of the root
+
+
+def add_eps(square: Tensor, eps: float, role: EpsRole) -> Tensor:
+    """Return the root of a mean square with its eps."""
+    if role == "square":
+        return (square + eps).sqrt()
+    return square.sqrt() + eps if role == "root" else square.sqrt().clamp_min(eps)
 
 
 @dataclass(eq=False)
@@ -21,15 +30,17 @@ class Norm:
     """Norm of a captured run: y = Norm(x).
 
     Attributes:
-        kind: "layer", "rms" or "scale".
+        kind: "layer", "rms" or "scale"; "own" for x / D(x) and (x - mean) / D(x) with another function D of each token.
         eps: the constant in the denominator; None if there is none.
         x: the input.
         y: the output.
         weight, bias: the parameters, or None.
         weight_offset: number that is added to the weight.
         unbiased: the variance is divided by d - 1, as in Tensor.std.
-        eps_outside: eps is added to the root instead of the variance.
-        uses_length: for "rms", the root is computed as |x| / sqrt(d), with eps as the lower bound of |x|.
+        eps_role: where eps stands in the root. For "scale" and with `uses_length`, the root is |x|.
+        uses_length: for "rms" and "layer", the root is computed as |x| / sqrt(d), and eps is one of |x|.
+        is_centred: the mean is subtracted.
+        divisor: for "own", the function D: `(*, d)` -> `(*, 1)`.
         ops: the operators that compute it.
         error: error of the formula relative to the tolerance.
     """
@@ -42,10 +53,20 @@ class Norm:
     bias: Value | None = None
     weight_offset: float = 0.0
     unbiased: bool = False
-    eps_outside: bool = False
+    eps_role: EpsRole = "square"
     uses_length: bool = False
+    is_centred: bool = False
+    divisor: Callable[[Tensor], Tensor] | None = None
     ops: set[Op] = field(default_factory=set)
     error: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.is_centred |= self.kind == "layer"
+
+    @property
+    def eps_outside(self) -> bool:
+        """Whether eps is added to the root instead of the mean square."""
+        return self.eps_role == "root"
 
     @property
     def path(self) -> str:
@@ -67,17 +88,18 @@ class Norm:
 
     def denominator(self, x: Tensor) -> Tensor:
         """Return the divisor of the (centred) features, `(*, 1)`, in the dtype of x."""
-        d = x.shape[-1]
+        if self.divisor is not None:
+            return self.divisor(x)
+        d, eps = x.shape[-1], self.eps or 0.0
         if self.kind == "scale" or self.uses_length:
-            length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-            length = length.clamp_min(self.eps) if self.eps else length
+            x = x - x.mean(-1, keepdim=True) if self.is_centred else x
+            length = add_eps(x.square().sum(-1, keepdim=True), eps, self.eps_role)
             return length / d**0.5 if self.uses_length else length
         if self.kind == "layer":
-            var = x.var(-1, correction=int(self.unbiased), keepdim=True)
+            square = x.var(-1, correction=int(self.unbiased), keepdim=True)
         else:
-            var = x.square().sum(-1, keepdim=True) / (d - self.unbiased)
-        eps = self.eps or 0.0
-        return var.sqrt() + eps if self.eps_outside else (var + eps).sqrt()
+            square = x.square().sum(-1, keepdim=True) / (d - self.unbiased)
+        return add_eps(square, eps, self.eps_role)
 
     def gain(self, dtype: torch.dtype) -> Tensor | float:
         """Return the factor of the normalized features: weight + weight_offset, or 1."""
@@ -85,7 +107,7 @@ class Norm:
 
     def linear(self, x: Tensor, denominator: Tensor) -> Tensor:
         """Return the norm of x with this denominator and without its bias; it is linear in x."""
-        if self.kind == "layer":
+        if self.is_centred:
             x = x - x.mean(-1, keepdim=True)
         return x / denominator * self.gain(x.dtype)
 

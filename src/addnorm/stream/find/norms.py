@@ -1,12 +1,12 @@
 """The norms of a data flow: torch's, this library's, and those decomposed into primitive operators.
 
     (x - mean) / sqrt(var + eps) * weight + bias      layer       x / sqrt(mean(x^2) + eps) * weight      rms
-    x / max(|x|, eps) * weight                        scale
+    x / max(|x|, eps) * weight                        scale     x / D(x) * weight, D another function of a token     own
 
 The formula of every candidate is computed in float64 and compared with the model's output. A candidate that differs is rejected.
 
-To add a fused operator, write a function that builds its `Norm` and enter it in `FUSED`. Formulas in primitive operators are
-matched in decomposed_norms.py.
+To add a fused operator, write a function that builds its `Norm` and enter it in `FUSED`. Norms in primitive operators are found
+in decomposed_norms.py by what they compute.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from addnorm.reference import compute_dtype
 from addnorm.stream.dataflow.graph import Flow, Op, Value
-from addnorm.stream.find.decomposed_norms import match_affine, match_norm
+from addnorm.stream.find.decomposed_norms import NormFinder, match_affine
 from addnorm.stream.find.norm import Norm
 
 __all__ = ["find_norms"]
@@ -35,21 +35,33 @@ def find_norms(flow: Flow, proven: bool = True) -> list[Norm]:
         proven: compare each norm with its formula. A flow without numbers cannot be compared.
     """
     norms: list[Norm] = []
+    finder = NormFinder()
     for op in flow.ops:
         match_fused = FUSED.get(op.name)
-        norm = match_fused(op) if match_fused else match_norm(op)
+        norm = match_fused(op) if match_fused else None
+        decomposed = finder.match(op, is_known=norm is not None)
+        norm = norm or decomposed
         if norm is None or norm.y.norm is not None or norm.x.tensor.is_complex():
             continue
-        if not match_fused or (norm.weight is None and norm.bias is None):
-            match_affine(norm, vectors_only=bool(match_fused))
-        norm.error = _measure_error(norm) if proven else 0.0
-        if norm.error <= 1.0:
-            norms.append(norm)
-            if norm.is_whole:
-                norm.y.norm = norm
-                for step in norm.ops:
-                    step.norms = (*step.norms, norm)
-    return norms
+        if norm is decomposed or (norm.weight is None and norm.bias is None):
+            match_affine(norm, vectors_only=norm is not decomposed)
+        _add(norm, norms, proven)
+    for norm in finder.list_own(norms) if proven else ():
+        match_affine(norm)
+        _add(norm, norms, proven)
+    return sorted(norms, key=lambda norm: norm.y.index)
+
+
+def _add(norm: Norm, norms: list[Norm], proven: bool) -> None:
+    """Add a norm if its formula has the model's values, and mark its operators and its output."""
+    norm.error = _measure_error(norm) if proven else 0.0
+    if norm.error > 1.0:
+        return
+    norms.append(norm)
+    if norm.is_whole:
+        norm.y.norm = norm
+        for step in norm.ops:
+            step.norms = (*step.norms, norm)
 
 
 def _measure_error(norm: Norm) -> float:
@@ -67,7 +79,7 @@ def _measure_error(norm: Norm) -> float:
 def _measure_cancellation(norm: Norm) -> Tensor:
     """Return the size of the terms that cancel in a nearly constant row, where no result is exact to its dtype."""
     x = norm.x.tensor.detach().double()
-    if norm.kind != "layer":
+    if not norm.is_centred:
         return x.new_zeros(())
     return (x.mean(-1, keepdim=True).abs() / norm.denominator(x)).square().mean().sqrt()
 

@@ -1,0 +1,225 @@
+"""Parts of a captured run as functions: y = f(x, gains), found by dominance and computed again in float64 with other inputs.
+
+A value x *dominates* y if the data reach y through x only. The operators between them are then a function of x and of values
+that do not depend on the data. What such a function is, a norm for example, is tested on inputs that are chosen for the test:
+no spelling of it needs to be known, and no coincidence of the run's values can pass for a proof.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.utils import _pytree as pytree
+
+from addnorm.stream.dataflow.graph import CONSTANT, DATA, NOISE, PARAMETER, Op, Value
+from addnorm.stream.find.moves import is_move
+from addnorm.stream.find.operators import (
+    ATTENTION,
+    TRANSPARENT,
+    get_number,
+    is_ancestor,
+    is_mixing,
+    is_opaque,
+    replay_op,
+)
+
+__all__ = ["Dominators", "Function", "is_pointwise"]
+
+MAX_OPS = 48  # of one function; the longest norm of the tests has 12
+CAST_ARGUMENTS = ("dtype", "acc_dtype")
+
+
+class Dominators:
+    """The nearest dominator of each value, in the order in which a run's operators are added."""
+
+    def __init__(self) -> None:
+        self._nearest: dict[Value, Value] = {}
+        self._depth: dict[Value, int] = {}
+
+    def add(self, op: Op) -> Value | None:
+        """Add an operator and return the nearest dominator of its outputs; None if what they are is no function of one value."""
+        sources = self._list_sources(op)
+        if not sources or _is_barrier(op):
+            return None
+        common: Value | None = sources[0]
+        for source in sources[1:]:
+            common = None if common is None else self._join(common, source)
+        if common is not None:
+            for out in op.outputs:
+                self._nearest[out] = common
+                self._depth[out] = self._depth.get(common, 0) + 1
+        return common
+
+    def nearest(self, value: Value) -> Value | None:
+        """Return the nearest dominator of a value."""
+        return self._nearest.get(value)
+
+    def _list_sources(self, op: Op) -> list[Value]:
+        """Return the inputs that the data reach. Where they reach none, as in learned tokens, those that are no gains."""
+        if any(value.kind & (DATA | NOISE) for value in op.inputs):
+            return [value for value in op.inputs if value.kind & (DATA | NOISE)]
+        values = [value for value in op.inputs if value.tensor.numel() > 1]
+        known = [value for value in values if value in self._depth or value.tensor.numel() > value.shape[-1]]
+        for value in known or values:
+            self._depth.setdefault(value, 0)
+        return known or values
+
+    def _join(self, first: Value, second: Value) -> Value | None:
+        """Return the nearest value that dominates both, or is one of them."""
+        while first is not second:
+            deeper = self._depth.get(first, 0) >= self._depth.get(second, 0)
+            step = self._nearest.get(first if deeper else second)
+            if step is None:
+                return None
+            first, second = (step, second) if deeper else (first, step)
+        return first
+
+
+def _is_barrier(op: Op) -> bool:
+    """Return whether an operator draws random numbers, multiplies by a learned matrix, or cannot be computed again."""
+    if op.name == "write_into" or is_opaque(op) or op.name in ATTENTION or any(v.part == "memory" for v in op.outputs):
+        return True
+    if any(out.kind & NOISE for out in op.outputs) and not all(v.kind & NOISE for v in op.inputs if v.kind & DATA):
+        return True
+    return is_mixing(op) and any(v.kind & PARAMETER and not v.kind & DATA for v in op.inputs)
+
+
+def is_pointwise(op: Op) -> bool:
+    """Return whether every element of an operator's output depends on one element of each input."""
+    return torch.Tag.pointwise in getattr(op.func, "tags", ())
+
+
+@dataclass(eq=False)
+class Function:
+    """Operators from x to y, in the order in which they ran. y depends on the data through x only."""
+
+    x: Value
+    y: Value
+    ops: list[Op]
+
+    @staticmethod
+    def between(x: Value, y: Value) -> Function | None:
+        """Return the function from a dominator to a value; None if it has more than `MAX_OPS` operators."""
+        ops: set[Op] = set()
+        todo = [y]
+        while todo:
+            value = todo.pop()
+            if value is x or value.op is None or value.op in ops:
+                continue
+            if not (value.kind & (DATA | NOISE) if x.kind & (DATA | NOISE) else is_ancestor(x, value)):
+                continue
+            ops.add(value.op)
+            todo += value.op.inputs
+            if len(ops) > MAX_OPS:
+                return None
+        return Function(x, y, sorted(ops, key=lambda op: op.index))
+
+    @property
+    def combines_features(self) -> bool:
+        """Return whether an operator does more than move elements and compute with them one by one."""
+        return any(not is_pointwise(op) and not is_move(op) for op in self.ops)
+
+    @cached_property
+    def others(self) -> list[Value]:
+        """The values besides x from which y is computed. They do not depend on the data."""
+        inner = {self.x, *(out for op in self.ops for out in op.outputs)}
+        return [*dict.fromkeys(v for op in self.ops for v in op.inputs if v not in inner)]
+
+    def list_gains(self) -> list[Value]:
+        """Return those of `others` that may be a weight or a bias: one number for each feature, or one that is learned."""
+        d = self.x.shape[-1]
+        return [
+            v for v in self.others
+            if v.tensor.is_floating_point()
+            and ((v.tensor.numel() == d and v.shape[-1:] == (d,)) or (v.tensor.numel() == 1 and v.kind & PARAMETER))
+        ]  # fmt: skip
+
+    def list_numbers(self) -> list[float]:
+        """Return the constants in the operators."""
+        leaves = pytree.tree_leaves([(op.args, op.kwargs) for op in self.ops])
+        return [number for leaf in leaves if (number := get_number(leaf)) is not None]
+
+    def key(self) -> Hashable:
+        """Return a key that is equal for functions with the same operators, sizes and constants."""
+        gains = {v: k for k, v in enumerate(self.list_gains())}
+        numbers: dict[Value, Any] = {self.x: ("x", self.x.shape)}
+        for value in self.others:
+            known = get_number(value) if value not in gains else None
+            numbers[value] = ("gain", gains[value], value.shape) if value in gains else known or id(value)
+        parts: list[Any] = []
+        for op in self.ops:
+            for out in op.outputs:
+                numbers.setdefault(out, len(numbers))
+            arguments = pytree.tree_map_only(Value, numbers.__getitem__, (op.args, op.kwargs))
+            parts.append((op.name, str(op.func), repr(arguments)))
+        return (*parts, repr(numbers[self.y]))
+
+    def freeze(self, gains: Mapping[Value, Tensor] | None = None) -> Replay:
+        """Return the function of x alone, with copies of the other values, or with `gains` in their place."""
+        given = gains or {}
+        return Replay(self, {v: given[v] if v in given else _copy(v) for v in self.others})
+
+
+@dataclass(eq=False)
+class Replay:
+    """A function of x alone, in float64 on the CPU."""
+
+    function: Function
+    others: dict[Value, Tensor]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return y for another x of the same shape.
+
+        Raises:
+            Exception: an operator cannot be computed again with these inputs.
+        """
+        function = self.function
+        values = {**self.others, function.x: x.reshape(function.x.shape)}
+        with unset_fake_temporarily(), torch.no_grad():
+            for op in function.ops:
+                values.update(zip(op.outputs, _run(op, values), strict=False))
+        return values[function.y]
+
+    def by_rows(self, rows: Tensor) -> Tensor:
+        """Return y for any number of rows, for a function that treats all rows alike: `(n, d)` -> `(n, d)`."""
+        x = self.function.x
+        size = math.prod(x.shape[:-1])
+        missing = -len(rows) % size
+        padded = torch.cat([rows, rows.new_ones(missing, rows.shape[-1])]) if missing else rows
+        parts = [self(part).reshape(size, -1) for part in padded.split(size)]
+        return torch.cat(parts)[: len(rows)]
+
+
+def _run(op: Op, values: Mapping[Value, Tensor]) -> Iterator[Tensor]:
+    """Yield the outputs of an operator, computed in float64 and out-of-place."""
+    if op.name in TRANSPARENT:
+        source = op.inputs[0]
+        if not op.outputs[0].tensor.is_floating_point() or op.outputs[0].tensor.is_complex():
+            raise NotImplementedError  # a cast that loses numbers
+        yield replay_op(op, values[source])
+        return
+    args, kwargs = pytree.tree_map_only(Value, lambda v: values[v], (op.args, op.kwargs))
+    wide = {k: torch.float64 for k in CAST_ARGUMENTS if kwargs.get(k) is not None and kwargs[k].is_floating_point}
+    kwargs = {k: v for k, v in {**kwargs, **wide}.items() if k not in ("out", "device")}
+    args = [a.clone() if isinstance(a, Tensor) else a for a in args]  # an operator in place writes into its copy
+    out = op.func(*args, **kwargs)
+    yield from (out if isinstance(out, tuple | list) else (out,))
+
+
+def _copy(value: Value) -> Tensor:
+    """Return a copy of a value that does not depend on the data, in float64 if it has floating numbers."""
+    tensor = value.tensor
+    if isinstance(tensor, FakeTensor):
+        number = get_number(value) if value.kind == CONSTANT else None
+        if number is None:
+            raise NotImplementedError  # the graph has no numbers
+        return torch.full(value.shape, number, dtype=torch.float64)
+    is_wide = tensor.is_floating_point()
+    return tensor.detach().to("cpu", torch.float64 if is_wide else tensor.dtype, copy=True)
