@@ -61,11 +61,9 @@ DIFFERENCES = {
     "no first norm of all": ([Row()] + [PRE] * 3, {"final_norm": True}, None, []),
     "mixed at random": ([PRE, POST, POST, PRE], {}, None, []),
     "the factor on the branch": ([Row(norm_out=True, b=8**0.25)] * 8, {}, None,
-                                 ["deepnorm's factor 1.682 is on the branch, x' = N(x + 1.682 f(x)), but belongs on the "
-                                  "stream, N(1.682 x + f(x))"]),
-    "any factor on the branch": ([Row(norm_out=True, b=3.0)] * 8, {}, None,
-                                 ["post-LN with a factor 3 is on the branch, x' = N(x + 3 f(x)), but belongs on the stream, "
-                                  "N(3 x + f(x))"]),
+                                 ["the factor 1.682 is deepnorm's at this depth, but on the branch, x' = N(x + 1.682 f(x)): "
+                                  "deepnorm has it on the stream, N(1.682 x + f(x))"]),
+    "any factor on the branch": ([Row(norm_out=True, b=3.0)] * 8, {}, None, []),
     "a constant of two rules": ([Row(norm_in=True, b=0.5)] * 8, {"final_norm": True}, "residual_multiplier",
                                 ["with 4 layers the constant is also that of depth_mup(k=1)"]),
     "not understood": ([PRE] * 4, {"final_norm": True, "has_reasons": True}, None, []),

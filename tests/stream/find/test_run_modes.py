@@ -72,7 +72,7 @@ def test_inspect_remarks_on_dropout_in_evaluation(step):
     torch.manual_seed(5)
     (remark,) = inspect(tiny(step).eval(), IDS).streams[0].remarks
     assert re.match(r"[34] of its 4 sublayers draw random numbers in evaluation mode, \S+ first, ", remark)
-    assert remark.endswith("so two runs can differ: if it is dropout, let it follow self.training")
+    assert remark.endswith("and two runs differ: if it is dropout, let it follow self.training")
     assert not inspect(tiny().eval(), IDS).streams[0].remarks
 
 
@@ -82,7 +82,7 @@ def test_inspect_remarks_on_modules_left_in_training_mode():
     drop = next(path for path, module in model.named_modules() if isinstance(module, nn.Dropout))
     model.get_submodule(drop).train()
     (remark,) = inspect(model, IDS).streams[0].remarks
-    assert remark.endswith(f"so two runs can differ: call model.eval(), since {drop} is in training mode")
+    assert remark.endswith(f"and two runs differ: call model.eval(), since {drop} is in training mode")
 
 
 def test_inspect_remarks_on_a_random_start():

@@ -16,7 +16,7 @@ when they are used, the others become NaN.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -57,6 +57,7 @@ REPLACES = {"copy", "fill"}  # in place, independent of the old contents
 UNWRITTEN = {"monitored_barrier_"}  # operators of c10d that write nothing
 VIEWS = {"view", "alias", "detach"}
 SMALL = 1 << 16  # elements of a parameter that is copied when it is used
+OTHER_SEED = 0x5EED  # of the random numbers of a second run
 
 
 @cache
@@ -99,6 +100,7 @@ class Capture(Desugared):
     def run(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Flow:
         """Call the model and return the captured data flow."""
         model = self.frames.model
+        self.flow.redraw = cache(partial(self._run_again, args, kwargs))
         args, kwargs = pytree.tree_map(copy_argument, (tuple(args), kwargs))
         for k, argument in enumerate(pytree.tree_leaves((args, kwargs))):
             for whole in find_tensors(argument):
@@ -120,6 +122,22 @@ class Capture(Desugared):
         self.flow.result = pytree.tree_map_only(Tensor, self._result_value, result)
         self._replace_freed()
         return self.flow
+
+    def _run_again(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Flow:
+        """Call the model once more, with other random numbers, and return that data flow.
+
+        The numbers are the same again only if the model seeds their generator itself.
+        """
+        model = self.frames.model
+        with preserve_state(model):
+            try:
+                for generator in self._generators:
+                    generator.manual_seed(OTHER_SEED)
+                torch.manual_seed(OTHER_SEED)
+                return Capture(model, self._contents).run(args, kwargs)
+            finally:
+                for generator, state in self._generators.items():
+                    generator.set_state(state)
 
     def _result_value(self, tensor: Tensor) -> Value | None:
         inner = inner_tensors(tensor)

@@ -122,7 +122,13 @@ class Op:
 
 
 class Flow:
-    """Captured run: operators, leaves (tensors from before the run), and the result with values in place of tensors."""
+    """Captured run: operators, leaves (tensors from before the run), and the result with values in place of tensors.
+
+    Attributes:
+        redraw: function that captures the run once more, with other random numbers; None if it cannot be repeated.
+    """
+
+    redraw: Callable[[], Flow] | None = None
 
     def __init__(self) -> None:
         self.ops: list[Op] = []

@@ -103,9 +103,7 @@ class SublayerNames:
         if self.is_call(sublayer):
             return ()
         paths: dict[str, None] = {}
-        for op in sublayer.ops:
-            if any(op in norm.ops for norm in sublayer.reads.norms):
-                continue
+        for op in sublayer.own_ops:
             frames = [*op.frame.chain()]
             if sublayer.frame in frames and op.frame is not sublayer.frame:
                 paths[frames[frames.index(sublayer.frame) - 1].path] = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from addnorm._util.numbers import format_count
 from addnorm.stream.dataflow.graph import Flow, Op, Value
@@ -78,10 +78,7 @@ def list_notes(chain: Chain, k: int, sublayer: Sublayer) -> list[str]:
     """Return the valid properties of a sublayer of add k that its row does not express."""
     add, reads = chain.adds[k], sublayer.reads
     factors = (*sublayer.write_path.factors, *add.residual_path.factors)
-    kinds = {factor.kind for factor in factors}
-    notes = ["dropout"] * ("noise" in kinds) + ["the write is masked by token"] * ("mask" in kinds)
-    after = {factor.kind for factor in chain.list_factors_after(k)}
-    notes += ["dropout of the stream"] * ("noise" in after) + ["the stream is masked by token"] * ("mask" in after)
+    notes = [*_describe_factors("the write", factors), *_describe_factors("the stream", chain.list_factors_after(k))]
     noises = [factor.value for factor in factors if factor.kind == "noise" and factor.value is not None]
     if any(get_noise_mean(noise) is None for noise in noises):
         notes.append("the operators do not show the mean of the noise; 1 is assumed")
@@ -99,6 +96,29 @@ def list_notes(chain: Chain, k: int, sublayer: Sublayer) -> list[str]:
     elif sublayer.role in ROLES:
         notes.append(ROLES[sublayer.role])
     return notes
+
+
+def _describe_factors(what: str, factors: Sequence[Factor]) -> Iterator[str]:
+    """Yield what random factors and factors from the model's inputs do to a write or to the stream."""
+    noise = [factor for factor in factors if factor.kind == "noise"]
+    if any(map(_is_dropout, noise)):
+        yield "dropout" if what == "the write" else "dropout of the stream"
+    if not all(map(_is_dropout, noise)):
+        yield f"{what} is multiplied by random numbers"
+    masks = [factor.value.tensor for factor in factors if factor.kind == "mask" and factor.value is not None]
+    are_masks = [bool(((mask == 0) | (mask == 1)).all()) for mask in masks]
+    if any(are_masks):
+        yield f"{what} is masked by token"
+    if not all(are_masks):
+        yield f"{what} is multiplied by a number for each token, which the model's inputs give"
+
+
+def _is_dropout(factor: Factor) -> bool:
+    """Return whether random numbers are 0 with some probability, and otherwise all equal."""
+    if factor.value is None or get_noise_mean(factor.value) is not None:
+        return True
+    numbers = factor.value.tensor.detach().unique()
+    return len(numbers) == 2 and bool((numbers == 0).any())
 
 
 def list_reasons(chain: Chain, k: int, sublayer: Sublayer) -> list[str]:

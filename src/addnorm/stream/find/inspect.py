@@ -165,7 +165,7 @@ def build_inspection(model: nn.Module, flow: Flow, target: nn.Module | None = No
     for k, chain in enumerate(chains):
         other_layers = max(layers[1 - k]) + 1 if len(chains) == 2 else None
         own_gaps = explain_gaps([gap for gap in gaps if k in gap.chains])
-        report = _build_report(chain, layers[k], ids[k], names[k], start, other_layers, own_gaps, model)
+        report = _build_report(chain, layers[k], ids[k], names[k], start, other_layers, own_gaps, model, flow)
         start += len(report.stream.sites)
         report.stream.remarks += tuple(remark_on_start(report.stream, streams))
         streams.append(report.stream)
@@ -189,7 +189,7 @@ class _StreamReport:
 
 def _build_report(
     chain: Chain, layers: Sequence[int], ids: Sequence[str], name: str, start: int, other_layers: int | None,
-    gaps: Sequence[Unknown], model: nn.Module,
+    gaps: Sequence[Unknown], model: nn.Module, flow: Flow,
 ) -> _StreamReport:  # fmt: skip
     """Return the report of one stream.
 
@@ -202,6 +202,7 @@ def _build_report(
         other_layers: number of layers of the other stream if there are two.
         gaps: what changes it and is in no row.
         model: the model.
+        flow: the captured run.
     """
     names = SublayerNames(chain)
     closures = [
@@ -246,7 +247,7 @@ def _build_report(
     if total is not None and not total_closes and all(site.closes for site in sites):
         unknown.append(Unknown(name, f"x_L = x_0 + all writes does not close: relative error {total:.1e}"))
         wiring = None
-    remarks = [*dict.fromkeys([*remarks, *list_remarks(chain, sites, model, wiring)])]
+    remarks = [*dict.fromkeys([*remarks, *list_remarks(chain, sites, model, wiring, flow)])]
     stream = Stream(
         name, chain.layout.width, str(first.x.tensor.dtype).removeprefix("torch."), tuple(sites), layers[-1] + 1, wiring,
         embedding_norm, chain.final_norms[-1] if chain.final_norms else None, total, total_closes, (*unknown, *gaps),

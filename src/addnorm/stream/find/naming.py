@@ -283,9 +283,13 @@ def _find_swapped_factors(sublayers: Sequence[SublayerSummary], other_layers: in
     wiring = next(
         (candidate for candidate in candidates if _compare_wiring(candidate, swapped, False, False) is not None), None
     )
-    name = f"{wiring.name}'s" if wiring else "post-LN with a"
+    if wiring is None:
+        return []
     k = format_number(b, trim=True)
-    return [f"{name} factor {k} is on the branch, x' = N(x + {k} f(x)), but belongs on the stream, N({k} x + f(x))"]
+    name, written = wiring.name, f"x' = N(x + {k} f(x))"
+    return [
+        f"the factor {k} is {name}'s at this depth, but on the branch, {written}: {name} has it on the stream, N({k} x + f(x))"
+    ]
 
 
 PRE = re.compile(r"pre[-_ ]?(ln|norm|layer[-_ ]?norm)", re.I)

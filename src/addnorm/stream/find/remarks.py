@@ -6,16 +6,19 @@ import re
 from collections.abc import Iterator, Sequence
 
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from addnorm._util.numbers import format_count
 from addnorm.stream.dataflow.capture import RANDOM
-from addnorm.stream.dataflow.graph import DATA, NOISE, Op, Value
+from addnorm.stream.dataflow.graph import DATA, NOISE, Flow, Op, Value
 from addnorm.stream.find.adds import Add, Path
 from addnorm.stream.find.chain import Chain
+from addnorm.stream.find.closure import get_tolerance, relative_error
 from addnorm.stream.find.inspection import Site, Stream
 from addnorm.stream.find.naming import find_contradiction
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.operators import is_ancestor
+from addnorm.stream.find.sublayers import list_parameters
 from addnorm.wirings.spec import Wiring
 
 __all__ = ["list_remarks", "remark_on_start"]
@@ -28,7 +31,7 @@ SHIFTED = (
 )
 
 
-def list_remarks(chain: Chain, sites: Sequence[Site], model: nn.Module, wiring: Wiring | None) -> list[str]:
+def list_remarks(chain: Chain, sites: Sequence[Site], model: nn.Module, wiring: Wiring | None, flow: Flow) -> list[str]:
     """Return what readers of the model's code would not expect: norms in the next layer, shared weights, wrong names."""
     pairs = zip(chain.norms_out, chain.adds, chain.adds[1:], strict=False)
     is_shifted = any(
@@ -48,11 +51,11 @@ def list_remarks(chain: Chain, sites: Sequence[Site], model: nn.Module, wiring: 
         effect = "the others prove its equations" if odd < end.numel() else "they prove nothing"
         remarks.append(f"{odd:,} of the {end.numel():,} numbers at its end are NaN or infinite; {effect}")
     if not model.training:
-        remarks += _list_random(start, sites, model)
+        remarks += _list_random(chain, sites, model, flow)
     remarks += _list_detached(sites)
-    shared = {site.path: site.shared for site in sites if site.shared > 1}
+    shared = [*_list_shared(sites)]
     if shared:
-        remarks.append(f"shared weights: {', '.join(f'{path} is {n} sublayers' for path, n in shared.items())}")
+        remarks.append(f"shared weights: {', '.join(shared)}")
     modules = dict(model.named_modules()) if wiring is not None else {}
     for path in dict.fromkeys(site.add_path for site in sites):
         if wiring is None or path not in modules:
@@ -65,26 +68,71 @@ def list_remarks(chain: Chain, sites: Sequence[Site], model: nn.Module, wiring: 
     return remarks
 
 
-def _list_random(start: Add, sites: Sequence[Site], model: nn.Module) -> Iterator[str]:
-    """Yield where a model in evaluation mode draws random numbers for its stream."""
+def _list_random(chain: Chain, sites: Sequence[Site], model: nn.Module, flow: Flow) -> Iterator[str]:
+    """Yield where a model in evaluation mode draws random numbers for its stream, if they change what it returns."""
+    start = chain.adds[0].x
+    drawn = {site: _list_drawn(chain, site) for site in sites}
+    if not (start.kind & NOISE or any(drawn.values())):
+        return
     inner = next((path for path, module in model.named_modules() if module.training), None)
     remedy = "if it is dropout, let it follow self.training"
     if inner is not None:
         remedy = f"call model.eval(), since {inner} is in training mode"
-    end = f"so two runs can differ: {remedy}"
-    if start.x.kind & NOISE:
+    again = _run_again(flow)
+    results = [value for value in pytree.tree_leaves(flow.result) if isinstance(value, Value)]
+    if results and not any(_differs(value, again) for value in results):
+        return
+    end = f"{'so two runs may differ' if again is None else 'and two runs differ'}: {remedy}"
+    if start.kind & NOISE and _differs(start, again):
         yield f"its start depends on random numbers in evaluation mode, {end}"
-    drawn = [site for site in sites if _is_random(site)]
-    if drawn:
-        count = f"{len(drawn)} of its {format_count(len(sites), 'sublayer')} {'draws' if len(drawn) == 1 else 'draw'}"
-        yield f"{count} random numbers in evaluation mode, {drawn[0].id} first, {end}"
+    random = [
+        site for site, values in drawn.items()
+        if any(_differs(value, again) for value in values) and _differs(site.sublayer.add.out, again)
+    ]  # fmt: skip
+    if random:
+        count = f"{len(random)} of its {format_count(len(sites), 'sublayer')} {'draws' if len(random) == 1 else 'draw'}"
+        yield f"{count} random numbers in evaluation mode, {random[0].id} first, {end}"
 
 
-def _is_random(site: Site) -> bool:
-    """Return whether a sublayer or its write depends on random numbers that are drawn in it."""
-    drawn = (op for op in site.sublayer.ops if op.name in RANDOM or op.name == "noise")
-    masks = (v for op in site.sublayer.ops for v in op.inputs if v.kind & NOISE and not v.kind & DATA)
-    return not {"dropout", "dropout of the stream"}.isdisjoint(site.notes) or any(drawn) or any(masks)
+def _run_again(flow: Flow) -> Flow | None:
+    """Return a run with other random numbers; None if the model cannot be called again."""
+    try:
+        return flow.redraw() if flow.redraw is not None else None
+    except Exception:  # the model may raise anything
+        return None
+
+
+def _differs(value: Value, again: Flow | None) -> bool:
+    """Return whether a value is another one in a second run, by more than round-off; True if that is not known."""
+    op = value.op
+    if again is None or op is None:
+        return again is None
+    other = again.ops[op.index] if op.index < len(again.ops) else None
+    if other is None or other.name != op.name or value.shape != (found := other.outputs[op.outputs.index(value)]).shape:
+        return True
+    tensor = value.tensor.detach()
+    return relative_error(found.tensor.detach(), tensor) > get_tolerance(tensor.dtype)
+
+
+def _list_drawn(chain: Chain, site: Site) -> list[Value]:
+    """Return the random numbers that are drawn for a sublayer, its write, or the stream after it."""
+    add, after = site.sublayer.add, chain.list_factors_after(site.add_index)
+    ops = [*site.sublayer.ops, *site.sublayer.write_path.ops, *add.residual_path.ops, *(factor.op for factor in after)]
+    drawn = [op.outputs[-1] for op in ops if op.name in RANDOM]
+    return [*drawn, *(v for op in ops for v in op.inputs if v.kind & NOISE and not v.kind & DATA)]
+
+
+def _list_shared(sites: Sequence[Site]) -> Iterator[str]:
+    """Yield which sublayers have the same parameters."""
+    users: dict[tuple[str, ...], list[Site]] = {}
+    for site in sites:
+        users.setdefault(tuple(list_parameters(site.sublayer)), []).append(site)
+    for parameters, same in users.items():
+        places = [*dict.fromkeys(site.location for site in same)]
+        if parameters and len(same) > 1:
+            yield (
+                f"{places[0]} is {len(same)} sublayers" if len(places) == 1 else f"{' and '.join(places)} are the same"
+            )
 
 
 def _list_detached(sites: Sequence[Site]) -> list[str]:
@@ -119,11 +167,14 @@ def remark_on_start(stream: Stream, before: Sequence[Stream]) -> list[str]:
         return []
     if stream.wiring.name != other.wiring.name:
         return []
-    like = {_without_numbers(site.path) for site in (*other.sites, *stream.sites) if site.path}
-    for path in _list_modules_between(other.chain.find_end(-1), x_0):
-        if _without_numbers(path) in like:
+    end = other.chain.find_end(-1)
+    like = {_without_numbers(site.path): site.path for site in (*other.sites, *stream.sites) if site.path}
+    for path, ops in _find_modules_between(end, x_0).items():
+        if (similar := like.get(_without_numbers(path))) is not None and not is_ancestor(end, x_0, without=ops):
             what = f"what {path} computes from the end of {other.name}"
-            return [f"it begins with {what} and does not add to it: its residual connection is missing"]
+            return [
+                f"it begins with {what} and does not add to it, as {similar} does: a residual connection may be missing"
+            ]
     return []
 
 
@@ -131,15 +182,16 @@ def _without_numbers(path: str) -> str:
     return re.sub(r"\d+", "*", path)
 
 
-def _list_modules_between(start: Value, end: Value) -> list[str]:
-    """Return the modules that ran from one value to a later one that is computed from it, the last one first."""
-    paths: dict[str, None] = {}
+def _find_modules_between(start: Value, end: Value) -> dict[str, set[Op]]:
+    """Return the modules that ran from one value to a later one that is computed from it, each with its operators."""
+    modules: dict[str, set[Op]] = {}
     todo, seen = [end], set[Op]()
     while todo:
         value = todo.pop()
         if value is start or value.op is None or value.op in seen or value.index <= start.index:
             continue
         seen.add(value.op)
-        paths |= dict.fromkeys(frame.path for frame in value.op.frame.chain())
+        for frame in value.op.frame.chain():
+            modules.setdefault(frame.path, set()).add(value.op)
         todo.extend(value.op.inputs)
-    return [*paths]
+    return modules

@@ -41,7 +41,7 @@ from addnorm.wirings import spec
 
 __all__ = [
     "Reads", "Sublayer", "assign_layers", "build_row", "classify_sublayer", "find_common_frame", "find_sublayers",
-    "has_zero_factor",
+    "has_zero_factor", "list_parameters",
 ]  # fmt: skip
 
 
@@ -66,6 +66,7 @@ class Sublayer:
     raw: Value  # the output before N_branch and factors
     norm: Norm | None  # N_branch
     ops: list[Op]
+    own_ops: list[Op]  # without views of the stream and the norms through which it reads
     reads: Reads
     kind: str
     frame: Frame  # smallest call that contains the sublayer
@@ -97,15 +98,30 @@ def _build_sublayer(add: Add, write: Write) -> Sublayer:
     shared = {op for op in ops if op.name in TRANSPARENT and strip_views(op.outputs[0]) is start}
     shared |= {op for read_norm in reads.norms for op in read_norm.ops}
     own = [op for op in ops if op not in shared] or ops
-    frame = find_common_frame(own, add.op.frame)
-    return Sublayer(
-        add, write.path, write.role, raw, norm, ops, reads, classify_sublayer(add.read, ops, add.other_ops), frame
-    )
+    kind = classify_sublayer(add.read, ops, add.other_ops)
+    return Sublayer(add, write.path, write.role, raw, norm, ops, own, reads, kind, find_common_frame(own, add.op.frame))
 
 
 def _find_branch_ops(add: Add, raw: Value) -> list[Op]:
     """Return the operators from the stream to a branch's output; through another stream only if there is no other way."""
     return find_ops_between(add.read, raw, add.other_ops) or find_ops_between(add.read, raw)
+
+
+def list_parameters(sublayer: Sublayer) -> list[str]:
+    """Return the names of a sublayer's parameters, without those of the norm of its input."""
+    names: set[str] = set()
+    todo = [value for op in sublayer.own_ops for value in op.inputs]
+    seen: set[Value] = set()
+    while todo:
+        value = todo.pop()
+        if value in seen or value.kind != PARAMETER:
+            continue
+        seen.add(value)
+        if value.op is None:
+            names.add(value.name)
+        else:
+            todo.extend(value.op.inputs)
+    return sorted(names - {""})
 
 
 def _split_write(add: Add, write: Write) -> list[Write]:

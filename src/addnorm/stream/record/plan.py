@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from addnorm._util.jsonio import to_jsonable
-from addnorm.stream.dataflow.graph import PARAMETER, UNCOUNTED, Op, Value
+from addnorm.stream.dataflow.graph import UNCOUNTED, Op, Value
 from addnorm.stream.find.adds import Path
 from addnorm.stream.find.chain import Chain
 from addnorm.stream.find.inspection import Inspection, Site, Stream, format_norm
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.operators import TRANSPARENT, find_axis, strip_views
-from addnorm.stream.find.sublayers import Sublayer
+from addnorm.stream.find.sublayers import Sublayer, list_parameters
 from addnorm.stream.layout.dimensions import Part
 from addnorm.stream.layout.token_layout import TokenLayout
 from addnorm.stream.record.schema import RecordedSite
@@ -160,7 +160,7 @@ class Plan:
             entering[k].writes += 1
             entering[k].is_overwritten |= _is_overwritten(entering[k].value, write_probe(sublayer).last)
             leaving[k + 1].leaving.append(index)
-            parameters = _parameter_names(sublayer)
+            parameters = list_parameters(sublayer)
             write = write_probe(sublayer)
             raw, raw_layout = layout.find_raw(k, sublayer)
             read = entering[k].value if sublayer.reads.value is sublayer.add.x else sublayer.reads.value
@@ -312,24 +312,6 @@ def _find_wait(value: Value) -> Value | None:
         if op.name in TRANSPARENT and op.outputs and (found := _find_wait(op.outputs[0])) is not None:
             return found
     return None
-
-
-def _parameter_names(sublayer: Sublayer) -> list[str]:
-    """Return the names of a sublayer's parameters, without those of the norm of its input."""
-    norms = {op for norm in sublayer.reads.norms for op in norm.ops}
-    names: dict[str, None] = {}
-    todo = [value for op in sublayer.ops if op not in norms for value in op.inputs]
-    seen: set[Value] = set()
-    while todo:
-        value = todo.pop()
-        if value in seen or value.kind != PARAMETER:
-            continue
-        seen.add(value)
-        if value.op is None:
-            names[value.name] = None
-        else:
-            todo.extend(value.op.inputs)
-    return sorted(name for name in names if name)
 
 
 def inspection_metadata(inspection: Inspection) -> dict[str, Any]:

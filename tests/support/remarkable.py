@@ -1,0 +1,179 @@
+"""Pairs of models: one to which a remark of `inspect` applies, and one that resembles it; forwards of `Steps`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from support.stream_steps import D, Steps
+
+__all__ = [
+    "dropout", "embedding_norm", "missing_residual", "norm_between_streams", "random_gains", "random_start",
+    "random_start_of_own_generator", "random_start_times_zero", "random_writes", "recurrence", "scaled_post_ln",
+    "seeded_start", "seeded_writes", "shared", "shared_container", "shuffled", "start_of_reset_generator", "summed_residual",
+    "swapped_deepnorm", "unshared_recurrence", "weighted_writes",
+]  # fmt: skip
+
+
+def run_layers(m: Steps, x: Tensor, first: int = 0, last: int = 4) -> Tensor:
+    """Return the stream after pre-LN sublayers."""
+    for k in range(first, last):
+        x = x + m.mlps[k](m.norms[k](x))
+    return x
+
+
+def run_post(m: Steps, x: Tensor, first: int = 0, last: int = 3, a: float = 1.0, b: float = 1.0) -> Tensor:
+    """Return the stream after post-LN sublayers."""
+    for k in range(first, last):
+        x = m.norms[k](a * x + b * m.mlps[k](x))
+    return x
+
+
+# Random numbers.
+
+
+def random_start(m: Steps, x: Tensor) -> Tensor:
+    return m.last(run_layers(m, m.gates[0](x) + torch.randn(5, D)))
+
+
+def random_start_times_zero(m: Steps, x: Tensor) -> Tensor:
+    return m.last(run_layers(m, m.gates[0](x) + 0.0 * torch.randn(5, D)))
+
+
+def seeded_start(m: Steps, x: Tensor) -> Tensor:
+    """Add positions drawn with a fixed seed, as tabular models do for their columns."""
+    positions = torch.randn(5, D, generator=torch.Generator().manual_seed(3))
+    return m.last(run_layers(m, m.gates[0](x) + m.gates[1](positions)))
+
+
+def random_start_of_own_generator(m: Any, x: Tensor) -> Tensor:
+    if not hasattr(m, "generator"):
+        m.generator = torch.Generator().manual_seed(3)
+    return m.last(run_layers(m, m.gates[0](x) + torch.randn(5, D, generator=m.generator)))
+
+
+def start_of_reset_generator(m: Any, x: Tensor) -> Tensor:
+    if not hasattr(m, "generator"):
+        m.generator = torch.Generator()
+    m.generator.manual_seed(3)
+    return m.last(run_layers(m, m.gates[0](x) + torch.randn(5, D, generator=m.generator)))
+
+
+def shuffled(m: Steps, x: Tensor) -> Tensor:
+    """Shuffle the tokens, and put them back after the last sublayer."""
+    order = torch.randperm(x.shape[1])
+    return m.last(run_layers(m, m.gates[0](x)[:, order])[:, order.argsort()])
+
+
+def random_writes(m: Steps, x: Tensor) -> Tensor:
+    for k in range(4):
+        x = x + m.mlps[k](m.norms[k](x) + (k % 2) * torch.randn(D))
+    return m.last(x)
+
+
+def seeded_writes(m: Steps, x: Tensor) -> Tensor:
+    for k in range(4):
+        with torch.random.fork_rng():
+            torch.manual_seed(k)
+            x = x + m.mlps[k](m.norms[k](x) + torch.randn(D))
+    return m.last(x)
+
+
+def dropout(m: Steps, x: Tensor) -> Tensor:
+    for k in range(4):
+        x = x + m.mlps[k](m.norms[k](x)) * torch.bernoulli(torch.full((2, 1, 1), 0.8)) / 0.8
+    return m.last(x)
+
+
+def random_gains(m: Steps, x: Tensor) -> Tensor:
+    for k in range(4):
+        x = x + m.mlps[k](m.norms[k](x)) * torch.randn(2, 1, 1)
+    return m.last(x)
+
+
+def weighted_writes(m: Steps, x: Tensor, weights: Tensor) -> Tensor:
+    for k in range(4):
+        x = x + m.mlps[k](m.norms[k](x)) * weights
+    return m.last(x)
+
+
+# Residual connections.
+
+
+def missing_residual(m: Steps, x: Tensor) -> Tensor:
+    x = run_post(m, x)
+    return run_post(m, m.norms[3](m.mlps[3](x)), 4, 6)
+
+
+def summed_residual(m: Steps, x: Tensor) -> Tensor:
+    """Add a sublayer's output to the stream after a projection of it."""
+    x = run_post(m, x)
+    return run_post(m, m.norms[3](m.gates[0](x + m.mlps[3](x))), 4, 6)
+
+
+# Weights.
+
+
+class Routed(nn.Module):
+    """Container of sublayers that is called for each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlps = nn.ModuleList(nn.Sequential(nn.Linear(D, D), nn.GELU(), nn.Linear(D, D)) for _ in range(4))
+
+    def forward(self, x: Tensor, k: int) -> Tensor:
+        y: Tensor = self.mlps[k](x)
+        return y
+
+
+def shared(m: Steps, x: Tensor) -> Tensor:
+    for k in range(4):
+        x = x + m.mlps[0](m.norms[k](x))
+    return m.last(x)
+
+
+def shared_container(m: Any, x: Tensor) -> Tensor:
+    if not hasattr(m, "routed"):
+        m.routed = Routed()
+    for k in range(4):
+        x = x + m.routed(m.norms[k](x), k)
+    return m.last(x)
+
+
+def recurrence(m: Steps, x: Tensor) -> Tensor:
+    h = m.gates[0](x[:, 0])
+    for t in range(1, x.shape[1]):
+        h = h + m.mlps[0](m.norms[0](h) + m.gates[1](x[:, t]))
+    return m.last(h)
+
+
+def unshared_recurrence(m: Steps, x: Tensor) -> Tensor:
+    h = m.gates[0](x[:, 0])
+    for t in range(1, x.shape[1]):
+        h = h + m.mlps[t](m.norms[t](h) + m.gates[t](x[:, t]))
+    return m.last(h)
+
+
+# Constants and ends.
+
+
+def swapped_deepnorm(m: Steps, x: Tensor) -> Tensor:
+    return run_post(m, x, 0, 4, b=8**0.25)
+
+
+def scaled_post_ln(m: Steps, x: Tensor) -> Tensor:
+    return run_post(m, x, 0, 4, b=0.6)
+
+
+def embedding_norm(m: Steps, x: Tensor) -> Tensor:
+    return m.last(run_layers(m, m.context(m.gates[0](x))))
+
+
+def norm_between_streams(m: Steps, x: Tensor) -> Tensor:
+    """Begin a stream with the end of a post-LN one."""
+    x = run_post(m, x, 0, 2)
+    memory = F.gelu(m.gates[0](x))
+    return m.last(run_layers(m, memory, 2, 4))
