@@ -206,7 +206,7 @@ def mean_features(t: Tensor) -> Tensor:
 
 def sum_rows(t: Tensor) -> Tensor:
     """Return the sum over every dimension but the last."""
-    return t.flatten(0, -2).sum(0) if t.dim() > 1 else t
+    return t.sum(tuple(range(t.dim() - 1))) if t.dim() > 1 else t
 
 
 def _apply_mask(t: Tensor, keep: Tensor) -> Tensor:

@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from addnorm import reference
-from addnorm.ops import capture, dtensor
+from addnorm.ops import capture
 from addnorm.ops.schema import library
-from addnorm.ops.streams import formula, validation
+from addnorm.ops.streams import eager, formula, validation
 from addnorm.ops.streams.kinds import sizes_of
 from addnorm.ops.streams.schema import GRADIENTS, INPUTS
 
@@ -41,51 +40,33 @@ def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
     *tensors, logits, stats, computed = ctx.saved_tensors
     a = dict(zip(INPUTS, (*tensors, *ctx.numbers), strict=True))
     writes, reads, sizes = ctx.has
-    kind = a["kind"]
-    exists = writes, reads, kind != 0, sizes.mix, sizes.inject  # a compiled graph passes zeros for placeholders
+    exists = writes, reads, a["kind"] != 0, sizes.mix, sizes.inject  # a compiled graph passes zeros for placeholders
     outer = [grad if has else None for grad, has in zip(grads, exists, strict=False)]
     if not any(grad is not None for grad in outer):
         return (None,) * len(INPUTS)
     needs = dict(zip(INPUTS, ctx.needs_input_grad, strict=True))
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        return _differentiable(a, outer, needs)
     mask = sum(1 << bit for bit, name in enumerate(GRADIENTS) if needs[name])
     wide = validation.compute_dtype(**a)
     dtypes = a["streams_dtype"] or a["streams"].dtype, a["out_dtype"] or a["streams"].dtype, wide, wide, wide
     outer = [None if grad is None else grad.to(dtype) for grad, dtype in zip(outer, dtypes, strict=True)]
-    found = _backward_eager(*a.values(), logits, stats, computed, *outer, mask)
+    operator = _backward_eager
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        # create_graph: the reference's formulas, which torch differentiates. What the node saved without a graph is
+        # computed again from the saved inputs, whose graph is the caller's: no `autograd.grad` here, which would follow it.
+        operator = eager.add_norm_streams_backward
+        _, _, computed, _, _, logits, stats = eager.add_norm_streams(*a.values())
+    found = operator(*a.values(), logits, stats, computed, *outer, mask)
     by_name = {name: found[bit] for bit, name in enumerate(GRADIENTS) if needs[name]}
     for name in _SHARED:
         if needs[name]:
             by_name[name] = _sum_rows_to(by_name[name], a[name])
-    return tuple(by_name.get(name) if needs[name] else None for name in INPUTS)
-
-
-def _sum_rows(t: Tensor) -> Tensor:
-    """Return the sum over the tokens; DTensors are not flattened, since their shards may be unequal."""
-    return t.sum(tuple(range(t.dim() - 1))) if dtensor.is_dtensor(t) and t.dim() > 1 else reference.sum_rows(t)
+    return tuple(by_name.get(name) for name in INPUTS)
 
 
 def _sum_rows_to(grad: Tensor, like: Tensor) -> Tensor:
     """Return the gradient of a coefficient, summed over the tokens if one value serves them all."""
-    if grad.dim() > like.dim():
-        grad = _sum_rows(grad.flatten(-like.dim())).reshape(like.shape)
-    return grad.to(like.dtype)
-
-
-def _differentiable(a: dict[str, Any], outer: list[Any], needs: dict[str, bool]) -> tuple[Any, ...]:
-    """Return the gradients through torch's own operators, which differentiates them again."""
-    wanted = [name for name in INPUTS if needs[name]]
-    inputs = {**a, "project_weight": a["project"]}
-    del inputs["project"]
-    outputs = formula.boundary(**inputs)
-    pairs = [(out, grad) for out, grad in zip(outputs, outer, strict=False) if grad is not None and out.requires_grad]
-    found = torch.autograd.grad(
-        [out for out, _ in pairs], [a[name] for name in wanted], [grad for _, grad in pairs], allow_unused=True,
-        create_graph=True,
-    )  # fmt: skip
-    by_name = dict(zip(wanted, found, strict=True))
-    return tuple(by_name.get(name) for name in INPUTS)
+    rows = tuple(range(grad.dim() - like.dim()))
+    return (grad.sum(rows) if rows else grad).to(like.dtype)
 
 
 class StreamsFunction(torch.autograd.Function):
