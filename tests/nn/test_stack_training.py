@@ -1,4 +1,4 @@
-"""Tests of ResidualStack: dropout, stochastic depth, checkpoints."""
+"""Tests of ResidualStack: dropout, stochastic depth, checkpoints, second derivatives."""
 
 import copy
 
@@ -7,7 +7,12 @@ import torch
 from torch import nn
 
 from addnorm import ResidualStack
-from support.stacks import D, each_wiring, stack_of
+from support.pairwise import rotate
+from support.second_order import assert_second_order
+from support.stacks import ALL, D, each_wiring, stack_of
+from support.stream_stacks import WIRINGS, branches
+from support.stream_stacks import D as SMALL
+from support.stream_stacks import perturb as perturb_all
 
 # Dropout and stochastic depth
 
@@ -90,3 +95,41 @@ def test_checkpointed_layer_saves_only_its_input():
     x = torch.randn(64, D)
     assert saved_tensors(stack_of(8, checkpoint=True), x) <= 4 * 2 * x.nbytes  # the stream and the read of four layers
     assert saved_tensors(stack_of(8), x) > 3 * 4 * 2 * x.nbytes
+
+
+# Second derivatives
+
+OPTIONS = (
+    {"norm": "rms", "dropout": 0.3},
+    {"checkpoint": True},
+    {"stochastic_depth": 0.5, "checkpoint": 2},
+    {"frozen": "parameters"},
+    {"residual_dtype": torch.float32},
+    {"frozen": "input", "norm": "rms", "eps": 0.1},
+    {"dropout": 0.2, "elementwise_affine": False},
+)
+ANY = {wiring.name: wiring for wiring in ALL} | WIRINGS
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+@pytest.mark.parametrize(("name", "options"), rotate([*ANY], OPTIONS, 1))
+def test_second_derivatives_of_every_wiring(name, options):
+    frozen = options.get("frozen")
+    options = {key: value for key, value in options.items() if key != "frozen"}
+    stack = ResidualStack(branches(name, 4), SMALL, ANY[name], **options)
+    perturb_all(stack)
+    stack.double().requires_grad_(frozen != "parameters")
+    x = torch.randn(2, 2, SMALL, dtype=torch.float64, requires_grad=frozen != "input")
+
+    def loss(x=x):
+        torch.manual_seed(5)
+        return (stack(x).sin() * torch.linspace(-1, 1, SMALL, dtype=torch.float64)).sum()
+
+    tolerance = 1e-5 if "residual_dtype" in options else 1e-10  # the arithmetic of a float32 stream is in float32
+    assert_second_order(loss, [t for t in (x, *stack.parameters()) if t.requires_grad], tolerance)
+    if frozen != "input" and "checkpoint" not in options:
+        v = torch.randn_like(x)
+        (grad,) = torch.autograd.grad(loss(), x, create_graph=True)
+        (product,) = torch.autograd.grad((grad * v).sum(), x)
+        expected = torch.func.jvp(torch.func.grad(loss), (x.detach(),), (v,))[1]  # of the formula
+        assert (product - expected).norm() <= 10 * tolerance * expected.norm()

@@ -61,18 +61,26 @@ def save_outputs() -> Iterator[None]:
         ...     y = addnorm.add_layer_norm(x, branch)
         >>> y.sum().backward()
     """
-    with _set(True):
+    with _Setting(True):
         yield
 
 
-@contextmanager
-def _set(active: bool) -> Iterator[None]:
-    before = _active.get()
-    _active.set(active)
-    try:
-        yield
-    finally:
-        _active.set(before)  # a token could not be reset by a generator that is finished in another context
+class _Setting(AbstractContextManager[None]):
+    """Context in which calls keep y, or z.
+
+    It can be entered repeatedly: each backward of a graph that is kept (`retain_graph`, `create_graph`) recomputes its checkpoints.
+    """
+
+    def __init__(self, active: bool) -> None:
+        self.active = active
+        self.before: list[bool] = []
+
+    def __enter__(self) -> None:
+        self.before.append(_active.get())
+        _active.set(self.active)
+
+    def __exit__(self, *_: object) -> None:
+        _active.set(self.before.pop())  # a token could not be reset by a generator that is finished in another context
 
 
 def is_active() -> bool:
@@ -82,7 +90,7 @@ def is_active() -> bool:
 
 def checkpoint_contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """Return the contexts of a checkpoint's forward and of its recomputation, which must keep the same tensors."""
-    return nullcontext(), _set(_active.get())
+    return nullcontext(), _Setting(_active.get())
 
 
 def mark(stats: Tensor) -> Tensor:

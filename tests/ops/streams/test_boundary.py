@@ -5,7 +5,21 @@ import torch
 
 import addnorm
 from addnorm.ops.streams.kinds import KINDS
-from support.stream_calls import StreamCall, assert_accurate, bf16, f32, f64, make_call, make_cotangents, run
+from support.pairwise import rotate
+from support.second_order import assert_second_order, entangle
+from support.stream_calls import (
+    UNIT,
+    StreamCall,
+    assert_accurate,
+    bf16,
+    f32,
+    f64,
+    in_float64,
+    make_call,
+    make_cotangents,
+    run,
+    worst,
+)
 
 MODES = ("write", "shared", "given", "features", "identity", "read")
 SHAPES = ((1, 40), (2, 7), (3, 64), (4, 200), (5, 33), (8, 130))  # n and d_model
@@ -38,16 +52,47 @@ def test_gradients_are_those_of_torch_in_float64(kind):
         torch.testing.assert_close(ours[name], expected, rtol=1e-10, atol=1e-11 * (1 + expected.abs().max().item()))
 
 
-@pytest.mark.parametrize("kind", ["given", "manifold", "hyper"])
-def test_second_derivative_is_exact(kind):
-    call = make_call(2, 5, (3,), kind, dtype=f64)
-    tensors = {name: t.to(f64).requires_grad_() for name, t in call.tensors.items()}
-    call = StreamCall(tensors, kind, iterations=2)
+FROZEN = ((), ("streams",), ("weight", "bias"), ("project", "scale"), ("branch", "collapse"))
 
-    def function(*values):
-        return tuple(call(dict(zip(tensors, values, strict=True))).values())
 
-    assert torch.autograd.gradgradcheck(function, tuple(tensors.values()), atol=1e-6)
+@pytest.mark.parametrize(("kind", "mode"), rotate([*KINDS], MODES, 2))
+def test_second_derivative_of_inputs_that_depend_on_each_other(kind, mode):
+    index = list(KINDS).index(kind) + MODES.index(mode)
+    call = make_call(3, 5, (2,), kind, mode=mode, norm=("layer", "rms", "none")[index % 3], eps=0.1)
+    call = in_float64(call, iterations=2)
+    for i, frozen in enumerate(FROZEN):
+        tensors = {name: t.requires_grad_(name not in frozen) for name, t in call.leaves().items()}
+        names = [*call()] if i % 2 == 0 else ["streams", [*call()][index % len(call())]]
+
+        def loss(tensors=tensors, names=names):
+            outputs = call(entangle(tensors))
+            return sum((outputs[name] * torch.linspace(-1, 1, outputs[name].shape[-1])).sin().sum() for name in names)
+
+        assert_second_order(loss, [t for t in tensors.values() if t.requires_grad])
+    values = tuple(call.leaves().values())
+    function = lambda *values: tuple(call(entangle(dict(zip(call.tensors, values, strict=True)))).values())  # noqa: E731
+    assert torch.autograd.gradgradcheck(function, values, fast_mode=True, atol=1e-6)
+
+
+DTYPES = ((f32, {}), (bf16, {}), (f32, {"streams_dtype": bf16}), (f32, {"streams_dtype": f64}), (bf16, {"out_dtype": f32}))
+
+
+@pytest.mark.parametrize(("kind", "dtypes"), rotate([*KINDS], DTYPES, 2))
+def test_create_graph_gives_the_gradients_of_the_kernels(kind, dtypes):
+    call = make_call(3, 16, (2, 5), kind, dtype=dtypes[0], **dtypes[1])
+    results = []
+    for create_graph, autocast in ((False, False), (True, False), (True, True)):
+        leaves = call.leaves()
+        with torch.autocast("cpu", bf16, enabled=autocast):
+            loss = sum(t.double().sin().sum() for t in call(leaves).values())
+            grads = torch.autograd.grad(loss, [*leaves.values()], create_graph=create_graph)
+        results.append([grad.detach().to(f64) for grad in grads])
+    largest = max(grad.abs().max() for grad in results[0])
+    for other in results[1:]:
+        for name, actual, expected in zip(call.tensors, other, results[0], strict=True):
+            # Both are as far from the exact gradient as `assert_accurate` allows.
+            bound = 32 * UNIT[f32] * largest + 2 * UNIT[call.tensors[name].dtype] * expected.abs().max()
+            assert worst(actual, expected) <= bound, name
 
 
 @pytest.mark.parametrize("kind", KINDS)
