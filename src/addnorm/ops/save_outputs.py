@@ -68,7 +68,7 @@ def save_outputs() -> Iterator[None]:
 class _Setting(AbstractContextManager[None]):
     """Context in which calls keep y, or z.
 
-    It can be entered repeatedly: each backward of a graph that is kept (`retain_graph`, `create_graph`) recomputes its checkpoints.
+    It can be entered again: each backward of a graph that is kept (`retain_graph`, `create_graph`) recomputes its checkpoints.
     """
 
     def __init__(self, active: bool) -> None:

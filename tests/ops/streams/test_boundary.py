@@ -74,7 +74,13 @@ def test_second_derivative_of_inputs_that_depend_on_each_other(kind, mode):
     assert torch.autograd.gradgradcheck(function, values, fast_mode=True, atol=1e-6)
 
 
-DTYPES = ((f32, {}), (bf16, {}), (f32, {"streams_dtype": bf16}), (f32, {"streams_dtype": f64}), (bf16, {"out_dtype": f32}))
+DTYPES = (
+    (f32, {}),
+    (bf16, {}),
+    (f32, {"streams_dtype": bf16}),
+    (f32, {"streams_dtype": f64}),
+    (bf16, {"out_dtype": f32}),
+)
 
 
 @pytest.mark.parametrize(("kind", "dtypes"), rotate([*KINDS], DTYPES, 2))
