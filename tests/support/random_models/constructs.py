@@ -13,6 +13,7 @@ import addnorm
 from addnorm import Row, wirings
 from support.random_models.answers import NormAnswer, RandomModel, SiteAnswer, Trace, TracedSite
 from support.random_models.graphs import POST, PRE, Graph, Kit, flatten
+from support.random_models.rows import Plan
 from support.random_models.steps import Step
 from support.random_models.sublayers import Mlp
 
@@ -98,6 +99,36 @@ def parallel(kit: Kit) -> RandomModel:
         ]
     model = Graph(run, layers=layers, last=last)
     return kit.build(model, [kit.input()], kit.stream(answers, "parallel", final=last), trace=trace)
+
+
+@construct("residual added twice")
+def doubled(kit: Kit) -> RandomModel:
+    """Build 2 x + f(N(x)) as a sum of three terms."""
+    order = kit.rng.choice(("(x + f) + x", "x + (x + f)", "x + x + f", "2 x + f", "in place"))
+    layers, last = kit.layers(plan=Plan(norm_in=True, a=2.0)), kit.norm()
+
+    def run(model: Any, x: Tensor) -> Tensor:
+        for step in flatten(model.layers):
+            f = step.branch(x)
+            match order:
+                case "(x + f) + x":
+                    x = (x + f) + x
+                case "x + (x + f)":
+                    x = x + (x + f)
+                case "2 x + f":
+                    x = 2 * x + f
+                case "in place":
+                    x = f.add_(x).add_(x)
+                case _:
+                    x = x + x + f
+        return model.last(x)
+
+    def trace(model: Any, x: Tensor, without: int | None = None) -> Trace:
+        sites, end = trace_steps(flatten(model.layers), x, without)
+        return Trace(x, sites, model.last.by_hand(end))
+
+    stream = kit.stream(kit.sites(layers), None, "no published wiring doubles the stream", final=last)
+    return kit.build(Graph(run, layers=layers, last=last), [kit.input()], stream, trace=trace)
 
 
 @construct("B2T")

@@ -11,6 +11,7 @@ An add is residual if one operand is, up to factors, a value on which the other 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 
@@ -18,7 +19,16 @@ from addnorm.stream.dataflow.graph import DATA, NOISE, Flow, Op, Value
 from addnorm.stream.find.interpolation import match_interpolation
 from addnorm.stream.find.moves import CUTS, JOINS, list_joined
 from addnorm.stream.find.norm import Norm
-from addnorm.stream.find.operators import Factor, Term, is_ancestor, is_mixing, match_factor, match_terms, strip_views
+from addnorm.stream.find.operators import (
+    SAME_SHAPE,
+    Factor,
+    Term,
+    is_ancestor,
+    is_mixing,
+    match_factor,
+    match_terms,
+    strip_views,
+)
 
 __all__ = [
     "PARTIAL",
@@ -171,11 +181,12 @@ def find_adds(flow: Flow, norms: list[Norm]) -> list[Add]:
             inner.update(interpolation.ops)
     adds: dict[Value, Add] = {}
     for op in flow.ops:
-        terms = weighted[op] if op in weighted else None if op in inner else match_terms(op)
+        terms = weighted[op] if op in weighted else None if op in inner or match_factor(op) else match_terms(op)
         if terms is None or len(op.outputs[0].shape) < 2 or not op.outputs[0].tensor.is_floating_point():
             continue
         add = (
-            _match_regular(op, terms, adds)
+            _match_again(op, terms, adds)
+            or _match_regular(op, terms, adds)
             or _match_shifted(op, terms)
             or _match_beside_norm(op, terms)
             or _match_cut(op, terms)
@@ -191,6 +202,35 @@ def _order_terms(op: Op, terms: tuple[Term, ...]) -> list[tuple[Term, Term]]:
     """Return the possible pairs of residual and write."""
     shape = op.outputs[0].shape
     return [(p, q) for p, q in (terms, terms[::-1]) if p.value.shape == shape]
+
+
+def _match_again(op: Op, terms: tuple[Term, ...], adds: dict[Value, Add]) -> Add | None:
+    """Match (x + f(x)) + x, where the inner sum has no other use: 2 x + f(x)."""
+    for p, q in _order_terms(op, terms):
+        state = _find_state(p, adds)
+        inner = adds.get(state.source) if state is not None and not state.factors and p.factor == 1.0 else None
+        if state is None or inner is None or inner.branch_input or not _is_only_used_by(op, state):
+            continue
+        first = join_paths(inner.residual_path, state)
+        again = next((path for path in trace_multiples(q) if path.source is first.source), None)
+        total = _sum_paths(op, first, again) if again is not None else None
+        if total is not None:
+            inner.is_partial = True
+            writes = [Write(join_paths(write.path, state), write.role) for write in inner.writes]
+            return Add(inner.x, op.outputs[0], total, writes)
+    return None
+
+
+def _sum_paths(op: Op, first: Path, second: Path) -> Path | None:
+    """Return the path of a sum of constant multiples of one value; None if their views or other factors differ."""
+    number, views = 0.0, []
+    for path in (first, second):
+        if any(factor.kind != "constant" for factor in path.factors) or any(term.scale for term in path.terms):
+            return None
+        number += math.prod([*(factor.number for factor in path.factors), *(term.factor for term in path.terms)])
+        views.append([step for step in path.ops if step.name not in SAME_SHAPE and not match_factor(step)])
+    is_sum = number != 0.0 and views[0] == views[1]
+    return Path(first.source, Term(first.term.value, number, None, op), views[0]) if is_sum else None
 
 
 def _match_regular(op: Op, terms: tuple[Term, ...], adds: dict[Value, Add]) -> Add | None:

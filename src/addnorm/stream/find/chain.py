@@ -20,7 +20,7 @@ from addnorm.stream.dataflow.graph import Flow, Op, Value
 from addnorm.stream.find.adds import Add, find_adds, find_ops_between, has_mixing_branch
 from addnorm.stream.find.moves import CUTS, JOINS
 from addnorm.stream.find.norm import Norm
-from addnorm.stream.find.operators import Factor, is_ancestor, is_mixing, match_factor, strip_views
+from addnorm.stream.find.operators import Factor, is_ancestor, is_mixing, match_factor, strip_views, trace_constants
 from addnorm.stream.find.regions import Regions
 from addnorm.stream.find.sublayers import Sublayer, assign_layers, find_sublayers
 
@@ -266,12 +266,30 @@ def _join_twins(chains: list[list[Add]]) -> list[tuple[list[Add], Norm | None, l
         elif any(add.norms for add in chain[1:]):
             end = chain[-1].writes[0]
             norm = end.path.source.norm if end.role == "injection" else None
-            ends = norm is not None and any(strip_views(norm.x) is other[-1].out for other in twins)
+            ends = [other for other in twins if norm is not None and strip_views(norm.x) is other[-1].out]
             duals = [chain[-1], *(add for other in twins for add in other)]
-            joined.append((chain[:-1], norm, duals) if ends else (chain, None, []))
+            if any(_is_plain_sum(other, chain) for other in ends):
+                joined.append((chain[:-1], norm, duals))
+            else:  # the sums of the second stream are gaps
+                joined.append((chain[:-1] if ends else chain, None, []))
         elif not any(add.norms for other in twins for add in other[1:]):
             joined.append((chain, None, []))
     return joined
+
+
+def _is_plain_sum(other: list[Add], chain: list[Add]) -> bool:
+    """Return whether a second stream is x_0 plus the writes of a chain, and is added to it in the end, without factors."""
+    writes = [write.path for add in chain[:-1] for write in add.writes]
+    seconds = [write.path for add in other for write in add.writes]
+    drawn = {factor.op for path in writes for factor in path.factors if factor.kind == "noise"}  # dropout before both
+    ends = (chain[-1].residual_path, *(write.path for write in chain[-1].writes))
+    paths = (*ends, *seconds, *(add.residual_path for add in other))
+    factors = [factor for path in paths for factor in path.factors if factor.op not in drawn]
+    factors += [factor for add in other for factor in (*add.early_factors, *add.late_factors)]
+    is_bare = all(term.factor == 1.0 and term.scale is None for path in paths for term in path.terms)
+    is_bare &= all(factor.kind == "constant" and factor.number == 1.0 for factor in factors)
+    starts = [{*trace_constants(strip_views(adds[0].x), 1.0)} for adds in (chain, other)]
+    return is_bare and bool(starts[0] & starts[1]) and [p.source for p in seconds] == [p.source for p in writes]
 
 
 def _build_chain(

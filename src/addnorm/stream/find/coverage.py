@@ -259,7 +259,9 @@ def _list_add_ops(add: Add) -> Iterator[Op]:
 
 
 def _list_operands(op: Op) -> list[tuple[Value, Value]]:
-    """Return the pairs of operands of a sum of two values that both depend on the data."""
+    """Return the pairs of operands of a sum of two values that both depend on the data, and are no multiples of one."""
+    if match_factor(op) is not None:
+        return []
     if op.name in ("index_add", "scatter_add", "addcdiv") and len(op.inputs) > 1:
         terms = [op.inputs[0], op.inputs[-1]]
     elif (interpolation := match_interpolation(op)) is not None:
@@ -290,7 +292,8 @@ def _list_sources(value: Value) -> list[tuple[Value, bool]]:
         return []
     if value.norm is not None:
         return [(value.norm.x, True)]
-    if (moved := find_moved(op)) is not None:
+    moved = op.inputs[0] if strip_views(value) is not value else find_moved(op)  # x + 0 is a view
+    if moved is not None:
         return [(moved, moved.shape[-1:] == value.shape[-1:] or len(moved.shape) != len(value.shape))]
     if joined := list_joined(op):
         return [(v, True) for v in joined if v.kind & DATA]

@@ -20,6 +20,8 @@ __all__ = ["EMBEDDING", "SublayerSummary", "find_contradiction", "identify_wirin
 
 EMBEDDING = "with a norm of the embedding"  # remark that is left out where the norm itself is named
 SCALED_SKIP = "between sublayers the stream is multiplied by a factor, and an earlier state is added"
+SKIPS = "every layer adds an earlier state once more"
+SKIP = "an earlier state is added once more, which this wiring does not do"
 TOLERANCE = 1e-5  # relative: constants pass through the model's dtype
 
 
@@ -126,8 +128,11 @@ def identify_wiring(
     if not any(_has_norm(s.row) for s in usual) and any(s.has_inner_norm for s in usual):
         return None, ["the norms are inside the sublayers, or normalize over batches or groups"]
     wiring, remarks = best
-    if any(s.role == "skip" and s.row.a != 1.0 for s in sublayers):
-        remarks = [*remarks, SCALED_SKIP]
+    skips = [s for s in sublayers if s.role == "skip"]
+    if len(skips) > usual[-1].layer:
+        return None, [SKIPS]
+    if skips:
+        remarks = [*remarks, SCALED_SKIP if any(s.row.a != 1.0 for s in skips) else SKIP]
     return wiring, [
         *remarks, *_list_other_rules(wiring, usual[-1].layer + 1), *_describe_exceptions(sublayers, usual)
     ]  # fmt: skip
@@ -161,7 +166,7 @@ def _is_bottom_to_top(sublayers: Sequence[SublayerSummary]) -> bool:
     for of_layer in layers.values():
         own = [s for s in of_layer if s.role == "branch"]
         skips = [s for s in of_layer if s.role == "skip"]
-        is_plain = all(_rows_match(replace(s.row, norm_out=False), Row()) for s in own)
+        is_plain = all(_rows_match(replace(s.row, norm_out=False), Row()) for s in of_layer)
         has_norms = of_layer[-1].row.norm_out and all(s.row.norm_out for s in own[:-1])
         if len(skips) != 1 or not is_plain or not has_norms or skips[0].skip_length != len(own):
             return False

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Set
+from collections.abc import Iterator, Set
 from typing import Any, NamedTuple
 
 import torch
@@ -18,9 +18,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from addnorm.stream.dataflow.graph import DATA, FAMILY, NOISE, PARAMETER, Op, Value
 
 __all__ = [
-    "ATTENTION", "CHANNELS_FIRST", "LOCAL_MIXING", "MIXING", "NORMALIZING", "PRODUCTS", "SOFTMAX", "TRANSPARENT", "Factor",
-    "Term", "changes_values", "covers_features", "find_axis", "find_views", "get_noise_mean", "get_number", "is_ancestor",
-    "is_mixing", "is_opaque", "is_scale", "match_factor", "match_terms", "replay_op", "strip_views",
+    "ATTENTION", "CHANNELS_FIRST", "LOCAL_MIXING", "MIXING", "NORMALIZING", "PRODUCTS", "SAME_SHAPE", "SOFTMAX", "TRANSPARENT",
+    "Factor", "Term", "changes_values", "covers_features", "find_axis", "find_views", "get_noise_mean", "get_number",
+    "is_ancestor", "is_mixing", "is_opaque", "is_scale", "match_factor", "match_terms", "replay_op", "strip_views",
+    "trace_constants",
 ]  # fmt: skip
 
 # The output has the numbers of the input in another shape, memory or dtype.
@@ -225,7 +226,32 @@ def match_factor(op: Op) -> tuple[Value, Factor] | None:
         tensors = [v for v in op.inputs if v.shape == op.outputs[0].shape and v.tensor.is_floating_point()]
         if len(tensors) == 1:
             return tensors[0], Factor("guard", 1.0, None, op)
-    return None
+    return _match_multiple(op)
+
+
+def _match_multiple(op: Op) -> tuple[Value, Factor] | None:
+    """Match a sum of constant multiples of one value: x + 0.1 x is 1.1 x."""
+    terms = match_terms(op)
+    if terms is None or any(term.scale is not None or term.value.shape != op.outputs[0].shape for term in terms):
+        return None
+    first, second = (dict(trace_constants(term.value, term.factor)) for term in terms)
+    x = next((value for value in first if value in second), None)
+    number = 0.0 if x is None else first[x] + second[x]
+    return None if x is None or number == 0.0 else (x, Factor("constant", number, None, op))
+
+
+def trace_constants(value: Value, number: float) -> Iterator[tuple[Value, float]]:
+    """Yield the values of which a value is a constant multiple, the nearest first, each with the factor."""
+    while True:
+        yield value, number
+        op = value.op
+        product = match_factor(op) if op is not None and value.norm is None else None
+        if op is not None and op.name in SAME_SHAPE and op.inputs and op.inputs[0].shape == value.shape:
+            value = op.inputs[0]
+        elif product is not None and product[1].kind == "constant":
+            value, number = product[0], number * product[1].number
+        else:
+            return
 
 
 def changes_values(factor: Factor) -> bool:

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from addnorm._util.numbers import format_count
 from addnorm.stream.dataflow.capture import RANDOM
 from addnorm.stream.dataflow.graph import DATA, NOISE, Flow, Op, Value
-from addnorm.stream.find.adds import Add, Path
+from addnorm.stream.find.adds import Add, find_ops_between
 from addnorm.stream.find.chain import Chain
 from addnorm.stream.find.closure import get_tolerance, relative_error
 from addnorm.stream.find.inspection import Site, Stream
@@ -52,7 +52,7 @@ def list_remarks(chain: Chain, sites: Sequence[Site], model: nn.Module, wiring: 
         remarks.append(f"{odd:,} of the {end.numel():,} numbers at its end are NaN or infinite; {effect}")
     if not model.training:
         remarks += _list_random(chain, sites, model, flow)
-    remarks += _list_detached(sites)
+    remarks += _list_detached(chain, sites)
     shared = [*_list_shared(sites)]
     if shared:
         remarks.append(f"shared weights: {', '.join(shared)}")
@@ -135,22 +135,26 @@ def _list_shared(sites: Sequence[Site]) -> Iterator[str]:
             )
 
 
-def _list_detached(sites: Sequence[Site]) -> list[str]:
-    """Return a remark on residuals and one on writes through which no gradient passes."""
-    paths = {
-        "the residual": [site for site in sites[1:] if _has_detach(site.sublayer.add.residual_path)],  # x_0 may be
-        "the write": [site for site in sites if _has_detach(site.sublayer.write_path)],
-    }
+def _list_detached(chain: Chain, sites: Sequence[Site]) -> list[str]:
+    """Return remarks on residuals, parts of residuals, and writes through which no gradient passes."""
+    detached: dict[str, list[Site]] = {"the residual": [], "a part of the residual": [], "the write": []}
+    for site in sites:
+        k, add = site.add_index, site.sublayer.add
+        inner = {op for part in chain.sublayers[k] for op in (*part.ops, *part.write_path.ops)}
+        inner -= {*add.residual_path.ops}  # a view that both read
+        start = chain.adds[k - 1].out if k else add.x
+        cuts = {op for op in find_ops_between(start, add.out, inner) if op.name == "detach"}
+        is_whole = bool(cuts) and not is_ancestor(start, add.out, inner | cuts)
+        if cuts and (k or not is_whole):  # x_0 may be detached
+            detached["the residual" if is_whole else "a part of the residual"].append(site)
+        if any(op.name == "detach" for op in site.sublayer.write_path.ops):
+            detached["the write"].append(site)
     return [
         f"{part} of {len(found)} of its {format_count(len(sites), 'sublayer')} is detached, {found[0].id} first: no gradient "
         "passes through it"
-        for part, found in paths.items()
+        for part, found in detached.items()
         if found
     ]
-
-
-def _has_detach(path: Path) -> bool:
-    return any(op.name == "detach" for op in path.ops)
 
 
 def _ran_inside(norm: Norm, add: Add) -> bool:
