@@ -18,14 +18,16 @@ from torch import Tensor, nn
 from addnorm._util.numbers import format_count
 from addnorm._util.tables import Block, Column, Rendered, Table
 from addnorm.stream.edits import is_edited
-from addnorm.stream.find.adds import Add, Path, trace_multiples
+from addnorm.stream.find.adds import Add
 from addnorm.stream.find.chain import Chain
 from addnorm.stream.find.closure import compute_operand, get_tolerance, relative_error
 from addnorm.stream.find.inspect import build_inspection, capture_flow, check_inputs, to_float64
 from addnorm.stream.find.inspection import Inspection, Stream
 from addnorm.stream.find.norm import Norm
-from addnorm.stream.find.operators import GUARDS, Term, replay_op
+from addnorm.stream.find.operators import GUARDS, Term
+from addnorm.stream.find.paths import Path, trace_multiples
 from addnorm.stream.find.sublayers import Sublayer
+from addnorm.stream.find.views import replay_op
 from addnorm.stream.record.statistics import OmittedError, TokenMask, Tokens
 
 __all__ = [

@@ -10,7 +10,8 @@ from addnorm import inspect
 from addnorm.stream.dataflow.capture import Capture
 from addnorm.stream.dataflow.memory import Region
 from addnorm.stream.dataflow.state import copy_argument, find_tensors
-from addnorm.stream.find.operators import replay_op, strip_views
+from addnorm.stream.find.operators import strip_views
+from addnorm.stream.find.views import replay_op
 from support.handwritten_models import D, Mlp
 
 

@@ -11,7 +11,8 @@ from addnorm import inspect
 from addnorm.nn import Encoder
 from addnorm.stream.dataflow.capture import Capture
 from addnorm.stream.find.closure import compute_closure, compute_total_closure, get_tolerance, relative_error
-from addnorm.stream.find.operators import covers_features, find_axis, find_views, replay_op, strip_views
+from addnorm.stream.find.operators import strip_views
+from addnorm.stream.find.views import covers_features, find_axis, find_views, replay_op
 from support.families import shake
 from support.stacks import D
 

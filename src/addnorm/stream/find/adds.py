@@ -11,56 +11,27 @@ An add is residual if one operand is, up to factors, a value on which the other 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from addnorm.stream.dataflow.graph import DATA, NOISE, Flow, Op, Value
 from addnorm.stream.find.interpolation import match_interpolation
 from addnorm.stream.find.moves import CUTS, JOINS, list_joined
 from addnorm.stream.find.norm import Norm
-from addnorm.stream.find.operators import (
-    SAME_SHAPE,
-    Factor,
-    Term,
-    is_ancestor,
-    is_mixing,
-    match_factor,
-    match_terms,
-    strip_views,
-)
+from addnorm.stream.find.operators import Factor, Term, is_ancestor, is_mixing, match_factor, match_terms, strip_views
+from addnorm.stream.find.paths import Path, find_ops_between, join_paths, sum_paths, trace_multiples, trace_origin
 
 __all__ = [
     "PARTIAL",
     "Add",
-    "Path",
     "Write",
     "find_adds",
-    "find_ops_between",
     "has_mixing_branch",
-    "join_paths",
-    "trace_multiples",
 ]
 
 REPLACED = "tokens of the stream are replaced by values that were computed from it"
 PARTIAL = "an add changes a part of the tokens only, which no row expresses"
 MULTIPLES = "between two sublayers the stream is replaced by a sum of its multiples"
-
-
-@dataclass
-class Path:
-    """Path from a value to a term of an add: its operators, the last one first, and the factors among them."""
-
-    source: Value
-    term: Term
-    ops: list[Op] = field(default_factory=list)
-    factors: list[Factor] = field(default_factory=list)
-    sums: list[Term] = field(default_factory=list)  # terms of partial sums on the path
-
-    @property
-    def terms(self) -> list[Term]:
-        """The term of the add and those of the partial sums."""
-        return [self.term, *self.sums]
 
 
 @dataclass
@@ -115,57 +86,6 @@ class Add:
             add = add.previous
 
 
-def trace_multiples(term: Term) -> Iterator[Path]:
-    """Return the values of which an operand is a multiple, the nearest first, each with its path to the operand."""
-    value = term.value
-    ops: list[Op] = []
-    factors: list[Factor] = []
-    while True:
-        while strip_views(value) is not value:
-            assert value.op is not None
-            ops.append(value.op)
-            value = value.op.inputs[0]
-        yield Path(value, term, [*ops], [*factors])
-        product = None if value.op is None or value.norm is not None else match_factor(value.op)
-        if product is None:
-            return
-        assert value.op is not None
-        ops.append(value.op)
-        value, factor = product
-        factors.append(factor)
-
-
-def _trace_origin(term: Term) -> Path:
-    """Return the longest path of `trace_multiples`."""
-    return [*trace_multiples(term)][-1]
-
-
-def join_paths(first: Path, then: Path) -> Path:
-    """Return the path that leads to a partial sum, and from there to the operand."""
-    return Path(
-        first.source, then.term, [*then.ops, *first.ops], [*then.factors, *first.factors],
-        [*then.sums, first.term, *first.sums],
-    )  # fmt: skip
-
-
-def find_ops_between(x: Value, raw: Value, without: Set[Op] = frozenset()) -> list[Op]:
-    """Return the operators through which raw depends on x, except through those in `without`, in the order in which they ran."""
-    back: set[Op] = set()
-    todo = [raw]
-    while todo:
-        value = todo.pop()
-        if value is x or value.op is None or value.index <= x.index or value.op in back or value.op in without:
-            continue
-        back.add(value.op)
-        todo.extend(value.op.inputs)
-    reached, ops = {x}, []
-    for op in sorted(back, key=lambda op: op.index):
-        if any(value in reached for value in op.inputs):
-            reached.update(op.outputs)
-            ops.append(op)
-    return ops
-
-
 def has_mixing_branch(add: Add) -> bool:
     """Return whether a write is more than an elementwise function of the stream, as in x + sin(x)^2."""
     return any(is_mixing(op) for write in add.writes for op in find_ops_between(add.read, write.path.source))
@@ -213,24 +133,12 @@ def _match_again(op: Op, terms: tuple[Term, ...], adds: dict[Value, Add]) -> Add
             continue
         first = join_paths(inner.residual_path, state)
         again = next((path for path in trace_multiples(q) if path.source is first.source), None)
-        total = _sum_paths(op, first, again) if again is not None else None
+        total = sum_paths(op, first, again) if again is not None else None
         if total is not None:
             inner.is_partial = True
             writes = [Write(join_paths(write.path, state), write.role) for write in inner.writes]
             return Add(inner.x, op.outputs[0], total, writes)
     return None
-
-
-def _sum_paths(op: Op, first: Path, second: Path) -> Path | None:
-    """Return the path of a sum of constant multiples of one value; None if their views or other factors differ."""
-    number, views = 0.0, []
-    for path in (first, second):
-        if any(factor.kind != "constant" for factor in path.factors) or any(term.scale for term in path.terms):
-            return None
-        number += math.prod([*(factor.number for factor in path.factors), *(term.factor for term in path.terms)])
-        views.append([step for step in path.ops if step.name not in SAME_SHAPE and not match_factor(step)])
-    is_sum = number != 0.0 and views[0] == views[1]
-    return Path(first.source, Term(first.term.value, number, None, op), views[0]) if is_sum else None
 
 
 def _match_regular(op: Op, terms: tuple[Term, ...], adds: dict[Value, Add]) -> Add | None:
@@ -242,23 +150,23 @@ def _match_regular(op: Op, terms: tuple[Term, ...], adds: dict[Value, Add]) -> A
             continue  # x + x has no write
         later = _find_state(q, adds)
         if later is not None and _continues_from(later.source, residual.source, adds):
-            return Add(later.source, op.outputs[0], later, [Write(_trace_origin(p), "skip")])
-        return Add(residual.source, op.outputs[0], residual, [Write(_trace_origin(q))])
+            return Add(later.source, op.outputs[0], later, [Write(trace_origin(p), "skip")])
+        return Add(residual.source, op.outputs[0], residual, [Write(trace_origin(q))])
     return None
 
 
 def _match_shifted(op: Op, terms: tuple[Term, ...]) -> Add | None:
     """Match (x + bias) + f(x), where the sublayer's bias is added to the stream first."""
     for p, q in _order_terms(op, terms):
-        path = _trace_origin(p)
+        path = trace_origin(p)
         inner = match_terms(path.source.op) if path.source.op is not None else None
         for x, bias in (inner, inner[::-1]) if inner is not None else ():
             if bias.value.kind & (DATA | NOISE) or bias.value.tensor.numel() > path.source.shape[-1]:
                 continue
             residual = next((path for path in trace_multiples(x) if is_ancestor(path.source, q.value)), None)
             if residual is not None:
-                shift = Write(join_paths(_trace_origin(bias), path), "bias")
-                writes = [Write(_trace_origin(q)), shift]
+                shift = Write(join_paths(trace_origin(bias), path), "bias")
+                writes = [Write(trace_origin(q)), shift]
                 return Add(residual.source, op.outputs[0], join_paths(residual, path), writes)
     return None
 
@@ -266,7 +174,7 @@ def _match_shifted(op: Op, terms: tuple[Term, ...]) -> Add | None:
 def _match_beside_norm(op: Op, terms: tuple[Term, ...]) -> Add | None:
     """Match N(x) + f(x), where f reads x before its norm."""
     for p, q in _order_terms(op, terms):
-        residual, write = _trace_origin(p), _trace_origin(q)
+        residual, write = trace_origin(p), trace_origin(q)
         norm = residual.source.norm
         if norm is not None and write.source is not residual.source and is_ancestor(norm.x, write.source):
             return Add(residual.source, op.outputs[0], residual, [Write(write)], branch_input=strip_views(norm.x))
@@ -276,7 +184,7 @@ def _match_beside_norm(op: Op, terms: tuple[Term, ...]) -> Add | None:
 def _match_cut(op: Op, terms: tuple[Term, ...]) -> Add | None:
     """Match x[:, :n] + f(x): all tokens are read, and some of them are written."""
     for p, q in _order_terms(op, terms):
-        residual, write = _trace_origin(p), _trace_origin(q)
+        residual, write = trace_origin(p), trace_origin(q)
         whole = _find_whole(residual.source)
         if whole is not residual.source and write.source is not residual.source and is_ancestor(whole, write.source):
             return Add(residual.source, op.outputs[0], residual, [Write(write)], branch_input=whole, is_cut=True)
@@ -297,12 +205,12 @@ def _match_continued(op: Op, terms: tuple[Term, ...], adds: dict[Value, Add]) ->
     for p, q in _order_terms(op, terms):
         state = _find_state(p, adds)
         if state is None:
-            part = _trace_origin(p)
+            part = trace_origin(p)
             if part.source.op is not None and part.source.op.name in CUTS and _find_moved_state(part.source, adds):
-                write = Write(_trace_origin(q), "injection")
+                write = Write(trace_origin(q), "injection")
                 return Add(part.source, op.outputs[0], part, [write], is_cut=True)
             continue
-        write = Write(_trace_origin(q))
+        write = Write(trace_origin(q))
         partial = adds.get(state.source)
         if partial is not None and is_ancestor(partial.x, q.value) and len(set(state.source.users)) == 1:
             partial.is_partial = True
@@ -360,8 +268,8 @@ def _find_root(value: Value) -> Value:
         product, terms = match_factor(op), match_terms(op)
         if product is not None:
             value = product[0]
-        elif terms is not None and len({_trace_origin(term).source for term in terms}) == 1:
-            value = _trace_origin(terms[0]).source
+        elif terms is not None and len({trace_origin(term).source for term in terms}) == 1:
+            value = trace_origin(terms[0]).source
         else:
             return value
 

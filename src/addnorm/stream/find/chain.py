@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 from torch.utils import _pytree as pytree
 
 from addnorm.stream.dataflow.graph import Flow, Op, Value
-from addnorm.stream.find.adds import Add, find_adds, find_ops_between, has_mixing_branch
+from addnorm.stream.find.adds import Add, find_adds, has_mixing_branch
 from addnorm.stream.find.moves import CUTS, JOINS
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.operators import Factor, is_ancestor, is_mixing, match_factor, strip_views, trace_constants
+from addnorm.stream.find.paths import find_ops_between
 from addnorm.stream.find.regions import Regions
 from addnorm.stream.find.sublayers import Sublayer, assign_layers, find_sublayers
 

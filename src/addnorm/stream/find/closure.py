@@ -7,11 +7,12 @@ import math
 import torch
 from torch import Tensor
 
-from addnorm.stream.find.adds import Add, Path
+from addnorm.stream.find.adds import Add
 from addnorm.stream.find.chain import Chain
 from addnorm.stream.find.norm import Norm
-from addnorm.stream.find.operators import find_views, replay_op
+from addnorm.stream.find.paths import Path
 from addnorm.stream.find.sublayers import Sublayer
+from addnorm.stream.find.views import find_views, replay_op
 
 __all__ = [
     "TOLERANCES", "check_repeated", "compute_closure", "compute_operand", "compute_sum", "compute_total_closure", "get_tolerance",

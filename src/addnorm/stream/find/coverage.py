@@ -20,7 +20,7 @@ from typing import NamedTuple
 from torch.utils import _pytree as pytree
 
 from addnorm.stream.dataflow.graph import DATA, PARAMETER, Flow, Op, Value
-from addnorm.stream.find.adds import PARTIAL, Add, find_ops_between
+from addnorm.stream.find.adds import PARTIAL, Add
 from addnorm.stream.find.chain import Chain, Selection
 from addnorm.stream.find.interpolation import match_interpolation
 from addnorm.stream.find.moves import find_moved, is_move, list_joined, strip_moves
@@ -34,6 +34,7 @@ from addnorm.stream.find.operators import (
     match_terms,
     strip_views,
 )  # fmt: skip
+from addnorm.stream.find.paths import find_ops_between
 from addnorm.stream.find.regions import Regions
 
 __all__ = ["Gap", "find_gaps", "list_carried", "list_inner_ops"]

@@ -20,15 +20,8 @@ from torch.utils import _pytree as pytree
 
 from addnorm.stream.dataflow.graph import CONSTANT, DATA, NOISE, PARAMETER, Op, Value
 from addnorm.stream.find.moves import is_move
-from addnorm.stream.find.operators import (
-    ATTENTION,
-    TRANSPARENT,
-    get_number,
-    is_ancestor,
-    is_mixing,
-    is_opaque,
-    replay_op,
-)
+from addnorm.stream.find.operators import ATTENTION, TRANSPARENT, get_number, is_ancestor, is_mixing, is_opaque
+from addnorm.stream.find.views import replay_op
 
 __all__ = ["Dominators", "Function", "is_pointwise"]
 

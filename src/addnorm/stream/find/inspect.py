@@ -3,10 +3,10 @@
 Names of modules and classes decide nothing. The steps, each in a file that imports only those before it:
 
     dataflow/          capture every operator of one run
-    operators.py       the meaning of torch's operators: views, factors, sums
+    operators.py, views.py     the meaning of torch's operators: views, factors, sums; their replay
     norm.py, norms.py, decomposed_norms.py     find norms by their formula
     moves.py           remove cuts and joins that cancel
-    interpolation.py, adds.py     find residual adds: x + f(x)
+    paths.py, interpolation.py, adds.py     find residual adds: x + f(x)
     sublayers.py       what each sublayer reads, computes and writes; its kind, layer and row
     chain.py           join the adds into streams
     coverage.py        find the steps on the streams' paths that are in no row

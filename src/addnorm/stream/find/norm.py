@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from addnorm.stream.dataflow.graph import Op, Value
-from addnorm.stream.find.operators import covers_features
+from addnorm.stream.find.views import covers_features
 
 __all__ = ["EpsRole", "Kind", "Norm", "add_eps"]
 

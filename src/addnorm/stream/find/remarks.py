@@ -11,13 +11,14 @@ from torch.utils import _pytree as pytree
 from addnorm._util.numbers import format_count
 from addnorm.stream.dataflow.capture import RANDOM
 from addnorm.stream.dataflow.graph import DATA, NOISE, Flow, Op, Value
-from addnorm.stream.find.adds import Add, find_ops_between
+from addnorm.stream.find.adds import Add
 from addnorm.stream.find.chain import Chain
 from addnorm.stream.find.closure import get_tolerance, relative_error
 from addnorm.stream.find.inspection import Site, Stream
 from addnorm.stream.find.naming import find_contradiction
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.operators import is_ancestor
+from addnorm.stream.find.paths import find_ops_between
 from addnorm.stream.find.sublayers import list_parameters
 from addnorm.wirings.spec import Wiring
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 from addnorm.stream.dataflow.graph import DATA, PARAMETER, Frame, Op, Value
-from addnorm.stream.find.adds import Add, Path, Write, find_ops_between, join_paths, trace_multiples
+from addnorm.stream.find.adds import Add, Write
 from addnorm.stream.find.moves import CUTS, is_move
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.operators import (
@@ -36,6 +36,7 @@ from addnorm.stream.find.operators import (
     match_terms,
     strip_views,
 )  # fmt: skip
+from addnorm.stream.find.paths import Path, find_ops_between, join_paths, trace_multiples
 from addnorm.stream.find.token_mixing import mixes_tokens
 from addnorm.wirings import spec
 

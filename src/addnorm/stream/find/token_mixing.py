@@ -9,7 +9,8 @@ import torch
 
 from addnorm.stream.dataflow.graph import DATA, PARAMETER, Op, Value
 from addnorm.stream.find.moves import CUTS
-from addnorm.stream.find.operators import find_axis, find_views, is_ancestor, is_mixing, replay_op, strip_views
+from addnorm.stream.find.operators import is_ancestor, is_mixing, strip_views
+from addnorm.stream.find.views import find_axis, find_views, replay_op
 
 __all__ = ["find_contraction", "mixes_tokens", "trace_axis"]
 

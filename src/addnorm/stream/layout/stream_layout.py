@@ -13,11 +13,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 from addnorm.stream.dataflow.graph import DATA, PARAMETER, Value
-from addnorm.stream.find.adds import Path, find_ops_between
 from addnorm.stream.find.chain import Chain
 from addnorm.stream.find.norm import Norm
-from addnorm.stream.find.operators import CHANNELS_FIRST, TRANSPARENT, find_axis, strip_views
+from addnorm.stream.find.operators import CHANNELS_FIRST, TRANSPARENT, strip_views
+from addnorm.stream.find.paths import Path, find_ops_between
 from addnorm.stream.find.sublayers import Sublayer
+from addnorm.stream.find.views import find_axis
 from addnorm.stream.layout.dimensions import Dim, Dims, Part, Roots, relate, trace
 from addnorm.stream.layout.mixing import Mixing
 from addnorm.stream.layout.token_layout import Piece, TokenLayout

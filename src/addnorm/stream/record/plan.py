@@ -12,12 +12,13 @@ from typing import Any
 
 from addnorm._util.jsonio import to_jsonable
 from addnorm.stream.dataflow.graph import UNCOUNTED, Op, Value
-from addnorm.stream.find.adds import Path
 from addnorm.stream.find.chain import Chain
 from addnorm.stream.find.inspection import Inspection, Site, Stream, format_norm
 from addnorm.stream.find.norm import Norm
-from addnorm.stream.find.operators import TRANSPARENT, find_axis, strip_views
+from addnorm.stream.find.operators import TRANSPARENT, strip_views
+from addnorm.stream.find.paths import Path
 from addnorm.stream.find.sublayers import Sublayer, list_parameters
+from addnorm.stream.find.views import find_axis
 from addnorm.stream.layout.dimensions import Part
 from addnorm.stream.layout.token_layout import TokenLayout
 from addnorm.stream.record.schema import RecordedSite
