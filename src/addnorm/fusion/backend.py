@@ -26,7 +26,7 @@ from addnorm.fusion.fused_call import choose_casting, entered
 from addnorm.fusion.graph import PathOf, TracedGraph, contexts_of, source_of, trace_graph
 from addnorm.fusion.pattern import find_matches
 from addnorm.fusion.rewrite import insert_fused_call, read_written_values
-from addnorm.fusion.runs import StateSnapshot
+from addnorm.stream.dataflow.snapshot import StateSnapshot
 from addnorm.stream.find.inspect import capture_flow
 from addnorm.stream.find.norms import find_norms
 

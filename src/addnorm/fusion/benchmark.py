@@ -19,7 +19,9 @@ from torch import Tensor, fx, nn
 
 from addnorm._util.timing import interleave, quartiles
 from addnorm.fusion.boundary import Match
-from addnorm.fusion.runs import RunResult, StateSnapshot, Tensors, map_tensors, run, storage_address
+from addnorm.fusion.runs import RunResult, Tensors, map_tensors, run
+from addnorm.stream.dataflow.memory import storage_key
+from addnorm.stream.dataflow.snapshot import StateSnapshot
 
 __all__ = ["Benchmark", "NodeTimer", "Timing", "compare_times", "measure", "measure_share", "saved_bytes", "step"]
 
@@ -122,8 +124,8 @@ def saved_bytes(call: Callable[[], Any], model: nn.Module, arguments: Any = ()) 
     storages: dict[int, torch.UntypedStorage] = {}  # kept alive, so that no address is used twice
 
     def pack(tensor: Tensor) -> Tensor:
-        if tensor.layout == torch.strided and storage_address(tensor) not in state.storages:
-            storages[storage_address(tensor)] = tensor.untyped_storage()
+        if tensor.layout == torch.strided and storage_key(tensor) not in state.storages:
+            storages[storage_key(tensor)] = tensor.untyped_storage()
         return tensor
 
     hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)

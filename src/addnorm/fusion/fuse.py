@@ -24,7 +24,8 @@ from addnorm.fusion.benchmark import measure
 from addnorm.fusion.encoder import keep_padding_zero, padding_encoders
 from addnorm.fusion.proof import prove
 from addnorm.fusion.result import Fusion, VerificationError
-from addnorm.fusion.runs import StateSnapshot, run
+from addnorm.fusion.runs import run
+from addnorm.stream.dataflow.snapshot import StateSnapshot
 from addnorm.stream.dataflow.wrappers import find_fsdp_modules, find_wrapped_parameter
 from addnorm.stream.find.inspect import check_inputs
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from addnorm.fusion.rng_replay import copy_in_dtype, replay_rng
-from addnorm.fusion.runs import RunResult, StateSnapshot, run
+from addnorm.fusion.runs import RunResult, run
 from addnorm.fusion.tolerance import (
     Difference,
     compare,
@@ -27,6 +27,7 @@ from addnorm.fusion.tolerance import (
     widen_tolerance,
     worst,
 )
+from addnorm.stream.dataflow.snapshot import StateSnapshot
 
 __all__ = ["Proof", "prove"]
 

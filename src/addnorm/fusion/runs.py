@@ -1,20 +1,19 @@
-"""Repeatable calls of a model: outputs and gradients, from the same tensors and random states each time, without side effects."""
+"""Repeatable calls of a model: outputs and gradients."""
 
 from __future__ import annotations
 
 import copy
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from addnorm.stream.dataflow.state import LEAF_TYPES, find_tensors, preserve_state
+from addnorm.stream.dataflow.state import LEAF_TYPES, find_tensors
 
-__all__ = ["RunResult", "StateSnapshot", "Tensors", "map_tensors", "named_tensors", "run", "storage_address"]
+__all__ = ["RunResult", "Tensors", "map_tensors", "named_tensors", "run"]
 
 Tensors = dict[str, Tensor]
 
@@ -113,58 +112,3 @@ def map_tensors(arguments: Any, function: Callable[[Tensor], Tensor]) -> Any:
             return value
 
     return pytree.tree_map(convert, arguments)
-
-
-class StateSnapshot:
-    """Contents of the tensors of a model and of its arguments, to be restored: a forward may write into them.
-
-    Attributes:
-        tensors: the tensors.
-        storages: the addresses of their memory.
-    """
-
-    def __init__(self, model: nn.Module, arguments: Any = ()) -> None:
-        self.model = model
-        attributes = [[*vars(module).values()] for module in model.modules()]  # one by one: the search has a limit
-        by_id = {id(t): t for value in (*attributes, arguments) for t in find_tensors(value)}
-        self.tensors = [t for t in by_id.values() if t.layout == torch.strided and not t.is_nested]
-        self.storages = {storage_address(t) for t in self.tensors}
-        self._copies = [(t.detach().clone(), t.is_leaf) for t in self.tensors]
-        leaves = pytree.tree_leaves((attributes, arguments))
-        self._generators = [(value, value.get_state()) for value in leaves if isinstance(value, torch.Generator)]
-
-    @contextmanager
-    def restored(self) -> Iterator[None]:
-        """Restore all tensors and random states after the block."""
-        with preserve_state(self.model):
-            try:
-                yield
-            finally:
-                try:
-                    self._restore()
-                except KeyboardInterrupt:
-                    self._restore()
-                    raise
-
-    def _restore(self) -> None:
-        for tensor, (saved, was_leaf) in zip(self.tensors, self._copies, strict=True):
-            if was_leaf and not tensor.is_leaf and not tensor._is_view():
-                tensor.detach_()  # from the graph of the values that were written into it
-            if not _equal(tensor.detach(), saved):
-                tensor.data.copy_(saved)  # .data: a graph of the caller does not count the write that is undone
-        for generator, state in self._generators:
-            generator.set_state(state)
-
-    def copy_aliases(self, outputs: Tensors) -> Tensors:
-        """Return outputs with those copied that alias memory of the model, which would change when it is restored."""
-        return {name: t.clone() if storage_address(t) in self.storages else t for name, t in outputs.items()}
-
-
-def _equal(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors are equal, with NaN equal to NaN."""
-    return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
-
-
-def storage_address(tensor: Tensor) -> int:
-    """Return the address of a tensor's memory; 0 for a sparse tensor."""
-    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else 0

@@ -14,8 +14,8 @@ from torch.utils import _pytree
 
 from addnorm._util.optional import require
 from addnorm.fusion.rng_replay import copy_in_dtype
-from addnorm.fusion.runs import StateSnapshot
 from addnorm.fusion.tolerance import MAX_SHARE, ROUNDINGS, magnitude_of
+from addnorm.stream.dataflow.snapshot import StateSnapshot
 
 # Before 1.30 the results of onnxruntime's CPU kernels are those of a variance E[x^2] - E[x]^2: LayerNormalization until 1.26,
 # SkipLayerNormalization, to which it fuses Add and LayerNormalization itself, until 1.29. The result is wrong, or NaN, for

@@ -22,10 +22,10 @@ from addnorm._util.arguments import check_choice, check_float
 from addnorm._util.numbers import format_number
 from addnorm._util.tables import Block, Column, Rendered, Table
 from addnorm.ops.options import ADD_OPTIONS
-from addnorm.stream.calls import copy_arguments
-from addnorm.stream.dataflow.frames import Frames
+from addnorm.stream.dataflow.frames import Frames, force_eager
 from addnorm.stream.dataflow.graph import Op, Value
 from addnorm.stream.dataflow.observers import ObserverMode, disable_checkpoints, observe_forwards
+from addnorm.stream.dataflow.snapshot import preserve_state
 from addnorm.stream.edits import register_edit
 from addnorm.stream.find.closure import check_repeated, relative_error
 from addnorm.stream.find.inspection import Inspection, Site
@@ -346,19 +346,13 @@ def ablate_each(
             "the model of this inspection was deleted, expected it to live as long as the inspection is used."
         )
     chosen = inspection.sites if sites is None else tuple(sites)
-    devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    inner = getattr(model, "_orig_mod", model)
 
     def run() -> tuple[float | None, Tensor]:
-        run_args, run_kwargs = copy_arguments(args, kwargs)  # a cache without the tokens that an earlier run appended
-        try:
-            with torch.random.fork_rng([*devices]):  # the same dropout in each run
-                output = model(*run_args, **run_kwargs)
-        finally:
-            for buffer, before in buffers:  # running statistics
-                buffer.copy_(before)
-        value = read_number(loss(output)) if loss is not None else find_loss(output)
-        return (None if value is None else float(value)), find_logits(output)
+        with preserve_state(inner, (args, kwargs)) as before, force_eager():  # the same dropout and caches in each run
+            output = inner(*args, **kwargs)
+            value = read_number(loss(output)) if loss is not None else find_loss(output)
+            return (None if value is None else float(value)), before.copy_aliases(find_logits(output))
 
     effects: list[Ablation] = []
     with torch.no_grad(), _progress_bar(progress, f"ablate {inspection.model}", len(chosen)) as advance:

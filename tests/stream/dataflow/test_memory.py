@@ -9,7 +9,7 @@ from torch import nn
 from addnorm import inspect
 from addnorm.stream.dataflow.capture import Capture
 from addnorm.stream.dataflow.memory import Region
-from addnorm.stream.dataflow.state import copy_argument, find_tensors
+from addnorm.stream.dataflow.state import find_tensors
 from addnorm.stream.find.operators import strip_views
 from addnorm.stream.find.views import replay_op
 from support.handwritten_models import D, Mlp
@@ -238,16 +238,3 @@ def test_find_tensors_in_nested_argument():
     held = {id(tensor) for tensor in find_tensors({"a": [cache, (torch.zeros(1),)], "b": 3})}
     assert {id(cache.states[0]), id(cache.tensor)} < held
     assert len(held) == 3
-
-
-def test_copy_argument_keeps_tensors_and_uncopyable_objects():
-    class Refuses:
-        def __deepcopy__(self, memo):
-            raise ValueError
-
-    cache, refuses = Cache(), Refuses()
-    twin = copy_argument(cache)
-    assert twin is not cache
-    assert twin.tensor is cache.tensor
-    assert copy_argument(refuses) is refuses
-    assert copy_argument(torch.relu) is torch.relu

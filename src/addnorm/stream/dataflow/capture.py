@@ -5,8 +5,8 @@
 
 A `Value` is a tensor at one moment: an operator that writes in place makes a new value of the same memory, and a copy keeps the
 old contents. Operators are captured below autograd and autocast, where models of all classes consist of the same few operators.
-The model runs eagerly, and without torch's fast path of TransformerEncoder. Parameters, buffers, arguments and random states are
-restored after the run (state.py).
+The model runs eagerly, and without torch's fast path of TransformerEncoder. What the run changes in the model and in its
+arguments is restored (snapshot.py).
 
 Wrappers (DTensor, quantized weights) are captured as their inner tensors. Parameters that FSDP gathers are leaves, and the
 operators that gather them are not captured. Memory that is freed during the run cannot be read later: small parameters are copied
@@ -27,7 +27,8 @@ from addnorm.stream.dataflow import fused_ops
 from addnorm.stream.dataflow.frames import Frames, exclusive, force_eager
 from addnorm.stream.dataflow.graph import CONSTANT, DATA, NOISE, PARAMETER, UNCOUNTED, Flow, Op, Value
 from addnorm.stream.dataflow.memory import Memory, disable_modes, is_in_memory
-from addnorm.stream.dataflow.state import copy_argument, find_tensors, preserve_state
+from addnorm.stream.dataflow.snapshot import preserve_state
+from addnorm.stream.dataflow.state import find_tensors
 from addnorm.stream.dataflow.wrappers import (
     Desugared,
     computes_shapes,
@@ -36,11 +37,11 @@ from addnorm.stream.dataflow.wrappers import (
     has_wrappers,
     inner_tensors,
     is_wrapper,
-    preserve_shards,
     runs_in_fsdp,
 )
+from addnorm.stream.dataflow.writes import find_written, running_statistics
 
-__all__ = ["RANDOM", "Capture", "find_new", "find_written", "operator_name"]
+__all__ = ["RANDOM", "Capture", "find_new", "operator_name"]
 
 # Operators whose output depends on the shape and dtype of their inputs, not on their contents.
 SHAPE_ONLY = {
@@ -52,9 +53,7 @@ RANDOM = {
     "rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "bernoulli", "bernoulli_", "uniform",
     "normal", "normal_", "exponential", "multinomial", "native_dropout", "random",
 }  # fmt: skip
-BATCH_NORMS = {"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_batch_norm_impl_index"}
 REPLACES = {"copy", "fill"}  # in place, independent of the old contents
-UNWRITTEN = {"monitored_barrier_"}  # operators of c10d that write nothing
 VIEWS = {"view", "alias", "detach"}
 SMALL = 1 << 16  # elements of a parameter that is copied when it is used
 OTHER_SEED = 0x5EED  # of the random numbers of a second run
@@ -101,14 +100,13 @@ class Capture(Desugared):
         """Call the model and return the captured data flow."""
         model = self.frames.model
         self.flow.redraw = cache(partial(self._run_again, args, kwargs))
-        args, kwargs = pytree.tree_map(copy_argument, (tuple(args), kwargs))
         for k, argument in enumerate(pytree.tree_leaves((args, kwargs))):
             for whole in find_tensors(argument):
                 for tensor in inner_tensors(whole):
                     if tensor not in self._memory:
                         self.add_leaf(tensor, DATA, k if whole is argument else -1)
         self.frames.start()
-        with preserve_shards(model), preserve_state(model), force_eager():
+        with preserve_state(model, (args, kwargs)), force_eager():
             others, exclusive.frames = exclusive.frames, self.frames
             try:
                 with self.frames.install_hooks(), self:
@@ -116,7 +114,7 @@ class Capture(Desugared):
             finally:
                 exclusive.frames = others
                 self.flow.result = None
-                self._memory.restore()
+                self._memory.copy_written()
                 for generator, state in self._generators.items():
                     generator.set_state(state)
         self.flow.result = pytree.tree_map_only(Tensor, self._result_value, result)
@@ -177,7 +175,7 @@ class Capture(Desugared):
             if isinstance(x, torch.Generator):
                 self._generators.setdefault(x, x.get_state())
         written = find_written(func, args, kwargs)
-        for tensor in (*written, *_running_statistics(name, args)):
+        for tensor in (*written, *running_statistics(func, args)):
             self._memory.save(tensor)
         for value in values:
             if isinstance(value, Value) and not value.kind & (DATA | NOISE) and value not in self._small:
@@ -290,11 +288,6 @@ def _has_inner(wrapper: Tensor, tensor: Tensor) -> bool:
     return wrapper is tensor or any(inner is tensor for inner in inner_tensors(wrapper))
 
 
-def _running_statistics(name: str, args: Any) -> list[Tensor]:
-    """Return the running mean and variance, which a batch norm writes although its schema does not declare it."""
-    return [x for x in args[3:5] if isinstance(x, Tensor)] if name in BATCH_NORMS else []
-
-
 def _find_dependencies(name: str, func: Any, args: Any, kwargs: Any) -> list[Value]:
     """Return the values on which the output of an operator depends."""
     if name in SHAPE_ONLY:
@@ -315,18 +308,3 @@ def find_new(func: Any, out: Any) -> list[Tensor]:
     return [
         t for t, declared in zip(outs, returns, strict=False) if declared.alias_info is None and isinstance(t, Tensor)
     ]
-
-
-def find_written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
-    """Return the tensors that an operator writes in place."""
-    namespace, _, name = func._schema.name.partition("::")
-    if namespace == "c10d" and name.endswith("_") and name not in UNWRITTEN:  # its schema does not declare it
-        return [t for t in pytree.tree_leaves(args[0]) if isinstance(t, Tensor)]
-    if not func._schema.is_mutable:
-        return []
-    written = []
-    for k, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[k] if k < len(args) else kwargs.get(argument.name)
-            written += [t for t in pytree.tree_leaves(value) if isinstance(t, Tensor)]
-    return written

@@ -1,4 +1,4 @@
-"""The value of each tensor through all in-place writes, and the restoration of memory that was written.
+"""The value of each tensor through all in-place writes.
 
 A write makes a new value of the written tensor. Other tensors of the same memory get new values when they are used next. One
 copy of the memory for each write keeps the old contents. Tensors of the same bytes have the same contents; a write changes
@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from addnorm.stream.dataflow.graph import Value
 
-__all__ = ["Memory", "Region", "disable_modes", "is_in_memory"]
+__all__ = ["Memory", "Region", "disable_modes", "is_in_memory", "is_strided", "storage_key"]
 
 
 @contextmanager
@@ -82,7 +82,7 @@ class Memory:
         add_leaf: returns the value of a tensor that no operator has computed.
         add_write: returns the value of a tensor whose memory has been written: `add_write(name, tensor, inputs, op, *layout)`;
             `layout` is (strides of the input, shape and strides of the tensor) if it has the same bytes in another order.
-        contents: keep copies of contents that are overwritten, and restore them in the end.
+        contents: keep copies of contents that are overwritten.
     """
 
     def __init__(
@@ -96,8 +96,6 @@ class Memory:
         self._alive: list[Tensor] = []  # all tensors, so that no id is used twice
         self._live: dict[int, list[tuple[Value, Tensor]]] = {}  # by storage: values whose contents are still in memory
         self._writes: dict[int, list[_Write]] = {}
-        self._initial: set[int] = set()  # storages that existed before the run
-        self._copies: dict[int, tuple[Any, Any]] = {}  # of the storages that were written
 
     def __contains__(self, tensor: Tensor) -> bool:
         return id(tensor) in self._values
@@ -108,18 +106,16 @@ class Memory:
         if value is None:
             alias = None if isinstance(tensor, nn.Parameter) else self._find_alias(tensor)
             value = alias or self._add_leaf(tensor)
-        writes = self._writes.get(_storage_key(tensor)) if self._writes else None
+        writes = self._writes.get(storage_key(tensor)) if self._writes else None
         if not writes or self._versions[id(tensor)] == writes[-1].number:
             return value
         return self._apply_writes(tensor, value, writes)
 
     def bind(self, tensor: Tensor, value: Value) -> None:
         """Set the value of a tensor that an operator returned or that existed before the run."""
-        key = _storage_key(tensor)
+        key = storage_key(tensor)
         if id(tensor) not in self._values:
             self._alive.append(tensor)
-        if value.op is None and key not in self._live and key not in self._writes:
-            self._initial.add(key)
         self._values[id(tensor)] = value
         writes = self._writes.get(key)
         self._versions[id(tensor)] = writes[-1].number if writes else 0
@@ -128,7 +124,7 @@ class Memory:
     def save(self, tensor: Tensor) -> None:
         """Copy the memory of a tensor before it is written, once for all values in it."""
         if self._contents:
-            self._save_storage(_storage_key(tensor))
+            self._save_storage(storage_key(tensor))
 
     def _save_storage(self, key: int) -> None:
         live = self._live.pop(key, [])
@@ -137,37 +133,30 @@ class Memory:
             for value, tensor in live:
                 if value.tensor is not tensor or not is_in_memory(tensor, value.shape):
                     continue
-                if not _is_strided(tensor):
+                if not is_strided(tensor):
                     value.tensor = tensor.detach().clone()
                     continue
                 copy = tensor.untyped_storage().clone() if copy is None else copy
                 value.tensor = _view_storage(copy, tensor)
-                if key in self._initial and key not in self._copies:
-                    self._copies[key] = tensor.untyped_storage(), copy
 
     def record_write(self, tensor: Tensor) -> None:
         """Record a write to the memory of a tensor, after `bind` has set its new value."""
-        key = _storage_key(tensor)
+        key = storage_key(tensor)
         writes = self._writes.setdefault(key, [])
         number = writes[-1].number + 1 if writes else 1
         with disable_modes():
             region, layout = (
                 (Region.from_tensor(tensor), _get_layout(tensor))
-                if _is_strided(tensor)
+                if is_strided(tensor)
                 else (Region(0, 0, ()), ((), ()))
             )
         writes.append(_Write(number, region, self._values[id(tensor)], layout))
         self._versions[id(tensor)] = number
 
-    def restore(self) -> None:
-        """Restore the memory that existed before the run."""
-        for key in self._copies:
-            self._save_storage(key)  # the last values in it
-        with disable_modes(), torch.no_grad():
-            for storage, copy in self._copies.values():
-                if storage.nbytes() != copy.nbytes():
-                    storage.resize_(copy.nbytes())
-                storage.copy_(copy)
+    def copy_written(self) -> None:
+        """Copy the last values in memory that was written, which may be restored."""
+        for key in self._writes if self._contents else ():
+            self._save_storage(key)
 
     def _apply_writes(self, tensor: Tensor, value: Value, writes: list[_Write]) -> Value:
         """Return the value of a tensor whose memory was written through others."""
@@ -207,12 +196,12 @@ class Memory:
 
     def _find_alias(self, tensor: Tensor) -> Value | None:
         """Return the value of a new tensor that has the bytes of a known one: a tensor that went through numpy."""
-        key = _storage_key(tensor)
+        key = storage_key(tensor)
         for value, other in reversed(self._live.get(key, [])):
             if (
                 value.op is not None
                 and other.dtype == tensor.dtype
-                and _storage_key(other) == key
+                and storage_key(other) == key
                 and _have_same_bytes(other, tensor)
             ):
                 new = self._add_alias(tensor, value, _get_layout(other))
@@ -223,7 +212,7 @@ class Memory:
 
 def _have_same_bytes(first: Tensor, second: Tensor) -> bool:
     with disable_modes():
-        return _is_strided(first) and _is_strided(second) and Region.from_tensor(first) == Region.from_tensor(second)
+        return is_strided(first) and is_strided(second) and Region.from_tensor(first) == Region.from_tensor(second)
 
 
 def is_in_memory(tensor: Tensor, shape: tuple[int, ...]) -> bool:
@@ -236,7 +225,8 @@ def is_in_memory(tensor: Tensor, shape: tuple[int, ...]) -> bool:
     return not tensor.numel() or bool(tensor.untyped_storage().nbytes() >= end * tensor.element_size())
 
 
-def _is_strided(tensor: Tensor) -> bool:
+def is_strided(tensor: Tensor) -> bool:
+    """Return whether the numbers of a tensor are those in its memory."""
     return tensor.layout == torch.strided and not (tensor.is_conj() or tensor.is_neg()) and _has_memory(tensor)
 
 
@@ -255,7 +245,7 @@ def _get_layout(tensor: Tensor) -> Layout:
     return tuple(tensor.shape), tensor.stride()
 
 
-def _storage_key(tensor: Tensor) -> int:
+def storage_key(tensor: Tensor) -> int:
     """Return a number that identifies the memory: its address, which a tensor that went through numpy keeps."""
     if tensor.layout != torch.strided or not _has_memory(tensor):
         return -id(tensor)

@@ -23,7 +23,7 @@ from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from addnorm.stream.dataflow import fused_ops
-from addnorm.stream.dataflow.capture import find_new, find_written, operator_name
+from addnorm.stream.dataflow.capture import find_new, operator_name
 from addnorm.stream.dataflow.frames import Frames, exclusive, force_eager
 from addnorm.stream.dataflow.graph import FAMILY, Address, Frame, Op, Value
 from addnorm.stream.dataflow.memory import disable_modes
@@ -36,6 +36,7 @@ from addnorm.stream.dataflow.wrappers import (
     has_wrappers,
     runs_in_fsdp,
 )
+from addnorm.stream.dataflow.writes import find_written
 
 __all__ = [
     "Editor", "Observer", "ObserverMode", "disable_checkpoints", "group_observers", "observe_forwards",

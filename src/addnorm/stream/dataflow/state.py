@@ -1,12 +1,10 @@
-"""State that a run must restore, besides the memory of tensors: arguments, the modules' attributes, random generators.
+"""State that exists once for the whole process: random generators, and settings of torch.
 
-Torch has some state once for the whole process. Several threads may observe models at a time, so `share_context` and `fork_rng`
-protect it.
+Several threads may observe models at a time, so `fork_rng` and `share_context` protect it.
 """
 
 from __future__ import annotations
 
-import copy
 import random
 import sys
 import threading
@@ -19,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-__all__ = ["UNINITIALIZED", "copy_argument", "find_tensors", "fork_rng", "preserve_state", "share_context"]  # fmt: skip
+__all__ = ["LEAF_TYPES", "UNINITIALIZED", "find_tensors", "fork_rng", "share_context"]
 
 UNINITIALIZED = (UninitializedBuffer, UninitializedParameter)  # of lazy modules
 
@@ -36,21 +34,7 @@ LEAF_TYPES = (
     torch.Generator,
     nn.Module,
 )
-NUMBERS = (int, float, complex, str, tuple, type(None), torch.dtype, torch.device)  # they describe a cached tensor
 MAX_OBJECTS = 10_000  # maximum number of objects that are searched for tensors
-
-
-def copy_argument(argument: Any) -> Any:
-    """Return a copy of an argument that a forward may change, such as a cache, with the same tensors.
-
-    Objects that cannot be copied are returned themselves.
-    """
-    if isinstance(argument, LEAF_TYPES) or callable(argument):
-        return argument
-    try:
-        return copy.deepcopy(argument, {id(tensor): tensor for tensor in find_tensors(argument)})
-    except Exception:  # __deepcopy__ may raise anything
-        return argument
 
 
 def find_tensors(argument: Any) -> Iterator[Tensor]:
@@ -71,43 +55,25 @@ def find_tensors(argument: Any) -> Iterator[Tensor]:
         todo += getattr(item, "__dict__", {}).values()
 
 
-@contextmanager
-def preserve_state(model: nn.Module) -> Iterator[None]:
-    """Restore buffers, tensor attributes, the numbers beside those that changed, and random generators after the block."""
-    tables = [(table, dict(table)) for module in model.modules() for table in (module._buffers, vars(module)) if table]
-    devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
-    python_state = random.getstate()
-    numpy = sys.modules.get("numpy")
-    numpy_state = numpy.random.get_state() if numpy is not None else None
-    try:
-        with fork_rng(devices):
-            yield
-    finally:
-        random.setstate(python_state)
-        if numpy is not None:
-            numpy.random.set_state(numpy_state)
-        for table, before in tables:
-            changed = [name for name, value in before.items() if table.get(name) is not value]
-            tensors = [name for name in changed if _is_state(before[name]) and _is_state(table.get(name))]
-            # A cached table without the length it was made for would not be made again: numbers go with the tensors beside them.
-            numbers = [n for n in changed if isinstance(before[n], NUMBERS) and isinstance(table.get(n), NUMBERS)]
-            for name in [*tensors, *numbers] if tensors else []:
-                table[name] = before[name]
-
-
-def _is_state(value: Any) -> bool:
-    """Return whether a module may keep state in an attribute: None or a tensor, but no uninitialized buffer of a lazy module."""
-    return value is None or (isinstance(value, Tensor) and not isinstance(value, UNINITIALIZED))
-
-
 _generator = threading.RLock()
 
 
 @contextmanager
 def fork_rng(devices: Iterable[torch.device] = ()) -> Iterator[None]:
-    """Fork torch's random generators while the block runs. Other threads that fork them wait: they would restore wrong states."""
+    """Restore the global random generators of torch, Python and numpy after the block.
+
+    Other threads that do the same wait: they would restore wrong states.
+    """
+    numpy = sys.modules.get("numpy")
     with _generator, torch.random.fork_rng([*devices]):
-        yield
+        python_state = random.getstate()
+        numpy_state = numpy.random.get_state() if numpy is not None else None
+        try:
+            yield
+        finally:
+            random.setstate(python_state)
+            if numpy is not None:
+                numpy.random.set_state(numpy_state)
 
 
 def share_context(change: Callable[[], AbstractContextManager[None]]) -> Callable[[], AbstractContextManager[None]]:

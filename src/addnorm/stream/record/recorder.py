@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from addnorm._util.arguments import check_int
-from addnorm.stream.calls import call_key, copy_arguments
 from addnorm.stream.dataflow.frames import Frames
 from addnorm.stream.dataflow.graph import Value
 from addnorm.stream.dataflow.observers import (
@@ -159,7 +158,7 @@ class _Recorder(ForwardStatistics):
         if step % self.every:
             return None
         self.step = step
-        self._key = call_key(self.model, args, kwargs)
+        self._key = _call_key(self.model, args, kwargs)
         plan = self._plans.get(self._key)
         shapes = tuple(t.shape for t in tensors)
         if plan is None or (plan.depends_on_shape(self.masks is not None) and plan.shapes != shapes):
@@ -238,7 +237,7 @@ class _Recorder(ForwardStatistics):
 
     def _make_plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
         check_parameters(self.model, "addnorm.record(model)")
-        flow = capture_flow(self.model, *copy_arguments(args, kwargs))
+        flow = capture_flow(self.model, args, kwargs)
         with torch.no_grad():
             inspection = build_inspection(self.model, flow)
         if not inspection.sites:
@@ -265,3 +264,14 @@ class _Recorder(ForwardStatistics):
                 f"forward {self._steps.forwards - 1} has {len(plan.sites)} sublayers, expected the {len(self.recording.sites)} "
                 "sites of the first: record models or inputs whose sublayers differ one by one."
             )
+
+
+def _call_key(model: nn.Module, args: Any, kwargs: Any) -> Any:
+    """Return a key of the visible state that determines the operators of a forward; its last entry is the grad mode."""
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    kinds = tuple(
+        (x.dtype, x.dim()) if isinstance(x, Tensor) else x if isinstance(x, bool | str) else type(x) for x in leaves
+    )
+    training = tuple(module.training for module in model.modules())
+    autocast = tuple(torch.is_autocast_enabled(device) for device in ("cpu", "cuda"))
+    return str(spec), kinds, training, autocast, torch.is_grad_enabled()

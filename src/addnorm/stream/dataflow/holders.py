@@ -1,0 +1,318 @@
+"""Kinds of objects that hold state: what each refers to, a shallow copy of it, and its restoration in place.
+
+`KINDS` has one entry for each: a class, `save`, which returns the copy and the objects that it refers to, and `restore`, which
+writes the copy back where it differs. Objects of other classes hold their attributes and slots.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import random
+import sys
+import types
+import weakref
+from array import array
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from addnorm.stream.dataflow.memory import is_strided
+from addnorm.stream.dataflow.wrappers import inner_tensors, is_wrapper
+
+__all__ = ["ATOMS", "CACHE", "Kind", "find_kinds", "is_library"]
+
+ATOMS = {
+    int, float, complex, bool, str, bytes, type(None), type(...), range, slice, types.ModuleType, types.CodeType, torch.Size,
+    torch.dtype, torch.device, torch.layout, torch.memory_format,
+}  # fmt: skip
+CACHE = functools._lru_cache_wrapper
+# Objects of these parts of torch follow a state in C++ or of other processes, which would not be restored with them.
+PARALLEL = ("torch.distributed", "torch.nn.parallel", "torch.jit")
+OPAQUE = (*PARALLEL, "torch._", "torch.fx", "torch.export", "torch.cuda")
+# The parts of the standard library whose objects hold state for others. The rest serves threads, files and the interpreter.
+HOLDERS = {"collections", "functools", "argparse", "weakref", "_weakrefset", "_thread"}
+MAX_ARRAY = 1 << 26  # bytes of the largest numpy array that is copied
+MISSING = object()
+
+Saved = tuple[Any, Iterable[Any]]
+
+
+class Kind(NamedTuple):
+    """How to save an object: `save` returns its copy and what it refers to, `restore` takes the object and the copy."""
+
+    save: Callable[[Any], Saved]
+    restore: Callable[[Any, Any], None] | None = None
+
+
+def find_kinds(cls: type) -> list[Kind]:
+    """Return how to save objects of a class; an empty list if they hold no state, or are out of reach."""
+    if issubclass(cls, enum.Enum | random.SystemRandom):
+        return []
+    module = cls.__module__
+    if issubclass(cls, nn.Module):  # the class with the forward: `fully_shard` derives one of its own
+        module = next(base.__module__ for base in cls.__mro__ if "forward" in vars(base))
+        if module.startswith(PARALLEL):
+            return [_refer("_modules", "_parameters", "_buffers")]
+    found = [(base, kind) for base, kind in (*KINDS.items(), *_numpy_kinds()) if issubclass(cls, base)]
+    has_attributes = _is_followed(cls.__module__) and (
+        not found or (found[0][0] is not cls and found[0][0] is not Tensor)
+    )
+    return [kind for _, kind in found[:1]] + [Kind(_save_object, _restore_object)] * has_attributes
+
+
+def _is_followed(module: Any) -> bool:
+    """Return whether the objects of the classes of a Python module are searched."""
+    name = str(module)
+    top = name.partition(".")[0]
+    if top == "torch":
+        return not name.startswith(OPAQUE)
+    return (top not in sys.stdlib_module_names and top != "numpy") or name in HOLDERS
+
+
+def is_library(module: Any) -> bool:
+    """Return whether a module's functions and classes keep no state for models: those of Python, torch and this library."""
+    top = str(module).partition(".")[0]
+    return top in ("torch", "numpy", "addnorm") or top in sys.stdlib_module_names
+
+
+# Objects with attributes.
+
+
+def _save_object(item: Any) -> Saved:
+    cls, table = type(item), getattr(item, "__dict__", None)
+    table = table if isinstance(table, dict) else None
+    slots = {
+        slot: _read(slot, item)
+        for base in cls.__mro__ if "__slots__" in vars(base)
+        for slot in vars(base).values() if isinstance(slot, types.MemberDescriptorType)
+    }  # fmt: skip
+    return (cls, table, slots), (cls, table, *slots.values())
+
+
+def _read(slot: Any, item: Any) -> Any:
+    try:
+        return slot.__get__(item)
+    except AttributeError:  # a slot without a value
+        return MISSING
+
+
+def _restore_object(item: Any, saved: tuple[type, Any, dict[Any, Any]]) -> None:
+    cls, table, slots = saved
+    if type(item) is not cls:
+        item.__class__ = cls  # a lazy module becomes one of another class in its first call
+    if table is not None and item.__dict__ is not table:
+        item.__dict__ = table
+    for slot, value in slots.items():
+        if _read(slot, item) is not value:
+            slot.__delete__(item) if value is MISSING else slot.__set__(item, value)
+
+
+def _save_class(cls: type) -> Saved:
+    if is_library(cls.__module__):
+        return {}, ()
+    names = {name: value for name, value in vars(cls).items() if not name.startswith("__")}
+    functions = (value for value in vars(cls).values() if isinstance(value, types.FunctionType))
+    return names, (*cls.__bases__, *names.values(), *functions)
+
+
+def _restore_class(cls: type, saved: dict[str, Any]) -> None:
+    if not saved and is_library(cls.__module__):
+        return
+    for name in [*vars(cls)]:
+        if not name.startswith("__") and name not in saved:
+            type.__delattr__(cls, name)
+    for name, value in saved.items():
+        if vars(cls).get(name, MISSING) is not value:
+            type.__setattr__(cls, name, value)
+
+
+# Containers.
+
+
+def _items(table: dict[Any, Any]) -> list[tuple[Any, Any]]:
+    return [*(OrderedDict if isinstance(table, OrderedDict) else dict).items(table)]
+
+
+def _save_dict(table: dict[Any, Any]) -> Saved:
+    items = _items(table)
+    return items, [x for item in items for x in item if type(x) not in ATOMS]
+
+
+def _restore_dict(table: dict[Any, Any], saved: list[tuple[Any, Any]]) -> None:
+    """Restore a dict without emptying it in between, which another thread would notice."""
+    now = _items(table)
+    if len(now) == len(saved) and all(k is a and v is b for (k, v), (a, b) in zip(now, saved, strict=True)):
+        return
+    base, before = OrderedDict if isinstance(table, OrderedDict) else dict, dict(saved)
+    for key, _ in now:
+        if key not in before:
+            base.__delitem__(table, key)
+    for key, value in saved:
+        if dict.get(table, key, MISSING) is not value:
+            base.__setitem__(table, key, value)
+    if not _same([key for key, _ in _items(table)], [key for key, _ in saved]):  # another order
+        base.clear(table)
+        for key, value in saved:
+            base.__setitem__(table, key, value)
+
+
+def _restore_list(items: list[Any], saved: list[Any]) -> None:
+    if not _same(items, saved):
+        list.__setitem__(items, slice(None), saved)
+
+
+def _restore_set(items: set[Any], saved: set[Any]) -> None:
+    if items != saved:
+        set.clear(items)
+        set.update(items, saved)
+
+
+def _restore_deque(items: deque[Any], saved: list[Any]) -> None:
+    if not _same(items, saved):
+        deque.clear(items)
+        deque.extend(items, saved)
+
+
+def _restore_bytes(items: Any, saved: Any) -> None:
+    if items != saved:
+        items[:] = saved
+
+
+def _same(first: Iterable[Any], second: Iterable[Any]) -> bool:
+    """Return whether two sequences consist of the same objects."""
+    return [*map(id, first)] == [*map(id, second)]
+
+
+# Functions and what they close over.
+
+
+def _save_function(function: types.FunctionType) -> Saved:
+    if is_library(function.__module__):
+        return None, ()
+    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    return None, (*defaults, *(function.__closure__ or ()), vars(function))
+
+
+def _read_cell(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # an empty cell
+        return MISSING
+
+
+def _restore_cell(cell: types.CellType, saved: Any) -> None:
+    if _read_cell(cell) is not saved:
+        if saved is MISSING:
+            del cell.cell_contents
+        else:
+            cell.cell_contents = saved
+
+
+def _restore_cache(function: Any, misses: int) -> None:
+    """Empty a functools cache that the call has filled: results may belong to the call. Any entry may be computed again."""
+    if function.cache_info().misses != misses:
+        function.cache_clear()
+
+
+# Tensors, and generators of random numbers.
+
+
+def _save_tensor(tensor: Tensor) -> Saved:
+    """Save all of a tensor but its contents: its place in memory, its gradient, its flags and hooks."""
+    alias = tensor.data if not is_wrapper(tensor) and is_strided(tensor) else None
+    grad = tensor.grad if tensor.is_leaf else None
+    hooks = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
+    saved = (type(tensor), alias, tensor.is_leaf, tensor.requires_grad, grad, hooks)
+    return saved, (*(t for t in inner_tensors(tensor) if t is not tensor), grad, *hooks, vars(tensor))
+
+
+def _restore_tensor(tensor: Tensor, saved: Any) -> None:
+    cls, alias, is_leaf, requires_grad, grad, hooks = saved
+    if type(tensor) is not cls:
+        tensor.__class__ = cls  # an uninitialized parameter becomes one of another class
+    if alias is not None and _place(tensor) != _place(alias):
+        tensor.data = alias
+    if is_leaf and not tensor.is_leaf and not tensor._is_view():
+        tensor.detach_()  # from the graph of the values that were written into it
+    if is_leaf and tensor.is_leaf:
+        if tensor.requires_grad != requires_grad:
+            tensor.requires_grad_(requires_grad)
+        if tensor.grad is not grad:
+            tensor.grad = grad
+    if tensor._backward_hooks is not hooks[0]:
+        tensor._backward_hooks = hooks[0]
+    if tensor._post_accumulate_grad_hooks is not hooks[1]:
+        tensor._post_accumulate_grad_hooks = hooks[1]
+
+
+def _place(tensor: Tensor) -> tuple[Any, ...]:
+    if not is_strided(tensor):
+        return ()
+    return tensor.untyped_storage()._cdata, tensor.dtype, tensor.storage_offset(), tensor.shape, tensor.stride()
+
+
+def _restore_generator(generator: torch.Generator, saved: Tensor) -> None:
+    if not torch.equal(generator.get_state(), saved):
+        generator.set_state(saved)
+
+
+def _numpy_kinds() -> list[tuple[type, Kind]]:
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is None:
+        return []
+
+    def save_array(items: Any) -> Saved:
+        saved = items.copy() if items.nbytes <= MAX_ARRAY and items.flags.writeable else None
+        return saved, saved.ravel().tolist() if saved is not None and saved.dtype.hasobject else ()
+
+    def restore_array(items: Any, saved: Any) -> None:
+        if saved is not None and items.tobytes() != saved.tobytes():
+            items[...] = saved
+
+    return [
+        (numpy.ndarray, Kind(save_array, restore_array)),
+        (numpy.random.BitGenerator, Kind(lambda g: (g.state, ()), lambda g, state: setattr(g, "state", state))),
+        (numpy.random.Generator, Kind(lambda g: (None, (g.bit_generator,)))),
+        (numpy.random.RandomState, Kind(lambda g: (g.get_state(), ()), lambda g, state: g.set_state(state))),
+    ]
+
+
+def _refer(*names: str) -> Kind:
+    """Return the kind of an object that holds nothing itself, and refers to other objects by these attributes."""
+    return Kind(lambda item: (None, [getattr(item, name) for name in names]))
+
+
+KINDS: dict[type, Kind] = {
+    OrderedDict: Kind(_save_dict, _restore_dict),
+    defaultdict: Kind(_save_dict, _restore_dict),
+    dict: Kind(_save_dict, _restore_dict),
+    list: Kind(lambda items: (list.copy(items), list.copy(items)), _restore_list),
+    set: Kind(lambda items: (set(items), set(items)), _restore_set),
+    deque: Kind(lambda items: ([*items], [*items]), _restore_deque),
+    bytearray: Kind(lambda items: (bytes(items), ()), _restore_bytes),
+    array: Kind(lambda items: (items[:], ()), _restore_bytes),
+    tuple: Kind(lambda items: (None, items)),
+    frozenset: Kind(lambda items: (None, items)),
+    types.MappingProxyType: Kind(lambda table: (None, [*table.values()])),
+    type: Kind(_save_class, _restore_class),
+    types.FunctionType: Kind(_save_function),
+    types.SimpleNamespace: Kind(_save_object, _restore_object),
+    types.CellType: Kind(lambda cell: (_read_cell(cell), (_read_cell(cell),)), _restore_cell),
+    types.MethodType: _refer("__self__", "__func__"),
+    types.BuiltinFunctionType: _refer("__self__"),
+    functools.partial: _refer("func", "args", "keywords"),
+    CACHE: Kind(lambda function: (function.cache_info().misses, (function.__wrapped__,)), _restore_cache),
+    property: _refer("fget", "fset", "fdel"),
+    staticmethod: _refer("__func__"),
+    classmethod: _refer("__func__"),
+    weakref.ref: Kind(lambda reference: (None, (reference(),))),
+    Tensor: Kind(_save_tensor, _restore_tensor),
+    torch.Generator: Kind(lambda generator: (generator.get_state(), ()), _restore_generator),
+    random.Random: Kind(
+        lambda generator: (generator.getstate(), ()), lambda generator, state: generator.setstate(state)
+    ),
+}

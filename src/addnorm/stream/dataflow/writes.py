@@ -1,0 +1,88 @@
+"""Writes of operators: which tensors an operator writes, and the contents of memory before its first write."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from addnorm.stream.dataflow.memory import disable_modes, is_strided, storage_key
+from addnorm.stream.dataflow.wrappers import find_fsdp_modules, find_tensors_of, runs_in_fsdp
+
+__all__ = ["UndoLog", "find_written", "running_statistics"]
+
+BATCH_NORMS = {
+    "aten::native_batch_norm",
+    "aten::cudnn_batch_norm",
+    "aten::miopen_batch_norm",
+    "aten::_batch_norm_impl_index",
+}
+UNWRITTEN = {"monitored_barrier_"}  # operators of c10d that write nothing
+
+
+def find_written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
+    """Return the tensors that an operator writes in place, by its schema."""
+    namespace, _, name = func._schema.name.partition("::")
+    if namespace == "c10d" and name.endswith("_") and name not in UNWRITTEN:  # its schema does not declare it
+        return [t for t in pytree.tree_leaves(args[0]) if isinstance(t, Tensor)]
+    if not func._schema.is_mutable:
+        return []
+    written = []
+    for k, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[k] if k < len(args) else kwargs.get(argument.name)
+            written += [t for t in pytree.tree_leaves(value) if isinstance(t, Tensor)]
+    return written
+
+
+def running_statistics(func: Any, args: Any) -> list[Tensor]:
+    """Return the running mean and variance, which a batch norm writes although its schema does not declare it."""
+    return [x for x in args[3:5] if isinstance(x, Tensor)] if func._schema.name in BATCH_NORMS else []
+
+
+class UndoLog(TorchDispatchMode):
+    """Dispatch mode that copies memory before an operator writes to it for the first time.
+
+    Args:
+        model: the model that runs. What FSDP writes between its calls is not undone.
+        storages: keys of the memory that is restored. Any other keeps what the run writes.
+    """
+
+    def __init__(self, model: nn.Module, storages: Container[int]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch does not type it
+        self._storages = storages
+        self._has_fsdp = bool(find_fsdp_modules(model))
+        self._copies: dict[int, tuple[Any, Any]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator after a copy of what it writes."""
+        kwargs = kwargs or {}
+        written = (*find_written(func, args, kwargs), *running_statistics(func, args))
+        if written and not (self._has_fsdp and runs_in_fsdp()):
+            with disable_modes(), torch.no_grad():
+                for tensor in find_tensors_of(written):
+                    self._save(tensor)
+        return func(*args, **kwargs)
+
+    def _save(self, tensor: Tensor) -> None:
+        key = storage_key(tensor)
+        if key in self._storages and key not in self._copies and is_strided(tensor):
+            storage = tensor.untyped_storage()
+            self._copies[key] = storage, storage.clone()
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Restore after the block what was copied."""
+        try:
+            yield
+        finally:
+            with disable_modes(), torch.no_grad():
+                for storage, copy in self._copies.values():
+                    if storage.nbytes() != copy.nbytes():
+                        storage.resize_(copy.nbytes())
+                    storage.copy_(copy)
