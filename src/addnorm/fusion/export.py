@@ -10,6 +10,7 @@ from torch import nn
 
 from addnorm.fusion.backend import fuse_graph
 from addnorm.fusion.fuse import is_fused
+from addnorm.stream.dataflow.snapshot import StateSnapshot
 
 __all__ = ["export_fused"]
 
@@ -54,7 +55,12 @@ def export_fused(
     """
     if not is_fused(model):
         raise ValueError(f"model is {type(model).__name__}, which is not fused: fuse it with addnorm.fuse first.")
-    program = torch.export.export(model, tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes, strict=strict)
+    with StateSnapshot(
+        model, (args, kwargs), contents=False
+    ).restored():  # a cache that it fills would hold fake tensors
+        program = torch.export.export(
+            model, tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes, strict=strict
+        )
     graph = program.module()
     fuse_graph(graph)
     return torch.export.export(graph, tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes, strict=strict)

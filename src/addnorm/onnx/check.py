@@ -15,7 +15,7 @@ from torch.utils import _pytree
 from addnorm._util.optional import require
 from addnorm.fusion.rng_replay import copy_in_dtype
 from addnorm.fusion.tolerance import MAX_SHARE, ROUNDINGS, magnitude_of
-from addnorm.stream.dataflow.snapshot import StateSnapshot
+from addnorm.stream.dataflow.snapshot import preserve_state
 
 # Before 1.30 the results of onnxruntime's CPU kernels are those of a variance E[x^2] - E[x]^2: LayerNormalization until 1.26,
 # SkipLayerNormalization, to which it fuses Add and LayerNormalization itself, until 1.29. The result is wrong, or NaN, for
@@ -80,7 +80,7 @@ def check(
         )
     feeds = {name: tensor.detach().cpu().numpy() for name, tensor in zip(names, tensors, strict=True)}
     with torch.no_grad():
-        expected = _list_tensors(program(*inputs, **kwargs))
+        expected = _run(program, tuple(inputs), kwargs)
     actual = [torch.from_numpy(array) for array in session.run(None, feeds)]
     if len(actual) != len(expected):
         raise OnnxMismatchError(f"{path} has {len(actual)} outputs, expected {len(expected)}, as the program returns.")
@@ -97,13 +97,21 @@ def _list_tensors(values: Any) -> list[Tensor]:
     return [value for value in _pytree.tree_leaves(values) if isinstance(value, Tensor)]
 
 
+def _run(program: Callable[..., Any], inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """Return the outputs of a program, and leave a module as it is."""
+    if not isinstance(program, nn.Module):
+        return _list_tensors(program(*inputs, **kwargs))
+    with preserve_state(program, (inputs, kwargs)) as state:
+        outputs: list[Tensor] = state.copy_aliases(_list_tensors(program(*inputs, **kwargs)))
+        return outputs
+
+
 def _run_in_float64(program: Any, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor] | None:
     """Return the outputs of a copy of the program in float64, None if there are none."""
     if not isinstance(program, nn.Module):
         return None
-    state = StateSnapshot(program, (inputs, kwargs))
     try:
-        with state.restored(), torch.no_grad():
+        with preserve_state(program, (inputs, kwargs)) as state, torch.no_grad():
             model, (args, options) = copy_in_dtype(program, (inputs, kwargs), state.tensors, torch.float64)
             return _list_tensors(model(*args, **options))
     except Exception:  # a program that fixes its dtypes fails with any error

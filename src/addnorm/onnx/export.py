@@ -24,6 +24,7 @@ from addnorm.ops.decompositions import decompositions
 from addnorm.ops.options import NORMS
 from addnorm.ops.schema import ARGUMENTS
 from addnorm.ops.streams.schema import SCHEMAS as STREAMS
+from addnorm.stream.dataflow.snapshot import StateSnapshot
 
 __all__ = ["export"]
 
@@ -134,7 +135,7 @@ def _capture(
 ) -> torch.export.ExportedProgram:
     if isinstance(model, torch.export.ExportedProgram):
         return model
-    with torch.no_grad():
+    with torch.no_grad(), StateSnapshot(model, (inputs, kwargs), contents=False).restored():
         if is_fused(model):
             return export_fused(model, inputs, kwargs, dynamic_shapes=dynamic_shapes)
         return torch.export.export(model, inputs, kwargs, dynamic_shapes=dynamic_shapes)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import gc
 import random
 import sys
 import types
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 from addnorm.stream.dataflow.memory import is_strided
 from addnorm.stream.dataflow.wrappers import inner_tensors, is_wrapper
 
-__all__ = ["ATOMS", "CACHE", "Kind", "find_kinds", "is_library"]
+__all__ = ["ATOMS", "CACHE", "Kind", "find_kinds", "is_library", "restore_cache"]
 
 ATOMS = {
     int, float, complex, bool, str, bytes, type(None), type(...), range, slice, types.ModuleType, types.CodeType, torch.Size,
@@ -212,8 +213,8 @@ def _restore_cell(cell: types.CellType, saved: Any) -> None:
             cell.cell_contents = saved
 
 
-def _restore_cache(function: Any, misses: int) -> None:
-    """Empty a functools cache that the call has filled: results may belong to the call. Any entry may be computed again."""
+def restore_cache(function: Any, misses: int) -> None:
+    """Empty a functools cache if it was filled: new entries belong to another call, and any entry may be computed again."""
     if function.cache_info().misses != misses:
         function.cache_clear()
 
@@ -252,7 +253,7 @@ def _restore_tensor(tensor: Tensor, saved: Any) -> None:
 def _place(tensor: Tensor) -> tuple[Any, ...]:
     if not is_strided(tensor):
         return ()
-    return tensor.untyped_storage()._cdata, tensor.dtype, tensor.storage_offset(), tensor.shape, tensor.stride()
+    return tensor.untyped_storage()._cdata, tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride()
 
 
 def _restore_generator(generator: torch.Generator, saved: Tensor) -> None:
@@ -305,7 +306,7 @@ KINDS: dict[type, Kind] = {
     types.MethodType: _refer("__self__", "__func__"),
     types.BuiltinFunctionType: _refer("__self__"),
     functools.partial: _refer("func", "args", "keywords"),
-    CACHE: Kind(lambda function: (function.cache_info().misses, (function.__wrapped__,)), _restore_cache),
+    CACHE: Kind(lambda function: (function.cache_info().misses, gc.get_referents(function)), restore_cache),
     property: _refer("fget", "fset", "fdel"),
     staticmethod: _refer("__func__"),
     classmethod: _refer("__func__"),

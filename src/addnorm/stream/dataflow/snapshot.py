@@ -21,7 +21,7 @@ import sys
 import types
 import warnings
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter as preserve_versions
 from torch.utils import _pytree as pytree
 
-from addnorm.stream.dataflow.holders import ATOMS, CACHE, Kind, find_kinds, is_library
+from addnorm.stream.dataflow.holders import ATOMS, CACHE, Kind, find_kinds, is_library, restore_cache
 from addnorm.stream.dataflow.memory import disable_modes, storage_key
 from addnorm.stream.dataflow.state import fork_rng
 from addnorm.stream.dataflow.wrappers import is_wrapper, preserve_shards
@@ -67,7 +67,7 @@ class StateSnapshot:
         contents: also copy the contents of all tensors; False if an `UndoLog` restores them.
 
     Attributes:
-        tensors: the tensors that were reached, without gradients.
+        tensors: the strided tensors that were reached, without gradients.
         storages: keys of the memory of all tensors that were reached.
     """
 
@@ -82,14 +82,18 @@ class StateSnapshot:
         namespaces = [vars(sys.modules[name]) for name in sorted(names) if name in sys.modules]
         with _plain_operators():
             # The modules and tensors of a ScriptModule are no attributes.
-            roots = [arguments, _find_caches(namespaces), *model.buffers(), *model.parameters(), *reversed(modules)]
+            roots = [arguments, *_find_caches(namespaces), *model.buffers(), *model.parameters(), *reversed(modules)]
             reached = self._walk(roots)
+            self._records += [
+                (restore_cache, f, f.cache_info().misses) for f in _find_caches(_find_imported(namespaces))
+            ]
             self.storages = {storage_key(t) for t in reached}
+            self._versioned = tuple(t for t in reached if not t.is_inference())
             gradients = {id(t.grad) for t in reached if t.is_leaf and t.grad is not None}
-            self.tensors = [t for t in reached if id(t) not in gradients]
-            copied = [t for t in reached if t.layout == torch.strided and not t.is_nested] if contents else []
-            self._contents = [(t, t.data.clone()) for t in copied]
-        self._versioned = tuple(t for t in reached if not t.is_inference())
+            self.tensors = [
+                t for t in reached if id(t) not in gradients and t.layout == torch.strided and not t.is_nested
+            ]
+            self._contents = [(t, t.detach().clone()) for t in reached if not t.is_nested] if contents else []
         self._globals = [
             (space, {name: _copy_variable(value) for name, value in space.items()}) for space in namespaces
         ]
@@ -147,8 +151,8 @@ class StateSnapshot:
             for restore, item, saved in self._records:
                 restore(item, saved)
             for tensor, saved in self._contents:
-                if not _equal(tensor.data, saved):
-                    tensor.data.copy_(saved)  # .data: a graph of the caller does not count the write that is undone
+                if tensor.layout != torch.strided or not _equal(tensor, saved):
+                    tensor.copy_(saved)
 
     def _warn_of_globals(self) -> None:
         changed = [
@@ -183,11 +187,15 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 # Global variables of Python modules.
 
 
-def _find_caches(namespaces: list[Namespace]) -> list[Any]:
-    """Return the functools caches in Python modules, and in those whose functions they import."""
+def _find_caches(namespaces: Iterable[Namespace]) -> list[Any]:
+    """Return the functools caches in Python modules."""
+    return [f for space in namespaces for f in [*space.values()] if isinstance(f, CACHE)]
+
+
+def _find_imported(namespaces: Iterable[Namespace]) -> Iterable[Namespace]:
+    """Return the Python modules from which others import functions."""
     functions = [f for space in namespaces for f in [*space.values()] if isinstance(f, types.FunctionType)]
-    imported = {id(f.__globals__): f.__globals__ for f in functions if not is_library(f.__module__)}
-    return [f for space in (*namespaces, *imported.values()) for f in [*space.values()] if isinstance(f, CACHE)]
+    return {id(f.__globals__): f.__globals__ for f in functions if not is_library(f.__module__)}.values()
 
 
 def _copy_variable(value: Any) -> tuple[Any, Any]:

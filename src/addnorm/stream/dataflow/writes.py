@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from addnorm.stream.dataflow.memory import disable_modes, is_strided, storage_key
+from addnorm.stream.dataflow.memory import disable_modes, storage_key
 from addnorm.stream.dataflow.wrappers import find_fsdp_modules, find_tensors_of, runs_in_fsdp
 
 __all__ = ["UndoLog", "find_written", "running_statistics"]
@@ -71,9 +71,9 @@ class UndoLog(TorchDispatchMode):
 
     def _save(self, tensor: Tensor) -> None:
         key = storage_key(tensor)
-        if key in self._storages and key not in self._copies and is_strided(tensor):
-            storage = tensor.untyped_storage()
-            self._copies[key] = storage, storage.clone()
+        if key in self._storages and key not in self._copies:
+            memory = tensor.untyped_storage() if tensor.layout == torch.strided else tensor
+            self._copies[key] = memory, memory.clone()
 
     @contextmanager
     def restored(self) -> Iterator[None]:
@@ -82,7 +82,7 @@ class UndoLog(TorchDispatchMode):
             yield
         finally:
             with disable_modes(), torch.no_grad():
-                for storage, copy in self._copies.values():
-                    if storage.nbytes() != copy.nbytes():
-                        storage.resize_(copy.nbytes())
-                    storage.copy_(copy)
+                for memory, copy in self._copies.values():
+                    if isinstance(memory, torch.UntypedStorage) and memory.nbytes() != copy.nbytes():
+                        memory.resize_(copy.nbytes())
+                    memory.copy_(copy)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from addnorm._util.numbers import format_count
+from addnorm.stream.dataflow.snapshot import preserve_state
 from addnorm.stream.models.hf import ModelLoadError, first_line, is_config
 
 __all__ = [
@@ -169,7 +170,7 @@ def random_inputs(model: nn.Module, seed: int = 0, tokens: int = TOKENS, batch: 
         for tensors in product(*(getattr(generator, name)() for name in names)):
             inputs = dict(zip(names, tensors, strict=True))
             try:
-                with torch.no_grad(), torch.random.fork_rng(devices=()):
+                with torch.no_grad(), preserve_state(model, inputs):
                     model(**inputs)
                 return inputs
             except Exception as error:  # a model may raise any type for a wrong input

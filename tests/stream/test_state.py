@@ -1,0 +1,111 @@
+"""Property: after a tool has called a model, the next calls of the model have the bits that they have without the tool."""
+
+import pytest
+import torch
+from torch import nn
+
+import addnorm
+from support.stateful_models import STATES, D, make_model, seed_all
+
+X = torch.randn(2, 5, D, generator=torch.Generator().manual_seed(1))
+REFUSED = {"LazyInList"}  # by inspect
+UNCOPIED = {"ThreadLocal"}  # copy.deepcopy refuses it
+FUSED = ("BufferAndNumber", "TensorInDict", "Closure", "WrittenParameter", "Sparse", "Generator")
+# Copies share this state in classes and functions
+# fuse refuses these models: torch.compile's frontend ignores their state.
+UNFUSED = {"CachedFunction", "CachedMethod", "NestedContainers", "Deque", "ClassAttribute", "DefaultArgument"}
+NAMES = [name for name in STATES if name not in REFUSED]
+
+
+def call_twice(model):
+    with torch.no_grad():
+        return [model(X) for _ in range(2)]
+
+
+def assert_unchanged(names, use):
+    """Check the next two calls of a model after `use(model)` against a model that was not used."""
+    plain = make_model(*names)
+    seed_all()
+    expected = call_twice(plain)
+    model = make_model(*names)
+    seed_all()
+    use(model)
+    for k, (y, z) in enumerate(zip(call_twice(model), expected, strict=True)):
+        assert torch.equal(y, z), (names, k)
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_inspect_keeps_state(name):
+    def use(model):
+        if name in REFUSED:
+            with pytest.raises(RuntimeError, match="uninitialized"):
+                addnorm.inspect(model, X)
+        else:
+            assert addnorm.inspect(model, X).streams
+
+    assert_unchanged([name], use)
+
+
+def fuse(model):
+    addnorm.fuse(model, X)
+    addnorm.unfuse(model)
+
+
+def ablate_each(model):
+    addnorm.ablate_each(addnorm.inspect(model, X), X, sites=())
+
+
+@pytest.mark.parametrize(
+    ("tool", "names"),
+    [
+        (lambda model: addnorm.decompose(model, X), NAMES),
+        (lambda model: addnorm.inspect(model, X, float64=True), [name for name in NAMES if name not in UNCOPIED]),
+        (ablate_each, NAMES),
+        (fuse, FUSED),
+    ],
+    ids=["decompose", "float64", "ablate_each", "fuse"],
+)
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+def test_tools_keep_state(tool, names):
+    assert_unchanged(names, tool)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore:Dynamo detected a call to a .functools.lru_cache")
+@pytest.mark.parametrize("name", NAMES)
+def test_fuse_keeps_each_state(name):
+    def use(model):
+        try:
+            fuse(model)
+        except addnorm.VerificationError:
+            assert name in UNFUSED
+
+    assert_unchanged([name], use)
+
+
+def test_recorded_call_is_the_first():
+    plain = make_model(*NAMES)
+    seed_all()
+    expected = call_twice(plain)
+    model = make_model(*NAMES)
+    seed_all()
+    with torch.no_grad(), addnorm.record(model):
+        first = model(X)
+        addnorm.inspect(model, X)
+    assert torch.equal(first, expected[0])
+    assert torch.equal(call_twice(model)[0], expected[1])
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_inspect_keeps_state_after_an_error(error):
+    class Fails(nn.Module):
+        def forward(self, x):
+            raise error("in the middle")
+
+    def use(model):
+        model.append(Fails())
+        with pytest.raises(error, match="in the middle"):
+            addnorm.inspect(model, X)
+        model.pop(-1)
+
+    assert_unchanged(NAMES, use)
