@@ -230,7 +230,8 @@ PAIRS: tuple[Family, ...] = (
 IMAGES: tuple[Family, ...] = (
     hf("clip text", "CLIP", SMALL, text, pre(ln, 1e-5, AAFF), model="TextModel", config="TextConfig"),
     hf("clip vision", "CLIP", VISION, image,
-       Stream("pre_ln", ln, 1e-5, AAFF, embedding_norm=True, remark="the norm after the layers is of the class token alone"),
+       Stream("pre_ln", ln, 1e-5, AAFF, embedding_norm=True, final_norm=True,
+              remark="the norm after the layers is of the class token alone"),
        model="VisionModel", config="VisionConfig"),
     hf("clip", "CLIP", {"text_config": SMALL, "vision_config": VISION, "projection_dim": 16}, pair,
        Stream("pre_ln", ln, 1e-5, AAFF, embedding_norm=True, name="vision"), pre(ln, 1e-5, AAFF, name="text")),

@@ -18,16 +18,14 @@ from torch.utils import _pytree as pytree
 
 from addnorm.stream.dataflow.graph import Flow, Op, Value
 from addnorm.stream.find.adds import Add, find_adds, has_mixing_branch
-from addnorm.stream.find.moves import CUTS, JOINS
+from addnorm.stream.find.next_norms import NextNorm, find_pooled_norm, list_next_norms, select_norm
 from addnorm.stream.find.norm import Norm
-from addnorm.stream.find.operators import Factor, is_ancestor, is_mixing, match_factor, strip_views, trace_constants
+from addnorm.stream.find.operators import Factor, is_ancestor, is_mixing, strip_views, trace_constants
 from addnorm.stream.find.paths import find_ops_between
 from addnorm.stream.find.regions import Regions
 from addnorm.stream.find.sublayers import Sublayer, assign_layers, find_sublayers
 
 __all__ = ["Chain", "Selection", "SublayerNames", "find_chains", "list_ids"]
-
-MAX_DEPTH = 8  # views, casts and factors between a sum and its norm
 
 
 @dataclass(eq=False)
@@ -42,7 +40,9 @@ class Chain:
     final_factors: list[Factor]  # between the last add and the final norm, if the add has no norm of its own
     dual_norm: Norm | None  # final norm of a second stream that has the same writes (ResiDual)
     dual_adds: list[Add] = field(default_factory=list)  # of that stream, and the add of both streams
-    has_other_norms: bool = False  # several norms lead from the end of the stream to the model's output
+    has_other_norms: bool = False  # several norms lead from the same tokens of the end to the model's output
+    next_norm: NextNorm | None = None  # the first final norm, with the tokens that it reads
+    pooled: tuple[Norm, Op] | None = None  # without a final norm: a norm of what an operator computes from the tokens
     layout: Any = None  # the `StreamLayout`, which `build_inspection` sets
 
     def states(self) -> list[Value]:
@@ -297,30 +297,41 @@ def _build_chain(
     adds: list[Add], sublayers: list[list[Sublayer]], dual: Norm | None, dual_adds: list[Add], regions: Regions
 ) -> Chain:
     between = [[*reversed(after.norms)] for after in adds[1:]]
-    last, final, factors, others = _split_last_norms(adds, sublayers, between, regions)
-    final = [*final, dual] if dual else final
+    found, is_ambiguous = _find_last_norms(adds[-1].out, regions)
+    num_own = _count_own_norms(adds, sublayers, between) if found and not found[0].is_partial else 0
+    last, final = [after.norm for after in found[:num_own]], [after.norm for after in found[num_own:]]
+    factors = found[0].factors if found else []
     own, after = (factors, []) if last else ([], factors)
-    return Chain(adds, sublayers, [*between, last], final, own, after, dual, dual_adds, others)
+    chain = Chain(
+        adds,
+        sublayers,
+        [*between, last],
+        [*final, *([dual] if dual else [])],
+        own,
+        after,
+        dual,
+        dual_adds,
+        is_ambiguous,
+    )
+    chain.next_norm = found[num_own] if final else None
+    chain.pooled = None if chain.final_norms else find_pooled_norm(chain.find_end(-1), regions)
+    return chain
 
 
-def _split_last_norms(
-    adds: list[Add], sublayers: list[list[Sublayer]], between: list[list[Norm]], regions: Regions
-) -> tuple[list[Norm], list[Norm], list[Factor], bool]:
-    """Split the norms after the last add into the add's own, as in the layers before, and the final ones.
-
-    The factors before them, and whether there are several final norms, are returned too.
-    """
-    norms: list[Norm] = []
-    factors: list[Factor] = []
-    value = adds[-1].out
+def _find_last_norms(value: Value, regions: Regions) -> tuple[list[NextNorm], bool]:
+    """Return the norms after the last add, one after the other, and whether there are several for the same tokens."""
+    found: list[NextNorm] = []
     is_ambiguous = False
-    while candidates := [c for c in _list_next_norms(value) if regions.is_used(c[0].y)]:
-        norm, before, is_one_of_several = _select_norm(candidates, regions)
-        if not norms:
-            factors = before
+    while candidates := [c for c in list_next_norms(value) if regions.is_used(c.norm.y)]:
+        after, is_one_of_several = select_norm(candidates, regions)
         is_ambiguous |= is_one_of_several
-        norms.append(norm)
-        value = norm.y
+        found.append(after)
+        value = after.norm.y
+    return found, is_ambiguous
+
+
+def _count_own_norms(adds: list[Add], sublayers: list[list[Sublayer]], between: list[list[Norm]]) -> int:
+    """Return how many of the norms after the last add are the add's own, as in the layers before; the others are final norms."""
     signatures = [_signature(add, of_add) for add, of_add in zip(adds, sublayers, strict=True)]
     flat = [sublayer for of_add in sublayers for sublayer in of_add]
     layers = dict(zip((sublayer.add for sublayer in flat), assign_layers(flat), strict=True))
@@ -333,8 +344,7 @@ def _split_last_norms(
     same = _find_period(between, equal) or ends_layer or equal
     # If no other add is like the last one, a norm belongs to it if its sublayers read through no norm.
     has_branch = any(sublayer.role == "branch" for sublayer in sublayers[-1])
-    own = len(between[same[-1]]) if same else int(not signatures[-1][1] if has_branch else any(between))
-    return norms[:own], norms[own:], factors, is_ambiguous
+    return len(between[same[-1]]) if same else int(not signatures[-1][1] if has_branch else any(between))
 
 
 def _find_period(between: list[list[Norm]], equal: Sequence[int]) -> list[int]:
@@ -358,36 +368,3 @@ def _signature(add: Add, sublayers: Sequence[Sublayer]) -> tuple[Any, ...]:
         any(sublayer.norm is not None for sublayer in sublayers),
         [sublayer.role for sublayer in sublayers],
     )
-
-
-def _list_next_norms(value: Value, depth: int = 0) -> list[tuple[Norm, list[Factor]]]:
-    """Return the norms that read a value, its views, its tokens with others or a multiple, each with the factors before it."""
-    found: dict[Norm, list[Factor]] = {}
-    for op in dict.fromkeys(value.users):
-        if not op.outputs or depth > MAX_DEPTH:
-            continue
-        if op.norms:
-            found.setdefault(min(op.norms, key=lambda norm: norm.y.index), [])  # graph.py does not import Norm
-            continue
-        product = match_factor(op)
-        is_moved = op.name in JOINS and op.outputs[0].shape[-1:] == value.shape[-1:]
-        is_moved |= op.name in CUTS and op.outputs[0].shape == value.shape and op.inputs[0] is value
-        if is_moved or strip_views(op.outputs[0]) is not op.outputs[0] or (product is not None and product[0] is value):
-            for out in op.outputs[: None if is_moved else 1]:
-                for norm, factors in _list_next_norms(out, depth + 1):
-                    is_factor = product is not None and not is_moved
-                    found.setdefault(norm, [*factors, product[1]] if is_factor and product is not None else factors)
-    return [*found.items()]
-
-
-def _select_norm(candidates: list[tuple[Norm, list[Factor]]], regions: Regions) -> tuple[Norm, list[Factor], bool]:
-    """Select the norm that leads to the model's output, not that of a sublayer that reads the stream.
-
-    Returns:
-        The norm, the factors before it, and whether another norm leads to the output as well.
-    """
-    if len(candidates) > 1:
-        candidates = [c for c in candidates if not regions.is_read_only([c[0].y])] or candidates
-    returned = [c for c in candidates if regions.is_returned(c[0].y)] if len(candidates) > 1 else []
-    norm, factors = (returned or candidates)[0]
-    return norm, factors, len(returned or candidates) > 1

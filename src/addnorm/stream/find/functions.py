@@ -23,7 +23,7 @@ from addnorm.stream.find.moves import is_move
 from addnorm.stream.find.operators import ATTENTION, TRANSPARENT, get_number, is_ancestor, is_mixing, is_opaque
 from addnorm.stream.find.views import replay_op
 
-__all__ = ["Dominators", "Function", "is_pointwise"]
+__all__ = ["Dominators", "Function", "is_pointwise", "run_op"]
 
 MAX_OPS = 48  # of one function; the longest norm of the tests has 12
 CAST_ARGUMENTS = ("dtype", "acc_dtype")
@@ -177,7 +177,7 @@ class Replay:
         values = {**self.others, function.x: x.reshape(function.x.shape)}
         with unset_fake_temporarily(), torch.no_grad():
             for op in function.ops:
-                values.update(zip(op.outputs, _run(op, values), strict=False))
+                values.update(zip(op.outputs, run_op(op, values), strict=False))
         return values[function.y]
 
     def by_rows(self, rows: Tensor) -> Tensor:
@@ -190,7 +190,7 @@ class Replay:
         return torch.cat(parts)[: len(rows)]
 
 
-def _run(op: Op, values: Mapping[Value, Tensor]) -> Iterator[Tensor]:
+def run_op(op: Op, values: Mapping[Value, Tensor]) -> Iterator[Tensor]:
     """Yield the outputs of an operator, computed in float64 and out-of-place."""
     if op.name in TRANSPARENT:
         source = op.inputs[0]

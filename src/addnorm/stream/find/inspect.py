@@ -61,6 +61,7 @@ ZERO_FACTOR = "what the sublayer reads or returns is multiplied by 0"
 SEVERAL_NORMS = (
     "several norms read the end of the stream and lead to the output: which one is the final norm is not clear"
 )
+POOLED = "no norm reads the tokens at the end of the stream: the norm in {} reads what {} and later operators compute from them"
 RESI_DUAL = "a second stream has the same writes and no norms; the output is the sum of both"
 
 
@@ -286,6 +287,10 @@ def _identify_wiring(
     wiring, remarks = naming.identify_wiring(summaries, bool(chain.final_norms), has_embedding_norm, other_layers)
     if chain.dual_norm is not None and wiring is not None and wiring.name == "post_ln":
         return wirings.resi_dual(), [RESI_DUAL]
+    if chain.pooled is not None:
+        norm, op = chain.pooled
+        pooled = POOLED.format(norm.path or "the model", op.name)
+        remarks = [pooled if remark == naming.WITHOUT_FINAL_NORM else remark for remark in remarks]
     return wiring, remarks
 
 

@@ -16,9 +16,17 @@ from addnorm.stream.find.operators import NORMALIZING, is_mixing, strip_views
 from addnorm.stream.find.sublayers import Sublayer
 from addnorm.wirings.spec import Factor, Learned, Row, Wiring
 
-__all__ = ["EMBEDDING", "SublayerSummary", "find_contradiction", "identify_wiring", "summarize_sublayer"]
+__all__ = [
+    "EMBEDDING",
+    "WITHOUT_FINAL_NORM",
+    "SublayerSummary",
+    "find_contradiction",
+    "identify_wiring",
+    "summarize_sublayer",
+]
 
 EMBEDDING = "with a norm of the embedding"  # remark that is left out where the norm itself is named
+WITHOUT_FINAL_NORM = "without the final norm of this wiring"
 SCALED_SKIP = "between sublayers the stream is multiplied by a factor, and an earlier state is added"
 SKIPS = "every layer adds an earlier state once more"
 SKIP = "an earlier state is added once more, which this wiring does not do"
@@ -250,7 +258,7 @@ def _compare_wiring(
     if final_norm and not wiring.ends_in_norm(num_layers):
         remarks.append("with a final norm, which this wiring does not have")
     if not final_norm and wiring.ends_in_norm(num_layers):
-        remarks.append("without the final norm of this wiring")
+        remarks.append(WITHOUT_FINAL_NORM)
     if embedding_norm != wiring.embedding_norm:
         remarks.append(EMBEDDING if embedding_norm else "without the norm of the embedding")
     return remarks

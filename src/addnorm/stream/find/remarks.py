@@ -41,6 +41,11 @@ def list_remarks(chain: Chain, sites: Sequence[Site], model: nn.Module, wiring: 
     remarks = [SHIFTED] * is_shifted
     if any(factor.kind in ("constant", "learned") for factor in chain.final_factors):
         remarks.append(SCALED_END)
+    after = chain.next_norm
+    if after is not None and after.is_partial:
+        others = "; other tokens are read by other norms" if after.num_others else ""
+        tokens = f"{len(after.tokens or ()):,} of the {after.num_tokens:,} tokens"
+        remarks.append(f"the final norm reads {tokens} at the end of the stream{others}")
     start = chain.adds[0]
     if start.norms and any(factor.kind in ("constant", "learned") for factor in start.late_factors):
         remarks.append(SCALED_START)
