@@ -4,7 +4,9 @@ Names of modules and classes decide nothing. The steps, each in a file that impo
 
     dataflow/          capture every operator of one run
     operators.py, views.py     the meaning of torch's operators: views, factors, sums; their replay
-    norm.py, norms.py, decomposed_norms.py     find norms by their formula
+    functions.py       parts of the run as functions, computed again with other inputs
+    norm.py, norms.py, decomposed_norms.py     find norms by what they compute
+    next_norms.py      the norms that follow the end of a stream, and the tokens that they read
     moves.py           remove cuts and joins that cancel
     paths.py, interpolation.py, adds.py     find residual adds: x + f(x)
     sublayers.py       what each sublayer reads, computes and writes; its kind, layer and row
