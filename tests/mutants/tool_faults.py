@@ -50,8 +50,8 @@ TOOL_FAULTS = (
     ),
     Fault(
         "massive-from-the-bound-on", "record", "src/addnorm/stream/record/statistics.py",
-        "(t.abs() > bound)",
-        "(t.abs() >= bound)",
+        "upcast(t).abs() > bound",
+        "upcast(t).abs() >= bound",
     ),
     Fault(
         "tokens-of-zeros-counted", "record", "src/addnorm/stream/record/statistics.py",

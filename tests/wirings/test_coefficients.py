@@ -17,7 +17,6 @@ D, N = 5, 3
 KINDS = {
     "hyper": (coefficients.HyperConnection, {}),
     "manifold": (coefficients.ManifoldConnection, {"iterations": 3, "eps": 1e-3, "norm_eps": 1e-2}),
-    "manifold_20": (coefficients.ManifoldConnection, {}),
     "independent": (coefficients.IndependentConnection, {"eps": 1e-3, "norm_eps": 1e-2}),
     "sigmoid_read": (coefficients.SigmoidRead, {"norm_eps": 1e-2}),
     "gated_read": (coefficients.GatedRead, {"rank": 2, "eps": 1e-2}),

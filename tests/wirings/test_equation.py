@@ -353,5 +353,5 @@ def test_str_and_wrap_equation_keep_the_equation(width):
         assert re.sub(r"[\s;]", "", line) == re.sub(r"\s", "", text)
         lines = wrap_equation(wiring, width)
         assert re.sub(r"[\s,;]", "", "".join(lines)) == re.sub(r"[\s,]", "", text)
-        pieces = str(wiring).removeprefix(f"{wiring.name}: ").replace(";  ", ",   ").split(",   ")
+        pieces = line.replace(";  ", ",   ").split(",   ")
         assert all(len(line) <= width + 1 or line.removesuffix(",") in pieces for line in lines)

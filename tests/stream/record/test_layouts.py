@@ -133,7 +133,7 @@ class TestRecord:
             for statistic, reduce in (("rstd", Tensor.mean), ("rstd_min", Tensor.min), ("rstd_max", Tensor.max)):
                 expected = [float(reduce(rstd)) for rstd in rstds]
                 values = column(rec, stream, "norm_in", statistic)
-                assert values == pytest.approx(expected, rel=1e-6), statistic  # recorded in float32
+                assert values == pytest.approx(expected, **EXACT), statistic
 
     def test_balance(self, recorded: Any) -> None:
         name, rec, seen, *_ = recorded

@@ -219,15 +219,21 @@ STATES = {  # tokens of two features, and statistics by hand
     "a token of zeros": ([(0, 0), (3, 4), (0, 2), (0, 0)], {"similarity": 0.8}),
     "tokens of zeros and one more": ([(0, 0), (3, 4), (0, 0)], {"similarity": math.nan, "top": math.inf}),
     "nothing but zeros": ([(0, 0), (0, 0)], {"similarity": math.nan, "top": math.nan, "massive": 0}),
+    "bfloat16 rounds the bound 106.93 to 107": (
+        [(219 / 2048, 219 / 2048), (107, -219 / 2048)],
+        {"massive": 1},
+        torch.bfloat16,
+    ),
+    "float16 has no bound of 70000": ([(70, 70), (math.inf, 70)], {"massive": 1}, torch.float16),
 }
 
 
 @pytest.mark.parametrize("name", STATES)
 def test_statistics_of_a_state(name: str) -> None:
-    tokens, expected = STATES[name]
-    model = Interrupted(lambda model, x: x, d=2)
+    tokens, expected, dtype = (*STATES[name], torch.float32)[:3]
+    model = Interrupted(lambda model, x: x, d=2).to(dtype)
     with addnorm.record(model) as rec:
-        model(torch.tensor([tokens], dtype=torch.float32))
+        model(torch.tensor([tokens], dtype=dtype))
     values = {statistic: rec.series("out", statistic)[0][1] for statistic in expected}
     assert values == pytest.approx(expected, rel=1e-6, nan_ok=True)
 

@@ -277,7 +277,8 @@ def _massive_activations(tokens: Tokens, norms: TokenNorms) -> Values:
     # torch's median of an even number of elements is the lower one of the two in the middle.
     median = float(sample.median() / 2 - (-sample).median() / 2) if flat.numel() else math.nan
     bound = max(MASSIVE, TIMES_MEDIAN * median)
-    yield "massive", float((t.abs() > bound).sum()) if norms.largest > bound else 0.0
+    # Half precision would round the bound.
+    yield "massive", float((upcast(t).abs() > bound).sum()) if norms.largest > bound else 0.0
     yield "top", norms.largest / median if median else math.inf if norms.largest else math.nan
 
 
@@ -287,7 +288,7 @@ def norm_statistics(rstd: Tensor, layout: TokenLayout | None, tokens: TokenMask)
     Raises:
         OmittedError: the mask does not fit.
     """
-    t = rstd.detach().float()
+    t = upcast(rstd.detach())
     shape = t.shape[:-1]
     mask = tokens.flatten(layout and tokens.orient(layout, shape), shape, t.device)
     t = t.reshape(-1) if mask is None else t.reshape(-1)[mask]
