@@ -101,9 +101,12 @@ class End(NamedTuple):
     head: StageText | None  # of several streams
 
 
-def format_equation(wiring: WiringData, num_layers: int | None = None) -> str:
-    """Return the equation of a wiring: one line, or one for each form that its rows have; wide ones are broken after a comma."""
-    lines = _lines(wiring, num_layers)
+def format_equation(wiring: WiringData, num_layers: int | None = None, *, defines: bool = True) -> str:
+    """Return the equation of a wiring: one line, or one for each form that its rows have; wide ones are broken after a comma.
+
+    `defines` adds the definitions of its letters.
+    """
+    lines = _lines(wiring, num_layers, defines=defines)
     indent = max(len(label) for label, _ in lines)
     indent += 3 * (indent > 0)
     texts = []

@@ -237,7 +237,7 @@ def resnet(m, x, plain=False):
 WITHOUT_ROWS = {
     "reversible": (reversible, "two streams in turn"),
     "gates": (gated, "a gate g computed from the data"),
-    "hyper-connections": (hyper, "a matrix A that mixes states"),
+    "hyper-connections": (hyper, "it mixes states or tokens"),
     "dense connections": (dense, "a sum of three or more values"),
     "relu after the add": (resnet, "begins with a function of the end of another stream"),
     "relu after the add, no norms": (lambda m, x: resnet(m, x, plain=True), "a single add"),

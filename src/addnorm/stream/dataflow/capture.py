@@ -99,7 +99,7 @@ class Capture(Desugared):
     def run(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Flow:
         """Call the model and return the captured data flow."""
         model = self.frames.model
-        self.flow.redraw = cache(partial(self._run_again, args, kwargs))
+        self.flow.redraw = cache(partial(self._run_again, args, kwargs, torch.is_grad_enabled()))
         for k, argument in enumerate(pytree.tree_leaves((args, kwargs))):
             for whole in find_tensors(argument):
                 for tensor in inner_tensors(whole):
@@ -121,13 +121,13 @@ class Capture(Desugared):
         self._replace_freed()
         return self.flow
 
-    def _run_again(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Flow:
+    def _run_again(self, args: Sequence[Any], kwargs: dict[str, Any], has_grad: bool) -> Flow:
         """Call the model once more, with other random numbers, and return that data flow.
 
         The numbers are the same again only if the model seeds their generator itself.
         """
         model = self.frames.model
-        with preserve_state(model):
+        with preserve_state(model), torch.set_grad_enabled(has_grad):
             try:
                 for generator in self._generators:
                     generator.manual_seed(OTHER_SEED)

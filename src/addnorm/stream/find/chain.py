@@ -43,6 +43,7 @@ class Chain:
     has_other_norms: bool = False  # several norms lead from the same tokens of the end to the model's output
     next_norm: NextNorm | None = None  # the first final norm, with the tokens that it reads
     pooled: tuple[Norm, Op] | None = None  # without a final norm: a norm of what an operator computes from the tokens
+    first_norm: Norm | None = None  # before the first add, if it is the end of no other stream
     layout: Any = None  # the `StreamLayout`, which `build_inspection` sets
 
     def states(self) -> list[Value]:
@@ -153,7 +154,13 @@ def find_chains(flow: Flow, norms: list[Norm]) -> Selection:
     inner = {op for sublayer in sublayers for op in (*sublayer.ops, *sublayer.write_path.ops)}
     path = {add.op for adds, _, _, duals in joined for add in (*adds, *duals)}
     regions = Regions(inner, path, results)
-    return Selection([_build_chain(*parts, regions) for parts in joined], left, reads)
+    chains = [_build_chain(*parts, regions) for parts in joined]
+    ends = {norm for chain in chains for norms in (*chain.norms_out, chain.final_norms) for norm in norms}
+    for chain in chains:
+        first = chain.adds[0]
+        if first.norms and first.branch_input is None and first.norms[0] not in ends:
+            chain.first_norm = first.norms[0]
+    return Selection(chains, left, reads)
 
 
 def _select_chains(

@@ -36,12 +36,16 @@ from addnorm.stream.find.operators import (
 )  # fmt: skip
 from addnorm.stream.find.paths import find_ops_between
 from addnorm.stream.find.regions import Regions
+from addnorm.stream.find.token_mixing import LINEAR
+from addnorm.stream.find.views import find_axis
 
 __all__ = ["Gap", "find_gaps", "list_carried", "list_inner_ops"]
 
 LONE_ADD = "a single add x + f(x): no other add continues its sum, and no norm over the features belongs to it"
 GATED = "x' = g * x + ... with a gate g computed from the data, which no row expresses (a highway network, a recurrent cell)"
-MIXED = "x' = A x + ... with a matrix A that mixes states, which no row expresses (hyper-connections)"
+SHORTCUT = "x' = W x + ...: the stream is multiplied by a matrix over its last dimension, which no row expresses"
+MIXED = "x' = A x + ... with a matrix A over another dimension than the last: it mixes states or tokens, which no row expresses"
+MULTIPLIED = "x' = A x + ... with a matrix A that mixes features, states or tokens, which no row expresses"
 SEVERAL = "a sum of three or more values, some of which are computed from others, which no row expresses"
 SUM = "a sum of a value and what was computed from it, which is no add of a sublayer"
 CENTRED = (
@@ -381,8 +385,17 @@ def _explain_sum(op: Op) -> str | None:
             if product.name == "mul" and _is_activation(factor):
                 return GATED
             if product.name in PRODUCTS:
-                return MIXED
+                return _describe_product(product, x)
     return None
+
+
+def _describe_product(op: Op, x: Value) -> str:
+    """Say over which dimension of a value a product sums."""
+    is_first = op.name in LINEAR and op.args[LINEAR[op.name][0]] is x
+    axis = find_axis(x, strip_views(x), len(x.shape) - (1 if is_first else 2)) if op.name in LINEAR else None
+    if axis is None:
+        return MULTIPLIED
+    return SHORTCUT if axis == len(strip_views(x).shape) - 1 else MIXED
 
 
 def _is_centring(op: Op) -> bool:

@@ -9,7 +9,7 @@ from addnorm._util.numbers import format_count
 from addnorm.stream.dataflow.graph import Flow, Op, Value
 from addnorm.stream.find.adds import PARTIAL, Add, has_mixing_branch
 from addnorm.stream.find.chain import Chain
-from addnorm.stream.find.coverage import GATED, MIXED, SEVERAL, SUM, Gap, list_carried
+from addnorm.stream.find.coverage import GATED, MIXED, MULTIPLIED, SEVERAL, SHORTCUT, SUM, Gap, list_carried
 from addnorm.stream.find.inspection import Unknown
 from addnorm.stream.find.moves import find_moved, is_move, list_joined
 from addnorm.stream.find.norm import Norm
@@ -29,7 +29,7 @@ __all__ = ["explain_gaps", "explain_no_stream", "list_notes", "list_reasons"]
 NO_ADD = "no residual add was found: no operator adds to a value the output of a sublayer that reads the value"
 ROLES = {
     "skip": "a skip: an earlier state of the stream",
-    "injection": "an injection: does not read this stream",
+    "injection": "an injection: does not read the state to which it is added",
 }
 FROM_START = "an injection: computed from the start of the stream"
 CONSTANTS = "a factor is a vector of constants, which no parameter has and no row expresses"
@@ -48,6 +48,9 @@ STALE = "what is added was computed from an earlier state of the stream, not fro
 IN_A_ROW = "the sublayer reads the output of another one, and both are added at once: neither one after the other nor in parallel"
 PROJECTED = "the output is multiplied by a norm of the stream, or added to one, which no row expresses"
 
+PARALLEL = "the state of another stream is added, which was computed from this one before: branches that run beside it"
+STRUCTURAL = (GATED, MIXED, MULTIPLIED, SHORTCUT, SEVERAL)
+
 ELEMENTWISE = {
     "add", "sub", "mul", "div", "addcmul", "neg", "native_dropout", "where", "masked_fill", "clamp", "nan_to_num",
 }  # fmt: skip
@@ -56,7 +59,7 @@ ELEMENTWISE = {
 def explain_gaps(gaps: Sequence[Gap]) -> list[Unknown]:
     """Return the gaps as unknown parts, one for each reason."""
     reasons: dict[str, list[Op]] = {}
-    explained = {gap.op.frame.path for gap in gaps if gap.reason in (GATED, MIXED, SEVERAL)}
+    explained = {gap.op.frame.path for gap in gaps if gap.reason in STRUCTURAL}
     for gap in gaps:
         if gap.reason == SUM and gap.op.frame.path in explained:
             continue
@@ -130,7 +133,8 @@ def list_reasons(chain: Chain, k: int, sublayer: Sublayer) -> list[str]:
     late = [] if is_last else chain.adds[k + 1].late_factors
     reasons = {
         TWICE: _adds_twice(add, sublayer, inner),
-        SECOND: _reads_other_stream(add, sublayer, inner),
+        SECOND: not _is_other_state(add, sublayer) and _reads_other_stream(add, sublayer, inner),
+        PARALLEL: _is_other_state(add, sublayer) and any(is_ancestor(a.x, sublayer.raw) for a in chain.adds[: k + 1]),
         **dict.fromkeys(add.unclear, True),
         PARTIAL: add.is_cut or PARTIAL in add.unclear,
         CLAMPED: any(map(changes_values, (*add.residual_path.factors, *add.early_factors, *add.late_factors))),
@@ -226,6 +230,13 @@ def _reads_other_stream(add: Add, sublayer: Sublayer, inner: Sequence[Add]) -> b
     others = {other.op for other in inner if other.previous is not None and not is_ancestor(add.read, other.x)}
     others |= add.other_ops
     return bool(others) and not is_ancestor(add.read, sublayer.raw, without=others)
+
+
+def _is_other_state(add: Add, sublayer: Sublayer) -> bool:
+    """Return whether the state of another stream, or its norm, is added."""
+    raw = strip_views(sublayer.raw)
+    sources = {raw, strip_views(raw.norm.x) if raw.norm is not None else raw}
+    return any(source.op in add.other_ops for source in sources)
 
 
 def _has_hidden_norm_in(sublayer: Sublayer) -> bool:

@@ -164,20 +164,17 @@ def build_inspection(model: nn.Module, flow: Flow, target: nn.Module | None = No
     layers = [assign_layers([sublayer for _, sublayer in chain.numbered()]) for chain in chains]
     streams: list[Stream] = []
     unknown: list[Unknown] = []
-    start = 0
     for k, chain in enumerate(chains):
         other_layers = max(layers[1 - k]) + 1 if len(chains) == 2 else None
         own_gaps = explain_gaps([gap for gap in gaps if k in gap.chains])
-        report = _build_report(chain, layers[k], ids[k], names[k], start, other_layers, own_gaps, model, flow)
-        start += len(report.stream.sites)
+        report = _build_report(chain, layers[k], ids[k], names[k], other_layers, own_gaps, model, flow)
         report.stream.remarks += tuple(remark_on_start(report.stream, streams))
         streams.append(report.stream)
         unknown += report.unknown
     unknown += explain_gaps(gaps) if streams else explain_no_stream(flow, norms, gaps)
     target = model if target is None else target
-    for stream in streams:
-        for site in stream.sites:
-            site.owner = weakref.ref(target)
+    for index, site in enumerate(site for stream in streams for site in stream.sites):
+        site.index, site.owner = index, weakref.ref(target)
     mode = "training" if model.training else "evaluation"
     return Inspection(type(model).__name__, tuple(streams), tuple(unknown), mode, len(flow.ops), target)
 
@@ -191,7 +188,7 @@ class _StreamReport:
 
 
 def _build_report(
-    chain: Chain, layers: Sequence[int], ids: Sequence[str], name: str, start: int, other_layers: int | None,
+    chain: Chain, layers: Sequence[int], ids: Sequence[str], name: str, other_layers: int | None,
     gaps: Sequence[Unknown], model: nn.Module, flow: Flow,
 ) -> _StreamReport:  # fmt: skip
     """Return the report of one stream.
@@ -201,7 +198,6 @@ def _build_report(
         layers: layer of each sublayer.
         ids: id of each sublayer.
         name: name of the stream.
-        start: number of its first site.
         other_layers: number of layers of the other stream if there are two.
         gaps: what changes it and is in no row.
         model: the model.
@@ -224,7 +220,7 @@ def _build_report(
         closes = closures[k] <= tolerances[-1]
         site = Site(
             id=ids[n], path=sublayer.module, modules=names.list_modules(sublayer), kind=sublayer.kind,
-            layer=layer, index=start + n, stream=name, row=row, norm_in=None if reads.direct else _first(reads.norms),
+            layer=layer, index=n, stream=name, row=row, norm_in=None if reads.direct else _first(reads.norms),
             norm_branch=sublayer.norm, norm_out=norm_out, closure=closures[k], closes=closes,
             parallel=sum(part.role != "bias" for part in chain.sublayers[k]), shared=names.count_shared(sublayer),
             call=sublayer.frame.call, add_path=add.op.frame.path, notes=tuple(list_notes(chain, k, sublayer)), role=sublayer.role,
@@ -237,14 +233,9 @@ def _build_report(
             reasons.insert(0, f"{site.equation} does not close: {error}")
         unknown += [Unknown(site.id, reason) for reason in reasons]
     first = chain.adds[0]
-    embedding_norm = _first(first.norms) if first.branch_input is None else None
     if chain.has_other_norms:
         unknown.append(Unknown(name, SEVERAL_NORMS))
-    wiring, remarks = (
-        (None, [])
-        if gaps or chain.has_other_norms
-        else _identify_wiring(chain, summaries, embedding_norm, other_layers)
-    )
+    wiring, remarks = (None, []) if gaps or chain.has_other_norms else _identify_wiring(chain, summaries, other_layers)
     total = compute_total_closure(chain) if all(summary.row.is_sum for summary in summaries) else None
     total_closes = total is None or total <= max(tolerances) * len(chain.adds) ** 0.5
     if total is not None and not total_closes and all(site.closes for site in sites):
@@ -253,7 +244,7 @@ def _build_report(
     remarks = [*dict.fromkeys([*remarks, *list_remarks(chain, sites, model, wiring, flow)])]
     stream = Stream(
         name, chain.layout.width, str(first.x.tensor.dtype).removeprefix("torch."), tuple(sites), layers[-1] + 1, wiring,
-        embedding_norm, chain.final_norms[-1] if chain.final_norms else None, total, total_closes, (*unknown, *gaps),
+        chain.first_norm, chain.final_norms[-1] if chain.final_norms else None, total, total_closes, (*unknown, *gaps),
         tuple(remarks), chain, chain.layout, chain.layout.axis,
     )  # fmt: skip
     return _StreamReport(stream, unknown)
@@ -283,9 +274,9 @@ def _explain_error(closure: float, tolerance: float, sublayer: Sublayer) -> str:
 
 
 def _identify_wiring(
-    chain: Chain, summaries: Sequence[naming.SublayerSummary], embedding_norm: Norm | None, other_layers: int | None
+    chain: Chain, summaries: Sequence[naming.SublayerSummary], other_layers: int | None
 ) -> tuple[Wiring | None, list[str]]:
-    has_embedding_norm = embedding_norm is not None
+    has_embedding_norm = chain.first_norm is not None
     wiring, remarks = naming.identify_wiring(summaries, bool(chain.final_norms), has_embedding_norm, other_layers)
     if chain.dual_norm is not None and wiring is not None and wiring.name == "post_ln":
         return wirings.resi_dual(), [RESI_DUAL]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -19,6 +19,8 @@ from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.sublayers import Sublayer
 from addnorm.stream.layout.stream_layout import StreamLayout
 from addnorm.wirings import spec
+from addnorm.wirings.equation import format_equation
+from addnorm.wirings.row import FACTORS, GAP, format_interval, row_text
 
 __all__ = [
     "MAX_PATHS", "NORM_NAMES", "Inspection", "Site", "Stream", "Unknown", "format_norm", "mask_numbers", "merge_paths",
@@ -51,7 +53,8 @@ class Site:
         call: number of the call of the module, counted from 0.
         add_path: path of the module that executes the add.
         notes: properties that the row does not express.
-        role: "branch" (a sublayer that reads this stream), "skip" (an earlier state) or "injection" (reads no state).
+        role: "branch" (a sublayer that reads this stream), "skip" (an earlier state) or "injection" (does not read the
+            state to which it is added).
     """
 
     id: str
@@ -85,9 +88,16 @@ class Site:
 
     @property
     def equation(self) -> str:
-        """The row in symbols, with letters for learned factors."""
+        """The row in symbols, with letters for learned factors and their means."""
+        return GAP.join([self.formula, *describe_learned([self.row])])
+
+    @property
+    def formula(self) -> str:
+        """The row in symbols, without the means of learned factors."""
         plain = replace(self.row, norm_in=False, norm_branch=False, c=1.0)
-        return str(self.row) if self.role == "branch" else str(plain).replace("f(x)", self.role)
+        row = self.row if self.role == "branch" else plain
+        text = row_text([row], [row], {}).equation
+        return text if self.role == "branch" else text.replace("f(x)", self.role)
 
     @property
     def location(self) -> str:
@@ -192,7 +202,9 @@ class Stream:
         wiring = self.wiring
         if not any(getattr(wiring.last_read(spec.Place(self.num_layers, 0, self.num_layers, 2)), "norm_streams", ())):
             wiring = replace(wiring, final_norm=self.final_norm is not None)
-        return wiring.equation(self.num_layers)
+        text = format_equation(wiring, self.num_layers, defines=False)
+        learned = describe_learned([site.row for site in self.sites if site.role == "branch"], dict(wiring.symbols))
+        return ("\n" if "\n" in text else GAP).join([text, *learned])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the stream as JSON types."""
@@ -341,7 +353,7 @@ def _build_lines(stream: Stream) -> list[_Line]:
 def _signature(site: Site) -> tuple[Any, ...]:
     """Return the properties that are equal in sublayers that share a line."""
     path = mask_numbers(site.location)
-    return (site.kind, site.role, site.equation, _norm_texts(site), path, site.closes, site.parallel > 1)
+    return (site.kind, site.role, site.formula, _norm_texts(site), path, site.closes, site.parallel > 1)
 
 
 def _norm_texts(site: Site) -> tuple[str, ...]:
@@ -358,7 +370,7 @@ def _build_line(sites: Sequence[Site]) -> _Line:
         "layer": str(first.layer + 1) if len(sites) == 1 else f"{first.layer + 1}-{last.layer + 1}",
         "sublayer": f"{first.kind} (parallel)" if first.parallel > 1 else first.kind,
         "module": module,
-        "x'": first.equation.removeprefix("x' = "),
+        "x'": first.formula.removeprefix("x' = "),
         "norms": ", ".join(dict.fromkeys(_norm_texts(first))),
         "closure": f"{max(site.closure for site in sites):.0e}",
     }
@@ -407,6 +419,16 @@ def _merge_numbers(parts: Sequence[str]) -> str:
 def _finite_or_none(error: float | None) -> float | None:
     """Return the number, or None if JSON cannot represent it."""
     return error if error is not None and math.isfinite(error) else None
+
+
+def describe_learned(rows: Sequence[spec.Row], symbols: Mapping[str, tuple[str, str]] | None = None) -> list[str]:
+    """Return the learned factors of rows with their means: what they are in this model, wherever they started."""
+    texts = []
+    for name in FACTORS:
+        means = [factor.init for row in rows if isinstance(factor := getattr(row, name), spec.Learned)]
+        letter = (symbols or {}).get(name, (name, ""))[0]
+        texts += [f"{letter} learned, mean {format_interval(means)}"] if means else []
+    return texts
 
 
 def _factor_to_dict(factor: spec.Factor) -> Any:

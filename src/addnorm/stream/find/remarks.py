@@ -91,10 +91,7 @@ def _list_random(chain: Chain, sites: Sequence[Site], model: nn.Module, flow: Fl
     end = f"{'so two runs may differ' if again is None else 'and two runs differ'}: {remedy}"
     if start.kind & NOISE and _differs(start, again):
         yield f"its start depends on random numbers in evaluation mode, {end}"
-    random = [
-        site for site, values in drawn.items()
-        if any(_differs(value, again) for value in values) and _differs(site.sublayer.add.out, again)
-    ]  # fmt: skip
+    random = [site for site, values in drawn.items() if any(_differs(value, again) for value in values)]
     if random:
         count = f"{len(random)} of its {format_count(len(sites), 'sublayer')} {'draws' if len(random) == 1 else 'draw'}"
         yield f"{count} random numbers in evaluation mode, {random[0].id} first, {end}"

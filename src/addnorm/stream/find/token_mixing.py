@@ -12,7 +12,7 @@ from addnorm.stream.find.moves import CUTS
 from addnorm.stream.find.operators import is_ancestor, is_mixing, strip_views
 from addnorm.stream.find.views import find_axis, find_views, replay_op
 
-__all__ = ["find_contraction", "mixes_tokens", "trace_axis"]
+__all__ = ["LINEAR", "find_contraction", "mixes_tokens", "trace_axis"]
 
 LINEAR = {"mm": (0, 1), "addmm": (1, 2), "linear": (0, 1), "bmm": (0, 1), "baddbmm": (1, 2), "matmul": (0, 1)}
 
