@@ -45,8 +45,8 @@ STREAM_FAULTS = (
     ),
     Fault(
         "shared-coefficient-not-summed", "stream_kernels", "src/addnorm/ops/streams/autograd.py",
-        "grad = _sum_rows(grad.flatten(-like.dim())).reshape(like.shape)",
-        "grad = grad.flatten(0, -like.dim() - 1)[0].reshape(like.shape)",
+        "return (grad.sum(rows) if rows else grad).to(like.dtype)",
+        "return (grad.flatten(0, len(rows) - 1)[0] if rows else grad).to(like.dtype)",
     ),
     Fault(
         "exported-streams-not-transformed", "stream_kernels", "src/addnorm/ops/streams/autograd.py",

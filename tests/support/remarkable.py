@@ -49,17 +49,19 @@ def seeded_start(m: Steps, x: Tensor) -> Tensor:
     return m.last(run_layers(m, m.gates[0](x) + m.gates[1](positions)))
 
 
-def random_start_of_own_generator(m: Any, x: Tensor) -> Tensor:
-    if not hasattr(m, "generator"):
-        m.generator = torch.Generator().manual_seed(3)
-    return m.last(run_layers(m, m.gates[0](x) + torch.randn(5, D, generator=m.generator)))
+def make_random_start(generator: torch.Generator, resets: bool) -> Any:
+    """Return a model that starts with the numbers of its own generator, which it may reset in each call."""
+
+    def run(m: Steps, x: Tensor) -> Tensor:
+        if resets:
+            generator.manual_seed(3)
+        return m.last(run_layers(m, m.gates[0](x) + torch.randn(5, D, generator=generator)))
+
+    return run
 
 
-def start_of_reset_generator(m: Any, x: Tensor) -> Tensor:
-    if not hasattr(m, "generator"):
-        m.generator = torch.Generator()
-    m.generator.manual_seed(3)
-    return m.last(run_layers(m, m.gates[0](x) + torch.randn(5, D, generator=m.generator)))
+random_start_of_own_generator = make_random_start(torch.Generator(), resets=False)
+start_of_reset_generator = make_random_start(torch.Generator(), resets=True)
 
 
 def shuffled(m: Steps, x: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from addnorm.fusion.benchmark import Benchmark, Timing
 from addnorm.fusion.boundary import Boundary
 from addnorm.fusion.proof import Proof
 from addnorm.fusion.tolerance import Difference, worst
-from addnorm.stream.find.inspection import NORM_NAMES, mask_numbers, merge_paths
+from addnorm.stream.find.labels import NORM_NAMES, mask_numbers, merge_paths
 
 __all__ = ["Fusion", "VerificationError"]
 

@@ -16,7 +16,8 @@ from addnorm.report import model_figures
 from addnorm.report.model_findings import ablation_findings, inspection_findings, recording_findings
 from addnorm.report.page import Block, Cell, Facts, Figure, Finding, Findings, Formula, Page, Section, Table
 from addnorm.stream.ablate import Ablation
-from addnorm.stream.find.inspection import NORM_NAMES, Inspection, Site, Stream, format_norm, mask_numbers, merge_paths
+from addnorm.stream.find.inspection import Inspection, Site, Stream
+from addnorm.stream.find.labels import NORM_NAMES, format_norm, mask_numbers, merge_paths
 from addnorm.stream.find.naming import EMBEDDING
 from addnorm.stream.record.recording import Recording
 from addnorm.wirings.row import GAP, format_factor

@@ -26,7 +26,7 @@ from addnorm.cli.demo._parts import (
     print_warning,
     print_written,
 )
-from addnorm.stream.find.inspection import format_norm
+from addnorm.stream.find.labels import format_norm
 from addnorm.stream.models.hf import quiet
 from addnorm.stream.record.recording import Recording
 from addnorm.stream.record.schema import ENDS

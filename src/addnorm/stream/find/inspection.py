@@ -7,27 +7,25 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from addnorm._util.numbers import format_count, format_number
+from addnorm._util.numbers import format_count
 from addnorm._util.tables import Block, Column, Paragraph, Rendered, Row, Table
 from addnorm.stream.find.chain import Chain
+from addnorm.stream.find.labels import MAX_PATHS, describe_learned, format_norm, mask_numbers, merge_paths
 from addnorm.stream.find.naming import EMBEDDING
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.sublayers import Sublayer
 from addnorm.stream.layout.stream_layout import StreamLayout
 from addnorm.wirings import spec
 from addnorm.wirings.equation import format_equation
-from addnorm.wirings.row import FACTORS, GAP, format_interval, row_text
+from addnorm.wirings.row import GAP, row_text
 
-__all__ = [
-    "MAX_PATHS", "NORM_NAMES", "Inspection", "Site", "Stream", "Unknown", "format_norm", "mask_numbers", "merge_paths",
-]  # fmt: skip
+__all__ = ["Inspection", "Site", "Stream", "Unknown"]
 
-NORM_NAMES = {"layer": "LayerNorm", "rms": "RMSNorm", "scale": "ScaleNorm", "own": "norm of its own formula"}
-MAX_PATHS, MAX_IDS = 3, 4  # paths named in one line, ids named in an error message
+MAX_IDS = 4  # ids named in an error message
 COLUMNS = {name: Column(name) for name in ("layer", "sublayer", "module", "x'", "norms", "closure")}
 COLUMNS |= {"module": Column("module", fold=True), "closure": Column("closure", "right")}
 
@@ -388,47 +386,9 @@ def _group_unknown(unknown: Sequence[Unknown]) -> list[str]:
     ]
 
 
-def format_norm(norm: Norm) -> str:
-    """Return the norm's kind and eps as text."""
-    more = " (d - 1)" * norm.unbiased + " (eps outside the root)" * norm.eps_outside
-    more += " (eps bounds the root)" * (norm.eps_role == "bound" and norm.kind != "scale" and not norm.uses_length)
-    more += " of x - mean(x)" * (norm.kind == "scale" and norm.is_centred)
-    return f"{NORM_NAMES[norm.kind]} {format_number(norm.eps, trim=True) if norm.eps is not None else ''}{more}".strip()
-
-
-def mask_numbers(path: str) -> str:
-    """Return a path with `*` for its numbers: layers.*.attention."""
-    return ".".join("*" if part.isdigit() else part for part in path.split("."))
-
-
-def merge_paths(paths: Sequence[str]) -> str:
-    """Return paths that differ only in their numbers as one: layers.0-11.attention."""
-    parts = zip(*(path.split(".") for path in paths), strict=True)
-    return ".".join(part[0] if len({*part}) == 1 else _merge_numbers(part) for part in parts)
-
-
-def _merge_numbers(parts: Sequence[str]) -> str:
-    """Return sorted numbers in a few characters: 0-11, or 0,2 where some are missing."""
-    parts = sorted({*parts}, key=lambda part: int(part) if part.isdigit() else -1)
-    numbers = [int(part) if part.isdigit() else -1 for part in parts]
-    if numbers == [*range(numbers[0], numbers[0] + len(numbers))]:
-        return f"{parts[0]}-{parts[-1]}"
-    return ",".join(parts) if len(parts) <= MAX_PATHS else f"{parts[0]},{parts[1]},...,{parts[-1]}"
-
-
 def _finite_or_none(error: float | None) -> float | None:
     """Return the number, or None if JSON cannot represent it."""
     return error if error is not None and math.isfinite(error) else None
-
-
-def describe_learned(rows: Sequence[spec.Row], symbols: Mapping[str, tuple[str, str]] | None = None) -> list[str]:
-    """Return the learned factors of rows with their means: what they are in this model, wherever they started."""
-    texts = []
-    for name in FACTORS:
-        means = [factor.init for row in rows if isinstance(factor := getattr(row, name), spec.Learned)]
-        letter = (symbols or {}).get(name, (name, ""))[0]
-        texts += [f"{letter} learned, mean {format_interval(means)}"] if means else []
-    return texts
 
 
 def _factor_to_dict(factor: spec.Factor) -> Any:

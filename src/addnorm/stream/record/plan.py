@@ -13,7 +13,8 @@ from typing import Any
 from addnorm._util.jsonio import to_jsonable
 from addnorm.stream.dataflow.graph import UNCOUNTED, Op, Value
 from addnorm.stream.find.chain import Chain
-from addnorm.stream.find.inspection import Inspection, Site, Stream, format_norm
+from addnorm.stream.find.inspection import Inspection, Site, Stream
+from addnorm.stream.find.labels import format_norm
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.operators import TRANSPARENT, strip_views
 from addnorm.stream.find.paths import Path
