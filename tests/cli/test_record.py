@@ -1,6 +1,7 @@
 """Tests of `addnorm record`: output, files, errors, interrupts."""
 
 import errno
+import itertools
 import os
 import re
 import shutil
@@ -212,11 +213,10 @@ def test_record_full_disk(folder, monkeypatch, options):
 
 def interrupt_in(monkeypatch, step):
     """Raise KeyboardInterrupt between the forward and the backward of that step."""
-    loss, calls = ProbeLoss.__call__, []
+    loss, calls = ProbeLoss.__call__, itertools.count()
 
     def counted(*arguments):
-        calls.append(None)
-        if len(calls) == step + 1:
+        if next(calls) == step:
             os.kill(os.getpid(), signal.SIGINT)
         return loss(*arguments)
 

@@ -53,8 +53,8 @@ def without_eval():
     model.train = lambda mode: fail(NotImplementedError("Calling eval() is not supported yet."))  # as modules of torch.export
     return model, (x,)
 def counts():
-    calls = []
-    return Toy(lambda y: [calls.append(1), y * len(calls)][1]), (x,)
+    calls = iter(range(1, 1000))  # a tool restores lists, not iterators
+    return Toy(lambda y: y * next(calls)), (x,)
 """
 
 

@@ -234,7 +234,7 @@ IMAGES: tuple[Family, ...] = (
               remark="the norm after the layers is of the class token alone"),
        model="VisionModel", config="VisionConfig"),
     hf("clip", "CLIP", {"text_config": SMALL, "vision_config": VISION, "projection_dim": 16}, pair,
-       Stream("pre_ln", ln, 1e-5, AAFF, embedding_norm=True, name="vision"), pre(ln, 1e-5, AAFF, name="text")),
+       Stream("pre_ln", ln, 1e-5, AAFF, embedding_norm=True, final_norm=True, name="vision"), pre(ln, 1e-5, AAFF, name="text")),
     hf("siglip text", "Siglip", SMALL, text, pre(ln, 1e-6, AAFF), model="TextModel", config="TextConfig"),
     hf("siglip vision", "Siglip", VISION, image,
        pre(ln, 1e-6, AAFF, remark="built without its pooling head, which has an x + f(N(x)) of one token"),

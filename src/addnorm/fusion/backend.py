@@ -242,13 +242,18 @@ class ModelBackend:
         self._timers = []
 
     def is_reused(self, call: Callable[[], Any], state: StateSnapshot) -> bool:
-        """Return whether another call of the fused model runs fused graphs that are captured already."""
-        for _ in range(CALLS):
-            captured, runs = self._num_captured, self._num_runs
-            with state.restored():
+        """Return whether another call of the fused model runs fused graphs that are captured already.
+
+        The state moves on from call to call, as in use, and is restored after the last. The first call does not count: the
+        graphs were captured with its state.
+        """
+        with state.restored():
+            call()
+            for _ in range(CALLS):
+                captured, runs = self._num_captured, self._num_runs
                 call()
-            if self._num_captured == captured:
-                return self._num_runs > runs
+                if self._num_captured == captured:
+                    return self._num_runs > runs
         return False
 
     def measure_share(self, call: Callable[[], Any], state: StateSnapshot) -> float | None:

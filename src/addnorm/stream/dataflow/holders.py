@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from addnorm.stream.dataflow.memory import is_strided
 from addnorm.stream.dataflow.wrappers import inner_tensors, is_wrapper
 
-__all__ = ["ATOMS", "CACHE", "Kind", "find_kinds", "is_library", "restore_cache"]
+__all__ = ["ATOMS", "CACHE", "Kind", "find_kinds", "is_leaf", "is_library", "restore_cache"]
 
 ATOMS = {
     int, float, complex, bool, str, bytes, type(None), type(...), range, slice, types.ModuleType, types.CodeType, torch.Size,
@@ -222,24 +222,33 @@ def restore_cache(function: Any, misses: int) -> None:
 # Tensors, and generators of random numbers.
 
 
+def is_leaf(tensor: Tensor) -> bool:
+    """Return whether a tensor is a leaf; False for one of several views, as FSDP1's parameters, whose memory was written."""
+    try:
+        return tensor.is_leaf
+    except RuntimeError:
+        return False
+
+
 def _save_tensor(tensor: Tensor) -> Saved:
     """Save all of a tensor but its contents: its place in memory, its gradient, its flags and hooks."""
     alias = tensor.data if not is_wrapper(tensor) and is_strided(tensor) else None
-    grad = tensor.grad if tensor.is_leaf else None
+    grad = tensor.grad if is_leaf(tensor) else None
     hooks = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
-    saved = (type(tensor), alias, tensor.is_leaf, tensor.requires_grad, grad, hooks)
-    return saved, (*(t for t in inner_tensors(tensor) if t is not tensor), grad, *hooks, vars(tensor))
+    saved = (type(tensor), alias, is_leaf(tensor), tensor.requires_grad, grad, hooks)
+    attributes = {} if getattr(tensor, "_is_flat_param", False) else vars(tensor)
+    return saved, (*(t for t in inner_tensors(tensor) if t is not tensor), grad, *hooks, attributes)
 
 
 def _restore_tensor(tensor: Tensor, saved: Any) -> None:
-    cls, alias, is_leaf, requires_grad, grad, hooks = saved
+    cls, alias, was_leaf, requires_grad, grad, hooks = saved
     if type(tensor) is not cls:
         tensor.__class__ = cls  # an uninitialized parameter becomes one of another class
     if alias is not None and _place(tensor) != _place(alias):
         tensor.data = alias
-    if is_leaf and not tensor.is_leaf and not tensor._is_view():
+    if was_leaf and not is_leaf(tensor) and not tensor._is_view():
         tensor.detach_()  # from the graph of the values that were written into it
-    if is_leaf and tensor.is_leaf:
+    if was_leaf and is_leaf(tensor):
         if tensor.requires_grad != requires_grad:
             tensor.requires_grad_(requires_grad)
         if tensor.grad is not grad:

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter as preserve_versions
 from torch.utils import _pytree as pytree
 
-from addnorm.stream.dataflow.holders import ATOMS, CACHE, Kind, find_kinds, is_library, restore_cache
+from addnorm.stream.dataflow.holders import ATOMS, CACHE, Kind, find_kinds, is_leaf, is_library, restore_cache
 from addnorm.stream.dataflow.memory import disable_modes, storage_key
 from addnorm.stream.dataflow.state import fork_rng
 from addnorm.stream.dataflow.wrappers import is_wrapper, preserve_shards
@@ -89,7 +89,7 @@ class StateSnapshot:
             ]
             self.storages = {storage_key(t) for t in reached}
             self._versioned = tuple(t for t in reached if not t.is_inference())
-            gradients = {id(t.grad) for t in reached if t.is_leaf and t.grad is not None}
+            gradients = {id(t.grad) for t in reached if is_leaf(t) and t.grad is not None}
             self.tensors = [
                 t for t in reached if id(t) not in gradients and t.layout == torch.strided and not t.is_nested
             ]
@@ -212,6 +212,8 @@ def _find_changes(space: Namespace, before: dict[str, tuple[Any, Any]]) -> Itera
     for name, value in [*space.items()]:
         old, content = before.get(name, (None, None))
         if name.startswith("__") or not isinstance(value, VARIABLES) or not isinstance(old, VARIABLES):
+            continue
+        if name not in before and isinstance(value, bool):  # a condition of the graphs of torch.compile
             continue
         now = _copy_variable(value)[1]
         same = (

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import torch
 from torch.utils import _pytree as pytree
 
 from addnorm.stream.dataflow.graph import Flow, Op, Value
@@ -21,7 +22,7 @@ from addnorm.stream.find.adds import Add, find_adds, has_mixing_branch
 from addnorm.stream.find.next_norms import NextNorm, find_pooled_norm, list_next_norms, select_norm
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.operators import Factor, is_ancestor, is_mixing, strip_views, trace_constants
-from addnorm.stream.find.paths import find_ops_between
+from addnorm.stream.find.paths import Path, find_ops_between
 from addnorm.stream.find.regions import Regions
 from addnorm.stream.find.sublayers import Sublayer, assign_layers, find_sublayers
 
@@ -289,7 +290,7 @@ def _is_plain_sum(other: list[Add], chain: list[Add]) -> bool:
     """Return whether a second stream is x_0 plus the writes of a chain, and is added to it in the end, without factors."""
     writes = [write.path for add in chain[:-1] for write in add.writes]
     seconds = [write.path for add in other for write in add.writes]
-    drawn = {factor.op for path in writes for factor in path.factors if factor.kind == "noise"}  # dropout before both
+    drawn = _find_shared_noise(writes, seconds)
     ends = (chain[-1].residual_path, *(write.path for write in chain[-1].writes))
     paths = (*ends, *seconds, *(add.residual_path for add in other))
     factors = [factor for path in paths for factor in path.factors if factor.op not in drawn]
@@ -298,6 +299,17 @@ def _is_plain_sum(other: list[Add], chain: list[Add]) -> bool:
     is_bare &= all(factor.kind == "constant" and factor.number == 1.0 for factor in factors)
     starts = [{*trace_constants(strip_views(adds[0].x), 1.0)} for adds in (chain, other)]
     return is_bare and bool(starts[0] & starts[1]) and [p.source for p in seconds] == [p.source for p in writes]
+
+
+def _find_shared_noise(writes: Sequence[Path], seconds: Sequence[Path]) -> set[Op]:
+    """Return the products with random masks in the writes of two streams whose masks are equal, write by write."""
+    shared: set[Op] = set()
+    for paths in zip(writes, seconds, strict=False):
+        first, second = ([factor for factor in path.factors if factor.kind == "noise"] for path in paths)
+        masks = [(a.value, b.value) for a, b in zip(first, second, strict=False)]
+        if len(first) == len(second) and all(a and b and torch.equal(a.tensor, b.tensor) for a, b in masks):
+            shared |= {factor.op for factor in (*first, *second)}
+    return shared
 
 
 def _build_chain(

@@ -150,7 +150,7 @@ class Function:
         for op in self.ops:
             for out in op.outputs:
                 numbers.setdefault(out, len(numbers))
-            arguments = pytree.tree_map_only(Value, numbers.__getitem__, (op.args, op.kwargs))
+            arguments = pytree.tree_map_only(Value, lambda v: numbers.get(v, "overwritten"), (op.args, op.kwargs))
             parts.append((op.name, str(op.func), repr(arguments)))
         return (*parts, repr(numbers[self.y]))
 
@@ -198,7 +198,10 @@ def run_op(op: Op, values: Mapping[Value, Tensor]) -> Iterator[Tensor]:
             raise NotImplementedError  # a cast that loses numbers
         yield replay_op(op, values[source])
         return
-    args, kwargs = pytree.tree_map_only(Value, lambda v: values[v], (op.args, op.kwargs))
+    # A value that is missing is one whose numbers an operator in place overwrites without a read, as `copy` does.
+    args, kwargs = pytree.tree_map_only(
+        Value, lambda v: values[v] if v in values else torch.empty(v.shape, dtype=torch.float64), (op.args, op.kwargs)
+    )
     wide = {k: torch.float64 for k in CAST_ARGUMENTS if kwargs.get(k) is not None and kwargs[k].is_floating_point}
     kwargs = {k: v for k, v in {**kwargs, **wide}.items() if k not in ("out", "device")}
     args = [a.clone() if isinstance(a, Tensor) else a for a in args]  # an operator in place writes into its copy
