@@ -88,9 +88,9 @@ STACK_FAULTS = (
     ),
     Fault(
         "equal-entries-are-one-parameter", "streams", "src/addnorm/nn/stream_step.py",
-        "table[entry] if entry.__class__ is str",
-        "table[(lambda learned: [name for name, e in learned.items() if e == learned[entry]][-1])"
-        "((module.stage if hasattr(module, 'stage') else module.head).learned)] if entry.__class__ is str",
+        "getattr(module, entry) if entry.__class__ is str",
+        "getattr(module, (lambda learned: [name for name, e in learned.items() if e == learned[entry]][-1])"
+        "((module.stage if hasattr(module, 'stage') else module.head).learned)) if entry.__class__ is str",
     ),
     Fault(
         "deepnorm-encoder-alpha", "wirings", "src/addnorm/wirings/catalog.py",

@@ -150,6 +150,14 @@ REFUSED = {
 }
 
 
+@pytest.mark.parametrize(("kind", "method"), [(nn.LayerNorm, "forward"), (nn.TransformerEncoderLayer, "_ff_block")])
+def test_a_method_that_was_replaced_in_a_class_raises(kind, method, monkeypatch):
+    module = make_encoder()
+    monkeypatch.setattr(kind, method, lambda module, x: x)
+    with pytest.raises(ValueError, match=f"has another {method} than its class had at first"):
+        from_torch(module)
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_unsupported_modules_raise(name):
     make, error, sentence = REFUSED[name]

@@ -17,8 +17,16 @@ from addnorm.nn.attention import CrossAttention, SelfAttention
 from addnorm.nn.feed_forward import FeedForward
 from addnorm.nn.residual import SublayerConnection
 from addnorm.nn.stack import ResidualStack
+from addnorm.nn.untouched import find_change, methods_of
 
 __all__ = ["parallelize", "tensor_parallel_plan"]
+
+STYLES: dict[type[nn.Module], type[AttentionParallel | FeedForwardParallel]] = {
+    SelfAttention: AttentionParallel,
+    CrossAttention: AttentionParallel,
+    FeedForward: FeedForwardParallel,
+}
+METHODS = methods_of(*STYLES, names=("_project_apart", "_project_memory"))
 
 
 def tensor_parallel_plan(
@@ -27,8 +35,8 @@ def tensor_parallel_plan(
     """Return a plan for `torch.distributed.tensor.parallel.parallelize_module`: the style of each module by its name.
 
     The plan covers the stacks of a model: `Encoder`, `Decoder`, `Transformer`, `ResidualStack`. Attention is sharded by heads,
-    the feed-forward by hidden features. Every process computes any other sublayer whole. Modules outside of stacks have no
-    entry: add those of an embedding and a head.
+    the feed-forward by hidden features. Every process computes any other sublayer whole, also one of a subclass or with a forward
+    of its own. Modules outside of stacks have no entry: add those of an embedding and a head.
 
     Args:
         model: the model, or one of its parts.
@@ -56,9 +64,9 @@ def tensor_parallel_plan(
 
 
 def _style(sublayer: nn.Module) -> type[AttentionParallel | FeedForwardParallel | ReplicatedSublayer]:
-    if isinstance(sublayer, SelfAttention | CrossAttention):
-        return AttentionParallel
-    return FeedForwardParallel if isinstance(sublayer, FeedForward) else ReplicatedSublayer
+    """Return the style of a sublayer; that of the attention and the feed-forward fits no other forward than theirs."""
+    style = STYLES.get(type(sublayer), ReplicatedSublayer)
+    return style if find_change(sublayer, METHODS) in (None, "hooks") else ReplicatedSublayer
 
 
 def parallelize(

@@ -15,10 +15,11 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 from torch.distributed.tensor.parallel import ParallelStyle, RowwiseParallel, parallelize_module
 
 from addnorm.distributed.linear import ColumnLinear, PackedColumnLinear, enter_region, to_dtensor
-from addnorm.nn.attention import CrossAttention, SelfAttention
+from addnorm.nn.attention import LINEAR, CrossAttention, SelfAttention
 from addnorm.nn.feed_forward import FeedForward
 from addnorm.nn.residual import SublayerConnection
 from addnorm.nn.stack import ResidualStack
+from addnorm.nn.untouched import find_change
 
 __all__ = ["AttentionParallel", "FeedForwardParallel", "ReplicatedSublayer", "SequenceParallel", "StackParallel"]
 
@@ -114,7 +115,8 @@ class AttentionParallel(ParallelStyle):
             output is reduce-scattered. Otherwise the output is all-reduced.
 
     Raises:
-        ValueError: the number of processes does not divide the number of heads.
+        ValueError: the number of processes does not divide the number of heads; or a projection that is replaced has hooks, or
+            is another module than `torch.nn.Linear`.
     """
 
     def __init__(self, *, sequence_parallel: bool = False) -> None:
@@ -129,6 +131,7 @@ class AttentionParallel(ParallelStyle):
                 f"nhead is {module.nhead} and the mesh has {n} processes, expected a number of heads that {n} divides: each "
                 "process computes whole heads; use a smaller mesh."
             )
+        _check_linears(module, ("in_proj",) if isinstance(module, SelfAttention) else ("kv_proj", "q_proj"))
         module.local_nhead = module.nhead // n
         module.first_head = module.local_nhead * device_mesh.get_local_rank()
         rank = self.src_data_rank
@@ -151,7 +154,8 @@ class FeedForwardParallel(ParallelStyle):
         sequence_parallel: as in `AttentionParallel`.
 
     Raises:
-        ValueError: the number of processes does not divide the hidden width.
+        ValueError: the number of processes does not divide the hidden width; or a projection that is replaced has hooks, or is
+            another module than `torch.nn.Linear`.
     """
 
     def __init__(self, *, sequence_parallel: bool = False) -> None:
@@ -166,6 +170,7 @@ class FeedForwardParallel(ParallelStyle):
                 f"dim_feedforward is {width} and the mesh has {n} processes, expected a width that {n} divides: each process "
                 "computes an equal part of it."
             )
+        _check_linears(module, ("up",) if module.gate is None else ("up", "gate"))
         module.up = ColumnLinear(module.up.weight, module.up.bias, device_mesh, self.src_data_rank)  # type: ignore[assignment]
         if module.gate is not None:
             module.gate = ColumnLinear(module.gate.weight, module.gate.bias, device_mesh, self.src_data_rank)  # type: ignore[assignment]
@@ -211,6 +216,18 @@ def sublayers(module: nn.Module) -> list[nn.Module]:
     """Return the sublayers that are modules, in the stacks and connections of a module."""
     found = [getattr(m, "sublayer", None) for m in module.modules() if isinstance(m, SublayerConnection)]
     return [m for m in found if isinstance(m, nn.Module) and not isinstance(m, SublayerConnection | ResidualStack)]
+
+
+def _check_linears(module: nn.Module, names: Iterable[str]) -> None:
+    """Check that the projections to be replaced are what `torch.nn.Linear` made of them."""
+    for name in names:
+        linear = module.get_submodule(name)
+        change = find_change(linear, LINEAR) if type(linear) in LINEAR else f"the class {type(linear).__name__}"
+        if change is not None:
+            raise ValueError(
+                f"{name} has {change}, expected a torch.nn.Linear as it was made: tensor parallelism replaces it by sharded "
+                "projections; apply it first, and hooks, adapters and parametrizations to its result."
+            )
 
 
 def replicate_parameters(modules: Iterable[nn.Module], mesh: DeviceMesh, src_data_rank: int | None) -> None:

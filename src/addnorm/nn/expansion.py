@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from addnorm.nn.executor import Site
+from addnorm.nn.executor import Site, is_plain
 from addnorm.nn.norm import NormKind
 from addnorm.wirings.coefficients.base import widen
 from addnorm.wirings.matrices import identity
@@ -218,9 +218,25 @@ def _freeze(norm: Any, total: Tensor, kind: NormKind) -> _FrozenNorm | None:
     centred = kind == "layer"
     eps = torch.finfo(x.dtype).eps if norm.eps is None else norm.eps  # that of the arithmetic
     square = x.var(-1, keepdim=True, correction=0) if centred else x.square().mean(-1, keepdim=True)
-    weight, bias = norm.weight, getattr(norm, "bias", None)
-    to = [None if t is None else t.to(x.dtype) for t in (weight, bias)]
-    return _FrozenNorm(to[0], torch.rsqrt(square + eps), to[1], centred)
+    weight, bias = (None if t is None else t.to(x.dtype) for t in (norm.weight, getattr(norm, "bias", None)))
+    frozen = _FrozenNorm(weight, torch.rsqrt(square + eps), bias, centred)
+    if not is_plain(norm, kind, total):
+        _check_formula(norm, frozen, total)
+    return frozen
+
+
+def _check_formula(norm: Any, frozen: _FrozenNorm, total: Tensor) -> None:
+    """Check that a norm which the stack calls as a module computes the formula, up to its rounding."""
+    y: Tensor = norm(total)
+    step = _Step(1, [], [1.0], None, [frozen])
+    x = widen(total)
+    error = (y - step._through(0, x, own=True)).abs()
+    if not bool((error <= 64 * torch.finfo(y.dtype).eps * step._through(0, x.abs(), absolute=True)).all()):
+        raise ValueError(
+            f"norm_out is {type(norm).__name__} with hooks or a forward of its own, which differs from the norm's formula by "
+            f"up to {float(error.max()):.3g}, expected the formula, whose statistics alone can be frozen; "
+            "measure the stack without it."
+        )
 
 
 def _to_tensor(term: Term, like: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from addnorm.nn.attention import SelfAttention
 from addnorm.nn.feed_forward import FeedForward
 from addnorm.nn.norm import LayerNorm
 from addnorm.nn.transformer import Decoder, Encoder, Transformer
+from addnorm.nn.untouched import find_change, methods_of
 
 __all__ = ["from_torch"]
 
@@ -23,7 +24,10 @@ ENCODERS: tuple[type[nn.Module], ...] = (nn.TransformerEncoder, nn.TransformerEn
 DECODERS: tuple[type[nn.Module], ...] = (nn.TransformerDecoder, nn.TransformerDecoderLayer)
 LINEARS: tuple[type[nn.Module], ...] = (nn.Linear, nn.modules.linear.NonDynamicallyQuantizableLinear)
 NAMES = {F.relu: "relu", F.gelu: "gelu"}
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+METHODS = methods_of(
+    nn.Transformer, *ENCODERS, *DECODERS, nn.MultiheadAttention, *LINEARS, nn.Dropout, nn.LayerNorm,
+    names=("_sa_block", "_mha_block", "_ff_block", "merge_masks"),
+)  # fmt: skip
 
 
 class SublayerNames(NamedTuple):
@@ -214,17 +218,11 @@ def _check_copyable(module: nn.Module) -> None:
     """Check that the module has nothing that a copy would lose: hooks, patched methods, shared parameters."""
     for name, submodule in module.named_modules():
         path = f"module.{name}".rstrip(".")
-        if any(getattr(submodule, hooks) for hooks in HOOKS):
+        change = find_change(submodule, METHODS)
+        if change == "hooks":
             _refuse(path, "has hooks", "none", "they would be lost; remove them, and register them on the result")
-        for method in (
-            method for method, value in vars(submodule).items() if callable(value) and hasattr(type(submodule), method)
-        ):
-            _refuse(
-                path,
-                f"has a {method} of its own",
-                f"that of {type(submodule).__name__}",
-                "what it computes is not known",
-            )
+        if change is not None:
+            _refuse(path, f"has {change}", f"that of {type(submodule).__name__}", "what it computes is not known")
     seen: dict[int, str] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         other = seen.setdefault(id(parameter), name)

@@ -21,7 +21,9 @@ from addnorm.boundary import add_norm_streams
 from addnorm.nn.executor import FUNCTIONS, Options, StreamState, add_and_normalize, is_plain, normalize
 from addnorm.nn.norm import NormKind
 from addnorm.nn.residual import is_distributed
+from addnorm.nn.untouched import is_untouched, methods_of
 from addnorm.ops import dtensor
+from addnorm.wirings.coefficients import HyperConnection, IndependentConnection, ManifoldConnection, SigmoidRead
 from addnorm.wirings.coefficients.base import CoefficientModule, widen, widen_dtype
 from addnorm.wirings.stage import Head, Stage, identity, unit
 
@@ -37,6 +39,11 @@ __all__ = [
     "step_streams",
 ]
 
+# Modules whose coefficients `add_norm_streams` computes from their gates, or that do not depend on the streams.
+GATED = methods_of(
+    HyperConnection, IndependentConnection, ManifoldConnection, SigmoidRead,
+    names=("compute", "gates", "is_constant"),
+)  # fmt: skip
 Streams = Any  # a tensor (*, n, d_model), or a tuple of n tensors (*, d_model)
 
 
@@ -81,15 +88,14 @@ def step_streams(
     if plan is None:
         streams = finish(state)
         return streams, *read_streams(module, spec, streams, state.collapse, norms, state.dtype)
-    pending, gates = plan
+    pending, gates, is_constant = plan
     norm = norms[0]
     dtype = state.dtype or x.dtype
-    used, mix, inject = None, None, None
-    carried = None
+    used, mix, inject, bias, carried = (None,) * 5
     if gates is None and computed is not None:
-        if write is not None and not computed.is_constant:  # the coefficients need the streams
+        if write is not None and not is_constant:  # the coefficients need the streams
             x, pending = add_norm_streams(x, **pending).streams, {}
-        used, mix, inject, _ = computed(x)
+        used, mix, inject, bias = computed(x)
     if spec.delayed:
         carried, used = used, unit(spec.n, 0) if state.collapse is None else state.collapse
     elif computed is None:
@@ -108,13 +114,16 @@ def step_streams(
     if isinstance(spec, Stage):
         mix, inject = _resolve_write(module, spec, mix, inject)
     if is_distributed():
-        mix, inject = (_copy_parameters(value) for value in (mix, inject))
+        mix, inject, bias = (_copy_parameters(value) for value in (mix, inject, bias))
     read: Any = step.read
-    return step.streams, (read,), used, (mix, inject, None, carried)
+    return step.streams, (read,), used, (mix, inject, bias, carried)
 
 
 def _plan(module: Any, spec: Stage | Head, x: Any, write: StreamWrite | None, norms: Sequence[Any]) -> Any:
-    """Return the arguments of the write, and the gates or None, if `add_norm_streams` computes this step; else None."""
+    """Return the arguments of the write, the gates or None, and whether the coefficients are constant; or None.
+
+    None means that `add_norm_streams` does not compute this step. Without gates the module is called for its coefficients.
+    """
     computed = module.coefficients
     if not isinstance(x, Tensor) or len(norms) != 1 or any(spec.norm_streams) or spec.learned:
         return None
@@ -122,12 +131,7 @@ def _plan(module: Any, spec: Stage | Head, x: Any, write: StreamWrite | None, no
     if norm is not None and not (module.norm in FUNCTIONS and is_plain(norm, module.norm, x)):
         return None
     if computed is not None and (
-        not isinstance(computed, CoefficientModule)
-        or computed._forward_hooks
-        or computed._forward_pre_hooks
-        or computed.appends
-        or "collapse" not in computed.computes
-        or "bias" in computed.computes
+        not isinstance(computed, CoefficientModule) or computed.appends or "collapse" not in computed.computes
     ):
         return None
     pending: dict[str, Any] = {}
@@ -143,10 +147,10 @@ def _plan(module: Any, spec: Stage | Head, x: Any, write: StreamWrite | None, no
             inject = torch.stack([entry.reshape(()) for entry in entries])
         dtype = write.options.get("residual_dtype") or x.dtype
         pending = {"branch": mask_write(write), "mix": mix, "inject": inject, "streams_dtype": dtype}
-    if computed is None:
-        return pending, None
+    if computed is None or not is_untouched(computed, GATED):
+        return pending, None, False
     with _without_autocast(x):  # as in the module's own call
-        return pending, computed.gates()
+        return pending, computed.gates(), computed.is_constant
 
 
 def _norm_arguments(norm: Any, kind: NormKind, x: Tensor) -> dict[str, Any]:
@@ -319,8 +323,7 @@ def _resolve(module: Any, matrix: Any) -> Any:
     """Return the entries with names as the parameters of `module`."""
     if not module.has_learned:
         return matrix
-    table = module._parameters
-    return tuple(tuple(table[entry] if entry.__class__ is str else entry for entry in row) for row in matrix)
+    return tuple(tuple(getattr(module, entry) if entry.__class__ is str else entry for entry in row) for row in matrix)
 
 
 def _copy_parameters(value: Any) -> Any:

@@ -1,0 +1,68 @@
+"""Whether a module computes what its class states, so that its formula may be computed without a call of the module.
+
+A call does more than the formula where the module is of another class (a subclass, a parametrization, a wrapper), has hooks, is
+compiled, or has a method of its own, where a method of its class was replaced, or where hooks of all modules are registered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.module import _has_any_global_hook
+
+__all__ = ["Methods", "find_change", "is_untouched", "methods_of"]
+
+# Classes whose formula is computed elsewhere, with the methods that define it: `forward`, and others by name.
+Methods = Mapping[type[nn.Module], tuple[Any, Mapping[str, Any]]]
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def methods_of(*classes: type[nn.Module], names: tuple[str, ...] = ()) -> Methods:
+    """Return classes with `forward` and the methods of these names as they are now, before a caller replaces them."""
+    return {
+        kind: (kind.forward, {name: getattr(kind, name) for name in names if hasattr(kind, name)}) for kind in classes
+    }
+
+
+def is_untouched(module: Any, methods: Methods) -> bool:
+    """Return whether a call of a module computes the formula of one of these classes and nothing else."""
+    kind, own = module.__class__, module.__dict__
+    if kind not in methods:
+        return False
+    forward, others = methods[kind]
+    if (
+        kind.forward is not forward
+        or "forward" in own
+        or own["_forward_hooks"]
+        or own["_forward_pre_hooks"]
+        or own["_backward_hooks"]
+        or own["_backward_pre_hooks"]
+        or "_call_impl" in own
+        or "_compiled_call_impl" in own
+        or _has_any_global_hook()
+    ):
+        return False
+    if others:
+        for name, method in others.items():  # any() of a generator takes twice the time
+            if name in own or getattr(kind, name) is not method:
+                return False
+    return True
+
+
+def find_change(module: nn.Module, methods: Methods) -> str | None:
+    """Return what a module has that its class had not at first, None if nothing.
+
+    Hooks of all modules, and a compiled call, are no change of the module: they act on what replaces it, or can be lost.
+    """
+    if any(vars(module)[hooks] for hooks in HOOKS):
+        return "hooks"
+    for name, value in vars(module).items():
+        if callable(value) and hasattr(type(module), name) and name != "_compiled_call_impl":
+            return f"a {name} of its own"
+    forward, others = methods.get(type(module), (type(module).forward, {}))
+    for name, method in {"forward": forward, **others}.items():
+        if getattr(type(module), name) is not method:
+            return f"another {name} than its class had at first"
+    return None
