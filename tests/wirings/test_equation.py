@@ -1,12 +1,13 @@
 """Tests of equations of rows and wirings."""
 
+import dataclasses
 import math
 import re
 
 import pytest
 
 from addnorm import Learned, Row, Wiring, wirings
-from addnorm.wirings import Computed, Head, Stage, append_zero, coefficients, unit
+from addnorm.wirings import Computed, Head, Stage, append_zero, coefficients, identity, unit
 from addnorm.wirings.catalog import CONSTRUCTORS, EXAMPLES
 from addnorm.wirings.equation import explain, find_parts, format_layers, wrap_equation
 from addnorm.wirings.row import equation, format_factor, format_interval
@@ -355,3 +356,33 @@ def test_str_and_wrap_equation_keep_the_equation(width):
         assert re.sub(r"[\s,;]", "", "".join(lines)) == re.sub(r"[\s,]", "", text)
         pieces = line.replace(";  ", ",   ").split(",   ")
         assert all(len(line) <= width + 1 or line.removesuffix(",") in pieces for line in lines)
+
+
+def unet(place):
+    """Return the stage of a stack whose first half keeps its states for the second half."""
+    half, first = place.num_layers // 2, place.sublayer == 0
+    n = 1 + place.layer + (not first) if place.layer < half else 1 + 2 * half - place.layer - (not first)
+    if place.layer < half:
+        mix = (*identity(n), unit(n, -1)) if first else identity(n)
+        return Stage(n, unit(n, -1), mix, unit(len(mix), -1), norm_in=True)
+    skip = (*(0.0,) * (n - 2), Learned(0.5, name="skip"), 1.0) if first else unit(n, -1)
+    mix = (*identity(n)[: n - 2], skip) if first else identity(n)
+    return Stage(n, skip, mix, unit(len(mix), -1), norm_in=True)
+
+
+def test_text_of_growing_states_and_forms_has_the_least_depth():
+    text = Wiring("unet", unet, final_norm=True).equation()
+    assert "of 12" in text
+    assert text.count("starts at 0.5") == 1
+
+
+def test_head_without_names_takes_those_of_the_stages():
+    ema = Stage(2, (1, 0.5), ((1, 0), (0, 0.9)), (1, 0.1), norm_in=True, names=("x", "m"))
+    for head in (Head(2, (1, 0)), lambda place: Head(2, (1, 0))):
+        wiring = Wiring("ema", ema, True, embedding=(1.0, 0.0), head=head)
+        assert wiring.equation().endswith("y = N(x)")
+        assert "x ──┤ N ├──► y" in wiring.draw()
+
+
+def test_head_can_be_copied_with_other_fields():
+    assert dataclasses.replace(Head(2, (1, 0)), names=("x", "m")) == Head(2, (1, 0), names=("x", "m"))

@@ -26,6 +26,7 @@ def built(wiring):
     return ResidualStack([nn.Identity(), nn.Identity()], 4, wiring)
 
 
+ONE = {"collapse": (1,), "mix": ((1,),), "inject": (1,)}
 REFUSED = {
     "no_streams": (lambda: Stage(0, (), inject=(1,)), "n is 0, expected"),
     "no_inject": (lambda: Stage(2, (1, 0)), "inject is None, expected its entries, or a module that computes it"),
@@ -85,8 +86,38 @@ REFUSED = {
     "head_of_single_pass": (lambda: wirings.mhc(head="mean", single_pass=True), "head is 'mean' with single_pass=True, expected"),
     "growth_of_profile": (lambda: wirings.admin(growth="linear"), "growth is 'linear' with profiled=True, expected"),
     "zero_temperature": (lambda: built(wirings.gated_mix(temperature=0.0)), "temperature is 0.0, expected a positive number"),
+    "reads_nothing": (lambda: Stage(2, (0, 0), inject=(1, 1)), "collapse is (0.0, 0.0), expected an entry that is not 0"),
+    "one_read_of_nothing": (lambda: Stage(2, ((1, 0), (0, 0)), inject=(1, 1)), "collapse is (0.0, 0.0), expected an entry"),
+    "writes_nothing": (lambda: Stage(2, (1, 0), inject=(0, -0.0)), "inject is (0.0, -0.0), expected an entry that is not 0"),
+    "head_reads_nothing": (lambda: Head(2, (0, 0)), "collapse is (0.0, 0.0), expected an entry that is not 0: the output"),
+    "stages_among_rows": (lambda: stack(lambda p: Stage(1, **ONE) if p.layer else Row(), embedding=(1,)), "Row() for sublayers[0]"),
+    "stage_second_in_layer": (lambda: built(Wiring("w", lambda p: Stage(1, **ONE) if p.sublayer else Row())), "Row() for"),
     "empty_embedding": (lambda: stack(Stage(2, **KEEP), embedding=()), "an entry of embedding is None, expected"),
 }  # fmt: skip
+
+
+def _named(name):
+    return lambda: built(Wiring("w", Stage(1, (1,), ((Learned(1.0, name=name),),), (1,), norm_in=True)))
+
+
+TAKEN = (
+    "a",
+    "b",
+    "c",
+    "norm",
+    "row",
+    "place",
+    "reads",
+    "stage",
+    "norm_in",
+    "norm_outs",
+    "norm_streams",
+    "training",
+    "forward",
+)
+REFUSED |= {
+    f"named_{name}": (_named(name), f"name is {name!r} in Learned(") for name in (*TAKEN, "sublayer", "coefficients")
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)

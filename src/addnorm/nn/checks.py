@@ -67,7 +67,7 @@ def check_layers(wiring: Wiring, layers: Sequence[Sequence[SublayerConnection]])
 
 def check_streams(wiring: Wiring, connections: Sequence[SublayerConnection], head: StreamHead | None) -> bool:
     """Check that each stage finds as many streams as the one before it leaves; return whether they are one tensor."""
-    if head is None:
+    if head is None and not any(isinstance(connection, StreamsConnection) for connection in connections):
         return False
     n, stages = len(wiring.embedding), []
     for i, connection in enumerate(connections):
@@ -77,6 +77,7 @@ def check_streams(wiring: Wiring, connections: Sequence[SublayerConnection], hea
                 "kind: write the row as a Stage."
             )
         stages.append(connection.stage)
+    assert head is not None  # the first sublayer has a stage
     specs: list[tuple[str, Any]] = [(f"sublayers[{i}]", stage) for i, stage in enumerate(stages)]
     for where, spec in [*specs, ("the head", head.head)]:
         if spec.n != n:

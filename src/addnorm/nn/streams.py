@@ -31,6 +31,8 @@ from addnorm.wirings.stage import Head, Stage, name_entries
 
 __all__ = ["StreamHead", "StreamsConnection"]
 
+ASSIGNED = ("norm_streams", "norm_outs", "has_norm_out")  # attributes that a module gets after its learned entries
+
 
 class _Reader(nn.Module):
     """Base of modules whose own parameters, the learned entries of a stage or head, stay in float32."""
@@ -164,6 +166,11 @@ def _register_reads(module: Any, spec: Stage | Head, reads: int, place: Place, n
     module.coefficients = None if computed is None else computed.make(norms.d_model, spec.n, reads, place, **factory)
     module.entries, module.has_learned = name_entries(spec), bool(spec.learned)
     for name, entry in spec.learned.items():
+        if hasattr(module, name) or name in ASSIGNED:
+            raise ValueError(
+                f"name is {name!r} in {entry!r}, expected another, such as {name + '_factor'!r}: the module of the sublayer "
+                "has an attribute of that name."
+            )
         shape = (norms.d_model,) if entry.per_feature else ()
         value = torch.full(shape, entry.init, device=norms.device, dtype=widen_dtype(norms.dtype))
         module.register_parameter(name, nn.Parameter(value))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 from addnorm.wirings import stage_form, stage_text
@@ -207,6 +208,9 @@ def end_of(wiring: WiringData, num_layers: int | None = None) -> End:
     last = wiring.stage(depth - 1, SUBLAYERS - 1, depth, SUBLAYERS)
     carried = None if last.coefficients is None else last.coefficients.notation
     deeper = head if num_layers else wiring.last_read(_after(2 * depth))
+    if not head.names and isinstance(last.names, tuple):
+        names = last.names_out or last.names
+        head, deeper = (replace(spec, names=names if len(names) == spec.n else ()) for spec in (head, deeper))
     text = stage_text.make_text(
         [head], [deeper if deeper.n == head.n else head], dict(wiring.symbols), exact=num_layers is not None, carried=carried,
         as_matrix=stage_form.is_matrix(last),
@@ -281,9 +285,17 @@ def shown_depth(wiring: WiringData, num_layers: int | None = None) -> int:
     """Return the number of layers to show: `num_layers`, or for None the smallest of `DEPTHS` that shows every form."""
     if num_layers:
         return num_layers
-    stages = wiring.stages(DEPTHS[0])
-    grows = not isinstance(stages[-1], Row) and stages[-1].n_out > DEPTHS[0]  # then a deep stack's matrices are large
-    return max(DEPTHS[:2] if grows else DEPTHS, key=lambda depth: len(_forms(_layers(wiring, depth))))
+    first, second = (_count_streams(wiring.stages(depth)) for depth in DEPTHS[:2])
+    depths = DEPTHS if first == second else DEPTHS[:2]  # matrices that grow with depth are large in a deep stack
+    counts = {depth: len(_forms(_layers(wiring, depth))) for depth in depths}
+    if first < second and counts[depths[0]] < counts[depths[1]]:  # and so is a text whose forms grow
+        return depths[0]
+    return max(depths, key=counts.__getitem__)
+
+
+def _count_streams(stages: Iterable[Any]) -> int:
+    """Return the largest number of streams."""
+    return max(1 if isinstance(stage, Row) else max(stage.n, stage.n_out) for stage in stages)
 
 
 Unit = tuple[Any, ...]  # a stage, a row, or the rows of parallel sublayers

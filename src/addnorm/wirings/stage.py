@@ -134,6 +134,10 @@ class Stage:
             )
         if self.inject is not None:
             object.__setattr__(self, "inject", _to_matrix("inject", (self.inject,), self.n_out)[0])
+        for row in self.collapse or ():
+            _check_any("collapse", row, "the sublayer would read only zeros")
+        if self.inject is not None:
+            _check_any("inject", self.inject, "the sublayer would never write")
         for name, n in (("norm_streams", self.n), ("norm_out", self.n_out)):
             object.__setattr__(self, name, _to_flags(name, getattr(self, name), n))
         _check_names("names", self.names, self.n)
@@ -190,7 +194,9 @@ class Head:
     def __post_init__(self) -> None:
         check_int("n", self.n, 1)
         if self.collapse is not None:
-            object.__setattr__(self, "collapse", _to_matrix("collapse", (self.collapse,), self.n))
+            rows = self.collapse if _is_nested(self.collapse) else (self.collapse,)
+            object.__setattr__(self, "collapse", _to_matrix("collapse", rows[:1], self.n))
+            _check_any("collapse", self.collapse[0], "the output would be 0")
         check_bool("delayed", self.delayed)
         if self.delayed and (self.collapse is not None or self.coefficients is not None):
             raise ValueError(
@@ -273,6 +279,13 @@ def _check_names(argument: str, names: Any, n: int) -> None:
         return
     if not isinstance(names, tuple) or len(names) != n or not all(isinstance(name, str) and name for name in names):
         raise ValueError(f"{argument} is {names!r}, expected a tuple of {n} texts, one for each stream.")
+
+
+def _check_any(name: str, row: Vector, consequence: str) -> None:
+    if not any(row):
+        raise ValueError(
+            f"{name} is {row!r}, expected an entry that is not 0: {consequence}; for a start at zero use Learned(0.0)."
+        )
 
 
 def _is_nested(rows: Any) -> bool:
