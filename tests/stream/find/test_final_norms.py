@@ -72,10 +72,6 @@ ENDS = {
         lambda m, x: m.head(m.norm(x[:, 1:].amax(1))), False,
         ("no norm reads the tokens at the end of the stream: the norm in norm reads what slice and later operators compute from them",),
     ),
-    "reversed features": (
-        lambda m, x: m.head(m.norm(x.flip(2))), False,
-        ("no norm reads the tokens at the end of the stream: the norm in norm reads what flip and later operators compute from them",),
-    ),
     "norm of a head": (lambda m, x: m.norm(nn.functional.linear(x, m.fs[0].weight)), False, MISSING),
 }  # fmt: skip
 

@@ -124,18 +124,21 @@ def _move_labels(op: Op, carried: Mapping[Value, _Carried]) -> list[Tensor] | No
 
 
 def _find_tokens(labels: Tensor, state: Value) -> frozenset[int] | None:
-    """Return the tokens that the rows are, each with all its features in their order; empty if a row is no token."""
+    """Return the tokens that the rows are or have parts of (passages.py); empty if a row has numbers of several tokens."""
     rows = labels.reshape(-1, labels.shape[-1])
-    own = rows[(rows != OTHER).any(-1)] - 1
-    if not len(own) or int(own.min()) < 0:
+    has_own = rows != OTHER
+    rows, has_own = rows[has_own.any(-1)], has_own[has_own.any(-1)]
+    if not len(rows):
         return frozenset()
-    places = torch.unravel_index(own, state.shape)
-    features = torch.arange(rows.shape[-1])
-    for axis, of_axis in enumerate(places):
+    first = (
+        torch.where(has_own, rows, rows.amax(-1, keepdim=True)) - 1
+    )  # what is joined counts as the last of the row's own
+    places = torch.unravel_index(first, state.shape)
+    for axis, size in enumerate(state.shape):
         others = [place for k, place in enumerate(places) if k != axis]
-        is_whole = state.shape[axis] == len(features) and bool((of_axis == features).all())
-        if is_whole and all(bool((place == place[:, :1]).all()) for place in others):
-            return frozenset(own[:, 0].tolist())
+        if size == rows.shape[-1] and all(bool((place == place[:, :1]).all()) for place in others):
+            strides = torch.empty(state.shape, device="meta").stride()
+            return frozenset((first[:, 0] - places[axis][:, 0] * strides[axis]).tolist())
     return frozenset()
 
 
