@@ -77,7 +77,7 @@ REFUSED = {
     "stale reads": (odd.stale_reads, ONE, "computed from an earlier state of the stream", ()),
     "projected shortcut": (odd.projected_shortcut, ONE, "begins with a sum of two functions of another stream", ()),
     "function of the end": (odd.function_of_the_end, ONE, "a function of the end of the stream is normalized", ()),
-    "clamped end": (odd.clamped_end, ONE, "a function of the end of the stream is normalized", ()),
+    "clamped end": (odd.clamped_end, ONE, "values of the stream are clamped", ()),
     "attention over depth": (odd.attention_over_depth, ONE, "reads the output of another one", ()),
     "masked features": (odd.masked_features, ONE, "a factor is a vector of constants", ()),
     "sorted features": (odd.sorted_features, ONE, "begins with a function of the end of another stream", ()),

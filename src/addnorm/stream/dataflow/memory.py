@@ -81,7 +81,8 @@ class Memory:
     Args:
         add_leaf: returns the value of a tensor that no operator has computed.
         add_write: returns the value of a tensor whose memory has been written: `add_write(name, tensor, inputs, op, *layout)`;
-            `layout` is (strides of the input, shape and strides of the tensor) if it has the same bytes in another order.
+            `layout` is (strides of the input, shape and strides of the tensor) if it has the same bytes in another order. For
+            a write into some of its bytes, it is the (first byte, layout) of each input in the memory, and of the tensor.
         contents: keep copies of contents that are overwritten.
     """
 
@@ -182,7 +183,13 @@ class Memory:
         if is_whole and len(inputs) == 1:
             new = self._add_alias(tensor, inputs[0], since[0].layout)
         else:
-            new = self._add_write("write_into", tensor, inputs if is_whole else [value, *inputs], last)
+            own = region.start, _get_layout(tensor)
+            places = [
+                *([] if is_whole else [own]),
+                *((write.region.start, write.layout) for write in reversed(since)),
+                own,
+            ]
+            new = self._add_write("write_into", tensor, inputs if is_whole else [value, *inputs], last, tuple(places))
         self.bind(tensor, new)
         return new
 

@@ -46,6 +46,7 @@ class Chain:
     pooled: tuple[Norm, Op] | None = None  # without a final norm: a norm of what an operator computes from the tokens
     first_norm: Norm | None = None  # before the first add, if it is the end of no other stream
     layout: Any = None  # the `StreamLayout`, which `build_inspection` sets
+    passages: list[Any] = field(default_factory=list)  # a `Passage` to each add, and to the final norm; set likewise
 
     def states(self) -> list[Value]:
         """Return the states of the stream: x_0, and the stream after each add and its norms."""
@@ -63,7 +64,7 @@ class Chain:
 
     def sum_factors(self, k: int) -> list[Factor]:
         """Return the factors of the whole sum of add k, before its norm or, if there is none, before the next sublayer."""
-        return [factor for factor in self.list_factors_after(k) if factor.kind in ("constant", "learned")]
+        return [factor for factor in self.list_factors_after(k) if factor.kind in ("constant", "learned", "noise")]
 
     def list_factors_after(self, k: int) -> list[Factor]:
         """Return the factors between add k and its norm or, if there is none, the next sublayer."""

@@ -27,13 +27,13 @@ from addnorm.stream.find.moves import find_moved, is_move, list_joined, strip_mo
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.operators import (
     PRODUCTS,
-    changes_values,
     is_ancestor,
     is_mixing,
     match_factor,
     match_terms,
     strip_views,
 )  # fmt: skip
+from addnorm.stream.find.passages import keeps_features
 from addnorm.stream.find.paths import find_ops_between
 from addnorm.stream.find.regions import Regions
 from addnorm.stream.find.token_mixing import LINEAR
@@ -166,7 +166,11 @@ class _Coverage:
             seen.add(item)
             other = self.states.get(value)
             if other is not None and other != k:
-                if not is_moved or self.chains[other].layout.width != width:
+                if (
+                    not is_moved
+                    or self.chains[other].layout.width != width
+                    or not keeps_features(self.chains[other], value, chain.adds[0].x)
+                ):
                     reason = CONTINUED if self.chains[other].layout.width == width else RESIZED
                     yield Gap(chain.adds[0].op, reason, frozenset((k, other)))
                 continue
@@ -226,8 +230,7 @@ class _Coverage:
                     if is_injection and op not in unexplained and not self.regions.is_read_only(op.outputs):
                         yield Gap(op, ADDED, frozenset((k,)))
                 elif carried := [keeps for source, keeps in _list_sources(out) if source is value]:
-                    factor = product[1] if (product := match_factor(op)) is not None else None
-                    keeps_numbers = not changes_values(factor) if factor is not None else carried[0]
+                    keeps_numbers = match_factor(op) is not None or carried[0]
                     todo += [(v, is_normed, is_changed or not keeps_numbers) for v in op.outputs]
 
     def _joins_older_state(self, k: int, parts: Sequence[Value]) -> bool:
@@ -307,8 +310,14 @@ def _list_sources(value: Value) -> list[tuple[Value, bool]]:
         return [(product[0], True)]
     if is_mixing(op) or op.name in REDUCING:
         return []
-    same = [v for v in op.inputs if v.kind & DATA and v.shape == value.shape and v.tensor.is_floating_point()]
+    same = [v for v in op.inputs if v.kind & DATA and _count_numbers(v) == _count_numbers(value)]
     return [(v, False) for v in same]
+
+
+def _count_numbers(value: Value) -> int:
+    """Return the number of real numbers of a value, two for a complex one; 0 for integers."""
+    is_complex = value.tensor.is_complex()
+    return math.prod(value.shape) * (2 if is_complex else int(value.tensor.is_floating_point()))
 
 
 def list_carried(value: Value) -> set[Value]:

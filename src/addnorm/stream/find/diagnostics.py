@@ -15,7 +15,6 @@ from addnorm.stream.find.moves import find_moved, is_move, list_joined
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.operators import (
     Factor,
-    changes_values,
     get_noise_mean,
     is_ancestor,
     is_mixing,
@@ -38,7 +37,6 @@ SECOND = "the sublayer adds to a second stream and reads that one: two streams i
 BESIDE = "x' = N(x) + f(x): the sublayer reads the stream before the norm of the residual"
 BOTH = "the sublayer reads the stream both with and without a norm"
 SCALED = "the stream is multiplied by a factor after its norm, which no row expresses"
-CLAMPED = "values of the stream are clamped or replaced on the way, which no row expresses"
 BY_TOKEN = "a learned factor has a value for each token, not for each feature"
 HIDDEN_IN = "a norm reads the stream after other steps than the row's: a factor, a mask, a sum, another norm"
 HIDDEN_OUT = "the output is normalized, and multiplied by a gate or moved before it is added, which no row expresses"
@@ -82,6 +80,8 @@ def list_notes(chain: Chain, k: int, sublayer: Sublayer) -> list[str]:
     add, reads = chain.adds[k], sublayer.reads
     factors = (*sublayer.write_path.factors, *add.residual_path.factors)
     notes = [*_describe_factors("the write", factors), *_describe_factors("the stream", chain.list_factors_after(k))]
+    if chain.passages[k + 1].is_masked and "the stream is masked by token" not in notes:
+        notes.append("the stream is masked by token")
     noises = [factor.value for factor in factors if factor.kind == "noise" and factor.value is not None]
     if any(get_noise_mean(noise) is None for noise in noises):
         notes.append("the operators do not show the mean of the noise; 1 is assumed")
@@ -137,7 +137,7 @@ def list_reasons(chain: Chain, k: int, sublayer: Sublayer) -> list[str]:
         PARALLEL: _is_other_state(add, sublayer) and any(is_ancestor(a.x, sublayer.raw) for a in chain.adds[: k + 1]),
         **dict.fromkeys(add.unclear, True),
         PARTIAL: add.is_cut or PARTIAL in add.unclear,
-        CLAMPED: any(map(changes_values, (*add.residual_path.factors, *add.early_factors, *add.late_factors))),
+        **dict.fromkeys(chain.passages[k].reasons, True),
         BESIDE: add.branch_input is not None and not add.is_cut,
         NEGATED: _is_negated(add),
         HIDDEN_IN: sublayer.ops and _has_hidden_norm_in(sublayer),

@@ -11,6 +11,7 @@ Names of modules and classes decide nothing. The steps, each in a file that impo
     paths.py, interpolation.py, adds.py     find residual adds: x + f(x)
     sublayers.py       what each sublayer reads, computes and writes; its kind, layer and row
     chain.py           join the adds into streams
+    passages.py        check that whole tokens pass from one sublayer to the next
     coverage.py        find the steps on the streams' paths that are in no row
     closure.py         compute every row in float64 and compare it with the run
     inspection.py      the result
@@ -50,6 +51,7 @@ from addnorm.stream.find.inspection import Inspection, Site, Stream, Unknown
 from addnorm.stream.find.moves import remove_redundant_moves, remove_saved_copies
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.norms import find_norms
+from addnorm.stream.find.passages import check_passages
 from addnorm.stream.find.remarks import list_remarks, remark_on_start
 from addnorm.stream.find.sublayers import Sublayer, assign_layers, build_row, find_common_frame, has_zero_factor
 from addnorm.stream.layout.stream_layout import StreamLayout
@@ -158,6 +160,7 @@ def build_inspection(model: nn.Module, flow: Flow, target: nn.Module | None = No
         for _, sublayer in chain.numbered():
             if sublayer.kind == "feed-forward" and chain.layout.mixes_tokens(sublayer):
                 sublayer.kind = "other"
+        chain.passages = check_passages(chain)
     gaps = find_gaps(flow, norms, adds)
     names = _name_streams(chains)
     ids = list_ids(chains, names)
@@ -233,9 +236,9 @@ def _build_report(
             reasons.insert(0, f"{site.equation} does not close: {error}")
         unknown += [Unknown(site.id, reason) for reason in reasons]
     first = chain.adds[0]
-    if chain.has_other_norms:
-        unknown.append(Unknown(name, SEVERAL_NORMS))
-    wiring, remarks = (None, []) if gaps or chain.has_other_norms else _identify_wiring(chain, summaries, other_layers)
+    ends = [*([SEVERAL_NORMS] if chain.has_other_norms else []), *chain.passages[-1].reasons]
+    unknown += [Unknown(name, reason) for reason in ends]
+    wiring, remarks = (None, []) if gaps or ends else _identify_wiring(chain, summaries, other_layers)
     total = compute_total_closure(chain) if all(summary.row.is_sum for summary in summaries) else None
     total_closes = total is None or total <= max(tolerances) * len(chain.adds) ** 0.5
     if total is not None and not total_closes and all(site.closes for site in sites):

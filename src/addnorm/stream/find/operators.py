@@ -18,7 +18,7 @@ from addnorm.stream.dataflow.graph import DATA, FAMILY, NOISE, PARAMETER, Op, Va
 
 __all__ = [
     "ATTENTION", "CHANNELS_FIRST", "LOCAL_MIXING", "MIXING", "NORMALIZING", "PRODUCTS", "SAME_SHAPE", "SOFTMAX", "TRANSPARENT",
-    "Factor", "Term", "changes_values", "get_noise_mean", "get_number",
+    "Factor", "Term", "get_noise_mean", "get_number",
     "is_ancestor", "is_mixing", "is_opaque", "is_scale", "match_factor", "match_terms", "strip_views",
     "trace_constants",
 ]  # fmt: skip
@@ -29,8 +29,11 @@ TRANSPARENT = {
     "detach", "squeeze", "unsqueeze", "expand", "lift_fresh", "copy", "flatten", "unflatten", "swapaxes", "movedim", "to",
     "_conj", "view_as", "expand_as", "numpy_T", "_c10d_functional::wait_tensor",
 }  # fmt: skip
-# The output has the numbers of the input unless they are not finite, too large, or of a padded token. The closure shows changes.
-GUARDS = {"clamp", "clamp_min", "clamp_max", "nan_to_num", "where", "masked_fill"}
+# The output has the numbers of the input unless they are not finite, too large, or of a padded token: passages.py.
+GUARDS = {
+    "clamp", "clamp_min", "clamp_max", "nan_to_num", "where", "masked_fill", "hardtanh", "minimum", "maximum", "fmin", "fmax",
+    "threshold",
+}  # fmt: skip
 
 # Operators that combine elements of different tokens or features. A sublayer has one; elementwise functions have none.
 MIXING = {
@@ -195,7 +198,7 @@ def match_factor(op: Op) -> tuple[Value, Factor] | None:
     if op.name == "native_dropout":
         return args[0], Factor("noise", 1.0, None, op)
     if op.name in GUARDS:
-        tensors = [v for v in op.inputs if v.shape == op.outputs[0].shape and v.tensor.is_floating_point()]
+        tensors = [v for v in op.inputs if v.kind and v.shape == op.outputs[0].shape and v.tensor.is_floating_point()]
         if len(tensors) == 1:
             return tensors[0], Factor("guard", 1.0, None, op)
     return _match_multiple(op)
@@ -224,20 +227,6 @@ def trace_constants(value: Value, number: float) -> Iterator[tuple[Value, float]
             value, number = product[0], number * product[1].number
         else:
             return
-
-
-def changes_values(factor: Factor) -> bool:
-    """Return whether a clamp or a mask changed finite numbers other than whole tokens, which it set to one number."""
-    if factor.kind != "guard":
-        return False
-    out = factor.op.outputs[0]
-    source = next(v for v in factor.op.inputs if v.shape == out.shape and v.tensor.is_floating_point())
-    before, after = source.tensor.detach(), out.tensor.detach()
-    changed = (before != after) & before.isfinite()
-    if not changed.any():
-        return False
-    rows = after[changed.any(-1)]
-    return bool((rows != rows[:, :1]).any())
 
 
 def _match_scale(first: Value, second: Value, like: Value) -> tuple[Value, Value] | None:

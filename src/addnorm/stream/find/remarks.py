@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from torch import nn
@@ -18,6 +19,7 @@ from addnorm.stream.find.inspection import Site, Stream
 from addnorm.stream.find.naming import find_contradiction
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.operators import is_ancestor
+from addnorm.stream.find.passages import format_guard
 from addnorm.stream.find.paths import find_ops_between
 from addnorm.stream.find.sublayers import list_parameters
 from addnorm.wirings.spec import Wiring
@@ -59,6 +61,7 @@ def list_remarks(chain: Chain, sites: Sequence[Site], model: nn.Module, wiring: 
     if not model.training:
         remarks += _list_random(chain, sites, model, flow)
     remarks += _list_detached(chain, sites)
+    remarks += _list_conditions(chain)
     shared = [*_list_shared(sites)]
     if shared:
         remarks.append(f"shared weights: {', '.join(shared)}")
@@ -136,6 +139,16 @@ def _list_shared(sites: Sequence[Site]) -> Iterator[str]:
             yield (
                 f"{places[0]} is {len(same)} sublayers" if len(places) == 1 else f"{' and '.join(places)} are the same"
             )
+
+
+def _list_conditions(chain: Chain) -> Iterator[str]:
+    """Yield what the equations depend on: guards that did not bind, and tokens that are chosen by the stream itself."""
+    for guard, count in Counter(format_guard(op) for passage in chain.passages for op in passage.idle).items():
+        places = f", at {count} places," if count > 1 else ""
+        yield f"{guard} on the stream{places} did not bind in this run: the equations hold only where it does not"
+    names = dict.fromkeys(op.name for passage in chain.passages for op in passage.chosen)
+    if names:
+        yield f"its tokens are chosen or ordered by what is computed from the stream itself ({', '.join(names)})"
 
 
 def _list_detached(chain: Chain, sites: Sequence[Site]) -> list[str]:

@@ -1,0 +1,274 @@
+"""Passages of a stream from one sublayer to the next: whole tokens pass, and each feature stays in its place.
+
+Between two sublayers a stream is viewed, cut, joined, masked and multiplied. The name of an operator shows neither the axis that
+it moves nor from what a mask was computed. So each number of a state gets a label, its token and its feature, and the operators
+are run again on the labels: a token that arrives must have all features of one token in their order, or no label (0).
+
+A *guard*, such as a clamp, returns its input unless it binds. If it binds in the run, no row has it. If not, it is idle.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from addnorm.stream.dataflow.graph import Op, Value
+from addnorm.stream.find.chain import Chain
+from addnorm.stream.find.moves import find_moved, list_joined
+from addnorm.stream.find.norm import Norm
+from addnorm.stream.find.operators import get_number, is_ancestor, match_factor, strip_views
+from addnorm.stream.find.views import replay_op
+
+__all__ = ["Passage", "check_passages", "format_guard", "keeps_features"]
+
+MOVED = "features of the stream are moved, cut or replaced on the way, which no row expresses"
+CLAMPED = "values of the stream are clamped or replaced on the way, which no row expresses"
+MASKED = "the stream is masked by what was computed from it, which no row expresses"
+FILLS = {
+    "where": 1,
+    "scatter": 3,
+    "constant_pad_nd": 2,
+    "masked_fill": 2,
+}  # the position from which a number is a fill value
+MASKS = {"where": 0, "masked_fill": 1, "masked_scatter": 1}  # the position of the mask
+
+Axes = tuple[int, int]  # the first and the last dimension of the features, counted from the end
+
+
+@dataclass
+class Passage:
+    """What happens to a stream from one state to the sum of the next add, or to the final norm.
+
+    Attributes:
+        reasons: what no row expresses.
+        idle: guards that changed nothing in this run.
+        chosen: operators that choose or order tokens by what is computed from the stream.
+        is_masked: tokens are set to a number by a mask that does not depend on the stream.
+    """
+
+    reasons: list[str] = field(default_factory=list)
+    idle: list[Op] = field(default_factory=list)
+    chosen: list[Op] = field(default_factory=list)
+    is_masked: bool = False
+
+
+def check_passages(chain: Chain) -> list[Passage]:
+    """Return the passages of a stream: to each of its adds, and from the last one to the final norm."""
+    first, width = chain.adds[0].out, chain.layout.width
+    axes = _list_groups(first.shape, width, chain.layout.axis)[0]
+    passages = []
+    for k, (add, sublayers) in enumerate(zip(chain.adds, chain.sublayers, strict=True)):
+        steps = _Steps(first, width) if k else _pass_start(chain, axes)
+        if k:
+            axes = steps.pass_norms(chain.adds[k - 1].out, chain.norms_out[k - 1], add.x, axes)
+            axes = steps.pass_ops(add.x, add.residual_path.ops, axes)
+        for sublayer in sublayers:
+            if sublayer.norm is not None:
+                steps.pass_ops(sublayer.write_path.source, sublayer.write_path.ops, (-1, -1))
+        passages.append(steps.passage)
+    steps = _Steps(first, width)
+    steps.pass_norms(chain.adds[-1].out, [*chain.norms_out[-1], *chain.final_norms], None, axes)
+    return [*passages, steps.passage]
+
+
+def _pass_start(chain: Chain, axes: Axes) -> _Steps:
+    """Return the steps from x_0 to the first sum, in which the features have these dimensions."""
+    add, width = chain.adds[0], chain.layout.width
+    for group in _list_groups(add.x.shape, width, axes[1]):
+        steps = _Steps(add.out, width)
+        if steps.pass_ops(add.x, add.residual_path.ops, group) == axes and MOVED not in steps.passage.reasons:
+            break
+    return steps
+
+
+def keeps_features(chain: Chain, state: Value, target: Value) -> bool:
+    """Return whether a value has whole tokens of a state of a stream, or other numbers than those of the state."""
+    axes = _list_groups(state.shape, chain.layout.width, chain.layout.axis)[0]
+    steps = _Steps(chain.adds[0].out, chain.layout.width)
+    steps.pass_norms(state, (), target, axes)
+    return MOVED not in steps.passage.reasons
+
+
+def format_guard(op: Op) -> str:
+    """Return a guard with its numbers: "clamp(-6, 6)"."""
+    numbers = [f"{x:g}" for x in map(get_number, [*op.args[1:], *op.kwargs.values()]) if x is not None]
+    return f"{op.name}({', '.join(numbers)})" if numbers else op.name
+
+
+class _Steps:
+    """The steps of one passage, and what is found on them.
+
+    Args:
+        first: the first sum of the stream. A mask that is computed from it is computed from the stream.
+        width: number of features.
+    """
+
+    def __init__(self, first: Value, width: int) -> None:
+        self.passage = Passage()
+        self._first = first
+        self._width = width
+
+    def pass_norms(self, source: Value, norms: Sequence[Norm], target: Value | None, axes: Axes) -> Axes:
+        """Check the steps from a sum through its norms to a target, and return where the features are."""
+        for norm in norms:
+            self._pass(source, norm.x, axes)
+            source, axes = norm.y, (-1, -1)
+        return axes if target is None else self._pass(source, target, axes)
+
+    def pass_ops(self, source: Value, ops: Sequence[Op], axes: Axes) -> Axes:
+        """Check the operators of a path, the last one first, and return where the features are."""
+        if not ops:
+            return axes
+        labels, value = _label(source.shape, axes), source
+        for op in reversed(ops):
+            (carried,) = _list_carried(op.outputs[0])[:1] or (value,)
+            shape = carried.shape if math.prod(carried.shape) >= labels.numel() else labels.shape
+            labels = self._replay(op, {carried: labels.expand(shape)}, source)
+            value = op.outputs[0]
+        return self._locate(labels, axes)
+
+    def _pass(self, source: Value, target: Value, axes: Axes) -> Axes:
+        """Check the operators between two values, and return where the features of the second are."""
+        if target is source:
+            return axes
+        labels = {source: _label(source.shape, axes)}
+        todo, values = [target], set[Value]()
+        while todo:
+            value = todo.pop()
+            if value is not source and value not in values and value.index > source.index:
+                values.add(value)
+                todo += _list_carried(value)
+        for value in sorted(values, key=lambda value: value.index):
+            if any(v in labels for v in _list_carried(value)):
+                assert value.op is not None
+                labels[value] = self._replay(value.op, labels, source, value.part)
+        return self._locate(labels[target], axes) if target in labels else axes
+
+    def _replay(self, op: Op, labels: dict[Value, Tensor], source: Value, part: int | str = 0) -> Tensor:
+        """Return the labels of an output of an operator, and note its mask or guard."""
+        out = op.outputs[0]
+        carried = _list_carried(out)
+        known = [labels[v] for v in carried if v in labels]
+        if op.name in MASKS:
+            mask = op.args[MASKS[op.name]]
+            new = _run(op, labels, part)
+            is_idle = any(torch.equal(new, one) for one in known)
+            if self._is_computed(mask, source):
+                self._note(op, is_idle, MASKED)
+                return known[0]
+            self.passage.is_masked |= not is_idle and all(v in labels or not v.kind for v in carried)
+            return new
+        product = match_factor(op)
+        if product is None:
+            indices = [v for v in op.inputs if not v.tensor.is_floating_point()]
+            if any(self._is_computed(index, source) for index in indices):
+                self.passage.chosen.append(op)
+            return _run(op, labels, part)
+        if product[1].kind == "guard":
+            before, after = product[0].tensor.detach(), out.tensor.detach()
+            changed = (before != after) & before.isfinite()
+            if changed.any() or torch.equal(before, after):
+                self._note(op, not bool(changed.any()), CLAMPED)
+        return known[0]
+
+    def _is_computed(self, selection: Value, source: Value) -> bool:
+        """Return whether a mask or an index is computed from a state of the stream."""
+        return is_ancestor(source, selection) or is_ancestor(self._first, selection)
+
+    def _note(self, op: Op, is_idle: bool, reason: str) -> None:
+        if is_idle:
+            self.passage.idle.append(op)
+        elif reason not in self.passage.reasons:
+            self.passage.reasons.append(reason)
+
+    def _locate(self, labels: Tensor, axes: Axes) -> Axes:
+        """Return the dimensions of the features; if they are not in their order in each token, note it."""
+        for group in _list_groups(labels.shape, self._width, axes[1]):
+            if _has_whole_tokens(_move_last(labels, group), self._width):
+                return group
+        if MOVED not in self.passage.reasons:
+            self.passage.reasons.append(MOVED)
+        return axes
+
+
+def _list_carried(value: Value) -> list[Value]:
+    """Return the values whose numbers a value has, perhaps multiplied, or in other places."""
+    op = value.op
+    if op is None or value.norm is not None:
+        return []
+    if strip_views(value) is not value:
+        return op.inputs[:1]
+    if (moved := find_moved(op)) is not None:
+        return [moved]
+    product = match_factor(op)
+    return list_joined(op) or ([] if product is None else [product[0]])
+
+
+def _list_groups(shape: Sequence[int], width: int, last: int) -> list[Axes]:
+    """Return the adjacent dimensions that may be the features, those up to `last` first; the last one if none may be."""
+    groups = []
+    for end in (last, *range(-1, -1 - len(shape), -1)):
+        starts = range(end, -1 - len(shape), -1)
+        groups += [(start, end) for start in starts if math.prod(shape[start : end + 1 or None]) == width]
+    return [*dict.fromkeys(groups)] or [(-1, -1)]
+
+
+def _move_last(labels: Tensor, axes: Axes) -> Tensor:
+    dims = [*range(axes[0], axes[1] + 1)]
+    return labels.movedim(dims, [*range(-len(dims), 0)]).flatten(-len(dims))
+
+
+def _label(shape: Sequence[int], axes: Axes) -> Tensor:
+    """Return the numbers from 1 on, token by token. They are floating, so that every operator takes them."""
+    sizes = [shape[d] for d in range(axes[0], axes[1] + 1)]
+    others = [size for d, size in enumerate(shape, -len(shape)) if not axes[0] <= d <= axes[1]]
+    count = math.prod(shape)
+    labels = torch.arange(1, count + 1, dtype=torch.float64).reshape(*others, *sizes)
+    return labels.movedim([*range(-len(sizes), 0)], [*range(axes[0], axes[1] + 1)])
+
+
+def _has_whole_tokens(rows: Tensor, width: int) -> bool:
+    """Return whether each row has the labels of one token in their order, or none."""
+    if rows.shape[-1] != width:
+        return not rows.any()
+    first = rows[..., :1]
+    is_whole = (rows == first + torch.arange(width)) & ((first - 1) % width == 0)
+    return bool((is_whole.all(-1) | (rows == 0).all(-1)).all())
+
+
+def _run(op: Op, labels: dict[Value, Tensor], part: int | str) -> Tensor:
+    """Return the output of a view, cut or join for labels; what is joined from elsewhere has label 0."""
+
+    def get(value: Value) -> Tensor:
+        if value.tensor.is_floating_point():
+            return labels[value].clone() if value in labels else torch.zeros(value.shape, dtype=torch.float64)
+        return value.tensor.detach().cpu()  # an index or a mask
+
+    if op.name == "write_into":
+        return _write([get(value) for value in op.inputs], op.args[-1], op.inputs[0].tensor.element_size())
+    if strip_views(op.outputs[0]) is not op.outputs[0]:
+        return replay_op(op, get(op.inputs[0]))
+    args, kwargs = pytree.tree_map_only(Value, get, (list(op.args), op.kwargs))
+    at = FILLS.get(op.name, len(args))
+    args[at:] = [0.0 if isinstance(a, int | float) else a for a in args[at:]]
+    out: Any = op.func(*args, **kwargs)
+    result: Tensor = out[part] if isinstance(out, tuple | list) and isinstance(part, int) else out
+    return result
+
+
+def _write(inputs: Sequence[Tensor], places: Sequence[Any], size: int) -> Tensor:
+    """Return the labels of a tensor after writes to parts of its memory; a place is (first byte, (shape, strides))."""
+    places = [(shape, stride, start // size) for start, (shape, stride) in places]
+    length = max(
+        start + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) for shape, stride, start in places
+    )
+    memory = torch.zeros(length + 1, dtype=torch.float64)
+    for labels, (shape, stride, start) in zip(inputs, places, strict=False):
+        memory.as_strided(shape, stride, start).copy_(labels.reshape(shape))
+    return memory.as_strided(*places[-1])

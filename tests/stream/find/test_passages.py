@@ -1,0 +1,210 @@
+"""Tests of the passages of a stream: features keep their place, masks are not computed from it, guards that bind are no row."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import addnorm
+from addnorm import inspect
+from support.stream_steps import D, make_steps, noise
+
+X = 2 * noise(2, 5, D)
+ORDER = torch.arange(D).flip(0)
+SOME = torch.arange(D) < D // 2
+HALF = D // 2
+
+
+def written(change):
+    """Return a function that changes a copy of the stream in place."""
+
+    def run(x):
+        y = x.clone()
+        change(y, x)
+        return y
+
+    return run
+
+
+def place(between=None, residual=None, write=None, branch=None, end=None):
+    """Return a pre-LN forward with a function at one place."""
+
+    def run(m, x):
+        for k in range(4):
+            f = m.mlps[k](m.norms[k](x))
+            f = write(m.bare(f)) if write else branch(f) if branch else f
+            x = (residual(x) if residual and k == 2 else x) + f
+            x = between(x) if between and k == 1 else x
+        return m.last(end(x) if end else x)
+
+    return make_steps(run)
+
+
+def list_reasons(inspection):
+    return {unknown.reason for unknown in inspection.unknown}
+
+
+# Functions that give a feature the numbers of another one, or none.
+MOVES = {
+    "roll": lambda x: x.roll(1, -1),
+    "flip": lambda x: x.flip(-1),
+    "index": lambda x: x[..., ORDER],
+    "index_select": lambda x: x.index_select(-1, ORDER),
+    "gather": lambda x: x.gather(-1, ORDER.expand_as(x)),
+    "take_along_dim": lambda x: torch.take_along_dim(x, ORDER.expand_as(x), -1),
+    "channel shuffle": lambda x: x.unflatten(-1, (4, -1)).transpose(-1, -2).flatten(-2),
+    "halves swapped by cat": lambda x: torch.cat(x.chunk(2, -1)[::-1], -1),
+    "halves swapped by stack": lambda x: torch.stack((x[..., HALF:], x[..., :HALF]), -2).flatten(-2),
+    "halves swapped by writes": written(lambda y, x: (y[..., :HALF].copy_(x[..., HALF:]), y[..., HALF:].copy_(x[..., :HALF]))),
+    "some features of the token before": written(lambda y, x: y[:, 1:, :HALF].copy_(x[:, :-1, :HALF])),
+    "some features of the token before, where": lambda x: torch.where(SOME, x, x.roll(1, 1)),
+    "gather of a token by feature": lambda x: x.gather(1, (ORDER % 5).expand_as(x)),
+    "scatter": lambda x: torch.zeros_like(x).scatter(-1, ORDER.expand_as(x), x),
+    "some features zeroed": written(lambda y, x: y[..., 3:].zero_()),
+    "some features masked, where": lambda x: torch.where(SOME, x, 0.0),
+    "some features masked": lambda x: x.masked_fill(SOME, 0.0),
+    "features cut and padded": lambda x: F.pad(x[..., :8], (0, D - 8)),
+    "sorted": lambda x: x.sort(-1).values,
+    "unfold": lambda x: x.unfold(-1, 2, 2).transpose(-1, -2).flatten(-2),
+    "pixel_unshuffle": lambda x: F.pixel_unshuffle(x.reshape(-1, 1, 4, 4), 2).reshape(x.shape),
+    "half of the features negated": lambda x: torch.cat((x[..., :HALF], -x[..., HALF:]), -1),
+    "pairs rotated": lambda x: torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2))) * 1j).flatten(-2),
+    "tokens in the place of features": lambda x: x.flatten(1).unflatten(1, (D, 5)).transpose(1, 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_inspect_refuses_features_that_change_place(name):
+    inspection = inspect(place(between=MOVES[name]), X)
+    assert not inspection.closes
+    assert inspection.streams[-1].wiring is None
+
+
+@pytest.mark.parametrize("at", ["residual", "write", "end"])
+def test_inspect_refuses_moved_features_at_all_places(at):
+    inspection = inspect(place(**{at: MOVES["channel shuffle"]}), X)
+    assert (inspection.wiring, inspection.closes) == ("unknown", False)
+    assert list_reasons(inspection) == {
+        "features of the stream are moved, cut or replaced on the way, which no row expresses"
+    }
+
+
+# Functions after which each token has the features of one token, or is another token.
+TOKENS = {
+    "roll": lambda x: x.roll(1, 1),
+    "shift": lambda x: F.pad(x, (0, 0, 1, -1)),
+    "index": lambda x: x[:, [1, 0, 2]],
+    "written": written(lambda y, x: y[:, 1:].copy_(x[:, :-1])),
+    "zeroed": written(lambda y, x: y[:, 3:].zero_()),
+    "flattened": lambda x: x.flatten(0, 1).unflatten(0, (2, 5)),
+    "transposed": lambda x: x.permute(2, 0, 1).contiguous().permute(1, 2, 0),
+    "split and joined": lambda x: torch.cat(x.split([2, 3], 1)[::-1], 1),
+    "heads": lambda x: x.unflatten(-1, (4, -1)).transpose(1, 2).contiguous().transpose(1, 2).flatten(-2),
+    "rounded": lambda x: x.bfloat16().float(),
+}
+
+
+@pytest.mark.parametrize("name", TOKENS)
+def test_inspect_follows_tokens_that_change_place(name):
+    inspection = inspect(place(between=TOKENS[name]), X)
+    assert (inspection.wiring, inspection.closes, len(inspection.sites)) == ("pre_ln", True, 4)
+
+
+# Masks and gates that are computed from the stream.
+MASKS = {
+    "relu": lambda x: torch.where(x > 0, x, torch.zeros_like(x)),
+    "relu by a number": lambda x: torch.where(x > 0, x, 0.0),
+    "relu by masked_fill": lambda x: x.masked_fill(x < 0, 0.0),
+    "relu by a product": lambda x: x * (x > 0),
+    "relu in place": written(lambda y, x: y.masked_fill_(x < 0, 0.0)),
+    "token gate, where": lambda x: torch.where(x.mean(-1, keepdim=True) > 0, x, torch.zeros_like(x)),
+    "token gate, masked_fill": lambda x: x.masked_fill(x.mean(-1, keepdim=True) > 0, 0.0),
+    "token gate, product": lambda x: x * (x.mean(-1, keepdim=True) > 0),
+    "sign of the mean": lambda x: x * torch.sign(x.mean(-1, keepdim=True)),
+    "largest features": lambda x: x * torch.zeros_like(x).scatter(-1, x.topk(8, -1).indices, 1.0),
+    "magnitude": lambda x: x.abs(),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_inspect_refuses_masks_computed_from_stream(name):
+    inspection = inspect(place(between=MASKS[name]), X)
+    assert not inspection.closes
+    assert [stream.wiring for stream in inspection.streams] == [None] * len(inspection.streams)
+
+
+@pytest.mark.parametrize("mask", [
+    lambda x: x * (torch.arange(5) < 3)[:, None], lambda x: x.masked_fill((torch.arange(5) < 2)[:, None], 0.0),
+    lambda x: torch.where((torch.arange(5) < 3)[:, None], x, 0.0),
+], ids=["product", "masked_fill", "where"])  # fmt: skip
+def test_inspect_notes_constant_mask_of_tokens(mask):
+    inspection = inspect(place(between=mask), X)
+    assert (inspection.wiring, inspection.closes) == ("pre_ln", True)
+    assert [site.notes for site in inspection.sites] == [(), ("the stream is masked by token",), (), ()]
+
+
+def test_inspect_remarks_on_tokens_chosen_by_stream():
+    inspection = inspect(place(between=lambda x: x.gather(1, x[..., :1].argsort(1).expand_as(x))), X)
+    assert inspection.streams[0].remarks == (
+        "its tokens are chosen or ordered by what is computed from the stream itself (gather)",
+    )
+
+
+def test_inspect_counts_mean_of_random_mask():
+    torch.manual_seed(0)
+    inspection = inspect(place(between=lambda x: x * (torch.rand(D) < 0.5)), X)
+    assert [site.row.a for site in inspection.sites] == [1.0, 0.5, 1.0, 1.0]
+
+
+# Functions that return their input where it is between -c and c.
+GUARDS = {
+    "clamp(-{c}, {c})": lambda x, c: x.clamp(-c, c),
+    "clamp": lambda x, c: x.clamp(torch.full((D,), -c), torch.full((D,), c)),
+    "clamp_max({c})": lambda x, c: x.clamp_max(c),
+    "hardtanh(-{c}, {c})": lambda x, c: F.hardtanh(x, -c, c),
+    "minimum({c})": lambda x, c: torch.minimum(x, torch.tensor(float(c))),
+    "maximum(-{c})": lambda x, c: torch.maximum(x, torch.tensor(-float(c))),
+    "where": lambda x, c: torch.where(x.abs() < c, x, torch.zeros_like(x)),
+    "masked_fill(0)": lambda x, c: x.masked_fill(x.abs() > c, 0.0),
+    "threshold(-{c}, 0)": lambda x, c: F.threshold(x, -c, 0.0),
+}
+
+
+@pytest.mark.parametrize("name", GUARDS)
+@pytest.mark.parametrize("at", ["between", "residual", "end", "write"])
+def test_inspect_remarks_on_guards_that_do_not_bind(name, at):
+    guard = GUARDS[name]
+    idle = inspect(place(**{at: lambda x: guard(x, 99)}), X)
+    assert (idle.wiring, idle.closes) == ("sandwich" if at == "write" else "pre_ln", True)
+    places = ", at 4 places," if at == "write" else ""
+    text = (
+        f"{name.format(c=99)} on the stream{places} did not bind in this run: the equations hold only where it does not"
+    )
+    assert idle.streams[0].remarks == (text,)
+    bound = inspect(place(**{at: lambda x: guard(x, 0.5)}), X)
+    assert (bound.wiring, bound.closes) == ("unknown", False)
+
+
+@pytest.mark.parametrize("bound", [0.1, 99.0])
+def test_inspect_takes_guard_of_branch_for_part_of_sublayer(bound):
+    inspection = inspect(place(branch=lambda f: f.clamp(-bound, bound)), X)
+    assert (inspection.wiring, inspection.closes, inspection.streams[0].remarks) == ("pre_ln", True, ())
+
+
+@pytest.mark.parametrize("cap", [lambda x: 30 * torch.tanh(x / 30), lambda x: F.relu(x + 0.5) - 0.5])
+@pytest.mark.parametrize("at", ["between", "end"])
+def test_inspect_refuses_caps_that_bind(cap, at):
+    inspection = inspect(place(**{at: cap}), X)
+    assert not inspection.closes
+    assert [stream.wiring for stream in inspection.streams] == [None] * len(inspection.streams)
+
+
+def test_inspect_follows_features_of_channels_first():
+    run = place(between=lambda x: x.transpose(1, 2).contiguous().transpose(1, 2).roll(1, 1))
+    assert inspect(run, noise(2, D, D)).wiring == "pre_ln"  # as many tokens as features
+    run = place(between=lambda x: x.transpose(1, 2).roll(1, 1).transpose(1, 2))
+    assert inspect(run, noise(2, D, D)).wiring == "unknown"
+
+
+def test_decompose_follows_idle_guards():
+    parts = addnorm.decompose(place(between=lambda x: F.hardtanh(x, -99, 99)), X)
+    assert parts.closure < 1e-5
