@@ -3,10 +3,14 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
+import addnorm
 from addnorm import inspect
+from addnorm.stream.find.diagnostics import OTHER_AXIS
 from support.handwritten_models import IDS, D, make_input, tiny
 from support.inspection_checks import check_tiny
+from support.stream_steps import make_steps, noise
 
 
 class Lazy(nn.Module):
@@ -48,3 +52,18 @@ def test_inspect_restores_state_after_error():
         inspect(model, make_input(3))
     assert torch.backends.mha.get_fastpath_enabled()
     check_tiny(inspect(model, IDS))
+
+
+@pytest.mark.parametrize("name", ["instance_norm", "layer_norm"])
+def test_inspect_refuses_norms_along_the_tokens(name):
+    norm = {"instance_norm": F.instance_norm, "layer_norm": lambda x: F.layer_norm(x, (5,))}[name]
+
+    def run(m, x):
+        for k in range(4):
+            x = x + m.mlps[k](norm(x.transpose(1, 2)).transpose(1, 2))
+        return x
+
+    inspection = addnorm.inspect(make_steps(run), noise(2, 5, D))
+    assert (inspection.wiring, inspection.closes) == ("unknown", False)
+    assert inspection.streams[0].width == D
+    assert {unknown.reason for unknown in inspection.unknown} == {OTHER_AXIS}

@@ -40,6 +40,7 @@ SCALED = "the stream is multiplied by a factor after its norm, which no row expr
 BY_TOKEN = "a learned factor has a value for each token, not for each feature"
 HIDDEN_IN = "a norm reads the stream after other steps than the row's: a factor, a mask, a sum, another norm"
 HIDDEN_OUT = "the output is normalized, and multiplied by a gate or moved before it is added, which no row expresses"
+OTHER_AXIS = "a norm normalizes another dimension of the stream than the features, which its products combine"
 NEGATED = "the stream changes its sign, x' = -x + ..., which no wiring does"
 SEVERAL_KINDS = "the sublayer reads the stream through norms of different kinds, and a row has one norm"
 STALE = "what is added was computed from an earlier state of the stream, not from the one to which it is added"
@@ -138,6 +139,7 @@ def list_reasons(chain: Chain, k: int, sublayer: Sublayer) -> list[str]:
         **dict.fromkeys(add.unclear, True),
         PARTIAL: add.is_cut or PARTIAL in add.unclear,
         **dict.fromkeys(chain.passages[k].reasons, True),
+        OTHER_AXIS: not all(map(chain.layout.normalizes_features, (*sublayer.reads.norms, *chain.norms_out[k]))),
         BESIDE: add.branch_input is not None and not add.is_cut,
         NEGATED: _is_negated(add),
         HIDDEN_IN: sublayer.ops and _has_hidden_norm_in(sublayer),

@@ -85,6 +85,11 @@ class StreamLayout:
                 return self._of_earlier(k, sublayer, norm.x)
         return None
 
+    def normalizes_features(self, norm: Norm) -> bool:
+        """Return whether a norm normalizes the features of the stream, and not its tokens, as far as is known."""
+        dims = trace(norm.x, self._dims, self._roots)
+        return not dims or all(map(self._is_feature, dims[-1]))
+
     def find_entry(self, k: int) -> Value:
         """Return the state before add k as the add and its sublayers read it: after it is expanded over the batch.
 
@@ -166,10 +171,10 @@ class StreamLayout:
                 dims = trace(norm.x, self._dims, self._roots)
                 if dims is not None and dims[-1]:
                     counts[dims[-1]] += 1
-        if counts:
-            return {part for dim in counts for part in dim}
-        counts.update(self._list_other_normed())
         start = self._find_projected_start()
+        if counts and not self._is_other_axis({part.root for dim in counts for part in dim}, start, mixing):
+            return {part for dim in counts for part in dim}
+        counts = Counter(self._list_other_normed() if not counts else ())
         if counts or start:
             return {part for dim in counts or [start] for part in dim}
         roots = Counter(part.root for part in mixing.projected)
@@ -179,6 +184,17 @@ class StreamLayout:
             root = max(roots, key=lambda root: (roots[root], root in own))
             return {Part(root, 1, self._roots.sizes[root])}
         return {*last[0]} if last else set()
+
+    def _is_other_axis(self, normed: set[int], start: Dim, mixing: Mixing) -> bool:
+        """Return whether norms normalize no dimension that x_0 or a product with parameters has as its features.
+
+        Where all products combine tokens, the last dimension may be the features, unless they are convolutions.
+        """
+        combined = {root for part in (*mixing.projected, *start) for root in self._roots.find_origins(part.root)}
+        origins = {origin for root in normed for origin in self._roots.find_origins(root)}
+        last = {part.root for dim in self._dims[self.chain.adds[0].x][-1:] for part in dim}
+        is_conv = any(op.name in CHANNELS_FIRST for _, sublayer in self.chain.numbered() for op in sublayer.ops)
+        return bool(mixing.projected) and combined.isdisjoint(origins) and (is_conv or last.isdisjoint(normed))
 
     def _list_other_normed(self) -> Iterator[Dim]:
         """Yield the dimensions that norms of the embedding, of outputs and of the end normalize."""
