@@ -13,6 +13,7 @@ import addnorm
 from addnorm import inspect
 from addnorm.nn import Encoder
 from support.families import shake
+from support.stream_steps import make_steps, noise
 
 D = 16
 
@@ -131,3 +132,32 @@ def test_repr_of_inspection_stream_and_site():
     assert repr(inspection).startswith("<Inspection of Encoder: pre_ln, 6 sublayers, closure ")
     assert repr(inspection.streams[0]) == "<stream: 6 sublayers, pre_ln>"
     assert repr(inspection.sites[0]) == "<stack.layers.0.connections.0.sublayer: x' = x + f(N(x))>"
+
+
+def test_inspect_keeps_sums_beside_the_streams_apart():
+    def run(m, x):
+        for k in range(3):
+            x = x + m.mlps[k](m.norms[k](x))
+        y = m.bare(m.last(x))
+        return y + m.mlps[3](y)
+
+    inspection = addnorm.inspect(make_steps(run), noise(2, 5, 16))
+    assert (inspection.wiring, inspection.closes, inspection.unknown) == ("pre_ln", True, ())
+    (part,) = inspection.outside
+    assert part.reason.startswith("a single add x + f(x)")
+    assert part.source.startswith("add, test_inspection.py:")
+    assert f"outside of the streams: the model: {part.reason} ({part.source})" in " ".join(str(inspection).split())
+    assert inspection.to_dict()["outside"] == [{"path": "", "reason": part.reason, "source": part.source}]
+
+
+def test_inspect_says_the_line_of_each_reason():
+    def run(m, x):
+        for k in range(3):
+            x = x + m.mlps[k](m.norms[k](x))
+            x = x.flip(-1) if k == 1 else x.clamp(-0.1, 0.1)  # both are no rows
+        return x
+
+    line = run.__code__.co_firstlineno
+    sources = {u.reason.split(",")[0]: u.source for u in addnorm.inspect(make_steps(run), noise(2, 5, 16)).unknown}
+    assert sources["values of the stream are clamped or replaced on the way"] == f"clamp, test_inspection.py:{line + 3}"
+    assert sources["features of the stream are moved"] == f"add, test_inspection.py:{line + 2}"

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from addnorm.stream.dataflow import fused_ops
-from addnorm.stream.dataflow.frames import Frames, exclusive, force_eager
+from addnorm.stream.dataflow.frames import Frames, exclusive, find_line, force_eager
 from addnorm.stream.dataflow.graph import CONSTANT, DATA, NOISE, PARAMETER, UNCOUNTED, Flow, Op, Value
 from addnorm.stream.dataflow.memory import Memory, disable_modes, is_in_memory
 from addnorm.stream.dataflow.snapshot import preserve_state
@@ -186,7 +186,7 @@ class Capture(Desugared):
             self._memory.bind(out, inputs[0])
             return out
         ordinal = UNCOUNTED if in_fsdp else frame.count(name)
-        op = Op(len(self.flow.ops), name, func, values_args, values_kwargs, inputs, frame, ordinal)
+        op = Op(len(self.flow.ops), name, func, values_args, values_kwargs, inputs, frame, ordinal, find_line())
         outputs = [*find_new(func, out), *written] if written else find_tensors_of(out)
         if self._contents and any(is_wrapper(x) for x in pytree.tree_leaves(out)):
             outputs = [t for t in outputs if t not in self._memory]  # a wrapper of its input is no new value
@@ -210,7 +210,9 @@ class Capture(Desugared):
             return out
         # The wrapper's class hides its operators.
         inputs = [self._memory.value(t) for t in find_tensors_of((args, kwargs))]
-        op = Op(before, f"hidden::{operator_name(func)}", func, tuple(inputs), {}, inputs, frame, UNCOUNTED)
+        op = Op(
+            before, f"hidden::{operator_name(func)}", func, tuple(inputs), {}, inputs, frame, UNCOUNTED, find_line()
+        )
         self._add(op, [*enumerate(new)], CONSTANT)
         return out
 
@@ -245,7 +247,7 @@ class Capture(Desugared):
             new = Op(
                 len(self.flow.ops), step.name, step.func, (*inputs, *step.numbers), {}, inputs, op.frame, op.ordinal
             )
-            new.origin = op.name
+            new.origin, new.line = op.name, op.line
             self._add(new, [(step.part, step.output)], NOISE if step.name == "noise" else CONSTANT)
 
     def value(self, tensor: Tensor) -> Value:
@@ -279,7 +281,7 @@ class Capture(Desugared):
     def _add_write(self, name: str, tensor: Tensor, inputs: list[Value], writer: Op, *layout: Any) -> Value:
         """Add the value of a tensor after writes to its memory through other tensors."""
         op = Op(len(self.flow.ops), name, writer.func, (*inputs, *layout), {}, inputs, writer.frame, writer.ordinal)
-        op.origin = writer.origin
+        op.origin, op.line = writer.origin, writer.line
         self._add(op, [("memory", tensor)], CONSTANT, bind=False)
         return op.outputs[0]
 

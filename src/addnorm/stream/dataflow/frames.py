@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +17,22 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from addnorm.stream.dataflow.graph import Frame
 from addnorm.stream.dataflow.state import share_context
 
-__all__ = ["Frames", "exclusive", "force_eager"]
+__all__ = ["Frames", "exclusive", "find_line", "force_eager"]
+
+TORCH = f"{Path(torch.__file__).parent}{os.sep}"
+LAYERS = str(Path(nn.__file__).parent / "modules" / "transformer.py")  # torch's own layers with adds
+STREAM = f"{Path(__file__).parent.parent}{os.sep}"
+
+
+def find_line() -> str:
+    """Return the file and the line of the innermost caller outside of torch and of the stream tools: "model.py:12"."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name == LAYERS or not name.startswith((TORCH, STREAM, "<frozen")):
+            return f"{Path(name).name}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]  # None at the end
+    return ""
 
 
 class _Exclusive(threading.local):

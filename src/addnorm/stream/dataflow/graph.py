@@ -85,9 +85,12 @@ class Op:
         origin: name of the operator that ran; of a fused operator, this one is a step.
         ordinal: number among the operators of that name in the call.
         norms: the norms of which it is a step, after `find_norms`.
+        line: file and line of the model's source that ran it: "model.py:12".
     """
 
-    __slots__ = ("args", "frame", "func", "index", "inputs", "kwargs", "name", "norms", "ordinal", "origin", "outputs")
+    __slots__ = (
+        "args", "frame", "func", "index", "inputs", "kwargs", "line", "name", "norms", "ordinal", "origin", "outputs",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -99,6 +102,7 @@ class Op:
         inputs: list[Value],
         frame: Frame,
         ordinal: int,
+        line: str = "",
     ) -> None:
         self.index = index
         self.name = name
@@ -111,6 +115,7 @@ class Op:
         self.ordinal = ordinal
         self.outputs: list[Value] = []
         self.norms: tuple[Any, ...] = ()
+        self.line = line
 
     @property
     def address(self) -> Address:

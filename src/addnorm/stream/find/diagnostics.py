@@ -23,7 +23,7 @@ from addnorm.stream.find.operators import (
 )
 from addnorm.stream.find.sublayers import Sublayer
 
-__all__ = ["explain_gaps", "explain_no_stream", "list_notes", "list_reasons"]
+__all__ = ["explain_gaps", "explain_no_stream", "format_source", "list_notes", "list_reasons"]
 
 NO_ADD = "no residual add was found: no operator adds to a value the output of a sublayer that reads the value"
 ROLES = {
@@ -64,9 +64,14 @@ def explain_gaps(gaps: Sequence[Gap]) -> list[Unknown]:
             continue
         reasons.setdefault(gap.reason, []).append(gap.op)
     return [
-        Unknown(ops[0].frame.path, f"{reason}; there are {len(ops)}" if len(ops) > 1 else reason)
+        Unknown(ops[0].frame.path, f"{reason}; there are {len(ops)}" if len(ops) > 1 else reason, format_source(ops[0]))
         for reason, ops in reasons.items()
     ]
+
+
+def format_source(op: Op) -> str:
+    """Return an operator and the line of the model's source that ran it: "add, model.py:12"."""
+    return f"{op.name}, {op.line}" if op.line else op.name
 
 
 def explain_no_stream(flow: Flow, norms: Sequence[Norm], gaps: Sequence[Gap]) -> list[Unknown]:
@@ -125,8 +130,8 @@ def _is_dropout(factor: Factor) -> bool:
     return len(numbers) == 2 and bool((numbers == 0).any())
 
 
-def list_reasons(chain: Chain, k: int, sublayer: Sublayer) -> list[str]:
-    """Return the reasons why a sublayer of add k is not understood."""
+def list_reasons(chain: Chain, k: int, sublayer: Sublayer) -> dict[str, Op]:
+    """Return the reasons why a sublayer of add k is not understood, each with an operator: its own, or that of the add."""
     add = chain.adds[k]
     inner = [other for other in add.inner_adds if has_mixing_branch(other)]
     is_last = k + 1 == len(chain.adds)
@@ -154,7 +159,8 @@ def list_reasons(chain: Chain, k: int, sublayer: Sublayer) -> list[str]:
         SCALED: num_norms and any(factor.kind in ("constant", "learned") for factor in late),
         f"{num_norms} norms follow the add, one after the other": num_norms > 1,
     }
-    return [reason for reason, applies in reasons.items() if applies]
+    of_passage = chain.passages[k].reasons
+    return {reason: of_passage.get(reason) or add.op for reason, applies in reasons.items() if applies}
 
 
 def _list_factors(chain: Chain, k: int, sublayer: Sublayer) -> list[Factor]:

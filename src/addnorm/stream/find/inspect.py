@@ -40,10 +40,11 @@ from addnorm.stream.dataflow.wrappers import find_fsdp_modules
 from addnorm.stream.find import naming
 from addnorm.stream.find.chain import Chain, SublayerNames, find_chains, list_ids
 from addnorm.stream.find.closure import compute_closure, compute_total_closure, get_tolerance
-from addnorm.stream.find.coverage import find_gaps
+from addnorm.stream.find.coverage import CENTRED, LONE_ADD, SUM, find_gaps
 from addnorm.stream.find.diagnostics import (
     explain_gaps,
     explain_no_stream,
+    format_source,
     list_notes,
     list_reasons,
 )
@@ -62,6 +63,7 @@ __all__ = ["build_inspection", "capture_flow", "check_inputs", "check_parameters
 NO_GRADIENTS = "None of the inputs have requires_grad"  # warning of a reentrant checkpoint without gradients
 USAGE = "addnorm.inspect(model, *args, **kwargs)"
 ZERO_FACTOR = "what the sublayer reads or returns is multiplied by 0"
+APART = (CENTRED, LONE_ADD, SUM)  # sums that change no stream if no stream has them
 SEVERAL_NORMS = (
     "several norms read the end of the stream and lead to the output: which one is the final norm is not clear"
 )
@@ -174,12 +176,17 @@ def build_inspection(model: nn.Module, flow: Flow, target: nn.Module | None = No
         report.stream.remarks += tuple(remark_on_start(report.stream, streams))
         streams.append(report.stream)
         unknown += report.unknown
-    unknown += explain_gaps(gaps) if streams else explain_no_stream(flow, norms, gaps)
+    apart = [gap for gap in gaps if not gap.chains and gap.reason in APART] if streams else []
+    unknown += (
+        explain_gaps([gap for gap in gaps if gap not in apart]) if streams else explain_no_stream(flow, norms, gaps)
+    )
     target = model if target is None else target
     for index, site in enumerate(site for stream in streams for site in stream.sites):
         site.index, site.owner = index, weakref.ref(target)
     mode = "training" if model.training else "evaluation"
-    return Inspection(type(model).__name__, tuple(streams), tuple(unknown), mode, len(flow.ops), target)
+    return Inspection(
+        type(model).__name__, tuple(streams), tuple(unknown), mode, len(flow.ops), target, tuple(explain_gaps(apart))
+    )
 
 
 @dataclass
@@ -217,7 +224,7 @@ def _build_report(
         add, reads, norm_out = chain.adds[k], sublayer.reads, _first(chain.norms_out[k])
         reasons = list_reasons(chain, k, sublayer)
         if has_zero_factor(sublayer):
-            reasons.append(ZERO_FACTOR)
+            reasons[ZERO_FACTOR] = add.op
         row = build_row(sublayer, norm_out, chain.sum_factors(k))
         tolerances.append(_get_row_tolerance(sublayer, norm_out))
         closes = closures[k] <= tolerances[-1]
@@ -233,8 +240,8 @@ def _build_report(
         summaries.append(naming.summarize_sublayer(chain, k, sublayer, layer, row, bool(reasons) or not closes))
         if not closes:
             error = _explain_error(closures[k], tolerances[-1], sublayer)
-            reasons.insert(0, f"{site.equation} does not close: {error}")
-        unknown += [Unknown(site.id, reason) for reason in reasons]
+            reasons = {f"{site.equation} does not close: {error}": add.op, **reasons}
+        unknown += [Unknown(site.id, reason, format_source(op)) for reason, op in reasons.items()]
     first = chain.adds[0]
     ends = [*([SEVERAL_NORMS] if chain.has_other_norms else []), *chain.passages[-1].reasons]
     unknown += [Unknown(name, reason) for reason in ends]

@@ -125,10 +125,17 @@ class Site:
 
 @dataclass(frozen=True)
 class Unknown:
-    """Part of the model that no row describes, and the reason."""
+    """Part of the model that no row describes, and the reason.
+
+    Attributes:
+        path: the module, or the id of the site.
+        reason: what it does.
+        source: operator and line of the model's source: "add, model.py:12"; empty if there is none.
+    """
 
     path: str
     reason: str
+    source: str = ""
 
 
 @dataclass(eq=False, repr=False)
@@ -233,6 +240,7 @@ class Inspection(Rendered):
         mode: "training" or "evaluation".
         operators: number of operators that ran.
         target: the model.
+        outside: sums beside the streams, such as those of a head, which change no stream and of which nothing is proven.
     """
 
     model: str
@@ -241,6 +249,7 @@ class Inspection(Rendered):
     mode: str
     operators: int
     target: Any = field(default=None, repr=False)
+    outside: tuple[Unknown, ...] = ()
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -289,7 +298,8 @@ class Inspection(Rendered):
             "schema": "addnorm.inspection", "schema_version": 1, "model": self.model, "mode": self.mode,
             "wiring": self.wiring, "closure": _finite_or_none(self.closure), "closes": self.closes,
             "streams": [stream.to_dict() for stream in self.streams],
-            "unknown": [{"path": u.path, "reason": u.reason} for u in self.unknown],
+            "unknown": [vars(part).copy() for part in self.unknown],
+            "outside": [vars(part).copy() for part in self.outside],
         }  # fmt: skip
 
     def __repr__(self) -> str:
@@ -311,6 +321,8 @@ class Inspection(Rendered):
             yield Table([COLUMNS[name] for name in names], rows)
         for text in _group_unknown(self.unknown):
             yield Paragraph(("not understood ", "bad"), text)
+        for text in _group_unknown(self.outside):
+            yield Paragraph("outside of the streams: ", text)
 
 
 class _Line(NamedTuple):
@@ -377,13 +389,16 @@ def _build_line(sites: Sequence[Site]) -> _Line:
 
 def _group_unknown(unknown: Sequence[Unknown]) -> list[str]:
     """Return one line for each reason."""
-    by_reason: dict[str, list[str]] = {}
+    by_reason: dict[str, list[Unknown]] = {}
     for part in unknown:
-        by_reason.setdefault(part.reason, []).append(part.path or "the model")
-    return [
-        f"{', '.join(paths[:MAX_PATHS])}{f' and {len(paths) - MAX_PATHS} more' * (len(paths) > MAX_PATHS)}: {reason}"
-        for reason, paths in by_reason.items()
-    ]
+        by_reason.setdefault(part.reason, []).append(part)
+    texts = []
+    for reason, parts in by_reason.items():
+        paths = ", ".join(part.path or "the model" for part in parts[:MAX_PATHS])
+        more = f" and {len(parts) - MAX_PATHS} more" if len(parts) > MAX_PATHS else ""
+        source = f" ({parts[0].source})" if parts[0].source else ""
+        texts.append(f"{paths}{more}: {reason}{source}")
+    return texts
 
 
 def _finite_or_none(error: float | None) -> float | None:

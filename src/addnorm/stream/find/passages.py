@@ -46,13 +46,13 @@ class Passage:
     """What happens to a stream from one state to the sum of the next add, or to the final norm.
 
     Attributes:
-        reasons: what no row expresses.
+        reasons: what no row expresses, each with its operator, or None if there are several.
         idle: guards that changed nothing in this run.
         chosen: operators that choose or order tokens by what is computed from the stream.
         is_masked: tokens are set to a number by a mask that does not depend on the stream.
     """
 
-    reasons: list[str] = field(default_factory=list)
+    reasons: dict[str, Op | None] = field(default_factory=dict)
     idle: list[Op] = field(default_factory=list)
     chosen: list[Op] = field(default_factory=list)
     is_masked: bool = False
@@ -184,16 +184,15 @@ class _Steps:
     def _note(self, op: Op, is_idle: bool, reason: str) -> None:
         if is_idle:
             self.passage.idle.append(op)
-        elif reason not in self.passage.reasons:
-            self.passage.reasons.append(reason)
+        else:
+            self.passage.reasons.setdefault(reason, op)
 
     def _locate(self, labels: Tensor, axes: Axes) -> Axes:
         """Return the dimensions of the features; if they are not in their order in each token, note it."""
         for group in _list_groups(labels.shape, self._width, axes[1]):
             if _has_whole_tokens(_move_last(labels, group), self._width):
                 return group
-        if MOVED not in self.passage.reasons:
-            self.passage.reasons.append(MOVED)
+        self.passage.reasons.setdefault(MOVED)
         return axes
 
 
