@@ -138,7 +138,7 @@ def test_inspect_keeps_sums_beside_the_streams_apart():
     def run(m, x):
         for k in range(3):
             x = x + m.mlps[k](m.norms[k](x))
-        y = m.bare(m.last(x))
+        y = m.gates[0](m.last(x))
         return y + m.mlps[3](y)
 
     inspection = addnorm.inspect(make_steps(run), noise(2, 5, 16))
@@ -161,3 +161,20 @@ def test_inspect_says_the_line_of_each_reason():
     sources = {u.reason.split(",")[0]: u.source for u in addnorm.inspect(make_steps(run), noise(2, 5, 16)).unknown}
     assert sources["values of the stream are clamped or replaced on the way"] == f"clamp, test_inspection.py:{line + 3}"
     assert sources["features of the stream are moved"] == f"add, test_inspection.py:{line + 2}"
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_inspect_names_batch_norms_after_the_add(training):
+    norms = [nn.BatchNorm1d(16) for _ in range(3)]
+    for norm in norms:
+        norm.running_mean.copy_(noise(16))
+
+    def run(m, x):
+        for k in range(3):
+            x = norms[k].train(training)((x + m.mlps[k](x)).transpose(1, 2)).transpose(1, 2)
+        return x
+
+    inspection = addnorm.inspect(make_steps(run), noise(2, 5, 16))
+    assert not inspection.closes
+    reasons = [part.reason for part in inspection.unknown]
+    assert any(reason.startswith("x' = BatchNorm(x + f(x))") for reason in reasons)

@@ -26,7 +26,6 @@ from addnorm.stream.find.interpolation import match_interpolation
 from addnorm.stream.find.moves import find_moved, is_move, list_joined, strip_moves
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.operators import (
-    PRODUCTS,
     is_ancestor,
     is_mixing,
     match_factor,
@@ -36,22 +35,11 @@ from addnorm.stream.find.operators import (
 from addnorm.stream.find.passages import keeps_features
 from addnorm.stream.find.paths import find_ops_between
 from addnorm.stream.find.regions import Regions
-from addnorm.stream.find.token_mixing import LINEAR
-from addnorm.stream.find.views import find_axis
+from addnorm.stream.find.sums import BATCH_NORM, CENTRED, LONE_ADD, explain_sum, is_batch_normed, is_centring
 
 __all__ = ["Gap", "find_gaps", "list_carried", "list_inner_ops"]
 
-LONE_ADD = "a single add x + f(x): no other add continues its sum, and no norm over the features belongs to it"
-GATED = "x' = g * x + ... with a gate g computed from the data, which no row expresses (a highway network, a recurrent cell)"
-SHORTCUT = "x' = W x + ...: the stream is multiplied by a matrix over its last dimension, which no row expresses"
-MIXED = "x' = A x + ... with a matrix A over another dimension than the last: it mixes states or tokens, which no row expresses"
-MULTIPLIED = "x' = A x + ... with a matrix A that mixes features, states or tokens, which no row expresses"
-SEVERAL = "a sum of three or more values, some of which are computed from others, which no row expresses"
 SUM = "a sum of a value and what was computed from it, which is no add of a sublayer"
-CENTRED = (
-    "a mean is subtracted from the stream: a norm that is written out over another dimension than the last, or centred tokens; "
-    "neither is in a row"
-)
 CHANGED = "a function of the end of the stream is normalized: the norm before the output is no final norm of the stream"
 TWO_FUNCTIONS = (
     "the stream begins with a sum of two functions of another stream, as of a projection and a sublayer's output"
@@ -143,11 +131,11 @@ class _Coverage:
             if op in known:
                 continue
             carried = [(q, list_carried(p)) for p, q in _list_operands(op)]
-            reason = LONE_ADD if op in self.left else _explain_sum(op)
+            reason = (BATCH_NORM if is_batch_normed(op) else LONE_ADD) if op in self.left else explain_sum(op)
             if reason is None and any(_is_computed_from(q, values) for q, values in carried):
                 reason = SUM
             if reason is not None:
-                reason = CENTRED if _is_centring(op) else reason
+                reason = CENTRED if is_centring(op) else reason
                 yield Gap(
                     op, reason, frozenset(self.states[v] for _, values in carried for v in values if v in self.states)
                 )
@@ -372,49 +360,3 @@ def _list_users(flow: Flow, chains: Sequence[Chain], known: set[Op]) -> set[Op]:
             users.add(op)
             intermediate.update(op.outputs)
     return users
-
-
-def _explain_sum(op: Op) -> str | None:
-    """Explain why a sum that continues a value is not a residual add; None for other operators."""
-    if op.name in ("sum", "mean") and op.inputs and op.inputs[0].op is not None and op.inputs[0].op.name == "stack":
-        parts = op.inputs[0].op.inputs
-        return SEVERAL if len(parts) > 2 and any(is_ancestor(parts[0], part) for part in parts[1:]) else None
-    interpolation = match_interpolation(op)
-    if interpolation is not None and interpolation.terms is None:
-        x, y = interpolation.x, interpolation.y
-        return GATED if is_ancestor(x, y) or is_ancestor(y, x) else None
-    terms = match_terms(op)
-    for p, q in (terms, terms[::-1]) if terms is not None else ():
-        product = strip_views(p.value).op
-        if product is None or len(product.inputs) < 2:
-            continue
-        for x, factor in (product.inputs[:2], product.inputs[1::-1]):
-            if math.prod(x.shape) != math.prod(op.outputs[0].shape) or not is_ancestor(x, q.value):
-                continue
-            if product.name == "mul" and _is_activation(factor):
-                return GATED
-            if product.name in PRODUCTS:
-                return _describe_product(product, x)
-    return None
-
-
-def _describe_product(op: Op, x: Value) -> str:
-    """Say over which dimension of a value a product sums."""
-    is_first = op.name in LINEAR and op.args[LINEAR[op.name][0]] is x
-    axis = find_axis(x, strip_views(x), len(x.shape) - (1 if is_first else 2)) if op.name in LINEAR else None
-    if axis is None:
-        return MULTIPLIED
-    return SHORTCUT if axis == len(strip_views(x).shape) - 1 else MIXED
-
-
-def _is_centring(op: Op) -> bool:
-    """Return whether an operator computes x - mean(x)."""
-    terms = match_terms(op)
-    if terms is None or len(terms) != 2 or terms[1].factor != -1.0:
-        return False
-    mean = strip_views(terms[1].value).op
-    return mean is not None and mean.name in ("mean", "var_mean", "std_mean") and mean.inputs[0] is terms[0].value
-
-
-def _is_activation(value: Value) -> bool:
-    return value.kind & (PARAMETER | DATA) == PARAMETER | DATA

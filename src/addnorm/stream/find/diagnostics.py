@@ -9,7 +9,7 @@ from addnorm._util.numbers import format_count
 from addnorm.stream.dataflow.graph import Flow, Op, Value
 from addnorm.stream.find.adds import PARTIAL, Add, has_mixing_branch
 from addnorm.stream.find.chain import Chain
-from addnorm.stream.find.coverage import GATED, MIXED, MULTIPLIED, SEVERAL, SHORTCUT, SUM, Gap, list_carried
+from addnorm.stream.find.coverage import SUM, Gap, list_carried
 from addnorm.stream.find.inspection import Unknown
 from addnorm.stream.find.moves import find_moved, is_move, list_joined
 from addnorm.stream.find.norm import Norm
@@ -22,6 +22,7 @@ from addnorm.stream.find.operators import (
     strip_views,
 )
 from addnorm.stream.find.sublayers import Sublayer
+from addnorm.stream.find.sums import GATED, MIXED, MULTIPLIED, SEVERAL, SHORTCUT
 
 __all__ = ["explain_gaps", "explain_no_stream", "format_source", "list_notes", "list_reasons"]
 

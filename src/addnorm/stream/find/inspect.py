@@ -12,6 +12,7 @@ Names of modules and classes decide nothing. The steps, each in a file that impo
     sublayers.py       what each sublayer reads, computes and writes; its kind, layer and row
     chain.py           join the adds into streams
     passages.py        check that whole tokens pass from one sublayer to the next
+    sums.py            say why a sum is no residual add
     coverage.py        find the steps on the streams' paths that are in no row
     closure.py         compute every row in float64 and compare it with the run
     inspection.py      the result
@@ -40,7 +41,7 @@ from addnorm.stream.dataflow.wrappers import find_fsdp_modules
 from addnorm.stream.find import naming
 from addnorm.stream.find.chain import Chain, SublayerNames, find_chains, list_ids
 from addnorm.stream.find.closure import compute_closure, compute_total_closure, get_tolerance
-from addnorm.stream.find.coverage import CENTRED, LONE_ADD, SUM, find_gaps
+from addnorm.stream.find.coverage import SUM, find_gaps
 from addnorm.stream.find.diagnostics import (
     explain_gaps,
     explain_no_stream,
@@ -55,6 +56,7 @@ from addnorm.stream.find.norms import find_norms
 from addnorm.stream.find.passages import check_passages
 from addnorm.stream.find.remarks import list_remarks, remark_on_start
 from addnorm.stream.find.sublayers import Sublayer, assign_layers, build_row, find_common_frame, has_zero_factor
+from addnorm.stream.find.sums import CENTRED, LONE_ADD
 from addnorm.stream.layout.stream_layout import StreamLayout
 from addnorm.wirings.spec import Wiring
 
