@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 import addnorm
 from addnorm import inspect
-from addnorm.stream.find.diagnostics import OTHER_AXIS
+from addnorm.stream.find.diagnostics import BY_FEATURE, OTHER_AXIS
 from support.handwritten_models import IDS, D, make_input, tiny
 from support.inspection_checks import check_tiny
 from support.stream_steps import make_steps, noise
@@ -67,3 +67,31 @@ def test_inspect_refuses_norms_along_the_tokens(name):
     assert (inspection.wiring, inspection.closes) == ("unknown", False)
     assert inspection.streams[0].width == D
     assert {unknown.reason for unknown in inspection.unknown} == {OTHER_AXIS}
+
+
+MASKS = {"(B, 1, T)": (2, 1, 5), "(B, d, 1)": (2, 16, 1), "(1, 1, T)": (1, 1, 5), "(1, d, 1)": (1, 16, 1)}
+
+
+@pytest.mark.parametrize("shape", MASKS)
+@pytest.mark.parametrize("at", ["stream", "write", "post_ln"])
+def test_inspect_tells_masks_of_tokens_from_those_of_features(shape, at):
+    """The stream is `(B, d, T)`, as in models of speech."""
+
+    def run(m, x, mask):
+        for k in range(4):
+            y = m.mlps[k]((x if at == "post_ln" else m.norms[k](x.mT).mT).mT * mask.mT).mT
+            x = x + (y * mask if at == "write" else y)
+            x = m.norms[k](x.mT).mT if at == "post_ln" else x
+            x = x if at == "write" else x * mask
+        return x
+
+    mask = (noise(*MASKS[shape], seed=1) > -0.5).float()
+    model, x = make_steps(run), noise(2, 16, 5)
+    inspection = addnorm.inspect(model, x, mask)
+    if "d" in shape:
+        assert not inspection.closes
+        assert BY_FEATURE in {unknown.reason for unknown in inspection.unknown}
+        return
+    assert (inspection.wiring, inspection.closes) == ("post_ln" if at == "post_ln" else "pre_ln", True)
+    parts = addnorm.decompose(model, x, mask)
+    assert parts.closure < 1e-6

@@ -39,6 +39,7 @@ BESIDE = "x' = N(x) + f(x): the sublayer reads the stream before the norm of the
 BOTH = "the sublayer reads the stream both with and without a norm"
 SCALED = "the stream is multiplied by a factor after its norm, which no row expresses"
 BY_TOKEN = "a learned factor has a value for each token, not for each feature"
+BY_FEATURE = "a factor from the model's inputs has a value for each feature, not for each token"
 HIDDEN_IN = "a norm reads the stream after other steps than the row's: a factor, a mask, a sum, another norm"
 HIDDEN_OUT = "the output is normalized, and multiplied by a gate or moved before it is added, which no row expresses"
 OTHER_AXIS = "a norm normalizes another dimension of the stream than the features, which its products combine"
@@ -86,7 +87,9 @@ def list_notes(chain: Chain, k: int, sublayer: Sublayer) -> list[str]:
     """Return the valid properties of a sublayer of add k that its row does not express."""
     add, reads = chain.adds[k], sublayer.reads
     factors = (*sublayer.write_path.factors, *add.residual_path.factors)
-    notes = [*_describe_factors("the write", factors), *_describe_factors("the stream", chain.list_factors_after(k))]
+    late = chain.adds[k + 1].late_factors if k + 1 < len(chain.adds) else []
+    after = [*chain.list_factors_after(k), *(factor for factor in late if factor.kind == "mask")]
+    notes = [*_describe_factors("the write", factors), *_describe_factors("the stream", after)]
     if chain.passages[k + 1].is_masked and "the stream is masked by token" not in notes:
         notes.append("the stream is masked by token")
     noises = [factor.value for factor in factors if factor.kind == "noise" and factor.value is not None]
@@ -154,6 +157,7 @@ def list_reasons(chain: Chain, k: int, sublayer: Sublayer) -> dict[str, Op]:
         STALE: sublayer.role == "injection" and _reads_earlier_state(chain, k, sublayer),
         IN_A_ROW: sublayer.role == "branch" and _reads_other_branch(chain, k, sublayer),
         PROJECTED: len(sublayer.reads.norms) > 1 and _carries_norm(sublayer),
+        BY_FEATURE: any(_is_by_feature(chain, k, sublayer, factor) for factor in _list_masks(chain, k, sublayer)),
         BY_TOKEN: any(_is_by_token(chain, factor) for factor in _list_factors(chain, k, sublayer)),
         CONSTANTS: any(map(_is_constant_vector, _list_factors(chain, k, sublayer))),
         BOTH: sublayer.reads.norms and sublayer.reads.direct,
@@ -181,6 +185,23 @@ def _is_by_token(chain: Chain, factor: Factor) -> bool:
     if scale[varying] != width:
         return True
     return shape.count(width) > 1 and len(shape) == len(chain.adds[0].out.shape) and varying not in (axis, -1)
+
+
+def _list_masks(chain: Chain, k: int, sublayer: Sublayer) -> list[Factor]:
+    """Return the factors in the row of a sublayer of add k, of its stream before the add, and after the last add."""
+    add = chain.adds[k]
+    factors = [*_list_factors(chain, k, sublayer), *add.early_factors, *add.late_factors, *chain.list_factors_after(k)]
+    return [factor for factor in factors if factor.kind == "mask"]
+
+
+def _is_by_feature(chain: Chain, k: int, sublayer: Sublayer, factor: Factor) -> bool:
+    """Return whether a factor from the model's inputs may vary along the features."""
+    if factor.value is None or factor.value.tensor.numel() == 1:
+        return False
+    out, mask = factor.op.outputs[0], factor.value.shape
+    features = chain.layout.find_features(k, sublayer, out)
+    shape = (*(1,) * (len(out.shape) - len(mask)), *mask)
+    return shape[-1] != 1 if features is None else any(shape[d] != 1 for d in features)
 
 
 def _is_constant_vector(factor: Factor) -> bool:

@@ -244,7 +244,7 @@ def is_scale(scale: Value, value: Value) -> bool:
     if not value.shape or not torch.is_floating_point(value.tensor):
         return False
     if scale.kind & DATA:  # a token mask depends on the inputs only; a gate depends on parameters too
-        return not scale.kind & PARAMETER and scale.shape[-1:] in ((), (1,))
+        return not scale.kind & PARAMETER and (scale.shape[-1:] in ((), (1,)) or _is_shared_by_channels(scale, value))
     if not scale.kind and scale.shape[-1:] == (1,):  # a constant for each token
         return True
     if sum(n > 1 for n in scale.shape) == 1 < len(value.shape) and scale.shape[-1:] == (
@@ -252,6 +252,12 @@ def is_scale(scale: Value, value: Value) -> bool:
     ):  # of channels that come first
         return bool(scale.kind & PARAMETER) and len(scale.shape) <= len(value.shape)
     return scale.tensor.numel() in (1, value.shape[-1]) and scale.shape[-1:] in ((), (1,), value.shape[-1:])
+
+
+def _is_shared_by_channels(scale: Value, value: Value) -> bool:
+    """Return whether a factor is one for all of dimension 1, the channels of `(B, d, T)`; diagnostics.py checks that they are."""
+    shape, of_value = scale.shape, value.shape
+    return len(shape) == len(of_value) > 2 and shape[1] == 1 < of_value[1]
 
 
 def _classify_scale(scale: Value) -> str:

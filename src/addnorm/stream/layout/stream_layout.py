@@ -85,6 +85,11 @@ class StreamLayout:
                 return self._of_earlier(k, sublayer, norm.x)
         return None
 
+    def find_features(self, k: int, sublayer: Sublayer, value: Value) -> tuple[int, ...] | None:
+        """Return the dimensions of the features of a value of add k: of a state or of a write; None if they are not known."""
+        layout = self.of(value) or self._of_earlier(k, sublayer, value)
+        return None if layout is None else layout.features
+
     def normalizes_features(self, norm: Norm) -> bool:
         """Return whether a norm normalizes the features of the stream, and not its tokens, as far as is known."""
         dims = trace(norm.x, self._dims, self._roots)
