@@ -223,7 +223,7 @@ def _compute_probe(function: Function) -> _Probe | None:
     again = replay.by_rows(torch.where(kept[:, None], rows[order], others))[kept]
     before = y[order][kept]
     alone = (again - before).norm(dim=-1) <= CLOSE * before.norm(dim=-1)
-    return _Probe(rows, y, values) if bool(alone.all()) else None
+    return _Probe(rows, y, [v.flatten() for v in values]) if bool(alone.all()) else None
 
 
 def _list_forms(probe: _Probe) -> Iterator[tuple[_Form, Tensor]]:
