@@ -168,6 +168,8 @@ CHANGES = {
     "backward pre-hook of all": on_all("full_backward_pre_hook", lambda m, got: scale(got)),
     "parametrization": parametrize,
     "sharding": shard,
+    "call of the class": on_class("__call__"),
+    "_call_impl of the class": on_class("_call_impl"),
 }
 OF_COEFFICIENTS = {
     "subclass's compute": subclass("compute"),
