@@ -10,13 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
-from torch.nn.modules.module import _has_any_global_hook
+from torch.nn.modules.module import Module, _has_any_global_hook
 
 __all__ = ["Methods", "find_change", "is_untouched", "methods_of"]
 
 # Classes whose formula is computed elsewhere, with the methods that define it: `forward`, and others by name.
 Methods = Mapping[type[nn.Module], tuple[Any, Mapping[str, Any]]]
-CALL, CALL_IMPL = nn.Module.__call__, nn.Module._call_impl
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -35,8 +34,8 @@ def is_untouched(module: Any, methods: Methods) -> bool:
     forward, others = methods[kind]
     if (
         kind.forward is not forward
-        or kind.__call__ is not CALL
-        or kind._call_impl is not CALL_IMPL
+        or kind.__call__ is not Module.__call__  # tracers replace that of all modules
+        or kind._call_impl is not Module._call_impl
         or "forward" in own
         or own["_forward_hooks"]
         or own["_forward_pre_hooks"]
@@ -65,7 +64,8 @@ def find_change(module: nn.Module, methods: Methods) -> str | None:
         if callable(value) and hasattr(type(module), name) and name != "_compiled_call_impl":
             return f"a {name} of its own"
     forward, others = methods.get(type(module), (type(module).forward, {}))
-    for name, method in {"__call__": CALL, "_call_impl": CALL_IMPL, "forward": forward, **others}.items():
+    calls = {"__call__": Module.__call__, "_call_impl": Module._call_impl}
+    for name, method in {**calls, "forward": forward, **others}.items():
         if getattr(type(module), name) is not method:
             return f"another {name} than its class had at first"
     return None
