@@ -84,6 +84,7 @@ def test_fuse_raises_the_error_of_the_model():
         fuse(Model(), torch.randn(2, 5, D + 1))
 
 
+@pytest.mark.filterwarnings("ignore:a call of Random changed the place of a range_iterator")
 def test_verification_error_names_the_tolerance_without_float64():
     class Random(Model):
         def forward(self, x):

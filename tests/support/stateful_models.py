@@ -1,9 +1,11 @@
-"""Modules that keep state between calls, each in another way.
+"""Modules that keep state between calls, each in another way; stateful_functions.py and stateful_tensors.py have more.
 
 `make_model(names)` composes a model of them. Its output depends on every state, so that a state which a tool changes gives other bits.
 """
 
+import contextvars
 import functools
+import queue
 import random
 import threading
 import weakref
@@ -16,7 +18,7 @@ import numpy
 import torch
 from torch import nn
 
-__all__ = ["STATES", "make_model", "seed_all"]
+__all__ = ["STATES", "D", "Fresh", "State", "make_model", "seed_all", "table"]
 
 D = 4
 STATES = {}
@@ -133,34 +135,6 @@ class CachedProperty(State):
         return self.t
 
 
-@functools.lru_cache
-def counter(name):
-    return [0]
-
-
-class CachedFunction(Fresh):
-    def setup(self):
-        counter.cache_clear()
-
-    def grow(self):
-        counter("calls")[0] += 1
-
-    def count(self):
-        return counter("calls")[0]
-
-
-class CachedMethod(Fresh):
-    @functools.cache  # noqa: B019
-    def cell(self):
-        return [0]
-
-    def grow(self):
-        self.cell()[0] += 1
-
-    def count(self):
-        return self.cell()[0]
-
-
 # Counters in containers and objects.
 
 
@@ -271,6 +245,51 @@ class NumpyArray(Fresh):
         return self.numbers.sum()
 
 
+class ResizedArray(Fresh):
+    def setup(self):
+        self.numbers = numpy.zeros(2)
+
+    def grow(self):
+        self.numbers.resize(len(self.numbers) + 1, refcheck=False)
+
+    def count(self):
+        return len(self.numbers)
+
+
+class ReshapedArray(Fresh):
+    def setup(self):
+        self.numbers = numpy.arange(6.0)
+
+    def grow(self):
+        self.numbers.shape = (2, 3) if self.numbers.ndim == 1 else (6,)
+
+    def count(self):
+        return self.numbers.ndim
+
+
+class Queue(Fresh):
+    def setup(self):
+        self.queue = queue.Queue()
+
+    def grow(self):
+        self.queue.put(1)
+
+    def count(self):
+        return self.queue.qsize()
+
+
+class Context(Fresh):
+    def setup(self):
+        self.variable = contextvars.ContextVar("calls")
+        self.variable.set(0)
+
+    def grow(self):
+        self.variable.set(self.count() + 1)
+
+    def count(self):
+        return self.variable.get()
+
+
 class Bytes(Fresh):
     def setup(self):
         self.bytes, self.array = bytearray(2), array("i", [0])
@@ -324,286 +343,7 @@ class WeakKeys(Fresh):
         return self.by_module.get(self.key, 0)
 
 
-# Classes and functions.
-
-
-class ClassAttribute(Fresh):
-    n = 0
-
-    def setup(self):
-        type(self).n = 0
-
-    def grow(self):
-        type(self).n += 1
-
-    def count(self):
-        return self.n
-
-
-class ContainerOfClass(Fresh):
-    cache = []  # noqa: RUF012
-
-    def setup(self):
-        self.cache.clear()
-
-    def grow(self):
-        self.cache.append(1)
-
-    def count(self):
-        return len(self.cache)
-
-
-class DefaultArgument(Fresh):
-    def setup(self):
-        self.grow.__defaults__[0].clear()
-
-    def grow(self, cache=[]):  # noqa: B006
-        cache.append(1)
-
-    def count(self):
-        return len(self.grow.__defaults__[0])
-
-
-class FunctionAttribute(Fresh):
-    def setup(self):
-        vars(type(self).grow).pop("n", None)
-
-    def grow(self):
-        type(self).grow.n = self.count() + 1
-
-    def count(self):
-        return getattr(type(self).grow, "n", 0)
-
-
-class Closure(Fresh):
-    def setup(self):
-        n = 0
-
-        def grow():
-            nonlocal n
-            n += 1
-
-        self.grow, self.count = grow, lambda: n
-
-
-class Partial(Fresh):
-    def setup(self):
-        self.grow = functools.partial(lambda seen, key: seen.update({len(seen): key}), {}, key=1)
-
-    def count(self):
-        return len(self.grow.args[0])
-
-
-class ReplacedMethod(State):
-    def value(self, x):
-        self.value = self.later
-        return 1.0
-
-    def later(self, x):
-        return 2.0
-
-
-class ReplacedClass(State):
-    def value(self, x):
-        self.__class__ = OtherClass
-        return 1.0
-
-
-class OtherClass(ReplacedClass):
-    def value(self, x):
-        return 2.0
-
-
-del STATES["Fresh"], STATES["OtherClass"]
-
-
-# Tensors.
-
-
-class WrittenParameter(State):
-    def setup(self):
-        self.w = nn.Parameter(torch.zeros(D))
-        self.register_buffer("is_ready", torch.tensor(0))
-
-    def value(self, x):
-        if not self.is_ready:
-            with torch.no_grad():
-                self.w.copy_(x.mean((0, 1)))
-            self.is_ready.fill_(1)
-        return self.w
-
-
-class Gradient(State):
-    def setup(self):
-        self.w = nn.Parameter(torch.ones(D))
-
-    def value(self, x):
-        if self.w.grad is None:
-            self.w.grad = torch.zeros_like(self.w)
-        self.w.grad += 1
-        return self.w.grad.clone()
-
-
-class RequiresGrad(State):
-    def setup(self):
-        self.w = nn.Parameter(torch.ones(D))
-
-    def value(self, x):
-        before = self.w.requires_grad
-        self.w.requires_grad_(not before)
-        return 1.0 + before
-
-
-class Graph(State):  # a buffer that keeps the graph of what was written into it
-    def setup(self):
-        self.w = nn.Parameter(torch.ones(D))
-        self.register_buffer("t", torch.zeros(D))
-
-    def value(self, x):
-        self.t.copy_(self.t.detach() + self.w)
-        return self.t.detach() + self.t.is_leaf
-
-
-class ReplacedData(State):
-    def setup(self):
-        self.w = nn.Parameter(torch.ones(D))
-
-    def value(self, x):
-        self.w.data = self.w.data + 1
-        return self.w
-
-
-class Shape(State):
-    def setup(self):
-        self.t = torch.arange(float(2 * D)).view(2, D)
-
-    def value(self, x):
-        self.t.t_()
-        return self.t.reshape(-1)[:D]
-
-
-class AttributeOfTensor(State):
-    def setup(self):
-        self.w = nn.Parameter(torch.ones(D))
-
-    def value(self, x):
-        self.w.calls = getattr(self.w, "calls", 0) + 1
-        return self.w * self.w.calls
-
-
-class SharedTensor(State):
-    def setup(self):
-        self.first, self.list = torch.zeros(D), []
-        self.second, self.other = SimpleNamespace(t=self.first, list=self.list), nn.Identity()
-        self.other.t = self.first.detach()
-
-    def value(self, x):
-        self.second.t += 1
-        self.list.append(1)
-        self.first = self.first if len(self.second.list) < 2 else self.first.clone()
-        return self.first + self.other.t + len(self.second.list)
-
-
-class Sparse(State):
-    def setup(self):
-        self.register_buffer("t", torch.eye(D).to_sparse())
-
-    def value(self, x):
-        self.t.mul_(2)
-        return self.t.to_dense().sum(0)
-
-
-# Modules.
-
-
-class Registered(State):
-    def value(self, x):
-        if not hasattr(self, "scale"):
-            self.scale = nn.Parameter(2 * torch.ones(D))
-            self.register_buffer("offset", torch.ones(D))
-            self.inner = nn.Linear(D, D)
-            return self.scale
-        return self.inner(self.scale + self.offset)
-
-
-class ParameterList(Fresh):
-    def setup(self):
-        self.weights = nn.ParameterList([torch.ones(D)])
-
-    def grow(self):
-        self.weights.append(torch.ones(D))
-
-    def count(self):
-        return len(self.weights)
-
-
-class Hook(State):
-    def setup(self):
-        self.inner = nn.Identity()
-
-    def value(self, x):
-        y = self.inner(x)
-        self.inner.register_forward_hook(lambda module, args, y: y + 1)
-        return y
-
-
-class TrainingFlag(State):
-    def value(self, x):
-        self.train(not self.training)
-        return 1.0 + self.training
-
-
-class LazyInList(State):
-    def setup(self):
-        self.hidden = [nn.LazyLinear(D)]
-
-    def value(self, x):
-        return self.hidden[0](x)
-
-
-class RunningStatistics(State):
-    def setup(self):
-        self.norm = nn.BatchNorm1d(D)
-
-    def value(self, x):
-        self.norm.train()
-        self.norm(x.flatten(0, 1))
-        return self.norm.eval()(x.flatten(0, 1)).view_as(x)
-
-
-class SpectralNorm(State):
-    def setup(self):
-        self.f = nn.utils.parametrizations.spectral_norm(nn.Linear(D, D)).train()
-
-    def value(self, x):
-        return self.f.train()(x)
-
-
-# Random numbers.
-
-
-class Generator(State):
-    def setup(self):
-        self.generator = torch.Generator().manual_seed(1)
-
-    def value(self, x):
-        return torch.rand(D, generator=self.generator) + torch.rand(D)
-
-
-class PythonGenerators(State):
-    def setup(self):
-        self.generator = random.Random(1)
-
-    def value(self, x):
-        return self.generator.random() + random.random() + self.generator.gauss(0, 1)
-
-
-class NumpyGenerators(State):
-    def setup(self):
-        self.generator, self.state = numpy.random.default_rng(1), numpy.random.RandomState(1)
-
-    def value(self, x):
-        return float(self.generator.random() + self.state.normal() + numpy.random.rand())  # noqa: NPY002
+del STATES["Fresh"]
 
 
 class Block(nn.Module):

@@ -1,11 +1,12 @@
 """Kinds of objects that hold state: what each refers to, a shallow copy of it, and its restoration in place.
 
 `KINDS` has one entry for each: a class, `save`, which returns the copy and the objects that it refers to, and `restore`, which
-writes the copy back where it differs. Objects of other classes hold their attributes and slots.
+writes the copy back where it differs, and names what it cannot restore. Objects of other classes hold their attributes and slots.
 """
 
 from __future__ import annotations
 
+import contextvars
 import enum
 import functools
 import gc
@@ -15,7 +16,7 @@ import types
 import weakref
 from array import array
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 from addnorm.stream.dataflow.memory import is_strided
 from addnorm.stream.dataflow.wrappers import inner_tensors, is_wrapper
 
-__all__ = ["ATOMS", "CACHE", "Kind", "find_kinds", "is_leaf", "is_library", "restore_cache"]
+__all__ = ["ATOMS", "CACHE", "Kind", "find_kinds", "is_leaf", "is_library", "is_same", "place_of", "restore_cache"]
 
 ATOMS = {
     int, float, complex, bool, str, bytes, type(None), type(...), range, slice, types.ModuleType, types.CodeType, torch.Size,
@@ -35,7 +36,7 @@ CACHE = functools._lru_cache_wrapper
 PARALLEL = ("torch.distributed", "torch.nn.parallel", "torch.jit")
 OPAQUE = (*PARALLEL, "torch._", "torch.fx", "torch.export", "torch.cuda")
 # The parts of the standard library whose objects hold state for others. The rest serves threads, files and the interpreter.
-HOLDERS = {"collections", "functools", "argparse", "weakref", "_weakrefset", "_thread"}
+HOLDERS = {"collections", "functools", "argparse", "queue", "weakref", "_weakrefset", "_thread"}
 MAX_ARRAY = 1 << 26  # bytes of the largest numpy array that is copied
 MISSING = object()
 
@@ -43,15 +44,18 @@ Saved = tuple[Any, Iterable[Any]]
 
 
 class Kind(NamedTuple):
-    """How to save an object: `save` returns its copy and what it refers to, `restore` takes the object and the copy."""
+    """How to save an object: `save` returns its copy and what it refers to, `restore` takes the object and the copy.
+
+    `restore` returns the name of what it cannot restore.
+    """
 
     save: Callable[[Any], Saved]
-    restore: Callable[[Any, Any], None] | None = None
+    restore: Callable[[Any, Any], str | None] | None = None
 
 
 def find_kinds(cls: type) -> list[Kind]:
     """Return how to save objects of a class; an empty list if they hold no state, or are out of reach."""
-    if issubclass(cls, enum.Enum | random.SystemRandom):
+    if issubclass(cls, enum.Enum | random.SystemRandom | types.ModuleType):
         return []
     module = cls.__module__
     if issubclass(cls, nn.Module):  # the class with the forward: `fully_shard` derives one of its own
@@ -62,6 +66,8 @@ def find_kinds(cls: type) -> list[Kind]:
     has_attributes = _is_followed(cls.__module__) and (
         not found or (found[0][0] is not cls and found[0][0] is not Tensor)
     )
+    if not found and not has_attributes and issubclass(cls, Iterator):
+        return [Kind(_save_iterator, _compare_iterator)]
     return [kind for _, kind in found[:1]] + [Kind(_save_object, _restore_object)] * has_attributes
 
 
@@ -78,6 +84,32 @@ def is_library(module: Any) -> bool:
     """Return whether a module's functions and classes keep no state for models: those of Python, torch and this library."""
     top = str(module).partition(".")[0]
     return top in ("torch", "numpy", "addnorm") or top in sys.stdlib_module_names
+
+
+def _is_of_library(cls: type) -> bool:
+    """Return whether a class is one that a library defines, and not one that it makes for a module, as a parametrization does."""
+    module = cls.__module__
+    if not is_library(module):
+        return False
+    owner = sys.modules.get(str(module))
+    return str(module).startswith(OPAQUE) or "." in cls.__qualname__ or getattr(owner, cls.__qualname__, None) is cls
+
+
+def is_same(first: Any, second: Any) -> bool:
+    """Return whether two copies of an object's state have the same contents."""
+    if first is second:
+        return True
+    if isinstance(first, Tensor):
+        return isinstance(second, Tensor) and torch.equal(first, second)
+    if hasattr(first, "tobytes"):
+        return hasattr(second, "tobytes") and first.tobytes() == second.tobytes()
+    if isinstance(first, list | tuple) and type(first) is type(second):
+        return len(first) == len(second) and all(map(is_same, first, second))
+    if isinstance(first, dict) and isinstance(second, dict):
+        return is_same([*first.items()], [*second.items()])
+    if isinstance(first, set) and isinstance(second, set):
+        return {*map(id, first)} == {*map(id, second)}
+    return type(first) in ATOMS and type(first) is type(second) and bool(first == second)
 
 
 # Objects with attributes.
@@ -113,7 +145,7 @@ def _restore_object(item: Any, saved: tuple[type, Any, dict[Any, Any]]) -> None:
 
 
 def _save_class(cls: type) -> Saved:
-    if is_library(cls.__module__):
+    if _is_of_library(cls):
         return {}, ()
     names = {name: value for name, value in vars(cls).items() if not name.startswith("__")}
     functions = (value for value in vars(cls).values() if isinstance(value, types.FunctionType))
@@ -121,7 +153,7 @@ def _save_class(cls: type) -> Saved:
 
 
 def _restore_class(cls: type, saved: dict[str, Any]) -> None:
-    if not saved and is_library(cls.__module__):
+    if not saved and _is_of_library(cls):
         return
     for name in [*vars(cls)]:
         if not name.startswith("__") and name not in saved:
@@ -188,6 +220,36 @@ def _same(first: Iterable[Any], second: Iterable[Any]) -> bool:
     return [*map(id, first)] == [*map(id, second)]
 
 
+# Objects of Python that cannot be set back, or not always.
+
+
+def _save_iterator(items: Any) -> Saved:
+    """Save the place of an iterator or of a file."""
+    try:
+        if isinstance(items, types.GeneratorType):
+            frame = items.gi_frame
+            return None if frame is None else (frame.f_lasti, [*frame.f_locals.values()]), gc.get_referents(items)
+        if hasattr(items, "tell"):
+            return items.tell(), ()
+        place = items.__reduce__()[1:]
+    except Exception:  # a closed file, or an iterator that does not tell its place
+        place = repr(items)
+    return place, gc.get_referents(items)
+
+
+def _compare_iterator(items: Any, saved: Any) -> str | None:
+    return None if is_same(_save_iterator(items)[0], saved) else f"the place of a {type(items).__name__}"
+
+
+def _restore_context(variable: contextvars.ContextVar[Any], saved: Any) -> str | None:
+    if variable.get(MISSING) is saved:
+        return None
+    if saved is MISSING:
+        return f"the ContextVar {variable.name}, which had no value"
+    variable.set(saved)
+    return None
+
+
 # Functions and what they close over.
 
 
@@ -244,7 +306,7 @@ def _restore_tensor(tensor: Tensor, saved: Any) -> None:
     cls, alias, was_leaf, requires_grad, grad, hooks = saved
     if type(tensor) is not cls:
         tensor.__class__ = cls  # an uninitialized parameter becomes one of another class
-    if alias is not None and _place(tensor) != _place(alias):
+    if alias is not None and place_of(tensor) != place_of(alias):
         tensor.data = alias
     if was_leaf and not is_leaf(tensor) and not tensor._is_view():
         tensor.detach_()  # from the graph of the values that were written into it
@@ -259,7 +321,8 @@ def _restore_tensor(tensor: Tensor, saved: Any) -> None:
         tensor._post_accumulate_grad_hooks = hooks[1]
 
 
-def _place(tensor: Tensor) -> tuple[Any, ...]:
+def place_of(tensor: Tensor) -> tuple[Any, ...]:
+    """Return the memory and the layout of a tensor; an empty tuple if it is none with strides."""
     if not is_strided(tensor):
         return ()
     return tensor.untyped_storage()._cdata, tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride()
@@ -279,9 +342,19 @@ def _numpy_kinds() -> list[tuple[type, Kind]]:
         saved = items.copy() if items.nbytes <= MAX_ARRAY and items.flags.writeable else None
         return saved, saved.ravel().tolist() if saved is not None and saved.dtype.hasobject else ()
 
-    def restore_array(items: Any, saved: Any) -> None:
-        if saved is not None and items.tobytes() != saved.tobytes():
-            items[...] = saved
+    def restore_array(items: Any, saved: Any) -> str | None:
+        if saved is None:
+            return None
+        try:
+            if items.size == saved.size:
+                items.shape = saved.shape
+            else:
+                items.resize(saved.shape, refcheck=False)
+            if items.tobytes() != saved.tobytes():
+                items[...] = saved
+        except ValueError:  # a view of another shape
+            return "the shape of an array"
+        return None
 
     return [
         (numpy.ndarray, Kind(save_array, restore_array)),
@@ -319,6 +392,7 @@ KINDS: dict[type, Kind] = {
     property: _refer("fget", "fset", "fdel"),
     staticmethod: _refer("__func__"),
     classmethod: _refer("__func__"),
+    contextvars.ContextVar: Kind(lambda variable: (variable.get(MISSING), (variable.get(MISSING),)), _restore_context),
     weakref.ref: Kind(lambda reference: (None, (reference(),))),
     Tensor: Kind(_save_tensor, _restore_tensor),
     torch.Generator: Kind(lambda generator: (generator.get_state(), ()), _restore_generator),

@@ -11,17 +11,15 @@ that can change (holders.py). Restoration writes back what differs, in place: ea
 tensors are not copied in advance: `UndoLog` copies memory when an operator is about to write to it.
 
 Out of reach are global variables, files, iterators, and objects of the standard library and of torch's compiled and distributed
-parts. They stay as the call leaves them. A call that changes a global variable of a Python module that defines one of the
-model's classes gives a warning.
+parts. They stay as the call leaves them. A warning names the global variables of Python modules that define the model's classes,
+and the iterators and open files of the model, that a call has changed (variables.py).
 """
 
 from __future__ import annotations
 
-import sys
-import types
 import warnings
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -30,18 +28,17 @@ from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter as preserve_versions
 from torch.utils import _pytree as pytree
 
-from addnorm.stream.dataflow.holders import ATOMS, CACHE, Kind, find_kinds, is_leaf, is_library, restore_cache
-from addnorm.stream.dataflow.memory import disable_modes, storage_key
+from addnorm.stream.dataflow.holders import ATOMS, Kind, find_kinds, is_leaf, restore_cache
+from addnorm.stream.dataflow.memory import disable_modes, is_strided, storage_key
 from addnorm.stream.dataflow.state import fork_rng
+from addnorm.stream.dataflow.variables import GlobalValues, find_namespaces, list_functions, list_imported_caches
 from addnorm.stream.dataflow.wrappers import is_wrapper, preserve_shards
 from addnorm.stream.dataflow.writes import UndoLog
 
 __all__ = ["StateSnapshot", "preserve_state"]
 
-Namespace = dict[str, Any]
 EMPTIED = {dict, OrderedDict, list, set}
-CONTAINERS = (dict, list, set, deque)
-VARIABLES = (*CONTAINERS, type(None), int, float, complex, str, tuple, Tensor)  # global variables that may be state
+MAX_COPY = 1 << 24  # bytes of a tensor that is copied in advance
 
 
 @contextmanager
@@ -64,7 +61,8 @@ class StateSnapshot:
     Args:
         model: the model.
         arguments: containers and objects whose state belongs to it.
-        contents: also copy the contents of all tensors; False if an `UndoLog` restores them.
+        contents: also copy the contents of all tensors. False if an `UndoLog` restores them: then only of tensors on the CPU that
+            are small and no parameters, since numpy may write into them without an operator.
 
     Attributes:
         tensors: the strided tensors that were reached, without gradients.
@@ -73,33 +71,37 @@ class StateSnapshot:
 
     def __init__(self, model: nn.Module, arguments: Any = (), contents: bool = True) -> None:
         self.model = model
-        self._records: list[tuple[Callable[[Any, Any], None], Any, Any]] = []
+        self._records: list[tuple[Callable[[Any, Any], str | None], Any, Any]] = []
         self._empty: list[Any] = []  # empty containers: most of what a module holds are tables of hooks without any
-        modules = [*model.modules()]
-        names = {
-            base.__module__ for cls in {*map(type, modules)} for base in cls.__mro__ if not is_library(base.__module__)
-        }
-        namespaces = [vars(sys.modules[name]) for name in sorted(names) if name in sys.modules]
+        self._lost: list[str] = []  # what could not be restored
+        namespaces = find_namespaces(model)
         with _plain_operators():
             # The modules and tensors of a ScriptModule are no attributes.
-            roots = [arguments, *_find_caches(namespaces), *model.buffers(), *model.parameters(), *reversed(modules)]
-            reached = self._walk(roots)
-            self._records += [
-                (restore_cache, f, f.cache_info().misses) for f in _find_caches(_find_imported(namespaces))
-            ]
+            parameters, modules = [*model.parameters()], [*model.modules()]
+            reached, seen = self._walk(
+                [arguments, *list_functions(namespaces), *model.buffers(), *parameters, *reversed(modules)]
+            )
+            self._records += [(restore_cache, f, f.cache_info().misses) for f in list_imported_caches(namespaces)]
             self.storages = {storage_key(t) for t in reached}
             self._versioned = tuple(t for t in reached if not t.is_inference())
             gradients = {id(t.grad) for t in reached if is_leaf(t) and t.grad is not None}
             self.tensors = [
                 t for t in reached if id(t) not in gradients and t.layout == torch.strided and not t.is_nested
             ]
-            self._contents = [(t, t.detach().clone()) for t in reached if not t.is_nested] if contents else []
-        self._globals = [
-            (space, {name: _copy_variable(value) for name, value in space.items()}) for space in namespaces
-        ]
+            learned = {*map(id, parameters)}
+            self._contents = [
+                (t, t.detach().clone())
+                for t in reached
+                if not t.is_nested and (contents or (id(t) not in learned and _is_small(t)))
+            ]
+        self._globals = GlobalValues(namespaces, seen)
 
-    def _walk(self, todo: list[Any]) -> list[Tensor]:
-        """Save all objects that can be reached from some, and return the tensors among them, the inner ones of wrappers."""
+    def _walk(self, todo: list[Any]) -> tuple[list[Tensor], dict[int, Any]]:
+        """Save all objects that can be reached from some.
+
+        Returns:
+            The tensors among them, of wrappers the inner ones; and all objects by their ids.
+        """
         seen: dict[int, Any] = {}  # holds the objects, so that no id is used twice
         kinds: dict[type, list[Kind]] = {}
         tensors = []
@@ -121,7 +123,7 @@ class StateSnapshot:
                     self._records.append((restore, item, saved))
             if isinstance(item, Tensor) and not is_wrapper(item):
                 tensors.append(item)
-        return tensors
+        return tensors, seen
 
     @contextmanager
     def restored(self, fork: bool = True) -> Iterator[None]:
@@ -138,7 +140,7 @@ class StateSnapshot:
                 except KeyboardInterrupt:
                     self._restore()
                     raise
-        self._warn_of_globals()
+        self._warn()
 
     def copy_aliases(self, outputs: Any) -> Any:
         """Return outputs with those tensors copied that are in memory that restoration may write."""
@@ -148,20 +150,17 @@ class StateSnapshot:
         with _plain_operators():
             for item in filter(None, self._empty):
                 item.clear()
-            for restore, item, saved in self._records:
-                restore(item, saved)
+            self._lost = [lost for restore, item, saved in self._records if (lost := restore(item, saved)) is not None]
             for tensor, saved in self._contents:
                 if tensor.layout != torch.strided or not _equal(tensor, saved):
                     tensor.copy_(saved)
 
-    def _warn_of_globals(self) -> None:
-        changed = [
-            f"{space['__name__']}.{name}" for space, before in self._globals for name in _find_changes(space, before)
-        ]
+    def _warn(self) -> None:
+        changed = [*self._globals.list_changes(), *self._lost]
         if changed:
             warnings.warn(
-                f"a call of {type(self.model).__name__} changed {', '.join(changed)}: global variables are not part of a model "
-                "and are not restored, so its next calls may differ from those without this one.",
+                f"a call of {type(self.model).__name__} changed {', '.join(changed)}: global variables, iterators and files are "
+                "not restored, so the next calls of the model may differ from those without this one.",
                 stacklevel=2,
             )
 
@@ -179,47 +178,10 @@ def _fork_rng_of(model: nn.Module) -> Iterator[None]:
         yield
 
 
+def _is_small(tensor: Tensor) -> bool:
+    return type(tensor) is Tensor and tensor.is_cpu and is_strided(tensor) and 0 < tensor.nbytes <= MAX_COPY
+
+
 def _equal(a: Tensor, b: Tensor) -> bool:
     """Return whether two tensors are equal, with NaN equal to NaN."""
     return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
-
-
-# Global variables of Python modules.
-
-
-def _find_caches(namespaces: Iterable[Namespace]) -> list[Any]:
-    """Return the functools caches in Python modules."""
-    return [f for space in namespaces for f in [*space.values()] if isinstance(f, CACHE)]
-
-
-def _find_imported(namespaces: Iterable[Namespace]) -> Iterable[Namespace]:
-    """Return the Python modules from which others import functions."""
-    functions = [f for space in namespaces for f in [*space.values()] if isinstance(f, types.FunctionType)]
-    return {id(f.__globals__): f.__globals__ for f in functions if not is_library(f.__module__)}.values()
-
-
-def _copy_variable(value: Any) -> tuple[Any, Any]:
-    """Return a global variable's value, and what tells whether the value has changed."""
-    if isinstance(value, dict):
-        return value, [x for item in [*value.items()] for x in item]
-    if isinstance(value, CONTAINERS):
-        return value, [*value]
-    return value, value._version if isinstance(value, Tensor) and not value.is_inference() else None
-
-
-def _find_changes(space: Namespace, before: dict[str, tuple[Any, Any]]) -> Iterator[str]:
-    """Return the names of global variables that hold another value than before, or a value that has changed."""
-    for name, value in [*space.items()]:
-        old, content = before.get(name, (None, None))
-        if name.startswith("__") or not isinstance(value, VARIABLES) or not isinstance(old, VARIABLES):
-            continue
-        if name not in before and isinstance(value, bool):  # a condition of the graphs of torch.compile
-            continue
-        now = _copy_variable(value)[1]
-        same = (
-            [*map(id, now)] == [*map(id, content)]
-            if isinstance(value, CONTAINERS) and content is not None
-            else now == content
-        )
-        if value is not old or not same:
-            yield name
