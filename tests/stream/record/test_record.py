@@ -176,6 +176,30 @@ def test_balance_gives_the_reason_without_amounts(between: Any, reason: str) -> 
     assert (rec.memory_maps, sheet.sources, sheet.amounts) == ({}, (), ())
 
 
+class Columns(nn.Module):
+    """Table whose rows are tokens in its second layer: each norm there has the features of all columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        sizes = [D, D, TOKENS * D, TOKENS * D]
+        self.fs, self.norms = nn.ModuleList(nn.Linear(d, d) for d in sizes), nn.ModuleList(map(nn.LayerNorm, sizes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for k, (f, norm) in enumerate(zip(self.fs, self.norms, strict=True)):
+            x = x.flatten(-2) if k == 2 else x
+            x = norm(x + torch.tanh(f(x)))
+        return x
+
+
+def test_balance_of_norms_of_a_part_of_the_features() -> None:
+    model = Columns()
+    with addnorm.record(model) as rec:
+        model(torch.randn(BATCH, TOKENS, D)).square().mean().backward()
+    (sheet,) = rec.balances.values()
+    assert sheet.reason == f"a norm after add 1 normalizes a part of a token's {TOKENS * D} features"
+
+
 def test_balance_of_a_stream_times_zero() -> None:
     model = Interrupted(lambda model, x: x * 0.0)
     with addnorm.record(model) as rec:

@@ -101,6 +101,8 @@ class TokenSample:
             scales = (scale for probe in probes for scale in probe.scales)
             if any(math.prod(scale.shape) not in (1, self.stream.width) for scale in scales):
                 return f"add {k + 1} multiplies a write by another factor for each token"
+            if any(norm.x.shape[-1] != self.stream.width for norm in self.chain.norms_out[k]):
+                return f"a norm after add {k + 1} normalizes a part of a token's {self.stream.width} features"
         return find_step_obstacle(self.chain, ("constant",))
 
     def compute(self) -> tuple[MemoryMap | None, Balance]:
