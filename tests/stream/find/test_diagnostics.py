@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 import addnorm
 from addnorm import inspect
-from addnorm.stream.find.diagnostics import BY_FEATURE, OTHER_AXIS
+from addnorm.stream.find.diagnostics import BESIDE, BY_FEATURE, OTHER_AXIS
 from support.handwritten_models import IDS, D, make_input, tiny
 from support.inspection_checks import check_tiny
 from support.stream_steps import make_steps, noise
@@ -95,3 +95,15 @@ def test_inspect_tells_masks_of_tokens_from_those_of_features(shape, at):
     assert (inspection.wiring, inspection.closes) == ("post_ln" if at == "post_ln" else "pre_ln", True)
     parts = addnorm.decompose(model, x, mask)
     assert parts.closure < 1e-6
+
+
+def test_inspect_refuses_reads_of_the_sum_before_its_norm():
+    def run(m, x):
+        for k in range(4):
+            z = m.norms[k](x)
+            x = z + m.mlps[k](z * m.gates[k](x).sigmoid())
+        return m.last(x)
+
+    inspection = inspect(make_steps(run), noise(2, 5, 16))
+    assert {unknown.reason for unknown in inspection.unknown} == {BESIDE}
+    assert [stream.wiring for stream in inspection.streams] == [None]

@@ -149,7 +149,7 @@ def list_reasons(chain: Chain, k: int, sublayer: Sublayer) -> dict[str, Op]:
         PARTIAL: add.is_cut or PARTIAL in add.unclear,
         **dict.fromkeys(chain.passages[k].reasons, True),
         OTHER_AXIS: not all(map(chain.layout.normalizes_features, (*sublayer.reads.norms, *chain.norms_out[k]))),
-        BESIDE: add.branch_input is not None and not add.is_cut,
+        BESIDE: (add.branch_input is not None and not add.is_cut) or _reads_before_norm(chain, k, sublayer),
         NEGATED: _is_negated(add),
         HIDDEN_IN: sublayer.ops and _has_hidden_norm_in(sublayer),
         HIDDEN_OUT: sublayer.ops and _has_hidden_norm_out(sublayer),
@@ -224,6 +224,13 @@ def _reads_earlier_state(chain: Chain, k: int, sublayer: Sublayer) -> bool:
     """Return whether an injection is computed from a state before add k, besides x_0."""
     adds = chain.adds[:k]
     return any(is_ancestor(add.out, sublayer.raw, without=chain.adds[k].other_ops) for add in adds)
+
+
+def _reads_before_norm(chain: Chain, k: int, sublayer: Sublayer) -> bool:
+    """Return whether a sublayer of add k reads the sum before it also without the norm that follows that sum."""
+    norms = chain.norms_out[k - 1] if k and sublayer.role == "branch" else []
+    passed = {norm.y.op for norm in norms if norm.y.op is not None} | chain.adds[k].other_ops
+    return bool(norms) and is_ancestor(chain.adds[k - 1].out, sublayer.raw, passed)
 
 
 def _reads_other_branch(chain: Chain, k: int, sublayer: Sublayer) -> bool:
