@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from support.stream_steps import D, Steps
 
 __all__ = [
-    "dropout", "embedding_norm", "missing_residual", "norm_between_streams", "random_gains", "random_start",
+    "Beside", "dropout", "embedding_norm", "missing_residual", "norm_between_streams", "random_gains", "random_start",
     "random_start_of_own_generator", "random_start_times_zero", "random_writes", "recurrence", "scaled_post_ln",
     "seeded_start", "seeded_writes", "shared", "shared_container", "shuffled", "start_of_reset_generator", "summed_residual",
     "swapped_deepnorm", "unshared_recurrence", "weighted_writes",
@@ -114,6 +114,21 @@ def summed_residual(m: Steps, x: Tensor) -> Tensor:
     """Add a sublayer's output to the stream after a projection of it."""
     x = run_post(m, x)
     return run_post(m, m.norms[3](m.gates[0](x + m.mlps[3](x))), 4, 6)
+
+
+class Beside(nn.Module):
+    """Layer of a graph transformer: attention and a sublayer side by side, whose sums with x are added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(D) for _ in range(3))
+        self.local, self.mlp = (nn.Sequential(nn.Linear(D, D), nn.GELU(), nn.Linear(D, D)) for _ in range(2))
+        self.q, self.out = nn.Linear(D, D), nn.Linear(D, D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        attention = self.out(torch.softmax(self.q(x) @ x.transpose(1, 2), -1) @ x)
+        x = self.norms[0](x + self.local(x)) + self.norms[1](x + attention)
+        return self.norms[2](x + self.mlp(x))
 
 
 # Weights.

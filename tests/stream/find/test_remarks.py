@@ -4,9 +4,11 @@ import re
 
 import pytest
 import torch
+from torch import nn
 
 from addnorm import inspect
 from support import remarkable as made
+from support.families import shake
 from support.stream_steps import make_steps, noise
 
 ONE = (noise(2, 5, 16),)
@@ -45,3 +47,8 @@ def test_remark_is_made_where_it_is_so(kind):
     words, right, near = KINDS[kind]
     assert any(re.search(words, text) for text in list_texts(*right)), list_texts(*right)
     assert not any(re.search(words, text) for text in list_texts(*near)), list_texts(*near)
+
+
+def test_no_residual_is_missing_where_a_layer_adds_to_the_stream():
+    inspection = inspect(shake(nn.Sequential(made.Beside(), made.Beside()).eval()), *ONE)
+    assert [stream.remarks for stream in inspection.streams] == [()] * 3

@@ -15,10 +15,11 @@ from addnorm.stream.dataflow.graph import DATA, NOISE, Flow, Op, Value
 from addnorm.stream.find.adds import Add
 from addnorm.stream.find.chain import Chain
 from addnorm.stream.find.closure import get_tolerance, relative_error
+from addnorm.stream.find.coverage import list_carried
 from addnorm.stream.find.inspection import Site, Stream
 from addnorm.stream.find.naming import find_contradiction
 from addnorm.stream.find.norm import Norm
-from addnorm.stream.find.operators import is_ancestor
+from addnorm.stream.find.operators import is_ancestor, match_terms
 from addnorm.stream.find.passages import format_guard
 from addnorm.stream.find.paths import find_ops_between
 from addnorm.stream.find.sublayers import list_parameters
@@ -190,12 +191,19 @@ def remark_on_start(stream: Stream, before: Sequence[Stream]) -> list[str]:
     end = other.chain.find_end(-1)
     like = {_without_numbers(site.path): site.path for site in (*other.sites, *stream.sites) if site.path}
     for path, ops in _find_modules_between(end, x_0).items():
-        if (similar := like.get(_without_numbers(path))) is not None and not is_ancestor(end, x_0, without=ops):
+        if (similar := like.get(_without_numbers(path))) is None or any(_adds_to(end, op) for op in ops):
+            continue
+        if not is_ancestor(end, x_0, without=ops):
             what = f"what {path} computes from the end of {other.name}"
             return [
                 f"it begins with {what} and does not add to it, as {similar} does: a residual connection may be missing"
             ]
     return []
+
+
+def _adds_to(end: Value, op: Op) -> bool:
+    """Return whether an operator adds something to a value, or to an elementwise function of it."""
+    return any(end in list_carried(term.value) for term in match_terms(op) or ())
 
 
 def _without_numbers(path: str) -> str:
