@@ -82,6 +82,7 @@ class TestAblateEach:
                 with addnorm.ablate(ablation.site):
                     assert ablation.loss_change == pytest.approx(float(model(x)) - whole, abs=1e-6)
 
+    @pytest.mark.filterwarnings("ignore:a call of Growing changed the place of a count")
     def test_output_of_another_shape_is_refused(self, x: Tensor) -> None:
         class Growing(Model):
             calls = itertools.count(1)  # an iterator is not restored
@@ -93,6 +94,7 @@ class TestAblateEach:
         with pytest.raises(RuntimeError, match=r"returns another output when it is called again .*shape"):
             addnorm.ablate_each(addnorm.inspect(model, x), x)
 
+    @pytest.mark.filterwarnings("ignore:a call of Rounded changed the place of a count")
     def test_round_off_of_bfloat16_is_no_other_output(self, x: Tensor) -> None:
         class Rounded(Model):
             calls = itertools.count()  # an iterator is not restored

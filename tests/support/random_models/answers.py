@@ -15,11 +15,11 @@ __all__ = ["Answer", "NormAnswer", "RandomModel", "SiteAnswer", "StreamAnswer", 
 
 @dataclass(frozen=True)
 class NormAnswer:
-    """One norm: the path of its module, its kind and its eps."""
+    """One norm: the path of its module, its kind and its eps, None for a norm of a formula of its own."""
 
     path: str
     kind: str
-    eps: float
+    eps: float | None
     outside: bool = False
 
     @classmethod

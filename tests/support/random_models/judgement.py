@@ -173,7 +173,10 @@ def _compare_norm(norm: Norm | None, expected: NormAnswer | None) -> Iterator[st
         yield f"path {norm.path!r}, expected {expected.path!r}"
     if norm.kind != expected.kind:
         yield f"kind {norm.kind}, expected {expected.kind}"
-    if norm.eps is None or not are_equal(norm.eps, expected.eps):
+    has_other_eps = norm.eps is not expected.eps and (
+        norm.eps is None or expected.eps is None or not are_equal(norm.eps, expected.eps)
+    )
+    if has_other_eps:
         yield f"eps {norm.eps}, expected {expected.eps}"
     if norm.eps_outside != expected.outside:
         yield f"eps outside the root {norm.eps_outside}, expected {expected.outside}"

@@ -72,6 +72,20 @@ def scale_norm(x: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
     return w * x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp(min=eps)
 
 
+def rms_weight_first(x: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
+    """RMSNorm as in Moshi, whose weight has three dimensions."""
+    return x * (w.view(1, 1, -1) * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps))
+
+
+def rms_by_logarithm(x: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
+    return w * (x * torch.exp(-0.5 * torch.log(x.square().mean(-1, keepdim=True) + eps)))
+
+
+def rms_by_product(x: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
+    mean = torch.full((x.shape[-1], 1), 1 / x.shape[-1], dtype=x.dtype)
+    return x * (w / torch.sqrt((x * x) @ mean + eps))
+
+
 def unit(x: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
     return F.normalize(x, dim=-1, eps=eps)
 
@@ -102,6 +116,9 @@ SPELLINGS: dict[str, Spelling] = {
     "RMSNorm as in Gemma, 1 + w": Spelling("rms", written.gemma, offset=1.0),
     "RMSNorm by sqrt": Spelling("rms", written.square_root),
     "RMSNorm by the inverse root": Spelling("rms", written.inverse_root),
+    "RMSNorm as in Moshi": Spelling("rms", rms_weight_first),
+    "RMSNorm by the logarithm": Spelling("rms", rms_by_logarithm),
+    "RMSNorm by a product": Spelling("rms", rms_by_product),
     "RMSNorm, eps outside": Spelling("rms", written.root_plus_eps, outside=True),
     "RMSNorm by F.normalize": Spelling("rms", written.unit_length, has_length=True),
     "ScaleNorm": Spelling("scale", scale_norm, has_length=True),

@@ -55,7 +55,9 @@ def compare_recording(case: RandomModel, inspection: Inspection, trace: Trace) -
             if (name == "similarity" and hides_samples) or (role == "out" and has_biases):
                 continue
             actual = numbers.get((site.id, role, name))
-            if actual is None or not abs(actual - expected) <= TOLERANCE * max(1.0, abs(expected)):
+            if actual is None or not (
+                actual == expected or abs(actual - expected) <= TOLERANCE * max(1.0, abs(expected))
+            ):
                 yield f"{site.id}: {role} {name} {actual}, by hand {expected:.6g}"
     if trace.components:
         yield from _compare_balance(rec, inspection, trace)

@@ -1,0 +1,281 @@
+"""Constructs about which false claims are easy: state, moved features, norms of other formulas, masks, guards, ends, and sums beside
+the stream."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from support.random_models.answers import NormAnswer, RandomModel, Trace
+from support.random_models.constructs import construct, through, trace_steps
+from support.random_models.graphs import POST, Graph, Kit, flatten
+
+# --- state ----------------------------------------------------------------------------------------------------------------
+
+
+def scale_tokens(tokens: int, d: int) -> Tensor:
+    """Return a table that scales what sublayers read, one number for each token and feature."""
+    return 1 + 0.1 * torch.sin(torch.arange(tokens)[:, None] + torch.arange(d) / d)
+
+
+class Table(nn.Module):
+    """Cache of a table, filled when it is first used: in a buffer, an attribute, a container, or a functools cache."""
+
+    def __init__(self, how: str, d: int) -> None:
+        super().__init__()
+        self.how, self.d, self.length = how, d, 0
+        self.register_buffer("rows", torch.zeros(64, d), persistent=False)
+        self.known: dict[int, Tensor] = {}
+        self.cached = functools.cache(lambda tokens: scale_tokens(tokens, d))
+
+    def forward(self, tokens: int) -> Tensor:
+        if self.how == "functools":
+            return self.cached(tokens)
+        if self.how == "dict":
+            if tokens not in self.known:
+                self.known[tokens] = scale_tokens(tokens, self.d)
+            return self.known[tokens]
+        if self.how == "attribute":
+            if not hasattr(self, "new"):
+                self.new = scale_tokens(64, self.d)
+            return self.new[:tokens]
+        if tokens > self.length:
+            self.rows[:tokens] = scale_tokens(tokens, self.d).to(self.rows)
+            self.length = tokens
+        return self.rows[:tokens]
+
+
+@construct("state: a table filled in the first call")
+def filled_table(kit: Kit) -> RandomModel:
+    """Build pre-LN whose sublayers scale what they read by a cached table, as rotary embeddings do."""
+    layers, last = kit.layers(), kit.norm()
+    tables = nn.ModuleList(
+        Table(kit.rng.choice(("buffer", "attribute", "dict", "functools")), kit.d) for _ in flatten(layers)
+    )
+
+    def run(model: Any, x: Tensor) -> Tensor:
+        for part, table in zip(flatten(model.layers), model.tables, strict=True):
+            x = x + part.f(part.norm_in(x) * table(x.shape[1]))
+        return model.last(x)
+
+    def trace(model: Any, x: Tensor, without: int | None = None) -> Trace:
+        start, sites, table = x, [], scale_tokens(x.shape[1], kit.d).double()
+        for k, part in enumerate(flatten(model.layers)):
+            site = part.by_hand(x)
+            site.raw = site.write = part.f.by_hand(site.read * table)
+            site.out = x + (0.0 if k == without else site.write)
+            sites.append(site)
+            x = site.out
+        return Trace(start, sites, model.last.by_hand(x))
+
+    sites = [replace(site, path="") for site in kit.sites(layers)]
+    model = Graph(run, layers=layers, tables=tables, last=last)
+    return kit.build(model, [kit.input()], kit.stream(sites, "pre_ln", final=last), trace=trace)
+
+
+# --- between the layers ---------------------------------------------------------------------------------------------------
+
+
+def _between(
+    kit: Kit, change: Callable[..., Tensor], *inputs: Tensor, reason: str = "", is_traced: bool = True
+) -> RandomModel:
+    """Build pre-LN whose stream is changed once, between two layers."""
+    layers, last = kit.layers(), kit.norm()
+
+    def run(model: Any, x: Tensor, *inputs: Tensor) -> Tensor:
+        for k, layer in enumerate(model.layers):
+            x = through([*layer], change(x, *inputs) if k == 1 else x)
+        return model.last(x)
+
+    def trace(model: Any, x: Tensor, *inputs: Tensor, without: int | None = None) -> Trace:
+        start, sites = x, []
+        for k, layer in enumerate(model.layers):
+            if k == 1:
+                x = sites[-1].out = change(x, *inputs)  # a part of the row before
+            more, x = trace_steps([*layer], x, without, len(sites))
+            sites += more
+        return Trace(start, sites, model.last.by_hand(x))
+
+    model, stream = Graph(run, layers=layers, last=last), kit.stream(kit.sites(layers), "pre_ln", final=last)
+    if reason:
+        return kit.build(model, [kit.input(), *inputs], reason=reason)
+    return kit.build(model, [kit.input(), *inputs], stream, trace=trace if is_traced else None)
+
+
+@construct("features change places")
+def moved_features(kit: Kit) -> RandomModel:
+    """Build pre-LN whose features are moved between two layers, which no row expresses."""
+    half, order = kit.d // 2, torch.randperm(kit.d, generator=kit.generator)
+    changes: tuple[Callable[[Tensor], Tensor], ...] = (
+        lambda x: x.flip(-1),
+        lambda x: x.roll(1, -1),
+        lambda x: x.roll(half, -1),
+        lambda x: x[..., order],
+        lambda x: x.index_select(-1, order),
+        lambda x: torch.cat((x[..., half:], x[..., :half]), -1),
+        lambda x: x.unflatten(-1, (2, half)).transpose(-1, -2).flatten(-2),
+        lambda x: x.unflatten(-1, (2, half)).flip(-2).flatten(-2),
+        lambda x: torch.cat((x[..., :half], x[..., half:].flip(1)), -1),
+        lambda x: torch.where(torch.arange(kit.d) < half, x, x.roll(1, 1)),
+        lambda x: F.pad(x[..., 1:], (0, 1)),
+    )
+    return _between(kit, kit.rng.choice(changes), reason="features are moved between two layers")
+
+
+@construct("stream masked by its data")
+def masked_by_data(kit: Kit) -> RandomModel:
+    changes: tuple[Callable[[Tensor], Tensor], ...] = (
+        lambda x: x * (x > 0),
+        lambda x: torch.where(x > 0, x, torch.zeros_like(x)),
+        lambda x: x.masked_fill(x < 0, 0.0),
+        lambda x: x * (x.mean(-1, keepdim=True) > 0),
+        lambda x: torch.where(x.mean(-1, keepdim=True) > 0, x, 0.0),
+        lambda x: x * torch.zeros_like(x).scatter(-1, x.abs().topk(kit.d // 2, -1).indices, 1.0),
+    )
+    return _between(kit, kit.rng.choice(changes), reason="a mask of the stream's own values multiplies it")
+
+
+@construct("stream masked by token")
+def masked_by_token(kit: Kit) -> RandomModel:
+    """Build pre-LN whose padded tokens become zero between two layers, as in text-to-speech models."""
+    mask = (torch.arange(kit.sizes.tokens) < kit.sizes.tokens - 1)[None, :, None].repeat(kit.sizes.batch, 1, 1)
+    mask[0] = True
+    is_first = kit.rng.random() < 0.5  # the features, as in models of speech
+    change: Callable[[Tensor, Tensor], Tensor] = kit.rng.choice((
+        lambda x, mask: x * mask,
+        lambda x, mask: x * mask.to(x),
+        lambda x, mask: x.masked_fill(~mask, 0.0),
+        lambda x, mask: torch.where(mask, x, torch.zeros((), dtype=x.dtype)),
+    ))  # fmt: skip
+    # A recording has the state before some of these masks, and skips tokens of zeros.
+    return _between(kit, (lambda x, mask: change(x.mT, mask.mT).mT) if is_first else change, mask, is_traced=False)
+
+
+@construct("guard that does not bind")
+def unreached_guard(kit: Kit) -> RandomModel:
+    """Build pre-LN with a bound that no value of the stream reaches."""
+    changes: tuple[Callable[[Tensor], Tensor], ...] = (
+        lambda x: x.clamp(-1e4, 1e4),
+        torch.nan_to_num,
+        lambda x: torch.where(x.isfinite(), x, torch.zeros_like(x)),
+        lambda x: x.masked_fill(x.isnan(), 0.0),
+        lambda x: torch.minimum(x, torch.full_like(x, 1e4)),
+        lambda x: F.hardtanh(x, -1e4, 1e4),
+    )
+    return _between(kit, kit.rng.choice(changes))
+
+
+# --- norms ----------------------------------------------------------------------------------------------------------------
+
+OWN_FORMULAS: dict[str, Callable[[Tensor], Tensor]] = {
+    "a power": lambda x: x * (x.square().mean(-1, keepdim=True) + 1e-5) ** -0.45,
+    "mean magnitude": lambda x: x / (x.abs().mean(-1, keepdim=True) + 1e-5),
+    "largest magnitude": lambda x: x / (x.abs().amax(-1, keepdim=True) + 1e-5),
+    "some features": lambda x: x * torch.rsqrt(x[..., :4].square().mean(-1, keepdim=True) + 1e-5),
+    "uncentred variance": lambda x: x * torch.rsqrt(x.var(-1, keepdim=True) + 1e-5),
+}
+
+
+class OwnNorm(nn.Module):
+    """Norm of another formula."""
+
+    def __init__(self, formula: str, d: int) -> None:
+        super().__init__()
+        self.formula, self.weight = formula, nn.Parameter(torch.ones(d))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return OWN_FORMULAS[self.formula](x) * self.weight
+
+
+@construct("norm of another formula")
+def own_norm(kit: Kit) -> RandomModel:
+    """Build pre-LN whose norms divide by another statistic of the token than its root mean square."""
+    layers, last, how = kit.layers(), kit.norm(), kit.rng.choice([*OWN_FORMULAS])
+    norms = nn.ModuleList(OwnNorm(how, kit.d) for _ in flatten(layers))
+
+    def run(model: Any, x: Tensor) -> Tensor:
+        for part, norm in zip(flatten(model.layers), model.norms, strict=True):
+            x = x + part.f(norm(x))
+        return model.last(x)
+
+    def trace(model: Any, x: Tensor, without: int | None = None) -> Trace:
+        start, sites = x, []
+        for k, (part, norm) in enumerate(zip(flatten(model.layers), model.norms, strict=True)):
+            site = part.by_hand(x)
+            site.read = norm(x)
+            site.raw = site.write = part.f.by_hand(site.read)
+            site.out = x + (0.0 if k == without else site.write)
+            sites.append(site)
+            x = site.out
+        return Trace(start, sites, model.last.by_hand(x))
+
+    sites = [replace(s, norm_in=NormAnswer(f"norms.{k}", "own", None)) for k, s in enumerate(kit.sites(layers))]
+    model = Graph(run, layers=layers, norms=norms, last=last)
+    return kit.build(model, [kit.input()], kit.stream(sites, "pre_ln", final=last), trace=trace)
+
+
+@construct("batch norm after the add")
+def batch_norm_after(kit: Kit) -> RandomModel:
+    """Build N(x + f(x)) with a batch norm, which no row has."""
+    layers = kit.layers(plan=POST)
+    norms = nn.ModuleList(nn.BatchNorm1d(kit.d) for _ in flatten(layers))
+
+    def run(model: Any, x: Tensor) -> Tensor:
+        for part, norm in zip(flatten(model.layers), model.norms, strict=True):
+            x = norm((x + part.f(x)).mT).mT
+        return x
+
+    return kit.build(Graph(run, layers=layers, norms=norms), [kit.input()], reason="a batch norm follows each add")
+
+
+# --- the end, and beside the stream -----------------------------------------------------------------------------------------
+
+
+@construct("final norm of cut, reordered or joined tokens")
+def final_norm_of_tokens(kit: Kit) -> RandomModel:
+    layers, last = kit.layers(), kit.norm()
+    change: Callable[[Tensor], Tensor] = kit.rng.choice((
+        lambda x: x[:, 1:],
+        lambda x: x[:, -1],
+        lambda x: x.flip(1),
+        lambda x: x.roll(1, 1),
+        lambda x: x[:, torch.arange(x.shape[1]).flip(0)],
+        lambda x: torch.cat((x[:, 1:], x[:, :1]), 1),
+    ))  # fmt: skip
+
+    def run(model: Any, x: Tensor) -> Tensor:
+        return model.last(change(through(flatten(model.layers), x)))
+
+    def trace(model: Any, x: Tensor, without: int | None = None) -> Trace:
+        sites, end = trace_steps(flatten(model.layers), x, without)
+        return Trace(x, sites, model.last.by_hand(change(end)))
+
+    model = Graph(run, layers=layers, last=last)
+    return kit.build(model, [kit.input()], kit.stream(kit.sites(layers), "pre_ln", final=last), trace=trace)
+
+
+@construct("sums beside the stream")
+def sums_beside(kit: Kit) -> RandomModel:
+    """Build pre-LN whose outputs are refined outside of the stream: boxes, forecasts, two towers' scores."""
+    layers, last = kit.layers(), kit.norm()
+    heads = nn.ModuleList(nn.Linear(kit.d, 4) for _ in layers)
+    how = kit.rng.choice(("boxes", "residual of the input", "forecasts"))
+
+    def run(model: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        out, begin = torch.zeros(*x.shape[:2], 4), x[..., :4]
+        for layer, head in zip(model.layers, model.heads, strict=True):
+            x = through([*layer], x)
+            if how == "boxes":
+                out = torch.sigmoid(head(x) + torch.logit(out, eps=1e-3))
+            else:
+                out = head(x) + (out if how == "forecasts" else begin)
+        return model.last(x), out
+
+    stream = kit.stream(kit.sites(layers), "pre_ln", final=last)
+    return kit.build(Graph(run, layers=layers, heads=heads, last=last), [kit.input()], stream)
