@@ -73,8 +73,8 @@ def scale_norm(x: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
 
 
 def rms_weight_first(x: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
-    """RMSNorm as in Moshi, whose weight has three dimensions."""
-    return x * (w.view(1, 1, -1) * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps))
+    """RMSNorm as in Moshi, whose weight has as many dimensions as x."""
+    return x * (w.view(*(1,) * (x.dim() - 1), -1) * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps))
 
 
 def rms_by_logarithm(x: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
