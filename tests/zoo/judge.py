@@ -33,7 +33,8 @@ def judge(result: Inspection, model: Model) -> Verdict:
     """Compare an inspection with the answer of a model."""
     silent = result.closes and not result.unknown  # it claims to be complete and proven
     named = [stream for stream in result.streams if stream.wiring is not None]
-    reasons = "; ".join(dict.fromkeys(str(getattr(item, "reason", item)) for item in result.unknown))
+    parts = (*result.unknown, *result.outside)
+    reasons = "; ".join(dict.fromkeys(str(getattr(item, "reason", item)) for item in parts))
     if model.refuse:
         if named:
             return Verdict(WRONG, f"named {result.wiring}, though {model.refuse}")
@@ -51,7 +52,7 @@ def judge(result: Inspection, model: Model) -> Verdict:
         return Verdict(PARTLY, "; ".join(kinds)) if kinds else Verdict(RIGHT)
     if all(text.startswith(UNNAMED) for text in false):
         return Verdict(PARTLY, "; ".join([*false, *kinds]))
-    if silent:
+    if silent and not result.outside:
         return Verdict(WRONG, "; ".join(false))
     wrong_names = [s for s in named if not any(_names_fit(s, e) for e in (*model.streams, *model.also))]
     if wrong_names:

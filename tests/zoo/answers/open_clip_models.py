@@ -58,6 +58,6 @@ MODELS = (
 
 PACKAGE = Package(
     "open_clip_torch",
-    ("open_clip_torch==3.3.0", "timm==1.0.31", "torchvision==0.29.2", "ftfy==6.3.1", "wcwidth==0.9.4"),
+    ("open_clip_torch==3.3.0", "timm==1.0.31", "torchvision==0.29.1", "ftfy==6.3.1", "wcwidth==0.9.4"),
     MODELS,
 )

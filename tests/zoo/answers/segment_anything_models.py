@@ -46,4 +46,4 @@ MODELS = (
           also=(Stream("post_ln", "cfacfc", final_norm=False, embedding_norm=True), KEYS)),
 )  # fmt: skip
 
-PACKAGE = Package("segment-anything", ("segment-anything==1.0", "torchvision==0.29.2"), MODELS)
+PACKAGE = Package("segment-anything", ("segment-anything==1.0", "torchvision==0.29.1"), MODELS)

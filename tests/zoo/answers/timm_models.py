@@ -149,4 +149,4 @@ MODELS = (
                " dim=1) between them; at the end x = self.norm(x)"),
 )  # fmt: skip
 
-PACKAGE = Package("timm", ("timm==1.0.31", "torchvision==0.29.2"), MODELS)
+PACKAGE = Package("timm", ("timm==1.0.31", "torchvision==0.29.1"), MODELS)

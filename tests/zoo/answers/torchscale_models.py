@@ -85,5 +85,5 @@ MODELS = (
 )  # fmt: skip
 
 PACKAGE = Package(
-    "torchscale", ("torchscale==0.3.0", "fairscale==0.4.13", "timm==1.0.31", "torchvision==0.29.2"), MODELS
+    "torchscale", ("torchscale==0.3.0", "fairscale==0.4.13", "timm==1.0.31", "torchvision==0.29.1"), MODELS
 )

@@ -68,6 +68,6 @@ PACKAGE = Package(
     "torchtune",
     ("torchtune==0.6.1", "torchao==0.10.0", "omegaconf==2.4.0", "antlr4-python3-runtime==4.13.2", "datasets==5.2.0", "multiprocess==0.70.19",
      "dill==0.4.1", "xxhash==4.1.0", "requests==2.34.2", "urllib3==2.8.0", "certifi==2026.10.18", "charset-normalizer==3.5.2",
-     "tiktoken==0.14.0", "sentencepiece==0.2.3", "torchvision==0.29.2"),
+     "tiktoken==0.14.0", "sentencepiece==0.2.3", "torchvision==0.29.1"),
     MODELS,
 )  # fmt: skip

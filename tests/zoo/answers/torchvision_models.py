@@ -72,4 +72,4 @@ MODELS = (
            "resnet.py, BasicBlock: out += identity; out = self.relu(out)"),
 )  # fmt: skip
 
-PACKAGE = Package("torchvision", ("torchvision==0.29.2",), MODELS)
+PACKAGE = Package("torchvision", ("torchvision==0.29.1",), MODELS)

@@ -122,7 +122,7 @@ MODELS = (
 
 PACKAGE = Package(
     "vit-pytorch",
-    ("vit-pytorch==1.26.11", "torchvision==0.29.2", "einops==0.8.2", "einx==0.4.3", "frozendict==2.5.1", "torch-einops-utils==0.2.0",
+    ("vit-pytorch==1.26.11", "torchvision==0.29.1", "einops==0.8.2", "einx==0.4.3", "frozendict==2.5.1", "torch-einops-utils==0.2.0",
      "x-mlps-pytorch==0.6.9"),
     MODELS,
 )  # fmt: skip
