@@ -7,10 +7,10 @@
 using ReadRow = Moments (*)(const Forward&, int64_t, void*, unsigned char*);
 using WriteRows = void (*)(const Forward&, int64_t, void* const*, const Moments*);
 
-template <class Source, class Z>
+template <class Source, class Z, template <bool> class RowSums = WideSums>
 ReadRow pick_norm(Norm norm) {
-  if (norm == Norm::layer) return read_row<Source, Z, Norm::layer>;
-  return norm == Norm::rms ? read_row<Source, Z, Norm::rms> : read_row<Source, Z, Norm::none>;
+  if (norm == Norm::layer) return read_row<Source, Z, Norm::layer, RowSums>;
+  return norm == Norm::rms ? read_row<Source, Z, Norm::rms, RowSums> : read_row<Source, Z, Norm::none, RowSums>;
 }
 
 // The dtypes of residual, branch and z as one number.
@@ -21,20 +21,22 @@ constexpr int code(Type a, Type b, Type c = Type::f32) {
 ReadRow pick_read(const Forward& a) {
   const Type r = a.residual_type, b = a.branch_type;
   if constexpr (!kWide) {
-    if (a.branch == nullptr) {
-      if (r == Type::bf16) return pick_norm<NormOnly<bf16>, bf16>(a.norm);
-      return r == Type::f16 ? pick_norm<NormOnly<f16>, f16>(a.norm) : pick_norm<NormOnly<float>, float>(a.norm);
+    const bool one_dtype = a.branch == nullptr || (b == r && a.z_type == r);
+    if (a.short_sums && one_dtype) {
+      if (a.branch == nullptr) {
+        if (r == Type::bf16) return pick_norm<NormOnly<bf16>, bf16, ShortSums>(a.norm);
+        return r == Type::f16 ? pick_norm<NormOnly<f16>, f16, ShortSums>(a.norm) : pick_norm<NormOnly<float>, float, ShortSums>(a.norm);
+      }
+      if (a.add.is_default && r == Type::bf16) return pick_norm<PlainSum<bf16, bf16>, bf16, ShortSums>(a.norm);
+      if (a.add.is_default && r == Type::f16) return pick_norm<PlainSum<f16, f16>, f16, ShortSums>(a.norm);
+      if (r == Type::bf16) return pick_norm<ScaledSum<bf16>, bf16, ShortSums>(a.norm);
+    } else if (!a.short_sums && r == Type::f32 && a.z_type == Type::f32) {
+      if (a.branch == nullptr) return pick_norm<NormOnly<float>, float>(a.norm);
+      if (a.add.is_default && b == Type::f32) return pick_norm<PlainSum<float, float>, float>(a.norm);
+      if (a.add.is_default && b == Type::bf16) return pick_norm<PlainSum<float, bf16>, float>(a.norm);
+      if (b == Type::f32) return pick_norm<ScaledSum<float>, float>(a.norm);
     }
-    const int dtypes = code(r, b, a.z_type);
-    if (a.add.is_default) {
-      if (dtypes == code(Type::f32, Type::f32, Type::f32)) return pick_norm<PlainSum<float, float>, float>(a.norm);
-      if (dtypes == code(Type::bf16, Type::bf16, Type::bf16)) return pick_norm<PlainSum<bf16, bf16>, bf16>(a.norm);
-      if (dtypes == code(Type::f16, Type::f16, Type::f16)) return pick_norm<PlainSum<f16, f16>, f16>(a.norm);
-      if (dtypes == code(Type::f32, Type::bf16, Type::f32)) return pick_norm<PlainSum<float, bf16>, float>(a.norm);
-    } else {
-      if (dtypes == code(Type::f32, Type::f32, Type::f32)) return pick_norm<ScaledSum<float>, float>(a.norm);
-      if (dtypes == code(Type::bf16, Type::bf16, Type::bf16)) return pick_norm<ScaledSum<bf16>, bf16>(a.norm);
-    }
+    if (a.short_sums) return a.branch == nullptr ? pick_norm<NormOnly<any>, any, ShortSums>(a.norm) : pick_norm<ScaledSum<any>, any, ShortSums>(a.norm);
   }
   return a.branch == nullptr ? pick_norm<NormOnly<any>, any>(a.norm) : pick_norm<ScaledSum<any>, any>(a.norm);
 }
@@ -60,11 +62,13 @@ WriteRows pick_write(const Forward& a) {
 
 void forward(const Forward& a, int64_t begin, int64_t end, void* scratch) {
   if constexpr (!kWide) {
-    const bool overlaps = a.branch != nullptr && a.add.is_default && a.norm != Norm::none && !a.round_x_hat;
-    if (overlaps && (a.stream || !a.prefetch_rows) && end - begin > 1) {
-      const int dtypes = code(a.residual_type, a.branch_type, a.z_type);
-      if (dtypes == code(Type::f32, Type::f32, Type::f32) && a.y_type == Type::f32) return run_overlapped<float>(a, begin, end, scratch);
-      if (dtypes == code(Type::bf16, Type::bf16, Type::bf16) && a.y_type == Type::bf16) return run_overlapped<bf16>(a, begin, end, scratch);
+    const Type type = a.residual_type;
+    const bool one_dtype = a.z_type == type && a.y_type == type && (a.branch == nullptr || a.branch_type == type);
+    const bool plain = (a.add.is_default || a.branch == nullptr) && a.norm != Norm::none && !a.round_x_hat;
+    const bool writes_along = (a.stream && a.branch != nullptr) || !a.prefetch_rows;
+    if (one_dtype && plain && writes_along && end - begin > 1) {
+      if (type == Type::f32 && !a.short_sums) return run_overlapped<float, WideSums>(a, begin, end, scratch);
+      if (type == Type::bf16) return run_overlapped<bf16, ShortSums>(a, begin, end, scratch);
     }
   }
   const ReadRow read = pick_read(a);

@@ -56,6 +56,7 @@ struct ForwardCall {
   void run(const Shape& shape) {
     if (shape.rows == 0) return;  // a row may have more features than memory has bytes
     args.use_float64 = use_float64();
+    args.short_sums = has_short_sums(args.z_type, args.y_type);
     const Input r(residual), b(branch);
     Reals w, beta;
     args.residual = r.data;

@@ -43,6 +43,7 @@ struct Forward {
   bool prefetch;        // the tensors do not fit the caches
   bool prefetch_rows;   // prefetch also the next rows while these are written
   bool stream;          // y and z go past the caches, if the loops can
+  bool short_sums;      // the row's values and y have 16 bits: sums in float are accurate enough
   bool round_x_hat;     // round the normalized value to x_hat_type before the weight
   Type x_hat_type;
   Type residual_type, branch_type, z_type, y_type;
@@ -85,6 +86,9 @@ inline int64_t block_rows(int64_t rows) {
 }
 // Partial sums are padded to the widest vector of any instruction set.
 constexpr int64_t kPad = 16;
+
+// Whether the row's sums may be in float: results of 16 bits do not show their error.
+inline bool has_short_sums(Type row, Type y) { return size_of(row) == 2 && size_of(y) == 2; }
 
 // Bytes of a row's dropout mask, one bit an element, with space to read past its end.
 inline int64_t mask_bytes(const AddOptions& add, int64_t d) { return add.dropout ? (d + 66) / 64 * 8 + 8 : 0; }

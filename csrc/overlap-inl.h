@@ -53,14 +53,15 @@ struct PreviousRow {
 
 // Each row is written while the next one is read. With STREAM the results go past the caches, which do not hold them: no line is read
 // before it is written. The sums are then in one row of scratch: an element is read before that of the next row replaces it.
-template <class T, Norm NORM, bool BIAS, bool STREAM>
+template <class T, class Source, template <bool> class RowSums, Norm NORM, bool BIAS, bool STREAM>
 void overlapped(const Forward& a, int64_t begin, int64_t end, char* scratch) {
   const int64_t bytes = a.d * size_of(a.z_type);
   // Without z the sum is stored where y will be: an element is read before it is written.
-  char* const rows = STREAM ? scratch : static_cast<char*>(a.z != nullptr ? a.z : a.y);
+  char* const sums = static_cast<char*>(a.z != nullptr ? a.z : a.y);
+  char* const rows = !Source::kHasBranch ? static_cast<char*>(const_cast<void*>(a.residual)) : STREAM ? scratch : sums;
   const auto stored = [rows, bytes](int64_t row) -> void* { return rows + (STREAM ? 0 : row) * bytes; };
-  Moments m = STREAM ? read_row_along<PlainSum<T, T>, T, NORM>(a, begin, stored(begin), nullptr, CopiedRow<T>(a, begin, stored(begin)))
-                     : read_row<PlainSum<T, T>, T, NORM>(a, begin, stored(begin), nullptr);
+  Moments m = STREAM ? read_row_along<Source, T, NORM, RowSums>(a, begin, stored(begin), nullptr, CopiedRow<T>(a, begin, stored(begin)))
+                     : read_row<Source, T, NORM, RowSums>(a, begin, stored(begin), nullptr);
   for (int64_t row = begin; row < end; ++row) {
     if (a.stats != nullptr) store_moments(a, row, m);
     if (row + 1 == end) {
@@ -69,18 +70,22 @@ void overlapped(const Forward& a, int64_t begin, int64_t end, char* scratch) {
       if (STREAM) finish_streams();
       return;
     }
-    m = read_row_along<PlainSum<T, T>, T, NORM>(
+    m = read_row_along<Source, T, NORM, RowSums>(
         a, row + 1, stored(row + 1), nullptr, PreviousRow<T, T, NORM, BIAS, STREAM>(a, row, stored(row), stored(row + 1), m));
   }
 }
 
-template <class T, bool STREAM>
+template <class T, class Source, template <bool> class RowSums, bool STREAM>
 auto pick_overlapped(const Forward& a) -> void (*)(const Forward&, int64_t, int64_t, char*) {
-  if (a.norm == Norm::layer) return a.bias != nullptr ? overlapped<T, Norm::layer, true, STREAM> : overlapped<T, Norm::layer, false, STREAM>;
-  return a.bias != nullptr ? overlapped<T, Norm::rms, true, STREAM> : overlapped<T, Norm::rms, false, STREAM>;
+  if (a.norm == Norm::layer)
+    return a.bias != nullptr ? overlapped<T, Source, RowSums, Norm::layer, true, STREAM> : overlapped<T, Source, RowSums, Norm::layer, false, STREAM>;
+  return a.bias != nullptr ? overlapped<T, Source, RowSums, Norm::rms, true, STREAM> : overlapped<T, Source, RowSums, Norm::rms, false, STREAM>;
 }
 
-template <class T>
+template <class T, template <bool> class RowSums>
 void run_overlapped(const Forward& a, int64_t begin, int64_t end, void* scratch) {
-  (a.stream && kStreams ? pick_overlapped<T, kStreams>(a) : pick_overlapped<T, false>(a))(a, begin, end, static_cast<char*>(scratch));
+  const auto run = a.branch == nullptr        ? pick_overlapped<T, NormOnly<T>, RowSums, false>(a)
+                   : a.stream && kStreams ? pick_overlapped<T, PlainSum<T, T>, RowSums, kStreams>(a)
+                                          : pick_overlapped<T, PlainSum<T, T>, RowSums, false>(a);
+  run(a, begin, end, static_cast<char*>(scratch));
 }

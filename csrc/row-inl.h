@@ -23,45 +23,83 @@ INLINE void prefetch_for_write(const char* p, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 1);
 }
 
-// Centred moments, in two passes with one correction of the mean, for a row whose one-pass moments are not accurate. The chains of
-// additions are short, since such a row often has one value that is larger than the sum of all others.
-template <class Z>
-Moments two_pass(const In<Z> row, int64_t d, real guess, double eps) {
-  real mean = guess;
-  double var = 0;
-  for (int pass = 0; pass < 2; ++pass) {
-    double d1 = 0, d2 = 0;
-    const vec m = fill(mean);
-    for (int64_t from = 0; from < d; from += 8 * W) {
-      const int64_t to = from + 8 * W < d ? from + 8 * W : d;
-      vec s1 = fill(0), s2 = fill(0);
-      for (int64_t i = from; i < to; i += W) {
-        const vec t = i + W <= d ? sub(row.template get<false>(i, W), m)
-                                 : keep_first(sub(row.template get<true>(i, d - i), m), d - i);
-        s1 = add(s1, t);
-        s2 = fma(t, t, s2);
-      }
-      d1 += static_cast<double>(sum(s1));
-      d2 += static_cast<double>(sum(s2));
-    }
-    const double left = d1 / static_cast<double>(d);
-    var = d2 / static_cast<double>(d) - left * left;
-    if (pass == 0) mean = static_cast<real>(static_cast<double>(mean) + left);
+// The sums of a row's values and of their squares in `real`, shifted by the mean of the row's first elements as in vec64-inl.h. Their
+// error may reach several roundings of float where few elements make up most of the sum: for rows and results of 16 bits, whose own
+// rounding is 2^13 times that of a float.
+template <bool MEAN>
+struct ShortSums {
+  static constexpr double kMaxRatio = 0.25;
+  vec s1[4], s2[4], segment1, segment2, k;
+  real shift = 0;
+
+  INLINE ShortSums() : segment1(fill(0)), segment2(fill(0)), k(fill(0)) {
+    for (int u = 0; u < 4; ++u) s1[u] = s2[u] = fill(0);
   }
-  if (var < 0) var = 0;
-  return {mean, static_cast<real>(1.0 / __builtin_sqrt(var + eps))};
+  INLINE void begin(const vec* t, int count, int64_t n) {
+    if (!MEAN) return;
+    const real first = lane0(t[0]);
+    vec above = fill(0);
+    for (int u = 0; u < count; ++u) above = add(above, keep_first(sub(t[u], fill(first)), u + 1 < count ? W : n));
+    shift = first + sum(above) / static_cast<real>((count - 1) * W + n);
+    k = fill(shift);
+  }
+  INLINE void add_block(int64_t i, const vec* t) {
+    // Chains of additions stay short in long rows: the sums of sixteen blocks are added to a second level.
+    if (i % kSegment == 0 && i > 0) {
+      segment1 = add(segment1, add(add(s1[0], s1[1]), add(s1[2], s1[3])));
+      segment2 = add(segment2, add(add(s2[0], s2[1]), add(s2[2], s2[3])));
+      for (int u = 0; u < 4; ++u) s1[u] = s2[u] = fill(0);
+    }
+#pragma GCC unroll 4
+    for (int u = 0; u < 4; ++u) add_to(u, MEAN ? sub(t[u], k) : t[u]);
+  }
+  INLINE void add_part(vec t, int64_t n) { add_to(0, MEAN ? keep_first(sub(t, k), n) : t); }
+  INLINE void add_to(int u, vec t) {
+    if (MEAN) s1[u] = add(s1[u], t);
+    s2[u] = fma(t, t, s2[u]);
+  }
+  INLINE double origin() const { return static_cast<double>(shift); }
+  INLINE double values() const { return static_cast<double>(sum(add(segment1, add(add(s1[0], s1[1]), add(s1[2], s1[3]))))); }
+  INLINE double squares() const { return static_cast<double>(sum(add(segment2, add(add(s2[0], s2[1]), add(s2[2], s2[3]))))); }
+};
+
+// mean and rstd of centred sums. The squares of a float z overflow like floats, although they are summed in double.
+INLINE Moments moments_of(double mean, double var, double count, const Forward& a) {
+  const double squares = var * count;
+  if (a.z_type != Type::f64 && squares > 0x1.fffffep127) var = static_cast<double>(__builtin_inff());
+  return {static_cast<real>(mean), static_cast<real>(1.0 / __builtin_sqrt(var + a.eps))};
+}
+
+// Centred moments, in two passes with one correction of the mean, for a row whose moments of one pass are not accurate.
+template <class Z>
+Moments two_pass(const Forward& a, const In<Z> row, double guess) {
+  const int64_t d = a.d, full = d - d % W;
+  const double count = static_cast<double>(d);
+  double mean = guess, var = 0;
+  for (int pass = 0; pass < 2; ++pass) {
+    WideSums<true> sums(mean);
+    for (int64_t i = 0; i < full; i += W) sums.add_shifted(row.template get<false>(i, W));
+    double s1 = 0, s2 = 0;
+    for (int64_t i = full; i < d; ++i) {
+      const double t = static_cast<double>(lane0(row.template get<true>(i, 1))) - mean;
+      s1 += t;
+      s2 += t * t;
+    }
+    const double left = (sums.values() + s1) / count;
+    var = (sums.squares() + s2) / count - left * left;
+    if (pass == 0) mean += left;
+  }
+  return moments_of(mean, var < 0 ? 0 : var, count, a);
 }
 
 // Store the source, rounded to Z, in `stored`, and return mean and rstd. Without a branch the source is only read.
 //
-// LayerNorm's moments are accumulated in the same pass, shifted by k, an estimate of the mean from the row's first block: with
-// t = z - k, mean = k + sum(t)/d and var = sum(t^2)/d - (sum(t)/d)^2. The subtraction loses no accuracy while the second term is
-// small against the first, which the estimate ensures. Otherwise, or if a value is not finite, `two_pass` is used. A constant row has
-// t = 0 throughout, so its variance is exactly 0.
+// The sums for the moments are accumulated in the same pass, with t = z - shift: mean = shift + E[t] and var = E[t^2] - E[t]^2. If the
+// second term is too large against the variance, or a value is not finite, `two_pass` is used. A constant row's variance is exactly 0.
 //
 // `along` writes the row before at the same time (`PreviousRow`): its loads and stores fill the ports that the sums leave free, and nothing
 // waits for a row's statistics. It also copies this row to z, if `stored` is not there.
-template <class Source, class Z, Norm NORM, class Along>
+template <class Source, class Z, Norm NORM, template <bool> class RowSums, class Along>
 INLINE Moments read_row_along(const Forward& a, int64_t index, void* stored, unsigned char* mask_scratch, const Along& along) {
   const int64_t d = a.d;
   const Source source(a, index, mask_scratch);
@@ -70,19 +108,10 @@ INLINE Moments read_row_along(const Forward& a, int64_t index, void* stored, uns
   const int64_t y_bytes = size_of(a.y_type);
   const char* y = static_cast<const char*>(a.y) + index * d * y_bytes;
 
-  // Chains of additions stay short in long rows: the sums of sixteen blocks are added to a second level.
-  vec s1[4], s2[4], segment1 = fill(0), segment2 = fill(0);
-  for (int u = 0; u < 4; ++u) s1[u] = s2[u] = fill(0);
-  real shift = 0;
-  vec k = fill(0);
+  RowSums<NORM == Norm::layer> sums;
   const int64_t block = 4 * W, full = d - d % block;
 
   for (int64_t i = 0; i < full; i += block) {
-    if (i % (16 * block) == 0 && i > 0) {
-      segment1 = add(segment1, add(add(s1[0], s1[1]), add(s1[2], s1[3])));
-      segment2 = add(segment2, add(add(s2[0], s2[1]), add(s2[2], s2[3])));
-      for (int u = 0; u < 4; ++u) s1[u] = s2[u] = fill(0);
-    }
     vec t[4], before[4];
     if (prefetch) prefetch_for_write(y + i * y_bytes, block * y_bytes);
     if constexpr (Along::kCopies) {
@@ -106,20 +135,9 @@ INLINE Moments read_row_along(const Forward& a, int64_t index, void* stored, uns
 #pragma GCC unroll 4
       for (int u = 0; u < 4; ++u) along.template copy<false>(i + u * W, W);
     }
-    if (NORM == Norm::layer && i == 0) {
-      const real first = lane0(t[0]);
-      vec above = fill(0);
-      for (int u = 0; u < 4; ++u) above = add(above, sub(t[u], fill(first)));
-      shift = first + sum(above) * (real{1} / (4 * W));
-      k = fill(shift);
-    }
-#pragma GCC unroll 4
-    for (int u = 0; u < 4; ++u) {
-      if (NORM == Norm::layer) {
-        t[u] = sub(t[u], k);
-        s1[u] = add(s1[u], t[u]);
-      }
-      if (NORM != Norm::none) s2[u] = fma(t[u], t[u], s2[u]);
+    if (NORM != Norm::none) {
+      if (i == 0) sums.begin(t, 4, W);
+      sums.add_block(i, t);
     }
   }
   for (int64_t i = full; i < d; i += W) {
@@ -128,33 +146,20 @@ INLINE Moments read_row_along(const Forward& a, int64_t index, void* stored, uns
     if (Along::kWrites) along.template store<true>(i, along.template value<true>(i, n), n);
     if (Source::kHasBranch) t = row.template write<true>(i, t, n);
     if (Along::kCopies) along.template copy<true>(i, n);
-    if (NORM == Norm::layer) {
-      if (i == 0) {
-        const real first = lane0(t);
-        shift = first + sum(keep_first(sub(t, fill(first)), n)) / static_cast<real>(n);
-        k = fill(shift);
-      }
-      t = keep_first(sub(t, k), n);
-      s1[0] = add(s1[0], t);
+    if (NORM != Norm::none) {
+      if (i == 0) sums.begin(&t, 1, n);
+      sums.add_part(keep_first(t, n), n);
     }
-    if (NORM != Norm::none) s2[0] = fma(t, t, s2[0]);
   }
   if (NORM == Norm::none) return {0, 0};
 
-  const double count = static_cast<double>(d);
-  // The sums of a float z overflow like float, also if the arithmetic is double.
-  const bool limited = kWide && a.z_type != Type::f64;
-  const auto total = [limited](vec segments, const vec* s) {
-    const real all = sum(add(segments, add(add(s[0], s[1]), add(s[2], s[3]))));
-    return limited ? static_cast<double>(static_cast<float>(all)) : static_cast<double>(all);
-  };
-  const double m2 = total(segment2, s2) / count;
-  if (NORM == Norm::rms) return {0, static_cast<real>(1.0 / __builtin_sqrt(m2 + a.eps))};
-  const double m1 = total(segment1, s1) / count;
-  const double var = m2 - m1 * m1;
-  const real mean = static_cast<real>(static_cast<double>(shift) + m1);
-  if (!(m1 * m1 <= 0.25 * var)) return two_pass(In<Z>(stored, a.z_type, 0), d, mean, a.eps);
-  return {mean, static_cast<real>(1.0 / __builtin_sqrt(var + a.eps))};
+  const double count = static_cast<double>(d), m2 = sums.squares() / count;
+  if (NORM == Norm::rms) return moments_of(0, m2, count, a);
+  // The sum of a float z overflows like a float too.
+  const bool limited = a.z_type != Type::f64;
+  const double all = sums.values(), m1 = all / count, var = m2 - m1 * m1;
+  if (!(m1 * m1 <= RowSums<true>::kMaxRatio * var)) return two_pass(a, In<Z>(stored, a.z_type, 0), sums.origin() + m1);
+  return moments_of(sums.origin() + (limited ? static_cast<double>(static_cast<float>(all)) / count : m1), var, count, a);
 }
 
 struct NoRow {
@@ -167,9 +172,9 @@ struct NoRow {
   INLINE void copy(int64_t, int64_t) const {}
 };
 
-template <class Source, class Z, Norm NORM>
+template <class Source, class Z, Norm NORM, template <bool> class RowSums>
 Moments read_row(const Forward& a, int64_t index, void* stored, unsigned char* mask_scratch) {
-  return read_row_along<Source, Z, NORM>(a, index, stored, mask_scratch, NoRow());
+  return read_row_along<Source, Z, NORM, RowSums>(a, index, stored, mask_scratch, NoRow());
 }
 
 // ----------------------------------------------------------------------------------------------------------- writing

@@ -13,6 +13,9 @@ struct NormOnly {
   INLINE vec get(int64_t i, int64_t n) const {
     return x.template get<PART>(i, n);
   }
+  INLINE void prefetch(int64_t i, int64_t n) const {
+    for (int64_t k = 0; k < n; k += 64 / int64_t{sizeof(T)}) x.prefetch(i + k);
+  }
 };
 
 template <class R, class B>

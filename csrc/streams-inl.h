@@ -309,6 +309,7 @@ struct ForwardBlock {
     norm.norm = a.norm;
     norm.residual_type = norm.branch_type = norm.z_type = norm.x_hat_type = Type::f32;
     norm.y_type = a.read_type;
+    norm.short_sums = has_short_sums(a.new_type, a.read_type);  // as in the call with one stream
     float moments[4];
     for (int64_t t = 0; t < tokens; t += 2) {
       const int64_t pair = tokens - t < 2 ? 1 : 2, row = first + t;

@@ -23,6 +23,12 @@ INLINE float lane0(vec a) { return _mm512_cvtss_f32(a); }
 INLINE vec keep_first(vec a, int64_t n) { return _mm512_maskz_mov_ps(lanes(n), a); }
 INLINE vec select(uint32_t bits, vec a) { return _mm512_maskz_mov_ps(static_cast<__mmask16>(bits), a); }
 
+using half = __m512d;  // half of a vector's elements, as doubles
+INLINE half low_half(vec a) { return _mm512_cvtps_pd(_mm512_castps512_ps256(a)); }
+INLINE half high_half(vec a) { return _mm512_cvtps_pd(_mm512_extractf32x8_ps(a, 1)); }
+INLINE half fma(half a, half b, half c) { return _mm512_fmadd_pd(a, b, c); }
+INLINE double sum(half a) { return _mm512_reduce_add_pd(a); }
+
 // bfloat16 is the upper half of a float: one permutation of 16-bit words moves sixteen halves into place, or out of it.
 INLINE vec widen16(__m256i h) {
   const __m512i place = _mm512_set_epi16(15, 0, 14, 0, 13, 0, 12, 0, 11, 0, 10, 0, 9, 0, 8, 0, 7, 0, 6, 0, 5, 0, 4, 0, 3,
@@ -108,6 +114,12 @@ INLINE vec select(uint32_t bits, vec a) {
   return _mm256_and_ps(a, _mm256_castsi256_ps(_mm256_cmpeq_epi32(mine, each)));
 }
 
+using half = __m256d;
+INLINE half low_half(vec a) { return _mm256_cvtps_pd(_mm256_castps256_ps128(a)); }
+INLINE half high_half(vec a) { return _mm256_cvtps_pd(_mm256_extractf128_ps(a, 1)); }
+INLINE half fma(half a, half b, half c) { return _mm256_fmadd_pd(a, b, c); }
+INLINE double sum(half a) { return (a[0] + a[2]) + (a[1] + a[3]); }
+
 INLINE vec widen16(__m128i h) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16)); }
 INLINE __m256i rounded_bits(vec a) {
   const __m256i u = _mm256_castps_si256(a);
@@ -186,6 +198,12 @@ INLINE vec select(uint32_t bits, vec a) {
   return a;
 }
 
+typedef double half __attribute__((vector_size(16)));
+INLINE half low_half(vec a) { return half{a[0], a[1]}; }
+INLINE half high_half(vec a) { return half{a[2], a[3]}; }
+INLINE half fma(half a, half b, half c) { return a * b + c; }
+INLINE double sum(half a) { return a[0] + a[1]; }
+
 INLINE vec load(const float* p) {
   vec a;
   __builtin_memcpy(&a, p, sizeof a);
@@ -243,6 +261,40 @@ INLINE void stream_copy(T* p, const T* from) { store(p, load(from)); }
 INLINE void finish_streams() {}
 
 #endif
+
+// The sums of a row's values and of their squares, for RMSNorm of the squares alone. A double holds the square of a float exactly, and
+// sums of them far more accurately than a float holds the result, whatever the order and the size of the terms. So the shift is 0; a
+// mean that is large against the standard deviation costs the variance the bits of their squared ratio, of which kMaxRatio leaves 32.
+template <bool MEAN>
+struct WideSums {
+  static constexpr double kMaxRatio = 0x1p20;
+  half s1[4], s2[4], shift = {};
+
+  INLINE WideSums() {
+    for (int c = 0; c < 4; ++c) s1[c] = s2[c] = half{};
+  }
+  explicit INLINE WideSums(double origin) : WideSums() { shift += origin; }
+  INLINE void begin(const vec*, int, int64_t) {}
+  INLINE void add_block(int64_t, const vec* t) {
+#pragma GCC unroll 4
+    for (int u = 0; u < 4; ++u) add_to(u % 2 * 2, low_half(t[u]), high_half(t[u]));
+  }
+  // Add a vector that is zero after the first n elements.
+  INLINE void add_part(vec t, int64_t) { add_to(0, low_half(t), high_half(t)); }
+  // The same with the shift subtracted, for n = W.
+  INLINE void add_shifted(vec t) { add_to(0, low_half(t) - shift, high_half(t) - shift); }
+  INLINE void add_to(int c, half low, half high) {
+    if (MEAN) {
+      s1[c] += low;
+      s1[c + 1] += high;
+    }
+    s2[c] = fma(low, low, s2[c]);
+    s2[c + 1] = fma(high, high, s2[c + 1]);
+  }
+  INLINE double origin() const { return shift[0]; }
+  INLINE double values() const { return sum((s1[0] + s1[1]) + (s1[2] + s1[3])); }
+  INLINE double squares() const { return sum((s2[0] + s2[1]) + (s2[2] + s2[3])); }
+};
 
 // `store_rounded` stores a and returns it rounded to the dtype of the memory.
 INLINE vec store_rounded(float* p, vec a) {

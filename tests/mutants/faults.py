@@ -10,7 +10,7 @@ from mutants.stream_faults import STREAM_FAULTS
 from mutants.tool_faults import TOOL_FAULTS
 
 AREAS = {
-    "forward": ("tests/functional/test_edges.py tests/functional/test_functional.py",
+    "forward": ("tests/functional/test_edges.py tests/functional/test_adversarial_rows.py tests/functional/test_functional.py",
                 "tests/ops/test_cpu*.py tests/functional/test_p*.py"),
     "backward": ("tests/ops/test_autograd.py", "tests/ops/test_cpu*.py tests/functional/test_[lp]*.py"),
     "past_caches": ("tests/functional/test_past_caches.py",),
@@ -42,7 +42,7 @@ AREAS = {
     "record": ("tests/stream/record/test_record*.py tests/stream/record/test_gradients.py", "tests/stream/record/test_s*.py"),
     "decompose": ("tests/stream/test_decompose.py",),
     "ablate": ("tests/stream/test_ablate*.py",),
-    "proof": ("tests/fusion/test_proof*.py tests/fusion/test_rng_replay.py",),
+    "proof": ("tests/fusion/test_proof*.py tests/fusion/test_call_proof.py tests/fusion/test_rng_replay.py",),
     "fuse": ("tests/fusion/test_pattern*.py", "tests/fusion/test_fuse*.py tests/fusion/test_families.py"),
     "lab_data": ("tests/lab/test_data.py tests/lab/test_run.py tests/lab/test_train.py",),
     "lab_verdict": ("tests/lab/test_comparison.py tests/lab/test_theory.py", "tests/lab/test_compare.py"),

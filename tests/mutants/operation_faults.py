@@ -35,8 +35,23 @@ OPERATION_FAULTS = (
     ),
     Fault(
         "tail-lanes-counted", "forward", "csrc/row-inl.h",
-        "t = keep_first(sub(t, k), n);",
-        "t = sub(t, k);",
+        "MEAN ? keep_first(sub(t, k), n) : t",
+        "MEAN ? sub(t, k) : t",
+    ),
+    Fault(
+        "squares-summed-in-float", "forward", "csrc/forward-inl.h",
+        "return run_overlapped<float, WideSums>(",
+        "return run_overlapped<float, ShortSums>(",
+    ),
+    Fault(
+        "large-mean-not-centred-again", "forward", "csrc/vec-inl.h",
+        "kMaxRatio = 0x1p20;",
+        "kMaxRatio = 0x1p60;",
+    ),
+    Fault(
+        "lost-part-of-float64-sums", "forward", "csrc/vec64-inl.h",
+        "return all - all == 0 ? all + rest : all;",
+        "return all;",
     ),
     Fault(
         "chunk-sums-overwritten", "backward", "csrc/backward-inl.h",
