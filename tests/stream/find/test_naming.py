@@ -1,7 +1,11 @@
 """Tests of `identify_wiring`: it names the rows of every wiring, with remarks on differences."""
 
 import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
 
+import addnorm
 from addnorm import Learned, Row, wirings
 from addnorm.stream.find.naming import SublayerSummary, find_contradiction, identify_wiring
 from support.stacks import ALL
@@ -129,3 +133,31 @@ def test_identify_wiring_rejects_factor_between_sublayers():
 ])  # fmt: skip
 def test_find_contradiction(text, wiring, claim):
     assert find_contradiction(text, wiring) == claim
+
+
+class Rescaled(nn.Module):
+    """x + f(g(x)) for a function g that is no norm of the finder."""
+
+    def __init__(self, g):
+        super().__init__()
+        self.g, self.f = g, nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x):
+        for f in self.f:
+            x = x + torch.tanh(f(self.g(x)))
+        return x
+
+
+UNNAMED = {
+    "local response norm": lambda x: F.local_response_norm(x.mT, 3).mT,
+    "a fractional power": lambda x: x * (x.square().cumsum(-1) + 1) ** -0.5,
+    "range of a token": lambda x: (x - x.amin(-1, keepdim=True)) / (x.amax(-1, keepdim=True) - x.amin(-1, keepdim=True)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*UNNAMED, "no rescaling"])
+def test_inspect_names_no_norm_only_without_rescaling(name):
+    inspection = addnorm.inspect(Rescaled(UNNAMED.get(name, torch.relu)).eval(), torch.randn(2, 5, 8))
+    wiring, remarks = inspection.streams[0].wiring, inspection.streams[0].remarks
+    assert (wiring and wiring.name) == (None if name in UNNAMED else "no_norm")
+    assert any("the norms are inside" in remark for remark in remarks) == (name in UNNAMED)

@@ -12,7 +12,7 @@ from addnorm import wirings
 from addnorm._util.numbers import format_number
 from addnorm.stream.dataflow.graph import Op, Value
 from addnorm.stream.find.chain import Chain
-from addnorm.stream.find.operators import NORMALIZING, is_mixing, strip_views
+from addnorm.stream.find.operators import NORMALIZING, get_number, is_mixing, strip_views
 from addnorm.stream.find.sublayers import Sublayer
 from addnorm.wirings.spec import Factor, Learned, Row, Wiring
 
@@ -78,16 +78,24 @@ def _has_inner_norm(sublayer: Sublayer) -> bool:
     """Return whether a sublayer has norms besides those of its row."""
     norms = [norm for norm in (*sublayer.reads.norms, sublayer.norm) if norm is not None]
     known = {op for norm in norms for op in norm.ops}
-    return any(op.name in NORMALIZING or op.norms or _divides_by_size(op) for op in sublayer.ops if op not in known)
+    others = [op for op in sublayer.ops if op not in known]
+    return any(op.name in NORMALIZING or op.norms or _takes_root(op) or _divides_by_size(op) for op in others)
+
+
+def _takes_root(op: Op) -> bool:
+    """Return whether an operator is a power with a fraction as exponent, as in a local response norm."""
+    number = get_number(op.args[1]) if op.name == "pow" else None
+    return number is not None and number % 1 != 0
 
 
 def _divides_by_size(op: Op) -> bool:
     """Return whether an operator divides a token by a number that was computed from its features, such as mean(|x|)."""
     if op.name != "div" or len(op.inputs) != 2 or op.inputs[1].shape[-1:] != (1,) or op.inputs[0].shape[-1:] == (1,):
         return False
-    value = strip_views(op.inputs[1])
+    value, x = strip_views(op.inputs[1]), strip_views(op.inputs[0])
+    shifted = strip_views(x.op.inputs[0]) if x.op is not None and x.op.name in ("sub", "add") else x
     for _ in range(8):  # the mean of a function of x
-        if value is strip_views(op.inputs[0]):
+        if value is x or value is shifted:
             return True
         if value.op is None or not value.op.inputs or is_mixing(value.op):
             return False
