@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from support.stream_steps import D, Steps
 
 __all__ = [
-    "Beside", "dropout", "embedding_norm", "missing_residual", "norm_between_streams", "random_gains", "random_start",
-    "random_start_of_own_generator", "random_start_times_zero", "random_writes", "recurrence", "scaled_post_ln",
+    "Beside", "dropout", "embedding_norm", "end_times_one", "missing_residual", "norm_between_streams", "random_gains", "random_start",
+    "random_start_of_own_generator", "random_start_times_zero", "random_writes", "recurrence", "scaled_end", "scaled_post_ln",
     "seeded_start", "seeded_writes", "shared", "shared_container", "shuffled", "start_of_reset_generator", "summed_residual",
     "swapped_deepnorm", "unshared_recurrence", "weighted_writes",
 ]  # fmt: skip
@@ -175,6 +175,14 @@ def unshared_recurrence(m: Steps, x: Tensor) -> Tensor:
 
 
 # Constants and ends.
+
+
+def scaled_end(m: Steps, x: Tensor) -> Tensor:
+    return m.last(0.5 * run_layers(m, x))
+
+
+def end_times_one(m: Steps, x: Tensor) -> Tensor:
+    return m.last(1.0 * run_layers(m, x))
 
 
 def swapped_deepnorm(m: Steps, x: Tensor) -> Tensor:

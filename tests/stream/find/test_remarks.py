@@ -29,6 +29,7 @@ KINDS = {
     "missing residual": ("does not add to it", (made.missing_residual, ONE), (made.summed_residual, ONE)),
     "shared weights": ("shared weights: mlps.0 is 4 sublayers", (made.shared, ONE), (made.shared_container, ONE)),
     "recurrence": ("shared weights", (made.recurrence, ONE), (made.unshared_recurrence, ONE)),
+    "factor at the end": ("multiplied by a factor before the final norm", (made.scaled_end, ONE), (made.end_times_one, ONE)),
     "swapped factor": ("deepnorm has it on the stream", (made.swapped_deepnorm, ONE), (made.scaled_post_ln, ONE)),
     "embedding norm": ("with a norm of the embedding", (made.embedding_norm, ONE), (made.norm_between_streams, ONE)),
 }  # fmt: skip

@@ -42,7 +42,7 @@ def list_remarks(chain: Chain, sites: Sequence[Site], model: nn.Module, wiring: 
         norms and _ran_inside(norms[0], after) and not _ran_inside(norms[0], add) for norms, add, after in pairs
     )
     remarks = [SHIFTED] * is_shifted
-    if any(factor.kind in ("constant", "learned") for factor in chain.final_factors):
+    if any(f.kind == "learned" or (f.kind == "constant" and f.number != 1.0) for f in chain.final_factors):
         remarks.append(SCALED_END)
     after = chain.next_norm
     if after is not None and after.is_partial:
