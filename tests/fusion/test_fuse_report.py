@@ -55,13 +55,31 @@ def test_fuse_benchmarks_on_request(monkeypatch):
     assert fusion.to_dict()["benchmark"]["saved_bytes"]["before"] == times.saved_bytes[0]
 
 
-def test_frozen_model_has_no_gradients(monkeypatch):
+class Tokens(Model):
+    """Model without a floating-point input."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(9, D)
+
+    def forward(self, ids):
+        return super().forward(self.embed(ids))
+
+
+def test_frozen_model_has_gradients_of_its_inputs_only(monkeypatch):
     monkeypatch.setattr(benchmark, "SECONDS", 0.0)
-    model = Model().requires_grad_(False)
-    fusion = fuse(model, X, benchmark=True)
+    fusion = fuse(Model().requires_grad_(False), X, benchmark=True)
     assert fusion.proof.holds
-    assert fusion.proof.gradients == ()
+    assert [one.name for one in fusion.proof.gradients] == ["input [0]"]
     assert fusion.benchmark.training is fusion.benchmark.saved_bytes is None
+    assert "1 output and 1 gradient." in str(fusion)
+
+
+def test_proof_says_that_it_has_no_gradient():
+    fusion = fuse(Tokens().requires_grad_(False), torch.arange(4)[None])
+    assert len(fusion.fused) == 2
+    assert fusion.proof.gradients == ()
+    assert "no gradients: nothing is proven of training" in " ".join(str(fusion).split())
 
 
 def test_fuse_reports_graph_breaks():

@@ -46,7 +46,8 @@ def test_wrong_rewrite_fails_the_proof(monkeypatch, fault):
     with torch.no_grad():
         before = model(X)
     with pytest.raises(
-        addnorm.VerificationError, match=r"is not fused: .* differs by .*, tolerance .* \(twice the model's own error\)"
+        addnorm.VerificationError,
+        match=r"is not fused: layers.0.n: .*, in float64 differs by .*, tolerance .* \(of its fused call by itself\)",
     ) as error:
         fuse(model, X)
     assert not error.value.fusion.proof.holds

@@ -33,7 +33,8 @@ def test_proof_holds_for_another_rounding(dtype, training):
     assert proof.oracle == "float64"
     assert proof.mode == ("training" if training else "evaluation")
     assert [difference.name for difference in proof.outputs] == ["output"]
-    assert {difference.name for difference in proof.gradients} == {name for name, _ in model.named_parameters()}
+    names = [name for name, _ in model.named_parameters()]
+    assert {difference.name for difference in proof.gradients} == {*names, "input [0]"}
     eps = torch.finfo(dtype).eps
     for difference in (*proof.outputs, *proof.gradients):
         assert difference.tolerance <= 40 * eps * max(difference.magnitude, 1)  # the tolerance is small
@@ -98,7 +99,35 @@ def test_worst_uses_the_largest_share_of_tolerance():
 def test_proof_without_gradients():
     model = make_layer(dropout=0.0)
     assert prove(model, model, model, (X,), {}, gradients=False).gradients == ()
-    assert prove(model.requires_grad_(False), model, model, (X,), {}).gradients == ()
+    frozen = prove(model.requires_grad_(False), model, model, (X,), {})
+    assert [difference.name for difference in frozen.gradients] == ["input [0]"]
+
+
+def test_proof_compares_gradients_of_all_floating_inputs():
+    model = Function(lambda m, x, y, ids, memory: x @ m.w * y[ids] + memory["a"][0].sum(), 16, 4)
+    y, ids, memory = torch.randn(3, 4), torch.tensor([1, 0]), {"a": [torch.randn(5)]}
+    arguments = (X[0, :2],), {"y": y, "ids": ids, "memory": memory}
+    proof = prove(model, model, model, *arguments)
+    assert [one.name for one in proof.gradients] == ["w", "input [0]", "input y", "input memory.a.0"]
+    assert proof.holds
+    assert all(one.eager_error is not None for one in proof.gradients)
+
+    def detached(x, y, ids, memory):
+        return model(x, y, ids, {"a": [memory["a"][0].detach()]})
+
+    wrong = prove(model, model, detached, *arguments)
+    assert [one.name for one in wrong.gradients if not one.holds] == ["input memory.a.0"]
+
+
+def test_input_that_the_model_overwrites_has_no_gradient():
+    model = Function(lambda m, x: x.mul_(2.0) @ m.w, 16, 4)
+    x = X[0].clone()
+    proof = prove(model, model, model, (x,), {})
+    assert [one.name for one in proof.gradients] == ["w"]
+    assert proof.gradient_error.startswith(
+        "RuntimeError: a leaf Variable that requires grad is being used in an in-place"
+    )
+    assert x.equal(X[0])
 
 
 def test_proof_of_outputs_without_gradients():
@@ -112,7 +141,7 @@ def test_proof_omits_unused_parameters():
     model = Function(lambda m, x: x @ m.w, 16, 4)
     model.other = nn.Parameter(torch.ones(3))
     model.frozen = nn.Parameter(torch.ones(3), requires_grad=False)
-    assert [difference.name for difference in prove(model, model, model, (X,), {}).gradients] == ["w"]
+    assert [difference.name for difference in prove(model, model, model, (X,), {}).gradients] == ["w", "input [0]"]
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
@@ -120,7 +149,7 @@ def test_proof_compares_gradients_in_any_grad_mode(mode):
     model = make_layer(dropout=0.0)
     with mode():
         proof = prove(model, model, model, (X * 1,), {})
-    assert len(proof.gradients) == len([*model.parameters()])
+    assert len(proof.gradients) == len([*model.parameters()]) + 1
 
 
 @pytest.mark.parametrize("fault", FAULTS)

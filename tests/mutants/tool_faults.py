@@ -94,6 +94,51 @@ TOOL_FAULTS = (
         "\nTIMES = 200  #",
     ),
     Fault(
+        "one-tolerance-for-all-tensors", "proof", "src/addnorm/fusion/tolerance.py",
+        "magnitudes = {name: magnitude_of(t) for name, t in before.items()}",
+        "magnitudes = dict.fromkeys(before, max(map(magnitude_of, before.values()), default=0.0))",
+    ),
+    Fault(
+        "new-nans-in-float64-ignored", "proof", "src/addnorm/fusion/tolerance.py",
+        "if not (_wide(truth).isnan() & ~_wide(t).isnan()).any()}",
+        "if True}",
+    ),
+    Fault(
+        "gradients-are-noise-sooner", "proof", "src/addnorm/fusion/tolerance.py",
+        "magnitude <= 64 * round_off",
+        "magnitude <= 6400 * round_off",
+    ),
+    Fault(
+        "share-without-float64", "proof", "src/addnorm/fusion/tolerance.py",
+        "\nMAX_SHARE = 0.1  #",
+        "\nMAX_SHARE = 0.3  #",
+    ),
+    Fault(
+        "eps-of-the-model-for-all-dtypes", "proof", "src/addnorm/fusion/tolerance.py",
+        "max(eps, torch.finfo(t.dtype).eps)",
+        "eps",
+    ),
+    Fault(
+        "input-gradients-not-taken", "proof", "src/addnorm/fusion/proof.py",
+        "modes.append(Mode({}, True))",
+        "pass",
+    ),
+    Fault(
+        "calls-compared-without-gradients", "proof", "src/addnorm/fusion/call_proof.py",
+        "if outputs and inputs:",
+        "if False:",
+    ),
+    Fault(
+        "calls-compared-in-float64-only", "proof", "src/addnorm/fusion/call_proof.py",
+        "\nGROWTH = 1.1  #",
+        "\nGROWTH = 110.0  #",
+    ),
+    Fault(
+        "arguments-of-other-nodes-unchecked", "proof", "src/addnorm/fusion/call_proof.py",
+        "if (node.op, node.target, node.args, node.kwargs) != (twin.op, twin.target, *expected):",
+        "if False:",
+    ),
+    Fault(
         "random-numbers-in-another-order", "proof", "src/addnorm/fusion/rng_replay.py",
         "torch.empty_strided(tensor.shape, tensor.stride(), dtype=self.dtype",
         "torch.empty(tensor.shape, dtype=self.dtype",

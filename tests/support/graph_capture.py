@@ -47,7 +47,9 @@ def capture_graphs(model: nn.Module, **options: Any) -> GraphCapture:
 
     def backend(graph: Any, example_inputs: Any) -> Any:
         capture.graphs.append(graph)
-        capture.boundaries += fuse_graph(graph, named)
+        fused = fuse_graph(graph, named)
+        assert all(difference.holds for difference in fused.differences)
+        capture.boundaries += fused.boundaries
         return run_eagerly(graph)
 
     torch._dynamo.reset()  # clear earlier compilations, which would be reused or counted

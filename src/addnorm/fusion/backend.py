@@ -10,10 +10,11 @@ The name works wherever addnorm is installed; `backend` itself is what torch.com
 from __future__ import annotations
 
 import re
+import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -21,16 +22,18 @@ from torch.utils.checkpoint import checkpoint
 
 from addnorm.fusion.benchmark import NodeTimer, measure_share
 from addnorm.fusion.boundary import Boundary, Match, match_sum
+from addnorm.fusion.call_proof import Original, prove_calls
 from addnorm.fusion.encoder import expand_encoder_layers
 from addnorm.fusion.fused_call import choose_casting, entered
-from addnorm.fusion.graph import PathOf, TracedGraph, contexts_of, source_of, trace_graph
+from addnorm.fusion.graph import PathOf, contexts_of, source_of, trace_graph
 from addnorm.fusion.pattern import find_matches
 from addnorm.fusion.rewrite import insert_fused_call, read_written_values
+from addnorm.fusion.tolerance import Difference, worst
 from addnorm.stream.dataflow.snapshot import StateSnapshot
 from addnorm.stream.find.inspect import capture_flow
 from addnorm.stream.find.norms import find_norms
 
-__all__ = ["CAPTURED_ANEW", "ModelBackend", "backend", "compile_graph", "fuse_graph", "run_eagerly"]
+__all__ = ["CAPTURED_ANEW", "ModelBackend", "backend", "compile_graph", "fuse_graph", "run_eagerly", "warn_of_failures"]
 
 Forward = Callable[..., Any]
 PARAMETER_OF_SELF = re.compile(r"L\['self'\]((?:\._modules\[[^\]]*\])*)\._parameters\[")
@@ -66,8 +69,18 @@ def backend(
     if (inductor_options or mode) and not inductor:
         names = ", ".join([*inductor_options, *(["mode"] if mode else [])])
         raise ValueError(f'backend "addnorm" has no {names}; Inductor has: options={{"inductor": True, ...}}.')
-    fuse_graph(graph)
+    warn_of_failures(fuse_graph(graph).differences)
     return compile_graph(graph, example_inputs, mode, inductor_options) if inductor else run_eagerly(graph)
+
+
+def warn_of_failures(differences: Sequence[Difference]) -> None:
+    """Warn of a graph that stays as it was, because a fused call failed its proof."""
+    most = worst(differences)
+    if most is not None and not most.holds:
+        warnings.warn(
+            f"a graph is not fused: {most.name} differs by {most.max_abs:.1e}, tolerance {most.tolerance:.1e}.",
+            stacklevel=3,
+        )
 
 
 def run_eagerly(graph: fx.GraphModule) -> Forward:
@@ -116,11 +129,25 @@ def compile_graph(
     return cast(Forward, function)
 
 
+class FusedGraph(NamedTuple):
+    """Result of `fuse_graph`.
+
+    Attributes:
+        boundaries: all Add & Norms; those that are not fused have a reason.
+        differences: of the fused calls from the operators that they replaced, as `prove_calls` returns them.
+    """
+
+    boundaries: list[Boundary]
+    differences: list[Difference]
+
+
 def fuse_graph(
     graph: fx.GraphModule, path_of: PathOf | None = None, kinds: Sequence[int] | None = None,
     observe: Callable[[fx.GraphModule, list[Match]], None] = lambda graph, matches: None,
-) -> list[Boundary]:  # fmt: skip
-    """Fuse the Add & Norms of a graph and of its activation checkpoints.
+) -> FusedGraph:  # fmt: skip
+    """Fuse the Add & Norms of a graph and of its activation checkpoints, and prove each fused call by itself.
+
+    If a proof fails, the graph stays as it was.
 
     Args:
         graph: the graph, which is changed in place.
@@ -128,34 +155,33 @@ def fuse_graph(
         kinds: what each input depends on, as in `trace_graph`.
         observe: called with the graph and its Add & Norms before the graph is rewritten.
 
-    Returns:
-        All Add & Norms; those that are not fused have a reason.
     """
     path_of = _path_in_metadata if path_of is None else path_of
     expand_encoder_layers(graph.graph)
     read_written_values(graph.graph)
     traced = trace_graph(graph, path_of, kinds)
-    boundaries = _fuse_checkpoints(graph, traced, path_of)
-    matches = find_matches(graph, traced, lambda match: choose_casting(match, graph))
-    observe(graph, matches)
-    replaced: dict[fx.Node, fx.Node] = {}
-    for match in matches:
-        boundaries.append(match.to_boundary())
-        if match.reason is None:
-            insert_fused_call(graph.graph, match, replaced)
-    graph.graph.lint()
-    graph.recompile()
-    return boundaries
-
-
-def _fuse_checkpoints(graph: fx.GraphModule, traced: TracedGraph, path_of: PathOf) -> list[Boundary]:
-    boundaries = []
     contexts = contexts_of(graph)
+    fused = FusedGraph([], [])
     for node in _checkpoint_nodes(graph):
         with entered(contexts[node]):
-            body = _checkpoint_body(graph, node)
-            boundaries += fuse_graph(body, path_of, [traced.kind(arg) for arg in node.args[1:]])
-    return boundaries
+            body = fuse_graph(_checkpoint_body(graph, node), path_of, [traced.kind(arg) for arg in node.args[1:]])
+        fused.boundaries.extend(body.boundaries)
+        fused.differences.extend(body.differences)
+    matches = find_matches(graph, traced, lambda match: choose_casting(match, graph))
+    observe(graph, matches)
+    fused.boundaries.extend(match.to_boundary() for match in matches)
+    matches = [match for match in matches if match.reason is None]
+    if matches:
+        original, replaced = Original(graph.graph), dict[fx.Node, fx.Node]()
+        for match in matches:
+            insert_fused_call(graph.graph, match, replaced)
+        graph.graph.lint()
+        differences = prove_calls(graph, original, traced, matches, replaced, contexts)
+        fused.differences.extend(differences)
+        if not all(difference.holds for difference in differences):
+            graph.graph = original.graph
+    graph.recompile()
+    return fused
 
 
 def _path_in_metadata(node: fx.Node) -> str:
@@ -172,13 +198,15 @@ class ModelBackend:
 
     Attributes:
         inductor: whether graphs go to Inductor.
-        boundaries_by_mode: the Add & Norms of each graph that ran while recording, without gradients (False) and with (True).
+        runs: the Add & Norms of each graph that ran, of each recorded call of the model.
+        differences: of the fused calls in all graphs from the operators that they replaced.
     """
 
     def __init__(self, model: nn.Module, inductor: bool) -> None:
         # The model itself is not stored: the frontend keeps its backends alive.
         self.inductor = inductor
-        self.boundaries_by_mode: dict[bool, list[tuple[Boundary, ...]]] = {}
+        self.runs: list[list[tuple[Boundary, ...]]] = []
+        self.differences: list[Difference] = []
         self._is_recording, self._is_timing = True, False
         self._timers: list[NodeTimer] = []
         self._num_captured = self._num_runs = 0
@@ -193,7 +221,11 @@ class ModelBackend:
         self._root = self._root_of(graph)
         self._has_checkpoints |= bool(_checkpoint_nodes(graph))
         number = len(self._timers) if self._is_recording else None
-        boundaries = fuse_graph(graph, self._path_of, observe=self._add_timer)
+        boundaries, differences = fuse_graph(graph, self._path_of, observe=self._add_timer)
+        if self._is_recording:
+            self.differences += differences
+        else:
+            warn_of_failures(differences)
         inputs = [node.name for node in graph.graph.nodes if node.op == "placeholder"]
         weights = [inputs.index(boundary.weight) if boundary.weight in inputs else None for boundary in boundaries]
         forward = compile_graph(graph, example_inputs, options=TORCH_RNG) if self.inductor else run_eagerly(graph)
@@ -207,7 +239,7 @@ class ModelBackend:
             if self._is_recording:
                 paths = (self._owner(values[k]) if k is not None else None for k in weights)
                 located = tuple(_relocate(boundary, path) for boundary, path in zip(boundaries, paths, strict=True))
-                self.boundaries_by_mode.setdefault(torch.is_grad_enabled(), []).append(located)
+                self.runs[-1].append(located)
             return forward(*values)
 
         return run
@@ -235,6 +267,15 @@ class ModelBackend:
 
     def _owner(self, parameter: Tensor) -> str | None:
         return self._owners.get(id(parameter))
+
+    def recorded(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a call of the fused model that records which Add & Norms it runs."""
+
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            self.runs.append([])
+            return call(*args, **kwargs)
+
+        return recorded
 
     def stop_recording(self) -> None:
         """Record no more Add & Norms, and drop the timers' copies of the graphs."""
@@ -269,14 +310,14 @@ class ModelBackend:
     @property
     def num_graphs(self) -> int:
         """Number of graphs in one run."""
-        return max(map(len, self.boundaries_by_mode.values()), default=0)
+        return max(map(len, self.runs), default=0)
 
     def boundaries(self, model: nn.Module, args: Any, kwargs: Any) -> tuple[Boundary, ...]:
         """Return the Add & Norms of one run in order, then those that are in no graph.
 
         An Add & Norm that is not fused in one of the runs, with or without gradients, counts as not fused.
         """
-        runs = [[boundary for graph in graphs for boundary in graph] for graphs in self.boundaries_by_mode.values()]
+        runs = [[boundary for graph in graphs for boundary in graph] for graphs in self.runs]
         longest = max(runs, key=len, default=[])
         alike = [
             run for run in runs if [_key(boundary) for boundary in run] == [_key(boundary) for boundary in longest]

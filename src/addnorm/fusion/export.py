@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from addnorm.fusion.backend import fuse_graph
+from addnorm.fusion.backend import fuse_graph, warn_of_failures
 from addnorm.fusion.fuse import is_fused
 from addnorm.stream.dataflow.snapshot import StateSnapshot
 
@@ -62,5 +62,5 @@ def export_fused(
             model, tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes, strict=strict
         )
     graph = program.module()
-    fuse_graph(graph)
+    warn_of_failures(fuse_graph(graph).differences)
     return torch.export.export(graph, tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes, strict=strict)

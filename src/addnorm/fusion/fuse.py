@@ -8,6 +8,7 @@ it.
 from __future__ import annotations
 
 import inspect
+import operator
 import threading
 import types
 import weakref
@@ -17,12 +18,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from addnorm.fusion.backend import CAPTURED_ANEW, ModelBackend
 from addnorm.fusion.benchmark import measure
 from addnorm.fusion.encoder import keep_padding_zero, padding_encoders
-from addnorm.fusion.proof import prove
+from addnorm.fusion.proof import modes_of, prove
 from addnorm.fusion.result import Fusion, VerificationError
 from addnorm.fusion.runs import run
 from addnorm.stream.dataflow.snapshot import StateSnapshot
@@ -35,6 +36,11 @@ UNDO = "_addnorm_undo"  # attribute of the compiled call: the function that unfu
 USAGE = "addnorm.fuse(model, *args, **kwargs)"
 # Options of torch.compile: each model has its own recompilations, enough for several modes, dtypes and shapes.
 OWN_CACHE = {"isolate_recompiles": True, "recompile_limit": 32}
+
+FORWARD = operator.attrgetter("forward")
+GLOBAL_HOOKS = [
+    hooks for name, hooks in vars(nn.modules.module).items() if name.startswith(("_global_forward", "_global_backward"))
+]
 
 
 def fuse(model: nn.Module, *args: Any, compile: bool = False, benchmark: bool = False, **kwargs: Any) -> Fusion:
@@ -82,17 +88,17 @@ def fuse(model: nn.Module, *args: Any, compile: bool = False, benchmark: bool = 
     undo = [keep_padding_zero(encoder) for encoder in padding_encoders(model)]
     fused_calls = False
     try:
-        proof = prove(model, before, after, args, kwargs)
+        proof = prove(model, before, backend.recorded(after), args, kwargs)
+        proof = replace(proof, calls=tuple(backend.differences))
         boundaries = backend.boundaries(model, args, kwargs)
         fusion = Fusion(type(model).__name__, boundaries, backend.num_graphs, proof, compile)
         if not proof.holds:
             raise VerificationError(fusion)
         if fusion.fused:
             state = StateSnapshot(model, (args, kwargs))
-            modes: list[dict[str, Tensor]] = [{}]
-            if proof.gradients:
-                modes.append({name: p for name, p in model.named_parameters() if p.requires_grad})
-            if not all(backend.is_reused(partial(run, after, args, kwargs, mode), state) for mode in modes):
+            modes = [mode for mode in modes_of(model, args, kwargs) if mode.is_in(proof)]
+            runs = [partial(run, after, args, kwargs, mode.parameters, inputs=mode.inputs) for mode in modes]
+            if not all(backend.is_reused(call, state) for call in runs):
                 unfused = (replace(one, reason=one.reason or CAPTURED_ANEW) for one in boundaries)
                 fusion = replace(fusion, boundaries=tuple(unfused))
         if fusion.fused:
@@ -212,7 +218,14 @@ def _compiled_call(model: nn.Module, backend: ModelBackend) -> Callable[..., Any
     options = {name: value for name, value in OWN_CACHE.items() if name in inspect.signature(torch.compile).parameters}
     compiled: Callable[..., Any] = torch.compile(function, backend=backend, **options)  # type: ignore[call-overload]  # mypy cannot read **options
 
+    # The frontend guards neither the methods of classes nor hooks of all modules. While either is another than now, the model
+    # runs as it is.
+    classes = [cls for cls in {type(module) for module in model.modules()} if hasattr(cls, "forward")]
+    forwards, hooks = [*map(FORWARD, classes)], [*map(len, GLOBAL_HOOKS)]
+
     def call(*args: Any, **kwargs: Any) -> Any:
+        if [*map(FORWARD, classes)] != forwards or [*map(len, GLOBAL_HOOKS)] != hooks:
+            return model._call_impl(*args, **kwargs)
         with _hook_guards:
             return compiled(*args, **kwargs)
 

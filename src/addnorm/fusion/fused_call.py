@@ -20,7 +20,9 @@ from addnorm.fusion.boundary import Match
 from addnorm.fusion.graph import concrete, contexts_of, example_value, is_number
 from addnorm.reference import Casting
 
-__all__ = ["apply_view", "call_arguments", "choose_casting", "entered", "operation_of"]
+__all__ = [
+    "apply_view", "call_arguments", "call_node", "choose_casting", "entered", "operation_of", "probe_shape", "takes_any_rows",
+]  # fmt: skip
 
 OPERATIONS: dict[str, Callable[..., Any]] = {"layer": functional.add_layer_norm, "rms": functional.add_rms_norm}
 ROWS = 64  # rows of random numbers, if the nodes accept any shape
@@ -80,13 +82,21 @@ def choose_casting(match: Match, graph: fx.GraphModule) -> str | None:
 
 def _shapes(match: Match) -> Iterator[tuple[tuple[int, ...], bool]]:
     """Yield a shape of few rows, then that of the graph, each with whether a failure there is final."""
+    yield probe_shape(match), takes_any_rows(match)
+    yield tuple(concrete(tuple(example_value(match.z[0]).shape))), True
+
+
+def probe_shape(match: Match) -> tuple[int, ...]:
+    """Return the shape of the sum with few rows."""
     shape = tuple(concrete(tuple(example_value(match.z[0]).shape)))
     rows = (*(1,) * (len(shape) - 2), min(ROWS, max(shape[-2], 1)) if len(shape) > 1 else 1)
-    any_shape = not match.views and not any(
-        is_number(example_value(input_node)) for node in match.inner for input_node in node.all_input_nodes
-    )
-    yield (*rows[: len(shape) - 1], shape[-1]), any_shape
-    yield shape, True
+    return (*rows[: len(shape) - 1], shape[-1])
+
+
+def takes_any_rows(match: Match) -> bool:
+    """Return whether no operator of the norm depends on the number of rows."""
+    inputs = (input_node for node in match.inner for input_node in node.all_input_nodes)
+    return not match.views and not any(is_number(example_value(node)) for node in inputs)
 
 
 def _random_tensors(match: Match, shape: tuple[int, ...], first: int) -> dict[fx.Node, Tensor]:
@@ -118,7 +128,7 @@ def _run_nodes(match: Match, tensors: dict[fx.Node, Tensor], graph: fx.GraphModu
 
     for node in match.inner:
         args, kwargs = fx.map_arg((node.args, node.kwargs), result)
-        results[node] = _call(node, args, kwargs)
+        results[node] = call_node(node, args, kwargs)
     y: Tensor = results[match.y[0]]
     return y
 
@@ -142,11 +152,11 @@ def _run_call(match: Match, tensors: dict[fx.Node, Tensor]) -> Tensor:
 def apply_view(view: fx.Node, tensor: Tensor) -> Tensor:
     """Apply a view of the graph to another tensor."""
     args, kwargs = fx.map_arg((view.args[1:], dict(view.kwargs)), lambda node: concrete(example_value(node)))
-    y: Tensor = _call(view, (tensor, *args), kwargs)
+    y: Tensor = call_node(view, (tensor, *args), kwargs)
     return y
 
 
-def _call(node: fx.Node, args: Any, kwargs: Any) -> Any:
+def call_node(node: fx.Node, args: Any, kwargs: Any) -> Any:
     """Call the method or function of a node."""
     if node.op == "call_method":
         return getattr(args[0], str(node.target))(*args[1:], **kwargs)

@@ -10,13 +10,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from addnorm.fusion.rng_replay import copy_in_dtype, replay_rng
-from addnorm.fusion.runs import RunResult, run
+from addnorm.fusion.runs import INPUT, RunResult, floating_inputs, run
 from addnorm.fusion.tolerance import (
     Difference,
     compare,
@@ -29,7 +29,7 @@ from addnorm.fusion.tolerance import (
 )
 from addnorm.stream.dataflow.snapshot import StateSnapshot
 
-__all__ = ["Proof", "prove"]
+__all__ = ["Proof", "modes_of", "prove"]
 
 Errors = tuple[dict[str, float], dict[str, float]]  # of outputs, and of gradients
 
@@ -47,10 +47,12 @@ class Proof:
 
     Attributes:
         outputs: differences of the outputs: for each, the larger of a run without gradients and a run with gradients.
-        gradients: differences of the gradients of the parameters; empty if there are none.
+        gradients: differences of the gradients of the parameters, then of the floating-point inputs ("input x"); empty if none
+            reaches the outputs.
         oracle: "float64", or "float32" for a model in half precision without float64; else why there is no such run.
         mode: "training" or "evaluation".
         gradient_error: the error that the model itself raises with gradients; None if there is none.
+        calls: differences of each fused call from the operators that it replaced, in float64 and in the model's dtype.
     """
 
     outputs: tuple[Difference, ...]
@@ -58,18 +60,24 @@ class Proof:
     oracle: str
     mode: str
     gradient_error: str | None = None
+    calls: tuple[Difference, ...] = ()
+
+    @property
+    def differences(self) -> tuple[Difference, ...]:
+        """All differences."""
+        return (*self.calls, *self.outputs, *self.gradients)
 
     @property
     def holds(self) -> bool:
         """Whether every difference is within its tolerance."""
-        return all(difference.holds for difference in (*self.outputs, *self.gradients))
+        return all(difference.holds for difference in self.differences)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the attributes for JSON."""
-        outputs, gradients = ([difference.to_dict() for difference in part] for part in (self.outputs, self.gradients))
+        parts = {"calls": self.calls, "outputs": self.outputs, "gradients": self.gradients}
         return {
-            "holds": self.holds, "outputs": outputs, "gradients": gradients, "oracle": self.oracle, "mode": self.mode,
-            "gradient_error": self.gradient_error,
+            "holds": self.holds, **{name: [one.to_dict() for one in part] for name, part in parts.items()},
+            "oracle": self.oracle, "mode": self.mode, "gradient_error": self.gradient_error,
         }  # fmt: skip
 
 
@@ -77,9 +85,10 @@ def prove(
     model: nn.Module, before: Callable[..., Any], after: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *,
     gradients: bool | None = None,
 ) -> Proof:  # fmt: skip
-    """Compare two callables that use the parameters of a model: all outputs, and the gradient of each parameter.
+    """Compare two callables that use the parameters of a model: all outputs, and the gradients of parameters and inputs.
 
-    Each callable runs without gradients and with gradients; the loss is the sum of all outputs, each element with a random sign.
+    Each callable runs without gradients, with the gradients of the parameters, and once more with those of the floating-point
+    inputs. The loss is the sum of all outputs, each element with a random sign.
     All runs start from the same random state and the same contents of memory, which are restored afterwards. `.grad` is not
     touched.
 
@@ -98,7 +107,7 @@ def prove(
         after: the fused model, with the same arguments.
         args: positional arguments of both.
         kwargs: keyword arguments of both.
-        gradients: whether to compare gradients; None: if any parameter requires one.
+        gradients: whether to compare gradients; None: where the model itself raises no error with them.
 
     Raises:
         ValueError: the outputs contain no finite number, so that nothing would be proven.
@@ -169,13 +178,39 @@ def _differences(
     return tuple(outputs.values()), tuple(gradients)
 
 
+class Mode(NamedTuple):
+    """What a run takes gradients of."""
+
+    parameters: Mapping[str, Tensor]
+    inputs: bool
+
+    def is_in(self, proof: Proof) -> bool:
+        """Return whether a proof has such a run: the model may raise an error in it, or have no gradient."""
+        names = {difference.name for difference in proof.gradients}
+        if self.inputs:
+            return any(name.startswith(INPUT) for name in names)
+        return not self.parameters or not names.isdisjoint(self.parameters)
+
+
+def modes_of(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Mode]:
+    """Return the runs of a proof: without gradients, with those of the parameters, with those of the inputs."""
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    modes = [Mode({}, False)]
+    if parameters:
+        modes.append(Mode(parameters, False))
+    if floating_inputs(args, kwargs):
+        modes.append(Mode({}, True))
+    return modes
+
+
 class _Baseline:
     """Model before fusing, with its inputs, its results and their errors.
 
     Attributes:
-        modes: parameters of which gradients are taken: none in the first run, those that require one in the second.
+        modes: of each run the parameters of which gradients are taken, and whether those of the inputs are: none in the first
+            run, the parameters that require one in the next, all floating-point inputs in the last.
         results: of the model in each mode.
-        gradient_error: the error that the model raises in the second run.
+        gradient_error: the error that the model raises with gradients.
         eps: distance of adjacent numbers at 1 in the dtype in which the model computes.
     """
 
@@ -185,29 +220,26 @@ class _Baseline:
         self.model, self.call, self.args, self.kwargs = model, call, args, kwargs
         self.state = StateSnapshot(model, (args, kwargs))
         self.dtype, self.eps = _precision(model)
-        self.modes: list[Mapping[str, Tensor]] = [{}]
         self.gradient_error: str | None = None
-        self.results = [self._run(call, {})]
-        parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        if parameters and gradients is not False:
+        self.modes: list[Mode] = []
+        self.results: list[RunResult] = []
+        for mode in modes_of(model, args, kwargs)[: 1 if gradients is False else None]:
             try:
-                self.results.append(self._run(call, parameters))
-                self.modes.append(parameters)
+                self.results.append(self._run(call, mode))
+                self.modes.append(mode)
             except Exception as error:  # some models have gradients in training mode only
-                if gradients:
+                if gradients or not self.modes:
                     raise
                 self.gradient_error = f"{type(error).__name__}: {_first_line(error)}"
 
     def run_modes(self, call: Callable[..., Any] | None = None, state: StateSnapshot | None = None) -> list[RunResult]:
         """Run the model, or another callable, in each mode."""
-        return [self._run(call or self.call, parameters, state) for parameters in self.modes]
+        return [self._run(call or self.call, mode, state) for mode in self.modes]
 
-    def _run(
-        self, call: Callable[..., Any], parameters: Mapping[str, Tensor], state: StateSnapshot | None = None
-    ) -> RunResult:
+    def _run(self, call: Callable[..., Any], mode: Mode, state: StateSnapshot | None = None) -> RunResult:
         state = state or self.state
         with state.restored():
-            outputs, gradients = run(call, self.args, self.kwargs, parameters)
+            outputs, gradients = run(call, self.args, self.kwargs, mode.parameters, inputs=mode.inputs)
             return RunResult(state.copy_aliases(outputs), gradients)
 
     def errors(self, results: Sequence[RunResult], state: StateSnapshot | None = None) -> tuple[list[Errors], str]:
@@ -265,10 +297,12 @@ class _Baseline:
                     for device in {"cpu", *(t.device.type for t in state.tensors)}:
                         stack.enter_context(torch.autocast(device, enabled=False))
                     model, (args, kwargs) = copy_in_dtype(self.model, (self.args, self.kwargs), state.tensors, wide)
-                    has_gradients = len(self.modes) > 1
-                    parameters = {n: p for n, p in model.named_parameters() if p.requires_grad and has_gradients}
+                    names = {name for mode in self.modes for name in mode.parameters}
+                    parameters = {name: p for name, p in model.named_parameters() if name in names}
+                    inputs = any(mode.inputs for mode in self.modes)
                     with replay_rng(self.dtype, wide):
-                        return run(model, args, kwargs, parameters), str(wide).removeprefix("torch.")
+                        exact = run(model, args, kwargs, parameters, inputs=inputs)
+                        return exact, str(wide).removeprefix("torch.")
             except Exception as error:  # a model that cannot be copied, or has no float64, fails with any error
                 problem = f"no float64 run: {type(error).__name__}: {_first_line(error)}"
                 reason = problem if wide == torch.float64 else reason

@@ -20,6 +20,10 @@ __all__ = ["Fusion", "VerificationError"]
 MODEL = "the model"  # in place of the model's own path, which is empty
 MAX_SHOWN = 3  # outputs, and gradients, that a failed proof names
 MAX_LOAD = 1.0  # before a measurement; a higher one is remarked on
+NOUNS = {"call": "difference of a fused call", "output": "output", "gradient": "gradient"}
+NO_GRADIENT = (
+    "nothing is proven of training, since no output depends on a parameter or an input that requires a gradient"
+)
 MIN_GAIN = 1.02  # times as fast; a smaller bound is called no gain
 
 
@@ -98,9 +102,12 @@ class VerificationError(RuntimeError):
     """
 
     def __init__(self, fusion: Fusion) -> None:
-        most = worst((*fusion.proof.outputs, *fusion.proof.gradients))
-        known = fusion.proof.oracle.startswith("float")
+        proof = fusion.proof
+        most = worst([one for one in proof.calls if not one.holds] or proof.differences)
+        known = proof.oracle.startswith("float")
         basis = "twice the model's own error" if known else "a number of roundings"
+        if most in proof.calls:
+            basis = "of its fused call by itself"
         description = (
             ""
             if most is None
@@ -188,7 +195,7 @@ def _paths(group: Sequence[Boundary]) -> tuple[str, str]:
 
 def _proof_blocks(proof: Proof) -> Iterator[Block]:
     """Yield the verdict, and of each kind the tensor closest to its tolerance, or those beyond it."""
-    kinds = {"output": proof.outputs, "gradient": proof.gradients}
+    kinds = {"call": proof.calls, "output": proof.outputs, "gradient": proof.gradients}
     failed = {
         kind: sorted(
             (difference for difference in differences if not difference.holds),
@@ -204,7 +211,7 @@ def _proof_blocks(proof: Proof) -> Iterator[Block]:
         yield _difference_table([(kind, difference) for kind, difference in closest if difference is not None])
     else:
         count = " and ".join(
-            f"{len(failures)} of {format_count(len(kinds[kind]), kind)}"
+            f"{len(failures)} of {format_count(len(kinds[kind]), NOUNS[kind])}"
             for kind, failures in failed.items()
             if failures
         )
@@ -213,7 +220,7 @@ def _proof_blocks(proof: Proof) -> Iterator[Block]:
             [(kind, difference) for kind, failures in failed.items() for difference in failures[:MAX_SHOWN]]
         )
         remaining = [
-            f"{len(failures) - MAX_SHOWN} more {kind}s"
+            f"{len(failures) - MAX_SHOWN} more {NOUNS[kind]}s"
             for kind, failures in failed.items()
             if len(failures) > MAX_SHOWN
         ]
@@ -223,7 +230,8 @@ def _proof_blocks(proof: Proof) -> Iterator[Block]:
 
 
 def _verdict(proof: Proof) -> str:
-    parts = []
+    names = {call.name.partition(": ")[0] for call in proof.calls}
+    parts = [f"each of {format_count(len(names), 'fused call')} by itself"] if names else []
     for kind, differences in (("output", proof.outputs), ("gradient", proof.gradients)):
         compared = [difference for difference in differences if difference.is_compared]
         identical = sum(difference.max_abs == 0 for difference in compared)
@@ -233,8 +241,10 @@ def _verdict(proof: Proof) -> str:
         count = format_count(len(compared), kind) if compared else f"no {kind}s"
         parts.append(count + f" ({', '.join(remarks)})" * bool(remarks))
     is_rounded = any(difference.max_abs for difference in (*proof.outputs, *proof.gradients))
-    error = "" if proof.gradient_error is None else f" (the model itself raises {proof.gradient_error})"
-    return f"Proven equal{' up to rounding' if is_rounded else ''}: {' and '.join(parts)}{error}."
+    text = f"Proven equal{' up to rounding' if is_rounded else ''}: {', '.join(parts[:-1])} and {parts[-1]}"
+    if proof.gradient_error is not None:
+        return f"{text} (the model itself raises {proof.gradient_error})."
+    return f"{text}." if proof.gradients else f"{text}: {NO_GRADIENT}."
 
 
 def _difference_table(differences: Sequence[tuple[str, Difference]]) -> Table:

@@ -16,7 +16,7 @@ from addnorm.fusion.boundary import Match
 from addnorm.fusion.fused_call import apply_view, call_arguments, operation_of
 from addnorm.fusion.graph import concrete, example_value, writes_in_place
 
-__all__ = ["insert_fused_call", "read_written_values"]
+__all__ = ["dimension_order", "insert_fused_call", "read_written_values"]
 
 
 def read_written_values(graph: fx.Graph) -> None:
@@ -49,7 +49,7 @@ def insert_fused_call(graph: fx.Graph, match: Match, replaced: dict[fx.Node, fx.
     replaced_nodes = {*match.inner, *match.z}
     returns_residual = any(user not in replaced_nodes for node in match.z for user in node.users)
     layout = _meta_like(example_value(match.z[0]))
-    order = _dimension_order(layout)
+    order = dimension_order(layout)
     in_rows = order[-1:] == [len(order) - 1]  # else features are not adjacent in memory, and the call copies
     with graph.inserting_before(match.add):
         weight, bias = (None if node is None else _flatten(graph, node) for node in parameters)
@@ -75,7 +75,7 @@ def insert_fused_call(graph: fx.Graph, match: Match, replaced: dict[fx.Node, fx.
                 _move_before(size, call)
             y, layout = _copy_view(graph, view, y), apply_view(view, layout)
         if not _same_layout(layout, expected := _meta_like(example_value(match.y[0]))):
-            y = _copy_in_order(graph, y, _dimension_order(expected))
+            y = _copy_in_order(graph, y, dimension_order(expected))
     y.meta["example_value"] = example_value(match.y[0])
     z.meta["example_value"] = example_value(match.z[0])
     for node, new in (*((node, y) for node in match.y), *((node, z) for node in match.z if returns_residual)):
@@ -116,7 +116,7 @@ def _meta_like(tensor: Tensor) -> Tensor:
     return torch.empty_strided(size, stride, dtype=tensor.dtype, device="meta")
 
 
-def _dimension_order(tensor: Tensor) -> list[int]:
+def dimension_order(tensor: Tensor) -> list[int]:
     """Return the dimensions by falling stride; in their usual order if the tensor is contiguous or not dense."""
     usual = list(range(tensor.dim()))
     order = sorted(usual, key=tensor.stride().__getitem__, reverse=True)

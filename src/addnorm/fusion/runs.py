@@ -13,13 +13,14 @@ from torch.utils import _pytree as pytree
 
 from addnorm.stream.dataflow.state import LEAF_TYPES, find_tensors
 
-__all__ = ["RunResult", "Tensors", "map_tensors", "named_tensors", "run"]
+__all__ = ["INPUT", "RunResult", "Tensors", "floating_inputs", "map_tensors", "named_tensors", "run"]
 
 Tensors = dict[str, Tensor]
+INPUT = "input "  # before the names of inputs, where gradients are named
 
 
 class RunResult(NamedTuple):
-    """Outputs of a call, and gradients of the parameters."""
+    """Outputs of a call, and gradients of parameters and of inputs ("input x")."""
 
     outputs: Tensors
     gradients: Tensors
@@ -31,8 +32,9 @@ def run(
     kwargs: Mapping[str, Any],
     parameters: Mapping[str, Tensor],
     signs: Tensors | None = None,
+    inputs: bool = False,
 ) -> RunResult:
-    """Call a model and return its outputs and the gradients of these parameters. `.grad` is not touched.
+    """Call a model and return its outputs and gradients. `.grad` is not touched.
 
     The loss is the sum of all outputs, each element with a random sign.
 
@@ -40,21 +42,34 @@ def run(
         call: the model, or a callable that replaces it.
         args: positional arguments.
         kwargs: keyword arguments.
-        parameters: parameters of which to return gradients; without any the call runs in no-grad mode.
+        parameters: parameters of which to return gradients; without any, and without inputs, the call runs in no-grad mode.
         signs: the signs of earlier calls; new signs are added to it.
+        inputs: whether to return gradients of all floating-point inputs; they require a gradient in the call then.
     """
     signs = {} if signs is None else signs
-    with torch.inference_mode(False), torch.set_grad_enabled(bool(parameters)):
-        args, kwargs = map_tensors((tuple(args), dict(kwargs)), _as_leaf)
+    with torch.inference_mode(False), torch.set_grad_enabled(bool(parameters) or inputs):
+        args, kwargs = map_tensors((tuple(args), dict(kwargs)), _as_source if inputs else _as_leaf)
+        sources = dict(parameters) | (floating_inputs(args, kwargs) if inputs else {})
         outputs = named_tensors(call(*args, **kwargs))
         loss = {name: t for name, t in outputs.items() if t.requires_grad and t.is_floating_point()}
-        gradients: Sequence[Tensor | None] = [None] * len(parameters)
-        if parameters and loss:
+        gradients: Sequence[Tensor | None] = [None] * len(sources)
+        if sources and loss:
             signs.update({name: _random_signs(name, t) for name, t in loss.items() if name not in signs})
             cotangents = [signs[name] for name in loss]
-            gradients = torch.autograd.grad([*loss.values()], [*parameters.values()], cotangents, allow_unused=True)
-        known = {name: g for name, g in zip(parameters, gradients, strict=True) if g is not None}
+            gradients = torch.autograd.grad([*loss.values()], [*sources.values()], cotangents, allow_unused=True)
+        known = {name: g for name, g in zip(sources, gradients, strict=True) if g is not None}
         return RunResult({name: t.detach() for name, t in outputs.items()}, known)
+
+
+def floating_inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensors:
+    """Return the floating-point tensors among the arguments, also those inside of objects, as "input [0]" or "input x"."""
+    tensors = named_tensors({f"[{k}]": value for k, value in enumerate(args)} | dict(kwargs))
+    return {f"{INPUT}{name}": tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
+
+
+def _as_source(tensor: Tensor) -> Tensor:
+    """Return a copy that requires a gradient, if it can."""
+    return tensor.detach().clone().requires_grad_() if tensor.is_floating_point() else _as_leaf(tensor)
 
 
 def _as_leaf(tensor: Tensor) -> Tensor:

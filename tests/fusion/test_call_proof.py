@@ -1,0 +1,235 @@
+"""Tests of the proof of each fused call by itself: right calls hold, planted faults are found in every dtype."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import fx, nn
+
+from addnorm.fusion import call_proof, rewrite
+from addnorm.fusion.backend import backend, fuse_graph, run_eagerly
+from addnorm.fusion.graph import _owner_kind
+from support.families import families
+from support.fused_model import QUIET, D, Model, PreNormModel, X
+
+pytestmark = QUIET
+
+
+class Scaled(torch.autograd.Function):
+    """Identity whose gradient is multiplied by a number."""
+
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.factor, None
+
+
+def capture(model, *args, **kwargs):
+    """Return the graphs of a model's call with gradients, before they are fused, and what their inputs depend on."""
+    graphs = []
+
+    def keep(graph, _):
+        kinds = [_owner_kind(node)[0] for node in graph.graph.nodes if node.op == "placeholder"]
+        graphs.append((graph, kinds))
+        return run_eagerly(copy.deepcopy(graph))
+
+    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.compile(model, backend=keep)(*args, **kwargs)
+    return graphs
+
+
+# By default each family in one dtype: the capture takes seconds.
+CASES = [
+    pytest.param(name, dtype, id=f"{name}-{str(dtype)[6:]}", marks=() if dtype == first else pytest.mark.slow)
+    for name, first in (("bert", torch.float32), ("llama", torch.bfloat16), ("t5", torch.bfloat16))
+    for dtype in (torch.float32, torch.bfloat16)
+]
+GRAPHS = {}
+
+
+def graphs_of(name, dtype):
+    """Return the graphs of a small model of transformers; they are captured once."""
+    if (name, dtype) not in GRAPHS:
+        model, args, kwargs = families()[name].build()
+        GRAPHS[name, dtype] = capture(model.to(dtype).train(), *args, **kwargs)
+    return GRAPHS[name, dtype]
+
+
+def fuse_copies(graphs):
+    """Fuse copies of graphs with gradients; return the differences of their calls, and the number of calls."""
+    fused = [fuse_graph(copy.deepcopy(graph), kinds=kinds) for graph, kinds in graphs]
+    count = sum(boundary.is_fused for part in fused for boundary in part.boundaries)
+    return [difference for part in fused for difference in part.differences], count
+
+
+def change_inputs(change, only=None):
+    """Return a fault: what a call receives is changed, at one site or at all."""
+
+    def plant(monkeypatch):
+        original, sites = rewrite.operation_of, []
+
+        def operation_of(match):
+            function, site = original(match), len(sites)
+            sites.append(match)
+
+            def faulty(residual, branch, *args, **options):
+                return function(*change(residual, branch, *args), **options)
+
+            return function if only not in (None, site) else faulty
+
+        monkeypatch.setattr(rewrite, "operation_of", operation_of)
+
+    return plant
+
+
+def change_match(change):
+    """Return a fault: the rewrite of the second Add & Norm is changed by what it knows of the first."""
+
+    def plant(monkeypatch):
+        from addnorm.fusion import backend as module
+
+        original, matches = rewrite.insert_fused_call, []
+
+        def insert(graph, match, replaced):
+            matches.append(match)
+            return original(graph, change(match, matches[-2]) if len(matches) == 2 else match, replaced)
+
+        monkeypatch.setattr(module, "insert_fused_call", insert)
+
+    return plant
+
+
+def with_weight_of(match, other):
+    changed = copy.copy(match)
+    changed.weight = other.weight
+    return changed
+
+
+def exchange_results(monkeypatch):
+    """Let the readers of the sum read y, where a call returns both."""
+    from addnorm.fusion import backend as module
+
+    original = rewrite.insert_fused_call
+
+    def insert(graph, match, replaced):
+        original(graph, match, replaced)
+        replaced.update({node: replaced[match.y[0]] for node in match.z if node in replaced})
+
+    monkeypatch.setattr(module, "insert_fused_call", insert)
+
+
+def scaled(factor):
+    return lambda t: Scaled.apply(t, factor)
+
+
+FAULTS = {
+    "residual detached": change_inputs(lambda x, f, *args: (x.detach(), f, *args)),
+    "branch detached at one site": change_inputs(lambda x, f, *args: (x, f.detach(), *args), only=1),
+    "gradient of the residual times 0.99": change_inputs(lambda x, f, *args: (scaled(0.99)(x), f, *args)),
+    "gradient of the branch times 0.99": change_inputs(lambda x, f, *args: (x, scaled(0.99)(f), *args)),
+    "gradient of the branch halved at one site": change_inputs(lambda x, f, *args: (x, scaled(0.5)(f), *args), only=1),
+    "gradient of the weight times 1.01": change_inputs(lambda x, f, w, *args: (x, f, scaled(1.01)(w), *args)),
+    "weight detached": change_inputs(lambda x, f, w, *args: (x, f, w.detach(), *args), only=1),
+    "sum doubled": change_inputs(lambda x, f, *args: (x + f, f, *args), only=1),
+    "weight of a neighbour": change_match(with_weight_of),
+    "results exchanged": exchange_results,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "dtype"), CASES)
+def test_calls_of_a_family_hold(name, dtype):
+    differences, count = fuse_copies(graphs_of(name, dtype))
+    assert count >= 4
+    assert all(difference.holds for difference in differences)
+    assert {difference.name.rpartition(", ")[2] for difference in differences} == {"in float64", str(dtype)[6:]}
+    assert len(differences) == 2 * count  # in both precisions
+
+
+@pytest.mark.parametrize(("fault", "name", "dtype"), [
+    pytest.param(fault, *case.values, id=f"{fault}-{case.id}", marks=case.marks)
+    for fault in FAULTS
+    for case in CASES
+    if (fault, case.values[0]) != ("results exchanged", "bert")  # no call of a post-LN model returns its sum
+])  # fmt: skip
+def test_fault_of_a_call_is_found(monkeypatch, fault, name, dtype):
+    graphs = graphs_of(name, dtype)
+    FAULTS[fault](monkeypatch)
+    differences, _ = fuse_copies(graphs)
+    assert not all(difference.holds for difference in differences)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("factor", [0.99, 1.01])
+def test_fault_of_one_dtype_is_found(monkeypatch, dtype, factor):
+    """A call that is right in float64 is compared in the model's dtype by its round-off."""
+    graphs = capture(PreNormModel().to(dtype), X.to(dtype))
+    change_inputs(lambda x, f, *args: (Scaled.apply(x, factor if x.dtype == dtype else 1.0), f, *args))(monkeypatch)
+    differences, _ = fuse_copies(graphs)
+    failed = [difference.name for difference in differences if not difference.holds]
+    assert failed
+    assert all(name.endswith(str(dtype)[6:]) for name in failed)
+
+
+def test_graph_whose_call_fails_stays_as_it_was(monkeypatch):
+    model = PreNormModel()
+    with torch.no_grad():
+        expected = model(X)
+    FAULTS["sum doubled"](monkeypatch)
+    torch._dynamo.reset()
+    with torch.no_grad(), pytest.warns(UserWarning, match=r"a graph is not fused: layers.1.n: .* differs by"):
+        result = torch.compile(model, backend=backend)(X)
+    assert result.equal(expected)
+
+
+def test_node_that_reads_another_value_is_found(monkeypatch):
+    from addnorm.fusion import backend as module
+
+    original = rewrite.insert_fused_call
+
+    def insert(graph, match, replaced):
+        original(graph, match, replaced)
+        tanh = next(node for node in graph.nodes if node.target is torch.tanh)
+        tanh.args = (next(iter(graph.find_nodes(op="placeholder", target="L_x_"))),)
+
+    monkeypatch.setattr(module, "insert_fused_call", insert)
+    differences, _ = fuse_copies(capture(Model(), X))
+    assert [one.name for one in differences if not one.holds] == ["arguments of tanh"]
+
+
+def test_call_without_float64_is_compared_by_roundings(monkeypatch):
+    monkeypatch.setattr(call_proof._Replacement, "_run_exactly", lambda *_: None)
+    graphs = capture(Model(), X)
+    differences, count = fuse_copies(graphs)
+    assert len(differences) == count == 2
+    assert all(difference.holds for difference in differences)
+    FAULTS["gradient of the branch times 0.99"](monkeypatch)
+    assert not any(difference.holds for difference in fuse_copies(graphs)[0])
+
+
+def test_few_features_have_tolerances_of_round_off():
+    class Narrow(nn.Module):
+        def __init__(self, d):
+            super().__init__()
+            self.f, self.n = nn.Linear(d, d), nn.LayerNorm(d)
+
+        def forward(self, x):
+            return self.n(x + self.f(x))
+
+    for d in (1, 2, 3):
+        differences, count = fuse_copies(capture(Narrow(d), torch.randn(2, 7, d)))
+        assert count == 1
+        assert all(difference.holds for difference in differences)
+
+
+def test_original_has_a_twin_of_each_node():
+    graph = fx.symbolic_trace(nn.Sequential(nn.Linear(D, D), nn.Tanh())).graph
+    original = call_proof.Original(graph)
+    assert [twin.name for twin in original.twins.values()] == [node.name for node in graph.nodes]
+    assert {twin.graph for twin in original.twins.values()} == {original.graph}
