@@ -203,6 +203,51 @@ STACK_FAULTS = (
         "torch.finfo(total.dtype).eps if",
     ),
     Fault(
+        "hyper-read-of-two-sublayers-a-layer", "streams", "src/addnorm/wirings/coefficients/hyper.py",
+        "self.collapse[index % self.n] = 1.0",
+        "self.collapse[(self.place.layer * 2 + self.place.sublayer) % self.n] = 1.0",
+    ),
+    Fault(
+        "independent-head-with-default-eps", "streams", "src/addnorm/wirings/catalog_streams.py",
+        'head=Head(n, coefficients=Computed(SigmoidRead, small)), options={"n": n, "magnitude"',
+        'head=Head(n, coefficients=Computed(SigmoidRead)), options={"n": n, "magnitude"',
+    ),
+    Fault(
+        "independent-gates-with-default-eps", "streams", "src/addnorm/wirings/catalog_streams.py",
+        'Computed(IndependentConnection, {"magnitude": magnitude} | small)',
+        'Computed(IndependentConnection, {"magnitude": magnitude})',
+    ),
+    Fault(
+        "sources-with-default-eps", "streams", "src/addnorm/wirings/coefficients/sources.py",
+        "factors = [rms_scale(x, self.eps) for x in wide]",
+        "factors = [rms_scale(x, 1e-6) for x in wide]",
+    ),
+    Fault(
+        "reads-of-the-first-layer-everywhere", "wirings", "src/addnorm/wirings/catalog_streams_memory.py",
+        "cycle[place.layer % len(cycle)] if",
+        "cycle[0] if",
+    ),
+    Fault(
+        "constants-of-the-read-rounded", "streams", "src/addnorm/nn/stream_step.py",
+        "x.new_tensor(used, dtype=widen_dtype(x.dtype))",
+        "x.new_tensor(used)",
+    ),
+    Fault(
+        "constants-of-the-write-rounded", "streams", "src/addnorm/nn/stream_step.py",
+        "wide = widen_dtype(x.dtype)\n            entries",
+        "wide = x.dtype\n            entries",
+    ),
+    Fault(
+        "terms-of-a-read-rounded", "streams", "src/addnorm/nn/stream_step.py",
+        "term = widen(x) if _is(entry, 1.0) else entry * widen(x)",
+        "term = x if _is(entry, 1.0) else entry * x",
+    ),
+    Fault(
+        "replaced-call-of-a-class", "untouched", "src/addnorm/nn/untouched.py",
+        "        or kind.__call__ is not Module.__call__  # tracers replace that of all modules\n",
+        "",
+    ),
+    Fault(
         "equation-first-layer", "equation", "src/addnorm/wirings/equation.py",
         'f"{begin + 1} to {end}"',
         'f"{begin} to {end}"',

@@ -59,6 +59,36 @@ TOOL_FAULTS = (
         "counts = torch.full_like(counted.sum(-1), counted.shape[-1]).to(sequences.dtype)",
     ),
     Fault(
+        "median-of-every-second-feature", "record", "src/addnorm/stream/record/statistics.py",
+        "// MEDIAN_SAMPLE) | 1",
+        "// MEDIAN_SAMPLE)",
+    ),
+    Fault(
+        "sequences-of-one-direction-counted", "record", "src/addnorm/stream/record/statistics.py",
+        "several = counts > 1",
+        "several = counts > 0",
+    ),
+    Fault(
+        "functions-are-not-restored", "state", "src/addnorm/stream/dataflow/snapshot.py",
+        "[arguments, *list_functions(namespaces), *model",
+        "[arguments, *model",
+    ),
+    Fault(
+        "removed-parametrization-not-restored", "state", "src/addnorm/stream/dataflow/holders.py",
+        '"." in cls.__qualname__ or getattr(owner, cls.__qualname__, None) is cls',
+        "owner is not None",
+    ),
+    Fault(
+        "global-values-compared-by-identity", "state", "src/addnorm/stream/dataflow/variables.py",
+        "if is_new or not all(is_same(save(item)[0], content) for save, item, content in saved):",
+        "if is_new:",
+    ),
+    Fault(
+        "writes-of-numpy-not-restored", "state", "src/addnorm/stream/dataflow/snapshot.py",
+        "(contents or (id(t) not in learned and _is_small(t)))",
+        "contents",
+    ),
+    Fault(
         "padding-counts-as-unchanged", "record", "src/addnorm/stream/record/statistics.py",
         "dots, unchanged = dots[mask], unchanged[mask]",
         "dots = dots[mask]",

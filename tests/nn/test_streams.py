@@ -193,6 +193,27 @@ def test_norms_of_streams_are_not_rounded_before_the_read(residual_dtype):
     assert distance(seen[0], expected) < 0.01
 
 
+SMALL = 2**-9  # 1 + SMALL is 1 in bfloat16
+STATIC = Computed(coefficients.HyperConnection, {"dynamic": False})
+CONSTANTS = {  # a wiring that leaves SMALL times x where its constants are not rounded, and what its sublayer returns for x
+    "read": (Stage(2, (1 + SMALL, -1.0), inject=(1.0, 1.0), norm_in=True), Head(2, (1.0, 0.0)), 0.0),
+    "head of streams in one tensor": (Stage(2, coefficients=STATIC, norm_in=True), Head(2, (1 + SMALL, -1.0)), 0.0),
+    "write to streams in one tensor": (
+        Stage(2, coefficients=Computed(coefficients.SigmoidRead), inject=(1 + SMALL, 1.0), norm_in=True), Head(2, (-1.0, 0.0)), -1.0,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_constants_are_not_rounded_to_the_dtype_of_the_streams(name):
+    stage, head, factor = CONSTANTS[name]
+    x, seen = tokens(dtype=torch.bfloat16), []
+    wiring = Wiring("small", stage, embedding=(1.0, 1.0), head=head, final_norm=True)
+    y = ResidualStack([lambda read: seen.append(read) or factor * x], D, wiring)(x)
+    expected = torch.nn.functional.layer_norm(SMALL * x.double(), (D,), eps=1e-5)
+    assert distance(seen[0] if name == "read" else y, expected) < 0.01
+
+
 def find_tensors(value):
     if isinstance(value, torch.Tensor):
         return [value]

@@ -237,6 +237,11 @@ def test_x0_residual_starts_as_in_nanochat(num_layers, per_layer):
     assert grown == [(num_layers // 2 + 1) * per_layer - 1]  # the state after layer L // 2, counted from 0
 
 
+def test_attention_residuals_repeat_the_reads_over_the_layers():
+    stages = wirings.attention_residuals(reads=(3, 1)).stages(4, 2)
+    assert [stage.reads for stage in stages] == [3, 1, 1, 1, 3, 1, 1, 1]
+
+
 # Initialization
 
 

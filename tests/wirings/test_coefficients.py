@@ -10,6 +10,7 @@ from torch.func import functional_call
 
 from addnorm import ResidualStack, Wiring, wirings
 from addnorm.wirings import Head, Place, Stage, coefficients, identity
+from support import stream_formulas
 from support.stream_stacks import WIRINGS, branches
 
 D, N = 5, 3
@@ -65,6 +66,55 @@ def test_coefficients_have_exact_gradients(name):
     torch.autograd.gradcheck(compute, (streams, *inputs))
 
 
+def randomize(module):
+    with torch.no_grad():
+        for p in module.parameters():
+            p.normal_()
+    return module.double()
+
+
+def test_sources_are_divided_with_the_eps_of_the_module():
+    module = randomize(coefficients.SourceAttention(D, N, 1, Place(1, 0, 3, 2), eps=0.5))
+    sources = torch.randn(N, 7, D, dtype=torch.float64).unbind()
+    read = sum(p * x for p, x in zip(module(sources).collapse[0], sources, strict=True))
+    torch.testing.assert_close(read, stream_formulas.attend_over_depth(sources, module.query[0], module.weight, 0.5))
+
+
+def test_independent_gates_equal_their_formula():
+    module = randomize(
+        coefficients.IndependentConnection(D, N, 1, Place(1, 0, 3, 2), magnitude=1.5, eps=0.1, norm_eps=0.5)
+    )
+    streams = torch.randn(7, N, D, dtype=torch.float64)
+    logits = stream_formulas.rms(streams.flatten(-2), 0.5) @ module.project.T
+    first, second = (
+        torch.sigmoid(module.scale[k] * part + module.bias[k * N :][:N]) for k, part in enumerate(logits.split(N, -1))
+    )
+    found = module(streams)
+    torch.testing.assert_close(found.collapse, first + 0.1)
+    torch.testing.assert_close(found.inject, 1.5 * second + 0.1)
+
+
+CONSTANTS = {  # options of a wiring that the modules of its sublayers have, and its head where it has such an attribute
+    "mhc": {"iterations": 7, "eps": 1e-3, "norm_eps": 1e-4},
+    "independent_hc": {"magnitude": 1.5, "eps": 1e-3, "norm_eps": 1e-4},
+    "gated_residual": {"rank": 5, "eps": 1e-3},
+    "gated_mix": {"temperature": 0.7},
+    "hyper_connections": {"dynamic": False},
+}
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_options_of_a_wiring_reach_sublayers_and_head(name):
+    stack = ResidualStack([nn.Linear(D, D)] * 2, D, getattr(wirings, name)(**CONSTANTS[name]))
+    modules = [m for m in stack.modules() if isinstance(m, coefficients.base.CoefficientModule)]
+    assert len(modules) == 2 + (name in ("mhc", "independent_hc", "gated_residual"))
+    assert {key: getattr(modules[0], key) for key in CONSTANTS[name]} == CONSTANTS[name]
+    for module in modules:
+        assert {key: vars(module)[key] for key in CONSTANTS[name] if key in vars(module)}.items() <= CONSTANTS[
+            name
+        ].items()
+
+
 DECAYS = {  # parameters that weight decay is for: the projections that move the coefficients, as in hyper-connections' paper
     "hyper_connections": {"project_collapse", "project_mix", "project_inject"},
     "mhc": {"project"},
@@ -84,6 +134,16 @@ def test_only_projections_and_sublayers_decay(name):
     others = {key for key in decays if ".sublayer." in key or key.startswith("0.")}
     assert {key.rpartition(".")[2] for key in decays - others} == DECAYS.get(name, set())
     assert len(others) == 2 + 2 * len(model[1].connections)
+
+
+@pytest.mark.parametrize("per_layer", [1, 2, 3])
+@pytest.mark.parametrize("kind", [coefficients.HyperConnection, coefficients.ManifoldConnection])
+def test_sublayer_k_reads_stream_k_mod_n_at_first(kind, per_layer):
+    streams = torch.eye(N).unsqueeze(-1).expand(N, N, D)  # stream k is 1 in token k, and 0 in the others
+    for k in range(4 * per_layer):
+        module = kind(D, N, 1, Place(*divmod(k, per_layer), 4, per_layer))
+        collapse = module(streams).collapse
+        assert (collapse.expand(N, N).argmax(-1) == k % N).all()
 
 
 def make_pair(wiring, other="pre_ln", reads=1, **options):

@@ -262,6 +262,24 @@ def test_statistics_of_a_state(name: str) -> None:
     assert values == pytest.approx(expected, rel=1e-6, nan_ok=True)
 
 
+def test_median_of_a_large_state_is_of_all_features() -> None:
+    x = torch.tensor([9.0, 1.0, 1.0, 1.0]).expand(
+        1, 8192, 4
+    )  # two elements for each of the sample: every second feature
+    model = Interrupted(lambda model, x: x, d=4)
+    with addnorm.record(model) as rec:
+        model(x)
+    assert rec.series("out", "top")[0][1] == pytest.approx(9.0, rel=1e-6)
+
+
+def test_similarity_is_of_sequences_with_two_directions() -> None:
+    x = torch.tensor([[(3.0, 4.0), (0.0, 0.0)], [(3.0, 4.0), (0.0, 2.0)]])
+    model = Interrupted(lambda model, x: x, d=2)
+    with addnorm.record(model) as rec:
+        model(x)
+    assert rec.series("out", "similarity")[0][1] == pytest.approx(0.8, rel=1e-6)
+
+
 class Gated(nn.Module):
     """Model whose writes get their scale from an operator after them."""
 
