@@ -51,6 +51,10 @@ ENDS = {
     "reversed tokens": (lambda m, x: m.head(m.norm(x.flip(1))), True, ()),
     "other tokens joined": (lambda m, x: m.head(m.norm(torch.cat((x.new_ones(2, 1, D), x), 1))), True, ()),
     "windows": (lambda m, x: m.head(m.norm(x[:, 1:].reshape(2, 2, 2, D).transpose(1, 2))), True, some(8)),
+    "windows without their last token": (
+        lambda m, x: m.head(m.norm(F.pad(x, (0, 0, 0, 1)).view(2, 2, 3, D).flatten(0, 1)[:, :2].contiguous().view(2, 2, 2, D).clone()
+                                   .flatten(1, 2)[:, :3])), True, some(6),
+    ),
     "dropout": (lambda m, x: m.head(m.norm(F.dropout(x, 0.1, m.training))), True, ()),
     "cast": (lambda m, x: m.head(m.norm(x.double().float())), True, ()),
     "also returned": (lambda m, x: (m.head(m.norm(x)), x), True, ()),

@@ -23,7 +23,6 @@ from addnorm.stream.find.regions import Regions
 
 __all__ = ["NextNorm", "find_pooled_norm", "list_next_norms", "select_norm"]
 
-MAX_DEPTH = 8  # views, cuts, casts and factors between a sum and its norm
 OTHER = 0  # label of an element that is not one of the stream's
 
 
@@ -57,7 +56,6 @@ class _Carried:
 
     labels: Tensor | None
     factors: list[Factor]
-    depth: int = 0
 
 
 def list_next_norms(state: Value) -> list[NextNorm]:
@@ -77,7 +75,7 @@ def list_next_norms(state: Value) -> list[NextNorm]:
             if tokens is None or tokens:
                 found.setdefault(norm, NextNorm(norm, carried[value].factors, tokens, numel // d))
             continue
-        after = _follow(op, value, carried) if op.outputs and carried[value].depth < MAX_DEPTH else []
+        after = _follow(op, value, carried) if op.outputs else []
         for out, of_out in zip(op.outputs, after, strict=False):
             carried[out] = of_out
             for user in {*out.users} - seen:
@@ -101,7 +99,7 @@ def _follow(op: Op, value: Value, carried: Mapping[Value, _Carried]) -> list[_Ca
         factors = [*factors, product[1]]
     elif strip_views(out) is out:
         return []
-    return [_Carried(of_out, factors, before.depth + 1) for of_out in labels]
+    return [_Carried(of_out, factors) for of_out in labels]
 
 
 def _move_labels(op: Op, carried: Mapping[Value, _Carried]) -> list[Tensor] | None:
