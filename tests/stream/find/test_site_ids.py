@@ -157,3 +157,31 @@ def test_inspect_counts_layers_that_one_module_adds():
     inspection = addnorm.inspect(ScaledByLayer(), torch.randn(2, 5, D))
     assert [site.layer for site in inspection.sites] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     assert inspection.wiring == "layernorm_scaling"
+
+
+class Hourglass(nn.Module):
+    """Two layers without numbers, each with two sublayers, and one between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.middle, self.last = Pair(), feed_forward(), Pair()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        return self.last(x + self.middle(x))
+
+
+class Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.f, self.g = nn.LayerNorm(D), feed_forward(), feed_forward()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.f(self.norm(x))
+        return x + self.g(x)
+
+
+def test_inspect_counts_modules_without_numbers_as_layers():
+    inspection = addnorm.inspect(Hourglass(), torch.randn(2, 5, D))
+    assert [site.layer for site in inspection.sites] == [0, 0, 1, 2, 2]

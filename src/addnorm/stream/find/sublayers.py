@@ -350,7 +350,7 @@ def _mixes_neighbours(op: Op) -> bool:
 
 
 def assign_layers(sublayers: Sequence[Sublayer]) -> list[int]:
-    """Return the layer of each sublayer, from 0: by the numbers in the modules' paths, otherwise by a period of kinds.
+    """Return the layer of each sublayer, from 0: by numbers in the modules' paths, a period of kinds, or the modules that add.
 
     A skip or an injection belongs to the layer of the next sublayer, except for a skip that starts in its own layer.
     """
@@ -373,10 +373,11 @@ def assign_layers(sublayers: Sequence[Sublayer]) -> list[int]:
 
 def _number_layers(sublayers: Sequence[Sublayer]) -> list[int]:
     numbers = [_find_numbers(sublayer) for sublayer in sublayers]
+    modules = [sublayer.add.op.frame.path or k for k, sublayer in enumerate(sublayers)]  # "" is the model
     for depth in range(max(map(len, numbers), default=0)):
         keys = [tuple(of_one[depth : depth + 1]) for of_one in numbers]
         if len({key for key in keys if key}) > 1:
-            layers = _number_runs([key or k for k, key in enumerate(keys)])
+            layers = _number_runs([key or module for key, module in zip(keys, modules, strict=True)])
             if len({*layers}) < len(sublayers):
                 return layers
             break
@@ -385,7 +386,7 @@ def _number_layers(sublayers: Sequence[Sublayer]) -> list[int]:
         repeats = len(kinds) % period == 0 and kinds == kinds[:period] * (len(kinds) // period)
         if repeats and len({*kinds[:period]}) == period:
             return [k // period for k in range(len(kinds))]
-    return [*range(len(sublayers))]
+    return _number_runs(modules) if len({*modules}) > 1 else [*range(len(sublayers))]
 
 
 def _find_numbers(sublayer: Sublayer) -> list[tuple[str, str]]:
