@@ -239,3 +239,35 @@ def test_inspect_refuses_add_that_widens_a_parameter():
     assert [unknown.reason for unknown in found.unknown] == [
         "the stream begins with a residual sum that is not understood"
     ]
+
+
+BIASED = {
+    "a loss": lambda m, x: (m.last(x), (x - m.shifts[0]).square().mean()),
+    "a loss of each token": lambda m, x: (m.last(x), (x - m.shifts[0]).norm(dim=-1)),
+    "the scale of the output": lambda m, x: x * (x - m.shifts[0]).square().mean(-1, keepdim=True) ** -0.5,
+}
+
+
+@pytest.mark.parametrize("case", BIASED)
+def test_statistics_of_a_shifted_end_are_no_sublayer(case):
+    def run(m, x):
+        for k in range(4):
+            x = x + m.mlps[k](m.norms[k](x))
+        return BIASED[case](m, x)
+
+    (stream,) = inspect(make_steps(run), noise(2, 5, 16)).streams
+    assert [site.role for site in stream.sites] == ["branch"] * 4
+    assert (stream.wiring.name, stream.final_norm is not None) == ("pre_ln", "loss" in case)
+
+
+def test_a_norm_by_a_negative_power_is_a_norm():
+    def run(m, x):
+        for k in range(4):
+            x = x + m.mlps[k](x * (m.gammas[k, 0] * (x - m.shifts[k]).square().mean(-1, keepdim=True) ** -0.5))
+        return x
+
+    (stream,) = inspect(make_steps(run), noise(2, 5, 16)).streams
+    assert (stream.wiring, stream.remarks) == (
+        None,
+        ("the norms are inside the sublayers, or normalize over batches or groups",),
+    )

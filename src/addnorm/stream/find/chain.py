@@ -25,6 +25,7 @@ from addnorm.stream.find.operators import Factor, is_ancestor, is_mixing, strip_
 from addnorm.stream.find.paths import Path, find_ops_between
 from addnorm.stream.find.regions import Regions
 from addnorm.stream.find.sublayers import Sublayer, assign_layers, find_sublayers
+from addnorm.stream.find.sums import is_statistic
 
 __all__ = ["Chain", "Selection", "SublayerNames", "find_chains", "list_ids"]
 
@@ -185,7 +186,7 @@ def _select_chains(
             reads.append(leaf)
             continue
         is_other = _is_other_stream(chain, owners, used)
-        outside = _trim_activations([add for add in chain if is_other or add.op not in owners])
+        outside = _trim_activations([add for add in chain if is_other or add.op not in owners], results)
         for add in chain:
             if add.op in owners and add not in outside:
                 owners[add.op].inner_adds.append(add)
@@ -243,8 +244,10 @@ def _find_other_streams(chains: Sequence[Sequence[Add]]) -> None:
             add.other_ops = passed - inside
 
 
-def _trim_activations(chain: list[Add]) -> list[Add]:
-    """Remove elementwise functions at either end, such as x + sin(x)^2."""
+def _trim_activations(chain: list[Add], results: set[Value]) -> list[Add]:
+    """Remove elementwise functions at either end, such as x + sin(x)^2, and sums of statistics: mean((x - b)^2)."""
+    while len(chain) > 1 and chain[-1].writes[0].role == "injection" and is_statistic(chain[-1].out, results):
+        chain = chain[:-1]
     mixing = [
         k for k, add in enumerate(chain)
         if any(write.role != "branch" for write in add.writes) or has_mixing_branch(add)

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Set
 
 from addnorm.stream.dataflow.graph import DATA, PARAMETER, Op, Value
 from addnorm.stream.find.interpolation import match_interpolation
-from addnorm.stream.find.operators import CHANNELS_FIRST, NORMALIZING, PRODUCTS, is_ancestor, match_terms, strip_views
+from addnorm.stream.find.operators import (
+    CHANNELS_FIRST,
+    NORMALIZING,
+    PRODUCTS,
+    is_ancestor,
+    is_mixing,
+    match_terms,
+    strip_views,
+)  # fmt: skip
 from addnorm.stream.find.token_mixing import LINEAR
 from addnorm.stream.find.views import find_axis
 
@@ -23,6 +32,7 @@ CENTRED = (
     "a mean is subtracted from the stream: a norm that is written out over another dimension than the last, or centred tokens; "
     "neither is in a row"
 )
+STATISTICS = {"sum", "mean", "norm", "linalg_vector_norm", "var", "var_mean", "std", "std_mean", "amax", "amin"}
 
 
 def explain_sum(op: Op) -> str | None:
@@ -67,6 +77,34 @@ def is_batch_normed(op: Op) -> bool:
                 return True
             todo += [out for out in user.outputs if strip_views(out) is not out]
     return False
+
+
+def is_statistic(value: Value, results: Set[Value]) -> bool:
+    """Return whether functions of a value are used only after they are reduced over its features, as in mean((x - b)^2).
+
+    `results` has the values that the model returns.
+    """
+    todo, seen, is_reduced = [value], {value}, False
+    while todo:
+        value = todo.pop()
+        if value in results:
+            return False
+        for user in value.users:
+            if user.norms or is_mixing(user):
+                return False
+            if user.name in STATISTICS and _lacks_features(user.outputs[0], value):
+                is_reduced = True
+                continue
+            new = {*user.outputs} - seen
+            seen |= new
+            todo += new
+    return is_reduced
+
+
+def _lacks_features(out: Value, value: Value) -> bool:
+    """Return whether a reduction of a value is one over its features, alone or with others; False if sizes do not show it."""
+    *rest, width = value.shape
+    return math.prod(out.shape) == 1 or out.shape == (*rest, 1) or (out.shape == (*rest,) and width not in rest)
 
 
 def is_centring(op: Op) -> bool:
