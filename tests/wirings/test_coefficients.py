@@ -94,6 +94,13 @@ def test_independent_gates_equal_their_formula():
     torch.testing.assert_close(found.inject, 1.5 * second + 0.1)
 
 
+@pytest.mark.parametrize(("eps", "a"), [(None, 1e-3**0.5), (0.04, 0.2)])
+def test_gated_mix_keeps_a_share_of_the_stream(eps, a):
+    module = coefficients.GatedMix(D, 1, 1, Place(1, 0, 3, 2), **({} if eps is None else {"eps": eps}))
+    torch.nn.init.constant_(module.gate, 3.0)  # b is so near to 1 that 1 - b^2 is below eps
+    torch.testing.assert_close(module.compute(()).mix[0][0], torch.full((D,), a))
+
+
 CONSTANTS = {  # options of a wiring that the modules of its sublayers have, and its head where it has such an attribute
     "mhc": {"iterations": 7, "eps": 1e-3, "norm_eps": 1e-4},
     "independent_hc": {"magnitude": 1.5, "eps": 1e-3, "norm_eps": 1e-4},
