@@ -16,7 +16,7 @@ AREAS = {
     "past_caches": ("tests/functional/test_past_caches.py",),
     "save_outputs": ("tests/ops/test_save_outputs.py",),
     "dropout": ("tests/ops/test_philox.py tests/ops/test_cpu_options.py tests/ops/test_autograd.py", "tests/functional/test_fuzz.py"),
-    "options": ("tests/ops/test_cpu_options.py tests/functional/test_functional.py",
+    "options": ("tests/ops/test_scale_gradients.py tests/ops/test_cpu_options.py tests/functional/test_functional.py",
                 "tests/ops/test_autograd.py tests/functional/test_fuzz.py"),
     "casting": ("tests/functional/test_functional.py tests/functional/test_reference.py",
                 "tests/ops/test_cpu_options.py tests/functional/test_fuzz.py"),

@@ -94,6 +94,71 @@ OPERATION_FAULTS = (
         "    if (mask) u = mask.apply(u, i);\n    if (branch_bias != nullptr) u = add(u, load_some<PART>(branch_bias + i, n));\n",
     ),
     Fault(
+        "row-scale-expanded-in-its-dtype", "options", "src/addnorm/ops/dispatch.py",
+        "rows = rows.to(upcast).expand(residual.shape[:-1])",
+        "rows = rows.expand(residual.shape[:-1])",
+    ),
+    Fault(
+        "row-scale-loses-dimensions-of-one", "options", "src/addnorm/reference.py",
+        "drow_scale = sum_features(du * _cast(layer_scale, acc)).squeeze(-1)",
+        "drow_scale = sum_features(du * _cast(layer_scale, acc)).squeeze()",
+    ),
+    Fault(
+        "row-scale-terms-rounded", "options", "src/addnorm/reference.py",
+        "sum_features(du * _cast(layer_scale, acc))",
+        "sum_features((du * _cast(layer_scale, acc)).to(row_scale.dtype).to(acc))",
+    ),
+    Fault(
+        "layer-scale-terms-rounded", "options", "src/addnorm/reference.py",
+        "sum_to(du * rows, layer_scale)",
+        "sum_to((du * rows).to(layer_scale.dtype).to(acc), layer_scale)",
+    ),
+    Fault(
+        "residual-scale-terms-rounded", "options", "src/addnorm/reference.py",
+        "sum_to(dz * residual.to(acc), residual_scale)",
+        "sum_to((dz * residual.to(acc)).to(residual_scale.dtype).to(acc), residual_scale)",
+    ),
+    Fault(
+        "shared-coefficient-rounded-per-token", "options", "src/addnorm/ops/streams/autograd.py",
+        "(grad.sum(rows) if rows else grad).to(like.dtype)",
+        "(grad.to(like.dtype).sum(rows) if rows else grad).to(like.dtype)",
+    ),
+    Fault(
+        "gradient-of-streams-is-its-argument", "options", "src/addnorm/ops/streams/eager.py",
+        "else grad.clone(memory_format=torch.contiguous_format)",
+        "else grad.contiguous()",
+    ),
+    Fault(
+        "gradient-is-its-argument", "options", "src/addnorm/ops/eager.py",
+        "return out.clone() if any(out is t for t in inputs) else out",
+        "return out",
+    ),
+    Fault(
+        "one-gradient-despite-dtypes", "options", "src/addnorm/ops/autograd.py",
+        "shared = needs_residual and needs_branch and dresidual_dtype == branch_dtype",
+        "shared = needs_residual and needs_branch",
+    ),
+    Fault(
+        "one-gradient-despite-options", "options", "src/addnorm/ops/autograd.py",
+        "shared = branch is not None and residual.dtype == branch.dtype and _is_plain_add(add)",
+        "shared = branch is not None and residual.dtype == branch.dtype",
+    ),
+    Fault(
+        "row-scale-sum-rounded", "options", "csrc/backward-inl.h",
+        "= sum(add(segment_sum[r], row_sum[r]));",
+        "= lane0(round_to(fill(sum(add(segment_sum[r], row_sum[r]))), Type::bf16));",
+    ),
+    Fault(
+        "layer-scale-sum-rounded", "options", "csrc/backward-inl.h",
+        "sums.accumulate(kLayerScaleSum, i, dlayer);",
+        "sums.accumulate(kLayerScaleSum, i, round_to(dlayer, Type::bf16));",
+    ),
+    Fault(
+        "features-rounded-before-their-sum", "options", "csrc/backward.cpp",
+        "    if (args.use_float64) fold(reinterpret_cast<double*>(sum_of(sum)), shape.d);\n",
+        "    std::vector<char> rounded(static_cast<size_t>(shape.d * 8));\n    kernels().loops(args.use_float64).narrow(sum_of(sum), rounded.data(), type, shape.d);\n    kernels().loops(args.use_float64).widen(rounded.data(), type, sum_of(sum), shape.d, 0.0);\n    if (args.use_float64) fold(reinterpret_cast<double*>(sum_of(sum)), shape.d);\n",
+    ),
+    Fault(
         "weight-offset-not-in-backward", "options", "csrc/backward.cpp",
         "shape.d, a.use_float64, weight_offset) : scale.ones",
         "shape.d, a.use_float64, 0.0) : scale.ones",
