@@ -329,6 +329,15 @@ def test_tensors_of_odd_forms_are_refused_by_name(variant, written):
     assert all(t.equal(before[name]) for name, t in tensors.items())
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_seed_is_refused_by_name():
+    """torch refuses to tell the shape of a nested tensor."""
+    t = torch.randn(4, 8)
+    sentence = "seed is a nested tensor, expected a 0-d int64 tensor: torch.tensor(1234)."
+    with pytest.raises(TypeError, match=f"^{re.escape(sentence)}$"):
+        addnorm.add_residual(t, t.clone(), dropout_p=0.5, seed=torch.nested.nested_tensor([t[:2], t[2:]]))
+
+
 x, ones, f32 = torch.randn(3, 4), torch.ones(4), torch.float32
 _, z, stats = torch.ops.addnorm.add_norm_train(x, x, None, None, 1e-5, False)
 INPUTS = {"residual": x, "branch": x, "weight": None, "bias": None, "eps": 1e-5}

@@ -401,5 +401,7 @@ def _dtype(dtype: torch.dtype) -> str:
 
 def _kind(value: Any) -> str:
     if isinstance(value, Tensor):
+        if value.is_nested:
+            return "a nested tensor"  # whose shape torch refuses to tell
         return f"a {_dtype(value.dtype)} tensor of shape {_shape(value)}"
     return "None" if value is None else f"a {type(value).__name__}"
