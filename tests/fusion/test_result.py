@@ -129,7 +129,9 @@ def test_report_names_the_tensors_closest_to_tolerance():
 def test_report_counts_identical_tensors():
     assert "2 outputs (1 bit-identical) and 1 gradient." in text_of(DONE)
     identical = replace(PROOF, outputs=(difference("logits", 0.0),), gradients=())
-    assert "Proven equal: 1 output (all bit-identical) and no gradients: nothing is proven of training" in text_of(replace(DONE, proof=identical))
+    assert "Proven equal: 1 output (all bit-identical) and no gradients: nothing is proven of training" in text_of(
+        replace(DONE, proof=identical)
+    )
 
 
 def test_report_of_a_failed_proof_names_the_worst_tensors():
