@@ -234,10 +234,21 @@ def resnet(m, x, plain=False):
     return x
 
 
+def projected(m, x, axis=-1):
+    """Multiply the output of an einsum, whose memory has the features first, by a matrix; or mix tokens."""
+    weight = torch.eye(x.shape[axis]).roll(1, 0) * 0.5 * m.norms[0].weight[0]
+    for n, f in m.pairs:
+        x = torch.einsum("bnd,hd->bnd", x, n.weight[None].expand(4, -1) * 0.25) if axis == -1 else x
+        x = x @ weight + f(n(x)) if axis == -1 else (x.transpose(1, 2) @ weight).transpose(1, 2) + f(n(x))
+    return x
+
+
 WITHOUT_ROWS = {
     "reversible": (reversible, "two streams in turn"),
     "gates": (gated, "a gate g computed from the data"),
     "hyper-connections": (hyper, "it mixes states or tokens"),
+    "matrix on the features": (projected, "a matrix over its last dimension"),
+    "matrix on the tokens": (lambda m, x: projected(m, x, axis=1), "it mixes states or tokens"),
     "dense connections": (dense, "a sum of three or more values"),
     "relu after the add": (resnet, "begins with a function of the end of another stream"),
     "relu after the add, no norms": (lambda m, x: resnet(m, x, plain=True), "a single add"),

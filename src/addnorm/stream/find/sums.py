@@ -55,17 +55,21 @@ def explain_sum(op: Op) -> str | None:
             if product.name == "mul" and _is_activation(factor):
                 return GATED
             if product.name in PRODUCTS:
-                return _describe_product(product, x)
+                return _describe_product(product, x, p.value)
     return None
 
 
-def _describe_product(op: Op, x: Value) -> str:
-    """Say over which dimension of a value a product sums."""
-    is_first = op.name in LINEAR and op.args[LINEAR[op.name][0]] is x
-    axis = find_axis(x, strip_views(x), len(x.shape) - (1 if is_first else 2)) if op.name in LINEAR else None
-    if axis is None:
+def _describe_product(op: Op, x: Value, operand: Value) -> str:
+    """Say over which dimension a product with x sums; `operand` is a view of its output, where that dimension is a new one."""
+    if op.name not in LINEAR:
         return MULTIPLIED
-    return SHORTCUT if axis == len(strip_views(x).shape) - 1 else MIXED
+    out, base = op.outputs[0], strip_views(x)
+    back = 1 if op.args[LINEAR[op.name][0]] is x else 2
+    if (axis := find_axis(operand, out, len(operand.shape) - 1)) is not None:
+        return SHORTCUT if axis == len(out.shape) - back else MIXED
+    if (axis := find_axis(x, base, len(x.shape) - back)) is not None:
+        return SHORTCUT if axis == len(base.shape) - 1 else MIXED
+    return MULTIPLIED
 
 
 def is_batch_normed(op: Op) -> bool:
