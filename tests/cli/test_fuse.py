@@ -97,7 +97,7 @@ def test_fuse_prints_fusion_proof_and_benchmark():
         "LayerNorm 1e-5",
         "Proven equal",
         "1 output",
-        "4 gradients",
+        "5 gradients",
         "from float64.",
         "of the forward pass",
         "inference",
@@ -151,9 +151,9 @@ def test_failed_proof_exits_with_3():
         "!!",
         "Attempted:",
         "1 of 1 output",
-        "4 of 4 gradients",
+        "5 of 5 gradients",
         "linear.weight",
-        "1 more gradient",
+        "2 more gradients",
     ):
         assert words in result.stdout
     assert "forward pass" not in result.stdout
