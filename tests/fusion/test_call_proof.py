@@ -10,6 +10,7 @@ from torch import fx, nn
 from addnorm.fusion import call_proof, rewrite
 from addnorm.fusion.backend import backend, fuse_graph, run_eagerly
 from addnorm.fusion.graph import _owner_kind
+from addnorm.fusion.wiring import Original
 from support.families import families
 from support.fused_model import QUIET, D, Model, PreNormModel, X
 
@@ -129,6 +130,60 @@ def scaled(factor):
     return lambda t: Scaled.apply(t, factor)
 
 
+def change_results(change):
+    """Return a fault: what a call returns is changed. `change` takes y, the sum or None, and the residual."""
+
+    def plant(monkeypatch):
+        original = rewrite.operation_of
+
+        def operation_of(match):
+            function = original(match)
+
+            def faulty(residual, branch, *args, **options):
+                results = function(residual, branch, *args, **options)
+                y, z = results if isinstance(results, tuple) else (results, None)
+                y, z = change(y, z, residual, (residual + branch).detach())
+                return y if z is None else (y, z)
+
+            return faulty
+
+        monkeypatch.setattr(rewrite, "operation_of", operation_of)
+
+    return plant
+
+
+def replace_rows(of, factor):
+    """Return a change of y in some rows."""
+    return lambda y, z, x, s: (torch.where(of(s).all(-1, keepdim=True), y * factor + (factor - 1), y), z)
+
+
+def write_residual(y, z, x, s):
+    x.data.mul_(1.0).add_(1e-3)
+    return y, z
+
+
+def permute_memory(y, z, x, s):
+    return y.transpose(0, 1).contiguous().transpose(0, 1), z
+
+
+# Faults of a call on rows that random numbers seldom have, and of the memory of its results.
+RARE_FAULTS = {
+    "rows of zeros": change_results(replace_rows(lambda s: s == 0, 1.5)),
+    "tiny rows": change_results(replace_rows(lambda s: (s.abs() < 1e-4) & (s != 0), 1.5)),
+    "large rows": change_results(replace_rows(lambda s: s.abs().amax(-1, keepdim=True) > 1e3, 1.01)),
+    "an odd number of rows": change_results(
+        lambda y, z, x, s: (y * 1.01 if y.numel() // y.shape[-1] % 2 else y, z)
+    ),
+    "NaN to zero": change_results(lambda y, z, x, s: (y.nan_to_num(0.0, 1e30, -1e30), z)),
+    "residual written": change_results(write_residual),
+    "y in other memory": change_results(permute_memory),
+    "results in one buffer": change_results(
+        lambda y, z, x, s: (y, z) if z is None else tuple(torch.stack([y, z]).unbind(0))
+    ),
+    "no gradient through the sum": change_results(lambda y, z, x, s: (y, None if z is None else z.detach())),
+}  # fmt: skip
+
+
 FAULTS = {
     "residual detached": change_inputs(lambda x, f, *args: (x.detach(), f, *args)),
     "branch detached at one site": change_inputs(lambda x, f, *args: (x, f.detach(), *args), only=1),
@@ -163,6 +218,30 @@ def test_fault_of_a_call_is_found(monkeypatch, fault, name, dtype):
     FAULTS[fault](monkeypatch)
     differences, _ = fuse_copies(graphs)
     assert not all(difference.holds for difference in differences)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("fault", RARE_FAULTS)
+def test_rare_fault_is_found(monkeypatch, fault, dtype):
+    graphs = capture(PreNormModel().to(dtype), X.to(dtype))
+    assert all(difference.holds for difference in fuse_copies(graphs)[0])
+    RARE_FAULTS[fault](monkeypatch)
+    assert not all(difference.holds for difference in fuse_copies(graphs)[0])
+
+
+def test_equal_calls_are_compared_once(monkeypatch):
+    compare, compared = call_proof._Replacement.compare, []
+    monkeypatch.setattr(
+        call_proof._Replacement, "compare", lambda self, contexts: compared.append(self) or compare(self, contexts)
+    )
+    model = Model(layers=3)
+    model.layers[1].n.eps = 1e-3
+    differences, count = fuse_copies(capture(model, X))
+    assert count == 6
+    assert (
+        len(compared) == 2 + 1
+    )  # the first call reads the model's input, the others what calls return; one has another eps
+    assert len({difference.name.partition(": ")[0] for difference in differences}) == 6
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -230,6 +309,6 @@ def test_few_features_have_tolerances_of_round_off():
 
 def test_original_has_a_twin_of_each_node():
     graph = fx.symbolic_trace(nn.Sequential(nn.Linear(D, D), nn.Tanh())).graph
-    original = call_proof.Original(graph)
+    original = Original(graph)
     assert [twin.name for twin in original.twins.values()] == [node.name for node in graph.nodes]
     assert {twin.graph for twin in original.twins.values()} == {original.graph}

@@ -41,7 +41,7 @@ def test_wrong_rewrite_fails_the_proof(monkeypatch, fault):
         return addnorm.add_layer_norm(x, f, weight if weight is None else weight * 1.0001, bias, eps, **options)
 
     monkeypatch.setitem(fused_call.OPERATIONS, "layer", wrong)
-    monkeypatch.setattr(fused_call, "_agree", lambda *_: True)  # otherwise it would not be fused
+    monkeypatch.setattr(fused_call, "agree", lambda *_: True)  # otherwise it would not be fused
     model = Model().eval()
     with torch.no_grad():
         before = model(X)

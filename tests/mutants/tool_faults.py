@@ -159,12 +159,12 @@ TOOL_FAULTS = (
         "if False:",
     ),
     Fault(
-        "calls-compared-in-float64-only", "proof", "src/addnorm/fusion/call_proof.py",
+        "calls-compared-in-float64-only", "proof", "src/addnorm/fusion/call_tolerance.py",
         "\nGROWTH = 1.1  #",
         "\nGROWTH = 110.0  #",
     ),
     Fault(
-        "arguments-of-other-nodes-unchecked", "proof", "src/addnorm/fusion/call_proof.py",
+        "arguments-of-other-nodes-unchecked", "proof", "src/addnorm/fusion/wiring.py",
         "if (node.op, node.target, node.args, node.kwargs) != (twin.op, twin.target, *expected):",
         "if False:",
     ),

@@ -22,13 +22,14 @@ from torch.utils.checkpoint import checkpoint
 
 from addnorm.fusion.benchmark import NodeTimer, measure_share
 from addnorm.fusion.boundary import Boundary, Match, match_sum
-from addnorm.fusion.call_proof import Original, prove_calls
+from addnorm.fusion.call_proof import prove_calls
 from addnorm.fusion.encoder import expand_encoder_layers
 from addnorm.fusion.fused_call import choose_casting, entered
 from addnorm.fusion.graph import PathOf, contexts_of, source_of, trace_graph
 from addnorm.fusion.pattern import find_matches
 from addnorm.fusion.rewrite import insert_fused_call, read_written_values
 from addnorm.fusion.tolerance import Difference, worst
+from addnorm.fusion.wiring import Original
 from addnorm.stream.dataflow.snapshot import StateSnapshot
 from addnorm.stream.find.inspect import capture_flow
 from addnorm.stream.find.norms import find_norms

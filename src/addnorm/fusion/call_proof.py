@@ -2,7 +2,7 @@
 
 A rewritten graph computes what the original computes if two things hold, and both are checked:
 
-1. Every node that stays reads what it read before, or the result that replaced it.
+1. Every node that stays reads what it read before, or the result that replaced it (`wiring`).
 2. The results of each call, as functions of all that either side reads, are those of the operators that it replaced: outputs and
    gradients, with random cotangents. They are compared in float64, where no rounding hides a difference, and in the graph's own
    dtypes, where the call may have as much round-off as the operators.
@@ -11,52 +11,50 @@ A rewritten graph computes what the original computes if two things hold, and bo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from addnorm.fusion.boundary import Match, dtype_name
+from addnorm.fusion.call_tolerance import (
+    SUM,
+    VERY_FEW,
+    condition_of,
+    effects_of,
+    in_float64,
+    round_off,
+    same_special,
+    same_strides,
+)
 from addnorm.fusion.fused_call import call_node, entered, probe_shape, takes_any_rows
-from addnorm.fusion.graph import TracedGraph, concrete, example_value, is_number
+from addnorm.fusion.graph import TracedGraph, concrete, example_value, is_number, layout_of, with_strides
 from addnorm.fusion.rewrite import dimension_order
 from addnorm.fusion.tolerance import Difference, worst
+from addnorm.fusion.wiring import Original, failure, wiring_changes
 
-__all__ = ["Original", "prove_calls"]
+__all__ = ["prove_calls"]
 
-ROUNDINGS = 64  # in eps of float64, times the root of the width: between two orders of computing
-GROWTH = 1.1  # of the root mean square of the operators' errors, plus half an eps; documented is a factor of 1.02
-TIMES = 2  # the largest error may be that many times the operators' largest, plus two eps
-SUMS = 4  # in eps of the dtype in which sums over rows are accumulated
-USUAL = 8  # at most, the largest feature of a row of random numbers in standard deviations
-SUM = "the sum"
 MAX_ELEMENTS = 2**20  # of a sum that is also compared in the shape of the graph
+MANY_ROWS = 131  # at least, in one of the comparisons: gradients of the weight are sums over rows
 NARROWING = {"float", "half", "bfloat16", "double"}  # methods that cast to a dtype
+UNUSUAL = (1e4, 1e-6, 0.0, 1.0)  # factors of rows, in turn
+UNUSUAL_HALF = (1e2, 1e-4, 0.0, 1.0)  # in float16, whose numbers end at 65504
+SPECIAL = (math.nan, math.inf, -math.inf, None)  # one element of rows, in turn
 
 Results = dict[str, Tensor]
 
 
-class Original:
-    """Copy of a graph before the rewrite.
-
-    Attributes:
-        graph: the copy.
-        twins: node of the graph -> its copy.
-    """
-
-    def __init__(self, graph: fx.Graph) -> None:
-        self.graph: fx.Graph = graph.__deepcopy__()
-        self.twins = dict(zip(graph.nodes, self.graph.nodes, strict=True))
-
-
 def prove_calls(
-    graph: fx.GraphModule, original: Original, traced: TracedGraph, matches: Iterable[Match],
+    graph: fx.GraphModule, original: Original, traced: TracedGraph, matches: Sequence[Match],
     replaced: Mapping[fx.Node, fx.Node], contexts: Mapping[fx.Node, Sequence[Any]],
 ) -> list[Difference]:  # fmt: skip
     """Compare each fused call of a rewritten graph with the operators that it replaced.
+
+    Calls with the same operators, arguments and kinds of inputs get the same random numbers, so one of them is run.
 
     Args:
         graph: the graph after the rewrite.
@@ -70,23 +68,19 @@ def prove_calls(
         For each call and precision the difference that is closest to its tolerance; an infinite one for each node that reads
         something else than before.
     """
-    differences = [*_changed_nodes(graph.graph, original, replaced)]
-    for match in matches:
-        assert match.add is not None
-        differences += _Replacement(graph, original, traced, match, replaced).compare(contexts[match.add])
+    replacements = [_Replacement(graph, original, traced, match, replaced) for match in matches]
+    new = {node: replacement.match for replacement in replacements for node in replacement.after.nodes}
+    differences = [*wiring_changes(graph, original, traced, matches, replaced, contexts, new)]
+    compared: dict[str, list[Difference]] = {}
+    for replacement in replacements:
+        assert replacement.match.add is not None
+        context = contexts[replacement.match.add]
+        key = f"{replacement.key()} {context}"
+        if key not in compared:
+            compared[key] = replacement.compare(context)
+        path = replacement.match.norm.path
+        differences += [replace(difference, name=f"{path}: {difference.name}") for difference in compared[key]]
     return differences
-
-
-def _changed_nodes(graph: fx.Graph, original: Original, replaced: Mapping[fx.Node, fx.Node]) -> Iterator[Difference]:
-    """Yield an infinite difference for each node that stays and reads something else than before."""
-    current = {twin: replaced.get(node, node) for node, twin in original.twins.items()}
-    for node in graph.nodes:
-        twin = original.twins.get(node)
-        if twin is None:
-            continue
-        expected = fx.map_arg((twin.args, twin.kwargs), current.__getitem__)
-        if (node.op, node.target, node.args, node.kwargs) != (twin.op, twin.target, *expected):
-            yield Difference(f"arguments of {node.name}", math.inf, None, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -118,6 +112,18 @@ def _collect(
     return _Side(tuple(sorted(inside)), tuple(outputs), leaves)
 
 
+class _Draw(NamedTuple):
+    """Random numbers of one comparison.
+
+    Attributes:
+        scale: factors of the rows.
+        is_apart: whether the gradient of each result by itself is compared, too.
+    """
+
+    scale: Tensor
+    is_apart: bool = False
+
+
 class _Replacement:
     """The operators of one Add & Norm, and the call with the views around it that replaced them."""
 
@@ -126,6 +132,7 @@ class _Replacement:
         replaced: Mapping[fx.Node, fx.Node],
     ) -> None:  # fmt: skip
         self.graph, self.match, twins = graph, match, original.twins
+        self.shape: tuple[int, ...] = concrete(tuple(example_value(match.z[0]).shape))
         node_of = {twin: node for node, twin in twins.items()}
 
         def leaf_of(node: fx.Node) -> fx.Node:
@@ -149,108 +156,188 @@ class _Replacement:
         self.roles = {leaf_of(node): role for node, role in roles if node is not None}
         self.operands = [leaf_of(node) for node in match.operands]
 
+    def key(self) -> str:
+        """Return a text that is equal for replacements that compute the same from inputs of the same kinds."""
+        numbers: dict[fx.Node, str] = {leaf: f"leaf {k}" for k, leaf in enumerate(self.leaves)}
+        sides = []
+        for side in (self.before, self.after):
+            names = {node: numbers[leaf] for node, leaf in side.leaves.items()}
+            names |= {node: f"node {k}" for k, node in enumerate(side.nodes)}
+            nodes = [
+                (node.op, node.target if isinstance(node.target, str) else id(node.target),
+                 fx.map_arg((node.args, node.kwargs), names.__getitem__))
+                for node in side.nodes
+            ]  # fmt: skip
+            sides.append((nodes, [names[node] for node in side.outputs]))
+        leaves = [(self._describe(leaf), self.roles.get(leaf), leaf in self.operands) for leaf in self.leaves]
+        match = self.match
+        results = [layout_of(example_value(nodes[0])) for nodes in (match.z, match.y)]
+        return str((sides, leaves, self.names, results, match.norm.kind, match.norm.eps, takes_any_rows(match)))
+
+    def _describe(self, leaf: fx.Node) -> Any:
+        """Return all that the values of a leaf depend on."""
+        if leaf.op == "get_attr" and _is_given(leaf):
+            value = _attribute(self.graph, str(leaf.target))
+            return (value.dtype, value.tolist()) if isinstance(value, Tensor) else leaf.name
+        return concrete(example_value(leaf)) if _is_given(leaf) else layout_of(example_value(leaf))
+
     def compare(self, contexts: Sequence[Any]) -> list[Difference]:
         """Return the worst difference of each precision, on few rows and in the shape of the graph."""
-        few, full = probe_shape(self.match), tuple(concrete(tuple(example_value(self.match.z[0]).shape)))
+        few, full = probe_shape(self.match), self.shape
+        shapes = [few] if takes_any_rows(self.match) and few != full else []
+        if shapes and math.prod(full[:-1]) < MANY_ROWS:
+            shapes.append((*few[:-2], MANY_ROWS, few[-1]))
         found: dict[str, Difference] = {}
-        for shape in dict.fromkeys((few, full)):
-            if shape == few != full and not takes_any_rows(self.match):
-                continue
+        for shape in (*shapes, full):
             if shape == full and found and math.prod(full) > MAX_ELEMENTS:
                 continue
             try:
                 with torch.inference_mode(False):
-                    differences = [*self._compare(shape, contexts)]
+                    differences = [*self._compare(shape, contexts, unusual=not found)]
             except Exception as error:  # of any kind: the operators may accept no other shape than that of the graph
-                problem = f"{self.match.norm.path}: {type(error).__name__} in a call by itself"
-                differences = [("error", Difference(problem, math.inf, None, 0.0, 0.0))] * (shape == full)
+                differences = [("error", failure(f"{type(error).__name__} in a call by itself"))] * (shape == full)
             for precision, difference in differences:
                 found[precision] = worst([*filter(None, [found.get(precision)]), difference]) or difference
         return [*found.values()]
 
-    def _compare(self, shape: tuple[int, ...], contexts: Sequence[Any]) -> Iterator[tuple[str, Difference]]:
+    def _compare(
+        self, shape: tuple[int, ...], contexts: Sequence[Any], unusual: bool
+    ) -> Iterator[tuple[str, Difference]]:
         """Yield all differences on random numbers of one shape, each with its precision."""
-        leaves, scale = self._draw(shape)
+        draws = [_Draw(self._scale(shape))]
+        if unusual:  # rows that are large, small or zero, and the gradient of each result by itself
+            draws = [draws[0]._replace(is_apart=True), _Draw(self._scale(shape, unusual=True))]
+        for draw in draws:
+            yield from self._compare_draw(shape, contexts, self._fill(shape, draw.scale), draw)
+        if unusual:
+            yield from self._compare_special(contexts, self._fill(shape, draws[0].scale))
+
+    def _compare_draw(
+        self, shape: tuple[int, ...], contexts: Sequence[Any], leaves: Mapping[fx.Node, Any], draw: _Draw
+    ) -> Iterator[tuple[str, Difference]]:
+        before_effects, effects = set[str](), set[str]()
         with entered(contexts):
-            before, after = (self._run(side, leaves, scale) for side in (self.before, self.after))
+            before = self._run(self.before, leaves, draw, before_effects)
+            after = self._run(self.after, leaves, draw, effects)
         with entered(contexts[:1]):
-            exact = self._run_exactly(self.before, leaves, scale)
-            widened = None if exact is None else self._run_exactly(self.after, leaves, scale)
-        dtype, condition = dtype_name(example_value(self.match.z[0]).dtype), self._condition(leaves)
+            exact = self._run_exactly(self.before, leaves, draw)
+            widened = None if exact is None else self._run_exactly(self.after, leaves, draw)
+        dtype, norm = dtype_name(example_value(self.match.z[0]).dtype), self.match.norm
+        total: Tensor = sum(leaves[node].detach().double() for node in self.operands)
+        condition = condition_of(total, norm.kind, norm.eps or 0.0)
+        yield from ((dtype, failure(effect)) for effect in effects - before_effects)
         for name in before.keys() | after.keys():
             truth = None if exact is None else exact[name]
-            for suffix, difference in _round_off(name, before.get(name), after.get(name), truth, condition):
-                yield dtype, replace(difference, name=f"{self.match.norm.path}: {name}{suffix}, {dtype}")
-        if exact is not None and widened is not None:
-            bound = ROUNDINGS * torch.finfo(torch.float64).eps * math.sqrt(shape[-1]) * condition
-            for name, truth in exact.items():
-                size = max(_largest(truth), 1.0)
-                error = _largest(truth - widened[name]) if truth.shape == widened[name].shape else math.inf
-                label = f"{self.match.norm.path}: {name}, in float64"
-                yield "float64", Difference(label, error, None, size, bound * size)
+            for suffix, difference in round_off(name, before.get(name), after.get(name), truth, condition):
+                yield dtype, replace(difference, name=f"{name}{suffix}, {dtype}")
+            if shape == self.shape and "gradient" not in name and not same_strides(before.get(name), after.get(name)):
+                yield dtype, failure(f"strides of {name}")
+        for name, truth in (exact or {}).items():
+            other = None if widened is None else widened.get(name)
+            yield "float64", in_float64(name, truth, other, shape[-1], condition)
 
-    def _draw(self, shape: tuple[int, ...]) -> tuple[dict[fx.Node, Any], Tensor]:
-        """Return random leaves, and the factors of their rows; numbers and constants are the graph's."""
+    def _compare_special(
+        self, contexts: Sequence[Any], leaves: Mapping[fx.Node, Any]
+    ) -> Iterator[tuple[str, Difference]]:
+        """Yield a failure for each result in which NaN and infinities have other places."""
+        for leaf in {*self.operands}:
+            rows = leaves[leaf].detach().clone().reshape(-1, leaves[leaf].shape[-1])
+            for k, row in enumerate(rows[:MANY_ROWS]):
+                special = SPECIAL[k % len(SPECIAL)]
+                if special is not None:
+                    row[k // len(SPECIAL) % len(row)] = special
+            with entered((False, *contexts[1:])):
+                changed = {**leaves, leaf: rows.view_as(leaves[leaf])}
+                before, after = (self._run(side, changed, _Draw(rows)) for side in (self.before, self.after))
+            for name, result in before.items():
+                other = after.get(name)
+                if other is None or result.shape != other.shape or not same_special(result, other):
+                    yield dtype_name(result.dtype), failure(f"places of NaN and infinity in {name}")
+
+    def _scale(self, shape: tuple[int, ...], unusual: bool = False) -> Tensor:
+        """Return random factors of the rows; or such that make rows large, small and zero."""
         generator = torch.Generator().manual_seed(0)
-        full = tuple(concrete(tuple(example_value(self.match.z[0]).shape)))
-        scale = 10.0 ** (4.0 * torch.rand((*shape[:-1], 1), generator=generator, dtype=torch.float64) - 3.0)
+        rows = (*shape[:-1], 1)
+        if not unusual:
+            drawn = torch.rand(rows, generator=generator, dtype=torch.float64, device="cpu")
+            return 10.0 ** (4.0 * drawn - 3.0)
+        is_half = torch.float16 in {example_value(node).dtype for node in (*self.operands, self.match.z[0])}
+        factors = torch.tensor(UNUSUAL_HALF if is_half else UNUSUAL, dtype=torch.float64, device="cpu")
+        if self.match.norm.kind == "layer" and shape[-1] <= VERY_FEW:
+            factors = factors.where(factors == 0, 1.0)
+        if not self.match.norm.eps:
+            factors = factors.where(factors > 0, 1.0)  # else the row becomes NaN, and so do all gradients of the weight
+        return factors[torch.arange(math.prod(rows), device="cpu") % len(factors)].reshape(rows)
+
+    def _fill(self, shape: tuple[int, ...], scale: Tensor) -> dict[fx.Node, Any]:
+        """Return random leaves, with the strides of the graph's; numbers and constants are the graph's."""
+        generator = torch.Generator().manual_seed(0)
         leaves: dict[fx.Node, Any] = {}
         for node in self.leaves:
             example = example_value(node)
             if _is_given(node):
                 leaves[node] = concrete(example) if node.op != "get_attr" else _attribute(self.graph, str(node.target))
                 continue
-            size = tuple(concrete(tuple(example.shape)))
-            noise = torch.randn(shape if size == full else size, generator=generator, dtype=torch.float64)
-            drawn = (noise + 0.3) * scale if size == full else noise
-            order = dimension_order(example)
-            drawn = drawn.permute(order).contiguous().permute(sorted(order, key=order.__getitem__))
-            leaves[node] = drawn.to(example.device, example.dtype).requires_grad_(example.requires_grad)
-        return leaves, scale
+            size, stride = concrete(tuple(example.shape)), concrete(example.stride())
+            noise = torch.randn(
+                shape if size == self.shape else size, generator=generator, dtype=torch.float64, device="cpu"
+            )
+            drawn = (noise + 0.3) * scale if size == self.shape else noise
+            if drawn.shape != size:
+                order = dimension_order(example)
+                drawn = drawn.permute(order).contiguous().permute(sorted(order, key=order.__getitem__))
+                stride = drawn.stride()
+            drawn = with_strides(drawn.to(example.device, example.dtype), stride)
+            leaves[node] = drawn.requires_grad_(example.requires_grad)
+        return leaves
 
-    def _condition(self, leaves: Mapping[fx.Node, Any]) -> float:
-        """Return how much a LayerNorm magnifies round-off: more where the features of a row are nearly equal, as with d = 1."""
-        if self.match.norm.kind != "layer":
-            return 1.0
-        z: Tensor = sum(leaves[node].detach().double() for node in self.operands)
-        deviation = z.var(-1, correction=0).add(self.match.norm.eps or 0.0).sqrt()
-        return max(1.0, float((z.abs().amax(-1) / deviation).max()) / USUAL)
-
-    def _run_exactly(self, side: _Side, leaves: Mapping[fx.Node, Any], scale: Tensor) -> Results | None:
+    def _run_exactly(self, side: _Side, leaves: Mapping[fx.Node, Any], draw: _Draw) -> Results | None:
         """Return the results in float64; None if an operator computes in another dtype, or cannot run in it."""
         wide = {node: _widen(value) for node, value in leaves.items()}
         try:
-            results = self._run(side, wide, scale, _call_in_float64)
+            results = self._run(side, wide, draw, call=_call_in_float64)
         except Exception:  # of any kind: not every operator has float64
             return None
         return results if all(tensor.dtype == torch.float64 for tensor in results.values()) else None
 
     def _run(
-        self, side: _Side, leaves: Mapping[fx.Node, Any], scale: Tensor, call: Callable[..., Any] = call_node
-    ) -> Results:
-        """Return the outputs of one side, and the gradients of the leaves if they are enabled, by name."""
+        self, side: _Side, leaves: Mapping[fx.Node, Any], draw: _Draw, effects: set[str] | None = None,
+        call: Callable[..., Any] = call_node,
+    ) -> Results:  # fmt: skip
+        """Return the outputs of one side, and the gradients of the leaves if they are enabled, by name.
+
+        `effects` receives a text for each leaf that is written, and for each result in the memory of another tensor.
+        """
         inputs = {node: value for node, value in leaves.items() if isinstance(value, Tensor) and value.requires_grad}
         values = {node: _copy(leaves[leaf]) for node, leaf in side.leaves.items()}
         for node in side.nodes:
             args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
             values[node] = call(node, args, kwargs)
         outputs = dict(zip(self.names, (values[node] for node in side.outputs), strict=True))
+        if effects is not None:
+            effects.update(effects_of(outputs, {leaf: (values[n], leaves[leaf]) for n, leaf in side.leaves.items()}))
         results = {name: output.detach() for name, output in outputs.items()}
         outputs = {name: output for name, output in outputs.items() if output.requires_grad}
         if outputs and inputs:
-            cotangents = [self._cotangent(name, output, scale) for name, output in outputs.items()]
-            gradients = torch.autograd.grad([*outputs.values()], [*inputs.values()], cotangents, allow_unused=True)
-            for (node, value), gradient in zip(inputs.items(), gradients, strict=True):
-                name = f"gradient of {self.roles.get(node, node.name)}"
-                results[name] = torch.zeros_like(value) if gradient is None else gradient
+            apart = outputs if draw.is_apart and len(outputs) > 1 else ()
+            for names, only in (([*outputs], ""), *(([name], f" from {name}") for name in apart)):
+                cotangents = [self._cotangent(name, outputs[name], draw.scale) for name in names]
+                gradients = torch.autograd.grad(
+                    [outputs[name] for name in names], [*inputs.values()], cotangents, allow_unused=True,
+                    retain_graph=True,
+                )  # fmt: skip
+                for (node, value), gradient in zip(inputs.items(), gradients, strict=True):
+                    name = f"gradient of {self.roles.get(node, node.name)}{only}"
+                    results[name] = torch.zeros_like(value) if gradient is None else gradient
         return results
 
     def _cotangent(self, name: str, output: Tensor, scale: Tensor) -> Tensor:
         """Return a random cotangent; that of y lets the gradients of all rows have about one size."""
         generator = torch.Generator().manual_seed(len(name))
-        drawn = torch.randn(output.shape, generator=generator, dtype=torch.float64)
+        drawn = torch.randn(output.shape, generator=generator, dtype=torch.float64, device="cpu")
         is_row = name.startswith("y") and output.shape[:-1] == scale.shape[:-1]
-        narrow = (drawn * scale if is_row else drawn).to(self._dtype_of(name))
+        deviation = scale.square().add(self.match.norm.eps or 0.0).sqrt().clamp_max(UNUSUAL[0])
+        narrow = (drawn * deviation if is_row else drawn).to(self._dtype_of(name))
         return narrow.to(output.device, output.dtype)
 
     def _dtype_of(self, name: str) -> torch.dtype:
@@ -258,29 +345,6 @@ class _Replacement:
         nodes = self.match.y if name.startswith("y") else self.match.z
         dtype: torch.dtype = example_value(nodes[0]).dtype
         return dtype
-
-
-def _round_off(
-    name: str, before: Tensor | None, after: Tensor | None, exact: Tensor | None, condition: float
-) -> Iterator[tuple[str, Difference]]:
-    """Yield what a call differs by in the graph's dtypes, with as much as round-off explains, and which norm that is."""
-    if before is None or after is None or before.shape != after.shape or before.dtype != after.dtype:
-        yield "", Difference(name, math.inf, None, 0.0, 0.0)
-        return
-    size, difference = max(_largest(before), 1.0), _largest(before.double() - after.double())
-    eps = torch.finfo(before.dtype).eps
-    if name.startswith(SUM):  # its bits are the original's
-        yield "", Difference(name, difference, None, size, 0.0)
-    elif exact is None:
-        yield "", Difference(name, difference, None, size, ROUNDINGS * eps * size)
-    else:
-        errors = [tensor.double() - exact for tensor in (before, after)]
-        sums = SUMS * condition * torch.finfo(torch.float64 if before.dtype == torch.float64 else torch.float32).eps
-        own, error = map(_largest, errors)
-        yield "", Difference(name, error, own, size, TIMES * own + (2 * eps + sums) * size)
-        own, error = map(_root_mean_square, errors)
-        size = max(_root_mean_square(exact), 0.1)
-        yield " (RMS)", Difference(name, error, own, size, GROWTH * own + (eps / 2 + sums) * size)
 
 
 def _call_in_float64(node: fx.Node, args: Any, kwargs: Any) -> Any:
@@ -312,17 +376,10 @@ def _attribute(graph: fx.GraphModule, name: str) -> Any:
 def _widen(value: Any) -> Any:
     if not isinstance(value, Tensor) or not value.is_floating_point():
         return value
-    return value.detach().double().requires_grad_(torch.is_grad_enabled())
+    wide = with_strides(value.detach().double(), value.stride())
+    return wide.requires_grad_(torch.is_grad_enabled() and value.requires_grad)
 
 
 def _copy(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value
-
-
-def _largest(tensor: Tensor) -> float:
-    """Return the largest absolute value; infinite if there is a NaN."""
-    return float(tensor.abs().nan_to_num(nan=math.inf).max()) if tensor.numel() else 0.0
-
-
-def _root_mean_square(tensor: Tensor) -> float:
-    return float(tensor.square().mean().sqrt().nan_to_num(nan=math.inf)) if tensor.numel() else 0.0
+    """Return a copy of a tensor in memory of its own with the same strides."""
+    return with_strides(value, value.stride()) if isinstance(value, Tensor) else value

@@ -98,7 +98,11 @@ def fuse(model: nn.Module, *args: Any, compile: bool = False, benchmark: bool = 
             state = StateSnapshot(model, (args, kwargs))
             modes = [mode for mode in modes_of(model, args, kwargs) if mode.is_in(proof)]
             runs = [partial(run, after, args, kwargs, mode.parameters, inputs=mode.inputs) for mode in modes]
-            if not all(backend.is_reused(call, state) for call in runs):
+            is_reused = all(backend.is_reused(call, state) for call in runs)
+            fusion = replace(fusion, proof=replace(proof, calls=tuple(backend.differences)))  # these calls capture, too
+            if not fusion.proof.holds:
+                raise VerificationError(fusion)
+            if not is_reused:
                 unfused = (replace(one, reason=one.reason or CAPTURED_ANEW) for one in boundaries)
                 fusion = replace(fusion, boundaries=tuple(unfused))
         if fusion.fused:

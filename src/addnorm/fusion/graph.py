@@ -20,8 +20,8 @@ from addnorm.stream.dataflow.graph import CONSTANT, DATA, PARAMETER, Flow, Frame
 from addnorm.stream.dataflow.wrappers import inner_tensors
 
 __all__ = [
-    "PathOf", "TracedGraph", "concrete", "contexts_of", "example_value", "is_number", "size_expr", "source_of", "trace_graph",
-    "writes_in_place",
+    "PathOf", "TracedGraph", "concrete", "contexts_of", "example_value", "is_number", "layout_of", "size_expr", "source_of",
+    "trace_graph", "with_strides", "writes_in_place",
 ]  # fmt: skip
 
 PathOf = Callable[[fx.Node], str]  # the path of the module that a node comes from
@@ -102,6 +102,23 @@ def _hint(symbol: torch.SymInt | torch.SymFloat | torch.SymBool) -> Any:
 def size_expr(size: Any) -> Any:
     """Return a size as a number, or as an expression if it is dynamic."""
     return size.node.expr if isinstance(size, SYMBOLS) else size
+
+
+def with_strides(tensor: Tensor, stride: Sequence[int]) -> Tensor:
+    """Return a copy with other strides; it is expanded along dimensions of stride 0."""
+    expanded = [k for k, step in enumerate(stride) if not step and tensor.shape[k] > 1]
+    single = tensor
+    for k in expanded:
+        single = single.narrow(k, 0, 1)
+    copied = torch.empty_strided(single.shape, stride, dtype=tensor.dtype, device=tensor.device).copy_(single)
+    return copied.expand(tensor.shape) if expanded else copied
+
+
+def layout_of(tensor: Tensor) -> Any:
+    """Return all that a tensor of random numbers depends on, and which of its sizes are dynamic."""
+    sizes = [str(size_expr(size)) for size in tensor.shape]
+    size, stride = concrete(tuple(tensor.shape)), concrete(tensor.stride())
+    return sizes, size, stride, tensor.dtype, tensor.device, tensor.requires_grad
 
 
 def writes_in_place(node: fx.Node) -> bool:

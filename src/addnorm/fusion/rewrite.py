@@ -66,7 +66,7 @@ def insert_fused_call(graph: fx.Graph, match: Match, replaced: dict[fx.Node, fx.
         for node in (y, z):
             node.meta["example_value"] = example_value(match.z[0]).permute(order if in_rows else sorted(order))
         if in_rows:
-            y, z = (_permute_back(graph, node, order) for node in (y, z))
+            y, z = _permute_back(graph, y, order), _permute_back(graph, z, order) if returns_residual else z
         else:
             z = _copy_in_order(graph, z, order) if returns_residual else z
             layout = torch.empty_like(layout, memory_format=torch.contiguous_format)
