@@ -313,3 +313,28 @@ def test_inspect_explains_model_without_stream():
         inspection = inspect(model, inputs)
         assert (inspection.wiring, inspection.sites, inspection.closes) == ("none", (), False)
         assert "no residual add was found" in inspection.unknown[0].reason
+
+
+ROWS = torch.tensor([3, 0, 4, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("target", "kind"), [(ROWS.roll(1), "other"), (ROWS, "feed-forward")], ids=["edges", "experts"]
+)
+@pytest.mark.parametrize("spelling", ["index_add", "scatter_add", "index_put"])
+def test_inspect_tells_messages_from_experts(target, kind, spelling):
+    def send(rows):
+        zeros = torch.zeros(5, D)
+        if spelling == "index_add":
+            return zeros.index_add(0, target, rows)
+        if spelling == "scatter_add":
+            return zeros.scatter_add(0, target[:, None].expand(5, D), rows)
+        return zeros.index_put((target,), rows, accumulate=True)
+
+    def run(m, x):
+        for norm, f in m.pairs:
+            x = x + send(f(norm(x)[ROWS]))
+        return x
+
+    inspection = inspect(make_looped(run), make_input(5, D))
+    assert {site.kind for site in inspection.sites} == {kind}

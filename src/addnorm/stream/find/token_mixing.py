@@ -1,4 +1,4 @@
-"""Sublayers that mix tokens without attention: products over the tokens (mixers), means, and recurrences."""
+"""Sublayers that mix tokens without attention: products over the tokens (mixers), means, recurrences, and messages on a graph."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
+from torch import Tensor
 
 from addnorm.stream.dataflow.graph import DATA, PARAMETER, Op, Value
 from addnorm.stream.find.moves import CUTS
@@ -14,6 +15,8 @@ from addnorm.stream.find.views import find_axis, find_views, replay_op
 
 __all__ = ["LINEAR", "find_contraction", "mixes_tokens", "trace_axis"]
 
+GATHERS = {"index_select", "gather", "index"}
+SCATTERS = {"index_add", "scatter_add", "index_put", "_index_put_impl_"}
 LINEAR = {"mm": (0, 1), "addmm": (1, 2), "linear": (0, 1), "bmm": (0, 1), "baddbmm": (1, 2), "matmul": (0, 1)}
 
 
@@ -56,7 +59,7 @@ def trace_axis(value: Value, axis: int, source: Value) -> int | None:
 
 
 def mixes_tokens(read: Value, ops: Sequence[Op]) -> bool:
-    """Return whether a sublayer sums over tokens: in a product, in a mean, or in a recurrence."""
+    """Return whether a sublayer sums over tokens: in a product, in a mean, in a recurrence, or over the edges of a graph."""
     features = _find_features(read, ops)
     products: dict[Value, list[Op]] = {}
     for op in ops:
@@ -71,7 +74,7 @@ def mixes_tokens(read: Value, ops: Sequence[Op]) -> bool:
             weights = [v for v in op.inputs if v.kind & (DATA | PARAMETER) == PARAMETER and len(v.shape) > 1]
             if weights:
                 products.setdefault(strip_views(weights[0]), []).append(op)
-    return any(_is_recurrence(calls) for calls in products.values())
+    return any(_is_recurrence(calls) for calls in products.values()) or _passes_messages(ops)
 
 
 def _sums_over_rows(value: Value, axis: int, read: Value, features: int | None) -> bool:
@@ -95,6 +98,31 @@ def _is_recurrence(calls: Sequence[Op]) -> bool:
     return len(calls) > 2 and all(
         is_ancestor(before.outputs[0], after.outputs[0]) for before, after in pairwise(calls[:3])
     )
+
+
+def _passes_messages(ops: Sequence[Op]) -> bool:
+    """Return whether tokens are read by one index and added by another, as on a graph; experts read and add by the same one."""
+    read, added = (
+        [found for op in ops if op.name in names and (found := _find_index(op))] for names in (GATHERS, SCATTERS)
+    )
+    alike = [[torch.equal(sources, targets) for n, sources in read if n == m] for m, targets in added]
+    return any(found and not any(found) for found in alike)
+
+
+def _find_index(op: Op) -> tuple[int, Tensor] | None:
+    """Return the number of tokens among which an index chooses, and the token of each row; None if it chooses features."""
+    source, *args = op.args[:3]
+    if isinstance(args[0], int):
+        dim, index = args[0] % len(source.shape), args[1]
+    else:  # of x[i]
+        chosen = [(k, value) for k, value in enumerate(args[0]) if value is not None]
+        dim, index = chosen[0] if len(chosen) == 1 else (0, None)
+    if not isinstance(index, Value) or index.tensor.dtype == torch.bool or dim == len(source.shape) - 1:
+        return None
+    if not source.tensor.is_floating_point() or not op.outputs[0].kind & DATA or not index.tensor.numel():
+        return None
+    rows = index.tensor.movedim(dim, 0) if len(index.shape) == len(source.shape) else index.tensor
+    return source.shape[dim], rows.reshape(len(rows), -1)[:, 0]
 
 
 def _find_features(read: Value, ops: Sequence[Op]) -> int | None:
