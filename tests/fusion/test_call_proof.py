@@ -1,16 +1,15 @@
 """Tests of the proof of each fused call by itself: right calls hold, planted faults are found in every dtype."""
 
 import copy
-import warnings
 
 import pytest
 import torch
 from torch import fx, nn
 
 from addnorm.fusion import call_proof, rewrite
-from addnorm.fusion.backend import backend, fuse_graph, run_eagerly
-from addnorm.fusion.graph import _owner_kind
+from addnorm.fusion.backend import backend
 from addnorm.fusion.wiring import Original
+from support.call_faults import capture, change_inputs, change_results, fuse_copies
 from support.families import families
 from support.fused_model import QUIET, D, Model, PreNormModel, X
 
@@ -30,22 +29,6 @@ class Scaled(torch.autograd.Function):
         return gradient * ctx.factor, None
 
 
-def capture(model, *args, **kwargs):
-    """Return the graphs of a model's call with gradients, before they are fused, and what their inputs depend on."""
-    graphs = []
-
-    def keep(graph, _):
-        kinds = [_owner_kind(node)[0] for node in graph.graph.nodes if node.op == "placeholder"]
-        graphs.append((graph, kinds))
-        return run_eagerly(copy.deepcopy(graph))
-
-    torch._dynamo.reset()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.compile(model, backend=keep)(*args, **kwargs)
-    return graphs
-
-
 # By default each family in one dtype: the capture takes seconds.
 CASES = [
     pytest.param(name, dtype, id=f"{name}-{str(dtype)[6:]}", marks=() if dtype == first else pytest.mark.slow)
@@ -61,33 +44,6 @@ def graphs_of(name, dtype):
         model, args, kwargs = families()[name].build()
         GRAPHS[name, dtype] = capture(model.to(dtype).train(), *args, **kwargs)
     return GRAPHS[name, dtype]
-
-
-def fuse_copies(graphs):
-    """Fuse copies of graphs with gradients; return the differences of their calls, and the number of calls."""
-    fused = [fuse_graph(copy.deepcopy(graph), kinds=kinds) for graph, kinds in graphs]
-    count = sum(boundary.is_fused for part in fused for boundary in part.boundaries)
-    return [difference for part in fused for difference in part.differences], count
-
-
-def change_inputs(change, only=None):
-    """Return a fault: what a call receives is changed, at one site or at all."""
-
-    def plant(monkeypatch):
-        original, sites = rewrite.operation_of, []
-
-        def operation_of(match):
-            function, site = original(match), len(sites)
-            sites.append(match)
-
-            def faulty(residual, branch, *args, **options):
-                return function(*change(residual, branch, *args), **options)
-
-            return function if only not in (None, site) else faulty
-
-        monkeypatch.setattr(rewrite, "operation_of", operation_of)
-
-    return plant
 
 
 def change_match(change):
@@ -128,28 +84,6 @@ def exchange_results(monkeypatch):
 
 def scaled(factor):
     return lambda t: Scaled.apply(t, factor)
-
-
-def change_results(change):
-    """Return a fault: what a call returns is changed. `change` takes y, the sum or None, and the residual."""
-
-    def plant(monkeypatch):
-        original = rewrite.operation_of
-
-        def operation_of(match):
-            function = original(match)
-
-            def faulty(residual, branch, *args, **options):
-                results = function(residual, branch, *args, **options)
-                y, z = results if isinstance(results, tuple) else (results, None)
-                y, z = change(y, z, residual, (residual + branch).detach())
-                return y if z is None else (y, z)
-
-            return faulty
-
-        monkeypatch.setattr(rewrite, "operation_of", operation_of)
-
-    return plant
 
 
 def replace_rows(of, factor):

@@ -228,7 +228,7 @@ class _Replacement:
         yield from ((dtype, failure(effect)) for effect in effects - before_effects)
         for name in before.keys() | after.keys():
             truth = None if exact is None else exact[name]
-            for suffix, difference in round_off(name, before.get(name), after.get(name), truth, condition):
+            for suffix, difference in round_off(name, before.get(name), after.get(name), truth, condition, norm.kind):
                 yield dtype, replace(difference, name=f"{name}{suffix}, {dtype}")
             if shape == self.shape and "gradient" not in name and not same_strides(before.get(name), after.get(name)):
                 yield dtype, failure(f"strides of {name}")

@@ -50,11 +50,19 @@ def find_matches(
         if match.sum in fused:
             match.reason = f"its sum is already fused with the norm in {fused[match.sum].norm.path}"
         else:
-            match.reason = _find_nodes(match, traced, order, contexts) or check(match)
+            match.reason = (
+                _find_nodes(match, traced, order, contexts) or _overlap(match, fused.values()) or check(match)
+            )
             if match.reason is None:
                 fused[match.sum] = match
         matches.append(match)
     return matches
+
+
+def _overlap(match: Match, fused: Iterable[Match]) -> str | None:
+    """Check that the add is no part of another norm, as that of a bias is for a sum of shape (d,)."""
+    norms = (other.norm.path for other in fused if match.add in other.inner)
+    return next((f"its add is a part of the norm in {path}, which is fused" for path in norms), None)
 
 
 OTHER_FORMULAS: dict[str, Callable[[Norm], bool]] = {

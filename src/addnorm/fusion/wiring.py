@@ -11,6 +11,7 @@ from torch import fx
 from addnorm.fusion.boundary import Match
 from addnorm.fusion.graph import TracedGraph, contexts_of, writes_in_place
 from addnorm.fusion.tolerance import Difference
+from addnorm.stream.dataflow.graph import NOISE
 
 __all__ = ["Original", "failure", "wiring_changes"]
 
@@ -66,7 +67,7 @@ def wiring_changes(
         if contexts_now[node] != contexts[node]:
             yield failure(f"contexts of {node.name}")
     yield from _missing_nodes(graph.graph, original, traced, matches)
-    yield from _moved_nodes(graph.graph, original, matches)
+    yield from _moved_nodes(graph.graph, original, traced, matches)
 
 
 def _missing_nodes(
@@ -91,8 +92,13 @@ def _missing_nodes(
                 yield failure(f"memory written by {node.name}")
 
 
-def _moved_nodes(graph: fx.Graph, original: Original, matches: Iterable[Match]) -> Iterator[Difference]:
-    """Yield a failure for each node that has another place among the others; what a call reads may move before it."""
+def _moved_nodes(
+    graph: fx.Graph, original: Original, traced: TracedGraph, matches: Iterable[Match]
+) -> Iterator[Difference]:
+    """Yield a failure for each node that has another place among the others.
+
+    What a call reads may move before it, if it neither draws random numbers nor writes in place.
+    """
     node_of, movable = {twin: node for node, twin in original.twins.items()}, set[fx.Node]()
     for match in matches:
         assert match.add is not None
@@ -106,4 +112,6 @@ def _moved_nodes(graph: fx.Graph, original: Original, matches: Iterable[Match]) 
     now = [node for node in graph.nodes if node in original.twins and node not in movable]
     here = {*now}
     before = [node for node in original.twins if node in here]
-    yield from (failure(f"place of {node.name}") for node, other in zip(now, before, strict=True) if node is not other)
+    misplaced = [node for node, other in zip(now, before, strict=True) if node is not other]
+    misplaced += [node for node in movable if traced.kind(node) & NOISE or writes_in_place(node)]
+    yield from (failure(f"place of {node.name}") for node in misplaced)
