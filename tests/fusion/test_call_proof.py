@@ -241,6 +241,16 @@ def test_few_features_have_tolerances_of_round_off():
         assert all(difference.holds for difference in differences)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rms_norm_without_eps_has_that_of_its_dtype(dtype):
+    model = Model().to(dtype)
+    model.layers[0].n = nn.RMSNorm(D, dtype=dtype)
+    model.layers[0].m = nn.RMSNorm(D, eps=None, elementwise_affine=False)
+    differences, count = fuse_copies(capture(model, X.to(dtype) * 1e-3))
+    assert count == 2
+    assert all(difference.holds for difference in differences)
+
+
 def test_original_has_a_twin_of_each_node():
     graph = fx.symbolic_trace(nn.Sequential(nn.Linear(D, D), nn.Tanh())).graph
     original = Original(graph)

@@ -13,10 +13,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
+from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from addnorm.fusion.boundary import Match, dtype_name
@@ -40,6 +42,7 @@ __all__ = ["prove_calls"]
 
 MAX_ELEMENTS = 2**20  # of a sum that is also compared in the shape of the graph
 MANY_ROWS = 131  # at least, in one of the comparisons: gradients of the weight are sums over rows
+RMS_NORMS = (F.rms_norm, torch.rms_norm, torch.ops.aten.rms_norm.default)
 NARROWING = {"float", "half", "bfloat16", "double"}  # methods that cast to a dtype
 UNUSUAL = (1e4, 1e-6, 0.0, 1.0)  # factors of rows, in turn
 UNUSUAL_HALF = (1e2, 1e-4, 0.0, 1.0)  # in float16, whose numbers end at 65504
@@ -295,7 +298,7 @@ class _Replacement:
         """Return the results in float64; None if an operator computes in another dtype, or cannot run in it."""
         wide = {node: _widen(value) for node, value in leaves.items()}
         try:
-            results = self._run(side, wide, draw, call=_call_in_float64)
+            results = self._run(side, wide, draw, call=partial(_call_in_float64, self.match.norm.eps))
         except Exception:  # of any kind: not every operator has float64
             return None
         return results if all(tensor.dtype == torch.float64 for tensor in results.values()) else None
@@ -347,14 +350,19 @@ class _Replacement:
         return dtype
 
 
-def _call_in_float64(node: fx.Node, args: Any, kwargs: Any) -> Any:
-    """Call a node with float64 in place of the dtypes to which it casts."""
+def _call_in_float64(eps: float | None, node: fx.Node, args: Any, kwargs: Any) -> Any:
+    """Call a node with float64 in place of the dtypes to which it casts.
+
+    `eps` is that of an RMSNorm without one, whose eps is that of its input's dtype in the graph.
+    """
     args, kwargs = pytree.tree_map(
         lambda value: torch.float64 if isinstance(value, torch.dtype) and value.is_floating_point else value,
         (args, kwargs),
     )
     if node.op == "call_method" and node.target in NARROWING:
         return args[0].double()
+    if node.target in RMS_NORMS and (args[3] if len(args) > 3 else kwargs.get("eps")) is None:
+        args, kwargs = args[:3], {**kwargs, "eps": eps}
     return call_node(node, args, kwargs)
 
 
