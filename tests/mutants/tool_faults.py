@@ -159,9 +159,9 @@ TOOL_FAULTS = (
         "if False:",
     ),
     Fault(
-        "calls-compared-in-float64-only", "proof", "src/addnorm/fusion/call_tolerance.py",
-        "\nGROWTH = 1.1  #",
-        "\nGROWTH = 110.0  #",
+        "calls-compared-without-mean-errors", "proof", "src/addnorm/fusion/call_tolerance.py",
+        "(GROWTH + sampling) * own + (eps / 2 + sums) * size",
+        "math.inf",
     ),
     Fault(
         "arguments-of-other-nodes-unchecked", "proof", "src/addnorm/fusion/wiring.py",
