@@ -337,3 +337,25 @@ def test_proof_finds_faults_beside_lost_gradients(factor):
         return functional_call(model, weights, args, kwargs)
 
     assert not prove(model, model, wrong, args, kwargs).holds
+
+
+def test_fuse_keeps_second_derivatives_of_a_gradient_in_forward():
+    """As in models of forces. Between two graphs the frontend would capture the backward, which has no second derivative then."""
+
+    class Forces(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = Model()
+
+        def forward(self, x):
+            x = x.detach().requires_grad_()
+            with torch.enable_grad():
+                energy = self.model(x).sin().sum()
+                return torch.autograd.grad(energy, x, create_graph=True)[0]
+
+    fusion = addnorm.fuse(Forces(), X)
+    assert len(fusion.fused) == 2
+    assert {gradient.name for gradient in fusion.proof.gradients} >= {
+        "model.layers.0.f.bias",
+        "model.layers.0.n.weight",
+    }
