@@ -324,3 +324,40 @@ def test_frozen_leaves_get_no_gradient_from_a_graph():
     assert tensors["residual"].grad is tensors["weight"].grad is None
     assert tensors["branch"].grad.equal(want["branch"].grad)
     assert tensors["bias"].grad.equal(want["bias"].grad)
+
+
+CALLS = {
+    "norm": lambda x, m: addnorm.add_layer_norm(x, m(x), m.norm.weight, m.norm.bias),
+    "scaled": lambda x, m: addnorm.add_rms_norm(x, m(x), m.norm.weight, layer_scale=m.norm.bias),
+    "streams": lambda x, m: m.stack(x),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:torch")  # the frontend breaks the graph at autograd.grad
+@pytest.mark.parametrize("call", CALLS)
+def test_gradient_between_two_graphs_has_a_derivative(call):
+    """The frontend would capture a backward that runs there, and a captured backward has no second derivative."""
+    torch.manual_seed(0)
+    module = torch.nn.Linear(8, 8)
+    module.norm = torch.nn.LayerNorm(8)
+    module.stack = addnorm.ResidualStack([torch.nn.Linear(8, 8) for _ in range(2)], 8, "mhc")
+    with torch.no_grad():
+        for p in module.parameters():
+            p.add_(torch.randn_like(p) * 0.3)
+
+    def force(x):
+        x = x.detach().requires_grad_()
+        energy = CALLS[call](x, module).sin().sum()
+        return torch.autograd.grad(energy, x, create_graph=True)[0]
+
+    def second_order(function):
+        gradients = torch.autograd.grad(function(x).square().sum(), [*module.parameters()], allow_unused=True)
+        return {name: g for (name, _), g in zip(module.named_parameters(), gradients, strict=True) if g is not None}
+
+    x = torch.randn(5, 8)
+    expected = second_order(force)
+    result = second_order(torch.compile(force, backend="eager"))
+    assert {*expected} == {*result}
+    assert len(expected) >= 3
+    for name, gradient in expected.items():
+        torch.testing.assert_close(result[name], gradient)

@@ -24,7 +24,7 @@ from addnorm.fusion.benchmark import NodeTimer, measure_share
 from addnorm.fusion.boundary import Boundary, Match, match_sum
 from addnorm.fusion.call_proof import prove_calls
 from addnorm.fusion.encoder import expand_encoder_layers
-from addnorm.fusion.fused_call import choose_casting, entered, run_backward_eagerly
+from addnorm.fusion.fused_call import choose_casting, entered
 from addnorm.fusion.graph import PathOf, contexts_of, source_of, trace_graph
 from addnorm.fusion.pattern import find_matches
 from addnorm.fusion.rewrite import insert_fused_call, read_written_values
@@ -173,7 +173,6 @@ def fuse_graph(
     fused.boundaries.extend(match.to_boundary() for match in matches)
     matches = [match for match in matches if match.reason is None]
     if matches:
-        run_backward_eagerly()
         original, replaced = Original(graph.graph), dict[fx.Node, fx.Node]()
         for match in matches:
             insert_fused_call(graph.graph, match, replaced)

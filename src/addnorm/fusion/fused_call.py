@@ -18,12 +18,11 @@ from torch import Tensor, fx
 from addnorm import functional
 from addnorm.fusion.boundary import Match
 from addnorm.fusion.graph import concrete, contexts_of, example_value, is_number
-from addnorm.ops.autograd import AddNormFunction, FastFunction
 from addnorm.reference import Casting
 
 __all__ = [
     "LOW_PRECISION", "agree", "apply_view", "call_arguments", "call_node", "choose_casting", "entered", "operation_of",
-    "probe_shape", "run_backward_eagerly", "takes_any_rows",
+    "probe_shape", "takes_any_rows",
 ]  # fmt: skip
 
 OPERATIONS: dict[str, Callable[..., Any]] = {"layer": functional.add_layer_norm, "rms": functional.add_rms_norm}
@@ -186,18 +185,6 @@ def agree(expected: Tensor, result: Tensor, dtype: torch.dtype, flips: int = 0) 
     info = torch.finfo(expected.dtype)
     one_rounding = difference <= 2.0 * info.eps * a.abs().clamp_min(info.tiny)
     return bool((one_rounding | ~differs).all()) and int(differs.sum()) <= FLIPPED * differs.numel() + flips
-
-
-def run_backward_eagerly() -> None:
-    """Exclude the backward of the fused calls from capture, as where a model takes gradients between two graphs.
-
-    In a capture it has no second derivative. Strategies of code are kept until the process ends.
-    """
-    from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
-
-    skip = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
-    for function in (FastFunction, AddNormFunction):
-        set_code_exec_strategy(function.backward.__code__, skip)
 
 
 @contextmanager

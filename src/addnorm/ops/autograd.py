@@ -260,3 +260,20 @@ full_apply = torch._C._FunctionBase.__dict__["apply"].__get__(None, AddNormFunct
 # The engine calls `backward` directly, without the two Python frames that look it up at every call.
 for _function in (FastFunction, AddNormFunction):
     _function._backward_cls.apply = _function.backward  # type: ignore[attr-defined]  # the metaclass makes it
+
+
+def exclude_from_capture(*functions: Any) -> None:
+    """Exclude functions, and what they call, from capture by torch.compile's frontend.
+
+    A backward that runs between two graphs of a compiled model, as where a model returns gradients, would be captured as if it
+    were compiled, and a compiled backward has no second derivative.
+    """
+    try:
+        from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+    except ImportError:  # a torch without it
+        return
+    for function in functions:
+        set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+
+
+exclude_from_capture(FastFunction.backward, AddNormFunction.backward)

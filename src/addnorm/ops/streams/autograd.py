@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from addnorm.ops import capture
+from addnorm.ops import autograd, capture
 from addnorm.ops.schema import library
 from addnorm.ops.streams import eager, formula, validation
 from addnorm.ops.streams.kinds import sizes_of
@@ -91,6 +91,7 @@ def without_gradient(*arguments: Any) -> Any:
 # Function.apply without its Python half, which only detects function transforms; the caller checks for these.
 apply = torch._C._FunctionBase.__dict__["apply"].__get__(None, StreamsFunction)
 StreamsFunction._backward_cls.apply = backward  # type: ignore[attr-defined]  # the metaclass makes it
+autograd.exclude_from_capture(backward)
 
 
 def _autograd_kernel(keyset: Any, *args: Any) -> Any:
