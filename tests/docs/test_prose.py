@@ -147,8 +147,8 @@ def learns_nothing(loss):
 
 SENTENCES = [
     Sentence(
-        "README.md", "on [290 models of 27 packages](docs/zoo.md) `inspect` is right on 286 and wrong on none",
-        lambda: count_zoo() == (290, 27, 286, 0),
+        "README.md", "on [290 models of 27 packages](docs/zoo.md) `inspect` is right on 287 and wrong on none",
+        lambda: count_zoo() == (290, 27, 287, 0),
     ),
     Sentence("CONTRIBUTING.md", "`make zoo` installs 26 packages", lambda: count_zoo()[1] - 1 == 26),  # transformers is there
     Sentence(
