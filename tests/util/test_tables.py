@@ -9,12 +9,14 @@ import pytest
 from rich.console import Console
 
 from addnorm._util.tables import (
+    STYLES,
     Column,
     Drawing,
+    Finding,
     Paragraph,
     Rendered,
-    Row,
     Table,
+    TableRow,
     make_console,
     to_html,
     to_markdown,
@@ -31,7 +33,7 @@ class Report(Rendered):
             [Column("", "right"), Column("add in", fold=True), Column("rms", "right")],
             [
                 ["3 x", "layers.0-2.attention", "1.02"],
-                Row(["1 x", "<script>", "nan"], "bad"),
+                TableRow(["1 x", "<script>", "nan"], "bad"),
                 ["2 x", ("α & β", "dim")],
             ],
             indent=2,
@@ -110,7 +112,7 @@ def test_text_shows_title_and_caption():
 
 
 def test_markdown():
-    table = Table(["a\nb", Column("c|d", "right")], [["x", ("y", "strong")], Row(["", "z"], "strong"), ["only"]])
+    table = Table(["a\nb", Column("c|d", "right")], [["x", ("y", "strong")], TableRow(["", "z"], "strong"), ["only"]])
     assert to_markdown(table) == ("| a b | c\\|d |\n| :-- | --: |\n| x | **y** |\n|  | **z** |\n| only |  |")
 
 
@@ -218,11 +220,26 @@ def test_paragraph_style_covers_every_line():
     assert all("\x1b[1;31m" in line for line in styled)
 
 
-def test_import_does_not_import_rich_or_addnorm_parts():
-    code = (
-        "import sys, importlib.util as u; s = u.spec_from_file_location('t', sys.argv[1]); m = u.module_from_spec(s); "
+def test_import_does_not_import_rich():
+    code = "import sys; from addnorm._util.tables import *; to_markdown(Table(['a'], [])); print('rich' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_numbers_of_a_column_are_formatted_together():
+    table = Table(
+        ["site", "rms", Column("us", format=lambda x: f"{x:.0f} us"), "mixed", Column("n", "left")],
+        [["a", 1.0, 2.4, 1.5, 3], ["b", 0.25, None, "none", 4], ["c"]],
     )
-    code += "sys.modules['t'] = m; s.loader.exec_module(m); m.to_markdown(m.Table(['a'], [])); print([n for n in ('rich', 'torch') if n in sys.modules])"
-    path = sys.modules["addnorm._util.tables"].__file__
-    result = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
-    assert result.stdout == "[]\n"
+    assert table.numeric == [False, True, True, False, True]
+    assert table.aligned == ["left", "right", "right", "left", "left"]
+    assert [[cell.text for cell in row] for row in table.texts] == [
+        ["a", "1.000", "2 us", "1.500", "3"], ["b", "0.250", "", "none", "4"], ["c", "", "", "", ""],
+    ]  # fmt: skip
+    assert [cell.value for cell in table.texts[0]] == ["", "1.0", "2.4", "", ""]
+    assert [cell.is_number for cell in table.texts[1]] == [False, True, True, False, True]
+
+
+def test_refuted_finding_is_shown_as_bad():
+    finding = Finding("The loss falls.", "refuted", "slope < 0", {"slope": 0.5}, "loss")
+    assert to_text([finding]) == finding.claim == finding.sentence
+    assert to_html([finding, Finding("Noted.")]) == f'<p style="{STYLES["bad"][1]}">The loss falls.</p><p>Noted.</p>'

@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from addnorm._util.numbers import format_count, format_number
-from addnorm._util.tables import Block, Column, Paragraph, Span, Table, make_console, to_rich
-from addnorm._util.tables import Row as TableRow
+from addnorm._util.tables import Block, Column, Paragraph, Span, Table, TableRow, make_console, to_rich
 from addnorm.bench.accuracy import COLUMNS as ERRORS
 from addnorm.bench.cases import FIELDS, NORMS, title
 from addnorm.bench.harness import MAX_OTHERS, Case, Document, Progress, Row, by_case

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from addnorm._util.numbers import format_bytes, format_count, format_number, format_percent, format_seconds
-from addnorm._util.tables import Block, Column, Paragraph, Rendered, Row, Table
+from addnorm._util.tables import Block, Column, Paragraph, Rendered, Table, TableRow
 from addnorm.fusion.benchmark import Benchmark, Timing
 from addnorm.fusion.boundary import Boundary
 from addnorm.fusion.proof import Proof
@@ -260,7 +260,7 @@ def _difference_table(differences: Sequence[tuple[str, Difference]]) -> Table:
                 for value in (difference.max_abs, difference.eager_error, difference.tolerance)
             ),
         ]
-        rows.append(Row(cells) if difference.holds else Row([*cells, "!!"], "bad"))
+        rows.append(TableRow(cells) if difference.holds else TableRow([*cells, "!!"], "bad"))
     is_failed = any(not difference.holds for _, difference in differences)
     return Table(columns if is_failed else columns[:-1], rows, indent=2)
 

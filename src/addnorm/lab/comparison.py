@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from addnorm._util.numbers import format_count
-from addnorm._util.tables import Block, Column, Paragraph, Rendered, Row, Table
+from addnorm._util.tables import Block, Column, Paragraph, Rendered, Table, TableRow
 from addnorm.lab.measure import Numbers
 from addnorm.lab.results import Finding, Group, Results, difference
 from addnorm.lab.untrained import describe_untrained
@@ -94,7 +94,9 @@ class Comparison(Results, Rendered):
             )
             for k in shown
         ]  # fmt: skip
-        return Table(columns, [Row([cells[k] for k in shown], "strong" if is_best else "") for cells, is_best in rows])
+        return Table(
+            columns, [TableRow([cells[k] for k in shown], "strong" if is_best else "") for cells, is_best in rows]
+        )
 
 
 def _scope(results: Results) -> Finding:

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from addnorm._util.tables import Column, Row, Span, Table
+from addnorm._util.tables import Column, Span, Table, TableRow
 from addnorm.cli._output import print_blocks
 from addnorm.stream.models.hf import ModelLoadError
 from addnorm.stream.models.load import LoadedModel, load
@@ -36,7 +36,7 @@ def print_heading(console: Console, title: str, sentence: str) -> None:
     console.print(sentence)
 
 
-def print_table(console: Console, columns: Iterable[str], rows: Iterable[Row | Sequence[Span]]) -> None:
+def print_table(console: Console, columns: Iterable[str], rows: Iterable[TableRow | Sequence[Span]]) -> None:
     """Print a table. A column whose heading begins with ">" is aligned right."""
     described = [
         Column(heading.removeprefix(">"), "right" if heading.startswith(">") else "left") for heading in columns

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from addnorm import bench
 from addnorm._util.numbers import format_number
-from addnorm._util.tables import Row, Span
+from addnorm._util.tables import Span, TableRow
 from addnorm.bench import facts
 from addnorm.bench.cases import DTYPES, FIELDS, JOBS, NORMS, PLAIN, matrix
 from addnorm.bench.harness import by_case
@@ -68,7 +68,7 @@ def real_tensors(console: Console) -> bool:
         "has PyTorch's bits; y and the stream's gradient have the precision of their dtype; the gradients of LayerNorm's "
         "parameters are far more accurate than PyTorch's.",
     )
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     all_hold = True
     for norm in NORMS:
         for dtype in DTYPES:
@@ -79,8 +79,8 @@ def real_tensors(console: Console) -> bool:
             all_hold &= all(holds) and ours.same_stream
             same = mark("same bits" if ours.same_stream else "differs", ours.same_stream)
             cells = [mark(_format_error(error), is_met) for error, is_met in zip(ours, holds, strict=False)]
-            rows.append(Row([NORMS[norm], dtype, "addnorm", same, *cells]))
-            rows.append(Row(["", "", "PyTorch", "", *map(_format_error, eager[:4])], "dim"))
+            rows.append(TableRow([NORMS[norm], dtype, "addnorm", same, *cells]))
+            rows.append(TableRow(["", "", "PyTorch", "", *map(_format_error, eager[:4])], "dim"))
     print_table(console, ("norm", "dtype", "", "stream", ">y", ">dresidual", ">dweight", ">dbias"), rows)
     return all_hold
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from addnorm._util.numbers import format_count
-from addnorm._util.tables import Block, Column, Paragraph, Rendered, Row, Table
+from addnorm._util.tables import Block, Column, Paragraph, Rendered, Table, TableRow
 from addnorm.stream.find.chain import Chain
 from addnorm.stream.find.labels import MAX_PATHS, describe_learned, format_norm, mask_numbers, merge_paths
 from addnorm.stream.find.naming import EMBEDDING
@@ -317,7 +317,7 @@ class Inspection(Rendered):
             yield from (Paragraph(text, indent=2) for text in _summarize(stream, lines))
             equal = [name for name in ("x'", "norms") if len({line.cells[name] for line in lines}) == 1]
             names = [name for name in COLUMNS if name not in equal]
-            rows = [Row([line.cells[name] for name in names], "" if line.closes else "bad") for line in lines]
+            rows = [TableRow([line.cells[name] for name in names], "" if line.closes else "bad") for line in lines]
             yield Table([COLUMNS[name] for name in names], rows)
         for text in _group_unknown(self.unknown):
             yield Paragraph(("not understood ", "bad"), text)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from addnorm._util.numbers import format_count, format_number
 from addnorm._util.optional import require
-from addnorm._util.tables import Block, Column, Drawing, Paragraph, Rendered, Row, Span, Table
+from addnorm._util.tables import Block, Column, Drawing, Paragraph, Rendered, Span, Table, TableRow
 from addnorm.stream.record import store
 from addnorm.stream.record.measurements import Measurements
 from addnorm.stream.record.schema import ENDS, Measurement
@@ -136,7 +136,7 @@ class Recording(Rendered, Measurements):
         series = ((column.heading, self.series(column.role, column.statistic)) for column in COLUMNS)
         columns = {heading: {site.id: value for site, value in values} for heading, values in series if values}
         alone = self._find_lone_tokens()
-        rows: list[Row | Sequence[Span]] = []
+        rows: list[TableRow | Sequence[Span]] = []
         stream = self.streams[0] if len(self.streams) == 1 else ""
         for site in self.sites:
             is_end = site.kind in ENDS
@@ -144,7 +144,7 @@ class Recording(Rendered, Measurements):
                 continue
             if site.stream != stream:
                 stream = site.stream
-                rows.append(Row(["", stream], "strong"))
+                rows.append(TableRow(["", stream], "strong"))
             layer = "" if site.layer is None else str(site.layer + 1)
             rows.append(
                 [
