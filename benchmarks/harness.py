@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
+from addnorm._util.blocks import Column, Table
 from addnorm._util.numbers import format_number, format_percent, format_seconds
-from addnorm._util.tables import Column, Table, to_markdown
+from addnorm._util.render import to_markdown
 from addnorm.bench import environment, timing
 from addnorm.bench.harness import (
     Case,

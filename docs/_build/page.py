@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from addnorm._util import files
-from addnorm._util.tables import Table, to_markdown
+from addnorm._util.blocks import Table
+from addnorm._util.render import to_markdown
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -14,7 +14,8 @@ from typing import Any
 
 import page
 
-from addnorm._util.tables import Column, Table, to_markdown
+from addnorm._util.blocks import Column, Table
+from addnorm._util.render import to_markdown
 from addnorm.stream.record.schema import ROLES, STATISTICS, Statistic
 
 PAGE = Path(__file__).parent.parent / "streams.md"

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from addnorm._util.blocks import Block, Column, Paragraph, Span, Table, TableRow
 from addnorm._util.numbers import format_count, format_number
-from addnorm._util.tables import Block, Column, Paragraph, Span, Table, TableRow, make_console, to_rich
+from addnorm._util.render import make_console, to_rich
 from addnorm.bench.accuracy import COLUMNS as ERRORS
 from addnorm.bench.cases import FIELDS, NORMS, title
 from addnorm.bench.harness import MAX_OTHERS, Case, Document, Progress, Row, by_case

@@ -17,8 +17,9 @@ from rich.console import Console
 from rich.text import Text
 
 from addnorm._util import jsonio
+from addnorm._util.blocks import Block, Paragraph
 from addnorm._util.files import UnwritableError, check_writable
-from addnorm._util.tables import WIDTH, Block, Paragraph, make_console, to_rich
+from addnorm._util.render import WIDTH, make_console, to_rich
 
 __all__ = [
     "ArgumentError", "ProofError", "check_file", "check_folder", "print_blocks", "print_json", "print_message",

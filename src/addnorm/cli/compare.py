@@ -15,7 +15,7 @@ from addnorm import report as pages
 from addnorm._util.files import UnwritableError
 from addnorm._util.memory import free_memory
 from addnorm._util.numbers import format_bytes
-from addnorm._util.tables import make_console
+from addnorm._util.render import make_console
 from addnorm.cli._output import ArgumentError, check_folder, print_json, print_message, save_result, stdout, working
 from addnorm.cli.inspect import check_report
 from addnorm.cli.wirings import check_depth, make_wiring

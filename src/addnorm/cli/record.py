@@ -23,7 +23,7 @@ import addnorm
 from addnorm._util.files import atomic_path
 from addnorm._util.numbers import format_count
 from addnorm._util.optional import require
-from addnorm._util.tables import make_console
+from addnorm._util.render import make_console
 from addnorm.cli._model import (
     ModelOptions,
     describe_failure,

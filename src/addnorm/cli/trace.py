@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from addnorm._util.tables import make_console
+from addnorm._util.render import make_console
 from addnorm.cli._output import ArgumentError, print_json, print_unwrapped
 from addnorm.trace import PRESETS, SECTIONS, Trace, show, trace
 

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 import addnorm
+from addnorm._util.blocks import Column, Paragraph, Table
 from addnorm._util.numbers import format_count
-from addnorm._util.tables import WIDTH, Column, Paragraph, Table
+from addnorm._util.render import WIDTH
 from addnorm.cli._output import ArgumentError, print_blocks, print_json, print_unwrapped, stdout, working
 from addnorm.nn import Learned, Place, Row, Wiring
 from addnorm.wirings.equation import explain, wrap_equation

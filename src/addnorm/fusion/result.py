@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from addnorm._util.blocks import Block, Column, Paragraph, Table, TableRow
 from addnorm._util.numbers import format_bytes, format_count, format_number, format_percent, format_seconds
-from addnorm._util.tables import Block, Column, Paragraph, Rendered, Table, TableRow
+from addnorm._util.render import Rendered
 from addnorm.fusion.benchmark import Benchmark, Timing
 from addnorm.fusion.boundary import Boundary
 from addnorm.fusion.proof import Proof

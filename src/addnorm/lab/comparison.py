@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any
 
+from addnorm._util.blocks import Block, Column, Paragraph, Table, TableRow
 from addnorm._util.numbers import format_count
-from addnorm._util.tables import Block, Column, Paragraph, Rendered, Table, TableRow
+from addnorm._util.render import Rendered
 from addnorm.lab.measure import Numbers
 from addnorm.lab.results import Finding, Group, Results, difference
 from addnorm.lab.untrained import describe_untrained

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from addnorm._util.arguments import check_choice, check_float
+from addnorm._util.blocks import Block, Column, Table
 from addnorm._util.numbers import format_number
-from addnorm._util.tables import Block, Column, Rendered, Table
+from addnorm._util.render import Rendered
 from addnorm.ops.options import ADD_OPTIONS
 from addnorm.stream.dataflow.frames import Frames, force_eager
 from addnorm.stream.dataflow.graph import Op, Value

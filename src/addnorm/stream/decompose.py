@@ -15,8 +15,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from addnorm._util.blocks import Block, Column, Table
 from addnorm._util.numbers import format_count
-from addnorm._util.tables import Block, Column, Rendered, Table
+from addnorm._util.render import Rendered
 from addnorm.stream.edits import is_edited
 from addnorm.stream.find.adds import Add
 from addnorm.stream.find.chain import Chain

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import geometric_mean
 
-from addnorm._util.tables import Column, Table, to_markdown
+from addnorm._util.blocks import Column, Table
+from addnorm._util.render import to_markdown
 from addnorm.bench.cases import NORMS
 from addnorm.bench.gpu.cases import DTYPES, FIELDS, JOBS, LARGE, MEDIUM, TARGET_D, tensor_bytes, title
 from addnorm.bench.gpu.variants import EVERY

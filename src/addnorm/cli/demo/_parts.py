@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from addnorm._util.tables import Column, Span, Table, TableRow
+from addnorm._util.blocks import Column, Span, Table, TableRow
 from addnorm.cli._output import print_blocks
 from addnorm.stream.models.hf import ModelLoadError
 from addnorm.stream.models.load import LoadedModel, load

@@ -10,9 +10,9 @@ from rich.text import Text
 
 import addnorm
 from addnorm import report
+from addnorm._util.blocks import Span
 from addnorm._util.numbers import format_number
 from addnorm._util.optional import require
-from addnorm._util.tables import Span
 from addnorm.cli._model import token_mask
 from addnorm.cli._probe import ProbeLoss, run_step
 from addnorm.cli.demo._parts import (

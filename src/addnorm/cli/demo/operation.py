@@ -8,8 +8,8 @@ import torch
 from rich.console import Console
 
 from addnorm import bench
+from addnorm._util.blocks import Span, TableRow
 from addnorm._util.numbers import format_number
-from addnorm._util.tables import Span, TableRow
 from addnorm.bench import facts
 from addnorm.bench.cases import DTYPES, FIELDS, JOBS, NORMS, PLAIN, matrix
 from addnorm.bench.harness import by_case

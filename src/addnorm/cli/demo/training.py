@@ -6,7 +6,7 @@ from rich.console import Console
 
 from addnorm import lab, report
 from addnorm._util.optional import require
-from addnorm._util.tables import make_console
+from addnorm._util.render import make_console
 from addnorm.cli.demo._parts import FOLDER, print_heading, print_warning, print_written
 from addnorm.lab.data import python_docs
 

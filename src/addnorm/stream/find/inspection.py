@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from addnorm._util.blocks import Block, Column, Paragraph, Table, TableRow
 from addnorm._util.numbers import format_count
-from addnorm._util.tables import Block, Column, Paragraph, Rendered, Table, TableRow
+from addnorm._util.render import Rendered
 from addnorm.stream.find.chain import Chain
 from addnorm.stream.find.labels import MAX_PATHS, describe_learned, format_norm, mask_numbers, merge_paths
 from addnorm.stream.find.naming import EMBEDDING

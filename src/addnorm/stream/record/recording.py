@@ -8,9 +8,10 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from addnorm._util.blocks import Block, Column, Drawing, Paragraph, Span, Table, TableRow
 from addnorm._util.numbers import format_count, format_number
 from addnorm._util.optional import require
-from addnorm._util.tables import Block, Column, Drawing, Paragraph, Rendered, Span, Table, TableRow
+from addnorm._util.render import Rendered
 from addnorm.stream.record import store
 from addnorm.stream.record.measurements import Measurements
 from addnorm.stream.record.schema import ENDS, Measurement

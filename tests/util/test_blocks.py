@@ -8,21 +8,8 @@ from html.parser import HTMLParser
 import pytest
 from rich.console import Console
 
-from addnorm._util.tables import (
-    STYLES,
-    Column,
-    Drawing,
-    Finding,
-    Paragraph,
-    Rendered,
-    Table,
-    TableRow,
-    make_console,
-    to_html,
-    to_markdown,
-    to_rich,
-    to_text,
-)
+from addnorm._util.blocks import Column, Drawing, Finding, Paragraph, Table, TableRow
+from addnorm._util.render import STYLES, Rendered, make_console, to_html, to_markdown, to_rich, to_text
 
 
 class Report(Rendered):
@@ -166,9 +153,10 @@ def test_html_and_markdown_keep_every_column():
     assert "module" in to_markdown(WIDE)
 
 
-def test_table_of_wide_letters_is_measured_in_columns():
-    assert Table(["語"], [["ab"]]).width == 2
-    assert Table(["a"], [["語語"]], indent=3).width == 7
+@pytest.mark.parametrize(("indent", "width", "shown"), [(0, 6, True), (0, 5, False), (2, 8, True), (2, 7, False)])
+def test_wide_letters_are_measured_in_columns(indent, width, shown):
+    table = Table(["語", Column("x", drop="last")], [["語語", "1"]], indent=indent)
+    assert ("x" in lines(table, width)[0]) is shown
 
 
 def test_row_with_too_many_cells_is_refused():
@@ -221,7 +209,7 @@ def test_paragraph_style_covers_every_line():
 
 
 def test_import_does_not_import_rich():
-    code = "import sys; from addnorm._util.tables import *; to_markdown(Table(['a'], [])); print('rich' in sys.modules)"
+    code = "import sys; from addnorm._util.blocks import *; from addnorm._util.render import *; to_markdown(Table(['a'], [])); print('rich' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
