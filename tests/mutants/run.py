@@ -1,4 +1,4 @@
-"""Plant each fault of faults.py in a copy of the tree and report which test finds it.
+"""Plant each fault in a copy of the tree and report which test finds it.
 
     make mutants                                          every fault that has no result for this commit yet
     PYTHONPATH=tests python tests/mutants/run.py --only ID ...    these faults again
@@ -23,33 +23,45 @@ import time
 from pathlib import Path
 
 from mutants.fault import Fault
-from mutants.faults import AREAS, FAULTS
+from mutants.faults import AREAS
+from mutants.structure import Edit, find_edits
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = "src/addnorm/_C.so"
 SUITE = ("tests src -n3 --dist=loadfile --no-loadscope-reorder",)  # as in make test
 AREA_SECONDS, SUITE_SECONDS = 900, 3600  # timeouts of one pytest run
+FAULTS = {fault.id: fault for area in AREAS.values() for fault in area.faults}
+AREA_OF = {fault.id: name for name, area in AREAS.items() for fault in area.faults}
 FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 
 
+def locate(root: Path, fault: Fault) -> list[tuple[Path, Edit]]:
+    """Return all files of a tree and places in them that the pattern of a fault matches."""
+    place, _, scope = fault.place.partition(":")
+    is_cpp = place.startswith("csrc")
+    start = root / place if is_cpp else root / "src/addnorm" / place
+    found = []
+    for path in sorted((start, *start.rglob("*"))):
+        if path.suffix in ((".h", ".cpp") if is_cpp else (".py", ".js")):
+            language = scope if path.suffix == ".py" else None
+            found += [(path, edit) for edit in find_edits(path.read_text(), fault.old, fault.new, language)]
+    return found
+
+
 def find_problems(root: Path = ROOT) -> list[str]:
-    """Return one sentence for each fault that does not apply to a tree, and for each pattern of AREAS without a file."""
+    """Return one sentence for each fault that does not apply to a tree, and for each pattern of tests without a file."""
     problems = []
-    for fault in FAULTS:
-        path = root / fault.file
-        count = path.read_text().count(fault.old) if path.is_file() else 0
-        if count != 1 or fault.old == fault.new:
-            problems.append(
-                f"{fault.id}: its text occurs {count} times in {fault.file}, expected once: update the fault."
-            )
-        if fault.area not in AREAS:
-            problems.append(f"{fault.id}: its area is {fault.area!r}, expected one of {', '.join(AREAS)}.")
-    ids = [fault.id for fault in FAULTS]
-    problems += [f"{fault_id} is the id of two faults, expected one." for fault_id in ids if ids.count(fault_id) > 1]
-    patterns = {pattern for runs in AREAS.values() for run in runs for pattern in run.split()}
+    for fault in FAULTS.values():
+        lines = [
+            (str(path.relative_to(root)), path.read_bytes().count(b"\n", 0, edit.start) + 1)
+            for path, edit in locate(root, fault)
+        ]
+        if len(lines) != 1:
+            found = f"matches {len(lines)} places of {fault.place} {lines}"
+            problems.append(f"{fault.id}: {fault.old!r} {found}, expected one: update the fault.")
+    patterns = {pattern for area in AREAS.values() for run in area.tests for pattern in run.split()}
     missing = sorted(pattern for pattern in patterns if not any(root.glob(pattern)))
-    problems += [f"{pattern} matches no file, expected tests: update AREAS." for pattern in missing]
-    return problems
+    return problems + [f"{pattern} matches no file, expected tests: update its area." for pattern in missing]
 
 
 class TreeCopy:
@@ -70,21 +82,21 @@ class TreeCopy:
 
     @contextlib.contextmanager
     def planted(self, fault: Fault):
-        """Replace the text of a fault, rebuild the kernels if it is in C++, and restore both at the end."""
-        path, library = self.folder / fault.file, self.folder / LIBRARY
-        text = path.read_text()
+        """Edit the place of a fault, rebuild the kernels if it is in C++, and restore both at the end."""
+        [(path, edit)] = locate(self.folder, fault)
+        content, library = path.read_bytes(), self.folder / LIBRARY
         try:
-            self._write(path, text.replace(fault.old, fault.new))
-            if fault.file.startswith("csrc/"):
+            self._write(path, content[: edit.start] + edit.new.encode() + content[edit.end :])
+            if fault.place.startswith("csrc"):
                 build = [sys.executable, "setup.py", "-q", "build_ext", "--inplace", "--force"]
                 subprocess.run(build, cwd=self.folder, check=True, stdout=sys.stderr)
             yield
         finally:
-            self._write(path, text)
+            self._write(path, content)
             library.write_bytes(self.library)
 
-    def _write(self, path: Path, text: str) -> None:
-        path.write_text(text)
+    def _write(self, path: Path, content: bytes) -> None:
+        path.write_bytes(content)
         when = next(self.times)
         os.utime(path, (when, when))
 
@@ -139,7 +151,12 @@ class Results:
 
     def add(self, fault: Fault, test: str | None, stage: str, seconds: float) -> None:
         """Add the result of a fault and write the file."""
-        row = {"area": fault.area, "test": test, "survives": None if test else stage, "seconds": round(seconds, 1)}
+        row = {
+            "area": AREA_OF[fault.id],
+            "test": test,
+            "survives": None if test else stage,
+            "seconds": round(seconds, 1),
+        }
         self.rows[fault.id] = row | {"commit": self.commit}
         self.write()
 
@@ -180,7 +197,7 @@ def main() -> int:
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=options.tree, stdout=subprocess.PIPE, text=True, check=True)
     copy = TreeCopy(options.tree, folder / "tree")
     results = Results(folder / "results.json", head.stdout.strip())
-    chosen = [fault for fault in FAULTS if options.only is None or fault.id in options.only]
+    chosen = [fault for fault in FAULTS.values() if options.only is None or fault.id in options.only]
     for fault in chosen if options.only else ():
         results.rows.pop(fault.id, None)
 
@@ -192,7 +209,7 @@ def main() -> int:
     while faults := sorted((fault for fault in chosen if next_stage(fault)), key=next_stage):
         for number, fault in enumerate(faults, 1):
             start, stage = time.monotonic(), next_stage(fault)
-            runs, limit = (SUITE, SUITE_SECONDS) if stage == "suite" else (AREAS[fault.area], AREA_SECONDS)
+            runs, limit = (SUITE, SUITE_SECONDS) if stage == "suite" else (AREAS[AREA_OF[fault.id]].tests, AREA_SECONDS)
             if stage == "suite" and suite_runs == 0:  # leave out tests that fail without any fault
                 copy.broken += copy.failures(SUITE[0].split(), SUITE_SECONDS)
             suite_runs += stage == "suite"

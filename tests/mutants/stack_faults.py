@@ -1,255 +1,138 @@
 """Faults of modules and wirings: attention, stacks of one and of several streams, catalog and equations."""
 
-from mutants.fault import Fault
+from mutants.fault import Area, Fault
 
-STACK_FAULTS = (
-    Fault(
-        "causal-mask-with-cache", "attention", "src/addnorm/nn/masks.py",
-        ".tril(n_keys - n_queries)",
-        ".tril()",
+STACKS = {
+    "attention": Area(
+        ("tests/nn/test_attention.py tests/nn/test_cache.py tests/nn/test_transformer*.py",),
+        (
+            Fault("causal-mask-with-cache", "nn", "$m.tril($keys - $queries)", "$m.tril()"),
+            Fault("memory-not-reordered", "nn/cache.py", "$a = source, pairs.index_select(...)", "$a = source, pairs"),
+            Fault(
+                "memory-of-another-call", "nn/cache.py",
+                "$entry is None or (memory is not None and not $same(memory, ...))", "residual is None",
+            ),
+        ),
     ),
-    Fault(
-        "memory-not-reordered", "attention", "src/addnorm/nn/cache.py",
-        "= source, pairs.index_select(0, index)",
-        "= source, pairs",
+    "from_torch": Area(
+        ("tests/nn/test_from_torch*.py",),
+        (Fault("from-torch-eps", "nn/from_torch.py", "LayerNorm($d, $theirs.eps, ...)", "LayerNorm($d, 1e-5, ...)"),),
     ),
-    Fault(
-        "memory-of-another-call", "attention", "src/addnorm/nn/cache.py",
-        "if entry is None or (memory is not None and not _is_same(memory, entry[0])):",
-        "if residual is None:",
+    "untouched": Area(
+        ("tests/nn/test_untouched.py",),
+        (Fault("replaced-call-of-a-class", "nn", "... or $kind.__call__ is not Module.__call__ or ...", "... or ..."),),
     ),
-    Fault(
-        "from-torch-eps", "from_torch", "src/addnorm/nn/from_torch.py",
-        "LayerNorm(d_model, theirs.eps, theirs.elementwise_affine",
-        "LayerNorm(d_model, 1e-5, theirs.elementwise_affine",
+    "stack": Area(
+        ("tests/nn/test_stack*.py", "tests/nn/test_executor.py tests/wirings/test_equivalences.py"),
+        (
+            Fault("two-masks-for-two-streams", "nn", "$write(..., with_seed($w.options, $x))", "$write(..., $w.options)"),
+            Fault(
+                "dropped-write-in-its-own-dtype", "nn",
+                "torch.zeros_like($t, dtype=torch.promote_types($t.dtype, torch.float32))", "torch.zeros_like($t, dtype=$t.dtype)",
+            ),
+            Fault(
+                "frozen-norm-with-eps-of-its-input", "nn:_freeze",
+                "torch.finfo(x.dtype).eps if $c else $e", "torch.finfo(total.dtype).eps if $c else $e",
+            ),
+        ),
     ),
-    Fault(
-        "two-masks-for-two-streams", "stack", "src/addnorm/nn/residual.py",
-        "write = PendingWrite(write.branch, with_seed(write.options, x))",
-        "write = PendingWrite(write.branch, write.options)",
+    "streams": Area(
+        (
+            "tests/wirings/test_transcriptions.py tests/wirings/test_coefficients.py",
+            "tests/wirings/test_real_models.py",
+            "tests/nn/test_streams*.py tests/ops/streams",
+        ),
+        (
+            Fault("mixing-matrix-transposed", "ops/streams/formula.py", "torch.matmul(mix.to($w), $x)", "torch.matmul(mix.mT.to($w), $x)"),
+            Fault("mixing-matrix-left-out", "ops/streams/formula.py", "$x if mix is None else $y", "$x"),
+            Fault(
+                "mixing-loaded-untransposed", "wirings/coefficients/hyper.py",
+                "(2 * $n + $j * $n + $k for $k in $a for $j in $a)", "(2 * $n + $k * $n + $j for $k in $a for $j in $a)",
+            ),
+            Fault("rms-of-one-stream", "ops/streams/formula.py", "torch.rsqrt($x.square().mean(...) + $e)", "torch.rsqrt($x[..., : streams.shape[-1]].square().mean(...) + $e)"),
+            Fault("write-gate-without-two", "wirings/coefficients/hyper.py", "$f(..., magnitude=2.0)", "$f(..., magnitude=1.0)"),
+            Fault(
+                "eps-on-the-write-gate", "ops/streams/formula.py",
+                "return $c, sinkhorn(...), inject", "return $c, sinkhorn(...), inject + gate_eps",
+            ),
+            Fault("eps-missing-on-the-write-gate", "ops/streams/formula.py", "return $c, None, inject + gate_eps", "return $c, None, inject"),
+            Fault(
+                "columns-normalized-last", "ops/streams/formula.py",
+                "$m = $m / ($m.sum(-2, keepdim=True) + $eps); $m = $m / ($m.sum(-1, keepdim=True) + $eps)",
+                "$m = $m / ($m.sum(-1, keepdim=True) + $eps); $m = $m / ($m.sum(-2, keepdim=True) + $eps)",
+            ),
+            Fault(
+                "single-pass-reads-with-its-own-gate", "nn",
+                "if $spec.delayed:\n $c, $u = $u, $first\nelse: ...",
+                "if $spec.delayed and gates is None:\n $c, $u = $u, $first\nelse: ...",
+            ),
+            Fault(
+                "block-pushed-before-the-read", "nn",
+                "used, mix, inject, bias = $none if computed is None else computed(streams)",
+                "pushes = computed is not None and spec.coefficients.computes == ('collapse',) and getattr(spec, 'n_out', 0) > spec.n\n"
+                "sources = (*streams, torch.zeros_like(streams[0])) if pushes else streams\n"
+                "used, mix, inject, bias = $none if computed is None else computed(sources)\n"
+                "used = tuple(row[: spec.n] for row in used) if pushes else used",
+            ),
+            Fault("a-mask-for-each-stream", "nn", "len($stage.norm_out) > 1 or $s is not None", "$s is not None"),
+            Fault(
+                "equal-entries-are-one-parameter", "nn",
+                "getattr(module, $e) if $e.__class__ is str else $e",
+                "getattr(module, [name for name, e in (module.stage if hasattr(module, 'stage') else module.head).learned.items()"
+                " if e == (module.stage if hasattr(module, 'stage') else module.head).learned[$e]][-1]) if $e.__class__ is str else $e",
+            ),
+            Fault("blocks-of-two-sublayers-a-layer", "wirings", "layers_per_block * $p.sublayers_per_layer", "layers_per_block * 2"),
+            Fault("middle-sublayer-reads-the-layers-input", "wirings", "Stage(2, unit(2, 0), $a, (1, 0), ...)", "Stage(2, unit(2, 1), $a, (1, 0), ...)"),
+            Fault("mhc-head-with-default-eps", "wirings:mhc", "Computed(SigmoidRead, $o)", "Computed(SigmoidRead)"),
+            Fault("gated-head-with-default-eps", "wirings", "options | {'injects': False}", "{'rank': rank, 'injects': False}"),
+            Fault("hyper-norm-with-default-eps", "wirings/coefficients/hyper.py", "StreamGates('hyper', ..., project_eps=$e)", "StreamGates('hyper', ...)"),
+            Fault("clamp-of-gated-mix", "wirings/coefficients/scales.py", "torch.clamp($x, min=self.eps)", "torch.clamp($x, min=1e-6)"),
+            Fault("gate-of-the-write-without-decay", "wirings/coefficients", "('down', 'up', 'project_inject')", "('down', 'up')"),
+            Fault("rms-eps-of-the-streams-dtype", "nn", "torch.finfo($widen($x.dtype)).eps", "torch.finfo($x.dtype).eps"),
+            Fault("norms-of-streams-rounded", "nn", "normalize(x, norm, module.norm, 1.0, $widen(x.dtype))", "normalize(x, norm, module.norm, 1.0, dtype)"),
+            Fault(
+                "norm-of-the-embedding-without-residual-dtype", "nn/stack.py:ResidualStack",
+                "normalize($x, $n, self.norm, 1.0, self.residual_dtype)", "normalize($x, $n, self.norm)",
+            ),
+            Fault(
+                "stacked-write-under-autocast", "nn",
+                "with $off(streams):\n return $add(streams, write)", "return $add(streams, write)",
+            ),
+            Fault("gates-under-autocast", "nn", "with $off(x):\n return $p, $c.gates(), $k", "return $p, $c.gates(), $k"),
+            Fault(
+                "read-rounded-before-its-norm", "nn",
+                "$t.to(dtype) if norm is None else normalize($t, norm, ...)", "$t.to(dtype) if norm is None else normalize($t.to(dtype), norm, ...)",
+            ),
+            Fault(
+                "hyper-read-of-two-sublayers-a-layer", "wirings/coefficients/hyper.py",
+                "self.collapse[$i % self.n] = 1.0", "self.collapse[(self.place.layer * 2 + self.place.sublayer) % self.n] = 1.0",
+            ),
+            Fault("independent-head-with-default-eps", "wirings:independent_hc", "Computed(SigmoidRead, $o)", "Computed(SigmoidRead)"),
+            Fault("independent-gates-with-default-eps", "wirings", "Computed(IndependentConnection, $o | small)", "Computed(IndependentConnection, $o)"),
+            Fault("sources-with-default-eps", "wirings/coefficients/sources.py", "[$f($x, self.eps) for $x in $wide]", "[$f($x, 1e-6) for $x in $wide]"),
+            Fault("constants-of-the-read-rounded", "nn", "x.new_tensor(used, dtype=$d)", "x.new_tensor(used)"),
+            Fault("constants-of-the-write-rounded", "nn", "wide = $widen(x.dtype); entries = $e", "wide = x.dtype; entries = $e"),
+            Fault(
+                "terms-of-a-read-rounded", "nn",
+                "$f(x) if $is($e, 1.0) else $e * $f(x)", "x if $is($e, 1.0) else $e * x",
+            ),
+        ),
     ),
-    Fault(
-        "mixing-matrix-transposed", "streams", "src/addnorm/ops/streams/formula.py",
-        "torch.matmul(mix.to(wide), x)",
-        "torch.matmul(mix.mT.to(wide), x)",
+    "wirings": Area(
+        ("tests/wirings/test_catalog.py tests/wirings/test_init.py tests/wirings/test_spec.py", "tests/nn/test_claims.py"),
+        (
+            Fault("deepnorm-encoder-alpha", "wirings", "0.81 * ($n**4 * $m) ** (1 / 16)", "0.81 * ($n * $m**4) ** (1 / 16)"),
+            Fault("mix-ln-one-layer-more", "wirings", "POST if $p.layer < $k else PRE", "POST if $p.layer <= $k else PRE"),
+            Fault("gpt2-depth-in-layers", "wirings", "0.02 / math.sqrt($p.n_sublayers)", "0.02 / math.sqrt($p.num_layers)"),
+            Fault("depth-scaled-counts-two-a-layer", "wirings:_depth_scaled_row", "$p.layer * $p.sublayers_per_layer", "$p.layer * 2"),
+            Fault("keel-counts-two-a-layer", "wirings", "1.0 if $p.layer == 0 else float($p.n_sublayers)", "1.0 if $p.layer == 0 else 2.0 * $p.num_layers"),
+            Fault("hyper-connections-start-without-root-n", "wirings:_hyper_init", "$d._replace(...) if $c else $d", "$d"),
+            Fault("x0-line-of-one-layer-more", "wirings:_x0_stage", "max(1, $p.num_layers - 1)", "$p.num_layers"),
+            Fault("reads-of-the-first-layer-everywhere", "wirings", "$cycle[$p.layer % len($cycle)]", "$cycle[0]"),
+        ),
     ),
-    Fault(
-        "mixing-matrix-left-out", "streams", "src/addnorm/ops/streams/formula.py",
-        "mixed = x if mix is None else",
-        "mixed = x if True else",
+    "equation": Area(
+        ("tests/wirings", "tests/cli/test_wirings.py"),
+        (Fault("equation-first-layer", "wirings", "f'{$begin + 1} to {$end}'", "f'{$begin} to {$end}'"),),
     ),
-    Fault(
-        "mixing-loaded-untransposed", "streams", "src/addnorm/wirings/coefficients/hyper.py",
-        "*(2 * n + j * n + k for k in range(n) for j in range(n))",
-        "*(2 * n + k * n + j for k in range(n) for j in range(n))",
-    ),
-    Fault(
-        "rms-of-one-stream", "streams", "src/addnorm/ops/streams/formula.py",
-        "torch.rsqrt(flat.square()",
-        "torch.rsqrt(flat[..., : streams.shape[-1]].square()",
-    ),
-    Fault(
-        "write-gate-without-two", "streams", "src/addnorm/wirings/coefficients/hyper.py",
-        "self.norm_eps, magnitude=2.0",
-        "self.norm_eps, magnitude=1.0",
-    ),
-    Fault(
-        "eps-on-the-write-gate", "streams", "src/addnorm/ops/streams/formula.py",
-        "sinkhorn(mix, iterations, gate_eps), inject",
-        "sinkhorn(mix, iterations, gate_eps), inject + gate_eps",
-    ),
-    Fault(
-        "eps-missing-on-the-write-gate", "streams", "src/addnorm/ops/streams/formula.py",
-        "return collapse, None, inject + gate_eps",
-        "return collapse, None, inject",
-    ),
-    Fault(
-        "columns-normalized-last", "streams", "src/addnorm/ops/streams/formula.py",
-        "matrix.sum(-2, keepdim=True) + eps)\n        matrix = matrix / (matrix.sum(-1, keepdim=True) + eps)",
-        "matrix.sum(-1, keepdim=True) + eps)\n        matrix = matrix / (matrix.sum(-2, keepdim=True) + eps)",
-    ),
-    Fault(
-        "single-pass-reads-with-its-own-gate", "streams", "src/addnorm/nn/stream_step.py",
-        "    if spec.delayed:\n        carried, used = used, unit(spec.n, 0)",
-        "    if spec.delayed and gates is None:\n        carried, used = used, unit(spec.n, 0)",
-    ),
-    Fault(
-        "block-pushed-before-the-read", "streams", "src/addnorm/nn/stream_step.py",
-        "    used, mix, inject, bias = (None,) * 4 if computed is None else computed(streams)\n",
-        "    pushes = computed is not None and spec.coefficients.computes == ('collapse',) and getattr(spec, 'n_out', 0) > spec.n\n"
-        "    sources = (*streams, torch.zeros_like(streams[0])) if pushes else streams\n"
-        "    used, mix, inject, bias = (None,) * 4 if computed is None else computed(sources)\n"
-        "    used = tuple(row[: spec.n] for row in used) if pushes else used\n",
-    ),
-    Fault(
-        "a-mask-for-each-stream", "streams", "src/addnorm/nn/streams.py",
-        "if len(stage.norm_out) > 1 or sites is not None:",
-        "if sites is not None:",
-    ),
-    Fault(
-        "equal-entries-are-one-parameter", "streams", "src/addnorm/nn/stream_step.py",
-        "getattr(module, entry) if entry.__class__ is str",
-        "getattr(module, (lambda learned: [name for name, e in learned.items() if e == learned[entry]][-1])"
-        "((module.stage if hasattr(module, 'stage') else module.head).learned)) if entry.__class__ is str",
-    ),
-    Fault(
-        "deepnorm-encoder-alpha", "wirings", "src/addnorm/wirings/catalog.py",
-        "0.81 * (n**4 * m) ** (1 / 16)",
-        "0.81 * (n * m**4) ** (1 / 16)",
-    ),
-    Fault(
-        "mix-ln-one-layer-more", "wirings", "src/addnorm/wirings/catalog.py",
-        "POST if place.layer < _mix_ln_k(",
-        "POST if place.layer <= _mix_ln_k(",
-    ),
-    Fault(
-        "gpt2-depth-in-layers", "wirings", "src/addnorm/wirings/init.py",
-        "0.02 / math.sqrt(place.n_sublayers)",
-        "0.02 / math.sqrt(place.num_layers)",
-    ),
-    Fault(
-        "hyper-connections-start-without-root-n", "wirings", "src/addnorm/wirings/catalog_streams.py",
-        "draw._replace(gain=draw.gain * math.sqrt(n)) if role in WRITES else draw",
-        "draw",
-    ),
-    Fault(
-        "blocks-of-two-sublayers-a-layer", "streams", "src/addnorm/wirings/catalog_streams_memory.py",
-        "layers_per_block * place.sublayers_per_layer",
-        "layers_per_block * 2",
-    ),
-    Fault(
-        "depth-scaled-counts-two-a-layer", "wirings", "src/addnorm/wirings/catalog_streams.py",
-        "k = place.layer * place.sublayers_per_layer + place.sublayer + 2",
-        "k = place.layer * 2 + place.sublayer + 2",
-    ),
-    Fault(
-        "keel-counts-two-a-layer", "wirings", "src/addnorm/wirings/catalog_streams.py",
-        "float(place.n_sublayers)",
-        "2.0 * place.num_layers",
-    ),
-    Fault(
-        "middle-sublayer-reads-the-layers-input", "streams", "src/addnorm/wirings/catalog_streams.py",
-        "return Stage(2, unit(2, 0), identity(2), (1, 0)",
-        "return Stage(2, unit(2, 1), identity(2), (1, 0)",
-    ),
-    Fault(
-        "x0-line-of-one-layer-more", "wirings", "src/addnorm/wirings/catalog_streams_memory.py",
-        "max(1, place.num_layers - 1)",
-        "place.num_layers",
-    ),
-    Fault(
-        "mhc-head-with-default-eps", "streams", "src/addnorm/wirings/catalog_streams.py",
-        "Head(n, coefficients=Computed(SigmoidRead, small)) if head",
-        "Head(n, coefficients=Computed(SigmoidRead)) if head",
-    ),
-    Fault(
-        "gated-head-with-default-eps", "streams", "src/addnorm/wirings/catalog_streams.py",
-        'options | {"injects": False}',
-        '{"rank": rank, "injects": False}',
-    ),
-    Fault(
-        "hyper-norm-with-default-eps", "streams", "src/addnorm/wirings/coefficients/hyper.py",
-        "torch.cat(constants), project_eps=self.eps)",
-        "torch.cat(constants))",
-    ),
-    Fault(
-        "clamp-of-gated-mix", "streams", "src/addnorm/wirings/coefficients/scales.py",
-        "min=self.eps)",
-        "min=1e-6)",
-    ),
-    Fault(
-        "gate-of-the-write-without-decay", "streams", "src/addnorm/wirings/coefficients/hyper.py",
-        '    decays = ("down", "up", "project_inject")\n',
-        '    decays = ("down", "up")\n',
-    ),
-    Fault(
-        "rms-eps-of-the-streams-dtype", "streams", "src/addnorm/nn/stream_step.py",
-        "torch.finfo(widen_dtype(x.dtype)).eps",
-        "torch.finfo(x.dtype).eps",
-    ),
-    Fault(
-        "norms-of-streams-rounded", "streams", "src/addnorm/nn/stream_step.py",
-        "normalize(x, norm, module.norm, 1.0, widen_dtype(x.dtype))",
-        "normalize(x, norm, module.norm, 1.0, dtype)",
-    ),
-    Fault(
-        "norm-of-the-embedding-without-residual-dtype", "streams", "src/addnorm/nn/stack.py",
-        "normalize(stream, norm, self.norm, 1.0, self.residual_dtype)",
-        "normalize(stream, norm, self.norm)",
-    ),
-    Fault(
-        "stacked-write-under-autocast", "streams", "src/addnorm/nn/stream_step.py",
-        "        with _without_autocast(streams):\n            return _add_stacked(streams, write)",
-        "        return _add_stacked(streams, write)",
-    ),
-    Fault(
-        "gates-under-autocast", "streams", "src/addnorm/nn/stream_step.py",
-        "    with _without_autocast(x):  # as in the module's own call\n        return pending, computed.gates()",
-        "    return pending, computed.gates()",
-    ),
-    Fault(
-        "dropped-write-in-its-own-dtype", "stack", "src/addnorm/nn/stream_step.py",
-        "dtype=torch.promote_types(write.branch.dtype, torch.float32))\n    return functional",
-        "dtype=write.branch.dtype)\n    return functional",
-    ),
-    Fault(
-        "read-rounded-before-its-norm", "streams", "src/addnorm/nn/stream_step.py",
-        "return total.to(dtype) if norm is None else normalize(total, norm",
-        "return total.to(dtype) if norm is None else normalize(total.to(dtype), norm",
-    ),
-    Fault(
-        "frozen-norm-with-eps-of-its-input", "stack", "src/addnorm/nn/expansion.py",
-        "torch.finfo(x.dtype).eps if",
-        "torch.finfo(total.dtype).eps if",
-    ),
-    Fault(
-        "hyper-read-of-two-sublayers-a-layer", "streams", "src/addnorm/wirings/coefficients/hyper.py",
-        "self.collapse[index % self.n] = 1.0",
-        "self.collapse[(self.place.layer * 2 + self.place.sublayer) % self.n] = 1.0",
-    ),
-    Fault(
-        "independent-head-with-default-eps", "streams", "src/addnorm/wirings/catalog_streams.py",
-        'head=Head(n, coefficients=Computed(SigmoidRead, small)), options={"n": n, "magnitude"',
-        'head=Head(n, coefficients=Computed(SigmoidRead)), options={"n": n, "magnitude"',
-    ),
-    Fault(
-        "independent-gates-with-default-eps", "streams", "src/addnorm/wirings/catalog_streams.py",
-        'Computed(IndependentConnection, {"magnitude": magnitude} | small)',
-        'Computed(IndependentConnection, {"magnitude": magnitude})',
-    ),
-    Fault(
-        "sources-with-default-eps", "streams", "src/addnorm/wirings/coefficients/sources.py",
-        "factors = [rms_scale(x, self.eps) for x in wide]",
-        "factors = [rms_scale(x, 1e-6) for x in wide]",
-    ),
-    Fault(
-        "reads-of-the-first-layer-everywhere", "wirings", "src/addnorm/wirings/catalog_streams_memory.py",
-        "cycle[place.layer % len(cycle)] if",
-        "cycle[0] if",
-    ),
-    Fault(
-        "constants-of-the-read-rounded", "streams", "src/addnorm/nn/stream_step.py",
-        "x.new_tensor(used, dtype=widen_dtype(x.dtype))",
-        "x.new_tensor(used)",
-    ),
-    Fault(
-        "constants-of-the-write-rounded", "streams", "src/addnorm/nn/stream_step.py",
-        "wide = widen_dtype(x.dtype)\n            entries",
-        "wide = x.dtype\n            entries",
-    ),
-    Fault(
-        "terms-of-a-read-rounded", "streams", "src/addnorm/nn/stream_step.py",
-        "term = widen(x) if _is(entry, 1.0) else entry * widen(x)",
-        "term = x if _is(entry, 1.0) else entry * x",
-    ),
-    Fault(
-        "replaced-call-of-a-class", "untouched", "src/addnorm/nn/untouched.py",
-        "        or kind.__call__ is not Module.__call__  # tracers replace that of all modules\n",
-        "",
-    ),
-    Fault(
-        "equation-first-layer", "equation", "src/addnorm/wirings/equation.py",
-        'f"{begin + 1} to {end}"',
-        'f"{begin} to {end}"',
-    ),
-)  # fmt: skip
+}  # fmt: skip

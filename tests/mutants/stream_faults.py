@@ -1,66 +1,44 @@
-"""Faults of the operators of n streams: their kernels, gradients and arguments, and the overlapped loop of the operation."""
+"""Faults of the operators of n streams: their kernels, gradients and arguments."""
 
-from mutants.fault import Fault
+from mutants.fault import Area, Fault
 
-STREAM_FAULTS = (
-    Fault(
-        "kernel-mix-untransposed", "stream_kernels", "csrc/streams-inl.h",
-        "s = fma(fill(mix[k * count + j]), in[j], s);",
-        "s = fma(fill(mix[j * count + k]), in[j], s);",
+STREAMS = {
+    "stream_kernels": Area(
+        ("tests/ops/streams/test_boundary.py tests/ops/streams/test_refusals.py", "tests/ops/streams/test_[etk]*.py"),
+        (
+            Fault(
+                "kernel-mix-untransposed", "csrc/streams-inl.h",
+                "$s = fma(fill(mix[$k * $n + $j]), $in[$j], $s)", "$s = fma(fill(mix[$j * $n + $k]), $in[$j], $s)",
+            ),
+            Fault(
+                "kernel-mix-gradient-untransposed", "csrc/streams_backward-inl.h",
+                "$t = fma(fill(mix[$k * $n + $j]), $g[$k], $t)", "$t = fma(fill(mix[$j * $n + $k]), $g[$k], $t)",
+            ),
+            Fault("kernel-sinkhorn-without-eps", "csrc/coefficients-inl.h", "$to[$k * $n + $j] * $inverse + eps", "$to[$k * $n + $j] * $inverse"),
+            Fault("kernel-chunk-tail-dropped", "csrc/streams-inl.h", "if ($i < $end) step<true>($i, $end - $i, ...);", ""),
+            Fault(
+                "kernel-collapse-gradient-left-out", "csrc/streams_backward-inl.h",
+                "if ($f()) $g[$i] += gather($s.dcollapse", "if (false) $g[$i] += gather($s.dcollapse",
+            ),
+            Fault("kernel-streams-not-rounded", "csrc/streams-inl.h", "if (!is_same<T, float>) $s = $out.template write<false>(0, $s, W);", ""),
+            Fault(
+                "projection-tail-packed-by-whole-chunks", "csrc/streams.cpp",
+                "packed + $from * $rows * $streams + ($j * $rows + $r) * $n;",
+                "packed + $from * $rows * $streams + ($j * $rows + $r) * (packs ? $n : chunk);",
+            ),
+            Fault(
+                "shared-coefficient-not-summed", "ops/streams",
+                "($g.sum($rows) if $rows else $g).to($d)", "($g.flatten(0, len($rows) - 1)[0] if $rows else $g).to($d)",
+            ),
+            Fault("exported-streams-not-transformed", "ops/streams/autograd.py", "capture.transforms_active()", "capture.forward_ad._current_level >= 0"),
+            Fault(
+                "rows-needed-by-the-projection", "ops/streams/gradients.py",
+                "torch.einsum('...r,...i->ri', $d * $s, $x)", "($d * $s).flatten(0, -2).mT @ $x.flatten(0, -2)",
+            ),
+            Fault(
+                "sinkhorn-gradient-of-the-share-with-eps", "ops/streams/gradients.py:_sinkhorn_backward",
+                "$share = $first - eps", "$share = $first + eps * $first.shape[-1] * 1000",
+            ),
+        ),
     ),
-    Fault(
-        "kernel-mix-gradient-untransposed", "stream_kernels", "csrc/streams_backward-inl.h",
-        "total = fma(fill(mix[k * count + j]), g[k], total);",
-        "total = fma(fill(mix[j * count + k]), g[k], total);",
-    ),
-    Fault(
-        "kernel-sinkhorn-without-eps", "stream_kernels", "csrc/coefficients-inl.h",
-        "to[k * n + j] = to[k * n + j] * inverse + eps;",
-        "to[k * n + j] = to[k * n + j] * inverse;",
-    ),
-    Fault(
-        "kernel-chunk-tail-dropped", "stream_kernels", "csrc/streams-inl.h",
-        "    if (i < end) step<true>(i, end - i, to + (i - from), stride, squares);\n",
-        "",
-    ),
-    Fault(
-        "kernel-collapse-gradient-left-out", "stream_kernels", "csrc/streams_backward-inl.h",
-        "if (reads_computed()) gradient[i] += gather(s.dcollapse",
-        "if (false) gradient[i] += gather(s.dcollapse",
-    ),
-    Fault(
-        "kernel-streams-not-rounded", "stream_kernels", "csrc/streams-inl.h",
-        "    if (!is_same<T, float>) s = out.template write<false>(0, s, W);\n",
-        "",
-    ),
-    Fault(
-        "projection-tail-packed-by-whole-chunks", "stream_kernels", "csrc/streams.cpp",
-        "packed + from * count_rows * streams + (j * count_rows + r) * count;",
-        "packed + from * count_rows * streams + (j * count_rows + r) * (packs ? count : chunk);",
-    ),
-    Fault(
-        "overlapped-stats-of-the-next-row", "forward", "csrc/overlap-inl.h",
-        "if (a.stats != nullptr) store_moments(a, row, m);\n    if (row + 1 == end)",
-        "if (a.stats != nullptr) store_moments(a, row + 1 == end ? row : row + 1, m);\n    if (row + 1 == end)",
-    ),
-    Fault(
-        "shared-coefficient-not-summed", "stream_kernels", "src/addnorm/ops/streams/autograd.py",
-        "return (grad.sum(rows) if rows else grad).to(like.dtype)",
-        "return (grad.flatten(0, len(rows) - 1)[0] if rows else grad).to(like.dtype)",
-    ),
-    Fault(
-        "exported-streams-not-transformed", "stream_kernels", "src/addnorm/ops/streams/autograd.py",
-        "    if capture.transforms_active():",
-        "    if capture.forward_ad._current_level >= 0:",
-    ),
-    Fault(
-        "rows-needed-by-the-projection", "stream_kernels", "src/addnorm/ops/streams/gradients.py",
-        'torch.einsum("...r,...i->ri", dlogits * saved, flat)',
-        "(dlogits * saved).flatten(0, -2).mT @ flat.flatten(0, -2)",
-    ),
-    Fault(
-        "sinkhorn-gradient-of-the-share-with-eps", "stream_kernels", "src/addnorm/ops/streams/gradients.py",
-        "share = first - eps",
-        "share = first + eps * first.shape[-1] * 1000",
-    ),
-)  # fmt: skip
+}  # fmt: skip
