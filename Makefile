@@ -14,8 +14,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 TORCH_INDEX ?=
 SECONDS ?= 60
-# Three processes, since each waits part of the time. Each file runs in one process, in the order of tests/support/order.py.
-PARALLEL ?= -n 3 --dist loadfile --no-loadscope-reorder
+# Three processes, since each waits part of the time. Each file runs in one process.
+PARALLEL ?= -n 3 --dist loadfile
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 # A thread that waits for another thread gives its core to other processes instead of spinning. Bytecode files are written, whatever

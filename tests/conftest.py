@@ -11,8 +11,6 @@ import torch
 from _pytest.doctest import DoctestModule
 from hypothesis import settings
 
-from support.order import sort_slowest_first
-
 # Imports and compilations make many objects; with Python's default thresholds collections took a tenth of the suite's time.
 gc.set_threshold(50_000, 20, 20)
 
@@ -48,11 +46,6 @@ def pytest_collect_file():
     """Look for doctests in the package only: the tests have none, and looking for them would import every file twice."""
     collectors = yield
     return [collector for collector in collectors if not isinstance(collector, DoctestModule)]
-
-
-def pytest_collection_modifyitems(items):
-    """Sort the tests, in the same order in every process."""
-    sort_slowest_first(items)
 
 
 @pytest.fixture

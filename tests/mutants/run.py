@@ -28,7 +28,7 @@ from mutants.structure import Edit, find_edits
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = "src/addnorm/_C.so"
-SUITE = ("tests src -n3 --dist=loadfile --no-loadscope-reorder",)  # as in make test
+SUITE = ("tests src -n3 --dist=loadfile",)  # as in make test
 AREA_SECONDS, SUITE_SECONDS = 900, 3600  # timeouts of one pytest run
 FAULTS = {fault.id: fault for area in AREAS.values() for fault in area.faults}
 AREA_OF = {fault.id: name for name, area in AREAS.items() for fault in area.faults}
