@@ -8,8 +8,8 @@ import torch
 import addnorm
 from addnorm.fusion.rng_replay import replay_rng
 from addnorm.fusion.runs import named_tensors
+from addnorm.stream.dataflow.arithmetic import strip_views
 from addnorm.stream.find.inspect import to_float64
-from addnorm.stream.find.operators import strip_views
 from addnorm.stream.models.hf import quiet
 from addnorm.stream.models.load import load
 from support.families import families

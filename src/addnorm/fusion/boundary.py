@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from addnorm.stream.dataflow.graph import FAMILY, Value
+from addnorm.stream.dataflow.arithmetic import match_terms, strip_views
+from addnorm.stream.dataflow.graph import Value
+from addnorm.stream.dataflow.operators import FAMILY
 from addnorm.stream.find.norm import Norm
-from addnorm.stream.find.operators import match_terms, strip_views
 
 __all__ = ["Boundary", "Match", "dtype_name", "match_sum"]
 

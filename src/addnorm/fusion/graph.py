@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from addnorm.stream.dataflow.capture import Capture
+from addnorm.stream.dataflow.flow_capture import FlowCapture
 from addnorm.stream.dataflow.graph import CONSTANT, DATA, PARAMETER, Flow, Frame, Op, Value
 from addnorm.stream.dataflow.wrappers import inner_tensors
 
@@ -154,7 +154,7 @@ class _Tracer(fx.Interpreter):
 
     def __init__(self, graph: fx.GraphModule, path_of: PathOf, kinds: Sequence[int] | None) -> None:
         super().__init__(graph, garbage_collect_values=False)
-        self.capture = Capture(graph, contents=False)
+        self.capture = FlowCapture(graph, contents=False)
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.traced = TracedGraph(self.capture.flow)
         self._path_of = path_of

@@ -14,14 +14,13 @@ from torch import Tensor, fx
 
 from addnorm.fusion.boundary import Match, dtype_name, match_sum
 from addnorm.fusion.graph import TracedGraph, contexts_of, example_value, is_number, size_expr
+from addnorm.stream.dataflow.arithmetic import match_terms
 from addnorm.stream.dataflow.graph import CONSTANT, NOISE, Op, Value
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.norms import find_norms
-from addnorm.stream.find.operators import TRANSPARENT, match_terms
 
 __all__ = ["find_matches"]
 
-COPIES = {"_to_copy", "clone", "contiguous"}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -110,7 +109,7 @@ def _find_add(match: Match, traced: TracedGraph, order: Order) -> str | None:
     if op.name != "add" or any(term.factor != 1.0 or term.scale is not None for term in terms):
         return "its add has a factor" if op.name == "add" else f"its add is torch.{op.name}"
     inside = f"its add is computed inside {_target_name(node)}"
-    if [other for other in traced.ops_of[node] if other is not op and other.name not in TRANSPARENT]:
+    if [other for other in traced.ops_of[node] if other is not op and "view" not in other.traits]:
         return inside
     operands = tuple(traced.nodes.get(term.value) for term in terms)
     z = tuple(other for other, value in traced.values.items() if value is match.sum)
@@ -208,10 +207,12 @@ def _find_views(match: Match, traced: TracedGraph) -> str | None:
         return None
     value, views = max((_views_of_sum(match, op) for op in match.norm.ops), key=lambda pair: len(pair[1]))
     nodes = dict.fromkeys(traced.node_of[op] for op in reversed(views))
-    names_of = {node: {op.name for op in traced.ops_of[node]} for node in nodes}
-    if any(names - TRANSPARENT for names in names_of.values()) or value.shape != match.norm.y.shape:
+    if (
+        any("view" not in op.traits for node in nodes for op in traced.ops_of[node])
+        or value.shape != match.norm.y.shape
+    ):
         return f"its sum has the shape {match.sum.shape}, and its norm {match.norm.y.shape}"
-    match.views = tuple(node for node, names in names_of.items() if names - COPIES)
+    match.views = tuple(node for node in nodes if any("copy" not in op.traits for op in traced.ops_of[node]))
     return None
 
 
@@ -219,7 +220,7 @@ def _views_of_sum(match: Match, op: Op) -> tuple[Value, list[Op]]:
     """Return the view of the sum that an operator reads, and the operators that made it, the last one first."""
     for start in op.inputs:
         value, views = start, []
-        while value is not match.sum and value.op is not None and value.op.name in TRANSPARENT and value.op.inputs:
+        while value is not match.sum and value.op is not None and "view" in value.op.traits and value.op.inputs:
             views.append(value.op)
             value = value.op.inputs[0]
         if value is match.sum:
@@ -292,7 +293,7 @@ def _check_varying_numbers(match: Match, traced: TracedGraph) -> str | None:
     assert match.add is not None
     width = size_expr(example_value(match.z[0]).shape[-1])
     for node in (match.add, *match.inner):
-        if all(op.name in TRANSPARENT for op in traced.ops_of[node]):
+        if all("view" in op.traits for op in traced.ops_of[node]):
             continue
         inputs = [example_value(other) for other in node.all_input_nodes]
         symbols = [size_expr(value) for value in inputs if isinstance(value, SYMBOLS)]

@@ -28,8 +28,8 @@ from addnorm.stream.dataflow.graph import Op, Value
 from addnorm.stream.dataflow.observers import ObserverMode, disable_checkpoints, observe_forwards
 from addnorm.stream.dataflow.snapshot import preserve_state
 from addnorm.stream.edits import register_edit
-from addnorm.stream.find.closure import check_repeated, relative_error
 from addnorm.stream.find.inspection import Inspection, Site
+from addnorm.stream.find.proof import check_repeated, relative_error
 from addnorm.stream.find.sublayers import Sublayer
 from addnorm.stream.outputs import find_logits, find_loss, measure_divergence, read_number
 from addnorm.stream.record.plan import write_probe
@@ -110,7 +110,7 @@ def _edit_write(site: Site, s: float, replace: Change | None) -> Iterator[None]:
         return ObserverMode(frames, {}, {edit.op.address: edit})
 
     def end(mode: ObserverMode) -> None:
-        if mode.completed and mode.was_missed(edit.op):
+        if mode.completed and mode.is_uncertain(edit.op):
             raise edit.build_missed_error()
 
     with (

@@ -18,17 +18,17 @@ from torch import Tensor, nn
 from addnorm._util.blocks import Block, Column, Table
 from addnorm._util.numbers import format_count
 from addnorm._util.render import Rendered
+from addnorm.stream.dataflow.arithmetic import Term
+from addnorm.stream.dataflow.replay import replay_op
 from addnorm.stream.edits import is_edited
 from addnorm.stream.find.adds import Add
 from addnorm.stream.find.chain import Chain
-from addnorm.stream.find.closure import compute_operand, get_tolerance, relative_error
 from addnorm.stream.find.inspect import build_inspection, capture_flow, check_inputs, to_float64
 from addnorm.stream.find.inspection import Inspection, Stream
 from addnorm.stream.find.norm import Norm
-from addnorm.stream.find.operators import GUARDS, Term
 from addnorm.stream.find.paths import Path, trace_multiples
+from addnorm.stream.find.proof import compute_operand, get_tolerance, relative_error
 from addnorm.stream.find.sublayers import Sublayer
-from addnorm.stream.find.views import replay_op
 from addnorm.stream.record.statistics import OmittedError, TokenMask, Tokens
 
 __all__ = [
@@ -303,7 +303,9 @@ class Decomposition(Rendered):
             parts = {name: part.reshape(path.source.shape) for name, part in parts.items()}
             for op in reversed(path.ops):
                 total = sum_components(parts)
-                if op.name not in GUARDS or not torch.equal(replay_op(op, total), total):  # a clamp of larger numbers
+                if "guard" not in op.traits or not torch.equal(
+                    replay_op(op, total), total
+                ):  # a clamp of larger numbers
                     parts = {name: replay_op(op, part) for name, part in parts.items()}
             return parts
 

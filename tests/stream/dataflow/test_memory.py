@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 from addnorm import inspect
-from addnorm.stream.dataflow.capture import Capture
+from addnorm.stream.dataflow.arithmetic import strip_views
+from addnorm.stream.dataflow.flow_capture import FlowCapture
 from addnorm.stream.dataflow.memory import Region
+from addnorm.stream.dataflow.replay import replay_op
 from addnorm.stream.dataflow.state import find_tensors
-from addnorm.stream.find.operators import strip_views
-from addnorm.stream.find.views import replay_op
 from support.handwritten_models import D, Mlp
 
 
@@ -20,7 +20,7 @@ def capture_function(function, *args):
         def forward(self, *args):
             return function(*args)
 
-    return Capture(Model()).run(args, {})
+    return FlowCapture(Model()).run(args, {})
 
 
 def find_bytes(tensor):

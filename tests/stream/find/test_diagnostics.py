@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 import addnorm
 from addnorm import inspect
-from addnorm.stream.find.diagnostics import BESIDE, BY_FEATURE, OTHER_AXIS
+from addnorm.stream.find.reasons import BESIDE, BY_FEATURE, OTHER_AXIS
 from support.handwritten_models import IDS, D, make_input, tiny
 from support.inspection_checks import check_tiny
 from support.stream_steps import make_steps, noise

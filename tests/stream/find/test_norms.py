@@ -1,14 +1,14 @@
 """Tests of `find_norms`: every spelling of a norm is matched with its eps; other formulas are not."""
 
 import math
-from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from addnorm.stream.dataflow.capture import Capture
+from addnorm.stream.dataflow.flow_capture import FlowCapture
+from addnorm.stream.dataflow.graph import DATA, Frame, Op, Value
 from addnorm.stream.find.norms import FUSED, find_norms
 from support import handwritten_models as parts
 
@@ -30,7 +30,7 @@ def norms_of(formula, x=None, dtype=torch.float32):
     x = torch.randn(2, 5, D) if x is None else x
     model = Once(formula).to(dtype)
     with torch.no_grad():
-        flow = Capture(model).run((x.to(dtype),), {})
+        flow = FlowCapture(model).run((x.to(dtype),), {})
     return find_norms(flow), flow
 
 
@@ -114,8 +114,10 @@ def test_find_norms_matches_formula_in_dtype(formula, dtype):
 
 def test_fused_rms_norm_without_eps_has_the_eps_of_its_arithmetic():
     # CUDA runs F.rms_norm as one operator; its arithmetic, and so the default of eps, is float32 for bfloat16.
-    value = Mock(tensor=torch.randn(2, D, dtype=torch.bfloat16))
-    op = Mock(args=(value, [D], None, None), kwargs={}, outputs=[value])
+    value = Value(None, 0, torch.randn(2, D, dtype=torch.bfloat16), DATA, -1)
+    func = torch.ops.aten._fused_rms_norm.default
+    op = Op(0, "_fused_rms_norm", func, (value, [D], None, None), {}, [value], Frame("", 0, None), 0)
+    op.outputs.append(value)
     assert FUSED["_fused_rms_norm"](op).eps == torch.finfo(torch.float32).eps
 
 

@@ -17,8 +17,6 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from addnorm.stream.dataflow.graph import Frame
 from addnorm.stream.dataflow.state import share_context
 
-__all__ = ["Frames", "exclusive", "find_line", "force_eager"]
-
 TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 LAYERS = str(Path(nn.__file__).parent / "modules" / "transformer.py")  # torch's own layers with adds
 STREAM = f"{Path(__file__).parent.parent}{os.sep}"

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from addnorm.ops import options, philox
 
-__all__ = ["Step", "decompose_fused", "is_fused"]
-
 KINDS = {number: kind for kind, number in options.NORMS.items()}
 DECOMPOSED = ("add_norm", "add_norm_stream", "add_norm_train", "add_norm_forward", "add_norm_out")
 SUFFIX = "_reference"

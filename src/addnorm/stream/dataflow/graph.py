@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
-from typing import Any
+from collections.abc import Callable, Container, Iterable, Iterator, Set
+from typing import Any, TypeVar
 
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
-__all__ = ["CONSTANT", "DATA", "FAMILY", "NOISE", "PARAMETER", "UNCOUNTED", "Address", "Flow", "Frame", "Op", "Value"]
+from addnorm.stream.dataflow.operators import FAMILY, find_traits
 
 CONSTANT, PARAMETER, DATA, NOISE = 0, 1, 2, 4  # bits: what a value depends on
-# This library's operators share one name: in place, with out= and with a backward, different operators run.
-FAMILY = "addnorm::"
 UNCOUNTED = -1  # ordinal of an operator that cannot be found in another run
 # A module's path, the number of the call, an operator's name, its number among the operators of that name in the call.
 Address = tuple[str, int, str, int]
@@ -86,10 +85,11 @@ class Op:
         ordinal: number among the operators of that name in the call.
         norms: the norms of which it is a step, after `find_norms`.
         line: file and line of the model's source that ran it: "model.py:12".
+        traits: what it does, by the table in operators.py.
     """
 
     __slots__ = (
-        "args", "frame", "func", "index", "inputs", "kwargs", "line", "name", "norms", "ordinal", "origin", "outputs",
+        "args", "frame", "func", "index", "inputs", "kwargs", "line", "name", "norms", "ordinal", "origin", "outputs", "traits",
     )  # fmt: skip
 
     def __init__(
@@ -106,6 +106,7 @@ class Op:
     ) -> None:
         self.index = index
         self.name = name
+        self.traits = find_traits(name)
         self.origin = name
         self.func = func
         self.args = args
@@ -121,6 +122,15 @@ class Op:
     def address(self) -> Address:
         """The address that identifies the operator in another run."""
         return self.frame.path, self.frame.call, FAMILY if self.origin.startswith(FAMILY) else self.origin, self.ordinal
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return an argument by its name in the operator's schema, or the schema's default, or `default`."""
+        schema = getattr(self.func, "_schema", None)  # the steps of a fused operator have none
+        for k, argument in enumerate(schema.arguments if schema is not None else ()):
+            if argument.name == name:
+                missing = argument.default_value if argument.has_default_value() else default
+                return self.args[k] if k < len(self.args) else self.kwargs.get(name, missing)
+        return self.kwargs.get(name, default)
 
     def __repr__(self) -> str:
         return f"<{self.index} {self.name} in {self.frame.path or 'the model'}>"
@@ -140,9 +150,44 @@ class Flow:
         self.leaves: list[Value] = []
         self.result: Any = None
 
+    def list_results(self) -> set[Value]:
+        """Return the values that the model returns."""
+        return {value for value in pytree.tree_leaves(self.result) if isinstance(value, Value)}
+
     def release_tensors(self, keep: Container[Value] = ()) -> None:
         """Release the tensors that the run computed, except those in `keep`; shapes and dependencies remain."""
         for op in self.ops:
             for value in op.outputs:
                 if value not in keep:
                     value.tensor = value.tensor.new_empty(0)
+
+
+T = TypeVar("T")
+
+
+def walk(starts: Iterable[T], follow: Callable[[T], Iterable[T]]) -> Iterator[T]:
+    """Yield items, and those that `follow` returns for an item that was yielded, each once."""
+    todo, seen = [*starts], set[T]()
+    while todo:
+        item = todo.pop()
+        if item not in seen:
+            seen.add(item)
+            yield item
+            todo += follow(item)
+
+
+def find_ops_between(x: Value, y: Value, without: Set[Op] = frozenset()) -> list[Op]:
+    """Return the operators through which y depends on x, except through those in `without`, in the order in which they ran."""
+
+    def follow(value: Value) -> list[Value]:
+        is_inside = value is not x and value.op is not None and value.index > x.index and value.op not in without
+        return value.op.inputs if value.op is not None and is_inside else []
+
+    values = walk([y], follow)
+    back = {value.op for value in values if value.op is not None and follow(value)}
+    reached, ops = {x}, []
+    for op in sorted(back, key=lambda op: op.index):
+        if not reached.isdisjoint(op.inputs):
+            reached.update(op.outputs)
+            ops.append(op)
+    return ops

@@ -25,8 +25,6 @@ from torch import Tensor, nn
 from addnorm.stream.dataflow.memory import is_strided
 from addnorm.stream.dataflow.wrappers import inner_tensors, is_wrapper
 
-__all__ = ["ATOMS", "CACHE", "Kind", "find_kinds", "is_leaf", "is_library", "is_same", "place_of", "restore_cache"]
-
 ATOMS = {
     int, float, complex, bool, str, bytes, type(None), type(...), range, slice, types.ModuleType, types.CodeType, torch.Size,
     torch.dtype, torch.device, torch.layout, torch.memory_format,

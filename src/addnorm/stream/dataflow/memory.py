@@ -17,8 +17,6 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from addnorm.stream.dataflow.graph import Value
 
-__all__ = ["Memory", "Region", "disable_modes", "is_in_memory", "is_strided", "storage_key"]
-
 
 @contextmanager
 def disable_modes() -> Iterator[None]:

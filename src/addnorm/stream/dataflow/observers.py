@@ -23,13 +23,14 @@ from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from addnorm.stream.dataflow import fused_ops
-from addnorm.stream.dataflow.capture import find_new, operator_name
+from addnorm.stream.dataflow.flow_capture import find_new
 from addnorm.stream.dataflow.frames import Frames, exclusive, force_eager
-from addnorm.stream.dataflow.graph import FAMILY, Address, Frame, Op, Value
+from addnorm.stream.dataflow.graph import Address, Frame, Op, Value
 from addnorm.stream.dataflow.memory import disable_modes
+from addnorm.stream.dataflow.operators import FAMILY, operator_name
 from addnorm.stream.dataflow.state import share_context
 from addnorm.stream.dataflow.wrappers import (
-    Desugared,
+    InnerOperatorMode,
     computes_shapes,
     find_fsdp_modules,
     find_tensors_of,
@@ -37,11 +38,6 @@ from addnorm.stream.dataflow.wrappers import (
     runs_in_fsdp,
 )
 from addnorm.stream.dataflow.writes import find_written
-
-__all__ = [
-    "Editor", "Observer", "ObserverMode", "disable_checkpoints", "group_observers", "observe_forwards",
-    "use_nonreentrant_checkpoints",
-]  # fmt: skip
 
 
 class Observer(Protocol):
@@ -61,7 +57,7 @@ class Editor(Protocol):
         """Receive the output after torch has set its autograd node."""
 
 
-class ObserverMode(Desugared):
+class ObserverMode(InnerOperatorMode):
     """Dispatch mode in which an observed forward runs.
 
     Args:
@@ -92,7 +88,7 @@ class ObserverMode(Desugared):
         self.deferred: list[Callable[[], object]] = []
         self._visited: dict[Address, Frame] = {}  # with the calls in which the operators ran
 
-    def was_missed(self, op: Op) -> bool:
+    def is_uncertain(self, op: Op) -> bool:
         """Return whether an operator did not run, or may be confused with another one of its call.
 
         It may be confused if the call ran more or fewer operators of that name than in the captured run.

@@ -35,8 +35,6 @@ from addnorm.stream.dataflow.variables import GlobalValues, find_namespaces, lis
 from addnorm.stream.dataflow.wrappers import is_wrapper, preserve_shards
 from addnorm.stream.dataflow.writes import UndoLog
 
-__all__ = ["StateSnapshot", "preserve_state"]
-
 EMPTIED = {dict, OrderedDict, list, set}
 MAX_COPY = 1 << 24  # bytes of a tensor that is copied in advance
 

@@ -17,8 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-__all__ = ["LEAF_TYPES", "UNINITIALIZED", "find_tensors", "fork_rng", "share_context"]
-
 UNINITIALIZED = (UninitializedBuffer, UninitializedParameter)  # of lazy modules
 
 LEAF_TYPES = (

@@ -15,8 +15,6 @@ from torch import Tensor, nn
 
 from addnorm.stream.dataflow.holders import ATOMS, CACHE, Kind, find_kinds, is_library, is_same, place_of
 
-__all__ = ["GlobalValues", "find_namespaces", "list_functions", "list_imported_caches"]
-
 Namespace = dict[str, Any]
 SKIPPED = (nn.Module, types.FunctionType, types.MethodType, types.ModuleType, CACHE, type, property)
 WEAK = ("weakref", "_weakrefset", "torch.utils.weak")  # whose objects change when others are collected

@@ -1,7 +1,7 @@
 """Tensors that wrap others (DTensor, quantized weights), and modules whose parameters are gathered for each call (FSDP).
 
 A wrapper has no memory of its own. Its operators run operators on its inner tensors, and the data flow consists of those:
-`Desugared` lets a dispatch mode see them. FSDP gathers parameters in hooks, whose operators are none of the model's:
+an `InnerOperatorMode` sees them. FSDP gathers parameters in hooks, whose operators are none of the model's:
 `runs_in_fsdp` recognizes them.
 """
 
@@ -19,11 +19,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
-
-__all__ = [
-    "Desugared", "computes_shapes", "find_fsdp_modules", "find_parameter", "find_tensors_of", "find_wrapped_parameter", "gather",
-    "has_wrappers", "inner_tensors", "is_sharded", "is_wrapper", "local_part", "preserve_shards", "reshard", "runs_in_fsdp",
-]  # fmt: skip
 
 FSDP = str(Path(torch.__file__).parent / "distributed" / "fsdp")
 MODULE_CALL = nn.Module._call_impl.__code__
@@ -138,7 +133,7 @@ def _parameter_ids(module: nn.Module) -> list[int]:
     return [id(p) for p in module.parameters()]
 
 
-class Desugared(TorchDispatchMode):
+class InnerOperatorMode(TorchDispatchMode):
     """Dispatch mode that sees the operators on inner tensors in place of those on wrappers.
 
     Attributes:

@@ -12,16 +12,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from addnorm.stream.dataflow.memory import disable_modes, storage_key
+from addnorm.stream.dataflow.operators import find_traits, operator_name
 from addnorm.stream.dataflow.wrappers import find_fsdp_modules, find_tensors_of, runs_in_fsdp
 
-__all__ = ["UndoLog", "find_written", "running_statistics"]
-
-BATCH_NORMS = {
-    "aten::native_batch_norm",
-    "aten::cudnn_batch_norm",
-    "aten::miopen_batch_norm",
-    "aten::_batch_norm_impl_index",
-}
 UNWRITTEN = {"monitored_barrier_"}  # operators of c10d that write nothing
 
 
@@ -42,7 +35,7 @@ def find_written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
 
 def running_statistics(func: Any, args: Any) -> list[Tensor]:
     """Return the running mean and variance, which a batch norm writes although its schema does not declare it."""
-    return [x for x in args[3:5] if isinstance(x, Tensor)] if func._schema.name in BATCH_NORMS else []
+    return [x for x in args[3:5] if isinstance(x, Tensor)] if "running" in find_traits(operator_name(func)) else []
 
 
 class UndoLog(TorchDispatchMode):

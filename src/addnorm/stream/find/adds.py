@@ -11,23 +11,28 @@ An add is residual if one operand is, up to factors, a value on which the other 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from addnorm.stream.dataflow.graph import DATA, NOISE, Flow, Op, Value
-from addnorm.stream.find.interpolation import match_interpolation
-from addnorm.stream.find.moves import CUTS, JOINS, list_joined
+from addnorm.stream.dataflow.arithmetic import (
+    Factor,
+    Term,
+    is_ancestor,
+    list_joined,
+    match_factor,
+    match_terms,
+    strip_views,
+)
+from addnorm.stream.dataflow.graph import DATA, NOISE, Flow, Op, Value, find_ops_between
 from addnorm.stream.find.norm import Norm
-from addnorm.stream.find.operators import Factor, Term, is_ancestor, is_mixing, match_factor, match_terms, strip_views
-from addnorm.stream.find.paths import Path, find_ops_between, join_paths, sum_paths, trace_multiples, trace_origin
-
-__all__ = [
-    "PARTIAL",
-    "Add",
-    "Write",
-    "find_adds",
-    "has_mixing_branch",
-]
+from addnorm.stream.find.paths import (
+    Path,
+    join_paths,
+    match_interpolation,
+    sum_paths,
+    trace_multiples,
+    trace_origin,
+)
 
 REPLACED = "tokens of the stream are replaced by values that were computed from it"
 PARTIAL = "an add changes a part of the tokens only, which no row expresses"
@@ -49,23 +54,41 @@ class Write:
 
 @dataclass(eq=False)
 class Add:
-    """Residual add: out = a * x + writes."""
+    """Residual add: out = a * x + writes.
+
+    Attributes:
+        x: the residual.
+        out: the sum.
+        residual_path: from x to the operand.
+        writes: the other operands.
+        branch_input: the value that the branch reads if x is its norm, or some of its tokens.
+        is_cut: whether x has some tokens of a state.
+        previous: the add that computed x.
+        norms: the norms between the previous add and x, the last one first.
+        early_factors: the factors between the previous add and the first of those norms.
+        late_factors: the factors between those norms and x.
+        changes_tokens: whether tokens are joined or removed between the previous add and x.
+        unclear: reasons why the steps between the previous add and x are not understood.
+        is_partial: whether it is a partial sum of another add.
+        inner_adds: the residual adds inside the branches.
+        other_ops: the adds of other streams on which the branches depend.
+    """
 
     x: Value
     out: Value
-    residual_path: Path  # from x to the operand
+    residual_path: Path
     writes: list[Write]
-    branch_input: Value | None = None  # the value that the branch reads if x is its norm, or some of its tokens
-    is_cut: bool = False  # x has some tokens of a state
-    previous: Add | None = None  # the add that computed x
-    norms: list[Norm] = field(default_factory=list)  # between the previous add and x, the last one first
-    early_factors: list[Factor] = field(default_factory=list)  # between the previous add and the first of those norms
-    late_factors: list[Factor] = field(default_factory=list)  # between those norms and x
-    changes_tokens: bool = False  # tokens are joined or removed between the previous add and x
-    unclear: list[str] = field(default_factory=list)  # what is not understood between the previous add and x
-    is_partial: bool = False  # a partial sum of another add
-    inner_adds: list[Add] = field(default_factory=list)  # residual adds inside the branches
-    other_ops: set[Op] = field(default_factory=set)  # adds of other streams on which the branches depend
+    branch_input: Value | None = None
+    is_cut: bool = False
+    previous: Add | None = None
+    norms: list[Norm] = field(default_factory=list)
+    early_factors: list[Factor] = field(default_factory=list)
+    late_factors: list[Factor] = field(default_factory=list)
+    changes_tokens: bool = False
+    unclear: list[str] = field(default_factory=list)
+    is_partial: bool = False
+    inner_adds: list[Add] = field(default_factory=list)
+    other_ops: set[Op] = field(default_factory=set)
 
     @property
     def read(self) -> Value:
@@ -78,7 +101,7 @@ class Add:
         assert self.out.op is not None
         return self.out.op
 
-    def states(self) -> Iterator[Add]:
+    def lineage(self) -> Iterator[Add]:
         """Return this add and those before it on the stream, the last one first."""
         add: Add | None = self
         while add is not None:
@@ -86,150 +109,136 @@ class Add:
             add = add.previous
 
 
+Adds = dict[Value, Add]  # by the sum
+
+
 def has_mixing_branch(add: Add) -> bool:
     """Return whether a write is more than an elementwise function of the stream, as in x + sin(x)^2."""
-    return any(is_mixing(op) for write in add.writes for op in find_ops_between(add.read, write.path.source))
+    return any("mixing" in op.traits for write in add.writes for op in find_ops_between(add.read, write.path.source))
 
 
 def find_adds(flow: Flow, norms: list[Norm]) -> list[Add]:
     """Find the residual adds in the order in which they ran, without those inside a norm's own formula."""
     inner = {op for norm in norms for op in norm.ops}
-    weighted: dict[Op, tuple[Term, ...] | None] = {}
+    weighted: dict[Op, tuple[Term, Term] | None] = {}
     for op in flow.ops:
         if op not in inner and (interpolation := match_interpolation(op)) is not None:
             weighted[op] = interpolation.terms
             inner.update(interpolation.ops)
-    adds: dict[Value, Add] = {}
+    adds: Adds = {}
     for op in flow.ops:
         terms = weighted[op] if op in weighted else None if op in inner or match_factor(op) else match_terms(op)
         if terms is None or len(op.outputs[0].shape) < 2 or not op.outputs[0].tensor.is_floating_point():
             continue
-        add = (
-            _match_again(op, terms, adds)
-            or _match_regular(op, terms, adds)
-            or _match_shifted(op, terms)
-            or _match_beside_norm(op, terms)
-            or _match_cut(op, terms)
-            or _match_continued(op, terms, adds)
-        )
+        pairs = [(p, q) for p, q in (terms, terms[::-1]) if p.value.shape == op.outputs[0].shape]
+        matches = (match(op, p, q, adds) for match in MATCHERS for p, q in pairs)
+        add = next((add for add in matches if add is not None), None)
         if add is not None:
             adds[add.out] = add
             _link_previous(add, adds)
     return [add for add in adds.values() if not add.is_partial]
 
 
-def _order_terms(op: Op, terms: tuple[Term, ...]) -> list[tuple[Term, Term]]:
-    """Return the possible pairs of residual and write."""
-    shape = op.outputs[0].shape
-    return [(p, q) for p, q in (terms, terms[::-1]) if p.value.shape == shape]
+# The forms of a residual add. Each takes the operator, and its operands as residual and as write.
 
 
-def _match_again(op: Op, terms: tuple[Term, ...], adds: dict[Value, Add]) -> Add | None:
+def _match_again(op: Op, p: Term, q: Term, adds: Adds) -> Add | None:
     """Match (x + f(x)) + x, where the inner sum has no other use: 2 x + f(x)."""
-    for p, q in _order_terms(op, terms):
-        state = _find_state(p, adds)
-        inner = adds.get(state.source) if state is not None and not state.factors and p.factor == 1.0 else None
-        if state is None or inner is None or inner.branch_input or not _is_only_used_by(op, state):
-            continue
-        first = join_paths(inner.residual_path, state)
-        again = next((path for path in trace_multiples(q) if path.source is first.source), None)
-        total = sum_paths(op, first, again) if again is not None else None
-        if total is not None:
-            inner.is_partial = True
-            writes = [Write(join_paths(write.path, state), write.role) for write in inner.writes]
-            return Add(inner.x, op.outputs[0], total, writes)
-    return None
+    state = _find_state(p, adds)
+    inner = adds.get(state.source) if state is not None and not state.factors and p.factor == 1.0 else None
+    if state is None or inner is None or inner.branch_input or not _is_only_used_by(op, state):
+        return None
+    first = join_paths(inner.residual_path, state)
+    again = next((path for path in trace_multiples(q) if path.source is first.source), None)
+    total = sum_paths(op, first, again) if again is not None else None
+    if total is None:
+        return None
+    inner.is_partial = True
+    return Add(inner.x, op.outputs[0], total, _extend(inner, state))
 
 
-def _match_regular(op: Op, terms: tuple[Term, ...], adds: dict[Value, Add]) -> Add | None:
+def _match_regular(op: Op, p: Term, q: Term, adds: Adds) -> Add | None:
     """Match x + f(x)."""
-    for p, q in _order_terms(op, terms):
-        multiples = {path.source for path in trace_multiples(q)}
-        residual = next((path for path in trace_multiples(p) if is_ancestor(path.source, q.value)), None)
-        if residual is None or residual.source in multiples:
-            continue  # x + x has no write
-        later = _find_state(q, adds)
-        if later is not None and _continues_from(later.source, residual.source, adds):
-            return Add(later.source, op.outputs[0], later, [Write(trace_origin(p), "skip")])
-        return Add(residual.source, op.outputs[0], residual, [Write(trace_origin(q))])
-    return None
+    multiples = {path.source for path in trace_multiples(q)}
+    residual = _find_residual(p, q)
+    if residual is None or residual.source in multiples:
+        return None  # x + x has no write
+    later = _find_state(q, adds)
+    if later is not None and _continues_from(later.source, residual.source, adds):
+        return Add(later.source, op.outputs[0], later, [Write(trace_origin(p), "skip")])
+    return Add(residual.source, op.outputs[0], residual, [Write(trace_origin(q))])
 
 
-def _match_shifted(op: Op, terms: tuple[Term, ...]) -> Add | None:
+def _match_shifted(op: Op, p: Term, q: Term, adds: Adds) -> Add | None:
     """Match (x + bias) + f(x), where the sublayer's bias is added to the stream first."""
-    for p, q in _order_terms(op, terms):
-        path = trace_origin(p)
-        inner = match_terms(path.source.op) if path.source.op is not None else None
-        for x, bias in (inner, inner[::-1]) if inner is not None else ():
-            if bias.value.kind & (DATA | NOISE) or bias.value.tensor.numel() > path.source.shape[-1]:
-                continue
-            residual = next((path for path in trace_multiples(x) if is_ancestor(path.source, q.value)), None)
-            if residual is not None:
-                shift = Write(join_paths(trace_origin(bias), path), "bias")
-                writes = [Write(trace_origin(q)), shift]
-                return Add(residual.source, op.outputs[0], join_paths(residual, path), writes)
+    path = trace_origin(p)
+    inner = match_terms(path.source.op) if path.source.op is not None else None
+    for x, bias in (inner, inner[::-1]) if inner is not None else ():
+        residual = _find_residual(x, q) if _is_bias(bias.value, path.source) else None
+        if residual is not None:
+            writes = [Write(trace_origin(q)), Write(join_paths(trace_origin(bias), path), "bias")]
+            return Add(residual.source, op.outputs[0], join_paths(residual, path), writes)
     return None
 
 
-def _match_beside_norm(op: Op, terms: tuple[Term, ...]) -> Add | None:
-    """Match N(x) + f(x), where f reads x before its norm."""
-    for p, q in _order_terms(op, terms):
-        residual, write = trace_origin(p), trace_origin(q)
-        norm = residual.source.norm
-        if norm is not None and write.source is not residual.source and is_ancestor(norm.x, write.source):
-            return Add(residual.source, op.outputs[0], residual, [Write(write)], branch_input=strip_views(norm.x))
-    return None
+def _match_beside(op: Op, p: Term, q: Term, adds: Adds) -> Add | None:
+    """Match N(x) + f(x), where f reads x before its norm, or x[:, :n] + f(x), where f reads all tokens."""
+    residual, write = trace_origin(p), trace_origin(q)
+    norm = residual.source.norm
+    whole = strip_views(norm.x) if norm is not None else _find_whole(residual.source)
+    if residual.source in (whole, write.source) or not is_ancestor(whole, write.source):
+        return None
+    return Add(residual.source, op.outputs[0], residual, [Write(write)], branch_input=whole, is_cut=norm is None)
 
 
-def _match_cut(op: Op, terms: tuple[Term, ...]) -> Add | None:
-    """Match x[:, :n] + f(x): all tokens are read, and some of them are written."""
-    for p, q in _order_terms(op, terms):
-        residual, write = trace_origin(p), trace_origin(q)
-        whole = _find_whole(residual.source)
-        if whole is not residual.source and write.source is not residual.source and is_ancestor(whole, write.source):
-            return Add(residual.source, op.outputs[0], residual, [Write(write)], branch_input=whole, is_cut=True)
-    return None
-
-
-def _find_whole(value: Value) -> Value:
-    """Return the value of which another has some tokens, with all their features."""
-    while True:
-        value = strip_views(value)
-        if value.op is None or value.op.name not in CUTS or value.op.inputs[0].shape[-1:] != value.shape[-1:]:
-            return value
-        value = value.op.inputs[0]
-
-
-def _match_continued(op: Op, terms: tuple[Term, ...], adds: dict[Value, Add]) -> Add | None:
+def _match_continued(op: Op, p: Term, q: Term, adds: Adds) -> Add | None:
     """Match (x + f(x)) + g(x) with parallel sublayers, or a state plus another value."""
-    for p, q in _order_terms(op, terms):
-        state = _find_state(p, adds)
-        if state is None:
-            part = trace_origin(p)
-            if part.source.op is not None and part.source.op.name in CUTS and _find_moved_state(part.source, adds):
-                write = Write(trace_origin(q), "injection")
-                return Add(part.source, op.outputs[0], part, [write], is_cut=True)
-            continue
-        write = Write(trace_origin(q))
-        partial = adds.get(state.source)
-        if partial is not None and is_ancestor(partial.x, q.value) and len(set(state.source.users)) == 1:
-            partial.is_partial = True
-            is_single = [part.role for part in partial.writes] == ["branch"]
-            later = _find_state(partial.writes[0].path.term, adds) if is_single else None
-            if later is not None and is_ancestor(later.source, q.value):  # (x + the layer's input) + f(x)
-                skip = Write(join_paths(partial.residual_path, state), "skip")
-                return Add(later.source, op.outputs[0], join_paths(later, state), [write, skip])
-            writes = [Write(join_paths(part.path, state), part.role) for part in partial.writes]
-            return Add(partial.x, op.outputs[0], join_paths(partial.residual_path, state), [*writes, write])
-        is_bias = not q.value.kind & (DATA | NOISE) and q.value.tensor.numel() <= op.outputs[0].shape[-1]
-        if is_bias and partial is not None and not partial.is_cut and _is_only_used_by(op, state):  # (x + f(x)) + bias
-            partial.is_partial = True
-            writes = [Write(join_paths(part.path, state), part.role) for part in partial.writes]
-            residual = join_paths(partial.residual_path, state)
-            bias = Write(write.path, "bias")
-            return Add(partial.x, op.outputs[0], residual, [*writes, bias], branch_input=partial.branch_input)
-        return Add(state.source, op.outputs[0], state, [Write(write.path, "injection")])
-    return None
+    state, write, out = _find_state(p, adds), Write(trace_origin(q)), op.outputs[0]
+    if state is None:
+        part = trace_origin(p)
+        if part.source.op is not None and "cut" in part.source.op.traits and _find_moved_state(part.source, adds):
+            return Add(part.source, out, part, [Write(write.path, "injection")], is_cut=True)
+        return None
+    partial = adds.get(state.source)
+    if partial is not None and is_ancestor(partial.x, q.value) and len(set(state.source.users)) == 1:
+        partial.is_partial = True
+        is_single = [part.role for part in partial.writes] == ["branch"]
+        later = _find_state(partial.writes[0].path.term, adds) if is_single else None
+        if later is not None and is_ancestor(later.source, q.value):  # (x + the layer's input) + f(x)
+            skip = Write(join_paths(partial.residual_path, state), "skip")
+            return Add(later.source, out, join_paths(later, state), [write, skip])
+        return Add(partial.x, out, join_paths(partial.residual_path, state), [*_extend(partial, state), write])
+    # (x + f(x)) + bias
+    if _is_bias(q.value, out) and partial is not None and not partial.is_cut and _is_only_used_by(op, state):
+        partial.is_partial = True
+        writes = [*_extend(partial, state), Write(write.path, "bias")]
+        residual = join_paths(partial.residual_path, state)
+        return Add(partial.x, out, residual, writes, branch_input=partial.branch_input)
+    return Add(state.source, out, state, [Write(write.path, "injection")])
+
+
+MATCHERS: tuple[Callable[[Op, Term, Term, Adds], Add | None], ...] = (
+    _match_again,
+    _match_regular,
+    _match_shifted,
+    _match_beside,
+    _match_continued,
+)
+
+
+def _extend(add: Add, path: Path) -> list[Write]:
+    """Return the writes of a partial sum as writes of the add that the path from the partial sum leads to."""
+    return [Write(join_paths(write.path, path), write.role) for write in add.writes]
+
+
+def _find_residual(p: Term, q: Term) -> Path | None:
+    """Return the path from the nearest value of which p is a multiple and on which q depends."""
+    return next((path for path in trace_multiples(p) if is_ancestor(path.source, q.value)), None)
+
+
+def _is_bias(value: Value, like: Value) -> bool:
+    """Return whether a value is a parameter or a constant, with at most one number for each feature."""
+    return not value.kind & (DATA | NOISE) and value.tensor.numel() <= like.shape[-1]
 
 
 def _is_only_used_by(op: Op, path: Path) -> bool:
@@ -238,22 +247,23 @@ def _is_only_used_by(op: Op, path: Path) -> bool:
     return all(len({*value.users}) == 1 for value in values) and {*values[0 if not path.ops else 1].users} == {op}
 
 
-def _find_state(term: Term, adds: dict[Value, Add]) -> Path | None:
+# States of a stream.
+
+
+def _find_state(term: Term, adds: Adds) -> Path | None:
     """Return the path from a state of a stream if an operand is a multiple of one."""
     return next((path for path in trace_multiples(term) if _find_add(path.source, adds) is not None), None)
 
 
-def _find_add(value: Value, adds: dict[Value, Add]) -> Add | None:
+def _find_add(value: Value, adds: Mapping[Value, Add]) -> Add | None:
     """Return the add of which a value is the sum, or the norm of the sum."""
     return adds.get(value) or (adds.get(strip_views(value.norm.x)) if value.norm is not None else None)
 
 
-def _continues_from(state: Value, earlier: Value, adds: dict[Value, Add]) -> bool:
+def _continues_from(state: Value, earlier: Value, adds: Adds) -> bool:
     """Return whether a chain of adds leads from an earlier value to a state."""
     add = _find_add(state, adds)
-    if add is None:
-        return False
-    steps = enumerate(add.states())
+    steps = enumerate(add.lineage()) if add is not None else ()
     at = next((k for k, step in steps if step.x is earlier or _find_root(step.x) is _find_root(earlier)), None)
     return at is not None and (state.norm is None or at > 0)  # x + N(x + f(x)) adds the output of one sublayer
 
@@ -274,7 +284,27 @@ def _find_root(value: Value) -> Value:
             return value
 
 
-def _link_previous(add: Add, adds: dict[Value, Add]) -> None:
+def _trace_wholes(value: Value) -> Iterator[Value]:
+    """Yield the values of which another has all or some tokens, with all their features."""
+    while True:
+        value = strip_views(value)
+        yield value
+        if value.op is None or "cut" not in value.op.traits or value.op.inputs[0].shape[-1:] != value.shape[-1:]:
+            return
+        value = value.op.inputs[0]
+
+
+def _find_whole(value: Value) -> Value:
+    """Return the last of those values."""
+    return [*_trace_wholes(value)][-1]
+
+
+def _find_moved_state(value: Value, adds: Adds) -> Value | None:
+    """Return the state of a stream of which a value has all or some tokens."""
+    return next((whole for whole in _trace_wholes(value) if _find_add(whole, adds) is not None), None)
+
+
+def _link_previous(add: Add, adds: Adds) -> None:
     """Set `add.previous` to the add that computed x, and collect the norms and factors in between."""
     value = add.x
     unclear: list[str] = []
@@ -300,20 +330,18 @@ def _link_previous(add: Add, adds: dict[Value, Add]) -> None:
             return
 
 
-def _find_token_source(value: Value, adds: dict[Value, Add], unclear: list[str]) -> Value | None:
+def _find_token_source(value: Value, adds: Adds, unclear: list[str]) -> Value | None:
     """Return the part of a value that continues a stream if tokens are joined to it or removed from it."""
     op = value.op
-    if op is None or not (op.name in CUTS or op.name in JOINS):
+    if op is None:
         return None
-    parts = [v for v in (op.inputs[:1] if op.name in CUTS else list_joined(op)) if v.shape[-1:] == value.shape[-1:]]
+    parts = [v for v in (op.inputs[:1] if "cut" in op.traits else list_joined(op)) if v.shape[-1:] == value.shape[-1:]]
     states = {part: state for part in parts if (state := _find_moved_state(part, adds)) is not None}
-    ends = {part: _find_add(state, adds) for part, state in states.items()}
+    ends = {part: end for part, state in states.items() if (end := _find_add(state, adds)) is not None}
     last = max(ends, key=lambda part: states[part].index, default=None)
     if last is None:
         return None
-    end = ends[last]
-    assert end is not None
-    lineage = {*end.states()}
+    lineage = {*ends[last].lineage()}
     if not lineage.issuperset(ends.values()):
         return None  # two streams are joined
     if any(part not in states and is_ancestor(states[last], part) for part in parts):
@@ -322,14 +350,3 @@ def _find_token_source(value: Value, adds: dict[Value, Add], unclear: list[str])
     if len({*ends.values()}) > 1 or any(_find_whole(part) in starts for part in parts if part not in states):
         unclear.append(PARTIAL)
     return last
-
-
-def _find_moved_state(value: Value, adds: dict[Value, Add]) -> Value | None:
-    """Return the state of a stream of which a value has all or some tokens."""
-    while True:
-        value = strip_views(value)
-        if _find_add(value, adds) is not None:
-            return value
-        if value.op is None or value.op.name not in CUTS or value.op.inputs[0].shape[-1:] != value.shape[-1:]:
-            return None
-        value = value.op.inputs[0]

@@ -9,45 +9,53 @@ add are final norms.
 
 from __future__ import annotations
 
-from collections import Counter
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils import _pytree as pytree
 
-from addnorm.stream.dataflow.graph import Flow, Op, Value
+from addnorm.stream.dataflow.arithmetic import Factor, is_ancestor, strip_views, trace_constants
+from addnorm.stream.dataflow.graph import Flow, Op, Value, find_ops_between, walk
 from addnorm.stream.find.adds import Add, find_adds, has_mixing_branch
-from addnorm.stream.find.next_norms import NextNorm, find_pooled_norm, list_next_norms, select_norm
+from addnorm.stream.find.next_norms import NextNorm, Regions, find_pooled_norm, list_next_norms, select_norm
 from addnorm.stream.find.norm import Norm
-from addnorm.stream.find.operators import Factor, is_ancestor, is_mixing, strip_views, trace_constants
-from addnorm.stream.find.paths import Path, find_ops_between
-from addnorm.stream.find.regions import Regions
+from addnorm.stream.find.paths import Path
 from addnorm.stream.find.sublayers import Sublayer, assign_layers, find_sublayers
-from addnorm.stream.find.sums import is_statistic
-
-__all__ = ["Chain", "Selection", "SublayerNames", "find_chains", "list_ids"]
 
 
 @dataclass(eq=False)
 class Chain:
-    """Stream in a captured run: its adds, their sublayers, and the norms between them."""
+    """Stream in a captured run: its adds, their sublayers, and the norms between them.
+
+    Attributes:
+        adds: the residual adds.
+        sublayers: of each add.
+        norms_out: of each add, in the order in which they are applied.
+        final_norms: the norms after the last add that are not its own.
+        last_factors: the factors between the last add and its norm.
+        final_factors: those between the last add and the final norm, if the add has no norm of its own.
+        dual_norm: the final norm of a second stream that has the same writes (ResiDual).
+        dual_adds: the adds of that stream, and the add of both streams.
+        has_other_norms: whether several norms lead from the same tokens of the end to the model's output.
+        next_norm: the first final norm, with the tokens that it reads.
+        pooled: without a final norm, a norm of what an operator computes from the tokens.
+        first_norm: the norm before the first add, if it is the end of no other stream.
+    """
 
     adds: list[Add]
-    sublayers: list[list[Sublayer]]  # of each add
-    norms_out: list[list[Norm]]  # after each add, in the order in which they are applied
+    sublayers: list[list[Sublayer]]
+    norms_out: list[list[Norm]]
     final_norms: list[Norm]
-    last_factors: list[Factor]  # between the last add and its norm
-    final_factors: list[Factor]  # between the last add and the final norm, if the add has no norm of its own
-    dual_norm: Norm | None  # final norm of a second stream that has the same writes (ResiDual)
-    dual_adds: list[Add] = field(default_factory=list)  # of that stream, and the add of both streams
-    has_other_norms: bool = False  # several norms lead from the same tokens of the end to the model's output
-    next_norm: NextNorm | None = None  # the first final norm, with the tokens that it reads
-    pooled: tuple[Norm, Op] | None = None  # without a final norm: a norm of what an operator computes from the tokens
-    first_norm: Norm | None = None  # before the first add, if it is the end of no other stream
-    layout: Any = None  # the `StreamLayout`, which `build_inspection` sets
-    passages: list[Any] = field(default_factory=list)  # a `Passage` to each add, and to the final norm; set likewise
+    last_factors: list[Factor]
+    final_factors: list[Factor]
+    dual_norm: Norm | None
+    dual_adds: list[Add]
+    has_other_norms: bool
+    next_norm: NextNorm | None
+    pooled: tuple[Norm, Op] | None
+    first_norm: Norm | None = None
 
     def states(self) -> list[Value]:
         """Return the states of the stream: x_0, and the stream after each add and its norms."""
@@ -75,64 +83,6 @@ class Chain:
         return after.early_factors if after.norms else after.late_factors
 
 
-class SublayerNames:
-    """Names of the sublayers of a chain, unique within the chain."""
-
-    def __init__(self, chain: Chain) -> None:
-        sublayers = [sublayer for _, sublayer in chain.numbered()]
-        self._paths = Counter(sublayer.module for sublayer in sublayers)
-        calls: dict[str, set[int]] = {}
-        for sublayer in sublayers:
-            calls.setdefault(sublayer.module, set()).add(sublayer.frame.call)
-        self._calls = {path: len(numbers) for path, numbers in calls.items()}
-        self._used: Counter[str] = Counter()
-
-    def is_call(self, sublayer: Sublayer) -> bool:
-        """Return whether each call of the sublayer's module is one sublayer."""
-        return self._paths[sublayer.module] == self._calls[sublayer.module]
-
-    def make_id(self, sublayer: Sublayer) -> str:
-        """Return a name that no other sublayer of the chain has."""
-        path = sublayer.module
-        if self._paths[path] == 1:
-            name = path or sublayer.kind
-        elif self.is_call(sublayer):
-            name = f"{path}#{sublayer.frame.call + 1}"
-        else:
-            name = f"{path}/{sublayer.kind}" if path else sublayer.kind
-        self._used[name] += 1
-        return f"{name}#{self._used[name]}" if self._used[name] > 1 else name
-
-    def list_modules(self, sublayer: Sublayer) -> tuple[str, ...]:
-        """Return the modules in which the sublayer ran, if its call contains several sublayers."""
-        if self.is_call(sublayer):
-            return ()
-        paths: dict[str, None] = {}
-        for op in sublayer.own_ops:
-            frames = [*op.frame.chain()]
-            if sublayer.frame in frames and op.frame is not sublayer.frame:
-                paths[frames[frames.index(sublayer.frame) - 1].path] = None
-        return tuple(paths)
-
-    def count_shared(self, sublayer: Sublayer) -> int:
-        """Return the number of sublayers that are the same module."""
-        path = sublayer.module
-        return self._paths[path] if self._calls[path] > 1 and self.is_call(sublayer) else 1
-
-
-def list_ids(chains: Sequence[Chain], streams: Sequence[str]) -> list[list[str]]:
-    """Return the ids of the sublayers of each chain, unique over all chains.
-
-    Where two streams have sublayers in one module, the name of the stream precedes the module's: "blocks.0 (2)/blocks.0.attn".
-    """
-    ids = [[*map(SublayerNames(chain).make_id, (sublayer for _, sublayer in chain.numbered()))] for chain in chains]
-    counts = Counter(["x_0", *(name for names in ids for name in names)])  # x_0 is the start of a stream
-    return [
-        [f"{stream}/{name}" if counts[name] > 1 else name for name in names]
-        for stream, names in zip(streams, ids, strict=True)
-    ]
-
-
 class Selection(NamedTuple):
     """The adds of a data flow.
 
@@ -149,7 +99,7 @@ class Selection(NamedTuple):
 
 def find_chains(flow: Flow, norms: list[Norm]) -> Selection:
     """Find the streams of a data flow."""
-    results = {value for value in pytree.tree_leaves(flow.result) if isinstance(value, Value)}
+    results = flow.list_results()
     chosen, left, reads = _select_chains(find_adds(flow, norms), {strip_views(norm.x) for norm in norms}, results)
     _find_other_streams(chosen)
     joined = [(adds, [find_sublayers(add) for add in adds], dual, duals) for adds, dual, duals in _join_twins(chosen)]
@@ -180,8 +130,8 @@ def _select_chains(
     sums = _find_sums_of_states(adds)
     reads: list[Add] = []
     leaves = {*adds} - {add.previous for add in adds}
-    for leaf in sorted(leaves, key=lambda add: (add in sums, -len([*add.states()]), -add.op.index)):
-        chain = [add for add in leaf.states() if add not in used][::-1]
+    for leaf in sorted(leaves, key=lambda add: (add in sums, -len([*add.lineage()]), -add.op.index)):
+        chain = [add for add in leaf.lineage() if add not in used][::-1]
         if leaf in sums and Regions({*owners}, {add.op for add in used}, results).is_read_only([leaf.out]):
             reads.append(leaf)
             continue
@@ -246,7 +196,7 @@ def _find_other_streams(chains: Sequence[Sequence[Add]]) -> None:
 
 def _trim_activations(chain: list[Add], results: set[Value]) -> list[Add]:
     """Remove elementwise functions at either end, such as x + sin(x)^2, and sums of statistics: mean((x - b)^2)."""
-    while len(chain) > 1 and chain[-1].writes[0].role == "injection" and is_statistic(chain[-1].out, results):
+    while len(chain) > 1 and chain[-1].writes[0].role == "injection" and _is_statistic(chain[-1].out, results):
         chain = chain[:-1]
     mixing = [
         k for k, add in enumerate(chain)
@@ -255,11 +205,36 @@ def _trim_activations(chain: list[Add], results: set[Value]) -> list[Add]:
     return chain[mixing[0] : mixing[-1] + 1] if mixing else chain
 
 
+def _is_statistic(value: Value, results: set[Value]) -> bool:
+    """Return whether functions of a value are used only after they are reduced over its features, as in mean((x - b)^2).
+
+    `results` has the values that the model returns.
+    """
+    reduced = False
+
+    def follow(v: Value) -> list[Value]:
+        nonlocal reduced
+        ends = [user for user in v.users if "reduction" in user.traits and _lacks_features(user.outputs[0], v)]
+        reduced |= bool(ends)
+        return [out for user in v.users if user not in ends for out in user.outputs]
+
+    for v in walk([value], follow):
+        if v in results or any(user.norms or "mixing" in user.traits for user in v.users):
+            return False
+    return reduced
+
+
+def _lacks_features(out: Value, value: Value) -> bool:
+    """Return whether a reduction of a value is one over its features, alone or with others; False if sizes do not show it."""
+    *rest, width = value.shape
+    return math.prod(out.shape) == 1 or out.shape == (*rest, 1) or (out.shape == (*rest,) and width not in rest)
+
+
 def _is_stream(chain: list[Add], normed: set[Value], alone: bool) -> bool:
     """Return whether adds are a stream: their branches are no elementwise functions, and a single add has a norm."""
     writes = [(add, write) for add in chain for write in add.writes if write.role == "branch"]
     branches = [find_ops_between(add.read, write.path.source) for add, write in writes]
-    mixed = sum(any(is_mixing(op) for op in ops) for ops in branches)
+    mixed = sum(any("mixing" in op.traits for op in ops) for ops in branches)
     if not mixed:
         return alone and len(chain) > 1 and all(branches)
     if 2 * mixed <= len(branches):  # the gates of a recurrent cell
@@ -324,21 +299,13 @@ def _build_chain(
     num_own = _count_own_norms(adds, sublayers, between) if found and not found[0].is_partial else 0
     last, final = [after.norm for after in found[:num_own]], [after.norm for after in found[num_own:]]
     factors = found[0].factors if found else []
-    own, after = (factors, []) if last else ([], factors)
-    chain = Chain(
-        adds,
-        sublayers,
-        [*between, last],
-        [*final, *([dual] if dual else [])],
-        own,
-        after,
-        dual,
-        dual_adds,
-        is_ambiguous,
-    )
-    chain.next_norm = found[num_own] if final else None
-    chain.pooled = None if chain.final_norms else find_pooled_norm(chain.find_end(-1), regions)
-    return chain
+    final += [dual] if dual else []
+    norms_out = [*between, last]
+    end = last[-1].y if last else adds[-1].out
+    return Chain(
+        adds, sublayers, norms_out, final, factors if last else [], [] if last else factors, dual, dual_adds, is_ambiguous,
+        found[num_own] if len(found) > num_own else None, None if final else find_pooled_norm(end, regions),
+    )  # fmt: skip
 
 
 def _find_last_norms(value: Value, regions: Regions) -> tuple[list[NextNorm], bool]:

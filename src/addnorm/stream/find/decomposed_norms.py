@@ -19,20 +19,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from addnorm.stream.dataflow.arithmetic import is_move, match_factor, strip_views
 from addnorm.stream.dataflow.graph import DATA, NOISE, Op, Value
 from addnorm.stream.find.functions import Dominators, Function, Replay, is_pointwise
-from addnorm.stream.find.moves import is_move
 from addnorm.stream.find.norm import EpsRole, Kind, Norm, add_eps
-from addnorm.stream.find.operators import match_factor, strip_views
 
-__all__ = ["NormFinder", "match_affine"]
-
-CASTS = {"_to_copy", "clone", "contiguous", "detach"}
-# Views that keep the order of the elements.
-IN_ORDER = CASTS | {
-    "view", "_unsafe_view", "reshape", "_reshape_alias", "flatten", "unflatten", "view_as", "squeeze", "unsqueeze", "alias", "to",
-    "lift_fresh", "copy", "add",
-}  # fmt: skip
 CLOSE = 1e-6  # relative: constants such as 1 / d and eps pass through float32
 MAX_GAINS = 4  # tensors that may be the weight or the bias of one norm
 SCALES = [10.0**k for k in range(-20, 9, 2)]  # magnitudes of the rows; squares from 1e-40, far below any eps, to 1e16
@@ -171,7 +162,8 @@ def _strip_casts(value: Value) -> Value:
     """Return the value before casts and views that keep the last dimension and the order of the tokens: the model's x."""
     while value.op is not None and strip_views(value) is not value:
         before = value.op.inputs[0]
-        if value.op.name not in IN_ORDER or (value.op.name == "alias" and len(value.op.args) > 1):
+        keeps_order = not value.op.traits.isdisjoint(("copy", "reshape", "squeeze", "affine"))
+        if not keeps_order or (value.op.name == "alias" and len(value.op.args) > 1):
             break
         if before.shape[-1:] != value.shape[-1:] or before.tensor.numel() != value.tensor.numel():
             break
@@ -329,7 +321,7 @@ def match_affine(norm: Norm, vectors_only: bool = False) -> None:
         y = op.outputs[0]
         if op.frame is not frame and _is_scale_of_write(op):
             return
-        if op.name in CASTS:  # the norm's own if a weight or a bias follows
+        if "copy" in op.traits:  # the norm's own if a weight or a bias follows
             casts.append(op)
         elif _match_gain(norm, op, casts) and not (vectors_only and _has_single_gain(norm)):
             norm.ops |= {op, *casts}

@@ -8,7 +8,7 @@ no spelling of it needs to be known, and no coincidence of the run's values can 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,15 +18,11 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils import _pytree as pytree
 
+from addnorm.stream.dataflow.arithmetic import get_number, is_ancestor, is_move
 from addnorm.stream.dataflow.graph import CONSTANT, DATA, NOISE, PARAMETER, Op, Value
-from addnorm.stream.find.moves import is_move
-from addnorm.stream.find.operators import ATTENTION, TRANSPARENT, get_number, is_ancestor, is_mixing, is_opaque
-from addnorm.stream.find.views import replay_op
-
-__all__ = ["Dominators", "Function", "is_pointwise", "run_op"]
+from addnorm.stream.dataflow.replay import run_op
 
 MAX_OPS = 48  # of one function; the longest norm of the tests has 12
-CAST_ARGUMENTS = ("dtype", "acc_dtype")
 
 
 class Dominators:
@@ -77,11 +73,12 @@ class Dominators:
 
 def _is_barrier(op: Op) -> bool:
     """Return whether an operator draws random numbers, multiplies by a learned matrix, or cannot be computed again."""
-    if op.name == "write_into" or is_opaque(op) or op.name in ATTENTION or any(v.part == "memory" for v in op.outputs):
+    is_unknown = not op.traits.isdisjoint(("opaque", "attention"))
+    if op.name == "write_into" or is_unknown or any(v.part == "memory" for v in op.outputs):
         return True
     if any(out.kind & NOISE for out in op.outputs) and not all(v.kind & NOISE for v in op.inputs if v.kind & DATA):
         return True
-    return is_mixing(op) and any(v.kind & PARAMETER and not v.kind & DATA for v in op.inputs)
+    return "mixing" in op.traits and any(v.kind & PARAMETER and not v.kind & DATA for v in op.inputs)
 
 
 def is_pointwise(op: Op) -> bool:
@@ -188,25 +185,6 @@ class Replay:
         padded = torch.cat([rows, rows.new_ones(missing, rows.shape[-1])]) if missing else rows
         parts = [self(part).reshape(size, -1) for part in padded.split(size)]
         return torch.cat(parts)[: len(rows)]
-
-
-def run_op(op: Op, values: Mapping[Value, Tensor]) -> Iterator[Tensor]:
-    """Yield the outputs of an operator, computed in float64 and out-of-place."""
-    if op.name in TRANSPARENT:
-        source = op.inputs[0]
-        if not op.outputs[0].tensor.is_floating_point() or op.outputs[0].tensor.is_complex():
-            raise NotImplementedError  # a cast that loses numbers
-        yield replay_op(op, values[source])
-        return
-    # A value that is missing is one whose numbers an operator in place overwrites without a read, as `copy` does.
-    args, kwargs = pytree.tree_map_only(
-        Value, lambda v: values[v] if v in values else torch.empty(v.shape, dtype=torch.float64), (op.args, op.kwargs)
-    )
-    wide = {k: torch.float64 for k in CAST_ARGUMENTS if kwargs.get(k) is not None and kwargs[k].is_floating_point}
-    kwargs = {k: v for k, v in {**kwargs, **wide}.items() if k not in ("out", "device")}
-    args = [a.clone() if isinstance(a, Tensor) else a for a in args]  # an operator in place writes into its copy
-    out = op.func(*args, **kwargs)
-    yield from (out if isinstance(out, tuple | list) else (out,))
 
 
 def _copy(value: Value) -> Tensor:

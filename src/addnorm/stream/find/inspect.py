@@ -2,21 +2,20 @@
 
 Names of modules and classes decide nothing. The steps, each in a file that imports only those before it:
 
-    dataflow/          capture every operator of one run
-    operators.py, views.py     the meaning of torch's operators: views, factors, sums; their replay
+    dataflow/          capture every operator of one run; operators.py has what each operator of torch does
+    layout/            follow the dimensions of values through views
     functions.py       parts of the run as functions, computed again with other inputs
     norm.py, norms.py, decomposed_norms.py     find norms by what they compute
+    paths.py, adds.py  find residual adds: x + f(x)
+    kinds.py, sublayers.py     what each sublayer reads, computes and writes; its kind, layer and row
     next_norms.py      the norms that follow the end of a stream, and the tokens that they read
-    moves.py           remove cuts and joins that cancel
-    paths.py, interpolation.py, adds.py     find residual adds: x + f(x)
-    sublayers.py       what each sublayer reads, computes and writes; its kind, layer and row
     chain.py           join the adds into streams
+    stream_layout.py   the dimensions of a stream that are features, tokens and sequences
     passages.py        check that whole tokens pass from one sublayer to the next
-    sums.py            say why a sum is no residual add
-    coverage.py        find the steps on the streams' paths that are in no row
-    closure.py         compute every row in float64 and compare it with the run
-    inspection.py      the result
-    naming.py, diagnostics.py     the name of the wiring; notes, remarks and reasons
+    unexplained.py     find the operators that change a stream and are in no row
+    proof.py           compute every row in float64 and compare it with the run
+    labels.py, naming.py, inspection.py     names of norms, modules and wirings; the result
+    reasons.py, remarks.py     why a part is not understood; what is worth saying about the others
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,37 +32,27 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from addnorm import wirings
-from addnorm.stream.dataflow.capture import Capture
+from addnorm.stream.dataflow.flow_capture import FlowCapture
 from addnorm.stream.dataflow.graph import Flow
+from addnorm.stream.dataflow.simplification import remove_redundant_moves, remove_saved_copies
 from addnorm.stream.dataflow.state import UNINITIALIZED, find_tensors
 from addnorm.stream.dataflow.wrappers import find_fsdp_modules
 from addnorm.stream.find import naming
-from addnorm.stream.find.chain import Chain, SublayerNames, find_chains, list_ids
-from addnorm.stream.find.closure import compute_closure, compute_total_closure, get_tolerance
-from addnorm.stream.find.coverage import SUM, find_gaps
-from addnorm.stream.find.diagnostics import (
-    explain_gaps,
-    explain_no_stream,
-    format_source,
-    list_notes,
-    list_reasons,
-)
+from addnorm.stream.find.chain import Chain, find_chains
 from addnorm.stream.find.inspection import Inspection, Site, Stream, Unknown
-from addnorm.stream.find.moves import remove_redundant_moves, remove_saved_copies
+from addnorm.stream.find.labels import SublayerNames, list_ids
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.norms import find_norms
-from addnorm.stream.find.passages import check_passages
-from addnorm.stream.find.remarks import list_remarks, remark_on_start
-from addnorm.stream.find.sublayers import Sublayer, assign_layers, build_row, find_common_frame, has_zero_factor
-from addnorm.stream.find.sums import CENTRED, LONE_ADD
-from addnorm.stream.layout.stream_layout import StreamLayout
+from addnorm.stream.find.passages import PlacedChain, place_chain
+from addnorm.stream.find.proof import get_tolerance, measure_row_error, measure_sum_error
+from addnorm.stream.find.reasons import explain_no_stream, format_source, list_reasons, report_unexplained
+from addnorm.stream.find.remarks import list_notes, list_remarks, remark_on_start
+from addnorm.stream.find.sublayers import Sublayer, assign_layers, build_row, find_common_frame
+from addnorm.stream.find.unexplained import CENTRED, LONE_ADD, SUM, find_unexplained
 from addnorm.wirings.spec import Wiring
-
-__all__ = ["build_inspection", "capture_flow", "check_inputs", "check_parameters", "inspect", "to_float64"]
 
 NO_GRADIENTS = "None of the inputs have requires_grad"  # warning of a reentrant checkpoint without gradients
 USAGE = "addnorm.inspect(model, *args, **kwargs)"
-ZERO_FACTOR = "what the sublayer reads or returns is multiplied by 0"
 APART = (CENTRED, LONE_ADD, SUM)  # sums that change no stream if no stream has them
 SEVERAL_NORMS = (
     "several norms read the end of the stream and lead to the output: which one is the final norm is not clear"
@@ -136,7 +124,7 @@ def check_parameters(model: nn.Module, usage: str) -> None:
 
 def capture_flow(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Flow:
     """Return the data flow of one call of a model."""
-    return Capture(model).run(args, kwargs)
+    return FlowCapture(model).run(args, kwargs)
 
 
 def to_float64(model: nn.Module, args: Any, kwargs: Any) -> tuple[nn.Module, Any, Any]:
@@ -158,108 +146,97 @@ def build_inspection(model: nn.Module, flow: Flow, target: nn.Module | None = No
     remove_redundant_moves(flow)
     norms = find_norms(flow)
     adds = find_chains(flow, norms)
-    chains = adds.chains
-    for chain in chains:
-        chain.layout = StreamLayout(chain)
-        for _, sublayer in chain.numbered():
-            if sublayer.kind == "feed-forward" and chain.layout.mixes_tokens(sublayer):
-                sublayer.kind = "other"
-        chain.passages = check_passages(chain)
-    gaps = find_gaps(flow, norms, adds)
+    chains = [place_chain(chain) for chain in adds.chains]
+    found = find_unexplained(flow, norms, adds, chains)
+    report = _Report(model, flow, weakref.ref(model if target is None else target))
     names = _name_streams(chains)
-    ids = list_ids(chains, names)
     layers = [assign_layers([sublayer for _, sublayer in chain.numbered()]) for chain in chains]
-    streams: list[Stream] = []
-    unknown: list[Unknown] = []
-    for k, chain in enumerate(chains):
+    for k, (chain, name, ids) in enumerate(zip(chains, names, list_ids(chains, names), strict=True)):
         other_layers = max(layers[1 - k]) + 1 if len(chains) == 2 else None
-        own_gaps = explain_gaps([gap for gap in gaps if k in gap.chains])
-        report = _build_report(chain, layers[k], ids[k], names[k], other_layers, own_gaps, model, flow)
-        report.stream.remarks += tuple(remark_on_start(report.stream, streams))
-        streams.append(report.stream)
-        unknown += report.unknown
-    apart = [gap for gap in gaps if not gap.chains and gap.reason in APART] if streams else []
-    unknown += (
-        explain_gaps([gap for gap in gaps if gap not in apart]) if streams else explain_no_stream(flow, norms, gaps)
-    )
-    target = model if target is None else target
-    for index, site in enumerate(site for stream in streams for site in stream.sites):
-        site.index, site.owner = index, weakref.ref(target)
-    mode = "training" if model.training else "evaluation"
+        own = report_unexplained([one for one in found if k in one.chains])
+        report.add_stream(chain, name, [*zip(ids, layers[k], strict=True)], other_layers, own)
+    apart = [one for one in found if not one.chains and one.reason in APART] if chains else []
+    rest = report_unexplained([one for one in found if one not in apart])
+    unknown = [*report.unknown, *rest] if chains else explain_no_stream(flow, norms, found)
     return Inspection(
-        type(model).__name__, tuple(streams), tuple(unknown), mode, len(flow.ops), target, tuple(explain_gaps(apart))
-    )
+        type(model).__name__, tuple(report.streams), tuple(unknown), "training" if model.training else "evaluation",
+        len(flow.ops), model if target is None else target, tuple(report_unexplained(apart)),
+    )  # fmt: skip
 
 
-@dataclass
-class _StreamReport:
-    """A stream and the parts of it that are not understood."""
-
-    stream: Stream
-    unknown: list[Unknown]
-
-
-def _build_report(
-    chain: Chain, layers: Sequence[int], ids: Sequence[str], name: str, other_layers: int | None,
-    gaps: Sequence[Unknown], model: nn.Module, flow: Flow,
-) -> _StreamReport:  # fmt: skip
-    """Return the report of one stream.
+class _Report:
+    """Streams of an inspection, and the parts of them that are not understood.
 
     Args:
-        chain: the stream in the captured run.
-        layers: layer of each sublayer.
-        ids: id of each sublayer.
-        name: name of the stream.
-        other_layers: number of layers of the other stream if there are two.
-        gaps: what changes it and is in no row.
-        model: the model.
+        model: the model that ran.
         flow: the captured run.
+        owner: weak reference to the user's model.
     """
-    names = SublayerNames(chain)
-    closures = [
-        compute_closure(add, sublayers, _first(norms))
-        for add, sublayers, norms in zip(chain.adds, chain.sublayers, chain.norms_out, strict=True)
-    ]
-    unknown: list[Unknown] = []
-    sites, summaries, tolerances = [], [], []
-    for n, ((k, sublayer), layer) in enumerate(zip(chain.numbered(), layers, strict=True)):
-        add, reads, norm_out = chain.adds[k], sublayer.reads, _first(chain.norms_out[k])
-        reasons = list_reasons(chain, k, sublayer)
-        if has_zero_factor(sublayer):
-            reasons[ZERO_FACTOR] = add.op
-        row = build_row(sublayer, norm_out, chain.sum_factors(k))
-        tolerances.append(_get_row_tolerance(sublayer, norm_out))
-        closes = closures[k] <= tolerances[-1]
-        site = Site(
-            id=ids[n], path=sublayer.module, modules=names.list_modules(sublayer), kind=sublayer.kind,
-            layer=layer, index=n, stream=name, row=row, norm_in=None if reads.direct else _first(reads.norms),
-            norm_branch=sublayer.norm, norm_out=norm_out, closure=closures[k], closes=closes,
-            parallel=sum(part.role != "bias" for part in chain.sublayers[k]), shared=names.count_shared(sublayer),
-            call=sublayer.frame.call, add_path=add.op.frame.path, notes=tuple(list_notes(chain, k, sublayer)), role=sublayer.role,
-            sublayer=sublayer, add_index=k,
+
+    def __init__(self, model: nn.Module, flow: Flow, owner: weakref.ref[nn.Module]) -> None:
+        self.streams: list[Stream] = []
+        self.unknown: list[Unknown] = []
+        self._model, self._flow, self._owner = model, flow, owner
+        self._num_sites = 0
+
+    def add_stream(
+        self, chain: PlacedChain, name: str, places: Sequence[tuple[str, int]], other_layers: int | None,
+        unexplained: Sequence[Unknown],
+    ) -> None:  # fmt: skip
+        """Add one stream.
+
+        Args:
+            chain: the stream in the captured run.
+            name: its name.
+            places: the id and the layer of each sublayer.
+            other_layers: number of layers of the other stream if there are two.
+            unexplained: what changes it and is in no row.
+        """
+        names = SublayerNames(chain)
+        norms_out = [_first(norms) for norms in chain.norms_out]
+        errors = [*map(measure_row_error, chain.adds, chain.sublayers, norms_out)]
+        unknown: list[Unknown] = []
+        sites, summaries, tolerances = [], [], []
+        for (k, sublayer), (site_id, layer) in zip(chain.numbered(), places, strict=True):
+            add, reads = chain.adds[k], sublayer.reads
+            reasons = list_reasons(chain, k, sublayer)
+            row = build_row(sublayer, norms_out[k], chain.sum_factors(k))
+            tolerances.append(_get_row_tolerance(sublayer, norms_out[k]))
+            closes = errors[k] <= tolerances[-1]
+            site = Site(
+                id=site_id, path=sublayer.module, modules=names.list_modules(sublayer), kind=sublayer.kind,
+                layer=layer, index=self._num_sites, stream=name, row=row, norm_in=None if reads.direct else _first(reads.norms),
+                norm_branch=sublayer.norm, norm_out=norms_out[k], closure=errors[k], closes=closes,
+                parallel=sum(part.role != "bias" for part in chain.sublayers[k]), shared=names.count_shared(sublayer),
+                call=sublayer.frame.call, add_path=add.op.frame.path, notes=tuple(list_notes(chain, k, sublayer)),
+                role=sublayer.role, sublayer=sublayer, add_index=k, owner=self._owner,
+            )  # fmt: skip
+            self._num_sites += 1
+            sites.append(site)
+            summaries.append(naming.summarize_sublayer(chain, k, sublayer, layer, row, bool(reasons) or not closes))
+            if not closes:
+                error = _explain_error(errors[k], tolerances[-1], sublayer)
+                reasons = {f"{site.equation} does not close: {error}": add.op, **reasons}
+            unknown += [Unknown(site.id, reason, format_source(op)) for reason, op in reasons.items()]
+        ends = [*([SEVERAL_NORMS] if chain.has_other_norms else []), *chain.passages[-1].reasons]
+        unknown += [Unknown(name, reason) for reason in ends]
+        is_clear = not unexplained and not ends
+        wiring, remarks = _identify_wiring(chain, summaries, other_layers) if is_clear else (None, [])
+        total = measure_sum_error(chain) if all(summary.row.is_sum for summary in summaries) else None
+        total_closes = total is None or total <= max(tolerances) * len(chain.adds) ** 0.5
+        if total is not None and not total_closes and all(site.closes for site in sites):
+            unknown.append(Unknown(name, f"x_L = x_0 + all writes does not close: relative error {total:.1e}"))
+            wiring = None
+        remarks += list_remarks(chain, sites, self._model, wiring, self._flow)
+        remarks += remark_on_start(chain, sites, wiring, self.streams)
+        dtype = str(chain.adds[0].x.tensor.dtype).removeprefix("torch.")
+        stream = Stream(
+            name, chain.layout.width, dtype, tuple(sites), places[-1][1] + 1, wiring, chain.first_norm,
+            chain.final_norms[-1] if chain.final_norms else None, total, total_closes, (*unknown, *unexplained),
+            tuple(dict.fromkeys(remarks)), chain, chain.layout, chain.layout.axis,
         )  # fmt: skip
-        sites.append(site)
-        summaries.append(naming.summarize_sublayer(chain, k, sublayer, layer, row, bool(reasons) or not closes))
-        if not closes:
-            error = _explain_error(closures[k], tolerances[-1], sublayer)
-            reasons = {f"{site.equation} does not close: {error}": add.op, **reasons}
-        unknown += [Unknown(site.id, reason, format_source(op)) for reason, op in reasons.items()]
-    first = chain.adds[0]
-    ends = [*([SEVERAL_NORMS] if chain.has_other_norms else []), *chain.passages[-1].reasons]
-    unknown += [Unknown(name, reason) for reason in ends]
-    wiring, remarks = (None, []) if gaps or ends else _identify_wiring(chain, summaries, other_layers)
-    total = compute_total_closure(chain) if all(summary.row.is_sum for summary in summaries) else None
-    total_closes = total is None or total <= max(tolerances) * len(chain.adds) ** 0.5
-    if total is not None and not total_closes and all(site.closes for site in sites):
-        unknown.append(Unknown(name, f"x_L = x_0 + all writes does not close: relative error {total:.1e}"))
-        wiring = None
-    remarks = [*dict.fromkeys([*remarks, *list_remarks(chain, sites, model, wiring, flow)])]
-    stream = Stream(
-        name, chain.layout.width, str(first.x.tensor.dtype).removeprefix("torch."), tuple(sites), layers[-1] + 1, wiring,
-        chain.first_norm, chain.final_norms[-1] if chain.final_norms else None, total, total_closes, (*unknown, *gaps),
-        tuple(remarks), chain, chain.layout, chain.layout.axis,
-    )  # fmt: skip
-    return _StreamReport(stream, unknown)
+        self.streams.append(stream)
+        self.unknown += unknown
 
 
 def _first(norms: Sequence[Norm]) -> Norm | None:
@@ -275,14 +252,14 @@ def _get_row_tolerance(sublayer: Sublayer, norm_out: Norm | None) -> float:
     return get_tolerance(*(value.tensor.dtype for value in values), *(norm.dtype for norm in norms))
 
 
-def _explain_error(closure: float, tolerance: float, sublayer: Sublayer) -> str:
+def _explain_error(error: float, tolerance: float, sublayer: Sublayer) -> str:
     """Explain why an equation does not close."""
     out = sublayer.add.out.tensor
     if not out.numel():
         return "the inputs hold no token, so nothing is proven"
     if not out.isfinite().any():
         return "no number of the stream is finite"
-    return f"relative error {closure:.1e}, tolerance {tolerance:.0e}"
+    return f"relative error {error:.1e}, tolerance {tolerance:.0e}"
 
 
 def _identify_wiring(

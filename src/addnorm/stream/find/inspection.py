@@ -7,24 +7,25 @@ from __future__ import annotations
 
 import difflib
 import math
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from torch import nn
+
 from addnorm._util.blocks import Block, Column, Paragraph, Table, TableRow
 from addnorm._util.numbers import format_count
 from addnorm._util.render import Rendered
-from addnorm.stream.find.chain import Chain
 from addnorm.stream.find.labels import MAX_PATHS, describe_learned, format_norm, mask_numbers, merge_paths
 from addnorm.stream.find.naming import EMBEDDING
 from addnorm.stream.find.norm import Norm
+from addnorm.stream.find.passages import PlacedChain
+from addnorm.stream.find.stream_layout import StreamLayout
 from addnorm.stream.find.sublayers import Sublayer
-from addnorm.stream.layout.stream_layout import StreamLayout
 from addnorm.wirings import spec
 from addnorm.wirings.equation import format_equation
 from addnorm.wirings.row import GAP, row_text
-
-__all__ = ["Inspection", "Site", "Stream", "Unknown"]
 
 MAX_IDS = 4  # ids named in an error message
 COLUMNS = {name: Column(name) for name in ("layer", "sublayer", "module", "x'", "norms", "closure")}
@@ -77,8 +78,8 @@ class Site:
     role: str
     sublayer: Sublayer = field(repr=False)  # in the captured run
     add_index: int  # of the sublayer's add in the stream
-    owner: Any = field(default=None, repr=False)  # weak reference to the model
-    parent: Any = field(default=None, repr=False)  # the `Stream`
+    owner: weakref.ref[nn.Module] | None = field(default=None, repr=False)  # the user's model
+    parent: Stream = field(init=False, repr=False)  # set by the stream
 
     @property
     def model(self) -> Any:
@@ -170,7 +171,7 @@ class Stream:
     sum_closes: bool
     unknown: tuple[Unknown, ...]
     remarks: tuple[str, ...]
-    chain: Chain = field(repr=False)  # the stream in the captured run
+    chain: PlacedChain = field(repr=False)  # the stream in the captured run
     layout: StreamLayout = field(repr=False)  # the dimensions of its values
     axis: int = -1
 

@@ -1,15 +1,16 @@
-"""Norms, module paths and learned factors as short texts."""
+"""Norms, sublayers, module paths and learned factors as short texts."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from addnorm._util.numbers import format_number
+from addnorm.stream.find.chain import Chain
 from addnorm.stream.find.norm import Norm
+from addnorm.stream.find.sublayers import Sublayer
 from addnorm.wirings import spec
 from addnorm.wirings.row import FACTORS, format_interval
-
-__all__ = ["MAX_PATHS", "NORM_NAMES", "describe_learned", "format_norm", "mask_numbers", "merge_paths"]
 
 NORM_NAMES = {"layer": "LayerNorm", "rms": "RMSNorm", "scale": "ScaleNorm", "own": "norm of its own formula"}
 MAX_PATHS = 3  # paths named in one line
@@ -51,3 +52,61 @@ def describe_learned(rows: Sequence[spec.Row], symbols: Mapping[str, tuple[str, 
         letter = (symbols or {}).get(name, (name, ""))[0]
         texts += [f"{letter} learned, mean {format_interval(means)}"] if means else []
     return texts
+
+
+class SublayerNames:
+    """Names of the sublayers of a chain, unique within the chain."""
+
+    def __init__(self, chain: Chain) -> None:
+        sublayers = [sublayer for _, sublayer in chain.numbered()]
+        self._paths = Counter(sublayer.module for sublayer in sublayers)
+        calls: dict[str, set[int]] = {}
+        for sublayer in sublayers:
+            calls.setdefault(sublayer.module, set()).add(sublayer.frame.call)
+        self._calls = {path: len(numbers) for path, numbers in calls.items()}
+        self._used: Counter[str] = Counter()
+
+    def is_call(self, sublayer: Sublayer) -> bool:
+        """Return whether each call of the sublayer's module is one sublayer."""
+        return self._paths[sublayer.module] == self._calls[sublayer.module]
+
+    def make_id(self, sublayer: Sublayer) -> str:
+        """Return a name that no other sublayer of the chain has."""
+        path = sublayer.module
+        if self._paths[path] == 1:
+            name = path or sublayer.kind
+        elif self.is_call(sublayer):
+            name = f"{path}#{sublayer.frame.call + 1}"
+        else:
+            name = f"{path}/{sublayer.kind}" if path else sublayer.kind
+        self._used[name] += 1
+        return f"{name}#{self._used[name]}" if self._used[name] > 1 else name
+
+    def list_modules(self, sublayer: Sublayer) -> tuple[str, ...]:
+        """Return the modules in which the sublayer ran, if its call contains several sublayers."""
+        if self.is_call(sublayer):
+            return ()
+        paths: dict[str, None] = {}
+        for op in sublayer.own_ops:
+            frames = [*op.frame.chain()]
+            if sublayer.frame in frames and op.frame is not sublayer.frame:
+                paths[frames[frames.index(sublayer.frame) - 1].path] = None
+        return tuple(paths)
+
+    def count_shared(self, sublayer: Sublayer) -> int:
+        """Return the number of sublayers that are the same module."""
+        path = sublayer.module
+        return self._paths[path] if self._calls[path] > 1 and self.is_call(sublayer) else 1
+
+
+def list_ids(chains: Sequence[Chain], streams: Sequence[str]) -> list[list[str]]:
+    """Return the ids of the sublayers of each chain, unique over all chains.
+
+    Where two streams have sublayers in one module, the name of the stream precedes the module's: "blocks.0 (2)/blocks.0.attn".
+    """
+    ids = [[*map(SublayerNames(chain).make_id, (sublayer for _, sublayer in chain.numbered()))] for chain in chains]
+    counts = Counter(["x_0", *(name for names in ids for name in names)])  # x_0 is the start of a stream
+    return [
+        [f"{stream}/{name}" if counts[name] > 1 else name for name in names]
+        for stream, names in zip(streams, ids, strict=True)
+    ]

@@ -10,20 +10,11 @@ from typing import Any, NamedTuple
 
 from addnorm import wirings
 from addnorm._util.numbers import format_number
+from addnorm.stream.dataflow.arithmetic import get_number, strip_views
 from addnorm.stream.dataflow.graph import Op, Value
 from addnorm.stream.find.chain import Chain
-from addnorm.stream.find.operators import NORMALIZING, get_number, is_mixing, strip_views
 from addnorm.stream.find.sublayers import Sublayer
 from addnorm.wirings.spec import Factor, Learned, Row, Wiring
-
-__all__ = [
-    "EMBEDDING",
-    "WITHOUT_FINAL_NORM",
-    "SublayerSummary",
-    "find_contradiction",
-    "identify_wiring",
-    "summarize_sublayer",
-]
 
 EMBEDDING = "with a norm of the embedding"  # remark that is left out where the norm itself is named
 WITHOUT_FINAL_NORM = "without the final norm of this wiring"
@@ -79,7 +70,7 @@ def _has_inner_norm(sublayer: Sublayer) -> bool:
     norms = [norm for norm in (*sublayer.reads.norms, sublayer.norm) if norm is not None]
     known = {op for norm in norms for op in norm.ops}
     others = [op for op in sublayer.ops if op not in known]
-    return any(op.name in NORMALIZING or op.norms or _takes_root(op) or _divides_by_size(op) for op in others)
+    return any("normalizing" in op.traits or op.norms or _takes_root(op) or _divides_by_size(op) for op in others)
 
 
 def _takes_root(op: Op) -> bool:
@@ -97,7 +88,7 @@ def _divides_by_size(op: Op) -> bool:
     for _ in range(8):  # the mean of a function of x
         if value is x or value is shifted:
             return True
-        if value.op is None or not value.op.inputs or is_mixing(value.op):
+        if value.op is None or not value.op.inputs or "mixing" in value.op.traits:
             return False
         value = strip_views(value.op.inputs[0])
     return False

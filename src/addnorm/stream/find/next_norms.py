@@ -8,22 +8,48 @@ numbered, and the numbers are moved as the elements are. A norm of a mean of tok
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from addnorm.stream.dataflow.graph import DATA, PARAMETER, Op, Value
-from addnorm.stream.find.functions import run_op
-from addnorm.stream.find.moves import CUTS, JOINS
+from addnorm.stream.dataflow.arithmetic import Factor, is_view, match_factor
+from addnorm.stream.dataflow.graph import DATA, PARAMETER, Op, Value, walk
+from addnorm.stream.dataflow.replay import move_labels
 from addnorm.stream.find.norm import Norm
-from addnorm.stream.find.operators import TRANSPARENT, Factor, is_mixing, match_factor, strip_views
-from addnorm.stream.find.regions import Regions
 
-__all__ = ["NextNorm", "find_pooled_norm", "list_next_norms", "select_norm"]
 
-OTHER = 0  # label of an element that is not one of the stream's
+@dataclass(frozen=True)
+class Regions:
+    """Parts of a run: the operators of sublayers, those of the streams, and the values that the model returns."""
+
+    inner: Set[Op]
+    path: Set[Op]
+    results: Set[Value]
+
+    def is_read_only(self, values: Iterable[Value]) -> bool:
+        """Return whether values are used in sublayers only."""
+        reached = _walk_users(values, self.inner)
+        return not any(value in self.results or not self.path.isdisjoint(value.users) for value in reached)
+
+    def is_used(self, value: Value) -> bool:
+        """Return whether what the model returns depends on a value; True if it returns no tensor that is known."""
+        return not self.results or any(v in self.results for v in _walk_users([value]))
+
+    def is_returned(self, value: Value) -> bool:
+        """Return whether the model returns a value, some of its tokens or their mean, without a head that mixes features."""
+        return any(v in self.results for v in _walk_users([value], self.inner, may_mix=False))
+
+
+def _walk_users(values: Iterable[Value], without: Set[Op] = frozenset(), may_mix: bool = True) -> Iterator[Value]:
+    """Yield values and those that are computed from them, except through the operators in `without`."""
+
+    def follow(value: Value) -> list[Value]:
+        users = [op for op in value.users if op not in without and (may_mix or "mixing" not in op.traits)]
+        return [out for op in users for out in op.outputs]
+
+    return walk(values, follow)
 
 
 @dataclass
@@ -61,7 +87,8 @@ class _Carried:
 def list_next_norms(state: Value) -> list[NextNorm]:
     """Return the norms that read a state, its views, some of its tokens, its tokens with others, or a multiple of it."""
     numel = state.tensor.numel()
-    carried = {state: _Carried(torch.arange(1, numel + 1).reshape(state.shape) if numel else None, [])}
+    labels = torch.arange(1, numel + 1, dtype=torch.float64).reshape(state.shape) if numel else None
+    carried = {state: _Carried(labels, [])}
     found: dict[Norm, NextNorm] = {}
     todo, seen = [(op.index, op) for op in {*state.users}], {*state.users}
     heapq.heapify(todo)
@@ -88,49 +115,34 @@ def _follow(op: Op, value: Value, carried: Mapping[Value, _Carried]) -> list[_Ca
     """Return what the outputs of an operator carry that moves a value or multiplies it; nothing for other operators."""
     out, before = op.outputs[0], carried[value]
     product = match_factor(op)
-    labels: Sequence[Tensor | None] = [before.labels]
-    factors = before.factors
-    if op.name in JOINS or (op.name in CUTS and op.inputs[0] is value):
-        keeps = out.shape[-1:] == value.shape[-1:] if op.name in JOINS else out.shape == value.shape
-        labels = _move_labels(op, carried) or [None] * keeps
-    elif op.name in TRANSPARENT:
-        labels = _move_labels(op, carried) or [None]
+    if "view" in op.traits:
+        keeps = True
+    elif "join" in op.traits:
+        keeps = out.shape[-1:] == value.shape[-1:]
+    elif "cut" in op.traits and op.inputs[0] is value:
+        keeps = out.shape == value.shape
     elif product is not None and product[0] is value:
-        factors = [*factors, product[1]]
-    elif strip_views(out) is out:
-        return []
-    return [_Carried(of_out, factors) for of_out in labels]
-
-
-def _move_labels(op: Op, carried: Mapping[Value, _Carried]) -> list[Tensor] | None:
-    """Return the labels of the outputs of a move; None if they are not known."""
-    values: dict[Value, Tensor] = {}
-    for value in op.inputs:
-        if value in carried:
-            labels = carried[value].labels
-            if labels is None:
-                return None
-            values[value] = labels
-        else:
-            values[value] = (
-                torch.full(value.shape, OTHER) if value.tensor.is_floating_point() else value.tensor.detach().cpu()
-            )
+        return [_Carried(before.labels, [*before.factors, product[1]])]
+    else:
+        return [before] if is_view(op) else []
+    inputs = [v for v in op.inputs if v in carried]
+    known = {v: labels for v in inputs if (labels := carried[v].labels) is not None}
     try:
-        return [*run_op(op, values)]
+        moved: Sequence[Tensor | None] = move_labels(op, known) if len(known) == len({*inputs}) else [None] * keeps
     except Exception:  # of any kind: the operator cannot be computed again
-        return None
+        moved = [None] * keeps
+    return [_Carried(labels, before.factors) for labels in moved]
 
 
 def _find_tokens(labels: Tensor, state: Value) -> frozenset[int] | None:
-    """Return the tokens that the rows are or have parts of (passages.py); empty if a row has numbers of several tokens."""
-    rows = labels.reshape(-1, labels.shape[-1])
-    has_own = rows != OTHER
+    """Return the tokens of which the rows have all or some numbers; empty if a row has numbers of several tokens."""
+    rows = labels.reshape(-1, labels.shape[-1]).long()
+    has_own = rows != 0
     rows, has_own = rows[has_own.any(-1)], has_own[has_own.any(-1)]
     if not len(rows):
         return frozenset()
-    first = (
-        torch.where(has_own, rows, rows.amax(-1, keepdim=True)) - 1
-    )  # what is joined counts as the last of the row's own
+    # What is joined counts as the last of the row's own.
+    first = torch.where(has_own, rows, rows.amax(-1, keepdim=True)) - 1
     places = torch.unravel_index(first, state.shape)
     for axis, size in enumerate(state.shape):
         others = [place for k, place in enumerate(places) if k != axis]
@@ -163,8 +175,7 @@ def find_pooled_norm(state: Value, regions: Regions) -> tuple[Norm, Op] | None:
     """
     todo: list[tuple[Value, Op | None]] = [(state, None)]
     seen: set[Op] = set()
-    while todo:
-        value, first = todo.pop(0)
+    for value, first in todo:
         for op in dict.fromkeys(value.users):
             if op in seen or op in regions.inner or op in regions.path or not op.outputs:
                 continue
@@ -172,7 +183,7 @@ def find_pooled_norm(state: Value, regions: Regions) -> tuple[Norm, Op] | None:
             whole = [norm for norm in op.norms if norm.x.shape[-1:] == state.shape[-1:]]
             if whole and first is not None:
                 return whole[0], first
-            if not is_mixing(op) or not any(v.kind & PARAMETER and not v.kind & DATA for v in op.inputs):
-                step = first if first is not None or op.name in TRANSPARENT else op
+            if "mixing" not in op.traits or not any(v.kind & PARAMETER and not v.kind & DATA for v in op.inputs):
+                step = first if first is not None or "view" in op.traits else op
                 todo += [(out, step) for out in op.outputs if out.tensor.is_floating_point()]
     return None

@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 from addnorm.stream.dataflow.graph import Op, Value
-from addnorm.stream.find.views import covers_features
-
-__all__ = ["EpsRole", "Kind", "Norm", "add_eps"]
+from addnorm.stream.layout.dimensions import covers_features
 
 Kind = Literal["layer", "rms", "scale", "own"]
 EpsRole = Literal["square", "root", "bound"]  # added to the mean square, or to its root; least value of the root

@@ -12,7 +12,6 @@ in decomposed_norms.py by what they compute.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,8 +20,6 @@ from addnorm.reference import compute_dtype
 from addnorm.stream.dataflow.graph import Flow, Op, Value
 from addnorm.stream.find.decomposed_norms import NormFinder, match_affine
 from addnorm.stream.find.norm import Norm
-
-__all__ = ["find_norms"]
 
 MAX_ROUNDINGS = 64  # tolerance in round-offs of the model's dtype: the order of casts differs
 
@@ -85,14 +82,15 @@ def _measure_cancellation(norm: Norm) -> Tensor:
 
 
 def _match_layer_norm(op: Op) -> Norm | None:
-    x, shape, weight, bias, eps = _get_arguments(op, ("input", "normalized_shape", "weight", "bias", "eps"), eps=1e-5)
-    return Norm("layer", float(eps), x, op.outputs[0], weight, bias, ops={op}) if len(shape) == 1 else None
+    x, weight, bias, eps = (op.get(name) for name in ("input", "weight", "bias", "eps"))
+    has_one_axis = len(op.get("normalized_shape")) == 1
+    return Norm("layer", float(eps), x, op.outputs[0], weight, bias, ops={op}) if has_one_axis else None
 
 
 def _match_rms_norm(op: Op) -> Norm | None:
-    x, shape, weight, eps = _get_arguments(op, ("input", "normalized_shape", "weight", "eps"))
+    x, weight, eps = (op.get(name) for name in ("input", "weight", "eps"))
     eps = torch.finfo(compute_dtype(x.tensor)).eps if eps is None else eps
-    return Norm("rms", float(eps), x, op.outputs[0], weight, ops={op}) if len(shape) == 1 else None
+    return Norm("rms", float(eps), x, op.outputs[0], weight, ops={op}) if len(op.get("normalized_shape")) == 1 else None
 
 
 def _match_addnorm(op: Op) -> Norm:
@@ -111,8 +109,3 @@ FUSED: dict[str, Callable[[Op], Norm | None]] = {
     "_fused_rms_norm": _match_rms_norm,
     "addnorm::norm": _match_addnorm,
 }
-
-
-def _get_arguments(op: Op, names: tuple[str, ...], **defaults: Any) -> list[Any]:
-    values = {**dict.fromkeys(names), **defaults, **dict(zip(names, op.args, strict=False)), **op.kwargs}
-    return [values[name] for name in names]

@@ -10,33 +10,22 @@ A *guard*, such as a clamp, returns its input unless it binds. If it binds in th
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
-from addnorm.stream.dataflow.graph import Op, Value
+from addnorm.stream.dataflow.arithmetic import get_number, is_ancestor, list_carried, match_factor
+from addnorm.stream.dataflow.graph import Op, Value, walk
+from addnorm.stream.dataflow.replay import move_labels
 from addnorm.stream.find.chain import Chain
-from addnorm.stream.find.moves import find_moved, list_joined
 from addnorm.stream.find.norm import Norm
-from addnorm.stream.find.operators import get_number, is_ancestor, match_factor, strip_views
-from addnorm.stream.find.views import replay_op
-
-__all__ = ["Passage", "check_passages", "format_guard", "keeps_features"]
+from addnorm.stream.find.stream_layout import StreamLayout
 
 MOVED = "features of the stream are moved, cut or replaced on the way, which no row expresses"
 CLAMPED = "values of the stream are clamped or replaced on the way, which no row expresses"
 MASKED = "the stream is masked by what was computed from it, which no row expresses"
-FILLS = {
-    "where": 1,
-    "scatter": 3,
-    "constant_pad_nd": 2,
-    "masked_fill": 2,
-}  # the position from which a number is a fill value
-MASKS = {"where": 0, "masked_fill": 1, "masked_scatter": 1}  # the position of the mask
 
 Axes = tuple[int, int]  # the first and the last dimension of the features, counted from the end
 
@@ -58,13 +47,35 @@ class Passage:
     is_masked: bool = False
 
 
-def check_passages(chain: Chain) -> list[Passage]:
+@dataclass(eq=False)
+class PlacedChain(Chain):
+    """Stream in a captured run with the dimensions of its values.
+
+    Attributes:
+        layout: the dimensions.
+        passages: the passage to each add, and to the final norm.
+    """
+
+    layout: StreamLayout = field(kw_only=True)
+    passages: list[Passage] = field(kw_only=True)
+
+
+def place_chain(chain: Chain) -> PlacedChain:
+    """Find the dimensions of a stream's values, and check its passages."""
+    layout = StreamLayout(chain)
+    for _, sublayer in chain.numbered():
+        if sublayer.kind == "feed-forward" and layout.mixes_tokens(sublayer):
+            sublayer.kind = "other"
+    return PlacedChain(**vars(chain), layout=layout, passages=_check_passages(chain, layout))
+
+
+def _check_passages(chain: Chain, layout: StreamLayout) -> list[Passage]:
     """Return the passages of a stream: to each of its adds, and from the last one to the final norm."""
-    first, width = chain.adds[0].out, chain.layout.width
-    axes = _list_groups(first.shape, width, chain.layout.axis)[0]
+    first, width = chain.adds[0].out, layout.width
+    axes = _list_groups(first.shape, width, layout.axis)[0]
     passages = []
     for k, (add, sublayers) in enumerate(zip(chain.adds, chain.sublayers, strict=True)):
-        steps = _Steps(first, width) if k else _pass_start(chain, axes)
+        steps = _Steps(first, width) if k else _pass_start(chain, layout, axes)
         if k:
             axes = steps.pass_norms(chain.adds[k - 1].out, chain.norms_out[k - 1], add.x, axes)
             axes = steps.pass_ops(add.x, add.residual_path.ops, axes)
@@ -77,21 +88,20 @@ def check_passages(chain: Chain) -> list[Passage]:
     return [*passages, steps.passage]
 
 
-def _pass_start(chain: Chain, axes: Axes) -> _Steps:
+def _pass_start(chain: Chain, layout: StreamLayout, axes: Axes) -> _Steps:
     """Return the steps from x_0 to the first sum, in which the features have these dimensions."""
-    add, width = chain.adds[0], chain.layout.width
-    for group in _list_groups(add.x.shape, width, axes[1]):
-        steps = _Steps(add.out, width)
+    add = chain.adds[0]
+    for group in _list_groups(add.x.shape, layout.width, axes[1]):
+        steps = _Steps(add.out, layout.width)
         if steps.pass_ops(add.x, add.residual_path.ops, group) == axes and MOVED not in steps.passage.reasons:
             break
     return steps
 
 
-def keeps_features(chain: Chain, state: Value, target: Value) -> bool:
+def keeps_features(chain: PlacedChain, state: Value, target: Value) -> bool:
     """Return whether a value has whole tokens of a state of a stream, or other numbers than those of the state."""
-    axes = _list_groups(state.shape, chain.layout.width, chain.layout.axis)[0]
     steps = _Steps(chain.adds[0].out, chain.layout.width)
-    steps.pass_norms(state, (), target, axes)
+    steps.pass_norms(state, (), target, _list_groups(state.shape, chain.layout.width, chain.layout.axis)[0])
     return MOVED not in steps.passage.reasons
 
 
@@ -127,9 +137,9 @@ class _Steps:
             return axes
         labels, value = _label(source.shape, axes), source
         for op in reversed(ops):
-            (carried,) = _list_carried(op.outputs[0])[:1] or (value,)
+            (carried,) = list_carried(op.outputs[0])[:1] or (value,)
             shape = carried.shape if math.prod(carried.shape) >= labels.numel() else labels.shape
-            labels = self._replay(op, {carried: labels.expand(shape)}, source)
+            labels = self._move(op, {carried: labels.expand(shape)}, source)
             value = op.outputs[0]
         return self._locate(labels, axes)
 
@@ -138,38 +148,34 @@ class _Steps:
         if target is source:
             return axes
         labels = {source: _label(source.shape, axes)}
-        todo, values = [target], set[Value]()
-        while todo:
-            value = todo.pop()
-            if value is not source and value not in values and value.index > source.index:
-                values.add(value)
-                todo += _list_carried(value)
+        values = walk([target], lambda value: [v for v in list_carried(value) if v.index > source.index])
         for value in sorted(values, key=lambda value: value.index):
-            if any(v in labels for v in _list_carried(value)):
-                assert value.op is not None
-                labels[value] = self._replay(value.op, labels, source, value.part)
+            if value.op is not None and any(v in labels for v in list_carried(value)):
+                labels[value] = self._move(value.op, labels, source, value.part)
         return self._locate(labels[target], axes) if target in labels else axes
 
-    def _replay(self, op: Op, labels: dict[Value, Tensor], source: Value, part: int | str = 0) -> Tensor:
+    def _move(self, op: Op, labels: Mapping[Value, Tensor], source: Value, part: int | str = 0) -> Tensor:
         """Return the labels of an output of an operator, and note its mask or guard."""
         out = op.outputs[0]
-        carried = _list_carried(out)
+        carried = list_carried(out)
         known = [labels[v] for v in carried if v in labels]
-        if op.name in MASKS:
-            mask = op.args[MASKS[op.name]]
-            new = _run(op, labels, part)
+        product = match_factor(op)
+        is_mask = op.name in ("where", "masked_fill", "masked_scatter")
+        if is_mask or product is None:
+            moved = move_labels(op, labels)
+            new = moved[part] if isinstance(part, int) else moved[0]
+        if is_mask:
             is_idle = any(torch.equal(new, one) for one in known)
-            if self._is_computed(mask, source):
+            if self._is_computed(op.get("mask", op.get("condition")), source):
                 self._note(op, is_idle, MASKED)
                 return known[0]
             self.passage.is_masked |= not is_idle and all(v in labels or not v.kind for v in carried)
             return new
-        product = match_factor(op)
         if product is None:
             indices = [v for v in op.inputs if not v.tensor.is_floating_point()]
             if any(self._is_computed(index, source) for index in indices):
                 self.passage.chosen.append(op)
-            return _run(op, labels, part)
+            return new
         if product[1].kind == "guard":
             before, after = product[0].tensor.detach(), out.tensor.detach()
             changed = (before != after) & before.isfinite()
@@ -194,19 +200,6 @@ class _Steps:
                 return group
         self.passage.reasons.setdefault(MOVED)
         return axes
-
-
-def _list_carried(value: Value) -> list[Value]:
-    """Return the values whose numbers a value has, perhaps multiplied, or in other places."""
-    op = value.op
-    if op is None or value.norm is not None:
-        return []
-    if strip_views(value) is not value:
-        return op.inputs[:1]
-    if (moved := find_moved(op)) is not None:
-        return [moved]
-    product = match_factor(op)
-    return list_joined(op) or ([] if product is None else [product[0]])
 
 
 def _list_groups(shape: Sequence[int], width: int, last: int) -> list[Axes]:
@@ -239,35 +232,3 @@ def _has_whole_tokens(rows: Tensor, width: int) -> bool:
     first = rows[..., :1]
     is_whole = (rows == first + torch.arange(width)) & ((first - 1) % width == 0)
     return bool((is_whole.all(-1) | (rows == 0).all(-1)).all())
-
-
-def _run(op: Op, labels: dict[Value, Tensor], part: int | str) -> Tensor:
-    """Return the output of a view, cut or join for labels; what is joined from elsewhere has label 0."""
-
-    def get(value: Value) -> Tensor:
-        if value.tensor.is_floating_point():
-            return labels[value].clone() if value in labels else torch.zeros(value.shape, dtype=torch.float64)
-        return value.tensor.detach().cpu()  # an index or a mask
-
-    if op.name == "write_into":
-        return _write([get(value) for value in op.inputs], op.args[-1], op.inputs[0].tensor.element_size())
-    if strip_views(op.outputs[0]) is not op.outputs[0]:
-        return replay_op(op, get(op.inputs[0]))
-    args, kwargs = pytree.tree_map_only(Value, get, (list(op.args), op.kwargs))
-    at = FILLS.get(op.name, len(args))
-    args[at:] = [0.0 if isinstance(a, int | float) else a for a in args[at:]]
-    out: Any = op.func(*args, **kwargs)
-    result: Tensor = out[part] if isinstance(out, tuple | list) and isinstance(part, int) else out
-    return result
-
-
-def _write(inputs: Sequence[Tensor], places: Sequence[Any], size: int) -> Tensor:
-    """Return the labels of a tensor after writes to parts of its memory; a place is (first byte, (shape, strides))."""
-    places = [(shape, stride, start // size) for start, (shape, stride) in places]
-    length = max(
-        start + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) for shape, stride, start in places
-    )
-    memory = torch.zeros(length + 1, dtype=torch.float64)
-    for labels, (shape, stride, start) in zip(inputs, places, strict=False):
-        memory.as_strided(shape, stride, start).copy_(labels.reshape(shape))
-    return memory.as_strided(*places[-1])

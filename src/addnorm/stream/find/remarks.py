@@ -1,4 +1,4 @@
-"""Remarks on a stream: what readers of the model's code would not expect."""
+"""Remarks: what is worth saying about a stream or a sublayer that is understood, and that its rows do not express."""
 
 from __future__ import annotations
 
@@ -7,26 +7,25 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from addnorm._util.numbers import format_count
-from addnorm.stream.dataflow.capture import RANDOM
-from addnorm.stream.dataflow.graph import DATA, NOISE, Flow, Op, Value
-from addnorm.stream.find.adds import Add
-from addnorm.stream.find.chain import Chain
-from addnorm.stream.find.closure import get_tolerance, relative_error
-from addnorm.stream.find.coverage import list_carried
+from addnorm.stream.dataflow.arithmetic import Factor, get_noise_mean, is_ancestor, match_terms, strip_views
+from addnorm.stream.dataflow.graph import DATA, NOISE, Flow, Op, Value, find_ops_between
+from addnorm.stream.find.adds import Add, has_mixing_branch
 from addnorm.stream.find.inspection import Site, Stream
 from addnorm.stream.find.naming import find_contradiction
 from addnorm.stream.find.norm import Norm
-from addnorm.stream.find.operators import is_ancestor, match_terms
-from addnorm.stream.find.passages import format_guard
-from addnorm.stream.find.paths import find_ops_between
-from addnorm.stream.find.sublayers import list_parameters
+from addnorm.stream.find.passages import PlacedChain, format_guard
+from addnorm.stream.find.proof import get_tolerance, relative_error
+from addnorm.stream.find.sublayers import Sublayer, list_parameters
+from addnorm.stream.find.unexplained import list_carried_values
 from addnorm.wirings.spec import Wiring
 
-__all__ = ["list_remarks", "remark_on_start"]
-
+ROLES = {
+    "skip": "a skip: an earlier state of the stream",
+    "injection": "an injection: does not read the state to which it is added",
+}
+FROM_START = "an injection: computed from the start of the stream"
 SCALED_START = "the norm of the embedding is multiplied by a factor"
 SCALED_END = "the end of the stream is multiplied by a factor before the final norm"
 SHIFTED = (
@@ -35,7 +34,60 @@ SHIFTED = (
 )
 
 
-def list_remarks(chain: Chain, sites: Sequence[Site], model: nn.Module, wiring: Wiring | None, flow: Flow) -> list[str]:
+def list_notes(chain: PlacedChain, k: int, sublayer: Sublayer) -> list[str]:
+    """Return the valid properties of a sublayer of add k that its row does not express."""
+    add, reads = chain.adds[k], sublayer.reads
+    factors = (*sublayer.write_path.factors, *add.residual_path.factors)
+    late = chain.adds[k + 1].late_factors if k + 1 < len(chain.adds) else []
+    after = [*chain.list_factors_after(k), *(factor for factor in late if factor.kind == "mask")]
+    notes = [*_describe_factors("the write", factors), *_describe_factors("the stream", after)]
+    if chain.passages[k + 1].is_masked and "the stream is masked by token" not in notes:
+        notes.append("the stream is masked by token")
+    noises = [factor.value for factor in factors if factor.kind == "noise" and factor.value is not None]
+    if any(get_noise_mean(noise) is None for noise in noises):
+        notes.append("the operators do not show the mean of the noise; 1 is assumed")
+    inner = [other for other in add.inner_adds if has_mixing_branch(other) and other.branch_input is None]
+    if inner:
+        notes.append(f"{format_count(len(inner), 'residual add')} inside")
+    if len(reads.norms) > 1 and not reads.direct:
+        notes.append(f"reads through {len(reads.norms)} norms")
+    if reads.norms:
+        y = strip_views(reads.norms[0].y)
+        if any(strip_views(norm.x) is y for op in sublayer.ops for norm in op.norms):
+            notes.append("another norm follows the one through which it reads")
+    if sublayer.role == "injection" and is_ancestor(chain.adds[0].x, sublayer.raw, without=add.other_ops):
+        notes.append(FROM_START)
+    elif sublayer.role in ROLES:
+        notes.append(ROLES[sublayer.role])
+    return notes
+
+
+def _describe_factors(what: str, factors: Sequence[Factor]) -> Iterator[str]:
+    """Yield what random factors and factors from the model's inputs do to a write or to the stream."""
+    noise = [factor for factor in factors if factor.kind == "noise"]
+    if any(map(_is_dropout, noise)):
+        yield "dropout" if what == "the write" else "dropout of the stream"
+    if not all(map(_is_dropout, noise)):
+        yield f"{what} is multiplied by random numbers"
+    masks = [factor.value.tensor for factor in factors if factor.kind == "mask" and factor.value is not None]
+    are_masks = [bool(((mask == 0) | (mask == 1)).all()) for mask in masks]
+    if any(are_masks):
+        yield f"{what} is masked by token"
+    if not all(are_masks):
+        yield f"{what} is multiplied by a number for each token, which the model's inputs give"
+
+
+def _is_dropout(factor: Factor) -> bool:
+    """Return whether random numbers are 0 with some probability, and otherwise all equal."""
+    if factor.value is None or get_noise_mean(factor.value) is not None:
+        return True
+    numbers = factor.value.tensor.detach().unique()
+    return len(numbers) == 2 and bool((numbers == 0).any())
+
+
+def list_remarks(
+    chain: PlacedChain, sites: Sequence[Site], model: nn.Module, wiring: Wiring | None, flow: Flow
+) -> list[str]:
     """Return what readers of the model's code would not expect: norms in the next layer, shared weights, wrong names."""
     pairs = zip(chain.norms_out, chain.adds, chain.adds[1:], strict=False)
     is_shifted = any(
@@ -78,7 +130,7 @@ def list_remarks(chain: Chain, sites: Sequence[Site], model: nn.Module, wiring: 
     return remarks
 
 
-def _list_random(chain: Chain, sites: Sequence[Site], model: nn.Module, flow: Flow) -> Iterator[str]:
+def _list_random(chain: PlacedChain, sites: Sequence[Site], model: nn.Module, flow: Flow) -> Iterator[str]:
     """Yield where a model in evaluation mode draws random numbers for its stream, if they change what it returns."""
     start = chain.adds[0].x
     drawn = {site: _list_drawn(chain, site) for site in sites}
@@ -89,7 +141,7 @@ def _list_random(chain: Chain, sites: Sequence[Site], model: nn.Module, flow: Fl
     if inner is not None:
         remedy = f"call model.eval(), since {inner} is in training mode"
     again = _run_again(flow)
-    results = [value for value in pytree.tree_leaves(flow.result) if isinstance(value, Value)]
+    results = flow.list_results()
     if results and not any(_differs(value, again) for value in results):
         return
     end = f"{'so two runs may differ' if again is None else 'and two runs differ'}: {remedy}"
@@ -121,11 +173,11 @@ def _differs(value: Value, again: Flow | None) -> bool:
     return relative_error(found.tensor.detach(), tensor) > get_tolerance(tensor.dtype)
 
 
-def _list_drawn(chain: Chain, site: Site) -> list[Value]:
+def _list_drawn(chain: PlacedChain, site: Site) -> list[Value]:
     """Return the random numbers that are drawn for a sublayer, its write, or the stream after it."""
     add, after = site.sublayer.add, chain.list_factors_after(site.add_index)
     ops = [*site.sublayer.ops, *site.sublayer.write_path.ops, *add.residual_path.ops, *(factor.op for factor in after)]
-    drawn = [op.outputs[-1] for op in ops if op.name in RANDOM]
+    drawn = [op.outputs[-1] for op in ops if "random" in op.traits]
     return [*drawn, *(v for op in ops for v in op.inputs if v.kind & NOISE and not v.kind & DATA)]
 
 
@@ -142,7 +194,7 @@ def _list_shared(sites: Sequence[Site]) -> Iterator[str]:
             )
 
 
-def _list_conditions(chain: Chain) -> Iterator[str]:
+def _list_conditions(chain: PlacedChain) -> Iterator[str]:
     """Yield what the equations depend on: guards that did not bind, and tokens that are chosen by the stream itself."""
     for guard, count in Counter(format_guard(op) for passage in chain.passages for op in passage.idle).items():
         places = f", at {count} places," if count > 1 else ""
@@ -152,7 +204,7 @@ def _list_conditions(chain: Chain) -> Iterator[str]:
         yield f"its tokens are chosen or ordered by what is computed from the stream itself ({', '.join(names)})"
 
 
-def _list_detached(chain: Chain, sites: Sequence[Site]) -> list[str]:
+def _list_detached(chain: PlacedChain, sites: Sequence[Site]) -> list[str]:
     """Return remarks on residuals, parts of residuals, and writes through which no gradient passes."""
     detached: dict[str, list[Site]] = {"the residual": [], "a part of the residual": [], "the write": []}
     for site in sites:
@@ -180,17 +232,23 @@ def _ran_inside(norm: Norm, add: Add) -> bool:
     return bool(add.op.frame.path) and add.op.frame in norm.y.op.frame.chain()
 
 
-def remark_on_start(stream: Stream, before: Sequence[Stream]) -> list[str]:
+def remark_on_start(
+    chain: PlacedChain, sites: Sequence[Site], wiring: Wiring | None, before: Sequence[Stream]
+) -> list[str]:  # fmt: skip
     """Return a remark on a stream that begins with the output of a sublayer of an equal one: its residual may be missing."""
-    x_0 = stream.chain.adds[0].x
+    x_0 = chain.adds[0].x
     other = next((one for one in reversed(before) if is_ancestor(one.chain.find_end(-1), x_0)), None)
-    if other is None or stream.width != other.width or stream.wiring is None or other.wiring is None:
+    if other is None or chain.layout.width != other.width or wiring is None or other.wiring is None:
         return []
-    if stream.wiring.name != other.wiring.name:
+    if wiring.name != other.wiring.name:
         return []
     end = other.chain.find_end(-1)
-    like = {_without_numbers(site.path): site.path for site in (*other.sites, *stream.sites) if site.path}
-    for path, ops in _find_modules_between(end, x_0).items():
+    like = {_without_numbers(site.path): site.path for site in (*other.sites, *sites) if site.path}
+    modules: dict[str, set[Op]] = {}  # by path: the operators that lead from the end to x_0
+    for op in reversed(find_ops_between(end, x_0)):
+        for frame in op.frame.chain():
+            modules.setdefault(frame.path, set()).add(op)
+    for path, ops in modules.items():
         if (similar := like.get(_without_numbers(path))) is None or any(_adds_to(end, op) for op in ops):
             continue
         if not is_ancestor(end, x_0, without=ops):
@@ -203,23 +261,8 @@ def remark_on_start(stream: Stream, before: Sequence[Stream]) -> list[str]:
 
 def _adds_to(end: Value, op: Op) -> bool:
     """Return whether an operator adds something to a value, or to an elementwise function of it."""
-    return any(end in list_carried(term.value) for term in match_terms(op) or ())
+    return any(end in list_carried_values(term.value) for term in match_terms(op) or ())
 
 
 def _without_numbers(path: str) -> str:
     return re.sub(r"\d+", "*", path)
-
-
-def _find_modules_between(start: Value, end: Value) -> dict[str, set[Op]]:
-    """Return the modules that ran from one value to a later one that is computed from it, each with its operators."""
-    modules: dict[str, set[Op]] = {}
-    todo, seen = [end], set[Op]()
-    while todo:
-        value = todo.pop()
-        if value is start or value.op is None or value.op in seen or value.index <= start.index:
-            continue
-        seen.add(value.op)
-        for frame in value.op.frame.chain():
-            modules.setdefault(frame.path, set()).add(value.op)
-        todo.extend(value.op.inputs)
-    return modules

@@ -1,76 +1,82 @@
 """Sublayers of a captured run: what each reads, computes and writes, its kind, its layer, and its row.
 
-    x' = N_out(a * x + b * N_branch(f(c * N_in(x))))
+x' = N_out(a * x + b * N_branch(f(c * N_in(x))))
 
-The kind of a sublayer follows from its operators, never from names:
-
-    attention          a softmax weights values that come from the stream
-    cross-attention    the values come from elsewhere
-    feed-forward       products with parameters that mix no neighbours: no convolution over tokens, no recurrence
+The kind follows from the operators (kinds.py), never from names.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from addnorm.stream.dataflow.graph import DATA, PARAMETER, Frame, Op, Value
-from addnorm.stream.find.adds import Add, Write
-from addnorm.stream.find.moves import CUTS, is_move
-from addnorm.stream.find.norm import Norm
-from addnorm.stream.find.operators import (
-    ATTENTION,
-    LOCAL_MIXING,
-    MIXING,
-    PRODUCTS,
-    SOFTMAX,
-    TRANSPARENT,
+from addnorm.stream.dataflow.arithmetic import (
     Factor,
     Term,
     get_noise_mean,
     is_ancestor,
-    is_opaque,
+    is_move,
+    is_view,
     match_factor,
     match_terms,
     strip_views,
-)  # fmt: skip
-from addnorm.stream.find.paths import Path, find_ops_between, join_paths, trace_multiples
-from addnorm.stream.find.token_mixing import mixes_tokens
+)
+from addnorm.stream.dataflow.graph import PARAMETER, Frame, Op, Value, find_ops_between, walk
+from addnorm.stream.find.adds import Add, Write
+from addnorm.stream.find.kinds import classify_sublayer
+from addnorm.stream.find.norm import Norm
+from addnorm.stream.find.paths import Path, join_paths, trace_origin
 from addnorm.wirings import spec
-
-__all__ = [
-    "Reads", "Sublayer", "assign_layers", "build_row", "classify_sublayer", "find_common_frame", "find_sublayers",
-    "has_zero_factor", "list_parameters",
-]  # fmt: skip
 
 
 @dataclass
 class Reads:
-    """How a sublayer reads the stream."""
+    """How a sublayer reads the stream.
+
+    Attributes:
+        norms: the norms through which it reads.
+        direct: whether some operators read the stream itself.
+        value: the input of the sublayer, if that is a single value.
+        factors: the factors between the norm (or the stream) and that value.
+        ops: the operators of those factors.
+    """
 
     norms: list[Norm] = field(default_factory=list)
-    direct: bool = False  # some operators read the stream itself
-    value: Value | None = None  # the input of the sublayer, if that is a single value
-    factors: list[Factor] = field(default_factory=list)  # between the norm (or the stream) and that value
-    ops: list[Op] = field(default_factory=list)  # of those factors
+    direct: bool = False
+    value: Value | None = None
+    factors: list[Factor] = field(default_factory=list)
+    ops: list[Op] = field(default_factory=list)
 
 
 @dataclass(eq=False)
 class Sublayer:
-    """One sublayer: the operators from the stream to its term of the add."""
+    """One sublayer: the operators from the stream to its term of the add.
+
+    Attributes:
+        add: the add with which it writes.
+        write_path: from the output of N_branch, or from `raw`, to the operand of the add.
+        role: "branch", "skip", "injection" or "bias".
+        raw: the output before N_branch and factors.
+        norm: N_branch.
+        ops: the operators.
+        own_ops: those without views of the stream and the norms through which it reads.
+        reads: how it reads the stream.
+        kind: "attention", "cross-attention", "feed-forward" or "other".
+        frame: the smallest module call that contains the sublayer.
+    """
 
     add: Add
-    write_path: Path  # from N_branch's y, or from raw, to the operand
+    write_path: Path
     role: str
-    raw: Value  # the output before N_branch and factors
-    norm: Norm | None  # N_branch
+    raw: Value
+    norm: Norm | None
     ops: list[Op]
-    own_ops: list[Op]  # without views of the stream and the norms through which it reads
+    own_ops: list[Op]
     reads: Reads
     kind: str
-    frame: Frame  # smallest call that contains the sublayer
+    frame: Frame
 
     @property
     def module(self) -> str:
@@ -96,7 +102,7 @@ def _build_sublayer(add: Add, write: Write) -> Sublayer:
     ops = _find_branch_ops(add, strip_views(raw)) if write.role == "branch" else []
     reads = _find_reads(add.read, ops) if ops else Reads()
     start = strip_views(add.read)
-    shared = {op for op in ops if op.name in TRANSPARENT and strip_views(op.outputs[0]) is start}
+    shared = {op for op in ops if "view" in op.traits and strip_views(op.outputs[0]) is start}
     shared |= {op for read_norm in reads.norms for op in read_norm.ops}
     own = [op for op in ops if op not in shared] or ops
     kind = classify_sublayer(add.read, ops, add.other_ops)
@@ -110,19 +116,12 @@ def _find_branch_ops(add: Add, raw: Value) -> list[Op]:
 
 def list_parameters(sublayer: Sublayer) -> list[str]:
     """Return the names of a sublayer's parameters, without those of the norm of its input."""
-    names: set[str] = set()
-    todo = [value for op in sublayer.own_ops for value in op.inputs]
-    seen: set[Value] = set()
-    while todo:
-        value = todo.pop()
-        if value in seen or value.kind != PARAMETER:
-            continue
-        seen.add(value)
-        if value.op is None:
-            names.add(value.name)
-        else:
-            todo.extend(value.op.inputs)
-    return sorted(names - {""})
+
+    def follow(value: Value) -> list[Value]:
+        return [v for v in value.op.inputs if v.kind == PARAMETER] if value.op is not None else []
+
+    starts = [v for op in sublayer.own_ops for v in op.inputs if v.kind == PARAMETER]
+    return sorted({value.name for value in walk(starts, follow) if value.op is None} - {""})
 
 
 def _split_write(add: Add, write: Write) -> list[Write]:
@@ -131,13 +130,14 @@ def _split_write(add: Add, write: Write) -> list[Write]:
     terms = match_terms(source.op) if write.role == "branch" and source.op is not None and source.norm is None else None
     if terms is None or not all(is_ancestor(add.read, term.value) for term in terms):
         return [write]
-    paths = [[*trace_multiples(term)][-1] for term in terms]
-    regions = [{*_find_branch_ops(add, path.source)} for path in paths]
-    if not all(regions) or regions[0] <= regions[1] or regions[1] <= regions[0]:
+    paths = [trace_origin(term) for term in terms]
+    regions = [_find_branch_ops(add, path.source) for path in paths]
+    first, second = map(set, regions)
+    if not all(regions) or first <= second or second <= first:
         return [write]  # one term is computed from the other: a sublayer with its own residual connection
     assert source.op is not None
-    kinds = {classify_sublayer(add.read, [*region], add.other_ops) for region in regions}
-    norms = [{*_find_reads(add.read, sorted(region, key=lambda op: op.index)).norms} for region in regions]
+    kinds = {classify_sublayer(add.read, region, add.other_ops) for region in regions}
+    norms = [{*_find_reads(add.read, region).norms} for region in regions]
     have_own_norms = all(norms) and norms[0].isdisjoint(norms[1])
     if len(kinds) == 1 and source.op.frame is not add.op.frame and not have_own_norms:
         return [write]  # a sum inside one sublayer, over experts for example
@@ -158,18 +158,19 @@ def _find_reads(x: Value, ops: Sequence[Op]) -> Reads:
 
 
 def _follow_views(value: Value, inside: set[Op], reads: Reads) -> None:
+    """Add what the operators that read a value or its views read: norms, or the stream itself."""
     for op in dict.fromkeys(value.users):
         if op not in inside:
             continue
         out = op.outputs[0]
         norm = min(op.norms, key=lambda norm: norm.y.index, default=None)
         if norm is not None:
-            if norm not in reads.norms:
-                reads.norms.append(norm)
-        elif strip_views(out) is not out and len(op.inputs) == 1:
+            reads.norms += [norm] if norm not in reads.norms else []
+        elif (is_view(op) and len(op.inputs) == 1) or (
+            # The norm of these and other tokens.
+            is_move(op) and out.shape[-1:] == value.shape[-1:] and _reads_through_norms(out, inside)
+        ):  # fmt: skip
             _follow_views(out, inside, reads)
-        elif is_move(op) and out.shape[-1:] == value.shape[-1:] and _reads_through_norms(out, inside):
-            _follow_views(out, inside, reads)  # the norm of these and other tokens
         else:
             reads.direct = True
 
@@ -195,9 +196,7 @@ def _follow_factors(reads: Reads, inside: set[Op]) -> None:
             reads.factors.append(product[1])
             reads.ops += [*casts, users[0]]
             reads.value, casts = out, []
-        elif strip_views(out) is not out and sorted(out.shape) == sorted(
-            value.shape
-        ):  # features may change their place
+        elif is_view(users[0]) and sorted(out.shape) == sorted(value.shape):  # features may change their place
             casts.append(users[0])
         else:
             return
@@ -206,13 +205,9 @@ def _follow_factors(reads: Reads, inside: set[Op]) -> None:
 
 def find_common_frame(ops: Sequence[Op], default: Frame) -> Frame:
     """Return the smallest call in which all operators ran."""
-    if not ops:
-        return default
-    common = [*ops[0].frame.chain()]
-    for op in ops[1:]:
-        frames = {*op.frame.chain()}
-        common = [frame for frame in common if frame in frames]
-    return common[0]
+    chains = [[*op.frame.chain()] for op in ops]
+    shared = {*chains[0]}.intersection(*chains) if chains else {default}
+    return next(frame for frame in (*chains[:1], [default])[0] if frame in shared)
 
 
 # Rows.
@@ -240,18 +235,15 @@ def has_zero_factor(sublayer: Sublayer) -> bool:
 
 def _multiply(factors: Sequence[Factor], terms: Sequence[Term] = ()) -> spec.Factor:
     """Return the product of factors for a row, without dropout, masks and guards."""
-    product, learned = 1.0, []
+    product = 1.0
+    learned = [factor.value for factor in factors if factor.kind == "learned" and factor.value is not None]
+    learned += [term.scale for term in terms if term.scale is not None]
     for factor in factors:
         if factor.kind == "noise" and factor.value is not None:
             product *= get_noise_mean(factor.value) or 1.0
         elif factor.kind == "constant":
             product *= factor.number
-        elif factor.kind == "learned" and factor.value is not None:
-            learned.append(factor.value)
-    for term in terms:
-        product *= term.factor
-        if term.scale is not None:
-            learned.append(term.scale)
+    product = math.prod((term.factor for term in terms), start=product)
     if not learned:
         short = float(f"{product:.12g}")
         return short if math.isclose(short, product, rel_tol=1e-15) else product  # 0.9 * (1 / 0.9) is 1
@@ -259,91 +251,6 @@ def _multiply(factors: Sequence[Factor], terms: Sequence[Term] = ()) -> spec.Fac
         product *= float(value.tensor.detach().double().mean())
     product = product if math.isfinite(product) else 0.0  # the weights may have nan
     return spec.Learned(product, per_feature=any(value.tensor.numel() > 1 for value in learned))
-
-
-# Kinds.
-
-
-def classify_sublayer(x: Value, ops: Sequence[Op], without: Set[Op] = frozenset()) -> str:
-    """Return the kind of a sublayer that reads x: "attention", "cross-attention", "feed-forward" or "other".
-
-    `without` has the adds of other streams. What depends on x through them comes from elsewhere.
-    """
-    attends = [op for op in ops if op.name in ATTENTION]
-    if not attends:
-        weigh = (op for op in ops if op.name in PRODUCTS and any(map(_comes_from_softmax, op.inputs)))
-        attends = [
-            op for op in weigh if _find_weighted(op).kind & DATA
-        ]  # without talking heads: a learned mix of the heads
-    if attends:
-        read = [
-            is_ancestor(x, op.args[at], without)
-            for op in attends
-            for at in (1, 2)
-            if _has_value(op, at) and op.name in ATTENTION
-        ]
-        read += [is_ancestor(x, _find_weighted(op), without) for op in attends if op.name not in ATTENTION]
-        return "attention" if any(read) else "cross-attention"
-    products = [op for op in ops if op.name in PRODUCTS and all(map(_is_activation, op.inputs)) and not _is_square(op)]
-    if products and any(op.name in SOFTMAX for op in ops):  # far from the product, as in attention over windows
-        return (
-            "attention" if all(is_ancestor(x, v, without) for op in products for v in op.inputs) else "cross-attention"
-        )
-    if not products and mixes_tokens(x, ops):
-        return "other"
-    local = any(op.name in LOCAL_MIXING and not _is_integer(op) and _mixes_neighbours(op) for op in ops)
-    if products and not local:
-        return "attention"
-    products = [op for op in ops if op.name in MIXING - CUTS or (is_opaque(op) and "linear" in op.name)]
-    if products and not local:
-        return "feed-forward"
-    return "other"
-
-
-def _is_square(op: Op) -> bool:
-    """Return whether a product is one of a value with itself: a squared norm."""
-    return len({strip_views(value) for value in op.inputs}) == 1
-
-
-def _has_value(op: Op, at: int) -> bool:
-    return len(op.args) > at and isinstance(op.args[at], Value)
-
-
-def _is_activation(value: Value) -> bool:
-    return value.kind & (PARAMETER | DATA) == PARAMETER | DATA
-
-
-def _comes_from_softmax(value: Value) -> bool:
-    for _ in range(8):
-        value = strip_views(value)
-        if value.op is None:
-            return False
-        if value.op.name in SOFTMAX:
-            return True
-        product = match_factor(value.op)
-        if product is None and value.op.name not in ("slice", "narrow", "split", "nan_to_num"):
-            return False
-        value = product[0] if product is not None else value.op.inputs[0]
-    return False
-
-
-def _find_weighted(op: Op) -> Value:
-    """Return the factor of a product with a softmax that is not the softmax."""
-    return next((value for value in op.inputs if not _comes_from_softmax(value)), op.inputs[-1])
-
-
-def _is_integer(op: Op) -> bool:
-    """Return whether an operator computes integers, such as the positions of routed tokens."""
-    tensor = op.outputs[0].tensor
-    return not (tensor.is_floating_point() or tensor.is_complex())
-
-
-def _mixes_neighbours(op: Op) -> bool:
-    """Return False for a convolution whose kernel has size one."""
-    if "convolution" not in op.name:
-        return True
-    kernel = op.inputs[1].shape[2:] if len(op.inputs) > 1 else ()
-    return any(size > 1 for size in kernel)
 
 
 # Layers.
@@ -356,15 +263,12 @@ def assign_layers(sublayers: Sequence[Sublayer]) -> list[int]:
     """
     usual = [sublayer for sublayer in sublayers if sublayer.role == "branch"] or sublayers
     known = dict(zip(usual, _number_layers(usual), strict=True))
-    after: list[int | None] = [
-        known.get(sublayer) for sublayer in sublayers
-    ]  # of the sublayer itself, or of the next one
+    own: list[int | None] = [known.get(sublayer) for sublayer in sublayers]
     for k in reversed(range(len(sublayers) - 1)):
-        if after[k] is None:
-            after[k] = after[k + 1]
+        own[k] = own[k + 1] if own[k] is None else own[k]
     starts = {sublayer.add.x: known[sublayer] for sublayer in reversed(sublayers) if sublayer in known}
     layers: list[int] = []
-    for sublayer, layer in zip(sublayers, after, strict=True):
+    for sublayer, layer in zip(sublayers, own, strict=True):
         before = layers[-1] if layers else None
         is_within = sublayer.role == "skip" and before is not None and starts.get(sublayer.raw) == before
         layers.append((before if is_within or layer is None else layer) or 0)
@@ -391,20 +295,14 @@ def _number_layers(sublayers: Sequence[Sublayer]) -> list[int]:
 
 def _find_numbers(sublayer: Sublayer) -> list[tuple[str, str]]:
     """Return the numbers in a sublayer's path, each with the path before it."""
-    parts = sublayer.add.op.frame.path.split(".")
-    own = sublayer.frame.path.split(".")
-    parts = own if len(own) >= len(parts) else parts
-    if not any(part.isdigit() for part in parts):
-        parts = _find_inner_path(sublayer)
+    paths = sublayer.frame.path.split("."), sublayer.add.op.frame.path.split(".")
+    parts = max(paths, key=len)
+    if not any(part.isdigit() for part in parts):  # what the paths of its modules besides the norms have in common
+        norms = {op for norm in sublayer.reads.norms for op in norm.ops}
+        frames = {op.frame.path for op in sublayer.ops if op not in norms and op.frame is not sublayer.frame}
+        columns = zip(*(path.split(".") for path in frames), strict=False)
+        parts = [column[0] for column in takewhile(lambda column: len({*column}) == 1, columns)]
     return [(".".join(parts[:k]), part) for k, part in enumerate(parts) if part.isdigit()]
-
-
-def _find_inner_path(sublayer: Sublayer) -> list[str]:
-    """Return what the paths of the modules in which a sublayer ran, besides its norms, have in common."""
-    norms = {op for norm in sublayer.reads.norms for op in norm.ops}
-    frames = {op.frame.path for op in sublayer.ops if op not in norms and op.frame is not sublayer.frame}
-    columns = zip(*(path.split(".") for path in frames), strict=False)
-    return [column[0] for column in takewhile(lambda column: len({*column}) == 1, columns)]
 
 
 def _number_runs(keys: Sequence[object]) -> list[int]:

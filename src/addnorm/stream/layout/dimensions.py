@@ -12,14 +12,10 @@ from collections.abc import Iterable, Mapping
 from itertools import count
 from typing import NamedTuple
 
-from addnorm.stream.dataflow.graph import Op, Value
-from addnorm.stream.find.moves import CUTS, JOINS, list_joined
-from addnorm.stream.find.operators import TRANSPARENT, match_factor, match_terms
-
-__all__ = ["ANONYMOUS", "Dims", "Part", "Roots", "broadcast", "relate", "resize", "split_views", "trace"]
+from addnorm.stream.dataflow.arithmetic import is_view, list_carried, match_terms, strip_views
+from addnorm.stream.dataflow.graph import Op, Value, walk
 
 ANONYMOUS = -1  # root of a dimension that is none of the stream
-SWAPS = ("transpose", "swapaxes", "t", "numpy_T")
 
 
 class Part(NamedTuple):
@@ -54,19 +50,17 @@ class Roots:
 
     def find_origins(self, root: int) -> set[int]:
         """Return a root and those it was made from, directly or not."""
-        origins, todo = {root}, [root]
-        while todo:
-            new = {*self.sources[todo.pop()]} - origins
-            origins |= new
-            todo.extend(new)
-        return origins
+        return {*walk([root], self.sources.__getitem__)}
+
+
+# Views.
 
 
 def split_views(op: Op, dims: Dims, roots: Roots) -> Dims | None:
     """Return the dimensions of a view, copy or cast; None if they cannot be followed."""
     old, new = op.inputs[0].shape, op.outputs[0].shape
     rank = len(old)
-    if op.name in SWAPS and rank == len(new):
+    if "swap" in op.traits and rank == len(new):
         first, second = (d % rank for d in (op.args[1:3] if len(op.args) > 2 else (0, 1))) if rank > 1 else (0, 0)
         order = [*range(rank)]
         order[first], order[second] = second, first
@@ -78,23 +72,16 @@ def split_views(op: Op, dims: Dims, roots: Roots) -> Dims | None:
         if len({*stride}) < rank or sorted(stride) != sorted(strides):
             return None
         return tuple(dims[stride.index(step)] for step in strides)
-    if op.name in ("unsqueeze", "squeeze"):
-        return _squeeze(op, dims, len(new))
+    if op.name == "unsqueeze":
+        at = op.args[1] % len(new)
+        return (*dims[:at], (), *dims[at:])
+    if op.name == "squeeze":
+        chosen = op.get("dim", [*range(rank)])
+        chosen = [d % rank for d in (chosen if isinstance(chosen, list | tuple) else [chosen]) if rank]
+        return tuple(dim for k, dim in enumerate(dims) if k not in chosen or old[k] != 1)
     if old == new:
         return dims
-    if op.name in ("expand", "expand_as", "copy"):
-        return broadcast(dims, old, new, roots)
-    return _reshape(dims, new)
-
-
-def _squeeze(op: Op, dims: Dims, rank: int) -> Dims | None:
-    if op.name == "unsqueeze":
-        at = op.args[1] % rank
-        return (*dims[:at], (), *dims[at:])
-    shape = op.inputs[0].shape
-    chosen = op.args[1] if len(op.args) > 1 else [*range(len(shape))]
-    chosen = [d % len(shape) for d in (chosen if isinstance(chosen, list | tuple) else [chosen])] if shape else []
-    return tuple(dim for k, dim in enumerate(dims) if k not in chosen or shape[k] != 1)
+    return broadcast(dims, old, new, roots) if "expand" in op.traits else _reshape(dims, new)
 
 
 def broadcast(dims: Dims, old: tuple[int, ...], new: tuple[int, ...], roots: Roots) -> Dims:
@@ -119,23 +106,72 @@ def _reshape(dims: Dims, shape: tuple[int, ...]) -> Dims | None:
             if not rest:
                 return None
             part = rest.pop()
+            inner = part.size // missing
             if missing % part.size == 0:
                 parts.append(part)
                 missing //= part.size
             elif part.size % missing == 0:
-                inner = part.size // missing
                 parts.append(Part(part.root, part.stride * inner, missing))
                 rest.append(Part(part.root, part.stride, inner))
                 missing = 1
             else:
                 return None
         follows_one = k + 1 < len(shape) and shape[k + 1] == 1
-        while (
-            rest and rest[-1].size == 1 and not (parts and follows_one)
-        ):  # a dimension of size one goes with one before it
+        # A dimension of size one goes with one before it.
+        while rest and rest[-1].size == 1 and not (parts and follows_one):
             parts.append(rest.pop())
         new.append(parts)
     return None if rest else tuple(map(tuple, new))
+
+
+def find_views(value: Value, source: Value) -> list[Op] | None:
+    """Return the views and casts from `source` to `value`, the first one first; None if there are other operators."""
+    ops: list[Op] = []
+    while value is not source:
+        if value.op is None or "view" not in value.op.traits or not value.op.inputs:
+            return None
+        ops.insert(0, value.op)
+        value = value.op.inputs[0]
+    return ops
+
+
+def _follow_views(value: Value, source: Value) -> Dims | None:
+    """Return the dimensions of a view in those of its source, whose roots are numbered from 0; None if it is none."""
+    ops: list[Op] = []
+    while value is not source:
+        if value.op is None or not value.op.inputs or not is_view(value.op):
+            return None
+        ops.append(value.op)
+        value = value.op.inputs[0]
+    roots = Roots()
+    dims: Dims | None = roots.start(source.shape)
+    for op in reversed(ops):
+        dims = None if dims is None else split_views(op, dims, roots)
+    return dims
+
+
+def find_axis(value: Value, source: Value, axis: int) -> int | None:
+    """Return the axis of the source that is an axis of its view; None if it is a part of one, or several."""
+    dims = _follow_views(value, source)
+    dim = () if dims is None else dims[axis]
+    parts = [part for part in dim if part.size > 1] or dim[:1]
+    root = parts[0].root if len(parts) == 1 else len(source.shape)
+    return root if root < len(source.shape) and source.shape[root] == parts[0].size else None
+
+
+def covers_features(value: Value) -> bool:
+    """Return whether the last axis of a view is a whole axis of its source: all features of a token, not those of one head."""
+    source = strip_views(value)
+    views = find_views(value, source)
+    if views and len(source.shape) == 2 and views[0].outputs[0].shape[-1:] == source.shape[-1:]:
+        source = views[0].outputs[0]  # a product, whose rows are several dimensions
+    dims = _follow_views(value, source)
+    roots = {part.root for part in dims[-1] if part.size > 1} if dims else set()
+    is_whole = all(root < len(source.shape) and source.shape[root] == value.shape[-1] for root in roots)
+    return dims is not None and len(roots) < 2 and is_whole
+
+
+# Dimensions of values that are computed from others.
 
 
 def resize(dims: Dims, at: int, size: int, roots: Roots, others: Iterable[Dim] = ()) -> Dims:
@@ -156,7 +192,7 @@ def trace(value: Value, known: dict[Value, Dims], roots: Roots) -> Dims | None:
     first = min((other.index for other in known), default=0)
     current = value
     while current not in known:
-        source = _find_source(current, known, first) if current.index >= first else None
+        source = _find_source(current, known, first)
         if source is None:
             return None
         pending.append((current, source))
@@ -172,28 +208,22 @@ def trace(value: Value, known: dict[Value, Dims], roots: Roots) -> Dims | None:
 def _find_source(value: Value, known: Mapping[Value, Dims], first: int) -> Value | None:
     """Return the value from which the dimensions of another follow, nearer to a known one."""
     op = value.op
-    if op is None or not op.inputs:
+    if op is None or not op.inputs or value.index < first:
         return None
     if value.norm is not None:
         x: Value = value.norm.x
         return x
-    if op.name in TRANSPARENT:
-        return op.inputs[0]
-    product = match_factor(op)
-    if product is not None:
-        return product[0]
-    terms = match_terms(op)
+    sources = list_carried(value)
+    terms = None if sources else match_terms(op)
     if terms is not None:
-        same = [term.value for term in terms if term.value.shape == value.shape]
-        return next((v for v in same if v in known), max(same, key=lambda v: _reaches(v, known, first), default=None))
-    if op.name in CUTS:
-        return op.inputs[0]
-    if op.name in JOINS:
-        parts = [v for v in list_joined(op) if len(v.shape) == len(value.shape)]
-        return next((v for v in parts if _reaches(v, known, first)), None)
-    if len(op.inputs) == 1 and op.inputs[0].shape == value.shape:  # x + 0, a guard
-        return op.inputs[0]
-    return None
+        sources = [term.value for term in terms if term.value.shape == value.shape]
+    elif "join" in op.traits:
+        sources = [v for v in sources if len(v.shape) == len(value.shape)]
+    elif not sources and len(op.inputs) == 1 and op.inputs[0].shape == value.shape:  # x + 0, a guard
+        sources = op.inputs
+    if len(sources) < 2:
+        return sources[0] if sources else None
+    return next((v for v in sources if v in known), next((v for v in sources if _reaches(v, known, first)), None))
 
 
 def _reaches(value: Value, known: Mapping[Value, Dims], first: int) -> bool:
@@ -201,7 +231,7 @@ def _reaches(value: Value, known: Mapping[Value, Dims], first: int) -> bool:
     for _ in range(64):
         if value in known:
             return True
-        source = _find_source(value, known, first) if value.index >= first else None
+        source = _find_source(value, known, first)
         if source is None:
             return False
         value = source
@@ -212,20 +242,19 @@ def _step(value: Value, source: Value, dims: Dims, roots: Roots) -> Dims | None:
     """Return the dimensions of a value from those of its source."""
     op = value.op
     assert op is not None
-    if value.norm is None and op.name in TRANSPARENT:
+    if value.norm is None and "view" in op.traits:
         return split_views(op, dims, roots)
-    if op.name in ("roll", "flip"):
-        moved = op.args[2] if op.name == "roll" and len(op.args) > 2 else op.args[1]
-        for d in moved:
+    if "shift" in op.traits:
+        for d in op.get("dims"):
             dims = resize(dims, d % len(dims), value.shape[d], roots)
         return dims
-    if op.name in CUTS or op.name in JOINS:
+    if "cut" in op.traits or "join" in op.traits:
         if len(value.shape) != len(source.shape):
             return None
         changed = [k for k, (n, m) in enumerate(zip(value.shape, source.shape, strict=True)) if n != m]
         if len(changed) == 1:
             return resize(dims, changed[0], value.shape[changed[0]], roots)
-        return dims if not changed and op.name in JOINS else None
+        return dims if not changed and "join" in op.traits else None
     if value.shape == source.shape:
         return dims
     return _reshape(dims, value.shape) if math.prod(value.shape) == math.prod(source.shape) else None
@@ -246,7 +275,9 @@ def relate(source: Value, target: Value, dims: Dims) -> Dims | None:
         return None
     places: dict[Part, Dim] = {}
     for own, dim in zip(seen, dims, strict=True):
-        pieces = _cut(dim, [part.size for part in own])
+        sizes = [part.size for part in own]
+        is_split = len(sizes) > 1 and math.prod(sizes) == math.prod(part.size for part in dim)
+        pieces = _reshape((dim,), tuple(sizes)) if is_split else None if len(sizes) > 1 else [dim][: len(sizes)]
         if pieces is None:
             return None
         places |= dict(zip(own, pieces, strict=True))
@@ -257,11 +288,3 @@ def relate(source: Value, target: Value, dims: Dims) -> Dims | None:
             return None
         related.append(tuple(piece for part in parts for piece in places[part]))
     return tuple(related)
-
-
-def _cut(dim: Dim, sizes: list[int]) -> list[Dim] | None:
-    """Return a dimension as several of these sizes, the slowest first."""
-    if len(sizes) < 2:
-        return [dim][: len(sizes)]
-    cut = _reshape((dim,), tuple(sizes)) if math.prod(sizes) == math.prod(part.size for part in dim) else None
-    return None if cut is None else [*cut]

@@ -7,32 +7,13 @@ dimensions; nothing is concluded from them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from addnorm.stream.dataflow.graph import DATA, Op, Value
-from addnorm.stream.find.operators import ATTENTION, NORMALIZING, TRANSPARENT
 from addnorm.stream.layout.dimensions import ANONYMOUS, Dim, Dims, Part, Roots, resize, split_views
 
-__all__ = ["Mixing"]
-
-TOKENS_SECOND = {"_flash_attention_forward", "_efficient_attention_forward", "_native_multi_head_attention"}
-POOLS = {
-    "avg_pool1d": 1, "avg_pool2d": 2, "avg_pool3d": 3, "max_pool2d_with_indices": 2, "max_pool3d_with_indices": 3,
-    "adaptive_avg_pool1d": 1, "_adaptive_avg_pool2d": 2, "adaptive_avg_pool2d": 2,
-}  # fmt: skip
-CONVOLUTIONS = {"convolution", "_convolution", "mkldnn_convolution", "conv_depthwise3d"}
-REDUCTIONS = {
-    "sum", "mean", "amax", "amin", "max", "min", "logsumexp", "prod", "var", "std", "norm", "linalg_vector_norm", "var_mean",
-}  # fmt: skip
-SCANS = {"cumsum", "cumprod", "logcumsumexp", "_fft_r2c", "_fft_c2c", "_fft_c2r"}
-SPLITS = {"split", "split_with_sizes", "unsafe_split", "chunk", "tensor_split", "unsafe_chunk"}
-MOVES = {"roll", "flip"}
-CUTS = {"slice", "narrow", "index_select", "constant_pad_nd"}
-LINEAR = {"linear", "mkldnn_linear"}
-PRODUCTS = {"mm": (0, 1), "addmm": (1, 2), "bmm": (0, 1), "baddbmm": (1, 2)}
-RECURRENT = {"mkldnn_rnn_layer", "lstm", "gru", "rnn_tanh", "rnn_relu"}
+Results = Sequence[Dims | None]
 
 
 class Mixing:
@@ -70,15 +51,11 @@ class Mixing:
                     self._dims[out] = tuple(map(_fill, out_dims, out.shape))
         return self._dims
 
-    def _apply(self, op: Op) -> Sequence[Dims | None]:
+    def _apply(self, op: Op) -> Results:
         """Return the dimensions of an operator's outputs, and note those that it combines."""
-        rule = _RULES.get(op.name)
+        rule = next((rule for trait, rule in _RULES.items() if trait in op.traits), Mixing._merge)
         try:
-            if rule is not None:
-                return rule(self, op)
-            if op.name in TRANSPARENT:
-                return [split_views(op, self._get(op.inputs[0]), self.roots)]
-            return [self._merge(op)]
+            return rule(self, op)
         except (IndexError, TypeError, ValueError, AttributeError):  # an overload with other arguments
             return []
 
@@ -89,148 +66,138 @@ class Mixing:
     def _note(self, into: set[Part], *dims: Dim) -> None:
         into.update(part for dim in dims for part in dim if part.root != ANONYMOUS)
 
-    def _merge(self, op: Op) -> Dims | None:
+    def _project(self, dim: Dim) -> None:
+        """Note a dimension that a product with a parameter combines."""
+        self._note(self.strong, dim)
+        self.projected += [part for part in dim if part.root != ANONYMOUS]
+
+    def _view(self, op: Op) -> Results:
+        return [split_views(op, self._get(op.inputs[0]), self.roots)]
+
+    def _merge(self, op: Op) -> Results:
         """Return the dimensions of the output of an elementwise function."""
         shape = op.outputs[0].shape
         inputs = [value for value in op.inputs if len(value.shape) <= len(shape)]
         if not any(value.shape == shape for value in inputs) and len(inputs) < 2:
-            return None
+            return []
         merged: list[Dim] = []
         for k in range(1, len(shape) + 1):
             size = shape[-k]
             fitting = [self._get(value)[-k] for value in inputs if len(value.shape) >= k and value.shape[-k] == size]
             if not fitting:
-                return None
-            merged.append(next(filter(_is_known, fitting), ()))
-        return tuple(merged[::-1])
+                return []
+            merged.append(_select_known(fitting))
+        return [tuple(merged[::-1])]
 
-    def _product(self, op: Op) -> Sequence[Dims | None]:
-        first, second = (op.args[k] for k in PRODUCTS[op.name])
+    def _product(self, op: Op) -> Results:
+        first, second = op.args["added" in op.traits :][:2]
         a, b = self._get(first), self._get(second)
         inner = (*a[-1], *b[-2])
-        self._note(self.strong, inner)
-        is_pair = bool(first.kind & DATA and second.kind & DATA)
-        if is_pair:
-            self._note(self.strong, a[-2], b[-1])
+        if first.kind & DATA and second.kind & DATA:
+            self._note(self.strong, inner, a[-2], b[-1])
         else:
-            self.projected += [part for part in inner if part.root != ANONYMOUS]
-        batch = tuple(x if _is_known(x) else y for x, y in zip(a[:-2], b[:-2], strict=True))
+            self._project(inner)
+        batch = [_select_known(pair) for pair in zip(a[:-2], b[:-2], strict=True)]
         return [(*batch, a[-2], b[-1])]
 
-    def _linear(self, op: Op) -> Sequence[Dims | None]:
+    def _linear(self, op: Op) -> Results:
         dims = self._get(op.args[0])
-        self._note(self.strong, dims[-1])
-        self.projected += [part for part in dims[-1] if part.root != ANONYMOUS]
+        self._project(dims[-1])
         return [(*dims[:-1], ())]
 
-    def _attention(self, op: Op) -> Sequence[Dims | None]:
+    def _attention(self, op: Op) -> Results:
         query, key, value = (self._get(v) for v in op.args[:3])
-        at = 1 if op.name in TOKENS_SECOND else -2
+        at = 1 if "tokens_second" in op.traits else -2
         self._note(self.strong, query[at], key[at])
         return [(*query[:-1], value[-1])]
 
-    def _convolve(self, op: Op) -> Sequence[Dims | None]:
+    def _convolve(self, op: Op) -> Results:
         x, weight = op.args[:2]
-        dims, shape = self._get(x), op.outputs[0].shape
-        kernel = weight.shape[2:]
+        dims, kernel = self._get(x), weight.shape[2:]
         first = len(dims) - len(kernel)
         is_depthwise = weight.shape[1] == 1 and weight.shape[0] == x.shape[first - 1] > 1
         if not is_depthwise:
-            self._note(self.strong, dims[first - 1])
-            self.projected += [part for part in dims[first - 1] if part.root != ANONYMOUS]
+            self._project(dims[first - 1])
             dims = (*dims[: first - 1], (), *dims[first:])
-        for k, size in enumerate(kernel):
-            if size > 1:
-                self._note(self.strong, dims[first + k])
-            if shape[first + k] != x.shape[first + k]:
-                dims = resize(dims, first + k, shape[first + k], self.roots)
-        return [dims]
+        self._note(self.strong, *(dims[first + k] for k, size in enumerate(kernel) if size > 1))
+        return [self._resize(op, dims, range(first, len(dims)))]
 
-    def _pool(self, op: Op) -> Sequence[Dims | None]:
-        x = op.args[0]
-        dims, shape = self._get(x), op.outputs[0].shape
-        for k in range(-POOLS[op.name], 0):
-            self._note(self.strong, dims[k])
+    def _pool(self, op: Op) -> Results:
+        dims = self._get(op.args[0])
+        pooled = next(n for n in (1, 2, 3) if f"{n}d" in op.traits)
+        self._note(self.strong, *dims[-pooled:])
+        return [self._resize(op, dims, range(len(dims) - pooled, len(dims)))]
+
+    def _resize(self, op: Op, dims: Dims, places: Iterable[int], part: int = 0) -> Dims:
+        """Return dimensions of which some have another size in an output than in the first argument."""
+        x, shape = op.args[0], op.outputs[part].shape
+        for k in places:
             if shape[k] != x.shape[k]:
-                dims = resize(dims, len(dims) + k, shape[k], self.roots)
-        return [dims]
+                dims = resize(dims, k, shape[k], self.roots)
+        return dims
 
-    def _reduce(self, op: Op) -> Sequence[Dims | None]:
-        x, shape = op.args[0], op.outputs[0].shape
-        given = op.kwargs.get(
-            "dim", op.args[2 if op.name in ("norm", "linalg_vector_norm") and len(op.args) > 2 else 1 :][:1]
-        )
-        given = given[0] if isinstance(given, list | tuple) and given and isinstance(given[0], list | tuple) else given
+    def _reduce(self, op: Op) -> Results:
+        x, dims = op.args[0], self._get(op.args[0])
         rank = len(x.shape)
-        chosen = [d % rank for d in (given if isinstance(given, list | tuple) else [given]) if isinstance(d, int)]
-        chosen = chosen or [*range(rank)]
-        dims = self._get(x)
+        chosen = _list_dims(op, rank) or [*range(rank)]
         self._note(self.weak, *(dims[d] for d in chosen))
-        if op.name in ("mean", "sum"):
+        if "sum" in op.traits:
             self.reduced += [part for d in chosen for part in dims[d] if part.root != ANONYMOUS]
-        keeps = len(shape) == rank
+        keeps = len(op.outputs[0].shape) == rank
         reduced = tuple(() if k in chosen else dim for k, dim in enumerate(dims) if keeps or k not in chosen)
         return [reduced] * len(op.outputs)
 
-    def _scan(self, op: Op) -> Sequence[Dims | None]:
-        dims, (x, given, *_) = self._get(op.args[0]), op.args
-        chosen = [d % len(dims) for d in (given if isinstance(given, list | tuple) else [given])]
-        if op.outputs[0].tensor.is_floating_point() or op.outputs[0].tensor.is_complex():
+    def _scan(self, op: Op) -> Results:
+        dims, out = self._get(op.args[0]), op.outputs[0].tensor
+        chosen = _list_dims(op, len(dims))
+        if out.is_floating_point() or out.is_complex():
             self._note(self.strong, *(dims[d] for d in chosen))
-        for d in chosen:
-            if x.shape[d] != op.outputs[0].shape[d]:
-                dims = resize(dims, d, op.outputs[0].shape[d], self.roots)
-        return [dims]
+        return [self._resize(op, dims, chosen)]
 
-    def _recur(self, op: Op) -> Sequence[Dims | None]:
-        dims = self._get(op.args[0])
-        self._note(self.strong, dims[int(bool(op.kwargs.get("batch_first", False)))])
+    def _recur(self, op: Op) -> Results:
+        self._note(self.strong, self._get(op.args[0])[0])
         return []
 
-    def _concatenate(self, op: Op) -> Sequence[Dims | None]:
-        parts = op.args[0]
-        rank = len(op.outputs[0].shape)
-        at = op.kwargs.get("dim", op.args[1] if len(op.args) > 1 else 0) % rank
-        known = [self._get(part) for part in parts if len(part.shape) == rank]
-        dims = tuple(next((dims[k] for dims in known if _is_known(dims[k])), ()) for k in range(rank))
-        return [resize(dims, at, op.outputs[0].shape[at], self.roots, [dims[at] for dims in known])]
+    def _join(self, op: Op) -> Results:
+        if op.name not in ("cat", "stack"):
+            return self._merge(op)
+        shape = op.outputs[0].shape
+        rank = len(shape) - (op.name == "stack")
+        at = op.get("dim", 0) % len(shape)
+        known = [self._get(part) for part in op.args[0] if len(part.shape) == rank]
+        dims = tuple(_select_known([dims[k] for dims in known]) for k in range(rank))
+        if op.name == "stack":
+            return [(*dims[:at], (), *dims[at:])]
+        return [resize(dims, at, shape[at], self.roots, [dims[at] for dims in known])]
 
-    def _stack(self, op: Op) -> Sequence[Dims | None]:
-        rank = len(op.outputs[0].shape)
-        at = op.kwargs.get("dim", op.args[1] if len(op.args) > 1 else 0) % rank
-        known = [self._get(part) for part in op.args[0]]
-        dims = tuple(next((dims[k] for dims in known if _is_known(dims[k])), ()) for k in range(rank - 1))
-        return [(*dims[:at], (), *dims[at:])]
+    def _crop(self, op: Op) -> Results:
+        return [self._resize(op, self._get(op.args[0]), range(len(op.args[0].shape)))]
 
-    def _cut(self, op: Op) -> Sequence[Dims | None]:
-        x, shape = op.args[0], op.outputs[0].shape
-        dims = self._get(x)
-        for k in [k for k, (n, m) in enumerate(zip(x.shape, shape, strict=True)) if n != m]:
-            dims = resize(dims, k, shape[k], self.roots)
-        return [dims]
+    def _split(self, op: Op) -> Results:
+        dims, at = self._get(op.args[0]), op.get("dim", 0) % len(op.args[0].shape)
+        return [resize(dims, at, out.shape[at], self.roots) for out in op.outputs]
 
-    def _split(self, op: Op) -> Sequence[Dims | None]:
-        x = op.args[0]
-        at = op.kwargs.get("dim", op.args[2] if len(op.args) > 2 else 0) % len(x.shape)
-        return [resize(self._get(x), at, out.shape[at], self.roots) for out in op.outputs]
-
-    def _select(self, op: Op) -> Sequence[Dims | None]:
+    def _select(self, op: Op) -> Results:
         dims = self._get(op.args[0])
-        at = op.kwargs.get("dim", op.args[1] if len(op.args) > 1 else 0) % len(dims)
+        at = op.get("dim", 0) % len(dims)
         return [(*dims[:at], *dims[at + 1 :])] * len(op.outputs)
 
-    def _move(self, op: Op) -> Sequence[Dims | None]:
+    def _shift(self, op: Op) -> Results:
         dims = self._get(op.args[0])
-        chosen = op.args[2] if op.name == "roll" and len(op.args) > 2 else op.args[1] if op.name == "flip" else []
-        self._note(self.weak, *(dims[d] for d in chosen))
+        self._note(self.weak, *(dims[d] for d in op.get("dims")))
         return [dims]
 
-    def _embed(self, op: Op) -> Sequence[Dims | None]:
+    def _embed(self, op: Op) -> Results:
         return [(*self._get(op.args[1]), ())]
 
-    def _normalize(self, op: Op) -> Sequence[Dims | None]:
-        dims = self._get(op.args[0])
-        return [dims if math.prod(op.outputs[0].shape) == math.prod(op.args[0].shape) else None]
+    def _normalize(self, op: Op) -> Results:
+        return [self._get(op.args[0])]
+
+
+def _list_dims(op: Op, rank: int) -> list[int]:
+    """Return the dimensions that an operator gets as `dim`, counted from the front; an empty list if it gets none."""
+    dims = op.get("dim")
+    return [d % rank for d in (dims if isinstance(dims, list | tuple) else [dims]) if isinstance(d, int)]
 
 
 def _fill(dim: Dim, size: int) -> Dim:
@@ -238,25 +205,26 @@ def _fill(dim: Dim, size: int) -> Dim:
     return dim if dim or size == 1 else (Part(ANONYMOUS, 1, size),)
 
 
-def _is_known(dim: Dim) -> bool:
-    return any(part.root != ANONYMOUS for part in dim)
+def _select_known(dims: Iterable[Dim]) -> Dim:
+    """Return the first dimension that is one of the stream; an empty one if there is none."""
+    return next((dim for dim in dims if any(part.root != ANONYMOUS for part in dim)), ())
 
 
-_RULES: dict[str, Callable[[Mixing, Op], Sequence[Dims | None]]] = {
-    **dict.fromkeys(PRODUCTS, Mixing._product),
-    **dict.fromkeys(LINEAR, Mixing._linear),
-    **dict.fromkeys(ATTENTION, Mixing._attention),
-    **dict.fromkeys(CONVOLUTIONS, Mixing._convolve),
-    **dict.fromkeys(POOLS, Mixing._pool),
-    **dict.fromkeys(NORMALIZING - REDUCTIONS - {"rsqrt", "sqrt"}, Mixing._normalize),
-    **dict.fromkeys(REDUCTIONS, Mixing._reduce),
-    **dict.fromkeys(SCANS, Mixing._scan),
-    **dict.fromkeys(RECURRENT, Mixing._recur),
-    **dict.fromkeys(SPLITS, Mixing._split),
-    **dict.fromkeys(CUTS, Mixing._cut),
-    **dict.fromkeys(MOVES, Mixing._move),
-    **dict.fromkeys(("select", "unbind"), Mixing._select),
+_RULES: dict[str, Callable[[Mixing, Op], Results]] = {
+    "view": Mixing._view,
+    "product": Mixing._product,
+    "linear": Mixing._linear,
+    "attention": Mixing._attention,
+    "convolution": Mixing._convolve,
+    "pool": Mixing._pool,
+    "norm": Mixing._normalize,
+    "reduction": Mixing._reduce,
+    "scan": Mixing._scan,
+    "recurrent": Mixing._recur,
+    "split": Mixing._split,
+    "crop": Mixing._crop,
+    "shift": Mixing._shift,
+    "select": Mixing._select,
     "embedding": Mixing._embed,
-    "cat": Mixing._concatenate,
-    "stack": Mixing._stack,
+    "join": Mixing._join,
 }

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from addnorm.stream.layout.dimensions import Dims, Part
 
-__all__ = ["Piece", "TokenLayout"]
-
 
 class Piece:
     """Part of a dimension that holds sequences or tokens.

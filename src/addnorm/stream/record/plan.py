@@ -11,16 +11,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from addnorm._util.jsonio import to_jsonable
+from addnorm.stream.dataflow.arithmetic import strip_views
 from addnorm.stream.dataflow.graph import UNCOUNTED, Op, Value
 from addnorm.stream.find.chain import Chain
 from addnorm.stream.find.inspection import Inspection, Site, Stream
 from addnorm.stream.find.labels import format_norm
 from addnorm.stream.find.norm import Norm
-from addnorm.stream.find.operators import TRANSPARENT, strip_views
 from addnorm.stream.find.paths import Path
 from addnorm.stream.find.sublayers import Sublayer, list_parameters
-from addnorm.stream.find.views import find_axis
-from addnorm.stream.layout.dimensions import Part
+from addnorm.stream.layout.dimensions import Part, find_axis
 from addnorm.stream.layout.token_layout import TokenLayout
 from addnorm.stream.record.schema import RecordedSite
 
@@ -240,7 +239,7 @@ def _is_overwritten(state: Value, last: int) -> bool:
             schema = getattr(op.func, "_schema", None)
             if schema is not None and schema.is_mutable and op.args and op.args[0] is value:
                 return True
-            if op.name in TRANSPARENT and op.outputs[0] not in seen:
+            if "view" in op.traits and op.outputs[0] not in seen:
                 seen.add(op.outputs[0])
                 todo.append(op.outputs[0])
     return False
@@ -270,7 +269,7 @@ def write_probe(sublayer: Sublayer) -> WriteProbe:
             scales.append(factor.value)
         else:
             probe.factor *= factor.number
-    views = [op for op in path.ops if op.name in TRANSPARENT and inner is not None and op.index > inner.index]
+    views = [op for op in path.ops if "view" in op.traits and inner is not None and op.index > inner.index]
     if any(_is_moved(scale, probe.value, views) for scale in scales):
         probe.obstacle = "a sum of several writes is multiplied in another layout than that of the writes"
     probe.scales = tuple(scales)
@@ -311,7 +310,7 @@ def _find_wait(value: Value) -> Value | None:
     for op in value.users:
         if op.name == WAIT:
             return op.outputs[0]
-        if op.name in TRANSPARENT and op.outputs and (found := _find_wait(op.outputs[0])) is not None:
+        if "view" in op.traits and op.outputs and (found := _find_wait(op.outputs[0])) is not None:
             return found
     return None
 

@@ -196,7 +196,7 @@ class _Recorder(ForwardStatistics):
         """Finish the recording of a forward."""
         values = self._plan.values() if self._plan is not None else ()
         ops = {value.op.address: value.op for value in map(find_observable, values) if value.op is not None}
-        missed = {address for address, op in ops.items() if mode.was_missed(op)}
+        missed = {address for address, op in ops.items() if mode.is_uncertain(op)}
         if missed:  # other operators ran than in the inspected forward: the next forward is inspected again
             self._plans.pop(self._key, None)
             path, call, *_ = min(missed)

@@ -14,16 +14,16 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from addnorm.stream.dataflow.arithmetic import Factor
 from addnorm.stream.dataflow.graph import Value
 from addnorm.stream.dataflow.observers import Observer
 from addnorm.stream.decompose import Components, find_step_obstacle, propagate, source_shares, sum_components
 from addnorm.stream.edits import edit_write
 from addnorm.stream.find.adds import Add
 from addnorm.stream.find.chain import Chain
-from addnorm.stream.find.closure import get_tolerance, relative_error
 from addnorm.stream.find.inspection import Stream
-from addnorm.stream.find.operators import Factor
 from addnorm.stream.find.paths import Path
+from addnorm.stream.find.proof import get_tolerance, relative_error
 from addnorm.stream.find.sublayers import Sublayer
 from addnorm.stream.layout.token_layout import TokenLayout
 from addnorm.stream.record.plan import find_use, write_probe

@@ -1,23 +1,20 @@
-"""The proof of a row: its equation in float64, from the sublayer's input and output, compared with the values of the run."""
+"""Proof of the equations: each row in float64, from the sublayer's input and output, compared with the values of the run."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from addnorm.stream.dataflow.replay import replay_op
 from addnorm.stream.find.adds import Add
 from addnorm.stream.find.chain import Chain
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.paths import Path
 from addnorm.stream.find.sublayers import Sublayer
-from addnorm.stream.find.views import find_views, replay_op
-
-__all__ = [
-    "TOLERANCES", "check_repeated", "compute_closure", "compute_operand", "compute_sum", "compute_total_closure", "get_tolerance",
-    "relative_error",
-]  # fmt: skip
+from addnorm.stream.layout.dimensions import find_views
 
 # Relative error of a whole tensor; for the half dtypes eight round-offs.
 TOLERANCES = {
@@ -75,18 +72,26 @@ def compute_operand(path: Path, source: Tensor) -> Tensor:
     return value
 
 
-def compute_sum(add: Add, sublayers: list[Sublayer]) -> Tensor:
-    """Return a * x + b * N_branch(raw) + ... in float64."""
-    total = compute_operand(add.residual_path, add.x.tensor.detach().double())
-    for sublayer in sublayers:
-        raw = sublayer.raw.tensor.detach().double()
-        if sublayer.norm is not None:
-            raw = sublayer.norm(raw).reshape(sublayer.write_path.source.shape)
-        total = total + compute_operand(sublayer.write_path, raw)
-    return total.reshape(add.out.shape)
+def measure_row_error(add: Add, sublayers: Sequence[Sublayer], norm_out: Norm | None) -> float:
+    """Return the largest relative error of a row: of its sum, of the norm of the sum, and of the norms that sublayers read."""
+    if not add.out.tensor.numel():
+        return math.inf
+    norms = [norm for sublayer in sublayers for norm in sublayer.reads.norms]
+    with torch.no_grad():
+        total = compute_operand(add.residual_path, add.x.tensor.detach().double())
+        for sublayer in sublayers:
+            raw = sublayer.raw.tensor.detach().double()
+            if sublayer.norm is not None:
+                raw = sublayer.norm(raw).reshape(sublayer.write_path.source.shape)
+            total = total + compute_operand(sublayer.write_path, raw)
+        errors = [relative_error(add.out.tensor.detach(), total.reshape(add.out.shape))]
+        for norm in [*norms, norm_out] if norm_out is not None else norms:
+            y = norm.y.tensor.detach()
+            errors.append(relative_error(y, norm(norm.x.tensor.detach().double()).reshape(y.shape)))
+        return max(errors)
 
 
-def compute_total_closure(chain: Chain) -> float | None:
+def measure_sum_error(chain: Chain) -> float | None:
     """Return the relative error of x_L == x_0 + all writes; None if more than views lies between the adds."""
     if any(add.early_factors or add.late_factors or add.changes_tokens for add in chain.adds[1:]):
         return None
@@ -99,21 +104,7 @@ def compute_total_closure(chain: Chain) -> float | None:
             for op in views:
                 total = replay_op(op, total)
             total = compute_operand(add.residual_path, total)
-            for sublayer in sublayers:
-                path = sublayer.write_path
+            for path in (sublayer.write_path for sublayer in sublayers):
                 total = total + compute_operand(path, path.source.tensor.detach().double())
             total = total.reshape(add.out.shape)
         return relative_error(chain.adds[-1].out.tensor.detach(), total)
-
-
-def compute_closure(add: Add, sublayers: list[Sublayer], norm_out: Norm | None) -> float:
-    """Return the largest relative error of a row: of the sum, of its norm, and of the norms through which sublayers read."""
-    if not add.out.tensor.numel():
-        return math.inf
-    norms = [norm for sublayer in sublayers for norm in sublayer.reads.norms]
-    with torch.no_grad():
-        errors = [relative_error(add.out.tensor.detach(), compute_sum(add, sublayers))]
-        for norm in [*norms, norm_out] if norm_out is not None else norms:
-            y = norm.y.tensor.detach()
-            errors.append(relative_error(y, norm(norm.x.tensor.detach().double()).reshape(y.shape)))
-        return max(errors)

@@ -1,37 +1,39 @@
-"""Properties that rows cannot express: notes about sublayers, reasons why a sublayer or a model is not understood."""
+"""Reasons why a sublayer, a stream or a model is not understood: what happens in it that no row expresses."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from addnorm._util.numbers import format_count
-from addnorm.stream.dataflow.graph import Flow, Op, Value
-from addnorm.stream.find.adds import PARTIAL, Add, has_mixing_branch
-from addnorm.stream.find.chain import Chain
-from addnorm.stream.find.coverage import SUM, Gap, list_carried
-from addnorm.stream.find.inspection import Unknown
-from addnorm.stream.find.moves import find_moved, is_move, list_joined
-from addnorm.stream.find.norm import Norm
-from addnorm.stream.find.operators import (
+from addnorm.stream.dataflow.arithmetic import (
     Factor,
-    get_noise_mean,
+    find_moved,
     is_ancestor,
-    is_mixing,
+    is_move,
+    list_joined,
     match_factor,
     strip_views,
 )
-from addnorm.stream.find.sublayers import Sublayer
-from addnorm.stream.find.sums import GATED, MIXED, MULTIPLIED, SEVERAL, SHORTCUT
-
-__all__ = ["explain_gaps", "explain_no_stream", "format_source", "list_notes", "list_reasons"]
+from addnorm.stream.dataflow.graph import Flow, Op, Value, walk
+from addnorm.stream.find.adds import PARTIAL, Add, has_mixing_branch
+from addnorm.stream.find.inspection import Unknown
+from addnorm.stream.find.norm import Norm
+from addnorm.stream.find.passages import PlacedChain
+from addnorm.stream.find.sublayers import Sublayer, has_zero_factor
+from addnorm.stream.find.unexplained import (
+    GATED,
+    MIXED,
+    MULTIPLIED,
+    SEVERAL,
+    SHORTCUT,
+    SUM,
+    Unexplained,
+    list_carried_values,
+)
 
 NO_ADD = "no residual add was found: no operator adds to a value the output of a sublayer that reads the value"
-ROLES = {
-    "skip": "a skip: an earlier state of the stream",
-    "injection": "an injection: does not read the state to which it is added",
-}
-FROM_START = "an injection: computed from the start of the stream"
+ZERO_FACTOR = "what the sublayer reads or returns is multiplied by 0"
 CONSTANTS = "a factor is a vector of constants, which no parameter has and no row expresses"
 TWICE = "the branch itself contains x + ...: the stream is added twice"
 SECOND = "the sublayer adds to a second stream and reads that one: two streams in turn, as in reversible layers"
@@ -52,19 +54,14 @@ PROJECTED = "the output is multiplied by a norm of the stream, or added to one, 
 PARALLEL = "the state of another stream is added, which was computed from this one before: branches that run beside it"
 STRUCTURAL = (GATED, MIXED, MULTIPLIED, SHORTCUT, SEVERAL)
 
-ELEMENTWISE = {
-    "add", "sub", "mul", "div", "addcmul", "neg", "native_dropout", "where", "masked_fill", "clamp", "nan_to_num",
-}  # fmt: skip
 
-
-def explain_gaps(gaps: Sequence[Gap]) -> list[Unknown]:
-    """Return the gaps as unknown parts, one for each reason."""
+def report_unexplained(found: Sequence[Unexplained]) -> list[Unknown]:
+    """Return the unexplained operators as unknown parts of the model, one for each reason."""
     reasons: dict[str, list[Op]] = {}
-    explained = {gap.op.frame.path for gap in gaps if gap.reason in STRUCTURAL}
-    for gap in gaps:
-        if gap.reason == SUM and gap.op.frame.path in explained:
-            continue
-        reasons.setdefault(gap.reason, []).append(gap.op)
+    explained = {op.frame.path for op, reason, _ in found if reason in STRUCTURAL}
+    for op, reason, _ in found:
+        if reason != SUM or op.frame.path not in explained:
+            reasons.setdefault(reason, []).append(op)
     return [
         Unknown(ops[0].frame.path, f"{reason}; there are {len(ops)}" if len(ops) > 1 else reason, format_source(ops[0]))
         for reason, ops in reasons.items()
@@ -76,106 +73,55 @@ def format_source(op: Op) -> str:
     return f"{op.name}, {op.line}" if op.line else op.name
 
 
-def explain_no_stream(flow: Flow, norms: Sequence[Norm], gaps: Sequence[Gap]) -> list[Unknown]:
+def explain_no_stream(flow: Flow, norms: Sequence[Norm], found: Sequence[Unexplained]) -> list[Unknown]:
     """Explain why a model has no stream."""
     seen = f"{format_count(len(flow.ops), 'operator')} ran, {format_count(len(norms), 'norm')} among them"
     hidden = "" if norms else "; operators of other threads and of TorchScript are not seen"
-    return explain_gaps(gaps) or [Unknown("", f"{NO_ADD} ({seen}{hidden})")]
+    return report_unexplained(found) or [Unknown("", f"{NO_ADD} ({seen}{hidden})")]
 
 
-def list_notes(chain: Chain, k: int, sublayer: Sublayer) -> list[str]:
-    """Return the valid properties of a sublayer of add k that its row does not express."""
-    add, reads = chain.adds[k], sublayer.reads
-    factors = (*sublayer.write_path.factors, *add.residual_path.factors)
-    late = chain.adds[k + 1].late_factors if k + 1 < len(chain.adds) else []
-    after = [*chain.list_factors_after(k), *(factor for factor in late if factor.kind == "mask")]
-    notes = [*_describe_factors("the write", factors), *_describe_factors("the stream", after)]
-    if chain.passages[k + 1].is_masked and "the stream is masked by token" not in notes:
-        notes.append("the stream is masked by token")
-    noises = [factor.value for factor in factors if factor.kind == "noise" and factor.value is not None]
-    if any(get_noise_mean(noise) is None for noise in noises):
-        notes.append("the operators do not show the mean of the noise; 1 is assumed")
-    inner = [other for other in add.inner_adds if has_mixing_branch(other) and other.branch_input is None]
-    if inner:
-        notes.append(f"{format_count(len(inner), 'residual add')} inside")
-    if len(reads.norms) > 1 and not reads.direct:
-        notes.append(f"reads through {len(reads.norms)} norms")
-    if reads.norms:
-        y = strip_views(reads.norms[0].y)
-        if any(strip_views(norm.x) is y for op in sublayer.ops for norm in op.norms):
-            notes.append("another norm follows the one through which it reads")
-    if sublayer.role == "injection" and is_ancestor(chain.adds[0].x, sublayer.raw, without=add.other_ops):
-        notes.append(FROM_START)
-    elif sublayer.role in ROLES:
-        notes.append(ROLES[sublayer.role])
-    return notes
-
-
-def _describe_factors(what: str, factors: Sequence[Factor]) -> Iterator[str]:
-    """Yield what random factors and factors from the model's inputs do to a write or to the stream."""
-    noise = [factor for factor in factors if factor.kind == "noise"]
-    if any(map(_is_dropout, noise)):
-        yield "dropout" if what == "the write" else "dropout of the stream"
-    if not all(map(_is_dropout, noise)):
-        yield f"{what} is multiplied by random numbers"
-    masks = [factor.value.tensor for factor in factors if factor.kind == "mask" and factor.value is not None]
-    are_masks = [bool(((mask == 0) | (mask == 1)).all()) for mask in masks]
-    if any(are_masks):
-        yield f"{what} is masked by token"
-    if not all(are_masks):
-        yield f"{what} is multiplied by a number for each token, which the model's inputs give"
-
-
-def _is_dropout(factor: Factor) -> bool:
-    """Return whether random numbers are 0 with some probability, and otherwise all equal."""
-    if factor.value is None or get_noise_mean(factor.value) is not None:
-        return True
-    numbers = factor.value.tensor.detach().unique()
-    return len(numbers) == 2 and bool((numbers == 0).any())
-
-
-def list_reasons(chain: Chain, k: int, sublayer: Sublayer) -> dict[str, Op]:
+def list_reasons(chain: PlacedChain, k: int, sublayer: Sublayer) -> dict[str, Op]:
     """Return the reasons why a sublayer of add k is not understood, each with an operator: its own, or that of the add."""
-    add = chain.adds[k]
+    add, reads = chain.adds[k], sublayer.reads
     inner = [other for other in add.inner_adds if has_mixing_branch(other)]
     is_last = k + 1 == len(chain.adds)
     num_norms = 0 if is_last else len(chain.norms_out[k])
     late = [] if is_last else chain.adds[k + 1].late_factors
+    factors = [*add.residual_path.factors, *sublayer.write_path.factors, *reads.factors, *chain.sum_factors(k)]
+    others = [*factors, *add.early_factors, *add.late_factors, *chain.list_factors_after(k)]
+    of_passage = chain.passages[k].reasons
+    is_branch = sublayer.role == "branch"
+    is_other_state = _is_other_state(add, sublayer)
+    norms = (*reads.norms, *chain.norms_out[k])
     reasons = {
         TWICE: _adds_twice(add, sublayer, inner),
-        SECOND: not _is_other_state(add, sublayer) and _reads_other_stream(add, sublayer, inner),
-        PARALLEL: _is_other_state(add, sublayer) and any(is_ancestor(a.x, sublayer.raw) for a in chain.adds[: k + 1]),
+        SECOND: not is_other_state and _reads_other_stream(add, sublayer, inner),
+        PARALLEL: is_other_state and any(is_ancestor(a.x, sublayer.raw) for a in chain.adds[: k + 1]),
         **dict.fromkeys(add.unclear, True),
         PARTIAL: add.is_cut or PARTIAL in add.unclear,
-        **dict.fromkeys(chain.passages[k].reasons, True),
-        OTHER_AXIS: not all(map(chain.layout.normalizes_features, (*sublayer.reads.norms, *chain.norms_out[k]))),
-        BESIDE: (add.branch_input is not None and not add.is_cut) or _reads_before_norm(chain, k, sublayer),
+        **dict.fromkeys(of_passage, True),
+        OTHER_AXIS: not all(map(chain.layout.normalizes_features, norms)),
+        BESIDE: (add.branch_input is not None and not add.is_cut)
+        or (is_branch and _reads_before_norm(chain, k, sublayer)),
         NEGATED: _is_negated(add),
         HIDDEN_IN: sublayer.ops and _has_hidden_norm_in(sublayer),
         HIDDEN_OUT: sublayer.ops and _has_hidden_norm_out(sublayer),
-        SEVERAL_KINDS: len({norm.kind for norm in sublayer.reads.norms}) > 1 and not sublayer.reads.direct,
+        SEVERAL_KINDS: len({norm.kind for norm in reads.norms}) > 1 and not reads.direct,
         STALE: sublayer.role == "injection" and _reads_earlier_state(chain, k, sublayer),
-        IN_A_ROW: sublayer.role == "branch" and _reads_other_branch(chain, k, sublayer),
-        PROJECTED: len(sublayer.reads.norms) > 1 and _carries_norm(sublayer),
-        BY_FEATURE: any(_is_by_feature(chain, k, sublayer, factor) for factor in _list_masks(chain, k, sublayer)),
-        BY_TOKEN: any(_is_by_token(chain, factor) for factor in _list_factors(chain, k, sublayer)),
-        CONSTANTS: any(map(_is_constant_vector, _list_factors(chain, k, sublayer))),
-        BOTH: sublayer.reads.norms and sublayer.reads.direct,
+        IN_A_ROW: is_branch and _reads_other_branch(chain, k, sublayer),
+        PROJECTED: len(reads.norms) > 1 and _carries_norm(sublayer),
+        BY_FEATURE: any(_is_by_feature(chain, k, sublayer, factor) for factor in others),
+        BY_TOKEN: any(_is_by_token(chain, factor) for factor in factors),
+        CONSTANTS: any(map(_is_constant_vector, factors)),
+        BOTH: reads.norms and reads.direct,
         SCALED: num_norms and any(factor.kind in ("constant", "learned") for factor in late),
         f"{num_norms} norms follow the add, one after the other": num_norms > 1,
+        ZERO_FACTOR: has_zero_factor(sublayer),
     }
-    of_passage = chain.passages[k].reasons
     return {reason: of_passage.get(reason) or add.op for reason, applies in reasons.items() if applies}
 
 
-def _list_factors(chain: Chain, k: int, sublayer: Sublayer) -> list[Factor]:
-    """Return the factors in the row of a sublayer of add k."""
-    return [
-        *chain.adds[k].residual_path.factors, *sublayer.write_path.factors, *sublayer.reads.factors, *chain.sum_factors(k)
-    ]  # fmt: skip
-
-
-def _is_by_token(chain: Chain, factor: Factor) -> bool:
+def _is_by_token(chain: PlacedChain, factor: Factor) -> bool:
     """Return whether a learned factor varies along another dimension than the features."""
     if factor.kind != "learned" or factor.value is None or factor.value.tensor.numel() == 1:
         return False
@@ -187,16 +133,9 @@ def _is_by_token(chain: Chain, factor: Factor) -> bool:
     return shape.count(width) > 1 and len(shape) == len(chain.adds[0].out.shape) and varying not in (axis, -1)
 
 
-def _list_masks(chain: Chain, k: int, sublayer: Sublayer) -> list[Factor]:
-    """Return the factors in the row of a sublayer of add k, of its stream before the add, and after the last add."""
-    add = chain.adds[k]
-    factors = [*_list_factors(chain, k, sublayer), *add.early_factors, *add.late_factors, *chain.list_factors_after(k)]
-    return [factor for factor in factors if factor.kind == "mask"]
-
-
-def _is_by_feature(chain: Chain, k: int, sublayer: Sublayer, factor: Factor) -> bool:
+def _is_by_feature(chain: PlacedChain, k: int, sublayer: Sublayer, factor: Factor) -> bool:
     """Return whether a factor from the model's inputs may vary along the features."""
-    if factor.value is None or factor.value.tensor.numel() == 1:
+    if factor.kind != "mask" or factor.value is None or factor.value.tensor.numel() == 1:
         return False
     out, mask = factor.op.outputs[0], factor.value.shape
     features = chain.layout.find_features(k, sublayer, out)
@@ -220,20 +159,20 @@ def _is_negated(add: Add) -> bool:
     return math.prod([*numbers, *(term.factor for term in add.residual_path.terms)]) < 0
 
 
-def _reads_earlier_state(chain: Chain, k: int, sublayer: Sublayer) -> bool:
+def _reads_earlier_state(chain: PlacedChain, k: int, sublayer: Sublayer) -> bool:
     """Return whether an injection is computed from a state before add k, besides x_0."""
     adds = chain.adds[:k]
     return any(is_ancestor(add.out, sublayer.raw, without=chain.adds[k].other_ops) for add in adds)
 
 
-def _reads_before_norm(chain: Chain, k: int, sublayer: Sublayer) -> bool:
+def _reads_before_norm(chain: PlacedChain, k: int, sublayer: Sublayer) -> bool:
     """Return whether a sublayer of add k reads the sum before it also without the norm that follows that sum."""
-    norms = chain.norms_out[k - 1] if k and sublayer.role == "branch" else []
+    norms = chain.norms_out[k - 1] if k else []
     passed = {norm.y.op for norm in norms if norm.y.op is not None} | chain.adds[k].other_ops
     return bool(norms) and is_ancestor(chain.adds[k - 1].out, sublayer.raw, passed)
 
 
-def _reads_other_branch(chain: Chain, k: int, sublayer: Sublayer) -> bool:
+def _reads_other_branch(chain: PlacedChain, k: int, sublayer: Sublayer) -> bool:
     """Return whether a sublayer of add k reads the output of another one of the same add."""
     others = [other for other in chain.sublayers[k] if other is not sublayer and other.role == "branch"]
     return any(is_ancestor(other.raw, sublayer.raw) for other in others)
@@ -241,7 +180,9 @@ def _reads_other_branch(chain: Chain, k: int, sublayer: Sublayer) -> bool:
 
 def _carries_norm(sublayer: Sublayer) -> bool:
     """Return whether the output has a norm of the stream as an elementwise operand, as a projection on the stream has."""
-    return any(value.norm in sublayer.reads.norms for value in list_carried(sublayer.raw) if value.norm is not None)
+    return any(
+        value.norm in sublayer.reads.norms for value in list_carried_values(sublayer.raw) if value.norm is not None
+    )
 
 
 def _adds_twice(add: Add, sublayer: Sublayer, inner: Sequence[Add]) -> bool:
@@ -294,31 +235,27 @@ def _has_hidden_norm_in(sublayer: Sublayer) -> bool:
 def _passes(op: Op, carried: set[Value], read: Value) -> bool:
     """Return whether an operator passes the stream on: moved, multiplied, or added to something that is not computed from it."""
     parts = [v for v in op.inputs if v in carried]
-    if not parts or is_mixing(op):
+    if not parts or "mixing" in op.traits:
         return False
     if is_move(op):
         return op.outputs[0].shape[-1:] == parts[0].shape[-1:]
-    same = op.name in ELEMENTWISE and op.outputs[0].shape == parts[0].shape
+    is_known = not op.traits.isdisjoint(("affine", "guard"))
+    same = is_known and op.outputs[0].shape == parts[0].shape
     return same and not any(is_ancestor(read, v) for v in op.inputs if v not in carried)
 
 
 def _has_hidden_norm_out(sublayer: Sublayer) -> bool:
     """Return whether the output is a norm that is multiplied by a gate, or moved, before it is added."""
-    todo, seen = [sublayer.raw], set[Value]()
-    while todo:
-        value = todo.pop()
-        if value in seen or value.op is None or value is sublayer.add.read:
-            continue
-        seen.add(value)
-        if value.norm is not None:
-            if value.norm not in (sublayer.norm, *sublayer.reads.norms) and value is not sublayer.raw:
-                return True
-            continue
+    others = {sublayer.norm, *sublayer.reads.norms}
+
+    def follow(value: Value) -> list[Value]:
         op = value.op
+        if op is None or value is sublayer.add.read or value.norm is not None:
+            return []
         if (moved := find_moved(op)) is not None:
-            todo.append(moved)
-        elif joined := list_joined(op):
-            todo += joined
-        elif op.name == "mul" or match_factor(op) is not None:
-            todo += [v for v in op.inputs if v.shape == value.shape]
-    return False
+            return [moved]
+        is_product = op.name == "mul" or match_factor(op) is not None
+        return list_joined(op) or [v for v in op.inputs if is_product and v.shape == value.shape]
+
+    normed = [v for v in walk([sublayer.raw], follow) if v.norm is not None and v is not sublayer.add.read]
+    return any(v.norm not in others and v is not sublayer.raw for v in normed)

@@ -12,20 +12,17 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
-from addnorm.stream.dataflow.graph import DATA, PARAMETER, Value
+from addnorm.stream.dataflow.arithmetic import strip_views
+from addnorm.stream.dataflow.graph import DATA, PARAMETER, Value, find_ops_between, walk
 from addnorm.stream.find.chain import Chain
 from addnorm.stream.find.norm import Norm
-from addnorm.stream.find.operators import CHANNELS_FIRST, TRANSPARENT, strip_views
-from addnorm.stream.find.paths import Path, find_ops_between
+from addnorm.stream.find.paths import Path
 from addnorm.stream.find.sublayers import Sublayer
-from addnorm.stream.find.views import find_axis
-from addnorm.stream.layout.dimensions import Dim, Dims, Part, Roots, relate, trace
+from addnorm.stream.layout.dimensions import Dim, Dims, Part, Roots, find_axis, relate, trace
 from addnorm.stream.layout.mixing import Mixing
 from addnorm.stream.layout.token_layout import Piece, TokenLayout
 
-__all__ = ["StreamLayout"]
-
-PROJECTIONS = {"mm", "addmm", "linear", "embedding", "convolution", "_convolution", "mkldnn_convolution"}
+PROJECTING = ("product", "linear", "embedding", "convolution")  # traits of the operators that make features from others
 
 
 class StreamLayout:
@@ -198,7 +195,7 @@ class StreamLayout:
         combined = {root for part in (*mixing.projected, *start) for root in self._roots.find_origins(part.root)}
         origins = {origin for root in normed for origin in self._roots.find_origins(root)}
         last = {part.root for dim in self._dims[self.chain.adds[0].x][-1:] for part in dim}
-        is_conv = any(op.name in CHANNELS_FIRST for _, sublayer in self.chain.numbered() for op in sublayer.ops)
+        is_conv = any("channels_first" in op.traits for _, sublayer in self.chain.numbered() for op in sublayer.ops)
         return bool(mixing.projected) and combined.isdisjoint(origins) and (is_conv or last.isdisjoint(normed))
 
     def _list_other_normed(self) -> Iterator[Dim]:
@@ -217,14 +214,14 @@ class StreamLayout:
         """Return the dimension of x_0 that a product or an embedding made, before views and elementwise functions; or none."""
         x = self.chain.adds[0].x
         value = strip_views(x)
-        while value.op is not None and value.op.name not in PROJECTIONS:
+        while value.op is not None and value.op.traits.isdisjoint(PROJECTING):
             same = [v for v in value.op.inputs if v.kind & DATA and v.shape == value.shape]
             if not same:
                 return ()
             value = strip_views(same[0])
         if value.op is None or not value.kind & PARAMETER:
             return ()
-        made = 1 if value.op.name in CHANNELS_FIRST else len(value.shape) - 1
+        made = 1 if "channels_first" in value.op.traits else len(value.shape) - 1
         dims = self._dims[x]
         return next((dim for axis, dim in enumerate(dims) if _follow_axis(x, axis, value) == made), ())
 
@@ -368,15 +365,10 @@ def _join_intervals(parts: Sequence[Part]) -> list[int]:
 
 def _find_inputs(value: Value) -> list[Value]:
     """Return the inputs of the model on which a value depends."""
-    seen, todo, inputs = {value}, [value], []
-    while todo:
-        current = todo.pop()
-        if current.op is None and current.kind & DATA and current.shape:
-            inputs.append(current)
-        for source in current.op.inputs if current.op is not None else ():
-            if source.kind & DATA and source not in seen:
-                seen.add(source)
-                todo.append(source)
+    reached = walk(
+        [value], lambda v: [source for source in v.op.inputs if source.kind & DATA] if v.op is not None else []
+    )
+    inputs = [v for v in reached if v.op is None and v.kind & DATA and v.shape]
     return sorted(inputs, key=lambda leaf: leaf.part if isinstance(leaf.part, int) else -1)
 
 
@@ -384,7 +376,7 @@ def find_views_of(path: Path, x: Value) -> list[Value]:
     """Return the start of a path and its views on the way to the add, as far as there are only views."""
     views = [x]
     for op in reversed(path.ops):
-        if op.name not in TRANSPARENT or not op.inputs or op.inputs[0] is not views[-1]:
+        if "view" not in op.traits or not op.inputs or op.inputs[0] is not views[-1]:
             break
         views.append(op.outputs[0])
     return views

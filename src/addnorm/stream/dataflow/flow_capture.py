@@ -1,6 +1,6 @@
 """Capture of the data flow of one run of a model: every operator, its values, and the module call in which it ran.
 
-    flow = Capture(model).run(args, kwargs)
+    flow = FlowCapture(model).run(args, kwargs)
     flow.ops        each `Op` with its inputs, outputs and module call
 
 A `Value` is a tensor at one moment: an operator that writes in place makes a new value of the same memory, and a copy keeps the
@@ -27,10 +27,11 @@ from addnorm.stream.dataflow import fused_ops
 from addnorm.stream.dataflow.frames import Frames, exclusive, find_line, force_eager
 from addnorm.stream.dataflow.graph import CONSTANT, DATA, NOISE, PARAMETER, UNCOUNTED, Flow, Op, Value
 from addnorm.stream.dataflow.memory import Memory, disable_modes, is_in_memory
+from addnorm.stream.dataflow.operators import find_traits, operator_name
 from addnorm.stream.dataflow.snapshot import preserve_state
 from addnorm.stream.dataflow.state import find_tensors
 from addnorm.stream.dataflow.wrappers import (
-    Desugared,
+    InnerOperatorMode,
     computes_shapes,
     find_fsdp_modules,
     find_tensors_of,
@@ -41,40 +42,12 @@ from addnorm.stream.dataflow.wrappers import (
 )
 from addnorm.stream.dataflow.writes import find_written, running_statistics
 
-__all__ = ["RANDOM", "Capture", "find_new", "operator_name"]
-
-# Operators whose output depends on the shape and dtype of their inputs, not on their contents.
-SHAPE_ONLY = {
-    "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like", "new_empty", "new_zeros",
-    "new_ones", "new_full", "new_empty_strided", "zero", "bernoulli_", "uniform", "normal_", "exponential", "set", "sym_size",
-    "random",
-}  # fmt: skip
-RANDOM = {
-    "rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "bernoulli", "bernoulli_", "uniform",
-    "normal", "normal_", "exponential", "multinomial", "native_dropout", "random",
-}  # fmt: skip
-REPLACES = {"copy", "fill"}  # in place, independent of the old contents
-VIEWS = {"view", "alias", "detach"}
 SMALL = 1 << 16  # elements of a parameter that is copied when it is used
 OTHER_SEED = 0x5EED  # of the random numbers of a second run
 
 
-@cache
-def operator_name(func: Any) -> str:
-    """Return an operator's name: for torch's own without the namespace and the underscore of in-place operators.
-
-    `bernoulli_` and `normal_` keep the underscore: out-of-place they read probabilities and means from a tensor, in place they
-    do not.
-    """
-    namespace, _, name = func._schema.name.partition("::")
-    if namespace != "aten":
-        return f"{namespace}::{name}"
-    bare: str = name if name.startswith("_") and not name.endswith("_") else name.rstrip("_")
-    return f"{bare}_" if name in ("bernoulli_", "normal_") else bare
-
-
-class Capture(Desugared):
-    """Dispatch mode that captures the data flow of one run of a model: `Capture(model).run(args, kwargs)`.
+class FlowCapture(InnerOperatorMode):
+    """Dispatch mode that captures the data flow of one run of a model: `FlowCapture(model).run(args, kwargs)`.
 
     Args:
         model: the model.
@@ -132,7 +105,7 @@ class Capture(Desugared):
                 for generator in self._generators:
                     generator.manual_seed(OTHER_SEED)
                 torch.manual_seed(OTHER_SEED)
-                return Capture(model, self._contents).run(args, kwargs)
+                return FlowCapture(model, self._contents).run(args, kwargs)
             finally:
                 for generator, state in self._generators.items():
                     generator.set_state(state)
@@ -182,7 +155,13 @@ class Capture(Desugared):
                 self._copy_small(value)
         out = func(*args, **kwargs)
         inputs = _find_dependencies(name, func, values_args, values_kwargs)
-        if in_fsdp and name in VIEWS and inputs and isinstance(out, Tensor) and inputs[0].shape == tuple(out.shape):
+        if (
+            in_fsdp
+            and name in ("view", "alias", "detach")
+            and inputs
+            and isinstance(out, Tensor)
+            and inputs[0].shape == tuple(out.shape)
+        ):
             self._memory.bind(out, inputs[0])
             return out
         ordinal = UNCOUNTED if in_fsdp else frame.count(name)
@@ -193,7 +172,7 @@ class Capture(Desugared):
         if fused_ops.is_fused(name, args):
             self._add_fused(op, args, kwargs, outputs)
         else:
-            self._add(op, list(enumerate(outputs)), NOISE if name in RANDOM else CONSTANT)
+            self._add(op, list(enumerate(outputs)), NOISE if "random" in op.traits else CONSTANT)
         for tensor in written:
             if tensor in self._memory:
                 self._memory.record_write(tensor)
@@ -292,12 +271,12 @@ def _has_inner(wrapper: Tensor, tensor: Tensor) -> bool:
 
 def _find_dependencies(name: str, func: Any, args: Any, kwargs: Any) -> list[Value]:
     """Return the values on which the output of an operator depends."""
-    if name in SHAPE_ONLY:
+    if "shapes" in find_traits(name):
         return []
     outs = {argument.name for argument in func._schema.arguments if argument.is_out}
     leaves = pytree.tree_leaves((args, {key: value for key, value in kwargs.items() if key not in outs}))
     inputs = [x for x in leaves if isinstance(x, Value)]
-    replaces = name in REPLACES and args and isinstance(args[0], Value) and func._schema.is_mutable
+    replaces = "overwrites" in find_traits(name) and args and isinstance(args[0], Value) and func._schema.is_mutable
     return inputs[1:] if replaces else inputs
 
 

@@ -1,0 +1,295 @@
+"""What the operators of a run compute, as far as a residual stream is concerned: views, moves, factors and sums of values."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator, Set
+from typing import Any, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from addnorm.stream.dataflow.graph import DATA, NOISE, PARAMETER, Op, Value, walk
+
+
+class Factor(NamedTuple):
+    """Factor of a value.
+
+    Attributes:
+        kind: "constant", "learned", "noise" (dropout), "mask" (by token), "guard" (a clamp or the like).
+        number: the constant.
+        value: the tensor.
+        op: the operator that multiplies.
+    """
+
+    kind: str
+    number: float
+    value: Value | None
+    op: Op
+
+
+class Term(NamedTuple):
+    """Operand of an add: factor * scale * value, where `scale` is a tensor that multiplies in the same operator."""
+
+    value: Value
+    factor: float = 1.0
+    scale: Value | None = None
+    op: Op | None = None  # the add
+
+
+def get_number(x: Any) -> float | None:
+    """Return a Python number or the number in a constant of one element; None for other arguments."""
+    if isinstance(x, bool):
+        return None
+    if isinstance(x, Value) and not x.kind and x.tensor.numel() == 1 and not x.tensor.is_complex():
+        tensor = x.tensor.constant if isinstance(x.tensor, FakeTensor) else x.tensor
+        x = None if tensor is None else tensor.item()
+    if not isinstance(x, int | float):
+        return None
+    short = float(f"{x:.7g}")  # 1e-6 after it was stored in float32
+    return short if _round_to_float32(short) == x else float(x)
+
+
+def get_fill(x: Any) -> float | None:
+    """Return a Python number or the number that all elements of a constant have; None for other arguments."""
+    if not isinstance(x, Value) or x.kind or isinstance(x.tensor, FakeTensor) or not x.tensor.numel():
+        return get_number(x)
+    first = x.tensor.flatten()[0]
+    return get_number(first.item()) if bool((x.tensor == first).all()) else None
+
+
+def _round_to_float32(x: float) -> float:
+    try:
+        rounded: float = struct.unpack("f", struct.pack("f", x))[0]
+    except OverflowError:
+        return x
+    return rounded
+
+
+def is_activation(value: Value) -> bool:
+    """Return whether a value depends on both the data and the parameters."""
+    return value.kind & (PARAMETER | DATA) == PARAMETER | DATA
+
+
+# Views and moves: the same numbers, in another shape or place.
+
+
+def strip_views(value: Value) -> Value:
+    """Return the value of which another is a view, a copy or a cast, or to which zero is added."""
+    while value.op is not None and value.op.inputs and ("view" in value.op.traits or _adds_zero(value.op)):
+        value = value.op.inputs[0]
+    return value
+
+
+def is_view(op: Op) -> bool:
+    """Return whether an operator returns a view, a copy or a cast, or adds zero."""
+    return strip_views(op.outputs[0]) is not op.outputs[0]
+
+
+def _adds_zero(op: Op) -> bool:
+    """Return whether an operator computes x + 0, as the first step of Python's sum does."""
+    return op.name == "add" and len(op.inputs) == 1 and len(op.args) > 1 and get_number(op.args[1]) == 0.0
+
+
+def is_move(op: Op) -> bool:
+    """Return whether the output of an operator has numbers of its inputs and no others."""
+    return not op.traits.isdisjoint(("cut", "join", "view"))
+
+
+def find_moved(op: Op) -> Value | None:
+    """Return the input whose numbers, or some of them, the output has; None for a join and for other operators."""
+    return op.inputs[0] if op.inputs and not op.traits.isdisjoint(("cut", "view")) else None
+
+
+def list_joined(op: Op) -> list[Value]:
+    """Return the inputs whose numbers a join has, without indices and masks."""
+    is_join = "join" in op.traits
+    return [v for v in op.inputs if is_join and (v.tensor.is_floating_point() or v.tensor.is_complex())]
+
+
+def strip_moves(value: Value) -> Value:
+    """Return the value of which another is a view, or a part."""
+    while value.op is not None and (moved := find_moved(value.op)) is not None:
+        value = moved
+    return value
+
+
+def list_carried(value: Value) -> list[Value]:
+    """Return the values whose numbers a value has, perhaps multiplied, or in other places."""
+    op = value.op
+    if op is None or value.norm is not None:
+        return []
+    if is_view(op):
+        return op.inputs[:1]
+    if (moved := find_moved(op)) is not None:
+        return [moved]
+    product = match_factor(op)
+    return list_joined(op) or ([] if product is None else [product[0]])
+
+
+def is_ancestor(value: Value, later: Value, without: Set[Op] = frozenset()) -> bool:
+    """Return whether `later` depends on `value` through other operators than those in `without`."""
+    target = strip_views(value)
+
+    def follow(v: Value) -> list[Value]:
+        return v.op.inputs if v.op is not None and v.index >= target.index and v.op not in without else []
+
+    return any(v is value or v is target for v in walk([later], follow))
+
+
+# Sums.
+
+
+def match_terms(op: Op) -> tuple[Term, Term] | None:
+    """Return the operands of an add of two tensors; None for other operators."""
+    terms = _match_operands(op)
+    return None if terms is None else (terms[0]._replace(op=op), terms[1]._replace(op=op))
+
+
+def _match_operands(op: Op) -> tuple[Term, Term] | None:
+    args = op.args
+    tensors = [a for a in args if isinstance(a, Value)]
+    if op.name in ("add", "sub", "rsub") and len(tensors) == 2:
+        alpha = get_number(op.get("alpha", 1))
+        x, y = tensors if op.name != "rsub" else tensors[::-1]
+        return None if alpha is None else (Term(x), Term(y, alpha if op.name == "add" else -alpha))
+    if op.name == "addcmul" and len(tensors) == 3:
+        number, product = get_number(op.get("value", 1)), match_scale(args[1], args[2], args[0])
+        return None if number is None or product is None else (Term(args[0]), Term(product[0], number, product[1]))
+    if (stack := find_summed_stack(op)) is not None:
+        parts, factor = stack.args[0], 1.0 if op.name == "sum" else 0.5
+        is_pair = op.get("dim") == [stack.get("dim", 0)] and len(parts) == 2
+        return (Term(parts[0], factor), Term(parts[1], factor)) if is_pair else None
+    if op.name == "lerp" and len(tensors) >= 2:
+        weight = get_number(args[2])
+        return None if weight is None else (Term(args[0], 1.0 - weight), Term(args[1], weight))
+    return None
+
+
+def find_summed_stack(op: Op) -> Op | None:
+    """Return the stack whose sum or mean an operator is; None for other operators."""
+    stack = op.inputs[0].op if "sum" in op.traits and op.inputs else None
+    return stack if stack is not None and stack.name == "stack" else None
+
+
+# Factors.
+
+
+def match_factor(op: Op) -> tuple[Value, Factor] | None:
+    """Return the input that an operator multiplies and its factor; None for other operators."""
+    args = op.args
+    if op.name == "neg":
+        return args[0], Factor("constant", -1.0, None, op)
+    if op.name in ("mul", "div") and len(args) >= 2 and not op.kwargs.get("rounding_mode"):
+        for at, other in ((0, 1), (1, 0)) if op.name == "mul" else ((0, 1),):
+            number = get_number(args[other]) if isinstance(args[at], Value) else None
+            if number is not None and args[at].shape == op.outputs[0].shape:
+                if op.name == "div":
+                    number = 1.0 / number if number else math.inf
+                return (args[at], Factor("constant", number, None, op)) if math.isfinite(number) else None
+        if op.name == "mul" and isinstance(args[0], Value) and isinstance(args[1], Value):
+            product = match_scale(args[0], args[1], op.outputs[0])
+            if product is not None:
+                return product[0], Factor(_classify_scale(product[1]), 1.0, product[1], op)
+    if op.name == "native_dropout":
+        return args[0], Factor("noise", 1.0, None, op)
+    if "guard" in op.traits:
+        tensors = [v for v in op.inputs if v.kind and v.shape == op.outputs[0].shape and v.tensor.is_floating_point()]
+        if len(tensors) == 1:
+            return tensors[0], Factor("guard", 1.0, None, op)
+    return _match_multiple(op)
+
+
+def _match_multiple(op: Op) -> tuple[Value, Factor] | None:
+    """Match a sum of constant multiples of one value: x + 0.1 x is 1.1 x."""
+    terms = match_terms(op)
+    if terms is None or any(term.scale is not None or term.value.shape != op.outputs[0].shape for term in terms):
+        return None
+    first, second = (dict(trace_constants(term.value, term.factor)) for term in terms)
+    x = next((value for value in first if value in second), None)
+    number = 0.0 if x is None else first[x] + second[x]
+    return None if x is None or number == 0.0 else (x, Factor("constant", number, None, op))
+
+
+def trace_constants(value: Value, number: float) -> Iterator[tuple[Value, float]]:
+    """Yield the values of which a value is a constant multiple, the nearest first, each with the factor."""
+    while True:
+        yield value, number
+        op = value.op
+        product = match_factor(op) if op is not None and value.norm is None else None
+        if op is not None and "copy" in op.traits and op.inputs and op.inputs[0].shape == value.shape:
+            value = op.inputs[0]
+        elif product is not None and product[1].kind == "constant":
+            value, number = product[0], number * product[1].number
+        else:
+            return
+
+
+def match_scale(first: Value, second: Value, like: Value) -> tuple[Value, Value] | None:
+    """Return a product's value and its scale (a number, a vector over the features, noise, or a token mask), or None."""
+    for value, scale in ((first, second), (second, first)):
+        if value.shape == like.shape and is_scale(scale, value):
+            return value, scale
+    return None
+
+
+def is_scale(scale: Value, value: Value) -> bool:
+    """Return whether a factor is a number, a vector over the features, noise, or a mask of tokens."""
+    if scale.kind & NOISE and not scale.kind & DATA:
+        return True
+    if not value.shape or not torch.is_floating_point(value.tensor):
+        return False
+    if scale.kind & DATA:  # a token mask depends on the inputs only; a gate depends on parameters too
+        return not scale.kind & PARAMETER and (scale.shape[-1:] in ((), (1,)) or _is_shared_by_channels(scale, value))
+    if not scale.kind and scale.shape[-1:] == (1,):  # a constant for each token
+        return True
+    # A vector over channels that come first.
+    if sum(n > 1 for n in scale.shape) == 1 < len(value.shape) and scale.shape[-1:] == (1,):
+        return bool(scale.kind & PARAMETER) and len(scale.shape) <= len(value.shape)
+    return scale.tensor.numel() in (1, value.shape[-1]) and scale.shape[-1:] in ((), (1,), value.shape[-1:])
+
+
+def _is_shared_by_channels(scale: Value, value: Value) -> bool:
+    """Return whether a factor is one for all of dimension 1, the channels of `(B, d, T)` if the features are there."""
+    shape, of_value = scale.shape, value.shape
+    return len(shape) == len(of_value) > 2 and shape[1] == 1 < of_value[1]
+
+
+def _classify_scale(scale: Value) -> str:
+    if scale.kind & NOISE:
+        return "noise"
+    is_constant_mask = not scale.kind and scale.tensor.numel() > 1 and scale.shape[-1:] == (1,)
+    return "mask" if scale.kind & DATA or is_constant_mask else "learned"
+
+
+def get_noise_mean(noise: Value) -> float | None:
+    """Return the mean of a random factor: 1 for dropout, the keep probability for an unscaled mask; None if not known."""
+    value, number = noise, 1.0
+    for _ in range(8):
+        op = strip_views(value).op
+        if op is None:
+            return None
+        if op.name in ("noise", "native_dropout"):
+            return number
+        passed = match_factor(op)
+        if passed is None or passed[1].kind != "constant":
+            p = _get_probability(op)
+            return None if p is None else number * p
+        value, number = passed[0], number * passed[1].number
+    return None
+
+
+def _get_probability(op: Op) -> float | None:
+    """Return the probability of a random 1 among zeros: of a Bernoulli sample, or of a comparison of uniform numbers."""
+    if op.name in ("bernoulli", "bernoulli_"):  # out-of-place without p, the input has the probabilities
+        return get_fill(op.get("p", op.args[0] if op.name == "bernoulli" else 0.5))
+    if op.name == "floor":  # of p + a uniform number
+        added = strip_views(op.args[0]).op
+        numbers = map(get_fill, added.args[1::-1]) if added is not None and added.name == "add" else ()
+        return next((p for p in numbers if p is not None), None)
+    if "comparison" in op.traits and len(op.args) == 2:
+        drawn, p = strip_views(op.args[0]).op if isinstance(op.args[0], Value) else None, get_fill(op.args[1])
+        if drawn is not None and "uniform" in drawn.traits and p is not None:
+            return p if op.name in ("lt", "le") else 1.0 - p
+    return None

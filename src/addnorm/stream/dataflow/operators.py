@@ -1,0 +1,120 @@
+"""What each operator of torch does to a value: the one table of the library, from which every analysis reads.
+
+A row has the names of operators that act alike, and their traits. A new operator is one name in one row. An operator in no row
+computes a new value element by element; one of another library than aten or this one may do anything, and counts as mixing.
+
+Names are those of `operator_name`: aten's, without the underscore of in-place operators.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+# This library's operators share one name: in place, with out= and with a backward, different operators run.
+FAMILY = "addnorm::"
+
+# view: the output has the numbers of the first input in another shape, memory or dtype: copy (same shape), reshape and squeeze
+#     (same order of the numbers), swap (two dimensions)
+# cut: it has some numbers of the first input, in another place; exact: which ones, the arguments say
+# join: it has numbers of several inputs
+# guard: it has the numbers of an input unless they are not finite, too large, or of a padded token
+# affine: a sum, a multiple or a dropout of its inputs
+# mixing: it combines elements of different tokens or features, as every sublayer does: product (of matrices; added: to the first
+#     argument), linear, pair (both factors may be activations), attention, convolution, pool, scan, recurrent, embedding
+# local: it combines neighbouring tokens; combining: it keeps the shape, and combines the elements of a dimension
+# normalizing: a norm or a part of one; reduction: it removes a dimension
+# channels_first: dimension 1 of its first input has the features
+# shapes: it reads no contents of its inputs; overwrites: in place, it does not read what it writes
+# random, uniform: it draws random numbers; running: it updates statistics that its schema does not declare
+TABLE = {
+    "view _unsafe_view reshape _reshape_alias flatten unflatten view_as": "view reshape",
+    "squeeze unsqueeze": "view squeeze",
+    "expand expand_as": "view expand",
+    "permute movedim": "view",
+    "transpose swapaxes t numpy_T": "view swap",
+    "_to_copy clone contiguous detach alias lift_fresh to _conj _c10d_functional::wait_tensor": "view copy",
+    "copy": "view copy expand overwrites",
+    "fill": "overwrites",
+    "slice narrow": "cut crop exact",
+    "split split_with_sizes unsafe_split chunk tensor_split unsafe_chunk": "cut split exact",
+    "select unbind": "cut select exact",
+    "constant_pad_nd": "cut crop",
+    "index_select": "cut crop gather mixing",
+    "gather": "cut gather mixing",
+    "index": "cut gather",
+    "roll flip": "cut shift mixing",
+    "masked_select repeat repeat_interleave pixel_shuffle pixel_unshuffle unfold as_strided diagonal channel_shuffle": "cut",
+    "take_along_dim tile im2col": "cut",
+    "cat stack": "join exact",
+    "index_put _index_put_impl_": "join scatter",
+    "index_add scatter_add": "scatter",
+    "scatter slice_scatter select_scatter masked_scatter index_copy": "join",
+    "write_into": "join local",
+    "where": "join guard",
+    "clamp clamp_min clamp_max nan_to_num masked_fill hardtanh minimum maximum fmin fmax threshold": "guard",
+    "add sub mul div addcmul neg": "affine",
+    "native_dropout": "affine random",
+    "lt le gt ge": "comparison",
+    "mm bmm matmul": "mixing product pair",
+    "addmm": "mixing product added",
+    "baddbmm": "mixing product pair added",
+    "einsum addbmm": "mixing pair",
+    "linear mkldnn_linear": "mixing linear",
+    "dot mv _grouped_mm _scaled_mm _int_mm tensordot bilinear _trilinear cdist": "mixing",
+    "embedding": "mixing embedding",
+    "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention": "mixing attention",
+    "_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention": "mixing attention",
+    "_scaled_dot_product_attention_math _scaled_dot_product_fused_attention_overrideable": "mixing attention",
+    "scaled_dot_product_attention flex_attention": "mixing attention",
+    "_flash_attention_forward _efficient_attention_forward _native_multi_head_attention": "mixing attention tokens_second",
+    "convolution _convolution mkldnn_convolution conv_depthwise3d": "mixing convolution local channels_first",
+    "avg_pool1d": "mixing pool 1d local",
+    "avg_pool2d": "mixing pool 2d local",
+    "adaptive_avg_pool1d": "pool 1d",
+    "_adaptive_avg_pool2d adaptive_avg_pool2d max_pool2d_with_indices": "pool 2d",
+    "avg_pool3d max_pool3d_with_indices": "pool 3d",
+    "cumsum cumprod logcumsumexp _fft_r2c _fft_c2c _fft_c2r": "mixing scan local",
+    "mkldnn_rnn_layer lstm gru": "mixing recurrent local",
+    "rnn_tanh rnn_relu": "recurrent",
+    "_softmax softmax _safe_softmax _log_softmax": "softmax combining",
+    "sort argsort cummax cummin": "combining",
+    "sum mean": "reduction sum",
+    "amax amin max min logsumexp prod": "reduction",
+    "norm linalg_vector_norm var var_mean std std_mean": "reduction normalizing",
+    "rsqrt sqrt": "normalizing",
+    "native_layer_norm layer_norm _fused_rms_norm rms_norm addnorm::norm": "normalizing norm",
+    "native_batch_norm cudnn_batch_norm miopen_batch_norm": "normalizing norm channels_first running",
+    "_batch_norm_impl_index": "running",
+    "_native_batch_norm_legit _native_batch_norm_legit_no_training batch_norm": "normalizing norm channels_first",
+    "_batch_norm_with_update batch_norm_with_update _batch_norm_no_update": "normalizing norm channels_first",
+    "native_group_norm group_norm instance_norm": "normalizing norm channels_first",
+    "empty_like zeros_like ones_like full_like new_empty new_zeros new_ones new_full new_empty_strided": "shapes",
+    "zero set sym_size": "shapes",
+    "rand": "random uniform",
+    "rand_like uniform": "random uniform shapes",
+    "randn_like randint_like bernoulli_ normal_ exponential random": "random shapes",
+    "randn randint randperm bernoulli normal multinomial": "random",
+}  # fmt: skip
+TRAITS = {name: frozenset(traits.split()) for names, traits in TABLE.items() for name in names.split()}
+OPAQUE = frozenset(("mixing", "opaque"))
+
+
+def find_traits(name: str) -> frozenset[str]:
+    """Return the traits of an operator."""
+    other = OPAQUE if "::" in name and not name.startswith(FAMILY) else frozenset[str]()
+    return TRAITS.get(name, other)
+
+
+@cache
+def operator_name(func: Any) -> str:
+    """Return an operator's name: for torch's own without the namespace and the underscore of in-place operators.
+
+    `bernoulli_` and `normal_` keep the underscore: out-of-place they read probabilities and means from a tensor, in place they
+    do not.
+    """
+    namespace, _, name = func._schema.name.partition("::")
+    if namespace != "aten":
+        return f"{namespace}::{name}"
+    bare: str = name if name.startswith("_") and not name.endswith("_") else name.rstrip("_")
+    return f"{bare}_" if name in ("bernoulli_", "normal_") else bare

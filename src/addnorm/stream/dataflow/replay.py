@@ -1,0 +1,107 @@
+"""Operators of a run, computed again on other inputs: on float64 numbers, or on labels that show where each number goes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from addnorm.stream.dataflow.arithmetic import is_view, match_factor
+from addnorm.stream.dataflow.graph import Op, Value
+
+FILLS = ("self", "other", "value")  # arguments that, as numbers, fill elements of the output
+
+
+def replay_op(op: Op, value: Tensor) -> Tensor:
+    """Return the output of a view, cast or factor for another input (float64 numbers, or labels)."""
+    out = op.outputs[0]
+    if op.name == "alias" and len(op.args) > 1 and out.part == "memory":  # the same memory with permuted dimensions
+        stride, shape, strides = op.args[1:]
+        same = torch.empty_strided(value.shape, stride, dtype=value.dtype, device=value.device).copy_(value)
+        return same.as_strided(shape, strides)
+    if "copy" in op.traits or "reshape" in op.traits:
+        return value if value.shape == out.shape else value.reshape(out.shape)
+    if "view" in op.traits:
+        result: Tensor = op.func(value, *op.args[1:], **op.kwargs)
+        return result
+    if is_view(op):  # x + 0
+        return value
+    passed = match_factor(op)
+    assert passed is not None
+    source, factor = passed
+    if factor.kind == "guard":
+        others = {v: v.tensor.double() if v.tensor.is_floating_point() else v.tensor for v in op.inputs}
+        return run_op(op, {**others, source: value})[0]
+    if factor.value is not None:
+        return value * factor.value.tensor.detach().double()
+    if factor.kind == "constant":
+        return value * factor.number
+    if len(op.outputs) > 1:  # native_dropout
+        p = float(op.args[1])
+        return value * op.outputs[1].tensor.double() / (1.0 - p) if p < 1.0 else value * 0.0
+    return value
+
+
+def run_op(op: Op, values: Mapping[Value, Tensor], fill: float | None = None) -> list[Tensor]:
+    """Return the outputs of an operator for other inputs, computed out-of-place, and in float64 where it sets a dtype.
+
+    Args:
+        op: the operator.
+        values: its inputs. One that is missing is overwritten without a read, as by `copy`.
+        fill: in place of the numbers with which the operator fills elements; None keeps them.
+
+    Raises:
+        Exception: the operator cannot be computed again with these inputs.
+    """
+    if "view" in op.traits:
+        if not op.outputs[0].tensor.is_floating_point():
+            raise NotImplementedError  # a cast that loses numbers
+        return [replay_op(op, values[op.inputs[0]])]
+
+    def get(value: Value) -> Tensor:
+        return values[value].clone() if value in values else torch.empty(value.shape, dtype=torch.float64)
+
+    args, kwargs = pytree.tree_map_only(Value, get, (op.args, op.kwargs))
+    wide = {
+        name: torch.float64 if dtype.is_floating_point else dtype
+        for name, dtype in kwargs.items() if isinstance(dtype, torch.dtype)
+    }  # fmt: skip
+    kwargs = {name: value for name, value in {**kwargs, **wide}.items() if name not in ("out", "device")}
+    if fill is not None:
+        names = [argument.name for argument in op.func._schema.arguments]  # type: ignore[attr-defined]  # of an OpOverload
+        args = [
+            fill if name in FILLS and isinstance(a, int | float) else a for name, a in zip(names, args, strict=False)
+        ]
+    out: Any = op.func(*args, **kwargs)
+    return [*out] if isinstance(out, tuple | list) else [out]
+
+
+def move_labels(op: Op, labels: Mapping[Value, Tensor]) -> list[Tensor]:
+    """Return the labels of the outputs of a view, cut or join; what comes from elsewhere has label 0.
+
+    Raises:
+        Exception: the operator cannot be computed again.
+    """
+    values = {value: labels[value] if value in labels else _fill_zeros(value) for value in op.inputs}
+    if op.name == "write_into":
+        return [_write([*values.values()], op.args[-1], op.inputs[0].tensor.element_size())]
+    return [replay_op(op, values[op.inputs[0]])] if is_view(op) else run_op(op, values, fill=0.0)
+
+
+def _fill_zeros(value: Value) -> Tensor:
+    """Return zeros in place of numbers; an index or a mask itself."""
+    is_number = value.tensor.is_floating_point() or value.tensor.is_complex()
+    return torch.zeros(value.shape, dtype=torch.float64) if is_number else value.tensor.detach().cpu()
+
+
+def _write(inputs: Sequence[Tensor], places: Sequence[Any], size: int) -> Tensor:
+    """Return the labels of a tensor after writes to parts of its memory; a place is (first byte, (shape, strides))."""
+    places = [(shape, stride, start // size) for start, (shape, stride) in places]
+    ends = [start + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) for shape, stride, start in places]
+    memory = torch.zeros(max(ends) + 1, dtype=torch.float64)
+    for labels, (shape, stride, start) in zip(inputs, places, strict=False):
+        memory.as_strided(shape, stride, start).copy_(labels.reshape(shape))
+    return memory.as_strided(*places[-1])

@@ -1,0 +1,384 @@
+"""Operators that change a stream, or may, and are in no row: all that `inspect` must report as not understood.
+
+A value *carries* another one if it has its numbers, up to moves, norms and elementwise functions, and no operator in between
+mixes tokens or features. Three walks over the captured run look for steps that no row contains:
+
+    sums      an add of p and q, where q was computed by a sublayer from a value that p carries, is a residual add. It must be
+              the add of a site, or be in a sublayer.
+    starts    x_0 of a stream must not carry the state of another stream, or a residual sum that is not understood, unless it
+              has all or some tokens of it.
+    states    what carries a state, from x_0 to x_L and from x_L to the model's output, must not be summed with something else,
+              and its tokens must not be replaced by values computed from the stream.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence, Set
+from typing import NamedTuple
+
+from addnorm.stream.dataflow.arithmetic import (
+    find_moved,
+    find_summed_stack,
+    is_activation,
+    is_ancestor,
+    is_move,
+    is_view,
+    list_joined,
+    match_factor,
+    match_terms,
+    strip_moves,
+    strip_views,
+)
+from addnorm.stream.dataflow.graph import DATA, PARAMETER, Flow, Op, Value, find_ops_between, walk
+from addnorm.stream.find.adds import PARTIAL, REPLACED, Add
+from addnorm.stream.find.chain import Selection
+from addnorm.stream.find.next_norms import Regions
+from addnorm.stream.find.norm import Norm
+from addnorm.stream.find.passages import PlacedChain, keeps_features
+from addnorm.stream.find.paths import match_interpolation
+from addnorm.stream.layout.dimensions import find_axis
+
+SUM = "a sum of a value and what was computed from it, which is no add of a sublayer"
+CHANGED = "a function of the end of the stream is normalized: the norm before the output is no final norm of the stream"
+TWO_FUNCTIONS = (
+    "the stream begins with a sum of two functions of another stream, as of a projection and a sublayer's output"
+)
+CONTINUED = "the stream begins with a function of the end of another stream, not with a product or with the end itself"
+RESIZED = "the stream begins with features of the end of another stream, cut, joined or padded"
+STARTS_IN_SUM = "the stream begins with a residual sum that is not understood"
+ADDED = "something that no sublayer of the stream wrote is added to the stream after its last add"
+LONE_ADD = "a single add x + f(x): no other add continues its sum, and no norm over the features belongs to it"
+BATCH_NORM = "x' = BatchNorm(x + f(x)): the sum is normalized over other tokens too, which no row expresses"
+GATED = "x' = g * x + ... with a gate g computed from the data, which no row expresses (a highway network, a recurrent cell)"
+SHORTCUT = "x' = W x + ...: the stream is multiplied by a matrix over its last dimension, which no row expresses"
+MIXED = "x' = A x + ... with a matrix A over another dimension than the last: it mixes states or tokens, which no row expresses"
+MULTIPLIED = "x' = A x + ... with a matrix A that mixes features, states or tokens, which no row expresses"
+SEVERAL = "a sum of three or more values, some of which are computed from others, which no row expresses"
+CENTRED = (
+    "a mean is subtracted from the stream: a norm that is written out over another dimension than the last, or centred tokens; "
+    "neither is in a row"
+)
+
+
+class Unexplained(NamedTuple):
+    """Operator that changes a stream, or may, and is in no row.
+
+    Attributes:
+        op: the operator.
+        reason: what it does.
+        chains: indices of the streams that it concerns.
+    """
+
+    op: Op
+    reason: str
+    chains: frozenset[int]
+
+
+def find_unexplained(
+    flow: Flow, norms: Sequence[Norm], adds: Selection, chains: Sequence[PlacedChain]
+) -> list[Unexplained]:
+    """Find the operators that change a stream and are in no row."""
+    search = _Search(flow, norms, adds, chains)
+    sums = [*search.find_sums()]
+    of_sums = {found.op for found in sums}
+    starts = [found for k in range(len(chains)) for found in search.check_start(k, of_sums)]
+    return [*sums, *starts, *(found for k in range(len(chains)) for found in search.check_states(k, of_sums))]
+
+
+class _Search:
+    """The operators of a run that are accounted for, and the walks over the others."""
+
+    def __init__(self, flow: Flow, norms: Sequence[Norm], adds: Selection, chains: Sequence[PlacedChain]) -> None:
+        self.flow = flow
+        self.chains = chains
+        self.states: dict[Value, int] = {}  # the stream after each add, and after each norm on it
+        self.inner: set[Op] = set()
+        self.path: set[Op] = set()
+        for k, chain in enumerate(chains):
+            self.inner |= {
+                op for parts in chain.sublayers for part in parts for op in (*part.ops, *part.write_path.ops)
+            }
+            self.path |= {op for add in (*chain.adds, *chain.dual_adds) for op in _list_add_ops(add)}
+            for before, after in zip(chain.adds, chain.adds[1:], strict=False):
+                self.path.update(find_ops_between(before.out, after.x))
+            for add, norms_out in zip(chain.adds, chain.norms_out, strict=True):
+                self.states |= dict.fromkeys([add.out, *(norm.y for norm in norms_out)], k)
+        self.left = {add.op for add in adds.left}
+        self.known = self.path | self.inner | {op for norm in norms for op in norm.ops} | {add.op for add in adds.reads}
+        self.regions = Regions(self.inner, self.path, flow.list_results())
+
+    # Sums.
+
+    def find_sums(self) -> Iterator[Unexplained]:
+        """Yield the residual sums that are in no row and in no sublayer."""
+        interpolations = filter(None, map(match_interpolation, self.flow.ops))
+        known = self.known | self._list_users() | {op for interpolation in interpolations for op in interpolation.ops}
+        for op in self.flow.ops:
+            if op in known:
+                continue
+            carried = [(q, list_carried_values(p)) for p, q in _list_operands(op)]
+            reason = (BATCH_NORM if _is_batch_normed(op) else LONE_ADD) if op in self.left else _explain_sum(op)
+            if reason is None and any(_is_computed_from(q, values) for q, values in carried):
+                reason = SUM
+            if reason is not None:
+                chains = frozenset(self.states[v] for _, values in carried for v in values if v in self.states)
+                yield Unexplained(op, CENTRED if _is_centring(op) else reason, chains)
+
+    def _list_users(self) -> set[Op]:
+        """Return the operators that read inner values of sublayers and write no stream: a cache, a loss, a recurrent state."""
+        parts = [part for chain in self.chains for _, part in chain.numbered()]
+        ends = {value for part in parts for value in (part.raw, part.write_path.source, part.add.out)}
+        ends |= {strip_views(end) for end in ends}
+        intermediate = {out for part in parts for op in part.ops for out in op.outputs} - ends
+        users: set[Op] = set()
+        for op in self.flow.ops:
+            if op not in self.known and not intermediate.isdisjoint(op.inputs):
+                users.add(op)
+                intermediate.update(op.outputs)
+        return users
+
+    # The start of a stream.
+
+    def check_start(self, k: int, of_sums: Set[Op]) -> Iterator[Unexplained]:
+        """Yield whether x_0 carries the state of another stream, or a sum that is not understood."""
+        start, width = self.chains[k].adds[0], self.chains[k].layout.width
+        todo = [(start.x, True)]
+        seen: set[tuple[Value, bool]] = set()
+        while todo:
+            value, is_moved = item = todo.pop()
+            if item in seen:
+                continue
+            seen.add(item)
+            op, other = value.op, self.states.get(value, k)
+            is_outside = op not in self.inner and op not in self.path
+            if other != k:
+                is_same = self.chains[other].layout.width == width
+                if not (is_moved and is_same and keeps_features(self.chains[other], value, start.x)):
+                    yield Unexplained(start.op, CONTINUED if is_same else RESIZED, frozenset((k, other)))
+            elif op is None:
+                continue
+            elif op in of_sums or (is_outside and _grows_from_parameter(op)):
+                yield Unexplained(op, STARTS_IN_SUM, frozenset((k,)))
+            elif is_outside and (ends := self._find_common_ends(k, op)):
+                yield Unexplained(op, TWO_FUNCTIONS, frozenset((k, *ends)))
+            else:
+                sources = [(v, False) for v in op.inputs[:1]] if "combining" in op.traits else _list_sources(value)
+                todo += [(v, is_moved and keeps) for v, keeps in sources]
+
+    def _find_common_ends(self, k: int, op: Op) -> set[int]:
+        """Return the other streams on whose last state both operands of a sum depend."""
+        operands = [p for p, _ in _list_operands(op)]
+        ends = {j: chain.find_end(-1) for j, chain in enumerate(self.chains) if j != k} if operands else {}
+        return {j for j, end in ends.items() if all(is_ancestor(end, p) for p in operands)}
+
+    # The states of a stream.
+
+    def check_states(self, k: int, of_sums: Set[Op]) -> Iterator[Unexplained]:
+        """Yield what is done to the values that carry a state, outside of the rows."""
+        todo = [(value, False, False) for value, of in self.states.items() if of == k]
+        seen: set[Value] = set()
+        while todo:
+            value, is_normed, is_changed = todo.pop()
+            if value in seen:
+                continue
+            seen.add(value)
+            for op in dict.fromkeys(value.users):
+                if op in self.inner or op in self.path or not op.outputs:
+                    continue
+                if op.norms:
+                    reason = CHANGED if is_changed and not is_normed else None
+                    todo += [(norm.y, True, is_changed) for norm in op.norms]
+                    results = [norm.y for norm in op.norms]
+                else:
+                    reason, after = self._check_use(k, op, value, is_normed)
+                    todo += [(v, is_normed, is_changed or changes) for v, changes in after]
+                    results = op.outputs
+                if reason is not None and op not in of_sums and not self.regions.is_read_only(results):
+                    yield Unexplained(op, reason, frozenset((k,)))
+
+    def _check_use(
+        self, k: int, op: Op, value: Value, is_normed: bool
+    ) -> tuple[str | None, list[tuple[Value, bool]]]:  # fmt: skip
+        """Return what an operator does to a value that carries a state, if it is in no row.
+
+        Also return the values that carry the state after it, each with whether its numbers have changed.
+        """
+        out = op.outputs[0]
+        operands = _list_operands(op)
+        joined = list_joined(op)
+        if out.shape[-1:] != value.shape[-1:] and op not in self.left and not operands:
+            return None, []
+        if value in joined:
+            if self._joins_older_state(k, joined) and not self.regions.is_read_only(op.outputs):
+                return PARTIAL, []
+            others = [v for v in joined if v is not value]
+            is_replaced = op.name != "stack" and any(self._is_replacement(k, v) for v in others)
+            if is_replaced and not self.regions.is_read_only(op.outputs):
+                return REPLACED, []
+            return None, [(out, False)]
+        if added := [q for p, q in operands if p is value]:
+            return (ADDED if not is_normed and any(map(is_activation, added)) else None), []
+        carried = [keeps for source, keeps in _list_sources(out) if source is value]
+        return None, [(v, not (carried[0] or match_factor(op) is not None)) for v in op.outputs if carried]
+
+    def _joins_older_state(self, k: int, parts: Sequence[Value]) -> bool:
+        """Return whether a state is joined with some tokens of another state of its stream."""
+        starts = {strip_moves(add.x) for add in self.chains[k].adds}
+        wholes = [next((v for v in _walk_moved(part) if v in self.states or v in starts), None) for part in parts]
+        of_stream = {part: v for part, v in zip(parts, wholes, strict=True) if v and self.states.get(v, k) == k}
+        return len({*of_stream.values()}) > 1 and any(strip_views(part) is not v for part, v in of_stream.items())
+
+    def _is_replacement(self, k: int, value: Value) -> bool:
+        """Return whether tokens that are joined to a state were computed from the stream, and are no state themselves."""
+        if any(v in self.states for v in _walk_moved(value)):
+            return False
+        own = [state for state, of in self.states.items() if of == k and state.index < value.index]
+        return any(is_ancestor(state, value) for state in own)
+
+
+def _list_add_ops(add: Add) -> Iterator[Op]:
+    """Yield the operators of an add: of its sum, of partial sums, and between x and the sum."""
+    paths = (add.residual_path, *(write.path for write in add.writes))
+    stack = find_summed_stack(add.op)
+    yield from (add.op, *([stack] if stack is not None else ()))
+    yield from (op for path in paths for op in path.ops)
+    yield from (term.op for path in paths for term in path.terms if term.op is not None)
+
+
+def _list_operands(op: Op) -> list[tuple[Value, Value]]:
+    """Return the pairs of operands of a sum of two values that both depend on the data, and are no multiples of one."""
+    if match_factor(op) is not None:
+        return []
+    if op.name in ("index_add", "scatter_add", "addcdiv") and len(op.inputs) > 1:
+        terms = [op.inputs[0], op.inputs[-1]]
+    elif (interpolation := match_interpolation(op)) is not None:
+        terms = [interpolation.x, interpolation.y]
+    else:
+        terms = [term.value for term in match_terms(op) or ()]
+    if not terms or not all(value.kind & DATA and value.tensor.is_floating_point() for value in terms):
+        return []
+    return [(terms[0], terms[1]), (terms[1], terms[0])]
+
+
+def _grows_from_parameter(op: Op) -> bool:
+    """Return whether an operator adds to a parameter, such as learned queries, what was computed from it and the data."""
+    terms = match_terms(op)
+    return any(
+        p.value.kind & (DATA | PARAMETER) == PARAMETER
+        and q.value.kind & DATA
+        and is_ancestor(strip_moves(p.value), q.value)
+        for p, q in ((terms, terms[::-1]) if terms is not None else ())
+    )
+
+
+# Values that carry others.
+
+
+def _list_sources(value: Value) -> list[tuple[Value, bool]]:
+    """Return the values that a value carries in one step, each with whether it only moves or norms their numbers."""
+    op = value.op
+    if op is None:
+        return []
+    if value.norm is not None:
+        return [(value.norm.x, True)]
+    moved = op.inputs[0] if is_view(op) else find_moved(op)
+    if moved is not None:
+        return [(moved, moved.shape[-1:] == value.shape[-1:] or len(moved.shape) != len(value.shape))]
+    if joined := list_joined(op):
+        return [(v, True) for v in joined if v.kind & DATA]
+    product = match_factor(op)
+    if product is not None and product[1].kind in ("noise", "mask", "guard"):
+        return [(product[0], True)]
+    if not op.traits.isdisjoint(("mixing", "combining")):
+        return []
+    return [(v, False) for v in op.inputs if v.kind & DATA and _count_numbers(v) == _count_numbers(value)]
+
+
+def _count_numbers(value: Value) -> int:
+    """Return the number of real numbers of a value, two for a complex one; 0 for integers."""
+    is_complex = value.tensor.is_complex()
+    return math.prod(value.shape) * (2 if is_complex else int(value.tensor.is_floating_point()))
+
+
+def list_carried_values(value: Value) -> set[Value]:
+    """Return the values that a value carries."""
+    return {*walk([value], lambda v: [source for source, _ in _list_sources(v)])}
+
+
+def _walk_moved(value: Value) -> Iterator[Value]:
+    """Yield the values of which a value has all or some numbers, or their norm."""
+
+    def follow(v: Value) -> list[Value]:
+        is_moved = v.norm is not None or (v.op is not None and is_move(v.op))
+        return [source for source, _ in _list_sources(v)] if is_moved else []
+
+    return walk([value], follow)
+
+
+def _is_computed_from(value: Value, carried: set[Value]) -> bool:
+    """Return whether a value depends on one of others through an operator that mixes tokens or features."""
+    lowest = min((v.index for v in carried), default=0)
+
+    def follow(item: tuple[Value, bool]) -> list[tuple[Value, bool]]:
+        v, is_mixed = item
+        if v.op is None:
+            return []
+        return [(source, is_mixed or "mixing" in v.op.traits) for source in v.op.inputs if source.index >= lowest]
+
+    return any(is_mixed and v in carried for v, is_mixed in walk([(value, False)], follow))
+
+
+# Sums that are no residual add, and why.
+
+
+def _explain_sum(op: Op) -> str | None:
+    """Explain why a sum that continues a value is not a residual add; None for other operators."""
+    if (stack := find_summed_stack(op)) is not None:
+        first, *others = stack.inputs
+        return SEVERAL if len(others) > 1 and any(is_ancestor(first, part) for part in others) else None
+    interpolation = match_interpolation(op)
+    if interpolation is not None and interpolation.terms is None:
+        x, y = interpolation.x, interpolation.y
+        return GATED if is_ancestor(x, y) or is_ancestor(y, x) else None
+    terms = match_terms(op)
+    for p, q in (terms, terms[::-1]) if terms is not None else ():
+        product = strip_views(p.value).op
+        if product is None or len(product.inputs) < 2:
+            continue
+        for x, factor in (product.inputs[:2], product.inputs[1::-1]):
+            if math.prod(x.shape) != math.prod(op.outputs[0].shape) or not is_ancestor(x, q.value):
+                continue
+            if product.name == "mul" and is_activation(factor):
+                return GATED
+            if "pair" in product.traits:
+                return _describe_product(product, x, p.value)
+    return None
+
+
+def _describe_product(op: Op, x: Value, operand: Value) -> str:
+    """Say over which dimension a product with x sums; `operand` is a view of its output, where that dimension is a new one."""
+    if "product" not in op.traits:
+        return MULTIPLIED
+    out, base = op.outputs[0], strip_views(x)
+    back = 1 if op.args[int("added" in op.traits)] is x else 2
+    if (axis := find_axis(operand, out, len(operand.shape) - 1)) is not None:
+        return SHORTCUT if axis == len(out.shape) - back else MIXED
+    if (axis := find_axis(x, base, len(x.shape) - back)) is not None:
+        return SHORTCUT if axis == len(base.shape) - 1 else MIXED
+    return MULTIPLIED
+
+
+def _is_batch_normed(op: Op) -> bool:
+    """Return whether a sum, or a view of it, is normalized over the batch, or over other dimensions than the features."""
+    views = walk(op.outputs, lambda v: [out for user in v.users for out in user.outputs if is_view(user)])
+    return any({"normalizing", "channels_first"} <= user.traits for value in views for user in value.users)
+
+
+def _is_centring(op: Op) -> bool:
+    """Return whether an operator computes x - mean(x)."""
+    terms = match_terms(op)
+    if terms is None or terms[1].factor != -1.0:
+        return False
+    mean = strip_views(terms[1].value).op
+    return mean is not None and mean.name in ("mean", "var_mean", "std_mean") and mean.inputs[0] is terms[0].value
