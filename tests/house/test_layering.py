@@ -127,7 +127,10 @@ def test_no_import_cycle_between_files(graph):
 def test_no_import_cycle_between_folders_in_packages(graph):
     folders = folder_graph(graph)
     assert folders["addnorm.stream.find"] == {"addnorm.stream.dataflow", "addnorm.stream.layout"}
-    folders["addnorm.stream.record"] -= {"addnorm.stream.decompose", "addnorm.stream.ablate"}  # issue 38 moves the shares
+    folders["addnorm.stream.record"] -= {
+        "addnorm.stream.decompose",
+        "addnorm.stream.ablate",
+    }  # issue 38 moves the shares
     assert cycle_in(folders) == []
 
 
