@@ -1,0 +1,356 @@
+"""Charts of a comparison: trained models (learning curves, rates, by depth, memory, ablation), and untrained stacks.
+
+The colour of a series stands for a wiring and its dash for warm-up. Each chart has a table of all its numbers.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from addnorm._util.blocks import Cell, Table
+from addnorm._util.charts import Axis, Chart, Map, Panel, Points, Series, tabulate
+from addnorm._util.numbers import format_number
+from addnorm.lab.comparison import Comparison
+from addnorm.lab.results import Arm, Group
+from addnorm.wirings.row import format_factor
+
+__all__ = [
+    "Shown", "ablation_chart", "best_groups", "depth_chart", "groups_by_warm_up", "init_depth_chart", "init_layer_chart",
+    "learning_chart", "memory_chart", "rate_chart", "setting_table", "training_chart",
+]  # fmt: skip
+
+Numbers = dict[str, Any]
+Quantity = tuple[str, Callable[[Numbers], Any]]  # name, and the function that returns the number or the numbers of a row
+
+WINDOW = 10  # steps over which a learning curve is smoothed
+LONG = 48  # rows: longer tables are collapsed
+ROWS = 100  # of a learning curve's table
+EXPLODING = ("no_norm",)  # wirings that may leave the axes' limits
+DRAWN = 7  # series in a drawing of untrained stacks; the table has all
+BY_DEPTH = {
+    "stream": "stream, rms", "ratio": "‖write‖ / ‖stream‖", "similarity": "cos(token, token)",
+    "gradient": "‖∂loss / ∂stream‖", "parameters": "‖∂loss / ∂parameters‖",
+}  # fmt: skip
+"""Names of the statistics by depth."""
+
+
+class Shown(NamedTuple):
+    """Runs that are a series of the charts, with their style."""
+
+    label: str
+    group: Group
+    colour: int
+    dash: int | None = None
+
+    def series(self, points: Points, kinds: Sequence[str] = ()) -> Series:
+        """Return a series with the style of these runs."""
+        return Series(self.label, points, kinds, colour=self.colour, dash=self.dash)
+
+
+def _arms(comparison: Comparison, n: int) -> list[Arm]:
+    return [arm for arm in comparison.arms if arm.num_layers == n]
+
+
+def groups_by_warm_up(comparison: Comparison, n: int) -> list[Shown]:
+    """Return for each wiring of n layers its best setting without and its best setting with warm-up."""
+    shown = []
+    for number, arm in enumerate(_arms(comparison, n)):
+        both = [arm.best_where(lambda g: not g.warm_up), arm.best_where(lambda g: g.warm_up > 0)]
+        groups = [group for group in both if group is not None]
+        for group in groups:
+            if len(groups) == 1:
+                shown.append(Shown(arm.wiring, group, number))
+            else:
+                warm_up = "warm-up" if group.warm_up else "no warm-up"
+                shown.append(Shown(f"{arm.wiring}, {warm_up}", group, number, int(group.warm_up > 0)))
+    return shown
+
+
+def best_groups(comparison: Comparison, n: int) -> list[Shown]:
+    """Return for each wiring of n layers its best setting."""
+    return [Shown(arm.wiring, arm.best, number) for number, arm in enumerate(_arms(comparison, n))]
+
+
+def chart_table(chart: Chart, head: Sequence[str], names: Mapping[float, Sequence[Cell]], caption: str) -> Table:
+    """Return the table of a chart: a row for each x, with its names and the numbers of every series."""
+    columns = dict(tabulate(chart))
+    rows = [[*cells, *(numbers.get(x) for numbers in columns.values())] for x, cells in names.items()]
+    return Table([*head, *columns], rows, caption)
+
+
+def _by_step(chart: Chart, steps: Iterable[float], caption: str) -> Table:
+    return chart_table(chart, ["step"], {step: [int(step)] for step in steps}, caption)
+
+
+def _steps(panels: Sequence[Panel]) -> list[float]:
+    return sorted({x for panel in panels for series in panel.series for x, _ in series.points})
+
+
+def learning_chart(comparison: Comparison, n: int, title_suffix: str = "") -> Chart:
+    """Return a chart of the training losses of models with n layers. `title_suffix` names the wirings."""
+    series = [line.series(_learning_curve(line.group)) for line in groups_by_warm_up(comparison, n)]
+    losses = [y for line in series for _, y in line.points if math.isfinite(y)] or [0.0]
+    entropy, uniform = comparison.text["entropy"], comparison.text["uniform"]
+    limits = min(losses) - 0.1, min(max(losses), uniform + 0.6) + 0.1
+    panel = Panel("training loss, nats a character", series, limits, lines={"frequencies alone": entropy}, height=300)
+    steps = _steps([panel])
+    stride = -(-len(steps) // ROWS)
+    kept = [step for step in steps if step in (steps[0], steps[-1]) or step % stride == 0]
+    rates, seeds = comparison.protocol.rates, comparison.protocol.seeds
+    rate = f"at the learning rate {rates[0]:g}" if len(rates) == 1 else f"at its best of {len(rates)} learning rates"
+    seed = f"seed {seeds[0]}" if len(seeds) == 1 else f"mean of {len(seeds)} seeds"
+    chart = Chart(
+        f"Learning, {n} layers{title_suffix}",
+        f"Loss of each batch before its step, mean of {WINDOW} steps, in nats a character. Each curve is a wiring {rate}, {seed}. "
+        f"A model that knows only how often each character occurs has {format_number(entropy)} (dotted, where it is in range).",
+        [panel], Axis("step"),
+    )  # fmt: skip
+    every = f", every {stride} steps" if stride > 1 else ""
+    return chart.with_table(_by_step(chart, kept, f"Training loss, mean of {WINDOW} steps{every}"))
+
+
+def _learning_curve(group: Group) -> Points:
+    """Return the smoothed loss by step, mean over the seeds that have not diverged."""
+    curves = [[statistics.fmean(losses[max(0, k - WINDOW + 1) : k + 1]) for k in range(len(losses))]
+              for losses in (run["losses"] for run in group.runs)]  # fmt: skip
+    return [
+        (float(step + 1), statistics.fmean(losses[step] for losses in curves if step < len(losses)))
+        for step in range(max(map(len, curves)))
+    ]
+
+
+def training_chart(comparison: Comparison, n: int, title_suffix: str = "") -> Chart | None:
+    """Return a chart of step size, gradient ratio and similarity over the steps; None with fewer than two recorded steps."""
+    shown = groups_by_warm_up(comparison, n)
+
+    def by_step(label: str, value: Callable[[Numbers, int], float | None], **options: Any) -> Panel:
+        series = []
+        for line in shown:
+            numbers: dict[float, list[float]] = {}
+            for run in line.group.runs:
+                for k, step in enumerate(run["recorded"]["steps"]):
+                    if (number := value(run["recorded"], k)) is not None:
+                        numbers.setdefault(float(step), []).append(number)
+            points = [(step, statistics.fmean(values)) for step, values in sorted(numbers.items())]
+            series.append(line.series(points, [""] * len(points)))
+        return Panel(label, [line for line in series if line.points], **options)
+
+    panels = [
+        by_step("relative change of the logits in a step", lambda recorded, k: recorded["logit_change"][k]),
+        by_step("gradient at x_0 over x_L", lambda recorded, k: _first_over_last(recorded["gradient"][k])),
+        by_step("cos(token, token) at x_L", lambda recorded, k: _last(recorded["similarity"][k]), log=False),
+    ]
+    steps = _steps(panels)
+    if len(steps) < 2:
+        return None  # the charts by depth have the first step
+    chart = Chart(
+        f"During training, {n} layers{title_suffix}",
+        "At the recorded steps, from top to bottom: the change of the logits by the step, relative to their norm; the gradient at x_0 "
+        "divided by the gradient at x_L; the mean cosine of two tokens after the last sublayer.",
+        panels, Axis("step"),
+    )  # fmt: skip
+    return chart.with_table(_by_step(chart, steps, "During training"))
+
+
+def _first_over_last(values: Sequence[float | None]) -> float | None:
+    numbers = [value for value in values if value is not None]
+    return numbers[0] / numbers[-1] if len(numbers) > 1 and numbers[-1] else None
+
+
+def _last(values: Sequence[float | None]) -> float | None:
+    return next((value for value in reversed(values) if value is not None), None)
+
+
+def rate_chart(comparison: Comparison, n: int, title_suffix: str = "") -> Chart:
+    """Return a chart of the loss over the learning rate."""
+    means, seeds = [], []
+    for number, arm in enumerate(_arms(comparison, n)):
+        for warm_up in sorted({group.warm_up for group in arm.groups}):
+            groups = sorted((g for g in arm.groups if g.warm_up == warm_up), key=lambda g: g.lr)
+            label = f"{arm.wiring}, {'warm-up' if warm_up else 'no warm-up'}"
+            line = Shown(label, groups[0], number, int(warm_up > 0))
+            means.append(line.series([(group.lr, group.loss()) for group in groups], [""] * len(groups)))
+            finite = [(g.lr, loss) for g in groups for loss in g.losses() if math.isfinite(loss)]
+            seeds.append(line.series(finite)._replace(form="dots"))
+    ticks = {x: f"{x:g}" for x in sorted({group.lr for arm in _arms(comparison, n) for group in arm.groups})}
+    return Chart(
+        f"Test loss by learning rate, {n} layers{title_suffix}",
+        "Test loss after training: a dot for each seed, and a line through the means. A cross marks a rate at which a seed diverged; "
+        "the table names the wiring.",
+        [Panel("test loss, nats a character", [*means, *seeds], height=300)], Axis("learning rate", True, ticks),
+        table=setting_table(comparison, [group for group in comparison.groups if group.num_layers == n]),
+    )  # fmt: skip
+
+
+def setting_table(comparison: Comparison, groups: Sequence[Group]) -> Table:
+    """Return a table of settings with their losses."""
+    best = {id(arm.best) for arm in comparison.arms}
+    rows: list[list[Cell]] = [
+        [
+            group.wiring, group.num_layers, format_factor(group.lr), str(group.warm_up or "none"), group.loss("validation"),
+            group.loss(), ", ".join(format_number(loss, 4) for loss in group.losses()), str(group.diverged or "none"),
+            "yes" if id(group) in best else "",
+        ]
+        for group in groups
+    ]  # fmt: skip
+    head = ["wiring", "layers", "rate", "warm-up", "validation", "test", "test by seed", "diverged", "judged"]
+    caption = "All settings. The best is chosen by the validation loss and judged by the test loss"
+    return Table(head, rows, caption, len(rows) > LONG)
+
+
+# By depth.
+
+
+def _name_sites(sites: Sequence[Sequence[Numbers]], keys: Sequence[str]) -> dict[float, list[Cell]]:
+    """Return the names of the sites by place. Wirings may have different sublayers at one place."""
+    return {
+        float(k): [" / ".join(dict.fromkeys(some[k][key] for some in sites if k < len(some))) for key in keys]
+        for k in range(max(map(len, sites), default=0))
+    }
+
+
+def _depth_axis(places: Iterable[float]) -> Axis:
+    return Axis("depth in sublayers", ticks={k: "x_0" if not k else f"{k:g}" for k in places})
+
+
+def depth_chart(shown: Sequence[Shown], title_suffix: str = "", *, after: bool) -> Chart | None:
+    """Return a chart of forward and backward statistics by depth, at the first step or after training; None without them."""
+    recorded = []
+    for line in shown:
+        length = len(line.group.runs[0]["sites"])
+        runs = [
+            run for run in line.group.runs
+            if length == len(run["sites"]) > 0 and (run.get("after") if after else run["recorded"]["steps"])
+        ]  # fmt: skip
+        recorded += [(line, runs)] if runs else []
+    if not recorded:
+        return None
+
+    def series(name: str) -> list[Series]:
+        all_series = []
+        for line, runs in recorded:
+            values = [run["after"][name] if after else run["recorded"][name][0] for run in runs]
+            means = {
+                k: statistics.fmean(at) for k, at in enumerate(zip(*values, strict=True)) if all(value is not None for value in at)
+            }
+            kinds = [runs[0]["sites"][k]["kind"] for k in means]
+            all_series.append(line.series([(float(k), mean) for k, mean in means.items()], kinds))
+        return [line for line in all_series if line.points]
+
+    names = _name_sites([line.group.runs[0]["sites"] for line in shown], ("id", "kind"))
+    panels = [Panel(label, series(name), least=(0.0, 1.0) if name == "similarity" else None, height=170) for name, label in BY_DEPTH.items()]
+    when, on = ("after", "held-out text") if after else ("before", "sequences of the first batch")
+    missing = [line.label for line in shown if line not in [other for other, _ in recorded]]
+    without = f" No numbers exist for {'; '.join(missing)}." if missing else ""
+    chart = Chart(
+        f"Forward and backward by depth, {when} training{title_suffix}",
+        f"On {on}, from top to bottom: the root mean square of the stream after each sublayer; the norm of each write relative to the "
+        "stream; the mean cosine of two tokens; the mean norm of a token's gradient at the stream; the norm of the gradient of each "
+        f"sublayer's parameters.{without}",
+        [panel for panel in panels if panel.series], _depth_axis(names),
+    )  # fmt: skip
+    return chart.with_table(chart_table(chart, ["sublayer", "kind"], names, f"By depth, {when} training"))
+
+
+def memory_chart(shown: Sequence[Shown], title_suffix: str = "") -> Chart | None:
+    """Return a chart of the memory maps of trained models, with one colour scale; None without maps."""
+    with_any = [(line.label, [run for run in line.group.runs if _has_map(run)]) for line in shown]
+    maps = [(label, runs[0]["after"]["map"]) for label, runs in with_any if runs]
+    if not maps:
+        return None
+    depth = max(len(memory["shares"]) for _, memory in maps)
+    rows: list[list[Cell]] = [
+        [label, source, *(at[k] for at in memory["shares"])]
+        for label, memory in maps for k, source in enumerate(memory["sources"])
+    ]  # fmt: skip
+    head = ["wiring", "source", *("x_0" if not k else f"depth {k}" for k in range(depth))]
+    missing = [label for label, runs in with_any if not runs]
+    without = f" No map exists for {'; '.join(missing)}." if missing else ""
+    seeds = {runs[0]["settings"]["seed"] for _, runs in with_any if runs}
+    seed = f" Seed {seeds.pop()}." if len(seeds) == 1 and any(len(runs) > 1 for _, runs in with_any) else ""
+    return Chart(
+        f"Sources of the stream, after training{title_suffix}",
+        "Each row is a source, each column the stream at a depth; a column sums to one. The opacity is the square root of the share; "
+        f"negative shares are orange. Each source is carried exactly through the norms after it.{seed}{without}",
+        [Map(label, memory["sources"], memory["shares"]) for label, memory in maps], _depth_axis(range(depth)), 3,
+        Table(head, rows, "Share of each source in the stream"),
+    )  # fmt: skip
+
+
+def _has_map(run: Numbers) -> bool:
+    """Return whether a run has a map with a number."""
+    memory = (run.get("after") or {}).get("map") or {"shares": []}
+    return any(share and math.isfinite(share) for at in memory["shares"] for share in at)
+
+
+def ablation_chart(shown: Sequence[Shown], title_suffix: str = "") -> Chart | None:
+    """Return a chart of the rise of the loss without each sublayer; None if nothing was ablated."""
+    series, sites = [], []
+    for line in shown:
+        ablations = [run["ablation"] for run in line.group.runs if run.get("ablation")]
+        if ablations:
+            rises = [(k, statistics.fmean(one["rise"] for one in at)) for k, at in enumerate(zip(*ablations, strict=True), 1)]
+            series.append(line.series(rises, [site["kind"] for site in ablations[0]]))
+            sites.append(ablations[0])
+    if not series:
+        return None
+    names = {k + 1: cells for k, cells in _name_sites(sites, ("site", "kind")).items()}
+    chart = Chart(
+        f"Without each sublayer{title_suffix}",
+        "The write of each sublayer was removed in turn: rise of the loss on held-out text, each wiring at its best setting of those "
+        "that were run.",
+        [Panel("rise of the loss, nats", series)], _depth_axis(names),
+    )  # fmt: skip
+    return chart.with_table(chart_table(chart, ["without", "kind"], names, "Rise of the loss, nats a character"))
+
+
+# Untrained stacks.
+
+
+def _init_chart(title: str, caption: str, panels: Sequence[Panel], x: Axis, names: Mapping[float, Sequence[Cell]]) -> Chart:
+    """Return a chart whose table has all series, and whose drawing has `DRAWN`."""
+    whole = Chart(title, caption, panels, x)
+    wirings = [*dict.fromkeys(series.label for panel in panels for series in panel.series)]
+    more = f" Only in the table: {', '.join(wirings[DRAWN:])}." if wirings[DRAWN:] else ""
+    drawn = [panel._replace(series=panel.series[:DRAWN], limits=_limits(panel)) for panel in panels]
+    return Chart(title, caption + more, drawn, x, table=chart_table(whole, [x.label], names, title))
+
+
+def _limits(panel: Panel) -> tuple[float, float] | None:
+    """Return the range of a logarithmic axis that fits all drawn wirings but exploding ones, beside which others look equal."""
+    numbers = [
+        y for series in panel.series[:DRAWN] if series.label not in EXPLODING for _, y in series.points if 0 < y < math.inf
+    ]  # fmt: skip
+    return (min(numbers) / 1.5, max(numbers) * 3) if panel.scale.log and numbers else None
+
+
+def init_depth_chart(
+    comparison: Comparison, wirings: Sequence[str], title: str, caption: str, quantities: Sequence[Quantity]
+) -> Chart:
+    """Return a chart of numbers of whole stacks over the number of layers."""
+    rows = {(row["wiring"], row["num_layers"]): row for row in comparison.at_init}
+    depths = sorted({n for _, n in rows})
+    panels = []
+    for label, value in quantities:
+        points = {name: [(n, value(rows[name, n])) for n in depths if (name, n) in rows] for name in wirings}
+        panels.append(Panel(label, [Series(name, some, [""] * len(some)) for name, some in points.items()], log=True))
+    axis = Axis("layers", True, {n: str(n) for n in depths})
+    return _init_chart(title, caption, panels, axis, {n: [n] for n in depths})
+
+
+def init_layer_chart(
+    comparison: Comparison, wirings: Sequence[str], title: str, caption: str, quantities: Sequence[Quantity]
+) -> Chart:
+    """Return a chart of numbers at every depth of the deepest stacks."""
+    deepest = max(row["num_layers"] for row in comparison.at_init)
+    rows = {row["wiring"]: row for row in comparison.at_init if row["num_layers"] == deepest}
+    panels = [
+        Panel(label, [Series(name, [(k / 2, y) for k, y in enumerate(value(rows[name]))]) for name in wirings if name in rows],
+              log=False if "cos" in label else None)
+        for label, value in quantities
+    ]  # fmt: skip
+    layers = [k / 2 for k in range(2 * deepest + 1)]
+    return _init_chart(title, caption, panels, Axis("layer"), {layer: [f"{layer:g}"] for layer in layers})

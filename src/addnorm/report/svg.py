@@ -1,0 +1,263 @@
+"""Charts as SVG elements: every colour and font is a CSS variable of chart.css, and no element has an id.
+
+A chart is drawn for a width in pixels, so that its texts have the size of the page's texts on wide and on narrow pages.
+Series differ by colour, dash and filling, points by the marker of their kind.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from html import escape
+from typing import NamedTuple
+
+from addnorm._util.charts import Axis, Chart, Map, Panel, Scale, Series, format_tick
+
+__all__ = ["NARROW", "WIDE", "draw_chart"]
+
+WIDE, NARROW = 1000, 372  # pixels
+COLOURS = 7
+DASHES = 4
+# Outlines of the markers around their point.
+ROUND = "m-3.6 0a3.6 3.6 0 1 0 7.2 0a3.6 3.6 0 1 0-7.2 0z"
+MARKERS = {
+    "": ROUND, "start": "m-3-4l7 4l-7 4z", "attention": ROUND, "cross-attention": "m0-4.6l4.6 4.6l-4.6 4.6l-4.6-4.6z",
+    "feed-forward": "m-3.2-3.2h6.4v6.4h-6.4z", "other": "m0-4.4l4.2 7.4h-8.4z",
+    "final": "m0-6.5l1.6 4.4h4.6l-3.6 2.8l1.4 4.6l-4-2.8l-4 2.8l1.4-4.6l-3.6-2.8h4.6z",
+}  # fmt: skip
+NAMED = {"attention": "attention", "cross-attention": "cross-attention", "feed-forward": "feed-forward", "other": "other sublayer"}
+CROSS, TRIANGLE = "m-3.5-3.5l7 7m0-7l-7 7", "m-4-6h8l-4 6z"
+MANY = 64  # points beyond which markers would cover the line
+STRIDES = (1, 2, 4, 6, 12, 24, 48, 96, 192, 384, 768)  # between two numbers on an axis of depth
+CHAR = 6.6  # average width of a character
+ENTRY, NAME, TICKS, LABEL, BETWEEN = 22, 26, 22, 20, 16  # heights: line of the legend, panel's name, ticks, axis's label, gap
+ROW = 18  # height of a map's row
+LABELLED = 16  # a map with at most so many rows and columns shows its numbers, if they have room
+LEVELS = 32  # opacities of a map's cells
+DARK = 0.5  # share of the largest number from which on a cell's text has the colour of the paper
+
+
+class Box(NamedTuple):
+    """Rectangle in pixels."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+def draw_chart(chart: Chart, width: int, label: str, classes: str = "chart") -> str:
+    """Return a chart as an SVG element.
+
+    Args:
+        chart: the chart.
+        width: width in pixels, `WIDE` or `NARROW`.
+        label: description for screen readers.
+        classes: classes of the element.
+    """
+    columns = min(chart.columns, len(chart.panels)) if width > NARROW else 1
+    cell = (width - BETWEEN * (columns - 1)) / columns
+    left = min(14 + CHAR * max(len(text) for panel in chart.panels for text in _side_texts(panel)), 0.4 * cell)
+    parts, y = _draw_legend(chart, width)
+    for begin in range(0, len(chart.panels), columns):
+        row = chart.panels[begin : begin + columns]
+        is_labelled = begin + columns >= len(chart.panels) or isinstance(row[0], Map)
+        height = max(panel.height for panel in row)
+        y += NAME
+        for j, panel in enumerate(row):
+            box = Box(j * (cell + BETWEEN) + left, y, cell - left - 8, panel.height)
+            parts.append(_text(box.x - left + 2, y - 10, panel.label, "name"))
+            if isinstance(panel, Map):
+                scale = Scale(-0.5, len(panel.shares) - 0.5)
+                parts += _draw_map(panel, box)
+            else:
+                scale = _x_scale(chart.x, panel)
+                parts += _draw_panel(panel, scale, box)
+            parts += _draw_x_axis(chart.x, scale, box, is_labelled)
+        y += height + (TICKS * (1 + bool(chart.x.groups)) + LABEL * bool(chart.x.label) if is_labelled else 0) + BETWEEN / 2
+    body = "".join(parts)
+    return f'<svg class="{classes}" viewBox="0 0 {width} {y:.0f}" role="img" aria-label="{escape(label)}">{body}</svg>'
+
+
+def _side_texts(panel: Panel | Map) -> Iterable[str]:
+    """Return the texts left of a panel."""
+    return panel.sources if isinstance(panel, Map) else map(format_tick, panel.scale.ticks())
+
+
+def _number(value: float) -> str:
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def _text(x: float, y: float, text: str, classes: str = "") -> str:
+    return f'<text class="{classes}" x="{_number(x)}" y="{_number(y)}">{escape(text)}</text>'
+
+
+def _path(steps: Iterable[str], classes: str) -> str:
+    d = "".join(steps)
+    return f'<path class="{classes}" d="{d}"/>' if d else ""
+
+
+def _marks(points: Iterable[tuple[float, float]], shape: str) -> Iterator[str]:
+    return (f"M{_number(x)} {_number(y)}{shape}" for x, y in points)
+
+
+def _style_classes(series: Series, k: int) -> str:
+    """Return the classes of the colour and the dash of series number k; further rounds of colours have other dashes."""
+    colour, dash = (k if number is None else number for number in (series.colour, series.dash))
+    return f"s{colour % COLOURS + 1} d{(dash + dash // COLOURS * (series.dash is None)) % DASHES}"
+
+
+def _numbered(chart: Chart) -> Iterator[tuple[int, Series]]:
+    """Yield the series of all panels with the number of their label."""
+    series = [series for panel in chart.panels if isinstance(panel, Panel) for series in panel.series]
+    labels = [*dict.fromkeys(one.label for one in series)]
+    return ((labels.index(one.label), one) for one in series)
+
+
+def _draw_legend(chart: Chart, width: int) -> tuple[list[str], float]:
+    """Return the legend above the panels, and its height."""
+    entries: dict[str, str] = {}
+    series = [*_numbered(chart)]
+    for k, one in series:
+        swatch = {"bars": _path(["M4-5h18v10h-18z"], "bar"), "dots": "", "line": _path(["M0 0h26"], "line")}[one.form]
+        marks = _path(_marks([(13, 0)], ROUND), "mark") if "" in one.kinds else ""
+        entries.setdefault(one.label, f'<g class="{_style_classes(one, k)}">{swatch}{marks}</g>')
+    entries = entries if len(entries) > 1 else {}
+    for panel in chart.panels:
+        if isinstance(panel, Panel):
+            entries |= {name: _path(["M0 0h26"], "rule") for name, y in panel.lines.items() if panel.scale.low < y < panel.scale.high}
+            values = [y for one in panel.series for _, y in one.points]
+            names = dict.fromkeys("NaN" if math.isnan(y) else "infinite" for y in values if not math.isfinite(y))
+            entries |= {" or ".join(names): _path(_marks([(13, 0)], CROSS), "lost")} if names else {}
+            if panel.scale.log and 0 in values:
+                entries["0, off the log axis"] = _path(_marks([(13, 3)], TRIANGLE), "zeros")
+        else:
+            negative = any(share < 0 for column in panel.shares for share in column)
+            for share in (-panel.most / 4,) * negative + tuple(panel.most * part for part in (0.01, 0.1, 0.25, 0.5, 1)):
+                entries[f"{share:.2g}"] = _cell(["M4-6h18v12h-18z"], share, panel.most)
+    kinds = {kind for _, one in series for kind in one.kinds}
+    entries |= {name: _path(_marks([(13, 0)], MARKERS[kind]), "kind") for kind, name in NAMED.items() if kind in kinds}
+    parts, x, y = [], 2.0, ENTRY / 2
+    for name, swatch in entries.items():
+        size = 34 + CHAR * len(name)
+        if x > 2 and x + size > width:
+            x, y = 2.0, y + ENTRY
+        parts.append(f'<g transform="translate({_number(x)} {_number(y)})">{swatch}{_text(32, 4, name)}</g>')
+        x += size + 14
+    return parts, y + ENTRY / 2 if entries else 0.0
+
+
+def _x_scale(axis: Axis, panel: Panel) -> Scale:
+    """Return the x axis with room for the markers at its ends."""
+    values = [*(axis.ticks or ()), *(x for series in panel.series for x, _ in series.points)]
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    if axis.log:
+        room = (high / low) ** 0.04
+        return Scale(low / room, high * room, True)
+    room = 0.6 if axis.ticks else 0.012 * (high - low) or 1.0
+    return Scale(low - room, high + room)
+
+
+def _draw_x_axis(axis: Axis, scale: Scale, box: Box, is_labelled: bool) -> Iterator[str]:
+    """Yield the line, the ticks and the labels of an x axis. Numbers that have no room are left out."""
+    y = box.y + box.height
+    yield _path([f"M{_number(box.x)} {_number(y)}h{_number(box.width)}"], "axis")
+    if not is_labelled:
+        return
+    ticks = {tick: format_tick(tick) for tick in scale.ticks(6)} if axis.ticks is None else axis.ticks
+    places = [(box.x + box.width * scale.place(tick), text) for tick, text in ticks.items() if scale.low <= tick <= scale.high]
+    room = 8 + CHAR * max((len(text) for _, text in places if text.isdigit()), default=1)
+    stride = next(number for number in STRIDES if len(places) * room / number <= box.width)
+    kept = [(x, text) for x, text in places if not text.isdigit()]
+    for x, text in places:
+        if text.isdigit() and int(text) % stride == 0 and all(abs(x - other) >= room for other, _ in kept):
+            kept.append((x, text))
+    yield _path((f"M{_number(x)} {_number(y)}v4" for x, _ in kept), "axis")
+    yield from (_text(x, y + 17, text, "mid") for x, text in kept)
+    for name, ends in axis.groups.items():
+        y = box.y + box.height + TICKS
+        yield _text(box.x + box.width * scale.place(sum(ends) / 2), y + 15, name, "mid")
+    yield _text(box.x + box.width / 2, y + TICKS + 13, axis.label, "mid name") if axis.label else ""
+
+
+def _draw_panel(panel: Panel, across: Scale, box: Box) -> Iterator[str]:
+    """Yield the grid, the y axis, and the series of a panel."""
+    scale = panel.scale
+    grid = [(box.y + box.height * (1 - scale.place(tick)), format_tick(tick)) for tick in scale.ticks()]
+    yield _path((f"M{_number(box.x)} {_number(y)}h{_number(box.width)}" for y, _ in grid), "grid")
+    yield from (_text(box.x - 7, y + 4, text, "end") for y, text in grid)
+    # The inner element cuts off what lies beyond the limits.
+    yield f'<svg x="{_number(box.x)}" y="{_number(box.y - 6)}" width="{_number(box.width)}" height="{_number(box.height + 12)}">'
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        return box.width * across.place(x), 6 + box.height * (1 - scale.place(y))
+
+    rules = {"axis": [0.0] * (scale.low < 0 < scale.high), "rule": [y for y in panel.lines.values() if scale.low < y < scale.high]}
+    for classes, heights in rules.items():
+        yield _path((f"M0 {_number(place(across.high, y)[1])}h{_number(box.width)}" for y in heights), classes)
+    chart = Chart([panel], Axis(""))
+    for k, series in _numbered(chart):
+        yield f'<g class="{_style_classes(series, k)}"><title>{escape(series.label)}</title>'
+        kinds = series.kinds or [""] * len(series.points)
+        drawn = [
+            (*place(x, y), kind) for (x, y), kind in zip(series.points, kinds, strict=True)
+            if math.isfinite(y) and (y > 0 or not scale.log)
+        ]  # fmt: skip
+        if series.form == "bars":
+            width, base = _bar(panel, series, box.width / (across.high - across.low)), place(across.high, max(scale.low, 0.0))[1]
+            yield _path((f"M{_number(x + width[0])} {_number(base)}V{_number(y)}h{_number(width[1])}V{_number(base)}z" for x, y, _ in drawn), "bar")
+        elif series.form == "line":
+            yield _path((f"{'L' if j else 'M'}{_number(x)} {_number(y)}" for j, (x, y, _) in enumerate(drawn)), "line")
+        if series.form == "dots" or series.form == "line" and series.kinds and len(drawn) <= MANY:
+            for kind in dict.fromkeys(kind for _, _, kind in drawn):
+                own = ((x, y) for x, y, of in drawn if of == kind)
+                yield _path(_marks(own, MARKERS.get(kind, MARKERS["other"])), "mark")
+        yield "</g>"
+        lost = [(place(x, scale.high)[0], 14) for x, y in series.points if not math.isfinite(y)]
+        zeros = [(place(x, scale.high)[0], box.height + 6) for x, y in series.points if y == 0 and scale.log]
+        yield _path(_marks(lost, CROSS), "lost") + _path(_marks(zeros, TRIANGLE), "zeros")
+    yield "</svg>"
+
+
+def _bar(panel: Panel, series: Series, unit: float) -> tuple[float, float]:
+    """Return the begin of a bar beside its x and its width: series whose bars share an x stand side by side."""
+    shared = [one for one in panel.series if {x for x, _ in one.points} & {x for x, _ in series.points}]
+    width = 0.72 * unit / len(shared)
+    return width * (shared.index(series) - len(shared) / 2), width
+
+
+def _draw_map(panel: Map, box: Box) -> Iterator[str]:
+    """Yield the cells of a map. Cells before a source's write are blank.
+
+    The opacity is the square root of the share: shares in a deep stream are small and of either sign, except that of x_0.
+    """
+    width, height = box.width / len(panel.shares), box.height / len(panel.sources)
+    cells: dict[float, list[str]] = {}
+    texts: list[str] = []
+    room = int(box.x / CHAR) if len(panel.sources) > 0 else 0
+    is_labelled = max(len(panel.shares), len(panel.sources)) <= LABELLED and width > 5 * CHAR
+    for row, source in enumerate(panel.sources):
+        y = box.y + box.height - height * (row + 1)  # the first source is the lowest
+        begin = next((k for k, column in enumerate(panel.shares) if column[row]), 0)
+        for k, column in enumerate(panel.shares):
+            share = column[row]
+            if k >= begin and math.isfinite(share):
+                x = box.x + width * k
+                step = f"M{_number(x)} {_number(y)}h{width:.2f}v{height:.2f}h-{width:.2f}z"
+                level = math.copysign(round(LEVELS * _opacity(share, panel.most)) / LEVELS, share)
+                cells.setdefault(level, []).append(step)
+                if is_labelled:
+                    texts.append(_text(x + width / 2, y + height / 2 + 4, f"{share:.2f}", "mid dark" if abs(share) > DARK * panel.most else "mid"))
+        text = source if len(source) <= room else f"…{source[1 - room :]}"
+        texts.append(_text(box.x - 7, y + height / 2 + 4, text, "end"))
+    yield from (_cell(steps, math.copysign(level**2 * panel.most, level), panel.most) for level, steps in cells.items())
+    yield from texts
+
+
+def _opacity(share: float, most: float) -> float:
+    return min(abs(share) / (most or 1.0), 1.0) ** 0.5
+
+
+def _cell(steps: Iterable[str], share: float, most: float) -> str:
+    """Return cells of one share."""
+    return f'<path class="cell s{2 if share < 0 else 1}" fill-opacity="{0.04 + 0.96 * _opacity(share, most):.2f}" d="{"".join(steps)}"/>'
