@@ -20,7 +20,9 @@ import figure_numbers as numbers
 import stream_numbers
 
 from addnorm._util import files
-from addnorm.lab import plot
+from addnorm._util.charts import Axis, Chart, Panel, Series
+from addnorm.report import comparison_charts
+from addnorm.report.svg import chart_file
 from addnorm.stream.record.axes import COLOURS, DASHES, GREY
 
 if TYPE_CHECKING:  # matplotlib is imported where it is used
@@ -38,10 +40,9 @@ STYLE: dict[str, Any] = {
     "ytick.labelcolor": INK, "axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 9.5,
     "axes.titleweight": "bold", "axes.titlelocation": "left", "figure.facecolor": "white", "savefig.facecolor": "white",
 }  # fmt: skip
-LOOKS = {
-    "pre_ln": (ORANGE, DASHES[0], "o"), "post_ln": (BLUE, DASHES[1], "s"), "no_residual": (GREEN, DASHES[2], "^"),
-    "no_norm": (PINK, DASHES[3], "D"), "rezero": (GREEN, DASHES[2], "^"), "hyper_connections": (BLUE, DASHES[1], "s"),
-    "mhc": (GREEN, DASHES[2], "^"), "attention_residuals": (PINK, DASHES[3], "D"),
+LOOKS = {  # number of the colour and of the dash
+    "pre_ln": 1, "post_ln": 0, "no_residual": 2, "no_norm": 3, "rezero": 2, "hyper_connections": 0, "mhc": 2,
+    "attention_residuals": 3,
 }  # fmt: skip
 # Colour on light pages -> on dark ones, as in the style sheets of report and explorer.
 DARK = {
@@ -59,33 +60,29 @@ def figure(width: float, height: float) -> Figure:
     return made
 
 
-def signal_and_scale() -> Figure:
-    """Draw four stacks by depth: Add keeps the signal, Norm keeps the scale."""
+def signal_and_scale() -> Chart:
+    """Chart four stacks by depth: Add keeps the signal, Norm keeps the scale."""
     stacks = numbers.by_depth()
-    made = figure(8.2, 3.5)
-    left, right = made.subplots(1, 2)
-    for ax, key, shown in ((left, "cosine", "pre_ln post_ln no_residual"), (right, "rms", "no_norm pre_ln post_ln")):
-        for wiring in shown.split():
-            colour, dash, marker = LOOKS[wiring]
-            values = getattr(stacks[wiring], key)
-            ax.plot(
-                values, color=colour, linestyle=dash, marker=marker, markevery=4, markersize=4.5, linewidth=1.7,
-                label=stacks[wiring].name,
-            )  # fmt: skip
-        ax.set_xlabel("depth in sublayers")
-        ax.set_xticks(range(0, 2 * numbers.LAYERS + 1, 8))
-        ax.grid(axis="y", color="#E2E2E2", linewidth=0.7)
-        ax.set_axisbelow(True)
-    left.set_title("Add keeps the signal")
-    left.set_ylabel("cosine of x_l with the input x_0")
-    left.set_ylim(-0.08, 1.04)
-    right.set_title("Norm keeps the scale")
-    right.set_ylabel("size of the stream x_l (rms)")
-    right.set_yscale("log")
-    right.set_ylim(0.6, None)
-    for ax in (left, right):
-        ax.legend(frameon=False, loc="upper right" if ax is left else "upper left", handlelength=3.2)
-    return made
+    cosines, sizes = (
+        [line(stacks[wiring].name, wiring, getattr(stacks[wiring], key)) for wiring in shown.split()]
+        for key, shown in (("cosine", "pre_ln post_ln no_residual"), ("rms", "no_norm pre_ln post_ln"))
+    )
+    return chart(
+        Panel("Add keeps the signal: cosine of x_l with the input x_0", cosines, height=260),
+        Panel("Norm keeps the scale: size of the stream x_l (rms)", sizes, log=True, height=260),
+        x=Axis("depth in sublayers"), columns=2,
+    )  # fmt: skip
+
+
+def line(name: str, wiring: str, values: Sequence[float], x: Sequence[float] | None = None) -> Series:
+    """Return the series of a wiring, which has the same look in all charts."""
+    points = [*zip(range(len(values)) if x is None else x, values, strict=True)]
+    return Series(name, points, colour=LOOKS[wiring], dash=LOOKS[wiring])
+
+
+def chart(*panels: Panel, x: Axis, columns: int) -> Chart:
+    """Return a chart without title and caption, which the page has."""
+    return Chart("", "", panels, x, columns)
 
 
 def add_then_norm() -> Figure:
@@ -206,84 +203,51 @@ def heat(ax: Axes, values: Tensor, limit: float) -> Any:
     return drawn
 
 
-def comparison() -> Figure:
-    """Draw the training of two wirings: the loss by step, and the gradient by depth after training."""
+def comparison() -> Chart:
+    """Chart the training of two wirings: the loss by step, and the gradient by depth after training."""
     results = numbers.comparison()
     n = results.protocol.num_layers[0]
-    made = figure(9.6, 3.9)
-    gridspec = made.add_gridspec(1, 2)
-    left, right = made.add_subfigure(gridspec[0]), made.add_subfigure(gridspec[1])
-    plot.plot_learning(results, n, left.subplots())
-    gradient = [panel for panel in plot.BACKWARD if panel[0] == "gradient"]
-    gradients: Any = right  # a part of a figure draws as a figure does
-    plot.plot_by_depth(plot.groups_by_warm_up(results, n), gradient, gradients, after=True)
-    for ax, title in ((left.axes[0], "Learning"), (right.axes[0], "The gradient after training")):
-        ax.set_title(title, loc="left", pad=34)
-    return made
+    learning = comparison_charts.learning_chart(results, n)
+    depth = comparison_charts.depth_chart(comparison_charts.groups_by_warm_up(results, n), after=True)
+    assert depth is not None
+    loss: Any = learning.panels[0]
+    gradient: Any = next(panel for panel in depth.panels if panel.label == comparison_charts.BY_DEPTH["gradient"])
+    after = gradient._replace(label=f"after training: {gradient.label}", height=loss.height, x=depth.x)
+    return chart(loss, after, x=learning.x, columns=2)
 
 
-def norms() -> Figure:
-    """Draw trainings with and without norms: the loss, and how the sublayers' inputs change."""
+def norms() -> Chart:
+    """Chart trainings with and without norms: the loss, and how the sublayers' inputs change."""
     courses = numbers.training(TRAINED_LAYERS)
-    made = figure(9.6, 3.6)
-    panels = made.subplots(1, 3)
-    titles = (
-        ("loss", "Loss on held-out text", "nats a character"), ("size", "Size of the inputs", "largest factor of change"),
-        ("shift", "Means of the inputs", "largest shift, standard deviations"),
-    )  # fmt: skip
-    for ax, (key, title, ylabel) in zip(panels, titles, strict=True):
-        for wiring, course in courses.items():
-            colour, dash, marker = LOOKS[wiring]
-            ax.plot(
-                course.steps, getattr(course, key), color=colour, linestyle=dash, marker=marker, markersize=4, linewidth=1.6,
-                label=course.name,
-            )  # fmt: skip
-        ax.set_title(title)
-        ax.set_xlabel("step")
-        ax.set_ylabel(ylabel)
-        ax.grid(axis="y", color="#E2E2E2", linewidth=0.7)
-        ax.set_axisbelow(True)
-    entropy = numbers.unigram()
-    panels[0].axhline(entropy, color=GREY, linewidth=1.1, linestyle=(0, (1, 2)), label="frequencies alone")
-    panels[0].set_ylim(min(min(course.loss) for course in courses.values()) - 0.05, entropy + 0.35)
-    handles = panels[0].get_legend_handles_labels()[0]
-    made.legend(handles=handles, loc="outside upper center", ncols=5, frameon=False, handlelength=3.2)
-    return made
-
-
-def several_streams() -> Figure:
-    """Draw stacks of several streams by depth: whether the streams stay alike, what A amplifies, and what sublayers read."""
-    curves = stream_numbers.streams_by_depth()
-    made = figure(9.6, 3.5)
-    panels = (
-        (curves.cosine, "Are the streams alike?", "mean cosine of two streams"),
-        (curves.gain, "What does the mixing amplify?", "largest row sum of the product of all A"),
-        (curves.read, "What do sublayers read?", "size of the read before its norm (rms)"),
+    loss, size, shift = (
+        [line(course.name, wiring, getattr(course, key), course.steps) for wiring, course in courses.items()]
+        for key in ("loss", "size", "shift")
     )
-    for ax, (courses, title, ylabel) in zip(made.subplots(1, 3), panels, strict=True):
-        for wiring, course in courses.items():
-            colour, dash, marker = LOOKS[wiring]
-            ax.plot(
-                course.values, color=colour, linestyle=dash, marker=marker, markevery=4, markersize=4.5, linewidth=1.7,
-                label=course.name,
-            )  # fmt: skip
-        ax.set_title(title)
-        ax.set_ylabel(ylabel)
-        ax.set_xlabel("depth in sublayers")
-        ax.set_xticks(range(0, stream_numbers.SUBLAYERS + 1, 8))
-        ax.grid(axis="y", color="#E2E2E2", linewidth=0.7)
-        ax.set_axisbelow(True)
-        ax.legend(frameon=False, loc="best", handlelength=3.2)
-    made.axes[0].set_ylim(-0.25, 1.05)
-    for ax in made.axes[1:]:
-        ax.set_yscale("log")
-    ticks = (0.2, 0.5, 1, 2, 5)
-    made.axes[2].set_yticks(ticks, [f"{tick:g}" for tick in ticks])
-    made.axes[2].minorticks_off()
-    return made
+    entropy = numbers.unigram()
+    limits = min(min(course.loss) for course in courses.values()) - 0.05, entropy + 0.35
+    return chart(
+        Panel("loss on held-out text, nats a character", loss, limits, lines={"frequencies alone": entropy}, height=240),
+        Panel("inputs: largest factor of change", size, height=240),
+        Panel("inputs: largest shift of a mean, σ", shift, height=240),
+        x=Axis("step"), columns=3,
+    )  # fmt: skip
 
 
-FIGURES: dict[str, Callable[[], Figure]] = {
+def several_streams() -> Chart:
+    """Chart stacks of several streams by depth: whether the streams stay alike, what A amplifies, and what sublayers read."""
+    curves = stream_numbers.streams_by_depth()
+    cosine, gain, read = (
+        [line(course.name, wiring, course.values) for wiring, course in courses.items()] for courses in curves
+    )
+    return chart(
+        Panel("mean cosine of two streams", cosine, least=(-0.2, 1.0), height=240),
+        Panel("largest row sum of the product of all A", gain, log=True, height=240),
+        Panel("size of the read before its norm (rms)", read, log=True, height=240),
+        x=Axis("depth in sublayers"), columns=3,
+    )  # fmt: skip
+
+
+FIGURES: dict[str, Callable[[], Figure | Chart]] = {
     "signal-and-scale": signal_and_scale, "add-then-norm": add_then_norm, "workflow": workflow,
     "encoder-layer": encoder_layer, "comparison": comparison, "norms": norms,
     "several-streams": several_streams,
@@ -295,14 +259,16 @@ NO_ROTATION = re.compile(r' transform="rotate\(-?0 [^"]*\)"')
 RECTANGLE = re.compile(r"M (\S+) (\S+) L (\S+) \2 L \3 (\S+) L \1 \4 L \1 \2( z)?")
 
 
-def svg(draw: Callable[[], Figure]) -> str:
+def svg(draw: Callable[[], Figure | Chart]) -> str:
     """Return a figure as the text of an SVG file, without date or name of a program."""
     import matplotlib as mpl
 
     style: Any = STYLE  # matplotlib's type of the keys is a list of all their names
     with mpl.rc_context(style):
-        text = io.StringIO()
-        draw().savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+        text, drawn = io.StringIO(), draw()
+        if isinstance(drawn, Chart):
+            return chart_file(drawn)
+        drawn.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     short = re.sub(r"<[a-z][^>]*>", lambda tag: shorten(tag[0]), text.getvalue())
     short = short.replace("</style>", f"\n{dark_rules()}</style>", 1)
     return "\n".join(line.strip() for line in short.splitlines() if line.strip()) + "\n"

@@ -27,7 +27,6 @@ from addnorm.stream.find.inspection import Inspection
 from addnorm.stream.models.load import load
 from addnorm_cli.group import addnorm as main
 from support.report_pages import check_page
-from support.undrawn_figures import draw_only
 
 SMALL = lab.Protocol(num_layers=2, warm_ups=(0, 2), steps=4, d_model=16, nhead=2, tokens=8, batch=2, every=2)
 SIZES = (
@@ -65,7 +64,7 @@ class WholeDemo(NamedTuple):
 
 @pytest.fixture(scope="module", params=[3, pytest.param(6, marks=pytest.mark.slow)], ids="{} layers".format)
 def whole_demo(request, tmp_path_factory):
-    """Run all parts, with half of MiniLM's layers and without drawings or, slow, with all of both."""
+    """Run all parts, with half of MiniLM's layers or, slow, with all."""
     folder, layers = tmp_path_factory.mktemp("demo"), request.param
 
     def load_first_layers(*arguments, **options):
@@ -75,8 +74,6 @@ def whole_demo(request, tmp_path_factory):
 
     with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
         patch.setattr(_parts, "load", load_first_layers)
-        if layers < 6:
-            draw_only(patch)
         return WholeDemo(CliRunner().invoke(main, ["demo"], env={"COLUMNS": "100"}), folder, layers)
 
 
@@ -224,7 +221,7 @@ def test_demo_fails_for_unmet_published_figure(monkeypatch):
     assert f"Does not hold: {broken.name}" in " ".join(text.split())
 
 
-@pytest.mark.parametrize("missing", ["matplotlib", "joblib"])
+@pytest.mark.parametrize("missing", ["jinja2", "joblib"])
 def test_demo_without_optional_packages(monkeypatch, missing):
     monkeypatch.setitem(sys.modules, missing, None)
     result, text = run_part(training.compare_wirings)

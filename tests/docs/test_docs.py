@@ -7,7 +7,6 @@ import pytest
 import addnorm
 from addnorm.fusion import benchmark
 from support.loading import ROOT
-from support.undrawn_figures import draw_only
 
 PAGES = [
     ROOT / "README.md",
@@ -26,7 +25,6 @@ def test_examples_of_a_page_run(path, monkeypatch, threads):
     threads(1)
     monkeypatch.setattr(benchmark, "SECONDS", 0.0)
     monkeypatch.setattr(benchmark, "SHARE_SECONDS", 0.0)
-    draw_only(monkeypatch)
     namespace: dict[str, object] = {}
     for block in re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL):
         if path == ROOT / "README.md":  # each of its blocks runs when it is pasted alone

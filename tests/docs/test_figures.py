@@ -115,12 +115,15 @@ def test_numbers_have_two_decimals_if_needed(numbers, value, text):
     assert numbers.places(value) == text
 
 
+def values_of(panel):
+    """Return the numbers of each series of a chart's panel."""
+    return {series.label: [y for _, y in series.points] for series in panel.series}
+
+
 def test_curves_are_the_measured_numbers(figures, stacks):
-    left, right = figures.signal_and_scale().axes
-    drawn = {line.get_label(): list(line.get_ydata()) for line in left.lines}
-    assert drawn == {stacks[wiring].name: stacks[wiring].cosine for wiring in ("pre_ln", "post_ln", "no_residual")}
-    drawn = {line.get_label(): list(line.get_ydata()) for line in right.lines}
-    assert drawn == {stacks[wiring].name: stacks[wiring].rms for wiring in ("no_norm", "pre_ln", "post_ln")}
+    left, right = map(values_of, figures.signal_and_scale().panels)
+    assert left == {stacks[wiring].name: stacks[wiring].cosine for wiring in ("pre_ln", "post_ln", "no_residual")}
+    assert right == {stacks[wiring].name: stacks[wiring].rms for wiring in ("no_norm", "pre_ln", "post_ln")}
     assert f"pre-LN falls slowly to {stacks['pre_ln'].cosine[-1]:.2f}" in PAGE.read_text()
 
 
@@ -148,9 +151,8 @@ def test_streams_by_depth_are_those_of_the_probe(stream_numbers, curves):
 
 
 def test_curves_of_streams_are_drawn_and_described(figures, curves):
-    for ax, courses in zip(figures.several_streams().axes, curves, strict=True):
-        drawn = {line.get_label(): list(line.get_ydata()) for line in ax.lines}
-        assert drawn == {course.name: course.values for course in courses.values()}
+    for panel, courses in zip(figures.several_streams().panels, curves, strict=True):
+        assert values_of(panel) == {course.name: course.values for course in courses.values()}
     text = STREAMS.read_text()
     cosine, gain, read = ({wiring: course.values for wiring, course in courses.items()} for courses in curves)
     assert f"falls to {cosine['hyper_connections'][4]:.2f} within four sublayers" in text
@@ -183,11 +185,8 @@ def test_training_curves_are_the_measured_numbers(figures, numbers):
     document = jsonio.loads(numbers.NORMS.read_text())
     courses = numbers.training(figures.TRAINED_LAYERS)
     claims = {one["claim"].split(";")[0]: one["measured"] for one in document["claims"]}
-    (*panels,) = figures.norms().axes
-    for key, ax in zip(("loss", "size", "shift"), panels, strict=True):
-        drawn = {line.get_label(): list(line.get_ydata()) for line in ax.lines}
-        drawn.pop("frequencies alone", None)
-        assert drawn == {course.name: getattr(course, key) for course in courses.values()}
+    for key, panel in zip(("loss", "size", "shift"), figures.norms().panels, strict=True):
+        assert values_of(panel) == {course.name: getattr(course, key) for course in courses.values()}
     for wiring, course in courses.items():
         at = f"{wiring}, {figures.TRAINED_LAYERS}"
         assert max(course.shift) == pytest.approx(

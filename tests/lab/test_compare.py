@@ -103,7 +103,7 @@ def test_wirings_with_equal_rows_share_a_result(tmp_path, computed):
     assert [run["settings"]["wiring"] for run in comparison.runs] == ["pre_ln", "mine", "mix_ln(k=0)"]
     assert len({run["test"] for run in comparison.runs}) == 1
     assert {row["wiring"] for row in comparison.at_init} == {"pre_ln", "mine", "mix_ln(k=0)"}
-    assert not any("lowest test loss" in finding.sentence for finding in comparison.verdict)
+    assert not any("lowest test loss" in finding.claim for finding in comparison.verdict)
 
 
 def test_compare_without_directory_keeps_nothing(computed):

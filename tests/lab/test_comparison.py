@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from addnorm.lab.comparison import gradient_ratio, share_of
 from addnorm.lab.results import Difference, difference, t_quantile
 from addnorm.lab.theory import init_stacks, measure_init
+from addnorm.lab.verdict import gradient_ratio, share_of
 from support.lab_runs import compared, planted
 
 INF = math.inf
@@ -18,7 +18,7 @@ INF = math.inf
 
 def sentences(about, *runs, **protocol):
     """Return the sentences of one topic."""
-    return [entry.sentence for entry in compared(*runs, **protocol).verdict if entry.about == about]
+    return [entry.claim for entry in compared(*runs, **protocol).verdict if entry.topic == about]
 
 
 def seeds(wiring, *losses, **options):
@@ -197,7 +197,7 @@ def test_findings_show_measured_gradient_shares_ablation():
 
 
 def test_unrecorded_runs_have_no_depth_findings():
-    topics = {entry.about for entry in compared(planted("a", 1.0), planted("b", 2.0)).verdict}
+    topics = {entry.topic for entry in compared(planted("a", 1.0), planted("b", 2.0)).verdict}
     assert topics == {"scope", "loss"}
 
 
@@ -232,25 +232,25 @@ def test_difference_pairs_common_seeds():
 def test_loss_finding_states_its_criterion():
     for n in range(1, 5):
         runs = [*seeds("a", *[1.0] * n), *seeds("b", *[2.0] * n)]
-        (finding,) = [entry for entry in compared(*runs).verdict if entry.about == "loss"]
+        (finding,) = [entry for entry in compared(*runs).verdict if entry.topic == "loss"]
         assert ("standard errors" in finding.criterion) == (n > 2)
         assert finding.numbers == {"a": 1.0, "b": 2.0}
-    (finding,) = [entry for entry in compared(*seeds("a", INF), *seeds("b", INF)).verdict if entry.about == "loss"]
+    (finding,) = [entry for entry in compared(*seeds("a", INF), *seeds("b", INF)).verdict if entry.topic == "loss"]
     assert finding.criterion == "no seed trained under both settings"
 
 
 def test_untrained_wirings_are_described_without_training():
     stacks = [measure_init(stack) for stack in init_stacks(["pre_ln", "mhc"], depths=[2], seeds=[0])]
     comparison = replace(compared(), compared=("pre_ln", "mhc", "parallel"), stacks=stacks)
-    one, several, unknown = [finding for finding in comparison.verdict if finding.about == "untrained"]
-    assert one.sentence.startswith(
+    one, several, unknown = [finding for finding in comparison.verdict if finding.topic == "untrained"]
+    assert one.claim.startswith(
         "Untrained pre_ln, 2 layers: from x_0 to x_L the root mean square of the stream changes by a factor of "
     )
     assert one.numbers["growth"] == pytest.approx(math.sqrt(stacks[0]["variance"][-1] / stacks[0]["variance"][0]))
-    assert several.sentence.startswith(
+    assert several.claim.startswith(
         f"Untrained mhc, 2 layers: the largest read is {max(stacks[1]['read']):.3g} times x_0"
     )
-    assert unknown.sentence == "Untrained stacks of parallel are not measured: the toy model has none of their kind."
+    assert unknown.claim == "Untrained stacks of parallel are not measured: the toy model has none of their kind."
 
 
 @pytest.mark.parametrize("width", [1, 80])

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from addnorm import Row, Wiring, wirings
 from addnorm.lab import published_numbers
-from addnorm.lab.published import PUBLISHED, PublishedCheck, check_published
+from addnorm.lab.published import PUBLISHED, PublishedResult, check_published
 from addnorm.lab.run import wiring_label
 from addnorm.lab.theory import (
     DEPTHS,
@@ -360,9 +360,9 @@ def test_published_check_is_json():
         assert said["source"]
         assert said["criterion"]
         assert said["why"]
-    band = PublishedCheck("a", "b", "c", "d", (0.0, 1.0), {"x": 0.0, "y": 1.0})
+    band = PublishedResult("a", "b", "c", "d", (0.0, 1.0), dict, {"x": 0.0, "y": 1.0})
     assert band.holds
-    assert not PublishedCheck("a", "b", "c", "d", (0.0, 1.0), {"x": 0.0, "y": 1.01}).holds
+    assert not PublishedResult("a", "b", "c", "d", (0.0, 1.0), dict, {"x": 0.0, "y": 1.01}).holds
 
 
 def test_check_published_does_not_change_rows():

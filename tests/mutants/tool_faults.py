@@ -131,7 +131,7 @@ TOOLS = {
         ("tests/report",),
         (
             Fault("growth-upside-down", "report", "$times = end / start", "$times = start / end"),
-            Fault("ids-of-two-drawings-collide", "report", "f'{name}-{len($n) + 1}'", "f'id-{len($n) + 1}'"),
+            Fault("chart-upside-down", "report", "$b.height * (1 - scale.place(y))", "$b.height * scale.place(y)"),
         ),
     ),
     "server": Area(

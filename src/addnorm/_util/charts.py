@@ -1,21 +1,23 @@
-"""Charts as data: panels of series, or of cells. A `Chart` has all that is drawn, and `tabulate` has all its numbers.
+"""Charts as data: panels of series, or of cells. A `Chart` has all that is drawn, and a table of its numbers.
 
-`addnorm.report.svg` draws a chart with the colours of the page. `COLOURS`, `DASHES` and `MARKERS` tell series apart.
+`addnorm.report.svg` draws a chart with the colours of the page.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
+from addnorm._util.blocks import Cell, Table
 from addnorm._util.numbers import format_number
 
-__all__ = ["Axis", "Chart", "Map", "Panel", "Points", "Scale", "Series", "depth_axis", "tabulate"]
+__all__ = ["Axis", "Chart", "Map", "Panel", "Points", "Scale", "Series", "depth_axis", "format_tick"]
 
 Points = Sequence[tuple[float, float]]
 LOG_RATIO = 10.0  # a larger ratio of largest to smallest value needs a logarithmic axis
+ROW = 18  # pixels: height of a map's row
 GAP = 2  # sublayers between two streams on an axis of depth
 
 
@@ -65,6 +67,7 @@ class Panel(NamedTuple):
         log: whether the axis is logarithmic; None if the values decide: where none is negative and they are far apart.
         lines: horizontal lines by their labels, where they are in range.
         height: height in pixels.
+        x: its own x axis; None is that of the chart.
     """
 
     label: str
@@ -74,6 +77,7 @@ class Panel(NamedTuple):
     log: bool | None = None
     lines: Mapping[str, float] = {}
     height: int = 200
+    x: Axis | None = None
 
     @property
     def scale(self) -> Scale:
@@ -110,20 +114,47 @@ class Map(NamedTuple):
     shares: Sequence[Sequence[float]]
     most: float = 1.0
 
+    @property
+    def series(self) -> Sequence[Series]:
+        """No series: a map has cells."""
+        return ()
+
+    @property
+    def height(self) -> int:
+        """Height in pixels."""
+        return ROW * max(len(self.sources), 3)
+
 
 @dataclass(frozen=True)
 class Chart:
     """Drawing as data.
 
     Attributes:
+        title: what the chart shows.
+        caption: how to read it, in a sentence or two.
         panels: the panels, which share the x axis.
         x: the x axis.
         columns: panels side by side on a wide page. On a narrow page all panels are below one another.
+        table: the numbers.
     """
 
-    panels: Sequence[Panel] | Sequence[Map]
+    title: str
+    caption: str
+    panels: Sequence[Panel | Map]
     x: Axis
     columns: int = 1
+    table: Table = field(default_factory=lambda: Table([], []))
+
+    def with_table(self, head: Sequence[str], names: Mapping[float, Sequence[Cell]], caption: str) -> Chart:
+        """Return the chart with its table: a row for each x, with its names and the numbers of every series in every panel."""
+        labels = {series.label for panel in self.panels for series in panel.series}
+        columns: dict[str, dict[float, float]] = {}
+        for panel in self.panels:
+            for series in panel.series:
+                parts = [series.label] * (len(labels) > 1) + [panel.label] * (len(self.panels) > 1 or len(labels) == 1)
+                columns.setdefault(": ".join(parts), {}).update(series.points)
+        rows = [[*cells, *(numbers.get(x) for numbers in columns.values())] for x, cells in names.items()]
+        return replace(self, table=Table([*head, *columns], rows, caption))
 
 
 class Scale(NamedTuple):
@@ -139,6 +170,10 @@ class Scale(NamedTuple):
     high: float
     log: bool = False
 
+    def has(self, value: float) -> bool:
+        """Return whether a value is in the range."""
+        return self.low <= value <= self.high
+
     def place(self, value: float) -> float:
         """Return where a value lies: 0 at the lower end, 1 at the upper one."""
         low, high, at = (math.log(number) if self.log else number for number in (self.low, self.high, value))
@@ -148,14 +183,14 @@ class Scale(NamedTuple):
         """Return round numbers in the range, about `most` of them."""
         if self.log:
             decades = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
-            parts = (1, 2, 5) if len(decades) <= 3 else (1,)
+            parts = (1, 2, 5) if self.high < 200 * self.low else (1,)
             numbers = [part * 10.0**power for power in decades[:: 1 + len(decades) // (most + 2)] for part in parts]
         else:
             size = (self.high - self.low) / most
             step = 10.0 ** math.floor(math.log10(size)) if size > 0 else 1.0
             step *= next((factor for factor in (1, 2, 5) if factor * step >= size), 10)
             numbers = [round(k * step, 12) for k in range(math.ceil(self.low / step), math.floor(self.high / step) + 1)]
-        return [number for number in numbers if self.low <= number <= self.high]
+        return [number for number in numbers if self.has(number)]
 
 
 def format_tick(value: float) -> str:
@@ -184,15 +219,3 @@ def depth_axis(sites: Sequence[Any]) -> tuple[Axis, dict[str, float]]:
         groups[stream] = begin, begin + first + len(members) - 1
         begin = groups[stream][1] + GAP
     return Axis("depth in sublayers", ticks=ticks, groups=groups if len(groups) > 1 else {}), places
-
-
-def tabulate(chart: Chart) -> Iterator[tuple[str, dict[float, float]]]:
-    """Yield the heading and the numbers by x of each column of a chart's table: of each series in each panel."""
-    panels = [panel for panel in chart.panels if isinstance(panel, Panel)]
-    several = len({series.label for panel in panels for series in panel.series}) > 1
-    for panel in panels:
-        columns: dict[str, dict[float, float]] = {}
-        for series in panel.series:
-            columns.setdefault(series.label, {}).update(series.points)
-        for label, numbers in columns.items():
-            yield ": ".join([label] * several + [panel.label] * (len(panels) > 1 or not several)), numbers

@@ -65,8 +65,7 @@ def run(model: ModelOptions, report: Path | None, as_json: bool, float64: bool) 
 def check_report(path: Path) -> None:
     """Check that a report can be written to the path of `--report`."""
     try:
-        for package, purpose in (("matplotlib", "draw"), ("jinja2", "write a report")):
-            require(package, purpose)
+        require("jinja2", "write a report")
         pages.check_path(path)
     except ImportError as error:
         raise ArgumentError(error) from None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from addnorm.lab.published_numbers import (
@@ -40,7 +40,7 @@ from addnorm.lab.published_numbers import (
     weights_against,
 )
 
-__all__ = ["PUBLISHED", "PublishedCheck", "PublishedResult", "check_published"]
+__all__ = ["PUBLISHED", "PublishedResult", "check_published"]
 
 XIONG = "Xiong et al. 2020, arXiv 2002.04745"
 DEEPNET = "Wang et al. 2022 (DeepNet), arXiv 2203.00555"
@@ -49,15 +49,26 @@ DEEP = 32  # minimum number of layers to judge the shape of a curve: with fewer,
 
 
 @dataclass(frozen=True)
-class PublishedCheck:
-    """A published result and its measurement."""
+class PublishedResult:
+    """A published result on untrained stacks, and its measurement.
+
+    Args:
+        name: the statement.
+        source: the paper.
+        criterion: the measured number and its band, in words.
+        why: the reason for the width of the band.
+        band: both ends of the band; they belong to it.
+        measure: function that returns the numbers with their names, or none if their rows were not measured.
+        measured: the measured numbers.
+    """
 
     name: str
     source: str
     criterion: str
     why: str
     band: tuple[float, float]
-    measured: Measured
+    measure: Callable[[Rows], Measured]
+    measured: Measured = field(default_factory=dict)
 
     @property
     def holds(self) -> bool | None:
@@ -73,7 +84,7 @@ class PublishedCheck:
         return {True: "holds", False: "does not hold", None: "not measured"}[self.holds]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the check for JSON; an open end of the band is None."""
+        """Return the result for JSON; an open end of the band is None."""
         low, high = (end if math.isfinite(end) else None for end in self.band)
         return {
             "name": self.name, "source": self.source, "criterion": self.criterion, "why": self.why, "band": [low, high],
@@ -81,35 +92,10 @@ class PublishedCheck:
         }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class PublishedResult:
-    """A published result on untrained stacks.
-
-    Args:
-        name: the statement.
-        source: the paper.
-        criterion: the measured number and its band, in words.
-        why: the reason for the width of the band.
-        band: both ends of the band; they belong to it.
-        measure: function that returns the numbers with their names, or none if their rows were not measured.
-    """
-
-    name: str
-    source: str
-    criterion: str
-    why: str
-    band: tuple[float, float]
-    measure: Callable[[Rows], Measured]
-
-    def check(self, rows: Rows) -> PublishedCheck:
-        """Compare the result with the measured rows."""
-        return PublishedCheck(self.name, self.source, self.criterion, self.why, self.band, self.measure(rows))
-
-
-def check_published(rows: Iterable[dict[str, Any]]) -> list[PublishedCheck]:
-    """Compare every published result with the rows of `summarize`."""
+def check_published(rows: Iterable[dict[str, Any]]) -> list[PublishedResult]:
+    """Return every published result with the numbers of the rows of `summarize`."""
     measured = Rows(rows)
-    return [result.check(measured) for result in PUBLISHED]
+    return [replace(result, measured=result.measure(measured)) for result in PUBLISHED]
 
 
 # ---------------------------------------------------------------------------------------------- the published results

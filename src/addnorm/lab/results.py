@@ -1,4 +1,4 @@
-"""Results of a comparison: runs grouped by setting, each wiring at its best setting, paired differences of losses, findings.
+"""Results of a comparison: runs grouped by setting, each wiring at its best setting, paired differences of losses.
 
 Everything here is computed from finished runs.
 """
@@ -14,30 +14,16 @@ from typing import Any
 
 from addnorm.lab import theory
 from addnorm.lab.measure import Numbers
-from addnorm.lab.published import PublishedCheck, check_published
+from addnorm.lab.published import PublishedResult, check_published
 from addnorm.lab.run import Protocol
 
-__all__ = ["Arm", "Difference", "Finding", "Group", "Results", "difference", "t_quantile"]
+__all__ = ["Arm", "Difference", "Group", "Results", "difference", "t_quantile"]
 
 MARGIN = (
     0.1  # nats: of four seeds, 12 layers and 200 steps, the most was 0.075 (post-LN without warm-up; with it 0.005)
 )
 LEVEL = 0.05  # probability that chance alone makes any of the compared differences count
 SMALLEST = 0.01  # nats: a smaller difference does not matter, even if it is significant
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Sentence of a verdict: its topic, the text, the criterion that selected it, and the numbers."""
-
-    about: str
-    sentence: str
-    criterion: str
-    numbers: Numbers = field(default_factory=dict)
-
-    def to_dict(self) -> Numbers:
-        """Return the finding for JSON."""
-        return {"about": self.about, "sentence": self.sentence, "criterion": self.criterion, "numbers": self.numbers}
 
 
 @dataclass(frozen=True)
@@ -155,7 +141,7 @@ class Results:
         return theory.summarize(self.stacks)
 
     @cached_property
-    def checks(self) -> list[PublishedCheck]:
+    def checks(self) -> list[PublishedResult]:
         """Published results on untrained stacks, each compared with the measurement."""
         return check_published(self.untrained)
 

@@ -6,18 +6,17 @@
 `build_model_page` and `build_comparison_page` return a `Page`, which is data; `write` renders it.
 """
 
+from addnorm._util.blocks import Finding, Table, TableRow
 from addnorm.report.comparison import build_comparison_page
 from addnorm.report.figure import draw_figure
 from addnorm.report.model import build_model_page, versions
 from addnorm.report.page import (
     Facts,
     Figure,
-    Finding,
     Findings,
     Formula,
     Page,
     Section,
-    Table,
     check_path,
     render,
     write,
@@ -32,6 +31,7 @@ __all__ = [
     "Page",
     "Section",
     "Table",
+    "TableRow",
     "build_comparison_page",
     "build_model_page",
     "check_path",

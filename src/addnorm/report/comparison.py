@@ -6,17 +6,20 @@ All sentences and numbers are computed from the results. Figures without numbers
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
+from addnorm._util.blocks import Cell, Finding, Table, TableRow
+from addnorm._util.charts import Chart
 from addnorm._util.numbers import format_count, format_number
-from addnorm.lab import plot
 from addnorm.lab.comparison import Comparison
-from addnorm.lab.untrained import summarize_stack
-from addnorm.report import comparison_figures as figures
+from addnorm.lab.published import PublishedResult
+from addnorm.lab.verdict import join_words, summarize_stack
+from addnorm.report import comparison_charts as charts
+from addnorm.report.figure import figure_of
 from addnorm.report.model import versions
-from addnorm.report.page import Block, Cell, Facts, Finding, Findings, Page, Section, Table
+from addnorm.report.page import Block, Facts, Figure, Findings, Page, Section
 from addnorm.wirings.row import format_factor
 
 __all__ = ["build_comparison_page"]
@@ -37,7 +40,6 @@ TOP = (
 NAMED = 5  # wirings in the title
 TILES = 4  # losses in large type
 PER_DRAWING = 8  # wirings in a drawing: the number of different colours and dashes
-LONG = 48  # rows: longer tables are collapsed
 
 INIT_INTRO = (
     "The toy transformer for which the papers prove their results: attention that takes the mean of all tokens, a feed-forward "
@@ -54,9 +56,6 @@ def build_comparison_page(comparison: Comparison, facts: Mapping[str, str] | Non
     Args:
         comparison: the result of `addnorm.lab.compare`.
         facts: further settings, such as the command.
-
-    Raises:
-        ImportError: matplotlib is not installed.
 
     Example:
         >>> from addnorm import lab, report
@@ -86,11 +85,7 @@ def _title(comparison: Comparison) -> str:
     names = [*comparison.compared]
     if len(names) > NAMED:
         return f"{len(names)} residual wirings compared"
-    return f"{_and(names)} {'compared' if len(names) > 1 else 'measured'}"
-
-
-def _and(names: Sequence[str]) -> str:
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+    return f"{join_words(names)} {'compared' if len(names) > 1 else 'measured'}"
 
 
 def _subtitle(comparison: Comparison) -> str:
@@ -116,15 +111,7 @@ def _facts(comparison: Comparison) -> dict[str, str]:
 
 def _findings(comparison: Comparison, *topics: str) -> list[Finding]:
     """Return the findings about some topics, in the order of the topics."""
-    return [
-        Finding(
-            finding.sentence,
-            "refuted" if finding.about == "at init" and finding.numbers["met"] < finding.numbers["of"] else "noted",
-        )
-        for topic in topics
-        for finding in comparison.verdict
-        if finding.about == topic
-    ]
+    return [finding for topic in topics for finding in comparison.verdict if finding.topic == topic]
 
 
 def _tiles(comparison: Comparison) -> dict[str, str]:
@@ -143,84 +130,50 @@ def _loss(loss: float) -> str:
     return format_number(loss, 3) if math.isfinite(loss) else "diverged"
 
 
-class Part(NamedTuple):
-    """Some of the wirings, which share drawings."""
-
-    comparison: Comparison
-    name_suffix: str  # end of the names of its drawings
-    title_suffix: str  # end of their titles
-
-
-def _parts(comparison: Comparison) -> Iterator[Part]:
-    """Yield all wirings, or groups of them if there are more than a drawing can distinguish."""
-    names_run = [
-        name for name in comparison.compared if any(run["settings"]["wiring"] == name for run in comparison.runs)
-    ]
-    count = -(-len(names_run) // PER_DRAWING)
-    size = -(-len(names_run) // max(count, 1))
-    for k in range(count):
-        names = names_run[k * size : (k + 1) * size]
-        runs = [run for run in comparison.runs if run["settings"]["wiring"] in names]
-        own = (f"-{k + 1}", f": {_and(names)}") if count > 1 else ("", "")
-        yield Part(replace(comparison, runs=runs), *own)
+def _parts(comparison: Comparison) -> Iterator[tuple[Comparison, str]]:
+    """Yield all wirings, or groups of them if there are more than a drawing can distinguish, with the end of the titles."""
+    trained = {run["settings"]["wiring"] for run in comparison.runs}
+    names = [name for name in comparison.compared if name in trained]
+    size = -(-len(names) // (-(-len(names) // PER_DRAWING) or 1)) or 1
+    for begin in range(0, len(names), size):
+        some = names[begin : begin + size]
+        runs = [run for run in comparison.runs if run["settings"]["wiring"] in some]
+        yield replace(comparison, runs=runs), f": {join_words(some)}" if len(names) > size else ""
 
 
 def _learning(comparison: Comparison) -> list[Block]:
-    blocks: list[Block | None] = []
+    candidates: list[Chart | None] = []
     for n, _ in comparison.by_depth():
-        for part in _parts(comparison):
-            if any(run["settings"]["num_layers"] == n for run in part.comparison.runs):
-                arguments = (part.comparison, n, part.name_suffix, part.title_suffix)
-                blocks += [figures.learning_figure(*arguments), figures.training_figure(*arguments)]
-                if len(comparison.protocol.rates) > 1:
-                    blocks.append(figures.rate_figure(*arguments))
-    return [*(block for block in blocks if block is not None), _setting_table(comparison)]
-
-
-def _setting_table(comparison: Comparison) -> Table:
-    """Return a table of all settings with their losses."""
-    best = {id(arm.best) for arm in comparison.arms}
-    rows: list[list[Cell]] = [
-        [
-            group.wiring, group.num_layers, format_factor(group.lr), str(group.warm_up or "none"),
-            group.loss("validation"), group.loss(),
-            figures.format_losses(group.losses()), str(group.diverged or "none"),
-            "yes" if id(group) in best else "",
-        ]
-        for group in comparison.groups
-    ]  # fmt: skip
-    head = ["wiring", "layers", "rate", "warm-up", "validation", "test", "test by seed", "diverged", "judged"]
-    caption = "All settings. The best is chosen by the validation loss and judged by the test loss"
-    return Table(head, rows, caption, len(rows) > LONG)
+        for part, suffix in _parts(comparison):
+            if any(run["settings"]["num_layers"] == n for run in part.runs):
+                candidates += [charts.learning_chart(part, n, suffix), charts.training_chart(part, n, suffix)]
+                candidates += [charts.rate_chart(part, n, suffix)] if len(comparison.protocol.rates) > 1 else []
+    return [*_figures(candidates), charts.setting_table(comparison, comparison.groups)]
 
 
 def _trained(comparison: Comparison, n: int) -> list[Block]:
-    """Return the figures by depth of models with n layers."""
+    """Return the charts by depth of models with n layers, each kind below the findings about it."""
     at = replace(comparison, runs=[run for run in comparison.runs if run["settings"]["num_layers"] == n], stacks=[])
-    before: list[Block | None] = []
-    maps: list[Block | None] = []
-    without: list[Block] = []
-    for part in _parts(at):
-        best = plot.best_groups(part.comparison, n)
-        first = [line._replace(group=arm.groups[0]) for line, arm in zip(best, part.comparison.arms, strict=True)]
-        before += [
-            figures.depth_figure(f"before-{n}{part.name_suffix}", first, after=False, title_suffix=part.title_suffix),
-            figures.depth_figure(
-                f"after-{n}{part.name_suffix}",
-                plot.groups_by_warm_up(part.comparison, n),
-                after=True,
-                title_suffix=part.title_suffix,
-            ),
+    drawn: dict[str, list[Chart | None]] = {"gradient": [], "memory": [], "ablation": []}
+    for part, suffix in _parts(at):
+        best = charts.best_groups(part, n)
+        first = [line._replace(group=arm.groups[0]) for line, arm in zip(best, part.arms, strict=True)]
+        drawn["gradient"] += [
+            charts.depth_chart(first, suffix, after=False),
+            charts.depth_chart(charts.groups_by_warm_up(part, n), suffix, after=True),
         ]
-        maps.append(figures.memory_figure(f"map-{n}{part.name_suffix}", best, part.title_suffix))
-        without += figures.ablation_figures(f"ablation-{n}{part.name_suffix}", best, part.title_suffix)
+        drawn["memory"].append(charts.memory_chart(best, suffix))
+        drawn["ablation"].append(charts.ablation_chart(best, suffix))
     blocks: list[Block] = []
-    for about, candidates in (("gradient", before), ("memory", maps), ("ablation", without)):
-        drawings: list[Block] = [drawing for drawing in candidates if drawing is not None]
-        if drawings:
-            findings = _findings(at, about)
-            blocks += [*([Findings(findings)] if findings else []), *drawings]
+    for about, candidates in drawn.items():
+        figures = _figures(candidates)
+        findings = _findings(at, about) if figures else []
+        blocks += [*([Findings(findings)] if findings else []), *figures]
     return blocks
+
+
+def _figures(candidates: Iterable[Chart | None]) -> list[Figure]:
+    return [figure_of(chart) for chart in candidates if chart is not None]
 
 
 def _untrained(comparison: Comparison) -> list[Section]:
@@ -229,27 +182,27 @@ def _untrained(comparison: Comparison) -> list[Section]:
         return []
     names = _init_names(comparison)
     deepest = max(row["num_layers"] for row in comparison.at_init)
-    blocks: list[Block] = [
-        figures.init_depth_figure(
-            comparison, names, "init-gradients", "Gradients against depth",
+    blocks: list[Block] = [*_figures([
+        charts.init_depth_chart(
+            comparison, names, "Gradients against depth",
             "The gradients of the last feed-forward sublayer and at x_0, over the number of layers. The published results below "
             "include the slopes.",
             [("last layer's ‖∂loss / ∂W₂‖", lambda row: row["weight_gradient"][-1]),
              ("‖∂loss / ∂x_0‖", lambda row: row["gradient"][0])],
         ),
-        figures.init_depth_figure(
-            comparison, names, "init-step", "Change of the logits by the first step",
+        charts.init_depth_chart(
+            comparison, names, "Change of the logits by the first step",
             "Relative change of the logits by one step of SGD (learning rate 0.1) and of Adam (1e-3), without mixing of tokens.",
             [("after SGD", lambda row: row["step_sgd"]), ("after Adam", lambda row: row["step_adam"])],
         ),
-        figures.init_layer_figure(
-            comparison, names, deepest, "init-depth", f"Forward and backward by depth, {deepest} layers",
+        charts.init_layer_chart(
+            comparison, names, f"Forward and backward by depth, {deepest} layers",
             "From top to bottom: the mean square of the stream's elements, the mean cosine of two tokens, the gradient at the "
             "stream.",
             [("E‖x‖² / d", lambda row: row["variance"]), ("cos(token, token)", lambda row: row["similarity"]),
              ("‖∂loss / ∂x‖", lambda row: row["gradient"])],
         ),
-    ]  # fmt: skip
+    ])]  # fmt: skip
     several: list[list[Cell]] = [
         [
             row["wiring"],
@@ -274,8 +227,31 @@ def _untrained(comparison: Comparison) -> list[Section]:
     return [
         Section("Before training", INIT_INTRO, blocks),
         Section("Published results", "Results of papers on untrained wirings, each with the band of its number.",
-                figures.check_tables(comparison.checks)),
+                _check_tables(comparison.checks)),
     ]  # fmt: skip
+
+
+def _check_tables(checks: Sequence[PublishedResult]) -> list[Block]:
+    """Return tables of the published results: verdicts, all numbers, sources."""
+    rows: list[TableRow] = []
+    numbers: list[list[Cell]] = []
+    for check in checks:
+        values = [*check.measured.values()]
+        ends = dict.fromkeys(format_number(end(values), 3) for end in (min, max)) if values else {}
+        cells = [check.name, check.verdict, " to ".join(ends), check.criterion]
+        rows.append(TableRow(cells, "bad" if check.holds is False else ""))
+        numbers += [[check.name, what, value] for what, value in check.measured.items()]
+    sources = [[check.name, check.source, check.why] for check in checks]
+    return [
+        Table(["published result", "verdict", "measured", "criterion"], rows),
+        Table(["published result", "number", "measured"], numbers, "All numbers", True),
+        Table(
+            ["published result", "source", "width of the band"],
+            sources,
+            "Sources, and reasons for the width of each band",
+            True,
+        ),
+    ]
 
 
 def _init_names(comparison: Comparison) -> list[str]:

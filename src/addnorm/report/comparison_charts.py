@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from addnorm._util.blocks import Cell, Table
-from addnorm._util.charts import Axis, Chart, Map, Panel, Points, Series, tabulate
+from addnorm._util.charts import Axis, Chart, Map, Panel, Points, Series
 from addnorm._util.numbers import format_number
 from addnorm.lab.comparison import Comparison
 from addnorm.lab.results import Arm, Group
@@ -23,11 +23,14 @@ __all__ = [
 ]  # fmt: skip
 
 Numbers = dict[str, Any]
-Quantity = tuple[str, Callable[[Numbers], Any]]  # name, and the function that returns the number or the numbers of a row
+Quantity = tuple[
+    str, Callable[[Numbers], Any]
+]  # name, and the function that returns the number or the numbers of a row
 
 WINDOW = 10  # steps over which a learning curve is smoothed
 LONG = 48  # rows: longer tables are collapsed
 ROWS = 100  # of a learning curve's table
+COLOURS = 7  # of the charts
 EXPLODING = ("no_norm",)  # wirings that may leave the axes' limits
 DRAWN = 7  # series in a drawing of untrained stacks; the table has all
 BY_DEPTH = {
@@ -65,24 +68,15 @@ def groups_by_warm_up(comparison: Comparison, n: int) -> list[Shown]:
                 shown.append(Shown(arm.wiring, group, number))
             else:
                 warm_up = "warm-up" if group.warm_up else "no warm-up"
-                shown.append(Shown(f"{arm.wiring}, {warm_up}", group, number, int(group.warm_up > 0)))
+                shown.append(
+                    Shown(f"{arm.wiring}, {warm_up}", group, number, int(group.warm_up > 0) + 2 * (number // COLOURS))
+                )
     return shown
 
 
 def best_groups(comparison: Comparison, n: int) -> list[Shown]:
     """Return for each wiring of n layers its best setting."""
     return [Shown(arm.wiring, arm.best, number) for number, arm in enumerate(_arms(comparison, n))]
-
-
-def chart_table(chart: Chart, head: Sequence[str], names: Mapping[float, Sequence[Cell]], caption: str) -> Table:
-    """Return the table of a chart: a row for each x, with its names and the numbers of every series."""
-    columns = dict(tabulate(chart))
-    rows = [[*cells, *(numbers.get(x) for numbers in columns.values())] for x, cells in names.items()]
-    return Table([*head, *columns], rows, caption)
-
-
-def _by_step(chart: Chart, steps: Iterable[float], caption: str) -> Table:
-    return chart_table(chart, ["step"], {step: [int(step)] for step in steps}, caption)
 
 
 def _steps(panels: Sequence[Panel]) -> list[float]:
@@ -92,9 +86,7 @@ def _steps(panels: Sequence[Panel]) -> list[float]:
 def learning_chart(comparison: Comparison, n: int, title_suffix: str = "") -> Chart:
     """Return a chart of the training losses of models with n layers. `title_suffix` names the wirings."""
     series = [line.series(_learning_curve(line.group)) for line in groups_by_warm_up(comparison, n)]
-    losses = [y for line in series for _, y in line.points if math.isfinite(y)] or [0.0]
-    entropy, uniform = comparison.text["entropy"], comparison.text["uniform"]
-    limits = min(losses) - 0.1, min(max(losses), uniform + 0.6) + 0.1
+    entropy, limits = comparison.text["entropy"], _loss_limits(series, comparison)
     panel = Panel("training loss, nats a character", series, limits, lines={"frequencies alone": entropy}, height=300)
     steps = _steps([panel])
     stride = -(-len(steps) // ROWS)
@@ -104,12 +96,21 @@ def learning_chart(comparison: Comparison, n: int, title_suffix: str = "") -> Ch
     seed = f"seed {seeds[0]}" if len(seeds) == 1 else f"mean of {len(seeds)} seeds"
     chart = Chart(
         f"Learning, {n} layers{title_suffix}",
-        f"Loss of each batch before its step, mean of {WINDOW} steps, in nats a character. Each curve is a wiring {rate}, {seed}. "
+        f"Loss of each batch before its step, mean of {WINDOW} steps, in nats a character. Each curve is a wiring {rate}, "
+        f"{seed}. "
         f"A model that knows only how often each character occurs has {format_number(entropy)} (dotted, where it is in range).",
         [panel], Axis("step"),
     )  # fmt: skip
     every = f", every {stride} steps" if stride > 1 else ""
-    return chart.with_table(_by_step(chart, kept, f"Training loss, mean of {WINDOW} steps{every}"))
+    return chart.with_table(
+        ["step"], {step: [int(step)] for step in kept}, f"Training loss, mean of {WINDOW} steps{every}"
+    )
+
+
+def _loss_limits(series: Sequence[Series], comparison: Comparison) -> tuple[float, float]:
+    """Return the range of the losses, without those far above the loss of a uniform guess."""
+    losses = [y for line in series for _, y in line.points if math.isfinite(y)] or [0.0]
+    return min(losses) - 0.1, min(max(losses), comparison.text["uniform"] + 0.6) + 0.1
 
 
 def _learning_curve(group: Group) -> Points:
@@ -148,11 +149,12 @@ def training_chart(comparison: Comparison, n: int, title_suffix: str = "") -> Ch
         return None  # the charts by depth have the first step
     chart = Chart(
         f"During training, {n} layers{title_suffix}",
-        "At the recorded steps, from top to bottom: the change of the logits by the step, relative to their norm; the gradient at x_0 "
+        "At the recorded steps, from top to bottom: the change of the logits by the step, relative to their norm; the gradient "
+        "at x_0 "
         "divided by the gradient at x_L; the mean cosine of two tokens after the last sublayer.",
         panels, Axis("step"),
     )  # fmt: skip
-    return chart.with_table(_by_step(chart, steps, "During training"))
+    return chart.with_table(["step"], {step: [int(step)] for step in steps}, "During training")
 
 
 def _first_over_last(values: Sequence[float | None]) -> float | None:
@@ -171,16 +173,18 @@ def rate_chart(comparison: Comparison, n: int, title_suffix: str = "") -> Chart:
         for warm_up in sorted({group.warm_up for group in arm.groups}):
             groups = sorted((g for g in arm.groups if g.warm_up == warm_up), key=lambda g: g.lr)
             label = f"{arm.wiring}, {'warm-up' if warm_up else 'no warm-up'}"
-            line = Shown(label, groups[0], number, int(warm_up > 0))
+            line = Shown(label, groups[0], number, int(warm_up > 0) + 2 * (number // COLOURS))
             means.append(line.series([(group.lr, group.loss()) for group in groups], [""] * len(groups)))
             finite = [(g.lr, loss) for g in groups for loss in g.losses() if math.isfinite(loss)]
             seeds.append(line.series(finite)._replace(form="dots"))
     ticks = {x: f"{x:g}" for x in sorted({group.lr for arm in _arms(comparison, n) for group in arm.groups})}
     return Chart(
         f"Test loss by learning rate, {n} layers{title_suffix}",
-        "Test loss after training: a dot for each seed, and a line through the means. A cross marks a rate at which a seed diverged; "
+        "Test loss after training: a dot for each seed, and a line through the means. A cross marks a rate at which a seed "
+        "diverged; "
         "the table names the wiring.",
-        [Panel("test loss, nats a character", [*means, *seeds], height=300)], Axis("learning rate", True, ticks),
+        [Panel("test loss, nats a character", [*means, *seeds], _loss_limits([*means, *seeds], comparison), height=300)],
+        Axis("learning rate", True, ticks),
         table=setting_table(comparison, [group for group in comparison.groups if group.num_layers == n]),
     )  # fmt: skip
 
@@ -234,25 +238,32 @@ def depth_chart(shown: Sequence[Shown], title_suffix: str = "", *, after: bool) 
         for line, runs in recorded:
             values = [run["after"][name] if after else run["recorded"][name][0] for run in runs]
             means = {
-                k: statistics.fmean(at) for k, at in enumerate(zip(*values, strict=True)) if all(value is not None for value in at)
+                k: statistics.fmean(at)
+                for k, at in enumerate(zip(*values, strict=True))
+                if all(value is not None for value in at)
             }
             kinds = [runs[0]["sites"][k]["kind"] for k in means]
             all_series.append(line.series([(float(k), mean) for k, mean in means.items()], kinds))
         return [line for line in all_series if line.points]
 
     names = _name_sites([line.group.runs[0]["sites"] for line in shown], ("id", "kind"))
-    panels = [Panel(label, series(name), least=(0.0, 1.0) if name == "similarity" else None, height=170) for name, label in BY_DEPTH.items()]
+    panels = [
+        Panel(label, series(name), least=(0.0, 1.0) if name == "similarity" else None, height=170)
+        for name, label in BY_DEPTH.items()
+    ]
     when, on = ("after", "held-out text") if after else ("before", "sequences of the first batch")
     missing = [line.label for line in shown if line not in [other for other, _ in recorded]]
     without = f" No numbers exist for {'; '.join(missing)}." if missing else ""
     chart = Chart(
         f"Forward and backward by depth, {when} training{title_suffix}",
-        f"On {on}, from top to bottom: the root mean square of the stream after each sublayer; the norm of each write relative to the "
-        "stream; the mean cosine of two tokens; the mean norm of a token's gradient at the stream; the norm of the gradient of each "
+        f"On {on}, from top to bottom: the root mean square of the stream after each sublayer; the norm of each write relative "
+        f"to the "
+        "stream; the mean cosine of two tokens; the mean norm of a token's gradient at the stream; the norm of the gradient of "
+        "each "
         f"sublayer's parameters.{without}",
         [panel for panel in panels if panel.series], _depth_axis(names),
     )  # fmt: skip
-    return chart.with_table(chart_table(chart, ["sublayer", "kind"], names, f"By depth, {when} training"))
+    return chart.with_table(["sublayer", "kind"], names, f"By depth, {when} training")
 
 
 def memory_chart(shown: Sequence[Shown], title_suffix: str = "") -> Chart | None:
@@ -273,7 +284,8 @@ def memory_chart(shown: Sequence[Shown], title_suffix: str = "") -> Chart | None
     seed = f" Seed {seeds.pop()}." if len(seeds) == 1 and any(len(runs) > 1 for _, runs in with_any) else ""
     return Chart(
         f"Sources of the stream, after training{title_suffix}",
-        "Each row is a source, each column the stream at a depth; a column sums to one. The opacity is the square root of the share; "
+        "Each row is a source, each column the stream at a depth; a column sums to one. The opacity is the square root of the "
+        "share; "
         f"negative shares are orange. Each source is carried exactly through the norms after it.{seed}{without}",
         [Map(label, memory["sources"], memory["shares"]) for label, memory in maps], _depth_axis(range(depth)), 3,
         Table(head, rows, "Share of each source in the stream"),
@@ -292,7 +304,9 @@ def ablation_chart(shown: Sequence[Shown], title_suffix: str = "") -> Chart | No
     for line in shown:
         ablations = [run["ablation"] for run in line.group.runs if run.get("ablation")]
         if ablations:
-            rises = [(k, statistics.fmean(one["rise"] for one in at)) for k, at in enumerate(zip(*ablations, strict=True), 1)]
+            rises = [
+                (k, statistics.fmean(one["rise"] for one in at)) for k, at in enumerate(zip(*ablations, strict=True), 1)
+            ]
             series.append(line.series(rises, [site["kind"] for site in ablations[0]]))
             sites.append(ablations[0])
     if not series:
@@ -300,23 +314,28 @@ def ablation_chart(shown: Sequence[Shown], title_suffix: str = "") -> Chart | No
     names = {k + 1: cells for k, cells in _name_sites(sites, ("site", "kind")).items()}
     chart = Chart(
         f"Without each sublayer{title_suffix}",
-        "The write of each sublayer was removed in turn: rise of the loss on held-out text, each wiring at its best setting of those "
+        "The write of each sublayer was removed in turn: rise of the loss on held-out text, each wiring at its best setting of "
+        "those "
         "that were run.",
         [Panel("rise of the loss, nats", series)], _depth_axis(names),
     )  # fmt: skip
-    return chart.with_table(chart_table(chart, ["without", "kind"], names, "Rise of the loss, nats a character"))
+    return chart.with_table(["without", "kind"], names, "Rise of the loss, nats a character")
 
 
 # Untrained stacks.
 
 
-def _init_chart(title: str, caption: str, panels: Sequence[Panel], x: Axis, names: Mapping[float, Sequence[Cell]]) -> Chart:
+def _init_chart(
+    title: str, caption: str, panels: Sequence[Panel], x: Axis, names: Mapping[float, Sequence[Cell]]
+) -> Chart:
     """Return a chart whose table has all series, and whose drawing has `DRAWN`."""
-    whole = Chart(title, caption, panels, x)
+    table = Chart(title, caption, panels, x).with_table([x.label], names, title).table
     wirings = [*dict.fromkeys(series.label for panel in panels for series in panel.series)]
     more = f" Only in the table: {', '.join(wirings[DRAWN:])}." if wirings[DRAWN:] else ""
-    drawn = [panel._replace(series=panel.series[:DRAWN], limits=_limits(panel)) for panel in panels]
-    return Chart(title, caption + more, drawn, x, table=chart_table(whole, [x.label], names, title))
+    drawn = [
+        panel._replace(series=panel.series[:DRAWN], limits=_limits(panel), log=panel.scale.log) for panel in panels
+    ]
+    return Chart(title, caption + more, drawn, x, table=table)
 
 
 def _limits(panel: Panel) -> tuple[float, float] | None:

@@ -11,10 +11,12 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from addnorm._util.blocks import Finding, Table, TableRow
 from addnorm._util.numbers import format_count
-from addnorm.report import model_figures
+from addnorm.report.figure import figure_of
+from addnorm.report.model_charts import ablation_chart, depth_charts, memory_charts
 from addnorm.report.model_findings import ablation_findings, inspection_findings, recording_findings
-from addnorm.report.page import Block, Cell, Facts, Figure, Finding, Findings, Formula, Page, Section, Table
+from addnorm.report.page import Block, Facts, Findings, Formula, Page, Section
 from addnorm.stream.ablate import Ablation
 from addnorm.stream.find.inspection import Inspection, Site, Stream
 from addnorm.stream.find.labels import NORM_NAMES, format_norm, mask_numbers, merge_paths
@@ -26,21 +28,8 @@ __all__ = ["build_model_page", "versions"]
 
 LONG = 48  # rows: longer tables are collapsed
 TOP = ("model", "inputs", "date", "loss")  # facts at the top of the page
+DEPTH = "Depth counts sublayers; x_0 is the stream before the first sublayer."
 FINAL = "A final norm follows the last sublayer."  # part of a wiring's description
-CAPTIONS = {
-    "depth": "Top: the size of the stream's elements after each sublayer. Bottom: the gradient of the loss at the stream and "
-    "at the "
-    "parameters of each sublayer.",
-    "writes": "The norm of each write divided by that of the stream it is added to, and the cosine of the two: 1 is along the "
-    "stream, 0 orthogonal, -1 against it.",
-    "similarity": "The mean cosine of two tokens (1 if all tokens are equal), and the standard deviation or root mean square "
-    "that "
-    "each norm divides by.",
-    "map": "Each row is a source, each column the stream at a depth; a column sums to one. Each source is carried exactly "
-    "through "
-    "the norms after it, with their recorded denominators.",
-    "ablation": "The write of each sublayer was removed in turn. Bars show the change of the output relative to its norm",
-}
 
 
 def build_model_page(
@@ -62,9 +51,6 @@ def build_model_page(
         title: title of the page; the class of the model by default.
         footer: the last lines. The same data give the same page.
 
-    Raises:
-        ImportError: matplotlib is not installed, and there is something to draw.
-
     Example:
         >>> from addnorm import report
         >>> stack = addnorm.ResidualStack([torch.nn.Linear(8, 8) for _ in range(2)], 8, "pre_ln", sublayers_per_layer=1)
@@ -75,16 +61,21 @@ def build_model_page(
     top = {"model": inspection.model} | (recording.describe() if recording is not None else {})
     top |= {name: text for name, text in (facts or {}).items() if name in TOP}
     others = {name: text for name, text in (facts or {}).items() if name not in TOP}
+    recordings = [recording] if recording is not None else []
     remarkable = [
-        *(recording_findings(recording) if recording is not None else ()),
+        *(finding for rec in recordings for finding in recording_findings(rec)),
         *(ablation_findings(ablations) if ablations is not None else ()),
     ]
     sections = [
         Section("Findings", "", [Findings(remarkable)] if remarkable else []),
         *_wirings(inspection),
-        Section("Forward and backward by depth", _depth_lead(recording), _by_depth(recording)),
-        Section("Sources of the stream", "", _sources(recording)),
-        Section("Ablations", "", _ablations(ablations)),
+        Section(
+            "Forward and backward by depth",
+            DEPTH,
+            [figure_of(chart) for rec in recordings for chart in depth_charts(rec)],
+        ),
+        Section("Sources of the stream", "", [figure_of(chart) for rec in recordings for chart in memory_charts(rec)]),
+        Section("Ablations", "", [figure_of(ablation_chart(ablations))] if ablations else []),
         Section(
             "Not understood",
             "The places that the inspection does not understand, each with the reason.",
@@ -171,22 +162,22 @@ def _wiring(stream: Stream) -> list[Block]:
     ]
     if stream.wiring is not None:
         notes.append(Finding(f"Source: {stream.wiring.source}. When to use {stream.wiring.name}: {stream.wiring.use}"))
-    rows: list[list[Cell]] = [
-        [
-            site.location,
-            site.layer + 1,
-            site.kind,
-            site.equation,
-            _norms(site),
-            f"{site.closure:.0e}".replace("e-0", "e-"),
-        ]
+    rows = [
+        TableRow(
+            [
+                site.location,
+                site.layer + 1,
+                site.kind,
+                site.equation,
+                _norms(site),
+                f"{site.closure:.0e}".replace("e-0", "e-"),
+            ],
+            "" if site.closes else "bad",
+        )
         for site in stream.sites
     ]
-    failed = [index for index, site in enumerate(stream.sites) if not site.closes]
     caption = f"The sublayers of the {stream.name} ({len(rows)}), each with the relative error of its equation"
-    table = Table(
-        ["module", "layer", "kind", "equation", "norm, eps", "error"], rows, caption, len(rows) > LONG, failed
-    )
+    table = Table(["module", "layer", "kind", "equation", "norm, eps", "error"], rows, caption, len(rows) > LONG)
     similar: dict[tuple[str, str], list[str]] = {}
     for site in stream.sites:
         for note in site.notes:
@@ -203,49 +194,6 @@ def _wiring(stream: Stream) -> list[Block]:
 def _norms(site: Site) -> str:
     norms = [norm for norm in (site.norm_in, site.norm_branch, site.norm_out) if norm is not None]
     return ", ".join(dict.fromkeys(map(format_norm, norms)))
-
-
-def _depth_lead(rec: Recording | None) -> str:
-    return "" if rec is None else "Depth counts sublayers; x_0 is the stream before the first sublayer."
-
-
-def _by_depth(rec: Recording | None) -> list[Block]:
-    if rec is None:
-        return []
-    figures = {
-        "depth": model_figures.depth_figure,
-        "writes": model_figures.write_figure,
-        "similarity": model_figures.similarity_figure,
-    }
-    captions = dict(CAPTIONS)
-    if not (rec.series("grad", "l2") or rec.series("params", "grad_l2")):
-        captions["depth"] = "The size of the stream's elements after each sublayer."
-    return _drawn([draw(rec, captions[name]) for name, draw in figures.items()])
-
-
-def _sources(rec: Recording | None) -> list[Block]:
-    if rec is None:
-        return []
-    return _drawn(
-        [
-            model_figures.memory_figure(rec, name, f"map-{k}", CAPTIONS["map"])
-            for k, name in enumerate(rec.memory_maps, 1)
-        ]
-    )
-
-
-def _ablations(ablations: Sequence[Ablation] | None) -> list[Block]:
-    if not ablations:
-        return []
-    loss = all(ablation.loss_change is not None for ablation in ablations)
-    more = (
-        ", and the change of the loss." if loss else ", and the KL divergence of the softmax over its last dimension."
-    )
-    return _drawn([model_figures.ablation_figure(ablations, CAPTIONS["ablation"] + more)])
-
-
-def _drawn(figures: Sequence[Figure | None]) -> list[Block]:
-    return [figure for figure in figures if figure is not None]
 
 
 def _unknown(inspection: Inspection) -> list[Block]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from addnorm._util.blocks import Finding
 from addnorm._util.numbers import format_number, format_percent
-from addnorm.report.page import Finding
 from addnorm.stream.ablate import Ablation
 from addnorm.stream.find.inspection import Inspection, Site
 from addnorm.stream.record.recording import Recording

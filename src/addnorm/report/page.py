@@ -6,16 +6,14 @@ the HTML. page.html and style.css define the appearance. The same page always gi
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
+from addnorm._util.blocks import Cell, Finding, Table
 from addnorm._util.files import check_writable, write_text
-from addnorm._util.numbers import format_column
 from addnorm._util.optional import require
 
 __all__ = [
@@ -25,7 +23,6 @@ __all__ = [
     "Figure",
     "Finding",
     "Findings",
-    "FormattedCell",
     "Formula",
     "Page",
     "Section",
@@ -35,79 +32,12 @@ __all__ = [
     "write",
 ]
 
-LONG = 36  # characters of a cell that is wrapped
 SUFFIXES = (".html", ".htm")
-Cell = str | float | None
-State = Literal["proved", "refuted", "noted"]
-
-
-@dataclass(frozen=True)
-class FormattedCell:
-    """Cell of a table as text."""
-
-    text: str
-    value: str = ""  # a float with all digits, for programs
-    is_number: bool = False
-
-    @property
-    def is_long(self) -> bool:
-        """Whether the text may be wrapped."""
-        return len(self.text) > LONG
-
-
-@dataclass(frozen=True)
-class Table:
-    """Table of a page. The first cell of a row names the row. Columns of numbers are aligned to the right.
-
-    Args:
-        head: the headings of the columns.
-        rows: the rows, with a cell for each column; None is an empty cell.
-        caption: what the table shows.
-        collapsed: show only the caption until the reader opens the table.
-        highlighted: indices of rows that are shown as errors.
-
-    Raises:
-        ValueError: a row has more or fewer cells than there are columns.
-    """
-
-    kind: ClassVar[str] = "table"
-
-    head: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
-    caption: str = ""
-    collapsed: bool = False
-    highlighted: Sequence[int] = ()
-
-    def __post_init__(self) -> None:
-        for index, row in enumerate(self.rows):
-            if len(row) != len(self.head):
-                raise ValueError(f"row {index} has {len(row)} cells, expected {len(self.head)}, one for each column.")
-
-    @property
-    def numeric(self) -> list[bool]:
-        """For each column whether it has numbers and no text."""
-        columns = [[row[k] for row in self.rows if row[k] is not None] for k in range(len(self.head))]
-        return [bool(cells) and not any(isinstance(cell, str) for cell in cells) for cells in columns]
-
-    @property
-    def formatted(self) -> list[list[FormattedCell]]:
-        """The rows as texts."""
-        numeric = self.numeric
-        columns = [_format_column([row[k] for row in self.rows], numeric[k]) for k in range(len(self.head))]
-        return [list(row) for row in zip(*columns, strict=True)] if self.rows else []
-
-
-def _format_column(cells: list[Cell], numeric: bool) -> list[FormattedCell]:
-    if not numeric:
-        return [FormattedCell(cell if isinstance(cell, str) else format_column([cell])[0]) for cell in cells]
-    texts = format_column([cell for cell in cells if not isinstance(cell, str)])
-    values = [repr(cell) if isinstance(cell, float) else "" for cell in cells]
-    return [FormattedCell(text, value, True) for text, value in zip(texts, values, strict=True)]
 
 
 @dataclass(frozen=True)
 class Figure:
-    """Drawing with the table of its numbers, made by `addnorm.report.draw_figure`.
+    """Drawing with the table of its numbers, made by `addnorm.report.draw_figure` or of a chart.
 
     Args:
         title: what the figure shows.
@@ -124,14 +54,6 @@ class Figure:
     svg: str
     table: Table
     narrow: str = ""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Sentence, and whether it states a proof that holds, one that fails, or neither."""
-
-    text: str
-    state: State = "noted"
 
 
 @dataclass(frozen=True)
@@ -216,13 +138,11 @@ def render(page: Page) -> str:
     Raises:
         ImportError: jinja2 is not installed.
         TypeError: `page` is no `Page`.
-        ValueError: two figures have the same name.
     """
     if not isinstance(page, Page):
         raise TypeError(
             f"page is {type(page).__name__}, expected a Page, as build_model_page and build_comparison_page return."
         )
-    _check_ids(page)
     jinja2 = require("jinja2", "write a report")
     environment = jinja2.Environment(
         autoescape=True,
@@ -231,7 +151,9 @@ def render(page: Page) -> str:
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
     )
-    text: str = environment.from_string(_read("page.html")).render(page=page, style=_read("style.css"))
+    text: str = environment.from_string(_read("page.html")).render(
+        page=page, style=_read("chart.css") + _read("style.css")
+    )
     return text.lstrip()
 
 
@@ -245,7 +167,7 @@ def write(page: Page, path: str | Path) -> Path:
     Raises:
         ImportError: jinja2 is not installed.
         TypeError: `page` is no `Page`.
-        ValueError: the name does not end in .html, or two figures have the same name.
+        ValueError: the name does not end in .html.
         OSError: the file cannot be written.
     """
     text = render(page)
@@ -267,15 +189,6 @@ def check_path(path: str | Path) -> None:
 def _check_suffix(path: str | Path) -> None:
     if Path(path).suffix.lower() not in SUFFIXES:
         raise ValueError(f"path is {str(path)!r}, expected a file that ends in .html: browsers open it by its suffix.")
-
-
-def _check_ids(page: Page) -> None:
-    """Raise a ValueError if two drawings share an id: the patterns of one would appear in the other."""
-    figures = [block for section in page.sections for block in section.blocks if isinstance(block, Figure)]
-    ids = [name for figure in figures for name in re.findall(r' id="([^"]+)"', figure.svg + figure.narrow)]
-    for name, count in Counter(ids).items():
-        if count > 1:
-            raise ValueError(f"{count} drawings have the id {name!r}, expected a different name for each figure.")
 
 
 def _read(name: str) -> str:

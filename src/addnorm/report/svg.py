@@ -7,13 +7,14 @@ Series differ by colour, dash and filling, points by the marker of their kind.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
+from importlib import resources
 from typing import NamedTuple
 
 from addnorm._util.charts import Axis, Chart, Map, Panel, Scale, Series, format_tick
 
-__all__ = ["NARROW", "WIDE", "draw_chart"]
+__all__ = ["NARROW", "WIDE", "chart_file", "draw_chart"]
 
 WIDE, NARROW = 1000, 372  # pixels
 COLOURS = 7
@@ -25,25 +26,36 @@ MARKERS = {
     "feed-forward": "m-3.2-3.2h6.4v6.4h-6.4z", "other": "m0-4.4l4.2 7.4h-8.4z",
     "final": "m0-6.5l1.6 4.4h4.6l-3.6 2.8l1.4 4.6l-4-2.8l-4 2.8l1.4-4.6l-3.6-2.8h4.6z",
 }  # fmt: skip
-NAMED = {"attention": "attention", "cross-attention": "cross-attention", "feed-forward": "feed-forward", "other": "other sublayer"}
+NAMED = {
+    "attention": "attention",
+    "cross-attention": "cross-attention",
+    "feed-forward": "feed-forward",
+    "other": "other sublayer",
+}
 CROSS, TRIANGLE = "m-3.5-3.5l7 7m0-7l-7 7", "m-4-6h8l-4 6z"
 MANY = 64  # points beyond which markers would cover the line
 STRIDES = (1, 2, 4, 6, 12, 24, 48, 96, 192, 384, 768)  # between two numbers on an axis of depth
-CHAR = 6.6  # average width of a character
-ENTRY, NAME, TICKS, LABEL, BETWEEN = 22, 26, 22, 20, 16  # heights: line of the legend, panel's name, ticks, axis's label, gap
-ROW = 18  # height of a map's row
+CHAR = 7.0  # average width of a character
+ENTRY, NAME, TICKS, LABEL, BETWEEN = (
+    22,
+    26,
+    22,
+    20,
+    16,
+)  # heights: line of the legend, panel's name, ticks, axis's label, gap
 LABELLED = 16  # a map with at most so many rows and columns shows its numbers, if they have room
 LEVELS = 32  # opacities of a map's cells
 DARK = 0.5  # share of the largest number from which on a cell's text has the colour of the paper
 
 
 class Box(NamedTuple):
-    """Rectangle in pixels."""
+    """Rectangle of a panel in pixels, and the room for texts on its left."""
 
     x: float
     y: float
     width: float
     height: float
+    left: float
 
 
 def draw_chart(chart: Chart, width: int, label: str, classes: str = "chart") -> str:
@@ -58,25 +70,32 @@ def draw_chart(chart: Chart, width: int, label: str, classes: str = "chart") -> 
     columns = min(chart.columns, len(chart.panels)) if width > NARROW else 1
     cell = (width - BETWEEN * (columns - 1)) / columns
     left = min(14 + CHAR * max(len(text) for panel in chart.panels for text in _side_texts(panel)), 0.4 * cell)
-    parts, y = _draw_legend(chart, width)
+    labels = [*dict.fromkeys(series.label for panel in chart.panels for series in panel.series)]
+    parts, y = _draw_legend(chart, labels, width)
     for begin in range(0, len(chart.panels), columns):
-        row = chart.panels[begin : begin + columns]
-        is_labelled = begin + columns >= len(chart.panels) or isinstance(row[0], Map)
-        height = max(panel.height for panel in row)
+        bottom = 0.0
         y += NAME
+        row: Sequence[Panel | Map] = chart.panels[begin : begin + columns]
         for j, panel in enumerate(row):
-            box = Box(j * (cell + BETWEEN) + left, y, cell - left - 8, panel.height)
+            box = Box(j * (cell + BETWEEN) + left, y, cell - left - 8, panel.height, left)
+            axis, scale = _x_axis(chart, panel)
+            is_last = begin + columns >= len(chart.panels) or axis is not chart.x or isinstance(panel, Map)
             parts.append(_text(box.x - left + 2, y - 10, panel.label, "name"))
-            if isinstance(panel, Map):
-                scale = Scale(-0.5, len(panel.shares) - 0.5)
-                parts += _draw_map(panel, box)
-            else:
-                scale = _x_scale(chart.x, panel)
-                parts += _draw_panel(panel, scale, box)
-            parts += _draw_x_axis(chart.x, scale, box, is_labelled)
-        y += height + (TICKS * (1 + bool(chart.x.groups)) + LABEL * bool(chart.x.label) if is_labelled else 0) + BETWEEN / 2
+            parts += _draw_map(panel, box) if isinstance(panel, Map) else _draw_panel(panel, labels, scale, box)
+            parts += _draw_x_axis(axis, scale, box, is_last)
+            bottom = max(bottom, panel.height + is_last * (TICKS * (1 + bool(axis.groups)) + LABEL * bool(axis.label)))
+        y += bottom + BETWEEN / 2
     body = "".join(parts)
     return f'<svg class="{classes}" viewBox="0 0 {width} {y:.0f}" role="img" aria-label="{escape(label)}">{body}</svg>'
+
+
+def chart_file(chart: Chart, width: int = WIDE) -> str:
+    """Return a chart as the text of an SVG file, in light or dark as the reader prefers."""
+    svg = draw_chart(chart, width, f"{chart.title}. {chart.caption}")
+    style = resources.files("addnorm.report").joinpath("chart.css").read_text(encoding="utf-8")
+    begin = svg.index(">") + 1
+    head = svg[: begin - 1].replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1)
+    return f'{head}><style>{style}</style><rect class="paper" width="100%" height="100%"/>{svg[begin:]}\n'
 
 
 def _side_texts(panel: Panel | Map) -> Iterable[str]:
@@ -101,41 +120,34 @@ def _marks(points: Iterable[tuple[float, float]], shape: str) -> Iterator[str]:
     return (f"M{_number(x)} {_number(y)}{shape}" for x, y in points)
 
 
-def _style_classes(series: Series, k: int) -> str:
-    """Return the classes of the colour and the dash of series number k; further rounds of colours have other dashes."""
+def _style_classes(series: Series, labels: Sequence[str]) -> str:
+    """Return the classes of a series' colour and dash; further rounds of colours have other dashes."""
+    k = labels.index(series.label)
     colour, dash = (k if number is None else number for number in (series.colour, series.dash))
     return f"s{colour % COLOURS + 1} d{(dash + dash // COLOURS * (series.dash is None)) % DASHES}"
 
 
-def _numbered(chart: Chart) -> Iterator[tuple[int, Series]]:
-    """Yield the series of all panels with the number of their label."""
-    series = [series for panel in chart.panels if isinstance(panel, Panel) for series in panel.series]
-    labels = [*dict.fromkeys(one.label for one in series)]
-    return ((labels.index(one.label), one) for one in series)
-
-
-def _draw_legend(chart: Chart, width: int) -> tuple[list[str], float]:
+def _draw_legend(chart: Chart, labels: Sequence[str], width: int) -> tuple[list[str], float]:
     """Return the legend above the panels, and its height."""
     entries: dict[str, str] = {}
-    series = [*_numbered(chart)]
-    for k, one in series:
-        swatch = {"bars": _path(["M4-5h18v10h-18z"], "bar"), "dots": "", "line": _path(["M0 0h26"], "line")}[one.form]
-        marks = _path(_marks([(13, 0)], ROUND), "mark") if "" in one.kinds else ""
-        entries.setdefault(one.label, f'<g class="{_style_classes(one, k)}">{swatch}{marks}</g>')
-    entries = entries if len(entries) > 1 else {}
     for panel in chart.panels:
-        if isinstance(panel, Panel):
-            entries |= {name: _path(["M0 0h26"], "rule") for name, y in panel.lines.items() if panel.scale.low < y < panel.scale.high}
-            values = [y for one in panel.series for _, y in one.points]
-            names = dict.fromkeys("NaN" if math.isnan(y) else "infinite" for y in values if not math.isfinite(y))
-            entries |= {" or ".join(names): _path(_marks([(13, 0)], CROSS), "lost")} if names else {}
-            if panel.scale.log and 0 in values:
-                entries["0, off the log axis"] = _path(_marks([(13, 3)], TRIANGLE), "zeros")
-        else:
+        if isinstance(panel, Map):
             negative = any(share < 0 for column in panel.shares for share in column)
-            for share in (-panel.most / 4,) * negative + tuple(panel.most * part for part in (0.01, 0.1, 0.25, 0.5, 1)):
+            for share in (*[-panel.most / 4] * negative, *(panel.most * part for part in (0.01, 0.1, 0.25, 0.5, 1))):
                 entries[f"{share:.2g}"] = _cell(["M4-6h18v12h-18z"], share, panel.most)
-    kinds = {kind for _, one in series for kind in one.kinds}
+            continue
+        if len({one.label for one in panel.series}) > 1:
+            for one in panel.series:
+                swatch = _path(["M4-5h18v10h-18z"], "bar") if one.form == "bars" else _path(["M0 0h26"], "line")
+                point = _path(_marks([(13, 0)], ROUND), "point") if "" in one.kinds else ""
+                entries.setdefault(one.label, f'<g class="{_style_classes(one, labels)}">{swatch}{point}</g>')
+        values = [y for one in panel.series for _, y in one.points]
+        entries |= {name: _path(["M0 0h26"], "rule") for name, y in panel.lines.items() if panel.scale.has(y)}
+        if not all(map(math.isfinite, values)):
+            entries["NaN or infinite"] = _path(_marks([(13, 0)], CROSS), "lost")
+        if panel.scale.log and 0 in values:
+            entries["0, off the log axis"] = _path(_marks([(13, 3)], TRIANGLE), "zeros")
+    kinds = {kind for panel in chart.panels for one in panel.series for kind in one.kinds}
     entries |= {name: _path(_marks([(13, 0)], MARKERS[kind]), "kind") for kind, name in NAMED.items() if kind in kinds}
     parts, x, y = [], 2.0, ENTRY / 2
     for name, swatch in entries.items():
@@ -147,15 +159,18 @@ def _draw_legend(chart: Chart, width: int) -> tuple[list[str], float]:
     return parts, y + ENTRY / 2 if entries else 0.0
 
 
-def _x_scale(axis: Axis, panel: Panel) -> Scale:
-    """Return the x axis with room for the markers at its ends."""
+def _x_axis(chart: Chart, panel: Panel | Map) -> tuple[Axis, Scale]:
+    """Return the x axis of a panel, with room for the markers at its ends."""
+    if isinstance(panel, Map):
+        return chart.x, Scale(-0.5, len(panel.shares) - 0.5)
+    axis = panel.x or chart.x
     values = [*(axis.ticks or ()), *(x for series in panel.series for x, _ in series.points)]
     low, high = min(values, default=0.0), max(values, default=1.0)
     if axis.log:
         room = (high / low) ** 0.04
-        return Scale(low / room, high * room, True)
+        return axis, Scale(low / room, high * room, True)
     room = 0.6 if axis.ticks else 0.012 * (high - low) or 1.0
-    return Scale(low - room, high + room)
+    return axis, Scale(low - room, high + room)
 
 
 def _draw_x_axis(axis: Axis, scale: Scale, box: Box, is_labelled: bool) -> Iterator[str]:
@@ -165,7 +180,9 @@ def _draw_x_axis(axis: Axis, scale: Scale, box: Box, is_labelled: bool) -> Itera
     if not is_labelled:
         return
     ticks = {tick: format_tick(tick) for tick in scale.ticks(6)} if axis.ticks is None else axis.ticks
-    places = [(box.x + box.width * scale.place(tick), text) for tick, text in ticks.items() if scale.low <= tick <= scale.high]
+    places = [
+        (box.x + box.width * scale.place(tick), text) for tick, text in ticks.items() if scale.low <= tick <= scale.high
+    ]
     room = 8 + CHAR * max((len(text) for _, text in places if text.isdigit()), default=1)
     stride = next(number for number in STRIDES if len(places) * room / number <= box.width)
     kept = [(x, text) for x, text in places if not text.isdigit()]
@@ -180,7 +197,7 @@ def _draw_x_axis(axis: Axis, scale: Scale, box: Box, is_labelled: bool) -> Itera
     yield _text(box.x + box.width / 2, y + TICKS + 13, axis.label, "mid name") if axis.label else ""
 
 
-def _draw_panel(panel: Panel, across: Scale, box: Box) -> Iterator[str]:
+def _draw_panel(panel: Panel, labels: Sequence[str], across: Scale, box: Box) -> Iterator[str]:
     """Yield the grid, the y axis, and the series of a panel."""
     scale = panel.scale
     grid = [(box.y + box.height * (1 - scale.place(tick)), format_tick(tick)) for tick in scale.ticks()]
@@ -192,26 +209,37 @@ def _draw_panel(panel: Panel, across: Scale, box: Box) -> Iterator[str]:
     def place(x: float, y: float) -> tuple[float, float]:
         return box.width * across.place(x), 6 + box.height * (1 - scale.place(y))
 
-    rules = {"axis": [0.0] * (scale.low < 0 < scale.high), "rule": [y for y in panel.lines.values() if scale.low < y < scale.high]}
+    rules = {
+        "axis": [0.0] * (scale.low < 0 and scale.has(0.0)),
+        "rule": [y for y in panel.lines.values() if scale.has(y)],
+    }
     for classes, heights in rules.items():
         yield _path((f"M0 {_number(place(across.high, y)[1])}h{_number(box.width)}" for y in heights), classes)
-    chart = Chart([panel], Axis(""))
-    for k, series in _numbered(chart):
-        yield f'<g class="{_style_classes(series, k)}"><title>{escape(series.label)}</title>'
+    for series in panel.series:
+        yield f'<g class="{_style_classes(series, labels)}"><title>{escape(series.label)}</title>'
         kinds = series.kinds or [""] * len(series.points)
         drawn = [
             (*place(x, y), kind) for (x, y), kind in zip(series.points, kinds, strict=True)
             if math.isfinite(y) and (y > 0 or not scale.log)
         ]  # fmt: skip
         if series.form == "bars":
-            width, base = _bar(panel, series, box.width / (across.high - across.low)), place(across.high, max(scale.low, 0.0))[1]
-            yield _path((f"M{_number(x + width[0])} {_number(base)}V{_number(y)}h{_number(width[1])}V{_number(base)}z" for x, y, _ in drawn), "bar")
+            width, base = (
+                _bar(panel, series, box.width / (across.high - across.low)),
+                place(across.high, max(scale.low, 0.0))[1],
+            )
+            yield _path(
+                (
+                    f"M{_number(x + width[0])} {_number(base)}V{_number(y)}h{_number(width[1])}V{_number(base)}z"
+                    for x, y, _ in drawn
+                ),
+                "bar",
+            )
         elif series.form == "line":
             yield _path((f"{'L' if j else 'M'}{_number(x)} {_number(y)}" for j, (x, y, _) in enumerate(drawn)), "line")
-        if series.form == "dots" or series.form == "line" and series.kinds and len(drawn) <= MANY:
+        if series.form == "dots" or (series.form == "line" and series.kinds and len(drawn) <= MANY):
             for kind in dict.fromkeys(kind for _, _, kind in drawn):
                 own = ((x, y) for x, y, of in drawn if of == kind)
-                yield _path(_marks(own, MARKERS.get(kind, MARKERS["other"])), "mark")
+                yield _path(_marks(own, MARKERS.get(kind, MARKERS["other"])), "point")
         yield "</g>"
         lost = [(place(x, scale.high)[0], 14) for x, y in series.points if not math.isfinite(y)]
         zeros = [(place(x, scale.high)[0], box.height + 6) for x, y in series.points if y == 0 and scale.log]
@@ -234,7 +262,7 @@ def _draw_map(panel: Map, box: Box) -> Iterator[str]:
     width, height = box.width / len(panel.shares), box.height / len(panel.sources)
     cells: dict[float, list[str]] = {}
     texts: list[str] = []
-    room = int(box.x / CHAR) if len(panel.sources) > 0 else 0
+    room = int((box.left - 7) / CHAR)
     is_labelled = max(len(panel.shares), len(panel.sources)) <= LABELLED and width > 5 * CHAR
     for row, source in enumerate(panel.sources):
         y = box.y + box.height - height * (row + 1)  # the first source is the lowest
@@ -247,7 +275,14 @@ def _draw_map(panel: Map, box: Box) -> Iterator[str]:
                 level = math.copysign(round(LEVELS * _opacity(share, panel.most)) / LEVELS, share)
                 cells.setdefault(level, []).append(step)
                 if is_labelled:
-                    texts.append(_text(x + width / 2, y + height / 2 + 4, f"{share:.2f}", "mid dark" if abs(share) > DARK * panel.most else "mid"))
+                    texts.append(
+                        _text(
+                            x + width / 2,
+                            y + height / 2 + 4,
+                            f"{share:.2f}",
+                            "mid dark" if abs(share) > DARK * panel.most else "mid",
+                        )
+                    )
         text = source if len(source) <= room else f"…{source[1 - room :]}"
         texts.append(_text(box.x - 7, y + height / 2 + 4, text, "end"))
     yield from (_cell(steps, math.copysign(level**2 * panel.most, level), panel.most) for level, steps in cells.items())
@@ -255,9 +290,10 @@ def _draw_map(panel: Map, box: Box) -> Iterator[str]:
 
 
 def _opacity(share: float, most: float) -> float:
-    return min(abs(share) / (most or 1.0), 1.0) ** 0.5
+    return math.sqrt(min(abs(share) / (most or 1.0), 1.0))
 
 
 def _cell(steps: Iterable[str], share: float, most: float) -> str:
     """Return cells of one share."""
-    return f'<path class="cell s{2 if share < 0 else 1}" fill-opacity="{0.04 + 0.96 * _opacity(share, most):.2f}" d="{"".join(steps)}"/>'
+    opacity = 0.04 + 0.96 * _opacity(share, most)
+    return f'<path class="cell s{2 if share < 0 else 1}" fill-opacity="{opacity:.2f}" d="{"".join(steps)}"/>'

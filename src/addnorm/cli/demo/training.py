@@ -30,7 +30,7 @@ def compare_wirings(console: Console) -> bool | None:
     path = FOLDER / "compare.html"
     try:
         report.check_path(path)
-        for package, purpose in (("matplotlib", "draw"), ("joblib", "compare")):
+        for package, purpose in (("jinja2", "write a report"), ("joblib", "compare")):
             require(package, purpose)
         comparison = lab.compare(
             WIRINGS, PROTOCOL, out=FOLDER, jobs=JOBS, at_init=AT_INIT, progress=make_console(stderr=True)

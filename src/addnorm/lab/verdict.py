@@ -1,0 +1,364 @@
+"""The verdict of a comparison: findings that follow from the numbers, each with its criterion.
+
+A finding names a difference of losses only if it is more than chance: with three or more seeds by t-tests of the paired
+differences, at 5% for all differences of a sentence, with fewer by a margin that two seeds of one setting rarely exceed.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from addnorm._util.blocks import VERDICTS, Finding
+from addnorm._util.numbers import format_count, format_number
+from addnorm.lab.measure import Numbers
+from addnorm.lab.results import Arm, Group, Results, difference
+from addnorm.wirings.row import format_factor
+
+__all__ = ["find_verdict", "format_loss", "gradient_ratio", "join_words", "share_of", "summarize_stack"]
+
+LEARNED = 0.1  # nats below the entropy of single characters: a model with less has learned nothing
+
+
+def find_verdict(results: Results) -> list[Finding]:
+    """Return the findings about a comparison, the most important first."""
+    return [finding for rule in RULES for finding in rule(results)]
+
+
+def _scope(results: Results) -> Iterator[Finding]:
+    """Yield how much evidence the comparison is."""
+    p, n = results.protocol, len(results.runs)
+    if not n:
+        yield Finding("Only untrained stacks were measured. Nothing here shows how a wiring trains.", topic="scope")
+        return
+    counts = [format_count(len(values), name) for name, values in
+              (("depth", p.num_layers), ("learning rate", p.rates), ("seed", p.seeds))]  # fmt: skip
+    size = (
+        f"{format_count(n, 'run')} of {format_count(p.steps, 'step')} ({', '.join(counts)}; d_model = {p.d_model}, "
+        f"{format_count(p.batch, 'sequence')} of {format_count(p.tokens, 'character')})"
+    )
+    if p.is_illustration:
+        claim = f"This is an illustration, not evidence: {size}. For evidence, run addnorm compare --full."
+        yield Finding(claim, criterion="evidence needs at least three seeds and two learning rates", topic="scope")
+    else:
+        claim = (
+            f"{size}. Each wiring is judged at its best rate and warm-up, chosen on other text than the reported loss."
+        )
+        yield Finding(claim, topic="scope")
+
+
+def _ranks(results: Results) -> Iterator[Finding]:
+    """Yield for each depth which wiring has the lowest loss, and with three or more seeds by how much."""
+    for n, arms in results.by_depth():
+        if len(arms) < 2:
+            continue
+        best = sorted(arms, key=lambda arm: arm.best.loss())
+        first, numbers = best[0], {arm.wiring: arm.best.loss() for arm in best}
+        losses = [f"{arm.wiring} {format_loss(arm.best.loss())} ({_setting(arm.best)})" for arm in best]
+        pairs = math.comb(len(arms), 2)  # not those with the lowest alone, which the results themselves select
+        differences = {arm.wiring: difference(arm.best, first.best, pairs) for arm in best[1:]}
+        worse = [name for name, gap in differences.items() if gap.is_clear]
+        unclear = [name for name, gap in differences.items() if not gap.is_clear]
+        if not math.isfinite(first.best.loss()):
+            claim = "no wiring trained with every seed"
+        elif first.best.loss() > results.text["entropy"] - LEARNED:
+            claim = "no wiring learned more than how often each character occurs"
+        elif not worse:
+            claim = f"there is no clear difference between {join_words([*numbers])}"
+        else:
+            rest = f"; there is no clear difference between it and {join_words(unclear)}" if unclear else ""
+            claim = f"{first.wiring} has the lowest test loss, below {join_words(worse)}{rest}"
+        criterion = next(iter(differences.values())).criterion
+        claim = f"At {n} layers {claim}: {', '.join(losses)}, in nats a character."
+        yield Finding(claim, criterion=criterion, numbers=numbers, topic="loss")
+        intervals = {name: gap for name, gap in differences.items() if math.isfinite(gap.half_width)}
+        if intervals:
+            together = f", which hold together for all {pairs} pairs" if pairs > 1 else ""
+            parts = [f"{name} {_signed(gap.mean)} ± {gap.half_width:.3f}" for name, gap in intervals.items()]
+            seeds = f"with 95% intervals over {len(first.best.runs)} seeds{together}"
+            claim = f"Loss above that of {first.wiring} at {n} layers, {seeds}: {', '.join(parts)}."
+            spans = {name: {"mean": gap.mean, "half_width": gap.half_width} for name, gap in intervals.items()}
+            yield Finding(claim, criterion=criterion, numbers=spans, topic="difference")
+
+
+def _warm_ups(results: Results) -> Iterator[Finding]:
+    """Yield for each depth which wirings gain from warm-up."""
+    for n, arms in results.by_depth():
+        parts, numbers, criterion = [], {}, ""
+        for arm in arms:
+            without, with_it = arm.best_where(lambda g: not g.warm_up), arm.best_where(lambda g: g.warm_up > 0)
+            if without is None or with_it is None:
+                continue
+            gain = difference(without, with_it, len(arms))
+            numbers[arm.wiring], criterion = gain.mean, gain.criterion
+            losses = f" ({format_loss(without.loss())} without, {format_loss(with_it.loss())} with)"
+            if math.isnan(gain.mean):
+                how, losses = "diverges with and without it", ""
+            elif not gain.is_clear:
+                how = "shows no clear difference"
+            elif gain.mean < 0:
+                how = "is worse with it"
+            else:
+                how = "needs it" if math.isinf(gain.mean) else "is better with it"
+            parts.append(f"{arm.wiring} {how}{losses}")
+        if parts:
+            yield Finding(
+                f"Warm-up at {n} layers: {join_words(parts)}.", criterion=criterion, numbers=numbers, topic="warm-up"
+            )
+
+
+def _failures(results: Results) -> Iterator[Finding]:
+    """Yield which runs diverged, and which learned nothing."""
+    entropy = results.text["entropy"]
+    uniform = f"{results.text['uniform']:.2f}, the loss of a uniform guess"
+    learned = f": the test loss is less than {LEARNED:g} nats below {entropy:.2f}, the entropy of single characters"
+    rules: tuple[tuple[str, str, Callable[[Numbers], bool]], ...] = (
+        (
+            "diverged",
+            f"diverged: the loss is not finite, or well above the first loss and {uniform}",
+            lambda run: bool(run["diverged"]),
+        ),
+        (f"learned nothing{learned}", "", lambda run: bool(not run["diverged"] and run["test"] > entropy - LEARNED)),
+    )
+    for what, criterion, failed in rules:
+        parts, numbers = [], {}
+        for name in results.compared:
+            runs = [failed(run) for run in results.runs if run["settings"]["wiring"] == name]
+            if runs:
+                count = numbers[name] = sum(runs)
+                every = f"the run of {name}" if len(runs) == 1 else f"all {count} runs of {name}"
+                parts += [every if count == len(runs) else f"{count} of {len(runs)} runs of {name}"] if count else []
+        if parts:
+            text = join_words(parts)
+            yield Finding(
+                f"{text[0].upper()}{text[1:]} {what}.", criterion=criterion, numbers=numbers, topic="failures"
+            )
+
+
+def _edges(results: Results) -> Iterator[Finding]:
+    """Yield where the grid of learning rates was too narrow."""
+    edges = [
+        f"{arm.wiring} at {arm.num_layers} layers ({format_factor(arm.best.lr)})"
+        for arm in results.arms
+        if arm.at_the_edge
+    ]
+    if edges:
+        claim = (
+            f"The best rate is at the edge of the grid for {join_words(edges)}: a better rate may lie outside the grid."
+        )
+        yield Finding(claim, topic="grid")
+
+
+def _by_wiring(
+    results: Results, measure: Callable[[Arm], tuple[str, Any] | None]
+) -> Iterator[tuple[int, list[str], dict[str, Any]]]:
+    """Yield for each depth the texts and the numbers of the wirings for which `measure` returns both."""
+    for n, arms in results.by_depth():
+        measured = {arm.wiring: one for arm in arms if (one := measure(arm)) is not None}
+        if measured:
+            yield (
+                n,
+                [f"{name} {text}" for name, (text, _) in measured.items()],
+                {name: one for name, (_, one) in measured.items()},
+            )
+
+
+def _gradients(results: Results) -> Iterator[Finding]:
+    """Yield the ratio of the gradients at x_0 and at x_L, before and after training."""
+
+    def measure(arm: Arm) -> tuple[str, Numbers] | None:
+        group = arm.best_where(lambda g: not g.warm_up) or arm.best
+        start = group.mean(lambda run: gradient_ratio(_first_step(run)))
+        end = group.mean(lambda run: gradient_ratio(run.get("after")))
+        after = "" if math.isnan(end) else f" and {_ratio(end)} after"
+        numbers = {"before": start, "after": end, "warm_up": group.warm_up}
+        return None if math.isnan(start) else (f"{_ratio(start)} before training{after}", numbers)
+
+    for n, parts, numbers in _by_wiring(results, measure):
+        note = "" if any(ratios["warm_up"] for ratios in numbers.values()) else " (without warm-up)"
+        claim = f"The gradient at x_0 divided by the gradient at x_L, {n} layers: {', '.join(parts)}{note}."
+        yield Finding(
+            claim, criterion="mean norm of a token's gradient, mean over the seeds", numbers=numbers, topic="gradient"
+        )
+
+
+def _shares(results: Results) -> Iterator[Finding]:
+    """Yield the shares of x_0 and of the last write in the final stream."""
+
+    def measure(arm: Arm) -> tuple[str, Numbers] | None:
+        x_0 = arm.best.mean(lambda run: share_of(run.get("after"), 0))
+        last = arm.best.mean(lambda run: share_of(run.get("after"), -1))
+        if not (math.isfinite(x_0) and math.isfinite(last)):
+            return None
+        return f"{_percent(x_0)} is from x_0 and {_percent(last)} from the last write", {"x_0": x_0, "last": last}
+
+    for n, parts, numbers in _by_wiring(results, measure):
+        claim = f"Of the stream after {n} trained layers, {', '.join(f'in {part}' for part in parts)}."
+        yield Finding(claim, criterion="shares <c, x> / |x|^2, which sum to one", numbers=numbers, topic="memory")
+
+
+def _ablations(results: Results) -> Iterator[Finding]:
+    """Yield the change of the loss without one sublayer."""
+
+    def measure(arm: Arm) -> tuple[str, Numbers] | None:
+        rises = [one["rise"] for run in arm.best.runs for one in run.get("ablation", ()) if math.isfinite(one["rise"])]
+        if not rises:
+            return None
+        median, largest = statistics.median(rises), max(rises)
+        return f"median {_signed(median)}, largest {_signed(largest)}", {"median": median, "largest": largest}
+
+    for n, parts, numbers in _by_wiring(results, measure):
+        claim = f"Change of the loss without one sublayer, {n} trained layers, in nats: {'; '.join(parts)}."
+        yield Finding(
+            claim, criterion="the write of each sublayer is removed in turn", numbers=numbers, topic="ablation"
+        )
+
+
+def _costs(results: Results) -> Iterator[Finding]:
+    """Yield what the residual wirings cost, if one with several streams is compared."""
+
+    def measure(arm: Arm) -> tuple[str, Numbers] | None:
+        cost = arm.best.runs[0].get("cost")
+        text = "{parameters:,} parameters, {flops:,} FLOPs and {bytes:,} bytes a token"
+        return (text.format(**cost, bytes=4 * cost["elements"]), cost) if cost else None
+
+    for n, parts, numbers in _by_wiring(results, measure):
+        if len({cost["elements"] for cost in numbers.values()}) > 1:
+            claim = f"Cost of the residual wiring without the sublayers, {n} layers: {'; '.join(parts)}."
+            yield Finding(
+                claim,
+                criterion="counted, not timed; bytes in float32, the fewest that must move",
+                numbers=numbers,
+                topic="cost",
+            )
+
+
+def _largest_gain(coefficients: Numbers) -> float | None:
+    gains = coefficients["gains"]
+    return None if gains is None else float(max(gains["forward"][-1], gains["backward"][0]))
+
+
+def _streams(results: Results) -> Iterator[Finding]:
+    """Yield the gains of the products of trained mixing matrices, and the factor with which x_0 reaches the last read."""
+    rules: tuple[tuple[str, str, str, Callable[[Numbers], float | None]], ...] = (
+        ("gain", "Largest gain of the streams' mixing from the first to the last sublayer", "1 is no amplification",
+         _largest_gain),
+        ("direct path", "Factor with which x_0 reaches the last read", "1 in pre-LN; coefficients as they were",
+         lambda coefficients: coefficients["direct_path"][0]),
+    )  # fmt: skip
+    for topic, what, criterion, of in rules:
+
+        def measure(arm: Arm, of: Callable[[Numbers], float | None] = of) -> tuple[str, float] | None:
+            streams = [run["after"]["streams"] for run in arm.best.runs if "streams" in (run.get("after") or {})]
+            values = [value for one in streams if (value := of(one["coefficients"])) is not None]
+            return (_ratio(statistics.fmean(values)), statistics.fmean(values)) if values else None
+
+        for n, parts, numbers in _by_wiring(results, measure):
+            yield Finding(
+                f"{what}, {n} trained layers: {', '.join(parts)}.", criterion=criterion, numbers=numbers, topic=topic
+            )
+
+
+def _untrained(results: Results) -> Iterator[Finding]:
+    """Yield what the deepest untrained stack of each compared wiring does to stream and gradient, if nothing was trained."""
+    deepest = {row["wiring"]: row for row in sorted(results.untrained, key=lambda row: row["num_layers"])}
+    for name in results.compared if results.stacks and not results.runs else ():
+        if name not in deepest:
+            yield Finding(
+                f"Untrained stacks of {name} are not measured: the toy model has none of their kind.", topic="untrained"
+            )
+            continue
+        numbers = summarize_stack(deepest[name])
+        text = {key: format_number(value, 3, trim=True) for key, value in numbers.items() if value is not None}
+        claim = f"Untrained {name}, {deepest[name]['num_layers']} layers: "
+        if "growth" in numbers:
+            similar = f"two tokens of x_L have a mean cosine of {text['similarity']}"
+            claim += (
+                f"from x_0 to x_L the root mean square of the stream changes by a factor of {text['growth']}; the gradient at "
+                f"x_0 is {text['gradient_ratio']} times that at x_L; {similar}."
+            )
+        else:
+            gain = (
+                f"; with random coefficients the streams' mixing has a gain of {text['gain']}" if "gain" in text else ""
+            )
+            claim += (
+                f"the largest read is {text['read']} times x_0, in pre_ln {text['pre_read']} times; the output differs from that "
+                f"of pre_ln by {text['difference']} of its norm{gain}."
+            )
+        criterion = "the toy model of the published results, mean over the seeds"
+        yield Finding(claim, criterion=criterion, numbers=numbers, topic="untrained")
+
+
+def _published(results: Results) -> Iterator[Finding]:
+    """Yield how many published results on untrained stacks hold."""
+    checks = [check for check in results.checks if check.holds is not None] if results.stacks else []
+    if checks:
+        failed = [check.name for check in checks if not check.holds]
+        met = len(checks) - len(failed)
+        rest = f"; not: {join_words(failed)}" if failed else ""
+        claim = f"Untrained stacks: {met} of {len(checks)} published results hold{rest}."
+        verdict = VERDICTS[False if failed else None]
+        yield Finding(claim, verdict, "each number lies in its band", {"met": met, "of": len(checks)}, "at init")
+
+
+RULES: tuple[Callable[[Results], Iterator[Finding]], ...] = (
+    _scope, _ranks, _warm_ups, _failures, _edges, _gradients, _shares, _ablations, _costs, _streams, _untrained, _published,
+)  # fmt: skip
+
+
+def summarize_stack(row: Numbers) -> Numbers:
+    """Return numbers of a whole untrained stack: growth, gradient and similarity of one stream, or the reads of several."""
+    if "variance" in row:
+        growth = math.sqrt(row["variance"][-1] / row["variance"][0])
+        return {"growth": growth, "gradient_ratio": row["gradient_ratio"], "similarity": row["similarity"][-1]}
+    largest = {name: max(row[name]) for name in ("read", "pre_read")}
+    return {**largest, "difference": row["difference"], "gain": row.get("gain")}
+
+
+def _first_step(run: Numbers) -> Numbers | None:
+    """Return the gradient by depth at the first recorded step."""
+    recorded = run["recorded"]
+    return {"gradient": recorded["gradient"][0]} if recorded["steps"] else None
+
+
+def gradient_ratio(by_depth: Numbers | None) -> float | None:
+    """Return the gradient at x_0 divided by the gradient at x_L."""
+    values = [] if by_depth is None else [x for x in by_depth["gradient"] if x is not None]
+    return values[0] / values[-1] if len(values) > 1 and values[-1] else None
+
+
+def share_of(by_depth: Numbers | None, source: int) -> float | None:
+    """Return the share of a source in the last state: 0 is x_0, -1 the last sublayer."""
+    if by_depth is None or not by_depth.get("map"):
+        return None
+    sources = [k for k, name in enumerate(by_depth["map"]["sources"]) if name != "norm biases"]
+    value: float = by_depth["map"]["shares"][-1][sources[source]]
+    return value
+
+
+def _setting(group: Group) -> str:
+    return f"rate {format_factor(group.lr)}, {'warm-up' if group.warm_up else 'no warm-up'}"
+
+
+def format_loss(value: float, diverged: str = "diverged") -> str:
+    """Return a loss with three decimals."""
+    return f"{value:.3f}" if math.isfinite(value) else diverged
+
+
+def _signed(value: float) -> str:
+    return f"{round(value, 3) + 0.0:+.3f}"  # + 0.0: no -0
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.0f}%" if abs(value) >= 0.095 else f"{100 * value:.1f}%" if abs(value) >= 0.0005 else "0%"
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.0f}" if 100 <= value < 1e4 else f"{value:.2g}" if 1e-4 <= value < 100 else f"{value:.0e}"
+
+
+def join_words(words: Sequence[str]) -> str:
+    """Return words as a list: "a, b and c"."""
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
