@@ -1,4 +1,4 @@
-"""Two streams that read each other in turn, and sums that look like streams: positions, attention scores, values of the first layer.
+"""Two streams that read each other in turn, and sums that look like streams: positions, values of the first layer.
 
 Each function is the forward of a `Steps` model; its inputs are two streams and the positions of the second.
 """
@@ -9,21 +9,11 @@ from torch import Tensor
 
 from support.stream_steps import Steps
 
-__all__ = ["in_turn", "in_turn_once", "positions_of_memory", "residual_scores", "two_way", "value_residual"]
+__all__ = ["in_turn", "in_turn_once", "positions_of_memory", "value_residual"]
 
 
 def attend(m: Steps, k: int, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     return m.mlps[k]((m.gates[k](q) @ keys.mT).softmax(-1) @ values)
-
-
-def two_way(m: Steps, x: Tensor, other: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-    """Post-LN streams, each read with positions, as the mask decoder of Segment Anything."""
-    first, x = x, m.norms[0](attend(m, 0, x, x, x))
-    for k in (1, 3):
-        x = m.norms[k](x + attend(m, k, x + first, other + p, other))
-        x = m.others[k](x + m.mlps[0](x))
-        other = m.others[k + 1](other + attend(m, k + 1, other + p, x + first, x))
-    return m.last(x + attend(m, 5, x + first, other + p, other)), other
 
 
 def in_turn(m: Steps, x: Tensor, other: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
@@ -51,16 +41,6 @@ def positions_of_memory(m: Steps, x: Tensor, other: Tensor, p: Tensor) -> Tensor
     other = m.context(other)
     for k in (2, 3):
         x = x + attend(m, k, m.norms[k](x), other + p, other)
-    return m.last(x)
-
-
-def residual_scores(m: Steps, x: Tensor, other: Tensor, p: Tensor) -> Tensor:
-    """Add the attention scores of the layer before, as RealFormer."""
-    scores = x.new_zeros(2, 6, 6)
-    for k in range(4):
-        y = m.norms[k](x)
-        scores = scores + m.gates[k](y) @ y.mT
-        x = x + m.mlps[k](scores.softmax(-1) @ y)
     return m.last(x)
 
 

@@ -194,30 +194,6 @@ def test_inspect_restores_model_and_inputs():
     assert all(torch.equal(m.generator.get_state(), state) for m, state in zip(model, states[2], strict=True))
 
 
-class Table(nn.Module):
-    """Module that keeps a table, and the length for which it was made, in plain attributes, as rotary embeddings do."""
-
-    def __init__(self):
-        super().__init__()
-        self.norm, self.f, self.length, self.table, self.calls = nn.LayerNorm(D), Mlp(), None, None, 0
-
-    def forward(self, x):
-        self.calls += 1
-        if x.shape[1] != self.length or self.table.device != x.device:
-            self.length, self.table = x.shape[1], torch.arange(x.shape[1]).cos()[:, None]
-        return x + self.f(self.norm(x) * self.table)
-
-
-def test_inspect_restores_numbers_beside_tensors():
-    model, x, longer = nn.Sequential(Table(), Table()), torch.randn(2, 7, D), torch.randn(2, 9, D)
-    inspect(model, x)
-    assert [(module.length, module.table, module.calls) for module in model] == [(None, None, 0)] * 2
-    expected = model(x)
-    inspect(model, longer)
-    assert [(module.length, len(module.table)) for module in model] == [(7, 7)] * 2
-    assert torch.equal(model(x), expected)
-
-
 def test_inspect_restores_cache():
     cache = Cache()
     inspect(Stateful(), torch.randn(2, 7, D), cache=cache)

@@ -11,11 +11,8 @@ INPUTS = (noise(2, 6, D), noise(2, 5, D, seed=1), noise(2, 5, D, seed=2))
 
 # name, and the kinds of the sublayers of each stream by their first letters: c is cross-attention
 STREAMS = {
-    "two_way": ("post_ln", "cfcfc", "cc"),
-    "in_turn": ("pre_ln", "ccc", "ccc"),
     "in_turn_once": ("pre_ln", "ccc", "cc"),
     "positions_of_memory": ("pre_ln", "aa", "cc"),
-    "residual_scores": ("pre_ln", "aaaa"),
     "value_residual": ("pre_ln", "aaaa"),
 }
 

@@ -42,39 +42,24 @@ ENDS = {
     "none": (lambda m, x: m.head(x), False, MISSING),
     "registers dropped": (lambda m, x: m.head(m.norm(x[:, 2:])), True, some(6)),
     "last token": (lambda m, x: m.head(m.norm(x[:, -1])), True, some(2)),
-    "class token, kept as a sequence": (lambda m, x: m.head(m.norm(x[:, :1].contiguous())), True, some(2)),
     "tokens of a mask": (lambda m, x: m.head(m.norm(x[MASK])), True, some(6)),
     "tokens of an index": (lambda m, x: m.head(m.norm(x[torch.arange(2), torch.tensor([1, 3])])), True, some(2)),
-    "gathered": (lambda m, x: m.head(m.norm(x.gather(1, torch.full((2, 1, D), 3)))), True, some(2)),
-    "every second token": (lambda m, x: m.head(m.norm(x[:, ::2])), True, some(6)),
     "reordered": (lambda m, x: m.head(m.norm(torch.cat((x[:, 2:], x[:, :2]), 1))), True, ()),
-    "reversed tokens": (lambda m, x: m.head(m.norm(x.flip(1))), True, ()),
     "other tokens joined": (lambda m, x: m.head(m.norm(torch.cat((x.new_ones(2, 1, D), x), 1))), True, ()),
-    "windows": (lambda m, x: m.head(m.norm(x[:, 1:].reshape(2, 2, 2, D).transpose(1, 2))), True, some(8)),
     "windows without their last token": (
         lambda m, x: m.head(m.norm(F.pad(x, (0, 0, 0, 1)).view(2, 2, 3, D).flatten(0, 1)[:, :2].contiguous().view(2, 2, 2, D).clone()
                                    .flatten(1, 2)[:, :3])), True, some(6),
     ),
     "dropout": (lambda m, x: m.head(m.norm(F.dropout(x, 0.1, m.training))), True, ()),
-    "cast": (lambda m, x: m.head(m.norm(x.double().float())), True, ()),
     "also returned": (lambda m, x: (m.head(m.norm(x)), x), True, ()),
-    "for a second head": (lambda m, x: (m.head(x), m.head(m.norm(x))), True, ()),
     "norm before the cut": (lambda m, x: m.head(m.norm(x)[:, 0]), True, ()),
     "each kind of token by its norm": (
         lambda m, x: torch.cat((m.norm(x[:, 1:]), m.other(x[:, :1])), 1), True,
         (f"{some(8)[0]}; other tokens are read by other norms",),
     ),
-    "one norm for two heads": (
-        lambda m, x: (m.head(m.norm(x[:, 0])), m.head(m.norm(x[:, 1:]))), True,
-        (f"{some(8)[0]}; other tokens are read by other norms",),
-    ),
     "mean": (
         lambda m, x: m.head(m.norm(x.mean(1))), False,
         ("no norm reads the tokens at the end of the stream: the norm in norm reads what mean and later operators compute from them",),
-    ),
-    "largest": (
-        lambda m, x: m.head(m.norm(x[:, 1:].amax(1))), False,
-        ("no norm reads the tokens at the end of the stream: the norm in norm reads what slice and later operators compute from them",),
     ),
     "norm of a head": (lambda m, x: m.norm(nn.functional.linear(x, m.fs[0].weight)), False, MISSING),
 }  # fmt: skip

@@ -46,28 +46,22 @@ def list_reasons(inspection):
 # Functions that give a feature the numbers of another one, or none.
 MOVES = {
     "roll": lambda x: x.roll(1, -1),
-    "flip": lambda x: x.flip(-1),
     "index": lambda x: x[..., ORDER],
     "index_select": lambda x: x.index_select(-1, ORDER),
     "gather": lambda x: x.gather(-1, ORDER.expand_as(x)),
-    "take_along_dim": lambda x: torch.take_along_dim(x, ORDER.expand_as(x), -1),
     "channel shuffle": lambda x: x.unflatten(-1, (4, -1)).transpose(-1, -2).flatten(-2),
     "halves swapped by cat": lambda x: torch.cat(x.chunk(2, -1)[::-1], -1),
-    "halves swapped by stack": lambda x: torch.stack((x[..., HALF:], x[..., :HALF]), -2).flatten(-2),
     "halves swapped by writes": written(lambda y, x: (y[..., :HALF].copy_(x[..., HALF:]), y[..., HALF:].copy_(x[..., :HALF]))),
     "some features of the token before": written(lambda y, x: y[:, 1:, :HALF].copy_(x[:, :-1, :HALF])),
-    "some features of the token before, where": lambda x: torch.where(SOME, x, x.roll(1, 1)),
     "gather of a token by feature": lambda x: x.gather(1, (ORDER % 5).expand_as(x)),
     "scatter": lambda x: torch.zeros_like(x).scatter(-1, ORDER.expand_as(x), x),
     "some features zeroed": written(lambda y, x: y[..., 3:].zero_()),
-    "some features masked, where": lambda x: torch.where(SOME, x, 0.0),
     "some features masked": lambda x: x.masked_fill(SOME, 0.0),
     "features cut and padded": lambda x: F.pad(x[..., :8], (0, D - 8)),
     "sorted": lambda x: x.sort(-1).values,
     "unfold": lambda x: x.unfold(-1, 2, 2).transpose(-1, -2).flatten(-2),
     "pixel_unshuffle": lambda x: F.pixel_unshuffle(x.reshape(-1, 1, 4, 4), 2).reshape(x.shape),
     "half of the features negated": lambda x: torch.cat((x[..., :HALF], -x[..., HALF:]), -1),
-    "pairs rotated": lambda x: torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2))) * 1j).flatten(-2),
     "tokens in the place of features": lambda x: x.flatten(1).unflatten(1, (D, 5)).transpose(1, 2),
 }  # fmt: skip
 
@@ -95,10 +89,8 @@ TOKENS = {
     "index": lambda x: x[:, [1, 0, 2]],
     "written": written(lambda y, x: y[:, 1:].copy_(x[:, :-1])),
     "zeroed": written(lambda y, x: y[:, 3:].zero_()),
-    "flattened": lambda x: x.flatten(0, 1).unflatten(0, (2, 5)),
     "transposed": lambda x: x.permute(2, 0, 1).contiguous().permute(1, 2, 0),
     "split and joined": lambda x: torch.cat(x.split([2, 3], 1)[::-1], 1),
-    "heads": lambda x: x.unflatten(-1, (4, -1)).transpose(1, 2).contiguous().transpose(1, 2).flatten(-2),
     "rounded": lambda x: x.bfloat16().float(),
 }
 
@@ -112,15 +104,10 @@ def test_inspect_follows_tokens_that_change_place(name):
 # Masks and gates that are computed from the stream.
 MASKS = {
     "relu": lambda x: torch.where(x > 0, x, torch.zeros_like(x)),
-    "relu by a number": lambda x: torch.where(x > 0, x, 0.0),
     "relu by masked_fill": lambda x: x.masked_fill(x < 0, 0.0),
     "relu by a product": lambda x: x * (x > 0),
-    "relu in place": written(lambda y, x: y.masked_fill_(x < 0, 0.0)),
     "token gate, where": lambda x: torch.where(x.mean(-1, keepdim=True) > 0, x, torch.zeros_like(x)),
-    "token gate, masked_fill": lambda x: x.masked_fill(x.mean(-1, keepdim=True) > 0, 0.0),
-    "token gate, product": lambda x: x * (x.mean(-1, keepdim=True) > 0),
     "sign of the mean": lambda x: x * torch.sign(x.mean(-1, keepdim=True)),
-    "largest features": lambda x: x * torch.zeros_like(x).scatter(-1, x.topk(8, -1).indices, 1.0),
     "magnitude": lambda x: x.abs(),
 }
 

@@ -1,24 +1,22 @@
 """Tests of site ids: unique over all streams, also where two streams share a block, and the same in record and ablate."""
 
-from __future__ import annotations
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import addnorm
 
 D = 8
 
 
-def feed_forward() -> nn.Module:
+def feed_forward():
     return nn.Sequential(nn.Linear(D, 2 * D), nn.GELU(), nn.Linear(2 * D, D))
 
 
 class Joint(nn.Module):
     """Attention over the tokens of two streams together."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.a, self.b, self.out_a, self.out_b = (
             nn.Linear(D, 3 * D),
@@ -27,19 +25,19 @@ class Joint(nn.Module):
             nn.Linear(D, D),
         )
 
-    def forward(self, x: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x, c):
         q, k, v = torch.cat([self.a(x), self.b(c)], 1).chunk(3, -1)
         y = (q @ k.transpose(-1, -2) * 0.3).softmax(-1) @ v
         return self.out_a(y[:, : x.shape[1]]), self.out_b(y[:, x.shape[1] :])
 
 
 class Block(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.n = nn.ModuleList(nn.LayerNorm(D) for _ in range(4))
         self.attn, self.f, self.g = Joint(), feed_forward(), feed_forward()
 
-    def forward(self, x: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x, c):
         y, e = self.attn(self.n[0](x), self.n[1](c))
         x, c = x + y, c + e
         return x + self.f(self.n[2](x)), c + self.g(self.n[3](c))
@@ -48,24 +46,24 @@ class Block(nn.Module):
 class TwoStreams(nn.Module):
     """Two streams through the same blocks, as in MMDiT."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.blocks = nn.ModuleList(Block() for _ in range(2))
 
-    def forward(self, x: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x, c):
         for block in self.blocks:
             x, c = block(x, c)
         return x, c
 
 
 @pytest.fixture
-def inputs() -> tuple[Tensor, Tensor]:
+def inputs():
     generator = torch.Generator().manual_seed(1)
     return torch.randn(2, 6, D, generator=generator), torch.randn(2, 4, D, generator=generator)
 
 
-def test_ids_are_unique_over_two_streams(inputs: tuple[Tensor, Tensor]) -> None:
+def test_ids_are_unique_over_two_streams(inputs):
     inspection = addnorm.inspect(TwoStreams(), *inputs)
     ids = [site.id for site in inspection.sites]
     assert len(inspection.streams) == 2
@@ -77,30 +75,13 @@ def test_ids_are_unique_over_two_streams(inputs: tuple[Tensor, Tensor]) -> None:
     assert all(inspection.site(name) is site for name, site in zip(ids, inspection.sites, strict=True))
 
 
-def test_path_of_two_sublayers_is_refused(inputs: tuple[Tensor, Tensor]) -> None:
+def test_path_of_two_sublayers_is_refused(inputs):
     inspection = addnorm.inspect(TwoStreams(), *inputs)
     with pytest.raises(KeyError, match=r"'blocks\.0\.attn', the path of 2 sublayers, expected an id: '.*/blocks"):
         inspection.site("blocks.0.attn")
 
 
-def test_recording_of_two_streams_in_one_block(inputs: tuple[Tensor, Tensor]) -> None:
-    model = TwoStreams()
-    inspection = addnorm.inspect(model, *inputs)
-    with addnorm.record(model) as rec:
-        x, c = model(*inputs)
-        (x.sum() + 2 * c.square().sum()).backward()
-    values = {site.id: value for site, value in rec.series("write", "l2")}
-    assert [*values] == [site.id for site in inspection.sites]
-    block = model.blocks[0]
-    with torch.no_grad():
-        writes = block.attn(block.n[0](inputs[0]), block.n[1](inputs[1]))
-    for stream, write in zip(inspection.streams, writes, strict=True):
-        assert values[f"{stream.name}/blocks.0.attn"] == pytest.approx(float(write.norm(dim=-1).mean()), rel=1e-5)
-        assert rec.balances[stream.name].error < 1e-5
-        assert [site.id for site in stream.sites] == [*rec.balances[stream.name].sources[1:]]
-
-
-def test_ablation_by_id_of_one_stream(inputs: tuple[Tensor, Tensor]) -> None:
+def test_ablation_by_id_of_one_stream(inputs):
     model = TwoStreams()
     inspection = addnorm.inspect(model, *inputs)
     x, c = inputs
@@ -115,16 +96,16 @@ def test_ablation_by_id_of_one_stream(inputs: tuple[Tensor, Tensor]) -> None:
             torch.testing.assert_close(output, expected)
 
 
-def test_sublayer_called_final() -> None:
+def test_sublayer_called_final():
     """Record a module whose id is that of the final norm in other recordings."""
 
     class Model(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             torch.manual_seed(0)
             self.first, self.final, self.last = feed_forward(), feed_forward(), nn.LayerNorm(D)
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             x = x + self.first(x)
             return self.last(x + self.final(x))
 
@@ -137,19 +118,19 @@ def test_sublayer_called_final() -> None:
 class ScaledByLayer(nn.Module):
     """LayerNorm Scaling with three sublayers in each layer, which one module adds."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.layers = nn.ModuleList(nn.ModuleList(map(make_pair, range(3))) for _ in range(3))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         for k, layer in enumerate(self.layers, 1):
             for norm, f in layer:
                 x = x + f(norm(x) / k**0.5)
         return x
 
 
-def make_pair(k: int) -> nn.ModuleList:
+def make_pair(k):
     return nn.ModuleList([nn.LayerNorm(D), feed_forward()])
 
 
@@ -162,22 +143,22 @@ def test_inspect_counts_layers_that_one_module_adds():
 class Hourglass(nn.Module):
     """Two layers without numbers, each with two sublayers, and one between them."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.first, self.middle, self.last = Pair(), feed_forward(), Pair()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         x = self.first(x)
         return self.last(x + self.middle(x))
 
 
 class Pair(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.norm, self.f, self.g = nn.LayerNorm(D), feed_forward(), feed_forward()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         x = x + self.f(self.norm(x))
         return x + self.g(x)
 

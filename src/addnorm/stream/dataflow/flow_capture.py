@@ -223,10 +223,8 @@ class FlowCapture(InnerOperatorMode):
         value = self._memory.value
         for step in fused_ops.decompose_fused(op.name, op.func, args, kwargs, outputs, lambda t: value(t).tensor):
             inputs = [value(t) for t in step.inputs]
-            new = Op(
-                len(self.flow.ops), step.name, step.func, (*inputs, *step.numbers), {}, inputs, op.frame, op.ordinal
-            )
-            new.origin, new.line = op.name, op.line
+            index, arguments = len(self.flow.ops), (*inputs, *step.numbers)
+            new = Op(index, step.name, step.func, arguments, {}, inputs, op.frame, op.ordinal, op.line, op.name)
             self._add(new, [(step.part, step.output)], NOISE if step.name == "noise" else CONSTANT)
 
     def value(self, tensor: Tensor) -> Value:
@@ -259,8 +257,8 @@ class FlowCapture(InnerOperatorMode):
 
     def _add_write(self, name: str, tensor: Tensor, inputs: list[Value], writer: Op, *layout: Any) -> Value:
         """Add the value of a tensor after writes to its memory through other tensors."""
-        op = Op(len(self.flow.ops), name, writer.func, (*inputs, *layout), {}, inputs, writer.frame, writer.ordinal)
-        op.origin, op.line = writer.origin, writer.line
+        index, arguments, frame = len(self.flow.ops), (*inputs, *layout), writer.frame
+        op = Op(index, name, writer.func, arguments, {}, inputs, frame, writer.ordinal, writer.line, writer.origin)
         self._add(op, [("memory", tensor)], CONSTANT, bind=False)
         return op.outputs[0]
 

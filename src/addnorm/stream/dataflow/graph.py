@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Set
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -16,16 +17,21 @@ UNCOUNTED = -1  # ordinal of an operator that cannot be found in another run
 Address = tuple[str, int, str, int]
 
 
+@dataclass(eq=False, slots=True, repr=False)
 class Frame:
-    """One call of a module."""
+    """One call of a module.
 
-    __slots__ = ("call", "parent", "path", "ran")
+    Attributes:
+        path: path of the module.
+        call: number of the call, from 0.
+        parent: the call that made it; None for the model's own.
+        ran: number of operators of each name.
+    """
 
-    def __init__(self, path: str, call: int, parent: Frame | None) -> None:
-        self.path = path
-        self.call = call
-        self.parent = parent
-        self.ran: dict[str, int] = {}  # number of operators of each name
+    path: str
+    call: int
+    parent: Frame | None
+    ran: dict[str, int] = field(default_factory=dict)
 
     def count(self, name: str) -> int:
         """Count an operator and return its number among those of its name in this call, from 0."""
@@ -45,6 +51,7 @@ class Frame:
         return f"<call {self.call} of {self.path or 'the model'}>"
 
 
+@dataclass(eq=False, slots=True, repr=False)
 class Value:
     """Tensor at one moment of the run.
 
@@ -52,71 +59,67 @@ class Value:
         op: operator that computed it; None for inputs, parameters and other tensors that existed before the run.
         part: which output of the operator it is; for an input, its number among the inputs of the model.
         tensor: its contents.
-        shape: its shape, which remains when the tensor is released.
         kind: bits of CONSTANT, PARAMETER, DATA, NOISE: what it depends on.
         index: number of its operator; -1 for values from before the run.
         name: name of a parameter or buffer.
         users: the operators that read it.
         norm: the `Norm` that computed it, after `find_norms`.
+        shape: its shape, which remains when the tensor is released.
     """
 
-    __slots__ = ("index", "kind", "name", "norm", "op", "part", "shape", "tensor", "users")
+    op: Op | None
+    part: int | str
+    tensor: Tensor
+    kind: int
+    index: int
+    name: str = ""
+    users: list[Op] = field(default_factory=list)
+    norm: Any = None
+    shape: tuple[int, ...] = field(init=False)
 
-    def __init__(self, op: Op | None, part: int | str, tensor: Tensor, kind: int, index: int, name: str = "") -> None:
-        self.op = op
-        self.part = part
-        self.tensor = tensor
-        self.shape = tuple(tensor.shape)
-        self.kind = kind
-        self.index = index
-        self.name = name
-        self.users: list[Op] = []
-        self.norm: Any = None
+    def __post_init__(self) -> None:
+        self.shape = tuple(self.tensor.shape)
 
     def __repr__(self) -> str:
         return f"<{self.op.name if self.op else self.name or 'input'} {self.index} {self.shape}>"
 
 
+@dataclass(eq=False, slots=True, repr=False)
 class Op:
-    """Operator of the run. `args` and `kwargs` have `Value`s in place of tensors.
+    """Operator of the run.
 
     Attributes:
-        origin: name of the operator that ran; of a fused operator, this one is a step.
+        index: number of the operator.
+        name: its name, by `operator_name`.
+        func: the function that ran.
+        args, kwargs: its arguments, with `Value`s in place of tensors.
+        inputs: the values on which its outputs depend.
+        frame: the module call in which it ran.
         ordinal: number among the operators of that name in the call.
-        norms: the norms of which it is a step, after `find_norms`.
         line: file and line of the model's source that ran it: "model.py:12".
+        origin: name of the operator that ran; of a fused operator, this one is a step.
+        outputs: the values that it computed.
+        norms: the norms of which it is a step, after `find_norms`.
         traits: what it does, by the table in operators.py.
     """
 
-    __slots__ = (
-        "args", "frame", "func", "index", "inputs", "kwargs", "line", "name", "norms", "ordinal", "origin", "outputs", "traits",
-    )  # fmt: skip
+    index: int
+    name: str
+    func: Callable[..., Any]
+    args: Any
+    kwargs: Any
+    inputs: list[Value]
+    frame: Frame
+    ordinal: int
+    line: str = ""
+    origin: str = ""
+    outputs: list[Value] = field(default_factory=list)
+    norms: tuple[Any, ...] = ()
+    traits: frozenset[str] = field(init=False)
 
-    def __init__(
-        self,
-        index: int,
-        name: str,
-        func: Callable[..., Any],
-        args: Any,
-        kwargs: Any,
-        inputs: list[Value],
-        frame: Frame,
-        ordinal: int,
-        line: str = "",
-    ) -> None:
-        self.index = index
-        self.name = name
-        self.traits = find_traits(name)
-        self.origin = name
-        self.func = func
-        self.args = args
-        self.kwargs = kwargs
-        self.inputs = inputs
-        self.frame = frame
-        self.ordinal = ordinal
-        self.outputs: list[Value] = []
-        self.norms: tuple[Any, ...] = ()
-        self.line = line
+    def __post_init__(self) -> None:
+        self.origin = self.origin or self.name
+        self.traits = find_traits(self.name)
 
     @property
     def address(self) -> Address:
@@ -136,19 +139,21 @@ class Op:
         return f"<{self.index} {self.name} in {self.frame.path or 'the model'}>"
 
 
+@dataclass(eq=False)
 class Flow:
-    """Captured run: operators, leaves (tensors from before the run), and the result with values in place of tensors.
+    """Captured run.
 
     Attributes:
+        ops: the operators, in the order in which they ran.
+        leaves: the tensors from before the run.
+        result: what the model returned, with values in place of tensors.
         redraw: function that captures the run once more, with other random numbers; None if it cannot be repeated.
     """
 
+    ops: list[Op] = field(default_factory=list)
+    leaves: list[Value] = field(default_factory=list)
+    result: Any = None
     redraw: Callable[[], Flow] | None = None
-
-    def __init__(self) -> None:
-        self.ops: list[Op] = []
-        self.leaves: list[Value] = []
-        self.result: Any = None
 
     def list_results(self) -> set[Value]:
         """Return the values that the model returns."""

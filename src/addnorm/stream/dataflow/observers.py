@@ -170,6 +170,7 @@ def _name_outputs(func: Any, args: Any, kwargs: Any, out: Any, copies: dict[int,
     return dict(enumerate(returned))
 
 
+# Longer than 60 lines: its hooks share the state of one forward.
 @contextmanager
 def observe_forwards(
     model: nn.Module,

@@ -154,7 +154,7 @@ def _select_chains(
 
 
 def _find_sums_of_states(adds: Sequence[Add]) -> set[Add]:
-    """Return the adds that continue no stream: they add the state of another stream to a value, as positions to a memory."""
+    """Return the adds that only add another stream's state to a value, such as position embeddings to an encoder's output."""
     states = {add.out for add in adds} | {add.x for add in adds}
     continued = {add.previous for add in adds}
     sums = set()
@@ -167,7 +167,7 @@ def _find_sums_of_states(adds: Sequence[Add]) -> set[Add]:
 
 
 def _is_other_stream(chain: Sequence[Add], owners: dict[Op, Add], used: set[Add]) -> bool:
-    """Return whether a chain of which adds are in sublayers is a stream that these sublayers read, as in two streams in turn.
+    """Return whether adds inside sublayers are a second stream that these sublayers read, as in reversible layers.
 
     It is if it is in no single sublayer, began before one of them, and an add of it reads it directly, not through the others.
     """
@@ -179,7 +179,7 @@ def _is_other_stream(chain: Sequence[Add], owners: dict[Op, Add], used: set[Add]
 
 
 def _find_other_streams(chains: Sequence[Sequence[Add]]) -> None:
-    """Set `Add.other_ops`: the adds on which the branches of an add depend, of streams that are not inside of these branches."""
+    """Set `Add.other_ops`: the adds of other streams on which the branches of an add depend."""
     of_op = {add.op: chain for chain in chains for add in chain}
     for chain in chains:
         for add in chain:
@@ -206,7 +206,7 @@ def _trim_activations(chain: list[Add], results: set[Value]) -> list[Add]:
 
 
 def _is_statistic(value: Value, results: set[Value]) -> bool:
-    """Return whether functions of a value are used only after they are reduced over its features, as in mean((x - b)^2).
+    """Return whether a value is used only in statistics over its features, such as mean((x - b)^2).
 
     `results` has the values that the model returns.
     """
@@ -225,13 +225,13 @@ def _is_statistic(value: Value, results: set[Value]) -> bool:
 
 
 def _lacks_features(out: Value, value: Value) -> bool:
-    """Return whether a reduction of a value is one over its features, alone or with others; False if sizes do not show it."""
+    """Return whether a reduction sums over the last dimension of its input; False if the shapes do not show it."""
     *rest, width = value.shape
     return math.prod(out.shape) == 1 or out.shape == (*rest, 1) or (out.shape == (*rest,) and width not in rest)
 
 
 def _is_stream(chain: list[Add], normed: set[Value], alone: bool) -> bool:
-    """Return whether adds are a stream: their branches are no elementwise functions, and a single add has a norm."""
+    """Return whether adds are a stream: most branches combine tokens or features, and there are several adds, or a norm."""
     writes = [(add, write) for add in chain for write in add.writes if write.role == "branch"]
     branches = [find_ops_between(add.read, write.path.source) for add, write in writes]
     mixed = sum(any("mixing" in op.traits for op in ops) for ops in branches)
@@ -244,7 +244,7 @@ def _is_stream(chain: list[Add], normed: set[Value], alone: bool) -> bool:
 
 
 def _join_twins(chains: list[list[Add]]) -> list[tuple[list[Add], Norm | None, list[Add]]]:
-    """Join two streams with the same writes (ResiDual) into one, with the final norm and the adds of the second."""
+    """Join two streams that have the same sublayers (ResiDual) into one, with the final norm and the adds of the second."""
     raws = [{write.path.source for add in chain for write in add.writes if write.role == "branch"} for chain in chains]
     joined: list[tuple[list[Add], Norm | None, list[Add]]] = []
     for k, chain in enumerate(chains):
@@ -281,7 +281,7 @@ def _is_plain_sum(other: list[Add], chain: list[Add]) -> bool:
 
 
 def _find_shared_noise(writes: Sequence[Path], seconds: Sequence[Path]) -> set[Op]:
-    """Return the products with random masks in the writes of two streams whose masks are equal, write by write."""
+    """Return the products of two streams' writes with dropout masks, where both streams use the same masks."""
     shared: set[Op] = set()
     for paths in zip(writes, seconds, strict=False):
         first, second = ([factor for factor in path.factors if factor.kind == "noise"] for path in paths)
@@ -338,7 +338,7 @@ def _count_own_norms(adds: list[Add], sublayers: list[list[Sublayer]], between: 
 
 
 def _find_period(between: list[list[Norm]], equal: Sequence[int]) -> list[int]:
-    """Return the add that is one period of norms before the last one, if it is among the equal ones and the norms alternate."""
+    """Return the add with the norms that the last one should have, where the norms of the adds repeat with a period."""
     n = len(between) + 1
     placed = [[norm.kind for norm in norms] for norms in between]
     for period in range(1, n // 2 + 1):

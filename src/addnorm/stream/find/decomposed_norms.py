@@ -33,7 +33,7 @@ SUBLINEAR = 0.99  # degree of y in x, at most, for x / D(x) to be a norm; x time
 
 @dataclass
 class _Form:
-    """What a function computes: y = (x - m) / D * weight + bias.
+    """Form y = (x - m) / D * weight + bias of a function.
 
     Attributes:
         is_centred: m is the mean of x.
@@ -86,7 +86,7 @@ class NormFinder:
         return self._include_centring(function, form) or _build_norm(function, form)
 
     def list_own(self, norms: Sequence[Norm]) -> list[Norm]:
-        """Return the norms of other formulas, without those that are parts of norms, have norms as parts, or are undone later.
+        """Return the norms of other formulas, without those that overlap with other norms or are undone later.
 
         A rescaling is undone if a later function of the same x is none: x / max(x) is rounded, and multiplied by max(x) again.
         """
@@ -119,7 +119,7 @@ class NormFinder:
 
 
 def _is_candidate(op: Op, x: Value, y: Value) -> bool:
-    """Return whether an operator may complete a norm: it has the size of x, and combines two values or several elements."""
+    """Return whether an operator can be the last one of a norm: y has the size of x, and combines two values or features."""
     if y.shape[-1:] != x.shape[-1:] or y.tensor.numel() != x.tensor.numel() or not x.shape or x.shape[-1] < 2:
         return False
     if not (y.tensor.is_floating_point() and x.tensor.is_floating_point() and x.tensor.numel()):
@@ -176,18 +176,12 @@ def _strip_casts(value: Value) -> Value:
 
 def _identify(function: Function) -> _Form | None:
     """Return what a function computes; None if it is no norm."""
-    if len(function.list_gains()) > MAX_GAINS:
-        return None
-    try:
-        probe = _compute_probe(function)
-    except Exception:  # of any kind: an operator of the function cannot be computed again
-        return None
+    probe = _compute_probe(function) if len(function.list_gains()) <= MAX_GAINS else None
     if probe is None:
         return None
-    numbers = function.list_numbers()
     own = None
     for form, divisor in _list_forms(probe):
-        known = _find_root(form, divisor, probe, numbers)
+        known = _find_root(form, divisor, probe, function.list_numbers())
         if known is not None:
             return known
         own = form if _is_rescaling(divisor) else own
@@ -204,15 +198,17 @@ def _compute_probe(function: Function) -> _Probe | None:
 
     gains = function.list_gains()
     values = [0.5 + torch.rand(g.shape, generator=random, dtype=torch.float64) for g in gains]
-    replay = function.freeze(dict(zip(gains, values, strict=True)))
     directions = draw(DIRECTIONS, d) + 0.1
     rows = torch.cat([scale * directions for scale in SCALES])
     rows = torch.cat([rows, -rows])
-    y = replay.by_rows(rows)
     order = torch.randperm(len(rows), generator=random)
-    others = draw(len(rows), d)
     kept = torch.arange(len(rows)) % 2 == 0
-    again = replay.by_rows(torch.where(kept[:, None], rows[order], others))[kept]
+    try:
+        replay = function.freeze(dict(zip(gains, values, strict=True)))
+        y = replay.by_rows(rows)
+        again = replay.by_rows(torch.where(kept[:, None], rows[order], draw(len(rows), d)))[kept]
+    except Exception:  # of any kind: an operator of the function cannot be computed again
+        return None
     before = y[order][kept]
     alone = (again - before).norm(dim=-1) <= CLOSE * before.norm(dim=-1)
     return _Probe(rows, y, [v.flatten() for v in values]) if bool(alone.all()) else None
@@ -269,7 +265,7 @@ def _fits(root: Tensor, divisor: Tensor) -> bool:
 
 
 def _round(eps: float, numbers: Sequence[float]) -> float:
-    """Return the constant of the operators that eps is, or eps with the digits that are known."""
+    """Return the constant in the operators that is closest to eps, or eps rounded to six digits."""
     near = min(numbers, key=lambda number: abs(number - eps), default=0.0)
     return near if abs(near - eps) <= 10 * CLOSE * eps else float(f"{eps:.6g}")
 
@@ -286,10 +282,7 @@ def _is_rescaling(divisor: Tensor) -> bool:
 
 def _is_centring(function: Function) -> bool:
     """Return whether a function computes x - mean(x)."""
-    try:
-        probe = _compute_probe(function)
-    except Exception:  # of any kind: an operator of the function cannot be computed again
-        return False
+    probe = _compute_probe(function)
     if probe is None:
         return False
     centred = probe.x - probe.x.mean(-1, keepdim=True)
@@ -318,16 +311,22 @@ def match_affine(norm: Norm, vectors_only: bool = False) -> None:
     casts: list[Op] = []
     while len({*y.users}) == 1 and y.users[0].frame in frames and y.users[0].outputs:
         op = y.users[0]
-        y = op.outputs[0]
         if op.frame is not frame and _is_scale_of_write(op):
             return
+        gains = _match_gains(norm, op, y)
+        y = op.outputs[0]
         if "copy" in op.traits:  # the norm's own if a weight or a bias follows
             casts.append(op)
-        elif _match_gain(norm, op, casts) and not (vectors_only and _has_single_gain(norm)):
+        elif not gains or (
+            vectors_only and norm.x.shape[-1] > 1 and any(g.tensor.numel() == 1 for g in gains.values())
+        ):
+            return
+        else:
+            norm.weight, norm.bias = gains.get("weight", norm.weight), gains.get("bias", norm.bias)
             norm.ops |= {op, *casts}
             norm.y, casts = y, []
-        else:
-            return
+            if "root of d" in gains:
+                norm.kind, norm.uses_length = "layer" if norm.is_centred else "rms", True
 
 
 def _is_scale_of_write(op: Op) -> bool:
@@ -336,60 +335,25 @@ def _is_scale_of_write(op: Op) -> bool:
     return op.name == "mul" and len(users) == 1 and all(add.name == "add" and add.frame is op.frame for add in users)
 
 
-def _has_single_gain(norm: Norm) -> bool:
-    """Remove gains of one element from a norm of several features, and return whether there were any."""
-    gains = [gain for gain in (norm.weight, norm.bias) if gain is not None]
-    if norm.x.shape[-1] == 1 or all(gain.tensor.numel() > 1 for gain in gains):
-        return False
-    norm.weight = norm.weight if norm.weight is not None and norm.weight.tensor.numel() > 1 else None
-    norm.bias = norm.bias if norm.bias is not None and norm.bias.tensor.numel() > 1 else None
-    return True
+def _match_gains(norm: Norm, op: Op, y: Value) -> dict[str, Value]:
+    """Return the weight, the bias, both, or the root of d by which an operator scales or shifts the output of a norm."""
+    product = match_factor(op) if norm.kind == "scale" else None
+    # A unit vector times the root of d has a mean square of one.
+    if product is not None and product[0] is y and abs(product[1].number / y.shape[-1] ** 0.5 - 1) < CLOSE:
+        return {"root of d": y}
+    gains = [a for a in op.args[:3] if isinstance(a, Value) and a is not y]
+    if norm.bias is not None or op.outputs[0].shape != y.shape or not all(_is_gain(v, y) for v in gains):
+        return {}
+    if op.name == "addcmul" and norm.weight is None and len(gains) == 2 and op.get("value") == 1:
+        return dict(zip(("bias", "weight"), gains, strict=True)) if op.args[0] is gains[0] else {}
+    if len(gains) != 1 or op.get("alpha", 1) != 1:
+        return {}
+    if op.name == "mul" and norm.weight is None:
+        return {"weight": gains[0]}
+    return {"bias": gains[0]} if op.name == "add" else {}
 
 
-def _match_gain(norm: Norm, op: Op, casts: Sequence[Op]) -> bool:
-    """Match a weight, a bias, both, or sqrt(d), set it in the norm, and return whether there was one."""
-    y = casts[-1].outputs[0] if casts else norm.y
-    if norm.kind == "scale" and _is_root_of_width(op, y):
-        norm.kind, norm.uses_length = "layer" if norm.is_centred else "rms", True
-    elif norm.bias is not None:
-        return False
-    elif op.name == "addcmul" and norm.weight is None and (gains := _match_addcmul(op, y)) is not None:
-        norm.weight, norm.bias = gains
-    elif norm.weight is None and (weight := _match_parameter(op, y, "mul")) is not None:
-        norm.weight = weight
-    elif (bias := _match_parameter(op, y, "add")) is not None:
-        norm.bias = bias
-    else:
-        return False
-    return True
-
-
-def _is_close(number: float, expected: float) -> bool:
-    return abs(number / expected - 1) < CLOSE
-
-
-def _is_root_of_width(op: Op, y: Value) -> bool:
-    """Return whether an operator multiplies a unit vector by sqrt(d), so that its mean square is one."""
-    product = match_factor(op)
-    return product is not None and product[0] is y and _is_close(product[1].number, y.shape[-1] ** 0.5)
-
-
-def _match_addcmul(op: Op, y: Value) -> tuple[Value, Value] | None:
-    """Match bias + y * weight in one operator and return the weight and the bias."""
-    bias, first, second = op.args[:3]
-    weight = second if first is y else first
-    are_parameters = all(
-        isinstance(v, Value) and v.tensor.numel() == y.shape[-1] and not v.kind & (DATA | NOISE) for v in (bias, weight)
-    )
-    return (weight, bias) if are_parameters and op.kwargs.get("value", 1) == 1 else None
-
-
-def _match_parameter(op: Op, y: Value, name: str) -> Value | None:
-    """Return the parameter by which an operator scales ("mul") or shifts ("add") y."""
-    if op.name != name or len(op.args) < 2 or not all(isinstance(a, Value) for a in op.args[:2]):
-        return None
-    if op.kwargs.get("alpha", 1) != 1:
-        return None
-    other: Value = op.args[1] if op.args[0] is y else op.args[0]
-    is_vector = other.tensor.numel() in (1, y.shape[-1]) and other.shape[-1:] in ((), (1,), y.shape[-1:])
-    return other if is_vector and not other.kind & (DATA | NOISE) and op.outputs[0].shape == y.shape else None
+def _is_gain(value: Value, y: Value) -> bool:
+    """Return whether a value is a parameter or a constant: a number, or a vector over the features of y."""
+    is_vector = value.tensor.numel() in (1, y.shape[-1]) and value.shape[-1:] in ((), (1,), y.shape[-1:])
+    return is_vector and not value.kind & (DATA | NOISE)

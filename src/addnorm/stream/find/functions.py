@@ -33,7 +33,7 @@ class Dominators:
         self._depth: dict[Value, int] = {}
 
     def add(self, op: Op) -> Value | None:
-        """Add an operator and return the nearest dominator of its outputs; None if what they are is no function of one value."""
+        """Add an operator and return the nearest dominator of its outputs; None if they are no function of one value."""
         sources = self._list_sources(op)
         if not sources or _is_barrier(op):
             return None
@@ -51,7 +51,7 @@ class Dominators:
         return self._nearest.get(value)
 
     def _list_sources(self, op: Op) -> list[Value]:
-        """Return the inputs that the data reach. Where they reach none, as in learned tokens, those that are no gains."""
+        """Return the inputs that depend on the data; if none does, as for learned tokens, those that are no norm's weight."""
         if any(value.kind & (DATA | NOISE) for value in op.inputs):
             return [value for value in op.inputs if value.kind & (DATA | NOISE)]
         values = [value for value in op.inputs if value.tensor.numel() > 1]
@@ -61,7 +61,7 @@ class Dominators:
         return known or values
 
     def _join(self, first: Value, second: Value) -> Value | None:
-        """Return the nearest value that dominates both, or is one of them."""
+        """Return the nearest value through which the data reach both values; it may be one of them."""
         while first is not second:
             deeper = self._depth.get(first, 0) >= self._depth.get(second, 0)
             step = self._nearest.get(first if deeper else second)
@@ -113,7 +113,7 @@ class Function:
 
     @property
     def combines_features(self) -> bool:
-        """Return whether an operator does more than move elements and compute with them one by one."""
+        """Return whether an output element depends on several elements of x."""
         return any(not is_pointwise(op) and not is_move(op) for op in self.ops)
 
     @cached_property

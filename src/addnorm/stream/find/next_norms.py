@@ -78,7 +78,7 @@ class NextNorm:
 
 @dataclass
 class _Carried:
-    """Value that has elements of the state: their numbers, or None if they are not known, and the factors on the way."""
+    """Labels of the state's elements in a later value, or None if they are not known, and the factors on the way."""
 
     labels: Tensor | None
     factors: list[Factor]
@@ -112,7 +112,7 @@ def list_next_norms(state: Value) -> list[NextNorm]:
 
 
 def _follow(op: Op, value: Value, carried: Mapping[Value, _Carried]) -> list[_Carried]:
-    """Return what the outputs of an operator carry that moves a value or multiplies it; nothing for other operators."""
+    """Return the labels in the outputs of an operator that moves or multiplies a value; an empty list for other operators."""
     out, before = op.outputs[0], carried[value]
     product = match_factor(op)
     if "view" in op.traits:
@@ -135,7 +135,7 @@ def _follow(op: Op, value: Value, carried: Mapping[Value, _Carried]) -> list[_Ca
 
 
 def _find_tokens(labels: Tensor, state: Value) -> frozenset[int] | None:
-    """Return the tokens of which the rows have all or some numbers; empty if a row has numbers of several tokens."""
+    """Return the numbers of the tokens whose elements the rows have; an empty set if a row mixes several tokens."""
     rows = labels.reshape(-1, labels.shape[-1]).long()
     has_own = rows != 0
     rows, has_own = rows[has_own.any(-1)], has_own[has_own.any(-1)]
@@ -169,7 +169,7 @@ def select_norm(candidates: Sequence[NextNorm], regions: Regions) -> tuple[NextN
 
 
 def find_pooled_norm(state: Value, regions: Regions) -> tuple[Norm, Op] | None:
-    """Return a norm outside of the sublayers that reads what other operators compute from a state, and the first of these.
+    """Return the norm of a pooled state, such as mean(x), and the operator that pools; None if there is none.
 
     A product with a learned matrix ends the search: its output is no state.
     """

@@ -32,7 +32,7 @@ Axes = tuple[int, int]  # the first and the last dimension of the features, coun
 
 @dataclass
 class Passage:
-    """What happens to a stream from one state to the sum of the next add, or to the final norm.
+    """Steps of a stream from one state to the sum of the next add, or to the final norm.
 
     Attributes:
         reasons: what no row expresses, each with its operator, or None if there are several.
@@ -99,7 +99,7 @@ def _pass_start(chain: Chain, layout: StreamLayout, axes: Axes) -> _Steps:
 
 
 def keeps_features(chain: PlacedChain, state: Value, target: Value) -> bool:
-    """Return whether a value has whole tokens of a state of a stream, or other numbers than those of the state."""
+    """Return whether the elements of a state that a later value has are whole tokens, with their features in order."""
     steps = _Steps(chain.adds[0].out, chain.layout.width)
     steps.pass_norms(state, (), target, _list_groups(state.shape, chain.layout.width, chain.layout.axis)[0])
     return MOVED not in steps.passage.reasons
@@ -112,7 +112,7 @@ def format_guard(op: Op) -> str:
 
 
 class _Steps:
-    """The steps of one passage, and what is found on them.
+    """Check of the operators of one passage.
 
     Args:
         first: the first sum of the stream. A mask that is computed from it is computed from the stream.
@@ -194,7 +194,7 @@ class _Steps:
             self.passage.reasons.setdefault(reason, op)
 
     def _locate(self, labels: Tensor, axes: Axes) -> Axes:
-        """Return the dimensions of the features; if they are not in their order in each token, note it."""
+        """Return the dimensions in which each token has its features in their order; note a reason if there are none."""
         for group in _list_groups(labels.shape, self._width, axes[1]):
             if _has_whole_tokens(_move_last(labels, group), self._width):
                 return group
@@ -203,7 +203,7 @@ class _Steps:
 
 
 def _list_groups(shape: Sequence[int], width: int, last: int) -> list[Axes]:
-    """Return the adjacent dimensions that may be the features, those up to `last` first; the last one if none may be."""
+    """Return the adjacent dimensions whose sizes multiply to the number of features, those that end at `last` first."""
     groups = []
     for end in (last, *range(-1, -1 - len(shape), -1)):
         starts = range(end, -1 - len(shape), -1)
@@ -217,7 +217,7 @@ def _move_last(labels: Tensor, axes: Axes) -> Tensor:
 
 
 def _label(shape: Sequence[int], axes: Axes) -> Tensor:
-    """Return the numbers from 1 on, token by token. They are floating, so that every operator takes them."""
+    """Return a label for each element: 1, 2, 3, ... token by token, as float64, which every operator takes."""
     sizes = [shape[d] for d in range(axes[0], axes[1] + 1)]
     others = [size for d, size in enumerate(shape, -len(shape)) if not axes[0] <= d <= axes[1]]
     count = math.prod(shape)
@@ -226,7 +226,7 @@ def _label(shape: Sequence[int], axes: Axes) -> Tensor:
 
 
 def _has_whole_tokens(rows: Tensor, width: int) -> bool:
-    """Return whether each row has the labels of one token in their order, or none."""
+    """Return whether each row has all labels of one token in their order, or only zeros."""
     if rows.shape[-1] != width:
         return not rows.any()
     first = rows[..., :1]

@@ -179,7 +179,7 @@ def _reads_other_branch(chain: PlacedChain, k: int, sublayer: Sublayer) -> bool:
 
 
 def _carries_norm(sublayer: Sublayer) -> bool:
-    """Return whether the output has a norm of the stream as an elementwise operand, as a projection on the stream has."""
+    """Return whether the output is computed elementwise from a norm of the stream, as in a projection on the stream."""
     return any(
         value.norm in sublayer.reads.norms for value in list_carried_values(sublayer.raw) if value.norm is not None
     )
@@ -218,7 +218,7 @@ def _is_other_state(add: Add, sublayer: Sublayer) -> bool:
 
 
 def _has_hidden_norm_in(sublayer: Sublayer) -> bool:
-    """Return whether a norm reads the stream after factors and sums, or the norm through which the sublayer reads."""
+    """Return whether a norm inside the sublayer reads the stream itself, after factors, sums or another norm."""
     read = sublayer.add.read
     carried = {read}
     for op in sublayer.ops:
@@ -233,7 +233,7 @@ def _has_hidden_norm_in(sublayer: Sublayer) -> bool:
 
 
 def _passes(op: Op, carried: set[Value], read: Value) -> bool:
-    """Return whether an operator passes the stream on: moved, multiplied, or added to something that is not computed from it."""
+    """Return whether an operator returns the stream moved, multiplied, or plus a value that is not computed from it."""
     parts = [v for v in op.inputs if v in carried]
     if not parts or "mixing" in op.traits:
         return False

@@ -35,7 +35,7 @@ SHIFTED = (
 
 
 def list_notes(chain: PlacedChain, k: int, sublayer: Sublayer) -> list[str]:
-    """Return the valid properties of a sublayer of add k that its row does not express."""
+    """Return remarks on a sublayer of add k: properties that its row does not express."""
     add, reads = chain.adds[k], sublayer.reads
     factors = (*sublayer.write_path.factors, *add.residual_path.factors)
     late = chain.adds[k + 1].late_factors if k + 1 < len(chain.adds) else []
@@ -63,7 +63,7 @@ def list_notes(chain: PlacedChain, k: int, sublayer: Sublayer) -> list[str]:
 
 
 def _describe_factors(what: str, factors: Sequence[Factor]) -> Iterator[str]:
-    """Yield what random factors and factors from the model's inputs do to a write or to the stream."""
+    """Yield remarks on random factors, and on factors from the model's inputs, of a write or of the stream."""
     noise = [factor for factor in factors if factor.kind == "noise"]
     if any(map(_is_dropout, noise)):
         yield "dropout" if what == "the write" else "dropout of the stream"
@@ -88,7 +88,7 @@ def _is_dropout(factor: Factor) -> bool:
 def list_remarks(
     chain: PlacedChain, sites: Sequence[Site], model: nn.Module, wiring: Wiring | None, flow: Flow
 ) -> list[str]:
-    """Return what readers of the model's code would not expect: norms in the next layer, shared weights, wrong names."""
+    """Return remarks on a stream: norms in the next layer, shared weights, misleading names."""
     pairs = zip(chain.norms_out, chain.adds, chain.adds[1:], strict=False)
     is_shifted = any(
         norms and _ran_inside(norms[0], after) and not _ran_inside(norms[0], add) for norms, add, after in pairs
@@ -131,7 +131,7 @@ def list_remarks(
 
 
 def _list_random(chain: PlacedChain, sites: Sequence[Site], model: nn.Module, flow: Flow) -> Iterator[str]:
-    """Yield where a model in evaluation mode draws random numbers for its stream, if they change what it returns."""
+    """Yield remarks on random numbers that a model in evaluation mode draws, if they change what it returns."""
     start = chain.adds[0].x
     drawn = {site: _list_drawn(chain, site) for site in sites}
     if not (start.kind & NOISE or any(drawn.values())):
@@ -162,7 +162,7 @@ def _run_again(flow: Flow) -> Flow | None:
 
 
 def _differs(value: Value, again: Flow | None) -> bool:
-    """Return whether a value is another one in a second run, by more than round-off; True if that is not known."""
+    """Return whether a value differs in a second run by more than round-off; True if that is not known."""
     op = value.op
     if again is None or op is None:
         return again is None
@@ -195,7 +195,7 @@ def _list_shared(sites: Sequence[Site]) -> Iterator[str]:
 
 
 def _list_conditions(chain: PlacedChain) -> Iterator[str]:
-    """Yield what the equations depend on: guards that did not bind, and tokens that are chosen by the stream itself."""
+    """Yield remarks on conditions of the equations: clamps that did not bind, and tokens that the stream itself selects."""
     for guard, count in Counter(format_guard(op) for passage in chain.passages for op in passage.idle).items():
         places = f", at {count} places," if count > 1 else ""
         yield f"{guard} on the stream{places} did not bind in this run: the equations hold only where it does not"
@@ -235,7 +235,7 @@ def _ran_inside(norm: Norm, add: Add) -> bool:
 def remark_on_start(
     chain: PlacedChain, sites: Sequence[Site], wiring: Wiring | None, before: Sequence[Stream]
 ) -> list[str]:  # fmt: skip
-    """Return a remark on a stream that begins with the output of a sublayer of an equal one: its residual may be missing."""
+    """Return a remark if a stream begins with a sublayer's output without the residual that other sublayers add."""
     x_0 = chain.adds[0].x
     other = next((one for one in reversed(before) if is_ancestor(one.chain.find_end(-1), x_0)), None)
     if other is None or chain.layout.width != other.width or wiring is None or other.wiring is None:

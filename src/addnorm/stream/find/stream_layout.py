@@ -18,7 +18,7 @@ from addnorm.stream.find.chain import Chain
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.paths import Path
 from addnorm.stream.find.sublayers import Sublayer
-from addnorm.stream.layout.dimensions import Dim, Dims, Part, Roots, find_axis, relate, trace
+from addnorm.stream.layout.dimensions import Dim, Dims, Part, Roots, relate, trace
 from addnorm.stream.layout.mixing import Mixing
 from addnorm.stream.layout.token_layout import Piece, TokenLayout
 
@@ -26,7 +26,7 @@ PROJECTING = ("product", "linear", "embedding", "convolution")  # traits of the 
 
 
 class StreamLayout:
-    """Layout of the states, reads, outputs and writes of a stream.
+    """Dimensions of the features, tokens and sequences in all values of a stream.
 
     Attributes:
         width: number of features.
@@ -88,12 +88,12 @@ class StreamLayout:
         return None if layout is None else layout.features
 
     def normalizes_features(self, norm: Norm) -> bool:
-        """Return whether a norm normalizes the features of the stream, and not its tokens, as far as is known."""
+        """Return whether a norm normalizes the features, not the tokens; True if that is not known."""
         dims = trace(norm.x, self._dims, self._roots)
         return not dims or all(map(self._is_feature, dims[-1]))
 
     def find_entry(self, k: int) -> Value:
-        """Return the state before add k as the add and its sublayers read it: after it is expanded over the batch.
+        """Return the state before add k with its batch dimension: x_0 may be a parameter that is expanded.
 
         Where the tokens of x_0 are flattened and it has no other use, the view that separates them.
         """
@@ -113,7 +113,7 @@ class StreamLayout:
         return None if dims is None else self._build(value.shape, dims)
 
     def _find_earlier_dims(self, k: int, sublayer: Sublayer, value: Value) -> Dims | None:
-        """Return the dimensions of a value from which a sublayer's term of add k is computed, or of that term."""
+        """Return the dimensions of a value on the path from a sublayer's output to add k, from those of the sum."""
         total, dims = self.chain.adds[k].out, self._operands[k]
         for term in sublayer.write_path.terms:  # from the add to the innermost partial sum
             if term.op is not None:
@@ -166,7 +166,7 @@ class StreamLayout:
         return mixing
 
     def _find_features(self, mixing: Mixing) -> set[Part]:
-        """Return the parts that are features: what norms normalize, otherwise what most products with parameters combine."""
+        """Return the parts that are features: those that norms normalize, else those over which most products sum."""
         counts: Counter[Dim] = Counter()
         for sublayers, norms in zip(self.chain.sublayers, self.chain.norms_out, strict=True):
             for norm in [*norms, *(norm for sublayer in sublayers for norm in sublayer.reads.norms)]:
@@ -176,7 +176,7 @@ class StreamLayout:
         start = self._find_projected_start()
         if counts and not self._is_other_axis({part.root for dim in counts for part in dim}, start, mixing):
             return {part for dim in counts for part in dim}
-        counts = Counter(self._list_other_normed() if not counts else ())
+        counts = Counter(filter(None, self._list_other_normed()) if not counts else ())
         if counts or start:
             return {part for dim in counts or [start] for part in dim}
         roots = Counter(part.root for part in mixing.projected)
@@ -188,7 +188,7 @@ class StreamLayout:
         return {*last[0]} if last else set()
 
     def _is_other_axis(self, normed: set[int], start: Dim, mixing: Mixing) -> bool:
-        """Return whether norms normalize no dimension that x_0 or a product with parameters has as its features.
+        """Return whether the normalized dimensions are other ones than those that products with parameters sum over.
 
         Where all products combine tokens, the last dimension may be the features, unless they are convolutions.
         """
@@ -199,19 +199,15 @@ class StreamLayout:
         return bool(mixing.projected) and combined.isdisjoint(origins) and (is_conv or last.isdisjoint(normed))
 
     def _list_other_normed(self) -> Iterator[Dim]:
-        """Yield the dimensions that norms of the embedding, of outputs and of the end normalize."""
+        """Yield the dimensions that norms of the embedding and of the sublayers' outputs normalize."""
         for norm in self.chain.adds[0].norms:
-            dims = trace(norm.y, self._dims, self._roots)
-            if dims:
-                yield dims[-1]
+            yield (trace(norm.y, self._dims, self._roots) or ((),))[-1]
         for k, sublayer in self.chain.numbered():
             if sublayer.norm is not None:
-                dims = self._find_earlier_dims(k, sublayer, sublayer.norm.y)
-                if dims:
-                    yield dims[-1]
+                yield (self._find_earlier_dims(k, sublayer, sublayer.norm.y) or ((),))[-1]
 
     def _find_projected_start(self) -> Dim:
-        """Return the dimension of x_0 that a product or an embedding made, before views and elementwise functions; or none."""
+        """Return the dimension of x_0 that the last product or embedding before it created; an empty one if there is none."""
         x = self.chain.adds[0].x
         value = strip_views(x)
         while value.op is not None and value.op.traits.isdisjoint(PROJECTING):
@@ -222,8 +218,8 @@ class StreamLayout:
         if value.op is None or not value.kind & PARAMETER:
             return ()
         made = 1 if "channels_first" in value.op.traits else len(value.shape) - 1
-        dims = self._dims[x]
-        return next((dim for axis, dim in enumerate(dims) if _follow_axis(x, axis, value) == made), ())
+        pairs = zip(_follow_dims(value, x), self._dims[x], strict=False)
+        return next((dim for own, dim in pairs if [part.root for part in own] == [made]), ())
 
     def mixes_tokens(self, sublayer: Sublayer) -> bool:
         """Return whether a sublayer sums over another dimension than the features: in a product with parameters, or in a mean."""
@@ -240,7 +236,7 @@ class StreamLayout:
         )
 
     def _find_tokens(self, mixing: Mixing) -> tuple[dict[int, list[int] | None], bool]:
-        """Return the roots that hold tokens, with the places at which tokens begin and end (None: all of it).
+        """Return the stream's axes that hold tokens, each with the strides that do (None: the whole axis).
 
         The stride at an odd place of the list ends an interval of strides that belong to tokens.
         """
@@ -273,9 +269,9 @@ class StreamLayout:
         return tokens, True
 
     def _guess_batch(self, roots: Sequence[int]) -> int:
-        """Return the root that is the batch where no sublayer combines tokens.
+        """Guess which dimension holds the sequences, in a model none of whose sublayers combines tokens.
 
-        That is the dimension over which x_0 is expanded, else the first one of the model's input, else the first one of x_0.
+        It is the dimension over which x_0 is expanded, else the first one of the model's input, else the first one of x_0.
         """
         x = self.chain.adds[0].x
         dims = self._dims[x]
@@ -289,9 +285,7 @@ class StreamLayout:
         if expanded and any(part.root == expanded[0] for dim in first for part in dim):
             return expanded[0]
         for leaf in _find_inputs(x):
-            start = Roots()
-            seen = Mixing(start).follow(leaf, start.start(leaf.shape), find_ops_between(leaf, x)).get(x)
-            for there, here in zip(seen or (), dims, strict=False):
+            for there, here in zip(_follow_dims(leaf, x), dims, strict=False):
                 pairs = zip(there, here, strict=True) if len(there) == len(here) else ()
                 batch = [part.root for origin, part in pairs if origin.root == 0 and origin.size == part.size]
                 if batch and batch[0] in roots:
@@ -299,7 +293,7 @@ class StreamLayout:
         return next((root for root in own if root in roots), roots[0])
 
     def _list_roots(self) -> list[int]:
-        """Return the roots of all states that hold no features, in the order in which they were made."""
+        """Return the stream's axes that hold no features, the oldest first."""
         states = [
             *(self._dims[add.x] for add in self.chain.adds),
             *(dims for dims in self._operands if dims is not None),
@@ -308,7 +302,7 @@ class StreamLayout:
         return sorted({part.root for part in parts if not self._is_feature(part)})
 
     def _classify(self, part: Part) -> Iterable[tuple[Part, bool]]:
-        """Yield a part, cut where tokens end, each piece with whether it holds tokens."""
+        """Yield the pieces of a part that hold only tokens or only sequences, each with whether it holds tokens."""
         origins = [root for root in self._roots.find_origins(part.root) if root in self._tokens]
         bounds = self._tokens.get(part.root)
         if not origins or bounds is None:
@@ -334,26 +328,20 @@ class StreamLayout:
 def _align_operand(shape: tuple[int, ...], total: tuple[int, ...], dims: Dims) -> Dims | None:
     """Return the dimensions of an operand of a sum, which may be broadcast, from those of the sum."""
     before = len(total) - len(shape)
-    return (
-        None
-        if before < 0
-        else tuple(dims[before + d] if size == total[before + d] else () for d, size in enumerate(shape))
-    )
+    if before < 0:
+        return None
+    return tuple(dims[before + d] if size == total[before + d] else () for d, size in enumerate(shape))
 
 
-def _follow_axis(value: Value, axis: int, source: Value) -> int | None:
-    """Return the axis of `source` that is an axis of a value, through views and elementwise functions."""
-    while True:
-        base = strip_views(value)
-        found = find_axis(value, base, axis)
-        if found is None or base is source or base.op is None:
-            return found if base is source else None
-        axis, shape = found, base.shape
-        value = next(v for v in base.op.inputs if v.kind & DATA and v.shape == shape)
+def _follow_dims(source: Value, value: Value) -> Dims:
+    """Return which axes of an earlier value the dimensions of a value are; an empty tuple if that is not known."""
+    roots = Roots()
+    dims = Mixing(roots).follow(source, roots.start(source.shape), find_ops_between(source, value))
+    return dims.get(value, ())
 
 
 def _join_intervals(parts: Sequence[Part]) -> list[int]:
-    """Return the strides at which parts begin and end, in turn."""
+    """Return the intervals of strides that parts cover, as begin, end, begin, end, ..."""
     bounds: list[int] = []
     for begin, end in sorted((part.stride, part.stride * part.size) for part in parts):
         if bounds and begin <= bounds[-1]:
@@ -373,7 +361,7 @@ def _find_inputs(value: Value) -> list[Value]:
 
 
 def find_views_of(path: Path, x: Value) -> list[Value]:
-    """Return the start of a path and its views on the way to the add, as far as there are only views."""
+    """Return the value at the start of a path, and its views before any other operator."""
     views = [x]
     for op in reversed(path.ops):
         if "view" not in op.traits or not op.inputs or op.inputs[0] is not views[-1]:
@@ -383,6 +371,6 @@ def find_views_of(path: Path, x: Value) -> list[Value]:
 
 
 def find_expanded(path: Path, x: Value) -> Value:
-    """Return a state, or where it is expanded on the way to the add, its first view with all elements."""
+    """Return a state, or, if it is expanded before the add, its first expanded view."""
     views = find_views_of(path, x)
     return next(view for view in views if math.prod(view.shape) == math.prod(views[-1].shape))

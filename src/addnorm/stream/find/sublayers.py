@@ -158,7 +158,7 @@ def _find_reads(x: Value, ops: Sequence[Op]) -> Reads:
 
 
 def _follow_views(value: Value, inside: set[Op], reads: Reads) -> None:
-    """Add what the operators that read a value or its views read: norms, or the stream itself."""
+    """Add to `reads` the norms that read a value or its views, and whether other operators read it."""
     for op in dict.fromkeys(value.users):
         if op not in inside:
             continue
@@ -306,7 +306,7 @@ def _find_numbers(sublayer: Sublayer) -> list[tuple[str, str]]:
 
 
 def _number_runs(keys: Sequence[object]) -> list[int]:
-    """Return the number of the run of equal keys to which each key belongs."""
+    """Return the number of each key's group of equal adjacent keys: a, a, b, a -> 0, 0, 1, 2."""
     layers: list[int] = []
     for k, key in enumerate(keys):
         layers.append(0 if not k else layers[-1] + (key != keys[k - 1]))

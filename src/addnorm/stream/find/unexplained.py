@@ -87,7 +87,7 @@ def find_unexplained(
 
 
 class _Search:
-    """The operators of a run that are accounted for, and the walks over the others."""
+    """Search for operators outside of all rows."""
 
     def __init__(self, flow: Flow, norms: Sequence[Norm], adds: Selection, chains: Sequence[PlacedChain]) -> None:
         self.flow = flow
@@ -141,7 +141,7 @@ class _Search:
     # The start of a stream.
 
     def check_start(self, k: int, of_sums: Set[Op]) -> Iterator[Unexplained]:
-        """Yield whether x_0 carries the state of another stream, or a sum that is not understood."""
+        """Yield the operators through which x_0 depends on another stream's state, or on a sum that is not understood."""
         start, width = self.chains[k].adds[0], self.chains[k].layout.width
         todo = [(start.x, True)]
         seen: set[tuple[Value, bool]] = set()
@@ -175,7 +175,7 @@ class _Search:
     # The states of a stream.
 
     def check_states(self, k: int, of_sums: Set[Op]) -> Iterator[Unexplained]:
-        """Yield what is done to the values that carry a state, outside of the rows."""
+        """Yield the operators outside of all rows that change a value that carries a state."""
         todo = [(value, False, False) for value, of in self.states.items() if of == k]
         seen: set[Value] = set()
         while todo:
@@ -200,7 +200,7 @@ class _Search:
     def _check_use(
         self, k: int, op: Op, value: Value, is_normed: bool
     ) -> tuple[str | None, list[tuple[Value, bool]]]:  # fmt: skip
-        """Return what an operator does to a value that carries a state, if it is in no row.
+        """Return the reason why an operator outside of all rows changes a state, or None, and what carries the state after it.
 
         Also return the values that carry the state after it, each with whether its numbers have changed.
         """
@@ -247,7 +247,7 @@ def _list_add_ops(add: Add) -> Iterator[Op]:
 
 
 def _list_operands(op: Op) -> list[tuple[Value, Value]]:
-    """Return the pairs of operands of a sum of two values that both depend on the data, and are no multiples of one."""
+    """Return both orders of the operands of a sum of two different values that depend on the data."""
     if match_factor(op) is not None:
         return []
     if op.name in ("index_add", "scatter_add", "addcdiv") and len(op.inputs) > 1:
@@ -262,7 +262,7 @@ def _list_operands(op: Op) -> list[tuple[Value, Value]]:
 
 
 def _grows_from_parameter(op: Op) -> bool:
-    """Return whether an operator adds to a parameter, such as learned queries, what was computed from it and the data."""
+    """Return whether an operator is the first add to learned queries: a parameter plus a value computed from it and the data."""
     terms = match_terms(op)
     return any(
         p.value.kind & (DATA | PARAMETER) == PARAMETER
@@ -357,7 +357,7 @@ def _explain_sum(op: Op) -> str | None:
 
 
 def _describe_product(op: Op, x: Value, operand: Value) -> str:
-    """Say over which dimension a product with x sums; `operand` is a view of its output, where that dimension is a new one."""
+    """Return the reason for a product of the stream with a matrix, by the dimension of x over which it sums."""
     if "product" not in op.traits:
         return MULTIPLIED
     out, base = op.outputs[0], strip_views(x)

@@ -19,7 +19,7 @@ ANONYMOUS = -1  # root of a dimension that is none of the stream
 
 
 class Part(NamedTuple):
-    """Part of a dimension of the stream."""
+    """Part of an axis of the stream: every `stride`-th of its places, `size` of them."""
 
     root: int
     stride: int
@@ -31,7 +31,7 @@ Dims = tuple[Dim, ...]
 
 
 class Roots:
-    """Numbers of roots, and for roots that were cut out of others or joined from them, those others."""
+    """Axes of a stream, by number: those of its first state, and those that cuts, joins and broadcasts create later."""
 
     def __init__(self) -> None:
         self._numbers = count()
@@ -39,17 +39,17 @@ class Roots:
         self.sources: dict[int, tuple[int, ...]] = {}
 
     def make(self, size: int, sources: Iterable[int] = ()) -> Dim:
-        """Return a dimension that is a new root."""
+        """Return a dimension that is a new axis of the stream, made from the axes `sources`."""
         root = next(self._numbers)
         self.sizes[root], self.sources[root] = size, tuple(dict.fromkeys(sources))
         return (Part(root, 1, size),)
 
     def start(self, shape: Iterable[int]) -> Dims:
-        """Return the dimensions of a value at which a stream begins: each one a root."""
+        """Return the dimensions of the first value of a stream: each one is an axis of the stream."""
         return tuple(self.make(size) for size in shape)
 
     def find_origins(self, root: int) -> set[int]:
-        """Return a root and those it was made from, directly or not."""
+        """Return an axis and those that it was made from, directly or not."""
         return {*walk([root], self.sources.__getitem__)}
 
 
@@ -85,7 +85,7 @@ def split_views(op: Op, dims: Dims, roots: Roots) -> Dims | None:
 
 
 def broadcast(dims: Dims, old: tuple[int, ...], new: tuple[int, ...], roots: Roots) -> Dims:
-    """Return the dimensions of an expanded value: each expanded dimension is a new root."""
+    """Return the dimensions of an expanded value: each expanded dimension is a new axis of the stream."""
     before = len(new) - len(old)
     return tuple(
         dims[k - before] if k >= before and old[k - before] == size else roots.make(size) if size != 1 else ()
@@ -136,7 +136,7 @@ def find_views(value: Value, source: Value) -> list[Op] | None:
 
 
 def _follow_views(value: Value, source: Value) -> Dims | None:
-    """Return the dimensions of a view in those of its source, whose roots are numbered from 0; None if it is none."""
+    """Return which axes of its source the dimensions of a view are; None if the value is no view of it."""
     ops: list[Op] = []
     while value is not source:
         if value.op is None or not value.op.inputs or not is_view(value.op):
@@ -206,7 +206,7 @@ def trace(value: Value, known: dict[Value, Dims], roots: Roots) -> Dims | None:
 
 
 def _find_source(value: Value, known: Mapping[Value, Dims], first: int) -> Value | None:
-    """Return the value from which the dimensions of another follow, nearer to a known one."""
+    """Return the input of a value's operator that has its dimensions, and leads to a value with known dimensions."""
     op = value.op
     if op is None or not op.inputs or value.index < first:
         return None
@@ -261,7 +261,7 @@ def _step(value: Value, source: Value, dims: Dims, roots: Roots) -> Dims | None:
 
 
 def relate(source: Value, target: Value, dims: Dims) -> Dims | None:
-    """Return the dimensions of a value from those of a later one that is computed from it by views, factors and norms.
+    """Return the dimensions of a value from those of a later value that was computed from it by views, factors and norms.
 
     Args:
         source: the value.

@@ -17,7 +17,7 @@ Results = Sequence[Dims | None]
 
 
 class Mixing:
-    """Dimensions that sublayers combine.
+    """Dimensions of a stream along which its sublayers combine elements.
 
     Attributes:
         strong: parts that attention, convolutions, products and scans combine.
@@ -129,7 +129,7 @@ class Mixing:
         return [self._resize(op, dims, range(len(dims) - pooled, len(dims)))]
 
     def _resize(self, op: Op, dims: Dims, places: Iterable[int], part: int = 0) -> Dims:
-        """Return dimensions of which some have another size in an output than in the first argument."""
+        """Return dimensions with a new axis wherever the output has another size than the input."""
         x, shape = op.args[0], op.outputs[part].shape
         for k in places:
             if shape[k] != x.shape[k]:
@@ -201,7 +201,7 @@ def _list_dims(op: Op, rank: int) -> list[int]:
 
 
 def _fill(dim: Dim, size: int) -> Dim:
-    """Return a dimension; one that is none of the stream has a part of its size."""
+    """Return a dimension; an empty one becomes an anonymous part of this size."""
     return dim if dim or size == 1 else (Part(ANONYMOUS, 1, size),)
 
 

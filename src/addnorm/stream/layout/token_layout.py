@@ -15,7 +15,7 @@ from addnorm.stream.layout.dimensions import Dims, Part
 
 
 class Piece:
-    """Part of a dimension that holds sequences or tokens.
+    """Part of a dimension that holds only tokens, or only sequences.
 
     Attributes:
         part: the part of the stream's dimension.
@@ -67,7 +67,7 @@ class TokenLayout:
         return any(len(runs) > 1 for runs in self._find_runs())
 
     def fits(self, t: Tensor) -> bool:
-        """Return whether a tensor has the dimensions, and as many features."""
+        """Return whether a tensor has as many dimensions and features as the inspected one."""
         return t.dim() == len(self.shape) and all(t.shape[k] == self.shape[k] for k in self.features)
 
     def move_features_last(self, t: Tensor) -> Tensor:
@@ -114,7 +114,7 @@ class TokenLayout:
         return t.reshape(*sizes, t.shape[-1]).permute(*order, len(order))
 
     def _measure_runs(self, shape: Sequence[int]) -> list[int] | None:
-        """Return the size of every run of pieces; None for the shape of another run of the model, which does not show them."""
+        """Return the size of every run of adjacent pieces; None if the shape of another forward does not determine them."""
         sizes: list[int] = []
         for size, runs, pieces in zip(shape, self._find_runs(), self.pieces, strict=True):
             if len(runs) == 1:
