@@ -1,5 +1,8 @@
-"""Runs of a model as data (`capture.py`), and observers of later runs (`observers.py`).
+"""Runs of a model as data: `FlowCapture(model).run(args, kwargs)` returns a `Flow` of operators and values.
 
-`graph.py` has the values, operators and module calls of a run, `frames.py` tracks the calls, `memory.py` follows in-place writes,
-`fused_ops.py` decomposes fused operators, and `snapshot.py` restores what a run changes.
+- `operators`: the table of what each operator of torch does; `graph`: values, operators and module calls of a run
+- `flow_capture`, `frames`, `memory`, `writes`, `wrappers`, `fused_ops`: how a run is captured, with all in-place writes
+- `arithmetic`: views, factors and sums; `replay`: operators run again on other inputs; `simplification`: cuts that cancel
+- `observers`: functions that get the outputs of selected operators in later forwards
+- `snapshot`, `holders`, `variables`, `state`: what a run changes is restored
 """

@@ -40,7 +40,7 @@ from addnorm.stream.dataflow.wrappers import (
     is_wrapper,
     runs_in_fsdp,
 )
-from addnorm.stream.dataflow.writes import find_written, running_statistics
+from addnorm.stream.dataflow.writes import find_written, list_outputs, running_statistics
 
 SMALL = 1 << 16  # elements of a parameter that is copied when it is used
 OTHER_SEED = 0x5EED  # of the random numbers of a second run
@@ -166,7 +166,7 @@ class FlowCapture(InnerOperatorMode):
             return out
         ordinal = UNCOUNTED if in_fsdp else frame.count(name)
         op = Op(len(self.flow.ops), name, func, values_args, values_kwargs, inputs, frame, ordinal, find_line())
-        outputs = [*find_new(func, out), *written] if written else find_tensors_of(out)
+        outputs = list_outputs(func, out, written)
         if self._contents and any(is_wrapper(x) for x in pytree.tree_leaves(out)):
             outputs = [t for t in outputs if t not in self._memory]  # a wrapper of its input is no new value
         if fused_ops.is_fused(name, args):
@@ -276,14 +276,3 @@ def _find_dependencies(name: str, func: Any, args: Any, kwargs: Any) -> list[Val
     inputs = [x for x in leaves if isinstance(x, Value)]
     replaces = "overwrites" in find_traits(name) and args and isinstance(args[0], Value) and func._schema.is_mutable
     return inputs[1:] if replaces else inputs
-
-
-def find_new(func: Any, out: Any) -> list[Tensor]:
-    """Return the outputs of an operator that writes in place, without those that it writes."""
-    returns = func._schema.returns
-    if all(declared.alias_info is not None for declared in returns):
-        return []
-    outs = out if len(returns) > 1 else (out,)
-    return [
-        t for t, declared in zip(outs, returns, strict=False) if declared.alias_info is None and isinstance(t, Tensor)
-    ]

@@ -23,7 +23,6 @@ from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from addnorm.stream.dataflow import fused_ops
-from addnorm.stream.dataflow.flow_capture import find_new
 from addnorm.stream.dataflow.frames import Frames, exclusive, force_eager
 from addnorm.stream.dataflow.graph import Address, Frame, Op, Value
 from addnorm.stream.dataflow.memory import disable_modes
@@ -33,11 +32,10 @@ from addnorm.stream.dataflow.wrappers import (
     InnerOperatorMode,
     computes_shapes,
     find_fsdp_modules,
-    find_tensors_of,
     has_wrappers,
     runs_in_fsdp,
 )
-from addnorm.stream.dataflow.writes import find_written
+from addnorm.stream.dataflow.writes import find_written, list_outputs
 
 
 class Observer(Protocol):
@@ -160,8 +158,7 @@ class ObserverMode(InnerOperatorMode):
 
 def _name_outputs(func: Any, args: Any, kwargs: Any, out: Any, copies: dict[int, Tensor]) -> Mapping[int | str, Tensor]:
     """Return the outputs of an operator by number; those of the steps of a fused operator by name."""
-    written = find_written(func, args, kwargs)
-    returned = [*find_new(func, out), *written] if written else find_tensors_of(out)
+    returned = list_outputs(func, out, find_written(func, args, kwargs))
     name = operator_name(func)
     if fused_ops.is_fused(name, args):
         with disable_modes():

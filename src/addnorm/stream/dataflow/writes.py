@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,6 +31,16 @@ def find_written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
             value = args[k] if k < len(args) else kwargs.get(argument.name)
             written += [t for t in pytree.tree_leaves(value) if isinstance(t, Tensor)]
     return written
+
+
+def list_outputs(func: Any, out: Any, written: Sequence[Tensor]) -> list[Tensor]:
+    """Return the new outputs of an operator, and those that it writes in place."""
+    if not written:
+        return find_tensors_of(out)
+    returns = func._schema.returns
+    outs = out if len(returns) > 1 else (out,)
+    new = [t for t, declared in zip(outs, returns, strict=False) if declared.alias_info is None]
+    return [*(t for t in new if isinstance(t, Tensor)), *written]
 
 
 def running_statistics(func: Any, args: Any) -> list[Tensor]:

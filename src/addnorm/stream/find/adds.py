@@ -68,7 +68,7 @@ class Add:
         early_factors: the factors between the previous add and the first of those norms.
         late_factors: the factors between those norms and x.
         changes_tokens: whether tokens are joined or removed between the previous add and x.
-        unclear: reasons why the steps between the previous add and x are not understood.
+        reasons: reasons why the steps between the previous add and x are not understood.
         is_partial: whether it is a partial sum of another add.
         inner_adds: the residual adds inside the branches.
         other_ops: the adds of other streams on which the branches depend.
@@ -85,7 +85,7 @@ class Add:
     early_factors: list[Factor] = field(default_factory=list)
     late_factors: list[Factor] = field(default_factory=list)
     changes_tokens: bool = False
-    unclear: list[str] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
     is_partial: bool = False
     inner_adds: list[Add] = field(default_factory=list)
     other_ops: set[Op] = field(default_factory=set)
@@ -307,30 +307,30 @@ def _find_moved_state(value: Value, adds: Adds) -> Value | None:
 def _link_previous(add: Add, adds: Adds) -> None:
     """Set `add.previous` to the add that computed x, and collect the norms and factors in between."""
     value = add.x
-    unclear: list[str] = []
+    reasons: list[str] = []
     while True:
         source = strip_views(value)
         if source in adds and not adds[source].is_partial:
-            add.previous, add.unclear = adds[source], unclear
+            add.previous, add.reasons = adds[source], reasons
             return
         if source.norm is not None:
             add.late_factors += add.early_factors
             add.early_factors = []
             add.norms.append(source.norm)
             value = source.norm.x
-        elif (part := _find_token_source(source, adds, unclear)) is not None:
+        elif (part := _find_token_source(source, adds, reasons)) is not None:
             add.changes_tokens, value = True, part
         elif source.op is not None and (product := match_factor(source.op)) is not None:
             value, factor = product
             (add.early_factors if add.norms else add.late_factors).append(factor)
         elif source is not (root := _find_root(source)):
-            unclear.append(MULTIPLES)
+            reasons.append(MULTIPLES)
             value = root
         else:
             return
 
 
-def _find_token_source(value: Value, adds: Adds, unclear: list[str]) -> Value | None:
+def _find_token_source(value: Value, adds: Adds, reasons: list[str]) -> Value | None:
     """Return the part of a value that continues a stream if tokens are joined to it or removed from it."""
     op = value.op
     if op is None:
@@ -345,8 +345,8 @@ def _find_token_source(value: Value, adds: Adds, unclear: list[str]) -> Value | 
     if not lineage.issuperset(ends.values()):
         return None  # two streams are joined
     if any(part not in states and is_ancestor(states[last], part) for part in parts):
-        unclear.append(REPLACED)
+        reasons.append(REPLACED)
     starts = {_find_whole(add.x) for add in lineage}
     if len({*ends.values()}) > 1 or any(_find_whole(part) in starts for part in parts if part not in states):
-        unclear.append(PARTIAL)
+        reasons.append(PARTIAL)
     return last

@@ -46,7 +46,7 @@ from addnorm.stream.find.norms import find_norms
 from addnorm.stream.find.passages import PlacedChain, place_chain
 from addnorm.stream.find.proof import get_tolerance, measure_row_error, measure_sum_error
 from addnorm.stream.find.reasons import explain_no_stream, format_source, list_reasons, report_unexplained
-from addnorm.stream.find.remarks import list_notes, list_remarks, remark_on_start
+from addnorm.stream.find.remarks import remark_on_start, remark_on_stream, remark_on_sublayer
 from addnorm.stream.find.sublayers import Sublayer, assign_layers, build_row, find_common_frame
 from addnorm.stream.find.unexplained import CENTRED, LONE_ADD, SUM, find_unexplained
 from addnorm.wirings.spec import Wiring
@@ -208,7 +208,7 @@ class _Report:
                 layer=layer, index=self._num_sites, stream=name, row=row, norm_in=None if reads.direct else _first(reads.norms),
                 norm_branch=sublayer.norm, norm_out=norms_out[k], closure=errors[k], closes=closes,
                 parallel=sum(part.role != "bias" for part in chain.sublayers[k]), shared=names.count_shared(sublayer),
-                call=sublayer.frame.call, add_path=add.op.frame.path, notes=tuple(list_notes(chain, k, sublayer)),
+                call=sublayer.frame.call, add_path=add.op.frame.path, notes=tuple(remark_on_sublayer(chain, k, sublayer)),
                 role=sublayer.role, sublayer=sublayer, add_index=k, owner=self._owner,
             )  # fmt: skip
             self._num_sites += 1
@@ -227,7 +227,7 @@ class _Report:
         if total is not None and not total_closes and all(site.closes for site in sites):
             unknown.append(Unknown(name, f"x_L = x_0 + all writes does not close: relative error {total:.1e}"))
             wiring = None
-        remarks += list_remarks(chain, sites, self._model, wiring, self._flow)
+        remarks += remark_on_stream(chain, sites, self._model, wiring, self._flow)
         remarks += remark_on_start(chain, sites, wiring, self.streams)
         dtype = str(chain.adds[0].x.tensor.dtype).removeprefix("torch.")
         stream = Stream(

@@ -7,7 +7,6 @@ numbered, and the numbers are moved as the elements are. A norm of a mean of tok
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
@@ -90,24 +89,19 @@ def list_next_norms(state: Value) -> list[NextNorm]:
     labels = torch.arange(1, numel + 1, dtype=torch.float64).reshape(state.shape) if numel else None
     carried = {state: _Carried(labels, [])}
     found: dict[Norm, NextNorm] = {}
-    todo, seen = [(op.index, op) for op in {*state.users}], {*state.users}
-    heapq.heapify(todo)
-    while todo:
-        _, op = heapq.heappop(todo)  # in the order of the run: all parts of a join are known
-        value = next(v for v in op.inputs if v in carried)
+    later = walk(state.users, lambda op: [user for out in op.outputs for user in out.users])
+    for op in sorted(later, key=lambda op: op.index):
+        value = next((v for v in op.inputs if v in carried), None)
+        if value is None:
+            continue
         if op.norms:
             norm = min(op.norms, key=lambda norm: norm.y.index)  # graph.py does not import Norm
             d, labels = norm.x.shape[-1], carried[value].labels
             tokens = _find_tokens(labels, state) if labels is not None and labels.shape[-1] == d else None
             if tokens is None or tokens:
                 found.setdefault(norm, NextNorm(norm, carried[value].factors, tokens, numel // d))
-            continue
-        after = _follow(op, value, carried) if op.outputs else []
-        for out, of_out in zip(op.outputs, after, strict=False):
-            carried[out] = of_out
-            for user in {*out.users} - seen:
-                seen.add(user)
-                heapq.heappush(todo, (user.index, user))
+        elif op.outputs:
+            carried.update(zip(op.outputs, _follow(op, value, carried), strict=False))
     return [*found.values()]
 
 

@@ -167,7 +167,7 @@ class _Steps:
         if is_mask:
             is_idle = any(torch.equal(new, one) for one in known)
             if self._is_computed(op.get("mask", op.get("condition")), source):
-                self._note(op, is_idle, MASKED)
+                self._add_reason(op, is_idle, MASKED)
                 return known[0]
             self.passage.is_masked |= not is_idle and all(v in labels or not v.kind for v in carried)
             return new
@@ -180,14 +180,14 @@ class _Steps:
             before, after = product[0].tensor.detach(), out.tensor.detach()
             changed = (before != after) & before.isfinite()
             if changed.any() or torch.equal(before, after):
-                self._note(op, not bool(changed.any()), CLAMPED)
+                self._add_reason(op, not bool(changed.any()), CLAMPED)
         return known[0]
 
     def _is_computed(self, selection: Value, source: Value) -> bool:
         """Return whether a mask or an index is computed from a state of the stream."""
         return is_ancestor(source, selection) or is_ancestor(self._first, selection)
 
-    def _note(self, op: Op, is_idle: bool, reason: str) -> None:
+    def _add_reason(self, op: Op, is_idle: bool, reason: str) -> None:
         if is_idle:
             self.passage.idle.append(op)
         else:

@@ -97,8 +97,8 @@ def list_reasons(chain: PlacedChain, k: int, sublayer: Sublayer) -> dict[str, Op
         TWICE: _adds_twice(add, sublayer, inner),
         SECOND: not is_other_state and _reads_other_stream(add, sublayer, inner),
         PARALLEL: is_other_state and any(is_ancestor(a.x, sublayer.raw) for a in chain.adds[: k + 1]),
-        **dict.fromkeys(add.unclear, True),
-        PARTIAL: add.is_cut or PARTIAL in add.unclear,
+        **dict.fromkeys(add.reasons, True),
+        PARTIAL: add.is_cut or PARTIAL in add.reasons,
         **dict.fromkeys(of_passage, True),
         OTHER_AXIS: not all(map(chain.layout.normalizes_features, norms)),
         BESIDE: (add.branch_input is not None and not add.is_cut)

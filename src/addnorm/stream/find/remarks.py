@@ -34,7 +34,7 @@ SHIFTED = (
 )
 
 
-def list_notes(chain: PlacedChain, k: int, sublayer: Sublayer) -> list[str]:
+def remark_on_sublayer(chain: PlacedChain, k: int, sublayer: Sublayer) -> list[str]:
     """Return remarks on a sublayer of add k: properties that its row does not express."""
     add, reads = chain.adds[k], sublayer.reads
     factors = (*sublayer.write_path.factors, *add.residual_path.factors)
@@ -85,7 +85,7 @@ def _is_dropout(factor: Factor) -> bool:
     return len(numbers) == 2 and bool((numbers == 0).any())
 
 
-def list_remarks(
+def remark_on_stream(
     chain: PlacedChain, sites: Sequence[Site], model: nn.Module, wiring: Wiring | None, flow: Flow
 ) -> list[str]:
     """Return remarks on a stream: norms in the next layer, shared weights, misleading names."""

@@ -1,6 +1,8 @@
-"""Layout of a stream: which dimensions of a value hold the features, the tokens of a sequence, and the sequences.
+"""Dimensions of values: which dimension of a value is which axis of a stream.
 
-- `dimensions`: follows the dimensions of a stream through views
-- `mixing`: the dimensions along which sublayers combine elements: the tokens
-- `token_layout`: the layout of one value, and the order of its tokens; `stream_layout`: those of all values of a stream
+- `dimensions`: follows the dimensions of a value through views, cuts and sums
+- `mixing`: the dimensions along which operators combine elements
+- `token_layout`: the dimensions of one value as features, tokens and sequences, and the order of its tokens
+
+`find/stream_layout.py` applies them to all values of a stream.
 """

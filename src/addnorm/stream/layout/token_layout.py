@@ -14,6 +14,7 @@ from torch import Tensor
 from addnorm.stream.layout.dimensions import Dims, Part
 
 
+@dataclass(frozen=True, eq=False, slots=True)
 class Piece:
     """Part of a dimension that holds only tokens, or only sequences.
 
@@ -23,10 +24,9 @@ class Piece:
         order: place of the dimension in the stream.
     """
 
-    __slots__ = ("is_token", "order", "part")
-
-    def __init__(self, part: Part, is_token: bool, order: int) -> None:
-        self.part, self.is_token, self.order = part, is_token, order
+    part: Part
+    is_token: bool
+    order: int
 
     @property
     def key(self) -> tuple[bool, int, int]:
