@@ -119,16 +119,3 @@ def test_find_axis_through_views(name):
     assert find_views(operand, source) is not None
     assert find_axis(operand, source, len(operand.shape) - 1) == axis
     assert covers_features(operand) == (all_features or name == "channels first")  # all features, whichever axis
-
-
-def test_covers_features_through_merged_axes():
-    class Model(nn.Module):
-        def forward(self, x):  # (batch, d, height, width), as MobileViT's patches
-            x = x * 1.5
-            x = x.reshape(2 * 8 * 2, 2, 2, 2).transpose(1, 2).reshape(2, 8, 4, 4).transpose(1, 3).reshape(8, 4, 8)
-            return x * 1.0
-
-    flow = FlowCapture(Model()).run((torch.randn(2, 8, 4, 4),), {})
-    operand = flow.result.op.inputs[0]
-    assert find_axis(operand, strip_views(operand), 2) == 1
-    assert covers_features(operand)

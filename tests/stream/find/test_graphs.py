@@ -216,12 +216,7 @@ NO_WIRING = {
     "residual convolutions, batch norms": (
         lambda: Residual(nn.BatchNorm1d(8), nn.ReLU(), nn.Conv1d(8, 8, 3, padding=1)), (2, 8, 9), 8,
     ),
-    "the same in evaluation": (
-        lambda: Residual(nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1)).eval(), (2, 8, 9, 5), 8,
-    ),
     "group norms": (lambda: Residual(nn.GroupNorm(1, 8), nn.Conv1d(8, 8, 3, padding=1)), (2, 8, 9), 8),
-    "a norm inside": (lambda: Residual(nn.Linear(D, D), nn.LayerNorm(D), nn.Linear(D, D)), (2, 5, D), D),
-    "norms of two axes": (lambda: Residual(nn.LayerNorm((5, D)), nn.Linear(D, D)), (2, 5, D), D),
 }  # fmt: skip
 
 

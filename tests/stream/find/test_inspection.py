@@ -74,13 +74,6 @@ def test_table_has_one_line_for_each_reason():
     assert "0.f, 1.f, 2.f and 2 more: 2 norms follow the add" in text
 
 
-def test_html_has_escaped_table():
-    html = inspect_encoder()._repr_html_()
-    assert "<table>" in html
-    assert "x&#x27; = x + f(N(x))" in html
-    assert "1-3" in html
-
-
 @pytest.mark.parametrize("wiring", ["pre_ln", "admin", "rezero", "deepnorm", "b2t"])
 def test_to_dict_is_json_of_wiring(wiring):
     inspection = inspect_encoder(wiring)
