@@ -20,16 +20,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from addnorm.fusion.runs import map_tensors
+from addnorm.stream.dataflow.operators import find_traits, operator_name
 
 __all__ = ["copy_in_dtype", "replay_rng"]
-
-IN_PLACE = {
-    "bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "normal_", "random_", "uniform_",
-}  # fmt: skip
-OUT_OF_PLACE = {
-    "_sample_dirichlet", "_standard_gamma", "bernoulli", "binomial", "multinomial", "normal", "poisson", "rand", "rand_like",
-    "randint", "randint_like", "randn", "randn_like", "randperm",
-}  # fmt: skip
 
 
 def copy_in_dtype(
@@ -66,9 +59,10 @@ class _ReplayMode(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func._schema.name.removeprefix("aten::")
-        if name in IN_PLACE and args[0].dtype == self.wide:
+        is_random = "random" in find_traits(operator_name(func)) and name != "native_dropout"
+        if is_random and name.endswith("_") and args[0].dtype == self.wide:
             return args[0].copy_(func(self._empty_like(args[0]), *self._narrow(args[1:]), **self._narrow(kwargs)))
-        if name in OUT_OF_PLACE and not func._schema.is_mutable:
+        if is_random and not func._schema.is_mutable:
             narrow_args, narrow_kwargs = self._narrow((args, kwargs))
             drawn = func(*narrow_args, **narrow_kwargs)
             is_narrowed = _differ((args, kwargs), (narrow_args, narrow_kwargs)) and drawn.dtype == self.dtype

@@ -93,8 +93,8 @@ TABLE = {
     "zero set sym_size": "shapes",
     "rand": "random uniform",
     "rand_like uniform": "random uniform shapes",
-    "randn_like randint_like bernoulli_ normal_ exponential random": "random shapes",
-    "randn randint randperm bernoulli normal multinomial": "random",
+    "randn_like randint_like bernoulli_ normal_ exponential random cauchy geometric log_normal": "random shapes",
+    "randn randint randperm bernoulli binomial normal multinomial poisson _standard_gamma _sample_dirichlet": "random",
 }  # fmt: skip
 TRAITS = {name: frozenset(traits.split()) for names, traits in TABLE.items() for name in names.split()}
 OPAQUE = frozenset(("mixing", "opaque"))
