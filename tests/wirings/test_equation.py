@@ -10,7 +10,8 @@ from addnorm import Learned, Row, Wiring, wirings
 from addnorm.wirings import Computed, Head, Stage, append_zero, coefficients, identity, unit
 from addnorm.wirings.catalog import CONSTRUCTORS, EXAMPLES
 from addnorm.wirings.equation import explain, find_parts, format_layers, wrap_equation
-from addnorm.wirings.row import equation, format_factor, format_interval
+from addnorm.wirings.factors import format_factor, format_interval
+from addnorm.wirings.stage_text import equation
 
 
 @pytest.mark.parametrize(

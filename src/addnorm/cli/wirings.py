@@ -17,8 +17,8 @@ from addnorm._util.render import WIDTH
 from addnorm.cli._output import ArgumentError, print_blocks, print_json, print_unwrapped, stdout, working
 from addnorm.nn import Learned, Place, Row, Wiring
 from addnorm.wirings.equation import explain, wrap_equation
+from addnorm.wirings.factors import format_factor
 from addnorm.wirings.init import ROLES, RULES
-from addnorm.wirings.row import format_factor
 from addnorm.wirings.stage import Computed, Head, Stage
 
 __all__ = ["check_depth", "make_wiring", "run"]

@@ -10,7 +10,7 @@ from addnorm._util.render import Rendered
 from addnorm.lab.measure import Numbers
 from addnorm.lab.results import Results
 from addnorm.lab.verdict import find_verdict, format_loss
-from addnorm.wirings.row import format_factor
+from addnorm.wirings.factors import format_factor
 
 __all__ = ["SCHEMA", "Comparison"]
 

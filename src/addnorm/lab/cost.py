@@ -8,7 +8,7 @@ from torch import nn
 
 from addnorm.nn import ResidualStack
 from addnorm.nn.streams import StreamsConnection
-from addnorm.wirings.row import Row
+from addnorm.wirings.stage import Row
 
 __all__ = ["Cost", "count_cost"]
 

@@ -14,8 +14,8 @@ from addnorm._util.arguments import check_choice, check_float, check_int
 from addnorm.lab.data import Text
 from addnorm.nn import Wiring
 from addnorm.nn.norm import NormKind
+from addnorm.wirings.factors import format_factor
 from addnorm.wirings.init import xavier, xavier_packed
-from addnorm.wirings.row import format_factor
 from addnorm.wirings.spec import Place, Row
 
 __all__ = [

@@ -15,7 +15,7 @@ from addnorm._util.blocks import VERDICTS, Finding
 from addnorm._util.numbers import format_count, format_number
 from addnorm.lab.measure import Numbers
 from addnorm.lab.results import Arm, Group, Results, difference
-from addnorm.wirings.row import format_factor
+from addnorm.wirings.factors import format_factor
 
 __all__ = ["find_verdict", "format_loss", "gradient_ratio", "join_words", "share_of", "summarize_stack"]
 

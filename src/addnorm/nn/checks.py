@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from addnorm.nn.residual import SublayerConnection
 from addnorm.nn.streams import StreamHead, StreamsConnection
-from addnorm.wirings.row import FACTORS, Factor, Learned
+from addnorm.wirings.factors import FACTORS, Factor, Learned
 from addnorm.wirings.spec import Wiring
 
 __all__ = ["check_layers", "check_streams", "is_shared", "list_sublayers", "refuse_width"]

@@ -17,7 +17,7 @@ from torch import Tensor
 from addnorm.nn.executor import Site, is_plain
 from addnorm.nn.norm import NormKind
 from addnorm.wirings.coefficients.base import widen
-from addnorm.wirings.matrices import identity
+from addnorm.wirings.stage import identity
 
 __all__ = ["StreamTerms", "expand", "find_gains", "to_entries"]
 

@@ -374,7 +374,7 @@ class ResidualStack(nn.Module):
 
 def _connect(
     sublayer: Callable[..., Tensor],
-    stage: Row | Stage,
+    stage: Stage,
     place: Place,
     norms: NormFactory,
     dropout: float,
@@ -383,7 +383,7 @@ def _connect(
 ) -> SublayerConnection:
     """Return the connection of one sublayer, with one stream or several."""
     options: dict[str, Any] = {"place": place, "dropout": dropout, "stochastic_depth": stochastic_depth}
-    if isinstance(stage, Stage):
+    if not isinstance(stage, Row):
         return StreamsConnection(sublayer, norms.d_model, stage, residual_dtype=residual_dtype, norms=norms, **options)
     return SublayerConnection(
         sublayer, norms.d_model, stage, norm=norms.kind, eps=norms.eps, elementwise_affine=norms.affine, bias=norms.bias,

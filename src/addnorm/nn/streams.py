@@ -26,8 +26,8 @@ from addnorm.nn.residual import (
 )
 from addnorm.nn.stream_step import Streams, StreamWrite, add_write, finish, mask_write, step_streams
 from addnorm.wirings.coefficients.base import keep_wide, widen_dtype
-from addnorm.wirings.row import Place, Row
-from addnorm.wirings.stage import Head, Stage, name_entries
+from addnorm.wirings.factors import Place
+from addnorm.wirings.stage import Head, Row, Stage
 
 __all__ = ["StreamHead", "StreamsConnection"]
 
@@ -164,7 +164,7 @@ def _register_reads(module: Any, spec: Stage | Head, reads: int, place: Place, n
     factory = {"device": norms.device, "dtype": norms.dtype}
     computed = spec.coefficients
     module.coefficients = None if computed is None else computed.make(norms.d_model, spec.n, reads, place, **factory)
-    module.entries, module.has_learned = name_entries(spec), bool(spec.learned)
+    module.entries, module.has_learned = spec.entries, bool(spec.learned)
     for name, entry in spec.learned.items():
         if hasattr(module, name) or name in ASSIGNED:
             raise ValueError(

@@ -20,7 +20,7 @@ from addnorm.report import comparison_charts as charts
 from addnorm.report.figure import figure_of
 from addnorm.report.model import versions
 from addnorm.report.page import Block, Facts, Figure, Findings, Page, Section
-from addnorm.wirings.row import format_factor
+from addnorm.wirings.factors import format_factor
 
 __all__ = ["build_comparison_page"]
 

@@ -15,7 +15,7 @@ from addnorm._util.charts import Axis, Chart, Map, Panel, Points, Series
 from addnorm._util.numbers import format_number
 from addnorm.lab.comparison import Comparison
 from addnorm.lab.results import Arm, Group
-from addnorm.wirings.row import format_factor
+from addnorm.wirings.factors import format_factor
 
 __all__ = [
     "Shown", "ablation_chart", "best_groups", "depth_chart", "groups_by_warm_up", "init_depth_chart", "init_layer_chart",

@@ -22,7 +22,8 @@ from addnorm.stream.find.inspection import Inspection, Site, Stream
 from addnorm.stream.find.labels import NORM_NAMES, format_norm, mask_numbers, merge_paths
 from addnorm.stream.find.naming import EMBEDDING
 from addnorm.stream.record.recording import Recording
-from addnorm.wirings.row import GAP, format_factor
+from addnorm.wirings.factors import format_factor
+from addnorm.wirings.stage_text import GAP
 
 __all__ = ["build_model_page", "versions"]
 

@@ -1,8 +1,8 @@
 """Residual wirings as data.
 
-`row.py` has one sublayer's norms and factors, `stage.py` its matrices if there are several streams, `spec.py` the `Wiring`: a
-named rule for rows or stages. The files named `catalog` have the published wirings, and `init.py` their initialization.
-`equation.py`, `description.py` and `drawing.py` turn any wiring into text.
+`stage.py` has one sublayer's norms, factors and matrices, `spec.py` the `Wiring`: a named rule for stages. The files named
+`catalog` have the published wirings, and `init.py` their initialization. `stage_text.py` writes a stage in symbols; from that
+`equation.py`, `description.py` and `drawing.py` make the texts of a wiring.
 """
 
 from addnorm.wirings.catalog import (
@@ -47,8 +47,8 @@ from addnorm.wirings.catalog_streams import (
     siamese_norm,
 )
 from addnorm.wirings.catalog_streams_memory import attention_residuals, denseformer, muddformer, x0_residual
-from addnorm.wirings.spec import CONSTRUCTORS, Learned, Place, Row, Wiring, as_wiring, get
-from addnorm.wirings.stage import Computed, Head, Stage, append_zero, identity, unit
+from addnorm.wirings.spec import CONSTRUCTORS, Learned, Place, Wiring, as_wiring, get
+from addnorm.wirings.stage import Computed, Head, Row, Stage, append_zero, identity, unit
 
 __all__ = [
     "CONSTRUCTORS", "EXAMPLES", "NOT_OFFERED", "Computed", "Growth", "Head", "Kind", "Learned", "Place", "Row", "Stage",

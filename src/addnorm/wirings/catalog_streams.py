@@ -22,10 +22,10 @@ from addnorm.wirings.coefficients import (
     ResidualScaling,
     SigmoidRead,
 )
+from addnorm.wirings.factors import Place
 from addnorm.wirings.init import WRITES, Draw, xavier
-from addnorm.wirings.row import Place, Row
 from addnorm.wirings.spec import Wiring
-from addnorm.wirings.stage import Computed, Head, Matrix, Stage, identity, unit
+from addnorm.wirings.stage import Computed, Head, Matrix, Row, Stage, identity, unit
 
 __all__ = [
     "b2t", "depth_scaled", "gated_mix", "gated_residual", "hyper_connections", "independent_hc", "keel", "mhc", "ngpt",

@@ -13,7 +13,7 @@ from typing import Any
 from addnorm._util.arguments import check_bool, check_float, check_int
 from addnorm.wirings.catalog import register
 from addnorm.wirings.coefficients import DynamicSources, SourceAttention
-from addnorm.wirings.row import Learned, Place
+from addnorm.wirings.factors import Learned, Place
 from addnorm.wirings.spec import Wiring
 from addnorm.wirings.stage import Computed, Head, Stage, append_zero, identity, unit
 

@@ -1,34 +1,37 @@
-"""A wiring in words, made from its rows and stages: what a sublayer reads and writes, and how factors start."""
+"""A wiring in words, made from its stages: what a sublayer reads and writes, and how factors start."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
-from addnorm.wirings.equation import ELSEWHERE, Part, WiringData, end_of, find_parts, shown_depth
-from addnorm.wirings.row import FACTORS, PER_LAYER, FactorText, Learned, RowText, format_factor
-from addnorm.wirings.stage_form import names_of
-from addnorm.wirings.stage_text import StageText
+from addnorm.wirings.equation import ELSEWHERE, Part, end_of, find_parts, shown_depth
+from addnorm.wirings.factors import Learned, format_factor
+from addnorm.wirings.stage_form import find_entries, names_of
+from addnorm.wirings.stage_text import PER_LAYER, FactorText, StageText
 
 __all__ = ["describe"]
 
 SHALLOW, DEEP = 12, 100  # layers of the examples
+FACTORS = {"mix_0_0": "a", "inject_0": "b", "c": "c"}  # of a single stream, by their places
 
 READS = {False: "the stream", True: "the norm of the stream"}
 WRITES = {False: "what it returns", True: "the norm of what it returns"}
+ENDS_IN_NORM = "There is no final norm: the last sublayer ends in one."
 SUM = "a plain sum: x_0 and every write"
 NUMBERS = {1: "One", 2: "Two", 3: "Three", 4: "Four", 5: "Five", 6: "Six", 7: "Seven", 8: "Eight"}
 
 
-def describe(wiring: WiringData) -> str:
+def describe(wiring: Any) -> str:
     """Return a wiring in words."""
     parts = find_parts(wiring)
-    if all(part.rows for part in parts):
-        parallel = len(parts) == 1 and len(parts[0].rows) > 1
-        first = _parallel(parts[0].rows) if parallel else [_row(part.label, part.rows) for part in parts]
+    if all(text.is_single for part in parts for text in part.texts):
+        parallel = len(parts) == 1 and len(parts[0].texts) > 1
+        first = _parallel(parts[0].texts) if parallel else map(_sublayer, parts)
         sentences = [*first, *_is_sum(parts), *_ends(wiring, parts)]
     else:
-        sentences = [*_begin(wiring, parts[0]), *(_stage(part) for part in parts), *_sums(parts), _output(wiring)]
+        sentences = [*_begin(wiring, parts[0].texts[0]), *map(_sublayer, parts), *_sums(parts), _output(wiring)]
     return " ".join([*sentences, *_factors(wiring, parts), *_starts(wiring, parts)])
 
 
@@ -40,29 +43,38 @@ def _subject(label: str) -> str:
     return f"In {label}" if ", sublayer" in label and ";" not in label else f"In {label} each sublayer"
 
 
+def _sublayer(part: Part) -> str:
+    """Return what a sublayer reads and what becomes of its output."""
+    text, subject = part.texts[0], _subject(part.label)
+    if len(part.texts) > 1:
+        return f"In {part.label}: {' '.join(_parallel(part.texts))}"
+    if text.is_single:
+        return _of_one_stream(subject, text)
+    fates = _matrix_fate(text) if text.is_matrix else _counted_fate(text) if text.is_counted else _named_fate(text)
+    return f"{subject} {_reads(text)}; {fates}."
+
+
 # One stream.
 
 
-def _row(label: str, lines: Sequence[RowText]) -> str:
-    if len(lines) > 1:
-        return f"In {label}: {' '.join(_parallel(lines))}"
-    line = lines[0]
-    row, subject = line.row, _subject(label)
-    read, write = f"{READS[row.norm_in]}{_times(line.c)}", _write(line)
-    if row.a == 0.0:
-        fate = "is normalized and takes" if row.norm_out else "takes"
+def _of_one_stream(subject: str, text: StageText) -> str:
+    stage, a = text.stage, text.factor("mix")
+    read, write, norm_out = f"{READS[stage.norm_in]}{_times(text.factor('c'))}", _write(text), stage.norms_out[0]
+    if not text.has_stream:
+        fate = "is normalized and takes" if norm_out else "takes"
         return f"{subject} reads {read}; {write} {fate} the place of the stream: there is no residual connection."
-    stream = f"{line.a.text} times the stream" if line.a.text else "the stream"
-    stream = line.a.term.format(x="the stream") if line.a.term else stream
-    fate = ", and the sum is normalized" if row.norm_out else ", which is passed on as it is" if row.is_sum else ""
+    stream = f"{a.text} times the stream" if a.text else "the stream"
+    stream = a.term.format(x="the stream") if a.term else stream
+    fate = ", and the sum is normalized" if norm_out else ", which is passed on as it is" if text.is_sum else ""
     return f"{subject} reads {read}; {write} is added to {stream}{fate}."
 
 
-def _write(line: RowText) -> str:
-    if line.b.term:
-        return line.b.term.format(x=WRITES[line.row.norm_branch])
-    times = _times(line.b)
-    return WRITES[line.row.norm_branch] + f"{times}," * bool(times)
+def _write(text: StageText) -> str:
+    write, b = WRITES[text.stage.norm_branch], text.factor("inject")
+    if b.term:
+        return b.term.format(x=write)
+    times = _times(b)
+    return f"{write}{times}," if times else write
 
 
 def _times(factor: FactorText) -> str:
@@ -71,66 +83,56 @@ def _times(factor: FactorText) -> str:
 
 def _is_sum(parts: Sequence[Part]) -> list[str]:
     """State whether the stream is a plain sum of writes."""
-    rows = [line.row for part in parts for line in part.rows]
-    plain = [part.label for part in parts if all(line.row.is_sum for line in part.rows)]
+    texts = [text for part in parts for text in part.texts]
+    plain = [part.label for part in parts if all(text.is_sum for text in part.texts)]
     if len(plain) == len(parts):
         return [f"So the stream is {SUM}."]
     if plain:
         return [f"The stream is a plain sum of writes in {' and '.join(plain)} alone."]
-    if all(row.a == 0.0 for row in rows):
+    if not any(text.has_stream for text in texts):
         return []
-    cause = "norm" if any(row.norm_out for row in rows) else "factor"
+    cause = "norm" if any(text.stage.norms_out[0] for text in texts) else "factor"
     return [f"So the stream is no plain sum of writes: each {cause} rescales all that came before it."]
 
 
-def _ends(wiring: WiringData, parts: Sequence[Part]) -> list[str]:
+def _ends(wiring: Any, parts: Sequence[Part]) -> list[str]:
     """Describe the norms before the first and after the last sublayer."""
     depth = shown_depth(wiring)
-    rows = [line.row for part in parts for line in part.rows]
+    stages = [text.stage for part in parts for text in part.texts]
     embedding = ["The embedding is normalized before the first sublayer."] * wiring.embedding_norm
     if wiring.ends_in_norm(depth):
         return [*embedding, "A final norm follows the last sublayer."]
-    last = wiring.stages(depth)[-1].norm_out
-    if last is True or last == (True,):
-        return [*embedding, "There is no final norm: the last sublayer ends in one."]
-    normless = not any(row.norm_in or row.norm_branch or row.norm_out for row in rows)
+    if wiring.stages(depth)[-1].norms_out[0]:
+        return [*embedding, ENDS_IN_NORM]
+    normless = not any(stage.norm_in or stage.norm_branch or stage.norms_out[0] for stage in stages)
     return [*embedding, "There is no other norm." if embedding else "There is no norm."] if normless else embedding
 
 
-def _parallel(lines: Sequence[RowText]) -> list[str]:
-    norms = sum(line.row.norm_in for line in lines)
+def _parallel(texts: Sequence[StageText]) -> list[str]:
+    norms = sum(text.stage.norm_in for text in texts)
     read = "the stream" if not norms else "the same norm of the stream" if norms == 1 else "its own norm of the stream"
     return [
         f"The sublayers of a layer run in parallel: each reads {read}, and none reads what another of its layer writes.",
-        f"{_write(lines[0]).capitalize().replace('it returns', 'they return')} is added to the stream.",
+        f"{_write(texts[0]).capitalize().replace('it returns', 'they return')} is added to the stream.",
     ]
 
 
 # Several streams.
 
 
-def _begin(wiring: WiringData, first: Part) -> list[str]:
+def _begin(wiring: Any, text: StageText) -> list[str]:
     """State how the streams begin."""
     start = ["The embedding is normalized first."] * wiring.embedding_norm
-    n, text = len(wiring.embedding), first.stage
-    if n == 1 and text is not None and text.is_matrix:
+    n = len(wiring.embedding)
+    if n == 1 and text.is_matrix:
         return [*start, "One stream begins as the embedding."]
-    if text is None or (n == 1 and not text.is_counted):
+    if n == 1 and not text.is_counted:
         return start
     count, are_copies = NUMBERS.get(n, str(n)), {*wiring.embedding} == {1.0}
     if text.is_counted:
         return [*start, "The states that can be read are the embedding, x_0, and those that the sublayers append."]
     names = "" if text.is_matrix else f", {_join(list(names_of(text.stage)))},"
     return [*start, f"{count} streams{names} begin as {'copies' if are_copies else 'multiples'} of the embedding."]
-
-
-def _stage(part: Part) -> str:
-    """Return what a sublayer reads and what becomes of its output."""
-    text = part.stage
-    if text is None:
-        return _row(part.label, part.rows)
-    fates = _matrix_fate(text) if text.is_matrix else _counted_fate(text) if text.is_counted else _named_fate(text)
-    return f"{_subject(part.label)} {_reads(text)}; {fates}."
 
 
 def _reads(text: StageText) -> str:
@@ -171,7 +173,7 @@ def _in_words(expression: str) -> str:
 def _matrix_fate(text: StageText) -> str:
     stage, notation = text.stage, text.notation
     letter = notation.inject if stage.inject is None else "b"
-    is_mixed = stage.mix is not None or "mix" in stage.coefficients.computes
+    is_mixed = stage.mix is not None or "mix" in stage.computes
     mixed = f", after the matrix {notation.mix} has mixed the streams" if is_mixed else ""
     return f"{WRITES[stage.norm_branch]} is added to each stream, times its entry of {letter}{mixed}"
 
@@ -204,15 +206,15 @@ def _named_fate(text: StageText) -> str:
     normed: list[str] = []
     for target, _ in text.changes("w"):
         names = [name.removesuffix("'") for name in target.split(" = ")]
-        k = [name.removesuffix("'") for name in text.names_after].index(names[0])
+        k = text.plain_names_after.index(names[0])
         old, added = text.mixed(k), text.injected(k, "w")
         times = "" if added in ("w", "") else f"times {added.removesuffix(' w').removesuffix(' ⊙')}"
         if old == names[0] and added and len(names) == 1:
             (scaled if times else adds).append(f"{times}, to {names[0]}" if times else names[0])
-            normed += [names[0]] * bool(stage.norm_out[k])
+            normed += [names[0]] * bool(stage.norms_out[k])
         else:
             total = " plus ".join(filter(None, (_in_words(old), write + f", {times}" * bool(times) if added else "")))
-            norm = "the norm of " * bool(stage.norm_out[k])
+            norm = "the norm of " * bool(stage.norms_out[k])
             others.append(f"{_join(names)} {'becomes' if len(names) == 1 else 'become'} {norm}{total}")
     targets = [f" to {_join(adds)}"] * bool(adds) + [f", {target}" for target in scaled]
     pieces = [f"{write} is added{' and'.join(targets)}"] * bool(targets) + others
@@ -222,15 +224,13 @@ def _named_fate(text: StageText) -> str:
 
 def _sums(parts: Sequence[Part]) -> list[str]:
     """State which streams stay plain sums of writes."""
-    texts = [part.stage for part in parts if part.stage is not None]
+    texts = [text for part in parts for text in part.texts]
     if any(text.is_counted for text in texts):
         return []
     if any(text.is_matrix for text in texts):
-        is_mixed = any("mix" in text.stage.coefficients.computes or text.stage.mix is not None for text in texts)
+        is_mixed = any("mix" in text.stage.computes or text.stage.mix is not None for text in texts)
         return [] if is_mixed else ["So each stream is a plain sum: x_0 and every write, times its weight."]
-    written = {
-        name.removesuffix("'") for one in texts for k, name in enumerate(one.names_after) if one.injected(k, "w")
-    }
+    written = {name for text in texts for k, name in enumerate(text.plain_names_after) if text.injected(k, "w")}
     names = names_of(texts[0].stage)
     plain = [name for name in names if name in written and all(_stays_sum(text, name) for text in texts)]
     if not plain:
@@ -239,19 +239,19 @@ def _sums(parts: Sequence[Part]) -> list[str]:
 
 
 def _stays_sum(text: StageText, name: str) -> bool:
-    names, after = names_of(text.stage), [name.removesuffix("'") for name in text.names_after]
+    names, after = names_of(text.stage), text.plain_names_after
     if name not in names or name not in after:
         return False
     k = after.index(name)
-    return text.mixed(k) == name and not text.stage.norm_out[k] and len(after) == len(names)
+    return text.mixed(k) == name and not text.stage.norms_out[k] and len(after) == len(names)
 
 
-def _output(wiring: WiringData) -> str:
+def _output(wiring: Any) -> str:
     """State what the output is."""
     end = end_of(wiring)
     if end.head is None:
-        is_normed = wiring.stages(shown_depth(wiring))[-1].norm_out[0]
-        return "There is no final norm: the last sublayer ends in one." if is_normed else "The output is the stream."
+        is_normed = wiring.stages(shown_depth(wiring))[-1].norms_out[0]
+        return ENDS_IN_NORM if is_normed else "The output is the stream."
     head = end.head
     norm = "the norm of " * wiring.ends_in_norm(shown_depth(wiring))
     if head.stage.delayed:
@@ -267,18 +267,20 @@ def _join(names: Sequence[str]) -> str:
 # Factors.
 
 
-def _factors(wiring: WiringData, parts: Sequence[Part]) -> list[str]:
-    """Return one sentence for each letter of a row that states its value."""
+def _factors(wiring: Any, parts: Sequence[Part]) -> list[str]:
+    """Return one sentence for each letter of a single stream that states its value."""
     sentences = {}
-    for name in FACTORS:
+    for place, name in FACTORS.items():
         for part in parts:
-            for row in part.rows:
-                factor, text = getattr(row.row, name), getattr(row, name)
+            for one in part.texts:
+                factor, text = find_entries(one.stage).get(place, 0.0), one.factors.get(place, FactorText())
+                if not one.is_single:
+                    continue
                 if isinstance(factor, Learned):
                     if text.definition:
                         sentences[text.text] = _learned(name, factor, text)
                 elif text.text and text.text != format_factor(factor):
-                    examples = [_format_at_depth(wiring, name, depth) for depth in (SHALLOW, DEEP)]
+                    examples = [_format_at_depth(wiring, place, depth) for depth in (SHALLOW, DEEP)]
                     definition = f"{text.definition}:" if text.definition else f"{text.text} is"
                     sentences[text.text] = f"{definition} {examples[0]} in {SHALLOW} layers, {examples[1]} in {DEEP}."
     return [*sentences.values()]
@@ -293,23 +295,23 @@ def _learned(name: str, factor: Learned, text: FactorText) -> str:
     return f"{text.text} is learned, a {kind} {scope}, and {start}{effect}."
 
 
-def _format_at_depth(wiring: WiringData, name: str, depth: int) -> str:
+def _format_at_depth(wiring: Any, place: str, depth: int) -> str:
     """Return the number of a factor in a stack of `depth` layers, or the first and the last one."""
-    texts = [getattr(row, name).text.strip("()") for part in find_parts(wiring, depth) for row in part.rows]
+    found = [text.factors.get(place, FactorText()) for part in find_parts(wiring, depth) for text in part.texts]
+    texts = [factor.text.strip("()") for factor in found]
     numbers = [number for text in texts if text for number in re.split(r" (?:\.\.\.|to) ", text)] or ["1"]
     return numbers[0] if numbers[0] == numbers[-1] else f"from {numbers[0]} to {numbers[-1]}"
 
 
-def _starts(wiring: WiringData, parts: Sequence[Part]) -> list[str]:
+def _starts(wiring: Any, parts: Sequence[Part]) -> list[str]:
     """Return how the coefficients of stages and head start."""
-    texts = [*(part.stage for part in parts if part.stage is not None), end_of(wiring).head]
+    texts = [text for part in parts for text in part.texts]
+    head = end_of(wiring).head
     sentences: dict[str, None] = {}
-    for text in texts:
-        if text is None:
-            continue
+    for text in texts if head is None else [*texts, head]:
         if text.notation is not None and text.notation.start:
             sentences[text.notation.start] = None
-        if text.as_row() is None if text is not texts[-1] else True:
+        if text is head or not text.is_single:
             for factor in text.factors.values():
                 if " starts at " in factor.definition:
                     letter, _, start = factor.definition.partition(" starts at ")

@@ -1,4 +1,4 @@
-"""A wiring in symbols, made from its rows and stages.
+"""A wiring in symbols, made from its stages.
 
     x' = N(α x + f(x)),   α = (2L)^(1/4)
 
@@ -9,24 +9,15 @@ written. Rows that are the same in every layer are written once; where their for
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from addnorm.wirings import stage_form, stage_text
-from addnorm.wirings.row import FACTORS, GAP, Learned, Place, Row, RowText, format_factor, row_text
-from addnorm.wirings.stage_text import StageText
+from addnorm.wirings.factors import Place, format_factor
+from addnorm.wirings.stage_form import form, is_matrix, names_of
+from addnorm.wirings.stage_text import GAP, StageText, join_terms, make_text
 
-__all__ = [
-    "Part",
-    "WiringData",
-    "end_of",
-    "equation_lines",
-    "explain",
-    "find_parts",
-    "format_equation",
-    "wrap_equation",
-]
+__all__ = ["Part", "end_of", "equation_lines", "explain", "find_parts", "format_equation", "wrap_equation"]
 
 DEPTHS = (12, 24, 48, 96, 192)  # depths to try if no number of layers is passed
 SUBLAYERS = 2  # of a layer
@@ -53,23 +44,6 @@ MEANINGS = {
 }
 
 
-class WiringData(Protocol):
-    """The part of `addnorm.Wiring` that its texts and drawings are made from."""
-
-    @property
-    def embedding(self) -> tuple[float, ...]: ...  # noqa: D102  # as in Wiring
-    @property
-    def embedding_norm(self) -> bool: ...  # noqa: D102
-    @property
-    def profile(self) -> Callable[..., None] | None: ...  # noqa: D102
-    @property
-    def symbols(self) -> Any: ...  # noqa: D102
-    def stage(self, layer: int, sublayer: int, num_layers: int, sublayers_per_layer: int = 2) -> Any: ...  # noqa: D102
-    def stages(self, num_layers: int, sublayers_per_layer: int = 2) -> list[Any]: ...  # noqa: D102
-    def last_read(self, place: Place) -> Any: ...  # noqa: D102
-    def ends_in_norm(self, num_layers: int) -> bool: ...  # noqa: D102
-
-
 LEARNED = " learned"
 
 
@@ -77,22 +51,17 @@ class Part(NamedTuple):
     """One equation of a wiring: a sublayer, or several that are parallel, in the layers where it is the same."""
 
     label: str  # "layers 1 to 3 of 12, sublayer 2"; empty for the whole stack
-    rows: tuple[RowText, ...]  # of the parallel sublayers; empty for a stage of several streams
-    stage: StageText | None = None
+    texts: tuple[StageText, ...]  # more than one of parallel sublayers
 
     @property
     def equations(self) -> list[str]:
         """The equations, without the definitions of their letters."""
-        if self.rows:
-            return [self.rows[0].equation if len(self.rows) == 1 else parallel_equation(self.rows)]
-        return [] if self.stage is None else self.stage.equations
+        return self.texts[0].equations if len(self.texts) == 1 else [_parallel_equation(self.texts)]
 
     @property
     def definitions(self) -> list[str]:
         """The definitions of the letters."""
-        if self.stage is not None:
-            return self.stage.definitions
-        return list(dict.fromkeys(text for row in self.rows for text in row.definitions))
+        return list(dict.fromkeys(definition for text in self.texts for definition in text.definitions))
 
 
 class End(NamedTuple):
@@ -102,7 +71,7 @@ class End(NamedTuple):
     head: StageText | None  # of several streams
 
 
-def format_equation(wiring: WiringData, num_layers: int | None = None, *, defines: bool = True) -> str:
+def format_equation(wiring: Any, num_layers: int | None = None, *, defines: bool = True) -> str:
     """Return the equation of a wiring: one line, or one for each form that its rows have; wide ones are broken after a comma.
 
     `defines` adds the definitions of its letters.
@@ -117,12 +86,12 @@ def format_equation(wiring: WiringData, num_layers: int | None = None, *, define
     return "\n".join(texts)
 
 
-def equation_lines(wiring: WiringData, num_layers: int | None = None, *, defines: bool = True) -> list[str]:
+def equation_lines(wiring: Any, num_layers: int | None = None, *, defines: bool = True) -> list[str]:
     """Return the equations, each with its layers, with or without the definitions of their letters."""
     return [f"{label}: {text}" if label else text for label, text in _lines(wiring, num_layers, defines=defines)]
 
 
-def wrap_equation(wiring: WiringData, width: int, num_layers: int | None = None) -> list[str]:
+def wrap_equation(wiring: Any, width: int, num_layers: int | None = None) -> list[str]:
     """Return the equations, broken after a comma where a line would be wider than `width` characters."""
     return [line for text in equation_lines(wiring, num_layers) for line in _wrap(text, width, ", ")]
 
@@ -154,13 +123,13 @@ def explain(text: str) -> str:
     return f"{sentence}." if found else ""
 
 
-def _lines(wiring: WiringData, num_layers: int | None, *, defines: bool = True) -> list[tuple[str, str]]:
+def _lines(wiring: Any, num_layers: int | None, *, defines: bool = True) -> list[tuple[str, str]]:
     parts = find_parts(wiring, num_layers)
     end = end_of(wiring, num_layers)
     known: set[str] = set()
     lines = [(part.label, [*part.equations, *_new(part.definitions, known) * defines]) for part in parts]
     start = ["x_0 = N(x)"] * wiring.embedding_norm
-    begin = begin_of(wiring, parts[0])
+    begin = _begin_of(wiring, parts[0])
     after = [] if end.head is None else _new(end.head.definitions, known) * defines
     last = [end.equation, *after] if end.equation else []
     if len(lines) == 1:
@@ -181,17 +150,17 @@ def _new(texts: Iterable[str], known: set[str]) -> list[str]:
     return found
 
 
-def begin_of(wiring: WiringData, first: Part) -> list[str]:
+def _begin_of(wiring: Any, first: Part) -> list[str]:
     """Return the equations of the streams before the first sublayer; empty for one stream, the embedding."""
-    numbers, stage = wiring.embedding, first.stage
-    if stage is None or (numbers == (1.0,) and not stage.is_matrix):
+    numbers, text = wiring.embedding, first.texts[0]
+    if numbers == (1.0,) and not text.is_matrix:
         return []
-    if stage.is_matrix:
+    if text.is_matrix:
         if {*numbers} == {1.0}:
             return [f"X_0 = {len(numbers)} copies of x_0"] if len(numbers) > 1 else ["X_0 = x_0"]
         return [f"X_0 = ({', '.join(map(format_factor, numbers))}) x_0"]
     names: dict[float, list[str]] = {}
-    for name, number in zip(stage_form.names_of(stage.stage), numbers, strict=True):
+    for name, number in zip(names_of(text.stage), numbers, strict=True):
         if (name, number) not in (("x", 1.0), ("x_0", 1.0)):
             names.setdefault(number, []).append(f"{name} = " if "_" in name else f"{name}_0 = ")
     values = {0.0: "0", 1.0: "x_0"}
@@ -199,7 +168,7 @@ def begin_of(wiring: WiringData, first: Part) -> list[str]:
     return [f"{text} at the start" if "_" in text.partition(" =")[0].removesuffix("_0") else text for text in texts]
 
 
-def end_of(wiring: WiringData, num_layers: int | None = None) -> End:
+def end_of(wiring: Any, num_layers: int | None = None) -> End:
     """Return the output after the last sublayer."""
     depth = shown_depth(wiring, num_layers)
     head, has_norm = wiring.last_read(_after(depth)), wiring.ends_in_norm(depth)
@@ -211,9 +180,9 @@ def end_of(wiring: WiringData, num_layers: int | None = None) -> End:
     if not head.names and isinstance(last.names, tuple):
         names = last.names_out or last.names
         head, deeper = (replace(spec, names=names if len(names) == spec.n else ()) for spec in (head, deeper))
-    text = stage_text.make_text(
+    text = make_text(
         [head], [deeper if deeper.n == head.n else head], dict(wiring.symbols), exact=num_layers is not None, carried=carried,
-        as_matrix=stage_form.is_matrix(last),
+        as_matrix=is_matrix(last),
     )  # fmt: skip
     read = text.read(end="_L")
     if not has_norm and read == "x_L":
@@ -226,18 +195,18 @@ def _after(depth: int) -> Place:
     return Place(depth, 0, depth, SUBLAYERS)
 
 
-def parallel_equation(rows: Sequence[RowText]) -> str:
+def _parallel_equation(texts: Sequence[StageText]) -> str:
     """Return the equation of sublayers that read norms of one state, or the input of the sublayer before."""
-    has_many_norms = sum(text.row.norm_in for text in rows) > 1
-    added, read = [], ""
-    for k, text in enumerate(rows, 1):
-        if text.row.shares != "read":
-            read = text.c.times(text.read("x", f"N_{k}" if has_many_norms else "N"))
-        added.append(text.added(read, f"f_{k}"))
-    return f"x' = {rows[0].out('x', *added)}"
+    has_many_norms = sum(text.stage.norm_in for text in texts) > 1
+    terms, read = [texts[0].mixed(0)], ""
+    for k, text in enumerate(texts, 1):
+        if text.stage.shares != "read":
+            read = text.normed("x", f"N_{k}" if has_many_norms else "N")
+        terms.append(text.injected(0, text.write(read, f=f"f_{k}")))
+    return f"x' = {join_terms(*terms)}"
 
 
-def find_parts(wiring: WiringData, num_layers: int | None = None) -> list[Part]:
+def find_parts(wiring: Any, num_layers: int | None = None) -> list[Part]:
     """Return the equations of a wiring, in the order of their first layers.
 
     Args:
@@ -265,23 +234,16 @@ def find_parts(wiring: WiringData, num_layers: int | None = None) -> list[Part]:
     return [part._replace(label=label) for (part, _), label in zip(parts, labels, strict=True)]
 
 
-def _make_part(wiring: WiringData, units: list[Unit], deeper: list[Unit], num_layers: int | None) -> Part:
+def _make_part(wiring: Any, units: list[Unit], deeper: list[Unit], num_layers: int | None) -> Part:
     """Return the equation of the same unit in several layers."""
-    symbols: Mapping[str, tuple[str, str]] = dict(wiring.symbols)
-    exact, measured = num_layers is not None, wiring.profile is not None
-    if not isinstance(units[0][0], Row):
-        stages, deeper_stages = [unit[0] for unit in units], [unit[0] for unit in deeper]
-        text = stage_text.make_text(stages, deeper_stages, symbols, exact=exact, measured=measured)
-        row = text.as_row()
-        return Part("", () if row is None else (row,), text)
-    rows = [
-        row_text([unit[k] for unit in units], [unit[k] for unit in deeper], symbols, exact=exact, measured=measured)
-        for k in range(len(units[0]))
-    ]
-    return Part("", tuple(rows))
+    symbols, exact, measured = dict(wiring.symbols), num_layers is not None, wiring.profile is not None
+    of_sublayers = zip(zip(*units, strict=True), zip(*deeper, strict=True), strict=True)
+    return Part(
+        "", tuple(make_text(own, others, symbols, exact=exact, measured=measured) for own, others in of_sublayers)
+    )
 
 
-def shown_depth(wiring: WiringData, num_layers: int | None = None) -> int:
+def shown_depth(wiring: Any, num_layers: int | None = None) -> int:
     """Return the number of layers to show: `num_layers`, or for None the smallest of `DEPTHS` that shows every form."""
     if num_layers:
         return num_layers
@@ -295,14 +257,14 @@ def shown_depth(wiring: WiringData, num_layers: int | None = None) -> int:
 
 def _count_streams(stages: Iterable[Any]) -> int:
     """Return the largest number of streams."""
-    return max(1 if isinstance(stage, Row) else max(stage.n, stage.n_out) for stage in stages)
+    return max(int(n) for stage in stages for n in (stage.n, stage.n_out))
 
 
-Unit = tuple[Any, ...]  # a stage, a row, or the rows of parallel sublayers
+Unit = tuple[Any, ...]  # a stage, or those of parallel sublayers
 Places = set[tuple[int, int]]  # layers and sublayers
 
 
-def _layers(wiring: WiringData, depth: int) -> list[list[Unit]]:
+def _layers(wiring: Any, depth: int) -> list[list[Unit]]:
     """Return the units of each layer."""
     stages = wiring.stages(depth)
     return [_split(stages[i : i + SUBLAYERS]) for i in range(0, len(stages), SUBLAYERS)]
@@ -311,7 +273,7 @@ def _layers(wiring: WiringData, depth: int) -> list[list[Unit]]:
 def _split(layer: Sequence[Any]) -> list[Unit]:
     units: list[list[Any]] = []
     for stage in layer:
-        if units and isinstance(stage, Row) and stage.shares:
+        if units and stage.shares:
             units[-1].append(stage)
         else:
             units.append([stage])
@@ -328,13 +290,7 @@ def _forms(stack: list[list[Unit]]) -> dict[tuple[object, ...], list[int]]:
 
 def _form(unit: Unit) -> tuple[object, ...]:
     """Return the parts of a unit that are no numbers."""
-    return tuple(_row_form(stage) if isinstance(stage, Row) else stage_form.form(stage) for stage in unit)
-
-
-def _row_form(row: Row) -> tuple[object, ...]:
-    factors = [getattr(row, name) for name in FACTORS]
-    kinds = [(factor.per_feature, factor.shared) if isinstance(factor, Learned) else None for factor in factors]
-    return (row.norm_in, row.norm_branch, row.norm_out, row.shares, row.a == 0.0, *kinds)
+    return tuple(map(form, unit))
 
 
 def _labels(places: Sequence[Places], depth: int, *, has_depth: bool) -> list[str]:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from addnorm.wirings.row import Place, format_factor
+from addnorm.wirings.factors import Place, format_factor
 
 __all__ = [
     "ROLES", "RULES", "Draw", "InitRule", "depth_scaled", "gpt2", "init_", "require_role", "weight_roles", "xavier",

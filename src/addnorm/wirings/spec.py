@@ -23,16 +23,16 @@ from typing import Any
 from addnorm._util.arguments import check_bool, check_float, check_int
 from addnorm.wirings import description, drawing, equation
 from addnorm.wirings.decay import find_no_decay
+from addnorm.wirings.factors import FACTORS, Factor, Learned, Place, changed_fields, format_call
 from addnorm.wirings.init import InitRule, init_, xavier
-from addnorm.wirings.row import FACTORS, Factor, Learned, Place, Row, changed_fields, format_call
-from addnorm.wirings.stage import Head, Stage, unit
+from addnorm.wirings.stage import Head, Row, Stage, unit
 
 __all__ = ["CONSTRUCTORS", "FACTORS", "Factor", "Learned", "Place", "Row", "Wiring", "as_wiring", "get"]
 
 DEFAULT_DEPTH = 12  # layers of a stack whose rows are looked at when no depth is known
 CONSTRUCTORS: dict[str, Callable[..., Wiring]] = {}  # of the published wirings, by name; catalog.py fills it
 
-Rule = Callable[..., Row | Stage]
+Rule = Callable[..., Stage]
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Wiring:
     """
 
     name: str
-    rule: Row | Stage | Rule
+    rule: Stage | Rule
     final_norm: bool | Callable[..., bool] = False
     embedding_norm: bool = False
     init: InitRule = xavier
@@ -84,7 +84,7 @@ class Wiring:
     def __post_init__(self) -> None:
         if not (isinstance(self.name, str) and self.name):
             raise TypeError(f"name is {self.name!r}, expected a text: what the wiring is called.")
-        if not (isinstance(self.rule, Row | Stage) or callable(self.rule)):
+        if not (isinstance(self.rule, Stage) or callable(self.rule)):
             raise TypeError(
                 f"rule is {self.rule!r}, expected a Row or a Stage, or a function that returns that of a Place."
             )
@@ -119,7 +119,7 @@ class Wiring:
                     f"a key of symbols is {name!r}, expected 'a', 'b' or 'c', or an entry of a stage, such as 'inject_0'."
                 )
 
-    def stage(self, layer: int, sublayer: int, num_layers: int, sublayers_per_layer: int = 2) -> Row | Stage:
+    def stage(self, layer: int, sublayer: int, num_layers: int, sublayers_per_layer: int = 2) -> Stage:
         """Return the row of one sublayer, or its stage if it has no row; layers and sublayers are counted from 0."""
         place = Place(*(operator.index(n) for n in (layer, sublayer, num_layers, sublayers_per_layer)))
         if not (0 <= place.layer < place.num_layers and 0 <= place.sublayer < place.sublayers_per_layer):
@@ -127,17 +127,16 @@ class Wiring:
                 f"layer {place.layer} of {place.num_layers}, sublayer {place.sublayer} of {place.sublayers_per_layer}: expected "
                 "each below its number, counted from 0."
             )
-        stage = self.rule if isinstance(self.rule, Row | Stage) else self.rule(place, **dict(self.options))
-        if not isinstance(stage, Row | Stage):
+        stage = self.rule if isinstance(self.rule, Stage) else self.rule(place, **dict(self.options))
+        if not isinstance(stage, Stage):
             raise TypeError(f"the rule of wiring {self.name!r} gave {stage!r} for {place}, expected a Row or a Stage.")
         return stage
 
-    def stages(self, num_layers: int, sublayers_per_layer: int = 2) -> list[Row | Stage]:
+    def stages(self, num_layers: int, sublayers_per_layer: int = 2) -> list[Stage]:
         """Return the rows or stages of a whole stack, in order."""
         return [
-            self.stage(layer, sublayer, num_layers, sublayers_per_layer)
-            for layer in range(operator.index(num_layers))
-            for sublayer in range(operator.index(sublayers_per_layer))
+            self.stage(*divmod(i, sublayers_per_layer), num_layers, sublayers_per_layer)
+            for i in range(operator.index(num_layers) * operator.index(sublayers_per_layer))
         ]
 
     @property
@@ -156,12 +155,12 @@ class Wiring:
         Raises:
             ValueError: the sublayer has a `Stage`: several streams, or computed coefficients.
         """
-        row = self.stage(layer, sublayer, num_layers, sublayers_per_layer)
-        if not isinstance(row, Row):
+        stage = self.stage(layer, sublayer, num_layers, sublayers_per_layer)
+        if not isinstance(stage, Row):
             raise ValueError(
                 f"wiring {self.name!r} has a Stage at {sublayer=} of {layer=}, expected a Row: use stage()."
             )
-        return row
+        return stage
 
     def last_read(self, place: Place) -> Head | None:
         """Return the read after the last sublayer; None for a wiring of rows, whose stream is the read.
@@ -173,20 +172,16 @@ class Wiring:
             return self.head(place, **dict(self.options))
         if self.head is not None or self.has_rows:
             return self.head
-        n = place.layer * place.sublayers_per_layer + place.sublayer - 1
-        last = self.stage(*divmod(n, place.sublayers_per_layer), *place[2:])
-        streams = last.n_out if isinstance(last, Stage) else 1
-        names = (last.names_out or last.names) if isinstance(last, Stage) else ""
-        return Head(
-            streams, unit(streams, 0), names=names if len(names) == streams and isinstance(names, tuple) else ""
-        )
+        last = self.stage(*divmod(place.position - 1, place.sublayers_per_layer), *place[2:])
+        names = last.names_out or last.names
+        has_names = isinstance(names, tuple) and len(names) == last.n_out
+        return Head(last.n_out, unit(last.n_out, 0), names=names if has_names else "")
 
     def rows(self, num_layers: int, sublayers_per_layer: int = 2) -> list[Row]:
         """Return the rows of a whole stack, in order."""
         return [
-            self.row(layer, sublayer, num_layers, sublayers_per_layer)
-            for layer in range(operator.index(num_layers))
-            for sublayer in range(operator.index(sublayers_per_layer))
+            self.row(*divmod(i, sublayers_per_layer), num_layers, sublayers_per_layer)
+            for i in range(operator.index(num_layers) * operator.index(sublayers_per_layer))
         ]
 
     def ends_in_norm(self, num_layers: int) -> bool:
@@ -299,7 +294,7 @@ def get(name: str, /, **options: Any) -> Wiring:
     return make(**options)
 
 
-def as_wiring(wiring: Wiring | Row | Stage | str) -> Wiring:
+def as_wiring(wiring: Wiring | Stage | str) -> Wiring:
     """Return the wiring itself, the wiring of one row or stage for every sublayer, or the wiring with that name."""
     if isinstance(wiring, Row):
         return Wiring("row", wiring)

@@ -4,24 +4,44 @@
     W  = N_branch(f(R))            what it writes
     X' = N_out(A X + B W)          the streams after it
 
-C has a row for each of the sublayer's reads, A a row for each new stream, and B one entry for each new stream. With one stream
-this is a `Row`: a = A, b = B, c = C (but a row's c is a factor after N_in).
+C has a row for each of the sublayer's reads, A a row for each new stream, and B one entry for each new stream. A `Stage` has
+any of them, a `Row` is the stage of one stream: x' = N_out(a * x + b * N_branch(f(c * N_in(x)))). A `Head` is the last read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeGuard
 
 from torch import nn
 
-from addnorm._util.arguments import check_bool, check_float, check_int
+from addnorm._util.arguments import check_bool, check_choice, check_float, check_int
 from addnorm.wirings import stage_text
-from addnorm.wirings.matrices import Matrix, Vector, append_zero, identity, is_constant, unit
-from addnorm.wirings.row import Factor, Learned, Place, changed_fields, format_call
+from addnorm.wirings.factors import FACTORS, Factor, Learned, Place, changed_fields, format_call
 
-__all__ = ["Computed", "Head", "Matrix", "Stage", "Vector", "append_zero", "identity", "name_entries", "unit"]
+__all__ = ["Computed", "Head", "Matrix", "Row", "Stage", "Vector", "append_zero", "identity", "unit"]
+
+Vector = tuple[Factor, ...]
+Matrix = tuple[Vector, ...]
+ALTERNATIVE = ", or Learned(...) for a factor that trains"
+START = "for a start at zero use Learned(0.0)"
+
+
+def unit(n: int, k: int) -> Vector:
+    """Return n entries of which entry k is 1, counted from the end if negative, and the others are 0."""
+    return (0.0,) * (k % n) + (1.0,) + (0.0,) * (n - 1 - k % n)
+
+
+def identity(n: int) -> Matrix:
+    """Return the matrix that keeps n streams as they are."""
+    return tuple(unit(n, k) for k in range(n))
+
+
+def append_zero(n: int) -> Matrix:
+    """Return the matrix that keeps n streams and appends one of zeros."""
+    return (*identity(n), (0.0,) * n)
 
 
 @dataclass(frozen=True, repr=False)
@@ -71,8 +91,76 @@ class Computed:
         return f"Computed({self.kind.__name__}{arguments})"
 
 
+class _Reads:
+    """Base of `Stage` and `Head`: the reads C P(X), whose entries are constant, learned or computed."""
+
+    n: int
+    collapse: Any
+    coefficients: Computed | None
+    norm_streams: Any
+    mix: Any = None
+    inject: Any = None
+    norm_out: Any = ()
+    reads: int = 1
+    c: Factor = 1.0  # the factor after N_in, of a `Row` alone
+    shares: str = ""  # what a `Row` has in common with the one before it
+
+    @property
+    def is_stacked(self) -> bool:
+        """Whether the streams are one tensor `(*, n, d_model)`, not a tuple of n tensors: as the module takes them."""
+        return self.coefficients is not None and self.coefficients.kind.stacked
+
+    @property
+    def computes(self) -> tuple[str, ...]:
+        """Which of "collapse", "mix", "inject" and "bias" a module computes."""
+        return () if self.coefficients is None else self.coefficients.computes
+
+    @property
+    def norms_out(self) -> tuple[bool, ...]:
+        """Whether each new stream is normalized."""
+        return self.norm_out if isinstance(self.norm_out, tuple) else (self.norm_out,)
+
+    @property
+    def matrices(self) -> dict[str, Matrix]:
+        """C, A and B where they are given; B as a matrix of one row."""
+        given = {"collapse": self.collapse, "mix": self.mix, "inject": self.inject and (self.inject,)}
+        return {name: rows for name, rows in given.items() if rows is not None}
+
+    @property
+    def entries(self) -> dict[str, Any]:
+        """The rows of C, A and B that are given, with learned entries as the names of their parameters."""
+        return {
+            matrix: tuple(
+                row if _is_constant(row) else tuple(_name(matrix, k, j, entry) for j, entry in enumerate(row))
+                for k, row in enumerate(rows)
+            )
+            for matrix, rows in self.matrices.items()
+        }
+
+    @property
+    def learned(self) -> dict[str, Learned]:
+        """The learned entries by the names of their parameters."""
+        found: dict[str, Learned] = {}
+        for name, entry in self._list_learned():
+            if found.setdefault(name, entry) != entry:
+                raise ValueError(
+                    f"{name} is {found[name]!r} and {entry!r}, expected one: entries of one name are one parameter."
+                )
+        return found
+
+    def _list_learned(self) -> Iterator[tuple[str, Learned]]:
+        for matrix, rows in self.matrices.items():
+            for k, row in enumerate(rows):
+                for j, entry in enumerate(() if _is_constant(row) else row):
+                    if isinstance(entry, Learned):
+                        yield str(_name(matrix, k, j, entry)), entry
+
+    def __repr__(self) -> str:
+        return format_call(type(self).__name__, changed_fields(self))
+
+
 @dataclass(frozen=True, repr=False)
-class Stage:
+class Stage(_Reads):
     """The reads and the write of one sublayer of a wiring with n streams.
 
     Args:
@@ -142,15 +230,10 @@ class Stage:
             object.__setattr__(self, name, _to_flags(name, getattr(self, name), n))
         _check_names("names", self.names, self.n)
         _check_names("names_out", self.names_out, self.n_out)
-        if self.is_stacked and any(self.norm_out):
+        if self.is_stacked and any(self.norms_out):
             raise ValueError(
                 f"norm_out is {self.norm_out!r} with {self.coefficients}, expected False: its streams are one tensor."
             )
-
-    @property
-    def is_stacked(self) -> bool:
-        """Whether the streams are one tensor `(*, n, d_model)`, not a tuple of n tensors: as the module takes them."""
-        return self.coefficients is not None and self.coefficients.kind.stacked
 
     @property
     def n_out(self) -> int:
@@ -159,20 +242,95 @@ class Stage:
             return len(self.mix)
         return self.n + (self.coefficients is not None and self.coefficients.appends)
 
-    @property
-    def learned(self) -> dict[str, Learned]:
-        """The learned entries by the names of their parameters."""
-        return _find_learned(self)
-
-    def __repr__(self) -> str:
-        return format_call("Stage", changed_fields(self))
-
     def __str__(self) -> str:
         return stage_text.equation(self)
 
 
+Shares = Literal["", "state", "read"]
+
+
 @dataclass(frozen=True, repr=False)
-class Head:
+class Row(Stage):
+    """The norms and factors of one sublayer: x' = N_out(a * x + b * N_branch(f(c * N_in(x)))).
+
+    A row is the `Stage` of one stream whose factors are numbers or learned.
+
+    Args:
+        norm_in: whether the sublayer reads the norm of the stream.
+        norm_branch: whether the sublayer's output is normalized.
+        norm_out: whether the stream is normalized after the add.
+        a: factor of the stream; 0 removes the residual connection.
+        b: factor of the sublayer's output.
+        c: factor of the sublayer's input.
+        shares: what this sublayer has in common with the one before it in its layer: "" for nothing, it reads the stream after
+            that one's write; "state" if it reads the same state, by a norm of its own; "read" if it has the same input. Such
+            sublayers are parallel, and only plain sums can be: a = 1 and no norm_out.
+
+    Each factor is a number or a `Learned` factor.
+
+    Example:
+        >>> print(addnorm.Row(norm_in=True))
+        x' = x + f(N(x))
+        >>> print(addnorm.Row(norm_out=True, a=2.0))
+        x' = N(2 x + f(x))
+    """
+
+    n: int = field(default=1, init=False)
+    collapse: Any = field(default=((1.0,),), init=False)
+    mix: Any = field(default=None, init=False)  # ((a,),)
+    inject: Any = field(default=None, init=False)  # (b,)
+    coefficients: Computed | None = field(default=None, init=False)
+    reads: int = field(default=1, init=False)
+    delayed: bool = field(default=False, init=False)
+    norm_streams: Any = field(default=(False,), init=False)
+    norm_in: bool = False
+    norm_branch: bool = False
+    norm_out: bool = False
+    names: str | tuple[str, ...] = field(default="", init=False)
+    names_out: tuple[str, ...] = field(default=(), init=False)
+    a: Factor = 1.0
+    b: Factor = 1.0
+    c: Factor = 1.0
+    shares: Shares = ""
+
+    def __post_init__(self) -> None:
+        for name in ("norm_in", "norm_branch", "norm_out"):
+            check_bool(name, getattr(self, name), ": whether the row has that norm")
+        check_choice("shares", self.shares, ("", "state", "read"))
+        for name in FACTORS:
+            value = getattr(self, name)
+            if not isinstance(value, Learned):
+                object.__setattr__(self, name, check_float(name, value, ALTERNATIVE))
+        for name, consequence in (("b", "the sublayer would never write"), ("c", "the sublayer would read only zeros")):
+            if getattr(self, name) == 0.0:
+                raise ValueError(f"{name} is 0, expected another number: {consequence}; {START}.")
+        if self.shares and not self.is_sum:
+            raise ValueError(
+                f"shares is {self.shares!r} with a = {self.a!r} and norm_out = {self.norm_out}, expected a = 1 and no norm_out: "
+                "the writes of parallel sublayers are added to the same state."
+            )
+        if self.shares == "read" and (self.norm_in or self.c != 1.0):
+            raise ValueError(
+                f"shares is 'read' with norm_in = {self.norm_in} and c = {self.c!r}, expected no norm_in and c = 1: the input is "
+                "that of the sublayer before."
+            )
+        object.__setattr__(self, "mix", ((self.a,),))
+        object.__setattr__(self, "inject", (self.b,))
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether the stream stays a plain sum of writes: a = 1, and no norm_out."""
+        return self.a == 1.0 and not self.norm_out
+
+    def _list_learned(self) -> Iterator[tuple[str, Learned]]:
+        for name in FACTORS:
+            value = getattr(self, name)
+            if isinstance(value, Learned):
+                yield name, value
+
+
+@dataclass(frozen=True, repr=False)
+class Head(_Reads):
     """The last read of n streams, whose norm is the wiring's final norm: y = N_final(C P(X)).
 
     Args:
@@ -207,36 +365,10 @@ class Head:
         object.__setattr__(self, "norm_streams", _to_flags("norm_streams", self.norm_streams, self.n))
         _check_names("names", self.names, self.n)
 
-    @property
-    def is_stacked(self) -> bool:
-        """Whether the streams are one tensor, as the module takes them."""
-        return self.coefficients is not None and self.coefficients.kind.stacked
 
-    @property
-    def learned(self) -> dict[str, Learned]:
-        """The learned entries by the names of their parameters."""
-        return _find_learned(self)
-
-    def __repr__(self) -> str:
-        return format_call("Head", changed_fields(self))
-
-
-def name_entries(spec: Stage | Head) -> dict[str, Any]:
-    """Return the rows of C, A and B that are given, with learned entries as the names of their parameters."""
-    return {
-        name: tuple(
-            row if is_constant(row) else tuple(_name(name, k, j, entry) for j, entry in enumerate(row))
-            for k, row in enumerate(rows)
-        )
-        for name, rows in _list_matrices(spec).items()
-    }
-
-
-def _list_matrices(spec: Stage | Head) -> dict[str, Matrix]:
-    """Return C, A and B where they are given; B as a matrix of one row."""
-    inject = getattr(spec, "inject", None)
-    matrices = {"collapse": spec.collapse, "mix": getattr(spec, "mix", None), "inject": inject and (inject,)}
-    return {name: rows for name, rows in matrices.items() if rows is not None}
+def _is_constant(row: Any) -> TypeGuard[tuple[float, ...]]:
+    """Return whether a row is a tuple of finite floats, fast: a stack of 96 sublayers has 300,000 entries."""
+    return type(row) is tuple and {*map(type, row)} <= {float} and all(map(math.isfinite, row))
 
 
 def _name(matrix: str, k: int, j: int, entry: Factor) -> float | str:
@@ -245,25 +377,9 @@ def _name(matrix: str, k: int, j: int, entry: Factor) -> float | str:
     return entry.name or (f"inject_{j}" if matrix == "inject" else f"{matrix}_{k}_{j}")
 
 
-def _find_learned(spec: Stage | Head) -> dict[str, Learned]:
-    """Return the learned entries of a stage or head by the names of their parameters."""
-    entries: dict[str, Learned] = {}
-    for matrix, rows in _list_matrices(spec).items():
-        for k, row in enumerate(rows):
-            for j, entry in enumerate(() if is_constant(row) else row):
-                if not isinstance(entry, Learned):
-                    continue
-                name = str(_name(matrix, k, j, entry))
-                if entries.setdefault(name, entry) != entry:
-                    raise ValueError(
-                        f"{name} is {entries[name]!r} and {entry!r}, expected one: entries of one name are one parameter."
-                    )
-    return entries
-
-
 def _check_source(spec: Any, required: Sequence[str]) -> tuple[str, ...]:
     """Check that each matrix is either given or computed, and return the computed ones."""
-    computed: tuple[str, ...] = () if spec.coefficients is None else spec.coefficients.computes
+    computed: tuple[str, ...] = spec.computes
     for name in ("collapse", "mix", "inject"):
         value = getattr(spec, name, None)
         if value is not None and name in computed:
@@ -283,9 +399,7 @@ def _check_names(argument: str, names: Any, n: int) -> None:
 
 def _check_any(name: str, row: Vector, consequence: str) -> None:
     if not any(row):
-        raise ValueError(
-            f"{name} is {row!r}, expected an entry that is not 0: {consequence}; for a start at zero use Learned(0.0)."
-        )
+        raise ValueError(f"{name} is {row!r}, expected an entry that is not 0: {consequence}; {START}.")
 
 
 def _is_nested(rows: Any) -> bool:
@@ -300,13 +414,13 @@ def _to_matrix(name: str, rows: Any, n: int) -> Matrix:
     for row in rows:
         if not isinstance(row, Sequence) or isinstance(row, str) or len(row) != n:
             raise ValueError(f"{name} has the row {row!r}, expected {n} entries, one for each stream.")
-        matrix.append(row if is_constant(row) else tuple(_to_entry(name, entry) for entry in row))
+        matrix.append(row if _is_constant(row) else tuple(_to_entry(name, entry) for entry in row))
     return tuple(matrix)
 
 
 def _to_entry(name: str, entry: Any) -> Factor:
     if not isinstance(entry, Learned):
-        return check_float(f"an entry of {name}", entry, ", or Learned(...) for a factor that trains")
+        return check_float(f"an entry of {name}", entry, ALTERNATIVE)
     if entry.shared:
         raise ValueError(
             f"an entry of {name} is {entry!r}, expected shared=False: in a Stage a name makes entries one."

@@ -1,5 +1,6 @@
 """A stage in symbols, made from its data.
 
+    x' = N(α x + f(x)),   α = ...                                  one stream
     u' = N(u + f(u)),   v' = v + f(u)                              streams with names, and an equation for each that changes
     X' = A X + b f(N(c X)),   c = ...                              one tensor of n streams
     x_{n+1} = f(N(Σ_i p_i x_i)),   p_i = ...                       counted states: x_0, the embedding, to x_n, the newest
@@ -11,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from addnorm.wirings.row import GAP, Factor, FactorText, Learned, Row, RowText, factor_text, format_factor, join_terms
+from addnorm.wirings.factors import Factor, Learned, format_factor, format_interval
 from addnorm.wirings.stage_form import (
     base_name,
     counted_rows,
@@ -25,17 +26,51 @@ from addnorm.wirings.stage_form import (
     names_of,
 )
 
-__all__ = ["StageText", "equation", "make_text"]
+__all__ = ["GAP", "PER_LAYER", "FactorText", "StageText", "equation", "join_terms", "make_text"]
 
-LETTERS = {"collapse": "c", "mix": "a", "inject": "b"}
+GAP = ",   "  # between an equation and the definitions of its letters
+PER_LAYER = ", one a layer"
+LETTERS = {"collapse": "c", "mix": "a", "inject": "b", "c": "c"}  # of the entries, by the first word of their places
 LONG = 16  # characters of a write that is not repeated in several equations
 Symbols = Mapping[str, tuple[str, str]]
 
 
-def equation(stage: Any) -> str:
-    """Return a stage in symbols."""
-    text = make_text([stage], [stage], {})
-    return GAP.join([*text.equations, *text.definitions])
+class FactorText(NamedTuple):
+    """A factor as text."""
+
+    text: str = ""  # a letter, a number, or "(1 ... 0.2887)"; empty for 1
+    definition: str = ""  # the letter and its formula
+    is_vector: bool = False
+    term: str = ""  # "a ⊙ ({x} + v)" where the product is no plain one
+    boxes: tuple[str, ...] = ()  # of a drawing, where there is not one with the text
+
+    def times(self, operand: str) -> str:
+        """Return the product of the factor and an operand."""
+        if self.term:
+            return self.term.format(x=operand)
+        if self.text in ("", "-1"):
+            return self.text.removesuffix("1") + operand
+        return f"{self.text} {'⊙ ' if self.is_vector else ''}{operand}"
+
+
+def equation(stage: Any, symbols: Symbols | None = None, *, defines: bool = True) -> str:
+    """Return a stage in symbols.
+
+    Args:
+        stage: a `Row` or another `Stage`.
+        symbols: `{"a": ("α", "(2L)^(1/4)")}`, the letter of a factor and its formula. A factor without an entry is written as
+            its number, a learned one as a, b or c.
+        defines: whether the definitions of the letters follow.
+
+    Example:
+        >>> from addnorm.wirings.stage_text import equation
+        >>> print(equation(addnorm.Row(norm_in=True, b=addnorm.Learned(0.1, per_feature=True))))
+        x' = x + b ⊙ f(N(x)),   b starts at 0.1
+        >>> print(equation(addnorm.Row(norm_out=True, a=3.0), {"a": ("α", "√S")}))
+        x' = N(α x + f(x)),   α = √S
+    """
+    text = make_text([stage], [stage], symbols or {})
+    return GAP.join([*text.equations, *text.definitions * defines])
 
 
 def make_text(
@@ -69,17 +104,15 @@ def make_text(
         else:
             values = [find_entries(spec)[place] for spec in specs]
             deeper = [find_entries(spec)[place] for spec in deeper_specs]
-            texts[place] = factor_text(
-                _letter(last, place, entry), values, deeper, symbol, exact=exact, measured=measured
-            )
+            letter, formula = symbol or (_letter(last, place, entry), "")
+            texts[place] = _factor_text(letter, formula, values, deeper, exact=exact, measured=measured)
     return StageText(last, texts, carried, as_matrix or is_matrix(last))
 
 
 def _find_symbol(symbols: Symbols, place: str, entry: Factor) -> tuple[str, str] | None:
     kind = place.partition("_")[0]
     names = [entry.name, base_name(entry.name)] if isinstance(entry, Learned) else []
-    letter = {"collapse": "c", "mix": "a", "inject": "b"}[kind]
-    return next((symbols[name] for name in (*names, place, kind, letter) if name in symbols), None)
+    return next((symbols[name] for name in (*names, place, kind, LETTERS[kind]) if name in symbols), None)
 
 
 def _letter(spec: Any, place: str, entry: Factor) -> str:
@@ -87,10 +120,33 @@ def _letter(spec: Any, place: str, entry: Factor) -> str:
     if isinstance(entry, Learned) and entry.name:
         return entry.name
     kind, *numbers = place.split("_")
-    if kind == "collapse":
-        numbers = numbers[spec.reads == 1 :] if hasattr(spec, "reads") else numbers[1:]
+    if kind == "collapse" and spec.reads == 1:
+        del numbers[0]
     is_single = spec.n == 1 or is_counted(spec)
     return LETTERS[kind] + ("" if is_single else "_" + "".join(str(int(number) + 1) for number in numbers))
+
+
+def _factor_text(
+    letter: str, formula: str, values: Sequence[Factor], deeper: Sequence[Factor], *, exact: bool, measured: bool
+) -> FactorText:
+    """Return the text of a factor that has these values over the layers, and those others in a deeper stack."""
+    is_constant = len({*values, *deeper}) == 1
+    first = values[0]
+    if isinstance(first, Learned):
+        numbers = [value.init for value in values if isinstance(value, Learned)]
+        start = format_interval(numbers) if exact or is_constant else "a value that depends on depth"
+        start = "as measured" if measured else f"at {start if exact else formula or start}"
+        return FactorText(letter, f"{letter} starts {start}{PER_LAYER * first.shared}", first.per_feature)
+    if is_constant and first == 1.0:
+        return FactorText()
+    if exact:
+        text = format_interval([value for value in values if not isinstance(value, Learned)])
+        return FactorText(f"({text})" if " " in text else text)
+    if formula:
+        return FactorText(letter, f"{letter} = {formula}")
+    if is_constant:
+        return FactorText(format_factor(first))
+    return FactorText(f"{letter}{',' if '_' in letter else '_'}{'l' if len({*values}) > 1 else 'L'}")
 
 
 def _sum_text(place: str, row: Sequence[Factor], symbol: tuple[str, str] | None) -> FactorText:
@@ -99,16 +155,15 @@ def _sum_text(place: str, row: Sequence[Factor], symbol: tuple[str, str] | None)
     weights = [(len(row) - 1 - j, entry) for j, entry in enumerate(row) if entry != 0.0][::-1]
     numbers = [entry.init if isinstance(entry, Learned) else entry for _, entry in weights]
     verb = "starts at" if isinstance(row[-1], Learned) else "="
+    newest, *others = map(format_factor, numbers)
     if formula:
         definition = f"{letter}_i {verb} {formula}"
     elif len({*numbers}) == 1:
-        definition = f"{letter}_i {verb} {format_factor(numbers[0])}"
+        definition = f"{letter}_i {verb} {newest}"
     elif len({*numbers[1:]}) == 1 and verb != "=":
-        definition = (
-            f"{letter}_n {verb} {format_factor(numbers[0])}, the other {letter}_i at {format_factor(numbers[1])}"
-        )
+        definition = f"{letter}_n {verb} {newest}, the other {letter}_i at {others[0]}"
     else:
-        definition = f"{letter}_i {verb} {' ... '.join(format_factor(number) for number in (numbers[-1], numbers[0]))}"
+        definition = f"{letter}_i {verb} {others[-1]} ... {newest}"
     step = weights[1][0] - weights[0][0] if len(weights) > 1 else 1
     return FactorText(letter, definition + f" for i = n, n-{step}, n-{2 * step}, ..." * (step > 1))
 
@@ -135,6 +190,13 @@ class StageText:
         return is_counted(self.stage)
 
     @property
+    def is_single(self) -> bool:
+        """Whether there is one stream, which is read and written as it is: x' = N(a x + b N(f(c N(x))))."""
+        stage = self.stage
+        is_one = not (self.is_matrix or self.is_counted or stage.delayed or any(stage.norm_streams))
+        return bool(is_one and stage.n == stage.n_out == 1 and stage.collapse == ((1.0,),))
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The names of the streams before the sublayer."""
         if self.is_matrix:
@@ -158,11 +220,16 @@ class StageText:
         return tuple(name + "'" * (name in names_of(stage)) for name in after)
 
     @property
+    def plain_names_after(self) -> list[str]:
+        """The names of the streams after the sublayer, without primes."""
+        return [name.removesuffix("'") for name in self.names_after]
+
+    @property
     def labels_after(self) -> tuple[str, ...]:
         """The names of the streams after the sublayer, with a prime only where they changed."""
-        plain = [name.removesuffix("'") for name in self.names_after]
         return tuple(
-            plain[k] if self._new_stream(k, "w") == plain[k] else name for k, name in enumerate(self.names_after)
+            plain if self._new_stream(k, "w") == plain else name
+            for k, (name, plain) in enumerate(zip(self.names_after, self.plain_names_after, strict=True))
         )
 
     @property
@@ -177,6 +244,24 @@ class StageText:
             return self.carried or self.notation
         return self.notation if self.stage.collapse is None else None
 
+    def factor(self, name: str) -> FactorText:
+        """Return a factor of a single stream: of "mix", "inject" or "c"."""
+        notation = self.notation
+        if notation is not None and name in self.stage.computes:
+            term, boxes = notation.terms.get(name, ""), notation.boxes.get(name, ())
+            return FactorText(getattr(notation, name), "", True, term, boxes)
+        return self.factors.get({"mix": "mix_0_0", "inject": "inject_0"}.get(name, name), FactorText())
+
+    @property
+    def has_stream(self) -> bool:
+        """Whether a single stream is kept: A is not 0."""
+        return bool(self.mixed(0))
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether a single stream stays a plain sum of writes."""
+        return self.has_stream and self.factor("mix") == FactorText() and not any(self.stage.norms_out)
+
     def read(self, q: int = 0, m: str = "", end: str = "") -> str:
         """Return C P(X): the sum that a sublayer reads, before its norm.
 
@@ -186,14 +271,14 @@ class StageText:
             end: "_L" after the last sublayer.
         """
         stage, notation = self.stage, self.read_notation
-        operand = ("X" + end if self.is_matrix else f"{self.base}_i") if self.is_matrix or self.is_counted else ""
-        if any(stage.norm_streams) and operand:
-            operand = f"N({operand})"
         if notation is None:
             return self._sum(f"collapse_{q}", stage.collapse[q], end)
+        operand = f"X{end}" if self.is_matrix else f"{self.base}_i" if self.is_counted else "X_i"
+        if any(stage.norm_streams) and operand != "X_i":
+            operand = f"N({operand})"
         default = "{c} {x}" if self.is_matrix else "Σ_i {c}_{m}i {x}"
         letter = f"{notation.collapse}⁻" if stage.delayed else notation.collapse
-        return str(notation.terms.get("collapse", default).format(c=letter, x=operand or "X_i", m=m))
+        return str(notation.terms.get("collapse", default).format(c=letter, x=operand, m=m))
 
     def _sum(self, place: str, row: Sequence[Factor], end: str = "") -> str:
         """Return the sum of streams with the weights of a row; "" if all are 0."""
@@ -215,35 +300,37 @@ class StageText:
         if len(names) == 1:
             names = (names[0] + end,)
         operands = [f"N({name})" if flag else name for name, flag in zip(names, flags, strict=True)]
-        terms = [
-            self.factors[f"{place}_{j}"].times(x) for j, x in enumerate(operands) if f"{place}_{j}" in self.factors
-        ]
-        return join_terms(*terms)
+        found = ((self.factors.get(f"{place}_{j}"), x) for j, x in enumerate(operands))
+        return join_terms(*(factor.times(x) for factor, x in found if factor is not None))
 
     @property
     def reads(self) -> tuple[list[str], list[str]]:
         """The arguments of f, and the equations of those that have a letter."""
         stage = self.stage
         if stage.reads == 1:
-            return [self._normed(self.read())], []
+            return [self.normed(self.read())], []
         arguments = [f"r_{q + 1}" for q in range(stage.reads)]
         if self.read_notation is not None:
-            return arguments, [f"r_m = {self._normed(self.read(m='m'), 'm')}"]
+            return arguments, [f"r_m = {self.normed(self.read(m='m'), 'N_m')}"]
         texts = [self.read(q) for q in range(stage.reads)]
         if len({*texts}) == 1:
-            return arguments, [f"r_m = {self._normed(texts[0], 'm')}"]
-        return arguments, [f"r_{q} = {self._normed(text, str(q))}" for q, text in enumerate(texts, 1)]
+            return arguments, [f"r_m = {self.normed(texts[0], 'N_m')}"]
+        return arguments, [f"r_{q} = {self.normed(text, f'N_{q}')}" for q, text in enumerate(texts, 1)]
 
-    def _normed(self, text: str, number: str = "") -> str:
-        norm = f"N_{number}" if number else "N"
-        return f"{norm}({text})" if self.stage.norm_in else text
+    def normed(self, text: str, norm: str = "N") -> str:
+        """Return what f is called with where C P(X) is `text`."""
+        return self.factor("c").times(f"{norm}({text})" if self.stage.norm_in else text)
+
+    def write(self, *arguments: str, f: str = "f") -> str:
+        """Return W = N_branch(f(R))."""
+        write = f"{f}({', '.join(arguments)})"
+        return f"N({write})" if self.stage.norm_branch else write
 
     @property
     def equations(self) -> list[str]:
         """The equations of the streams that change, and those of the reads and of the write that have letters."""
         arguments, more = self.reads
-        write = f"f({', '.join(arguments)})"
-        write = f"N({write})" if self.stage.norm_branch else write
+        write = self.write(*arguments)
         changes = self.changes(write)
         if len(changes) > 1 and len(write) > LONG:
             return [f"w = {write}", *(f"{target} = {text}" for target, text in self.changes("w")), *more]
@@ -260,16 +347,14 @@ class StageText:
 
     def _new_stream(self, k: int, write: str) -> str:
         """Return what new stream k becomes."""
-        stage = self.stage
-        terms = [self.mixed(k), self.injected(k, write)]
-        total = join_terms(*filter(None, terms)) or "0"
-        flag = any(stage.norm_out) if self.is_matrix else stage.norm_out[-1 if self.is_counted else k]
-        return f"N({total})" if flag else total
+        norms = self.stage.norms_out
+        total = join_terms(*filter(None, [self.mixed(k), self.injected(k, write)])) or "0"
+        return f"N({total})" if (any(norms) if self.is_matrix else norms[-1 if self.is_counted else k]) else total
 
     def mixed(self, k: int) -> str:
         """Return row k of A X."""
         stage, notation = self.stage, self.notation
-        if stage.mix is None and notation is not None and "mix" in stage.coefficients.computes:
+        if stage.mix is None and "mix" in stage.computes:
             x = "X" if self.is_matrix else f"{self.base}_i" if self.is_counted else names_of(stage)[k]
             default = "{a} {x}" if self.is_matrix else "Σ_i {a}_i {x}" if self.is_counted else "{a} ⊙ {x}"
             return str(notation.terms.get("mix", default).format(a=notation.mix, x=x))
@@ -281,8 +366,8 @@ class StageText:
 
     def injected(self, k: int, write: str) -> str:
         """Return entry k of B W."""
-        stage, notation = self.stage, self.notation
-        if stage.inject is None:
+        notation = self.notation
+        if self.stage.inject is None:
             default = "{b} {w}" if self.is_matrix else "{b} ⊙ {w}"
             return str(notation.terms.get("inject", default).format(b=notation.inject, w=write, x=write))
         if self.is_matrix:
@@ -297,40 +382,22 @@ class StageText:
         letter = self.read_notation.collapse if stage.delayed else ""
         texts = [f"{letter}⁻ the {letter} of the sublayer before (in the first: stream 1)"] if letter else []
         if notation is not None:
-            m = {"m": "m", "_m": "_m"} if getattr(stage, "reads", 1) > 1 else {"m": "", "_m": ""}
+            m = {"m": "m", "_m": "_m"} if stage.reads > 1 else {"m": "", "_m": ""}
             texts += [formula.format(**m) for formula in notation.formulas]
             texts += [f"{notation.learned} learned"] * bool(notation.learned)
             if not (notation.formulas or notation.learned):
-                letters = [getattr(notation, name) for name in stage.coefficients.computes if name in LETTERS]
+                letters = [getattr(notation, name) for name in stage.computes if name in LETTERS]
                 texts.append(f"{', '.join(letters)} computed by {stage.coefficients.kind.__name__}")
         if self.is_matrix:
-            for letter, value in (("A", getattr(stage, "mix", None)), ("b", getattr(stage, "inject", None))):
-                texts += [f"{letter} = {_format_entries(value)}"] if value is not None else []
-            return texts
-        return list(
-            dict.fromkeys([*texts, *(factor.definition for factor in self.factors.values() if factor.definition)])
-        )
+            given = (("A", stage.mix), ("b", stage.inject))
+            return texts + [f"{letter} = {_format_entries(value)}" for letter, value in given if value is not None]
+        own = [factor.definition for factor in self.factors.values() if factor.definition]
+        return list(dict.fromkeys([*texts, *own]))
 
-    def as_row(self) -> RowText | None:
-        """Return the text of the row that is this stage, if it has one stream and one read that is the stream."""
-        stage, notation = self.stage, self.notation
-        if self.is_matrix or self.is_counted or stage.n != 1 or stage.n_out != 1 or stage.reads != 1:
-            return None
-        if stage.delayed or stage.collapse != ((1.0,),) or any(stage.norm_streams):
-            return None
-        factors = {
-            "a": self.factors.get("mix_0_0", FactorText()),
-            "b": self.factors.get("inject_0", FactorText()),
-        }
-        a: Factor = 1.0 if stage.mix is None else stage.mix[0][0]
-        b: Factor = 1.0 if stage.inject is None else stage.inject[0]
-        for letter, name in (("a", "mix"), ("b", "inject")):
-            if notation is not None and name in stage.coefficients.computes:
-                term = notation.terms.get(name, "")
-                factors[letter] = FactorText(getattr(notation, name), "", True, term, notation.boxes.get(name, ()))
-                a, b = (Learned(1.0, per_feature=True), b) if letter == "a" else (a, Learned(1.0, per_feature=True))
-        row = Row(stage.norm_in, stage.norm_branch, stage.norm_out[0], a=a, b=b)
-        return RowText(row, factors["a"], factors["b"], FactorText())
+
+def join_terms(*terms: str) -> str:
+    """Return the sum of terms, which may begin with a minus."""
+    return " + ".join(terms).replace("+ -", "- ")
 
 
 def _short_sum(row: Sequence[Factor], operand: str, flags: Sequence[bool]) -> str:

@@ -25,7 +25,7 @@ from addnorm.stream.find.stream_layout import StreamLayout
 from addnorm.stream.find.sublayers import Sublayer
 from addnorm.wirings import spec
 from addnorm.wirings.equation import format_equation
-from addnorm.wirings.row import GAP, row_text
+from addnorm.wirings.stage_text import GAP, equation
 
 MAX_IDS = 4  # ids named in an error message
 COLUMNS = {name: Column(name) for name in ("layer", "sublayer", "module", "x'", "norms", "closure")}
@@ -96,7 +96,7 @@ class Site:
         """The row in symbols, without the means of learned factors."""
         plain = replace(self.row, norm_in=False, norm_branch=False, c=1.0)
         row = self.row if self.role == "branch" else plain
-        text = row_text([row], [row], {}).equation
+        text = equation(row, defines=False)
         return text if self.role == "branch" else text.replace("f(x)", self.role)
 
     @property

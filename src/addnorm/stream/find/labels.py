@@ -10,7 +10,7 @@ from addnorm.stream.find.chain import Chain
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.sublayers import Sublayer
 from addnorm.wirings import spec
-from addnorm.wirings.row import FACTORS, format_interval
+from addnorm.wirings.factors import FACTORS, format_interval
 
 NORM_NAMES = {"layer": "LayerNorm", "rms": "RMSNorm", "scale": "ScaleNorm", "own": "norm of its own formula"}
 MAX_PATHS = 3  # paths named in one line

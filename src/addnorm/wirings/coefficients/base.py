@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from addnorm.boundary import StreamGates, compute_gates
-from addnorm.wirings.row import Place
+from addnorm.wirings.factors import Place
 
 __all__ = ["CoefficientModule", "Coefficients", "Notation", "keep_wide", "rms_scale", "widen", "widen_dtype"]
 

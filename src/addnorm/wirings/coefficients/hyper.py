@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from addnorm._util.arguments import check_bool, check_float, check_int, check_not_negative
 from addnorm.boundary import StreamGates
 from addnorm.wirings.coefficients.base import CoefficientModule, Coefficients, Notation, rms_scale, widen
-from addnorm.wirings.row import Place
+from addnorm.wirings.factors import Place
 
 __all__ = ["GatedRead", "HyperConnection", "IndependentConnection", "ManifoldConnection", "SigmoidRead"]
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from addnorm._util.arguments import check_float, check_not_negative
 from addnorm.wirings.coefficients.base import CoefficientModule, Coefficients, Notation
-from addnorm.wirings.row import Place
+from addnorm.wirings.factors import Place
 
 __all__ = ["GatedMix", "Interpolation", "ResidualScaling"]
 
