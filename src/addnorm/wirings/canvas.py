@@ -77,6 +77,18 @@ class Canvas:
             x, thick = self.draw_box(begin, y, label), False
         return x
 
+    def draw_bypass(
+        self, x: int, y: int, labels: Iterable[str], *, height: int = 2, least: int = 0, thick: bool = False,
+        thick_end: bool = False,
+    ) -> int:  # fmt: skip
+        """Draw a branch that leaves a wire at x, passes boxes below it and returns; return where, from `least` on."""
+        low = y + height
+        self.draw_vertical_wire(x, y, low, thick=thick)
+        right = self.draw_boxes(x, low, labels, thick=thick)
+        join = self.draw_wire(right, max(right, least) + STEP + 1, low, thick=thick_end)
+        self.draw_vertical_wire(join, y, low, thick=thick_end)
+        return join
+
     def add(self, other: Canvas, x: int) -> None:
         """Add another drawing at x, with its stream at the same height."""
         self.wires |= {(x + position, y): set(wires) for (position, y), wires in other.wires.items()}

@@ -84,19 +84,6 @@ def _draw_norm(name: str, labels: list[str], result: str, *, thick: bool = False
     return canvas
 
 
-def _draw_bypass(
-    canvas: Canvas, x: int, y: int, labels: Sequence[str], *, height: int = 2, least: int = 0, thick: bool = False,
-    thick_end: bool = False,
-) -> int:  # fmt: skip
-    """Draw a branch that leaves a wire at x, passes boxes below it and returns; return where it does, from `least` on."""
-    low = y + height
-    canvas.draw_vertical_wire(x, y, low, thick=thick)
-    right = canvas.draw_boxes(x, low, labels, thick=thick)
-    join = canvas.draw_wire(right, max(right, least) + STEP + 1, low, thick=thick_end)
-    canvas.draw_vertical_wire(join, y, low, thick=thick_end)
-    return join
-
-
 def _scale(factor: FactorText | None) -> list[str]:
     """Return the boxes of a factor."""
     if factor is None or not (factor.boxes or factor.text):
@@ -122,7 +109,7 @@ def _draw_single(text: StageText) -> Canvas:
         fork, scaled = canvas.draw_wire(x, x + STEP, 0), _scale(text.factor("mix"))
         width = sum(len(label) + 4 for label in scaled) + STEP * max(0, len(scaled) - 1)
         height = HEIGHT if scaled else 2
-        join = _draw_bypass(canvas, fork, 0, branch, height=height, least=fork + width + STEP)
+        join = canvas.draw_bypass(fork, 0, branch, height=height, least=fork + width + STEP)
         x = canvas.draw_boxes(fork + (join - fork - width) // 2 - STEP, 0, scaled) if scaled else fork
         canvas.draw_wire(fork, x - width + 1, 0)
         canvas.draw_wire(x, join, 0)
@@ -214,7 +201,7 @@ def _draw_thick_wire(text: StageText) -> Canvas:
     mixes = ["A" if notation is None or stage.mix is not None else notation.mix] * _has_mix_box(text)
     labels = [*_read_labels(text), *_norms(text), notation.inject if stage.inject is None else "b"]
     height = HEIGHT if mixes else 2
-    join = _draw_bypass(canvas, fork, 0, labels, height=height, thick=is_thick, thick_end=stays_thick)
+    join = canvas.draw_bypass(fork, 0, labels, height=height, thick=is_thick, thick_end=stays_thick)
     canvas.draw_wire(canvas.draw_boxes(fork, 0, mixes, thick=is_thick), join, 0, thick=stays_thick)
     canvas.write(join, 0, ADD)
     normed = [name.removesuffix("'") for name, flag in zip(text.labels_after, stage.norms_out, strict=False) if flag]
@@ -259,14 +246,14 @@ def _draw_counted(text: StageText) -> Canvas:
         start = canvas.draw_boxes(fork, 2, [_read_label(text)], thick=True)
         start = canvas.draw_wire(start, start + STEP + 1, 2)
         labels = [*_read_labels(text)[1:], *_norms(text)]
-        right = canvas.draw_wire(start, _draw_bypass(canvas, start, 2, labels, height=HEIGHT), 2)
+        right = canvas.draw_wire(start, canvas.draw_bypass(start, 2, labels, height=HEIGHT), 2)
         canvas.write(right, 2, ADD)
     else:
         labels = [*_read_labels(text), *_norms(text), *_scale(text.factors.get("inject"))]
         right = canvas.draw_boxes(fork, 2, labels, thick=True)
         if appends and old:
             letter = old.removeprefix("Σ_i ").partition("_")[0] if old.startswith("Σ_i ") else NEWEST
-            add = _draw_bypass(canvas, fork, 2, [letter], height=HEIGHT, least=right, thick=True)
+            add = canvas.draw_bypass(fork, 2, [letter], height=HEIGHT, least=right, thick=True)
             right = canvas.draw_wire(right, add, 2)
             canvas.write(add, 2, ADD)
     right = canvas.draw_boxes(right, 2, ["N"] * stage.norms_out[-1])
@@ -401,7 +388,7 @@ def _draw_injection(text: StageText) -> Canvas:
     canvas.draw_vertical_wire(add, 0, 4)
     canvas.write(add, 0, ADD)
     start = canvas.draw_wire(add, add + STEP + 1, 0)
-    join = _draw_bypass(canvas, start, 0, _norms(text) + _scale(text.factors.get("inject_0")))
+    join = canvas.draw_bypass(start, 0, _norms(text) + _scale(text.factors.get("inject_0")))
     canvas.draw_wire(start, join, 0)
     canvas.write(join, 0, ADD)
     end = canvas.draw_boxes(join, 0, ["N"] * text.stage.norms_out[0])
