@@ -63,7 +63,7 @@ gpu: $(VENV)/.done
 	  PYTHONPATH=tests PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $$tool --error-exitcode 1 $(BIN)/python tests/support/run_cuda.py || exit 1; done
 	$(BIN)/python benchmarks/bench_gpu.py
 
-$(VENV)/.done: pyproject.toml setup.py constraints.txt $(wildcard csrc/*)
+$(VENV)/.done: pyproject.toml setup.py constraints.txt $(wildcard csrc/* csrc/autograd/*)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "addnorm needs Python 3.11 or newer: make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) --upgrade pip setuptools
@@ -73,4 +73,4 @@ $(VENV)/.done: pyproject.toml setup.py constraints.txt $(wildcard csrc/*)
 	touch $@
 
 clean:
-	rm -rf $(VENV) build src/addnorm.egg-info src/addnorm/_C.so
+	rm -rf $(VENV) build src/addnorm.egg-info src/addnorm/_C.so src/addnorm/_autograd-*.so

@@ -2,11 +2,15 @@
 
 The library uses libtorch's stable ABI and neither Python.h, OpenMP nor torch's C++ symbols, so one build serves every Python
 version and every torch from 2.10 on. With ADDNORM_CPP=0 in the environment it is not built.
+
+A small second library has the autograd node in C++. It uses torch's own C++ interface, so it serves only the torch that it is
+built with, whose version is in its name. Wheels do not contain it, and an installation goes on where it does not compile.
 """
 
 import importlib.util
 import os
 import platform
+import runpy
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -21,16 +25,29 @@ HINT = (
 )
 
 
+NODE = "addnorm._autograd"
+
+
 class BuildLibrary(build_ext):
-    """Build of `_C.so`: a library that torch loads, not a Python module."""
+    """Build of the libraries at the same time: torch loads them, they are no Python modules."""
+
+    def initialize_options(self):
+        super().initialize_options()
+        self.parallel = 2
 
     def get_ext_filename(self, fullname):
-        return fullname.replace(".", "/") + ".so"
+        version = ""
+        if fullname.endswith("_autograd"):
+            version = "-" + runpy.run_path(str(find_torch() / "version.py"))["__version__"]
+        return f"{fullname.replace('.', '/')}{version}.so"
 
     def get_export_symbols(self, ext):
         return []
 
     def build_extension(self, ext):
+        if ext.optional:
+            super().build_extension(ext)
+            return
         try:
             super().build_extension(ext)
         except Exception as error:
@@ -38,20 +55,28 @@ class BuildLibrary(build_ext):
 
 
 class AnyPython(bdist_wheel):
-    """Wheel for any Python version: `py3-none-<platform>`."""
+    """Wheel for any Python version and any torch: `py3-none-<platform>`."""
+
+    def run(self):
+        extensions = self.distribution.ext_modules
+        extensions[:] = [extension for extension in extensions if extension.name != NODE]
+        super().run()
 
     def get_tag(self):
         _, _, plat = super().get_tag()
         return "py3", "none", plat
 
 
-def library() -> Extension:
+def find_torch() -> Path:
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         raise SystemExit(
             "addnorm: building the C++ kernels needs torch: pip install torch first, or set ADDNORM_CPP=0."
         )
-    torch = Path(spec.origin).parent
+    return Path(spec.origin).parent
+
+
+def kernels(torch: Path) -> Extension:
     return Extension(
         "addnorm._C",
         sources=sorted(str(p) for p in Path("csrc").glob("*.cpp")),
@@ -77,7 +102,21 @@ def library() -> Extension:
     )
 
 
+def node(torch: Path) -> Extension:
+    return Extension(
+        NODE,
+        sources=["csrc/autograd/node.cpp"],
+        depends=["csrc/arguments.h"],
+        include_dirs=[str(torch / "include"), str(torch / "include" / "torch" / "csrc" / "api" / "include")],
+        library_dirs=[str(torch / "lib")],
+        libraries=["torch_cpu", "c10"],
+        extra_compile_args=["-std=c++20", "-O2", "-g0", "-fvisibility=hidden"],
+        optional=True,  # the Python nodes serve without it
+    )
+
+
 if os.environ.get("ADDNORM_CPP") == "0" or platform.system() != "Linux":
     setup()
 else:
-    setup(ext_modules=[library()], cmdclass={"build_ext": BuildLibrary, "bdist_wheel": AnyPython})
+    torch = find_torch()
+    setup(ext_modules=[kernels(torch), node(torch)], cmdclass={"build_ext": BuildLibrary, "bdist_wheel": AnyPython})

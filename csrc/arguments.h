@@ -19,18 +19,6 @@ struct AddNormStreamArgs {
   };
   static constexpr const char* kSignature = "TTttnn";
 };
-struct AddNormTrainArgs {
-  enum Index : int {
-    kResidual, kBranch, kWeight, kBias, kEps, kRms,
-  };
-  static constexpr const char* kSignature = "Ttttnn";
-};
-struct AddNormTrainBackwardArgs {
-  enum Index : int {
-    kDy, kDz, kZ, kStats, kWeight, kRms, kDresidualDtype, kBranchDtype, kBiasDtype, kGradMask,
-  };
-  static constexpr const char* kSignature = "TtTTtnnnnn";
-};
 struct AddNormForwardArgs {
   enum Index : int {
     kResidual, kBranch, kWeight, kBias, kEps, kNorm, kResidualFactor, kResidualScale, kRowScale, kBranchFactor,
@@ -107,9 +95,6 @@ constexpr const char* kSchemas[] = {
   "add_norm.kernel(Tensor residual, Tensor? branch, Tensor? weight, Tensor? bias, float eps, bool rms) -> Tensor",
   "add_norm_stream(Tensor residual, Tensor branch, Tensor? weight, Tensor? bias, float eps, bool rms) -> (Tensor y, Tensor z)",
   "add_norm_stream.kernel(Tensor residual, Tensor branch, Tensor? weight, Tensor? bias, float eps, bool rms) -> (Tensor y, Tensor z)",
-  "add_norm_train(Tensor residual, Tensor? branch, Tensor? weight, Tensor? bias, float eps, bool rms) -> (Tensor y, Tensor z, Tensor stats)",
-  "add_norm_train.kernel(Tensor residual, Tensor? branch, Tensor? weight, Tensor? bias, float eps, bool rms) -> (Tensor y, Tensor z, Tensor stats)",
-  "add_norm_train_backward(Tensor dy, Tensor? dz, Tensor z, Tensor stats, Tensor? weight, bool rms, ScalarType dresidual_dtype, ScalarType branch_dtype, ScalarType bias_dtype, int grad_mask) -> (Tensor residual, Tensor branch, Tensor weight, Tensor bias)",
   "add_norm_forward(Tensor residual, Tensor? branch, Tensor? weight, Tensor? bias, float eps, int norm, float residual_factor=1.0, Tensor? residual_scale=None, Tensor? row_scale=None, float branch_factor=1.0, Tensor? layer_scale=None, Tensor? branch_bias=None, float dropout_p=0.0, Tensor? seed=None, SymInt offset=0, float weight_offset=0.0, int casting=0, ScalarType? residual_dtype=None, ScalarType? out_dtype=None, int outputs=3) -> (Tensor y, Tensor z, Tensor stats)",
   "add_norm_forward.kernel(Tensor residual, Tensor? branch, Tensor? weight, Tensor? bias, float eps, int norm, float residual_factor=1.0, Tensor? residual_scale=None, Tensor? row_scale=None, float branch_factor=1.0, Tensor? layer_scale=None, Tensor? branch_bias=None, float dropout_p=0.0, Tensor? seed=None, SymInt offset=0, float weight_offset=0.0, int casting=0, ScalarType? residual_dtype=None, ScalarType? out_dtype=None, int outputs=3) -> (Tensor y, Tensor z, Tensor stats)",
   "add_norm_backward(Tensor? dy, Tensor? dz, Tensor z, Tensor stats, Tensor? weight, int norm, ScalarType dresidual_dtype, ScalarType branch_dtype, ScalarType bias_dtype, int grad_mask, float weight_offset=0.0, Tensor? residual=None, Tensor? branch=None, float residual_factor=1.0, Tensor? residual_scale=None, Tensor? row_scale=None, float branch_factor=1.0, Tensor? layer_scale=None, Tensor? branch_bias=None, float dropout_p=0.0, Tensor? seed=None, SymInt offset=0) -> (Tensor residual, Tensor branch, Tensor weight, Tensor bias, Tensor residual_scale, Tensor row_scale, Tensor layer_scale, Tensor branch_bias)",

@@ -1,11 +1,10 @@
-// The backward operators: add_norm_train_backward (no options) and add_norm_backward (all of them).
+// The backward operator of one stream, add_norm_backward.
 #include "routing.h"
 
 namespace addnorm {
 namespace {
 
 using Args = AddNormBackwardArgs;
-static_assert(static_cast<int>(Args::kGradMask) == static_cast<int>(AddNormTrainBackwardArgs::kGradMask));
 
 struct BackwardCall {
   Backward args{};
@@ -217,15 +216,6 @@ struct BackwardCall {
   }
 };
 
-// add_norm_train_backward(dy, dz?, z, stats, weight?, rms, dtypes, grad_mask) -> gradients of (residual, branch, weight, bias)
-void add_norm_train_backward(StableIValue* at, uint64_t, uint64_t) {
-  Stack stack{at, AddNormTrainBackwardArgs::kSignature};
-  BackwardCall call(stack, stack.flag(AddNormTrainBackwardArgs::kRms) ? 1 : 0);
-  const Shape shape(call.z);
-  if (!call.supported(shape)) return call_reference(stack, "addnorm::add_norm_train_backward_reference");
-  call.run(stack, shape, 4);
-}
-
 // add_norm_backward(dy?, dz?, z, stats, weight?, norm, dtypes, grad_mask, weight_offset, residual?, branch?, the options of the add)
 // -> gradients in the order of GradBit
 void add_norm_backward(StableIValue* at, uint64_t, uint64_t) {
@@ -244,7 +234,6 @@ void add_norm_backward(StableIValue* at, uint64_t, uint64_t) {
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(addnorm, CPU, m) {
-  m.impl("add_norm_train_backward", add_norm_train_backward);
   m.impl("add_norm_backward", add_norm_backward);
 }
 

@@ -1,4 +1,4 @@
-// The forward operators: add_norm, add_norm_stream, add_norm_train (no options), add_norm_forward and add_norm_out (all of them).
+// The forward operators: add_norm, add_norm_stream (no options), add_norm_forward and add_norm_out (all of them).
 #include "routing.h"
 
 namespace addnorm {
@@ -121,11 +121,6 @@ void add_norm_stream(StableIValue* at, uint64_t, uint64_t) {
   run_without_options(at, AddNormStreamArgs::kSignature, "addnorm::add_norm_stream_reference", 2);
 }
 
-// add_norm_train(residual, branch?, weight?, bias?, eps, rms) -> (y, z, stats)
-void add_norm_train(StableIValue* at, uint64_t, uint64_t) {
-  run_without_options(at, AddNormTrainArgs::kSignature, "addnorm::add_norm_train_reference", 3);
-}
-
 // add_norm_forward(residual, branch?, ..., every option, outputs) -> (y, z, stats)
 void add_norm_forward(StableIValue* at, uint64_t, uint64_t) {
   using Args = AddNormForwardArgs;
@@ -237,12 +232,10 @@ void add_norm_out(StableIValue* at, uint64_t, uint64_t) {
 STABLE_TORCH_LIBRARY_IMPL(addnorm, CPU, m) {
   m.impl("add_norm", add_norm);
   m.impl("add_norm_stream", add_norm_stream);
-  m.impl("add_norm_train", add_norm_train);
   m.impl("add_norm_forward", add_norm_forward);
   // The overloads without autograd, which eager calls use (schema.py).
   m.impl("add_norm.kernel", add_norm);
   m.impl("add_norm_stream.kernel", add_norm_stream);
-  m.impl("add_norm_train.kernel", add_norm_train);
   m.impl("add_norm_forward.kernel", add_norm_forward);
   m.impl("add_norm_out", add_norm_out);
 }

@@ -42,7 +42,7 @@ def enumerators(names: tuple[str, ...]) -> str:
 def header() -> str:
     """Return the text of csrc/arguments.h."""
     parts = [TOP]
-    for op, arguments in {**ARGUMENTS, **streams.ARGUMENTS}.items():
+    for op, arguments in ARGUMENTS.items():
         names = tuple(argument.name for argument in arguments)
         signature = "".join(LETTERS.get(argument.type, "n") for argument in arguments)
         parts.append(f"struct {camel(op)}Args {{\n  enum Index : int {{\n{enumerators(names)}\n  }};\n")

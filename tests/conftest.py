@@ -23,7 +23,7 @@ OPS = Path(__file__).parent.parent / "src" / "addnorm" / "ops"
 SCHEMA = hashlib.sha256(
     b"".join(
         (OPS / name).read_bytes()
-        for name in ("capture.py", "compile_mode.py", "options.py", "schema.py", "streams/schema.py")
+        for name in ("formulas.py", "compile_mode.py", "options.py", "schema.py", "streams/schema.py")
     )
 ).hexdigest()[:12]
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(tempfile.gettempdir()) / f"addnorm-inductor-{SCHEMA}")

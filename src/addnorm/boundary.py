@@ -12,15 +12,17 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from addnorm.ops import capture, dispatch, dtensor
+from addnorm._util.torch_internals import in_transform, is_recording
+from addnorm.ops import dispatch, dtensor
 from addnorm.ops.options import NORMS
 from addnorm.ops.streams import autograd, formula, validation
 from addnorm.ops.streams.kinds import KINDS
-from addnorm.ops.streams.schema import INPUTS
+from addnorm.ops.streams.schema import reads
+from addnorm.reference import compute_dtype
 
 __all__ = ["StreamGates", "StreamStep", "add_norm_streams", "compute_gates"]
 
-_ops: Any = torch.ops.addnorm
+_op: Any = torch.ops.addnorm.add_norm_streams
 _compiling = torch.compiler.is_compiling
 GateKind = Literal["manifold", "independent", "gates", "hyper"]
 
@@ -137,47 +139,56 @@ def add_norm_streams(
         raise TypeError(f"gates is of type {type(gates).__name__}, expected addnorm.StreamGates.")
     if gates is not None and gates.kind not in KINDS:
         raise ValueError(f"gates.kind is {gates.kind!r}, expected 'manifold', 'independent', 'gates' or 'hyper'.")
-    arguments: tuple[Any, ...]
-    if gates is None:
-        arguments = None, None, None, weight, bias, eps, NORMS[norm], 0, 0, 0.0, 0.0, 0.0
-    else:
-        arguments = (
-            gates.project, gates.scale, gates.base, weight, bias, eps, NORMS[norm], KINDS[gates.kind], gates.iterations,
-            gates.gate_eps, gates.project_eps, gates.magnitude,
-        )  # fmt: skip
-    arguments = streams, branch, mix, inject, collapse, *arguments, streams_dtype, out_dtype
+    computing: tuple[Any, ...] = (None, None, None) if gates is None else (gates.project, gates.scale, gates.base)
+    numbers: tuple[Any, ...] = (0, 0, 0.0, 0.0, 0.0)
+    if gates is not None:
+        numbers = KINDS[gates.kind], gates.iterations, gates.gate_eps, gates.project_eps, gates.magnitude
+    a = autograd.Inputs(
+        streams,
+        branch,
+        mix,
+        inject,
+        collapse,
+        *computing,
+        weight,
+        bias,
+        eps,
+        NORMS[norm],
+        *numbers,
+        streams_dtype,
+        out_dtype,
+    )
     try:
-        new, read, *computed, _, _ = _call(arguments)
+        new, read, *computed, _, _ = _call(a)
     except dispatch.ERRORS:
-        validation.check(**dict(zip(INPUTS, arguments, strict=True)))  # raises if the arguments are invalid
+        validation.check(a)  # raises if the arguments are invalid
         if not dtensor.register_rules():  # the first call with DTensors
             raise
-        new, read, *computed, _, _ = _call(arguments)
-    kind = arguments[12]
+        new, read, *computed, _, _ = _call(a)
     return StreamStep(
         streams if branch is None else new,
-        None if collapse is None and kind == 0 else read,
+        read if reads(a) else None,
         *(t if t.numel() or t.dim() > 1 else None for t in computed),
     )
 
 
-def _call(arguments: tuple[Any, ...]) -> Any:
+def _call(a: Any) -> Any:
     """Return the operator's outputs, by the cheapest way that keeps the gradients."""
     if _compiling():
-        return _ops.add_norm_streams(*arguments)
-    if capture.transforms_active():
-        with torch.autocast(arguments[0].device.type, enabled=False):
-            return formula.boundary(*arguments)
-    if not (torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)):
-        return autograd.without_gradient(*arguments)
-    if torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None:
-        return _ops.add_norm_streams(*arguments)  # what records operators does not see a node
-    return autograd.apply(*arguments)
+        return _op(*a)
+    if in_transform():
+        with torch.autocast(a.streams.device.type, enabled=False):
+            return formula.boundary(a)
+    if not dispatch.requires_grad(*a):
+        return autograd.without_gradient(*a)
+    if is_recording():
+        return _op(*a)  # what records operators does not see a node
+    return autograd.StreamsFunction.apply(*a)
 
 
 def compute_gates(streams: Tensor, gates: StreamGates) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Return c, A and b of streams `(*, n, d_model)`, in torch's own operators: the coefficients of `add_norm_streams` alone."""
-    kind, wide = KINDS[gates.kind], validation.compute_dtype(streams=streams)
+    kind, wide = KINDS[gates.kind], compute_dtype(streams)
     n, scale, base = streams.shape[-2], gates.scale.to(wide), gates.base.to(wide)
     if gates.kind == "hyper":
         split = n * (n + 2)

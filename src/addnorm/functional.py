@@ -10,16 +10,15 @@ options. The in-place functions are in `inplace.py`.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
-from typing import Literal, TypedDict, Unpack, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
 
 from addnorm.ops import dispatch, validation
 from addnorm.ops import out as out_ops
-from addnorm.reference import Casting
+from addnorm.reference import Casting, Norm
 
 __all__ = ["add_layer_norm", "add_residual", "add_rms_norm", "layer_norm", "rms_norm"]
 
@@ -149,31 +148,11 @@ def add_layer_norm(
         >>> y
         tensor([-0.5392, -0.8627,  1.4018])
     """
-    # `is True`: a value that is not a number goes to the path with argument checks.
-    if (
-        residual_scale is None
-        and layer_scale is None
-        and row_scale is None
-        and branch_bias is None
-        and residual_dtype is None
-        and out_dtype is None
-        and normalized_shape is None
-        and (dropout_p == 0.0) is True
-        and (weight_offset == 0.0) is True
-        and branch is not None
-    ):
-        if out is None:
-            return dispatch.fast_path(residual, branch, weight, bias, eps, False, return_residual)
-        out_ops.fast_path(residual, branch, weight, bias, eps, "layer", *out_ops.split_out(out, return_residual))
-        return out
-    validation.check_branch(branch)
-    y, z = out_ops.select_run(out, return_residual)(
-        residual, branch, weight, bias, eps, "layer", return_residual,
-        normalized_shape=normalized_shape, residual_scale=residual_scale, row_scale=row_scale, layer_scale=layer_scale,
-        branch_bias=branch_bias, dropout_p=dropout_p, training=training, seed=seed, offset=offset,
-        weight_offset=weight_offset, residual_dtype=residual_dtype, out_dtype=out_dtype,
+    return add_norm(
+        "layer", residual, branch, weight, bias, eps, "float32", normalized_shape, residual_scale, row_scale, layer_scale,
+        branch_bias, dropout_p, training, seed, offset, weight_offset, residual_dtype, out_dtype, return_residual,
+        None if out is None else out_ops.split_out(out, return_residual),
     )  # fmt: skip
-    return (y, z) if return_residual else y
 
 
 @overload
@@ -249,34 +228,13 @@ def add_rms_norm(
         tensor([0.5359, 0.3573, 1.6078])
     """
     if eps is None:
-        eps = dispatch.default_rms_eps(
-            residual, branch, residual_dtype if out is None else out_ops.residual_dtype(out) or residual_dtype
-        )
-    if (
-        residual_scale is None
-        and layer_scale is None
-        and row_scale is None
-        and branch_bias is None
-        and residual_dtype is None
-        and out_dtype is None
-        and normalized_shape is None
-        and (dropout_p == 0.0) is True
-        and (weight_offset == 0.0) is True
-        and casting == "float32"
-        and branch is not None
-    ):
-        if out is None:
-            return dispatch.fast_path(residual, branch, weight, bias, eps, True, return_residual)
-        out_ops.fast_path(residual, branch, weight, bias, eps, "rms", *out_ops.split_out(out, return_residual))
-        return out
-    validation.check_branch(branch)
-    y, z = out_ops.select_run(out, return_residual)(
-        residual, branch, weight, bias, eps, "rms", return_residual,
-        normalized_shape=normalized_shape, residual_scale=residual_scale, row_scale=row_scale, layer_scale=layer_scale,
-        branch_bias=branch_bias, dropout_p=dropout_p, training=training, seed=seed, offset=offset,
-        weight_offset=weight_offset, casting=casting, residual_dtype=residual_dtype, out_dtype=out_dtype,
+        z_dtype = residual_dtype if out is None else out_ops.residual_dtype(out) or residual_dtype
+        eps = dispatch.default_rms_eps(residual, branch, z_dtype)
+    return add_norm(
+        "rms", residual, branch, weight, bias, eps, casting, normalized_shape, residual_scale, row_scale, layer_scale,
+        branch_bias, dropout_p, training, seed, offset, weight_offset, residual_dtype, out_dtype, return_residual,
+        None if out is None else out_ops.split_out(out, return_residual),
     )  # fmt: skip
-    return (y, z) if return_residual else y
 
 
 def add_residual(
@@ -305,15 +263,11 @@ def add_residual(
         >>> addnorm.add_residual(x, sublayer, layer_scale=0.1)
         tensor([1.0500, 1.9000, 3.1500])
     """
-    validation.check_branch(branch)
-    if out is not None:
-        validation.check_out(out, False)
-    run = dispatch.run if out is None else functools.partial(out_ops.run, targets=(None, out, out_ops.OUT_Z))
-    return run(
-        residual, branch, None, None, 0.0, "none",
-        residual_scale=residual_scale, row_scale=row_scale, layer_scale=layer_scale, branch_bias=branch_bias,
-        dropout_p=dropout_p, training=training, seed=seed, offset=offset, residual_dtype=residual_dtype,
-    )[1]  # fmt: skip
+    return add_norm(
+        "none", residual, branch, None, None, 0.0, "float32", None, residual_scale, row_scale, layer_scale, branch_bias,
+        dropout_p, training, seed, offset, 0.0, residual_dtype, None, True,
+        None if out is None else out_ops.split_out(out, False, add_only=True),
+    )  # fmt: skip
 
 
 def layer_norm(
@@ -329,7 +283,7 @@ def layer_norm(
         >>> addnorm.layer_norm(torch.tensor([1.5, 1.0, 4.5]))
         tensor([-0.5392, -0.8627,  1.4018])
     """
-    return _norm_only(x, weight, bias, eps, "layer", normalized_shape, weight_offset, out_dtype, out)
+    return _norm("layer", x, weight, bias, eps, "float32", normalized_shape, weight_offset, out_dtype, out)
 
 
 def rms_norm(
@@ -344,28 +298,74 @@ def rms_norm(
         tensor([0.5359, 0.3573, 1.6078])
     """
     eps = dispatch.default_rms_eps(x, None) if eps is None else eps
-    return _norm_only(x, weight, bias, eps, "rms", normalized_shape, weight_offset, out_dtype, out, casting)
+    return _norm("rms", x, weight, bias, eps, casting, normalized_shape, weight_offset, out_dtype, out)
 
 
-def _norm_only(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    norm: str,
-    normalized_shape: Shape | None,
-    weight_offset: float,
-    out_dtype: torch.dtype | None,
-    out: Tensor | None,
-    casting: Casting = "float32",
-) -> Tensor:
-    if normalized_shape is None and (weight_offset == 0.0) is True and out_dtype is None and casting == "float32":
-        if out is None:
-            return dispatch.fast_path(x, None, weight, bias, eps, norm == "rms", False)  # type: ignore[return-value]  # y alone
-        out_ops.fast_path(x, None, weight, bias, eps, norm, *out_ops.split_out(out, False))
-        return out
-    y, _ = out_ops.select_run(out, False)(
-        x, None, weight, bias, eps, norm,
+# The arguments of the functions above, by position: a dictionary of them takes a good part of the time of a call on one row.
+def _norm(
+    norm: Norm | Literal["none"], x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, casting: Casting,
+    normalized_shape: Shape | None, weight_offset: float, out_dtype: torch.dtype | None, out: Tensor | None,
+) -> Any:  # fmt: skip
+    """Return y of a call without an add."""
+    targets = None if out is None else out_ops.split_out(out, False)
+    # `is True`: a value that is not a number goes to the path with argument checks.
+    if normalized_shape is None and out_dtype is None and casting == "float32" and (weight_offset == 0.0) is True:
+        return _plain(norm, x, None, weight, bias, eps, False, targets)
+    return _run(
+        norm, x, None, weight, bias, eps, False, targets,
         normalized_shape=normalized_shape, weight_offset=weight_offset, casting=casting, out_dtype=out_dtype,
+    )[0]  # fmt: skip
+
+
+def add_norm(
+    norm: Norm | Literal["none"], residual: Tensor, branch: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float,
+    casting: Casting, normalized_shape: Shape | None, residual_scale: Scale | None, row_scale: Tensor | None,
+    layer_scale: Scale | None, branch_bias: Tensor | None, dropout_p: float, training: bool, seed: Tensor | None, offset: int,
+    weight_offset: float, residual_dtype: torch.dtype | None, out_dtype: torch.dtype | None, return_residual: bool,
+    targets: out_ops.Targets | None,
+) -> Any:  # fmt: skip
+    """Return y, `(y, z)`, or for the norm "none" z, of new tensors or of the targets that were written."""
+    if (
+        residual_scale is None
+        and layer_scale is None
+        and row_scale is None
+        and branch_bias is None
+        and residual_dtype is None
+        and out_dtype is None
+        and normalized_shape is None
+        and (dropout_p == 0.0) is True
+        and (weight_offset == 0.0) is True
+        and casting == "float32"
+        and branch is not None
+        and (norm != "none" or targets is not None)
+    ):
+        return _plain(norm, residual, branch, weight, bias, eps, return_residual, targets)
+    validation.check_branch(branch)
+    options: dict[str, Any] = {} if norm == "none" else {"weight_offset": weight_offset, "casting": casting}
+    y, z = _run(
+        norm, residual, branch, weight, bias, eps, return_residual, targets,
+        normalized_shape=normalized_shape, residual_scale=residual_scale, row_scale=row_scale, layer_scale=layer_scale,
+        branch_bias=branch_bias, dropout_p=dropout_p, training=training, seed=seed, offset=offset,
+        residual_dtype=residual_dtype, out_dtype=out_dtype, **options,
     )  # fmt: skip
-    return y
+    return z if norm == "none" else (y, z) if return_residual else y
+
+
+def _plain(
+    norm: Any, residual: Tensor, branch: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float,
+    return_residual: bool, targets: out_ops.Targets | None,
+) -> Any:  # fmt: skip
+    if targets is None:
+        return dispatch.fast_path(residual, branch, weight, bias, eps, norm == "rms", return_residual)
+    out_ops.fast_path(residual, branch, weight, bias, eps, norm, targets)
+    return targets.z if norm == "none" else targets[:2] if return_residual else targets.y
+
+
+def _run(
+    norm: Any, residual: Tensor, branch: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float,
+    return_residual: bool, targets: out_ops.Targets | None, **options: Any,
+) -> Any:  # fmt: skip
+    if targets is None:
+        return dispatch.run(residual, branch, weight, bias, eps, norm, return_residual, **options)
+    out_ops.run(residual, branch, weight, bias, eps, norm, targets=targets, **options)
+    return targets[:2]

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from addnorm.functional import Scale, Shape
-from addnorm.ops import dispatch, out, validation
+from addnorm.functional import Scale, Shape, add_norm
+from addnorm.ops import dispatch
+from addnorm.ops.out import in_place
 from addnorm.reference import Casting
 
 __all__ = ["add_layer_norm_", "add_residual_", "add_rms_norm_"]
@@ -66,26 +67,10 @@ def add_layer_norm_(
         >>> y is sublayer
         True
     """
-    if (
-        residual_scale is None
-        and layer_scale is None
-        and row_scale is None
-        and branch_bias is None
-        and branch is not None
-        and normalized_shape is None
-        and (dropout_p == 0.0) is True
-        and (weight_offset == 0.0) is True
-    ):
-        out.fast_path(residual, branch, weight, bias, eps, "layer", branch, residual, out.IN_PLACE)
-        return branch
-    validation.check_branch(branch)
-    out.run(
-        residual, branch, weight, bias, eps, "layer", targets=(branch, residual, out.IN_PLACE),
-        normalized_shape=normalized_shape, residual_scale=residual_scale, row_scale=row_scale, layer_scale=layer_scale,
-        branch_bias=branch_bias, dropout_p=dropout_p, training=training, seed=seed, offset=offset,
-        weight_offset=weight_offset,
-    )  # fmt: skip
-    return branch
+    return add_norm(
+        "layer", residual, branch, weight, bias, eps, "float32", normalized_shape, residual_scale, row_scale, layer_scale,
+        branch_bias, dropout_p, training, seed, offset, weight_offset, None, None, False, in_place(branch, residual),
+    )  # type: ignore[no-any-return]  # fmt: skip
 
 
 def add_rms_norm_(
@@ -123,27 +108,10 @@ def add_rms_norm_(
     """
     if eps is None:
         eps = dispatch.default_rms_eps(residual, branch)
-    if (
-        residual_scale is None
-        and layer_scale is None
-        and row_scale is None
-        and branch_bias is None
-        and branch is not None
-        and normalized_shape is None
-        and (dropout_p == 0.0) is True
-        and (weight_offset == 0.0) is True
-        and casting == "float32"
-    ):
-        out.fast_path(residual, branch, weight, bias, eps, "rms", branch, residual, out.IN_PLACE)
-        return branch
-    validation.check_branch(branch)
-    out.run(
-        residual, branch, weight, bias, eps, "rms", targets=(branch, residual, out.IN_PLACE),
-        normalized_shape=normalized_shape, residual_scale=residual_scale, row_scale=row_scale, layer_scale=layer_scale,
-        branch_bias=branch_bias, dropout_p=dropout_p, training=training, seed=seed, offset=offset,
-        weight_offset=weight_offset, casting=casting,
-    )  # fmt: skip
-    return branch
+    return add_norm(
+        "rms", residual, branch, weight, bias, eps, casting, normalized_shape, residual_scale, row_scale, layer_scale,
+        branch_bias, dropout_p, training, seed, offset, weight_offset, None, None, False, in_place(branch, residual),
+    )  # type: ignore[no-any-return]  # fmt: skip
 
 
 def add_residual_(
@@ -173,20 +141,7 @@ def add_residual_(
         >>> x
         tensor([1.0500, 1.9000, 3.1500])
     """
-    if (
-        residual_scale is None
-        and layer_scale is None
-        and row_scale is None
-        and branch_bias is None
-        and branch is not None
-        and (dropout_p == 0.0) is True
-    ):
-        out.fast_path(residual, branch, None, None, 0.0, "none", None, residual, out.IN_PLACE)
-        return residual
-    validation.check_branch(branch)
-    out.run(
-        residual, branch, None, None, 0.0, "none", targets=(None, residual, out.IN_PLACE),
-        residual_scale=residual_scale, row_scale=row_scale, layer_scale=layer_scale, branch_bias=branch_bias,
-        dropout_p=dropout_p, training=training, seed=seed, offset=offset,
-    )  # fmt: skip
-    return residual
+    return add_norm(
+        "none", residual, branch, None, None, 0.0, "float32", None, residual_scale, row_scale, layer_scale, branch_bias,
+        dropout_p, training, seed, offset, 0.0, None, None, True, in_place(None, residual),
+    )  # type: ignore[no-any-return]  # fmt: skip

@@ -55,7 +55,7 @@ def test_programs_run_in_other_processes(tmp_path, aoti):
     assert "tensors (no features" in results["no features"]
     assert "import addnorm" in results["no features"]
     assert results["other shapes"].startswith("addnorm: invalid arguments")
-    assert results["import afterwards"] == "FastFunctionBackward"
+    assert results["import afterwards"] in ("CppFunction", "AddNormFunctionBackward")
     assert "\n" not in results["no features"] + results["other shapes"]
     if torch.__version__ >= "2.12":
         assert "Tag.pt2_compliant_tag" in str(results["tags"])

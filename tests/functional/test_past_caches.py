@@ -65,13 +65,13 @@ def test_large_gradients_have_the_bits_of_a_part(dtype):
     residual, branch, dy, dz = (torch.randn(257, d).to(dtype) for _ in range(4))
     weight = torch.rand(d) + 0.5
     place = torch.arange(rows) % 257
-    forward, backward = torch.ops.addnorm.add_norm_train.kernel, torch.ops.addnorm.add_norm_train_backward
-    _, z, stats = forward(residual, branch, weight, None, 1e-5, False)
+    forward, backward = torch.ops.addnorm.add_norm_forward.kernel, torch.ops.addnorm.add_norm_backward
+    _, z, stats = forward(residual, branch, weight, None, 1e-5, 0)
     dtypes = (dtype, dtype, f32, 5)  # the gradients of residual and weight
-    expected = backward(dy, dz, z, stats, weight, False, *dtypes)[0]
+    expected = backward(dy, dz, z, stats, weight, 0, *dtypes)[0]
     inputs = [t[place] for t in (dy, dz, z, stats)]
     for _ in range(3):  # a later result may have the memory of an earlier one, which has its pages
-        dx, _, dweight, _ = backward(*inputs, weight, False, *dtypes)
+        dx, _, dweight, *_ = backward(*inputs, weight, 0, *dtypes)
         assert dx.equal(expected[place])
     x_hat = (z[place].double() - stats[place][:, :1]) * stats[place][:, 1:]
     exact = (dy[place].double() * x_hat).sum(0)

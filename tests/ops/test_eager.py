@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from addnorm.ops.options import NORMS
 from support.accuracy import agree
 from support.cases import BASIC, DTYPES, SHAPES, bf16, cotangents, f32, f64, make
 from support.oracle import UNIT, arithmetic, magnitudes
@@ -16,10 +17,10 @@ ops = torch.ops.addnorm
 )
 def test_kernel_and_reference_agree_within_rounding(variant, dtypes, shape):
     call = make(variant, dtypes, shape)
-    rms, unit = call.norm == "rms", arithmetic(call)
-    inputs = (*(call.tensors.get(name) for name in ("residual", "branch", "weight", "bias")), call.eps, rms)
-    y, z, stats = ops.add_norm_train(*inputs)
-    expected_y, expected_z, expected_stats = ops.add_norm_train_reference(*inputs)
+    norm, unit = NORMS[call.norm], arithmetic(call)
+    inputs = (*(call.tensors.get(name) for name in ("residual", "branch", "weight", "bias")), call.eps, norm)
+    y, z, stats = ops.add_norm_forward(*inputs)
+    expected_y, expected_z, expected_stats = ops.add_norm_forward_reference(*inputs)
     assert z.equal(expected_z)
     terms = magnitudes(call, z, grad_outputs := cotangents({"y": y, "z": z}))
     assert agree(y, expected_y, unit, terms["y"])
@@ -28,7 +29,7 @@ def test_kernel_and_reference_agree_within_rounding(variant, dtypes, shape):
     spread = 1 + (z.to(f64).abs().mean(-1) * expected_stats[..., 1]) ** 2  # a rounded mean's effect on a small variance
     assert agree(stats[..., 1], expected_stats[..., 1], unit, expected_stats[..., 1] * spread)
     for op, expected in [(ops.add_norm, (expected_y,)), (ops.add_norm_stream, (expected_y, z))]:
-        actual = op(*inputs)
+        actual = op(*inputs[:-1], call.norm == "rms")
         actual = (actual,) if isinstance(actual, torch.Tensor) else actual
         assert actual[0].equal(y)
         assert len(actual) == len(expected)
@@ -38,11 +39,11 @@ def test_kernel_and_reference_agree_within_rounding(variant, dtypes, shape):
         if grad_mask & absent:  # an absent tensor has no gradient
             continue
         arguments = (
-            grad_outputs["y"], grad_outputs["z"] if grad_mask % 2 else None, z, stats, call.tensors.get("weight"), rms,
+            grad_outputs["y"], grad_outputs["z"] if grad_mask % 2 else None, z, stats, call.tensors.get("weight"), norm,
             *DTYPES[dtypes], grad_mask,
         )  # fmt: skip
-        grads = ops.add_norm_train_backward(*arguments)
-        expected = ops.add_norm_train_backward_reference(*arguments)
+        grads = ops.add_norm_backward(*arguments)
+        expected = ops.add_norm_backward_reference(*arguments)
         for bit, name in enumerate(("residual", "branch", "weight", "bias")):
             if grad_mask >> bit & 1:
                 assert agree(grads[bit], expected[bit], unit, terms[name]), (name, grad_mask)
@@ -57,7 +58,7 @@ def test_backward_supports_every_combination_of_dtypes(stream, out, dresidual_dt
     call = make("LayerNorm", "float32", (70, 33))
     z, dz = (call.tensors[name].to(stream) for name in ("residual", "branch"))
     dy = cotangents({"y": z})["y"].to(out)
-    _, _, stats = ops.add_norm_train_reference(z, torch.zeros_like(z), None, None, 1e-5, False)
+    _, _, stats = ops.add_norm_forward_reference(z, torch.zeros_like(z), None, None, 1e-5, 0)
     terms = magnitudes(call, z, {"y": dy, "z": dz})
     for grad_mask in range(1, 16):
         arguments = (
@@ -66,14 +67,14 @@ def test_backward_supports_every_combination_of_dtypes(stream, out, dresidual_dt
             z,
             stats,
             call.tensors["weight"],
-            False,
+            0,
             dresidual_dtype,
             branch_dtype,
             bias_dtype,
             grad_mask,
         )
-        actual = ops.add_norm_train_backward(*arguments)
-        expected = ops.add_norm_train_backward_reference(*arguments)
+        actual = ops.add_norm_backward(*arguments)
+        expected = ops.add_norm_backward_reference(*arguments)
         for bit, name in enumerate(("residual", "branch", "weight", "bias")):
             if grad_mask >> bit & 1:
                 assert agree(actual[bit], expected[bit], UNIT[f32], terms[name]), (name, grad_mask)

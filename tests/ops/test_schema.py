@@ -79,27 +79,17 @@ def samples() -> dict[str, tuple[str, tuple, dict]]:
     for variant, dtypes, shape in dict.fromkeys([*always, *pairwise(*axes)]):
         call = make(variant, dtypes, shape)
         inputs = (*(call.tensors.get(name) for name in LISTED), call.eps, call.norm == "rms")
-        label = f"{variant}, {dtypes}, {shape}"
-        for name in ("add_norm", "add_norm_stream", "add_norm_train"):
+        label, norm = f"{variant}, {dtypes}, {shape}", int(inputs[-1])
+        for name in ("add_norm", "add_norm_stream"):
             cases[f"{name}: {label}"] = (name, inputs, {})
-        alone = (inputs[0], None, *inputs[2:])
-        cases[f"add_norm of nothing: {label}"] = ("add_norm", alone, {})
-        cases[f"add_norm_train of nothing: {label}"] = ("add_norm_train", alone, {})
-        y, z, stats = ops.add_norm_train_reference(*inputs)
-        grad_outputs = cotangents({"y": y, "z": z})
+        cases[f"add_norm of nothing: {label}"] = ("add_norm", (inputs[0], None, *inputs[2:]), {})
+        cases[f"add_norm_forward of nothing: {label}"] = ("add_norm_forward", (inputs[0], None, *inputs[2:5], norm), {})
+        y, z, stats = ops.add_norm_forward_reference(*inputs[:5], norm)
+        dy, dz = cotangents({"y": y, "z": z}).values()
         present = 3 | 4 * (inputs[2] is not None) | 8 * (inputs[3] is not None)
         for grad_mask in {1, 2, 3, present, 4 & present, 8 & present} - {0}:
-            arguments = (
-                grad_outputs["y"],
-                grad_outputs["z"],
-                z,
-                stats,
-                inputs[2],
-                inputs[5],
-                *DTYPES[dtypes],
-                grad_mask,
-            )
-            cases[f"add_norm_train_backward of {grad_mask}: {label}"] = ("add_norm_train_backward", arguments, {})
+            arguments = (dy, dz, z, stats, inputs[2], norm, *DTYPES[dtypes], grad_mask)
+            cases[f"add_norm_backward of {grad_mask}: {label}"] = ("add_norm_backward", arguments, {})
     for i, variant in enumerate(VARIANTS):
         opchecked = variant in OPCHECKED_OPTIONS
         for dtypes in dict.fromkeys(["float32"] * opchecked + [("float32", "bfloat16", "float64")[i % 3]]):
@@ -150,11 +140,12 @@ STRIDED = {
 @pytest.mark.parametrize(("how", "dtype", "suffix"), product(list(STRIDED), [f32, bf16, f64], SUFFIXES))
 def test_outputs_of_strided_inputs_are_contiguous(how, dtype, suffix):
     residual, branch = STRIDED[how](torch.randn(6, 8).to(dtype)), torch.randn(6, 8).to(dtype)
-    for operator in (getattr(ops, "add_norm_stream" + suffix), getattr(ops, "add_norm_train" + suffix)):
+    for operator in (getattr(ops, "add_norm_stream" + suffix), getattr(ops, "add_norm_forward" + suffix)):
         for pair in ((residual, branch), (branch, residual), (residual, residual)):
-            real = operator(*pair, None, None, 1e-5, False)
+            kind = "forward" in str(operator) and 1
+            real = operator(*pair, None, None, 1e-5, kind)
             with FakeTensorMode() as mode:
-                faked = operator(*map(mode.from_tensor, pair), None, None, 1e-5, False)
+                faked = operator(*map(mode.from_tensor, pair), None, None, 1e-5, kind)
             assert layout(faked) == layout(real)
             assert all(t.is_contiguous() for t in real)
 
@@ -162,7 +153,7 @@ def test_outputs_of_strided_inputs_are_contiguous(how, dtype, suffix):
 OPCHECKED = [
     *(
         f"{name}: {variant}, {dtypes}, (5, 17)"
-        for name in ("add_norm", "add_norm_stream", "add_norm_train", "add_norm_train_backward of 3")
+        for name in ("add_norm", "add_norm_stream", "add_norm_backward of 3")
         for variant, dtypes in OPCHECKED_BASIC
     ),
     *(

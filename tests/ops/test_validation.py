@@ -339,9 +339,9 @@ def test_nested_seed_is_refused_by_name():
 
 
 x, ones, f32 = torch.randn(3, 4), torch.ones(4), torch.float32
-_, z, stats = torch.ops.addnorm.add_norm_train(x, x, None, None, 1e-5, False)
+_, z, stats = torch.ops.addnorm.add_norm_forward(x, x, None, None, 1e-5, 0)
 INPUTS = {"residual": x, "branch": x, "weight": None, "bias": None, "eps": 1e-5}
-TRAIN = ("add_norm_train", INPUTS | {"rms": True})
+PLAIN = ("add_norm_stream", INPUTS | {"rms": True})
 FORWARD = ("add_norm_forward", INPUTS | {"norm": 0})
 OUT = ("add_norm_out", INPUTS | {"norm": 0, "y": x.clone(), "z": x.clone()})
 BACKWARD = (
@@ -352,7 +352,7 @@ BACKWARD = (
 SEED, BROKEN = torch.tensor(1), (-1, 3, 2**32 + 1, 2**63 - 1)
 # Calls of operators with one wrong argument, and what the sentence says of it.
 OPERATORS = [
-    *[(TRAIN, {"eps": eps}, f"eps is {eps}, expected") for eps in (-1.0, math.nan)],
+    *[(PLAIN, {"eps": eps}, f"eps is {eps}, expected") for eps in (-1.0, math.nan)],
     *[(FORWARD, {name: n}, f"{name} is {n}, expected 0 to 2") for n in BROKEN for name in ("norm", "casting")],
     *[(OUT, {name: n}, f"{name} is {n}, expected 0 to 2") for n in BROKEN for name in ("norm", "casting")],
     *[(BACKWARD, {"norm": n}, f"norm is {n}, expected 0 to 2") for n in BROKEN],

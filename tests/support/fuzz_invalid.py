@@ -120,7 +120,7 @@ def call_operators(case: Case) -> None:
     ]  # fmt: skip
     rms = call.norm == "rms"
     forward = [t["residual"], t["branch"], t.get("weight"), t.get("bias"), 1e-5]
-    y, z, stats = ops.add_norm_train(*forward, rms)
+    y, z, stats = ops.add_norm_forward(*forward, int(rms))
     dtypes = {"dresidual_dtype": t["residual"].dtype, "branch_dtype": t["branch"].dtype, "bias_dtype": torch.float32}
     back = [y, z, z, stats, t.get("weight"), int(rms)]
     tensors = ["residual_scale", "row_scale", "layer_scale", "branch_bias", "seed"]
@@ -134,9 +134,8 @@ def call_operators(case: Case) -> None:
     for op, arguments, keywords in (
         (ops.add_norm, [*forward, rms], {}),
         (ops.add_norm_stream, [*forward, rms], {}),
-        (ops.add_norm_train, [*forward, rms], {}),
         (ops.add_norm_forward, [*forward, rng.randrange(4)], options | {"casting": rng.randrange(4)}),
-        (ops.add_norm_train_backward, [*back, *dtypes.values(), wants], {}),
+        (ops.add_norm_backward, [*back, *dtypes.values(), wants], {}),
         (ops.add_norm_backward, back, backward | dtypes | {"grad_mask": wants}),
     ):
         changed: list[Any] = list(arguments)

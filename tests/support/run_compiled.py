@@ -17,16 +17,18 @@ import torch
 import triton
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from addnorm.ops.schema import SCHEMAS
-from addnorm.ops.streams.schema import SCHEMAS as STREAMS
+from addnorm.ops.schema import kernels_of
 from addnorm.ops.triton import backward, forward, launch, operators
 from addnorm.ops.triton.streams import backward as streams_backward
 from addnorm.ops.triton.streams import forward as streams_forward
-from addnorm.ops.triton.streams import operators as streams_operators
 from support import offline, stream_calls
 from support.cases import DTYPES, cotangents, gradients, make
 from support.memory_layouts import make_layouts, make_view
 
+# The operators by name, each by the Triton kernels.
+TRITON = {
+    op: function for name, kernel in operators.KERNELS.items() for op, function in kernels_of(name, kernel, ("",))
+}
 DEVICE = offline.Device()
 KERNELS = (
     forward.forward_kernel, backward.means_kernel, backward.backward_kernel, backward.finalize_kernel,
@@ -41,12 +43,10 @@ class Compiled(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         """Call the Triton version of an operator of this library."""
         name = func._schema.name.removeprefix("addnorm::")
-        if name in STREAMS:
-            return getattr(streams_operators, name)(*args, **(kwargs or {}))
-        if name not in SCHEMAS:
+        if name not in TRITON:
             return func(*args, **(kwargs or {}))
         with self if name == "add_norm_out" else nullcontext():  # which may call another operator
-            return getattr(operators, name)(*args, **(kwargs or {}))
+            return TRITON[name](*args, **(kwargs or {}))
 
 
 def forget() -> None:
@@ -141,7 +141,7 @@ def kept(d: int) -> list[int]:
     forget()
     branch, results = torch.zeros(4, d, dtype=torch.bfloat16), []
     for begin, width in ((0, d), (1, d), (0, d + 16), (0, d + 32), (0, d + 1)):
-        operators.add_norm(make_view(branch, begin, width), branch, None, None, 1e-5, False)
+        TRITON["add_norm"](make_view(branch, begin, width), branch, None, None, 1e-5, False)
         results.append(len(launch._compiled))
     return results
 

@@ -8,6 +8,7 @@ from torch import Tensor
 import addnorm
 from addnorm.ops.options import NORMS
 from addnorm.ops.streams import formula
+from addnorm.ops.streams.autograd import Inputs
 from addnorm.ops.streams.kinds import KINDS, sizes_of
 
 f32, f64, bf16 = torch.float32, torch.float64, torch.bfloat16
@@ -62,12 +63,12 @@ class StreamCall:
         if new is not None:
             x = x + (new.to(x.dtype) - x).detach()
         t |= {"branch": None, "mix": None, "inject": None}
-        project = t.pop("project")
-        eps = self.options.get("eps", 1e-5)
-        out = formula.boundary(
-            x, **t, project_weight=project, eps=eps, norm=NORMS[self.norm], kind=KINDS[self.kind], iterations=self.iterations,
-            gate_eps=1e-6, project_eps=1e-6, magnitude=2.0, **{name: None if x.dtype == f64 else d for name, d in dtypes.items()},
+        a = Inputs(
+            x, **t, eps=self.options.get("eps", 1e-5), norm=NORMS[self.norm], kind=KINDS[self.kind], iterations=self.iterations,
+            gate_eps=1e-6, project_eps=1e-6, magnitude=2.0,
+            **{name: None if x.dtype == f64 else dtypes[name] for name in ("streams_dtype", "out_dtype")},
         )  # fmt: skip
+        out = formula.boundary(a)
         results = dict(zip(("read", "collapse", "mix", "inject"), out[1:5], strict=True))
         return {"streams": x, **{name: value for name, value in results.items() if value.numel()}}
 

@@ -16,10 +16,13 @@ import triton.language as tl
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime import interpreter
 
-from addnorm.ops.schema import SCHEMAS
-from addnorm.ops.streams.schema import SCHEMAS as STREAMS
+from addnorm.ops.schema import kernels_of
 from addnorm.ops.triton import operators
-from addnorm.ops.triton.streams import operators as streams
+
+# The operators by name, each by the Triton kernels.
+TRITON = {
+    op: function for name, kernel in operators.KERNELS.items() for op, function in kernels_of(name, kernel, ("",))
+}
 
 
 def bfloat16_as_on_the_device(builder: Any, src: Any, dst_type: Any) -> Any:
@@ -88,12 +91,12 @@ class Interpreted(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         """Call the Triton version of an operator of this library."""
         name = func._schema.name.removeprefix("addnorm::")
-        if name not in SCHEMAS and name not in STREAMS:
+        if name not in TRITON:
             return func(*args, **(kwargs or {}))
         self.ran.append(name)
         again = self if name == "add_norm_out" else nullcontext()  # which may call another operator
         with np.errstate(all="ignore"), again:  # a GPU does not warn about overflow either
-            return getattr(streams if name in STREAMS else operators, name)(*args, **(kwargs or {}))
+            return TRITON[name](*args, **(kwargs or {}))
 
     @contextmanager
     def off(self) -> Iterator[None]:

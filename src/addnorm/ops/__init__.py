@@ -2,8 +2,8 @@
 
 `options.py` declares the options and `schema.py` the operators. Each backend registers its kernels with torch's dispatcher:
 `eager.py` the reference for every device, `cpu.py` the C++ library, `triton/` the CUDA kernels. `dispatch.py` and `out.py`
-call the operators; `autograd.py` has their autograd nodes and `capture.py` the calls that a graph records, `compile_mode.py` the
-formulas of torch.compile and `autocast.py` the dtypes; `validation.py` and `aliasing.py` check arguments; `philox.py` makes the
+call the operators; `autograd.py` has their gradients, `formulas.py` the forms for transforms and torch.compile, between which
+`compile_mode.py` chooses, and `autocast.py` the dtypes; `validation.py` and `aliasing.py` check arguments; `philox.py` makes the
 dropout mask. `sharding.py` and `streams/sharding.py` have the rules for DTensors, which `dtensor.py` registers at the first call
 with one.
 """
@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from addnorm.ops import schema, eager, cpu, triton, autocast, autograd, capture, dtensor, streams  # isort: skip  # schemas before the kernels
+from addnorm.ops import schema, eager, cpu, triton, autocast, autograd, dtensor, streams  # isort: skip  # schemas before the kernels
 
-__all__ = ["Backend", "autocast", "autograd", "backends", "capture", "cpu", "eager", "schema", "streams", "triton"]
+__all__ = ["Backend", "autocast", "autograd", "backends", "cpu", "eager", "schema", "streams", "triton"]
 
 dtensor.register_rules()  # where torch.distributed.tensor is imported already
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
+
+from addnorm._util.torch_internals import FakeTensor
 
 
 def is_same_memory(a: Tensor, b: Tensor) -> bool:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from addnorm.ops.options import norm_number
-from addnorm.ops.schema import by_name, library
+from addnorm._util.torch_internals import without_autocast
+from addnorm.ops.schema import kernels_of, library, overload_of
 
 
 def y_dtype(device_type: str, z_dtype: torch.dtype) -> torch.dtype:
@@ -23,32 +23,18 @@ def y_dtype(device_type: str, z_dtype: torch.dtype) -> torch.dtype:
 
 
 def _register(device_type: str, key: str, overload: str) -> None:
-    excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
-    op = getattr(torch.ops.addnorm.add_norm_forward, overload)
+    op = overload_of(f"add_norm_forward{overload}")
 
-    @by_name("add_norm_forward")
-    def forward(residual: Tensor, **arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-        if arguments.get("out_dtype") is None:
-            z_dtype = arguments.get("residual_dtype") or residual.dtype
-            arguments["out_dtype"] = y_dtype(device_type, z_dtype)
-        with torch._C._ExcludeDispatchKeyGuard(excluded):
-            return op(residual, **arguments)  # type: ignore[no-any-return]  # torch.ops is not typed
+    def forward(a: Any) -> tuple[Tensor, Tensor, Tensor]:
+        if a.out_dtype is None:
+            a = a._replace(out_dtype=y_dtype(device_type, a.residual_dtype or a.residual.dtype))
+        with without_autocast(key):
+            return op(*a)  # type: ignore[no-any-return]  # torch.ops is not typed
 
-    def train(residual: Tensor, branch: Tensor | None, *args: Any, outputs: int = 3) -> tuple[Tensor, Tensor, Tensor]:
-        *inputs, rms = args
-        return forward(residual, branch, *inputs, norm_number(rms), outputs=outputs)
-
-    def stream(residual: Tensor, branch: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
-        return train(residual, branch, *args, outputs=2)[:2]
-
-    def y_only(residual: Tensor, branch: Tensor | None, *args: Any) -> Tensor:
-        return train(residual, branch, *args, outputs=1)[0]
-
-    kernels = {"add_norm_forward": forward, "add_norm_train": train, "add_norm_stream": stream, "add_norm": y_only}
-    for name, kernel in kernels.items():
-        library.impl(name if overload == "default" else f"{name}.{overload}", kernel, key)
+    for name, kernel in kernels_of("add_norm_forward", forward, (overload,)):
+        library.impl(name, kernel, key)
 
 
-for _overload in ("default", "kernel"):
+for _overload in ("", ".kernel"):
     _register("cpu", "AutocastCPU", _overload)
     _register("cuda", "AutocastCUDA", _overload)

@@ -6,274 +6,238 @@ requires a gradient, the residual only if residual_scale does; for dropout, the 
 The node always returns z as its second output, even where the caller drops it. The saved z is then an output with its place in
 the autograd graph, so that a second derivative (through the formulas of `reference.py`, with statistics recomputed from z)
 reaches residual and branch.
+
+An eager call makes the node around an operator that has no gradient of its own: that is the cheapest way. What records operators
+(export, AOTAutograd, pipelining, `torch.jit.trace`, any dispatch mode) does not see such a node and would lose the gradients. A
+recorded call is therefore one operator. Its autograd kernel, registered here, makes the same node when the recorded program runs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from addnorm import reference
-from addnorm.ops import eager, save_outputs
-from addnorm.ops.options import ADD_OPTIONS, GRADIENTS, NORMS, norm_number
-from addnorm.ops.schema import ADD_ARGUMENTS, ADD_NAMES, ForwardArguments
+from addnorm._util.torch_internals import (
+    AfterAutograd,
+    BelowAutograd,
+    any_requires_grad,
+    exclude_from_capture,
+    has_dispatch_mode,
+    in_transform,
+)
+from addnorm.ops import compile_mode, cpu, eager, formulas, save_outputs
+from addnorm.ops.options import ADD_OPTIONS, GRADIENTS, NORMS
+from addnorm.ops.schema import (
+    ADD_ARGUMENTS,
+    FORMULA_BACKWARD,
+    NODE,
+    SCHEMAS,
+    BackwardArguments,
+    ForwardArguments,
+    define,
+    empty_placeholder,
+    kernels_of,
+    library,
+    outputs_of,
+)
 
 _ops = torch.ops.addnorm
-# Without OpOverload.__call__'s Python frame, as in dispatch.py.
-_train_eager, _train_backward_eager = _ops.add_norm_train.kernel._op, _ops.add_norm_train_backward.default._op
-_forward_eager, _backward_eager = _ops.add_norm_forward.kernel._op, _ops.add_norm_backward.default._op
-_NONE = NORMS["none"]
-# The numbers of the dtypes in a schema (c10::ScalarType): a number is parsed in a tenth of the half microsecond that a
-# torch.dtype takes.
-_CODES: dict[torch.dtype, Any] = {torch.float16: 5, torch.float32: 6, torch.float64: 7, torch.bfloat16: 15}
-_grad_enabled = torch.is_grad_enabled
-_compiling = torch.compiler.is_compiling
-
 # Indices of the differentiable arguments of add_norm_forward, in the order of GRADIENTS.
 PLACES = tuple(ForwardArguments._fields.index(name) for name in GRADIENTS)
 _BITS = {name: 1 << bit for bit, name in enumerate(GRADIENTS)}
-_RESIDUAL, _BRANCH, _WEIGHT, _BIAS = (_BITS[name] for name in GRADIENTS[:4])
+_RESIDUAL, _BRANCH, _PARAMETERS = _BITS["residual"], _BITS["branch"], _BITS["weight"] | _BITS["bias"]
 # Options whose gradient is computed from residual, from the branch, or from the branch without being a factor.
-_NEEDS_RESIDUAL = sum(_BITS[option.name] for option in ADD_OPTIONS if option.gradient == "residual")
-_NEEDS_BRANCH = sum(_BITS[option.name] for option in ADD_OPTIONS if option.gradient == "branch")
-_ADDITIVE = sum(_BITS[option.name] for option in ADD_OPTIONS if option.additive)
-# Arguments of the options before the norm: indices of the first and of the end. Counted from the first: indices of the tensors,
-# of the options that are only added, and of the scales and factors that must have their defaults in a plain add.
-_FIRST = ForwardArguments._fields.index(ADD_NAMES[0])
-_END = _FIRST + len(ADD_NAMES)
-_WEIGHT_OFFSET = ForwardArguments._fields.index("weight_offset")
-_TENSORS = tuple(place for place, argument in enumerate(ADD_ARGUMENTS) if argument.type == "Tensor?")
-_ADDED = tuple(ADD_NAMES.index(option.name) for option in ADD_OPTIONS if option.additive)
-_SCALES = tuple(place for place in _TENSORS if place not in _ADDED and ADD_NAMES[place] != "seed")
-_FACTORS = tuple(
-    (place, float(argument.default)) for place, argument in enumerate(ADD_ARGUMENTS) if argument.type == "float"
-)
-
-
-def _is_plain_add(add: Any) -> bool:
-    """Return whether the options leave the gradients of residual and branch equal to that of z."""
-    return not any(add[place] is not None for place in _SCALES) and all(
-        add[place] == default for place, default in _FACTORS
-    )
+_FROM_RESIDUAL = sum(_BITS[option.name] for option in ADD_OPTIONS if option.gradient == "residual")
+_FROM_BRANCH = sum(_BITS[option.name] for option in ADD_OPTIONS if option.gradient == "branch")
+_ADDED = tuple(option.name for option in ADD_OPTIONS if option.additive)
+_ADDITIVE = sum(_BITS[name] for name in _ADDED)
+# The options that are tensors, and the values of all others that leave the gradients of residual and branch equal to that of z.
+_TENSORS = tuple(argument.name for argument in ADD_ARGUMENTS if argument.type == "Tensor?")
+_SCALES = tuple(name for name in _TENSORS if name not in _ADDED and name != "seed")
+_PLAIN_ADD = {argument.name: float(argument.default) for argument in ADD_ARGUMENTS if argument.type == "float"}
+_WITHOUT_TENSORS: dict[str, Any] = dict.fromkeys(("weight", *_TENSORS))
 
 
 class AddNormFunction(torch.autograd.Function):
-    """Autograd node of add_norm_forward: `(y, z)` of its arguments without `outputs`.
+    """Autograd node of a call in Python: `(y, z)` of the arguments of `add_norm_forward` but `outputs`.
 
-    y is an empty placeholder where `norm` is "none", z where branch is None.
+    y is an empty placeholder where `norm` is "none", z where branch is None. csrc/autograd/node.cpp is the same node in C++,
+    without `save_outputs`; it takes this one's place where it is built.
     """
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
-        y, z, stats = _forward_eager(*arguments)
-        residual, branch, weight, bias, eps, norm = arguments[:_FIRST]
-        add = list(arguments[_FIRST:_END])
-        needs, grad_mask = ctx.needs_input_grad, 0
-        for bit, place in enumerate(PLACES):
-            if needs[place]:
-                grad_mask |= 1 << bit
-        # One tensor is the gradient of residual and of branch where the add is a plain one.
-        shared = branch is not None and residual.dtype == branch.dtype and _is_plain_add(add)
-        if not grad_mask & (_NEEDS_BRANCH | _ADDITIVE):
-            for place in _ADDED:  # no gradient depends on it, and the kernels are faster without it
-                add[place] = None
-        weight_offset = arguments[_WEIGHT_OFFSET]
-        z_dtype = None  # of the z that backward computes from y
-        if branch is not None and norm != _NONE and save_outputs.is_active():
-            save_outputs.check_weight(weight, bias, weight_offset)
-            z_dtype = z.dtype
+        a: Any = ForwardArguments(*arguments)
+        y, z, stats = _ops.add_norm_forward.kernel(*a)
+        needs = (*ctx.needs_input_grad, *[False] * len(a))
+        ctx.mask = mask = sum(1 << bit for bit, place in enumerate(PLACES) if needs[place])
+        if not mask & (_FROM_BRANCH | _ADDITIVE):  # no gradient depends on it, and the kernels are faster without it
+            a = a._replace(**dict.fromkeys(_ADDED))
+        ctx.z_dtype = None  # of the z that backward computes from y
+        if a.branch is not None and a.norm != NORMS["none"] and save_outputs.is_active():
+            save_outputs.check_weight(a.weight, a.bias, a.weight_offset)
+            ctx.z_dtype = z.dtype
+        keeps_z = ctx.z_dtype is None
         ctx.save_for_backward(
-            residual if branch is None else z if z_dtype is None else y,
-            stats if z_dtype is None else save_outputs.mark(stats),
-            weight,
-            None if z_dtype is None else bias,
-            residual if grad_mask & _NEEDS_RESIDUAL else None,
-            branch if grad_mask & _NEEDS_BRANCH else None,
-            *[add[place] for place in _TENSORS],
+            a.residual if a.branch is None else z if keeps_z else y,
+            stats if keeps_z else save_outputs.mark(stats),
+            a.weight,
+            None if keeps_z else a.bias,
+            a.residual if mask & _FROM_RESIDUAL else None,
+            a.branch if mask & _FROM_BRANCH else None,
+            *[getattr(a, name) for name in _TENSORS],
         )
-        for place in _TENSORS:
-            add[place] = None
-        dtypes = (
-            residual.dtype,
-            (residual if branch is None else branch).dtype,
-            torch.float32 if bias is None else bias.dtype,
-        )
-        ctx.call = eps, norm, branch is None, shared, grad_mask, dtypes, add, weight_offset, z_dtype
+        branch_dtype = None if a.branch is None else a.branch.dtype
+        # One tensor is the gradient of residual and of branch where the add is a plain one.
+        ctx.shared = branch_dtype == a.residual.dtype and _is_plain_add(a)
+        bias_dtype = torch.float32 if a.bias is None else a.bias.dtype
+        ctx.call = a._replace(residual=a.residual.dtype, branch=branch_dtype, bias=bias_dtype, **_WITHOUT_TENSORS)
         ctx.set_materialize_grads(False)
-        if not grad_mask & ~(_WEIGHT | _BIAS):
+        if not mask & ~_PARAMETERS:
             ctx.mark_non_differentiable(z)  # no summand requires a gradient
         return y, z
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        dy, dz = grads
-        eps, norm, norm_only, shared, grad_mask, dtypes, add, weight_offset, z_dtype = ctx.call
+        a, mask = ctx.call, ctx.mask
         # A placeholder has no gradient, but a compiled graph passes zeros for it.
-        if norm == _NONE:
-            dy = None
-        if norm_only:
-            dz = None
-        results: list[Tensor | None] = [None] * len(ForwardArguments._fields)
+        dy = None if a.norm == NORMS["none"] else grads[0]
+        dz = None if a.branch is None else grads[1]
+        results: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
         if dy is None:
             if dz is None:
                 return tuple(results)
-            grad_mask &= ~(_WEIGHT | _BIAS)  # only z was used, not the norm's parameters
-        pass_to_both = shared and grad_mask & _RESIDUAL and grad_mask & _BRANCH
-        if pass_to_both:
-            grad_mask &= ~_BRANCH
-        if dy is None and dz is not None and shared and not grad_mask & _ADDITIVE and not _grad_enabled():
-            results[0 if grad_mask & _RESIDUAL else 1] = dz.to(dtypes[0])  # the gradient of z, unchanged
-            results[1] = results[0] if pass_to_both else results[1]
-            return tuple(results)
-        z, stats, weight, bias, residual, branch, *tensors = ctx.saved_tensors
-        if z_dtype is not None:
-            z, stats = save_outputs.rebuild(z, stats, weight, bias, z_dtype, weight_offset)
-        add = list(add)
-        for place, tensor in zip(_TENSORS, tensors, strict=True):
-            add[place] = tensor
-        if _grad_enabled() and not _compiling():
-            # create_graph: through torch's own operators. A compiled graph has no second derivative.
-            input_grads = _differentiable(
-                eps, norm, dy, dz, z, weight, dtypes, grad_mask, weight_offset, residual, branch, add
-            )
+            mask &= ~_PARAMETERS  # only z was used, not the norm's parameters
+        both = ctx.shared and mask & _RESIDUAL and mask & _BRANCH
+        if both:
+            mask &= ~_BRANCH
+        if dy is None and dz is not None and ctx.shared and not mask & _ADDITIVE:
+            results[0 if mask & _RESIDUAL else 1] = dz.to(a.residual)  # the gradient of z, unchanged
         else:
-            codes = [_CODES.get(dtype, dtype) for dtype in dtypes]
-            input_grads = _backward_eager(
-                dy, dz, z, stats, weight, norm, *codes, grad_mask, weight_offset, residual, branch, *add
-            )
-        for bit, place in enumerate(PLACES):
-            if grad_mask >> bit & 1:
-                results[place] = input_grads[bit]
-        if pass_to_both:
+            for bit, (place, grad) in enumerate(zip(PLACES, _gradients(ctx, dy, dz, mask), strict=True)):
+                if mask >> bit & 1:
+                    results[place] = grad
+        if both:
             results[1] = results[0]
         return tuple(results)
 
 
-def _differentiable(
-    eps: float,
-    norm: int,
-    dy: Tensor | None,
-    dz: Tensor | None,
-    z: Tensor,
-    weight: Tensor | None,
-    dtypes: tuple[torch.dtype, torch.dtype, torch.dtype],
-    grad_mask: int,
-    weight_offset: float,
-    residual: Tensor | None,
-    branch: Tensor | None,
-    add: list[Any],
-) -> list[Tensor | None]:
-    """Compute the backward operator's results in the reference's formulas, in the order of GRADIENTS."""
-    stats = None
-    if dy is not None:
-        stats = reference.statistics(z.to(reference.compute_dtype(z)), eager.norm_kind(norm), eps)
-    options = dict(zip(ADD_NAMES, add, strict=True))
-    grads = eager.gradients(
-        dy, dz, z, stats, weight, norm, weight_offset=weight_offset, residual=residual, branch=branch, **options
+def _is_plain_add(a: Any) -> bool:
+    """Return whether the options leave the gradients of residual and branch equal to that of z."""
+    return all(getattr(a, name) is None for name in _SCALES) and all(
+        getattr(a, name) == value for name, value in _PLAIN_ADD.items()
     )
-    dtype: dict[str, Any] = dict(zip(("residual", "branch", "bias"), dtypes, strict=True))
-    dtype |= {name: t.dtype for name, t in options.items() if isinstance(t, Tensor)}
-    dtype["weight"] = None if weight is None else weight.dtype
-    requested = (grads[name] if grad_mask >> bit & 1 else None for bit, name in enumerate(GRADIENTS))
-    return [None if grad is None else grad.to(dtype[name]) for name, grad in zip(GRADIENTS, requested, strict=True)]
 
 
-class FastFunction(torch.autograd.Function):
-    """Autograd node of a call without options, with outputs `(y, z)` and as little Python as possible."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        residual: Tensor,
-        branch: Tensor | None,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        eps: float,
-        rms: bool,
-    ) -> tuple[Tensor, Tensor]:
-        y, z, stats = _train_eager(residual, branch, weight, bias, eps, rms)
-        z_dtype = None  # of the z that backward computes from y
-        if branch is None:
-            ctx.save_for_backward(residual, stats, weight)
-        elif not save_outputs.is_active():
-            ctx.save_for_backward(z, stats, weight)
-        else:
-            save_outputs.check_weight(weight, bias)
-            ctx.save_for_backward(y, save_outputs.mark(stats), weight, bias)
-            z_dtype = z.dtype
-        ctx.set_materialize_grads(False)
-        ctx.call = (
-            z_dtype,
-            eps,
-            rms,
-            residual.dtype,
-            residual.dtype if branch is None else branch.dtype,
-            torch.float32 if bias is None else bias.dtype,
-        )
-        if not (ctx.needs_input_grad[0] or ctx.needs_input_grad[1]):
-            ctx.mark_non_differentiable(z)  # no summand requires a gradient
-        return y, z
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        dy, dz = grads
-        needs_residual, needs_branch, needs_weight, needs_bias, _, _ = ctx.needs_input_grad
-        z_dtype, eps, rms, dresidual_dtype, branch_dtype, bias_dtype = ctx.call
-        # One tensor is the gradient of residual and of branch where their dtypes agree.
-        shared = needs_residual and needs_branch and dresidual_dtype == branch_dtype
-        if dy is None:  # only z was used: its gradient is passed on unchanged
-            if dz is None:
-                return (None,) * 6
-            dresidual = dz.to(dresidual_dtype) if needs_residual else None
-            dbranch = dresidual if shared else dz.to(branch_dtype) if needs_branch else None
-            return dresidual, dbranch, None, None, None, None
-        z, stats, weight, *bias = ctx.saved_tensors
-        if z_dtype is not None:
-            z, stats = save_outputs.rebuild(z, stats, weight, bias[0] if bias else None, z_dtype)
-        if not needs_branch and dz is not None and dz.shape != z.shape:
-            dz = None  # the norm alone: z is a placeholder, but a compiled graph passes zeros for it
-        if _grad_enabled() and not _compiling():
-            # create_graph: through torch's own operators. A compiled graph has no second derivative.
-            recomputed = reference.statistics(z.to(reference.compute_dtype(z)), "rms" if rms else "layer", eps)
-            input_grads = eager.gradients(dy, dz, z, recomputed, weight, norm_number(rms))
-            dtypes = (dresidual_dtype, branch_dtype, None if weight is None else weight.dtype, bias_dtype)
-            requested = zip(GRADIENTS, ctx.needs_input_grad, dtypes, strict=False)
-            return (*(input_grads[name].to(dtype) if need else None for name, need, dtype in requested), None, None)  # type: ignore[union-attr]  # every gradient exists, since dy does
-        grad_mask = needs_residual + 2 * (needs_branch and not shared) + 4 * needs_weight + 8 * needs_bias
-        codes = _CODES[dresidual_dtype], _CODES[branch_dtype], _CODES[bias_dtype]
-        dresidual, dbranch, dweight, dbias = _train_backward_eager(dy, dz, z, stats, weight, rms, *codes, grad_mask)
-        return (
-            dresidual if needs_residual else None,
-            dresidual if shared else dbranch if needs_branch else None,
-            dweight if needs_weight else None,
-            dbias if needs_bias else None,
-            None,
-            None,
-        )
+def _gradients(ctx: Any, dy: Tensor | None, dz: Tensor | None, mask: int) -> tuple[Tensor, ...]:
+    """Return the gradients from the tensors that a node saved."""
+    a = ctx.call
+    z, stats, weight, bias, residual, branch, *tensors = ctx.saved_tensors
+    if ctx.z_dtype is not None:
+        z, stats = save_outputs.rebuild(z, stats, weight, bias, ctx.z_dtype, a.weight_offset)
+    options = {argument.name: getattr(a, argument.name) for argument in ADD_ARGUMENTS}
+    arguments = BackwardArguments(
+        dy, dz, z, stats, weight, a.norm, a.residual, a.branch or a.residual, a.bias, mask, a.weight_offset, residual, branch,
+        **options | dict(zip(_TENSORS, tensors, strict=True)),
+    )  # fmt: skip
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # a compiled graph has no second derivative
+        return _differentiable_gradients(a.eps, *arguments)
+    return _ops.add_norm_backward(*arguments)  # type: ignore[no-any-return]  # torch.ops is not typed
 
 
-# Function.apply without its Python half, which only detects function transforms; the callers check for these.
-fast_apply = torch._C._FunctionBase.__dict__["apply"].__get__(None, FastFunction)
-full_apply = torch._C._FunctionBase.__dict__["apply"].__get__(None, AddNormFunction)
-# The engine calls `backward` directly, without the two Python frames that look it up at every call.
-for _function in (FastFunction, AddNormFunction):
-    _function._backward_cls.apply = _function.backward  # type: ignore[attr-defined]  # the metaclass makes it
+def _differentiable_gradients(eps: float, *arguments: Any, **options: Any) -> tuple[Tensor, ...]:
+    """Return the backward operator's results in the reference's formulas (create_graph), with statistics that depend on z."""
+    a: Any = BackwardArguments(*arguments, **options)
+    stats = None
+    if a.dy is not None:
+        stats = reference.statistics(a.z.to(reference.compute_dtype(a.z)), eager.norm_kind(a.norm), eps)
+    return tuple(empty_placeholder(a.z) if grad is None else grad for grad in eager.gradients(a, stats))
 
 
-def exclude_from_capture(*functions: Any) -> None:
-    """Exclude functions, and what they call, from capture by torch.compile's frontend.
+exclude_from_capture(AddNormFunction.backward)
+define(FORMULA_BACKWARD)
+library.impl("add_norm_backward.formula", _differentiable_gradients, "CompositeImplicitAutograd")
 
-    A backward that runs between two graphs of a compiled model, as where a model returns gradients, would be captured as if it
-    were compiled, and a compiled backward has no second derivative.
+
+def _load_node() -> Any:
+    """Load the node in C++ that was built with this version of torch, whose C++ interface has no stable ABI; None without it."""
+    path = cpu.LIBRARY.with_name(f"_autograd-{torch.__version__}.so")
+    if cpu.ISA is None or cpu.OVERRIDE or not path.exists():
+        return None
+    define(NODE)
+    torch.ops.load_library(str(path))
+    return _ops.add_norm_node.default
+
+
+node = _load_node()
+
+
+def apply(*arguments: Any) -> tuple[Tensor, Tensor]:
+    """Return `(y, z)` of a call in an autograd node, from the arguments of `add_norm_forward` but `outputs`."""
+    if node is None or save_outputs.is_active():
+        return AddNormFunction.apply(*arguments)  # type: ignore[no-any-return]  # torch does not type it
+    return node(*arguments)  # type: ignore[no-any-return]
+
+
+def register(name: str, differentiate: Callable[..., Any]) -> None:
+    """Register the autograd kernel of an operator, which runs in a recorded program and under function transforms.
+
+    Without a gradient nothing is computed for a backward, so a program that is exported in grad mode serves as fast as one that
+    is exported without.
+
+    Args:
+        name: the operator.
+        differentiate: computes it with a gradient: in an autograd node, or under a transform in torch's operators.
     """
-    try:
-        from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
-    except ImportError:  # a torch without it
-        return
-    for function in functions:
-        set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+    op = getattr(_ops, name).default
+
+    def kernel(keyset: Any, *args: Any, **options: Any) -> Any:
+        if in_transform() or (torch.is_grad_enabled() and any_requires_grad(*args, **options)):
+            return differentiate(*args, **options)
+        with BelowAutograd():
+            return op.redispatch(keyset & AfterAutograd, *args, **options)
+
+    library.impl(name, kernel, "Autograd", with_keyset=True)
 
 
-exclude_from_capture(FastFunction.backward, AddNormFunction.backward)
+def _differentiate(a: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return _to_results(a, *(formulas.formula(a) if in_transform() else apply(*a[:-1])))
+
+
+def _to_results(a: Any, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return y, z and the statistics, with placeholders where the operator has them."""
+    outputs = outputs_of(a)
+    results: list[Any] = [y, z, None]
+    if outputs.stats is not None:
+        final = (a.residual if a.branch is None else z).detach()
+        results[2] = _ops.add_norm_forward.kernel(final, None, None, None, a.eps, a.norm)[2]
+    pairs = zip(results, outputs, strict=True)
+    return tuple(empty_placeholder(a.residual) if output is None else result for result, output in pairs)  # type: ignore[return-value]
+
+
+for _name, _kernel in kernels_of("add_norm_forward", _differentiate, ("",)):
+    register(_name, _kernel)
+    library.impl(f"{_name}.kernel", getattr(_ops, _name).default, "Tracer")
+
+
+def _register_formula(name: str, fusible: Callable[..., Any]) -> None:
+    """Register the overload that is the formula: a compiler that traces it gets the formula, all others the operator."""
+    op, overload = getattr(_ops, name).default, f"{name}.{compile_mode.OVERLOAD}"
+
+    def kernel(*args: Any, **options: Any) -> Any:
+        return fusible(*args, **options) if has_dispatch_mode() else op(*args, **options)
+
+    define(overload + SCHEMAS[name])
+    library.impl(overload, kernel, "CompositeImplicitAutograd")
+
+
+def _fusible(a: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return _to_results(a._replace(outputs=min(a.outputs, 2)), *formulas.fusible_formula(a))
+
+
+for _name, _kernel in kernels_of("add_norm_forward", _fusible, ("",)):
+    _register_formula(_name, _kernel)

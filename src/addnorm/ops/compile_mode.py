@@ -10,13 +10,10 @@ graph; a backend that runs the graph as it is runs the operator.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-
-from addnorm import reference
 
 Mode = Literal["op", "formula"]
 MODES: tuple[Mode, ...] = ("op", "formula")
@@ -73,35 +70,3 @@ def mode(residual: Tensor, plain: bool) -> Mode:
     is_tensor = isinstance(residual, torch.nn.Parameter) or type(residual) is Tensor
     is_formula = plain and is_tensor and residual.device.type in FORMULA_DEVICES and residual.numel() < FEWEST_FOR_OP
     return "formula" if is_formula else "op"
-
-
-def normalize(
-    z: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    *,
-    norm: reference.Norm,
-    eps: float,
-    weight_offset: float = 0.0,
-    casting: reference.Casting = "float32",
-    dtype: torch.dtype | None = None,
-) -> Tensor:
-    """Return what `reference.normalize` returns, by torch's own norm, for which Inductor has a loop.
-
-    The upcast comes first: of a low-precision input torch's LayerNorm keeps the statistics in low precision on CPU.
-    """
-    if casting != "float32" or z.shape[-1] == 0:
-        arguments: dict[str, Any] = {"norm": norm, "eps": eps, "weight_offset": weight_offset, "casting": casting}
-        return reference.normalize(z, weight, bias, dtype=dtype, **arguments)
-    acc = reference.compute_dtype(z)
-    scale = None if weight is None else weight.to(acc) + weight_offset if weight_offset else weight.to(acc)
-    shift = None if bias is None else bias.to(acc)
-    return plain_norm(z.to(acc), scale, shift, norm, eps).to(dtype or z.dtype)
-
-
-def plain_norm(z: Tensor, weight: Tensor | None, bias: Tensor | None, norm: reference.Norm, eps: float) -> Tensor:
-    """Return torch's own norm of z."""
-    if norm == "layer":
-        return F.layer_norm(z, z.shape[-1:], weight, bias, eps)
-    y = F.rms_norm(z, z.shape[-1:], weight, eps)
-    return y if bias is None else y + bias

@@ -10,11 +10,8 @@ import torch
 
 from addnorm import reference
 from addnorm.ops import eager
-from addnorm.ops.schema import OVERLOADS
+from addnorm.ops.schema import OVERLOADS, kernels_of, overload_of
 from addnorm.ops.streams import eager as streams
-from addnorm.ops.streams.schema import SCHEMAS as STREAMS
-
-FUNCTIONAL = tuple(name for name in OVERLOADS if name != "add_norm_out")
 
 
 def decompositions(*, core_aten: bool = True) -> dict[Any, Callable[..., Any]]:
@@ -63,12 +60,10 @@ def decompositions(*, core_aten: bool = True) -> dict[Any, Callable[..., Any]]:
         True
     """
     table: Any = torch.export.default_decompositions() if core_aten else {}
-    for name in FUNCTIONAL:
-        for overload in OVERLOADS[name]:
-            operator = getattr(getattr(torch.ops.addnorm, name), overload.partition(".")[2] or "default")
-            table[operator] = _traced(getattr(eager, name))
-    for name in STREAMS:
-        table[getattr(torch.ops.addnorm, name).default] = _traced(getattr(streams, name))
+    for name, kernel in {**eager.KERNELS, **streams.KERNELS}.items():
+        if name != "add_norm_out":
+            overloads = OVERLOADS.get(name, ("",))
+            table |= {overload_of(op): _traced(function) for op, function in kernels_of(name, kernel, overloads)}
     return table  # type: ignore[no-any-return]  # torch's table is a dict
 
 

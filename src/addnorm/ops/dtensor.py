@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from addnorm._util.torch_internals import mark_as_constant
+
 _TORCH = "torch.distributed.tensor"
 _RULES = "addnorm.ops.streams.sharding"  # which imports `ops/sharding.py`
 _randint = torch.randint
@@ -25,16 +27,13 @@ def is_dtensor(t: Any) -> bool:
     return module is not None and isinstance(t, module.DTensor)
 
 
+@mark_as_constant
 def register_rules() -> bool:
     """Register the operators' rules for DTensors if there can be any; return whether this call registered them."""
     if _TORCH not in sys.modules or _RULES in sys.modules:
         return False
     importlib.import_module(_RULES)
     return True
-
-
-# `torch.compiler.assume_constant_result`, which would import all of Dynamo: a traced call runs the function while it is traced.
-register_rules._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def draw_seed(like: Tensor) -> Tensor:

@@ -10,59 +10,48 @@ Calls that the operator does not support (function transforms, forward-mode deri
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from addnorm._util.arguments import is_number
+from addnorm._util.torch_internals import in_transform, increment_version
 from addnorm.ops import dispatch, dtensor, validation
 from addnorm.ops.options import NORMS
-from addnorm.ops.schema import OutArguments
+from addnorm.ops.schema import ADD_NAMES
 
 _add_norm_out = torch.ops.addnorm.add_norm_out.default
-_add_norm_out_eager = _add_norm_out._op  # without OpOverload.__call__'s Python frame, as in dispatch.py
 _compiling = torch.compiler.is_dynamo_compiling
-_grad_enabled = torch.is_grad_enabled
-_transforms_active = torch._C._are_functorch_transforms_active
-_increment_version = torch._C._increment_version
-_forward_ad: Any = forward_ad
 _ERRORS = (*dispatch.ERRORS, ValueError)
+_OPTIONS = (*ADD_NAMES, "weight_offset", "casting")
 
 
-class Names(NamedTuple):
-    """The caller's names of the tensors for y and z, and the remedy where a gradient is required."""
+class Targets(NamedTuple):
+    """The tensors for y and z (None: not written), the caller's names of them, and the remedy where a gradient is required."""
 
-    y: str
-    z: str
-    remedy: str
+    y: Tensor | None
+    z: Tensor | None
+    y_name: str
+    z_name: str
+    remedy: str = "leave out out="
 
-
-IN_PLACE = Names("branch", "residual", "use the function without the underscore")
-OUT_Y = Names("out", "z", "leave out out=")
-OUT_Z = Names("y", "out", "leave out out=")
-OUT_BOTH = Names("out[0]", "out[1]", "leave out out=")
-
-Targets = tuple[Tensor | None, Tensor | None, Names]
+    def by_name(self) -> dict[str, Tensor]:
+        """Return the tensors by the caller's names."""
+        return {name: t for name, t in ((self.z_name, self.z), (self.y_name, self.y)) if t is not None}
 
 
-def split_out(out: Any, return_residual: bool) -> Targets:
-    """Split `out` into the tensors for y and z, and their names."""
+def in_place(y: Tensor | None, z: Tensor) -> Targets:
+    """Return the targets of an in-place function: y in branch, z in residual."""
+    return Targets(y, z, "branch", "residual", "use the function without the underscore")
+
+
+def split_out(out: Any, return_residual: bool, *, add_only: bool = False) -> Targets:
+    """Split `out` into the tensors for y and z."""
     validation.check_out(out, return_residual)
-    return (out[0], out[1], OUT_BOTH) if return_residual else (out, None, OUT_Y)
-
-
-def select_run(out: Any, return_residual: bool) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Return `dispatch.run`, or if `out` is not None the function that writes the results into it."""
-    return dispatch.run if out is None else functools.partial(run, targets=split_out(out, return_residual))
-
-
-def residual_dtype(out: Any) -> torch.dtype | None:
-    """Return the dtype of z that `out` implies, if it has a tensor for z."""
-    return out[1].dtype if isinstance(out, tuple | list) and isinstance(out[-1], Tensor) else None
+    if add_only:
+        return Targets(None, out, "y", "out")
+    return Targets(*out, "out[0]", "out[1]") if return_residual else Targets(out, None, "out", "z")
 
 
 def fast_path(
@@ -72,36 +61,25 @@ def fast_path(
     bias: Tensor | None,
     eps: float,
     norm: str,
-    y: Tensor | None,
-    z: Tensor | None,
-    names: Names,
+    targets: Targets,
 ) -> None:
     """Write y and z of a call without options. Each tenth of a microsecond counts here."""
+    y, z = targets[:2]
     try:
         if eps.__class__ is not float and not is_number(eps):
             raise TypeError  # the argument check below names the argument
-        if _grad_enabled() and (
-            residual.requires_grad
-            or (branch is not None and branch.requires_grad)
-            or (weight is not None and weight.requires_grad)
-            or (bias is not None and bias.requires_grad)
-            or (y is not None and y.requires_grad)
-            or (z is not None and z.requires_grad)
-        ):
-            inputs = _by_name(residual, branch, weight=weight, bias=bias)
-            validation.refuse_gradients(inputs | _by_target((y, z, names)), names.remedy)
-        if _compiling():
-            _add_norm_out(residual, branch, weight, bias, eps, NORMS[norm], y, z)
-        elif _forward_ad._current_level >= 0 or _transforms_active():
-            run(residual, branch, weight, bias, eps, norm, targets=(y, z, names))
+        arguments = residual, branch, weight, bias, eps, NORMS[norm], y, z
+        if dispatch.requires_grad(*arguments):
+            _refuse_gradients(targets, _by_name(residual, branch, weight, bias))
+        if in_transform():
+            run(residual, branch, weight, bias, eps, norm, targets=targets)
         else:
-            _add_norm_out_eager(residual, branch, weight, bias, eps, NORMS[norm], y, z)
-            _increment_version([y] if z is None else [z] if y is None else [y, z])  # type: ignore[list-item]  # not both are None
+            _call(arguments, y, z)
     except _ERRORS:
         validation.check(residual, branch, weight, bias, eps)
-        _check(residual, (y, z, names), _by_name(residual, branch, weight=weight, bias=bias))
+        _check(residual, targets, _by_name(residual, branch, weight, bias))
         if dtensor.register_rules():  # the first call with DTensors
-            return fast_path(residual, branch, weight, bias, eps, norm, y, z, names)
+            return fast_path(residual, branch, weight, bias, eps, norm, targets)
         raise
 
 
@@ -112,32 +90,42 @@ def run(
     bias: Tensor | None,
     eps: float,
     norm: str,
-    return_residual: bool = True,
     *,
     targets: Targets,
     normalized_shape: Any = None,
     residual_dtype: torch.dtype | None = None,
     out_dtype: torch.dtype | None = None,
     **options: Any,
-) -> tuple[Any, Any]:
-    """Write y and z of a call with options, as in `dispatch.run`, and return the tensors that were written."""
-    y, z, names = targets
-    inputs = _by_name(residual, branch, weight=weight, bias=bias, **options)
-    tensors = inputs | _by_target(targets)
-    if _grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors.values()):
-        validation.refuse_gradients(tensors, names.remedy)
+) -> None:
+    """Write y and z of a call with options, as in `dispatch.run`."""
+    y, z = targets[:2]
+    inputs = _by_name(residual, branch, weight, bias, **options)
+    if dispatch.requires_grad(*inputs.values(), y, z):
+        _refuse_gradients(targets, inputs)
+
+    def write(a: Any) -> tuple[Tensor, Tensor]:
+        """Call the operator; `residual` is flattened where the norm is over several dimensions."""
+        flat_y, flat_z = (t if t is None or t.dim() == a.residual.dim() else t.view(a.residual.shape) for t in (y, z))
+        written = flat_y, flat_z
+        if z is None and a.residual_dtype not in (None, a.residual.dtype):
+            flat_z = a.residual.new_empty(
+                a.residual.shape, dtype=a.residual_dtype
+            )  # y is computed from a z of this dtype
+        _call((*a[:6], flat_y, flat_z, *[getattr(a, name) for name in _OPTIONS]), *written)
+        return a.residual, a.residual  # unused: y and z are written
+
     try:
-        transformed = not _compiling() and (_forward_ad._current_level >= 0 or _transforms_active())
+        transformed = not _compiling() and in_transform()
         if normalized_shape is not None and not transformed:
             _check(residual, targets, inputs)  # the operator sees other shapes
-        for name, target, dtype in ((names.y, y, out_dtype), (names.z, z, residual_dtype)):
+        for name, target, dtype in ((targets.y_name, y, out_dtype), (targets.z_name, z, residual_dtype)):
             if target is not None and dtype not in (None, target.dtype):
                 validation.refuse_dtype(name, target, dtype)
         strided = normalized_shape is not None and not all(t is None or t.is_contiguous() for t in (y, z))
         results = dispatch.run(
-            residual, branch, weight, bias, eps, norm, return_residual, normalized_shape=normalized_shape,
+            residual, branch, weight, bias, eps, norm, z is not None, normalized_shape=normalized_shape,
             residual_dtype=residual_dtype if z is None else z.dtype, out_dtype=None if y is None else y.dtype,
-            compute=None if transformed or strided else functools.partial(_write, y, z), **options,
+            compute=None if transformed or strided else write, **options,
         )  # fmt: skip
         if transformed or strided:
             for target, result in zip((y, z), results, strict=True):
@@ -147,38 +135,28 @@ def run(
         validation.check(residual, branch)
         _check(residual, targets, inputs)
         raise
-    return y, z
 
 
-def _write(y: Tensor | None, z: Tensor | None, a: Any, return_residual: bool) -> tuple[Tensor, Tensor]:
-    """Write y and z for `dispatch.run`, whose `residual` is flattened where the norm is over several dimensions."""
-    residual = a.residual
-    y, z = (t if t is None or t.dim() == residual.dim() else t.view(residual.shape) for t in (y, z))
-    written = [t for t in (y, z) if t is not None]
-    if z is None and a.residual_dtype not in (None, residual.dtype):
-        z = residual.new_empty(residual.shape, dtype=a.residual_dtype)  # y is computed from a z of this dtype
-    (_add_norm_out if _compiling() else _add_norm_out_eager)(*a[:6], y, z, *[getattr(a, name) for name in _OPTIONS])
+def _call(arguments: tuple[Any, ...], *written: Tensor | None) -> None:
+    """Call the operator, and increment the version counters of the tensors that it wrote."""
+    _add_norm_out(*arguments)
     if not _compiling():
-        _increment_version(written)
-    return residual, residual  # unused: y and z are written
+        increment_version([t for t in written if t is not None])
 
 
-_OPTIONS = OutArguments._fields[8:]
-
-
-def _by_name(residual: Tensor, branch: Tensor | None, **arguments: Any) -> dict[str, Any]:
+def _by_name(
+    residual: Tensor, branch: Tensor | None, weight: Tensor | None, bias: Tensor | None, **options: Any
+) -> dict[str, Any]:
     """Return the inputs by the caller's names."""
-    return {"x": residual, **arguments} if branch is None else {"residual": residual, "branch": branch, **arguments}
+    first = {"x": residual} if branch is None else {"residual": residual, "branch": branch}
+    return {**first, "weight": weight, "bias": bias, **options}
 
 
-def _by_target(targets: Targets) -> dict[str, Tensor]:
-    """Return the tensors that are written by the caller's names."""
-    y, z, names = targets
-    return {name: t for name, t in ((names.z, z), (names.y, y)) if t is not None}
+def _refuse_gradients(targets: Targets, inputs: dict[str, Any]) -> NoReturn:
+    validation.refuse_gradients(inputs | targets.by_name(), targets.remedy)
 
 
 def _check(residual: Tensor, targets: Targets, inputs: dict[str, Any]) -> None:
-    tensors = _by_target(targets)
-    validation.check_targets(tensors, residual)
-    if not _compiling() and not _transforms_active() and not dtensor.is_dtensor(residual):  # these have no addresses
-        validation.check_memory(tensors, inputs)
+    validation.check_targets(targets.by_name(), residual)
+    if not _compiling() and not in_transform() and not dtensor.is_dtensor(residual):  # these have no addresses
+        validation.check_memory(targets.by_name(), inputs)

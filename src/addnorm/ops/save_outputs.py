@@ -13,18 +13,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
 from addnorm import reference
+from addnorm._util.torch_internals import FakeTensor, is_tracing
 from addnorm.ops.dtensor import is_dtensor
 
 SMALLEST_WEIGHT = 2.0**-10  # below, y may be subnormal in float16
 LARGEST_BIAS = 16.0  # times |weight|: above, y keeps less than a sixteenth of x_hat's precision
 
 _active: ContextVar[bool] = ContextVar("save_outputs", default=False)
-# Modes that record a graph, in which no value of a weight can be looked at.
-_TRACERS = (torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FUNCTIONAL)
-_mode = torch._C._get_dispatch_mode
 
 
 @contextmanager
@@ -85,7 +82,7 @@ class _Setting(AbstractContextManager[None]):
 
 def is_active() -> bool:
     """Return whether a call keeps y: in the context, and not in a graph that is being compiled or traced."""
-    return _active.get() and not torch.compiler.is_compiling() and not any(_mode(key) for key in _TRACERS)
+    return _active.get() and not torch.compiler.is_compiling() and not is_tracing()
 
 
 def checkpoint_contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:

@@ -1,7 +1,8 @@
 """The operators' schemas, and the fake kernels that return their outputs' shapes and dtypes without computing.
 
 The dispatcher is the registry of backends: `eager.py` registers the reference for every device, the C++ library (`cpu.py`) the
-CPU kernels, `triton/` the CUDA kernels. The operators are private; use `addnorm.functional`.
+CPU kernels, `triton/` the CUDA kernels. Each writes a kernel of one argument, the operator's arguments by name, and
+`kernels_of` makes the functions to register from it. The operators are private; use `addnorm.functional`.
 
 The C++ library defines the operators too, from the copy of these schemas in csrc/arguments.h, so that an exported program runs
 in a process that loads the library and not this package. This module defines those that are not defined yet.
@@ -9,8 +10,8 @@ in a process that loads the library and not this package. This module defines th
 All but `add_norm_out` are functional: they return fresh, contiguous, distinct tensors. The number of outputs is fixed, so an
 output that was not requested is an empty placeholder. Without a branch an operator computes the norm alone.
 
-The first four operators have no options: each argument costs time, and a call on one row takes a few microseconds in all. They
-return y; y and z; y, z and the statistics for a backward; the gradients. The next two take every option.
+`add_norm` and `add_norm_stream` have no options: each argument costs time, and a call on one row takes a few microseconds in all.
+They return y; y and z. `add_norm_forward` and its backward take every option.
 
 `add_norm_out` writes y and z into existing tensors and rounds to their dtypes. Without a z tensor, z has the residual's dtype.
 Each element is read before it is written, so y and z may be exactly the memory of residual or branch; any other overlap raises
@@ -20,41 +21,18 @@ an error. Only `out.py` increments the version counters of the tensors that were
 from __future__ import annotations
 
 import ast
-import functools
 from collections import namedtuple
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from addnorm._util.torch_internals import find_schemas, parse_schema
 from addnorm.ops import cpu, validation  # cpu loads the C++ library, which defines the operators
 from addnorm.ops.options import ADD_OPTIONS, DTYPE_OPTIONS, GRADIENTS, NORM_OPTIONS, NORMS, norm_number, to_schema
 
-T = TypeVar("T")
-
-_INPUTS = "Tensor residual, Tensor? branch, Tensor? weight, Tensor? bias, float eps"
-_GRADS = "ScalarType dresidual_dtype, ScalarType branch_dtype, ScalarType bias_dtype, int grad_mask"
-_ADD, _NORM = to_schema(ADD_OPTIONS), to_schema(NORM_OPTIONS)
-
-SCHEMAS = {
-    "add_norm": f"({_INPUTS}, bool rms) -> Tensor",
-    "add_norm_stream": f"({_INPUTS}, bool rms) -> (Tensor y, Tensor z)".replace("Tensor? branch", "Tensor branch"),
-    "add_norm_train": f"({_INPUTS}, bool rms) -> (Tensor y, Tensor z, Tensor stats)",
-    "add_norm_train_backward": (
-        f"(Tensor dy, Tensor? dz, Tensor z, Tensor stats, Tensor? weight, bool rms, {_GRADS}) "
-        f"-> ({', '.join(f'Tensor {name}' for name in GRADIENTS[:4])})"
-    ),
-    "add_norm_forward": (
-        f"({_INPUTS}, int norm, {_ADD}, {_NORM}, {to_schema(DTYPE_OPTIONS)}, int outputs=3) "
-        "-> (Tensor y, Tensor z, Tensor stats)"
-    ),
-    "add_norm_backward": (
-        f"(Tensor? dy, Tensor? dz, Tensor z, Tensor stats, Tensor? weight, int norm, {_GRADS}, float weight_offset=0.0, "
-        f"Tensor? residual=None, Tensor? branch=None, {_ADD}) -> ({', '.join(f'Tensor {name}' for name in GRADIENTS)})"
-    ),
-    "add_norm_out": f"({_INPUTS}, int norm, Tensor(a!)? y, Tensor(b!)? z, {_ADD}, {_NORM}) -> ()",
-}
+Kernel = Callable[[Any], Any]  # of the operator's arguments, by name
 
 
 class Argument(NamedTuple):
@@ -78,50 +56,109 @@ def parse_arguments(schema: str) -> tuple[Argument, ...]:
     return tuple(Argument(kind, name, default) for (kind, name), default in parts)
 
 
-def _arguments_tuple(name: str, arguments: tuple[Argument, ...]) -> Any:
-    defaults = [ast.literal_eval(argument.default) for argument in arguments if argument.default]
-    return namedtuple(name, [argument.name for argument in arguments], defaults=defaults)
+_INPUTS = "Tensor residual, Tensor? branch, Tensor? weight, Tensor? bias, float eps"
+_ADD, _NORM = to_schema(ADD_OPTIONS), to_schema(NORM_OPTIONS)
+_FORWARD = f"({_INPUTS}, int norm, {_ADD}, {_NORM}, {to_schema(DTYPE_OPTIONS)}"
 
+SCHEMAS = {
+    "add_norm": f"({_INPUTS}, bool rms) -> Tensor",
+    "add_norm_stream": f"({_INPUTS}, bool rms) -> (Tensor y, Tensor z)".replace("Tensor? branch", "Tensor branch"),
+    "add_norm_forward": f"{_FORWARD}, int outputs=3) -> (Tensor y, Tensor z, Tensor stats)",
+    "add_norm_backward": (
+        "(Tensor? dy, Tensor? dz, Tensor z, Tensor stats, Tensor? weight, int norm, ScalarType dresidual_dtype, "
+        "ScalarType branch_dtype, ScalarType bias_dtype, int grad_mask, float weight_offset=0.0, Tensor? residual=None, "
+        f"Tensor? branch=None, {_ADD}) -> ({', '.join(f'Tensor {name}' for name in GRADIENTS)})"
+    ),
+    "add_norm_out": f"({_INPUTS}, int norm, Tensor(a!)? y, Tensor(b!)? z, {_ADD}, {_NORM}) -> ()",
+}
+# The forward operators are differentiable (`autograd.py`). The overload `kernel` of each is the same without autograd: eager
+# calls use it inside an autograd node of their own, which costs less.
+OVERLOADS = {name: ("", ".kernel") if name.endswith(("norm", "stream", "forward")) else ("",) for name in SCHEMAS}
+# The autograd node in C++ (`autograd.py`), and the gradients as a formula that is differentiable itself.
+NODE = f"add_norm_node{_FORWARD}) -> (Tensor y, Tensor z)"
+FORMULA_BACKWARD = "add_norm_backward.formula(float eps, " + SCHEMAS["add_norm_backward"][1:]
+# The operators without options, with the number of their outputs.
+PLAIN = {"add_norm": 1, "add_norm_stream": 2}
 
-ARGUMENTS = {name: parse_arguments(schema) for name, schema in SCHEMAS.items()}
-# The arguments of the operators with options as tuples. ForwardArguments leaves out `outputs`, the last one.
-ForwardArguments = _arguments_tuple("ForwardArguments", ARGUMENTS["add_norm_forward"][:-1])
-BackwardArguments = _arguments_tuple("BackwardArguments", ARGUMENTS["add_norm_backward"])
-OutArguments = _arguments_tuple("OutArguments", ARGUMENTS["add_norm_out"])
-# The schema arguments of the options before the norm.
-ADD_ARGUMENTS = parse_arguments(f"({_ADD}) -> ()")
-ADD_NAMES = tuple(argument.name for argument in ADD_ARGUMENTS)
-
-# The functional forward operators are differentiable (`capture.py`). The overload `kernel` of each is the same without
-# autograd: eager calls use it inside an autograd node of their own, which costs less.
-FORWARDS = ("add_norm", "add_norm_stream", "add_norm_train", "add_norm_forward")
-# Every operator with a kernel for each device, by the name of its schema.
-OVERLOADS = {name: (name, f"{name}.kernel") if name in FORWARDS else (name,) for name in SCHEMAS}
-
-# The definitions of the operators that have kernels, and of the references. A reference is the same operator under another
-# name, which the C++ kernels call for arguments that they do not support.
-DEFINITIONS = tuple(overload + SCHEMAS[name] for name, overloads in OVERLOADS.items() for overload in overloads)
-_REFERENCES = tuple(f"{name}_reference{schema}" for name, schema in SCHEMAS.items())
-
+ARGUMENTS: dict[str, tuple[Argument, ...]] = {}
+_TUPLES: dict[str, Any] = {}
 library = torch.library.Library("addnorm", "DEF")
 
 
 def define(definition: str) -> None:
     """Define an operator, unless the C++ library, which can be loaded without this package, has defined it."""
-    schema = torch._C.parse_schema(f"addnorm::{definition}")
-    defined = torch._C._jit_get_schemas_for_operator(schema.name)
-    same_overload = [other for other in defined if other.overload_name == schema.overload_name]
-    if not same_overload:
+    schema = parse_schema(f"addnorm::{definition}")
+    same = [other for other in find_schemas(schema.name) if other.overload_name == schema.overload_name]
+    if not same:
         library.define(definition, tags=(torch.Tag.pt2_compliant_tag,))
-    elif same_overload[0] != schema:
+    elif same[0] != schema:
         raise ImportError(
             f"The C++ library {cpu.LIBRARY} is of another version of addnorm, whose operator {definition.partition('(')[0]} "
             "has other arguments: build it again, or reinstall addnorm."
         )
 
 
-for _definition in (*DEFINITIONS, *_REFERENCES):
-    define(_definition)
+def declare(schemas: dict[str, str]) -> tuple[str, ...]:
+    """Define operators with their overloads and references; return the definitions that the C++ library has too.
+
+    A reference is the same operator under another name, which the C++ kernels call for arguments that they do not support.
+    """
+    for name, schema in schemas.items():
+        arguments = ARGUMENTS[name] = parse_arguments(schema)
+        defaults = [ast.literal_eval(argument.default) for argument in arguments if argument.default]
+        _TUPLES[name] = namedtuple(name, [argument.name for argument in arguments], defaults=defaults)  # type: ignore[misc]
+        define(f"{name}_reference{schema}")
+    definitions = tuple(
+        f"{name}{overload}{schema}" for name, schema in schemas.items() for overload in OVERLOADS.get(name, ("",))
+    )
+    for definition in definitions:
+        define(definition)
+    return definitions
+
+
+def kernels_of(
+    name: str, kernel: Kernel, overloads: tuple[str, ...] | None = None
+) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Yield the operators that a kernel computes, each with the function to register for it.
+
+    These are the operator, in all or some of its overloads ("_reference" is its reference), and for `add_norm_forward` also the
+    operators without options.
+    """
+    for overload in overloads or (*OVERLOADS.get(name, ("",)), "_reference"):
+        yield name + overload, _by_name(_TUPLES[name], kernel)
+        for short, outputs in PLAIN.items() if name == "add_norm_forward" else ():
+            yield short + overload, _without_options(kernel, outputs)
+
+
+def _by_name(arguments: Any, kernel: Kernel) -> Callable[..., Any]:
+    return lambda *args, **options: kernel(arguments(*args, **options))
+
+
+def _without_options(kernel: Kernel, outputs: int) -> Callable[..., Any]:
+    def run(*args: Any, **options: Any) -> Any:
+        *inputs, rms = _TUPLES["add_norm"](*args, **options)
+        results = kernel(_TUPLES["add_norm_forward"](*inputs, norm_number(rms), outputs=outputs))
+        return results[0] if outputs == 1 else results[:outputs]
+
+    return run
+
+
+def arguments_of(name: str) -> Any:
+    """Return the class of an operator's arguments by name."""
+    return _TUPLES[name]
+
+
+def overload_of(op: str) -> Any:
+    """Return the overload of an operator by the name that `kernels_of` yields."""
+    name, _, overload = op.partition(".")
+    return getattr(getattr(torch.ops.addnorm, name), overload or "default")
+
+
+DEFINITIONS = declare(SCHEMAS)
+ForwardArguments, BackwardArguments = _TUPLES["add_norm_forward"], _TUPLES["add_norm_backward"]
+# The schema arguments of the options before the norm.
+ADD_ARGUMENTS = parse_arguments(f"({_ADD}) -> ()")
+ADD_NAMES = tuple(argument.name for argument in ADD_ARGUMENTS)
 
 
 def empty_placeholder(like: Tensor) -> Tensor:
@@ -129,139 +166,70 @@ def empty_placeholder(like: Tensor) -> Tensor:
     return like.new_empty(0, dtype=torch.float32)
 
 
-def by_name(op: str) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """Decorate a Python kernel of an operator so that it receives all arguments by name."""
-    names = [argument.name for argument in ARGUMENTS[op]]
-
-    def decorate(kernel: Callable[..., T]) -> Callable[..., T]:
-        @functools.wraps(kernel)
-        def named(*args: Any, **options: Any) -> T:
-            return kernel(**dict(zip(names, args, strict=False)), **options)
-
-        return named
-
-    return decorate
-
-
 def stats_dtype(z_dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of mean and rstd: that of the arithmetic."""
     return torch.float64 if z_dtype == torch.float64 else torch.float32
 
 
-def _fake_add_norm(
-    residual: Tensor, branch: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, rms: bool
-) -> Tensor:
-    return _fake_add_norm_forward(residual, branch, weight, bias, eps, norm_number(rms), outputs=1)[0]
+class Outputs(NamedTuple):
+    """Shape and dtype of each output of `add_norm_forward`; None: an empty placeholder."""
+
+    y: Any
+    z: Any
+    stats: Any
 
 
-def _fake_add_norm_stream(
-    residual: Tensor, branch: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, rms: bool
-) -> tuple[Tensor, Tensor]:
-    return _fake_add_norm_forward(residual, branch, weight, bias, eps, norm_number(rms), outputs=2)[:2]
+def outputs_of(a: Any) -> Outputs:
+    """Return the outputs of a call of `add_norm_forward`."""
+    shape, z_dtype = a.residual.shape, a.residual.dtype
+    if a.branch is not None:
+        z_dtype = a.residual_dtype or z_dtype
+    add_only = a.norm == NORMS["none"]
+    return Outputs(
+        None if add_only else (shape, a.out_dtype or (a.residual if a.branch is None else a.branch).dtype),
+        (shape, z_dtype) if a.branch is not None and (a.outputs > 1 or add_only) else None,
+        ((*shape[:-1], 2), stats_dtype(z_dtype)) if a.outputs > 2 and not add_only else None,
+    )
 
 
-def _fake_add_norm_train(
-    residual: Tensor, branch: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, rms: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _fake_add_norm_forward(residual, branch, weight, bias, eps, norm_number(rms))
+def _empty(like: Tensor, output: Any) -> Tensor:
+    return empty_placeholder(like) if output is None else like.new_empty(output[0], dtype=output[1])
 
 
-def _fake_add_norm_train_backward(
-    dy: Tensor,
-    dz: Tensor | None,
-    z: Tensor,
-    stats: Tensor,
-    weight: Tensor | None,
-    rms: bool,
-    dresidual_dtype: torch.dtype,
-    branch_dtype: torch.dtype,
-    bias_dtype: torch.dtype,
-    grad_mask: int,
-) -> tuple[Tensor, ...]:
-    return _fake_add_norm_backward(
-        dy, dz, z, stats, weight, norm_number(rms),
-        dresidual_dtype=dresidual_dtype, branch_dtype=branch_dtype, bias_dtype=bias_dtype, grad_mask=grad_mask,
-    )[:4]  # fmt: skip
+def _fake_forward(a: Any) -> tuple[Tensor, ...]:
+    validation.check(**a._asdict())  # a wrong call fails with the same message when it is traced
+    return tuple(_empty(a.residual, output) for output in outputs_of(a))
 
 
-@by_name("add_norm_forward")
-def _fake_add_norm_forward(
-    residual: Tensor,
-    branch: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    norm: int,
-    *,
-    residual_dtype: torch.dtype | None = None,
-    out_dtype: torch.dtype | None = None,
-    outputs: int = 3,
-    **options: Any,
-) -> tuple[Tensor, Tensor, Tensor]:
-    # A wrong call fails with the same message when it is traced.
-    validation.check(
-        residual, branch, weight, bias, eps, norm=norm, residual_dtype=residual_dtype, out_dtype=out_dtype, outputs=outputs,
-        **options,
-    )  # fmt: skip
-    z_dtype = residual_dtype or residual.dtype
-    y_dtype = out_dtype or (residual if branch is None else branch).dtype
-    add_only = norm == NORMS["none"]
-    with_z = branch is not None and (outputs > 1 or add_only)
-    z = residual.new_empty(residual.shape, dtype=z_dtype) if with_z else empty_placeholder(residual)
-    if add_only:
-        return empty_placeholder(residual), z, empty_placeholder(residual)
-    stats = empty_placeholder(residual)
-    if outputs > 2:
-        stats = residual.new_empty((*residual.shape[:-1], 2), dtype=stats_dtype(z_dtype))
-    return residual.new_empty(residual.shape, dtype=y_dtype), z, stats
-
-
-@by_name("add_norm_backward")
-def _fake_add_norm_backward(
-    dy: Tensor | None,
-    dz: Tensor | None,
-    z: Tensor,
-    stats: Tensor,
-    weight: Tensor | None,
-    norm: int,
-    *,
-    dresidual_dtype: torch.dtype,
-    branch_dtype: torch.dtype,
-    bias_dtype: torch.dtype,
-    grad_mask: int,
-    **options: Any,
-) -> tuple[Tensor, ...]:
-    features = z.shape[-1:]
+def _fake_backward(a: Any) -> tuple[Tensor, ...]:
+    features = a.z.shape[-1:]
     inputs = {
-        "residual": (z.shape, dresidual_dtype),
-        "branch": (z.shape, branch_dtype),
-        "weight": (features, z.dtype if weight is None else weight.dtype),
-        "bias": (features, bias_dtype),
+        "residual": (a.z.shape, a.dresidual_dtype),
+        "branch": (a.z.shape, a.branch_dtype),
+        "weight": (features, a.z.dtype if a.weight is None else a.weight.dtype),
+        "bias": (features, a.bias_dtype),
     }
 
     def gradient(name: str) -> Tensor:  # an option's gradient has the option's shape and dtype
-        shape, dtype = inputs[name] if name in inputs else (options[name].shape, options[name].dtype)
-        return z.new_empty(shape, dtype=dtype)
+        shape, dtype = inputs[name] if name in inputs else (getattr(a, name).shape, getattr(a, name).dtype)
+        return a.z.new_empty(shape, dtype=dtype)
 
-    return tuple(gradient(name) if grad_mask >> bit & 1 else empty_placeholder(z) for bit, name in enumerate(GRADIENTS))
-
-
-@by_name("add_norm_out")
-def _fake_add_norm_out(
-    residual: Tensor,
-    branch: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    norm: int,
-    y: Tensor | None,
-    z: Tensor | None,
-    **options: Any,
-) -> None:
-    validation.check(residual, branch, weight, bias, eps, norm=norm, **options)
-    validation.check_targets({name: t for name, t in (("y", y), ("z", z)) if t is not None}, residual)
+    requested = (a.grad_mask >> bit & 1 for bit in range(len(GRADIENTS)))
+    return tuple(
+        gradient(name) if wants else empty_placeholder(a.z) for name, wants in zip(GRADIENTS, requested, strict=True)
+    )
 
 
-for _name in SCHEMAS:
-    for _op in (*OVERLOADS[_name], f"{_name}_reference"):
-        torch.library.register_fake(f"addnorm::{_op}", globals()[f"_fake_{_name}"], lib=library)
+def _fake_out(a: Any) -> None:
+    validation.check(**a._asdict())
+    validation.check_targets({name: t for name, t in (("y", a.y), ("z", a.z)) if t is not None}, a.residual)
+
+
+def register_fakes(fakes: dict[str, Kernel]) -> None:
+    """Register fake kernels by the operators' names."""
+    for name, fake in fakes.items():
+        for op, function in kernels_of(name, fake):
+            torch.library.register_fake(f"addnorm::{op}", function, lib=library)
+
+
+register_fakes({"add_norm_forward": _fake_forward, "add_norm_backward": _fake_backward, "add_norm_out": _fake_out})

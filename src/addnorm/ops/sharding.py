@@ -13,7 +13,6 @@ part of the dropout mask that belongs to the shard: element i of the whole branc
 
 from __future__ import annotations
 
-import ast
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -28,9 +27,18 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from addnorm import reference
 from addnorm.ops import philox
 from addnorm.ops.options import ADD_OPTIONS, GRADIENTS
-from addnorm.ops.schema import ARGUMENTS, OVERLOADS, library
+from addnorm.ops.schema import OVERLOADS, arguments_of, library
 
-__all__ = ["Placements", "find_mesh", "replicate", "replicate_dimensions", "row_dimension", "spread", "wrap"]
+__all__ = [
+    "Placements",
+    "find_mesh",
+    "register",
+    "replicate",
+    "replicate_dimensions",
+    "row_dimension",
+    "spread",
+    "wrap",
+]
 
 Placements = tuple[Placement, ...]
 # Arguments with the rows of the residual and features (or the two statistics), in the order in which they decide the placement.
@@ -259,23 +267,25 @@ def _out(op: Any, arguments: dict[str, Any]) -> None:
     _call(op, local)
 
 
-_RULES: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
-    name: _out if name == "add_norm_out" else _backward if name.endswith("_backward") else _forward
-    for name in ARGUMENTS
-}
+Rule = Callable[[Any, dict[str, Any]], Any]
 
 
-def _make_rule(name: str) -> Callable[..., Any]:
-    defaults = {a.name: ast.literal_eval(a.default) if a.default else None for a in ARGUMENTS[name]}
+def register(rules: dict[str, Rule]) -> None:
+    """Register the rules of operators by name; a rule takes the overload that was called, and its arguments by name."""
+    for name, rule in rules.items():
+        for overload in (*OVERLOADS.get(name, ("",)), "_reference"):
+            torch.library.register_torch_dispatch(
+                f"addnorm::{name}{overload}", DTensor, _dispatch(name, rule), lib=library
+            )
 
-    def rule(cls: type, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        arguments = defaults | dict(zip(defaults, args, strict=False)) | (kwargs or {})
+
+def _dispatch(name: str, rule: Rule) -> Callable[..., Any]:
+    def run(cls: type, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch.no_grad():
-            return _RULES[name](op, arguments)
+            return rule(op, arguments_of(name)(*args, **kwargs or {})._asdict())
 
-    return rule
+    return run
 
 
-for _name in ARGUMENTS:
-    for _op in (*OVERLOADS[_name], f"{_name}_reference"):
-        torch.library.register_torch_dispatch(f"addnorm::{_op}", DTensor, _make_rule(_name), lib=library)
+register(dict.fromkeys(("add_norm", "add_norm_stream", "add_norm_forward"), _forward))
+register({"add_norm_backward": _backward, "add_norm_out": _out})

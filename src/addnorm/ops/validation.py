@@ -14,9 +14,9 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
 from addnorm._util.arguments import FLOAT_DTYPES, is_number
+from addnorm._util.torch_internals import FakeTensor
 from addnorm.ops import aliasing
 from addnorm.ops.options import ADD_OPTIONS, CASTINGS, GRADIENTS, NORMS, OPTIONS, Kind
 
@@ -43,19 +43,19 @@ def check(residual: Any, branch: Any, weight: Any = None, bias: Any = None, eps:
     if not (is_number(eps) and eps >= 0):
         raise ValueError(f"eps is {eps!r}, expected a number that is not negative: 1e-5 is LayerNorm's usual one.")
     stream = "x" if branch is None else "residual"  # the name of the argument in the public functions
-    _check_tensor(stream, residual)
+    check_tensor(stream, residual)
     if residual.dim() == 0:
         raise ValueError(
             f"{stream} is a 0-d tensor, expected shape (*, d): give it a last dimension to normalize over."
         )
     if branch is not None:
-        _check_tensor("branch", branch)
+        check_tensor("branch", branch)
         if branch.shape != residual.shape:
             raise ValueError(
                 f"branch has shape {_shape(branch)}, expected {_shape(residual)}, the shape of residual: they are added "
                 f"element by element. {_shape_remedy(residual, branch)}"
             )
-        _check_device("branch", branch, stream, residual)
+        check_device("branch", branch, stream, residual)
     for name, value in (("weight", weight), ("bias", bias)):
         if value is not None:
             _check_features(name, value, stream, residual)
@@ -101,13 +101,13 @@ def check_backward(
     for name, t in {**rows, **moments}.items():
         if t is None:
             continue
-        _check_tensor(name, t)
+        check_tensor(name, t)
         expected = (*z.shape[:-1], 2) if name == "stats" else tuple(z.shape)
         if tuple(t.shape) != expected:
             raise ValueError(
                 f"{name} has shape {_shape(t)}, expected {expected} for z {_shape(z)}: pass the forward's."
             )
-        _check_device(name, t, "z", z)
+        check_device(name, t, "z", z)
     check_operator(options.get("row_scale"), options.get("seed"), options.get("dropout_p", 0.0), z)
     # A scale's gradient is computed from the tensor that it multiplies.
     given = {name for name, t in {**rows, **options, "z": z}.items() if t is not None}
@@ -122,7 +122,7 @@ def check_backward(
 def _check_features(name: str, value: Any, stream: str, residual: Tensor) -> None:
     if value is None:
         return
-    _check_tensor(name, value)
+    check_tensor(name, value)
     d = residual.shape[-1]
     if value.shape != (d,):
         remedy = (
@@ -134,19 +134,19 @@ def _check_features(name: str, value: Any, stream: str, residual: Tensor) -> Non
             f"{name} has shape {_shape(value)}, expected ({d},), one element for each feature of {stream} "
             f"{_shape(residual)}: {remedy}."
         )
-    _check_device(name, value, stream, residual)
+    check_device(name, value, stream, residual)
 
 
 def _check_scale(name: str, value: Any, stream: str, residual: Tensor) -> None:
     d = residual.shape[-1]
     if isinstance(value, Tensor):
-        _check_tensor(name, value)
+        check_tensor(name, value)
         if value.shape not in ((), (d,)):
             raise ValueError(
                 f"{name} has shape {_shape(value)}, expected a number, a 0-d tensor or shape ({d},), one element for "
                 f"each feature: to scale whole rows use row_scale."
             )
-        _check_device(name, value, stream, residual)
+        check_device(name, value, stream, residual)
     elif value is not None and not is_number(value):
         raise TypeError(f"{name} is {_kind(value)}, expected a number or a tensor of shape () or ({d},).")
 
@@ -154,14 +154,14 @@ def _check_scale(name: str, value: Any, stream: str, residual: Tensor) -> None:
 def _check_rows(name: str, value: Any, stream: str, residual: Tensor) -> None:
     if value is None:
         return
-    _check_tensor(name, value)
+    check_tensor(name, value)
     rows = tuple(residual.shape[:-1])
     if not _broadcasts(tuple(value.shape), rows):
         raise ValueError(
             f"{name} has shape {_shape(value)}, expected {rows} or a shape that broadcasts to it, one "
             f"element for each row of residual {_shape(residual)}: to scale features use layer_scale."
         )
-    _check_device(name, value, stream, residual)
+    check_device(name, value, stream, residual)
 
 
 def _check_probability(name: str, value: Any, stream: str, residual: Tensor) -> None:
@@ -174,7 +174,7 @@ def _check_seed(name: str, value: Any, stream: str, residual: Tensor) -> None:
         return
     if not (isinstance(value, Tensor) and value.dim() == 0 and value.dtype == torch.int64):
         raise TypeError(f"{name} is {_kind(value)}, expected a 0-d int64 tensor: torch.tensor(1234).")
-    _check_device(name, value, stream, residual)
+    check_device(name, value, stream, residual)
 
 
 def _check_offset(name: str, value: Any, stream: str, residual: Tensor) -> None:
@@ -225,7 +225,7 @@ def to_dimensions(normalized_shape: Any) -> tuple[int, ...]:
 
 def check_normalized_shape(normalized_shape: tuple[int, ...], residual: Any, stream: str = "residual") -> None:
     """Raise ValueError unless `residual`, the argument named `stream`, ends in `normalized_shape`."""
-    _check_tensor(stream, residual)
+    check_tensor(stream, residual)
     if not normalized_shape:
         raise ValueError("normalized_shape is empty, expected at least one dimension: pass (d,) or None.")
     if tuple(residual.shape[-len(normalized_shape) :]) != normalized_shape:
@@ -240,7 +240,7 @@ def check_normalized_arguments(normalized_shape: tuple[int, ...], branch: Any, *
     for name, value in {"branch": branch, **parameters}.items():
         if value is None:
             continue
-        _check_tensor(name, value)
+        check_tensor(name, value)
         end = value.shape[-len(normalized_shape) :] if name == "branch" else value.shape
         if tuple(end) != normalized_shape:
             place = "to end in normalized_shape" if name == "branch" else "normalized_shape"
@@ -277,7 +277,7 @@ def check_outputs(y: Any, z: Any, *, with_y: bool, with_z: bool) -> None:
 def check_targets(targets: dict[str, Any], residual: Tensor) -> None:
     """Raise unless each of `targets` (tensors by argument name) has the shape and device of the result."""
     for name, target in targets.items():
-        _check_tensor(name, target)
+        check_tensor(name, target)
         if target.is_neg():
             raise TypeError(
                 f"{name} is a negative view (the imaginary part of a conjugate, for example), expected ordinary memory: write "
@@ -338,7 +338,8 @@ def refuse_dtype(name: str, target: Tensor, dtype: torch.dtype) -> NoReturn:
     )
 
 
-def _check_tensor(name: str, value: Any) -> None:
+def check_tensor(name: str, value: Any) -> None:
+    """Raise TypeError unless a value is an ordinary tensor of a supported dtype."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} is {_kind(value)}, expected a tensor: torch.as_tensor(...) makes one.")
     if value.dtype not in FLOAT_DTYPES:
@@ -364,7 +365,8 @@ def check_fake(name: str, value: Tensor, stream: str, residual: Tensor) -> None:
         )
 
 
-def _check_device(name: str, value: Tensor, stream: str, residual: Tensor) -> None:
+def check_device(name: str, value: Tensor, stream: str, residual: Tensor) -> None:
+    """Raise unless a tensor is on the device of another, and both or neither are FakeTensors."""
     check_fake(name, value, stream, residual)
     if value.device != residual.device:
         raise ValueError(

@@ -19,10 +19,10 @@ pytest.importorskip("triton")
 @pytest.fixture(autouse=True)
 def cleared_caches():
     """Clear the caches before and after each test."""
-    for cached in (triton.unavailable_reason, triton.implementation):
+    for cached in (triton.unavailable_reason, triton.kernels):
         cached.cache_clear()
     yield
-    for cached in (triton.unavailable_reason, triton.implementation):
+    for cached in (triton.unavailable_reason, triton.kernels):
         cached.cache_clear()
 
 
@@ -51,11 +51,11 @@ WRONG = {
 def test_unusable_triton_warns_once_and_uses_the_reference(monkeypatch, reason):
     monkeypatch.setattr(triton, "_version", WRONG[reason])
     with pytest.warns(RuntimeWarning) as warned:
-        assert triton.implementation() is eager
+        assert triton.kernels()["add_norm_forward"] is eager.add_norm_forward
     assert [str(warning.message) for warning in warned] == [
         f"addnorm runs without its Triton kernels: {reason}. Install another one with pip install 'addnorm[gpu]'."
     ]
-    assert triton.implementation() is eager  # a second warning would be an error
+    assert triton.kernels()["add_norm_streams"] is streams.add_norm_streams  # a second warning would be an error
 
 
 @pytest.mark.parametrize("reason", WRONG)
@@ -69,13 +69,9 @@ def test_status_gives_the_reason_without_a_warning(monkeypatch, reason):
 @pytest.mark.parametrize("version", ["3.6.0", "3.10.1+git1a2b3c", "4.0"])
 def test_newer_triton_is_used(monkeypatch, version):
     monkeypatch.setattr(triton, "_version", lambda: version)
-    assert triton.implementation().__name__ == "addnorm.ops.triton.operators"
-
-
-def test_streams_use_the_reference_without_triton(monkeypatch):
-    monkeypatch.setattr(triton, "implementation", lambda: eager)
-    monkeypatch.setattr(streams, "add_norm_streams", lambda *args: args)
-    assert triton._streams_kernel("add_norm_streams")(1, 2) == (1, 2)
+    assert {kernel.__module__ for kernel in triton.kernels().values()} == {
+        "addnorm.ops.triton.operators", "addnorm.ops.triton.gradients", "addnorm.ops.triton.streams.operators"
+    }  # fmt: skip
 
 
 MISSING = "Triton is not installed: pip install 'addnorm[gpu]'"

@@ -10,6 +10,8 @@ rounded X'; the sum c X' is not rounded before the norm.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -106,44 +108,37 @@ def _streams_of(logits: int) -> int:
     return n
 
 
-def boundary(
-    streams: Tensor, branch: Tensor | None, mix: Tensor | None, inject: Tensor | None, collapse: Tensor | None,
-    project_weight: Tensor | None, scale: Tensor | None, base: Tensor | None, weight: Tensor | None, bias: Tensor | None,
-    eps: float, norm: int, kind: int, iterations: int, gate_eps: float, project_eps: float, magnitude: float,
-    streams_dtype: torch.dtype | None, out_dtype: torch.dtype | None, *, base_rows: Tensor | None = None,
-) -> tuple[Tensor, ...]:  # fmt: skip
+def boundary(a: Any, base_rows: Tensor | None = None) -> tuple[Tensor, ...]:
     """Return the outputs of `add_norm_streams`; `base_rows` replaces what `base` adds to the logits, one row for each token."""
-    n = streams.shape[-2]
-    wide = validation.compute_dtype(streams=streams, branch=branch, streams_dtype=streams_dtype, out_dtype=out_dtype)
-    sizes = sizes_of(kind, n)
+    streams, wide, sizes = a.streams, validation.compute_dtype(a), sizes_of(a.kind, a.streams.shape[-2])
 
     def placeholder() -> Tensor:  # a new one for each output: the operator's outputs share no memory
         return empty_placeholder(streams)
 
     new = streams
-    if branch is not None and inject is not None:
-        new = write(streams, branch, mix, inject, streams_dtype or streams.dtype, wide)
-    used, found, logits, stats = collapse, (placeholder(), placeholder(), placeholder()), placeholder(), []
-    if project_weight is not None and scale is not None and base is not None:
-        constants = base[: sizes.logits].to(wide) if base_rows is None else base_rows
-        if kind == KINDS["hyper"]:
-            each, moments = project_each(new, project_weight, base[sizes.logits :], project_eps, wide)
+    if a.branch is not None:
+        new = write(streams, a.branch, a.mix, a.inject, a.streams_dtype or streams.dtype, wide)
+    used, found, logits, stats = a.collapse, (placeholder(), placeholder(), placeholder()), placeholder(), []
+    if a.kind != KINDS["given"]:
+        constants = a.base[: sizes.logits].to(wide) if base_rows is None else base_rows
+        if a.kind == KINDS["hyper"]:
+            each, moments = project_each(new, a.project, a.base[sizes.logits :], a.project_eps, wide)
             logits, stats = each.flatten(-2), [moments.flatten(-2)]
         else:
-            each, moments = project(new, project_weight, project_eps, wide)
+            each, moments = project(new, a.project, a.project_eps, wide)
             logits, stats = each, [moments]
-        computed = gates(kind, each, scale.to(wide), constants, iterations, gate_eps, magnitude)
+        computed = gates(a.kind, each, a.scale.to(wide), constants, a.iterations, a.gate_eps, a.magnitude)
         found = tuple(placeholder() if t is None else t.contiguous() for t in computed)  # type: ignore[assignment]  # three
         used = found[0] if used is None else used
-    new_streams = placeholder() if branch is None else new
+    new_streams = placeholder() if a.branch is None else new
     if used is None:
         return new_streams, placeholder(), *found, logits, placeholder()
     total = read(new, used, wide)
-    out = out_dtype or streams.dtype
-    if norm == NORMS["none"]:
+    out = a.out_dtype or streams.dtype
+    if a.norm == NORMS["none"]:
         y, first = total.to(out), total.new_zeros((*total.shape[:-1], 2))
     else:
-        y = reference.normalize(total, weight, bias, norm=norm_kind(norm), eps=eps, dtype=out)
-        mean, rstd = reference.statistics(total, norm_kind(norm), eps)
+        y = reference.normalize(total, a.weight, a.bias, norm=norm_kind(a.norm), eps=a.eps, dtype=out)
+        mean, rstd = reference.statistics(total, norm_kind(a.norm), a.eps)
         first = torch.cat([mean if isinstance(mean, Tensor) else torch.zeros_like(rstd), rstd], -1)
     return new_streams, y, *found, logits, torch.cat([first, *stats], -1)

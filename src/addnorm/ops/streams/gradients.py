@@ -15,38 +15,38 @@ from addnorm.ops.streams import formula
 from addnorm.ops.streams.kinds import KINDS, sizes_of
 
 
-def gradients(a: dict[str, Any], wide: torch.dtype) -> dict[str, Tensor | None]:
+def gradients(a: Any, wide: torch.dtype) -> dict[str, Tensor | None]:
     """Return every gradient by name from the arguments of the backward by name; those of A, b and c for each token."""
-    streams, branch, mix, inject = a["streams"], a["branch"], a["mix"], a["inject"]
+    streams, branch, mix, inject = a.streams, a.branch, a.mix, a.inject
     new = streams
     if branch is not None:
-        new = formula.write(streams, branch, mix, inject, a["streams_dtype"] or streams.dtype, wide)
+        new = formula.write(streams, branch, mix, inject, a.streams_dtype or streams.dtype, wide)
     x = new.to(wide)
-    g = torch.zeros_like(x) if a["dnew"] is None else a["dnew"].to(wide)
+    g = torch.zeros_like(x) if a.dnew is None else a.dnew.to(wide)
     grads: dict[str, Tensor | None] = dict.fromkeys(("collapse", "weight", "bias", "project", "scale", "base"))
-    dcollapse = a["dcollapse"]
-    if a["dread"] is not None:
-        used = a["computed_collapse"] if a["collapse"] is None else a["collapse"]
+    dcollapse = a.dcollapse
+    if a.dread is not None:
+        used = a.computed_collapse if a.collapse is None else a.collapse
         per_feature = used.dim() == streams.dim()
         c = used.to(wide) if per_feature else used.to(wide).unsqueeze(-1)
-        du = a["dread"].to(wide)
-        if a["norm"] != NORMS["none"]:
-            stats = reference.Statistics(a["stats"][..., :1], a["stats"][..., 1:2])
+        du = a.dread.to(wide)
+        if a.norm != NORMS["none"]:
+            stats = reference.Statistics(a.stats[..., :1], a.stats[..., 1:2])
             total = formula.read(new, used, wide)
-            normed = reference.normalize_backward(du, total, a["weight"], stats, norm=norm_kind(a["norm"]))
+            normed = reference.normalize_backward(du, total, a.weight, stats, norm=norm_kind(a.norm))
             du, grads["weight"], grads["bias"] = normed
         g = g + c * du.unsqueeze(-2)
         found = x * du.unsqueeze(-2) if per_feature else (x * du.unsqueeze(-2)).sum(-1)
-        if a["collapse"] is not None:
+        if a.collapse is not None:
             grads["collapse"] = found
         else:
             dcollapse = found if dcollapse is None else dcollapse.to(wide) + found
-    if a["kind"] != KINDS["given"]:
+    if a.kind != KINDS["given"]:
         pre, dlogits = gates_backward(a, dcollapse, wide)
         grads["scale"], grads["base"] = parameters_backward(a, pre)
-        weight = a["project"].to(wide)
-        saved = a["stats"][..., 2:].to(wide)
-        if a["kind"] == KINDS["hyper"]:
+        weight = a.project.to(wide)
+        saved = a.stats[..., 2:].to(wide)
+        if a.kind == KINDS["hyper"]:
             mean, rstd = saved.unflatten(-1, (-1, 2)).split(1, -1)
             centred = (x - mean) * rstd
             back = dlogits @ weight
@@ -54,7 +54,7 @@ def gradients(a: dict[str, Any], wide: torch.dtype) -> dict[str, Tensor | None]:
             g = g + rstd * (back - back.mean(-1, keepdim=True) - centred * dot)
             grads["project"] = torch.einsum("...r,...d->rd", dlogits, centred)
         else:
-            flat, logits = x.flatten(-2), a["logits"].to(wide)
+            flat, logits = x.flatten(-2), a.logits.to(wide)
             back = (dlogits * saved) @ weight
             back = back - saved.square() * (dlogits * logits).sum(-1, keepdim=True) / flat.shape[-1] * flat
             g = g + back.unflatten(-1, x.shape[-2:])
@@ -71,21 +71,21 @@ def gradients(a: dict[str, Any], wide: torch.dtype) -> dict[str, Tensor | None]:
     }
 
 
-def gates_backward(a: dict[str, Any], dcollapse: Tensor | None, wide: torch.dtype) -> tuple[Tensor, Tensor]:
+def gates_backward(a: Any, dcollapse: Tensor | None, wide: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return the gradients of the sums before the gates, of hyper those of the coefficients, and of the logits.
 
     The logits have the shape that `formula.gates` takes.
     """
-    kind, logits, scale = a["kind"], a["logits"].to(wide), a["scale"].to(wide)
-    n = a["streams"].shape[-2]
+    kind, logits, scale = a.kind, a.logits.to(wide), a.scale.to(wide)
+    n = a.streams.shape[-2]
     sizes = sizes_of(kind, n)
     each = logits.new_zeros((*logits.shape[:-1], n))
     parts = [each if dcollapse is None else dcollapse.to(wide)]
     if sizes.inject:
-        parts.append(each if a["dinject"] is None else a["dinject"].to(wide))
+        parts.append(each if a.dinject is None else a.dinject.to(wide))
     if sizes.mix:
         square = each.new_zeros((*each.shape, n))
-        parts.append((square if a["dmix"] is None else a["dmix"].to(wide)).flatten(-2))
+        parts.append((square if a.dmix is None else a.dmix.to(wide)).flatten(-2))
     if kind == KINDS["hyper"]:
         moves = logits.unflatten(-1, (n, n + 2))
         slope = 1.0 - torch.tanh(moves).square()
@@ -93,17 +93,15 @@ def gates_backward(a: dict[str, Any], dcollapse: Tensor | None, wide: torch.dtyp
         rest = (parts[2].unflatten(-1, (n, n)) * scale[0]).transpose(-1, -2) * slope[..., 2:]
         front = [part * factor for part, factor in zip(parts, factors, strict=False)]
         return torch.cat(parts, -1), torch.cat([torch.stack(front, -1), rest], -1)
-    base, begin, results, back = a["base"].to(wide), 0, [], []
-    for place, (part, factor) in enumerate(zip(parts, (1.0, a["magnitude"], 1.0), strict=False)):
+    base, begin, results, back = a.base.to(wide), 0, [], []
+    for place, (part, factor) in enumerate(zip(parts, (1.0, a.magnitude, 1.0), strict=False)):
         end = begin + part.shape[-1]
         pre = logits[..., begin:end] * scale[place] + base[begin:end]
         if place < 2:
             gate = torch.sigmoid(pre)
             gradient = part * factor * gate * (1.0 - gate)
         else:
-            square = _sinkhorn_backward(
-                pre.unflatten(-1, (n, n)), part.unflatten(-1, (n, n)), a["iterations"], a["gate_eps"]
-            )
+            square = _sinkhorn_backward(pre.unflatten(-1, (n, n)), part.unflatten(-1, (n, n)), a.iterations, a.gate_eps)
             gradient = square.flatten(-2)
         results.append(gradient)
         back.append(gradient * scale[place])
@@ -111,9 +109,9 @@ def gates_backward(a: dict[str, Any], dcollapse: Tensor | None, wide: torch.dtyp
     return torch.cat(results, -1), torch.cat(back, -1)
 
 
-def parameters_backward(a: dict[str, Any], pre: Tensor) -> tuple[Tensor, Tensor]:
+def parameters_backward(a: Any, pre: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradients of `scale` and `base` from that of the sums before the gates, of hyper of the coefficients."""
-    kind, scale, logits, n = a["kind"], a["scale"], a["logits"], a["streams"].shape[-2]
+    kind, scale, logits, n = a.kind, a.scale, a.logits, a.streams.shape[-2]
     if kind == KINDS["hyper"]:
         moves = torch.tanh(logits.unflatten(-1, (n, n + 2)))
         front, rest = pre[..., : 2 * n].unflatten(-1, (2, n)), pre[..., 2 * n :].unflatten(-1, (n, n)).transpose(-1, -2)

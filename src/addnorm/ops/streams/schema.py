@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from addnorm.ops.schema import define, empty_placeholder, library, parse_arguments
+from addnorm.ops.schema import ARGUMENTS, declare, empty_placeholder, register_fakes
 from addnorm.ops.streams import validation
-from addnorm.ops.streams.kinds import sizes_of
+from addnorm.ops.streams.kinds import KINDS, sizes_of
 
 _TENSORS = ("branch", "mix", "inject", "collapse", "project", "scale", "base", "weight", "bias")
 _INPUTS = (
@@ -33,56 +33,63 @@ SCHEMAS = {
         f"-> ({', '.join(f'Tensor grad_{name}' for name in GRADIENTS)})"
     ),
 }
-ARGUMENTS = {name: parse_arguments(schema) for name, schema in SCHEMAS.items()}
+DEFINITIONS = declare(SCHEMAS)
 INPUTS = tuple(argument.name for argument in ARGUMENTS["add_norm_streams"])
-DEFINITIONS = tuple(name + schema for name, schema in SCHEMAS.items())
 
 
-for _definition in (*DEFINITIONS, *(f"{name}_reference{schema}" for name, schema in SCHEMAS.items())):
-    define(_definition)
+def reads(a: Any) -> bool:
+    """Return whether a call reads the streams."""
+    return a.collapse is not None or a.kind != KINDS["given"]
 
 
-def fake_forward(*args: Any) -> tuple[Tensor, ...]:
+def fake_forward(a: Any) -> tuple[Tensor, ...]:
     """Return the outputs of the forward without computing them."""
-    a = dict(zip(INPUTS, args, strict=True))
-    validation.check(**a)
-    streams, kind = a["streams"], a["kind"]
-    rows, n, d = streams.shape[:-2], streams.shape[-2], streams.shape[-1]
-    sizes, reads = sizes_of(kind, n), a["collapse"] is not None or kind != 0
-    wide = validation.compute_dtype(**a)
+    validation.check(a)
+    rows, (n, d), sizes = a.streams.shape[:-2], a.streams.shape[-2:], sizes_of(a.kind, a.streams.shape[-2])
+    wide = validation.compute_dtype(a)
 
     def make(wanted: bool, *tail: Any, dtype: torch.dtype = wide) -> Tensor:
-        return streams.new_empty((*rows, *tail), dtype=dtype) if wanted else empty_placeholder(streams)
+        return a.streams.new_empty((*rows, *tail), dtype=dtype) if wanted else empty_placeholder(a.streams)
 
     return (
-        make(a["branch"] is not None, n, d, dtype=a["streams_dtype"] or streams.dtype),
-        make(reads, d, dtype=a["out_dtype"] or streams.dtype),
-        make(kind != 0, n),
+        make(a.branch is not None, n, d, dtype=a.streams_dtype or a.streams.dtype),
+        make(reads(a), d, dtype=a.out_dtype or a.streams.dtype),
+        make(a.kind != 0, n),
         make(sizes.mix, n, n),
         make(sizes.inject, n),
-        make(kind != 0, sizes.logits),
-        make(reads, 2 + sizes.stats),
+        make(a.kind != 0, sizes.logits),
+        make(reads(a), 2 + sizes.stats),
     )
 
 
-def fake_backward(*args: Any) -> tuple[Tensor, ...]:
+def gradient_shape(a: Any, name: str) -> tuple[tuple[int, ...], torch.dtype]:
+    """Return the shape and dtype of a gradient of the backward; A, b and c have one for each token."""
+    *rows, n, d = a.streams.shape
+    per_token = {"mix": (n, n), "inject": (n,), "collapse": (n, d) if is_per_feature(a) else (n,)}
+    if name in per_token:
+        return (*rows, *per_token[name]), validation.compute_dtype(a)
+    return getattr(a, name).shape, getattr(a, name).dtype
+
+
+def is_per_feature(a: Any) -> bool:
+    """Return whether c has a gate for each feature."""
+    return a.collapse is not None and a.collapse.dim() == a.streams.dim()
+
+
+def requested(a: Any) -> set[str]:
+    """Return the names of the gradients that `grad_mask` requests."""
+    return {name for bit, name in enumerate(GRADIENTS) if a.grad_mask >> bit & 1}
+
+
+def fake_backward(a: Any) -> tuple[Tensor, ...]:
     """Return the gradients without computing them."""
-    a = dict(zip((argument.name for argument in ARGUMENTS["add_norm_streams_backward"]), args, strict=True))
-    streams: Tensor = a["streams"]
-    mask: int = a["grad_mask"]
-    rows, n, d = streams.shape[:-2], streams.shape[-2], streams.shape[-1]
-    wide = validation.compute_dtype(**{name: a[name] for name in INPUTS})
-    per_row = {"mix": (n, n), "inject": (n,)}
-    per_row["collapse"] = (n, d) if a["collapse"] is not None and a["collapse"].dim() == streams.dim() else (n,)
 
     def make(name: str) -> Tensor:
-        if name in per_row:
-            return streams.new_empty((*rows, *per_row[name]), dtype=wide)
-        return streams.new_empty(a[name].shape, dtype=a[name].dtype)
+        shape, dtype = gradient_shape(a, name)
+        return a.streams.new_empty(shape, dtype=dtype)
 
-    return tuple(make(name) if mask >> bit & 1 else empty_placeholder(streams) for bit, name in enumerate(GRADIENTS))
+    wanted = requested(a)
+    return tuple(make(name) if name in wanted else empty_placeholder(a.streams) for name in GRADIENTS)
 
 
-for _suffix in ("", "_reference"):
-    torch.library.register_fake(f"addnorm::add_norm_streams{_suffix}", fake_forward, lib=library)
-    torch.library.register_fake(f"addnorm::add_norm_streams_backward{_suffix}", fake_backward, lib=library)
+register_fakes({"add_norm_streams": fake_forward, "add_norm_streams_backward": fake_backward})

@@ -13,13 +13,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate
 
-from addnorm.ops.schema import library
-from addnorm.ops.sharding import Placements, find_mesh, row_dimension, wrap
-from addnorm.ops.streams.schema import ARGUMENTS, GRADIENTS
+from addnorm.ops.sharding import Placements, find_mesh, register, row_dimension, wrap
+from addnorm.ops.streams.schema import GRADIENTS, SCHEMAS
 
 # Arguments with a value for each token, in the order in which they decide the placement, and their dimensions after the tokens'.
 _TAILS = {
@@ -70,16 +68,4 @@ def _run(op: Any, a: dict[str, Any]) -> tuple[Tensor, ...]:
     return tuple(results)
 
 
-def _make_rule(name: str) -> Any:
-    names = [argument.name for argument in ARGUMENTS[name]]
-
-    def rule(cls: type, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with torch.no_grad():
-            return _run(op, dict(zip(names, args, strict=False)) | (kwargs or {}))
-
-    return rule
-
-
-for _name in ARGUMENTS:
-    for _op in (_name, f"{_name}_reference"):
-        torch.library.register_torch_dispatch(f"addnorm::{_op}", DTensor, _make_rule(_name), lib=library)
+register(dict.fromkeys(SCHEMAS, _run))

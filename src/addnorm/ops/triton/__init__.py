@@ -9,16 +9,12 @@ import functools
 import importlib.util
 import os
 import warnings
-from collections.abc import Callable
-from types import ModuleType
-from typing import Any
 
 import torch
 
 from addnorm.ops import eager
-from addnorm.ops.schema import OVERLOADS, library
+from addnorm.ops.schema import OVERLOADS, Kernel, kernels_of, library
 from addnorm.ops.streams import eager as streams_eager
-from addnorm.ops.streams.schema import SCHEMAS as STREAMS
 
 OLDEST = (3, 6)  # the version of torch 2.10
 SWITCHED_OFF = "switched off by ADDNORM_TRITON=0 in the environment"
@@ -37,8 +33,8 @@ def unavailable_reason() -> str:
 
 
 @functools.cache
-def implementation() -> ModuleType:
-    """Return the module of the operators: Triton's, or with a warning the reference if Triton is not usable."""
+def kernels() -> dict[str, Kernel]:
+    """Return the operators' kernels: Triton's, or with a warning the reference if Triton is not usable."""
     if unavailable_reason():
         warnings.warn(
             f"addnorm runs without its Triton kernels: {unavailable_reason()}. "
@@ -46,34 +42,16 @@ def implementation() -> ModuleType:
             RuntimeWarning,
             stacklevel=4,
         )
-        return eager
+        return {**eager.KERNELS, **streams_eager.KERNELS}
     from addnorm.ops.triton import operators
 
-    return operators
+    return operators.KERNELS
 
 
 def _version() -> str:
     import triton
 
     return str(triton.__version__)
-
-
-def _kernel(name: str) -> Callable[..., Any]:
-    def run(*args: Any, **options: Any) -> Any:
-        return getattr(implementation(), name)(*args, **options)
-
-    return run
-
-
-def _streams_kernel(name: str) -> Callable[..., Any]:
-    def run(*args: Any) -> Any:
-        if implementation() is eager:
-            return getattr(streams_eager, name)(*args)
-        from addnorm.ops.triton.streams import operators
-
-        return getattr(operators, name)(*args)
-
-    return run
 
 
 def status() -> tuple[bool, str]:
@@ -97,8 +75,6 @@ def _installed() -> bool:
 
 REGISTERED = os.environ.get("ADDNORM_TRITON") != "0" and _installed()
 if REGISTERED:
-    for _name, _overloads in OVERLOADS.items():
-        for _op in _overloads:
-            library.impl(_op, _kernel(_name), "CUDA")
-    for _name in STREAMS:
-        library.impl(_name, _streams_kernel(_name), "CUDA")
+    for _name in (*eager.KERNELS, *streams_eager.KERNELS):
+        for _op, _function in kernels_of(_name, lambda a, name=_name: kernels()[name](a), OVERLOADS.get(_name, ("",))):  # type: ignore[misc]
+            library.impl(_op, _function, "CUDA")

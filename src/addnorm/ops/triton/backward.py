@@ -25,7 +25,7 @@ from addnorm.ops.triton.tiles import (
 
 
 @triton.jit
-def load_normalized(dy, z, stats, dy_stride, z_stride, row, cols, rows, D: tl.constexpr, ACC: tl.constexpr):
+def load_normalized(dy, z, stats, dy_stride, z_stride, row, cols, rows, D, ACC):
     """Return dy, x_hat and rstd of a tile; zero beyond the row and beyond the last row."""
     mask = (row < rows) & (cols < D)
     grad = tl.load(dy + row_offsets(row, dy_stride, D) + cols, mask=mask, other=0.0).to(ACC)
@@ -38,7 +38,7 @@ def load_normalized(dy, z, stats, dy_stride, z_stride, row, cols, rows, D: tl.co
 @triton.jit
 def gradient_means(
     dy, z, stats, weight, weight_offset, dy_stride, z_stride, row, rows,
-    D: tl.constexpr, NORM: tl.constexpr, ACC: tl.constexpr, BLOCK_ROWS: tl.constexpr, STEP: tl.constexpr,
+    D, NORM, ACC, BLOCK_ROWS, STEP,
 ):  # fmt: skip
     """Return (mean(g * x_hat), mean(g)) of rows that are read in parts, with g = dy * weight; the second is 0 for RMSNorm."""
     mean_gx, mean_g = tl.zeros((BLOCK_ROWS, STEP), ACC), tl.zeros((BLOCK_ROWS, STEP), ACC)
@@ -67,7 +67,7 @@ def means_kernel(
 
 
 @triton.jit
-def store_sum(partials, tile, cols, PLACE: tl.constexpr, SUMS: tl.constexpr, STEP: tl.constexpr, D: tl.constexpr):
+def store_sum(partials, tile, cols, PLACE, SUMS, STEP, D):
     """Store the sum of a chunk: one per feature (STEP 1), or one number per program (STEP 0)."""
     row_sums = partials + (tl.program_id(0).to(tl.int64) * SUMS + PLACE) * D
     row = tl.sum(tile, 0, keep_dims=True)
@@ -177,8 +177,8 @@ def backward_kernel(
 
 @triton.jit
 def column_sums(
-    partials, cols, programs, PLACE: tl.constexpr, SUMS: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr,
-    ACC: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+    partials, cols, programs, PLACE, SUMS, WIDTH, D,
+    ACC, BLOCK_P, BLOCK_C,
 ):  # fmt: skip
     """Return the sum over the programs of some columns, `(1, BLOCK_C)`."""
     total = tl.zeros((BLOCK_P, BLOCK_C), ACC)
@@ -191,8 +191,8 @@ def column_sums(
 
 @triton.jit
 def finalize_parameter(
-    partials, out, programs, PLACE: tl.constexpr, SUMS: tl.constexpr, STEP: tl.constexpr, PARTS: tl.constexpr,
-    D: tl.constexpr, ACC: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+    partials, out, programs, PLACE, SUMS, STEP, PARTS,
+    D, ACC, BLOCK_P, BLOCK_C,
 ):  # fmt: skip
     """Write a parameter's gradient, in its dtype: this program's columns, or all of it if it is one number (STEP 0)."""
     if PLACE is not None:  # noqa: SIM102  # decided at compile time, the next condition at run time

@@ -30,8 +30,8 @@ from addnorm.ops.triton.tiles import (
 def load_sum(
     residual, branch, residual_scale, row_scale, layer_scale, branch_bias, seed, residual_factor, branch_factor, keep_scale,
     threshold, offset, residual_at, branch_at, row, first, rows,
-    D: tl.constexpr, ADD: tl.constexpr, Z: tl.constexpr, RESIDUAL_STEP: tl.constexpr, LAYER_STEP: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    D, ADD, Z, RESIDUAL_STEP, LAYER_STEP,
+    BLOCK_D,
 ):  # fmt: skip
     """Return residual_scale * residual + row_scale * layer_scale * dropout(branch + branch_bias), rounded to Z."""
     cols = first + tl.arange(0, BLOCK_D)[None, :]
@@ -48,9 +48,7 @@ def load_sum(
 
 
 @triton.jit
-def normalize(
-    x, mean, rstd, weight, bias, weight_offset, cols, D: tl.constexpr, X_HAT: tl.constexpr, ACC: tl.constexpr
-):
+def normalize(x, mean, rstd, weight, bias, weight_offset, cols, D, X_HAT, ACC):
     """Return (x - mean) * rstd * (weight + weight_offset) + bias; the first product is rounded to X_HAT."""
     y = (x - mean) * rstd
     if X_HAT is not None:

@@ -1,7 +1,8 @@
 """Functions that the kernels share: moments of a tile, scales, the dropout mask.
 
 A tile is `(BLOCK_ROWS, BLOCK_D)`; `row` is `(BLOCK_ROWS, 1)` in int64, so that no offset overflows, and `cols` is `(1, BLOCK_D)`.
-A missing tensor is None, which Triton removes at compile time. ACC is the dtype of the arithmetic.
+A missing tensor is None, which Triton removes at compile time. Names in capitals are constants at compile time, which only a
+kernel that is launched must declare as such. ACC is the dtype of the arithmetic.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ PHILOX_ROUNDS = tl.constexpr(10)
 
 
 @triton.jit
-def row_offsets(row, stride, D: tl.constexpr):
+def row_offsets(row, stride, D):
     """Return the offsets at which rows begin; a stride of None is D."""
     if stride is None:
         return row * D
@@ -23,7 +24,7 @@ def row_offsets(row, stride, D: tl.constexpr):
 
 
 @triton.jit
-def round_to(value, DTYPE: tl.constexpr):
+def round_to(value, DTYPE):
     """Round to a dtype; from float64 to 16 bits by way of float32, as torch does."""
     if value.dtype == tl.float64 and DTYPE.primitive_bitwidth == 16:
         value = value.to(tl.float32)
@@ -31,7 +32,7 @@ def round_to(value, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def divide(a, b, ACC: tl.constexpr):
+def divide(a, b, ACC):
     """Return a / b, correctly rounded."""
     if tl.float64 == ACC:
         return a / b
@@ -40,26 +41,26 @@ def divide(a, b, ACC: tl.constexpr):
 
 
 @triton.jit
-def row_mean(tile, D: tl.constexpr, ACC: tl.constexpr):
+def row_mean(tile, D, ACC):
     """Return the mean of each row, `(BLOCK_ROWS, 1)`; the tile must be zero beyond the row."""
     return divide(tl.sum(tile, 1, keep_dims=True), tl.full((1, 1), D, ACC), ACC)
 
 
 @triton.jit
-def row_rstd(var, eps, ACC: tl.constexpr):
+def row_rstd(var, eps, ACC):
     """Return 1 / sqrt(var + eps), correctly rounded except the sum: the hardware's rsqrt has an error of two units."""
     root = tl.sqrt(var + eps) if tl.float64 == ACC else tl.sqrt_rn(var + eps)
     return divide(tl.full((1, 1), 1.0, ACC), root, ACC)
 
 
 @triton.jit
-def zero_beyond(value, cols, D: tl.constexpr):
+def zero_beyond(value, cols, D):
     """Return the tile with zeros beyond the row, which do not change a sum."""
     return tl.where(cols < D, value, 0.0)
 
 
 @triton.jit
-def row_moments(x, eps, cols, D: tl.constexpr, NORM: tl.constexpr, ACC: tl.constexpr):
+def row_moments(x, eps, cols, D, NORM, ACC):
     """Return mean (0 for RMSNorm) and rstd of each row of a tile of whole rows."""
     if NORM == RMS:
         return tl.zeros((x.shape[0], 1), ACC), row_rstd(row_mean(x * x, D, ACC), eps, ACC)
@@ -71,7 +72,7 @@ def row_moments(x, eps, cols, D: tl.constexpr, NORM: tl.constexpr, ACC: tl.const
 
 
 @triton.jit
-def load_weight(weight, weight_offset, cols, D: tl.constexpr, ACC: tl.constexpr):
+def load_weight(weight, weight_offset, cols, D, ACC):
     """Return weight + weight_offset, `(1, BLOCK_D)`; ones without a weight."""
     gamma = tl.full(cols.shape, 1.0, ACC)
     if weight is not None:
@@ -82,7 +83,7 @@ def load_weight(weight, weight_offset, cols, D: tl.constexpr, ACC: tl.constexpr)
 
 
 @triton.jit
-def apply_scale(value, scale, factor, cols, STEP: tl.constexpr, D: tl.constexpr, ACC: tl.constexpr):
+def apply_scale(value, scale, factor, cols, STEP, D, ACC):
     """Return value * scale; the scale is a tensor of one element (STEP 0) or one per feature (STEP 1), a number, or None."""
     if scale is not None:
         return value * tl.load(scale + cols * STEP, mask=cols < D, other=0.0).to(ACC)
@@ -93,9 +94,7 @@ def apply_scale(value, scale, factor, cols, STEP: tl.constexpr, D: tl.constexpr,
 
 
 @triton.jit
-def apply_branch_scale(
-    value, row_scale, layer_scale, factor, row, cols, rows, STEP: tl.constexpr, D: tl.constexpr, ACC: tl.constexpr
-):
+def apply_branch_scale(value, row_scale, layer_scale, factor, row, cols, rows, STEP, D, ACC):
     """Return value * (row_scale * layer_scale)."""
     if row_scale is not None:
         gain = tl.load(row_scale + row, mask=row < rows, other=0.0).to(ACC)
@@ -105,7 +104,7 @@ def apply_branch_scale(
 
 
 @triton.jit
-def keep_mask(row, first, seed, threshold, offset, D: tl.constexpr, BLOCK_D: tl.constexpr):
+def keep_mask(row, first, seed, threshold, offset, D, BLOCK_D):
     """Return the elements that dropout keeps: word `i & 3` of Philox block `(i >> 2) + offset` reaches the threshold."""
     BLOCK_ROWS: tl.constexpr = row.shape[0]
     if D % 4 == 0:  # every row begins with a block: all four words of it are used
@@ -125,7 +124,7 @@ def keep_mask(row, first, seed, threshold, offset, D: tl.constexpr, BLOCK_D: tl.
 
 
 @triton.jit
-def apply_dropout(value, row, first, seed, keep_scale, threshold, offset, D: tl.constexpr, BLOCK_D: tl.constexpr):
+def apply_dropout(value, row, first, seed, keep_scale, threshold, offset, D, BLOCK_D):
     """Return dropout(value); a dropped element is 0 even if it was infinite."""
     if seed is None:
         return value

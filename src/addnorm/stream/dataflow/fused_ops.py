@@ -15,7 +15,7 @@ from torch import Tensor
 from addnorm.ops import options, philox
 
 KINDS = {number: kind for kind, number in options.NORMS.items()}
-DECOMPOSED = ("add_norm", "add_norm_stream", "add_norm_train", "add_norm_forward", "add_norm_out")
+DECOMPOSED = ("add_norm", "add_norm_stream", "add_norm_forward", "add_norm_out")
 SUFFIX = "_reference"
 PRODUCTS = {"addmm": torch.mm, "baddbmm": torch.bmm}
 

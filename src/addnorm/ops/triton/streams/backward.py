@@ -78,7 +78,7 @@ def read_backward_kernel(
 
 
 @triton.jit
-def load_gate_gradient(first, second, token, rows, N: tl.constexpr, BLOCK_N: tl.constexpr):
+def load_gate_gradient(first, second, token, rows, N, BLOCK_N):
     """Return the sum of two gradients of gates; None is zero."""
     grad = tl.zeros((token.shape[0], BLOCK_N), tl.float32)
     if first is not None:
@@ -89,9 +89,7 @@ def load_gate_gradient(first, second, token, rows, N: tl.constexpr, BLOCK_N: tl.
 
 
 @triton.jit
-def division_backward(
-    grad, iterates, step, token, rows, eps, AXIS: tl.constexpr, N: tl.constexpr, BLOCK_N: tl.constexpr
-):
+def division_backward(grad, iterates, step, token, rows, eps, AXIS, N, BLOCK_N):
     """Return the gradient of a matrix from that of the matrix divided by its sums along an axis."""
     before = load_matrix(iterates, token, rows, step * rows * N * N, N * N, N, 1, N, BLOCK_N)
     matrix, total = normalize_matrix(before, eps, AXIS, N, BLOCK_N)
@@ -99,7 +97,7 @@ def division_backward(
 
 
 @triton.jit
-def sinkhorn_backward(logits, grad, iterates, token, rows, eps, iterations, N: tl.constexpr, BLOCK_N: tl.constexpr):
+def sinkhorn_backward(logits, grad, iterates, token, rows, eps, iterations, N, BLOCK_N):
     """Return the gradient of Sinkhorn's logits from that of its result; `iterates` is memory for the matrix before each step."""
     share = normalize_columns(logits, N, BLOCK_N)
     matrix = add_eps(share, eps, N, BLOCK_N)
@@ -209,8 +207,8 @@ def gates_backward_kernel(
 
 @triton.jit
 def load_factors(
-    factors, block, rows, N: tl.constexpr, KIND: tl.constexpr, LOGITS: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_R: tl.constexpr,
+    factors, block, rows, N, KIND, LOGITS, BLOCK_T, BLOCK_N,
+    BLOCK_R,
 ):  # fmt: skip
     """Return the factors of a block, `(BLOCK_T, BLOCK_R)`, in hyper `(BLOCK_T * BLOCK_N, BLOCK_R)`."""
     r = tl.arange(0, BLOCK_R)[None, :]

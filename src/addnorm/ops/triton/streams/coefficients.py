@@ -15,7 +15,7 @@ GIVEN, MANIFOLD, INDEPENDENT, GATES, HYPER = (tl.constexpr(kind) for kind in ran
 
 
 @triton.jit
-def stream_offsets(token, first, N: tl.constexpr, D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):
+def stream_offsets(token, first, N, D, BLOCK_N, BLOCK_D):
     """Return the offsets of a tile of `(rows, N, D)` and its mask without the last token's; `token` is `(BLOCK_T, 1, 1)`."""
     stream = tl.arange(0, BLOCK_N)[None, :, None]
     cols = first + tl.arange(0, BLOCK_D)[None, None, :]
@@ -23,9 +23,7 @@ def stream_offsets(token, first, N: tl.constexpr, D: tl.constexpr, BLOCK_N: tl.c
 
 
 @triton.jit
-def load_gates(
-    gates, token, rows, begin, WIDTH: tl.constexpr, EACH: tl.constexpr, N: tl.constexpr, BLOCK_N: tl.constexpr
-):
+def load_gates(gates, token, rows, begin, WIDTH, EACH, N, BLOCK_N):
     """Return `(BLOCK_T, BLOCK_N)` numbers at `token * WIDTH + begin + stream * EACH`."""
     stream = tl.arange(0, BLOCK_N)[None, :]
     at = token[:, None] * WIDTH + begin + stream * EACH
@@ -33,18 +31,14 @@ def load_gates(
 
 
 @triton.jit
-def store_gates(
-    gates, value, token, rows, begin, WIDTH: tl.constexpr, EACH: tl.constexpr, N: tl.constexpr, BLOCK_N: tl.constexpr
-):
+def store_gates(gates, value, token, rows, begin, WIDTH, EACH, N, BLOCK_N):
     """Store the numbers that `load_gates` returns."""
     stream = tl.arange(0, BLOCK_N)[None, :]
     tl.store(gates + token[:, None] * WIDTH + begin + stream * EACH, value, mask=(token[:, None] < rows) & (stream < N))
 
 
 @triton.jit
-def matrix_offsets(
-    token, begin, WIDTH: tl.constexpr, ROW: tl.constexpr, COLUMN: tl.constexpr, N: tl.constexpr, BLOCK_N: tl.constexpr
-):
+def matrix_offsets(token, begin, WIDTH, ROW, COLUMN, N, BLOCK_N):
     """Return the offsets `token * WIDTH + begin + k * ROW + j * COLUMN` of matrices, and the mask of their elements."""
     row, column = tl.arange(0, BLOCK_N)[None, :, None], tl.arange(0, BLOCK_N)[None, None, :]
     return token[:, None, None] * WIDTH + begin + row * ROW + column * COLUMN, (row < N) & (column < N)
@@ -52,8 +46,8 @@ def matrix_offsets(
 
 @triton.jit
 def load_matrix(
-    matrix, token, rows, begin, WIDTH: tl.constexpr, ROW: tl.constexpr, COLUMN: tl.constexpr, N: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    matrix, token, rows, begin, WIDTH, ROW, COLUMN, N,
+    BLOCK_N,
 ):  # fmt: skip
     """Return `(BLOCK_T, BLOCK_N, BLOCK_N)` numbers."""
     at, mask = matrix_offsets(token, begin, WIDTH, ROW, COLUMN, N, BLOCK_N)
@@ -62,8 +56,8 @@ def load_matrix(
 
 @triton.jit
 def store_matrix(
-    matrix, value, token, rows, begin, WIDTH: tl.constexpr, ROW: tl.constexpr, COLUMN: tl.constexpr, N: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    matrix, value, token, rows, begin, WIDTH, ROW, COLUMN, N,
+    BLOCK_N,
 ):  # fmt: skip
     """Store the numbers that `load_matrix` returns."""
     at, mask = matrix_offsets(token, begin, WIDTH, ROW, COLUMN, N, BLOCK_N)
@@ -92,7 +86,7 @@ def tanh(x):
 
 
 @triton.jit
-def normalize_columns(logits, N: tl.constexpr, BLOCK_N: tl.constexpr):
+def normalize_columns(logits, N, BLOCK_N):
     """Return exp(logits) divided by the sums of its columns."""
     row, column = tl.arange(0, BLOCK_N)[None, :, None], tl.arange(0, BLOCK_N)[None, None, :]
     logits = tl.where(row < N, logits, float("-inf"))
@@ -102,7 +96,7 @@ def normalize_columns(logits, N: tl.constexpr, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
-def normalize_matrix(matrix, eps, AXIS: tl.constexpr, N: tl.constexpr, BLOCK_N: tl.constexpr):
+def normalize_matrix(matrix, eps, AXIS, N, BLOCK_N):
     """Return a matrix divided by its sums along an axis plus eps, and the sums."""
     total = tl.sum(matrix, AXIS, keep_dims=True) + eps
     if AXIS == 2:
@@ -113,14 +107,14 @@ def normalize_matrix(matrix, eps, AXIS: tl.constexpr, N: tl.constexpr, BLOCK_N: 
 
 
 @triton.jit
-def add_eps(share, eps, N: tl.constexpr, BLOCK_N: tl.constexpr):
+def add_eps(share, eps, N, BLOCK_N):
     """Return the matrix plus eps, with zeros beyond the streams."""
     row, column = tl.arange(0, BLOCK_N)[None, :, None], tl.arange(0, BLOCK_N)[None, None, :]
     return tl.where((row < N) & (column < N), share + eps, 0.0)
 
 
 @triton.jit
-def sinkhorn(logits, eps, iterations, N: tl.constexpr, BLOCK_N: tl.constexpr):
+def sinkhorn(logits, eps, iterations, N, BLOCK_N):
     """Return exp(logits) with columns and rows divided by their sums in turn, rows last."""
     matrix = add_eps(normalize_columns(logits, N, BLOCK_N), eps, N, BLOCK_N)
     matrix, _ = normalize_matrix(matrix, eps, 2, N, BLOCK_N)
@@ -131,6 +125,6 @@ def sinkhorn(logits, eps, iterations, N: tl.constexpr, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
-def mean_share(total, COUNT: tl.constexpr):
+def mean_share(total, COUNT):
     """Return total / COUNT, correctly rounded."""
     return divide(total, tl.full(total.shape, COUNT, tl.float32), tl.float32)

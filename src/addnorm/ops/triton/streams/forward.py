@@ -33,8 +33,8 @@ from addnorm.ops.triton.tiles import NONE, round_to, row_moments, row_rstd
 @triton.jit
 def load_new_streams(
     streams, branch, mix, inject, token, first, rows,
-    N: tl.constexpr, D: tl.constexpr, MIX_WIDTH: tl.constexpr, INJECT_WIDTH: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    N, D, MIX_WIDTH, INJECT_WIDTH, BLOCK_N,
+    BLOCK_D,
 ):  # fmt: skip
     """Return A X + b w, not rounded, or X without a branch. A width of 0 is one coefficient for all tokens."""
     at, mask = stream_offsets(token[:, None, None], first, N, D, BLOCK_N, BLOCK_D)
@@ -57,8 +57,8 @@ def load_new_streams(
 
 @triton.jit
 def load_project(
-    project, first, COUNT: tl.constexpr, N: tl.constexpr, D: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    project, first, COUNT, N, D, BLOCK_R, BLOCK_N,
+    BLOCK_D,
 ):  # fmt: skip
     """Return a chunk of φ, `(BLOCK_R, BLOCK_N * BLOCK_D)`; the features of a stream are together. N is 1 in hyper."""
     r, q = tl.arange(0, BLOCK_R)[:, None], tl.arange(0, BLOCK_N * BLOCK_D)[None, :]
@@ -70,7 +70,7 @@ def load_project(
 @triton.jit
 def store_gates_of(
     kind_logits, scale, base, new_collapse, new_mix, new_inject, gate_eps, magnitude, token, rows, iterations,
-    N: tl.constexpr, KIND: tl.constexpr, LOGITS: tl.constexpr, BLOCK_N: tl.constexpr,
+    N, KIND, LOGITS, BLOCK_N,
 ):  # fmt: skip
     """Compute c', b' and A' from the logits in memory, and store them."""
     stream = tl.arange(0, BLOCK_N)[None, :]
@@ -180,9 +180,7 @@ def write_kernel(
 
 
 @triton.jit
-def load_gate(
-    collapse, row, cols, rows, stream, N: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, PER_FEATURE: tl.constexpr
-):
+def load_gate(collapse, row, cols, rows, stream, N, D, WIDTH, PER_FEATURE):
     """Return c of one stream, `(BLOCK_ROWS, 1)`, or with a gate for each feature `(BLOCK_ROWS, BLOCK_D)`."""
     if PER_FEATURE:
         return tl.load(collapse + (row * N + stream) * D + cols, mask=(row < rows) & (cols < D), other=0.0).to(
@@ -193,9 +191,7 @@ def load_gate(
 
 
 @triton.jit
-def load_read(
-    streams, collapse, row, cols, rows, N: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, PER_FEATURE: tl.constexpr
-):
+def load_read(streams, collapse, row, cols, rows, N, D, WIDTH, PER_FEATURE):
     """Return c X of a tile, in float32."""
     total = tl.zeros((row.shape[0], cols.shape[1]), tl.float32)
     for j in tl.static_range(N):

@@ -11,8 +11,8 @@ from addnorm.ops.options import NORMS
 from addnorm.ops.schema import empty_placeholder
 from addnorm.ops.streams import eager, gradients
 from addnorm.ops.streams.kinds import KINDS, Sizes, sizes_of
-from addnorm.ops.streams.schema import ARGUMENTS, GRADIENTS, INPUTS
-from addnorm.ops.streams.validation import check
+from addnorm.ops.streams.schema import GRADIENTS, gradient_shape, is_per_feature, reads, requested
+from addnorm.ops.streams.validation import backward_shapes, check
 from addnorm.ops.triton import plan
 from addnorm.ops.triton.arguments import to_contiguous
 from addnorm.ops.triton.launch import launch
@@ -24,10 +24,7 @@ from addnorm.ops.triton.streams.backward import (
 )
 from addnorm.ops.triton.streams.forward import read_kernel, write_kernel
 
-__all__ = ["add_norm_streams", "add_norm_streams_backward"]
-
 f32 = torch.float32
-_BACKWARD = tuple(argument.name for argument in ARGUMENTS["add_norm_streams_backward"])
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _HYPER, _NONE = KINDS["hyper"], NORMS["none"]
 MAX_STREAMS = 8
@@ -52,17 +49,15 @@ class Block(NamedTuple):
 class Call:
     """The arguments of a call as the kernels take them: contiguous, and by name."""
 
-    def __init__(self, a: dict[str, Any]) -> None:
-        self.a: dict[str, Any] = {
-            name: to_contiguous(value) if isinstance(value, Tensor) else value for name, value in a.items()
-        }
-        self.streams: Tensor = self.a["streams"]
+    def __init__(self, a: Any) -> None:
+        self.a = a = type(a)(*(to_contiguous(value) if isinstance(value, Tensor) else value for value in a))
+        self.streams: Tensor = a.streams
         self.shape = self.streams.shape[:-2]
         self.n, self.d = self.streams.shape[-2:]
         self.rows = self.streams.numel() // (self.n * self.d)
-        self.kind: int = a["kind"]
+        self.kind: int = a.kind
         self.sizes: Sizes = sizes_of(self.kind, self.n)
-        self.reads = a["collapse"] is not None or self.kind != 0
+        self.reads = reads(a)
         self.stats = 2 + self.sizes.stats
 
     @property
@@ -81,7 +76,7 @@ class Call:
 
     def width(self, name: str, size: int) -> int:
         """Return the elements between the coefficients of two tokens, 0 if one serves all."""
-        t = self.a[name]
+        t = getattr(self.a, name)
         own = 2 if name == "mix" else 1
         return 0 if t is None or t.dim() == own else size
 
@@ -90,12 +85,6 @@ class Call:
         """The widths of A and b."""
         return self.width("mix", self.n * self.n), self.width("inject", self.n)
 
-    @property
-    def is_per_feature(self) -> bool:
-        """Whether c has a gate for each feature."""
-        collapse = self.a["collapse"]
-        return collapse is not None and collapse.dim() == self.streams.dim()
-
     def empty(self, *tail: int, dtype: torch.dtype = f32) -> Tensor:
         """Return an empty tensor with a value for each token."""
         return self.streams.new_empty((*self.shape, *tail), dtype=dtype)
@@ -103,92 +92,75 @@ class Call:
     def write(self, new: Tensor | None, outputs: tuple[Tensor | None, ...] = (None,) * 5, kind: int = 0) -> None:
         """Launch the kernel that writes X', the logits, their statistics and the coefficients."""
         a = self.a
-        parameters = (a["project"], a["scale"], a["base"]) if kind else (None, None, None)
+        parameters = (a.project, a.scale, a.base) if kind else (None, None, None)
         launch(
             write_kernel, self.blocks,
-            (self.streams, a["branch"], a["mix"], a["inject"], *parameters, new, *outputs),
-            (a["gate_eps"], a["project_eps"], a["magnitude"]), (), (self.rows, a["iterations"]),
+            (self.streams, a.branch, a.mix, a.inject, *parameters, new, *outputs),
+            (a.gate_eps, a.project_eps, a.magnitude), (), (self.rows, a.iterations),
             (self.n, self.d, kind, *self.widths, self.sizes.logits, self.stats, *self.block), WARPS,
         )  # fmt: skip
 
 
-def _is_supported(a: dict[str, Any]) -> bool:
+def _is_supported(a: Any) -> bool:
     """Return whether the kernels compute a call whose arguments are valid."""
-    streams = a["streams"]
-    tensors = [t for t in a.values() if isinstance(t, Tensor)]
+    tensors = [t for t in a if isinstance(t, Tensor)]
     return (
-        streams.numel() > 0
-        and streams.shape[-2] <= MAX_STREAMS
-        and streams.shape[-1] <= plan.FORWARD_ROW
-        and all(t.dtype in _DTYPES and t.device == streams.device for t in tensors)
-        and all(a[name] in (None, *_DTYPES) for name in ("streams_dtype", "out_dtype"))
+        a.streams.numel() > 0
+        and a.streams.shape[-2] <= MAX_STREAMS
+        and a.streams.shape[-1] <= plan.FORWARD_ROW
+        and all(t.dtype in _DTYPES and t.device == a.streams.device for t in tensors)
+        and all(dtype in (None, *_DTYPES) for dtype in (a.streams_dtype, a.out_dtype))
     )
 
 
-def _fits(a: dict[str, Any]) -> bool:
-    """Return whether the gradients of the outputs and what the forward saved have the shapes of the call."""
-    *rows, n, d = a["streams"].shape
-    kind, sizes = a["kind"], sizes_of(a["kind"], n)
-    tails: dict[str, tuple[int, ...]] = {
-        "dnew": (n, d), "dread": (d,), "dcollapse": (n,), "dmix": (n, n), "dinject": (n,),
-        **({"logits": (sizes.logits,), "computed_collapse": (n,)} if kind else {}),
-        **({"stats": (2 + sizes.stats,)} if kind or a["collapse"] is not None else {}),
-    }  # fmt: skip
-    return all(a[name] is None or tuple(a[name].shape) == (*rows, *tail) for name, tail in tails.items())
-
-
-def add_norm_streams(*args: Any) -> tuple[Tensor, ...]:
+def add_norm_streams(a: Any) -> tuple[Tensor, ...]:
     """Return the outputs of the forward."""
-    a = dict(zip(INPUTS, args, strict=True))
-    check(**a)
+    check(a)
     if not _is_supported(a):
-        return eager.add_norm_streams(*args)
+        return eager.add_norm_streams(a)
     call = Call(a)
     a, n, d, kind, sizes = call.a, call.n, call.d, call.kind, call.sizes
     streams = call.streams
-    new = None if a["branch"] is None else call.empty(n, d, dtype=a["streams_dtype"] or streams.dtype)
+    new = None if a.branch is None else call.empty(n, d, dtype=a.streams_dtype or streams.dtype)
     stats = call.empty(call.stats) if call.reads else None
     logits = call.empty(sizes.logits) if kind else None
     collapse = call.empty(n) if kind else None
     mix, inject = call.empty(n, n) if sizes.mix else None, call.empty(n) if sizes.inject else None
     if new is not None or kind:
         call.write(new, (logits, stats if kind else None, collapse, mix, inject), kind)
-    read = call.empty(d, dtype=a["out_dtype"] or streams.dtype) if call.reads else None
+    read = call.empty(d, dtype=a.out_dtype or streams.dtype) if call.reads else None
     if read is not None:
-        used = collapse if a["collapse"] is None else a["collapse"]
-        width = n if a["collapse"] is None else call.width("collapse", n)
+        used = collapse if a.collapse is None else a.collapse
+        width = n if a.collapse is None else call.width("collapse", n)
         tile = plan.forward(d)
-        norm = a["norm"]
-        parameters = (None, None) if norm == _NONE else (a["weight"], a["bias"])
+        norm = a.norm
+        parameters = (None, None) if norm == _NONE else (a.weight, a.bias)
         launch(
             read_kernel, (-(-call.rows // tile.rows), 1, 1), (streams if new is None else new, used, *parameters, read, stats),
-            (a["eps"],), (), (call.rows,), (n, d, norm, width, call.is_per_feature, call.stats, tile.rows, tile.d), tile.warps,
+            (a.eps,), (), (call.rows,), (n, d, norm, width, is_per_feature(a), call.stats, tile.rows, tile.d), tile.warps,
         )  # fmt: skip
     outputs = new, read, collapse, mix, inject, logits, stats
     return tuple(empty_placeholder(streams) if t is None else t for t in outputs)
 
 
-def add_norm_streams_backward(*args: Any) -> tuple[Tensor, ...]:
+def add_norm_streams_backward(a: Any) -> tuple[Tensor, ...]:
     """Return the gradients that `grad_mask` requests, in the order of `GRADIENTS`."""
-    a = dict(zip(_BACKWARD, args, strict=True))
-    inputs = {name: a[name] for name in INPUTS}
-    check(**inputs)
-    if not (_is_supported(a) and _fits(a)):
-        return eager.add_norm_streams_backward(*args)
-    call = Call(a)
-    wanted = {name for bit, name in enumerate(GRADIENTS) if a["grad_mask"] >> bit & 1}
-    results = _compute(call, wanted)
-    streams = call.streams
+    check(a)
+    fits = all(
+        t is None or tuple(t.shape) == shape for name, shape in backward_shapes(a).items() for t in [getattr(a, name)]
+    )
+    if not (_is_supported(a) and fits):
+        return eager.add_norm_streams_backward(a)
+    wanted = requested(a)
+    results = _compute(Call(a), wanted)
 
     def make(name: str) -> Tensor:
-        grad = results.get(name)
-        if grad is not None:
-            return grad
+        if name in results:
+            return results[name]
         if name not in wanted:
-            return empty_placeholder(streams)
-        if name == "collapse":
-            return torch.zeros_like(call.empty(call.n, call.d) if call.is_per_feature else call.empty(call.n))
-        return torch.zeros_like(a[name], memory_format=torch.contiguous_format)
+            return empty_placeholder(a.streams)
+        shape, dtype = gradient_shape(a, name)
+        return a.streams.new_zeros(shape, dtype=dtype)  # type: ignore[no-any-return]
 
     return tuple(make(name) for name in GRADIENTS)
 
@@ -199,18 +171,18 @@ def _compute(call: Call, wanted: set[str]) -> dict[str, Tensor]:
     results: dict[str, Tensor] = {}
     writes_gradients = wanted & {"streams", "branch", "mix", "inject"}
     new = call.streams
-    if a["branch"] is not None and (kind or a["dread"] is not None):
-        new = call.empty(n, d, dtype=a["streams_dtype"] or call.streams.dtype)
+    if a.branch is not None and (kind or a.dread is not None):
+        new = call.empty(n, d, dtype=a.streams_dtype or call.streams.dtype)
         call.write(new)
-    is_given = a["collapse"] is not None
-    used = a["collapse"] if is_given else a["computed_collapse"]
+    is_given = a.collapse is not None
+    used = a.collapse if is_given else a.computed_collapse
     width = call.width("collapse", n) if is_given else n
     du = dread_collapse = None
-    if a["dread"] is not None:
+    if a.dread is not None:
         du = call.empty(d)
         found = None
         if not is_given or "collapse" in wanted:
-            found = call.empty(n, d) if call.is_per_feature else call.empty(n)
+            found = call.empty(n, d) if is_per_feature(a) else call.empty(n)
         if is_given and found is not None:
             results["collapse"] = found
         dread_collapse = None if is_given else found
@@ -221,13 +193,13 @@ def _compute(call: Call, wanted: set[str]) -> dict[str, Tensor]:
         pre = _gates_backward(call, dread_collapse, factors, offsets)
         if wanted & {"scale", "base"}:
             dscale, dbase = gradients.parameters_backward(a, pre)
-            results |= {"scale": dscale.to(a["scale"].dtype), "base": dbase.to(a["base"].dtype)}
+            results |= {"scale": dscale.to(a.scale.dtype), "base": dbase.to(a.base.dtype)}
         if "project" in wanted:
             results["project"] = _project_backward(call, new, factors)
     if writes_gradients:
         for name in ("streams", "branch"):
             if name in wanted:
-                results[name] = torch.empty_like(a[name])
+                results[name] = torch.empty_like(getattr(a, name))
         if "mix" in wanted:
             results["mix"] = call.empty(n, n)
         if "inject" in wanted:
@@ -235,12 +207,12 @@ def _compute(call: Call, wanted: set[str]) -> dict[str, Tensor]:
         launch(
             write_backward_kernel, call.blocks,
             (
-                a["dnew"], du, used if du is not None else None, new if kind else None, call.streams, a["branch"], a["mix"],
-                a["inject"], a["project"], a["stats"] if kind else None, factors, offsets,
+                a.dnew, du, used if du is not None else None, new if kind else None, call.streams, a.branch, a.mix,
+                a.inject, a.project, a.stats if kind else None, factors, offsets,
                 *(results.get(name) for name in ("streams", "branch", "mix", "inject")),
             ),
             (), (), (rows,),
-            (n, d, kind, *call.widths, width, call.is_per_feature, call.sizes.logits, call.stats, *call.block), WARPS,
+            (n, d, kind, *call.widths, width, is_per_feature(a), call.sizes.logits, call.stats, *call.block), WARPS,
         )  # fmt: skip
     return {name: t for name, t in results.items() if name in wanted}
 
@@ -249,7 +221,7 @@ def _read_backward(
     call: Call, new: Tensor, used: Tensor, width: int, du: Tensor, found: Tensor | None, wanted: set[str]
 ) -> dict[str, Tensor]:
     """Compute du and the gradient of c; return the gradients of weight and bias."""
-    a, d, rows, norm = call.a, call.d, call.rows, call.a["norm"]
+    a, d, rows, norm = call.a, call.d, call.rows, call.a.norm
     tile = plan.forward(d)
     programs = max(plan.MIN_PROGRAMS, plan.BACKWARD_ELEMENTS // (tile.rows * tile.d))
     chunk = min(-(-rows // (programs * tile.rows)), plan.MAX_CHAIN) * tile.rows
@@ -258,13 +230,17 @@ def _read_backward(
     partials = call.streams.new_empty((programs, 2, d), dtype=f32) if sums else None
     launch(
         read_backward_kernel, (programs, 1, 1),
-        (a["dread"], new, used, a["stats"], None if norm == _NONE else a["weight"], du, found, partials),
-        (), (), (rows, chunk), (call.n, d, norm, width, call.is_per_feature, call.stats, tile.rows, tile.d), tile.warps,
+        (a.dread, new, used, a.stats, None if norm == _NONE else a.weight, du, found, partials),
+        (), (), (rows, chunk), (call.n, d, norm, width, is_per_feature(a), call.stats, tile.rows, tile.d), tile.warps,
     )  # fmt: skip
     if partials is None:
         return {}
     totals = partials.sum(0)
-    return {name: totals[i].to(a[name].dtype, copy=True) for i, name in enumerate(("weight", "bias")) if name in wanted}
+    return {
+        name: totals[i].to(getattr(a, name).dtype, copy=True)
+        for i, name in enumerate(("weight", "bias"))
+        if name in wanted
+    }
 
 
 def _gates_backward(call: Call, dread_collapse: Tensor | None, factors: Tensor, offsets: Tensor) -> Tensor:
@@ -272,17 +248,17 @@ def _gates_backward(call: Call, dread_collapse: Tensor | None, factors: Tensor, 
     a, n, kind = call.a, call.n, call.kind
     pre = torch.empty_like(factors)
     iterates = sums = None
-    if kind == KINDS["manifold"] and a["dmix"] is not None:
-        iterates = call.streams.new_empty((2 * a["iterations"] - 1, call.rows, n, n), dtype=f32)
+    if kind == KINDS["manifold"] and a.dmix is not None:
+        iterates = call.streams.new_empty((2 * a.iterations - 1, call.rows, n, n), dtype=f32)
     if kind == _HYPER:
-        sums = a["project"].float().sum(1)
+        sums = a.project.float().sum(1)
     launch(
         gates_backward_kernel, call.blocks,
         (
-            dread_collapse, a["dcollapse"], a["dmix"] if call.sizes.mix else None, a["dinject"] if call.sizes.inject else None,
-            a["logits"], a["stats"], a["scale"], a["base"], sums, iterates, pre, factors, offsets,
+            dread_collapse, a.dcollapse, a.dmix if call.sizes.mix else None, a.dinject if call.sizes.inject else None,
+            a.logits, a.stats, a.scale, a.base, sums, iterates, pre, factors, offsets,
         ),
-        (a["gate_eps"], a["magnitude"]), (), (call.rows, a["iterations"]),
+        (a.gate_eps, a.magnitude), (), (call.rows, a.iterations),
         (n, call.d, kind, call.sizes.logits, call.stats, BLOCK_TOKENS, call.block.streams), WARPS,
     )  # fmt: skip
     return pre
@@ -290,15 +266,18 @@ def _gates_backward(call: Call, dread_collapse: Tensor | None, factors: Tensor, 
 
 def _project_backward(call: Call, new: Tensor, factors: Tensor) -> Tensor:
     """Return the gradient of φ, from fixed chunks of tokens."""
-    project, block, rows = call.a["project"], call.block, call.rows
+    project, block, rows = call.a.project, call.block, call.rows
     programs = min(-(-rows // PROJECT_TOKENS), PROJECT_PROGRAMS)
     chunk = -(-rows // (programs * BLOCK_TOKENS)) * BLOCK_TOKENS
     programs = -(-rows // chunk)
     partials = project.new_empty((programs, *project.shape), dtype=f32)
     warps = max(WARPS, block.rows_of_project * block.d * (1 if call.kind == _HYPER else block.streams) // PROJECT_WARP)
     launch(
-        project_backward_kernel, (programs, -(-call.d // block.d), 1), (new, call.a["stats"], factors, partials), (), (),
+        project_backward_kernel, (programs, -(-call.d // block.d), 1), (new, call.a.stats, factors, partials), (), (),
         (rows, chunk), (call.n, call.d, call.kind, call.sizes.logits, call.stats, *block), warps,
     )  # fmt: skip
     total: Tensor = partials.sum(0)
     return total.to(project.dtype)
+
+
+KERNELS = {"add_norm_streams": add_norm_streams, "add_norm_streams_backward": add_norm_streams_backward}

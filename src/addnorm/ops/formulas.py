@@ -1,0 +1,96 @@
+"""The operation in torch's own operators: for function transforms, and for torch.compile.
+
+A function transform or a forward-mode derivative differentiates, batches and linearizes the formula itself. torch.compile fuses
+the other form with the operators around it (`compile_mode.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from addnorm import reference
+from addnorm.ops import autocast, eager, validation
+from addnorm.ops.options import NORMS
+from addnorm.ops.schema import ForwardArguments
+
+_DEFAULTS = ForwardArguments._field_defaults
+
+
+def formula(a: Any) -> tuple[Tensor, Tensor]:
+    """Return `(y, z)` in the reference's operators."""
+    validation.check(**a._asdict())
+    z = a.residual
+    if a.branch is not None:
+        z = reference.add(a.residual, a.branch, dtype=a.residual_dtype, **eager.add_options(a.residual, a))
+    if a.norm == NORMS["none"]:
+        return z, z
+    return reference.normalize(z, a.weight, a.bias, **_norm_options(a, z.dtype)), z
+
+
+def fusible_formula(a: Any) -> tuple[Tensor, Tensor]:
+    """Return `(y, z)` in torch's operators for torch.compile: the norm is torch's own, for which Inductor has a loop.
+
+    Without options that is what torch.compile makes of the same call in plain PyTorch. With options the norm has the rounded z,
+    but its gradient meets that of z before either is rounded, as in the operator.
+    """
+    validation.check(**a._asdict())
+    if _is_plain(a):
+        z = a.residual if a.branch is None else (a.residual + a.branch).contiguous()  # as the operator's outputs
+        return _torch_norm(z, a.weight, a.bias, eager.norm_kind(a.norm), a.eps).contiguous(), z
+    exact = z = a.residual
+    if a.branch is not None:
+        dtype = a.residual_dtype or a.residual.dtype
+        acc = reference.compute_dtype(a.residual, a.branch, dtype=dtype)
+        exact = reference.add(a.residual, a.branch, dtype=acc, **eager.add_options(a.residual, a))
+        z = exact.to(dtype).contiguous()  # as the operator's outputs
+    if a.norm == NORMS["none"]:
+        return z, z
+    rounded = exact
+    if z.dtype != exact.dtype:
+        wide = z.to(exact.dtype)
+        rounded = exact + torch.where(wide == exact, 0.0, wide - exact).detach()  # not inf - inf
+    with reference.sums_in_one_loop():
+        y = _normalize(rounded, a.weight, a.bias, **_norm_options(a, z.dtype))
+    return y.contiguous(), z
+
+
+def _is_plain(a: Any) -> bool:
+    """Return whether a call has no options, and one dtype."""
+    if a.norm == NORMS["none"] or a.residual.shape[-1] == 0:
+        return False
+    if any(t is not None and t.dtype != a.residual.dtype for t in (a.branch, a.weight, a.bias)):
+        return False
+    options = ((getattr(a, name), default) for name, default in _DEFAULTS.items() if name != "outputs")
+    return all(not isinstance(value, Tensor) and value == default for value, default in options)
+
+
+def _norm_options(a: Any, z_dtype: torch.dtype) -> dict[str, Any]:
+    """Return the options of the norm for `reference.normalize`, y's dtype as the dispatcher would choose it."""
+    device = a.residual.device.type
+    if a.out_dtype is None and torch.is_autocast_enabled(device):
+        a = a._replace(out_dtype=autocast.y_dtype(device, z_dtype))
+    return eager.norm_options(a)
+
+
+def _normalize(z: Tensor, weight: Tensor | None, bias: Tensor | None, **options: Any) -> Tensor:
+    """Return what `reference.normalize` returns, by torch's own norm, for which Inductor has a loop.
+
+    The upcast comes first: of a low-precision input torch's LayerNorm keeps the statistics in low precision on CPU.
+    """
+    if options["casting"] != "float32" or z.shape[-1] == 0:
+        return reference.normalize(z, weight, bias, **options)
+    acc, offset = reference.compute_dtype(z), options["weight_offset"]
+    scale = None if weight is None else weight.to(acc) + offset if offset else weight.to(acc)
+    shift = None if bias is None else bias.to(acc)
+    return _torch_norm(z.to(acc), scale, shift, options["norm"], options["eps"]).to(options["dtype"])
+
+
+def _torch_norm(z: Tensor, weight: Tensor | None, bias: Tensor | None, norm: reference.Norm, eps: float) -> Tensor:
+    if norm == "layer":
+        return F.layer_norm(z, z.shape[-1:], weight, bias, eps)
+    y = F.rms_norm(z, z.shape[-1:], weight, eps)
+    return y if bias is None else y + bias
