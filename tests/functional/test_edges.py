@@ -102,29 +102,6 @@ def test_rows_of_any_size_are_no_rows(variant, d):
     }
 
 
-@pytest.mark.parametrize("dtype", [f32, bf16])
-def test_mean_of_10000_is_as_accurate_as_torch(dtype):
-    """E[z^2] - E[z]^2 in float32 would give a variance of 16 or of -8 here."""
-    residual, branch = torch.full((200, 1024), 1e4), torch.randn(200, 1024).to(dtype)
-    z = residual + branch
-    expected = F.layer_norm(z.to(f64), (1024,))
-    ours = relative(addnorm.add_layer_norm(residual, branch), expected)
-    assert ours <= 1.02 * relative(F.layer_norm(z, (1024,)).to(dtype), expected) + 4 * UNIT[f32]
-    # The mean is rounded to float32: in the worst case an error of 2^-24 * 1e4 = 6e-4 of a standard deviation.
-    assert ours < 6e-4 + (UNIT[bf16] if dtype == bf16 else 0.0)
-
-
-def test_variance_with_an_unusual_first_block_is_accurate():
-    """Kernels that shift by the mean of a row's first elements read the row again where it is far off."""
-    z = torch.randn(64, 1000)
-    z[:32, :64] += 1e5
-    z[32:, 0] -= 1e6
-    expected = F.layer_norm(z.to(f64), (1000,))
-    assert (
-        relative(addnorm.layer_norm(z), expected) < 1.02 * relative(F.layer_norm(z, (1000,)), expected) + 4 * UNIT[f32]
-    )
-
-
 @pytest.mark.parametrize("d", WIDTHS)
 @pytest.mark.parametrize("dtype", [f32, bf16])
 @pytest.mark.parametrize("norm", NORMS)
@@ -336,16 +313,3 @@ def test_large_constant_row_has_a_gradient_at_any_width(dtype, value, d):
     torch.testing.assert_close(
         branch.grad.to(f64), expected, rtol=2e-2 if dtype == bf16 else 1e-5, atol=1e-4 if d == 1 else 1e-3
     )
-
-
-@pytest.mark.parametrize("place", [0, 63, 2000])
-def test_one_massive_activation_keeps_accuracy(place):
-    """Language models have such massive activations."""
-    z = torch.randn(4, 4096)
-    z[:, place] += 1e5
-    y = addnorm.layer_norm(z, eps=1e-5).to(f64)
-    wide = z.to(f64)
-    expected = (wide - wide.mean(-1, keepdim=True)) / (wide.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
-    theirs = torch.nn.functional.layer_norm(z, (4096,)).to(f64)
-    # The value is 64 after the norm: the bound is eight roundings of it, or PyTorch's error.
-    assert (y - expected).abs().max() <= max(2 * (theirs - expected).abs().max(), 8 * 2**-24 * 64)

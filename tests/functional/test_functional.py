@@ -57,14 +57,6 @@ def test_z_is_the_exact_sum_rounded_once(variant, dtypes):
     assert ((z.to(f64) - exact).abs() <= bound).all()
 
 
-@pytest.mark.parametrize("dtypes", DTYPES)
-@pytest.mark.parametrize("variant", ["LayerNorm", "RMSNorm"])
-def test_without_options_z_has_the_bits_of_the_sum(variant, dtypes):
-    call = make(variant, dtypes, (66, 65))
-    residual, branch = call.tensors["residual"], call.tensors["branch"]
-    assert call()["z"].equal((residual + branch).to(residual.dtype))
-
-
 @pytest.mark.parametrize(
     ("variant", "stream", "parameter"), product(["LayerNorm", "RMSNorm with bias"], [f32, bf16], [f32, bf16])
 )
@@ -78,13 +70,6 @@ def test_parameter_gradients_are_accumulated_in_float32(variant, stream, paramet
     bound = 1e-6 if parameter == f32 else 2e-3
     assert relative(ours["weight"], expected["weight"]) < bound
     assert relative(ours["bias"], expected["bias"]) < bound
-
-
-def test_bias_gradient_of_16384_rows_of_ones_is_16384():
-    x, bias = torch.randn(16384, 8).to(bf16), torch.zeros(8, dtype=bf16, requires_grad=True)
-    y = addnorm.add_layer_norm(x, x, torch.ones(8, dtype=bf16), bias)
-    y.backward(torch.ones_like(y))
-    assert bias.grad.tolist() == [16384.0] * 8
 
 
 @pytest.mark.parametrize(

@@ -24,14 +24,6 @@ REFUSED = {
     "residual and branch overlap": (
         lambda: addnorm.add_rms_norm_(first, half_over), ValueError, "branch shares memory with residual, expected memory of"
     ),
-    "residual and branch overlap under an option": (
-        lambda: addnorm.add_rms_norm_(first, half_over, layer_scale=0.5), ValueError,
-        "branch shares memory with residual, expected memory of",
-    ),
-    "residual and branch overlap, strided": (
-        lambda: addnorm.add_layer_norm_(buffer[:96].view(6, 16)[:, :8], buffer[:96].view(6, 16)[:, 7:15]), ValueError,
-        "branch shares memory with residual, expected memory of its own",
-    ),
     "residual and branch overlap, several dimensions": (
         lambda: addnorm.add_layer_norm_(first, half_over, normalized_shape=(4, 8)), ValueError,
         "branch shares memory with residual, expected memory of its own",
@@ -53,11 +45,6 @@ REFUSED = {
         lambda: addnorm.add_rms_norm(x, first, weight_offset=1.0, weight=row, out=half_over), ValueError,
         "out shares memory with branch, expected exactly its memory or none of it: pass out.clone().",
     ),
-    "z overlaps branch": (lambda: YZ(x, first, out=(b.clone(), half_over)), ValueError, "out[1] shares memory with branch, exp"),
-    "out overlaps x": (
-        lambda: addnorm.layer_norm(first, out=half_over), ValueError,
-        "out shares memory with x, expected exactly its memory or none of it: pass out.clone().",
-    ),
     "out overlaps x by one row": (
         lambda: addnorm.rms_norm(buffer[:96].view(12, 8)[1:5], out=buffer[:96].view(12, 8)[4:8]), ValueError,
         "out shares memory with x, expected exactly its memory or none of it: pass out.clone().",
@@ -66,19 +53,9 @@ REFUSED = {
         lambda: addnorm.layer_norm(buffer[:64].view(8, 8), out=buffer[:64].view(8, 8).t()), ValueError,
         "out shares memory with x, expected exactly its memory or none of it",
     ),
-    "out is x in elements of another size": (
-        lambda: addnorm.layer_norm(first, out=first.view(bf16)[:, :8]), ValueError, "out shares memory with x, expected exactly"
-    ),
     "the weight is a row of residual": (
         lambda: addnorm.add_layer_norm_(first, b, first[2]), ValueError,
         "residual shares memory with weight, expected memory of its own: pass residual.clone().",
-    ),
-    "the bias is a row of branch": (
-        lambda: addnorm.add_layer_norm_(x, first, row, first[2]), ValueError, "branch shares memory with bias, expected memory"
-    ),
-    "layer_scale is a row of residual": (
-        lambda: addnorm.add_residual_(first, b, layer_scale=first[1]), ValueError,
-        "residual shares memory with layer_scale, expected memory of its own: pass residual.clone().",
     ),
     "residual_scale is an element of out": (
         lambda: addnorm.add_layer_norm(x, b, residual_scale=first[1, 1], out=first), ValueError,
@@ -87,25 +64,13 @@ REFUSED = {
     "row_scale is a column of branch": (
         lambda: addnorm.add_rms_norm_(x, first, row_scale=first[:, 0]), ValueError, "branch shares memory with row_scale, expe"
     ),
-    "branch_bias is a row of branch": (
-        lambda: addnorm.add_rms_norm_(x, first, branch_bias=first[0]), ValueError, "branch shares memory with branch_bias, exp"
-    ),
     "residual is expanded": (
         lambda: addnorm.add_layer_norm_(row.expand(4, 8), b), ValueError,
         "residual has elements that share memory (it is expanded, for example), expected separate elements: pass residual.clone().",
     ),
-    "out is a sliding window": (
-        lambda: addnorm.add_layer_norm(x, b, out=torch.randn(11).unfold(0, 8, 1)), ValueError,
-        "out has elements that share memory (it is expanded, for example), expected separate elements: pass out.clone().",
-    ),
     "out has another shape": (
         lambda: addnorm.add_layer_norm(x, b, out=torch.empty(8, 4)), ValueError,
         "out has shape (8, 4), expected (4, 8), the shape of the result: out is not resized. Make it with torch.empty(4, 8).",
-    ),
-    "out is empty": (lambda: addnorm.add_rms_norm(x, b, out=torch.empty(0)), ValueError, "out has shape (0,), expected (4, 8),"),
-    "out has another shape of several dimensions": (
-        lambda: addnorm.layer_norm(x, normalized_shape=(4, 8), out=torch.empty(8, 4)), ValueError,
-        "out has shape (8, 4), expected (4, 8), the shape of the result",
     ),
     "z has another shape": (
         lambda: YZ(x, b, layer_scale=2.0, out=(x.clone(), torch.empty(3, 8))), ValueError,
@@ -139,20 +104,11 @@ REFUSED = {
     "out has no z": (
         lambda: addnorm.add_rms_norm(x, b, return_residual=True, out=(x.clone(), None)), TypeError, "out is a tuple, expected two"
     ),
-    "out is a number": (lambda: addnorm.add_residual(x, b, out=1.0), TypeError, "out is a float, expected one tensor"),
-    "branch is a list": (lambda: addnorm.add_layer_norm_(x, [1.0]), TypeError, "branch is a list, expected a tensor"),
     "branch is None": (lambda: addnorm.add_residual_(x, None), TypeError, "branch is None, expected a tensor of residual's"),
-    "residual is an integer": (lambda: addnorm.add_rms_norm_(x.int(), b), TypeError, "residual has dtype int32, expected"),
     "branch is shorter": (
         lambda: addnorm.add_layer_norm_(x, b[:3], layer_scale=0.5), ValueError,
         "branch has shape (3, 8), expected (4, 8), the shape of residual",
     ),
-    "branch is shorter, several dimensions": (
-        lambda: addnorm.add_layer_norm_(x, b[:3], normalized_shape=8), ValueError,
-        "branch has shape (3, 8), expected (4, 8), the shape of residual",
-    ),
-    "the weight is shorter": (lambda: addnorm.add_layer_norm_(x, b, row[:7]), ValueError, "weight has shape (7,), expected"),
-    "eps is negative": (lambda: addnorm.add_layer_norm_(x, b, eps=-1.0), ValueError, "eps is -1.0, expected a number that is"),
 }  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 from torch.func import grad, jvp, vmap
 
 import addnorm
-from support.cases import BASIC, FUNCTIONS, bf16, f32, f64, make
+from support.cases import FUNCTIONS, bf16, f32, f64, make
 from support.inplace_calls import IN_PLACE, OWN_DTYPES, in_place, into, nan, same
 from support.pairwise import mark_slow, some
 
@@ -104,30 +104,6 @@ def test_compiled_graph_writes_the_same_memory(backend, dtypes):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize(
-    "variant",
-    some(
-        [name for name in OWN_DTYPES if "everything" in name or name in BASIC],
-        ["LayerNorm without bias", "RMSNorm with bias", "everything, LayerNorm", "everything, the add alone"],
-    ),
-)
-def test_compiled_in_place_has_the_bits_of_eager(variant):
-    torch._dynamo.reset()
-    call = make(variant, "bfloat16 with float32 parameters", (2, 3, 17))
-    tensors = {name: t.clone() for name, t in call.tensors.items()}
-    eps = {} if call.norm == "none" else {"eps": call.eps}
-
-    def function(tensors):
-        return IN_PLACE[call.norm](**tensors, **call.options, **eps)
-
-    expected = call()
-    torch.compile(function, fullgraph=True, backend="aot_eager")(tensors)
-    assert same(
-        {"y": tensors["branch"], "z": tensors["residual"]} if "y" in expected else {"z": tensors["residual"]}, expected
-    )
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("backend", some(["aot_eager", "inductor"], ["aot_eager"]))
 def test_compiled_overlap_raises_or_is_computed_aside(backend):
     torch._dynamo.reset()
@@ -180,18 +156,3 @@ def test_in_place_accepts_meta_and_fake_tensors(variant, fake):
         out = torch.empty(8, 3, device=returned.device)
         with pytest.raises(ValueError, match=r"^out has shape \(8, 3\), expected \(3, 8\)"):
             FUNCTIONS[call.norm](**tensors, **options, **eps, out=out)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"layer_scale": torch.ones(7)}, "layer_scale has shape (7,)"),
-        ({"seed": torch.tensor([1]), "dropout_p": 0.5}, "seed is a int64 tensor of shape (1,)"),
-    ],
-)
-def test_compiled_wrong_option_raises_its_name(options, sentence):
-    torch._dynamo.reset()
-    function = torch.compile(lambda x, b: addnorm.add_layer_norm_(x, b, **options), fullgraph=True, backend="aot_eager")
-    with pytest.raises(Exception, match=re.escape(sentence)):
-        function(torch.randn(4, 8), torch.randn(4, 8))

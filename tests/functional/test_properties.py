@@ -1,13 +1,10 @@
 """Property tests of shapes, strides, dtypes, eps and combinations of options, on examples from hypothesis."""
 
-import math
-
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-import addnorm
 from support.cases import DTYPES, Call, Variant, cotangents, f64, gradients, make
 from support.oracle import UNIT, arithmetic, magnitudes, truth, worst
 
@@ -121,24 +118,3 @@ def test_row_never_depends_on_its_neighbours(call, data):
     outputs, part = call(), call.rows(slice(first, last))()
     assert part["y"].equal(outputs["y"][first:last])
     assert part["z"].equal(outputs["z"][first:last])
-
-
-@given(shapes(min_rank=2), st.floats(0.0, 1.0), st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**60))
-def test_dropout_keeps_or_drops_and_never_anything_else(shape, p, seed, offset):
-    residual, branch = torch.zeros(shape, dtype=f64), torch.ones(shape, dtype=f64)
-    z = addnorm.add_residual(residual, branch, dropout_p=p, seed=torch.tensor(seed), offset=offset)
-    kept = 1 / (1 - p) if p < 1 else 0.0
-    assert all(value == 0.0 or math.isclose(value, kept) for value in z.unique().tolist())
-    assert z.equal(addnorm.add_residual(residual, branch, dropout_p=p, seed=torch.tensor(seed), offset=offset))
-
-
-@given(calls(options=st.just({})))
-def test_normalized_rows_have_mean_0_and_mean_square_at_most_1(call):
-    call.tensors = {name: call.tensors[name] for name in ("residual", "branch")}
-    call.options["out_dtype"] = f64
-    y, z = (t.to(f64) for t in call().values())
-    var = (z - z.mean(-1, keepdim=True)).square().mean(-1)
-    spread = (1 + z.abs().amax(-1) / (call.eps + var).sqrt()) * UNIT[torch.float32]
-    if call.norm == "layer":
-        assert (y.mean(-1).abs() <= 4 * spread).all()
-    assert (y.square().mean(-1) <= 1 + 16 * spread * (1 + spread)).all()

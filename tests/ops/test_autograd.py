@@ -100,22 +100,6 @@ def test_batched_cotangents_keep_the_graph(variant):
             torch.testing.assert_close(*pair, msg=lambda m, name=name: f"{name}: {m}")
 
 
-@pytest.mark.parametrize("variant", ["LayerNorm", "RMSNorm", "everything, LayerNorm"])
-def test_third_derivatives_are_those_of_the_formula(variant):
-    call = make(variant, "float64", (2, 5))
-    grad_outputs = cotangents(call())
-
-    def third(function):
-        tensors = {name: t.clone().requires_grad_() for name, t in call.tensors.items()}
-        value = (function(tensors)["y"] * grad_outputs["y"]).sum()
-        for _ in range(3):
-            (grad,) = torch.autograd.grad(value, tensors["branch"], create_graph=True)
-            value = (grad**2).sum()
-        return grad
-
-    torch.testing.assert_close(third(call), third(lambda tensors: exact(call, tensors, call(tensors)["z"])))
-
-
 @pytest.mark.parametrize(
     ("variant", "used", "dtypes"),
     product(
@@ -319,16 +303,6 @@ def test_checkpointing_draws_the_same_dropout_again(variant, use_reentrant):
         )
 
     assert all(a.equal(b) for a, b in zip(expected, run(checkpointed), strict=True))
-
-
-def test_vectorized_jacobian_equals_jacobian():
-    """With `is_grads_batched`, the backward runs under vmap."""
-    call = make("LayerNorm", "float32", (3, 5))
-    residual, branch = call.tensors["residual"], call.tensors["branch"]
-    jacobian = torch.autograd.functional.jacobian
-    expected = jacobian(addnorm.add_layer_norm, (residual, branch))
-    actual = jacobian(addnorm.add_layer_norm, (residual, branch), vectorize=True)
-    torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.parametrize("options", [{}, {"weight_offset": 1.0}, {"dropout_p": 0.5}])

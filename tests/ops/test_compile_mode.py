@@ -11,7 +11,7 @@ from addnorm.ops import compile_mode
 from support.cases import VARIANTS, bf16, cotangents, f32, f64, make
 from support.compiled_calls import compute_results
 from support.oracle import UNIT, relative, truth
-from support.pairwise import mark_slow, product
+from support.pairwise import mark_slow
 
 # torch.compile builds its own C++ with deprecated parts of setuptools and distutils, which warn.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -254,25 +254,5 @@ def test_dtypes_under_autocast_are_the_operators():
         assert (y.dtype, z.dtype) == (dtype, dtype), (form, stream)
 
 
-def test_normalized_shape_is_the_operators():
-    x, branch, weight = torch.randn(2, 3, 4), torch.randn(2, 3, 4), torch.randn(3, 4)
-    expected = addnorm.add_layer_norm(x, branch, weight, normalized_shape=(3, 4), return_residual=True)
-    addnorm.set_compile_mode("formula")
-    function = torch.compile(addnorm.add_layer_norm, fullgraph=True, backend="aot_eager")
-    actual = function(x, branch, weight, normalized_shape=(3, 4), return_residual=True)
-    torch.testing.assert_close(actual, expected)
-
-
 # A branch that does not fit a residual of shape (3, 8) and dtype float32.
 WRONG_BRANCHES = {"features": ((3, 7), f32), "rows": ((1, 8), f32), "dtype": ((3, 8), torch.int64)}
-
-
-@pytest.mark.parametrize(
-    ("wrong", "mode", "fullgraph"), product(list(WRONG_BRANCHES), ["op", "formula"], [False, True])
-)
-def test_compiled_call_raises_the_sentence_of_a_wrong_branch(wrong, mode, fullgraph):
-    shape, dtype = WRONG_BRANCHES[wrong]
-    addnorm.set_compile_mode(mode)
-    function = torch.compile(addnorm.add_layer_norm, backend="eager", fullgraph=fullgraph)
-    with pytest.raises((ValueError, TypeError, RuntimeError), match=r"branch has (shape|dtype) .*, expected "):
-        function(torch.randn(3, 8), torch.ones(shape, dtype=dtype))

@@ -139,14 +139,3 @@ def test_gradients_have_memory_of_their_own(operator, norm, rows):
     )
     assert plain[0].equal(dz)
     assert_separate(plain, (dz, z))
-
-
-@pytest.mark.parametrize("create_graph", [False, True])
-def test_gradients_of_streams_have_memory_of_their_own(create_graph):
-    """Without A the gradient of X is that of X', and with b = 1 that of w is their sum."""
-    streams, branch = torch.randn(3, 1, 8, requires_grad=True), torch.randn(3, 8, requires_grad=True)
-    ones, dnew = torch.ones(1), torch.randn(3, 1, 8)
-    new = addnorm.add_norm_streams(streams, branch, inject=ones, collapse=ones, norm="none")[0]
-    grads = torch.autograd.grad(new, (streams, branch), dnew, create_graph=create_graph)
-    assert grads[0].equal(dnew)
-    assert_separate(grads, (dnew, streams, branch))

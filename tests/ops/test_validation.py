@@ -20,31 +20,20 @@ REFUSED = {
     "residual is no tensor": (
         {"residual": [1.0, 2.0]}, TypeError, "residual is a list, expected a tensor: torch.as_tensor(...) makes one."
     ),
-    "branch is no tensor": (
-        {"branch": 1.0}, TypeError, "branch is a float, expected a tensor: torch.as_tensor(...) makes one."
-    ),
     "branch is None": (
         {"branch": None}, TypeError,
         "branch is None, expected a tensor of residual's shape: for the norm alone use addnorm.layer_norm or "
         "addnorm.rms_norm.",
     ),
-    "weight is no tensor": ({"weight": 1.0}, TypeError, "weight is a float, expected a tensor: torch.as_tensor(...) makes"),
     "residual is an integer": (
         {"residual": good.long()}, TypeError,
         "residual has dtype int64, expected float32, bfloat16, float16 or float64: convert it with residual.float().",
-    ),
-    "branch is bool": (
-        {"branch": good > 0}, TypeError,
-        "branch has dtype bool, expected float32, bfloat16, float16 or float64: convert it with branch.float().",
     ),
     "branch is complex": (
         {"branch": good.cfloat()}, TypeError,
         "branch has dtype complex64, expected float32, bfloat16, float16 or float64: convert it with branch.float() (its "
         "real part, for example).",
     ),
-    "residual is 8 bits": ({"residual": good.to(torch.float8_e4m3fn)}, TypeError, "residual has dtype float8_e4m3fn, expected"),
-    "weight is an integer": ({"weight": row.int()}, TypeError, "weight has dtype int32, expected float32, bfloat16, float16"),
-    "bias is complex": ({"bias": row.cfloat()}, TypeError, "bias has dtype complex64, expected float32, bfloat16, float16"),
     "branch is sparse": (
         {"branch": good.to_sparse()}, TypeError,
         "branch has layout torch.sparse_coo, expected an ordinary strided tensor: branch.to_dense().",
@@ -68,8 +57,6 @@ REFUSED = {
         "branch has shape (1, 3, 8), expected (2, 3, 8), the shape of residual: they are added element by element. Nothing "
         "is broadcast: expand branch, or residual, to the same shape.",
     ),
-    "branch is a row": ({"branch": row}, ValueError, "branch has shape (8,), expected (2, 3, 8), the shape of residual"),
-    "branch has one feature": ({"branch": torch.randn(2, 3, 1)}, ValueError, "branch has shape (2, 3, 1), expected (2, 3, 8)"),
     "residual would broadcast": (
         {"residual": torch.randn(1, 1, 8)}, ValueError, "branch has shape (2, 3, 8), expected (1, 1, 8), the shape of residual"
     ),
@@ -83,28 +70,18 @@ REFUSED = {
         "weight has shape (7,), expected (8,), one element for each feature of residual (2, 3, 8): build it with the model's "
         "width.",
     ),
-    "weight would broadcast": ({"weight": torch.ones(1)}, ValueError, "weight has shape (1,), expected (8,), one element for"),
     "bias is a number": ({"bias": torch.tensor(1.0)}, ValueError, "bias has shape (), expected (8,), one element for each"),
     "weight has two dimensions": (
         {"weight": torch.ones(3, 8)}, ValueError,
         "weight has shape (3, 8), expected (8,), one element for each feature of residual (2, 3, 8): for a norm over more "
         "than the last dimension pass normalized_shape.",
     ),
-    "branch_bias is short": ({"branch_bias": torch.ones(7)}, ValueError, "branch_bias has shape (7,), expected (8,), one"),
     "branch is elsewhere": (
         {"branch": good.to("meta")}, ValueError,
         "branch is on meta, expected cpu, the device of residual: move it with branch.to('cpu').",
     ),
-    "residual is elsewhere": (
-        {"residual": good.to("meta")}, ValueError,
-        "branch is on cpu, expected meta, the device of residual: move it with branch.to('meta').",
-    ),
     "weight is elsewhere": ({"weight": row.to("meta")}, ValueError, "weight is on meta, expected cpu, the device of residual"),
-    "bias is elsewhere": ({"bias": row.to("meta")}, ValueError, "bias is on meta, expected cpu, the device of residual: move"),
     "layer_scale is elsewhere": ({"layer_scale": row.to("meta")}, ValueError, "layer_scale is on meta, expected cpu, the"),
-    "row_scale is elsewhere": (
-        {"row_scale": torch.ones(2, 3, device="meta")}, ValueError, "row_scale is on meta, expected cpu, the device of"
-    ),
     "seed is elsewhere": (
         {"dropout_p": 0.5, "seed": torch.tensor(1, device="meta")}, ValueError, "seed is on meta, expected cpu, the device of"
     ),
@@ -113,7 +90,6 @@ REFUSED = {
         "residual_scale has shape (2, 3), expected a number, a 0-d tensor or shape (8,), one element for each feature: to "
         "scale whole rows use row_scale.",
     ),
-    "layer_scale has rows": ({"layer_scale": torch.ones(2, 3, 1)}, ValueError, "layer_scale has shape (2, 3, 1), expected a"),
     "layer_scale is an integer tensor": ({"layer_scale": row.int()}, TypeError, "layer_scale has dtype int32, expected"),
     "residual_scale is text": (
         {"residual_scale": "2"}, TypeError, "residual_scale is a str, expected a number or a tensor of shape () or (8,)."
@@ -124,18 +100,13 @@ REFUSED = {
         "row_scale has shape (2, 3, 8), expected (2, 3) or a shape that broadcasts to it, one element for each row of "
         "residual (2, 3, 8): to scale features use layer_scale.",
     ),
-    "row_scale has other rows": ({"row_scale": torch.ones(3, 2)}, ValueError, "row_scale has shape (3, 2), expected (2, 3) or"),
     "row_scale is a number": ({"row_scale": 0.5}, TypeError, "row_scale is a float, expected a tensor: torch.as_tensor"),
     "dropout_p is above 1": (
         {"dropout_p": 1.5}, ValueError, "dropout_p is 1.5, expected a probability: a number from 0 to 1."
     ),
-    "dropout_p is negative": ({"dropout_p": -0.1}, ValueError, "dropout_p is -0.1, expected a probability: a number from"),
     "dropout_p is NaN": ({"dropout_p": float("nan")}, ValueError, "dropout_p is nan, expected a probability: a number from"),
     "seed is a number": (
         {"dropout_p": 0.5, "seed": 1234}, TypeError, "seed is a int, expected a 0-d int64 tensor: torch.tensor(1234)."
-    ),
-    "seed is a float tensor": (
-        {"dropout_p": 0.5, "seed": torch.tensor(1.0)}, TypeError, "seed is a float32 tensor of shape (), expected a 0-d int64"
     ),
     "weight_offset without weight": (
         {"weight": None, "weight_offset": 1.0}, ValueError,
@@ -146,7 +117,6 @@ REFUSED = {
         {"residual_dtype": torch.int32}, TypeError,
         "residual_dtype is torch.int32, expected float32, bfloat16, float16 or float64 (or None).",
     ),
-    "out_dtype is complex": ({"out_dtype": torch.complex64}, TypeError, "out_dtype is torch.complex64, expected float32,"),
     "normalized_shape is empty": (
         {"normalized_shape": ()}, ValueError,
         "normalized_shape is empty, expected at least one dimension: pass (d,) or None.",

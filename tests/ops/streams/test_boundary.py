@@ -101,28 +101,6 @@ def test_create_graph_gives_the_gradients_of_the_kernels(kind, dtypes):
             assert worst(actual, expected) <= bound, name
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_no_tokens_give_empty_results(kind):
-    call = make_call(4, 16, (0, 3), kind)
-    results = run(call, call.leaves(), make_cotangents(call))
-    assert results["streams"].shape == (0, 3, 4, 16)
-    assert results["read"].shape == (0, 3, 16)
-    assert all(torch.count_nonzero(t) == 0 for name, t in results.items() if name.startswith("d"))
-
-
-@pytest.mark.parametrize("dtype", [f32, bf16], ids=str)
-def test_strided_and_expanded_inputs_give_the_same_bits(dtype):
-    call = make_call(4, 48, (2, 6), "manifold", dtype=dtype)
-    strided = {name: t.transpose(0, -1).contiguous().transpose(0, -1) for name, t in call.tensors.items()}
-    for name, t in call().items():
-        assert torch.equal(call(strided)[name], t), name
-    x = torch.randn(5, 1, 48, dtype=dtype).expand(5, 4, 48)
-    assert torch.equal(
-        addnorm.add_norm_streams(x, collapse=torch.arange(4.0)).read,
-        addnorm.add_norm_streams(x.contiguous(), collapse=torch.arange(4.0)).read,
-    )
-
-
 @pytest.mark.parametrize("kind", ["manifold", "hyper"])
 def test_a_token_does_not_depend_on_the_others(kind):
     call = make_call(4, 72, (70,), kind)
@@ -155,24 +133,6 @@ def test_one_stream_has_the_bits_of_the_operation(norm, dtype):
     y, z = function(x[:, 0], w, weight, eps=1e-5, return_residual=True)
     assert torch.equal(step.streams[:, 0], z)
     assert torch.equal(step.read, y)
-
-
-def test_nan_stays_in_its_token():
-    call = make_call(4, 64, (40,), "manifold")
-    call.tensors["branch"][7, 3] = float("nan")
-    results = call()
-    for name, t in results.items():
-        bad = torch.isnan(t).flatten(1).any(1)
-        assert bad.nonzero().flatten().tolist() == [7], name
-
-
-def test_large_and_small_streams_stay_finite():
-    """Logits of 1000 saturate the gates; streams of 1e-20 are only eps."""
-    call = make_call(4, 64, (6,), "manifold", mode="read")
-    for factor in (1e-20, 1e10):
-        tensors = {**call.tensors, "streams": call.tensors["streams"] * factor, "scale": call.tensors["scale"] * 1000}
-        results = run(call, {name: t.clone().requires_grad_() for name, t in tensors.items()}, make_cotangents(call))
-        assert all(torch.isfinite(t).all() for name, t in results.items() if not name.startswith("d"))
 
 
 def test_far_means_do_not_cost_accuracy_in_hyper():

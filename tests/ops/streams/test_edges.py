@@ -1,8 +1,5 @@
 """Tests of the boundary of n streams at its edges: extreme logits, odd sizes, one stream, expanded inputs, no memory."""
 
-import copy
-import pickle
-
 import pytest
 import torch
 
@@ -180,15 +177,3 @@ def test_streams_beyond_2_to_the_31_elements_are_exact(kind):
         alone = call({**call.tensors, "streams": streams[place], "branch": branch[place]})
         assert all(t[place].equal(alone[name]) for name, t in results.items())
     assert not results["read"][rows - 3 : rows].equal(results["read"][:3])  # distinguishable rows
-
-
-@pytest.mark.parametrize("kind", GATED)
-def test_copied_and_pickled_gates_compute_the_same_bits(kind):
-    call = make_call(4, 20, (3,), kind, mode="read")
-    tensors = [call.tensors[name] for name in ("project", "scale", "base")]
-    gates = addnorm.StreamGates(kind, *tensors, iterations=3, magnitude=1.5)
-    expected = addnorm.add_norm_streams(call.tensors["streams"], gates=gates)
-    for other in (copy.copy(gates), copy.deepcopy(gates), pickle.loads(pickle.dumps(gates))):
-        assert isinstance(other, addnorm.StreamGates)
-        actual = addnorm.add_norm_streams(call.tensors["streams"], gates=other)
-        assert all(a is b is None or a.equal(b) for a, b in zip(actual, expected, strict=True))

@@ -41,15 +41,6 @@ def test_gates_of_another_type_are_refused():
         addnorm.add_norm_streams(torch.randn(3, 2, 16), gates=(1, 2))
 
 
-@pytest.mark.parametrize(
-    "name", ["streams", "branch", "mix", "inject", "collapse", "project", "scale", "base", "weight"]
-)
-def test_sparse_tensors_are_refused(name):
-    call = make_call(2, 8, (3,), "manifold", mode="given")
-    with pytest.raises(TypeError, match=f"{name} has layout torch.sparse_coo, expected an ordinary"):
-        call({**call.tensors, name: call.tensors[name].to_sparse()})
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_operator_refuses_wrong_sizes_of_each_tensor(kind):
     call = make_call(3, 8, (2,), kind, mode="write")
