@@ -183,7 +183,7 @@ def _call(a: Any) -> Any:
         return autograd.without_gradient(*a)
     if is_recording():
         return _op(*a)  # what records operators does not see a node
-    return autograd.StreamsFunction.apply(*a)
+    return autograd.apply(*a)
 
 
 def compute_gates(streams: Tensor, gates: StreamGates) -> tuple[Tensor, Tensor | None, Tensor | None]:

@@ -16,9 +16,10 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 import torch
 from torch import Tensor
 
+from addnorm._util.norms import Norm
 from addnorm.ops import dispatch, validation
 from addnorm.ops import out as out_ops
-from addnorm.reference import Casting, Norm
+from addnorm.reference import Casting
 
 __all__ = ["add_layer_norm", "add_residual", "add_rms_norm", "layer_norm", "rms_norm"]
 
@@ -148,7 +149,7 @@ def add_layer_norm(
         >>> y
         tensor([-0.5392, -0.8627,  1.4018])
     """
-    return add_norm(
+    return add_norm(  # type: ignore[no-any-return]
         "layer", residual, branch, weight, bias, eps, "float32", normalized_shape, residual_scale, row_scale, layer_scale,
         branch_bias, dropout_p, training, seed, offset, weight_offset, residual_dtype, out_dtype, return_residual,
         None if out is None else out_ops.split_out(out, return_residual),
@@ -230,7 +231,7 @@ def add_rms_norm(
     if eps is None:
         z_dtype = residual_dtype if out is None else out_ops.residual_dtype(out) or residual_dtype
         eps = dispatch.default_rms_eps(residual, branch, z_dtype)
-    return add_norm(
+    return add_norm(  # type: ignore[no-any-return]
         "rms", residual, branch, weight, bias, eps, casting, normalized_shape, residual_scale, row_scale, layer_scale,
         branch_bias, dropout_p, training, seed, offset, weight_offset, residual_dtype, out_dtype, return_residual,
         None if out is None else out_ops.split_out(out, return_residual),
@@ -263,7 +264,7 @@ def add_residual(
         >>> addnorm.add_residual(x, sublayer, layer_scale=0.1)
         tensor([1.0500, 1.9000, 3.1500])
     """
-    return add_norm(
+    return add_norm(  # type: ignore[no-any-return]
         "none", residual, branch, None, None, 0.0, "float32", None, residual_scale, row_scale, layer_scale, branch_bias,
         dropout_p, training, seed, offset, 0.0, residual_dtype, None, True,
         None if out is None else out_ops.split_out(out, False, add_only=True),
@@ -283,7 +284,7 @@ def layer_norm(
         >>> addnorm.layer_norm(torch.tensor([1.5, 1.0, 4.5]))
         tensor([-0.5392, -0.8627,  1.4018])
     """
-    return _norm("layer", x, weight, bias, eps, "float32", normalized_shape, weight_offset, out_dtype, out)
+    return _norm("layer", x, weight, bias, eps, "float32", normalized_shape, weight_offset, out_dtype, out)  # type: ignore[no-any-return]
 
 
 def rms_norm(
@@ -298,7 +299,7 @@ def rms_norm(
         tensor([0.5359, 0.3573, 1.6078])
     """
     eps = dispatch.default_rms_eps(x, None) if eps is None else eps
-    return _norm("rms", x, weight, bias, eps, casting, normalized_shape, weight_offset, out_dtype, out)
+    return _norm("rms", x, weight, bias, eps, casting, normalized_shape, weight_offset, out_dtype, out)  # type: ignore[no-any-return]
 
 
 # The arguments of the functions above, by position: a dictionary of them takes a good part of the time of a call on one row.

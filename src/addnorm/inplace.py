@@ -67,10 +67,10 @@ def add_layer_norm_(
         >>> y is sublayer
         True
     """
-    return add_norm(
+    return add_norm(  # type: ignore[no-any-return]
         "layer", residual, branch, weight, bias, eps, "float32", normalized_shape, residual_scale, row_scale, layer_scale,
         branch_bias, dropout_p, training, seed, offset, weight_offset, None, None, False, in_place(branch, residual),
-    )  # type: ignore[no-any-return]  # fmt: skip
+    )  # fmt: skip
 
 
 def add_rms_norm_(
@@ -108,10 +108,10 @@ def add_rms_norm_(
     """
     if eps is None:
         eps = dispatch.default_rms_eps(residual, branch)
-    return add_norm(
+    return add_norm(  # type: ignore[no-any-return]
         "rms", residual, branch, weight, bias, eps, casting, normalized_shape, residual_scale, row_scale, layer_scale,
         branch_bias, dropout_p, training, seed, offset, weight_offset, None, None, False, in_place(branch, residual),
-    )  # type: ignore[no-any-return]  # fmt: skip
+    )  # fmt: skip
 
 
 def add_residual_(
@@ -141,7 +141,7 @@ def add_residual_(
         >>> x
         tensor([1.0500, 1.9000, 3.1500])
     """
-    return add_norm(
+    return add_norm(  # type: ignore[no-any-return]
         "none", residual, branch, None, None, 0.0, "float32", None, residual_scale, row_scale, layer_scale, branch_bias,
         dropout_p, training, seed, offset, 0.0, None, None, True, in_place(None, residual),
-    )  # type: ignore[no-any-return]  # fmt: skip
+    )  # fmt: skip

@@ -23,9 +23,11 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from addnorm._util.norms import KINDS
+from addnorm._util.norms import Norm as Norm
+
 _one_loop: ContextVar[bool] = ContextVar("one_loop", default=False)
 
-Norm = Literal["layer", "rms"]
 Casting = Literal["float32", "llama", "t5"]
 
 
@@ -71,7 +73,7 @@ class Statistics(NamedTuple):
 def statistics(z: Tensor, norm: Norm, eps: float) -> Statistics:
     """Return mean and rstd = 1 / sqrt(mean((z - mean(z))^2) + eps) in two passes; RMSNorm has no mean."""
     mean: Tensor | float = 0.0
-    if norm == "layer":
+    if KINDS[norm].is_centred:
         mean = mean_features(z)
         mean = mean + mean_features(z - mean)  # the mean of a constant row is then exact
     centred = z - mean
@@ -124,7 +126,7 @@ def normalize_backward(
     x_hat = (z - stats.mean) * stats.rstd
     g = dy if weight is None else dy * (weight.to(acc) + weight_offset)
     c1 = mean_features(g * x_hat)
-    c2 = mean_features(g) if norm == "layer" else 0.0
+    c2 = mean_features(g) if KINDS[norm].is_centred else 0.0
     return NormGrads(stats.rstd * (g - c2 - x_hat * c1), sum_rows(dy * x_hat), sum_rows(dy))
 
 

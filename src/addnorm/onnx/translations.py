@@ -6,20 +6,18 @@ are known, values and dynamic sizes are not.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
-
-import torch
+from typing import Any, Literal
 
 from addnorm._util.arguments import check_choice
+from addnorm._util.norms import BY_CODE, KINDS
 from addnorm._util.optional import require
-from addnorm.ops.options import CASTINGS, NORMS, norm_number
-from addnorm.ops.schema import ARGUMENTS, OVERLOADS, ForwardArguments
+from addnorm.ops.options import CASTINGS, NORMS
+from addnorm.ops.schema import OVERLOADS, ForwardArguments, kernels_of, overload_of
 
 Form = Literal["standard", "skip", "plain"]
 FORMS: tuple[Form, ...] = ("standard", "skip", "plain")
-RMS_OPSET = 23  # the first opset with RMSNormalization
+RMS_OPSET = max(kind.onnx[1] for kind in KINDS.values())  # the first opset with all norms
 PURPOSE = "export to ONNX"
 DROPOUT = "call model.eval() before the export, since ONNX programs have no dropout of this library"
 TRANSLATED = ("add_norm", "add_norm_stream", "add_norm_forward")
@@ -65,43 +63,15 @@ def translations(form: Form = "standard", *, opset_version: int = RMS_OPSET) -> 
     """
     check_choice("form", form, FORMS)
     require("onnxscript", PURPOSE)
-    forward = functools.partial(_Translation, form, opset_version)
 
-    def add_norm(residual: Any, branch: Any, weight: Any, bias: Any, eps: float, rms: bool) -> Any:
-        return forward(ForwardArguments(residual, branch, weight, bias, eps, norm_number(rms))).outputs()[0]
-
-    def add_norm_stream(residual: Any, branch: Any, weight: Any, bias: Any, eps: float, rms: bool) -> Any:
-        return forward(ForwardArguments(residual, branch, weight, bias, eps, norm_number(rms))).outputs(with_z=True)
-
-    names = tuple(argument.name for argument in ARGUMENTS["add_norm_forward"])
-
-    def add_norm_forward(*arguments: Any, **options: Any) -> Any:
-        named = dict(zip(names, arguments, strict=False)) | options
-        outputs = named.pop("outputs", 3)
-        if outputs > 2:
+    def add_norm_forward(a: Any) -> Any:
+        if a.outputs > 2:
             raise ValueError("outputs is 3, expected 1 or 2: the statistics for a backward have no translation.")
-        call = forward(ForwardArguments(**named))
-        return *call.outputs(with_z=outputs > 1), call.placeholder()
+        call = _Translation(form, opset_version, a)
+        return *call.outputs(with_z=a.outputs > 1), call.placeholder()
 
-    functions = dict(zip(TRANSLATED, (add_norm, add_norm_stream, add_norm_forward), strict=True))
-    table: dict[Any, Callable[..., Any]] = {}
-    for name, function in functions.items():
-        for overload in OVERLOADS[name]:
-            table[getattr(getattr(torch.ops.addnorm, name), overload.partition(".")[2] or "default")] = function
-    return table
-
-
-class _Node(NamedTuple):
-    """Operator of the domain com.microsoft: its name, and the names of its inputs."""
-
-    name: str
-    inputs: tuple[str, ...]
-
-
-SKIP = {
-    NORMS["layer"]: _Node("SkipLayerNormalization", ("input", "skip", "gamma", "beta", "bias")),
-    NORMS["rms"]: _Node("SkipSimplifiedLayerNormalization", ("input", "skip", "gamma", "bias")),
-}
+    functions = kernels_of("add_norm_forward", add_norm_forward, OVERLOADS["add_norm_forward"])
+    return {overload_of(op): function for op, function in functions}
 
 
 class _Translation:
@@ -114,7 +84,8 @@ class _Translation:
         self.ir, self.a, self.form = onnx_ir, arguments, form
         self.op: Any = onnxscript.values.Opset("", opset_version)
         self.types = onnx_ir.DataType
-        self.rms_node = opset_version >= RMS_OPSET
+        self.kind = KINDS.get(BY_CODE.get(arguments.norm, ""))  # type: ignore[call-overload]
+        self.has_node = self.kind is not None and opset_version >= self.kind.onnx[1]
         if arguments.dropout_p:
             raise ValueError(f"dropout_p is {arguments.dropout_p}, expected 0: {DROPOUT}.")
         stream, branch = arguments.residual.dtype, arguments.branch
@@ -176,27 +147,26 @@ class _Translation:
             and has_gamma
             and len(a.residual.shape) in (2, 3)
             and (a.branch_bias is None or a.branch_bias.dtype == self.z_type)
-            and not (a.norm == NORMS["rms"] and a.bias is not None)
+            and (self.kind.has_bias or a.bias is None)
         )
 
     def _skip(self) -> tuple[Any, Any]:
         import onnx
         import onnxscript
 
-        a, node = self.a, SKIP[self.a.norm]
-        values = {
-            "input": a.residual, "skip": a.branch, "gamma": self._weight(self.z_type), "beta": a.bias, "bias": a.branch_bias
-        }  # fmt: skip
+        a = self.a
+        inputs = {"input": a.residual, "skip": a.branch, "gamma": self._weight(self.z_type)}
+        inputs |= ({"beta": a.bias} if self.kind.has_bias else {}) | {"bias": a.branch_bias}
         option = onnx.defs.OpSchema.FormalParameterOption
         schema = onnx.defs.OpSchema(
-            node.name,
+            self.kind.onnx[2],
             "com.microsoft",
             1,
             inputs=[
                 onnx.defs.OpSchema.FormalParameter(
                     name, "T", param_option=option.Single if place < 3 else option.Optional
                 )
-                for place, name in enumerate(node.inputs)
+                for place, name in enumerate(inputs)
             ],
             outputs=[
                 onnx.defs.OpSchema.FormalParameter(name, "T")
@@ -205,8 +175,7 @@ class _Translation:
             type_constraints=[("T", ["tensor(float)", "tensor(float16)", "tensor(bfloat16)"], "")],
             attributes=[onnx.defs.OpSchema.Attribute("epsilon", onnx.defs.OpSchema.AttrType.FLOAT, required=False)],
         )
-        inputs = [values[name] for name in node.inputs]
-        results = onnxscript.evaluator.default().eval(schema, inputs, {"epsilon": a.eps})  # type: ignore[attr-defined]  # a submodule
+        results = onnxscript.evaluator.default().eval(schema, [*inputs.values()], {"epsilon": a.eps})  # type: ignore[attr-defined]  # a submodule
         for unused in results[1:3]:
             unused.name = ""
         return results[0], results[3]
@@ -225,9 +194,9 @@ class _Translation:
 
     def _normalize(self, z: Any) -> Any:
         a, op, acc = self.a, self.op, self.norm_type
-        has_node = self.form != "plain" and acc != self.types.DOUBLE and (a.norm == NORMS["layer"] or self.rms_node)
+        has_node = self.has_node and self.form != "plain" and acc != self.types.DOUBLE
         has_node = has_node and (a.weight is not None or self._has_static_width())
-        if has_node and self._fits_node() and (a.norm == NORMS["layer"] or a.bias is None):
+        if has_node and self._fits_node() and (self.kind.has_bias or a.bias is None):
             return self._norm_node(z, self._weight(self.z_type), a.bias)
         wide = self._cast(z, acc, self.z_type)
         x_hat = (
@@ -244,15 +213,14 @@ class _Translation:
         return self._cast(y, self.y_type, acc)
 
     def _norm_node(self, z: Any, weight: Any, bias: Any) -> Any:
-        if self.a.norm == NORMS["rms"]:
-            return self.op.RMSNormalization(z, weight, axis=-1, epsilon=self.a.eps)
-        results = self.op.LayerNormalization(z, weight, bias, axis=-1, epsilon=self.a.eps)
+        inputs = (z, weight, bias) if self.kind.has_bias else (z, weight)
+        results = getattr(self.op, self.kind.onnx[0])(*inputs, axis=-1, epsilon=self.a.eps)
         return results[0] if isinstance(results, list | tuple) else results
 
     def _x_hat(self, z: Any) -> Any:
         """Record the centred and scaled z in the dtype of the arithmetic."""
         op = self.op
-        if self.a.norm == NORMS["layer"]:
+        if self.kind.is_centred:
             mean = self._mean(z)
             mean = op.Add(mean, self._mean(op.Sub(z, mean)))  # the mean of a constant row is then exact
             z = op.Sub(z, mean)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from addnorm import reference
+from addnorm._util.norms import BY_CODE
 from addnorm._util.torch_internals import (
     AfterAutograd,
     BelowAutograd,
@@ -154,7 +155,7 @@ def _differentiable_gradients(eps: float, *arguments: Any, **options: Any) -> tu
     a: Any = BackwardArguments(*arguments, **options)
     stats = None
     if a.dy is not None:
-        stats = reference.statistics(a.z.to(reference.compute_dtype(a.z)), eager.norm_kind(a.norm), eps)
+        stats = reference.statistics(a.z.to(reference.compute_dtype(a.z)), BY_CODE[a.norm], eps)
     return tuple(empty_placeholder(a.z) if grad is None else grad for grad in eager.gradients(a, stats))
 
 
@@ -179,7 +180,7 @@ node = _load_node()
 def apply(*arguments: Any) -> tuple[Tensor, Tensor]:
     """Return `(y, z)` of a call in an autograd node, from the arguments of `add_norm_forward` but `outputs`."""
     if node is None or save_outputs.is_active():
-        return AddNormFunction.apply(*arguments)  # type: ignore[no-any-return]  # torch does not type it
+        return AddNormFunction.apply(*arguments)  # type: ignore[no-any-return, no-untyped-call]
     return node(*arguments)  # type: ignore[no-any-return]
 
 

@@ -8,19 +8,15 @@ import torch
 from torch import Tensor
 
 from addnorm import reference
+from addnorm._util.norms import BY_CODE
 from addnorm._util.torch_internals import BelowAutogradInPlace
 from addnorm.ops import dtensor, validation
 from addnorm.ops.options import ADD_OPTIONS, CASTINGS, GRADIENTS, NORMS, SCALES
 from addnorm.ops.philox import keep_scale
-from addnorm.ops.schema import ForwardArguments, empty_placeholder, kernels_of, library
+from addnorm.ops.schema import ForwardArguments, Kernel, empty_placeholder, kernels_of, library
 
 _DROPOUT = ("probability", "seed", "offset")  # the kinds of its options
 CASTING_NAMES: dict[int, reference.Casting] = {CASTINGS[name]: name for name in get_args(reference.Casting)}
-
-
-def norm_kind(norm: int) -> reference.Norm:
-    """Return the reference's name for a norm number of the schema."""
-    return "layer" if norm == NORMS["layer"] else "rms"
 
 
 def add_norm_forward(a: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -36,7 +32,7 @@ def add_norm_forward(a: Any) -> tuple[Tensor, Tensor, Tensor]:
     if not add_only:
         y = reference.normalize(z, a.weight, a.bias, **norm_options(a)).contiguous()
     if a.outputs > 2 and not add_only:
-        mean, rstd = reference.statistics(z.to(reference.compute_dtype(z)), norm_kind(a.norm), a.eps)
+        mean, rstd = reference.statistics(z.to(reference.compute_dtype(z)), BY_CODE[a.norm], a.eps)
         stats = torch.cat([mean if isinstance(mean, Tensor) else torch.zeros_like(rstd), rstd], dim=-1).contiguous()
     with_z = a.branch is not None and (a.outputs > 1 or add_only)
     return y, z if with_z else empty_placeholder(a.residual), stats
@@ -45,7 +41,7 @@ def add_norm_forward(a: Any) -> tuple[Tensor, Tensor, Tensor]:
 def norm_options(a: Any) -> dict[str, Any]:
     """Return the arguments of `reference.normalize` for options of the schema."""
     return {
-        "norm": norm_kind(a.norm), "eps": a.eps, "weight_offset": a.weight_offset, "casting": CASTING_NAMES[a.casting],
+        "norm": BY_CODE[a.norm], "eps": a.eps, "weight_offset": a.weight_offset, "casting": CASTING_NAMES[a.casting],
         "dtype": a.out_dtype or (a.residual if a.branch is None else a.branch).dtype,
     }  # fmt: skip
 
@@ -95,7 +91,7 @@ def gradients(a: Any, stats: reference.Statistics | None) -> list[Tensor | None]
     dweight = dbias = None
     if a.dy is not None and stats is not None:
         total_y, dweight, dbias = reference.normalize_backward(
-            a.dy, a.z, a.weight, stats, norm=norm_kind(a.norm), weight_offset=a.weight_offset
+            a.dy, a.z, a.weight, stats, norm=BY_CODE[a.norm], weight_offset=a.weight_offset
         )
         total = total_y if total is None else total + total_y
     if total is None:
@@ -124,7 +120,11 @@ def add_options(like: Tensor, a: Any) -> dict[str, Any]:
     return {**options, "keep": keep}
 
 
-KERNELS = {"add_norm_forward": add_norm_forward, "add_norm_backward": add_norm_backward, "add_norm_out": add_norm_out}
+KERNELS: dict[str, Kernel] = {
+    "add_norm_forward": add_norm_forward,
+    "add_norm_backward": add_norm_backward,
+    "add_norm_out": add_norm_out,
+}
 for _name, _kernel in KERNELS.items():
     for _op, _function in kernels_of(_name, _kernel):
         library.impl(_op, _function, "CompositeExplicitAutograd")

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple
 
+from addnorm._util.norms import KINDS, NONE
+
 Kind = Literal["scale", "rows", "features", "probability", "seed", "offset", "number", "casting", "dtype"]
 
 # Schema arguments for an option of each kind. A scale has two: a float for a number, and a tensor.
@@ -88,7 +90,7 @@ SCALES = tuple(option for option in ADD_OPTIONS if option.kind == "scale")
 # Inputs and options that have a gradient: the order of the backward operators' outputs and of the bits of `grad_mask`.
 GRADIENTS = ("residual", "branch", "weight", "bias", *(option.name for option in ADD_OPTIONS if option.gradient))
 
-NORMS = {"layer": 0, "rms": 1, "none": 2}
+NORMS: dict[str, int] = {**{name: kind.code for name, kind in KINDS.items()}, "none": NONE}
 CASTINGS = {"float32": 0, "llama": 1, "t5": 2}
 
 

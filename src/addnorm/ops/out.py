@@ -51,7 +51,12 @@ def split_out(out: Any, return_residual: bool, *, add_only: bool = False) -> Tar
     validation.check_out(out, return_residual)
     if add_only:
         return Targets(None, out, "y", "out")
-    return Targets(*out, "out[0]", "out[1]") if return_residual else Targets(out, None, "out", "z")
+    return Targets(out[0], out[1], "out[0]", "out[1]") if return_residual else Targets(out, None, "out", "z")
+
+
+def residual_dtype(out: Any) -> torch.dtype | None:
+    """Return the dtype of z that `out` implies, if it has a tensor for z."""
+    return out[1].dtype if isinstance(out, tuple | list) and isinstance(out[-1], Tensor) else None
 
 
 def fast_path(

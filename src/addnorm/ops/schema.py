@@ -106,7 +106,7 @@ def declare(schemas: dict[str, str]) -> tuple[str, ...]:
     for name, schema in schemas.items():
         arguments = ARGUMENTS[name] = parse_arguments(schema)
         defaults = [ast.literal_eval(argument.default) for argument in arguments if argument.default]
-        _TUPLES[name] = namedtuple(name, [argument.name for argument in arguments], defaults=defaults)  # type: ignore[misc]
+        _TUPLES[name] = namedtuple(name, [argument.name for argument in arguments], defaults=defaults)
         define(f"{name}_reference{schema}")
     definitions = tuple(
         f"{name}{overload}{schema}" for name, schema in schemas.items() for overload in OVERLOADS.get(name, ("",))
@@ -192,13 +192,17 @@ def outputs_of(a: Any) -> Outputs:
     )
 
 
-def _empty(like: Tensor, output: Any) -> Tensor:
-    return empty_placeholder(like) if output is None else like.new_empty(output[0], dtype=output[1])
+def make_empty(like: Tensor, output: Any) -> Tensor:
+    """Return an empty tensor of a shape and dtype, or a placeholder for None."""
+    if output is None:
+        return empty_placeholder(like)
+    result: Tensor = like.new_empty(output[0], dtype=output[1])
+    return result
 
 
 def _fake_forward(a: Any) -> tuple[Tensor, ...]:
     validation.check(**a._asdict())  # a wrong call fails with the same message when it is traced
-    return tuple(_empty(a.residual, output) for output in outputs_of(a))
+    return tuple(make_empty(a.residual, output) for output in outputs_of(a))
 
 
 def _fake_backward(a: Any) -> tuple[Tensor, ...]:
@@ -212,7 +216,7 @@ def _fake_backward(a: Any) -> tuple[Tensor, ...]:
 
     def gradient(name: str) -> Tensor:  # an option's gradient has the option's shape and dtype
         shape, dtype = inputs[name] if name in inputs else (getattr(a, name).shape, getattr(a, name).dtype)
-        return a.z.new_empty(shape, dtype=dtype)
+        return make_empty(a.z, (shape, dtype))
 
     requested = (a.grad_mask >> bit & 1 for bit in range(len(GRADIENTS)))
     return tuple(

@@ -81,8 +81,11 @@ def without_gradient(*arguments: Any) -> Any:
         return _ops.add_norm_streams(*arguments)
 
 
+apply: Any = StreamsFunction.apply
+
+
 def _differentiate(a: Any) -> Any:
-    return eager.checked_formula(a) if in_transform() else StreamsFunction.apply(*a)
+    return eager.checked_formula(a) if in_transform() else apply(*a)
 
 
 exclude_from_capture(StreamsFunction.backward)

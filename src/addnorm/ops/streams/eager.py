@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from addnorm.ops.schema import empty_placeholder, kernels_of, library
+from addnorm.ops.schema import Kernel, empty_placeholder, kernels_of, library
 from addnorm.ops.streams import formula, validation
 from addnorm.ops.streams.gradients import gradients
 from addnorm.ops.streams.schema import GRADIENTS, gradient_shape, requested
@@ -42,7 +42,10 @@ def add_norm_streams_backward(a: Any) -> tuple[Tensor, ...]:
     return tuple(make(name) if name in wanted else empty_placeholder(a.streams) for name in GRADIENTS)
 
 
-KERNELS = {"add_norm_streams": add_norm_streams, "add_norm_streams_backward": add_norm_streams_backward}
+KERNELS: dict[str, Kernel] = {
+    "add_norm_streams": add_norm_streams,
+    "add_norm_streams_backward": add_norm_streams_backward,
+}
 for _name, _kernel in KERNELS.items():
     for _op, _function in kernels_of(_name, _kernel):
         library.impl(_op, _function, "CompositeExplicitAutograd")

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from addnorm import reference
-from addnorm.ops.eager import norm_kind
+from addnorm._util.norms import BY_CODE
 from addnorm.ops.options import NORMS
 from addnorm.ops.schema import empty_placeholder
 from addnorm.ops.streams import validation
@@ -138,7 +138,7 @@ def boundary(a: Any, base_rows: Tensor | None = None) -> tuple[Tensor, ...]:
     if a.norm == NORMS["none"]:
         y, first = total.to(out), total.new_zeros((*total.shape[:-1], 2))
     else:
-        y = reference.normalize(total, a.weight, a.bias, norm=norm_kind(a.norm), eps=a.eps, dtype=out)
-        mean, rstd = reference.statistics(total, norm_kind(a.norm), a.eps)
+        y = reference.normalize(total, a.weight, a.bias, norm=BY_CODE[a.norm], eps=a.eps, dtype=out)
+        mean, rstd = reference.statistics(total, BY_CODE[a.norm], a.eps)
         first = torch.cat([mean if isinstance(mean, Tensor) else torch.zeros_like(rstd), rstd], -1)
     return new_streams, y, *found, logits, torch.cat([first, *stats], -1)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from addnorm import reference
-from addnorm.ops.eager import norm_kind
+from addnorm._util.norms import BY_CODE
 from addnorm.ops.options import NORMS
 from addnorm.ops.streams import formula
 from addnorm.ops.streams.kinds import KINDS, sizes_of
@@ -33,7 +33,7 @@ def gradients(a: Any, wide: torch.dtype) -> dict[str, Tensor | None]:
         if a.norm != NORMS["none"]:
             stats = reference.Statistics(a.stats[..., :1], a.stats[..., 1:2])
             total = formula.read(new, used, wide)
-            normed = reference.normalize_backward(du, total, a.weight, stats, norm=norm_kind(a.norm))
+            normed = reference.normalize_backward(du, total, a.weight, stats, norm=BY_CODE[a.norm])
             du, grads["weight"], grads["bias"] = normed
         g = g + c * du.unsqueeze(-2)
         found = x * du.unsqueeze(-2) if per_feature else (x * du.unsqueeze(-2)).sum(-1)

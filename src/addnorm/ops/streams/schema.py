@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from addnorm.ops.schema import ARGUMENTS, declare, empty_placeholder, register_fakes
+from addnorm.ops.schema import ARGUMENTS, declare, make_empty, register_fakes
 from addnorm.ops.streams import validation
 from addnorm.ops.streams.kinds import KINDS, sizes_of
 
@@ -39,7 +39,7 @@ INPUTS = tuple(argument.name for argument in ARGUMENTS["add_norm_streams"])
 
 def reads(a: Any) -> bool:
     """Return whether a call reads the streams."""
-    return a.collapse is not None or a.kind != KINDS["given"]
+    return bool(a.collapse is not None or a.kind != KINDS["given"])
 
 
 def fake_forward(a: Any) -> tuple[Tensor, ...]:
@@ -49,7 +49,7 @@ def fake_forward(a: Any) -> tuple[Tensor, ...]:
     wide = validation.compute_dtype(a)
 
     def make(wanted: bool, *tail: Any, dtype: torch.dtype = wide) -> Tensor:
-        return a.streams.new_empty((*rows, *tail), dtype=dtype) if wanted else empty_placeholder(a.streams)
+        return make_empty(a.streams, ((*rows, *tail), dtype) if wanted else None)
 
     return (
         make(a.branch is not None, n, d, dtype=a.streams_dtype or a.streams.dtype),
@@ -83,13 +83,8 @@ def requested(a: Any) -> set[str]:
 
 def fake_backward(a: Any) -> tuple[Tensor, ...]:
     """Return the gradients without computing them."""
-
-    def make(name: str) -> Tensor:
-        shape, dtype = gradient_shape(a, name)
-        return a.streams.new_empty(shape, dtype=dtype)
-
     wanted = requested(a)
-    return tuple(make(name) if name in wanted else empty_placeholder(a.streams) for name in GRADIENTS)
+    return tuple(make_empty(a.streams, gradient_shape(a, name) if name in wanted else None) for name in GRADIENTS)
 
 
 register_fakes({"add_norm_streams": fake_forward, "add_norm_streams_backward": fake_backward})

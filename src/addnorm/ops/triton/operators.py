@@ -13,7 +13,7 @@ from torch import Tensor
 
 from addnorm.ops import aliasing, eager
 from addnorm.ops.options import CASTINGS, NORMS
-from addnorm.ops.schema import ADD_ARGUMENTS, empty_placeholder, outputs_of, stats_dtype
+from addnorm.ops.schema import ADD_ARGUMENTS, Kernel, empty_placeholder, outputs_of, stats_dtype
 from addnorm.ops.triton import plan
 from addnorm.ops.triton.arguments import (
     DTYPES,
@@ -139,7 +139,7 @@ def _is_writable(target: Tensor | None, a: Any) -> bool:
     )
 
 
-KERNELS = {
+KERNELS: dict[str, Kernel] = {
     "add_norm_forward": add_norm_forward, "add_norm_backward": add_norm_backward, "add_norm_out": add_norm_out,
     **streams.KERNELS,
 }  # fmt: skip

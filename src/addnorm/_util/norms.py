@@ -1,0 +1,66 @@
+"""The kinds of norms, one entry each, from which formulas, defaults, operators, names and ONNX files derive.
+
+    y = (x - mean) / sqrt(mean((x - mean)^2) + eps) * weight + bias        the mean is 0 in a kind that does not centre
+
+A new kind is an entry here, its kernels (csrc, ops/triton) and its tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+Norm = Literal["layer", "rms"]
+
+
+class NormKind(NamedTuple):
+    """One kind of norm.
+
+    Attributes:
+        title: the name that texts show.
+        code: the number in the operators' schemas and in the kernels.
+        is_centred: whether the mean is subtracted.
+        has_bias: whether its modules have a bias, and torch's function takes one.
+        eps: the default of its modules; None: the machine epsilon of the arithmetic.
+        module: torch's module.
+        function: torch's function.
+        onnx: ONNX's operator, the first version of the operator set that has it, and onnxruntime's with an add.
+    """
+
+    title: str
+    code: int
+    is_centred: bool
+    has_bias: bool
+    eps: float | None
+    module: type[nn.Module]
+    function: Callable[..., Any]
+    onnx: tuple[str, int, str]
+
+
+KINDS: dict[Norm, NormKind] = {
+    "layer": NormKind(
+        "LayerNorm", 0, True, True, 1e-5, nn.LayerNorm, F.layer_norm,
+        ("LayerNormalization", 17, "SkipLayerNormalization"),
+    ),
+    "rms": NormKind(
+        "RMSNorm", 1, False, False, None, nn.RMSNorm, F.rms_norm,
+        ("RMSNormalization", 23, "SkipSimplifiedLayerNormalization"),
+    ),
+}  # fmt: skip
+BY_CODE: dict[int, Norm] = {kind.code: name for name, kind in KINDS.items()}
+NONE = 2  # the code of a call without a norm
+
+
+def torch_norm(
+    norm: Norm, z: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
+) -> torch.Tensor:
+    """Return torch's own norm of z over the last dimension."""
+    kind = KINDS[norm]
+    if kind.has_bias:
+        return kind.function(z, z.shape[-1:], weight, bias, eps)  # type: ignore[no-any-return]
+    y: torch.Tensor = kind.function(z, z.shape[-1:], weight, eps)
+    return y if bias is None else y + bias
