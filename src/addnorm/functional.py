@@ -10,6 +10,7 @@ options. The in-place functions are in `inplace.py`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, Literal, TypedDict, Unpack, overload
 
@@ -284,7 +285,10 @@ def layer_norm(
         >>> addnorm.layer_norm(torch.tensor([1.5, 1.0, 4.5]))
         tensor([-0.5392, -0.8627,  1.4018])
     """
-    return _norm("layer", x, weight, bias, eps, "float32", normalized_shape, weight_offset, out_dtype, out)  # type: ignore[no-any-return]
+    return add_norm(  # type: ignore[no-any-return]
+        "layer", x, None, weight, bias, eps, normalized_shape=normalized_shape, weight_offset=weight_offset,
+        out_dtype=out_dtype, targets=None if out is None else out_ops.split_out(out, False), norm_only=True,
+    )  # fmt: skip
 
 
 def rms_norm(
@@ -299,31 +303,20 @@ def rms_norm(
         tensor([0.5359, 0.3573, 1.6078])
     """
     eps = dispatch.default_rms_eps(x, None) if eps is None else eps
-    return _norm("rms", x, weight, bias, eps, casting, normalized_shape, weight_offset, out_dtype, out)  # type: ignore[no-any-return]
+    return add_norm(  # type: ignore[no-any-return]
+        "rms", x, None, weight, bias, eps, casting, normalized_shape, weight_offset=weight_offset, out_dtype=out_dtype,
+        targets=None if out is None else out_ops.split_out(out, False), norm_only=True,
+    )  # fmt: skip
 
 
-# The arguments of the functions above, by position: a dictionary of them takes a good part of the time of a call on one row.
-def _norm(
-    norm: Norm | Literal["none"], x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, casting: Casting,
-    normalized_shape: Shape | None, weight_offset: float, out_dtype: torch.dtype | None, out: Tensor | None,
-) -> Any:  # fmt: skip
-    """Return y of a call without an add."""
-    targets = None if out is None else out_ops.split_out(out, False)
-    # `is True`: a value that is not a number goes to the path with argument checks.
-    if normalized_shape is None and out_dtype is None and casting == "float32" and (weight_offset == 0.0) is True:
-        return _plain(norm, x, None, weight, bias, eps, False, targets)
-    return _run(
-        norm, x, None, weight, bias, eps, False, targets,
-        normalized_shape=normalized_shape, weight_offset=weight_offset, casting=casting, out_dtype=out_dtype,
-    )[0]  # fmt: skip
-
-
+# All arguments of the functions above, by position: a dictionary of them takes a good part of the time of a call on one row.
 def add_norm(
-    norm: Norm | Literal["none"], residual: Tensor, branch: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float,
-    casting: Casting, normalized_shape: Shape | None, residual_scale: Scale | None, row_scale: Tensor | None,
-    layer_scale: Scale | None, branch_bias: Tensor | None, dropout_p: float, training: bool, seed: Tensor | None, offset: int,
-    weight_offset: float, residual_dtype: torch.dtype | None, out_dtype: torch.dtype | None, return_residual: bool,
-    targets: out_ops.Targets | None,
+    norm: Norm | Literal["none"], residual: Tensor, branch: Tensor | None, weight: Tensor | None, bias: Tensor | None,
+    eps: float, casting: Casting = "float32", normalized_shape: Shape | None = None, residual_scale: Scale | None = None,
+    row_scale: Tensor | None = None, layer_scale: Scale | None = None, branch_bias: Tensor | None = None,
+    dropout_p: float = 0.0, training: bool = True, seed: Tensor | None = None, offset: int = 0, weight_offset: float = 0.0,
+    residual_dtype: torch.dtype | None = None, out_dtype: torch.dtype | None = None, return_residual: bool = False,
+    targets: out_ops.Targets | None = None, norm_only: bool = False,
 ) -> Any:  # fmt: skip
     """Return y, `(y, z)`, or for the norm "none" z, of new tensors or of the targets that were written."""
     if (
@@ -332,41 +325,27 @@ def add_norm(
         and row_scale is None
         and branch_bias is None
         and residual_dtype is None
-        and out_dtype is None
         and normalized_shape is None
+        and out_dtype is None
+        and casting == "float32"
+        # `is True`: a value that is not a number goes to the path with argument checks.
         and (dropout_p == 0.0) is True
         and (weight_offset == 0.0) is True
-        and casting == "float32"
-        and branch is not None
+        and (branch is not None or norm_only)
         and (norm != "none" or targets is not None)
     ):
-        return _plain(norm, residual, branch, weight, bias, eps, return_residual, targets)
-    validation.check_branch(branch)
-    options: dict[str, Any] = {} if norm == "none" else {"weight_offset": weight_offset, "casting": casting}
-    y, z = _run(
-        norm, residual, branch, weight, bias, eps, return_residual, targets,
-        normalized_shape=normalized_shape, residual_scale=residual_scale, row_scale=row_scale, layer_scale=layer_scale,
-        branch_bias=branch_bias, dropout_p=dropout_p, training=training, seed=seed, offset=offset,
-        residual_dtype=residual_dtype, out_dtype=out_dtype, **options,
-    )  # fmt: skip
+        if targets is None:
+            return dispatch.fast_path(residual, branch, weight, bias, eps, norm == "rms", return_residual)
+        out_ops.fast_path(residual, branch, weight, bias, eps, norm, targets)
+        y, z = targets[:2]
+    else:
+        if not norm_only:
+            validation.check_branch(branch)
+        run = dispatch.run if targets is None else functools.partial(out_ops.run, targets=targets)
+        y, z = run(
+            residual, branch, weight, bias, eps, norm, return_residual,
+            normalized_shape=normalized_shape, residual_scale=residual_scale, row_scale=row_scale, layer_scale=layer_scale,
+            branch_bias=branch_bias, dropout_p=dropout_p, training=training, seed=seed, offset=offset,
+            weight_offset=weight_offset, casting=casting, residual_dtype=residual_dtype, out_dtype=out_dtype,
+        )  # fmt: skip
     return z if norm == "none" else (y, z) if return_residual else y
-
-
-def _plain(
-    norm: Any, residual: Tensor, branch: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float,
-    return_residual: bool, targets: out_ops.Targets | None,
-) -> Any:  # fmt: skip
-    if targets is None:
-        return dispatch.fast_path(residual, branch, weight, bias, eps, norm == "rms", return_residual)
-    out_ops.fast_path(residual, branch, weight, bias, eps, norm, targets)
-    return targets.z if norm == "none" else targets[:2] if return_residual else targets.y
-
-
-def _run(
-    norm: Any, residual: Tensor, branch: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float,
-    return_residual: bool, targets: out_ops.Targets | None, **options: Any,
-) -> Any:  # fmt: skip
-    if targets is None:
-        return dispatch.run(residual, branch, weight, bias, eps, norm, return_residual, **options)
-    out_ops.run(residual, branch, weight, bias, eps, norm, targets=targets, **options)
-    return targets[:2]

@@ -30,7 +30,7 @@ STREAMS = {
                 "shared-coefficient-not-summed", "ops/streams",
                 "($g.sum($rows) if $rows else $g).to($d)", "($g.flatten(0, len($rows) - 1)[0] if $rows else $g).to($d)",
             ),
-            Fault("exported-streams-not-transformed", "ops/streams/autograd.py", "capture.transforms_active()", "capture.forward_ad._current_level >= 0"),
+            Fault("exported-streams-not-transformed", "ops/streams/autograd.py", "$formula(a) if in_transform() else $node", "$node"),
             Fault(
                 "rows-needed-by-the-projection", "ops/streams/gradients.py",
                 "torch.einsum('...r,...i->ri', $d * $s, $x)", "($d * $s).flatten(0, -2).mT @ $x.flatten(0, -2)",

@@ -95,14 +95,15 @@ def run(
     bias: Tensor | None,
     eps: float,
     norm: str,
+    return_residual: bool = True,
     *,
     targets: Targets,
     normalized_shape: Any = None,
     residual_dtype: torch.dtype | None = None,
     out_dtype: torch.dtype | None = None,
     **options: Any,
-) -> None:
-    """Write y and z of a call with options, as in `dispatch.run`."""
+) -> tuple[Any, Any]:
+    """Write y and z of a call with options, as in `dispatch.run`, and return the tensors that were written."""
     y, z = targets[:2]
     inputs = _by_name(residual, branch, weight, bias, **options)
     if dispatch.requires_grad(*inputs.values(), y, z):
@@ -128,7 +129,7 @@ def run(
                 validation.refuse_dtype(name, target, dtype)
         strided = normalized_shape is not None and not all(t is None or t.is_contiguous() for t in (y, z))
         results = dispatch.run(
-            residual, branch, weight, bias, eps, norm, z is not None, normalized_shape=normalized_shape,
+            residual, branch, weight, bias, eps, norm, return_residual, normalized_shape=normalized_shape,
             residual_dtype=residual_dtype if z is None else z.dtype, out_dtype=None if y is None else y.dtype,
             compute=None if transformed or strided else write, **options,
         )  # fmt: skip
@@ -140,6 +141,7 @@ def run(
         validation.check(residual, branch)
         _check(residual, targets, inputs)
         raise
+    return y, z
 
 
 def _call(arguments: tuple[Any, ...], *written: Tensor | None) -> None:
