@@ -62,8 +62,8 @@ def decompositions(*, core_aten: bool = True) -> dict[Any, Callable[..., Any]]:
     table: Any = torch.export.default_decompositions() if core_aten else {}
     for name, kernel in {**eager.KERNELS, **streams.KERNELS}.items():
         if name != "add_norm_out":
-            overloads = OVERLOADS.get(name, ("",))
-            table |= {overload_of(op): _traced(function) for op, function in kernels_of(name, kernel, overloads)}
+            for op, function in kernels_of(name, kernel, OVERLOADS.get(name, ("",))):
+                table[overload_of(op)] = _traced(function)
     return table  # type: ignore[no-any-return]  # torch's table is a dict
 
 

@@ -129,7 +129,7 @@ def run(
                 validation.refuse_dtype(name, target, dtype)
         strided = normalized_shape is not None and not all(t is None or t.is_contiguous() for t in (y, z))
         results = dispatch.run(
-            residual, branch, weight, bias, eps, norm, return_residual, normalized_shape=normalized_shape,
+            residual, branch, weight, bias, eps, norm, return_residual or z is not None, normalized_shape=normalized_shape,
             residual_dtype=residual_dtype if z is None else z.dtype, out_dtype=None if y is None else y.dtype,
             compute=None if transformed or strided else write, **options,
         )  # fmt: skip
