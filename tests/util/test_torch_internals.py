@@ -1,6 +1,13 @@
 """Tests of each undocumented part of torch that the package uses: a newer torch that changes one fails here first."""
 
+import inspect
+import sys
+
 import torch
+import torch.distributed.fsdp
+from torch._dynamo import config as dynamo_config
+from torch._dynamo.testing import CompileCounter
+from torch._functorch import config as functorch_config
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -86,3 +93,60 @@ def test_excluded_function_is_not_captured():
     torch.compile(lambda t: inner(t * 2), backend="eager")(torch.ones(2))
     torch.compile(inner, backend="eager")(torch.ones(2))
     assert False in seen
+
+
+def test_subclasses_and_transforms_are_told_apart():
+    class Sub(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            raise AssertionError
+
+    with internals.WithoutSubclasses():
+        assert torch.add(torch.ones(1).as_subclass(Sub), 1) is not None
+    seen = []
+    torch.func.vmap(lambda t: seen.append((internals.is_transformed(t), internals.in_function_transform())) or t)(
+        torch.ones(2)
+    )
+    assert seen == [(True, True)]
+    assert not internals.is_transformed(torch.ones(1))
+
+
+def test_frames_of_torch_are_recognized():
+    codes = []
+
+    class Module(torch.nn.Module):
+        def forward(self, x):
+            frame = sys._getframe(1)
+            while frame is not None and frame.f_code is not internals.MODULE_CALL:
+                frame = frame.f_back
+            codes.append(frame is not None)
+            return x
+
+    Module()(torch.ones(1))
+    assert codes == [True]
+    assert torch.nn.Linear.forward.__code__.co_filename.startswith(internals.TORCH_FOLDER)
+    assert inspect.getsourcefile(torch.distributed.fsdp.fully_shard).startswith(internals.FSDP_FOLDER)
+
+
+def test_hooks_of_all_modules_are_seen():
+    assert not internals.has_any_global_hook()
+    handle = torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
+    assert internals.has_any_global_hook()
+    assert any(internals.GLOBAL_HOOKS)
+    handle.remove()
+
+
+def test_process_settings_are_restored():
+    before = dynamo_config.skip_nnmodule_hook_guards, functorch_config.donated_buffer
+    with internals.HookGuards(), internals.keep_donated_buffers(True):
+        assert (dynamo_config.skip_nnmodule_hook_guards, functorch_config.donated_buffer) == (False, False)
+    assert (dynamo_config.skip_nnmodule_hook_guards, functorch_config.donated_buffer) == before
+
+
+def test_forgotten_code_is_compiled_again():
+    counter = CompileCounter()
+    function = lambda x: x + 1  # noqa: E731
+    for _ in range(2):
+        torch.compile(function, backend=counter)(torch.ones(2))
+        internals.forget_code(function.__code__)
+    assert counter.frame_count == 2

@@ -1,23 +1,28 @@
-"""Everything that the operators use of torch that torch does not document, each with its reason.
+"""Everything of torch that the package uses and torch does not document, or that changes a whole process, each with its reason.
 
 Tested with torch 2.10 and 2.13. `tests/util/test_torch_internals.py` fails where a newer torch lacks one of them or changes it.
 """
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor  # public through `isinstance` only
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor as FakeTensor  # tensors without elements, in a trace
+from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
+from torch._subclasses.fake_tensor import unset_fake_temporarily as unset_fake_temporarily
 from torch.autograd import forward_ad
+from torch.nn.modules.module import _has_any_global_hook
 
-__all__ = [
-    "AfterAutograd", "BelowAutograd", "BelowAutogradInPlace", "FakeTensor", "any_requires_grad", "exclude_from_capture",
-    "find_schemas", "in_transform", "increment_version", "is_recording", "is_tracing", "mark_as_constant", "parse_schema",
-    "without_autocast",
-]  # fmt: skip
-
+# Whether any hook of all modules is registered: one call instead of six attributes.
+has_any_global_hook = _has_any_global_hook
 # Whether any of the arguments is a tensor that requires a gradient: one call instead of a loop in Python at every call.
 any_requires_grad = torch._C._any_requires_grad
 # Increments the version counters of tensors that an operator wrote, so that autograd detects the change.
@@ -31,7 +36,22 @@ AfterAutograd = torch._C._after_autograd_keyset
 parse_schema = torch._C.parse_schema
 find_schemas = torch._C._jit_get_schemas_for_operator
 
-_transforms_active = torch._C._are_functorch_transforms_active
+# Operators without the `__torch_function__` of subclasses.
+WithoutSubclasses = torch._C.DisableTorchFunctionSubclass
+# Whether a tensor belongs to a transform of `torch.func`.
+is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
+# torch's operators of a whole encoder layer and of attention, which a graph of `nn.TransformerEncoderLayer` has.
+encoder_layer, multi_head_attention = torch._transformer_encoder_layer_fwd, torch._native_multi_head_attention
+# The code of torch's call of a module, and folders of torch: frames of the running program are recognized by them.
+MODULE_CALL = nn.Module._call_impl.__code__
+TORCH_FOLDER = f"{Path(torch.__file__).parent}{os.sep}"
+FSDP_FOLDER = str(Path(torch.__file__).parent / "distributed" / "fsdp")
+# The hooks of all modules, by which a module's call differs from its forward.
+GLOBAL_HOOKS = [
+    hooks for name, hooks in vars(nn.modules.module).items() if name.startswith(("_global_forward", "_global_backward"))
+]
+
+in_function_transform = torch._C._are_functorch_transforms_active
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _jit_trace = torch._C._get_tracing_state
 _mode = torch._C._get_dispatch_mode
@@ -41,7 +61,7 @@ _forward_ad: Any = forward_ad  # whose level is a module attribute: the public w
 
 def in_transform() -> bool:
     """Return whether a transform of `torch.func` or a forward-mode derivative is active."""
-    return _forward_ad._current_level >= 0 or _transforms_active()
+    return _forward_ad._current_level >= 0 or in_function_transform()
 
 
 def is_recording() -> bool:
@@ -83,3 +103,44 @@ def exclude_from_capture(*functions: Any) -> None:
 
     for function in functions:
         set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+
+
+def forget_code(code: CodeType) -> None:
+    """Free the graphs of a code object; torch.compile's frontend keeps all code that it captured more than once."""
+    from torch._C._dynamo import eval_frame  # slow to import
+
+    eval_frame.reset_code(code)
+
+
+def keep_donated_buffers(keep: bool) -> AbstractContextManager[None]:
+    """Return a context in which a compiled backward may not reuse the memory of saved tensors; a setting of this thread."""
+    from torch._functorch import config
+
+    return config.patch(donated_buffer=not keep)  # type: ignore[no-any-return]  # torch does not type it
+
+
+class HookGuards:
+    """Context in which torch.compile's frontend checks for hooks, while a fused model runs.
+
+    Without it the frontend ignores hooks that were registered or removed later. The setting is that of the process, so runs are
+    counted.
+    """
+
+    def __init__(self) -> None:
+        self.lock, self.running, self.previous = threading.Lock(), 0, True
+
+    def __enter__(self) -> None:
+        from torch._dynamo import config  # slow to import
+
+        with self.lock:
+            if not self.running:
+                self.previous, config.skip_nnmodule_hook_guards = config.skip_nnmodule_hook_guards, False
+            self.running += 1
+
+    def __exit__(self, *_: object) -> None:
+        from torch._dynamo import config
+
+        with self.lock:
+            self.running -= 1
+            if not self.running:
+                config.skip_nnmodule_hook_guards = self.previous

@@ -19,11 +19,12 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
+from addnorm._util.torch_internals import encoder_layer, multi_head_attention
 from addnorm.fusion.graph import example_value
 
 __all__ = ["expand_encoder_layers", "keep_padding_zero", "padding_encoders"]
 
-LAYER = torch._transformer_encoder_layer_fwd
+LAYER = encoder_layer
 USERS: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()  # encoder -> fused models that share it
 NAMES = (
     "src", "embed_dim", "num_heads", "qkv_weight", "qkv_bias", "proj_weight", "proj_bias", "use_gelu", "norm_first", "eps",
@@ -75,7 +76,7 @@ class _Layer:
     def _attention(self, x: fx.Node) -> fx.Node:
         args = self.arguments
         pair = self._call(
-            torch._native_multi_head_attention, x, x, x, args["embed_dim"], args["num_heads"], args["qkv_weight"],
+            multi_head_attention, x, x, x, args["embed_dim"], args["num_heads"], args["qkv_weight"],
             args["qkv_bias"], args["proj_weight"], args["proj_bias"], args["mask"], False, True, args["mask_type"],
         )  # fmt: skip
         pair.meta["example_value"] = (example_value(args["src"]), None)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 import operator
-import threading
 import types
 import weakref
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from addnorm._util.torch_internals import GLOBAL_HOOKS, HookGuards, forget_code
 from addnorm.fusion.backend import CAPTURED_ANEW, ModelBackend
 from addnorm.fusion.benchmark import measure
 from addnorm.fusion.encoder import keep_padding_zero, padding_encoders
@@ -38,9 +38,6 @@ USAGE = "addnorm.fuse(model, *args, **kwargs)"
 OWN_CACHE = {"isolate_recompiles": True, "recompile_limit": 32}
 
 FORWARD = operator.attrgetter("forward")
-GLOBAL_HOOKS = [
-    hooks for name, hooks in vars(nn.modules.module).items() if name.startswith(("_global_forward", "_global_backward"))
-]
 
 
 def fuse(model: nn.Module, *args: Any, compile: bool = False, benchmark: bool = False, **kwargs: Any) -> Fusion:
@@ -180,39 +177,11 @@ def _check_parameters(model: nn.Module) -> None:
         )
 
 
-class _HookGuards:
-    """Context in which the frontend checks for hooks, while a fused model runs.
-
-    Without it the frontend ignores hooks that were registered or removed later. The setting is global, so runs are
-    counted.
-    """
-
-    def __init__(self) -> None:
-        self.lock, self.running, self.previous = threading.Lock(), 0, True
-
-    def __enter__(self) -> None:
-        from torch._dynamo import config  # slow to import
-
-        with self.lock:
-            if not self.running:
-                self.previous, config.skip_nnmodule_hook_guards = config.skip_nnmodule_hook_guards, False
-            self.running += 1
-
-    def __exit__(self, *_: object) -> None:
-        from torch._dynamo import config
-
-        with self.lock:
-            self.running -= 1
-            if not self.running:
-                config.skip_nnmodule_hook_guards = self.previous
-
-
-_hook_guards = _HookGuards()
+_hook_guards = HookGuards()
 
 
 def _compiled_call(model: nn.Module, backend: ModelBackend) -> Callable[..., Any]:
     """Return the compiled call of a model. It has its own code object, since the frontend stores graphs by code."""
-    from torch._C._dynamo import eval_frame  # slow to import
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         return model._call_impl(*args, **kwargs)
@@ -233,5 +202,5 @@ def _compiled_call(model: nn.Module, backend: ModelBackend) -> Callable[..., Any
         with _hook_guards:
             return compiled(*args, **kwargs)
 
-    weakref.finalize(call, eval_frame.reset_code, code)  # the frontend keeps all code that it captured more than once
+    weakref.finalize(call, forget_code, code)
     return call

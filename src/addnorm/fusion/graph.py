@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
+from addnorm._util.torch_internals import FakeTensor, FakeTensorMode, is_transformed
 from addnorm.stream.dataflow.flow_capture import FlowCapture
 from addnorm.stream.dataflow.graph import CONSTANT, DATA, PARAMETER, Flow, Frame, Op, Value
 from addnorm.stream.dataflow.wrappers import inner_tensors
@@ -172,7 +172,7 @@ class _Tracer(fx.Interpreter):
             out = self._example(n)
         node_ops = self.traced.ops_of[n] = [op for op in ops[first:] if op.outputs]
         self.traced.node_of.update(dict.fromkeys(node_ops, n))
-        if isinstance(out, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(out):
+        if isinstance(out, Tensor) and is_transformed(out):
             self.traced.transformed.add(n)
         elif isinstance(out, Tensor) and (inner := inner_tensors(out)):
             value = self.capture.value(inner[0])

@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
-from torch.nn.modules.module import Module, _has_any_global_hook
+from torch.nn import Module
+
+from addnorm._util.torch_internals import has_any_global_hook
 
 __all__ = ["Methods", "find_change", "is_untouched", "methods_of"]
 
@@ -43,7 +45,7 @@ def is_untouched(module: Any, methods: Methods) -> bool:
         or own["_backward_pre_hooks"]
         or "_call_impl" in own
         or "_compiled_call_impl" in own
-        or _has_any_global_hook()
+        or has_any_global_hook()
     ):
         return False
     if others:

@@ -14,9 +14,9 @@ from functools import partial
 from pathlib import Path
 
 import torch
-import torch._functorch.config
 
 from addnorm._util.timing import interleave
+from addnorm._util.torch_internals import keep_donated_buffers
 from addnorm.bench import environment
 from addnorm.bench.gpu import cases, check, clock, variants
 from addnorm.bench.gpu.cases import FIELDS, JOBS
@@ -156,7 +156,7 @@ def retained_graphs(case: Case) -> Iterator[None]:
     retains its graph too (`cases.gradients`). The setting here keeps such graphs apart from the others in the compiler's cache.
     """
     again = JOBS[case.job].backward and not JOBS[case.job].forward
-    with torch._functorch.config.patch(donated_buffer=not again):
+    with keep_donated_buffers(again):
         yield
 
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Set
 from typing import Any, NamedTuple
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
+from addnorm._util.torch_internals import FakeTensor
 from addnorm.stream.dataflow.graph import DATA, NOISE, PARAMETER, Op, Value, walk
 
 

@@ -14,10 +14,10 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from addnorm._util.torch_internals import TORCH_FOLDER
 from addnorm.stream.dataflow.graph import Frame
 from addnorm.stream.dataflow.state import share_context
 
-TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 LAYERS = str(Path(nn.__file__).parent / "modules" / "transformer.py")  # torch's own layers with adds
 STREAM = f"{Path(__file__).parent.parent}{os.sep}"
 
@@ -27,7 +27,7 @@ def find_line() -> str:
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if name == LAYERS or not name.startswith((TORCH, STREAM, "<frozen")):
+        if name == LAYERS or not name.startswith((TORCH_FOLDER, STREAM, "<frozen")):
             return f"{Path(name).name}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]  # None at the end
     return ""

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 
+from addnorm._util.torch_internals import FakeTensor
 from addnorm.stream.dataflow.graph import Value
 
 

@@ -16,12 +16,12 @@ from types import FrameType
 from typing import Any, Protocol
 
 from torch import Tensor, nn
-from torch._C import _len_torch_dispatch_stack
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from addnorm._util.torch_internals import has_dispatch_mode
 from addnorm.stream.dataflow import fused_ops
 from addnorm.stream.dataflow.frames import Frames, exclusive, force_eager
 from addnorm.stream.dataflow.graph import Address, Frame, Op, Value
@@ -269,7 +269,7 @@ def use_nonreentrant_checkpoints() -> Iterator[None]:
     ) -> Any:
         def contexts() -> tuple[Any, Any]:
             forward, again = context()
-            return forward, _as_observed(again) if _len_torch_dispatch_stack() else again
+            return forward, _as_observed(again) if has_dispatch_mode() else again
 
         is_debug = len(args) > 1 and args[1]  # torch accepts no context then
         return generator(function, preserve, context if is_debug else contexts, *args, **kwargs)

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter as preserve_versions
 from torch.utils import _pytree as pytree
 
+from addnorm._util.torch_internals import WithoutSubclasses
 from addnorm.stream.dataflow.holders import ATOMS, Kind, find_kinds, is_leaf, restore_cache
 from addnorm.stream.dataflow.memory import disable_modes, is_strided, storage_key
 from addnorm.stream.dataflow.state import fork_rng
@@ -166,7 +167,7 @@ class StateSnapshot:
 @contextmanager
 def _plain_operators() -> Iterator[None]:
     """Run operators without modes, subclasses' functions and gradients."""
-    with disable_modes(), torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+    with disable_modes(), torch.no_grad(), WithoutSubclasses():
         yield
 
 

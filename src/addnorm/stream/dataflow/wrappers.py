@@ -10,18 +10,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
-FSDP = str(Path(torch.__file__).parent / "distributed" / "fsdp")
-MODULE_CALL = nn.Module._call_impl.__code__
+from addnorm._util.torch_internals import FSDP_FOLDER, MODULE_CALL, FakeTensor
 
 
 def is_wrapper(value: Any) -> bool:
@@ -110,7 +106,7 @@ def runs_in_fsdp() -> bool:
     """Return whether FSDP runs the current operator, in a hook or in the forward of its wrapper, and not the wrapped module."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not MODULE_CALL:
-        if frame.f_code.co_filename.startswith(FSDP):
+        if frame.f_code.co_filename.startswith(FSDP_FOLDER):
             return True
         frame = frame.f_back
     return False

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils import _pytree as pytree
 
+from addnorm._util.torch_internals import FakeTensor, unset_fake_temporarily
 from addnorm.stream.dataflow.arithmetic import get_number, is_ancestor, is_move
 from addnorm.stream.dataflow.graph import CONSTANT, DATA, NOISE, PARAMETER, Op, Value
 from addnorm.stream.dataflow.replay import run_op

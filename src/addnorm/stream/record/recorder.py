@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from addnorm._util.arguments import check_int
+from addnorm._util.torch_internals import in_function_transform
 from addnorm.stream.dataflow.frames import Frames
 from addnorm.stream.dataflow.graph import Value
 from addnorm.stream.dataflow.observers import (
@@ -147,7 +148,7 @@ class _Recorder(ForwardStatistics):
             return None
         step = self._steps.next()
         self._gradients.end_backward()  # a backward that raised has not ended
-        if torch._C._functorch.peek_interpreter_stack() is not None:  # tensors of a transform have no numbers yet
+        if in_function_transform():  # tensors of a transform have no numbers yet
             self._note(f"forward {self._steps.forwards - 1} ran inside torch.func: it is not recorded")
             return None
         tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
