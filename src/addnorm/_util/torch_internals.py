@@ -22,7 +22,7 @@ from torch.autograd import forward_ad
 from torch.nn.modules.module import _has_any_global_hook
 
 # Whether any hook of all modules is registered: one call instead of six attributes.
-has_any_global_hook = _has_any_global_hook
+has_any_global_hook: Callable[[], bool] = _has_any_global_hook
 # Whether any of the arguments is a tensor that requires a gradient: one call instead of a loop in Python at every call.
 any_requires_grad = torch._C._any_requires_grad
 # Increments the version counters of tensors that an operator wrote, so that autograd detects the change.
