@@ -103,7 +103,20 @@ class StackParallel(ParallelStyle):
         return module
 
 
-class AttentionParallel(ParallelStyle):
+class SublayerStyle(ParallelStyle):
+    """Style of a sublayer of a stack.
+
+    Args:
+        sequence_parallel: whether the stream is sharded on the tokens: its shards are gathered before the sublayer, whose output
+            is reduce-scattered or sharded. Otherwise the stream is replicated.
+    """
+
+    def __init__(self, *, sequence_parallel: bool = False) -> None:
+        super().__init__()
+        self.placement = stream_placement(sequence_parallel)
+
+
+class AttentionParallel(SublayerStyle):
     """Style of `SelfAttention` and `CrossAttention`: each process computes some of the heads.
 
     The packed projections are replaced by separate ones, so that each can be sharded by heads: the parameters `in_proj.weight`
@@ -118,10 +131,6 @@ class AttentionParallel(ParallelStyle):
         ValueError: the number of processes does not divide the number of heads; or a projection that is replaced has hooks, or
             is another module than `torch.nn.Linear`.
     """
-
-    def __init__(self, *, sequence_parallel: bool = False) -> None:
-        super().__init__()
-        self.placement = stream_placement(sequence_parallel)
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         assert isinstance(module, SelfAttention | CrossAttention)
@@ -147,7 +156,7 @@ class AttentionParallel(ParallelStyle):
         return module
 
 
-class FeedForwardParallel(ParallelStyle):
+class FeedForwardParallel(SublayerStyle):
     """Style of `FeedForward`: each process computes some of the hidden features.
 
     Args:
@@ -157,10 +166,6 @@ class FeedForwardParallel(ParallelStyle):
         ValueError: the number of processes does not divide the hidden width; or a projection that is replaced has hooks, or is
             another module than `torch.nn.Linear`.
     """
-
-    def __init__(self, *, sequence_parallel: bool = False) -> None:
-        super().__init__()
-        self.placement = stream_placement(sequence_parallel)
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         assert isinstance(module, FeedForward)
@@ -179,16 +184,12 @@ class FeedForwardParallel(ParallelStyle):
         return module
 
 
-class ReplicatedSublayer(ParallelStyle):
+class ReplicatedSublayer(SublayerStyle):
     """Style of any other sublayer of a stack: every process computes all of it, with ordinary tensors and parameters.
 
     Args:
         sequence_parallel: whether the stream is sharded on the tokens: its shards are gathered before the sublayer.
     """
-
-    def __init__(self, *, sequence_parallel: bool = False) -> None:
-        super().__init__()
-        self.placement = stream_placement(sequence_parallel)
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         def before(module: nn.Module, args: Arguments) -> Arguments:

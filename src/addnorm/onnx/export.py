@@ -22,7 +22,7 @@ from addnorm.onnx.check import check as check_file
 from addnorm.onnx.translations import DROPOUT, FORMS, PURPOSE, RMS_OPSET, TRANSLATED, Form, translations
 from addnorm.ops.decompositions import decompositions
 from addnorm.ops.options import NORMS
-from addnorm.ops.schema import ARGUMENTS
+from addnorm.ops.schema import arguments_of
 from addnorm.ops.streams.schema import SCHEMAS as STREAMS
 from addnorm.stream.dataflow.snapshot import StateSnapshot
 
@@ -175,8 +175,7 @@ def _calls(program: torch.export.ExportedProgram) -> list[dict[str, Any]]:
             raise ValueError(
                 f"the program contains addnorm.{name}, expected forward calls without out=: call the functions out of place."
             )
-        names = [argument.name for argument in ARGUMENTS[name]]
-        calls.append(dict(zip(names, node.args, strict=False)) | node.kwargs)
+        calls.append(arguments_of(name)(*node.args, **node.kwargs)._asdict())
     return calls
 
 

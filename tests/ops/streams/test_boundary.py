@@ -147,7 +147,7 @@ BAD = {
     "branch": (torch.randn(3, 9), ValueError, r"branch has shape \(3, 9\), expected \(3, 8\)"),
     "mix": (torch.randn(3, 4, 5), ValueError, r"mix has shape \(3, 4, 5\), expected \(3, 4, 4\) or \(4, 4\)"),
     "inject": (None, ValueError, "inject is None and branch is not, expected both"),
-    "collapse": (torch.ones(3, 4, dtype=torch.int64), TypeError, "collapse has dtype torch.int64, expected one of"),
+    "collapse": (torch.ones(3, 4, dtype=torch.int64), TypeError, "collapse has dtype int64, expected float32"),
     "weight": (torch.ones(4), ValueError, r"weight has shape \(4,\), expected \(8,\)"),
     "eps": (-1.0, ValueError, "eps is -1.0, expected a number >= 0"),
     "norm": ("batch", ValueError, "norm is 'batch', expected 'layer', 'rms' or 'none'"),
@@ -167,6 +167,6 @@ def test_wrong_arguments_raise_one_sentence(name):
 def test_gates_of_other_streams_raise_one_sentence():
     gates = addnorm.StreamGates("manifold", torch.randn(24, 32), torch.ones(3), torch.ones(24))
     with pytest.raises(
-        ValueError, match=r"project of the gates has shape \(24, 32\), expected \(24, 36\) for 4 streams of width 9"
+        ValueError, match=r"project of the gates has shape \(24, 32\), expected \(24, 36\) for streams (3, 4, 9)"
     ):
         addnorm.add_norm_streams(torch.randn(3, 4, 9), gates=gates)

@@ -52,7 +52,7 @@ def check(a: Any) -> None:
         if (getattr(a, name) is not None) != has_gates:
             value = "a tensor" if has_gates is False else "None"
             raise ValueError(f"{name} is {value}, expected a tensor exactly with gates: pass `gates=`.")
-        _check_shape(a, name, [shape], "build the gates for these streams")
+        _check_shape(a, name, [shape], "build the gates for these streams", " of the gates")
     for name in ("weight", "bias"):
         _check_shape(a, name, [(d,)], "pass one number a feature")
     for name, number in (("eps", a.eps), ("gate_eps", a.gate_eps), ("project_eps", a.project_eps)):
@@ -97,7 +97,7 @@ def check_backward(a: Any, gradients: tuple[str, ...]) -> None:
         )
 
 
-def _check_shape(a: Any, name: str, allowed: list[Shape], remedy: str) -> None:
+def _check_shape(a: Any, name: str, allowed: list[Shape], remedy: str, owner: str = "") -> None:
     """Raise unless an argument is None, or a tensor on the streams' device with one of the shapes."""
     t = getattr(a, name)
     if t is None:
@@ -106,7 +106,7 @@ def _check_shape(a: Any, name: str, allowed: list[Shape], remedy: str) -> None:
     check_device(name, t, "streams", a.streams)
     if not any(_has_shape(t, shape) for shape in allowed):
         raise ValueError(
-            f"{name} has shape {tuple(t.shape)}, expected {' or '.join(map(str, allowed))} for streams "
+            f"{name}{owner} has shape {tuple(t.shape)}, expected {' or '.join(map(str, allowed))} for streams "
             f"{tuple(a.streams.shape)}: {remedy}."
         )
 
