@@ -167,6 +167,6 @@ def test_wrong_arguments_raise_one_sentence(name):
 def test_gates_of_other_streams_raise_one_sentence():
     gates = addnorm.StreamGates("manifold", torch.randn(24, 32), torch.ones(3), torch.ones(24))
     with pytest.raises(
-        ValueError, match=r"project of the gates has shape \(24, 32\), expected \(24, 36\) for streams (3, 4, 9)"
+        ValueError, match=r"project of the gates has shape \(24, 32\), expected \(24, 36\) for streams \(3, 4, 9\)"
     ):
         addnorm.add_norm_streams(torch.randn(3, 4, 9), gates=gates)
