@@ -125,7 +125,7 @@ def test_frames_of_torch_are_recognized():
     Module()(torch.ones(1))
     assert codes == [True]
     assert torch.nn.Linear.forward.__code__.co_filename.startswith(internals.TORCH_FOLDER)
-    assert inspect.getsourcefile(torch.distributed.fsdp.fully_shard).startswith(internals.FSDP_FOLDER)
+    assert inspect.getsourcefile(torch.distributed.fsdp.FullyShardedDataParallel).startswith(internals.FSDP_FOLDER)
 
 
 def test_hooks_of_all_modules_are_seen():
