@@ -15,7 +15,8 @@ SOURCE = Path(addnorm.__file__).parent
 
 # The layers, lowest first; a file may import from its own layer entry and from those on the lines above it.
 LAYERS = (
-    ("_util", "reference"),
+    ("_util",),
+    ("reference",),
     ("ops",),
     ("functional", "inplace", "boundary"),
     ("wirings",),
