@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from addnorm import wirings
 from addnorm._util.arguments import check_bool, check_choice, check_float, check_int
-from addnorm.lab.toy_model import compute_write, token_similarities
+from addnorm.lab.toy_model import measure_stream, token_similarities
 from addnorm.lab.train import one_thread
 from addnorm.nn import ResidualStack, SublayerConnection, Wiring, block
 from addnorm.nn.norm import NormKind
@@ -169,52 +169,24 @@ class InitProbe:
             return self._run()
 
     def _run(self) -> dict[str, Any]:
-        sublayers, x, v = self._cached()
+        sublayers, x_0, v = self._cached()
         stack = self._stack(sublayers)
-        branches: list[Tensor] = []
-        connections = stack.connections
-        hooks = [
-            sublayer.register_forward_hook(lambda module, args, branch: branches.append(branch))
-            for sublayer in sublayers
-        ]
-        stream = [x.detach().requires_grad_()]
-        try:
-            for connection in connections:
-                stream.append(connection(stream[-1]))
-        finally:
-            for hook in hooks:
-                hook.remove()
-        y = stream[-1] if stack.norm_final is None else stack.norm_final(stream[-1])
-        weights = [[*connection.parameters()] for connection in connections]
-        gradients = iter(
-            torch.autograd.grad((y * v).sum(), [*stream, *(weight for group in weights for weight in group)])
-        )
-        stream_gradients = [next(gradients) for _ in stream]
-        weight_gradients = [[next(gradients) for _ in group] for group in weights]
-        with torch.no_grad():
-            return self._statistics(connections, stream, branches, stream_gradients, weight_gradients)
-
-    def _statistics(
-        self, connections: list[SublayerConnection], stream: list[Tensor], branches: list[Tensor], gradients: list[Tensor],
-        weight_gradients: list[list[Tensor]],
-    ) -> dict[str, Any]:  # fmt: skip
-        x = torch.cat(stream).double()  # (places, tokens, d_model)
-        writes = torch.cat(
-            [compute_write(connection, branch) for connection, branch in zip(connections, branches, strict=True)]
-        ).double()
+        measured = measure_stream(stack, x_0, lambda y: (y * v).sum(), weights=True)
+        x = torch.cat(measured.streams).double()  # (places, tokens, d_model)
+        writes = torch.cat(measured.writes).double()
         lengths = x.norm(dim=-1)
         rms = lengths / self.d_model**0.5
         low, high = rms.quantile(torch.tensor(BAND, dtype=rms.dtype, device="cpu"), dim=-1)
         ratio = (writes.norm(dim=-1) / lengths[:-1]).mean(-1)
         cosine = torch.cosine_similarity(writes, x[:-1], dim=-1).mean(-1)
-        shares, closure = _shares(connections, x, writes)
+        shares, closure = _shares(stack.connections, x, writes)
         names = [("attention", "feed-forward")[i % 2] for i in range(self.sublayers)]
         return {
             "labels": ["x_0", *(f"{name} {i // 2 + 1}" for i, name in enumerate(names))],
             "kinds": ["start", *names],
             "stream": rms.mean(-1).tolist(), "low": low.tolist(), "high": high.tolist(),
-            "gradient": torch.cat(gradients).double().norm(dim=-1).mean(-1).tolist(),
-            "parameters": [None, *map(_norm, weight_gradients)],
+            "gradient": torch.cat(measured.gradients).double().norm(dim=-1).mean(-1).tolist(),
+            "parameters": [None, *map(_norm, measured.weight_gradients)],
             "ratio": [None, *ratio.tolist()],
             "cosine": [None, *cosine.tolist()],
             "similarity": [None] * len(x) if self.tokens == 1 else token_similarities(x).tolist(),

@@ -25,7 +25,7 @@ from torch import Tensor
 from addnorm import wirings
 from addnorm.lab.run import wiring_label
 from addnorm.lab.streams_theory import STREAM_DEPTHS, STREAM_WIRINGS, measure_streams_init
-from addnorm.lab.toy_model import ToyModel, compute_write, geometric_mean, token_similarity
+from addnorm.lab.toy_model import ToyModel, geometric_mean, token_similarity
 from addnorm.nn import Wiring
 
 __all__ = [
@@ -39,7 +39,6 @@ __all__ = [
     "init_stacks",
     "measure_init",
     "summarize",
-    "write",
 ]
 
 Numbers = dict[str, Any]
@@ -117,23 +116,19 @@ def measure_init(job: InitStack) -> Numbers:
     if not job.wiring.has_rows:
         return {"wiring": wiring_label(job.wiring), **measure_streams_init(job.wiring, job.num_layers, job.seed)}
     model = _toy_model(job)
-    measurement = model.measure_stream()
-    x = measurement.streams
+    measured = model.measure_stream()
+    x, writes = measured.streams, measured.writes
     connections: list[Any] = list(model.stack.connections)
     with torch.no_grad():
-        writes = [write(connection, stream) for connection, stream in zip(connections, x[:-1], strict=True)]
-        sums = [
-            connection.a * stream + update
-            for connection, stream, update in zip(connections, x[:-1], writes, strict=True)
-        ]
+        sums = [one.a * stream + write for one, stream, write in zip(connections, x[:-1], writes, strict=True)]
     return {
         "wiring": wiring_label(job.wiring), "num_layers": job.num_layers, "seed": job.seed,
-        "variance": measurement.variances(),
+        "variance": measured.variances(),
         "before_norm": [float(total.double().square().mean()) for total in sums],
         "similarity": [token_similarity(stream.double()) for stream in x],
-        "write_ratio": [norm(update) / norm(stream) for update, stream in zip(writes, x[:-1], strict=True)],
-        "gradient": [norm(gradient) for gradient in measurement.gradients],
-        "gradient_ratio": measurement.gradient_ratio(),
+        "write_ratio": [norm(write) / norm(stream) for write, stream in zip(writes, x[:-1], strict=True)],
+        "gradient": [norm(gradient) for gradient in measured.gradients],
+        "gradient_ratio": measured.gradient_ratio(),
         "weight_gradient": model.feed_forward_gradients(),
         "last_move": 1 - float(F.cosine_similarity(x[-3].double(), x[-1].double(), dim=-1).mean()),
         **{f"step_{name}": value for name, value in _step(model.set_mixing("none")).items()},
@@ -143,12 +138,6 @@ def measure_init(job: InitStack) -> Numbers:
 def norm(x: Tensor) -> float:
     """Return the norm of all elements, in float64."""
     return float(x.double().norm())
-
-
-def write(connection: Any, x: Tensor) -> Tensor:
-    """Return the write of a `SublayerConnection` at the stream x: b * N_branch(f(c * N_in(x)))."""
-    read = x if connection.norm_in is None else connection.norm_in(x)
-    return compute_write(connection, connection.sublayer(connection.c * read))
 
 
 def first_steps(job: InitStack) -> dict[str, float]:

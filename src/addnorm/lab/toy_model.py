@@ -18,14 +18,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from addnorm._util.arguments import check_choice
-from addnorm.nn import ResidualStack, SublayerConnection, Wiring
+from addnorm.nn import ResidualStack, Wiring
 
 __all__ = [
     "Mixing",
     "StreamMeasurement",
     "ToyModel",
     "UniformAttention",
-    "compute_write",
     "geometric_mean",
     "log_slope",
     "measure_stream",
@@ -144,10 +143,19 @@ class ToyModel(nn.Module):
 
 
 class StreamMeasurement(NamedTuple):
-    """The stream before the first sublayer and after each sublayer, and the loss's gradient at these places."""
+    """One run of a stack of one stream, and its backward.
+
+    Attributes:
+        streams: the stream before the first sublayer and after each sublayer.
+        gradients: the loss's gradient at these places.
+        writes: what each sublayer added to the stream.
+        weight_gradients: for each sublayer the gradients of its parameters, if they were requested.
+    """
 
     streams: list[Tensor]
     gradients: list[Tensor]
+    writes: list[Tensor]
+    weight_gradients: list[list[Tensor]]
 
     def variances(self) -> list[float]:
         """Return E|x|^2 / d of the stream at each place."""
@@ -171,33 +179,52 @@ def stream_states(stack: ResidualStack, x: Tensor) -> list[Tensor]:
 
 
 def measure_stream(
-    stack: ResidualStack, x: Tensor, loss: Callable[[Tensor], Tensor], *, residual_alone: bool = False
+    stack: ResidualStack,
+    x: Tensor,
+    loss: Callable[[Tensor], Tensor],
+    *,
+    residual_alone: bool = False,
+    weights: bool = False,
 ) -> StreamMeasurement:
-    """Return the stream and the gradient of a loss of the stack's output, at every sublayer.
+    """Return the stream, the writes, and the gradient of a loss of the stack's output, at every sublayer.
 
     Args:
         stack: the stack; its wiring is rows.
         x: the input, `(*, d_model)`.
         loss: the loss of the stack's output.
         residual_alone: detach the sublayers' outputs, so that the gradient flows only along the residual and its norms.
+        weights: also return the gradients of the sublayers' parameters.
     """
-    modules: list[Any] = [connection.sublayer for connection in stack.connections] if residual_alone else []
-    hooks = [module.register_forward_hook(lambda module, args, output: output.detach()) for module in modules]
+    connections: list[Any] = list(stack.connections)
+    branches: list[Tensor] = []
+
+    def keep(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        branches.append(output.detach())
+        return branches[-1] if residual_alone else output
+
+    hooks = [connection.sublayer.register_forward_hook(keep) for connection in connections]
     try:
         states = stream_states(stack, x.detach().requires_grad_())
     finally:
         for hook in hooks:
             hook.remove()
     y = states[-1] if stack.norm_final is None else stack.norm_final(states[-1])
-    gradients = torch.autograd.grad(loss(y), states)
-    return StreamMeasurement([state.detach() for state in states], list(gradients))
+    parameters = [[*connection.parameters()] if weights else [] for connection in connections]
+    gradients = iter(torch.autograd.grad(loss(y), [*states, *(weight for group in parameters for weight in group)]))
+    at_states, at_weights = (
+        [next(gradients) for _ in states],
+        [[next(gradients) for _ in group] for group in parameters],
+    )
+    with torch.no_grad():
+        writes = [_write(connection, branch) for connection, branch in zip(connections, branches, strict=True)]
+    return StreamMeasurement([state.detach() for state in states], at_states, writes, at_weights)
 
 
-def compute_write(connection: SublayerConnection, branch: Tensor) -> Tensor:
-    """Return the write of a sublayer's output: b * N_branch(branch)."""
-    norm: Any = connection.norm_branch
-    scaled: Tensor = connection.b * (branch if norm is None else norm(branch))
-    return scaled
+def _write(connection: Any, branch: Tensor) -> Tensor:
+    """Return b * N_branch(branch)."""
+    norm = connection.norm_branch
+    write: Tensor = connection.b * (branch if norm is None else norm(branch))
+    return write
 
 
 def token_similarities(x: Tensor) -> Tensor:
