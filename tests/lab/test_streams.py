@@ -9,7 +9,7 @@ import addnorm
 from addnorm import ResidualStack, wirings
 from addnorm.lab.cost import count_cost
 from addnorm.lab.streams import StreamsRecorder, amax_gains, measure_streams
-from addnorm.lab.streams_theory import STREAM_WIRINGS, measure_streams_init
+from addnorm.lab.theory import STREAM_WIRINGS, measure_streams_init
 from support.stacks import D, Mlp, f64, perturb, stack_of
 
 SEVERAL = [wiring for wiring in wirings.list_all() if not wiring.has_rows]

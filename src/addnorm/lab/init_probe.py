@@ -8,8 +8,9 @@ a slider.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, cast
 
 import torch
@@ -40,8 +41,6 @@ CACHED_SHAPES = 2
 BAND = (0.05, 0.95)  # quantiles of the tokens
 
 Modules = tuple[nn.Module, ...]
-# The last measured sublayers by shape: users change the placement far more often than anything else. Only one thread measures.
-_cache: dict[tuple[int, int], tuple[Modules, Any, Any]] = {}
 
 
 @dataclass(frozen=True)
@@ -128,29 +127,15 @@ class InitProbe:
 
     def build(self) -> tuple[ResidualStack, Tensor, Tensor]:
         """Return the stack, x_0 and v, `(1, tokens, d_model)` each."""
-        sublayers = _allocate(self.sublayers, self.d_model)
-        return self._stack(sublayers), *_draw(sublayers, *self._draw_key())
+        return self._build(_allocate)
 
-    def _draw_key(self) -> tuple[int, int, float, bool]:
-        """Return what weights, x_0 and v depend on besides the shape. All placements but DeepNorm share them."""
-        return self.seed, self.tokens, self.gain, self.placement == "deepnorm"
-
-    def _cached(self) -> tuple[Modules, Tensor, Tensor]:
-        """Return sublayers with this probe's weights, x_0 and v, and reuse those of the last probe of this shape."""
-        shape, key = (self.sublayers, self.d_model), self._draw_key()
-        sublayers, cached_key, data = _cache.pop(shape, None) or (_allocate(*shape), None, ())
-        if cached_key != key:
-            data = _draw(sublayers, *key)
-        if self.sublayers * self.d_model**2 <= CACHED_WEIGHTS:
-            _cache[shape] = sublayers, key, data
-        if len(_cache) > CACHED_SHAPES:
-            del _cache[next(iter(_cache))]
-        return sublayers, *data
-
-    def _stack(self, sublayers: Sequence[nn.Module]) -> ResidualStack:
-        return ResidualStack(
+    def _build(self, allocate: Callable[[int, int], Modules]) -> tuple[ResidualStack, Tensor, Tensor]:
+        sublayers = allocate(self.sublayers, self.d_model)
+        x_0, v = _draw(sublayers, self.seed, self.tokens, self.gain, self.placement == "deepnorm")
+        stack = ResidualStack(
             sublayers, self.d_model, self.wiring, norm=self.norm, elementwise_affine=False, device="cpu"
         )
+        return stack, x_0, v
 
     def measure(self) -> dict[str, Any]:
         """Return statistics at each place, x_0 and every sublayer, as JSON types with NaN and infinity.
@@ -169,8 +154,7 @@ class InitProbe:
             return self._run()
 
     def _run(self) -> dict[str, Any]:
-        sublayers, x_0, v = self._cached()
-        stack = self._stack(sublayers)
+        stack, x_0, v = self._build(_reuse if self.sublayers * self.d_model**2 <= CACHED_WEIGHTS else _allocate)
         measured = measure_stream(stack, x_0, lambda y: (y * v).sum(), weights=True)
         x = torch.cat(measured.streams).double()  # (places, tokens, d_model)
         writes = torch.cat(measured.writes).double()
@@ -204,6 +188,10 @@ def _allocate(n: int, d_model: int) -> Modules:
             if isinstance(module, nn.Linear):
                 module.weight = nn.Parameter(torch.empty(module.weight.shape, dtype=torch.float32, device="cpu"))
     return tuple(sublayers)
+
+
+# Users of the explorer change the placement far more often than the shape, and allocating takes a quarter of a measurement.
+_reuse = lru_cache(maxsize=CACHED_SHAPES)(_allocate)
 
 
 def _draw(sublayers: Modules, seed: int, tokens: int, gain: float, deepnorm: bool) -> tuple[Tensor, Tensor]:

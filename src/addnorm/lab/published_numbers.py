@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from addnorm.lab.streams_theory import STREAM_WIRINGS
+from addnorm.lab.theory import STREAM_WIRINGS
 from addnorm.lab.toy_model import log_slope, r_squared
 from addnorm.wirings.catalog import deepnorm_constants
 

@@ -19,7 +19,7 @@ from addnorm.nn.executor import Site, StreamState
 from addnorm.nn.expansion import find_gains, to_entries
 from addnorm.nn.stream_step import collapse, finish, read_streams
 
-__all__ = ["StreamsRecorder", "amax_gains", "measure_streams"]
+__all__ = ["StreamsRecorder", "amax_gains", "measure_streams", "rms"]
 
 Numbers = dict[str, Any]
 
@@ -103,9 +103,9 @@ class StreamsRecorder:
         """
         states = [self._split(state) for state in self.states]
         gradients = [self._split_gradient(state) for state in self.states]
-        streams = [[_rms(x) for x in state] for state in states]
-        total = [_rms(torch.stack(state)) for state in states]
-        writes = [_rms(site.write.detach()) for site in self.sites]
+        streams = [[rms(x) for x in state] for state in states]
+        total = [rms(torch.stack(state)) for state in states]
+        writes = [rms(site.write.detach()) for site in self.sites]
         return {
             "streams": streams,
             "gradients": [[float(g.double().norm()) for g in gradient] for gradient in gradients],
@@ -116,7 +116,7 @@ class StreamsRecorder:
                 None,
                 *(write / before if before else None for write, before in zip(writes, total, strict=False)),
             ],
-            "reads": [_rms(read.detach()) for read in self._reads()],
+            "reads": [rms(read.detach()) for read in self._reads()],
         }
 
     def coefficients(self) -> Numbers:
@@ -207,7 +207,8 @@ def amax_gains(mixes: Sequence[Any]) -> Numbers | None:
     }
 
 
-def _rms(x: Tensor) -> float:
+def rms(x: Tensor) -> float:
+    """Return the root mean square of all elements, in float64."""
     return float(x.double().square().mean().sqrt())
 
 

@@ -24,9 +24,10 @@ from torch import Tensor
 
 from addnorm import wirings
 from addnorm.lab.run import wiring_label
-from addnorm.lab.streams_theory import STREAM_DEPTHS, STREAM_WIRINGS, measure_streams_init
+from addnorm.lab.streams import StreamsRecorder, amax_gains, rms
 from addnorm.lab.toy_model import ToyModel, geometric_mean, token_similarity
 from addnorm.nn import Wiring
+from addnorm.wirings.coefficients import HyperConnection, ManifoldConnection
 
 __all__ = [
     "DEPTHS",
@@ -38,6 +39,7 @@ __all__ = [
     "first_steps",
     "init_stacks",
     "measure_init",
+    "measure_streams_init",
     "summarize",
 ]
 
@@ -48,6 +50,9 @@ SEEDS = 8
 # Four sequences halve the scatter of the first layers' numbers. The scatter of the last layer's comes from the weights.
 SEQUENCES = 4
 TOKENS = 32
+SPREAD = 1.0  # standard deviation of the random logits of mHC; of hyper-connections' random entries it is SPREAD / n
+STREAM_WIRINGS = ("hyper_connections", "mhc", "attention_residuals", "denseformer", "muddformer")
+STREAM_DEPTHS = (4, 16)  # layers
 WIRINGS = ("post_ln", "pre_ln", "deepnorm", "layernorm_scaling", "peri_ln", "no_norm", "no_residual")
 
 # Wirings whose factors require their own initialization; the others get N(0, 1/d), so that only the wiring differs.
@@ -170,6 +175,77 @@ def _step(model: ToyModel) -> dict[str, float]:
             change = norm(model.head(model.stack(x)) - before) / norm(before)
             changes[name] = math.inf if math.isnan(change) else change
     return changes
+
+
+def measure_streams_init(wiring: Wiring, num_layers: int, seed: int) -> Numbers:
+    """Return the statistics of one untrained stack of several streams.
+
+    Returns:
+        A dict with `num_layers`, `seed`, and
+        `difference`: |y - y_pre| / |y_pre| for the output y and that of pre-LN with the same weights.
+        `read`: the root mean square of C X before its norm, by sublayer, divided by that of x_0.
+        `pre_read`: the same in pre-LN.
+        `gain`: the largest forward or backward gain of the product of all A (`amax_gains`) with random coefficients; None
+            if the streams do not mix.
+        `from_mean`: the largest |n p_j - 1| over all reads, the head's included, and their n sources, for the weights p of the
+            sources averaged over the tokens: 0 for a mean of the sources. None if no sublayer appends a source.
+        `from_newest`: the largest |p_j - 1| of the newest source and |p_j| of the others, likewise: 0 for a read of the newest.
+    """
+    model = ToyModel(num_layers, wiring, seed, tokens=TOKENS)
+    plain = ToyModel(num_layers, wirings.pre_ln(), seed, tokens=TOKENS)
+    for own, other in zip(plain.stack.connections, model.stack.connections, strict=True):
+        own.sublayer = other.sublayer
+    with StreamsRecorder(model.stack) as recorder:
+        y = model.stack(model.x)
+        model.loss(y).backward()
+    with torch.no_grad():
+        terms = plain.stack.unroll(model.x)
+    start = rms(model.x)
+    state, sizes = terms.x_0, []
+    for write in terms.writes:
+        sizes.append(rms(state) / start)
+        state = state + write
+    return {
+        "num_layers": num_layers, "seed": seed,
+        "difference": float((y.detach() - terms.y).norm() / terms.y.norm()),
+        "read": [size / start for size in recorder.statistics()["reads"][:-1]],
+        "pre_read": sizes,
+        **_compare_weights(recorder),
+        "gain": _random_gain(model, seed),
+    }  # fmt: skip
+
+
+def _compare_weights(recorder: StreamsRecorder) -> Numbers:
+    """Return `from_mean` and `from_newest`: the largest differences of the sources' mean weights from two plain reads."""
+    if len(recorder.states[0]) == len(recorder.states[-1]):
+        return {"from_mean": None, "from_newest": None}
+    coefficients = recorder.coefficients()
+    rows = [*(row for site in coefficients["sites"] for row in site["collapse"]), coefficients["head"]]
+    weights = [torch.tensor(row, dtype=torch.float64) for row in rows]
+    return {
+        "from_mean": float(torch.cat([len(row) * row - 1 for row in weights]).abs().max()),
+        "from_newest": float(torch.cat([row - torch.eye(len(row))[-1] for row in weights]).abs().max()),
+    }
+
+
+def _random_gain(model: ToyModel, seed: int) -> float | None:
+    """Return the gain of the product of all A with coefficients drawn at random: logits or entries of standard deviation 1."""
+    connections: list[Any] = model.stack.connections
+    modules = [connection.coefficients for connection in connections]
+    if not all(isinstance(module, HyperConnection | ManifoldConnection) for module in modules):
+        return None
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for module in modules:  # noise of standard deviation `SPREAD` on the logits of A, or SPREAD / n on its entries
+            if isinstance(module, ManifoldConnection):
+                bias = module.bias[2 * module.n :]
+                bias.copy_(SPREAD * torch.randn(bias.shape, generator=generator))
+            else:
+                module.mix.add_(SPREAD / module.n * torch.randn(module.mix.shape, generator=generator))
+        streams = (torch.randn(TOKENS, module.n, model.stack.d_model, generator=generator) for module in modules)
+        mixes = [module(x).mix for module, x in zip(modules, streams, strict=True)]
+    gains = amax_gains(mixes)
+    return None if gains is None else max(gains["forward"][-1], gains["backward"][0])
 
 
 def largest(values: Sequence[float]) -> float:
