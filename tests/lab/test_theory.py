@@ -1,6 +1,5 @@
 """Tests of `addnorm.lab.theory` and `addnorm.lab.published`: statistics of untrained stacks, and the papers' results."""
 
-import copy
 import json
 import math
 import os
@@ -24,7 +23,6 @@ from addnorm.lab.theory import (
     STREAM_WIRINGS,
     WIRINGS,
     InitStack,
-    first_steps,
     init_stacks,
     measure_init,
     summarize,
@@ -106,8 +104,7 @@ def test_first_steps_match_torch_optimizers(wiring, key, optimizer):
     optimizer(list(model.parameters())).step()
     after = model.head(model.stack(model.x)[0])
     change = float(((after - before).norm() / before.norm()).detach())
-    assert first_steps(job)[key] == pytest.approx(change, rel=1e-3)
-    assert measure_init(job)[f"step_{key}"] == first_steps(job)[key] > 0
+    assert measure_init(job)[f"step_{key}"] == pytest.approx(change, rel=1e-3)
 
 
 def test_init_stacks_use_own_init_where_required():
@@ -363,13 +360,6 @@ def test_published_check_is_json():
     band = PublishedResult("a", "b", "c", "d", (0.0, 1.0), dict, {"x": 0.0, "y": 1.0})
     assert band.holds
     assert not PublishedResult("a", "b", "c", "d", (0.0, 1.0), dict, {"x": 0.0, "y": 1.01}).holds
-
-
-def test_check_published_does_not_change_rows():
-    rows = as_published()
-    before = copy.deepcopy(rows)
-    check_published(rows)
-    assert rows == before
 
 
 def test_shallow_stacks_match_the_papers():

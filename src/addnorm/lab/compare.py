@@ -125,7 +125,10 @@ def compare(
         results = [job.renamed(store.results[job.key]) for job in todo]
     return Comparison(
         tuple(wiring_label(wiring) for wiring in chosen), protocol, [result for result in results if result["kind"] == "run"],
-        [{**_provenance_of(result), **row} for result in results if result["kind"] == "untrained" for row in result["stacks"]],
+        [
+            {**{name: result[name] for name in _provenance() if name in result}, **row}
+            for result in results if result["kind"] == "untrained" for row in result["stacks"]
+        ],
         {"name": text.name, "characters": len(text.text), "symbols": len(text.characters), "digest": text.digest,
          "entropy": text.entropy, "uniform": text.uniform},
     )  # fmt: skip
@@ -287,21 +290,10 @@ def _compute(job: _Job, folder: str, seconds: float) -> Numbers:
     return train(job.work, job.text, checkpoint=checkpoint, seconds=seconds, on_step=on_step)
 
 
-PROVENANCE = ("addnorm", "torch", "date")
-
-
-def _provenance() -> Mapping[str, str]:
+def _provenance() -> Numbers:
     """Return the versions that compute a result, and the date."""
-    return {
-        "addnorm": version("addnorm"),
-        "torch": version("torch"),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-
-
-def _provenance_of(result: Numbers) -> Numbers:
-    """Return the versions and the date that a result carries."""
-    return {name: result[name] for name in PROVENANCE if name in result}
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"addnorm": version("addnorm"), "torch": version("torch"), "date": date}
 
 
 class ProgressDisplay:

@@ -18,27 +18,24 @@ from addnorm.lab.published_numbers import (
     STEPPED,
     Measured,
     Rows,
-    by_layer,
     compare_first_steps,
-    deepest_stack,
-    differences,
-    end_gradients,
+    deepest,
+    end_ratio,
     exponent,
     exponential_growth,
     extremes,
     growth_rate,
-    largest_read,
     last_gradients,
     last_moves,
-    layer_numbers,
+    layers_of,
+    one,
     published_constants,
     quotient,
-    reads_against_pre_ln,
     similarity,
     straightness,
     variance_of_normed_writes,
-    weights_against,
-)
+)  # fmt: skip
+from addnorm.lab.theory import STREAM_WIRINGS
 
 __all__ = ["PUBLISHED", "PublishedResult", "check_published"]
 
@@ -108,26 +105,26 @@ PUBLISHED: tuple[PublishedResult, ...] = (
         "The feed-forward sublayer adds 1/2, since relu halves; attention adds 1 if the tokens are equal, and nothing if they "
         "are independent. The scatter of one seed is 0.05 at first, where the value is 0.53 (each token is one of 32), and 0.25 "
         "after 64 layers, where the value is near 3/2; that of the mean of 8 seeds is 0.02 and 0.09. Peri-LN adds 2.",
-        (0.45, 1.75), deepest_stack("pre_ln", 1, growth_rate),
+        (0.45, 1.75), deepest(growth_rate, "pre_ln"),
     ),
     PublishedResult(
         "The growth of pre-LN's stream is a straight line.", f"{XIONG}, lemma 2",
         f"R^2 of a line over l, {DEEP} layers or more: at least 0.98",
         "a logarithm has 0.8 over 64 layers, an exponential less than 0.5.",
         (0.98, 1.0),
-        deepest_stack("pre_ln", DEEP, lambda row: {"R^2": straightness(layer_numbers(row), by_layer(row, "variance")[1:])}),
+        deepest(one("R^2", lambda row: straightness(layers_of(row), row)), "pre_ln", least=DEEP),
     ),
     PublishedResult(
         "The input of the norm after post-LN's feed-forward sublayer has variance 3/2.", f"{XIONG}, lemma 2",
         "E|x + f(x)|^2 / d, mean over the layers of the deepest stack: 1.4 to 1.6",
         "1 is from the norm before, 1/2 from relu(x W_1) W_2; the product x f(x) is zero only in the mean over weights.",
-        (1.4, 1.6), deepest_stack("post_ln", 1, lambda row: {"mean": statistics.fmean(row["before_norm"][1::2])}),
+        (1.4, 1.6), deepest(one("mean", lambda row: statistics.fmean(row["before_norm"][1::2])), "post_ln"),
     ),
     PublishedResult(
         "The stream of post-LN stays at variance 1.", f"{XIONG}, section 3",
         "E|x|^2 / d after each sublayer of the deepest stack: 1 to a thousandth",
         "exact, but for the norm's epsilon (1e-5) and rounding.",
-        (0.999, 1.001), deepest_stack("post_ln", 1, lambda row: extremes(row["variance"][1:])),
+        (0.999, 1.001), deepest(lambda row: extremes(row["variance"][1:]), "post_ln"),
     ),
     PublishedResult(
         "The last layer's gradient does not depend on the depth in post-LN.", f"{XIONG}, theorem 1",
@@ -147,13 +144,13 @@ PUBLISHED: tuple[PublishedResult, ...] = (
         f"the exponent of |dLoss/dW_2| over l in the deepest stack, {DEEP} layers or more: -0.65 to -0.4",
         "a layer multiplies E|g|^2 by 1 + k / E|x|^2 and adds k to E|x|^2, k the same: together l.",
         (-0.65, -0.4),
-        deepest_stack("pre_ln", DEEP, lambda row: {"exponent": exponent(layer_numbers(row), row["weight_gradient"])}),
+        deepest(one("exponent", lambda row: exponent(layers_of(row), row["weight_gradient"])), "pre_ln", least=DEEP),
     ),
     PublishedResult(
         "Before training, post-LN's gradient neither vanishes nor explodes.", f"follows from {XIONG}, lemma 2",
         "|dLoss/dW_2| of the last layer divided by that of the first, in the deepest stack: 1/5 to 5",
         "a layer multiplies E|g|^2 by 3/2 and its norm by 2/3; a factor of 5 over 64 layers is 1.3% per norm.",
-        (0.2, 5.0), deepest_stack("post_ln", 1, lambda row: {"last over first": quotient(*reversed(end_gradients(row)))}),
+        (0.2, 5.0), deepest(one("last over first", lambda row: end_ratio(row["weight_gradient"][::-1])), "post_ln"),
     ),
     PublishedResult(
         "The first step changes DeepNorm's logits less than pre-LN's.", f"{DEEPNET}, section 3",
@@ -171,7 +168,7 @@ PUBLISHED: tuple[PublishedResult, ...] = (
         "DeepNorm's gradient is equal in all layers.", DEEPNET,
         "|dLoss/dW_2| of the first layer divided by that of the last, in the deepest stack: 0.8 to 1.25",
         "1 in theory; with beta inverted, a known mistake in baselines, it is 1/5 at 64 layers.",
-        (0.8, 1.25), deepest_stack("deepnorm", 1, lambda row: {"first over last": quotient(*end_gradients(row))}),
+        (0.8, 1.25), deepest(one("first over last", lambda row: end_ratio(row["weight_gradient"])), "deepnorm"),
     ),
     PublishedResult(
         "DeepNorm's constants are (2N)^(1/4) and (8N)^(-1/4).", DEEPNET,
@@ -185,15 +182,15 @@ PUBLISHED: tuple[PublishedResult, ...] = (
         "over ln l and 64 layers, l has 0.82 and sqrt(l) has 0.93; the mean of many seeds has 0.99, that of 8 seeds 0.01 less. "
         "This is before training; the paper bounds the growth by a polynomial.",
         (0.95, 1.0),
-        deepest_stack("layernorm_scaling", DEEP, lambda row: {
-            "R^2": straightness([math.log(layer) for layer in layer_numbers(row)], by_layer(row, "variance")[1:]),
-        }),
+        deepest(
+            one("R^2", lambda row: straightness([*map(math.log, layers_of(row))], row)), "layernorm_scaling", least=DEEP
+        ),
     ),
     PublishedResult(
         "With a norm after the sublayer, each write has variance 1.", "Kim et al. 2025, arXiv 2502.02732",
         "E|x|^2 / d divided by 1 + 2l, at each layer of the deepest stack: at least 0.8",
         "1 if the writes are independent, more if they are similar; a write's product with the stream is zero only in the mean.",
-        (0.8, math.inf), variance_of_normed_writes,
+        (0.8, math.inf), deepest(variance_of_normed_writes, "sandwich", "peri_ln"),
     ),
     PublishedResult(
         "Pre-LN's later layers change the stream less, like 1/(2l).", f"follows from {XIONG}, lemma 2",
@@ -205,20 +202,20 @@ PUBLISHED: tuple[PublishedResult, ...] = (
         "Without the residual all tokens become equal.", "Dong et al. 2021, arXiv 2103.03404",
         f"the mean cosine of two tokens after at most {MIXED} layers: at least 0.99",
         "uniform attention is the extreme case: one layer makes the tokens equal up to rounding.",
-        (0.99, 1.01), deepest_stack("no_residual", 1, similarity),
+        (0.99, 1.01), deepest(similarity, "no_residual"),
     ),
     PublishedResult(
         "With the residual the tokens stay distinct.", "Dong et al. 2021, arXiv 2103.03404",
         f"the mean cosine of two tokens in pre-LN after at most {MIXED} layers: at most 0.99",
         "the same bound as without the residual.",
-        (-1.0, 0.99), deepest_stack("pre_ln", 1, similarity),
+        (-1.0, 0.99), deepest(similarity, "pre_ln"),
     ),
     PublishedResult(
         "Without norms the stream grows exponentially.", f"follows from {XIONG}, lemma 2",
         "the slope of ln E|x|^2 over l in the deepest stack, 8 layers or more: ln(3/2) to ln 3, and 0.1 for scatter",
         "the feed-forward sublayer multiplies by 3/2, attention by 1 if the tokens are independent and by 2 if they are equal. "
         "The logarithm takes random steps of about 0.25 per layer: the slope over 8 layers scatters by 0.1, of 8 seeds by 0.04.",
-        (math.log(1.5) - 0.1, math.log(3) + 0.1), deepest_stack("no_norm", 8, exponential_growth),
+        (math.log(1.5) - 0.1, math.log(3) + 0.1), deepest(exponential_growth, "no_norm", least=8),
     ),
     PublishedResult(
         "Hyper-connections and their successors begin as pre-LN.",
@@ -227,25 +224,28 @@ PUBLISHED: tuple[PublishedResult, ...] = (
         "the difference of the untrained stack's output from pre-LN's with the same weights, relative: at most 0.002",
         "with streams that are copies, or a read that is a multiple of pre-LN's, the norms remove what differs, but for their "
         "epsilon: attention residuals read a mean, whose variance is lower by the square of the number of sources.",
-        (0.0, 2e-3), differences,
+        (0.0, 2e-3), deepest(one("", lambda row: row["difference"]), *STREAM_WIRINGS),
     ),
     PublishedResult(
         "The reads of attention residuals do not grow with depth.", "Kimi team 2026, arXiv 2603.15031",
         "the largest root mean square of a read before its norm, in units of x_0, in the deepest stack: 0.9 to 1.1",
         "a mean of sources of about equal size is at most as large as they are; the stream of pre-LN is about sqrt(1 + l).",
-        (0.9, 1.1), deepest_stack("attention_residuals", 16, largest_read),
+        (0.9, 1.1), deepest(one("largest read", lambda row: max(row["read"])), "attention_residuals", least=16),
     ),
     PublishedResult(
         "Pre-LN's reads grow with depth, those of attention residuals fall behind.", "Kimi team 2026, arXiv 2603.15031",
         "the last read divided by pre-LN's, 16 layers or more: at most 1/4",
         "the mean of n independent sources is smaller than their sum by n, 1/32 at 16 layers.",
-        (0.0, 0.25), deepest_stack("attention_residuals", 16, reads_against_pre_ln),
+        (0.0, 0.25), deepest(
+            one("last read over pre-LN's", lambda row: quotient(row["read"][-1], row["pre_read"][-1])),
+            "attention_residuals", least=16,
+        ),
     ),
     PublishedResult(
         "Attention residuals begin as the mean of all sources.", "Kimi team 2026, arXiv 2603.15031",
         "the largest |n p - 1| of the mean weights p of n sources, all reads of the deepest stack: at most 1e-6",
         "the query is zero and the softmax of equal scores is 1/n, but for its rounding to float32, 6e-8.",
-        (0.0, 1e-6), weights_against("from_mean", "attention_residuals"),
+        (0.0, 1e-6), deepest(one("", lambda row: row["from_mean"]), "attention_residuals"),
     ),
     PublishedResult(
         "DenseFormer and MUDDFormer begin with reads of the newest state alone.",
@@ -253,20 +253,20 @@ PUBLISHED: tuple[PublishedResult, ...] = (
         "the largest weight of an older state, and difference of the newest's from 1, of all reads of the deepest stack: at most "
         "1e-6",
         "exact: the weights are one-hot, and MUDDFormer's last matrix is zero. MUDDFormer's PyTorch port draws them at random.",
-        (0.0, 1e-6), weights_against("from_newest", "denseformer", "muddformer"),
+        (0.0, 1e-6), deepest(one("", lambda row: row["from_newest"]), "denseformer", "muddformer"),
     ),
     PublishedResult(
         "The mixing of mHC neither amplifies nor silences the streams.", "Xie et al. 2025, arXiv 2512.24880, section 3",
         "the larger gain, forward or backward, of the product of all A with random logits, 16 layers or more: 0.95 to 1.6",
         "the paper finds 1.6 at 27B parameters and 60 sublayers, where near-permutations let the columns drift; with independent "
         "logits of standard deviation 1 it is 1.",
-        (0.95, 1.6), deepest_stack("mhc", 16, lambda row: {"gain": row["gain"]}),
+        (0.95, 1.6), deepest(one("gain", lambda row: row["gain"]), "mhc", least=16),
     ),
     PublishedResult(
         "The mixing of hyper-connections does.", "Xie et al. 2025, arXiv 2512.24880, section 3",
         "the same gain with entries that are 1/n off the identity, 16 layers or more: more than 3",
         "the paper finds 3000 at 27B parameters; a product of unconstrained matrices grows exponentially, at a rate that depends "
         "on their spread.",
-        (3.0, math.inf), deepest_stack("hyper_connections", 16, lambda row: {"gain": row["gain"]}),
+        (3.0, math.inf), deepest(one("gain", lambda row: row["gain"]), "hyper_connections", least=16),
     ),
 )  # fmt: skip

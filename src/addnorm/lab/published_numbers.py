@@ -11,7 +11,6 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from addnorm.lab.theory import STREAM_WIRINGS
 from addnorm.lab.toy_model import log_slope, r_squared
 from addnorm.wirings.catalog import deepnorm_constants
 
@@ -38,12 +37,36 @@ class Rows:
         return self.at[wiring, depths[-1]] if depths else None
 
 
-def deepest_stack(wiring: str, least: int, measure: Callable[[dict[str, Any]], Measured]) -> Callable[[Rows], Measured]:
-    """Return a function that measures the deepest stack of a wiring, if it has at least `least` layers."""
+def deepest(measure: Callable[[dict[str, Any]], Measured], *wirings: str, least: int = 1) -> Callable[[Rows], Measured]:
+    """Return a function that measures the deepest stacks of wirings, of those that have at least `least` layers.
+
+    A number's name has the wiring if there are several, or if it has no other name.
+    """
 
     def measured(rows: Rows) -> Measured:
-        row = rows.deepest(wiring, least)
-        return {} if row is None else {f"{name}, {row['num_layers']} layers": x for name, x in measure(row).items()}
+        numbers: Measured = {}
+        for wiring in wirings:
+            row = rows.deepest(wiring, least)
+            for name, number in ({} if row is None else measure(row)).items():
+                words = [
+                    *[wiring] * (len(wirings) > 1 or not name),
+                    *[name] * bool(name),
+                    f"{row['num_layers']} layers",
+                ]
+                numbers[", ".join(words)] = number
+        return numbers
+
+    return measured
+
+
+def one(name: str, number: Callable[[dict[str, Any]], float]) -> Callable[[dict[str, Any]], Measured]:
+    """Return a function that gives a number of a row its name; none if the row lacks it."""
+
+    def measured(row: dict[str, Any]) -> Measured:
+        try:
+            return {name: number(row)}
+        except KeyError:
+            return {}
 
     return measured
 
@@ -62,10 +85,20 @@ def by_layer(row: dict[str, Any], key: str) -> list[float]:
     return values
 
 
+def layers_of(row: dict[str, Any]) -> range:
+    """Return the numbers of the layers, from 1."""
+    return range(1, row["num_layers"] + 1)
+
+
 def growth_rate(row: dict[str, Any]) -> Measured:
     """Return (E|x_l|^2 - E|x_0|^2) / (d l), what a layer adds on average up to layer l."""
     start, *after = by_layer(row, "variance")
     return extremes((value - start) / layer for layer, value in enumerate(after, start=1))
+
+
+def variance_of_normed_writes(row: dict[str, Any]) -> Measured:
+    """Return the variance at every layer divided by 1 + 2l."""
+    return extremes(value / (1 + 2 * layer) for layer, value in enumerate(by_layer(row, "variance")))
 
 
 def last_gradients(wiring: str) -> Callable[[Rows], Measured]:
@@ -86,14 +119,28 @@ def exponent(x: Sequence[float], y: Sequence[float]) -> float:
     return log_slope(x, y) if all(0 < value < math.inf for value in y) else math.nan
 
 
-def straightness(x: Sequence[float], y: Sequence[float]) -> float:
-    """Return `r_squared`, or NaN for values that are constant or not finite."""
+def straightness(x: Sequence[float], row: dict[str, Any]) -> float:
+    """Return `r_squared` of E|x|^2 / d over x, or NaN for values that are constant or not finite."""
+    y = by_layer(row, "variance")[1:]
     return r_squared(x, y) if all(map(math.isfinite, y)) and min(y) < max(y) else math.nan
 
 
-def layer_numbers(row: dict[str, Any]) -> range:
-    """Return the numbers of the layers, from 1."""
-    return range(1, row["num_layers"] + 1)
+def exponential_growth(row: dict[str, Any]) -> Measured:
+    """Return the slope of ln E|x_l|^2 over l."""
+    values = by_layer(row, "variance")
+    if not all(0 < value < math.inf for value in values):
+        return {"not a number": math.nan}
+    return {"slope": statistics.linear_regression(range(len(values)), [math.log(value) for value in values]).slope}
+
+
+def quotient(x: float, y: float) -> float:
+    """Return x / y, or NaN where it does not exist."""
+    return x / y if y and math.isfinite(x) else math.nan
+
+
+def end_ratio(values: Sequence[float]) -> float:
+    """Return the first value divided by the last."""
+    return quotient(values[0], values[-1])
 
 
 def compare_first_steps(smaller: str, larger: str) -> Callable[[Rows], Measured]:
@@ -103,11 +150,6 @@ def compare_first_steps(smaller: str, larger: str) -> Callable[[Rows], Measured]
         for n in rows.depths(smaller, larger, least=STEPPED)
         for name, key in (("SGD", "step_sgd"), ("Adam", "step_adam"))
     }
-
-
-def quotient(x: float, y: float) -> float:
-    """Return x / y, or NaN where it does not exist."""
-    return x / y if y and math.isfinite(x) else math.nan
 
 
 def last_moves(rows: Rows) -> Measured:
@@ -124,62 +166,7 @@ def published_constants(rows: Rows) -> Measured:
     return differences
 
 
-def variance_of_normed_writes(rows: Rows) -> Measured:
-    """Return the variance at every layer of the deepest stacks divided by 1 + 2l."""
-    measured: Measured = {}
-    for wiring in ("sandwich", "peri_ln"):
-        row = rows.deepest(wiring)
-        if row is not None:
-            ratios = [value / (1 + 2 * layer) for layer, value in enumerate(by_layer(row, "variance"))]
-            measured |= {f"{wiring}, {name}, {row['num_layers']} layers": x for name, x in extremes(ratios).items()}
-    return measured
-
-
 def similarity(row: dict[str, Any]) -> Measured:
     """Return the similarity of the tokens after at most `MIXED` layers."""
     layer = min(MIXED, row["num_layers"])
     return {f"after layer {layer}": by_layer(row, "similarity")[layer]}
-
-
-def exponential_growth(row: dict[str, Any]) -> Measured:
-    """Return the slope of ln E|x_l|^2 over l."""
-    values = by_layer(row, "variance")
-    if not all(0 < value < math.inf for value in values):
-        return {"not a number": math.nan}
-    line = statistics.linear_regression(range(len(values)), [math.log(value) for value in values])
-    return {"slope": line.slope}
-
-
-def end_gradients(row: dict[str, Any]) -> tuple[float, float]:
-    """Return the gradients of W_2 in the first and in the last layer."""
-    return row["weight_gradient"][0], row["weight_gradient"][-1]
-
-
-def differences(rows: Rows) -> Measured:
-    """Return the difference of the output from pre-LN's, relative, of the deepest stack of each wiring that was measured."""
-    found = {name: rows.deepest(name) for name in STREAM_WIRINGS}
-    return {f"{name}, {row['num_layers']} layers": row["difference"] for name, row in found.items() if row is not None}
-
-
-def weights_against(key: str, *wirings: str) -> Callable[[Rows], Measured]:
-    """Return a function that measures how far the weights of the sources are from a plain read, in the deepest stacks."""
-
-    def measured(rows: Rows) -> Measured:
-        found = {name: rows.deepest(name) for name in wirings}
-        return {
-            f"{name}, {row['num_layers']} layers": row[key]
-            for name, row in found.items()
-            if row is not None and key in row
-        }
-
-    return measured
-
-
-def largest_read(row: dict[str, Any]) -> Measured:
-    """Return the largest read, in units of x_0."""
-    return {"largest read": max(row["read"])}
-
-
-def reads_against_pre_ln(row: dict[str, Any]) -> Measured:
-    """Return the last read divided by pre-LN's."""
-    return {"last read over pre-LN's": quotient(row["read"][-1], row["pre_read"][-1])}

@@ -54,7 +54,6 @@ class ResultStore:
                 "directory."
             ) from None
         self.results: dict[str, Numbers] = {}
-        self.torn = False  # whether a torn line was dropped
 
     @contextmanager
     def writing(self) -> Iterator[ResultStore]:
@@ -79,7 +78,6 @@ class ResultStore:
             start = data[whole : whole + len(START)]
             if not START.startswith(start):  # a file of somebody else
                 raise self._refusal(data.count(b"\n") + 1)
-            self.torn = True
             with self.file.open("r+b") as file:
                 file.truncate(whole)
 
@@ -128,15 +126,7 @@ class ResultStore:
                 "repeat the call, which continues here."
             ) from None
         self.results[result["key"]] = result
-        self.close(result["key"])
-
-    def checkpoint(self, key: str) -> Path:
-        """Return the path of an open run's checkpoint."""
-        return self.open / f"{key}.pt"
-
-    def close(self, key: str) -> None:
-        """Delete the files of a finished run's open state."""
-        for path in self.open.glob(f"*{key}*"):
+        for path in self.open.glob(f"*{result['key']}*"):
             with suppress(FileNotFoundError):
                 path.unlink()
 

@@ -36,7 +36,6 @@ __all__ = [
     "STREAM_WIRINGS",
     "WIRINGS",
     "InitStack",
-    "first_steps",
     "init_stacks",
     "measure_init",
     "measure_streams_init",
@@ -115,12 +114,14 @@ def measure_init(job: InitStack) -> Numbers:
         `gradient_ratio`: the gradient at x_0 divided by the gradient at x_2L.
         `weight_gradient`: the norm of the gradient of W_2, by layer.
         `last_move`: 1 - the mean cosine of a token before and after the last layer.
-        `step_sgd`, `step_adam`: see `first_steps`.
+        `step_sgd`, `step_adam`: the relative change of the logits by one step of SGD and of Adam, without mixing of tokens.
         With several streams instead of these the statistics of `measure_streams_init`.
     """
     if not job.wiring.has_rows:
         return {"wiring": wiring_label(job.wiring), **measure_streams_init(job.wiring, job.num_layers, job.seed)}
-    model = _toy_model(job)
+    model = ToyModel(
+        job.num_layers, job.wiring, job.seed, init=job.own_init, sequences=SEQUENCES, tokens=TOKENS, loss_tokens=TOKENS
+    )
     measured = model.measure_stream()
     x, writes = measured.streams, measured.writes
     connections: list[Any] = list(model.stack.connections)
@@ -136,7 +137,7 @@ def measure_init(job: InitStack) -> Numbers:
         "gradient_ratio": measured.gradient_ratio(),
         "weight_gradient": model.feed_forward_gradients(),
         "last_move": 1 - float(F.cosine_similarity(x[-3].double(), x[-1].double(), dim=-1).mean()),
-        **{f"step_{name}": value for name, value in _step(model.set_mixing("none")).items()},
+        **{f"step_{name}": value for name, value in _first_steps(model).items()},
     }  # fmt: skip
 
 
@@ -145,23 +146,13 @@ def norm(x: Tensor) -> float:
     return float(x.double().norm())
 
 
-def first_steps(job: InitStack) -> dict[str, float]:
+def _first_steps(model: ToyModel) -> dict[str, float]:
     """Return |logits' - logits| / |logits| after one step of each of `STEPS`, on the sequence of the step.
 
     All weights change, the head's too. Tokens are not mixed, so that each token is a separate example. The result is infinite
-    where the logits overflow.
+    where the logits overflow. The model's weights change.
     """
-    return _step(_toy_model(job).set_mixing("none"))
-
-
-def _toy_model(job: InitStack) -> ToyModel:
-    return ToyModel(
-        job.num_layers, job.wiring, job.seed, init=job.own_init, sequences=SEQUENCES, tokens=TOKENS, loss_tokens=TOKENS
-    )
-
-
-def _step(model: ToyModel) -> dict[str, float]:
-    """Return the result of `first_steps`. The model's weights change."""
+    model.set_mixing("none")
     x = model.x[:1]
     weights = list(model.parameters())
     y = model.stack(x)
