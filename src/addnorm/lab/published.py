@@ -34,7 +34,7 @@ from addnorm.lab.published_numbers import (
     similarity,
     straightness,
     variance_of_normed_writes,
-)  # fmt: skip
+)
 from addnorm.lab.theory import STREAM_WIRINGS
 
 __all__ = ["PUBLISHED", "PublishedResult", "check_published"]

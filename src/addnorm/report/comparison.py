@@ -6,12 +6,12 @@ All sentences and numbers are computed from the results. Figures without numbers
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from addnorm._util.blocks import Cell, Finding, Table, TableRow
-from addnorm._util.charts import Chart
+from addnorm._util.charts import Axis, Chart, Points
 from addnorm._util.numbers import format_count, format_number
 from addnorm.lab.comparison import Comparison
 from addnorm.lab.published import PublishedResult
@@ -181,26 +181,39 @@ def _untrained(comparison: Comparison) -> list[Section]:
     if not comparison.at_init:
         return []
     names = _init_names(comparison)
+    rows = {name: [row for row in comparison.at_init if row["wiring"] == name] for name in names}
     deepest = max(row["num_layers"] for row in comparison.at_init)
+    depths = Axis("layers", True, {n: str(n) for n in sorted({row["num_layers"] for row in comparison.at_init})})
+
+    def over_layers(number: Callable[[dict[str, Any]], float]) -> dict[str, Points]:
+        return {name: [(row["num_layers"], number(row)) for row in some] for name, some in rows.items()}
+
+    def by_depth(key: str) -> dict[str, Points]:
+        last = {name: row[key] for name, some in rows.items() for row in some if row["num_layers"] == deepest}
+        return {name: [(k / 2, number) for k, number in enumerate(numbers)] for name, numbers in last.items()}
+
     blocks: list[Block] = [*_figures([
-        charts.init_depth_chart(
-            comparison, names, "Gradients against depth",
+        charts.init_chart(
+            "Gradients against depth",
             "The gradients of the last feed-forward sublayer and at x_0, over the number of layers. The published results below "
             "include the slopes.",
-            [("last layer's ‖∂loss / ∂W₂‖", lambda row: row["weight_gradient"][-1]),
-             ("‖∂loss / ∂x_0‖", lambda row: row["gradient"][0])],
+            {"last layer's ‖∂loss / ∂W₂‖": over_layers(lambda row: row["weight_gradient"][-1]),
+             "‖∂loss / ∂x_0‖": over_layers(lambda row: row["gradient"][0])},
+            depths,
         ),
-        charts.init_depth_chart(
-            comparison, names, "Change of the logits by the first step",
+        charts.init_chart(
+            "Change of the logits by the first step",
             "Relative change of the logits by one step of SGD (learning rate 0.1) and of Adam (1e-3), without mixing of tokens.",
-            [("after SGD", lambda row: row["step_sgd"]), ("after Adam", lambda row: row["step_adam"])],
+            {"after SGD": over_layers(lambda row: row["step_sgd"]), "after Adam": over_layers(lambda row: row["step_adam"])},
+            depths,
         ),
-        charts.init_layer_chart(
-            comparison, names, f"Forward and backward by depth, {deepest} layers",
+        charts.init_chart(
+            f"Forward and backward by depth, {deepest} layers",
             "From top to bottom: the mean square of the stream's elements, the mean cosine of two tokens, the gradient at the "
             "stream.",
-            [("E‖x‖² / d", lambda row: row["variance"]), ("cos(token, token)", lambda row: row["similarity"]),
-             ("‖∂loss / ∂x‖", lambda row: row["gradient"])],
+            {"E‖x‖² / d": by_depth("variance"), "cos(token, token)": by_depth("similarity"),
+             "‖∂loss / ∂x‖": by_depth("gradient")},
+            Axis("layer"),
         ),
     ])]  # fmt: skip
     several: list[list[Cell]] = [

@@ -18,14 +18,11 @@ from addnorm.lab.results import Arm, Group
 from addnorm.wirings.factors import format_factor
 
 __all__ = [
-    "Shown", "ablation_chart", "best_groups", "depth_chart", "groups_by_warm_up", "init_depth_chart", "init_layer_chart",
+    "Shown", "ablation_chart", "best_groups", "depth_chart", "groups_by_warm_up", "init_chart",
     "learning_chart", "memory_chart", "rate_chart", "setting_table", "training_chart",
 ]  # fmt: skip
 
 Numbers = dict[str, Any]
-Quantity = tuple[
-    str, Callable[[Numbers], Any]
-]  # name, and the function that returns the number or the numbers of a row
 
 WINDOW = 10  # steps over which a learning curve is smoothed
 LONG = 48  # rows: longer tables are collapsed
@@ -325,17 +322,30 @@ def ablation_chart(shown: Sequence[Shown], title_suffix: str = "") -> Chart | No
 # Untrained stacks.
 
 
-def _init_chart(
-    title: str, caption: str, panels: Sequence[Panel], x: Axis, names: Mapping[float, Sequence[Cell]]
-) -> Chart:
-    """Return a chart whose table has all series, and whose drawing has `DRAWN`."""
-    table = Chart(title, caption, panels, x).with_table([x.label], names, title).table
-    wirings = [*dict.fromkeys(series.label for panel in panels for series in panel.series)]
-    more = f" Only in the table: {', '.join(wirings[DRAWN:])}." if wirings[DRAWN:] else ""
+def init_chart(title: str, caption: str, numbers: Mapping[str, Mapping[str, Points]], x: Axis) -> Chart:
+    """Return a chart of untrained stacks, whose table has all wirings and whose drawing has `DRAWN`.
+
+    Args:
+        title, caption: see `Chart`.
+        numbers: the points of each wiring, for each quantity.
+        x: the x axis, logarithmic for numbers of whole stacks and linear for numbers by depth.
+    """
+    panels = []
+    for label, points in numbers.items():
+        series = [Series(name, some, [""] * (x.log * len(some))) for name, some in points.items()]
+        panels.append(Panel(label, series, log=True if x.log else False if "cos" in label else None))
+    places = sorted({place for panel in panels for series in panel.series for place, _ in series.points})
+    table = (
+        Chart(title, caption, panels, x)
+        .with_table([x.label], {place: [int(place) if x.log else f"{place:g}"] for place in places}, title)
+        .table
+    )
+    more = [series.label for series in panels[0].series[DRAWN:]]
+    caption += f" Only in the table: {', '.join(more)}." if more else ""
     drawn = [
         panel._replace(series=panel.series[:DRAWN], limits=_limits(panel), log=panel.scale.log) for panel in panels
     ]
-    return Chart(title, caption + more, drawn, x, table=table)
+    return Chart(title, caption, drawn, x, table=table)
 
 
 def _limits(panel: Panel) -> tuple[float, float] | None:
@@ -344,32 +354,3 @@ def _limits(panel: Panel) -> tuple[float, float] | None:
         y for series in panel.series[:DRAWN] if series.label not in EXPLODING for _, y in series.points if 0 < y < math.inf
     ]  # fmt: skip
     return (min(numbers) / 1.5, max(numbers) * 3) if panel.scale.log and numbers else None
-
-
-def init_depth_chart(
-    comparison: Comparison, wirings: Sequence[str], title: str, caption: str, quantities: Sequence[Quantity]
-) -> Chart:
-    """Return a chart of numbers of whole stacks over the number of layers."""
-    rows = {(row["wiring"], row["num_layers"]): row for row in comparison.at_init}
-    depths = sorted({n for _, n in rows})
-    panels = []
-    for label, value in quantities:
-        points = {name: [(n, value(rows[name, n])) for n in depths if (name, n) in rows] for name in wirings}
-        panels.append(Panel(label, [Series(name, some, [""] * len(some)) for name, some in points.items()], log=True))
-    axis = Axis("layers", True, {n: str(n) for n in depths})
-    return _init_chart(title, caption, panels, axis, {n: [n] for n in depths})
-
-
-def init_layer_chart(
-    comparison: Comparison, wirings: Sequence[str], title: str, caption: str, quantities: Sequence[Quantity]
-) -> Chart:
-    """Return a chart of numbers at every depth of the deepest stacks."""
-    deepest = max(row["num_layers"] for row in comparison.at_init)
-    rows = {row["wiring"]: row for row in comparison.at_init if row["num_layers"] == deepest}
-    panels = [
-        Panel(label, [Series(name, [(k / 2, y) for k, y in enumerate(value(rows[name]))]) for name in wirings if name in rows],
-              log=False if "cos" in label else None)
-        for label, value in quantities
-    ]  # fmt: skip
-    layers = [k / 2 for k in range(2 * deepest + 1)]
-    return _init_chart(title, caption, panels, Axis("layer"), {layer: [f"{layer:g}"] for layer in layers})
