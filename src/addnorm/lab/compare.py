@@ -77,6 +77,8 @@ def compare(
         seconds: minimum time between two checkpoints of a run.
         progress: show a progress bar on stderr, or on the given console.
 
+    There are ten parameters, since each is an option of the command line.
+
     Raises:
         TypeError: `protocol` or `text` is another object.
         ValueError: an argument has a wrong value.

@@ -33,6 +33,8 @@ class CharLM(nn.Module):
         seed: seed of the weights. The state of torch's global generator does not change.
         text: token ids, `(batch, tokens)`, for wirings whose factors are measured (admin).
 
+    There are ten parameters, since each is a setting of a training run.
+
     Example:
         >>> from addnorm.lab.models import CharLM
         >>> model = CharLM(27, 2, addnorm.wirings.post_ln(), d_model=16, nhead=2, tokens=8)

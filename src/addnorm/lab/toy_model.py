@@ -89,6 +89,8 @@ class ToyModel(nn.Module):
         d_model: width of the stream, and number of classes.
         mixing: tokens that attention averages. Weights and data are the same for each choice.
 
+    There are nine parameters, since each is a choice of the papers.
+
     Attributes:
         stack: the `ResidualStack`.
         x: the input, `(sequences, tokens, d_model)`.

@@ -176,10 +176,8 @@ def _figures(candidates: Iterable[Chart | None]) -> list[Figure]:
     return [figure_of(chart) for chart in candidates if chart is not None]
 
 
-def _untrained(comparison: Comparison) -> list[Section]:
-    """Return the sections about untrained stacks and published results."""
-    if not comparison.at_init:
-        return []
+def _init_charts(comparison: Comparison) -> list[Chart]:
+    """Return the charts of untrained stacks."""
     names = _init_names(comparison)
     rows = {name: [row for row in comparison.at_init if row["wiring"] == name] for name in names}
     deepest = max(row["num_layers"] for row in comparison.at_init)
@@ -192,7 +190,7 @@ def _untrained(comparison: Comparison) -> list[Section]:
         last = {name: row[key] for name, some in rows.items() for row in some if row["num_layers"] == deepest}
         return {name: [(k / 2, number) for k, number in enumerate(numbers)] for name, numbers in last.items()}
 
-    blocks: list[Block] = [*_figures([
+    return [
         charts.init_chart(
             "Gradients against depth",
             "The gradients of the last feed-forward sublayer and at x_0, over the number of layers. The published results below "
@@ -215,7 +213,14 @@ def _untrained(comparison: Comparison) -> list[Section]:
              "‖∂loss / ∂x‖": by_depth("gradient")},
             Axis("layer"),
         ),
-    ])]  # fmt: skip
+    ]  # fmt: skip
+
+
+def _untrained(comparison: Comparison) -> list[Section]:
+    """Return the sections about untrained stacks and published results."""
+    if not comparison.at_init:
+        return []
+    blocks: list[Block] = [*_figures(_init_charts(comparison))]
     several: list[list[Cell]] = [
         [
             row["wiring"],
