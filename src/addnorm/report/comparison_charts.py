@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from addnorm._util.blocks import Cell, Table
@@ -15,6 +16,7 @@ from addnorm._util.charts import Axis, Chart, Map, Panel, Points, Series
 from addnorm._util.numbers import format_number
 from addnorm.lab.comparison import Comparison
 from addnorm.lab.results import Arm, Group
+from addnorm.lab.verdict import gradient_ratio
 from addnorm.wirings.factors import format_factor
 
 __all__ = [
@@ -49,6 +51,22 @@ class Shown(NamedTuple):
         """Return a series with the style of these runs."""
         return Series(self.label, points, kinds, colour=self.colour, dash=self.dash)
 
+    def mean(
+        self, points: Callable[[Numbers], Iterable[tuple[float, float | None]]], kinds: Mapping[float, str] | None
+    ) -> Series:
+        """Return the mean of the runs' points, each over the runs that have it. `kinds` has the kind of each x; None: no markers."""
+        numbers: dict[float, list[float]] = {}
+        for run in self.group.runs:
+            for x, number in points(run):
+                if number is not None:
+                    numbers.setdefault(float(x), []).append(number)
+        means = [(x, statistics.fmean(values)) for x, values in sorted(numbers.items())]
+        return self.series(means, [] if kinds is None else [kinds.get(x, "") for x, _ in means])
+
+    def where(self, condition: Callable[[Numbers], Any]) -> Shown:
+        """Return the runs that satisfy a condition."""
+        return self._replace(group=replace(self.group, runs=tuple(filter(condition, self.group.runs))))
+
 
 def _arms(comparison: Comparison, n: int) -> list[Arm]:
     return [arm for arm in comparison.arms if arm.num_layers == n]
@@ -82,7 +100,7 @@ def _steps(panels: Sequence[Panel]) -> list[float]:
 
 def learning_chart(comparison: Comparison, n: int, title_suffix: str = "") -> Chart:
     """Return a chart of the training losses of models with n layers. `title_suffix` names the wirings."""
-    series = [line.series(_learning_curve(line.group)) for line in groups_by_warm_up(comparison, n)]
+    series = [line.mean(_smoothed_losses, None) for line in groups_by_warm_up(comparison, n)]
     entropy, limits = comparison.text["entropy"], _loss_limits(series, comparison)
     panel = Panel("training loss, nats a character", series, limits, lines={"frequencies alone": entropy}, height=300)
     steps = _steps([panel])
@@ -110,35 +128,26 @@ def _loss_limits(series: Sequence[Series], comparison: Comparison) -> tuple[floa
     return min(losses) - 0.1, min(max(losses), comparison.text["uniform"] + 0.6) + 0.1
 
 
-def _learning_curve(group: Group) -> Points:
-    """Return the smoothed loss by step, mean over the seeds that have not diverged."""
-    curves = [[statistics.fmean(losses[max(0, k - WINDOW + 1) : k + 1]) for k in range(len(losses))]
-              for losses in (run["losses"] for run in group.runs)]  # fmt: skip
-    return [
-        (float(step + 1), statistics.fmean(losses[step] for losses in curves if step < len(losses)))
-        for step in range(max(map(len, curves)))
-    ]
+def _smoothed_losses(run: Numbers) -> Iterable[tuple[float, float]]:
+    """Yield the smoothed loss by step."""
+    losses = run["losses"]
+    return ((k, statistics.fmean(losses[max(0, k - WINDOW) : k])) for k in range(1, len(losses) + 1))
 
 
 def training_chart(comparison: Comparison, n: int, title_suffix: str = "") -> Chart | None:
     """Return a chart of step size, gradient ratio and similarity over the steps; None with fewer than two recorded steps."""
     shown = groups_by_warm_up(comparison, n)
 
-    def by_step(label: str, value: Callable[[Numbers, int], float | None], **options: Any) -> Panel:
-        series = []
-        for line in shown:
-            numbers: dict[float, list[float]] = {}
-            for run in line.group.runs:
-                for k, step in enumerate(run["recorded"]["steps"]):
-                    if (number := value(run["recorded"], k)) is not None:
-                        numbers.setdefault(float(step), []).append(number)
-            points = [(step, statistics.fmean(values)) for step, values in sorted(numbers.items())]
-            series.append(line.series(points, [""] * len(points)))
-        return Panel(label, [line for line in series if line.points], **options)
+    def by_step(label: str, value: Callable[[Numbers, int], float | None], log: bool | None = None) -> Panel:
+        def points(run: Numbers) -> Iterable[tuple[float, float | None]]:
+            return ((step, value(run["recorded"], k)) for k, step in enumerate(run["recorded"]["steps"]))
+
+        series = [line.mean(points, {}) for line in shown]
+        return Panel(label, [line for line in series if line.points], log=log)
 
     panels = [
         by_step("relative change of the logits in a step", lambda recorded, k: recorded["logit_change"][k]),
-        by_step("gradient at x_0 over x_L", lambda recorded, k: _first_over_last(recorded["gradient"][k])),
+        by_step("gradient at x_0 over x_L", lambda recorded, k: gradient_ratio({"gradient": recorded["gradient"][k]})),
         by_step("cos(token, token) at x_L", lambda recorded, k: _last(recorded["similarity"][k]), log=False),
     ]
     steps = _steps(panels)
@@ -152,11 +161,6 @@ def training_chart(comparison: Comparison, n: int, title_suffix: str = "") -> Ch
         panels, Axis("step"),
     )  # fmt: skip
     return chart.with_table(["step"], {step: [int(step)] for step in steps}, "During training")
-
-
-def _first_over_last(values: Sequence[float | None]) -> float | None:
-    numbers = [value for value in values if value is not None]
-    return numbers[0] / numbers[-1] if len(numbers) > 1 and numbers[-1] else None
 
 
 def _last(values: Sequence[float | None]) -> float | None:
@@ -222,26 +226,23 @@ def depth_chart(shown: Sequence[Shown], title_suffix: str = "", *, after: bool) 
     recorded = []
     for line in shown:
         length = len(line.group.runs[0]["sites"])
-        runs = [
-            run for run in line.group.runs
-            if length == len(run["sites"]) > 0 and (run.get("after") if after else run["recorded"]["steps"])
-        ]  # fmt: skip
-        recorded += [(line, runs)] if runs else []
+        has_numbers = line.where(
+            lambda run, n=length: (
+                n == len(run["sites"]) > 0 and (run.get("after") if after else run["recorded"]["steps"])
+            )
+        )
+        recorded += [has_numbers] if has_numbers.group.runs else []
     if not recorded:
         return None
 
     def series(name: str) -> list[Series]:
-        all_series = []
-        for line, runs in recorded:
-            values = [run["after"][name] if after else run["recorded"][name][0] for run in runs]
-            means = {
-                k: statistics.fmean(at)
-                for k, at in enumerate(zip(*values, strict=True))
-                if all(value is not None for value in at)
-            }
-            kinds = [runs[0]["sites"][k]["kind"] for k in means]
-            all_series.append(line.series([(float(k), mean) for k, mean in means.items()], kinds))
-        return [line for line in all_series if line.points]
+        lines = []
+        for line in recorded:
+            kinds = {float(k): site["kind"] for k, site in enumerate(line.group.runs[0]["sites"])}
+            lines.append(
+                line.mean(lambda run: enumerate(run["after"][name] if after else run["recorded"][name][0]), kinds)
+            )
+        return [line for line in lines if line.points]
 
     names = _name_sites([line.group.runs[0]["sites"] for line in shown], ("id", "kind"))
     panels = [
@@ -249,7 +250,7 @@ def depth_chart(shown: Sequence[Shown], title_suffix: str = "", *, after: bool) 
         for name, label in BY_DEPTH.items()
     ]
     when, on = ("after", "held-out text") if after else ("before", "sequences of the first batch")
-    missing = [line.label for line in shown if line not in [other for other, _ in recorded]]
+    missing = [line.label for line in shown if line.label not in [other.label for other in recorded]]
     without = f" No numbers exist for {'; '.join(missing)}." if missing else ""
     chart = Chart(
         f"Forward and backward by depth, {when} training{title_suffix}",
@@ -297,17 +298,17 @@ def _has_map(run: Numbers) -> bool:
 
 def ablation_chart(shown: Sequence[Shown], title_suffix: str = "") -> Chart | None:
     """Return a chart of the rise of the loss without each sublayer; None if nothing was ablated."""
-    series, sites = [], []
-    for line in shown:
-        ablations = [run["ablation"] for run in line.group.runs if run.get("ablation")]
-        if ablations:
-            rises = [
-                (k, statistics.fmean(one["rise"] for one in at)) for k, at in enumerate(zip(*ablations, strict=True), 1)
-            ]
-            series.append(line.series(rises, [site["kind"] for site in ablations[0]]))
-            sites.append(ablations[0])
-    if not series:
+    ablated = [one for line in shown if (one := line.where(lambda run: run.get("ablation"))).group.runs]
+    if not ablated:
         return None
+    sites = [line.group.runs[0]["ablation"] for line in ablated]
+    series = [
+        line.mean(
+            lambda run: enumerate((one["rise"] for one in run["ablation"]), 1),
+            {float(k): site["kind"] for k, site in enumerate(some, 1)},
+        )
+        for line, some in zip(ablated, sites, strict=True)
+    ]
     names = {k + 1: cells for k, cells in _name_sites(sites, ("site", "kind")).items()}
     chart = Chart(
         f"Without each sublayer{title_suffix}",
