@@ -46,8 +46,9 @@ def deepest(measure: Callable[[dict[str, Any]], Measured], *wirings: str, least:
     def measured(rows: Rows) -> Measured:
         numbers: Measured = {}
         for wiring in wirings:
-            row = rows.deepest(wiring, least)
-            for name, number in ({} if row is None else measure(row)).items():
+            if (row := rows.deepest(wiring, least)) is None:
+                continue
+            for name, number in measure(row).items():
                 words = [
                     *[wiring] * (len(wirings) > 1 or not name),
                     *[name] * bool(name),

@@ -54,7 +54,7 @@ class Shown(NamedTuple):
     def mean(
         self, points: Callable[[Numbers], Iterable[tuple[float, float | None]]], kinds: Mapping[float, str] | None
     ) -> Series:
-        """Return the mean of the runs' points, each over the runs that have it. `kinds` has the kind of each x; None: no markers."""
+        """Return the mean of the runs' points, each over the runs that have it; `kinds` has the kinds by x, None for no markers."""
         numbers: dict[float, list[float]] = {}
         for run in self.group.runs:
             for x, number in points(run):
@@ -226,11 +226,9 @@ def depth_chart(shown: Sequence[Shown], title_suffix: str = "", *, after: bool) 
     recorded = []
     for line in shown:
         length = len(line.group.runs[0]["sites"])
-        has_numbers = line.where(
-            lambda run, n=length: (
-                n == len(run["sites"]) > 0 and (run.get("after") if after else run["recorded"]["steps"])
-            )
-        )
+        runs = [run for run in line.group.runs if length == len(run["sites"]) > 0]
+        has_numbers = line._replace(group=replace(line.group, runs=tuple(runs)))
+        has_numbers = has_numbers.where(lambda run: run.get("after") if after else run["recorded"]["steps"])
         recorded += [has_numbers] if has_numbers.group.runs else []
     if not recorded:
         return None
