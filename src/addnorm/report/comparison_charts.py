@@ -54,7 +54,7 @@ class Shown(NamedTuple):
     def mean(
         self, points: Callable[[Numbers], Iterable[tuple[float, float | None]]], kinds: Mapping[float, str] | None
     ) -> Series:
-        """Return the mean of the runs' points, each over the runs that have it; `kinds` has the kinds by x, None for no markers."""
+        """Return the mean of the runs' points, over the runs that have each; `kinds` has the kinds by x, or is None."""
         numbers: dict[float, list[float]] = {}
         for run in self.group.runs:
             for x, number in points(run):
