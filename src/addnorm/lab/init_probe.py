@@ -8,7 +8,8 @@ a slider.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, cast
@@ -24,7 +25,7 @@ from addnorm.nn import ResidualStack, SublayerConnection, Wiring, block
 from addnorm.nn.norm import NormKind
 from addnorm.wirings.catalog import deepnorm_constants
 
-__all__ = ["PLACEMENTS", "InitProbe"]
+__all__ = ["PLACEMENTS", "InitProbe", "check_size", "name_places", "plain_mode"]
 
 PLACEMENTS: dict[str, Callable[[], Wiring]] = {
     "post": wirings.post_ln,
@@ -89,19 +90,12 @@ class InitProbe:
     def __post_init__(self) -> None:
         check_choice("placement", self.placement, PLACEMENTS)
         check_choice("norm", self.norm, ("layer", "rms"))
-        for name, minimum in (("sublayers", 2), ("d_model", 1), ("tokens", 1), ("seed", 0)):
-            check_int(name, getattr(self, name), minimum)
-        if self.sublayers % 2:
-            raise ValueError(
-                f"sublayers is {self.sublayers}, expected an even number: attention and feed-forward alternate."
-            )
+        check_size(self)
         object.__setattr__(self, "gain", check_float("gain", self.gain))
         if self.gain < 0:
             raise ValueError(f"gain is {self.gain:g}, expected a number from 0: weights are N(0, gain^2 / fan_in).")
         if self.alpha is not None:
             object.__setattr__(self, "alpha", check_float("alpha", self.alpha, ", or None: the wiring's value"))
-        if self.seed >= 2**63:
-            raise ValueError(f"seed is {self.seed}, expected a whole number below 2^63, the limit of torch.")
         check_bool("residual", self.residual)
         if self.final_norm is not None:
             check_bool("final_norm", self.final_norm, ", or None: the wiring's value")
@@ -150,7 +144,7 @@ class InitProbe:
             the share of each source (x_0, every write) in the stream, a row per source, None before it writes; `closure`, the
             largest relative error of the sources' sum. None where a statistic does not exist, such as the parameters of x_0.
         """
-        with one_thread(), torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", enabled=False):
+        with plain_mode():
             return self._run()
 
     def _run(self) -> dict[str, Any]:
@@ -164,10 +158,8 @@ class InitProbe:
         ratio = (writes.norm(dim=-1) / lengths[:-1]).mean(-1)
         cosine = torch.cosine_similarity(writes, x[:-1], dim=-1).mean(-1)
         shares, closure = _shares(stack.connections, x, writes)
-        names = [("attention", "feed-forward")[i % 2] for i in range(self.sublayers)]
         return {
-            "labels": ["x_0", *(f"{name} {i // 2 + 1}" for i, name in enumerate(names))],
-            "kinds": ["start", *names],
+            **name_places(self.sublayers),
             "stream": rms.mean(-1).tolist(), "low": low.tolist(), "high": high.tolist(),
             "gradient": torch.cat(measured.gradients).double().norm(dim=-1).mean(-1).tolist(),
             "parameters": [None, *map(_norm, measured.weight_gradients)],
@@ -176,6 +168,31 @@ class InitProbe:
             "similarity": [None] * len(x) if self.tokens == 1 else token_similarities(x).tolist(),
             "map": shares, "closure": closure,
         }  # fmt: skip
+
+
+def check_size(probe: Any) -> None:
+    """Check the sublayers, the width, the tokens and the seed of a probe."""
+    for name, minimum in (("sublayers", 2), ("d_model", 1), ("tokens", 1), ("seed", 0)):
+        check_int(name, getattr(probe, name), minimum)
+    if probe.sublayers % 2:
+        raise ValueError(
+            f"sublayers is {probe.sublayers}, expected an even number: attention and feed-forward alternate."
+        )
+    if probe.seed >= 2**63:
+        raise ValueError(f"seed is {probe.seed}, expected a whole number below 2^63, the limit of torch.")
+
+
+@contextmanager
+def plain_mode() -> Iterator[None]:
+    """Run the block with one thread and with gradients, whatever the caller's modes are."""
+    with one_thread(), torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", enabled=False):
+        yield
+
+
+def name_places(sublayers: int) -> dict[str, list[str]]:
+    """Return the labels and the kinds of x_0 and of every sublayer."""
+    kinds = [("attention", "feed-forward")[i % 2] for i in range(sublayers)]
+    return {"labels": ["x_0", *(f"{kind} {i // 2 + 1}" for i, kind in enumerate(kinds))], "kinds": ["start", *kinds]}
 
 
 def _allocate(n: int, d_model: int) -> Modules:

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from addnorm import wirings
 from addnorm._util.arguments import check_choice, check_float, check_int
+from addnorm.lab.init_probe import check_size, name_places, plain_mode
 from addnorm.lab.streams import StreamsRecorder
 from addnorm.lab.toy_model import ToyModel
-from addnorm.lab.train import one_thread
 from addnorm.nn import ResidualStack, Wiring
 from addnorm.nn.norm import LayerNorm, RMSNorm
 from addnorm.stream.dataflow.state import fork_rng
@@ -76,14 +76,8 @@ class StreamsProbe:
 
     def __post_init__(self) -> None:
         check_choice("wiring", self.wiring, PROBED)
-        for name, minimum in (("sublayers", 2), ("d_model", 1), ("n", 1), ("seed", 0), ("tokens", 1)):
-            check_int(name, getattr(self, name), minimum)
-        if self.sublayers % 2:
-            raise ValueError(
-                f"sublayers is {self.sublayers}, expected an even number: attention and feed-forward alternate."
-            )
-        if self.seed >= 2**63:
-            raise ValueError(f"seed is {self.seed}, expected a whole number below 2^63, the limit of torch.")
+        check_size(self)
+        check_int("n", self.n, 1)
         object.__setattr__(self, "perturbation", check_float("perturbation", self.perturbation))
         if self.perturbation < 0:
             raise ValueError(
@@ -124,7 +118,7 @@ class StreamsProbe:
             `difference`, |y - y_pre| / |y_pre| for the output y and that of pre-LN with the same sublayers;
             `gains`, of each wiring in `MIXED` the gains of A and its products (`amax_gains`), if this wiring is one of them.
         """
-        with one_thread(), torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", enabled=False):
+        with plain_mode():
             return self._run()
 
     def _run(self) -> Numbers:
@@ -137,10 +131,8 @@ class StreamsProbe:
                 write.retain_grad()
             model.loss(y).backward()
         last = _norm(self._read_gradient(model, recorder))
-        names = [("attention", "feed-forward")[i % 2] for i in range(self.sublayers)]
         return {
-            "labels": ["x_0", *(f"{name} {i // 2 + 1}" for i, name in enumerate(names))],
-            "kinds": ["start", *names],
+            **name_places(self.sublayers),
             **recorder.statistics(),
             "coefficients": recorder.coefficients(),
             "write_gradients": [_divide(_norm(source.grad), last) for source in (x, *writes)],
