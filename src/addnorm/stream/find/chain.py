@@ -274,7 +274,7 @@ def _is_plain_sum(other: list[Add], chain: list[Add]) -> bool:
     paths = (*ends, *seconds, *(add.residual_path for add in other))
     factors = [factor for path in paths for factor in path.factors if factor.op not in drawn]
     factors += [factor for add in other for factor in (*add.early_factors, *add.late_factors)]
-    is_bare = all(term.factor == 1.0 and term.scale is None for path in paths for term in path.terms)
+    is_bare = all(path.number == 1.0 and not path.scales for path in paths)
     is_bare &= all(factor.kind == "constant" and factor.number == 1.0 for factor in factors)
     starts = [{*trace_constants(strip_views(adds[0].x), 1.0)} for adds in (chain, other)]
     return is_bare and bool(starts[0] & starts[1]) and [p.source for p in seconds] == [p.source for p in writes]

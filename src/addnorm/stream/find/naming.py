@@ -53,10 +53,7 @@ def summarize_sublayer(
 
 def _find_scale_names(sublayer: Sublayer) -> tuple[str, ...]:
     """Return the names of the parameters that scale the write."""
-    path = sublayer.write_path
-    values = [factor.value for factor in path.factors if factor.kind == "learned" and factor.value is not None]
-    values += [term.scale for term in path.terms if term.scale is not None]
-    return tuple(_find_first_input(value).name for value in values)
+    return tuple(_find_first_input(value).name for value in sublayer.write_path.scales)
 
 
 def _find_first_input(value: Value) -> Value:

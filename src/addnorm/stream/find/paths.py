@@ -44,6 +44,18 @@ class Path:
         """The term of the add and those of the partial sums."""
         return [self.term, *self.sums]
 
+    @property
+    def number(self) -> float:
+        """The product of the constant factors."""
+        numbers = [factor.number for factor in self.factors if factor.kind == "constant"]
+        return math.prod([*numbers, *(term.factor for term in self.terms)])
+
+    @property
+    def scales(self) -> list[Value]:
+        """The learned factors."""
+        scales = [factor.value for factor in self.factors if factor.kind == "learned"]
+        return [scale for scale in (*scales, *(term.scale for term in self.terms)) if scale is not None]
+
 
 def trace_multiples(term: Term) -> Iterator[Path]:
     """Return the values of which an operand is a multiple, the nearest first, each with its path to the operand."""
@@ -78,9 +90,9 @@ def sum_paths(op: Op, first: Path, second: Path) -> Path | None:
     """Return the path of a sum of constant multiples of one value; None if their views or other factors differ."""
     number, views = 0.0, []
     for path in (first, second):
-        if any(factor.kind != "constant" for factor in path.factors) or any(term.scale for term in path.terms):
+        if path.scales or any(factor.kind != "constant" for factor in path.factors):
             return None
-        number += math.prod([*(factor.number for factor in path.factors), *(term.factor for term in path.terms)])
+        number += path.number
         views.append([step for step in path.ops if "copy" not in step.traits and not match_factor(step)])
     is_sum = number != 0.0 and views[0] == views[1]
     return Path(first.source, Term(first.term.value, number, None, op), views[0]) if is_sum else None

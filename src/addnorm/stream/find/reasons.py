@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from addnorm._util.numbers import format_count
@@ -155,8 +154,7 @@ def _is_constant_vector(factor: Factor) -> bool:
 
 def _is_negated(add: Add) -> bool:
     """Return whether the stream is multiplied by a negative constant."""
-    numbers = [factor.number for factor in add.residual_path.factors if factor.kind == "constant"]
-    return math.prod([*numbers, *(term.factor for term in add.residual_path.terms)]) < 0
+    return add.residual_path.number < 0
 
 
 def _reads_earlier_state(chain: PlacedChain, k: int, sublayer: Sublayer) -> bool:

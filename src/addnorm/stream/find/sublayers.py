@@ -14,7 +14,6 @@ from itertools import takewhile
 
 from addnorm.stream.dataflow.arithmetic import (
     Factor,
-    Term,
     get_noise_mean,
     is_ancestor,
     is_move,
@@ -215,35 +214,31 @@ def find_common_frame(ops: Sequence[Op], default: Frame) -> Frame:
 
 def build_row(sublayer: Sublayer, norm_out: Norm | None, sum_factors: Sequence[Factor] = ()) -> spec.Row:
     """Return the row of a sublayer; `sum_factors` multiply the whole sum, before N_out."""
-    residual, write = sublayer.add.residual_path, sublayer.write_path
     reads = sublayer.reads
     return spec.Row(
         norm_in=bool(reads.norms) and not reads.direct,
         norm_branch=sublayer.norm is not None,
         norm_out=norm_out is not None,
-        a=_multiply([*residual.factors, *sum_factors], residual.terms),
-        b=_multiply([*write.factors, *sum_factors], write.terms) or 1.0,
-        c=_multiply(reads.factors) or 1.0,
+        a=_multiply(sublayer.add.residual_path, sum_factors),
+        b=_multiply(sublayer.write_path, sum_factors) or 1.0,
+        c=_multiply(None, reads.factors) or 1.0,
     )
 
 
 def has_zero_factor(sublayer: Sublayer) -> bool:
     """Return whether the write or the read is multiplied by 0, which a row cannot express."""
-    write = _multiply(sublayer.write_path.factors, sublayer.write_path.terms)
-    return write == 0.0 or _multiply(sublayer.reads.factors) == 0.0
+    return 0.0 in (_multiply(sublayer.write_path), _multiply(None, sublayer.reads.factors))
 
 
-def _multiply(factors: Sequence[Factor], terms: Sequence[Term] = ()) -> spec.Factor:
-    """Return the product of factors for a row, without dropout, masks and guards."""
-    product = 1.0
-    learned = [factor.value for factor in factors if factor.kind == "learned" and factor.value is not None]
-    learned += [term.scale for term in terms if term.scale is not None]
-    for factor in factors:
+def _multiply(path: Path | None, others: Sequence[Factor] = ()) -> spec.Factor:
+    """Return the product of the factors of a path and of others for a row, without dropout, masks and guards."""
+    learned = [factor.value for factor in others if factor.kind == "learned" and factor.value is not None]
+    learned += path.scales if path is not None else []
+    product = path.number if path is not None else 1.0
+    for factor in (*(path.factors if path is not None else ()), *others):
         if factor.kind == "noise" and factor.value is not None:
             product *= get_noise_mean(factor.value) or 1.0
-        elif factor.kind == "constant":
-            product *= factor.number
-    product = math.prod((term.factor for term in terms), start=product)
+    product = math.prod((factor.number for factor in others if factor.kind == "constant"), start=product)
     if not learned:
         short = float(f"{product:.12g}")
         return short if math.isclose(short, product, rel_tol=1e-15) else product  # 0.9 * (1 / 0.9) is 1
