@@ -76,7 +76,7 @@ def is_activation(value: Value) -> bool:
 
 
 def strip_views(value: Value) -> Value:
-    """Return the value of which another is a view, a copy or a cast, or to which zero is added."""
+    """Return the value before all views, copies, casts and additions of zero."""
     while value.op is not None and value.op.inputs and ("view" in value.op.traits or _adds_zero(value.op)):
         value = value.op.inputs[0]
     return value
@@ -93,30 +93,30 @@ def _adds_zero(op: Op) -> bool:
 
 
 def is_move(op: Op) -> bool:
-    """Return whether the output of an operator has numbers of its inputs and no others."""
+    """Return whether an operator only moves elements: a view, a cut or a join."""
     return not op.traits.isdisjoint(("cut", "join", "view"))
 
 
 def find_moved(op: Op) -> Value | None:
-    """Return the input whose numbers, or some of them, the output has; None for a join and for other operators."""
+    """Return the input of a view or a cut; None for other operators."""
     return op.inputs[0] if op.inputs and not op.traits.isdisjoint(("cut", "view")) else None
 
 
 def list_joined(op: Op) -> list[Value]:
-    """Return the inputs whose numbers a join has, without indices and masks."""
+    """Return the inputs that a join joins, without indices and masks; an empty list for other operators."""
     is_join = "join" in op.traits
     return [v for v in op.inputs if is_join and (v.tensor.is_floating_point() or v.tensor.is_complex())]
 
 
 def strip_moves(value: Value) -> Value:
-    """Return the value of which another is a view, or a part."""
+    """Return the value before all views and cuts."""
     while value.op is not None and (moved := find_moved(value.op)) is not None:
         value = moved
     return value
 
 
 def list_carried(value: Value) -> list[Value]:
-    """Return the values whose numbers a value has, perhaps multiplied, or in other places."""
+    """Return the inputs whose elements a value has, perhaps moved or multiplied."""
     op = value.op
     if op is None or value.norm is not None:
         return []
@@ -129,7 +129,7 @@ def list_carried(value: Value) -> list[Value]:
 
 
 def is_ancestor(value: Value, later: Value, without: Set[Op] = frozenset()) -> bool:
-    """Return whether `later` depends on `value` through other operators than those in `without`."""
+    """Return whether `later` is computed from `value` by operators that are not in `without`."""
     target = strip_views(value)
 
     def follow(v: Value) -> list[Value]:
@@ -168,7 +168,7 @@ def _match_operands(op: Op) -> tuple[Term, Term] | None:
 
 
 def find_summed_stack(op: Op) -> Op | None:
-    """Return the stack whose sum or mean an operator is; None for other operators."""
+    """Return the `stack` operator whose output an operator sums or averages; None for other operators."""
     stack = op.inputs[0].op if "sum" in op.traits and op.inputs else None
     return stack if stack is not None and stack.name == "stack" else None
 
@@ -251,7 +251,7 @@ def is_scale(scale: Value, value: Value) -> bool:
 
 
 def _is_shared_by_channels(scale: Value, value: Value) -> bool:
-    """Return whether a factor is one for all of dimension 1, the channels of `(B, d, T)` if the features are there."""
+    """Return whether a factor of `(B, d, T)` has size 1 in dimension 1, which may be the features."""
     shape, of_value = scale.shape, value.shape
     return len(shape) == len(of_value) > 2 and shape[1] == 1 < of_value[1]
 

@@ -34,7 +34,7 @@ def find_line() -> str:
 
 
 class _Exclusive(threading.local):
-    """The frames that capture a run in this thread, during which all others are paused."""
+    """Thread-local: the tracker of the run that is captured, during which all others are paused."""
 
     frames: Frames | None = None
 

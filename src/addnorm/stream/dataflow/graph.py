@@ -41,7 +41,7 @@ class Frame:
         return number
 
     def chain(self) -> Iterator[Frame]:
-        """Return the call, its caller, and so on."""
+        """Return this call, the call that made it, and so on up to the model's."""
         frame: Frame | None = self
         while frame is not None:
             yield frame
@@ -171,7 +171,7 @@ T = TypeVar("T")
 
 
 def walk(starts: Iterable[T], follow: Callable[[T], Iterable[T]]) -> Iterator[T]:
-    """Yield items, and those that `follow` returns for an item that was yielded, each once."""
+    """Yield the start items and all items that `follow` leads to, each once, depth first."""
     todo, seen = [*starts], set[T]()
     while todo:
         item = todo.pop()

@@ -52,7 +52,7 @@ class Kind(NamedTuple):
 
 
 def find_kinds(cls: type) -> list[Kind]:
-    """Return how to save objects of a class; an empty list if they hold no state, or are out of reach."""
+    """Return how to save objects of a class; an empty list if they hold no state that can be restored."""
     if issubclass(cls, enum.Enum | random.SystemRandom | types.ModuleType):
         return []
     module = cls.__module__
@@ -70,7 +70,7 @@ def find_kinds(cls: type) -> list[Kind]:
 
 
 def _is_followed(module: Any) -> bool:
-    """Return whether the objects of the classes of a Python module are searched."""
+    """Return whether objects of the classes that a Python module defines are searched for state."""
     name = str(module)
     top = name.partition(".")[0]
     if top == "torch":
@@ -85,7 +85,7 @@ def is_library(module: Any) -> bool:
 
 
 def _is_of_library(cls: type) -> bool:
-    """Return whether a class is one that a library defines, and not one that it makes for a module, as a parametrization does."""
+    """Return whether a library's source defines a class; False for a class made at run time, as by a parametrization."""
     module = cls.__module__
     if not is_library(module):
         return False
@@ -283,7 +283,7 @@ def restore_cache(function: Any, misses: int) -> None:
 
 
 def is_leaf(tensor: Tensor) -> bool:
-    """Return whether a tensor is a leaf; False for one of several views, as FSDP1's parameters, whose memory was written."""
+    """Return whether a tensor is a leaf of autograd; False where torch raises, as for views whose memory was written."""
     try:
         return tensor.is_leaf
     except RuntimeError:
@@ -363,7 +363,7 @@ def _numpy_kinds() -> list[tuple[type, Kind]]:
 
 
 def _refer(*names: str) -> Kind:
-    """Return the kind of an object that holds nothing itself, and refers to other objects by these attributes."""
+    """Return the kind of an object whose state is in the objects that these attributes hold."""
     return Kind(lambda item: (None, [getattr(item, name) for name in names]))
 
 

@@ -153,7 +153,7 @@ class Memory:
         self._versions[id(tensor)] = number
 
     def copy_written(self) -> None:
-        """Copy the last values in memory that was written, which may be restored."""
+        """Copy the values in memory that was written: its contents are restored after the run."""
         for key in self._writes if self._contents else ():
             self._save_storage(key)
 
@@ -192,7 +192,7 @@ class Memory:
         return new
 
     def _add_alias(self, tensor: Tensor, value: Value, layout: Layout) -> Value:
-        """Return the value of a tensor with the bytes of a value, perhaps with permuted dimensions."""
+        """Return a new value for a tensor that has the same bytes as another value, perhaps with permuted dimensions."""
         assert value.op is not None
         shape, stride = layout
         new = tuple(tensor.shape), tensor.stride()
@@ -231,7 +231,7 @@ def is_in_memory(tensor: Tensor, shape: tuple[int, ...]) -> bool:
 
 
 def is_strided(tensor: Tensor) -> bool:
-    """Return whether the numbers of a tensor are those in its memory."""
+    """Return whether a tensor is strided, and its elements are stored as they are: not conjugated or negated lazily."""
     return tensor.layout == torch.strided and not (tensor.is_conj() or tensor.is_neg()) and _has_memory(tensor)
 
 

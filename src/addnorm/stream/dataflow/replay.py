@@ -80,7 +80,7 @@ def run_op(op: Op, values: Mapping[Value, Tensor], fill: float | None = None) ->
 
 
 def move_labels(op: Op, labels: Mapping[Value, Tensor]) -> list[Tensor]:
-    """Return the labels of the outputs of a view, cut or join; what comes from elsewhere has label 0.
+    """Return the labels of the outputs of a view, cut or join; elements of inputs without labels get label 0.
 
     Raises:
         Exception: the operator cannot be computed again.

@@ -43,7 +43,7 @@ def remove_redundant_moves(flow: Flow) -> None:
 
 
 def _replace(value: Value, equal: Value) -> None:
-    """Replace a value by another one in the operators that read it."""
+    """Replace a value by an equal one in all operators that read it."""
     users, value.users = value.users, []
     for op in dict.fromkeys(users):
         op.inputs = [equal if v is value else v for v in op.inputs]
@@ -52,7 +52,7 @@ def _replace(value: Value, equal: Value) -> None:
 
 
 class _Slabs:
-    """Cuts and joins as rows of slabs along one dimension. Equal rows are equal values."""
+    """Index of cuts and joins: each is a row of slabs along one dimension, and equal rows are equal values."""
 
     def __init__(self) -> None:
         self._rows: dict[
@@ -100,7 +100,7 @@ class _Slabs:
         return tuple(self._slabs[part] for part in parts)
 
     def _list(self, value: Value, dim: int, plain: bool = False) -> tuple[Slab, ...]:
-        """Return the slabs of a value along a dimension; `plain` regards it as no cut or join."""
+        """Return the slabs of a value along a dimension: those of its parts, or, with `plain`, its own."""
         along, row = self._rows.get(value, (-1, ()))
         size = value.shape[dim] if dim < len(value.shape) else 0
         return row if along == dim and not plain else tuple((value, dim, index) for index in range(size))

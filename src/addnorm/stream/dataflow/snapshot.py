@@ -142,7 +142,7 @@ class StateSnapshot:
         self._warn()
 
     def copy_aliases(self, outputs: Any) -> Any:
-        """Return outputs with those tensors copied that are in memory that restoration may write."""
+        """Return outputs in which tensors whose memory is restored later are copied."""
         return pytree.tree_map_only(Tensor, lambda t: t.clone() if storage_key(t) in self.storages else t, outputs)
 
     def _restore(self) -> None:

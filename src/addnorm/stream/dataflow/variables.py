@@ -61,7 +61,7 @@ class GlobalValues:
         ]
 
     def _save(self, value: Any) -> list[tuple[Callable[[Any], Any], Any, Any]]:
-        """Save a value and all that it refers to, but not what is restored."""
+        """Save a value and all objects that it refers to, except objects that are restored anyway."""
         saved: list[tuple[Callable[[Any], Any], Any, Any]] = []
         seen: dict[int, Any] = {}
         todo = [value]

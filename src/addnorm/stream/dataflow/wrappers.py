@@ -21,7 +21,7 @@ from addnorm._util.torch_internals import FSDP_FOLDER, MODULE_CALL, FakeTensor
 
 
 def is_wrapper(value: Any) -> bool:
-    """Return whether a value is a tensor that consists of others."""
+    """Return whether a value is a tensor subclass that wraps other tensors, such as a DTensor."""
     return isinstance(value, Tensor) and bool(is_traceable_wrapper_subclass(value))
 
 
@@ -114,7 +114,7 @@ def runs_in_fsdp() -> bool:
 
 @contextmanager
 def preserve_shards(model: nn.Module) -> Iterator[None]:
-    """Shard again after the block what FSDP has gathered in it: an optimizer step would not change a gathered copy."""
+    """Reshard the parameters that FSDP gathers in the block: an optimizer step would not change a gathered copy."""
     modules = [m for m in find_fsdp_modules(model) if hasattr(m, "reshard")]
     before = {id(m): _parameter_ids(m) for m in modules}
     try:

@@ -80,7 +80,7 @@ class UndoLog(TorchDispatchMode):
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Restore after the block what was copied."""
+        """Restore the copied memory after the block."""
         try:
             yield
         finally:

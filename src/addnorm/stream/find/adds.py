@@ -227,12 +227,12 @@ MATCHERS: tuple[Callable[[Op, Term, Term, Adds], Add | None], ...] = (
 
 
 def _extend(add: Add, path: Path) -> list[Write]:
-    """Return the writes of a partial sum as writes of the add that the path from the partial sum leads to."""
+    """Return the writes of a partial sum, with their paths extended to the add of the whole sum."""
     return [Write(join_paths(write.path, path), write.role) for write in add.writes]
 
 
 def _find_residual(p: Term, q: Term) -> Path | None:
-    """Return the path from the nearest value of which p is a multiple and on which q depends."""
+    """Return the path to p from the residual: the nearest value of which p is a multiple and from which q is computed."""
     return next((path for path in trace_multiples(p) if is_ancestor(path.source, q.value)), None)
 
 
@@ -242,7 +242,7 @@ def _is_bias(value: Value, like: Value) -> bool:
 
 
 def _is_only_used_by(op: Op, path: Path) -> bool:
-    """Return whether the value at the start of a path, and those on it, are used for this operator only."""
+    """Return whether only this operator uses the value at the start of a path."""
     values = [path.source, *(step.outputs[0] for step in path.ops)]
     return all(len({*value.users}) == 1 for value in values) and {*values[0 if not path.ops else 1].users} == {op}
 
@@ -285,7 +285,7 @@ def _find_root(value: Value) -> Value:
 
 
 def _trace_wholes(value: Value) -> Iterator[Value]:
-    """Yield the values of which another has all or some tokens, with all their features."""
+    """Yield a value and the earlier values from which its tokens were cut."""
     while True:
         value = strip_views(value)
         yield value
@@ -295,12 +295,12 @@ def _trace_wholes(value: Value) -> Iterator[Value]:
 
 
 def _find_whole(value: Value) -> Value:
-    """Return the last of those values."""
+    """Return the earliest value from which the tokens of a value were cut."""
     return [*_trace_wholes(value)][-1]
 
 
 def _find_moved_state(value: Value, adds: Adds) -> Value | None:
-    """Return the state of a stream of which a value has all or some tokens."""
+    """Return the state of a stream from which the tokens of a value were cut; None if there is none."""
     return next((whole for whole in _trace_wholes(value) if _find_add(whole, adds) is not None), None)
 
 
@@ -331,7 +331,7 @@ def _link_previous(add: Add, adds: Adds) -> None:
 
 
 def _find_token_source(value: Value, adds: Adds, reasons: list[str]) -> Value | None:
-    """Return the part of a value that continues a stream if tokens are joined to it or removed from it."""
+    """Return the input of a cut or join that continues a stream; None if there is none."""
     op = value.op
     if op is None:
         return None

@@ -326,9 +326,8 @@ def _count_own_norms(adds: list[Add], sublayers: list[list[Sublayer]], between: 
     flat = [sublayer for of_add in sublayers for sublayer in of_add]
     layers = dict(zip((sublayer.add for sublayer in flat), assign_layers(flat), strict=True))
     equal = [k for k, signature in enumerate(signatures[:-1]) if signature == signatures[-1]]
-    if (
-        not equal
-    ):  # the module that reads the stream next may do the add, and the reader of the last one is another module
+    # The module that reads the stream next may do the add, and the reader of the last one is another module.
+    if not equal:
         equal = [k for k, signature in enumerate(signatures[:-1]) if signature[1:] == signatures[-1][1:]]
     ends_layer = [k for k in equal if layers[adds[k]] != layers[adds[k + 1]]]  # as the last add does
     same = _find_period(between, equal) or ends_layer or equal

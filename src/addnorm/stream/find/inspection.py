@@ -363,7 +363,7 @@ def _build_lines(stream: Stream) -> list[_Line]:
 
 
 def _signature(site: Site) -> tuple[Any, ...]:
-    """Return the properties that are equal in sublayers that share a line."""
+    """Return the properties by which sublayers are grouped into one table line."""
     path = mask_numbers(site.location)
     return (site.kind, site.role, site.formula, _norm_texts(site), path, site.closes, site.parallel > 1)
 

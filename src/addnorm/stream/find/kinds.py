@@ -46,7 +46,7 @@ def classify_sublayer(x: Value, ops: Sequence[Op], without: Set[Op] = frozenset(
 
 
 def _is_other_library(op: Op) -> bool:
-    """Return whether an operator of another library is no linear map, by its name."""
+    """Return whether an operator belongs to another library, and is no linear map by its name."""
     return "opaque" in op.traits and "linear" not in op.name
 
 

@@ -242,10 +242,8 @@ def _compare_wiring(
         if _rows_match(expected, s.row):
             continue
         first_row = Row(norm_in=True, a=s.row.a, b=s.row.b)
-        if (
-            k == len(sublayers) - 1 and embedding_norm and not final_norm
-            and _rows_match(expected, replace(s.row, norm_out=True))
-        ):  # fmt: skip
+        is_last = k == len(sublayers) - 1 and embedding_norm and not final_norm
+        if is_last and _rows_match(expected, replace(s.row, norm_out=True)):
             remarks.append("without the norm of the last sublayer")
         elif k == 0 and embedding_norm and _rows_match(expected, first_row) and not _has_norm(s.row):
             remarks.append("the first sublayer reads the embedding norm's output, without a norm of its own")

@@ -74,7 +74,7 @@ def _measure_error(norm: Norm) -> float:
 
 
 def _measure_cancellation(norm: Norm) -> Tensor:
-    """Return the size of the terms that cancel in a nearly constant row, where no result is exact to its dtype."""
+    """Return the size of the terms that cancel when the mean of a nearly constant row is subtracted."""
     x = norm.x.tensor.detach().double()
     if not norm.is_centred:
         return x.new_zeros(())

@@ -138,7 +138,7 @@ def match_interpolation(op: Op) -> Interpolation | None:
 
 
 def _find_subtrahend(difference: Op | None, x: Value) -> Value | None:
-    """Return y if an operator computes y - x or x - y; None otherwise."""
+    """Return y if an operator computes y - x; None otherwise."""
     terms = match_terms(difference) if difference is not None else None
     for y, minus in (terms, terms[::-1]) if terms is not None else ():
         if (y.factor, minus.factor) == (1.0, -1.0) and strip_views(minus.value) is strip_views(x):
