@@ -87,7 +87,7 @@ TABLE = {
     "native_batch_norm cudnn_batch_norm miopen_batch_norm": "normalizing norm channels_first running",
     "_batch_norm_impl_index": "running",
     "_native_batch_norm_legit _native_batch_norm_legit_no_training batch_norm": "normalizing norm channels_first",
-    "_batch_norm_with_update batch_norm_with_update _batch_norm_no_update": "normalizing norm channels_first",
+    "_batch_norm_with_update _batch_norm_no_update": "normalizing norm channels_first",
     "native_group_norm group_norm instance_norm": "normalizing norm channels_first",
     "empty_like zeros_like ones_like full_like new_empty new_zeros new_ones new_full new_empty_strided": "shapes",
     "zero set sym_size": "shapes",
