@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from addnorm.ops import options, philox
+from addnorm.stream.dataflow.operators import bind_arguments
 
 KINDS = {number: kind for kind, number in options.NORMS.items()}
 DECOMPOSED = ("add_norm", "add_norm_stream", "add_norm_forward", "add_norm_out")
@@ -46,9 +47,7 @@ def decompose_fused(
     """Return the steps of one call; `get_old` returns a tensor's contents before the call."""
     if name in PRODUCTS:
         return _decompose_product(name, args, kwargs, outputs[0], get_old)
-    names = [argument.name for argument in func._schema.arguments]
-    defaults = {a.name: a.default_value for a in func._schema.arguments if a.has_default_value()}
-    arguments: dict[str, Any] = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
+    arguments = bind_arguments(func, args, kwargs)
     kind = KINDS[arguments["norm"]] if "norm" in arguments else "rms" if arguments["rms"] else "layer"
     y, z = _find_outputs(name, arguments, outputs)
     residual, branch = arguments["residual"], arguments["branch"]
@@ -66,27 +65,24 @@ def decompose_fused(
             def value(t: Tensor) -> Tensor:
                 return old.get(id(t), t).detach().to(wide)
 
-            def times(t: Tensor, factor: Tensor | float, part: str) -> Tensor:
+            def times(t: Tensor, factor: Tensor | float | None, part: str) -> Tensor:
                 if isinstance(factor, Tensor):
                     return step("mul", part, value(t) * factor.detach().to(wide), t, factor)
-                return t if factor == 1.0 else step("mul", part, value(t) * factor, t, numbers=(factor,))
+                return t if factor in (None, 1.0) else step("mul", part, value(t) * factor, t, numbers=(factor,))
 
-            stream = times(residual, arguments.get("residual_factor", 1.0), "a")
-            if (scale := arguments.get("residual_scale")) is not None:
-                stream = times(stream, scale, "a_scale")
+            stream = times(residual, arguments.get("residual_factor"), "a")
+            stream = times(stream, arguments.get("residual_scale"), "a_scale")
             write = branch
             if (bias := arguments.get("branch_bias")) is not None:
                 write = step("add", "branch", value(write) + bias.detach().to(wide), write, bias)
             if p := arguments.get("dropout_p", 0.0):
                 keep = philox.keep_scale(tuple(branch.shape), p, arguments["seed"], arguments["offset"], wide)
                 write = times(write, step("noise", "keep", keep), "dropped")
-            if (scale := arguments.get("layer_scale")) is not None:
-                write = times(write, scale, "layer_scale")
+            write = times(write, arguments.get("layer_scale"), "layer_scale")
             if (rows := arguments.get("row_scale")) is not None:
-                write = times(
-                    write, step("unsqueeze", "rows", rows.detach()[..., None], rows, numbers=(-1,)), "row_scale"
-                )
-            write = times(write, arguments.get("branch_factor", 1.0), "b")
+                column = step("unsqueeze", "rows", rows.detach()[..., None], rows, numbers=(-1,))
+                write = times(write, column, "row_scale")
+            write = times(write, arguments.get("branch_factor"), "b")
             if z is None:
                 z = (value(stream) + value(write)).to(arguments.get("residual_dtype") or residual.dtype)
             residual = step("add", "z", z, stream, write)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from addnorm.stream.dataflow.operators import FAMILY, find_traits
+from addnorm.stream.dataflow.operators import FAMILY, bind_arguments, find_traits
 
 CONSTANT, PARAMETER, DATA, NOISE = 0, 1, 2, 4  # bits: what a value depends on
 UNCOUNTED = -1  # ordinal of an operator that cannot be found in another run
@@ -128,12 +128,7 @@ class Op:
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return an argument by its name in the operator's schema, or the schema's default, or `default`."""
-        schema = getattr(self.func, "_schema", None)  # the steps of a fused operator have none
-        for k, argument in enumerate(schema.arguments if schema is not None else ()):
-            if argument.name == name:
-                missing = argument.default_value if argument.has_default_value() else default
-                return self.args[k] if k < len(self.args) else self.kwargs.get(name, missing)
-        return self.kwargs.get(name, default)
+        return bind_arguments(self.func, self.args, self.kwargs).get(name, default)
 
     def __repr__(self) -> str:
         return f"<{self.index} {self.name} in {self.frame.path or 'the model'}>"

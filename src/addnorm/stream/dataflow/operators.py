@@ -8,6 +8,7 @@ Names are those of `operator_name`: aten's, without the underscore of in-place o
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -118,3 +119,11 @@ def operator_name(func: Any) -> str:
         return f"{namespace}::{name}"
     bare: str = name if name.startswith("_") and not name.endswith("_") else name.rstrip("_")
     return f"{bare}_" if name in ("bernoulli_", "normal_") else bare
+
+
+def bind_arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of an operator by their names in its schema, with the schema's defaults."""
+    schema = getattr(func, "_schema", None)  # the steps of a fused operator have none
+    declared = schema.arguments if schema is not None else ()
+    defaults = {argument.name: argument.default_value for argument in declared if argument.has_default_value()}
+    return {**defaults, **{argument.name: value for argument, value in zip(declared, args, strict=False)}, **kwargs}

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from addnorm.stream.dataflow.memory import disable_modes, storage_key
-from addnorm.stream.dataflow.operators import find_traits, operator_name
+from addnorm.stream.dataflow.operators import bind_arguments, find_traits, operator_name
 from addnorm.stream.dataflow.wrappers import find_fsdp_modules, find_tensors_of, runs_in_fsdp
 
 UNWRITTEN = {"monitored_barrier_"}  # operators of c10d that write nothing
@@ -25,12 +25,9 @@ def find_written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
         return [t for t in pytree.tree_leaves(args[0]) if isinstance(t, Tensor)]
     if not func._schema.is_mutable:
         return []
-    written = []
-    for k, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[k] if k < len(args) else kwargs.get(argument.name)
-            written += [t for t in pytree.tree_leaves(value) if isinstance(t, Tensor)]
-    return written
+    bound = bind_arguments(func, args, kwargs)
+    names = [a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    return [t for name in names for t in pytree.tree_leaves(bound.get(name)) if isinstance(t, Tensor)]
 
 
 def list_outputs(func: Any, out: Any, written: Sequence[Tensor]) -> list[Tensor]:
