@@ -100,15 +100,10 @@ def recorded_sites(recording: Recording) -> list[Numbers]:
 
 def statistics_by_depth(recording: Recording, step: int) -> Numbers:
     """Return the statistics of one recorded step: for each name a list with a number, or None, per site."""
-    index = {site.id: k for k, site in enumerate(site for site in recording.sites if site.kind != "final")}
-    statistics: Numbers = {}
-    for name, (role, statistic) in BY_DEPTH.items():
-        values: list[float | None] = [None] * len(index)
-        for site, value in recording.series(role, statistic, step):
-            if site.id in index:
-                values[index[site.id]] = value
-        statistics[name] = values
-    return statistics
+    ids = [site.id for site in recording.sites if site.kind != "final"]
+    series = {name: recording.series(*of, step) for name, of in BY_DEPTH.items()}
+    by_site = {name: {site.id: value for site, value in values} for name, values in series.items()}
+    return {name: [values.get(id) for id in ids] for name, values in by_site.items()}
 
 
 def memory_map(recording: Recording) -> Numbers | None:
@@ -164,18 +159,17 @@ def _ablate_streams(
     model: CharLM, inputs: Tensor, targets: Tensor, on_site: Callable[[], None] | None
 ) -> list[Numbers]:
     """Return the rise of the loss without each write, by `ResidualStack.without`."""
-    with torch.no_grad():
-        whole = float(cross_entropy(model.forward(inputs), targets))
-        clone, rises = copy.copy(model), []
-        clone._modules = dict(model._modules)
-        clone.decoder = copy.copy(model.decoder)
-        clone.decoder._modules = dict(model.decoder._modules)
+    stack, rises = model.decoder.stack, []
+    whole = float(cross_entropy(logits(model, inputs), targets))
+    try:
         for i, site in enumerate(stack_sites(model)[1:]):
-            clone.decoder.stack = model.decoder.stack.without(i)
-            rise = float(cross_entropy(clone.forward(inputs), targets)) - whole
+            model.decoder.stack = stack.without(i)
+            rise = float(cross_entropy(logits(model, inputs), targets)) - whole
             rises.append({"site": site["id"], "kind": site["kind"], "rise": rise})
             if on_site is not None:
                 on_site()
+    finally:
+        model.decoder.stack = stack
     return rises
 
 
