@@ -162,7 +162,7 @@ class Scale(NamedTuple):
 
     Example:
         >>> from addnorm._util.charts import Scale
-        >>> Scale(0.0, 4.5).ticks(), Scale(0.5, 2000.0, True).ticks(4), Scale(1.0, 100.0, True).place(10.0)
+        >>> Scale(0.0, 4.5).ticks(), Scale(0.5, 2000.0, True).ticks(), Scale(1.0, 100.0, True).place(10.0)
         ([0.0, 1.0, 2.0, 3.0, 4.0], [1.0, 10.0, 100.0, 1000.0], 0.5)
     """
 

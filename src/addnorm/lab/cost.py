@@ -61,7 +61,7 @@ def count_cost(stack: ResidualStack) -> Cost:
 
 
 def _count_row(row: Row, d: int) -> tuple[int, int]:
-    """Return the operations, and the elements that move: x, the write, the next read, and x' unless it is the read."""
+    """Return the operations and the elements that move for one token: x, the write, the next read, and x' if it is another."""
     factors = sum(factor != 1.0 for factor in (row.a, row.b, row.c))
     return d * (factors + (row.a != 0.0)), d * (3 if row.norm_out or row.a == 0.0 else 4)
 

@@ -248,7 +248,7 @@ def _shares(connections: list[SublayerConnection], x: Tensor, writes: Tensor) ->
 
 
 def _carry(connection: SublayerConnection, parts: Tensor, x: Tensor) -> None:
-    """Carry the sources through one more sublayer, in place; its write is the last of them.
+    """Propagate the sources' contributions through one more sublayer, in place. The last source is its write.
 
     A norm on the stream is applied to each source with the denominator of their sum.
     """

@@ -61,7 +61,7 @@ def deepest(measure: Callable[[dict[str, Any]], Measured], *wirings: str, least:
 
 
 def one(name: str, number: Callable[[dict[str, Any]], float]) -> Callable[[dict[str, Any]], Measured]:
-    """Return a function that gives a number of a row its name; none if the row lacks it."""
+    """Return a function from a row to {name: number(row)}; the dict is empty if the row lacks a statistic that `number` reads."""
 
     def measured(row: dict[str, Any]) -> Measured:
         try:
@@ -92,13 +92,13 @@ def layers_of(row: dict[str, Any]) -> range:
 
 
 def growth_rate(row: dict[str, Any]) -> Measured:
-    """Return (E|x_l|^2 - E|x_0|^2) / (d l), what a layer adds on average up to layer l."""
+    """Return the extremes over l of (E|x_l|^2 - E|x_0|^2) / (d l): what a layer adds on average up to layer l."""
     start, *after = by_layer(row, "variance")
     return extremes((value - start) / layer for layer, value in enumerate(after, start=1))
 
 
 def variance_of_normed_writes(row: dict[str, Any]) -> Measured:
-    """Return the variance at every layer divided by 1 + 2l."""
+    """Return the extremes over the layers l of the stream's variance divided by 1 + 2l."""
     return extremes(value / (1 + 2 * layer) for layer, value in enumerate(by_layer(row, "variance")))
 
 
@@ -154,7 +154,7 @@ def compare_first_steps(smaller: str, larger: str) -> Callable[[Rows], Measured]
 
 
 def last_moves(rows: Rows) -> Measured:
-    """Return 2l (1 - cosine) of the last layer at every depth."""
+    """Return for each depth l of pre-LN 2l (1 - cosine of the stream before and after the last layer)."""
     return {f"{n} layers": 2 * n * rows.at["pre_ln", n]["last_move"] for n in rows.depths("pre_ln", least=6)}
 
 

@@ -74,7 +74,7 @@ class StreamsRecorder:
         self._handles.clear()
 
     def _before(self, module: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Add the pending write, and keep the state."""
+        """Add the pending write to the streams and store them in `states`, before each sublayer and the head is called."""
         state, *others = args
         head: Any = self.stack.head
         if not isinstance(state, StreamState):

@@ -89,14 +89,14 @@ class StreamsProbe:
         return _make_wiring(self.wiring, self.n)
 
     def build(self) -> ToyModel:
-        """Return the model, with the coefficients moved."""
+        """Return the model, with noise on the parameters of A, B and C."""
         with fork_rng():
             model = ToyModel(self.sublayers // 2, "pre_ln", self.seed, tokens=self.tokens, d_model=self.d_model)
             model.stack = self._stack(model, self.wiring)
         return model
 
     def _stack(self, model: ToyModel, wiring: str) -> ResidualStack:
-        """Return a stack of the model's sublayers under a wiring, with the coefficients moved."""
+        """Return a stack of the model's sublayers under a wiring, with noise on the parameters of A, B and C."""
         torch.manual_seed(self.seed)  # for initial values that are drawn
         sublayers = [connection.sublayer for connection in model.stack.connections]
         stack = ResidualStack(sublayers, self.d_model, _make_wiring(wiring, self.n), elementwise_affine=False)

@@ -154,7 +154,10 @@ def _edges(results: Results) -> Iterator[Finding]:
 def _by_wiring(
     results: Results, measure: Callable[[Arm], tuple[str, Any] | None]
 ) -> Iterator[tuple[int, list[str], dict[str, Any]]]:
-    """Yield for each depth the texts and the numbers of the wirings for which `measure` returns both."""
+    """Yield for each depth the texts, each after its wiring's name, and the numbers of the wirings that `measure` does not skip.
+
+    `measure` returns the text and the numbers of a wiring at a depth, or None to skip it.
+    """
     for n, arms in results.by_depth():
         measured = {arm.wiring: one for arm in arms if (one := measure(arm)) is not None}
         if measured:

@@ -40,7 +40,7 @@ BY_DEPTH = {
 
 
 class Shown(NamedTuple):
-    """Runs that are a series of the charts, with their style."""
+    """Runs of one setting, one per seed, with the label and the style of their series in the charts."""
 
     label: str
     group: Group
@@ -54,7 +54,12 @@ class Shown(NamedTuple):
     def mean(
         self, points: Callable[[Numbers], Iterable[tuple[float, float | None]]], kinds: Mapping[float, str] | None
     ) -> Series:
-        """Return the mean of the runs' points, over the runs that have each; `kinds` has the kinds by x, or is None."""
+        """Return the series of the mean over the runs.
+
+        Args:
+            points: function that returns the points of one run; y is None where the run has no number.
+            kinds: the kind of sublayer at each x, for the markers; None draws no markers.
+        """
         numbers: dict[float, list[float]] = {}
         for run in self.group.runs:
             for x, number in points(run):
@@ -64,7 +69,7 @@ class Shown(NamedTuple):
         return self.series(means, [] if kinds is None else [kinds.get(x, "") for x, _ in means])
 
     def where(self, condition: Callable[[Numbers], Any]) -> Shown:
-        """Return the runs that satisfy a condition."""
+        """Return the same label and style with those of the runs that satisfy a condition."""
         return self._replace(group=replace(self.group, runs=tuple(filter(condition, self.group.runs))))
 
 
@@ -129,7 +134,7 @@ def _loss_limits(series: Sequence[Series], comparison: Comparison) -> tuple[floa
 
 
 def _smoothed_losses(run: Numbers) -> Iterable[tuple[float, float]]:
-    """Yield the smoothed loss by step."""
+    """Yield each step with the mean loss of the `WINDOW` steps up to it."""
     losses = run["losses"]
     return ((k, statistics.fmean(losses[max(0, k - WINDOW) : k])) for k in range(1, len(losses) + 1))
 
@@ -210,7 +215,7 @@ def setting_table(comparison: Comparison, groups: Sequence[Group]) -> Table:
 
 
 def _name_sites(sites: Sequence[Sequence[Numbers]], keys: Sequence[str]) -> dict[float, list[Cell]]:
-    """Return the names of the sites by place. Wirings may have different sublayers at one place."""
+    """Return the values of the keys at each depth. Wirings may have different sublayers there: "attention 1 / other 1"."""
     return {
         float(k): [" / ".join(dict.fromkeys(some[k][key] for some in sites if k < len(some))) for key in keys]
         for k in range(max(map(len, sites), default=0))
@@ -322,7 +327,7 @@ def ablation_chart(shown: Sequence[Shown], title_suffix: str = "") -> Chart | No
 
 
 def init_chart(title: str, caption: str, numbers: Mapping[str, Mapping[str, Points]], x: Axis) -> Chart:
-    """Return a chart of untrained stacks, whose table has all wirings and whose drawing has `DRAWN`.
+    """Return a chart of untrained stacks. Its drawing has the first `DRAWN` wirings, its table has all.
 
     Args:
         title, caption: see `Chart`.

@@ -51,7 +51,10 @@ def depth_charts(rec: Recording) -> Iterator[Chart]:
 
 
 def _panels(rec: Recording, names: Names, label: str = "") -> list[Panel]:
-    """Return a panel for each statistic, or one with all of them if it has a label; those of the last step that has any."""
+    """Return the panels of some statistics at the last recorded step that has any of them.
+
+    Without a label each statistic has its own panel; with a label all share one panel of that label.
+    """
     step = rec.last_step(*names.values())
     places = depth_axis(rec.sites)[1]
     all_series = []
@@ -70,7 +73,7 @@ def _panels(rec: Recording, names: Names, label: str = "") -> list[Panel]:
 
 
 def _by_depth(rec: Recording, title: str, caption: str, panels: Sequence[Panel]) -> Iterator[Chart]:
-    """Yield the chart of some panels, if there are any. Sites without numbers are left out."""
+    """Yield a chart of the panels if there are any. Its table has a row for each sublayer that has a number."""
     drawn = {x for panel in panels for series in panel.series for x, _ in series.points}
     sites = {site.id: site for site in rec.sites}
     axis, places = depth_axis(rec.sites)
