@@ -33,7 +33,7 @@ def figure_of(chart: Chart) -> Figure:
         >>> from addnorm.report.figure import figure_of
         >>> losses = Panel("loss", [Series("pre_ln", [(1, 3.0), (2, 2.5)])])
         >>> figure = figure_of(Chart("Learning", "The loss by step.", [losses], Axis("step")))
-        >>> figure.svg[:47]
+        >>> figure.svg[:46]
         '<svg class="chart wide" viewBox="0 0 1000 276"'
     """
     label = f"{chart.title}. {chart.caption}"
