@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from support.families import AF, Family, Stream, ids, noise, rms
+from support.answers import Answer, Stream
+from support.families import AF, Model, ids, noise, rms
 from support.handwritten_models import (
     EPS,
     HEADS,
@@ -223,20 +224,19 @@ def highway(part: Part, x: Tensor) -> Tensor:
     return gate * part.f(part.norm(x)) + (1 - gate) * x
 
 
-def two_texts() -> dict[str, Any]:
-    return {"args": (ids(), ids(5, seed=2))}
+def two_texts() -> tuple[Tensor, ...]:
+    return ids(), ids(5, seed=2)
 
 
 def make_family(
     name: str, make: Callable[[], nn.Module], *expected: Stream, remark: str = "", inputs: Any = tokens
-) -> Family:
-    return Family(name, make, inputs, expected, remark)
+) -> Model:
+    return Model(name, make, inputs, Answer(expected), remark)
 
 
 FINAL = partial(Tiny, pre, final_norm=True)
 parallel_two = partial(stream, "parallel", final_norm=True, options={"norms": 2})
 parallel_one = partial(stream, "parallel", final_norm=True, options={"norms": 1})
-X0 = "a x + b x_0, a and b learned"
 OTHER = (
     make_family("ReZero, alpha of a layer", partial(SharedAlpha, pre), stream("rezero", norm=None, eps=None)),
     make_family("delayed add", partial(Delayed, pre, final_norm=True), pre_ln()),
@@ -246,12 +246,12 @@ OTHER = (
     make_family("parallel (a + f) + x", lambda: Parallel(1, lambda x, a, f: a + f + x), parallel_one()),
     make_family("parallel, two norms, (f + a) + x", lambda: Parallel(2, lambda x, a, f: f + a + x), parallel_two()),
     make_family("parallel, two norms, in place", lambda: Parallel(2, lambda x, a, f: x + f.add_(a)), parallel_two()),
-    make_family("encoder and decoder", EncoderDecoder, pre_ln(name="encoder"), post_ln("acf" * 2, name="decoder"), inputs=two_texts),
-    make_family("two towers", Towers, pre_ln(name="one"), post_ln(name="two"), inputs=two_texts),
+    make_family("encoder and decoder", EncoderDecoder, pre_ln(), post_ln("acf" * 2), inputs=two_texts),
+    make_family("two towers", Towers, pre_ln(), post_ln(), inputs=two_texts),
     make_family("one layer thrice", partial(Thrice, pre, layers=1, final_norm=True), pre_ln(AF * 3, shared=1)),
-    make_family("long skip", partial(LongSkip, pre, layers=3, final_norm=True), pre_ln(AF * 3, mixes={4: "x_4 + x_2"})),
+    make_family("long skip", partial(LongSkip, pre, layers=3, final_norm=True), pre_ln(AF * 3)),
     make_family("x_0 mixed in", lambda: FirstMixed(step=pre, embedding_norm=True, final_norm=True),
-         pre_ln(embedding_norm=True, mixes={0: X0, 2: X0}), remark="x_0 comes after the embedding norm"),
+         pre_ln(embedding_norm=True), remark="x_0 comes after the embedding norm"),
     make_family("channels first", partial(ChannelsFirst, pre, final_norm=True), pre_ln(), remark="(batch, d, length)"),
     make_family("ResiDual", partial(ResiDual, pre, final_norm=True), factor("resi_dual")),
     make_family("B2T", partial(BottomToTop, pre), stream("b2t")),
@@ -260,6 +260,6 @@ OTHER = (
     make_family("no residual, normed", lambda: Tiny(lambda s, x: s.norm(s.f(x))), remark="nothing is added: no stream"),
     make_family("no residual", lambda: Tiny(lambda s, x: s.f(x)), remark="no stream"),
     make_family("recurrent", Recurrent, remark="no stream"),
-    Family("perceptron", lambda: nn.Sequential(nn.Linear(D, 2 * D), nn.ReLU(), nn.Linear(2 * D, D)),
-           lambda: {"args": (noise(2, D),)}, (), "no stream"),
+    Model("perceptron", lambda: nn.Sequential(nn.Linear(D, 2 * D), nn.ReLU(), nn.Linear(2 * D, D)),
+           lambda: (noise(2, D),), Answer(()), "no stream"),
 )  # fmt: skip

@@ -17,7 +17,8 @@ from torch.nn import functional as F
 from addnorm import Learned, Row
 from support import handwritten_models as parts
 from support.adversarial_graphs import OTHER
-from support.families import AF, Family, ln, rms, table
+from support.answers import Answer
+from support.families import AF, Model, ln, rms, table
 from support.handwritten_models import (
     EPS,
     Attention,
@@ -84,9 +85,9 @@ WRONG = (
          stream(None, rows=every(Row(norm_out=True, a=ALPHA, b=ALPHA)))),
     tiny_family("alpha on a pre-LN stream", lambda s, x: ALPHA * x + s.f(s.norm(x)),
          stream(None, rows=every(Row(norm_in=True, a=ALPHA)), final_norm=True), "the stream grows by alpha each time"),
-    Family("named pre-LN, is post-LN", partial(chain, PreNormBlock, PreNormBlock), tokens, (post_ln(),)),
-    Family("named post-LN, is pre-LN", partial(chain, PostNormBlock, PostNormBlock), tokens,
-           (stream("pre_ln"),)),
+    Model("named pre-LN, is post-LN", partial(chain, PreNormBlock, PreNormBlock), tokens, Answer((post_ln(),))),
+    Model("named post-LN, is pre-LN", partial(chain, PostNormBlock, PostNormBlock), tokens,
+           Answer((stream("pre_ln"),))),
     tiny_family("residual from the norm", from_the_norm,
          stream("post_ln", embedding_norm=True, rows={3: Row()}), "z = N(x), x' = z + f(z): the stream is post-LN, from z_0 on,"
          " without its last norm", embedding_norm=False),
@@ -183,5 +184,5 @@ WRITINGS = (
 RIGHT = WIRINGS + NORMS + WRITINGS
 
 
-def adversarial_models() -> dict[str, Family]:
+def adversarial_models() -> dict[str, Model]:
     return table(WRONG + RIGHT + OTHER)

@@ -1,7 +1,7 @@
 """Small models of transformer families with random weights, and the residual wiring of each.
 
     model, args, kwargs = families()["bert"].build()
-    families()["bert"].expected          # one `Stream` for every residual stream, in the order in which they run
+    families()["bert"].streams          # the answer for every residual stream, in the order in which they run
 
 The expected streams were read in the modelling code of transformers 5.23 and torch 2.13, never taken from names. More families
 are in rare_families.py, adversarial models in adversarial_models.py. Letters stand for the kinds of sublayers, see `KINDS`.
@@ -10,75 +10,52 @@ are in rare_families.py, adversarial models in adversarial_models.py. Letters st
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from addnorm import Row
+from support import answers
+from support.answers import ANY, Answer, Stream
 
-KINDS = {"a": "attention", "c": "cross-attention", "f": "feed-forward", "o": "other"}
 D, LENGTH = 32, 7
 
 
 @dataclass(frozen=True)
-class Stream:
-    """Expected facts of one residual stream; a change of width begins a new stream.
+class Model:
+    """Small model with random weights, its inputs and its answer.
 
     Args:
-        wiring: name in `addnorm.wirings`; None for other wirings, which `rows` describe, or `remark` if no row expresses them.
-        norm: kind of the norms; None for a stream without norms.
-        eps: eps of the norms on the stream.
-        letters: kinds of the sublayers in order, as letters of `KINDS`.
-        options: options of the wiring's constructor.
-        embedding_norm: the stream itself is normalized before the first sublayer.
-        final_norm: the stream is normalized after the last sublayer, in addition to the norm that ends a post-LN layer.
-        shared: number of different layers if one layer is used more than once, otherwise 0.
-        rows: rows that differ from the wiring's, by the number of the sublayer, from 0.
-        mixes: what the stream becomes before a sublayer, by its number; x_i is the stream before sublayer i.
-        name: name of the stream.
-        width: number of features.
-        remark: properties of its code.
+        name: unique name.
+        make: builds the model.
+        inputs: new positional arguments, or keyword arguments in a dict.
+        answer: its streams, or why no rows describe it.
+        code: properties of the code from which the answer was read.
     """
-
-    wiring: str | None
-    norm: Literal["layer", "rms"] | None
-    eps: float | None
-    letters: str
-    options: dict[str, Any] = field(default_factory=dict)
-    embedding_norm: bool = False
-    final_norm: bool = False
-    shared: int = 0
-    rows: dict[int, Row] = field(default_factory=dict)
-    mixes: dict[int, str] = field(default_factory=dict)
-    name: str = ""
-    width: int = D
-    remark: str = ""
-
-    @property
-    def sublayers(self) -> tuple[str, ...]:
-        return tuple(KINDS[letter] for letter in self.letters)
-
-
-@dataclass(frozen=True)
-class Family:
-    """Model that `build` creates, with its inputs and its expected streams."""
 
     name: str
     make: Callable[[], nn.Module]
-    inputs: Callable[[], dict[str, Any]]
-    expected: tuple[Stream, ...]
-    remark: str = ""
+    inputs: Callable[[], tuple[Any, ...] | dict[str, Any]]
+    answer: Answer
+    code: str = ""
+
+    @property
+    def streams(self) -> tuple[Stream, ...]:
+        return self.answer.streams
 
     def build(self, seed: int = 0) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
         """Return the model in eval mode, its arguments and its keyword arguments."""
         torch.manual_seed(seed)
-        model = shake(self.make().eval().float(), seed)
-        kwargs = self.inputs()
-        return model, kwargs.pop("args", ()), kwargs
+        return shake(self.make().eval().float(), seed), *self.arguments()
+
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return new arguments and keyword arguments, the same numbers each time."""
+        inputs = self.inputs()
+        return ((), inputs) if isinstance(inputs, dict) else (tuple(inputs), {})
 
 
 def shake(model: nn.Module, seed: int = 0) -> nn.Module:
@@ -155,12 +132,12 @@ def sound() -> dict[str, Tensor]:
     return {"input_values": noise(2, 120)}
 
 
-def vectors() -> dict[str, Any]:
-    return {"args": (noise(2, LENGTH, D),)}
+def vectors() -> tuple[Tensor, ...]:
+    return (noise(2, LENGTH, D),)
 
 
-def two_vectors() -> dict[str, Any]:
-    return {"args": (noise(2, 5, D, seed=2), noise(2, LENGTH, D))}
+def two_vectors() -> tuple[Tensor, ...]:
+    return noise(2, 5, D, seed=2), noise(2, LENGTH, D)
 
 
 # --- models --------------------------------------------------------------------------------------------------------------
@@ -210,14 +187,16 @@ def hf(
     prefix: str,
     sizes: dict[str, Any],
     inputs: Callable[[], dict[str, Any]],
-    *expected: Stream,
+    *streams: Stream,
     model: str = "Model",
     config: str = "Config",
     remark: str = "",
     **more: Any,
-) -> Family:
+) -> Model:
     """Return a family of transformers from the prefix of its classes and the arguments of its config."""
-    return Family(name, partial(hugging, prefix + model, prefix + config, {**sizes, **more}), inputs, expected, remark)
+    return Model(
+        name, partial(hugging, prefix + model, prefix + config, {**sizes, **more}), inputs, Answer(streams), remark
+    )
 
 
 def torch_stack(kind: str, norm_first: bool, final_norm: bool) -> nn.Module:
@@ -229,15 +208,15 @@ def torch_stack(kind: str, norm_first: bool, final_norm: bool) -> nn.Module:
 FAST_PATH = "eval without gradients runs each layer as one fused operator: torch._transformer_encoder_layer_fwd"
 
 
-def torch_family(kind: str, norm_first: bool, final_norm: bool) -> Family:
+def torch_family(kind: str, norm_first: bool, final_norm: bool) -> Model:
     which = "pre_ln" if norm_first else "post_ln"
     letters, inputs, remark = {
         "Encoder": ("af", vectors, FAST_PATH), "Decoder": ("acf", two_vectors, ""),
     }[kind]  # fmt: skip
-    return Family(
+    return Model(
         f"torch {kind} {which}{' with final norm' if final_norm else ''}",
         partial(torch_stack, kind, norm_first, final_norm), inputs,
-        (Stream(which, "layer", 1e-5, letters * 2, final_norm=final_norm, remark=remark),),
+        Answer((stream(which, "layer", 1e-5, letters * 2, final_norm=final_norm, remark=remark),)),
     )  # fmt: skip
 
 
@@ -246,27 +225,44 @@ def torch_transformer(norm_first: bool) -> nn.Module:
     return nn.Transformer(D, 4, 2, 2, 64, custom_encoder=encoder, batch_first=True, norm_first=norm_first)
 
 
-def torch_pair(norm_first: bool) -> Family:
+def torch_pair(norm_first: bool) -> Model:
     which = "pre_ln" if norm_first else "post_ln"
     streams = (
-        Stream(which, "layer", 1e-5, "af" * 2, final_norm=True, name="encoder", remark=FAST_PATH),
-        Stream(which, "layer", 1e-5, "acf" * 2, final_norm=True, name="decoder"),
+        stream(which, "layer", 1e-5, "af" * 2, final_norm=True, remark=FAST_PATH),
+        stream(which, "layer", 1e-5, "acf" * 2, final_norm=True),
     )
     make = partial(torch_transformer, norm_first)
-    return Family(f"torch Transformer {which}", make, two_vectors, streams, "final norms stand with post-LN too")
+    return Model(f"torch Transformer {which}", make, two_vectors, Answer(streams), "final norms stand with post-LN too")
 
 
 # --- short constructors of the expected streams ----------------------------------------------------------------------------
 
-post = partial(Stream, "post_ln")
-bert = partial(Stream, "post_ln", embedding_norm=True)
-pre = partial(Stream, "pre_ln", final_norm=True)
-bloom = partial(Stream, "pre_ln", final_norm=True, embedding_norm=True)
-sandwich = partial(Stream, "sandwich", final_norm=True)
-reordered = partial(Stream, "reordered", final_norm=True)
-layer_scale = partial(Stream, "layer_scale", final_norm=True)
-parallel = partial(Stream, "parallel", options={"norms": 1}, final_norm=True)
-parallel_two = partial(Stream, "parallel", options={"norms": 2}, final_norm=True)
+
+def stream(
+    wiring: str | None, norm: str | None, eps: float | None, letters: str, options: Mapping[str, Any] | None = None,
+    final_norm: bool = False, embedding_norm: bool = False, rows: Mapping[int, Row] | None = None, width: int = D,
+    shared: int = 0, remark: str = "",
+) -> Stream:  # fmt: skip
+    """Return a stream whose facts were all read in the code; `rows` are those that differ from the wiring's."""
+    facts = {
+        "eps": ANY if eps is None else eps,
+        "options": options or {},
+        "width": width,
+        "shared": shared,
+        "remark": remark,
+    }
+    return answers.stream(wiring, letters, norm, final_norm, embedding_norm, rows or {}, **facts)
+
+
+post = partial(stream, "post_ln")
+bert = partial(stream, "post_ln", embedding_norm=True)
+pre = partial(stream, "pre_ln", final_norm=True)
+bloom = partial(stream, "pre_ln", final_norm=True, embedding_norm=True)
+sandwich = partial(stream, "sandwich", final_norm=True)
+reordered = partial(stream, "reordered", final_norm=True)
+layer_scale = partial(stream, "layer_scale", final_norm=True)
+parallel = partial(stream, "parallel", options={"norms": 1}, final_norm=True)
+parallel_two = partial(stream, "parallel", options={"norms": 2}, final_norm=True)
 rms, ln = "rms", "layer"
 AF, AAFF, ACF = "af", "af" * 2, "acf" * 2
 NOTHING = {0: Row()}  # the first sublayer has no norm
@@ -274,7 +270,7 @@ MASK = "after its embedding norm the stream is multiplied by the attention mask"
 FLAT = "from its feed-forward's norm to the add each layer works on (tokens, d) instead of (batch, length, d)"
 CONV = "sublayer 0 is the convolution of positions, x + conv(x), before the layers"
 
-FIRST: tuple[Family, ...] = (
+FIRST: tuple[Model, ...] = (
     hf("bert", "Bert", SMALL, padded, bert(ln, 1e-12, AAFF)),
     hf("albert", "Albert", SMALL, padded, post(ln, 1e-12, AF * 3, shared=1), num_hidden_layers=3, embedding_size=16,
        remark="the embeddings' norm is 16 wide and a projection follows it: no norm of the stream"),
@@ -286,22 +282,22 @@ FIRST: tuple[Family, ...] = (
     hf("gemma2", "Gemma2", HEADED, text, sandwich(rms, 1e-6, AAFF, remark="weights as 1 + w"), query_pre_attn_scalar=8),
     hf("olmo2", "Olmo2", GROUPED, text, reordered(rms, 1e-5, AAFF, remark="norms of queries as wide as the stream")),
     hf("granite", "Granite", GROUPED, text,
-       Stream("residual_multiplier", rms, 1e-6, AAFF, {"multiplier": 0.22}, final_norm=True),
+       stream("residual_multiplier", rms, 1e-6, AAFF, {"multiplier": 0.22}, final_norm=True),
        residual_multiplier=0.22, embedding_multiplier=12.0, attention_multiplier=0.125),
-    hf("t5", "T5", T5, translation, pre(rms, 1e-6, AAFF, name="encoder"), pre(rms, 1e-6, ACF, name="decoder"),
+    hf("t5", "T5", T5, translation, pre(rms, 1e-6, AAFF), pre(rms, 1e-6, ACF),
        remark="the adds stand inside the sublayers' modules"),
-    hf("whisper", "Whisper", WHISPER, spectrum, pre(ln, 1e-5, AAFF, name="encoder"), pre(ln, 1e-5, ACF, name="decoder")),
+    hf("whisper", "Whisper", WHISPER, spectrum, pre(ln, 1e-5, AAFF), pre(ln, 1e-5, ACF)),
     hf("vit", "ViT", VISION, image, pre(ln, 1e-12, AAFF)),
     *(torch_family(kind, first, final) for kind in ("Encoder", "Decoder") for first in (False, True) for final in (False, True)),
     torch_pair(norm_first=False), torch_pair(norm_first=True),
 )  # fmt: skip
 
-SECOND: tuple[Family, ...] = (
+SECOND: tuple[Model, ...] = (
     hf("roberta", "Roberta", SMALL, padded, bert(ln, 1e-12, AAFF)),
     hf("distilbert", "DistilBert", SMALL, padded, bert(ln, 1e-12, AAFF), hidden_dim=64),
     hf("deberta-v2", "DebertaV2", DEBERTA, padded, bert(ln, 1e-7, AAFF, remark=MASK),
        remark="the table of relative positions, as wide as the stream, is normalized too"),
-    hf("bart", "Bart", PAIR, translation, bert(ln, 1e-5, AAFF, name="encoder"), bert(ln, 1e-5, ACF, name="decoder")),
+    hf("bart", "Bart", PAIR, translation, bert(ln, 1e-5, AAFF), bert(ln, 1e-5, ACF)),
     hf("gpt_neox parallel", "GPTNeoX", SMALL, text, parallel_two(ln, 1e-5, AAFF, remark="added as (f + a) + x"),
        use_parallel_residual=True),
     hf("gpt_neox sequential", "GPTNeoX", SMALL, text, pre(ln, 1e-5, AAFF), use_parallel_residual=False),
@@ -326,8 +322,8 @@ SECOND: tuple[Family, ...] = (
        num_hidden_layers=3, cls_token_id=3, sep_token_id=4),
     hf("dinov2", "Dinov2", VISION, image, layer_scale(ln, 1e-6, AAFF), mlp_ratio=2),
     hf("swinv2", "Swinv2", SWIN, partial(image, 32),
-       Stream("reordered", ln, 1e-5, AAFF, embedding_norm=True, name="stage 1", width=16),
-       reordered(ln, 1e-5, AAFF, embedding_norm=True, name="stage 2",
+       stream("reordered", ln, 1e-5, AAFF, embedding_norm=True, width=16),
+       reordered(ln, 1e-5, AAFF, embedding_norm=True,
                  remark="the patch merging ends in a norm: (gather, project, norm)")),
     hf("wav2vec2 post", "Wav2Vec2", SOUND, sound, post(ln, 1e-5, "oafaf", remark=CONV), do_stable_layer_norm=False),
     hf("wav2vec2 stable", "Wav2Vec2", SOUND, sound, pre(ln, 1e-5, "oafaf", rows=NOTHING, remark=CONV + ", without norm"),
@@ -335,7 +331,7 @@ SECOND: tuple[Family, ...] = (
 )  # fmt: skip
 
 
-def table(families: Iterable[Family]) -> dict[str, Family]:
+def table(families: Iterable[Model]) -> dict[str, Model]:
     """Return families by name; names must differ."""
     families = list(families)
     by_name = {family.name: family for family in families}
@@ -343,5 +339,5 @@ def table(families: Iterable[Family]) -> dict[str, Family]:
     return by_name
 
 
-def families() -> dict[str, Family]:
+def families() -> dict[str, Model]:
     return table(FIRST + SECOND)

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from addnorm import Row
-from support.families import AAFF, Family, Stream, ids, ln, shake
+from support import families
+from support.answers import Answer, Stream
+from support.families import AAFF, Model, ids, ln, shake
 
 D, HEADS, VOCAB = 16, 2, 99
 EPS = 1e-5
@@ -306,18 +308,18 @@ class Tiny(nn.Module):
 # --- families of tiny models -----------------------------------------------------------------------------------------------
 
 
-def tokens() -> dict[str, Any]:
-    return {"args": (ids(),)}
+def tokens() -> tuple[Tensor, ...]:
+    return (ids(),)
 
 
 def stream(wiring: str | None, letters: str = AAFF, eps: float | None = EPS, **facts: Any) -> Stream:
-    return Stream(wiring, **{"norm": ln, "eps": eps, "letters": letters, "width": D} | facts)
+    return families.stream(wiring, **{"norm": ln, "eps": eps, "letters": letters, "width": D} | facts)
 
 
-def tiny_family(name: str, step: Step, expected: Stream, remark: str = "", **options: Any) -> Family:
+def tiny_family(name: str, step: Step, expected: Stream, remark: str = "", **options: Any) -> Model:
     """Return a chain of sublayers with the expected norms before and after."""
-    norms = {"embedding_norm": expected.embedding_norm, "final_norm": expected.final_norm}
-    return Family(name, partial(Tiny, step, **norms | options), tokens, (expected,), remark)
+    norms = {name: getattr(expected, name) is not None for name in ("embedding_norm", "final_norm")}
+    return Model(name, partial(Tiny, step, **norms | options), tokens, Answer((expected,)), remark)
 
 
 def every(row: Row, n: int = 4) -> dict[int, Row]:

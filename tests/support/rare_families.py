@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from addnorm import Learned, Row
+from support.answers import Stream
 from support.families import (
     AAFF,
     ACF,
@@ -22,8 +23,7 @@ from support.families import (
     SWIN,
     T5,
     VISION,
-    Family,
-    Stream,
+    Model,
     bert,
     bloom,
     hf,
@@ -40,6 +40,7 @@ from support.families import (
     rms,
     sandwich,
     sound,
+    stream,
     table,
     text,
     translation,
@@ -74,9 +75,9 @@ def rows(letters: str, by_letter: dict[str, Row]) -> dict[int, Row]:
     return {i: by_letter[letter] for i, letter in enumerate(letters)}
 
 
-def both(stream: partial[Stream], eps: float, kind: Any = ln) -> tuple[Stream, Stream]:
+def both(wiring: partial[Stream], eps: float, kind: Any = ln) -> tuple[Stream, Stream]:
     """Return an encoder and a decoder of one wiring."""
-    return stream(kind, eps, AAFF, name="encoder"), stream(kind, eps, ACF, name="decoder")
+    return wiring(kind, eps, AAFF), wiring(kind, eps, ACF)
 
 
 MOE = GROUPED | {"num_experts_per_tok": 2, "num_local_experts": 4, "num_experts": 4, "moe_intermediate_size": 32}
@@ -98,7 +99,7 @@ CHAMELEON = GROUPED | {
     },
 }
 
-ENCODERS: tuple[Family, ...] = (
+ENCODERS: tuple[Model, ...] = (
     hf("electra", "Electra", SMALL, padded, post(ln, 1e-12, AAFF), embedding_size=16,
        remark="the embeddings' norm is 16 wide and a projection follows it"),
     hf("electra, wide embedding", "Electra", SMALL, padded, bert(ln, 1e-12, AAFF), embedding_size=32),
@@ -132,7 +133,7 @@ ENCODERS: tuple[Family, ...] = (
        input_embedding_size=16, output_embedding_size=16),
 )  # fmt: skip
 
-DECODERS: tuple[Family, ...] = (
+DECODERS: tuple[Model, ...] = (
     hf("bloom, residual from the norm", "Bloom", SMALL, text,
        post(ln, 1e-5, AAFF, embedding_norm=True, remark="z = N(x), x' = z + f(z): post-LN, from the second norm on"),
        apply_residual_connection_post_layernorm=True, remark="two norms in a row before the first sublayer"),
@@ -152,7 +153,7 @@ DECODERS: tuple[Family, ...] = (
     hf("qwen3_moe", "Qwen3Moe", MOE, text, pre(rms, 1e-6, AAFF), head_dim=8),
     hf("mixtral", "Mixtral", MOE, text, pre(rms, 1e-5, AAFF)),
     hf("granitemoe", "GraniteMoe", MOE, text,
-       Stream("residual_multiplier", rms, 1e-6, AAFF, {"multiplier": 0.22}, final_norm=True), residual_multiplier=0.22),
+       stream("residual_multiplier", rms, 1e-6, AAFF, {"multiplier": 0.22}, final_norm=True), residual_multiplier=0.22),
     hf("gpt_oss", "GptOss", MOE, text, pre(rms, 1e-5, AAFF, remark="learned sinks"), head_dim=8, rope_parameters=ROPE),
     hf("olmoe", "Olmoe", MOE, text, pre(rms, 1e-5, AAFF, remark="norms of queries as wide as the stream")),
     hf("afmoe", "Afmoe", MOE, text, sandwich(rms, 1e-5, AAFF), head_dim=8, num_dense_layers=1),
@@ -164,10 +165,10 @@ DECODERS: tuple[Family, ...] = (
     hf("exaone4", "Exaone4", GROUPED, text, reordered(rms, 1e-5, AAFF)),
     hf("nemotron", "Nemotron", GROUPED, text, pre(ln, 1e-5, AAFF, remark="weights as 1 + w")),
     hf("minicpm3", "MiniCPM3", SMALL, text,
-       Stream("depth_mup", rms, 1e-5, AAFF, {"k": 1.4}, final_norm=True), num_key_value_heads=4, scale_depth=1.4, scale_emb=12,
+       stream("depth_mup", rms, 1e-5, AAFF, {"k": 1.4}, final_norm=True), num_key_value_heads=4, scale_depth=1.4, scale_emb=12,
        q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8, head_dim=8),
     hf("minimax", "MiniMax", MOE, text,
-       Stream("deepnorm", rms, 1e-5, AAFF, embedding_norm=True, remark="z = N(x), x' = alpha z + f(z), and a final norm"),
+       stream("deepnorm", rms, 1e-5, AAFF, embedding_norm=True, remark="z = N(x), x' = alpha z + f(z), and a final norm"),
        layer_types=["full_attention"] * 2, full_attn_alpha_factor=ALPHA, mlp_alpha_factor=ALPHA, head_dim=8),
     hf("minimax, factors 1", "MiniMax", MOE, text, post(rms, 1e-5, AAFF, embedding_norm=True),
        layer_types=["full_attention"] * 2, head_dim=8),
@@ -180,7 +181,7 @@ DECODERS: tuple[Family, ...] = (
     hf("nanochat", "NanoChat", SMALL, text, bloom(rms, 1e-6, AAFF, remark="no weights; one module is embedding and final norm"),
        num_key_value_heads=4),
     hf("doge", "Doge", GROUPED, text,
-       Stream(None, rms, 1e-6, AAFF, final_norm=True, rows=rows(AAFF, dict.fromkeys(AF, SCALED)),
+       stream(None, rms, 1e-6, AAFF, final_norm=True, rows=rows(AAFF, dict.fromkeys(AF, SCALED)),
               remark="the stream is scaled by a learned vector before each add")),
     hf("bitnet", "BitNet", GROUPED, text, pre(rms, 1e-5, AAFF, remark="a norm in each sublayer, before its last projection")),
     hf("apertus", "Apertus", GROUPED, text, pre(rms, 1e-5, AAFF), rope_parameters=ROPE),
@@ -204,7 +205,7 @@ DECODERS: tuple[Family, ...] = (
        attention_hidden_size=32, remark="its state is written in place: no backward"),
 )  # fmt: skip
 
-PAIRS: tuple[Family, ...] = (
+PAIRS: tuple[Model, ...] = (
     hf("umt5", "UMT5", T5, translation, *both(pre, 1e-6, rms)),
     hf("mt5", "MT5", T5, translation, *both(pre, 1e-6, rms)),
     hf("longt5", "LongT5", T5, translation, *both(pre, 1e-6, rms), local_radius=3),
@@ -215,8 +216,8 @@ PAIRS: tuple[Family, ...] = (
     hf("m2m_100", "M2M100", PAIR, translation, *both(pre, 1e-5)),
     hf("pegasus", "Pegasus", PAIR, translation, *both(pre, 1e-5)),
     hf("blenderbot", "Blenderbot", PAIR, translation, *both(pre, 1e-5)),
-    hf("blenderbot-small", "BlenderbotSmall", PAIR, translation, bert(ln, 1e-5, AAFF, name="encoder"),
-       post(ln, 1e-5, ACF, name="decoder", remark="x_0 = N(tokens) + positions: its norm is before the positions' add")),
+    hf("blenderbot-small", "BlenderbotSmall", PAIR, translation, bert(ln, 1e-5, AAFF),
+       post(ln, 1e-5, ACF, remark="x_0 = N(tokens) + positions: its norm is before the positions' add")),
     hf("plbart", "PLBart", PAIR, translation, *both(bert, 1e-5)),
     hf("led", "LED", PAIR, translation, *both(bert, 1e-5), attention_window=4, max_encoder_position_embeddings=64,
        max_decoder_position_embeddings=64),
@@ -227,14 +228,14 @@ PAIRS: tuple[Family, ...] = (
        max_source_positions=64, max_target_positions=32),
 )  # fmt: skip
 
-IMAGES: tuple[Family, ...] = (
+IMAGES: tuple[Model, ...] = (
     hf("clip text", "CLIP", SMALL, text, pre(ln, 1e-5, AAFF), model="TextModel", config="TextConfig"),
     hf("clip vision", "CLIP", VISION, image,
-       Stream("pre_ln", ln, 1e-5, AAFF, embedding_norm=True, final_norm=True,
+       stream("pre_ln", ln, 1e-5, AAFF, embedding_norm=True, final_norm=True,
               remark="the norm after the layers is of the class token alone"),
        model="VisionModel", config="VisionConfig"),
     hf("clip", "CLIP", {"text_config": SMALL, "vision_config": VISION, "projection_dim": 16}, pair,
-       Stream("pre_ln", ln, 1e-5, AAFF, embedding_norm=True, final_norm=True, name="vision"), pre(ln, 1e-5, AAFF, name="text")),
+       stream("pre_ln", ln, 1e-5, AAFF, embedding_norm=True, final_norm=True), pre(ln, 1e-5, AAFF)),
     hf("siglip text", "Siglip", SMALL, text, pre(ln, 1e-6, AAFF), model="TextModel", config="TextConfig"),
     hf("siglip vision", "Siglip", VISION, image,
        pre(ln, 1e-6, AAFF, remark="built without its pooling head, which has an x + f(N(x)) of one token"),
@@ -243,26 +244,26 @@ IMAGES: tuple[Family, ...] = (
     hf("vit_msn", "ViTMSN", VISION, image, pre(ln, 1e-6, AAFF)),
     hf("ijepa", "IJepa", VISION, image, pre(ln, 1e-12, AAFF)),
     hf("vivit", "Vivit", VISION, video, pre(ln, 1e-6, AAFF), num_frames=2, tubelet_size=[2, 8, 8]),
-    hf("beit", "Beit", VISION, image, Stream("layer_scale", ln, 1e-12, AAFF, remark="only the pooled mean is normalized")),
+    hf("beit", "Beit", VISION, image, stream("layer_scale", ln, 1e-12, AAFF, remark="only the pooled mean is normalized")),
     hf("beit, final norm", "Beit", VISION, image, layer_scale(ln, 1e-12, AAFF), use_mean_pooling=False),
     hf("beit without scale", "Beit", VISION, image, pre(ln, 1e-12, AAFF), use_mean_pooling=False, layer_scale_init_value=0.0),
     hf("dinov3_vit", "DINOv3ViT", VISION, image, layer_scale(ln, 1e-5, AAFF)),
     hf("swin", "Swin", SWIN, partial(image, 32),
-       Stream("pre_ln", ln, 1e-5, AAFF, embedding_norm=True, name="stage 1", width=16, remark="nothing normalizes its end"),
-       pre(ln, 1e-5, AAFF, name="stage 2", remark=MERGED)),
+       stream("pre_ln", ln, 1e-5, AAFF, embedding_norm=True, width=16, remark="nothing normalizes its end"),
+       pre(ln, 1e-5, AAFF, remark=MERGED)),
 )  # fmt: skip
 
-SOUNDS: tuple[Family, ...] = (
+SOUNDS: tuple[Model, ...] = (
     hf("hubert post", "Hubert", SOUND, sound, post(ln, 1e-5, "oafaf", remark=CONV)),
     hf("hubert stable", "Hubert", SOUND, sound, pre(ln, 1e-5, "oafaf", rows=NOTHING, remark=CONV + ", without norm"),
        do_stable_layer_norm=True, feat_extract_norm="layer"),
     hf("data2vec audio", "Data2VecAudio", SOUND, sound,
        post(ln, 1e-5, "oafaf", remark=CONV + "; conv has norms of its own, without weights")),
     hf("wav2vec2-conformer", "Wav2Vec2Conformer", SOUND, sound,
-       Stream(None, ln, 1e-5, "faof" * 2, final_norm=True, rows=rows("faoF" * 2, CONFORMER),
+       stream(None, ln, 1e-5, "faof" * 2, final_norm=True, rows=rows("faoF" * 2, CONFORMER),
               remark="halves of the feed-forwards; a norm of the stream ends each layer, one more all of them")),
 )  # fmt: skip
 
 
-def families() -> dict[str, Family]:
+def families() -> dict[str, Model]:
     return table(ENCODERS + DECODERS + PAIRS + IMAGES + SOUNDS)

@@ -18,14 +18,12 @@ import warnings
 from typing import Any
 
 import torch
-from torch import nn
 
 import addnorm
-from support.families import shake
+from support.judge import judge
 from zoo.answer import Model, Package
-from zoo.judge import judge
 from zoo.packages import load
-from zoo.use import attempt, check_fuse, split, use
+from zoo.use import attempt, check_fuse, use
 
 
 class Stub(types.ModuleType):
@@ -61,12 +59,12 @@ def prepare(package: Package) -> None:
 
 def examine(model: Model) -> dict[str, Any]:
     """Return what `inspect` says of a model, the verdict, and the results of the other functions."""
-    module = build(model)
-    args, kwargs = split(model.inputs())
-    row: dict[str, Any] = {
-        "model": model.name,
-        "expected": "none: " + model.refuse if model.refuse else _expected(model),
-    }
+    module, args, kwargs = model.build()
+    answer = model.answer
+    names = [
+        (stream.wiring or "rows").replace("|none", " or no name").replace("|", " or ") for stream in answer.streams
+    ]
+    row = {"model": model.name, "expected": "none: " + answer.reason if answer.reason else ", ".join(names)}
     found = None
 
     def run() -> str:
@@ -74,29 +72,24 @@ def examine(model: Model) -> dict[str, Any]:
         found = addnorm.inspect(module, *args, **kwargs)
         return "ok"
 
-    answer = attempt(run)
+    said = attempt(run)
     if found is None:
-        row |= {"verdict": "refused" if answer.startswith("refused") else "crash", "detail": answer}
+        row |= {"verdict": "refused" if said.startswith("refused") else "crash", "detail": said}
     else:
-        verdict = judge(found, model)
+        verdict = judge(found, answer)
+        is_right = bool(answer.reason) and verdict.status == "refused"  # as it must be
+        reasons = "; ".join(
+            dict.fromkeys(str(getattr(part, "reason", part)) for part in (*found.unknown, *found.outside))
+        )
+        detail = "; ".join([*verdict.wrong, *verdict.missing]) + f"; it says: {reasons}" * bool(reasons)
         row |= {
-            "verdict": verdict.word, "detail": verdict.detail, "wiring": [s.wiring.name if s.wiring else None for s in found.streams],
+            "verdict": "right" if is_right else verdict.status,
+            "detail": reasons if verdict.status == "refused" else "" if verdict.status == "right" else detail,
+            "wiring": [s.wiring.name if s.wiring else None for s in found.streams],
             "sublayers": [len(s.sites) for s in found.streams], "closes": found.closes,
             "closure": float(f"{found.closure:.1e}") if found.streams else None, "unknown": [str(u.reason) for u in found.unknown],
         }  # fmt: skip
-    return row | dict(use(module, model.inputs, found))
-
-
-def build(model: Model) -> nn.Module:
-    """Return the model in eval mode with random weights."""
-    torch.manual_seed(0)
-    return shake(model.make().eval().float())
-
-
-def _expected(model: Model) -> str:
-    return ", ".join(
-        (stream.wiring or "rows").replace("|none", " or no name").replace("|", " or ") for stream in model.streams
-    )
+    return row | dict(use(module, model.arguments, found))
 
 
 def main(name: str, stage: str, seconds: str, *names: str) -> None:
@@ -114,7 +107,7 @@ def main(name: str, stage: str, seconds: str, *names: str) -> None:
             signal.alarm(int(seconds))
             try:
                 if stage == "fuse":
-                    row = {"model": model.name, "fuse": attempt(check_fuse, build(model), model.inputs())}
+                    row = {"model": model.name, "fuse": attempt(check_fuse, model.build()[0], model.arguments())}
                 else:
                     row = examine(model)
             except OutOfTime:

@@ -25,7 +25,7 @@ own. Those of transformers are the families of the tests. The default tests use 
 
 - **right**: wiring, number and kinds of sublayers, norms, embedding norm, final norm and rows are those of the answer, and the
   inspection closes. For a model that no rows describe: no wiring is named, and the inspection says that something is not understood.
-- **partly**: what is named is right, but a part is missing and said to be missing, or a sublayer's kind is another one.
+- **partly**: what is named is right, but a part is missing and said to be missing.
 - **refused**: no wiring is named, with a reason.
 - **wrong**: a wiring is named that is not the answer's, or the inspection closes in silence and differs from the answer.
 """

@@ -64,7 +64,7 @@ def fingerprint(stage: str, package: str) -> str:
     zoo = ROOT / "tests" / "zoo"
     files += [zoo / f"{name}.py" for name in ("examine", "use")]
     if stage == "inspect":
-        files += [zoo / "judge.py", Path(str(modules()[package].__file__))]
+        files += [ROOT / "tests" / "support" / "judge.py", Path(str(modules()[package].__file__))]
     digest = hashlib.sha256()
     for file in sorted(files):
         digest.update(file.read_bytes())

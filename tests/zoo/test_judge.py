@@ -1,4 +1,4 @@
-"""The judge on our own models: each verdict occurs, and only where it should."""
+"""The judge on our own models by answers in letters: each verdict occurs, and only where it should."""
 
 import json
 from dataclasses import replace
@@ -9,14 +9,15 @@ from torch import nn
 
 import addnorm
 from addnorm import Row
+from support.answers import Answer
 from support.families import shake
+from support.judge import judge
 from zoo import page
-from zoo.answer import IN, Model, Stream
-from zoo.judge import judge
+from zoo.answer import IN, stream
 from zoo.packages import load
 from zoo.use import attempt, check_ablate, check_decompose, check_record
 
-ANSWER = Stream("pre_ln", "ff")
+PRE_LN = {"wiring": "pre_ln", "letters": "ff"}
 
 
 class Blocks(nn.Module):
@@ -39,66 +40,73 @@ class Blocks(nn.Module):
         return x if self.how == "post" else self.norms[2](x)
 
 
-def examine(how, *streams, refuse="", also=()):
-    model = shake(Blocks(how).eval())
-    result = addnorm.inspect(model, torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(1)))
-    return judge(result, Model("", lambda: model, tuple, streams, "", refuse=refuse, also=also))
+def inspect(how):
+    return addnorm.inspect(shake(Blocks(how).eval()), torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(1)))
 
 
 @pytest.mark.parametrize(
-    ("how", "answer", "word"),
+    ("how", "facts", "status"),
     [
-        ("pre", ANSWER, "right"),
-        ("pre", replace(ANSWER, wiring="post_ln|pre_ln"), "right"),
-        ("pre", replace(ANSWER, final_norm=None), "right"),
-        ("post", replace(ANSWER, wiring="post_ln", final_norm=False), "right"),
-        ("pre", replace(ANSWER, letters="fa"), "partly"),
-        ("pre", replace(ANSWER, letters="fff"), "wrong"),
-        ("pre", replace(ANSWER, wiring="post_ln"), "wrong"),
-        ("pre", replace(ANSWER, wiring=None, rows=(IN,)), "wrong"),
-        ("pre", replace(ANSWER, final_norm=False), "wrong"),
-        ("pre", replace(ANSWER, embedding_norm=True), "wrong"),
-        ("pre", replace(ANSWER, norm="rms"), "wrong"),
-        ("post", ANSWER, "wrong"),
-        ("highway", ANSWER, "refused"),
+        ("pre", {}, "right"),
+        ("pre", {"wiring": "post_ln|pre_ln"}, "right"),
+        ("pre", {"final_norm": None}, "right"),
+        ("pre", {"letters": "??"}, "right"),
+        ("post", {"wiring": "post_ln", "final_norm": False}, "right"),
+        ("pre", {"letters": "fa"}, "wrong"),
+        ("pre", {"letters": "fff"}, "wrong"),
+        ("pre", {"wiring": "post_ln"}, "wrong"),
+        ("pre", {"wiring": None, "rows": (IN,)}, "wrong"),
+        ("pre", {"rows": {1: Row(norm_in=True, b=0.5)}}, "wrong"),
+        ("pre", {"final_norm": False}, "wrong"),
+        ("pre", {"embedding_norm": True}, "wrong"),
+        ("pre", {"norm": "rms"}, "wrong"),
+        ("pre", {"eps": 1e-6}, "wrong"),
+        ("pre", {"width": 8}, "wrong"),
+        ("pre", {"shared": 1}, "wrong"),
+        ("pre", {"options": {"k": 1}}, "wrong"),
+        ("post", {}, "wrong"),
+        ("highway", {}, "refused"),
     ],
 )
-def test_judge_tells_right_partly_refused_and_wrong(how, answer, word):
-    assert examine(how, answer).word == word
+def test_judge_tells_right_refused_and_wrong(how, facts, status):
+    assert judge(inspect(how), Answer((stream(**PRE_LN | facts),))).status == status
 
 
 def test_judge_accepts_a_second_answer():
-    assert examine("pre", replace(ANSWER, wiring="post_ln"), also=(ANSWER,)).word == "right"
+    other = stream("post_ln", "ff")
+    assert judge(inspect("pre"), Answer((other,), also=(stream(**PRE_LN),))).status == "right"
+    assert judge(inspect("pre"), Answer((other,), also=(other,))).status == "wrong"
 
 
 def test_judge_demands_a_refusal_where_no_rows_exist():
-    assert examine("highway", refuse="a gate").word == "right"
-    verdict = examine("pre", refuse="no such model")
-    assert verdict.word == "wrong"
-    assert "pre_ln" in verdict.detail
+    answer = Answer((), "a gate", has_adds=False)
+    assert judge(inspect("highway"), answer).status == "refused"
+    verdict = judge(inspect("pre"), answer)
+    assert verdict.status == "wrong"
+    assert "pre_ln" in verdict.wrong[0]
 
 
-def test_judge_compares_rows_of_unnamed_streams():
-    model = shake(Blocks("pre").eval())
-    result = addnorm.inspect(model, torch.randn(2, 5, 16))
-    stream = replace(result.streams[0], wiring=None)
-    result = replace(result, streams=(stream,))
-
-    def verdict(*streams):
-        return judge(result, Model("", lambda: model, tuple, streams, "")).word
-
-    assert verdict(replace(ANSWER, wiring=None, rows=(IN,))) == "right"
-    assert verdict(replace(ANSWER, wiring=None, rows=(Row(norm_in=True, b=0.5),))) == "wrong"
-    assert verdict(ANSWER) == "partly"  # every row is right, and the name is missing
-    assert verdict(replace(ANSWER, wiring="sandwich")) == "wrong"
+@pytest.mark.parametrize(
+    ("facts", "status"),
+    [
+        ({"wiring": None, "rows": (IN,)}, "right"),
+        ({"wiring": None, "rows": (Row(norm_in=True, b=0.5),)}, "wrong"),
+        ({}, "partly"),  # every row is right, and the name is missing
+        ({"wiring": "sandwich"}, "wrong"),
+    ],
+)
+def test_judge_compares_rows_of_unnamed_streams(facts, status):
+    result = inspect("pre")
+    result = replace(result, streams=(replace(result.streams[0], wiring=None),))
+    assert judge(result, Answer((stream(**PRE_LN | facts),))).status == status
 
 
 def test_uses_pass_on_our_own_model():
     model, x = shake(Blocks("pre").eval()), torch.randn(2, 5, 16)
-    found = addnorm.inspect(model, x)
-    assert attempt(check_record, model, (x,)) == "ok"
-    assert attempt(check_decompose, model, (x,), found) == "ok"
-    assert attempt(check_ablate, model, (x,), found) == "ok"
+    found, arguments = addnorm.inspect(model, x), ((x,), {})
+    assert attempt(check_record, model, arguments) == "ok"
+    assert attempt(check_decompose, model, arguments, found) == "ok"
+    assert attempt(check_ablate, model, arguments, found) == "ok"
 
 
 def test_uses_tell_refusals_from_crashes():

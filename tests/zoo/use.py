@@ -20,16 +20,15 @@ OWN = str(Path(addnorm.__file__).parent)
 TOLERANCE = 1e-4  # of outputs of models whose layers are a few; float32 and another order of the same sums
 
 
-def call(model: nn.Module, inputs: Any) -> list[Tensor]:
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def call(model: nn.Module, arguments: Arguments) -> list[Tensor]:
     """Return the floating-point tensors of the model's output."""
-    result = model(**inputs) if isinstance(inputs, dict) else model(*inputs)
+    args, kwargs = arguments
+    result = model(*args, **kwargs)
     leaves = tree_leaves(dict(result) if hasattr(result, "keys") else result)
     return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-
-
-def split(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return inputs as positional and keyword arguments."""
-    return ((), inputs) if isinstance(inputs, dict) else (tuple(inputs), {})
 
 
 def attempt(function: Callable[..., str], *args: Any) -> str:
@@ -46,10 +45,10 @@ def attempt(function: Callable[..., str], *args: Any) -> str:
         return f"crash: {text} ({Path(last.filename).name}:{last.lineno})"
 
 
-def check_record(model: nn.Module, inputs: Any) -> str:
+def check_record(model: nn.Module, arguments: Arguments) -> str:
     """Record a forward and, if the model has one in eval mode, a backward; the outputs must keep their bits."""
     torch.manual_seed(0)
-    expected = call(model, inputs)
+    expected = call(model, arguments)
     try:
         _backward(expected)
         trains = True
@@ -57,7 +56,7 @@ def check_record(model: nn.Module, inputs: Any) -> str:
         trains = False
     torch.manual_seed(0)
     with addnorm.record(model) as recording:
-        actual = call(model, inputs)
+        actual = call(model, arguments)
         if trains:
             _backward(actual)
     if any(not torch.equal(a, b) for a, b in zip(actual, expected, strict=True)):
@@ -73,9 +72,9 @@ def _backward(outputs: list[Tensor]) -> None:
         loss.backward()
 
 
-def check_decompose(model: nn.Module, inputs: Any, found: Inspection) -> str:
+def check_decompose(model: nn.Module, arguments: Arguments, found: Inspection) -> str:
     """Decompose each stream; the components must add up to it."""
-    args, kwargs = split(inputs)
+    args, kwargs = arguments
     for stream in found.streams:
         with torch.no_grad():
             parts = addnorm.decompose(model, *args, stream=stream.name, **kwargs)
@@ -86,29 +85,29 @@ def check_decompose(model: nn.Module, inputs: Any, found: Inspection) -> str:
     return "ok" if found.streams else "no stream"
 
 
-def check_ablate(model: nn.Module, inputs: Any, found: Inspection) -> str:
+def check_ablate(model: nn.Module, arguments: Arguments, found: Inspection) -> str:
     """Scale the writes of the first and the last site by one, which changes nothing, and by zero, which changes the outputs."""
     with torch.no_grad():
-        expected = call(model, inputs)
+        expected = call(model, arguments)
         for site in {id(s): s for s in (*found.sites[:1], *found.sites[-1:])}.values():
             with addnorm.scale_write(site, 1.0):
-                same = call(model, inputs)
+                same = call(model, arguments)
             if _distance(same, expected) > TOLERANCE:
                 return f"wrong: scaling {site.id} by 1 changes the outputs by {_distance(same, expected):.1e}"
             with addnorm.ablate(site):
-                call(model, inputs)
+                call(model, arguments)
     return "ok" if found.sites else "no sites"
 
 
-def check_fuse(model: nn.Module, inputs: Any) -> str:
+def check_fuse(model: nn.Module, arguments: Arguments) -> str:
     """Fuse and unfuse; the outputs must agree."""
     with torch.no_grad():
-        expected = call(model, inputs)
-        args, kwargs = split(inputs)
+        expected = call(model, arguments)
+        args, kwargs = arguments
         addnorm.fuse(model, *args, **kwargs)
-        fused = call(model, inputs)
+        fused = call(model, arguments)
         addnorm.unfuse(model)
-        restored = call(model, inputs)
+        restored = call(model, arguments)
     if _distance(fused, expected) > TOLERANCE:
         return f"wrong: fused outputs differ by {_distance(fused, expected):.1e}"
     return "ok" if _distance(restored, expected) == 0 else "wrong: unfuse does not restore the outputs"
@@ -121,8 +120,8 @@ def _distance(actual: list[Tensor], expected: list[Tensor]) -> float:
     )
 
 
-def use(model: nn.Module, inputs: Callable[[], Any], found: Inspection | None) -> Iterator[tuple[str, str]]:
+def use(model: nn.Module, arguments: Callable[[], Arguments], found: Inspection | None) -> Iterator[tuple[str, str]]:
     """Yield the name of each function that uses an inspection, and its result."""
-    yield "record", attempt(check_record, model, inputs())
-    yield "decompose", attempt(check_decompose, model, inputs(), found) if found else "no inspection"
-    yield "ablate", attempt(check_ablate, model, inputs(), found) if found else "no inspection"
+    yield "record", attempt(check_record, model, arguments())
+    for name, check in (("decompose", check_decompose), ("ablate", check_ablate)):
+        yield name, attempt(check, model, arguments(), found) if found else "no inspection"

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from addnorm import inspect
 from support import adversarial_models, families, rare_families
+from support.answers import ANY
 from support.inspection_checks import find_differences
 
 pytest.importorskip("transformers")
@@ -18,12 +19,12 @@ ADVERSARIAL = adversarial_models.adversarial_models()
 
 def find_features(family):
     """Return the pairs of expected facts of a family, and the remarks on its code."""
-    features = {("remark", family.remark)} if family.remark else set()
-    for stream in family.expected:
+    features = {("remark", family.code)} if family.code else set()
+    for stream in family.streams:
         facts = {
-            "wiring": stream.wiring, "norm": stream.norm, "kinds": "".join(sorted({*stream.letters})),
+            "wiring": stream.wiring, "norm": stream.norm, "kinds": tuple(sorted({site.kind for site in stream.sites})),
             "embedding norm": stream.embedding_norm, "final norm": stream.final_norm, "shared": bool(stream.shared),
-            "rows": bool(stream.rows), "mixes": bool(stream.mixes), "streams": len(family.expected),
+            "rows": any(site.row is not ANY for site in stream.sites), "streams": len(family.streams),
         }  # fmt: skip
         features |= {*combinations(facts.items(), 2)}
         features |= {("remark", stream.remark)} if stream.remark else set()
@@ -47,8 +48,8 @@ def mark_slow(names, selected):
 
 def check(family):
     model, args, kwargs = family.build()
-    differences = find_differences(inspect(model, *args, **kwargs), family.expected)
-    remarks = [family.remark, *(stream.remark for stream in family.expected)]
+    differences = find_differences(inspect(model, *args, **kwargs), family.streams)
+    remarks = [family.remark, *(stream.remark for stream in family.streams)]
     assert not differences, "\n".join([family.name, *remarks, *differences])
 
 
@@ -72,7 +73,7 @@ def test_inspect_finds_wiring_in_bfloat16(name):
     model, args, kwargs = FAMILIES[name].build()
     kwargs = {key: x.bfloat16() if isinstance(x, Tensor) and x.is_floating_point() else x for key, x in kwargs.items()}
     inspection = inspect(model.bfloat16(), *args, **kwargs)
-    differences = find_differences(inspection, FAMILIES[name].expected, closure=8 * torch.finfo(torch.bfloat16).eps)
+    differences = find_differences(inspection, FAMILIES[name].streams, closure=8 * torch.finfo(torch.bfloat16).eps)
     assert not [text for text in differences if "option" not in text], differences  # constants are rounded
 
 
@@ -80,7 +81,7 @@ def test_inspect_finds_wiring_in_bfloat16(name):
 def test_inspect_finds_wiring_in_float64(name):
     model, args, kwargs = FAMILIES[name].build()
     inspection = inspect(model, *args, float64=True, **kwargs)
-    assert not find_differences(inspection, FAMILIES[name].expected)
+    assert not find_differences(inspection, FAMILIES[name].streams)
     if (
         all(norm.dtype == torch.float64 for stream in inspection.streams for norm in stream.norms())
         and "mamba" not in name

@@ -10,8 +10,8 @@ import torch
 
 import addnorm
 from addnorm import Row
+from support.judge import judge
 from support.random_models import CHAINS, NAMES, counts, random_model, seeds_of
-from support.random_models.judgement import judge
 from support.random_models.numbers import trace_by_hand
 
 NUM_CHAINS = 60

@@ -5,8 +5,8 @@ from functools import cache
 import pytest
 
 import addnorm
+from support.judge import judge
 from support.random_models import CHAINS, NAMES, random_model, seeds_of
-from support.random_models.judgement import judge
 from support.random_models.numbers import compare_ablations, compare_components, compare_recording, trace_by_hand
 
 NUM_CHAINS = 18

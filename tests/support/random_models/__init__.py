@@ -4,7 +4,7 @@
 
 The grammar writes the answer while it builds the model and never reads it from `inspect`. Layouts, norms, sublayers, adds
 and rows are in files of their own; chains.py composes models of one stream, constructs.py, tokens.py and gates.py have the
-others, claims.py those about which false claims are easy. judgement.py compares an inspection with the answer, numbers.py the other tools with numbers by hand.
+others, claims.py those about which false claims are easy. support/judge.py compares an inspection with the answer, numbers.py the other tools with numbers by hand.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import torch
 
 from support.families import shake
 from support.random_models import claims, gates, tokens  # noqa: F401 (they register their constructs)
-from support.random_models.answers import Answer, RandomModel
 from support.random_models.chains import build_chain
 from support.random_models.constructs import CONSTRUCTS
 from support.random_models.graphs import Kit
+from support.random_models.model import RandomModel
 
-__all__ = ["CHAINS", "NAMES", "Answer", "RandomModel", "random_model", "seeds_of"]
+__all__ = ["CHAINS", "NAMES", "RandomModel", "random_model", "seeds_of"]
 
 NAMES = [*CONSTRUCTS]
 CHAINS = "chain"

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from support.random_models.answers import Answer, NormAnswer, RandomModel, StreamAnswer, Trace
-from support.random_models.layouts import Layout, Sizes, make_layout
+from support.answers import ANY, Answer, Stream
+from support.random_models.layouts import Layout, Sizes
+from support.random_models.model import RandomModel, Trace
 from support.random_models.norms import SpelledNorm, draw_norm
 from support.random_models.rows import RULES, Plan, Rule
-from support.random_models.steps import Step, StepParts, draw_add, propagate
+from support.random_models.steps import Step, draw_add, propagate
 from support.random_models.sublayers import draw_sublayer
 
 __all__ = ["Chain", "Options", "build_chain", "draw_options"]
@@ -118,9 +119,9 @@ def _resolve(rng: random.Random, options: Options, layout: str) -> None:
     if options.begin == "class token":  # a mixer over tokens would need its own number of tokens
         sizes = options.sizes = Sizes(sizes.batch, 1, sizes.tokens + 1, sizes.features)
     permutes = rng.random() < 0.3
-    options.layouts = [make_layout(layout, sizes, permutes)] * options.num_layers  # type: ignore[arg-type]
+    options.layouts = [Layout(layout, sizes, permutes)] * options.num_layers  # type: ignore[arg-type]
     if layout != "batch" and rng.random() < 0.2 and not options.shared:
-        options.layouts[1] = make_layout("batch", sizes)
+        options.layouts[1] = Layout("batch", sizes)
         options.constructs.add("layout changes between layers")
         options.structure = "blocks" if options.structure == "delayed" else options.structure
     if options.begin == "transposed":
@@ -189,10 +190,8 @@ class Chain(nn.Module):
         shared = nn.Parameter(torch.ones(())) if plans[0].is_shared else None
         steps = []
         for plan, make, add in zip(plans, makes, adds, strict=True):
-            norms = [self.make_norm(layout) if has else None for has in (plan.norm_in, plan.norm_branch, plan.norm_out)]
             can_shift = layout.features_last or not add.startswith("residual bias")
-            parts = StepParts(make(layout), *norms)
-            steps.append(Step(plan, parts, layout, add if can_shift else "x + f", shared))
+            steps.append(Step(plan, make(layout), self.make_norm, add if can_shift else "x + f", shared))
         return steps
 
     def start(self, x: Tensor) -> Tensor:
@@ -281,7 +280,7 @@ class Chain(nn.Module):
         x = x.mean(1) if end == "mean" else x[:, 0] if end == "token" else x
         return x if self.head is None or end.startswith("norm") else self.head(x)
 
-    def answer(self) -> StreamAnswer:
+    def answer(self) -> Stream:
         """Return the answer of the stream."""
         rule: Rule = RULES[self.options.rule]
         shared = self.options.shared
@@ -289,10 +288,13 @@ class Chain(nn.Module):
             step.answer(f"layers.{0 if shared else n}.steps.{k}")
             for n, layer in enumerate(self.layers) for k, step in enumerate(layer.steps)
         ]  # fmt: skip
-        final = NormAnswer.of(self.last, "last") if self.options.final_norm else None
-        return StreamAnswer(
-            tuple(sites), rule.wiring, rule.reason, NormAnswer.of(self.first, "first"), final, "norm of" in self.options.end,
-            self.options.num_layers, len(self.options.letters), self.options.sizes.features,
+        has_free_end = (
+            "norm of" in self.options.end
+        )  # a norm of a part of x_L, which may count as the final norm or not
+        final = self.last.answer("last") if self.last is not None and not has_free_end else None
+        return Stream(
+            tuple(sites), rule.wiring, rule.reason, self.first and self.first.answer("first"), ANY if has_free_end else final,
+            num_layers=self.options.num_layers, per_layer=len(self.options.letters), width=self.options.sizes.features,
         )  # fmt: skip
 
 
@@ -325,5 +327,5 @@ def build_chain(rng: random.Random, seed: int, **chosen: object) -> RandomModel:
     """Return a random chain; `chosen` fixes some of its options."""
     options = draw_options(rng, **chosen)
     model = Chain(rng, options)
-    answer = Answer((model.answer(),), frozenset(options.constructs))
+    answer = Answer((model.answer(),), constructs=frozenset(options.constructs))
     return RandomModel(seed, model, (make_input(options, torch.Generator().manual_seed(seed)),), answer, Chain.trace)

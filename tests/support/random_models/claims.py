@@ -12,9 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from support.random_models.answers import NormAnswer, RandomModel, Trace
-from support.random_models.constructs import construct, through, trace_steps
-from support.random_models.graphs import POST, Graph, Kit, flatten
+from support.answers import Norm
+from support.random_models.constructs import construct
+from support.random_models.graphs import POST, Graph, Kit, flatten, through
+from support.random_models.model import RandomModel, TracedSite
+from support.random_models.steps import Step
+
+Change = Callable[..., Tensor]
 
 # --- state ----------------------------------------------------------------------------------------------------------------
 
@@ -59,60 +63,41 @@ def filled_table(kit: Kit) -> RandomModel:
         Table(kit.rng.choice(("buffer", "attribute", "dict", "functools")), kit.d) for _ in flatten(layers)
     )
 
-    def run(model: Any, x: Tensor) -> Tensor:
-        for part, table in zip(flatten(model.layers), model.tables, strict=True):
-            x = x + part.f(part.norm_in(x) * table(x.shape[1]))
-        return model.last(x)
+    def step(model: Any, k: int, part: Step, x: Tensor) -> Tensor:
+        return x + part.f(part.norm_in(x) * model.tables[k](x.shape[1]))
 
-    def trace(model: Any, x: Tensor, without: int | None = None) -> Trace:
-        start, sites, table = x, [], scale_tokens(x.shape[1], kit.d).double()
-        for k, part in enumerate(flatten(model.layers)):
-            site = part.by_hand(x)
-            site.raw = site.write = part.f.by_hand(site.read * table)
-            site.out = x + (0.0 if k == without else site.write)
-            sites.append(site)
-            x = site.out
-        return Trace(start, sites, model.last.by_hand(x))
+    def by_hand(model: Any, k: int, part: Step, x: Tensor) -> TracedSite:
+        site = part.by_hand(x)
+        site.raw = site.write = part.f.by_hand(site.read * scale_tokens(x.shape[1], kit.d).double())
+        return site
 
-    sites = [replace(site, path="") for site in kit.sites(layers)]
-    model = Graph(run, layers=layers, tables=tables, last=last)
-    return kit.build(model, [kit.input()], kit.stream(sites, "pre_ln", final=last), trace=trace)
+    stream = kit.stream(kit.sites(layers, path=""), final=last)
+    return kit.loop(layers, step, by_hand=by_hand, stream=stream, tables=tables, last=last)
 
 
 # --- between the layers ---------------------------------------------------------------------------------------------------
 
 
-def _between(
-    kit: Kit, change: Callable[..., Tensor], *inputs: Tensor, reason: str = "", is_traced: bool = True
-) -> RandomModel:
-    """Build pre-LN whose stream is changed once, between two layers."""
+def _between(kit: Kit, change: Change, *inputs: Tensor, reason: str = "", is_traced: bool = True) -> RandomModel:
+    """Build pre-LN whose stream is changed once, between two layers: a part of the row before."""
     layers, last = kit.layers(), kit.norm()
 
-    def run(model: Any, x: Tensor, *inputs: Tensor) -> Tensor:
-        for k, layer in enumerate(model.layers):
-            x = through([*layer], change(x, *inputs) if k == 1 else x)
-        return model.last(x)
+    def between(model: Any, n: int, x: Tensor, *inputs: Tensor) -> Tensor:
+        return change(x, *inputs) if n == 1 else x
 
-    def trace(model: Any, x: Tensor, *inputs: Tensor, without: int | None = None) -> Trace:
-        start, sites = x, []
-        for k, layer in enumerate(model.layers):
-            if k == 1:
-                x = sites[-1].out = change(x, *inputs)  # a part of the row before
-            more, x = trace_steps([*layer], x, without, len(sites))
-            sites += more
-        return Trace(start, sites, model.last.by_hand(x))
-
-    model, stream = Graph(run, layers=layers, last=last), kit.stream(kit.sites(layers), "pre_ln", final=last)
-    if reason:
-        return kit.build(model, [kit.input(), *inputs], reason=reason)
-    return kit.build(model, [kit.input(), *inputs], stream, trace=trace if is_traced else None)
+    facts = {"reason": reason} if reason else {}
+    by_hand = is_traced and not reason
+    return kit.loop(
+        layers, lambda m, k, part, x, *_: part.run(x), by_hand=by_hand, change=between, inputs=[kit.input(), *inputs],
+        facts=facts, last=last,
+    )  # fmt: skip
 
 
 @construct("features change places")
 def moved_features(kit: Kit) -> RandomModel:
     """Build pre-LN whose features are moved between two layers, which no row expresses."""
     half, order = kit.d // 2, torch.randperm(kit.d, generator=kit.generator)
-    changes: tuple[Callable[[Tensor], Tensor], ...] = (
+    changes: tuple[Change, ...] = (
         lambda x: x.flip(-1),
         lambda x: x.roll(1, -1),
         lambda x: x.roll(half, -1),
@@ -130,7 +115,7 @@ def moved_features(kit: Kit) -> RandomModel:
 
 @construct("stream masked by its data")
 def masked_by_data(kit: Kit) -> RandomModel:
-    changes: tuple[Callable[[Tensor], Tensor], ...] = (
+    changes: tuple[Change, ...] = (
         lambda x: x * (x > 0),
         lambda x: torch.where(x > 0, x, torch.zeros_like(x)),
         lambda x: x.masked_fill(x < 0, 0.0),
@@ -147,7 +132,7 @@ def masked_by_token(kit: Kit) -> RandomModel:
     mask = (torch.arange(kit.sizes.tokens) < kit.sizes.tokens - 1)[None, :, None].repeat(kit.sizes.batch, 1, 1)
     mask[0] = True
     is_first = kit.rng.random() < 0.5  # the features, as in models of speech
-    change: Callable[[Tensor, Tensor], Tensor] = kit.rng.choice((
+    change: Change = kit.rng.choice((
         lambda x, mask: x * mask,
         lambda x, mask: x * mask.to(x),
         lambda x, mask: x.masked_fill(~mask, 0.0),
@@ -160,7 +145,7 @@ def masked_by_token(kit: Kit) -> RandomModel:
 @construct("guard that does not bind")
 def unreached_guard(kit: Kit) -> RandomModel:
     """Build pre-LN with a bound that no value of the stream reaches."""
-    changes: tuple[Callable[[Tensor], Tensor], ...] = (
+    changes: tuple[Change, ...] = (
         lambda x: x.clamp(-1e4, 1e4),
         torch.nan_to_num,
         lambda x: torch.where(x.isfinite(), x, torch.zeros_like(x)),
@@ -173,7 +158,7 @@ def unreached_guard(kit: Kit) -> RandomModel:
 
 # --- norms ----------------------------------------------------------------------------------------------------------------
 
-OWN_FORMULAS: dict[str, Callable[[Tensor], Tensor]] = {
+OWN_FORMULAS: dict[str, Change] = {
     "a power": lambda x: x * (x.square().mean(-1, keepdim=True) + 1e-5) ** -0.45,
     "mean magnitude": lambda x: x / (x.abs().mean(-1, keepdim=True) + 1e-5),
     "largest magnitude": lambda x: x / (x.abs().amax(-1, keepdim=True) + 1e-5),
@@ -199,25 +184,17 @@ def own_norm(kit: Kit) -> RandomModel:
     layers, last, how = kit.layers(), kit.norm(), kit.rng.choice([*OWN_FORMULAS])
     norms = nn.ModuleList(OwnNorm(how, kit.d) for _ in flatten(layers))
 
-    def run(model: Any, x: Tensor) -> Tensor:
-        for part, norm in zip(flatten(model.layers), model.norms, strict=True):
-            x = x + part.f(norm(x))
-        return model.last(x)
+    def step(model: Any, k: int, part: Step, x: Tensor) -> Tensor:
+        return x + part.f(model.norms[k](x))
 
-    def trace(model: Any, x: Tensor, without: int | None = None) -> Trace:
-        start, sites = x, []
-        for k, (part, norm) in enumerate(zip(flatten(model.layers), model.norms, strict=True)):
-            site = part.by_hand(x)
-            site.read = norm(x)
-            site.raw = site.write = part.f.by_hand(site.read)
-            site.out = x + (0.0 if k == without else site.write)
-            sites.append(site)
-            x = site.out
-        return Trace(start, sites, model.last.by_hand(x))
+    def by_hand(model: Any, k: int, part: Step, x: Tensor) -> TracedSite:
+        site = part.by_hand(x)
+        site.read = model.norms[k](x)
+        site.raw = site.write = part.f.by_hand(site.read)
+        return site
 
-    sites = [replace(s, norm_in=NormAnswer(f"norms.{k}", "own", None)) for k, s in enumerate(kit.sites(layers))]
-    model = Graph(run, layers=layers, norms=norms, last=last)
-    return kit.build(model, [kit.input()], kit.stream(sites, "pre_ln", final=last), trace=trace)
+    sites = [replace(s, norm_in=Norm(f"norms.{k}", "own", None)) for k, s in enumerate(kit.sites(layers))]
+    return kit.loop(layers, step, by_hand=by_hand, stream=kit.stream(sites, final=last), norms=norms, last=last)
 
 
 @construct("batch norm after the add")
@@ -226,12 +203,10 @@ def batch_norm_after(kit: Kit) -> RandomModel:
     layers = kit.layers(plan=POST)
     norms = nn.ModuleList(nn.BatchNorm1d(kit.d) for _ in flatten(layers))
 
-    def run(model: Any, x: Tensor) -> Tensor:
-        for part, norm in zip(flatten(model.layers), model.norms, strict=True):
-            x = norm((x + part.f(x)).mT).mT
-        return x
+    def step(model: Any, k: int, part: Step, x: Tensor) -> Tensor:
+        return model.norms[k]((x + part.f(x)).mT).mT
 
-    return kit.build(Graph(run, layers=layers, norms=norms), [kit.input()], reason="a batch norm follows each add")
+    return kit.loop(layers, step, facts={"reason": "a batch norm follows each add"}, norms=norms)
 
 
 # --- the end, and beside the stream -----------------------------------------------------------------------------------------
@@ -240,7 +215,7 @@ def batch_norm_after(kit: Kit) -> RandomModel:
 @construct("final norm of cut, reordered or joined tokens")
 def final_norm_of_tokens(kit: Kit) -> RandomModel:
     layers, last = kit.layers(), kit.norm()
-    change: Callable[[Tensor], Tensor] = kit.rng.choice((
+    change: Change = kit.rng.choice((
         lambda x: x[:, 1:],
         lambda x: x[:, -1],
         lambda x: x.flip(1),
@@ -249,15 +224,7 @@ def final_norm_of_tokens(kit: Kit) -> RandomModel:
         lambda x: torch.cat((x[:, 1:], x[:, :1]), 1),
     ))  # fmt: skip
 
-    def run(model: Any, x: Tensor) -> Tensor:
-        return model.last(change(through(flatten(model.layers), x)))
-
-    def trace(model: Any, x: Tensor, without: int | None = None) -> Trace:
-        sites, end = trace_steps(flatten(model.layers), x, without)
-        return Trace(x, sites, model.last.by_hand(change(end)))
-
-    model = Graph(run, layers=layers, last=last)
-    return kit.build(model, [kit.input()], kit.stream(kit.sites(layers), "pre_ln", final=last), trace=trace)
+    return kit.loop(layers, by_hand=True, end=change, last=last)
 
 
 @construct("sums beside the stream")
@@ -270,12 +237,12 @@ def sums_beside(kit: Kit) -> RandomModel:
     def run(model: Any, x: Tensor) -> tuple[Tensor, Tensor]:
         out, begin = torch.zeros(*x.shape[:2], 4), x[..., :4]
         for layer, head in zip(model.layers, model.heads, strict=True):
-            x = through([*layer], x)
+            x = through(layer, x)
             if how == "boxes":
                 out = torch.sigmoid(head(x) + torch.logit(out, eps=1e-3))
             else:
                 out = head(x) + (out if how == "forecasts" else begin)
         return model.last(x), out
 
-    stream = kit.stream(kit.sites(layers), "pre_ln", final=last)
+    stream = kit.stream(kit.sites(layers), final=last)
     return kit.build(Graph(run, layers=layers, heads=heads, last=last), [kit.input()], stream)

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 import addnorm
 from addnorm import Row, wirings
-from support.random_models.answers import NormAnswer, RandomModel, SiteAnswer, Trace, TracedSite
-from support.random_models.graphs import POST, PRE, Graph, Kit, flatten
+from support.answers import Norm, Site
+from support.random_models.graphs import POST, PRE, Graph, Kit, flatten, through
+from support.random_models.model import RandomModel, Trace, TracedSite
 from support.random_models.rows import Plan
 from support.random_models.steps import Step
 from support.random_models.sublayers import Mlp
@@ -20,6 +21,7 @@ from support.random_models.sublayers import Mlp
 __all__ = ["CONSTRUCTS"]
 
 CONSTRUCTS: dict[str, Callable[[Kit], RandomModel]] = {}
+SKIP = Site("", "", None, role="skip")
 
 
 def construct(name: str) -> Callable[[Callable[[Kit], RandomModel]], Callable[[Kit], RandomModel]]:
@@ -32,44 +34,20 @@ def construct(name: str) -> Callable[[Callable[[Kit], RandomModel]], Callable[[K
     return register
 
 
-def through(steps: list[Step], x: Tensor, *context: Tensor) -> Tensor:
-    """Return the stream after steps."""
-    for step in steps:
-        x = step.run(x, *context)
-    return x
-
-
-def trace_steps(
-    steps: list[Step], x: Tensor, without: int | None = None, first: int = 0
-) -> tuple[list[TracedSite], Tensor]:
-    """Return the values of steps by hand, and the stream after them."""
-    sites = []
-    for k, step in enumerate(steps, first):
-        sites.append(step.by_hand(x, without=k == without))
-        x = sites[-1].out
-    return sites, x
-
-
 # --- several sublayers of an add ------------------------------------------------------------------------------------------
 
 
 @construct("parallel sublayers")
 def parallel(kit: Kit) -> RandomModel:
     norms = kit.rng.choice((1, 2))
-    order = kit.rng.choice(("(x + a) + f", "x + (a + f)", "(a + f) + x", "in place", "stack and sum"))
+    add: Callable[[Tensor, Tensor, Tensor], Tensor] = kit.rng.choice((
+        lambda x, a, f: x + a + f,
+        lambda x, a, f: x + (a + f),
+        lambda x, a, f: a + f + x,
+        lambda x, a, f: x + f.add_(a),
+        lambda x, a, f: x + torch.stack((a, f)).sum(0),
+    ))  # fmt: skip
     layers, last = kit.layers(), kit.norm()
-
-    def add(x: Tensor, a: Tensor, f: Tensor) -> Tensor:
-        match order:
-            case "(x + a) + f":
-                return x + a + f
-            case "x + (a + f)":
-                return x + (a + f)
-            case "in place":
-                return x + f.add_(a)
-            case "stack and sum":
-                return x + torch.stack((a, f)).sum(0)
-        return a + f + x
 
     def run(model: Any, x: Tensor) -> Tensor:
         for one, two in model.layers:
@@ -89,14 +67,11 @@ def parallel(kit: Kit) -> RandomModel:
             x = out
         return Trace(start, sites, model.last.by_hand(x))
 
-    if norms == 1:
-        for _, two in layers:
-            two.norm_in = None
     answers = kit.sites(layers, parallel=2)
     if norms == 1:
-        answers = [
-            replace(site, row=Row(norm_in=True), norm_in=answers[k - k % 2].norm_in) for k, site in enumerate(answers)
-        ]
+        answers = [replace(site, norm_in=answers[k - k % 2].norm_in) for k, site in enumerate(answers)]
+        for _, two in layers:
+            two.norm_in = None
     model = Graph(run, layers=layers, last=last)
     return kit.build(model, [kit.input()], kit.stream(answers, "parallel", final=last), trace=trace)
 
@@ -104,31 +79,16 @@ def parallel(kit: Kit) -> RandomModel:
 @construct("residual added twice")
 def doubled(kit: Kit) -> RandomModel:
     """Build 2 x + f(N(x)) as a sum of three terms."""
-    order = kit.rng.choice(("(x + f) + x", "x + (x + f)", "x + x + f", "2 x + f", "in place"))
+    add: Callable[[Tensor, Tensor], Tensor] = kit.rng.choice((
+        lambda x, f: (x + f) + x,
+        lambda x, f: x + (x + f),
+        lambda x, f: x + x + f,
+        lambda x, f: 2 * x + f,
+        lambda x, f: f.add_(x).add_(x),
+    ))  # fmt: skip
     layers, last = kit.layers(plan=Plan(norm_in=True, a=2.0)), kit.norm()
-
-    def run(model: Any, x: Tensor) -> Tensor:
-        for step in flatten(model.layers):
-            f = step.branch(x)
-            match order:
-                case "(x + f) + x":
-                    x = (x + f) + x
-                case "x + (x + f)":
-                    x = x + (x + f)
-                case "2 x + f":
-                    x = 2 * x + f
-                case "in place":
-                    x = f.add_(x).add_(x)
-                case _:
-                    x = x + x + f
-        return model.last(x)
-
-    def trace(model: Any, x: Tensor, without: int | None = None) -> Trace:
-        sites, end = trace_steps(flatten(model.layers), x, without)
-        return Trace(x, sites, model.last.by_hand(end))
-
     stream = kit.stream(kit.sites(layers), None, "no published wiring doubles the stream", final=last)
-    return kit.build(Graph(run, layers=layers, last=last), [kit.input()], stream, trace=trace)
+    return kit.loop(layers, lambda m, k, part, x: add(x, part.branch(x)), by_hand=True, stream=stream, last=last)
 
 
 @construct("B2T")
@@ -141,14 +101,13 @@ def bottom_to_top(kit: Kit) -> RandomModel:
             x = two.norm_out(h + two.f(h) + x)
         return x
 
-    sites = []
-    for n, layer in enumerate(layers):
-        one, two = (step.answer(f"layers.{n}.{k}") for k, step in enumerate(layer))
-        two = replace(two, row=Row(), norm_out=None)  # the norm follows the skip
-        sites += [one, two, SiteAnswer("", "", None, role="skip")]
-    return kit.build(
-        Graph(run, layers=layers), [kit.input()], replace(kit.stream(sites, "b2t"), num_layers=len(layers))
-    )
+    sites = kit.sites(layers)
+    sites = [site if k % 2 == 0 else replace(site, row=Row(), norm_out=None) for k, site in enumerate(sites)]
+    sites = [
+        part for one, two in zip(sites[::2], sites[1::2], strict=True) for part in (one, two, SKIP)
+    ]  # its norm follows the skip
+    stream = kit.stream(sites, "b2t", num_layers=len(layers))
+    return kit.build(Graph(run, layers=layers), [kit.input()], stream)
 
 
 @construct("ResiDual")
@@ -174,18 +133,11 @@ def fused_product(kit: Kit) -> RandomModel:
         step.f = Mlp(kit.layout)
         step.f.down = nn.Linear(2 * kit.d, kit.d, bias=False)
 
-    def run(model: Any, x: Tensor) -> Tensor:
-        for step in flatten(model.layers):
-            h = step.f.act(step.f.up(step.norm_in(x))).flatten(0, 1)
-            x = torch.addmm(x.flatten(0, 1), h, step.f.down.weight.T).view_as(x)
-        return model.last(x)
+    def step(model: Any, k: int, part: Step, x: Tensor) -> Tensor:
+        h = part.f.act(part.f.up(part.norm_in(x))).flatten(0, 1)
+        return torch.addmm(x.flatten(0, 1), h, part.f.down.weight.T).view_as(x)
 
-    def trace(model: Any, x: Tensor, without: int | None = None) -> Trace:
-        sites, end = trace_steps(flatten(model.layers), x, without)
-        return Trace(x, sites, model.last.by_hand(end))
-
-    stream = kit.stream([replace(site, path="") for site in kit.sites(layers)], "pre_ln", final=last)
-    return kit.build(Graph(run, layers=layers, last=last), [kit.input()], stream, trace=trace)
+    return kit.loop(layers, step, by_hand=True, stream=kit.stream(kit.sites(layers, path=""), final=last), last=last)
 
 
 @construct("addnorm.ResidualStack")
@@ -197,24 +149,30 @@ def library_stack(kit: Kit) -> RandomModel:
     norm, eps = kit.rng.choice(("layer", "rms")), 1e-5
     sublayers = [kit.sublayer(letter) for _ in range(kit.num_layers) for letter in "af"]
     stack = addnorm.ResidualStack(sublayers, kit.d, wiring, norm=norm, eps=eps)
-    any_norm = NormAnswer("", norm, eps)
+
+    def answer(has_norm: bool) -> Norm | None:
+        return Norm("", norm, eps) if has_norm else None
+
     sites = [
-        SiteAnswer(
-            "", f.kind, row, *(any_norm if has else None for has in (row.norm_in, row.norm_branch, row.norm_out))
-        )
+        Site("", f.kind, row, *map(answer, (row.norm_in, row.norm_branch, row.norm_out)))
         for f, row in zip(sublayers, wiring.rows(kit.num_layers), strict=True)
     ]
-    final = any_norm if wiring.ends_in_norm(kit.num_layers) else None
-    stream = kit.stream(sites, wiring.name, embedding_norm=any_norm if wiring.embedding_norm else None)
-    return kit.build(stack, [kit.input()], replace(stream, final_norm=final))
+    ends = {"embedding_norm": answer(wiring.embedding_norm), "final_norm": answer(wiring.ends_in_norm(kit.num_layers))}
+    return kit.build(stack, [kit.input()], kit.stream(sites, wiring.name, **ends))
 
 
 # --- several streams ------------------------------------------------------------------------------------------------------
 
 
+def _draw_plans(kit: Kit) -> tuple[list[Plan], list[str]]:
+    """Return the plans of two streams, and their wirings."""
+    plans = kit.rng.choices((PRE, POST), k=2)
+    return plans, ["pre_ln" if plan is PRE else "post_ln" for plan in plans]
+
+
 @construct("encoder and decoder")
 def encoder_decoder(kit: Kit) -> RandomModel:
-    plans = kit.rng.choices((PRE, POST), k=2)
+    plans, (one, two) = _draw_plans(kit)
     encoder, decoder = kit.layers(plan=plans[0]), kit.layers("acf", plans[1])
     ends = {name: kit.norm() for name, plan in zip(("end", "last"), plans, strict=True) if plan is PRE}
 
@@ -225,91 +183,69 @@ def encoder_decoder(kit: Kit) -> RandomModel:
             x = f.run(c.run(a.run(x), memory))
         return model.last(x) if "last" in ends else x
 
-    names = ["pre_ln" if plan is PRE else "post_ln" for plan in plans]
-    streams = (
-        kit.stream(kit.sites(encoder, "encoder"), names[0], final=ends.get("end"), path="end"),
-        kit.stream(kit.sites(decoder, "decoder"), names[1], final=ends.get("last"), per_layer=3),
-    )
-    model = Graph(run, encoder=encoder, decoder=decoder, **ends)
-    return kit.build(model, [kit.input(), kit.input(kit.sizes.tokens + 1)], *streams)
+    return kit.several(run, ("encoder", one, "end"), ("decoder", two, "last"), encoder=encoder, decoder=decoder, **ends)
 
 
 @construct("two towers")
 def towers(kit: Kit) -> RandomModel:
-    plans = kit.rng.choices((PRE, POST), k=2)
+    plans, (one, two) = _draw_plans(kit)
     left, right = (kit.layers(plan=plan) for plan in plans)
 
     def run(model: Any, x: Tensor, y: Tensor) -> Tensor:
         x, y = through(flatten(model.left), x), through(flatten(model.right), y)
         return x.mean(1) @ y.mean(1).mT
 
-    names = ["pre_ln" if plan is PRE else "post_ln" for plan in plans]
-    streams = [kit.stream(kit.sites(layers, path), name)
-               for layers, path, name in zip((left, right), ("left", "right"), names, strict=True)]  # fmt: skip
-    model = Graph(run, left=left, right=right)
-    return kit.build(model, [kit.input(), kit.input(kit.sizes.tokens + 1)], *streams)
+    return kit.several(run, ("left", one, ""), ("right", two, ""), left=left, right=right)
+
+
+def _two_streams(kit: Kit, layer: Callable[..., tuple[Tensor, Tensor]], letters: str = "cf") -> RandomModel:
+    """Build two pre-LN streams whose layers `layer(left, right, x, y)` runs."""
+    left, right, last, end = kit.layers(letters), kit.layers(letters), kit.norm(), kit.norm()
+
+    def run(model: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        for one, two in zip(model.left, model.right, strict=True):
+            x, y = layer(one, two, x, y)
+        return model.last(x), model.end(y)
+
+    ends = {"left": "last", "right": "end"}
+    parts = [(path, "pre_ln", end) for path, end in ends.items()]
+    return kit.several(run, *parts, left=left, right=right, last=last, end=end)
 
 
 @construct("two streams that read each other")
 def crossing(kit: Kit) -> RandomModel:
-    left, right, last, end = kit.layers("cf"), kit.layers("cf"), kit.norm(), kit.norm()
+    def layer(one: Any, two: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        x, y = one[0].run(x, y), two[0].run(y, x)
+        return one[1].run(x), two[1].run(y)
 
-    def run(model: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        for (c1, f1), (c2, f2) in zip(model.left, model.right, strict=True):
-            x, y = c1.run(x, y), c2.run(y, x)
-            x, y = f1.run(x), f2.run(y)
-        return model.last(x), model.end(y)
-
-    streams = (
-        kit.stream(kit.sites(left, "left"), "pre_ln", final=last),
-        kit.stream(kit.sites(right, "right"), "pre_ln", final=end, path="end"),
-    )
-    model = Graph(run, left=left, right=right, last=last, end=end)
-    return kit.build(model, [kit.input(), kit.input(kit.sizes.tokens + 1)], *streams)
+    return _two_streams(kit, layer)
 
 
 @construct("two streams in turn")
 def in_turn(kit: Kit) -> RandomModel:
-    left, right, last, end = kit.layers("cf"), kit.layers("cf"), kit.norm(), kit.norm()
+    def layer(one: Any, two: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        x = one[1].run(one[0].run(x, y))
+        return x, two[1].run(two[0].run(y, x))
 
-    def run(model: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        for (c1, f1), (c2, f2) in zip(model.left, model.right, strict=True):
-            x = f1.run(c1.run(x, y))
-            y = f2.run(c2.run(y, x))
-        return model.last(x), model.end(y)
-
-    streams = (
-        kit.stream(kit.sites(left, "left"), "pre_ln", final=last),
-        kit.stream(kit.sites(right, "right"), "pre_ln", final=end, path="end"),
-    )
-    model = Graph(run, left=left, right=right, last=last, end=end)
-    return kit.build(model, [kit.input(), kit.input(kit.sizes.tokens + 1)], *streams)
+    return _two_streams(kit, layer)
 
 
 @construct("joint attention of two streams")
 def joint(kit: Kit) -> RandomModel:
-    left, right, last, end = kit.layers("af"), kit.layers("af"), kit.norm(), kit.norm()
+    def layer(one: Any, two: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        both = one[0].f(torch.cat((one[0].norm_in(x), two[0].norm_in(y)), 1))
+        return one[1].run(x + both[:, : x.shape[1]]), two[1].run(y + both[:, x.shape[1] :])
 
-    def run(model: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        for (a1, f1), (a2, f2) in zip(model.left, model.right, strict=True):
-            both = a1.f(torch.cat((a1.norm_in(x), a2.norm_in(y)), 1))
-            x, y = x + both[:, : x.shape[1]], y + both[:, x.shape[1] :]
-            x, y = f1.run(x), f2.run(y)
-        return model.last(x), model.end(y)
-
-    of_right = kit.sites(right, "right")
-    of_right = [
+    result = _two_streams(kit, layer, "af")
+    model, (left, right) = result.model, result.answer.streams
+    for part in model.right:  # the attention is the other stream's
+        part[0].f = None
+    sites = [
         replace(site, path=site.path.replace("right", "left")) if k % 2 == 0 else site
-        for k, site in enumerate(of_right)
+        for k, site in enumerate(right.sites)
     ]
-    for layer in right:
-        layer[0].f = None  # the attention is the other stream's
-    streams = (
-        kit.stream(kit.sites(left, "left"), "pre_ln", final=last),
-        kit.stream(of_right, "pre_ln", final=end, path="end"),
-    )
-    model = Graph(run, left=left, right=right, last=last, end=end)
-    return kit.build(model, [kit.input(), kit.input(kit.sizes.tokens + 1)], *streams)
+    result.answer = replace(result.answer, streams=(left, replace(right, sites=tuple(sites))))
+    return result
 
 
 @construct("x_L read by another stream")
@@ -324,12 +260,8 @@ def read_by_another(kit: Kit) -> RandomModel:
             y = f.run(c.run(y, memory))
         return model.last(x), model.end(y)
 
-    streams = (
-        kit.stream(kit.sites(layers), "pre_ln", final=last),
-        kit.stream(kit.sites(other, "other"), "pre_ln", final=end, path="end"),
-    )
-    model = Graph(run, layers=layers, other=other, last=last, context=context, end=end)
-    return kit.build(model, [kit.input(), kit.input(kit.sizes.tokens + 1)], *streams)
+    modules = {"layers": layers, "other": other, "last": last, "context": context, "end": end}
+    return kit.several(run, ("layers", "pre_ln", "last"), ("other", "pre_ln", "end"), **modules)
 
 
 @construct("stages of different width")
@@ -344,8 +276,5 @@ def stages(kit: Kit) -> RandomModel:
         x = model.between(through(flatten(model.one), x))
         return model.last(through(flatten(model.two), x))
 
-    streams = (
-        kit.stream(kit.sites(one, "one"), "pre_ln"),
-        wide.stream(wide.sites(two, "two"), "pre_ln", final=last),
-    )
+    streams = kit.stream(kit.sites(one, "one")), wide.stream(wide.sites(two, "two"), final=last)
     return kit.build(Graph(run, one=one, between=between, two=two, last=last), [kit.input()], *streams)

@@ -13,9 +13,9 @@ import torch
 
 import addnorm
 from addnorm._util import files, jsonio
+from support.judge import judge
 from support.loading import ROOT
 from support.random_models import random_model
-from support.random_models.judgement import judge
 
 __all__ = ["NUM_MODELS", "PATH", "count", "list_below"]
 
@@ -34,14 +34,15 @@ def count(seeds: Iterable[int]) -> tuple[dict[str, Any], list[str]]:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             verdict = judge(addnorm.inspect(case.model, *case.inputs), case.answer)
+        status = "refused" if verdict.status == "partly" else verdict.status
         for name in case.answer.constructs:
             empty = dict.fromkeys(("models", *STATUSES), 0) | {"reason": case.answer.reason or case.answer.limit}
             entry = constructs.setdefault(name, empty)
             entry["models"] += 1
-            entry[verdict.status] += 1
+            entry[status] += 1
         total["models"] += 1
-        total[verdict.status] += 1
-        if verdict.status == "wrong":
+        total[status] += 1
+        if status == "wrong":
             wrong.append(f"{case.describe()}: {verdict}")
     return {"torch": torch.__version__, "total": total, "constructs": dict(sorted(constructs.items()))}, wrong
 

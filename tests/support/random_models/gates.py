@@ -8,37 +8,23 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from addnorm import Row
-from support.random_models.answers import RandomModel, SiteAnswer, Trace
-from support.random_models.constructs import construct, through, trace_steps
-from support.random_models.graphs import POST, PRE, Graph, Kit, flatten
-from support.random_models.layouts import make_layout
+from support.answers import Site
+from support.random_models.constructs import SKIP, construct
+from support.random_models.graphs import POST, PRE, Graph, Kit, flatten, through
+from support.random_models.layouts import Layout
+from support.random_models.model import RandomModel
 from support.random_models.rows import Plan
 from support.random_models.steps import Step
 
-BARE, SANDWICH = Plan(), Plan(norm_in=True, norm_branch=True)
+SANDWICH = Plan(norm_in=True, norm_branch=True)
 
 
-def _looped(
-    kit: Kit, step: Callable[..., Tensor], reason: str, plan: Plan = PRE, letters: str = "af", **more: Any
-) -> RandomModel:
-    """Build a model whose sublayers run `step(model, k, part, x, *inputs)`; no row expresses them."""
-    layers, last = kit.layers(letters, plan), kit.norm()
-
-    def run(model: Any, x: Tensor, *inputs: Tensor) -> Tensor:
-        for k, part in enumerate(flatten(model.layers)):
-            x = step(model, k, part, x, *inputs)
-        return model.last(x)
-
-    inputs, words = more.pop("inputs", []), more.pop("words", ())
-    streams = more.pop("streams", lambda sites: [])(kit.sites(layers, row=None))
-    model = Graph(run, layers=layers, last=last, **more)
-    return kit.build(model, [kit.input(), *inputs], *streams, reason=reason, words=words)
-
-
-def _linears(kit: Kit, n: int) -> nn.ModuleList:
-    return nn.ModuleList(kit.linear() for _ in range(n))
+def _undescribed(kit: Kit, step: Callable[..., Tensor], reason: str, plan: Plan = PRE, **modules: Any) -> RandomModel:
+    """Build a model whose sublayers run `step(model, k, part, x)`; no row expresses them."""
+    return kit.loop(kit.layers(plan=plan), step, facts={"reason": reason}, last=kit.norm(), **modules)
 
 
 # --- gates ----------------------------------------------------------------------------------------------------------------
@@ -60,9 +46,8 @@ def highway(kit: Kit) -> RandomModel:
                 return t * y + (1 - t) * x
         return torch.sigmoid(model.others[k](x)) * x + t * y
 
-    return _looped(
-        kit, step, "the stream is multiplied by a gate of the data", gates=_linears(kit, 6), others=_linears(kit, 6)
-    )
+    gates, others = kit.linears(), kit.linears()
+    return _undescribed(kit, step, "the stream is multiplied by a gate of the data", gates=gates, others=others)
 
 
 @construct("gated recurrent unit")
@@ -77,9 +62,9 @@ def recurrent_gate(kit: Kit) -> RandomModel:
         h = torch.tanh(model.w[k](y) + model.g[k](r * x))
         return (1 - z) * x + z * h
 
-    modules = {name: _linears(kit, 6) for name in ("r", "u", "z", "v", "w", "g")} if is_written else {
+    modules = {name: kit.linears() for name in ("r", "u", "z", "v", "w", "g")} if is_written else {
         "cells": nn.ModuleList(nn.GRUCell(kit.d, kit.d) for _ in range(6))}  # fmt: skip
-    return _looped(kit, step, "a recurrent cell adds", **modules)
+    return _undescribed(kit, step, "a recurrent cell adds", **modules)
 
 
 @construct("gate of the stream on the write")
@@ -89,38 +74,32 @@ def write_gate(kit: Kit) -> RandomModel:
     def step(model: Any, k: int, part: Step, x: Tensor) -> Tensor:
         return x + torch.sigmoid(model.gates[k](x)) * part.branch(x)
 
-    return _looped(kit, step, "the sublayer reads the stream with and without its norm", gates=_linears(kit, 6))
+    return _undescribed(kit, step, "the sublayer reads the stream with and without its norm", gates=kit.linears())
 
 
 @construct("condition: shift and scale")
 def adaptive_norm(kit: Kit) -> RandomModel:
-    return _conditioned(kit, has_gate=False)
+    return _conditioned(kit, 2)
 
 
 @construct("condition: shift, scale and gate")
 def adaptive_norm_zero(kit: Kit) -> RandomModel:
-    return _conditioned(kit, has_gate=True)
+    return _conditioned(kit, 3)
 
 
-def _conditioned(kit: Kit, has_gate: bool) -> RandomModel:
+def _conditioned(kit: Kit, count: int) -> RandomModel:
     """Build adaLN: a condition changes what sublayers read, and what they write; both are parts of the sublayer."""
     layers, last = kit.layers(), kit.norm()
-    width = kit.d * (3 if has_gate else 2)
-    maps = nn.ModuleList(nn.Linear(5, width) for _ in flatten(layers))
+    maps = nn.ModuleList(nn.Linear(5, kit.d * count) for _ in flatten(layers))
 
-    def run(model: Any, x: Tensor, c: Tensor) -> Tensor:
-        for part, linear in zip(flatten(model.layers), model.maps, strict=True):
-            shift, scale, *gate = torch.nn.functional.silu(linear(c))[:, None].chunk(width // kit.d, -1)
-            y = part.f(part.norm_in(x) * (1 + scale) + shift)
-            x = x + (gate[0] * y if gate else y)
-        return model.last(x)
+    def step(model: Any, k: int, part: Step, x: Tensor, c: Tensor) -> Tensor:
+        shift, scale, *gate = F.silu(model.maps[k](c))[:, None].chunk(count, -1)
+        y = part.f(part.norm_in(x) * (1 + scale) + shift)
+        return x + (gate[0] * y if gate else y)
 
-    sites = [replace(site, path=site.path.removesuffix(".f")) for site in kit.sites(layers)]
-    sites = [replace(site, path="") for site in sites]
-    stream = kit.stream(sites, "pre_ln", final=last)
-    return kit.build(
-        Graph(run, layers=layers, last=last, maps=maps), [kit.input(), kit.noise(kit.sizes.batch, 5)], stream
-    )
+    stream = kit.stream(kit.sites(layers, path=""), final=last)
+    inputs = [kit.input(), kit.noise(kit.sizes.batch, 5)]
+    return kit.loop(layers, step, inputs=inputs, stream=stream, last=last, maps=maps)
 
 
 @construct("condition: gate of a sandwich")
@@ -130,11 +109,11 @@ def gated_sandwich(kit: Kit) -> RandomModel:
     def step(model: Any, k: int, part: Step, x: Tensor, c: Tensor) -> Tensor:
         return x + torch.tanh(model.maps[k](c)).unsqueeze(1) * part.branch(x)
 
-    maps = nn.ModuleList(nn.Linear(5, kit.d) for _ in range(6))
-    return _looped(
-        kit, step, "a gate of a condition multiplies the normed write", SANDWICH, maps=maps, words=("gate", "condition"),
-        inputs=[kit.noise(kit.sizes.batch, 5)], streams=lambda sites: [kit.stream(sites, "sandwich")],
-    )  # fmt: skip
+    maps, condition = kit.linears(inputs=5), kit.noise(kit.sizes.batch, 5)
+    layers, last = kit.layers(plan=SANDWICH), kit.norm()
+    facts = {"reason": "a gate of a condition multiplies the normed write", "words": ("gate", "condition")}
+    stream = kit.stream(kit.sites(layers, row=None), "sandwich")
+    return kit.loop(layers, step, inputs=[kit.input(), condition], stream=stream, facts=facts, last=last, maps=maps)
 
 
 # --- several states -------------------------------------------------------------------------------------------------------
@@ -162,11 +141,10 @@ def hyper_connections(kit: Kit) -> RandomModel:
 
     layers, last = kit.layers(), kit.norm()
     count = len(flatten(layers))
-    mix = nn.ParameterList(nn.Parameter(torch.zeros(n, n)) for _ in range(count))
-    vectors = [nn.ParameterList(nn.Parameter(torch.zeros(n)) for _ in range(count)) for _ in range(2)]
-    model = Graph(
-        run, layers=layers, last=last, mix=mix, read=vectors[0], inject=vectors[1], dynamic=_linears(kit, count)
+    mix, read, inject = (
+        nn.ParameterList(nn.Parameter(torch.zeros(shape)) for _ in range(count)) for shape in ((n, n), (n,), (n,))
     )
+    model = Graph(run, layers=layers, last=last, mix=mix, read=read, inject=inject, dynamic=kit.linears(count))
     return kit.build(model, [kit.input()], reason="a matrix mixes several states")
 
 
@@ -203,9 +181,8 @@ def dense(kit: Kit) -> RandomModel:
             x = sum(model.weights[k][j] * state for j, state in enumerate(states))
         return model.last(x)
 
-    return kit.build(
-        Graph(run, layers=layers, last=last, weights=weights), [kit.input()], reason="states are mixed over depth"
-    )
+    model = Graph(run, layers=layers, last=last, weights=weights)
+    return kit.build(model, [kit.input()], reason="states are mixed over depth")
 
 
 # --- skips ----------------------------------------------------------------------------------------------------------------
@@ -220,12 +197,12 @@ def long_skip(kit: Kit) -> RandomModel:
         for k, layer in enumerate(model.layers):
             x = x + states[1] if k == 2 else x
             states.append(x)
-            x = through([*layer], x)
+            x = through(layer, x)
         return model.last(x)
 
     sites = kit.sites(layers)
-    sites.insert(4, SiteAnswer("", "", None, role="skip"))
-    stream = replace(kit.stream(sites, "pre_ln", final=last), num_layers=3)
+    sites.insert(4, SKIP)
+    stream = kit.stream(sites, final=last, num_layers=3)
     return kit.build(Graph(run, layers=layers, last=last), [kit.input()], stream)
 
 
@@ -234,19 +211,18 @@ def first_state_again(kit: Kit) -> RandomModel:
     layers, last = kit.layers(), kit.norm()
     scales = nn.ParameterList(nn.Parameter(torch.ones(())) for _ in range(2 * len(layers)))
 
-    def run(model: Any, x: Tensor) -> Tensor:
-        first = x
-        for k, layer in enumerate(model.layers):
-            x = model.scales[2 * k] * x + model.scales[2 * k + 1] * first if k else x
-            x = through([*layer], x)
-        return model.last(x)
+    def change(model: Any, n: int, x: Tensor, first: Tensor) -> Tensor:
+        return model.scales[2 * n] * x + model.scales[2 * n + 1] * first if n else x
 
-    reason = "between layers x_0 is added to a multiple of the stream"
-    words = ("skip", "factor", "earlier state")
-    stream = kit.stream(kit.sites(layers), "pre_ln", final=last)
-    return kit.build(
-        Graph(run, layers=layers, last=last, scales=scales), [kit.input()], stream, reason=reason, words=words
-    )
+    facts = {
+        "reason": "between layers x_0 is added to a multiple of the stream",
+        "words": ("skip", "factor", "earlier state"),
+    }
+    stream = kit.stream(kit.sites(layers), final=last)
+    return kit.loop(
+        layers, lambda m, k, part, x, _: part.run(x), begin=lambda m, x: (x, x), change=change, stream=stream, facts=facts,
+        last=last, scales=scales,
+    )  # fmt: skip
 
 
 @construct("skip by concatenation")
@@ -255,12 +231,12 @@ def concatenated_skip(kit: Kit) -> RandomModel:
     one, two, last, join = kit.layers(num_layers=2), kit.layers(num_layers=2), kit.norm(), nn.Linear(2 * kit.d, kit.d)
 
     def run(model: Any, x: Tensor) -> Tensor:
-        first = through([*model.one[0]], x)
-        x = model.join(torch.cat((through([*model.one[1]], first), first), -1))
+        first = through(model.one[0], x)
+        x = model.join(torch.cat((through(model.one[1], first), first), -1))
         return model.last(through(flatten(model.two), x))
 
-    streams = (kit.stream(kit.sites(one, "one"), "pre_ln"), kit.stream(kit.sites(two, "two"), "pre_ln", final=last))
-    return kit.build(Graph(run, one=one, two=two, join=join, last=last), [kit.input()], *streams)
+    parts = ("one", "pre_ln", ""), ("two", "pre_ln", "last")
+    return kit.several(run, *parts, inputs=[kit.input()], one=one, two=two, join=join, last=last)
 
 
 @construct("function of the stream between layers")
@@ -271,7 +247,7 @@ def activation_between(kit: Kit) -> RandomModel:
         x = part.run(x)
         return how(x) if k == 1 else x
 
-    return _looped(kit, step, "a function changes the stream between two layers")
+    return _undescribed(kit, step, "a function changes the stream between two layers")
 
 
 # --- mistakes and models without a stream ---------------------------------------------------------------------------------
@@ -280,17 +256,19 @@ def activation_between(kit: Kit) -> RandomModel:
 @construct("norms in a row")
 def norms_in_a_row(kit: Kit) -> RandomModel:
     more = nn.ModuleList(kit.norm() for _ in range(6))
-    return _looped(kit, lambda m, k, part, x: m.more[k](part.run(x)), "two norms follow each add", POST, more=more)
+    return _undescribed(kit, lambda m, k, part, x: m.more[k](part.run(x)), "two norms follow each add", POST, more=more)
 
 
 @construct("residual counted twice")
 def counted_twice(kit: Kit) -> RandomModel:
-    return _looped(kit, lambda m, k, part, x: x + part.norm_out(x + part.f(x)), "the branch contains the stream", POST)
+    return _undescribed(
+        kit, lambda m, k, part, x: x + part.norm_out(x + part.f(x)), "the branch contains the stream", POST
+    )
 
 
 @construct("residual of the norm, raw read")
 def beside_the_norm(kit: Kit) -> RandomModel:
-    return _looped(kit, lambda m, k, part, x: part.norm_in(x) + part.f(x), "the norm is on the residual only")
+    return _undescribed(kit, lambda m, k, part, x: part.norm_in(x) + part.f(x), "the norm is on the residual only")
 
 
 @construct("residual of the norm")
@@ -298,21 +276,16 @@ def from_the_norm(kit: Kit) -> RandomModel:
     """Build z = N(x), x' = z + f(z): post-LN from z_0 on, whose last norm is the final one."""
     layers, last = kit.layers(), kit.norm()
 
-    def run(model: Any, x: Tensor) -> Tensor:
-        for part in flatten(model.layers):
-            z = part.norm_in(x)
-            x = z + part.f(z)
-        return model.last(x)
+    def step(model: Any, k: int, part: Step, x: Tensor) -> Tensor:
+        z = part.norm_in(x)
+        return z + part.f(z)
 
-    sites = kit.sites(layers)
-    norms = [site.norm_in for site in sites[1:]] + [None]
-    sites = [replace(site, row=Row(norm_out=True), norm_in=None, norm_out=norm)
-             for site, norm in zip(sites, norms, strict=True)]  # fmt: skip
-    first = kit.sites(layers)[0].norm_in
-    stream = kit.stream(sites, "post_ln", embedding_norm=first)
-    end = kit.stream([], None, final=last).final_norm
-    stream = replace(stream, sites=(*stream.sites[:-1], replace(stream.sites[-1], norm_out=end)))
-    return kit.build(Graph(run, layers=layers, last=last), [kit.input()], stream)
+    first, *norms = [site.norm_in for site in kit.sites(layers)] + [last.answer("last")]
+    sites = [
+        replace(site, row=Row(norm_out=True), norm_in=None, norm_out=norm)
+        for site, norm in zip(kit.sites(layers), norms, strict=True)
+    ]
+    return kit.loop(layers, step, stream=kit.stream(sites, "post_ln", embedding_norm=first), last=last)
 
 
 @construct("no residual connection")
@@ -322,9 +295,7 @@ def no_residual(kit: Kit) -> RandomModel:
     def step(model: Any, k: int, part: Step, x: Tensor) -> Tensor:
         return part.branch(x) if is_normed else part.f(x)
 
-    result = _looped(kit, step, "nothing is added")
-    result.answer = replace(result.answer, has_adds=False)
-    return result
+    return kit.loop(kit.layers(), step, facts={"reason": "nothing is added", "has_adds": False}, last=kit.norm())
 
 
 @construct("norm inside the sublayer")
@@ -335,28 +306,15 @@ def inner_norm(kit: Kit) -> RandomModel:
         f = layer[1].f
         if hasattr(f, "down"):
             f.down = nn.Sequential(nn.LayerNorm(f.down.in_features), f.down)
-
-    def run(model: Any, x: Tensor) -> Tensor:
-        return model.last(through(flatten(model.layers), x))
-
-    def trace(model: Any, x: Tensor, without: int | None = None) -> Trace:
-        sites, end = trace_steps(flatten(model.layers), x, without)
-        return Trace(x, sites, model.last.by_hand(end))
-
-    stream = kit.stream(kit.sites(layers), "pre_ln", final=last)
-    return kit.build(Graph(run, layers=layers, last=last), [kit.input()], stream, trace=trace)
+    return kit.loop(layers, by_hand=True, last=last)
 
 
 @construct("norms over more than the features")
 def other_norms(kit: Kit) -> RandomModel:
     """Build x + g f(G(x)) with GroupNorm(1), an instance norm or a batch norm, which are no norms of tokens."""
-    channels = make_layout("channels", kit.sizes)
-    makes = (
-        lambda: nn.GroupNorm(1, kit.d),
-        lambda: nn.InstanceNorm1d(kit.d, affine=True),
-        lambda: nn.BatchNorm1d(kit.d),
-    )
-    make = kit.rng.choice(makes)
+    make = kit.rng.choice((
+        lambda: nn.GroupNorm(1, kit.d), lambda: nn.InstanceNorm1d(kit.d, affine=True), lambda: nn.BatchNorm1d(kit.d)
+    ))  # fmt: skip
     norms = nn.ModuleList(make() for _ in range(4))
     convs = nn.ModuleList(nn.Conv1d(kit.d, kit.d, 3, padding=1) for _ in range(4))
 
@@ -365,9 +323,10 @@ def other_norms(kit: Kit) -> RandomModel:
             x = x + conv(torch.relu(norm(x)))
         return x
 
-    sites = [SiteAnswer("", "other", Row()) for _ in convs]
+    sites = [Site("", "other", Row()) for _ in convs]
     stream = kit.stream(sites, None, "its norms are over more than the features of a token", per_layer=1)
-    return kit.build(Graph(run, norms=norms, convs=convs), [channels.apply(kit.input())], stream)
+    x = Layout("channels", kit.sizes).apply(kit.input())
+    return kit.build(Graph(run, norms=norms, convs=convs), [x], stream)
 
 
 @construct("training: dropout")
@@ -376,15 +335,10 @@ def training(kit: Kit) -> RandomModel:
     layers, last = kit.layers(), kit.norm()
     how = kit.rng.choice(("dropout", "stochastic depth"))
 
-    def run(model: Any, x: Tensor) -> Tensor:
-        for part in flatten(model.layers):
-            y = part.branch(x)
-            if how == "dropout":
-                y = torch.nn.functional.dropout(y, 0.2, training=True)
-            else:
-                y = y * torch.empty(len(x), 1, 1).bernoulli_(0.7).div_(0.7)
-            x = x + y
-        return model.last(x)
+    def step(model: Any, k: int, part: Step, x: Tensor) -> Tensor:
+        y = part.branch(x)
+        if how == "dropout":
+            return x + F.dropout(y, 0.2, training=True)
+        return x + y * torch.empty(len(x), 1, 1).bernoulli_(0.7).div_(0.7)
 
-    stream = kit.stream(kit.sites(layers), "pre_ln", final=last)
-    return kit.build(Graph(run, layers=layers, last=last), [kit.input()], stream)
+    return kit.loop(layers, step, last=last)

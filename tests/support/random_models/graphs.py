@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from support.random_models.answers import Answer, NormAnswer, RandomModel, SiteAnswer, StreamAnswer
+from support.answers import Answer, Site, Stream
 from support.random_models.chains import draw_sizes
-from support.random_models.layouts import Layout, Sizes, make_layout
+from support.random_models.layouts import Layout, Sizes
+from support.random_models.model import RandomModel, Trace, TracedSite
 from support.random_models.norms import SpelledNorm, draw_norm
 from support.random_models.rows import Plan
-from support.random_models.steps import Step, StepParts, draw_add
+from support.random_models.steps import Step, draw_add
 from support.random_models.sublayers import Attention, Sublayer, draw_sublayer
 
-__all__ = ["POST", "PRE", "CrossAttention", "Graph", "Kit", "flatten"]
+__all__ = ["POST", "PRE", "CrossAttention", "Graph", "Kit", "flatten", "through"]
 
 PRE, POST = Plan(norm_in=True), Plan(norm_out=True)
 
@@ -55,13 +58,12 @@ class Kit:
         rng: the random numbers.
         seed: the seed.
         name: the construct.
-        layout: layout of the stream.
     """
 
-    def __init__(self, rng: random.Random, seed: int, name: str, layout: str = "batch") -> None:
+    def __init__(self, rng: random.Random, seed: int, name: str) -> None:
         self.rng, self.seed, self.name = rng, seed, name
         self.sizes: Sizes = draw_sizes(rng)
-        self.layout: Layout = make_layout(layout, self.sizes)  # type: ignore[arg-type]
+        self.layout = Layout("batch", self.sizes)
         self.spelling, self.eps = draw_norm(rng, is_plain=True)
         self.num_layers = rng.choice((2, 2, 3))
         self.generator = torch.Generator().manual_seed(seed)
@@ -70,9 +72,9 @@ class Kit:
     def d(self) -> int:
         return self.sizes.features
 
-    def norm(self, width: int = 0) -> SpelledNorm:
+    def norm(self, layout: Layout | None = None) -> SpelledNorm:
         """Return a norm of the stream."""
-        return SpelledNorm(self.spelling, self.layout, width or self.d, self.eps)
+        return SpelledNorm(self.spelling, layout or self.layout, self.d, self.eps)
 
     def sublayer(self, letter: str) -> Sublayer:
         """Return a sublayer whose kind does not depend on the number of tokens: "a", "c" (cross-attention), "f" or "o"."""
@@ -82,9 +84,8 @@ class Kit:
 
     def step(self, letter: str, plan: Plan = PRE, is_plain: bool = True) -> Step:
         """Return a step."""
-        norms = [self.norm() if has else None for has in (plan.norm_in, plan.norm_branch, plan.norm_out)]
         add = draw_add(self.rng, plan, self.layout, is_plain)
-        return Step(plan, StepParts(self.sublayer(letter), *norms), self.layout, add)
+        return Step(plan, self.sublayer(letter), self.norm, add)
 
     def layers(
         self, letters: str = "af", plan: Plan = PRE, is_plain: bool = True, num_layers: int = 0
@@ -103,38 +104,117 @@ class Kit:
         """Return a stream (B, T, D)."""
         return self.noise(self.sizes.batch, tokens or self.sizes.tokens, self.d)
 
-    def linear(self) -> nn.Linear:
-        return nn.Linear(self.d, self.d)
+    def linears(self, count: int = 6, inputs: int = 0) -> nn.ModuleList:
+        return nn.ModuleList(nn.Linear(inputs or self.d, self.d) for _ in range(count))
 
     # --- answers ---------------------------------------------------------------------------------------------------------
 
-    def sites(self, layers: nn.ModuleList, path: str = "layers", **changes: object) -> list[SiteAnswer]:
-        """Return the answers of the steps of layers."""
+    def sites(self, layers: nn.ModuleList, where: str = "layers", **changes: object) -> list[Site]:
+        """Return the answers of the steps of layers that are at a path."""
         return [
-            replace(step.answer(f"{path}.{n}.{k}"), **changes)  # type: ignore[arg-type]
+            replace(step.answer(f"{where}.{n}.{k}"), **changes)  # type: ignore[arg-type]
             for n, layer in enumerate(layers) for k, step in enumerate(layer)
         ]  # fmt: skip
 
     def stream(
-        self, sites: Sequence[SiteAnswer], wiring: str | None, reason: str = "", final: SpelledNorm | None = None,
-        path: str = "last", **facts: Any,
-    ) -> StreamAnswer:  # fmt: skip
+        self, sites: Sequence[Site], wiring: str | None = "pre_ln", reason: str = "", final: SpelledNorm | None = None,
+        path: str = "last", per_layer: int = 2, **facts: Any,
+    ) -> Stream:  # fmt: skip
         """Return the answer of a stream."""
-        per_layer = facts.pop("per_layer", 2)
-        return StreamAnswer(
-            tuple(sites), wiring, reason, final_norm=NormAnswer.of(final, path), num_layers=-(-len(sites) // per_layer),
-            per_layer=per_layer, width=facts.pop("width", self.d), **facts,
-        )  # fmt: skip
+        layers = {"num_layers": -(-len(sites) // per_layer), "per_layer": per_layer}
+        facts = {"final_norm": final and final.answer(path), "width": self.d} | layers | facts
+        return Stream(tuple(sites), wiring, reason, **facts)
+
+    # --- models ----------------------------------------------------------------------------------------------------------
 
     def build(
-        self, model: nn.Module, inputs: Sequence[Tensor], *streams: StreamAnswer, reason: str = "", words: Sequence[str] = (),
-        trace: Callable[..., Any] | None = None, limit: str = "",
+        self, model: nn.Module, inputs: Sequence[Tensor], *streams: Stream, trace: Callable[..., Any] | None = None, **facts: Any
     ) -> RandomModel:  # fmt: skip
         """Return the model with its answer."""
-        answer = Answer(streams, frozenset({self.name}), reason, tuple(words), limit=limit)
+        answer = Answer(streams, constructs=frozenset({self.name}), **facts)
         return RandomModel(self.seed, model, tuple(inputs), answer, trace)
+
+    def loop(
+        self, layers: nn.ModuleList, step: Callable[..., Tensor] | None = None, *, by_hand: Callable[..., TracedSite] | bool = False,
+        begin: Callable[..., tuple[Tensor, ...]] | None = None, change: Callable[..., Tensor] | None = None,
+        end: Callable[[Tensor], Tensor] | None = None, inputs: Sequence[Tensor] = (), stream: Stream | None = None,
+        facts: Mapping[str, Any] = MappingProxyType({}), **modules: Any,
+    ) -> RandomModel:  # fmt: skip
+        """Return a model of one stream whose steps follow each other, pre-LN unless its answer says something else.
+
+        Args:
+            layers: the steps.
+            step: function `(model, k, part, x, *inputs)` that runs part k; by default `part.run(x)`.
+            by_hand: True if the steps by hand are `part.by_hand(x)`, or a function of the same arguments as `step` whose write
+                is added; False if there are no values by hand.
+            begin: function `(model, *inputs)` that returns the first state and the other inputs.
+            change: function `(model, n, x, *inputs)` of the stream before layer n.
+            end: function of the stream before the final norm.
+            inputs: the inputs, by default one stream.
+            stream: the answer; there is none by default if `facts` have a reason.
+            facts: other facts of the answer.
+            modules: other modules, in their order; `last` is the final norm.
+        """
+        per_layer = len(layers[0])
+
+        def parts(model: Any) -> Iterator[tuple[int, Step, Callable[..., Tensor]]]:
+            for k, part in enumerate(flatten(model.layers)):
+                changes = change is not None and k % per_layer == 0
+                yield k, part, partial(change, model, k // per_layer) if changes else lambda x, *_: x
+
+        def run(model: Any, *inputs: Tensor) -> Tensor:
+            x, *others = begin(model, *inputs) if begin else inputs
+            for k, part, enter in parts(model):
+                x = enter(x, *others)
+                x = step(model, k, part, x, *others) if step else part.run(x)
+            x = end(x) if end else x
+            return model.last(x) if "last" in modules else x
+
+        def trace(model: Any, *inputs: Tensor, without: int | None = None) -> Trace:
+            x, *others = begin(model, *inputs) if begin else inputs
+            start, sites = x, []
+            for k, part, enter in parts(model):
+                x = enter(x, *others)
+                if callable(by_hand):
+                    site = by_hand(model, k, part, x, *others)
+                    site.out = x + (0.0 if k == without else site.write)
+                else:
+                    site = part.by_hand(x, without=k == without)
+                sites.append(site)
+                x = site.out
+            return Trace(start, sites, model.last.by_hand(end(x) if end else x))
+
+        if stream is None and "reason" not in facts:
+            stream = self.stream(self.sites(layers), final=modules.get("last"), per_layer=per_layer)
+        model = Graph(run, layers=layers, **modules)
+        streams = [] if stream is None else [stream]
+        return self.build(model, inputs or [self.input()], *streams, trace=trace if by_hand else None, **facts)
+
+    def several(
+        self, run: Callable[..., Any], *parts: tuple[str, str, str], inputs: Sequence[Tensor] = (), **modules: Any
+    ) -> RandomModel:
+        """Return a model of several streams, each with the path of its layers, its wiring, and the path of its final norm."""
+        streams = [
+            self.stream(
+                self.sites(modules[path], path),
+                wiring,
+                final=modules.get(end),
+                path=end,
+                per_layer=len(modules[path][0]),
+            )
+            for path, wiring, end in parts
+        ]
+        inputs = inputs or [self.input(), self.input(self.sizes.tokens + 1)]
+        return self.build(Graph(run, **modules), inputs, *streams)
 
 
 def flatten(layers: nn.ModuleList) -> list[Step]:
     """Return the steps of all layers."""
     return [step for layer in layers for step in layer]
+
+
+def through(steps: Iterable[Step], x: Tensor) -> Tensor:
+    """Return the stream after steps."""
+    for step in steps:
+        x = step.run(x)
+    return x

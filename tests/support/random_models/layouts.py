@@ -7,17 +7,10 @@ from typing import Literal
 
 from torch import Tensor
 
-__all__ = ["LAYOUTS", "Layout", "Sizes", "make_layout"]
+__all__ = ["Layout", "Sizes"]
 
 Name = Literal["batch", "sequence", "channels", "image", "image channels", "flat"]
-LAYOUTS: dict[Name, str] = {
-    "batch": "batch first (B, T, D)",
-    "sequence": "sequence first (T, B, D)",
-    "channels": "channels first (B, D, T)",
-    "image": "image (B, H, W, D)",
-    "image channels": "image, channels first (B, D, H, W)",
-    "flat": "tokens of all samples (B T, D)",
-}
+SWAPPED = {"sequence": (1, 0, 2), "channels": (0, 2, 1)}  # layouts that swap two dimensions
 
 
 @dataclass(frozen=True)
@@ -37,7 +30,11 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Layout:
-    """Layout of a stream whose canonical form is (B, T, D)."""
+    """Layout of a stream whose canonical form is (B, T, D).
+
+    Its name is "batch" (B, T, D), "sequence" (T, B, D), "channels" (B, D, T), "image" (B, H, W, D), "image channels" (B, D, H, W) or
+    "flat" (B T, D).
+    """
 
     name: Name
     sizes: Sizes
@@ -47,41 +44,29 @@ class Layout:
     def features_last(self) -> bool:
         return self.name not in ("channels", "image channels")
 
-    @property
-    def feature_dim(self) -> int:
-        return -1 if self.features_last else 1
-
     def apply(self, x: Tensor) -> Tensor:
         """Return a canonical tensor in this layout."""
-        shape = (self.sizes.height, self.sizes.width)
-        match self.name:
-            case "sequence":
-                return x.permute(1, 0, 2) if self.permutes else x.transpose(0, 1)
-            case "channels":
-                return x.permute(0, 2, 1) if self.permutes else x.transpose(1, 2)
-            case "image":
-                return x.unflatten(1, shape)
-            case "image channels":
-                turned = x.unflatten(1, shape)
-                return turned.permute(0, 3, 1, 2) if self.permutes else turned.movedim(-1, 1)
-            case "flat":
-                return x.flatten(0, 1)
-        return x
+        if self.name in SWAPPED:
+            return self._swap(x)
+        x = x.unflatten(1, (self.sizes.height, self.sizes.width)) if self.name.startswith("image") else x
+        if self.name == "image channels":
+            return x.permute(0, 3, 1, 2) if self.permutes else x.movedim(-1, 1)
+        return x.flatten(0, 1) if self.name == "flat" else x
 
     def undo(self, x: Tensor) -> Tensor:
         """Return a tensor of this layout in the canonical form."""
         match self.name:
-            case "sequence":
-                return x.permute(1, 0, 2) if self.permutes else x.transpose(0, 1)
-            case "channels":
-                return x.permute(0, 2, 1) if self.permutes else x.transpose(1, 2)
             case "image":
                 return x.flatten(1, 2)
             case "image channels":
                 return x.flatten(2).transpose(1, 2)
             case "flat":
                 return x.unflatten(0, (self.sizes.batch, -1))
-        return x
+        return self._swap(x) if self.name in SWAPPED else x
+
+    def _swap(self, x: Tensor) -> Tensor:
+        order = SWAPPED[self.name]
+        return x.permute(order) if self.permutes else x.transpose(*(k for k in range(3) if order[k] != k))
 
     def spread(self, vector: Tensor) -> Tensor:
         """Return a value for each feature in a shape that broadcasts in this layout."""
@@ -90,8 +75,3 @@ class Layout:
     def convert(self, x: Tensor, other: Layout) -> Tensor:
         """Return a tensor of this layout in another one."""
         return x if other == self else other.apply(self.undo(x))
-
-
-def make_layout(name: Name, sizes: Sizes, permutes: bool = False) -> Layout:
-    """Return a layout."""
-    return Layout(name, sizes, permutes)

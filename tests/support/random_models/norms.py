@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from support import handwritten_models as written
+from support.answers import Norm
 from support.random_models.layouts import Layout
 
 __all__ = ["SPELLINGS", "SpelledNorm", "Spelling", "draw_norm"]
@@ -25,7 +26,8 @@ class Spelling:
 
     Args:
         kind: "layer", "rms" or "scale".
-        formula: the code; None for a norm that is one of torch's modules.
+        formula: the code; None for a norm that is a module of torch.
+        module: makes that module from the width and eps.
         has_weight, has_bias: whether it has these parameters.
         offset: number that is added to the weight.
         outside: eps is added to the root.
@@ -35,6 +37,7 @@ class Spelling:
 
     kind: str
     formula: Formula | None = None
+    module: Callable[..., nn.Module] = nn.LayerNorm
     has_weight: bool = True
     has_bias: bool = False
     offset: float = 0.0
@@ -43,28 +46,8 @@ class Spelling:
     has_length: bool = False
 
 
-def weight_outside(x: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
-    return F.layer_norm(x, x.shape[-1:], eps=eps) * w
-
-
-def affine_outside(x: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
-    return F.layer_norm(x, x.shape[-1:], eps=eps) * w + b
-
-
-def offset_outside(x: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
-    return F.layer_norm(x, x.shape[-1:], eps=eps) * (w + 1)
-
-
-def offset_inside(x: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
-    return F.layer_norm(x, x.shape[-1:], w + 1, b, eps)
-
-
-def bare_layer(x: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
-    return F.layer_norm(x, x.shape[-1:], eps=eps)
-
-
-def rms_weight_outside(x: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
-    return w * F.rms_norm(x, x.shape[-1:], eps=eps)
+def _layer(x: Tensor, eps: float, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
 
 
 def scale_norm(x: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
@@ -86,31 +69,30 @@ def rms_by_product(x: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
     return x * (w / torch.sqrt((x * x) @ mean + eps))
 
 
-def unit(x: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
-    return F.normalize(x, dim=-1, eps=eps)
-
-
+BARE = partial(nn.LayerNorm, elementwise_affine=False)
 SPELLINGS: dict[str, Spelling] = {
     "nn.LayerNorm": Spelling("layer", has_bias=True),
-    "nn.LayerNorm without bias": Spelling("layer"),
-    "nn.LayerNorm without parameters": Spelling("layer", has_weight=False),
-    "nn.LayerNorm, weight outside": Spelling("layer"),
+    "nn.LayerNorm without bias": Spelling("layer", module=partial(nn.LayerNorm, bias=False)),
+    "nn.LayerNorm without parameters": Spelling("layer", module=BARE, has_weight=False),
+    "nn.LayerNorm, weight outside": Spelling("layer", module=BARE),
     "F.layer_norm": Spelling("layer", written.functional_layer, has_bias=True),
     "native_layer_norm": Spelling("layer", written.native_layer, has_bias=True),
-    "F.layer_norm, weight outside": Spelling("layer", weight_outside),
-    "F.layer_norm, weight and bias outside": Spelling("layer", affine_outside, has_bias=True),
-    "F.layer_norm, 1 + w outside": Spelling("layer", offset_outside, offset=1.0),
-    "F.layer_norm, 1 + w": Spelling("layer", offset_inside, has_bias=True, offset=1.0),
-    "F.layer_norm without parameters": Spelling("layer", bare_layer, has_weight=False),
+    "F.layer_norm, weight outside": Spelling("layer", lambda x, w, b, eps: _layer(x, eps) * w),
+    "F.layer_norm, weight and bias outside": Spelling(
+        "layer", lambda x, w, b, eps: _layer(x, eps) * w + b, has_bias=True
+    ),
+    "F.layer_norm, 1 + w outside": Spelling("layer", lambda x, w, b, eps: _layer(x, eps) * (w + 1), offset=1.0),
+    "F.layer_norm, 1 + w": Spelling("layer", lambda x, w, b, eps: _layer(x, eps, w + 1, b), has_bias=True, offset=1.0),
+    "F.layer_norm without parameters": Spelling("layer", lambda x, w, b, eps: _layer(x, eps), has_weight=False),
     "LayerNorm by var": Spelling("layer", written.variance, has_bias=True),
     "LayerNorm by var_mean": Spelling("layer", written.var_mean, has_bias=True),
     "LayerNorm by centred squares": Spelling("layer", written.centered, has_bias=True),
     "LayerNorm by E[x^2] - E[x]^2": Spelling("layer", written.moments, has_bias=True),
     "LayerNorm by sums": Spelling("layer", written.sums, has_bias=True),
     "LayerNorm by std, eps outside": Spelling("layer", written.annotated, has_bias=True, outside=True, unbiased=True),
-    "nn.RMSNorm": Spelling("rms"),
+    "nn.RMSNorm": Spelling("rms", module=nn.RMSNorm),
     "F.rms_norm": Spelling("rms", written.functional_rms),
-    "F.rms_norm, weight outside": Spelling("rms", rms_weight_outside),
+    "F.rms_norm, weight outside": Spelling("rms", lambda x, w, b, eps: w * F.rms_norm(x, x.shape[-1:], eps=eps)),
     "F.rms_norm without weight": Spelling("rms", written.bare_rms, has_weight=False),
     "RMSNorm as in Llama": Spelling("rms", written.llama),
     "RMSNorm as in Gemma, 1 + w": Spelling("rms", written.gemma, offset=1.0),
@@ -122,7 +104,9 @@ SPELLINGS: dict[str, Spelling] = {
     "RMSNorm, eps outside": Spelling("rms", written.root_plus_eps, outside=True),
     "RMSNorm by F.normalize": Spelling("rms", written.unit_length, has_length=True),
     "ScaleNorm": Spelling("scale", scale_norm, has_length=True),
-    "F.normalize": Spelling("scale", unit, has_weight=False, has_length=True),
+    "F.normalize": Spelling(
+        "scale", lambda x, w, b, eps: F.normalize(x, dim=-1, eps=eps), has_weight=False, has_length=True
+    ),
 }
 PLAIN = ("nn.LayerNorm", "nn.LayerNorm", "nn.RMSNorm", "RMSNorm as in Llama", "F.layer_norm")
 
@@ -142,7 +126,7 @@ class SpelledNorm(nn.Module):
         self.name, self.spelling, self.layout, self.eps = spelling, SPELLINGS[spelling], layout, eps
         kind, size = self.spelling, 1 if spelling == "ScaleNorm" else width
         start = torch.zeros if kind.offset else torch.ones
-        self.inner = _make_module(spelling, width, eps) if kind.formula is None else None
+        self.inner = kind.module(width, eps=eps) if kind.formula is None else None
         is_inner = self.inner is not None and any(True for _ in self.inner.parameters())
         self.weight = nn.Parameter(start(size)) if kind.has_weight and not is_inner else None
         self.bias = nn.Parameter(torch.zeros(size)) if kind.has_bias and not is_inner else None
@@ -159,11 +143,13 @@ class SpelledNorm(nn.Module):
         y: Tensor = self.inner(x)
         return y if self.weight is None else y * self.weight
 
-    def parameters_by_hand(self) -> tuple[Tensor | None, Tensor | None]:
-        """Return weight and bias."""
-        inner: Any = self.inner
-        weight = self.weight if self.weight is not None else getattr(inner, "weight", None)
-        return weight, self.bias if self.bias is not None else getattr(inner, "bias", None)
+    def _find_parameter(self, name: str) -> Tensor | None:
+        own = getattr(self, name)
+        return getattr(self.inner, name, None) if own is None else own
+
+    def answer(self, path: str) -> Norm:
+        """Return the answer of the norm at a path."""
+        return Norm(path, self.spelling.kind, self.eps, self.spelling.outside)
 
     def by_hand(self, x: Tensor) -> Tensor:
         """Return the norm of a canonical tensor by its definition."""
@@ -181,26 +167,15 @@ class SpelledNorm(nn.Module):
 
     def linear_by_hand(self, x: Tensor, denominator: Tensor) -> Tensor:
         """Return the norm without its bias, with a denominator of another tensor."""
-        weight, _ = self.parameters_by_hand()
+        weight = self._find_parameter("weight")
         centred = x - x.mean(-1, keepdim=True) if self.spelling.kind == "layer" else x
         gain = 1.0 if weight is None else weight.detach() + self.spelling.offset
         return centred / denominator * gain
 
     def shift_by_hand(self, x: Tensor) -> Tensor:
         """Return the bias, or zeros."""
-        _, bias = self.parameters_by_hand()
+        bias = self._find_parameter("bias")
         return x.new_zeros(()) if bias is None else bias.detach()
-
-
-def _make_module(spelling: str, width: int, eps: float) -> nn.Module:
-    match spelling:
-        case "nn.RMSNorm":
-            return nn.RMSNorm(width, eps=eps)
-        case "nn.LayerNorm":
-            return nn.LayerNorm(width, eps=eps)
-        case "nn.LayerNorm without bias":
-            return nn.LayerNorm(width, eps=eps, bias=False)
-    return nn.LayerNorm(width, eps=eps, elementwise_affine=False)
 
 
 def draw_norm(rng: random.Random, is_plain: bool) -> tuple[str, float]:

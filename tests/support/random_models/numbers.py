@@ -15,7 +15,7 @@ from torch import Tensor
 import addnorm
 from addnorm import Learned
 from addnorm.stream.find.inspection import Inspection, Site
-from support.random_models.answers import RandomModel, Trace, TracedSite
+from support.random_models.model import RandomModel, Trace, TracedSite
 
 __all__ = ["compare_ablations", "compare_components", "compare_recording", "trace_by_hand"]
 

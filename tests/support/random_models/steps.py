@@ -3,35 +3,21 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-from support.random_models.answers import NormAnswer, SiteAnswer, TracedSite
+from support.answers import Site
 from support.random_models.layouts import Layout
+from support.random_models.model import TracedSite
 from support.random_models.norms import SpelledNorm
 from support.random_models.rows import Factor, Plan
 from support.random_models.sublayers import Sublayer
 
-__all__ = ["ADDS", "Step", "StepParts", "draw_add", "propagate"]
+__all__ = ["Step", "draw_add", "propagate"]
 
-ADDS = {
-    "x + f": "plain",
-    "f + x": "plain",
-    "torch.add, alpha": "constant",
-    "x - (-f)": "plain",
-    "x += f": "plain",
-    "f += x": "plain",
-    "stack and sum": "plain",
-    "addcmul": "vector",
-    "in float64": "plain",
-    "residual bias": "plain",
-    "residual bias after": "plain",
-    "lerp": "convex",
-    "difference": "convex",
-    "two products": "convex",
-}
+NORMS = ("norm_in", "norm_branch", "norm_out")
 
 
 def draw_add(rng: random.Random, plan: Plan, layout: Layout, is_plain: bool) -> str:
@@ -50,16 +36,6 @@ def draw_add(rng: random.Random, plan: Plan, layout: Layout, is_plain: bool) -> 
     return rng.choice(fits)
 
 
-@dataclass(frozen=True)
-class StepParts:
-    """Modules of a step: the sublayer and its norms."""
-
-    f: Sublayer
-    norm_in: SpelledNorm | None = None
-    norm_branch: SpelledNorm | None = None
-    norm_out: SpelledNorm | None = None
-
-
 class Step(nn.Module):
     """x' = N_out(a x + b N_branch(f(c N_in(x)))) for a plan, in one spelling of the add.
 
@@ -67,38 +43,33 @@ class Step(nn.Module):
     """
 
     def __init__(
-        self, plan: Plan, parts: StepParts, layout: Layout, add: str, scale: nn.Parameter | None = None
+        self,
+        plan: Plan,
+        f: Sublayer,
+        make_norm: Callable[[Layout], SpelledNorm],
+        add: str,
+        scale: nn.Parameter | None = None,
     ) -> None:
         super().__init__()
-        self.plan, self.layout, self.add = plan, layout, add
-        self.f, self.norm_in, self.norm_branch, self.norm_out = (
-            parts.f,
-            parts.norm_in,
-            parts.norm_branch,
-            parts.norm_out,
-        )
-        self.scale_a = _make_factor(plan.a, layout)
-        self.scale_b = _make_factor(plan.b, layout) if scale is None else scale
-        self.shift = nn.Parameter(torch.zeros(layout.sizes.features)) if add.startswith("residual bias") else None
+        self.plan, self.layout, self.add, self.f = plan, f.layout, add, f
+        for name in NORMS:
+            setattr(self, name, make_norm(f.layout) if getattr(plan, name) else None)
+        self.scale_a = _make_factor(plan.a, f.layout)
+        self.scale_b = _make_factor(plan.b, f.layout) if scale is None else scale
+        self.shift = nn.Parameter(torch.zeros(f.layout.sizes.features)) if add.startswith("residual bias") else None
         self.clones = False  # x may be an input of the model, which an add in place must not change
 
     def factor(self, name: str) -> Tensor | float:
-        """Return the value of a factor in canonical shape."""
-        value = getattr(self.plan, name)
-        if isinstance(value, float):
-            return 1.0 - self.factor_b() if name == "a" and self.plan.convex else value
-        if name == "b":
-            return self.factor_b()
-        parameter = self.scale_a
-        return parameter.reshape(-1) if value == "vector" else parameter
-
-    def factor_b(self) -> Tensor | float:
-        """Return b; a learned one after its squashing function, in canonical shape."""
-        if isinstance(self.plan.b, float):
-            return self.plan.b
-        squash = {"": lambda t: t, "sigmoid": torch.sigmoid, "tanh": torch.tanh}[self.plan.squash]
-        value = squash(self.scale_b)
-        return value.reshape(-1) if self.plan.b == "vector" else value
+        """Return the value of a factor in canonical shape; b after its squashing function."""
+        plan = getattr(self.plan, name)
+        if name == "a" and self.plan.convex:
+            return 1.0 - self.factor("b")
+        if isinstance(plan, float):
+            return plan
+        squash = self.plan.squash if name == "b" else ""
+        value = getattr(self, f"scale_{name}")
+        value = getattr(torch, squash)(value) if squash else value
+        return value.reshape(-1) if plan == "vector" else value
 
     def read(self, x: Tensor) -> Tensor:
         """Return what the sublayer reads."""
@@ -119,7 +90,7 @@ class Step(nn.Module):
 
     def sum(self, x: Tensor, y: Tensor) -> Tensor:
         """Return a x + b y."""
-        b = self.factor_b() if not isinstance(self.plan.b, float) else self.plan.b
+        b = self.factor("b")
         b = self.layout.spread(b) if isinstance(b, Tensor) and b.dim() else b
         match self.add:
             case "lerp":
@@ -168,18 +139,15 @@ class Step(nn.Module):
         """Return the values of the site from the canonical stream."""
         read = (x if self.norm_in is None else self.norm_in.by_hand(x)) * self.plan.c
         raw = self.f.by_hand(read, *context)
-        write = (raw if self.norm_branch is None else self.norm_branch.by_hand(raw)) * self.factor_b()
+        write = (raw if self.norm_branch is None else self.norm_branch.by_hand(raw)) * self.factor("b")
         total = x * self.factor("a") + (0.0 if without else write)
         total = total if self.shift is None else total + self.shift
         return TracedSite(x, read, raw, write, total if self.norm_out is None else self.norm_out.by_hand(total))
 
-    def answer(self, path: str) -> SiteAnswer:
+    def answer(self, path: str) -> Site:
         """Return the answer of the site, whose step has a path."""
-        norms = {
-            name: NormAnswer.of(getattr(self, name), f"{path}.{name}")
-            for name in ("norm_in", "norm_branch", "norm_out")
-        }
-        return SiteAnswer(f"{path}.f", self.f.kind, self.plan.row(), **norms, has_bias=self.shift is not None)
+        norms = {name: norm and norm.answer(f"{path}.{name}") for name in NORMS for norm in [getattr(self, name)]}
+        return Site(f"{path}.f", self.f.kind, self.plan.row(), **norms, has_bias=self.shift is not None)
 
 
 def _make_factor(factor: Factor, layout: Layout) -> nn.Parameter | None:

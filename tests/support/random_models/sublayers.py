@@ -26,6 +26,10 @@ class Sublayer(nn.Module):
         super().__init__()
         self.layout = layout
         self.d, self.heads, self.tokens = layout.sizes.features, layout.sizes.heads, layout.sizes.tokens
+        self.make_parts()
+
+    def make_parts(self) -> None:
+        """Make the modules."""
 
     def core(self, x: Tensor) -> Tensor:
         raise NotImplementedError
@@ -48,8 +52,7 @@ class Attention(Sublayer):
 
     kind = "attention"
 
-    def __init__(self, layout: Layout) -> None:
-        super().__init__(layout)
+    def make_parts(self) -> None:
         self.q, self.k, self.v, self.out = (nn.Linear(self.d, self.d) for _ in range(4))
 
     def split(self, x: Tensor) -> Tensor:
@@ -85,8 +88,8 @@ class Causal(Attention):
 class TalkingHeads(Attention):
     """Attention whose heads are mixed before and after the softmax (CaiT)."""
 
-    def __init__(self, layout: Layout) -> None:
-        super().__init__(layout)
+    def make_parts(self) -> None:
+        super().make_parts()
         self.before, self.after = nn.Linear(self.heads, self.heads), nn.Linear(self.heads, self.heads)
 
     def weigh(self, scores: Tensor) -> Tensor:
@@ -97,8 +100,8 @@ class TalkingHeads(Attention):
 class Packed(Attention):
     """Attention whose queries, keys and values are one product; sums as einsum."""
 
-    def __init__(self, layout: Layout) -> None:
-        super().__init__(layout)
+    def make_parts(self) -> None:
+        super().make_parts()
         del self.q, self.k, self.v
         self.qkv = nn.Linear(self.d, 3 * self.d)
 
@@ -111,8 +114,8 @@ class Packed(Attention):
 class GatedAttention(Attention):
     """Attention whose output is gated by a sigmoid of its input."""
 
-    def __init__(self, layout: Layout) -> None:
-        super().__init__(layout)
+    def make_parts(self) -> None:
+        super().make_parts()
         self.gate = nn.Linear(self.d, self.d)
 
     def core(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
@@ -124,10 +127,8 @@ class Multihead(Sublayer):
 
     kind = "attention"
 
-    def __init__(self, layout: Layout) -> None:
-        super().__init__(layout)
-        is_batch_first = layout.name != "sequence"
-        self.attention = nn.MultiheadAttention(self.d, self.heads, batch_first=is_batch_first)
+    def make_parts(self) -> None:
+        self.attention = nn.MultiheadAttention(self.d, self.heads, batch_first=self.layout.name != "sequence")
 
     def core(self, x: Tensor) -> Tensor:
         return self.attention(x, x, x, need_weights=False)[0]
@@ -143,8 +144,7 @@ class Mlp(Sublayer):
     tokenwise = True
     widens = 2
 
-    def __init__(self, layout: Layout) -> None:
-        super().__init__(layout)
+    def make_parts(self) -> None:
         self.up, self.down = nn.Linear(self.d, self.widens * self.d), nn.Linear(self.widens * self.d, self.d)
 
     def act(self, x: Tensor) -> Tensor:
@@ -157,8 +157,8 @@ class Mlp(Sublayer):
 class Relu(Mlp):
     """Feed-forward as a Sequential."""
 
-    def __init__(self, layout: Layout) -> None:
-        super().__init__(layout)
+    def make_parts(self) -> None:
+        super().make_parts()
         self.net = nn.Sequential(self.up, nn.ReLU(), nn.Dropout(0.1), self.down)
         del self.up, self.down
 
@@ -178,8 +178,8 @@ class WrittenGelu(Mlp):
 class Gated(Mlp):
     """SwiGLU."""
 
-    def __init__(self, layout: Layout) -> None:
-        super().__init__(layout)
+    def make_parts(self) -> None:
+        super().make_parts()
         self.gate = nn.Linear(self.d, self.widens * self.d)
 
     def core(self, x: Tensor) -> Tensor:
@@ -189,8 +189,8 @@ class Gated(Mlp):
 class Chunked(Mlp):
     """GEGLU of one product."""
 
-    def __init__(self, layout: Layout) -> None:
-        super().__init__(layout)
+    def make_parts(self) -> None:
+        super().make_parts()
         self.up = nn.Linear(self.d, 2 * self.widens * self.d)
 
     def core(self, x: Tensor) -> Tensor:
@@ -203,10 +203,9 @@ class Experts(Sublayer):
 
     tokenwise = True
 
-    def __init__(self, layout: Layout) -> None:
-        super().__init__(layout)
+    def make_parts(self) -> None:
         self.router = nn.Linear(self.d, 3)
-        self.experts = nn.ModuleList(Relu(layout) for _ in range(3))
+        self.experts = nn.ModuleList(Relu(self.layout) for _ in range(3))
 
     def core(self, x: Tensor) -> Tensor:
         tokens = x.reshape(-1, self.d)
@@ -221,9 +220,8 @@ class Experts(Sublayer):
 class Pointwise(Sublayer):
     """Feed-forward as 1 x 1 convolutions, native where the channels are first."""
 
-    def __init__(self, layout: Layout) -> None:
-        super().__init__(layout)
-        conv = nn.Conv2d if layout.name == "image channels" else nn.Conv1d
+    def make_parts(self) -> None:
+        conv = nn.Conv2d if self.layout.name == "image channels" else nn.Conv1d
         self.up, self.down = conv(self.d, 2 * self.d, 1), conv(2 * self.d, self.d, 1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -243,8 +241,7 @@ class Mixer(Sublayer):
 
     kind = "other"
 
-    def __init__(self, layout: Layout) -> None:
-        super().__init__(layout)
+    def make_parts(self) -> None:
         self.up, self.down = nn.Linear(self.tokens, 9), nn.Linear(9, self.tokens)
 
     def core(self, x: Tensor) -> Tensor:
@@ -256,8 +253,7 @@ class Convolution(Sublayer):
 
     kind = "other"
 
-    def __init__(self, layout: Layout) -> None:
-        super().__init__(layout)
+    def make_parts(self) -> None:
         self.depthwise = nn.Conv1d(self.d, self.d, 3, padding=1, groups=self.d)
         self.pointwise = nn.Conv1d(self.d, self.d, 1)
 
@@ -270,8 +266,7 @@ class Pool(Sublayer):
 
     kind = "other"
 
-    def __init__(self, layout: Layout) -> None:
-        super().__init__(layout)
+    def make_parts(self) -> None:
         self.out = nn.Linear(self.d, self.d)
 
     def core(self, x: Tensor) -> Tensor:
@@ -284,8 +279,7 @@ class Recurrence(Sublayer):
 
     kind = "other"
 
-    def __init__(self, layout: Layout) -> None:
-        super().__init__(layout)
+    def make_parts(self) -> None:
         self.gru = nn.GRU(self.d, self.d, batch_first=True)
 
     def core(self, x: Tensor) -> Tensor:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from support.random_models.answers import RandomModel, Trace
-from support.random_models.constructs import construct, through, trace_steps
-from support.random_models.graphs import Graph, Kit, flatten
+from support.random_models.constructs import construct
+from support.random_models.graphs import Graph, Kit, flatten, through
+from support.random_models.model import RandomModel, TracedSite
 from support.random_models.steps import Step
 
 PART = "an add changes a part of the tokens only"
@@ -22,27 +22,13 @@ def _token_change(kit: Kit, change: Callable[[Tensor, Tensor], Tensor]) -> Rando
     layers, last = kit.layers(is_plain=False), kit.norm()
     cut = kit.rng.randint(1, len(layers) - 1)
     prompt = nn.Parameter(torch.zeros(1, 2, kit.d))
-    inputs = [kit.input(max(kit.sizes.tokens, 4))]
     layers[0][0].clones = True
 
-    def run(model: Any, x: Tensor) -> Tensor:
-        for k, layer in enumerate(model.layers):
-            x = change(x, model.prompt.expand(len(x), -1, -1)) if k == cut else x
-            x = through([*layer], x)
-        return model.last(x)
+    def between(model: Any, n: int, x: Tensor) -> Tensor:
+        return change(x, model.prompt.expand(len(x), -1, -1)) if n == cut else x
 
-    def trace(model: Any, x: Tensor, without: int | None = None) -> Trace:
-        start, sites = x, []
-        for k, layer in enumerate(model.layers):
-            x = change(x, model.prompt.expand(len(x), -1, -1)) if k == cut else x
-            more, x = trace_steps([*layer], x, without, len(sites))
-            sites += more
-        return Trace(start, sites, model.last.by_hand(x))
-
-    return kit.build(
-        Graph(run, layers=layers, last=last, prompt=prompt), inputs, kit.stream(kit.sites(layers), "pre_ln", final=last),
-        trace=trace,
-    )  # fmt: skip
+    inputs = [kit.input(max(kit.sizes.tokens, 4))]
+    return kit.loop(layers, by_hand=True, change=between, inputs=inputs, last=last, prompt=prompt)
 
 
 @construct("tokens join the stream")
@@ -81,39 +67,32 @@ def tokens_merged(kit: Kit) -> RandomModel:
         x = x.unflatten(1, (-1, 2)).mean(2)
         return model.last(through(flatten(model.two), x))
 
-    streams = (kit.stream(kit.sites(one, "one"), "pre_ln"), kit.stream(kit.sites(two, "two"), "pre_ln", final=last))
-    return kit.build(Graph(run, one=one, two=two, last=last), [kit.input(2 * kit.sizes.tokens)], *streams)
+    inputs = [kit.input(2 * kit.sizes.tokens)]
+    return kit.several(
+        run, ("one", "pre_ln", ""), ("two", "pre_ln", "last"), inputs=inputs, one=one, two=two, last=last
+    )
 
 
 @construct("learned tokens that read the input")
 def latents(kit: Kit) -> RandomModel:
     """Build a stream of learned tokens, expanded over the samples, that reads the input in every layer (Perceiver)."""
     layers, last, token = kit.layers("cf"), kit.norm(), nn.Parameter(torch.zeros(3, kit.d))
-    how = kit.rng.choice(("expand", "repeat", "broadcast"))
+    expand: Callable[[Tensor, Tensor], Tensor] = kit.rng.choice((
+        lambda token, memory: token.expand(len(memory), -1, -1),
+        lambda token, memory: token.unsqueeze(0).repeat(len(memory), 1, 1),
+        lambda token, memory: token + torch.zeros(len(memory), 1, 1),
+    ))  # fmt: skip
 
-    def begin(token: Tensor, memory: Tensor) -> Tensor:
-        if how == "expand":
-            return token.expand(len(memory), -1, -1)
-        return (
-            token.unsqueeze(0).repeat(len(memory), 1, 1) if how == "repeat" else token + torch.zeros(len(memory), 1, 1)
-        )
+    def step(model: Any, k: int, part: Step, x: Tensor, memory: Tensor) -> Tensor:
+        return part.run(x) if k % 2 else part.run(x, memory)
 
-    def run(model: Any, memory: Tensor) -> Tensor:
-        x = begin(model.token, memory)
-        for c, f in model.layers:
-            x = f.run(c.run(x, memory))
-        return model.last(x)
+    def by_hand(model: Any, k: int, part: Step, x: Tensor, memory: Tensor) -> TracedSite:
+        return part.by_hand(x) if k % 2 else part.by_hand(x, memory)
 
-    def trace(model: Any, memory: Tensor, without: int | None = None) -> Trace:
-        start = x = begin(model.token, memory)
-        sites = []
-        for k, step in enumerate(flatten(model.layers)):
-            sites.append(step.by_hand(x, *([memory] if k % 2 == 0 else []), without=k == without))
-            x = sites[-1].out
-        return Trace(start, sites, model.last.by_hand(x))
+    def begin(model: Any, memory: Tensor) -> tuple[Tensor, Tensor]:
+        return expand(model.token, memory), memory
 
-    stream = kit.stream(kit.sites(layers), "pre_ln", final=last)
-    return kit.build(Graph(run, layers=layers, last=last, token=token), [kit.input()], stream, trace=trace)
+    return kit.loop(layers, step, by_hand=by_hand, begin=begin, last=last, token=token)
 
 
 @construct("parts joined again")
@@ -122,19 +101,12 @@ def parts_joined(kit: Kit) -> RandomModel:
     layers, last = kit.layers("ff"), kit.norm()
     flips = kit.rng.random() < 0.5
 
-    def run(model: Any, x: Tensor) -> Tensor:
-        for step in flatten(model.layers):
-            a, b = x[:, :2], x[:, 2:]
-            y = step.f(step.norm_in(torch.cat((a, b), 1)))
-            x = y + torch.cat((a, b), 1) if flips else torch.cat((a, b), 1) + y
-        return model.last(x)
+    def step(model: Any, k: int, part: Step, x: Tensor) -> Tensor:
+        a, b = x[:, :2], x[:, 2:]
+        y = part.f(part.norm_in(torch.cat((a, b), 1)))
+        return y + torch.cat((a, b), 1) if flips else torch.cat((a, b), 1) + y
 
-    def trace(model: Any, x: Tensor, without: int | None = None) -> Trace:
-        sites, end = trace_steps(flatten(model.layers), x, without)
-        return Trace(x, sites, model.last.by_hand(end))
-
-    stream = kit.stream(kit.sites(layers), "pre_ln", final=last)
-    return kit.build(Graph(run, layers=layers, last=last), [kit.input(max(4, kit.sizes.tokens))], stream, trace=trace)
+    return kit.loop(layers, step, by_hand=True, inputs=[kit.input(max(4, kit.sizes.tokens))], last=last)
 
 
 @construct("writes to a part of the tokens")
@@ -143,48 +115,40 @@ def partial_writes(kit: Kit) -> RandomModel:
     layers, last = kit.layers("fff"), kit.norm()
     how = kit.rng.choice(("cat", "slice in place", "clone and assign", "mask"))
 
-    def write(step: Step, x: Tensor) -> Tensor:
-        y = step.f(step.norm_in(x[:, 1:]))
+    def step(model: Any, k: int, part: Step, x: Tensor) -> Tensor:
+        if k % 3 != 1:
+            return part.run(x)
+        y = part.f(part.norm_in(x[:, 1:]))
         if how == "cat":
             return torch.cat((x[:, :1], x[:, 1:] + y), 1)
+        x = x.clone()
         if how == "mask":
             rows = torch.arange(x.shape[1]) > 0
-            x = x.clone()
             x[:, rows] = x[:, rows] + y
-            return x
-        x = x.clone()
-        if how == "slice in place":
+        elif how == "slice in place":
             x[:, 1:] += y
         else:
             x[:, 1:] = x[:, 1:] + y
         return x
 
-    def run(model: Any, x: Tensor) -> Tensor:
-        for step, middle, after in model.layers:
-            x = after.run(write(middle, step.run(x)))
-        return model.last(x)
-
-    stream = kit.stream(kit.sites(layers), "pre_ln", final=last, per_layer=3)
-    return kit.build(Graph(run, layers=layers, last=last), [kit.input()], stream, limit=PART)
+    return kit.loop(layers, step, facts={"limit": PART}, last=last)
 
 
 @construct("class attention")
 def class_attention(kit: Kit) -> RandomModel:
     """Build a class token that reads itself and the tokens through one norm: c + f(N(cat(c, x))) (CaiT)."""
     layers, last = kit.layers("af"), kit.norm()
-
-    def run(model: Any, c: Tensor, x: Tensor) -> Tensor:
-        for a, f in model.layers:
-            u = a.norm_in(torch.cat((c, x), 1))
-            c = c + a.f(u[:, :1], u)
-            c = f.run(c)
-        return model.last(c)
-
     for layer in layers:
         layer[0].f = kit.sublayer("c")
+
+    def step(model: Any, k: int, part: Step, c: Tensor, x: Tensor) -> Tensor:
+        if k % 2:
+            return part.run(c)
+        u = part.norm_in(torch.cat((c, x), 1))
+        return c + part.f(u[:, :1], u)
+
     sites = [replace(site, kind="attention" if k % 2 == 0 else site.kind) for k, site in enumerate(kit.sites(layers))]
-    model = Graph(run, layers=layers, last=last)
-    return kit.build(model, [kit.input(1), kit.input()], kit.stream(sites, "pre_ln", final=last))
+    return kit.loop(layers, step, inputs=[kit.input(1), kit.input()], stream=kit.stream(sites, final=last), last=last)
 
 
 @construct("update from one token of a joined read")
@@ -194,17 +158,17 @@ def cross_fusion(kit: Kit) -> RandomModel:
 
     def run(model: Any, x: Tensor, y: Tensor) -> Tensor:
         for layer, (m,) in zip(model.layers, model.middle, strict=True):
-            x = through([*layer], x)
+            x = through(layer, x)
             t = torch.cat((x[:, :1], y), 1)
             c = t[:, :1] + m.f(m.norm_in(t)).mean(1, keepdim=True)
             x = torch.cat((c, x[:, 1:]), 1)
         return model.last(x)
 
     own = kit.sites(layers)
-    of_middle = [replace(site, kind="other") for site in kit.sites(middle, "middle")]  # they average tokens
+    of_middle = kit.sites(middle, "middle", kind="other")  # they average tokens
     sites = [site for k, more in enumerate(of_middle) for site in (*own[2 * k : 2 * k + 2], more)]
     model = Graph(run, layers=layers, middle=middle, last=last)
-    stream = kit.stream(sites, "pre_ln", final=last, per_layer=3)
+    stream = kit.stream(sites, final=last, per_layer=3)
     return kit.build(model, [kit.input(), kit.input(3)], stream, limit=PART)
 
 
@@ -212,23 +176,15 @@ def cross_fusion(kit: Kit) -> RandomModel:
 def token_mask(kit: Kit) -> RandomModel:
     layers, last = kit.layers(), kit.norm()
 
-    def run(model: Any, x: Tensor, mask: Tensor) -> Tensor:
-        for step in flatten(model.layers):
-            x = x + step.branch(x) * mask
-        return model.last(x)
+    def step(model: Any, k: int, part: Step, x: Tensor, mask: Tensor) -> Tensor:
+        return x + part.branch(x) * mask
 
-    def trace(model: Any, x: Tensor, mask: Tensor, without: int | None = None) -> Trace:
-        start, sites = x, []
-        for k, step in enumerate(flatten(model.layers)):
-            site = step.by_hand(x)
-            site.write = site.write * mask
-            site.out = x + (0.0 if k == without else site.write)
-            sites.append(site)
-            x = site.out
-        return Trace(start, sites, model.last.by_hand(x))
+    def by_hand(model: Any, k: int, part: Step, x: Tensor, mask: Tensor) -> TracedSite:
+        site = part.by_hand(x)
+        site.write = site.write * mask
+        return site
 
     mask = (torch.arange(kit.sizes.tokens) < kit.sizes.tokens - 1).float()[None, :, None]
     mask = mask.repeat(kit.sizes.batch, 1, 1)
     mask[0] = 1.0
-    stream = kit.stream(kit.sites(layers), "pre_ln", final=last)
-    return kit.build(Graph(run, layers=layers, last=last), [kit.input(), mask], stream, trace=trace)
+    return kit.loop(layers, step, by_hand=by_hand, inputs=[kit.input(), mask], last=last)

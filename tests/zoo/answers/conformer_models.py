@@ -9,10 +9,10 @@ from torch import nn
 
 from addnorm import Row
 from support.families import noise
-from zoo.answer import IN, Package, Stream, model
+from zoo.answer import IN, Package, model, stream
 
 HALF = Row(norm_in=True, b=0.5)
-ANSWER = Stream(None, "faof" * 2, final_norm=False, rows=(HALF, IN, IN, Row(norm_in=True, norm_out=True, b=0.5)))
+ANSWER = stream(None, "faof" * 2, final_norm=False, rows=(HALF, IN, IN, Row(norm_in=True, norm_out=True, b=0.5)))
 
 
 def conformer(**options: Any) -> nn.Module:

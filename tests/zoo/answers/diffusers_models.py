@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from addnorm import Row
 from support.families import noise
-from zoo.answer import BARE, IN, Package, Stream, model
+from zoo.answer import BARE, IN, Package, model, stream
 
 SMALL = {"num_attention_heads": 4, "attention_head_dim": 8, "num_layers": 2}
 TIMES = torch.tensor([3, 7])
@@ -107,33 +107,33 @@ WITH_NORM = Row(norm_in=True, norm_branch=True)
 
 MODELS = (
     model("dit", dit, lambda: {"hidden_states": noise(2, 3, 8, 8), "timestep": TIMES, "class_labels": torch.tensor([1, 2])},
-          Stream("pre_ln|none", "afaf", rows=(IN,)),
+          stream("pre_ln|none", "afaf", rows=(IN,)),
           code=BLOCK + " ada_norm_zero: attn_output = gate_msa.unsqueeze(1) * attn_output; ff_output = gate_mlp.unsqueeze(1) * ff_output: gates"
                        " from the condition, no constant. hidden_states = self.norm_out(hidden_states) * (1 + scale[:, None]) + shift[:, None]"),
     model("prior", prior, lambda: {"hidden_states": noise(2, 32), "timestep": 3, "proj_embedding": noise(2, 32, seed=2),
                                    "encoder_hidden_states": noise(2, 4, 32, seed=3)},
-          Stream("pre_ln", "afaf"), code=BLOCK + " prior_transformer.py: hidden_states = self.norm_out(hidden_states); hidden_states[:, -1]"),
+          stream("pre_ln", "afaf"), code=BLOCK + " prior_transformer.py: hidden_states = self.norm_out(hidden_states); hidden_states[:, -1]"),
     model("pixart", pixart, lambda: {"hidden_states": noise(2, 3, 8, 8), "encoder_hidden_states": noise(2, 5, 16), "timestep": TIMES},
-          Stream(None, "acf" * 2, rows=(IN, BARE, IN)),
+          stream(None, "acf" * 2, rows=(IN, BARE, IN)),
           code=BLOCK + " ada_norm_single: 'For PixArt norm2 isn't applied here': the cross-attention reads the stream without a norm; gates"
                        " gate_msa and gate_mlp. hidden_states = self.norm_out(hidden_states)"),
     model("stable audio", stable_audio,
           lambda: {"hidden_states": noise(2, 8, 6), "timestep": TIMES, "encoder_hidden_states": noise(2, 5, 8),
                    "global_hidden_states": noise(2, 1, 8, seed=2), "rotary_embedding": (noise(7, 4, seed=3), noise(7, 4, seed=4))},
-          Stream("no_norm|none", "?", None, False), Stream("pre_ln", "acf" * 2, final_norm=False), Stream("no_norm|none", "?", None, False),
+          stream("no_norm|none", "?", None, False), stream("pre_ln", "acf" * 2, final_norm=False), stream("no_norm|none", "?", None, False),
           code="stable_audio_transformer.py, StableAudioDiTBlock: hidden_states = attn_output + hidden_states after norm1, attn1; norm2, attn2;"
                " norm3, ff. StableAudioDiTModel: hidden_states = self.preprocess_conv(hidden_states) + hidden_states before, and"
                " self.postprocess_conv(hidden_states) + hidden_states after the blocks, both on other features"),
     model("t5 film decoder", film,
           lambda: ([(noise(2, 5, 32, seed=2), torch.ones(2, 5))], noise(2, 6, 8), torch.tensor([0.2, 0.7])),
-          Stream("pre_ln|none", "acf" * 2, "rms", rows=(IN,)),
+          stream("pre_ln|none", "acf" * 2, "rms", rows=(IN,)),
           code="t5_film_transformer.py, T5LayerSelfAttentionCond: normed_hidden_states = self.layer_norm(hidden_states);"
                " normed_hidden_states = self.FiLMLayer(normed_hidden_states, conditioning_emb); hidden_states = hidden_states +"
                " self.dropout(attention_output); likewise T5LayerCrossAttention and T5LayerFFCond. y = self.decoder_norm(y)"),
     model("lumina 2, blocks", lambda: Lumina2Blocks(False), lambda: (noise(2, 7, 32), noise(2, 32, seed=2)),
-          Stream("sandwich", "afaf", "rms", False), code=LUMINA),
+          stream("sandwich", "afaf", "rms", False), code=LUMINA),
     model("lumina 2, modulated blocks", lambda: Lumina2Blocks(True), lambda: (noise(2, 7, 32), noise(2, 32, seed=2)),
-          Stream("sandwich|none", "afaf", "rms", False, rows=(WITH_NORM,)), code=LUMINA),
+          stream("sandwich|none", "afaf", "rms", False, rows=(WITH_NORM,)), code=LUMINA),
 )  # fmt: skip
 
 PACKAGE = Package(

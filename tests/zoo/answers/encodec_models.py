@@ -7,7 +7,7 @@ from functools import partial
 from torch import nn
 
 from support.families import noise
-from zoo.answer import Package, Stream, model
+from zoo.answer import Package, model, stream
 
 
 def transformer(norm_first: bool) -> nn.Module:
@@ -24,9 +24,9 @@ CODE = (
 
 MODELS = (
     model("streaming transformer, pre-LN", partial(transformer, True), lambda: (noise(2, 7, 32),),
-          Stream("pre_ln", "afaf", final_norm=False), code=CODE),
+          stream("pre_ln", "afaf", final_norm=False), code=CODE),
     model("streaming transformer, post-LN", partial(transformer, False), lambda: (noise(2, 7, 32),),
-          Stream("post_ln", "afaf", final_norm=False), code=CODE),
+          stream("post_ln", "afaf", final_norm=False), code=CODE),
 )  # fmt: skip
 
 PACKAGE = Package(

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from support.families import ids
-from zoo.answer import Package, Stream, model
+from zoo.answer import Package, model, stream
 
 ARGS = {
     "layers": 2,
@@ -63,12 +63,12 @@ LAYER = (
 )
 
 MODELS = (
-    model("esm 2", esm2, tokens, Stream("pre_ln", "afaf"), code=LAYER + " esm2.py: x = x.transpose(0, 1); x = self.emb_layer_norm_after(x)"),
-    model("esm 1", partial(esm1, "protein_bert_base"), tokens, Stream("pre_ln", "afaf", final_norm=False),
+    model("esm 2", esm2, tokens, stream("pre_ln", "afaf"), code=LAYER + " esm2.py: x = x.transpose(0, 1); x = self.emb_layer_norm_after(x)"),
+    model("esm 1", partial(esm1, "protein_bert_base"), tokens, stream("pre_ln", "afaf", final_norm=False),
           code=LAYER + " ESM1LayerNorm is written out with eps inside the root; esm1.py: x = F.linear(x, self.embed_out): no norm at the end"),
-    model("esm 1b", partial(esm1, "roberta_large", emb_layer_norm_before=True), tokens, Stream("pre_ln", "afaf", embedding_norm=True),
+    model("esm 1b", partial(esm1, "roberta_large", emb_layer_norm_before=True), tokens, stream("pre_ln", "afaf", embedding_norm=True),
           code=LAYER + " esm1.py: x = self.emb_layer_norm_before(x); x = x * (1 - padding_mask); at the end x = self.emb_layer_norm_after(x)"),
-    model("msa transformer", msa, alignments, Stream("pre_ln", "aaf" * 2, embedding_norm=True),
+    model("msa transformer", msa, alignments, stream("pre_ln", "aaf" * 2, embedding_norm=True),
           code="modules.py, NormalizedResidualBlock: residual = x; x = self.layer_norm(x); outputs = self.layer(x); x = residual + x, around"
                " row_self_attention, column_self_attention and feed_forward_layer. msa_transformer.py: x = self.emb_layer_norm_before(x); x ="
                " x.permute(1, 2, 0, 3); x = self.emb_layer_norm_after(x)"),

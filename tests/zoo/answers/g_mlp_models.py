@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from support.families import ids, noise
-from zoo.answer import Package, Stream, model
+from zoo.answer import Package, model, stream
 
 
 def text() -> nn.Module:
@@ -23,12 +23,12 @@ def vision() -> nn.Module:
 CODE = "g_mlp_pytorch.py: Residual(PreNorm(dim, gMLPBlock(...))): return self.fn(x) + x; one sublayer a layer; to_logits begins with LayerNorm"
 
 MODELS = (
-    model("gmlp", text, lambda: (ids(),), Stream("pre_ln", "???"), code=CODE),
+    model("gmlp", text, lambda: (ids(),), stream("pre_ln", "???"), code=CODE),
     model(
         "gmlp, images",
         vision,
         lambda: (noise(2, 3, 16, 16),),
-        Stream("pre_ln", "???", final_norm=True),
+        stream("pre_ln", "???", final_norm=True),
         code=CODE + " of all tokens, then their mean",
     ),
 )

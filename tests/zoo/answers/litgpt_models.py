@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from support.families import ids
-from zoo.answer import Package, Stream, model
+from zoo.answer import Package, model, stream
 
 SIZES = {
     "block_size": 16, "vocab_size": 99, "padded_vocab_size": 99, "n_layer": 2, "n_head": 4, "n_embd": 32, "rotary_percentage": 1.0,
@@ -40,18 +40,18 @@ BLOCK = (
 )
 
 MODELS = (
-    model("pythia", partial(gpt, parallel_residual=True), tokens, Stream("parallel", "afaf"), code=BLOCK),
+    model("pythia", partial(gpt, parallel_residual=True), tokens, stream("parallel", "afaf"), code=BLOCK),
     model("falcon", partial(gpt, parallel_residual=True, shared_attention_norm=True, n_query_groups=1), tokens,
-          Stream("parallel", "afaf"), code=BLOCK),
-    model("gpt-neox, sequential", partial(gpt, parallel_residual=False), tokens, Stream("pre_ln", "afaf"), code=BLOCK),
-    model("llama", partial(gpt, **LLAMA), tokens, Stream("pre_ln", "afaf", "rms"), code=BLOCK),
+          stream("parallel", "afaf"), code=BLOCK),
+    model("gpt-neox, sequential", partial(gpt, parallel_residual=False), tokens, stream("pre_ln", "afaf"), code=BLOCK),
+    model("llama", partial(gpt, **LLAMA), tokens, stream("pre_ln", "afaf", "rms"), code=BLOCK),
     model("gemma 2", partial(gpt, **{**LLAMA, "mlp_class_name": "GemmaMLP"}, post_attention_norm=True, post_mlp_norm=True,
                              scale_embeddings=True, attention_logit_softcapping=50.0), tokens,
-          Stream("sandwich", "afaf", "rms"), code=BLOCK),
+          stream("sandwich", "afaf", "rms"), code=BLOCK),
     model("olmo 2", partial(gpt, **LLAMA, norm_1=False, norm_2=False, post_attention_norm=True, post_mlp_norm=True, norm_qk=True), tokens,
-          Stream("reordered", "afaf", "rms"), code=BLOCK + " norm_1 and norm_2 are Identity"),
+          stream("reordered", "afaf", "rms"), code=BLOCK + " norm_1 and norm_2 are Identity"),
     model("mixture of experts", partial(gpt, **{**LLAMA, "mlp_class_name": "LLaMAMoE"}, n_expert=4, n_expert_per_token=2), tokens,
-          Stream("pre_ln", "afaf", "rms"), code=BLOCK),
+          stream("pre_ln", "afaf", "rms"), code=BLOCK),
 )  # fmt: skip
 
 PACKAGE = Package(

@@ -7,7 +7,7 @@ from functools import partial
 from torch import nn
 
 from support.families import ids, noise
-from zoo.answer import Package, Stream, model
+from zoo.answer import Package, model, stream
 
 
 def language_model(mup: bool) -> nn.Module:
@@ -35,12 +35,12 @@ def jamba() -> nn.Module:
 CODE = "mamba.py, ResidualBlock: output = self.mixer(self.norm(x)) + x; RMSNorm: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)."
 
 MODELS = (
-    model("mamba", mamba, lambda: (noise(2, 7, 32),), Stream("pre_ln", "???", "rms", False), code=CODE + " Mamba has no norm at the end"),
-    model("mamba, language model", partial(language_model, False), lambda: (ids(),), Stream("pre_ln", "???", "rms"),
+    model("mamba", mamba, lambda: (noise(2, 7, 32),), stream("pre_ln", "???", "rms", False), code=CODE + " Mamba has no norm at the end"),
+    model("mamba, language model", partial(language_model, False), lambda: (ids(),), stream("pre_ln", "???", "rms"),
           code=CODE + " lm.py: x = self.norm_f(x)"),
-    model("mamba, language model in mup", partial(language_model, True), lambda: (ids(),), Stream("pre_ln", "???", "rms"),
+    model("mamba, language model in mup", partial(language_model, True), lambda: (ids(),), stream("pre_ln", "???", "rms"),
           code=CODE + " lm.py: x = self.norm_f(x); if self.config.mup: x = x / self.config.mup_width_mult"),
-    model("jamba", jamba, lambda: (ids(),), Stream("pre_ln", "?faf", "rms"),
+    model("jamba", jamba, lambda: (ids(),), stream("pre_ln", "?faf", "rms"),
           code="jamba.py, MambaLayer and AttentionLayer: residual = x; x = self.input_layernorm(x); ... x = residual + x; residual = x; x ="
                " self.pre_moe_layernorm(x); x, router_logits = self.moe(x); x = residual + x. JambaLM: x = self.final_layernorm(x)"),
 )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from support.families import ids, noise
-from zoo.answer import Package, Stream, model
+from zoo.answer import Package, model, stream
 
 
 def vit() -> nn.Module:
@@ -39,13 +39,13 @@ BLOCK = (
     "transformerblock.py: x = x + self.attn(self.norm1(x), attn_mask=attn_mask); if self.with_cross_attention: x = x +"
     " self.cross_attn(self.norm_cross_attn(x), context=context); x = x + self.mlp(self.norm2(x))."
 )
-STAGE = Stream("pre_ln", "afaf", final_norm=False)
+STAGE = stream("pre_ln", "afaf", final_norm=False)
 
 MODELS = (
-    model("vit", vit, lambda: (noise(2, 3, 16, 16),), Stream("pre_ln", "afaf"), code=BLOCK + " vit.py: x = self.norm(x)"),
-    model("decoder", lambda: decoder(False), lambda: (ids(),), Stream("pre_ln", "afaf", final_norm=False),
+    model("vit", vit, lambda: (noise(2, 3, 16, 16),), stream("pre_ln", "afaf"), code=BLOCK + " vit.py: x = self.norm(x)"),
+    model("decoder", lambda: decoder(False), lambda: (ids(),), stream("pre_ln", "afaf", final_norm=False),
           code=BLOCK + " transformer.py: logits = self.to_logits(x): no norm at the end"),
-    model("decoder with context", lambda: decoder(True), lambda: (ids(), noise(2, 5, 32)), Stream("pre_ln", "acf" * 2, final_norm=False),
+    model("decoder with context", lambda: decoder(True), lambda: (ids(), noise(2, 5, 32)), stream("pre_ln", "acf" * 2, final_norm=False),
           code=BLOCK),
     model("swin", swin, lambda: (noise(1, 3, 32, 32),), STAGE, STAGE, STAGE, STAGE,
           code="swin_unetr.py: shortcut = x; x = self.forward_part1(x, mask_matrix) [begins with norm1]; x = shortcut + self.drop_path(x); x = x +"

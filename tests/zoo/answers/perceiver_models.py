@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from support.families import noise
-from zoo.answer import Package, Stream, model
+from zoo.answer import Package, model, stream
 
 SIZES = {
     "num_latents": 6,
@@ -35,10 +35,10 @@ BLOCK = (
 )
 
 MODELS = (
-    model("perceiver", perceiver, lambda: (noise(2, 4, 4, 3),), Stream("pre_ln", "cfaf" * 2, final_norm=None),
+    model("perceiver", perceiver, lambda: (noise(2, 4, 4, 3),), stream("pre_ln", "cfaf" * 2, final_norm=None),
           code=BLOCK + " to_logits: Reduce('b n d -> b d', 'mean'), LayerNorm, Linear"),
     model("perceiver io", perceiver_io, lambda: {"data": noise(2, 7, 12), "queries": noise(2, 5, 16)},
-          Stream("pre_ln", "cf" + "af" * 2, final_norm=None),
+          stream("pre_ln", "cf" + "af" * 2, final_norm=None),
           code=BLOCK + " perceiver_io.py: latents = self.decoder_cross_attn(queries, context = x): no residual, and norm_context is of x_L"),
 )  # fmt: skip
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from addnorm import Row
 from support.families import ids
-from zoo.answer import NUMBER, Package, Stream, model, refuse
+from zoo.answer import ANY, NUMBER, Package, model, refuse, stream
 
 
 def performer(**options: Any) -> nn.Module:
@@ -27,12 +27,12 @@ SEQUENCE = (
 )
 
 MODELS = (
-    model("performer", performer, tokens, Stream("pre_ln", "?f?f"), code=SEQUENCE + " PreLayerNorm: self.fn(self.norm(x), **kwargs)"),
-    model("performer, scale norm", partial(performer, use_scalenorm=True), tokens, Stream("pre_ln", "?f?f", None),
+    model("performer", performer, tokens, stream("pre_ln", "?f?f"), code=SEQUENCE + " PreLayerNorm: self.fn(self.norm(x), **kwargs)"),
+    model("performer, scale norm", partial(performer, use_scalenorm=True), tokens, stream("pre_ln", "?f?f", ANY),
           code=SEQUENCE + " PreScaleNorm: n = torch.norm(x, dim=-1, keepdim=True).clamp(min=self.eps); x = x / n * self.g. The last norm is a"
                           " LayerNorm"),
     model("performer, rezero", partial(performer, use_rezero=True), tokens,
-          Stream("rezero|skipinit|none", "?f?f", None, rows=(Row(b=NUMBER),)),
+          stream("rezero|skipinit|none", "?f?f", ANY, rows=(Row(b=NUMBER),)),
           code=SEQUENCE + " ReZero: return self.fn(x, **kwargs) * self.g, one number for each sublayer. Beside it there is a last norm"),
     refuse("performer, reversible", partial(performer, reversible=True), tokens, "two coupled streams: y1 = x1 + f(x2), y2 = x2 + g(y1)",
            "reversible.py, ReversibleBlock: y1 = x1 + self.f(x2, ...); y2 = x2 + self.g(y1, ...); x = torch.cat([x, x], dim = -1) before them"),

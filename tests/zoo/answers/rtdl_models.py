@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from support.families import noise
-from zoo.answer import BARE, IN, Package, Stream, model
+from zoo.answer import BARE, IN, Package, model, stream
 
 
 def ft_transformer() -> nn.Module:
@@ -32,11 +32,11 @@ def row() -> tuple[Any, ...]:
 
 
 MODELS = (
-    model("ft transformer", ft_transformer, row, Stream("pre_ln|none", "afaf", final_norm=None, rows=(BARE, IN, IN, IN)),
+    model("ft transformer", ft_transformer, row, stream("pre_ln|none", "afaf", final_norm=None, rows=(BARE, IN, IN, IN)),
           code="FTTransformerBackbone: x_identity = x; if 'attention_normalization' in block: x = block['attention_normalization'](x) [not in the"
                " first block]; x = block['attention'](x[:, :1] if i_block + 1 == n_blocks else x, x); x = x_identity + x [the last attention's"
                " one token is added to all tokens]; x = block['ffn_normalization'](x); x = x_identity + x; x[:, 0] is normalized"),
-    model("resnet", resnet, lambda: (noise(4, 6),), Stream("no_norm|none", "???", None, False),
+    model("resnet", resnet, lambda: (noise(4, 6),), stream("no_norm|none", "???", None, False),
           code="ResNet: for block in self.blocks: x = x + block(x); block = (BatchNorm1d, Linear, ReLU, Linear); output begins with BatchNorm1d:"
                " no norm of a token"),
 )  # fmt: skip

@@ -8,7 +8,7 @@ from torch import nn
 
 from addnorm import Row
 from support.families import noise
-from zoo.answer import Package, Stream, model
+from zoo.answer import Package, model, stream
 
 POST = Row(norm_out=True)
 
@@ -32,18 +32,18 @@ def points() -> tuple[Any, ...]:
     return noise(2, 32, 4, 4), noise(2, 32, 4, 4, seed=2), noise(2, 5, 32, seed=3)
 
 
-KEYS = Stream("post_ln", "cc", final_norm=False)
+KEYS = stream("post_ln", "cc", final_norm=False)
 
 MODELS = (
-    model("image encoder", encoder, lambda: (noise(2, 3, 32, 32),), Stream("pre_ln", "afaf", final_norm=False),
+    model("image encoder", encoder, lambda: (noise(2, 3, 32, 32),), stream("pre_ln", "afaf", final_norm=False),
           code="image_encoder.py, Block: shortcut = x; x = self.norm1(x); x, pad_hw = window_partition(x, ...); x = self.attn(x); x ="
                " window_unpartition(x, ...); x = shortcut + x; x = x + self.mlp(self.norm2(x)). The neck begins with a convolution"),
-    model("mask decoder", two_way, points, Stream(None, "acfacfc", final_norm=False, rows=(Row(norm_out=True, a=0.0), *[POST] * 6)), KEYS,
+    model("mask decoder", two_way, points, stream(None, "acfacfc", final_norm=False, rows=(Row(norm_out=True, a=0.0), *[POST] * 6)), KEYS,
           code="transformer.py, TwoWayAttentionBlock: the first layer has no residual: queries = self.self_attn(q=queries, k=queries, v=queries);"
                " queries = self.norm1(queries); then queries = queries + attn_out; queries = self.norm2(queries); queries = queries + mlp_out;"
                " queries = self.norm3(queries); keys = keys + attn_out; keys = self.norm4(keys). At the end queries + attn_out, norm_final_attn."
                " What the sublayers read is queries + query_pe, keys + key_pe",
-          also=(Stream("post_ln", "cfacfc", final_norm=False, embedding_norm=True), KEYS)),
+          also=(stream("post_ln", "cfacfc", final_norm=False, embedding_norm=True), KEYS)),
 )  # fmt: skip
 
 PACKAGE = Package("segment-anything", ("segment-anything==1.0", "torchvision==0.29.1"), MODELS)

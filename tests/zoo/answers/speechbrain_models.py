@@ -10,7 +10,7 @@ from torch import nn
 
 from addnorm import Row
 from support.families import noise
-from zoo.answer import IN, Package, Stream, model
+from zoo.answer import IN, Package, model, stream
 
 SIZES = {"num_layers": 2, "d_model": 32, "nhead": 4}
 
@@ -42,20 +42,20 @@ CONFORMER = (
 
 MODELS = (
     model("encoder, pre-LN", partial(build, "Transformer", "TransformerEncoder", d_ffn=64, normalize_before=True), one,
-          Stream("pre_ln", "afaf"), code=ENCODER),
+          stream("pre_ln", "afaf"), code=ENCODER),
     model("encoder, post-LN", partial(build, "Transformer", "TransformerEncoder", d_ffn=64, normalize_before=False), one,
-          Stream("post_ln", "afaf"), code=ENCODER),
+          stream("post_ln", "afaf"), code=ENCODER),
     model("encoder with convolutions", partial(build, "Transformer", "TransformerEncoder", d_ffn=64, normalize_before=True, ffn_type="1dcnn"),
-          one, Stream("pre_ln", "a?a?"), code=ENCODER + " ffn_type='1dcnn': pos_ffn = (Conv1d, ReLU, Conv1d)"),
+          one, stream("pre_ln", "a?a?"), code=ENCODER + " ffn_type='1dcnn': pos_ffn = (Conv1d, ReLU, Conv1d)"),
     model("decoder, pre-LN", partial(build, "Transformer", "TransformerDecoder", d_ffn=64, normalize_before=True), two,
-          Stream("pre_ln", "acf" * 2), code=DECODER),
+          stream("pre_ln", "acf" * 2), code=DECODER),
     model("decoder, post-LN", partial(build, "Transformer", "TransformerDecoder", d_ffn=64, normalize_before=False), two,
-          Stream("post_ln", "acf" * 2), code=DECODER),
+          stream("post_ln", "acf" * 2), code=DECODER),
     model("conformer", partial(build, "Conformer", "ConformerEncoder", d_ffn=64, kernel_size=3, attention_type="regularMHA"), one,
-          Stream(None, "faof" * 2, rows=(HALF, IN, IN, Row(norm_in=True, norm_out=True, b=0.5))), code=CONFORMER),
+          stream(None, "faof" * 2, rows=(HALF, IN, IN, Row(norm_in=True, norm_out=True, b=0.5))), code=CONFORMER),
     model("branchformer", partial(build, "Branchformer", "BranchformerEncoder", kernel_size=3, attention_type="regularMHA",
                                   csgu_linear_units=64), one,
-          Stream("pre_ln|none", "??"),
+          stream("pre_ln|none", "??"),
           code="Branchformer.py, BranchformerEncoderLayer: x1 = self.norm_mhsa(x1); x1, self_attn = self.mha_layer(...); x2 = self.norm_conv(x2);"
                " x2 = self.convolution_branch(x2); x = x + self.dropout(self.merge_proj(torch.cat([x1, x2], dim=-1))): one sublayer that reads"
                " two norms of the stream; output = self.norm(output)"),

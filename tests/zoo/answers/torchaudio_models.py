@@ -10,7 +10,7 @@ from torch import nn
 
 from addnorm import Row
 from support.families import noise
-from zoo.answer import BARE, IN, Package, Stream, model
+from zoo.answer import BARE, IN, Package, model, stream
 
 HALF = Row(norm_in=True, b=0.5)
 LAST = Row(norm_in=True, norm_out=True, b=0.5)
@@ -73,18 +73,18 @@ WAV2VEC2 = (
     " attention; x = x + self.feed_forward(self.final_layer_norm(x)); else x = self.layer_norm(x); x = self.final_layer_norm(x +"
     " self.feed_forward(x))."
 )
-POST = Stream("post_ln", "oafaf", final_norm=False)
+POST = stream("post_ln", "oafaf", final_norm=False)
 
 MODELS = (
-    model("conformer", conformer, frames, Stream(None, "faof" * 2, final_norm=False, rows=(HALF, IN, IN, LAST)), code=CONFORMER),
+    model("conformer", conformer, frames, stream(None, "faof" * 2, final_norm=False, rows=(HALF, IN, IN, LAST)), code=CONFORMER),
     model("conformer, convolution first", partial(conformer, convolution_first=True), frames,
-          Stream(None, "foaf" * 2, final_norm=False, rows=(HALF, IN, IN, LAST)), code=CONFORMER + " convolution_first: before the attention"),
-    model("emformer", emformer, frames, Stream(None, "afaf", final_norm=False, rows=(IN, Row(norm_in=True, norm_out=True))),
+          stream(None, "foaf" * 2, final_norm=False, rows=(HALF, IN, IN, LAST)), code=CONFORMER + " convolution_first: before the attention"),
+    model("emformer", emformer, frames, stream(None, "afaf", final_norm=False, rows=(IN, Row(norm_in=True, norm_out=True))),
           code="emformer.py, _EmformerLayer: layer_norm_input = self.layer_norm_input(torch.cat([right_context, utterance])); result ="
                " self.dropout(rc_output) + torch.cat([right_context, utterance]); result = self.pos_ff(result) + result [pos_ff begins with a"
                " LayerNorm]; result = self.layer_norm_output(result); return result[right_context.size(0):], result[:right_context.size(0)]"),
     model("wav2vec2, post-LN", partial(wav2vec2, False), sound, POST, code=WAV2VEC2),
-    model("wav2vec2, pre-LN", partial(wav2vec2, True), sound, Stream("pre_ln", "oafaf", rows=(BARE, IN, IN, IN, IN)),
+    model("wav2vec2, pre-LN", partial(wav2vec2, True), sound, stream("pre_ln", "oafaf", rows=(BARE, IN, IN, IN, IN)),
           code=WAV2VEC2 + " At the end: if not self.layer_norm_first: x = self.layer_norm(x)"),
     model("wavlm", partial(wav2vec2, False, True), sound, POST, code=WAV2VEC2 + " WavLMSelfAttention in place of SelfAttention"),
 )  # fmt: skip

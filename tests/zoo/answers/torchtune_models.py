@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from support.families import ids, noise
-from zoo.answer import Package, Stream, model
+from zoo.answer import Package, model, stream
 
 SIZES = {
     "vocab_size": 99,
@@ -47,20 +47,20 @@ T5 = {
 CLIP = {"embed_dim": 32, "num_layers": 2, "num_heads": 4}
 
 MODELS = (
-    model("llama 3", partial(build, "llama3", "llama3", **SIZES), tokens, Stream("pre_ln", "afaf", "rms"),
+    model("llama 3", partial(build, "llama3", "llama3", **SIZES), tokens, stream("pre_ln", "afaf", "rms"),
           code=LAYER + " sa_scale and mlp_scale are Identity"),
-    model("qwen 2", partial(build, "qwen2", "qwen2", **SIZES), tokens, Stream("pre_ln", "afaf", "rms"),
+    model("qwen 2", partial(build, "qwen2", "qwen2", **SIZES), tokens, stream("pre_ln", "afaf", "rms"),
           code=LAYER + " sa_scale and mlp_scale are Identity"),
     model("gemma 2", partial(build, "gemma2", "gemma2", **SIZES, head_dim=8, query_pre_attn_scalar=8), tokens,
-          Stream("sandwich", "afaf", "rms"), code=LAYER + " gemma2: sa_scale=GemmaRMSNorm(...), mlp_scale=GemmaRMSNorm(...)"),
+          stream("sandwich", "afaf", "rms"), code=LAYER + " gemma2: sa_scale=GemmaRMSNorm(...), mlp_scale=GemmaRMSNorm(...)"),
     model("t5 encoder", partial(build, "t5", "t5_encoder", **T5, vocab_size=99, norm_eps=1e-6, max_seq_len=7), tokens,
-          Stream("pre_ln", "afaf", "rms"),
+          stream("pre_ln", "afaf", "rms"),
           code="models/t5/_encoder.py: x = x + self.attn(self.sa_norm(x), rel_pos_bias); x = x + self.mlp(self.mlp_norm(x)); return"
                " self.final_norm(x)"),
-    model("clip text", partial(build, "clip", "clip_text_encoder", **CLIP, vocab_size=99, max_seq_len=7), tokens, Stream("pre_ln", "afaf"),
+    model("clip text", partial(build, "clip", "clip_text_encoder", **CLIP, vocab_size=99, max_seq_len=7), tokens, stream("pre_ln", "afaf"),
           code=LAYER + " models/clip/_text_encoder.py: x = self.final_norm(x)"),
     model("clip vision", partial(build, "clip", "clip_vision_encoder", **CLIP, tile_size=16, patch_size=8, use_tile_pos_embed=False),
-          lambda: (noise(1, 1, 1, 3, 16, 16),), Stream("pre_ln", "afaf", embedding_norm=True),
+          lambda: (noise(1, 1, 1, 3, 16, 16),), stream("pre_ln", "afaf", embedding_norm=True),
           code=LAYER + " modules/vision_transformer.py: x = self.ln_pre(x); the layers; x = self.ln_post(x)"),
 )  # fmt: skip
 

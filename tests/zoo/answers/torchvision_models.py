@@ -9,7 +9,7 @@ from torch import nn
 
 from addnorm import Row
 from support.families import noise
-from zoo.answer import VECTOR, Package, Stream, model, refuse
+from zoo.answer import ANY, VECTOR, Package, model, refuse, stream
 
 
 def vit() -> nn.Module:
@@ -52,20 +52,20 @@ def image(size: int) -> tuple[Any, ...]:
 
 
 MODELS = (
-    model("vit", vit, partial(image, 16), Stream("pre_ln", "afaf"),
+    model("vit", vit, partial(image, 16), stream("pre_ln", "afaf"),
           code="vision_transformer.py, EncoderBlock: x = self.ln_1(input); x, _ = self.self_attention(x, x, x); x = x + input; y ="
                " self.ln_2(x); y = self.mlp(y); return x + y. Encoder: return self.ln(self.layers(self.dropout(input)))"),
     model("swin", partial(swin, "V1"), partial(image, 32),
-          Stream("pre_ln", "afaf", final_norm=False, embedding_norm=True), Stream("pre_ln", "afaf"),
+          stream("pre_ln", "afaf", final_norm=False, embedding_norm=True), stream("pre_ln", "afaf"),
           code="swin_transformer.py, SwinTransformerBlock: x = x + self.stochastic_depth(self.attn(self.norm1(x))); x = x + ..."
                " self.mlp(self.norm2(x)). features[0] = (conv, Permute, norm); PatchMerging: x = self.norm(x) [4 C wide]; x ="
                " self.reduction(x). SwinTransformer: x = self.features(x); x = self.norm(x)"),
     model("swin v2", partial(swin, "V2"), partial(image, 32),
-          Stream("reordered", "afaf", final_norm=False, embedding_norm=True), Stream("reordered", "afaf", embedding_norm=True),
+          stream("reordered", "afaf", final_norm=False, embedding_norm=True), stream("reordered", "afaf", embedding_norm=True),
           code="swin_transformer.py, SwinTransformerBlockV2: x = x + self.stochastic_depth(self.norm1(self.attn(x))); x = x + ..."
                " self.norm2(self.mlp(x)). PatchMergingV2: x = self.reduction(x); x = self.norm(x)"),
-    model("convnext", convnext, partial(image, 32), Stream(None, "??", None, None, True, rows=(Row(b=VECTOR),)),
-          Stream(None, "??", None, None, rows=(Row(b=VECTOR),)),
+    model("convnext", convnext, partial(image, 32), stream(None, "??", ANY, None, True, rows=(Row(b=VECTOR),)),
+          stream(None, "??", ANY, None, rows=(Row(b=VECTOR),)),
           code="convnext.py, CNBlock: block = (conv, Permute, norm_layer, Linear, GELU, Linear, Permute); result = self.layer_scale *"
                " self.block(input); result += input; layer_scale has shape (dim, 1, 1): the norm is of the convolution's output"),
     refuse("resnet", resnet, partial(image, 32), "the sum goes through a ReLU, which no row has: x' = relu(x + f(x))",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from support.families import ids, noise
-from zoo.answer import Package, Stream, model
+from zoo.answer import Package, model, stream
 
 
 def whisper() -> nn.Module:
@@ -15,7 +15,7 @@ def whisper() -> nn.Module:
 
 
 MODELS = (
-    model("whisper", whisper, lambda: (noise(2, 8, 16), ids(5)), Stream("pre_ln", "afaf"), Stream("pre_ln", "acf" * 2),
+    model("whisper", whisper, lambda: (noise(2, 8, 16), ids(5)), stream("pre_ln", "afaf"), stream("pre_ln", "acf" * 2),
           code="model.py, ResidualAttentionBlock: x = x + self.attn(self.attn_ln(x), ...)[0]; x = x + self.cross_attn(self.cross_attn_ln(x), xa,"
                " ...)[0]; x = x + self.mlp(self.mlp_ln(x)). AudioEncoder: x = self.ln_post(x). TextDecoder: x = self.ln(x)"),
 )  # fmt: skip

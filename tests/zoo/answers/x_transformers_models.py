@@ -9,7 +9,7 @@ from torch import nn
 
 from addnorm import Row
 from support.families import ids, noise
-from zoo.answer import IN, NUMBER, VECTOR, Package, Stream, model, refuse
+from zoo.answer import IN, NUMBER, VECTOR, Package, model, refuse, stream
 
 SIZES = {"dim": 32, "depth": 2, "heads": 4, "attn_dim_head": 8}
 HALF = Row(norm_in=True, b=0.5)
@@ -53,48 +53,48 @@ LOOP = (
 PRE = LOOP + " pre_norm=True: pre_branch_norm and final_norm. Residual: return x + residual."
 
 MODELS = (
-    model("decoder", decoder, tokens, Stream("pre_ln", "afaf"), code=PRE + " LayerNorm: self.ln(x) * gamma, self.ln without affine"),
-    model("rms norm", partial(decoder, use_rmsnorm=True), tokens, Stream("pre_ln", "afaf", "rms|scale"),
+    model("decoder", decoder, tokens, stream("pre_ln", "afaf"), code=PRE + " LayerNorm: self.ln(x) * gamma, self.ln without affine"),
+    model("rms norm", partial(decoder, use_rmsnorm=True), tokens, stream("pre_ln", "afaf", "rms|scale"),
           code=PRE + " RMSNorm: F.normalize(x, dim = -1) * self.scale * gamma"),
-    model("simple rms norm", partial(decoder, use_simple_rmsnorm=True), tokens, Stream("pre_ln", "afaf", "rms|scale"),
+    model("simple rms norm", partial(decoder, use_simple_rmsnorm=True), tokens, stream("pre_ln", "afaf", "rms|scale"),
           code=PRE + " SimpleRMSNorm: F.normalize(x, dim = -1) * self.scale"),
-    model("scale norm", partial(decoder, use_scalenorm=True), tokens, Stream("pre_ln", "afaf", "scale|rms"),
+    model("scale norm", partial(decoder, use_scalenorm=True), tokens, stream("pre_ln", "afaf", "scale|rms"),
           code=PRE + " ScaleNorm: F.normalize(x, dim = -1) * self.scale * gamma, gamma of one element"),
-    model("post norm", partial(decoder, pre_norm=False), tokens, Stream("post_ln", "afaf", final_norm=False),
+    model("post norm", partial(decoder, pre_norm=False), tokens, stream("post_ln", "afaf", final_norm=False),
           code=LOOP + " pre_norm=False: post_main_norm alone, final_norm is Identity"),
     model("deepnorm", partial(decoder, pre_norm=False, scale_residual_constant=4 ** 0.25), tokens,
-          Stream("deepnorm", "afaf", final_norm=False),
+          stream("deepnorm", "afaf", final_norm=False),
           code=LOOP + " Residual: residual = residual * self.scale_residual_constant; return x + residual; alpha = (2 L)^(1/4) with L = 2"),
     model("norms before and after the stream's adds", partial(decoder, pre_and_post_norm=True), tokens,
-          Stream(None, "afaf", final_norm=None, rows=(Row(norm_in=True, norm_out=True),)),
+          stream(None, "afaf", final_norm=None, rows=(Row(norm_in=True, norm_out=True),)),
           code=LOOP + " pre_and_post_norm=True: pre_branch_norm and post_main_norm; pre_norm_has_final_norm = False"),
-    model("sandwich norm", partial(decoder, sandwich_norm=True), tokens, Stream("sandwich", "afaf"),
+    model("sandwich norm", partial(decoder, sandwich_norm=True), tokens, stream("sandwich", "afaf"),
           code=LOOP + " sandwich_norm=True: post_branch_norm beside pre_branch_norm"),
-    model("macaron", partial(decoder, macaron=True), tokens, Stream(None, "faf" * 2, rows=(HALF, IN, HALF)),
+    model("macaron", partial(decoder, macaron=True), tokens, stream(None, "faf" * 2, rows=(HALF, IN, HALF)),
           code=PRE + " macaron: default_block = ('f',) + default_block; layer = Scale(0.5, layer) for 'f'"),
-    model("layer scale", partial(decoder, use_layerscale=True), tokens, Stream("layer_scale", "afaf"),
+    model("layer scale", partial(decoder, use_layerscale=True), tokens, stream("layer_scale", "afaf"),
           code=PRE + " LayerScale as post_branch_fn: return out * gamma"),
     model("scaled residual", partial(decoder, scale_residual=True), tokens,
-          Stream(None, "afaf", rows=(Row(norm_in=True, a=VECTOR),)),
+          stream(None, "afaf", rows=(Row(norm_in=True, a=VECTOR),)),
           code=PRE + " Residual: residual = residual * self.residual_scale, a vector"),
     model("scaled branches", partial(decoder, depth_scale_residual=0.3), tokens,
-          Stream("residual_multiplier|depth_mup|completep", "afaf"),
+          stream("residual_multiplier|depth_mup|completep", "afaf"),
           code=PRE + " residual_scale = float(depth_scale_residual); layer = Scale(residual_scale, layer): one number for all sublayers"),
-    model("dynamic tanh", partial(decoder, use_dynamic_tanh=True), tokens, Stream("no_norm|none", "afaf", None, False, rows=(Row(c=NUMBER),)),
+    model("dynamic tanh", partial(decoder, use_dynamic_tanh=True), tokens, stream("no_norm|none", "afaf", None, False, rows=(Row(c=NUMBER),)),
           code=PRE + " DynamicTanh: (x * pre_tanh_scale).tanh() * gamma + self.beta: no norm, so a part of the sublayer, whose input is the"
                      " stream times a learned number"),
-    model("attention alone", partial(decoder, only_attn=True), tokens, Stream("pre_ln", "aa"),
+    model("attention alone", partial(decoder, only_attn=True), tokens, stream("pre_ln", "aa"),
           code=PRE + " only_attn: layer_types without 'f'"),
-    model("shared layers", partial(decoder, weight_tie_layers=True), tokens, Stream("pre_ln", "afaf"),
+    model("shared layers", partial(decoder, weight_tie_layers=True), tokens, stream("pre_ln", "afaf"),
           code=PRE + " weight_tie_layers: layers_execute_order = tuple(range(len(default_block))) * depth"),
-    model("sandwiched order of layers", partial(decoder, sandwich_coef=1), tokens, Stream("pre_ln", "aaff"),
+    model("sandwiched order of layers", partial(decoder, sandwich_coef=1), tokens, stream("pre_ln", "aaff"),
           code=PRE + " sandwich_coef: layer_types = ('a',) * coef + default_block * (depth - coef) + ('f',) * coef"),
-    model("encoder and decoder", pair, lambda: (ids(), ids(6, seed=2)), Stream("pre_ln", "afaf"), Stream("pre_ln", "acfacf"),
+    model("encoder and decoder", pair, lambda: (ids(), ids(6, seed=2)), stream("pre_ln", "afaf"), stream("pre_ln", "acfacf"),
           code=PRE + " XTransformer: Encoder, and Decoder with cross_attend = True, default_block = ('a', 'c', 'f')"),
-    model("image encoder", image_encoder, lambda: (noise(2, 3, 16, 16),), Stream("pre_ln", "afaf"),
+    model("image encoder", image_encoder, lambda: (noise(2, 3, 16, 16),), stream("pre_ln", "afaf"),
           code=PRE + " ViTransformerWrapper: x = x + self.pos_embedding[:, :n]; x = self.post_emb_norm(x) [Identity]; embed ="
                      " self.attn_layers(x); pooled = embed.mean(dim = -2)"),
-    model("continuous inputs, rms norm", continuous, lambda: (noise(2, 7, 6),), Stream("pre_ln", "afaf", "rms|scale"), code=PRE),
+    model("continuous inputs, rms norm", continuous, lambda: (noise(2, 7, 6),), stream("pre_ln", "afaf", "rms|scale"), code=PRE),
     refuse("gated by a gru", partial(decoder, gate_residual=True), tokens, "a GRU cell mixes stream and write by gates that depend on both",
            "GRUGating: gated_output = self.gru(rearrange(x, 'b n d -> (b n) d'), rearrange(residual, 'b n d -> (b n) d'))"),
     refuse("hyper-connections", partial(decoder, num_residual_streams=2), tokens,

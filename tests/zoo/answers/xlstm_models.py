@@ -7,7 +7,7 @@ from functools import partial
 from torch import nn
 
 from support.families import noise
-from zoo.answer import Package, Stream, model
+from zoo.answer import Package, model, stream
 
 
 def stack(slstm: bool) -> nn.Module:
@@ -39,8 +39,8 @@ CODE = (
 )
 
 MODELS = (
-    model("mlstm", partial(stack, False), lambda: (noise(2, 8, 32),), Stream("pre_ln", "???"), code=CODE),
-    model("mlstm and slstm", partial(stack, True), lambda: (noise(2, 8, 32),), Stream("pre_ln", "??f?"), code=CODE),
+    model("mlstm", partial(stack, False), lambda: (noise(2, 8, 32),), stream("pre_ln", "???"), code=CODE),
+    model("mlstm and slstm", partial(stack, True), lambda: (noise(2, 8, 32),), stream("pre_ln", "??f?"), code=CODE),
 )
 
 PACKAGE = Package("xlstm", ("xlstm==2.0.6",), MODELS)
