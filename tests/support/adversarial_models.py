@@ -2,34 +2,36 @@
 
     model, args, kwargs = adversarial_models()["alpha on the branch"].build()
 
-Models in `WRONG` have typical mistakes (a norm or a factor at the wrong place). Models in `RIGHT` are correct wirings in the
-spellings of real code. Models in `OTHER` (adversarial_graphs.py) are not a plain chain of sublayers.
+Models in `WRONG` have typical mistakes (a norm or a factor at the wrong place). Models in `RIGHT` are correct in a spelling that the
+random models do not have, models in `OTHER` are no chain of such sublayers.
 """
 
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from addnorm import Learned, Row
-from support import handwritten_models as parts
-from support.adversarial_graphs import OTHER
 from support.answers import Answer
-from support.families import AF, Model, ln, rms, table
+from support.families import AF, Model, noise, rms, table
 from support.handwritten_models import (
     EPS,
+    HEADS,
+    VOCAB,
     Attention,
     D,
     Mlp,
     Part,
     Step,
+    Tiny,
     chain,
     every,
     factor,
-    post,
+    heads,
     post_ln,
     pre,
     pre_ln,
@@ -39,8 +41,6 @@ from support.handwritten_models import (
 )
 
 ALPHA = 4 ** (1 / 4)  # DeepNorm's constants for two layers
-LEARNED = Learned(1.0)
-NO_BACKWARD = "for inference: autograd refuses to go back through a norm whose input was overwritten"
 
 
 # --- mistakes -----------------------------------------------------------------------------------------------------------
@@ -110,78 +110,103 @@ WRONG = (
 )  # fmt: skip
 
 
-# --- correct, in many spellings ---------------------------------------------------------------------------------------------
+# --- correct --------------------------------------------------------------------------------------------------------------
 
 
-def in_place(part: Part, x: Tensor) -> Tensor:
-    read = part.norm(x)
-    x += part.f(read)
-    return x
+class Rotary(Attention):
+    """Rotary embedding. Its q * cos + rotate(q) * sin adds two functions of one tensor, but is not a residual add."""
+
+    def turned(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        half = q.shape[-1] // 2
+        angle = torch.arange(q.shape[-2])[:, None] * 10.0 ** -torch.arange(half)
+        cos, sin = torch.cat((angle, angle), -1).cos(), torch.cat((angle, angle), -1).sin()
+
+        def turn(x: Tensor) -> Tensor:
+            return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
+
+        return turn(q), turn(k)
 
 
-def on_columns(part: Part, x: Tensor) -> Tensor:
-    """Compute the add inside the matrix product with torch.addmm."""
-    h = part.norm(x).flatten(0, 1)
-    h = F.gelu(h @ part.f.up.weight.T + part.f.up.bias)
-    return torch.addmm(x.flatten(0, 1) + part.f.down.bias, h, part.f.down.weight.T).view_as(x)
+class NormedHeads(Attention):
+    """Attention with norms of queries and keys, which are not on the stream, as in OLMo 2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_norm, self.k_norm = nn.RMSNorm(D, eps=1e-3), nn.RMSNorm(D, eps=1e-3)
+        self.q, self.k = nn.Sequential(self.q, self.q_norm), nn.Sequential(self.k, self.k_norm)
 
 
-def wide_add(part: Part, x: Tensor) -> Tensor:
-    return (x.double() + part.f(part.norm(x)).double()).to(x.dtype)
-
-
-NORMS = tuple(
-    tiny_family(f"norm by hand: {formula.__name__}", pre, pre_ln(norm=kind, eps=eps), remark=formula.__doc__ or "",
-         norm=partial(parts.HandNorm, formula, eps))
-    for kind, eps, formulas in ((rms, 1e-6, parts.RMS_FORMULAS), (ln, 1e-5, parts.LAYER_FORMULAS)) for formula in formulas
-)  # fmt: skip
-WIRINGS = (
-    tiny_family("post-LN", post, post_ln()),
-    tiny_family("pre-LN", pre, stream("pre_ln")),
-    tiny_family("pre-LN, final norm", pre, pre_ln()),
-    tiny_family("DeepNorm", lambda s, x: s.norm(ALPHA * x + s.f(x)), stream("deepnorm")),
-    tiny_family("sandwich", lambda s, x: x + s.norm_2(s.f(s.norm(x))), factor("sandwich")),
-    tiny_family("peri-LN", lambda s, x: x + s.norm_2(s.f(s.norm(x))), factor("peri_ln", embedding_norm=True)),
-    tiny_family("LayerNorm scaling", lambda s, x: x + s.f(s.norm(x) / s.number**0.5), factor("layernorm_scaling")),
-    tiny_family("LayerScale", lambda s, x: x + s.gamma * s.f(s.norm(x)), factor("layer_scale")),
-    tiny_family("ReZero", lambda s, x: x + s.scale * s.f(x), stream("skipinit", norm=None, eps=None),
-         "a factor for each sublayer: SkipInit by the table's names"),
-    tiny_family("residual multiplier", lambda s, x: x + 0.3 * s.f(s.norm(x)),
-         factor("residual_multiplier", options={"multiplier": 0.3})),
-    tiny_family("no norm", lambda s, x: x + s.f(x), stream("no_norm", norm=None, eps=None)),
+RIGHT = (
     tiny_family("no norm, half of the branch", lambda s, x: x + 0.5 * s.f(x), stream(None, norm=None, eps=None, rows=every(Row(b=0.5)))),
-    tiny_family("Admin", lambda s, x: s.norm(x * s.gamma + s.f(x)), stream("admin")),
-    tiny_family("Mix-LN", lambda s, x: (post if s.number == 1 else pre)(s, x), factor("mix_ln", options={"k": 1})),
     tiny_family("learned factor of the stream", lambda s, x: s.scale * x + s.f(s.norm(x)),
-         factor(None, rows=every(Row(norm_in=True, a=LEARNED)))),
-)  # fmt: skip
-WRITINGS = (
-    tiny_family("x += f", in_place, pre_ln(), NO_BACKWARD),
-    tiny_family("x.add_(f)", lambda s, x: x.add_(s.f(s.norm(x))), pre_ln(), NO_BACKWARD),
-    tiny_family("torch.add with alpha", lambda s, x: torch.add(x, s.f(s.norm(x)), alpha=0.5),
-         factor("residual_multiplier", options={"multiplier": 0.5})),
-    tiny_family("torch.addcmul", lambda s, x: torch.addcmul(x, s.gamma, s.f(s.norm(x))), factor("layer_scale")),
-    tiny_family("torch.addmm", on_columns, pre_ln("ff"), functions=(Mlp,)),
-    tiny_family("torch.lerp", lambda s, x: torch.lerp(x, s.f(s.norm(x)), 0.25),
-         factor(None, rows=every(Row(norm_in=True, a=0.75, b=0.25)))),
-    tiny_family("sum of a stack", lambda s, x: torch.stack((x, s.f(s.norm(x)))).sum(0), pre_ln()),
-    tiny_family("x - (-f)", lambda s, x: x - s.f(s.norm(x)).neg(), pre_ln()),
+         factor(None, rows=every(Row(norm_in=True, a=Learned(1.0))))),
     tiny_family("x - f", lambda s, x: x - s.f(s.norm(x)), factor("residual_multiplier", options={"multiplier": -1.0})),
-    tiny_family("add in float64", wide_add, pre_ln()),
-    tiny_family("dropout in eval", lambda s, x: x + s.path(s.drop(s.f(s.norm(x)))), pre_ln()),
     tiny_family("drop path at work", lambda s, x: x + s.always(s.f(s.norm(x))),
          pre_ln(remark="a sample's branch is times 0 or 1.25, by chance")),
-    tiny_family("rotary, tanh GELU", pre, pre_ln(), functions=(parts.Rotary, parts.TanhGelu)),
-    tiny_family("GELU at the stream's width", post, post_ln(), functions=(Attention, parts.NarrowGelu)),
-    tiny_family("sdpa, SwiGLU", pre, pre_ln(), functions=(parts.Scaled, parts.SwiGlu)),
-    tiny_family("nn.MultiheadAttention", pre, pre_ln(), functions=(parts.Multihead, Mlp)),
-    tiny_family("normed queries", pre, pre_ln(), functions=(parts.NormedHeads, Mlp)),
-    tiny_family("experts", pre, pre_ln(), functions=(Attention, parts.Experts)),
-    tiny_family("a convolution between", pre, pre_ln("aof" * 2), functions=(Attention, parts.Convolution, Mlp)),
-    tiny_family("macaron", lambda s, x: x + 0.5 * s.f(s.norm(x)), factor("residual_multiplier", "faf" * 2, options={"multiplier": 0.5}),
-         functions=(Mlp, Attention, Mlp)),
+    tiny_family("rotary", pre, pre_ln(), functions=(Rotary, Mlp)),
+    tiny_family("normed queries", pre, pre_ln(), functions=(NormedHeads, Mlp)),
 )  # fmt: skip
-RIGHT = WIRINGS + NORMS + WRITINGS
+
+
+# --- no chain of sublayers ------------------------------------------------------------------------------------------------
+
+
+class Functions(nn.Module):
+    """Model of functions on a list of tensors, without modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        shapes = 2 * ((D, 3 * D), (D, D), (D, 2 * D), (2 * D, D))
+        self.matrices = nn.ParameterList(nn.Parameter(torch.zeros(shape)) for shape in ((VOCAB, D), *shapes))
+
+    @staticmethod
+    def block(x: Tensor, qkv: Tensor, out: Tensor, up: Tensor, down: Tensor) -> Tensor:
+        q, k, v = (heads(part) for part in (F.rms_norm(x, (D,), eps=EPS) @ qkv).chunk(3, -1))
+        mixed = torch.softmax(q @ k.mT * (D // HEADS) ** -0.5, -1) @ v
+        x = x + mixed.transpose(1, 2).flatten(-2) @ out
+        return x + torch.relu(F.rms_norm(x, (D,), eps=EPS) @ up).square() @ down
+
+    def forward(self, ids: Tensor) -> Tensor:
+        table, *matrices = self.matrices
+        x = table[ids]
+        for i in range(0, len(matrices), 4):
+            x = self.block(x, *matrices[i : i + 4])
+        return F.rms_norm(x, (D,), eps=EPS)
+
+
+class FirstMixed(Tiny):
+    """Model with x = a x + b x_0 before each layer, as in nanochat: a and b are learned, x_0 is the normalized embedding."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.x_lambda, self.x0_lambda = nn.Parameter(torch.ones(2)), nn.Parameter(torch.zeros(2))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = first = self.embed_tokens(ids)
+        for i, part in enumerate(self.parts):
+            if i % 2 == 0:
+                x = self.x_lambda[i // 2] * x + self.x0_lambda[i // 2] * first
+            x = self.step(part, x)
+        return self.last(x)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.gru, self.head = nn.Embedding(VOCAB, D), nn.GRU(D, D, 2, batch_first=True), nn.Linear(D, D)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.gru(self.embed(ids))[0])
+
+
+OTHER = (
+    Model("functions", Functions, tokens, Answer((pre_ln(norm=rms),)), "its norms have no weights"),
+    Model("x_0 mixed in", lambda: FirstMixed(step=pre, embedding_norm=True, final_norm=True), tokens,
+          Answer((pre_ln(embedding_norm=True),)), "x_0 comes after the embedding norm"),
+    Model("recurrent", Recurrent, tokens, Answer(()), "no stream"),
+    Model("perceptron", lambda: nn.Sequential(nn.Linear(D, 2 * D), nn.ReLU(), nn.Linear(2 * D, D)),
+          lambda: (noise(2, D),), Answer(()), "no stream"),
+)  # fmt: skip
 
 
 def adversarial_models() -> dict[str, Model]:

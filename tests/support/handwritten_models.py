@@ -1,4 +1,4 @@
-"""Small models of handwritten sublayers and norms in the spellings of real code, from which the adversarial models are built."""
+"""Small models of handwritten sublayers, from which the adversarial models are built, and norms in the spellings of real code."""
 
 from __future__ import annotations
 
@@ -45,138 +45,30 @@ class Attention(nn.Module):
         return self.out(mixed.transpose(1, 2).flatten(-2))
 
 
-class Rotary(Attention):
-    """Rotary embedding. Its q * cos + rotate(q) * sin adds two functions of one tensor, but is not a residual add."""
-
-    def turned(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        half = q.shape[-1] // 2
-        angle = torch.arange(q.shape[-2])[:, None] * 10.0 ** -torch.arange(half)
-        cos, sin = torch.cat((angle, angle), -1).cos(), torch.cat((angle, angle), -1).sin()
-
-        def turn(x: Tensor) -> Tensor:
-            return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
-
-        return turn(q), turn(k)
-
-
-class NormedHeads(Attention):
-    """Attention with norms of queries and keys, which are not on the stream, as in OLMo 2."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.q_norm, self.k_norm = nn.RMSNorm(D, eps=1e-3), nn.RMSNorm(D, eps=1e-3)
-        self.q, self.k = nn.Sequential(self.q, self.q_norm), nn.Sequential(self.k, self.k_norm)
-
-
-class Multihead(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention = nn.MultiheadAttention(D, HEADS, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.attention(x, x, x, need_weights=False)[0]
-
-
-class Scaled(Attention):
-    def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
-        q, k, v = heads(self.q(x)), heads(self.k(x)), heads(self.v(x))
-        return self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(-2))
-
-
 class Mlp(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.up, self.down = nn.Linear(D, 2 * D), nn.Linear(2 * D, D)
 
-    def act(self, x: Tensor) -> Tensor:
-        return F.gelu(x)
-
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.act(self.up(x)))
-
-
-class TanhGelu(Mlp):
-    """Activation whose x + 0.044715 x^3 adds a tensor and a function of it, but is not a residual add."""
-
-    def act(self, x: Tensor) -> Tensor:
-        return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * torch.pow(x, 3))))
-
-
-class NarrowGelu(TanhGelu):
-    """The same activation at the width of the stream."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(D, D), nn.Linear(D, D)
-
-
-class SwiGlu(Mlp):
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate = nn.Linear(D, 2 * D)
-
-    def forward(self, x: Tensor) -> Tensor:
-        gate = self.gate(x)
-        return self.down(gate * torch.sigmoid(gate) * self.up(x))
-
-
-class Experts(nn.Module):
-    """Mixture of experts: each token goes to two of three experts, and to one shared expert."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.router, self.shared = nn.Linear(D, 3), Mlp()
-        self.experts = nn.ModuleList(Mlp() for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        tokens = x.flatten(0, -2)
-        weights, chosen = torch.softmax(self.router(tokens), -1).topk(2, -1)
-        out = torch.zeros_like(tokens)
-        for i, expert in enumerate(self.experts):
-            token, rank = torch.where(chosen == i)
-            out.index_add_(0, token, expert(tokens[token]) * weights[token, rank, None])
-        return (out + self.shared(tokens)).view_as(x)
-
-
-class Convolution(nn.Module):
-    """Convolution over the positions, which is neither attention nor a feed-forward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv1d(D, D, 3, padding=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.gelu(self.conv(x.transpose(1, 2)).transpose(1, 2))
+        return self.down(F.gelu(self.up(x)))
 
 
 class DropPath(nn.Module):
     """Handwritten stochastic depth. `always` is Monte Carlo dropout: active in eval mode, with its own generator."""
 
-    def __init__(self, p: float = 0.2, always: bool = False) -> None:
+    def __init__(self, always: bool = False) -> None:
         super().__init__()
-        self.p, self.always = p, always
+        self.always = always
 
     def forward(self, x: Tensor) -> Tensor:
         if not (self.training or self.always):
             return x
-        kept = torch.rand(x.shape[0], 1, 1, generator=torch.Generator().manual_seed(3)) + (1 - self.p)
-        return x.div(1 - self.p) * torch.floor(kept)
+        kept = torch.rand(x.shape[0], 1, 1, generator=torch.Generator().manual_seed(3)) + 0.8
+        return x.div(0.8) * torch.floor(kept)
 
 
 # --- norms ---------------------------------------------------------------------------------------------------------------
-
-
-class HandNorm(nn.Module):
-    """Norm from a formula `(x, weight, bias, eps) -> y`."""
-
-    def __init__(self, formula: Callable[[Tensor, Tensor, Tensor, float], Tensor], eps: float) -> None:
-        super().__init__()
-        self.formula, self.eps = formula, eps
-        start = torch.zeros if formula is gemma else torch.ones
-        self.weight, self.bias = nn.Parameter(start(D)), nn.Parameter(torch.zeros(D))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.formula(x, self.weight, self.bias, self.eps)
 
 
 def llama(x: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
