@@ -11,10 +11,13 @@ continues with the next seed.
 from __future__ import annotations
 
 import argparse
-import subprocess
+import multiprocessing
 import sys
 import time
 import traceback
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 
 from support import fuzz_accuracy, fuzz_bits, fuzz_calls, fuzz_invalid, fuzz_streams
 
@@ -42,60 +45,30 @@ def run(seed: int) -> tuple[str, list[str]]:
     return what, lines
 
 
-def report(seed: int) -> bool:
-    """Run one case and print its errors; return whether there are any."""
-    what, lines = run(seed)
-    if lines:
-        print(
-            f"seed {seed}: {what}",
-            *lines,
-            f"again: python tests/support/fuzz.py --seed {seed}",
-            sep="\n    ",
-            flush=True,
-        )
-    return bool(lines)
-
-
-def worker(first: int, cases: int, seconds: float) -> int:
-    """Run cases and print each seed first, so that the parent process knows the seed of a crash."""
-    end = time.monotonic() + seconds
-    for seed in range(first, first + cases):
-        if time.monotonic() > end:
-            break
-        print(f"at {seed}", flush=True)
-        if report(seed):
-            print(f"failed {seed}", flush=True)
-    print("done", flush=True)
-    return 0
-
-
-def parent(first: int, cases: int, seconds: float) -> int:
-    """Run worker processes, a new one after each crash, until the time or the cases are used up."""
-    begin, at, failed, last = time.monotonic(), first, 0, first + cases
+def run_many(first: int, cases: int, seconds: float, run: Callable[[int], tuple[str, list[str]]] = run) -> int:
+    """Run cases in another process, a new one after each crash, until the time or the cases are used up; return how many fail."""
+    context, begin, failed, pool = multiprocessing.get_context("spawn"), time.monotonic(), 0, None
     print(f"seeds from {first}", flush=True)
-    while at < last and (left := seconds - (time.monotonic() - begin)) > 0:
-        command = [sys.executable, *(f"-W{option}" for option in sys.warnoptions), __file__, "--worker"]
-        command += ["--first", str(at), "--cases", str(last - at), "--seconds", str(left)]
-        done, seed = False, at
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            for line in process.stdout:
-                match line.split():
-                    case ["at", number]:
-                        seed = int(number)
-                    case ["failed", _]:
-                        failed += 1
-                    case ["done"]:
-                        done = True
-                    case _:
-                        print(line, end="", flush=True)
-        at = seed + 1
-        if done:
+    for seed in range(first, first + cases):
+        if time.monotonic() - begin > seconds:
+            cases = seed - first
             break
-        failed += 1
-        print(f"seed {seed}: the process died with {process.returncode}")
-        print(f"    again: python tests/support/fuzz.py --seed {seed}", flush=True)
-    print(f"{at - first} cases in {time.monotonic() - begin:.0f} s, {failed} failed")
-    return 1 if failed else 0
+        pool = pool or ProcessPoolExecutor(1, context)
+        try:
+            what, lines = pool.submit(run, seed).result()
+        except BrokenProcessPool as error:
+            what, lines, pool = "the process died", [str(error)], None
+        failed += bool(lines)
+        report(seed, what, lines)
+    print(f"{cases} cases in {time.monotonic() - begin:.0f} s, {failed} failed")
+    return failed
+
+
+def report(seed: int, what: str, lines: list[str]) -> None:
+    """Print the errors of a case."""
+    if lines:
+        again = f"again: python tests/support/fuzz.py --seed {seed}"
+        print(f"seed {seed}: {what}", *lines, again, sep="\n    ", flush=True)
 
 
 def main() -> int:
@@ -104,11 +77,12 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=time.time_ns() // 10**6 % 10**9 * 10**3, help="the first seed")
     parser.add_argument("--cases", type=int, default=sys.maxsize // 2)
     parser.add_argument("--seconds", type=float, default=float("inf"))
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
-    if chosen.seed is not None:
-        return int(report(chosen.seed))
-    return (worker if chosen.worker else parent)(chosen.first, chosen.cases, chosen.seconds)
+    if chosen.seed is None:
+        return min(run_many(chosen.first, chosen.cases, chosen.seconds), 1)
+    what, lines = run(chosen.seed)
+    report(chosen.seed, what, lines)
+    return min(len(lines), 1)
 
 
 if __name__ == "__main__":
