@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from addnorm import Learned, Row
 from support.answers import ANY, Answer, Stream, stream
-from support.families import Model
+from support.families import Model, ids
 
-__all__ = ["ANY", "BARE", "IN", "NUMBER", "VECTOR", "Model", "Package", "model", "refuse", "stream"]
+__all__ = ["ANY", "BARE", "IN", "NUMBER", "VECTOR", "Model", "Package", "make", "model", "refuse", "stream", "tokens"]
 
 VECTOR = Learned(1.0, per_feature=True)
 NUMBER = Learned(1.0)
@@ -57,3 +58,14 @@ def model(
 ) -> Model:
     """Return a model with these streams, or with other ones that the code admits as well."""
     return Model(name, make, inputs, Answer(streams, also=also), code)
+
+
+def tokens() -> tuple[Tensor, ...]:
+    """Return the ids of two sequences."""
+    return (ids(),)
+
+
+def make(path: str, *args: Any, **options: Any) -> Callable[[], nn.Module]:
+    """Return a function that imports a class and makes an object of it: `make("timm.models.cait:Cait", depth=2)`."""
+    module, _, name = path.partition(":")
+    return lambda: getattr(importlib.import_module(module), name)(*args, **options)

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
-
-from torch import nn
-
 from addnorm import Row
 from support.families import noise
-from zoo.answer import IN, Package, model, stream
+from zoo.answer import IN, Package, make, model, stream
 
 HALF = Row(norm_in=True, b=0.5)
 ANSWER = stream(None, "faof" * 2, final_norm=False, rows=(HALF, IN, IN, Row(norm_in=True, norm_out=True, b=0.5)))
 
-
-def conformer(**options: Any) -> nn.Module:
-    from conformer import Conformer
-
-    return Conformer(dim=32, depth=2, dim_head=8, heads=4, conv_kernel_size=3, **options)
-
+SIZES = {"dim": 32, "depth": 2, "dim_head": 8, "heads": 4, "conv_kernel_size": 3}
 
 CODE = (
     "conformer.py, ConformerBlock: self.ff1 = Scale(0.5, PreNorm(dim, self.ff1)); x = self.ff1(x) + x; x = self.attn(x, mask = mask) + x; x ="
@@ -27,8 +17,14 @@ CODE = (
 )
 
 MODELS = (
-    model("conformer", conformer, lambda: (noise(2, 7, 32),), ANSWER, code=CODE),
-    model("conformer, causal", partial(conformer, conv_causal=True), lambda: (noise(2, 7, 32),), ANSWER, code=CODE),
+    model("conformer", make("conformer:Conformer", **SIZES), lambda: (noise(2, 7, 32),), ANSWER, code=CODE),
+    model(
+        "conformer, causal",
+        make("conformer:Conformer", **SIZES, conv_causal=True),
+        lambda: (noise(2, 7, 32),),
+        ANSWER,
+        code=CODE,
+    ),
 )
 
 PACKAGE = Package("conformer", ("conformer==0.3.2", "einops==0.8.2"), MODELS)

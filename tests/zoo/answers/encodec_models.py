@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
-
-from torch import nn
-
 from support.families import noise
-from zoo.answer import Package, model, stream
+from zoo.answer import Package, make, model, stream
 
-
-def transformer(norm_first: bool) -> nn.Module:
-    from encodec.modules.transformer import StreamingTransformerEncoder
-
-    return StreamingTransformerEncoder(dim=32, num_heads=4, num_layers=2, norm_first=norm_first)
-
+TRANSFORMER = ("encodec.modules.transformer:StreamingTransformerEncoder", 32)
+SIZES = {"num_heads": 4, "num_layers": 2}
 
 CODE = (
     "modules/transformer.py, StreamingTransformerEncoderLayer: if self.norm_first: x = x + self._sa_block(self.norm1(x), ...); x = x +"
@@ -23,9 +15,9 @@ CODE = (
 )
 
 MODELS = (
-    model("streaming transformer, pre-LN", partial(transformer, True), lambda: (noise(2, 7, 32),),
+    model("streaming transformer, pre-LN", make(*TRANSFORMER, **SIZES, norm_first=True), lambda: (noise(2, 7, 32),),
           stream("pre_ln", "afaf", final_norm=False), code=CODE),
-    model("streaming transformer, post-LN", partial(transformer, False), lambda: (noise(2, 7, 32),),
+    model("streaming transformer, post-LN", make(*TRANSFORMER, **SIZES, norm_first=False), lambda: (noise(2, 7, 32),),
           stream("post_ln", "afaf", final_norm=False), code=CODE),
 )  # fmt: skip
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from support.families import ids
-from zoo.answer import Package, model, stream
+from zoo.answer import Package, make, model, stream
 
 ARGS = {
     "layers": 2,
@@ -20,12 +20,6 @@ ARGS = {
     "token_dropout": True,
     "max_positions": 64,
 }
-
-
-def esm2() -> nn.Module:
-    from esm.model.esm2 import ESM2
-
-    return ESM2(num_layers=2, embed_dim=32, attention_heads=4)
 
 
 def esm1(arch: str, **options: Any) -> nn.Module:
@@ -63,7 +57,7 @@ LAYER = (
 )
 
 MODELS = (
-    model("esm 2", esm2, tokens, stream("pre_ln", "afaf"), code=LAYER + " esm2.py: x = x.transpose(0, 1); x = self.emb_layer_norm_after(x)"),
+    model("esm 2", make("esm.model.esm2:ESM2", num_layers=2, embed_dim=32, attention_heads=4), tokens, stream("pre_ln", "afaf"), code=LAYER + " esm2.py: x = x.transpose(0, 1); x = self.emb_layer_norm_after(x)"),
     model("esm 1", partial(esm1, "protein_bert_base"), tokens, stream("pre_ln", "afaf", final_norm=False),
           code=LAYER + " ESM1LayerNorm is written out with eps inside the root; esm1.py: x = F.linear(x, self.embed_out): no norm at the end"),
     model("esm 1b", partial(esm1, "roberta_large", emb_layer_norm_before=True), tokens, stream("pre_ln", "afaf", embedding_norm=True),

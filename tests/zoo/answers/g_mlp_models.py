@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-from torch import nn
-
-from support.families import ids, noise
-from zoo.answer import Package, model, stream
-
-
-def text() -> nn.Module:
-    from g_mlp_pytorch import gMLP
-
-    return gMLP(num_tokens=99, dim=32, depth=3, seq_len=7, attn_dim=8)
-
-
-def vision() -> nn.Module:
-    from g_mlp_pytorch import gMLPVision
-
-    return gMLPVision(image_size=16, patch_size=8, num_classes=10, dim=32, depth=3)
-
+from support.families import noise
+from zoo.answer import Package, make, model, stream, tokens
 
 CODE = "g_mlp_pytorch.py: Residual(PreNorm(dim, gMLPBlock(...))): return self.fn(x) + x; one sublayer a layer; to_logits begins with LayerNorm"
 
 MODELS = (
-    model("gmlp", text, lambda: (ids(),), stream("pre_ln", "???"), code=CODE),
+    model(
+        "gmlp",
+        make("g_mlp_pytorch:gMLP", num_tokens=99, dim=32, depth=3, seq_len=7, attn_dim=8),
+        tokens,
+        stream("pre_ln", "???"),
+        code=CODE,
+    ),
     model(
         "gmlp, images",
-        vision,
+        make("g_mlp_pytorch:gMLPVision", image_size=16, patch_size=8, num_classes=10, dim=32, depth=3),
         lambda: (noise(2, 3, 16, 16),),
         stream("pre_ln", "???", final_norm=True),
         code=CODE + " of all tokens, then their mean",

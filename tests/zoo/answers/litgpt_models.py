@@ -7,8 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from support.families import ids
-from zoo.answer import Package, model, stream
+from zoo.answer import Package, model, stream, tokens
 
 SIZES = {
     "block_size": 16, "vocab_size": 99, "padded_vocab_size": 99, "n_layer": 2, "n_head": 4, "n_embd": 32, "rotary_percentage": 1.0,
@@ -26,10 +25,6 @@ def gpt(**options: Any) -> nn.Module:
     from litgpt import GPT, Config
 
     return GPT(Config(**{**SIZES, **options}))
-
-
-def tokens() -> tuple[Any, ...]:
-    return (ids(),)
 
 
 BLOCK = (

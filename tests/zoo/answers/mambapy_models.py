@@ -6,8 +6,8 @@ from functools import partial
 
 from torch import nn
 
-from support.families import ids, noise
-from zoo.answer import Package, model, stream
+from support.families import noise
+from zoo.answer import Package, model, stream, tokens
 
 
 def language_model(mup: bool) -> nn.Module:
@@ -36,11 +36,11 @@ CODE = "mamba.py, ResidualBlock: output = self.mixer(self.norm(x)) + x; RMSNorm:
 
 MODELS = (
     model("mamba", mamba, lambda: (noise(2, 7, 32),), stream("pre_ln", "???", "rms", False), code=CODE + " Mamba has no norm at the end"),
-    model("mamba, language model", partial(language_model, False), lambda: (ids(),), stream("pre_ln", "???", "rms"),
+    model("mamba, language model", partial(language_model, False), tokens, stream("pre_ln", "???", "rms"),
           code=CODE + " lm.py: x = self.norm_f(x)"),
-    model("mamba, language model in mup", partial(language_model, True), lambda: (ids(),), stream("pre_ln", "???", "rms"),
+    model("mamba, language model in mup", partial(language_model, True), tokens, stream("pre_ln", "???", "rms"),
           code=CODE + " lm.py: x = self.norm_f(x); if self.config.mup: x = x / self.config.mup_width_mult"),
-    model("jamba", jamba, lambda: (ids(),), stream("pre_ln", "?faf", "rms"),
+    model("jamba", jamba, tokens, stream("pre_ln", "?faf", "rms"),
           code="jamba.py, MambaLayer and AttentionLayer: residual = x; x = self.input_layernorm(x); ... x = residual + x; residual = x; x ="
                " self.pre_moe_layernorm(x); x, router_logits = self.moe(x); x = residual + x. JambaLM: x = self.final_layernorm(x)"),
 )  # fmt: skip

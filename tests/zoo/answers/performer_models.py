@@ -2,39 +2,24 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
-
-from torch import nn
-
 from addnorm import Row
-from support.families import ids
-from zoo.answer import ANY, NUMBER, Package, model, refuse, stream
+from zoo.answer import ANY, NUMBER, Package, make, model, refuse, stream, tokens
 
-
-def performer(**options: Any) -> nn.Module:
-    from performer_pytorch import PerformerLM
-
-    return PerformerLM(num_tokens=99, max_seq_len=16, dim=32, depth=2, heads=4, dim_head=8, **options)
-
-
-def tokens() -> tuple[Any, ...]:
-    return (ids(),)
-
-
+PERFORMER = "performer_pytorch:PerformerLM"
+SIZES = {"num_tokens": 99, "max_seq_len": 16, "dim": 32, "depth": 2, "heads": 4, "dim_head": 8}
 SEQUENCE = (
     "reversible.py, SequentialSequence: x = x + f(x, **f_args); x = x + g(x, **g_args). PerformerLM: x = self.norm(x)."
 )
 
 MODELS = (
-    model("performer", performer, tokens, stream("pre_ln", "?f?f"), code=SEQUENCE + " PreLayerNorm: self.fn(self.norm(x), **kwargs)"),
-    model("performer, scale norm", partial(performer, use_scalenorm=True), tokens, stream("pre_ln", "?f?f", ANY),
+    model("performer", make(PERFORMER, **SIZES), tokens, stream("pre_ln", "?f?f"), code=SEQUENCE + " PreLayerNorm: self.fn(self.norm(x), **kwargs)"),
+    model("performer, scale norm", make(PERFORMER, **SIZES, use_scalenorm=True), tokens, stream("pre_ln", "?f?f", ANY),
           code=SEQUENCE + " PreScaleNorm: n = torch.norm(x, dim=-1, keepdim=True).clamp(min=self.eps); x = x / n * self.g. The last norm is a"
                           " LayerNorm"),
-    model("performer, rezero", partial(performer, use_rezero=True), tokens,
+    model("performer, rezero", make(PERFORMER, **SIZES, use_rezero=True), tokens,
           stream("rezero|skipinit|none", "?f?f", ANY, rows=(Row(b=NUMBER),)),
           code=SEQUENCE + " ReZero: return self.fn(x, **kwargs) * self.g, one number for each sublayer. Beside it there is a last norm"),
-    refuse("performer, reversible", partial(performer, reversible=True), tokens, "two coupled streams: y1 = x1 + f(x2), y2 = x2 + g(y1)",
+    refuse("performer, reversible", make(PERFORMER, **SIZES, reversible=True), tokens, "two coupled streams: y1 = x1 + f(x2), y2 = x2 + g(y1)",
            "reversible.py, ReversibleBlock: y1 = x1 + self.f(x2, ...); y2 = x2 + self.g(y1, ...); x = torch.cat([x, x], dim = -1) before them"),
 )  # fmt: skip
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from support.families import ids
-from zoo.answer import Package, refuse
+from zoo.answer import Package, refuse, tokens
 
 
 def reformer(**options: Any) -> nn.Module:
@@ -25,10 +24,6 @@ def reformer(**options: Any) -> nn.Module:
         "ff_chunks": 1,
     }
     return ReformerLM(**sizes, use_full_attn=True, **options)
-
-
-def tokens() -> tuple[Any, ...]:
-    return (ids(),)
 
 
 WHY = "two coupled streams: y1 = x1 + f(x2), y2 = x2 + g(y1)"

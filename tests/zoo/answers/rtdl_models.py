@@ -5,26 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
 
 from support.families import noise
-from zoo.answer import BARE, IN, Package, model, stream
+from zoo.answer import BARE, IN, Package, make, model, stream
 
-
-def ft_transformer() -> nn.Module:
-    from rtdl_revisiting_models import FTTransformer
-
-    return FTTransformer(
-        n_cont_features=3, cat_cardinalities=[4, 5], d_out=2, n_blocks=2, d_block=32, attention_n_heads=4, attention_dropout=0.0,
-        ffn_d_hidden=64, ffn_d_hidden_multiplier=None, ffn_dropout=0.0, residual_dropout=0.0,
-    )  # fmt: skip
-
-
-def resnet() -> nn.Module:
-    from rtdl_revisiting_models import ResNet
-
-    sizes = {"d_in": 6, "d_out": 2, "n_blocks": 3, "d_block": 32, "d_hidden": 64, "d_hidden_multiplier": None}
-    return ResNet(**sizes, dropout1=0.0, dropout2=0.0)
+FT = {
+    "n_cont_features": 3, "cat_cardinalities": [4, 5], "d_out": 2, "n_blocks": 2, "d_block": 32, "attention_n_heads": 4,
+    "attention_dropout": 0.0, "ffn_d_hidden": 64, "ffn_d_hidden_multiplier": None, "ffn_dropout": 0.0, "residual_dropout": 0.0,
+}  # fmt: skip
+RESNET = {
+    "d_in": 6, "d_out": 2, "n_blocks": 3, "d_block": 32, "d_hidden": 64, "d_hidden_multiplier": None, "dropout1": 0.0, "dropout2": 0.0,
+}  # fmt: skip
 
 
 def row() -> tuple[Any, ...]:
@@ -32,11 +23,11 @@ def row() -> tuple[Any, ...]:
 
 
 MODELS = (
-    model("ft transformer", ft_transformer, row, stream("pre_ln|none", "afaf", final_norm=None, rows=(BARE, IN, IN, IN)),
+    model("ft transformer", make("rtdl_revisiting_models:FTTransformer", **FT), row, stream("pre_ln|none", "afaf", final_norm=None, rows=(BARE, IN, IN, IN)),
           code="FTTransformerBackbone: x_identity = x; if 'attention_normalization' in block: x = block['attention_normalization'](x) [not in the"
                " first block]; x = block['attention'](x[:, :1] if i_block + 1 == n_blocks else x, x); x = x_identity + x [the last attention's"
                " one token is added to all tokens]; x = block['ffn_normalization'](x); x = x_identity + x; x[:, 0] is normalized"),
-    model("resnet", resnet, lambda: (noise(4, 6),), stream("no_norm|none", "???", None, False),
+    model("resnet", make("rtdl_revisiting_models:ResNet", **RESNET), lambda: (noise(4, 6),), stream("no_norm|none", "???", None, False),
           code="ResNet: for block in self.blocks: x = x + block(x); block = (BatchNorm1d, Linear, ReLU, Linear); output begins with BatchNorm1d:"
                " no norm of a token"),
 )  # fmt: skip

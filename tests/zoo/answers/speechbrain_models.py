@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
-from functools import partial
 from typing import Any
-
-from torch import nn
 
 from addnorm import Row
 from support.families import noise
-from zoo.answer import IN, Package, model, stream
+from zoo.answer import IN, Package, make, model, stream
 
+FOLDER = "speechbrain.lobes.models.transformer."
 SIZES = {"num_layers": 2, "d_model": 32, "nhead": 4}
-
-
-def build(module: str, name: str, **options: Any) -> nn.Module:
-    return getattr(importlib.import_module(f"speechbrain.lobes.models.transformer.{module}"), name)(**SIZES, **options)
 
 
 def one() -> tuple[Any, ...]:
@@ -41,19 +34,19 @@ CONFORMER = (
 )
 
 MODELS = (
-    model("encoder, pre-LN", partial(build, "Transformer", "TransformerEncoder", d_ffn=64, normalize_before=True), one,
+    model("encoder, pre-LN", make(FOLDER + "Transformer:TransformerEncoder", **SIZES, d_ffn=64, normalize_before=True), one,
           stream("pre_ln", "afaf"), code=ENCODER),
-    model("encoder, post-LN", partial(build, "Transformer", "TransformerEncoder", d_ffn=64, normalize_before=False), one,
+    model("encoder, post-LN", make(FOLDER + "Transformer:TransformerEncoder", **SIZES, d_ffn=64, normalize_before=False), one,
           stream("post_ln", "afaf"), code=ENCODER),
-    model("encoder with convolutions", partial(build, "Transformer", "TransformerEncoder", d_ffn=64, normalize_before=True, ffn_type="1dcnn"),
+    model("encoder with convolutions", make(FOLDER + "Transformer:TransformerEncoder", **SIZES, d_ffn=64, normalize_before=True, ffn_type="1dcnn"),
           one, stream("pre_ln", "a?a?"), code=ENCODER + " ffn_type='1dcnn': pos_ffn = (Conv1d, ReLU, Conv1d)"),
-    model("decoder, pre-LN", partial(build, "Transformer", "TransformerDecoder", d_ffn=64, normalize_before=True), two,
+    model("decoder, pre-LN", make(FOLDER + "Transformer:TransformerDecoder", **SIZES, d_ffn=64, normalize_before=True), two,
           stream("pre_ln", "acf" * 2), code=DECODER),
-    model("decoder, post-LN", partial(build, "Transformer", "TransformerDecoder", d_ffn=64, normalize_before=False), two,
+    model("decoder, post-LN", make(FOLDER + "Transformer:TransformerDecoder", **SIZES, d_ffn=64, normalize_before=False), two,
           stream("post_ln", "acf" * 2), code=DECODER),
-    model("conformer", partial(build, "Conformer", "ConformerEncoder", d_ffn=64, kernel_size=3, attention_type="regularMHA"), one,
+    model("conformer", make(FOLDER + "Conformer:ConformerEncoder", **SIZES, d_ffn=64, kernel_size=3, attention_type="regularMHA"), one,
           stream(None, "faof" * 2, rows=(HALF, IN, IN, Row(norm_in=True, norm_out=True, b=0.5))), code=CONFORMER),
-    model("branchformer", partial(build, "Branchformer", "BranchformerEncoder", kernel_size=3, attention_type="regularMHA",
+    model("branchformer", make(FOLDER + "Branchformer:BranchformerEncoder", **SIZES, kernel_size=3, attention_type="regularMHA",
                                   csgu_linear_units=64), one,
           stream("pre_ln|none", "??"),
           code="Branchformer.py, BranchformerEncoderLayer: x1 = self.norm_mhsa(x1); x1, self_attn = self.mha_layer(...); x2 = self.norm_conv(x2);"

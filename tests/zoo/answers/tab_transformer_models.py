@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 
 from support.families import noise
-from zoo.answer import Package, model, refuse, stream
+from zoo.answer import Package, make, model, refuse, stream
 
 SIZES = {"categories": (5, 4, 3), "num_continuous": 3, "dim": 32, "depth": 2, "heads": 4, "dim_head": 8}
-
-
-def build(name: str, streams: int) -> nn.Module:
-    import tab_transformer_pytorch
-
-    return getattr(tab_transformer_pytorch, name)(**SIZES, num_residual_streams=streams)
 
 
 def row() -> tuple[Any, ...]:
@@ -28,12 +20,12 @@ CODE = "Transformer: x, post_softmax_attn = attn(x); x = ff(x), each init_hyper_
 WHY = "several streams, mixed by weights that depend on the data"
 
 MODELS = (
-    model("tab transformer, one stream", partial(build, "TabTransformer", 1), row, stream("pre_ln", "afaf", final_norm=False),
+    model("tab transformer, one stream", make("tab_transformer_pytorch:TabTransformer", **SIZES, num_residual_streams=1), row, stream("pre_ln", "afaf", final_norm=False),
           code="tab_transformer_pytorch.py, " + CODE + " with PreNorm; with one stream a plain residual; the output is flattened"),
-    model("ft transformer, one stream", partial(build, "FTTransformer", 1), row, stream("pre_ln", "afaf", final_norm=None),
+    model("ft transformer, one stream", make("tab_transformer_pytorch:FTTransformer", **SIZES, num_residual_streams=1), row, stream("pre_ln", "afaf", final_norm=None),
           code="ft_transformer.py, " + CODE + "; the branches begin with a LayerNorm; to_logits (LayerNorm, ReLU, Linear) reads x[:, 0]"),
-    refuse("tab transformer, hyper-connections", partial(build, "TabTransformer", 2), row, WHY, "tab_transformer_pytorch.py, " + CODE),
-    refuse("ft transformer, hyper-connections", partial(build, "FTTransformer", 2), row, WHY, "ft_transformer.py, " + CODE),
+    refuse("tab transformer, hyper-connections", make("tab_transformer_pytorch:TabTransformer", **SIZES, num_residual_streams=2), row, WHY, "tab_transformer_pytorch.py, " + CODE),
+    refuse("ft transformer, hyper-connections", make("tab_transformer_pytorch:FTTransformer", **SIZES, num_residual_streams=2), row, WHY, "ft_transformer.py, " + CODE),
 )  # fmt: skip
 
 PACKAGE = Package(

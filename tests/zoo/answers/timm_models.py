@@ -9,7 +9,7 @@ from torch import nn
 
 from addnorm import Row
 from support.families import noise
-from zoo.answer import ANY, IN, VECTOR, Package, model, stream
+from zoo.answer import ANY, IN, VECTOR, Package, make, model, stream
 
 VIT = {"img_size": 16, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4, "num_classes": 10}
 SWIN = {
@@ -29,12 +29,6 @@ def vit(block: str = "Block", **options: Any) -> nn.Module:
     from timm.models import vision_transformer
 
     return vision_transformer.VisionTransformer(**VIT, **options, block_fn=getattr(vision_transformer, block))
-
-
-def build(module: str, name: str, **options: Any) -> nn.Module:
-    import importlib
-
-    return getattr(importlib.import_module(f"timm.models.{module}"), name)(**options)
 
 
 def mixer(block: str, **options: Any) -> nn.Module:
@@ -92,22 +86,22 @@ MODELS = (
     model("vit, two attentions in parallel", partial(vit, "ParallelThingsBlock"), image, stream("parallel|none", "aaffaaff", rows=(IN,)),
           code="ParallelThingsBlock: x = x + torch.stack([attn(x) for attn in self.attns]).sum(dim=0); x = x + torch.stack([ffn(x) for ffn"
                " in self.ffns]).sum(dim=0); each attn and ffn begins with its own norm: parallel, but not attention beside feed-forward"),
-    model("swin", partial(build, "swin_transformer", "SwinTransformer", **SWIN), image32,
+    model("swin", make("timm.models.swin_transformer:SwinTransformer", **SWIN), image32,
           stream("pre_ln", "afaf", final_norm=False, embedding_norm=True), stream("pre_ln", "afaf"),
           code="swin_transformer.py: x = x + self.drop_path1(self._attn(self.norm1(x))); x = x.reshape(B, -1, C); x = x +"
                " self.drop_path2(self.mlp(self.norm2(x))); x = x.reshape(B, H, W, C). PatchMerging: x = self.norm(x) [of four tokens in a"
                " row, 4 C wide]; x = self.reduction(x). PatchEmbed ends in a norm; forward_features: x = self.norm(x)"),
-    model("swin v2", partial(build, "swin_transformer_v2", "SwinTransformerV2", **SWIN), image32,
+    model("swin v2", make("timm.models.swin_transformer_v2:SwinTransformerV2", **SWIN), image32,
           stream("reordered", "afaf", final_norm=False, embedding_norm=True), stream("reordered", "afaf", embedding_norm=True),
           code="swin_transformer_v2.py: x = x + self.drop_path1(self.norm1(self._attn(x))); x = x + self.drop_path2(self.norm2(self.mlp(x)))."
                " PatchMerging: x = self.reduction(x); x = self.norm(x). PatchEmbed ends in a norm; forward_features: x = self.norm(x)"),
-    model("cait", partial(build, "cait", "Cait", **VIT, depth_token_only=2), image,
+    model("cait", make("timm.models.cait:Cait", **VIT, depth_token_only=2), image,
           stream("layer_scale", "afaf"), stream("layer_scale", "?f?f"),
           code="cait.py, LayerScaleBlock: x = x + self.drop_path(self.gamma_1 * self.attn(self.norm1(x))); x = x + self.drop_path(self.gamma_2"
                " * self.mlp(self.norm2(x))), attention with talking heads. LayerScaleBlockClassAttn: u = torch.cat((x_cls, x), dim=1); x_cls ="
                " x_cls + self.drop_path(self.gamma_1 * self.attn(self.norm1(u))); x_cls = x_cls + ... self.mlp(self.norm2(x_cls))."
                " forward_features: torch.cat((cls_tokens, x), dim=1), then self.norm(x): a norm of both streams"),
-    model("convnext", partial(build, "convnext", "ConvNeXt", depths=(2, 2, 2, 2), dims=(8, 16, 24, 32), ls_init_value=1e-6, num_classes=10),
+    model("convnext", make("timm.models.convnext:ConvNeXt", depths=(2, 2, 2, 2), dims=(8, 16, 24, 32), ls_init_value=1e-6, num_classes=10),
           image64, stream(None, "??", ANY, None, True, rows=(SCALED,)), stream(None, "??", ANY, None, rows=(SCALED,)),
           stream(None, "??", ANY, None, rows=(SCALED,)), stream(None, "??", ANY, None, rows=(SCALED,)),
           code="convnext.py, ConvNeXtBlock: shortcut = x; x = self.conv_dw(x) ... x = self.norm(x); x = self.mlp(x) ... x ="
@@ -119,15 +113,15 @@ MODELS = (
     model("resmlp", partial(mixer, "ResBlock", norm_layer="Affine", mlp_ratio=4), image, stream(None, "????", None, False, rows=(SCALED, SCALED)),
           code="mlp_mixer.py, ResBlock: x = x + self.drop_path(self.ls1 * self.linear_tokens(self.norm1(x).transpose(1, 2)).transpose(1, 2));"
                " x = x + self.drop_path(self.ls2 * self.mlp_channels(self.norm2(x))). Affine: torch.addcmul(self.beta, self.alpha, x): no norm"),
-    model("beit", partial(build, "beit", "Beit", **VIT, init_values=0.1, use_abs_pos_emb=True), image,
+    model("beit", make("timm.models.beit:Beit", **VIT, init_values=0.1, use_abs_pos_emb=True), image,
           stream("layer_scale", "afaf", final_norm=None),
           code="beit.py, Block: x = x + self.drop_path1(self.gamma_1 * self.attn(self.norm1(x), ...)); x = x + self.drop_path2(self.gamma_2 *"
                " self.mlp(self.norm2(x))). With global_pool='avg' self.norm is Identity and fc_norm is of the pooled mean"),
-    model("eva, norms after the branches", partial(build, "eva", "Eva", **VIT, use_post_norm=True, global_pool="token"), image,
+    model("eva, norms after the branches", make("timm.models.eva:Eva", **VIT, use_post_norm=True, global_pool="token"), image,
           stream("reordered", "afaf"),
           code="eva.py, EvaBlockPostNorm: x = x + self.drop_path1(self.norm1(self.attn(x, ...))); x = x +"
                " self.drop_path2(self.norm2(self.mlp(x))). forward_features: x = self.norm(x)"),
-    model("eva, swiglu", partial(build, "eva", "Eva", **VIT, swiglu_mlp=True, use_rot_pos_emb=True, global_pool="token"), image,
+    model("eva, swiglu", make("timm.models.eva:Eva", **VIT, swiglu_mlp=True, use_rot_pos_emb=True, global_pool="token"), image,
           stream("pre_ln", "afaf"),
           code="eva.py, EvaBlock: x_attn = self.attn(self.norm1(x), rope=rope, ...); x = x + self.drop_path1(x_attn); x_mlp ="
                " self.mlp(self.norm2(x)); x = x + self.drop_path2(x_mlp). forward_features: x = self.norm(x)"),
@@ -140,7 +134,7 @@ MODELS = (
           stream(None, "????", ANY, None, None, rows=(SCALED,)), stream(None, "????", ANY, None, None, rows=(SCALED,)),
           code="metaformer.py, MetaFormerBlock with res_scale Identity and layer_scale 1e-5. GroupNorm1: one group over channels and"
                " positions, so no LayerNorm or RMSNorm of a token; Pooling: y = self.pool(x); return y - x"),
-    model("xcit", partial(build, "xcit", "Xcit", **VIT, cls_attn_layers=2, eta=1.0, tokens_norm=True), image,
+    model("xcit", make("timm.models.xcit:Xcit", **VIT, cls_attn_layers=2, eta=1.0, tokens_norm=True), image,
           stream(None, "?of?of?f?f", rows=(*[LAYER_SCALE] * 6, *[Row(norm_in=True, norm_out=True, b=VECTOR), Row()] * 2)),
           code="xcit.py, XCABlock: x = x + self.drop_path1(self.gamma1 * self.attn(self.norm1(x))), then gamma3, local_mp, norm3 and gamma2,"
                " mlp, norm2. ClassAttentionBlock: x = x + self.drop_path1(self.gamma1 * x_attn) with x_attn = torch.cat([self.attn(x_norm1),"

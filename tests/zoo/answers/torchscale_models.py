@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from support.families import ids
-from zoo.answer import Package, model, stream
+from zoo.answer import Package, model, stream, tokens
 
 
 def encoder(**options: Any) -> nn.Module:
@@ -51,10 +51,6 @@ def retnet() -> nn.Module:
     }
     config = RetNetConfig(**sizes, decoder_layers=2, vocab_size=99, no_output_layer=True)
     return RetNetDecoder(config, embed_tokens=nn.Embedding(99, 32))
-
-
-def tokens() -> tuple[Any, ...]:
-    return (ids(),)
 
 
 def previous() -> dict[str, Any]:

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-from functools import partial
-from typing import Any
-
-from torch import nn
-
-from support.families import ids, noise
-from zoo.answer import Package, model, stream
+from support.families import noise
+from zoo.answer import Package, make, model, stream, tokens
 
 SIZES = {
     "vocab_size": 99,
@@ -20,15 +14,6 @@ SIZES = {
     "intermediate_dim": 64,
     "max_seq_len": 16,
 }
-
-
-def build(family: str, name: str, **options: Any) -> nn.Module:
-    module = importlib.import_module(f"torchtune.models.{family}._component_builders")
-    return getattr(module, name)(**options)
-
-
-def tokens() -> tuple[Any, ...]:
-    return (ids(),)
 
 
 LAYER = (
@@ -47,19 +32,19 @@ T5 = {
 CLIP = {"embed_dim": 32, "num_layers": 2, "num_heads": 4}
 
 MODELS = (
-    model("llama 3", partial(build, "llama3", "llama3", **SIZES), tokens, stream("pre_ln", "afaf", "rms"),
+    model("llama 3", make("torchtune.models.llama3._component_builders:llama3", **SIZES), tokens, stream("pre_ln", "afaf", "rms"),
           code=LAYER + " sa_scale and mlp_scale are Identity"),
-    model("qwen 2", partial(build, "qwen2", "qwen2", **SIZES), tokens, stream("pre_ln", "afaf", "rms"),
+    model("qwen 2", make("torchtune.models.qwen2._component_builders:qwen2", **SIZES), tokens, stream("pre_ln", "afaf", "rms"),
           code=LAYER + " sa_scale and mlp_scale are Identity"),
-    model("gemma 2", partial(build, "gemma2", "gemma2", **SIZES, head_dim=8, query_pre_attn_scalar=8), tokens,
+    model("gemma 2", make("torchtune.models.gemma2._component_builders:gemma2", **SIZES, head_dim=8, query_pre_attn_scalar=8), tokens,
           stream("sandwich", "afaf", "rms"), code=LAYER + " gemma2: sa_scale=GemmaRMSNorm(...), mlp_scale=GemmaRMSNorm(...)"),
-    model("t5 encoder", partial(build, "t5", "t5_encoder", **T5, vocab_size=99, norm_eps=1e-6, max_seq_len=7), tokens,
+    model("t5 encoder", make("torchtune.models.t5._component_builders:t5_encoder", **T5, vocab_size=99, norm_eps=1e-6, max_seq_len=7), tokens,
           stream("pre_ln", "afaf", "rms"),
           code="models/t5/_encoder.py: x = x + self.attn(self.sa_norm(x), rel_pos_bias); x = x + self.mlp(self.mlp_norm(x)); return"
                " self.final_norm(x)"),
-    model("clip text", partial(build, "clip", "clip_text_encoder", **CLIP, vocab_size=99, max_seq_len=7), tokens, stream("pre_ln", "afaf"),
+    model("clip text", make("torchtune.models.clip._component_builders:clip_text_encoder", **CLIP, vocab_size=99, max_seq_len=7), tokens, stream("pre_ln", "afaf"),
           code=LAYER + " models/clip/_text_encoder.py: x = self.final_norm(x)"),
-    model("clip vision", partial(build, "clip", "clip_vision_encoder", **CLIP, tile_size=16, patch_size=8, use_tile_pos_embed=False),
+    model("clip vision", make("torchtune.models.clip._component_builders:clip_vision_encoder", **CLIP, tile_size=16, patch_size=8, use_tile_pos_embed=False),
           lambda: (noise(1, 1, 1, 3, 16, 16),), stream("pre_ln", "afaf", embedding_norm=True),
           code=LAYER + " modules/vision_transformer.py: x = self.ln_pre(x); the layers; x = self.ln_post(x)"),
 )  # fmt: skip

@@ -9,15 +9,11 @@ from torch import nn
 
 from addnorm import Row
 from support.families import noise
-from zoo.answer import ANY, VECTOR, Package, model, refuse, stream
+from zoo.answer import ANY, VECTOR, Package, make, model, refuse, stream
 
-
-def vit() -> nn.Module:
-    from torchvision.models import VisionTransformer
-
-    return VisionTransformer(
-        image_size=16, patch_size=8, num_layers=2, num_heads=4, hidden_dim=32, mlp_dim=64, num_classes=10
-    )
+VIT = {
+    "image_size": 16, "patch_size": 8, "num_layers": 2, "num_heads": 4, "hidden_dim": 32, "mlp_dim": 64, "num_classes": 10,
+}  # fmt: skip
 
 
 def swin(version: str) -> nn.Module:
@@ -52,7 +48,7 @@ def image(size: int) -> tuple[Any, ...]:
 
 
 MODELS = (
-    model("vit", vit, partial(image, 16), stream("pre_ln", "afaf"),
+    model("vit", make("torchvision.models:VisionTransformer", **VIT), partial(image, 16), stream("pre_ln", "afaf"),
           code="vision_transformer.py, EncoderBlock: x = self.ln_1(input); x, _ = self.self_attention(x, x, x); x = x + input; y ="
                " self.ln_2(x); y = self.mlp(y); return x + y. Encoder: return self.ln(self.layers(self.dropout(input)))"),
     model("swin", partial(swin, "V1"), partial(image, 32),

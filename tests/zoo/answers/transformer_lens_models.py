@@ -7,8 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from support.families import ids
-from zoo.answer import Package, model, stream
+from zoo.answer import Package, model, stream, tokens
 
 SIZES = {
     "n_layers": 2,
@@ -28,10 +27,6 @@ def hooked(name: str = "HookedTransformer", **options: Any) -> nn.Module:
 
     config = transformer_lens.HookedTransformerConfig(**{**SIZES, **options}, init_weights=True)
     return getattr(transformer_lens, name)(config)
-
-
-def tokens() -> tuple[Any, ...]:
-    return (ids(),)
 
 
 BLOCK = (

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-from functools import partial
 from typing import Any
-
-from torch import nn
 
 from addnorm import Row
 from support.families import noise
-from zoo.answer import IN, VECTOR, Package, model, refuse, stream
+from zoo.answer import IN, VECTOR, Package, make, model, refuse, stream
 
 SIZES = {
     "image_size": 16,
@@ -22,42 +18,14 @@ SIZES = {
     "dim_head": 8,
     "mlp_dim": 64,
 }
+NEST = {
+    "image_size": 16, "patch_size": 4, "num_classes": 10, "dim": 16, "heads": 2, "num_hierarchies": 2, "block_repeats": (2, 2),
+}  # fmt: skip
+VIVIT = {
+    "image_size": 16, "image_patch_size": 8, "frames": 4, "frame_patch_size": 2, "num_classes": 10, "dim": 32, "heads": 4,
+    "spatial_depth": 2, "temporal_depth": 2, "mlp_dim": 64, "dim_head": 8, "use_flash_attn": False,
+}  # fmt: skip
 RMS = "rms|scale"
-
-
-def build(
-    module: str, name: str, *, sizes: dict[str, Any] = SIZES, drop: tuple[str, ...] = (), **options: Any
-) -> nn.Module:
-    arguments = {k: v for k, v in {**sizes, **options}.items() if k not in drop}
-    return getattr(importlib.import_module(f"vit_pytorch.{module}"), name)(**arguments)
-
-
-def nest() -> nn.Module:
-    sizes = {
-        "image_size": 16,
-        "patch_size": 4,
-        "num_classes": 10,
-        "dim": 16,
-        "heads": 2,
-        "num_hierarchies": 2,
-        "block_repeats": (2, 2),
-    }
-    return build("nest", "NesT", sizes=sizes)
-
-
-def vivit() -> nn.Module:
-    sizes = {
-        "image_size": 16,
-        "image_patch_size": 8,
-        "frames": 4,
-        "frame_patch_size": 2,
-        "num_classes": 10,
-        "dim": 32,
-        "heads": 4,
-    }
-    return build(
-        "vivit", "ViViT", sizes=sizes, spatial_depth=2, temporal_depth=2, mlp_dim=64, dim_head=8, use_flash_attn=False
-    )
 
 
 def image() -> tuple[Any, ...]:
@@ -68,54 +36,54 @@ PRE = "Transformer: x = attn(x) + x; x = ff(x) + x; attn and ff begin with their
 NORMED = PRE + "; return self.norm(x)"
 
 MODELS = (
-    model("vit", partial(build, "vit", "ViT"), image, stream("pre_ln", "afaf"),
+    model("vit", make("vit_pytorch.vit:ViT", **SIZES), image, stream("pre_ln", "afaf"),
           code="vit.py, " + NORMED + ". ViT: x = torch.cat((cls_tokens, x), dim = 1); x = x + self.pos_embedding[:seq]"),
-    model("simple vit", partial(build, "simple_vit", "SimpleViT"), image, stream("pre_ln", "afaf"),
+    model("simple vit", make("vit_pytorch.simple_vit:SimpleViT", **SIZES), image, stream("pre_ln", "afaf"),
           code="simple_vit.py, " + NORMED + ". SimpleViT: x += self.pos_embedding"),
-    model("simple vit, register tokens", partial(build, "simple_vit_with_register_tokens", "SimpleViT"), image, stream("pre_ln", "afaf"),
+    model("simple vit, register tokens", make("vit_pytorch.simple_vit_with_register_tokens:SimpleViT", **SIZES), image, stream("pre_ln", "afaf"),
           code="simple_vit_with_register_tokens.py, " + NORMED),
-    model("simple vit, value residual", partial(build, "simple_vit_with_value_residual", "SimpleViT"), image, stream("pre_ln", "afaf"),
+    model("simple vit, value residual", make("vit_pytorch.simple_vit_with_value_residual:SimpleViT", **SIZES), image, stream("pre_ln", "afaf"),
           code="simple_vit_with_value_residual.py: attn_out, values = attn(x, value_residual = value_residual); x = attn_out + x; x = ff(x) + x;"
                " return self.norm(x)"),
-    model("deepvit", partial(build, "deepvit", "DeepViT"), image, stream("pre_ln", "afaf", final_norm=None),
+    model("deepvit", make("vit_pytorch.deepvit:DeepViT", **SIZES), image, stream("pre_ln", "afaf", final_norm=None),
           code="deepvit.py, " + PRE + "; the head (LayerNorm, Linear) reads x[:, 0]; attention mixes its heads"),
-    model("parallel vit", partial(build, "parallel_vit", "ViT", num_parallel_branches=2), image,
+    model("parallel vit", make("vit_pytorch.parallel_vit:ViT", **SIZES, num_parallel_branches=2), image,
           stream("parallel|none", "aaffaaff", final_norm=None, rows=(IN,)),
           code="parallel_vit.py: Parallel: return sum([fn(x) for fn in self.fns]); x = attns(x) + x; x = ffs(x) + x; each fn has its own norm;"
                " the head (LayerNorm, Linear) reads x[:, 0]"),
-    model("cait", partial(build, "cait", "CaiT", cls_depth=2), image,
+    model("cait", make("vit_pytorch.cait:CaiT", **SIZES, cls_depth=2), image,
           stream("layer_scale", "afaf", final_norm=False), stream("layer_scale", "?f?f", final_norm=None),
           code="cait.py: LayerScale: return self.fn(x, **kwargs) * self.scale; Transformer: x = attn(x, context = context) + x; x = ff(x) + x;"
                " Attention: x = self.norm(x); context = x if not exists(context) else torch.cat((x, context), dim = 1). The class token's stream"
                " begins with repeat(self.cls_token); the head (LayerNorm, Linear) reads x[:, 0] of it, its only token"),
-    model("vit 5", partial(build, "vit_5", "ViT"), image, stream("layer_scale", "afaf", RMS),
+    model("vit 5", make("vit_pytorch.vit_5:ViT", **SIZES), image, stream("layer_scale", "afaf", RMS),
           code="vit_5.py: x = attn(x, pos_emb=pos_emb) * ls1 + x; x = ff(x) * ls2 + x; return self.norm(x); RMSNorm: F.normalize(x, dim=-1) *"
                " self.scale * self.g"),
-    model("xcit", partial(build, "xcit", "XCiT", cls_depth=2), image,
+    model("xcit", make("vit_pytorch.xcit:XCiT", **SIZES, cls_depth=2), image,
           stream("layer_scale", "?of?of"), stream("layer_scale", "?f?f", final_norm=None),
           code="xcit.py, XCATransformer: x = cross_covariance_attn(x) + x; x = local_patch_interaction(x) + x; x = ff(x) + x, each a LayerScale of"
                " a module that begins with a LayerNorm; XCiT: x = self.final_norm(x) before the class token's cls_transformer, whose head"
                " (LayerNorm, Linear) reads x[:, 0]"),
-    model("nest", nest, lambda: (noise(2, 3, 16, 16),),
+    model("nest", make("vit_pytorch.nest:NesT", **NEST), image,
           stream("pre_ln", "afaf", final_norm=False), stream("pre_ln", "afaf"),
           code="nest.py, Transformer: x = x + pos_emb; x = attn(x) + x; x = ff(x) + x on (b, c, h, w); LayerNorm: (x - mean) / (var +"
                " eps).sqrt() * g + b over dim 1. Aggregate: conv, LayerNorm, max-pool. mlp_head begins with LayerNorm of the whole x"),
-    model("vivit", vivit, lambda: (noise(2, 3, 4, 16, 16),), stream("pre_ln", "afaf"), stream("pre_ln", "afaf"),
+    model("vivit", make("vit_pytorch.vivit:ViViT", **VIVIT), lambda: (noise(2, 3, 4, 16, 16),), stream("pre_ln", "afaf"), stream("pre_ln", "afaf"),
           code="vivit.py, " + NORMED + ". x = self.spatial_transformer(x); x = x[:, :, 0]; x = cat((temporal_cls_tokens, x), dim = 1); x ="
                " self.temporal_transformer(x)",
           also=(stream(None, "afaf" * 2, rows=(IN, IN, IN, Row(norm_in=True, norm_out=True), IN, IN, IN, IN)),)),
-    model("keel, post-LN", partial(build, "vit_with_keel_post_ln", "ViT"), image,
+    model("keel, post-LN", make("vit_pytorch.vit_with_keel_post_ln:ViT", **SIZES), image,
           stream(None, "afaf", final_norm=False, rows=(IN, *[Row(norm_in=True, norm_out=True, a=4.0)] * 3)),
           code="vit_with_keel_post_ln.py: out = layer(x), which begins with its own norm; the first: x = out + residual; then x ="
                " post_norm(out + residual * residual_scale), residual_scale = 2 depth = 4"),
-    model("normalized vit", partial(build, "normalized_vit", "nViT"), image,
+    model("normalized vit", make("vit_pytorch.normalized_vit:nViT", **SIZES), image,
           stream(None, "afaf", RMS, False, True, rows=(Row(norm_branch=True, norm_out=True, a=VECTOR, b=VECTOR),)),
           code="normalized_vit.py: attn_out = l2norm(attn(tokens)); tokens = l2norm(tokens.lerp(attn_out, attn_alpha * self.scale)) and the same"
                " with ff: a = 1 - alpha, b = alpha, learned vectors; tokens = l2norm(tokens + pos_emb) before them"),
-    refuse("hyper-connections", partial(build, "simple_vit_with_hyper_connections", "SimpleViT", num_residual_streams=2), image,
+    refuse("hyper-connections", make("vit_pytorch.simple_vit_with_hyper_connections:SimpleViT", **SIZES, num_residual_streams=2), image,
            "several streams, mixed by weights that depend on the data",
            "simple_vit_with_hyper_connections.py: x, attn_res, beta = attn_hyper_conn.width_connection(x) ... x = attn_hyper_conn.depth_connection(x, attn_res, beta)"),
-    refuse("orthogonal updates", partial(build, "simple_vit_orthog_residual_update", "SimpleViT"), image,
+    refuse("orthogonal updates", make("vit_pytorch.simple_vit_orthog_residual_update:SimpleViT", **SIZES), image,
            "what is added is the part of the sublayer's output that is orthogonal to the stream: a function of both",
            "simple_vit_orthog_residual_update.py: x = attn(x); x = ff(x), each an OrthogonalResidualUpdate: unit = F.normalize(residual, dim = -1); parallel = (block_out * unit).sum(dim = -1, keepdim = True) * unit; orthogonal = block_out - parallel"),
 )  # fmt: skip

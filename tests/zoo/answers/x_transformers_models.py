@@ -9,7 +9,7 @@ from torch import nn
 
 from addnorm import Row
 from support.families import ids, noise
-from zoo.answer import IN, NUMBER, VECTOR, Package, model, refuse, stream
+from zoo.answer import IN, NUMBER, VECTOR, Package, model, refuse, stream, tokens
 
 SIZES = {"dim": 32, "depth": 2, "heads": 4, "attn_dim_head": 8}
 HALF = Row(norm_in=True, b=0.5)
@@ -40,10 +40,6 @@ def pair() -> nn.Module:
 
     sizes = {"num_tokens": 99, "max_seq_len": 16, "depth": 2, "heads": 4, "attn_dim_head": 8}
     return XTransformer(dim=32, **{f"{side}_{k}": v for side in ("enc", "dec") for k, v in sizes.items()})
-
-
-def tokens() -> tuple[Any, ...]:
-    return (ids(),)
 
 
 LOOP = (
