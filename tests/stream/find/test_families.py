@@ -49,7 +49,7 @@ def mark_slow(names, selected):
 def check(family):
     model, args, kwargs = family.build()
     differences = find_differences(inspect(model, *args, **kwargs), family.streams)
-    remarks = [family.remark, *(stream.remark for stream in family.streams)]
+    remarks = [family.code, *(stream.remark for stream in family.streams)]
     assert not differences, "\n".join([family.name, *remarks, *differences])
 
 

@@ -88,25 +88,21 @@ def draw_sizes(rng: random.Random) -> Sizes:
     return rng.choice((Sizes(3, 2, 3, 16), Sizes(2, 1, 5, 12), Sizes(2, 2, 2, 8), Sizes(5, 2, 2, 16)))
 
 
-def draw_options(rng: random.Random, **chosen: object) -> Options:
-    """Return random choices; `chosen` fixes some of them."""
+def draw_options(rng: random.Random) -> Options:
+    """Return random choices."""
     sizes = draw_sizes(rng)
     name = rng.choice([*RULES])
     is_plain = rng.random() < 0.4
     layout = rng.choice(("batch", "batch", "batch", "sequence", "channels", "image", "image channels", "flat"))
     letters = rng.choice(("af", "af", "f", "of", "aof", "faf"))
     options = Options(
-        str(chosen.pop("rule", name)), sizes, [], letters, rng.choice((2, 2, 3)), is_plain, draw_norm(rng, rng.random() < 0.5),
+        name, sizes, [], letters, rng.choice((2, 2, 3)), is_plain, draw_norm(rng, rng.random() < 0.5),
         begin=rng.choice(BEGINS), end=rng.choice(ENDS), structure=rng.choice(STRUCTURES), shared=rng.random() < 0.08,
     )  # fmt: skip
-    options.num_layers = options.num_layers if options.rule != "mix_ln" else 3
-    layout = str(chosen.pop("layout", layout))
-    for key, value in chosen.items():
-        setattr(options, key, value)
-    rule = RULES[options.rule]
-    flip = rng.random() < 0.15
-    options.final_norm = bool(chosen.get("final_norm", rule.final_norm != flip))
-    options.embedding_norm = bool(chosen.get("embedding_norm", rule.embedding_norm or (rng.random() < 0.1)))
+    options.num_layers = options.num_layers if name != "mix_ln" else 3
+    rule = RULES[name]
+    options.final_norm = rule.final_norm != (rng.random() < 0.15)
+    options.embedding_norm = rule.embedding_norm or rng.random() < 0.1
     _resolve(rng, options, layout)
     return options
 
@@ -323,9 +319,9 @@ def make_input(options: Options, generator: torch.Generator) -> Tensor:
     return torch.randn(shape, generator=generator)
 
 
-def build_chain(rng: random.Random, seed: int, **chosen: object) -> RandomModel:
-    """Return a random chain; `chosen` fixes some of its options."""
-    options = draw_options(rng, **chosen)
+def build_chain(rng: random.Random, seed: int) -> RandomModel:
+    """Return a random chain."""
+    options = draw_options(rng)
     model = Chain(rng, options)
     answer = Answer((model.answer(),), constructs=frozenset(options.constructs))
     return RandomModel(seed, model, (make_input(options, torch.Generator().manual_seed(seed)),), answer, Chain.trace)
