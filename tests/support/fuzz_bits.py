@@ -6,6 +6,8 @@ The changes are: gradients or none, the number of threads, memory layouts, one r
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Collection
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,17 +32,34 @@ def list_differing(actual: dict, expected: dict) -> list[str]:
     return [name for name in actual if not is_same(actual[name], expected[name])]
 
 
-def compute_results(case: Case, call: Call | None = None) -> dict[str, Tensor | None]:
-    """Return outputs, and the gradients (as `d` and the argument's name) of the tensors that require them."""
-    call = call or case.call
-    tensors = {name: t.detach().requires_grad_(name in case.wants) for name, t in call.tensors.items()}
-    outputs = call(tensors)
+def compute(
+    call: Any, tensors: dict[str, Tensor], grad_outputs: dict[str, Tensor], wants: Collection[str]
+) -> dict[str, Any]:
+    """Return the outputs of a call, and the gradients (as `d` and the argument's name) of the tensors in `wants`."""
+    leaves = {name: t.detach().requires_grad_(name in wants) for name, t in tensors.items()}
+    outputs = call(leaves)
     actual = {name: t.detach() for name, t in outputs.items()}
-    used = {name: g for name, g in case.grad_outputs.items() if outputs[name].requires_grad}
+    used = {name: g for name, g in grad_outputs.items() if outputs[name].requires_grad}
     if used:
         torch.autograd.backward([outputs[name] for name in used], list(used.values()))
-        actual |= {f"d{name}": tensors[name].grad for name in case.wants}
+        actual |= {f"d{name}": leaves[name].grad for name in wants}
     return actual
+
+
+def compute_results(case: Case, call: Call | None = None) -> dict[str, Tensor | None]:
+    """Return outputs and gradients of a case, or of a call in its place."""
+    call = call or case.call
+    return compute(call, call.tensors, case.grad_outputs, case.wants)
+
+
+def on_other_threads(compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return what a function computes with another number of threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 if before > 1 else 2)
+    try:
+        return compute()
+    finally:
+        torch.set_num_threads(before)
 
 
 def find_differences(case: Case, first: dict[str, Tensor | None]) -> list[str]:
@@ -64,11 +83,8 @@ def find_differences(case: Case, first: dict[str, Tensor | None]) -> list[str]:
         f"{variant}: other bits of {names}" for variant, t in actual.items() if (names := list_differing(t, outputs))
     ]
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(1 if before > 1 else 2)
-    if names := list_differing(compute_results(case), first):
+    if names := list_differing(on_other_threads(lambda: compute_results(case)), first):
         lines.append(f"another number of threads: other bits of {names}")
-    torch.set_num_threads(before)
     copies = {name: t.clone(memory_format=torch.contiguous_format) for name, t in call.tensors.items()}
     if names := list_differing(compute_results(case, Call(call.norm, call.eps, copies, call.options)), first):
         lines.append(f"contiguous copies: other bits of {names}")

@@ -9,13 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from addnorm.ops.options import NORMS
 from addnorm.ops.streams.kinds import KINDS
 from addnorm.ops.streams.schema import ARGUMENTS, INPUTS
-from support.fuzz_bits import is_same
+from support.fuzz_bits import compute, is_same, on_other_threads
 from support.fuzz_calls import lay_out
+from support.fuzz_invalid import check_refused
 from support.stream_calls import StreamCall, assert_accurate, make_call, make_cotangents
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -61,25 +61,12 @@ def describe(call: StreamCall) -> str:
     return f"{call.kind}, {call.norm}, {call.iterations} iterations, {call.options}, {shapes}"
 
 
-def compute(
-    call: StreamCall, tensors: dict[str, Tensor], cotangents: dict[str, Tensor], wants: Any = None
-) -> dict[str, Tensor]:
-    """Return the outputs, and the gradients of the tensors in `wants` (None: all), by name."""
-    leaves = {name: t.detach().requires_grad_(wants is None or name in wants) for name, t in tensors.items()}
-    outputs = call(leaves)
-    used = [name for name in cotangents if outputs[name].requires_grad]
-    if used:
-        torch.autograd.backward([outputs[name] for name in used], [cotangents[name] for name in used])
-    grads = {f"d{name}": t.grad for name, t in leaves.items() if t.grad is not None}
-    return {name: t.detach() for name, t in outputs.items()} | grads
-
-
 def find_differences(call: StreamCall, rng: random.Random) -> list[str]:
     """Compare the bits of a call with those of the same call in other ways."""
     tensors = {name: lay_out(t, rng) for name, t in call.tensors.items()}
     plain = {name: t.contiguous() for name, t in tensors.items()}
     cotangents = make_cotangents(call)
-    expected = compute(call, plain, cotangents)
+    expected = compute(call, plain, cotangents, plain)
     wants = [name for name in tensors if rng.random() < 0.4]
     ways = {
         "a part of the gradients": compute(call, plain, cotangents, wants),
@@ -90,17 +77,14 @@ def find_differences(call: StreamCall, rng: random.Random) -> list[str]:
         call.tensors["streams"].dtype, *call.options.values()
     ]  # fmt: skip
     if not computes_by_reference:  # torch's matrix product has other bits for other layouts, threads and sizes
-        ways["another layout"] = compute(call, tensors, cotangents)
-        threads = torch.get_num_threads()
-        torch.set_num_threads(3 - min(threads, 2))
-        ways["another number of threads"] = compute(call, plain, cotangents)
-        torch.set_num_threads(threads)
+        ways["another layout"] = compute(call, tensors, cotangents, tensors)
+        ways["another number of threads"] = on_other_threads(lambda: compute(call, plain, cotangents, plain))
         rows = plain["streams"].shape[0] if plain["streams"].dim() == 3 else 0
         per_token = {name for name in PER_TOKEN if name in plain and plain[name].shape[:1] == (rows,)}
         if rows > 1 and rows != plain["streams"].shape[1]:
             i = rng.randrange(rows)
             alone = {name: t[i : i + 1] if name in per_token else t for name, t in plain.items()}
-            results = compute(call, alone, {name: t[i : i + 1] for name, t in cotangents.items()})
+            results = compute(call, alone, {name: t[i : i + 1] for name, t in cotangents.items()}, alone)
             names = [name for name in results if not name.startswith("d") or name[1:] in per_token]
             lines = [
                 f"a token alone: other bits of {name}"
@@ -154,13 +138,7 @@ def check_refusal(call: StreamCall, rng: random.Random) -> list[str]:
     if rng.random() < 0.5:
         tensors = {key: t.detach().requires_grad_() if key != name else t for key, t in tensors.items()}
     text = f"{name} = {type(value).__name__} {getattr(value, 'dtype', '')} {tuple(getattr(value, 'shape', ()))}"
-    try:
-        call(tensors)
-    except (ValueError, TypeError) as error:
-        return [] if name in str(error) or name == "streams" else [f"{text} is refused without its name: {error!r}"]
-    except Exception as error:
-        return [f"{text} raises {type(error).__name__}, expected ValueError or TypeError: {error}"]
-    return [f"{text} is accepted"]
+    return check_refused(lambda: call(tensors), text, [name] if name != "streams" else [""])  # any sentence
 
 
 def call_operators(call: StreamCall, rng: random.Random) -> None:

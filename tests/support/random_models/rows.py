@@ -50,6 +50,11 @@ def _as_factor(factor: Factor) -> float | Learned:
     return factor if isinstance(factor, float) else Learned(1.0, per_feature=factor == "vector")
 
 
+Make = Callable[
+    [random.Random, int, int], list[list[Plan]]
+]  # random numbers, layers, sublayers in a layer -> plans of each layer
+
+
 @dataclass(frozen=True)
 class Rule:
     """Rule for the rows of a whole stack.
@@ -61,29 +66,23 @@ class Rule:
         final_norm, embedding_norm: whether the wiring has these norms; a model may differ from it.
     """
 
-    make: Callable[[random.Random, int, int], list[list[Plan]]]
+    make: Make
     wiring: str | None = None
     reason: str = ""
     final_norm: bool = True
     embedding_norm: bool = False
 
 
-def _same(**fields: object) -> Callable[[random.Random, int, int], list[list[Plan]]]:
-    return lambda rng, layers, per_layer: [[Plan(**fields)] * per_layer for _ in range(layers)]  # type: ignore[arg-type]
+def _same(**fields: object) -> Make:
+    return lambda rng, layers, per_layer: [[Plan(**fields)] * per_layer] * layers  # type: ignore[arg-type]
 
 
-def _constant(
-    name: str, low: float, high: float, **fields: object
-) -> Callable[[random.Random, int, int], list[list[Plan]]]:
+def _constant(name: str, low: float, high: float, **fields: object) -> Make:
     def make(rng: random.Random, layers: int, per_layer: int) -> list[list[Plan]]:
         value = round(rng.uniform(low, high), 3)
-        return [[Plan(**{name: value, **fields})] * per_layer for _ in range(layers)]  # type: ignore[arg-type]
+        return [[Plan(**{name: value, **fields})] * per_layer] * layers  # type: ignore[arg-type]
 
     return make
-
-
-def _layernorm_scaling(rng: random.Random, layers: int, per_layer: int) -> list[list[Plan]]:
-    return [[Plan(norm_in=True, c=1 / math.sqrt(layer + 1))] * per_layer for layer in range(layers)]
 
 
 def _mix_ln(rng: random.Random, layers: int, per_layer: int) -> list[list[Plan]]:
@@ -91,10 +90,10 @@ def _mix_ln(rng: random.Random, layers: int, per_layer: int) -> list[list[Plan]]
     return [[Plan(norm_out=True) if layer < post else Plan(norm_in=True)] * per_layer for layer in range(layers)]
 
 
-def _of_depth(power: float) -> Callable[[random.Random, int, int], list[list[Plan]]]:
+def _of_depth(power: float) -> Make:
     def make(rng: random.Random, layers: int, per_layer: int) -> list[list[Plan]]:
         k = rng.choice((1.0, 1.4))
-        return [[Plan(norm_in=True, b=k / layers**power)] * per_layer for _ in range(layers)]
+        return [[Plan(norm_in=True, b=k / layers**power)] * per_layer] * layers
 
     return make
 
@@ -103,13 +102,13 @@ def _hybrid(rng: random.Random, layers: int, per_layer: int) -> list[list[Plan]]
     """Return layers whose sublayers have different norms, as in HybridNorm."""
     choices = [Plan(norm_in=True), Plan(norm_out=True), Plan(norm_in=True, norm_branch=True), Plan(norm_branch=True)]
     plans = rng.sample(choices, 2)
-    return [[plans[k % 2] for k in range(per_layer)] for _ in range(layers)]
+    return [[plans[k % 2] for k in range(per_layer)]] * layers
 
 
 def _macaron(rng: random.Random, layers: int, per_layer: int) -> list[list[Plan]]:
     """Return layers that begin with half a sublayer and end with half a sublayer and a norm, as in Conformer."""
     first, last = Plan(norm_in=True, b=0.5), Plan(norm_in=True, norm_out=True, b=0.5)
-    return [[first, *[Plan(norm_in=True)] * (per_layer - 2), last][-per_layer:] for _ in range(layers)]
+    return [[first, *[Plan(norm_in=True)] * (per_layer - 2), last][-per_layer:]] * layers
 
 
 NOT_PUBLISHED = "no published wiring has these rows"
@@ -129,7 +128,9 @@ RULES: dict[str, Rule] = {
     "residual_multiplier": Rule(_constant("b", 0.2, 0.45, norm_in=True), "residual_multiplier"),
     "depth_mup": Rule(_of_depth(0.5), "depth_mup"),
     "completep": Rule(_of_depth(1.0), "completep"),
-    "layernorm_scaling": Rule(_layernorm_scaling, "layernorm_scaling"),
+    "layernorm_scaling": Rule(
+        lambda rng, n, m: [[Plan(norm_in=True, c=1 / math.sqrt(k + 1))] * m for k in range(n)], "layernorm_scaling"
+    ),
     "mix_ln": Rule(_mix_ln, "mix_ln"),
     "no_norm": Rule(_same(), "no_norm", final_norm=False),
     "keel": Rule(_constant("a", 1.5, 4.0, norm_in=True, norm_out=True), None, NOT_PUBLISHED, final_norm=False),
