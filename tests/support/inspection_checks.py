@@ -16,7 +16,7 @@ AFAF = ["attention", "feed-forward"] * 2
 
 def find_differences(result: Inspection, expected: tuple[Stream, ...], closure: float = CLOSURE) -> list[str]:
     """Return the differences of an inspection from the expected streams; it must say if no row expresses one of them."""
-    verdict = judge(result, Answer(expected))
+    verdict = judge(result, Answer(expected, has_adds=bool(expected)))
     differences = [*verdict.wrong]
     if expected and all(stream.wiring or any(site.row is not ANY for site in stream.sites) for stream in expected):
         differences += verdict.missing + verdict.reasons
