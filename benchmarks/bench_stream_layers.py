@@ -24,7 +24,7 @@ from addnorm._util.numbers import format_count, format_number, format_percent
 from addnorm.bench import timing
 from addnorm.bench.harness import by_case
 from addnorm.bench.targets import Target
-from addnorm.nn.residual import FIRST
+from addnorm.nn.connection import FIRST
 from addnorm.wirings.coefficients import ManifoldConnection
 
 FIELDS = ("model", "threads", "tokens", "dtype")

@@ -70,7 +70,7 @@ class Fused(nn.Module):
 
     def __init__(self, source: Boundary, d: int) -> None:
         super().__init__()
-        from addnorm.nn.residual import FIRST
+        from addnorm.nn.connection import FIRST
         from addnorm.wirings.coefficients import ManifoldConnection
 
         hc = source.hc

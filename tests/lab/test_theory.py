@@ -48,7 +48,7 @@ def equation_streams(job, **options):
         x = F.layer_norm(x, (64,))
     streams, writes, sums = [x], [], []
     for here in model.stack.connections:
-        row = here.row
+        row = here.stage
         x = streams[-1]
         f = here.sublayer(row.c * (F.layer_norm(x, (64,)) if row.norm_in else x))
         writes.append(row.b * (F.layer_norm(f, (64,)) if row.norm_branch else f))

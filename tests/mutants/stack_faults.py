@@ -18,14 +18,14 @@ STACKS = {
         ("tests/nn/test_from_torch*.py",),
         (Fault("from-torch-eps", "nn/from_torch.py", "LayerNorm($d, $theirs.eps, ...)", "LayerNorm($d, 1e-5, ...)"),),
     ),
-    "untouched": Area(
-        ("tests/nn/test_untouched.py",),
+    "unmodified": Area(
+        ("tests/nn/test_unmodified.py",),
         (Fault("replaced-call-of-a-class", "nn", "... or $kind.__call__ is not Module.__call__ or ...", "... or ..."),),
     ),
     "stack": Area(
-        ("tests/nn/test_stack*.py", "tests/nn/test_executor.py tests/wirings/test_equivalences.py"),
+        ("tests/nn/test_stack*.py", "tests/nn/test_step.py tests/wirings/test_equivalences.py"),
         (
-            Fault("two-masks-for-two-streams", "nn", "$write(..., with_seed($w.options, $x))", "$write(..., $w.options)"),
+            Fault("two-masks-for-two-streams", "nn", "$w._replace(options=with_seed($w.options, $x))", "$w"),
             Fault(
                 "dropped-write-in-its-own-dtype", "nn",
                 "torch.zeros_like($t, dtype=torch.promote_types($t.dtype, torch.float32))", "torch.zeros_like($t, dtype=$t.dtype)",
@@ -74,12 +74,12 @@ STACKS = {
                 "used, mix, inject, bias = $none if computed is None else computed(sources)\n"
                 "used = tuple(row[: spec.n] for row in used) if pushes else used",
             ),
-            Fault("a-mask-for-each-stream", "nn", "len($stage.norm_out) > 1 or $s is not None", "$s is not None"),
+            Fault("a-mask-for-each-stream", "nn", "self.stage.n_out > 1", "False"),
             Fault(
                 "equal-entries-are-one-parameter", "nn",
                 "getattr(module, $e) if $e.__class__ is str else $e",
-                "getattr(module, [name for name, e in (module.stage if hasattr(module, 'stage') else module.head).learned.items()"
-                " if e == (module.stage if hasattr(module, 'stage') else module.head).learned[$e]][-1]) if $e.__class__ is str else $e",
+                "getattr(module, [name for name, e in module.stage.learned.items()"
+                " if e == module.stage.learned[$e]][-1]) if $e.__class__ is str else $e",
             ),
             Fault("blocks-of-two-sublayers-a-layer", "wirings", "layers_per_block * $p.sublayers_per_layer", "layers_per_block * 2"),
             Fault("middle-sublayer-reads-the-layers-input", "wirings", "Stage(2, unit(2, 0), $a, (1, 0), ...)", "Stage(2, unit(2, 1), $a, (1, 0), ...)"),
@@ -89,7 +89,7 @@ STACKS = {
             Fault("clamp-of-gated-mix", "wirings/coefficients/scales.py", "torch.clamp($x, min=self.eps)", "torch.clamp($x, min=1e-6)"),
             Fault("gate-of-the-write-without-decay", "wirings/coefficients", "('down', 'up', 'project_inject')", "('down', 'up')"),
             Fault("rms-eps-of-the-streams-dtype", "nn", "torch.finfo($widen($x.dtype)).eps", "torch.finfo($x.dtype).eps"),
-            Fault("norms-of-streams-rounded", "nn", "normalize(x, norm, module.norm, 1.0, $widen(x.dtype))", "normalize(x, norm, module.norm, 1.0, dtype)"),
+            Fault("norms-of-streams-rounded", "nn", "normalize(x, norm, module.norm, ONE, $widen(x.dtype))", "normalize(x, norm, module.norm, ONE, dtype)"),
             Fault(
                 "norm-of-the-embedding-without-residual-dtype", "nn/stack.py:ResidualStack",
                 "normalize($x, $n, self.norm, 1.0, self.residual_dtype)", "normalize($x, $n, self.norm)",
@@ -101,7 +101,7 @@ STACKS = {
             Fault("gates-under-autocast", "nn", "with $off(x):\n return $p, $c.gates(), $k", "return $p, $c.gates(), $k"),
             Fault(
                 "read-rounded-before-its-norm", "nn",
-                "$t.to(dtype) if norm is None else normalize($t, norm, ...)", "$t.to(dtype) if norm is None else normalize($t.to(dtype), norm, ...)",
+                "normalize(collapse(row, states), norm, ...)", "normalize(collapse(row, states).to(dtype), norm, ...)",
             ),
             Fault(
                 "hyper-read-of-two-sublayers-a-layer", "wirings/coefficients/hyper.py",

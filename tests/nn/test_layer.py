@@ -16,7 +16,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 import addnorm
 from addnorm import SublayerConnection
 from addnorm.nn import ResidualLayer
-from addnorm.nn.executor import StreamState
+from addnorm.nn.state import StreamState
 from support.stacks import D, each_wiring, stack_of
 
 KINDS = pytest.mark.parametrize("kind", [ResidualLayer, SublayerConnection])

@@ -9,7 +9,7 @@ from torch import nn
 
 import addnorm
 from addnorm import ResidualStack, wirings
-from addnorm.nn.executor import StreamState
+from addnorm.nn.state import StreamState
 from support.pairwise import some
 from support.stacks import D, Masked, Mlp, each_wiring, f64, perturb, stack_of
 

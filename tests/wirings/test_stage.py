@@ -105,7 +105,6 @@ TAKEN = (
     "b",
     "c",
     "norm",
-    "row",
     "place",
     "reads",
     "stage",

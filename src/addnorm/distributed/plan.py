@@ -14,10 +14,10 @@ from addnorm.distributed.styles import (
     sublayers,
 )
 from addnorm.nn.attention import CrossAttention, SelfAttention
+from addnorm.nn.connection import SublayerConnection
 from addnorm.nn.feed_forward import FeedForward
-from addnorm.nn.residual import SublayerConnection
 from addnorm.nn.stack import ResidualStack
-from addnorm.nn.untouched import find_change, methods_of
+from addnorm.nn.unmodified import find_modification, methods_of
 
 __all__ = ["parallelize", "tensor_parallel_plan"]
 
@@ -66,7 +66,7 @@ def tensor_parallel_plan(
 def _style(sublayer: nn.Module) -> type[AttentionParallel | FeedForwardParallel | ReplicatedSublayer]:
     """Return the style of a sublayer; that of the attention and the feed-forward fits no other forward than theirs."""
     style = STYLES.get(type(sublayer), ReplicatedSublayer)
-    return style if find_change(sublayer, METHODS) in (None, "hooks") else ReplicatedSublayer
+    return style if find_modification(sublayer, METHODS) in (None, "hooks") else ReplicatedSublayer
 
 
 def parallelize(

@@ -16,10 +16,10 @@ from torch.distributed.tensor.parallel import ParallelStyle, RowwiseParallel, pa
 
 from addnorm.distributed.linear import ColumnLinear, PackedColumnLinear, enter_region, to_dtensor
 from addnorm.nn.attention import LINEAR, CrossAttention, SelfAttention
+from addnorm.nn.connection import SublayerConnection
 from addnorm.nn.feed_forward import FeedForward
-from addnorm.nn.residual import SublayerConnection
 from addnorm.nn.stack import ResidualStack
-from addnorm.nn.untouched import find_change
+from addnorm.nn.unmodified import find_modification
 
 __all__ = ["AttentionParallel", "FeedForwardParallel", "ReplicatedSublayer", "SequenceParallel", "StackParallel"]
 
@@ -223,7 +223,7 @@ def _check_linears(module: nn.Module, names: Iterable[str]) -> None:
     """Check that the projections to be replaced are what `torch.nn.Linear` made of them."""
     for name in names:
         linear = module.get_submodule(name)
-        change = find_change(linear, LINEAR) if type(linear) in LINEAR else f"the class {type(linear).__name__}"
+        change = find_modification(linear, LINEAR) if type(linear) in LINEAR else f"the class {type(linear).__name__}"
         if change is not None:
             raise ValueError(
                 f"{name} has {change}, expected a torch.nn.Linear as it was made: tensor parallelism replaces it by sharded "

@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from addnorm.nn import ResidualStack
-from addnorm.nn.streams import StreamsConnection
+from addnorm.nn import ResidualStack, SublayerConnection
 from addnorm.wirings.stage import Row
 
 __all__ = ["Cost", "count_cost"]
@@ -47,16 +46,13 @@ def count_cost(stack: ResidualStack) -> Cost:
     parameters = sum(p.numel() for p in stack.parameters() if id(p) not in inside)
     flops = elements = 0
     for connection in stack.connections:
-        own = (
-            _count_stage(connection)
-            if isinstance(connection, StreamsConnection)
-            else _count_row(connection.row, stack.d_model)
-        )
+        stage, d = connection.stage, connection.d_model
+        own = _count_row(stage, d) if isinstance(stage, Row) else _count_stage(connection)
         flops, elements = flops + own[0], elements + own[1]
     if stack.head is not None:
         used = _projections(stack.head)
-        flops += used + 2 * stack.head.head.n * stack.d_model
-        elements += (stack.head.head.n + 1) * stack.d_model
+        flops += used + 2 * stack.head.stage.n * stack.d_model
+        elements += (stack.head.stage.n + 1) * stack.d_model
     return Cost(parameters, flops, elements)
 
 
@@ -66,7 +62,7 @@ def _count_row(row: Row, d: int) -> tuple[int, int]:
     return d * (factors + (row.a != 0.0)), d * (3 if row.norm_out or row.a == 0.0 else 4)
 
 
-def _count_stage(connection: StreamsConnection) -> tuple[int, int]:
+def _count_stage(connection: SublayerConnection) -> tuple[int, int]:
     stage, d = connection.stage, connection.d_model
     n, n_out = stage.n, stage.n_out
     flops = _projections(connection)

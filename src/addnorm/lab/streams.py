@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from addnorm.lab.toy_model import token_similarity
 from addnorm.nn import ResidualStack
-from addnorm.nn.executor import Site, StreamState
-from addnorm.nn.expansion import find_gains, to_entries
-from addnorm.nn.stream_step import collapse, finish, read_streams
+from addnorm.nn.state import Site, StreamState
+from addnorm.nn.step import collapse, finish, read
+from addnorm.nn.unrolling import find_gains, to_entries
 
 __all__ = ["StreamsRecorder", "amax_gains", "measure_streams", "rms"]
 
@@ -89,8 +89,8 @@ class StreamsRecorder:
         self.states.append(each if isinstance(streams, tuple) else (streams,))
         if module is head:
             self.sites = state.sites or ()
-            reads, self.collapse, _ = read_streams(head, head.head, streams, state.collapse, (None,), None)
-            self.last_read = reads[0].detach()
+            reading = read(head, head.stage, state._replace(x=streams, pending=None), (None,))
+            self.collapse, self.last_read = reading.collapse, reading.reads[0].detach()
         return (state._replace(x=streams, pending=None), *others)
 
     def statistics(self) -> Numbers:

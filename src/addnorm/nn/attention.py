@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from addnorm._util.arguments import check_int, check_probability
 from addnorm.nn.cache import KeyValueCache
 from addnorm.nn.masks import MergedMask, merge_masks
-from addnorm.nn.untouched import is_untouched, methods_of
+from addnorm.nn.unmodified import is_unmodified, methods_of
 
 __all__ = ["CrossAttention", "SelfAttention"]
 
@@ -116,7 +116,7 @@ class SelfAttention(nn.Module):
             if t.shape != x.shape:
                 raise ValueError(f"{name} has shape {tuple(t.shape)}, expected {tuple(x.shape)}, the shape of x.")
         project: Any = self.in_proj
-        if not is_untouched(project, LINEAR):
+        if not is_unmodified(project, LINEAR):
             return torch.cat([project(t).chunk(3, -1)[i] for i, t in enumerate(inputs)], -1)
         biases = (None,) * 3 if project.bias is None else project.bias.chunk(3)
         weights = project.weight.chunk(3)

@@ -8,12 +8,12 @@ from typing import Any, NoReturn
 
 from torch import Tensor, nn
 
-from addnorm.nn.residual import SublayerConnection
-from addnorm.nn.streams import StreamHead, StreamsConnection
-from addnorm.wirings.factors import FACTORS, Factor, Learned
+from addnorm.nn.connection import SublayerConnection
+from addnorm.wirings.factors import FACTORS, Learned
 from addnorm.wirings.spec import Wiring
+from addnorm.wirings.stage import Head, Row
 
-__all__ = ["check_layers", "check_streams", "is_shared", "list_sublayers", "refuse_width"]
+__all__ = ["check_layers", "check_streams", "list_sublayers", "refuse_width"]
 
 
 def list_sublayers(sublayers: Any) -> list[Any]:
@@ -37,63 +37,59 @@ def refuse_width(x: Tensor, d_model: int) -> NoReturn:
     )
 
 
-def is_shared(factor: Factor) -> bool:
-    """Return whether the sublayers of a layer have one parameter for this factor."""
-    return isinstance(factor, Learned) and factor.shared
-
-
 def check_layers(wiring: Wiring, layers: Sequence[Sequence[SublayerConnection]]) -> None:
     """Check that the sublayers of each layer agree on shared factors, and that those that share a state can."""
     for layer in layers:
+        rows: list[Any] = [connection.stage for connection in layer if connection.is_row]
         for name in FACTORS:
-            factors = [getattr(connection.row, name) for connection in layer]
-            if any(map(is_shared, factors)) and factors != factors[:1] * len(factors):
+            factors = [getattr(row, name) for row in rows]
+            is_shared = any(isinstance(factor, Learned) and factor.shared for factor in factors)
+            if is_shared and factors != factors[:1] * len(factors):
                 raise ValueError(
                     f"{name} is {', '.join(map(repr, factors))} in the rows of one layer of {wiring.name!r}, expected the "
                     "same in all: a factor that is shared is one parameter."
                 )
-        if layer[0].row.shares:
+        if layer[0].shares_state:
             raise ValueError(
-                f"wiring {wiring.name!r} has the row {layer[0].row!r} first in a layer, expected shares = '': no sublayer of the "
+                f"wiring {wiring.name!r} has the row {rows[0]!r} first in a layer, expected shares = '': no sublayer of the "
                 "layer comes before it."
             )
-        for connection, following in itertools.pairwise(layer):
-            if following.row.shares and not connection.row.is_sum:
+        for row, following in itertools.pairwise(rows):
+            if following.shares and not row.is_sum:
                 raise ValueError(
-                    f"wiring {wiring.name!r} has the row {connection.row!r} before one that shares its {following.row.shares}, "
+                    f"wiring {wiring.name!r} has the row {row!r} before one that shares its {following.shares}, "
                     "expected a = 1 and no norm_out: the writes of parallel sublayers are added to the same state."
                 )
 
 
-def check_streams(wiring: Wiring, connections: Sequence[SublayerConnection], head: StreamHead | None) -> bool:
+def check_streams(wiring: Wiring, connections: Sequence[SublayerConnection], head: Head | None) -> bool:
     """Check that each stage finds as many streams as the one before it leaves; return whether they are one tensor."""
-    if head is None and not any(isinstance(connection, StreamsConnection) for connection in connections):
+    stages = [connection.stage for connection in connections]
+    if head is None and all(isinstance(stage, Row) for stage in stages):
         return False
-    n, stages = len(wiring.embedding), []
-    for i, connection in enumerate(connections):
-        if not isinstance(connection, StreamsConnection):
+    for i, stage in enumerate(stages):
+        if isinstance(stage, Row):
             raise ValueError(
-                f"wiring {wiring.name!r} has the row {connection.row!r} for sublayers[{i}] and stages for others, expected one "
+                f"wiring {wiring.name!r} has the row {stage!r} for sublayers[{i}] and stages for others, expected one "
                 "kind: write the row as a Stage."
             )
-        stages.append(connection.stage)
     assert head is not None  # the first sublayer has a stage
-    specs: list[tuple[str, Any]] = [(f"sublayers[{i}]", stage) for i, stage in enumerate(stages)]
-    for where, spec in [*specs, ("the head", head.head)]:
+    n = len(wiring.embedding)
+    specs: list[tuple[str, Any]] = [*((f"sublayers[{i}]", stage) for i, stage in enumerate(stages)), ("the head", head)]
+    for where, spec in specs:
         if spec.n != n:
             raise ValueError(
                 f"wiring {wiring.name!r} has n = {spec.n} streams at {where}, expected {n}: as many as what comes before "
                 "leaves."
             )
         n = getattr(spec, "n_out", n)
-    for (before, stage), (where, spec) in itertools.pairwise([*specs, ("the head", head.head)]):
+    for (before, stage), (where, spec) in itertools.pairwise(specs):
         if spec.delayed and not stage.delayed:
             raise ValueError(
                 f"wiring {wiring.name!r} has delayed = True at {where} and False at {before}, expected True at both: one reads "
                 "with what the other computes."
             )
-    with_modules = [spec for _, spec in [*specs, ("", head.head)] if spec.coefficients is not None]
-    forms = {spec.is_stacked for spec in with_modules}
+    forms = {spec.is_stacked for _, spec in specs if spec.coefficients is not None}
     if len(forms) > 1:
         raise ValueError(
             f"wiring {wiring.name!r} has modules that take the streams as one tensor and others that take a tuple, expected one "

@@ -16,7 +16,7 @@ from addnorm.nn.attention import SelfAttention
 from addnorm.nn.feed_forward import FeedForward
 from addnorm.nn.norm import LayerNorm
 from addnorm.nn.transformer import Decoder, Encoder, Transformer
-from addnorm.nn.untouched import find_change, methods_of
+from addnorm.nn.unmodified import find_modification, methods_of
 
 __all__ = ["from_torch"]
 
@@ -218,7 +218,7 @@ def _check_copyable(module: nn.Module) -> None:
     """Check that the module has nothing that a copy would lose: hooks, patched methods, shared parameters."""
     for name, submodule in module.named_modules():
         path = f"module.{name}".rstrip(".")
-        change = find_change(submodule, METHODS)
+        change = find_modification(submodule, METHODS)
         if change == "hooks":
             _refuse(path, "has hooks", "none", "they would be lost; remove them, and register them on the result")
         if change is not None:

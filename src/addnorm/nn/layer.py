@@ -7,11 +7,9 @@ from typing import Any, NoReturn, overload
 
 from torch import Tensor, nn
 
-from addnorm.nn.executor import StreamState, add, without_views
-from addnorm.nn.removal import find_inside
-from addnorm.nn.residual import SublayerConnection, check_kwargs, check_tensor, to_dtype
-from addnorm.nn.stream_step import finish
-from addnorm.nn.streams import StreamsConnection
+from addnorm.nn.ablation import find_inside
+from addnorm.nn.connection import SublayerConnection, call_with_tensor, check_tensor
+from addnorm.nn.state import StreamState, without_views
 
 __all__ = ["ResidualLayer", "refuse_state"]
 
@@ -50,32 +48,15 @@ class ResidualLayer(nn.Module):
             ValueError: the layer is called with a tensor, and its wiring has several streams.
         """
         if not isinstance(state, StreamState):
-            return self._call_alone(state, context)
+            inside = find_inside(self, SublayerConnection)
+            return call_with_tensor(
+                "state", "layer", state, context, inside, lambda begin, _: self.forward(begin, **context)
+            )
         connections: Any = self._modules["connections"]  # without the time of `nn.Module.__getattr__`
         current: StreamState = state
         for connection in connections._modules.values():
             current = connection(current, **context)
         return without_views(current) if self._forward_hooks else current
-
-    def _call_alone(self, x: Tensor, context: dict[str, Any]) -> Tensor:
-        """Return the stream after this layer as a tensor, for a caller that is no stack."""
-        check_tensor(x)
-        connections = find_inside(self, SublayerConnection)
-        stages = [connection.stage for connection in connections if isinstance(connection, StreamsConnection)]
-        if stages and (stages[0].n > 1 or stages[-1].n_out > 1 or stages[0].is_stacked):
-            raise ValueError(
-                f"state is a tensor and the layer has {stages[0].n} streams, expected a StreamState: a tensor has one of them "
-                "only; call the stack."
-            )
-        accepted = [connection.accepted_kwargs for connection in connections]
-        check_kwargs(context, None if None in accepted else frozenset().union(*accepted))  # type: ignore[arg-type]  # without None
-        residual_dtype = connections[0].residual_dtype if connections else None
-        dtype = None if residual_dtype is None else x.dtype
-        stream = to_dtype(x, residual_dtype)
-        if stages:
-            return to_dtype(finish(self.forward(StreamState((stream,), dtype=dtype), **context))[0], dtype)
-        state = self.forward(StreamState(stream, dtype=dtype), **context)
-        return to_dtype(state.x if state.pending is None else add(state.x, state.pending), dtype)
 
 
 def refuse_state(layers: nn.ModuleList, layer: nn.Module, state: Any) -> NoReturn:

@@ -13,19 +13,25 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from addnorm._util.arguments import check_bool, check_dtype, check_probability
-from addnorm.nn.checks import check_layers, check_streams, is_shared, list_sublayers, refuse_width
-from addnorm.nn.executor import PendingWrite, StreamState, normalize, read_stream
-from addnorm.nn.expansion import StreamTerms, expand, find_gains, to_entries
+from addnorm.nn.ablation import copy_tables, find_inside, without_write
+from addnorm.nn.checks import check_layers, check_streams, list_sublayers, refuse_width
+from addnorm.nn.connection import (
+    NormFactory,
+    StreamHead,
+    SublayerConnection,
+    check_kwargs,
+    check_tensor,
+    list_accepted,
+    to_dtype,
+)
 from addnorm.nn.layer import ResidualLayer, refuse_state
 from addnorm.nn.norm import NormKind
-from addnorm.nn.removal import copy_tables, find_inside, without_write
-from addnorm.nn.residual import NormFactory, SublayerConnection, check_kwargs, check_tensor, to_dtype
-from addnorm.nn.stream_step import begin, read_streams
-from addnorm.nn.streams import StreamHead, StreamsConnection
+from addnorm.nn.state import PendingWrite, StreamState
+from addnorm.nn.step import Reading, add_and_norm, begin, find_collapse, normalize
+from addnorm.nn.unrolling import StreamTerms, expand, find_gains, to_entries
 from addnorm.ops import save_outputs
 from addnorm.wirings.coefficients.base import widen
-from addnorm.wirings.spec import FACTORS, Place, Row, Wiring, as_wiring
-from addnorm.wirings.stage import Stage
+from addnorm.wirings.spec import Place, Stage, Wiring, as_wiring
 
 __all__ = ["ResidualStack", "StreamTerms"]
 
@@ -86,7 +92,7 @@ class ResidualStack(nn.Module):
         self,
         sublayers: Iterable[Callable[..., Tensor]],
         d_model: int,
-        wiring: Wiring | Row | str = "pre_ln",
+        wiring: Wiring | Stage | str = "pre_ln",
         *,
         sublayers_per_layer: int | None = None,
         norm: NormKind = "layer",
@@ -106,7 +112,10 @@ class ResidualStack(nn.Module):
         self.wiring = as_wiring(wiring)
         self.d_model = d_model
         self.norm: NormKind = norm
-        norms = NormFactory(d_model, norm, eps, elementwise_affine, bias, device, dtype)
+        settings: dict[str, Any] = {
+            "norm": norm, "eps": eps, "elementwise_affine": elementwise_affine, "bias": bias, "device": device, "dtype": dtype,
+        }  # fmt: skip
+        norms = NormFactory(d_model, **settings)
         self.sublayers_per_layer, self.num_layers = _count_layers(len(sublayers), sublayers_per_layer)
         self.residual_dtype = check_dtype("residual_dtype", residual_dtype)
         if not isinstance(checkpoint, bool) and not (isinstance(checkpoint, int) and checkpoint > 0):
@@ -117,14 +126,18 @@ class ResidualStack(nn.Module):
         for i, sublayer in enumerate(sublayers):
             place = Place(*divmod(i, self.sublayers_per_layer), self.num_layers, self.sublayers_per_layer)
             drop_path = stochastic_depth * place.number / self.num_layers
-            connections.append(
-                _connect(sublayer, self.wiring.stage(*place), place, norms, dropout, drop_path, residual_dtype)
-            )
+            options: dict[str, Any] = {
+                "dropout": dropout,
+                "stochastic_depth": drop_path,
+                "residual_dtype": residual_dtype,
+            }
+            stage = self.wiring.stage(*place)
+            connections.append(SublayerConnection(sublayer, d_model, stage, place=place, **options, **settings))
         n = self.sublayers_per_layer
         self.layers = nn.ModuleList(ResidualLayer(connections[i : i + n]) for i in range(0, len(connections), n))
         check_layers(self.wiring, self._layers())
         for connection, following in itertools.pairwise(connections):
-            connection.keeps_state = bool(following.row.shares)
+            connection.keeps_state = following.shares_state
         self._share()
         self.register_load_state_dict_pre_hook(_rename_connections)  # type: ignore[no-untyped-call]  # torch's
         self.register_load_state_dict_post_hook(_share_again)  # type: ignore[no-untyped-call]  # as above
@@ -136,7 +149,7 @@ class ResidualStack(nn.Module):
         head = self.wiring.last_read(after)
         self.head = None if head is None else StreamHead(head, after, norms)
         self.norm_final = norms.make(final_norm)
-        self.is_stacked = check_streams(self.wiring, self.connections, self.head)
+        self.is_stacked = check_streams(self.wiring, self.connections, head)
 
     @property
     def has_streams(self) -> bool:
@@ -155,20 +168,14 @@ class ResidualStack(nn.Module):
     @property
     def accepted_kwargs(self) -> frozenset[str] | None:
         """The keyword arguments that any of the sublayers receives; None means all."""
-        accepted: set[str] = set()
-        for connection in self.connections:
-            names = connection.accepted_kwargs
-            if names is None:
-                return None
-            accepted |= names
-        return frozenset(accepted)
+        return list_accepted(self.connections)
 
     def _share(self) -> None:
         """Make shared factors one parameter for all sublayers of a layer."""
         for layer in self._layers():
             for connection in layer[1:]:
-                for name in FACTORS:
-                    if is_shared(getattr(connection.row, name)):
+                for name, entry in connection.stage.learned.items():
+                    if entry.shared:
                         setattr(connection, name, getattr(layer[0], name))
 
     def _apply(self, *args: Any, **options: Any) -> ResidualStack:
@@ -233,7 +240,8 @@ class ResidualStack(nn.Module):
         """Return the stream after the last sublayer (perhaps before its write, without `return_stream`), and the output."""
         norm_final = self._modules.get("norm_final")
         if self.head is None:
-            return read_stream(state, norm_final, self.norm, return_stream=return_stream)
+            x, pending, dtype = state.x, state.pending, state.dtype
+            return add_and_norm(x, pending, norm_final, self.norm, 1.0, dtype, return_stream=return_stream)
         return self.head(state, norm_final, dtype=state.dtype)  # type: ignore[no-any-return]  # torch does not type a call
 
     def _check_cache(self) -> None:
@@ -275,12 +283,13 @@ class ResidualStack(nn.Module):
                 state = self._start(x)
                 for connection in connections:
                     factors.append(a)
-                    x, read = read_stream(state, connection.norm_in, self.norm, connection.c)
+                    norm_in = connection.norm_in
+                    x, read = add_and_norm(state.x, state.pending, norm_in, self.norm, connection.c, state.dtype)
                     branch = connection._branch(read, context)
                     variance = a**2 * _variance(x) + _variance(branch)
                     # Parameters change after the last measurement; until then the factor replaces the connection's.
                     options = {**connection.options(x), "residual_scale": a}
-                    state = connection._write(state, x, read, PendingWrite(branch, options))
+                    state = connection._write(state, Reading(x, (read,), connection.c), PendingWrite(branch, options))
                     a = math.sqrt(variance)
                     if not math.isfinite(a):
                         raise ValueError(
@@ -333,8 +342,7 @@ class ResidualStack(nn.Module):
         collapse: list[Any] = [1.0]
         if self.head is not None:
             dim = state.x.dim() if self.is_stacked else 0
-            used = read_streams(self.head, self.head.head, state.x, state.collapse, (None,), None)[1]
-            collapse = to_entries(used, dim)
+            collapse = to_entries(find_collapse(self.head, self.head.stage, state.x, state.collapse)[0], dim)
         embedding = self.wiring.embedding if self.head is not None else (1.0,)
         gains = find_gains(state.sites or (), embedding, collapse, self.norm)
         return torch.stack([gain.float().mean() for gain in gains])
@@ -367,28 +375,9 @@ class ResidualStack(nn.Module):
     def extra_repr(self) -> str:
         """Return the wiring and its equation."""
         ends = replace(self.wiring, final_norm=self.norm_final is not None)
-        fits = self.sublayers_per_layer == 2 and (self.head is None or self.head.head.n <= 100)  # more take long
+        fits = self.sublayers_per_layer == 2 and (self.head is None or self.head.stage.n <= 100)  # more take long
         text = ends.equation(self.num_layers if fits else None)
         return "\n".join([f"{self.wiring!r}:", text]) if "\n" in text else f"{self.wiring!r}: {text}"
-
-
-def _connect(
-    sublayer: Callable[..., Tensor],
-    stage: Stage,
-    place: Place,
-    norms: NormFactory,
-    dropout: float,
-    stochastic_depth: float,
-    residual_dtype: torch.dtype | None,
-) -> SublayerConnection:
-    """Return the connection of one sublayer, with one stream or several."""
-    options: dict[str, Any] = {"place": place, "dropout": dropout, "stochastic_depth": stochastic_depth}
-    if not isinstance(stage, Row):
-        return StreamsConnection(sublayer, norms.d_model, stage, residual_dtype=residual_dtype, norms=norms, **options)
-    return SublayerConnection(
-        sublayer, norms.d_model, stage, norm=norms.kind, eps=norms.eps, elementwise_affine=norms.affine, bias=norms.bias,
-        residual_dtype=residual_dtype, device=norms.device, dtype=norms.dtype, **options,
-    )  # fmt: skip
 
 
 def _rename_connections(stack: ResidualStack, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:

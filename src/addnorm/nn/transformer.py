@@ -23,7 +23,7 @@ from addnorm.nn.feed_forward import Activation, FeedForward
 from addnorm.nn.masks import merge_masks
 from addnorm.nn.norm import NormKind
 from addnorm.nn.stack import ResidualStack
-from addnorm.wirings.spec import Row, Wiring, as_wiring
+from addnorm.wirings.spec import Stage, Wiring, as_wiring
 
 __all__ = ["Decoder", "Encoder", "Transformer", "block"]
 
@@ -80,7 +80,7 @@ class _Blocks(nn.Module):
         d_model: int,
         nhead: int,
         dim_feedforward: int | None,
-        wiring: Wiring | Row | str,
+        wiring: Wiring | Stage | str,
         *,
         causal: bool,
         cross_attention: bool,
@@ -222,7 +222,7 @@ class Encoder(_Blocks):
         d_model: int,
         nhead: int,
         dim_feedforward: int | None = None,
-        wiring: Wiring | Row | str = "pre_ln",
+        wiring: Wiring | Stage | str = "pre_ln",
         *,
         activation: Activation = "relu",
         norm: NormKind = "layer",
@@ -279,7 +279,7 @@ class Decoder(_Blocks):
         d_model: int,
         nhead: int,
         dim_feedforward: int | None = None,
-        wiring: Wiring | Row | str = "pre_ln",
+        wiring: Wiring | Stage | str = "pre_ln",
         *,
         cross_attention: bool = True,
         causal: bool = True,
@@ -356,7 +356,7 @@ class Transformer(nn.Module):
         d_model: int,
         nhead: int,
         dim_feedforward: int | None = None,
-        wiring: Wiring | Row | str = "pre_ln",
+        wiring: Wiring | Stage | str = "pre_ln",
         *,
         activation: Activation = "relu",
         norm: NormKind = "layer",

@@ -42,4 +42,4 @@ def _own_names(module: Any) -> set[str]:
 
 def _belongs_to_wiring(module: Any) -> bool:
     """Return whether a module's norms are a wiring's: a connection, a stack or its head."""
-    return hasattr(module, "row") or hasattr(module, "wiring") or hasattr(module, "has_learned")
+    return hasattr(module, "stage") or hasattr(module, "wiring")

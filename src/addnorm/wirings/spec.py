@@ -27,7 +27,7 @@ from addnorm.wirings.factors import FACTORS, Factor, Learned, Place, changed_fie
 from addnorm.wirings.init import InitRule, init_, xavier
 from addnorm.wirings.stage import Head, Row, Stage, unit
 
-__all__ = ["CONSTRUCTORS", "FACTORS", "Factor", "Learned", "Place", "Row", "Wiring", "as_wiring", "get"]
+__all__ = ["CONSTRUCTORS", "FACTORS", "Factor", "Learned", "Place", "Row", "Stage", "Wiring", "as_wiring", "get"]
 
 DEFAULT_DEPTH = 12  # layers of a stack whose rows are looked at when no depth is known
 CONSTRUCTORS: dict[str, Callable[..., Wiring]] = {}  # of the published wirings, by name; catalog.py fills it

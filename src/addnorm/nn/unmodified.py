@@ -14,7 +14,7 @@ from torch.nn import Module
 
 from addnorm._util.torch_internals import has_any_global_hook
 
-__all__ = ["Methods", "find_change", "is_untouched", "methods_of"]
+__all__ = ["Methods", "find_modification", "is_unmodified", "methods_of"]
 
 # Classes whose formula is computed elsewhere, with the methods that define it: `forward`, and others by name.
 Methods = Mapping[type[nn.Module], tuple[Any, Mapping[str, Any]]]
@@ -28,7 +28,7 @@ def methods_of(*classes: type[nn.Module], names: tuple[str, ...] = ()) -> Method
     }
 
 
-def is_untouched(module: Any, methods: Methods) -> bool:
+def is_unmodified(module: Any, methods: Methods) -> bool:
     """Return whether a call of a module computes the formula of one of these classes and nothing else."""
     kind, own = module.__class__, module.__dict__
     if kind not in methods:
@@ -55,7 +55,7 @@ def is_untouched(module: Any, methods: Methods) -> bool:
     return True
 
 
-def find_change(module: nn.Module, methods: Methods) -> str | None:
+def find_modification(module: nn.Module, methods: Methods) -> str | None:
     """Return what a module has that its class had not at first, None if nothing.
 
     Hooks of all modules, and a compiled call, are no change of the module: they act on what replaces it, or can be lost.

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from addnorm import ResidualStack, Row, Wiring, wirings
-from addnorm.nn import SelfAttention, attention, executor, stream_step
+from addnorm.nn import SelfAttention, attention, step
 from addnorm.wirings import coefficients
 from support.stream_stacks import D, branches, perturb
 
@@ -222,9 +222,9 @@ def test_changed_module_is_called(place, name, monkeypatch):
     handle = changes_of(place)[name](module, monkeypatch)
     try:
         changed = [run(stack, x, mode) for mode in modes]
-        original = executor.is_untouched
-        for file in (executor, stream_step, attention):
-            monkeypatch.setattr(file, "is_untouched", lambda m, methods: m is not module and original(m, methods))
+        original = step.is_unmodified
+        for file in (step, attention):
+            monkeypatch.setattr(file, "is_unmodified", lambda m, methods: m is not module and original(m, methods))
         called = [run(stack, x, mode) for mode in modes]
     finally:
         if "of all" in name:
@@ -245,14 +245,14 @@ def test_unchanged_module_is_computed_as_its_call(place, monkeypatch):
     stack, x = make().double(), torch.randn(2, 3, D, requires_grad=True, dtype=torch.float64)
     module, asked = stack.get_submodule(path), []
     expected = run(stack, x, "create_graph")
-    original = executor.is_untouched
+    original = step.is_unmodified
 
-    def is_untouched(m, methods):
+    def is_unmodified(m, methods):
         asked.append(m is module and original(m, methods))
         return m is not module and original(m, methods)
 
-    for file in (executor, stream_step, attention):
-        monkeypatch.setattr(file, "is_untouched", is_untouched)
+    for file in (step, attention):
+        monkeypatch.setattr(file, "is_unmodified", is_unmodified)
     torch.testing.assert_close(run(stack, x, "create_graph"), expected, rtol=1e-11, atol=1e-11)
     assert any(asked) == (place != "GatedRead")  # which has no formula besides its own
 

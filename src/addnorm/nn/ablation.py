@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from addnorm.nn.residual import SublayerConnection
+from addnorm.nn.connection import SublayerConnection
 
 __all__ = ["copy_tables", "find_inside", "without_write"]
 
@@ -43,10 +43,10 @@ def without_write(module: Any, i: int) -> Any:
     other = copy_tables(module)
     for name, child in module._modules.items():
         n = (
-            0
-            if child is None
-            else 1
+            1
             if isinstance(child, SublayerConnection)
+            else 0
+            if child is None
             else len(find_inside(child, SublayerConnection))
         )
         if i < n:

@@ -311,7 +311,7 @@ def test_float32_stream_with_bfloat16_sublayers(wiring):
         without_grad = stack(x)
     for connection in stack.connections:
         wide = {id(p) for p in getattr(getattr(connection, "coefficients", None), "parameters", list)()}
-        if hasattr(connection, "stage"):
+        if not connection.is_row:
             wide |= {id(p) for p in connection.parameters(recurse=False)}  # learned entries
         assert {p.dtype for p in connection.parameters() if id(p) not in wide} == {torch.bfloat16}
         assert {p.dtype for p in connection.parameters() if id(p) in wide} <= {torch.float32}

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from addnorm.nn.executor import Site, is_plain
 from addnorm.nn.norm import NormKind
+from addnorm.nn.state import Site
+from addnorm.nn.step import is_plain
 from addnorm.wirings.coefficients.base import widen
 from addnorm.wirings.stage import identity
 
@@ -189,25 +190,18 @@ def _dot(row: _SparseRow, term: Term) -> Tensor | None:
 
 
 def _to_step(site: Site, kind: NormKind, n: int) -> _Step:
-    """Return a site's maps; with one stream its factors are numbers and its norm a module."""
+    """Return a site's maps."""
     if site.mix is None:
         rows: Any = identity(n)
     elif isinstance(site.mix, tuple):
         rows = site.mix
-    elif isinstance(site.inject, float):
-        rows = [[site.mix]]
     else:
         rows = [[entry.unsqueeze(-1) for entry in row.unbind(-1)] for row in site.mix.unbind(-2)]
     sparse = [_to_sparse(row) for row in rows]
-    inject = [site.inject] if isinstance(site.inject, float) else to_entries(site.inject, -1)
-    norms, totals = site.norms, site.total
-    if norms is None:
-        return _Step(n, sparse, inject, site.bias, None)
-    if not isinstance(norms, tuple):
-        norms, totals = (norms,), (totals,)
-    return _Step(
-        n, sparse, inject, site.bias, [_freeze(norm, total, kind) for norm, total in zip(norms, totals, strict=True)]
-    )
+    norms = None
+    if site.norms is not None:
+        norms = [_freeze(norm, total, kind) for norm, total in zip(site.norms, site.total, strict=True)]
+    return _Step(n, sparse, to_entries(site.inject, -1), site.bias, norms)
 
 
 def _freeze(norm: Any, total: Tensor, kind: NormKind) -> _FrozenNorm | None:

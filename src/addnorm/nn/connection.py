@@ -1,0 +1,536 @@
+"""One sublayer with its residual connection, its norms and its coefficients, and the head of a stack of several streams.
+
+R  = N_in(C P(X))            the sublayer's input
+W  = N_branch(f(R))          SublayerConnection._branch
+X' = N_out(A X + B W)        by the next reader, in one call with its own read, or here if there is a norm
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from inspect import Parameter
+from typing import Any, NoReturn, overload
+
+import torch
+from torch import Tensor, nn
+
+from addnorm._util.arguments import check_choice, check_dtype, check_int, check_probability, is_number
+from addnorm.nn.norm import LayerNorm, NormKind, RMSNorm
+from addnorm.nn.state import Options, PendingWrite, Site, StreamState, without_views
+from addnorm.nn.step import (
+    Reading,
+    Streams,
+    add_and_norm,
+    add_write,
+    finish,
+    is_distributed,
+    mask_write,
+    normalize,
+    read,
+    with_seed,
+)
+from addnorm.wirings.coefficients.base import keep_wide, widen_dtype
+from addnorm.wirings.spec import FACTORS, Learned, Place, Row, Stage, Wiring, as_wiring
+from addnorm.wirings.stage import Head
+
+__all__ = [
+    "NormFactory",
+    "StreamHead",
+    "SublayerConnection",
+    "check_kwargs",
+    "check_tensor",
+    "list_accepted",
+    "to_dtype",
+]
+
+FIRST = Place(0, 0, 1, 1)
+NO_OPTIONS: Options = {}
+ASSIGNED = ("norm_streams", "norm_outs")  # attributes that a module gets after its learned entries
+
+
+@dataclass(frozen=True)
+class NormFactory:
+    """The settings of a stack's norms; eps None and bias None mean torch's default for the kind of norm."""
+
+    d_model: int
+    norm: NormKind
+    eps: float | None
+    elementwise_affine: bool
+    bias: bool | None
+    device: Any
+    dtype: Any
+
+    def __post_init__(self) -> None:
+        check_int("d_model", self.d_model, 1)
+        check_choice("norm", self.norm, ("layer", "rms"))
+        if self.eps is not None and not (is_number(self.eps) and self.eps >= 0):
+            raise ValueError(f"eps is {self.eps!r}, expected None or a number that is not negative.")
+        if self.norm == "rms" and self.bias:
+            raise ValueError("bias is True with norm 'rms', expected None or False: RMSNorm has none.")
+
+    def make(self, present: bool) -> LayerNorm | RMSNorm | None:
+        """Return a norm, or None if there is none at this place."""
+        return self.make_one() if present else None
+
+    def make_one(self) -> LayerNorm | RMSNorm:
+        """Return a norm."""
+        factory = {"device": self.device, "dtype": self.dtype}
+        if self.norm == "rms":
+            return RMSNorm(self.d_model, self.eps, self.elementwise_affine, **factory)
+        eps, bias = 1e-5 if self.eps is None else self.eps, self.bias is not False
+        return LayerNorm(self.d_model, eps, self.elementwise_affine, bias, **factory)
+
+    def make_each(self, flags: Sequence[bool]) -> nn.ModuleDict:
+        """Return the norms of the streams that have one, by the stream's number from 0."""
+        return nn.ModuleDict({str(k): self.make_one() for k, flag in enumerate(flags) if flag})
+
+
+class _Reader(nn.Module):
+    """Base of modules with the parameters of a stage or head; learned entries stay in float32, but for the factors of a row."""
+
+    stage: Any
+
+    def _register_reads(self, reads: int, place: Place, norms: NormFactory) -> None:
+        """Make the coefficients, parameters and norms that the reads need."""
+        stage, factory = self.stage, {"device": norms.device, "dtype": norms.dtype}
+        computed = stage.coefficients
+        self.coefficients = None if computed is None else computed.make(norms.d_model, stage.n, reads, place, **factory)
+        self.entries, self.has_learned = stage.entries, bool(stage.learned)
+        for name, entry in stage.learned.items():
+            if hasattr(self, name) or name in ASSIGNED:
+                raise ValueError(
+                    f"name is {name!r} in {entry!r}, expected another, such as {name + '_factor'!r}: the module of the sublayer "
+                    "has an attribute of that name."
+                )
+            self._register_factor(name, entry, norms, widen_dtype(norms.dtype))
+        self.norm_streams = norms.make_each(stage.norm_streams)
+
+    def _register_factor(self, name: str, entry: Learned, norms: NormFactory, dtype: torch.dtype | None) -> None:
+        shape = (norms.d_model,) if entry.per_feature else ()
+        value = torch.full(shape, entry.init, device=norms.device, dtype=dtype)
+        self.register_parameter(name, nn.Parameter(value))
+
+    def reset_parameters(self) -> None:
+        """Set norms, factors and coefficients to their initial values; the sublayer does not change."""
+        for name, entry in self.stage.learned.items():
+            nn.init.constant_(getattr(self, name), entry.init)
+        for name, child in self._modules.items():
+            if name != "sublayer" and child is not None:
+                for module in child.children() if isinstance(child, nn.ModuleDict | nn.ModuleList) else (child,):
+                    module.reset_parameters()  # type: ignore[operator]  # a norm or coefficients
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        if isinstance(self.stage, Row):
+            return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch's
+        for child in self.children() if recurse else ():
+            child._apply(fn)
+        return super()._apply(keep_wide(fn), False)  # type: ignore[no-untyped-call]
+
+
+class StreamHead(_Reader):
+    """The read of n streams after the last sublayer, N_final(C P(X)); the stack has the final norm."""
+
+    def __init__(self, head: Head, place: Place, norms: NormFactory) -> None:
+        super().__init__()
+        self.stage = head
+        self.norm = norms.norm
+        self._register_reads(1, place, norms)
+
+    def forward(self, state: StreamState, final_norm: Any, *, dtype: torch.dtype | None) -> tuple[Streams, Tensor]:
+        """Return the streams after the last write, and the output."""
+        reading = read(self, self.stage, state._replace(dtype=dtype), (final_norm,))
+        return reading.streams, reading.reads[0]
+
+    def extra_repr(self) -> str:
+        """Return the head's data."""
+        return repr(self.stage)
+
+
+class SublayerConnection(_Reader):
+    r"""Residual connection and norms around one sublayer.
+
+        x' = N_out(a * x + b * dropout(N_branch(f(c * N_in(x)))))
+
+    The wiring's `Row` states which norms and factors there are. Use a `ResidualStack` for several sublayers: it also fuses the
+    add of each with the norm of the next. In a stack of several streams the sublayers have a `Stage` instead.
+
+    Args:
+        sublayer: f, a module or any callable, from `(*, d_model)` to the same shape. Of a call's keyword arguments it receives
+            those that its signature names.
+        d_model: the width of the stream.
+        wiring: a `Wiring`, a `Row`, or the name of a wiring without required options.
+        place: the position in a stack, for wirings that depend on it.
+        norm: "layer" or "rms".
+        eps: epsilon of the norms; None means 1e-5 for LayerNorm and the machine epsilon for RMSNorm, as in torch.
+        elementwise_affine: whether the norms have weights.
+        bias: whether the norms have biases; None means True for LayerNorm and False for RMSNorm.
+        dropout: dropout probability of the sublayer's output.
+        stochastic_depth: the probability p that a sample's branch is dropped in training; the others are divided by 1 - p.
+        residual_dtype: dtype of the stream; None means that of x.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
+
+    Attributes:
+        norm_in, norm_branch, norm_out: `LayerNorm`, `RMSNorm` or None. They are computed in one call with the add. A norm that
+            has hooks, is compiled, or is replaced by another module, is called as a module after the add.
+        a, b, c: a float, or a parameter if the factor is learned, a scalar or `(d_model,)`.
+        stage: the `Row`, or the `Stage` in a stack of several streams. With a `Stage`, `coefficients` is the module that computes
+            them, `norm_in` may be an `nn.ModuleList` with a norm for each read, and `norm_streams` and `norm_outs` have the norms
+            of the streams by their numbers.
+
+    Example:
+        >>> feed_forward = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.GELU(), torch.nn.Linear(32, 8))
+        >>> connection = addnorm.SublayerConnection(feed_forward, 8, "pre_ln")
+        >>> x = torch.randn(2, 5, 8)
+        >>> torch.testing.assert_close(connection(x), x + feed_forward(connection.norm_in(x)))
+    """
+
+    def __init__(
+        self,
+        sublayer: Callable[..., Tensor],
+        d_model: int,
+        wiring: Wiring | Stage | str = "pre_ln",
+        *,
+        place: Place = FIRST,
+        norm: NormKind = "layer",
+        eps: float | None = None,
+        elementwise_affine: bool = True,
+        bias: bool | None = None,
+        dropout: float = 0.0,
+        stochastic_depth: float = 0.0,
+        residual_dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if not callable(sublayer) or isinstance(sublayer, type):
+            raise TypeError(
+                f"sublayer is {sublayer!r}, expected a module or another callable from (*, d_model) to (*, d_model)."
+            )
+        if not isinstance(wiring, Stage):
+            wiring = as_wiring(wiring)
+            if not wiring.has_rows:
+                raise ValueError(
+                    f"wiring is {wiring.name!r}, expected one of rows: the sublayers of {wiring.name} have stages, several "
+                    "streams or computed coefficients; use ResidualStack."
+                )
+            wiring = wiring.row(*place)
+        self.stage = stage = wiring
+        self.is_row = isinstance(stage, Row)
+        self.reads = stage.reads  # inputs of the sublayer
+        self.shares_state = bool(stage.shares)  # with the sublayer before
+        self.keeps_state = False  # for the next sublayer, which shares the state
+        self.place = place
+        self.d_model = d_model
+        self.norm = norm
+        self.dropout = check_probability("dropout", dropout)
+        self.stochastic_depth = check_probability("stochastic_depth", stochastic_depth)
+        self.residual_dtype = check_dtype("residual_dtype", residual_dtype)
+        self.sublayer = sublayer
+        self._accepted: tuple[Any, frozenset[str] | None] | None = None
+        norms = NormFactory(d_model, norm, eps, elementwise_affine, bias, device, dtype)
+        if stage.reads > 1:
+            _check_reads(sublayer, stage.reads)
+        norms_in: Any = norms.make(stage.norm_in)
+        if stage.norm_in and stage.reads > 1:
+            norms_in = nn.ModuleList([norms_in, *(norms.make_one() for _ in range(1, stage.reads))])
+        self.register_module("norm_in", norms_in)  # None is registered too: the table is read
+        self.register_module("norm_branch", norms.make(stage.norm_branch))
+        self.register_module("norm_out", norms.make(self.is_row and stage.norms_out[0]))
+        self.a: Any = 1.0
+        self.b: Any = 1.0
+        self.c: Any = 1.0
+        if isinstance(stage, Row):
+            self._register_row(stage, norms)
+        else:
+            self._register_reads(stage.reads, place, norms)
+            self.norm_outs = norms.make_each(stage.norms_out)
+
+    def _register_row(self, row: Row, norms: NormFactory) -> None:
+        """Set the factors of a row: floats, or parameters in the dtype of the norms."""
+        for name in FACTORS:
+            value = getattr(row, name)
+            if isinstance(value, Learned):
+                delattr(self, name)
+                self._register_factor(name, value, norms, norms.dtype)
+            else:
+                setattr(self, name, value)
+
+    @property
+    def accepted_kwargs(self) -> frozenset[str] | None:
+        """The keyword arguments that the sublayer receives; None means all."""
+        sublayer = self.sublayer
+        if self._accepted is None or self._accepted[0] is not sublayer:
+            self._accepted = sublayer, _accepted_kwargs(sublayer, self.reads)
+        return self._accepted[1]
+
+    def options(self, x: Tensor) -> Options:
+        """Return the coefficients of this sublayer's add as options of `addnorm.add_residual`; this draws the random numbers."""
+        a, b, dtype = self.a, self.b, self.residual_dtype
+        draws = self.training and (self.dropout or self.stochastic_depth)
+        if a.__class__ is float and b.__class__ is float and a == b == 1.0 and dtype is None and not draws:
+            return NO_OPTIONS
+        options: dict[str, Any] = {}
+        for name, factor in (("residual_scale", a), ("layer_scale", b)):
+            if isinstance(factor, Tensor):
+                # The next layer uses it, when a sharded module may have freed the memory of its parameters.
+                options[name] = factor.clone() if is_distributed() else factor
+            elif factor != 1.0:
+                options[name] = factor
+        if dtype is not None:
+            options["residual_dtype"] = dtype
+        if self.training and self.dropout:
+            options["dropout_p"] = self.dropout
+        if self.training and self.stochastic_depth:
+            options["row_scale"] = self._row_scale(x)
+        return options
+
+    def _row_scale(self, x: Tensor) -> Tensor:
+        """Return 0 for the samples (first dimension of x) whose branch is dropped, 1 / (1 - p) for the others."""
+        keep = 1.0 - self.stochastic_depth
+        shape = (x.shape[0], *(1,) * (x.dim() - 2)) if x.dim() > 1 else ()
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        mask = torch.empty(shape, device=x.device, dtype=dtype).bernoulli_(keep)
+        return mask / keep if keep else mask
+
+    @overload
+    def forward(self, x: Tensor, **context: Any) -> Tensor: ...
+
+    @overload
+    def forward(self, x: StreamState, **context: Any) -> StreamState: ...
+
+    def forward(self, x: Tensor | StreamState, **context: Any) -> Tensor | StreamState:
+        """Return x', `(*, d_model)`; the keyword arguments are the sublayer's.
+
+        In a stack, x is the `StreamState` of the sublayer before, and so is the result: its write is added by the next reader.
+        """
+        if isinstance(x, StreamState):
+            state = self._advance(x, context)
+            return without_views(state) if self._forward_hooks else state
+        return call_with_tensor("x", "sublayer", x, context, [self], self._advance)
+
+    def _advance(self, state: StreamState, context: Mapping[str, Any]) -> StreamState:
+        """Return the state after this sublayer, with its write pending unless a norm follows it."""
+        if self.is_row:
+            norm_in = self._modules["norm_in"]
+            if self.shares_state:
+                x, own = self._read_shared(state, norm_in)
+            else:
+                x, own = add_and_norm(state.x, state.pending, norm_in, self.norm, self.c, state.dtype)
+            write = PendingWrite(self._branch(own, context), self.options(x))
+            if state.sites is None and not self.keeps_state:
+                norm_out = self._modules["norm_out"]
+                if norm_out is None:
+                    return StreamState(x, write, None, None, None, state.dtype)
+                _, x = add_and_norm(x, write, norm_out, self.norm, 1.0, self.residual_dtype, return_stream=False)
+                return StreamState(x, None, None, None, None, state.dtype)
+            return self._write(state, Reading(x, (own,), self.c), write)
+        norm: Any = self._modules["norm_in"]
+        norms = tuple(norm) if isinstance(norm, nn.ModuleList) else (norm,) * self.reads
+        reading = read(self, self.stage, state, norms)
+        branch = self._branch(reading.reads[0], context, reading.reads[1:])
+        check_output(self, branch, reading.reads[0])
+        options = self.options(reading.reads[0])
+        if self.stage.n_out > 1:
+            options = with_seed(options, reading.reads[0])
+        return self._write(state, reading, PendingWrite(branch, options, *reading.write))
+
+    def _read_shared(self, state: StreamState, norm_in: Any) -> tuple[Tensor, Tensor]:
+        """Return the stream with the write of the sublayer before, and the read of the state without it."""
+        base, own = state.base, state.read
+        if base is None or own is None:
+            raise RuntimeError(
+                f"the row {self.stage!r} shares what the sublayer before it reads, and there is none: use ResidualStack."
+            )
+        if self.stage.shares == "state":
+            own = normalize(base, norm_in, self.norm, self.c, state.dtype)
+        return finish(state), own
+
+    def _write(self, state: StreamState, reading: Reading, write: PendingWrite) -> StreamState:
+        """Return the state after a write, which is still pending if no norm of this connection follows."""
+        streams, sites, norms = reading.streams, state.sites, self._list_norms_out()
+        if sites is not None:
+            write = write._replace(options=with_seed(write.options, reading.reads[0]))
+            total = add_write(streams, write, (), self.norm) if norms else None
+            coefficients = (write.mix, write.inject, write.bias)
+            if self.is_row:
+                coefficients, total = (((self.a,),), (1.0,), None), None if total is None else (total,)
+            sites = (*sites, Site(mask_write(write), *coefficients, reading.collapse, total, norms or None))
+        base = own = None
+        if self.keeps_state:
+            base, own = (state.base if self.stage.shares else streams), reading.reads[0]
+        if norms:
+            streams = add_write(streams, write, norms, self.norm)
+        return StreamState(streams, None if norms else write, own, base, sites, state.dtype, reading.carried)
+
+    def _list_norms_out(self) -> tuple[Any, ...]:
+        """Return the norm of each new stream, None for one without; nothing if there is none at all."""
+        if self.is_row:
+            norm = self._modules["norm_out"]
+            return () if norm is None else (norm,)
+        norms: Any = self._modules["norm_outs"]
+        return tuple(norms[str(k)] if flag else None for k, flag in enumerate(self.stage.norms_out)) if norms else ()
+
+    def _branch(self, own: Tensor, context: Mapping[str, Any], others: Sequence[Tensor] = ()) -> Tensor:
+        """Return N_branch(f(read)), in the shape of the read; a sublayer with several inputs has others."""
+        modules: Any = self._modules
+        sublayer: Any = modules.get("sublayer")
+        if sublayer is None:  # a callable that is no module
+            sublayer = self.sublayer
+        if context:
+            accepted = self.accepted_kwargs
+            context = {name: t for name, t in context.items() if accepted is None or name in accepted}
+        if others and (names := getattr(sublayer, "read_names", ())):
+            context, others = {**context, **dict(zip(names[1:], others, strict=True))}, ()
+        branch: Tensor = sublayer(own, *others, **context)
+        if branch.__class__ is not Tensor and not isinstance(branch, Tensor):
+            refuse_output(self, branch, own)
+        if branch.shape != own.shape:
+            refuse_output(self, branch, own)
+        norm = modules["norm_branch"]
+        if norm is None:
+            return branch
+        check_output(self, branch, own)
+        return normalize(branch, norm, self.norm)
+
+    def extra_repr(self) -> str:
+        """Return the equation and the options that differ from their defaults."""
+        parts = [str(self.stage)]
+        parts += [f"dropout={self.dropout}"] if self.dropout and self.is_row else []
+        parts += [f"stochastic_depth={self.stochastic_depth:g}"] if self.stochastic_depth and self.is_row else []
+        return ", ".join(parts)
+
+
+def call_with_tensor(
+    name: str, kind: str, x: Any, context: Mapping[str, Any], connections: Sequence[SublayerConnection],
+    advance: Callable[[StreamState, Mapping[str, Any]], StreamState],
+) -> Tensor:  # fmt: skip
+    """Return the stream after the last of some sublayers as a tensor, for a caller that is no stack."""
+    check_tensor(x)
+    ends = [connection.stage for connection in (*connections[:1], *connections[-1:])]
+    n = max(ends[0].n, ends[-1].n_out) if ends else 1
+    if n > 1 or any(stage.is_stacked for stage in ends):
+        raise ValueError(
+            f"{name} is a tensor and the {kind} has {n} streams, expected a StreamState: a tensor has one of them only; call "
+            "the stack."
+        )
+    check_kwargs(context, list_accepted(connections))
+    residual_dtype = connections[0].residual_dtype if connections else None
+    stream = to_dtype(x, residual_dtype)
+    is_row = not connections or connections[0].is_row
+    dtype = None if residual_dtype is None else x.dtype
+    streams = finish(advance(StreamState(stream if is_row else (stream,), dtype=dtype), context))
+    return to_dtype(streams if is_row else streams[0], dtype)
+
+
+def list_accepted(connections: Iterable[SublayerConnection]) -> frozenset[str] | None:
+    """Return the keyword arguments that any of some sublayers receives; None means all."""
+    accepted: set[str] = set()
+    for connection in connections:
+        names = connection.accepted_kwargs
+        if names is None:
+            return None
+        accepted |= names
+    return frozenset(accepted)
+
+
+def to_dtype(x: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """Return x in a dtype; None means its own."""
+    return x if dtype is None else x.to(dtype)
+
+
+def check_tensor(x: Any) -> None:
+    """Check the stream's type."""
+    if isinstance(x, tuple):  # a `StreamState` that torch has made plain, since it is no tensor
+        raise TypeError(
+            f"x is {type(x).__name__}, expected a tensor of shape (*, d_model), or a StreamState inside a stack: a reentrant "
+            "checkpoint accepts tensors only; pass use_reentrant=False, or put it around the whole stack."
+        )
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x is {type(x).__name__}, expected a tensor of shape (*, d_model).")
+
+
+def _accepted_kwargs(sublayer: Callable[..., Any], reads: int = 1) -> frozenset[str] | None:
+    """Return the keyword arguments that a sublayer's signature names besides its inputs; None if it accepts any."""
+    while hasattr(sublayer, "_orig_mod"):  # a compiled module accepts what its module does
+        sublayer = sublayer._orig_mod
+    if hasattr(sublayer, "accepted_kwargs"):
+        return sublayer.accepted_kwargs  # type: ignore[no-any-return]  # a stack's or a connection's
+    try:
+        signature = inspect.signature(sublayer.forward if isinstance(sublayer, nn.Module) else sublayer)
+    except ValueError:  # a C function without signature
+        return frozenset()
+    parameters = list(signature.parameters.values())
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return None
+    names = getattr(sublayer, "read_names", ()) if reads > 1 else ()  # inputs that are passed by name
+    parameters = [p for p in parameters if p.name not in names] if names else parameters[reads:]
+    return frozenset(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
+
+
+def _check_reads(sublayer: Callable[..., Any], reads: int) -> None:
+    """Check that a sublayer takes that many inputs, by position or by the names in its `read_names`."""
+    number: float = len(getattr(sublayer, "read_names", ()))
+    if not number:
+        try:
+            signature = inspect.signature(sublayer.forward if isinstance(sublayer, nn.Module) else sublayer)
+        except ValueError:  # a C function without signature
+            return
+        kinds = [p.kind for p in signature.parameters.values()]
+        number = sum(kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds)
+        number = math.inf if Parameter.VAR_POSITIONAL in kinds else number
+    if number < reads:
+        raise TypeError(
+            f"sublayer is {type(sublayer).__name__} with {number} positional arguments, expected {reads} inputs, as many as its "
+            "stage has reads: as in forward(self, query, key, value)."
+        )
+
+
+def check_kwargs(context: Mapping[str, Any], accepted: frozenset[str] | None) -> None:
+    """Check that a sublayer accepts every keyword argument."""
+    if accepted is not None:
+        for name in context:
+            if name not in accepted:
+                raise TypeError(
+                    f"no sublayer takes the keyword argument {name!r}, expected "
+                    f"{', '.join(map(repr, sorted(accepted))) or 'none'}: name it in the signature of the sublayer it is for."
+                )
+
+
+def format_path(connection: SublayerConnection) -> str:
+    """Return the place of a sublayer in its stack, and its name."""
+    place, name = connection.place, getattr(connection.sublayer, "__name__", type(connection.sublayer).__name__)
+    return f"sublayers[{place.layer * place.sublayers_per_layer + place.sublayer}] ({name})"
+
+
+def check_output(connection: SublayerConnection, output: Tensor, read: Tensor) -> None:
+    """Check the dtype and the device of an output that no call of the operation checks as its branch."""
+    if output.dtype is not read.dtype and not output.is_floating_point():
+        raise TypeError(
+            f"{format_path(connection)} returned dtype {output.dtype}, expected a real floating-point dtype: let the sublayer "
+            "return output.float()."
+        )
+    if output.device != read.device:
+        raise ValueError(
+            f"{format_path(connection)} returned a tensor on {output.device}, expected {read.device}, the device of its input: "
+            "move the sublayer there."
+        )
+
+
+def refuse_output(connection: SublayerConnection, output: Any, read: Tensor) -> NoReturn:
+    """Raise an error for a sublayer whose output is not a tensor in the shape of its input."""
+    path = format_path(connection)
+    if isinstance(output, Tensor):
+        raise ValueError(
+            f"{path} returned shape {tuple(output.shape)}, expected {tuple(read.shape)}, the shape of its input: the output "
+            "is added to the stream element by element; let the sublayer's last projection have the stream's width."
+        )
+    if isinstance(output, Sequence) and output and isinstance(output[0], Tensor):
+        raise TypeError(
+            f"{path} returned a {type(output).__name__} of {len(output)}, expected one tensor: wrap the sublayer so that it "
+            "returns the tensor to add, as in lambda x, **kw: module(x, **kw)[0]."
+        )
+    raise TypeError(f"{path} returned {type(output).__name__}, expected a tensor of shape {tuple(read.shape)}.")

@@ -1,0 +1,426 @@
+"""The equation of a sublayer: the write before it is added to the streams, and what it reads is computed from them.
+
+    X' = N_out(A X + B W)        add_write
+    R  = N_in(C P(X'))           read
+
+A sublayer without N_out hands its write on as pending. The next reader owns the norm that follows, so it does the add and the
+norm in one call, and needs no parameter of another module. That keeps modules separate (hooks, compilation, sharding,
+checkpoints, pipeline stages) and each add fused. For one stream that call is `add_and_norm`, for streams in one tensor
+`addnorm.add_norm_streams`; sums of a tuple of streams are computed term by term.
+
+A step of a small stack takes a few microseconds. So the usual step (one stream, no factor, no dropout) calls the operator
+directly, and modules and parameters are read from `_modules` and `_parameters`: one `nn.Module.__getattr__` takes a tenth of the
+operation's time. A norm is called as a module if it may compute more than its formula: another class, parametrized, or with
+hooks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from addnorm import functional
+from addnorm.boundary import add_norm_streams
+from addnorm.nn.norm import LayerNorm, NormKind, RMSNorm
+from addnorm.nn.state import Options, PendingWrite, StreamState
+from addnorm.nn.unmodified import Methods, is_unmodified, methods_of
+from addnorm.ops import dispatch, dtensor
+from addnorm.wirings.coefficients import HyperConnection, IndependentConnection, ManifoldConnection, SigmoidRead
+from addnorm.wirings.coefficients.base import CoefficientModule, widen, widen_dtype
+from addnorm.wirings.stage import Head, Stage, identity, unit
+
+__all__ = [
+    "Reading", "Streams", "add_and_norm", "add_write", "begin", "collapse", "find_collapse", "finish", "is_distributed",
+    "is_plain", "mask_write", "normalize", "read", "with_seed",
+]  # fmt: skip
+
+Scale = Tensor | float
+Streams = Any  # a tensor (*, d_model) or (*, n, d_model), or a tuple of n tensors (*, d_model)
+ONE = 1.0
+FUNCTIONS: dict[NormKind, tuple[Any, Any]] = {
+    "layer": (functional.layer_norm, functional.add_layer_norm),
+    "rms": (functional.rms_norm, functional.add_rms_norm),
+}
+# The classes of norms that compute exactly the formula.
+PLAIN: dict[NormKind, Methods] = {
+    "layer": methods_of(LayerNorm, torch.nn.LayerNorm),
+    "rms": methods_of(RMSNorm, torch.nn.RMSNorm),
+}
+# Modules whose coefficients `add_norm_streams` computes from their gates, or that do not depend on the streams.
+GATED = methods_of(
+    HyperConnection, IndependentConnection, ManifoldConnection, SigmoidRead,
+    names=("compute", "gates", "is_constant"),
+)  # fmt: skip
+
+
+# One stream.
+
+
+def add_and_norm(
+    x: Tensor,
+    write: PendingWrite | None,
+    norm: Any,
+    kind: NormKind,
+    c: Scale = ONE,
+    dtype: torch.dtype | None = None,
+    *,
+    return_stream: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """Return the stream after the write, a * x + b * branch, and c * N(stream) in `dtype`; norm None means none.
+
+    Without `return_stream` the stream may be returned as it was before the write, which saves writing it to memory.
+    """
+    if write is None:
+        return x, normalize(x, norm, kind, c, dtype)
+    branch, options = write.branch, write.options
+    if norm is None or not is_plain(norm, kind, x):
+        x = functional.add_residual(x, branch, **options)
+        return x, normalize(x, norm, kind, c, dtype)
+    if not options and c.__class__ is float and c == ONE and dtype is None and norm.eps is not None:
+        table = norm._parameters
+        y: Any = dispatch.fast_path(
+            x, branch, table["weight"], table.get("bias"), norm.eps, kind == "rms", return_stream
+        )
+        return (y[1], y[0]) if return_stream else (x, y)
+    weight, bias, factor = _scaled_affine(norm, c)
+    result = FUNCTIONS[kind][1](
+        x, branch, weight, bias, norm.eps, return_residual=return_stream, out_dtype=dtype, **options
+    )
+    y, z = result if return_stream else (result, x)
+    return z, _scaled(y, factor)
+
+
+def normalize(x: Tensor, norm: Any, kind: NormKind, c: Scale = ONE, dtype: torch.dtype | None = None) -> Tensor:
+    """Return c * N(x); norm None means none."""
+    if norm is None:
+        x = _scaled(x, c)
+        return x if dtype is None else x.to(dtype)
+    if not is_plain(norm, kind, x):
+        y: Tensor = norm(x)
+        return _scaled(y if dtype is None else y.to(dtype), c)
+    weight, bias, factor = _scaled_affine(norm, c)
+    arguments = (x, weight, bias) if kind == "layer" else (x, weight)
+    return _scaled(FUNCTIONS[kind][0](*arguments, eps=norm.eps, out_dtype=dtype), factor)
+
+
+def is_plain(norm: Any, kind: NormKind, x: Tensor) -> bool:
+    """Return whether a norm computes exactly its formula, so that the module need not be called."""
+    if not is_unmodified(norm, PLAIN[kind]):
+        return False
+    own = norm.__dict__
+    table, shape = own["_parameters"], own["normalized_shape"]
+    # A weight or bias that is not in the table is an attribute, which only the module's own forward reads. The operation
+    # compares a weight's shape with that of x, which takes a third of a microsecond here.
+    return (
+        len(shape) == 1
+        and "weight" in table
+        and (kind == "rms" or "bias" in table)
+        and bool(table["weight"] is not None or shape[0] == x.size(-1))
+    )
+
+
+def _scaled_affine(norm: Any, c: Scale) -> tuple[Tensor | None, Tensor | None, Scale]:
+    """Return c * weight, c * bias, and the factor that remains to be applied: c if there is no weight."""
+    table = norm._parameters
+    weight, bias = table["weight"], table.get("bias")
+    if c.__class__ is float and c == ONE:
+        return weight, bias, ONE
+    if weight is None:
+        return weight, bias, c
+    return widen(weight) * c, None if bias is None else widen(bias) * c, ONE  # c * weight is not rounded to bfloat16
+
+
+def _scaled(x: Tensor, c: Scale) -> Tensor:
+    return x if c.__class__ is float and c == ONE else (x * c).to(x.dtype)
+
+
+# Writes.
+
+
+def begin(x: Tensor, embedding: Sequence[float], *, stacked: bool) -> Streams:
+    """Return the streams at the start: x times each number."""
+    if not x.is_floating_point():
+        raise TypeError(f"x has dtype {x.dtype}, expected a real floating-point dtype: convert it with x.float().")
+    if not stacked:
+        return tuple(x if factor == 1.0 else x * factor for factor in embedding)
+    if all(factor == 1.0 for factor in embedding):
+        return x.unsqueeze(-2).expand(*x.shape[:-1], len(embedding), x.shape[-1])
+    return torch.stack([x * factor for factor in embedding], -2)
+
+
+def finish(state: StreamState) -> Streams:
+    """Return the streams after the pending write."""
+    return state.x if state.pending is None else add_write(state.x, state.pending, (), "layer")
+
+
+def add_write(streams: Streams, write: PendingWrite, norms: Sequence[Any], kind: NormKind) -> Streams:
+    """Return N_out(A X + B W): streams in the form of `streams`; `norms` has a norm or None for each, or is empty."""
+    if write.inject is None:
+        if not norms:
+            return functional.add_residual(streams, write.branch, **write.options)
+        dtype = write.options.get("residual_dtype")
+        return add_and_norm(streams, write, norms[0], kind, ONE, dtype, return_stream=False)[1]
+    if isinstance(streams, Tensor):
+        with _without_autocast(streams):
+            return _add_stacked(streams, write)
+    mix = identity(len(streams)) if write.mix is None else write.mix
+    return tuple(_add_row(row, streams, write, k, norms[k] if norms else None, kind) for k, row in enumerate(mix))
+
+
+def _add_stacked(streams: Tensor, write: PendingWrite) -> Tensor:
+    x, dtype = widen(streams), write.options.get("residual_dtype") or streams.dtype
+    mixed = x if write.mix is None else torch.matmul(write.mix.to(x.dtype), x)
+    if isinstance(write.inject, tuple):  # constants and learned factors
+        entries = [torch.as_tensor(entry, dtype=x.dtype, device=x.device) for entry in write.inject]
+        inject = torch.stack([entry.expand(x.shape[-1]) for entry in entries])
+    else:
+        inject = write.inject.unsqueeze(-1)
+    return (mixed + inject * widen(mask_write(write)).unsqueeze(-2)).to(dtype)
+
+
+def _add_row(
+    row: Sequence[Any], streams: Sequence[Tensor], write: PendingWrite, k: int, norm: Any, kind: NormKind
+) -> Tensor:
+    """Return new stream k, sum over j of row_j X_j + inject_k * W + bias_k, and its norm if there is one."""
+    inject, bias = write.inject[k], None if write.bias is None else write.bias[k]
+    terms = [(entry, x) for entry, x in zip(row, streams, strict=True) if not _is(entry, 0.0)]
+    writes, dtype = not _is(inject, 0.0), write.options.get("residual_dtype") or streams[0].dtype
+    if writes and terms and bias is None and _is_scale(inject) and (len(terms) > 1 or _is_scale(terms[0][0])):
+        factor, x = terms[0] if len(terms) == 1 else (1.0, _sum_terms(terms))
+        options: dict[str, Any] = dict(write.options)
+        if not _is(factor, 1.0):
+            options["residual_scale"] = factor
+        if not _is(inject, 1.0):
+            options["layer_scale"] = inject
+        if x.dtype != dtype:
+            options["residual_dtype"] = dtype  # the sum of several streams is rounded here, once
+        own: Tensor = add_write(x, PendingWrite(write.branch, options), () if norm is None else (norm,), kind)
+        return own
+    if not writes and bias is None and len(terms) == 1 and _is(terms[0][0], 1.0):
+        total = terms[0][1]
+    else:
+        total = _sum_terms([*terms, *[(inject, mask_write(write))] * writes])
+        total = (total if bias is None else total + bias).to(dtype)
+    return total if norm is None else normalize(total, norm, kind, ONE, dtype)
+
+
+def mask_write(write: PendingWrite) -> Tensor:
+    """Return W after dropout and stochastic depth, in float32 at least where they act; of a `Row` times b."""
+    options = {name: value for name, value in write.options.items() if name not in ("residual_scale", "residual_dtype")}
+    if not options:
+        return write.branch
+    zeros = torch.zeros_like(write.branch, dtype=torch.promote_types(write.branch.dtype, torch.float32))
+    return functional.add_residual(zeros, write.branch, **options)
+
+
+def with_seed(options: Options, x: Tensor) -> Options:
+    """Return the options with a seed of the dropout mask, so that two adds can share it."""
+    if "dropout_p" not in options or "seed" in options:
+        return options
+    return {**options, "seed": dtensor.draw_seed(x)}
+
+
+# Reads.
+
+
+class Reading(NamedTuple):
+    """The streams after a write, what is read from them, and the coefficients.
+
+    Attributes:
+        streams: X'.
+        reads: N_in(C P(X')), one for each input of the sublayer.
+        collapse: C.
+        write: A, B and the bias of the sublayer's own write.
+        carried: the C that the next stage reads with.
+    """
+
+    streams: Streams
+    reads: tuple[Tensor, ...]
+    collapse: Any
+    write: tuple[Any, Any, Any] = (None, None, None)
+    carried: Any = None
+
+
+def read(module: Any, spec: Stage | Head, state: StreamState, norms: Sequence[Any]) -> Reading:
+    """Return the streams after the pending write, and what is read from them; in one call where that can be.
+
+    Args:
+        module: it has the parameters and norms of `spec`.
+        spec: the constants, and what is computed.
+        state: the streams, the write, and the C that the stage before computed.
+        norms: N_in for each read, or None.
+    """
+    plan = _plan(module, spec, state.x, state.pending, norms)
+    if plan is not None:
+        return _read_in_one_call(module, spec, state, norms[0], *plan)
+    streams = finish(state)
+    used, *write, carried = find_collapse(module, spec, streams, state.collapse)
+    dtype = state.dtype or (streams if isinstance(streams, Tensor) else streams[0]).dtype
+    states = streams
+    if any(spec.norm_streams):
+        each = streams.unbind(-2) if isinstance(streams, Tensor) else streams
+        own = [module.norm_streams[str(j)] if flag else None for j, flag in enumerate(spec.norm_streams)]
+        states = tuple(
+            x if norm is None else normalize(x, norm, module.norm, ONE, widen_dtype(x.dtype))
+            for x, norm in zip(each, own, strict=True)
+        )
+    rows = used if isinstance(used, tuple) and isinstance(used[0], tuple) else (used,)
+    reads = tuple(  # the sum is not rounded before its norm
+        normalize(collapse(row, states), norm, module.norm, ONE, dtype) for row, norm in zip(rows, norms, strict=True)
+    )
+    return Reading(streams, reads, used, _keep(module, spec, *write), carried)
+
+
+def find_collapse(module: Any, spec: Stage | Head, streams: Streams, before: Any) -> tuple[Any, Any, Any, Any, Any]:
+    """Return C, and what a module computes besides: A, B, the bias, and the C that the next stage reads with."""
+    computed, carried = module.coefficients, None
+    used, mix, inject, bias = (None,) * 4 if computed is None else computed(streams)
+    if spec.delayed:
+        used, carried = unit(spec.n, 0) if before is None else before, used
+    if used is None:
+        used = _resolve(module, module.entries["collapse"])
+    return used, mix, inject, bias, carried
+
+
+def _plan(module: Any, spec: Stage | Head, x: Any, write: PendingWrite | None, norms: Sequence[Any]) -> Any:
+    """Return the arguments of the write, the gates or None, and whether the coefficients are constant; or None.
+
+    None means that `add_norm_streams` does not compute this step. Without gates the module is called for its coefficients.
+    """
+    computed = module.coefficients
+    if not isinstance(x, Tensor) or len(norms) != 1 or any(spec.norm_streams) or spec.learned:
+        return None
+    norm = norms[0]
+    if norm is not None and not (module.norm in FUNCTIONS and is_plain(norm, module.norm, x)):
+        return None
+    if computed is not None and (
+        not isinstance(computed, CoefficientModule) or computed.appends or "collapse" not in computed.computes
+    ):
+        return None
+    pending: dict[str, Any] = {}
+    if write is not None:
+        mix, inject = write.mix, write.inject
+        if isinstance(mix, tuple) or write.bias is not None:
+            return None
+        if isinstance(inject, tuple):
+            if any(isinstance(entry, Tensor) and entry.numel() != 1 for entry in inject):
+                return None
+            wide = widen_dtype(x.dtype)
+            entries = [dtensor.spread(torch.as_tensor(entry, dtype=wide, device=x.device), x) for entry in inject]
+            inject = torch.stack([entry.reshape(()) for entry in entries])
+        dtype = write.options.get("residual_dtype") or x.dtype
+        pending = {"branch": mask_write(write), "mix": mix, "inject": inject, "streams_dtype": dtype}
+    if computed is None or not is_unmodified(computed, GATED):
+        return pending, None, False
+    with _without_autocast(x):  # as in the module's own call
+        return pending, computed.gates(), computed.is_constant
+
+
+def _read_in_one_call(
+    module: Any,
+    spec: Stage | Head,
+    state: StreamState,
+    norm: Any,
+    pending: dict[str, Any],
+    gates: Any,
+    is_constant: bool,
+) -> Reading:
+    x, computed = state.x, module.coefficients
+    used, mix, inject, bias, carried = (None,) * 5
+    if gates is None and computed is not None:
+        if pending and not is_constant:  # the coefficients need the streams
+            x, pending = add_norm_streams(x, **pending).streams, {}
+        used, mix, inject, bias = computed(x)
+    if spec.delayed:
+        carried, used = used, unit(spec.n, 0) if state.collapse is None else state.collapse
+    elif computed is None:
+        used = module.entries["collapse"][0]
+    if isinstance(used, tuple):
+        used = dtensor.spread(x.new_tensor(used, dtype=widen_dtype(x.dtype)), x)
+    affine: dict[str, Any] = {"norm": "none"}
+    if norm is not None:
+        table = norm._parameters
+        eps = torch.finfo(widen_dtype(x.dtype)).eps if norm.eps is None else norm.eps
+        affine = {"norm": module.norm, "weight": table["weight"], "bias": table.get("bias"), "eps": eps}
+    step = add_norm_streams(x, **pending, collapse=used, gates=gates, out_dtype=state.dtype or x.dtype, **affine)
+    if gates is not None:
+        mix, inject = step.mix, step.inject
+        used, carried = (used, step.collapse) if spec.delayed else (step.collapse, None)
+    own: Any = step.read
+    return Reading(step.streams, (own,), used, _keep(module, spec, mix, inject, bias), carried)
+
+
+def collapse(row: Any, streams: Streams) -> Tensor:
+    """Return the sum over j of row_j X_j, in float32 at least unless it is one stream as it is."""
+    if isinstance(row, Tensor):
+        if not isinstance(streams, Tensor):
+            streams = torch.stack(streams, -2)
+        gates = row if row.dim() == streams.dim() else row.unsqueeze(-1)
+        return (gates * widen(streams)).sum(-2)
+    each = streams.unbind(-2) if isinstance(streams, Tensor) else streams
+    terms = [(entry, x) for entry, x in zip(row, each, strict=True) if not _is(entry, 0.0)]
+    return terms[0][1] if len(terms) == 1 and _is(terms[0][0], 1.0) else _sum_terms(terms)
+
+
+# Coefficients.
+
+
+def _sum_terms(terms: Sequence[tuple[Any, Tensor]]) -> Tensor:
+    """Return the sum of entry * x in float32 at least."""
+    total: Any = None
+    for entry, x in terms:
+        term = widen(x) if _is(entry, 1.0) else entry * widen(x)
+        total = term if total is None else total + term
+    return total  # type: ignore[no-any-return]  # there is a term
+
+
+def _is(entry: Any, number: float) -> bool:
+    return entry.__class__ is float and bool(entry == number)
+
+
+def _is_scale(entry: Any) -> bool:
+    """Return whether an entry is the same for all tokens."""
+    return entry.__class__ is float or (isinstance(entry, Tensor) and entry.dim() <= 1)
+
+
+def _keep(module: Any, spec: Stage | Head, mix: Any, inject: Any, bias: Any) -> tuple[Any, Any, Any]:
+    """Return A, B and the bias for the write: the stage's own where none are computed, and copies of parameters if sharded."""
+    if inject is None and "inject" in module.entries:
+        inject = _resolve(module, module.entries["inject"])[0]
+    if mix is None and spec.mix is not None:
+        mix = _resolve(module, module.entries["mix"])
+    return tuple(map(_copy_parameters, (mix, inject, bias))) if is_distributed() else (mix, inject, bias)
+
+
+def _resolve(module: Any, matrix: Any) -> Any:
+    """Return the entries with names as the parameters of `module`."""
+    if not module.has_learned:
+        return matrix
+    return tuple(tuple(getattr(module, entry) if entry.__class__ is str else entry for entry in row) for row in matrix)
+
+
+def _copy_parameters(value: Any) -> Any:
+    """Return coefficients whose parameters are copies: the next layer uses them, when a sharded module may have freed them."""
+    if isinstance(value, tuple):
+        return tuple(_copy_parameters(entry) for entry in value)
+    return value.clone() if isinstance(value, nn.Parameter) else value
+
+
+def is_distributed() -> bool:
+    """Return whether there is a process group, without which no parameter is sharded."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+@contextmanager
+def _without_autocast(streams: Tensor) -> Iterator[None]:
+    """Compute in the dtypes of the operands."""
+    device = streams.device.type
+    if device == "meta" or not torch.is_autocast_enabled(device):  # torch has no autocast on meta
+        yield
+        return
+    with torch.autocast(device, enabled=False):
+        yield
