@@ -161,11 +161,28 @@ def test_state_dict_of_the_old_names_loads():
         other.load_state_dict({**other.state_dict(), "connections.9.sublayer.up.weight": torch.ones(1)})
 
 
-def test_names_of_parameters():
-    names = {name for name, _ in stack_of(4).named_parameters()}
-    assert "layers.1.connections.0.norm_in.weight" in names
-    assert "layers.0.connections.1.sublayer.up.bias" in names
-    assert "norm_final.weight" in names
+@pytest.mark.parametrize(
+    ("wiring", "own", "norms"),
+    [
+        ("pre_ln", (), ("norm_in",)),
+        ("layer_scale", ("b",), ("norm_in",)),
+        ("admin", ("a",), ("norm_out",)),
+        ("sandwich", (), ("norm_in", "norm_branch")),
+        ("resi_dual", (), ("norm_outs.0",)),
+        ("siamese_norm", (), ("norm_streams.1", "norm_outs.0")),
+        ("x0_residual", ("scale", "x0_scale"), ("norm_in",)),
+        ("gated_mix", ("coefficients.gate",), ("norm_in", "norm_branch")),
+    ],
+)
+def test_names_of_parameters(wiring, own, norms):
+    """Checkpoints have these names."""
+    names = [*stack_of(4, wiring).state_dict()]
+    assert "layers.1.connections.1.sublayer.up.bias" in names
+    first = {
+        name.removeprefix("layers.0.connections.0.") for name in names if name.startswith("layers.0.connections.0.")
+    }
+    expected = {*own, *(f"{norm}.{parameter}" for norm in norms for parameter in ("weight", "bias"))}
+    assert {name for name in first if not name.startswith("sublayer.")} == expected
 
 
 def test_connection_alone_returns_a_tensor():

@@ -135,19 +135,6 @@ def test_deepnorm_pair_names_both_halves():
 # Factors
 
 
-@pytest.mark.parametrize(
-    ("growth", "omega"),
-    # S = 24: by hand, 25/ln 25 = 7.76667; the root of 6.76667.
-    [("log", 2.60128), ("linear", 1.0), ("constant", 4.89898)],
-)
-def test_admin_without_data_starts_by_depth(growth, omega):
-    wiring = wirings.admin(profiled=False, growth=growth)
-    (row,) = set(wiring.rows(12))
-    assert row == Row(norm_out=True, a=Learned(row.a.init, per_feature=True))
-    assert row.a.init == pytest.approx(omega, abs=1e-5)
-    assert wiring.profile is None
-
-
 def test_admin_with_data_starts_at_one():
     wiring = wirings.admin()
     assert set(wiring.rows(12)) == {Row(norm_out=True, a=Learned(1.0, per_feature=True))}

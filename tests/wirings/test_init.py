@@ -251,6 +251,7 @@ def test_admin_failure_leaves_the_stack_unchanged():
 )
 def test_admin_without_data_uses_number_of_sublayers(growth, omega):
     wiring = wirings.admin(profiled=False, growth=growth)
+    assert wiring.profile is None
     stack = spoiled(stack_of(6, wiring))
     wiring.init_(stack)
     for here in stack.connections:
