@@ -1,19 +1,24 @@
-"""Whether a stack's input and its sublayers fit together: width, shared factors, shared states, numbers of streams."""
+"""Checks of what a stack is built from and called with: sublayers and their signatures, inputs, outputs, stages."""
 
 from __future__ import annotations
 
+import inspect
 import itertools
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from inspect import Parameter
 from typing import Any, NoReturn
 
 from torch import Tensor, nn
 
-from addnorm.nn.connection import SublayerConnection
 from addnorm.wirings.factors import FACTORS, Learned
 from addnorm.wirings.spec import Wiring
 from addnorm.wirings.stage import Head, Row
 
-__all__ = ["check_layers", "check_streams", "list_sublayers", "refuse_width"]
+__all__ = [
+    "accepted_kwargs", "check_kwargs", "check_layers", "check_output", "check_reads", "check_streams", "check_tensor",
+    "list_accepted", "list_sublayers", "refuse_output", "refuse_width",
+]  # fmt: skip
 
 
 def list_sublayers(sublayers: Any) -> list[Any]:
@@ -37,7 +42,7 @@ def refuse_width(x: Tensor, d_model: int) -> NoReturn:
     )
 
 
-def check_layers(wiring: Wiring, layers: Sequence[Sequence[SublayerConnection]]) -> None:
+def check_layers(wiring: Wiring, layers: Sequence[Sequence[Any]]) -> None:
     """Check that the sublayers of each layer agree on shared factors, and that those that share a state can."""
     for layer in layers:
         rows: list[Any] = [connection.stage for connection in layer if connection.is_row]
@@ -62,7 +67,7 @@ def check_layers(wiring: Wiring, layers: Sequence[Sequence[SublayerConnection]])
                 )
 
 
-def check_streams(wiring: Wiring, connections: Sequence[SublayerConnection], head: Head | None) -> bool:
+def check_streams(wiring: Wiring, connections: Sequence[Any], head: Head | None) -> bool:
     """Check that each stage finds as many streams as the one before it leaves; return whether they are one tensor."""
     stages = [connection.stage for connection in connections]
     if head is None and all(isinstance(stage, Row) for stage in stages):
@@ -102,3 +107,108 @@ def check_streams(wiring: Wiring, connections: Sequence[SublayerConnection], hea
             "A = I or a module that computes A in each stage."
         )
     return stacked
+
+
+def list_accepted(connections: Iterable[Any]) -> frozenset[str] | None:
+    """Return the keyword arguments that any of some sublayers receives; None means all."""
+    accepted: set[str] = set()
+    for connection in connections:
+        names = connection.accepted_kwargs
+        if names is None:
+            return None
+        accepted |= names
+    return frozenset(accepted)
+
+
+def check_tensor(x: Any) -> None:
+    """Check the stream's type."""
+    if isinstance(x, tuple):  # a `StreamState` that torch has made plain, since it is no tensor
+        raise TypeError(
+            f"x is {type(x).__name__}, expected a tensor of shape (*, d_model), or a StreamState inside a stack: a reentrant "
+            "checkpoint accepts tensors only; pass use_reentrant=False, or put it around the whole stack."
+        )
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x is {type(x).__name__}, expected a tensor of shape (*, d_model).")
+
+
+def accepted_kwargs(sublayer: Callable[..., Any], reads: int = 1) -> frozenset[str] | None:
+    """Return the keyword arguments that a sublayer's signature names besides its inputs; None if it accepts any."""
+    while hasattr(sublayer, "_orig_mod"):  # a compiled module accepts what its module does
+        sublayer = sublayer._orig_mod
+    if hasattr(sublayer, "accepted_kwargs"):
+        return sublayer.accepted_kwargs  # type: ignore[no-any-return]  # a stack's or a connection's
+    try:
+        signature = inspect.signature(sublayer.forward if isinstance(sublayer, nn.Module) else sublayer)
+    except ValueError:  # a C function without signature
+        return frozenset()
+    parameters = list(signature.parameters.values())
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return None
+    names = getattr(sublayer, "read_names", ()) if reads > 1 else ()  # inputs that are passed by name
+    parameters = [p for p in parameters if p.name not in names] if names else parameters[reads:]
+    return frozenset(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
+
+
+def check_reads(sublayer: Callable[..., Any], reads: int) -> None:
+    """Check that a sublayer takes that many inputs, by position or by the names in its `read_names`."""
+    number: float = len(getattr(sublayer, "read_names", ()))
+    if not number:
+        try:
+            signature = inspect.signature(sublayer.forward if isinstance(sublayer, nn.Module) else sublayer)
+        except ValueError:  # a C function without signature
+            return
+        kinds = [p.kind for p in signature.parameters.values()]
+        number = sum(kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds)
+        number = math.inf if Parameter.VAR_POSITIONAL in kinds else number
+    if number < reads:
+        raise TypeError(
+            f"sublayer is {type(sublayer).__name__} with {number} positional arguments, expected {reads} inputs, as many as its "
+            "stage has reads: as in forward(self, query, key, value)."
+        )
+
+
+def check_kwargs(context: Mapping[str, Any], accepted: frozenset[str] | None) -> None:
+    """Check that a sublayer accepts every keyword argument."""
+    if accepted is not None:
+        for name in context:
+            if name not in accepted:
+                raise TypeError(
+                    f"no sublayer takes the keyword argument {name!r}, expected "
+                    f"{', '.join(map(repr, sorted(accepted))) or 'none'}: name it in the signature of the sublayer it is for."
+                )
+
+
+def format_path(connection: Any) -> str:
+    """Return the place of a sublayer in its stack, and its name."""
+    place, name = connection.place, getattr(connection.sublayer, "__name__", type(connection.sublayer).__name__)
+    return f"sublayers[{place.layer * place.sublayers_per_layer + place.sublayer}] ({name})"
+
+
+def check_output(connection: Any, output: Tensor, read: Tensor) -> None:
+    """Check the dtype and the device of an output that no call of the operation checks as its branch."""
+    if output.dtype is not read.dtype and not output.is_floating_point():
+        raise TypeError(
+            f"{format_path(connection)} returned dtype {output.dtype}, expected a real floating-point dtype: let the sublayer "
+            "return output.float()."
+        )
+    if output.device != read.device:
+        raise ValueError(
+            f"{format_path(connection)} returned a tensor on {output.device}, expected {read.device}, the device of its input: "
+            "move the sublayer there."
+        )
+
+
+def refuse_output(connection: Any, output: Any, read: Tensor) -> NoReturn:
+    """Raise an error for a sublayer whose output is not a tensor in the shape of its input."""
+    path = format_path(connection)
+    if isinstance(output, Tensor):
+        raise ValueError(
+            f"{path} returned shape {tuple(output.shape)}, expected {tuple(read.shape)}, the shape of its input: the output "
+            "is added to the stream element by element; let the sublayer's last projection have the stream's width."
+        )
+    if isinstance(output, Sequence) and output and isinstance(output[0], Tensor):
+        raise TypeError(
+            f"{path} returned a {type(output).__name__} of {len(output)}, expected one tensor: wrap the sublayer so that it "
+            "returns the tensor to add, as in lambda x, **kw: module(x, **kw)[0]."
+        )
+    raise TypeError(f"{path} returned {type(output).__name__}, expected a tensor of shape {tuple(read.shape)}.")

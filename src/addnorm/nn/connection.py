@@ -7,85 +7,34 @@ X' = N_out(A X + B W)        by the next reader, in one call with its own read, 
 
 from __future__ import annotations
 
-import inspect
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from inspect import Parameter
-from typing import Any, NoReturn, overload
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
 
-from addnorm._util.arguments import check_choice, check_dtype, check_int, check_probability, is_number
-from addnorm.nn.norm import LayerNorm, NormKind, RMSNorm
-from addnorm.nn.state import Options, PendingWrite, Site, StreamState, without_views
-from addnorm.nn.step import (
-    Reading,
-    Streams,
-    add_and_norm,
-    add_write,
-    finish,
-    is_distributed,
-    mask_write,
-    normalize,
-    read,
-    with_seed,
+from addnorm._util.arguments import check_dtype, check_probability
+from addnorm.nn.checks import (
+    accepted_kwargs,
+    check_kwargs,
+    check_output,
+    check_reads,
+    check_tensor,
+    list_accepted,
+    refuse_output,
 )
+from addnorm.nn.norm import NormFactory, NormKind
+from addnorm.nn.state import Options, PendingWrite, Site, StreamState, is_distributed, with_seed, without_views
+from addnorm.nn.step import Reading, Streams, add_and_norm, add_write, finish, mask_write, normalize, read
 from addnorm.wirings.coefficients.base import keep_wide, widen_dtype
 from addnorm.wirings.spec import FACTORS, Learned, Place, Row, Stage, Wiring, as_wiring
 from addnorm.wirings.stage import Head
 
-__all__ = [
-    "NormFactory",
-    "StreamHead",
-    "SublayerConnection",
-    "check_kwargs",
-    "check_tensor",
-    "list_accepted",
-    "to_dtype",
-]
+__all__ = ["StreamHead", "SublayerConnection", "call_with_tensor", "to_dtype"]
 
 FIRST = Place(0, 0, 1, 1)
 NO_OPTIONS: Options = {}
 ASSIGNED = ("norm_streams", "norm_outs")  # attributes that a module gets after its learned entries
-
-
-@dataclass(frozen=True)
-class NormFactory:
-    """The settings of a stack's norms; eps None and bias None mean torch's default for the kind of norm."""
-
-    d_model: int
-    norm: NormKind
-    eps: float | None
-    elementwise_affine: bool
-    bias: bool | None
-    device: Any
-    dtype: Any
-
-    def __post_init__(self) -> None:
-        check_int("d_model", self.d_model, 1)
-        check_choice("norm", self.norm, ("layer", "rms"))
-        if self.eps is not None and not (is_number(self.eps) and self.eps >= 0):
-            raise ValueError(f"eps is {self.eps!r}, expected None or a number that is not negative.")
-        if self.norm == "rms" and self.bias:
-            raise ValueError("bias is True with norm 'rms', expected None or False: RMSNorm has none.")
-
-    def make(self, present: bool) -> LayerNorm | RMSNorm | None:
-        """Return a norm, or None if there is none at this place."""
-        return self.make_one() if present else None
-
-    def make_one(self) -> LayerNorm | RMSNorm:
-        """Return a norm."""
-        factory = {"device": self.device, "dtype": self.dtype}
-        if self.norm == "rms":
-            return RMSNorm(self.d_model, self.eps, self.elementwise_affine, **factory)
-        eps, bias = 1e-5 if self.eps is None else self.eps, self.bias is not False
-        return LayerNorm(self.d_model, eps, self.elementwise_affine, bias, **factory)
-
-    def make_each(self, flags: Sequence[bool]) -> nn.ModuleDict:
-        """Return the norms of the streams that have one, by the stream's number from 0."""
-        return nn.ModuleDict({str(k): self.make_one() for k, flag in enumerate(flags) if flag})
 
 
 class _Reader(nn.Module):
@@ -233,7 +182,7 @@ class SublayerConnection(_Reader):
         self._accepted: tuple[Any, frozenset[str] | None] | None = None
         norms = NormFactory(d_model, norm, eps, elementwise_affine, bias, device, dtype)
         if stage.reads > 1:
-            _check_reads(sublayer, stage.reads)
+            check_reads(sublayer, stage.reads)
         norms_in: Any = norms.make(stage.norm_in)
         if stage.norm_in and stage.reads > 1:
             norms_in = nn.ModuleList([norms_in, *(norms.make_one() for _ in range(1, stage.reads))])
@@ -264,7 +213,7 @@ class SublayerConnection(_Reader):
         """The keyword arguments that the sublayer receives; None means all."""
         sublayer = self.sublayer
         if self._accepted is None or self._accepted[0] is not sublayer:
-            self._accepted = sublayer, _accepted_kwargs(sublayer, self.reads)
+            self._accepted = sublayer, accepted_kwargs(sublayer, self.reads)
         return self._accepted[1]
 
     def options(self, x: Tensor) -> Options:
@@ -426,111 +375,6 @@ def call_with_tensor(
     return to_dtype(streams if is_row else streams[0], dtype)
 
 
-def list_accepted(connections: Iterable[SublayerConnection]) -> frozenset[str] | None:
-    """Return the keyword arguments that any of some sublayers receives; None means all."""
-    accepted: set[str] = set()
-    for connection in connections:
-        names = connection.accepted_kwargs
-        if names is None:
-            return None
-        accepted |= names
-    return frozenset(accepted)
-
-
 def to_dtype(x: Tensor, dtype: torch.dtype | None) -> Tensor:
     """Return x in a dtype; None means its own."""
     return x if dtype is None else x.to(dtype)
-
-
-def check_tensor(x: Any) -> None:
-    """Check the stream's type."""
-    if isinstance(x, tuple):  # a `StreamState` that torch has made plain, since it is no tensor
-        raise TypeError(
-            f"x is {type(x).__name__}, expected a tensor of shape (*, d_model), or a StreamState inside a stack: a reentrant "
-            "checkpoint accepts tensors only; pass use_reentrant=False, or put it around the whole stack."
-        )
-    if not isinstance(x, Tensor):
-        raise TypeError(f"x is {type(x).__name__}, expected a tensor of shape (*, d_model).")
-
-
-def _accepted_kwargs(sublayer: Callable[..., Any], reads: int = 1) -> frozenset[str] | None:
-    """Return the keyword arguments that a sublayer's signature names besides its inputs; None if it accepts any."""
-    while hasattr(sublayer, "_orig_mod"):  # a compiled module accepts what its module does
-        sublayer = sublayer._orig_mod
-    if hasattr(sublayer, "accepted_kwargs"):
-        return sublayer.accepted_kwargs  # type: ignore[no-any-return]  # a stack's or a connection's
-    try:
-        signature = inspect.signature(sublayer.forward if isinstance(sublayer, nn.Module) else sublayer)
-    except ValueError:  # a C function without signature
-        return frozenset()
-    parameters = list(signature.parameters.values())
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return None
-    names = getattr(sublayer, "read_names", ()) if reads > 1 else ()  # inputs that are passed by name
-    parameters = [p for p in parameters if p.name not in names] if names else parameters[reads:]
-    return frozenset(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
-
-
-def _check_reads(sublayer: Callable[..., Any], reads: int) -> None:
-    """Check that a sublayer takes that many inputs, by position or by the names in its `read_names`."""
-    number: float = len(getattr(sublayer, "read_names", ()))
-    if not number:
-        try:
-            signature = inspect.signature(sublayer.forward if isinstance(sublayer, nn.Module) else sublayer)
-        except ValueError:  # a C function without signature
-            return
-        kinds = [p.kind for p in signature.parameters.values()]
-        number = sum(kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds)
-        number = math.inf if Parameter.VAR_POSITIONAL in kinds else number
-    if number < reads:
-        raise TypeError(
-            f"sublayer is {type(sublayer).__name__} with {number} positional arguments, expected {reads} inputs, as many as its "
-            "stage has reads: as in forward(self, query, key, value)."
-        )
-
-
-def check_kwargs(context: Mapping[str, Any], accepted: frozenset[str] | None) -> None:
-    """Check that a sublayer accepts every keyword argument."""
-    if accepted is not None:
-        for name in context:
-            if name not in accepted:
-                raise TypeError(
-                    f"no sublayer takes the keyword argument {name!r}, expected "
-                    f"{', '.join(map(repr, sorted(accepted))) or 'none'}: name it in the signature of the sublayer it is for."
-                )
-
-
-def format_path(connection: SublayerConnection) -> str:
-    """Return the place of a sublayer in its stack, and its name."""
-    place, name = connection.place, getattr(connection.sublayer, "__name__", type(connection.sublayer).__name__)
-    return f"sublayers[{place.layer * place.sublayers_per_layer + place.sublayer}] ({name})"
-
-
-def check_output(connection: SublayerConnection, output: Tensor, read: Tensor) -> None:
-    """Check the dtype and the device of an output that no call of the operation checks as its branch."""
-    if output.dtype is not read.dtype and not output.is_floating_point():
-        raise TypeError(
-            f"{format_path(connection)} returned dtype {output.dtype}, expected a real floating-point dtype: let the sublayer "
-            "return output.float()."
-        )
-    if output.device != read.device:
-        raise ValueError(
-            f"{format_path(connection)} returned a tensor on {output.device}, expected {read.device}, the device of its input: "
-            "move the sublayer there."
-        )
-
-
-def refuse_output(connection: SublayerConnection, output: Any, read: Tensor) -> NoReturn:
-    """Raise an error for a sublayer whose output is not a tensor in the shape of its input."""
-    path = format_path(connection)
-    if isinstance(output, Tensor):
-        raise ValueError(
-            f"{path} returned shape {tuple(output.shape)}, expected {tuple(read.shape)}, the shape of its input: the output "
-            "is added to the stream element by element; let the sublayer's last projection have the stream's width."
-        )
-    if isinstance(output, Sequence) and output and isinstance(output[0], Tensor):
-        raise TypeError(
-            f"{path} returned a {type(output).__name__} of {len(output)}, expected one tensor: wrap the sublayer so that it "
-            "returns the tensor to add, as in lambda x, **kw: module(x, **kw)[0]."
-        )
-    raise TypeError(f"{path} returned {type(output).__name__}, expected a tensor of shape {tuple(read.shape)}.")

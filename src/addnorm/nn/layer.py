@@ -8,7 +8,8 @@ from typing import Any, NoReturn, overload
 from torch import Tensor, nn
 
 from addnorm.nn.ablation import find_inside
-from addnorm.nn.connection import SublayerConnection, call_with_tensor, check_tensor
+from addnorm.nn.checks import check_tensor
+from addnorm.nn.connection import SublayerConnection, call_with_tensor
 from addnorm.nn.state import StreamState, without_views
 
 __all__ = ["ResidualLayer", "refuse_state"]

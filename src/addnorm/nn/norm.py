@@ -6,13 +6,16 @@ the contract of `addnorm.functional`: bfloat16 parameter gradients are accumulat
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import Proxy
 
 from addnorm import functional
+from addnorm._util.arguments import check_choice, check_int, is_number
 
 NormKind = Literal["layer", "rms"]
 
@@ -60,6 +63,43 @@ class RMSNorm(torch.nn.RMSNorm):
         return functional.rms_norm(
             x, self.weight, eps=self.eps, normalized_shape=norm_shape(self.normalized_shape, self.weight)
         )
+
+
+@dataclass(frozen=True)
+class NormFactory:
+    """The settings of a stack's norms; eps None and bias None mean torch's default for the kind of norm."""
+
+    d_model: int
+    norm: NormKind
+    eps: float | None
+    elementwise_affine: bool
+    bias: bool | None
+    device: Any
+    dtype: Any
+
+    def __post_init__(self) -> None:
+        check_int("d_model", self.d_model, 1)
+        check_choice("norm", self.norm, ("layer", "rms"))
+        if self.eps is not None and not (is_number(self.eps) and self.eps >= 0):
+            raise ValueError(f"eps is {self.eps!r}, expected None or a number that is not negative.")
+        if self.norm == "rms" and self.bias:
+            raise ValueError("bias is True with norm 'rms', expected None or False: RMSNorm has none.")
+
+    def make(self, present: bool) -> LayerNorm | RMSNorm | None:
+        """Return a norm, or None if there is none at this place."""
+        return self.make_one() if present else None
+
+    def make_one(self) -> LayerNorm | RMSNorm:
+        """Return a norm."""
+        factory = {"device": self.device, "dtype": self.dtype}
+        if self.norm == "rms":
+            return RMSNorm(self.d_model, self.eps, self.elementwise_affine, **factory)
+        eps, bias = 1e-5 if self.eps is None else self.eps, self.bias is not False
+        return LayerNorm(self.d_model, eps, self.elementwise_affine, bias, **factory)
+
+    def make_each(self, flags: Sequence[bool]) -> nn.ModuleDict:
+        """Return the norms of the streams that have one, by the stream's number from 0."""
+        return nn.ModuleDict({str(k): self.make_one() for k, flag in enumerate(flags) if flag})
 
 
 def as_leaf(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -14,18 +14,18 @@ from torch.utils.checkpoint import checkpoint
 
 from addnorm._util.arguments import check_bool, check_dtype, check_probability
 from addnorm.nn.ablation import copy_tables, find_inside, without_write
-from addnorm.nn.checks import check_layers, check_streams, list_sublayers, refuse_width
-from addnorm.nn.connection import (
-    NormFactory,
-    StreamHead,
-    SublayerConnection,
+from addnorm.nn.checks import (
     check_kwargs,
+    check_layers,
+    check_streams,
     check_tensor,
     list_accepted,
-    to_dtype,
+    list_sublayers,
+    refuse_width,
 )
+from addnorm.nn.connection import StreamHead, SublayerConnection, to_dtype
 from addnorm.nn.layer import ResidualLayer, refuse_state
-from addnorm.nn.norm import NormKind
+from addnorm.nn.norm import NormFactory, NormKind
 from addnorm.nn.state import PendingWrite, StreamState
 from addnorm.nn.step import Reading, add_and_norm, begin, find_collapse, normalize
 from addnorm.nn.unrolling import StreamTerms, expand, find_gains, to_entries

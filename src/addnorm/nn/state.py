@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Options", "PendingWrite", "Site", "StreamState", "without_views"]
+from addnorm.ops import dtensor
+
+__all__ = ["Options", "PendingWrite", "Site", "StreamState", "is_distributed", "with_seed", "without_views"]
 
 Options = Mapping[str, Any]
 
@@ -84,3 +86,15 @@ def without_views(state: StreamState) -> StreamState:
         return state
     branch = torch.ops.aten._unsafe_view(write.branch, write.branch.shape)
     return state._replace(pending=write._replace(branch=branch))
+
+
+def with_seed(options: Options, x: Tensor) -> Options:
+    """Return the options with a seed of the dropout mask, so that two adds can share it."""
+    if "dropout_p" not in options or "seed" in options:
+        return options
+    return {**options, "seed": dtensor.draw_seed(x)}
+
+
+def is_distributed() -> bool:
+    """Return whether there is a process group, without which no parameter is sharded."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from addnorm import functional
 from addnorm.boundary import add_norm_streams
 from addnorm.nn.norm import LayerNorm, NormKind, RMSNorm
-from addnorm.nn.state import Options, PendingWrite, StreamState
+from addnorm.nn.state import PendingWrite, StreamState, is_distributed
 from addnorm.nn.unmodified import Methods, is_unmodified, methods_of
 from addnorm.ops import dispatch, dtensor
 from addnorm.wirings.coefficients import HyperConnection, IndependentConnection, ManifoldConnection, SigmoidRead
@@ -34,8 +34,8 @@ from addnorm.wirings.coefficients.base import CoefficientModule, widen, widen_dt
 from addnorm.wirings.stage import Head, Stage, identity, unit
 
 __all__ = [
-    "Reading", "Streams", "add_and_norm", "add_write", "begin", "collapse", "find_collapse", "finish", "is_distributed",
-    "is_plain", "mask_write", "normalize", "read", "with_seed",
+    "Reading", "Streams", "add_and_norm", "add_write", "begin", "collapse", "find_collapse", "finish", "is_plain",
+    "mask_write", "normalize", "read",
 ]  # fmt: skip
 
 Scale = Tensor | float
@@ -215,13 +215,6 @@ def mask_write(write: PendingWrite) -> Tensor:
         return write.branch
     zeros = torch.zeros_like(write.branch, dtype=torch.promote_types(write.branch.dtype, torch.float32))
     return functional.add_residual(zeros, write.branch, **options)
-
-
-def with_seed(options: Options, x: Tensor) -> Options:
-    """Return the options with a seed of the dropout mask, so that two adds can share it."""
-    if "dropout_p" not in options or "seed" in options:
-        return options
-    return {**options, "seed": dtensor.draw_seed(x)}
 
 
 # Reads.
@@ -408,11 +401,6 @@ def _copy_parameters(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(_copy_parameters(entry) for entry in value)
     return value.clone() if isinstance(value, nn.Parameter) else value
-
-
-def is_distributed() -> bool:
-    """Return whether there is a process group, without which no parameter is sharded."""
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 @contextmanager
