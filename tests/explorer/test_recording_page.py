@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import addnorm
-from addnorm.stream.decompose import BIASES
+from addnorm.stream.shares import BIASES
 from support.browser import READY
 from support.explorer_recordings import STEPS
 

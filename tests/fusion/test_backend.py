@@ -118,21 +118,6 @@ def test_dynamic_shapes_share_a_graph():
     assert set(capture.reasons) == {None}
 
 
-def test_backend_fuses_each_graph_after_breaks():
-    class Broken(Model):
-        def forward(self, x):
-            x = self.layers[0](x)
-            torch._dynamo.graph_break()
-            return self.norm(self.layers[1](x))
-
-    model = Broken()
-    capture = capture_graphs(model)
-    with torch.no_grad():
-        assert relative_difference(model(X), capture.compiled(X)) < 1e-6
-    assert len(capture.graphs) > 1
-    assert capture.reasons == [None] * 3  # without the sum that ends a graph
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)])
 def test_autocast_is_as_in_eager(dtype):
     model = Model()

@@ -4,11 +4,10 @@ import copy
 
 import pytest
 import torch
-from torch import fx, nn
+from torch import nn
 
 from addnorm.fusion import call_proof, rewrite
 from addnorm.fusion.backend import backend
-from addnorm.fusion.wiring import Original
 from support.call_faults import capture, change_inputs, change_results, fuse_copies
 from support.families import families
 from support.fused_model import QUIET, D, Model, PreNormModel, X
@@ -249,10 +248,3 @@ def test_rms_norm_without_eps_has_that_of_its_dtype(dtype):
     differences, count = fuse_copies(capture(model, X.to(dtype) * 1e-3))
     assert count == 2
     assert all(difference.holds for difference in differences)
-
-
-def test_original_has_a_twin_of_each_node():
-    graph = fx.symbolic_trace(nn.Sequential(nn.Linear(D, D), nn.Tanh())).graph
-    original = Original(graph)
-    assert [twin.name for twin in original.twins.values()] == [node.name for node in graph.nodes]
-    assert {twin.graph for twin in original.twins.values()} == {original.graph}

@@ -88,25 +88,6 @@ def test_training_with_float_masks_is_unchanged():
     assert relative_difference(model(X, src_key_padding_mask=floats), after) < 1e-6
 
 
-def test_nested_encoder_is_restored():
-    class Outer(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner, self.head = encoder(), nn.Linear(D, 3)
-
-        def forward(self, x, padding):
-            return self.head(self.inner(x, src_key_padding_mask=padding))
-
-    model = Outer().eval()
-    with torch.no_grad():
-        before = model(X, PADDING)
-        addnorm.fuse(model, X, PADDING)
-        assert relative_difference(before, model(X, PADDING)) < 1e-6
-        addnorm.unfuse(model)
-        assert model(X, PADDING).equal(before)
-    assert "forward" not in vars(model.inner)
-
-
 def test_fast_path_has_one_graph_for_all_batches():
     model = encoder(enable_nested_tensor=False)
     capture = capture_graphs(model, dynamic=True)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from addnorm.fusion.proof import prove
-from addnorm.fusion.tolerance import ROUNDINGS, TIMES, largest_errors, tolerances
+from addnorm.fusion.tolerance import ROUNDINGS, TIMES, compare, largest_errors
 from support.changed_models import FAULTS, Function, X, change_gradient, find_difference, make_layer, with_library_norms
 from support.families import families
 
@@ -94,7 +94,7 @@ def test_output_that_differs_in_float64_uses_roundings():
 def test_each_tensor_has_its_own_tolerance():
     before = {"large": torch.full((3,), 1e3), "small": torch.full((3,), 1e-3)}
     errors = {"large": 1e-3, "small": 1e-9}
-    large, small = tolerances(before, errors, EPS)
+    large, small = compare(before, before, errors, EPS)
     assert large.tolerance == pytest.approx(TIMES * 1e-3 + EPS * 1e3, rel=1e-6)
     assert small.tolerance == pytest.approx(TIMES * 1e-9 + EPS * 1e-3, rel=1e-6)
 
@@ -112,7 +112,7 @@ def test_gradient_is_noise_up_to_64_round_offs(round_offs, is_noise):
     round_off = EPS * 1e3  # of the largest gradient
     before = {"large": torch.full((3,), 1e3), "lost": torch.full((3,), round_offs * round_off)}
     errors = {"large": 1e-3, "lost": round_offs * round_off / 2}
-    lost = tolerances(before, errors, EPS, gradients=True)[1]
+    lost = compare(before, before, errors, EPS, gradients=True)[1]
     assert (lost.tolerance >= lost.magnitude) is is_noise
     if not is_noise:
         assert lost.tolerance == pytest.approx(ROUNDINGS * EPS * lost.magnitude + round_off, rel=1e-3)
@@ -121,7 +121,7 @@ def test_gradient_is_noise_up_to_64_round_offs(round_offs, is_noise):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
 def test_tolerance_without_float64_is_of_the_tensors_dtype(dtype):
     """256 roundings of the coarser of the model's dtype and the tensor's, but at most a tenth of the magnitude."""
-    (one,) = tolerances({"t": torch.full((3,), 8.0, dtype=dtype)}, {}, EPS)
+    (one,) = compare(*[{"t": torch.full((3,), 8.0, dtype=dtype)}] * 2, {}, EPS)
     share = min(256 * max(torch.finfo(dtype).eps, EPS), 0.1)
     assert one.tolerance == pytest.approx(8 * share)
     assert share == {torch.float16: 0.1, torch.bfloat16: 0.1}.get(dtype, 256 * EPS)

@@ -1,9 +1,5 @@
 """Tests of `decompose`: components add up to the stream for every norm placement; the lens; errors."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -28,11 +24,11 @@ ON_STREAM = ("post_ln", "deepnorm", "mix_ln", "admin")
 
 
 @pytest.fixture
-def x() -> Tensor:
+def x():
     return torch.randn(2, 7, D, generator=torch.Generator().manual_seed(0))
 
 
-def encoder(wiring: str, **options: Any) -> nn.Module:
+def encoder(wiring, **options):
     torch.manual_seed(0)
     model = addnorm.nn.Encoder(3, D, nhead=2, wiring=wirings.get(wiring), **options).eval()
     generator = torch.Generator().manual_seed(1)
@@ -53,7 +49,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("wiring", "norm"), CASES)
-def test_components_and_shares_add_up(wiring: str, norm: str, x: Tensor) -> None:
+def test_components_and_shares_add_up(wiring, norm, x):
     model = encoder(wiring, norm=norm)
     parts = addnorm.decompose(model, x)
     for depth in range(parts.depth + 1):
@@ -65,7 +61,7 @@ def test_components_and_shares_add_up(wiring: str, norm: str, x: Tensor) -> None
 
 
 @pytest.mark.parametrize("wiring", ["pre_ln", "sandwich", "layer_scale"])
-def test_components_of_a_plain_sum_are_the_writes(wiring: str, x: Tensor) -> None:
+def test_components_of_a_plain_sum_are_the_writes(wiring, x):
     model = encoder(wiring)
     parts = addnorm.decompose(model, x).components()
     x_0, writes, *_ = model.stack.unroll(x)
@@ -74,7 +70,7 @@ def test_components_of_a_plain_sum_are_the_writes(wiring: str, x: Tensor) -> Non
         assert torch.allclose(component.float(), expected, atol=1e-6)
 
 
-def test_components_pass_norms_with_frozen_denominators(x: Tensor) -> None:
+def test_components_pass_norms_with_frozen_denominators(x):
     """Compare with the last norm's Jacobian at a fixed denominator, times the write before it."""
     model = encoder("post_ln")
     parts = addnorm.decompose(model, x)
@@ -88,7 +84,7 @@ def test_components_pass_norms_with_frozen_denominators(x: Tensor) -> None:
     assert torch.allclose(component, expected)
 
 
-def test_share_of_a_zero_write_is_zero(x: Tensor) -> None:
+def test_share_of_a_zero_write_is_zero(x):
     model = encoder("pre_ln")
     site = addnorm.inspect(model, x).sites[2]
     with torch.no_grad():
@@ -98,87 +94,72 @@ def test_share_of_a_zero_write_is_zero(x: Tensor) -> None:
     assert float(shares[site.id].abs().max()) == 0.0
 
 
-class TestLens:
-    def head(self, y: Tensor) -> Tensor:
-        return y @ torch.eye(D)[:, :5]
-
-    def test_norm_has_no_default(self, x: Tensor) -> None:
-        with pytest.raises(TypeError, match="norm"):
-            addnorm.decompose(encoder("pre_ln"), x).lens()  # type: ignore[call-arg]
-
-    def test_unknown_norm(self, x: Tensor) -> None:
-        with pytest.raises(ValueError, match=r"'recompute' .* or 'frozen'"):
-            addnorm.decompose(encoder("pre_ln"), x).lens(norm="cached")  # type: ignore[arg-type]
-
-    @pytest.mark.parametrize("norm", ["recompute", "frozen"])
-    def test_last_depth_is_the_output(self, norm: Any, x: Tensor) -> None:
-        model = encoder("pre_ln")
-        outputs = addnorm.decompose(model, x).lens(self.head, norm=norm)
-        assert len(outputs) == 7
-        assert torch.allclose(outputs[-1], self.head(model(x)), atol=1e-5)
-
-    def test_recompute_normalizes_each_depth(self, x: Tensor) -> None:
-        model = encoder("pre_ln")
-        parts = addnorm.decompose(model, x)
-        final = parts.stream.final_norm
-        assert final is not None
-        for state, y in zip([parts.state(k) for k in range(7)], parts.lens(norm="recompute"), strict=True):
-            assert torch.allclose(y, final(state).float(), atol=1e-5)
-
-    def test_frozen_is_linear(self, x: Tensor) -> None:
-        """Compare the difference of two depths with the contributions of the writes between them."""
-        parts = addnorm.decompose(encoder("pre_ln"), x, float64=True)
-        final, lens = parts.stream.final_norm, parts.lens(norm="frozen")
-        assert final is not None
-        denominator = final.denominator(parts.state())
-        writes = parts.components(2)
-        of_two = sum(final.linear(writes[site.id], denominator) for site in parts.stream.sites[:2])
-        assert torch.allclose(lens[2] - lens[0], of_two)
+def head(y):
+    return y @ torch.eye(D)[:, :5]
 
 
-class TestErrors:
-    def test_model_without_a_stream(self) -> None:
-        with pytest.raises(ValueError, match="no residual stream to decompose"):
-            addnorm.decompose(nn.Linear(4, 4), torch.randn(2, 4))
-
-    def test_stream_of_several_must_be_chosen(self) -> None:
-        model = nn.Transformer(D, 2, 2, 2, 32, batch_first=True).eval()
-        source = torch.randn(2, 5, D)
-        with pytest.raises(ValueError, match="stream is None, expected one of 'encoder', 'decoder'"):
-            addnorm.decompose(model, source, source)
-        assert addnorm.decompose(model, source, source, stream="decoder").closure <= 1e-5
-
-    def test_depth_out_of_range(self, x: Tensor) -> None:
-        with pytest.raises(IndexError, match="expected a number from 0"):
-            addnorm.decompose(encoder("pre_ln"), x).components(7)
-
-    def test_model_must_be_a_module(self) -> None:
-        with pytest.raises(TypeError, match=r"expected a torch\.nn\.Module"):
-            addnorm.decompose(lambda x: x, 1)  # type: ignore[arg-type]
+def test_norm_has_no_default(x):
+    with pytest.raises(TypeError, match="norm"):
+        addnorm.decompose(encoder("pre_ln"), x).lens()
 
 
-def test_features_in_the_middle() -> None:
-    """Compute the shares of each position where the last axis is not the features."""
+def test_unknown_norm(x):
+    with pytest.raises(ValueError, match=r"'recompute' .* or 'frozen'"):
+        addnorm.decompose(encoder("pre_ln"), x).lens(norm="cached")
 
-    class Convolved(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.f = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(3))
 
-        def forward(self, x: Tensor) -> Tensor:
-            for f in self.f:
-                x = x + torch.tanh(f(x))
-            return x
+@pytest.mark.parametrize("norm", ["recompute", "frozen"])
+def test_last_depth_is_the_output(norm, x):
+    model = encoder("pre_ln")
+    outputs = addnorm.decompose(model, x).lens(head, norm=norm)
+    assert len(outputs) == 7
+    assert torch.allclose(outputs[-1], head(model(x)), atol=1e-5)
 
-    model, x = Convolved(), torch.randn(2, 8, 5, 5)
+
+def test_recompute_normalizes_each_depth(x):
+    model = encoder("pre_ln")
     parts = addnorm.decompose(model, x)
-    y = model(x).detach().double()
-    assert torch.allclose(parts.shares()["x_0"], (x.double() * y).sum(1) / y.square().sum(1))
-    assert torch.allclose(parts.state(), y.movedim(1, -1))
+    final = parts.stream.final_norm
+    assert final is not None
+    for state, y in zip([parts.state(k) for k in range(7)], parts.lens(norm="recompute"), strict=True):
+        assert torch.allclose(y, final(state).float(), atol=1e-5)
 
 
-def test_flattened_tokens() -> None:
+def test_frozen_is_linear(x):
+    """Compare the difference of two depths with the contributions of the writes between them."""
+    parts = addnorm.decompose(encoder("pre_ln"), x, float64=True)
+    final, lens = parts.stream.final_norm, parts.lens(norm="frozen")
+    assert final is not None
+    denominator = final.denominator(parts.state())
+    writes = parts.components(2)
+    of_two = sum(final.linear(writes[site.id], denominator) for site in parts.stream.sites[:2])
+    assert torch.allclose(lens[2] - lens[0], of_two)
+
+
+def test_model_without_a_stream():
+    with pytest.raises(ValueError, match="no residual stream to decompose"):
+        addnorm.decompose(nn.Linear(4, 4), torch.randn(2, 4))
+
+
+def test_stream_of_several_must_be_chosen():
+    model = nn.Transformer(D, 2, 2, 2, 32, batch_first=True).eval()
+    source = torch.randn(2, 5, D)
+    with pytest.raises(ValueError, match="stream is None, expected one of 'encoder', 'decoder'"):
+        addnorm.decompose(model, source, source)
+    assert addnorm.decompose(model, source, source, stream="decoder").closure <= 1e-5
+
+
+def test_depth_out_of_range(x):
+    with pytest.raises(IndexError, match="expected a number from 0"):
+        addnorm.decompose(encoder("pre_ln"), x).components(7)
+
+
+def test_model_must_be_a_module():
+    with pytest.raises(TypeError, match=r"expected a torch\.nn\.Module"):
+        addnorm.decompose(lambda x: x, 1)
+
+
+def test_flattened_tokens():
     model, args, kwargs = families()["opt post"].build()
     assert addnorm.decompose(model, *args, **kwargs).closure < 1e-5
 
@@ -186,18 +167,18 @@ def test_flattened_tokens() -> None:
 class WideAdd(nn.Module):
     """Pre-LN layers that add in float64 and cast the sum back to float32."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.norms = nn.ModuleList(nn.LayerNorm(D) for _ in range(2))
         self.linears = nn.ModuleList(nn.Linear(D, D) for _ in range(2))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         for norm, linear in zip(self.norms, self.linears, strict=True):
             x = (x.double() + torch.tanh(linear(norm(x))).double()).float()
         return x
 
 
-def test_adds_in_float64_are_cast_back(x: Tensor) -> None:
+def test_adds_in_float64_are_cast_back(x):
     torch.manual_seed(0)
     model = WideAdd()
     parts = addnorm.decompose(model, x)
@@ -211,7 +192,7 @@ def test_adds_in_float64_are_cast_back(x: Tensor) -> None:
 class Multiplied(nn.Module):
     """Post-LN stream of three sublayers that is multiplied before and after each norm."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.f = nn.ModuleList(nn.Sequential(nn.Linear(D, D), nn.Tanh()) for _ in range(3))
@@ -221,12 +202,12 @@ class Multiplied(nn.Module):
         self.gain = nn.Parameter(torch.rand(D) + 0.5)
         self.double()
 
-    def forward(self, x: Tensor, before: Any, after: Any) -> Tensor:
+    def forward(self, x, before, after):
         for f, norm in zip(self.f, self.norm, strict=True):
             x = self.multiply(norm(self.multiply(x + f(x), before)), after)
         return x
 
-    def multiply(self, x: Tensor, factor: Any) -> Tensor:
+    def multiply(self, x, factor):
         if isinstance(factor, Tensor) and factor.dtype == torch.bool:
             return x.masked_fill(~factor, 0.0)
         return x * self.gain if factor == "gain" else x if factor is None else x * factor
@@ -249,7 +230,7 @@ KEPT = torch.tensor([[True] * 5 + [False] * 2, [True] * 7])[..., None]
     ],
     ids=["half", "gain", "fill", "after", "gain after", "mask after", "half, fill after", "gain, triple after"],
 )
-def test_factors_between_adds(before: Any, after: Any) -> None:
+def test_factors_between_adds(before, after):
     model = Multiplied()
     x = torch.randn(2, 7, D, dtype=torch.float64)
     parts = addnorm.decompose(model, x, before, after)
@@ -274,7 +255,7 @@ def test_factors_between_adds(before: Any, after: Any) -> None:
 
 
 @pytest.mark.parametrize(("before", "after"), [(0.5, None), (None, -2.0), (0.5, -2.0)])
-def test_balance_of_factors_equals_decomposition(before: Any, after: Any) -> None:
+def test_balance_of_factors_equals_decomposition(before, after):
     model = Multiplied()
     x = torch.randn(2, 7, D, dtype=torch.float64)
     with addnorm.record(model, grads=False) as rec, torch.no_grad():
@@ -286,9 +267,9 @@ def test_balance_of_factors_equals_decomposition(before: Any, after: Any) -> Non
     assert rows == [pytest.approx(row, rel=1e-9, abs=1e-12) for row in parts.memory_map()[1]]
 
 
-def test_guards_of_values_in_range_are_no_factors() -> None:
+def test_guards_of_values_in_range_are_no_factors():
     class Clamped(Multiplied):
-        def multiply(self, x: Tensor, factor: Any) -> Tensor:
+        def multiply(self, x, factor):
             return x.clamp(-factor, factor)
 
     x = torch.randn(2, 7, D, dtype=torch.float64)

@@ -6,12 +6,7 @@ import pytest
 import torch
 
 import addnorm
-from support.scaled_model import Model, make_stream
-
-
-@pytest.fixture
-def x():
-    return make_stream()
+from support.scaled_model import Model
 
 
 @pytest.fixture(params=[False, True], ids=["pre-LN", "post-LN"])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from addnorm.fusion.backend import fuse_graph, run_eagerly
-from addnorm.fusion.boundary import Boundary
+from addnorm.fusion.match import Boundary
 
 
 @dataclass

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 from addnorm._util.numbers import format_count
 from addnorm.explorer.params import shorten
-from addnorm.stream.decompose import BIASES
 from addnorm.stream.record.recording import Recording
 from addnorm.stream.record.schema import BY_NAME, ENDS, Balance, RecordedSite, suggest
+from addnorm.stream.shares import BIASES
 
 __all__ = ["Query", "Recordings"]
 

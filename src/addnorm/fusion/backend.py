@@ -21,20 +21,18 @@ from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint
 
 from addnorm.fusion.benchmark import NodeTimer, measure_share
-from addnorm.fusion.boundary import Boundary, Match, match_sum
 from addnorm.fusion.call_proof import prove_calls
 from addnorm.fusion.encoder import expand_encoder_layers
-from addnorm.fusion.fused_call import choose_casting, entered
-from addnorm.fusion.graph import PathOf, contexts_of, source_of, trace_graph
+from addnorm.fusion.fused_call import choose_casting
+from addnorm.fusion.graph import PathOf, entered, source_of, trace_graph
+from addnorm.fusion.match import Boundary, Match, match_sum
 from addnorm.fusion.pattern import find_matches
 from addnorm.fusion.rewrite import insert_fused_call, read_written_values
 from addnorm.fusion.tolerance import Difference, worst
-from addnorm.fusion.wiring import Original
+from addnorm.fusion.wiring import Rewrite
 from addnorm.stream.dataflow.snapshot import StateSnapshot
 from addnorm.stream.find.inspect import capture_flow
 from addnorm.stream.find.norms import find_norms
-
-__all__ = ["CAPTURED_ANEW", "ModelBackend", "backend", "compile_graph", "fuse_graph", "run_eagerly", "warn_of_failures"]
 
 Forward = Callable[..., Any]
 PARAMETER_OF_SELF = re.compile(r"L\['self'\]((?:\._modules\[[^\]]*\])*)\._parameters\[")
@@ -161,26 +159,25 @@ def fuse_graph(
     expand_encoder_layers(graph.graph)
     read_written_values(graph.graph)
     traced = trace_graph(graph, path_of, kinds)
-    contexts = contexts_of(graph)
     fused = FusedGraph([], [])
     for node in _checkpoint_nodes(graph):
-        with entered(contexts[node]):
+        with entered(traced.contexts[node]):
             body = fuse_graph(_checkpoint_body(graph, node), path_of, [traced.kind(arg) for arg in node.args[1:]])
         fused.boundaries.extend(body.boundaries)
         fused.differences.extend(body.differences)
-    matches = find_matches(graph, traced, lambda match: choose_casting(match, graph))
+    matches = find_matches(traced, lambda match: choose_casting(match, traced))
     observe(graph, matches)
     fused.boundaries.extend(match.to_boundary() for match in matches)
     matches = [match for match in matches if match.reason is None]
     if matches:
-        original, replaced = Original(graph.graph), dict[fx.Node, fx.Node]()
+        rewrite = Rewrite(traced, matches)
         for match in matches:
-            insert_fused_call(graph.graph, match, replaced)
+            insert_fused_call(graph.graph, match, rewrite.replaced)
         graph.graph.lint()
-        differences = prove_calls(graph, original, traced, matches, replaced, contexts)
+        differences = prove_calls(rewrite)
         fused.differences.extend(differences)
         if not all(difference.holds for difference in differences):
-            graph.graph = original.graph
+            graph.graph = rewrite.original
     graph.recompile()
     return fused
 

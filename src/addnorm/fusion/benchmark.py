@@ -18,12 +18,10 @@ import torch
 from torch import Tensor, fx, nn
 
 from addnorm._util.timing import interleave, quartiles
-from addnorm.fusion.boundary import Match
+from addnorm.fusion.match import Match
 from addnorm.fusion.runs import RunResult, Tensors, map_tensors, run
 from addnorm.stream.dataflow.memory import storage_key
 from addnorm.stream.dataflow.snapshot import StateSnapshot
-
-__all__ = ["Benchmark", "NodeTimer", "Timing", "compare_times", "measure", "measure_share", "saved_bytes", "step"]
 
 Call = Callable[..., Any]
 
@@ -205,7 +203,7 @@ class NodeTimer(fx.Interpreter):
         copy, copies = fx.Graph(), dict[fx.Node, fx.Node]()
         copy.output(copy.graph_copy(graph.graph, copies))
         super().__init__(graph, graph=copy)
-        nodes = (node for match in matches for node in (match.add, *match.inner) if node is not None)
+        nodes = (node for match in matches if match.z for node in (match.add, *match.inner))  # z: the add was found
         self._add_norm = {copies[node] for node in nodes}
         self._current: Counter[fx.Node] = Counter()  # nanoseconds in this pass
         self._shortest: dict[fx.Node, int] = {}  # nanoseconds in the pass where the node took least

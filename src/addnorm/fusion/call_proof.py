@@ -21,24 +21,22 @@ from torch import Tensor, fx
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
-from addnorm.fusion.boundary import Match, dtype_name
-from addnorm.fusion.call_tolerance import (
+from addnorm.fusion.fused_call import call_node, draw_normal, draw_row_factors, probe_shape, takes_any_rows
+from addnorm.fusion.graph import concrete, entered, example_value, is_number, layout_of, same_layout, with_strides
+from addnorm.fusion.match import Match, dtype_name
+from addnorm.fusion.rewrite import dimension_order
+from addnorm.fusion.tolerance import (
     SUM,
     VERY_FEW,
+    Difference,
+    compare_exactly,
+    compare_round_off,
     condition_of,
-    effects_of,
-    in_float64,
-    round_off,
+    failure,
     same_special,
-    same_strides,
-)
-from addnorm.fusion.fused_call import call_node, entered, probe_shape, takes_any_rows
-from addnorm.fusion.graph import TracedGraph, concrete, example_value, is_number, layout_of, with_strides
-from addnorm.fusion.rewrite import dimension_order
-from addnorm.fusion.tolerance import Difference, worst
-from addnorm.fusion.wiring import Original, failure, wiring_changes
-
-__all__ = ["prove_calls"]
+    worst,
+)  # fmt: skip
+from addnorm.fusion.wiring import Rewrite, wiring_changes
 
 MAX_ELEMENTS = 2**20  # of a sum that is also compared in the shape of the graph
 MANY_ROWS = 131  # at least, in one of the comparisons: gradients of the weight are sums over rows
@@ -51,37 +49,24 @@ SPECIAL = (math.nan, math.inf, -math.inf, None)  # one element of rows, in turn
 Results = dict[str, Tensor]
 
 
-def prove_calls(
-    graph: fx.GraphModule, original: Original, traced: TracedGraph, matches: Sequence[Match],
-    replaced: Mapping[fx.Node, fx.Node], contexts: Mapping[fx.Node, Sequence[Any]],
-) -> list[Difference]:  # fmt: skip
+def prove_calls(rewrite: Rewrite) -> list[Difference]:
     """Compare each fused call of a rewritten graph with the operators that it replaced.
 
     Calls with the same operators, arguments and kinds of inputs get the same random numbers, so one of them is run.
-
-    Args:
-        graph: the graph after the rewrite.
-        original: the graph before it.
-        traced: the data flow of the graph before it.
-        matches: the Add & Norms that were replaced.
-        replaced: nodes of the graph before -> the nodes that replaced them.
-        contexts: of the nodes before, as `contexts_of` returns them.
 
     Returns:
         For each call and precision the difference that is closest to its tolerance; an infinite one for each node that reads
         something else than before.
     """
-    replacements = [_Replacement(graph, original, traced, match, replaced) for match in matches]
-    new = {node: replacement.match for replacement in replacements for node in replacement.after.nodes}
-    differences = [*wiring_changes(graph, original, traced, matches, replaced, contexts, new)]
+    calls = [_Replacement(rewrite, match) for match in rewrite.matches]
+    differences = [*wiring_changes(rewrite, {node: call.match for call in calls for node in call.after.nodes})]
     compared: dict[str, list[Difference]] = {}
-    for replacement in replacements:
-        assert replacement.match.add is not None
-        context = contexts[replacement.match.add]
-        key = f"{replacement.key()} {context}"
+    for call in calls:
+        context = rewrite.traced.contexts[call.match.add]
+        key = f"{call.key()} {context}"
         if key not in compared:
-            compared[key] = replacement.compare(context)
-        path = replacement.match.norm.path
+            compared[key] = call.compare(context)
+        path = call.match.norm.path
         differences += [replace(difference, name=f"{path}: {difference.name}") for difference in compared[key]]
     return differences
 
@@ -130,12 +115,9 @@ class _Draw(NamedTuple):
 class _Replacement:
     """The operators of one Add & Norm, and the call with the views around it that replaced them."""
 
-    def __init__(
-        self, graph: fx.GraphModule, original: Original, traced: TracedGraph, match: Match,
-        replaced: Mapping[fx.Node, fx.Node],
-    ) -> None:  # fmt: skip
-        self.graph, self.match, twins = graph, match, original.twins
-        self.shape: tuple[int, ...] = concrete(tuple(example_value(match.z[0]).shape))
+    def __init__(self, rewrite: Rewrite, match: Match) -> None:
+        self.graph, self.match, self.shape = rewrite.graph, match, match.shape
+        traced, twins, replaced = rewrite.traced, rewrite.twins, rewrite.replaced
         node_of = {twin: node for node, twin in twins.items()}
 
         def leaf_of(node: fx.Node) -> fx.Node:
@@ -229,15 +211,16 @@ class _Replacement:
         total: Tensor = sum(leaves[node].detach().double() for node in self.operands)
         condition = condition_of(total, norm.kind, norm.eps or 0.0)
         yield from ((dtype, failure(effect)) for effect in effects - before_effects)
-        for name in before.keys() | after.keys():
+        for name in dict.fromkeys((*before, *after)):
+            own, other = before.get(name), after.get(name)
             truth = None if exact is None else exact[name]
-            for suffix, difference in round_off(name, before.get(name), after.get(name), truth, condition, norm.kind):
+            for suffix, difference in compare_round_off(name, own, other, truth, condition, norm.kind):
                 yield dtype, replace(difference, name=f"{name}{suffix}, {dtype}")
-            if shape == self.shape and "gradient" not in name and not same_strides(before.get(name), after.get(name)):
+            if shape == self.shape and "gradient" not in name and _differ_in_strides(own, other):
                 yield dtype, failure(f"strides of {name}")
         for name, truth in (exact or {}).items():
             other = None if widened is None else widened.get(name)
-            yield "float64", in_float64(name, truth, other, shape[-1], condition)
+            yield "float64", compare_exactly(name, truth, other, shape[-1], condition)
 
     def _compare_special(
         self, contexts: Sequence[Any], leaves: Mapping[fx.Node, Any]
@@ -259,11 +242,9 @@ class _Replacement:
 
     def _scale(self, shape: tuple[int, ...], unusual: bool = False) -> Tensor:
         """Return random factors of the rows; or such that make rows large, small and zero."""
-        generator = torch.Generator().manual_seed(0)
         rows = (*shape[:-1], 1)
         if not unusual:
-            drawn = torch.rand(rows, generator=generator, dtype=torch.float64, device="cpu")
-            return 10.0 ** (4.0 * drawn - 3.0)
+            return draw_row_factors(torch.Generator().manual_seed(0), shape)
         is_half = torch.float16 in {example_value(node).dtype for node in (*self.operands, self.match.z[0])}
         factors = torch.tensor(UNUSUAL_HALF if is_half else UNUSUAL, dtype=torch.float64, device="cpu")
         if self.match.norm.kind == "layer" and shape[-1] <= VERY_FEW:
@@ -282,9 +263,7 @@ class _Replacement:
                 leaves[node] = concrete(example) if node.op != "get_attr" else _attribute(self.graph, str(node.target))
                 continue
             size, stride = concrete(tuple(example.shape)), concrete(example.stride())
-            noise = torch.randn(
-                shape if size == self.shape else size, generator=generator, dtype=torch.float64, device="cpu"
-            )
+            noise = draw_normal(generator, shape if size == self.shape else size)
             drawn = (noise + 0.3) * scale if size == self.shape else noise
             if drawn.shape != size:
                 order = dimension_order(example)
@@ -318,7 +297,7 @@ class _Replacement:
             values[node] = call(node, args, kwargs)
         outputs = dict(zip(self.names, (values[node] for node in side.outputs), strict=True))
         if effects is not None:
-            effects.update(effects_of(outputs, {leaf: (values[n], leaves[leaf]) for n, leaf in side.leaves.items()}))
+            effects.update(_effects_of(outputs, {leaf: (values[n], leaves[leaf]) for n, leaf in side.leaves.items()}))
         results = {name: output.detach() for name, output in outputs.items()}
         outputs = {name: output for name, output in outputs.items() if output.requires_grad}
         if outputs and inputs:
@@ -336,18 +315,11 @@ class _Replacement:
 
     def _cotangent(self, name: str, output: Tensor, scale: Tensor) -> Tensor:
         """Return a random cotangent; that of y lets the gradients of all rows have about one size."""
-        generator = torch.Generator().manual_seed(len(name))
-        drawn = torch.randn(output.shape, generator=generator, dtype=torch.float64, device="cpu")
+        drawn = draw_normal(torch.Generator().manual_seed(len(name)), output.shape)
         is_row = name.startswith("y") and output.shape[:-1] == scale.shape[:-1]
         deviation = scale.square().add(self.match.norm.eps or 0.0).sqrt().clamp_max(UNUSUAL[0])
-        narrow = (drawn * deviation if is_row else drawn).to(self._dtype_of(name))
-        return narrow.to(output.device, output.dtype)
-
-    def _dtype_of(self, name: str) -> torch.dtype:
-        """Return the dtype of an output in the graph, whatever dtype it is computed in."""
-        nodes = self.match.y if name.startswith("y") else self.match.z
-        dtype: torch.dtype = example_value(nodes[0]).dtype
-        return dtype
+        dtype = example_value((self.match.y if name.startswith("y") else self.match.z)[0]).dtype  # in the graph
+        return (drawn * deviation if is_row else drawn).to(dtype).to(output.device, output.dtype)
 
 
 def _call_in_float64(eps: float | None, node: fx.Node, args: Any, kwargs: Any) -> Any:
@@ -391,3 +363,20 @@ def _widen(value: Any) -> Any:
 def _copy(value: Any) -> Any:
     """Return a copy of a tensor in memory of its own with the same strides."""
     return with_strides(value, value.stride()) if isinstance(value, Tensor) else value
+
+
+def _effects_of(outputs: Results, leaves: Mapping[fx.Node, tuple[Any, Any]]) -> Iterator[str]:
+    """Yield a text for each leaf that was written, and for each result in the memory of another tensor."""
+    tensors = {leaf.name: pair for leaf, pair in leaves.items() if isinstance(pair[0], Tensor)}
+    yield from (f"{name} is written" for name, (value, drawn) in tensors.items() if not torch.equal(value, drawn))
+    places = {name: value for name, (value, _) in tensors.items()} | outputs
+    memory = {name: tensor.untyped_storage().data_ptr() for name, tensor in places.items() if tensor.numel()}
+    for name in outputs:
+        others = [other for other in memory if memory[other] == memory.get(name) and other != name]
+        yield from (f"{name} in the memory of {other}" for other in others)
+
+
+def _differ_in_strides(first: Tensor | None, second: Tensor | None) -> bool:
+    if first is None or second is None or first.shape != second.shape or not first.numel():
+        return False
+    return not same_layout(first, second)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import operator
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -21,8 +21,6 @@ from torch.nn import functional as F
 
 from addnorm._util.torch_internals import encoder_layer, multi_head_attention
 from addnorm.fusion.graph import example_value
-
-__all__ = ["expand_encoder_layers", "keep_padding_zero", "padding_encoders"]
 
 LAYER = encoder_layer
 USERS: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()  # encoder -> fused models that share it
@@ -36,60 +34,45 @@ NAMES = (
 def expand_encoder_layers(graph: fx.Graph) -> None:
     """Replace each fused encoder layer of a graph by the nodes that compute the same."""
     for node in graph.find_nodes(op="call_function", target=LAYER):
-        defaults: dict[str, Any] = {"mask": None, "mask_type": None}
+        arguments: dict[str, Any] = {"mask": None, "mask_type": None} | dict(zip(NAMES, node.args, strict=False))
         with graph.inserting_before(node):
-            layer = _Layer(graph, node, defaults | dict(zip(NAMES, node.args, strict=False)) | node.kwargs)
-            node.replace_all_uses_with(layer.insert())
+            node.replace_all_uses_with(_insert_layer(graph, node, arguments | node.kwargs))
         graph.erase_node(node)
 
 
-class _Layer:
-    """Nodes of one encoder layer."""
+def _insert_layer(graph: fx.Graph, layer: fx.Node, args: Mapping[str, Any]) -> fx.Node:
+    """Insert the nodes of a layer, in the order of torch's C++ (aten/src/ATen/native/transformers/transformer.cpp)."""
+    x: fx.Node = args["src"]
+    like = example_value(x)
 
-    def __init__(self, graph: fx.Graph, node: fx.Node, arguments: dict[str, Any]) -> None:
-        self.graph, self.node, self.arguments = graph, node, arguments
-
-    def insert(self) -> fx.Node:
-        """Insert the nodes, in the order of torch's C++ (aten/src/ATen/native/transformers/transformer.cpp)."""
-        x, norm_first = self.arguments["src"], self.arguments["norm_first"]
-        read = self._norm(x, 1) if norm_first else x
-        x = self._call(operator.add, x, self._attention(read))
-        if not norm_first:
-            x = self._norm(x, 1)
-        read = self._norm(x, 2) if norm_first else x
-        x = self._call(operator.add, x, self._feed_forward(read))
-        return x if norm_first else self._norm(x, 2)
-
-    def _call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        node = self.graph.call_function(target, args, kwargs)
-        node.meta = {
-            "example_value": example_value(self.arguments["src"]),
-            "nn_module_stack": self.node.meta.get("nn_module_stack", {}),
-        }
+    def call(example: Any, target: Any, *operands: Any) -> fx.Node:
+        node = graph.call_function(target, operands)
+        node.meta = {"example_value": example, "nn_module_stack": layer.meta.get("nn_module_stack", {})}
         return node
 
-    def _norm(self, x: fx.Node, number: int) -> fx.Node:
-        args = self.arguments
+    def norm(x: fx.Node, number: int) -> fx.Node:
         weight, bias = args[f"norm_weight_{number}"], args[f"norm_bias_{number}"]
-        return self._call(F.layer_norm, x, (args["embed_dim"],), weight, bias, args["eps"])
+        return call(like, F.layer_norm, x, (args["embed_dim"],), weight, bias, args["eps"])
 
-    def _attention(self, x: fx.Node) -> fx.Node:
-        args = self.arguments
-        pair = self._call(
-            multi_head_attention, x, x, x, args["embed_dim"], args["num_heads"], args["qkv_weight"],
-            args["qkv_bias"], args["proj_weight"], args["proj_bias"], args["mask"], False, True, args["mask_type"],
+    def attention(x: fx.Node) -> fx.Node:
+        pair = call(
+            (like, None), multi_head_attention, x, x, x, args["embed_dim"], args["num_heads"],
+            args["qkv_weight"], args["qkv_bias"], args["proj_weight"], args["proj_bias"], args["mask"], False, True,
+            args["mask_type"],
         )  # fmt: skip
-        pair.meta["example_value"] = (example_value(args["src"]), None)
-        return self._call(operator.getitem, pair, 0)
+        return call(like, operator.getitem, pair, 0)
 
-    def _feed_forward(self, x: fx.Node) -> fx.Node:
-        args = self.arguments
-        hidden = self._call(F.linear, x, args["ffn_weight_1"], args["ffn_bias_1"])
-        size = (*example_value(x).shape[:-1], example_value(args["ffn_weight_1"]).shape[0])
-        hidden.meta["example_value"] = example_value(x).new_empty(size)
-        active = self._call(F.gelu if args["use_gelu"] else F.relu, hidden)
-        active.meta["example_value"] = hidden.meta["example_value"]
-        return self._call(F.linear, active, args["ffn_weight_2"], args["ffn_bias_2"])
+    def feed_forward(x: fx.Node) -> fx.Node:
+        hidden = like.new_empty((*like.shape[:-1], example_value(args["ffn_weight_1"]).shape[0]))
+        h = call(hidden, F.linear, x, args["ffn_weight_1"], args["ffn_bias_1"])
+        h = call(hidden, F.gelu if args["use_gelu"] else F.relu, h)
+        return call(like, F.linear, h, args["ffn_weight_2"], args["ffn_bias_2"])
+
+    for number, sublayer in enumerate((attention, feed_forward), 1):
+        read = norm(x, number) if args["norm_first"] else x
+        x = call(like, operator.add, x, sublayer(read))
+        x = x if args["norm_first"] else norm(x, number)
+    return x
 
 
 def padding_encoders(model: nn.Module) -> list[nn.TransformerEncoder]:

@@ -12,8 +12,6 @@ from addnorm.fusion.backend import fuse_graph, warn_of_failures
 from addnorm.fusion.fuse import is_fused
 from addnorm.stream.dataflow.snapshot import StateSnapshot
 
-__all__ = ["export_fused"]
-
 
 def export_fused(
     model: nn.Module,

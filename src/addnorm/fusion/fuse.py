@@ -23,14 +23,13 @@ from addnorm._util.torch_internals import GLOBAL_HOOKS, HookGuards, forget_code
 from addnorm.fusion.backend import CAPTURED_ANEW, ModelBackend
 from addnorm.fusion.benchmark import measure
 from addnorm.fusion.encoder import keep_padding_zero, padding_encoders
+from addnorm.fusion.match import Boundary
 from addnorm.fusion.proof import modes_of, prove
 from addnorm.fusion.result import Fusion, VerificationError
 from addnorm.fusion.runs import run
 from addnorm.stream.dataflow.snapshot import StateSnapshot
 from addnorm.stream.dataflow.wrappers import find_fsdp_modules, find_wrapped_parameter
 from addnorm.stream.find.inspect import check_inputs
-
-__all__ = ["fuse", "unfuse"]
 
 UNDO = "_addnorm_undo"  # attribute of the compiled call: the function that unfuse calls
 USAGE = "addnorm.fuse(model, *args, **kwargs)"
@@ -84,29 +83,35 @@ def fuse(model: nn.Module, *args: Any, compile: bool = False, benchmark: bool = 
     before, after = model._call_impl, _compiled_call(model, backend)
     undo = [keep_padding_zero(encoder) for encoder in padding_encoders(model)]
     fused_calls = False
+
+    def result(boundaries: Sequence[Boundary], **measured: Any) -> Fusion:
+        """Return the result; an error if a call that was captured by now differs."""
+        fusion = Fusion(
+            type(model).__name__, tuple(boundaries), num_graphs,
+            replace(proof, calls=tuple(backend.differences)), compile, **measured,
+        )  # fmt: skip
+        if not fusion.proof.holds:
+            raise VerificationError(fusion)
+        return fusion
+
     try:
         proof = prove(model, before, backend.recorded(after), args, kwargs)
-        proof = replace(proof, calls=tuple(backend.differences))
-        boundaries = backend.boundaries(model, args, kwargs)
-        fusion = Fusion(type(model).__name__, boundaries, backend.num_graphs, proof, compile)
-        if not proof.holds:
-            raise VerificationError(fusion)
+        num_graphs = backend.num_graphs  # of the proof; later calls add more
+        fusion = result(backend.boundaries(model, args, kwargs))
         if fusion.fused:
             state = StateSnapshot(model, (args, kwargs))
             modes = [mode for mode in modes_of(model, args, kwargs) if mode.is_in(proof)]
             runs = [partial(run, after, args, kwargs, mode.parameters, inputs=mode.inputs) for mode in modes]
             is_reused = all(backend.is_reused(call, state) for call in runs)
-            fusion = replace(fusion, proof=replace(proof, calls=tuple(backend.differences)))  # these calls capture, too
-            if not fusion.proof.holds:
-                raise VerificationError(fusion)
+            boundaries = fusion.boundaries
             if not is_reused:
-                unfused = (replace(one, reason=one.reason or CAPTURED_ANEW) for one in boundaries)
-                fusion = replace(fusion, boundaries=tuple(unfused))
+                boundaries = tuple(replace(one, reason=one.reason or CAPTURED_ANEW) for one in boundaries)
+            fusion = result(boundaries)
         if fusion.fused:
-            fusion = replace(fusion, share=backend.measure_share(lambda: run(after, args, kwargs, {}), state))
+            share = backend.measure_share(lambda: run(after, args, kwargs, {}), state)
             backend.stop_recording()
-            if benchmark:
-                fusion = replace(fusion, benchmark=measure(model, before, after, args, kwargs, bool(proof.gradients)))
+            times = measure(model, before, after, args, kwargs, bool(proof.gradients)) if benchmark else None
+            fusion = result(boundaries, share=share, benchmark=times)
         fused_calls = bool(fusion.fused)
     finally:
         backend.stop_recording()

@@ -8,22 +8,16 @@ other steps is not fused.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
 import torch
 from torch import Tensor, fx
 
 from addnorm import functional
-from addnorm.fusion.boundary import Match
-from addnorm.fusion.graph import concrete, contexts_of, example_value, is_number
+from addnorm.fusion.graph import TracedGraph, concrete, entered, example_value, is_number
+from addnorm.fusion.match import Match, NotFusableError
 from addnorm.reference import Casting
-
-__all__ = [
-    "LOW_PRECISION", "agree", "apply_view", "call_arguments", "call_node", "choose_casting", "entered", "operation_of",
-    "probe_shape", "takes_any_rows",
-]  # fmt: skip
 
 OPERATIONS: dict[str, Callable[..., Any]] = {"layer": functional.add_layer_norm, "rms": functional.add_rms_norm}
 ROWS = 64  # rows of random numbers, if the nodes accept any shape
@@ -49,48 +43,44 @@ def call_arguments(match: Match) -> dict[str, Any]:
         arguments["casting"] = match.casting
     if z.dtype != x.dtype:
         arguments["residual_dtype"] = z.dtype
-    if (
-        y.dtype != branch.dtype or len({x.dtype, branch.dtype, y.dtype}) > 1
-    ):  # explicit, so that autocast does not decide
+    if len({x.dtype, branch.dtype, y.dtype}) > 1:  # explicit, so that autocast does not decide
         arguments["out_dtype"] = y.dtype
     return arguments
 
 
-def choose_casting(match: Match, graph: fx.GraphModule) -> str | None:
-    """Set the casting with which the fused call matches the graph's nodes; return the reason if none does."""
+def choose_casting(match: Match, traced: TracedGraph) -> None:
+    """Set the casting with which the fused call matches the graph's nodes.
+
+    Raises:
+        NotFusableError: there is none.
+    """
     dtype = example_value(match.z[0]).dtype
-    low = dtype in LOW_PRECISION
-    castings: Sequence[str] = get_args(Casting) if low and match.norm.kind == "rms" else ("float32",)
-    contexts = contexts_of(graph)[match.y[0]]
-    problem = None
-    for shape, is_last in _shapes(match):
+    is_low = dtype in LOW_PRECISION
+    castings: Sequence[str] = get_args(Casting) if is_low and match.norm.kind == "rms" else ("float32",)
+    problem = ""
+    for shape in (probe_shape(match), match.shape):
         rows = max(math.prod(shape[:-1]), 1)
         count = math.ceil(ROWS / rows) if rows < len(ROW_SCALES) else 1
         draws = [_random_tensors(match, shape, seed) for seed in range(count)]
         try:
-            with entered(contexts), torch.no_grad():
-                expected = torch.stack([_run_nodes(match, tensors, graph) for tensors in draws])
+            with entered(traced.contexts[match.y[0]]), torch.no_grad():
+                expected = torch.stack([_run_nodes(match, tensors, traced.graph) for tensors in draws])
                 for match.casting in castings:
                     results = torch.stack([_run_call(match, tensors) for tensors in draws])
                     if agree(expected, results, dtype):
-                        return None
+                        return
         except Exception as error:  # the nodes may accept no other shape than that of the graph
             problem = f"its norm could not be run on its own ({type(error).__name__})"
             continue
-        if is_last:
-            return OTHER_ROUNDING if low else OTHER_FORMULA
-    return problem
-
-
-def _shapes(match: Match) -> Iterator[tuple[tuple[int, ...], bool]]:
-    """Yield a shape of few rows, then that of the graph, each with whether a failure there is final."""
-    yield probe_shape(match), takes_any_rows(match)
-    yield tuple(concrete(tuple(example_value(match.z[0]).shape))), True
+        if takes_any_rows(match) or shape == match.shape:
+            problem = OTHER_ROUNDING if is_low else OTHER_FORMULA
+            break
+    raise NotFusableError(problem)
 
 
 def probe_shape(match: Match) -> tuple[int, ...]:
     """Return the shape of the sum with few rows."""
-    shape = tuple(concrete(tuple(example_value(match.z[0]).shape)))
+    shape = match.shape
     most = ROWS if takes_any_rows(match) else max(shape[-2:-1], default=1)  # few numbers do not tell castings apart
     rows = (*(1,) * (len(shape) - 2), min(ROWS, max(most, 1)))
     return (*rows[: len(shape) - 1], shape[-1])
@@ -102,21 +92,27 @@ def takes_any_rows(match: Match) -> bool:
     return not match.views and not any(is_number(example_value(node)) for node in inputs)
 
 
+def draw_normal(generator: torch.Generator, shape: Sequence[int]) -> Tensor:
+    """Return random numbers in float64 on the CPU, whatever torch's defaults are."""
+    return torch.randn(tuple(shape), generator=generator, dtype=torch.float64, device="cpu")
+
+
+def draw_row_factors(generator: torch.Generator, shape: Sequence[int]) -> Tensor:
+    """Return random factors of the rows of a tensor, from 0.001 to 10."""
+    drawn = torch.rand((*shape[:-1], 1), generator=generator, dtype=torch.float64, device="cpu")
+    return 10.0 ** (4.0 * drawn - 3.0)
+
+
 def _random_tensors(match: Match, shape: tuple[int, ...], seed: int) -> dict[fx.Node, Tensor]:
     """Return a random sum, weight and bias. Rows range from small against eps to large, with a mean; some are tiny or zero."""
     generator = torch.Generator().manual_seed(seed)
-    options: dict[str, Any] = {"dtype": torch.float64, "device": "cpu"}  # whatever torch's default device is
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, **options)
-
-    scale = 10.0 ** (4.0 * torch.rand((*shape[:-1], 1), generator=generator, **options) - 3.0)
+    scale = draw_row_factors(generator, shape)
     turn = torch.arange(scale.numel(), device="cpu").add(seed).reshape(scale.shape) % len(ROW_SCALES)
-    scale = scale * torch.tensor(ROW_SCALES, **options)[turn]
-    tensors = dict.fromkeys(match.z, (draw(*shape) + 0.3) * scale)
+    scale = scale * torch.tensor(ROW_SCALES, dtype=torch.float64, device="cpu")[turn]
+    tensors = dict.fromkeys(match.z, (draw_normal(generator, shape) + 0.3) * scale)
     for node in (match.weight, match.bias):
         if node is not None:
-            tensors[node] = draw(*concrete(tuple(example_value(node).shape)))
+            tensors[node] = draw_normal(generator, concrete(tuple(example_value(node).shape)))
     return {node: tensor.to(example_value(node).device, example_value(node).dtype) for node, tensor in tensors.items()}
 
 
@@ -185,15 +181,3 @@ def agree(expected: Tensor, result: Tensor, dtype: torch.dtype, flips: int = 0) 
     info = torch.finfo(expected.dtype)
     one_rounding = difference <= 2.0 * info.eps * a.abs().clamp_min(info.tiny)
     return bool((one_rounding | ~differs).all()) and int(differs.sum()) <= FLIPPED * differs.numel() + flips
-
-
-@contextmanager
-def entered(contexts: Sequence[Any]) -> Iterator[None]:
-    """Enter the grad mode and the autocasts of `contexts_of`."""
-    with ExitStack() as stack:
-        stack.enter_context(torch.set_grad_enabled(contexts[0]))
-        for node in contexts[1:]:
-            if node.target is torch.amp.autocast_mode._enter_autocast:
-                device, dtype, enabled, cache = node.args
-                stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=cache))
-        yield

@@ -7,7 +7,8 @@ no side effects. Where a node needs numbers, or hides its operators from the dis
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -19,13 +20,8 @@ from addnorm.stream.dataflow.flow_capture import FlowCapture
 from addnorm.stream.dataflow.graph import CONSTANT, DATA, PARAMETER, Flow, Frame, Op, Value
 from addnorm.stream.dataflow.wrappers import inner_tensors
 
-__all__ = [
-    "PathOf", "TracedGraph", "concrete", "contexts_of", "example_value", "is_number", "layout_of", "size_expr", "source_of",
-    "trace_graph", "with_strides", "writes_in_place",
-]  # fmt: skip
-
 PathOf = Callable[[fx.Node], str]  # the path of the module that a node comes from
-SYMBOLS = torch.SymInt | torch.SymFloat | torch.SymBool
+SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 OWNED = re.compile(r"\._(parameters|buffers)\[[^\]]*\]$")
 UNKNOWN_SIZE = 2  # in place of a size that depends on the data
 KINDS = {"parameters": PARAMETER, "buffers": CONSTANT}
@@ -35,6 +31,8 @@ class TracedGraph:
     """Data flow of a graph, and its relation to the graph's nodes.
 
     Attributes:
+        graph: the graph.
+        contexts: of each node, as `contexts_of` returns them.
         flow: operators and values.
         values: node -> value, for nodes that return a tensor.
         nodes: value -> first node that returns it.
@@ -44,8 +42,9 @@ class TracedGraph:
         transformed: nodes that run inside `torch.func.vmap`, `grad` or a similar transform.
     """
 
-    def __init__(self, flow: Flow) -> None:
-        self.flow = flow
+    def __init__(self, graph: fx.GraphModule, flow: Flow) -> None:
+        self.graph, self.flow = graph, flow
+        self.contexts = contexts_of(graph)
         self.values: dict[fx.Node, Value] = {}
         self.nodes: dict[Value, fx.Node] = {}
         self.ops_of: dict[fx.Node, list[Op]] = {}
@@ -56,6 +55,10 @@ class TracedGraph:
     def kind(self, node: Any) -> int:
         """Return what the value of a node depends on, as bits of `stream.dataflow.graph`."""
         return self.values[node].kind if node in self.values else CONSTANT
+
+    def nodes_in_memory(self, memory: int, without: Container[fx.Node]) -> list[fx.Node]:
+        """Return the nodes whose tensors are in a storage, except some."""
+        return [node for node, other in self.memory.items() if other == memory and node not in without]
 
 
 def trace_graph(graph: fx.GraphModule, path_of: PathOf, kinds: Sequence[int] | None = None) -> TracedGraph:
@@ -121,6 +124,23 @@ def layout_of(tensor: Tensor) -> Any:
     return sizes, size, stride, tensor.dtype, tensor.device, tensor.requires_grad
 
 
+def is_external(node: fx.Node) -> bool:
+    """Return whether a node is an input, a parameter or a buffer."""
+    return node.op in ("placeholder", "get_attr")
+
+
+def same_layout(first: Tensor, second: Tensor) -> bool:
+    """Return whether two tensors have the same shape, and the same strides where a size is more than one."""
+    sizes = zip(first.shape, first.stride(), second.stride(), strict=True)
+    return first.shape == second.shape and all(n < 2 or a == b for n, a, b in sizes)
+
+
+def empty_like(tensor: Tensor, device: Any = None) -> Tensor:
+    """Return an empty tensor with the sizes and strides of the call for which the graph was captured."""
+    size, stride = concrete(tuple(tensor.shape)), concrete(tensor.stride())
+    return torch.empty_strided(size, stride, dtype=tensor.dtype, device=tensor.device if device is None else device)
+
+
 def writes_in_place(node: fx.Node) -> bool:
     """Return whether a node calls an in-place function, judged by its name."""
     name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
@@ -149,6 +169,18 @@ def contexts_of(graph: fx.GraphModule) -> dict[fx.Node, tuple[Any, ...]]:
     return contexts
 
 
+@contextmanager
+def entered(contexts: Sequence[Any]) -> Iterator[None]:
+    """Enter the grad mode and the autocasts of `contexts_of`."""
+    with ExitStack() as stack:
+        stack.enter_context(torch.set_grad_enabled(contexts[0]))
+        for node in contexts[1:]:
+            if node.target is torch.amp.autocast_mode._enter_autocast:
+                device, dtype, enabled, cache = node.args
+                stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=cache))
+        yield
+
+
 class _Tracer(fx.Interpreter):
     """Interpreter that records the operators and the value of each node."""
 
@@ -156,7 +188,7 @@ class _Tracer(fx.Interpreter):
         super().__init__(graph, garbage_collect_values=False)
         self.capture = FlowCapture(graph, contents=False)
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
-        self.traced = TracedGraph(self.capture.flow)
+        self.traced = TracedGraph(graph, self.capture.flow)
         self._path_of = path_of
         self._kinds = iter(kinds) if kinds is not None else None
         self._frames: dict[tuple[str, ...], Frame] = {}
@@ -197,7 +229,7 @@ class _Tracer(fx.Interpreter):
     def _example(self, node: fx.Node) -> Any:
         """Return new values like the node's example value, and record them as leaves of the flow."""
         frame, self.capture.frames.current = self.capture.frames.current, None  # allocation is not a graph operator
-        out = pytree.tree_map_only(Tensor, _empty_like, example_value(node))
+        out = pytree.tree_map_only(Tensor, empty_like, example_value(node))
         self.capture.frames.current = frame
         kind, number = _owner_kind(node) if node.op == "placeholder" else (DATA, None)
         if node.op == "placeholder" and self._kinds is not None:
@@ -206,17 +238,12 @@ class _Tracer(fx.Interpreter):
             if isinstance(tensor, Tensor):
                 value = self.capture.add_leaf(tensor, kind)
                 value.tensor = tensor if number is None else number
-        return pytree.tree_map_only((torch.SymInt, torch.SymFloat, torch.SymBool), concrete, out)
+        return pytree.tree_map_only(SYMBOLS, concrete, out)
 
     def _frame(self, node: fx.Node) -> Frame:
         """Return the frame of the module call that a node comes from."""
         stack = tuple(node.meta.get("nn_module_stack", {}))
         return self._frames.setdefault(stack, Frame(self._path_of(node), len(self._frames), None))
-
-
-def _empty_like(tensor: Tensor) -> Tensor:
-    size, stride = concrete(tuple(tensor.shape)), concrete(tensor.stride())
-    return torch.empty_strided(size, stride, dtype=tensor.dtype, device=tensor.device)
 
 
 def source_of(graph_arg: Any) -> str:

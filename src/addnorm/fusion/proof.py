@@ -23,15 +23,11 @@ from addnorm.fusion.tolerance import (
     has_finite_numbers,
     largest_errors,
     mostly_unrelated,
-    tolerances,
-    widen_tolerance,
     worst,
-)
+)  # fmt: skip
 from addnorm.stream.dataflow.snapshot import StateSnapshot
 
-__all__ = ["Proof", "modes_of", "prove"]
-
-Errors = tuple[dict[str, float], dict[str, float]]  # of outputs, and of gradients
+Errors = tuple[dict[str, float], ...]  # by tensor, of outputs and of gradients
 
 PERTURBATIONS = 4  # runs of the model with perturbed parameters before a proof fails
 DRAWS = 16  # and runs with moved parameters, each of which draws the model's error again
@@ -119,7 +115,8 @@ def prove(
     errors, oracle = baseline.errors(baseline.results)
     fused = baseline.run_modes(after)
     mode = "training" if model.training else "evaluation"
-    proof = Proof(*_differences(baseline, fused, errors), oracle, mode, baseline.gradient_error)
+    unchanged: list[Errors] = [({}, {}) for _ in errors]
+    proof = Proof(*_differences(baseline, fused, errors, unchanged), oracle, mode, baseline.gradient_error)
     return proof if proof.holds or not oracle.startswith("float") else _draw_again(proof, baseline, fused, errors)
 
 
@@ -138,44 +135,37 @@ def _draw_again(proof: Proof, baseline: _Baseline, fused: Sequence[RunResult], e
         if most is None or not 1.0 < most.tolerance_share < MAX_GROWTH:
             break
         draws.append(baseline.moved_errors(seed))
-        proof = with_errors(
-            [_largest_of_draws(first_errors, [draw[k] for draw in draws]) for k, first_errors in enumerate(errors)]
-        )
+        proof = with_errors([_largest_of_draws(*of_mode) for of_mode in zip(errors, *draws, strict=True)])
     return proof
 
 
-def _largest_of_draws(first_errors: Errors, draws: Sequence[Errors]) -> Errors:
+def _largest_of_draws(first: Errors, *draws: Errors) -> Errors:
     """Return the largest error of each tensor over the draws, at most `MAX_GROWTH` times its first error."""
-
-    def largest(k: int, name: str, error: float) -> float:
-        return min(max((draw[k].get(name, 0.0) for draw in draws), default=0.0), MAX_GROWTH * error)
-
-    outputs, gradients = (
-        {name: max(error, largest(k, name, error)) for name, error in part.items()}
-        for k, part in enumerate(first_errors)
+    return tuple(
+        {
+            name: max(error, min(max(part.get(name, 0.0) for part in others), MAX_GROWTH * error))
+            for name, error in errors.items()
+        }
+        for errors, *others in zip(first, *draws, strict=True)
     )
-    return outputs, gradients
+
+
+def _errors(results: RunResult, exact: RunResult) -> Errors:
+    return tuple(map(largest_errors, results, exact))
 
 
 def _differences(
-    baseline: _Baseline,
-    fused: Sequence[RunResult],
-    errors: Sequence[Errors],
-    perturbed: Sequence[Errors] | None = None,
+    baseline: _Baseline, fused: Sequence[RunResult], errors: Sequence[Errors], perturbed: Sequence[Errors]
 ) -> tuple[tuple[Difference, ...], tuple[Difference, ...]]:
-    """Return the differences of outputs and of gradients, with their tolerances."""
-    outputs: dict[str, Difference] = {}
-    gradients: list[Difference] = []
-    perturbed = perturbed or [({}, {}) for _ in errors]
-    for plain, other, error, changes in zip(baseline.results, fused, errors, perturbed, strict=True):
-        allowed = tolerances(plain.outputs, error[0], baseline.eps)
-        allowed = [widen_tolerance(difference, changes[0].get(difference.name, 0.0)) for difference in allowed]
-        for difference in compare(plain.outputs, other.outputs, allowed):
-            outputs[difference.name] = worst([difference, *filter(None, [outputs.get(difference.name)])]) or difference
-        allowed = tolerances(plain.gradients, error[1], baseline.eps, gradients=True)
-        allowed = [widen_tolerance(difference, changes[1].get(difference.name, 0.0)) for difference in allowed]
-        gradients += compare(plain.gradients, other.gradients, allowed)
-    return tuple(outputs.values()), tuple(gradients)
+    """Return the differences of outputs and of gradients; of those that several runs have, the worst."""
+    found: tuple[dict[str, Difference], dict[str, Difference]] = {}, {}
+    for of_mode in zip(baseline.results, fused, errors, perturbed, strict=True):
+        for k, (plain, other, own, changes) in enumerate(zip(*of_mode, strict=True)):
+            for difference in compare(plain, other, own, baseline.eps, gradients=bool(k), perturbed=changes):
+                known = [found[k][difference.name]] if difference.name in found[k] else []
+                found[k][difference.name] = worst([difference, *known]) or difference
+    outputs, gradients = found
+    return tuple(outputs.values()), tuple(gradients.values())
 
 
 class Mode(NamedTuple):
@@ -245,11 +235,7 @@ class _Baseline:
     def errors(self, results: Sequence[RunResult], state: StateSnapshot | None = None) -> tuple[list[Errors], str]:
         """Return the errors of results against float64, and the dtype used, or why there are none."""
         exact, oracle = self._run_exact(state or self.state)
-        exact = exact or RunResult({}, {})
-        errors = [
-            (largest_errors(result.outputs, exact.outputs), largest_errors(result.gradients, exact.gradients))
-            for result in results
-        ]
+        errors = [_errors(result, exact or RunResult({}, {})) for result in results]
         if mostly_unrelated(results[-1].outputs, errors[-1][0], self.eps):
             return [({}, {}) for _ in results], "the float64 run computes something else: other random numbers?"
         return errors, oracle
@@ -273,10 +259,9 @@ class _Baseline:
             with self.state.restored():
                 self._scale_parameters(self.eps, torch.Generator().manual_seed(seed))
                 perturbed = self.run_modes(state=StateSnapshot(self.model, (self.args, self.kwargs)))
-            for mode, result, other in zip(largest, self.results, perturbed, strict=True):
-                for errors, before, after in zip(mode, result, other, strict=True):
-                    new = largest_errors(before, after)
-                    errors.update({name: max(value, errors.get(name, 0.0)) for name, value in new.items()})
+            for of_mode, *pair in zip(largest, self.results, perturbed, strict=True):
+                for known, new in zip(of_mode, _errors(*pair), strict=True):
+                    known.update({name: max(value, known.get(name, 0.0)) for name, value in new.items()})
         return largest
 
     def _scale_parameters(self, deviation: float, generator: torch.Generator | None) -> None:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from addnorm._util.blocks import Block, Column, Paragraph, Table, TableRow
 from addnorm._util.numbers import format_bytes, format_count, format_number, format_percent, format_seconds
 from addnorm._util.render import Rendered
 from addnorm.fusion.benchmark import Benchmark, Timing
-from addnorm.fusion.boundary import Boundary
+from addnorm.fusion.match import Boundary
 from addnorm.fusion.proof import Proof
 from addnorm.fusion.tolerance import Difference, worst
 from addnorm.stream.find.labels import NORM_NAMES, mask_numbers, merge_paths
-
-__all__ = ["Fusion", "VerificationError"]
 
 MODEL = "the model"  # in place of the model's own path, which is empty
 MAX_SHOWN = 3  # outputs, and gradients, that a failed proof names
@@ -105,15 +103,11 @@ class VerificationError(RuntimeError):
     def __init__(self, fusion: Fusion) -> None:
         proof = fusion.proof
         most = worst([one for one in proof.calls if not one.holds] or proof.differences)
-        known = proof.oracle.startswith("float")
-        basis = "twice the model's own error" if known else "a number of roundings"
-        if most in proof.calls:
-            basis = "of its fused call by itself"
-        description = (
-            ""
-            if most is None
-            else f"{most.name} differs by {most.max_abs:.1e}, tolerance {most.tolerance:.1e} ({basis})"
-        )
+        basis = "twice the model's own error" if proof.oracle.startswith("float") else "a number of roundings"
+        description = ""
+        if most is not None:
+            basis = "of its fused call by itself" if most in proof.calls else basis
+            description = f"{most.name} differs by {most.max_abs:.1e}, tolerance {most.tolerance:.1e} ({basis})"
         super().__init__(f"{fusion.model} is not fused: {description}. The model is unchanged.")
         self.fusion = fusion
 
@@ -163,15 +157,7 @@ def _group(boundaries: Sequence[Boundary]) -> list[list[Boundary]]:
     groups: dict[Any, list[Boundary]] = {}
     for boundary in boundaries:
         paths = mask_numbers(boundary.add), mask_numbers(boundary.norm)
-        key = (
-            boundary.kind,
-            boundary.eps,
-            boundary.casting,
-            boundary.returns_residual,
-            boundary.dtype,
-            boundary.reason,
-            paths,
-        )
+        key = replace(boundary, add="", norm="", shape=(), weight=None), paths
         groups.setdefault(key, []).append(boundary)
     return [*groups.values()]
 
@@ -197,36 +183,25 @@ def _paths(group: Sequence[Boundary]) -> tuple[str, str]:
 def _proof_blocks(proof: Proof) -> Iterator[Block]:
     """Yield the verdict, and of each kind the tensor closest to its tolerance, or those beyond it."""
     kinds = {"call": proof.calls, "output": proof.outputs, "gradient": proof.gradients}
-    failed = {
-        kind: sorted(
-            (difference for difference in differences if not difference.holds),
-            key=lambda difference: -difference.tolerance_share,
-        )
-        for kind, differences in kinds.items()
-    }
+    rows: list[tuple[str, Difference]] = []
+    counts: list[str] = []
+    remaining: list[str] = []
+    for kind, differences in kinds.items():
+        failed = sorted((one for one in differences if not one.holds), key=lambda one: -one.tolerance_share)
+        closest = worst([one for one in differences if one.is_compared])
+        shown = [closest] if proof.holds and closest is not None else failed[:MAX_SHOWN]
+        rows += [(kind, difference) for difference in shown]
+        if failed:
+            counts.append(f"{len(failed)} of {format_count(len(differences), NOUNS[kind])}")
+        if len(failed) > MAX_SHOWN:
+            remaining.append(f"{len(failed) - MAX_SHOWN} more {NOUNS[kind]}s")
     if proof.holds:
         yield Paragraph(_verdict(proof), space=True)
-        closest = [
-            (kind, worst([one for one in differences if one.is_compared])) for kind, differences in kinds.items()
-        ]
-        yield _difference_table([(kind, difference) for kind, difference in closest if difference is not None])
     else:
-        count = " and ".join(
-            f"{len(failures)} of {format_count(len(kinds[kind]), NOUNS[kind])}"
-            for kind, failures in failed.items()
-            if failures
-        )
-        yield Paragraph(f"!! {count} exceed the tolerance:", style="bad", space=True)
-        yield _difference_table(
-            [(kind, difference) for kind, failures in failed.items() for difference in failures[:MAX_SHOWN]]
-        )
-        remaining = [
-            f"{len(failures) - MAX_SHOWN} more {NOUNS[kind]}s"
-            for kind, failures in failed.items()
-            if len(failures) > MAX_SHOWN
-        ]
-        if remaining:
-            yield Paragraph(f"and {' and '.join(remaining)}", style="bad", indent=2)
+        yield Paragraph(f"!! {' and '.join(counts)} exceed the tolerance:", style="bad", space=True)
+    yield _difference_table(rows)
+    if remaining:
+        yield Paragraph(f"and {' and '.join(remaining)}", style="bad", indent=2)
     yield Paragraph(" ".join(_notes(proof)), style="dim", indent=2)
 
 
@@ -249,21 +224,15 @@ def _verdict(proof: Proof) -> str:
 
 
 def _difference_table(differences: Sequence[tuple[str, Difference]]) -> Table:
-    numbers = ("difference", "eager error", "tolerance")
-    columns = [Column(""), Column("tensor", fold=True), *(Column(name, "right") for name in numbers), Column(" ")]
+    columns = [Column(""), Column("tensor", fold=True)]
+    columns += [Column(name, "right") for name in ("difference", "eager error", "tolerance")]
     rows = []
-    for kind, difference in differences:
-        cells = [
-            kind,
-            difference.name,
-            *(
-                format_number(value, 2, trim=True)
-                for value in (difference.max_abs, difference.eager_error, difference.tolerance)
-            ),
-        ]
-        rows.append(TableRow(cells) if difference.holds else TableRow([*cells, "!!"], "bad"))
-    is_failed = any(not difference.holds for _, difference in differences)
-    return Table(columns if is_failed else columns[:-1], rows, indent=2)
+    for kind, one in differences:
+        numbers = (one.max_abs, one.eager_error, one.tolerance)
+        cells = [kind, one.name, *(format_number(number, 2, trim=True) for number in numbers)]
+        rows.append(TableRow(cells) if one.holds else TableRow([*cells, "!!"], "bad"))
+    is_failed = any(not one.holds for _, one in differences)
+    return Table([*columns, Column(" ")] if is_failed else columns, rows, indent=2)
 
 
 def _notes(proof: Proof) -> Iterator[str]:
@@ -302,14 +271,9 @@ def _benchmark_blocks(fusion: Fusion, benchmark: Benchmark) -> Iterator[Block]:
     threads = format_count(benchmark.threads, "thread")
     note = f"Medians of {rounds} rounds, ± half the interquartile range; {threads}{load}."
     yield Paragraph(note, style="dim", indent=2)
-    beyond = [
-        f"{name} {timing.ratio:.2f}"
-        for name, timing in timings
-        if timing is not None
-        and timing.is_significant
-        and fusion.max_gain is not None
-        and timing.ratio > fusion.max_gain
-    ]
+    bound = math.inf if fusion.max_gain is None else fusion.max_gain
+    measured = [(name, timing) for name, timing in timings if timing is not None and timing.is_significant]
+    beyond = [f"{name} {timing.ratio:.2f}" for name, timing in measured if timing.ratio > bound]
     if beyond and not fusion.inductor:
         remark = (
             f"More than the {fusion.max_gain:.2f} times that fusing can gain in a forward pass: {', '.join(beyond)}. The rest is "

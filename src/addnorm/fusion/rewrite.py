@@ -12,11 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from addnorm.fusion.boundary import Match
 from addnorm.fusion.fused_call import apply_view, call_arguments, operation_of
-from addnorm.fusion.graph import concrete, example_value, writes_in_place
-
-__all__ = ["dimension_order", "insert_fused_call", "read_written_values"]
+from addnorm.fusion.graph import empty_like, example_value, same_layout, writes_in_place
+from addnorm.fusion.match import Match
 
 
 def read_written_values(graph: fx.Graph) -> None:
@@ -43,12 +41,11 @@ def insert_fused_call(graph: fx.Graph, match: Match, replaced: dict[fx.Node, fx.
         match: an Add & Norm of the graph that can be fused.
         replaced: nodes that earlier calls have replaced, with their replacements; this call adds its own.
     """
-    assert match.add is not None
     residual, branch = (replaced.get(node, node) for node in match.operands)
     parameters = [_move_before(node, match.add) for node in (match.weight, match.bias)]
     replaced_nodes = {*match.inner, *match.z}
-    returns_residual = any(user not in replaced_nodes for node in match.z for user in node.users)
-    layout = _meta_like(example_value(match.z[0]))
+    returns_residual = match.returns_residual
+    layout = empty_like(example_value(match.z[0]), "meta")
     order = dimension_order(layout)
     in_rows = order[-1:] == [len(order) - 1]  # else features are not adjacent in memory, and the call copies
     with graph.inserting_before(match.add):
@@ -74,7 +71,7 @@ def insert_fused_call(graph: fx.Graph, match: Match, replaced: dict[fx.Node, fx.
             for size in view.all_input_nodes[1:]:
                 _move_before(size, call)
             y, layout = _copy_view(graph, view, y), apply_view(view, layout)
-        if not _same_layout(layout, expected := _meta_like(example_value(match.y[0]))):
+        if not same_layout(layout, expected := empty_like(example_value(match.y[0]), "meta")):
             y = _copy_in_order(graph, y, dimension_order(expected))
     y.meta["example_value"] = example_value(match.y[0])
     z.meta["example_value"] = example_value(match.z[0])
@@ -110,24 +107,12 @@ def _copy_view(graph: fx.Graph, view: fx.Node, y: fx.Node) -> fx.Node:
 # Layout: the order of the dimensions in memory.
 
 
-def _meta_like(tensor: Tensor) -> Tensor:
-    """Return a tensor on the meta device with the same shape, strides and dtype."""
-    size, stride = concrete(tuple(tensor.shape)), concrete(tensor.stride())
-    return torch.empty_strided(size, stride, dtype=tensor.dtype, device="meta")
-
-
 def dimension_order(tensor: Tensor) -> list[int]:
     """Return the dimensions by falling stride; in their usual order if the tensor is contiguous or not dense."""
     usual = list(range(tensor.dim()))
     order = sorted(usual, key=tensor.stride().__getitem__, reverse=True)
     is_dense = not tensor.is_contiguous() and tensor.permute(order).is_contiguous()
     return order if is_dense else usual
-
-
-def _same_layout(first: Tensor, second: Tensor) -> bool:
-    """Return whether two tensors have the same shape and strides."""
-    sizes = zip(first.shape, first.stride(), second.stride(), strict=True)
-    return first.shape == second.shape and all(n < 2 or a == b for n, a, b in sizes)
 
 
 def _permute(graph: fx.Graph, node: fx.Node, order: Sequence[int]) -> fx.Node:

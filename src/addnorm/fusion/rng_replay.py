@@ -22,8 +22,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from addnorm.fusion.runs import map_tensors
 from addnorm.stream.dataflow.operators import find_traits, operator_name
 
-__all__ = ["copy_in_dtype", "replay_rng"]
-
 
 def copy_in_dtype(
     model: nn.Module, arguments: Any, tensors: Sequence[Tensor], wide: torch.dtype

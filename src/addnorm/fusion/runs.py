@@ -13,8 +13,6 @@ from torch.utils import _pytree as pytree
 
 from addnorm.stream.dataflow.state import LEAF_TYPES, find_tensors
 
-__all__ = ["INPUT", "RunResult", "Tensors", "floating_inputs", "map_tensors", "named_tensors", "run"]
-
 Tensors = dict[str, Tensor]
 INPUT = "input "  # before the names of inputs, where gradients are named
 

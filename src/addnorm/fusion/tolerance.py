@@ -1,22 +1,22 @@
-"""Differences of tensors, and their tolerance: twice the error of the model itself against float64."""
+"""Differences of tensors, and how large they may be: in the proof of a whole model, and in that of each fused call by itself.
+
+A model's tensors may differ by twice the error of the model itself against float64. The results of a call may have little more
+round-off than the operators that it replaced.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from addnorm.fusion.fused_call import LOW_PRECISION, agree
 from addnorm.fusion.runs import Tensors
-
-__all__ = [
-    "Difference", "compare", "has_finite_numbers", "largest_errors", "magnitude_of", "mostly_unrelated", "tolerances",
-    "widen_tolerance", "worst",
-]  # fmt: skip
 
 TIMES = 2  # two results that are equally exact differ by at most the sum of both errors
 # Without float64 it is not known how round-off accumulates in a model. In 46 small models in float32 with perturbed parameters,
@@ -24,6 +24,21 @@ TIMES = 2  # two results that are equally exact differ by at most the sum of bot
 # mask, makes a difference of a million eps.
 ROUNDINGS = 256
 MAX_SHARE = 0.1  # of the magnitude: in bfloat16, ROUNDINGS alone would allow any difference
+
+# Of one call.
+ORDERS = 64  # in eps of float64 (times the root of the width) or float32: between two orders of computing
+GROWTH = 1.1  # of the root mean square of the operators' errors, plus half an eps; documented is a factor of 1.02
+SAMPLING = (
+    4  # over the root of the number of elements, in addition: few errors say less about the errors of another result
+)
+SUMS = 4  # in eps of the dtype in which sums over rows are accumulated
+ROUNDED = 2  # without a float64 result, in eps: root mean square of the difference of two roundings
+USUAL = 8  # at most, the largest feature of a row of random numbers in standard deviations
+FEW = 8  # features: of so few, the two that LayerNorm removes from a gradient are most of it
+VERY_FEW = 3  # features: a LayerNorm of these returns the same numbers for nearly all rows, and a gradient of round-off
+FLIPS = 2  # elements of y in low precision that may be rounded the other way, besides the usual share
+SUM = "the sum"
+FLOAT32, FLOAT64 = torch.finfo(torch.float32).eps, torch.finfo(torch.float64).eps
 
 
 @dataclass(frozen=True)
@@ -66,19 +81,33 @@ class Difference:
         return {**numbers, "holds": self.holds}
 
 
+def failure(name: str) -> Difference:
+    """Return a difference that no tolerance accepts."""
+    return Difference(name, math.inf, None, 0.0, 0.0)
+
+
 def worst(differences: Sequence[Difference]) -> Difference | None:
     """Return the difference with the largest share of its tolerance; None if there are none."""
     return max(differences, key=lambda difference: difference.tolerance_share, default=None)
 
 
-def tolerances(before: Tensors, errors: Mapping[str, float], eps: float, gradients: bool = False) -> list[Difference]:
-    """Return the tolerance of each tensor, as differences that are still zero.
+# Of a model.
+
+
+def compare(
+    before: Tensors, after: Tensors, errors: Mapping[str, float], eps: float, *, gradients: bool = False,
+    perturbed: Mapping[str, float] | None = None,
+) -> list[Difference]:  # fmt: skip
+    """Return the difference of each tensor, infinite for one that is new or missing.
 
     Args:
         before: the tensors of the original model.
-        errors: their largest errors against float64, where known.
+        after: those of the fused model.
+        errors: the largest errors of the original model against float64, where known.
         eps: distance of adjacent numbers at 1 in the dtype in which the model computes.
         gradients: whether these are gradients.
+        perturbed: the changes when the parameters are perturbed by one rounding: a tensor may differ by twice that, if float64
+            confirms such an error.
     """
     magnitudes = {name: magnitude_of(t) for name, t in before.items()}
     inexact = {name: max(eps, torch.finfo(t.dtype).eps) for name, t in before.items() if _is_inexact(t)}
@@ -104,29 +133,17 @@ def tolerances(before: Tensors, errors: Mapping[str, float], eps: float, gradien
         else:
             remainder = round_off if is_noise else min(round_off, magnitude / 128)
             tolerance = TIMES * max(error, typical * magnitude) + own_eps * magnitude + remainder
+        if error is not None and perturbed is not None:
+            tolerance = max(tolerance, TIMES * min(error, perturbed.get(name, 0.0)))
         has_numbers = magnitude > 0 or bool(before[name].to_dense().isfinite().any()) or not before[name].numel()
-        differences.append(Difference(name, 0.0, error, magnitude, tolerance, has_numbers))
-    return differences
+        change = _max_abs(before[name], after.get(name))
+        differences.append(Difference(name, change, error, magnitude, tolerance, has_numbers))
+    return differences + [failure(name) for name in after if name not in before]
 
 
 def _lost_share(eps: float) -> float:
     """Return the relative error at which three of four digits are lost, more than round-off causes."""
     return math.sqrt(math.sqrt(eps))
-
-
-def widen_tolerance(difference: Difference, perturbed_error: float) -> Difference:
-    """Return a difference with a tolerance of at least twice the change by perturbations, if float64 confirms it."""
-    least = 0.0 if difference.eager_error is None else TIMES * min(difference.eager_error, perturbed_error)
-    return dataclasses.replace(difference, tolerance=max(difference.tolerance, least))
-
-
-def compare(before: Tensors, after: Tensors, tolerances: Sequence[Difference]) -> list[Difference]:
-    """Return the difference of each tensor, infinite for one that is new or missing."""
-    new = [Difference(name, math.inf, None, 0.0, 0.0) for name in after if name not in before]
-    return [
-        dataclasses.replace(difference, max_abs=_max_abs(before[difference.name], after.get(difference.name)))
-        for difference in tolerances
-    ] + new
 
 
 def mostly_unrelated(outputs: Tensors, errors: Mapping[str, float], eps: float) -> bool:
@@ -158,7 +175,7 @@ def _max_abs(before: Tensor, after: Tensor | None) -> float:
         return 0.0 if torch.equal(before, after) else math.inf
     a, b = _wide(after), _wide(before)
     same = (a == b) | (a.isnan() & b.isnan())
-    return _largest((a - b).where(~same, 0))  # the difference of equal infinities is NaN
+    return _largest((a - b).where(~same, 0), math.inf)  # the difference of equal infinities is NaN
 
 
 def magnitude_of(tensor: Tensor) -> float:
@@ -166,8 +183,9 @@ def magnitude_of(tensor: Tensor) -> float:
     return _largest(_wide(tensor).where(_ordinary(tensor), 0))
 
 
-def _largest(tensor: Tensor) -> float:
-    return float(tensor.abs().nan_to_num(nan=math.inf, posinf=math.inf).max()) if tensor.numel() else 0.0
+def _largest(tensor: Tensor, infinite: float | None = None) -> float:
+    """Return the largest absolute value; infinite if there is a NaN. Infinities become `infinite`, or the largest number."""
+    return float(tensor.abs().nan_to_num(nan=math.inf, posinf=infinite).max()) if tensor.numel() else 0.0
 
 
 def _ordinary(tensor: Tensor) -> Tensor:
@@ -185,3 +203,68 @@ def _is_inexact(tensor: Tensor) -> bool:
 def _wide(tensor: Tensor) -> Tensor:
     """Return a dense tensor in float64 or complex128."""
     return tensor.to_dense().to(torch.complex128 if tensor.is_complex() else torch.float64)
+
+
+# Of one call.
+
+
+def condition_of(z: Tensor, kind: str, eps: float) -> float:
+    """Return how much a norm of z magnifies round-off: LayerNorm, if the features of a row are nearly equal, as with d = 1."""
+    if kind != "layer":
+        return 1.0
+    few = z.shape[-1] <= VERY_FEW
+    ratio = z.abs().amax(-1) / z.var(-1, correction=0).add(eps).sqrt()
+    return max(1.0, float(ratio.nan_to_num(1.0).max()) * (USUAL if few else 1 / USUAL)) if z.numel() else 1.0
+
+
+def compare_exactly(name: str, before: Tensor, after: Tensor | None, width: int, condition: float) -> Difference:
+    """Return the difference of two results in float64, where only another order of computing is round-off."""
+    bound = ORDERS * FLOAT64 * math.sqrt(width) * condition
+    size = max(_largest(before), 1.0)
+    error = _largest(before - after) if after is not None and before.shape == after.shape else math.inf
+    return Difference(f"{name}, in float64", error, None, size, bound * size)
+
+
+def compare_round_off(
+    name: str, before: Tensor | None, after: Tensor | None, exact: Tensor | None, condition: float, kind: str
+) -> Iterator[tuple[str, Difference]]:
+    """Yield what a call differs by in the graph's dtypes, with as much as round-off explains, and which norm that is."""
+    if before is None or after is None or before.shape != after.shape or before.dtype != after.dtype:
+        yield "", failure(name)
+        return
+    largest, change = max(_largest(before), 1.0), before.double() - after.double()
+    eps = torch.finfo(before.dtype).eps
+    if name.startswith(SUM):  # its bits are the original's
+        yield "", Difference(name, _largest(change), None, largest, 0.0)
+        return
+    has_castings = name.startswith("y") and kind == "rms" and before.dtype in LOW_PRECISION
+    if has_castings and not agree(before, after, before.dtype, FLIPS):
+        yield " (casting)", failure(name)
+    floor = 0.1 if before.shape[-1] > FEW else 1.0
+    if exact is None:
+        size = max(_root_mean_square(before), floor)
+        yield "", Difference(name, _largest(change), None, largest, (2 * TIMES * eps + ORDERS * FLOAT32) * largest)
+        yield (
+            " (RMS)",
+            Difference(name, _root_mean_square(change), None, size, (ROUNDED * eps + ORDERS * FLOAT32) * size),
+        )
+        return
+    errors = [tensor.double() - exact for tensor in (before, after)]
+    sums = SUMS * FLOAT32 * condition
+    if before.dtype == torch.float64:  # so is the exact result, and the operators have no error
+        sums = ORDERS * FLOAT64 * math.sqrt(before.shape[-1]) * condition
+    sampling = SAMPLING / math.sqrt(max(before.numel(), 1))
+    own, error = map(_largest, errors)
+    yield "", Difference(name, error, own, largest, (TIMES + sampling) * own + (2 * eps + sums) * largest)
+    own, error = map(_root_mean_square, errors)
+    size = max(_root_mean_square(exact), floor)
+    yield " (RMS)", Difference(name, error, own, size, (GROWTH + sampling) * own + (eps / 2 + sums) * size)
+
+
+def same_special(first: Tensor, second: Tensor) -> bool:
+    """Return whether NaN and each infinity have the same places."""
+    return all(torch.equal(test(first), test(second)) for test in (torch.isnan, torch.isposinf, torch.isneginf))
+
+
+def _root_mean_square(tensor: Tensor) -> float:
+    return float(tensor.square().mean().sqrt().nan_to_num(nan=math.inf)) if tensor.numel() else 0.0

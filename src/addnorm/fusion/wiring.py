@@ -2,116 +2,98 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 from torch import fx
 
-from addnorm.fusion.boundary import Match
-from addnorm.fusion.graph import TracedGraph, contexts_of, writes_in_place
-from addnorm.fusion.tolerance import Difference
+from addnorm.fusion.graph import TracedGraph, contexts_of, is_external, writes_in_place
+from addnorm.fusion.match import Match
+from addnorm.fusion.tolerance import Difference, failure
 from addnorm.stream.dataflow.graph import NOISE
 
-__all__ = ["Original", "failure", "wiring_changes"]
 
+class Rewrite:
+    """Rewrite of a graph, and the graph before it.
 
-class Original:
-    """Copy of a graph before the rewrite.
+    Args:
+        traced: the data flow of the graph, which is not rewritten yet.
+        matches: the Add & Norms that fused calls replace.
 
     Attributes:
-        graph: the copy.
+        graph: the graph, which the caller rewrites.
+        original: a copy of the graph before.
         twins: node of the graph -> its copy.
+        replaced: nodes of the graph before -> the nodes that replaced them.
     """
 
-    def __init__(self, graph: fx.Graph) -> None:
-        self.graph: fx.Graph = graph.__deepcopy__()
-        self.twins = dict(zip(graph.nodes, self.graph.nodes, strict=True))
+    def __init__(self, traced: TracedGraph, matches: Sequence[Match]) -> None:
+        self.traced, self.matches, self.graph = traced, matches, traced.graph
+        self.original: fx.Graph = self.graph.graph.__deepcopy__()
+        self.twins = dict(zip(self.graph.graph.nodes, self.original.nodes, strict=True))
+        self.replaced: dict[fx.Node, fx.Node] = {}
 
 
-def failure(name: str) -> Difference:
-    """Return a difference that no tolerance accepts."""
-    return Difference(name, math.inf, None, 0.0, 0.0)
-
-
-def wiring_changes(
-    graph: fx.GraphModule, original: Original, traced: TracedGraph, matches: Sequence[Match],
-    replaced: Mapping[fx.Node, fx.Node], contexts: Mapping[fx.Node, Sequence[Any]], new: Mapping[fx.Node, Match],
-) -> Iterator[Difference]:  # fmt: skip
+def wiring_changes(rewrite: Rewrite, new: Mapping[fx.Node, Match]) -> Iterator[Difference]:
     """Yield a failure for each change of a graph outside of the Add & Norms that were replaced.
 
     Args:
-        graph: the graph after the rewrite.
-        original: the graph before it.
-        traced: the data flow of the graph before it.
-        matches: the Add & Norms that were replaced.
-        replaced: nodes of the graph before -> the nodes that replaced them.
-        contexts: of the nodes before, as `contexts_of` returns them.
+        rewrite: the graph before and after.
         new: nodes that compute the results of a call, with its Add & Norm.
     """
-    current = {twin: replaced.get(node, node) for node, twin in original.twins.items()}
-    contexts_now = contexts_of(graph)
-    for node in graph.graph.nodes:
-        twin = original.twins.get(node)
-        if twin is None:
-            add = new[node].add if node in new else None
-            if add is None:
-                if node.users or writes_in_place(node):
-                    yield failure(f"new node {node.name}")
-            elif contexts_now[node] != contexts[add]:
-                yield failure(f"contexts of {node.name}")
+    current = {twin: rewrite.replaced.get(node, node) for node, twin in rewrite.twins.items()}
+    contexts, contexts_now = rewrite.traced.contexts, contexts_of(rewrite.graph)
+    for node in rewrite.graph.graph.nodes:
+        twin = rewrite.twins.get(node)
+        if twin is not None:
+            expected = fx.map_arg((twin.args, twin.kwargs), current.__getitem__)
+            if (node.op, node.target, node.args, node.kwargs) != (twin.op, twin.target, *expected):
+                yield failure(f"arguments of {node.name}")
+        elif node not in new:
+            if node.users or writes_in_place(node):
+                yield failure(f"new node {node.name}")
             continue
-        expected = fx.map_arg((twin.args, twin.kwargs), current.__getitem__)
-        if (node.op, node.target, node.args, node.kwargs) != (twin.op, twin.target, *expected):
-            yield failure(f"arguments of {node.name}")
-        if contexts_now[node] != contexts[node]:
+        if contexts_now[node] != contexts[node if twin is not None else new[node].add]:
             yield failure(f"contexts of {node.name}")
-    yield from _missing_nodes(graph.graph, original, traced, matches)
-    yield from _moved_nodes(graph.graph, original, traced, matches)
+    yield from _missing_nodes(rewrite)
+    yield from _moved_nodes(rewrite)
 
 
-def _missing_nodes(
-    graph: fx.Graph, original: Original, traced: TracedGraph, matches: Sequence[Match]
-) -> Iterator[Difference]:
+def _missing_nodes(rewrite: Rewrite) -> Iterator[Difference]:
     """Yield a failure for each node that is gone and computes no replaced result, or whose writes are read elsewhere."""
-    here, order = {*graph.nodes}, {node: k for k, node in enumerate(original.twins)}
-    inside = {node for match in matches for node in (*match.inner, *match.z, *match.y)}
-    for node in original.twins:
+    here, twins, memory = {*rewrite.graph.graph.nodes}, rewrite.twins, rewrite.traced.memory
+    inside = {node for match in rewrite.matches for node in (*match.inner, *match.z, *match.y)}
+    gone = {twins[node] for node in inside}
+    for node in twins:
         if node in here:
             continue
         if node not in inside:
             yield failure(f"missing node {node.name}")
-        elif writes_in_place(node) and node in traced.memory:
-            memory = traced.memory[node]
-            others = [other for other in order if traced.memory.get(other) == memory and other not in inside]
-            readers = (user for other in others for user in original.twins[other].users)
-            position = original.twins[node]
-            gone = {original.twins[other] for other in inside}
-            is_read = any(reader > position and reader not in gone for reader in readers)
-            if is_read or any(other.op in ("placeholder", "get_attr") for other in others):
+        elif writes_in_place(node) and node in memory:
+            others = rewrite.traced.nodes_in_memory(memory[node], inside)
+            readers = (user for other in others for user in twins[other].users)
+            is_read = any(reader > twins[node] and reader not in gone for reader in readers)
+            if is_read or any(map(is_external, others)):
                 yield failure(f"memory written by {node.name}")
 
 
-def _moved_nodes(
-    graph: fx.Graph, original: Original, traced: TracedGraph, matches: Iterable[Match]
-) -> Iterator[Difference]:
+def _moved_nodes(rewrite: Rewrite) -> Iterator[Difference]:
     """Yield a failure for each node that has another place among the others.
 
     What a call reads may move before it, if it neither draws random numbers nor writes in place.
     """
-    node_of, movable = {twin: node for node, twin in original.twins.items()}, set[fx.Node]()
-    for match in matches:
-        assert match.add is not None
-        todo = [original.twins[node] for node in (match.weight, match.bias) if node is not None]
-        todo += [size for view in match.views for size in original.twins[view].all_input_nodes[1:]]
+    twins = rewrite.twins
+    node_of, movable = {twin: node for node, twin in twins.items()}, set[fx.Node]()
+    for match in rewrite.matches:
+        todo = [twins[node] for node in (match.weight, match.bias) if node is not None]
+        todo += [size for view in match.views for size in twins[view].all_input_nodes[1:]]
         while todo:
             twin = todo.pop()
-            if twin > original.twins[match.add] and node_of[twin] not in movable:
+            if twin > twins[match.add] and node_of[twin] not in movable:
                 movable.add(node_of[twin])
                 todo += twin.all_input_nodes
-    now = [node for node in graph.nodes if node in original.twins and node not in movable]
+    now = [node for node in rewrite.graph.graph.nodes if node in twins and node not in movable]
     here = {*now}
-    before = [node for node in original.twins if node in here]
+    before = [node for node in twins if node in here]
     misplaced = [node for node, other in zip(now, before, strict=True) if node is not other]
-    misplaced += [node for node in movable if traced.kind(node) & NOISE or writes_in_place(node)]
+    misplaced += [node for node in movable if rewrite.traced.kind(node) & NOISE or writes_in_place(node)]
     yield from (failure(f"place of {node.name}") for node in misplaced)

@@ -32,12 +32,10 @@ from addnorm.stream.find.inspection import Inspection, Site
 from addnorm.stream.find.proof import check_repeated, relative_error
 from addnorm.stream.find.sublayers import Sublayer
 from addnorm.stream.outputs import find_logits, find_loss, measure_divergence, read_number
-from addnorm.stream.record.plan import write_probe
+from addnorm.stream.write_terms import find_write_term
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-__all__ = ["Ablation", "Ablations", "ablate", "ablate_each", "scale_write"]
 
 # Arguments of this library's operators that make up the write, and options that are added to the branch.
 WRITE_ARGUMENTS = {"branch", *(option.name for option in ADD_OPTIONS if option.gradient in ("branch", "z"))}
@@ -233,7 +231,7 @@ def _find_mean(site: Site) -> Change:
             f"mode is 'mean', expected 'zero' for {site.id!r}: the dimension of the features of its write is not known."
         )
 
-    if any(math.prod(scale.shape) not in (1, site.parent.width) for scale in write_probe(site.sublayer).scales):
+    if any(math.prod(scale.shape) not in (1, site.parent.width) for scale in find_write_term(site.sublayer).scales):
         raise RuntimeError(
             f"mode is 'mean', expected 'zero' for {site.id!r}: the add multiplies its write by another factor for each token."
         )
@@ -270,33 +268,33 @@ class Ablations(Rendered, tuple[Ablation, ...]):
     __slots__ = ()
 
     def _blocks(self) -> Iterator[Block]:
-        columns = [Column("site", fold=True), Column("sublayer")]
-        shown = {
-            "loss change": any(ablation.loss_change is not None for ablation in self),
-            "KL": any(ablation.kl is not None for ablation in self),
-            "output change": True,
-        }
-        columns += [Column(name, "right") for name, has in shown.items() if has]
-        rows = []
-        for ablation in self:
-            sign = "+" * (ablation.loss_change is not None and ablation.loss_change > 0)
-            numbers = [format_number(number) for number in (ablation.loss_change, ablation.kl, ablation.output_change)]
-            cells = [f"{sign}{numbers[0]}", *numbers[1:]]
-            rows.append(
-                [
-                    ablation.site.id,
-                    ablation.site.kind,
-                    *(c for c, has in zip(cells, shown.values(), strict=True) if has),
-                ]
-            )
-        yield Table(columns, rows)
+        shown = [name for name in EFFECTS if name == "output_change" or any(getattr(a, name) is not None for a in self)]
+        headings = [Column(EFFECTS[name], "right") for name in shown]
+        rows = [
+            [ablation.site.id, ablation.site.kind, *(_format_effect(name, getattr(ablation, name)) for name in shown)]
+            for ablation in self
+        ]
+        yield Table([Column("site", fold=True), Column("sublayer"), *headings], rows)
 
     def to_dict(self) -> list[dict[str, Any]]:
         """Return one dict for each sublayer, as JSON types."""
         return [
-            {"site": a.site.id, "kind": a.site.kind, "layer": a.site.layer, "loss": a.loss, "loss_change": a.loss_change,
-             "kl": a.kl, "output_change": a.output_change} for a in self
-        ]  # fmt: skip
+            {"site": a.site.id, "kind": a.site.kind, "layer": a.site.layer, "loss": a.loss}
+            | {name: getattr(a, name) for name in EFFECTS}
+            for a in self
+        ]
+
+
+EFFECTS = {
+    "loss_change": "loss change",
+    "kl": "KL",
+    "output_change": "output change",
+}  # attributes, with their headings
+
+
+def _format_effect(name: str, value: float | None) -> str:
+    sign = "+" if name == "loss_change" and value is not None and value > 0 else ""
+    return sign + format_number(value)
 
 
 def ablate_each(

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from addnorm.stream.find.sublayers import Sublayer
 
-__all__ = ["edit_write", "is_edited", "register_edit"]
-
 Edit = Callable[[Tensor], Tensor]
 
 _edits: WeakKeyDictionary[nn.Module, list[tuple[Hashable, Edit]]] = WeakKeyDictionary()

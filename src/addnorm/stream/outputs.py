@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["find_logits", "find_loss", "measure_divergence", "read_number"]
-
 
 def read_number(value: Any) -> float:
     """Return the value of a loss function as a number."""

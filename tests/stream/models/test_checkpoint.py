@@ -109,125 +109,74 @@ def test_encoder_decoder_gets_shifted_texts(tmp_path):
 # Faulty directories
 
 
-def broken_json(folder):
-    (folder / "config.json").write_text("{")
+def write(name, content):
+    """Return a fault: a file of the directory has another content."""
+    return lambda folder: (folder / name).write_bytes(content.encode())
 
 
-def list_json(folder):
-    (folder / "config.json").write_text("[]")
+def without_weights(name, content):
+    """Return a fault: another file takes the place of the weights."""
+
+    def fault(folder):
+        (folder / "model.safetensors").unlink()
+        write(name, content)(folder)
+
+    return fault
 
 
-def deep_json(folder):
-    (folder / "config.json").write_text("[" * 100_000)
-
-
-def no_config(folder):
-    (folder / "config.json").unlink()
-
-
-def no_weights(folder):
-    (folder / "model.safetensors").unlink()
-
-
-def truncated(folder):
+def truncate(folder):
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:5000])
 
 
-def empty(folder):
-    (folder / "model.safetensors").write_bytes(b"")
-
-
-def more_layers(folder):
-    rewrite(folder, num_hidden_layers=5)
-
-
-def fewer_layers(folder):
-    rewrite(folder, num_hidden_layers=2)
-
-
-def wider(folder):
-    rewrite(folder, hidden_size=128)
-
-
-def no_such_activation(folder):
-    rewrite(folder, hidden_act="so-so")
-
-
-def quantized(folder):
-    rewrite(folder, quantization_config={"quant_method": "bitsandbytes", "load_in_8bit": True})
-
-
-def unknown_type(folder):
-    rewrite(folder, model_type="elmo")
-
-
-def custom_code(folder):
+def add_code(folder):
     rewrite(folder, model_type="mine", auto_map={"AutoModel": "modeling.Model"})
     (folder / "modeling.py").write_text("raise AssertionError('this was run')")
 
 
-def shard_outside(folder):
-    no_weights(folder)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../../etc/passwd"}}))
-
-
-def shard_missing(folder):
-    no_weights(folder)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "model-1.safetensors"}}))
-
-
-def empty_index(folder):
-    no_weights(folder)
-    (folder / "model.safetensors.index.json").write_text("{}")
-
-
-def no_tensors(folder):
-    no_weights(folder)
+def pickle_a_list(folder):
+    (folder / "model.safetensors").unlink()
     torch.save([1, 2], folder / "pytorch_model.bin")
 
 
-def broken_tokenizer(folder):
-    (folder / "tokenizer.json").write_text("{}")
-
-
-def wrong_tokenizer(folder):
+def add_wrong_tokenizer(folder):
     add_tokenizer(folder)
     path = folder / "tokenizer.json"
     path.write_text(path.read_text().replace('"[UNK]":1', '"[UNK]":999').replace('"[UNK]": 1', '"[UNK]": 999'))
 
 
-@pytest.mark.parametrize(
-    ("fault", "words"),
-    [
-        (broken_json, "config.json' cannot be read as JSON (JSONDecodeError"),
-        (list_json, "config.json' holds a list, expected an object"),
-        (deep_json, "config.json' cannot be read as JSON"),
-        (no_config, "has no config.json, expected a directory as written by `save_pretrained`"),
-        (no_weights, "has no weights, expected model.safetensors"),
-        (truncated, "model.safetensors' cannot be read, it is corrupt or truncated"),
-        (empty, "model.safetensors' cannot be read, it is corrupt or truncated"),
-        (more_layers, "does not fit the config.json beside it: 32 weights are missing (encoder.layer.3."),
-        (
-            fewer_layers,
-            "does not fit the config.json beside it: 16 weights are of layers that it does not have (encoder.layer.2.",
-        ),
-        (wider, "weights have another shape (embeddings.LayerNorm.bias, "),
-        (no_such_activation, "cannot be made into a bert model: KeyError: 'so-so'"),
-        (quantized, "holds quantized weights"),
-        (unknown_type, "model_type 'elmo', expected a model type of transformers"),
-        (custom_code, "model_type 'mine', which needs code of that directory, and no model's code is run"),
-        (shard_outside, "names the file '../../etc/passwd', expected files in the same directory"),
-        (shard_missing, "names the file 'model-1.safetensors', which does not exist"),
-        (empty_index, "cannot be read as an index of weights (KeyError: 'weight_map')"),
-        (no_tensors, "holds no named tensors"),
-        (broken_tokenizer, "tokenizer.json' cannot be read as a tokenizer"),
-        (wrong_tokenizer, "gives token 999, the model's vocabulary ends at 255"),
-    ],
-    ids=lambda value: getattr(value, "__name__", None),
-)
-def test_faulty_directory_raises_one_sentence(saved, fault, words):
-    fault(saved)
+INDEX = "model.safetensors.index.json"
+FAULTS = {
+    "config.json' cannot be read as JSON (JSONDecodeError": write("config.json", "{"),
+    "config.json' holds a list, expected an object": write("config.json", "[]"),
+    "config.json' cannot be read as JSON (RecursionError": write("config.json", "[" * 100_000),
+    "has no config.json, expected a directory as written by": lambda folder: (folder / "config.json").unlink(),
+    "has no weights, expected model.safetensors": lambda folder: (folder / "model.safetensors").unlink(),
+    "model.safetensors' cannot be read, it is corrupt or truncated (SafetensorError": truncate,
+    "model.safetensors' cannot be read, it is corrupt or truncated": write("model.safetensors", ""),
+    "32 weights are missing (encoder.layer.3.": lambda folder: rewrite(folder, num_hidden_layers=5),
+    "16 weights are of layers that it does not have (": lambda folder: rewrite(folder, num_hidden_layers=2),
+    "weights have another shape (embeddings.LayerNorm.bias, ": lambda folder: rewrite(folder, hidden_size=128),
+    "made into a bert model: KeyError: 'so-so'": lambda folder: rewrite(folder, hidden_act="so-so"),
+    "holds quantized weights": lambda folder: rewrite(folder, quantization_config={"load_in_8bit": True}),
+    "model_type 'elmo', expected a model type of transformers": lambda folder: rewrite(folder, model_type="elmo"),
+    "'mine', which needs code of that directory, and no model's code is run": add_code,
+    "names the file '../../etc/passwd', expected files in": without_weights(
+        INDEX, '{"weight_map": {"a": "../../etc/passwd"}}'
+    ),
+    "'model-1.safetensors', which does not exist": without_weights(
+        INDEX, '{"weight_map": {"a": "model-1.safetensors"}}'
+    ),
+    "cannot be read as an index of weights (KeyError: 'weight_map')": without_weights(INDEX, "{}"),
+    "holds no named tensors": pickle_a_list,
+    "tokenizer.json' cannot be read as a tokenizer": write("tokenizer.json", "{}"),
+    "gives token 999, the model's vocabulary ends at 255": add_wrong_tokenizer,
+}
+
+
+@pytest.mark.parametrize("words", FAULTS)
+def test_faulty_directory_raises_one_sentence(saved, words):
+    FAULTS[words](saved)
     assert words in sentence(saved)
 
 
@@ -246,7 +195,7 @@ class Malice:
 @pytest.mark.parametrize("zipped", [True, False])
 def test_pickled_code_is_not_run(saved, zipped, monkeypatch):
     monkeypatch.chdir(saved)
-    no_weights(saved)
+    (saved / "model.safetensors").unlink()
     content = {"a": torch.ones(2), "b": Malice()}
     torch.save(content, saved / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
     assert "holds more than tensors; its code was not run" in sentence(saved)

@@ -1,83 +1,80 @@
 """Tests of a recording's gradients, which belong to the step of their forward."""
 
-from __future__ import annotations
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import addnorm
-from addnorm.stream.record.recording import Recording
-from support.instrumented_model import Block, D, Model, compute_loss, token_ids
+from support.instrumented_model import Block, D, Model, compute_loss
 
 
-@pytest.fixture
-def ids() -> Tensor:
-    return token_ids()
+def norms(rec, step):
+    return [value for _, value in rec.series("params", "grad_l2", step=step)]
 
 
-class TestStepOfAGradient:
-    def norms(self, rec: Recording, step: int) -> list[float]:
-        return [value for _, value in rec.series("params", "grad_l2", step=step)]
+def test_unrecorded_backward_changes_nothing(ids):
+    model = Model()
+    with addnorm.record(model, every=2) as rec:
+        compute_loss(model(ids)).backward()
+        before = norms(rec, 0)
+        (compute_loss(model(ids)) * 10).backward()
+    assert norms(rec, 0) == before
 
-    def test_unrecorded_backward_changes_nothing(self, ids: Tensor) -> None:
-        model = Model()
-        with addnorm.record(model, every=2) as rec:
+
+def test_two_backwards_after_two_forwards(ids):
+    model = Model()
+    with addnorm.record(model) as rec:
+        loss, ten = compute_loss(model(ids)), compute_loss(model(ids)) * 10
+        loss.backward()
+        ten.backward()
+    assert norms(rec, 1) == pytest.approx([10 * value for value in norms(rec, 0)], rel=1e-4)
+
+
+def test_evaluation_before_the_backward(ids):
+    model = Model()
+    with addnorm.record(model) as rec:
+        loss = compute_loss(model(ids))
+        with torch.no_grad():
+            model(ids)
+        loss.backward()
+    assert len(norms(rec, 0)) == 4
+    assert rec.steps == (0,)
+
+
+def test_input_with_gradient_in_two_forwards():
+    model = Model()
+    model.embed = nn.Identity()
+    x = torch.randn(2, 5, D, requires_grad=True)
+    with addnorm.record(model) as rec:
+        compute_loss(model(x)).backward()
+        before = rec.series("grad", "l2", step=0)
+        (compute_loss(model(x)) * 10).backward()
+    assert rec.series("grad", "l2", step=0) == before
+
+
+def test_failed_backward_has_ended(ids):
+    model = Model()
+
+    def fail(grad):
+        raise RuntimeError("stop")
+
+    with addnorm.record(model, every=2) as rec:
+        handle = model.embed.weight.register_hook(fail)
+        with pytest.raises(RuntimeError, match="stop"):
             compute_loss(model(ids)).backward()
-            before = self.norms(rec, 0)
-            (compute_loss(model(ids)) * 10).backward()
-        assert self.norms(rec, 0) == before
+        handle.remove()
+        before = norms(rec, 0)
+        (compute_loss(model(ids)) * 10).backward()
+    assert norms(rec, 0) == before
 
-    def test_two_backwards_after_two_forwards(self, ids: Tensor) -> None:
-        model = Model()
-        with addnorm.record(model) as rec:
-            loss, ten = compute_loss(model(ids)), compute_loss(model(ids)) * 10
-            loss.backward()
-            ten.backward()
-        assert self.norms(rec, 1) == pytest.approx([10 * value for value in self.norms(rec, 0)], rel=1e-4)
 
-    def test_evaluation_before_the_backward(self, ids: Tensor) -> None:
-        model = Model()
-        with addnorm.record(model) as rec:
-            loss = compute_loss(model(ids))
-            with torch.no_grad():
-                model(ids)
-            loss.backward()
-        assert len(self.norms(rec, 0)) == 4
-        assert rec.steps == (0,)
-
-    def test_input_with_gradient_in_two_forwards(self) -> None:
-        model = Model()
-        model.embed = nn.Identity()  # type: ignore[assignment]
-        x = torch.randn(2, 5, D, requires_grad=True)
-        with addnorm.record(model) as rec:
-            compute_loss(model(x)).backward()
-            before = rec.series("grad", "l2", step=0)
-            (compute_loss(model(x)) * 10).backward()
-        assert rec.series("grad", "l2", step=0) == before
-
-    def test_failed_backward_has_ended(self, ids: Tensor) -> None:
-        model = Model()
-
-        def fail(grad: Tensor) -> None:
-            raise RuntimeError("stop")
-
-        with addnorm.record(model, every=2) as rec:
-            handle = model.embed.weight.register_hook(fail)
-            with pytest.raises(RuntimeError, match="stop"):
-                compute_loss(model(ids)).backward()
-            handle.remove()
-            before = self.norms(rec, 0)
-            (compute_loss(model(ids)) * 10).backward()
-        assert self.norms(rec, 0) == before
-
-    def test_replaced_module_gets_hooks(self, ids: Tensor) -> None:
-        model = Model()
-        with addnorm.record(model) as rec:
-            compute_loss(model(ids)).backward()
-            model.blocks[0] = Block(False)
-            model.zero_grad()
-            compute_loss(model(ids)).backward()
-        expected = float(torch.stack([p.grad.norm() for p in model.blocks[0].mix.parameters()]).norm())
-        assert self.norms(rec, 1)[0] == pytest.approx(expected, rel=1e-4)
-        assert "note" not in rec.metadata
+def test_replaced_module_gets_hooks(ids):
+    model = Model()
+    with addnorm.record(model) as rec:
+        compute_loss(model(ids)).backward()
+        model.blocks[0] = Block(False)
+        model.zero_grad()
+        compute_loss(model(ids)).backward()
+    expected = float(torch.stack([p.grad.norm() for p in model.blocks[0].mix.parameters()]).norm())
+    assert norms(rec, 1)[0] == pytest.approx(expected, rel=1e-4)
+    assert "note" not in rec.metadata

@@ -1,24 +1,19 @@
 """Tests of `record`, `decompose` and `ablate` in every layout: each number against its formula on the model's own tensors."""
 
-from __future__ import annotations
-
 import statistics
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 import addnorm
-from addnorm.stream.record.recording import Recording
-from support.layout_models import MODELS, D, Logged, Sublayer, make
+from support.layout_models import MODELS, D, make
 
 EXACT = {"rel": 1e-9, "abs": 1e-12}
-Outputs = Tensor | tuple[Tensor, ...]
 
 
-def compute_loss(outputs: Outputs) -> Tensor:
+def compute_loss(outputs):
     """Return a loss whose gradient differs between all elements."""
     generator = torch.Generator().manual_seed(7)
     parts = outputs if isinstance(outputs, tuple) else (outputs,)
@@ -27,18 +22,18 @@ def compute_loss(outputs: Outputs) -> Tensor:
     ]).sum()  # fmt: skip
 
 
-def lengths(t: Tensor) -> Tensor:
+def lengths(t):
     return t.square().sum(-1).sqrt()
 
 
-SIZES: dict[str, Callable[[Tensor], float]] = {
+SIZES = {
     "l2": lambda t: float(lengths(t).mean()),
     "rms": lambda t: float(t.square().mean().sqrt()),
     "max": lambda t: float(t.abs().max()),
 }
 
 
-def similarity(t: Tensor) -> float:
+def similarity(t):
     """Return the mean cosine between two tokens of a sequence, pair by pair."""
     cosines = [
         float(s[i] @ s[j] / (s[i].norm() * s[j].norm()))
@@ -50,12 +45,12 @@ def similarity(t: Tensor) -> float:
     return sum(cosines) / len(cosines)
 
 
-def top(t: Tensor) -> float:
+def top(t):
     magnitudes = t.abs().flatten().tolist()
     return max(magnitudes) / statistics.median(magnitudes)
 
 
-def run(name: str) -> tuple[Recording, dict[str, list[Sublayer]], Logged, tuple[Tensor, ...]]:
+def run(name):
     """Return a recording of one forward and backward, and the tensors of the same forward."""
     model, inputs = make(name)
     leaves = [t.clone().requires_grad_(t.is_floating_point()) for t in inputs]
@@ -68,140 +63,143 @@ def run(name: str) -> tuple[Recording, dict[str, list[Sublayer]], Logged, tuple[
     return rec, seen, model, inputs
 
 
-def column(rec: Recording, stream: str, role: str, statistic: str) -> list[float]:
+def column(rec, stream, role, statistic):
     return [value for site, value in rec.series(role, statistic, stream=stream) if site.layer is not None]
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def recorded(request: pytest.FixtureRequest) -> Any:
+def recorded(request):
     return (request.param, *run(request.param))
 
 
-def pair_streams(rec: Recording, seen: dict[str, list[Sublayer]]) -> list[tuple[str, list[Sublayer]]]:
+def pair_streams(rec, seen):
     assert len(rec.streams) == len(seen)
     return [*zip(rec.streams, seen.values(), strict=True)]
 
 
-class TestRecord:
-    def test_sizes(self, recorded: Any) -> None:
-        _, rec, seen, *_ = recorded
-        for stream, sublayers in pair_streams(rec, seen):
-            for role, get in (("in", "x"), ("read", "read"), ("raw", "raw"), ("write", "raw"), ("out", "out")):
-                for statistic, formula in SIZES.items():
-                    expected = [formula(s.arrange(getattr(s, get)).detach()) for s in sublayers]
-                    assert column(rec, stream, role, statistic) == pytest.approx(expected, **EXACT), (role, statistic)
-
-    def test_write_relative_to_stream(self, recorded: Any) -> None:
-        _, rec, seen, *_ = recorded
-        for stream, sublayers in pair_streams(rec, seen):
-            pairs = [(s.arrange(s.x).detach(), s.arrange(s.raw).detach()) for s in sublayers]
-            ratios = [float((lengths(w) / lengths(x)).mean()) for x, w in pairs]
-            cosines = [float(((x * w).sum(-1) / (lengths(x) * lengths(w))).mean()) for x, w in pairs]
-            assert column(rec, stream, "write", "ratio") == pytest.approx(ratios, **EXACT)
-            assert column(rec, stream, "write", "cosine") == pytest.approx(cosines, **EXACT)
-
-    def test_state_statistics(self, recorded: Any) -> None:
-        _, rec, seen, *_ = recorded
-        for stream, sublayers in pair_streams(rec, seen):
-            outs = [s.arrange(s.out).detach() for s in sublayers]
-            assert column(rec, stream, "out", "similarity") == pytest.approx([*map(similarity, outs)], **EXACT)
-            assert column(rec, stream, "out", "top") == pytest.approx([*map(top, outs)], **EXACT)
-
-    def test_start_of_the_stream(self, recorded: Any) -> None:
-        _, rec, seen, *_ = recorded
-        for stream, (first, *_) in pair_streams(rec, seen):
-            x = first.arrange(first.x).detach()
-            for statistic, formula in {**SIZES, "similarity": similarity, "top": top}.items():
-                value = rec.series("out", statistic, stream=stream)[0][1]
-                assert value == pytest.approx(formula(x), **EXACT), statistic
-
-    def test_gradients(self, recorded: Any) -> None:
-        _, rec, seen, *_ = recorded
-        for stream, sublayers in pair_streams(rec, seen):
-            states = [sublayers[0].x, *(s.out for s in sublayers)]
-            arranges = [sublayers[0].arrange, *(s.arrange for s in sublayers)]
-            for statistic, formula in SIZES.items():
-                expected = [formula(arrange(t.grad)) for arrange, t in zip(arranges, states, strict=True)]
-                values = [value for _, value in rec.series("grad", statistic, stream=stream)]
-                assert values == pytest.approx(expected, **EXACT), statistic
-
-    def test_norms(self, recorded: Any) -> None:
-        _, rec, seen, *_ = recorded
-        for stream, sublayers in pair_streams(rec, seen):
-            inputs = [s.arrange(s.normed).detach() for s in sublayers if s.normed is not None]
-            rstds = [1 / (((x - x.mean(-1, keepdim=True)).square().mean(-1) + 1e-5).sqrt()) for x in inputs]
-            for statistic, reduce in (("rstd", Tensor.mean), ("rstd_min", Tensor.min), ("rstd_max", Tensor.max)):
-                expected = [float(reduce(rstd)) for rstd in rstds]
-                values = column(rec, stream, "norm_in", statistic)
-                assert values == pytest.approx(expected, **EXACT), statistic
-
-    def test_balance(self, recorded: Any) -> None:
-        name, rec, seen, *_ = recorded
-        for stream, sublayers in pair_streams(rec, seen):
-            sheet = rec.balances[stream]
-            if name in ("class token", "sliced"):
-                assert sheet.reason == "tokens join or leave the stream before add 3"
-                continue
-            assert sheet.reason == ""
-            x = sublayers[-1].arrange(sublayers[-1].out).detach()
-            parts = [sublayers[0].arrange(sublayers[0].x), *(s.arrange(s.raw) for s in sublayers)]
-            expected = [float(((part.detach() * x).sum(-1) / lengths(x)).mean()) for part in parts]
-            assert sheet.tokens == x.shape[0] * x.shape[1]
-            assert [*sheet.amounts] == pytest.approx(expected, **EXACT)
-
-    def test_nothing_is_left_out(self, recorded: Any) -> None:
-        _, rec, *_ = recorded
-        assert "omitted" not in rec.metadata
-        assert "note" not in rec.metadata
+def arranged(sublayer, name):
+    return sublayer.arrange(getattr(sublayer, name)).detach()
 
 
-class TestDecompose:
-    def test_components_are_the_writes(self, recorded: Any) -> None:
-        name, rec, seen, model, inputs = recorded
-        for stream, sublayers in pair_streams(rec, seen):
-            if name in ("class token", "sliced"):
-                with pytest.raises(ValueError, match="tokens join or leave the stream before add 3"):
-                    addnorm.decompose(model, *inputs)
-                continue
-            parts = addnorm.decompose(model, *inputs, stream=stream if len(rec.streams) > 1 else None)
-            components, shares = parts.components(), parts.shares()
-            x = sublayers[-1].arrange(sublayers[-1].out).detach()
-            writes = [sublayers[0].arrange(sublayers[0].x), *(s.arrange(s.raw) for s in sublayers)]
-            assert len(components) == len(writes)
-            for source, write in zip(components, writes, strict=True):
-                assert components[source].shape[-1] == D
-                assert SIZES["l2"](components[source]) == pytest.approx(SIZES["l2"](write.detach()), **EXACT)
-                share = float(((write.detach() * x).sum(-1) / x.square().sum(-1)).mean())
-                assert float(shares[source].mean()) == pytest.approx(share, **EXACT)
+ROLES = {"in": "x", "read": "read", "raw": "raw", "write": "raw", "out": "out"}
+FORMULAS = {
+    **{
+        (role, name): lambda s, get=get, formula=formula: formula(arranged(s, get))
+        for role, get in ROLES.items()
+        for name, formula in SIZES.items()
+    },
+    ("write", "ratio"): lambda s: float((lengths(arranged(s, "raw")) / lengths(arranged(s, "x"))).mean()),
+    ("write", "cosine"): lambda s: float(F.cosine_similarity(arranged(s, "raw"), arranged(s, "x"), dim=-1).mean()),
+    ("out", "similarity"): lambda s: similarity(arranged(s, "out")),
+    ("out", "top"): lambda s: top(arranged(s, "out")),
+}
 
 
-class TestAblate:
-    def test_mean_over_all_tokens(self, recorded: Any) -> None:
-        _, rec, seen, model, inputs = recorded
-        inspection = addnorm.inspect(model, *inputs)
-        for stream, name in zip(inspection.streams, seen, strict=True):
-            for number in (0, len(stream.sites) - 1):
-                with torch.no_grad():
-                    model.averaged = name, number
-                    expected = model(*inputs)
-                    model.averaged = None
-                    with addnorm.ablate(stream.sites[number], mode="mean"):
-                        output = model(*inputs)
-                assert output is not expected
-                torch.testing.assert_close(output, expected)
-        assert {site.id for site in inspection.sites} < {site.id for site in rec.sites}
+def test_statistics_of_sublayers(recorded):
+    _, rec, seen, *_ = recorded
+    for stream, sublayers in pair_streams(rec, seen):
+        for (role, statistic), formula in FORMULAS.items():
+            values = column(rec, stream, role, statistic)
+            assert values == pytest.approx([*map(formula, sublayers)], **EXACT), (role, statistic)
+
+
+def test_start_of_the_stream(recorded):
+    _, rec, seen, *_ = recorded
+    for stream, (first, *_) in pair_streams(rec, seen):
+        x = first.arrange(first.x).detach()
+        for statistic, formula in {**SIZES, "similarity": similarity, "top": top}.items():
+            value = rec.series("out", statistic, stream=stream)[0][1]
+            assert value == pytest.approx(formula(x), **EXACT), statistic
+
+
+def test_gradients(recorded):
+    _, rec, seen, *_ = recorded
+    for stream, sublayers in pair_streams(rec, seen):
+        states = [sublayers[0].x, *(s.out for s in sublayers)]
+        arranges = [sublayers[0].arrange, *(s.arrange for s in sublayers)]
+        for statistic, formula in SIZES.items():
+            expected = [formula(arrange(t.grad)) for arrange, t in zip(arranges, states, strict=True)]
+            values = [value for _, value in rec.series("grad", statistic, stream=stream)]
+            assert values == pytest.approx(expected, **EXACT), statistic
+
+
+def test_norms(recorded):
+    _, rec, seen, *_ = recorded
+    for stream, sublayers in pair_streams(rec, seen):
+        inputs = [s.arrange(s.normed).detach() for s in sublayers if s.normed is not None]
+        rstds = [1 / (((x - x.mean(-1, keepdim=True)).square().mean(-1) + 1e-5).sqrt()) for x in inputs]
+        for statistic, reduce in (("rstd", Tensor.mean), ("rstd_min", Tensor.min), ("rstd_max", Tensor.max)):
+            expected = [float(reduce(rstd)) for rstd in rstds]
+            values = column(rec, stream, "norm_in", statistic)
+            assert values == pytest.approx(expected, **EXACT), statistic
+
+
+def test_balance(recorded):
+    name, rec, seen, *_ = recorded
+    for stream, sublayers in pair_streams(rec, seen):
+        sheet = rec.balances[stream]
+        if name in ("class token", "sliced"):
+            assert sheet.reason == "tokens join or leave the stream before add 3"
+            continue
+        assert sheet.reason == ""
+        x = sublayers[-1].arrange(sublayers[-1].out).detach()
+        parts = [sublayers[0].arrange(sublayers[0].x), *(s.arrange(s.raw) for s in sublayers)]
+        expected = [float(((part.detach() * x).sum(-1) / lengths(x)).mean()) for part in parts]
+        assert sheet.tokens == x.shape[0] * x.shape[1]
+        assert [*sheet.amounts] == pytest.approx(expected, **EXACT)
+
+
+def test_nothing_is_left_out(recorded):
+    _, rec, *_ = recorded
+    assert "omitted" not in rec.metadata
+    assert "note" not in rec.metadata
+
+
+def test_components_are_the_writes(recorded):
+    name, rec, seen, model, inputs = recorded
+    for stream, sublayers in pair_streams(rec, seen):
+        if name in ("class token", "sliced"):
+            with pytest.raises(ValueError, match="tokens join or leave the stream before add 3"):
+                addnorm.decompose(model, *inputs)
+            continue
+        parts = addnorm.decompose(model, *inputs, stream=stream if len(rec.streams) > 1 else None)
+        components, shares = parts.components(), parts.shares()
+        x = sublayers[-1].arrange(sublayers[-1].out).detach()
+        writes = [sublayers[0].arrange(sublayers[0].x), *(s.arrange(s.raw) for s in sublayers)]
+        assert len(components) == len(writes)
+        for source, write in zip(components, writes, strict=True):
+            assert components[source].shape[-1] == D
+            assert SIZES["l2"](components[source]) == pytest.approx(SIZES["l2"](write.detach()), **EXACT)
+            share = float(((write.detach() * x).sum(-1) / x.square().sum(-1)).mean())
+            assert float(shares[source].mean()) == pytest.approx(share, **EXACT)
+
+
+def test_mean_over_all_tokens(recorded):
+    _, rec, seen, model, inputs = recorded
+    inspection = addnorm.inspect(model, *inputs)
+    for stream, name in zip(inspection.streams, seen, strict=True):
+        for number in (0, len(stream.sites) - 1):
+            with torch.no_grad():
+                model.averaged = name, number
+                expected = model(*inputs)
+                model.averaged = None
+                with addnorm.ablate(stream.sites[number], mode="mean"):
+                    output = model(*inputs)
+            assert output is not expected
+            torch.testing.assert_close(output, expected)
+    assert {site.id for site in inspection.sites} < {site.id for site in rec.sites}
 
 
 class Biased(torch.nn.Module):
     """A learned vector joins the stream after each sublayer; x_0 is expanded from (features, 1, 1), with one row of tokens."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.start, self.bias = torch.nn.Parameter(torch.randn(D, 1, 1)), torch.nn.Parameter(torch.randn(D, 1, 1))
         self.conv = torch.nn.ModuleList(torch.nn.Conv2d(D, D, (1, 3), padding=(0, 1)) for _ in range(2))
 
-    def forward(self, scale: Tensor) -> Tensor:
+    def forward(self, scale):
         x = (self.start * 2.0).expand(scale.shape[0], D, 1, 5) * scale
         for conv in self.conv:
             x = x + torch.tanh(conv(x))
@@ -209,7 +207,7 @@ class Biased(torch.nn.Module):
         return x
 
 
-def test_stream_with_a_bias_and_one_row_of_tokens() -> None:
+def test_stream_with_a_bias_and_one_row_of_tokens():
     model = Biased().double()
     scale = torch.rand(3, D, 1, 5, dtype=torch.float64) + 0.5
     with addnorm.record(model, grads=False) as rec, torch.no_grad():
@@ -225,19 +223,19 @@ def test_stream_with_a_bias_and_one_row_of_tokens() -> None:
 class OneRow(torch.nn.Module):
     """Images of one row, from `(batch, tokens, features)`, whose sublayer mixes no tokens."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.linears = torch.nn.ModuleList(torch.nn.Linear(D, D) for _ in range(2))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         x = (x * 2.0).unflatten(1, (1, -1))
         for linear in self.linears:
             x = x + torch.tanh(linear(x))
         return x
 
 
-def test_similarity_in_one_row_of_tokens() -> None:
+def test_similarity_in_one_row_of_tokens():
     model, x = OneRow().double(), torch.randn(3, 5, D, dtype=torch.float64)
     with addnorm.record(model, grads=False) as rec, torch.no_grad():
         y = model(x)

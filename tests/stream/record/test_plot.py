@@ -266,13 +266,6 @@ def test_memory_map_leaves_cells_before_a_write_blank():
     assert len(ax.figure.axes) == 2  # with the colour bar
 
 
-@pytest.mark.parametrize(("n", "labels"), [(26, 26), (27, 14)])
-def test_memory_map_labels_all_sources_of_twelve_layers(n, labels):
-    rec = recorded(3)
-    rec.memory_maps = {"stream": ([f"s{k}" for k in range(n)], [[1 / n] * n] * 2)}
-    assert len(rec.plot.memory_map().get_yticklabels()) == labels
-
-
 def test_memory_map_with_negative_shares_and_keywords():
     from matplotlib.colors import to_rgb
 
@@ -308,7 +301,3 @@ def test_memory_maps_of_several_streams():
         rec.plot.memory_map(stream="x")
     with pytest.raises(ValueError, match="has no memory map: there is one where the writes add up"):
         Recording().plot.memory_map()
-
-
-def test_repr_lists_the_drawings():
-    assert all(name in repr(Recording().plot) for name in DRAWINGS)

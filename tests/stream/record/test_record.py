@@ -1,19 +1,13 @@
 """Tests of `record`: statistics, memory map and balance against the formulas on the tensors themselves."""
 
-from __future__ import annotations
-
 import copy
 import math
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import nn
 
 import addnorm
-from addnorm.stream.record.recording import Recording
 from support.instrumented_model import (
     BATCH,
     REFERENCE,
@@ -28,128 +22,106 @@ from support.instrumented_model import (
 )
 
 
-@pytest.fixture
-def ids() -> Tensor:
-    return token_ids()
-
-
-Run = tuple[Recording, list[dict[str, Tensor]], Model]  # the recording, the tensors of the same forward, the model
-
-
 @pytest.fixture(scope="module", params=[False, True], ids=["pre-LN", "post-LN"])
-def post(request: pytest.FixtureRequest) -> bool:
+def post(request):
     return bool(request.param)
 
 
 @pytest.fixture(scope="module")
-def both(post: bool) -> Run:
+def both(post):
     ids = token_ids()
     model = Model(post)
     rec = step(model, ids)
-    seen: list[dict[str, Tensor]] = []
+    seen = []
     model.zero_grad()
     compute_loss(model(ids, seen)).backward()
     return rec, seen, model
 
 
-class TestStatistics:
-    def test_norms_of_every_role(self, both: Run) -> None:
-        rec, seen, _ = both
-        for role in ("in", "read", "raw", "write", "out"):
-            for statistic, reference in REFERENCE.items():
-                expected = [reference(s[role]) for s in seen]
-                assert column(rec, role, statistic) == pytest.approx(expected, rel=1e-5), (role, statistic)
-
-    def test_write_relative_to_stream(self, both: Run) -> None:
-        rec, seen, _ = both
-        ratios = [float((lengths(s["write"]) / lengths(s["in"])).mean()) for s in seen]
-        cosines = [
-            float(F.cosine_similarity(s["write"].detach().double(), s["in"].detach().double(), dim=-1).mean())
-            for s in seen
-        ]
-        assert column(rec, "write", "ratio") == pytest.approx(ratios, rel=1e-5)
-        assert column(rec, "write", "cosine") == pytest.approx(cosines, abs=1e-6)
-
-    def test_similarity_of_tokens(self, both: Run) -> None:
-        rec, seen, _ = both
-        expected = []
-        for s in seen:
-            unit = F.normalize(s["out"].detach().double(), dim=-1)
-            cosines = unit @ unit.transpose(1, 2)
-            off = ~torch.eye(TOKENS, dtype=torch.bool)
-            expected.append(float(cosines[:, off].mean()))
-        assert column(rec, "out", "similarity") == pytest.approx(expected, abs=1e-6)
-
-    def test_denominators_of_norms(self, both: Run, post: bool) -> None:
-        rec, seen, _ = both
-        role, of = ("norm_out", "z") if post else ("norm_in", "in")
-        rstds = [(s[of].detach().double().var(-1, correction=0) + 1e-5).rsqrt() for s in seen]
-        assert column(rec, role, "rstd") == pytest.approx([float(r.mean()) for r in rstds], rel=1e-5)
-        assert column(rec, role, "rstd_max") == pytest.approx([float(r.max()) for r in rstds], rel=1e-5)
-        assert column(rec, "scale", "sigma_max") == pytest.approx([float(1 / r.min()) for r in rstds], rel=1e-5)
-
-    def test_gradient_at_the_stream(self, both: Run) -> None:
-        rec, seen, _ = both
+def test_norms_of_every_role(both):
+    rec, seen, _ = both
+    for role in ("in", "read", "raw", "write", "out"):
         for statistic, reference in REFERENCE.items():
-            expected = [reference(s["out"].grad) for s in seen]  # type: ignore[arg-type] # retained
-            assert column(rec, "grad", statistic) == pytest.approx(expected, rel=1e-4), statistic
+            expected = [reference(s[role]) for s in seen]
+            assert column(rec, role, statistic) == pytest.approx(expected, rel=1e-5), (role, statistic)
 
-    def test_gradient_of_parameters(self, both: Run) -> None:
-        rec, _, model = both
-        expected = []
-        for block in model.blocks:
-            for modules in ([block.mix], [block.up, block.down]):
-                grads = [p.grad.double().square().sum() for m in modules for p in m.parameters()]
-                expected.append(float(torch.stack(grads).sum().sqrt()))
-        assert column(rec, "params", "grad_l2") == pytest.approx(expected, rel=1e-5)
 
-    def test_memory_map_rows_sum_to_one(self, both: Run, post: bool) -> None:
-        rec, _, _ = both
-        sources, shares = rec.memory_maps["stream"]
-        assert len(shares) == 5
-        assert sources[0] == "x_0"
-        assert all(sum(row) == pytest.approx(1.0) for row in shares)
-        assert ("norm biases" in sources) == post
+def test_denominators_of_norms(both, post):
+    rec, seen, _ = both
+    role, of = ("norm_out", "z") if post else ("norm_in", "in")
+    rstds = [(s[of].detach().double().var(-1, correction=0) + 1e-5).rsqrt() for s in seen]
+    assert column(rec, role, "rstd") == pytest.approx([float(r.mean()) for r in rstds], rel=1e-5)
+    assert column(rec, role, "rstd_max") == pytest.approx([float(r.max()) for r in rstds], rel=1e-5)
+    assert column(rec, "scale", "sigma_max") == pytest.approx([float(1 / r.min()) for r in rstds], rel=1e-5)
 
-    def test_memory_map_equals_decompose(self, both: Run, ids: Tensor) -> None:
-        rec, _, model = both
-        sources, shares = addnorm.decompose(model, ids).memory_map()
-        shares_by_source = dict(zip(rec.memory_maps["stream"][0], rec.memory_maps["stream"][1][-1], strict=True))
-        assert shares_by_source == pytest.approx(dict(zip(sources, shares[-1], strict=True)), rel=1e-4)
 
-    def test_balance_adds_up_to_the_stream_norm(self, both: Run, ids: Tensor) -> None:
-        rec, seen, model = both
-        sheet = rec.balances["stream"]
-        assert sheet.reason == ""
-        assert sheet.error < 1e-6 > sheet.closure
-        assert sheet.tokens == BATCH * TOKENS
-        assert sheet.stream_norm == pytest.approx(float(lengths(seen[-1]["out"]).mean()), rel=1e-5)
-        parts = addnorm.decompose(model, ids)
-        x = parts.state()
-        expected = {name: float(((c * x).sum(-1) / x.norm(dim=-1)).mean()) for name, c in parts.components().items()}
-        assert dict(zip(sheet.sources, sheet.amounts, strict=True)) == pytest.approx(expected, rel=1e-4, abs=1e-6)
+def test_gradient_at_the_stream(both):
+    rec, seen, _ = both
+    for statistic, reference in REFERENCE.items():
+        expected = [reference(s["out"].grad) for s in seen]
+        assert column(rec, "grad", statistic) == pytest.approx(expected, rel=1e-4), statistic
 
-    def test_metadata_of_the_inspection(self, both: Run, post: bool) -> None:
-        rec, _, _ = both
-        (name, metadata), *others = rec.metadata["streams"].items()
-        assert (name, others, rec.metadata["unknown"]) == ("stream", [], [])
-        assert metadata["wiring"] == ("post_ln" if post else "pre_ln")
-        assert metadata["norms"] == "LayerNorm 1e-5"
-        assert (metadata["closure"] is None) == post
-        assert [*metadata["sites"]] == [site.id for site in rec.sites if site.kind not in ("start", "final")]
-        assert all(site["closes"] and site["closure"] < 1e-5 for site in metadata["sites"].values())
+
+def test_gradient_of_parameters(both):
+    rec, _, model = both
+    expected = []
+    for block in model.blocks:
+        for modules in ([block.mix], [block.up, block.down]):
+            grads = [p.grad.double().square().sum() for m in modules for p in m.parameters()]
+            expected.append(float(torch.stack(grads).sum().sqrt()))
+    assert column(rec, "params", "grad_l2") == pytest.approx(expected, rel=1e-5)
+
+
+def test_memory_map_rows_sum_to_one(both, post):
+    rec, _, _ = both
+    sources, shares = rec.memory_maps["stream"]
+    assert len(shares) == 5
+    assert sources[0] == "x_0"
+    assert all(sum(row) == pytest.approx(1.0) for row in shares)
+    assert ("norm biases" in sources) == post
+
+
+def test_memory_map_equals_decompose(both, ids):
+    rec, _, model = both
+    sources, shares = addnorm.decompose(model, ids).memory_map()
+    shares_by_source = dict(zip(rec.memory_maps["stream"][0], rec.memory_maps["stream"][1][-1], strict=True))
+    assert shares_by_source == pytest.approx(dict(zip(sources, shares[-1], strict=True)), rel=1e-4)
+
+
+def test_balance_adds_up_to_the_stream_norm(both, ids):
+    rec, seen, model = both
+    sheet = rec.balances["stream"]
+    assert sheet.reason == ""
+    assert sheet.error < 1e-6 > sheet.closure
+    assert sheet.tokens == BATCH * TOKENS
+    assert sheet.stream_norm == pytest.approx(float(lengths(seen[-1]["out"]).mean()), rel=1e-5)
+    parts = addnorm.decompose(model, ids)
+    x = parts.state()
+    expected = {name: float(((c * x).sum(-1) / x.norm(dim=-1)).mean()) for name, c in parts.components().items()}
+    assert dict(zip(sheet.sources, sheet.amounts, strict=True)) == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+def test_metadata_of_the_inspection(both, post):
+    rec, _, _ = both
+    (name, metadata), *others = rec.metadata["streams"].items()
+    assert (name, others, rec.metadata["unknown"]) == ("stream", [], [])
+    assert metadata["wiring"] == ("post_ln" if post else "pre_ln")
+    assert metadata["norms"] == "LayerNorm 1e-5"
+    assert (metadata["closure"] is None) == post
+    assert [*metadata["sites"]] == [site.id for site in rec.sites if site.kind not in ("start", "final")]
+    assert all(site["closes"] and site["closure"] < 1e-5 for site in metadata["sites"].values())
 
 
 class Interrupted(nn.Module):
     """Two sublayers, and between them a step that components cannot be propagated through."""
 
-    def __init__(self, between: Callable[[nn.Module, Tensor], Tensor], d: int = D) -> None:
+    def __init__(self, between, d=D):
         super().__init__()
         torch.manual_seed(0)
         self.one, self.two, self.between = nn.Linear(d, d), nn.Linear(d, d), between
         self.scale = nn.Parameter(torch.rand(d) + 0.5)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         x = x + torch.tanh(self.one(x))
         x = self.between(self, x)
         return x + torch.tanh(self.two(x))
@@ -167,7 +139,7 @@ class Interrupted(nn.Module):
     ],
     ids=["scaled", "masked", "longer"],
 )
-def test_balance_gives_the_reason_without_amounts(between: Any, reason: str) -> None:
+def test_balance_gives_the_reason_without_amounts(between, reason):
     model = Interrupted(between)
     with addnorm.record(model) as rec:
         model(torch.randn(BATCH, TOKENS, D)).square().mean().backward()
@@ -179,20 +151,20 @@ def test_balance_gives_the_reason_without_amounts(between: Any, reason: str) -> 
 class Columns(nn.Module):
     """Table whose rows are tokens in its second layer: each norm there has the features of all columns."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         sizes = [D, D, TOKENS * D, TOKENS * D]
         self.fs, self.norms = nn.ModuleList(nn.Linear(d, d) for d in sizes), nn.ModuleList(map(nn.LayerNorm, sizes))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         for k, (f, norm) in enumerate(zip(self.fs, self.norms, strict=True)):
             x = x.flatten(-2) if k == 2 else x
             x = norm(x + torch.tanh(f(x)))
         return x
 
 
-def test_balance_of_norms_of_a_part_of_the_features() -> None:
+def test_balance_of_norms_of_a_part_of_the_features():
     model = Columns()
     with addnorm.record(model) as rec:
         model(torch.randn(BATCH, TOKENS, D)).square().mean().backward()
@@ -200,7 +172,7 @@ def test_balance_of_norms_of_a_part_of_the_features() -> None:
     assert sheet.reason == f"a norm after add 1 normalizes a part of a token's {TOKENS * D} features"
 
 
-def test_balance_of_a_stream_times_zero() -> None:
+def test_balance_of_a_stream_times_zero():
     model = Interrupted(lambda model, x: x * 0.0)
     with addnorm.record(model) as rec:
         model(torch.randn(BATCH, TOKENS, D)).square().mean().backward()
@@ -212,19 +184,19 @@ def test_balance_of_a_stream_times_zero() -> None:
 class SmallWrite(nn.Module):
     """bfloat16 stream with a write below the round-off of most elements."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.norm, self.f, self.last = nn.LayerNorm(256), nn.Linear(256, 256), nn.LayerNorm(256)
         self.bfloat16()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         self.writes = self.f(self.norm(x)) * 0.01
         self.out = x + self.writes
         return self.last(self.out)
 
 
-def test_unchanged_elements() -> None:
+def test_unchanged_elements():
     model, x = SmallWrite(), torch.randn(2, 50, 256).bfloat16()
     with addnorm.record(model) as rec:
         model(x)
@@ -253,7 +225,7 @@ STATES = {  # tokens of two features, and statistics by hand
 
 
 @pytest.mark.parametrize("name", STATES)
-def test_statistics_of_a_state(name: str) -> None:
+def test_statistics_of_a_state(name):
     tokens, expected, dtype = (*STATES[name], torch.float32)[:3]
     model = Interrupted(lambda model, x: x, d=2).to(dtype)
     with addnorm.record(model) as rec:
@@ -262,7 +234,7 @@ def test_statistics_of_a_state(name: str) -> None:
     assert values == pytest.approx(expected, rel=1e-6, nan_ok=True)
 
 
-def test_median_of_a_large_state_is_of_all_features() -> None:
+def test_median_of_a_large_state_is_of_all_features():
     x = torch.tensor([9.0, 1.0, 1.0, 1.0]).expand(
         1, 8192, 4
     )  # two elements for each of the sample: every second feature
@@ -272,7 +244,7 @@ def test_median_of_a_large_state_is_of_all_features() -> None:
     assert rec.series("out", "top")[0][1] == pytest.approx(9.0, rel=1e-6)
 
 
-def test_similarity_is_of_sequences_with_two_directions() -> None:
+def test_similarity_is_of_sequences_with_two_directions():
     x = torch.tensor([[(3.0, 4.0), (0.0, 0.0)], [(3.0, 4.0), (0.0, 2.0)]])
     model = Interrupted(lambda model, x: x, d=2)
     with addnorm.record(model) as rec:
@@ -283,13 +255,13 @@ def test_similarity_is_of_sequences_with_two_directions() -> None:
 class Gated(nn.Module):
     """Model whose writes get their scale from an operator after them."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.norm, self.f, self.last = nn.LayerNorm(D), nn.Linear(D, D), nn.LayerNorm(D)
         self.g = nn.Parameter(torch.randn(D))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         for _ in range(2):
             f = self.f(self.norm(x))
             self.write = f * torch.sigmoid(self.g)
@@ -297,7 +269,7 @@ class Gated(nn.Module):
         return self.last(x)
 
 
-def test_write_with_a_computed_scale() -> None:
+def test_write_with_a_computed_scale():
     model = Gated()
     with addnorm.record(model) as rec:
         for _ in range(2):
@@ -305,28 +277,6 @@ def test_write_with_a_computed_scale() -> None:
             model.g.data.add_(1.0)
     assert column(rec, "write", "rms")[-1] == pytest.approx(REFERENCE["rms"](model.write), rel=1e-5)
     assert all(sum(row) == pytest.approx(1.0) for row in rec.memory_maps["stream"][1])
-
-
-def test_features_in_the_middle() -> None:
-    """Find the feature axis where another axis has the same size."""
-
-    class Convolved(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.f = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(3))
-
-        def forward(self, x: Tensor) -> Tensor:
-            for f in self.f:
-                self.write = torch.tanh(f(x))
-                x = x + self.write
-            return x
-
-    model = Convolved()
-    with addnorm.record(model) as rec:
-        model(torch.randn(2, 8, 8, 8))
-    expected = float(model.write.detach().double().norm(dim=1).mean())
-    assert column(rec, "write", "l2")[-1] == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("norm_first", [False, True])

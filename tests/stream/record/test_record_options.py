@@ -1,141 +1,145 @@
 """Tests of the arguments of `record`: steps, layers, token masks, gradients, and errors."""
 
-from __future__ import annotations
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 import addnorm
 from addnorm.stream.record.schema import STATISTICS
-from support.instrumented_model import BATCH, REFERENCE, TOKENS, D, Model, column, compute_loss, step, token_ids
+from support.instrumented_model import BATCH, REFERENCE, TOKENS, D, Model, column, compute_loss, step
 
 
-@pytest.fixture
-def ids() -> Tensor:
-    return token_ids()
+def test_every(ids):
+    model = Model()
+    with addnorm.record(model, every=3) as rec:
+        for _ in range(7):
+            compute_loss(model(ids)).backward()
+    assert rec.steps == (0, 3, 6)
+    assert [s for s, _ in rec.over_time(rec.sites[1].id, "params", "grad_l2")] == [0, 3, 6]
 
 
-class TestOptions:
-    def test_every(self, ids: Tensor) -> None:
-        model = Model()
-        with addnorm.record(model, every=3) as rec:
-            for _ in range(7):
-                compute_loss(model(ids)).backward()
-        assert rec.steps == (0, 3, 6)
-        assert [s for s, _ in rec.over_time(rec.sites[1].id, "params", "grad_l2")] == [0, 3, 6]
-
-    def test_every_counts_steps_of_several_forwards(self, ids: Tensor) -> None:
-        model = Model()
-        with torch.no_grad(), addnorm.record(model, every=2, accumulate=2) as rec:
-            for _ in range(6):
-                model(ids)
-        assert rec.steps == (0, 2)
-
-    def test_layers(self, ids: Tensor) -> None:
-        rec = step(Model(layers=3), ids, layers=[1])
-        assert {site.layer for site in rec.sites} == {None, 1}
-        assert column(rec, "write", "rms") == pytest.approx(column(step(Model(layers=3), ids), "write", "rms")[2:4])
-
-    def test_layers_out_of_range(self, ids: Tensor) -> None:
-        with pytest.raises(ValueError, match=r"layers is \[5\], expected numbers from 0 to 1"):
-            step(Model(), ids, layers=[5])
-
-    def test_one_layer_as_number_raises(self, ids: Tensor) -> None:
-        with pytest.raises(TypeError, match=r"layers is 1, expected a list of numbers, .* \[1\] for one layer"):
-            step(Model(), ids, layers=1)
-
-    def test_tokens_mask(self, ids: Tensor) -> None:
-        """Record only the tokens of the mask."""
-        mask = torch.ones(BATCH, TOKENS, dtype=torch.bool)
-        mask[:, 4:] = False
-        model = Model()
-        rec = step(model, ids, tokens=mask)
-        seen: list[dict[str, Tensor]] = []
-        model(ids, seen)
-        expected = [REFERENCE["rms"](s["write"][mask]) for s in seen]
-        assert column(rec, "write", "rms") == pytest.approx(expected, rel=1e-5)
-        cosines = []
-        for s in seen:
-            unit = F.normalize(s["out"][:, :4].detach().double(), dim=-1)
-            cosines.append(float((unit @ unit.transpose(1, 2))[:, ~torch.eye(4, dtype=torch.bool)].mean()))
-        assert column(rec, "out", "similarity") == pytest.approx(cosines, abs=1e-6)
-
-    def test_tokens_mask_of_wrong_shape(self, ids: Tensor) -> None:
-        with pytest.raises(ValueError, match=r"tokens has shape \(2, 2\), expected \(3, 6\)"):
-            step(Model(), ids, tokens=torch.ones(2, 2))
-
-    def test_grads_false(self, ids: Tensor) -> None:
-        rec = step(Model(), ids, grads=False)
-        assert {e.role for e in rec.table()}.isdisjoint({"grad", "params"})
-
-    def test_model_without_a_stream(self) -> None:
-        model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
-        with pytest.raises(ValueError, match="no residual stream to record"), addnorm.record(model):
-            model(torch.randn(2, 4))
-
-    @pytest.mark.parametrize(("options", "message"), [({"every": 0}, "every"), ({"accumulate": 0}, "accumulate")])
-    def test_counts_below_one(self, options: dict[str, int], message: str) -> None:
-        with pytest.raises(ValueError, match=message), addnorm.record(Model(), **options):
-            pass
-
-    def test_model_must_be_a_module(self) -> None:
-        with pytest.raises(TypeError, match=r"expected a torch\.nn\.Module"), addnorm.record(torch.relu):  # type: ignore[arg-type]
-            pass
-
-    def test_every_recorded_statistic_is_declared(self, ids: Tensor) -> None:
-        declared = {(s.role, s.name) for s in STATISTICS if not s.reciprocal_of}
-        rows = [*step(Model(), ids).table(), *step(Model(post=True), ids).table()]
-        never = {("norm_branch", name) for name in ("rstd", "rstd_min", "rstd_max")}  # these models have no such norm
-        assert {(row.role, row.statistic) for row in rows} == declared - never
+def test_every_counts_steps_of_several_forwards(ids):
+    model = Model()
+    with torch.no_grad(), addnorm.record(model, every=2, accumulate=2) as rec:
+        for _ in range(6):
+            model(ids)
+    assert rec.steps == (0, 2)
 
 
-class TestTokens:
-    def test_padding_is_neither_massive_nor_unchanged(self, ids: Tensor) -> None:
-        model = Model()
-        model.embed = nn.Identity()  # type: ignore[assignment]
-        x = torch.randn(2, 5, D)
-        x[:, -1] = 1e9
-        mask = torch.ones(2, 5)
-        mask[:, -1] = 0
-        rec = step(model, x, tokens=mask)
-        assert max(value for _, value in rec.series("out", "massive")) == 0.0
-        assert max(value for _, value in rec.series("write", "unchanged")) == 0.0  # padding would be unchanged
-        alone = step(model, x[:, :-1])
-        assert rec.series("out", "top")[0][1] == pytest.approx(alone.series("out", "top")[0][1])
+def test_layers(ids):
+    rec = step(Model(layers=3), ids, layers=[1])
+    assert {site.layer for site in rec.sites} == {None, 1}
+    assert column(rec, "write", "rms") == pytest.approx(column(step(Model(layers=3), ids), "write", "rms")[2:4])
 
-    def test_batch_second(self) -> None:
-        """Find the batch dimension by the mask."""
-        torch.manual_seed(0)
-        layer = nn.TransformerEncoderLayer(D, 2, 32, dropout=0.0)
-        other = nn.TransformerEncoderLayer(D, 2, 32, dropout=0.0, batch_first=True)
-        models = [nn.TransformerEncoder(item, 2, enable_nested_tensor=False) for item in (layer, other)]
-        models[1].load_state_dict(models[0].state_dict())
-        x, mask = torch.randn(3, 5, D), torch.ones(3, 5)
-        transposed, plain = step(models[0], x.transpose(0, 1), tokens=mask), step(models[1], x, tokens=mask)
-        assert column(transposed, "out", "similarity") == pytest.approx(column(plain, "out", "similarity"), rel=1e-4)
 
-    def test_mask_of_one_stream(self) -> None:
-        torch.manual_seed(0)
-        model = nn.Transformer(D, 2, 1, 1, 32, dropout=0.0, batch_first=True)
-        source, target, mask = torch.randn(2, 6, D), torch.randn(2, 4, D), torch.ones(2, 6)
-        mask[1, 4:] = 0
+def test_layers_out_of_range(ids):
+    with pytest.raises(ValueError, match=r"layers is \[5\], expected numbers from 0 to 1"):
+        step(Model(), ids, layers=[5])
 
-        with addnorm.record(model, tokens={"encoder.layers.0": mask}) as rec:
-            model(source, target)
-        with addnorm.record(model) as second:
-            model(source, target)
-        start = [v for site, v in rec.series("out", "rms") if site.id == "encoder.layers.0/x_0"]
-        assert start == pytest.approx([REFERENCE["rms"](source[mask.bool()])])
-        of_decoder = [
-            [v for site, v in recording.series("out", "rms") if site.stream == "decoder.layers.0"]
-            for recording in (rec, second)
-        ]
-        assert of_decoder[0] == of_decoder[1]
-        assert len(of_decoder[0]) == 4
-        with (
-            pytest.raises(ValueError, match=r"tokens has the stream 'encoder', expected some of 'encoder\.layers\.0'"),
-            addnorm.record(model, tokens={"encoder": mask}),
-        ):
-            model(source, target)
+
+def test_one_layer_as_number_raises(ids):
+    with pytest.raises(TypeError, match=r"layers is 1, expected a list of numbers, .* \[1\] for one layer"):
+        step(Model(), ids, layers=1)
+
+
+def test_tokens_mask(ids):
+    """Record only the tokens of the mask."""
+    mask = torch.ones(BATCH, TOKENS, dtype=torch.bool)
+    mask[:, 4:] = False
+    model = Model()
+    rec = step(model, ids, tokens=mask)
+    seen = []
+    model(ids, seen)
+    expected = [REFERENCE["rms"](s["write"][mask]) for s in seen]
+    assert column(rec, "write", "rms") == pytest.approx(expected, rel=1e-5)
+    cosines = []
+    for s in seen:
+        unit = F.normalize(s["out"][:, :4].detach().double(), dim=-1)
+        cosines.append(float((unit @ unit.transpose(1, 2))[:, ~torch.eye(4, dtype=torch.bool)].mean()))
+    assert column(rec, "out", "similarity") == pytest.approx(cosines, abs=1e-6)
+
+
+def test_tokens_mask_of_wrong_shape(ids):
+    with pytest.raises(ValueError, match=r"tokens has shape \(2, 2\), expected \(3, 6\)"):
+        step(Model(), ids, tokens=torch.ones(2, 2))
+
+
+def test_grads_false(ids):
+    rec = step(Model(), ids, grads=False)
+    assert {e.role for e in rec.table()}.isdisjoint({"grad", "params"})
+
+
+def test_model_without_a_stream():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    with pytest.raises(ValueError, match="no residual stream to record"), addnorm.record(model):
+        model(torch.randn(2, 4))
+
+
+@pytest.mark.parametrize(("options", "message"), [({"every": 0}, "every"), ({"accumulate": 0}, "accumulate")])
+def test_counts_below_one(options, message):
+    with pytest.raises(ValueError, match=message), addnorm.record(Model(), **options):
+        pass
+
+
+def test_model_must_be_a_module():
+    with pytest.raises(TypeError, match=r"expected a torch\.nn\.Module"), addnorm.record(torch.relu):
+        pass
+
+
+def test_every_recorded_statistic_is_declared(ids):
+    declared = {(s.role, s.name) for s in STATISTICS if not s.reciprocal_of}
+    rows = [*step(Model(), ids).table(), *step(Model(post=True), ids).table()]
+    never = {("norm_branch", name) for name in ("rstd", "rstd_min", "rstd_max")}  # these models have no such norm
+    assert {(row.role, row.statistic) for row in rows} == declared - never
+
+
+def test_padding_is_neither_massive_nor_unchanged(ids):
+    model = Model()
+    model.embed = nn.Identity()
+    x = torch.randn(2, 5, D)
+    x[:, -1] = 1e9
+    mask = torch.ones(2, 5)
+    mask[:, -1] = 0
+    rec = step(model, x, tokens=mask)
+    assert max(value for _, value in rec.series("out", "massive")) == 0.0
+    assert max(value for _, value in rec.series("write", "unchanged")) == 0.0  # padding would be unchanged
+    alone = step(model, x[:, :-1])
+    assert rec.series("out", "top")[0][1] == pytest.approx(alone.series("out", "top")[0][1])
+
+
+def test_batch_second():
+    """Find the batch dimension by the mask."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(D, 2, 32, dropout=0.0)
+    other = nn.TransformerEncoderLayer(D, 2, 32, dropout=0.0, batch_first=True)
+    models = [nn.TransformerEncoder(item, 2, enable_nested_tensor=False) for item in (layer, other)]
+    models[1].load_state_dict(models[0].state_dict())
+    x, mask = torch.randn(3, 5, D), torch.ones(3, 5)
+    transposed, plain = step(models[0], x.transpose(0, 1), tokens=mask), step(models[1], x, tokens=mask)
+    assert column(transposed, "out", "similarity") == pytest.approx(column(plain, "out", "similarity"), rel=1e-4)
+
+
+def test_mask_of_one_stream():
+    torch.manual_seed(0)
+    model = nn.Transformer(D, 2, 1, 1, 32, dropout=0.0, batch_first=True)
+    source, target, mask = torch.randn(2, 6, D), torch.randn(2, 4, D), torch.ones(2, 6)
+    mask[1, 4:] = 0
+
+    with addnorm.record(model, tokens={"encoder.layers.0": mask}) as rec:
+        model(source, target)
+    with addnorm.record(model) as second:
+        model(source, target)
+    start = [v for site, v in rec.series("out", "rms") if site.id == "encoder.layers.0/x_0"]
+    assert start == pytest.approx([REFERENCE["rms"](source[mask.bool()])])
+    of_decoder = [
+        [v for site, v in recording.series("out", "rms") if site.stream == "decoder.layers.0"]
+        for recording in (rec, second)
+    ]
+    assert of_decoder[0] == of_decoder[1]
+    assert len(of_decoder[0]) == 4
+    with (
+        pytest.raises(ValueError, match=r"tokens has the stream 'encoder', expected some of 'encoder\.layers\.0'"),
+        addnorm.record(model, tokens={"encoder": mask}),
+    ):
+        model(source, target)

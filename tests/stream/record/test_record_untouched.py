@@ -1,10 +1,6 @@
 """Tests that `record` does not change results, and leaves no hook, tensor or token in a cache."""
 
-from __future__ import annotations
-
 import gc
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -12,79 +8,63 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import addnorm
-from support.instrumented_model import D, Model, column, compute_loss, step, token_ids
+from support.instrumented_model import D, Model, column, compute_loss, step
 
 
 @pytest.fixture
-def ids() -> Tensor:
-    return token_ids()
+def hooks():
+    def count(model):
+        modules = nn.modules.module
+        mine = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+        params = sum(len(p._backward_hooks or ()) for p in model.parameters())
+        return mine + params + len(modules._global_forward_hooks) + len(modules._global_forward_pre_hooks)
+
+    return count
 
 
-class TestNoSideEffects:
-    @pytest.fixture
-    def hooks(self) -> Iterator[Callable[[nn.Module], int]]:
-        def count(model: nn.Module) -> int:
-            modules = nn.modules.module
-            mine = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
-            params = sum(len(p._backward_hooks or ()) for p in model.parameters())
-            return mine + params + len(modules._global_forward_hooks) + len(modules._global_forward_pre_hooks)
+def test_hooks_are_removed_after_an_error(ids, hooks):
+    model = Model()
+    with addnorm.record(model):
+        model(ids)
+        with pytest.raises(IndexError):
+            model(ids + 100)
+    assert hooks(model) == 0
+    assert torch.backends.mha.get_fastpath_enabled()
+    step(model, ids)
 
-        return count
 
-    def test_hooks_are_removed(self, ids: Tensor, hooks: Callable[[nn.Module], int]) -> None:
-        model = Model()
-        step(model, ids)
-        assert hooks(model) == 0
+def test_gradients_are_unchanged(ids):
+    model = Model(post=True)
+    compute_loss(model(ids)).backward()
+    expected = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    step(model, ids)
+    assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), expected, strict=True) if p.grad is not None)
 
-    def test_hooks_are_removed_after_an_error(self, ids: Tensor, hooks: Callable[[nn.Module], int]) -> None:
-        model = Model()
-        with addnorm.record(model):
-            model(ids)
-            with pytest.raises(IndexError):
-                model(ids + 100)
-        assert hooks(model) == 0
-        assert torch.backends.mha.get_fastpath_enabled()
-        step(model, ids)
 
-    def test_output_is_unchanged(self, ids: Tensor) -> None:
-        model = Model()
-        expected = model(ids)
-        with addnorm.record(model):
-            y = model(ids)
-        assert torch.equal(y, expected)
+def test_memory_does_not_grow_with_steps(ids, frozen_heap):
+    model = Model()
 
-    def test_gradients_are_unchanged(self, ids: Tensor) -> None:
-        model = Model(post=True)
-        compute_loss(model(ids)).backward()
-        expected = [p.grad.clone() for p in model.parameters() if p.grad is not None]
-        step(model, ids)
-        assert all(
-            torch.equal(p.grad, g) for p, g in zip(model.parameters(), expected, strict=True) if p.grad is not None
-        )
+    def tensors():
+        gc.collect()
+        return sum(type(o) is Tensor for o in gc.get_objects())
 
-    def test_memory_does_not_grow_with_steps(self, ids: Tensor, frozen_heap: None) -> None:
-        model = Model()
-
-        def tensors() -> int:
-            gc.collect()
-            return sum(type(o) is Tensor for o in gc.get_objects())
-
-        with addnorm.record(model):
-            counts = []
-            for _ in range(4):
-                model.zero_grad(set_to_none=False)
-                compute_loss(model(ids)).backward()
-                counts.append(tensors())
-        assert counts[1] == counts[2] == counts[3]
-
-    def test_two_recorders(self, ids: Tensor) -> None:
-        model = Model()
-        with addnorm.record(model) as first, addnorm.record(model, grads=False) as second:
+    with addnorm.record(model):
+        counts = []
+        for _ in range(4):
+            model.zero_grad(set_to_none=False)
             compute_loss(model(ids)).backward()
-        assert column(first, "write", "rms") == pytest.approx(column(second, "write", "rms"))
+            counts.append(tensors())
+    assert counts[1] == counts[2] == counts[3]
 
 
-def test_cache_is_appended_once() -> None:
+def test_two_recorders(ids):
+    model = Model()
+    with addnorm.record(model) as first, addnorm.record(model, grads=False) as second:
+        compute_loss(model(ids)).backward()
+    assert column(first, "write", "rms") == pytest.approx(column(second, "write", "rms"))
+
+
+def test_cache_is_appended_once():
     """Leave the cache unchanged in the inspection before the first forward."""
     torch.manual_seed(0)
     decoder = addnorm.nn.Decoder(2, D, nhead=2).eval()
@@ -99,10 +79,10 @@ def test_cache_is_appended_once() -> None:
     assert cache.length == plain.length
 
 
-def test_interrupted_forward_leaves_no_hooks(ids: Tensor) -> None:
+def test_interrupted_forward_leaves_no_hooks(ids):
     model = Model()
 
-    def stop(*_: Any) -> None:
+    def stop(*_):
         raise KeyboardInterrupt
 
     with addnorm.record(model) as rec:

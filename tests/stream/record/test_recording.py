@@ -4,7 +4,6 @@ import math
 import sys
 
 import pytest
-from rich.console import Console
 
 from addnorm.stream.record.recording import Recording
 from addnorm.stream.record.schema import HOOK_NAMES, ROLES, STATISTICS, Balance, RecordedSite
@@ -238,18 +237,6 @@ def test_repr_is_one_line():
     assert repr(series_of([1.0])) == "<Recording of Toy: 4 sublayers, step 0, with gradients>"
     two = Recording([*sites(1, "encoder"), *sites(1, "decoder")])
     assert repr(two) == "<Recording: 4 sublayers in 2 streams, no steps>"
-
-
-def test_terminal_table_has_sites_and_recorded_statistics():
-    rec = filled((0, 1, "out", "rms", 1.2345), (0, 1, "write", "ratio", NAN))
-    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123 (closed with the console)
-    with console.file:
-        console.print(rec)
-    text = console.export_text()
-    assert "Recording of Toy: 4 sublayers" in text
-    for word in ("0.attn", "1.mlp", "feed-forward", "stream rms", "1.23", "write / stream", "nan"):
-        assert word in text
-    assert "similarity  " not in text.split("stream rms:")[0]
 
 
 def test_html_is_static_and_escaped():

@@ -177,11 +177,11 @@ def test_other_parquet_raises(tmp_path):
 @pytest.mark.parametrize(
     ("column", "message"),
     [
-        ({"step": [None]}, "a wrong number"),
-        ({"step": [0.5]}, "a wrong number"),
+        ({"step": [None]}, "expected a whole number, its step"),
+        ({"step": [0.5]}, "expected a whole number, its step"),
         ({"site": ["b"]}, "a wrong number (site is -1"),
-        ({"value": ["one"]}, "a wrong number"),
-        ({"value": [None]}, "a wrong number"),
+        ({"value": ["one"]}, "values that are no numbers"),
+        ({"value": [None]}, "values that are no numbers"),
         ({"role": [["out"]]}, "a table that cannot be read"),
         ({"step": [[0]]}, "a table that cannot be read"),
     ],

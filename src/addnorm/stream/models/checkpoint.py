@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from addnorm._util.numbers import format_count
-from addnorm.stream.models.hf import ModelLoadError, first_line, quiet, seeded
+from addnorm.stream.models.hf import ModelLoadError, first_line, load_tensors, quiet, seeded
 from addnorm.stream.models.tiny_model import model_class
-
-__all__ = ["from_directory"]
 
 # Settings that name code, in the directory or on the hub. They are ignored.
 CODE = frozenset(
@@ -99,15 +96,14 @@ def _without_code(settings: Any) -> Any:
 
 def _weights(folder: Path) -> tuple[dict[str, Tensor], str]:
     """Return all tensors, of the first kind of file that the directory has, and that file's name."""
-    kinds: dict[str, Callable[[Path], Any]] = {"model.safetensors": _safe, "pytorch_model.bin": _pickled}
-    for name, read in kinds.items():
+    for name in ("model.safetensors", "pytorch_model.bin"):
         index = f"{name}.index.json"
         if (folder / name).is_file():
-            return _tensors(folder / name, read), name
+            return _tensors(folder / name), name
         if (folder / index).is_file():
             weights = {}
             for shard in _shards(folder / index):
-                weights.update(_tensors(folder / shard, read))
+                weights.update(_tensors(folder / shard))
             return weights, index
     raise ModelLoadError(
         f"'{folder}' has no weights, expected model.safetensors, its parts with an index, or pytorch_model.bin."
@@ -129,9 +125,9 @@ def _shards(index: Path) -> Iterable[str]:
     return shards
 
 
-def _tensors(path: Path, read: Callable[[Path], Any]) -> dict[str, Tensor]:
+def _tensors(path: Path) -> dict[str, Tensor]:
     try:
-        tensors = read(path)
+        tensors = load_tensors(path)
     except pickle.UnpicklingError:
         raise ModelLoadError(
             f"'{path}' holds more than tensors; its code was not run: save the model as model.safetensors."
@@ -143,16 +139,6 @@ def _tensors(path: Path, read: Callable[[Path], Any]) -> dict[str, Tensor]:
     if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
         raise ModelLoadError(f"'{path}' holds no named tensors, expected a model's state_dict.")
     return tensors
-
-
-def _safe(path: Path) -> Any:
-    from safetensors.torch import load_file
-
-    return load_file(path)
-
-
-def _pickled(path: Path) -> Any:
-    return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def _check(folder: Path, file: str, model: nn.Module, report: dict[str, Any]) -> None:

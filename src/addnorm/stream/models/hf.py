@@ -7,13 +7,12 @@ import importlib
 import sys
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from addnorm._util.optional import install_command
-
-__all__ = ["ModelLoadError", "first_line", "is_config", "quiet", "require_hf", "seeded"]
 
 
 class ModelLoadError(ValueError):
@@ -88,3 +87,27 @@ def seeded(seed: int) -> Iterator[None]:
 def is_config(value: Any) -> bool:
     """Return whether a setting is a configuration of transformers."""
     return hasattr(value, "to_diff_dict")
+
+
+def iter_settings(config: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the settings of a configuration, also by the names that all families share, then those of inner configurations."""
+    own = vars(config)
+    yield from ((name, value) for name, value in own.items() if value is not None and not is_config(value))
+    yield from ((name, own[key]) for name, key in (config.attribute_map or {}).items() if own.get(key) is not None)
+    for value in own.values():
+        if is_config(value):
+            yield from iter_settings(value)
+
+
+def read_settings(config: Any) -> dict[str, Any]:
+    """Return the settings of a configuration; the outermost where several have one name."""
+    return dict(reversed([*iter_settings(config)]))
+
+
+def load_tensors(path: Path) -> Any:
+    """Return the content of a .safetensors file, or of a file of torch.save with tensors only."""
+    if path.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        return load_file(path)
+    return torch.load(path, map_location="cpu", weights_only=True)

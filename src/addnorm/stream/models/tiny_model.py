@@ -12,8 +12,6 @@ from torch import nn
 
 from addnorm.stream.models.hf import ModelLoadError, is_config, seeded
 
-__all__ = ["LAYERS", "SIZE_VARIANTS", "build_tiny", "model_class", "reduce_config"]
-
 LAYERS = 3
 VOCAB = 256
 MAX_PARAMETERS = 100_000_000

@@ -2,8 +2,8 @@
 
 - `schema`: roles and statistics as data; the types of sites and rows
 - `statistics`: the statistics, computed from tensors
-- `plan`: the values to measure, from an inspection; `recorder`: the `record` block
-- `forward_statistics`, `gradients`: observers and hooks that measure a forward and its backward
+- `probes`: the values to measure, from an inspection; `recorder`: the `record` block
+- `forward`, `gradients`: observers and hooks that measure a forward and its backward
 - `sample`: memory map and balance of a step, from a sample of its tokens
 - `measurements`, `recording`: the numbers, and `Recording` around them; `store`: files; `plot`, `axes`: drawings
 """

@@ -1,7 +1,7 @@
-"""Style of the drawings: depth on the x axis; colour, dash and fill by series; markers by kind of sublayer.
+"""Panels of charts on the Axes of matplotlib: colour, dash and fill by series; markers by kind of sublayer.
 
-`add_line` adds one series to an Axes; `finish` sets scale, ticks, title and legend for all series added so far. So two
-recordings can share one Axes. Every value is drawn: NaN and infinity as crosses at the top, zeros of a logarithmic axis as
+`draw_panel` adds the series of a panel to an Axes, and sets scale, ticks, title and legend for all series drawn there so far. So
+two recordings can share one Axes. Every value is drawn: NaN and infinity as crosses at the top, zeros of a logarithmic axis as
 triangles at the bottom, both named in the legend.
 """
 
@@ -11,19 +11,15 @@ import math
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from addnorm._util.numbers import format_number
+from addnorm._util.charts import Axis, Panel, Series, format_tick
 from addnorm._util.optional import require
-from addnorm.stream.record.schema import ENDS, RecordedSite
+from addnorm.stream.record.schema import ENDS
 
 if TYPE_CHECKING:  # matplotlib is optional
     from matplotlib.axes import Axes
     from matplotlib.lines import Line2D
-
-__all__ = [
-    "Depths", "Line", "add_line", "add_lower_axes", "finish", "format_tick", "legend_above", "new_axes", "panel_of", "x_axis",
-]  # fmt: skip
 
 # Four colours of Okabe and Ito, then three more; each has a contrast of at least 3:1 on white. Seven series have seven colours.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#6A3D9A", "#8C510A", "#3B3B3B")
@@ -32,59 +28,37 @@ FILLS = ("full", "none", "top", "left")
 MARKERS = {"start": ">", "attention": "o", "cross-attention": "D", "feed-forward": "s", "other": "^", "final": "*"}
 NAMES = {"other": "other sublayer"}
 GREY, ALARM = "#6B6B6B", "#B00020"
-LOG_RATIO = 10.0  # a larger ratio of largest to smallest value needs a logarithmic axis
-GAP = 2  # sublayers between two streams
-
-
-class Line(NamedTuple):
-    """Series to draw: its label, its values by site, and keywords of matplotlib's lines."""
-
-    label: str
-    values: Sequence[tuple[RecordedSite, float]]
-    style: Mapping[str, Any]
-    has_user_label: bool = True  # a line without one needs no legend where it is alone on its Axes
+STRIDES = (1, 2, 4, 6, 12, 24, 48, 96, 192, 384, 768)  # of the numbers of sublayers on the x axis
 
 
 @dataclass
-class Depths:
-    """Positions of the sites on the x axis: sublayers counted from 1, one stream after the other."""
+class Content:
+    """What is drawn on an Axes.
 
-    sites: Sequence[RecordedSite]
-    x: dict[str, int] = field(default_factory=dict)  # by the site's id
-    spans: dict[str, tuple[int, int]] = field(default_factory=dict)  # by stream: its sublayer 0 and its last site
+    Attributes:
+        x: the longest axis of depth.
+        handles: a line of the legend for each series, by its label.
+        kinds: markers by kind of sublayer.
+        series: the series.
+        titles: the parts of each drawing's title.
+        marks: marks of values without a position on the y axis.
+        lower: the Axes below, by name.
+        has_kinds: whether the legend names the kinds of sublayers.
+        has_label: whether the caller labelled a series, so that the legend names even a single one.
+    """
 
-    def __post_init__(self) -> None:
-        begin = 0
-        for stream in dict.fromkeys(site.stream for site in self.sites):
-            members = [site for site in self.sites if site.stream == stream]
-            first = 0 if members[0].kind == "start" else 1
-            self.x |= {site.id: begin + place for place, site in enumerate(members, first)}
-            self.spans[stream] = (begin, begin + first + len(members) - 1)
-            begin = self.spans[stream][1] + GAP
-
-    @property
-    def end(self) -> int:
-        """Last position."""
-        return max((end for _, end in self.spans.values()), default=0)
-
-
-@dataclass
-class Panel:
-    """Content of an Axes."""
-
-    depths: Depths
-    handles: dict[str, Line2D] = field(default_factory=dict)  # by label
-    kinds: dict[str, str] = field(default_factory=dict)  # markers by kind of sublayer
-    values: list[float] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)
-    titles: list[tuple[str, ...]] = field(default_factory=list)
-    legend_has_kinds: bool = True
-    has_user_label: bool = False
-    lower: dict[str, weakref.ref[Axes]] = field(default_factory=dict)  # the Axes below, by name
-    marks: list[Any] = field(default_factory=list)  # marks of values without a position on the y axis
+    x: Axis | None = None
+    handles: dict[str, Line2D] = field(default_factory=dict)
+    kinds: dict[str, str] = field(default_factory=dict)
+    series: list[Series] = field(default_factory=list)
+    titles: list[Sequence[str]] = field(default_factory=list)
+    marks: list[Any] = field(default_factory=list)
+    lower: dict[str, weakref.ref[Axes]] = field(default_factory=dict)
+    has_kinds: bool = True
+    has_label: bool = False
 
 
-PANELS: weakref.WeakKeyDictionary[Axes, Panel] = weakref.WeakKeyDictionary()
+CONTENTS: weakref.WeakKeyDictionary[Axes, Content] = weakref.WeakKeyDictionary()
 
 
 def new_axes(ax: Axes | None, height: float) -> Axes:
@@ -96,30 +70,27 @@ def new_axes(ax: Axes | None, height: float) -> Axes:
     return axes
 
 
-def panel_of(ax: Axes, depths: Depths) -> Panel:
-    """Return the content of an Axes; a new one if the Axes was cleared."""
-    panel = PANELS.get(ax)
-    if panel is None or (panel.handles and not ax.lines):
-        panel = PANELS[ax] = Panel(depths)
-    if depths.end > panel.depths.end:
-        panel.depths = depths
-    return panel
+def find_content(ax: Axes) -> Content:
+    """Return what is drawn on an Axes; nothing if the Axes was cleared."""
+    content = CONTENTS.get(ax)
+    if content is None or (content.handles and not ax.lines):
+        content = CONTENTS[ax] = Content()
+    return content
 
 
-def add_lower_axes(ax: Axes, name: str, depths: Depths, *, share: bool = True, height: float = 0.7) -> Axes:
+def add_lower_axes(ax: Axes, name: str, *, share: bool = True, height: float = 0.7) -> Axes:
     """Return the Axes of that name below another one; the first call adds it and makes the upper one smaller.
 
     Args:
         ax: the upper Axes.
         name: name of the lower Axes.
-        depths: positions of the sites.
         share: share the x axis.
         height: height of the lower Axes relative to the upper one.
     """
     from matplotlib.gridspec import GridSpecFromSubplotSpec
 
-    panel = panel_of(ax, depths)
-    existing = panel.lower.get(name, lambda: None)()
+    content = find_content(ax)
+    existing = content.lower.get(name, lambda: None)()
     if existing is not None and existing.figure is not None:
         return existing
     figure, spec = ax.figure, ax.get_subplotspec()
@@ -135,122 +106,112 @@ def add_lower_axes(ax: Axes, name: str, depths: Depths, *, share: bool = True, h
     if share:
         ax.tick_params(which="both", labelbottom=False)
         ax.set_xlabel("")
-        panel_of(lower, depths).legend_has_kinds = False
-    panel.lower[name] = weakref.ref(lower)
+        find_content(lower).has_kinds = False
+    content.lower[name] = weakref.ref(lower)
     return lower
 
 
-def add_line(ax: Axes, depths: Depths, line: Line) -> None:
-    """Add a series to an Axes."""
-    from matplotlib.cbook import normalize_kwargs
-    from matplotlib.lines import Line2D
-
-    panel = panel_of(ax, depths)
-    number = len(panel.handles)
-    label, times, panel.has_user_label = line.label, 1, panel.has_user_label or line.has_user_label
-    while label in panel.handles:
-        label, times = f"{line.label} ({times + 1})", times + 1
-    again = number // len(COLOURS)  # after the last colour the first one follows with another dash and fill
-    keywords = normalize_kwargs(dict(line.style), Line2D)
-    style = {
-        "color": COLOURS[number % len(COLOURS)], "linewidth": 1.6, "markersize": 5.5 if depths.end <= 64 else 3.5,
-        "markeredgewidth": 1.2, "fillstyle": FILLS[(number + again) % 4], "linestyle": DASHES[(number + again) % 4], **keywords,
-    }  # fmt: skip
-    hollow, background = style["fillstyle"] == "none", ax.get_facecolor()
-    # A hollow marker is filled with the background: otherwise the line would show through.
-    if hollow and "markerfacecolor" not in keywords:
-        style |= {"fillstyle": "full", "markerfacecolor": background}
-    style.setdefault("markerfacecoloralt", background)
-    dash, marker = style.pop("linestyle"), style.pop("marker", None)
-    for stream in depths.spans:
-        own = [(depths.x[site.id], site.kind, value) for site, value in line.values if site.stream == stream]
-        path = [x for x, _, _ in own], [_finite_or_nan(y) for _, _, y in own]
-        ax.plot(*path, **{**style, "linestyle": dash, "marker": "none"})
-        for kind in dict.fromkeys(kind for _, kind, _ in own):
-            shape = marker or MARKERS.get(kind, "^")
-            panel.kinds[kind] = shape
-            points = [(x, _finite_or_nan(y)) for x, of, y in own if of == kind]
-            larger = {"markersize": style["markersize"] * 1.9} if shape == "*" else {}
-            x, y = zip(*points, strict=True)
-            ax.plot(x, y, **{**style, "linestyle": "none", "marker": shape, "zorder": 3, **larger})
-        panel.positions += [x for x, _, _ in own]
-        panel.values += [y for _, _, y in own]
-    panel.handles[label] = Line2D([], [], **{**style, "linestyle": dash, "marker": marker or "o", "label": label})
-
-
-def _finite_or_nan(value: float) -> float:
-    return value if math.isfinite(value) else math.nan
-
-
-def finish(
-    ax: Axes, title: Sequence[str], ylabel: str, limits: tuple[float, float] | None = None, *, legend: bool
+def draw_panel(
+    ax: Axes, panel: Panel, x: Axis, title: Sequence[str], style: Mapping[str, Any], *, labelled: bool, legend: bool
 ) -> None:
-    """Set scale, ticks, labels, title and legend for all series of an Axes.
+    """Draw a panel with all series that an Axes has already.
 
     Args:
         ax: the Axes.
-        title: parts of the title. A part in which the series differ is left out.
-        ylabel: the quantity.
-        limits: limits of a linear y axis, extended where values lie outside. By default the scale follows the values.
+        panel: the panel. Its series of one label are one line, in parts for streams.
+        x: the axis of depth.
+        title: parts of the title. A part in which the drawings on the Axes differ is left out.
+        style: keywords of matplotlib's lines.
+        labelled: whether the labels are the caller's.
         legend: list the series in the legend.
     """
-    panel = PANELS[ax]
-    for mark in panel.marks:
+    content = find_content(ax)
+    content.has_label |= labelled
+    if content.x is None or max(x.ticks or {}) > max(content.x.ticks or {}):
+        content.x = x
+    for label in dict.fromkeys(series.label for series in panel.series):
+        _add_line(ax, content, label, [series for series in panel.series if series.label == label], style)
+    for mark in content.marks:
         mark.remove()
-    panel.marks = []
-    entries = _y_axis(ax, panel, limits) + _mark_not_finite(ax, panel)
-    x_axis(ax, panel.depths)
-    ax.set_ylabel(ylabel, fontsize="small")
+    content.marks = []
+    is_log = _set_y_axis(ax, content, panel)
+    points = [point for series in content.series for point in series.points]
+    lost = [(x, y) for x, y in points if not math.isfinite(y)]
+    names = " or ".join(dict.fromkeys("NaN" if math.isnan(y) else "infinite" for _, y in lost))
+    zeros = [(x, y) for x, y in points if is_log and y == 0]
+    entries = []
+    for at, height, marker, colour, name in (
+        (zeros, 0.025, "v", GREY, "0, off the log axis"),
+        (lost, 0.97, "x", ALARM, names),
+    ):
+        if at:
+            mark_style: dict[str, Any] = {"color": colour, "markersize": 6.5, "markeredgewidth": 1.8, "zorder": 4}
+            content.marks += ax.plot(
+                [x for x, _ in at], [height] * len(at), linestyle="none", marker=marker, clip_on=False,
+                transform=ax.get_xaxis_transform(), **mark_style,
+            )  # fmt: skip
+            entries.append(_legend_mark(marker, colour, name))
+    _set_x_axis(ax, content.x)
+    ax.set_ylabel(panel.label, fontsize="small")
     ax.tick_params(labelsize="small")
     ax.spines[["top", "right"]].set_visible(False)
     ax.grid(axis="y", color="#DDDDDD", linewidth=0.7)
     ax.set_axisbelow(True)
-    rows = _legend(ax, panel, entries, series=legend)
-    panel.titles.append(tuple(title))
-    common = [part for part, *others in zip(*panel.titles, strict=False) if {part} >= {*others} and part]
+    rows = _set_legend(ax, content, entries, series=legend)
+    content.titles.append(title)
+    common = [part for part, *others in zip(*content.titles, strict=False) if {part} >= {*others} and part]
     ax.set_title(", ".join(common), loc="left", fontsize="medium", fontweight="bold", pad=6 + 13.5 * rows)
 
 
-def _y_axis(ax: Axes, panel: Panel, limits: tuple[float, float] | None) -> list[tuple[str, str, str]]:
-    """Set the scale: logarithmic where no value is negative and they are far apart; else linear from 0.
+def _add_line(ax: Axes, content: Content, label: str, parts: Sequence[Series], style: Mapping[str, Any]) -> None:
+    """Add one line, whose parts are those of several streams."""
+    from matplotlib.cbook import normalize_kwargs
+    from matplotlib.lines import Line2D
 
-    A linear axis that did not start at 0 would make noise look large. Returns entries for the legend.
-    """
+    number, name, times = len(content.handles), label, 1
+    while name in content.handles:
+        name, times = f"{label} ({times + 1})", times + 1
+    again = number // len(COLOURS)  # after the last colour the first one follows with another dash and fill
+    keywords = normalize_kwargs(dict(style), Line2D)
+    last = max(x for part in parts for x, _ in part.points)
+    line = {
+        "color": COLOURS[number % len(COLOURS)], "linewidth": 1.6, "markersize": 5.5 if last <= 64 else 3.5,
+        "markeredgewidth": 1.2, "fillstyle": FILLS[(number + again) % 4], "linestyle": DASHES[(number + again) % 4], **keywords,
+    }  # fmt: skip
+    hollow, background = line["fillstyle"] == "none", ax.get_facecolor()
+    # A hollow marker is filled with the background: otherwise the line would show through.
+    if hollow and "markerfacecolor" not in keywords:
+        line |= {"fillstyle": "full", "markerfacecolor": background}
+    line.setdefault("markerfacecoloralt", background)
+    dash, marker = line.pop("linestyle"), line.pop("marker", None)
+    for part in parts:
+        points = [(x, y if math.isfinite(y) else math.nan) for x, y in part.points]
+        ax.plot(*zip(*points, strict=True), **{**line, "linestyle": dash, "marker": "none"})
+        for kind in dict.fromkeys(part.kinds):
+            shape = content.kinds[kind] = marker or MARKERS.get(kind, "^")
+            larger = {"markersize": line["markersize"] * 1.9} if shape == "*" else {}
+            own = [point for point, of in zip(points, part.kinds, strict=True) if of == kind]
+            ax.plot(*zip(*own, strict=True), **{**line, "linestyle": "none", "marker": shape, "zorder": 3, **larger})
+    content.series += parts
+    content.handles[name] = Line2D([], [], **{**line, "linestyle": dash, "marker": marker or "o", "label": name})
+
+
+def _set_y_axis(ax: Axes, content: Content, panel: Panel) -> bool:
+    """Set the scale that all series of an Axes need; return whether it is logarithmic."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    finite = [value for value in panel.values if math.isfinite(value)]
-    positive = [value for value in finite if value > 0]
-    low, high = min(finite, default=0.0), max(finite, default=1.0)
-    if limits is None and low >= 0 and positive and high > LOG_RATIO * min(positive):
-        ax.set_yscale("log", nonpositive="mask")
-        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 200 * min(positive) else (1,)))
-        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _log_label(value)))
-        ax.yaxis.set_minor_formatter(NullFormatter())
-        least = min(positive)
-        room = (high / least) ** 0.06
-        ax.set_ylim(least / room, high * room)
-        zeros = [x for x, value in zip(panel.positions, panel.values, strict=True) if value == 0]
-        return _mark_at_edge(ax, panel, zeros, 0.025, "v", GREY, "0, off the log axis")
-    ax.set_yscale("linear")
+    scale = panel._replace(series=content.series).scale
+    ax.set_yscale(*(["log"] if scale.log else ["linear"]), **({"nonpositive": "mask"} if scale.log else {}))
+    ax.set_ylim(scale.low, scale.high)
     # Own labels: matplotlib would write a common factor of the ticks over the legend.
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_tick(value)))
-    low, high = (min(low, 0.0), max(high, 0.0)) if limits is None else (min(low, limits[0]), max(high, limits[1]))
-    room = 0.06 * ((high - low) or 1.0)
-    ax.set_ylim(low - room * (low < 0), high + room)
-    if low < 0 < high:
-        panel.marks.append(ax.axhline(0, color=GREY, linewidth=0.8, zorder=0.5))
-    return []
-
-
-def format_tick(value: float) -> str:
-    """Return a tick's label with at most four digits.
-
-    Example:
-        >>> from addnorm.stream.record.axes import format_tick
-        >>> format_tick(0.25), format_tick(1e-6), format_tick(12000000.0)
-        ('0.25', '1e−6', '1.2e7')
-    """
-    return format_number(float(value), trim=True).replace("-", "\N{MINUS SIGN}")
+    label = _log_label if scale.log else format_tick
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: label(value)))
+    if scale.log:
+        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if scale.high < 200 * scale.low else (1,)))
+        ax.yaxis.set_minor_formatter(NullFormatter())
+    elif scale.low < 0 < scale.high:
+        content.marks.append(ax.axhline(0, color=GREY, linewidth=0.8, zorder=0.5))
+    return scale.log
 
 
 def _log_label(value: float) -> str:
@@ -259,45 +220,23 @@ def _log_label(value: float) -> str:
     return f"$10^{{{power}}}$" if abs(exponent - power) < 1e-9 and not -4 < power < 5 else f"{value:g}"
 
 
-def _mark_not_finite(ax: Axes, panel: Panel) -> list[tuple[str, str, str]]:
-    points = [(x, value) for x, value in zip(panel.positions, panel.values, strict=True) if not math.isfinite(value)]
-    names = " or ".join(dict.fromkeys("NaN" if math.isnan(value) else "infinite" for _, value in points))
-    return _mark_at_edge(ax, panel, [x for x, _ in points], 0.97, "x", ALARM, names)
-
-
-def _mark_at_edge(
-    ax: Axes, panel: Panel, x: Sequence[int], y: float, marker: str, colour: str, name: str
-) -> list[tuple[str, str, str]]:
-    """Draw marks at a height of the Axes for values without a position on its scale. Returns entries for the legend."""
-    if not x:
-        return []
-    style: dict[str, Any] = {"color": colour, "markersize": 6.5, "markeredgewidth": 1.8, "zorder": 4}
-    heights, scale = [y] * len(x), ax.get_xaxis_transform()
-    panel.marks += ax.plot(x, heights, linestyle="none", marker=marker, transform=scale, clip_on=False, **style)
-    return [(marker, colour, name)]
-
-
-def x_axis(ax: Axes, depths: Depths) -> None:
-    """Set the ticks of the x axis: sublayers counted from 1 in each stream, and the streams' names if there are several."""
-    count = sum(end - begin for begin, end in depths.spans.values())
+def _set_x_axis(ax: Axes, x: Axis) -> None:
+    """Set the ticks of the x axis, as many as fit, and the names of the streams if there are several."""
+    ticks = x.ticks or {}
+    named = {place: text for place, text in ticks.items() if not text.isdigit()}
     room = max(2, int(2 * _width(ax) / 72))
-    stride = next((step for step in (1, 2, 4, 6, 12, 24, 48, 96, 192, 384) if count / step <= room), 768)
-    ends = {"start": "x_0", "final": "final"}
-    ticks = {depths.x[site.id]: ends[site.kind] for site in depths.sites if site.kind in ends}
-    for begin, end in depths.spans.values():
-        taken = [place for place in ticks if begin < place <= end]
-        for number in range(stride, end - begin + 1, stride):
-            if all(abs(begin + number - place) > 0.75 * stride for place in taken):
-                ticks.setdefault(begin + number, str(number))
-    ax.set_xticks([*ticks], labels=[*ticks.values()])
-    ax.set_xlim((0 if 0 in ticks else 1) - 0.6, depths.end + 0.6)
+    stride = next((stride for stride in STRIDES if len(ticks) / stride <= room), STRIDES[-1])
+    for place, text in ticks.items():
+        if text.isdigit() and not int(text) % stride and all(abs(place - other) > 0.75 * stride for other in named):
+            named[place] = text
+    ax.set_xticks([*named], labels=[*named.values()])
+    ax.set_xlim(min(ticks) - 0.6, max(ticks) + 0.6)
     labelled = bool(ax.xaxis.get_tick_params().get("labelbottom", True))
-    if len(depths.spans) > 1:
-        middles = [(begin + end) / 2 for begin, end in depths.spans.values()]
+    if x.groups:
         ax.xaxis.remove_overlapping_locs = False  # a name is below a number
-        ax.set_xticks(middles, labels=[*depths.spans], minor=True)
+        ax.set_xticks([sum(ends) / 2 for ends in x.groups.values()], labels=[*x.groups], minor=True)
         ax.tick_params(axis="x", which="minor", length=0, pad=18, labelsize="small", labelbottom=labelled)
-    ax.set_xlabel("depth in sublayers" if labelled else "", fontsize="small")
+    ax.set_xlabel(x.label if labelled else "", fontsize="small")
 
 
 def _width(ax: Axes) -> float:
@@ -305,33 +244,27 @@ def _width(ax: Axes) -> float:
     return float(ax.get_window_extent().width) / ax.figure.dpi * 72
 
 
-def _legend(ax: Axes, panel: Panel, entries: Sequence[tuple[str, str, str]], *, series: bool) -> int:
-    """Draw the legend above the Axes, where it hides no value, and return its number of rows.
+def _legend_mark(marker: str, colour: str, name: str) -> Line2D:
+    from matplotlib.lines import Line2D
+
+    width = 1.8 if marker == "x" else 1.0
+    style: dict[str, Any] = {"linestyle": "none", "color": colour, "markersize": 6, "markeredgewidth": width}
+    return Line2D([], [], marker=marker, label=name, **style)
+
+
+def _set_legend(ax: Axes, content: Content, entries: Sequence[Line2D], *, series: bool) -> int:
+    """Draw the legend above the Axes, where it hides no value, with as many columns as fit; return its number of rows.
 
     The ends of the stream are named on the x axis instead.
     """
-    from matplotlib.lines import Line2D
-
-    def mark(marker: str, colour: str, name: str) -> Line2D:
-        edge = 1.8 if marker == "x" else 1.0
-        style: dict[str, Any] = {"linestyle": "none", "color": colour, "markersize": 6, "markeredgewidth": edge}
-        return Line2D([], [], marker=marker, label=name, **style)
-
-    kinds = [kind for kind in MARKERS if kind in panel.kinds and kind not in ENDS]
-    handles = [*panel.handles.values()] if series and (panel.has_user_label or len(panel.handles) > 1) else []
-    handles += (
-        [mark(panel.kinds[kind], GREY, NAMES.get(kind, kind)) for kind in kinds] if panel.legend_has_kinds else []
-    )
-    handles += [mark(*entry) for entry in entries]
+    is_named = series and (content.has_label or len(content.handles) > 1)
+    kinds = [kind for kind in MARKERS if content.has_kinds and kind in content.kinds and kind not in ENDS]
+    handles = [*content.handles.values()] if is_named else []
+    handles += [*(_legend_mark(content.kinds[kind], GREY, NAMES.get(kind, kind)) for kind in kinds), *entries]
     if (old := ax.get_legend()) is not None:
         old.remove()
     if not handles:
         return 0
-    return legend_above(ax, handles)
-
-
-def legend_above(ax: Axes, handles: Sequence[Any]) -> int:
-    """Draw a legend above the Axes with as many columns as fit, and return its number of rows."""
     widths = [len(str(handle.get_label())) * 4.5 + 40 for handle in handles]
     columns = next((n for n in range(len(widths), 1, -1) if _row_width(widths, n) <= _width(ax)), 1)
     ax.legend(

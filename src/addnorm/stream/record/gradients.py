@@ -15,11 +15,12 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from addnorm.stream.dataflow.graph import PARAMETER
 from addnorm.stream.dataflow.wrappers import inner_tensors, is_sharded, local_part
-from addnorm.stream.record.measurements import Measurements
-from addnorm.stream.record.plan import Plan, StateProbe
-from addnorm.stream.record.statistics import OmittedError, TokenMask, Tokens, token_norms, vector_norm
+from addnorm.stream.record.probes import Probes, StateProbe
+from addnorm.stream.record.recording import Recording
+from addnorm.stream.record.statistics import vector_norm
+from addnorm.stream.tokens import OmittedError, TokenMask, Tokens
 
-__all__ = ["GradientHooks"]
+Key = tuple[int, str]  # a site, and the name of a parameter
 
 
 class GradientHooks:
@@ -34,55 +35,47 @@ class GradientHooks:
     are read when the backward has ended.
     """
 
-    def __init__(self, recording: Measurements, accumulated: bool, gathered: bool = False) -> None:
-        self.recording = recording
-        self.accumulated = accumulated
-        self.gathered = gathered
+    def __init__(self, recording: Recording, accumulated: bool, gathered: bool) -> None:
+        self.recording, self.accumulated, self.gathered = recording, accumulated, gathered
         self.step: int | None = None  # of the running backward
-        self.without_graph: list[StateProbe] = []  # states of this forward that have no gradient
-        self._leaves: MutableMapping[Tensor, Any] = WeakTensorKeyDictionary()
-        self._parameters: dict[tuple[int, str], tuple[nn.Parameter, Any]] = {}
-        self._sharded: dict[tuple[int, str], nn.Parameter] = {}
-        self._before: dict[
-            tuple[int, str], tuple[Tensor, int, Tensor | None]
-        ] = {}  # their gradients before the backward
-        self._squares: tuple[int, dict[int, dict[str, float]]] = (
-            -1,
-            {},
-        )  # a step, and its values by site and parameter
+        self._leaves: MutableMapping[Tensor, Any] = WeakTensorKeyDictionary()  # with the handles of their hooks
+        self._parameters: dict[Key, tuple[nn.Parameter, Any]] = {}  # likewise
+        self._sharded: dict[Key, nn.Parameter] = {}
+        self._before: dict[Key, tuple[Tensor, int, Tensor | None]] = {}  # their gradients before the backward
+        self._squares: dict[int, dict[str, float]] = {}  # of the last step, by site and parameter
+        self._squares_step: int | None = None
 
-    def add_parameters(self, plan: Plan, named: Mapping[str, nn.Parameter], has_fsdp: bool = False) -> None:
+    def add_parameters(self, probes: Probes, named: Mapping[str, nn.Parameter], has_fsdp: bool) -> None:
         """Register hooks on the parameters that the model has now."""
         self._sharded.clear()
-        for site in plan.sites:
-            for name in site.parameters:
-                parameter = named.get(name)
-                hooked, handle = self._parameters.get((site.index, name), (None, None))
-                if parameter is None or parameter is hooked or not parameter.requires_grad:
-                    continue
-                if has_fsdp or is_sharded(parameter):
-                    self._sharded[site.index, name] = parameter
-                    continue
-                if handle is not None:  # another parameter of the same name has replaced it
-                    handle.remove()
-                hook = partial(self._on_parameter, site.index, name)
-                if self.accumulated:
-                    handle = parameter.register_post_accumulate_grad_hook(lambda p, hook=hook: hook(p.grad))
-                else:
-                    handle = parameter.register_hook(hook)
-                self._parameters[site.index, name] = parameter, handle
+        for key in ((site.index, name) for site in probes.sites for name in site.parameters):
+            parameter = named.get(key[1])
+            hooked, handle = self._parameters.get(key, (None, None))
+            if parameter is None or parameter is hooked or not parameter.requires_grad:
+                continue
+            if has_fsdp or is_sharded(parameter):
+                self._sharded[key] = parameter
+                continue
+            if handle is not None:  # another parameter of the same name has replaced it
+                handle.remove()
+            hook = partial(self._on_parameter, key)
+            if self.accumulated:
+                handle = parameter.register_post_accumulate_grad_hook(lambda p, hook=hook: hook(p.grad))
+            else:
+                handle = parameter.register_hook(hook)
+            self._parameters[key] = parameter, handle
 
-    def add_state(self, state: StateProbe, tensor: Tensor, step: int, tokens: TokenMask) -> None:
-        """Register a hook on a state of the stream, which records its gradient as that of a step."""
-        if tensor.requires_grad:
-            placements = getattr(tensor, "placements", None) if is_sharded(tensor) else None
-            handle = tensor.register_hook(partial(self._on_state, state, step, tokens, placements))
-            if tensor.is_leaf:  # it may be an input of the next forward too
-                if tensor in self._leaves:
-                    self._leaves[tensor].remove()
-                self._leaves[tensor] = handle
-        elif state.value.op is not None and state.value.kind & PARAMETER:
-            self.without_graph.append(state)
+    def add_state(self, state: StateProbe, tensor: Tensor, step: int, tokens: TokenMask) -> bool:
+        """Register a hook that records the gradient of a state; return False if the state should have one and has none."""
+        if not tensor.requires_grad:
+            return state.value.op is None or not state.value.kind & PARAMETER
+        placements = getattr(tensor, "placements", None) if is_sharded(tensor) else None
+        handle = tensor.register_hook(partial(self._on_state, state, step, tokens, placements))
+        if tensor.is_leaf:  # it may be an input of the next forward too
+            if tensor in self._leaves:
+                self._leaves[tensor].remove()
+            self._leaves[tensor] = handle
+        return True
 
     def end_backward(self) -> None:
         """Mark that no backward of a recorded step runs."""
@@ -100,26 +93,25 @@ class GradientHooks:
         if self.step is None:
             self._begin_backward()
             torch.autograd.Variable._execution_engine.queue_callback(self._finish_backward)
-        self.step = (
-            step if self.step is None else max(step, self.step)
-        )  # a backward of several steps is that of the last
+        # A backward of several steps is that of the last.
+        self.step = step if self.step is None else max(step, self.step)
         with torch.no_grad():
-            grad = local_part(grad, placements)
             try:
-                norms = token_norms(Tokens.arrange(grad, state.layout, tokens))
+                norms = Tokens.arrange(local_part(grad, placements), state.layout, tokens).norms
             except OmittedError:  # as for the state itself, where the reason is recorded
                 return
             for site in state.leaving:
                 for name, value in norms.statistics():
                     self.recording.add(step, site, "grad", name, value)
 
-    def _on_parameter(self, site: int, name: str, grad: Tensor | None) -> None:
+    def _on_parameter(self, key: Key, grad: Tensor | None) -> None:
         if grad is None or self.step is None:  # the backward of a forward that is not recorded
             return
-        if self._squares[0] != self.step:
-            self._squares = self.step, {}
+        if self._squares_step != self.step:
+            self._squares_step, self._squares = self.step, {}
+        site, name = key
         with torch.no_grad():
-            squares = self._squares[1].setdefault(site, {})
+            squares = self._squares.setdefault(site, {})
             squares[name] = float(vector_norm(grad, self.gathered).square())
             self.recording.add(self.step, site, "params", "grad_l2", sum(squares.values()) ** 0.5)
 
@@ -133,15 +125,12 @@ class GradientHooks:
 
     def _finish_backward(self) -> None:
         """Record the gradients of sharded parameters that the backward has changed."""
-        before = dict(self._before)
-        for (site, name), parameter in self._sharded.items():
-            grad = parameter.grad
-            if grad is None:
+        for key, parameter in self._sharded.items():
+            if (grad := parameter.grad) is None:
                 continue
-            inner, version, copy = before.get((site, name), (None, 0, None))
+            inner, version, copy = self._before.get(key, (None, 0, None))
             now = inner_tensors(grad)[0]
-            if now is inner and now._version == version:
-                continue
-            grad = grad.detach() if copy is None or copy.shape != grad.shape else grad.detach() - copy
-            self._on_parameter(site, name, grad)
+            if now is not inner or now._version != version:
+                grad = grad.detach() if copy is None or copy.shape != grad.shape else grad.detach() - copy
+                self._on_parameter(key, grad)
         self.end_backward()

@@ -27,9 +27,7 @@ from addnorm.stream.record.schema import (
     Selection,
     resolve_name,
     suggest,
-)
-
-__all__ = ["Measurements", "Series", "Spike", "find_spikes"]
+)  # fmt: skip
 
 ROUND_OFF = 1e-6  # relative to the mean: a smaller spread is round-off of float32
 CHUNK = 4096  # windows at once: 4 MB
@@ -75,6 +73,7 @@ class Measurements:
         metadata: how the recording was made, by name.
         memory_maps: memory map of each stream.
         balances: balance sheet of each stream.
+        compose: returns the map and the balance of each stream in a new step; called before they are read.
     """
 
     def __init__(
@@ -83,13 +82,14 @@ class Measurements:
         metadata: Mapping[str, Any] | None = None,
         memory_maps: Mapping[str, MemoryMap] | None = None,
         balances: Mapping[str, Balance] | None = None,
+        *,
+        compose: Callable[[], Mapping[str, tuple[MemoryMap | None, Balance]]] = dict,
     ) -> None:
         self.sites = tuple(sites)
         self.metadata: dict[str, Any] = dict(metadata or {})
         self._memory_maps: dict[str, MemoryMap] = dict(memory_maps or {})
         self._balances: dict[str, Balance] = dict(balances or {})
-        # Computes maps and balances of the last step. The recorder sets it; they are computed when they are read.
-        self.compose: Callable[[], Mapping[str, tuple[MemoryMap | None, Balance]]] | None = None
+        self._compose = compose
         self._series: dict[tuple[int, str, str], Series] = {}
         self._steps: dict[int, None] = {}
 
@@ -110,7 +110,7 @@ class Measurements:
     @property
     def memory_maps(self) -> dict[str, MemoryMap]:
         """Memory map of each stream at the last recorded step: the sources, and for each depth their shares (sum 1)."""
-        self._update_maps()
+        self.update_maps()
         return self._memory_maps
 
     @memory_maps.setter
@@ -120,12 +120,12 @@ class Measurements:
     @property
     def balances(self) -> dict[str, Balance]:
         """Balance sheet of each stream at the last recorded step."""
-        self._update_maps()
+        self.update_maps()
         return self._balances
 
-    def _update_maps(self) -> None:
+    def update_maps(self) -> None:
         """Compute maps and balances of the last step. A stream without a map in it does not keep that of an earlier step."""
-        for stream, (memory_map, balance) in (self.compose() if self.compose is not None else {}).items():
+        for stream, (memory_map, balance) in self._compose().items():
             self._balances[stream] = balance
             self._memory_maps.pop(stream, None)
             if memory_map is not None:
@@ -158,18 +158,13 @@ class Measurements:
         if series is None:
             series = self._new_series(site, role, statistic)
         steps, values = series
-        if steps and step <= steps[-1]:  # the last step, or an earlier one whose backward runs late
-            place = bisect_left(steps, step)
-            if steps[place] == step:
-                values[place] = value
-            else:
-                steps.insert(place, step)
-                values.insert(place, float(value))
-                self._steps[step] = None
+        place = len(steps) if not steps or step > steps[-1] else bisect_left(steps, step)  # a backward may run late
+        if place < len(steps) and steps[place] == step:
+            values[place] = value
             return
-        number = float(value)  # first: if it fails, the step must not be appended
-        steps.append(step)
-        values.append(number)
+        number = float(value)  # first: if it fails, the step must not be inserted
+        steps.insert(place, step)
+        values.insert(place, number)
         self._steps[step] = None
 
     def _new_series(self, site: int, role: str, statistic: str) -> Series:

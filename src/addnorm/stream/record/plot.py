@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from addnorm._util.charts import Panel, Series, depth_axis
 from addnorm._util.optional import require
 from addnorm.stream.record import axes
-from addnorm.stream.record.axes import Depths, Line
 from addnorm.stream.record.measurements import Measurements
-from addnorm.stream.record.schema import RecordedSite, suggest
+from addnorm.stream.record.schema import AXIS_LABELS, LIMITS, RecordedSite, suggest
 
 if TYPE_CHECKING:  # matplotlib is optional
     from matplotlib.axes import Axes
-
-__all__ = ["Plots"]
 
 Values = list[tuple[RecordedSite, float]]
 GRADIENTS = "record with grads=True, and call loss.backward() while recording"
@@ -57,93 +56,45 @@ class Plots:
         return f"<plots of {self.recording!r}: stream, gradients, writes, similarity, memory_map>"
 
     def stream(
-        self,
-        ax: Axes | None = None,
-        *,
-        label: str = "",
-        step: int | None = None,
-        stream: str | None = None,
-        **line: Any,
-    ) -> Axes:
+        self, ax: Axes | None = None, *, label: str = "", step: int | None = None, stream: str | None = None, **line: Any
+    ) -> Axes:  # fmt: skip
         """Draw the stream after each sublayer: root mean square and largest magnitude."""
-        step = self._step(step, ("out", "rms"), ("out", "max"))
-        lines = [(name, self._stream(name, step, stream)) for name in ("rms", "max")]
-        depths = self._depths(stream, "the stream", FORWARD, *(values for _, values in lines))
-        ax = axes.new_axes(ax, 4.0)
-        for name, values in lines:
-            self._add(ax, depths, f"{label}: {name}" if label else name, values, line)
-        title = self._title("The residual stream by depth", step)
-        axes.finish(ax, title, "magnitude of the stream's elements", legend=True)
-        return ax
+        drawing = _Drawing(self.recording, label, step, stream, line)
+        drawing.select_step(("out", "rms"), ("out", "max"))
+        series = {name: drawing.values_from_x_0(name) for name in ("rms", "max")}
+        panels = [_Quantity("magnitude of the stream's elements", series)]
+        return drawing.draw(ax, "The residual stream by depth", panels, "the stream", FORWARD)
 
     def gradients(
-        self,
-        ax: Axes | None = None,
-        *,
-        label: str = "",
-        step: int | None = None,
-        stream: str | None = None,
-        **line: Any,
-    ) -> Axes:
+        self, ax: Axes | None = None, *, label: str = "", step: int | None = None, stream: str | None = None, **line: Any
+    ) -> Axes:  # fmt: skip
         """Draw the backward by depth: gradient at the stream, and of each sublayer's parameters."""
-        step = self._step(step, ("grad", "l2"), ("params", "grad_l2"))
-        at_stream = self._values("grad", "l2", step, stream)
-        of_parameters = self._values("params", "grad_l2", step, stream)
-        depths = self._depths(stream, "gradients", GRADIENTS, at_stream, of_parameters)
-        title = self._title("Gradient of the loss by depth", step)
-        panels = [("‖∂loss / ∂stream‖", at_stream), ("‖∂loss / ∂parameters‖", of_parameters)]
-        return self._draw_panels(ax, depths, title, label, [(y, values, None) for y, values in panels], line)
+        drawing = _Drawing(self.recording, label, step, stream, line)
+        panels = drawing.panels(("grad", "l2"), ("params", "grad_l2"))
+        return drawing.draw(ax, "Gradient of the loss by depth", panels, "gradients", GRADIENTS)
 
     def writes(
-        self,
-        ax: Axes | None = None,
-        *,
-        label: str = "",
-        step: int | None = None,
-        stream: str | None = None,
-        **line: Any,
-    ) -> Axes:
+        self, ax: Axes | None = None, *, label: str = "", step: int | None = None, stream: str | None = None, **line: Any
+    ) -> Axes:  # fmt: skip
         """Draw each sublayer's write: its norm relative to the stream's, and its cosine with the stream."""
-        step = self._step(step, ("write", "ratio"), ("write", "cosine"))
-        ratio, cosine = self._values("write", "ratio", step, stream), self._values("write", "cosine", step, stream)
-        depths = self._depths(stream, "writes", FORWARD, ratio, cosine)
-        title = self._title("Writes of the sublayers relative to the stream", step)
-        panels: list[tuple[str, Values, Limits]] = [
-            ("‖write‖ / ‖stream‖", ratio, None),
-            ("cos(write, stream)", cosine, (-1, 1)),
-        ]
-        return self._draw_panels(ax, depths, title, label, panels, line)
+        drawing = _Drawing(self.recording, label, step, stream, line)
+        panels = drawing.panels(("write", "ratio"), ("write", "cosine"))
+        return drawing.draw(ax, "Writes of the sublayers relative to the stream", panels, "writes", FORWARD)
 
     def similarity(
-        self,
-        ax: Axes | None = None,
-        *,
-        label: str = "",
-        step: int | None = None,
-        stream: str | None = None,
-        **line: Any,
-    ) -> Axes:
+        self, ax: Axes | None = None, *, label: str = "", step: int | None = None, stream: str | None = None, **line: Any
+    ) -> Axes:  # fmt: skip
         """Draw the similarity of the tokens after each sublayer, and the norms' denominators sigma."""
-        step = self._step(step, ("out", "similarity"), ("scale", "sigma"))
-        cosines = self._values("out", "similarity", step, stream)
-        sigmas = {name: self._values(name, "sigma", step, stream) for name in NORMS}
-        sigmas = {name: values for name, values in sigmas.items() if values}
-        last = self._values("norm_final", "sigma", step, stream)
-        order = {site.id: place for place, site in enumerate(self.recording.sites)}
-        for name in [*sigmas][:1] or ["norm_in"] * bool(last):  # the final norm is drawn with the first
-            sigmas[name] = sorted([*sigmas.get(name, []), *last], key=lambda pair: order[pair[0].id])
-        depths = self._depths(stream, "token similarities or norms", FORWARD, cosines, *sigmas.values())
-        title = self._title("Similarity of the tokens by depth", step)
-        panels: list[Panel] = [("cos(token, token)", cosines, (0.0, 1.0))]
-        ax = self._draw_panels(ax, depths, title, label, panels, line, more=1 if sigmas else 0)
-        if sigmas:
-            lower = axes.add_lower_axes(ax, "sigma", depths) if cosines else ax
-            several = len(sigmas) > 1
-            for name, values in sigmas.items():
-                self._add(lower, depths, f"{label} {NORMS[name]}".strip() if several else label, values, line)
-            title = self._title("Denominator of the norms, σ = √(variance + ε)", step)
-            axes.finish(lower, title[:1] if cosines else title, "σ", legend=several or not cosines)
-        return ax
+        drawing = _Drawing(self.recording, label, step, stream, line)
+        drawing.select_step(("out", "similarity"), ("scale", "sigma"))
+        sigmas = {text: values for role, text in NORMS.items() if (values := drawing.values(role, "sigma"))}
+        last = drawing.values("norm_final", "sigma")
+        for name in [*sigmas][:1] or [NORMS["norm_in"]] * bool(last):  # the final norm is drawn with the first
+            sigmas[name] = drawing.sort([*sigmas.get(name, []), *last])
+        series = dict(zip(sigmas if len(sigmas) > 1 else [""], sigmas.values(), strict=False))
+        sigma = _Quantity("σ", series, title="Denominator of the norms, σ = √(variance + ε)")
+        panels = [*drawing.panels(("out", "similarity")), sigma]
+        return drawing.draw(ax, "Similarity of the tokens by depth", panels, "token similarities or norms", FORWARD)
 
     def memory_map(self, ax: Axes | None = None, *, stream: str | None = None, **mesh: Any) -> Axes:
         """Draw the share of each source in the stream at each depth, at the last recorded step.
@@ -159,92 +110,108 @@ class Plots:
         maps = self.recording.memory_maps
         if stream is not None and stream not in maps and maps:
             raise ValueError(f"stream is {stream!r}, expected {suggest(stream, maps)}.")
-        chosen = {
-            name: memory_map
-            for name, memory_map in maps.items()
-            if stream in (None, name) and memory_map[1] and memory_map[0]
-        }
+        chosen = {name: one for name, one in maps.items() if stream in (None, name) and all(one)}
         if not chosen:
             raise ValueError(
                 f"{self.recording!r} has no memory map: there is one where the writes add up to the stream."
             )
         require("matplotlib", "draw")
-        ax = axes.new_axes(ax, 5.0 * len(chosen))
-        panel = ax
+        ax = panel = axes.new_axes(ax, 5.0 * len(chosen))
         for place, (name, (sources, shares)) in enumerate(chosen.items()):
             if place:
-                panel = axes.add_lower_axes(ax, name, Depths(()), share=False, height=1.0)
+                panel = axes.add_lower_axes(ax, name, share=False, height=1.0)
             of = f" ({name})" if len(maps) > 1 else ""
-            steps = self.recording.steps
-            title = self._title(f"Shares of the sources in the stream{of}, by depth", steps[-1] if steps else None)
-            _draw_map(panel, sources, shares, ", ".join(filter(None, title)), mesh)
+            what = f"Shares of the sources in the stream{of}, by depth"
+            step = max(self.recording.steps, default=None)
+            _draw_map(panel, sources, shares, ", ".join(filter(None, _title(what, self.recording, step))), mesh)
         return ax
 
-    # Shared parts.
 
-    def _step(self, step: int | None, *statistics: tuple[str, str]) -> int | None:
-        return self.recording.last_step(*statistics) if step is None else step
+class _Quantity(NamedTuple):
+    """Content of a panel: values by depth of each line, by its name, and a title of its own if the drawing's does not name it."""
 
-    def _values(self, name: str, statistic: str, step: int | None, stream: str | None) -> Values:
-        return self.recording.series(name, statistic, step, stream)
+    label: str
+    lines: Mapping[str, Values]
+    least: tuple[float, float] | None = None
+    title: str = ""
 
-    def _stream(self, statistic: str, step: int | None, stream: str | None) -> Values:
+
+@dataclass
+class _Drawing:
+    """Drawing of lines by depth; its attributes are the arguments of the functions of `Plots`."""
+
+    recording: Measurements
+    label: str
+    step: int | None
+    stream: str | None
+    line: dict[str, Any]
+
+    def select_step(self, *statistics: tuple[str, str]) -> None:
+        """Use the last step that has one of these statistics, unless the caller passed a step."""
+        if self.step is None:
+            self.step = self.recording.last_step(*statistics)
+
+    def values(self, role: str, statistic: str) -> Values:
+        """Return a statistic by depth."""
+        return self.recording.series(role, statistic, self.step, self.stream)
+
+    def sort(self, values: Values) -> Values:
+        """Return values in the order of the sites."""
+        order = {site.id: place for place, site in enumerate(self.recording.sites)}
+        return sorted(values, key=lambda pair: order[pair[0].id])
+
+    def values_from_x_0(self, statistic: str) -> Values:
         """Return a statistic of the stream by depth. x_0 without one has that of the first sublayer's input."""
-        after = self._values("out", statistic, step, stream)
+        after = self.values("out", statistic)
         measured = {site.id for site, _ in after}
-        before: Values = []
-        sites = self.recording.sites
-        entering = {site.id: value for site, value in self._values("in", statistic, step, stream)}
-        for start, first in itertools.pairwise(sites):
-            if (
-                start.kind == "start"
-                and start.id not in measured
-                and start.stream == first.stream
-                and first.id in entering
-            ):
-                before.append((start, entering[first.id]))
-        order = {site.id: place for place, site in enumerate(sites)}
-        return sorted([*before, *after], key=lambda pair: order[pair[0].id])
+        entering = {site.id: value for site, value in self.values("in", statistic)}
+        before = [
+            (start, entering[first.id])
+            for start, first in itertools.pairwise(self.recording.sites)
+            if start.kind == "start"
+            and start.id not in measured
+            and start.stream == first.stream
+            and first.id in entering
+        ]
+        return self.sort([*before, *after])
 
-    def _depths(self, stream: str | None, what: str, remedy: str, *series: Values) -> Depths:
-        """Return the positions of the sites of some series; an error if all are empty."""
-        if not any(series):
+    def panels(self, *statistics: tuple[str, str]) -> list[_Quantity]:
+        """Return the content of a panel for each of these pairs of a role and a statistic."""
+        self.select_step(*statistics)
+        return [_Quantity(AXIS_LABELS[pair], {"": self.values(*pair)}, LIMITS.get(pair)) for pair in statistics]
+
+    def draw(self, ax: Axes | None, title: str, quantities: Sequence[_Quantity], what: str, remedy: str) -> Axes:
+        """Draw a panel for each quantity with values, title and legend above the first; an error if there is none."""
+        drawn = {site.id for quantity in quantities for values in quantity.lines.values() for site, _ in values}
+        if not drawn:
             raise ValueError(f"{self.recording!r} has no values of {what}: {remedy}.")
         require("matplotlib", "draw")
-        drawn = {site.id for values in series for site, _ in values}
-        sites = [site for site in self.recording.sites if stream in (None, site.stream)]
-        return Depths([site for site in sites if site.kind != "final" or site.id in drawn])
-
-    def _title(self, what: str, step: int | None) -> list[str]:
-        return [what, str(self.recording.metadata.get("model", "")), "" if step is None else f"step {step}"]
-
-    def _add(self, ax: Axes, depths: Depths, label: str, values: Values, line: dict[str, Any]) -> None:
-        if values:
-            name = str(self.recording.metadata.get("model", "recording"))
-            axes.add_line(ax, depths, Line(label or name, values, line, has_user_label=bool(label)))
-
-    def _draw_panels(
-        self,
-        ax: Axes | None,
-        depths: Depths,
-        title: list[str],
-        label: str,
-        panels: Sequence[Panel],
-        line: dict[str, Any],
-        more: int = 0,
-    ) -> Axes:
-        """Draw a panel for each quantity with values, title and legend above the first; leave room for `more` panels."""
-        panels = [panel for panel in panels if panel[1]]
-        ax = axes.new_axes(ax, 2.6 + 1.3 * (len(panels) + more))
-        for place, (ylabel, values, limits) in enumerate(panels):
-            panel = axes.add_lower_axes(ax, ylabel, depths) if place else ax
-            self._add(panel, depths, label, values, line)
-            axes.finish(panel, [] if place else title, ylabel, limits, legend=not place)
+        sites = [site for site in self.recording.sites if self.stream in (None, site.stream)]
+        axis, places = depth_axis([site for site in sites if site.kind != "final" or site.id in drawn])
+        quantities = [quantity for quantity in quantities if any(quantity.lines.values())]
+        ax = axes.new_axes(ax, 2.6 + 1.3 * len(quantities))
+        for number, quantity in enumerate(quantities):
+            panel = Panel(quantity.label, [*self._list_series(quantity, places)], least=quantity.least)
+            heading = [quantity.title] if number else _title(quantity.title or title, self.recording, self.step)
+            several = len(quantity.lines) > 1
+            axes.draw_panel(
+                axes.add_lower_axes(ax, panel.label) if number else ax, panel, axis, heading, self.line,
+                labelled=bool(self.label) or several, legend=not number or several,
+            )  # fmt: skip
         return ax
 
+    def _list_series(self, quantity: _Quantity, places: Mapping[str, float]) -> Iterator[Series]:
+        """Yield the lines of a quantity, in parts by stream."""
+        model = str(self.recording.metadata.get("model", "recording"))
+        for name, values in quantity.lines.items():
+            label = ": ".join(filter(None, (self.label, name))) or model
+            for stream in dict.fromkeys(site.stream for site, _ in values):
+                own = [(site, value) for site, value in values if site.stream == stream]
+                yield Series(label, [(places[site.id], value) for site, value in own], [site.kind for site, _ in own])
 
-Limits = tuple[float, float] | None
-Panel = tuple[str, Values, Limits]
+
+def _title(what: str, recording: Measurements, step: int | None) -> list[str]:
+    return [what, str(recording.metadata.get("model", "")), "" if step is None else f"step {step}"]
 
 
 def _draw_map(ax: Axes, sources: list[str], shares: list[list[float]], title: str, mesh: dict[str, Any]) -> None:

@@ -15,36 +15,24 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils import _pytree as pytree
 
 from addnorm._util.arguments import check_int
 from addnorm._util.torch_internals import in_function_transform
 from addnorm.stream.dataflow.frames import Frames
-from addnorm.stream.dataflow.graph import Value
-from addnorm.stream.dataflow.observers import (
-    Observer,
-    ObserverMode,
-    group_observers,
-    observe_forwards,
-    use_nonreentrant_checkpoints,
-)
-from addnorm.stream.dataflow.wrappers import inner_tensors, reshard
+from addnorm.stream.dataflow.observers import ObserverMode, observe_forwards, use_nonreentrant_checkpoints
+from addnorm.stream.dataflow.wrappers import find_fsdp_modules, reshard
 from addnorm.stream.find.inspect import build_inspection, capture_flow, check_parameters
-from addnorm.stream.find.inspection import Inspection
 from addnorm.stream.models.inputs import format_inputs
-from addnorm.stream.record.forward_statistics import ForwardStatistics
-from addnorm.stream.record.plan import (
-    Plan,
-    find_observable,
-    inspection_metadata,
-)
+from addnorm.stream.record.forward import Forward
+from addnorm.stream.record.gradients import GradientHooks
+from addnorm.stream.record.probes import Leaves, Probes, inspection_metadata
 from addnorm.stream.record.recording import Recording
 from addnorm.stream.record.sample import TokenSample
 from addnorm.stream.record.schema import Balance, MemoryMap
-from addnorm.stream.record.statistics import Masks, TokenMask, check_mask_streams
-from addnorm.stream.record.steps import StepCounter
-
-__all__ = ["record"]
+from addnorm.stream.record.statistics import parameter_norm
+from addnorm.stream.tokens import Masks, TokenMask, check_mask_streams
 
 
 @contextmanager
@@ -99,6 +87,8 @@ def record(
     check_int("every", every, 1)
     if accumulate is not None:
         check_int("accumulate", accumulate, 1)
+    if isinstance(layers, int | str):
+        raise TypeError(f"layers is {layers!r}, expected a list of numbers, counted from 0: [{layers}] for one layer.")
     recorder = _Recorder(model, grads, every, layers, tokens, accumulate, gather)
     try:
         with use_nonreentrant_checkpoints(), observe_forwards(model, recorder.begin, recorder.end):
@@ -107,34 +97,78 @@ def record(
         recorder.close()
 
 
-class _Recorder(ForwardStatistics):
-    """State of one `record` block."""
+class StepCounter:
+    """Count the forwards of a model and group them into steps.
+
+    If the first forward trains (training mode, gradients on), forwards that evaluate are no part of a step.
+
+    Args:
+        model: the recorded model.
+        accumulate: number of forwards in a step; None means that a step ends when an optimizer of the model's parameters steps.
+
+    Attributes:
+        forwards: number of forwards so far, without skipped evaluations.
+    """
+
+    def __init__(self, model: nn.Module, accumulate: int | None) -> None:
+        self.model, self.accumulate = model, accumulate
+        self.forwards = 0
+        self._trains = False  # the first forward
+        self._optimizer_steps = 0
+        self._ran_since_step = False
+        self._hook = None if accumulate else register_optimizer_step_post_hook(self._end_step)
+
+    def next(self) -> int | None:
+        """Count a forward and return its step; None if it evaluates between forwards that train."""
+        trains = self.model.training and torch.is_grad_enabled()
+        self._trains = self._trains if self.forwards else trains
+        if self._trains and not trains:
+            return None
+        number = self.forwards
+        self.forwards += 1
+        self._ran_since_step = True
+        return number // self.accumulate if self.accumulate else self._optimizer_steps
+
+    def close(self) -> None:
+        """Stop watching optimizers."""
+        if self._hook is not None:
+            self._hook.remove()
+
+    def _end_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Count a step if the model ran since the last one, so that several optimizers of one model make one step."""
+        own = {*map(id, self.model.parameters())}
+        if self._ran_since_step and any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
+            self._optimizer_steps += 1
+            self._ran_since_step = False
+
+
+class _Recorder:
+    """State of one `record` block; its arguments are those of `record`."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        grads: bool,
-        every: int,
-        layers: Iterable[int] | None,
-        tokens: Masks,
-        accumulate: int | None,
-        gather: bool,
-    ) -> None:
-        if isinstance(layers, int | str):
-            raise TypeError(
-                f"layers is {layers!r}, expected a list of numbers, counted from 0: [{layers}] for one layer."
-            )
-        inner = getattr(model, "_orig_mod", model)
-        now = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC"
-        recording = Recording((), {"model": type(inner).__name__, "torch": torch.__version__, "date": now})
-        super().__init__(inner, recording, grads, accumulate != 1, gather)
-        self.every = every
+        self, model: nn.Module, grads: bool, every: int, layers: Iterable[int] | None, tokens: Masks,
+        accumulate: int | None, gather: bool,
+    ) -> None:  # fmt: skip
+        self.model: nn.Module = getattr(model, "_orig_mod", model)
+        self.grads, self.every, self.masks, self.gather = grads, every, tokens, gather
         self.layers = None if layers is None else [*layers]
-        self.masks = tokens
-        self._plans: dict[Any, Plan] = {}
-        self._has_new_samples = False  # since the last time that maps were computed
-        self.recording.compose = self._compose
+        now = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC"
+        metadata = {"model": type(self.model).__name__, "torch": torch.__version__, "date": now}
+        self.recording = Recording((), metadata, compose=self._compose)
+        fsdp = find_fsdp_modules(self.model)
+        self._has_fsdp = bool(fsdp)
+        if gather and not all(hasattr(module, "reshard") for module in fsdp):
+            raise ValueError(
+                "gather is True, expected False for FullyShardedDataParallel: shard the model with fully_shard to measure "
+                "whole parameters."
+            )
+        self._gradients = GradientHooks(self.recording, accumulate != 1, gather)
         self._steps = StepCounter(self.model, accumulate)
+        self._probes: dict[Any, Probes] = {}
+        self._key: Any = None  # of the forward
+        self._forward: Forward | None = None
+        self._samples: dict[str, TokenSample] = {}
+        self._has_new_samples = False  # since the last time that maps were computed
         if model is not self.model or any(hasattr(m, "_orig_mod") for m in model.modules()):
             self._note("the model is compiled, and recorded eagerly")
             warnings.warn(
@@ -143,77 +177,60 @@ class _Recorder(ForwardStatistics):
 
     def begin(self, frames: Frames, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ObserverMode | None:
         """Prepare the recording of a forward; None if it is not recorded."""
-        if self._steps.is_skipped_evaluation():
+        step = self._steps.next()
+        if step is None:
             self._note("evaluations between training steps are not recorded")
             return None
-        step = self._steps.next()
         self._gradients.end_backward()  # a backward that raised has not ended
+        arguments = pytree.tree_leaves((args, kwargs))
+        tensors = [t for t in arguments if isinstance(t, Tensor)]
+        rank = max((t.dim() for t in tensors), default=0)
         if in_function_transform():  # tensors of a transform have no numbers yet
             self._note(f"forward {self._steps.forwards - 1} ran inside torch.func: it is not recorded")
             return None
-        tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        rank = max((t.dim() for t in tensors), default=0)
         if tensors and not any(t.numel() for t in tensors if t.dim() == rank):  # a mask or a prefix may be empty alone
             self._note(f"forward {self._steps.forwards - 1} had an empty input: it is not recorded")
             return None
         if step % self.every:
             return None
-        self.step = step
         self._key = _call_key(self.model, args, kwargs)
-        plan = self._plans.get(self._key)
+        probes = self._probes.get(self._key)
         shapes = tuple(t.shape for t in tensors)
-        if plan is None or (plan.depends_on_shape(self.masks is not None) and plan.shapes != shapes):
-            plan = self._plans[self._key] = self._make_plan(args, kwargs)
+        if probes is None or (probes.depends_on_shape(self.masks is not None) and probes.shapes != shapes):
+            probes = self._probes[self._key] = self._find_probes(args, kwargs, shapes)
             self.recording.metadata.setdefault("inputs", format_inputs(args, kwargs))
-            plan.shapes = shapes
-        self._plan = plan
-        check_mask_streams(self.masks, plan.streams)
-        self._tokens = {name: TokenMask.from_argument(self.masks, name, kwargs) for name in plan.streams}
+        check_mask_streams(self.masks, probes.streams)
+        masks = {name: TokenMask.from_argument(self.masks, name, kwargs) for name in probes.streams}
         if self._has_fsdp:
             reshard(self.model)
-        self._named = dict(self.model.named_parameters())
+        leaves = Leaves(self.model, arguments, dict(self.model.named_parameters()), self._has_fsdp)
         if self.grads:
-            self._gradients.add_parameters(plan, self._named, self._has_fsdp)
-        self._start_forward()
-        observers: list[tuple[Value, Observer]] = []
-        self._leaves = pytree.tree_leaves((args, kwargs))
-        mode = ObserverMode(frames, {})
-        live = self._read_live if self._has_fsdp else None
-        self._samples = {
-            name: TokenSample(self.model, stream, self._tokens[name], self._leaf, live)
-            for name, stream in plan.streams.items()
-        }
-        for measured, observer in self._list_observers(plan, mode):
-            value = find_observable(measured)
-            if value.op is not None:
-                observers.append((value, observer))
-            elif (leaf := self._leaf(value)) is not None:
-                mode.note_wrappers(leaf)
-                observer(inner_tensors(leaf)[0])
-        mode.observers = group_observers(observers)
-        return mode
+            self._gradients.add_parameters(probes, leaves.parameters, self._has_fsdp)
+        gradients = self._gradients if self.grads else None
+        self._forward = Forward(self.recording, step, probes, masks, leaves, gradients, frames)
+        self._samples = self._forward.samples
+        return self._forward.mode
 
     def end(self, mode: ObserverMode) -> None:
         """Finish the recording of a forward."""
-        values = self._plan.values() if self._plan is not None else ()
-        ops = {value.op.address: value.op for value in map(find_observable, values) if value.op is not None}
-        missed = {address for address, op in ops.items() if mode.is_uncertain(op)}
-        if missed:  # other operators ran than in the inspected forward: the next forward is inspected again
-            self._plans.pop(self._key, None)
+        forward, self._forward = self._forward, None
+        assert forward is not None
+        if missed := forward.list_missed():  # other operators ran: the next forward is inspected again
+            self._probes.pop(self._key, None)
             path, call, *_ = min(missed)
             self._note(
                 f"in forward {self._steps.forwards - 1} {len(missed)} of {len(mode.observers)} places were not met, the first in "
                 f"call {call + 1} of {path or 'the model'}: the model ran otherwise than when it was inspected"
             )
-        self._pending, self._norms, self._operands, self._leaves = {}, {}, {}, ()
-        if mode.completed and (
-            wrong := [error for name, error in self._mask_errors.items() if name not in self._masked]
-        ):
-            raise ValueError(str(wrong[0]))
-        if count := len(self._gradients.without_graph):
-            self._note(f"{count} states had no graph in the forward: no gradient is recorded there")
-        if self.grads and self._plan is not None:
-            self._record_parameters(self._plan)
+        if mode.completed:
+            forward.check_masks()
+        if forward.without_graph:
+            self._note(f"{forward.without_graph} states had no graph in the forward: no gradient is recorded there")
+        for site in forward.probes.sites if self.grads else ():
+            named = forward.leaves.parameters
+            parameters = [named[name].detach() for name in site.parameters if name in named]
+            if (norm := parameter_norm(parameters, self.gather)) is not None:
+                self.recording.add(forward.step, site.index, "params", "l2", norm)
         self._has_new_samples = True
 
     def close(self) -> None:
@@ -221,10 +238,9 @@ class _Recorder(ForwardStatistics):
         self._steps.close()
         self._gradients.close()
         try:
-            _ = self.recording.memory_maps
+            self.recording.update_maps()
         finally:
-            self.recording.compose = None
-            self._pending, self._samples = {}, {}
+            self._samples = {}
 
     def _note(self, text: str) -> None:
         self.recording.metadata["note"] = text
@@ -234,9 +250,8 @@ class _Recorder(ForwardStatistics):
         new, self._has_new_samples = self._has_new_samples, False
         return {name: sample.compute() for name, sample in self._samples.items()} if new else {}
 
-    # Plan of a forward.
-
-    def _make_plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
+    def _find_probes(self, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any) -> Probes:
+        """Inspect the model and return the values to measure; check that another kind of forward has the same sites."""
         check_parameters(self.model, "addnorm.record(model)")
         flow = capture_flow(self.model, args, kwargs)
         with torch.no_grad():
@@ -245,30 +260,27 @@ class _Recorder(ForwardStatistics):
             raise ValueError(
                 f"{type(self.model).__name__} has no residual stream to record: {inspection.unknown[0].reason}."
             )
-        plan = Plan.from_inspection(inspection, self.layers)
+        probes = Probes(inspection, self.layers, shapes)
         flow.release_tensors()
-        if not plan.sites:
+        if not probes.sites:
             depth = max(stream.num_layers for stream in inspection.streams)
             raise ValueError(
                 f"layers is {self.layers}, expected numbers from 0 to {depth - 1}: the layers of the model."
             )
-        self._set_sites(inspection, plan)
-        return plan
-
-    def _set_sites(self, inspection: Inspection, plan: Plan) -> None:
-        """Set the sites of the recording, or check that another kind of forward has the same sites."""
-        if not self.recording.sites:
-            self.recording.sites = plan.recorded
+        known = self.recording.sites
+        if not known:
+            self.recording.sites = tuple(probes.recorded)
             self.recording.metadata |= inspection_metadata(inspection)
-        elif [site.id for site in self.recording.sites] != [site.id for site in plan.recorded]:
+        elif [site.id for site in known] != [site.id for site in probes.recorded]:
             raise ValueError(
-                f"forward {self._steps.forwards - 1} has {len(plan.sites)} sublayers, expected the {len(self.recording.sites)} "
-                "sites of the first: record models or inputs whose sublayers differ one by one."
+                f"forward {self._steps.forwards - 1} has {len(probes.sites)} sublayers, expected the {len(known)} sites of the "
+                "first: record models or inputs whose sublayers differ one by one."
             )
+        return probes
 
 
 def _call_key(model: nn.Module, args: Any, kwargs: Any) -> Any:
-    """Return a key of the visible state that determines the operators of a forward; its last entry is the grad mode."""
+    """Return a key of the visible state that determines the operators of a forward."""
     leaves, spec = pytree.tree_flatten((args, kwargs))
     kinds = tuple(
         (x.dtype, x.dim()) if isinstance(x, Tensor) else x if isinstance(x, bool | str) else type(x) for x in leaves

@@ -19,8 +19,6 @@ from addnorm.stream.record.schema import ENDS, Measurement
 if TYPE_CHECKING:
     from addnorm.stream.record.plot import Plots
 
-__all__ = ["Recording"]
-
 
 class SummaryColumn(NamedTuple):
     """Statistic with a column in the table by depth."""

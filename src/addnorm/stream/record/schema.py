@@ -12,11 +12,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = [
-    "ENDS", "HOOK_NAMES", "ROLES", "STATISTICS", "Balance", "HookName", "Measurement", "MemoryMap", "RecordedSite",
-    "Selection", "Statistic", "resolve_name", "suggest",
-]  # fmt: skip
-
 MemoryMap = tuple[list[str], list[list[float]]]  # the sources, and for each depth their shares
 
 ENDS = {"start": "x_0", "final": "final norm"}  # the kinds of the sites that are no sublayers, and how they are shown
@@ -160,6 +155,14 @@ STATISTICS = (
     Statistic("params", "grad_l2", "L2 norm of the gradient of the sublayer's parameters", "√Σ (∂loss/∂θ)²"),
     Statistic("params", "l2", "L2 norm of the sublayer's parameters", "√Σ θ²"),
 )  # fmt: skip
+
+# Labels of axes, and the limits of those that do not follow the values.
+AXIS_LABELS = {
+    ("grad", "l2"): "‖∂loss / ∂stream‖", ("params", "grad_l2"): "‖∂loss / ∂parameters‖",
+    ("write", "ratio"): "‖write‖ / ‖stream‖", ("write", "cosine"): "cos(write, stream)",
+    ("out", "similarity"): "cos(token, token)",
+}  # fmt: skip
+LIMITS = {("write", "cosine"): (-1.0, 1.0), ("out", "similarity"): (0.0, 1.0)}
 
 BY_NAME = {(statistic.role, statistic.name): statistic for statistic in STATISTICS}
 ORDER = {key: place for place, key in enumerate(BY_NAME)}

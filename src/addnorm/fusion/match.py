@@ -9,12 +9,11 @@ from typing import Any
 import torch
 from torch import fx
 
+from addnorm.fusion.graph import concrete, example_value
 from addnorm.stream.dataflow.arithmetic import match_terms, strip_views
 from addnorm.stream.dataflow.graph import Value
 from addnorm.stream.dataflow.operators import FAMILY
 from addnorm.stream.find.norm import Norm
-
-__all__ = ["Boundary", "Match", "dtype_name", "match_sum"]
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class Boundary:
 
 @dataclass(eq=False)
 class Match:
-    """Add & Norm in a graph, as nodes.
+    """Add & Norm in a graph, as nodes. `pattern` sets the nodes one after the other, until it finds why it cannot be fused.
 
     Attributes:
         norm: the norm in the data flow.
@@ -78,7 +77,7 @@ class Match:
 
     norm: Norm
     sum: Value
-    add: fx.Node | None = None
+    add: fx.Node = field(init=False)
     operands: tuple[fx.Node, ...] = ()
     z: tuple[fx.Node, ...] = ()
     y: tuple[fx.Node, ...] = ()
@@ -87,20 +86,34 @@ class Match:
     bias: fx.Node | None = None
     casting: str = "float32"
     reason: str | None = None
-    inner: list[fx.Node] = field(default_factory=list)
+    inner: tuple[fx.Node, ...] = ()
+
+    @property
+    def returns_residual(self) -> bool:
+        """Whether other operators read the sum too."""
+        if not self.z:
+            return any(op not in self.norm.ops for op in self.sum.users)
+        inside = {*self.inner, *self.z, *self.views}
+        return any(user not in inside for node in self.z for user in node.users)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the sum in the call for which the graph was captured."""
+        shape: tuple[int, ...] = concrete(tuple(example_value(self.z[0]).shape))
+        return shape
 
     def to_boundary(self) -> Boundary:
         """Return the `Boundary` that is reported to the user."""
         assert self.sum.op is not None
-        if self.z:
-            replaced = {*self.inner, *self.z, *self.views}
-            returns_residual = any(user not in replaced for node in self.z for user in node.users)
-        else:
-            returns_residual = any(op not in self.norm.ops for op in self.sum.users)
+        weight = None if self.weight is None else self.weight.name
         return Boundary(
-            self.sum.op.frame.path, self.norm.path, self.norm.kind, self.norm.eps, returns_residual, self.sum.shape,
-            dtype_name(self.sum.tensor.dtype), self.casting, self.reason, None if self.weight is None else self.weight.name,
+            self.sum.op.frame.path, self.norm.path, self.norm.kind, self.norm.eps, self.returns_residual, self.sum.shape,
+            dtype_name(self.sum.tensor.dtype), self.casting, self.reason, weight,
         )  # fmt: skip
+
+
+class NotFusableError(Exception):
+    """Reason why an Add & Norm cannot be fused."""
 
 
 def match_sum(norm: Norm) -> Match | None:

@@ -1,0 +1,215 @@
+"""The tokens of a stream that count: masks, and tensors arranged with the features last and their mask beside them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from addnorm.stream.layout.token_layout import TokenLayout
+
+Mask = Tensor | str
+Masks = Mask | Mapping[str, Mask] | None
+
+
+def check_mask_streams(masks: Masks, streams: Collection[str]) -> None:
+    """Check that every stream for which there is a mask exists."""
+    for name in masks if isinstance(masks, Mapping) else ():
+        if name not in streams:
+            raise ValueError(f"tokens has the stream {name!r}, expected some of {', '.join(map(repr, streams))}.")
+
+
+@dataclass
+class TokenMask:
+    """Mask of the tokens that count: those where `mask` is true, or all tokens for None."""
+
+    mask: Tensor | None = None
+
+    @classmethod
+    def from_argument(cls, tokens: Masks, stream: str, kwargs: dict[str, Any]) -> TokenMask:
+        """Return the mask of one stream from the `tokens` argument of `record` and the model's keyword arguments."""
+        mask = tokens.get(stream) if isinstance(tokens, Mapping) else tokens
+        if mask is None:
+            return cls()
+        if not isinstance(mask, Tensor | str):
+            raise TypeError(
+                f"tokens is {type(mask).__name__}, expected a tensor (batch, tokens), the name of a keyword argument of the "
+                "model, or a dict of these by stream."
+            )
+        argument = mask if isinstance(mask, Tensor) else kwargs.get(mask)
+        if not isinstance(argument, Tensor):
+            raise ValueError(
+                f"tokens is {mask!r}, expected the name of a keyword argument of the model that is a tensor; it was called "
+                f"with {', '.join(kwargs) or 'none'}."
+            )
+        if argument.is_floating_point() and not bool(((argument == 0) | (argument == 1)).all()):
+            raise ValueError(
+                "tokens has values other than 0 and 1, expected true where a token counts: a mask that attention adds to its "
+                "scores is 0 there, so pass tokens=(mask == 0)."
+            )
+        return cls(argument)
+
+    def orient(self, layout: TokenLayout, shape: Sequence[int]) -> TokenLayout:
+        """Return a layout, with sequences and tokens exchanged where only the mask shows which is which.
+
+        Args:
+            layout: the layout of a tensor.
+            shape: the sizes of its dimensions other than the features.
+        """
+        if self.mask is None or layout.proven or self.mask.dim() != 2:
+            return layout
+        sizes = layout.measure(shape)
+        shape = tuple(self.mask.shape)
+        return layout.exchange() if sizes is not None and shape != sizes and shape == sizes[::-1] else layout
+
+    def flatten(self, layout: TokenLayout | None, shape: Sequence[int], device: torch.device) -> Tensor | None:
+        """Return the mask as `(n,)`, in the order of the tokens of a tensor; None if all tokens count.
+
+        Args:
+            layout: the layout of the tensor, or None if it is not known.
+            shape: the sizes of its dimensions other than the features.
+            device: the tensor's device.
+
+        Raises:
+            MaskError: the mask is one of other tokens, or it is not known which tokens it selects.
+        """
+        if self.mask is None:
+            return None
+        sizes = None if layout is None else layout.measure(shape)
+        if layout is None or sizes is None:
+            raise MaskError("the order of the tokens is not known, so the mask cannot be applied")
+        mask = self.mask
+        if mask.dim() == 2 and mask.shape != sizes and mask.T.shape == sizes:
+            mask = mask.T
+        order = layout.sort_tokens(torch.arange(math.prod(shape)).reshape(tuple(shape)), has_features=False)
+        assert order is not None
+        fitting = {_drop_ones(fit) for fit in (sizes, order.shape, (math.prod(sizes),))}
+        is_grid = mask.dim() > 2 and mask.shape[0] == sizes[0] and mask.numel() == math.prod(sizes)
+        if _drop_ones(mask.shape) not in fitting and not (is_grid and len(order.shape) == 2):  # of an image, in rows
+            raise MaskError(
+                f"tokens has shape {tuple(self.mask.shape)}, expected {sizes}: true where a token of a sequence counts."
+            )
+        flat = torch.empty(math.prod(shape), dtype=torch.bool)
+        flat[order.reshape(-1)] = mask.reshape(-1).to(device="cpu", dtype=torch.bool)
+        return flat.to(device)
+
+
+def _drop_ones(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(size for size in shape if size != 1)
+
+
+class OmittedError(Exception):
+    """Reason why a statistic cannot be computed; it is left out."""
+
+
+class MaskError(OmittedError):
+    """Reason why a mask does not fit a tensor."""
+
+
+def upcast(t: Tensor) -> Tensor:
+    """Return the tensor in the dtype of the arithmetic: float32 or float64."""
+    return t if t.dtype in (torch.float32, torch.float64) else t.float()
+
+
+@dataclass
+class TokenNorms:
+    """Quantities of a tensor from which several statistics follow: the squared L2 norm of each token, `(n,)`."""
+
+    squares: Tensor
+    width: int
+    largest: float
+
+    def statistics(self) -> Iterator[tuple[str, float]]:
+        """Yield l2, rms, max."""
+        yield "l2", float(self.squares.sqrt().mean())
+        yield "rms", float((self.squares.mean() / self.width).sqrt())
+        yield "max", self.largest
+
+
+@dataclass
+class Tokens:
+    """Tensor of a stream, arranged for statistics.
+
+    Attributes:
+        t: the tensor as `(*, d)`.
+        mask: which of its tokens count, `(n,)`; None for all.
+        layout: its layout.
+        known_norms: its norms, where they are those of another tensor that is measured already.
+    """
+
+    t: Tensor
+    mask: Tensor | None
+    layout: TokenLayout
+    known_norms: TokenNorms | None = None
+
+    @property
+    def flat(self) -> Tensor:
+        """The tensor as `(n, d)`."""
+        return self.t.reshape(-1, self.t.shape[-1])
+
+    @property
+    def counted(self) -> Tensor:
+        """The tokens that count, as `(n, d)`."""
+        return self.flat if self.mask is None else self.flat[self.mask]
+
+    def sort(self) -> Tokens | None:
+        """Return the tokens sequence by sequence, in the stream's order; None if the order is not known."""
+        rows, mask = self.layout.sort_tokens(self.t), self.mask
+        if rows is None:
+            return None
+        if mask is not None:
+            ordered = self.layout.sort_tokens(mask.reshape(self.t.shape[:-1]), has_features=False)
+            assert ordered is not None
+            mask = ordered.reshape(-1)
+        return Tokens(rows, mask, self.layout)
+
+    @cached_property
+    def norms(self) -> TokenNorms:
+        """The norms of the tokens that count."""
+        if self.known_norms is not None:
+            return self.known_norms
+        t = upcast(self.counted)
+        largest = float(torch.linalg.vector_norm(t, math.inf)) if t.numel() else 0.0
+        return TokenNorms(torch.linalg.vector_norm(t, dim=-1).square(), t.shape[-1], largest)
+
+    @classmethod
+    def arrange(
+        cls, t: Tensor, layout: TokenLayout | None, tokens: TokenMask, known_norms: TokenNorms | None = None
+    ) -> Tokens:
+        """Return a tensor of the model arranged for statistics.
+
+        Raises:
+            OmittedError: it is not known which dimensions are the features, or the mask does not fit.
+        """
+        if layout is None or not layout.fits(t):
+            raise OmittedError("its features are not in dimensions that follow from those of the stream")
+        moved = layout.move_features_last(t)
+        layout = tokens.orient(layout, moved.shape[:-1])
+        return cls(moved, tokens.flatten(layout, moved.shape[:-1], t.device), layout, known_norms)
+
+    def align(self, write: Tokens) -> tuple[Tokens, Tokens]:
+        """Return the stream and a write with their tokens in the same order.
+
+        Raises:
+            OmittedError: they have different tokens, or the order of the tokens is not known.
+        """
+        own, others = self.layout.dims, write.layout.dims
+        padded = ((),) * (len(own) - len(others)) + others
+        if len(padded) == len(own) and all(not dim or dim == same for dim, same in zip(padded, own, strict=True)):
+            if write.t.shape == self.t.shape:
+                return self, write
+            try:
+                return self, Tokens(write.t.expand(self.t.shape), self.mask, self.layout)  # it may be broadcast
+            except RuntimeError:
+                raise OmittedError("the write has other tokens than the stream") from None
+        first, second = self.sort(), write.sort()
+        if first is None or second is None:
+            raise OmittedError("the tokens of the write and of the stream cannot be brought into one order")
+        if first.flat.shape != second.flat.shape:
+            raise OmittedError("the write has other tokens than the stream")
+        return first, second
