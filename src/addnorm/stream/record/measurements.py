@@ -30,6 +30,7 @@ from addnorm.stream.record.schema import (
 )  # fmt: skip
 
 ROUND_OFF = 1e-6  # relative to the mean: a smaller spread is round-off of float32
+Compose = Callable[[], Mapping[str, tuple[MemoryMap | None, Balance]]]
 CHUNK = 4096  # windows at once: 4 MB
 
 
@@ -73,7 +74,6 @@ class Measurements:
         metadata: how the recording was made, by name.
         memory_maps: memory map of each stream.
         balances: balance sheet of each stream.
-        compose: returns the map and the balance of each stream in a new step; called before they are read.
     """
 
     def __init__(
@@ -82,14 +82,12 @@ class Measurements:
         metadata: Mapping[str, Any] | None = None,
         memory_maps: Mapping[str, MemoryMap] | None = None,
         balances: Mapping[str, Balance] | None = None,
-        *,
-        compose: Callable[[], Mapping[str, tuple[MemoryMap | None, Balance]]] = dict,
     ) -> None:
         self.sites = tuple(sites)
         self.metadata: dict[str, Any] = dict(metadata or {})
         self._memory_maps: dict[str, MemoryMap] = dict(memory_maps or {})
         self._balances: dict[str, Balance] = dict(balances or {})
-        self._compose = compose
+        self._compose: Compose = dict
         self._series: dict[tuple[int, str, str], Series] = {}
         self._steps: dict[int, None] = {}
 
@@ -110,7 +108,7 @@ class Measurements:
     @property
     def memory_maps(self) -> dict[str, MemoryMap]:
         """Memory map of each stream at the last recorded step: the sources, and for each depth their shares (sum 1)."""
-        self.update_maps()
+        self._update_maps()
         return self._memory_maps
 
     @memory_maps.setter
@@ -120,16 +118,20 @@ class Measurements:
     @property
     def balances(self) -> dict[str, Balance]:
         """Balance sheet of each stream at the last recorded step."""
-        self.update_maps()
+        self._update_maps()
         return self._balances
 
-    def update_maps(self) -> None:
+    def _update_maps(self) -> None:
         """Compute maps and balances of the last step. A stream without a map in it does not keep that of an earlier step."""
         for stream, (memory_map, balance) in self._compose().items():
             self._balances[stream] = balance
             self._memory_maps.pop(stream, None)
             if memory_map is not None:
                 self._memory_maps[stream] = memory_map
+
+    def _set_compose(self, compose: Compose) -> None:
+        """Set the function that returns map and balance of each stream in a new step; it is called before they are read."""
+        self._compose = compose
 
     @property
     def streams(self) -> tuple[str, ...]:

@@ -154,7 +154,8 @@ class _Recorder:
         self.layers = None if layers is None else [*layers]
         now = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC"
         metadata = {"model": type(self.model).__name__, "torch": torch.__version__, "date": now}
-        self.recording = Recording((), metadata, compose=self._compose)
+        self.recording = Recording((), metadata)
+        self.recording._set_compose(self._compose)
         fsdp = find_fsdp_modules(self.model)
         self._has_fsdp = bool(fsdp)
         if gather and not all(hasattr(module, "reshard") for module in fsdp):
@@ -238,8 +239,9 @@ class _Recorder:
         self._steps.close()
         self._gradients.close()
         try:
-            self.recording.update_maps()
+            _ = self.recording.memory_maps
         finally:
+            self.recording._set_compose(dict)  # the recording does not keep the model
             self._samples = {}
 
     def _note(self, text: str) -> None:
