@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from addnorm import add_layer_norm, add_layer_norm_, add_rms_norm, add_rms_norm_
+from addnorm._util.norms import KINDS
 from addnorm.bench.harness import Case
 from addnorm.reference import Norm
 
@@ -21,7 +22,7 @@ FIELDS = ("norm", "job", "rows", "d", "dtype", "threads")
 SHAPES = ((1, 768), (1, 4096), (128, 768), (512, 768), (2048, 1024), (8192, 768), (4096, 4096))
 ONE_THREAD_SHAPES = ((128, 768), (2048, 1024))  # one in the second level of the cache, one in the last
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-NORMS: dict[Norm, str] = {"layer": "LayerNorm", "rms": "RMSNorm"}
+NORMS: dict[Norm, str] = {name: kind.title for name, kind in KINDS.items()}
 DROPOUT = 0.1
 
 

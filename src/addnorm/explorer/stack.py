@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from addnorm._util.norms import KINDS
 from addnorm.explorer.params import Choice, Field, Flag, Number, describe_fields, read_params
 from addnorm.lab.init_probe import PLACEMENTS, InitProbe
 
@@ -13,7 +14,7 @@ FINAL_NORMS = {"own": None, "on": True, "off": False}  # own: the choice of the 
 
 FIELDS: dict[str, Field] = {
     "placement": Choice("post", tuple(PLACEMENTS)),
-    "norm": Choice("layer", ("layer", "rms")),
+    "norm": Choice("layer", tuple(KINDS)),
     "sublayers": Number(24, 2, 96, step=2),
     "d_model": Number(64, 8, 256, step=8),
     "tokens": Number(16, 1, 64, step=1),

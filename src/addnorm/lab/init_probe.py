@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from addnorm import wirings
 from addnorm._util.arguments import check_bool, check_choice, check_float, check_int
+from addnorm._util.norms import KINDS
 from addnorm.lab.toy_model import measure_stream, token_similarities
 from addnorm.lab.train import one_thread
 from addnorm.nn import ResidualStack, SublayerConnection, Wiring, block
@@ -89,7 +90,7 @@ class InitProbe:
 
     def __post_init__(self) -> None:
         check_choice("placement", self.placement, PLACEMENTS)
-        check_choice("norm", self.norm, ("layer", "rms"))
+        check_choice("norm", self.norm, KINDS)
         check_size(self)
         object.__setattr__(self, "gain", check_float("gain", self.gain))
         if self.gain < 0:

@@ -11,6 +11,7 @@ from typing import Any
 
 from addnorm import wirings
 from addnorm._util.arguments import check_choice, check_float, check_int
+from addnorm._util.norms import KINDS
 from addnorm.lab.data import Text
 from addnorm.nn import Wiring
 from addnorm.nn.norm import NormKind
@@ -141,7 +142,7 @@ class Run:
             raise ValueError(
                 f"wiring is {self.name!r}, whose factors are measured, expected constant factors or a wiring of rows."
             )
-        check_choice("norm", self.norm, ("layer", "rms"))
+        check_choice("norm", self.norm, KINDS)
 
     @property
     def name(self) -> str:

@@ -12,10 +12,10 @@ from torch.fx import Proxy
 
 from addnorm import functional
 from addnorm._util.arguments import check_probability
+from addnorm._util.norms import KINDS
 from addnorm.nn.norm import NormKind, as_leaf, norm_shape
 
 # torch's own defaults; None means the machine epsilon.
-DEFAULT_EPS: dict[str, float | None] = {"layer": 1e-5, "rms": None}
 
 
 class AddNorm(nn.Module):
@@ -73,7 +73,7 @@ class AddNorm(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if norm not in tuple(DEFAULT_EPS):
+        if norm not in tuple(KINDS):
             raise ValueError(f"norm is {norm!r}, expected 'layer' or 'rms'.")
         sizes = (normalized_shape,) if isinstance(normalized_shape, SupportsIndex) else normalized_shape
         try:
@@ -83,7 +83,7 @@ class AddNorm(nn.Module):
                 f"normalized_shape is {normalized_shape!r}, expected a whole number or a sequence of whole numbers."
             ) from None
         self.norm: NormKind = norm
-        self.eps = DEFAULT_EPS[norm] if eps is None else eps
+        self.eps = KINDS[norm].eps if eps is None else eps
         self.dropout = check_probability("dropout", dropout)
         self.residual_scale = residual_scale
         self.residual_dtype = residual_dtype

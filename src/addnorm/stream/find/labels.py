@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from addnorm._util.norms import KINDS
 from addnorm._util.numbers import format_number
 from addnorm.stream.find.chain import Chain
 from addnorm.stream.find.norm import Norm
@@ -12,7 +13,11 @@ from addnorm.stream.find.sublayers import Sublayer
 from addnorm.wirings import spec
 from addnorm.wirings.factors import FACTORS, format_interval
 
-NORM_NAMES = {"layer": "LayerNorm", "rms": "RMSNorm", "scale": "ScaleNorm", "own": "norm of its own formula"}
+NORM_NAMES: dict[str, str] = {
+    **{name: kind.title for name, kind in KINDS.items()},
+    "scale": "ScaleNorm",
+    "own": "norm of its own formula",
+}
 MAX_PATHS = 3  # paths named in one line
 
 
