@@ -170,7 +170,10 @@ def _load_node() -> Any:
     if cpu.ISA is None or cpu.OVERRIDE or not path.exists():
         return None
     define(NODE)
-    torch.ops.load_library(str(path))
+    try:
+        torch.ops.load_library(str(path))
+    except OSError:  # a torch of this version that was built otherwise
+        return None
     return _ops.add_norm_node.default
 
 
