@@ -181,7 +181,7 @@ def check_kwargs(context: Mapping[str, Any], accepted: frozenset[str] | None) ->
 def format_path(connection: Any) -> str:
     """Return the place of a sublayer in its stack, and its name."""
     place, name = connection.place, getattr(connection.sublayer, "__name__", type(connection.sublayer).__name__)
-    return f"sublayers[{place.layer * place.sublayers_per_layer + place.sublayer}] ({name})"
+    return f"sublayers[{place.position}] ({name})"
 
 
 def check_output(connection: Any, output: Tensor, read: Tensor) -> None:

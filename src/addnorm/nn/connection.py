@@ -34,6 +34,7 @@ __all__ = ["StreamHead", "SublayerConnection", "call_with_tensor", "to_dtype"]
 
 FIRST = Place(0, 0, 1, 1)
 NO_OPTIONS: Options = {}
+PARTS = ("coefficients", "norm_streams", "norm_in", "norm_branch", "norm_out", "norm_outs")
 ASSIGNED = ("norm_streams", "norm_outs")  # attributes that a module gets after its learned entries
 
 
@@ -66,10 +67,12 @@ class _Reader(nn.Module):
         """Set norms, factors and coefficients to their initial values; the sublayer does not change."""
         for name, entry in self.stage.learned.items():
             nn.init.constant_(getattr(self, name), entry.init)
-        for name, child in self._modules.items():
-            if name != "sublayer" and child is not None:
-                for module in child.children() if isinstance(child, nn.ModuleDict | nn.ModuleList) else (child,):
-                    module.reset_parameters()  # type: ignore[operator]  # a norm or coefficients
+        for name in PARTS:
+            part: Any = self._modules.get(name)
+            modules: list[Any] = [*part.children()] if isinstance(part, nn.ModuleDict | nn.ModuleList) else [part]
+            for module in modules:
+                if module is not None:
+                    module.reset_parameters()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         if isinstance(self.stage, Row):

@@ -53,7 +53,7 @@ def attention_residuals(
 
 def _count_sources(place: Place, layers_per_block: int | None) -> tuple[int, bool]:
     """Return the sources at a place, and whether its write begins a new one."""
-    index = place.layer * place.sublayers_per_layer + place.sublayer
+    index = place.position
     block = 1 if layers_per_block is None else layers_per_block * place.sublayers_per_layer
     return 1 - (-index // block), index % block == 0
 

@@ -71,9 +71,8 @@ class HyperConnection(CoefficientModule):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Set the coefficients to pre-LN's."""
-        index = self.place.layer * self.place.sublayers_per_layer + self.place.sublayer
         nn.init.zeros_(self.collapse)
-        self.collapse[index % self.n] = 1.0
+        self.collapse[self.place.position % self.n] = 1.0
         nn.init.eye_(self.mix)
         nn.init.ones_(self.inject)
         if self.dynamic:
@@ -155,12 +154,12 @@ class ManifoldConnection(_Projected):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Set the parameters to PaddleFleet's initial values."""
-        n, index = self.n, self.place.layer * self.place.sublayers_per_layer + self.place.sublayer
+        n = self.n
         nn.init.zeros_(self.project)
         nn.init.constant_(self.scale, 0.01)
         nn.init.zeros_(self.bias)
         self.bias[:n] = -3.0
-        self.bias[index % n] = 3.0
+        self.bias[self.place.position % n] = 3.0
         self.bias[2 * n :] = (6.0 * torch.eye(n, device=self.bias.device) - 3.0).flatten()
 
     def gates(self) -> StreamGates:
