@@ -1,18 +1,14 @@
 """Measurements of the claims about Add & Norm. Writes results/claims.json, from which table.py makes tables of docs/claims.md.
 
-python benchmarks/bench_claims.py            measure, and judge
-python benchmarks/bench_claims.py --judge    judge the stored numbers again, after a criterion has changed
-
 Untrained stacks are the toy model of the theory (`addnorm.lab.toy_model`), trained ones the character models of the lab
 (`addnorm.lab.train`). The criteria are in claims.py; the verdicts are computed. One thread; a few minutes.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
-import time
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -20,16 +16,16 @@ from typing import Any
 import claims
 import exact_numbers
 import torch
-from harness import RESULTS, Document, markdown, read, right
-from torch import Tensor
+from torch import nn
 
 import addnorm
 from addnorm import ResidualStack, Wiring, wirings
 from addnorm._util.numbers import format_number
-from addnorm.bench import environment
-from addnorm.bench.cases import expressions
-from addnorm.bench.harness import Run as Measured
-from addnorm.bench.harness import header, write
+from addnorm.bench.case import Case, Document, Results, Row, grid
+from addnorm.bench.harness import Benchmark
+from addnorm.bench.jobs import eager, ours
+from addnorm.bench.pages import markdown
+from addnorm.bench.script import main
 from addnorm.bench.timing import interleaved
 from addnorm.lab import Run, Text, measure, python_docs
 from addnorm.lab.models import CharLM
@@ -37,7 +33,6 @@ from addnorm.lab.toy_model import StreamMeasurement, ToyModel, geometric_mean, m
 from addnorm.lab.train import Training
 from addnorm.nn import block
 
-SCHEMA = 1
 DEPTHS = (2, 4, 8, 16, 32, 64)
 SEEDS = tuple(range(4))
 TRAINED_SEEDS = (0, 1)
@@ -46,16 +41,13 @@ RATES = {6: (3e-4, 1e-3, 3e-3), 12: (3e-4, 1e-3)}
 D = 64
 HEADS, TOKENS, BATCH = 4, 32, 8  # of the trained stacks
 PROBED = 32  # sequences of the test part on which a trained model's gradient is taken
-STAR = r"\*"  # marks a best rate at the edge of the grid
-EDGE = f" {STAR}: the best rate is at the edge of the grid; a better one may lie outside."
 DIVERGED = 1e30  # in place of a loss that is not finite
+COST_D, COST_TOKENS = (256, 768), 512
 
 WIRINGS: dict[str, Wiring] = {
     "pre_ln": wirings.pre_ln(), "post_ln": wirings.post_ln(), "deepnorm": wirings.deepnorm(), "no_norm": wirings.no_norm(),
     "no_residual": wirings.no_residual(), "no_residual, no norm": wirings.no_residual(norm=False),
 }  # fmt: skip
-
-Row = dict[str, Any]
 
 
 def depth() -> Iterator[Row]:
@@ -121,37 +113,32 @@ def finite(value: float) -> float:
     return value if math.isfinite(value) else DIVERGED
 
 
-def moves(wiring: Wiring) -> float:
-    """Return how far an untrained output moves without one sublayer: 1 is as far as another input would move it."""
+Change = Callable[[list[Any]], Iterator[list[Any]]]
+
+
+def moves(wiring: Wiring, change: Change, **options: Any) -> float:
+    """Return how far an untrained output moves when its sublayers change: 1 is as far as another input would move it."""
     results = []
     for seed in SEEDS:
         model = ToyModel(12, wiring, seed, sequences=4)
-        modules: list[Any] = [connection.sublayer for connection in model.stack.connections]
-        for i in range(len(modules)):
-            rest = ResidualStack(
-                modules[:i] + modules[i + 1 :], D, wiring, sublayers_per_layer=1, elementwise_affine=False
-            )
-            results.append(moved(model, rest))
+        sublayers: list[Any] = [connection.sublayer for connection in model.stack.connections]
+        for changed in change(sublayers):
+            other = ResidualStack(changed, D, wiring, elementwise_affine=False, **options)
+            with torch.no_grad():
+                y = model.stack(model.x)
+                results.append(float((other(model.x) - y).norm() / (y.roll(1, 0) - y).norm()))
     return statistics.fmean(results)
 
 
-def distorted(wiring: Wiring, factor: float = 100.0) -> float:
-    """Return the same distance when the output of a sublayer in the middle is `factor` times as large."""
-    results = []
-    for seed in SEEDS:
-        model = ToyModel(12, wiring, seed, sequences=4)
-        modules: list[Any] = [connection.sublayer for connection in model.stack.connections]
-        louder = modules[11]
-        modules[11] = lambda x, louder=louder: factor * louder(x)
-        results.append(moved(model, ResidualStack(modules, D, wiring, elementwise_affine=False)))
-    return statistics.fmean(results)
+def without_one(sublayers: list[Any]) -> Iterator[list[Any]]:
+    """Yield the sublayers without one, for each."""
+    return (sublayers[:i] + sublayers[i + 1 :] for i in range(len(sublayers)))
 
 
-@torch.no_grad()
-def moved(model: ToyModel, other: ResidualStack) -> float:
-    """Return the distance of another stack's output, in distances between the outputs of two inputs."""
-    y = model.stack(model.x)
-    return float((other(model.x) - y).norm() / (y.roll(1, 0) - y).norm())
+def with_one_louder(sublayers: list[Any]) -> Iterator[list[Any]]:
+    """Yield the sublayers with the output of one in the middle a hundred times as large."""
+    louder = sublayers[11]
+    yield [*sublayers[:11], lambda x: 100.0 * louder(x), *sublayers[12:]]
 
 
 def removal(trained: dict[str, list[CharLM]], text: Text) -> Iterator[Row]:
@@ -159,7 +146,8 @@ def removal(trained: dict[str, list[CharLM]], text: Text) -> Iterator[Row]:
     for name, wiring in WIRINGS.items():
         if name in ("no_norm", "no_residual, no norm"):
             continue
-        row: Row = {"wiring": name, "moves": moves(wiring), "num_layers": None, "of": 0, "broken": 0, "loss": None,
+        untrained = moves(wiring, without_one, sublayers_per_layer=1)
+        row: Row = {"wiring": name, "moves": untrained, "num_layers": None, "of": 0, "broken": 0, "loss": None,
                     "median_rise": None, "largest_rise": None}  # fmt: skip
         if name in trained:
             losses = [held_out(model, text) for model in trained[name]]
@@ -179,104 +167,74 @@ def removal(trained: dict[str, list[CharLM]], text: Text) -> Iterator[Row]:
         yield row
 
 
-def cost(rounds: int = 21, tokens: int = 512) -> Iterator[Row]:
+def cost(rounds: int) -> Iterator[Row]:
     """Yield the share of Add & Norm in an encoder block: of the parameters, and of the time of a forward and backward.
 
     The two Add & Norms and the two sublayers are timed separately, interleaved.
     """
-    for d in (256, 768):
+    for d in COST_D:
         torch.manual_seed(0)
+        case = Case(norm="layer", job="forward", rows=COST_TOKENS, d=d, dtype="float32")
         sublayers = block(d, d // 64, causal=True, activation="gelu")
         norms = [addnorm.LayerNorm(d) for _ in sublayers]
-        x, branch, cotangent = (torch.randn(1, tokens, d, requires_grad=True) for _ in range(3))
+        x, branch, cotangent = (torch.randn(1, COST_TOKENS, d, requires_grad=True) for _ in range(3))
 
-        def step(calls: list[Any], cotangent: Tensor = cotangent) -> None:
+        def step(calls: list[Any], cotangent: Any = cotangent) -> None:
             for call, arguments, wanted in calls:
                 torch.autograd.grad(call(*arguments), wanted, cotangent)
 
-        runs: dict[str, list[Any]] = {
-            "sublayers": [(sublayer, (x,), [x, *sublayer.parameters()]) for sublayer in sublayers],
-            **{
-                name: [(op, tensors := (x, branch, norm.weight, norm.bias), tensors) for norm in norms]
-                for name, op in expressions("layer", "forward", d).items()
-            },
-        }
-        times = interleaved({name: partial(step, calls) for name, calls in runs.items()}, [], rounds)
+        runs: dict[str, list[Any]] = {"sublayers": [(one, (x,), [x, *one.parameters()]) for one in sublayers]}
+        for name, op in (("eager", eager(case)), ("addnorm", ours(case))):
+            runs[name] = [(op, tensors := (x, branch, norm.weight, norm.bias), tensors) for norm in norms]
+        times = interleaved({name: partial(step, calls) for name, calls in runs.items()}, rounds)
         ms = {name: row["median_us"] / 1e3 for name, row in times.items()}
         own = count(norms)
         yield {
-            "d": d, "tokens": tokens, "rounds": rounds, "parameters": own / (own + count(sublayers)),
-            "eager": ms["eager"] / (ms["eager"] + ms["sublayers"]),
-            "addnorm": ms["addnorm"] / (ms["addnorm"] + ms["sublayers"]),
-            "milliseconds": ms,
+            "d": d, "tokens": COST_TOKENS, "rounds": rounds, "parameters": own / (own + count(sublayers)),
+            **{name: ms[name] / (ms[name] + ms["sublayers"]) for name in ("eager", "addnorm")}, "milliseconds": ms,
         }  # fmt: skip
 
 
 def count(modules: list[Any]) -> int:
     """Return the number of parameters."""
-    return sum(parameter.numel() for module in modules for parameter in module.parameters())
+    return sum(parameter.numel() for parameter in nn.ModuleList(modules).parameters())
 
 
-def measured(say: Callable[[str], None]) -> claims.Results:
-    """Return all raw numbers."""
-    text = python_docs()
-    results: claims.Results = {"unigram": text.entropy, "training": []}
-    say("single numbers, and the share of time")
-    results["exact"] = exact_numbers.measure(D)
-    for name in ("pre_ln", "post_ln", "reordered", "no_norm"):
-        results["exact"][f"distorted, {name}"] = distorted(wirings.get(name))
-    results["cost"] = list(cost())
-    say("untrained stacks")
-    results["depth"] = list(depth())
-    trained: dict[str, tuple[float, list[CharLM]]] = {}
+def trained(text: Text) -> Results:
+    """Return the rows of all trainings, and of removing sublayers from the best models."""
+    rows, best = [], dict[str, tuple[float, list[CharLM]]]()
     for row, models in training(text):
-        say(
-            f"trained {row['wiring']}, {row['num_layers']} layers, lr {row['lr']:g}, warm-up {row['warm_up']}: {row['loss']:.3f}"
+        print(
+            f"{row['wiring']}, {row['num_layers']} layers, lr {row['lr']:g}: {row['loss']:.3f}",
+            file=sys.stderr,
+            flush=True,
         )
-        results["training"].append(row)
-        known = row["loss"] < results["unigram"] - claims.LEARNED
-        if known and row["loss"] < trained.get(row["wiring"], (float("inf"),))[0]:
-            trained[row["wiring"]] = row["loss"], models
-    say("taking sublayers out")
-    results["removal"] = list(removal({name: models for name, (_, models) in trained.items()}, text))
-    return results
+        rows.append(row)
+        learned = row["loss"] < text.entropy - claims.LEARNED
+        if learned and row["loss"] < best.get(row["wiring"], (math.inf,))[0]:
+            best[row["wiring"]] = row["loss"], models
+    return {"training": rows, "removal": [*removal({name: models for name, (_, models) in best.items()}, text)]}
 
 
-def main() -> int:
-    """Measure, judge, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--judge", action="store_true", help="judge the stored numbers without measuring again")
-    path = RESULTS / "claims.json"
-    if parser.parse_args().judge:
-        stored = read(path)
-        write({**stored, "claims": claims.judge_all(stored["results"])}, path)
-        return 0
-    begin = time.monotonic()
-    torch.set_num_threads(1)
-    where, meter = environment.describe(), environment.LoadMeter()
+def measure_part(case: Case, *, rounds: int) -> Results:
+    """Return the raw numbers of a part."""
+    if case.part == "exact":
+        distorted = {
+            f"distorted, {name}": moves(wirings.get(name), with_one_louder)
+            for name in ("pre_ln", "post_ln", "reordered", "no_norm")
+        }
+        return {"exact": [exact_numbers.measure(D) | distorted]}
+    if case.part == "trained":
+        return trained(python_docs())
+    return {case.part: [*(depth() if case.part == "depth" else cost(rounds))]}
 
-    def say(what: str) -> None:
-        print(f"{time.monotonic() - begin:5.0f} s  {what}", flush=True)
 
-    results = measured(say)
-    document = {
-        **header(SCHEMA, Measured({}, ended="done")),
-        **where,
-        "threads": 1,
-        **meter.columns(),
-        "protocol": {
-            "depths": DEPTHS, "seeds": SEEDS, "trained_seeds": TRAINED_SEEDS, "steps": STEPS, "warm_up": WARM_UP,
-            "rates": RATES, "d": D, "nhead": HEADS, "tokens": TOKENS, "batch": BATCH, "text": "pydoc_data.topics",
-            "init": "the wiring's own rule; where that is plain Xavier, queries, keys and values as one matrix",
-            "seconds": round(time.monotonic() - begin),
-        },
-        "claims": claims.judge_all(results),
-        "results": results,
-    }  # fmt: skip
-    for one in document["claims"]:
-        print(f"{one['claim']}\n    {one['verdict']}")
-    print(f"Written: {write(document, path)}")
-    return 0
+def finish(results: Results, head: Document) -> Document:
+    """Return the raw numbers of all parts."""
+    if head.get("left"):
+        return results
+    (exact,) = results["exact"]
+    return {"results": {"unigram": python_docs().entropy, **results, "exact": exact}}
 
 
 # ------------------------------------------------------------------------------------------------ tables of the pages
@@ -284,19 +242,12 @@ def main() -> int:
 
 def claims_section(document: Document) -> str:
     """Return the table of the claims: criterion, measured numbers, verdict."""
-    lines = [
-        [f"{one['claim']} ({one['lesson'].replace('; ', ' / ')})", one["criterion"], numbers(one["measured"]),
-         f"**{one['verdict']}**"]
-        for one in document["claims"]
-    ]  # fmt: skip
     commit = document["commit"]
     at = f"commit {commit[:10]}{' with changes' if document['dirty'] else ''}" if commit else ""
     versions = f"torch {document['versions']['torch']}, Python {document['versions']['python']}"
     load = f"load {document['load']:.1f} before it began"  # the shares of time in the last claim depend on it
-    where = ", ".join(
-        filter(None, [document["machine"]["cpu"], "one thread", versions, at, document["date"][:10], load])
-    )
-    return f"{markdown(['claim', 'criterion', 'measured', 'verdict'], lines)}\n\n{where}."
+    where = [document["machine"]["cpu"], "one thread", versions, at, document["date"][:10], load]
+    return f"{claims.table(document, numbers)}\n\n{', '.join(filter(None, where))}."
 
 
 def depth_section(document: Document) -> str:
@@ -307,13 +258,11 @@ def depth_section(document: Document) -> str:
         "memory": "cosine of a token's x_L and x_0",
     }  # fmt: skip
     rows = document["results"]["depth"]
-    depths = list(dict.fromkeys(row["num_layers"] for row in rows))
-    lines = []
-    for key, title in titles.items():
-        for wiring in dict.fromkeys(row["wiring"] for row in rows if key in row):
-            values = {row["num_layers"]: row[key] for row in rows if row["wiring"] == wiring}
-            lines.append([title, f"`{wiring}`", *(short(values[n]) for n in depths)])
-    return markdown(["number", "wiring", *right(*(f"L = {n}" for n in depths))], lines)
+    return markdown(
+        {"number": title, "wiring": f"`{wiring}`",
+         **{f"L = {row['num_layers']}": short(row[key]) for row in rows if row["wiring"] == wiring}}
+        for key, title in titles.items() for wiring in dict.fromkeys(row["wiring"] for row in rows if key in row)
+    )  # fmt: skip
 
 
 def training_section(document: Document) -> str:
@@ -321,19 +270,16 @@ def training_section(document: Document) -> str:
     rows, lines = document["results"]["training"], []
     for row in rows:
         setting = [one for one in rows if all(one[key] == row[key] for key in ("wiring", "num_layers", "warm_up"))]
-        loss = f"{row['loss']:.3f}"
-        if row is claims.best_of(setting):
-            loss = f"**{loss}{STAR if claims.is_at_edge(row, setting) else ''}**"
-        lines.append([
-            f"`{row['wiring']}`", f"{row['num_layers']}", f"{row['lr']:g}", f"{row['warm_up']}", loss,
-            short(row["gradient_before"]), short(row["gradient_after"]),
-        ])  # fmt: skip
-    head = right("L", "learning rate", "warm-up", "loss", "gradient at x_0 over x_L: before", "after")
+        lines.append({
+            "wiring": f"`{row['wiring']}`", "L": f"{row['num_layers']}", "learning rate": f"{row['lr']:g}",
+            "warm-up": f"{row['warm_up']}", "loss": claims.mark_best(f"{row['loss']:.3f}", row, setting),
+            "gradient at x_0 over x_L: before": short(row["gradient_before"]), "after": short(row["gradient_after"]),
+        })  # fmt: skip
     steps, seeds = document["protocol"]["steps"], len(document["protocol"]["trained_seeds"])
-    baseline = f"a model that knows only how often each character occurs has {document['results']['unigram']:.3f}"
+    table = markdown(lines)
     return (
-        f"{markdown(['wiring', *head], lines)}\n\nLoss in nats a character after {steps} steps, the mean of {seeds} seeds; "
-        f"{baseline}. Bold: the best rate of a setting.{EDGE if any(STAR in line[4] for line in lines) else ''}"
+        f"{table}\n\nLoss in nats a character after {steps} steps, the mean of {seeds} seeds; {claims.measured_where(document)}. "
+        f"Bold: the best rate of a setting.{claims.EDGE if claims.STAR in table else ''}"
     )
 
 
@@ -357,5 +303,20 @@ def short(value: float) -> str:
     return "0" if abs(value) < 1e-15 else format_number(value, 3, trim=True)
 
 
+BENCHMARK = Benchmark(
+    "claims", ("part",), grid(part=("exact", "cost", "depth", "trained")), measure_part, lambda case: case.part,
+    parts=("training", "exact", "cost", "depth", "removal"),
+    protocol={
+        "depths": DEPTHS, "seeds": SEEDS, "trained_seeds": TRAINED_SEEDS, "steps": STEPS, "warm_up": WARM_UP,
+        "rates": RATES, "d": D, "nhead": HEADS, "tokens": TOKENS, "batch": BATCH, "text": "pydoc_data.topics",
+        "init": "the wiring's own rule; where that is plain Xavier, queries, keys and values as one matrix",
+    },
+    finish=finish, verdicts=claims.judge_all, report=claims.report, threads=1, idle=False,
+    sections={
+        "docs/claims.md#claims": claims_section, "docs/claims.md#claims-by-depth": depth_section,
+        "docs/claims.md#claims-trained": training_section,
+    },
+)  # fmt: skip
+
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(BENCHMARK))

@@ -5,32 +5,36 @@ The losses are those of the seeds, on one thread; they do not depend on the load
 
 from __future__ import annotations
 
-import time
-
-from harness import RESULTS
 from rich.console import Console
 
 from addnorm import lab
-from addnorm.bench import environment
-from addnorm.bench.harness import Run, header, write
+from addnorm.bench.case import Case, Document, Results
+from addnorm.bench.harness import Benchmark
+from addnorm.bench.script import main
 
 COMPARED = ("post_ln", "pre_ln")
-SCHEMA = 1
 
 
-def main() -> int:
-    """Compare, print, write."""
-    start, meter = time.monotonic(), environment.LoadMeter()
-    results = lab.compare(COMPARED, progress=Console(stderr=True))
-    document = {
-        **header(SCHEMA, Run({}, ended="done")), **environment.describe(),
-        **meter.columns(), "load_of_others": None,  # the processes that train are children of another one, not counted as own
-        "seconds": time.monotonic() - start, "comparison": results.to_dict(), "rows": list(results.runs),
-    }  # fmt: skip
-    Console().print(results)
-    print(f"Written: {write(document, RESULTS / 'compare.json')}")
-    return 0
+def measure(case: Case, *, rounds: int) -> Results:
+    """Return the runs of the comparison, and the comparison."""
+    results = lab.compare(case.compared, progress=Console(stderr=True))
+    return {"comparisons": [results.to_dict()], "rows": list(results.runs)}
 
+
+def finish(results: Results, head: Document) -> Document:
+    """Return the comparison and its runs. The processes that train count as others, so their load is not known."""
+    return {"load_of_others": None, "comparison": next(iter(results["comparisons"]), None), "rows": results["rows"]}
+
+
+def report(document: Document) -> str:
+    """Return the verdict of the comparison."""
+    return "\n".join(one["sentence"] for one in document["comparison"]["verdict"])
+
+
+BENCHMARK = Benchmark(
+    "compare", ("compared",), [Case(compared=COMPARED)], measure, lambda case: " and ".join(case.compared),
+    parts=("comparisons", "rows"), finish=finish, report=report, threads=1, rounds=1, idle=False,
+)  # fmt: skip
 
 if __name__ == "__main__":  # its processes import it
-    raise SystemExit(main())
+    raise SystemExit(main(BENCHMARK))

@@ -7,65 +7,66 @@ form that a call has by default, `addnorm.ops.compile_mode.mode`. README.md in t
 
 from __future__ import annotations
 
-import argparse
-import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
 from statistics import geometric_mean
 from typing import Any
 
-import harness
 import torch
-from compile_jobs import EPS, JOBS, LAYERS, Outputs, implementation
-from harness import Case, Column, Document, Results, Row, by_case, digits, headline, markdown, quotient, right
+from compile_jobs import JOBS, LAYERS, implementation
 from torch import Tensor
 
 from addnorm import reference, set_compile_mode
-from addnorm.bench.cases import DROPOUT, DTYPES, NORMS
-from addnorm.bench.targets import Target, ratio
-from addnorm.bench.timing import interleaved
+from addnorm._util.numbers import format_number
+from addnorm.bench import proofs, timing
+from addnorm.bench.case import Case, Document, Results, Row, Selection, by_case, grid, select
+from addnorm.bench.harness import Benchmark
+from addnorm.bench.jobs import DROPOUT, DTYPES, EPS, NORMS, Call, Set
+from addnorm.bench.pages import digits, headline, markdown, merge, quotient
+from addnorm.bench.script import main
+from addnorm.bench.targets import Number, Target, has, ratio
 from addnorm.ops import compile_mode
 from addnorm.ops.compile_mode import Mode
-from addnorm.reference import Norm
 
 FIELDS = ("norm", "job", "rows", "d", "dtype", "device", "threads")
 UNIT = 2.0**-24  # round-off of float32
 VARIANTS = ("op", "formula", "torch", "eager")
 COMPILED = VARIANTS[:-1]
 MODES: dict[str, Mode] = {"op": "op", "formula": "formula"}
-PARTS = ("errors", "bits", "failures", "rows")
+BOTH, LAYER, RMS = ("float32", "bfloat16"), ("layer",), ("rms",)
 SMALL, MIDDLE, LARGE = (1, 768), (512, 768), (4096, 1024)
-BITS: tuple[Norm, int, int] = ("layer", *MIDDLE)  # where bits are compared: three compilations a variant
+BITS = {"norm": "layer", "rows": MIDDLE[0], "d": MIDDLE[1]}  # where bits are compared: three compilations a variant
 
 # job of `JOBS`, norms, dtypes, shapes
 LINES: tuple[tuple[str, tuple[str, ...], tuple[str, ...], tuple[tuple[int, int], ...]], ...] = (
-    ("y", ("layer",), ("float32", "bfloat16"), (SMALL, MIDDLE, LARGE)),
-    ("y", ("rms",), ("float32", "bfloat16"), (MIDDLE,)),
-    ("stream", ("layer",), ("float32",), (SMALL, MIDDLE, LARGE)),
-    ("training", ("layer",), ("float32", "bfloat16"), (SMALL, MIDDLE, LARGE)),
-    ("training", ("rms",), ("float32", "bfloat16"), (MIDDLE,)),
-    ("dropout", ("layer",), ("float32",), (MIDDLE,)),
-    ("around", ("layer", "rms"), ("float32", "bfloat16"), (MIDDLE,)),
-    ("around_training", ("layer",), ("float32", "bfloat16"), (MIDDLE,)),
-    ("around_training", ("layer",), ("float32",), (LARGE,)),
-    ("chain", ("layer",), ("float32",), (MIDDLE,)),
-    ("chain_training", ("layer",), ("float32", "bfloat16"), (MIDDLE,)),
-    ("stack", ("layer",), ("float32",), (MIDDLE,)),
-    ("stack", ("rms",), ("bfloat16",), (MIDDLE,)),
-    ("stack_training", ("layer",), ("float32",), (MIDDLE,)),
-    ("stack_training", ("rms",), ("bfloat16",), (MIDDLE,)),
+    ("y", LAYER, BOTH, (SMALL, MIDDLE, LARGE)),
+    ("y", RMS, BOTH, (MIDDLE,)),
+    ("stream", LAYER, BOTH[:1], (SMALL, MIDDLE, LARGE)),
+    ("training", LAYER, BOTH, (SMALL, MIDDLE, LARGE)),
+    ("training", RMS, BOTH, (MIDDLE,)),
+    ("dropout", LAYER, BOTH[:1], (MIDDLE,)),
+    ("around", LAYER + RMS, BOTH, (MIDDLE,)),
+    ("around_training", LAYER, BOTH, (MIDDLE,)),
+    ("around_training", LAYER, BOTH[:1], (LARGE,)),
+    ("chain", LAYER, BOTH[:1], (MIDDLE,)),
+    ("chain_training", LAYER, BOTH, (MIDDLE,)),
+    ("stack", LAYER, BOTH[:1], (MIDDLE,)),
+    ("stack", RMS, BOTH[1:], (MIDDLE,)),
+    ("stack_training", LAYER, BOTH[:1], (MIDDLE,)),
+    ("stack_training", RMS, BOTH[1:], (MIDDLE,)),
 )
 
 
-def cases(threads: int, device: str = "cpu") -> list[Case]:
+def cases(selected: Selection, threads: int) -> list[Case]:
     """Return one job at one shape for each combination of `LINES`."""
-    return [
-        Case(norm=norm, job=job, rows=rows, d=d, dtype=dtype, device=device, threads=threads)
-        for job, norms, dtypes, shapes in LINES
-        for norm, dtype, (rows, d) in itertools.product(norms, dtypes, shapes)
-    ]
+    device = selected.get("device", ["cpu"])
+    return select(
+        [
+            case for job, norms, dtypes, shapes in LINES
+            for case in grid(norm=norms, job=[job], rows__d=shapes, dtype=dtypes, device=device)
+        ],
+        selected,
+    )  # fmt: skip
 
 
 def title(case: Case) -> str:
@@ -76,179 +77,128 @@ def title(case: Case) -> str:
 # ------------------------------------------------------------------------------------------------------------- one case
 
 
-def inputs(case: Case, rows: int | None = None) -> list[Tensor]:
+def inputs(case: Case, rows: int | None = None) -> Set:
     """Return (x, s, weight, bias) and the job's further inputs, the same in every call; with `rows`, the first rows only."""
-    rng = torch.Generator().manual_seed(0)
-    big = [torch.randn(case.rows, case.d, generator=rng)[:rows] for _ in range(2)]
+    rng, job, dtype = torch.Generator().manual_seed(0), JOBS[case.job], DTYPES[case.dtype].branch
+    x, s, dy, dz = (torch.randn(case.rows, case.d, generator=rng)[:rows].to(case.device, dtype) for _ in range(4))
     vectors = [torch.rand(case.d, generator=rng) + 0.5 for _ in range(2)]
     extra = [
         torch.randn(case.d, generator=rng),
         *(torch.randn(*shape, generator=rng) / math.sqrt(shape[1]) for shape in ((4 * case.d, case.d), (case.d, 4 * case.d))),
     ]  # fmt: skip
-    job = JOBS[case.job]
-    tensors = [*big, *vectors, *extra[: job.extra]]
-    return [t.to(case.device, DTYPES[case.dtype]).requires_grad_(job.backward) for t in tensors]
+    weight, bias, *more = [t.to(case.device, dtype) for t in (*vectors, *extra[: job.extra])]
+    args = (x, s, weight, bias if case.norm == "layer" else None, *more)
+    for t in args:
+        if t is not None:
+            t.requires_grad_(job.backward)
+    if case.job.startswith("around"):  # y is cast
+        dy = dy.to(torch.float32 if dtype == torch.bfloat16 else torch.bfloat16)
+    return Set(args, (dy + 0.2, dz + 0.2) if job.backward else ())
 
 
-def cotangents(case: Case, outputs: Sequence[Tensor]) -> list[Tensor]:
-    """Return random gradients of the outputs, the same in every call; for fewer rows, those of the first rows."""
-    rng = torch.Generator().manual_seed(1)
-    return [(torch.randn(case.rows, case.d, generator=rng)[: len(t)] + 0.2).to(t) for t in outputs]
+def forward(case: Case, name: str) -> Call:
+    """Return a variant as a function of the tensors."""
+    op, job = implementation(case, plain=name == "torch"), JOBS[case.job]
+
+    def plain(*tensors: Tensor) -> tuple[Tensor, ...]:
+        return job.function(op, *tensors)
+
+    function = torch.compile(plain, fullgraph=True) if name in COMPILED else plain
+
+    def call(*tensors: Tensor) -> tuple[Tensor, ...]:
+        set_compile_mode(MODES.get(name))
+        return function(*tensors)
+
+    return call
 
 
-def variants(case: Case) -> dict[str, Callable[..., Any]]:
-    """Return the variants as functions of `inputs`."""
-    job = JOBS[case.job]
-    kept: dict[tuple[torch.Size, ...], list[Tensor]] = {}
+def timed(case: Case, call: Call, tensors: Set) -> Callable[[], Any]:
+    """Return the call that is timed: the outputs, or the gradients; it waits for the device."""
 
-    def gradients_of(outputs: Sequence[Tensor]) -> list[Tensor]:  # made once for each shape, outside the time
-        shapes = tuple(t.shape for t in outputs)
-        return kept.get(shapes) or kept.setdefault(shapes, cotangents(case, outputs))
+    def once() -> None:
+        with torch.set_grad_enabled(JOBS[case.job].backward):
+            outputs = call(*tensors.args)
+            if tensors.cotangents:
+                tensors.gradients(outputs)
+        if case.device != "cpu":
+            torch.accelerator.synchronize()
 
-    def variant(name: str) -> Callable[..., Any]:
-        op = implementation(case.norm, "eager" if name == "torch" else "addnorm", case.d)
-
-        def plain(*tensors: Tensor) -> Outputs:
-            return job.function(op, *tensors)
-
-        function = torch.compile(plain, fullgraph=True) if name in COMPILED else plain
-        mode = MODES.get(name)
-
-        def call(*tensors: Tensor) -> Any:
-            set_compile_mode(mode)
-            with torch.set_grad_enabled(job.backward):
-                outputs = function(*tensors)
-                if not job.backward:
-                    return outputs
-                wanted = tensors if case.norm == "layer" else (*tensors[:3], *tensors[4:])  # RMSNorm has no bias
-                return outputs, torch.autograd.grad(outputs, wanted, gradients_of(outputs))
-
-        return call
-
-    return {name: variant(name) for name in VARIANTS}
+    return once
 
 
 def measure(case: Case, *, rounds: int) -> Results:
     """Return a row for each variant; for training the errors and, at one shape, the bits; the variants that did not compile."""
-    config: Any = torch.compiler.config
-    with config.patch(force_disable_caches=True):  # they may have graphs of an earlier state of this library
-        return _measure(case, rounds)
-
-
-def _measure(case: Case, rounds: int) -> Results:
     torch.compiler.reset()  # only this case's graphs, without the guards of earlier ones
-    tensors, calls = inputs(case), variants(case)
-    results: Results = {part: [] for part in PARTS}
+    tensors, calls = inputs(case), {name: forward(case, name) for name in VARIANTS}
+    config: Any = torch.compiler.config
     try:
-        for name in VARIANTS:
-            try:
-                calls[name](*tensors)
-            except Exception as error:  # this machine cannot compile it
-                if name == "eager":
-                    raise
-                results["failures"].append(harness.failure(case, name, error))
-                del calls[name]
-        for name, row in interleaved(
-            {name: synchronized(case, call) for name, call in calls.items()}, tensors, rounds
-        ).items():
-            results["rows"].append(case.row(variant=name, **row))
-        if case.job == "training":
-            results["errors"] = errors(case, calls, tensors)
-            if (case.norm, case.rows, case.d) == BITS:
-                results["bits"] = [case.row(variant=name, **bits(case, call)) for name, call in calls.items()]
+        with config.patch(force_disable_caches=True):  # they may have graphs of an earlier state of this library
+            results: Results = timing.measure(
+                case, {name: timed(case, call, tensors) for name, call in calls.items()}, rounds, may_fail=COMPILED
+            )
+            if case.job == "training":
+                calls = {row["variant"]: calls[row["variant"]] for row in results["rows"]}
+                results["errors"] = errors(case, calls, tensors)
+                if has(**BITS)(case):
+                    results["bits"] = [case.row(variant=name, **bits(case, call)) for name, call in calls.items()]
     finally:
         set_compile_mode(None)
     return results
 
 
-def synchronized(case: Case, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a call that waits for the device."""
-    if case.device == "cpu":
-        return call
-
-    def wait(*tensors: Tensor) -> None:
-        call(*tensors)
-        torch.accelerator.synchronize()
-
-    return wait
-
-
 # ----------------------------------------------------------------------------------------------------- errors and bits
 
 
-def named(result: tuple[Outputs, Outputs]) -> dict[str, Tensor]:
-    """Return the results of a call of `training` by name."""
-    (y, z), grads = result
-    return {
-        "y": y.detach(),
-        "z": z.detach(),
-        **dict(zip(("residual", "branch", "weight", "bias"), grads, strict=False)),
-    }
-
-
-def errors(case: Case, calls: Mapping[str, Callable[..., Any]], tensors: Sequence[Tensor]) -> list[Row]:
+def errors(case: Case, calls: Mapping[str, Call], tensors: Set) -> list[Row]:
     """Return relative errors (L2) against float64 at the returned z, beside the limits of docs/numerics.md."""
-    outputs = implementation(case.norm, "eager", case.d).both(*tensors[:4])
-    wanted = tensors[:4] if case.norm == "layer" else tensors[:3]
-    eager = named((outputs, torch.autograd.grad(outputs, wanted, cotangents(case, outputs))))
-    theirs = distances(case, tensors, eager)
+    alone = case.but(job="forward_backward")
+    torch_alone = JOBS[case.job].function
+    theirs = distances(alone, lambda *args: torch_alone(implementation(case, plain=True), *args), tensors)
     rows = []
     for name, call in calls.items():
-        for what, (off, rounded, noise) in distances(case, tensors, named(call(*tensors))).items():
+        for what, (error, rounded, noise) in distances(alone, call, tensors).items():
             limit = 1.02 * max(theirs[what][0], rounded) + noise
-            rows.append(case.row(variant=name, what=what, error=off, torch=theirs[what][0], limit=limit))
+            row = case.row(variant=name, what=what.removeprefix("d"), error=error, torch=theirs[what][0], limit=limit)
+            rows.append(row)
     return rows
 
 
-def distances(
-    case: Case, tensors: Sequence[Tensor], got: Mapping[str, Tensor]
-) -> dict[str, tuple[float, float, float]]:
+def distances(case: Case, call: Call, tensors: Set) -> dict[str, tuple[float, float, float]]:
     """Return for each result its error, that of the truth rounded once, and one float32 round-off of the terms of its sum."""
-    x, s, w, b = (t.detach().double() for t in tensors[:4])
-    dy, dz = (t.double() for t in cotangents(case, (got["y"], got["z"])))
-    z = got["z"].double()
-    norm: reference.Norm = "layer" if case.norm == "layer" else "rms"
-    stats = reference.statistics(z, norm, EPS)
-    grads = reference.normalize_backward(dy, z, w, stats, norm=norm)
-    terms = {"weight": (dy * (z - stats.mean) * stats.rstd).abs().sum(0), "bias": dy.abs().sum(0)}
-    total = grads.z + dz
-    y = reference.normalize(z, w, b if norm == "layer" else None, norm=norm, eps=EPS)
-    truth = {"z": x + s, "y": y, "residual": total, "branch": total, "weight": grads.weight, "bias": grads.bias}
+    named = proofs.results(case, call, tensors)
+    truth, z, dy = proofs.truth(case, tensors, named["z"]), named["z"].double(), tensors.cotangents[0].double()
+    stats = reference.statistics(z, case.norm, EPS[case.norm])
+    terms = {"dweight": (dy * (z - stats.mean) * stats.rstd).abs().sum(0), "dbias": dy.abs().sum(0)}
     results = {}
-    for name, t in got.items():
+    for name, t in named.items():
         exact = truth[name]
-        size = exact.norm()
-        results[name] = (
-            float((t.double() - exact).norm() / size),
-            float((exact.to(t.dtype).double() - exact).norm() / size),
-            UNIT * float(terms.get(name, exact).norm() / size),
-        )
+        noise = UNIT * float(terms.get(name, exact).norm() / exact.norm())
+        results[name] = (proofs.distance(t, exact), proofs.distance(exact.to(t.dtype), exact), noise)
     return results
 
 
-def bits(case: Case, call: Callable[..., Any]) -> Row:
+def bits(case: Case, call: Call) -> Row:
     """Return whether another run, another number of threads, and fewer rows give the same bits."""
     torch.compiler.reset()  # each of these is a separate compilation; the limit is eight
-    tensors = inputs(case)
-    first, again = named(call(*tensors)), named(call(*tensors))
-    few = named(call(*inputs(case, case.rows // 2 + 3)))
+
+    def run(rows: int | None = None) -> dict[str, Tensor]:
+        return proofs.results(case.but(job="forward_backward"), call, inputs(case, rows))
+
+    def equal(a: Mapping[str, Tensor], b: Mapping[str, Tensor], names: Iterable[str]) -> bool:
+        return all(a[name].equal(b[name]) for name in names)
+
+    first, again, few = run(), run(), run(case.rows // 2 + 3)
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1 if threads > 1 else 2)
-        other = named(call(*tensors))
+        other = run()
     finally:
         torch.set_num_threads(threads)
-    by_row = ("y", "z", "residual", "branch")
+    cut = {name: t[: len(few["y"])] for name, t in first.items()}
     return {
-        "run": equal(first, again, first),
-        "threads_kept": equal(first, other, first),
-        "rows_kept": equal({name: first[name][: len(few[name])] for name in by_row}, few, by_row),
-    }
-
-
-def equal(a: Mapping[str, Tensor], b: Mapping[str, Tensor], names: Iterable[str]) -> bool:
-    """Return whether the named tensors have the same bits."""
-    return all(a[name].equal(b[name]) for name in names)
+        "run": equal(first, again, first), "threads_kept": equal(first, other, first),
+        "rows_kept": equal(cut, few, ("y", "z", "dresidual", "dbranch")),
+    }  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------------ the default form
@@ -260,75 +210,52 @@ def default_form(case: Case) -> Mode:
     return compile_mode.mode(residual, plain=case.job != "dropout")
 
 
-def versus(variant: str, peer: str, table: Mapping[Case, Mapping[str, Row]]) -> list[float]:
-    """Return how many times as fast a variant is as its peer, a number a case; "default" is the default form."""
-    ratios = (
-        ratio(default_form(case) if variant == "default" else variant, peer)(rows) for case, rows in table.items()
-    )
-    return [value for value in ratios if value is not None]
+def speed(variant: str, peer: str = "torch") -> Number:
+    """Return the function that tells how many times as fast a variant is as its peer; "default" is the default form."""
+
+    def number(rows: Mapping[str, Row]) -> float | None:
+        case = Case.of(next(iter(rows.values())), FIELDS)
+        return ratio(default_form(case) if variant == "default" else variant, peer)(rows)
+
+    return number
 
 
-def describe_forms(results: Results) -> Row:
+def versus(variant: str, table: Mapping[Case, Mapping[str, Row]]) -> list[float]:
+    """Return how many times as fast a variant is as torch alone, a number a case."""
+    return [value for value in map(speed(variant), table.values()) if value is not None]
+
+
+def describe_forms(document: Document) -> Document:
     """Return how often each form is the default, and how much of the operator's contract the formula keeps.
 
     The contract is that of docs/numerics.md: every error within its limit, and the same bits whatever the run, the threads and
     the other rows.
     """
-    forms = [default_form(case) for case in by_case(results["rows"], FIELDS)]
-    compared = {part: [row for row in results[part] if row["variant"] == "formula"] for part in ("errors", "bits")}
-    return {
+    forms = [default_form(case) for case in by_case(document["rows"], FIELDS)]
+    compared = {part: [row for row in document[part] if row["variant"] == "formula"] for part in ("errors", "bits")}
+    return {"default": {
         **{form: forms.count(form) for form in compile_mode.MODES},
         "errors": len(compared["errors"]),
         "errors_within": sum(row["error"] <= row["limit"] for row in compared["errors"]),
         "bits": len(compared["bits"]),
         "bits_kept": sum(row["run"] and row["threads_kept"] and row["rows_kept"] for row in compared["bits"]),
-    }
+    }}  # fmt: skip
 
 
-def summarize(results: Results) -> list[Row]:
-    """Return the targets of the default form, then for each job the mean ratio of each form to torch alone."""
-    table = by_case(results["rows"], FIELDS)
-    summary: list[Row] = []
-    if values := versus("default", "torch", table):
-        numbers = {"lowest": (min(values), 0.95), "mean": (geometric_mean(values), 1.0)}
-        for name, (value, bound) in numbers.items():
-            target = Target(f"default form: {name} (x torch.compile)", ">=", bound)
-            summary.append(target.row(value, job="all", peer="torch", cells=len(values)))
-    for job, form in itertools.product(JOBS, compile_mode.MODES):
-        target = Target(f"{form}, {job}: times as fast as torch alone", ">=", None)
-        if values := versus(form, "torch", {case: rows for case, rows in table.items() if case.job == job}):
-            summary.append(
-                target.row(geometric_mean(values), job=job, peer="torch", cells=len(values), lowest=min(values))
-            )
-    return summary
+TARGETS = [
+    Target("default form: lowest (x torch.compile)", ">=", 0.95, speed("default")),
+    Target("default form: mean (x torch.compile)", ">=", 1.0, speed("default"), geometric_mean),
+    *(
+        Target(f"{form}, {job}: times as fast as torch alone", ">=", None, speed(form), geometric_mean, has(job=job))
+        for job in JOBS for form in compile_mode.MODES
+    ),
+]  # fmt: skip
 
 
-def extra(results: Results) -> Document:
-    """Return the device, its name and the default forms, for the document."""
-    device = results["rows"][0]["device"] if results["rows"] else None
-    return {
-        "device": device,
-        "gpu": torch.cuda.get_device_name() if device == "cuda" else None,
-        "default": describe_forms(results),
-    }
-
-
-BENCHMARK = harness.Benchmark(
-    "compile", "Add & Norm under torch.compile", FIELDS, cases, measure, summarize, title, PARTS,
-    {"layers": LAYERS, "dropout": DROPOUT, "eps": EPS}, extra,
-)  # fmt: skip
-
-
-def on_device(given: argparse.Namespace) -> harness.Benchmark:
-    """Return the benchmark on a device."""
-    if given.device == "cpu":
-        return BENCHMARK
-    return replace(BENCHMARK, name=f"compile_{given.device}", cases=partial(cases, device=given.device))
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of this benchmark."""
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+def describe(chosen: Sequence[Case]) -> Document:
+    """Return the device and its name."""
+    device = chosen[0].device
+    return {"device": device, "gpu": torch.cuda.get_device_name() if device == "cuda" else None}
 
 
 # ------------------------------------------------------------------------------------------------ tables of the pages
@@ -336,41 +263,35 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 NAMES = {"op": "operator", "formula": "formula"}
 PEERS = {"torch": "torch alone", "op": "the operator", "formula": "the formula", "eager": "eager addnorm"}
-RESULTS = ("y", "z", "residual", "branch", "weight", "bias")
+
+
+def line(case: Case, rows: Mapping[str, Row]) -> dict[str, str]:
+    """Return the line of a case: the default form's time, and how many times as fast it is as the others."""
+    form = default_form(case)
+    ratios = {peer: quotient(rows, peer, form).replace("*", "") if peer != form else "" for peer in PEERS}
+    return {
+        "compiled expression": JOBS[case.job].title, "norm": NORMS[case.norm], "rows x d": f"{case.rows} x {case.d}",
+        "dtype": case.dtype, "default": NAMES[form], "us": digits(rows[form]["median_us"]) if form in rows else "failed",
+        **{f"x {name}": ratios[peer] for peer, name in PEERS.items()},
+    }  # fmt: skip
 
 
 def times_section(document: Document) -> str:
-    """Return the table of times: the default form's, and how many times as fast it is as the others; then a summary."""
-    lines = []
-    for case, rows in by_case(document["rows"], FIELDS).items():
-        form = default_form(case)
-        shown = [
-            quotient(rows, peer, form).replace("*", "") if peer != form and {peer, form} <= {*rows} else ""
-            for peer in PEERS
-        ]
-        time = digits(rows[form]["median_us"]) if form in rows else "failed"
-        lines.append(
-            [JOBS[case.job].title, NORMS[case.norm], f"{case.rows} x {case.d}", case.dtype, NAMES[form], time, *shown]
-        )
-    head: list[str | Column] = [
-        "compiled expression", "norm", *right("rows x d"), "dtype", "default",
-        *right("us", *(f"x {name}" for name in PEERS.values())),
-    ]  # fmt: skip
+    """Return the table of times, and a summary."""
     text = "Medians, ± from quartile to quartile; how many times as fast the default form is, above 1, or how much slower, below:"
-    return f"{text}\n\n{markdown(head, lines)}\n\n{verdict(document)} {headline(document)}."
+    table = markdown(line(*item) for item in by_case(document["rows"], FIELDS).items())
+    return f"{text}\n\n{table}\n\n{verdict(document)} {headline(document)}."
 
 
 def verdict(document: Document) -> str:
     """Return how each form compares with torch alone, and what the formula keeps of the contract."""
     table, default = by_case(document["rows"], FIELDS), document["default"]
-    sentences = []
-    for variant, name in {"default": "The default form", "op": "The operator"}.items():
-        values = versus(variant, "torch", table)
-        if values:
-            sentences.append(
-                f"{name} is {geometric_mean(values):.2f} times as fast as torch alone in the mean and "
-                f"{min(values):.2f} times in the slowest of {len(values)} cases."
-            )
+    sentences = [
+        f"{name} is {geometric_mean(values):.2f} times as fast as torch alone in the mean and {min(values):.2f} times in the "
+        f"slowest of {len(values)} cases."
+        for variant, name in {"default": "The default form", "op": "The operator"}.items()
+        if (values := versus(variant, table))
+    ]
     return (
         f"{' '.join(sentences)} Of the formula's {default['errors']} errors {default['errors_within']} are within the contract, "
         f"and it keeps its bits in {default['bits_kept']} of {default['bits']} cases."
@@ -379,28 +300,31 @@ def verdict(document: Document) -> str:
 
 def contract_section(document: Document) -> str:
     """Return the tables of errors, those over their limit marked, and of bits."""
-    table: dict[Case, dict[str, dict[str, str]]] = {}
-    for row in document["errors"]:
-        over = "" if row["error"] <= row["limit"] else " (over)"
-        by_variant = table.setdefault(Case.of(row, FIELDS), {})
-        by_variant.setdefault(row["variant"], {})[row["what"]] = f"{harness.two_digits(row['error'])}{over}"
-    lines = [
-        [NORMS[case.norm], f"{case.rows} x {case.d}", case.dtype, variant, *(rows[variant].get(name, "") for name in RESULTS)]
-        for case, rows in table.items() for variant in COMPILED if variant in rows
-    ]  # fmt: skip
+    lines = merge(
+        {Case.of(row, (*FIELDS, "variant", "what")): {"": row} for row in document["errors"] if row["variant"] in COMPILED},
+        lambda case: {
+            "norm": NORMS[case.norm], "rows x d": f"{case.rows} x {case.d}", "dtype": case.dtype, "variant": case.variant,
+        },
+        lambda case, row: {case.what: f"{format_number(row['']['error'], 2)}{' (over)' * (row['']['error'] > row['']['limit'])}"},
+    )  # fmt: skip
+    columns = {"run": "another run", "threads_kept": "another number of threads", "rows_kept": "fewer rows"}
     same = [
-        [row["dtype"], row["variant"],
-         *("the same" if row[name] else "others" for name in ("run", "threads_kept", "rows_kept"))]
+        {"dtype": row["dtype"], "variant": row["variant"],
+         **{name: "the same" if row[key] else "others" for key, name in columns.items()}}
         for row in document["bits"] if row["variant"] in COMPILED
     ]  # fmt: skip
-    norm, rows, d = BITS
-    errors_table = markdown(["norm", *right("rows x d"), "dtype", "variant", *right(*RESULTS)], lines)
+    size = f"{NORMS['layer']}, {BITS['rows']} x {BITS['d']}"
     return (
         "Relative errors against float64 at the returned z, y and the stream with backward; over: more than the bounds of "
-        f"[numerics.md](numerics.md) allow:\n\n{errors_table}\n\nBits of the results, {NORMS[norm]}, {rows} x {d}:\n\n"
-        f"{markdown(['dtype', 'variant', 'another run', 'another number of threads', 'fewer rows'], same)}"
+        f"[numerics.md](numerics.md) allow:\n\n{markdown(lines)}\n\nBits of the results, {size}:\n\n{markdown(same)}"
     )
 
 
+BENCHMARK = Benchmark(
+    "compile", FIELDS, cases, measure, title, TARGETS, ("errors", "bits", "failures", "rows"),
+    {"layers": LAYERS, "dropout": DROPOUT}, describe=describe, verdicts=describe_forms,
+    sections={"docs/performance.md#compile": times_section, "docs/performance.md#compile-contract": contract_section},
+)  # fmt: skip
+
 if __name__ == "__main__":
-    raise SystemExit(harness.main(on_device, arguments))
+    raise SystemExit(main(BENCHMARK))

@@ -15,7 +15,6 @@ and backward in plain PyTorch without measurements, in this process, between the
 
 from __future__ import annotations
 
-import argparse
 import re
 import shutil
 import statistics
@@ -24,24 +23,19 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
-from harness import RESULTS
 from playwright.sync_api import Page, sync_playwright
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
 
-from addnorm.bench import environment
-from addnorm.bench.harness import Run, header, publish
-from addnorm.bench.targets import Target
+from addnorm.bench.case import Case, Document, Results, Row, grid
+from addnorm.bench.harness import Benchmark
+from addnorm.bench.pages import markdown
+from addnorm.bench.script import main
+from addnorm.bench.targets import Target, value
 from addnorm.lab import InitProbe
 from addnorm.lab.init_probe import PLACEMENTS
 
-SCHEMA = 1
-TARGETS = {"flip": 150.0, "trace": 16.0}  # milliseconds, of 95 in 100
 STACK = {"S": 48, "d": 64, "T": 16}
 ROUNDS = 40  # seeds, each with a flip to every other placement
 TYPED = 300
@@ -73,14 +67,16 @@ SHOWN = "() => [...document.querySelectorAll('#panel-trace [data-step]')].length
 
 
 @contextmanager
-def served() -> Iterator[str]:
-    """Run the explorer in its own process, and yield its address."""
+def served() -> Iterator[tuple[Any, str]]:
+    """Run the explorer in its own process, and yield a browser and the explorer's address."""
     command = [sys.executable, "-m", "addnorm", "explore", "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process, sync_playwright() as playwright:
         try:
             results = re.search(r"http://[\w.:]+", process.stdout.readline() if process.stdout else "")
             assert results, "the explorer did not start"
-            yield results[0]
+            browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=ARGUMENTS)
+            yield browser, results[0]
+            browser.close()
         finally:
             process.terminate()
 
@@ -89,7 +85,7 @@ def flips(page: Page, address: str, rounds: int) -> dict[str, list[float]]:
     """Return the times of every placement of `rounds` seeds, each for the first time; the first seed does not count."""
     names = [*PLACEMENTS]
     results: dict[str, list[float]] = {"total": [], "compute": [], "hand": []}
-    for seed in track(range(rounds + 1), "flip", console=Console(stderr=True)):
+    for seed in range(rounds + 1):
         page.goto("about:blank")
         page.goto(f"{address}/#v=1&S={STACK['S']}&d={STACK['d']}&T={STACK['T']}&seed={seed}")
         page.wait_for_selector("#panel-stack[data-ready]")
@@ -117,7 +113,7 @@ def hand(flip: InitProbe) -> float:
     return (time.perf_counter() - start) * 1e3
 
 
-def typed(page: Page, address: str, count: int) -> dict[str, list[float]]:
+def type_numbers(page: Page, address: str, count: int) -> dict[str, list[float]]:
     """Return the times of typing into tokens of three and of sixteen numbers."""
     results = {}
     for d in (3, 16):
@@ -134,7 +130,7 @@ def typed(page: Page, address: str, count: int) -> dict[str, list[float]]:
     return results
 
 
-def stale(page: Page, address: str) -> dict[str, Any]:
+def stale(page: Page, address: str) -> Row:
     """Press twenty digits faster than they are answered; return what was drawn."""
     page.goto("about:blank")
     page.goto(f"{address}/#v=1&S={STACK['S']}&seed=9001")
@@ -154,7 +150,7 @@ def stale(page: Page, address: str) -> dict[str, Any]:
     return {"asked": len(keys), "drawn": len(page.evaluate("() => drawn")), "last is right": right}
 
 
-def spread(times: list[float]) -> dict[str, float]:
+def spread(times: list[float]) -> Row:
     """Return median, quartiles, 95th percentile, maximum and count of times in milliseconds."""
     cut = statistics.quantiles(times, n=20)
     return {
@@ -163,50 +159,39 @@ def spread(times: list[float]) -> dict[str, float]:
     }  # fmt: skip
 
 
-def judge(name: str, p95: float) -> dict[str, Any]:
-    """Return the slowest 95th percentile beside its target."""
-    target = Target(name, "<", TARGETS[name])
-    return {"p95": p95, "target": target.bound, "met": target.met(p95)}
+def measure(case: Case, *, rounds: int, typed: int) -> Results:
+    """Return the times of a part."""
+    with served() as (browser, address):
+        page, about = browser.new_page(viewport={"width": 1440, "height": 900}), [{"chromium": browser.version}]
+        if case.part == "stale":
+            return {"stale": [stale(page, address)], "about": about}
+        times = flips(page, address, rounds) if case.part == "flip" else type_numbers(page, address, typed)
+    return {"rows": [case.row(variant=name, **spread(some)) for name, some in times.items()], "about": about}
 
 
-def main() -> int:
-    """Measure, print, write."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--rounds", type=int, default=ROUNDS)
-    options.add_argument("--typed", type=int, default=TYPED)
-    options.add_argument("--out", type=Path, default=RESULTS / "explorer.json")
-    options.add_argument("--force", action="store_true", help="publish the results of a busy machine, marked as such")
-    given = options.parse_args()
-    torch.set_num_threads(1)
-    meter = environment.LoadMeter()
-    with served() as address, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=ARGUMENTS)
-        page = browser.new_page(viewport={"width": 1440, "height": 900})
-        flip = flips(page, address, given.rounds)
-        trace = typed(page, address, given.typed)
-        overtaken = stale(page, address)
-        version = browser.version
-        browser.close()
-    measured = {
-        "flip": {name: spread(times) for name, times in flip.items()},
-        "trace": {name: spread(times) for name, times in trace.items()},
-    }
-    worst = {"flip": measured["flip"]["total"]["p95"], "trace": max(one["p95"] for one in measured["trace"].values())}
-    document = {
-        **header(SCHEMA, Run({}, ended="done")), **environment.describe(), **meter.columns(),
-        "chromium": version, "stack": STACK, **measured, "stale": overtaken,
-        "targets": {name: judge(name, p95) for name, p95 in worst.items()},
-    }  # fmt: skip
-    table = Table("milliseconds", "median", "p95", "most", box=None, padding=(0, 3, 0, 0))
-    for kind in ("flip", "trace"):
-        for name, one in measured[kind].items():
-            table.add_row(f"{kind}, {name}", *(f"{one[key]:.1f}" for key in ("median", "p95", "most")))
-    Console().print(table)
-    print(
-        f"stale: {overtaken['asked']} asked, {overtaken['drawn']} drawn, the last is right: {overtaken['last is right']}"
-    )
-    return 0 if publish(document, given.out, force=given.force) else 1
+def finish(results: Results, head: Document) -> Document:
+    """Return the rows, what became of the burst, and the browser."""
+    return {"chromium": results["about"][0]["chromium"], "stack": STACK, **results} if results["about"] else {**results}
 
+
+def report(document: Document) -> str:
+    """Return the times in milliseconds, and what became of the burst."""
+    lines = [
+        {"milliseconds": f"{row['part']}, {row['variant']}", **{key: f"{row[key]:.1f}" for key in ("median", "p95", "most")}}
+        for row in document["rows"]
+    ]  # fmt: skip
+    return f"{markdown(lines)}\n\nstale: {document['stale']}"
+
+
+ANSWER = "95 of 100 answers, ms"
+TARGETS = [
+    Target(f"the norm moves: {ANSWER}", "<", 150.0, value("total", "p95"), max),
+    *(Target(f"a digit of a token: {ANSWER}, d = {d}", "<", 16.0, value(f"d = {d}", "p95"), max) for d in (3, 16)),
+]
+BENCHMARK = Benchmark(
+    "explorer", ("part",), grid(part=("flip", "trace", "stale")), measure, lambda case: case.part, TARGETS,
+    ("about", "stale", "rows"), options={"typed": TYPED}, finish=finish, report=report, threads=1, rounds=ROUNDS,
+)  # fmt: skip
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(BENCHMARK))

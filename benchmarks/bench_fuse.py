@@ -6,37 +6,34 @@ are, shows what is gained or lost without fusing. README.md in this folder has t
 
 from __future__ import annotations
 
-import argparse
 import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import harness
 import minilm
 import torch
-from harness import Case, Column, Document, Results, Row, by_case, digits, headline, markdown, quotient, right
+from stacks import JOBS
 from torch import Tensor, nn
 
 from addnorm import fuse
 from addnorm._util.numbers import format_percent
+from addnorm.bench import timing
+from addnorm.bench.case import Case, Document, Results, Row, grid
+from addnorm.bench.harness import Benchmark
+from addnorm.bench.pages import digits, headline, markdown, missed, quotient
+from addnorm.bench.script import main
 from addnorm.bench.targets import Target, ratio
-from addnorm.bench.timing import interleaved
 from addnorm.fusion.benchmark import saved_bytes
 from addnorm.fusion.result import Fusion
 from addnorm.fusion.tolerance import Difference
 
-FIELDS = ("job", "batch", "tokens", "dtype", "threads")
 LEAST = 0.95
-JOBS = {"inference": "inference", "training": "forward + backward"}
-SIZES = (
-    ("inference", 1, 16),
-    ("inference", 8, 128),
-    ("inference", 32, 128),
-    ("training", 8, 128),
-)  # job, batch, tokens
-DTYPES = ("float32", "bfloat16")
+CASES = grid(
+    job__batch__tokens=(("inference", 1, 16), ("inference", 8, 128), ("inference", 32, 128), ("training", 8, 128)),
+    dtype=("float32", "bfloat16"),
+)
 INDUCTOR = (("inference", 8, 128, "float32"),)  # cases with Inductor, which compiles for a minute
 SECONDS = 30.0  # of a case: a step takes long, and differences of a few per cent must show
 
@@ -47,14 +44,6 @@ MAKE: dict[str, Callable[[nn.Module, Mapping[str, Any]], Fusion | None]] = {
     "inductor": lambda model, kwargs: model.compile(),
     "fused, inductor": lambda model, kwargs: fuse(model, compile=True, **kwargs),
 }  # fmt: skip
-
-
-def cases(threads: int) -> list[Case]:
-    """Return a job on a batch of real text for each size and dtype."""
-    return [
-        Case(job=job, batch=batch, tokens=tokens, dtype=dtype, threads=threads)
-        for job, batch, tokens in SIZES for dtype in DTYPES
-    ]  # fmt: skip
 
 
 def call_of(case: Case, model: nn.Module, kwargs: Mapping[str, Any]) -> Callable[[], Tensor]:
@@ -76,36 +65,36 @@ def measure(case: Case, *, rounds: int, inductor: bool = True) -> Results:
     torch.manual_seed(0)  # the dropout masks of the proof
     loaded = minilm.load_model(case, case.dtype)
     loaded.model.train(case.job == "training")
-    kwargs = loaded.kwargs
+    compiled = inductor and (case.job, case.batch, case.tokens, case.dtype) in INDUCTOR
+    results: Results = {"fusions": [], "failures": [], "rows": []}
     calls: dict[str, Callable[[], Tensor]] = {}
     models: dict[str, nn.Module] = {}
     share: float | None = None
-    results: Results = {"fusions": [], "failures": [], "rows": []}
     for name, make in MAKE.items():
-        if "inductor" in name and not (inductor and (case.job, case.batch, case.tokens, case.dtype) in INDUCTOR):
+        if "inductor" in name and not compiled:
             continue
         model, start = copy.deepcopy(loaded.model), time.perf_counter()
         try:
-            fusion = make(model, kwargs)
+            fusion = make(model, loaded.kwargs)
             seconds = time.perf_counter() - start
-            call = call_of(case, model, kwargs)
+            call = call_of(case, model, loaded.kwargs)
             call()  # captures and compiles
         except Exception as error:  # of a variant; a fused one may raise VerificationError
             if name == "plain":
                 raise
-            results["failures"].append(harness.failure(case, name, error))
+            results["failures"].append(timing.failure(case, name, error))
             continue
         calls[name], models[name] = call, model
         if fusion is not None:
             share = fusion.share if name == "fused" else share
             results["fusions"].append(case.row(variant=name, seconds=seconds, **proof_of(fusion)))
-    for name, row in interleaved(calls, [], rounds, seconds=SECONDS).items():
-        model = models[name]
+    results["rows"] = timing.measure(case, calls, rounds, seconds=SECONDS)["rows"]
+    for row in results["rows"]:
+        model = models[row["variant"]]
         if case.job == "training":
-            row["saved_bytes"] = saved_bytes(partial(model, **kwargs), model, kwargs)
-        if name == "plain":
+            row["saved_bytes"] = saved_bytes(partial(model, **loaded.kwargs), model, loaded.kwargs)
+        if row["variant"] == "plain":
             row["share"] = share
-        results["rows"].append(case.row(variant=name, **row))
     return results
 
 
@@ -124,17 +113,13 @@ def worst(differences: Sequence[Difference]) -> Row | None:
     return None if not comparable else {"times_error": max(comparable), **comparable[max(comparable)].to_dict()}
 
 
-def summarize(results: Results) -> list[Row]:
+def targets(document: Document) -> list[Target]:
     """Return the speed of each fused model beside its target, and in how many cases the fused model is proven."""
-    table = by_case(results["rows"], FIELDS)
-    speeds = [
-        Target(f"fused, {title(case)}: times as fast as the model as it was", ">=", LEAST).row(
-            ratio("fused", "plain")(rows)
-        )
-        for case, rows in table.items()
+    cases = BENCHMARK.by_case(document)
+    return [
+        Target("fused, {}: times as fast as the model as it was", ">=", LEAST, ratio("fused", "plain"), None),
+        Target("cells in which the fused model is proven", "==", len(cases), lambda rows: float("fused" in rows), sum),
     ]
-    proven = Target("cells in which the fused model is proven", "==", len(table))
-    return [*speeds, proven.row(sum("fused" in rows for rows in table.values()))]
 
 
 def title(case: Case) -> str:
@@ -142,33 +127,27 @@ def title(case: Case) -> str:
     return f"{JOBS[case.job]}, {case.batch} x {case.tokens} tokens, {case.dtype}"
 
 
-BENCHMARK = harness.Benchmark(
-    "fuse", "MiniLM fused beside the model as it was", FIELDS, cases, measure, summarize, title,
-    ("fusions", "failures", "rows"), {"cell_seconds": SECONDS, "model": minilm.MODEL, "text": minilm.TEXT},
-)  # fmt: skip
+def line(case: Case, rows: Mapping[str, Row]) -> dict[str, str]:
+    """Return the line of a case: the fused model beside the model as it was."""
+    both = [rows[name] for name in ("plain", "fused") if name in rows]
+    times = [digits(row["median_us"] / 1000) for row in both] + ["not proven"] * (2 - len(both))
+    saved = " → ".join(f"{row['saved_bytes'] / 1e6:.1f}" for row in both if "saved_bytes" in row)
+    return {
+        "batch x tokens": f"{case.batch} x {case.tokens}", "": JOBS[case.job], "dtype": case.dtype,
+        "before, ms": times[0], "fused, ms": times[1], "times as fast": quotient(rows, "plain", "fused"),
+        "capture alone": quotient(rows, "plain", "frontend"), "fusing alone": quotient(rows, "frontend", "fused"),
+        "share of Add & Norm": format_percent(rows["plain"]["share"], 2), "saved for backward, MB": saved,
+    }  # fmt: skip
 
 
 def section(document: Document) -> str:
     """Return the table of the fused model beside the model as it was: a line a case."""
-    names = {"inductor": "torch.compile alone", "fused, inductor": "fused and compiled"}
-    lines, compiled = [], []
-    for case, rows in by_case(document["rows"], FIELDS).items():
-        fast = {name: quotient(rows, "plain", name) for name in rows}
-        both = [rows[name] for name in ("plain", "fused") if name in rows]
-        times = [digits(row["median_us"] / 1000) for row in both] + ["not proven"] * (2 - len(both))
-        alone = quotient(rows, "frontend", "fused") if {"fused", "frontend"} <= {*rows} else ""
-        saved = " → ".join(f"{row['saved_bytes'] / 1e6:.1f}" for row in both if "saved_bytes" in row)
-        lines.append([
-            f"{case.batch} x {case.tokens}", JOBS[case.job], case.dtype, *times, fast.get("fused", ""), fast.get("frontend", ""),
-            alone, format_percent(rows["plain"]["share"], 2), saved,
-        ])  # fmt: skip
-        if each := [f"{what} {fast[name]}" for name, what in names.items() if name in rows]:
+    cases, compiled = BENCHMARK.by_case(document), []
+    for case, rows in cases.items():
+        names = {"inductor": "torch.compile alone", "fused, inductor": "fused and compiled"}
+        if each := [f"{what} {quotient(rows, 'plain', name)}" for name, what in names.items() if name in rows]:
             compiled.append(f"With Inductor, {title(case)}, times as fast: {', '.join(each)}.")
-    head: list[str | Column] = [*right("batch x tokens"), "", "dtype", *right(
-        "before, ms", "fused, ms", "times as fast", "capture alone", "fusing alone", "share of Add & Norm",
-        "saved for backward, MB",
-    )]  # fmt: skip
-    verdict = harness.missed(document, "The target, 0.95 times as fast at least, is met in every case")
+    verdict = missed(document, "The target, 0.95 times as fast at least, is met in every case")
     seconds = [one["seconds"] for one in document["fusions"] if one["variant"] == "fused"] or [0.0]
     took = f"Fusing, with its proof, took {digits(min(seconds))} to {digits(max(seconds))} seconds"
     text = (
@@ -176,30 +155,29 @@ def section(document: Document) -> str:
         "Capture alone: the model in "
         "graphs of torch.compile's frontend, not fused, relative to before. Fusing alone: the fused graphs relative to these:"
     )
-    return "\n\n".join(
-        [text, markdown(head, lines), *_bound(document), *compiled, f"{verdict}. {took}. {headline(document)}."]
-    )
+    table = markdown(line(*item) for item in cases.items())
+    return "\n\n".join([text, table, *_bound(document), *compiled, f"{verdict}. {took}. {headline(document)}."])
 
 
 def _bound(document: Document) -> list[str]:
     """Return a paragraph on the largest possible gain, with the cases in which the measured one is beyond it."""
-    bounds, beyond = [], []
-    for case, rows in by_case(document["rows"], FIELDS).items():
-        if {"fused", "frontend"} <= {*rows}:
-            bounds.append(1 / (1 - rows["plain"]["share"]))
-            if rows["frontend"]["median_us"] / rows["fused"]["median_us"] > bounds[-1]:
-                beyond.append(title(case))
+    both = {case: rows for case, rows in BENCHMARK.by_case(document).items() if {"fused", "frontend"} <= {*rows}}
+    bounds = {case: 1 / (1 - rows["plain"]["share"]) for case, rows in both.items()}
     if not bounds:
         return []
-    text = f"Fusing alone can gain {min(bounds):.2f} to {max(bounds):.2f} times at most, 1 / (1 - share)"
+    gained = ratio("fused", "frontend")
+    beyond = [title(case) for case, rows in both.items() if (gained(rows) or 0.0) > bounds[case]]
+    least, most = min(bounds.values()), max(bounds.values())
+    text = f"Fusing alone can gain {least:.2f} to {most:.2f} times at most, 1 / (1 - share)."
     more = f" A measured ratio beyond its bound is noise: {'; '.join(beyond)}." if beyond else ""
-    return [f"{text}.{more} What capture gains is a gain of torch.compile's frontend, not of fusing."]
+    return [f"{text}{more} What capture gains is a gain of torch.compile's frontend, not of fusing."]
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of this benchmark."""
-    parser.add_argument("--no-inductor", action="store_true", help="without Inductor, which compiles for a minute")
-
+BENCHMARK = Benchmark(
+    "fuse", ("job", "batch", "tokens", "dtype", "threads"), CASES, measure, title, targets, ("fusions", "failures", "rows"),
+    {"cell_seconds": SECONDS, "model": minilm.MODEL, "text": minilm.TEXT}, {"inductor": True},
+    sections={"docs/fusing.md#fuse": section},
+)  # fmt: skip
 
 if __name__ == "__main__":
-    raise SystemExit(harness.main(BENCHMARK, arguments, lambda given: {"inductor": not given.no_inductor}))
+    raise SystemExit(main(BENCHMARK))

@@ -1,34 +1,35 @@
 """Activation memory of encoders in training, and what `addnorm.save_outputs` saves of it. Writes results/memory.json.
 
-python benchmarks/bench_memory.py [--threads 1] [--json FILE]
-
 Bytes are counted from tensors, each storage once, so they do not depend on the load of the machine. README.md in this folder has
 the protocol.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-import harness
 import torch
-from harness import Benchmark, Case, Column, Document, Results, Row, digits, markdown, right
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
-from addnorm import ResidualStack, save_outputs, wirings
-from addnorm.bench.harness import write
+from addnorm import ResidualStack, Wiring, save_outputs, wirings
+from addnorm.bench.case import Case, Document, Results, Row, grid
+from addnorm.bench.harness import Benchmark
+from addnorm.bench.pages import digits, markdown
+from addnorm.bench.script import main
+from addnorm.bench.targets import Target, has
 from addnorm.nn import FeedForward, SelfAttention
 from addnorm.ops import autograd
 
 LAYERS, D_MODEL, NHEAD, STREAMS = 12, 256, 4, 4
 BATCH, TOKENS = 16, 128
-FIELDS = ("wiring", "dtype", "threads")
-WIRINGS = ("pre_ln", "post_ln", "hyper_connections", "mhc")
+WIRINGS: dict[str, Callable[[], Wiring]] = {
+    "pre_ln": wirings.pre_ln, "post_ln": wirings.post_ln, "hyper_connections": partial(wirings.hyper_connections, STREAMS),
+    "mhc": partial(wirings.mhc, STREAMS),
+}  # fmt: skip
 CHECKPOINTS = (0, 1, 3)  # layers for each checkpoint; 0: none
 STATES = 4  # parameter, gradient, and two moments of AdamW
 # What the autograd nodes of Add & Norm save, in their order. Parameters are not counted.
@@ -38,18 +39,10 @@ SAVED = {
         "streams", "branch", *("coefficients",) * 3, "", "", "", "", "", "coefficients", "statistics", "coefficients",
     ),
 }  # fmt: skip
-KINDS = ("z", "streams", "branch", "statistics", "coefficients")
+KINDS = {"z": "z", "streams": "streams", "branch": "writes", "statistics": "statistics", "coefficients": "coefficients"}
 Storages = dict[int, int]  # bytes by address
 
-
 autograd.node = None  # the node in Python, whose saved tensors can be read
-
-
-def cases(threads: int) -> list[Case]:
-    """Return every wiring in both dtypes."""
-    return [
-        Case(wiring=wiring, dtype=dtype, threads=threads) for wiring in WIRINGS for dtype in ("float32", "bfloat16")
-    ]
 
 
 def make_stack(wiring: str, dtype: torch.dtype, layers: int = LAYERS, d_model: int = D_MODEL) -> ResidualStack:
@@ -59,11 +52,7 @@ def make_stack(wiring: str, dtype: torch.dtype, layers: int = LAYERS, d_model: i
         kind for _ in range(layers)
         for kind in (SelfAttention(d_model, NHEAD, dtype=dtype), FeedForward(d_model, dtype=dtype))
     ]  # fmt: skip
-    makers: dict[str, Any] = {
-        "hyper_connections": lambda: wirings.hyper_connections(STREAMS),
-        "mhc": lambda: wirings.mhc(STREAMS),
-    }
-    return ResidualStack(sublayers, d_model, makers.get(wiring, lambda: wiring)(), dtype=dtype)
+    return ResidualStack(sublayers, d_model, WIRINGS[wiring](), dtype=dtype)
 
 
 class Tally:
@@ -104,9 +93,8 @@ class Tally:
 
     def _enter(self, storages: Storages, value: Any) -> Storages:
         """Enter the storages of all tensors in a value, without those of parameters and input."""
-        for t in tensors_in(value):
-            storage = t.untyped_storage()
-            if storage.data_ptr() not in self._left_out:
+        for t in tree_leaves(value):
+            if isinstance(t, Tensor) and (storage := t.untyped_storage()).data_ptr() not in self._left_out:
                 self._alive.append(storage)
                 storages[storage.data_ptr()] = storage.nbytes()
         return storages
@@ -115,7 +103,12 @@ class Tally:
         """Return the storages that the nodes of Add & Norm save and no other node does, by kind."""
         found: dict[str, Storages] = {kind: {} for kind in KINDS}
         others: Storages = {}
-        for node in nodes_of(root):
+        nodes, left = {root}, [root]
+        while left:
+            new = {node for node, _ in left.pop().next_functions if node is not None} - nodes
+            nodes |= new
+            left += new
+        for node in nodes:
             kinds = SAVED.get(node.name())
             if kinds is None:
                 self._enter(others, [getattr(node, name) for name in dir(node) if name.startswith("_saved_")])
@@ -133,38 +126,14 @@ class Tally:
         Without checkpoints that is before the backward, with checkpoints when the last layers are computed again: what the
         final norm saved is freed by then.
         """
-        if not size:
-            return {place: n for saved in self.layers for place, n in saved.items()}
         *layers, _ = self.layers
-        last = (len(layers) - 1) // size * size
-        return {place: n for part in (*self.states[::size], *layers[last:]) for place, n in part.items()}
+        last = (len(layers) - 1) // size * size if size else 0
+        parts = (*self.states[::size], *layers[last:]) if size else self.layers
+        return {place: n for part in parts for place, n in part.items()}
 
     def kept_states(self, size: int) -> Storages:
         """Return the storages that checkpoints hold, whatever the norms save."""
-        states = self.states[::size] if size else []
-        return {place: n for part in states for place, n in part.items()}
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors of nested tuples and lists."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, tuple | list):
-        for one in value:
-            yield from tensors_in(one)
-    elif isinstance(value, dict):
-        yield from tensors_in([*value.values()])
-
-
-def nodes_of(root: Any) -> list[Any]:
-    """Return the nodes of an autograd graph."""
-    found, left = {root}, [root]
-    while left:
-        for node, _ in left.pop().next_functions:
-            if node is not None and node not in found:
-                found.add(node)
-                left.append(node)
-    return [*found]
+        return {place: n for part in (self.states[::size] if size else []) for place, n in part.items()}
 
 
 def measure(
@@ -196,61 +165,44 @@ def share(row: Row) -> float:
     return float(row["gain_bytes"] / row["peak_bytes"])
 
 
-def summarize(results: Results) -> list[Row]:
-    """Return the highest share of the peak that `save_outputs` saves, by wiring."""
-    best = {w: max((share(row) for row in results["rows"] if row["wiring"] == w), default=None) for w in WIRINGS}
-    return [
-        {"name": f"{w}: highest share of the peak that save_outputs saves", "value": value, "compare": "<=",
-         "target": None, "met": None}
-        for w, value in best.items() if value is not None
-    ]  # fmt: skip
+def highest(rows: Mapping[str, Row]) -> float:
+    """Return the highest share, with and without checkpoints."""
+    return max(map(share, rows.values()))
+
+
+TARGETS = [
+    Target(f"{name}: highest share of the peak that save_outputs saves", "<=", None, highest, max, has(wiring=name))
+    for name in WIRINGS
+]
 
 
 def section(document: Document) -> str:
     """Return the table: a line a wiring, dtype and checkpoint."""
-    lines = []
-    for row in document["rows"]:
-        n = {name: digits(row[f"{name}_bytes"] / 1e6) if row[f"{name}_bytes"] else "0" for name in (
-            "z", "streams", "branch", "statistics", "coefficients", "saved", "peak", "checkpoint"
-        )}  # fmt: skip
-        lines.append([
-            f"`{row['wiring']}`", row["dtype"], str(row["checkpoint"] or "none"), n["peak"], n["saved"], n["checkpoint"],
-            n["z"], n["streams"], n["branch"], n["statistics"], n["coefficients"], f"{100 * share(row):.1f} %",
-        ])  # fmt: skip
-    head: list[str | Column] = [
-        "wiring", "dtype", *right("layers a checkpoint", "peak of a step, MB", "activations, MB", "held by checkpoints, MB",
-        "z, MB", "streams, MB", "writes, MB", "statistics, MB", "coefficients, MB", "`save_outputs` saves"),
+    columns = {"peak of a step": "peak", "activations": "saved", "held by checkpoints": "checkpoint"}
+    columns |= {what: kind for kind, what in KINDS.items()}
+    lines = [
+        {
+            "wiring": f"`{row['wiring']}`", "dtype": row["dtype"], "layers a checkpoint": str(row["checkpoint"] or "none"),
+            **{f"{what}, MB": digits(row[f"{kind}_bytes"] / 1e6) for what, kind in columns.items()},
+            "`save_outputs` saves": f"{100 * share(row):.1f} %",
+        }
+        for row in document["rows"]
     ]  # fmt: skip
-    size = document["protocol"]
-    versions = document["versions"]
+    size, versions = document["protocol"], document["versions"]
     return (
-        f"{markdown(head, lines)}\n\n{size['layers']} layers, d_model {size['d_model']}, {size['batch']} x {size['tokens']} "
+        f"{markdown(lines)}\n\n{size['layers']} layers, d_model {size['d_model']}, {size['batch']} x {size['tokens']} "
         f"tokens; torch {versions['torch']}, addnorm {versions['addnorm']}, commit {document['commit'][:10]}; "
         f"{document['date'][:10]}."
     )
 
 
 BENCHMARK = Benchmark(
-    "memory", "activation memory of encoders in training", FIELDS, cases, measure, summarize,
-    lambda case: f"{case.wiring} {case.dtype}", threads=1, rounds=1,
+    "memory", ("wiring", "dtype", "threads"), grid(wiring=WIRINGS, dtype=("float32", "bfloat16")), measure,
+    lambda case: f"{case.wiring} {case.dtype}", TARGETS,
     protocol={"layers": LAYERS, "d_model": D_MODEL, "nhead": NHEAD, "streams": STREAMS, "batch": BATCH, "tokens": TOKENS,
               "dim_feedforward": "4 d", "dropout": 0.0},
+    sections={"docs/performance.md#memory": section}, threads=1, rounds=1, idle=False, report=section,
 )  # fmt: skip
 
-
-def main() -> int:
-    """Measure and write; return 130 if the run was interrupted. A busy machine has the same bytes."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--threads", type=int, default=BENCHMARK.threads, help="number of threads of torch")
-    parser.add_argument("--json", type=Path, default=harness.RESULTS / "memory.json", help="results file")
-    given = parser.parse_args()
-    document = harness.run(
-        BENCHMARK, BENCHMARK.cases(given.threads), progress=lambda line: print(line, file=sys.stderr, flush=True)
-    )
-    print(section(document))
-    print(f"Written: {write(document, given.json)}")
-    return 0 if document["complete"] else 130
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(BENCHMARK))

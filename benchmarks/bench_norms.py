@@ -1,8 +1,5 @@
 """Training with and without norms. Writes results/norms.json, from which table.py makes tables of docs/claims.md.
 
-python benchmarks/bench_norms.py            train, and judge
-python benchmarks/bench_norms.py --judge    judge the stored numbers again, after a criterion has changed
-
 Character models of the lab (`addnorm.lab.train`), each wiring at several learning rates. Every `EVERY` steps a run measures its
 loss on held-out text, and on the same text what each sublayer reads: the size, and how far the mean of each feature has moved.
 One thread; about a quarter of an hour. The numbers are losses and activations, which do not depend on the load of the machine.
@@ -10,35 +7,29 @@ One thread; about a quarter of an hour. The numbers are losses and activations, 
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
+import claims
 import torch
-from bench_claims import EDGE, STAR
-from claims import BLOCK, HAND, LEARNED, Claim, Measured, Results, best_of, is_at_edge, parts
-from harness import RESULTS, Document, Row, markdown, read, right
+from claims import BLOCK, HAND, LEARNED, Claim, Measured, best_of, parts
 from torch import Tensor
 
 from addnorm import wirings
 from addnorm._util.numbers import format_number
-from addnorm.bench import environment
-from addnorm.bench.harness import Run as Done
-from addnorm.bench.harness import header, write
+from addnorm.bench.case import Case, Document, Results, Row, grid
+from addnorm.bench.harness import Benchmark
+from addnorm.bench.pages import markdown
+from addnorm.bench.script import main
 from addnorm.lab import Run, Text, measure, python_docs
 from addnorm.lab.models import CharLM
 from addnorm.lab.train import Training, one_thread
 
-SCHEMA = 1
 WIRINGS = ("pre_ln", "post_ln", "no_norm", "rezero")
 NORMED, BARE = ("pre_ln", "post_ln"), ("no_norm", "rezero")
-NAMES = {
-    "pre_ln": "pre-LN", "post_ln": "post-LN", "no_norm": "no norm", "rezero": "a learned factor, no norm",
-}  # fmt: skip
 LAYERS = (6, 12)
 RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
 SEEDS = (0, 1)
@@ -49,6 +40,8 @@ JUDGED = 64  # sequences of the validation part on which the loss is measured du
 MOVED = 1.0  # standard deviations that the mean of a feature moves, root mean square over the features
 RESIZED = 2.0  # factor by which the size of a read changes
 
+text_of_the_lab = cache(python_docs)
+
 
 class Reads(NamedTuple):
     """Statistics of what the sublayers read: mean and standard deviation of each feature, `(sites, d)`, and size, `(sites,)`."""
@@ -58,54 +51,23 @@ class Reads(NamedTuple):
     size: Tensor
 
 
-def main() -> int:
-    """Measure, judge, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--judge", action="store_true", help="judge the stored numbers without measuring again")
-    path = RESULTS / "norms.json"
-    if parser.parse_args().judge:
-        stored = read(path)
-        write({**stored, "claims": judge(stored["results"])}, path)
-        return 0
-    where, meter, begin = environment.describe(), environment.LoadMeter(), time.monotonic()
-    text = python_docs()
-    results: Results = {"unigram": text.entropy, "rows": [*rows(text)]}
+def measure_case(case: Case, *, rounds: int) -> Results:
+    """Return the row of a depth, wiring and learning rate: means over the seeds. `rounds` has no effect."""
+    wiring = wirings.get(case.wiring)
+    runs = [Run(wiring, case.num_layers, D, HEADS, TOKENS, BATCH, STEPS, case.lr, 0, seed, every=0) for seed in SEEDS]
+    return {"rows": [case.row(**combine([train(run, text_of_the_lab()) for run in runs]))]}
+
+
+def finish(results: Results, head: Document) -> Document:
+    """Return the raw numbers: the sizes and shifts of the best rates only."""
+    if head.get("left"):
+        return results
     best = [chosen(results, wiring, n) for n in LAYERS for wiring in WIRINGS]
-    for row in results["rows"]:
-        if row not in best:
-            del row["sizes"], row["shifts"]
-    document = {
-        **header(SCHEMA, Done({}, ended="done")), **where, "threads": 1, **meter.columns(),
-        "protocol": {
-            "layers": LAYERS, "rates": RATES, "seeds": SEEDS, "steps": STEPS, "every": EVERY, "d": D, "nhead": HEADS,
-            "tokens": TOKENS, "batch": BATCH, "probed": PROBED, "optimizer": "Adam, no warm-up", "text": text.name,
-            "seconds": round(time.monotonic() - begin),
-        },
-        "claims": judge(results), "results": results,
-    }  # fmt: skip
-    for one in document["claims"]:
-        print(f"{one['claim']}\n    {one['verdict']}")
-    print(f"Written: {write(document, path)}")
-    return 0
-
-
-# ------------------------------------------------------------------------------------------------------- measuring
-
-
-def rows(text: Text) -> Iterator[Row]:
-    """Yield a row for each depth, wiring and learning rate: means over the seeds."""
-    for n in LAYERS:
-        for wiring in WIRINGS:
-            for rate in RATES:
-                begin = time.monotonic()
-                runs = [
-                    train(Run(wirings.get(wiring), n, D, HEADS, TOKENS, BATCH, STEPS, rate, 0, seed, every=0), text)
-                    for seed in SEEDS
-                ]
-                row = {"wiring": wiring, "num_layers": n, "lr": rate, **combine(runs)}
-                seconds = time.monotonic() - begin
-                print(f"{n} layers, {wiring}, rate {rate:g}: loss {row['loss']:.3f} ({seconds:.0f} s)", flush=True)
-                yield row
+    rows = [
+        {key: value for key, value in row.items() if row in best or key not in ("sizes", "shifts")}
+        for row in results["rows"]
+    ]
+    return {"results": {"unigram": text_of_the_lab().entropy, "rows": rows}}
 
 
 def train(run: Run, text: Text) -> Row:
@@ -139,22 +101,13 @@ def train(run: Run, text: Text) -> Row:
 def measure_reads(model: CharLM, probe: Tensor) -> Reads:
     """Return the statistics of what each sublayer reads on the sequences of the probe."""
     reads: list[Tensor] = []
-    with observe_reads(model, reads):
-        model.forward(probe)
-    tokens = torch.stack(reads).double().flatten(1, -2)
-    return Reads(tokens.mean(1), tokens.std(1), tokens.square().mean((1, 2)).sqrt())
-
-
-@contextmanager
-def observe_reads(model: CharLM, reads: list[Tensor]) -> Iterator[None]:
-    """Append the input of each sublayer to `reads` while the block runs."""
     modules: list[Any] = [connection.sublayer for connection in model.decoder.stack.connections]
     hooks = [module.register_forward_pre_hook(lambda _, args: reads.append(args[0].clone())) for module in modules]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+    model.forward(probe)
+    for hook in hooks:
+        hook.remove()
+    tokens = torch.stack(reads).double().flatten(1, -2)
+    return Reads(tokens.mean(1), tokens.std(1), tokens.square().mean((1, 2)).sqrt())
 
 
 def shift(first: Reads, now: Reads) -> Tensor:
@@ -192,12 +145,12 @@ def rounded(value: float) -> float:
 # -------------------------------------------------------------------------------------------------------- judging
 
 
-def chosen(results: Results, wiring: str, num_layers: int) -> Row:
+def chosen(results: Document, wiring: str, num_layers: int) -> Row:
     """Return the row of the best learning rate."""
     return best_of(rows_of(results, wiring, num_layers))
 
 
-def rows_of(results: Results, wiring: str, num_layers: int) -> list[Row]:
+def rows_of(results: Document, wiring: str, num_layers: int) -> list[Row]:
     """Return the rows of all learning rates."""
     return [row for row in results["rows"] if (row["wiring"], row["num_layers"]) == (wiring, num_layers)]
 
@@ -213,20 +166,20 @@ def moved(row: Row) -> float:
     return float(max(max(sites) for sites in row["shifts"]))
 
 
-def steps_to_learn(results: Results, row: Row) -> float:
+def steps_to_learn(results: Document, row: Row) -> float:
     """Return the first measured step with a loss `LEARNED` below that of single characters; infinity if there is none."""
     reached = (k * EVERY for k, loss in enumerate(row["losses"]) if loss < results["unigram"] - LEARNED)
     return float(next(reached, math.inf))
 
 
-def by_wiring(number: Callable[[Results, Row], float]) -> Callable[[Results], Measured]:
+def by_wiring(number: Callable[[Document, Row], float]) -> Callable[[Document], Measured]:
     """Return the function that selects a number of the best runs, by depth and wiring."""
     return lambda results: {
         f"{wiring}, {n}": rounded(number(results, chosen(results, wiring, n))) for n in LAYERS for wiring in WIRINGS
     }
 
 
-def largest_rate(results: Results) -> Measured:
+def largest_rate(results: Document) -> Measured:
     """Return the largest learning rate at which a wiring learns."""
     return {
         f"{wiring}, {n}": max(
@@ -276,9 +229,9 @@ CLAIMS: tuple[Claim, ...] = (
 )  # fmt: skip
 
 
-def judge(results: Results) -> list[Row]:
+def judge(document: Document) -> Document:
     """Return every claim with its numbers and its verdict."""
-    return [claim.judge(results) for claim in CLAIMS]
+    return claims.judge_all(document, CLAIMS)
 
 
 # -------------------------------------------------------------------------------------------- tables of docs/claims.md
@@ -286,12 +239,7 @@ def judge(results: Results) -> list[Row]:
 
 def claims_section(document: Document) -> str:
     """Return the table of the claims, with the measured numbers by depth and wiring."""
-    lines = [
-        [f"{one['claim']} ({one['lesson'].replace('; ', ' / ')})", one["criterion"], numbers(one["measured"]),
-         f"**{one['verdict']}**"]
-        for one in document["claims"]
-    ]  # fmt: skip
-    return markdown(["claim", "criterion", "measured", "verdict"], lines)
+    return claims.table(document, numbers)
 
 
 def numbers(measured: Measured) -> str:
@@ -311,25 +259,29 @@ def number(value: float) -> str:
 def rates_section(document: Document) -> str:
     """Return the table of the losses: a line a depth and wiring, a column a learning rate; the best one in bold."""
     results, protocol = document["results"], document["protocol"]
-    lines = []
-    for n in LAYERS:
-        for wiring in WIRINGS:
-            rows, best = rows_of(results, wiring, n), chosen(results, wiring, n)
-            edge = STAR if is_at_edge(best, rows) else ""
-            lines.append([
-                f"`{wiring}`", f"{n}",
-                *(f"**{number(row['loss'])}{edge}**" if row is best else number(row["loss"]) for row in rows),
-            ])  # fmt: skip
-    table = markdown(["wiring", *right("L", *(f"rate {rate:g}" for rate in protocol["rates"]))], lines)
-    starred = EDGE if any(STAR in cell for line in lines for cell in line) else ""
+    table = markdown(
+        {"wiring": f"`{wiring}`", "L": f"{n}",
+         **{f"rate {row['lr']:g}": claims.mark_best(number(row["loss"]), row, rows) for row in rows}}
+        for n in LAYERS for wiring in WIRINGS for rows in [rows_of(results, wiring, n)]
+    )  # fmt: skip
     commit = f"commit {document['commit'][:10]}{' with changes' if document['dirty'] else ''}"
-    baseline = f"a model that knows only how often each character occurs has {results['unigram']:.3f}"
     return (
         f"{table}\n\nTest loss in nats a character after {protocol['steps']} steps, the mean of {len(protocol['seeds'])} seeds, "
-        f"without warm-up; {baseline}. Bold: the best rate.{starred} torch {document['versions']['torch']}, "
-        f"{commit}, {document['date'][:10]}."
+        f"without warm-up; {claims.measured_where(document)}. Bold: the best rate."
+        f"{claims.EDGE if claims.STAR in table else ''} torch {document['versions']['torch']}, {commit}, {document['date'][:10]}."
     )
 
 
+BENCHMARK = Benchmark(
+    "norms", ("num_layers", "wiring", "lr"), grid(num_layers=LAYERS, wiring=WIRINGS, lr=RATES), measure_case,
+    lambda case: f"{case.num_layers} layers, {case.wiring}, rate {case.lr:g}", parts=("rows",),
+    protocol={
+        "layers": LAYERS, "rates": RATES, "seeds": SEEDS, "steps": STEPS, "every": EVERY, "d": D, "nhead": HEADS,
+        "tokens": TOKENS, "batch": BATCH, "probed": PROBED, "optimizer": "Adam, no warm-up", "text": "pydoc_data.topics",
+    },
+    finish=finish, verdicts=judge, report=claims.report, threads=1, rounds=1, idle=False,
+    sections={"docs/claims.md#claims-norms": claims_section, "docs/claims.md#norms-rates": rates_section},
+)  # fmt: skip
+
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(BENCHMARK))

@@ -9,52 +9,27 @@ from __future__ import annotations
 import statistics
 from dataclasses import replace
 
-from harness import RESULTS, Document, Row
-
-from addnorm.bench import environment
-from addnorm.bench.harness import Run as Done
-from addnorm.bench.harness import header, write
+from addnorm.bench.case import Case, Document, Results, grid
+from addnorm.bench.harness import Benchmark
+from addnorm.bench.script import main
 from addnorm.explorer import race
 from addnorm.explorer.race import default_text
 from addnorm.lab import Run
 from addnorm.lab.train import Training, one_thread
 
-SCHEMA = 1
-RATES = (3e-4, 5e-4, 1e-3, 1.5e-3, 2e-3, 3e-3)
-WARM_UPS = (0, 60)
+CASES = grid(lr=(3e-4, 5e-4, 1e-3, 1.5e-3, 2e-3, 3e-3), warm_up=(0, 60))
 SEEDS = (0, 1, 2)
 LEARNED = 0.1  # nats below the entropy of single characters, as in `addnorm.lab`
+SETTINGS = ("num_layers", "d_model", "nhead", "tokens", "batch", "steps")
 
 
-def main() -> int:
-    """Train, print, write."""
-    text, meter, where = default_text(), environment.LoadMeter(), environment.describe()
-    rows: list[Row] = []
-    for rate in RATES:
-        for warm_up in WARM_UPS:
-            for run in race.parse({"lr": rate, "warm_up": warm_up}):
-                each = [train(run, seed) for seed in SEEDS]
-                row = {
-                    "wiring": run.name,
-                    "lr": rate,
-                    "warm_up": warm_up,
-                    "losses": each,
-                    "loss": statistics.fmean(each),
-                }
-                rows.append(row)
-                print(f"{run.name}, rate {rate:g}, warm-up {warm_up}: {row['loss']:.3f}", flush=True)
-    settings = race.parse({})[0].settings()
-    document = {
-        **header(SCHEMA, Done({}, ended="done")), **where, **meter.columns(), "entropy": text.entropy,
-        "protocol": {
-            "seeds": SEEDS, "text": text.name,
-            **{name: settings[name] for name in ("num_layers", "d_model", "nhead", "tokens", "batch", "steps")},
-        },
-        "rows": rows,
-    }  # fmt: skip
-    print(f"Opening rate {opening_rate(document):g}, failing rate {failing_rate(document):g}")
-    print(f"Written: {write(document, RESULTS / 'race.json')}")
-    return 0
+def measure(case: Case, *, rounds: int) -> Results:
+    """Return a row for each racer. `rounds` has no effect: losses do not vary."""
+    rows = []
+    for run in race.parse(vars(case)):
+        losses = [train(run, seed) for seed in SEEDS]
+        rows.append({"wiring": run.name, **case.row(losses=losses, loss=statistics.fmean(losses))})
+    return {"rows": rows}
 
 
 def train(run: Run, seed: int) -> float:
@@ -85,5 +60,27 @@ def failing_rate(document: Document) -> float:
     return min(rate for rate, loss in losses(document).items() if loss["post_ln"] > limit > loss["pre_ln"])
 
 
+def finish(results: Results, head: Document) -> Document:
+    """Return the rows, the entropy of the text, and what all runs share."""
+    settings = race.parse({})[0].settings()
+    protocol = {"seeds": SEEDS, "text": default_text().name, **{name: settings[name] for name in SETTINGS}}
+    return {"entropy": default_text().entropy, "protocol": {**head["protocol"], **protocol}, **results}
+
+
+def report(document: Document) -> str:
+    """Return the losses, and the two rates."""
+    lines = [
+        f"{row['wiring']}, rate {row['lr']:g}, warm-up {row['warm_up']}: {row['loss']:.3f}" for row in document["rows"]
+    ]
+    if document["complete"] and not document.get("left"):
+        lines.append(f"Opening rate {opening_rate(document):g}, failing rate {failing_rate(document):g}")
+    return "\n".join(lines)
+
+
+BENCHMARK = Benchmark(
+    "race", ("lr", "warm_up"), CASES, measure, lambda case: f"rate {case.lr:g}, warm-up {case.warm_up}", finish=finish,
+    parts=("rows",), threads=1, rounds=1, idle=False, report=report,
+)  # fmt: skip
+
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(BENCHMARK))

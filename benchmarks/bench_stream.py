@@ -9,26 +9,23 @@ from __future__ import annotations
 import copy
 import statistics
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 
-import harness
 import minilm
-from harness import Case, Document, Results, Row, by_case, headline, markdown, quotient, right
 
 from addnorm import decompose, inspect, record
-from addnorm.bench.targets import Target, ratio
-from addnorm.bench.timing import interleaved
+from addnorm.bench import timing
+from addnorm.bench.case import Case, Document, Results, Row, grid
+from addnorm.bench.harness import Benchmark
+from addnorm.bench.pages import headline, markdown, missed, quotient
+from addnorm.bench.script import main
+from addnorm.bench.targets import Target, ratio, value
 
-FIELDS = ("batch", "tokens", "threads")
-SIZES = ((1, 32), (8, 32), (1, 128), (8, 128))  # batch, tokens
 RECORDED = ("recorded", "without gradients")
+WHOLE = {"inspect": inspect, "decompose": decompose}
 MOST_TIMES, MOST_SECONDS, CLOSURE = 1.9, 3.0, 1e-5
 CALLS = 5  # of inspect and of decompose
-
-
-def cases(threads: int) -> list[Case]:
-    """Return batches of real text."""
-    return [Case(batch=batch, tokens=tokens, threads=threads) for batch, tokens in SIZES]
 
 
 def measure(case: Case, *, rounds: int) -> Results:
@@ -39,64 +36,54 @@ def measure(case: Case, *, rounds: int) -> Results:
         stack.enter_context(record(models["recorded"]))
         stack.enter_context(record(models["without gradients"], grads=False))
         steps = {name: minilm.training_step(model, loaded.kwargs) for name, model in models.items()}
-        times = interleaved(steps, [], rounds)
-    calls = []
-    for name, call in (("inspect", inspect), ("decompose", decompose)):
+        results = timing.measure(case, steps, rounds)
+    for name, call in WHOLE.items():
         seconds, closure = [], 0.0
         for _ in range(CALLS):
             start = time.perf_counter()
-            closure = call(loaded.model, *loaded.args, **loaded.kwargs).closure
+            closure = call(loaded.model, *loaded.args, **loaded.kwargs).closure  # type: ignore[operator]  # both have one
             seconds.append(time.perf_counter() - start)
-        calls.append({"call": name, "batch": case.batch, "tokens": case.tokens, "median_s": statistics.median(seconds),
-                      "most_s": max(seconds), "closure": closure})  # fmt: skip
-    return {"calls": calls, "rows": [case.row(variant=name, **row) for name, row in times.items()]}
+        results["rows"].append(case.row(
+            variant=name, median_us=1e6 * statistics.median(seconds), most_s=max(seconds), closure=closure
+        ))  # fmt: skip
+    return results
 
 
-def summarize(results: Results) -> list[Row]:
-    """Return each number beside its target."""
-    summary = []
-    for case, rows in by_case(results["rows"], FIELDS).items():
-        target = Target(f"recording, {size(case)}: times the plain step", "<=", MOST_TIMES)
-        summary.append(target.row(ratio("plain", "recorded")(rows)))
-    for row in results["calls"]:
-        what = f"{row['call']}, {size(Case(**row))}"
-        seconds = Target(
-            f"{what}: seconds, the slowest of {CALLS}", "<=", MOST_SECONDS if row["call"] == "inspect" else None
-        )
-        summary += [seconds.row(row["most_s"]), Target(f"{what}: closure", "<=", CLOSURE).row(row["closure"])]
-    return summary
-
-
-def size(case: Case) -> str:
-    """Return the size of a batch in words."""
-    return f"{case.batch} x {case.tokens} tokens"
-
-
-BENCHMARK = harness.Benchmark(
-    "stream", "Inspecting, recording and decomposing MiniLM", FIELDS, cases, measure, summarize, size, ("calls", "rows"),
-    protocol={"model": minilm.MODEL, "calls": CALLS, "text": minilm.TEXT, "dtype": "float32", "mode": "evaluation"},
-)  # fmt: skip
+TARGETS = [
+    Target("recording, {}: times the plain step", "<=", MOST_TIMES, ratio("plain", "recorded"), None),
+    *(
+        Target(f"{call}, {{}}: {name}", "<=", bound, value(call, key), None)
+        for call, most in (("inspect", MOST_SECONDS), ("decompose", None))
+        for name, key, bound in ((f"seconds, the slowest of {CALLS}", "most_s", most), ("closure", "closure", CLOSURE))
+    ),
+]
 
 
 def section(document: Document) -> str:
     """Return the table of costs: a line a size."""
-    lines = []
-    for case, rows in by_case(document["rows"], FIELDS).items():
-        calls = {
-            row["call"]: row for row in document["calls"] if (row["batch"], row["tokens"]) == (case.batch, case.tokens)
-        }
-        ratios = [f"{quotient(rows, name, 'plain')}" for name in RECORDED]
-        seconds = [f"{calls[name]['median_s']:.2f}" for name in ("inspect", "decompose")]
-        closures = ", ".join(f"{calls[name]['closure']:.0e}" for name in ("inspect", "decompose"))
-        step = f"{rows['plain']['median_us'] / 1000:.0f}"
-        lines.append([f"{case.batch} x {case.tokens}", step, *ratios, *seconds, closures])
-    head = right("batch x tokens", "plain step, ms", *RECORDED, "inspect, s", "decompose, s", "closures")
+
+    def line(case: Case, rows: Mapping[str, Row]) -> dict[str, str]:
+        return {
+            "batch x tokens": f"{case.batch} x {case.tokens}", "plain step, ms": f"{rows['plain']['median_us'] / 1000:.0f}",
+            **{name: quotient(rows, name, "plain") for name in RECORDED},
+            **{f"{name}, s": f"{rows[name]['median_us'] / 1e6:.2f}" for name in WHOLE},
+            "closures": ", ".join(f"{rows[name]['closure']:.0e}" for name in WHOLE),
+        }  # fmt: skip
+
     limits = "recording at most 1.9 times the plain step, inspect under 3 s, closures under 1e-5"
+    table = markdown(line(*item) for item in BENCHMARK.by_case(document).items())
     return (
         "MiniLM on Python's own documentation; a step is a forward and a backward:\n\n"
-        f"{markdown(head, lines)}\n\n{harness.missed(document, 'Every target is met')} ({limits}). {headline(document)}."
+        f"{table}\n\n{missed(document, 'Every target is met')} ({limits}). {headline(document)}."
     )
 
 
+BENCHMARK = Benchmark(
+    "stream", ("batch", "tokens", "threads"), grid(tokens=(32, 128), batch=(1, 8)), measure,
+    lambda case: f"{case.batch} x {case.tokens} tokens", TARGETS,
+    protocol={"model": minilm.MODEL, "calls": CALLS, "text": minilm.TEXT, "dtype": "float32", "mode": "evaluation"},
+    sections={"docs/streams.md#streams": section},
+)  # fmt: skip
+
 if __name__ == "__main__":
-    raise SystemExit(harness.main(BENCHMARK))
+    raise SystemExit(main(BENCHMARK))

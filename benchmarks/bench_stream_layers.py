@@ -1,7 +1,5 @@
 """Decoder layers of transformers' DeepSeek V4 and GLM-5.3: what all but attention and experts costs, before and after.
 
-python benchmarks/bench_stream_layers.py [--threads 2] [--rounds 61] [--quick]
-
 A layer of random weights runs as transformers wrote it, and with its boundaries through `add_norm_streams`: whole, and with
 attention and experts that return at once what they returned before, so that only the boundaries take time. The outputs are
 compared, and the ratio of the times is taken round by round. Inference in float32 and bfloat16. README.md in this folder has the
@@ -11,25 +9,25 @@ protocol.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-import harness
 import torch
-from harness import Benchmark, Case, Results, Row, digits, markdown, right
+from deepseek import N, check_difference, coefficients_of, draw_parameters
 from torch import nn
 
 import addnorm
-from addnorm._util.numbers import format_count, format_number, format_percent
+from addnorm._util.numbers import format_count, format_percent
 from addnorm.bench import timing
-from addnorm.bench.harness import by_case
-from addnorm.bench.targets import Target
-from addnorm.nn.connection import FIRST
-from addnorm.wirings.coefficients import ManifoldConnection
+from addnorm.bench.case import Case, Document, Results, grid
+from addnorm.bench.harness import Benchmark
+from addnorm.bench.pages import digits, headline, interval, markdown
+from addnorm.bench.script import main
+from addnorm.bench.targets import Target, value
 
-FIELDS = ("model", "threads", "tokens", "dtype")
-HIDDEN, TOKENS, N = 1024, (1, 128, 512), 4
+HIDDEN = 1024
 EDGES = ", boundaries"  # of a variant's name
+PARTS = {"": "the whole layer", EDGES: "its boundaries"}
 SECONDS = 8.0  # of all rounds of a layer, and of its boundaries
 # Relative norms. In bfloat16 transformers rounds the coefficients too, and may choose other experts.
 MOST_DIFFERENT = {"float32": 1e-5, "bfloat16": 0.2}
@@ -45,6 +43,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "linear_head_dim": 64, "linear_num_heads": 16, "mlp_layer_types": ["sparse"] * 2,
         "layer_types": ["linear_attention", "indexed_attention"]}),
 }  # fmt: skip
+CASES = grid(tokens=(1, 128, 512), model=MODELS, dtype=("float32", "bfloat16"))
 
 
 class Layer:
@@ -58,48 +57,38 @@ class Layer:
         torch.manual_seed(0)
         model: Any = getattr(library, f"{prefix}Model")(config).eval().to(getattr(torch, case.dtype))
         layer: Any = model.layers[0]
-        for parameter in (*layer.attn_hc.parameters(), *layer.ffn_hc.parameters()):
-            parameter.data = torch.randn_like(parameter, dtype=torch.float32) * (0.02 if parameter.dim() > 1 else 0.5)
-        self.layer = layer
-        self.calls: dict[str, Any] = {}
-        self.outputs: dict[str, Any] = {}
+        self.layer, self.calls, self.outputs = layer, dict[str, Any](), dict[str, Any]()
+        for source in (layer.attn_hc, layer.ffn_hc):
+            draw_parameters(source)
         parts = {"layer": layer, "self_attn": layer.self_attn, "mlp": layer.mlp}
-        hooks = [part.register_forward_hook(self._keep(name), with_kwargs=True) for name, part in parts.items()]
+        hooks = [
+            part.register_forward_hook(partial(self._keep, name), with_kwargs=True) for name, part in parts.items()
+        ]
         with torch.no_grad():
             model(torch.randint(0, 64, (1, case.tokens)), use_cache=False)
         for hook in hooks:
             hook.remove()
-        if alone:
-            for name in ("self_attn", "mlp"):
-                parts[name].forward = lambda *args, output=self.outputs[name], **kwargs: output
-        self.gates = [self._gates(source) for source in (layer.attn_hc, layer.ffn_hc)]
+        for name in ("self_attn", "mlp") if alone else ():
+            parts[name].forward = lambda *args, output=self.outputs[name], **kwargs: output
+        self.gates = [
+            coefficients_of(source, COMMON["hidden_size"]).gates() for source in (layer.attn_hc, layer.ffn_hc)
+        ]
 
-    def _keep(self, name: str) -> Any:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            self.calls[name], self.outputs[name] = (args, kwargs), output
+    def _keep(self, name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        self.calls[name], self.outputs[name] = (args, kwargs), output
 
-        return hook
-
-    @staticmethod
-    def _gates(source: Any) -> addnorm.StreamGates:
-        coefficients = ManifoldConnection(
-            HIDDEN, N, 1, FIRST, iterations=source.hc_sinkhorn_iters, eps=source.hc_eps, norm_eps=source.input_norm.eps
-        )
-        coefficients.load_transformers(source)
-        return coefficients.gates()
-
-    def _sublayer(self, name: str, read: Any) -> Any:
+    def _run(self, name: str, read: Any = None) -> Any:
+        """Call the layer or a sublayer as it was called, with another input if there is one."""
         args, kwargs = self.calls[name]
-        args, kwargs = ((read, *args[1:]), kwargs) if args else ((), {**kwargs, "hidden_states": read})
-        output = getattr(self.layer, name)(*args, **kwargs)
+        if read is not None:
+            args, kwargs = ((read, *args[1:]), kwargs) if args else ((), {**kwargs, "hidden_states": read})
+        output = (self.layer if name == "layer" else getattr(self.layer, name))(*args, **kwargs)
         return output[0] if isinstance(output, tuple) else output
 
     @torch.no_grad()
     def plain(self) -> Any:
         """Return the layer's output as transformers computes it."""
-        args, kwargs = self.calls["layer"]
-        output = self.layer(*args, **kwargs)
-        return output[0] if isinstance(output, tuple) else output
+        return self._run("layer")
 
     @torch.no_grad()
     def fused(self) -> Any:
@@ -113,97 +102,51 @@ class Layer:
                 x, **write, gates=gates, weight=norm.weight, eps=norm.variance_epsilon, norm="rms"
             )
             x = step.streams
-            write = {"branch": self._sublayer(name, step.read), "mix": step.mix, "inject": step.inject}
+            write = {"branch": self._run(name, step.read), "mix": step.mix, "inject": step.inject}
         return addnorm.add_norm_streams(x, **write).streams
-
-
-def cases(threads: int) -> list[Case]:
-    """Return all cases, the smallest last."""
-    return [
-        Case(model=model, threads=threads, tokens=tokens, dtype=dtype)
-        for tokens in reversed(TOKENS) for model in MODELS for dtype in ("float32", "bfloat16")
-    ]  # fmt: skip
-
-
-def title(case: Case) -> str:
-    """Return a case in words."""
-    return f"{case.model}, {format_count(case.tokens, 'token')}, {case.dtype}"
 
 
 def measure(case: Case, *, rounds: int) -> Results:
     """Return the times of whole layers and of their boundaries alone, and how far the outputs are apart."""
-    layer, alone = Layer(case), Layer(case, alone=True)
-    expected, found = layer.plain().double(), layer.fused().double()
-    difference = float((found - expected).norm() / expected.norm())
-    if difference > MOST_DIFFERENT[case.dtype]:
-        raise ValueError(
-            f"the outputs of a fused layer differ by {difference:.2g}, expected at most {MOST_DIFFERENT[case.dtype]:g}."
-        )
-    rows: dict[str, Row] = {}
-    for part, one in (("", layer), (EDGES, alone)):
-        calls = {"addnorm": one.fused, "transformers": one.plain}
-        times = timing.interleaved(calls, rounds=rounds, seconds=SECONDS, peer="transformers")
-        rows |= {f"{name}{part}": row for name, row in times.items()}
-    return {
-        "rows": [case.row(variant=name, **row) for name, row in rows.items()],
-        "differences": [case.row(relative=difference)],
-    }
+    layers = {"": Layer(case), EDGES: Layer(case, alone=True)}
+    difference = check_difference(layers[""].fused(), layers[""].plain(), MOST_DIFFERENT[case.dtype])
+    results: Results = {"differences": [case.row(relative=difference)], "rows": []}
+    for part, one in layers.items():
+        calls = {f"addnorm{part}": one.fused, f"transformers{part}": one.plain}
+        measured = timing.measure(case, calls, rounds, seconds=SECONDS, peer=f"transformers{part}")
+        results["rows"] += measured["rows"]
+    return results
 
 
-def summarize(results: Results) -> list[Row]:
-    """Return how many times as fast layers and boundaries are."""
-    summary: list[Row] = []
-    for case, rows in by_case(results["rows"], FIELDS).items():
-        for part, what in (("", "the whole layer"), (EDGES, "its boundaries")):
-            name = f"{title(case)}: times as fast, {what}"
-            summary.append(Target(name, ">=", 1.0).row(rows[f"addnorm{part}"]["paired_ratio"]))
-    return summary
+TARGETS = [
+    Target(f"{{}}: times as fast, {what}", ">=", 1.0, value(f"addnorm{part}", "paired_ratio"), None)
+    for part, what in PARTS.items()
+]  # fmt: skip
 
 
-def _times_as_fast(rows: Mapping[str, Row], part: str) -> str:
-    """Return the ratio with its interval, and both times."""
-    ours, theirs = (rows[f"{name}{part}"] for name in ("addnorm", "transformers"))
-    ratio, low, high = (format_number(ours[key], 3) for key in ("paired_ratio", "paired_low", "paired_high"))
-    return f"**{ratio}** ({low} to {high}) ({digits(ours['median_us'])} / {digits(theirs['median_us'])})"
-
-
-def section(document: harness.Document) -> str:
-    """Return the page's table, and where it was measured."""
-    return f"{table(document)}\n\n{harness.headline(document)}."
-
-
-def table(document: harness.Document) -> str:
+def section(document: Document) -> str:
     """Return how many times as fast layers and their boundaries are, and what share of a layer these take."""
     lines = []
-    for case, rows in sorted(
-        by_case(document["rows"], FIELDS).items(), key=lambda item: (item[0].model, item[0].tokens)
-    ):
-        shares = (rows[f"{name}{EDGES}"]["median_us"] / rows[name]["median_us"] for name in ("transformers", "addnorm"))
-        lines.append([
-            case.model, str(case.tokens), case.dtype, *(_times_as_fast(rows, part) for part in ("", EDGES)),
-            *(format_percent(share, 2) for share in shares),
-        ])  # fmt: skip
-    head: list[Any] = [
-        "layer",
-        *right("tokens"),
-        "dtype",
-        *right("whole layer (µs)", "its boundaries (µs)", "share before", "after"),
-    ]
-    return markdown(head, lines)
+    for case, rows in sorted(BENCHMARK.by_case(document).items(), key=lambda one: (one[0].model, one[0].tokens)):
+        times = {name: row["median_us"] for name, row in rows.items()}
+        shares = [format_percent(times[f"{name}{EDGES}"] / times[name], 2) for name in ("transformers", "addnorm")]
+        ratios = {
+            f"{what.removeprefix('the ')} (µs)": f"{interval(rows[f'addnorm{part}'])} "
+            f"({digits(times[f'addnorm{part}'])} / {digits(times[f'transformers{part}'])})"
+            for part, what in PARTS.items()
+        }
+        lines.append({
+            "layer": case.model, "tokens": f"{case.tokens}", "dtype": case.dtype, **ratios,
+            "share before": shares[0], "after": shares[1],
+        })  # fmt: skip
+    return f"{markdown(lines)}\n\n{headline(document)}."
 
 
 BENCHMARK = Benchmark(
-    name="stream_layers",
-    about="decoder layers with several streams, of transformers",
-    fields=FIELDS,
-    cases=cases,
-    measure=measure,
-    summarize=summarize,
-    title=title,
-    parts=("differences", "rows"),
-    protocol={"cell_seconds": SECONDS},
-    rounds=61,
-)
+    "stream_layers", ("model", "threads", "tokens", "dtype"), CASES, measure,
+    lambda case: f"{case.model}, {format_count(case.tokens, 'token')}, {case.dtype}", TARGETS, ("differences", "rows"),
+    {"cell_seconds": SECONDS}, sections={"docs/several_streams.md#stream-layers": section}, rounds=61,
+)  # fmt: skip
 
 if __name__ == "__main__":
-    raise SystemExit(harness.main(BENCHMARK))
+    raise SystemExit(main(BENCHMARK))

@@ -7,8 +7,10 @@ is "holds", "refuted", or both with the parts to which each applies. Statements 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+from addnorm.bench.case import Document
+from addnorm.bench.pages import markdown
 
 Results = dict[str, Any]
 Measured = dict[str, Any]
@@ -21,11 +23,12 @@ BLOCK = "Add & Norm in encoder and decoder"
 
 LEARNED = 0.3  # nats a character below the entropy of single characters; a run with less has learned nothing
 PASSES = (0.01, 100.0)  # a gradient that arrives with its norm within these factors neither vanished nor exploded
+STAR = r"\*"  # marks a best rate at the edge of the grid
+EDGE = f" {STAR}: the best rate is at the edge of the grid; a better one may lie outside."
 ALIKE = 0.1  # mean cosine; that of unrelated vectors is 0, measured to within 0.02
 
 
-@dataclass(frozen=True)
-class Claim:
+class Claim(NamedTuple):
     """Claim: the sentence, its lesson, the criterion, the function that selects its numbers, and the one that judges them."""
 
     claim: str
@@ -43,9 +46,39 @@ class Claim:
         }  # fmt: skip
 
 
-def judge_all(results: Results) -> list[dict[str, Any]]:
-    """Return every claim with its numbers and its verdict."""
-    return [claim.judge(results) for claim in CLAIMS]
+def judge_all(document: Document, claims: Iterable[Claim] | None = None) -> Document:
+    """Return every claim with its numbers and its verdict; nothing for a document that is not complete."""
+    results = document.get("results")
+    return (
+        {}
+        if results is None
+        else {"claims": [claim.judge(results) for claim in (CLAIMS if claims is None else claims)]}
+    )
+
+
+def table(document: Document, numbers: Callable[[Measured], str]) -> str:
+    """Return the table of the claims: criterion, measured numbers, verdict."""
+    return markdown(
+        {"claim": f"{one['claim']} ({one['lesson'].replace('; ', ' / ')})", "criterion": one["criterion"],
+         "measured": numbers(one["measured"]), "verdict": f"**{one['verdict']}**"}
+        for one in document["claims"]
+    )  # fmt: skip
+
+
+def report(document: Document) -> str:
+    """Return every claim with its verdict."""
+    return "\n".join(f"{one['claim']}\n    {one['verdict']}" for one in document.get("claims", []))
+
+
+def mark_best(text: str, row: Measured, rows: Sequence[Measured]) -> str:
+    """Return the loss of a run of several rates: the best one in bold, with a star at the grid's edge."""
+    return text if row is not best_of(rows) else f"**{text}{STAR if is_at_edge(row, rows) else ''}**"
+
+
+def measured_where(document: Document) -> str:
+    """Return the loss of a model that has learned nothing, for the text below a table of losses."""
+    unigram = document["results"]["unigram"]
+    return f"a model that knows only how often each character occurs has {unigram:.3f}"
 
 
 # -------------------------------------------------------------------------------------------------------------- verdicts

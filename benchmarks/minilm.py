@@ -7,25 +7,21 @@ from pydoc_data.topics import topics
 from typing import Any
 
 import torch
-from harness import Case
 from torch import Tensor, nn
 
+from addnorm.bench.case import Case
 from addnorm.stream.models.load import LoadedModel, load
 
 MODEL = "minilm"
 TEXT = "pydoc_data.topics"
 
 
-def passages(case: Case) -> list[str]:
-    """Return passages of Python's own documentation, each long enough to fill its tokens."""
+def load_model(case: Case, dtype: str | None = None) -> LoadedModel:
+    """Return the model in evaluation mode, with passages of Python's own documentation that fill the tokens of a case."""
     words = " ".join(topics.values()).split()
     length = 2 * case.tokens
-    return [" ".join(words[k * length : (k + 1) * length]) for k in range(case.batch)]
-
-
-def load_model(case: Case, dtype: str | None = None) -> LoadedModel:
-    """Return the model in evaluation mode, with a batch of text that fills the tokens of a case."""
-    loaded = load(MODEL, texts=passages(case), tokens=case.tokens, dtype=dtype)
+    passages = [" ".join(words[k * length : (k + 1) * length]) for k in range(case.batch)]
+    loaded = load(MODEL, texts=passages, tokens=case.tokens, dtype=dtype)
     shape = tuple(loaded.kwargs["input_ids"].shape)
     if shape != (case.batch, case.tokens):
         raise ValueError(f"the text gave {shape}, expected {(case.batch, case.tokens)}: use longer passages.")

@@ -1,8 +1,5 @@
 """Write the measured sections of add_norm.md from the results in benchmarks/results.
 
-python docs/_build/add_norm.py            replace the text between the add_norm comments of the page
-python docs/_build/add_norm.py --check    change nothing; exit with 1 if the page differs from the results
-
 Numbers come from claims.json, norms.json, stack.json and fuse.json. Verdicts come from the first two, where they are computed
 from a criterion. An advantage that the numbers refute stays in the table, with its numbers.
 """
@@ -11,17 +8,14 @@ from __future__ import annotations
 
 import math
 import re
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import page
 
 from addnorm import wirings
-from addnorm._util import jsonio
+from addnorm.bench.pages import headline
 
-PAGE = page.DOCS / "add_norm.md"
-RESULTS = page.RESULTS
 DEEPEST = "64"
 
 Measured = dict[str, Any]
@@ -36,15 +30,9 @@ class Row(NamedTuple):
     more: str = "claims.md#the-claims"
 
 
-def document(name: str) -> Measured:
-    """Return the results of a benchmark."""
-    results: Measured = jsonio.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-    return results
-
-
 def entry(claim: str) -> Measured:
     """Return the entry of a claim: its numbers and its verdict."""
-    entries: dict[str, Measured] = {one["claim"]: one for one in document("claims")["claims"]}
+    entries: dict[str, Measured] = {one["claim"]: one for one in page.document("claims")["claims"]}
     if claim not in entries:
         raise SystemExit(
             f"claims.json has no claim {claim!r}: docs/_build/add_norm.py must follow benchmarks/claims.py."
@@ -120,8 +108,10 @@ def distorted(m: Measured) -> str:
 
 def cost(m: Measured) -> str:
     """Return the share of a block and of a model, and the speed of a whole fused encoder."""
-    shares = [row["share"] for row in document("fuse")["rows"] if row["variant"] == "plain"]
-    mean = next(one for one in document("stack")["summary"] if one["name"] == "inference: mean, against plain PyTorch")
+    shares = [row["share"] for row in page.document("fuse")["rows"] if row["variant"] == "plain"]
+    mean = next(
+        one for one in page.document("stack")["summary"] if one["name"] == "inference: mean, against plain PyTorch"
+    )
     narrow, wide = m["d 256"], m["d 768"]
     parameters, eager, fused = (percent(narrow[key], wide[key]) for key in ("parameters", "eager", "addnorm"))
     return (
@@ -193,11 +183,6 @@ CONS = (
 # ------------------------------------------------------------------------------------------------------ the sections
 
 
-def verdict(claim: str) -> str:
-    """Return the verdict of claims.json in one or two words, without its parts."""
-    return verdict_words(entry(claim)["verdict"])
-
-
 def verdict_words(full: str) -> str:
     """Return a verdict without its parts."""
     return full if full in ("holds", "refuted") else "in part"
@@ -205,20 +190,21 @@ def verdict_words(full: str) -> str:
 
 def pros() -> str:
     """Return the table of advantages."""
-    rows = [[one.text, one.words(entry(one.claim)["measured"]), f"[{verdict(one.claim)}]({one.more})"] for one in PROS]
+    rows = [
+        [
+            one.text,
+            one.words(entry(one.claim)["measured"]),
+            f"[{verdict_words(entry(one.claim)['verdict'])}]({one.more})",
+        ]
+        for one in PROS
+    ]
     return page.table(["for it", "measured", "is it so?"], rows)
 
 
 def cons() -> str:
     """Return the table of disadvantages, and where all was measured."""
     rows = [[one.text, f"{one.words(entry(one.claim)['measured'])} ([more]({one.more}))"] for one in CONS]
-    return f"{page.table(['against it', 'measured'], rows)}\n\n{where()}"
-
-
-def where() -> str:
-    """Return the machine, the versions, the date and the commit."""
-    head = document("claims")
-    return f"{head['machine']['cpu']}, torch {head['versions']['torch']}, {head['date'][:10]}, commit {head['commit'][:10]}."
+    return f"{page.table(['against it', 'measured'], rows)}\n\n{headline(page.document('claims'))}."
 
 
 def stream() -> str:
@@ -256,7 +242,7 @@ def batch() -> str:
 
 def norms() -> str:
     """Return the table of the claims about training with and without norms."""
-    results = document("norms")
+    results = page.document("norms")
     depths = results["protocol"]["layers"]
     rows = [
         [f"{one['claim']} ({words})", *(
@@ -291,12 +277,3 @@ SECTIONS = {
     "add_norm:norms": norms, "add_norm:zeros": zeros, "add_norm:stream": stream, "add_norm:batch": batch,
     "add_norm:pros": pros, "add_norm:cons": cons,
 }  # fmt: skip
-
-
-def main(words: Sequence[str]) -> int:
-    """Run `page.main` for add_norm.md."""
-    return page.main(words, PAGE, SECTIONS, "the results say")
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

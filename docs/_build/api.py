@@ -1,8 +1,5 @@
 """Write the generated part of api.md: every public name, its signature and the first line of its docstring.
 
-python docs/_build/api.py            replace the text between the api comments of the page
-python docs/_build/api.py --check    change nothing; exit with 1 if the page differs from the package
-
 A public name is one of `addnorm.__all__`, or of the `__all__` of a module that MODULES says is imported by itself. It is in
 the section of the module that defines it. A new name needs no line here, a new module needs one line in MODULES.
 """
@@ -13,19 +10,15 @@ import functools
 import importlib
 import inspect
 import re
-import sys
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-import page
-
 import addnorm
 
-PAGE = page.DOCS / "api.md"
 SOURCE = Path(addnorm.__file__).parent.parent
 
 
@@ -223,12 +216,3 @@ def call_of(bound: Any, member: Any) -> str:
 
 
 SECTIONS = {"api:index": index, "api:names": each}
-
-
-def main(words: Sequence[str]) -> int:
-    """Run `page.main` for api.md."""
-    return page.main(words, PAGE, SECTIONS, "the package says")
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

@@ -12,17 +12,14 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from page import RESULTS
+from page import document
 from torch import Tensor
 
 import addnorm
-from addnorm._util import jsonio
 from addnorm.lab import Comparison, Protocol
 from addnorm.lab.toy_model import ToyModel
 from addnorm.trace import PRESETS, Trace, show
 
-COMPARED = RESULTS / "compare.json"
-NORMS = RESULTS / "norms.json"
 TRAINED = {"pre_ln": "pre-LN", "post_ln": "post-LN", "no_norm": "no norm", "rezero": "ReZero"}
 LAYERS, SEEDS = 16, range(4)
 STACKS = {
@@ -72,17 +69,17 @@ class Flow(NamedTuple):
 
 def comparison() -> Comparison:
     """Return the default comparison in benchmarks/results/compare.json."""
-    document = jsonio.loads(COMPARED.read_text(encoding="utf-8"))
-    results = document["comparison"]
+    compared = document("compare")
+    results = compared["comparison"]
     fields = results["protocol"].items()
     protocol: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in fields}
-    return Comparison(tuple(results["compared"]), Protocol(**protocol), document["rows"], [], results["text"])
+    return Comparison(tuple(results["compared"]), Protocol(**protocol), compared["rows"], [], results["text"])
 
 
 def training(num_layers: int) -> dict[str, Course]:
     """Return the best training of each wiring in benchmarks/results/norms.json, by wiring."""
-    document = jsonio.loads(NORMS.read_text(encoding="utf-8"))
-    results, courses = document["results"], {}
+    norms = document("norms")
+    results, courses = norms["results"], {}
     for wiring, name in TRAINED.items():
         rows = (row for row in results["rows"] if (row["wiring"], row["num_layers"]) == (wiring, num_layers))
         best = min(rows, key=lambda row: row["loss"])
@@ -92,14 +89,14 @@ def training(num_layers: int) -> dict[str, Course]:
             for sites in best["sizes"]
         ]
         shift = [max(sites) for sites in best["shifts"]]
-        steps = [k * document["protocol"]["every"] for k in range(len(best["losses"]))]
+        steps = [k * norms["protocol"]["every"] for k in range(len(best["losses"]))]
         courses[wiring] = Course(f"{name}, rate {best['lr']:g}", steps, best["losses"], size, shift)
     return courses
 
 
 def unigram() -> float:
     """Return the loss of a model that knows only how often each character occurs."""
-    return float(jsonio.loads(NORMS.read_text(encoding="utf-8"))["results"]["unigram"])
+    return float(document("norms")["results"]["unigram"])
 
 
 def by_depth() -> dict[str, Depth]:

@@ -1,4 +1,8 @@
-"""Pages with generated sections: the code that the scripts of this folder, and benchmarks/table.py, share.
+"""Write the generated sections of the pages: each module of this folder with SECTIONS has those of the page of its name.
+
+python docs/_build/page.py                       write all pages
+python docs/_build/page.py NAME ...              write these pages: `readme` is README.md, `wirings` is docs/wirings.md
+python docs/_build/page.py --check [NAME ...]    change nothing; exit with 1 if a page differs from the package or the results
 
     <!-- name -->                the section `name` is between its two comments; the rest of the page stays as it is
     <!-- /name -->
@@ -8,42 +12,56 @@ Every section is made before the file is replaced, atomically.
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from addnorm._util import files
+from addnorm._util import files, jsonio
 from addnorm._util.blocks import Table
 from addnorm._util.render import to_markdown
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 RESULTS = ROOT / "benchmarks" / "results"
+PAGES = (
+    "add_norm", "api", "comparing", "explorer", "readme", "routes", "several_streams", "streams", "targets", "wirings",
+)  # fmt: skip
 
 Sections = Mapping[str, Callable[[], str]]
 
 
-def main(words: Sequence[str], page: Path, sections: Sections, source: str, script: str = "") -> int:
-    """Replace the sections of a page, or with `--check` return whether they are up to date (0) or not (1).
+def main(words: Sequence[str], docs: Path = DOCS) -> int:
+    """Write pages, or with `--check` return whether they are up to date (0) or not (1)."""
+    check, names = "--check" in words, [word for word in words if word != "--check"]
+    if unknown := {*names} - {*PAGES}:
+        raise SystemExit(f"page.py was called with {' '.join(unknown)}, expected --check or pages: {', '.join(PAGES)}.")
+    sys.path.append(str(Path(__file__).parent))
+    stale = False
+    for name in names or PAGES:
+        path = ROOT / "README.md" if name == "readme" and docs == DOCS else docs / f"{name}.md"
+        script = f"docs/_build/page.py {name}"
+        stale |= update(path, importlib.import_module(name).SECTIONS, script, check=check)
+    return int(stale)
+
+
+def update(path: Path, sections: Sections, script: str, *, check: bool) -> bool:
+    """Replace the sections of a page, or with `check` only tell whether they are out of date.
 
     Args:
-        words: arguments of the command line: nothing, or `--check`.
-        page: the page.
+        path: the page.
         sections: functions that make the sections, by name.
-        source: subject and verb for the message: "the wirings say".
-        script: the script that writes the page; by default the one of the same name.
+        script: the command that writes the page.
+        check: change nothing.
     """
-    script = script or f"docs/_build/{page.stem}.py"
-    if [*words] not in ([], ["--check"]):
-        raise SystemExit(f"{script} was called with {' '.join(words)}, expected nothing or --check.")
-    text = page.read_text(encoding="utf-8")
-    wanted = replaced(page.name, text, {name: make() for name, make in sections.items()})
-    if text == wanted:
-        return 0
-    if words:
-        print(f"{page.name} is not what {source}: run {script}")
-        return 1
-    files.write_text(page, wanted)
-    return 0
+    text = path.read_text(encoding="utf-8")
+    wanted = replaced(path.name, text, {name: make() for name, make in sections.items()})
+    if text != wanted and check:
+        print(f"{path.name} is out of date: run {script}")
+    elif text != wanted:
+        files.write_text(path, wanted)
+    return text != wanted and check
 
 
 def replaced(name: str, text: str, sections: Mapping[str, str]) -> str:
@@ -60,3 +78,13 @@ def replaced(name: str, text: str, sections: Mapping[str, str]) -> str:
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table as Markdown, with left-aligned columns."""
     return to_markdown(Table(head, rows))
+
+
+def document(name: str, results: Path = RESULTS) -> Any:
+    """Return the results of a benchmark."""
+    return jsonio.loads((results / f"{name}.json").read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    sys.modules["page"] = sys.modules["__main__"]  # the module that the others import
+    raise SystemExit(main(sys.argv[1:]))

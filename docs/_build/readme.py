@@ -1,8 +1,5 @@
 """Write the measured sentences of README.md: the verdict of the comparison, and the limits.
 
-python docs/_build/readme.py            replace the text between the readme comments of README.md
-python docs/_build/readme.py --check    change nothing; exit with 1 if the page disagrees with the results
-
 Numbers come from compare.json, fuse.json, stack.json, compile.json and functional.json in benchmarks/results.
 """
 
@@ -13,24 +10,21 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import add_norm
 import comparing
 import page
 
-from addnorm.bench import harness
+from addnorm.bench.case import by_case
 
 sys.path.append(str(page.ROOT / "benchmarks"))
 import bench_compile  # from there
 
-PAGE = page.ROOT / "README.md"
-
 
 def limits() -> str:
     """Return the limits with their numbers."""
-    fused = add_norm.document("fuse")
+    fused = page.document("fuse")
     shares = [row["share"] for row in fused["rows"] if row["variant"] == "plain"]
     ratios, overlapping = _fusing_alone()
-    stacks = {one["name"]: one["value"] for one in add_norm.document("stack")["summary"]}
+    stacks = {one["name"]: one["value"] for one in page.document("stack")["summary"]}
     one_row, dropped = _speeds(1, "forward_backward"), _speeds(1, "dropout")
     plain = [stacks[f"{job}: mean, against plain PyTorch"] for job in ("inference", "forward + backward")]
     share = (
@@ -48,8 +42,8 @@ def limits() -> str:
 
 def _compiled() -> str:
     """Return how the default form and the operator compare with torch's own code inside `torch.compile`."""
-    table = harness.by_case(add_norm.document("compile")["rows"], bench_compile.FIELDS)
-    default, op = (bench_compile.versus(variant, "torch", table) for variant in ("default", "op"))
+    table = by_case(page.document("compile")["rows"], bench_compile.FIELDS)
+    default, op = (bench_compile.versus(variant, table) for variant in ("default", "op"))
     return (
         "- **Little to gain inside `torch.compile` on CPU:** a compiled call runs "
         f"{statistics.geometric_mean(default):.2f} times as fast as without this library in the mean, {min(default):.2f} at "
@@ -62,7 +56,7 @@ def _compiled() -> str:
 def _fusing_alone() -> tuple[list[float], int]:
     """Return the speed of MiniLM's fused graphs relative to the same graphs unfused, and in how many cases both overlap."""
     by_case: dict[tuple[Any, ...], dict[str, dict[str, float]]] = {}
-    for row in add_norm.document("fuse")["rows"]:
+    for row in page.document("fuse")["rows"]:
         case = tuple(row[key] for key in ("job", "batch", "tokens", "dtype"))
         by_case.setdefault(case, {})[row["variant"]] = row
     pairs = [(rows["frontend"], rows["fused"]) for rows in by_case.values() if {"frontend", "fused"} <= {*rows}]
@@ -76,7 +70,7 @@ def _range(values: Sequence[float]) -> str:
 
 def _speeds(rows: int, job: str) -> list[float]:
     """Return the speed relative to eager of LayerNorm in a job, for a number of rows, on all threads."""
-    results = add_norm.document("functional")
+    results = page.document("functional")
     kept: list[dict[str, Any]] = [
         row for row in results["rows"]
         if (row["rows"], row["norm"], row["variant"], row["job"]) == (rows, "layer", "addnorm", job)
@@ -86,12 +80,3 @@ def _speeds(rows: int, job: str) -> list[float]:
 
 
 SECTIONS = {"readme:compare": comparing.short, "readme:limits": limits}
-
-
-def main(words: Sequence[str]) -> int:
-    """Run `page.main` for README.md."""
-    return page.main(words, PAGE, SECTIONS, "the results say", "docs/_build/readme.py")
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,13 +1,8 @@
-"""The generated parts of several_streams.md: drawings and equations of wirings, and the lists of wirings.
-
-python docs/_build/several_streams.py            replaces the text between the comments of the page
-python docs/_build/several_streams.py --check    changes nothing; exit code 1 if the page is not up to date
-"""
+"""The generated parts of several_streams.md: drawings and equations of wirings, and the lists of wirings."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import page
@@ -15,7 +10,6 @@ import page
 from addnorm import wirings
 from wirings import linked, not_offered
 
-PAGE = page.DOCS / "several_streams.md"
 SHOWN = ("pre_ln", "siamese_norm", "hyper_connections", "mhc", "gated_residual", "attention_residuals", "x0_residual")
 
 
@@ -56,12 +50,3 @@ SECTIONS = {
     **{f"several_streams:{name}": figure(name) for name in SHOWN},
     "several_streams:table": table, "several_streams:starts": starts, "several_streams:not-offered": not_offered,
 }  # fmt: skip
-
-
-def main(words: Sequence[str]) -> int:
-    """Replace the generated text, or check it."""
-    return page.main(words, PAGE, SECTIONS, "the wirings say")
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

@@ -1,15 +1,7 @@
-"""Generator of the tables in streams.md: roles and statistics from schema.py, random models from benchmarks/results.
-
-python docs/_build/streams.py            replaces the text between the streams comments of the page
-python docs/_build/streams.py --check    changes nothing; exit code 1 if the page is out of date
-"""
+"""Generator of the tables in streams.md: roles and statistics from schema.py, random models from benchmarks/results."""
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import page
@@ -18,7 +10,6 @@ from addnorm._util.blocks import Column, Table
 from addnorm._util.render import to_markdown
 from addnorm.stream.record.schema import ROLES, STATISTICS, Statistic
 
-PAGE = Path(__file__).parent.parent / "streams.md"
 COUNTS = ("models", "right", "refused", "wrong")
 PARTS = {  # kinds of parts of chains, as their names begin in random_models.json
     "wiring": "rows", "norm": "norms", "sublayer": "sublayers", "add": "adds", "layout": "layouts of the stream",
@@ -44,7 +35,7 @@ def random_models() -> str:
 
     The parts of chains share a row by kind.
     """
-    document = json.loads((page.RESULTS / "random_models.json").read_text(encoding="utf-8"))
+    document = page.document("random_models")
     constructs: dict[str, dict[str, Any]] = document["constructs"]
     kinds: dict[str, dict[str, dict[str, Any]]] = {kind: {} for kind in PARTS}
     rows = [["**all**", *(f"**{document['total'][key]:,}**" for key in COUNTS), ""]]
@@ -67,12 +58,3 @@ def _format_part(item: tuple[str, dict[str, Any]]) -> str:
 
 
 SECTIONS = {"streams:statistics": statistics, "streams:random-models": random_models}
-
-
-def main(words: Sequence[str]) -> int:
-    """Update the page, or check it."""
-    return page.main(words, PAGE, SECTIONS, "the table says")
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

@@ -1,22 +1,15 @@
-"""Write docs/targets.md: each target of the benchmarks with its measured value, missed ones first, from benchmarks/results/.
-
-python docs/_build/targets.py            replace the text between the targets comments of the page
-python docs/_build/targets.py --check    change nothing; exit with 1 if the page differs from the results
-"""
+"""Write docs/targets.md: each target of the benchmarks with its measured value, missed ones first, from benchmarks/results/."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import add_norm
 import page
 
 from addnorm._util.numbers import format_number
-from addnorm.bench.tables import headline
+from addnorm.bench.pages import headline
 
-PAGE = page.DOCS / "targets.md"
 TITLES = {
     "functional": "The operation", "limit": "The forward beside its limit", "compile": "The operation under torch.compile",
     "streams": "The boundary of four streams", "stream_layers": "Decoder layers with several streams",
@@ -24,7 +17,6 @@ TITLES = {
     "stream": "Inspecting and recording", "lab": "The lab", "explorer": "The explorer", "gpu": "The operation on a GPU",
 }  # fmt: skip
 NORMS = {"layer": "LayerNorm", "rms": "RMSNorm"}
-ANSWERS = {"flip": "the norm moves: 95 of 100 answers, ms", "trace": "a digit of a token: 95 of 100 answers, ms"}
 
 
 class Row(NamedTuple):
@@ -51,8 +43,8 @@ def number(value: float) -> str:
 
 def documents() -> dict[str, dict[str, Any]]:
     """Return the results that have targets, by name, in the order of `TITLES`."""
-    names = [name for name in TITLES if (add_norm.RESULTS / f"{name}.json").exists()]
-    return {name: results for name in names if [*rows(results := add_norm.document(name))]}
+    names = [name for name in TITLES if (page.RESULTS / f"{name}.json").exists()]
+    return {name: results for name in names if [*rows(results := page.document(name))]}
 
 
 def rows(results: dict[str, Any]) -> Iterator[Row]:
@@ -62,11 +54,6 @@ def rows(results: dict[str, Any]) -> Iterator[Row]:
             versus = f" ({one['versus']})" if one.get("versus") else ""
             norm = f", {NORMS[one['norm']]}" if one.get("norm") else ""
             yield Row(f"{one['name']}{norm}{versus}", one["value"], one["compare"], one["target"], one["met"])
-    for kind, bound in results.get("targets", {}).items():  # the explorer's
-        for case, times in results[kind].items():
-            if case == "total" or case.startswith("d = "):
-                name = ANSWERS[kind] + (f", {case}" if case != "total" else "")
-                yield Row(name, times["p95"], "<", bound["target"], times["p95"] < bound["target"])
 
 
 def missed() -> str:
@@ -90,12 +77,3 @@ def tables() -> str:
 
 
 SECTIONS = {"targets:missed": missed, "targets:tables": tables}
-
-
-def main(words: Sequence[str]) -> int:
-    """Run `page.main` for targets.md."""
-    return page.main(words, PAGE, SECTIONS, "the results say")
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

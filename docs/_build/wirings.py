@@ -1,24 +1,15 @@
-"""The generated part of wirings.md: the table of wirings and a section for each.
-
-python docs/_build/wirings.py            replaces the text between the wirings comments of the page
-python docs/_build/wirings.py --check    changes nothing; exit code 1 if the page is not up to date
-"""
+"""The generated part of wirings.md: the table of wirings and a section for each."""
 
 from __future__ import annotations
 
 import inspect
 import re
-import sys
-from collections.abc import Sequence
-from pathlib import Path
 
 import page
 
 from addnorm import wirings
 from addnorm.nn import Wiring
 from addnorm.wirings.equation import equation_lines
-
-PAGE = Path(__file__).parent.parent / "wirings.md"
 
 
 def table() -> str:
@@ -72,12 +63,3 @@ def linked(source: str) -> str:
 
 
 SECTIONS = {"wirings:table": table, "wirings:each": each, "wirings:not-offered": not_offered}
-
-
-def main(words: Sequence[str]) -> int:
-    """Replace the generated text, or check it."""
-    return page.main(words, PAGE, SECTIONS, "the wirings say")
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

@@ -4,8 +4,8 @@ import gc
 
 import pytest
 
-from addnorm.bench import facts, timing
-from addnorm.bench.gpu import cases, device
+from addnorm.bench import facts, operation, timing
+from addnorm.bench.gpu import benchmark, clock
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -15,6 +15,8 @@ def short_timing():
         patch.setattr(timing, "SEGMENT_MS", 0.01)
         patch.setattr(gc, "collect", lambda *_: 0)
         patch.setattr(facts, "import_ms", lambda: 1.0)
-        patch.setitem(device.COPY_BYTES, "cpu", 4096)
-        patch.setattr(cases, "MOST_SETS", 3)
+        patch.setattr(facts, "SHAPE", (64, 32))
+        patch.setattr(operation, "PAUSE_SECONDS", 0.0)
+        patch.setitem(clock.COPY_BYTES, "cpu", 4096)
+        patch.setattr(benchmark, "MOST_SETS", 3)
         yield

@@ -1,13 +1,19 @@
-"""Tests of benchmarks/bench_claims.py and claims.py: verdicts follow from the numbers, and other numbers change them."""
+"""Tests of the benchmarks of claims, norms and the race: verdicts follow from the numbers, and other numbers change them."""
 
 import copy
-import itertools
+import dataclasses
 import json
+import math
 
 import pytest
+import torch
 
 import addnorm
-from addnorm.lab import Text, measure
+from addnorm._util import jsonio
+from addnorm.bench import harness
+from addnorm.bench.case import Case, grid
+from addnorm.explorer import race
+from addnorm.lab import Run, Text, measure
 from addnorm.lab.train import Training
 from support.loading import ROOT, load
 
@@ -162,35 +168,27 @@ def test_stored_verdicts_follow_from_the_stored_numbers():
     stored = json.loads((ROOT / "benchmarks/results/claims.json").read_text())
     assert stored["complete"]
     assert stored.keys() >= {"schema", "date", "machine", "commit", "versions", "protocol"}
-    assert json.loads(json.dumps(claims.judge_all(stored["results"]))) == stored["claims"]
+    assert json.loads(json.dumps(claims.judge_all(stored)))["claims"] == stored["claims"]
     assert "not measured" not in {entry["verdict"] for entry in stored["claims"]}
 
 
-def test_script_measures_judges_and_writes(bench_claims, tmp_path, monkeypatch, threads, capsys):
-    """Run the whole script in small: one training step, one seed, a short text."""
+def test_every_part_is_measured_and_judged(bench_claims, monkeypatch, threads):
+    """Run the whole benchmark in small: one training step, one seed, a short text."""
     threads(1)
-    path, cost = tmp_path / "claims.json", bench_claims.cost
     for name, value in {
-        "RESULTS": tmp_path, "SEEDS": (0,), "TRAINED_SEEDS": (0,), "STEPS": 1, "WARM_UP": 1, "DEPTHS": (2, 32, 64), "PROBED": 2,
-        "RATES": {6: (1e-3,), 12: (1e-3,)}, "python_docs": lambda: TEXT, "cost": lambda: itertools.islice(cost(1, 8), 1),
+        "SEEDS": (0,), "TRAINED_SEEDS": (0,), "STEPS": 1, "WARM_UP": 1, "DEPTHS": (2, 32, 64), "PROBED": 2,
+        "RATES": {6: (1e-3,), 12: (1e-3,)}, "python_docs": lambda: TEXT, "COST_D": (256,), "COST_TOKENS": 8,
     }.items():  # fmt: skip
         monkeypatch.setattr(bench_claims, name, value)
     monkeypatch.setattr(measure, "EVALUATED", 8)
-    monkeypatch.setattr("sys.argv", ["bench_claims.py"])
-    assert bench_claims.main() == 0
-    document = json.loads(path.read_text())
+    document = harness.run(bench_claims.BENCHMARK, rounds=1)
     assert [entry["claim"] for entry in document["claims"]] == [claim.claim for claim in claims.CLAIMS]
-    assert document["claims"][0]["verdict"] in capsys.readouterr().out
-    for section in (bench_claims.claims_section, bench_claims.depth_section, bench_claims.training_section):
+    for section in bench_claims.BENCHMARK.sections.values():
         assert section(document).startswith("| ")
     (share,) = document["results"]["cost"]
     assert share["parameters"] == pytest.approx(4 * 256 / (4 * 256 + 12 * 256**2 + 9 * 256))
     assert 0 < share["eager"] < 1
     assert 0 < share["addnorm"] < 1
-    bench_claims.write({**document, "claims": []}, path)
-    monkeypatch.setattr("sys.argv", ["bench_claims.py", "--judge"])
-    assert bench_claims.main() == 0
-    assert json.loads(path.read_text())["claims"] == document["claims"]
 
 
 @pytest.mark.slow
@@ -225,19 +223,197 @@ def test_losses_removals_and_gradients_are_those_of_the_lab(bench_claims, monkey
 def test_sections_have_claims_depths_and_trainings(bench_claims):
     document = {
         "machine": {"cpu": "A CPU"}, "versions": {"torch": "2", "python": "3"}, "commit": "0" * 40, "dirty": False, "load": 0.25,
-        "date": "2026-01-01T00", "claims": claims.judge_all(GOOD), "results": GOOD, "protocol": {"steps": 300, "trained_seeds": [0]},
+        "date": "2026-01-01T00", **claims.judge_all({"results": GOOD}), "results": GOOD,
+        "protocol": {"steps": 300, "trained_seeds": [0]},
     }  # fmt: skip
     text = bench_claims.claims_section(document)
     claim = "Pre-LN unrolls: x_L = x_0 + the sum of the sublayers' outputs. (Placements and the residual stream)"
     assert f"| {claim} |" in text
     assert "| closure of pre-LN: 1e-7 | **holds** |" in text
     assert "post_ln: 1 at L = 2, 1 at L = 64" in text
-    assert text.endswith(
-        "A CPU, one thread, torch 2, Python 3, commit 0000000000, 2026-01-01, load 0.2 before it began."
-    )
     assert "| size of x_L (root mean square) | `pre_ln` | 1.41 | 5.66 | 8 |" in bench_claims.depth_section(document)
     text = bench_claims.training_section(document)
     assert "| `no_norm` | 12 | 0.001 | 0 | **99.000** | 1 | 1 |" in text
     assert r"| `pre_ln` | 12 | 0.001 | 0 | **2.500\*** | 1 | 1 |" in text
     assert "| `pre_ln` | 12 | 1 | 0 | 9.900 | 1 | 1 |" in text
-    assert text.endswith("the best rate is at the edge of the grid; a better one may lie outside.")
+
+
+# With and without norms.
+
+
+@pytest.fixture(scope="module")
+def norms():
+    return load("benchmarks/bench_norms.py")
+
+
+def row(wiring, num_layers, lr, loss, losses, sizes=((1.0, 2.0), (1.5, 2.0)), shifts=((0.0, 0.0), (0.2, 0.4))):
+    return {
+        "wiring": wiring, "num_layers": num_layers, "lr": lr, "loss": loss, "losses": losses,
+        "sizes": [list(one) for one in sizes], "shifts": [list(one) for one in shifts],
+    }  # fmt: skip
+
+
+def norm_results(norms):
+    """Return numbers with which every part of every claim but the first holds."""
+    rows = []
+    for n in norms.LAYERS:
+        for wiring in norms.NORMED:
+            rows += [row(wiring, n, 1e-3, 2.5, [4.0, 2.6]), row(wiring, n, 1e-2, 2.8, [4.0, 2.8])]
+        for wiring in norms.BARE:
+            rows += [
+                row(wiring, n, 1e-3, 2.6, [4.0, 3.1, 2.7], sizes=((1.0, 2.0), (1.5, 6.0))),
+                row(wiring, n, 1e-2, 3.2, [4.0, 3.2]),
+            ]
+    return {"unigram": 3.2, "rows": rows}
+
+
+def change_norms(numbers, wiring, lr, **values):
+    for one in numbers["rows"]:
+        if (one["wiring"], one["lr"]) == (wiring, lr):
+            one.update(values)
+
+
+# The beginning of a claim, its verdict, a change of the numbers, and a part of the verdict after the change.
+NORM_CASES = {
+    "The distribution": ("refuted", ("no_norm", 1e-3, {"shifts": [[0.0, 0.0], [0.3, 1.5]]}), "holds: no_norm, 6 / no_norm, 12;"),
+    "With the norm": ("holds", ("pre_ln", 1e-3, {"sizes": [[1.0, 2.0], [0.4, 2.0]]}), "refuted: pre_ln, 6 / pre_ln, 12"),
+    "Normalization speeds": ("holds", ("post_ln", 1e-3, {"losses": [4.0, 3.0, 3.0, 2.5]}),
+                             "refuted: post_ln against no_norm, 6 layers / post_ln against rezero, 6 layers /"),
+    "Normalization stabilizes": ("holds", ("rezero", 1e-2, {"loss": 2.7}), "refuted: pre_ln against rezero, 6 layers /"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("start", NORM_CASES)
+def test_norm_verdict_follows_from_the_numbers(norms, start):
+    verdict, (wiring, lr, values), part = NORM_CASES[start]
+    (claim,) = (one for one in norms.CLAIMS if one.claim.startswith(start))
+    numbers = norm_results(norms)
+    assert claim.judge(numbers)["verdict"] == verdict
+    change_norms(numbers, wiring, lr, **values)
+    assert part in claim.judge(numbers)["verdict"]
+
+
+def test_reads_are_the_inputs_of_the_sublayers(norms, threads):
+    threads(1)
+    model = Training(Run("no_norm", 2, 16, 2, 8, 4, 3, every=0), TEXT).model
+    probe = TEXT.held_out("test", 4, 8)[0]
+    reads = norms.measure_reads(model, probe)
+    with torch.no_grad():
+        states = [model.embed(probe)]
+        for connection in model.decoder.stack.connections:
+            states.append(states[-1] + connection.sublayer(states[-1]))
+    for k, x in enumerate(states[:-1]):
+        tokens = x.double().flatten(0, 1)
+        torch.testing.assert_close(reads.mean[k], tokens.mean(0), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(reads.std[k], tokens.std(0), rtol=1e-5, atol=1e-6)
+        assert float(reads.size[k]) == pytest.approx(float(tokens.square().mean().sqrt()), rel=1e-5)
+
+
+def test_shift_counts_the_first_standard_deviations(norms):
+    first = norms.Reads(torch.tensor([[1.0, -2.0]]), torch.tensor([[0.5, 4.0]]), torch.tensor([1.0]))
+    now = norms.Reads(torch.tensor([[2.0, 2.0]]), torch.tensor([[9.0, 9.0]]), torch.tensor([1.0]))
+    assert norms.shift(first, now).tolist() == pytest.approx([math.sqrt((2.0**2 + 1.0**2) / 2)])
+
+
+def test_training_measures_at_every_step_of_the_protocol(norms, threads, monkeypatch):
+    threads(1)
+    monkeypatch.setattr(norms, "EVERY", 2)
+    measured = norms.train(Run("pre_ln", 1, 16, 2, 8, 4, 5, 1e-2, 0, 0, every=0), TEXT)
+    assert [len(measured[name]) for name in ("losses", "sizes", "shifts")] == [3, 3, 3]
+    assert measured["shifts"][0] == [0.0, 0.0]
+    assert min(measured["shifts"][1]) > 0
+    assert measured["sizes"][0] == pytest.approx([1, 1], abs=1e-3)
+    training = Training(Run("pre_ln", 1, 16, 2, 8, 4, 5, 1e-2, 0, 0, every=0), TEXT)
+    training.finish()
+    assert measured["loss"] == training.evaluate()["test"]
+
+
+def test_rates_table_marks_the_best_rate_and_the_edge(norms):
+    document = {
+        "results": norm_results(norms), "protocol": {"steps": 300, "seeds": [0]}, "commit": "0" * 40,
+        "dirty": False, "date": "2026-01-01T00", "versions": {"torch": "2"},
+    }  # fmt: skip
+    table = norms.rates_section(document)
+    assert r"| `pre_ln` | 6 | **2.5\*** | 2.8 |" in table
+    document["results"]["rows"] += [row("pre_ln", 6, 1e-4, 2.9, [4.0])]
+    assert "| `pre_ln` | 6 | **2.5** | 2.8 | 2.9 |" in norms.rates_section(document)
+
+
+def test_norms_run_keeps_the_reads_of_the_best_rates(norms, monkeypatch, threads):
+    threads(1)
+    for name, value in {
+        "LAYERS": (1,),
+        "SEEDS": (0,),
+        "STEPS": 2,
+        "EVERY": 1,
+        "D": 16,
+        "text_of_the_lab": lambda: TEXT,
+    }.items():
+        monkeypatch.setattr(norms, name, value)
+    monkeypatch.setattr(norms, "judge", lambda document: {})
+    cases = grid(num_layers=(1,), wiring=norms.WIRINGS, lr=(1e-3, 1e-2))
+    document = harness.run(dataclasses.replace(norms.BENCHMARK, cases=cases, verdicts=lambda document: {}))
+    assert sum("sizes" in one for one in document["results"]["rows"]) == len(norms.WIRINGS)
+    assert len(document["results"]["rows"]) == 2 * len(norms.WIRINGS)
+
+
+def stored(name):
+    return jsonio.loads((ROOT / f"benchmarks/results/{name}.json").read_text())
+
+
+def test_stored_norm_verdicts_follow_from_the_stored_numbers(norms):
+    document = stored("norms")
+    assert (document["complete"], document["dirty"]) == (True, False)
+    assert norms.judge(document)["claims"] == document["claims"]
+    assert [*document["protocol"]["rates"]] == [*norms.RATES]
+
+
+# The race.
+
+
+@pytest.fixture(scope="module")
+def bench_race():
+    return load("benchmarks/bench_race.py")
+
+
+def test_race_opens_where_both_learn_and_teaches_where_post_ln_fails(bench_race):
+    document = stored("race")
+    assert document["dirty"] is False
+    settings = race.parse({})[0].settings()
+    assert {
+        name: settings[name] for name in ("num_layers", "d_model", "nhead", "tokens", "batch", "steps")
+    }.items() <= document["protocol"].items()
+    assert bench_race.opening_rate(document) == race.OPENING_RATE == settings["lr"]
+    assert bench_race.failing_rate(document) == race.FAILING_RATE
+    with_warm_up = bench_race.losses(document, race.LESSON_WARM_UP)[race.FAILING_RATE]
+    assert max(with_warm_up.values()) < document["entropy"] - 0.3, "with warm-up both learn"
+
+
+def race_row(wiring, lr, loss, warm_up=0):
+    return {"wiring": wiring, "lr": lr, "warm_up": warm_up, "loss": loss}
+
+
+def test_opening_and_failing_rate_follow_from_the_losses(bench_race):
+    rows = [
+        race_row("post_ln", 1e-3, 2.7), race_row("pre_ln", 1e-3, 2.8), race_row("post_ln", 2e-3, 2.9), race_row("pre_ln", 2e-3, 2.6),
+        race_row("post_ln", 3e-3, 3.2), race_row("pre_ln", 3e-3, 2.6), race_row("post_ln", 9e-3, 3.2), race_row("pre_ln", 9e-3, 3.2),
+        race_row("post_ln", 3e-3, 2.5, 60), race_row("pre_ln", 3e-3, 2.5, 60),
+    ]  # fmt: skip
+    document = {"entropy": 3.25, "rows": rows}
+    assert (bench_race.opening_rate(document), bench_race.failing_rate(document)) == (1e-3, 3e-3)
+    rows[1]["loss"] = 3.0
+    assert bench_race.opening_rate(document) == 2e-3
+
+
+def test_race_losses_are_those_of_the_view(bench_race, monkeypatch, threads):
+    threads(1)
+    monkeypatch.setattr(bench_race, "default_text", lambda: TEXT)
+    run = race.parse({"layers": 1, "steps": 3, "d_model": 16, "tokens": 8, "batch": 2, "seed": 5})[0]
+    *_, end = race.run_race([run, run], TEXT)
+    assert bench_race.train(run, 5) == end["racers"][0]["validation"]
+    monkeypatch.setattr(bench_race.race, "parse", lambda values: [run, run])
+    document = harness.run(bench_race.BENCHMARK, [Case(lr=1e-3, warm_up=0)])
+    assert [one["losses"] for one in document["rows"]] == [
+        [bench_race.train(run, seed) for seed in bench_race.SEEDS]
+    ] * 2
+    assert document["protocol"]["steps"] == 3

@@ -1,4 +1,4 @@
-"""Tests of the benchmark harness: cases, runs, documents, targets, the stopwatch, and the command line of benchmarks/."""
+"""Tests of the harness: cases, runs, documents, targets, the stopwatch, tables, and the command line of a benchmark."""
 
 import dataclasses
 import json
@@ -6,63 +6,112 @@ import math
 import subprocess
 import sys
 import time
+from statistics import geometric_mean
 
 import pytest
 import torch
 
-from addnorm._util.timing import interleave
-from addnorm.bench import environment, harness, timing
-from addnorm.bench.harness import Case, Run, Stop, by_case, new_results, partial_path, run_cases
-from addnorm.bench.targets import Target, ratio
-from support.loading import load
+from addnorm.bench import environment, harness, pages, script, timing
+from addnorm.bench.case import Case, Stop, grid
+from addnorm.bench.harness import Benchmark
+from addnorm.bench.targets import Target, has, ratio, value
 
-FIELDS = ("rows", "threads")
-CASES = [Case(rows=rows, threads=1) for rows in (1, 2, 3)]
+CASES = grid(rows=(1, 2, 3), job=("forward",))
+COMMIT = {"commit": "a" * 40, "dirty": False}
 
 
-def measure(case, deadline=None):
+def measure(case, *, rounds, fast=True):
     times = {"addnorm": 10.0, "eager": 10.0 * case.rows}
     return {"rows": [case.row(variant=name, median_us=time) for name, time in times.items()]}
 
 
 def stop_at(index, error):
-    def stopped(case, deadline):
-        if case == CASES[index]:
+    def stopped(case, *, rounds, fast=True, **_):
+        if case.rows == CASES[index].rows:
             raise error
-        return measure(case)
+        return measure(case, rounds=rounds)
 
     return stopped
 
 
-# Cases and runs.
+BENCHMARK = Benchmark(
+    "small", ("rows", "job", "threads"), CASES, measure, lambda case: f"{case.rows} rows",
+    [Target("lowest", ">=", 1.5, ratio("addnorm", "eager"))], options={"fast": True}, sections={"a.md#b": lambda document: "c"},
+)  # fmt: skip
 
 
-def test_run_measures_saves_and_reports_every_case():
-    lines, saved = [], []
-    run = run_cases(
-        CASES, measure, Run(new_results("rows")), progress=lines.append, save=lambda run: saved.append(len(run.done))
+@pytest.fixture(autouse=True)
+def clean(monkeypatch, threads):
+    """Run in a clean checkout on an idle machine, on two threads."""
+    threads(2)
+    monkeypatch.setattr(environment, "commit", lambda: dict(COMMIT))
+    columns = {"load": 0.0, "load_after": 2.0, "load_of_others": None}
+    monkeypatch.setattr(environment.LoadMeter, "columns", lambda meter: dict(columns))
+    return columns
+
+
+# Runs.
+
+
+def test_run_measures_saves_and_reports_every_case(tmp_path):
+    lines, path, seen = [], tmp_path / "small.json", []
+
+    def counted(case, **options):
+        seen.append((torch.get_num_threads(), harness.partial_path(path).exists()))
+        return measure(case, **options)
+
+    benchmark = dataclasses.replace(BENCHMARK, measure=counted, threads=1)
+    document = harness.run(benchmark, progress=lines.append, path=path)
+    assert (document["complete"], document["ended"], "left" in document, document["threads"]) == (
+        True,
+        "done",
+        False,
+        1,
     )
-    assert (run.ended, run.complete, run.done, run.left) == ("done", True, CASES, [])
-    assert [*by_case(run.results["rows"], FIELDS)] == CASES
-    assert saved == [1, 2, 3]
+    assert [*benchmark.by_case(document)] == [case.but(threads=1) for case in CASES]
+    assert seen == [(1, False), (1, True), (1, True)]  # saved after each case
     assert [line.split()[0] for line in lines] == ["1/3", "2/3", "3/3"]
-    run = run_cases(CASES, measure, Run(new_results("rows")), budget=1e-9)
-    assert (run.ended, run.complete, run.done, run.left) == ("budget", True, CASES[:1], CASES[1:])
+    assert torch.get_num_threads() == 2
+    document = harness.run(BENCHMARK, budget=1e-9)
+    assert (document["complete"], document["ended"], len(document["cells"]), len(document["left"])) == (
+        True,
+        "budget",
+        1,
+        2,
+    )
     with pytest.raises(ZeroDivisionError):
-        run_cases(CASES, stop_at(0, ZeroDivisionError()), Run(new_results("rows")))
+        harness.run(dataclasses.replace(BENCHMARK, measure=stop_at(0, ZeroDivisionError())))
 
 
 @pytest.mark.parametrize(
     ("error", "ended", "rows"),
-    [(KeyboardInterrupt(), "interrupt", 4), (Stop("lost", {"rows": [{"variant": "a"}]}), "lost", 5)],
+    [
+        (KeyboardInterrupt(), "interrupt", 4),
+        (Stop("lost", {"rows": [CASES[2].row(variant="a", threads=2)]}), "lost", 5),
+    ],
 )
 def test_stopped_run_keeps_its_cases_and_continues(error, ended, rows):
-    run = run_cases(CASES, stop_at(2, error), Run(new_results("rows")))
-    assert (run.ended, run.complete, run.done, run.left) == (ended, False, CASES[:2], CASES[2:])
-    assert len(run.results["rows"]) == rows
-    again = run_cases(CASES, measure, Run({"rows": run.results["rows"][:4]}, run.done))
-    assert (again.complete, again.done) == (True, CASES)
-    assert again.results["rows"][:4] == run.results["rows"][:4]
+    document = harness.run(dataclasses.replace(BENCHMARK, measure=stop_at(2, error)))
+    assert (document["complete"], document["ended"], len(document["rows"])) == (False, ended, rows)
+    assert (len(document["cells"]), document["left"]) == (2, [vars(CASES[2].but(threads=2))])
+    again = harness.run(
+        BENCHMARK, earlier=json.loads(json.dumps({**document, "rows": document["rows"][:4], "load": 2.5}))
+    )
+    assert again["complete"]
+    assert again["rows"][:4] == document["rows"][:4]
+    assert len(again["rows"]) == 6
+    assert (again["load"], again["seconds"] > document["seconds"]) == (2.5, True)  # the larger load
+
+
+def test_finished_parts_and_verdicts_are_in_the_document():
+    benchmark = dataclasses.replace(
+        BENCHMARK, finish=lambda results, head: {"count": len(results["rows"]), **results},
+        verdicts=lambda document: {"even": document["count"] % 2 == 0},
+    )  # fmt: skip
+    document = harness.run(benchmark)
+    assert (document["count"], document["even"]) == (6, True)
+    assert [*document][-1] == "rows"
+    assert benchmark.judge({**document, "count": 3})["even"] is False
 
 
 # Documents.
@@ -75,47 +124,69 @@ def test_document_is_written_whole_or_as_partial(tmp_path):
     text = '{\n"complete": true,\n"protocol": {"a": 1},\n"rows": [\n{"x": 1.5},\n{"x": "Infinity"}\n]\n}\n'
     assert path.read_text() == text
     assert harness.read(path) == document
-    assert harness.write({**document, "complete": False}, path) == partial_path(path) == tmp_path / "new/a.partial.json"
+    partial = tmp_path / "new/a.partial.json"
+    assert harness.write({**document, "complete": False}, path) == harness.partial_path(path) == partial
     assert path.read_text() == text
     harness.write(document, path)
     assert [*path.parent.iterdir()] == [path]
+
+
+@pytest.mark.parametrize(
+    ("change", "continues", "error"),
+    [({}, True, None), ({"commit": "other"}, False, "small.partial.json has commit other, this run has"),
+     ({"device": {"name": "Some GPU"}}, False, "has device Some GPU, this run has None"), ({"versions": {}}, False, "has versions {}"),
+     ({"protocol": {"rounds": 4}}, False, None), ({"dirty": True}, False, None)],
+)  # fmt: skip
+def test_run_of_another_environment_is_not_continued(tmp_path, change, continues, error):
+    here = {**environment.describe(), "protocol": {"rounds": 3}}
+    path = tmp_path / "small.json"
+    assert harness.find_earlier(path, here) is harness.find_earlier(path, here, asked=True) is None
+    harness.write({**here, "complete": False, **change}, path)
+    assert (harness.find_earlier(path, here) is not None) == continues
+    if error is None:
+        assert harness.find_earlier(path, here, asked=True) is not None
+    else:
+        with pytest.raises(ValueError, match=error):
+            harness.find_earlier(path, here, asked=True)
 
 
 # Targets.
 
 
 @pytest.mark.parametrize(
-    ("compare", "bound", "value", "met"),
+    ("compare", "bound", "number", "met"),
     [(">=", 0.95, 0.95, True), (">=", 0.95, 0.94, False), ("<", 1.0, 1.0, False), ("<=", 1.0, 1.0, True), ("==", 2, 2, True),
      ("<", 1.0, math.nan, False), (">=", None, 1.0, None), (">=", 1.0, None, None)],
 )  # fmt: skip
-def test_target_is_met(compare, bound, value, met):
-    row = Target("x", compare, bound).row(value, "rms", cells=1)
-    assert [*row.values()] == ["x", "rms", 1, value, compare, bound, met] or math.isnan(value)
+def test_target_is_met(compare, bound, number, met):
+    row = Target("x", compare, bound, labels={"norm": "rms"}).row(number, cells=1)
+    assert [*row.values()] == ["x", "rms", 1, number, compare, bound, met] or math.isnan(number)
     assert row["met"] is met
 
 
+def test_target_has_a_row_for_all_cases_each_group_or_each_case():
+    cases = {
+        Case(d=d, norm=norm): {"a": {"us": us}} for d, norm, us in ((1, "layer", 4.0), (2, "layer", 9.0), (1, "rms", 5.0))
+    } | {Case(d=3, norm="rms"): {}}  # fmt: skip
+
+    def rows(**options):
+        target = Target("{} us", "<=", 8.0, value("a", "us"), **{"statistic": max} | options)
+        return [
+            (row["name"], row["value"], row["met"], row["cells"])
+            for row in target.rows(cases, lambda case: f"d {case.d}")
+        ]
+
+    assert rows() == [("{} us", 9.0, False, 3)]
+    assert rows(by=("norm",)) == [("{} us", 9.0, False, 2), ("{} us", 5.0, True, 1)]
+    assert rows(where=has(d=1), statistic=geometric_mean) == [("{} us", pytest.approx(20**0.5), True, 2)]
+    assert rows(statistic=None, where=has(norm="layer")) == [("d 1 us", 4.0, True, 1), ("d 2 us", 9.0, False, 1)]
+    assert rows(where=has(d=7)) == [("{} us", None, None, 0)]  # listed as not measured
+    (row,) = Target("x", "<=", 8.0, value("a", "us"), max).rows(cases, lambda case: f"d {case.d}")
+    assert (row["cells_met"], row["worst"]) == (2, "d 2")
+    assert [*Target("x", number=value("b", "us")).rows(cases, str)] == []
+
+
 # The stopwatch.
-
-
-def test_interleave_rotates_and_leaves_out_failures():
-    order, failed = [], []
-
-    def sampler(name):
-        def sample():
-            if name == "b" and "b" in order:
-                raise RuntimeError("no memory")
-            order.append(name)
-            return len(order)
-
-        return sample
-
-    samples = interleave({name: sampler(name) for name in "abc"}, 3, failed=lambda *failure: failed.append(failure))
-    assert "".join(order) == "abc" + "ca" + "ac"
-    assert [(name, str(error)) for name, error in failed] == [("b", "no memory")]
-    assert {name: len(each) for name, each in samples.items()} == {"a": 3, "c": 3}
-    with pytest.raises(ZeroDivisionError):
-        interleave({"a": lambda: 1 / 0}, 1)
 
 
 @pytest.mark.parametrize(
@@ -123,110 +194,54 @@ def test_interleave_rotates_and_leaves_out_failures():
 )
 def test_rounds_fit_into_the_time_of_a_case(monkeypatch, seconds, rounds, measured):
     order = []
-    monkeypatch.setattr(timing, "_calibrate", lambda call, args: (2, seconds))
-    rows = timing.interleaved({name: lambda name=name: order.append(name) for name in "abc"}, (), rounds)
+    monkeypatch.setattr(timing, "_calibrate", lambda call: (2, seconds))
+    rows = timing.interleaved({name: lambda name=name: order.append(name) for name in "abc"}, rounds, peer="a")
     assert [row["rounds"] for row in rows.values()] == [measured] * 3
     assert "".join(order[:18]) == "aaabbbccc" + "bbbcccaaa"  # each loop begins with an untimed call
+    assert (rows["a"]["paired_low"], rows["a"]["paired_high"]) == (1.0, 1.0)
+    assert rows["b"]["paired_low"] <= rows["b"]["paired_ratio"] <= rows["b"]["paired_high"]
 
 
-# The command line of benchmarks/.
+def test_variants_that_may_fail_are_reported():
+    def fail():
+        raise RuntimeError("no memory")
+
+    results = timing.measure(CASES[0], {"a": int, "b": fail}, 1, may_fail=("b",))
+    assert [row["variant"] for row in results["rows"]] == ["a"]
+    assert results["failures"] == [CASES[0].row(variant="b", error="RuntimeError: no memory")]
+    with pytest.raises(RuntimeError, match="no memory"):
+        timing.measure(CASES[0], {"a": int, "b": fail}, 1)
 
 
-@pytest.fixture
-def scripts(monkeypatch, tmp_path):
-    module = load("benchmarks/harness.py")
-    monkeypatch.setattr(module, "RESULTS", tmp_path)
-    monkeypatch.setattr(module.environment, "commit", lambda: {"commit": "a" * 40, "dirty": False})
-    return module
+FAULTS = """
+import json, os, torch
+from addnorm.bench import timing
+torch.set_num_threads(1)
+x = torch.randn(4 * 2**20)
+calls = {"add": lambda: x + 1.0, "in place": lambda: x.add_(1.0)}
+faults = {}
+for state in ("fresh", "kept"):
+    assert timing.settle_allocator(state)
+    rows = timing.interleaved(calls, 5)
+    faults[state] = {name: row["faults"] / (x.nbytes / os.sysconf("SC_PAGE_SIZE")) for name, row in rows.items()}
+print(json.dumps(faults))
+"""
 
 
-@pytest.fixture
-def benchmark(scripts):
-    def summarize(parts):
-        values = [ratio("addnorm", "eager")(rows) for rows in by_case(parts["rows"], FIELDS).values()]
-        return [Target("lowest", ">=", 1.5).row(min(values, default=None))]
-
-    return scripts.Benchmark(
-        "small", "A small one", FIELDS, lambda threads: [case.but(threads=threads) for case in CASES],
-        lambda case, rounds, fast=False: measure(case), summarize, lambda case: f"{case.rows} rows", protocol={"fast": None},
-    )  # fmt: skip
+@pytest.mark.skipif(not timing.settle_allocator("default"), reason="the allocator is not glibc's")
+def test_allocator_states_differ_in_page_faults():
+    process = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True)
+    faults = json.loads(process.stdout)  # as a share of the tensor's pages
+    assert faults["fresh"]["add"] > 0.9
+    assert faults["kept"]["add"] < 0.1
+    assert max(faults[state]["in place"] for state in faults) < 0.1
 
 
-@pytest.fixture
-def machine(monkeypatch):
-    """Return a function that sets the load before a run, the cores that others use meanwhile, and whether the checkout has changes.
-
-    At first the machine is idle and the checkout clean.
-    """
-
-    def use(load=0.0, others=None, dirty=False):
-        columns = {"load": load, "load_after": 2.0, "load_of_others": others}
-        monkeypatch.setattr(environment.LoadMeter, "columns", lambda meter: columns)
-        monkeypatch.setattr(environment, "commit", lambda: {"commit": "0" * 40, "dirty": dirty})
-
-    use()
-    return use
-
-
-def test_script_is_interrupted_continues_and_prints(
-    machine, scripts, benchmark, monkeypatch, tmp_path, capsys, threads
-):
-    threads(2)
-    monkeypatch.setattr(sys, "argv", ["bench_small.py", "--rounds", "2", "--threads", "1"])
-    interrupted = dataclasses.replace(
-        benchmark, measure=lambda case, rounds: stop_at(1, KeyboardInterrupt())(case, None)
-    )
-    assert scripts.main(interrupted) == 130
-    partial = json.loads((tmp_path / "small.partial.json").read_text())
-    assert (partial["complete"], len(partial["rows"])) == (False, 2)
-    measured = []
-    continued = dataclasses.replace(benchmark, measure=lambda case, rounds: measured.append(case) or measure(case))
-    assert scripts.main(continued) == 0
-    assert measured == CASES[1:]
-    assert [path.name for path in tmp_path.iterdir()] == ["small.json"]
-    document = json.loads((tmp_path / "small.json").read_text())
-    assert document["rows"][:2] == partial["rows"]
-    assert document["protocol"] == {**timing.protocol(2), "fast": None}
-    assert [*document][-2:] == ["summary", "rows"]
-    out = capsys.readouterr().out
-    assert "2 rows:   addnorm 10.0 µs   eager 20.0 µs" in out
-    assert "1.00  lowest  MISSED" in out
-    assert torch.get_num_threads() == 2
-
-
-@pytest.mark.parametrize(
-    ("load", "others", "reason"),
-    [(1.4, 0.0, "the load was 1.4 before the run, expected at most 1"),
-     (0.2, 0.7, "other processes used 0.7 cores during the run, expected at most 0.5"), (1.0, 0.5, None), (0.9, None, None)],
-)  # fmt: skip
-def test_busy_machine_is_not_published(
-    load, others, reason, machine, scripts, benchmark, monkeypatch, tmp_path, capsys
-):
-    machine(load, others)
-    monkeypatch.setattr(sys, "argv", ["bench_small.py", "--rounds", "2", "--threads", "1"])
-    assert scripts.main(benchmark) == (0 if reason is None else 1)
-    assert [path.name for path in tmp_path.iterdir()] == ["small.json" if reason is None else "small.busy.json"]
-    busy = f"Not published, {reason}: written to {tmp_path / 'small.busy.json'}; measure again, or pass --force."
-    assert (busy in capsys.readouterr().out) == (reason is not None)
-
-
-def test_changed_checkout_is_not_published(machine, scripts, benchmark, monkeypatch, tmp_path, capsys):
-    machine(dirty=True)
-    monkeypatch.setattr(sys, "argv", ["bench_small.py", "--rounds", "2", "--threads", "1"])
-    assert scripts.main(benchmark) == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["small.busy.json"]
-    assert "Not published, the checkout has changes, expected the code of its commit" in capsys.readouterr().out
-
-
-def test_force_publishes_and_marks(machine, scripts, benchmark, monkeypatch, tmp_path):
-    machine(3.0)
-    monkeypatch.setattr(sys, "argv", ["bench_small.py", "--rounds", "2", "--threads", "1", "--force"])
-    assert scripts.main(benchmark) == 0
-    document = json.loads((tmp_path / "small.json").read_text())
-    assert (document["forced"], document["load"], document["load_after"]) == (True, 3.0, 2.0)
+# The load.
 
 
 def test_load_of_others_excludes_the_run(monkeypatch):
+    monkeypatch.undo()
     for name, values in (("_busy_seconds", [100.0, 104.0]), ("_own_seconds", [10.0, 13.0]), ("load", [0.3, 1.9])):
         monkeypatch.setattr(environment, name, iter(values).__next__)
     monkeypatch.setattr(environment.time, "monotonic", iter([50.0, 52.0]).__next__)
@@ -244,49 +259,124 @@ def test_own_work_counts_as_work_of_the_machine():
     assert environment._busy_seconds() - busy >= 0.2  # in steps of a hundredth
 
 
-def test_continued_run_keeps_the_larger_load(machine, scripts):
-    machine(0.1)
-    meter = environment.LoadMeter()
-    assert scripts.load_columns(meter, {"load": 2.5})["load"] == 2.5
-    machine(0.1)
-    assert scripts.load_columns(meter, {"load": 0.0})["load"] == 0.1
+# Tables.
 
 
-def test_script_of_another_protocol_or_commit_begins_anew(scripts, benchmark, monkeypatch, tmp_path):
-    document, path = scripts.run(benchmark, CASES[:1], rounds=3), tmp_path / "small.json"
-    harness.write({**document, "complete": False}, path)
-    assert scripts.unfinished(benchmark, path, 3, {})["rows"] == document["rows"]
-    assert scripts.unfinished(benchmark, path, 4, {}) is None
-    monkeypatch.setattr(scripts.environment, "commit", lambda: {"commit": "b" * 40, "dirty": False})
-    assert scripts.unfinished(benchmark, path, 3, {}) is None
+def test_table_has_the_columns_of_all_lines_and_numbers_on_the_right():
+    lines = pages.merge(
+        {Case(d=d, job=job): {"a": {"us": us}} for d, job, us in ((8, "x", 1.0), (16, "x", -2.0), (8, "y", 3.5))},
+        lambda case: {"size": f"d = {case.d}"}, lambda case, rows: {case.job: f"**{rows['a']['us']}**"},
+    )  # fmt: skip
+    assert pages.markdown(lines) == (
+        "| size | x | y |\n| :-- | --: | --: |\n| d = 8 | **1.0** | **3.5** |\n| d = 16 | **-2.0** |  |"
+    )
+    assert pages.markdown([]) == ""
 
 
-def test_quick_run_writes_nothing(scripts, benchmark, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(sys, "argv", ["bench_small.py", "--quick"])
-    assert scripts.main(benchmark) == 0
-    assert [*tmp_path.iterdir()] == []
-    assert "Written" not in capsys.readouterr().out
+def test_ratios_have_their_spread_or_interval():
+    rows = {
+        "addnorm": {
+            "median_us": 10.0,
+            "q1_us": 10.0,
+            "q3_us": 10.0,
+            "paired_ratio": 0.5,
+            "paired_low": 0.4,
+            "paired_high": 0.8,
+        },
+        "eager": {"median_us": 30.0, "q1_us": 27.0, "q3_us": 33.0},
+    }
+    assert pages.quotient(rows, "eager", times=True) == "**3.00** ±10 % (10.0 / 30.0)"
+    assert pages.quotient(rows, "compile") == ""
+    assert pages.interval(rows["addnorm"]) == "**0.500** (0.400 to 0.800)"
+    assert pages.interval(rows["addnorm"], inverse=True) == "**2.00** (1.25 to 2.50)"
 
 
-FAULTS = """
-import json, os, torch
-from addnorm.bench import timing
-torch.set_num_threads(1)
-x = torch.randn(4 * 2**20)
-calls = {"add": lambda: x + 1.0, "in place": lambda: x.add_(1.0)}
-faults = {}
-for state in ("fresh", "kept"):
-    assert timing.settle_allocator(state)
-    rows = timing.interleaved(calls, (), 5)
-    faults[state] = {name: row["faults"] / (x.nbytes / os.sysconf("SC_PAGE_SIZE")) for name, row in rows.items()}
-print(json.dumps(faults))
-"""
+# The command line.
 
 
-@pytest.mark.skipif(not timing.settle_allocator("default"), reason="the allocator is not glibc's")
-def test_allocator_states_differ_in_page_faults():
-    process = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True)
-    faults = json.loads(process.stdout)  # as a share of the tensor's pages
-    assert faults["fresh"]["add"] > 0.9
-    assert faults["kept"]["add"] < 0.1
-    assert max(faults[state]["in place"] for state in faults) < 0.1
+@pytest.fixture
+def call(monkeypatch, tmp_path, capsys):
+    """Return a function that calls the script of a benchmark: its exit code and both outputs; results go into a folder."""
+    monkeypatch.setattr(sys, "argv", ["bench_small.py"])
+
+    def run(*words, **changes):
+        try:
+            code = script.main(dataclasses.replace(BENCHMARK, **changes), words, tmp_path)
+        except SystemExit as end:
+            code = end.code
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_script_is_interrupted_continues_and_prints(call, tmp_path):
+    code, _, err = call("--rounds", "2", "--threads", "1", measure=stop_at(1, KeyboardInterrupt()))
+    assert code == 130
+    assert "Cut short (interrupt)" in err
+    partial = json.loads((tmp_path / "small.partial.json").read_text())
+    measured = []
+    code, out, _ = call(
+        "--rounds",
+        "2",
+        "--threads",
+        "1",
+        measure=lambda case, **options: measured.append(case.rows) or measure(case, **options),
+    )
+    assert (code, measured, names(tmp_path)) == (0, [2, 3], ["small.json"])
+    document = json.loads((tmp_path / "small.json").read_text())
+    assert document["rows"][:2] == partial["rows"]
+    assert document["protocol"] == {**timing.protocol(2), "fast": True}
+    assert "2 rows:   addnorm 10.0 µs   eager 20.0 µs" in out
+    assert "1.00  lowest  MISSED" in out
+
+
+@pytest.mark.parametrize(
+    ("load", "others", "dirty", "reason"),
+    [(1.4, 0.0, False, "the load was 1.4 before the run, expected at most 1"),
+     (0.2, 0.7, False, "other processes used 0.7 cores during the run, expected at most 0.5"),
+     (0.0, 0.0, True, "the checkout has changes, expected the code of its commit"), (1.0, 0.5, False, None), (0.9, None, False, None)],
+)  # fmt: skip
+def test_busy_machine_or_changed_checkout_is_not_published(
+    call, clean, monkeypatch, tmp_path, load, others, dirty, reason
+):
+    clean.update(load=load, load_of_others=others)
+    monkeypatch.setattr(environment, "commit", lambda: {**COMMIT, "dirty": dirty})
+    code, out, _ = call()
+    assert (code, names(tmp_path)) == ((0, ["small.json"]) if reason is None else (1, ["small.busy.json"]))
+    assert (f"Not published, {reason}: written to" in out) == (reason is not None)
+    if reason is not None:
+        assert call("--force")[0] == 0
+        assert json.loads((tmp_path / "small.json").read_text())["forced"] is True
+
+
+def test_script_selects_lists_and_writes_parts_elsewhere(call, tmp_path):
+    assert call("--list", "--rows", "3", "1")[1] == "1 rows\n3 rows\n"
+    assert call("--rows", "7") == (2, "", "bench_small.py: no case of the plan has rows 7\n")
+    assert call("--rows", "0")[0] == call("--job", "backward")[0] == 2
+    seen = []
+    code, out, _ = call(
+        "--rows", "2", "--no-fast", "--json", str(tmp_path / "part.json"),
+        measure=lambda case, *, rounds, fast: seen.append((case.rows, fast)) or measure(case, rounds=rounds),
+    )  # fmt: skip
+    assert (code, seen, names(tmp_path)) == (0, [(2, False)], ["part.json"])
+    code, out, _ = call("--quick")
+    assert (code, out.count(" rows:"), names(tmp_path)) == (
+        0,
+        1,
+        ["part.json"],
+    )  # the first of each job, no results file
+
+
+def test_script_judges_the_stored_numbers_again(call, tmp_path):
+    call()
+    call("--judge", targets=[Target("highest", "<=", 2.0, ratio("addnorm", "eager"), max)])
+    (row,) = json.loads((tmp_path / "small.json").read_text())["summary"]
+    assert (row["name"], row["value"], row["met"], row["worst"]) == ("highest", 3.0, False, "3 rows")
+
+
+def test_wrong_code_exits_with_3(call):
+    assert call(failed=lambda document: True)[0] == 3

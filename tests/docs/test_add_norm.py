@@ -1,6 +1,5 @@
 """Tests of docs/add_norm.md: its numbers equal those of the results and of the code."""
 
-import json
 import math
 import re
 
@@ -8,7 +7,6 @@ import pytest
 import torch
 
 import addnorm
-from addnorm._util import jsonio
 from addnorm.trace import PRESETS
 from support.loading import ROOT, load
 
@@ -16,62 +14,38 @@ PAGE = ROOT / "docs/add_norm.md"
 
 
 @pytest.fixture
-def script(tmp_path, monkeypatch):
-    """Return the script with copies of the page and of the results, which tests may change."""
+def script(monkeypatch):
+    """Return the script, with copies of the results that tests may change."""
     module = load("docs/_build/add_norm.py")
-    copy = tmp_path / "add_norm.md"
-    copy.write_text(PAGE.read_text())
-    for name in ("claims", "norms", "stack", "fuse"):
-        (tmp_path / f"{name}.json").write_text((module.RESULTS / f"{name}.json").read_text())
-    monkeypatch.setattr(module, "PAGE", copy)
-    monkeypatch.setattr(module, "RESULTS", tmp_path)
+    documents = {name: module.page.document(name) for name in ("claims", "norms", "stack", "fuse")}
+    monkeypatch.setattr(module.page, "document", documents.__getitem__)
     return module
 
 
-def change(script, edit):
-    """Return a function that edits the results of the claims."""
-    path = script.RESULTS / "claims.json"
-    document = json.loads(path.read_text())
-    edit({entry["claim"]: entry for entry in document["claims"]})
-    path.write_text(json.dumps(document))
+def claim_of(script, claim):
+    """Return the entry of a claim, which tests may change."""
+    (entry,) = (entry for entry in script.page.document("claims")["claims"] if entry["claim"] == claim)
+    return entry
 
 
-def test_other_results_change_the_page(script, capsys):
-    def edit(claims):
-        claim = claims["Norm keeps the scale of the stream stable."]
-        claim["measured"]["pre_ln"]["64"], claim["verdict"] = 1234.0, "refuted"
-
-    change(script, edit)
-    assert script.main(["--check"]) == 1
-    assert capsys.readouterr().out == "add_norm.md is not what the results say: run docs/_build/add_norm.py\n"
-    assert script.main([]) == 0
-    (line,) = [line for line in script.PAGE.read_text().splitlines() if line.startswith("| It steadies the scale")]
+def test_other_results_change_the_page(script):
+    entry = claim_of(script, "Norm keeps the scale of the stream stable.")
+    entry["measured"]["pre_ln"]["64"], entry["verdict"] = 1234.0, "refuted"
+    (line,) = [line for line in script.pros().splitlines() if line.startswith("| It steadies the scale")]
     assert "pre-LN 1.2e3; without norms" in line
-    assert line.endswith("| [refuted](claims.md#by-depth-untrained) |"), (
-        "an advantage that is refuted stays, and says so"
-    )
-
-
-def test_other_trainings_change_the_page(script):
-    path = script.RESULTS / "norms.json"
-    text = path.read_text()
-    document = jsonio.loads(text)
-    speed = document["claims"][2]
+    assert line.endswith("| [refuted](claims.md#by-depth-untrained) |")  # a refuted advantage stays, and says so
+    speed = script.page.document("norms")["claims"][2]
     assert speed["claim"].startswith("Normalization speeds up training")
     speed["measured"]["pre_ln, 12"], speed["verdict"] = math.inf, "refuted"
-    path.write_text(jsonio.dumps(document))
     (line,) = [line for line in script.norms().splitlines() if "steps until the loss" in line]
     assert "pre-LN never" in line
     assert "[refuted](claims.md#training-with-and-without-norms)" in line
-    assert script.main(["--check"]) == 1
 
 
 def test_missing_claim_is_an_error(script):
-    change(script, lambda claims: claims["Epsilon prevents a division by zero."].update(claim="another"))
-    assert script.main(["--check"]) == 0
-    change(script, lambda claims: claims[script.COSTS].update(claim="another"))
+    claim_of(script, script.COSTS)["claim"] = "another"
     with pytest.raises(SystemExit, match=r"claims\.json has no claim 'Add & Norm adds extra"):
-        script.main([])
+        script.cons()
 
 
 @pytest.mark.parametrize(
@@ -79,8 +53,7 @@ def test_missing_claim_is_an_error(script):
     [("holds", "holds"), ("refuted", "refuted"), ("holds: a; refuted: b", "in part"), ("holds: to L = 4", "in part")],
 )
 def test_verdict_with_parts_is_in_part(script, verdict, word):
-    change(script, lambda claims: claims[script.COSTS].update(verdict=verdict))
-    assert script.verdict(script.COSTS) == word
+    assert script.verdict_words(verdict) == word
 
 
 def test_five_pros_and_cons_have_numbers_and_links(script):

@@ -38,30 +38,6 @@ def test_examples_train_on_a_loss_that_learns(path):
     assert "(x).square().mean()" not in path.read_text()
 
 
-@pytest.mark.parametrize("path", PAGES, ids=IDS)
-def test_page_says_that_its_examples_continue(path):
-    blocks = re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL)
-    if not all(re.search(r"^import .*addnorm|^from addnorm", block, re.MULTILINE) for block in blocks):
-        assert "The Python blocks of this page continue one another: run them in order." in path.read_text()
-
-
-def test_readme_is_short():
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
-
-
-@pytest.mark.parametrize("page", ["README.md", "docs/README.md"])
-def test_page_begins_with_the_five_readers(page):
-    table = re.search(r"^\| I want to .*?\n\n", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)[0]
-    assert re.findall(r"^\| \*\*([a-z ]+)\*\*", table, re.MULTILINE) == [
-        "learn",
-        "build",
-        "look into",
-        "compare",
-        "train",
-    ]
-    assert all("](" in row for row in table.splitlines()[2:] if row)
-
-
 def test_every_benchmark_is_in_the_list_of_benchmarks():
     text = (ROOT / "benchmarks/README.md").read_text()
     assert [path.name for path in ROOT.glob("benchmarks/bench_*.py") if f"| `{path.name}`" not in text] == []

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 
 import addnorm
 from addnorm import trace
-from addnorm._util import jsonio
 from addnorm.lab import StreamsProbe
 from addnorm.lab.toy_model import ToyModel
 from support.loading import ROOT, load
@@ -182,7 +181,7 @@ def test_heat_maps_are_the_tensors_on_one_scale(figures, numbers):
 
 
 def test_training_curves_are_the_measured_numbers(figures, numbers):
-    document = jsonio.loads(numbers.NORMS.read_text())
+    document = numbers.document("norms")
     courses = numbers.training(figures.TRAINED_LAYERS)
     claims = {one["claim"].split(";")[0]: one["measured"] for one in document["claims"]}
     for key, panel in zip(("loss", "size", "shift"), figures.norms().panels, strict=True):

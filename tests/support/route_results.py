@@ -4,7 +4,7 @@ PYTHONPATH=tests python tests/support/route_results.py                          
 PYTHONPATH=tests python tests/support/route_results.py --route DDP ONNX         measure these routes, and keep the other cells
 PYTHONPATH=tests python tests/support/route_results.py --operation MiniLM       measure this operation, and keep the others
 
-The cells go to benchmarks/results/routes.json; docs/_build/routes.py writes the page. A slow test repeats all of them.
+The cells go to benchmarks/results/routes.json; docs/_build/page.py routes writes the page. A slow test repeats all of them.
 """
 
 from __future__ import annotations

@@ -1,24 +1,24 @@
 """Benchmark of this library against PyTorch on the user's machine: `addnorm bench` on a CPU, `addnorm.bench.gpu` on a GPU.
 
-- `cases`: norms, jobs, shapes and dtypes, and each job in eager PyTorch and in addnorm; `onnx_peer`: the same in onnxruntime
+- `case`, `harness`, `script`: what every benchmark shares, those of the folder `benchmarks/` included: cases as data, the run,
+  the document, the command line; `targets`, `pages`: numbers beside their targets, and as tables
 - `timing`: the stopwatch; `environment`: the machine, the versions, the commit
-- `accuracy`, `facts`: errors against float64, saved bytes, and other facts that do not depend on the machine
-- `operation`: one case, the targets, the whole run; `tables`: its document for a terminal
-- `harness`, `targets`: what every benchmark shares, those of the folder `benchmarks/` included
+- `jobs`: the operation's jobs in eager PyTorch and in addnorm; `onnx_peer`: the same in onnxruntime; `proofs`, `facts`: errors
+  against float64, saved bytes, and other facts that do not depend on the machine
+- `operation`: the benchmark on a CPU; `terminal`: its document in a terminal
 
 `run` returns a document; `write` saves it, `show` prints it.
 """
 
-from addnorm._util.jsonio import dumps
-from addnorm.bench.cases import DTYPES, JOBS, NORMS, PLAIN, SHAPES, matrix, whole
-from addnorm.bench.harness import Case, Document, partial_path, read, write
-from addnorm.bench.operation import failed_proofs, measure, run
-from addnorm.bench.tables import console, show, warn_if_busy
+from addnorm.bench.harness import partial_path, write
+from addnorm.bench.jobs import JOBS, NORMS
+from addnorm.bench.operation import DTYPES, PLAIN, failed_proofs, matrix, run, whole
+from addnorm.bench.terminal import console, show, warn_if_busy
 from addnorm.bench.timing import ROUNDS
 
 __all__ = [
-    "DTYPES", "JOBS", "NORMS", "PLAIN", "QUICK_ROUNDS", "QUICK_SHAPES", "ROUNDS", "SHAPES", "Case", "Document", "console",
-    "dumps", "failed_proofs", "matrix", "measure", "partial_path", "read", "run", "show", "warn_if_busy", "whole", "write",
+    "DTYPES", "JOBS", "NORMS", "PLAIN", "QUICK_ROUNDS", "QUICK_SHAPES", "ROUNDS", "console", "failed_proofs", "matrix",
+    "partial_path", "run", "show", "warn_if_busy", "whole", "write",
 ]  # fmt: skip
 
 # `addnorm bench --quick`: does it work, and roughly how fast is it?

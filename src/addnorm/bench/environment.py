@@ -22,6 +22,7 @@ ASSUMED_CACHE = 32 * 1024**2  # bytes of the last cache where the system does no
 
 def describe() -> dict[str, Any]:
     """Return the machine, the backends, the versions and the commit, as keys of a document."""
+    chosen = re.search(r"\[(\w+)\]", _text(HUGE_PAGES))  # `madvise` of "always [madvise] never"
     return {
         "machine": {
             "cpu": cpu_model(),
@@ -29,7 +30,7 @@ def describe() -> dict[str, Any]:
             "caches": caches(),
             "system": f"{platform.system()} {platform.machine()}",
             "libc": " ".join(platform.libc_ver()).strip(),
-            "huge_pages": _chosen(_text(HUGE_PAGES)),
+            "huge_pages": chosen[1] if chosen else None,
         },
         "isa": cpu.ISA,
         "backends": [backend._asdict() for backend in backends()],
@@ -106,29 +107,20 @@ def last_level_cache(sizes: dict[str, int]) -> int:
 
 def commit() -> dict[str, Any]:
     """Return the commit of this checkout and whether files differ from it; None where there is no checkout."""
-    root = Path(addnorm.__file__).parents[2]
-    unknown = {"commit": None, "dirty": None}
-    if not (root / ".git").exists():
-        return unknown
+    git = ["git", "-C", str(Path(addnorm.__file__).parents[2])]
+    # Files that the benchmark writes do not count: the results, and the tables in the pages.
+    own = ["--", ".", ":!benchmarks/results", ":!README.md", ":!docs"]
     try:
-        head = _git(root, "rev-parse", "HEAD")
-        # Files that the benchmark writes do not count: the results, and the tables in the pages.
-        changes = _git(root, "status", "--porcelain", "--", ".", ":!benchmarks/results", ":!README.md", ":!docs")
+        if not (Path(git[2]) / ".git").exists():
+            raise FileNotFoundError(git[2])
+        head, changes = (
+            subprocess.run([*git, *words], capture_output=True, text=True, check=True).stdout.strip()
+            for words in (["rev-parse", "HEAD"], ["status", "--porcelain", *own])
+        )
     except (OSError, subprocess.CalledProcessError):
-        return unknown
+        return {"commit": None, "dirty": None}
     return {"commit": head, "dirty": bool(changes)}
-
-
-def _git(root: Path, *words: str) -> str:
-    done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True)
-    return done.stdout.strip()
 
 
 def _text(path: Path) -> str:
     return path.read_text(errors="replace").strip() if path.exists() else ""
-
-
-def _chosen(text: str) -> str | None:
-    """Return the chosen word: `madvise` of "always [madvise] never"."""
-    chosen = re.search(r"\[(\w+)\]", text)
-    return chosen[1] if chosen else None

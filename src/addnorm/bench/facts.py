@@ -16,33 +16,45 @@ import statistics
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from addnorm import reference
-from addnorm.bench.accuracy import COLUMNS, distance
-from addnorm.bench.cases import DROPOUT, DTYPES, EPS, NORMS, differentiable, expressions, inputs
-from addnorm.bench.harness import Row
+from addnorm.bench import proofs
+from addnorm.bench.case import Case, Row
+from addnorm.bench.jobs import DROPOUT, DTYPES, Call, eager, inputs, ours
 from addnorm.bench.targets import Target
-from addnorm.functional import NormOptions, add_rms_norm
+from addnorm.functional import add_rms_norm
+from addnorm.fusion.benchmark import saved_bytes
+from addnorm.ops import philox
 from addnorm.reference import Casting, Norm
 
 ONES = (16384, 64)
 SAVED = (512, 768)
 KEPT = {  # job: its name here, the number of tensors of rows x d that are saved, the bytes besides 8 a token
-    "forward_stream": ("", 1, 0),  # z
+    "forward_backward": ("", 1, 0),  # z
     "dropout": (f", dropout {DROPOUT}", 1, 8),  # and the seed
     "everything": (", all options", 2, 8),  # and the branch, which the gradient of layer_scale needs
 }
 # Relative errors in roundings of the dtype: one, where the arithmetic is wider than the dtype, a few where it is not.
-ROUNDINGS = {"bfloat16": 1, "float16": 1, "float32": 8, "float64": 8}
+ROUNDINGS = {"float32": 8, "bfloat16": 1, "float16": 1, "float64": 8}
 LIMITS = {"float32": ("<", 1e-6), "bfloat16": ("<=", 2e-3)}  # of a parameter's gradient, by the parameter's dtype
-MODEL_SHAPE = (2048, 768)
+PARAMETERS = {"float32": ["float32"], "bfloat16": ["bfloat16", "wide parameters"]}  # dtypes of cases, by that of z
+SHAPE = (2048, 768)
+SEED = 2026
 MODEL_EPS = 1e-6
 OTHER_CASTING: dict[Casting, Casting] = {"float32": "llama", "llama": "float32", "t5": "float32"}
+COLUMNS = ("z", "y", *proofs.GRADIENTS)
+
+
+def _case(norm: Norm, job: str, shape: tuple[int, int], dtype: str) -> Case:
+    return Case(norm=norm, job=job, rows=shape[0], d=shape[1], dtype=dtype)
+
+
+def _expressions(case: Case) -> dict[str, Call]:
+    return {"eager": eager(case), "addnorm": ours(case)}
 
 
 class Errors(NamedTuple):
@@ -55,101 +67,110 @@ class Errors(NamedTuple):
     same_stream: bool  # z is residual + branch to the bit
 
 
-def errors(
-    norm: Norm, dtype: torch.dtype, parameters: torch.dtype | None = None, rows: int = 4096, d: int = 768
-) -> dict[str, Errors]:
+def errors(norm: Norm, dtype: str, rows: int = 4096, d: int = 768) -> dict[str, Errors]:
     """Return the errors of `eager` and `addnorm` on random tensors, with random gradients of both outputs."""
-    args, (dy, dz) = inputs("forward_stream", rows, d, dtype, parameters, grad=True)
-    x, s, w, b = (t.detach() for t in args)
-    z = (x + s).double()
-    stats = reference.statistics(z, norm, EPS[norm])
-    y = reference.normalize(z, w.double(), b.double() if norm == "layer" else None, norm=norm, eps=EPS[norm])
-    exact = reference.normalize_backward(dy.double(), z, w.double(), stats, norm=norm)
-    truths = (y, exact.z + dz.double(), exact.weight, exact.bias)
-    errors_by_variant = {}
-    for name, call in expressions(norm, "forward_stream", d).items():
+    case = _case(norm, "forward_backward", (rows, d), dtype)
+    (tensors,) = inputs(case)
+    x, s = tensors.args[:2]
+    by_variant = {}
+    for name, call in _expressions(case).items():
         with warnings.catch_warnings():
             # PyTorch's RMSNorm warns that it is slow where the parameters' dtype is not that of the input.
             warnings.filterwarnings("ignore", message="Mismatch dtype")
-            outputs = call(*args)
-        dx, _, *dparameters = torch.autograd.grad(outputs, differentiable(norm, args), (dy.to(outputs[0].dtype), dz))
-        relative = [distance(*pair) for pair in zip((outputs[0], dx, *dparameters), truths, strict=False)]
-        y_off, dx_off, dweight_off, dbias_off = [*relative, math.nan][:4]
-        same = torch.equal(outputs[1], x + s)
-        errors_by_variant[name] = Errors(y_off, dx_off, dweight_off, dbias_off, same)
-    return errors_by_variant
+            relative = proofs.errors(case, call, tensors)
+            z = proofs.results(case, call, tensors)["z"]
+        fields: Any = {field: relative.get(field, math.nan) for field in Errors._fields[:4]}
+        by_variant[name] = Errors(same_stream=z.equal(x + s), **fields)  # type: ignore[operator]  # tensors
+    return by_variant
+
+
+def errors_of_options(norm: Norm, dtype: str, shape: tuple[int, int] = SHAPE) -> list[Row]:
+    """Return the errors with every option on, with the same dropout mask: a row for each variant, in columns of `COLUMNS`.
+
+    In float64 the reference's own round-off counts too.
+    """
+    case, seed = _case(norm, "everything", shape, dtype), torch.tensor(SEED)
+    (tensors,) = inputs(case)
+    keep = philox.keep_mask(shape, DROPOUT, seed)
+
+    def drop(t: Tensor, p: float) -> Tensor:  # the arithmetic of F.dropout on CPU, with a known mask
+        return t * keep.to(t.dtype).div_(1 - p)
+
+    calls, mask = {"addnorm": ours(case, seed), "eager": eager(case, drop)}, keep.double() / (1 - DROPOUT)
+    by_variant = {name: proofs.errors(case, call, tensors, mask) for name, call in calls.items()}
+    return [
+        {
+            "norm": norm,
+            "dtype": dtype,
+            "variant": name,
+            **{column: some[column] for column in COLUMNS if column in some},
+        }
+        for name, some in by_variant.items()
+    ]
 
 
 def bias_gradient_of_ones(rows: int = ONES[0], d: int = ONES[1]) -> dict[str, float]:
     """Return the bias gradient in bfloat16 where every gradient of y is one; of its features the one furthest from `rows`."""
-    args, (dy, dz) = inputs("forward_stream", rows, d, torch.bfloat16, grad=True)
-    gradients = {}
-    for name, call in expressions("layer", "forward_stream", d).items():
-        (dbias,) = torch.autograd.grad(call(*args), args[3:], (torch.ones_like(dy), dz))
-        gradients[name] = float(dbias[(dbias - rows).abs().argmax()])
-    return gradients
+    case = _case("layer", "forward_backward", (rows, d), "bfloat16")
+    (tensors,) = inputs(case)
+    dy, dz = tensors.cotangents
+    ones = tensors._replace(cotangents=(torch.ones_like(dy), dz))
+    gradients = {name: proofs.results(case, call, ones)["dbias"] for name, call in _expressions(case).items()}
+    return {name: float(dbias[(dbias - rows).abs().argmax()]) for name, dbias in gradients.items()}
 
 
-def saved_bytes(
-    norm: Norm, dtype: torch.dtype, job: str = "forward_stream", rows: int = SAVED[0], d: int = SAVED[1]
+def bytes_saved(
+    norm: Norm, dtype: str, job: str = "forward_backward", shape: tuple[int, int] = SAVED
 ) -> dict[str, int]:
     """Return the bytes that autograd saves for backward, without the parameters."""
-    args, _ = inputs(job, rows, d, dtype, grad=True)
-    bytes_by_variant = {}
-    for name, call in expressions(norm, job, d).items():
-        saved: dict[int, int] = {}
-
-        def pack(t: Tensor, saved: dict[int, int] = saved) -> Tensor:
-            saved[t.data_ptr()] = t.nbytes
-            return t
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-            outputs = call(*args)  # alive while the bytes are counted: freed memory would be reused, and counted again
-        bytes_by_variant[name] = sum(saved[pointer] for pointer in saved.keys() - {t.data_ptr() for t in args[2:]})
-        del outputs
-    return bytes_by_variant
+    case = _case(norm, job, shape, dtype)
+    (tensors,) = inputs(case)
+    parameters = nn.ParameterList(nn.Parameter(t) for t in tensors.args[2:] if t is not None)
+    return {
+        name: saved_bytes(lambda call=call: call(*tensors.args), parameters)  # type: ignore[misc]  # the default binds it
+        for name, call in _expressions(case).items()
+    }
 
 
-def facts(norms: Sequence[Norm] = tuple(NORMS), dtypes: Sequence[str] = tuple(DTYPES)) -> list[Row]:
-    """Return a row for each fact; `torch` is the same number of plain PyTorch (beside a model: of another order of rounding)."""
+def facts(norms: Sequence[Norm], dtypes: Sequence[str]) -> Iterable[Row]:
+    """Yield a row for each fact; `torch` is the same number of plain PyTorch (beside a model: of another order of rounding)."""
     ones = bias_gradient_of_ones()
-    name = f"dbias of {ONES[0]} bfloat16 rows of ones"
-    rows_of_facts = [Target(name, "==", ONES[0]).row(ones["addnorm"], "layer", torch=ones["eager"])]
-    for norm, dtype, parameters in itertools.product(norms, dtypes, LIMITS):
-        if parameters not in (dtype, "float32"):
-            continue
-        errors_by_variant = errors(norm, DTYPES[dtype], DTYPES[parameters])
-        for field in ("dweight", "dbias")[: 2 if norm == "layer" else 1]:
-            ours, theirs = (getattr(errors_by_variant[variant], field) for variant in ("addnorm", "eager"))
-            name = f"{field} {parameters}, z {dtype}: relative error"
-            rows_of_facts.append(Target(name, *LIMITS[parameters]).row(ours, norm, torch=theirs))
+    yield Target(f"dbias of {ONES[0]} bfloat16 rows of ones", "==", ONES[0]).row(
+        ones["addnorm"], norm="layer", torch=ones["eager"]
+    )
+    for norm, dtype in itertools.product(norms, dtypes):
+        for case_dtype in PARAMETERS[dtype]:
+            by_variant, parameters = errors(norm, case_dtype), str(DTYPES[case_dtype].parameters).removeprefix("torch.")
+            for field in ("dweight", "dbias")[: 2 if norm == "layer" else 1]:
+                mine, theirs = (getattr(by_variant[variant], field) for variant in ("addnorm", "eager"))
+                name = f"{field} {parameters}, z {dtype}: relative error"
+                yield Target(name, *LIMITS[parameters]).row(mine, norm=norm, torch=theirs)
     if "rms" in norms and "bfloat16" in dtypes:
         for model in MODELS:
             right, other = unlike(model)
             name = f"share of elements unlike {model}'s formula, bfloat16"
-            rows_of_facts.append(Target(name, "<", 1e-4).row(right, "rms", torch=other))
+            yield Target(name, "<", 1e-4).row(right, norm="rms", torch=other)
     rows, d = SAVED
     for norm, dtype, (job, (options, tensors, more)) in itertools.product(norms, dtypes, KEPT.items()):
-        saved = saved_bytes(norm, DTYPES[dtype], job)
+        saved = bytes_saved(norm, dtype, job)
         name = f"saved bytes, {rows} x {d} {dtype}{options}"
-        expected = tensors * rows * d * DTYPES[dtype].itemsize + 8 * rows + more
-        rows_of_facts.append(Target(name, "==", expected).row(saved["addnorm"], norm, torch=saved["eager"]))
-    return rows_of_facts
+        expected = tensors * rows * d * DTYPES[dtype].branch.itemsize + 8 * rows + more
+        yield Target(name, "==", expected).row(saved["addnorm"], norm=norm, torch=saved["eager"])
 
 
-def of_accuracy(errors: Sequence[Row]) -> list[Row]:
-    """Return the largest error of `accuracy.table` for each norm and dtype, in roundings of the dtype."""
-    largest = {
-        (row["norm"], row["dtype"], row["variant"]): max(row[name] for name in COLUMNS if name in row)
-        / (torch.finfo(getattr(torch, row["dtype"])).eps / 2)
-        for row in errors
-    }
+def facts_of_options(rows: Sequence[Row]) -> list[Row]:
+    """Return the largest error of `errors_of_options` for each norm and dtype, in roundings of the dtype."""
+
+    def largest(row: Row) -> float:
+        worst = max(row[name] for name in COLUMNS if name in row)
+        return float(worst / (torch.finfo(DTYPES[row["dtype"]].stream).eps / 2))
+
     return [
-        Target(f"all options, {dtype}: error in roundings", "<=", ROUNDINGS[dtype]).row(
-            value, norm, torch=largest[norm, dtype, "eager"]
+        Target(f"all options, {mine['dtype']}: error in roundings", "<=", ROUNDINGS[mine["dtype"]]).row(
+            largest(mine), norm=mine["norm"], torch=largest(theirs)
         )
-        for (norm, dtype, variant), value in largest.items() if variant == "addnorm"
-    ]  # fmt: skip
+        for mine, theirs in zip(rows[::2], rows[1::2], strict=True)
+    ]
 
 
 def import_ms(times: int = 3) -> float:
@@ -172,24 +193,14 @@ class Model(NamedTuple):
     weight_offset: float
 
 
-def _llama(x: Tensor, weight: Tensor) -> Tensor:
-    wide = x.float()
-    return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + MODEL_EPS)).to(x.dtype)
-
-
-def _gemma(x: Tensor, weight: Tensor) -> Tensor:
-    wide = x.float()
-    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + MODEL_EPS) * (1.0 + weight.float())).type_as(x)
-
-
-def _t5(x: Tensor, weight: Tensor) -> Tensor:
-    return weight * (x * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + MODEL_EPS)).to(weight.dtype)
+def _rstd(x: Tensor) -> Tensor:
+    return torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + MODEL_EPS)
 
 
 MODELS = {
-    "Llama": Model(_llama, "llama", 0.0),
-    "Gemma": Model(_gemma, "float32", 1.0),
-    "T5": Model(_t5, "t5", 0.0),
+    "Llama": Model(lambda x, weight: weight * (x.float() * _rstd(x)).to(x.dtype), "llama", 0.0),
+    "Gemma": Model(lambda x, weight: (x.float() * _rstd(x) * (1.0 + weight.float())).type_as(x), "float32", 1.0),
+    "T5": Model(lambda x, weight: weight * (x * _rstd(x)).to(weight.dtype), "t5", 0.0),
 }
 
 
@@ -197,13 +208,15 @@ def unlike(name: str) -> tuple[float, float]:
     """Return the share of elements that differ from the model's: with its order of rounding, and with another."""
     formula, casting, offset = MODELS[name]
     generator = torch.Generator().manual_seed(0)
-    x, branch = (torch.randn(MODEL_SHAPE, generator=generator).bfloat16() for _ in range(2))
-    weight = torch.randn(MODEL_SHAPE[1:], generator=generator).bfloat16()
+    x, branch = (torch.randn(SHAPE, generator=generator).bfloat16() for _ in range(2))
+    weight = torch.randn(SHAPE[1:], generator=generator).bfloat16()
     want = formula(x + branch, weight)
-    options: NormOptions = {"weight_offset": offset}
-    outputs = (
-        add_rms_norm(x, branch, weight, eps=MODEL_EPS, casting=option, **options)
+    right, other = (
+        float(
+            (add_rms_norm(x, branch, weight, eps=MODEL_EPS, casting=option, weight_offset=offset) != want)
+            .double()
+            .mean()
+        )
         for option in (casting, OTHER_CASTING[casting])
     )
-    right, other = (float((y != want).double().mean()) for y in outputs)
     return right, other

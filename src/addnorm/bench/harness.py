@@ -1,190 +1,229 @@
-"""Code that every benchmark shares: cases as data, a run of one case after the other, resuming, and the JSON document.
+"""The harness of every benchmark: a declaration, a run of its cases one after the other, resuming, and the JSON document.
 
-A benchmark has cases (`Case`), a function that measures one of them (`Results`: lists of rows by part), and a document.
-`run_cases` measures the cases; `write` saves a document; `resumable` reads an unfinished one, so that the next run continues.
+A benchmark is a `Benchmark`: its cases as data, a function that measures one of them, and its targets. `run` measures the
+cases and returns the document, `write` and `publish` save it, and `find_earlier` reads an unfinished one, so that the next run
+continues. The command line of a benchmark's file is `script.main`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-from addnorm._util import files, jsonio
+import torch
 
-__all__ = [
-    "Case",
-    "Document",
-    "Progress",
-    "Results",
-    "Row",
-    "Run",
-    "Stop",
-    "busy_path",
-    "by_case",
-    "describe_load",
-    "find_obstacle",
-    "header",
-    "new_results",
-    "partial_path",
-    "publish",
-    "read",
-    "resumable",
-    "run_cases",
-    "write",
-]  # fmt: skip
+from addnorm._util import files, jsonio
+from addnorm.bench import environment, timing
+from addnorm.bench.case import Case, Document, Progress, Results, Row, Selection, Stop, by_case, select
+from addnorm.bench.targets import Target
 
 MAX_LOAD = 1.0  # before a run whose times are published
 MAX_OTHERS = 0.5  # cores that other processes may use during such a run
 
-Row = dict[str, Any]
-Results = dict[str, list[Row]]
-Document = dict[str, Any]
-Progress = Callable[[str], None]
 
-
-class Case(SimpleNamespace):
-    """One line of a benchmark's matrix: named values, such as the norm and the shape. They begin each of its rows.
-
-    Example:
-        >>> from addnorm.bench.harness import Case
-        >>> case = Case(norm="rms", rows=128)
-        >>> case.rows, case.but(rows=1).row(variant="eager")
-        (128, {'norm': 'rms', 'rows': 1, 'variant': 'eager'})
-    """
-
-    def __hash__(self) -> int:  # type: ignore[override]  # a case is never changed
-        return hash(frozenset(vars(self).items()))
-
-    def but(self, **values: Any) -> Case:
-        """Return the case with other values."""
-        return Case(**{**vars(self), **values})
-
-    def row(self, **values: Any) -> Row:
-        """Return a row of this case."""
-        return {**vars(self), **values}
-
-    @classmethod
-    def of(cls, row: Row, fields: Iterable[str]) -> Case:
-        """Return the case that a row belongs to."""
-        return cls(**{name: row[name] for name in fields})
-
-
-class Stop(RuntimeError):  # it ends a run, which need not be an error
-    """Exception that ends a run before its last case.
-
-    Args:
-        ended: reason, for the document.
-        results: rows of the unfinished case that the document keeps.
-    """
-
-    def __init__(self, ended: str, results: Results | None = None) -> None:
-        super().__init__(ended)
-        self.ended, self.results = ended, results or {}
-
-
-@dataclass
-class Run:
-    """State of a run: rows by part, the cases that are measured, and those that are left.
+@dataclass(frozen=True)
+class Benchmark:
+    """Benchmark: cases as data, the function that measures one, and the targets of its rows.
 
     Attributes:
-        results: rows by part.
-        done: cases that are measured.
-        left: cases that are not.
-        ended: None while it runs; then "done", "budget", "interrupt" or another reason.
-        seconds: duration, with that of the runs that it continues.
+        name: name of the results file, NAME.json.
+        fields: names of a case's values, in their order. The harness sets `threads`, where it is one of them.
+        cases: all cases, the most important first; or a function of a selection (values by field) and of the number of threads.
+        measure: function of a case, of `rounds`, and of the options by name: its rows by part. With a budget it is also given
+            `deadline`, a value of `time.monotonic` or None, and `without`, variants that failed in an earlier run of the case.
+        title: text of a case.
+        targets: those of the rows, or a function of the document that returns them.
+        parts: names of the lists of rows, "rows" the last.
+        protocol: how it is measured, for the document, besides the rounds.
+        options: options of `measure` with their defaults: True is a flag that turns it off, a tuple the choices of a list.
+        describe: function of the cases: further keys of the document that say where it is measured.
+        finish: function of the rows by part and of the document's head: the parts as they are written, and further keys.
+        sections: functions of the document that return a section of a page, by "page#section".
+        threads: default number of threads; 0: as many as torch has.
+        rounds: default number of rounds.
+        budget: default number of seconds after which no case begins. None: no limit.
+        idle: whether results are published only from an idle machine and a clean checkout.
+        failed: function of the document that tells whether the measured code is wrong.
+        verdicts: function of the document: further keys that follow from its numbers.
+        report: function of the document that returns what the script prints; None: times, failures and targets.
+        device: default type of device.
     """
 
-    results: Results
-    done: list[Case] = field(default_factory=list)
-    left: list[Case] = field(default_factory=list)
-    ended: str | None = None
-    seconds: float = 0.0
+    name: str
+    fields: tuple[str, ...]
+    cases: Sequence[Case] | Callable[[Selection, int], Sequence[Case]]
+    measure: Callable[..., Results]
+    title: Callable[[Case], str] = str
+    targets: Sequence[Target] | Callable[[Document], Sequence[Target]] = ()
+    parts: tuple[str, ...] = ("failures", "rows")
+    protocol: Row = field(default_factory=dict)
+    options: Row = field(default_factory=dict)
+    describe: Callable[[Sequence[Case]], Document] = lambda cases: {}
+    finish: Callable[[Results, Document], Document] = lambda results, head: results
+    sections: Mapping[str, Callable[[Any], str]] = field(default_factory=dict)
+    threads: int = 2
+    rounds: int = timing.ROUNDS
+    budget: float | None = None
+    idle: bool = True
+    failed: Callable[[Document], bool] = lambda document: False
+    verdicts: Callable[[Document], Document] = lambda document: {}
+    report: Callable[[Document], str] | None = None
+    device: str = "cpu"
+    schema: int = 1
 
-    @property
-    def complete(self) -> bool:
-        """Whether it ended as intended: with the last case, or with the budget."""
-        return self.ended in ("done", "budget")
+    def plan(self, threads: int | None = None, selected: Selection | None = None) -> list[Case]:
+        """Return the cases, or a selection of them.
+
+        Raises:
+            ValueError: no case is selected.
+        """
+        chosen, default = selected or {}, threads or self.threads
+        cases = self.cases(chosen, default) if callable(self.cases) else select(self.cases, chosen)
+        if "threads" in self.fields:
+            cases = [case if "threads" in vars(case) else case.but(threads=default) for case in cases]
+        return [*dict.fromkeys(cases)]
+
+    def by_case(self, document: Document) -> dict[Case, dict[str, Row]]:
+        """Return the rows of a document by case, then by variant."""
+        return by_case(document.get("rows", []), self.fields)
+
+    def judge(self, document: Document) -> Document:
+        """Return what follows from the numbers of a document: `summary`, each number beside its target, and the verdicts."""
+        targets = self.targets(document) if callable(self.targets) else self.targets
+        direct = [
+            row for row in document.get("summary", []) if "cells" not in row
+        ]  # numbers that `measure` has judged itself
+        cases = self.by_case(document) if targets else {}
+        summary = [row for target in targets for row in target.rows(cases, self.title)]
+        return {"summary": summary + direct, **self.verdicts(document)}
+
+    def settings(self, options: Row) -> Row:
+        """Return how the benchmark is measured with these options, for the document."""
+        settings = {**timing.protocol(options["rounds"]), **self.protocol, **options}
+        return (
+            settings if settings["cell_seconds"] else {**settings, "fewest_rounds": options["rounds"]}
+        )  # no time limit
 
 
-def new_results(*parts: str) -> Results:
-    """Return an empty list of rows for each part."""
-    return {part: [] for part in parts}
+class _Run:
+    """State of a run: rows by part, the cases that are measured, and those that are left."""
+
+    def __init__(self, benchmark: Benchmark, cases: Sequence[Case], options: Row, earlier: Document) -> None:
+        self.benchmark, self.options, self.earlier = benchmark, options, earlier
+        self.meter, self.start = environment.LoadMeter(), time.monotonic()
+        self.results: Results = {part: [*earlier.get(part, [])] for part in benchmark.parts}
+        self.done = [Case(**values) for values in earlier.get("cells", [])]
+        self.left = [case for case in cases if case not in self.done]
+        self.ended: str | None = None
+        self.threads = max([case.threads for case in cases if "threads" in vars(case)] or [benchmark.threads])
+
+    def measure(self, budget: float | None, progress: Progress, save: Callable[[], object]) -> None:
+        """Measure the cases that are left, one after the other. An interrupt (Ctrl-C) or a `Stop` ends the run early."""
+        deadline, total = None, len(self.left)
+        try:
+            for i, case in enumerate([*self.left]):
+                seconds = time.monotonic() - self.start
+                if deadline is not None and time.monotonic() > deadline:
+                    raise Stop("budget")
+                progress(f"{i + 1:3}/{total}  {seconds:5.0f} s  {self.benchmark.title(case)}")
+                self._add(self._measured(case, deadline))
+                self.done.append(case)
+                self.left.remove(case)
+                deadline = None if budget is None else self.start + budget  # the first case is always measured
+                save()
+            self.ended = "done"
+        except Stop as stop:
+            self.ended = stop.ended
+            self._add(stop.results)
+        except KeyboardInterrupt:
+            self.ended = "interrupt"
+
+    def _measured(self, case: Case, deadline: float | None) -> Results:
+        options = self.options
+        if self.benchmark.budget is not None:
+            failures = [row for row in self.earlier.get("failures", []) if row.items() >= vars(case).items()]
+            options = {**options, "deadline": deadline, "without": [row["variant"] for row in failures]}
+        torch.set_num_threads(getattr(case, "threads", self.threads) or torch.get_num_threads())
+        return self.benchmark.measure(case, **options)
+
+    def _add(self, results: Results) -> None:
+        for part, rows in results.items():
+            self.results[part] += rows
+
+    def document(self, here: Document) -> Document:
+        """Return the document."""
+        load = self.meter.columns()
+        load["load"] = max(load["load"] or 0.0, self.earlier.get("load", 0.0))  # the larger counts
+        head = {
+            "schema": self.benchmark.schema, "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "complete": self.ended in ("done", "budget"), "ended": self.ended,
+            "seconds": self.earlier.get("seconds", 0.0) + time.monotonic() - self.start, **here,
+            "threads": self.threads or torch.get_num_threads(), **load, "protocol": self.benchmark.settings(self.options),
+        }  # fmt: skip
+        if self.left:
+            head |= {"cells": [*map(vars, self.done)], "left": [*map(vars, self.left)]}
+        parts = self.benchmark.finish(self.results, head)
+        judged = self.benchmark.judge({**head, **parts})
+        return {**head, **judged, **{name: value for name, value in parts.items() if name not in judged}}
 
 
-def run_cases(
-    cases: Sequence[Case], measure: Callable[[Case, float | None], Results], earlier: Run, *,
-    title: Callable[[Case], str] = str, budget: float | None = None, progress: Progress | None = None,
-    save: Callable[[Run], object] | None = None,
-) -> Run:  # fmt: skip
-    """Measure one case after the other.
-
-    An interrupt (Ctrl-C) or a `Stop` ends the run early; the cases measured so far remain.
+def run(
+    benchmark: Benchmark, cases: Sequence[Case] | None = None, *, budget: float | None = None,
+    earlier: Document | None = None, path: Path | None = None, progress: Progress | None = None,
+    here: Document | None = None, **options: Any,
+) -> Document:  # fmt: skip
+    """Measure the cases and return the document. After an interrupt it has the finished cases, and `complete` is False.
 
     Args:
-        cases: the most important first.
-        measure: function of a case and a deadline of `time.monotonic` (None: none); returns the rows of the case by part.
-        earlier: run to continue. Its cases are not measured again.
-        title: text of a case, for the progress.
-        budget: seconds after which no further case begins. The first case is always measured.
+        benchmark: the benchmark.
+        cases: a part of its cases; None is all.
+        budget: seconds after which no further case begins, which ends the run as intended. The first case is always measured.
+        earlier: document to continue (`find_earlier`): its cases are not measured again.
+        path: the unfinished document is written there after each case.
         progress: called with one line before each case.
-        save: called with the run after each case.
+        here: where it is measured; None: `environment.describe` and the benchmark's own keys.
+        options: `rounds`, and the benchmark's options.
     """
-    start, before, longest = time.monotonic(), earlier.seconds, 0.0
-    run = Run({part: [*rows] for part, rows in earlier.results.items()}, [*earlier.done])
-    measured = {*run.done}
-    run.left = [case for case in cases if case not in measured]
-    total = len(run.left)
+    chosen = benchmark.plan() if cases is None else [*cases]
+    if here is None:
+        here = {**environment.describe(), **benchmark.describe(chosen)}
+    state = _Run(benchmark, chosen, {"rounds": benchmark.rounds, **options}, earlier or {})
+    threads = torch.get_num_threads()
+
+    def save() -> None:
+        if path is not None and state.left:
+            write(state.document(here), path)
+
+    timing.settle_allocator()
     try:
-        for i, case in enumerate([*run.left]):
-            begun = time.monotonic()
-            if budget is not None and i and begun - start + longest > budget:
-                raise Stop("budget")
-            if progress is not None:
-                progress(f"{i + 1:3}/{total}  {begun - start:5.0f} s  {title(case)}")
-            results = measure(case, start + budget if budget is not None and i else None)
-            for part, rows in results.items():
-                run.results[part] += rows
-            run.done.append(case)
-            run.left.remove(case)
-            run.seconds = before + time.monotonic() - start
-            if i:  # the first case includes torch's own first imports and compilations
-                longest = max(longest, time.monotonic() - begun)
-            if save is not None:
-                save(run)
-        run.ended = "done"
-    except Stop as stop:
-        run.ended = stop.ended
-        for part, rows in stop.results.items():
-            run.results[part] += rows
-    except KeyboardInterrupt:
-        run.ended = "interrupt"
-    run.seconds = before + time.monotonic() - start
-    return run
+        state.measure(budget, progress or (lambda line: None), save)
+    finally:
+        torch.set_num_threads(threads)
+        timing.settle_allocator("default")
+    return state.document(here)
 
 
-def header(schema: int, run: Run) -> Document:
-    """Return the beginning of every document: schema, date, and whether the run is complete."""
-    return {
-        "schema": schema, "date": datetime.now(UTC).isoformat(timespec="seconds"), "complete": run.complete,
-    }  # fmt: skip
-
-
-def by_case(rows: Iterable[Row], fields: Sequence[str]) -> dict[Case, dict[str, Row]]:
-    """Return the rows by case, then by variant."""
-    results: dict[Case, dict[str, Row]] = {}
-    for row in rows:
-        results.setdefault(Case.of(row, fields), {})[row["variant"]] = row
-    return results
+# ------------------------------------------------------------------------------------------------------------ documents
 
 
 def partial_path(path: Path) -> Path:
     """Return where a document that is not complete is written: NAME.partial.json."""
     return path.with_suffix(f".partial{path.suffix}")
+
+
+def busy_path(path: Path) -> Path:
+    """Return where a document that is not published is written: NAME.busy.json."""
+    return path.with_suffix(f".busy{path.suffix}")
+
+
+def read(path: Path) -> Document:
+    """Return the document in a file."""
+    document: Document = jsonio.loads(path.read_text(encoding="utf-8"))
+    return document
 
 
 def write(document: Document, path: Path) -> Path:
@@ -197,11 +236,6 @@ def write(document: Document, path: Path) -> Path:
     files.write_text(path, jsonio.dumps(document))
     partial_path(path).unlink(missing_ok=True)
     return path
-
-
-def busy_path(path: Path) -> Path:
-    """Return where a document that is not published is written: NAME.busy.json."""
-    return path.with_suffix(f".busy{path.suffix}")
 
 
 def describe_load(document: Document) -> str | None:
@@ -239,35 +273,35 @@ def publish(document: Document, path: Path, *, force: bool = False) -> bool:
     if force:
         print(f"Written: {write({**document, 'forced': True}, path)}, marked: {reason}.")
         return True
+    partial_path(path).unlink(missing_ok=True)
     print(f"Not published, {reason}: written to {write(document, busy_path(path))}; measure again, or pass --force.")
     return False
 
 
-def read(path: Path) -> Document:
-    """Return the document in a file."""
-    document: Document = jsonio.loads(path.read_text(encoding="utf-8"))
-    return document
-
-
-def resumable(
-    paths: Iterable[Path], here: Document, identity: Callable[[Document], Row], remedy: str = "delete it"
-) -> Document | None:
-    """Return the first document among the paths that exists, if this run can continue it, or None.
+def find_earlier(path: Path, here: Document, *, asked: bool = False) -> Document | None:
+    """Return the document that an earlier run left unfinished, if this run can continue it, or None.
 
     Args:
-        paths: of documents of earlier runs.
-        here: a document of this run, or the part of it that `identity` reads.
-        identity: function of a document: the values that both runs must share.
-        remedy: what to do otherwise, for the error.
+        path: of the results.
+        here: where this run measures, and its `protocol`.
+        asked: whether the caller wants to continue, also after the end of a budget and with another protocol.
 
     Raises:
-        ValueError: the earlier run differs in one of the values.
+        ValueError: the earlier run that was asked for was measured on another device, with other versions or of another commit.
     """
-    for path in paths:
-        if path.exists():
-            document, mine = read(path), identity(here)
-            for name, theirs in identity(document).items():
-                if theirs != mine[name]:
-                    raise ValueError(f"{path.name} has {name} {theirs}, this run has {mine[name]}: {remedy}.")
-            return document
-    return None
+    paths = [one for one in (partial_path(path), path)[: 1 + asked] if one.exists()]
+    if not paths:
+        return None
+    document = read(paths[0])
+    for name in ("device", "versions", "commit", *(() if asked else ("dirty", "protocol"))):
+        theirs, mine = (_name(one.get(name)) for one in (document, here))
+        if theirs != mine:
+            if not asked:
+                return None
+            remedy = "measure again without --resume, or choose another --json"
+            raise ValueError(f"{paths[0].name} has {name} {theirs}, this run has {mine}: {remedy}")
+    return document if asked or document["dirty"] is False else None
+
+
+def _name(value: Any) -> Any:
+    return value["name"] if isinstance(value, dict) and "name" in value else value

@@ -6,18 +6,19 @@ the best that onnxruntime can do, and comparable to `out=`.
 
 from __future__ import annotations
 
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from addnorm.bench.cases import EPS, Call
-from addnorm.bench.harness import Case
+from addnorm.bench.case import Case
+from addnorm.bench.jobs import EPS, Call, Set
 
 OPERATORS = {"layer": "SkipLayerNormalization", "rms": "SkipSimplifiedLayerNormalization"}
-STREAM_OUTPUT = ["y", "", "", "z"]  # those between are statistics
-OUTPUTS = {"forward": ["y"], "reuse": ["y"], "forward_stream": STREAM_OUTPUT}
+OUTPUTS = {"forward": ["y"], "reuse": ["y"], "forward_stream": ["y", "", "", "z"]}  # those between are statistics
 OPSET, IR_VERSION = 17, 10  # old enough for the runtimes in use
 
 
@@ -37,44 +38,43 @@ def applies(case: Case) -> bool:
     return case.dtype == "float32" and case.job in OUTPUTS and "not installed" not in status()
 
 
-def bound(case: Case, args: list[Tensor]) -> Call:
+def bound(case: Case, tensors: Set) -> Call:
     """Return a function that runs a model of one node, on as many threads as torch has in this case, and returns y or (y, z)."""
     import numpy as np
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = case.threads, 1
-    session = onnxruntime.InferenceSession(model(case), options, providers=["CPUExecutionProvider"])
+    args = [t for t in tensors.args[:4] if t is not None]
+    session = onnxruntime.InferenceSession(model(case, args), options, providers=["CPUExecutionProvider"])
     binding = session.io_binding()
-    tensors_in = dict(zip(_inputs(case), args, strict=False))
-    tensors_out = {name: torch.empty_like(args[0]) for name in OUTPUTS[case.job] if name}
-    for bind, tensors in ((binding.bind_input, tensors_in), (binding.bind_output, tensors_out)):
-        for name, t in tensors.items():
+    outputs = {name: torch.empty_like(args[0]) for name in OUTPUTS[case.job] if name}
+    for bind, some in ((binding.bind_input, dict(zip("xswb", args, strict=False))), (binding.bind_output, outputs)):
+        for name, t in some.items():
             bind(name, "cpu", 0, np.float32, tuple(t.shape), t.data_ptr())
-    # The binding holds pointers only: `args` live as long as the case is measured, the outputs in this function.
-    outputs, run = tuple(tensors_out.values()), session.run_with_iobinding  # which returns None
-    result = outputs if len(outputs) > 1 else outputs[0]
-    return lambda *_: run(binding) or result
+    result = (*outputs.values(),) if len(outputs) > 1 else outputs["y"]
+    return partial(_run, session, binding, result, args)
 
 
-def model(case: Case) -> bytes:
+def _run(session: Any, binding: Any, result: Any, args: list[Tensor]) -> Any:
+    """Run the model, and return its outputs. The binding holds pointers only: the call keeps the inputs alive."""
+    session.run_with_iobinding(binding)
+    return result
+
+
+def model(case: Case, args: list[Tensor]) -> bytes:
     """Return a model of one node, serialized."""
     from onnx import TensorProto, helper
 
-    sizes = {"x": [case.rows, case.d], "s": [case.rows, case.d], "w": [case.d], "b": [case.d]}
-    names = _inputs(case)
+    names = "xswb"[: len(args)]
     node = helper.make_node(
-        OPERATORS[case.norm], names, OUTPUTS[case.job], domain="com.microsoft", epsilon=EPS[case.norm]
+        OPERATORS[case.norm], [*names], OUTPUTS[case.job], domain="com.microsoft", epsilon=EPS[case.norm]
     )
+    sizes = {name: [*t.shape] for name, t in zip(names, args, strict=True)}
+    sizes |= {name: sizes["x"] for name in OUTPUTS[case.job] if name}
+    infos = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, size) for name, size in sizes.items()}
     graph = helper.make_graph(
-        [node],
-        "add_norm",
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, sizes[name]) for name in names],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, sizes["x"]) for name in OUTPUTS[case.job] if name],
-    )
+        [node], "add_norm", [infos.pop(name) for name in names], list(infos.values())
+    )  # fmt: skip
     domains = [helper.make_opsetid("", OPSET), helper.make_opsetid("com.microsoft", 1)]
     return bytes(helper.make_model(graph, opset_imports=domains, ir_version=IR_VERSION).SerializeToString())
-
-
-def _inputs(case: Case) -> list[str]:
-    return ["x", "s", "w", "b"] if case.norm == "layer" else ["x", "s", "w"]

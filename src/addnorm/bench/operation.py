@@ -7,150 +7,183 @@ torch's do. Interleaved, each would slow the other down, so it runs alone, after
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
-from addnorm.bench import accuracy, environment, facts, onnx_peer
-from addnorm.bench.cases import (
-    DTYPES,
-    FIELDS,
-    JOBS,
-    NORMS,
-    PLAIN,
-    Call,
-    differentiable,
-    expressions,
-    full_title,
-    inputs,
-    output_bytes,
-    whole,
-)
-from addnorm.bench.harness import Case, Document, Progress, Results, Row, Run, by_case, header, new_results, run_cases
-from addnorm.bench.tables import printed_progress
-from addnorm.bench.targets import Goal, Target, ratio
-from addnorm.bench.timing import ROUNDS, SEGMENT_MS, State, interleaved, protocol, settle_allocator
+from addnorm.bench import environment, facts, harness, onnx_peer, timing
+from addnorm.bench.case import Case, Document, Results, Row, Selection, by_case, grid, select
+from addnorm.bench.harness import Benchmark
+from addnorm.bench.jobs import JOBS, NORMS, eager, inputs, moved_bytes, ours, tensor_bytes, title
+from addnorm.bench.targets import Target, has, ratio
+from addnorm.reference import Norm
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["failed_proofs", "goals", "measure", "run", "summarize", "variants"]
 
-SCHEMA = 2
-ADD_TENSORS = 3  # tensors that torch.add reads and writes
+FIELDS = ("norm", "job", "rows", "d", "dtype", "threads")
+SHAPES = ((1, 768), (1, 4096), (128, 768), (512, 768), (2048, 1024), (8192, 768), (4096, 4096))
+ONE_THREAD_SHAPES = ((128, 768), (2048, 1024))  # one in the second level of the cache, one in the last
+DTYPES = ("float32", "bfloat16")
+TIMED = tuple(job for job in JOBS if job != "backward")
+PLAIN = ("forward", "forward_stream", "forward_backward")  # without options, into new tensors
+UNCOMPILED = ("in_place", "reuse")  # their eager expressions are those of other jobs
 MAY_FAIL = ("compile", "onnxruntime")  # peers that this machine may be unable to run
+ADD_TENSORS = 3  # tensors that torch.add reads and writes
 PAUSE_SECONDS = 0.2  # until the threads of the previous variant sleep
+LARGE = 32e6  # bytes of y: above glibc's highest threshold for mapping, so that fresh pages dominate
+BOTH_STATES = 12e6  # bytes of y from which a case is measured in both states of the allocator
+
+
+# ----------------------------------------------------------------------------------------------------------------- cases
+
+
+def matrix(
+    norms: Iterable[Norm] = tuple(NORMS), dtypes: Iterable[str] = DTYPES, shapes: Iterable[tuple[int, int]] = SHAPES, *,
+    jobs: Iterable[str] = TIMED, threads: int | None = None,
+) -> list[Case]:  # fmt: skip
+    """Return a case for every combination, the norm outermost. `threads` None: as many as torch has."""
+    n = threads or torch.get_num_threads()
+    return grid(norm=norms, job=jobs, rows__d=shapes, dtype=dtypes, threads=[n])
+
+
+def whole(
+    norms: Iterable[Norm] = tuple(NORMS), dtypes: Iterable[str] = DTYPES, threads: int | None = None
+) -> list[Case]:
+    """Return the whole matrix, and a few of its shapes on one thread."""
+    cases = matrix(norms, dtypes, threads=threads)
+    return [*dict.fromkeys(cases + matrix(norms, dtypes, ONE_THREAD_SHAPES, threads=1))]
+
+
+def plan(timed: Sequence[Case], *, proofs: bool = True) -> list[Case]:
+    """Return the cases to measure: the proofs, the large cases with fresh pages, then all cases.
+
+    The fresh pages are first, since memory that was kept once is used again. torch.compile is timed with as many threads as the
+    cases have at most.
+    """
+    most = max(case.threads for case in timed)
+    norms, dtypes = (tuple(dict.fromkeys(getattr(case, name) for case in timed)) for name in ("norm", "dtype"))
+    of_errors = tuple(facts.ROUNDINGS) if {*dtypes} == {*DTYPES} else dtypes
+    errors = grid(proof=["errors"], norm=norms, dtype=of_errors)
+    proven = [*errors, Case(proof="facts", norms=norms, dtypes=dtypes), Case(proof="import")]
+    cases = [case if case.threads == most else case.but(compiles=False) for case in timed]
+    large = [case for case in cases if tensor_bytes(case) >= BOTH_STATES] if timing.settle_allocator("fresh") else []
+    return [*(proven if proofs else []), *(case.but(state="fresh") for case in large), *cases]
+
+
+def _planned(selected: Selection, threads: int) -> list[Case]:
+    return plan(select(whole(threads=threads), selected), proofs=not selected)
+
+
+def full_title(case: Case) -> str:
+    """Return a case in words."""
+    if hasattr(case, "proof"):
+        return {"errors": "Errors against float64", "facts": "Facts", "import": "Time of the import"}[case.proof]
+    fresh = ", fresh pages" if hasattr(case, "state") else ""
+    return f"{title(case)}, {case.threads} thread{'s'[: case.threads > 1]}{fresh}"
 
 
 # ------------------------------------------------------------------------------------------------------------ one case
 
 
-def variants(case: Case, compiled: bool) -> tuple[dict[str, Call], list[Tensor]]:
-    """Return every variant as a function of the same arguments, and the arguments."""
-    job = JOBS[case.job]
-    args, cotangents = inputs(case.job, case.rows, case.d, DTYPES[case.dtype], grad=job.backward)
-    calls = expressions(case.norm, case.job, case.d)
-    if compiled and job.compiled:
+def variants(case: Case, compiled: bool) -> dict[str, Callable[[], Any]]:
+    """Return every variant as a call of the same tensors."""
+    job, (tensors,) = JOBS[case.job], inputs(case)
+    functions = {"eager": eager(case), "addnorm": ours(case)}
+    if compiled and case.job not in UNCOMPILED:
         torch.compiler.reset()  # only this case's graph, without the guards of earlier ones
-        calls["compile"] = torch.compile(calls["eager"], dynamic=False, fullgraph=True)
+        functions["compile"] = torch.compile(functions["eager"], dynamic=False, fullgraph=True)
+    calls: dict[str, Callable[[], Any]] = {name: partial(call, *tensors.args) for name, call in functions.items()}
     if job.backward:
-        inputs_with_gradient = differentiable(case.norm, args)
-        calls = {name: _with_gradients(call, inputs_with_gradient, cotangents) for name, call in calls.items()}
+        wanted, grad = [t for t in tensors.args if t is not None], torch.autograd.grad
+        calls = {
+            name: lambda call=call: grad(call(*tensors.args), wanted, tensors.cotangents)  # type: ignore[misc]  # the default binds it
+            for name, call in functions.items()
+        }
     if onnx_peer.applies(case):
-        calls["onnxruntime"] = _bound(case, args)
-    left, right = args[0].detach(), args[1].detach()
-    out = torch.empty_like(left)
-    calls["add"] = lambda *_: torch.add(left, right, out=out)
-    return calls, args
+        calls["onnxruntime"] = _bound(case, tensors)
+    left, right = (t.detach() for t in tensors.args[:2] if t is not None)
+    calls["add"] = partial(torch.add, left, right, out=torch.empty_like(left))
+    return calls
 
 
-def _with_gradients(call: Call, inputs_with_gradient: list[Tensor], cotangents: tuple[Tensor, Tensor]) -> Call:
-    grad = torch.autograd.grad
-    return lambda *args: grad(call(*args), inputs_with_gradient, cotangents)
-
-
-def _bound(case: Case, args: list[Tensor]) -> Call:
+def _bound(case: Case, tensors: Any) -> Callable[[], Any]:
     """Return onnxruntime's call; where it cannot be made, a call that raises the error, for `failures`."""
     try:
-        return onnx_peer.bound(case, args)
+        return onnx_peer.bound(case, tensors)
     except Exception as error:
         failure = error
 
-    def call(*_: Tensor) -> None:
+    def call() -> None:
         raise failure
 
     return call
 
 
-def time_variants(
-    case: Case, state: State = "kept", *, rounds: int = ROUNDS, compiled: bool = False
-) -> tuple[dict[str, Row], dict[str, Exception]]:
-    """Return the times of a case's variants in a state of the allocator, and the errors of those that cannot run here."""
-    calls, args = variants(case, compiled)
-    errors: dict[str, Exception] = {}
-    alone = calls.pop("onnxruntime", None)
-    settled = settle_allocator(state)
-    times = interleaved(calls, args, rounds, may_fail=MAY_FAIL, errors=errors)
-    if alone is not None:
-        time.sleep(PAUSE_SECONDS)
-        times |= interleaved({"onnxruntime": alone}, args, rounds, may_fail=MAY_FAIL, errors=errors)
-        time.sleep(PAUSE_SECONDS)
-    return {name: {**row, "allocator": state} if settled else row for name, row in times.items()}, errors
+def measure(case: Case, *, rounds: int, compile: bool) -> Results:  # the name of the option
+    """Return the rows of one case, one a variant, and the variants that this machine cannot run, with the error."""
+    if hasattr(case, "proof"):
+        return _prove(case)
+    plain = Case.of(vars(case), FIELDS)
+    state: timing.State = getattr(case, "state", "kept")
+    calls = variants(plain, compile and getattr(case, "compiles", True))
+    alone = {name: calls.pop(name) for name in ("onnxruntime",) if name in calls}
+    settled = timing.settle_allocator(state)
+    results = timing.measure(plain, calls, rounds, may_fail=MAY_FAIL)
+    for pause in [PAUSE_SECONDS] * bool(alone):
+        time.sleep(pause)
+        more = timing.measure(plain, alone, rounds, may_fail=MAY_FAIL)
+        results = {part: rows + more[part] for part, rows in results.items()}
+        time.sleep(pause)
+    for row in results["rows"] if settled else []:
+        row["allocator"] = state
+    return results
 
 
-def measure(
-    case: Case, *, rounds: int = ROUNDS, compiled: bool = False, fresh: Mapping[str, Row] | None = None
-) -> Results:
-    """Return the rows of one case, one a variant, and the variants that this machine cannot run, with the error.
+def _prove(case: Case) -> Results:
+    """Return the measurements besides times."""
+    if case.proof == "import":
+        return {
+            "summary": [Target("import addnorm after torch: milliseconds", "<", 60).row(facts.import_ms(), norm=None)]
+        }
+    if case.proof == "facts":
+        return {"facts": [*facts.facts(case.norms, case.dtypes)]}
+    rows = facts.errors_of_options(case.norm, case.dtype)
+    return {"accuracy": rows, "facts": facts.facts_of_options(rows)}
 
-    Args:
-        case: the case.
-        rounds: timed loops for each variant.
-        compiled: time torch.compile too.
-        fresh: times of the case with fresh pages, measured before; those of a large case are the main ones.
+
+def finish(results: Results, head: Document) -> Document:
+    """Return the parts, the rows with ratios, and the two states of the allocator in one row.
+
+    The main state of a case is "kept", as in a process that has run for a while, and "fresh" for the largest tensors, which is
+    glibc's default for them; the times of the other have its name as a prefix.
     """
-    times, errors = time_variants(case, rounds=rounds, compiled=compiled)
-    others = dict(fresh or {})
-    if others and output_bytes(case) >= LARGE:
-        times, others = others, times
+    by_variant: dict[tuple[Case, str], list[Row]] = {}
+    for row in results["rows"]:
+        by_variant.setdefault((Case.of(row, FIELDS), row["variant"]), []).append(row)
     rows = []
-    for name, measured in times.items():
-        row = {**measured}
-        if name in others and "allocator" in others[name]:
-            other = others[name]["allocator"]
-            row |= {f"{other}_{key}": others[name][key] for key in ("median_us", "q1_us", "q3_us", "faults")}
-            row[f"{other}_ratio_to_eager"] = others["eager"]["median_us"] / others[name]["median_us"]
-        tensors = ADD_TENSORS if name == "add" else JOBS[case.job].tensors
-        repeats = row.pop("repeats")
-        rows.append(case.row(
-            variant=name, **row, repeats=repeats,
-            ratio_to_eager=times["eager"]["median_us"] / row["median_us"],
-            bytes=tensors * output_bytes(case),
-            share_of_add_bandwidth=tensors / ADD_TENSORS * times["add"]["median_us"] / row["median_us"],
-        ))  # fmt: skip
-    failures = [
-        case.row(variant=name, error=f"{type(error).__name__}: {error}"[:300]) for name, error in errors.items()
-    ]
-    return {"rows": rows, "failures": failures}
+    for (case, _), states in by_variant.items():
+        main = "fresh" if tensor_bytes(case) >= LARGE else "kept"
+        row, *others = sorted(states, key=lambda row: row.get("allocator") != main)
+        for other in others:
+            row |= {f"{other['allocator']}_{key}": other[key] for key in ("median_us", "q1_us", "q3_us", "faults")}
+        rows.append(row)
+    for case, measured in by_case(rows, FIELDS).items():
+        for name, row in measured.items():
+            size = moved_bytes(case) if name != "add" else ADD_TENSORS * tensor_bytes(case)
+            row["ratio_to_eager"] = measured["eager"]["median_us"] / row["median_us"]
+            row["bytes"] = size
+            times = measured["add"]["median_us"] / row["median_us"]
+            row["share_of_add_bandwidth"] = size / (ADD_TENSORS * tensor_bytes(case)) * times
+    return {"peers": {"onnxruntime": onnx_peer.status()}, **results, "rows": rows}
 
 
 # ------------------------------------------------------------------------------------------------------------- targets
-
-
-LARGE = 32e6  # bytes of y: above glibc's highest threshold for mapping, so that fresh pages dominate
-
-
-BOTH_STATES = 12e6  # bytes of y from which a case is measured in both states of the allocator
-
-
-def is_settled(case: Case, row: Row) -> bool:
-    """Return whether a row was measured in a known state of the allocator, or is too small for a difference."""
-    return "allocator" in row or output_bytes(case) < LARGE
 
 
 def _plain(case: Case) -> bool:
@@ -165,163 +198,86 @@ def _backward(case: Case) -> bool:
     return _plain(case) and JOBS[case.job].backward
 
 
+def _small(case: Case) -> bool:
+    return tensor_bytes(case) < LARGE
+
+
 def _batch(case: Case) -> bool:
-    return bool(case.rows >= 128 and output_bytes(case) < LARGE)
+    return bool(case.rows >= 128) and _small(case)
 
 
-def _over_add(rows: Mapping[str, Row]) -> float | None:
-    """Return the time of addnorm over that of torch.add(out=)."""
-    value = ratio("addnorm", "add")(rows)
-    return None if value is None else 1 / value
+PEERS = {
+    "x eager": ratio("addnorm", "eager"), "x compile": ratio("addnorm", "compile"),
+    "x onnxruntime": ratio("addnorm", "onnxruntime"), "x add's time": ratio("add", "addnorm"),
+}  # fmt: skip
 
 
-EAGER, COMPILE, ONNX = ("x eager", "eager"), ("x compile", "compile"), ("x onnxruntime", "onnxruntime")
-ADD = ("x add's time", "add")
+def _target(name: str, peer: str, compare: str, bound: float | None, where: Callable[[Case], bool]) -> Target:
+    statistic: Any = {"mean": geometric_mean, "lowest": min, "highest": max}[name.rpartition(": ")[2]]
+    return Target(name, compare, bound, PEERS[peer], statistic, where, ("norm",), {"versus": peer})
 
 
-def goals(cache: float) -> list[tuple[str, Goal]]:
-    """Return the goals for times, each with the peer that it compares with. `cache`: bytes of the last-level cache."""
+def targets(document: Document) -> list[Target]:
+    """Return the targets of each norm, and again without bounds for fewer threads, since the bounds are for all threads."""
+    cache = environment.last_level_cache(document["machine"]["caches"])
 
-    def goal(
-        name: str, statistic: Callable[[list[float]], float], versus: tuple[str, str], compare: str, bound: float | None,
-        where: Callable[[Case], bool],
-    ) -> tuple[str, Goal]:  # fmt: skip
-        number = _over_add if versus is ADD else ratio("addnorm", versus[1])
-        return versus[0], Goal(Target(name, compare, bound), number, statistic, where)
+    def in_cache(case: Case) -> bool:  # three tensors fit the last level
+        return case.rows >= 128 and case.dtype == "float32" and ADD_TENSORS * tensor_bytes(case) <= cache
 
-    def in_cache(case: Case) -> bool:
-        fits = case.rows >= 128 and 3 * output_bytes(case) <= cache
-        return case.job == "forward" and case.dtype == "float32" and fits
-
-    def largest(job: str) -> Callable[[Case], bool]:
-        return lambda case: (case.job, case.rows, case.d) == (job, 4096, 4096)
-
-    return [
-        goal("forward, 128+ rows, under 32 MB: mean", geometric_mean, EAGER, ">=", 2.8,
-             lambda case: _forward(case) and _batch(case)),
-        goal("forward, one row: mean", geometric_mean, EAGER, ">=", 1.25, lambda case: _forward(case) and case.rows == 1),
-        goal("forward, over 32 MB: lowest", min, EAGER, ">=", 0.95,
-             lambda case: _forward(case) and output_bytes(case) >= LARGE),
-        goal("with backward, 128+ rows, under 32 MB: mean", geometric_mean, EAGER, ">=", 2.5,
-             lambda case: _backward(case) and _batch(case)),
-        goal("with backward: lowest", min, EAGER, ">=", 0.95, _backward),
-        goal("without options: lowest", min, EAGER, ">=", 0.95, _plain),
-        goal("without options, under 32 MB: lowest", min, COMPILE, ">=", 0.95,
-             lambda case: _plain(case) and output_bytes(case) < LARGE),
-        goal("y alone, float32, 128+ rows, in cache: highest", max, ADD, "<=", 1.8, in_cache),
-        goal("dropout, with backward: mean", geometric_mean, EAGER, ">=", 3.0, lambda case: case.job == "dropout"),
-        goal("all options, with backward: mean", geometric_mean, EAGER, ">=", 4.0, lambda case: case.job == "everything"),
-        goal("in place, 4096 x 4096: lowest", min, EAGER, ">=", 4.0, largest("in_place")),
-        goal("y into given memory, 4096 x 4096: highest", max, ADD, "<=", 1.3, largest("reuse")),
-        goal("dropout and all options: mean", geometric_mean, COMPILE, ">=", None,
-             lambda case: case.job in ("dropout", "everything")),
-        goal("forward, float32: mean", geometric_mean, ONNX, ">=", None, _forward),
-        goal("y into given memory, float32: mean", geometric_mean, ONNX, ">=", None, lambda case: case.job == "reuse"),
+    every = [
+        _target("forward, 128+ rows, under 32 MB: mean", "x eager", ">=", 2.8, lambda case: _forward(case) and _batch(case)),
+        _target("forward, one row: mean", "x eager", ">=", 1.25, lambda case: _forward(case) and case.rows == 1),
+        _target("forward, over 32 MB: lowest", "x eager", ">=", 0.95, lambda case: _forward(case) and not _small(case)),
+        _target("with backward, 128+ rows, under 32 MB: mean", "x eager", ">=", 2.5,
+                lambda case: _backward(case) and _batch(case)),
+        _target("with backward: lowest", "x eager", ">=", 0.95, _backward),
+        _target("without options: lowest", "x eager", ">=", 0.95, _plain),
+        _target("without options, under 32 MB: lowest", "x compile", ">=", 0.95, lambda case: _plain(case) and _small(case)),
+        _target("y alone, float32, 128+ rows, in cache: highest", "x add's time", "<=", 1.8,
+                lambda case: case.job == "forward" and in_cache(case)),
+        _target("dropout, with backward: mean", "x eager", ">=", 3.0, has(job="dropout")),
+        _target("all options, with backward: mean", "x eager", ">=", 4.0, has(job="everything")),
+        _target("in place, 4096 x 4096: lowest", "x eager", ">=", 4.0, has(job="in_place", rows=4096, d=4096)),
+        _target("y into given memory, 4096 x 4096: highest", "x add's time", "<=", 1.3, has(job="reuse", rows=4096, d=4096)),
+        _target("dropout and all options: mean", "x compile", ">=", None, lambda case: JOBS[case.job].dropout),
+        _target("forward, float32: mean", "x onnxruntime", ">=", None, _forward),
+        _target("y into given memory, float32: mean", "x onnxruntime", ">=", None, has(job="reuse")),
     ]  # fmt: skip
+    most, *fewer = sorted({row["threads"] for row in document["rows"]}, reverse=True) or [0]
+
+    def on(threads: int, target: Target) -> Target:
+        where = lambda case: case.threads == threads and target.where(case)  # noqa: E731
+        return target._replace(where=where, labels={**target.labels, "threads": threads})
+
+    return [on(most, one) for one in every] + [on(n, one._replace(bound=None)) for n in fewer for one in every]
 
 
-def summarize(rows: Sequence[Row], cache: float) -> list[Row]:
-    """Return every goal for each norm, and again without targets for fewer threads, since the targets are for all threads."""
-    rows = [row for row in rows if is_settled(Case.of(row, FIELDS), row)]
-    cases, summary = by_case(rows, FIELDS), []
-    counts = sorted({case.threads for case in cases}, reverse=True)
-    for threads in counts:
-        for norm in dict.fromkeys(case.norm for case in cases):
-            chosen = {case: results for case, results in cases.items() if (case.threads, case.norm) == (threads, norm)}
-            for versus, goal in goals(cache):
-                numbers = [*goal.numbers(chosen).values()]
-                target = goal.target if threads == counts[0] else goal.target._replace(bound=None)
-                if numbers or target.bound is not None:
-                    value = goal.statistic(numbers) if numbers else None
-                    summary.append(target.row(value, norm, versus=versus, threads=threads, cells=len(numbers)))
-    return summary
+def failed_proofs(document: Document) -> list[Row]:
+    """Return the facts that do not hold. Times prove nothing, since they depend on the machine."""
+    return [fact for fact in document["facts"] if not fact["met"]]
 
 
-# ------------------------------------------------------------------------------------------------------------- the run
+BENCHMARK = Benchmark(
+    "functional", FIELDS, _planned, measure, full_title, targets, ("summary", "facts", "accuracy", "failures", "rows"),
+    options={"compile": True}, finish=finish, failed=lambda document: bool(failed_proofs(document)), schema=2,
+)  # fmt: skip
 
 
 def run(
-    cases: Sequence[Case] | None = None,
-    *,
-    rounds: int = ROUNDS,
-    compiled: bool = True,
-    proofs: bool = True,
+    cases: Sequence[Case] | None = None, *, rounds: int = timing.ROUNDS, compiled: bool = True, proofs: bool = True,
     progress: Console | None = None,
-) -> Document:
+) -> Document:  # fmt: skip
     """Measure the cases and return the document. After an interrupt it has the finished cases, and `complete` is False.
 
     Args:
         cases: from `matrix`; None is `whole()`.
         rounds: timed loops for each variant of a case, at most: fewer where a call takes long.
         compiled: time torch.compile of the eager expression too, with as many threads as the cases have at most.
-        proofs: measure `facts.facts`, `accuracy.table` and the time of the import too.
+        proofs: measure `facts` and the time of the import too.
         progress: console for the progress of the run; None shows none.
     """
-    cases = whole() if cases is None else [*cases]
-    before = torch.get_num_threads()
-    threads = max((case.threads for case in cases), default=before)
-    proven: Results = {"facts": [], "accuracy": [], "import": []}
-    meter = environment.LoadMeter()
+    from addnorm.bench.terminal import printed_progress  # it needs rich
 
-    fresh: dict[Case, dict[str, Row]] = {}  # before all others: memory that was kept once is used again
-
-    def measured(case: Case, _: float | None) -> Results:
-        torch.set_num_threads(case.threads)
-        options: Any = {"rounds": rounds, "compiled": compiled and case.threads == threads}
-        if "state" in vars(case):
-            plain = Case.of(vars(case), FIELDS)
-            fresh[plain] = time_variants(plain, "fresh", **options)[0]
-            return {}
-        return measure(case, **options, fresh=fresh.get(case))
-
-    def name(case: Case) -> str:
-        return full_title(case) + (", fresh pages" if "state" in vars(case) else "")
-
-    both = [case.but(state="fresh") for case in cases if output_bytes(case) >= BOTH_STATES]
-    both = both if settle_allocator("fresh") else []
-    torch.set_num_threads(threads)
-    done = Run(new_results("failures", "rows"))
-    try:
-        with printed_progress(progress) as show:
-            if proofs:
-                proven = _proofs(cases, show)
-            done = run_cases([*both, *cases], measured, done, title=name, progress=show)
-    except KeyboardInterrupt:  # during the proofs
-        done.ended = "interrupt"
-    finally:
-        torch.set_num_threads(before)
-        settle_allocator("default")
-    where = environment.describe()
-    cache = environment.last_level_cache(where["machine"]["caches"])
-    return {
-        **header(SCHEMA, done),
-        **where,
-        "peers": {"onnxruntime": onnx_peer.status()},
-        "threads": threads,
-        **meter.columns(),
-        "protocol": protocol(rounds, segment_ms=SEGMENT_MS, compiled=compiled, cells=len(cases)),
-        "summary": summarize(done.results["rows"], cache) + proven["import"],
-        "facts": proven["facts"],
-        "accuracy": proven["accuracy"],
-        **done.results,
-    }
-
-
-def _proofs(cases: Sequence[Case], show: Progress) -> Results:
-    """Return the measurements besides times, for the norms and dtypes of the cases, and show each part before it begins."""
-    norms = tuple(norm for norm in NORMS if any(case.norm == norm for case in cases))
-    dtypes = tuple(dtype for dtype in DTYPES if any(case.dtype == dtype for case in cases))
-    errors: list[Row] = []
-    for norm, dtype in itertools.product(norms, accuracy.DTYPES if dtypes == tuple(DTYPES) else dtypes):
-        show(f"Errors against float64: {NORMS[norm]}, {dtype}")
-        errors += accuracy.table([norm], [dtype])
-    show("Gradients of parameters, models' casting, saved bytes")
-    known = facts.facts(norms, dtypes) + facts.of_accuracy(errors)
-    show("Time of the import, in new processes")
-    imported = Target("import addnorm after torch: milliseconds", "<", 60).row(facts.import_ms())
-    return {"facts": known, "accuracy": errors, "import": [imported]}
-
-
-def failed_proofs(document: Document) -> list[Row]:
-    """Return the facts that do not hold. Times prove nothing, since they depend on the machine."""
-    return [fact for fact in document["facts"] if not fact["met"]]
+    chosen = plan(whole() if cases is None else cases, proofs=proofs)
+    with printed_progress(progress) as show:
+        return harness.run(BENCHMARK, chosen, rounds=rounds, compile=compiled, progress=show)

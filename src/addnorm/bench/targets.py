@@ -1,76 +1,91 @@
-"""Targets, goals over many cases, and whether a measured number meets them."""
+"""Targets: statistics of the measured cases, and whether they meet a bound."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from addnorm.bench.harness import Case, Row
-
-__all__ = ["Goal", "Target"]
+from addnorm.bench.case import Case, Row
 
 COMPARE: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge, "<=": operator.le, "<": operator.lt, "==": operator.eq,
 }  # fmt: skip
 
+Rows = Mapping[str, Row]  # of a case, by variant
+Number = Callable[[Rows], float | None]
+Where = Callable[[Case], bool]
+
 
 class Target(NamedTuple):
-    """Name of a number, and the bound that it must meet.
+    """Number of a benchmark, and the bound that it must meet.
 
     Attributes:
         name: name of the number.
         compare: ">=", "<=", "<" or "==".
         bound: the bound; None where the number is only reported.
+        number: function of a case's rows; None where they lack what it needs.
+        statistic: of the numbers of all cases; None: each case has its own row, with its title in place of `{}` in the name.
+        where: which cases count.
+        by: fields of a case: each combination of their values has its own row.
+        labels: further columns of the row.
     """
 
     name: str
-    compare: str
-    bound: float | None
+    compare: str = ">="
+    bound: float | None = None
+    number: Number = lambda rows: None
+    statistic: Callable[[list[float]], float] | None = min
+    where: Where = lambda case: True
+    by: tuple[str, ...] = ()
+    labels: Mapping[str, Any] = {}
 
     def met(self, value: float | None) -> bool | None:
         """Return whether a number meets the target; None without a number or without a bound."""
         return None if value is None or self.bound is None else COMPARE[self.compare](value, self.bound)
 
-    def row(self, value: float | None, norm: str | None = None, **more: Any) -> Row:
+    def row(self, value: float | None, **more: Any) -> Row:
         """Return the row of a summary: the number beside its target.
 
         Example:
             >>> from addnorm.bench.targets import Target
             >>> Target("lowest", ">=", 0.95).row(0.9, cells=3)
-            {'name': 'lowest', 'norm': None, 'cells': 3, 'value': 0.9, 'compare': '>=', 'target': 0.95, 'met': False}
+            {'name': 'lowest', 'cells': 3, 'value': 0.9, 'compare': '>=', 'target': 0.95, 'met': False}
         """
         return {
-            "name": self.name, "norm": norm, **more, "value": value, "compare": self.compare, "target": self.bound,
+            "name": self.name, **self.labels, **more, "value": value, "compare": self.compare, "target": self.bound,
             "met": self.met(value),
         }  # fmt: skip
 
-
-class Goal(NamedTuple):
-    """Target of a statistic over cases.
-
-    Attributes:
-        target: the target.
-        number: function of a case's rows by variant; None where they lack what it needs.
-        statistic: of the numbers of all cases.
-        where: which cases count.
-    """
-
-    target: Target
-    number: Callable[[Mapping[str, Row]], float | None]
-    statistic: Callable[[list[float]], float]
-    where: Callable[[Case], bool] = lambda case: True
-
-    def numbers(self, cases: Mapping[Case, Mapping[str, Row]]) -> dict[Case, float]:
-        """Return the number of each case that counts."""
-        numbers = {case: self.number(rows) for case, rows in cases.items() if self.where(case)}
-        return {case: number for case, number in numbers.items() if number is not None}
+    def rows(self, cases: Mapping[Case, Rows], title: Callable[[Case], str]) -> Iterator[Row]:
+        """Yield the rows of a summary; none where no case counts and the number has no bound."""
+        for group in dict.fromkeys(Case.of(vars(case), self.by) for case in cases) if self.by else [Case()]:
+            chosen = {
+                case: self.number(rows) for case, rows in cases.items() if has(**vars(group))(case) and self.where(case)
+            }
+            numbers = {case: number for case, number in chosen.items() if number is not None}
+            if self.statistic is None:
+                for case, number in numbers.items():
+                    yield self._replace(name=self.name.replace("{}", title(case))).row(number, cells=1)
+            elif numbers or self.bound is not None:
+                more: Row = {**vars(group), "cells": len(numbers)}
+                if self.bound is not None:
+                    worst = min if self.compare == ">=" else max
+                    more["cells_met"] = sum(map(bool, map(self.met, numbers.values())))
+                    more["worst"] = title(worst(numbers, key=numbers.__getitem__)) if numbers else None
+                yield self.row(self.statistic([*numbers.values()]) if numbers else None, **more)
 
 
-def ratio(ours: str, theirs: str, key: str = "median_us") -> Callable[[Mapping[str, Row]], float | None]:
+def ratio(ours: str, theirs: str, key: str = "median_us") -> Number:
     """Return the function of a case's rows that divides the time of `theirs` by that of `ours`: above 1, `ours` is faster."""
+    return lambda rows: rows[theirs][key] / rows[ours][key] if {ours, theirs} <= rows.keys() else None
 
-    def number(rows: Mapping[str, Row]) -> float | None:
-        return float(rows[theirs][key] / rows[ours][key]) if ours in rows and theirs in rows else None
 
-    return number
+def value(variant: str, key: str) -> Number:
+    """Return the function of a case's rows that reads one column of a variant."""
+    return lambda rows: rows[variant].get(key) if variant in rows else None
+
+
+def has(**values: Any) -> Where:
+    """Return the function that tells whether a case has these values."""
+    return lambda case: values.items() <= vars(case).items()

@@ -3,7 +3,7 @@
 benchmarks/README.md has the reasons for this protocol:
 
 - All variants of a case run in one process, interleaved, in an order that rotates each round. A row has the median and the
-  quartiles.
+  quartiles. (`torch.utils.benchmark.Timer` times one statement after the other: a drift of the machine looks like a difference.)
 - Before each timed loop the variant is called once untimed. The garbage collector is off, and runs by hand between the variants.
 - The allocator is in one of two states, the same for all variants (`settle_allocator`); a row has the page faults of a call.
 """
@@ -16,22 +16,28 @@ import itertools
 import resource
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 from addnorm._util.timing import interleave, quartiles
-from addnorm.bench.harness import Row
-
-__all__ = ["ROUNDS", "State", "interleaved", "protocol", "settle_allocator", "spread"]
+from addnorm.bench.case import Case, Results, Row
 
 State = Literal["kept", "fresh", "default"]
-
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4  # of glibc's malloc.h
+Call = Callable[[], Any]
+Failed = Callable[[str, Exception], object]
 
 ROUNDS = 21
 FEWEST_ROUNDS = 5  # at least, also where a round takes long
 CELL_SECONDS = 4.0  # the rounds fit into this time, if there are at least FEWEST_ROUNDS
 SEGMENT_MS = 5.0  # duration of a timed loop, so that the clock and the loop do not count
+
+# Options of glibc's malloc (M_TRIM_THRESHOLD -1, M_MMAP_THRESHOLD -3, M_MMAP_MAX -4) in each state.
+MALLOC: dict[State, dict[int, int]] = {
+    "kept": {-4: 0, -1: -1},
+    "fresh": {-4: 65536, -3: 128 * 1024, -1: 128 * 1024},
+    "default": {-4: 65536, -3: 32 * 1024**2, -1: 64 * 1024**2},
+}
 
 
 def settle_allocator(state: State = "kept") -> bool:
@@ -47,82 +53,65 @@ def settle_allocator(state: State = "kept") -> bool:
     Returns:
         Whether the allocator has the state; False where it is not glibc's.
     """
-    settings = {
-        "kept": {M_MMAP_MAX: 0, M_TRIM_THRESHOLD: -1},
-        "fresh": {M_MMAP_MAX: 65536, M_MMAP_THRESHOLD: 128 * 1024, M_TRIM_THRESHOLD: 128 * 1024},
-        "default": {M_MMAP_MAX: 65536, M_MMAP_THRESHOLD: 32 * 1024**2, M_TRIM_THRESHOLD: 64 * 1024**2},
-    }[state]
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "mallopt"):
         return False
-    results = [libc.mallopt(option, value) for option, value in settings.items()]
+    results = [libc.mallopt(option, value) for option, value in MALLOC[state].items()]
     if state == "fresh" and hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)
     return all(results)
 
 
-def _page_faults() -> int:
-    """Return the pages that the kernel has given to this process so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+def measure(case: Case, calls: Mapping[str, Call], rounds: int, **options: Any) -> Results:
+    """Return the rows of a case, one a variant, and the failures of variants that cannot run here. Options: `interleaved`."""
+    failures: list[Row] = []
+    rows = interleaved(calls, rounds, failed=lambda *failed: failures.append(failure(case, *failed)), **options)
+    return {"rows": [case.row(variant=name, **row) for name, row in rows.items()], "failures": failures}
+
+
+def failure(case: Case, variant: str, error: Exception) -> Row:
+    """Return a row of `failures`."""
+    return case.row(variant=variant, error=f"{type(error).__name__}: {error}"[:300])
 
 
 def interleaved(
-    calls: Mapping[str, Callable[..., Any]],
-    args: Sequence[Any] = (),
-    rounds: int = ROUNDS,
-    *,
-    seconds: float | None = None,
-    may_fail: Iterable[str] = (),
-    errors: dict[str, Exception] | None = None,
-    peer: str | None = None,
-) -> dict[str, Row]:
+    calls: Mapping[str, Call], rounds: int = ROUNDS, *, seconds: float = 0.0, peer: str | None = None,
+    may_fail: Container[str] = (), failed: Failed | None = None,
+) -> dict[str, Row]:  # fmt: skip
     """Return for each variant the median time of a call and its quartiles in microseconds, `rounds`, and `repeats` in a loop.
 
     With a `peer` also `paired_ratio`, the median over the rounds of the peer's time divided by the variant's, and its 95 %
     interval from `paired_low` to `paired_high`.
 
     Args:
-        calls: functions of `args`, by variant.
-        args: arguments of every call.
+        calls: the variants.
         rounds: number of timed loops at most.
-        seconds: duration of all rounds; None is CELL_SECONDS.
-        may_fail: variants whose first call may raise; the error goes into `errors`, and the variant is left out.
-        errors: filled with the errors, by variant.
+        seconds: duration of all rounds; 0 is CELL_SECONDS.
         peer: variant that the others are compared with, round by round.
+        may_fail: variants whose first call may raise: `failed` is called, and the variant is left out.
+        failed: function of a variant and its error.
     """
     repeats: dict[str, int] = {}
     round_seconds = 0.0
     for name, call in calls.items():
         try:
-            repeats[name], turn = _calibrate(call, args)
-        except Exception as error:
-            if errors is None or name not in may_fail:
-                raise
-            errors[name] = error
-        else:
+            repeats[name], turn = _calibrate(call)
             round_seconds += turn
-    if not repeats:
-        return {}
-
-    def sampler(name: str) -> Callable[[], tuple[float, float]]:
-        def sample() -> tuple[float, float]:
-            gc.collect()
-            calls[name](*args)
-            before = _page_faults()
-            microseconds = _loop(calls[name], args, repeats[name]) / repeats[name] * 1e6
-            return microseconds, (_page_faults() - before) / repeats[name]
-
-        return sample
-
-    fit = int((CELL_SECONDS if seconds is None else seconds) / round_seconds)
-    samples = interleave({name: sampler(name) for name in repeats}, min(rounds, max(FEWEST_ROUNDS, fit)))
+        except Exception as error:
+            if failed is None or name not in may_fail:
+                raise
+            failed(name, error)
+    fit = int((seconds or CELL_SECONDS) / round_seconds) if repeats else 0
+    samplers = {name: partial(_sample, calls[name], repeats[name]) for name in repeats}
+    samples = interleave(samplers, min(rounds, max(FEWEST_ROUNDS, fit)))
     rows = {}
     for name, pairs in samples.items():
         times, faults = zip(*pairs, strict=True)
         rows[name] = {**spread(times), "faults": statistics.median(faults), "repeats": repeats[name]}
         if peer is not None:
-            pairs_of_times = zip(samples[peer], pairs, strict=True)
-            rows[name] |= paired_interval([theirs / ours for (theirs, _), (ours, _) in pairs_of_times])
+            rows[name] |= paired_interval(
+                [theirs / ours for (theirs, _), ours in zip(samples[peer], times, strict=True)]
+            )
     return rows
 
 
@@ -137,36 +126,47 @@ def paired_interval(ratios: Sequence[float]) -> Row:
     ordered, n = sorted(ratios), len(ratios)
     place = max(int((n - 1.96 * n**0.5) / 2), 0)  # of the binomial distribution
     return {
-        "paired_ratio": statistics.median(ordered),
-        "paired_low": ordered[place],
-        "paired_high": ordered[n - 1 - place],
-    }
+        "paired_ratio": statistics.median(ordered), "paired_low": ordered[place], "paired_high": ordered[n - 1 - place],
+    }  # fmt: skip
 
 
-def spread(times: Sequence[float]) -> Row:
+def spread(times: Sequence[float], prefix: str = "") -> Row:
     """Return the median of times in microseconds, their quartiles and their number, as columns of a row."""
     q1, median, q3 = quartiles(times)
-    return {"median_us": median, "q1_us": q1, "q3_us": q3, "rounds": len(times)}
+    return {f"{prefix}median_us": median, f"{prefix}q1_us": q1, f"{prefix}q3_us": q3, "rounds": len(times)}
 
 
-def protocol(rounds: int, **more: Any) -> Row:
-    """Return how a document was measured."""
-    return {"rounds": rounds, "fewest_rounds": FEWEST_ROUNDS, "cell_seconds": CELL_SECONDS, **more}
+def protocol(rounds: int) -> Row:
+    """Return how the stopwatch measures, for a document."""
+    return {"rounds": rounds, "fewest_rounds": FEWEST_ROUNDS, "cell_seconds": CELL_SECONDS, "segment_ms": SEGMENT_MS}
 
 
-def _calibrate(call: Callable[..., Any], args: Sequence[Any]) -> tuple[int, float]:
+def _sample(call: Call, repeats: int) -> tuple[float, float]:
+    """Return the microseconds of a call and the pages that the kernel gave to this process meanwhile."""
+    gc.collect()
+    call()
+    before = _page_faults()
+    microseconds = _loop(call, repeats) / repeats * 1e6
+    return microseconds, (_page_faults() - before) / repeats
+
+
+def _page_faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+def _calibrate(call: Call) -> tuple[int, float]:
     """Return how often a call is repeated in a timed loop, and the seconds that one round takes."""
-    call(*args)  # compiles, if it is compiled; starts the threads
-    once = _loop(call, args, 1)
+    call()  # compiles, if it is compiled; starts the threads
+    once = _loop(call, 1)
     if once < SEGMENT_MS / 1e3:  # the first ones may be slow
-        once = min(_loop(call, args, 1) for _ in range(5))
+        once = min(_loop(call, 1) for _ in range(5))
     repeats = max(1, min(10_000, round(SEGMENT_MS / 1e3 / once)))
     return repeats, (1 + repeats) * once
 
 
-def _loop(call: Callable[..., Any], args: Sequence[Any], repeats: int) -> float:
+def _loop(call: Call, repeats: int) -> float:
     """Return the seconds of `repeats` calls."""
     start = time.perf_counter_ns()
     for _ in itertools.repeat(None, repeats):
-        call(*args)
+        call()
     return (time.perf_counter_ns() - start) / 1e9

@@ -1,23 +1,27 @@
-"""The clocks of the GPU benchmark: device time, host time and call time of a variant, separately.
+"""The clocks of the GPU benchmark: device time, host time and call time of a variant, separately; the bandwidth of a copy.
 
 On CUDA the device first sleeps, while the host enqueues all the calls of a segment between two events. So the device's work
 lies between the events without a gap, and the host's time is that of enqueuing alone. If the sleep ends before the host
 does, it is made longer and the segment is repeated. A call that synchronizes with the device can never be ahead of it:
-`queued` is False, and its device time includes the host's.
+`queued` is False, and its device time includes the host's. (`triton.testing.do_bench` has one call between two events: its times
+include the launch where the host is slower than the device, and it has no host time.)
 
 Call time is the wall clock of as many calls, with one synchronization at the end.
 """
 
 from __future__ import annotations
 
+import itertools
+import statistics
 import time
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from functools import cache
+from typing import NamedTuple
 
 import torch
 
 from addnorm._util.timing import quartiles
-from addnorm.bench.gpu.cases import TimedCall
-from addnorm.bench.harness import Row
+from addnorm.bench.case import Row
 
 ROUNDS = 11
 SEGMENT_SECONDS = 2e-3  # approximate duration of the calls of one segment
@@ -25,6 +29,10 @@ FEWEST, MOST = 4, 40  # calls in it: a device's queue has about a thousand place
 TRIES = 5  # attempts to enqueue ahead of the device
 FIRST_SLEEP, LONGEST_SLEEP = 2e-3, 0.2
 CALIBRATION_CYCLES, CALIBRATIONS = 20_000_000, 5
+COPY_BYTES = {"cuda": 2**30, "cpu": 2**22}  # size of the copied tensor
+COPY_ROUNDS = 5
+
+TimedCall = Callable[[int], object]  # of the index of a set
 
 
 class Sample(NamedTuple):
@@ -36,97 +44,39 @@ class Sample(NamedTuple):
     queued: bool
 
 
-class Timer(Protocol):
-    """Timer of one variant."""
+class Timer:
+    """Timer of one variant on a CPU, which computes while the call runs: all three times are that of the call.
 
-    def sample(self, repeats: int) -> Sample:
-        """Time `repeats` calls, each on the next set."""
+    The calls go through the sets in turn; each segment continues where the previous one ended.
+    """
 
-
-class Clock(Protocol):
-    """Source of the times."""
-
-    name: str
-
-    def timer(self, call: TimedCall, sets: int) -> Timer:
-        """Return a timer for a variant, whose call takes the index of a set."""
-
-    def wait(self) -> None:
-        """Wait for the device, and raise its errors."""
-
-
-class _Order:
-    """Order of the sets: each segment continues where the previous one ended."""
-
-    def __init__(self, sets: int) -> None:
-        self.sets, self.at = sets, 0
-
-    def next(self, repeats: int) -> list[int]:
-        order = [(self.at + i) % self.sets for i in range(repeats)]
-        self.at = (self.at + repeats) % self.sets
-        return order
-
-
-class HostClock:
-    """Clock of a CPU, which computes while the call runs: all three times are that of the call."""
-
-    name = "host clock"
-
-    def timer(self, call: TimedCall, sets: int) -> Timer:
-        """Return a timer of the call."""
-        return _HostTimer(call, sets)
-
-    def wait(self) -> None:
-        """Return at once: a CPU has no queue."""
-
-
-class _HostTimer:
     def __init__(self, call: TimedCall, sets: int) -> None:
-        self.call, self.order = call, _Order(sets)
+        self.call, self.order, self.sleep = call, itertools.cycle(range(sets)), FIRST_SLEEP
+
+    def loop(self, repeats: int) -> float:
+        """Return the seconds in which the host makes as many calls."""
+        order = [*itertools.islice(self.order, repeats)]
+        start = time.perf_counter()
+        for i in order:
+            self.call(i)
+        return time.perf_counter() - start
 
     def sample(self, repeats: int) -> Sample:
-        seconds = _loop(self.call, self.order.next(repeats)) / repeats
+        """Time as many calls."""
+        seconds = self.loop(repeats) / repeats
         return Sample(seconds, seconds, seconds, True)
 
-
-class CudaClock:
-    """Events around calls that are enqueued while the device sleeps."""
-
-    name = "CUDA events"
-
-    def __init__(self) -> None:
-        # The last one counts: an idle device runs slower.
-        self.hertz = [self._calibrated() for _ in range(CALIBRATIONS)][-1]
-
-    @staticmethod
-    def _calibrated() -> float:
-        """Return the number of sleep cycles per second."""
-        start, end = _event(), _event()
-        start.record()
-        torch.cuda._sleep(CALIBRATION_CYCLES)
-        end.record()
-        end.synchronize()
-        return float(CALIBRATION_CYCLES / (start.elapsed_time(end) / 1e3))
-
-    def timer(self, call: TimedCall, sets: int) -> Timer:
-        """Return a timer of the call."""
-        return _CudaTimer(self, call, sets)
-
-    def wait(self) -> None:
-        """Wait for the device."""
-        torch.cuda.synchronize()
-
-    def sleep(self, seconds: float) -> None:
-        """Keep the device busy for `seconds`."""
-        torch.cuda._sleep(int(seconds * self.hertz))
+    def repeats(self) -> int:
+        """Return how many calls a segment has."""
+        once = self.sample(FEWEST)
+        return max(FEWEST, min(MOST, round(SEGMENT_SECONDS / max(once.device, once.call, 1e-9))))
 
 
-class _CudaTimer:
-    def __init__(self, clock: CudaClock, call: TimedCall, sets: int) -> None:
-        self.clock, self.call, self.order = clock, call, _Order(sets)
-        self.sleep = FIRST_SLEEP
+class CudaTimer(Timer):
+    """Timer of one variant on CUDA: events around calls that are enqueued while the device sleeps."""
 
     def sample(self, repeats: int) -> Sample:
+        """Time as many calls between events, and as many with a wait at the end."""
         for _ in range(TRIES):
             device, host, queued = self._segment(repeats)
             if queued or self.sleep >= LONGEST_SLEEP:
@@ -134,18 +84,18 @@ class _CudaTimer:
             self.sleep = min(LONGEST_SLEEP, max(2 * self.sleep, 2 * host))
         torch.cuda.synchronize()
         start = time.perf_counter()
-        _loop(self.call, self.order.next(repeats))
+        self.loop(repeats)
         torch.cuda.synchronize()
         wall = time.perf_counter() - start
         return Sample(device / repeats, host / repeats, wall / repeats, queued)
 
     def _segment(self, repeats: int) -> tuple[float, float, bool]:
         """Return the seconds of the device and of the host, and whether the host was done before the device began."""
-        order, start, end = self.order.next(repeats), _event(), _event()
+        start, end = _event(), _event()
         torch.cuda.synchronize()
-        self.clock.sleep(self.sleep)
+        torch.cuda._sleep(int(self.sleep * _cycles_per_second()))
         start.record()
-        host = _loop(self.call, order)
+        host = self.loop(repeats)
         end.record()
         queued = not start.query()
         end.synchronize()
@@ -156,36 +106,60 @@ def _event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)
 
 
-def _loop(call: TimedCall, order: list[int]) -> float:
-    start = time.perf_counter()
-    for i in order:
-        call(i)
-    return time.perf_counter() - start
+@cache
+def _cycles_per_second() -> float:
+    """Return the cycles of a sleep per second: the last of some measurements, since an idle device runs slower."""
+    for _ in range(CALIBRATIONS):
+        start, end = _event(), _event()
+        start.record()
+        torch.cuda._sleep(CALIBRATION_CYCLES)
+        end.record()
+        end.synchronize()
+    return float(CALIBRATION_CYCLES / (start.elapsed_time(end) / 1e3))
 
 
-def clock_of(device: torch.device) -> Clock:
-    """Return the clock for a device."""
-    return CudaClock() if device.type == "cuda" else HostClock()
-
-
-def warm(call: TimedCall, sets: int, clock: Clock) -> None:
-    """Call each set once, untimed: kernels are loaded, and the allocator has memory for all."""
+def timer(device: str, call: TimedCall, sets: int) -> Timer:
+    """Return the timer of a variant, after one untimed call of each set: kernels are loaded, the allocator has memory for all."""
     for i in range(sets):
         call(i)
-    clock.wait()
+    wait(device)
+    return (CudaTimer if device == "cuda" else Timer)(call, sets)
 
 
-def repeats_for(timer: Timer) -> int:
-    """Return how many calls a segment has."""
-    once = timer.sample(FEWEST)
-    return max(FEWEST, min(MOST, round(SEGMENT_SECONDS / max(once.device, once.call, 1e-9))))
+def wait(device: str) -> None:
+    """Wait for the device, and raise its errors."""
+    if device == "cuda":
+        torch.cuda.synchronize()
 
 
 def times(samples: list[Sample]) -> Row:
     """Return medians and quartiles in microseconds, and whether every segment was enqueued ahead of the device."""
     row: Row = {}
     for part in ("device", "host", "call"):
-        values = [getattr(sample, part) * 1e6 for sample in samples]
-        q1, median, q3 = quartiles(values)
+        q1, median, q3 = quartiles([getattr(sample, part) * 1e6 for sample in samples])
         row |= {f"{part}_us": median, f"{part}_q1_us": q1, f"{part}_q3_us": q3}
     return row | {"rounds": len(samples), "queued": all(sample.queued for sample in samples)}
+
+
+@cache
+def _copies(device: str) -> dict[str, Timer]:
+    """Return timers of a large copy within the device: by the driver, and by a kernel.
+
+    On an H200 the driver's copy reached two thirds of the bandwidth (https://github.com/NVIDIA/cccl/issues/1672), so shares of
+    that would be too high.
+    """
+    source = torch.randint(-(2**31), 2**31, (COPY_BYTES[device] // 4,), dtype=torch.int32, device=device)
+    target = torch.empty_like(source)
+    return {
+        "memcpy": timer(device, lambda i: target.copy_(source), FEWEST),
+        "kernel": timer(device, lambda i: torch.bitwise_not(source, out=target), FEWEST),
+    }
+
+
+def copy_rates(device: str) -> Row:
+    """Return the bytes a second that a large copy reads and writes, by method: the median of a few rounds."""
+    seconds = {
+        name: statistics.median(each.sample(FEWEST).device for _ in range(COPY_ROUNDS))
+        for name, each in _copies(device).items()
+    }
+    return {name: 2 * COPY_BYTES[device] / each for name, each in seconds.items()}

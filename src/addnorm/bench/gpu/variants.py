@@ -13,13 +13,11 @@ from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 
-import addnorm
 from addnorm import reference
-from addnorm.bench.cases import EPS, Call
-from addnorm.bench.gpu.cases import DTYPES, JOBS, LARGE, tensor_bytes
-from addnorm.bench.harness import Case
+from addnorm.bench.case import Case
+from addnorm.bench.gpu.plan import LARGE, stream_itemsize
+from addnorm.bench.jobs import DROPOUT, DTYPES, EPS, JOBS, Call, eager, ours, tensor_bytes
 
 COPY = "copy"  # no variant of the operation: a kernel that copies as many bytes, in the same rounds
 EVERY = "every variant"  # name in `failures` where a whole case failed
@@ -52,35 +50,6 @@ class Variant(NamedTuple):
     module: str | None = None
     sampled: Callable[[Case], bool] = lambda case: True
     compiles: bool = False
-
-
-def eager(case: Case) -> Call:
-    """Return plain PyTorch: y has the branch's dtype."""
-    shape, eps, dtypes, job = (case.d,), EPS[case.norm], DTYPES[case.dtype], JOBS[case.job]
-    kinds: dict[str, Call] = {
-        "layer": lambda z, w, b: F.layer_norm(z, shape, w, b, eps),
-        "rms": lambda z, w, b: F.rms_norm(z, shape, w, eps),
-    }
-    narrowed: dict[str, Call] = {
-        "layer": lambda z, w, b: F.layer_norm(z, shape, w, b, eps).to(dtypes.branch),
-        "rms": lambda z, w, b: F.rms_norm(z, shape, w, eps).to(dtypes.branch),
-    }
-    norm = (kinds if dtypes.stream == dtypes.branch else narrowed)[case.norm]
-    if job.dropout:
-        return lambda x, s, w, b: (norm(z := x + F.dropout(s, job.dropout), w, b), z)
-    if job.stream:
-        return lambda x, s, w, b: (norm(z := x + s, w, b), z)
-    return lambda x, s, w, b: norm(x + s, w, b)
-
-
-def ours(case: Case) -> Call:
-    """Return the public function."""
-    functions: dict[str, Call] = {"layer": addnorm.add_layer_norm, "rms": addnorm.add_rms_norm}
-    call, eps, job = functions[case.norm], EPS[case.norm], JOBS[case.job]
-    options: dict[str, Any] = {"return_residual": True} if job.stream else {}
-    if job.dropout:
-        options["dropout_p"] = job.dropout
-    return lambda x, s, w, b: call(x, s, w, b, eps, **options)
 
 
 def formula(case: Case) -> Call:
@@ -129,9 +98,10 @@ def flash_attn(case: Case) -> Call:
     from flash_attn.ops.triton.layer_norm import layer_norm_fn, rms_norm_fn
 
     call = {"layer": layer_norm_fn, "rms": rms_norm_fn}[case.norm]
-    options: dict[str, Any] = {"eps": EPS[case.norm], "prenorm": JOBS[case.job].stream}
-    if JOBS[case.job].dropout:
-        options["dropout_p"] = JOBS[case.job].dropout
+    job = JOBS[case.job]
+    options: dict[str, Any] = {"eps": EPS[case.norm], "prenorm": job.stream}
+    if job.dropout:
+        options["dropout_p"] = DROPOUT
     return lambda x, s, w, b: call(s, w, b, residual=x, **options)
 
 
@@ -143,16 +113,14 @@ def quack(case: Case) -> Call:
     return lambda x, s, w, b: rmsnorm(s, w, residual=x, **options)
 
 
-def fits_flash_attn(case: Case) -> bool:
-    """Return whether a row fits the kernels of flash-attn, 64 KB: of the branch forward, of the stream backward."""
-    dtypes = DTYPES[case.dtype]
-    return bool(case.d * (dtypes.stream if JOBS[case.job].backward else dtypes.branch).itemsize <= 65536)
-
-
 # ---------------------------------------------------------------------------------------------------------------- table
 
 
-NO_DROPOUT = Limit("has no dropout", lambda case: not JOBS[case.job].dropout)
+def _undropped(case: Case) -> bool:
+    return not JOBS[case.job].dropout
+
+
+NO_DROPOUT = Limit("has no dropout", _undropped)
 VARIANTS = {
     "eager": Variant("eager PyTorch", eager),
     "compile": Variant("torch.compile of eager", compiled(eager), compiles=True),
@@ -163,7 +131,8 @@ VARIANTS = {
     ),
     "flash_attn": Variant(
         "flash-attn's Triton layer norm", flash_attn,
-        (Limit("takes rows of at most 64 KB", fits_flash_attn),), "flash-attn", "flash_attn",
+        (Limit("takes rows of at most 64 KB", lambda case: case.d * stream_itemsize(case) <= 65536),),
+        "flash-attn", "flash_attn",
     ),
     "quack": Variant(
         "QuACK", quack,
@@ -178,7 +147,7 @@ VARIANTS = {
     ),
     "compile_reference": Variant(
         "torch.compile of addnorm's formula", compiled(formula),
-        (Limit("takes its dropout mask as an argument", lambda case: not JOBS[case.job].dropout),),
+        (Limit("takes its dropout mask as an argument", _undropped),),
         # Its pairwise sums are long graphs that compile slowly: only on request.
         sampled=lambda case: False, compiles=True,
     ),
@@ -199,16 +168,22 @@ def missing(device: str) -> dict[str, str]:
     return reasons
 
 
+def version_of(*packages: str) -> str | None:
+    """Return the version of the first of the packages that is installed, or None."""
+    for package in packages:
+        try:
+            return version(package)
+        except PackageNotFoundError:  # or installed under another name, or a checkout on the path
+            continue
+    return None
+
+
 def versions() -> dict[str, str]:
     """Return the versions of the installed peers."""
-    versions = {}
-    for name, variant in VARIANTS.items():
-        if variant.module is not None and variant.package is not None and find_spec(variant.module) is not None:
-            try:
-                versions[name] = version(variant.package)
-            except PackageNotFoundError:  # installed under another name, or a checkout on the path
-                versions[name] = "of unknown version"
-    return versions
+    return {
+        name: version_of(variant.package or "") or "of unknown version"
+        for name, variant in VARIANTS.items() if variant.module is not None and find_spec(variant.module) is not None
+    }  # fmt: skip
 
 
 def unfit(name: str, case: Case) -> str | None:
@@ -216,11 +191,11 @@ def unfit(name: str, case: Case) -> str | None:
     return next((limit.why for limit in VARIANTS[name].limits if not limit.fits(case)), None)
 
 
-def chosen(case: Case, device: str, requested: Sequence[str] | None = None) -> list[str]:
+def chosen(case: Case, requested: Sequence[str] | None = None) -> list[str]:
     """Return the variants to measure in a case: the requested ones (None: those that the plan samples), where they fit."""
-    absent = missing(device)
-    wanted = VARIANTS if requested is None else [name for name in VARIANTS if name in requested]
+    absent = missing(case.device)
     return [
-        name for name in wanted
-        if name not in absent and unfit(name, case) is None and (requested is not None or VARIANTS[name].sampled(case))
+        name for name, variant in VARIANTS.items()
+        if name not in absent and unfit(name, case) is None
+        and (variant.sampled(case) if requested is None else name in requested)
     ]  # fmt: skip

@@ -11,8 +11,9 @@ from addnorm import bench
 from addnorm._util.blocks import Span, TableRow
 from addnorm._util.numbers import format_number
 from addnorm.bench import facts
-from addnorm.bench.cases import DTYPES, FIELDS, JOBS, NORMS, PLAIN, matrix
-from addnorm.bench.harness import by_case
+from addnorm.bench.case import by_case
+from addnorm.bench.jobs import JOBS, NORMS
+from addnorm.bench.operation import DTYPES, FIELDS, PLAIN, matrix
 from addnorm.cli._output import stderr_if_terminal
 from addnorm.cli.demo._parts import mark, print_heading, print_table
 from addnorm.functional import add_layer_norm
@@ -72,7 +73,7 @@ def real_tensors(console: Console) -> bool:
     all_hold = True
     for norm in NORMS:
         for dtype in DTYPES:
-            errors = facts.errors(norm, DTYPES[dtype], rows=ROWS)
+            errors = facts.errors(norm, dtype, rows=ROWS)
             ours, eager = errors["addnorm"], errors["eager"]
             limits = [ROUNDING[dtype]] * 2 + [facts.LIMITS[dtype][1]] * 2
             holds = [error <= limit or math.isnan(error) for error, limit in zip(ours, limits, strict=False)]

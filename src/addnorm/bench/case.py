@@ -1,0 +1,90 @@
+"""Cases of a benchmark as data, and the rows of their results."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+Row = dict[str, Any]
+Results = dict[str, list[Row]]  # rows by part of the document
+Document = dict[str, Any]
+Progress = Callable[[str], object]
+Selection = Mapping[str, Sequence[Any]]
+
+
+class Case(SimpleNamespace):
+    """One line of a benchmark's matrix: named values, such as the norm and the shape. They begin each of its rows.
+
+    Example:
+        >>> from addnorm.bench.case import Case
+        >>> case = Case(norm="rms", rows=128)
+        >>> case.rows, case.but(rows=1).row(variant="eager")
+        (128, {'norm': 'rms', 'rows': 1, 'variant': 'eager'})
+    """
+
+    def __hash__(self) -> int:  # type: ignore[override]  # a case is never changed
+        return hash(frozenset(vars(self).items()))
+
+    def but(self, **values: Any) -> Case:
+        """Return the case with other values."""
+        return Case(**{**vars(self), **values})
+
+    def row(self, **values: Any) -> Row:
+        """Return a row of this case."""
+        return {**vars(self), **values}
+
+    @classmethod
+    def of(cls, row: Row, fields: Iterable[str]) -> Case:
+        """Return the case that a row belongs to."""
+        return cls(**{name: row[name] for name in fields})
+
+
+class Stop(RuntimeError):  # it ends a run, which need not be an error
+    """Exception that ends a run before its last case.
+
+    Args:
+        ended: reason, for the document.
+        results: rows of the unfinished case that the document keeps.
+    """
+
+    def __init__(self, ended: str, results: Results | None = None) -> None:
+        super().__init__(ended)
+        self.ended, self.results = ended, results or {}
+
+
+def grid(**values: Iterable[Any]) -> list[Case]:
+    """Return a case for every combination of the values, the first name outermost; `a__b` are pairs of an a and a b.
+
+    Example:
+        >>> from addnorm.bench.case import grid
+        >>> [(case.rows, case.d, case.job) for case in grid(rows__d=((1, 64), (8, 256)), job=("forward", "backward"))]
+        [(1, 64, 'forward'), (1, 64, 'backward'), (8, 256, 'forward'), (8, 256, 'backward')]
+    """
+    names = [name for joined in values for name in joined.split("__")]
+    axes = [[each if "__" in joined else (each,) for each in some] for joined, some in values.items()]
+    lines = (itertools.chain(*line) for line in itertools.product(*axes))
+    return [Case(**dict(zip(names, line, strict=True))) for line in lines]
+
+
+def select(cases: Iterable[Case], selected: Selection) -> list[Case]:
+    """Return the cases that have one of the selected values in every selected field.
+
+    Raises:
+        ValueError: no case has them.
+    """
+    chosen = [case for case in cases if all(getattr(case, name, None) in some for name, some in selected.items())]
+    if not chosen:
+        words = ", ".join(f"{name} {'/'.join(map(str, some))}" for name, some in selected.items())
+        raise ValueError(f"no case of the plan has {words}")
+    return chosen
+
+
+def by_case(rows: Iterable[Row], fields: Iterable[str]) -> dict[Case, dict[str, Row]]:
+    """Return the rows by case, then by variant."""
+    fields = tuple(fields)
+    results: dict[Case, dict[str, Row]] = {}
+    for row in rows:
+        results.setdefault(Case.of(row, fields), {})[row.get("variant", "")] = row
+    return results

@@ -1,0 +1,93 @@
+"""Cases of the GPU benchmark, the most important first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from addnorm.bench.case import Case, Selection, grid, select
+from addnorm.bench.jobs import DTYPES, JOBS, NORMS, tensor_bytes
+
+FIELDS = ("norm", "job", "rows", "d", "dtype", "device")
+MB = 1e6
+LARGE, MEDIUM = 64 * MB, 16 * MB  # bytes of the smaller of a case's tensors, from which on the targets hold
+TARGET_D = (1024, 2048, 4096, 8192, 16384)
+TIMED = ("forward", "forward_stream", "backward", "forward_backward", "dropout")
+
+
+class Tier(NamedTuple):
+    """Cases of one purpose: every d with each size in bytes and each number of rows."""
+
+    dtypes: tuple[str, ...]
+    jobs: tuple[str, ...]
+    ds: tuple[int, ...]
+    sizes: tuple[float, ...] = ()
+    rows: tuple[int, ...] = ()
+
+
+# First a case of every kind, at d = 4096, then the other sizes: the cases that the budget leaves are more of the same kinds.
+# A case of an earlier tier is not repeated.
+APART, TOGETHER, FEW = ("forward_stream", "backward"), ("forward_stream", "forward_backward"), (1, 128)
+TIERS = (
+    Tier(("bfloat16",), (*APART, "forward"), (4096,), (LARGE,)),
+    Tier(("bfloat16",), TOGETHER, (4096,), rows=FEW),
+    Tier(("bfloat16",), APART, TARGET_D, (LARGE,)),
+    Tier(("mixed",), APART, (4096,), (LARGE,)),
+    Tier(("bfloat16",), ("dropout", "forward_backward"), (4096,), (LARGE,)),
+    Tier(("bfloat16",), (*APART, "forward"), (4096,), (MEDIUM,)),
+    Tier(("bfloat16",), TOGETHER, (768,), rows=FEW),
+    Tier(("float16", "float32"), APART, (4096,), (LARGE,)),
+    Tier(("bfloat16",), ("forward",), TARGET_D, (LARGE,)),
+    Tier(("mixed",), APART, TARGET_D, (LARGE,)),
+    Tier(("bfloat16",), APART, (768, 32768, 65536), (LARGE,)),
+    Tier(("float32",), APART, (1024, 16384), (LARGE,)),
+    Tier(("bfloat16",), APART, (1024, 16384), (MEDIUM,)),
+    Tier(("mixed",), ("dropout", "forward_backward"), (4096,), (LARGE,)),
+    Tier(("bfloat16",), TOGETHER, (768, 4096), rows=(1024,)),
+    Tier(("bfloat16",), ("dropout",), (768,), rows=(128,)),
+)
+
+
+def plan(selected: Selection, threads: int = 0) -> list[Case]:
+    """Return the cases in their order, or a selection of them.
+
+    With both d and rows the result is every combination instead, by default of bfloat16 and all jobs, so that any size can be
+    measured. The number of threads has no effect.
+
+    Raises:
+        ValueError: the plan has no such case.
+    """
+    (device,) = selected.get("device", ["cuda"])
+    if {"d", "rows"} <= selected.keys():
+        sizes = {"dtype": ("bfloat16",), "d": (), "rows": (), "norm": NORMS, "job": TIMED, "device": (device,)}
+        return grid(**{name: selected.get(name, values) for name, values in sizes.items()})
+    try:
+        return select(dict.fromkeys(_whole(device)), selected)
+    except ValueError as error:
+        raise ValueError(f"{error}: give both d and rows to measure other sizes") from None
+
+
+def rows_for(size: float, d: int, dtype: str) -> int:
+    """Return the power of two that makes a tensor of the branch at least `size` bytes."""
+    rows = 1
+    while tensor_bytes(Case(rows=rows, d=d, dtype=dtype)) < size:
+        rows *= 2
+    return rows
+
+
+def _whole(device: str) -> Iterator[Case]:
+    for tier in TIERS:
+        for size in grid(dtype=tier.dtypes, d=tier.ds):
+            rows = (*(rows_for(each, size.d, size.dtype) for each in tier.sizes), *tier.rows)
+            yield from grid(dtype=[size.dtype], d=[size.d], rows=rows, norm=NORMS, job=tier.jobs, device=[device])
+
+
+def title(case: Case) -> str:
+    """Return a case in words."""
+    return f"{NORMS[case.norm]}, {JOBS[case.job].title}, {case.rows} x {case.d} {case.dtype}"
+
+
+def stream_itemsize(case: Case) -> int:
+    """Return the bytes of an element of the widest tensor that a variant's kernel keeps of a row."""
+    dtypes = DTYPES[case.dtype]
+    return (dtypes.stream if JOBS[case.job].backward else dtypes.branch).itemsize

@@ -1,0 +1,208 @@
+"""Jobs of the operation, on a CPU and on a GPU: what must move, the tensors, and each job in eager PyTorch and in addnorm.
+
+A case has a norm, a job, rows, d and the name of its dtypes. Both expressions of a job are functions of the same tensors,
+(residual, branch, weight, bias) and those of the job's `extra`, and each is one Python frame. RMSNorm has no bias: it is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from addnorm import add_layer_norm, add_layer_norm_, add_rms_norm, add_rms_norm_
+from addnorm._util.norms import KINDS
+from addnorm.bench.case import Case
+from addnorm.reference import Norm
+
+NORMS: dict[Norm, str] = {name: kind.title for name, kind in KINDS.items()}
+EPS = {"layer": 1e-5, "rms": 1e-6}
+DROPOUT = 0.1
+# In place, a call's y is the next call's branch. With a weight and a bias of a millionth all the calls of a case, some
+# 100,000, move the stream by a tenth: the values stay ordinary, and every call moves the bytes that it would have moved.
+IN_PLACE_SCALE = 2.0**-20
+
+Call = Callable[..., Any]
+
+
+class Dtypes(NamedTuple):
+    """Dtypes of the stream (x, z), of the branch (Sublayer(x), y), and of weight and bias."""
+
+    title: str
+    stream: torch.dtype
+    branch: torch.dtype
+    parameters: torch.dtype
+
+
+def _alike(dtype: torch.dtype) -> Dtypes:
+    return Dtypes(str(dtype).removeprefix("torch."), dtype, dtype, dtype)
+
+
+DTYPES = {
+    "bfloat16": _alike(torch.bfloat16),
+    "mixed": Dtypes("float32 stream, bfloat16 branch", torch.float32, torch.bfloat16, torch.float32),
+    "wide parameters": Dtypes("bfloat16, float32 parameters", torch.bfloat16, torch.bfloat16, torch.float32),
+    "float16": _alike(torch.float16),
+    "float32": _alike(torch.float32),
+    "float64": _alike(torch.float64),
+}
+
+# The tensors of rows x d: those of the stream's dtype; the others have the branch's.
+STREAM = {"x", "z", "dz", "dx"}
+FORWARD, BACKWARD = ("x", "s", "y", "z"), ("dy", "dz", "z", "dx", "ds")
+
+
+class Job(NamedTuple):
+    """Use of the operation that is timed.
+
+    Attributes:
+        title: in tables.
+        moves: tensors of rows x d that it must read or write.
+        stream: whether z is returned too.
+        backward: whether gradients are computed.
+        retained: whether the backward alone is timed, on a graph that was made before and is retained.
+        dropout: whether the branch is dropped.
+        extra: arguments besides residual, branch, weight and bias.
+    """
+
+    title: str
+    moves: tuple[str, ...]
+    stream: bool = True
+    backward: bool = False
+    retained: bool = False
+    dropout: bool = False
+    extra: tuple[str, ...] = ()
+
+
+JOBS = {
+    "forward": Job("forward, y alone", ("x", "s", "y"), stream=False),
+    "forward_stream": Job("forward, y and the stream", FORWARD),
+    "backward": Job("backward", BACKWARD, backward=True, retained=True),
+    "forward_backward": Job("forward + backward", FORWARD + BACKWARD, backward=True),
+    "dropout": Job(f"forward + backward, dropout {DROPOUT}", FORWARD + BACKWARD, backward=True, dropout=True),
+    "everything": Job(  # the gradient of the layer scale reads s once more
+        "forward + backward, all options", (*FORWARD, *BACKWARD, "s"), backward=True, dropout=True,
+        extra=("layer_scale", "branch_bias"),
+    ),
+    "in_place": Job("in place, y and the stream", FORWARD),
+    "reuse": Job("into given memory, y alone", ("x", "s", "y"), stream=False, extra=("out",)),
+}  # fmt: skip
+
+
+def tensor_bytes(case: Case) -> int:
+    """Return the bytes of the branch, and of y: the smaller tensors, where the stream is wider."""
+    return int(case.rows * case.d * DTYPES[case.dtype].branch.itemsize)
+
+
+def moved_bytes(case: Case) -> int:
+    """Return the bytes that must move, each tensor with its own dtype. Parameters and statistics are negligible.
+
+    The gradients of branch and residual are one tensor if their dtypes are equal, without dropout.
+    """
+    dtypes, job = DTYPES[case.dtype], JOBS[case.job]
+    one_gradient = dtypes.stream == dtypes.branch and not job.dropout
+    moved = [name for name in job.moves if not (name == "ds" and one_gradient)]
+    return int(
+        case.rows * case.d * sum((dtypes.stream if name in STREAM else dtypes.branch).itemsize for name in moved)
+    )
+
+
+def title(case: Case) -> str:
+    """Return a case in words."""
+    return f"{NORMS[case.norm]}: {JOBS[case.job].title}, {case.rows} x {case.d} {case.dtype}"
+
+
+# -------------------------------------------------------------------------------------------------------------- tensors
+
+
+class Set(NamedTuple):
+    """Inputs of one call: the arguments, and with backward the gradients of y and z."""
+
+    args: tuple[Tensor | None, ...]
+    cotangents: tuple[Tensor, ...]
+
+    def gradients(self, outputs: Any, *, retain: bool = False) -> tuple[Tensor, ...]:
+        """Return the gradients of all arguments but None."""
+        wanted = [t for t in self.args if t is not None]
+        return torch.autograd.grad(outputs, wanted, self.cotangents, retain_graph=retain)
+
+
+def inputs(case: Case, sets: int = 1, device: torch.device | str = "cpu") -> list[Set]:
+    """Return random sets, the same in every run; the parameters are the same in all.
+
+    With dropout no element of the branch is small, so that z shows which were dropped (`proofs.check`).
+    """
+    rng = torch.Generator(device).manual_seed(0)
+    dtypes, job = DTYPES[case.dtype], JOBS[case.job]
+    options: Any = {"generator": rng, "device": device}
+    options["dtype"] = torch.float64 if dtypes.stream == torch.float64 else torch.float32
+
+    def drawn(dtype: torch.dtype) -> Tensor:
+        return torch.randn(case.rows, case.d, **options).to(dtype)
+
+    def leaf(t: Tensor) -> Tensor:
+        return t.requires_grad_(job.backward)
+
+    count = 4 if job.dropout and job.extra else 2
+    vectors = [leaf(torch.rand(case.d, **options).add_(0.5).to(dtypes.parameters)) for _ in range(count)]
+    if case.job == "in_place":
+        vectors = [t.mul_(IN_PLACE_SCALE) for t in vectors]
+    weight, bias, *extra = vectors
+    tensor_sets = []
+    for _ in range(sets):
+        x, s = drawn(dtypes.stream), drawn(dtypes.branch)
+        if job.dropout:
+            s = torch.copysign(s.abs() + 0.5, s)
+        cotangents = (drawn(dtypes.branch), drawn(dtypes.stream)) if job.backward else ()
+        more = extra or [torch.empty_like(s) for _ in job.extra]
+        args = (leaf(x), leaf(s), weight, bias if case.norm == "layer" else None, *more)
+        tensor_sets.append(Set(args, cotangents))
+    return tensor_sets
+
+
+# ---------------------------------------------------------------------------------------------------------- expressions
+
+
+def eager(case: Case, drop: Call = F.dropout) -> Call:
+    """Return a job in plain PyTorch: y has the branch's dtype. `drop` is a function of a tensor and the probability."""
+    shape, eps, dtypes = (case.d,), EPS[case.norm], DTYPES[case.dtype]
+
+    def rms_norm(z: Tensor, shape: tuple[int], w: Tensor, b: None, eps: float) -> Tensor:
+        return F.rms_norm(z, shape, w, eps)
+
+    def narrowed(*args: Any) -> Any:
+        return plain(*args).to(dtypes.branch)
+
+    plain: Call = F.layer_norm if case.norm == "layer" else rms_norm
+    norm = plain if dtypes.stream == dtypes.branch else narrowed
+
+    def both(x: Tensor, s: Tensor, w: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor]:
+        return norm(z := x + s, shape, w, b, eps), z
+
+    calls: dict[str, Call] = {
+        "forward": lambda x, s, w, b: norm(x + s, shape, w, b, eps),
+        "dropout": lambda x, s, w, b: (norm(z := x + drop(s, DROPOUT), shape, w, b, eps), z),
+        "everything": lambda x, s, w, b, g, c: (norm(z := x + g * drop(s + c, DROPOUT), shape, w, b, eps), z),
+        "reuse": lambda x, s, w, b, y: norm(x + s, shape, w, b, eps),
+    }
+    return calls.get(case.job, both)
+
+
+def ours(case: Case, seed: Tensor | None = None) -> Call:
+    """Return a job in addnorm. `seed` is that of the dropout."""
+    op: Any = add_layer_norm if case.norm == "layer" else add_rms_norm
+    op_: Any = add_layer_norm_ if case.norm == "layer" else add_rms_norm_
+    eps, p = EPS[case.norm], DROPOUT
+    calls: dict[str, Call] = {
+        "forward": lambda x, s, w, b: op(x, s, w, b, eps),
+        "dropout": lambda x, s, w, b: op(x, s, w, b, eps, dropout_p=p, seed=seed, return_residual=True),
+        "everything": lambda x, s, w, b, g, c: op(
+            x, s, w, b, eps, layer_scale=g, branch_bias=c, dropout_p=p, seed=seed, return_residual=True
+        ),
+        "in_place": lambda x, s, w, b: (op_(x, s, w, b, eps), x),
+        "reuse": lambda x, s, w, b, y: op(x, s, w, b, eps, out=y),
+    }
+    return calls.get(case.job, lambda x, s, w, b: op(x, s, w, b, eps, return_residual=True))

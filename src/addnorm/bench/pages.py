@@ -1,0 +1,171 @@
+"""Results as text: tables, ratios, targets, and the line that says where a document was measured.
+
+A table is a list of lines, and a line a text for each column it has: `table` makes the columns.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+
+from addnorm._util.blocks import Column, Span, Table
+from addnorm._util.numbers import format_number, format_percent
+from addnorm._util.render import to_markdown
+from addnorm.bench.case import Case, Document, Row
+from addnorm.bench.harness import MAX_OTHERS
+
+Line = Mapping[str, Span]
+NUMBER = re.compile(r"[*<>=~]*\s?[-+−±]?\d")
+NORMS = {"layer": "LayerNorm", "rms": "RMSNorm"}
+
+
+def table(lines: Iterable[Line], title: str = "") -> Table:
+    """Return lines as a table with a column for each key, in the order of their first use; columns of numbers on the right."""
+    lines = [*lines]
+    names = [*dict.fromkeys(name for line in lines for name in line)]
+    rows = [[line.get(name, "") for name in names] for line in lines]
+    columns = []
+    for name, cells in zip(names, zip(*rows, strict=True), strict=True):
+        texts = [
+            text for text in (cell if isinstance(cell, str) else cell[0] for cell in cells) if text not in ("", "-")
+        ]
+        right = bool(texts) and sum(NUMBER.match(text) is not None for text in texts) > len(texts) / 2
+        columns.append(Column(name, "right" if right else "left"))
+    return Table(columns, rows, title=title)
+
+
+def markdown(lines: Iterable[Line]) -> str:
+    """Return lines as a Markdown table; empty without lines.
+
+    Example:
+        >>> from addnorm.bench.pages import markdown
+        >>> print(markdown([{"norm": "layer", "µs": "1.5"}, {"norm": "rms", "µs": "0.5"}]))
+        | norm | µs |
+        | :-- | --: |
+        | layer | 1.5 |
+        | rms | 0.5 |
+    """
+    lines = [*lines]
+    return to_markdown(table(lines)) if lines else ""
+
+
+def merge(
+    cases: Mapping[Case, Mapping[str, Row]],
+    line: Callable[[Case], Mapping[str, str]],
+    cells: Callable[[Case, Mapping[str, Row]], Mapping[str, str]],
+) -> list[Mapping[str, str]]:
+    """Return one line for each different `line` of the cases, with the cells of all its cases."""
+    lines: dict[tuple[str, ...], dict[str, str]] = {}
+    for case, rows in cases.items():
+        if some := cells(case, rows):
+            head = line(case)
+            lines.setdefault(tuple(head.values()), {**head}).update(some)
+    return [*lines.values()]
+
+
+# -------------------------------------------------------------------------------------------------------------- numbers
+
+
+def digits(value: float | None, *, trim: bool = False) -> str:
+    """Return a number with three significant digits and thousands separators."""
+    return format_number(value, 3, trim=trim, grouped=True)
+
+
+def quotient(rows: Mapping[str, Row], above: str, below: str = "addnorm", *, times: bool = False) -> str:
+    """Return the time of one variant over that of another, and its spread: half the way from quartile to quartile.
+
+    Args:
+        rows: rows by variant; the text is empty where one of both is missing.
+        above: a variant.
+        below: the other variant.
+        times: add both medians, the lower variant's first.
+    """
+    if not {above, below} <= {*rows}:
+        return ""
+    over, under = rows[above], rows[below]
+    ratio = over["median_us"] / under["median_us"]
+    spread = (over["q3_us"] / under["q1_us"] - over["q1_us"] / under["q3_us"]) / 2
+    text = f"**{ratio:.2f}** ±{format_percent(spread / ratio, 1).replace('%', ' %')}"
+    return f"{text} ({digits(under['median_us'])} / {digits(over['median_us'])})" if times else text
+
+
+def interval(row: Row, *, inverse: bool = False) -> str:
+    """Return the ratio to the peer that was taken round by round, or its inverse, and its 95 % interval."""
+    ratio, low, high = (row[f"paired_{key}"] for key in ("ratio", "low", "high"))
+    if inverse:
+        ratio, low, high = 1 / ratio, 1 / high, 1 / low
+    return f"**{format_number(ratio, 3)}** ({format_number(low, 3)} to {format_number(high, 3)})"
+
+
+# -------------------------------------------------------------------------------------------------------------- targets
+
+
+def bound(row: Row) -> str:
+    """Return the target of a row of a summary as text."""
+    return "" if row["target"] is None else f"{row['compare']} {digits(row['target'], trim=True)}"
+
+
+def judged(row: Row) -> str:
+    """Return the number of a row of a summary, and if it misses its target, how many cases reach it."""
+    if row["value"] is None:
+        return "not measured"
+    counted = f", {row['cells_met']} of {row['cells']} cases reach it" if "cells_met" in row else ""
+    return f"{digits(row['value'])}{f' (missed{counted})' if row['met'] is False else ''}"
+
+
+def target_lines(rows: Iterable[Row]) -> list[Mapping[str, str]]:
+    """Return a line for each number of a summary, beside its target, with a column for each norm."""
+    lines: dict[tuple[str, str], dict[str, str]] = {}
+    for row in rows:
+        name = row["name"] + (f" ({row['versus']})" if "versus" in row else "")
+        line = lines.setdefault((name, bound(row)), {"measured over the cases": name, "target": bound(row)})
+        line[NORMS.get(row.get("norm") or "", "value")] = judged(row)
+    return [*lines.values()]
+
+
+def targets_section(document: Document) -> str:
+    """Return the table of all numbers of the summary, also those without a target, and where they were measured."""
+    return f"{markdown(target_lines(document['summary']))}\n\n{headline(document)}."
+
+
+def missed(document: Document, otherwise: str) -> str:
+    """Return which targets are missed, or the other sentence."""
+    names = [f"{row['name']} ({digits(row['value'])})" for row in document["summary"] if row["met"] is False]
+    return f"Missed: {'; '.join(names)}" if names else otherwise
+
+
+# ------------------------------------------------------------------------------------------------------------- documents
+
+
+def headline(document: Document) -> str:
+    """Return where, with what, when and at which load a document was measured."""
+    versions, commit = document["versions"], document["commit"]
+    at = f", commit {commit[:10]}{' with changes' if document['dirty'] else ''}" if commit else ""
+    kernels, n = document["isa"] or "no C++ kernels", document.get("threads")
+    threads = f", {n} thread{'s'[: n > 1]}" if n else ""
+    uncertain = ": the machine was busy, so the times are uncertain" if busy(document) else ""
+    after, others = document.get("load_after"), document.get("load_of_others")
+    load = f"load {document['load']:.1f} before it began" + (f", {after:.1f} after" if after is not None else "")
+    load += f", {others:.1f} of it by others" if others is not None else ""
+    return (
+        f"{document['machine']['cpu']}, {kernels}{threads}; torch {versions['torch']}, Python {versions['python']}, "
+        f"addnorm {versions['addnorm']}{at}; {document['date'][:10]}; {load}{uncertain}"
+    )
+
+
+def busy(document: Document) -> str:
+    """Return a warning if others used the cores: two threads on one core wait for each other in whole time slices."""
+    others = document.get("load_of_others")
+    if document["load"] <= document["machine"]["cores"] / 2 and (others is None or others <= MAX_OTHERS):
+        return ""
+    used = "" if others is None else f", others used {others:.1f} cores meanwhile"
+    return f"The machine was busy (load {document['load']:.1f} before this began{used}): do not trust the times."
+
+
+def unfinished(document: Document) -> str:
+    """Return how many cases were measured, or empty text if all were."""
+    if not document.get("left"):
+        return ""
+    done = len(document["cells"])
+    ended = "the time budget was used up" if document["ended"] == "budget" else document["ended"]
+    return f"{done} of {done + len(document['left'])} cases were measured ({ended})."

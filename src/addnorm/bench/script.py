@@ -1,0 +1,148 @@
+"""The command line of a benchmark's file: arguments from its declaration, a run, a report on stdout, and the results file."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from addnorm._util.numbers import format_seconds
+from addnorm.bench import environment
+from addnorm.bench.case import Case, Document, Selection
+from addnorm.bench.harness import Benchmark, find_earlier, publish, read, run, write
+from addnorm.bench.pages import busy, digits, unfinished
+
+DEVICES = ("cpu", "cuda")
+
+
+def main(benchmark: Benchmark, words: Sequence[str] | None = None, folder: Path | None = None) -> int:
+    """Measure, print and write.
+
+    Args:
+        benchmark: the benchmark.
+        words: arguments; None: of the command line.
+        folder: of the results; None: `results` beside the script.
+
+    Returns:
+        The exit code: 0; 1 if the results are not published; 2 for wrong arguments; 3 if the measured code is wrong; 130 if
+        the run was interrupted.
+    """
+    given = _parser(benchmark).parse_args(words)
+    selected = {name: some for name in benchmark.fields if name != "threads" and (some := getattr(given, name))}
+    results, trial = _results(benchmark, selected, folder or Path(sys.argv[0]).parent / "results")
+    if given.judge:
+        stored = read(results)
+        write({**stored, **benchmark.judge(stored)}, results)
+        return 0
+    options = {"rounds": given.rounds, **{name: getattr(given, name) for name in benchmark.options}}
+    part = trial or any(options[name] for name, value in benchmark.options.items() if isinstance(value, tuple))
+    path = given.json or (Path(tempfile.gettempdir()) / f"addnorm-{results.name}" if part else results)
+    try:
+        cases = benchmark.plan(given.threads, selected)
+        if given.list:
+            print("\n".join(map(benchmark.title, cases)))
+            return 0
+        if trial == "device" and path.resolve() == results.resolve():
+            raise ValueError(f"{path} is for times of a GPU, and this run is on cpu: choose another --json")
+        here = {**environment.describe(), **benchmark.describe(cases)}
+        here["commit"] = here["commit"] or given.commit
+        now = {**here, "protocol": benchmark.settings(options)}
+        earlier = None if given.quick else find_earlier(path, now, asked=given.resume)
+    except ValueError as error:
+        print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
+        return 2
+    if given.quick:
+        cases = [*{getattr(case, "job", None): case for case in reversed(cases)}.values()]  # the first of each job
+    document = run(
+        benchmark, cases, budget=given.budget or None, earlier=earlier, path=None if given.quick else path, here=here,
+        progress=lambda line: print(line, file=sys.stderr, flush=True), **options,
+    )  # fmt: skip
+    print("\n".join(report(benchmark, document)))
+    saved = given.quick or _save(benchmark, document, path, force=given.force)
+    if not document["complete"]:
+        print(f"Cut short ({document['ended']}): the same command with --resume continues.", file=sys.stderr)
+        return 130
+    return 3 if benchmark.failed(document) else 0 if saved else 1
+
+
+def _results(benchmark: Benchmark, selected: Selection, folder: Path) -> tuple[Path, str | None]:
+    """Return the results file, and why this run is no measurement for it: another "device", a "part" of the cases, or None."""
+    name, parts = benchmark.name, {*selected} - {"device"}
+    (device,) = selected.get("device", [benchmark.device])
+    if device != benchmark.device and benchmark.device == "cpu":
+        name = f"{name}_{device}"
+    elif device != benchmark.device:
+        return folder / f"{name}.json", "device"
+    return folder / f"{name}.json", "part" if parts else None
+
+
+def _save(benchmark: Benchmark, document: Document, path: Path, *, force: bool) -> bool:
+    if benchmark.idle:
+        return publish(document, path, force=force)
+    print(f"Written: {write(document, path)}")
+    return True
+
+
+def _parser(benchmark: Benchmark) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
+    parser.add_argument("--threads", type=_positive, help="number of threads of torch")
+    parser.add_argument("--rounds", type=_positive, default=benchmark.rounds, help=f"(default {benchmark.rounds})")
+    parser.add_argument(
+        "--budget", type=float, default=benchmark.budget, help="seconds after which no case begins; 0: none"
+    )
+    parser.add_argument("--quick", action="store_true", help="one case of each job, and no results file")
+    parser.add_argument(
+        "--json", type=Path, help="results file (default results/NAME.json; for a part a temporary file)"
+    )
+    parser.add_argument("--force", action="store_true", help="publish the results of a busy machine, marked as such")
+    parser.add_argument("--resume", action="store_true", help="continue the run in the results file")
+    parser.add_argument(
+        "--judge", action="store_true", help="judge the stored numbers again, after a target has changed"
+    )
+    parser.add_argument("--commit", help="commit of the sources, if they are a copy and no checkout")
+    parser.add_argument("--list", action="store_true", help="list the cases and measure nothing")
+    for name in benchmark.fields:
+        values = [*dict.fromkeys(getattr(case, name) for case in benchmark.plan() if hasattr(case, name))]
+        if name == "device":
+            parser.add_argument("--device", nargs=1, choices=DEVICES)
+        elif name != "threads":
+            words = (
+                {"choices": values}
+                if isinstance(values[0], str)
+                else {"type": _positive if isinstance(values[0], int) else float}
+            )
+            parser.add_argument(f"--{name.replace('_', '-')}", nargs="+", help="only these cases", **words)
+    for name, value in benchmark.options.items():
+        if value is True:
+            parser.add_argument(f"--no-{name}", dest=name, action="store_false")
+        elif isinstance(value, tuple):
+            parser.add_argument(f"--{name}", nargs="+", choices=value)
+        else:
+            parser.add_argument(f"--{name}", type=type(value), default=value)
+    return parser
+
+
+def _positive(text: str) -> int:
+    """Parse a whole number from 1."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is less than 1")
+    return value
+
+
+def report(benchmark: Benchmark, document: Document) -> Iterator[str]:
+    """Yield the lines that a script prints: its own report, or times, failures and the summary; and whether cases are left."""
+    if benchmark.report is not None:
+        yield benchmark.report(document)
+    else:
+        for case, rows in benchmark.by_case(document).items():
+            times = "   ".join(f"{name} {format_seconds(row['median_us'] / 1e6)}" for name, row in rows.items())
+            yield f"{benchmark.title(case)}:   {times}"
+        for row in document.get("failures", []):
+            yield f"{row['variant']} failed in {benchmark.title(Case.of(row, benchmark.fields))}: {row['error']}"
+        for row in document["summary"]:
+            value = "not measured" if row["value"] is None else digits(row["value"])
+            yield f"{value}  {row['name']}{'  MISSED' if row['met'] is False else ''}"
+    yield from filter(None, [benchmark.idle and busy(document), unfinished(document)])

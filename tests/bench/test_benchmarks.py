@@ -1,0 +1,378 @@
+"""Tests of the files of benchmarks/: each is run on tiny cases, refuses other results, and has the pages' sections."""
+
+import itertools
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from addnorm.bench import harness
+from addnorm.bench.case import Case
+from addnorm.fusion import benchmark as fusion_benchmark
+from addnorm.fusion.benchmark import saved_bytes
+from addnorm.lab import Text
+from addnorm.ops import compile_mode
+from addnorm.stream.models.load import LoadedModel
+from support.loading import load
+
+# torch.compile builds its own C++ with deprecated parts of setuptools and distutils, which warn.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+TEXT = Text("counting", "one two three four five six seven eight nine ten eleven twelve " * 40)
+NAMES = (
+    "stack",
+    "loop",
+    "limit",
+    "stream",
+    "streams",
+    "stream_layers",
+    "fuse",
+    "lab",
+    "memory",
+    "compile",
+    "race",
+    "compare",
+)
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="the loop is compiled with g++")
+
+
+@pytest.fixture(scope="module")
+def scripts():
+    """Return the benchmarks as modules."""
+    return SimpleNamespace(**{name: load(f"benchmarks/bench_{name}.py") for name in NAMES})
+
+
+def small_bert(name, *, texts, tokens, dtype):
+    """Return a BERT of one layer with random weights in place of MiniLM."""
+    from transformers import BertConfig, BertModel  # not at the top: every process collects every file
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    model = BertModel(BertConfig(vocab_size=50, **sizes)).eval().to(getattr(torch, dtype or "float32"))
+    ids = torch.randint(0, 50, (len(texts), tokens))
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    return LoadedModel(name, model, (), inputs, tuple(texts), "random")
+
+
+@pytest.fixture
+def small(scripts, monkeypatch, threads):
+    """Make the models, texts and copies of all benchmarks small, without a compiler, on one thread."""
+    threads(1)
+    for script in (scripts.stream, scripts.fuse):
+        monkeypatch.setattr(script.minilm, "load", small_bert)
+    monkeypatch.setattr(scripts.stream, "CALLS", 1)
+    monkeypatch.setattr(scripts.fuse, "SECONDS", 0.01)
+    monkeypatch.setattr(fusion_benchmark, "SHARE_SECONDS", 0.0)
+    monkeypatch.setattr(scripts.lab, "EVERY", 2)
+    monkeypatch.setattr(scripts.lab, "text_of_the_lab", lambda: TEXT)
+    monkeypatch.setattr(scripts.streams, "COPY_BYTES", 4096)
+    monkeypatch.setattr(scripts.loop, "before", lambda: scripts.loop.addnorm.nn)  # a checkout may lack the old commit
+    sizes = {
+        "moe_intermediate_size": 16,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "n_routed_experts": 4,
+        "hidden_size": 32,
+    }
+    for name, size in sizes.items():
+        monkeypatch.setitem(scripts.stream_layers.COMMON, name, size)
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    yield scripts
+    compile_mode.set_compile_mode(None)
+
+
+TRAINED = {"batch": 1, "tokens": 8, "dtype": "bfloat16"}
+COMPILED = {"norm": "layer", "rows": 6, "d": 16, "dtype": "float32", "device": "cpu"}
+OPERATION = {"rows": 4, "d": 64, "dtype": "bfloat16"}
+BOUNDARIES = ("addnorm", "transformers", "addnorm, boundaries", "transformers, boundaries")
+# A benchmark, a case, its variants, and options of its `measure`.
+CASES = [
+    ("stack", {"wiring": "pre_ln", "job": "inference", "batch": 2, "tokens": 3, "d": 64}, ("addnorm", "plain", "torch"), {}),
+    ("stack", {"wiring": "post_ln", "job": "training", "batch": 2, "tokens": 3, "d": 64}, ("addnorm", "plain", "torch"), {}),
+    *(
+        ("loop", {"wiring": wiring, "job": job, "sublayers": sublayers, "tokens": 3, "d": 64}, ("addnorm", "before"), {})
+        for wiring, job, sublayers in (("pre_ln", "inference", "alone"), ("layer_scale", "training", "both"))
+    ),
+    pytest.param("limit", {"norm": "layer", "job": "stream", **OPERATION}, ("addnorm", "add", "loop"), {}, marks=needs_compiler),
+    pytest.param("limit", {"norm": "rms", "job": "y", **OPERATION}, ("addnorm", "add", "loop"), {}, marks=needs_compiler),
+    ("limit", {"norm": "rms", "job": "forward_backward", **OPERATION}, ("eager", "addnorm"), {}),
+    ("stream", {"batch": 1, "tokens": 8}, ("plain", "recorded", "without gradients", "inspect", "decompose"), {}),
+    ("streams", {"job": "forward", "rows": 3, "d": 16, "dtype": "bfloat16"}, ("addnorm", "transformers"), {"compile": False}),
+    ("streams", {"job": "forward_backward", "rows": 3, "d": 16, "dtype": "float32"}, ("addnorm", "transformers", "compile"), {}),
+    ("stream_layers", {"model": "DeepSeek V4", "tokens": 5, "dtype": "float32"}, BOUNDARIES, {}),
+    ("stream_layers", {"model": "GLM-5.3", "tokens": 5, "dtype": "float32"}, BOUNDARIES, {}),
+    pytest.param("fuse", {"job": "training", **TRAINED}, ("plain", "fused", "frontend"), {}, marks=pytest.mark.slow),
+    ("lab", {"wiring": "post_ln", "num_layers": 2, "d": 16, "batch": 2, "tokens": 8}, ("plain", "addnorm", "recorded"), {}),
+    ("lab", {"wiring": "pre_ln", "num_layers": 2, "d": 16, "batch": 2, "tokens": 8}, ("plain", "addnorm", "recorded"), {}),
+    *(("compile", {"job": job, **COMPILED}, ("op", "formula", "torch", "eager"), {}) for job in ("y", "training", "around_training")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "values", "variants", "options"), CASES)
+def test_case_has_a_row_for_each_variant_and_sections(small, name, values, variants, options):
+    benchmark = getattr(small, name).BENCHMARK
+    case = Case(**values, threads=1)
+    document = harness.run(benchmark, [case], rounds=2, **{**benchmark.options, **options})
+    assert [row["variant"] for row in document["rows"]] == [*variants]
+    assert document["rows"][0].keys() >= {*benchmark.fields}
+    assert all(0 < row.get("q1_us", 1) <= row["median_us"] for row in document["rows"])
+    assert document.get("failures", []) == []
+    assert document["complete"]
+    assert torch.get_num_threads() == 1
+    if name == "stack":
+        assert all(("saved_bytes" in row) == (case.job == "training") for row in document["rows"])
+    for section in benchmark.sections.values():
+        assert section(document)
+
+
+# Other results are refused.
+
+
+def spoil_variants(monkeypatch, script):
+    variants = script.variants
+
+    def spoiled(case):
+        modules, x, dy = variants(case)
+        with torch.no_grad():
+            [*modules["plain" if "plain" in modules else "before"].parameters()][-1][5] += 1e-3
+        return modules, x, dy
+
+    monkeypatch.setattr(script, "variants", spoiled)
+
+
+def test_different_results_are_an_error(small, monkeypatch):
+    from copy import deepcopy
+
+    stacks = [CASES[0][1], CASES[2][1]]
+    plain = small.stack.Plain
+    monkeypatch.setattr(small.stack, "Plain", lambda stack: plain(deepcopy(stack)))  # which shares no parameter
+    for script, values, error, words in (
+        (small.stack, stacks[0], AssertionError, "not close"), (small.loop, stacks[1], ValueError, "pre_ln gives other bits than at f6a1493"),
+    ):  # fmt: skip
+        spoil_variants(monkeypatch, script)
+        with pytest.raises(error, match=words):
+            script.measure(Case(**values, threads=1), rounds=1)
+    forward = small.streams.Fused.forward
+    monkeypatch.setattr(
+        small.streams.Fused, "forward", lambda self, streams, output, *rest: forward(self, streams, output * 1.1, *rest)
+    )
+    with pytest.raises(ValueError, match=r"the results differ by .* expected at most 1e-05"):
+        small.streams.measure(Case(**CASES[9][1], threads=1), rounds=1, compile=False)
+    prepare = small.lab.prepare
+
+    def spoiled(case, variant, text, steps):
+        train = prepare(case, variant, text, steps)
+        return (lambda observe: train(lambda step, loss: observe(step, loss * 1.001))) if variant == "plain" else train
+
+    monkeypatch.setattr(small.lab, "prepare", spoiled)
+    with pytest.raises(ValueError, match=r"the losses of pre_ln, 2 layers, d = 16 differ by .* expected round-off"):
+        small.lab.check_losses(Case(wiring="pre_ln", num_layers=2, d=16, batch=2, tokens=8, threads=1), TEXT)
+
+
+def test_old_loop_is_read_from_git_or_refused(scripts, monkeypatch):
+    monkeypatch.setattr(scripts.loop, "BEFORE", "0" * 40)
+    scripts.loop.before.cache_clear()
+    with pytest.raises(RuntimeError, match="git cannot read the commit 0000000"):
+        scripts.loop.before()
+
+
+def test_text_that_is_too_short_is_refused(small, monkeypatch):
+    monkeypatch.setattr(
+        small.fuse.minilm, "load", lambda *args, tokens, **more: small_bert(*args, tokens=tokens - 1, **more)
+    )
+    with pytest.raises(ValueError, match=r"the text gave \(1, 7\), expected \(1, 8\): use longer passages"):
+        small.fuse.minilm.load_model(Case(**TRAINED))
+
+
+# What single benchmarks compare.
+
+
+def test_plain_stack_shares_parameters_and_has_torchs_norms(scripts):
+    modules = scripts.stack.variants(Case(**CASES[0][1]))[0]
+    storages = {name: {parameter.data_ptr() for parameter in module.parameters()} for name, module in modules.items()}
+    assert storages["addnorm"] == storages["plain"]  # copies would lie elsewhere in memory
+    assert not storages["addnorm"] & storages["torch"]  # the second would find it in the cache
+    assert {type(module) for module in modules["plain"].modules() if isinstance(module, nn.LayerNorm)} == {nn.LayerNorm}
+
+
+def test_lab_windows_end_with_a_recorded_step(small, monkeypatch):
+    """Check the windows: the first step is separate, and the last step of each later window is recorded."""
+    trainings = {}
+
+    class Training(small.lab.Training):
+        def __init__(self, run, text):
+            super().__init__(run, text)
+            trainings[run.every, run.steps] = self
+
+    monkeypatch.setattr(small.lab, "Training", Training)
+    case = Case(wiring="pre_ln", num_layers=2, d=16, batch=2, tokens=8, threads=1)
+    result = small.lab.measure(case, rounds=1, windows=2)
+    assert all(row["rounds"] == 2 and row["first_us"] > 0 < row["last_us"] for row in result["rows"])
+    assert trainings[2, 5].recorded["steps"] == [0, 2, 4]
+    assert trainings[0, 5].recorded["steps"] == []
+    (losses,) = result["losses"]
+    assert len({*losses["losses"]}) == small.lab.CHECKED
+    ours, plain = trainings[0, 5].model, small.lab.PlainModel(trainings[0, 5].model)
+    assert not {p.data_ptr() for p in ours.parameters()} & {p.data_ptr() for p in plain.parameters()}
+
+
+def test_fuse_measures_inductor_in_chosen_cases_and_reports_failures(small, monkeypatch):
+    models = []
+
+    def fail(model, kwargs):
+        models.append(model)
+        raise RuntimeError("no compiler here")
+
+    case, plain = Case(job="inference", batch=1, tokens=8, dtype="float32", threads=1), small.fuse.MAKE["plain"]
+    monkeypatch.setattr(small.fuse, "MAKE", {"plain": plain, "fused": fail, "inductor": fail})
+    monkeypatch.setattr(small.fuse, "INDUCTOR", (("inference", 1, 8, "float32"),))
+    result = small.fuse.measure(case, rounds=1)
+    assert [row["variant"] for row in result["rows"]] == ["plain"]
+    assert [row["variant"] for row in result["failures"]] == ["fused", "inductor"]
+    assert result["failures"][0]["error"] == "RuntimeError: no compiler here"
+    storages = [{parameter.data_ptr() for parameter in model.parameters()} for model in models]
+    assert not storages[0] & storages[1]
+    assert [row["variant"] for row in small.fuse.measure(case, rounds=1, inductor=False)["failures"]] == ["fused"]
+
+
+@needs_compiler
+@pytest.mark.parametrize(("with_bias", "with_stream"), [*itertools.product((False, True), repeat=2)])
+def test_loop_reads_and_writes_every_row(scripts, with_bias, with_stream):
+    x, branch, weight, bias = (
+        torch.randint(0, 2**31, shape, dtype=torch.int32) for shape in ((5, 48), (5, 48), (48,), (48,))
+    )
+    y, z = torch.zeros_like(x), torch.zeros_like(x) if with_stream else None
+    scripts.limit.loop_of([x, branch, weight, bias if with_bias else None], (y, z), 2)()
+    expected = x | branch
+    assert z is None or z.equal(expected)
+    assert y.equal(expected | weight | bias if with_bias else expected | weight)
+
+
+def test_least_time_of_a_boundary_is_that_of_its_bytes(scripts):
+    case = Case(job="forward", rows=1, d=4096, dtype="bfloat16")
+    assert scripts.streams.least_us(case, 81.92) == pytest.approx(1.0)  # 81,920 bytes
+    assert scripts.streams.least_us(case.but(job="forward_backward"), 204.8) == pytest.approx(1.0)  # and 122,880
+
+
+# torch.compile.
+
+
+def compile_case(job="training", **values):
+    return Case(**COMPILED | {"job": job} | values, threads=1)
+
+
+@pytest.mark.parametrize(("norm", "dtype"), [("layer", "bfloat16"), ("rms", "float32")])
+def test_wrong_gradient_is_over_its_limit(small, norm, dtype):
+    case = compile_case(norm=norm, rows=96, d=48, dtype=dtype)
+    tensors, right = small.compile.inputs(case), small.compile.forward(case, "eager")
+
+    class Scaled(torch.autograd.Function):
+        forward = staticmethod(lambda ctx, t: t.clone())
+        backward = staticmethod(lambda ctx, grad: grad * 1.02)
+
+    def wrong(x, s, w, b):
+        return right(x, s, Scaled.apply(w), b)
+
+    rows = small.compile.errors(case, {"op": right, "formula": wrong}, tensors)
+    names = {"y", "z", "residual", "branch", "weight"} | ({"bias"} if norm == "layer" else set())
+    assert {row["what"] for row in rows} == names
+    assert [(row["variant"], row["what"]) for row in rows if row["error"] > row["limit"]] == [("formula", "weight")]
+
+
+def test_bits_show_dependence_on_threads_and_other_rows(small):
+    case = compile_case(rows=40)
+    right = small.compile.forward(case, "eager")
+
+    def dependent(x, s, w, b):
+        y, z = right(x, s, w, b)
+        return y + len(y) + torch.get_num_threads() * 0.5, z
+
+    assert small.compile.bits(case, right) == {"run": True, "threads_kept": True, "rows_kept": True}
+    assert small.compile.bits(case, dependent) == {"run": True, "threads_kept": False, "rows_kept": False}
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiled_forms_agree_with_eager(scripts, monkeypatch, backend):
+    """Capture the formula's own graph, and the operator, whose bits do not change."""
+    compiler = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, **options: compiler(function, backend=backend, **options))
+    case = compile_case()
+    tensors = scripts.compile.inputs(case)
+    alone = case.but(job="forward_backward")
+    eager, op, formula = (
+        scripts.compile.proofs.results(alone, scripts.compile.forward(case, name), tensors)
+        for name in ("eager", "op", "formula")
+    )
+    compile_mode.set_compile_mode(None)
+    assert all(op[name].equal(eager[name]) for name in eager)
+    torch.testing.assert_close(formula, eager, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("job", ["y", "stream", "training", "around", "chain_training", "stack", "stack_training"])
+def test_addnorm_and_torch_compute_the_same_job(small, job):
+    case = compile_case(job, norm=("layer", "rms")[len(job) % 2])
+    tensors = small.compile.inputs(case)
+    ours, theirs = (small.compile.forward(case, name)(*tensors.args) for name in ("eager", "torch"))
+    torch.testing.assert_close(ours, theirs, rtol=1e-2 if job == "around" else 1e-4, atol=1e-4)
+    if tensors.cotangents:  # every input is read
+        assert all(grad is not None for grad in tensors.gradients(ours))
+
+
+def test_targets_are_for_the_default_form_of_each_case(scripts):
+    times = {"y": {"op": 5.0, "formula": 10.0, "torch": 9.0}, "dropout": {"op": 20.0, "formula": 90.0, "torch": 80.0}}
+    rows = [
+        compile_case(job).row(variant=name, median_us=time) for job, by in times.items() for name, time in by.items()
+    ]
+    lowest, mean, *others = scripts.compile.BENCHMARK.judge({"rows": rows, "errors": [], "bits": []})["summary"]
+    # y is the formula by default, dropout the operator
+    assert (round(lowest["value"], 3), lowest["met"], round(mean["value"], 3), mean["met"]) == (0.9, False, 1.897, True)
+    assert {row["name"]: row["value"] for row in others}["op, y: times as fast as torch alone"] == pytest.approx(1.8)
+
+
+# Bytes.
+
+D, LAYERS, SITES = 64, 3, 6
+BYTES = {"float32": 4, "bfloat16": 2}
+
+
+def memory_rows(script, wiring, dtype="float32", batch=1):
+    rows = script.measure(Case(wiring=wiring, dtype=dtype), batch=batch, layers=LAYERS, d_model=D)["rows"]
+    return {row["checkpoint"]: row for row in rows}
+
+
+@pytest.mark.parametrize("dtype", BYTES)
+@pytest.mark.parametrize(("wiring", "norms"), [("pre_ln", SITES + 1), ("post_ln", SITES)])
+def test_one_stream_saves_z_and_8_bytes_a_token(scripts, wiring, norms, dtype):
+    row, tokens = memory_rows(scripts.memory, wiring, dtype)[0], scripts.memory.TOKENS
+    assert row["z_bytes"] == SITES * tokens * D * BYTES[dtype]
+    assert row["statistics_bytes"] == norms * tokens * 8
+    assert row["streams_bytes"] == row["coefficients_bytes"] == row["checkpoint_bytes"] == 0
+    # Nothing else keeps the last y, and y is kept with its norm's bias, a parameter, which does not count.
+    assert row["gain_bytes"] == (SITES - 1) * tokens * D * BYTES[dtype]
+    assert scripts.memory.share(row) == row["gain_bytes"] / (row["state_bytes"] + row["saved_bytes"])
+
+
+@pytest.mark.parametrize("wiring", ["pre_ln", "post_ln", "hyper_connections", "mhc"])
+def test_bytes_equal_those_of_a_whole_forward(scripts, wiring):
+    memory = scripts.memory
+    stack, tensor = memory.make_stack(wiring, torch.float32, LAYERS, D), memory.TOKENS * D * 4
+    x = torch.randn(1, memory.TOKENS, D)
+    one, three = (memory_rows(memory, wiring, batch=batch)[0] for batch in (1, 3))
+    assert one["saved_bytes"] == saved_bytes(lambda: stack(x), stack, x)
+    if wiring != "hyper_connections":  # which saves coefficients of no token too
+        assert three["saved_bytes"] == 3 * one["saved_bytes"]  # activations are proportional to tokens
+    assert three["state_bytes"] == one["state_bytes"] == 4 * sum(p.nbytes for p in stack.parameters())
+    if wiring in ("hyper_connections", "mhc"):  # the first streams are views of the input, which does not count
+        assert (one["streams_bytes"], one["branch_bytes"]) == ((SITES - 1) * memory.STREAMS * tensor, SITES * tensor)
+        assert one["z_bytes"] == one["gain_bytes"] == 0 < one["coefficients_bytes"]
+
+
+def test_checkpoints_hold_states_and_one_group(scripts):
+    rows, tensor = memory_rows(scripts.memory, "pre_ln"), scripts.memory.TOKENS * D * 4
+    # A state is the stream and the pending write; the input of the first layer does not count.
+    assert rows[1]["checkpoint_bytes"] == (LAYERS - 1) * 2 * tensor
+    assert rows[1]["z_bytes"] == 2 * tensor
+    assert rows[1]["peak_bytes"] < rows[0]["peak_bytes"]
+    assert rows[3]["saved_bytes"] < rows[0]["saved_bytes"], "without what the final norm saves"
