@@ -12,9 +12,9 @@ from functools import partial
 from addnorm._util.numbers import format_number
 from addnorm.bench.case import Document, Row, by_case
 from addnorm.bench.facts import COLUMNS as ERRORS
-from addnorm.bench.jobs import JOBS, NORMS
+from addnorm.bench.jobs import FIELDS, JOBS, NORMS
 from addnorm.bench.operation import BENCHMARK as OPERATION
-from addnorm.bench.operation import FIELDS, PLAIN, TIMED
+from addnorm.bench.operation import PLAIN, TIMED
 from addnorm.bench.pages import digits, headline, markdown, merge, quotient, target_lines
 from addnorm.bench.script import main
 from addnorm.bench.terminal import text

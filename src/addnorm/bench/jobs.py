@@ -19,6 +19,7 @@ from addnorm.bench.case import Case
 from addnorm.reference import Norm
 
 NORMS: dict[Norm, str] = {name: kind.title for name, kind in KINDS.items()}
+FIELDS = ("norm", "job", "rows", "d", "dtype", "threads")  # of a case on a CPU
 EPS = {"layer": 1e-5, "rms": 1e-6}
 DROPOUT = 0.1
 # In place, a call's y is the next call's branch. With a weight and a bias of a millionth all the calls of a case, some

@@ -18,7 +18,7 @@ import torch
 from addnorm.bench import environment, facts, harness, onnx_peer, timing
 from addnorm.bench.case import Case, Document, Results, Row, Selection, by_case, grid, select
 from addnorm.bench.harness import Benchmark
-from addnorm.bench.jobs import JOBS, NORMS, eager, inputs, moved_bytes, ours, tensor_bytes, title
+from addnorm.bench.jobs import FIELDS, JOBS, NORMS, eager, inputs, moved_bytes, ours, tensor_bytes, title
 from addnorm.bench.targets import Target, has, ratio
 from addnorm.reference import Norm
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-FIELDS = ("norm", "job", "rows", "d", "dtype", "threads")
 SHAPES = ((1, 768), (1, 4096), (128, 768), (512, 768), (2048, 1024), (8192, 768), (4096, 4096))
 ONE_THREAD_SHAPES = ((128, 768), (2048, 1024))  # one in the second level of the cache, one in the last
 DTYPES = ("float32", "bfloat16")

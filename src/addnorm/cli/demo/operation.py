@@ -12,8 +12,8 @@ from addnorm._util.blocks import Span, TableRow
 from addnorm._util.numbers import format_number
 from addnorm.bench import facts
 from addnorm.bench.case import by_case
-from addnorm.bench.jobs import JOBS, NORMS
-from addnorm.bench.operation import DTYPES, FIELDS, PLAIN, matrix
+from addnorm.bench.jobs import FIELDS, JOBS, NORMS
+from addnorm.bench.operation import DTYPES, PLAIN, matrix
 from addnorm.cli._output import stderr_if_terminal
 from addnorm.cli.demo._parts import mark, print_heading, print_table
 from addnorm.functional import add_layer_norm
