@@ -46,6 +46,7 @@ IValue optional(const Tensor& t) { return t.defined() ? IValue(t) : IValue(); }
 struct Call {
   std::vector<IValue> arguments;  // of residual, branch and bias the dtypes; None for all other tensors
   int64_t mask = 0;               // the requested gradients
+  int64_t present = 0;            // the tensors of kInputs, which have the node's edges; as of a Python node, others have none
   bool shared = false;            // whether the gradients of residual and branch are equal
 };
 
@@ -99,6 +100,15 @@ variable_list gradients(const Call& call, const variable_list& grads, const Unpa
   return results;
 }
 
+// Return the gradients of the node's edges.
+template <typename Unpack>
+variable_list edge_gradients(const Call& call, const variable_list& grads, const Unpack& unpack) {
+  variable_list results = gradients(call, grads, unpack), edges;
+  for (int bit = 0; bit < kGrads; ++bit)
+    if (call.present >> bit & 1) edges.push_back(std::move(results[bit]));
+  return edges;
+}
+
 struct AddNormBackward : torch::autograd::Node {
   Call call;
   std::vector<SavedVariable> saved;
@@ -114,7 +124,7 @@ struct AddNormBackward : torch::autograd::Node {
   }
 
   variable_list apply(variable_list&& grads) override {
-    return gradients(call, grads, [this] { return unpack(); });
+    return edge_gradients(call, grads, [this] { return unpack(); });
   }
 
   void release_variables() override {
@@ -127,6 +137,7 @@ struct AddNormBackward : torch::autograd::Node {
     args.collect(saved, true);
     for (const IValue& value : call.arguments) args.collect(value, true);
     args.collect(call.mask);
+    args.collect(call.present);
     args.collect(call.shared);
   }
 
@@ -135,7 +146,7 @@ struct AddNormBackward : torch::autograd::Node {
     swapped.before(saved);
     const std::vector<IValue> tensors = {compiled::IValuePacker<variable_list>::pack(unpack())};
     const auto backward = [call = call](const variable_list& outer, const std::vector<IValue>& packed) {
-      return gradients(call, outer, [&packed] { return compiled::IValuePacker<variable_list>::unpack(packed[0]); });
+      return edge_gradients(call, outer, [&packed] { return compiled::IValuePacker<variable_list>::unpack(packed[0]); });
     };
     const auto& python = compiled::getPyCompilerInterface();
     const auto bound = python->bind_function(swapped.get_py_compiler(), name(), backward, {tensors[0].type()}, true, true);
@@ -151,12 +162,14 @@ void node(const c10::OperatorHandle&, torch::jit::Stack* stack) {
   static const auto op = find("addnorm::add_norm_forward", "kernel");
   std::vector<IValue> a = torch::jit::pop(*stack, size_t{kArguments});
   const auto grad_fn = c10::make_intrusive<AddNormBackward>();
-  int64_t mask = 0;
+  int64_t mask = 0, present = 0;
   for (int bit = 0; bit < kGrads; ++bit) {
     const IValue& input = a[kInputs[bit]];
-    const bool requires_grad = input.isTensor() && input.toTensor().requires_grad();
+    if (!input.isTensor()) continue;
+    const bool requires_grad = input.toTensor().requires_grad();
     grad_fn->add_next_edge(requires_grad ? torch::autograd::impl::gradient_edge(input.toTensor()) : torch::autograd::Edge());
     mask |= int64_t{requires_grad} << bit;
+    present |= int64_t{1} << bit;
   }
   Tensor y, z, stats;
   {
@@ -191,7 +204,7 @@ void node(const c10::OperatorHandle&, torch::jit::Stack* stack) {
   for (IValue& value : a)
     if (value.isTensor()) value = IValue();
   const bool shared = plain && has_branch && a[Forward::kResidual].toInt() == a[Forward::kBranch].toInt();
-  grad_fn->call = {std::move(a), mask, shared};
+  grad_fn->call = {std::move(a), mask, present, shared};
   stack->emplace_back(std::move(y));
   stack->emplace_back(std::move(z));
 }

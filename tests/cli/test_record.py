@@ -117,7 +117,7 @@ def test_share_is_one_number_everywhere(folder):
     assert dict(zip(data["map"]["sources"], data["map"]["shares"][-1], strict=True)) == pytest.approx(
         {labels[source]: share for source, share in expected.items()}, rel=1e-6
     )
-    sentences = [finding.text for finding in recording_findings(recording)]
+    sentences = [finding.claim for finding in recording_findings(recording)]
     assert any(
         text.startswith(f"{format_percent(expected['x_0'])} of the final stream is from x") for text in sentences
     )
