@@ -4,10 +4,10 @@ The package is beside `addnorm`, whose import takes seconds, so that help, versi
 a command is in `addnorm/cli/COMMAND.py`, which is imported when the command runs.
 
 - `group`: the group of all commands; exit codes
+- `commands`: the commands with their parameters and help; `command`: how the code of one is imported and called
+- `parameters`: types of parameters and completion
 - `interrupts`: Ctrl-C and SIGTERM
-- `commands`, `model_commands`: the commands without and with a MODEL argument
-- `parameters`: shared options, types and completion
-- `screen`: stdout that is closed, full or no longer read
+- `output_guard`: stdout that is closed, full or no longer read
 
 Exit codes: 0 done; 1 failed; 2 the arguments are wrong; 3 a proof failed; 130 interrupted; 143 ended by SIGTERM.
 """
@@ -22,7 +22,7 @@ def main(arguments: list[str] | None = None) -> None:
     from addnorm_cli.interrupts import exit_at_signals
 
     with exit_at_signals():
-        from addnorm_cli.screen import guard_streams
+        from addnorm_cli.output_guard import guard_streams
 
         guard_streams()
         from addnorm_cli.group import addnorm

@@ -1,46 +1,55 @@
-"""The commands without a MODEL argument: `bench`, `compare`, `demo`, `explore`, `trace`, `wirings`."""
+"""The commands: their parameters and their help. A docstring is the help; the code is in `addnorm/cli`."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
-from typing import Any
 
 import click
+from click import argument, command, option
 
-from addnorm_cli.dispatch import run_command
-from addnorm_cli.parameters import (
-    COUNT,
-    FILE,
-    FOLDER,
-    TEXT,
-    Numbers,
-    OneOf,
-    Real,
-    Whole,
-    complete_presets,
-    complete_wirings,
-    json_option,
+from addnorm_cli.command import Command, ModelCommand
+from addnorm_cli.parameters import COUNT, FILE, FOLDER, PRESET, REAL, TEXT, WIRING, numbers, one_of, whole
+
+__all__ = ["COMMANDS"]
+
+DEPTH, NORM = whole(1, 10_000), one_of("layer", "rms")
+float64 = option("--float64", is_flag=True, help="Use a float64 copy of the model: errors below 1e-10.")
+
+
+class _SignedCommand(Command):
+    """Command whose arguments may be negative numbers. A space before the minus keeps click from reading an option."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, [re.sub(r"^-(?=[\d.]|inf|nan)", " -", arg, flags=re.I) for arg in args])
+
+
+@command(cls=ModelCommand)
+@option(
+    "--mode",
+    type=one_of("zero", "mean"),
+    default="zero",
+    help="Replace the write by zero (default) or its mean.",
 )
+def ablate() -> None:
+    r"""Remove each sublayer in turn and measure how the output changes.
 
-__all__ = ["bench", "compare", "demo", "explore", "trace", "wirings"]
+    A sublayer is removed by replacing its write, the tensor that it adds to the residual stream, by zero or by its mean.
 
-DEPTH = Whole(1, 10_000)
+    \b
+      addnorm ablate minilm
+      addnorm ablate gpt2 --mode mean
+    """
 
 
-@click.command()
-@click.option("--json", "target", metavar="FILE", help="Write the results as JSON; - is stdout, instead of tables.")
-@click.option("--norm", "norms", type=OneOf(["layer", "rms"]), multiple=True, help="Only this norm (repeatable).")
-@click.option(
-    "--dtype", "dtypes", type=OneOf(["float32", "bfloat16"]), multiple=True, help="Only this dtype (repeatable)."
-)
-@click.option("--threads", type=COUNT, metavar="N", help="Measure on 1 and on N threads (default: torch's number).")
-@click.option(
-    "--rounds", type=Whole(1, 10_000), metavar="N", help="Timings of each variant (default 21, with --quick 5)."
-)
-@click.option("--quick", is_flag=True, help="Three small sizes, few rounds, no torch.compile: under half a minute.")
-@click.option("--compile/--no-compile", "compiled", default=None, help="Also time torch.compile (takes minutes).")
-def bench(**options: Any) -> None:
+@command(cls=Command)
+@option("--json", "target", metavar="FILE", help="Write the results as JSON; - is stdout, instead of tables.")
+@option("--norm", "norms", type=NORM, multiple=True, help="Only this norm (repeatable).")
+@option("--dtype", "dtypes", type=one_of("float32", "bfloat16"), multiple=True, help="Only this dtype (repeatable).")
+@option("--threads", type=COUNT, help="Measure on 1 and on N threads (default: torch's number).")
+@option("--rounds", type=whole(1, 10_000), help="Timings of each variant (default 21, with --quick 5).")
+@option("--quick", is_flag=True, help="Three small sizes, few rounds, no torch.compile: under half a minute.")
+@option("--compile/--no-compile", "compiled", default=None, help="Also time torch.compile (takes minutes).")
+def bench() -> None:
     r"""Measure the speed and the accuracy of add + norm against PyTorch.
 
     addnorm is compared with eager PyTorch, torch.compile and, where it is installed, onnxruntime. Without --quick it takes
@@ -50,36 +59,35 @@ def bench(**options: Any) -> None:
       addnorm bench --quick
       addnorm bench --norm rms --dtype bfloat16 --json results.json
     """
-    run_command("bench", options)
 
 
-@click.command()
-@click.argument("compared", nargs=-1, metavar="[WIRING]...", shell_complete=complete_wirings)
-@click.option("--text", type=TEXT, metavar="FILE", help="UTF-8 text to learn (default: Python's documentation).")
-@click.option("--full", is_flag=True, help="Several depths, learning rates and seeds: about an hour.")
-@click.option("--init-only", is_flag=True, help="No training: measure untrained stacks only.")
-@click.option(
-    "--out", type=FOLDER, default=Path("addnorm-compare"), metavar="DIR",
+@command(cls=Command)
+@argument("compared", nargs=-1, metavar="[WIRING]...", type=WIRING)
+@option("--text", type=TEXT, help="UTF-8 text to learn (default: Python's documentation).")
+@option("--full", is_flag=True, help="Several depths, learning rates and seeds: about an hour.")
+@option("--init-only", is_flag=True, help="No training: measure untrained stacks only.")
+@option(
+    "--out", type=FOLDER, default="addnorm-compare",
     help="Folder for results (default addnorm-compare).",
 )  # fmt: skip
-@click.option("--report", type=FILE, metavar="FILE", help="The report (default report.html in --out).")
-@click.option("--layers", "num_layers", type=Numbers(int), metavar="N,...", help="Numbers of layers (default 12).")
-@click.option("--rates", type=Numbers(float), metavar="X,...", help="Learning rates (default 1e-3).")
-@click.option(
-    "--warm-up", "warm_ups", type=Numbers(int), metavar="N,...",
+@option("--report", type=FILE, help="The report (default report.html in --out).")
+@option("--layers", "num_layers", type=numbers(int), help="Numbers of layers (default 12).")
+@option("--rates", type=numbers(float), help="Learning rates (default 1e-3).")
+@option(
+    "--warm-up", "warm_ups", type=numbers(int),
     help="Steps of warm-up (default 0,100; at most half of --steps).",
 )  # fmt: skip
-@click.option("--seeds", type=Whole(1, 1000), metavar="N", help="Number of seeds (default 1).")
-@click.option("--steps", type=COUNT, metavar="N", help="Steps of each run (default 200).")
-@click.option("--d-model", type=COUNT, metavar="N", help="Width of the model (default 64).")
-@click.option("--heads", "nhead", type=COUNT, metavar="N", help="Attention heads (default 4).")
-@click.option("--tokens", type=COUNT, metavar="N", help="Characters in a sequence (default 64).")
-@click.option("--batch", type=COUNT, metavar="N", help="Sequences in a step (default 16).")
-@click.option("--norm", type=OneOf(["layer", "rms"]), help="LayerNorm (default) or RMSNorm.")
-@click.option("--jobs", type=COUNT, metavar="N", help="Processes (default: one a core).")
-@click.option("--cluster", metavar="ADDRESS", help="Train on a Dask cluster, as in tcp://10.0.0.5:8786.")
-@json_option
-def compare(**options: Any) -> None:
+@option("--seeds", type=whole(1, 1000), help="Number of seeds (default 1).")
+@option("--steps", type=COUNT, help="Steps of each run (default 200).")
+@option("--d-model", type=COUNT, help="Width of the model (default 64).")
+@option("--heads", "nhead", type=COUNT, help="Attention heads (default 4).")
+@option("--tokens", type=COUNT, help="Characters in a sequence (default 64).")
+@option("--batch", type=COUNT, help="Sequences in a step (default 16).")
+@option("--norm", type=NORM, help="LayerNorm (default) or RMSNorm.")
+@option("--jobs", type=COUNT, help="Processes (default: one a core).")
+@option("--cluster", metavar="ADDRESS", help="Train on a Dask cluster, as in tcp://10.0.0.5:8786.")
+@option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def compare() -> None:
     r"""Train small models with different wirings and write a report.
 
     WIRING is a name of `addnorm wirings`, with options after a colon; post_ln and pre_ln by default. Without options it takes
@@ -89,35 +97,46 @@ def compare(**options: Any) -> None:
       addnorm compare post_ln pre_ln
       addnorm compare pre_ln mix_ln:k=3 --layers 6,12 --rates 1e-3,3e-3
     """
-    run_command("compare", options)
 
 
-@click.command()
+@command(cls=ModelCommand)
+@float64
+def decompose() -> None:
+    r"""Compute each sublayer's share of a model's residual stream.
+
+    The stream after its last sublayer is a sum with one part for each source: x_0 (the embeddings), what each sublayer added, and
+    the biases of the norms. The exit code is 3 if the parts do not add up to the stream.
+
+    \b
+      addnorm decompose minilm
+      addnorm decompose gpt2 --layers 6 --float64
+    """
+
+
+@command(cls=Command)
 def demo() -> None:
     """Show in a few minutes what addnorm does.
 
     One token step by step, the speed, a real model inspected, recorded and fused, and two wirings trained. Its files are
     in the folder addnorm-demo. The exit code is 3 if a proof fails.
     """
-    run_command("demo", {})
 
 
-@click.command()
-@click.option(
+@command(cls=Command, keeps_output=False)
+@option(
     "--port",
-    type=Whole(0, 65535),
-    metavar="N",
+    type=whole(0, 65535),
     help="Port; 0 is any free one (default 8017).",
 )
-@click.option(
+@option(
     "--host", default="127.0.0.1", metavar="NAME", help="Address to listen at (default 127.0.0.1, this machine only)."
 )
-@click.option(
-    "--recording", "recordings", type=FILE, multiple=True, metavar="FILE",
+@option(
+    "--recording", "recordings", type=FILE, multiple=True,
     help="File of `addnorm record --out` (repeatable).",
 )  # fmt: skip
-@click.option("--open", "opens_browser", is_flag=True, help="Also open the page in the browser.")
-def explore(**options: Any) -> None:
+@option("--open", "opens_browser", is_flag=True, help="Also open the page in the browser.")
+def explore() -> None:
     r"""Open the explorer, a local web page.
 
     Move the LayerNorm of a stack, follow one token, look into a recording, train two wirings side by side. Only this machine
@@ -129,35 +148,75 @@ def explore(**options: Any) -> None:
       addnorm record minilm --out minilm.json --memory-map
       addnorm explore --recording minilm.json
     """
-    run_command("explore", options, keep=False)
 
 
-class _SignedCommand(click.Command):
-    """Command whose arguments may be negative numbers. A space before the minus keeps click from reading an option."""
+@command(cls=ModelCommand)
+@option("--compile", "inductor", is_flag=True, help="Compile the fused graphs with Inductor, as torch.compile does.")
+@option("--benchmark", is_flag=True, help="Also measure time and memory, before and after.")
+def fuse() -> None:
+    r"""Fuse the Add & Norms of a model and prove that its results stay the same.
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, [re.sub(r"^-(?=[\d.]|inf|nan)", " -", arg, flags=re.I) for arg in args])
+    The exit code is 3 if the proof fails, or if there is nothing to fuse.
+
+    \b
+      addnorm fuse minilm
+      addnorm fuse llama --dtype bfloat16 --train
+    """
 
 
-@click.command(cls=_SignedCommand)
-@click.argument("vectors", nargs=-1, metavar="[X SUBLAYER]")
-@click.option(
-    "--preset", metavar="NAME", shell_complete=complete_presets,
+@command(cls=ModelCommand)
+@float64
+@option("--report", type=FILE, help="Write a report on the model; FILE ends in .html.")
+def inspect() -> None:
+    r"""Find the residual streams of a model and prove their equations.
+
+    Each equation is computed again in float64 and compared with the model's own values. With --report the model is also recorded
+    forward and backward, and run without each sublayer: one HTML file.
+
+    \b
+      addnorm inspect minilm --report minilm.html
+      addnorm inspect llama --layers 4
+      addnorm inspect my_models:make_encoder
+    """
+
+
+@command(cls=ModelCommand)
+@option("--steps", type=COUNT, help="Number of batches (default: all texts, or one).")
+@option("--only", metavar="LAYERS", help="Record only these layers, counted from 1: 1,3-5.")
+@option("--no-grads", "grads", flag_value=False, default=True, help="Record the forward pass only.")
+@option("--memory-map", is_flag=True, help="Also print each source's share of the stream at its end.")
+@option("--out", type=FILE, help="Write the recording; FILE ends in .json or .parquet.")
+@option("--plots", type=FOLDER, help="Write plots by depth to the folder DIR.")
+def record() -> None:
+    r"""Record the residual streams of a model, forward and backward, by depth.
+
+    A step is one batch of texts (8, or --batch), forward and backward; nothing is trained. Ctrl-C keeps the finished steps.
+
+    \b
+      addnorm record gpt2
+      addnorm record minilm --text FILE --out run.parquet --plots plots
+    """
+
+
+@command(cls=_SignedCommand, keeps_output=False)
+@argument("vectors", nargs=-1, metavar="[X SUBLAYER]")
+@option(
+    "--preset", type=PRESET,
     help="Use a worked example instead of vectors.",
 )  # fmt: skip
-@click.option("--list", "listing", is_flag=True, help="List the worked examples.")
-@click.option("--placement", type=OneOf(["post", "pre"]), help="Norm after the add (default) or before f.")
-@click.option("--norm", type=OneOf(["layer", "rms"]), help="LayerNorm (default) or RMSNorm.")
-@click.option("--gamma", "weight", metavar="VECTOR", help="Scale: d numbers, or one for all (default 1).")
-@click.option("--beta", "bias", metavar="VECTOR", help="Shift: d numbers, or one for all (default 0).")
-@click.option("--eps", type=Real(), metavar="X", help="Added to the variance (default 1e-5).")
-@click.option("--grad", metavar="VECTOR", help="Gradient of the output (default 1,0,...,0).")
-@click.option("--read-grad", metavar="VECTOR", help="Pre-LN: gradient of f's input (default: --grad).")
-@click.option("--variance", type=OneOf(["biased", "unbiased"]), help="Divide by d (default) or by d - 1.")
-@click.option("--eps-place", type=OneOf(["inside", "outside"]), help="Add eps inside the root (default) or to it.")
-@click.option("--digits", type=Whole(1, 17), metavar="N", help="Significant digits (default 5).")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document, with all digits.")
-def trace(**options: Any) -> None:
+@option("--list", "listing", is_flag=True, help="List the worked examples.")
+@option("--placement", type=one_of("post", "pre"), help="Norm after the add (default) or before f.")
+@option("--norm", type=NORM, help="LayerNorm (default) or RMSNorm.")
+@option("--gamma", "weight", metavar="VECTOR", help="Scale: d numbers, or one for all (default 1).")
+@option("--beta", "bias", metavar="VECTOR", help="Shift: d numbers, or one for all (default 0).")
+@option("--eps", type=REAL, help="Added to the variance (default 1e-5).")
+@option("--grad", metavar="VECTOR", help="Gradient of the output (default 1,0,...,0).")
+@option("--read-grad", metavar="VECTOR", help="Pre-LN: gradient of f's input (default: --grad).")
+@option("--variance", type=one_of("biased", "unbiased"), help="Divide by d (default) or by d - 1.")
+@option("--eps-place", type=one_of("inside", "outside"), help="Add eps inside the root (default) or to it.")
+@option("--digits", type=whole(1, 17), help="Significant digits (default 5).")
+@option("--json", "as_json", is_flag=True, help="Print one JSON document, with all digits.")
+def trace() -> None:
     r"""Compute Add & Norm of one token step by step, forward and backward.
 
     X is the token, d numbers separated by commas, and SUBLAYER the output of the sublayer f for it, as many numbers.
@@ -166,18 +225,17 @@ def trace(**options: Any) -> None:
       addnorm trace 1,2,3 0.5,-1,1.5
       addnorm trace --preset lesson-001 --placement pre
     """
-    run_command("trace", options, keep=False)
 
 
-@click.command()
-@click.argument("name", required=False, shell_complete=complete_wirings)
-@click.option("--layers", type=DEPTH, metavar="N", help="Also show the constants for N layers.")
-@click.option("--decoder-layers", type=DEPTH, metavar="M", help="Of an encoder of N and a decoder of M layers.")
-@click.option(
+@command(cls=Command, keeps_output=False)
+@argument("name", required=False, metavar="[NAME]", type=WIRING)
+@option("--layers", type=DEPTH, help="Also show the constants for N layers.")
+@option("--decoder-layers", type=DEPTH, metavar="M", help="Of an encoder of N and a decoder of M layers.")
+@option(
     "--set", "settings", multiple=True, metavar="OPTION=VALUE", help="Option of the wiring, as in k=3 (repeatable)."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document, with all rows.")
-def wirings(**options: Any) -> None:
+@option("--json", "as_json", is_flag=True, help="Print one JSON document, with all rows.")
+def wirings() -> None:
     r"""List the residual wirings, or describe one.
 
     A wiring says where the norms are placed and how a sublayer's output is added. With NAME: its equation, a drawing, its source,
@@ -188,4 +246,8 @@ def wirings(**options: Any) -> None:
       addnorm wirings deepnorm --layers 100
       addnorm wirings mix_ln --layers 12 --set k=3
     """
-    run_command("wirings", options, keep=False)
+
+
+COMMANDS: tuple[click.Command, ...] = (
+    ablate, bench, compare, decompose, demo, explore, fuse, inspect, record, trace, wirings,
+)  # fmt: skip

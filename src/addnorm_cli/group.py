@@ -10,9 +10,9 @@ from typing import Any, NoReturn
 
 import click
 
-from addnorm_cli import commands, model_commands
+from addnorm_cli.commands import COMMANDS
 from addnorm_cli.interrupts import INTERRUPTED, TERMINATED, raise_at_signals
-from addnorm_cli.screen import PIPE_CLOSED, OutputError, drop_output, finish_output
+from addnorm_cli.output_guard import PIPE_CLOSED, OutputError, drop_output, finish_output
 
 __all__ = ["addnorm"]
 
@@ -81,13 +81,6 @@ def _describe(error: OSError | MemoryError) -> str:
     path = f"{error.filename!r}" if error.filename is not None else "a file"
     return f"{path} cannot be used ({error.strerror})"
 
-
-COMMANDS = (
-    model_commands.ablate, commands.bench, commands.compare, model_commands.decompose, commands.demo, commands.explore,
-    model_commands.fuse, model_commands.inspect, model_commands.record, commands.trace, commands.wirings,
-)  # fmt: skip
-for command in COMMANDS:
-    command.help = (command.help or "").replace(r"\b", "\b")  # click's mark for lines that are not wrapped
 
 addnorm = _Group(
     "addnorm",

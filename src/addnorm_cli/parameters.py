@@ -1,11 +1,12 @@
-"""Parameters that several commands share, their types, and the values that the shell completes."""
+"""Types of parameters, and the values that the shell completes."""
 
 from __future__ import annotations
 
 import importlib.util
+import math
 import re
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,20 @@ import click
 from click.shell_completion import CompletionItem
 
 __all__ = [
-    "COUNT", "FILE", "FOLDER", "PRESETS", "TEXT", "WIRINGS", "Numbers", "OneOf", "Real", "Whole", "complete_models",
-    "complete_presets", "complete_wirings", "json_option", "model_parameters",
-]  # fmt: skip
+    "COUNT",
+    "FILE",
+    "FOLDER",
+    "MODEL",
+    "PRESET",
+    "REAL",
+    "TEXT",
+    "WIRING",
+    "Kind",
+    "ParameterError",
+    "numbers",
+    "one_of",
+    "whole",
+]
 
 # Names to complete. They are those of addnorm, which a test compares: importing addnorm takes seconds.
 WIRINGS = (
@@ -29,7 +41,6 @@ WIRINGS = (
 PRESETS = (
     "lesson-000", "lesson-001", "undo", "unbiased", "annotated-transformer", "rms-norm", "pre-ln", "constant",
 )  # fmt: skip
-DTYPES = ("float32", "float64", "bfloat16", "float16")
 MODEL_TYPE = re.compile(r'^\s+\("([\w.-]+)", "\w+Config"\)', re.MULTILINE)  # an entry of transformers' table
 
 LONGEST = 4095  # bytes of a path
@@ -40,128 +51,105 @@ class ParameterError(click.ClickException):
 
     exit_code = 2
 
-    def __init__(self, param: click.Parameter | None, value: object, expected: str) -> None:
+    def __init__(self, param: click.Parameter | None, value: str, expected: str) -> None:
         name = "the value" if param is None else max([*param.opts, param.metavar or ""], key=len)
-        text = repr(value)
+        text = value if re.fullmatch(r"-?\d+", value) else repr(value)
         super().__init__(f"{name} is {text if len(text) <= 100 else f'{text[:99]}…'}, expected {expected}.")
 
 
-class Whole(click.ParamType[Any]):
-    """Whole number between two limits.
+class Kind(click.ParamType[Any]):
+    """Type of a parameter.
 
     Args:
-        minimum: the smallest number.
-        maximum: the largest number; None means no limit.
+        metavar: the value in the help.
+        expected: the accepted values, for errors.
+        parse: function of the text that returns the value. It raises a ValueError for a wrong one, or a `click.BadParameter` with
+            other words than `expected`.
+        names: function that returns the names to complete.
+        path: "file" or "dir" where the shell also completes paths.
     """
 
-    name = "whole number"
+    name = "value"
 
-    def __init__(self, minimum: int, maximum: int | None = None) -> None:
-        self.minimum, self.maximum = minimum, maximum
+    def __init__(
+        self, metavar: str, expected: str = "", parse: Callable[[str], Any] = str,
+        names: Callable[[], Iterable[str]] = tuple, path: str = "",
+    ) -> None:  # fmt: skip
+        self.metavar, self.expected, self.parse, self.names, self.path = metavar, expected, parse, names, path
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the number of a text."""
-        number = value
-        with suppress(ValueError):
-            number = int(value)
-            if number >= self.minimum and (self.maximum is None or number <= self.maximum):
-                return number
-        limit = "" if self.maximum is None else f" to {self.maximum}"
-        raise ParameterError(param, number, f"a whole number from {self.minimum}{limit}")
-
-
-class Real(click.ParamType[Any]):
-    """Number, NaN and infinity included."""
-
-    name = "number"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return the number of a text."""
-        with suppress(ValueError):
-            return float(value)
-        raise ParameterError(param, value, "a number, as in 1e-5")
-
-
-class Numbers(click.ParamType[Any]):
-    """Numbers separated by commas.
-
-    Args:
-        kind: int or float.
-    """
-
-    name = "numbers"
-
-    def __init__(self, kind: Callable[[str], Any]) -> None:
-        self.kind = kind
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        """Return the value in the help."""
+        return self.metavar
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the numbers of a text as a tuple."""
-        kind, example = ("whole numbers", "6,12") if self.kind is int else ("numbers", "3e-4,1e-3")
+        """Return the value of a text."""
         try:
-            return tuple(map(self.kind, str(value).split(",")))
+            return self.parse(value)
+        except click.BadParameter as error:
+            raise ParameterError(param, value, error.message) from None
         except ValueError:
-            raise ParameterError(param, value, f"{kind} separated by commas, as in {example}") from None
+            raise ParameterError(param, value, self.expected) from None
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Return the names that begin with a text."""
+        paths = [CompletionItem(incomplete, type=self.path)] if self.path else []
+        return [*paths, *(CompletionItem(name) for name in self.names() if name.startswith(incomplete))]
 
 
-class OneOf(click.Choice[str]):
-    """One of several words."""
+def whole(minimum: int, maximum: float = math.inf) -> Kind:
+    """Return the type of whole numbers between two limits."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the word."""
-        if value not in self.choices:
-            raise ParameterError(param, value, f"one of {', '.join(self.choices)}")
-        return str(value)
+    def parse(text: str) -> int:
+        number = int(text)
+        if not minimum <= number <= maximum:
+            raise ValueError
+        return number
+
+    limit = "" if maximum == math.inf else f" to {maximum}"
+    return Kind("N", f"a whole number from {minimum}{limit}", parse)
 
 
-class PathName(click.ParamType[Any]):
-    """Path of a file or folder, which need not exist. Devices are refused: they have no end.
+def numbers(kind: Callable[[str], Any]) -> Kind:
+    """Return the type of a tuple of numbers, int or float, separated by commas."""
+    metavar, words, example = ("N,...", "whole numbers", "6,12") if kind is int else ("X,...", "numbers", "3e-4,1e-3")
+    expected = f"{words} separated by commas, as in {example}"
+    return Kind(metavar, expected, lambda text: tuple(map(kind, text.split(","))))
+
+
+def one_of(*words: str, metavar: str = "") -> Kind:
+    """Return the type of a choice of words."""
+
+    def parse(text: str) -> str:
+        if text not in words:
+            raise ValueError
+        return text
+
+    return Kind(metavar or f"[{'|'.join(words)}]", f"one of {', '.join(words)}", parse, lambda: words)
+
+
+def path_of(kind: str, metavar: str, completes: str = "file", *, pipes: bool = True) -> Kind:
+    """Return the type of a path, which need not exist. Devices are refused: they have no end.
 
     Args:
+        kind: "file" or "folder", for errors.
+        metavar: the value in the help.
         completes: "file" or "dir", for the shell.
         pipes: accept named pipes. Reading one waits until another process writes.
     """
 
-    name = "path"
-
-    def __init__(self, completes: str = "file", *, pipes: bool = True) -> None:
-        self.completes, self.pipes = completes, pipes
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Return the path of a text."""
-        text, kind = str(value), "folder" if self.completes == "dir" else "file"
+    def parse(text: str) -> Path:
         if not text or "\0" in text or len(text.encode(errors="surrogateescape")) > LONGEST:
-            raise ParameterError(param, text, f"the path of a {kind}")
-        path = Path(text)
+            raise ValueError
+        path, mode = Path(text), 0
         with suppress(OSError):
             mode = path.stat().st_mode
-            if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
-                raise ParameterError(param, text, f"a {kind}, not a device")
-            if stat.S_ISFIFO(mode) and not self.pipes and not text.startswith("/dev/"):  # /dev/stdin has a writer
-                raise ParameterError(param, text, f"a {kind}, not a named pipe")
+        if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+            raise click.BadParameter(f"a {kind}, not a device")
+        if stat.S_ISFIFO(mode) and not pipes and not text.startswith("/dev/"):  # /dev/stdin has a writer
+            raise click.BadParameter(f"a {kind}, not a named pipe")
         return path
 
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Let the shell complete paths."""
-        return [CompletionItem(incomplete, type=self.completes)]
-
-
-FILE, TEXT, FOLDER, COUNT = PathName(), PathName(pipes=False), PathName("dir"), Whole(1)
-
-
-def complete_wirings(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Return the names of wirings that begin with a text."""
-    return [name for name in WIRINGS if name.startswith(incomplete)]
-
-
-def complete_presets(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Return the names of worked examples that begin with a text."""
-    return [name for name in PRESETS if name.startswith(incomplete)]
-
-
-def complete_models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return the model types that begin with a text; the shell adds directories."""
-    names = [name for name in ("minilm", *list_model_types()) if name.startswith(incomplete)]
-    return [CompletionItem(incomplete, type="dir"), *map(CompletionItem, names)]
+    return Kind(metavar, f"the path of a {kind}", parse, path=completes)
 
 
 def list_model_types() -> list[str]:
@@ -176,35 +164,8 @@ def list_model_types() -> list[str]:
     return sorted(names)
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-
-MODEL_PARAMETERS = (
-    click.argument("name", metavar="MODEL", shell_complete=complete_models),
-    click.option("--text", type=TEXT, metavar="FILE", help="Texts for a model with a tokenizer, one a line."),
-    click.option("--input", type=FILE, metavar="FILE", help="Inputs as named tensors: a .safetensors or .pt file."),
-    click.option("--layers", type=Whole(1, 1000), metavar="N", help="Number of layers of a model type (default at most 3)."),
-    click.option("--tokens", type=COUNT, metavar="N", help="Length of random inputs; longer texts are cut off."),
-    click.option("--batch", type=COUNT, metavar="N", help="Number of random inputs, or of texts that are read at once."),
-    click.option(
-        "--dtype", type=OneOf(DTYPES), metavar="NAME",
-        help="float32, float64, bfloat16 or float16 (default: that of the weights).",
-    ),
-    click.option("--seed", type=Whole(0, 2**63 - 1), default=0, metavar="N", help="Seed of weights and inputs (default 0)."),
-    click.option("--train", is_flag=True, help="Use training mode, with dropout (default: evaluation mode)."),
-    json_option,
-)  # fmt: skip
-
-
-MODEL = """
-    MODEL is minilm, a model type of transformers such as gpt2, which is built small with random weights, a directory with a
-    config.json, or module.path:factory, a function that returns (model, args, kwargs).
-"""
-
-
-def model_parameters(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the MODEL argument to a command, its help, and the options that say how to build and call the model."""
-    text, mark, examples = (command.__doc__ or "").partition(r"    \b")
-    command.__doc__ = f"{text.rstrip()}\n{MODEL}\n{mark}{examples}"
-    for parameter in reversed(MODEL_PARAMETERS):
-        command = parameter(command)
-    return command
+FILE, TEXT, FOLDER = path_of("file", "FILE"), path_of("file", "FILE", pipes=False), path_of("folder", "DIR", "dir")
+COUNT = whole(1)
+REAL = Kind("X", "a number, as in 1e-5", float)
+WIRING, PRESET = Kind("NAME", names=lambda: WIRINGS), Kind("NAME", names=lambda: PRESETS)
+MODEL = Kind("MODEL", names=lambda: ["minilm", *list_model_types()], path="dir")

@@ -10,6 +10,6 @@ LONG = 1e4  # seconds
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
     """Announce no steps: on a busy machine any step may take so long that a command says what it does."""
-    for module, name in (("cli._output", "PATIENCE"), ("cli.record", "PATIENCE"), ("lab.compare", "FIRST_LINE")):
+    for module, name in (("cli._output", "PATIENCE"), ("lab.compare", "FIRST_LINE")):
         monkeypatch.setattr(importlib.import_module(f"addnorm.{module}"), name, LONG)
-    monkeypatch.setattr("addnorm_cli.dispatch.PATIENCE", LONG)
+    monkeypatch.setattr("addnorm_cli.command.PATIENCE", LONG)

@@ -21,7 +21,7 @@ from addnorm_cli.group import COMPLETE
 from addnorm_cli.group import addnorm as group
 from addnorm_cli.interrupts import INTERRUPTED, TERMINATED
 from addnorm_cli.parameters import ParameterError
-from addnorm_cli.screen import PIPE_CLOSED, keep_output
+from addnorm_cli.output_guard import PIPE_CLOSED, keep_output
 from support.loading import ROOT
 
 COMMANDS = [*group.commands]
@@ -132,9 +132,9 @@ def test_full_stdout_is_one_sentence(arguments):
 @pytest.mark.skipif(not FULL.exists(), reason="no /dev/full")
 def test_full_stdout_keeps_the_output_of_work(tmp_path):
     code = (
-        "from addnorm_cli import main, commands, dispatch; from click import echo\n"
+        "from addnorm_cli import main, command; from click import echo\n"
         "class Module: run = staticmethod(lambda **_: [echo('a' * 9000), echo('b')])\n"
-        "dispatch.importlib.import_module = lambda name: Module\n"
+        "command.importlib.import_module = lambda name: Module\n"
         "main(['demo'])"
     )
     with FULL.open("w") as full:

@@ -182,7 +182,7 @@ def test_grammar_imports_only_click():
     modules = {name.split(".")[0] for name in json.loads(process.stdout)}
     assert {"addnorm_cli", "click"} <= modules
     assert not {"addnorm", "numpy", "rich", "torch", "transformers"} & modules
-    assert {path.stem for path in GRAMMAR.glob("*.py")} >= {"group", "commands", "model_commands"}
+    assert {path.stem for path in GRAMMAR.glob("*.py")} >= {"group", "command", "commands"}
 
 
 def test_importing_addnorm_imports_only_torch():

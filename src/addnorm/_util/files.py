@@ -26,16 +26,6 @@ LONGEST = 200  # bytes of a temporary file's name that come from the file's name
 class UnwritableError(OSError):
     """A path that cannot be written. The message is one sentence that begins with the argument's name."""
 
-    def renamed(self, name: str) -> UnwritableError:
-        """Return the same error for an argument of another name, such as an option of the command line.
-
-        Example:
-            >>> from addnorm._util.files import UnwritableError
-            >>> str(UnwritableError("path is 'a', which cannot be written (No space left on device).").renamed("--out"))
-            "--out is 'a', which cannot be written (No space left on device)."
-        """
-        return UnwritableError(f"{name} is {str(self).split(' is ', 1)[1]}")
-
 
 def check_writable(path: str | Path, *, name: str = "path") -> None:
     """Check that a file can be written at the path, and make its folder. Call it before work that takes long.

@@ -21,8 +21,8 @@ from addnorm.stream.models.inputs import format_inputs, read_texts
 from addnorm.stream.models.load import LoadedModel, input_error, load
 
 __all__ = [
-    "ModelOptions", "describe_failure", "describe_inputs", "inspect_model", "load_model", "model_facts", "token_mask",
-    "with_model",
+    "ModelOptions", "check_proof", "describe_inputs", "document_of", "find_streams", "inspect_model", "load_model",
+    "mask_name", "model_facts", "token_mask", "with_model",
 ]  # fmt: skip
 
 
@@ -49,25 +49,20 @@ class ModelOptions:
         return self.text is not None
 
 
-def with_model(command: Callable[..., str | None]) -> Callable[..., None]:
-    """Pass the model's options to a command as one `ModelOptions`, and turn exceptions into a sentence and an exit code.
-
-    The command returns why its proof failed, in a sentence, or None.
-    """
+def with_model(command: Callable[..., None]) -> Callable[..., None]:
+    """Pass the model's options to a command as one `ModelOptions`, and turn exceptions into a sentence and an exit code."""
 
     @functools.wraps(command)
     def run(**options: Any) -> None:
         model = ModelOptions(**{field.name: options.pop(field.name) for field in dataclasses.fields(ModelOptions)})
         try:
-            failure = command(model, **options)
+            command(model, **options)
         except ModelLoadError as error:
             raise ArgumentError(error) from None
         except SystemExit as error:  # click has exceptions of its own
             raise ArgumentError(
                 f"MODEL {model.name!r} ends the program (SystemExit: {error.code}): correct the model."
             ) from None
-        if failure is not None:
-            raise ProofError(failure)
 
     return run
 
@@ -104,20 +99,39 @@ def inspect_model(loaded: LoadedModel, float64: bool = False) -> Inspection:
         raise input_error(error, loaded) from error
 
 
-def describe_failure(inspection: Inspection) -> str | None:
-    """Return what an inspection could not prove, in a sentence, or None."""
+def find_streams(loaded: LoadedModel) -> Inspection:
+    """Return the inspection of a model that has residual streams.
+
+    Raises:
+        ModelLoadError: the model raised an error for its inputs.
+        ProofError: the model has no residual stream.
+    """
+    inspection = inspect_model(loaded)
     if not inspection.sites:
-        return f"{inspection.model} has no residual stream: {inspection.unknown[0].reason}."
+        check_proof(inspection)
+    return inspection
+
+
+def check_proof(inspection: Inspection) -> None:
+    """Raise a ProofError with what an inspection could not prove."""
+    if not inspection.sites:
+        raise ProofError(f"{inspection.model} has no residual stream: {inspection.unknown[0].reason}.")
     failed = [site for site in inspection.sites if not site.closes]
     if failed:
         worst = max(failed, key=lambda site: site.closure if site.closure == site.closure else float("inf"))
         total = format_count(len(inspection.sites), "sublayer")
         count = f"{len(failed)} of {total} {'does' if len(failed) == 1 else 'do'} not close"
-        return f"{count}: {worst.equation} has a relative error of {worst.closure:.1e} at {worst.id}."
+        raise ProofError(f"{count}: {worst.equation} has a relative error of {worst.closure:.1e} at {worst.id}.")
     for stream in inspection.streams:
         if not stream.sum_closes:
-            return f"{stream.name} is not the sum of x_0 and all writes: relative error {stream.closure:.1e}."
-    return None
+            raise ProofError(
+                f"{stream.name} is not the sum of x_0 and all writes: relative error {stream.closure:.1e}."
+            )
+
+
+def document_of(loaded: LoadedModel, schema: str, **content: Any) -> dict[str, Any]:
+    """Return a JSON document about a model: the schema, the model's name, the source of its weights, its inputs, the content."""
+    return {"schema": schema, "schema_version": 1, **model_facts(loaded), **content}
 
 
 def model_facts(loaded: LoadedModel) -> dict[str, Any]:
@@ -140,3 +154,8 @@ def token_mask(kwargs: dict[str, Any]) -> Tensor | None:
     ids = [value for name, value in kwargs.items() if name.endswith("input_ids")]
     fits = isinstance(mask, Tensor) and bool(ids) and all(tokens.shape == mask.shape for tokens in ids)
     return mask.bool() if fits and isinstance(mask, Tensor) else None
+
+
+def mask_name(loaded: LoadedModel) -> str | None:
+    """Return the argument with the mask of the padding, or None."""
+    return None if token_mask(loaded.kwargs) is None else "attention_mask"

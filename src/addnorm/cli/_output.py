@@ -7,23 +7,24 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any, Literal
 
 import click
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from addnorm._util import jsonio
 from addnorm._util.blocks import Block, Paragraph
 from addnorm._util.files import UnwritableError, check_writable
-from addnorm._util.render import WIDTH, make_console, to_rich
+from addnorm._util.render import WIDTH, Rendered, make_console, to_rich
 
 __all__ = [
-    "ArgumentError", "ProofError", "check_file", "check_folder", "print_blocks", "print_json", "print_message",
-    "print_notes", "print_unwrapped", "save_result", "stderr_if_terminal", "stdout", "working",
+    "ArgumentError", "ProofError", "argument_errors", "check_folder", "name_flag", "print_blocks", "print_json", "print_message",
+    "print_notes", "print_result", "print_unwrapped", "save_result", "stderr_if_terminal", "stdout", "working",
 ]  # fmt: skip
 
 LONG = r"'[^']{200,}'"  # a value that is shortened in an error
@@ -46,6 +47,28 @@ class ProofError(click.ClickException):
     exit_code = 3
 
 
+@contextmanager
+def argument_errors(flags: Mapping[str, str] | None = None, words: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Report errors of the library about its arguments as an `ArgumentError`.
+
+    Args:
+        flags: the options of the command line by the arguments with which the library's errors begin.
+        words: words of the command line by those of the library's errors.
+    """
+    try:
+        yield
+    except (ValueError, ImportError, UnwritableError) as error:
+        sentence = name_flag(error, flags or {})
+        for code, typed in (words or {}).items():
+            sentence = sentence.replace(code, typed)
+        raise ArgumentError(sentence) from None
+
+
+def name_flag(error: object, flags: Mapping[str, str]) -> str:
+    """Return an error's text with the option instead of the argument at its beginning."""
+    return re.sub(r"^\w+", lambda word: flags.get(word[0], word[0]), str(error))
+
+
 def stdout() -> Console:
     """Return the console for results. It is 100 columns wide where the width is not known, in a pipe for instance."""
     return make_console(width=WIDTH)
@@ -62,7 +85,17 @@ def print_json(document: Any) -> None:
     click.echo(jsonio.dumps(document), nl=False)
 
 
-def print_blocks(console: Console, blocks: Iterable[Block]) -> None:
+def print_result(as_json: bool, document: Any, result: Rendered, *notes: str) -> None:
+    """Print a result with notes below it, or its document as JSON."""
+    if as_json:
+        print_json(document)
+        return
+    console = stdout()
+    console.print(result)
+    print_notes(console, *notes)
+
+
+def print_blocks(console: Console, *blocks: Block) -> None:
     """Print paragraphs and tables, at most 100 columns wide."""
     width = min(console.width, WIDTH)
     for part in to_rich(blocks, width):
@@ -71,7 +104,9 @@ def print_blocks(console: Console, blocks: Iterable[Block]) -> None:
 
 def print_notes(console: Console, *sentences: str) -> None:
     """Print sentences below a table."""
-    print_blocks(console, [Paragraph(text, style="dim", space=not k) for k, text in enumerate(sentences)])
+    print_blocks(
+        console, *(Paragraph(text, style="dim", space=not k) for k, text in enumerate(filter(None, sentences)))
+    )
 
 
 def print_unwrapped(console: Console, text: str | Text, style: str = "") -> None:
@@ -85,41 +120,41 @@ def print_message(sentence: str) -> None:
 
 
 @contextmanager
-def working(title: str, has_bar: bool = False) -> Iterator[None]:
-    """Show that a step is running: on a terminal at once, elsewhere in lines with its seconds if it takes long.
+def working(title: str, total: int | None = None, has_bar: bool = False) -> Iterator[Callable[[], None]]:
+    """Show that a step is running: on a terminal at once, elsewhere in lines if it takes long.
 
     What a model prints goes to stderr, so that stdout has the result alone.
 
     Args:
         title: what runs.
+        total: number of rounds that are shown; the yielded function counts one.
         has_bar: the step shows a progress bar of its own on a terminal.
     """
-    console = Console(stderr=True)
-    if has_bar and console.is_terminal:
-        with redirect_stdout(sys.stderr):
-            yield
-        return
+    console, done, ended, start = make_console(stderr=True), 0, threading.Event(), time.monotonic()
+    columns = [SpinnerColumn(), TextColumn("{task.description}")]
+    columns += [BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()] if total else []
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal or has_bar)
+    task = bar.add_task(title if len(title) < 60 else f"{title[:58]}…", total=total)
+
+    def announce() -> None:
+        if not ended.wait(PATIENCE):
+            print_message(f"{title[:1].upper()}{title[1:]} ...")
+        while not ended.wait(NEXT_LINE):
+            progress = f"{done} of {total} steps" if total else f"{time.monotonic() - start:.0f} s"
+            print_message(f"{title[:1].upper()}{title[1:]} ... {progress}")
+
+    def advance() -> None:
+        nonlocal done
+        done += 1
+        bar.advance(task)
+
     if not console.is_terminal:
-        ended = threading.Event()
-        threading.Thread(target=_announce, args=(f"{title[:1].upper()}{title[1:]}", ended), daemon=True).start()
-        try:
-            with redirect_stdout(sys.stderr):
-                yield
-        finally:
-            ended.set()
-        return
-    with console.status(Text(title if len(title) < 60 else f"{title[:58]}…")), redirect_stdout(sys.stderr):
-        yield
-
-
-def _announce(title: str, ended: threading.Event) -> None:
-    """Print a line about a step after PATIENCE seconds, and one with its duration every NEXT_LINE seconds until it has ended."""
-    start = time.monotonic()
-    if ended.wait(PATIENCE):
-        return
-    print_message(f"{title} ...")
-    while not ended.wait(NEXT_LINE):
-        print_message(f"{title} ... {time.monotonic() - start:.0f} s")
+        threading.Thread(target=announce, daemon=True).start()
+    try:
+        with redirect_stdout(sys.stderr), bar:
+            yield advance
+    finally:
+        ended.set()
 
 
 def check_folder(path: Path, option: str) -> None:
@@ -139,18 +174,6 @@ def check_folder(path: Path, option: str) -> None:
         ) from None
 
 
-def check_file(path: Path, option: str) -> None:
-    """Check that a file can be written at the path of an option, and make its folder.
-
-    Raises:
-        ArgumentError: it cannot.
-    """
-    try:
-        check_writable(path)
-    except UnwritableError as error:
-        raise ArgumentError(error.renamed(option)) from None
-
-
 def save_result(path: Path, write: Callable[[Path], object], option: str) -> None:
     """Write a result to the path of an option, or to a temporary folder where that fails, and say where it is.
 
@@ -160,8 +183,9 @@ def save_result(path: Path, write: Callable[[Path], object], option: str) -> Non
     try:
         write(path)
     except OSError as error:
-        named = error.renamed(option) if isinstance(error, UnwritableError) else error
-        sentence = str(named).rpartition(": ")[0] if isinstance(named, UnwritableError) else f"{option}: {error}"
+        sentence = f"{option}: {error}"
+        if isinstance(error, UnwritableError):
+            sentence = name_flag(error, {"path": option}).rpartition(": ")[0]
         other = Path(tempfile.mkdtemp(prefix="addnorm-")) / path.name
         try:
             write(other)

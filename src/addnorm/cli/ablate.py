@@ -7,42 +7,34 @@ from typing import Literal
 import addnorm
 from addnorm.cli._model import (
     ModelOptions,
-    describe_failure,
+    check_proof,
     describe_inputs,
-    inspect_model,
+    document_of,
+    find_streams,
     load_model,
-    model_facts,
     with_model,
 )
-from addnorm.cli._output import print_json, print_notes, stderr_if_terminal, stdout, working
+from addnorm.cli._output import ProofError, print_result, stderr_if_terminal, working
 from addnorm.stream.models.hf import first_line, quiet
 
 __all__ = ["run"]
 
-DIVERGENCE = "The KL divergence is that of the softmax over the output's last dimension."
+DIVERGENCE = "The KL divergence is that of the softmax over the output's last dimension. "
 CHANGE = "The change of the output is relative to the whole model's output."
 
 
 @with_model
-def run(model: ModelOptions, as_json: bool, mode: Literal["zero", "mean"]) -> str | None:
+def run(model: ModelOptions, as_json: bool, mode: Literal["zero", "mean"]) -> None:
     """Remove each sublayer in turn and measure how the output changes."""
     loaded = load_model(model)
-    inspection = inspect_model(loaded)
-    if not inspection.sites:
-        return describe_failure(inspection)
+    inspection = find_streams(loaded)
+    name, progress = inspection.model, stderr_if_terminal()
     try:
-        with working(f"ablate {inspection.model}", has_bar=True), quiet():
-            result = addnorm.ablate_each(
-                inspection, *loaded.args, mode=mode, progress=stderr_if_terminal(), **loaded.kwargs
-            )
+        with working(f"ablate {name}", has_bar=True), quiet():
+            result = addnorm.ablate_each(inspection, *loaded.args, mode=mode, progress=progress, **loaded.kwargs)
     except Exception as error:  # an operand cannot be replaced, the output has no tensor, or another one of the model
-        return f"{inspection.model} cannot be ablated ({first_line(error)})."
-    if as_json:
-        facts = {"schema": "addnorm.ablation", "schema_version": 1, **model_facts(loaded), "model": inspection.model}
-        print_json({**facts, "mode": mode, "sites": result.to_dict()})
-    else:
-        console = stdout()
-        console.print(result)
-        note = f"{DIVERGENCE} {CHANGE}" if any(effect.kl is not None for effect in result) else CHANGE
-        print_notes(console, note, describe_inputs(loaded), loaded.source)
-    return describe_failure(inspection)
+        raise ProofError(f"{name} cannot be ablated ({first_line(error)}).") from error
+    document = document_of(loaded, "addnorm.ablation", model=name, mode=mode, sites=result.to_dict())
+    note = DIVERGENCE * any(effect.kl is not None for effect in result) + CHANGE
+    print_result(as_json, document, result, note, describe_inputs(loaded), loaded.source)
+    check_proof(inspection)

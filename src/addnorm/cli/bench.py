@@ -9,7 +9,8 @@ from typing import Literal
 import click
 
 from addnorm import bench as benchmark
-from addnorm.cli._output import ArgumentError, check_file, print_json, print_message, save_result
+from addnorm._util.files import check_writable
+from addnorm.cli._output import ArgumentError, argument_errors, print_json, print_message, save_result
 
 __all__ = ["run"]
 
@@ -28,7 +29,8 @@ def run(
         raise ArgumentError("--json is '', expected the path of a file, or - for stdout")
     file = None if target in (None, "-") else Path(target)
     if file is not None:
-        check_file(file, "--json")
+        with argument_errors():
+            check_writable(file, name="--json")
     cores = os.cpu_count() or 1
     if threads is not None and threads > cores:
         raise ArgumentError(f"--threads is {threads}, expected at most {cores}, the cores of this machine")

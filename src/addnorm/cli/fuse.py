@@ -11,9 +11,9 @@ from contextlib import contextmanager
 import addnorm
 from addnorm import Fusion, VerificationError
 from addnorm.cli._model import ModelOptions, describe_inputs, load_model, model_facts, with_model
-from addnorm.cli._output import print_json, print_notes, stdout, working
+from addnorm.cli._output import ProofError, print_result, working
 from addnorm.stream.models.hf import first_line, quiet
-from addnorm.stream.models.load import LoadedModel, input_error
+from addnorm.stream.models.load import input_error
 
 __all__ = ["run"]
 
@@ -21,30 +21,25 @@ COMPILERS = ("torch._dynamo", "torch._inductor", "torch.fx")  # modules whose er
 
 
 @with_model
-def run(model: ModelOptions, as_json: bool, inductor: bool, benchmark: bool) -> str | None:
+def run(model: ModelOptions, as_json: bool, inductor: bool, benchmark: bool) -> None:
     """Fuse the Add & Norms of a model and prove that its results stay the same."""
     loaded = load_model(model)
     try:
-        fusion, failure = _fuse(loaded, inductor, benchmark), None
+        with working(f"fuse {loaded.name}"), quiet(), _silent_compiler():
+            fusion = addnorm.fuse(loaded.model, *loaded.args, compile=inductor, benchmark=benchmark, **loaded.kwargs)
+        failure = _describe_nothing(fusion)
     except VerificationError as error:
         fusion, failure = error.fusion, str(error)
     except Exception as error:  # of the model, or of the compiler
         if not type(error).__module__.startswith(COMPILERS):
             raise input_error(error, loaded) from error
         inner = getattr(error, "inner_exception", error)  # of a backend
-        return f"{type(loaded.model).__name__} is not fused: it cannot be captured as graphs ({first_line(inner)})."
-    if as_json:
-        print_json({**model_facts(loaded), **fusion.to_dict()})
-    else:
-        console = stdout()
-        console.print(fusion)
-        print_notes(console, describe_inputs(loaded), loaded.source)
-    return failure or _describe_nothing(fusion)
-
-
-def _fuse(loaded: LoadedModel, inductor: bool, benchmark: bool) -> Fusion:
-    with working(f"fuse {loaded.name}"), quiet(), _silent_compiler():
-        return addnorm.fuse(loaded.model, *loaded.args, compile=inductor, benchmark=benchmark, **loaded.kwargs)
+        reason = f"it cannot be captured as graphs ({first_line(inner)})"
+        raise ProofError(f"{type(loaded.model).__name__} is not fused: {reason}.") from error
+    document = {**model_facts(loaded), **fusion.to_dict()}
+    print_result(as_json, document, fusion, describe_inputs(loaded), loaded.source)
+    if failure:
+        raise ProofError(failure)
 
 
 @contextmanager

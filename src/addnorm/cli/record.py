@@ -6,37 +6,24 @@ The paths and the packages that the files need are checked before the model runs
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
-import sys
-import time
-from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 import addnorm
-from addnorm._util.files import atomic_path
+from addnorm._util.blocks import Paragraph
+from addnorm._util.files import atomic_path, check_writable
 from addnorm._util.numbers import format_count
 from addnorm._util.optional import require
-from addnorm._util.render import make_console
-from addnorm.cli._model import (
-    ModelOptions,
-    describe_failure,
-    inspect_model,
-    load_model,
-    model_facts,
-    token_mask,
-    with_model,
-)
+from addnorm.cli._model import ModelOptions, check_proof, find_streams, load_model, mask_name, model_facts, with_model
 from addnorm.cli._output import (
     ArgumentError,
-    check_file,
+    argument_errors,
     check_folder,
+    print_blocks,
     print_json,
     print_message,
     print_notes,
@@ -44,8 +31,8 @@ from addnorm.cli._output import (
     stdout,
     working,
 )
-from addnorm.cli._probe import ProbeLoss, run_step
-from addnorm.cli.decompose import print_shares
+from addnorm.cli._training_step import ProbeLoss, run_step
+from addnorm.stream.decompose import tabulate_shares
 from addnorm.stream.models.hf import quiet
 from addnorm.stream.models.inputs import format_inputs, random_inputs, read_texts
 from addnorm.stream.models.load import LoadedModel
@@ -58,7 +45,6 @@ __all__ = ["run"]
 
 BATCH = 8  # texts a step
 MOST_STEPS = 10_000  # with random inputs
-PATIENCE, NEXT_LINE = 2.0, 10.0  # seconds until a line of progress where there is no bar, and between two such lines
 FORMATS = {".json": None, ".parquet": "pyarrow"}  # of a recording, and the package that writes it
 PLOTS = ("stream", "gradients", "writes", "similarity", "memory_map")
 
@@ -73,33 +59,28 @@ def run(
     out: Path | None,
     plots: Path | None,
     as_json: bool,
-) -> str | None:
+) -> None:
     """Record the residual streams of a model, forward and backward, by depth."""
     _check_files(out, plots)
-    rows = max(model.batch or BATCH, 1)
+    rows = model.batch or BATCH
     texts = None if model.text is None else read_texts(model.text)[: steps and steps * rows]
     split = model.reads_text and (model.batch is None or model.batch > 0)  # otherwise loading refuses the batch
     loaded = load_model(dataclasses.replace(model, batch=None) if split else model, texts)
-    inspection = inspect_model(loaded)
-    if not inspection.sites:
-        return describe_failure(inspection)
+    inspection = find_streams(loaded)
     layers = None if only is None else _parse_layers(only, max(stream.num_layers for stream in inspection.streams))
     batches = _make_batches(model, loaded, steps, rows)
     loss = ProbeLoss(model.seed) if grads else None
-    mask = "attention_mask" if token_mask(loaded.kwargs) is not None else None
     finished, at_last_step = 0, Recording()
     with (
-        redirect_stdout(sys.stderr),  # of what the model prints
+        working(f"record {inspection.model}", len(batches)) as advance,
         quiet(),
-        addnorm.record(loaded.model, grads=grads, layers=layers, tokens=mask) as recording,
-        _progress() as bar,
+        addnorm.record(loaded.model, grads=grads, layers=layers, tokens=mask_name(loaded)) as recording,
     ):
-        announce = _Announcement(f"record {inspection.model}", bar.disable)
         try:
-            for kwargs in bar.track(batches, description=f"record {inspection.model}"):
-                announce(finished, len(batches))
+            for kwargs in batches:
                 run_step(loaded, kwargs, loss)
                 finished += 1
+                advance()
                 at_last_step = Recording(recording.sites, recording.metadata, recording.memory_maps, recording.balances)
         except KeyboardInterrupt:
             if not finished:
@@ -109,7 +90,7 @@ def run(
         recording = _copy_steps(recording, finished, at_last_step)
         recording.metadata["interrupted"] = f"after {finished} of {len(batches)} steps"
     recording.metadata |= model_facts(loaded)
-    recording.metadata |= {"inputs": _describe_batches(loaded, batches, finished), "loss": loss and loss.sentence}
+    recording.metadata |= {"inputs": _describe_batches(loaded, batches[:finished]), "loss": loss and loss.sentence}
     if as_json:
         print_json(recording.to_dict())
     else:
@@ -117,7 +98,7 @@ def run(
     _write_files(recording, out, plots)
     if interrupted:
         raise KeyboardInterrupt
-    return describe_failure(inspection)
+    check_proof(inspection)
 
 
 def _print_recording(recording: Recording, memory_map: bool, *notes: str) -> None:
@@ -125,13 +106,9 @@ def _print_recording(recording: Recording, memory_map: bool, *notes: str) -> Non
     console = stdout()
     console.print(recording)
     for name, (sources, shares) in recording.memory_maps.items() if memory_map else ():
-        console.print()
-        print_shares(
-            console,
-            f"Shares of {name} at its end, step {recording.steps[-1]}",
-            dict(zip(sources, shares[-1], strict=True)),
-        )
-    print_notes(console, *filter(None, notes))
+        title = f"Shares of {name} at its end, step {recording.steps[-1]}"
+        print_blocks(console, Paragraph(), tabulate_shares(title, dict(zip(sources, shares[-1], strict=True))))
+    print_notes(console, *notes)
 
 
 def _copy_steps(recording: Recording, finished: int, target: Recording) -> Recording:
@@ -174,13 +151,13 @@ def _slice(kwargs: dict[str, Any], first: int, end: int) -> dict[str, Any]:
     return {name: value[:, :longest] for name, value in part.items()}
 
 
-def _describe_batches(loaded: LoadedModel, batches: Sequence[dict[str, Any]], finished: int) -> str:
-    """Return the inputs of all steps."""
-    steps = format_count(finished, "step")
+def _describe_batches(loaded: LoadedModel, batches: Sequence[dict[str, Any]]) -> str:
+    """Return the inputs of the finished steps."""
+    steps = format_count(len(batches), "step")
     if loaded.texts is None:
-        more = f" in each of {steps}" if finished > 1 else ""
+        more = f" in each of {steps}" if len(batches) > 1 else ""
         return f"{format_inputs(loaded.args, batches[0])}{more}"
-    masks = [batch["attention_mask"] for batch in batches[:finished]]
+    masks = [batch["attention_mask"] for batch in batches]
     texts, tokens = sum(map(len, masks)), sum(int(mask.sum()) for mask in masks)
     return f"{format_count(texts, 'text')} of {format_count(tokens, 'token')} in {steps}; padding is not counted"
 
@@ -199,55 +176,27 @@ def _parse_layers(only: str, depth: int) -> list[int]:
     return layers
 
 
-def _progress() -> Progress:
-    """Return a bar with the number of steps and the remaining time, for terminals."""
-    console = make_console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-
-
-class _Announcement:
-    """Lines on the progress of the steps, from time to time, where there is no bar.
-
-    Args:
-        title: what runs.
-        is_shown: whether lines are printed.
-    """
-
-    def __init__(self, title: str, is_shown: bool) -> None:
-        self.title, self.next = title, time.monotonic() + PATIENCE if is_shown else math.inf
-
-    def __call__(self, finished: int, total: int) -> None:
-        """Print a line if the last one is some time ago."""
-        if time.monotonic() > self.next:
-            self.next = time.monotonic() + NEXT_LINE
-            print_message(f"{self.title}: {finished} of {total} steps")
-
-
 # Files.
 
 
 def _check_files(out: Path | None, plots: Path | None) -> None:
     """Check that the files of `--out` and `--plots` can be written, and that the packages that write them are installed."""
     if out is not None and out.suffix not in FORMATS:
-        raise ArgumentError(
-            f"--out is '{out}', expected a file that ends in {' or '.join(FORMATS)}: the ending sets the format."
-        )
-    try:
+        endings = " or ".join(FORMATS)
+        raise ArgumentError(f"--out is '{out}', expected a file that ends in {endings}: the ending sets the format.")
+    with argument_errors():
         if out is not None and (package := FORMATS[out.suffix]) is not None:
             require(package, "write Parquet")
         if plots is not None:
             require("matplotlib", "draw")
-    except ImportError as error:
-        raise ArgumentError(error) from None
-    if out is not None:
-        check_file(out, "--out")
-    if plots is not None:
-        if out is not None and out.resolve() in (plots.resolve(), *plots.resolve().parents):
-            raise ArgumentError(f"--plots is '{plots}', the file of --out, expected a folder: choose another path")
-        check_folder(plots, "--plots")
-        for name in PLOTS:
-            check_file(plots / f"{name}.png", "--plots")
+        if out is not None:
+            check_writable(out, name="--out")
+        if plots is not None:
+            if out is not None and out.resolve() in (plots.resolve(), *plots.resolve().parents):
+                raise ArgumentError(f"--plots is '{plots}', the file of --out, expected a folder: choose another path")
+            check_folder(plots, "--plots")
+            for name in PLOTS:
+                check_writable(plots / f"{name}.png", name="--plots")
 
 
 def _write_files(recording: Recording, out: Path | None, plots: Path | None) -> None:
@@ -258,11 +207,17 @@ def _write_files(recording: Recording, out: Path | None, plots: Path | None) -> 
     if plots is None:
         return
     with working("draw the plots"):
-        drawn = {f"{name}.png": _draw(recording, name) for name in PLOTS}
-    figures = {name: figure for name, figure in drawn.items() if figure is not None}
-    save_result(plots, partial(_save_plots, figures), "--plots")
-    for name in drawn:
-        print_message(f"Written: {plots / name}" if name in figures else f"Nothing to draw: {name}")
+        figures = {name: _draw(recording, name) for name in PLOTS}
+
+    def save(folder: Path) -> None:
+        for name, figure in figures.items():
+            if figure is not None:
+                with atomic_path(folder / f"{name}.png") as temporary:
+                    figure.savefig(temporary, format="png", dpi=150, bbox_inches="tight")
+
+    save_result(plots, save, "--plots")
+    for name, figure in figures.items():
+        print_message(f"Nothing to draw: {name}.png" if figure is None else f"Written: {plots / name}.png")
 
 
 def _draw(recording: Recording, name: str) -> Figure | None:
@@ -275,10 +230,3 @@ def _draw(recording: Recording, name: str) -> Figure | None:
     except ValueError:
         return None
     return figure
-
-
-def _save_plots(figures: Mapping[str, Figure], folder: Path) -> None:
-    """Write each figure to its file in the folder."""
-    for name, figure in figures.items():
-        with atomic_path(folder / name) as temporary:
-            figure.savefig(temporary, format="png", dpi=150, bbox_inches="tight")

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from addnorm._util.render import make_console
-from addnorm.cli._output import ArgumentError, print_json, print_unwrapped
+from addnorm.cli._output import ArgumentError, argument_errors, print_json, print_unwrapped
 from addnorm.trace import PRESETS, SECTIONS, Trace, show, trace
 
 __all__ = ["run"]
@@ -42,13 +42,8 @@ def run(vectors: tuple[str, ...], preset: str | None, listing: bool, as_json: bo
             raise ArgumentError(f"--list is set beside {others[0]}, expected one of them: leave --list out")
         _list_presets(as_json)
         return
-    try:
+    with argument_errors(FLAGS, TYPED):
         result = _compute(vectors, preset, {name: value for name, value in options.items() if value is not None})
-    except ValueError as error:
-        sentence = re.sub(r"^\w+", lambda name: FLAGS.get(name[0], name[0]), str(error))
-        for words, typed in TYPED.items():
-            sentence = sentence.replace(words, typed)
-        raise ArgumentError(sentence) from None
     if as_json:
         print_json(result.to_dict())
     else:

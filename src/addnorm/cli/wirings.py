@@ -247,7 +247,7 @@ def _print_list(console: Console) -> None:
         )
     legend = Paragraph(explain(" ".join(wiring.equation() for wiring in catalog)), style="dim", space=True)
     more = Paragraph("`addnorm wirings NAME` describes one; with --layers N it shows the constants too.", style="dim")
-    print_blocks(console, [Table(columns if source_width else columns[:2], rows), legend, more])
+    print_blocks(console, Table(columns if source_width else columns[:2], rows), legend, more)
 
 
 class _StackText(NamedTuple):
@@ -277,12 +277,12 @@ def _print_wiring(wiring: Wiring, stacks: Sequence[_StackText], console: Console
     print_unwrapped(console, equation, "bold")
     print_unwrapped(console, f"\n{wiring.draw()}\n")
     source = Paragraph(f"Source: {wiring.source}.")
-    print_blocks(console, [Paragraph(wiring.describe()), Paragraph(f"Use it {wiring.use}", space=True), source])
+    print_blocks(console, Paragraph(wiring.describe()), Paragraph(f"Use it {wiring.use}", space=True), source)
     for stack in stacks:
         _print_stack(stack, console)
     meanings = explain(" ".join([equation, *(stack.equation for stack in stacks)]))
     legend = meanings if stacks else f"{meanings} The constants at a depth: --layers N."
-    print_blocks(console, [Paragraph(legend, style="dim", space=True)])
+    print_blocks(console, Paragraph(legend, style="dim", space=True))
 
 
 def _print_stack(stack: _StackText, console: Console) -> None:
@@ -291,7 +291,7 @@ def _print_stack(stack: _StackText, console: Console) -> None:
     print_unwrapped(console, "─" * min(console.width, WIDTH), "dim")
     print_unwrapped(console, f"{stack.equation}\n")
     inits = [["weights", "drawn from"], *stack.inits]
-    print_blocks(console, [_two_columns(stack.constants), Paragraph(""), _two_columns(inits)])
+    print_blocks(console, _two_columns(stack.constants), Paragraph(), _two_columns(inits))
 
 
 def _stream_rows(stack: _Stack) -> list[list[str]]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -21,12 +20,12 @@ from rich.text import Text
 from addnorm._util.files import UnwritableError, check_writable
 from addnorm.cli._output import stdout
 from addnorm.cli.demo import model, operation, training
-from addnorm.cli.demo._parts import FOLDER, RECORDING
+from addnorm.cli.demo._parts import FOLDER, RECORDING, Part
 from addnorm.ops import cpu
 
 __all__ = ["run", "show"]
 
-PARTS: tuple[Callable[[Console], bool | None], ...] = (
+PARTS: tuple[Part, ...] = (
     operation.one_token, operation.real_tensors, operation.bias_gradient, operation.speed, model.find_streams,
     model.record_by_depth, model.fuse_model, training.compare_wirings, model.write_report,
 )  # fmt: skip

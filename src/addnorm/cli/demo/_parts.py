@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
-from addnorm._util.blocks import Column, Span, Table, TableRow
+from addnorm._util.blocks import Cell, Column, Span, Table, TableRow
+from addnorm._util.optional import require
 from addnorm.cli._output import print_blocks
+from addnorm.lab import RunError
+from addnorm.report import check_path
 from addnorm.stream.models.hf import ModelLoadError
 from addnorm.stream.models.load import LoadedModel, load
 
@@ -17,11 +21,12 @@ __all__ = [
     "FOLDER",
     "MODEL",
     "RECORDING",
+    "Part",
+    "check_report",
     "load_minilm",
     "mark",
-    "print_heading",
+    "part",
     "print_table",
-    "print_warning",
     "print_written",
 ]
 
@@ -29,19 +34,31 @@ MODEL = "minilm"
 FOLDER = Path("addnorm-demo")
 RECORDING = FOLDER / "minilm.json"
 
-
-def print_heading(console: Console, title: str, sentence: str) -> None:
-    """Print a part's title, and what to look at."""
-    console.print(f"\n[bold]{title}[/]")
-    console.print(sentence)
+Part = Callable[[Console], bool | None]
 
 
-def print_table(console: Console, columns: Iterable[str], rows: Iterable[TableRow | Sequence[Span]]) -> None:
+def part(title: str, sentence: str) -> Callable[[Part], Part]:
+    """Return the decorator of a part: it prints the title and what to look at, and why the part is left out or cut short."""
+
+    def decorate(show: Part) -> Part:
+        @wraps(show)
+        def run(console: Console) -> bool | None:
+            console.print(f"\n[bold]{title}[/]\n{sentence}")
+            try:
+                return show(console)
+            except (ModelLoadError, ImportError, OSError, RunError) as error:
+                console.print(Text(f"{str(error).rstrip('.')}.", "yellow"))
+                return None
+
+        return run
+
+    return decorate
+
+
+def print_table(console: Console, columns: Iterable[str], rows: Iterable[TableRow | Sequence[Cell]]) -> None:
     """Print a table. A column whose heading begins with ">" is aligned right."""
-    described = [
-        Column(heading.removeprefix(">"), "right" if heading.startswith(">") else "left") for heading in columns
-    ]
-    print_blocks(console, [Table(described, rows)])
+    described = [Column(name.removeprefix(">"), "right" if name.startswith(">") else None) for name in columns]
+    print_blocks(console, Table(described, rows))
 
 
 def mark(text: str, holds: bool) -> Span:
@@ -54,15 +71,16 @@ def print_written(console: Console, path: Path) -> None:
     console.print(Text(f"Written: {path.resolve()}"), soft_wrap=True)
 
 
-def print_warning(console: Console, error: object) -> None:
-    """Print why a part is left out."""
-    console.print(Text(f"{str(error).rstrip('.')}.", "yellow"))
+def check_report(path: Path) -> None:
+    """Raise an error if a report cannot be written to a path."""
+    check_path(path)
+    require("jinja2", "write a report")
 
 
-def load_minilm(console: Console, texts: int | None = None) -> LoadedModel | None:
-    """Return MiniLM with its texts, or the first of them; where it is not installed, print why and return None."""
-    try:
-        return load(MODEL, batch=texts)
-    except ModelLoadError as error:
-        print_warning(console, error)
-        return None
+def load_minilm(texts: int | None = None) -> LoadedModel:
+    """Return MiniLM with its texts, or the first of them.
+
+    Raises:
+        ModelLoadError: it is not installed.
+    """
+    return load(MODEL, batch=texts)

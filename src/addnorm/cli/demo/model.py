@@ -10,24 +10,24 @@ from rich.text import Text
 
 import addnorm
 from addnorm import report
-from addnorm._util.blocks import Span
+from addnorm._util.blocks import Cell
 from addnorm._util.numbers import format_number
-from addnorm._util.optional import require
 from addnorm.cli._model import token_mask
-from addnorm.cli._probe import ProbeLoss, run_step
+from addnorm.cli._training_step import ProbeLoss, run_step
 from addnorm.cli.demo._parts import (
     FOLDER,
     MODEL,
     RECORDING,
+    check_report,
     load_minilm,
     mark,
-    print_heading,
+    part,
     print_table,
-    print_warning,
     print_written,
 )
 from addnorm.stream.find.labels import format_norm
 from addnorm.stream.models.hf import quiet
+from addnorm.stream.models.load import LoadedModel
 from addnorm.stream.record.recording import Recording
 from addnorm.stream.record.schema import ENDS
 
@@ -38,117 +38,103 @@ FIRST = 4  # sublayers and sources that are printed
 BARS = 24
 FUSED_TEXTS = 2
 TEXTS: int | None = None  # number of texts that MiniLM reads; None: all eight
-COLUMNS = (
-    (">stream rms", "out", "rms"),
-    (">write / stream", "write", "ratio"),
-    (">token similarity", "out", "similarity"),
-    (">gradient", "grad", "l2"),
+COLUMNS = {
+    "stream rms": ("out", "rms"), "write / stream": ("write", "ratio"), "token similarity": ("out", "similarity"),
+    "gradient": ("grad", "l2"),
+}  # fmt: skip
+
+
+@part(
+    "5. A real model: MiniLM",
+    "addnorm.inspect finds the residual streams by the data flow of one run, not by names, and computes every sublayer's "
+    "equation again in float64. addnorm.decompose carries each write through the norms after it: the parts add up to the "
+    "stream.",
 )
-
-
-def find_streams(console: Console) -> bool | None:
+def find_streams(console: Console) -> bool:
     """Print MiniLM's wiring, and its last stream as a sum of writes."""
-    print_heading(
-        console,
-        "5. A real model: MiniLM",
-        "addnorm.inspect finds the residual streams by the data flow of one run, not by names, and computes every sublayer's "
-        "equation again in float64. addnorm.decompose carries each write through the norms after it: the parts add up to the "
-        "stream.",
-    )
-    loaded = load_minilm(console, TEXTS)
-    if loaded is None:
-        return None
+    loaded = load_minilm(TEXTS)
     with quiet():
         inspection = addnorm.inspect(loaded.model, **loaded.kwargs)
-        width = inspection.streams[0].width
-        proved = sum(site.closes for site in inspection.sites)
-        console.print(
-            f"\n{inspection.model}, d = {width}: [bold]{inspection.wiring}[/], {len(inspection.sites)} sublayers, {proved} of "
-            "them proved",
-            highlight=False,
-        )
-        rows: list[list[Span]] = []
-        for site in inspection.sites[:FIRST]:
-            norm = "" if site.norm_out is None else format_norm(site.norm_out)
-            error = mark(f"{site.closure:.0e}", site.closes)
-            rows.append([str(site.layer + 1), site.kind, site.path, site.equation.removeprefix("x' = "), norm, error])
-        worst = max(inspection.sites, key=lambda site: site.closure)
-        more = f"and {len(inspection.sites) - FIRST} more"
-        rows.append(["...", "", more, "", "", mark(f"{worst.closure:.0e}", worst.closes)])
-        print_table(console, (">layer", "sublayer", "module", "x'", "norm", ">relative error"), rows)
-        try:
+    width, sites = inspection.streams[0].width, inspection.sites
+    proved = f"{len(sites)} sublayers, {sum(site.closes for site in sites)} of them proved"
+    console.print(f"\n{inspection.model}, d = {width}: [bold]{inspection.wiring}[/], {proved}", highlight=False)
+    rows: list[list[Cell]] = []
+    for site in sites[:FIRST]:
+        norm = "" if site.norm_out is None else format_norm(site.norm_out)
+        error = mark(f"{site.closure:.0e}", site.closes)
+        layer = None if site.layer is None else site.layer + 1
+        rows.append([layer, site.kind, site.path, site.equation.removeprefix("x' = "), norm, error])
+    worst = max(sites, key=lambda site: site.closure)
+    rows.append(["...", "", f"and {len(sites) - FIRST} more", "", "", mark(f"{worst.closure:.0e}", worst.closes)])
+    print_table(console, (">layer", "sublayer", "module", "x'", "norm", ">relative error"), rows)
+    try:
+        with quiet():
             parts = addnorm.decompose(loaded.model, **loaded.kwargs)
-        except ValueError as error:
-            console.print(Text(str(error), "bold red"))
-            return False
+    except ValueError as error:
+        console.print(Text(str(error), "bold red"))
+        return False
     shares = parts.mean_shares(tokens=token_mask(loaded.kwargs))
     console.print(
         f"\nThe stream at the end is the sum of {len(shares)} parts, relative error {parts.closure:.0e}; the largest:"
     )
-    largest = sorted(shares, key=lambda name: -shares[name])[:FIRST]
-    bars = ("█" * round(BARS * max(shares[name], 0.0)) for name in largest)
+    largest = sorted(shares, key=shares.__getitem__, reverse=True)[:FIRST]
     print_table(
         console,
         ("source", ">share", ""),
-        [[name, f"{shares[name]:.0%}", (bar, "accent")] for name, bar in zip(largest, bars, strict=True)],
+        [[name, f"{shares[name]:.0%}", _bar(max(shares[name], 0.0))] for name in largest],
     )
     return inspection.closes and parts.closure <= LIMIT
 
 
+def _bar(share: float) -> Cell:
+    """Return a cell with a bar."""
+    return "█" * round(BARS * share), "accent"
+
+
+@part(
+    "6. Forward and backward by depth",
+    "addnorm.record while MiniLM reads eight texts. There are no labels: the loss is each token's output along a random "
+    "direction. The norms keep the stream's scale, and the tokens become more alike.",
+)
 def record_by_depth(console: Console) -> None:
     """Print MiniLM's stream and gradient by depth, and save the recording."""
-    print_heading(
-        console,
-        "6. Forward and backward by depth",
-        "addnorm.record while MiniLM reads eight texts. There are no labels: the loss is each token's output along a random "
-        "direction. The norms keep the stream's scale, and the tokens become more alike.",
-    )
-    loaded = load_minilm(console, TEXTS)
-    if loaded is None:
-        return
-    loss = ProbeLoss()
-    with quiet(), addnorm.record(loaded.model, tokens="attention_mask") as recording:
-        run_step(loaded, loaded.kwargs, loss)
-    _print_by_depth(console, recording)
+    loaded = load_minilm(TEXTS)
+    recording, loss = _record(loaded)
+    values = [{site.id: value for site, value in recording.series(*column)} for column in COLUMNS.values()]
+    gradient = values[-1]
+    rows: list[list[Cell]] = [
+        [
+            None if site.layer is None else site.layer + 1, ENDS.get(site.kind, site.kind),
+            *(format_number(column.get(site.id), 2) for column in values),
+            _bar(gradient.get(site.id, 0.0) / max(gradient.values())),
+        ]
+        for site in recording.sites if any(site.id in column for column in values)
+    ]  # fmt: skip
+    print_table(console, (">layer", "sublayer", *(f">{name}" for name in COLUMNS), ""), rows)
     recording.metadata |= {"name": loaded.name, "source": loaded.source, "loss": loss.sentence}
     try:
         FOLDER.mkdir(parents=True, exist_ok=True)
         print_written(console, recording.save(RECORDING))
     except OSError as error:
-        print_warning(console, f"{RECORDING} cannot be written ({error.strerror})" if error.strerror else error)
+        raise OSError(f"{RECORDING} cannot be written ({error.strerror})" if error.strerror else error) from error
 
 
-def _print_by_depth(console: Console, recording: Recording) -> None:
-    """Print a few statistics by depth, and the gradient as bars."""
-    values = [{site.id: value for site, value in recording.series(role, name)} for _, role, name in COLUMNS]
-    gradient = values[-1]
-    rows: list[list[Span]] = []
-    for site in recording.sites:
-        if any(site.id in column for column in values):
-            numbers = [format_number(column.get(site.id), 2) for column in values]
-            bar = "█" * round(BARS * gradient.get(site.id, 0.0) / max(gradient.values()))
-            rows.append(
-                [
-                    "" if site.layer is None else str(site.layer + 1),
-                    ENDS.get(site.kind, site.kind),
-                    *numbers,
-                    (bar, "accent"),
-                ]
-            )
-    print_table(console, (">layer", "sublayer", *(heading for heading, _, _ in COLUMNS), ""), rows)
+def _record(loaded: LoadedModel) -> tuple[Recording, ProbeLoss]:
+    """Return a recording of one step, and its loss."""
+    loss = ProbeLoss()
+    with quiet(), addnorm.record(loaded.model, tokens="attention_mask") as recording:
+        run_step(loaded, loaded.kwargs, loss)
+    return recording, loss
 
 
-def fuse_model(console: Console) -> bool | None:
+@part(
+    "7. The same model, fused: MiniLM",
+    "addnorm.fuse replaces each add and the norm after it by one call, and compares all outputs and gradients with those "
+    f"before: here for {FUSED_TEXTS} texts. addnorm.unfuse restores the model.",
+)
+def fuse_model(console: Console) -> bool:
     """Print the report on MiniLM with fused Add & Norms, and return whether the proof held."""
-    print_heading(
-        console,
-        "7. The same model, fused: MiniLM",
-        "addnorm.fuse replaces each add and the norm after it by one call, and compares all outputs and gradients with those "
-        f"before: here for {FUSED_TEXTS} texts. addnorm.unfuse restores the model.",
-    )
-    loaded = load_minilm(console, FUSED_TEXTS)
-    if loaded is None:
-        return None
+    loaded = load_minilm(FUSED_TEXTS)
     console.print()
     try:
         with quiet():
@@ -160,31 +146,19 @@ def fuse_model(console: Console) -> bool | None:
     return bool(fusion.fused)
 
 
+@part(
+    "9. A report on MiniLM",
+    "addnorm inspect minilm --report FILE: its wiring with the proof, stream and gradients by depth, each source's share of "
+    "the stream, and the model without each of its sublayers.",
+)
 def write_report(console: Console) -> None:
     """Write the report on MiniLM."""
-    print_heading(
-        console,
-        "9. A report on MiniLM",
-        "addnorm inspect minilm --report FILE: its wiring with the proof, stream and gradients by depth, each source's share of "
-        "the stream, and the model without each of its sublayers.",
-    )
-    loaded = load_minilm(console, TEXTS)
-    if loaded is None:
-        return
-    path = FOLDER / "minilm.html"
-    try:
-        report.check_path(path)
-        require("matplotlib", "draw")
-    except (ImportError, OSError) as error:
-        print_warning(console, error)
-        return
-    loss = ProbeLoss()
+    loaded, path = load_minilm(TEXTS), FOLDER / "minilm.html"
+    check_report(path)
     with quiet():
         inspection = addnorm.inspect(loaded.model, **loaded.kwargs)
-        with addnorm.record(loaded.model, tokens="attention_mask") as recording:
-            run_step(loaded, loaded.kwargs, loss)
+        recording, loss = _record(loaded)
         ablations = addnorm.ablate_each(inspection, **loaded.kwargs)
     facts = {"weights": loaded.source, "loss": loss.sentence, "command": "addnorm demo"}
-    print_written(
-        console, report.write(report.build_model_page(inspection, recording, ablations, facts, title=MODEL), path)
-    )
+    page = report.build_model_page(inspection, recording, ablations, facts, title=MODEL)
+    print_written(console, report.write(page, path))

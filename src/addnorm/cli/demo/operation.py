@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import torch
 from rich.console import Console
 
 from addnorm import bench
-from addnorm._util.blocks import Span, TableRow
+from addnorm._util.blocks import Cell, TableRow
 from addnorm._util.numbers import format_number
 from addnorm.bench import facts
 from addnorm.bench.case import by_case
 from addnorm.bench.jobs import FIELDS, JOBS, NORMS
 from addnorm.bench.operation import DTYPES, PLAIN, matrix
 from addnorm.cli._output import stderr_if_terminal
-from addnorm.cli.demo._parts import mark, print_heading, print_table
+from addnorm.cli.demo._parts import mark, part, print_table
 from addnorm.functional import add_layer_norm
 from addnorm.trace import PRESETS, show
 
@@ -31,70 +32,59 @@ SPEED_SHAPES = ((1, 768), (512, 768), (2048, 1024))
 SPEED_ROUNDS = 5
 
 
+@part("1. One token", "y = LayerNorm(x + Sublayer(x)): step by step in plain Python, and by add_layer_norm.")
 def one_token(console: Console) -> bool:
     """Print the worked examples of the lessons, by hand and by the operation."""
-    print_heading(
-        console, "1. One token", "y = LayerNorm(x + Sublayer(x)): step by step in plain Python, and by add_layer_norm."
-    )
     all_hold = True
     for preset in map(PRESETS.__getitem__, LESSONS):
         console.print(f"\n{preset.title}", style="italic")
         steps = preset.trace()
         x, sublayer = torch.tensor(preset.x), torch.tensor(preset.sublayer)
         y, z = add_layer_norm(x, sublayer, return_residual=True)
-        tensors = (x, sublayer, z, z.mean(), z.var(correction=0), y)
-        rows: list[list[Span]] = []
-        for name, tensor in zip(STEPS, tensors, strict=True):
-            value = steps[name].value
-            error = float((tensor.double() - torch.tensor(value, dtype=torch.float64)).abs().max())
+        rows: list[list[Cell]] = []
+        for name, tensor in zip(STEPS, (x, sublayer, z, z.mean(), z.var(correction=0), y), strict=True):
+            step = steps[name]
+            error = float((tensor.double() - torch.tensor(step.value, dtype=torch.float64)).abs().max())
             holds = error <= FLOAT32_STEP
             all_hold &= holds
-            row = [
-                steps[name].symbol,
-                show(value),
-                show(tensor.tolist()),
-                mark(f"{error:.0e}" if error else "0", holds),
-            ]
-            rows.append(row)
+            texts = (step.symbol, show(step.value), show(tensor.tolist()))
+            rows.append([*texts, mark(f"{error:.0e}" if error else "0", holds)])
         print_table(console, ("", "step by step", "add_layer_norm", ">difference"), rows)
     return all_hold
 
 
+@part(
+    "2. Real tensors",
+    f"{ROWS:,} rows of 768, random gradients of y and of the stream: relative errors against float64. The stream "
+    "has PyTorch's bits; y and the stream's gradient have the precision of their dtype; the gradients of LayerNorm's "
+    "parameters are far more accurate than PyTorch's.",
+)
 def real_tensors(console: Console) -> bool:
     """Print the errors of addnorm and of PyTorch against float64."""
-    print_heading(
-        console,
-        "2. Real tensors",
-        f"{ROWS:,} rows of 768, random gradients of y and of the stream: relative errors against float64. The stream "
-        "has PyTorch's bits; y and the stream's gradient have the precision of their dtype; the gradients of LayerNorm's "
-        "parameters are far more accurate than PyTorch's.",
-    )
     rows: list[TableRow] = []
     all_hold = True
-    for norm in NORMS:
-        for dtype in DTYPES:
-            errors = facts.errors(norm, dtype, rows=ROWS)
-            ours, eager = errors["addnorm"], errors["eager"]
-            limits = [ROUNDING[dtype]] * 2 + [facts.LIMITS[dtype][1]] * 2
-            holds = [error <= limit or math.isnan(error) for error, limit in zip(ours, limits, strict=False)]
-            all_hold &= all(holds) and ours.same_stream
-            same = mark("same bits" if ours.same_stream else "differs", ours.same_stream)
-            cells = [mark(_format_error(error), is_met) for error, is_met in zip(ours, holds, strict=False)]
-            rows.append(TableRow([NORMS[norm], dtype, "addnorm", same, *cells]))
-            rows.append(TableRow(["", "", "PyTorch", "", *map(_format_error, eager[:4])], "dim"))
+    for norm, dtype in itertools.product(NORMS, DTYPES):
+        errors = facts.errors(norm, dtype, rows=ROWS)
+        ours, eager = errors["addnorm"], errors["eager"]
+        limits = [ROUNDING[dtype]] * 2 + [facts.LIMITS[dtype][1]] * 2
+        holds = [error <= limit or math.isnan(error) for error, limit in zip(ours, limits, strict=False)]
+        all_hold &= all(holds) and ours.same_stream
+        same = mark("same bits" if ours.same_stream else "differs", ours.same_stream)
+        cells = [mark(_format_error(error), is_met) for error, is_met in zip(ours, holds, strict=False)]
+        rows.append(TableRow([NORMS[norm], dtype, "addnorm", same, *cells]))
+        rows.append(TableRow(["", "", "PyTorch", "", *map(_format_error, eager[:4])], "dim"))
     print_table(console, ("norm", "dtype", "", "stream", ">y", ">dresidual", ">dweight", ">dbias"), rows)
     return all_hold
 
 
+@part(
+    "3. The bias gradient in bfloat16",
+    "The gradient of every row is one, so the bias gradient is the number of rows. PyTorch accumulates it in bfloat16, "
+    "where 256 + 1 = 256, on each thread; addnorm accumulates in float32.",
+)
 def bias_gradient(console: Console) -> bool:
     """Print the bias gradient of bfloat16 rows of ones."""
-    print_heading(
-        console,
-        "3. The bias gradient in bfloat16",
-        "The gradient of every row is one, so the bias gradient is the number of rows. PyTorch accumulates it in bfloat16, "
-        "where 256 + 1 = 256, on each thread; addnorm accumulates in float32.",
-    )
-    rows: list[list[Span]] = []
+    rows: list[list[Cell]] = []
     all_hold = True
     for count in ROWS_OF_ONES:
         gradients = facts.bias_gradient_of_ones(count)
@@ -106,20 +96,18 @@ def bias_gradient(console: Console) -> bool:
     return all_hold
 
 
+@part(
+    "4. Speed",
+    f"Speed-up over eager F.layer_norm(residual + branch), and the microseconds of both, on {torch.get_num_threads()} threads. "
+    "This is a short run; addnorm bench measures thoroughly.",
+)
 def speed(console: Console) -> None:
     """Print a short measurement of the speed. Nothing fails here: other machines have other times."""
-    threads = torch.get_num_threads()
-    print_heading(
-        console,
-        "4. Speed",
-        f"Speed-up over eager F.layer_norm(residual + branch), and the microseconds of both, on {threads} threads. "
-        "This is a short run; addnorm bench measures thoroughly.",
-    )
     document = bench.run(
         matrix(norms=("layer",), shapes=SPEED_SHAPES, jobs=PLAIN),
         rounds=SPEED_ROUNDS, compiled=False, proofs=False, progress=stderr_if_terminal() or None,
     )  # fmt: skip
-    rows: dict[tuple[int, int, str], list[Span]] = {}
+    rows: dict[tuple[int, int, str], list[Cell]] = {}
     for case, row in by_case(document["rows"], FIELDS).items():
         ours, eager = row["addnorm"]["median_us"], row["eager"]["median_us"]
         times = f"({format_number(ours, 3, grouped=True)} / {format_number(eager, 3, grouped=True)})"

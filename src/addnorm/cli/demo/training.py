@@ -7,7 +7,7 @@ from rich.console import Console
 from addnorm import lab, report
 from addnorm._util.optional import require
 from addnorm._util.render import make_console
-from addnorm.cli.demo._parts import FOLDER, print_heading, print_warning, print_written
+from addnorm.cli.demo._parts import FOLDER, check_report, part, print_written
 from addnorm.lab.data import python_docs
 
 __all__ = ["compare_wirings"]
@@ -18,26 +18,20 @@ AT_INIT = True
 JOBS: int | None = None
 
 
-def compare_wirings(console: Console) -> bool | None:
+@part(
+    "8. Post-LN against pre-LN, trained",
+    f"{' and '.join(WIRINGS)}, each with warm-up and without: a character model of {PROTOCOL.num_layers[0]} layers learns "
+    f"Python's documentation ({len(python_docs().text):,} characters), with the same batches and weights. "
+    "Untrained stacks are compared with the figures of the papers.",
+)
+def compare_wirings(console: Console) -> bool:
     """Print the default comparison, write its report, and return whether the published figures at init are met."""
-    print_heading(
-        console,
-        "8. Post-LN against pre-LN, trained",
-        f"{' and '.join(WIRINGS)}, each with warm-up and without: a character model of {PROTOCOL.num_layers[0]} layers learns "
-        f"Python's documentation ({len(python_docs().text):,} characters), with the same batches and weights. "
-        "Untrained stacks are compared with the figures of the papers.",
-    )
     path = FOLDER / "compare.html"
-    try:
-        report.check_path(path)
-        for package, purpose in (("jinja2", "write a report"), ("joblib", "compare")):
-            require(package, purpose)
-        comparison = lab.compare(
-            WIRINGS, PROTOCOL, out=FOLDER, jobs=JOBS, at_init=AT_INIT, progress=make_console(stderr=True)
-        )
-    except (ImportError, OSError, ValueError, lab.RunError) as error:  # the last two: the folder, a failed run
-        print_warning(console, error)
-        return None
+    check_report(path)
+    require("joblib", "compare")
+    comparison = lab.compare(
+        WIRINGS, PROTOCOL, out=FOLDER, jobs=JOBS, at_init=AT_INIT, progress=make_console(stderr=True)
+    )
     console.print()
     console.print(comparison)
     print_written(console, report.write(report.build_comparison_page(comparison, {"command": "addnorm demo"}), path))

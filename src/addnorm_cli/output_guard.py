@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import sys
@@ -22,40 +21,33 @@ class OutputError(Exception):
 
 
 class _GuardedOutput(io.RawIOBase):
-    """Raw stdout. Once a write fails, all output, also what was written before, goes to a file.
+    """Raw stdout. Once a write fails, all output, also what was written before, is only remembered."""
 
-    Args:
-        descriptor: file descriptor to write to.
-    """
-
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
+    def __init__(self) -> None:
         self.error: OSError | None = None
         self.keep = False  # whether the output is the result of work that would have to be repeated
-        self.saved: str | None = None  # the file, once a write has failed
         self._written = bytearray()
 
     def writable(self) -> bool:
         return True
 
     def fileno(self) -> int:
-        return self.descriptor
+        return 1
 
     def isatty(self) -> bool:
-        return os.isatty(self.descriptor)
+        return os.isatty(1)
 
     def write(self, data: bytes, /) -> int:  # type: ignore[override]  # bytes is what BufferedWriter passes
+        count = len(data)
         if self.error is None:
             try:
-                count = os.write(self.descriptor, data)
-                self._written += bytes(data[:count])
-                return count
+                count = os.write(1, data)
             except OSError as error:
                 if isinstance(error, BrokenPipeError) and not self.keep:
                     raise
                 self.error = error  # the command goes on: it may still have files to write
-        self._written += bytes(data)
-        return len(data)
+        self._written += bytes(data[:count])
+        return count
 
     def save(self) -> str:
         """Write all output to a new file and return its path."""
@@ -75,7 +67,7 @@ def guard_streams() -> None:
         raise SystemExit(1)
     old = sys.stdout
     if isinstance(old, io.TextIOWrapper):
-        raw = io.BufferedWriter(_GuardedOutput(1))  # type: ignore[type-var]  # a raw stream
+        raw = io.BufferedWriter(_GuardedOutput())  # type: ignore[type-var]  # a raw stream
         sys.stdout = io.TextIOWrapper(
             raw, old.encoding, old.errors, line_buffering=old.line_buffering, write_through=old.write_through
         )
@@ -95,8 +87,6 @@ def finish_output() -> None:
         OutputError: it cannot be written. The sentence names the file that has the output instead.
         BrokenPipeError: it is a pipe that is not read any more.
     """
-    if sys.stdout is None:
-        return
     sys.stdout.flush()
     guarded = _guarded()
     if guarded is None or guarded.error is None:
@@ -119,8 +109,7 @@ def drop_output() -> None:
 
 
 def _guarded() -> _GuardedOutput | None:
-    buffer = getattr(sys.stdout, "buffer", None)
-    raw = getattr(buffer, "raw", None)
+    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
     return raw if isinstance(raw, _GuardedOutput) else None
 
 
@@ -128,12 +117,10 @@ def _open_if_closed(descriptor: int) -> bool:
     """Open the null device at a descriptor that is closed, so that no other file gets its number."""
     try:
         os.fstat(descriptor)
-    except OSError as error:
-        if error.errno != errno.EBADF:
-            return False
+        return False
+    except OSError:
         null = os.open(os.devnull, os.O_RDWR)
         if null != descriptor:
             os.dup2(null, descriptor)
             os.close(null)
         return True
-    return False
