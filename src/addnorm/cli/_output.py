@@ -57,7 +57,7 @@ def argument_errors(flags: Mapping[str, str] | None = None, words: Mapping[str, 
     """
     try:
         yield
-    except (ValueError, ImportError, UnwritableError) as error:
+    except (ValueError, OverflowError, ImportError, UnwritableError) as error:
         sentence = name_flag(error, flags or {})
         for code, typed in (words or {}).items():
             sentence = sentence.replace(code, typed)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,16 @@ from addnorm._util.files import UnwritableError
 from addnorm._util.memory import free_memory
 from addnorm._util.numbers import format_bytes
 from addnorm._util.render import make_console
-from addnorm.cli._output import ArgumentError, check_folder, print_json, print_message, save_result, stdout, working
+from addnorm.cli._output import (
+    ArgumentError,
+    argument_errors,
+    check_folder,
+    name_flag,
+    print_message,
+    print_result,
+    save_result,
+    working,
+)
 from addnorm.cli.inspect import check_report
 from addnorm.cli.wirings import check_depth, make_wiring
 from addnorm.lab.run import MAXIMA
@@ -27,16 +35,10 @@ __all__ = ["run"]
 DEFAULT = ("post_ln", "pre_ln")
 PER_CORE = 4  # processes a core, at most: more would only wait for each other, and take memory
 # The options, by the arguments that the errors of addnorm.lab name.
-FLAGS = {name: f"--{name}" for name in ("text", "out", "seeds", "steps", "tokens", "batch", "jobs", "cluster", "rates")}
-FLAGS |= {
-    "d_model": "--d-model",
-    "compared": "WIRINGS",
-    "num_layers": "--layers",
-    "warm_up": "--warm-up",
-    "warm_ups": "--warm-up",
-    "nhead": "--heads",
-    "lr": "--rates",
-}
+FLAGS = {name: f"--{name}" for name in ("text", "out", "seeds", "steps", "tokens", "batch", "jobs", "cluster", "rates")} | {
+    "d_model": "--d-model", "compared": "WIRINGS", "num_layers": "--layers", "warm_up": "--warm-up", "warm_ups": "--warm-up",
+    "nhead": "--heads", "lr": "--rates",
+}  # fmt: skip
 
 
 def run(
@@ -44,7 +46,8 @@ def run(
     jobs: int | None, cluster: str | None, as_json: bool, **settings: Any,
 ) -> None:  # fmt: skip
     """Train small models with different wirings and write a report."""
-    wirings = [_parse_wiring(spec) for spec in compared or DEFAULT]
+    with argument_errors():
+        wirings = [_parse_wiring(spec) for spec in compared or DEFAULT]
     most = PER_CORE * (os.cpu_count() or 1)
     if jobs is not None and jobs > most and cluster is None:
         raise ArgumentError(f"--jobs is {jobs}, expected at most {most}, {PER_CORE} processes a core")
@@ -56,26 +59,22 @@ def run(
     check_folder(out, "--out")
     check_report(path)
     try:
-        try:
+        with argument_errors(FLAGS):
             protocol = _make_protocol(lab.FULL if full else lab.ILLUSTRATION, settings)
             if not init_only:
                 _check_memory(protocol)
-            for wiring in wirings if not init_only else ():
-                for depth in (min(protocol.num_layers), max(protocol.num_layers)):
-                    check_depth(wiring, depth)
-            comparison = lab.compare(
-                wirings, protocol,
-                text=None if text is None else lab.read_text(text), out=out, jobs=jobs, cluster=cluster, training=not init_only,
-                progress=make_console(stderr=True),
-            )  # fmt: skip
-        except (ValueError, ImportError) as error:
-            raise ArgumentError(_name_options(str(error))) from None
-        except UnwritableError as error:  # a disk that fills up
-            raise click.ClickException(_name_options(str(error))) from None
-        if as_json:
-            print_json(comparison.to_dict())
-        else:
-            stdout().print(comparison)
+                for wiring in wirings:
+                    for depth in (min(protocol.num_layers), max(protocol.num_layers)):
+                        check_depth(wiring, depth)
+            content = None if text is None else lab.read_text(text)
+            try:
+                comparison = lab.compare(
+                    wirings, protocol, text=content, out=out, jobs=jobs, cluster=cluster, training=not init_only,
+                    progress=make_console(stderr=True),
+                )  # fmt: skip
+            except UnwritableError as error:  # a disk that fills up
+                raise click.ClickException(name_flag(error, FLAGS)) from None
+        print_result(as_json, comparison.to_dict(), comparison)
         with working("draw the report"):
             page = pages.build_comparison_page(comparison)
         save_result(path, lambda file: pages.write(page, file), "--report")
@@ -91,10 +90,7 @@ def _parse_wiring(spec: str) -> Wiring:
     name, _, options = spec.partition(":")
     if "," in name:
         raise ArgumentError(f"WIRING is '{spec}', expected names separated by spaces: {' '.join(spec.split(','))}.")
-    try:
-        return make_wiring(name, options.split(",") if options else (), example="mix_ln:k=3", argument="WIRING")
-    except ValueError as error:
-        raise ArgumentError(error) from None
+    return make_wiring(name, options.split(",") if options else (), example="mix_ln:k=3", argument="WIRING")
 
 
 def _check_memory(protocol: lab.Protocol) -> None:
@@ -132,8 +128,3 @@ def _make_protocol(protocol: lab.Protocol, settings: dict[str, Any]) -> lab.Prot
     if "steps" in changes:  # a short run must reach its learning rate
         changes = {"warm_ups": tuple(min(n, changes["steps"] // 2) for n in protocol.warm_ups)} | changes
     return replace(protocol, **changes)
-
-
-def _name_options(sentence: str) -> str:
-    """Replace the argument at the beginning of an error by the option."""
-    return re.sub(r"^\w+", lambda word: FLAGS.get(word[0], word[0]), sentence)
