@@ -71,7 +71,7 @@ def test_report_is_written(folder):
     assert [element["text"] for element in page.all("h1")] == ["report_models:toy"]
     assert len(page.all("figure")) == 5
     facts = [element["text"] for element in page.all("dd")]
-    assert "addnorm inspect report_models:toy --seed 3 --report new/a.html" in facts
+    assert "addnorm inspect report_models:toy --report new/a.html --seed 3" in facts
     assert any("The loss needs no labels" in fact for fact in facts)
 
 
