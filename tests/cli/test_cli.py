@@ -99,49 +99,6 @@ def test_trace_list_names_presets():
     assert [preset["name"] for preset in json.loads(run("trace", "--list", "--json").stdout)] == list(PRESETS)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["1,2,3", "1,2"], "SUBLAYER has 2 numbers, expected 3, the length of X: they are added element by element"),
-        (["1,a", "1,2"], "X[1] is 'a', expected a number"),
-        (["-1,2,hello", "1,2,3"], "X[2] is 'hello', expected a number"),
-        (["1,,2", "1,2,3"], "X[1] is '', expected a number"),
-        (["1,2", "nan,2"], "SUBLAYER[0] is nan, expected a finite number"),
-        (["1,2", "-inf,2"], "SUBLAYER[0] is -inf, expected a finite number"),
-        (["", ""], "X is empty, expected at least one number"),
-        (["1,2"], "the command has 1 vector, expected two"),
-        ([], "the command has no vectors, expected two"),
-        (["1", "2", "3"], "the command has 3 vectors, expected two"),
-        (["--preset", "lesson"], "--preset is 'lesson', expected one of lesson-000, lesson-001"),
-        (["--preset", "undo", "1", "2"], "--preset is 'undo' beside vectors, expected one of the two"),
-        (["1,2", "1,2", "--gamma", "1,2,3"], "--gamma has 3 numbers, expected 2"),
-        (["1,2", "1,2", "--beta", "x"], "--beta[0] is 'x', expected a number"),
-        (["1,2", "1,2", "--grad", ""], "--grad is empty, expected at least one number"),
-        (["1,2", "1,2", "--read-grad", "1,2"], "--read-grad requires --placement pre"),
-        (["1,2", "1,2", "--eps", "-1"], "--eps is -1, expected a number >= 0"),
-        (["1", "1", "--norm", "rms", "--variance", "unbiased"], "--variance is 'unbiased', but RMSNorm has no"),
-    ],
-)  # fmt: skip
-def test_trace_rejects_bad_arguments(arguments, sentence):
-    result = run("trace", *arguments)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith(f"Error: {sentence}")
-    assert result.stderr.endswith(".\n")
-    assert result.stderr.count("\n") == 1
-
-
-def test_trace_rejects_mistyped_option():
-    result = run("trace", "1,2", "3,4", "--gama", "1,2")
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert "--gamma" in result.stderr
-
-
-def test_trace_prints_to_ascii_terminal():
-    result = CliRunner(charset="ascii").invoke(main, ["trace", "1,2", "3,4"])
-    assert result.exit_code == 0
-    assert "mean" in result.stdout
-
-
 def test_deleted_working_directory_is_one_sentence(monkeypatch):
     def fail():
         raise FileNotFoundError(2, "No such file or directory")

@@ -102,54 +102,6 @@ def test_compare_fits_any_terminal(columns):
         assert max(map(len, result.stdout.splitlines())) <= columns
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("preln",), "preln"),
-        (("pre_ln", "pre_ln"), "WIRINGS has pre_ln 2 times"),
-        (("mix_ln:k",), "the setting is 'k', expected OPTION=VALUE, as in mix_ln:k=3"),
-        (("mix_ln:j=3",), "j"),
-        (("residual_multiplier",), "multiplier"),
-        (("--rates", "nan"), "--rates is nan, expected a finite number"),
-        (("--rates", "0"), "--rates is 0, expected a number above 0"),
-        (("--layers", "0"), "--layers is 0, expected a whole number from 1"),
-        (("--layers", "999999999"), "--layers is 999999999, expected at most 10000"),
-        (("--d-model", "30"), "--heads is 4, expected a divisor of d_model = 30"),
-        (("--warm-up", "7", "--steps", "6"), "--warm-up is 7, expected at most steps = 6"),
-        (("--warm-up", "-1"), "--warm-up is -1"),
-        (("--tokens", "999999"), "--tokens is 999999, for which training takes at least"),
-        (("--text", "empty"), "--text 'empty' has 0 characters"),
-        (("--text", "latin"), "--text is 'latin', expected UTF-8"),
-        (("--text", "missing"), "--text is 'missing', expected a text file: there is no such file"),
-        (("--text", "."), "--text is '.', a directory"),
-        (("--report", "page.pdf"), "--report is 'page.pdf', expected a file that ends in .html"),
-        (("--report", "text/page.html"), "--report is 'text/page.html'"),
-        (("--out", "text", "--report", "x.html"), "--out is 'text', a file, expected a folder"),
-        (("--out", "torn", "--report", "x.html"), "--out is 'torn', whose results.jsonl has no result in line 1"),
-        (("--cluster", "here"), "--cluster is 'here', expected the address of a Dask scheduler"),
-    ],
-)
-def test_compare_rejects_bad_arguments(arguments, words):
-    Path("empty").touch()
-    Path("latin").write_bytes("naïve".encode("latin-1"))
-    Path("torn").mkdir()
-    Path("torn/results.jsonl").write_text("torn\n\n")
-    result = run(*arguments)
-    assert result.exit_code == 2
-    assert_one_sentence(result.stderr, words)
-    assert result.stdout == ""
-
-
-@pytest.mark.parametrize(
-    "option",
-    [("--seeds", 0), ("--seeds", 10**9), ("--steps", 0), ("--rates", "fast"), ("--layers", "2,"), ("--jobs", 0)],
-)
-def test_compare_rejects_bad_numbers(option):
-    result = run(*option)
-    assert result.exit_code == 2
-    assert_one_sentence(result.stderr, f"{option[0]} is ")
-
-
 def test_compare_without_joblib_names_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "joblib", None)
     result = run("pre_ln", *SMALL)

@@ -144,26 +144,11 @@ def test_explore_reports_forbidden_port(monkeypatch, no_server):
     assert error_of("--port", 80) == "--port is 80, where this machine cannot listen (Permission denied)."
 
 
-@pytest.mark.parametrize("port", ["-1", "65536", "x", "1e3", "9" * 5000])
-def test_explore_rejects_bad_port(port, no_server):
-    result = run("--port", port)
-    assert result.exit_code == 2
-    assert "--port" in result.stderr
-
-
 @pytest.mark.parametrize("package", ["starlette", "uvicorn"])
 def test_explore_names_missing_extra(package, monkeypatch, no_server):
     monkeypatch.setitem(sys.modules, package, None)
     message = error_of("--port", 0)
     assert message == f"{package} is not installed, and is needed to explore: pip install 'addnorm[web]'."
-
-
-@pytest.mark.parametrize("content", [None, "", "{}", "[1]", '{"schema": "other"}', "\x00\xff"])
-def test_explore_rejects_bad_recording(content, tmp_path, no_server):
-    path = tmp_path / "a.json"
-    if content is not None:
-        path.write_text(content, encoding="latin-1")
-    assert error_of("--port", 0, "--recording", path).startswith("--recording: ")
 
 
 def test_explore_opens_browser(served, monkeypatch):

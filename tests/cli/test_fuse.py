@@ -189,21 +189,3 @@ def test_compiler_error_exits_with_3(monkeypatch):
     assert result.exit_code == 3
     assert_one_sentence(result.stderr, "Block is not fused", "no such thing")
     assert "much more" not in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [(("fuse_models:wrong",), "fails with its inputs"), (("minilmm",), "similar names are minilm"),
-     (("fuse_models:good", "--layers", 2), "leave --layers out"), (("fuse_models:good", "--dtype", "int8"), "--dtype is 'int8'")],
-)  # fmt: skip
-def test_bad_arguments_exit_with_2(arguments, words):
-    result = run(*arguments)
-    assert result.exit_code == 2
-    assert_one_sentence(result.stderr, words)
-    assert result.stdout == ""
-
-
-def test_help_keeps_examples_on_their_lines():
-    lines = [line.strip() for line in run("--help").stdout.splitlines()]
-    assert "addnorm fuse minilm" in lines
-    assert "addnorm fuse llama --dtype bfloat16 --train" in lines

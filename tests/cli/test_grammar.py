@@ -20,8 +20,8 @@ from addnorm_cli import parameters
 from addnorm_cli.group import COMPLETE
 from addnorm_cli.group import addnorm as group
 from addnorm_cli.interrupts import INTERRUPTED, TERMINATED
-from addnorm_cli.parameters import ParameterError
 from addnorm_cli.output_guard import PIPE_CLOSED, keep_output
+from addnorm_cli.parameters import ParameterError
 from support.loading import ROOT
 
 COMMANDS = [*group.commands]

@@ -144,38 +144,6 @@ def test_record_plots(folder):
     assert not (folder / "forward" / "gradients.png").exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--out", "run.csv"], "--out is 'run.csv', expected a file that ends in .json or .parquet"),
-        (["--out", "texts.txt/run.json"], "--out is 'texts.txt/run.json', which cannot be written ("),
-        (["--plots", "texts.txt"], "--plots is 'texts.txt', a file, expected a folder"),
-        (["--only", "4"], "--only is '4', expected layers from 1 to 3"),
-        (["--only", "3-2"], "--only is '3-2', expected layers from 1 to 3"),
-        (["--only", "a"], "--only is 'a', expected layers from 1 to 3"),
-    ],
-)
-def test_record_rejects_bad_options(folder, arguments, words):
-    before = names_in(folder)
-    result = run("record", "gpt2", *arguments)
-    assert_one_sentence(result, 2, words)
-    assert result.stdout == ""
-    assert names_in(folder) == before
-
-
-def test_record_rejects_too_many_steps():
-    assert_one_sentence(
-        run("record", "minilm", "--text", "texts.txt", "--steps", 2),
-        2,
-        "--steps is 2, expected at most 1: the inputs are 3 texts",
-    )
-    assert_one_sentence(
-        run("record", "own_models:toy", "--steps", 2),
-        2,
-        "--steps is 2, expected 1: MODEL 'own_models:toy' has one batch",
-    )
-
-
 def test_record_suggests_no_grads():
     assert_one_sentence(run("record", "own_models:frozen"), 2, "use --no-grads")
     assert run("record", "own_models:frozen", "--no-grads").exit_code == 0

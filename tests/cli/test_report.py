@@ -116,23 +116,6 @@ def test_report_without_stream(folder):
     assert not (folder / "a.html").exists()
 
 
-@pytest.mark.parametrize(
-    ("path", "words"),
-    [
-        ("a.txt", "--report is 'a.txt', expected a file that ends in .html"),
-        ("report_models.py/a.html", "--report is 'report_models.py/a.html', which cannot be written ("),
-        ("folder.html", "--report is 'folder.html', a directory"),
-    ],
-)
-def test_report_rejects_bad_path(folder, monkeypatch, path, words):
-    (folder / "folder.html").mkdir()
-    monkeypatch.setattr("addnorm.cli.inspect.load_model", lambda *_: pytest.fail("it ran"))
-    result = run("report_models:toy", "--report", path)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith(f"Error: {words}")
-    assert result.stderr.count("\n") == 1
-
-
 def test_report_names_missing_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "jinja2", None)
     monkeypatch.setattr("addnorm.cli.inspect.load_model", lambda *_: pytest.fail("it ran"))

@@ -121,42 +121,6 @@ def test_model_without_stream_exits_with_3(command):
     assert_one_sentence(run(command, "own_models:none"), 3, "Linear has no residual stream: no residual add was found")
 
 
-COMMANDS = ("inspect", "record", "decompose", "ablate")
-BAD = [
-    (["nosuch"], "MODEL is 'nosuch', expected minilm, a directory"),
-    (["bart/large" * 40], "nothing is downloaded"),
-    (["minilm", "--text", "none.txt"], "--text is 'none.txt', expected a text file: the file does not exist"),
-    (["gpt2", "--text", "texts.txt"], "--text is set for MODEL 'gpt2'"),
-    (["gpt2", "--input", "texts.txt"], "expected a file that ends in .safetensors or .pt"),
-    (["gpt2", "--layers", 0], "--layers is 0, expected"),
-    (["minilm", "--batch", -1], "--batch is -1, expected"),
-    (["gpt2", "--dtype", "int8"], "--dtype is 'int8', expected one of float32"),
-    (["own_models:nosuch"], "nosuch"),
-    (["own_models:wrong"], "fails with its inputs, argument 1 (2, 3, 9) float32"),
-]
-
-
-@pytest.mark.parametrize(
-    ("command", "arguments", "words"),
-    [
-        pytest.param(command, *case, marks=[] if (k + n) % 4 == 0 else pytest.mark.slow)
-        for k, command in enumerate(COMMANDS)
-        for n, case in enumerate(BAD)
-    ],
-    ids=lambda value: str(value[0])[:12] if isinstance(value, list) else "",
-)
-def test_stream_commands_reject_bad_arguments(command, arguments, words):
-    result = run(command, *arguments)
-    assert_one_sentence(result, 2, words)
-    assert result.stdout == ""
-
-
-def test_inspect_rejects_mistyped_option():
-    result = run("inspect", "gpt2", "--float32")
-    assert result.exit_code == 2
-    assert "--float32" in result.stderr
-
-
 # addnorm decompose, addnorm ablate
 
 

@@ -193,63 +193,6 @@ def test_wirings_json_stacks():
 # Errors
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["pre-ln"], "NAME is 'pre-ln', expected 'pre_ln'."),
-        (["mix_ln", "--set", "q=3"], "mix_ln has no option 'q', expected k."),
-        (["mix_ln", "--set", "k"], "the setting is 'k', expected OPTION=VALUE, as in --set k=3."),
-        (["mix_ln", "--set", "k=-1"], "k is -1, expected a whole number from 0."),
-        (["mix_ln", "--set", "k=three"], "k is 'three', expected a whole number from 0."),
-        (["admin", "--set", "profiled=7"], "profiled is 7, expected True or False."),
-        (
-            ["pre_ln", "--set", "init=gpt3"],
-            "init is 'gpt3', expected one of xavier, xavier_packed, xavier_normal, gpt2, depth_scaled, zero_out.",
-        ),
-        (
-            ["residual_multiplier"],
-            "residual_multiplier needs its option 'multiplier': write --set multiplier=VALUE.",
-        ),
-        (
-            ["pre_ln", "--decoder-layers", "6"],
-            "--decoder-layers is 6 without --layers, expected both: add --layers of the encoder.",
-        ),
-        (
-            ["--layers", "6"],
-            "NAME is missing, expected the wiring to which the options belong: `addnorm wirings` lists them.",
-        ),
-    ],
-)
-def test_wirings_rejects_bad_options(arguments, sentence):
-    result = run(*arguments)
-    assert (result.exit_code, result.stdout, result.stderr) == (2, "", f"Error: {sentence}\n")
-
-
-@pytest.mark.parametrize("layers", ["0", "-3", "many"])
-def test_wirings_rejects_bad_layers(layers):
-    result = run("pre_ln", "--layers", layers)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert "--layers" in result.stderr
-
-
 def test_wirings_respects_no_color():
     assert "\x1b[1;36m" in run("pre_ln", FORCE_COLOR="1", TERM="xterm-256color").stdout
     assert "36m" not in run("pre_ln", FORCE_COLOR="1", TERM="xterm-256color", NO_COLOR="1").stdout
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (("depth_mup", "--set", "k=0"), "k is 0, expected another number"),
-        (("completep", "--set", "k=0.0"), "k is 0, expected another number"),
-        (("mix_ln", "--set", "k=1", "--set", "k=2"), "k is set twice"),
-        (("mix_ln", "--set", "k=" + "-" * 20_000), "expected a whole number"),
-        (("deepnorm", "--layers", "12", "--set", "kind=encoder", "--set", "other_layers=1" + "0" * 310), "too large"),
-        (("pre_ln", "--layers", "1000000"), "10000"),
-    ],
-)
-def test_wirings_rejects_impossible_options(arguments, sentence):
-    result = run(*arguments)
-    assert result.exit_code == 2
-    assert result.stdout == ""
-    assert sentence in result.stderr
