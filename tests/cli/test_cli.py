@@ -30,24 +30,6 @@ def test_trace_prints_str_of_trace():
     assert run("trace", "--preset", "lesson-001").stdout == f"{PRESETS['lesson-001'].trace()}\n"
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_trace_presets_fit_80_columns(name):
-    result = run("trace", "--preset", name)
-    assert result.exit_code == 0
-    lines = result.stdout.splitlines()
-    assert max(map(len, lines)) <= 80
-    assert "\x1b" not in result.stdout
-    assert not [line for line in lines if line != line.rstrip()]
-
-
-def test_trace_respects_no_color():
-    coloured = run("trace", "1,2", "3,4", FORCE_COLOR="1", TERM="xterm-256color").stdout
-    assert "\x1b[1;36m" in coloured
-    plain = run("trace", "1,2", "3,4", FORCE_COLOR="1", TERM="xterm-256color", NO_COLOR="1").stdout
-    assert "\x1b[" in plain  # bold and dim are no colours
-    assert "36m" not in plain
-
-
 @pytest.mark.parametrize(
     ("x", "sublayer"),
     [

@@ -9,16 +9,26 @@ from dataclasses import fields
 from typing import Any, NamedTuple
 
 from rich.console import Console
+from rich.text import Text
 
 import addnorm
-from addnorm._util.blocks import Column, Paragraph, Table
+from addnorm._util.blocks import Block, Column, Paragraph, Table
 from addnorm._util.numbers import format_count
 from addnorm._util.render import WIDTH
-from addnorm.cli._output import ArgumentError, print_blocks, print_json, print_unwrapped, stdout, working
+from addnorm.cli._output import (
+    ArgumentError,
+    argument_errors,
+    print_blocks,
+    print_json,
+    print_notes,
+    print_unwrapped,
+    stdout,
+    working,
+)
 from addnorm.nn import Learned, Place, Row, Wiring
 from addnorm.wirings.equation import explain, wrap_equation
-from addnorm.wirings.factors import format_factor
 from addnorm.wirings.init import ROLES, RULES
+from addnorm.wirings.row import format_factor
 from addnorm.wirings.stage import Computed, Head, Stage
 
 __all__ = ["check_depth", "make_wiring", "run"]
@@ -58,23 +68,21 @@ def run(
         else:
             _print_list(stdout())
         return
-    try:
+    with argument_errors(), working(f"compute the constants of {name}"):
         wiring = make_wiring(name, settings)
-        for depth in (layers, decoder_layers):
-            if depth is not None:
-                check_depth(wiring, depth)
+        for depth in filter(None, (layers, decoder_layers)):
+            check_depth(wiring, depth)
         stacks = _make_stacks(wiring, layers, decoder_layers)
-        with working(f"compute the constants of {name}"):  # some impossible options raise only when a row is made
-            if as_json:
-                document = _to_dict(wiring, stacks)
-            else:
-                texts = [_stack_text(stack) for stack in stacks]
-    except (ValueError, OverflowError) as error:
-        raise ArgumentError(error) from None
+        content = _to_dict(wiring, stacks) if as_json else _describe(wiring, stacks)  # raise for impossible options
     if as_json:
-        print_json(document)
+        print_json(content)
     else:
-        _print_wiring(wiring, texts, stdout())
+        console = stdout()
+        for item in content:
+            if isinstance(item, Text | str):
+                print_unwrapped(console, item)
+            else:
+                print_blocks(console, item)
 
 
 def make_wiring(name: str, settings: Iterable[str], example: str = "--set k=3", argument: str = "NAME") -> Wiring:
@@ -166,61 +174,43 @@ def _summary(wiring: Wiring) -> dict[str, Any]:
 
 
 def _to_dict(wiring: Wiring, stacks: Sequence[_Stack]) -> dict[str, Any]:
-    more = {
-        "drawing": wiring.draw(), "description": wiring.describe(), "has_rows": wiring.has_rows,
+    return {
+        **_summary(wiring), "drawing": wiring.draw(), "description": wiring.describe(), "has_rows": wiring.has_rows,
         "embedding": list(wiring.embedding), "embedding_norm": wiring.embedding_norm,
         "stacks": [_stack_to_dict(stack) for stack in stacks],
     }  # fmt: skip
-    return _summary(wiring) | more
 
 
 def _stack_to_dict(stack: _Stack) -> dict[str, Any]:
     wiring, num_layers = stack.wiring, stack.num_layers
     head = wiring.last_read(Place(num_layers, 0, num_layers, stack.sublayers))
+    stages = [
+        {
+            "layer": place.layer, "sublayer": place.sublayer, **_stage_to_dict(stage, wiring),
+            "init": {role: wiring.init(role, place, **dict(wiring.options))._asdict() for role in ROLES},
+        }
+        for place, stage in zip(stack.places(), wiring.stages(num_layers, stack.sublayers), strict=True)
+    ]  # fmt: skip
     return {
-        "stack": stack.title.lower() or None,
-        "call": repr(wiring),
-        "equation": wiring.equation(num_layers),
-        "layers": num_layers,
-        "sublayers_per_layer": stack.sublayers,
-        "final_norm": wiring.ends_in_norm(num_layers),
-        "rows" if wiring.has_rows else "stages": [
-            {
-                "layer": place.layer,
-                "sublayer": place.sublayer,
-                **(_row_to_dict(stage, wiring) if isinstance(stage, Row) else _stage_to_dict(stage, wiring)),
-                "init": {role: wiring.init(role, place, **dict(wiring.options))._asdict() for role in ROLES},
-            }
-            for place, stage in zip(stack.places(), wiring.stages(num_layers, stack.sublayers), strict=True)
-        ],
-        "head": None if head is None else _stage_to_dict(head, wiring),
-    }
+        "stack": stack.title.lower() or None, "call": repr(wiring), "equation": wiring.equation(num_layers),
+        "layers": num_layers, "sublayers_per_layer": stack.sublayers, "final_norm": wiring.ends_in_norm(num_layers),
+        "rows" if wiring.has_rows else "stages": stages, "head": None if head is None else _stage_to_dict(head, wiring),
+    }  # fmt: skip
 
 
-def _row_to_dict(row: Row, wiring: Wiring) -> dict[str, Any]:
-    norms = {norm: getattr(row, norm) for norm in ("norm_in", "norm_branch", "norm_out")}
-    return {**norms, "shares": row.shares, **{name: _factor_to_dict(getattr(row, name), wiring) for name in FACTORS}}
-
-
-def _stage_to_dict(stage: Stage | Head, wiring: Wiring) -> dict[str, Any]:
-    """Return the fields of a stage or of the head, and the number of streams after a stage."""
+def _stage_to_dict(stage: Row | Stage | Head, wiring: Wiring) -> dict[str, Any]:
+    """Return the fields of a row, a stage or the head, and the number of streams after a stage."""
 
     def to_json(value: Any) -> Any:
         if isinstance(value, Computed):
             return {"kind": value.kind.__name__, "options": dict(value.options)}
-        if isinstance(value, tuple):
-            return [to_json(entry) for entry in value]
-        return _factor_to_dict(value, wiring) if isinstance(value, Learned) else value
+        if isinstance(value, Learned):
+            start = "measured" if wiring.profile else value.init
+            return {"learned": True, "start": start, "per_feature": value.per_feature, "shared": value.shared}
+        return [*map(to_json, value)] if isinstance(value, tuple) else value
 
     document = {field.name: to_json(getattr(stage, field.name)) for field in fields(stage) if "names" not in field.name}
     return document | ({"n_out": stage.n_out} if isinstance(stage, Stage) else {})
-
-
-def _factor_to_dict(factor: float | Learned, wiring: Wiring) -> Any:
-    if isinstance(factor, float):
-        return factor
-    start = "measured" if wiring.profile else factor.init
-    return {"learned": True, "start": start, "per_feature": factor.per_feature, "shared": factor.shared}
 
 
 # Text.
@@ -231,67 +221,51 @@ def _print_list(console: Console) -> None:
     width = min(console.width, WIDTH)
     source_width = next(columns for least, columns in SOURCES if width >= least)
     catalog = addnorm.wirings.list_all()
-    equation_width = max(
-        width - max(len(wiring.name) for wiring in catalog) - 2 - source_width - 2 * bool(source_width), 24
-    )
+    names_width = max(len(wiring.name) for wiring in catalog) + 2
+    equation_width = max(width - names_width - source_width - 2 * bool(source_width), 24)
     columns = [
         Column("wiring", style="accent"),
         Column("equation", fold=True),
         Column("source", style="dim", fold=True),
     ]
-    rows = []
-    for wiring in catalog:
-        authors = re.sub(r",? arXiv [\d.]+", "", wiring.source)  # the page of the wiring has the number
-        rows.append(
-            [wiring.name, "\n".join(wrap_equation(wiring, equation_width)), authors][: 3 if source_width else 2]
-        )
-    legend = Paragraph(explain(" ".join(wiring.equation() for wiring in catalog)), style="dim", space=True)
-    more = Paragraph("`addnorm wirings NAME` describes one; with --layers N it shows the constants too.", style="dim")
-    print_blocks(console, Table(columns if source_width else columns[:2], rows), legend, more)
+    rows = [
+        [
+            wiring.name,
+            "\n".join(wrap_equation(wiring, equation_width)),
+            re.sub(r",? arXiv [\d.]+", "", wiring.source),  # the page of the wiring has the number
+        ]
+        for wiring in catalog
+    ]
+    shown = 3 if source_width else 2
+    legend = explain(" ".join(wiring.equation() for wiring in catalog))
+    more = "`addnorm wirings NAME` describes one; with --layers N it shows the constants too."
+    print_blocks(console, Table(columns[:shown], [row[:shown] for row in rows]))
+    print_notes(console, legend, more)
 
 
-class _StackText(NamedTuple):
-    """What is printed of a stack."""
-
-    heading: str
-    equation: str
-    constants: list[list[str]]
-    inits: list[list[str]]
-
-
-def _stack_text(stack: _Stack) -> _StackText:
-    """Return the equation, the factors of rows or the number of streams, and the initialization of a stack."""
-    heading = f"{format_count(stack.num_layers, 'layer')} of {stack.sublayers} sublayers"
-    return _StackText(
-        f"{stack.title}: {heading}" if stack.title else heading,
-        stack.wiring.equation(stack.num_layers),
-        _factor_rows(stack) if stack.wiring.has_rows else _stream_rows(stack),
-        _inits(stack),
-    )
-
-
-def _print_wiring(wiring: Wiring, stacks: Sequence[_StackText], console: Console) -> None:
-    """Print a wiring, and its constants in each stack."""
+def _describe(wiring: Wiring, stacks: Sequence[_Stack]) -> list[Text | Block]:
+    """Return the text of a wiring, and of its constants in each stack. Lines of a `Text` are not wrapped."""
     equation = wiring.equation()
-    print_unwrapped(console, repr(wiring), "bold cyan")
-    print_unwrapped(console, equation, "bold")
-    print_unwrapped(console, f"\n{wiring.draw()}\n")
-    source = Paragraph(f"Source: {wiring.source}.")
-    print_blocks(console, Paragraph(wiring.describe()), Paragraph(f"Use it {wiring.use}", space=True), source)
-    for stack in stacks:
-        _print_stack(stack, console)
-    meanings = explain(" ".join([equation, *(stack.equation for stack in stacks)]))
-    legend = meanings if stacks else f"{meanings} The constants at a depth: --layers N."
-    print_blocks(console, Paragraph(legend, style="dim", space=True))
+    parts: list[Text | Block] = [
+        Text(repr(wiring), "bold cyan"), Text(equation, "bold"), Text(f"\n{wiring.draw()}\n"), Paragraph(wiring.describe()),
+        Paragraph(f"Use it {wiring.use}", space=True), Paragraph(f"Source: {wiring.source}."),
+    ]  # fmt: skip
+    equations = [stack.wiring.equation(stack.num_layers) for stack in stacks]
+    for stack, at_depth in zip(stacks, equations, strict=True):
+        title = f"{stack.title}: " if stack.title else ""
+        parts += [
+            Text(f"\n{title}{format_count(stack.num_layers, 'layer')} of {stack.sublayers} sublayers", "bold"),
+            Text("─" * min(stdout().width, WIDTH), "dim"), Text(f"{at_depth}\n"),
+            _two_columns(_factor_rows(stack) if stack.wiring.has_rows else _stream_rows(stack)), Paragraph(),
+            _two_columns([["weights", "drawn from"], *_inits(stack)]),
+        ]  # fmt: skip
+    meanings = explain(" ".join([equation, *equations]))
+    more = "" if stacks else " The constants at a depth: --layers N."
+    return [*parts, Paragraph(meanings + more, style="dim", space=True)]
 
 
-def _print_stack(stack: _StackText, console: Console) -> None:
-    """Print the texts of a stack."""
-    print_unwrapped(console, f"\n{stack.heading}", "bold")
-    print_unwrapped(console, "─" * min(console.width, WIDTH), "dim")
-    print_unwrapped(console, f"{stack.equation}\n")
-    inits = [["weights", "drawn from"], *stack.inits]
-    print_blocks(console, _two_columns(stack.constants), Paragraph(), _two_columns(inits))
+def _two_columns(rows: Sequence[Sequence[str]]) -> Table:
+    return Table([Column("", style="accent"), Column("", fold=True)], rows, header=False)
 
 
 def _stream_rows(stack: _Stack) -> list[list[str]]:
@@ -310,20 +284,16 @@ def _factor_rows(stack: _Stack) -> list[list[str]]:
     if all(number == numbers[k - k % stack.sublayers] for k, number in enumerate(numbers)):
         rows, unit = rows[:: stack.sublayers], "layer"
     factors = {name: [_factor(getattr(row, name), stack.wiring) for row in rows] for name in FACTORS}
-    constant = {name: texts[0] for name, texts in factors.items() if len({*texts}) == 1}
-    ones = [name for name, text in constant.items() if text == "1"]
-    lines = [[f"{name}, {FACTORS[name]}", f"{constant[name]} in every layer"] for name in constant if name not in ones]
-    lines += [[", ".join(ones), "1 in every layer"]] * bool(ones)
-    varied = {name: texts for name, texts in factors.items() if name not in constant}
+    varied = {name: texts for name, texts in factors.items() if len({*texts}) > 1}
+    constant = {name: texts[0] for name, texts in factors.items() if name not in varied}
+    ones = ", ".join(name for name, text in constant.items() if text == "1")
+    lines = [[f"{name}, {FACTORS[name]}", f"{text} in every layer"] for name, text in constant.items() if text != "1"]
+    lines += [[ones, "1 in every layer"]] * bool(ones)
     if varied:
-        lines.append([unit, "  ".join(f"{name}, {FACTORS[name]}" for name in varied)])
         few = range(len(rows)) if len(rows) <= MOST_ROWS else (0, 1, 2, len(rows) // 2 - 1, len(rows) - 1)
+        lines.append([unit, "  ".join(f"{name}, {FACTORS[name]}" for name in varied)])
         lines += [[str(k + 1), "  ".join(texts[k] for texts in varied.values())] for k in few]
     return lines
-
-
-def _two_columns(rows: Sequence[Sequence[str]]) -> Table:
-    return Table([Column("", style="accent"), Column("", fold=True)], rows, header=False)
 
 
 def _factor(factor: float | Learned, wiring: Wiring) -> str:
@@ -336,11 +306,10 @@ def _factor(factor: float | Learned, wiring: Wiring) -> str:
 
 def _inits(stack: _Stack) -> list[list[str]]:
     """Return how the weights are drawn, with the roles that are drawn alike in one row."""
+    wiring, places = stack.wiring, stack.places(each=False)
     roles_of: dict[str, list[str]] = {}
     for role in ROLES:
-        draws = [
-            str(stack.wiring.init(role, place, **dict(stack.wiring.options))) for place in stack.places(each=False)
-        ]
+        draws = [str(wiring.init(role, place, **dict(wiring.options))) for place in places]
         text = draws[0] if len({*draws}) == 1 else f"{draws[0]} in layer 1 ... {draws[-1]} in layer {len(draws)}"
         roles_of.setdefault(text, []).append(role)
     return [[", ".join(roles), text] for text, roles in roles_of.items()]
