@@ -27,8 +27,8 @@ from addnorm.cli._output import (
 )
 from addnorm.nn import Learned, Place, Row, Wiring
 from addnorm.wirings.equation import explain, wrap_equation
+from addnorm.wirings.factors import format_factor
 from addnorm.wirings.init import ROLES, RULES
-from addnorm.wirings.row import format_factor
 from addnorm.wirings.stage import Computed, Head, Stage
 
 __all__ = ["check_depth", "make_wiring", "run"]
@@ -37,6 +37,7 @@ SOURCES = ((96, 28), (78, 21), (0, 0))  # columns of a terminal, and columns of 
 SAMPLED = 12, 24  # depths from which the streams of deeper stacks are estimated
 MAX_STREAMS, MAX_COEFFICIENTS = 256, 5_000_000  # beyond, a stack takes minutes to describe
 MOST_ROWS = 8  # with more layers only the first three, the middle one and the last are printed
+ROW = ("norm_in", "norm_branch", "norm_out", "shares", "a", "b", "c")  # fields of a row in JSON
 FACTORS = {"a": "of the stream", "b": "of the write", "c": "of the read"}
 
 
@@ -198,7 +199,7 @@ def _stack_to_dict(stack: _Stack) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _stage_to_dict(stage: Row | Stage | Head, wiring: Wiring) -> dict[str, Any]:
+def _stage_to_dict(stage: Stage | Head, wiring: Wiring) -> dict[str, Any]:
     """Return the fields of a row, a stage or the head, and the number of streams after a stage."""
 
     def to_json(value: Any) -> Any:
@@ -209,8 +210,10 @@ def _stage_to_dict(stage: Row | Stage | Head, wiring: Wiring) -> dict[str, Any]:
             return {"learned": True, "start": start, "per_feature": value.per_feature, "shared": value.shared}
         return [*map(to_json, value)] if isinstance(value, tuple) else value
 
-    document = {field.name: to_json(getattr(stage, field.name)) for field in fields(stage) if "names" not in field.name}
-    return document | ({"n_out": stage.n_out} if isinstance(stage, Stage) else {})
+    is_row = isinstance(stage, Row)
+    names = ROW if is_row else tuple(field.name for field in fields(stage) if "names" not in field.name)
+    document = {name: to_json(getattr(stage, name)) for name in names}
+    return document | ({"n_out": stage.n_out} if isinstance(stage, Stage) and not is_row else {})
 
 
 # Text.
