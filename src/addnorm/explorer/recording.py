@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from addnorm._util.blocks import VERDICTS, Finding
 from addnorm._util.numbers import format_count
 from addnorm.explorer.params import shorten
 from addnorm.stream.record.recording import Recording
@@ -25,10 +25,7 @@ __all__ = ["Query", "Recordings"]
 MAX_CELLS = 120  # of a map in each direction: a browser takes minutes to draw a million cells
 MAX_STEPS = 2000  # of a list or a curve: more than a page has pixels
 SHARES_TOLERANCE = 1e-4  # of the sum of shares that were computed in float32
-BALANCE_FACTOR, BALANCE_ROUNDOFF = (
-    10.0,
-    1e-9,
-)  # tolerance of a balance, from the closure of the tensor: tokens differ in norm
+BALANCE_FACTOR, BALANCE_ROUNDOFF = 10.0, 1e-9  # tolerance of a balance, from the closure: tokens differ
 NAMED = 3  # sublayers that a badge names
 MAX_TEXT = 400  # characters of a text in a file, which anybody may have written
 METADATA = ("model", "name", "source", "inputs", "mode", "dtype", "torch", "loss", "note", "interrupted")
@@ -68,17 +65,14 @@ class Recordings:
         self.paths = [str(path) for path in paths]
         self.loaded = [_load(path) for path in self.paths]
 
-    def __len__(self) -> int:
-        return len(self.loaded)
-
     def describe(self) -> list[dict[str, Any]]:
         """Return the name, model, streams and steps of each recording."""
         names = [Path(path).name for path in self.paths]
         return [
             {
                 "name": name if names.count(name) == 1 else path, "path": path,
-                "model": _text(rec.metadata.get("model")), "streams": [*rec.streams], "steps": _thin_out(rec.steps),
-                "count": len(rec.steps),
+                "model": _text(rec.metadata.get("model")), "streams": [*rec.streams],
+                "steps": _spread(rec.steps, MAX_STEPS), "count": len(rec.steps),
             }
             for name, path, rec in zip(names, self.paths, self.loaded, strict=True)
         ]  # fmt: skip
@@ -96,21 +90,17 @@ class Recordings:
         """
         number = _whole("recording", str(number))
         if not 0 <= number < len(self.loaded):
-            last = len(self.loaded) - 1
-            expected = (
-                f"a number from 0 to {last}" if self.loaded else "none: start addnorm explore with --recording FILE"
-            )
+            none = "none: start addnorm explore with --recording FILE"
+            expected = f"a number from 0 to {len(self.loaded) - 1}" if self.loaded else none
             raise LookupError(f"recording is {number}, expected {expected}.")
         rec = self.loaded[number]
         for name in params:
             if name not in PARAMS:
                 raise ValueError(f"the request has {shorten(name)}, which is unknown, expected {', '.join(PARAMS)}.")
-        stream, what = params.get("stream", rec.streams[0]), params.get("what")
-        if stream not in rec.streams:
-            raise ValueError(f"stream is {shorten(stream)}, expected {suggest(stream, rec.streams)}.")
-        if what is not None and what not in NAMES:
-            raise ValueError(f"what is {shorten(what)}, expected {suggest(what, NAMES)}.")
-        steps = rec.steps
+        stream, what, steps = params.get("stream", rec.streams[0]), params.get("what"), rec.steps
+        for name, value, names in (("stream", stream, rec.streams), ("what", what, NAMES)):
+            if value is not None and value not in names:
+                raise ValueError(f"{name} is {shorten(value)}, expected {suggest(value, names)}.")
         step = _whole("step", params["step"]) if "step" in params else steps[-1]
         if step not in steps:
             expected = f"from {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"{steps[0]}, the only one"
@@ -121,33 +111,30 @@ class Recordings:
         """Return one step of one stream: metadata, sites, series by depth, badges, memory map, balance; `what` over the steps."""
         rec, stream, step = self.loaded[query.number], query.stream, query.step
         sites = [site for site in rec.sites if site.stream == stream]
+        labels = _label(sites)
+        named = {_source(site): label for site, label in zip(sites, labels, strict=True)}
         return {
             "number": query.number, "path": self.paths[query.number], "stream": stream, "step": step,
             "last": step == rec.steps[-1],
             "metadata": {name: text for name in METADATA if (text := _text(rec.metadata.get(name)))},
-            "sites": [asdict(site) | {"label": label} for site, label in zip(sites, _labels(sites), strict=True)],
+            "sites": [asdict(site) | {"label": label} for site, label in zip(sites, labels, strict=True)],
             "series": _series(rec, sites, step, stream),
-            "badges": _badges(rec, stream),
-            "map": _map(rec, stream, sites),
-            "balance": _balance(rec, stream, sites),
+            "badges": [
+                {"name": badge.topic, "state": badge.verdict, "text": badge.claim, "more": badge.criterion}
+                for badge in find_proofs(rec, stream)
+            ],
+            "map": _map(*rec.memory_maps.get(stream, ([], [])), named, sites),
+            "balance": _balance(rec, stream, named, sites),
             "time": None if query.what is None else _over_time(rec, sites, query.what, query.depth),
         }  # fmt: skip
-
-
-def _labels(sites: Sequence[RecordedSite]) -> list[str]:
-    """Return the sites' labels: "x_0", "attention 1", ..., "final norm", with the id where two would be equal."""
-    names = [ENDS.get(site.kind) or f"{site.kind} {1 + (site.layer or 0)}" for site in sites]
-    counts = Counter(names)
-    return [name if counts[name] == 1 else f"{name}, {site.id}" for name, site in zip(names, sites, strict=True)]
 
 
 def _load(path: str) -> Recording:
     try:
         rec = Recording.load(path)
     except OSError as error:
-        raise ValueError(
-            f"{path} cannot be read ({error.strerror}): addnorm record MODEL --out FILE writes one."
-        ) from None
+        reason = f"({error.strerror}): addnorm record MODEL --out FILE writes one"
+        raise ValueError(f"{path} cannot be read {reason}.") from None
     except ImportError as error:
         raise ValueError(f"{path} cannot be read: {str(error).rstrip('.')}.") from None
     if not rec.sites or not rec.steps:
@@ -155,57 +142,10 @@ def _load(path: str) -> Recording:
     return rec
 
 
-def _thin_out(steps: Sequence[int]) -> list[int]:
-    """Return at most `MAX_STEPS` of the steps, evenly spaced, with the first and the last."""
-    if len(steps) <= MAX_STEPS:
-        return [*steps]
-    return [steps[round(k * (len(steps) - 1) / (MAX_STEPS - 1))] for k in range(MAX_STEPS)]
-
-
-def _series(rec: Recording, sites: Sequence[RecordedSite], step: int, stream: str) -> dict[str, list[float | None]]:
-    """Return the values at the sites by role.statistic, None where a site has no value."""
-    series = {}
-    for name in NAMES:
-        role, statistic = name.split(".")
-        values = {site.id: value for site, value in rec.series(role, statistic, step=step, stream=stream)}
-        if values:
-            series[name] = [values.get(site.id) for site in sites]
-    return series
-
-
-def _map(rec: Recording, stream: str, sites: Sequence[RecordedSite]) -> dict[str, Any] | None:
-    """Return the shares of the sources at each depth. Depths are named after sublayers where each sublayer has one add.
-
-    Of more than `MAX_CELLS` depths that many are returned, evenly spaced, with their `places`. Neighbouring sources are then
-    added up; `starts` has the first of each group.
-    """
-    sources, shares = rec.memory_maps.get(stream, ([], []))
-    if not shares:
-        return None
-    named = _named(sites)
-    depths = [name for site, name in zip(sites, _labels(sites), strict=True) if site.kind != "final"]
-    if len(depths) != len(shares):
-        depths = ["x_0", *(f"after add {k}" for k in range(1, len(shares)))]
-    names = [named.get(source, source) for source in sources]
-    places, starts = [*range(len(shares))], [*range(len(sources))]
-    if max(len(shares), len(sources)) > MAX_CELLS:
-        places = _spread(len(shares))
-        bounds = [0, *(k + 1 for k in _spread(len(sources)))]
-        groups = list(itertools.pairwise(bounds))
-        starts = bounds[:-1]
-        names = [names[a] if b == a + 1 else f"{names[a]} to {names[b - 1]}" for a, b in groups]
-        shares = [[math.fsum(shares[place][a:b]) for a, b in groups] for place in places]
-    return {
-        "sources": names, "starts": starts, "depths": [depths[place] for place in places], "places": places,
-        "shares": shares,
-    }  # fmt: skip
-
-
-def _spread(count: int) -> list[int]:
-    """Return at most `MAX_CELLS` numbers below `count`, evenly spaced, with the first and the last."""
-    if count <= MAX_CELLS:
-        return [*range(count)]
-    return [round(k * (count - 1) / (MAX_CELLS - 1)) for k in range(MAX_CELLS)]
+def _label(sites: Sequence[RecordedSite]) -> list[str]:
+    """Return the sites' labels: "x_0", "attention 1", ..., "final norm", with the id where two would be equal."""
+    names = [ENDS.get(site.kind) or f"{site.kind} {1 + (site.layer or 0)}" for site in sites]
+    return [name if names.count(name) == 1 else f"{name}, {site.id}" for name, site in zip(names, sites, strict=True)]
 
 
 def _source(site: RecordedSite) -> str:
@@ -213,49 +153,79 @@ def _source(site: RecordedSite) -> str:
     return "x_0" if site.kind == "start" else site.id
 
 
-def _named(sites: Sequence[RecordedSite]) -> dict[str, str]:
-    """Return the labels of the sources, by their names."""
-    return {_source(site): name for site, name in zip(sites, _labels(sites), strict=True)}
+def _spread(values: Sequence[int], most: int) -> list[int]:
+    """Return at most that many of the values, evenly spaced, with the first and the last."""
+    if len(values) <= most:
+        return [*values]
+    return [values[round(k * (len(values) - 1) / (most - 1))] for k in range(most)]
 
 
-def _balance(rec: Recording, stream: str, sites: Sequence[RecordedSite]) -> dict[str, Any]:
+def _series(rec: Recording, sites: Sequence[RecordedSite], step: int, stream: str) -> dict[str, list[float | None]]:
+    """Return the values at the sites by role.statistic, None where a site has no value."""
+    recorded = {
+        f"{role}.{statistic}": {site.id: value for site, value in rec.series(role, statistic, step, stream)}
+        for role, statistics in SERIES.items() for statistic in statistics
+    }  # fmt: skip
+    return {name: [values.get(site.id) for site in sites] for name, values in recorded.items() if values}
+
+
+def _map(
+    sources: Sequence[str], shares: Sequence[Sequence[float]], named: Mapping[str, str], sites: Sequence[RecordedSite]
+) -> dict[str, Any] | None:
+    """Return the shares of the sources at each depth. Depths are named after sublayers where each sublayer has one add.
+
+    Of more than `MAX_CELLS` depths that many are returned, evenly spaced, with their `places`. Neighbouring sources are then
+    added up; `starts` has the first of each group.
+    """
+    if not shares:
+        return None
+    depths = [named[_source(site)] for site in sites if site.kind != "final"]
+    if len(depths) != len(shares):
+        depths = ["x_0", *(f"after add {k}" for k in range(1, len(shares)))]
+    names = [named.get(source, source) for source in sources]
+    places = _spread(range(len(shares)), MAX_CELLS)
+    ends = [k + 1 for k in _spread(range(len(sources)), MAX_CELLS)]
+    groups = [*itertools.pairwise([0, *ends])]
+    if max(len(shares), len(sources)) > MAX_CELLS:
+        shares = [[math.fsum(shares[place][a:b]) for a, b in groups] for place in places]
+    return {
+        "sources": [names[a] if b == a + 1 else f"{names[a]} to {names[b - 1]}" for a, b in groups],
+        "starts": [a for a, _ in groups], "depths": [depths[place] for place in places], "places": places, "shares": shares,
+    }  # fmt: skip
+
+
+def _balance(rec: Recording, stream: str, named: Mapping[str, str], sites: Sequence[RecordedSite]) -> dict[str, Any]:
     """Return what each source wrote and what is left of it at the end, as an amount, and its share as in the memory map.
 
     `refused` says why there is none. Older files have no amounts.
     """
-    sheet, (mapped, shares), last = rec.balances.get(stream), rec.memory_maps.get(stream, ([], [])), rec.steps[-1]
+    sheet, last = rec.balances.get(stream), rec.steps[-1]
+    sources: Sequence[str]
+    sources, shares = rec.memory_maps.get(stream, ([], []))
     if sheet is not None and sheet.reason:
         return {"refused": f"The components of the stream do not add up: {sheet.reason}."}
     if sheet is None and not shares:
         return {"refused": "Not recorded: this file has neither amounts nor shares. Record the model again."}
     opening = [(site, value) for site, value in rec.series("out", "l2", last, stream) if site.kind == "start"]
     written = {_source(site): value for site, value in (*opening, *rec.series("write", "l2", last, stream))}
-    named, kinds = _named(sites), {_source(site): site.kind for site in sites} | {BIASES: "norms"}
+    kinds = {_source(site): site.kind for site in sites} | {BIASES: "norms"}
+    parts = dict(zip(sources, shares[-1], strict=True)) if shares else {}
+    amounts: dict[str, float] = {}
     if sheet is not None:
-        amounts: list[float | None] = [*sheet.amounts]
-        share = dict(zip(mapped, shares[-1], strict=True)) if shares else {}
-        parts = [share.get(source, math.nan) for source in sheet.sources]
-        sources: Sequence[str] = sheet.sources
+        sources, amounts = sheet.sources, dict(zip(sheet.sources, sheet.amounts, strict=True))
         facts = {name: getattr(sheet, name) for name in ("tokens", "total_tokens", "closure", "error")}
-        facts |= {"length": sheet.stream_norm}
-        facts["closes"] = _balances(sheet)
+        facts |= {"length": sheet.stream_norm, "closes": _closes(sheet)}
     else:
-        sources, parts, amounts = mapped, shares[-1], [None] * len(mapped)
-        error = abs(1 - math.fsum(parts))
-        facts = {
-            "length": None,
-            "tokens": None,
-            "total_tokens": None,
-            "closure": None,
-            "error": error,
-            "closes": error <= SHARES_TOLERANCE,
-        }
+        error = abs(1 - math.fsum(parts.values()))
+        facts = dict.fromkeys(("tokens", "total_tokens", "closure", "length"))
+        facts |= {"error": error, "closes": error <= SHARES_TOLERANCE}
     rows = [
         {
             "source": source, "label": named.get(source, source), "kind": kinds.get(source, "other"),
-            "depth": len(sources) if source == BIASES else k, "written": written.get(source), "amount": amount, "part": part,
+            "depth": len(sources) if source == BIASES else k, "written": written.get(source),
+            "amount": amounts.get(source), "part": parts.get(source, math.nan),
         }
-        for k, (source, amount, part) in enumerate(zip(sources, amounts, parts, strict=True))
+        for k, source in enumerate(sources)
     ]  # fmt: skip
     return {"refused": "", "step": last, "rows": rows, **facts}
 
@@ -265,16 +235,15 @@ def _over_time(rec: Recording, sites: Sequence[RecordedSite], what: str, depth: 
     role, statistic = what.split(".")
     places = range(len(sites))
     requested = [depth] if depth is not None and depth in places else []
-    curves = ((k, dict(rec.over_time(sites[k], role, statistic))) for k in (*requested, *reversed(places)))
-    at, values = next(((k, curve) for k, curve in curves if curve), (-1, {}))
-    if not values:
-        return None
-    steps = _thin_out([*values])
-    meaning = BY_NAME[role, statistic].meaning
-    return {
-        "depth": at, "what": what, "meaning": meaning, "steps": steps, "values": [values[step] for step in steps],
-        "count": len(values),
-    }  # fmt: skip
+    for place in (*requested, *reversed(places)):
+        values = dict(rec.over_time(sites[place], role, statistic))
+        if values:
+            steps = _spread([*values], MAX_STEPS)
+            return {
+                "depth": place, "what": what, "meaning": BY_NAME[role, statistic].meaning, "steps": steps,
+                "values": [values[step] for step in steps], "count": len(values),
+            }  # fmt: skip
+    return None
 
 
 def _whole(name: str, text: str) -> int:
@@ -288,112 +257,103 @@ def _text(value: Any) -> str:
     return "" if value is None else str(value)[:MAX_TEXT]
 
 
-# Badges: {"name", "state", "text", "more"}. The state is "proved" where numbers show it, "open" where something does not close
-# or is not understood, and "none" where nothing was recorded. An older file may lack entries: they are reported as missing.
+# Proofs, as badges of the page. The verdict is "proved" where numbers show it, "open" where something does not close or is not
+# understood, and "none" where nothing was recorded. An older file may lack entries: they are reported as missing.
 
-Badge = dict[str, str]
-PROVED, OPEN, NONE = "proved", "open", "none"
+OPEN, NONE = "open", "none"
 AGAIN = "This file does not say. Record the model again."
 
 
-def _badges(rec: Recording, stream: str) -> list[Badge]:
-    """Return the badges of one stream."""
+def find_proofs(rec: Recording, stream: str) -> list[Finding]:
+    """Return what a recording proves about one stream; the criterion of a finding explains it."""
     known = _as_dict(_as_dict(rec.metadata.get("streams")).get(stream))
+    sites = {str(name): _as_dict(site) for name, site in _as_dict(known.get("sites")).items()}
+    wrong = [name for name, site in sites.items() if site.get("closes") is not True]
     unknown = rec.metadata.get("unknown")
     return [
-        _wiring(known, rec),
-        _equations(known, rec),
-        _sum(known),
-        _components(rec, stream),
-        *([_understood(unknown)] if isinstance(unknown, list) else []),
-    ]
+        _judge("wiring", *_wiring(known, rec, not wrong)), _judge("equations", *_equations(sites, rec, wrong)),
+        _judge("x_L = x_0 + all writes", *_sum(known)), _judge("balance", *_components(rec.balances.get(stream))),
+        *([_judge("understood", *_understood(unknown))] if isinstance(unknown, list) else []),
+    ]  # fmt: skip
 
 
-def _balances(sheet: Balance) -> bool:
+def _judge(topic: str, verdict: str | bool, claim: str, criterion: str) -> Finding:
+    if isinstance(verdict, bool):
+        verdict = VERDICTS[True] if verdict else OPEN
+    return Finding(claim, verdict, criterion, topic=topic)
+
+
+Judged = tuple[str | bool, str, str]  # a verdict, a claim and its explanation
+
+
+def _closes(sheet: Balance) -> bool:
     """Return whether the amounts add up to the stream's norm, within the closure of the components."""
     return sheet.error <= BALANCE_FACTOR * sheet.closure + BALANCE_ROUNDOFF
 
 
-def _wiring(known: Mapping[str, Any], rec: Recording) -> Badge:
+def _wiring(known: Mapping[str, Any], rec: Recording, is_proved: bool) -> Judged:
     if not known:
         name = rec.metadata.get("wiring")
-        return _badge("wiring", NONE, _title(name) if isinstance(name, str) else "not recorded", AGAIN)
-    equation = _text(known.get("equation")).replace("\n", "; ")
-    details = [equation, *(f"{title}: {text}" for title, text in (
-        ("norms", _text(known.get("norms"))), ("embedding norm", _text(known.get("embedding_norm"))),
-        ("final norm", _text(known.get("final_norm"))),
-    ) if text)]  # fmt: skip
+        return NONE, _title(name) if isinstance(name, str) else "not recorded", AGAIN
+    norms = {name: _text(known.get(name)) for name in ("norms", "embedding_norm", "final_norm")}
     remarks = known.get("remarks")
-    details += [_text(remark) for remark in remarks] if isinstance(remarks, list) else []
+    details = "; ".join([
+        _text(known.get("equation")).replace("\n", "; "),
+        *(f"{name.replace('_', ' ')}: {text}" for name, text in norms.items() if text),
+        *(map(_text, remarks) if isinstance(remarks, list) else []),
+    ])  # fmt: skip
     name = known.get("wiring")
     if not isinstance(name, str):
-        return _badge("wiring", OPEN, "not a known wiring", "; ".join(details))
-    sites = map(_as_dict, _as_dict(known.get("sites")).values())
-    if any(site.get("closes") is not True for site in sites):
-        return _badge("wiring", OPEN, f"{_title(name)}, not proved", "; ".join(details))
-    return _badge("wiring", PROVED, _title(name), "; ".join(details))
+        return OPEN, "not a known wiring", details
+    return is_proved, _title(name) + ("" if is_proved else ", not proved"), details
 
 
-def _equations(known: Mapping[str, Any], rec: Recording) -> Badge:
-    sites = {str(name): _as_dict(site) for name, site in _as_dict(known.get("sites")).items()}
+def _equations(sites: Mapping[str, Mapping[str, Any]], rec: Recording, wrong: Sequence[str]) -> Judged:
     if not sites:
         error = rec.metadata.get("closure")
-        text = f"largest relative error {error:.1e}" if isinstance(error, float) else "not recorded"
-        return _badge("equations", NONE, text, AGAIN)
-    wrong = [name for name, site in sites.items() if site.get("closes") is not True]
+        return NONE, f"largest relative error {error:.1e}" if isinstance(error, float) else "not recorded", AGAIN
     errors = [_number(site.get("closure")) for site in sites.values()]
     largest = math.nan if any(map(math.isnan, errors)) else max(errors)
     many = format_count(len(sites), "sublayer")
     if wrong:
-        names = f"{', '.join(wrong[:NAMED])}{f' and {len(wrong) - NAMED} more' if len(wrong) > NAMED else ''}"
-        text = f"{len(wrong)} of {many} {'does' if len(wrong) == 1 else 'do'} not close"
-        return _badge("equations", OPEN, text, f"{names}: the largest error is {largest:.1e}")
-    text = (
-        "Each equation was computed again in float64 from the sublayer's output and compared with the model's stream."
-    )
-    return _badge("equations", PROVED, f"{many} closed, relative error at most {largest:.1e}", text)
+        claim = f"{len(wrong)} of {many} {'does' if len(wrong) == 1 else 'do'} not close"
+        more = f" and {len(wrong) - NAMED} more" if len(wrong) > NAMED else ""
+        return OPEN, claim, f"{', '.join(wrong[:NAMED])}{more}: the largest error is {largest:.1e}"
+    how = "Each equation was computed again in float64 from the sublayer's output and compared with the model's stream."
+    return True, f"{many} closed, relative error at most {largest:.1e}", how
 
 
-def _sum(known: Mapping[str, Any]) -> Badge:
-    name = "x_L = x_0 + all writes"
+def _sum(known: Mapping[str, Any]) -> Judged:
     if not known:
-        return _badge(name, NONE, "not recorded", AGAIN)
-    error = known.get("closure")
+        return NONE, "not recorded", AGAIN
+    error, closes = known.get("closure"), known.get("closes") is True
     if error is None:
         text = "The stream passes through norms or factors between the adds, so the writes alone do not add up to it."
-        return _badge(name, NONE, "not a plain sum", text)
-    number = _number(error)
-    closes = known.get("closes") is True
-    more = "x_0 and the writes add up to the stream." if closes else "x_0 and the writes do not add up to the stream."
-    return _badge(name, PROVED if closes else OPEN, f"relative error {number:.1e}", more)
+        return NONE, "not a plain sum", text
+    how = f"x_0 and the writes {'add' if closes else 'do not add'} up to the stream."
+    return closes, f"relative error {_number(error):.1e}", how
 
 
-def _components(rec: Recording, stream: str) -> Badge:
-    sheet = rec.balances.get(stream)
+def _components(sheet: Balance | None) -> Judged:
     if sheet is None:
-        return _badge("balance", NONE, "not recorded", AGAIN)
+        return NONE, "not recorded", AGAIN
     if sheet.reason:
-        return _badge("balance", OPEN, "does not add up", f"{sheet.reason}.")
-    if not _balances(sheet):
-        more = "The amounts do not add up to the stream's norm: the file was changed after recording."
-        return _badge("balance", OPEN, f"does not add up, error {sheet.error:.1e}", more)
-    more = f"At every depth the components add up to the recorded stream, over {sheet.tokens} tokens of the last step."
-    return _badge("balance", PROVED, f"adds up, error {sheet.closure:.1e}", more)
+        return OPEN, "does not add up", f"{sheet.reason}."
+    if not _closes(sheet):
+        how = "The amounts do not add up to the stream's norm: the file was changed after recording."
+        return OPEN, f"does not add up, error {sheet.error:.1e}", how
+    how = f"At every depth the components add up to the recorded stream, over {sheet.tokens} tokens of the last step."
+    return True, f"adds up, error {sheet.closure:.1e}", how
 
 
-def _understood(unknown: list[Any]) -> Badge:
+def _understood(unknown: list[Any]) -> Judged:
     if not unknown:
-        return _badge("understood", PROVED, "everything", "Every operation on the model's streams was understood.")
+        return True, "everything", "Every operation on the model's streams was understood."
     places = [
         f"{_text(part.get('path')) or 'the model'}: {_text(part.get('reason'))}" for part in map(_as_dict, unknown)
     ]
     more = f"; and {len(places) - NAMED} more" if len(places) > NAMED else ""
-    count = format_count(len(places), "place")
-    return _badge("understood", OPEN, f"{count} not understood", "; ".join(places[:NAMED]) + more)
-
-
-def _badge(name: str, state: str, text: str, more: str) -> Badge:
-    return {"name": name, "state": state, "text": text, "more": more}
+    return OPEN, f"{format_count(len(places), 'place')} not understood", "; ".join(places[:NAMED]) + more
 
 
 def _title(name: str) -> str:

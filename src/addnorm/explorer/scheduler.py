@@ -14,6 +14,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from typing import Any, TypeVar
 
+from starlette.exceptions import HTTPException
+
 __all__ = ["BusyError", "ClosedError", "DisconnectedError", "Scheduler", "SupersededError"]
 
 T = TypeVar("T")
@@ -24,20 +26,32 @@ MAX_RACES = 2  # at once, for all clients
 _END = object()  # marks the end of a race's events
 
 
-class SupersededError(Exception):
+class SupersededError(HTTPException):
     """A newer request of the same client came before this one was computed."""
 
+    def __init__(self) -> None:
+        super().__init__(409, "A newer request came before this one was computed.")
 
-class BusyError(Exception):
+
+class BusyError(HTTPException):
     """Too many requests are waiting."""
 
+    def __init__(self, sentence: str = "Too many requests are waiting: try again in a moment.") -> None:
+        super().__init__(503, sentence)
 
-class ClosedError(Exception):
+
+class ClosedError(HTTPException):
     """The server is shutting down."""
 
+    def __init__(self) -> None:
+        super().__init__(503, "The server is shutting down.")
 
-class DisconnectedError(Exception):
+
+class DisconnectedError(HTTPException):
     """The client has disconnected."""
+
+    def __init__(self) -> None:
+        super().__init__(400)
 
 
 async def _never() -> bool:
@@ -157,7 +171,7 @@ class Scheduler:
             ClosedError: the server is shutting down.
         """
         if client not in self._races.holders and len(self._races.holders) >= self._races.limit:
-            raise BusyError
+            raise BusyError("Two races are running already: stop one, or wait until it ends.")
         if client in self._stops:
             self._stops[client]()
         await self._races.acquire(client, "race")

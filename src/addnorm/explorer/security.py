@@ -12,14 +12,14 @@ import json
 import re
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["RequestError", "SecurityMiddleware", "error_response", "read_json"]
+__all__ = ["SecurityMiddleware", "error_response", "read_json"]
 
 MAX_BYTES = 64 * 1024  # of a request
 TIMEOUT = 10.0  # seconds in which a request must arrive
@@ -37,14 +37,6 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-cache",
 }
-
-
-class RequestError(Exception):
-    """Wrong request, answered with a status and a sentence."""
-
-    def __init__(self, status: int, sentence: str) -> None:
-        super().__init__(sentence)
-        self.status = status
 
 
 def error_response(status: int, sentence: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
@@ -67,40 +59,36 @@ class SecurityMiddleware:
         self.app, self.hosts, self.token = app, hosts, token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request."""
-        if scope["type"] != "http":  # web sockets are not used
-            if scope["type"] == "lifespan":
-                await self.app(scope, receive, send)
+        """Handle a request. Web sockets are not used."""
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+        if scope["type"] != "http":
             return
-        new_cookie = None
+        new_headers, app = dict(HEADERS), self.app
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    headers[name] = value
-                if new_cookie is not None:
-                    headers.append("Set-Cookie", f"{COOKIE}={new_cookie}; HttpOnly; SameSite=Strict; Path=/")
+                MutableHeaders(scope=message).update(new_headers)
             await send(message)
 
         try:
             self._check_headers(scope["method"], Headers(scope=scope))
-            new_cookie = self._check_token(HTTPConnection(scope))
-        except RequestError as error:
-            await error_response(error.status, str(error))(scope, receive, send_with_headers)
-            return
-        await self.app(scope, receive, send_with_headers)
+            if self._check_token(HTTPConnection(scope)):
+                new_headers["Set-Cookie"] = f"{COOKIE}={self.token}; HttpOnly; SameSite=Strict; Path=/"
+        except HTTPException as error:
+            app = error_response(error.status_code, error.detail)
+        await app(scope, receive, send_with_headers)
 
     def _check_headers(self, method: str, headers: Headers) -> None:
         """Check the headers that say which server is meant and which page sent the request."""
         host = headers.get("host", "")
         if self.hosts is not None and _host_name(host) not in self.hosts:
-            raise RequestError(
+            raise HTTPException(
                 421, f"Host is {host[:60]!r}, expected localhost: open the address that `addnorm explore` printed."
             )
         origin = headers.get("origin")
         if origin is not None and origin != f"http://{host}":
-            raise RequestError(
+            raise HTTPException(
                 403,
                 f"Origin is {origin[:60]!r}, expected http://{host[:60]}: only this server's own page may send requests.",
             )
@@ -108,18 +96,16 @@ class SecurityMiddleware:
         if headers.get("sec-fetch-site", "none") not in ("same-origin", "none") and not (
             is_navigation and headers.get("sec-fetch-dest") == "document"
         ):
-            raise RequestError(403, "The request came from another site, expected this server's own page.")
+            raise HTTPException(403, "The request came from another site, expected this server's own page.")
 
-    def _check_token(self, connection: HTTPConnection) -> str | None:
-        """Check the token, and return it if it was in the address and is to be kept in a cookie."""
+    def _check_token(self, connection: HTTPConnection) -> bool:
+        """Check the token, and return whether it was in the address, so that it must be kept in a cookie."""
         if self.token is None:
-            return None
-        query = connection.scope["query_string"].decode("latin-1")
-        if _equal(parse_qs(query).get("token", [""])[0], self.token):
-            return self.token
-        if not _equal(connection.cookies.get(COOKIE, ""), self.token):
-            raise RequestError(401, "The token is missing: open the whole address that `addnorm explore` printed.")
-        return None
+            return False
+        is_in_address = _equal(connection.query_params.get("token", ""), self.token)
+        if not is_in_address and not _equal(connection.cookies.get(COOKIE, ""), self.token):
+            raise HTTPException(401, "The token is missing: open the whole address that `addnorm explore` printed.")
+        return is_in_address
 
 
 def _host_name(host: str) -> str:
@@ -137,24 +123,24 @@ async def read_json(request: Request) -> Any:
     """Return the JSON of a request.
 
     Raises:
-        RequestError: the request is too large, too slow, or not JSON.
+        HTTPException: the request is too large, too slow, or not JSON.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":  # a form of another site cannot send this type
-        raise RequestError(415, f"Content-Type is {kind[:60]!r}, expected application/json.")
+        raise HTTPException(415, f"Content-Type is {kind[:60]!r}, expected application/json.")
     body = bytearray()
     try:
         async with asyncio.timeout(TIMEOUT):
             async for part in request.stream():
                 body += part
                 if len(body) > MAX_BYTES:
-                    raise RequestError(413, f"The request is larger than {MAX_BYTES} bytes, expected a few hundred.")
+                    raise HTTPException(413, f"The request is larger than {MAX_BYTES} bytes, expected a few hundred.")
     except TimeoutError:
-        raise RequestError(408, f"The request did not arrive within {TIMEOUT:g} seconds.") from None
+        raise HTTPException(408, f"The request did not arrive within {TIMEOUT:g} seconds.") from None
     try:
         return json.loads(body, parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:
-        raise RequestError(400, f"The request is not JSON ({str(error)[:80]}), expected an object.") from None
+        raise HTTPException(400, f"The request is not JSON ({str(error)[:80]}), expected an object.") from None
 
 
 def _reject_constant(word: str) -> Any:

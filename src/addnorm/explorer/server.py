@@ -12,12 +12,12 @@ GET  /healthz                "ok"
 from __future__ import annotations
 
 import logging
-import signal
 import socket
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +36,8 @@ import addnorm
 from addnorm._util.jsonio import dumps_line
 from addnorm.explorer import race, stack, streams, trace
 from addnorm.explorer.recording import Recordings
-from addnorm.explorer.scheduler import BusyError, ClosedError, DisconnectedError, Scheduler, SupersededError
-from addnorm.explorer.security import LOOPBACK, RequestError, SecurityMiddleware, error_response, read_json
+from addnorm.explorer.scheduler import Scheduler
+from addnorm.explorer.security import LOOPBACK, SecurityMiddleware, error_response, read_json
 
 __all__ = ["STATIC", "create_app", "serve"]
 
@@ -64,89 +64,76 @@ def create_app(
     Raises:
         ValueError: a file is not a recording.
     """
-    views = _Views(Recordings(recordings), scheduler or Scheduler())
+    loaded, scheduler = Recordings(recordings), scheduler or Scheduler()
+    meta = {
+        "version": addnorm.__version__, "stack": stack.describe(), "streams": streams.describe(),
+        "presets": trace.list_presets(), "race": race.describe(), "recordings": loaded.describe(),
+    }  # fmt: skip
+    views = _Views(scheduler, loaded)
     routes = [
-        Route("/", views.page),
-        Route("/healthz", views.health),
-        Route("/api/meta", views.meta),
-        Route("/api/stack", views.stack, methods=["POST"]),
-        Route("/api/streams", views.streams, methods=["POST"]),
+        Route("/", _always(FileResponse(STATIC / "index.html"))),
+        Route("/healthz", _always(PlainTextResponse("ok"))),
+        Route("/api/meta", _always(_json_response(dumps_line(meta)))),
+        Route("/api/stack", partial(views.compute, stack), methods=["POST"]),
+        Route("/api/streams", partial(views.compute, streams), methods=["POST"]),
         Route("/api/race", views.race, methods=["POST"]),
         Route("/api/recording/{number}", views.recording),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]
-    app = Starlette(routes=routes, exception_handlers=HANDLERS, lifespan=views.lifespan)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        yield
+        scheduler.close()
+
+    app = Starlette(routes=routes, exception_handlers=HANDLERS, lifespan=lifespan)
     app.router.redirect_slashes = False
     return SecurityMiddleware(app, hosts, token)
 
 
+def _always(response: Response) -> Callable[[Request], Awaitable[Response]]:
+    """Return the handler that answers with the same response."""
+
+    async def handle(request: Request) -> Response:
+        return response
+
+    return handle
+
+
 class _Views:
-    """Handlers of the routes."""
+    """Handlers of the routes whose data is computed."""
 
-    def __init__(self, recordings: Recordings, scheduler: Scheduler) -> None:
-        self.recordings = recordings
-        self.scheduler = scheduler
-        self.meta_text = dumps_line(
-            {
-                "version": addnorm.__version__,
-                "stack": stack.describe(),
-                "streams": streams.describe(),
-                "presets": trace.list_presets(),
-                "race": race.describe(),
-                "recordings": recordings.describe(),
-            }
-        )
+    def __init__(self, scheduler: Scheduler, recordings: Recordings) -> None:
+        self.scheduler, self.recordings = scheduler, recordings
 
-    @asynccontextmanager
-    async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        yield
-        self.scheduler.close()
-
-    async def page(self, request: Request) -> Response:
-        return FileResponse(STATIC / "index.html")
-
-    async def health(self, request: Request) -> Response:
-        return PlainTextResponse("ok")
-
-    async def meta(self, request: Request) -> Response:
-        return _json_response(self.meta_text)
-
-    async def stack(self, request: Request) -> Response:
-        flip = _parse(stack.parse, await read_json(request))
-        return await self._compute("stack", request, partial(stack.compute, flip))
-
-    async def streams(self, request: Request) -> Response:
-        probe = _parse(streams.parse, await read_json(request))
-        return await self._compute("streams", request, partial(streams.compute, probe))
+    async def compute(self, view: Any, request: Request) -> Response:
+        """Compute the data of the stack or the streams view."""
+        params = _parse(view.parse, await read_json(request))
+        return await self._answer(view.__name__, request, partial(view.compute, params))
 
     async def recording(self, request: Request) -> Response:
         query = _parse(self.recordings.parse, request.path_params["number"], dict(request.query_params))
-        return await self._compute("recording", request, partial(self.recordings.compute, query))
+        return await self._answer("recording", request, partial(self.recordings.compute, query))
 
     async def race(self, request: Request) -> Response:
         runs = _parse(race.parse, await read_json(request))
         events = self.scheduler.stream(_client(request), partial(race.run_race, runs))
-        try:
-            first = await anext(events, None)
-        except BusyError:
-            raise RequestError(503, "Two races are running already: stop one, or wait until it ends.") from None
+        first = await anext(events, None)
         if first is None:
-            raise RequestError(409, "The race was stopped before its first step.")
+            raise HTTPException(409, "The race was stopped before its first step.")
         return _EventResponse(_encode_events(first, events))
 
-    async def _compute(self, kind: str, request: Request, work: Callable[[], Any]) -> Response:
+    async def _answer(self, kind: str, request: Request, work: Callable[[], Any]) -> Response:
         """Return the result of the work as JSON, with the time that it took."""
 
-        def timed() -> tuple[str, float]:
+        def timed() -> Response:
             start = time.perf_counter()
-            return dumps_line(work()), time.perf_counter() - start
+            response = _json_response(dumps_line(work()))
+            seconds = time.perf_counter() - start
+            response.headers["Server-Timing"] = f"compute;dur={seconds * 1e3:.1f}"  # for the browser's developer tools
+            return response
 
-        text, seconds = await self.scheduler.compute(
-            _client(request), timed, kind=kind, is_disconnected=request.is_disconnected
-        )
-        response = _json_response(text)
-        response.headers["Server-Timing"] = f"compute;dur={seconds * 1e3:.1f}"  # for the browser's developer tools
-        return response
+        return await self.scheduler.compute(_client(request), timed, kind=kind, is_disconnected=request.is_disconnected)
 
 
 class _EventResponse(StreamingResponse):
@@ -176,13 +163,13 @@ async def _encode_events(first: Any, events: AsyncGenerator[Any, None]) -> Async
 
 
 def _parse(parse: Callable[..., Any], *params: Any) -> Any:
-    """Return the parsed parameters of a request, or raise a RequestError with what is wrong."""
+    """Return the parsed parameters of a request, or raise an HTTPException with what is wrong."""
     try:
         return parse(*params)
     except LookupError as error:
-        raise RequestError(404, str(error.args[0])) from None
+        raise HTTPException(404, str(error.args[0])) from None
     except (ValueError, TypeError) as error:
-        raise RequestError(422, str(error)) from None
+        raise HTTPException(422, str(error)) from None
 
 
 def _client(request: Request) -> str:
@@ -198,38 +185,25 @@ def _json_response(text: str) -> Response:
 # Errors, as a status and a sentence.
 
 
-async def _request_error(request: Request, error: Exception) -> Response:
-    return error_response(error.status if isinstance(error, RequestError) else 400, str(error))
-
-
-async def _not_computed(request: Request, error: Exception) -> Response:
-    return error_response(*NOT_COMPUTED[type(error)])
-
-
-async def _http_error(request: Request, error: Exception) -> Response:
-    status, headers = (error.status_code, error.headers) if isinstance(error, HTTPException) else (404, None)
-    what = f"{request.method[:20]} {request.scope['path'][:80]}"
-    sentence = {404: f"{what}: there is no such address.", 405: f"{what}: this address does not allow the method."}
-    return error_response(status, sentence.get(status, f"{what}: {status}."), headers)
+async def _http_error(request: Request, error: Any) -> Response:
+    """Answer with the sentence of an error; Starlette's own have the name of the status."""
+    status, sentence = error.status_code, error.detail
+    if sentence == HTTPStatus(status).phrase:
+        what = f"{request.method[:20]} {request.scope['path'][:80]}"
+        reasons = {404: "there is no such address", 405: "this address does not allow the method"}
+        sentence = f"{what}: {reasons.get(status, status)}."
+    return error_response(status, sentence, error.headers)
 
 
 async def _disconnected(request: Request, error: Exception) -> Response:
-    return Response(status_code=400)  # the client has disconnected
+    return Response(status_code=400)
 
 
 async def _failure(request: Request, error: Exception) -> Response:
     return error_response(500, f"The computation failed: {type(error).__name__}: {str(error)[:200]}")
 
 
-NOT_COMPUTED = {
-    SupersededError: (409, "A newer request came before this one was computed."),
-    BusyError: (503, "Too many requests are waiting: try again in a moment."),
-    ClosedError: (503, "The server is shutting down."),
-}
-HANDLERS: dict[Any, Any] = {
-    RequestError: _request_error, HTTPException: _http_error, ClientDisconnect: _disconnected,
-    DisconnectedError: _disconnected, Exception: _failure, **dict.fromkeys(NOT_COMPUTED, _not_computed),
-}  # fmt: skip
+HANDLERS: dict[Any, Any] = {HTTPException: _http_error, ClientDisconnect: _disconnected, Exception: _failure}
 
 
 # The process.
@@ -248,7 +222,7 @@ def serve(app: SecurityMiddleware, scheduler: Scheduler, listener: socket.socket
         app, http=_Protocol, loop="asyncio", ws="none", lifespan="on", log_level="error", access_log=False, server_header=False,
         date_header=False, proxy_headers=False, timeout_graceful_shutdown=1, timeout_keep_alive=IDLE, limit_concurrency=256,
     )  # fmt: skip
-    with suppress(KeyboardInterrupt), _interruptible():
+    with suppress(KeyboardInterrupt):
         _Server(config, scheduler, on_ready).run(sockets=[listener])
 
 
@@ -299,18 +273,3 @@ class _Server(uvicorn.Server):
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # closing connections now is not an error
         self.scheduler.close()
         await super().shutdown(sockets)
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Handle SIGTERM as Ctrl-C. uvicorn raises the signal that ended it once more."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
