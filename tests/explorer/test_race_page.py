@@ -2,10 +2,8 @@
 
 import contextlib
 import csv
-import io
 import json
 from itertools import islice
-from pathlib import Path
 
 import pytest
 
@@ -94,9 +92,7 @@ def test_stopped_race_keeps_steps(explorer):
     done = int(page.locator("#panel-race").get_attribute("data-step")) + 1
     assert 3 < done < 500
     assert page.locator(".race-status").inner_text() == f"Stopped after {done} of 500 steps."
-    with page.expect_download() as saved:
-        page.get_by_role("button", name="JSON").click()
-    document = json.loads(Path(saved.value.path()).read_text())
+    document = json.loads(explorer.download("JSON"))
     assert document["phase"] == "stopped"
     losses = [
         event["loss"] for event in document["raced"]["events"] if event["event"] == "step" and event["racer"] == 1
@@ -168,34 +164,17 @@ def test_race_settings(explorer):
     assert "lr=0.01" in explorer.fragment()
 
 
-def test_race_address_restores_view(explorer, race_events):
-    page = explorer.race(f"{ADDRESS}&left=rezero&right=deepnorm&lr=0.01&warm=2&rseed=5", race_events)
-    page.get_by_role("slider", name="Step", exact=True).press("ArrowLeft")
-    fragment = explorer.fragment()
-    text = page.locator(".race-main").inner_text()
-    page = explorer.race(fragment)
-    assert "at=4" in fragment
-    assert explorer.fragment() == fragment
-    assert page.locator(".race-main").inner_text() == text
-    assert page.locator("#notices").inner_text() == ""
-
-
 def test_race_code_trains_the_same(explorer, trained):
-    page = explorer.open(ADDRESS, READY["race"])
-    page.get_by_role("button", name="Show code").click()
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        exec(page.locator("dialog pre").inner_text(), {})
-    page.keyboard.press("Escape")
+    explorer.open(ADDRESS, READY["race"])
+    printed, _ = explorer.run_code()
     for result in trained.values():
-        assert f"validation loss: {result['validation']}" in printed.getvalue()
-        assert f"stream by depth at the last step: {result['recorded']['stream'][-1]}" in printed.getvalue()
+        assert f"validation loss: {result['validation']}" in printed
+        assert f"stream by depth at the last step: {result['recorded']['stream'][-1]}" in printed
 
 
 def test_race_losses_as_csv(explorer, trained, race_events):
-    page = explorer.race(ADDRESS, race_events)
-    with page.expect_download() as saved:
-        page.locator("#chart-race-loss").get_by_role("button", name="CSV").click()
-    head, *rows = csv.reader(io.StringIO(Path(saved.value.path()).read_text()))
+    explorer.race(ADDRESS, race_events)
+    head, *rows = csv.reader(explorer.download("CSV", "#chart-race-loss").splitlines())
     assert head == ["step", *NAMES]
     for at, name in enumerate(NAMES, start=1):
         assert [float(row[at]) for row in rows] == trained[name]["losses"]

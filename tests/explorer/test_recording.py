@@ -304,26 +304,6 @@ def test_without_recordings():
         none.parse(0, {})
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "says"),
-    [
-        ("none.json", None, "cannot be read (No such file or directory)"),
-        ("run.txt", b"", "expected one that ends in .json or .parquet"),
-        ("run.json", b"{", "is no JSON"),
-        ("run.json", b'{"schema": "other"}', "expected 'addnorm.recording'"),
-        ("run.parquet", b"PAR1", "is no Parquet"),
-    ],
-)
-def test_wrong_file_is_rejected(tmp_path, name, content, says):
-    if content is not None:
-        (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=r".") as raised:
-        Recordings([tmp_path / name])
-    assert says in str(raised.value)
-    assert name in str(raised.value)
-    assert "\n" not in str(raised.value)
-
-
 def test_folder_and_empty_recording_are_rejected(tmp_path, of):
     (tmp_path / "folder.json").mkdir()
     with pytest.raises(ValueError, match="cannot be read"):

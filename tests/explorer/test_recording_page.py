@@ -1,17 +1,13 @@
 """Tests of the recording view in Chromium: its marks and rows equal the file, and failed proofs are reported."""
 
-import contextlib
 import csv
-import io
 import json
 import math
-from pathlib import Path
 
 import pytest
 
 import addnorm
 from addnorm.stream.shares import BIASES
-from support.browser import READY
 from support.explorer_recordings import STEPS
 
 CHARTS = {
@@ -212,17 +208,6 @@ def test_recording_badges(explorer):
 # Downloads.
 
 
-def test_recording_address_restores_view(new_explorer, files):
-    page = new_explorer.recording("&rstep=1&rdepth=2&rwhat=write.cosine&rwith=1")
-    text, fragment = new_explorer.text("recording"), new_explorer.fragment()
-    assert_drawn(new_explorer, files[POST], 1)
-    assert "pre_ln.json has other sublayers and is not drawn." in text
-    page = new_explorer.open(fragment, READY["recording"])
-    new_explorer.wait_for_text("recording", text)
-    assert new_explorer.fragment() == fragment
-    assert page.locator("#notices").inner_text() == ""
-
-
 @pytest.mark.parametrize("more", ["&rstep=99", "&rstream=encoder"])
 def test_recording_reports_missing_step_and_stream(explorer, more):
     page = explorer.open(f"#v=1&view=recording{more}", "#panel-recording .wrong:not([hidden])")
@@ -236,13 +221,8 @@ def test_recording_reports_missing_step_and_stream(explorer, more):
 
 @pytest.mark.parametrize(("number", "more"), [(POST, "&rstep=1"), (PRE, ""), (SCALED, "")])
 def test_recording_code_prints_page_numbers(explorer, files, number, more):
-    page = explorer.recording(f"&rec={number}{more}")
-    page.get_by_role("button", name="Show code").click()
-    code = page.locator("dialog pre").inner_text()
-    page.keyboard.press("Escape")
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        exec(code, {})
-    output = printed.getvalue()
+    explorer.recording(f"&rec={number}{more}")
+    output, _ = explorer.run_code()
     rec = files[number]
     step = 1 if more else rec.steps[-1]
     names = [name for lines in CHARTS.values() for name in lines.values()]
@@ -259,22 +239,12 @@ def test_recording_code_prints_page_numbers(explorer, files, number, more):
 
 
 def test_recording_downloads_have_all_digits(explorer, files):
-    page = explorer.recording(f"&rec={PRE}&rdepth=1")
+    explorer.recording(f"&rec={PRE}&rdepth=1")
     rec = files[PRE]
-    chart = page.locator("#chart-recording-gradients")
-    with page.expect_download() as saved:
-        chart.get_by_role("button", name="CSV").click()
-    head, *rows = csv.reader(io.StringIO(Path(saved.value.path()).read_text()))
+    head, *rows = csv.reader(explorer.download("CSV", "#chart-recording-gradients").splitlines())
     assert head == ["depth in sublayers", "of the stream", "of the sublayer's parameters"]
     for at, name in enumerate(CHARTS["gradients"].values(), start=1):
         values = {site.id: value for site, value in rec.series(*name.split("."), step=rec.steps[-1])}
         assert [float(row[at]) if row[at] else None for row in rows] == [values.get(site.id) for site in rec.sites]
-    with page.expect_download() as saved:
-        chart.get_by_role("button", name="SVG").click()
-    drawing = Path(saved.value.path()).read_text()
-    assert drawing.startswith("<svg")
-    assert "var(" not in drawing, "it stands for itself outside the page"
-    with page.expect_download() as saved:
-        page.get_by_role("button", name="JSON").click()
-    document = json.loads(Path(saved.value.path()).read_text())["recording"]
+    document = json.loads(explorer.download("JSON"))["recording"]
     assert document["balance"]["rows"][0]["amount"] == rec.balances["stream"].amounts[0]

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from addnorm.explorer import streams
 from addnorm.explorer.stack import FIELDS, describe
 from addnorm.lab import InitProbe
 from addnorm.lab.init_probe import PLACEMENTS
@@ -233,30 +234,20 @@ def test_stack_tables_and_files(explorer):
     chart.get_by_role("button", name="Table").click()
     cells = chart.locator("tbody td").all_inner_texts()
     assert [float(text) for text in cells] == measured["stream"]
-    with page.expect_download() as csv:
-        chart.get_by_role("button", name="CSV").click()
-    lines = csv.value.path().read_text().splitlines()
+    lines = explorer.download("CSV", "#chart-stream").splitlines()
     assert [float(line.rpartition(",")[2]) for line in lines[1:]] == measured["stream"]
-    with page.expect_download() as svg:
-        chart.get_by_role("button", name="SVG").click()
-    drawing = svg.value.path().read_text()
+    drawing = explorer.download("SVG", "#chart-stream")
     assert drawing.startswith("<svg")
     assert "var(" not in drawing, "its colours are its own"
     assert drawing.count('data-series="post-LN"') >= 5
-    with page.expect_download() as document:
-        page.get_by_role("button", name="JSON").click()
-    assert json.loads(document.value.path().read_text())["measured"]["stream"] == measured["stream"]
+    assert json.loads(explorer.download("JSON"))["measured"]["stream"] == measured["stream"]
 
 
-def test_stack_code_computes_the_same(explorer, capsys):
-    page = explorer.stack("#v=1&place=pre&S=4&d=16&T=4&final=off&res=0&norm=rms")
-    page.get_by_role("button", name="Show code").click()
-    code = page.locator("dialog code").inner_text()
-    page.keyboard.press("Escape")
-    names = {}
-    exec(code, names)
+def test_stack_code_computes_the_same(explorer):
+    explorer.stack("#v=1&place=pre&S=4&d=16&T=4&final=off&res=0&norm=rms")
+    printed, names = explorer.run_code()
     assert names["result"]["stream"] == explorer.marks("stream", "pre-LN")
-    assert "feed-forward 2" in capsys.readouterr().out
+    assert "feed-forward 2" in printed
 
 
 def test_quick_changes_draw_the_last(explorer):
@@ -278,10 +269,16 @@ def test_quick_changes_draw_the_last(explorer):
     assert_shows(explorer, InitProbe("deepnorm", sublayers=96, d_model=128), "DeepNorm")
 
 
-def test_slider_bounds_equal_server(explorer):
-    page = explorer.stack()
-    names = {"Sublayers": "sublayers", "d_model": "d_model", "Tokens": "tokens", "Weight gain": "gain"}
-    for label, name in names.items():
-        slider = page.get_by_role("slider", name=label, exact=True)
-        bounds = (float(slider.get_attribute("min")), float(slider.get_attribute("max")))
-        assert bounds == (FIELDS[name].minimum, FIELDS[name].maximum)
+STREAMS = ("#v=1&view=streams&sS=4&sd=8", "streams", streams.FIELDS)
+SLIDERS = {
+    "Sublayers": ("#v=1", "stack", FIELDS), "Tokens": ("#v=1", "stack", FIELDS), "Weight gain": ("#v=1", "stack", FIELDS),
+    "Perturbation": STREAMS, "Streams n": STREAMS, "d_model": STREAMS,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("label", SLIDERS)
+def test_slider_bounds_equal_server(explorer, label):
+    address, view, fields = SLIDERS[label]
+    field = fields[{"Weight gain": "gain", "Streams n": "n"}.get(label, label.lower())]
+    slider = explorer.show(address, view).get_by_role("slider", name=label, exact=True)
+    assert [float(slider.get_attribute(name)) for name in ("min", "max")] == [field.minimum, field.maximum]

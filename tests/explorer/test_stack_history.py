@@ -1,19 +1,5 @@
 """Tests of the stack view's address and of the browser's history in Chromium."""
 
-EVERYTHING = {
-    "place": "pre", "norm": "rms", "S": "16", "d": "24", "T": "3", "gain": "0.5", "alpha": "1.5", "seed": "7", "res": "0", "final": "off",
-    "depth": "4", "pins": "place:none,S:4;as:first",
-}  # fmt: skip
-
-
-def test_stack_address_restores_settings(explorer):
-    fragment = "#v=1&" + "&".join(f"{key}={value}" for key, value in EVERYTHING.items())
-    page = explorer.stack(fragment)
-    assert page.locator("#notices p").count() == 0
-    page.keyboard.press("1")
-    page.keyboard.press("2")
-    assert dict(part.split("=") for part in explorer.fragment()[1:].split("&")) == {"v": "1"} | EVERYTHING
-
 
 def test_slider_keys_are_one_history_entry(explorer):
     page = explorer.stack("#v=1&S=4&d=8&T=2")

@@ -1,5 +1,7 @@
 """The explorer's page in the system's Chromium: it shows addresses, reads charts, and records requests and console messages."""
 
+import contextlib
+import io
 import json
 import os
 import shutil
@@ -162,6 +164,21 @@ class ExplorerPage:
         self.page.wait_for_function(
             "([view, n]) => Number(document.querySelector(`#panel-${view}`).dataset.ready ?? 0) > n", arg=[view, before]
         )
+
+    def download(self, name, within="body"):
+        """Press a button in a part of the page and return the text of the downloaded file."""
+        with self.page.expect_download() as saved:
+            self.page.locator(within).get_by_role("button", name=name).click()
+        return saved.value.path().read_text()
+
+    def run_code(self):
+        """Run the code that the page shows; return what it prints, and its names."""
+        self.page.get_by_role("button", name="Show code").click()
+        code, names = self.page.locator("dialog pre").inner_text(), {}
+        self.page.keyboard.press("Escape")
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(code, names)
+        return printed.getvalue(), names
 
     def text(self, view):
         """Return the text of a view, including parts that are out of sight."""
