@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from operator import add, mul
+from dataclasses import replace
+from operator import add, mul, sub
 from typing import Any, get_args
 
 from .steps import EpsPlace, Norm, Placement, Section, Step, Trace, Variance, Vector, show
@@ -94,81 +94,49 @@ def trace(
     gamma = (1.0,) * d if weight is None else _vector("weight", weight, d, scalar=True)
     beta = (0.0,) * d if bias is None else _vector("bias", bias, d, scalar=True)
     out_grad = _vector("grad", (1.0, *(0.0,) * (d - 1)) if grad is None else grad, d)
-    default = "" if grad is not None else "default: 1 for the first feature, 0 for the others"
-    v = "z" if placement == "post" else "x"
-    rule = _Rule(norm == "layer", variance == "biased", eps_place == "inside", eps, gamma, beta, v)
-    w = _Writer(digits)
-    stream, sums = tuple(map(add, token, branch)), w.pairs(token, " + ", branch)
-
+    back = out_grad if read_grad is None else _vector("read_grad", read_grad, d)
+    w = _Derivation(placement, norm, variance, eps_place, eps, gamma, beta, digits)
     w.add("x", "x", token, note="input of the sublayer")
-    if placement == "post":
-        w.add("sublayer", "Sublayer(x)", branch, note="output of the sublayer")
-        w.add("z", "z", stream, "x + Sublayer(x)", sums)
-        saved = _add_norm(w, stream, rule)
-        _add_checks(w, saved, rule)
-        w.add("grad", "dy", out_grad, note=default or "incoming gradient")
-        dz = _add_gradient(w, out_grad, "dy", saved, rule, "dz")
-        w.add("dx", "dx", dz, "dz", note="the +1 path; the sublayer adds its Jacobian times dSublayer(x)")
-        w.add("dsublayer", "dSublayer(x)", dz, "dz", note="the same: both terms of a sum get its gradient")
-        _add_parameter_gradients(w, out_grad, "dy", saved, rule)
-    else:
-        saved = _add_norm(w, token, rule)
-        w.add("sublayer", "Sublayer(read)", branch, note="output of the sublayer for it")
-        w.add("z", "z", stream, "x + Sublayer(read)", sums, "the stream continues without a norm")
-        _add_checks(w, saved, rule)
-        w.add("grad", "dz", out_grad, note=default or "incoming gradient")
-        w.add("straight", "dx, straight", out_grad, "dz", note="the +1 path: there is no norm on it")
-        w.add("dsublayer", "dSublayer(read)", out_grad, "dz", note="the same: both terms of a sum get its gradient")
-        back, note = out_grad, "default: the identity replaces the unknown Jacobian of the sublayer"
-        if read_grad is not None:
-            back, note = (
-                _vector("read_grad", read_grad, d),
-                "from the argument read_grad: the result of the sublayer's backward",
-            )
-        w.add("read_grad", "dread", back, "Jacobianᵀ dSublayer(read)", note=note)
-        through = _add_gradient(w, back, "dread", saved, rule, "dnorm")
-        dx, note = (
-            tuple(map(add, out_grad, through)),
-            "the straight path, plus the path through the sublayer and its norm",
-        )
-        w.add("dx", "dx", dx, "dz + dnorm", w.pairs(out_grad, " + ", through), note)
-        _add_parameter_gradients(w, back, "dread", saved, rule)
-    steps = _explain_nonfinite(w.steps, rule)
+    (_add_post_ln if placement == "post" else _add_pre_ln)(w, token, branch, out_grad, back)
+    w.explain("grad", "" if grad is not None else "default: 1 for the first feature, 0 for the others")
+    w.explain(
+        "read_grad",
+        "" if read_grad is not None else "default: the identity replaces the unknown Jacobian of the sublayer",
+    )
+    steps = _explain_nonfinite(w)
     return Trace(placement, norm, variance, eps_place, eps, gamma, beta, digits, steps, title)
 
 
-class _Rule:
-    """Kind of the norm, and the texts of its formulas; `v` is the symbol of its input."""
+class _Derivation:
+    """Steps of a trace, computed and written into formulas: every step has its value, its formula and its numbers.
 
-    def __init__(
-        self, layer: bool, biased: bool, inside: bool, eps: float, weight: Vector, bias: Vector, v: str
-    ) -> None:
-        self.layer, self.biased, self.inside, self.eps = layer, biased, inside, eps
-        self.weight, self.bias, self.v = weight, bias, v
-        self.count = len(weight) if biased else len(weight) - 1
-        self.spread = "σ²" if layer else "ms"
-        self.centred = f"({v} - μ)" if layer else v
-        self.root = f"√({self.spread} + ε)" if inside else f"√{self.spread} + ε"
-        self.over_root = f"/ {self.root}" if inside else f"/ ({self.root})"
-        self.normalized = f"{v}_norm"
-        self.average = "(1/d)" if biased else "(1/(d - 1))"
-
-
-@dataclass(frozen=True, slots=True)
-class _Saved:
-    """Values that the backward needs; `direction` is the derivative of the root by each feature, times count."""
+    Attributes:
+        v: symbol of the norm's input.
+        count: divisor of the variance.
+        normalized, direction, spread, root: values for the backward; `direction` is the derivative of the root by each feature,
+            times count.
+    """
 
     normalized: Vector
     direction: Vector
     spread: float
     root: float
 
-
-class _Writer:
-    """Collector of steps that writes numbers into formulas."""
-
-    def __init__(self, digits: int) -> None:
-        self.digits = digits
+    def __init__(
+        self, placement: Placement, norm: Norm, variance: Variance, eps_place: EpsPlace, eps: float, weight: Vector, bias: Vector,
+        digits: int,
+    ) -> None:  # fmt: skip
+        self.layer, self.biased, self.inside = norm == "layer", variance == "biased", eps_place == "inside"
+        self.eps, self.weight, self.bias, self.digits = eps, weight, bias, digits
+        self.d = len(weight)
+        self.count = self.d if self.biased else self.d - 1
+        self.v = v = "z" if placement == "post" else "x"
+        self.spread_text = "σ²" if self.layer else "ms"
+        self.centred_text = f"({v} - μ)" if self.layer else v
+        self.root_text = f"√({self.spread_text} + ε)" if self.inside else f"√{self.spread_text} + ε"
+        self.over_root = f"/ {self.root_text}" if self.inside else f"/ ({self.root_text})"
+        self.normalized_text = f"{v}_norm"
+        self.average_text = "(1/d)" if self.biased else "(1/(d - 1))"
         self.section: Section = "forward"
         self.steps: list[Step] = []
 
@@ -177,6 +145,30 @@ class _Writer:
     ) -> None:
         """Add a step to the current section."""
         self.steps.append(Step(name, self.section, symbol, value, formula, numbers, note))
+
+    def explain(self, name: str, note: str) -> None:
+        """Replace the note of a step, if there is another one."""
+        self.steps = [replace(step, note=note) if note and step.name == name else step for step in self.steps]
+
+    def combine(
+        self, name: str, symbol: str, left: Vector, sign: str, right: Vector, formula: str = "", note: str = ""
+    ) -> Vector:
+        """Add a step that combines two vectors feature by feature, and return its value."""
+        value = tuple(map(OPERATIONS[sign], left, right))
+        numbers = self.vector(lambda k: f"{self.number(left[k])}{sign}{self.operand(right[k])}")
+        self.add(name, symbol, value, formula, numbers, note)
+        return value
+
+    def average(
+        self, name: str, symbol: str, values: Vector, count: int, formula: str, text: Callable[[int], str] | None = None,
+        note: str = "",
+    ) -> float:  # fmt: skip
+        """Add a step with a mean, its terms as `text` writes them, and return its value."""
+        total = _sum(values)
+        terms = self.abbreviate(text or (lambda k: (self.operand if k else self.number)(values[k])), " + ")
+        value = _divide(total, count)
+        self.add(name, symbol, value, formula, f"({terms}) / {count} = {self.number(total)} / {count}", note)
+        return value
 
     def number(self, value: float) -> str:
         """Return a number as text."""
@@ -187,145 +179,150 @@ class _Writer:
         text = self.number(value)
         return f"({text})" if "-" in text or "e" in text else text
 
-    def abbreviate(self, d: int, text: Callable[[int], str], separator: str) -> str:
-        """Return the texts of d features, joined; of more than four only the first two and the last."""
+    def abbreviate(self, text: Callable[[int], str], separator: str) -> str:
+        """Return the texts of the features, joined; of more than four only the first two and the last."""
+        d = self.d
         return separator.join(map(text, range(d)) if d <= 4 else [text(0), text(1), "…", text(d - 1)])
 
-    def vector(self, d: int, text: Callable[[int], str]) -> str:
-        """Return the texts of d features in brackets."""
-        return f"[{self.abbreviate(d, text, ', ')}]"
-
-    def pairs(self, left: Vector, sign: str, right: Vector) -> str:
-        """Return an operation on two vectors with its numbers, feature by feature."""
-        return self.vector(len(left), lambda k: f"{self.number(left[k])}{sign}{self.operand(right[k])}")
-
-    def mean(self, values: Vector, count: int, text: Callable[[int], str] | None = None) -> str:
-        """Return a mean with its numbers: the terms, their sum and the divisor."""
-        terms = self.abbreviate(len(values), text or (lambda k: (self.operand if k else self.number)(values[k])), " + ")
-        return f"({terms}) / {count} = {self.number(_sum(values))} / {count}"
+    def vector(self, text: Callable[[int], str]) -> str:
+        """Return the texts of the features in brackets."""
+        return f"[{self.abbreviate(text, ', ')}]"
 
 
-def _add_norm(w: _Writer, z: Vector, rule: _Rule) -> _Saved:
+def _add_post_ln(w: _Derivation, token: Vector, branch: Vector, grad: Vector, _: Vector) -> None:
+    """Add the steps of post-LN after the token."""
+    w.add("sublayer", "Sublayer(x)", branch, note="output of the sublayer")
+    _add_norm(w, w.combine("z", "z", token, " + ", branch, "x + Sublayer(x)"))
+    _add_checks(w)
+    w.add("grad", "dy", grad, note="incoming gradient")
+    dz = _add_gradient(w, grad, "dy", "dz")
+    w.add("dx", "dx", dz, "dz", note="the +1 path; the sublayer adds its Jacobian times dSublayer(x)")
+    w.add("dsublayer", "dSublayer(x)", dz, "dz", note="the same: both terms of a sum get its gradient")
+    _add_parameter_gradients(w, grad, "dy")
+
+
+def _add_pre_ln(w: _Derivation, token: Vector, branch: Vector, grad: Vector, read_grad: Vector) -> None:
+    """Add the steps of pre-LN after the token."""
+    _add_norm(w, token)
+    w.add("sublayer", "Sublayer(read)", branch, note="output of the sublayer for it")
+    w.combine("z", "z", token, " + ", branch, "x + Sublayer(read)", note="the stream continues without a norm")
+    _add_checks(w)
+    w.add("grad", "dz", grad, note="incoming gradient")
+    w.add("straight", "dx, straight", grad, "dz", note="the +1 path: there is no norm on it")
+    w.add("dsublayer", "dSublayer(read)", grad, "dz", note="the same: both terms of a sum get its gradient")
+    note = "from the argument read_grad: the result of the sublayer's backward"
+    w.add("read_grad", "dread", read_grad, "Jacobianᵀ dSublayer(read)", note=note)
+    through = _add_gradient(w, read_grad, "dread", "dnorm")
+    note = "the straight path, plus the path through the sublayer and its norm"
+    w.combine("dx", "dx", grad, " + ", through, "dz + dnorm", note)
+    _add_parameter_gradients(w, read_grad, "dread")
+
+
+def _add_norm(w: _Derivation, z: Vector) -> None:
     """Add the steps from the mean (RMSNorm: the squares) to the shift."""
-    d, count, v = len(z), rule.count, rule.v
-    centred = z
-    if rule.layer:
-        mean = _divide(_sum(z), d)
-        centred = tuple(a - mean for a in z)
-        w.add("mean", "μ", mean, f"(1/d) Σ {v}ₖ", w.mean(z, d))
-        w.add("centred", f"{v} - μ", centred, numbers=w.pairs(z, " - ", (mean,) * d))
+    v, n, centred = w.v, w.normalized_text, z
+    if w.layer:
+        mean = w.average("mean", "μ", z, w.d, f"(1/d) Σ {v}ₖ")
+        centred = w.combine("centred", f"{v} - μ", z, " - ", (mean,) * w.d)
     squares = tuple(a * a for a in centred)
-    w.add("squares", f"{rule.centred}²", squares, numbers=w.vector(d, lambda k: f"{w.operand(centred[k])}²"))
-    spread = _divide(_sum(squares), count)
-    name = "variance" if rule.layer else "mean_square"
-    in_brackets = f"({v}ₖ - μ)²" if rule.layer else f"{v}ₖ²"
-    w.add(name, rule.spread, spread, f"{rule.average} Σ {in_brackets}", w.mean(squares, count))
-    sigma = math.sqrt(spread)
-    root = math.sqrt(spread + rule.eps) if rule.inside else sigma + rule.eps
-    eps = f"{rule.eps:g}"
-    numbers = f"√({w.number(spread)} + {eps})" if rule.inside else f"√{w.number(spread)} + {eps}"
-    w.add("root", rule.root, root, numbers=numbers)
-    normalized = tuple(_divide(a, root) for a in centred)
-    numbers, note = w.pairs(centred, " / ", (root,) * d), _note_on_normalized(z, normalized, root, rule)
-    w.add("normalized", rule.normalized, normalized, f"{rule.centred} {rule.over_root}", numbers, note)
-    scaled = tuple(map(mul, rule.weight, normalized))
-    w.add("scaled", f"γ ⊙ {rule.normalized}", scaled, numbers=w.pairs(rule.weight, "·", normalized))
-    y, symbol, note = tuple(map(add, scaled, rule.bias)), "y", ""
-    if v == "x":
-        symbol, note = "read", "input of the sublayer"
-    w.add("shifted", symbol, y, f"γ ⊙ {rule.normalized} + β", w.pairs(scaled, " + ", rule.bias), note)
-    direction = normalized if rule.inside else tuple(_divide(a, sigma) if sigma else 0.0 for a in centred)
-    return _Saved(normalized, direction, spread, root)
+    w.add("squares", f"{w.centred_text}²", squares, numbers=w.vector(lambda k: f"{w.operand(centred[k])}²"))
+    name, term = ("variance", f"({v}ₖ - μ)²") if w.layer else ("mean_square", f"{v}ₖ²")
+    spread = w.spread = w.average(name, w.spread_text, squares, w.count, f"{w.average_text} Σ {term}")
+    sigma, eps, size = math.sqrt(spread), f"{w.eps:g}", w.number(spread)
+    root = w.root = math.sqrt(spread + w.eps) if w.inside else sigma + w.eps
+    w.add("root", w.root_text, root, numbers=f"√({size} + {eps})" if w.inside else f"√{size} + {eps}")
+    formula = f"{w.centred_text} {w.over_root}"
+    normalized = w.normalized = w.combine("normalized", n, centred, " / ", (root,) * w.d, formula)
+    w.explain("normalized", _note_on_normalized(w, z))
+    scaled = w.combine("scaled", f"γ ⊙ {n}", w.weight, "·", normalized)
+    symbol, note = ("y", "") if v == "z" else ("read", "input of the sublayer")
+    w.combine("shifted", symbol, scaled, " + ", w.bias, f"γ ⊙ {n} + β", note)
+    w.direction = normalized if w.inside else tuple(_divide(a, sigma) if sigma else 0.0 for a in centred)
 
 
-def _add_checks(w: _Writer, saved: _Saved, rule: _Rule) -> None:
+def _add_checks(w: _Derivation) -> None:
     """Add the checks of mean 0 and variance 1, and switch to the backward section."""
-    d, n = len(saved.normalized), rule.normalized
+    n, normalized, spread = w.normalized_text, w.normalized, w.spread_text
     w.section = "checks"
-    mean = _divide(_sum(saved.normalized), d)
-    w.add("check_mean", f"mean({n})", mean, note=_note_on_mean(mean, rule))
-    center = mean if rule.layer else 0.0
-    square = _divide(_sum(tuple((a - center) * (a - center) for a in saved.normalized)), d)
-    name, symbol = ("check_variance", f"variance({n})") if rule.layer else ("check_square", f"mean({n}²)")
-    w.add(name, symbol, square, note="divided by d" if rule.layer else "")
-    share = rule.count / d  # the check always divides by d
-    expected = _divide(saved.spread, saved.root * saved.root) * share
-    formula = f"{rule.spread} / ({rule.spread} + ε)" if rule.inside else f"{rule.spread} / ({rule.root})²"
-    formula = formula if rule.biased else f"(d - 1)/d · {formula}"
-    w.add("expected", "expected", expected, formula, note=_note_on_expected(expected, saved.spread, rule))
+    mean = _divide(_sum(normalized), w.d)
+    w.add("check_mean", f"mean({n})", mean, note=_note_on_mean(w, mean))
+    center = mean if w.layer else 0.0
+    square = _divide(_sum(tuple((a - center) * (a - center) for a in normalized)), w.d)
+    name, symbol = ("check_variance", f"variance({n})") if w.layer else ("check_square", f"mean({n}²)")
+    w.add(name, symbol, square, note="divided by d" if w.layer else "")
+    expected = _divide(w.spread, w.root * w.root) * (w.count / w.d)  # the check always divides by d
+    formula = f"{spread} / ({spread} + ε)" if w.inside else f"{spread} / ({w.root_text})²"
+    w.add(
+        "expected",
+        "expected",
+        expected,
+        ("" if w.biased else "(d - 1)/d · ") + formula,
+        note=_note_on_expected(w, expected),
+    )
     w.section = "backward"
 
 
-def _add_gradient(w: _Writer, out: Vector, symbol: str, saved: _Saved, rule: _Rule, name: str) -> Vector:
+def _add_gradient(w: _Derivation, out: Vector, symbol: str, name: str) -> Vector:
     """Add the steps from the gradient of the norm's output to that of its input, the step `name`."""
-    d, n = len(out), rule.normalized
-    g = tuple(map(mul, out, rule.weight))
-    w.add("grad_scaled", "g", g, f"{symbol} ⊙ γ", w.pairs(out, "·", rule.weight))
-    mean = 0.0
-    if rule.layer:
-        mean = _divide(_sum(g), d)
-        w.add("grad_mean", "mean(g)", mean, "(1/d) Σ gₖ", w.mean(g, d))
-    products = tuple(map(mul, g, saved.normalized))
-    p = _divide(_sum(products), rule.count)
-    numbers = w.mean(products, rule.count, lambda k: f"{w.operand(g[k])}·{w.operand(saved.normalized[k])}")
-    w.add("projection", "p", p, f"{rule.average} Σ gₖ·{n}ₖ", numbers, f"component of g along {n}")
-    dz = tuple(_divide(a - mean - b * p, saved.root) for a, b in zip(g, saved.direction, strict=True))
-    minus_mean, direction = " - mean(g)" if rule.layer else "", n if rule.inside else f"{rule.centred}/√{rule.spread}"
-    subtracted = f" - {w.operand(mean)}" if rule.layer else ""
-    numbers = w.vector(
-        d,
-        lambda k: (
-            f"({w.number(g[k])}{subtracted} - {w.operand(saved.direction[k])}·{w.operand(p)}) / {w.number(saved.root)}"
-        ),
-    )
-    note = f"sums to 0: the norm ignores a constant added to {rule.v}"
-    note = note if rule.layer and all(map(math.isfinite, dz)) else ""
-    if not rule.inside and not any(saved.direction):
+    n, normalized, mean, subtracted = w.normalized_text, w.normalized, 0.0, ""
+    g = w.combine("grad_scaled", "g", out, "·", w.weight, f"{symbol} ⊙ γ")
+    if w.layer:
+        mean = w.average("grad_mean", "mean(g)", g, w.d, "(1/d) Σ gₖ")
+        subtracted = f" - {w.operand(mean)}"
+    p = w.average(
+        "projection", "p", tuple(map(mul, g, normalized)), w.count, f"{w.average_text} Σ gₖ·{n}ₖ",
+        lambda k: f"{w.operand(g[k])}·{w.operand(normalized[k])}", f"component of g along {n}",
+    )  # fmt: skip
+    dz = tuple(_divide(a - mean - b * p, w.root) for a, b in zip(g, w.direction, strict=True))
+    minus_mean, direction = " - mean(g)" if w.layer else "", n if w.inside else f"{w.centred_text}/√{w.spread_text}"
+    last, root = w.operand(p), w.number(w.root)
+    numbers = w.vector(lambda k: f"({w.number(g[k])}{subtracted} - {w.operand(w.direction[k])}·{last}) / {root}")
+    note = f"sums to 0: the norm ignores a constant added to {w.v}"
+    note = note if w.layer and all(map(math.isfinite, dz)) else ""
+    if not w.inside and not any(w.direction):
         note = "the limit at √0; autograd gives nan here: 0 times the infinite slope of the root"
-    w.add(name, name, dz, f"(g{minus_mean} - {direction}·p) {rule.over_root}", numbers, note)
+    w.add(name, name, dz, f"(g{minus_mean} - {direction}·p) {w.over_root}", numbers, note)
     return dz
 
 
-def _add_parameter_gradients(w: _Writer, out: Vector, symbol: str, saved: _Saved, rule: _Rule) -> None:
+def _add_parameter_gradients(w: _Derivation, out: Vector, symbol: str) -> None:
     """Add the gradients of gamma and beta of this token; a batch sums them over its tokens."""
-    dweight, numbers = tuple(map(mul, out, saved.normalized)), w.pairs(out, "·", saved.normalized)
-    w.add("dweight", "dγ", dweight, f"{symbol} ⊙ {rule.normalized}", numbers, "a batch sums this over its tokens")
-    w.add("dbias", "dβ", out, symbol, note="a batch sums this over its tokens")
+    note = "a batch sums this over its tokens"
+    w.combine("dweight", "dγ", out, "·", w.normalized, f"{symbol} ⊙ {w.normalized_text}", note)
+    w.add("dbias", "dβ", out, symbol, note=note)
 
 
-def _note_on_mean(mean: float, rule: _Rule) -> str:
+def _note_on_mean(w: _Derivation, mean: float) -> str:
     if not math.isfinite(mean):
         return ""
-    if not rule.layer:
+    if not w.layer:
         return "RMSNorm does not subtract the mean"
-    return (
-        "0 up to round-off"
-        if abs(mean) < 1e-9
-        else "not 0: the features are so large that the round-off of μ is visible"
-    )
+    if abs(mean) < 1e-9:
+        return "0 up to round-off"
+    return "not 0: the features are so large that the round-off of μ is visible"
 
 
-def _note_on_expected(expected: float, spread: float, rule: _Rule) -> str:
+def _note_on_expected(w: _Derivation, expected: float) -> str:
     if not math.isfinite(expected):
         return ""
-    if not spread:
+    if not w.spread:
         return "the variance is 0 and cannot become 1"
     if expected < 1:
-        cause = "ε" if rule.biased else "d - 1 and ε" if rule.eps else "d - 1"
+        cause = "ε" if w.biased else "d - 1 and ε" if w.eps else "d - 1"
         return f"{1 - expected:.2g} below 1, due to {cause}"
-    return "1: ε is negligible beside this variance" if rule.eps else "1: ε = 0 has no effect"
+    return "1: ε is negligible beside this variance" if w.eps else "1: ε = 0 has no effect"
 
 
-def _note_on_normalized(z: Vector, normalized: Vector, root: float, rule: _Rule) -> str:
+def _note_on_normalized(w: _Derivation, z: Vector) -> str:
     """Return a note about a special token: zeros, equal features, one feature, overflow."""
-    n, y = rule.normalized, "y" if rule.v == "z" else "the read"
-    if root == math.inf and not any(normalized):
+    n, y, normalized = w.normalized_text, "y" if w.v == "z" else "the read", w.normalized
+    if w.root == math.inf and not any(normalized):
         return f"the squares overflow, so {n} = 0 and {y} = β"
     if not all(map(math.isfinite, normalized)):
         return ""
-    if not rule.layer:
+    if not w.layer:
         return "" if any(z) else f"a token of zeros stays zero, and {y} = β"
-    if len(z) == 1:
+    if w.d == 1:
         return f"d = 1: a single feature is its own mean, so {n} = 0 and {y} = β for every input"
     if min(z) == max(z):
         if max(map(abs, normalized)) > 1e-6:
@@ -334,19 +331,18 @@ def _note_on_normalized(z: Vector, normalized: Vector, root: float, rule: _Rule)
     return ""
 
 
-def _explain_nonfinite(steps: list[Step], rule: _Rule) -> tuple[Step, ...]:
+def _explain_nonfinite(w: _Derivation) -> tuple[Step, ...]:
     """Return the steps, with the reason as a note at the first step that is not finite."""
-    for k, step in enumerate(steps):
-        if not step.finite:
-            if step.name == "variance" and not rule.count:
-                why = "0/0: with d = 1 there is no variance divided by d - 1; later values are nan"
-            elif step.name == "normalized":
-                why = "division by 0: the root is 0, and ε = 0"
-            else:
-                why = "overflow: larger than the largest float64, 1.8e308; later values may be inf or nan"
-            steps[k] = replace(step, note="; ".join(filter(None, (step.note, why))))
-            break
-    return tuple(steps)
+    first = next((step for step in w.steps if not step.finite), None)
+    if first is not None:
+        if first.name == "variance" and not w.count:
+            why = "0/0: with d = 1 there is no variance divided by d - 1; later values are nan"
+        elif first.name == "normalized":
+            why = "division by 0: the root is 0, and ε = 0"
+        else:
+            why = "overflow: larger than the largest float64, 1.8e308; later values may be inf or nan"
+        w.explain(first.name, "; ".join(filter(None, (first.note, why))))
+    return tuple(w.steps)
 
 
 def _sum(values: Vector) -> float:
@@ -361,6 +357,9 @@ def _divide(a: float, b: float) -> float:
     if b:
         return a / b
     return math.copysign(math.inf, a) if a and not math.isnan(a) else math.nan
+
+
+OPERATIONS: dict[str, Callable[[float, float], float]] = {" + ": add, " - ": sub, "·": mul, " / ": _divide}
 
 
 def _number(name: str, value: Any) -> float:
