@@ -14,7 +14,7 @@ import addnorm
 from addnorm import explorer
 from addnorm._util.jsonio import to_jsonable
 from addnorm.explorer.recording import MAX_CELLS, MAX_STEPS, NAMES, Recordings
-from addnorm.explorer.recording import _labels as labels
+from addnorm.explorer.recording import _label as labels
 from addnorm.stream.record.recording import Recording
 from addnorm.stream.record.schema import Balance, RecordedSite
 
@@ -299,7 +299,7 @@ def test_parse_rejects_wrong_params(of, post_ln, number, query, error, says):
 
 def test_without_recordings():
     none = Recordings()
-    assert (len(none), none.describe()) == (0, [])
+    assert none.describe() == []
     with pytest.raises(LookupError, match="recording is 0, expected none: start addnorm explore with --recording FILE"):
         none.parse(0, {})
 
