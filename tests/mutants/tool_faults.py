@@ -5,7 +5,7 @@ from mutants.fault import Area, Fault
 TOOLS = {
     "trace": Area(
         ("tests/trace",),
-        (Fault("trace-projection-by-d", "trace/calculation.py", "$p = _divide(_sum(products), $rule.count)", "$p = _divide(_sum(products), d)"),),
+        (Fault("trace-projection-by-d", "trace/calculation.py", "$w.average('projection', 'p', $v, $w.count, ...)", "$w.average('projection', 'p', $v, $w.d, ...)"),),
     ),
     "finder": Area(
         ("tests/stream/find",),

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 import addnorm
+from addnorm._util.blocks import VERDICTS
 from addnorm._util.numbers import format_count
 from addnorm.cli._output import ArgumentError, ProofError, working
+from addnorm.report.model_findings import inspection_findings
 from addnorm.stream.find.inspection import Inspection
 from addnorm.stream.models.hf import ModelLoadError, quiet
 from addnorm.stream.models.inputs import format_inputs, read_texts
@@ -113,20 +115,11 @@ def find_streams(loaded: LoadedModel) -> Inspection:
 
 
 def check_proof(inspection: Inspection) -> None:
-    """Raise a ProofError with what an inspection could not prove."""
-    if not inspection.sites:
-        raise ProofError(f"{inspection.model} has no residual stream: {inspection.unknown[0].reason}.")
-    failed = [site for site in inspection.sites if not site.closes]
-    if failed:
-        worst = max(failed, key=lambda site: site.closure if site.closure == site.closure else float("inf"))
-        total = format_count(len(inspection.sites), "sublayer")
-        count = f"{len(failed)} of {total} {'does' if len(failed) == 1 else 'do'} not close"
-        raise ProofError(f"{count}: {worst.equation} has a relative error of {worst.closure:.1e} at {worst.id}.")
-    for stream in inspection.streams:
-        if not stream.sum_closes:
-            raise ProofError(
-                f"{stream.name} is not the sum of x_0 and all writes: relative error {stream.closure:.1e}."
-            )
+    """Raise a ProofError with the first claim about an inspection that does not hold."""
+    for finding in inspection_findings(inspection):
+        if finding.verdict == VERDICTS[False]:
+            reason = "" if inspection.sites else f": {inspection.unknown[0].reason}"
+            raise ProofError(f"{finding.claim.rstrip('.')}{reason}.")
 
 
 def document_of(loaded: LoadedModel, schema: str, **content: Any) -> dict[str, Any]:
