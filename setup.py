@@ -4,7 +4,8 @@ The library uses libtorch's stable ABI and neither Python.h, OpenMP nor torch's 
 version and every torch from 2.10 on. With ADDNORM_CPP=0 in the environment it is not built.
 
 A small second library has the autograd node in C++. It uses torch's own C++ interface, so it serves only the torch that it is
-built with, whose version is in its name. Wheels do not contain it, and an installation goes on where it does not compile.
+built with, whose version is in its name. An installation goes on where it does not compile. Set ADDNORM_NODE=0 to leave it out
+of a wheel for other machines.
 """
 
 import importlib.util
@@ -23,9 +24,6 @@ TORCH_TARGET_VERSION = "0x020a000000000000"
 HINT = (
     "addnorm: the C++ kernels did not compile. Install a C++17 compiler (g++), or set ADDNORM_CPP=0 to do without them."
 )
-
-
-NODE = "addnorm._autograd"
 
 
 class BuildLibrary(build_ext):
@@ -56,11 +54,6 @@ class BuildLibrary(build_ext):
 
 class AnyPython(bdist_wheel):
     """Wheel for any Python version and any torch: `py3-none-<platform>`."""
-
-    def run(self):
-        extensions = self.distribution.ext_modules
-        extensions[:] = [extension for extension in extensions if extension.name != NODE]
-        super().run()
 
     def get_tag(self):
         _, _, plat = super().get_tag()
@@ -104,7 +97,7 @@ def kernels(torch: Path) -> Extension:
 
 def node(torch: Path) -> Extension:
     return Extension(
-        NODE,
+        "addnorm._autograd",
         sources=["csrc/autograd/node.cpp"],
         depends=["csrc/arguments.h"],
         include_dirs=[str(torch / "include"), str(torch / "include" / "torch" / "csrc" / "api" / "include")],
@@ -119,4 +112,5 @@ if os.environ.get("ADDNORM_CPP") == "0" or platform.system() != "Linux":
     setup()
 else:
     torch = find_torch()
-    setup(ext_modules=[kernels(torch), node(torch)], cmdclass={"build_ext": BuildLibrary, "bdist_wheel": AnyPython})
+    extensions = [kernels(torch)] if os.environ.get("ADDNORM_NODE") == "0" else [kernels(torch), node(torch)]
+    setup(ext_modules=extensions, cmdclass={"build_ext": BuildLibrary, "bdist_wheel": AnyPython})

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -41,8 +42,6 @@ SAVED = {
 }  # fmt: skip
 KINDS = {"z": "z", "streams": "streams", "branch": "writes", "statistics": "statistics", "coefficients": "coefficients"}
 Storages = dict[int, int]  # bytes by address
-
-autograd.node = None  # the node in Python, whose saved tensors can be read
 
 
 def make_stack(wiring: str, dtype: torch.dtype, layers: int = LAYERS, d_model: int = D_MODEL) -> ResidualStack:
@@ -136,6 +135,7 @@ class Tally:
         return {place: n for part in (self.states[::size] if size else []) for place, n in part.items()}
 
 
+@patch.object(autograd, "node", None)  # the node in Python, whose saved tensors can be read
 def measure(
     case: Case, *, rounds: int = 1, batch: int = BATCH, layers: int = LAYERS, d_model: int = D_MODEL
 ) -> Results:

@@ -5,9 +5,11 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from distutils.core import run_setup
 from pathlib import Path
 
 import pytest
+import setuptools  # noqa: F401  # brings the distutils that newer versions of Python lack
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -43,6 +45,17 @@ def test_wheel_without_the_library_is_pure_python(source):
     assert "addnorm/py.typed" in names
     assert "addnorm/ops/cpu.py" in names
     assert not [name for name in names if name.endswith((".so", ".cpp", ".h"))]
+
+
+@pytest.mark.parametrize("node", ["0", None])
+def test_wheel_leaves_out_the_node_on_request(monkeypatch, node):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.delenv("ADDNORM_CPP", raising=False)
+    monkeypatch.delenv("ADDNORM_NODE", raising=False)
+    if node is not None:
+        monkeypatch.setenv("ADDNORM_NODE", node)
+    extensions = {extension.name for extension in run_setup("setup.py", stop_after="init").ext_modules}
+    assert extensions == {"addnorm._C"} | ({"addnorm._autograd"} if node is None else set())
 
 
 def test_failing_compiler_fails_the_build(source):

@@ -49,6 +49,8 @@ from addnorm.ops.schema import (
 _ops = torch.ops.addnorm
 # Indices of the differentiable arguments of add_norm_forward, in the order of GRADIENTS.
 PLACES = tuple(ForwardArguments._fields.index(name) for name in GRADIENTS)
+# Number of the arguments of a call without options.
+_INPUTS = ForwardArguments._fields.index(ADD_ARGUMENTS[0].name)
 _BITS = {name: 1 << bit for bit, name in enumerate(GRADIENTS)}
 _RESIDUAL, _BRANCH, _PARAMETERS = _BITS["residual"], _BITS["branch"], _BITS["weight"] | _BITS["bias"]
 # Options whose gradient is computed from residual, from the branch, or from the branch without being a factor.
@@ -72,12 +74,16 @@ class AddNormFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+        y, z, stats = _ops.add_norm_forward.kernel(*arguments)
         a: Any = ForwardArguments(*arguments)
-        y, z, stats = _ops.add_norm_forward.kernel(*a)
-        needs = (*ctx.needs_input_grad, *[False] * len(a))
-        ctx.mask = mask = sum(1 << bit for bit, place in enumerate(PLACES) if needs[place])
-        if not mask & (_FROM_BRANCH | _ADDITIVE):  # no gradient depends on it, and the kernels are faster without it
-            a = a._replace(**dict.fromkeys(_ADDED))
+        mask = 0
+        for bit, place in enumerate(PLACES):
+            if place < len(arguments) and ctx.needs_input_grad[place]:
+                mask |= 1 << bit
+        ctx.mask = mask
+        has_options = len(arguments) > _INPUTS
+        if has_options and not mask & (_FROM_BRANCH | _ADDITIVE):
+            a = a._replace(**dict.fromkeys(_ADDED))  # no gradient depends on them, and the kernels are faster without them
         ctx.z_dtype = None  # of the z that backward computes from y
         if a.branch is not None and a.norm != NORMS["none"] and save_outputs.is_active():
             save_outputs.check_weight(a.weight, a.bias, a.weight_offset)
@@ -90,11 +96,11 @@ class AddNormFunction(torch.autograd.Function):
             None if keeps_z else a.bias,
             a.residual if mask & _FROM_RESIDUAL else None,
             a.branch if mask & _FROM_BRANCH else None,
-            *[getattr(a, name) for name in _TENSORS],
+            *([getattr(a, name) for name in _TENSORS] if has_options else ()),
         )
         branch_dtype = None if a.branch is None else a.branch.dtype
         # One tensor is the gradient of residual and of branch where the add is a plain one.
-        ctx.shared = branch_dtype == a.residual.dtype and _is_plain_add(a)
+        ctx.shared = branch_dtype == a.residual.dtype and (not has_options or _is_plain_add(a))
         bias_dtype = torch.float32 if a.bias is None else a.bias.dtype
         ctx.call = a._replace(residual=a.residual.dtype, branch=branch_dtype, bias=bias_dtype, **_WITHOUT_TENSORS)
         ctx.set_materialize_grads(False)
@@ -140,14 +146,16 @@ def _gradients(ctx: Any, dy: Tensor | None, dz: Tensor | None, mask: int) -> tup
     z, stats, weight, bias, residual, branch, *tensors = ctx.saved_tensors
     if ctx.z_dtype is not None:
         z, stats = save_outputs.rebuild(z, stats, weight, bias, ctx.z_dtype, a.weight_offset)
-    options = {argument.name: getattr(a, argument.name) for argument in ADD_ARGUMENTS}
-    arguments = BackwardArguments(
-        dy, dz, z, stats, weight, a.norm, a.residual, a.branch or a.residual, a.bias, mask, a.weight_offset, residual, branch,
-        **options | dict(zip(_TENSORS, tensors, strict=True)),
+    options: dict[str, Any] = {}
+    if tensors:
+        options = {argument.name: getattr(a, argument.name) for argument in ADD_ARGUMENTS}
+        options |= dict(zip(_TENSORS, tensors, strict=True))
+    arguments = (
+        dy, dz, z, stats, weight, a.norm, a.residual, a.branch or a.residual, a.bias, mask, a.weight_offset, residual, branch
     )  # fmt: skip
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # a compiled graph has no second derivative
-        return _differentiable_gradients(a.eps, *arguments)
-    return _ops.add_norm_backward(*arguments)  # type: ignore[no-any-return]  # torch.ops is not typed
+        return _differentiable_gradients(a.eps, *arguments, **options)
+    return _ops.add_norm_backward(*arguments, **options)  # type: ignore[no-any-return]  # torch.ops is not typed
 
 
 def _differentiable_gradients(eps: float, *arguments: Any, **options: Any) -> tuple[Tensor, ...]:

@@ -7,6 +7,7 @@ forward-mode derivatives). In a graph that is recorded a call is one operator (`
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,13 +16,16 @@ from torch import Tensor
 
 from addnorm import reference
 from addnorm._util.arguments import FLOAT_DTYPES, check_choice, is_number
-from addnorm._util.torch_internals import any_requires_grad, in_transform, is_recording
+from addnorm._util.torch_internals import any_requires_grad, direct_call, in_transform, is_recording
 from addnorm.ops import autograd, compile_mode, dtensor, formulas, validation
 from addnorm.ops.options import ADD_OPTIONS, CASTINGS, NORMS, SCALES, norm_number
 from addnorm.ops.schema import ForwardArguments
 
 _ops = torch.ops.addnorm
-_compiling = torch.compiler.is_dynamo_compiling
+_add_norm, _add_norm_stream = direct_call(_ops.add_norm.kernel), direct_call(_ops.add_norm_stream.kernel)
+_forward = direct_call(_ops.add_norm_forward.kernel)
+_compiling, _grad_enabled = torch.compiler.is_dynamo_compiling, torch.is_grad_enabled
+_differentiable_of = operator.itemgetter(*autograd.PLACES)
 # Errors of calls with invalid arguments; torch asserts that FakeTensors meet no others.
 ERRORS = (RuntimeError, AttributeError, TypeError, OverflowError, AssertionError)
 # Options that may have one element per feature.
@@ -44,17 +48,21 @@ def fast_path(
         if in_transform():
             y, z = run(residual, branch, weight, bias, eps, "rms" if rms else "layer")
             return (y, z) if return_residual else y
-        arguments = residual, branch, weight, bias, eps, rms
-        if _compiling():
-            return _record("add_norm_stream" if return_residual else "add_norm", arguments)  # type: ignore[no-any-return]
-        differentiable = torch.is_grad_enabled() and any_requires_grad(residual, branch, weight, bias)
+        # Attributes of four tensors are faster than any_requires_grad.
+        differentiable = _grad_enabled() and (
+            residual.requires_grad
+            or (branch is not None and branch.requires_grad)
+            or (weight is not None and weight.requires_grad)
+            or (bias is not None and bias.requires_grad)
+        )
         # Without gradients a plain tensor needs no question: in a trace of `torch.jit` the kernel calls the default overload.
-        if (differentiable or residual.__class__ is not Tensor) and is_recording():
+        if _compiling() or ((differentiable or residual.__class__ is not Tensor) and is_recording()):
+            arguments = residual, branch, weight, bias, eps, rms
             return _record("add_norm_stream" if return_residual else "add_norm", arguments)  # type: ignore[no-any-return]
         if differentiable:
             outputs = autograd.apply(residual, branch, weight, bias, eps, norm_number(rms))
             return outputs if return_residual else outputs[0]
-        return (_ops.add_norm_stream.kernel if return_residual else _ops.add_norm.kernel)(*arguments)  # type: ignore[no-any-return]
+        return (_add_norm_stream if return_residual else _add_norm)(residual, branch, weight, bias, eps, rms)  # type: ignore[no-any-return]
     except ERRORS:
         validation.check(residual, branch, weight, bias, eps)  # raises if the arguments are invalid
         if dtensor.register_rules():  # the first call with DTensors
@@ -96,8 +104,8 @@ def run(
         )
         weight, bias = options.pop("weight"), options.pop("bias")
     try:
-        arguments = _to_schema(residual, branch, weight, bias, eps, norm, dict(options))
-        arguments = arguments._replace(outputs=2 if return_residual else 1)
+        outputs = 2 if return_residual else 1
+        arguments = _to_schema(residual, branch, weight, bias, eps, norm, {**options, "outputs": outputs})
         try:
             y, z = (compute or _compute)(arguments)
         except NotImplementedError:
@@ -179,9 +187,9 @@ def _compute(a: Any) -> tuple[Tensor, Tensor]:
     if _compiling() or is_recording():
         y, z, _ = _record("add_norm_forward", a)
         return y, z
-    if requires_grad(*a):
+    if _grad_enabled() and any_requires_grad(*_differentiable_of(a)):
         return autograd.apply(*a[:-1])
-    y, z, _ = _ops.add_norm_forward.kernel(*a)
+    y, z, _ = _forward(*a)
     return y, z
 
 

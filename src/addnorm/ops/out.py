@@ -16,42 +16,42 @@ import torch
 from torch import Tensor
 
 from addnorm._util.arguments import is_number
-from addnorm._util.torch_internals import in_transform, increment_version
+from addnorm._util.torch_internals import direct_call, in_transform, increment_version
 from addnorm.ops import dispatch, dtensor, validation
 from addnorm.ops.options import NORMS
 from addnorm.ops.schema import ADD_NAMES
 
 _add_norm_out = torch.ops.addnorm.add_norm_out.default
-_compiling = torch.compiler.is_dynamo_compiling
+_call = direct_call(_add_norm_out)
+_compiling, _grad_enabled = torch.compiler.is_dynamo_compiling, torch.is_grad_enabled
 _ERRORS = (*dispatch.ERRORS, ValueError)
 _OPTIONS = (*ADD_NAMES, "weight_offset", "casting")
 
 
-class Targets(NamedTuple):
-    """The tensors for y and z (None: not written), the caller's names of them, and the remedy where a gradient is required."""
+class Names(NamedTuple):
+    """The caller's names of the tensors for y and z, and the remedy where a gradient is required."""
 
-    y: Tensor | None
-    z: Tensor | None
-    y_name: str
-    z_name: str
+    y: str
+    z: str
     remedy: str = "leave out out="
 
-    def by_name(self) -> dict[str, Tensor]:
-        """Return the tensors by the caller's names."""
-        return {name: t for name, t in ((self.z_name, self.z), (self.y_name, self.y)) if t is not None}
+
+# The tensors for y and z (None: not written) with their names. A plain tuple takes less of a call on one row than a named one.
+Targets = tuple[Tensor | None, Tensor | None, Names]
+_IN_PLACE = Names("branch", "residual", "use the function without the underscore")
 
 
 def in_place(y: Tensor | None, z: Tensor) -> Targets:
     """Return the targets of an in-place function: y in branch, z in residual."""
-    return Targets(y, z, "branch", "residual", "use the function without the underscore")
+    return y, z, _IN_PLACE
 
 
 def split_out(out: Any, return_residual: bool, *, add_only: bool = False) -> Targets:
     """Split `out` into the tensors for y and z."""
     validation.check_out(out, return_residual)
     if add_only:
-        return Targets(None, out, "y", "out")
-    return Targets(out[0], out[1], "out[0]", "out[1]") if return_residual else Targets(out, None, "out", "z")
+        return None, out, Names("y", "out")
+    return (out[0], out[1], Names("out[0]", "out[1]")) if return_residual else (out, None, Names("out", "z"))
 
 
 def residual_dtype(out: Any) -> torch.dtype | None:
@@ -69,17 +69,26 @@ def fast_path(
     targets: Targets,
 ) -> None:
     """Write y and z of a call without options. Each tenth of a microsecond counts here."""
-    y, z = targets[:2]
+    y, z, _ = targets
     try:
         if eps.__class__ is not float and not is_number(eps):
             raise TypeError  # the argument check below names the argument
-        arguments = residual, branch, weight, bias, eps, NORMS[norm], y, z
-        if dispatch.requires_grad(*arguments):
+        if _grad_enabled() and (
+            residual.requires_grad
+            or (branch is not None and branch.requires_grad)
+            or (weight is not None and weight.requires_grad)
+            or (bias is not None and bias.requires_grad)
+            or (y is not None and y.requires_grad)
+            or (z is not None and z.requires_grad)
+        ):
             _refuse_gradients(targets, _by_name(residual, branch, weight, bias))
-        if in_transform():
+        if _compiling():
+            _add_norm_out(residual, branch, weight, bias, eps, NORMS[norm], y, z)
+        elif in_transform():
             run(residual, branch, weight, bias, eps, norm, targets=targets)
         else:
-            _call(arguments, y, z)
+            _call(residual, branch, weight, bias, eps, NORMS[norm], y, z)
+            increment_version([y] if z is None else [z] if y is None else [y, z])  # type: ignore[list-item]  # not both are None
     except _ERRORS:
         validation.check(residual, branch, weight, bias, eps)
         _check(residual, targets, _by_name(residual, branch, weight, bias))
@@ -104,7 +113,7 @@ def run(
     **options: Any,
 ) -> tuple[Any, Any]:
     """Write y and z of a call with options, as in `dispatch.run`, and return the tensors that were written."""
-    y, z = targets[:2]
+    y, z, names = targets
     inputs = _by_name(residual, branch, weight, bias, **options)
     if dispatch.requires_grad(*inputs.values(), y, z):
         _refuse_gradients(targets, inputs)
@@ -114,17 +123,18 @@ def run(
         flat_y, flat_z = (t if t is None or t.dim() == a.residual.dim() else t.view(a.residual.shape) for t in (y, z))
         written = flat_y, flat_z
         if z is None and a.residual_dtype not in (None, a.residual.dtype):
-            flat_z = a.residual.new_empty(
-                a.residual.shape, dtype=a.residual_dtype
-            )  # y is computed from a z of this dtype
-        _call((*a[:6], flat_y, flat_z, *[getattr(a, name) for name in _OPTIONS]), *written)
+            # y is computed from a z of this dtype.
+            flat_z = a.residual.new_empty(a.residual.shape, dtype=a.residual_dtype)
+        _add_norm_out(*a[:6], flat_y, flat_z, *[getattr(a, name) for name in _OPTIONS])
+        if not _compiling():
+            increment_version([t for t in written if t is not None])
         return a.residual, a.residual  # unused: y and z are written
 
     try:
         transformed = not _compiling() and in_transform()
         if normalized_shape is not None and not transformed:
             _check(residual, targets, inputs)  # the operator sees other shapes
-        for name, target, dtype in ((targets.y_name, y, out_dtype), (targets.z_name, z, residual_dtype)):
+        for name, target, dtype in ((names.y, y, out_dtype), (names.z, z, residual_dtype)):
             if target is not None and dtype not in (None, target.dtype):
                 validation.refuse_dtype(name, target, dtype)
         strided = normalized_shape is not None and not all(t is None or t.is_contiguous() for t in (y, z))
@@ -144,13 +154,6 @@ def run(
     return y, z
 
 
-def _call(arguments: tuple[Any, ...], *written: Tensor | None) -> None:
-    """Call the operator, and increment the version counters of the tensors that it wrote."""
-    _add_norm_out(*arguments)
-    if not _compiling():
-        increment_version([t for t in written if t is not None])
-
-
 def _by_name(
     residual: Tensor, branch: Tensor | None, weight: Tensor | None, bias: Tensor | None, **options: Any
 ) -> dict[str, Any]:
@@ -159,11 +162,18 @@ def _by_name(
     return {**first, "weight": weight, "bias": bias, **options}
 
 
+def _by_target(targets: Targets) -> dict[str, Tensor]:
+    """Return the tensors for y and z by the caller's names."""
+    y, z, names = targets
+    return {name: t for name, t in ((names.z, z), (names.y, y)) if t is not None}
+
+
 def _refuse_gradients(targets: Targets, inputs: dict[str, Any]) -> NoReturn:
-    validation.refuse_gradients(inputs | targets.by_name(), targets.remedy)
+    validation.refuse_gradients(inputs | _by_target(targets), targets[2].remedy)
 
 
 def _check(residual: Tensor, targets: Targets, inputs: dict[str, Any]) -> None:
-    validation.check_targets(targets.by_name(), residual)
+    tensors = _by_target(targets)
+    validation.check_targets(tensors, residual)
     if not _compiling() and not in_transform() and not dtensor.is_dtensor(residual):  # these have no addresses
-        validation.check_memory(targets.by_name(), inputs)
+        validation.check_memory(tensors, inputs)

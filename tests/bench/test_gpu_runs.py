@@ -1,0 +1,368 @@
+"""Tests of runs of the benchmark on a GPU: failures, resuming, its document, pages and command line."""
+
+import functools
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from addnorm import Backend
+from addnorm.bench import harness, jobs, script
+from addnorm.bench.case import by_case
+from addnorm.bench.gpu import BENCHMARK, benchmark, clock, plan, summary, variants
+from addnorm.bench.gpu.plan import FIELDS, title
+from support.gpu_benchmark import case, plant
+from support.loading import ROOT
+
+PEERS = ("liger", "flash_attn", "quack")
+UNCOMPILED = ["eager", "addnorm"]
+SCRIPT = ROOT / "benchmarks" / "bench_gpu.py"
+
+
+PLAN = [case(norm, job, "float32", 4, 16) for norm in ("layer", "rms") for job in plan.TIMED]
+
+
+def run(cases=PLAN, **options):
+    return harness.run(BENCHMARK, cases, **{"rounds": 2, "variants": UNCOMPILED} | options)
+
+
+def raise_error(case):
+    raise RuntimeError("no kernel")
+
+
+def interrupt_at(monkeypatch, item, error=KeyboardInterrupt):
+    """Raise an error in place of the measurement of one case."""
+
+    class Interrupted(benchmark._Measurement):
+        def run(self, *args):
+            if self.case == item:
+                raise error
+            super().run(*args)
+
+    monkeypatch.setattr(benchmark, "_Measurement", Interrupted)
+
+
+@pytest.fixture(scope="module")
+def document():
+    """Return the document of a run of every job and norm; tests must not change it."""
+    return run()
+
+
+def test_document_has_a_row_for_each_variant_and_case(document):
+    assert (document["ended"], document["device"]["type"], document["clock"]) == ("done", "cpu", "host clock")
+    rows = by_case(document["rows"], FIELDS)
+    assert list(rows) == PLAN
+    assert all(list(of_case) == [*UNCOMPILED, "copy"] for of_case in rows.values())
+    for row in document["rows"]:
+        assert row["device_us"] == row["host_us"] == row["call_us"] > 0
+        assert (row["rounds"], row["sets"]) == (2, 3)
+        assert row["share_of_copy"] > 0 < row["ready_s"]
+    assert document["failures"] == []
+    assert all(row["met"] is None for row in document["summary"] if row["norm"])
+    assert document["missing"].keys() == {*PEERS}
+    assert document["versions"].keys() >= {"torch", "triton", "cuda", "addnorm"}
+    assert (len(document["errors"]), len(document["copies"])) == (len(PLAN) * len(UNCOMPILED), len(PLAN))
+    for row in document["errors"]:
+        assert all(row[name] <= limit for name, limit in row["limits"].items() if name in row)
+    json.dumps(document, allow_nan=False)
+    assert "which is no GPU" in summary.report(document)
+
+
+FAILURES = {
+    "wrong": (lambda case: lambda x, s, w, b: F.rms_norm(x - s, (case.d,), w, 1e-6), "WrongError: y differs by "),
+    "nan": (lambda case: lambda x, s, w, b: torch.full_like(s, torch.nan), "WrongError: y differs by nan"),
+    "raising": (raise_error, "RuntimeError: no kernel"),
+}
+
+
+@pytest.mark.parametrize("kind", FAILURES)
+def test_failing_variant_is_reported_and_not_timed(monkeypatch, kind):
+    make, error = FAILURES[kind]
+    plant(monkeypatch, make)
+    document = run([case("rms", "forward", "float32", 4, 16)])
+    assert [row["variant"] for row in document["rows"]] == ["addnorm", "copy"]
+    assert document["rows"][0]["device_ratio_to_eager"] is None
+    (failure,) = document["failures"]
+    assert failure["variant"] == "eager"
+    assert failure["error"].startswith(error)
+    assert f"| eager | RMSNorm, forward, y alone, 4 x 16 float32 | {failure['error']} |" in summary.report(document)
+    json.dumps(document, allow_nan=False)
+
+
+def test_failing_case_is_reported_and_the_next_measured(monkeypatch):
+    interrupt_at(monkeypatch, PLAN[0], torch.OutOfMemoryError("too large"))
+    document = run(PLAN[:2])
+    assert document["complete"]
+    assert [(row["variant"], row["error"]) for row in document["failures"]] == [
+        (variants.EVERY, "OutOfMemoryError: too large")
+    ]
+    assert list(by_case(document["rows"], FIELDS)) == PLAN[1:2]
+    assert summary.failed_cases(document["failures"]) == 1  # addnorm is one of the variants
+
+
+@pytest.mark.parametrize(("durations", "budget", "measured"), [((1, 1), 1e-9, 1), ((0, 100), 50, 1), ((30, 1), 40, 2)])
+def test_budget_ends_a_run_as_complete(monkeypatch, durations, budget, measured):
+    """The most important case is always measured; a case with a variant that compiles beyond the budget is left."""
+    now = [0.0]
+    monkeypatch.setattr(benchmark.time, "monotonic", lambda: now[0])
+
+    def slow(case):
+        now[0] += durations[PLAN.index(case)]
+        return jobs.eager(case)
+
+    plant(monkeypatch, slow)
+    document = run(PLAN[:2], budget=budget)
+    assert (document["complete"], document["ended"]) == (True, "done" if measured == 2 else "budget")
+    assert list(by_case(document["rows"], FIELDS)) == PLAN[:measured]
+
+
+@pytest.mark.parametrize("lost_by", ["variant", "case"])
+def test_lost_device_ends_the_run_and_resume_skips_it(monkeypatch, lost_by):
+    lost = []
+
+    def wait(device):
+        if lost:
+            raise RuntimeError("an illegal memory access was encountered")
+
+    def access(*_, **__):
+        lost.append(1)
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(clock, "wait", wait)
+    with monkeypatch.context() as patch:
+        if lost_by == "variant":
+            plant(patch, access)
+        else:
+            patch.setattr(benchmark, "interleave", access)
+        document = run(PLAN[:2])
+    assert not document["complete"]
+    assert document["ended"].startswith("the device was lost: RuntimeError: an illegal memory access")
+    assert document["cells"] == []
+    assert [row["variant"] for row in document["failures"]] == ["eager" if lost_by == "variant" else variants.EVERY]
+    lost.clear()  # a new process
+    resumed = run(PLAN[:2], earlier=json.loads(json.dumps(document)))
+    assert resumed["complete"]
+    assert len(resumed["failures"]) == 1
+    skipped = ["addnorm", "copy"] if lost_by == "variant" else []
+    assert [row["variant"] for row in resumed["rows"]] == [*skipped, *UNCOMPILED, "copy"]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from the tools with which torch.compile builds
+@pytest.mark.parametrize(
+    ("backend", "requested"),
+    [("aot_eager", ["compile", "compile_addnorm"]),
+     pytest.param("inductor", ["compile", "compile_addnorm", "compile_reference"], marks=pytest.mark.slow)],
+)  # fmt: skip
+def test_compiled_variants_run_backward_on_retained_graphs(monkeypatch, tmp_path, backend, requested):
+    """Run backward in another thread, as on a GPU, where settings of this thread do not apply."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # and nothing from earlier runs
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+    gradients = jobs.Set.gradients
+    with ThreadPoolExecutor(1) as thread:
+        monkeypatch.setattr(
+            jobs.Set, "gradients", lambda *args, **more: thread.submit(gradients, *args, **more).result()
+        )
+        document = run([case("rms", "backward", "float32", 4, 16)], rounds=1, variants=requested)
+    assert document["failures"] == []
+    assert [row["variant"] for row in document["rows"]] == [*requested, "copy"]
+
+
+# Targets and the report.
+
+LARGE_CASE = case("layer", "forward", "bfloat16", 32768, 1024)
+BACKWARD = case("layer", "backward", "bfloat16", 32768, 1024)
+WIDE = case("layer", "forward", "bfloat16", 1024, 32768)  # large, and without a bandwidth target
+SMALL = case("layer", "forward_stream", "bfloat16", 1, 768)
+
+
+def rows_of(case, times, share=0.5):
+    """Return rows of a case from times by variant: (device, host, call)."""
+    return [
+        case.row(variant=name, device_us=device, host_us=host, call_us=call, share_of_copy=share)
+        for name, (device, host, call) in times.items()
+    ]  # fmt: skip
+
+
+def judge(rows, failures=()):
+    parts = {"rows": rows, "failures": failures, "copies": [{"kernel": 4e12}]}
+    document = {
+        **parts,
+        "device": {"type": "cuda"},
+        "summary": [SUMMARY.row(summary.failed_cases(failures), norm=None)],
+    }
+    return BENCHMARK.judge(document)["summary"]
+
+
+SUMMARY = benchmark.Target("cells in which addnorm is wrong or fails", "==", 0)
+
+
+def summarize(rows, failures=()):
+    return {row["name"]: row for row in judge(rows, failures)}
+
+
+def test_targets_count_their_cases():
+    ours, eager = (10.0, 8.0, 30.0), (11.0, 4.0, 20.0)
+    rows = rows_of(SMALL, {"addnorm": ours, "eager": eager, "liger": (9.0, 4.0, 20.0)}, 0.01)
+    rows += rows_of(LARGE_CASE, {"addnorm": ours, "eager": (20.0, 2.0, 33.0)}, 0.95)
+    rows += rows_of(WIDE, {"addnorm": ours}, 0.2) + rows_of(LARGE_CASE.but(d=4096), {"addnorm": ours}, 0.85)
+    by_name = summarize(rows)
+    forward = by_name["forward, 64 MB and more, d 1024 to 16384: lowest share of the copy bandwidth"]
+    assert (forward["value"], forward["met"], forward["cells"], forward["cells_met"]) == (0.85, False, 2, 1)
+    assert forward["worst"] == title(LARGE_CASE.but(d=4096))
+    assert by_name["device time over Liger's: highest"]["met"] is False
+    call = by_name["call time over eager's, 16 MB and more: highest"]
+    assert (call["value"], call["met"], call["cells"]) == (30 / 33, True, 1)  # not of the small case
+    host = by_name["host time over eager's: mean"]
+    assert (host["value"], host["met"]) == (pytest.approx((2.0 * 4.0) ** 0.5), None)
+    unmeasured = by_name["device time over torch.compile's: highest"]
+    assert (unmeasured["value"], unmeasured["met"], unmeasured["cells"]) == (None, None, 0)
+
+
+def test_cases_without_addnorm_are_counted_and_not_judged():
+    rows = rows_of(LARGE_CASE, {"eager": (10, 1, 10), "copy": (5, 1, 5)})
+    by_name = summarize(rows, [LARGE_CASE.row(variant=name, error="wrong") for name in ("addnorm", "liger")])
+    wrong = by_name["cells in which addnorm is wrong or fails"]
+    assert (wrong["value"], wrong["met"]) == (1, False)
+    assert by_name["device time over eager's: highest"]["value"] is None
+
+
+def test_rows_get_bandwidth_shares_and_ratios():
+    times = {"addnorm": (10.0, 1, 20.0), "eager": (25.0, 1, 30.0), "copy": (8.0, 1, 9.0)}
+    rows = [{**row, "bytes": 30_000_000} for row in rows_of(LARGE_CASE, times)]
+    document = benchmark.finish({"rows": rows, "failures": [], "copies": [{"kernel": 4e12, "memcpy": 2e12}]}, {})
+    ours, eager, copied = document["rows"]
+    assert ours["gb_per_second"] == pytest.approx(3000)
+    assert (ours["share_of_copy"], ours["share_of_cell_copy"]) == (pytest.approx(0.75), pytest.approx(0.8))
+    assert (ours["device_ratio_to_eager"], ours["call_ratio_to_eager"]) == (2.5, 1.5)
+    assert eager["device_ratio_to_eager"] == copied["share_of_cell_copy"] == 1.0
+
+
+# As Markdown.
+
+
+@pytest.fixture
+def gpu_document():
+    """Return an invented document of a GPU."""
+    times = {"addnorm": (10.0, 6.0, 12.0), "eager": (25.0, 4.0, 30.0), "liger": (9.0, 20.0, 24.0)}
+    rows = [{**row, "cold": case != SMALL, "queued": case != BACKWARD}
+            for case in (LARGE_CASE, BACKWARD, SMALL) for row in rows_of(case, times, 0.91)]  # fmt: skip
+    failures = [SMALL.row(variant="quack", error="RuntimeError: a | b\n  c")]
+    return {
+        "schema": 1, "date": "2026-01-01T00:00:00+00:00", "complete": True, "ended": "budget", "commit": "0123456789abcdef",
+        "dirty": False, "versions": {"torch": "2.11.0", "addnorm": "0.1.0", "triton": "3.6.0"},
+        "device": {"type": "cuda", "name": "Some GPU", "multiprocessors": 132, "cuda": "13.0", "driver": "580.1"},
+        "copy": 4.2e12, "missing": {"flash_attn": "flash-attn is not installed: pip install flash-attn"},
+        "summary": judge(rows, failures), "failures": failures,
+        "cells": [vars(LARGE_CASE)] * 3, "left": [vars(WIDE)], "rows": rows,
+    }  # fmt: skip
+
+
+def test_section_has_device_targets_and_a_line_a_case(gpu_document):
+    text = summary.section(gpu_document)
+    assert text.startswith(
+        "Some GPU, 132 multiprocessors; copies at 4,200 GB/s; torch 2.11.0, addnorm 0.1.0, CUDA 13.0, driver 580.1, "
+        "triton 3.6.0, commit 0123456789; 2026-01-01.\n"
+    )
+    times = "| **2.50** | **0.90** | 12.0 | **2.50** | **2.00** | 6.00 |"
+    for words in (
+        "lowest share of the copy bandwidth | >= 0.9 | 0.910 |",
+        "| device time over Liger's: highest | <= 1 | 1.11 (missed, 0 of 3 cases reach it) |",
+        "| device time over torch.compile's: highest | <= 1 | not measured |",
+        "share of the copy | device / eager | device / Liger | call, us | call / eager | call / Liger | host, us |",
+        f"| 32768 x 1024 | bfloat16 | forward, y alone | 10.0 | 91% {times}",
+        f"| 32768 x 1024 | bfloat16 | backward | 10.0 (waits) | 91% {times}",
+        f"| 1 x 768 | bfloat16 | forward, y and the stream | 10.0 | 91% (warm) {times}",
+        "flash-attn is not installed: pip install flash-attn.",
+        "| quack | LayerNorm, forward, y and the stream, 1 x 768 bfloat16 | RuntimeError: a \\| b c |",
+    ):
+        assert words in text
+    assert text.endswith("3 of 4 cases were measured (the time budget was used up).")
+
+
+def test_section_needs_a_gpu(gpu_document):
+    assert summary.section(None) == summary.UNMEASURED
+    with pytest.raises(
+        ValueError, match=r"the document is of .*, expected one of a GPU: run python benchmarks/bench_gpu\.py"
+    ):
+        summary.section(gpu_document | {"device": {"type": "cpu", "name": "Some CPU"}})
+
+
+# The script.
+
+
+@pytest.fixture
+def call_script(monkeypatch, capsys, tmp_path):
+    """Return a function that runs the script with arguments and returns its exit code and output on both streams."""
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT)])
+
+    def call(*words):
+        try:
+            code = script.main(BENCHMARK, words, tmp_path)
+        except SystemExit as end:
+            code = end.code
+        return code, *capsys.readouterr()
+
+    return call
+
+
+TRIAL = ["--device", "cpu", "--d", "8", "--rows", "2", "--job", "forward", "--variants", *UNCOMPILED, "--rounds", "1"]
+
+
+def test_script_lists_cases_and_needs_only_torch():
+    """A machine with a GPU often has nothing else installed, and the list needs no GPU."""
+    program = (
+        "import sys; sys.modules |= dict.fromkeys(['rich', 'click']); sys.argv[0] = sys.argv[1]; del sys.argv[1]; "
+        "import runpy; runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    command = [sys.executable, "-c", program, str(SCRIPT), "--list"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines() == [title(item) for item in plan.plan({})]
+
+
+def test_script_measures_a_part_elsewhere_and_resumes(call_script, monkeypatch, tmp_path):
+    monkeypatch.setattr(script.tempfile, "gettempdir", lambda: str(tmp_path / "trial"))
+    path = tmp_path / "trial" / "addnorm-gpu.json"
+    code, out, err = call_script(*TRIAL)
+    assert code == 0, err
+    assert out.endswith(f"Written: {path}\n")
+    assert len(err.splitlines()) == 2
+    code, _, err = call_script(*TRIAL, "--json", str(path), "--resume")
+    assert code == 0, err
+
+
+def test_script_exits_with_3_for_failures_and_130_if_interrupted(call_script, monkeypatch, tmp_path):
+    plant(monkeypatch, raise_error, "addnorm")
+    words = [*TRIAL, "--json", str(tmp_path / "trial.json")]
+    assert call_script(*words)[0] == 3
+    interrupt_at(monkeypatch, case("rms", "forward", "bfloat16", 2, 8))
+    code, out, err = call_script(*words)
+    assert code == 130
+    assert "Cut short (interrupt): the same command with --resume continues." in err
+    assert out.endswith(f"Written: {tmp_path / 'trial.partial.json'}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [([], "there is no CUDA device: --device cpu tries everything but the clock"),
+     (["--device", "cpu", "--json", "RESULTS"], "is for times of a GPU, and this run is on cpu"),
+     (["--device", "cpu", "--d", "5"], "no case of the plan has d 5"), (["--device", "cpu", "--rows", "0"], "0 is less than 1")],
+    ids=["no-gpu", "results", "no-case", "rows"],
+)  # fmt: skip
+def test_script_refuses_wrong_arguments(call_script, monkeypatch, tmp_path, words, message):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    code, _, err = call_script(*(word.replace("RESULTS", str(tmp_path / "gpu.json")) for word in words))
+    assert code == 2
+    assert message in err
+
+
+def test_script_refuses_to_time_the_formulas_as_addnorm(call_script, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for module in (benchmark, benchmark.environment):
+        monkeypatch.setattr(module, "backends", lambda: [Backend("triton", False, "Triton 3.0 is too old")])
+    code, _, err = call_script()
+    assert (code, err) == (2, "bench_gpu.py: addnorm has no kernels: Triton 3.0 is too old\n")
