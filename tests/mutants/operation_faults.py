@@ -119,11 +119,11 @@ OPERATION = {
             Fault("gradient-is-its-argument", "ops/eager.py", "$t.clone() if $any else $t", "$t"),
             Fault(
                 "one-gradient-despite-dtypes", "ops/autograd.py",
-                "branch_dtype == a.residual.dtype and $f(a)", "branch_dtype is not None and $f(a)",
+                "branch_dtype == a.residual.dtype and $plain", "branch_dtype is not None and $plain",
             ),
             Fault(
                 "one-gradient-despite-options", "ops/autograd.py",
-                "$branch == a.residual.dtype and $f(a)", "$branch == a.residual.dtype",
+                "$branch == a.residual.dtype and $plain", "$branch == a.residual.dtype",
             ),
             Fault(
                 "row-scale-sum-rounded", "csrc/backward-inl.h",

@@ -83,7 +83,8 @@ class AddNormFunction(torch.autograd.Function):
         ctx.mask = mask
         has_options = len(arguments) > _INPUTS
         if has_options and not mask & (_FROM_BRANCH | _ADDITIVE):
-            a = a._replace(**dict.fromkeys(_ADDED))  # no gradient depends on them, and the kernels are faster without them
+            # No gradient depends on them, and the kernels are faster without them.
+            a = a._replace(**dict.fromkeys(_ADDED))
         ctx.z_dtype = None  # of the z that backward computes from y
         if a.branch is not None and a.norm != NORMS["none"] and save_outputs.is_active():
             save_outputs.check_weight(a.weight, a.bias, a.weight_offset)
