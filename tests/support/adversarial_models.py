@@ -6,13 +6,10 @@ Models in `WRONG` have typical mistakes (a norm or a factor at the wrong place).
 random models do not have, models in `OTHER` are no chain of such sublayers.
 """
 
-from __future__ import annotations
-
 from functools import partial
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 from addnorm import Learned, Row
@@ -25,8 +22,6 @@ from support.handwritten_models import (
     Attention,
     D,
     Mlp,
-    Part,
-    Step,
     Tiny,
     chain,
     every,
@@ -49,12 +44,12 @@ ALPHA = 4 ** (1 / 4)  # DeepNorm's constants for two layers
 class PreNormBlock(nn.Module):
     """A pre-LN block: the input of each sublayer is normalized first, x + f(norm(x))."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.pre_norm_attention, self.pre_norm_mlp = nn.LayerNorm(D), nn.LayerNorm(D)
         self.attention, self.mlp = Attention(), Mlp()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         x = self.pre_norm_attention(x + self.attention(x))  # the block is post-LN
         return self.pre_norm_mlp(x + self.mlp(x))
 
@@ -62,17 +57,17 @@ class PreNormBlock(nn.Module):
 class PostNormBlock(PreNormBlock):
     """Post-LN block, as in the original Transformer."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         x = x + self.attention(self.pre_norm_attention(x))
         return x + self.mlp(self.pre_norm_mlp(x))
 
 
-def from_the_norm(part: Part, x: Tensor) -> Tensor:
+def from_the_norm(part, x):
     z = part.norm(x)
     return z + part.f(z)
 
 
-def half(which: type[nn.Module]) -> Step:
+def half(which):
     """Take the residual of one kind of sublayers from the normalized input (wrong), and that of the others from the stream."""
     return lambda part, x: (from_the_norm if isinstance(part.f, which) else pre)(part, x)
 
@@ -116,12 +111,12 @@ WRONG = (
 class Rotary(Attention):
     """Rotary embedding. Its q * cos + rotate(q) * sin adds two functions of one tensor, but is not a residual add."""
 
-    def turned(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    def turned(self, q, k):
         half = q.shape[-1] // 2
         angle = torch.arange(q.shape[-2])[:, None] * 10.0 ** -torch.arange(half)
         cos, sin = torch.cat((angle, angle), -1).cos(), torch.cat((angle, angle), -1).sin()
 
-        def turn(x: Tensor) -> Tensor:
+        def turn(x):
             return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
 
         return turn(q), turn(k)
@@ -130,7 +125,7 @@ class Rotary(Attention):
 class NormedHeads(Attention):
     """Attention with norms of queries and keys, which are not on the stream, as in OLMo 2."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.q_norm, self.k_norm = nn.RMSNorm(D, eps=1e-3), nn.RMSNorm(D, eps=1e-3)
         self.q, self.k = nn.Sequential(self.q, self.q_norm), nn.Sequential(self.k, self.k_norm)
@@ -154,19 +149,19 @@ RIGHT = (
 class Functions(nn.Module):
     """Model of functions on a list of tensors, without modules."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         shapes = 2 * ((D, 3 * D), (D, D), (D, 2 * D), (2 * D, D))
         self.matrices = nn.ParameterList(nn.Parameter(torch.zeros(shape)) for shape in ((VOCAB, D), *shapes))
 
     @staticmethod
-    def block(x: Tensor, qkv: Tensor, out: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    def block(x, qkv, out, up, down):
         q, k, v = (heads(part) for part in (F.rms_norm(x, (D,), eps=EPS) @ qkv).chunk(3, -1))
         mixed = torch.softmax(q @ k.mT * (D // HEADS) ** -0.5, -1) @ v
         x = x + mixed.transpose(1, 2).flatten(-2) @ out
         return x + torch.relu(F.rms_norm(x, (D,), eps=EPS) @ up).square() @ down
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids):
         table, *matrices = self.matrices
         x = table[ids]
         for i in range(0, len(matrices), 4):
@@ -177,11 +172,11 @@ class Functions(nn.Module):
 class FirstMixed(Tiny):
     """Model with x = a x + b x_0 before each layer, as in nanochat: a and b are learned, x_0 is the normalized embedding."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, **options):
         super().__init__(**options)
         self.x_lambda, self.x0_lambda = nn.Parameter(torch.ones(2)), nn.Parameter(torch.zeros(2))
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids):
         x = first = self.embed_tokens(ids)
         for i, part in enumerate(self.parts):
             if i % 2 == 0:
@@ -191,11 +186,11 @@ class FirstMixed(Tiny):
 
 
 class Recurrent(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.embed, self.gru, self.head = nn.Embedding(VOCAB, D), nn.GRU(D, D, 2, batch_first=True), nn.Linear(D, D)
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids):
         return self.head(self.gru(self.embed(ids))[0])
 
 
@@ -209,5 +204,5 @@ OTHER = (
 )  # fmt: skip
 
 
-def adversarial_models() -> dict[str, Model]:
+def adversarial_models():
     return table(WRONG + RIGHT + OTHER)

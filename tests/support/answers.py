@@ -7,15 +7,13 @@ transformer families and of the zoo were read in the models' code, and name the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from addnorm import Row
 
-__all__ = ["ANY", "KINDS", "Answer", "Norm", "Site", "Stream", "stream"]
-
-ANY: Any = ...
+ANY = ...
 KINDS = {"a": "attention", "c": "cross-attention", "f": "feed-forward", "o": "other", "?": ANY}
 
 
@@ -91,7 +89,7 @@ class Stream:
     remark: str = ""
 
     @property
-    def names(self) -> set[str | None]:
+    def names(self):
         """The names of wirings that are right."""
         return {None if name == "none" else name for name in (self.wiring or "none").split("|")}
 
@@ -120,14 +118,14 @@ class Answer:
 
 
 def stream(
-    wiring: str | None,
-    letters: str,
-    norm: str | None = "layer",
-    final_norm: bool | None = True,
-    embedding_norm: bool | None = False,
-    rows: Sequence[Row] | Mapping[int, Row] = (),
-    **facts: Any,
-) -> Stream:
+    wiring,
+    letters,
+    norm="layer",
+    final_norm=True,
+    embedding_norm=False,
+    rows=(),
+    **facts,
+):
     """Return the answer of a stream that was read in a model's code, with the kinds of its sublayers as letters of `KINDS`.
 
     Args:

@@ -3,20 +3,12 @@
 Each function is the forward of a `Steps` model; its inputs are two streams and the positions of the second.
 """
 
-from __future__ import annotations
 
-from torch import Tensor
-
-from support.stream_steps import Steps
-
-__all__ = ["in_turn", "in_turn_once", "positions_of_memory", "value_residual"]
-
-
-def attend(m: Steps, k: int, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+def attend(m, k, q, keys, values):
     return m.mlps[k]((m.gates[k](q) @ keys.mT).softmax(-1) @ values)
 
 
-def in_turn(m: Steps, x: Tensor, other: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+def in_turn(m, x, other, p):
     """Pre-LN streams; the second reads what the first has just written."""
     for k in (0, 2, 4):
         x = x + attend(m, k, m.norms[k](x), m.context(other), m.context(other))
@@ -25,7 +17,7 @@ def in_turn(m: Steps, x: Tensor, other: Tensor, p: Tensor) -> tuple[Tensor, Tens
     return m.last(x), m.bare(other)
 
 
-def in_turn_once(m: Steps, x: Tensor, other: Tensor, p: Tensor) -> Tensor:
+def in_turn_once(m, x, other, p):
     """The last sublayer of the first stream reads the second one, which nothing else does."""
     for k in (0, 2):
         x = x + attend(m, k, m.norms[k](x), m.context(other), m.context(other))
@@ -33,7 +25,7 @@ def in_turn_once(m: Steps, x: Tensor, other: Tensor, p: Tensor) -> Tensor:
     return m.last(x + attend(m, 4, m.norms[4](x), other, other))
 
 
-def positions_of_memory(m: Steps, x: Tensor, other: Tensor, p: Tensor) -> Tensor:
+def positions_of_memory(m, x, other, p):
     """Encoder and decoder; each decoder layer adds the positions, which the encoder read too, to its keys, as DETR."""
     for k in (0, 1):
         y = m.norms[k](other)
@@ -44,7 +36,7 @@ def positions_of_memory(m: Steps, x: Tensor, other: Tensor, p: Tensor) -> Tensor
     return m.last(x)
 
 
-def value_residual(m: Steps, x: Tensor, other: Tensor, p: Tensor) -> Tensor:
+def value_residual(m, x, other, p):
     """Add the values of the first layer to those of the others."""
     first = None
     for k in range(4):

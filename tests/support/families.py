@@ -10,17 +10,17 @@ are in rare_families.py, adversarial models in adversarial_models.py. Letters st
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from addnorm import Row
 from support import answers
-from support.answers import ANY, Answer, Stream
+from support.answers import ANY, Answer
 
 D, LENGTH = 32, 7
 
@@ -44,24 +44,24 @@ class Model:
     code: str = ""
 
     @property
-    def streams(self) -> tuple[Stream, ...]:
+    def streams(self):
         return self.answer.streams
 
-    def build(self, seed: int = 0) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    def build(self, seed=0):
         """Return the model in eval mode, its arguments and its keyword arguments."""
         torch.manual_seed(seed)
         return shake(self.make().eval().float(), seed), *self.arguments()
 
-    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def arguments(self):
         """Return new arguments and keyword arguments, the same numbers each time."""
         inputs = self.inputs()
         return ((), inputs) if isinstance(inputs, dict) else (tuple(inputs), {})
 
 
-def shake(model: nn.Module, seed: int = 0) -> nn.Module:
+def shake(model, seed=0):
     """Draw every parameter at random: norm scales away from one, biases away from zero, matrices that preserve the variance."""
     generator = torch.Generator().manual_seed(seed)
-    seen: set[int] = set()
+    seen = set()
     with torch.no_grad():
         for module in model.modules():
             for name, parameter in module.named_parameters(recurse=False):
@@ -75,7 +75,7 @@ def shake(model: nn.Module, seed: int = 0) -> nn.Module:
     return model
 
 
-def _law(module: nn.Module, name: str, parameter: Tensor) -> tuple[float, float, float]:
+def _law(module, name, parameter):
     """Return the bounds of a uniform distribution and 0, or 0, 0 and the standard deviation of a normal distribution."""
     kind = type(module).__name__
     if "Norm" in kind and "bias" not in name:
@@ -89,54 +89,54 @@ def _law(module: nn.Module, name: str, parameter: Tensor) -> tuple[float, float,
     return 0, 0, 1 / math.sqrt(parameter.shape[-1] if parameter.ndim == 3 and not _is_conv(module) else fan_in)
 
 
-def _is_conv(module: nn.Module) -> bool:
+def _is_conv(module):
     return isinstance(module, nn.Conv1d | nn.Conv2d)
 
 
 # --- inputs: new tensors each time, the same numbers ---------------------------------------------------------------------
 
 
-def noise(*shape: int, seed: int = 1) -> Tensor:
+def noise(*shape, seed=1):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def ids(length: int = LENGTH, seed: int = 1) -> Tensor:
+def ids(length=LENGTH, seed=1):
     """Return token ids without special tokens."""
     return torch.randint(5, 99, (2, length), generator=torch.Generator().manual_seed(seed))
 
 
-def text() -> dict[str, Tensor]:
+def text():
     return {"input_ids": ids(), "attention_mask": torch.ones(2, LENGTH, dtype=torch.long)}
 
 
-def padded() -> dict[str, Tensor]:
+def padded():
     """Return token ids and a mask in which two tokens of the second row are padding."""
     kwargs = text()
     kwargs["attention_mask"][1, -2:] = 0
     return kwargs
 
 
-def translation() -> dict[str, Tensor]:
+def translation():
     return text() | {"decoder_input_ids": ids(5, seed=2)}
 
 
-def image(size: int = 16) -> dict[str, Tensor]:
+def image(size=16):
     return {"pixel_values": noise(2, 3, size, size)}
 
 
-def spectrum() -> dict[str, Tensor]:
+def spectrum():
     return {"input_features": noise(2, 8, 16), "decoder_input_ids": ids(5, seed=2)}
 
 
-def sound() -> dict[str, Tensor]:
+def sound():
     return {"input_values": noise(2, 120)}
 
 
-def vectors() -> tuple[Tensor, ...]:
+def vectors():
     return (noise(2, LENGTH, D),)
 
 
-def two_vectors() -> tuple[Tensor, ...]:
+def two_vectors():
     return noise(2, 5, D, seed=2), noise(2, LENGTH, D)
 
 
@@ -176,30 +176,30 @@ DEBERTA = SMALL | {
 }  # fmt: skip
 
 
-def hugging(model: str, config: str, sizes: dict[str, Any]) -> nn.Module:
+def hugging(model, config, sizes):
     import transformers
 
     return getattr(transformers, model)(getattr(transformers, config)(**sizes))
 
 
 def hf(
-    name: str,
-    prefix: str,
-    sizes: dict[str, Any],
-    inputs: Callable[[], dict[str, Any]],
-    *streams: Stream,
-    model: str = "Model",
-    config: str = "Config",
-    remark: str = "",
-    **more: Any,
-) -> Model:
+    name,
+    prefix,
+    sizes,
+    inputs,
+    *streams,
+    model="Model",
+    config="Config",
+    remark="",
+    **more,
+):
     """Return a family of transformers from the prefix of its classes and the arguments of its config."""
     return Model(
         name, partial(hugging, prefix + model, prefix + config, {**sizes, **more}), inputs, Answer(streams), remark
     )
 
 
-def torch_stack(kind: str, norm_first: bool, final_norm: bool) -> nn.Module:
+def torch_stack(kind, norm_first, final_norm):
     layer = getattr(nn, f"Transformer{kind}Layer")(D, 4, 64, batch_first=True, norm_first=norm_first)
     nested = {"enable_nested_tensor": False} if kind == "Encoder" else {}
     return getattr(nn, f"Transformer{kind}")(layer, 2, norm=nn.LayerNorm(D) if final_norm else None, **nested)
@@ -208,7 +208,7 @@ def torch_stack(kind: str, norm_first: bool, final_norm: bool) -> nn.Module:
 FAST_PATH = "eval without gradients runs each layer as one fused operator: torch._transformer_encoder_layer_fwd"
 
 
-def torch_family(kind: str, norm_first: bool, final_norm: bool) -> Model:
+def torch_family(kind, norm_first, final_norm):
     which = "pre_ln" if norm_first else "post_ln"
     letters, inputs, remark = {
         "Encoder": ("af", vectors, FAST_PATH), "Decoder": ("acf", two_vectors, ""),
@@ -220,12 +220,12 @@ def torch_family(kind: str, norm_first: bool, final_norm: bool) -> Model:
     )  # fmt: skip
 
 
-def torch_transformer(norm_first: bool) -> nn.Module:
+def torch_transformer(norm_first):
     encoder = torch_stack("Encoder", norm_first, True)  # nn.Transformer's own encoder would warn about nested tensors
     return nn.Transformer(D, 4, 2, 2, 64, custom_encoder=encoder, batch_first=True, norm_first=norm_first)
 
 
-def torch_pair(norm_first: bool) -> Model:
+def torch_pair(norm_first):
     which = "pre_ln" if norm_first else "post_ln"
     streams = (
         stream(which, "layer", 1e-5, "af" * 2, final_norm=True, remark=FAST_PATH),
@@ -239,10 +239,10 @@ def torch_pair(norm_first: bool) -> Model:
 
 
 def stream(
-    wiring: str | None, norm: str | None, eps: float | None, letters: str, options: Mapping[str, Any] | None = None,
-    final_norm: bool = False, embedding_norm: bool = False, rows: Mapping[int, Row] | None = None, width: int = D,
-    shared: int = 0, remark: str = "",
-) -> Stream:  # fmt: skip
+    wiring, norm, eps, letters, options = None,
+    final_norm = False, embedding_norm = False, rows = None, width = D,
+    shared = 0, remark = "",
+):  # fmt: skip
     """Return a stream whose facts were all read in the code; `rows` are those that differ from the wiring's."""
     facts = {
         "eps": ANY if eps is None else eps,
@@ -270,7 +270,7 @@ MASK = "after its embedding norm the stream is multiplied by the attention mask"
 FLAT = "from its feed-forward's norm to the add each layer works on (tokens, d) instead of (batch, length, d)"
 CONV = "sublayer 0 is the convolution of positions, x + conv(x), before the layers"
 
-FIRST: tuple[Model, ...] = (
+FIRST = (
     hf("bert", "Bert", SMALL, padded, bert(ln, 1e-12, AAFF)),
     hf("albert", "Albert", SMALL, padded, post(ln, 1e-12, AF * 3, shared=1), num_hidden_layers=3, embedding_size=16,
        remark="the embeddings' norm is 16 wide and a projection follows it: no norm of the stream"),
@@ -292,7 +292,7 @@ FIRST: tuple[Model, ...] = (
     torch_pair(norm_first=False), torch_pair(norm_first=True),
 )  # fmt: skip
 
-SECOND: tuple[Model, ...] = (
+SECOND = (
     hf("roberta", "Roberta", SMALL, padded, bert(ln, 1e-12, AAFF)),
     hf("distilbert", "DistilBert", SMALL, padded, bert(ln, 1e-12, AAFF), hidden_dim=64),
     hf("deberta-v2", "DebertaV2", DEBERTA, padded, bert(ln, 1e-7, AAFF, remark=MASK),
@@ -331,7 +331,7 @@ SECOND: tuple[Model, ...] = (
 )  # fmt: skip
 
 
-def table(families: Iterable[Model]) -> dict[str, Model]:
+def table(families):
     """Return families by name; names must differ."""
     families = list(families)
     by_name = {family.name: family for family in families}
@@ -339,5 +339,5 @@ def table(families: Iterable[Model]) -> dict[str, Model]:
     return by_name
 
 
-def families() -> dict[str, Model]:
+def families():
     return table(FIRST + SECOND)

@@ -1,20 +1,15 @@
 """Checks of inspections: the differences from the expected streams and rows, each as a sentence."""
 
-from __future__ import annotations
-
 from itertools import zip_longest
 
-from addnorm.stream.find import inspection
-from addnorm.stream.find.inspection import Inspection
-from addnorm.wirings.spec import Row
-from support.answers import ANY, Answer, Stream
+from support.answers import ANY, Answer
 from support.judge import judge, rows_match
 
 CLOSURE = 1e-5  # tolerance in float32
 AFAF = ["attention", "feed-forward"] * 2
 
 
-def find_differences(result: Inspection, expected: tuple[Stream, ...], closure: float = CLOSURE) -> list[str]:
+def find_differences(result, expected, closure=CLOSURE):
     """Return the differences of an inspection from the expected streams; it must say if no row expresses one of them."""
     verdict = judge(result, Answer(expected, has_adds=bool(expected)))
     differences = [*verdict.wrong]
@@ -33,7 +28,7 @@ def find_differences(result: Inspection, expected: tuple[Stream, ...], closure: 
     return differences
 
 
-def find_row_differences(stream: inspection.Stream, rows: list[Row]) -> list[str]:
+def find_row_differences(stream, rows):
     """Return the differences of a stream's rows from the expected ones."""
     pairs = zip_longest([site.row for site in stream.sites if site.role != "skip"], rows)
     return [
@@ -43,7 +38,7 @@ def find_row_differences(stream: inspection.Stream, rows: list[Row]) -> list[str
     ]
 
 
-def check_tiny(result: Inspection, wiring: str = "pre_ln", closure: float = CLOSURE) -> None:
+def check_tiny(result, wiring="pre_ln", closure=CLOSURE):
     """Check the inspection of a `handwritten_models.tiny` model."""
     assert result.wiring == wiring
     assert [site.kind for site in result.sites if site.role != "skip"] == AFAF

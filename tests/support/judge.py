@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
 
-from addnorm import Learned, Row, Wiring, wirings
-from addnorm.stream.find import inspection
-from addnorm.stream.find.inspection import Inspection
-from addnorm.stream.find.norm import Norm as FoundNorm
-from support.answers import ANY, Answer, Norm, Site, Stream
-
-__all__ = ["Judgement", "are_equal", "judge", "rows_match"]
+from addnorm import Learned, wirings
+from support.answers import ANY
 
 NO_ADD = "no residual add was found"
 NAMED_BY_PARAMETERS = {"rezero", "skipinit"}  # their rows are equal
@@ -36,19 +29,19 @@ class Judgement:
     is_named: bool = False
 
     @property
-    def status(self) -> Literal["right", "partly", "refused", "wrong"]:
+    def status(self):
         if self.wrong:
             return "wrong"
         if not self.missing and not self.reasons:
             return "right"
         return "partly" if self.is_named or not self.reasons else "refused"
 
-    def __str__(self) -> str:
+    def __str__(self):
         parts = {"WRONG": self.wrong, "missing": self.missing, "it says": self.reasons}
         return "; ".join(f"{name}: {text}" for name, texts in parts.items() for text in texts)
 
 
-def judge(result: Inspection, answer: Answer) -> Judgement:
+def judge(result, answer):
     """Compare an inspection with the answer, or with the one of two answers that fits better."""
     refused = [str(unknown.reason) for unknown in result.unknown]
     if result.sites and not result.closes:
@@ -63,7 +56,7 @@ def judge(result: Inspection, answer: Answer) -> Judgement:
     return min(verdicts, key=lambda verdict: (len(verdict.wrong), len(verdict.missing)))
 
 
-def _judge_streams(result: Inspection, answer: Answer, expected: tuple[Stream, ...], refused: list[str]) -> Judgement:
+def _judge_streams(result, answer, expected, refused):
     is_named = any(stream.wiring is not None for stream in result.streams)
     verdict = Judgement(reasons=refused, is_named=is_named)
     if answer.has_adds:
@@ -81,17 +74,17 @@ def _judge_streams(result: Inspection, answer: Answer, expected: tuple[Stream, .
     return verdict
 
 
-def _list_sublayers(stream: Any, truth: Stream) -> list[Any]:
+def _list_sublayers(stream, truth):
     """Return the sublayers of a stream, or of its answer. Answers that were read in the code count injections too."""
     return [site for site in stream.sites if site.role == "branch" or (site.role == "injection" and not truth.is_whole)]
 
 
-def _are_complete(result: Inspection, expected: tuple[Stream, ...]) -> bool:
+def _are_complete(result, expected):
     pairs = zip(result.streams, expected, strict=True)
     return all(len(_list_sublayers(stream, truth)) == len(_list_sublayers(truth, truth)) for stream, truth in pairs)
 
 
-def _judge_stream(stream: inspection.Stream, truth: Stream, result: Inspection, verdict: Judgement) -> None:
+def _judge_stream(stream, truth, result, verdict):
     """Judge a stream that has as many sublayers as the true one."""
     for site, expected in zip(_list_sublayers(stream, truth), _list_sublayers(truth, truth), strict=True):
         texts = [f"{expected.path}: {text}" for text in _compare_site(site, expected)]
@@ -111,7 +104,7 @@ def _judge_stream(stream: inspection.Stream, truth: Stream, result: Inspection, 
     _judge_name(stream, truth, result, verdict)
 
 
-def _compare_others(stream: inspection.Stream, truth: Stream) -> Iterator[str]:
+def _compare_others(stream, truth):
     """Yield how the sites that are no sublayers differ."""
     roles, expected = (Counter(site.role for site in part.sites if site.role != "branch") for part in (stream, truth))
     extra = roles - expected
@@ -120,7 +113,7 @@ def _compare_others(stream: inspection.Stream, truth: Stream) -> Iterator[str]:
         yield f"sites that are no branches {dict(roles)}, expected {dict(expected)}"
 
 
-def _compare_facts(stream: inspection.Stream, truth: Stream) -> Iterator[str]:
+def _compare_facts(stream, truth):
     """Yield how the facts of the whole stream differ."""
     options = dict(stream.wiring.options) if stream.wiring else {}
     for option, value in truth.options.items():
@@ -132,14 +125,14 @@ def _compare_facts(stream: inspection.Stream, truth: Stream) -> Iterator[str]:
             yield f"{name} {actual}, expected {expected}"
 
 
-def _count_shared_layers(stream: inspection.Stream) -> int:
+def _count_shared_layers(stream):
     """Return the number of different layers if one is used more than once, otherwise 0."""
     paths = [site.path for site in stream.sites if site.shared > 1]
     per_layer = sum(site.layer == 0 for site in stream.sites)
     return len({*paths}) // per_layer if paths else 0
 
 
-def _judge_name(stream: inspection.Stream, truth: Stream, result: Inspection, verdict: Judgement) -> None:
+def _judge_name(stream, truth, result, verdict):
     if stream.wiring is None:
         if None not in truth.names:
             text = f"no wiring named, expected {truth.wiring}"
@@ -158,7 +151,7 @@ def _judge_name(stream: inspection.Stream, truth: Stream, result: Inspection, ve
         verdict.wrong.append("the final norm differs from the wiring's, without a remark")
 
 
-def _has_rows_of_wiring(stream: inspection.Stream, truth: Stream) -> bool:
+def _has_rows_of_wiring(stream, truth):
     """Return whether the rows of an unnamed stream are stated by the answer, or are those of the wiring it should have."""
     if all(site.row is not ANY for site in truth.sites):
         return True
@@ -167,7 +160,7 @@ def _has_rows_of_wiring(stream: inspection.Stream, truth: Stream) -> bool:
     return all(rows_match(site.row, row) for site in stream.sites if site.role != "skip")
 
 
-def fits(wiring: Wiring, truth: Stream) -> bool:
+def fits(wiring, truth):
     """Return whether a wiring is that of a stream by its name or by its rows."""
     is_shared = len({site.path for site in truth.sites}) < len(truth.sites)  # then all sublayers share one factor
     has_equal_rows = {truth.wiring, wiring.name} <= NAMED_BY_PARAMETERS and truth.per_layer > 1 and not is_shared
@@ -176,11 +169,11 @@ def fits(wiring: Wiring, truth: Stream) -> bool:
         return wiring.name in truth.names
     if any(site.parallel > 1 or site.row is None for site in sites):
         return False
-    rows: list[Row] = wiring.rows(truth.num_layers, truth.per_layer)
+    rows = wiring.rows(truth.num_layers, truth.per_layer)
     return len(rows) == len(sites) and all(map(rows_match, rows, [site.row for site in sites]))
 
 
-def _compare_site(site: inspection.Site, expected: Site) -> Iterator[str]:
+def _compare_site(site, expected):
     if not is_same_path(site.path, expected.path):
         yield f"path {site.path!r}"
     known = ("attention", "cross-attention", "feed-forward")
@@ -196,7 +189,7 @@ def _compare_site(site: inspection.Site, expected: Site) -> Iterator[str]:
         yield f"parallel {site.parallel}, expected {expected.parallel}"
 
 
-def _has_other_split(site: inspection.Site, expected: Site, stream: inspection.Stream) -> bool:
+def _has_other_split(site, expected, stream):
     """Return whether a row is true, but has the parts of the model at other places than usual.
 
     The weight of a norm may be a learned factor, and the norm of a sum may follow a bias or a skip that is a site of its own.
@@ -214,14 +207,14 @@ def _has_other_split(site: inspection.Site, expected: Site, stream: inspection.S
     return row != site.row and rows_match(row, truth)
 
 
-def is_same_path(path: str, expected: str) -> bool:
+def is_same_path(path, expected):
     """Return whether one path contains the other."""
     if not path or not expected:  # the model itself
         return True
     return f"{path}.".startswith(f"{expected}.") or f"{expected}.".startswith(f"{path}.")
 
 
-def _compare_norm(norm: FoundNorm | None, expected: Norm | None) -> Iterator[str]:
+def _compare_norm(norm, expected):
     if expected is ANY:
         return
     if norm is None or expected is None:
@@ -236,12 +229,12 @@ def _compare_norm(norm: FoundNorm | None, expected: Norm | None) -> Iterator[str
             yield f"{name} {actual}, expected {fact}"
 
 
-def _is_refused(site: inspection.Site, result: Inspection) -> bool:
+def _is_refused(site, result):
     """Return whether the inspection says that it does not understand a site."""
     return not site.closes or any(unknown.path == site.id for unknown in result.unknown)
 
 
-def _judge_parts(result: Inspection, expected: tuple[Stream, ...], verdict: Judgement) -> None:
+def _judge_parts(result, expected, verdict):
     """Judge the sites of an incomplete inspection against the true sites of the same path."""
     truths = [site for truth in expected for site in truth.sites]
     for stream in result.streams:
@@ -257,14 +250,14 @@ def _judge_parts(result: Inspection, expected: tuple[Stream, ...], verdict: Judg
                 verdict.wrong.append(f"{site.path}: row {site.equation}, expected {rows[0]}")
 
 
-def _list_texts(result: Inspection) -> list[str]:
+def _list_texts(result):
     """Return all notes, remarks and reasons."""
     notes = [note for site in result.sites for note in site.notes]
     remarks = [remark for stream in result.streams for remark in stream.remarks]
     return [*notes, *remarks, *(unknown.reason for unknown in result.unknown)]
 
 
-def _judge_indescribable(result: Inspection, answer: Answer, is_refused: bool, verdict: Judgement) -> None:
+def _judge_indescribable(result, answer, is_refused, verdict):
     """Judge an inspection of a model that rows do not describe: it must refuse it."""
     says = any(word in text for text in _list_texts(result) for word in answer.words)
     for stream in result.streams:
@@ -277,19 +270,19 @@ def _judge_indescribable(result: Inspection, answer: Answer, is_refused: bool, v
         _judge_parts(result, answer.streams, verdict)
 
 
-def are_equal(actual: Any, expected: Any) -> bool:
+def are_equal(actual, expected):
     """Compare values; numbers to the round-off of float32."""
     numbers = isinstance(actual, int | float) and isinstance(expected, float)
     return abs(actual - expected) <= 1e-4 * abs(expected) if numbers else actual == expected
 
 
-def rows_match(actual: Row, expected: Row) -> bool:
+def rows_match(actual, expected):
     """Return whether rows have the same norms and constants, and learned factors at the same places, of any value."""
     norms = all(getattr(actual, name) == getattr(expected, name) for name in ("norm_in", "norm_branch", "norm_out"))
     return norms and all(_factors_match(getattr(actual, name), getattr(expected, name)) for name in "abc")
 
 
-def _factors_match(actual: float | Learned, expected: float | Learned) -> bool:
+def _factors_match(actual, expected):
     if isinstance(actual, Learned) and isinstance(expected, Learned):
         return actual.per_feature == expected.per_feature
     return not isinstance(actual, Learned) and not isinstance(expected, Learned) and are_equal(actual, float(expected))

@@ -7,13 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-__all__ = ["MODELS", "Logged", "Sublayer", "make"]
 
 D = 8
 Arrange = Callable[[Tensor], Tensor]  # from a tensor of the model to (sequences, tokens, features)
@@ -31,42 +28,42 @@ class Sublayer:
     normed: Tensor | None
 
 
-def same(t: Tensor) -> Tensor:
+def same(t):
     return t
 
 
-def transposed(t: Tensor) -> Tensor:
+def transposed(t):
     return t.transpose(0, 1)
 
 
-def channels_first(t: Tensor) -> Tensor:
+def channels_first(t):
     return t.flatten(2).transpose(1, 2)
 
 
-def grid(t: Tensor) -> Tensor:
+def grid(t):
     return t.flatten(1, 2)
 
 
 class Logged(nn.Module):
     """Model that logs the tensors of its sublayers by stream, and can replace a write by its mean over all tokens."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.seen: dict[str, list[Sublayer]] | None = None
-        self.averaged: tuple[str, int] | None = None  # stream and number of the sublayer whose write is replaced
-        self._count: dict[str, int] = {}
+        self.seen = None
+        self.averaged = None  # stream and number of the sublayer whose write is replaced
+        self._count = {}
 
     def add(
         self,
-        x: Tensor,
-        read: Tensor,
-        raw: Tensor,
-        arrange: Arrange,
+        x,
+        read,
+        raw,
+        arrange,
         *,
-        name: str = "",
-        norm: bool = True,
-        dim: int = -1,
-    ) -> Tensor:
+        name="",
+        norm=True,
+        dim=-1,
+    ):
         """Return x + raw and log the sublayer; `dim` is the dimension of the features."""
         number = self._count[name] = self._count.get(name, -1) + 1
         if self.averaged == (name, number):
@@ -80,7 +77,7 @@ class Logged(nn.Module):
             self.seen.setdefault(name, []).append(Sublayer(x, read, raw, out, arrange, x if norm else None))
         return out
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args):
         self._count = {}
         return super().__call__(*args)
 
@@ -88,33 +85,31 @@ class Logged(nn.Module):
 class Attention(nn.Module):
     """Attention over the second to last dimension."""
 
-    def __init__(self, d: int = D, heads: int = 2) -> None:
+    def __init__(self, d=D, heads=2):
         super().__init__()
         self.qkv, self.out, self.heads = nn.Linear(d, 3 * d), nn.Linear(d, d), heads
 
-    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+    def forward(self, x, context=None):
         q, _, _ = self.qkv(x).chunk(3, -1)
         _, k, v = self.qkv(x if context is None else context).chunk(3, -1)
         q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(-2, -3) for t in (q, k, v))
         return self.out(F.scaled_dot_product_attention(q, k, v).transpose(-2, -3).flatten(-2))
 
 
-def feed_forward(d: int = D) -> nn.Module:
+def feed_forward(d=D):
     return nn.Sequential(nn.Linear(d, 2 * d), nn.GELU(), nn.Linear(2 * d, d))
 
 
 class Blocks(Logged):
     """Layers with a norm, a token mixer and a feed-forward sublayer."""
 
-    def __init__(self, layers: int = 2, mixer: Callable[[], nn.Module] = Attention, d: int = D) -> None:
+    def __init__(self, layers=2, mixer=Attention, d=D):
         super().__init__()
         self.n1, self.n2 = (nn.ModuleList(nn.LayerNorm(d) for _ in range(layers)) for _ in range(2))
         self.mix = nn.ModuleList(mixer() for _ in range(layers))
         self.mlp = nn.ModuleList(feed_forward(d) for _ in range(layers))
 
-    def run(
-        self, x: Tensor, k: int, arrange: Arrange, mix: Callable[[nn.Module, Tensor], Tensor] | None = None
-    ) -> Tensor:
+    def run(self, x, k, arrange, mix=None):
         """Return the stream after layer k; `mix` calls the token mixer on the normed stream."""
         read = self.n1[k](x)
         x = self.add(x, read, self.mix[k](read) if mix is None else mix(self.mix[k], read), arrange)
@@ -122,7 +117,7 @@ class Blocks(Logged):
         return self.add(x, read, self.mlp[k](read), arrange)
 
 
-def over_first(attention: nn.Module, read: Tensor) -> Tensor:
+def over_first(attention, read):
     """Apply attention over the first dimension, as models with (tokens, batch, features) do."""
     return attention(read.transpose(0, 1)).transpose(0, 1)
 
@@ -130,7 +125,7 @@ def over_first(attention: nn.Module, read: Tensor) -> Tensor:
 class SequenceFirst(Blocks):
     """The stream is (tokens, batch, features) from the model's input on."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         for k in range(2):
             x = self.run(x, k, transposed, over_first)
         return x
@@ -139,12 +134,12 @@ class SequenceFirst(Blocks):
 class TorchSequenceFirst(Logged):
     """torch's own attention, sequence first."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.n, self.f = nn.LayerNorm(D), feed_forward()
         self.attention = nn.ModuleList(nn.MultiheadAttention(D, 2) for _ in range(2))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         for attention in self.attention:
             read = self.n(x)
             x = self.add(x, read, attention(read, read, read, need_weights=False)[0], transposed)
@@ -156,11 +151,11 @@ class TorchSequenceFirst(Logged):
 class TransposedAfterEmbedding(Blocks):
     """An embedding (batch, tokens, features) is transposed, and the result is the stream."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.embed = nn.Embedding(11, D)
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids):
         x = self.embed(ids).transpose(0, 1)
         for k in range(2):
             x = self.run(x, k, transposed, over_first)
@@ -170,11 +165,11 @@ class TransposedAfterEmbedding(Blocks):
 class TransposedAfterLinear(Blocks):
     """A projection, whose product has flat tokens, is transposed, and no sublayer mixes tokens."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(mixer=feed_forward)
         self.project = nn.Linear(3, D)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         x = self.project(x).transpose(0, 1)
         for k in range(2):
             x = self.run(x, k, transposed)
@@ -184,14 +179,14 @@ class TransposedAfterLinear(Blocks):
 class ChannelsFirst(Logged):
     """ConvNeXt: the stream is (batch, features, height, width), and its norm reads a permuted view of a convolution."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.stem = nn.Conv2d(3, D, 2, 2)
         self.conv = nn.ModuleList(nn.Conv2d(D, D, 3, padding=1, groups=D) for _ in range(2))
         self.norm = nn.ModuleList(nn.LayerNorm(D) for _ in range(2))
         self.mlp = nn.ModuleList(feed_forward() for _ in range(2))
 
-    def forward(self, image: Tensor) -> Tensor:
+    def forward(self, image):
         x = self.stem(image)
         for conv, norm, mlp in zip(self.conv, self.norm, self.mlp, strict=True):
             raw = mlp(norm(conv(x).permute(0, 2, 3, 1))).permute(0, 3, 1, 2)
@@ -202,12 +197,12 @@ class ChannelsFirst(Logged):
 class Windows(Blocks):
     """Swin: the stream is (batch, height, width, features), attention runs in windows of 2 x 2, shifted in the second layer."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         for k in range(2):
             x = self.run(x, k, grid, lambda attention, read, k=k: self.attend(attention, read, k))
         return x
 
-    def attend(self, attention: nn.Module, x: Tensor, shift: int) -> Tensor:
+    def attend(self, attention, x, shift):
         batch, height, width, d = x.shape
         if shift:
             x = x.roll((-shift, -shift), (1, 2))
@@ -220,11 +215,11 @@ class Windows(Blocks):
 class Expanded(Blocks):
     """x_0 is a learned token sequence, expanded over the batch."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.query = nn.Parameter(torch.randn(5, D))
 
-    def forward(self, context: Tensor) -> Tensor:
+    def forward(self, context):
         x = self.query.expand(context.shape[0], 5, D)
         for k in range(2):
             x = self.run(x, k, same, lambda attention, read: attention(read, torch.cat([read, context], 1)))
@@ -234,7 +229,7 @@ class Expanded(Blocks):
 class Flat(Blocks):
     """The stream is (batch * tokens, features); attention separates the sequences."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         batch = x.shape[0]
         x = x.flatten(0, 1)
         for k in range(2):
@@ -248,7 +243,7 @@ class Flat(Blocks):
 class TwoLayouts(Logged):
     """Attention adds to (batch, tokens, features), a convolution to (batch, features, height, width)."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.n, self.attention = (
             nn.ModuleList(nn.LayerNorm(D) for _ in range(2)),
@@ -256,7 +251,7 @@ class TwoLayouts(Logged):
         )
         self.conv = nn.ModuleList(nn.Conv2d(D, D, 3, padding=1) for _ in range(2))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         batch, height, width, _ = x.shape
         x = x.flatten(1, 2)
         for n, attention, conv in zip(self.n, self.attention, self.conv, strict=True):
@@ -271,11 +266,11 @@ class TwoLayouts(Logged):
 class ClassToken(Blocks):
     """A class token joins the tokens before the second layer."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.cls = nn.Parameter(torch.randn(1, 1, D))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         x = self.run(x, 0, same)
         x = torch.cat([self.cls.expand(x.shape[0], 1, D), x], 1)
         return self.run(x, 1, same)
@@ -284,17 +279,17 @@ class ClassToken(Blocks):
 class Sliced(Blocks):
     """Every second token leaves the stream before the second layer."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.run(self.run(x, 0, same)[:, ::2], 1, same)
 
 
 class Recurrent(Blocks):
     """One block of two sublayers is used three times."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(layers=1)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         for _ in range(3):
             x = self.run(x, 0, same)
         return x
@@ -303,10 +298,10 @@ class Recurrent(Blocks):
 class Mixer(Blocks):
     """MLP-Mixer, sequence first: products with parameters mix the tokens."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(mixer=lambda: feed_forward(5))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         for k in range(2):
             x = self.run(x, k, transposed, lambda mlp, read: mlp(read.transpose(0, 2)).transpose(0, 2))
         return x
@@ -316,20 +311,20 @@ class TwoStreams(Logged):
     """Two streams, (batch, tokens, features) and (tokens, batch, features), whose sublayers run in one block."""
 
     class Block(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.a, self.b, self.n, self.m = Attention(), Attention(), nn.LayerNorm(D), nn.LayerNorm(D)
 
-        def forward(self, x: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        def forward(self, x, c):
             r, s = self.n(x), self.m(c)
             y, e = self.a(r, torch.cat([r, s.transpose(0, 1)], 1)), self.b(s.transpose(0, 1), r).transpose(0, 1)
             return r, s, y, e
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.blocks = nn.ModuleList(self.Block() for _ in range(2))
 
-    def forward(self, x: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x, c):
         for block in self.blocks:
             r, s, y, e = block(x, c)
             x = self.add(x, r, y, same, name="0")
@@ -340,13 +335,13 @@ class TwoStreams(Logged):
 class EncoderDecoder(Logged):
     """An encoder and a decoder that reads its result, both sequence first."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.encoder, self.decoder = (nn.ModuleList(Attention() for _ in range(4)) for _ in range(2))
         self.n = nn.ModuleList(nn.LayerNorm(D) for _ in range(8))
         self.last = nn.LayerNorm(D)
 
-    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+    def forward(self, source, target):
         x, y = source, target
         for k, attention in enumerate(self.encoder):
             read = self.n[k](x)
@@ -360,7 +355,7 @@ class EncoderDecoder(Logged):
 
 
 # For each model the shapes of its inputs; a dtype of integers for token numbers. Sizes that could be confused are equal.
-MODELS: dict[str, tuple[Callable[[], Logged], tuple[tuple[int, ...], ...]]] = {
+MODELS = {
     "sequence first": (SequenceFirst, ((5, 3, D),)),
     "sequence first, as many tokens as sequences": (SequenceFirst, ((4, 4, D),)),
     "torch, sequence first": (TorchSequenceFirst, ((3, 5, D),)),
@@ -380,7 +375,7 @@ MODELS: dict[str, tuple[Callable[[], Logged], tuple[tuple[int, ...], ...]]] = {
 }
 
 
-def make(name: str, seed: int = 0) -> tuple[Logged, tuple[Tensor, ...]]:
+def make(name, seed=0):
     """Return a model in float64 with random norms, and its inputs."""
     torch.manual_seed(seed)
     build, shapes = MODELS[name]

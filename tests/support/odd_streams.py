@@ -1,21 +1,12 @@
 """Models with sums, functions and factors that are easily taken for something else; the functions are forwards of `Steps`."""
 
-from __future__ import annotations
-
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
-from support.stream_steps import D, Steps
-
-__all__ = [
-    "attention_over_depth", "clamped_end", "dropout_of_the_stream", "first_state_again", "function_of_the_end", "masked_features",
-    "mean_magnitudes", "means_of_pairs", "means_of_tokens", "projected_shortcut", "scaled_ends", "smeared",
-    "sorted_features", "stale_reads", "unused_norm",
-]  # fmt: skip
+from support.stream_steps import D
 
 
-def stale_reads(m: Steps, x: Tensor) -> Tensor:
+def stale_reads(m, x):
     """Read the state before the last one."""
     before = x
     for k in range(4):
@@ -23,28 +14,28 @@ def stale_reads(m: Steps, x: Tensor) -> Tensor:
     return m.last(x)
 
 
-def projected_shortcut(m: Steps, x: Tensor) -> Tensor:
+def projected_shortcut(m, x):
     """Add the output of one sublayer to a projection of the stream."""
     for k in range(4):
         x = (m.gates[0](x) if k == 2 else x) + m.mlps[k](m.norms[k](x))
     return m.last(x)
 
 
-def function_of_the_end(m: Steps, x: Tensor) -> Tensor:
+def function_of_the_end(m, x):
     """Cap the end of the stream before the last norm."""
     for k in range(3):
         x = x + m.mlps[k](m.norms[k](x))
     return m.last(30 * torch.tanh(x / 30))
 
 
-def clamped_end(m: Steps, x: Tensor) -> Tensor:
+def clamped_end(m, x):
     """Clamp the end of the stream before the last norm."""
     for k in range(3):
         x = x + m.mlps[k](m.norms[k](x))
     return m.last(x.clamp(-0.5, 0.5))
 
 
-def attention_over_depth(m: Steps, x: Tensor) -> Tensor:
+def attention_over_depth(m, x):
     """Read a mean of all outputs before, with weights computed from them."""
     outputs = [x]
     for k in range(4):
@@ -54,7 +45,7 @@ def attention_over_depth(m: Steps, x: Tensor) -> Tensor:
     return m.last(sum(outputs))
 
 
-def masked_features(m: Steps, x: Tensor) -> Tensor:
+def masked_features(m, x):
     """Write to some of the features, by a vector of constants."""
     keep = (torch.arange(D) % 3 > 0).float()
     for k in range(3):
@@ -62,21 +53,21 @@ def masked_features(m: Steps, x: Tensor) -> Tensor:
     return m.last(x)
 
 
-def means_of_pairs(m: Steps, x: Tensor) -> Tensor:
+def means_of_pairs(m, x):
     """Average the stream and the output."""
     for k in range(3):
         x = torch.stack([x, m.mlps[k](m.norms[k](x))]).mean(0)
     return m.last(x)
 
 
-def means_of_tokens(m: Steps, x: Tensor) -> Tensor:
+def means_of_tokens(m, x):
     """Add the mean of the outputs to each token; the last norm reads half of the stream."""
     for k in range(3):
         x = x + m.mlps[k](m.norms[k](x)).mean(1, keepdim=True)
     return m.last(0.5 * x)
 
 
-def unused_norm(m: Steps, x: Tensor) -> Tensor:
+def unused_norm(m, x):
     """Normalize the end of the stream and return its mean without the norm."""
     for k in range(3):
         x = x + m.mlps[k](m.norms[k](x))
@@ -84,7 +75,7 @@ def unused_norm(m: Steps, x: Tensor) -> Tensor:
     return x.mean(1)
 
 
-def first_state_again(m: Steps, x: Tensor) -> Tensor:
+def first_state_again(m, x):
     """Add x_0 to half of the stream between the layers."""
     first = x
     for k in range(3):
@@ -93,14 +84,14 @@ def first_state_again(m: Steps, x: Tensor) -> Tensor:
     return m.last(x)
 
 
-def mean_magnitudes(m: Steps, x: Tensor) -> Tensor:
+def mean_magnitudes(m, x):
     """Divide the read by mean(|x|), which is no norm that `inspect` knows."""
     for k in range(3):
         x = x + m.mlps[k](x / x.abs().mean(-1, keepdim=True))
     return x
 
 
-def sorted_features(m: Steps, x: Tensor) -> Tensor:
+def sorted_features(m, x):
     """Sort the features of each token between two layers."""
     for k in range(3):
         x = x + m.mlps[k](m.norms[k](x))
@@ -108,7 +99,7 @@ def sorted_features(m: Steps, x: Tensor) -> Tensor:
     return m.last(x)
 
 
-def scaled_ends(m: Steps, x: Tensor) -> Tensor:
+def scaled_ends(m, x):
     x = 2 * m.others[0](x)
     for k in range(3):
         x = x + m.mlps[k](m.norms[k](x))
@@ -116,14 +107,14 @@ def scaled_ends(m: Steps, x: Tensor) -> Tensor:
     return m.last(m.others[1](x.gather(1, order)))
 
 
-def dropout_of_the_stream(m: Steps, x: Tensor) -> Tensor:
+def dropout_of_the_stream(m, x):
     for k in range(3):
         x = F.dropout(x, 0.2, m.training) if k else x
         x = x + m.mlps[k](m.norms[k](x))
     return m.last(x)
 
 
-def smeared(m: Steps, x: Tensor) -> Tensor:
+def smeared(m, x):
     """Average neighbouring tokens between two layers."""
     for k in range(3):
         x = x + m.mlps[k](m.norms[k](x))

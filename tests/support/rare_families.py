@@ -1,14 +1,8 @@
 """Transformer families that `test_families.py` of the finder adds to those of families.py: variants, and less common ones."""
 
-from __future__ import annotations
-
 from functools import partial
-from typing import Any
-
-from torch import Tensor
 
 from addnorm import Learned, Row
-from support.answers import Stream
 from support.families import (
     AAFF,
     ACF,
@@ -23,7 +17,6 @@ from support.families import (
     SWIN,
     T5,
     VISION,
-    Model,
     bert,
     bloom,
     hf,
@@ -54,28 +47,28 @@ MACARON = {"f": Row(norm_in=True, b=0.5), "a": Row(norm_in=True), "o": Row(norm_
 CONFORMER = MACARON | {"F": Row(norm_in=True, norm_out=True, b=0.5)}  # the layer's last sublayer
 
 
-def plain() -> dict[str, Tensor]:
+def plain():
     return {"input_ids": ids()}
 
 
-def frames() -> dict[str, Tensor]:
+def frames():
     return {"input_features": noise(2, 24, 8), "decoder_input_ids": ids(5, seed=2)}
 
 
-def pair() -> dict[str, Tensor]:
+def pair():
     """Return a text and an image."""
     return plain() | image()
 
 
-def video() -> dict[str, Tensor]:
+def video():
     return {"pixel_values": noise(2, 2, 3, 16, 16)}
 
 
-def rows(letters: str, by_letter: dict[str, Row]) -> dict[int, Row]:
+def rows(letters, by_letter):
     return {i: by_letter[letter] for i, letter in enumerate(letters)}
 
 
-def both(wiring: partial[Stream], eps: float, kind: Any = ln) -> tuple[Stream, Stream]:
+def both(wiring, eps, kind=ln):
     """Return an encoder and a decoder of one wiring."""
     return wiring(kind, eps, AAFF), wiring(kind, eps, ACF)
 
@@ -99,7 +92,7 @@ CHAMELEON = GROUPED | {
     },
 }
 
-ENCODERS: tuple[Model, ...] = (
+ENCODERS = (
     hf("electra", "Electra", SMALL, padded, post(ln, 1e-12, AAFF), embedding_size=16,
        remark="the embeddings' norm is 16 wide and a projection follows it"),
     hf("electra, wide embedding", "Electra", SMALL, padded, bert(ln, 1e-12, AAFF), embedding_size=32),
@@ -133,7 +126,7 @@ ENCODERS: tuple[Model, ...] = (
        input_embedding_size=16, output_embedding_size=16),
 )  # fmt: skip
 
-DECODERS: tuple[Model, ...] = (
+DECODERS = (
     hf("bloom, residual from the norm", "Bloom", SMALL, text,
        post(ln, 1e-5, AAFF, embedding_norm=True, remark="z = N(x), x' = z + f(z): post-LN, from the second norm on"),
        apply_residual_connection_post_layernorm=True, remark="two norms in a row before the first sublayer"),
@@ -205,7 +198,7 @@ DECODERS: tuple[Model, ...] = (
        attention_hidden_size=32, remark="its state is written in place: no backward"),
 )  # fmt: skip
 
-PAIRS: tuple[Model, ...] = (
+PAIRS = (
     hf("umt5", "UMT5", T5, translation, *both(pre, 1e-6, rms)),
     hf("mt5", "MT5", T5, translation, *both(pre, 1e-6, rms)),
     hf("longt5", "LongT5", T5, translation, *both(pre, 1e-6, rms), local_radius=3),
@@ -228,7 +221,7 @@ PAIRS: tuple[Model, ...] = (
        max_source_positions=64, max_target_positions=32),
 )  # fmt: skip
 
-IMAGES: tuple[Model, ...] = (
+IMAGES = (
     hf("clip text", "CLIP", SMALL, text, pre(ln, 1e-5, AAFF), model="TextModel", config="TextConfig"),
     hf("clip vision", "CLIP", VISION, image,
        stream("pre_ln", ln, 1e-5, AAFF, embedding_norm=True, final_norm=True,
@@ -253,7 +246,7 @@ IMAGES: tuple[Model, ...] = (
        pre(ln, 1e-5, AAFF, remark=MERGED)),
 )  # fmt: skip
 
-SOUNDS: tuple[Model, ...] = (
+SOUNDS = (
     hf("hubert post", "Hubert", SOUND, sound, post(ln, 1e-5, "oafaf", remark=CONV)),
     hf("hubert stable", "Hubert", SOUND, sound, pre(ln, 1e-5, "oafaf", rows=NOTHING, remark=CONV + ", without norm"),
        do_stable_layer_norm=True, feat_extract_norm="layer"),
@@ -265,5 +258,5 @@ SOUNDS: tuple[Model, ...] = (
 )  # fmt: skip
 
 
-def families() -> dict[str, Model]:
+def families():
     return table(ENCODERS + DECODERS + PAIRS + IMAGES + SOUNDS)

@@ -1,31 +1,20 @@
 """Pairs of models: one to which a remark of `inspect` applies, and one that resembles it; forwards of `Steps`."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
-from support.stream_steps import D, Steps
-
-__all__ = [
-    "Beside", "dropout", "embedding_norm", "end_times_one", "missing_residual", "norm_between_streams", "random_gains", "random_start",
-    "random_start_of_own_generator", "random_start_times_zero", "random_writes", "recurrence", "scaled_end", "scaled_post_ln",
-    "seeded_start", "seeded_writes", "shared", "shared_container", "shuffled", "start_of_reset_generator", "summed_residual",
-    "swapped_deepnorm", "unshared_recurrence", "weighted_writes",
-]  # fmt: skip
+from support.stream_steps import D
 
 
-def run_layers(m: Steps, x: Tensor, first: int = 0, last: int = 4) -> Tensor:
+def run_layers(m, x, first=0, last=4):
     """Return the stream after pre-LN sublayers."""
     for k in range(first, last):
         x = x + m.mlps[k](m.norms[k](x))
     return x
 
 
-def run_post(m: Steps, x: Tensor, first: int = 0, last: int = 3, a: float = 1.0, b: float = 1.0) -> Tensor:
+def run_post(m, x, first=0, last=3, a=1.0, b=1.0):
     """Return the stream after post-LN sublayers."""
     for k in range(first, last):
         x = m.norms[k](a * x + b * m.mlps[k](x))
@@ -35,24 +24,24 @@ def run_post(m: Steps, x: Tensor, first: int = 0, last: int = 3, a: float = 1.0,
 # Random numbers.
 
 
-def random_start(m: Steps, x: Tensor) -> Tensor:
+def random_start(m, x):
     return m.last(run_layers(m, m.gates[0](x) + torch.randn(5, D)))
 
 
-def random_start_times_zero(m: Steps, x: Tensor) -> Tensor:
+def random_start_times_zero(m, x):
     return m.last(run_layers(m, m.gates[0](x) + 0.0 * torch.randn(5, D)))
 
 
-def seeded_start(m: Steps, x: Tensor) -> Tensor:
+def seeded_start(m, x):
     """Add positions drawn with a fixed seed, as tabular models do for their columns."""
     positions = torch.randn(5, D, generator=torch.Generator().manual_seed(3))
     return m.last(run_layers(m, m.gates[0](x) + m.gates[1](positions)))
 
 
-def make_random_start(generator: torch.Generator, resets: bool) -> Any:
+def make_random_start(generator, resets):
     """Return a model that starts with the numbers of its own generator, which it may reset in each call."""
 
-    def run(m: Steps, x: Tensor) -> Tensor:
+    def run(m, x):
         if resets:
             generator.manual_seed(3)
         return m.last(run_layers(m, m.gates[0](x) + torch.randn(5, D, generator=generator)))
@@ -64,19 +53,19 @@ random_start_of_own_generator = make_random_start(torch.Generator(), resets=Fals
 start_of_reset_generator = make_random_start(torch.Generator(), resets=True)
 
 
-def shuffled(m: Steps, x: Tensor) -> Tensor:
+def shuffled(m, x):
     """Shuffle the tokens, and put them back after the last sublayer."""
     order = torch.randperm(x.shape[1])
     return m.last(run_layers(m, m.gates[0](x)[:, order])[:, order.argsort()])
 
 
-def random_writes(m: Steps, x: Tensor) -> Tensor:
+def random_writes(m, x):
     for k in range(4):
         x = x + m.mlps[k](m.norms[k](x) + (k % 2) * torch.randn(D))
     return m.last(x)
 
 
-def seeded_writes(m: Steps, x: Tensor) -> Tensor:
+def seeded_writes(m, x):
     for k in range(4):
         with torch.random.fork_rng():
             torch.manual_seed(k)
@@ -84,19 +73,19 @@ def seeded_writes(m: Steps, x: Tensor) -> Tensor:
     return m.last(x)
 
 
-def dropout(m: Steps, x: Tensor) -> Tensor:
+def dropout(m, x):
     for k in range(4):
         x = x + m.mlps[k](m.norms[k](x)) * torch.bernoulli(torch.full((2, 1, 1), 0.8)) / 0.8
     return m.last(x)
 
 
-def random_gains(m: Steps, x: Tensor) -> Tensor:
+def random_gains(m, x):
     for k in range(4):
         x = x + m.mlps[k](m.norms[k](x)) * torch.randn(2, 1, 1)
     return m.last(x)
 
 
-def weighted_writes(m: Steps, x: Tensor, weights: Tensor) -> Tensor:
+def weighted_writes(m, x, weights):
     for k in range(4):
         x = x + m.mlps[k](m.norms[k](x)) * weights
     return m.last(x)
@@ -105,12 +94,12 @@ def weighted_writes(m: Steps, x: Tensor, weights: Tensor) -> Tensor:
 # Residual connections.
 
 
-def missing_residual(m: Steps, x: Tensor) -> Tensor:
+def missing_residual(m, x):
     x = run_post(m, x)
     return run_post(m, m.norms[3](m.mlps[3](x)), 4, 6)
 
 
-def summed_residual(m: Steps, x: Tensor) -> Tensor:
+def summed_residual(m, x):
     """Add a sublayer's output to the stream after a projection of it."""
     x = run_post(m, x)
     return run_post(m, m.norms[3](m.gates[0](x + m.mlps[3](x))), 4, 6)
@@ -119,13 +108,13 @@ def summed_residual(m: Steps, x: Tensor) -> Tensor:
 class Beside(nn.Module):
     """Layer of a graph transformer: attention and a sublayer side by side, whose sums with x are added."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.norms = nn.ModuleList(nn.LayerNorm(D) for _ in range(3))
         self.local, self.mlp = (nn.Sequential(nn.Linear(D, D), nn.GELU(), nn.Linear(D, D)) for _ in range(2))
         self.q, self.out = nn.Linear(D, D), nn.Linear(D, D)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         attention = self.out(torch.softmax(self.q(x) @ x.transpose(1, 2), -1) @ x)
         x = self.norms[0](x + self.local(x)) + self.norms[1](x + attention)
         return self.norms[2](x + self.mlp(x))
@@ -137,22 +126,21 @@ class Beside(nn.Module):
 class Routed(nn.Module):
     """Container of sublayers that is called for each."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.mlps = nn.ModuleList(nn.Sequential(nn.Linear(D, D), nn.GELU(), nn.Linear(D, D)) for _ in range(4))
 
-    def forward(self, x: Tensor, k: int) -> Tensor:
-        y: Tensor = self.mlps[k](x)
-        return y
+    def forward(self, x, k):
+        return self.mlps[k](x)
 
 
-def shared(m: Steps, x: Tensor) -> Tensor:
+def shared(m, x):
     for k in range(4):
         x = x + m.mlps[0](m.norms[k](x))
     return m.last(x)
 
 
-def shared_container(m: Any, x: Tensor) -> Tensor:
+def shared_container(m, x):
     if not hasattr(m, "routed"):
         m.routed = Routed()
     for k in range(4):
@@ -160,14 +148,14 @@ def shared_container(m: Any, x: Tensor) -> Tensor:
     return m.last(x)
 
 
-def recurrence(m: Steps, x: Tensor) -> Tensor:
+def recurrence(m, x):
     h = m.gates[0](x[:, 0])
     for t in range(1, x.shape[1]):
         h = h + m.mlps[0](m.norms[0](h) + m.gates[1](x[:, t]))
     return m.last(h)
 
 
-def unshared_recurrence(m: Steps, x: Tensor) -> Tensor:
+def unshared_recurrence(m, x):
     h = m.gates[0](x[:, 0])
     for t in range(1, x.shape[1]):
         h = h + m.mlps[t](m.norms[t](h) + m.gates[t](x[:, t]))
@@ -177,27 +165,27 @@ def unshared_recurrence(m: Steps, x: Tensor) -> Tensor:
 # Constants and ends.
 
 
-def scaled_end(m: Steps, x: Tensor) -> Tensor:
+def scaled_end(m, x):
     return m.last(0.5 * run_layers(m, x))
 
 
-def end_times_one(m: Steps, x: Tensor) -> Tensor:
+def end_times_one(m, x):
     return m.last(1.0 * run_layers(m, x))
 
 
-def swapped_deepnorm(m: Steps, x: Tensor) -> Tensor:
+def swapped_deepnorm(m, x):
     return run_post(m, x, 0, 4, b=8**0.25)
 
 
-def scaled_post_ln(m: Steps, x: Tensor) -> Tensor:
+def scaled_post_ln(m, x):
     return run_post(m, x, 0, 4, b=0.6)
 
 
-def embedding_norm(m: Steps, x: Tensor) -> Tensor:
+def embedding_norm(m, x):
     return m.last(run_layers(m, m.context(m.gates[0](x))))
 
 
-def norm_between_streams(m: Steps, x: Tensor) -> Tensor:
+def norm_between_streams(m, x):
     """Begin a stream with the end of a post-LN one."""
     x = run_post(m, x, 0, 2)
     memory = F.gelu(m.gates[0](x))

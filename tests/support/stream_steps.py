@@ -3,36 +3,30 @@
 Each function is the forward of a `Steps` model, which has norms, sublayers, vectors, matrices and gates for it.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 from support.families import shake
 
-__all__ = ["D", "Steps", "make_steps", "noise"]
-
 D = 16
 
 
-def noise(*shape: int, seed: int = 0) -> Tensor:
+def noise(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 class Outer(nn.Module):
     """Call of a function in a module of its own."""
 
-    def forward(self, run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    def forward(self, run, x):
         return run(x)
 
 
 class Steps(nn.Module):
     """Parts for six sublayers and the function that runs them."""
 
-    def __init__(self, run: Callable[..., object]) -> None:
+    def __init__(self, run):
         super().__init__()
         self.run = run
         self.norms, self.others = (nn.ModuleList(nn.LayerNorm(D) for _ in range(6)) for _ in range(2))
@@ -46,11 +40,11 @@ class Steps(nn.Module):
         self.heads = nn.Parameter(torch.zeros(2, 2))
         self.outer = Outer()
 
-    def forward(self, *args: Tensor) -> object:
+    def forward(self, *args):
         return self.run(self, *args)
 
 
-def make_steps(run: Callable[..., object]) -> Steps:
+def make_steps(run):
     """Return the model with random parameters; its scales are between 0.3 and 0.9."""
     model = shake(Steps(run).eval())
     with torch.no_grad():
@@ -62,62 +56,62 @@ def make_steps(run: Callable[..., object]) -> Steps:
 # Norms whose weight is outside of torch's norm, interpolations, gates.
 
 
-def pre_ln_with_outer_weight(m: Steps, x: Tensor) -> Tensor:
+def pre_ln_with_outer_weight(m, x):
     for k in range(4):
         x = x + m.mlps[k](F.layer_norm(x, (D,)) * m.gammas[k])
     return x
 
 
-def post_ln_with_outer_weight(m: Steps, x: Tensor) -> Tensor:
+def post_ln_with_outer_weight(m, x):
     for k in range(4):
         x = m.bare(x + m.mlps[k](x)) * m.gammas[k]
     return x
 
 
-def lerp(m: Steps, x: Tensor) -> Tensor:
+def lerp(m, x):
     for k in range(4):
         x = torch.lerp(x, m.mlps[k](m.norms[k](x)), m.gammas[k])
     return x
 
 
-def difference(m: Steps, x: Tensor) -> Tensor:
+def difference(m, x):
     for k in range(4):
         x = x + m.gammas[k] * (m.mlps[k](m.norms[k](x)) - x)
     return x
 
 
-def constant_difference(m: Steps, x: Tensor) -> Tensor:
+def constant_difference(m, x):
     for k in range(4):
         x = x + 0.3 * (m.mlps[k](m.norms[k](x)) - x)
     return x
 
 
-def gated_difference(m: Steps, x: Tensor) -> Tensor:
+def gated_difference(m, x):
     for k in range(4):
         x = x + m.gates[k](x).sigmoid() * (m.mlps[k](m.norms[k](x)) - x)
     return x
 
 
-def recurrent_gate(m: Steps, x: Tensor) -> Tensor:
+def recurrent_gate(m, x):
     for k in range(2):
         x = m.cells[k](m.mlps[k](m.norms[k](x)).flatten(0, 1), x.flatten(0, 1)).view_as(x)
     return x
 
 
-def residual_bias(m: Steps, x: Tensor) -> Tensor:
+def residual_bias(m, x):
     for k in range(4):
         x = m.mlps[k](m.norms[k](x)) + (x + m.shifts[k]) * m.gammas[k]
     return x
 
 
-def channel_scale(m: Steps, x: Tensor) -> Tensor:
+def channel_scale(m, x):
     for k in range(3):
         y = m.norms[k](x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
         x = x + m.gammas[k].view(-1, 1, 1) * m.convolutions[k](y)
     return x
 
 
-def talking_heads(m: Steps, x: Tensor) -> Tensor:
+def talking_heads(m, x):
     for k in range(3):
         y = m.norms[k](x)
         q, v = (gate(y).unflatten(-1, (2, -1)).transpose(1, 2) for gate in (m.gates[k], m.gates[k + 3]))
@@ -126,7 +120,7 @@ def talking_heads(m: Steps, x: Tensor) -> Tensor:
     return x
 
 
-def stacked_sublayers(m: Steps, x: Tensor) -> Tensor:
+def stacked_sublayers(m, x):
     for k in (0, 2):
         x = x + torch.stack([m.mlps[j](m.norms[j](x)) for j in (k, k + 1)]).sum(0)
     return x
@@ -135,7 +129,7 @@ def stacked_sublayers(m: Steps, x: Tensor) -> Tensor:
 # Streams that are cut and joined.
 
 
-def reversible(m: Steps, x: Tensor) -> Tensor:
+def reversible(m, x):
     a, b = x, x
     for k in (0, 2, 4):
         a = a + m.mlps[k](m.norms[k](b))
@@ -143,7 +137,7 @@ def reversible(m: Steps, x: Tensor) -> Tensor:
     return (a + b) / 2
 
 
-def reversible_halves(m: Steps, x: Tensor) -> Tensor:
+def reversible_halves(m, x):
     x = torch.cat([x, x], -1)
     for k in (0, 2, 4):
         a, b = x.chunk(2, -1)
@@ -153,7 +147,7 @@ def reversible_halves(m: Steps, x: Tensor) -> Tensor:
     return torch.stack(x.chunk(2, -1)).mean(0)
 
 
-def joined_twice(m: Steps, x: Tensor, other: Tensor) -> Tensor:
+def joined_twice(m, x, other):
     """Cut and join the stream twice in each layer, as Emformer."""
     for k in (0, 2):
         a, b = x[:, :2], x[:, 2:]
@@ -163,7 +157,7 @@ def joined_twice(m: Steps, x: Tensor, other: Tensor) -> Tensor:
     return x
 
 
-def written_tokens(m: Steps, x: Tensor, other: Tensor) -> Tensor:
+def written_tokens(m, x, other):
     """Add another stream to all tokens but the first, as TNT."""
     for k in (0, 2):
         other = other + m.mlps[k](m.norms[k](other))
@@ -172,7 +166,7 @@ def written_tokens(m: Steps, x: Tensor, other: Tensor) -> Tensor:
     return x
 
 
-def fused_tokens(m: Steps, x: Tensor, other: Tensor) -> Tensor:
+def fused_tokens(m, x, other):
     """Compute the first token from two streams, as CrossViT."""
     for k in (0, 3):
         x = x + m.mlps[k](m.norms[k](x))
@@ -183,7 +177,7 @@ def fused_tokens(m: Steps, x: Tensor, other: Tensor) -> Tensor:
     return x
 
 
-def scaled_stream(m: Steps, x: Tensor) -> Tensor:
+def scaled_stream(m, x):
     """Multiply the stream by a gate between two layers."""
     for k in range(4):
         x = x + m.mlps[k](m.norms[k](x))
@@ -191,7 +185,7 @@ def scaled_stream(m: Steps, x: Tensor) -> Tensor:
     return x
 
 
-def summed_streams(m: Steps, x: Tensor, other: Tensor) -> Tensor:
+def summed_streams(m, x, other):
     """Add the end of another stream to the end of one, before its norm."""
     for k in range(3):
         x = x + m.mlps[k](m.norms[k](x))
@@ -199,13 +193,13 @@ def summed_streams(m: Steps, x: Tensor, other: Tensor) -> Tensor:
     return m.last(x + other)
 
 
-def partly_written(m: Steps, x: Tensor, other: Tensor) -> Tensor:
+def partly_written(m, x, other):
     for k in range(3):
         x = torch.cat([x[:, :1], x[:, 1:] + m.mlps[k](m.norms[k](x[:, 1:]))], 1)
     return x
 
 
-def partly_normed(m: Steps, x: Tensor, other: Tensor) -> Tensor:
+def partly_normed(m, x, other):
     """Normalize and write some tokens, and double the others, as XCiT's class attention."""
     x = torch.cat([m.norms[0](x[:, :1]), x[:, 1:]], 1)
     x = x + torch.cat([m.mlps[0](x[:, :1]), x[:, 1:]], 1)
@@ -215,7 +209,7 @@ def partly_normed(m: Steps, x: Tensor, other: Tensor) -> Tensor:
 # Norms.
 
 
-def end_read_twice(m: Steps, x: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+def end_read_twice(m, x, other):
     """Read the end of a stream through the final norm and, before that, through the norm of another stream's sublayer."""
     for k in range(3):
         x = x + m.mlps[k](m.norms[k](x))
@@ -224,14 +218,14 @@ def end_read_twice(m: Steps, x: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
     return m.last(x), other
 
 
-def gated_sandwich(m: Steps, x: Tensor, condition: Tensor) -> Tensor:
+def gated_sandwich(m, x, condition):
     for k in range(3):
         gate = m.gates[k](condition[:, :1]).tanh()
         x = x + gate * m.others[k](m.mlps[k](m.norms[k](x)))
     return m.last(x)
 
 
-def class_attention(m: Steps, x: Tensor, c: Tensor) -> Tensor:
+def class_attention(m, x, c):
     """Update one token, which reads the norm of all tokens, as CaiT."""
     c = c[:, :1]
     for k in (0, 2):
@@ -241,33 +235,33 @@ def class_attention(m: Steps, x: Tensor, c: Tensor) -> Tensor:
     return m.last(torch.cat([c, x], 1))
 
 
-def norm_of_a_sum(m: Steps, x: Tensor) -> Tensor:
+def norm_of_a_sum(m, x):
     """Add positions before the norm of each sublayer."""
     for k in range(3):
         x = m.others[k](x + m.mlps[k](m.norms[k](x + m.shifts[:5])))
     return x
 
 
-def clamped(m: Steps, x: Tensor) -> Tensor:
+def clamped(m, x):
     for k in range(3):
         x = (x + m.mlps[k](m.norms[k](x))).clamp(-0.5, 0.5)
     return x + m.mlps[3](m.norms[3](x))
 
 
-def two_heads(m: Steps, x: Tensor) -> tuple[Tensor, Tensor]:
+def two_heads(m, x):
     for k in range(3):
         x = x + m.mlps[k](m.norms[k](x))
     return m.gates[0](m.last(x)), m.gates[1](m.context(x))
 
 
-def token_mixers(m: Steps, x: Tensor) -> Tensor:
+def token_mixers(m, x):
     """Multiply the transposed stream by a matrix, as MLP-Mixer."""
     for k in range(3):
         x = x + torch.relu(m.norms[k](x).mT @ m.gammas[:5, :5]).mT
     return x
 
 
-def bare_token_mixers(m: Steps, x: Tensor) -> Tensor:
+def bare_token_mixers(m, x):
     """Multiply the transposed stream by a matrix, between feed-forward sublayers; no layer has a norm."""
     x = m.gates[0](x)
     for k in range(2):
@@ -276,7 +270,7 @@ def bare_token_mixers(m: Steps, x: Tensor) -> Tensor:
     return x
 
 
-def normed_token_mixers(m: Steps, x: Tensor) -> Tensor:
+def normed_token_mixers(m, x):
     """Norm the transposed output of a product over the tokens, by hand."""
     for _ in range(3):
         y = (torch.relu(x.mT) @ m.gammas[:5, :5]).mT
@@ -284,7 +278,7 @@ def normed_token_mixers(m: Steps, x: Tensor) -> Tensor:
     return x
 
 
-def scaled_reads_of_channels(m: Steps, x: Tensor) -> Tensor:
+def scaled_reads_of_channels(m, x):
     """Multiply the norm by a constant after the channels came first again."""
     for k in range(3):
         y = m.norms[k](x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
@@ -292,21 +286,21 @@ def scaled_reads_of_channels(m: Steps, x: Tensor) -> Tensor:
     return x
 
 
-def scaled_branch_norms(m: Steps, x: Tensor) -> Tensor:
+def scaled_branch_norms(m, x):
     """Scale the output's norm, which has no weight, where it is added."""
     for k in range(4):
         x = x + m.gammas[k].view(-1) * m.bare(m.mlps[k](m.norms[k](x)))
     return x
 
 
-def sums_of_normed_sublayers(m: Steps, x: Tensor) -> Tensor:
+def sums_of_normed_sublayers(m, x):
     """Add a sum of two sublayers with norms of their own."""
     for k in range(2):
         x = m.outer(lambda x, k=k: sum([m.mlps[j](m.norms[j](x)) for j in (2 * k, 2 * k + 1)]), x) + x
     return x
 
 
-def orthogonal_updates(m: Steps, x: Tensor) -> Tensor:
+def orthogonal_updates(m, x):
     """Add the part of the output that is orthogonal to the stream."""
     for k in range(4):
         y, u = m.mlps[k](m.norms[k](x)), F.normalize(x, dim=-1)
@@ -314,7 +308,7 @@ def orthogonal_updates(m: Steps, x: Tensor) -> Tensor:
     return x
 
 
-def orthogonal_updates_of_one_norm(m: Steps, x: Tensor) -> Tensor:
+def orthogonal_updates_of_one_norm(m, x):
     """Read through the same kind of norm as the projection."""
     for k in range(4):
         y, u = m.mlps[k](F.normalize(x, dim=-1) * m.gammas[k]), F.normalize(x, dim=-1)
@@ -322,10 +316,10 @@ def orthogonal_updates_of_one_norm(m: Steps, x: Tensor) -> Tensor:
     return x
 
 
-def norms_of_channels(m: Steps, x: Tensor) -> Tensor:
+def norms_of_channels(m, x):
     """Normalize the channels of an image by their variance and mean, as NesT."""
 
-    def norm(k: int, x: Tensor) -> Tensor:
+    def norm(k, x):
         var, mean = x.var(1, unbiased=False, keepdim=True), x.mean(1, keepdim=True)
         return (x - mean) / (var + 1e-5).sqrt() * m.gammas[k].view(-1, 1, 1) + m.shifts[k].view(-1, 1, 1)
 

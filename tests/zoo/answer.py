@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-
-from torch import Tensor, nn
 
 from addnorm import Learned, Row
-from support.answers import ANY, Answer, Stream, stream
+from support.answers import ANY, Answer, stream
 from support.families import Model, ids
 
 __all__ = ["ANY", "BARE", "IN", "NUMBER", "VECTOR", "Model", "Package", "make", "model", "refuse", "stream", "tokens"]
@@ -43,29 +39,29 @@ class Package:
     remark: str = ""
 
 
-def refuse(name: str, make: Callable[[], nn.Module], inputs: Callable[[], Any], why: str, code: str) -> Model:
+def refuse(name, make, inputs, why, code):
     """Return a model that no rows describe."""
     return Model(name, make, inputs, Answer((), why, has_adds=False), code)
 
 
 def model(
-    name: str,
-    make: Callable[[], nn.Module],
-    inputs: Callable[[], Any],
-    *streams: Stream,
-    code: str,
-    also: tuple[Stream, ...] = (),
-) -> Model:
+    name,
+    make,
+    inputs,
+    *streams,
+    code,
+    also=(),
+):
     """Return a model with these streams, or with other ones that the code admits as well."""
     return Model(name, make, inputs, Answer(streams, also=also), code)
 
 
-def tokens() -> tuple[Tensor, ...]:
+def tokens():
     """Return the ids of two sequences."""
     return (ids(),)
 
 
-def make(path: str, *args: Any, **options: Any) -> Callable[[], nn.Module]:
+def make(path, *args, **options):
     """Return a function that imports a class and makes an object of it: `make("timm.models.cait:Cait", depth=2)`."""
     module, _, name = path.partition(":")
     return lambda: getattr(importlib.import_module(module), name)(*args, **options)

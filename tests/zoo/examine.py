@@ -6,8 +6,6 @@ A line with the model's name is printed before it is examined, so that the paren
 The stage "inspect" is `inspect`, `record`, `decompose` and `ablate`; "fuse" is `fuse`, which takes most of the time.
 """
 
-from __future__ import annotations
-
 import importlib.machinery
 import json
 import signal
@@ -15,13 +13,11 @@ import sys
 import time
 import types
 import warnings
-from typing import Any
 
 import torch
 
 import addnorm
 from support.judge import judge
-from zoo.answer import Model, Package
 from zoo.packages import load
 from zoo.use import attempt, check_fuse, use
 
@@ -29,12 +25,12 @@ from zoo.use import attempt, check_fuse, use
 class Stub(types.ModuleType):
     """Module whose names are all None; it takes the place of a module that the models do not use."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name):
         super().__init__(name)
-        self.__path__: list[str] = []
+        self.__path__ = []
         self.__spec__ = importlib.machinery.ModuleSpec(name, None)
 
-    def __getattr__(self, name: str) -> None:
+    def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
 
@@ -43,11 +39,11 @@ class OutOfTime(BaseException):
     """The time of a model is up; no Exception, which torch.compile and the models may catch."""
 
 
-def prepare(package: Package) -> None:
+def prepare(package):
     """Let the package import: the operators of torchvision's and torchaudio's CUDA builds are missing, and no model uses them."""
     register = torch.library.register_fake
 
-    def register_fake(name: Any, *args: Any, **options: Any) -> Any:
+    def register_fake(name, *args, **options):
         if isinstance(name, str) and name.startswith("torchvision::"):
             return lambda function: function
         return register(name, *args, **options)
@@ -57,7 +53,7 @@ def prepare(package: Package) -> None:
         sys.modules[name] = Stub(name)
 
 
-def examine(model: Model) -> dict[str, Any]:
+def examine(model):
     """Return what `inspect` says of a model, the verdict, and the results of the other functions."""
     module, args, kwargs = model.build()
     answer = model.answer
@@ -67,7 +63,7 @@ def examine(model: Model) -> dict[str, Any]:
     row = {"model": model.name, "expected": "none: " + answer.reason if answer.reason else ", ".join(names)}
     found = None
 
-    def run() -> str:
+    def run():
         nonlocal found
         found = addnorm.inspect(module, *args, **kwargs)
         return "ok"
@@ -92,7 +88,7 @@ def examine(model: Model) -> dict[str, Any]:
     return row | dict(use(module, model.arguments, found))
 
 
-def main(name: str, stage: str, seconds: str, *names: str) -> None:
+def main(name, stage, seconds, *names):
     """Examine the models of a package."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -121,7 +117,7 @@ def main(name: str, stage: str, seconds: str, *names: str) -> None:
             print(json.dumps(row | {"seconds": round(time.perf_counter() - started, 1)}), flush=True)
 
 
-def _stop(signum: int, frame: object) -> None:
+def _stop(signum, frame):
     raise OutOfTime
 
 

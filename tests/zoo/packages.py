@@ -1,34 +1,30 @@
 """The packages of the zoo, and the environment of each: a folder of its own, found before the project's own environment."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 from zoo import answers
-from zoo.answer import Package
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENTS = ROOT / "build" / "zoo"
 
 
-def load() -> dict[str, Package]:
+def load():
     """Return the packages by name."""
     return {name: module.PACKAGE for name, module in modules().items()}
 
 
-def modules() -> dict[str, ModuleType]:
+def modules():
     """Return the modules with the answers, by the name of the package."""
     names = [f"{answers.__name__}.{module.name}" for module in pkgutil.iter_modules(answers.__path__)]
     return {module.PACKAGE.name: module for module in map(importlib.import_module, names)}
 
 
-def install(package: Package) -> Path:
+def install(package):
     """Install a package and its requirements into a folder of its own and return it; do nothing if that was done before or is not needed."""
     folder, done = ENVIRONMENTS / package.name, ENVIRONMENTS / f"{package.name}.txt"
     text = "\n".join(package.requirements)

@@ -1,14 +1,8 @@
 """benchmarks/results/zoo.json and docs/zoo.md: what `inspect` says of the models of other packages."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
-
-from zoo.answer import Package
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "zoo.json"
@@ -31,7 +25,7 @@ own. Those of transformers are the families of the tests. The default tests use 
 """
 
 
-def write(rows: list[dict[str, Any]], packages: dict[str, Package]) -> None:
+def write(rows, packages):
     """Write both files, with the rows in the order of the answers."""
     order = {
         (name, model.name): k for k, (name, model) in enumerate((n, m) for n, p in packages.items() for m in p.models)
@@ -49,13 +43,13 @@ def write(rows: list[dict[str, Any]], packages: dict[str, Package]) -> None:
     print(summarize(plain))
 
 
-def summarize(rows: Iterable[dict[str, Any]]) -> str:
+def summarize(rows):
     """Return the number of each verdict as a sentence."""
     count = Counter(row["verdict"] for row in rows)
     return f"{count.total()} models: " + ", ".join(f"{count[word]} {word}" for word in WORDS if count[word]) + "."
 
 
-def render(rows: list[dict[str, Any]]) -> str:
+def render(rows):
     """Return the page."""
     crashes = [
         f"{row['package']}, {row['model']}: {use}" + f" is {row[use]}" * row[use].startswith(LATE)
@@ -84,11 +78,11 @@ def render(rows: list[dict[str, Any]]) -> str:
     return "\n".join(parts) + "\n"
 
 
-def _is_fine(result: str) -> bool:
+def _is_fine(result):
     return not result.startswith(("crash", "wrong", LATE, NOT_RUN))
 
 
-def _render_counts(rows: list[dict[str, Any]]) -> str:
+def _render_counts(rows):
     lines = [
         "",
         "| package | version | models | " + " | ".join(WORDS) + " |",
@@ -105,7 +99,7 @@ def _render_counts(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _render_row(row: dict[str, Any]) -> str:
+def _render_row(row):
     names = row.get("wiring")
     said = ", ".join(name or "no name" for name in names) if names else ("no stream" if names is not None else "")
     closure = row.get("closure")
@@ -114,7 +108,7 @@ def _render_row(row: dict[str, Any]) -> str:
     return f"| {row['model']} | {_cell(row.get('expected', ''))} | {said} | {number} | {row['verdict']}{detail} |"
 
 
-def _cell(text: str, length: int = 300) -> str:
+def _cell(text, length=300):
     """Return text that fits into a cell of a Markdown table."""
     text = " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
     return text if len(text) <= length else text[: length - 1] + "…"

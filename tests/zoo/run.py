@@ -7,8 +7,6 @@ on where it was. `fuse` is a stage of its own, since it takes most of the time. 
 when their source or an answer changes, those of `fuse` when the source of `fusion/` changes; --again drops both.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json
@@ -16,16 +14,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 from zoo import page
-from zoo.answer import Package
 from zoo.packages import ENVIRONMENTS, ROOT, install, load, modules
 
 STAGES = {"inspect": ("addnorm",), "fuse": ("addnorm/fusion", "addnorm/ops")}
 
 
-def main() -> None:
+def main():
     """Examine all packages and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", help="name of a package; may be repeated")
@@ -53,12 +49,12 @@ def main() -> None:
     page.write(merge(), packages)
 
 
-def kept(stage: str) -> Path:
+def kept(stage):
     """Return the file with the results of a stage."""
     return ENVIRONMENTS / f"{stage}.jsonl"
 
 
-def fingerprint(stage: str, package: str) -> str:
+def fingerprint(stage, package):
     """Return a hash of the code that a stage examines, and of the code that examines it."""
     files = [file for folder in STAGES[stage] for file in (ROOT / "src" / folder).rglob("*.py")]
     zoo = ROOT / "tests" / "zoo"
@@ -71,18 +67,18 @@ def fingerprint(stage: str, package: str) -> str:
     return digest.hexdigest()[:16]
 
 
-def read(stage: str) -> list[dict[str, Any]]:
+def read(stage):
     """Return the kept results of a stage."""
     return [json.loads(line) for line in kept(stage).read_text().splitlines()] if kept(stage).exists() else []
 
 
-def merge() -> list[dict[str, Any]]:
+def merge():
     """Return one row for each model, with the results of both stages."""
     fused = {(row["package"], row["model"]): row.get("fuse", f"crash: {row.get('detail')}") for row in read("fuse")}
     return [row | {"fuse": fused.get((row["package"], row["model"]), "not run")} for row in read("inspect")]
 
 
-def examine(package: Package, todo: list[str], seconds: int, source: str, stage: str) -> None:
+def examine(package, todo, seconds, source, stage):
     """Examine models of a package in processes of its environment and keep each result."""
     folder = install(package)
     paths = [str(folder), str(ROOT / "tests"), str(ROOT / "src")]
@@ -112,7 +108,7 @@ def examine(package: Package, todo: list[str], seconds: int, source: str, stage:
             todo.remove(name)
 
 
-def keep(row: dict[str, Any], package: Package, source: str, stage: str) -> None:
+def keep(row, package, source, stage):
     """Append a result."""
     with kept(stage).open("a") as file:
         file.write(json.dumps({"package": package.name, **row, "source": source}) + "\n")

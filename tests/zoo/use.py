@@ -1,29 +1,21 @@
 """The other functions on a model: each must give a right result or refuse in a sentence."""
 
-from __future__ import annotations
-
 import linecache
 import math
 import traceback
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 import addnorm
-from addnorm.stream.find.inspection import Inspection
 
 OWN = str(Path(addnorm.__file__).parent)
 TOLERANCE = 1e-4  # of outputs of models whose layers are a few; float32 and another order of the same sums
 
 
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-
-
-def call(model: nn.Module, arguments: Arguments) -> list[Tensor]:
+def call(model, arguments):
     """Return the floating-point tensors of the model's output."""
     args, kwargs = arguments
     result = model(*args, **kwargs)
@@ -31,7 +23,7 @@ def call(model: nn.Module, arguments: Arguments) -> list[Tensor]:
     return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
 
 
-def attempt(function: Callable[..., str], *args: Any) -> str:
+def attempt(function, *args):
     """Return what a function returns, its refusal in a sentence, or that it crashed."""
     try:
         return function(*args)
@@ -45,7 +37,7 @@ def attempt(function: Callable[..., str], *args: Any) -> str:
         return f"crash: {text} ({Path(last.filename).name}:{last.lineno})"
 
 
-def check_record(model: nn.Module, arguments: Arguments) -> str:
+def check_record(model, arguments):
     """Record a forward and, if the model has one in eval mode, a backward; the outputs must keep their bits."""
     torch.manual_seed(0)
     expected = call(model, arguments)
@@ -66,13 +58,13 @@ def check_record(model: nn.Module, arguments: Arguments) -> str:
     return f"wrong: {bad[0]}" if bad else "ok"
 
 
-def _backward(outputs: list[Tensor]) -> None:
+def _backward(outputs):
     loss = sum((t.square().mean() for t in outputs if t.requires_grad), torch.zeros(()))
     if loss.requires_grad:
         loss.backward()
 
 
-def check_decompose(model: nn.Module, arguments: Arguments, found: Inspection) -> str:
+def check_decompose(model, arguments, found):
     """Decompose each stream; the components must add up to it."""
     args, kwargs = arguments
     for stream in found.streams:
@@ -85,7 +77,7 @@ def check_decompose(model: nn.Module, arguments: Arguments, found: Inspection) -
     return "ok" if found.streams else "no stream"
 
 
-def check_ablate(model: nn.Module, arguments: Arguments, found: Inspection) -> str:
+def check_ablate(model, arguments, found):
     """Scale the writes of the first and the last site by one, which changes nothing, and by zero, which changes the outputs."""
     with torch.no_grad():
         expected = call(model, arguments)
@@ -99,7 +91,7 @@ def check_ablate(model: nn.Module, arguments: Arguments, found: Inspection) -> s
     return "ok" if found.sites else "no sites"
 
 
-def check_fuse(model: nn.Module, arguments: Arguments) -> str:
+def check_fuse(model, arguments):
     """Fuse and unfuse; the outputs must agree."""
     with torch.no_grad():
         expected = call(model, arguments)
@@ -113,14 +105,14 @@ def check_fuse(model: nn.Module, arguments: Arguments) -> str:
     return "ok" if _distance(restored, expected) == 0 else "wrong: unfuse does not restore the outputs"
 
 
-def _distance(actual: list[Tensor], expected: list[Tensor]) -> float:
+def _distance(actual, expected):
     """Return the largest relative distance of two lists of tensors."""
     return max(
         (float((a - b).norm() / b.norm().clamp(min=1e-20)) for a, b in zip(actual, expected, strict=True)), default=0.0
     )
 
 
-def use(model: nn.Module, arguments: Callable[[], Arguments], found: Inspection | None) -> Iterator[tuple[str, str]]:
+def use(model, arguments, found):
     """Yield the name of each function that uses an inspection, and its result."""
     yield "record", attempt(check_record, model, arguments())
     for name, check in (("decompose", check_decompose), ("ablate", check_ablate)):

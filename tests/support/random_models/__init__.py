@@ -7,8 +7,6 @@ and rows are in files of their own; chains.py composes models of one stream, con
 others, claims.py those about which false claims are easy. support/judge.py compares an inspection with the answer, numbers.py the other tools with numbers by hand.
 """
 
-from __future__ import annotations
-
 import random
 
 import torch
@@ -26,7 +24,7 @@ NAMES = [*CONSTRUCTS]
 CHAINS = "chain"
 
 
-def random_model(seed: int) -> RandomModel:
+def random_model(seed):
     """Return the model of a seed, in evaluation mode, with random parameters.
 
     Even seeds are chains; odd seeds go through the other constructs in turn.
@@ -43,7 +41,7 @@ def random_model(seed: int) -> RandomModel:
     return result
 
 
-def seeds_of(name: str, count: int) -> range:
+def seeds_of(name, count):
     """Return the first seeds of a construct, or of chains."""
     if name == CHAINS:
         return range(0, 2 * count, 2)

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from support.answers import ANY, Answer, Stream
 from support.random_models.layouts import Layout, Sizes
 from support.random_models.model import RandomModel, Trace
 from support.random_models.norms import SpelledNorm, draw_norm
-from support.random_models.rows import RULES, Plan, Rule
+from support.random_models.rows import RULES
 from support.random_models.steps import Step, draw_add, propagate
 from support.random_models.sublayers import draw_sublayer
-
-__all__ = ["Chain", "Options", "build_chain", "draw_options"]
 
 VOCAB = 31
 
@@ -81,14 +78,14 @@ ENDS = (
 STRUCTURES = ("blocks", "residual modules", "one module", "delayed")
 
 
-def draw_sizes(rng: random.Random) -> Sizes:
+def draw_sizes(rng):
     """Return sizes that are all different, except in some models: as many tokens as features."""
     if rng.random() < 0.1:
         return Sizes(3, 2, 4, 8)
     return rng.choice((Sizes(3, 2, 3, 16), Sizes(2, 1, 5, 12), Sizes(2, 2, 2, 8), Sizes(5, 2, 2, 16)))
 
 
-def draw_options(rng: random.Random) -> Options:
+def draw_options(rng):
     """Return random choices."""
     sizes = draw_sizes(rng)
     name = rng.choice([*RULES])
@@ -107,7 +104,7 @@ def draw_options(rng: random.Random) -> Options:
     return options
 
 
-def _resolve(rng: random.Random, options: Options, layout: str) -> None:
+def _resolve(rng, options, layout):
     """Replace choices that exclude each other, and name the constructs."""
     sizes = options.sizes
     if options.begin == "class token" and layout.startswith("image"):
@@ -148,7 +145,7 @@ def _resolve(rng: random.Random, options: Options, layout: str) -> None:
 class Chain(nn.Module):
     """Model of one stream: a beginning, layers of steps, an end."""
 
-    def __init__(self, rng: random.Random, options: Options) -> None:
+    def __init__(self, rng, options):
         super().__init__()
         self.options = options
         sizes, first, last = options.sizes, options.layouts[0], options.layouts[-1]
@@ -178,11 +175,11 @@ class Chain(nn.Module):
         self.other = self.make_norm(last) if "another" in options.end else None
         self.head = nn.Linear(d, 5) if options.end in ("head", "mean", "token") or self.other is not None else None
 
-    def make_norm(self, layout: Layout) -> SpelledNorm:
+    def make_norm(self, layout):
         spelling, eps = self.options.norm
         return SpelledNorm(spelling, layout, self.options.sizes.features, eps)
 
-    def make_steps(self, plans: list[Plan], makes: list, adds: list[str], layout: Layout) -> list[Step]:
+    def make_steps(self, plans, makes, adds, layout):
         shared = nn.Parameter(torch.ones(())) if plans[0].is_shared else None
         steps = []
         for plan, make, add in zip(plans, makes, adds, strict=True):
@@ -190,7 +187,7 @@ class Chain(nn.Module):
             steps.append(Step(plan, make(layout), self.make_norm, add if can_shift else "x + f", shared))
         return steps
 
-    def start(self, x: Tensor) -> Tensor:
+    def start(self, x):
         """Return x_0 in the canonical layout, before its norm."""
         match self.options.begin:
             case "input":
@@ -211,7 +208,7 @@ class Chain(nn.Module):
                 return self.embed(x) * self.options.sizes.features**0.5
         return self.embed(x)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         layouts = self.options.layouts
         x = layouts[0].apply(self.start(x))
         x = x if self.first is None else self.first(x)
@@ -226,9 +223,9 @@ class Chain(nn.Module):
                 x = layer(x)
         return self.finish(x)
 
-    def run_delayed(self, x: Tensor) -> Tensor:
+    def run_delayed(self, x):
         """Return the output where each write is added just before the next norm."""
-        step: Step | None = None
+        step = None
         pending = x
         for layer in self.layers:
             for after in layer.steps:
@@ -237,7 +234,7 @@ class Chain(nn.Module):
         assert step is not None
         return self.finish(step.sum(x, pending))
 
-    def finish(self, x: Tensor) -> Tensor:
+    def finish(self, x):
         """Return the model's output from x_L."""
         layout = self.options.layouts[-1]
         end = self.options.end
@@ -253,7 +250,7 @@ class Chain(nn.Module):
         x = {"mean": lambda t: t.mean(1), "token": lambda t: t[:, 0]}.get(end, lambda t: t)(x)
         return x if self.head is None or end.startswith("norm") else self.head(x)
 
-    def trace(self, x: Tensor, without: int | None = None) -> Trace:
+    def trace(self, x, without=None):
         """Return the values by hand."""
         x = self.start(x)
         x = x if self.first is None else self.first.by_hand(x)
@@ -264,7 +261,7 @@ class Chain(nn.Module):
             parts = propagate(step, parts, sites[-1])
         return Trace(start, sites, self.end_by_hand(x), parts)
 
-    def end_by_hand(self, x: Tensor) -> Tensor:
+    def end_by_hand(self, x):
         end = self.options.end
         if end in ("norm of a token", "norm of the mean"):
             assert self.last is not None
@@ -276,9 +273,9 @@ class Chain(nn.Module):
         x = x.mean(1) if end == "mean" else x[:, 0] if end == "token" else x
         return x if self.head is None or end.startswith("norm") else self.head(x)
 
-    def answer(self) -> Stream:
+    def answer(self):
         """Return the answer of the stream."""
-        rule: Rule = RULES[self.options.rule]
+        rule = RULES[self.options.rule]
         shared = self.options.shared
         sites = [
             step.answer(f"layers.{0 if shared else n}.steps.{k}")
@@ -297,18 +294,18 @@ class Chain(nn.Module):
 class Layer(nn.Module):
     """Layer whose steps run in its own forward, or as modules."""
 
-    def __init__(self, steps: list[Step], options: Options) -> None:
+    def __init__(self, steps, options):
         super().__init__()
         self.steps = nn.ModuleList(steps)
         self.structure = options.structure
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         for step in self.steps:
             x = step(x) if self.structure == "residual modules" else step.run(x)
         return x
 
 
-def make_input(options: Options, generator: torch.Generator) -> Tensor:
+def make_input(options, generator):
     """Return the input of a chain."""
     sizes = options.sizes
     tokens = sizes.tokens - (options.begin == "class token")
@@ -319,7 +316,7 @@ def make_input(options: Options, generator: torch.Generator) -> Tensor:
     return torch.randn(shape, generator=generator)
 
 
-def build_chain(rng: random.Random, seed: int) -> RandomModel:
+def build_chain(rng, seed):
     """Return a random chain."""
     options = draw_options(rng)
     model = Chain(rng, options)

@@ -1,29 +1,21 @@
 """Constructs about which false claims are easy: state, moved features, norms of other formulas, masks, guards, ends, and sums beside
 the stream."""
 
-from __future__ import annotations
-
 import functools
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 from support.answers import Norm
 from support.random_models.constructs import construct
-from support.random_models.graphs import POST, Graph, Kit, flatten, through
-from support.random_models.model import RandomModel, TracedSite
-from support.random_models.steps import Step
-
-Change = Callable[..., Tensor]
+from support.random_models.graphs import POST, Graph, flatten, through
 
 # --- state ----------------------------------------------------------------------------------------------------------------
 
 
-def scale_tokens(tokens: int, d: int) -> Tensor:
+def scale_tokens(tokens, d):
     """Return a table that scales what sublayers read, one number for each token and feature."""
     return 1 + 0.1 * torch.sin(torch.arange(tokens)[:, None] + torch.arange(d) / d)
 
@@ -31,14 +23,14 @@ def scale_tokens(tokens: int, d: int) -> Tensor:
 class Table(nn.Module):
     """Cache of a table, filled when it is first used: in a buffer, an attribute, a container, or a functools cache."""
 
-    def __init__(self, how: str, d: int) -> None:
+    def __init__(self, how, d):
         super().__init__()
         self.how, self.d, self.length = how, d, 0
         self.register_buffer("rows", torch.zeros(64, d), persistent=False)
-        self.known: dict[int, Tensor] = {}
+        self.known = {}
         self.cached = functools.cache(lambda tokens: scale_tokens(tokens, d))
 
-    def forward(self, tokens: int) -> Tensor:
+    def forward(self, tokens):
         if self.how == "functools":
             return self.cached(tokens)
         if self.how == "dict":
@@ -56,17 +48,17 @@ class Table(nn.Module):
 
 
 @construct("state: a table filled in the first call")
-def filled_table(kit: Kit) -> RandomModel:
+def filled_table(kit):
     """Build pre-LN whose sublayers scale what they read by a cached table, as rotary embeddings do."""
     layers, last = kit.layers(), kit.norm()
     tables = nn.ModuleList(
         Table(kit.rng.choice(("buffer", "attribute", "dict", "functools")), kit.d) for _ in flatten(layers)
     )
 
-    def step(model: Any, k: int, part: Step, x: Tensor) -> Tensor:
+    def step(model, k, part, x):
         return x + part.f(part.norm_in(x) * model.tables[k](x.shape[1]))
 
-    def by_hand(model: Any, k: int, part: Step, x: Tensor) -> TracedSite:
+    def by_hand(model, k, part, x):
         site = part.by_hand(x)
         site.raw = site.write = part.f.by_hand(site.read * scale_tokens(x.shape[1], kit.d).double())
         return site
@@ -78,11 +70,11 @@ def filled_table(kit: Kit) -> RandomModel:
 # --- between the layers ---------------------------------------------------------------------------------------------------
 
 
-def _between(kit: Kit, change: Change, *inputs: Tensor, reason: str = "", is_traced: bool = True) -> RandomModel:
+def _between(kit, change, *inputs, reason="", is_traced=True):
     """Build pre-LN whose stream is changed once, between two layers: a part of the row before."""
     layers, last = kit.layers(), kit.norm()
 
-    def between(model: Any, n: int, x: Tensor, *inputs: Tensor) -> Tensor:
+    def between(model, n, x, *inputs):
         return change(x, *inputs) if n == 1 else x
 
     facts = {"reason": reason} if reason else {}
@@ -94,10 +86,10 @@ def _between(kit: Kit, change: Change, *inputs: Tensor, reason: str = "", is_tra
 
 
 @construct("features change places")
-def moved_features(kit: Kit) -> RandomModel:
+def moved_features(kit):
     """Build pre-LN whose features are moved between two layers, which no row expresses."""
     half, order = kit.d // 2, torch.randperm(kit.d, generator=kit.generator)
-    changes: tuple[Change, ...] = (
+    changes = (
         lambda x: x.flip(-1),
         lambda x: x.roll(1, -1),
         lambda x: x.roll(half, -1),
@@ -114,8 +106,8 @@ def moved_features(kit: Kit) -> RandomModel:
 
 
 @construct("stream masked by its data")
-def masked_by_data(kit: Kit) -> RandomModel:
-    changes: tuple[Change, ...] = (
+def masked_by_data(kit):
+    changes = (
         lambda x: x * (x > 0),
         lambda x: torch.where(x > 0, x, torch.zeros_like(x)),
         lambda x: x.masked_fill(x < 0, 0.0),
@@ -127,12 +119,12 @@ def masked_by_data(kit: Kit) -> RandomModel:
 
 
 @construct("stream masked by token")
-def masked_by_token(kit: Kit) -> RandomModel:
+def masked_by_token(kit):
     """Build pre-LN whose padded tokens become zero between two layers, as in text-to-speech models."""
     mask = (torch.arange(kit.sizes.tokens) < kit.sizes.tokens - 1)[None, :, None].repeat(kit.sizes.batch, 1, 1)
     mask[0] = True
     is_first = kit.rng.random() < 0.5  # the features, as in models of speech
-    change: Change = kit.rng.choice((
+    change = kit.rng.choice((
         lambda x, mask: x * mask,
         lambda x, mask: x * mask.to(x),
         lambda x, mask: x.masked_fill(~mask, 0.0),
@@ -143,9 +135,9 @@ def masked_by_token(kit: Kit) -> RandomModel:
 
 
 @construct("guard that does not bind")
-def unreached_guard(kit: Kit) -> RandomModel:
+def unreached_guard(kit):
     """Build pre-LN with a bound that no value of the stream reaches."""
-    changes: tuple[Change, ...] = (
+    changes = (
         lambda x: x.clamp(-1e4, 1e4),
         torch.nan_to_num,
         lambda x: torch.where(x.isfinite(), x, torch.zeros_like(x)),
@@ -158,7 +150,7 @@ def unreached_guard(kit: Kit) -> RandomModel:
 
 # --- norms ----------------------------------------------------------------------------------------------------------------
 
-OWN_FORMULAS: dict[str, Change] = {
+OWN_FORMULAS = {
     "a power": lambda x: x * (x.square().mean(-1, keepdim=True) + 1e-5) ** -0.45,
     "mean magnitude": lambda x: x / (x.abs().mean(-1, keepdim=True) + 1e-5),
     "largest magnitude": lambda x: x / (x.abs().amax(-1, keepdim=True) + 1e-5),
@@ -170,24 +162,24 @@ OWN_FORMULAS: dict[str, Change] = {
 class OwnNorm(nn.Module):
     """Norm of another formula."""
 
-    def __init__(self, formula: str, d: int) -> None:
+    def __init__(self, formula, d):
         super().__init__()
         self.formula, self.weight = formula, nn.Parameter(torch.ones(d))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return OWN_FORMULAS[self.formula](x) * self.weight
 
 
 @construct("norm of another formula")
-def own_norm(kit: Kit) -> RandomModel:
+def own_norm(kit):
     """Build pre-LN whose norms divide by another statistic of the token than its root mean square."""
     layers, last, how = kit.layers(), kit.norm(), kit.rng.choice([*OWN_FORMULAS])
     norms = nn.ModuleList(OwnNorm(how, kit.d) for _ in flatten(layers))
 
-    def step(model: Any, k: int, part: Step, x: Tensor) -> Tensor:
+    def step(model, k, part, x):
         return x + part.f(model.norms[k](x))
 
-    def by_hand(model: Any, k: int, part: Step, x: Tensor) -> TracedSite:
+    def by_hand(model, k, part, x):
         site = part.by_hand(x)
         site.read = model.norms[k](x)
         site.raw = site.write = part.f.by_hand(site.read)
@@ -198,12 +190,12 @@ def own_norm(kit: Kit) -> RandomModel:
 
 
 @construct("batch norm after the add")
-def batch_norm_after(kit: Kit) -> RandomModel:
+def batch_norm_after(kit):
     """Build N(x + f(x)) with a batch norm, which no row has."""
     layers = kit.layers(plan=POST)
     norms = nn.ModuleList(nn.BatchNorm1d(kit.d) for _ in flatten(layers))
 
-    def step(model: Any, k: int, part: Step, x: Tensor) -> Tensor:
+    def step(model, k, part, x):
         return model.norms[k]((x + part.f(x)).mT).mT
 
     return kit.loop(layers, step, facts={"reason": "a batch norm follows each add"}, norms=norms)
@@ -213,9 +205,9 @@ def batch_norm_after(kit: Kit) -> RandomModel:
 
 
 @construct("final norm of cut, reordered or joined tokens")
-def final_norm_of_tokens(kit: Kit) -> RandomModel:
+def final_norm_of_tokens(kit):
     layers, last = kit.layers(), kit.norm()
-    change: Change = kit.rng.choice((
+    change = kit.rng.choice((
         lambda x: x[:, 1:],
         lambda x: x[:, -1],
         lambda x: x.flip(1),
@@ -228,13 +220,13 @@ def final_norm_of_tokens(kit: Kit) -> RandomModel:
 
 
 @construct("sums beside the stream")
-def sums_beside(kit: Kit) -> RandomModel:
+def sums_beside(kit):
     """Build pre-LN whose outputs are refined outside of the stream: boxes, forecasts, two towers' scores."""
     layers, last = kit.layers(), kit.norm()
     heads = nn.ModuleList(nn.Linear(kit.d, 4) for _ in layers)
     how = kit.rng.choice(("boxes", "residual of the input", "forecasts"))
 
-    def run(model: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    def run(model, x):
         out, begin = torch.zeros(*x.shape[:2], 4), x[..., :4]
         for layer, head in zip(model.layers, model.heads, strict=True):
             x = through(layer, x)

@@ -1,33 +1,26 @@
 """Constructs besides chains: one function for each, from a kit to a random model with its answer."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import addnorm
 from addnorm import Row, wirings
 from support.answers import Norm, Site
 from support.random_models.graphs import POST, PRE, Graph, Kit, flatten, through
-from support.random_models.model import RandomModel, Trace, TracedSite
+from support.random_models.model import Trace, TracedSite
 from support.random_models.rows import Plan
-from support.random_models.steps import Step
 from support.random_models.sublayers import Mlp
 
-__all__ = ["CONSTRUCTS"]
-
-CONSTRUCTS: dict[str, Callable[[Kit], RandomModel]] = {}
+CONSTRUCTS = {}
 SKIP = Site("", "", None, role="skip")
 
 
-def construct(name: str) -> Callable[[Callable[[Kit], RandomModel]], Callable[[Kit], RandomModel]]:
+def construct(name):
     """Register a function under the name of its construct."""
 
-    def register(make: Callable[[Kit], RandomModel]) -> Callable[[Kit], RandomModel]:
+    def register(make):
         CONSTRUCTS[name] = make
         return make
 
@@ -38,9 +31,9 @@ def construct(name: str) -> Callable[[Callable[[Kit], RandomModel]], Callable[[K
 
 
 @construct("parallel sublayers")
-def parallel(kit: Kit) -> RandomModel:
+def parallel(kit):
     norms = kit.rng.choice((1, 2))
-    add: Callable[[Tensor, Tensor, Tensor], Tensor] = kit.rng.choice((
+    add = kit.rng.choice((
         lambda x, a, f: x + a + f,
         lambda x, a, f: x + (a + f),
         lambda x, a, f: a + f + x,
@@ -49,13 +42,13 @@ def parallel(kit: Kit) -> RandomModel:
     ))  # fmt: skip
     layers, last = kit.layers(), kit.norm()
 
-    def run(model: Any, x: Tensor) -> Tensor:
+    def run(model, x):
         for one, two in model.layers:
             first = one.norm_in(x)
             x = add(x, one.f(first), two.f(two.norm_in(x) if norms == 2 else first))
         return model.last(x)
 
-    def trace(model: Any, x: Tensor, without: int | None = None) -> Trace:
+    def trace(model, x, without=None):
         start, sites = x, []
         for one, two in model.layers:
             first = one.norm_in.by_hand(x)
@@ -77,9 +70,9 @@ def parallel(kit: Kit) -> RandomModel:
 
 
 @construct("residual added twice")
-def doubled(kit: Kit) -> RandomModel:
+def doubled(kit):
     """Build 2 x + f(N(x)) as a sum of three terms."""
-    add: Callable[[Tensor, Tensor], Tensor] = kit.rng.choice((
+    add = kit.rng.choice((
         lambda x, f: (x + f) + x,
         lambda x, f: x + (x + f),
         lambda x, f: x + x + f,
@@ -92,10 +85,10 @@ def doubled(kit: Kit) -> RandomModel:
 
 
 @construct("B2T")
-def bottom_to_top(kit: Kit) -> RandomModel:
+def bottom_to_top(kit):
     layers = kit.layers(plan=POST)
 
-    def run(model: Any, x: Tensor) -> Tensor:
+    def run(model, x):
         for one, two in model.layers:
             h = one.norm_out(x + one.f(x))
             x = two.norm_out(h + two.f(h) + x)
@@ -111,10 +104,10 @@ def bottom_to_top(kit: Kit) -> RandomModel:
 
 
 @construct("ResiDual")
-def resi_dual(kit: Kit) -> RandomModel:
+def resi_dual(kit):
     layers, last = kit.layers(plan=POST), kit.norm()
 
-    def run(model: Any, x: Tensor) -> Tensor:
+    def run(model, x):
         u = v = x
         for step in flatten(model.layers):
             f = step.f(u)
@@ -126,14 +119,14 @@ def resi_dual(kit: Kit) -> RandomModel:
 
 
 @construct("addmm")
-def fused_product(kit: Kit) -> RandomModel:
+def fused_product(kit):
     """Build adds inside the last product of a feed-forward: x + h W as torch.addmm(x, h, W)."""
     layers, last = kit.layers("ff"), kit.norm()
     for step in flatten(layers):
         step.f = Mlp(kit.layout)
         step.f.down = nn.Linear(2 * kit.d, kit.d, bias=False)
 
-    def step(model: Any, k: int, part: Step, x: Tensor) -> Tensor:
+    def step(model, k, part, x):
         h = part.f.act(part.f.up(part.norm_in(x))).flatten(0, 1)
         return torch.addmm(x.flatten(0, 1), h, part.f.down.weight.T).view_as(x)
 
@@ -141,7 +134,7 @@ def fused_product(kit: Kit) -> RandomModel:
 
 
 @construct("addnorm.ResidualStack")
-def library_stack(kit: Kit) -> RandomModel:
+def library_stack(kit):
     """Build a stack of this library, with its fused operators, for any of its wirings."""
     wiring = kit.rng.choice(
         [w for w in wirings.list_all() if w.is_sequential and w.name not in ("no_residual", "mix_ln")]
@@ -150,7 +143,7 @@ def library_stack(kit: Kit) -> RandomModel:
     sublayers = [kit.sublayer(letter) for _ in range(kit.num_layers) for letter in "af"]
     stack = addnorm.ResidualStack(sublayers, kit.d, wiring, norm=norm, eps=eps)
 
-    def answer(has_norm: bool) -> Norm | None:
+    def answer(has_norm):
         return Norm("", norm, eps) if has_norm else None
 
     sites = [
@@ -164,19 +157,19 @@ def library_stack(kit: Kit) -> RandomModel:
 # --- several streams ------------------------------------------------------------------------------------------------------
 
 
-def _draw_plans(kit: Kit) -> tuple[list[Plan], list[str]]:
+def _draw_plans(kit):
     """Return the plans of two streams, and their wirings."""
     plans = kit.rng.choices((PRE, POST), k=2)
     return plans, ["pre_ln" if plan is PRE else "post_ln" for plan in plans]
 
 
 @construct("encoder and decoder")
-def encoder_decoder(kit: Kit) -> RandomModel:
+def encoder_decoder(kit):
     plans, (one, two) = _draw_plans(kit)
     encoder, decoder = kit.layers(plan=plans[0]), kit.layers("acf", plans[1])
     ends = {name: kit.norm() for name, plan in zip(("end", "last"), plans, strict=True) if plan is PRE}
 
-    def run(model: Any, source: Tensor, x: Tensor) -> Tensor:
+    def run(model, source, x):
         memory = through(flatten(model.encoder), source)
         memory = model.end(memory) if "end" in ends else memory
         for a, c, f in model.decoder:
@@ -187,22 +180,22 @@ def encoder_decoder(kit: Kit) -> RandomModel:
 
 
 @construct("two towers")
-def towers(kit: Kit) -> RandomModel:
+def towers(kit):
     plans, (one, two) = _draw_plans(kit)
     left, right = (kit.layers(plan=plan) for plan in plans)
 
-    def run(model: Any, x: Tensor, y: Tensor) -> Tensor:
+    def run(model, x, y):
         x, y = through(flatten(model.left), x), through(flatten(model.right), y)
         return x.mean(1) @ y.mean(1).mT
 
     return kit.several(run, ("left", one, ""), ("right", two, ""), left=left, right=right)
 
 
-def _two_streams(kit: Kit, layer: Callable[..., tuple[Tensor, Tensor]], letters: str = "cf") -> RandomModel:
+def _two_streams(kit, layer, letters="cf"):
     """Build two pre-LN streams whose layers `layer(left, right, x, y)` runs."""
     left, right, last, end = kit.layers(letters), kit.layers(letters), kit.norm(), kit.norm()
 
-    def run(model: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def run(model, x, y):
         for one, two in zip(model.left, model.right, strict=True):
             x, y = layer(one, two, x, y)
         return model.last(x), model.end(y)
@@ -213,8 +206,8 @@ def _two_streams(kit: Kit, layer: Callable[..., tuple[Tensor, Tensor]], letters:
 
 
 @construct("two streams that read each other")
-def crossing(kit: Kit) -> RandomModel:
-    def layer(one: Any, two: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def crossing(kit):
+    def layer(one, two, x, y):
         x, y = one[0].run(x, y), two[0].run(y, x)
         return one[1].run(x), two[1].run(y)
 
@@ -222,8 +215,8 @@ def crossing(kit: Kit) -> RandomModel:
 
 
 @construct("two streams in turn")
-def in_turn(kit: Kit) -> RandomModel:
-    def layer(one: Any, two: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def in_turn(kit):
+    def layer(one, two, x, y):
         x = one[1].run(one[0].run(x, y))
         return x, two[1].run(two[0].run(y, x))
 
@@ -231,8 +224,8 @@ def in_turn(kit: Kit) -> RandomModel:
 
 
 @construct("joint attention of two streams")
-def joint(kit: Kit) -> RandomModel:
-    def layer(one: Any, two: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def joint(kit):
+    def layer(one, two, x, y):
         both = one[0].f(torch.cat((one[0].norm_in(x), two[0].norm_in(y)), 1))
         return one[1].run(x + both[:, : x.shape[1]]), two[1].run(y + both[:, x.shape[1] :])
 
@@ -249,11 +242,11 @@ def joint(kit: Kit) -> RandomModel:
 
 
 @construct("x_L read by another stream")
-def read_by_another(kit: Kit) -> RandomModel:
+def read_by_another(kit):
     """Build a stream whose end is read by its final norm, and before that by a sublayer of another stream through a norm."""
     layers, other, last, context, end = kit.layers(), kit.layers("cf", num_layers=2), kit.norm(), kit.norm(), kit.norm()
 
-    def run(model: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def run(model, x, y):
         x = through(flatten(model.layers), x)
         memory = model.context(x)
         for c, f in model.other:
@@ -265,14 +258,14 @@ def read_by_another(kit: Kit) -> RandomModel:
 
 
 @construct("stages of different width")
-def stages(kit: Kit) -> RandomModel:
+def stages(kit):
     one = kit.layers()
     wide = Kit(kit.rng, kit.seed, kit.name)
     wide.sizes = replace(kit.sizes, features=kit.d + 4)
     wide.layout = replace(kit.layout, sizes=wide.sizes)
     two, between, last = wide.layers(), nn.Linear(kit.d, kit.d + 4), wide.norm()
 
-    def run(model: Any, x: Tensor) -> Tensor:
+    def run(model, x):
         x = model.between(through(flatten(model.one), x))
         return model.last(through(flatten(model.two), x))
 

@@ -3,11 +3,7 @@
 PYTHONPATH=tests python -m support.random_models.counts        inspect 2,000 models, write benchmarks/results/random_models.json
 """
 
-from __future__ import annotations
-
 import warnings
-from collections.abc import Iterable
-from typing import Any
 
 import torch
 
@@ -17,16 +13,14 @@ from support.judge import judge
 from support.loading import ROOT
 from support.random_models import random_model
 
-__all__ = ["NUM_MODELS", "PATH", "count", "list_below"]
-
 PATH = ROOT / "benchmarks" / "results" / "random_models.json"
 NUM_MODELS = 2000
 STATUSES = ("right", "refused", "wrong")
 
 
-def count(seeds: Iterable[int]) -> tuple[dict[str, Any], list[str]]:
+def count(seeds):
     """Return the document of counts for models of these seeds, and a sentence for each wrong inspection."""
-    constructs: dict[str, dict[str, Any]] = {}
+    constructs = {}
     total = dict.fromkeys(("models", *STATUSES), 0)
     wrong = []
     for seed in seeds:
@@ -47,7 +41,7 @@ def count(seeds: Iterable[int]) -> tuple[dict[str, Any], list[str]]:
     return {"torch": torch.__version__, "total": total, "constructs": dict(sorted(constructs.items()))}, wrong
 
 
-def list_below(document: dict[str, Any], share: float) -> list[str]:
+def list_below(document, share):
     """Return the constructs with rows of which `inspect` is right on less than a share."""
     return [
         f"{name}: {entry['right']} of {entry['models']} right, {entry['refused']} refused"
@@ -56,7 +50,7 @@ def list_below(document: dict[str, Any], share: float) -> list[str]:
     ]  # fmt: skip
 
 
-def main() -> None:
+def main():
     """Write the file of counts and print what is wrong or below 95 %."""
     torch.set_num_threads(1)
     document, wrong = count(range(NUM_MODELS))

@@ -1,28 +1,22 @@
 """Constructs with gates and conditions, with several states, with skips, and with mistakes: rows describe few of them."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 from addnorm import Row
 from support.answers import Site
 from support.random_models.constructs import SKIP, construct
-from support.random_models.graphs import POST, PRE, Graph, Kit, flatten, through
+from support.random_models.graphs import POST, PRE, Graph, flatten, through
 from support.random_models.layouts import Layout
-from support.random_models.model import RandomModel
 from support.random_models.rows import Plan
-from support.random_models.steps import Step
 
 SANDWICH = Plan(norm_in=True, norm_branch=True)
 
 
-def _undescribed(kit: Kit, step: Callable[..., Tensor], reason: str, plan: Plan = PRE, **modules: Any) -> RandomModel:
+def _undescribed(kit, step, reason, plan=PRE, **modules):
     """Build a model whose sublayers run `step(model, k, part, x)`; no row expresses them."""
     return kit.loop(kit.layers(plan=plan), step, facts={"reason": reason}, last=kit.norm(), **modules)
 
@@ -31,10 +25,10 @@ def _undescribed(kit: Kit, step: Callable[..., Tensor], reason: str, plan: Plan 
 
 
 @construct("highway gate")
-def highway(kit: Kit) -> RandomModel:
+def highway(kit):
     how = kit.rng.choice(("t y + (1 - t) x", "x + t (y - x)", "lerp", "(1 - t) x + t y, two gates"))
 
-    def step(model: Any, k: int, part: Step, x: Tensor) -> Tensor:
+    def step(model, k, part, x):
         y = part.branch(x)
         t = torch.sigmoid(model.gates[k](x if k % 2 else part.norm_in(x)))
         match how:
@@ -51,10 +45,10 @@ def highway(kit: Kit) -> RandomModel:
 
 
 @construct("gated recurrent unit")
-def recurrent_gate(kit: Kit) -> RandomModel:
+def recurrent_gate(kit):
     is_written = kit.rng.random() < 0.5
 
-    def step(model: Any, k: int, part: Step, x: Tensor) -> Tensor:
+    def step(model, k, part, x):
         y = part.branch(x)
         if not is_written:
             return model.cells[k](y.flatten(0, 1), x.flatten(0, 1)).view_as(x)
@@ -68,31 +62,31 @@ def recurrent_gate(kit: Kit) -> RandomModel:
 
 
 @construct("gate of the stream on the write")
-def write_gate(kit: Kit) -> RandomModel:
+def write_gate(kit):
     """Build x + sigmoid(W x) f(N(x)): the write depends on the stream both with and without its norm."""
 
-    def step(model: Any, k: int, part: Step, x: Tensor) -> Tensor:
+    def step(model, k, part, x):
         return x + torch.sigmoid(model.gates[k](x)) * part.branch(x)
 
     return _undescribed(kit, step, "the sublayer reads the stream with and without its norm", gates=kit.linears())
 
 
 @construct("condition: shift and scale")
-def adaptive_norm(kit: Kit) -> RandomModel:
+def adaptive_norm(kit):
     return _conditioned(kit, 2)
 
 
 @construct("condition: shift, scale and gate")
-def adaptive_norm_zero(kit: Kit) -> RandomModel:
+def adaptive_norm_zero(kit):
     return _conditioned(kit, 3)
 
 
-def _conditioned(kit: Kit, count: int) -> RandomModel:
+def _conditioned(kit, count):
     """Build adaLN: a condition changes what sublayers read, and what they write; both are parts of the sublayer."""
     layers, last = kit.layers(), kit.norm()
     maps = nn.ModuleList(nn.Linear(5, kit.d * count) for _ in flatten(layers))
 
-    def step(model: Any, k: int, part: Step, x: Tensor, c: Tensor) -> Tensor:
+    def step(model, k, part, x, c):
         shift, scale, *gate = F.silu(model.maps[k](c))[:, None].chunk(count, -1)
         y = part.f(part.norm_in(x) * (1 + scale) + shift)
         return x + (gate[0] * y if gate else y)
@@ -103,10 +97,10 @@ def _conditioned(kit: Kit, count: int) -> RandomModel:
 
 
 @construct("condition: gate of a sandwich")
-def gated_sandwich(kit: Kit) -> RandomModel:
+def gated_sandwich(kit):
     """Build x + tanh(g(c)) N(f(N(x))) (Lumina): the second norm is no part of the sublayer."""
 
-    def step(model: Any, k: int, part: Step, x: Tensor, c: Tensor) -> Tensor:
+    def step(model, k, part, x, c):
         return x + torch.tanh(model.maps[k](c)).unsqueeze(1) * part.branch(x)
 
     maps, condition = kit.linears(inputs=5), kit.noise(kit.sizes.batch, 5)
@@ -120,11 +114,11 @@ def gated_sandwich(kit: Kit) -> RandomModel:
 
 
 @construct("hyper-connections")
-def hyper_connections(kit: Kit) -> RandomModel:
+def hyper_connections(kit):
     n, is_dynamic = kit.rng.choice((2, 3)), kit.rng.random() < 0.5
     how = kit.rng.choice(("matmul", "einsum", "list"))
 
-    def run(model: Any, x: Tensor) -> Tensor:
+    def run(model, x):
         streams = x.unsqueeze(-2).expand(*x.shape[:-1], n, kit.d)
         for k, part in enumerate(flatten(model.layers)):
             mix = model.mix[k] + (torch.tanh(streams @ model.dynamic[k].weight[:n].T) if is_dynamic else 0.0)
@@ -149,11 +143,11 @@ def hyper_connections(kit: Kit) -> RandomModel:
 
 
 @construct("reversible pair")
-def reversible(kit: Kit) -> RandomModel:
+def reversible(kit):
     layers, last = kit.layers(), kit.norm()
     how = kit.rng.choice(("two inputs", "sum", "cat"))
 
-    def run(model: Any, x: Tensor, *other: Tensor) -> Tensor:
+    def run(model, x, *other):
         a, b = x, other[0] if other else x
         joined = torch.cat((a, b), -1)
         for f, g in model.layers:
@@ -168,13 +162,13 @@ def reversible(kit: Kit) -> RandomModel:
 
 
 @construct("dense connections")
-def dense(kit: Kit) -> RandomModel:
+def dense(kit):
     """Build sublayers that read the weighted sum of all earlier states (DenseFormer)."""
     layers, last = kit.layers(), kit.norm()
     count = len(flatten(layers)) + 1
     weights = nn.ParameterList(nn.Parameter(torch.zeros(count)) for _ in range(count))
 
-    def run(model: Any, x: Tensor) -> Tensor:
+    def run(model, x):
         states = [x]
         for k, part in enumerate(flatten(model.layers)):
             states.append(part.run(x))
@@ -189,10 +183,10 @@ def dense(kit: Kit) -> RandomModel:
 
 
 @construct("long skip")
-def long_skip(kit: Kit) -> RandomModel:
+def long_skip(kit):
     layers, last = kit.layers(num_layers=3), kit.norm()
 
-    def run(model: Any, x: Tensor) -> Tensor:
+    def run(model, x):
         states = []
         for k, layer in enumerate(model.layers):
             x = x + states[1] if k == 2 else x
@@ -207,11 +201,11 @@ def long_skip(kit: Kit) -> RandomModel:
 
 
 @construct("x_0 added again")
-def first_state_again(kit: Kit) -> RandomModel:
+def first_state_again(kit):
     layers, last = kit.layers(), kit.norm()
     scales = nn.ParameterList(nn.Parameter(torch.ones(())) for _ in range(2 * len(layers)))
 
-    def change(model: Any, n: int, x: Tensor, first: Tensor) -> Tensor:
+    def change(model, n, x, first):
         return model.scales[2 * n] * x + model.scales[2 * n + 1] * first if n else x
 
     facts = {
@@ -226,11 +220,11 @@ def first_state_again(kit: Kit) -> RandomModel:
 
 
 @construct("skip by concatenation")
-def concatenated_skip(kit: Kit) -> RandomModel:
+def concatenated_skip(kit):
     """Build x = W cat(x, earlier state) in the middle (U-ViT): a new stream begins there."""
     one, two, last, join = kit.layers(num_layers=2), kit.layers(num_layers=2), kit.norm(), nn.Linear(2 * kit.d, kit.d)
 
-    def run(model: Any, x: Tensor) -> Tensor:
+    def run(model, x):
         first = through(model.one[0], x)
         x = model.join(torch.cat((through(model.one[1], first), first), -1))
         return model.last(through(flatten(model.two), x))
@@ -240,10 +234,10 @@ def concatenated_skip(kit: Kit) -> RandomModel:
 
 
 @construct("function of the stream between layers")
-def activation_between(kit: Kit) -> RandomModel:
+def activation_between(kit):
     how = kit.rng.choice((torch.relu, torch.tanh, lambda t: t.clamp(-1, 1), lambda t: t.square(), lambda t: t + 0.5))
 
-    def step(model: Any, k: int, part: Step, x: Tensor) -> Tensor:
+    def step(model, k, part, x):
         x = part.run(x)
         return how(x) if k == 1 else x
 
@@ -254,29 +248,29 @@ def activation_between(kit: Kit) -> RandomModel:
 
 
 @construct("norms in a row")
-def norms_in_a_row(kit: Kit) -> RandomModel:
+def norms_in_a_row(kit):
     more = nn.ModuleList(kit.norm() for _ in range(6))
     return _undescribed(kit, lambda m, k, part, x: m.more[k](part.run(x)), "two norms follow each add", POST, more=more)
 
 
 @construct("residual counted twice")
-def counted_twice(kit: Kit) -> RandomModel:
+def counted_twice(kit):
     return _undescribed(
         kit, lambda m, k, part, x: x + part.norm_out(x + part.f(x)), "the branch contains the stream", POST
     )
 
 
 @construct("residual of the norm, raw read")
-def beside_the_norm(kit: Kit) -> RandomModel:
+def beside_the_norm(kit):
     return _undescribed(kit, lambda m, k, part, x: part.norm_in(x) + part.f(x), "the norm is on the residual only")
 
 
 @construct("residual of the norm")
-def from_the_norm(kit: Kit) -> RandomModel:
+def from_the_norm(kit):
     """Build z = N(x), x' = z + f(z): post-LN from z_0 on, whose last norm is the final one."""
     layers, last = kit.layers(), kit.norm()
 
-    def step(model: Any, k: int, part: Step, x: Tensor) -> Tensor:
+    def step(model, k, part, x):
         z = part.norm_in(x)
         return z + part.f(z)
 
@@ -289,17 +283,17 @@ def from_the_norm(kit: Kit) -> RandomModel:
 
 
 @construct("no residual connection")
-def no_residual(kit: Kit) -> RandomModel:
+def no_residual(kit):
     is_normed = kit.rng.random() < 0.5
 
-    def step(model: Any, k: int, part: Step, x: Tensor) -> Tensor:
+    def step(model, k, part, x):
         return part.branch(x) if is_normed else part.f(x)
 
     return kit.loop(kit.layers(), step, facts={"reason": "nothing is added", "has_adds": False}, last=kit.norm())
 
 
 @construct("norm inside the sublayer")
-def inner_norm(kit: Kit) -> RandomModel:
+def inner_norm(kit):
     """Build pre-LN whose feed-forward has a norm before its last product (NormFormer)."""
     layers, last = kit.layers(), kit.norm()
     for layer in layers:
@@ -310,7 +304,7 @@ def inner_norm(kit: Kit) -> RandomModel:
 
 
 @construct("norms over more than the features")
-def other_norms(kit: Kit) -> RandomModel:
+def other_norms(kit):
     """Build x + g f(G(x)) with GroupNorm(1), an instance norm or a batch norm, which are no norms of tokens."""
     make = kit.rng.choice((
         lambda: nn.GroupNorm(1, kit.d), lambda: nn.InstanceNorm1d(kit.d, affine=True), lambda: nn.BatchNorm1d(kit.d)
@@ -318,7 +312,7 @@ def other_norms(kit: Kit) -> RandomModel:
     norms = nn.ModuleList(make() for _ in range(4))
     convs = nn.ModuleList(nn.Conv1d(kit.d, kit.d, 3, padding=1) for _ in range(4))
 
-    def run(model: Any, x: Tensor) -> Tensor:
+    def run(model, x):
         for norm, conv in zip(model.norms, model.convs, strict=True):
             x = x + conv(torch.relu(norm(x)))
         return x
@@ -330,12 +324,12 @@ def other_norms(kit: Kit) -> RandomModel:
 
 
 @construct("training: dropout")
-def training(kit: Kit) -> RandomModel:
+def training(kit):
     """Build pre-LN in training mode with dropout or stochastic depth."""
     layers, last = kit.layers(), kit.norm()
     how = kit.rng.choice(("dropout", "stochastic depth"))
 
-    def step(model: Any, k: int, part: Step, x: Tensor) -> Tensor:
+    def step(model, k, part, x):
         y = part.branch(x)
         if how == "dropout":
             return x + F.dropout(y, 0.2, training=True)

@@ -1,27 +1,20 @@
 """Kit for random models that are no plain chain: their modules, their answers, and a module that runs a function."""
 
-from __future__ import annotations
-
-import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from support.answers import Answer, Site, Stream
+from support.answers import Answer, Stream
 from support.random_models.chains import draw_sizes
-from support.random_models.layouts import Layout, Sizes
-from support.random_models.model import RandomModel, Trace, TracedSite
+from support.random_models.layouts import Layout
+from support.random_models.model import RandomModel, Trace
 from support.random_models.norms import SpelledNorm, draw_norm
 from support.random_models.rows import Plan
 from support.random_models.steps import Step, draw_add
-from support.random_models.sublayers import Attention, Sublayer, draw_sublayer
-
-__all__ = ["POST", "PRE", "CrossAttention", "Graph", "Kit", "flatten", "through"]
+from support.random_models.sublayers import Attention, draw_sublayer
 
 PRE, POST = Plan(norm_in=True), Plan(norm_out=True)
 
@@ -29,13 +22,13 @@ PRE, POST = Plan(norm_in=True), Plan(norm_out=True)
 class Graph(nn.Module):
     """Model that runs a function of itself and its inputs."""
 
-    def __init__(self, run: Callable[..., Any], **modules: nn.Module | nn.Parameter | None) -> None:
+    def __init__(self, run, **modules):
         super().__init__()
         self.run = run
         for name, module in modules.items():
             setattr(self, name, module)
 
-    def forward(self, *inputs: Tensor) -> Any:
+    def forward(self, *inputs):
         return self.run(self, *inputs)
 
 
@@ -44,10 +37,10 @@ class CrossAttention(Attention):
 
     kind = "cross-attention"
 
-    def forward(self, x: Tensor, memory: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(self, x, memory):  # type: ignore[override]
         return self.core(x, memory)
 
-    def by_hand(self, x: Tensor, memory: Tensor) -> Tensor:  # type: ignore[override]
+    def by_hand(self, x, memory):  # type: ignore[override]
         return self.core(x, memory)
 
 
@@ -60,56 +53,54 @@ class Kit:
         name: the construct.
     """
 
-    def __init__(self, rng: random.Random, seed: int, name: str) -> None:
+    def __init__(self, rng, seed, name):
         self.rng, self.seed, self.name = rng, seed, name
-        self.sizes: Sizes = draw_sizes(rng)
+        self.sizes = draw_sizes(rng)
         self.layout = Layout("batch", self.sizes)
         self.spelling, self.eps = draw_norm(rng, is_plain=True)
         self.num_layers = rng.choice((2, 2, 3))
         self.generator = torch.Generator().manual_seed(seed)
 
     @property
-    def d(self) -> int:
+    def d(self):
         return self.sizes.features
 
-    def norm(self, layout: Layout | None = None) -> SpelledNorm:
+    def norm(self, layout=None):
         """Return a norm of the stream."""
         return SpelledNorm(self.spelling, layout or self.layout, self.d, self.eps)
 
-    def sublayer(self, letter: str) -> Sublayer:
+    def sublayer(self, letter):
         """Return a sublayer whose kind does not depend on the number of tokens: "a", "c" (cross-attention), "f" or "o"."""
         if letter == "c":
             return CrossAttention(self.layout)
         return draw_sublayer(self.rng, letter, is_plain=True)(self.layout)
 
-    def step(self, letter: str, plan: Plan = PRE, is_plain: bool = True) -> Step:
+    def step(self, letter, plan=PRE, is_plain=True):
         """Return a step."""
         add = draw_add(self.rng, plan, self.layout, is_plain)
         return Step(plan, self.sublayer(letter), self.norm, add)
 
-    def layers(
-        self, letters: str = "af", plan: Plan = PRE, is_plain: bool = True, num_layers: int = 0
-    ) -> nn.ModuleList:
+    def layers(self, letters="af", plan=PRE, is_plain=True, num_layers=0):
         """Return layers of steps."""
         return nn.ModuleList(
             nn.ModuleList(self.step(letter, plan, is_plain) for letter in letters)
             for _ in range(num_layers or self.num_layers)
         )
 
-    def noise(self, *shape: int) -> Tensor:
+    def noise(self, *shape):
         """Return random numbers."""
         return torch.randn(shape, generator=self.generator)
 
-    def input(self, tokens: int = 0) -> Tensor:
+    def input(self, tokens=0):
         """Return a stream (B, T, D)."""
         return self.noise(self.sizes.batch, tokens or self.sizes.tokens, self.d)
 
-    def linears(self, count: int = 6, inputs: int = 0) -> nn.ModuleList:
+    def linears(self, count=6, inputs=0):
         return nn.ModuleList(nn.Linear(inputs or self.d, self.d) for _ in range(count))
 
     # --- answers ---------------------------------------------------------------------------------------------------------
 
-    def sites(self, layers: nn.ModuleList, where: str = "layers", **changes: object) -> list[Site]:
+    def sites(self, layers, where="layers", **changes):
         """Return the answers of the steps of layers that are at a path."""
         return [
             replace(step.answer(f"{where}.{n}.{k}"), **changes)  # type: ignore[arg-type]
@@ -117,9 +108,9 @@ class Kit:
         ]  # fmt: skip
 
     def stream(
-        self, sites: Sequence[Site], wiring: str | None = "pre_ln", reason: str = "", final: SpelledNorm | None = None,
-        path: str = "last", per_layer: int = 2, **facts: Any,
-    ) -> Stream:  # fmt: skip
+        self, sites, wiring = "pre_ln", reason = "", final = None,
+        path = "last", per_layer = 2, **facts,
+    ):  # fmt: skip
         """Return the answer of a stream."""
         layers = {"num_layers": -(-len(sites) // per_layer), "per_layer": per_layer}
         facts = {"final_norm": final and final.answer(path), "width": self.d} | layers | facts
@@ -128,18 +119,18 @@ class Kit:
     # --- models ----------------------------------------------------------------------------------------------------------
 
     def build(
-        self, model: nn.Module, inputs: Sequence[Tensor], *streams: Stream, trace: Callable[..., Any] | None = None, **facts: Any
-    ) -> RandomModel:  # fmt: skip
+        self, model, inputs, *streams, trace = None, **facts
+    ):  # fmt: skip
         """Return the model with its answer."""
         answer = Answer(streams, constructs=frozenset({self.name}), **facts)
         return RandomModel(self.seed, model, tuple(inputs), answer, trace)
 
     def loop(
-        self, layers: nn.ModuleList, step: Callable[..., Tensor] | None = None, *, by_hand: Callable[..., TracedSite] | bool = False,
-        begin: Callable[..., tuple[Tensor, ...]] | None = None, change: Callable[..., Tensor] | None = None,
-        end: Callable[[Tensor], Tensor] | None = None, inputs: Sequence[Tensor] = (), stream: Stream | None = None,
-        facts: Mapping[str, Any] = MappingProxyType({}), **modules: Any,
-    ) -> RandomModel:  # fmt: skip
+        self, layers, step = None, *, by_hand = False,
+        begin = None, change = None,
+        end = None, inputs = (), stream = None,
+        facts = MappingProxyType({}), **modules,
+    ):  # fmt: skip
         """Return a model of one stream whose steps follow each other, pre-LN unless its answer says something else.
 
         Args:
@@ -157,12 +148,12 @@ class Kit:
         """
         per_layer = len(layers[0])
 
-        def parts(model: Any) -> Iterator[tuple[int, Step, Callable[..., Tensor]]]:
+        def parts(model):
             for k, part in enumerate(flatten(model.layers)):
                 changes = change is not None and k % per_layer == 0
                 yield k, part, partial(change, model, k // per_layer) if changes else lambda x, *_: x
 
-        def run(model: Any, *inputs: Tensor) -> Tensor:
+        def run(model, *inputs):
             x, *others = begin(model, *inputs) if begin else inputs
             for k, part, enter in parts(model):
                 x = enter(x, *others)
@@ -170,7 +161,7 @@ class Kit:
             x = end(x) if end else x
             return model.last(x) if "last" in modules else x
 
-        def trace(model: Any, *inputs: Tensor, without: int | None = None) -> Trace:
+        def trace(model, *inputs, without=None):
             x, *others = begin(model, *inputs) if begin else inputs
             start, sites = x, []
             for k, part, enter in parts(model):
@@ -190,9 +181,7 @@ class Kit:
         streams = [] if stream is None else [stream]
         return self.build(model, inputs or [self.input()], *streams, trace=trace if by_hand else None, **facts)
 
-    def several(
-        self, run: Callable[..., Any], *parts: tuple[str, str, str], inputs: Sequence[Tensor] = (), **modules: Any
-    ) -> RandomModel:
+    def several(self, run, *parts, inputs=(), **modules):
         """Return a model of several streams, each with the path of its layers, its wiring, and the path of its final norm."""
         streams = [
             self.stream(
@@ -208,12 +197,12 @@ class Kit:
         return self.build(Graph(run, **modules), inputs, *streams)
 
 
-def flatten(layers: nn.ModuleList) -> list[Step]:
+def flatten(layers):
     """Return the steps of all layers."""
     return [step for layer in layers for step in layer]
 
 
-def through(steps: Iterable[Step], x: Tensor) -> Tensor:
+def through(steps, x):
     """Return the stream after steps."""
     for step in steps:
         x = step.run(x)

@@ -5,10 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import Tensor
-
-__all__ = ["Layout", "Sizes"]
-
 Name = Literal["batch", "sequence", "channels", "image", "image channels", "flat"]
 SWAPPED = {"sequence": (1, 0, 2), "channels": (0, 2, 1)}  # layouts that swap two dimensions
 
@@ -24,7 +20,7 @@ class Sizes:
     heads: int = 2
 
     @property
-    def tokens(self) -> int:
+    def tokens(self):
         return self.height * self.width
 
 
@@ -41,10 +37,10 @@ class Layout:
     permutes: bool = False  # written with permute instead of transpose
 
     @property
-    def features_last(self) -> bool:
+    def features_last(self):
         return self.name not in ("channels", "image channels")
 
-    def apply(self, x: Tensor) -> Tensor:
+    def apply(self, x):
         """Return a canonical tensor in this layout."""
         if self.name in SWAPPED:
             return self._swap(x)
@@ -53,7 +49,7 @@ class Layout:
             return x.permute(0, 3, 1, 2) if self.permutes else x.movedim(-1, 1)
         return x.flatten(0, 1) if self.name == "flat" else x
 
-    def undo(self, x: Tensor) -> Tensor:
+    def undo(self, x):
         """Return a tensor of this layout in the canonical form."""
         match self.name:
             case "image":
@@ -64,14 +60,14 @@ class Layout:
                 return x.unflatten(0, (self.sizes.batch, -1))
         return self._swap(x) if self.name in SWAPPED else x
 
-    def _swap(self, x: Tensor) -> Tensor:
+    def _swap(self, x):
         order = SWAPPED[self.name]
         return x.permute(order) if self.permutes else x.transpose(*(k for k in range(3) if order[k] != k))
 
-    def spread(self, vector: Tensor) -> Tensor:
+    def spread(self, vector):
         """Return a value for each feature in a shape that broadcasts in this layout."""
         return vector if self.features_last else vector.reshape(-1, *(1,) * (1 if self.name == "channels" else 2))
 
-    def convert(self, x: Tensor, other: Layout) -> Tensor:
+    def convert(self, x, other):
         """Return a tensor of this layout in another one."""
         return x if other == self else other.apply(self.undo(x))

@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from support.answers import Answer
 
-__all__ = ["RandomModel", "Trace", "TracedSite"]
-
 
 @dataclass
 class TracedSite:
@@ -52,6 +50,6 @@ class RandomModel:
     answer: Answer
     trace: Callable[..., Trace] | None = None
 
-    def describe(self) -> str:
+    def describe(self):
         """Return the constructs in one line."""
         return f"seed {self.seed}: {', '.join(sorted(self.answer.constructs))}"

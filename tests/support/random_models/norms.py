@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -13,11 +12,6 @@ from torch.nn import functional as F
 
 from support import handwritten_models as written
 from support.answers import Norm
-from support.random_models.layouts import Layout
-
-__all__ = ["SPELLINGS", "SpelledNorm", "Spelling", "draw_norm"]
-
-Formula = Callable[..., Tensor]  # (x with its features last, weight, bias, eps) -> y
 
 
 @dataclass(frozen=True)
@@ -26,7 +20,7 @@ class Spelling:
 
     Args:
         kind: "layer", "rms" or "scale".
-        formula: the code; None for a norm that is a module of torch.
+        formula: the code, from x with its features last, weight, bias and eps; None for a norm that is a module of torch.
         module: makes that module from the width and eps.
         has_weight, has_bias: whether it has these parameters.
         offset: number that is added to the weight.
@@ -36,7 +30,7 @@ class Spelling:
     """
 
     kind: str
-    formula: Formula | None = None
+    formula: Callable[..., Tensor] | None = None
     module: Callable[..., nn.Module] = nn.LayerNorm
     has_weight: bool = True
     has_bias: bool = False
@@ -46,31 +40,31 @@ class Spelling:
     has_length: bool = False
 
 
-def _layer(x: Tensor, eps: float, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+def _layer(x, eps, weight=None, bias=None):
     return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
 
 
-def scale_norm(x: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
+def scale_norm(x, w, b, eps):
     """ScaleNorm of Nguyen and Salazar: one weight for all features."""
     return w * x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp(min=eps)
 
 
-def rms_weight_first(x: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
+def rms_weight_first(x, w, b, eps):
     """RMSNorm as in Moshi, whose weight has as many dimensions as x."""
     return x * (w.view(*(1,) * (x.dim() - 1), -1) * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps))
 
 
-def rms_by_logarithm(x: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
+def rms_by_logarithm(x, w, b, eps):
     return w * (x * torch.exp(-0.5 * torch.log(x.square().mean(-1, keepdim=True) + eps)))
 
 
-def rms_by_product(x: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
+def rms_by_product(x, w, b, eps):
     mean = torch.full((x.shape[-1], 1), 1 / x.shape[-1], dtype=x.dtype)
     return x * (w / torch.sqrt((x * x) @ mean + eps))
 
 
 BARE = partial(nn.LayerNorm, elementwise_affine=False)
-SPELLINGS: dict[str, Spelling] = {
+SPELLINGS = {
     "nn.LayerNorm": Spelling("layer", has_bias=True),
     "nn.LayerNorm without bias": Spelling("layer", module=partial(nn.LayerNorm, bias=False)),
     "nn.LayerNorm without parameters": Spelling("layer", module=BARE, has_weight=False),
@@ -121,7 +115,7 @@ class SpelledNorm(nn.Module):
         eps: the constant in the denominator.
     """
 
-    def __init__(self, spelling: str, layout: Layout, width: int, eps: float) -> None:
+    def __init__(self, spelling, layout, width, eps):
         super().__init__()
         self.name, self.spelling, self.layout, self.eps = spelling, SPELLINGS[spelling], layout, eps
         kind, size = self.spelling, 1 if spelling == "ScaleNorm" else width
@@ -131,31 +125,31 @@ class SpelledNorm(nn.Module):
         self.weight = nn.Parameter(start(size)) if kind.has_weight and not is_inner else None
         self.bias = nn.Parameter(torch.zeros(size)) if kind.has_bias and not is_inner else None
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         if self.layout.features_last:
             return self._compute(x)
         return self._compute(x.movedim(1, -1)).movedim(-1, 1)
 
-    def _compute(self, x: Tensor) -> Tensor:
+    def _compute(self, x):
         if self.inner is None:
             assert self.spelling.formula is not None
             return self.spelling.formula(x, self.weight, self.bias, self.eps)
-        y: Tensor = self.inner(x)
+        y = self.inner(x)
         return y if self.weight is None else y * self.weight
 
-    def _find_parameter(self, name: str) -> Tensor | None:
+    def _find_parameter(self, name):
         own = getattr(self, name)
         return getattr(self.inner, name, None) if own is None else own
 
-    def answer(self, path: str) -> Norm:
+    def answer(self, path):
         """Return the answer of the norm at a path."""
         return Norm(path, self.spelling.kind, self.eps, self.spelling.outside)
 
-    def by_hand(self, x: Tensor) -> Tensor:
+    def by_hand(self, x):
         """Return the norm of a canonical tensor by its definition."""
         return self.linear_by_hand(x, self.denominator_by_hand(x)) + self.shift_by_hand(x)
 
-    def denominator_by_hand(self, x: Tensor) -> Tensor:
+    def denominator_by_hand(self, x):
         """Return the divisor of each token."""
         kind, d = self.spelling, x.shape[-1]
         centred = x - x.mean(-1, keepdim=True) if kind.kind == "layer" else x
@@ -165,20 +159,20 @@ class SpelledNorm(nn.Module):
         mean = squares / (d - kind.unbiased)
         return mean.sqrt() + self.eps if kind.outside else (mean + self.eps).sqrt()
 
-    def linear_by_hand(self, x: Tensor, denominator: Tensor) -> Tensor:
+    def linear_by_hand(self, x, denominator):
         """Return the norm without its bias, with a denominator of another tensor."""
         weight = self._find_parameter("weight")
         centred = x - x.mean(-1, keepdim=True) if self.spelling.kind == "layer" else x
         gain = 1.0 if weight is None else weight.detach() + self.spelling.offset
         return centred / denominator * gain
 
-    def shift_by_hand(self, x: Tensor) -> Tensor:
+    def shift_by_hand(self, x):
         """Return the bias, or zeros."""
         bias = self._find_parameter("bias")
         return x.new_zeros(()) if bias is None else bias.detach()
 
 
-def draw_norm(rng: random.Random, is_plain: bool) -> tuple[str, float]:
+def draw_norm(rng, is_plain):
     """Return a spelling and its eps; plain ones are those that most models have."""
     spelling = rng.choice(PLAIN if is_plain else [*SPELLINGS])
     return spelling, rng.choice((1e-5, 1e-6, 1e-12) if SPELLINGS[spelling].has_length else (1e-5, 1e-6, 1e-3))

@@ -3,28 +3,19 @@
 Tolerances are relative and those of float32 round-off through at most nine sublayers.
 """
 
-from __future__ import annotations
-
 import copy
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
-from torch import Tensor
 
 import addnorm
 from addnorm import Learned
-from addnorm.stream.find.inspection import Inspection, Site
-from support.random_models.model import RandomModel, Trace, TracedSite
-
-__all__ = ["compare_ablations", "compare_components", "compare_recording", "trace_by_hand"]
 
 TOLERANCE = 1e-4
 LEARNED = "multiplies the stream by more than a constant"  # a learned factor of the stream has no balance sheet
 ROLES = {"in": "x", "read": "read", "raw": "raw", "write": "write", "out": "out"}  # role -> attribute of `TracedSite`
 
 
-def trace_by_hand(case: RandomModel, without: int | None = None) -> Trace:
+def trace_by_hand(case, without=None):
     """Return the values of a model by hand, in float64."""
     assert case.trace is not None
     with torch.no_grad():
@@ -32,12 +23,12 @@ def trace_by_hand(case: RandomModel, without: int | None = None) -> Trace:
         return case.trace(copy.deepcopy(case.model).double(), *inputs, without=without)
 
 
-def list_branches(inspection: Inspection) -> list[Site]:
+def list_branches(inspection):
     """Return the sites of sublayers."""
     return [site for site in inspection.sites if site.role == "branch"]
 
 
-def compare_recording(case: RandomModel, inspection: Inspection, trace: Trace) -> Iterator[str]:
+def compare_recording(case, inspection, trace):
     """Yield the differences of a recording from the numbers by hand."""
     with addnorm.record(case.model, grads=False) as rec, torch.no_grad():
         case.model(*case.inputs)
@@ -66,14 +57,14 @@ def compare_recording(case: RandomModel, inspection: Inspection, trace: Trace) -
 STATISTICS = ("l2", "rms", "max", "ratio", "cosine", "similarity")
 
 
-def _series(rec: Any, role: str, name: str) -> list[tuple[Any, float]]:
+def _series(rec, role, name):
     try:
         return list(rec.series(role, name))
     except ValueError:  # the role has no such statistic
         return []
 
 
-def _statistics_by_hand(site: TracedSite) -> Iterator[tuple[str, str, float]]:
+def _statistics_by_hand(site):
     """Yield role, name and value of the statistics by their definition."""
     for role, name in ROLES.items():
         t = getattr(site, name).detach()
@@ -92,7 +83,7 @@ def _statistics_by_hand(site: TracedSite) -> Iterator[tuple[str, str, float]]:
         yield "out", "similarity", float(((unit @ unit.mT).sum((1, 2)) - n).div(n * (n - 1)).mean())
 
 
-def _compare_balance(rec: Any, inspection: Inspection, trace: Trace) -> Iterator[str]:
+def _compare_balance(rec, inspection, trace):
     """Yield the differences of the balance sheet: for each source the mean of <c, x> / |x|."""
     sheet = rec.balances[inspection.streams[0].name]
     if sheet.reason:
@@ -110,13 +101,13 @@ def _compare_balance(rec: Any, inspection: Inspection, trace: Trace) -> Iterator
             yield f"balance of {source}: {actual}, by hand {expected:.6g}"
 
 
-def _name_components(inspection: Inspection, trace: Trace) -> list[tuple[str, Tensor]]:
+def _name_components(inspection, trace):
     """Return the components by hand with the names of their sources; bias sites are parts of the biases."""
     ids = [site.id for site in list_branches(inspection)]
     return list(zip(("x_0", *ids, "norm biases"), trace.components, strict=True))
 
 
-def compare_components(case: RandomModel, inspection: Inspection, trace: Trace) -> Iterator[str]:
+def compare_components(case, inspection, trace):
     """Yield the differences of `decompose` from the components by hand."""
     parts = addnorm.decompose(case.model, *case.inputs)
     canonical = _make_canonical(case)
@@ -134,7 +125,7 @@ def compare_components(case: RandomModel, inspection: Inspection, trace: Trace) 
             yield f"component {source} {tuple(part.shape)} differs from that by hand {tuple(expected.shape)}"
 
 
-def _make_canonical(case: RandomModel) -> Callable[[Tensor], Tensor]:
+def _make_canonical(case):
     """Return a function from a tensor with its features last to (B, T, D)."""
     options = getattr(case.model, "options", None)
     layout = options.layouts[-1] if options is not None else None
@@ -146,7 +137,7 @@ def _make_canonical(case: RandomModel) -> Callable[[Tensor], Tensor]:
     }.get(layout.name if layout is not None else "batch", lambda t: t)
 
 
-def compare_ablations(case: RandomModel, inspection: Inspection, every: int = 1) -> Iterator[str]:
+def compare_ablations(case, inspection, every=1):
     """Yield the differences of `ablate` from the forward by hand without that write."""
     for k, site in enumerate(list_branches(inspection)[::every]):
         with addnorm.ablate(site), torch.no_grad():

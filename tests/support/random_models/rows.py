@@ -10,8 +10,6 @@ from typing import Literal
 
 from addnorm import Learned, Row
 
-__all__ = ["RULES", "Plan", "Rule", "Weight"]
-
 Weight = Literal["scalar", "vector"]  # a learned factor: one number, or one for each feature
 Factor = float | Weight
 
@@ -38,7 +36,7 @@ class Plan:
     convex: bool = False
     is_shared: bool = False
 
-    def row(self) -> Row:
+    def row(self):
         """Return the row that `inspect` must find; the values of learned factors are not compared."""
         factors = {name: _as_factor(getattr(self, name)) for name in "abc"}
         if self.convex:
@@ -46,7 +44,7 @@ class Plan:
         return Row(self.norm_in, self.norm_branch, self.norm_out, **factors)
 
 
-def _as_factor(factor: Factor) -> float | Learned:
+def _as_factor(factor):
     return factor if isinstance(factor, float) else Learned(1.0, per_feature=factor == "vector")
 
 
@@ -73,46 +71,46 @@ class Rule:
     embedding_norm: bool = False
 
 
-def _same(**fields: object) -> Make:
+def _same(**fields):
     return lambda rng, layers, per_layer: [[Plan(**fields)] * per_layer] * layers  # type: ignore[arg-type]
 
 
-def _constant(name: str, low: float, high: float, **fields: object) -> Make:
-    def make(rng: random.Random, layers: int, per_layer: int) -> list[list[Plan]]:
+def _constant(name, low, high, **fields):
+    def make(rng, layers, per_layer):
         value = round(rng.uniform(low, high), 3)
         return [[Plan(**{name: value, **fields})] * per_layer] * layers  # type: ignore[arg-type]
 
     return make
 
 
-def _mix_ln(rng: random.Random, layers: int, per_layer: int) -> list[list[Plan]]:
+def _mix_ln(rng, layers, per_layer):
     post = rng.randint(1, layers - 1)
     return [[Plan(norm_out=True) if layer < post else Plan(norm_in=True)] * per_layer for layer in range(layers)]
 
 
-def _of_depth(power: float) -> Make:
-    def make(rng: random.Random, layers: int, per_layer: int) -> list[list[Plan]]:
+def _of_depth(power):
+    def make(rng, layers, per_layer):
         k = rng.choice((1.0, 1.4))
         return [[Plan(norm_in=True, b=k / layers**power)] * per_layer] * layers
 
     return make
 
 
-def _hybrid(rng: random.Random, layers: int, per_layer: int) -> list[list[Plan]]:
+def _hybrid(rng, layers, per_layer):
     """Return layers whose sublayers have different norms, as in HybridNorm."""
     choices = [Plan(norm_in=True), Plan(norm_out=True), Plan(norm_in=True, norm_branch=True), Plan(norm_branch=True)]
     plans = rng.sample(choices, 2)
     return [[plans[k % 2] for k in range(per_layer)]] * layers
 
 
-def _macaron(rng: random.Random, layers: int, per_layer: int) -> list[list[Plan]]:
+def _macaron(rng, layers, per_layer):
     """Return layers that begin with half a sublayer and end with half a sublayer and a norm, as in Conformer."""
     first, last = Plan(norm_in=True, b=0.5), Plan(norm_in=True, norm_out=True, b=0.5)
     return [[first, *[Plan(norm_in=True)] * (per_layer - 2), last][-per_layer:]] * layers
 
 
 NOT_PUBLISHED = "no published wiring has these rows"
-RULES: dict[str, Rule] = {
+RULES = {
     "pre_ln": Rule(_same(norm_in=True), "pre_ln"),
     "post_ln": Rule(_same(norm_out=True), "post_ln", final_norm=False),
     "sandwich": Rule(_same(norm_in=True, norm_branch=True), "sandwich"),

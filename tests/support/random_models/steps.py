@@ -1,26 +1,15 @@
 """One sublayer with its residual add, in the spellings of real code, and its formula by hand."""
 
-from __future__ import annotations
-
-import random
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
 from support.answers import Site
-from support.random_models.layouts import Layout
 from support.random_models.model import TracedSite
-from support.random_models.norms import SpelledNorm
-from support.random_models.rows import Factor, Plan
-from support.random_models.sublayers import Sublayer
-
-__all__ = ["Step", "draw_add", "propagate"]
 
 NORMS = ("norm_in", "norm_branch", "norm_out")
 
 
-def draw_add(rng: random.Random, plan: Plan, layout: Layout, is_plain: bool) -> str:
+def draw_add(rng, plan, layout, is_plain):
     """Return a spelling of the add that can express a plan's factors."""
     if plan.convex:
         return rng.choice(("lerp", "difference", "two products"))
@@ -44,12 +33,12 @@ class Step(nn.Module):
 
     def __init__(
         self,
-        plan: Plan,
-        f: Sublayer,
-        make_norm: Callable[[Layout], SpelledNorm],
-        add: str,
-        scale: nn.Parameter | None = None,
-    ) -> None:
+        plan,
+        f,
+        make_norm,
+        add,
+        scale=None,
+    ):
         super().__init__()
         self.plan, self.layout, self.add, self.f = plan, f.layout, add, f
         for name in NORMS:
@@ -59,7 +48,7 @@ class Step(nn.Module):
         self.shift = nn.Parameter(torch.zeros(f.layout.sizes.features)) if add.startswith("residual bias") else None
         self.clones = False  # x may be an input of the model, which an add in place must not change
 
-    def factor(self, name: str) -> Tensor | float:
+    def factor(self, name):
         """Return the value of a factor in canonical shape; b after its squashing function."""
         plan = getattr(self.plan, name)
         if name == "a" and self.plan.convex:
@@ -71,24 +60,24 @@ class Step(nn.Module):
         value = getattr(torch, squash)(value) if squash else value
         return value.reshape(-1) if plan == "vector" else value
 
-    def read(self, x: Tensor) -> Tensor:
+    def read(self, x):
         """Return what the sublayer reads."""
         y = x if self.norm_in is None else self.norm_in(x)
         return y if self.plan.c == 1.0 else y * self.plan.c
 
-    def branch(self, x: Tensor, *context: Tensor) -> Tensor:
+    def branch(self, x, *context):
         """Return the term before its factor."""
         y = self.f(self.read(x), *context)
         return y if self.norm_branch is None else self.norm_branch(y)
 
-    def run(self, x: Tensor, *context: Tensor) -> Tensor:
+    def run(self, x, *context):
         """Return the next state."""
         total = self.sum(x, self.branch(x, *context))
         return total if self.norm_out is None else self.norm_out(total)
 
     forward = run
 
-    def sum(self, x: Tensor, y: Tensor) -> Tensor:
+    def sum(self, x, y):
         """Return a x + b y."""
         b = self.factor("b")
         b = self.layout.spread(b) if isinstance(b, Tensor) and b.dim() else b
@@ -126,7 +115,7 @@ class Step(nn.Module):
                 return x + y + self.shift
         return x + y
 
-    def scaled(self, x: Tensor) -> Tensor:
+    def scaled(self, x):
         """Return a x."""
         a = self.factor("a")
         if isinstance(a, float):
@@ -135,7 +124,7 @@ class Step(nn.Module):
 
     # --- by hand ---------------------------------------------------------------------------------------------------------
 
-    def by_hand(self, x: Tensor, *context: Tensor, without: bool = False) -> TracedSite:
+    def by_hand(self, x, *context, without=False):
         """Return the values of the site from the canonical stream."""
         read = (x if self.norm_in is None else self.norm_in.by_hand(x)) * self.plan.c
         raw = self.f.by_hand(read, *context)
@@ -144,19 +133,19 @@ class Step(nn.Module):
         total = total if self.shift is None else total + self.shift
         return TracedSite(x, read, raw, write, total if self.norm_out is None else self.norm_out.by_hand(total))
 
-    def answer(self, path: str) -> Site:
+    def answer(self, path):
         """Return the answer of the site, whose step has a path."""
         norms = {name: norm and norm.answer(f"{path}.{name}") for name in NORMS for norm in [getattr(self, name)]}
         return Site(f"{path}.f", self.f.kind, self.plan.row(), **norms, has_bias=self.shift is not None)
 
 
-def _make_factor(factor: Factor, layout: Layout) -> nn.Parameter | None:
+def _make_factor(factor, layout):
     if isinstance(factor, float):
         return None
     return nn.Parameter(torch.ones(()) if factor == "scalar" else torch.ones(layout.sizes.features))
 
 
-def propagate(step: Step, parts: list[Tensor], site: TracedSite) -> list[Tensor]:
+def propagate(step, parts, site):
     """Return the components of the next state: of x_0, of each write, and of the biases, the last one.
 
     LayerNorm with the denominator of the whole sum is linear apart from its bias.

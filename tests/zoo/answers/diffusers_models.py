@@ -1,9 +1,7 @@
 """Diffusion transformers of diffusers."""
 
-from __future__ import annotations
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from addnorm import Row
 from support.families import noise
@@ -30,7 +28,7 @@ BLOCK = (
 class Lumina2Blocks(nn.Module):
     """Blocks of Lumina 2, called as its transformer calls them."""
 
-    def __init__(self, modulation: bool) -> None:
+    def __init__(self, modulation):
         from diffusers.models.transformers.transformer_lumina2 import Lumina2TransformerBlock
 
         super().__init__()
@@ -38,7 +36,7 @@ class Lumina2Blocks(nn.Module):
             Lumina2TransformerBlock(32, 4, 2, 8, None, 1e-5, modulation=modulation) for _ in range(2)
         )
 
-    def forward(self, x: Tensor, temb: Tensor) -> Tensor:
+    def forward(self, x, temb):
         angles = torch.arange(7)[:, None] * torch.tensor([1.0, 0.3, 0.1, 0.03])
         rotary = torch.polar(torch.ones(7, 4), angles)[None]
         for layer in self.layers:

@@ -1,13 +1,9 @@
 """Protein language models of fair-esm; they work on (time, batch, d) or (rows, columns, batch, d)."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from functools import partial
-from typing import Any
 
 import torch
-from torch import nn
 
 from support.families import ids
 from zoo.answer import Package, make, model, stream
@@ -22,14 +18,14 @@ ARGS = {
 }
 
 
-def esm1(arch: str, **options: Any) -> nn.Module:
+def esm1(arch, **options):
     import esm
 
     alphabet = esm.Alphabet.from_architecture("ESM-1b" if arch == "roberta_large" else "protein_bert_base")
     return esm.model.esm1.ProteinBertModel(Namespace(arch=arch, final_bias=True, **ARGS, **options), alphabet)
 
 
-def msa() -> nn.Module:
+def msa():
     import esm
 
     options = {
@@ -43,11 +39,11 @@ def msa() -> nn.Module:
     return esm.model.msa_transformer.MSATransformer(Namespace(arch="msa_transformer", **ARGS, **options), alphabet)
 
 
-def tokens() -> tuple[Any, ...]:
+def tokens():
     return (ids() % 20 + 4,)
 
 
-def alignments() -> tuple[Any, ...]:
+def alignments():
     return (torch.stack([ids() % 20 + 4, ids(seed=2) % 20 + 4, ids(seed=3) % 20 + 4], 1),)
 
 

@@ -1,11 +1,6 @@
 """Language models of litgpt, by its configuration."""
 
-from __future__ import annotations
-
 from functools import partial
-from typing import Any
-
-from torch import nn
 
 from zoo.answer import Package, model, stream, tokens
 
@@ -21,7 +16,7 @@ LLAMA = {
 }
 
 
-def gpt(**options: Any) -> nn.Module:
+def gpt(**options):
     from litgpt import GPT, Config
 
     return GPT(Config(**{**SIZES, **options}))

@@ -1,29 +1,25 @@
 """Selective state spaces of mambapy."""
 
-from __future__ import annotations
-
 from functools import partial
-
-from torch import nn
 
 from support.families import noise
 from zoo.answer import Package, model, stream, tokens
 
 
-def language_model(mup: bool) -> nn.Module:
+def language_model(mup):
     from mambapy.lm import LM
     from mambapy.mamba import MambaConfig
 
     return LM(MambaConfig(d_model=32, n_layers=3, d_state=4, mup=mup), vocab_size=99)
 
 
-def mamba() -> nn.Module:
+def mamba():
     from mambapy.mamba import Mamba, MambaConfig
 
     return Mamba(MambaConfig(d_model=32, n_layers=3, d_state=4))
 
 
-def jamba() -> nn.Module:
+def jamba():
     from mambapy.jamba import JambaLM, JambaLMConfig
 
     return JambaLM(JambaLMConfig(

@@ -1,9 +1,6 @@
 """Text and image encoders of open_clip."""
 
-from __future__ import annotations
-
 from functools import partial
-from typing import Any
 
 from torch import nn
 
@@ -15,25 +12,25 @@ VISION = {"layers": 2, "width": 32, "head_width": 8, "patch_size": 8, "image_siz
 TEXT = {"context_length": 7, "vocab_size": 99, "width": 32, "heads": 4, "layers": 2, "mlp_ratio": 2.0}
 
 
-def clip(**options: Any) -> nn.Module:
+def clip(**options):
     from open_clip.model import CLIP
 
     return CLIP(embed_dim=16, vision_cfg={**VISION, **options}, text_cfg={**TEXT, **options})
 
 
-def multimodal() -> nn.Module:
+def multimodal():
     from open_clip.transformer import MultimodalTransformer
 
     return MultimodalTransformer(width=32, layers=2, heads=4, context_length=7, mlp_ratio=2.0, output_dim=16)
 
 
-def custom() -> nn.Module:
+def custom():
     from open_clip.transformer import CustomResidualAttentionBlock
 
     return nn.Sequential(*(CustomResidualAttentionBlock(32, 4, 2.0, scale_attn=True, scale_fc=True) for _ in range(2)))
 
 
-def pair() -> tuple[Any, ...]:
+def pair():
     return noise(2, 3, 16, 16), ids()
 
 

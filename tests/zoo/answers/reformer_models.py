@@ -1,16 +1,11 @@
 """reformer-pytorch."""
 
-from __future__ import annotations
-
 from functools import partial
-from typing import Any
-
-from torch import nn
 
 from zoo.answer import Package, refuse, tokens
 
 
-def reformer(**options: Any) -> nn.Module:
+def reformer(**options):
     from reformer_pytorch import ReformerLM
 
     sizes = {

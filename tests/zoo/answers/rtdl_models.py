@@ -1,9 +1,5 @@
 """Models of tables of rtdl_revisiting_models."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import torch
 
 from support.families import noise
@@ -18,7 +14,7 @@ RESNET = {
 }  # fmt: skip
 
 
-def row() -> tuple[Any, ...]:
+def row():
     return noise(2, 3), torch.tensor([[1, 4], [3, 0]])
 
 

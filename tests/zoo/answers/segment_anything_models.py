@@ -1,9 +1,5 @@
 """Image encoder and mask decoder of Segment Anything."""
 
-from __future__ import annotations
-
-from typing import Any
-
 from addnorm import Row
 from support.families import noise
 from zoo.answer import Package, make, model, stream
@@ -11,7 +7,7 @@ from zoo.answer import Package, make, model, stream
 POST = Row(norm_out=True)
 
 
-def points() -> tuple[Any, ...]:
+def points():
     return noise(2, 32, 4, 4), noise(2, 32, 4, 4, seed=2), noise(2, 5, 32, seed=3)
 
 

@@ -1,9 +1,5 @@
 """Speech models of SpeechBrain."""
 
-from __future__ import annotations
-
-from typing import Any
-
 from addnorm import Row
 from support.families import noise
 from zoo.answer import IN, Package, make, model, stream
@@ -12,11 +8,11 @@ FOLDER = "speechbrain.lobes.models.transformer."
 SIZES = {"num_layers": 2, "d_model": 32, "nhead": 4}
 
 
-def one() -> tuple[Any, ...]:
+def one():
     return (noise(2, 7, 32),)
 
 
-def two() -> tuple[Any, ...]:
+def two():
     return noise(2, 7, 32), noise(2, 5, 32, seed=2)
 
 

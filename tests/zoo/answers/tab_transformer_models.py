@@ -1,9 +1,5 @@
 """Models of tables of tab-transformer-pytorch."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import torch
 
 from support.families import noise
@@ -12,7 +8,7 @@ from zoo.answer import Package, make, model, refuse, stream
 SIZES = {"categories": (5, 4, 3), "num_continuous": 3, "dim": 32, "depth": 2, "heads": 4, "dim_head": 8}
 
 
-def row() -> tuple[Any, ...]:
+def row():
     return torch.tensor([[1, 2, 0], [4, 0, 2]]), noise(2, 3)
 
 

@@ -1,11 +1,6 @@
 """Image models of timm."""
 
-from __future__ import annotations
-
 from functools import partial
-from typing import Any
-
-from torch import nn
 
 from addnorm import Row
 from support.families import noise
@@ -25,13 +20,13 @@ LAYER_SCALE = Row(norm_in=True, b=VECTOR)
 SCALED = Row(b=VECTOR)  # a layer scale, and no norm of the stream before the sublayer
 
 
-def vit(block: str = "Block", **options: Any) -> nn.Module:
+def vit(block="Block", **options):
     from timm.models import vision_transformer
 
     return vision_transformer.VisionTransformer(**VIT, **options, block_fn=getattr(vision_transformer, block))
 
 
-def mixer(block: str, **options: Any) -> nn.Module:
+def mixer(block, **options):
     from timm.models import mlp_mixer
 
     options = {k: getattr(mlp_mixer, v) if isinstance(v, str) else v for k, v in options.items()}
@@ -39,7 +34,7 @@ def mixer(block: str, **options: Any) -> nn.Module:
     return mlp_mixer.MlpMixer(**sizes, block_layer=getattr(mlp_mixer, block), **options)
 
 
-def caformer() -> nn.Module:
+def caformer():
     from timm.models import metaformer
 
     mixers = (metaformer.SepConv, metaformer.Attention)
@@ -49,7 +44,7 @@ def caformer() -> nn.Module:
     )  # fmt: skip
 
 
-def poolformer() -> nn.Module:
+def poolformer():
     from timm.models import metaformer
 
     return metaformer.MetaFormer(
@@ -58,7 +53,7 @@ def poolformer() -> nn.Module:
     )  # fmt: skip
 
 
-def image(size: int = 16) -> tuple[Any, ...]:
+def image(size=16):
     return (noise(2, 3, size, size),)
 
 

@@ -1,12 +1,8 @@
 """Speech models of torchaudio; all but wav2vec2 work on (time, batch, d)."""
 
-from __future__ import annotations
-
 from functools import partial
-from typing import Any
 
 import torch
-from torch import nn
 
 from addnorm import Row
 from support.families import noise
@@ -17,7 +13,7 @@ CONFORMERS = ("torchaudio.models:Conformer", 32, 4, 64, 2, 3)
 LAST = Row(norm_in=True, norm_out=True, b=0.5)
 
 
-def wav2vec2(first: bool, wavlm: bool = False) -> nn.Module:
+def wav2vec2(first, wavlm=False):
     from torchaudio import models
 
     sizes = {
@@ -43,11 +39,11 @@ def wav2vec2(first: bool, wavlm: bool = False) -> nn.Module:
     return models.wav2vec2_model(**sizes)
 
 
-def frames(length: int = 9) -> tuple[Any, ...]:
+def frames(length=9):
     return noise(2, length, 32), torch.tensor([9, 6])
 
 
-def sound() -> tuple[Any, ...]:
+def sound():
     return (noise(2, 120),)
 
 

@@ -1,9 +1,6 @@
 """Encoders and decoders of TorchScale."""
 
-from __future__ import annotations
-
 from functools import partial
-from typing import Any
 
 from torch import nn
 
@@ -11,7 +8,7 @@ from support.families import ids
 from zoo.answer import Package, model, stream, tokens
 
 
-def encoder(**options: Any) -> nn.Module:
+def encoder(**options):
     from torchscale.architecture.config import EncoderConfig
     from torchscale.architecture.encoder import Encoder
 
@@ -25,7 +22,7 @@ def encoder(**options: Any) -> nn.Module:
     return Encoder(EncoderConfig(**sizes, no_output_layer=True, **options), embed_tokens=nn.Embedding(99, 32))
 
 
-def decoder(**options: Any) -> nn.Module:
+def decoder(**options):
     from torchscale.architecture.config import DecoderConfig
     from torchscale.architecture.decoder import Decoder
 
@@ -39,7 +36,7 @@ def decoder(**options: Any) -> nn.Module:
     return Decoder(DecoderConfig(**sizes, no_output_layer=True, **options), embed_tokens=nn.Embedding(99, 32))
 
 
-def retnet() -> nn.Module:
+def retnet():
     from torchscale.architecture.config import RetNetConfig
     from torchscale.architecture.retnet import RetNetDecoder
 
@@ -53,7 +50,7 @@ def retnet() -> nn.Module:
     return RetNetDecoder(config, embed_tokens=nn.Embedding(99, 32))
 
 
-def previous() -> dict[str, Any]:
+def previous():
     return {"prev_output_tokens": ids(), "features_only": True}
 
 

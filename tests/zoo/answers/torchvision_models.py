@@ -1,11 +1,6 @@
 """Image models of torchvision."""
 
-from __future__ import annotations
-
 from functools import partial
-from typing import Any
-
-from torch import nn
 
 from addnorm import Row
 from support.families import noise
@@ -16,7 +11,7 @@ VIT = {
 }  # fmt: skip
 
 
-def swin(version: str) -> nn.Module:
+def swin(version):
     from torchvision.models import swin_transformer as swin
 
     sizes = {
@@ -31,19 +26,19 @@ def swin(version: str) -> nn.Module:
     return swin.SwinTransformer(**sizes, **parts)
 
 
-def convnext() -> nn.Module:
+def convnext():
     from torchvision.models.convnext import CNBlockConfig, ConvNeXt
 
     return ConvNeXt([CNBlockConfig(16, 32, 2), CNBlockConfig(32, None, 2)], num_classes=10)
 
 
-def resnet() -> nn.Module:
+def resnet():
     from torchvision.models.resnet import BasicBlock, ResNet
 
     return ResNet(BasicBlock, [2, 2, 2, 2], num_classes=10)
 
 
-def image(size: int) -> tuple[Any, ...]:
+def image(size):
     return (noise(2, 3, size, size),)
 
 

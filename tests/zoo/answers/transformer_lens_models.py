@@ -1,11 +1,6 @@
 """TransformerLens' own implementations."""
 
-from __future__ import annotations
-
 from functools import partial
-from typing import Any
-
-from torch import nn
 
 from zoo.answer import Package, model, stream, tokens
 
@@ -22,7 +17,7 @@ SIZES = {
 }
 
 
-def hooked(name: str = "HookedTransformer", **options: Any) -> nn.Module:
+def hooked(name="HookedTransformer", **options):
     import transformer_lens
 
     config = transformer_lens.HookedTransformerConfig(**{**SIZES, **options}, init_weights=True)

@@ -1,9 +1,5 @@
 """Image models of vit-pytorch."""
 
-from __future__ import annotations
-
-from typing import Any
-
 from addnorm import Row
 from support.families import noise
 from zoo.answer import IN, VECTOR, Package, make, model, refuse, stream
@@ -28,7 +24,7 @@ VIVIT = {
 RMS = "rms|scale"
 
 
-def image() -> tuple[Any, ...]:
+def image():
     return (noise(2, 3, 16, 16),)
 
 

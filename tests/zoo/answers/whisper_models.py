@@ -1,14 +1,10 @@
 """Whisper in OpenAI's implementation."""
 
-from __future__ import annotations
-
-from torch import nn
-
 from support.families import ids, noise
 from zoo.answer import Package, model, stream
 
 
-def whisper() -> nn.Module:
+def whisper():
     from whisper.model import ModelDimensions, Whisper
 
     return Whisper(ModelDimensions(8, 8, 32, 4, 2, 99, 16, 32, 4, 2))

@@ -1,11 +1,6 @@
 """Options of x-transformers."""
 
-from __future__ import annotations
-
 from functools import partial
-from typing import Any
-
-from torch import nn
 
 from addnorm import Row
 from support.families import ids, noise
@@ -15,19 +10,19 @@ SIZES = {"dim": 32, "depth": 2, "heads": 4, "attn_dim_head": 8}
 HALF = Row(norm_in=True, b=0.5)
 
 
-def decoder(**options: Any) -> nn.Module:
+def decoder(**options):
     from x_transformers import Decoder, TransformerWrapper
 
     return TransformerWrapper(num_tokens=99, max_seq_len=16, attn_layers=Decoder(**{**SIZES, **options}))
 
 
-def image_encoder() -> nn.Module:
+def image_encoder():
     from x_transformers import Encoder, ViTransformerWrapper
 
     return ViTransformerWrapper(image_size=16, patch_size=8, num_classes=10, attn_layers=Encoder(**SIZES))
 
 
-def continuous() -> nn.Module:
+def continuous():
     from x_transformers import ContinuousTransformerWrapper, Encoder
 
     return ContinuousTransformerWrapper(
@@ -35,7 +30,7 @@ def continuous() -> nn.Module:
     )
 
 
-def pair() -> nn.Module:
+def pair():
     from x_transformers import XTransformer
 
     sizes = {"num_tokens": 99, "max_seq_len": 16, "depth": 2, "heads": 4, "attn_dim_head": 8}

@@ -1,16 +1,12 @@
 """Block stacks of xlstm."""
 
-from __future__ import annotations
-
 from functools import partial
-
-from torch import nn
 
 from support.families import noise
 from zoo.answer import Package, model, stream
 
 
-def stack(slstm: bool) -> nn.Module:
+def stack(slstm):
     import xlstm
 
     mlstm = xlstm.mLSTMBlockConfig(
