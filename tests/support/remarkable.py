@@ -4,14 +4,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from support.stream_steps import D
-
-
-def run_layers(m, x, first=0, last=4):
-    """Return the stream after pre-LN sublayers."""
-    for k in range(first, last):
-        x = x + m.mlps[k](m.norms[k](x))
-    return x
+from support.stream_steps import D, normalize, repeat, run_layers
 
 
 def run_post(m, x, first=0, last=3, a=1.0, b=1.0):
@@ -59,10 +52,7 @@ def shuffled(m, x):
     return m.last(run_layers(m, m.gates[0](x)[:, order])[:, order.argsort()])
 
 
-def random_writes(m, x):
-    for k in range(4):
-        x = x + m.mlps[k](m.norms[k](x) + (k % 2) * torch.randn(D))
-    return m.last(x)
+random_writes = repeat(lambda m, k, x: x + m.mlps[k](m.norms[k](x) + (k % 2) * torch.randn(D)), end=normalize)
 
 
 def seeded_writes(m, x):
@@ -73,22 +63,13 @@ def seeded_writes(m, x):
     return m.last(x)
 
 
-def dropout(m, x):
-    for k in range(4):
-        x = x + m.mlps[k](m.norms[k](x)) * torch.bernoulli(torch.full((2, 1, 1), 0.8)) / 0.8
-    return m.last(x)
+dropout = repeat(lambda m, k, x: x + m.branch(k, x) * torch.bernoulli(torch.full((2, 1, 1), 0.8)) / 0.8, end=normalize)
 
 
-def random_gains(m, x):
-    for k in range(4):
-        x = x + m.mlps[k](m.norms[k](x)) * torch.randn(2, 1, 1)
-    return m.last(x)
+random_gains = repeat(lambda m, k, x: x + m.branch(k, x) * torch.randn(2, 1, 1), end=normalize)
 
 
-def weighted_writes(m, x, weights):
-    for k in range(4):
-        x = x + m.mlps[k](m.norms[k](x)) * weights
-    return m.last(x)
+weighted_writes = repeat(lambda m, k, x, weights: x + m.branch(k, x) * weights, end=normalize)
 
 
 # Residual connections.
@@ -134,10 +115,7 @@ class Routed(nn.Module):
         return self.mlps[k](x)
 
 
-def shared(m, x):
-    for k in range(4):
-        x = x + m.mlps[0](m.norms[k](x))
-    return m.last(x)
+shared = repeat(lambda m, k, x: x + m.mlps[0](m.norms[k](x)), end=normalize)
 
 
 def shared_container(m, x):

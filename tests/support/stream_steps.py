@@ -40,6 +40,10 @@ class Steps(nn.Module):
         self.heads = nn.Parameter(torch.zeros(2, 2))
         self.outer = Outer()
 
+    def branch(self, k, x):
+        """Return the output of pre-LN sublayer k."""
+        return self.mlps[k](self.norms[k](x))
+
     def forward(self, *args):
         return self.run(self, *args)
 
@@ -53,55 +57,53 @@ def make_steps(run):
     return model
 
 
+def repeat(step, count=4, end=None):
+    """Return the forward that calls `step(m, k, x, *others)` for each sublayer, and then `end(m, x)`."""
+
+    def run(m, x, *others):
+        for k in range(count):
+            x = step(m, k, x, *others)
+        return end(m, x) if end else x
+
+    return run
+
+
+def run_layers(m, x, first=0, last=4):
+    """Return the stream after pre-LN sublayers."""
+    for k in range(first, last):
+        x = x + m.branch(k, x)
+    return x
+
+
+def normalize(m, x):
+    return m.last(x)
+
+
 # Norms whose weight is outside of torch's norm, interpolations, gates.
 
 
-def pre_ln_with_outer_weight(m, x):
-    for k in range(4):
-        x = x + m.mlps[k](F.layer_norm(x, (D,)) * m.gammas[k])
-    return x
+pre_ln_with_outer_weight = repeat(lambda m, k, x: x + m.mlps[k](F.layer_norm(x, (D,)) * m.gammas[k]))
 
 
-def post_ln_with_outer_weight(m, x):
-    for k in range(4):
-        x = m.bare(x + m.mlps[k](x)) * m.gammas[k]
-    return x
+post_ln_with_outer_weight = repeat(lambda m, k, x: m.bare(x + m.mlps[k](x)) * m.gammas[k])
 
 
-def lerp(m, x):
-    for k in range(4):
-        x = torch.lerp(x, m.mlps[k](m.norms[k](x)), m.gammas[k])
-    return x
+lerp = repeat(lambda m, k, x: torch.lerp(x, m.branch(k, x), m.gammas[k]))
 
 
-def difference(m, x):
-    for k in range(4):
-        x = x + m.gammas[k] * (m.mlps[k](m.norms[k](x)) - x)
-    return x
+difference = repeat(lambda m, k, x: x + m.gammas[k] * (m.branch(k, x) - x))
 
 
-def constant_difference(m, x):
-    for k in range(4):
-        x = x + 0.3 * (m.mlps[k](m.norms[k](x)) - x)
-    return x
+constant_difference = repeat(lambda m, k, x: x + 0.3 * (m.branch(k, x) - x))
 
 
-def gated_difference(m, x):
-    for k in range(4):
-        x = x + m.gates[k](x).sigmoid() * (m.mlps[k](m.norms[k](x)) - x)
-    return x
+gated_difference = repeat(lambda m, k, x: x + m.gates[k](x).sigmoid() * (m.branch(k, x) - x))
 
 
-def recurrent_gate(m, x):
-    for k in range(2):
-        x = m.cells[k](m.mlps[k](m.norms[k](x)).flatten(0, 1), x.flatten(0, 1)).view_as(x)
-    return x
+recurrent_gate = repeat(lambda m, k, x: m.cells[k](m.branch(k, x).flatten(0, 1), x.flatten(0, 1)).view_as(x), count=2)
 
 
-def residual_bias(m, x):
-    for k in range(4):
-        x = m.mlps[k](m.norms[k](x)) + (x + m.shifts[k]) * m.gammas[k]
-    return x
+residual_bias = repeat(lambda m, k, x: m.branch(k, x) + (x + m.shifts[k]) * m.gammas[k])
 
 
 def channel_scale(m, x):
@@ -122,7 +124,7 @@ def talking_heads(m, x):
 
 def stacked_sublayers(m, x):
     for k in (0, 2):
-        x = x + torch.stack([m.mlps[j](m.norms[j](x)) for j in (k, k + 1)]).sum(0)
+        x = x + torch.stack([m.branch(j, x) for j in (k, k + 1)]).sum(0)
     return x
 
 
@@ -132,8 +134,8 @@ def stacked_sublayers(m, x):
 def reversible(m, x):
     a, b = x, x
     for k in (0, 2, 4):
-        a = a + m.mlps[k](m.norms[k](b))
-        b = b + m.mlps[k + 1](m.norms[k + 1](a))
+        a = a + m.branch(k, b)
+        b = b + m.branch(k + 1, a)
     return (a + b) / 2
 
 
@@ -141,8 +143,8 @@ def reversible_halves(m, x):
     x = torch.cat([x, x], -1)
     for k in (0, 2, 4):
         a, b = x.chunk(2, -1)
-        a = a + m.mlps[k](m.norms[k](b))
-        b = b + m.mlps[k + 1](m.norms[k + 1](a))
+        a = a + m.branch(k, b)
+        b = b + m.branch(k + 1, a)
         x = torch.cat([a, b], -1)
     return torch.stack(x.chunk(2, -1)).mean(0)
 
@@ -153,26 +155,26 @@ def joined_twice(m, x, other):
         a, b = x[:, :2], x[:, 2:]
         y = m.mlps[k](m.norms[k](torch.cat([a, b], 1)))
         x = y + torch.cat([a, b], 1)
-        x = m.others[k](x + m.mlps[k + 1](m.norms[k + 1](x)))
+        x = m.others[k](x + m.branch(k + 1, x))
     return x
 
 
 def written_tokens(m, x, other):
     """Add another stream to all tokens but the first, as TNT."""
     for k in (0, 2):
-        other = other + m.mlps[k](m.norms[k](other))
+        other = other + m.branch(k, other)
         x = torch.cat([x[:, :1], x[:, 1:] + m.gates[k](m.others[k](other))], 1)
-        x = x + m.mlps[k + 1](m.norms[k + 1](x))
+        x = x + m.branch(k + 1, x)
     return x
 
 
 def fused_tokens(m, x, other):
     """Compute the first token from two streams, as CrossViT."""
     for k in (0, 3):
-        x = x + m.mlps[k](m.norms[k](x))
-        other = other + m.mlps[k + 1](m.norms[k + 1](other))
+        x = x + m.branch(k, x)
+        other = other + m.branch(k + 1, other)
         both = torch.cat([m.gates[k](x[:, :1]), other], 1)
-        c = both[:, :1] + m.mlps[k + 2](m.norms[k + 2](both)).mean(1, keepdim=True)
+        c = both[:, :1] + m.branch(k + 2, both).mean(1, keepdim=True)
         x = torch.cat([m.gates[k + 1](c), x[:, 1:]], 1)
     return x
 
@@ -180,7 +182,7 @@ def fused_tokens(m, x, other):
 def scaled_stream(m, x):
     """Multiply the stream by a gate between two layers."""
     for k in range(4):
-        x = x + m.mlps[k](m.norms[k](x))
+        x = x + m.branch(k, x)
         x = x * m.gates[k](x).sigmoid() if k == 1 else x
     return x
 
@@ -188,15 +190,12 @@ def scaled_stream(m, x):
 def summed_streams(m, x, other):
     """Add the end of another stream to the end of one, before its norm."""
     for k in range(3):
-        x = x + m.mlps[k](m.norms[k](x))
-        other = other + m.mlps[k + 3](m.norms[k + 3](other))
+        x = x + m.branch(k, x)
+        other = other + m.branch(k + 3, other)
     return m.last(x + other)
 
 
-def partly_written(m, x, other):
-    for k in range(3):
-        x = torch.cat([x[:, :1], x[:, 1:] + m.mlps[k](m.norms[k](x[:, 1:]))], 1)
-    return x
+partly_written = repeat(lambda m, k, x, other: torch.cat([x[:, :1], x[:, 1:] + m.branch(k, x[:, 1:])], 1), count=3)
 
 
 def partly_normed(m, x, other):
@@ -211,8 +210,7 @@ def partly_normed(m, x, other):
 
 def end_read_twice(m, x, other):
     """Read the end of a stream through the final norm and, before that, through the norm of another stream's sublayer."""
-    for k in range(3):
-        x = x + m.mlps[k](m.norms[k](x))
+    x = run_layers(m, x, last=3)
     context = m.context(x)
     other = other + m.gates[0]((other @ context.mT).softmax(-1) @ context)
     return m.last(x), other
@@ -221,7 +219,7 @@ def end_read_twice(m, x, other):
 def gated_sandwich(m, x, condition):
     for k in range(3):
         gate = m.gates[k](condition[:, :1]).tanh()
-        x = x + gate * m.others[k](m.mlps[k](m.norms[k](x)))
+        x = x + gate * m.others[k](m.branch(k, x))
     return m.last(x)
 
 
@@ -235,30 +233,23 @@ def class_attention(m, x, c):
     return m.last(torch.cat([c, x], 1))
 
 
-def norm_of_a_sum(m, x):
-    """Add positions before the norm of each sublayer."""
-    for k in range(3):
-        x = m.others[k](x + m.mlps[k](m.norms[k](x + m.shifts[:5])))
-    return x
+# Add positions before the norm of each sublayer.
+norm_of_a_sum = repeat(lambda m, k, x: m.others[k](x + m.branch(k, x + m.shifts[:5])), count=3)
 
 
 def clamped(m, x):
     for k in range(3):
-        x = (x + m.mlps[k](m.norms[k](x))).clamp(-0.5, 0.5)
-    return x + m.mlps[3](m.norms[3](x))
+        x = (x + m.branch(k, x)).clamp(-0.5, 0.5)
+    return x + m.branch(3, x)
 
 
 def two_heads(m, x):
-    for k in range(3):
-        x = x + m.mlps[k](m.norms[k](x))
+    x = run_layers(m, x, last=3)
     return m.gates[0](m.last(x)), m.gates[1](m.context(x))
 
 
-def token_mixers(m, x):
-    """Multiply the transposed stream by a matrix, as MLP-Mixer."""
-    for k in range(3):
-        x = x + torch.relu(m.norms[k](x).mT @ m.gammas[:5, :5]).mT
-    return x
+# Multiply the transposed stream by a matrix, as MLP-Mixer.
+token_mixers = repeat(lambda m, k, x: x + torch.relu(m.norms[k](x).mT @ m.gammas[:5, :5]).mT, count=3)
 
 
 def bare_token_mixers(m, x):
@@ -286,24 +277,21 @@ def scaled_reads_of_channels(m, x):
     return x
 
 
-def scaled_branch_norms(m, x):
-    """Scale the output's norm, which has no weight, where it is added."""
-    for k in range(4):
-        x = x + m.gammas[k].view(-1) * m.bare(m.mlps[k](m.norms[k](x)))
-    return x
+# Scale the output's norm, which has no weight, where it is added.
+scaled_branch_norms = repeat(lambda m, k, x: x + m.gammas[k].view(-1) * m.bare(m.branch(k, x)))
 
 
 def sums_of_normed_sublayers(m, x):
     """Add a sum of two sublayers with norms of their own."""
     for k in range(2):
-        x = m.outer(lambda x, k=k: sum([m.mlps[j](m.norms[j](x)) for j in (2 * k, 2 * k + 1)]), x) + x
+        x = m.outer(lambda x, k=k: sum([m.branch(j, x) for j in (2 * k, 2 * k + 1)]), x) + x
     return x
 
 
 def orthogonal_updates(m, x):
     """Add the part of the output that is orthogonal to the stream."""
     for k in range(4):
-        y, u = m.mlps[k](m.norms[k](x)), F.normalize(x, dim=-1)
+        y, u = m.branch(k, x), F.normalize(x, dim=-1)
         x = x + (y - (y * u).sum(-1, keepdim=True) * u)
     return x
 

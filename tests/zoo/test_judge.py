@@ -4,14 +4,12 @@ import json
 from dataclasses import replace
 
 import pytest
-import torch
-from torch import nn
 
 import addnorm
 from addnorm import Row
 from support.answers import Answer
-from support.families import shake
 from support.judge import judge
+from support.stream_steps import D, make_steps, noise, normalize, repeat
 from zoo import page
 from zoo.answer import IN, stream
 from zoo.packages import load
@@ -20,28 +18,20 @@ from zoo.use import attempt, check_ablate, check_decompose, check_record
 PRE_LN = {"wiring": "pre_ln", "letters": "ff"}
 
 
-class Blocks(nn.Module):
-    """Feed-forward layers in a wiring that `how` spells."""
+def highway(m, k, x):
+    gate = m.gates[0](x).sigmoid()
+    return gate * m.mlps[k](x) + (1 - gate) * x
 
-    def __init__(self, how):
-        super().__init__()
-        self.how = how
-        self.norms = nn.ModuleList([nn.LayerNorm(16) for _ in range(3)])
-        self.fs = nn.ModuleList([nn.Sequential(nn.Linear(16, 24), nn.GELU(), nn.Linear(24, 16)) for _ in range(2)])
-        self.gate = nn.Linear(16, 16)
 
-    def forward(self, x):
-        for norm, f in zip(self.norms, self.fs, strict=False):
-            if self.how == "highway":
-                g = self.gate(x).sigmoid()
-                x = g * f(x) + (1 - g) * x
-            else:
-                x = norm(x + f(x)) if self.how == "post" else x + f(norm(x))
-        return x if self.how == "post" else self.norms[2](x)
+RUNS = {
+    "pre": repeat(lambda m, k, x: x + m.branch(k, x), 2, normalize),
+    "post": repeat(lambda m, k, x: m.norms[k](x + m.mlps[k](x)), 2),
+    "highway": repeat(highway, 2, normalize),
+}
 
 
 def inspect(how):
-    return addnorm.inspect(shake(Blocks(how).eval()), torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(1)))
+    return addnorm.inspect(make_steps(RUNS[how]), noise(2, 5, D))
 
 
 @pytest.mark.parametrize(
@@ -102,7 +92,7 @@ def test_judge_compares_rows_of_unnamed_streams(facts, status):
 
 
 def test_uses_pass_on_our_own_model():
-    model, x = shake(Blocks("pre").eval()), torch.randn(2, 5, 16)
+    model, x = make_steps(RUNS["pre"]), noise(2, 5, D)
     found, arguments = addnorm.inspect(model, x), ((x,), {})
     assert attempt(check_record, model, arguments) == "ok"
     assert attempt(check_decompose, model, arguments, found) == "ok"

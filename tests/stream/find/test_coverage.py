@@ -7,7 +7,7 @@ import addnorm
 from addnorm import inspect
 from support import odd_streams as odd
 from support import stream_steps as steps
-from support.stream_steps import D, make_steps, noise
+from support.stream_steps import D, make_steps, noise, repeat, run_layers
 
 ONE = (noise(2, 5, D),)
 IMAGE = (noise(2, D, 5, 4),)
@@ -158,21 +158,18 @@ def test_ablate_removes_sublayer_in_a_stack():
     model = make_steps(steps.stacked_sublayers)
     site = inspect(model, *ONE).site("mlps.3")
 
-    def without(m, x):
-        x = x + torch.stack([m.mlps[j](m.norms[j](x)) for j in (0, 1)]).sum(0)
-        return x + m.mlps[2](m.norms[2](x))
-
     x = ONE[0].clone().requires_grad_()
     with addnorm.ablate(site):
         out = model(x)
     (gradient,) = torch.autograd.grad(out, x, noise(*out.shape, seed=3))
-    expected = without(model, x)
+    middle = x + model.branch(0, x) + model.branch(1, x)
+    expected = middle + model.branch(2, middle)
     (exact,) = torch.autograd.grad(expected, x, noise(*out.shape, seed=3))
     assert torch.allclose(out, expected, atol=1e-6)
     assert torch.allclose(gradient, exact, atol=1e-5)
 
 
-@pytest.mark.parametrize("run", [steps.lerp, steps.difference], ids=lambda run: run.__name__)
+@pytest.mark.parametrize("run", [steps.lerp, steps.difference], ids=["lerp", "difference"])
 def test_ablate_and_decompose_interpolation(run):
     model = make_steps(run)
     inspection = inspect(model, *ONE)
@@ -183,7 +180,7 @@ def test_ablate_and_decompose_interpolation(run):
     assert before.closure < 1e-5
 
 
-@pytest.mark.parametrize("run", [steps.lerp, steps.difference], ids=lambda run: run.__name__)
+@pytest.mark.parametrize("run", [steps.lerp, steps.difference], ids=["lerp", "difference"])
 def test_record_measures_write_of_interpolation(run):
     model = make_steps(run)
     with addnorm.record(model) as rec:
@@ -195,26 +192,14 @@ def test_record_measures_write_of_interpolation(run):
     assert rec.series("write", "ratio")[0][1] == pytest.approx(float(expected), rel=1e-5)
 
 
-class GrownQueries(torch.nn.Module):
-    """Learned queries to which the first write adds the batch: x (tokens, d) + f(N(x)) (batch, tokens, d)."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(4)
-        self.queries = torch.nn.Parameter(torch.randn(5, D))
-        self.norms = torch.nn.ModuleList(torch.nn.LayerNorm(D) for _ in range(5))
-        self.sublayers = torch.nn.ModuleList(torch.nn.Linear(D, D) for _ in range(4))
-
-    def forward(self, x):
-        h = self.queries
-        h = h + self.sublayers[0](self.norms[0](h)) * x.mean(-1, keepdim=True)
-        for norm, sublayer in zip(self.norms[1:4], self.sublayers[1:], strict=True):
-            h = h + torch.tanh(sublayer(norm(h)))
-        return self.norms[4](h)
-
-
 def test_inspect_refuses_add_that_widens_a_parameter():
-    found = inspect(GrownQueries(), *ONE)
+    def run(m, x):
+        """Add the batch to learned queries with the first write: x (tokens, d) + f(N(x)) (batch, tokens, d)."""
+        h = m.shifts[:5]
+        h = h + m.gates[0](m.norms[0](h)) * x.mean(-1, keepdim=True)
+        return m.last(run_layers(m, h, 1))
+
+    found = inspect(make_steps(run), *ONE)
     assert not found.closes
     assert found.streams[0].wiring is None
     assert [unknown.reason for unknown in found.unknown] == [
@@ -231,23 +216,17 @@ BIASED = {
 
 @pytest.mark.parametrize("case", BIASED)
 def test_statistics_of_a_shifted_end_are_no_sublayer(case):
-    def run(m, x):
-        for k in range(4):
-            x = x + m.mlps[k](m.norms[k](x))
-        return BIASED[case](m, x)
-
-    (stream,) = inspect(make_steps(run), noise(2, 5, 16)).streams
+    run = repeat(lambda m, k, x: x + m.branch(k, x), end=BIASED[case])
+    (stream,) = inspect(make_steps(run), *ONE).streams
     assert [site.role for site in stream.sites] == ["branch"] * 4
     assert (stream.wiring.name, stream.final_norm is not None) == ("pre_ln", "loss" in case)
 
 
 def test_a_norm_by_a_negative_power_is_a_norm():
-    def run(m, x):
-        for k in range(4):
-            x = x + m.mlps[k](x * (m.gammas[k, 0] * (x - m.shifts[k]).square().mean(-1, keepdim=True) ** -0.5))
-        return x
+    def step(m, k, x):
+        return x + m.mlps[k](x * (m.gammas[k, 0] * (x - m.shifts[k]).square().mean(-1, keepdim=True) ** -0.5))
 
-    (stream,) = inspect(make_steps(run), noise(2, 5, 16)).streams
+    (stream,) = inspect(make_steps(repeat(step)), *ONE).streams
     assert (stream.wiring, stream.remarks) == (
         None,
         ("the norms are inside the sublayers, or normalize over batches or groups",),

@@ -55,10 +55,10 @@ def test_stream_closes_without_the_other():
 
     def run(m, x, other, p):
         for k in (0, 2):
-            x = x + m.mlps[k](m.norms[k](x))
+            x = x + m.branch(k, x)
             gate = m.gates[k](other).sigmoid()
             other = gate * other + (1 - gate) * m.mlps[k + 1](other)
-            other = other + m.mlps[k + 1](m.norms[k + 1](other))
+            other = other + m.branch(k + 1, other)
         return m.last(x), other
 
     inspection = addnorm.inspect(make_steps(run), *INPUTS)

@@ -9,6 +9,7 @@ from addnorm import inspect
 from support.families import shake
 from support.handwritten_models import IDS, Attention, D, Mlp, Tiny, make_input, pre
 from support.inspection_checks import AFAF
+from support.stream_steps import make_steps, repeat
 
 
 def make_stack(*layers):
@@ -36,24 +37,6 @@ class Residual(nn.Module):
 
     def forward(self, x):
         return x + self.f(x)
-
-
-class Looped(nn.Module):
-    """Four sublayers and a function that runs them."""
-
-    def __init__(self, run):
-        super().__init__()
-        self.run = run
-        self.norms = nn.ModuleList(nn.LayerNorm(D) for _ in range(4))
-        self.parts = nn.ModuleList(Mlp() for _ in range(4))
-        self.pairs = [*zip(self.norms, self.parts, strict=True)]
-
-    def forward(self, *args):
-        return self.run(self, *args)
-
-
-def make_looped(run):
-    return shake(Looped(run))
 
 
 # Rows in unusual spellings.
@@ -133,9 +116,9 @@ PRE_LN = {
     "sixty-four experts": (lambda: make_stack(*(Block(mlp=Experts) for _ in range(2)), nn.LayerNorm(D)), make_input(), [AFAF]),
     "LoRA": (with_lora, IDS, [AFAF]),
     "latents": (lambda: make_stack(Crossing(), Crossing()), (make_input(2, 4, D), make_input()), [["cross-attention", "feed-forward"] * 2]),
-    "a sum of a list": (lambda: make_looped(lambda m, x: [x := sum([x, f(n(x))]) for n, f in m.pairs][-1]), make_input(), [["feed-forward"] * 4]),
-    "from .data": (lambda: make_looped(lambda m, x: [x := x.data + f(n(x)) for n, f in m.pairs][-1]), make_input(), [["feed-forward"] * 4]),
-    "vmap": (lambda: make_looped(lambda m, x: [x := torch.vmap(lambda y: y + f(n(y)))(x) for n, f in m.pairs][-1]), make_input(), [["feed-forward"] * 4]),  # noqa: B023
+    "a sum of a list": (lambda: make_steps(repeat(lambda m, k, x: sum([x, m.branch(k, x)]))), make_input(), [["feed-forward"] * 4]),
+    "from .data": (lambda: make_steps(repeat(lambda m, k, x: x.data + m.branch(k, x))), make_input(), [["feed-forward"] * 4]),
+    "vmap": (lambda: make_steps(repeat(lambda m, k, x: torch.vmap(lambda y: y + m.branch(k, y))(x))), make_input(), [["feed-forward"] * 4]),
     "LSTM": (lambda: make_stack(*(Block(attention=Recurrent) for _ in range(2))), make_input(), [["other", "feed-forward"] * 2]),
     "shared norm and sublayer": (lambda: make_stack(*[Block()] * 3), make_input(), [["attention", "feed-forward"] * 3]),
 }  # fmt: skip
@@ -155,11 +138,11 @@ def test_inspect_follows_in_place_adds_through_views():
     def run(m, x):
         x = x.clone()
         turned = x.transpose(1, 2)
-        for n, f in m.pairs:
-            turned += f(n(x)).transpose(1, 2)
+        for k in range(4):
+            turned += m.branch(k, x).transpose(1, 2)
         return x
 
-    inspection = inspect(make_looped(run), make_input())
+    inspection = inspect(make_steps(run), make_input())
     assert (inspection.wiring, len(inspection.sites), inspection.closes, inspection.unknown) == ("pre_ln", 4, True, ())
 
 
@@ -168,23 +151,17 @@ def test_inspect_follows_in_place_adds_through_views():
 
 def dense(m, x):
     states = [x]
-    for n, f in m.pairs:
-        states.append(f(n(torch.stack(states).sum(0))))
+    for k in range(4):
+        states.append(m.branch(k, torch.stack(states).sum(0)))
     return torch.stack(states).sum(0)
-
-
-def resnet(m, x, plain=False):
-    for n, f in m.pairs:
-        x = F.relu(x + f(x if plain else n(x)))
-    return x
 
 
 def projected(m, x, axis=-1):
     """Multiply the output of an einsum, whose memory has the features first, by a matrix; or mix tokens."""
     weight = torch.eye(x.shape[axis]).roll(1, 0) * 0.5 * m.norms[0].weight[0]
-    for n, f in m.pairs:
-        x = torch.einsum("bnd,hd->bnd", x, n.weight[None].expand(4, -1) * 0.25) if axis == -1 else x
-        x = x @ weight + f(n(x)) if axis == -1 else (x.transpose(1, 2) @ weight).transpose(1, 2) + f(n(x))
+    for k in range(4):
+        x = torch.einsum("bnd,hd->bnd", x, m.norms[k].weight[None].expand(4, -1) * 0.25) if axis == -1 else x
+        x = (x @ weight if axis == -1 else (x.transpose(1, 2) @ weight).transpose(1, 2)) + m.branch(k, x)
     return x
 
 
@@ -192,15 +169,18 @@ WITHOUT_ROWS = {
     "matrix on the features": (projected, "a matrix over its last dimension"),
     "matrix on the tokens": (lambda m, x: projected(m, x, axis=1), "it mixes states or tokens"),
     "dense connections": (dense, "a sum of three or more values"),
-    "relu after the add": (resnet, "begins with a function of the end of another stream"),
-    "relu after the add, no norms": (lambda m, x: resnet(m, x, plain=True), "a single add"),
+    "relu after the add": (
+        repeat(lambda m, k, x: F.relu(x + m.branch(k, x))),
+        "begins with a function of the end of another stream",
+    ),
+    "relu after the add, no norms": (repeat(lambda m, k, x: F.relu(x + m.mlps[k](x))), "a single add"),
 }
 
 
 @pytest.mark.parametrize("name", WITHOUT_ROWS)
 def test_inspect_explains_model_without_rows(name):
     run, reason = WITHOUT_ROWS[name]
-    inspection = inspect(make_looped(run), make_input())
+    inspection = inspect(make_steps(run), make_input())
     assert inspection.wiring in ("none", "unknown") or name == "dense connections"
     assert any(reason in unknown.reason for unknown in inspection.unknown), inspection.unknown
 
@@ -268,10 +248,6 @@ def test_inspect_tells_messages_from_experts(target, kind, spelling):
             return zeros.scatter_add(0, target[:, None].expand(5, D), rows)
         return zeros.index_put((target,), rows, accumulate=True)
 
-    def run(m, x):
-        for norm, f in m.pairs:
-            x = x + send(f(norm(x)[ROWS]))
-        return x
-
-    inspection = inspect(make_looped(run), make_input(5, D))
+    run = repeat(lambda m, k, x: x + send(m.mlps[k](m.norms[k](x)[ROWS])))
+    inspection = inspect(make_steps(run), make_input(5, D))
     assert {site.kind for site in inspection.sites} == {kind}

@@ -130,7 +130,7 @@ def test_repr_of_inspection_stream_and_site():
 def test_inspect_keeps_sums_beside_the_streams_apart():
     def run(m, x):
         for k in range(3):
-            x = x + m.mlps[k](m.norms[k](x))
+            x = x + m.branch(k, x)
         y = m.gates[0](m.last(x))
         return y + m.mlps[3](y)
 
@@ -146,7 +146,7 @@ def test_inspect_keeps_sums_beside_the_streams_apart():
 def test_inspect_says_the_line_of_each_reason():
     def run(m, x):
         for k in range(3):
-            x = x + m.mlps[k](m.norms[k](x))
+            x = x + m.branch(k, x)
             x = x.flip(-1) if k == 1 else x.clamp(-0.1, 0.1)  # both are no rows
         return x
 

@@ -3,12 +3,12 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 import addnorm
 from addnorm import Learned, Row, wirings
 from addnorm.stream.find.naming import SublayerSummary, find_contradiction, identify_wiring
 from support.stacks import ALL
+from support.stream_steps import D, make_steps, noise, repeat
 
 KINDS = ("attention", "feed-forward")
 
@@ -135,19 +135,6 @@ def test_find_contradiction(text, wiring, claim):
     assert find_contradiction(text, wiring) == claim
 
 
-class Rescaled(nn.Module):
-    """x + f(g(x)) for a function g that is no norm of the finder."""
-
-    def __init__(self, g):
-        super().__init__()
-        self.g, self.f = g, nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
-
-    def forward(self, x):
-        for f in self.f:
-            x = x + torch.tanh(f(self.g(x)))
-        return x
-
-
 UNNAMED = {
     "local response norm": lambda x: F.local_response_norm(x.mT, 3).mT,
     "a fractional power": lambda x: x * (x.square().cumsum(-1) + 1) ** -0.5,
@@ -157,7 +144,9 @@ UNNAMED = {
 
 @pytest.mark.parametrize("name", [*UNNAMED, "no rescaling"])
 def test_inspect_names_no_norm_only_without_rescaling(name):
-    inspection = addnorm.inspect(Rescaled(UNNAMED.get(name, torch.relu)).eval(), torch.randn(2, 5, 8))
+    rescale = UNNAMED.get(name, torch.relu)  # no norm of the finder
+    run = repeat(lambda m, k, x: x + torch.tanh(m.gates[k](rescale(x))))
+    inspection = addnorm.inspect(make_steps(run), noise(2, 5, D))
     wiring, remarks = inspection.streams[0].wiring, inspection.streams[0].remarks
     assert (wiring and wiring.name) == (None if name in UNNAMED else "no_norm")
     assert any("the norms are inside" in remark for remark in remarks) == (name in UNNAMED)

@@ -30,7 +30,7 @@ def place(between=None, residual=None, write=None, branch=None, end=None):
 
     def run(m, x):
         for k in range(4):
-            f = m.mlps[k](m.norms[k](x))
+            f = m.branch(k, x)
             f = write(m.bare(f)) if write else branch(f) if branch else f
             x = (residual(x) if residual and k == 2 else x) + f
             x = between(x) if between and k == 1 else x
