@@ -37,10 +37,3 @@ def test_shared_page_equals_loaded_page(explorer, new_explorer, view, fragment):
     new_explorer.show(fragment, view)
     explorer.wait_for_text(view, new_explorer.text(view))
     assert explorer.fragment() == new_explorer.fragment() == fragment
-
-
-def test_preferences_are_reset_between_tests(explorer):
-    page = explorer.stack("#v=1&S=4&d=8&T=2")
-    page.evaluate("localStorage.setItem('addnorm-theme', 'dark')")
-    explorer.reset()
-    assert page.evaluate("localStorage.length") == 0

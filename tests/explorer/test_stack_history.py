@@ -1,5 +1,7 @@
 """Tests of the stack view's address and of the browser's history in Chromium."""
 
+CURSORS = "#panel-stack g.cursor > *"
+
 
 def test_slider_keys_are_one_history_entry(explorer):
     page = explorer.stack("#v=1&S=4&d=8&T=2")
@@ -13,37 +15,20 @@ def test_slider_keys_are_one_history_entry(explorer):
     assert slider.input_value() == "4"
 
 
-def test_back_after_cursor_keeps_history(explorer):
+def test_back_and_forward_move_placement_and_cursors(explorer):
     page = explorer.stack("#v=1&S=8&d=8&T=2")
     explorer.after(lambda: page.keyboard.press("2"))
-    page.get_by_role("slider", name="Residual stream: data cursor", exact=True).focus()
-    page.keyboard.press("Home")
+    page.get_by_role("slider", name="Residual stream: data cursor", exact=True).press("Home")
     assert explorer.fragment() == "#v=1&place=pre&S=8&d=8&T=2&depth=0"
+    explorer.after(page.go_back)
+    assert (explorer.fragment(), page.locator(CURSORS).count()) == ("#v=1&S=8&d=8&T=2", 0)
+    explorer.after(page.go_forward)
+    assert page.get_by_role("radio", name="pre-LN").is_checked()
+    assert page.locator(CURSORS).count() == 7
     explorer.after(page.go_back)
     explorer.after(lambda: page.keyboard.press("3"))
     explorer.after(page.go_back)
-    assert explorer.fragment() == "#v=1&S=8&d=8&T=2"
-
-
-def assert_no_cursor(page):
-    assert page.locator("#panel-stack g.cursor > *").count() == 0
-    texts = [
-        slider.get_attribute("aria-valuetext") for slider in page.locator("#panel-stack .cursor[role=slider]").all()
-    ]
-    assert texts == ["no place selected"] * 7
-
-
-def test_back_to_no_depth_removes_cursors(explorer):
-    page = explorer.stack("#v=1&S=8&d=8&T=2")
-    explorer.after(lambda: page.keyboard.press("2"))
-    page.get_by_role("slider", name="Residual stream: data cursor", exact=True).focus()
-    page.keyboard.press("End")
-    assert page.locator("#panel-stack g.cursor > *").count() == 7
-    explorer.after(page.go_back)
-    assert explorer.fragment() == "#v=1&S=8&d=8&T=2"
-    assert_no_cursor(page)
-    explorer.after(page.go_forward)
-    assert page.locator("#panel-stack g.cursor > *").count() == 7
+    assert explorer.fragment() == "#v=1&S=8&d=8&T=2", "moving a cursor was no step of its own"
 
 
 def test_depth_removed_in_another_view(new_explorer):
@@ -53,17 +38,17 @@ def test_depth_removed_in_another_view(new_explorer):
     page.wait_for_selector("#panel-trace")
     new_explorer.after(page.get_by_role("tab", name="Stack").click)
     assert new_explorer.fragment() == "#v=1&S=8&d=8&T=2"
-    assert_no_cursor(page)
+    assert page.locator(CURSORS).count() == 0
+    texts = page.locator("#panel-stack .cursor[role=slider]").evaluate_all("all => all.map((one) => one.ariaValueText)")
+    assert texts == ["no place selected"] * 7
 
 
 def test_drag_is_drawn_and_one_history_entry(explorer):
     page = explorer.stack("#v=1&S=4&d=8&T=2&pins=place:pre,S:4,d:8,T:2")
-    ready = explorer.ready()
     # The view is drawn three times during the move; with a debounce that waits for the end of the move this would time out.
-    page.evaluate(
-        """drawn => new Promise((done, fail) => {
+    page.evaluate("""() => new Promise((done, fail) => {
         const [slider, panel] = ['.stack-side input[type=range]', '#panel-stack'].map(css => document.querySelector(css));
-        const end = Date.now() + 15000;
+        const [drawn, end] = [Number(panel.dataset.ready) + 3, Date.now() + 15000];
         let value = 4;
         const move = () => {
             if (Number(panel.dataset.ready) >= drawn) return done();
@@ -74,9 +59,7 @@ def test_drag_is_drawn_and_one_history_entry(explorer):
             setTimeout(move, 16);  // faster than it can be computed
         };
         move();
-    })""",
-        ready + 3,
-    )
+    })""")
     explorer.after(lambda: page.evaluate(
         "() => { const slider = document.querySelector('.stack-side input[type=range]'); slider.value = '70'; "
         "for (const type of ['input', 'change']) slider.dispatchEvent(new Event(type, {bubbles: true})); }"
@@ -86,16 +69,6 @@ def test_drag_is_drawn_and_one_history_entry(explorer):
     )
     explorer.after(page.go_back)
     assert len(explorer.marks("stream", "post-LN")) == 5
-
-
-def test_stack_back_and_forward(explorer):
-    page = explorer.stack("#v=1&S=4&d=8&T=2")
-    for key in "23":
-        explorer.after(lambda key=key: page.keyboard.press(key))
-    explorer.after(page.go_back)
-    assert page.get_by_role("radio", name="pre-LN").is_checked()
-    explorer.after(page.go_forward)
-    assert page.get_by_role("radio", name="sandwich").is_checked()
 
 
 WRONG_ADDRESSES = {

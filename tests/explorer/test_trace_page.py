@@ -1,5 +1,6 @@
 """Tests of the trace view in Chromium: it shows `addnorm.trace`; mouse, keys, address, code, geometry."""
 
+import itertools
 import math
 import re
 
@@ -25,42 +26,52 @@ def address(x=X, sublayer=SUBLAYER, more=""):
     return f"#v=1&view=trace&x={numbers[0]}&F={numbers[1]}{more}"
 
 
-def rows(page):
-    """Return the text of each step, after the steps that are out of sight are drawn too."""
+def assert_shows(page, followed):
+    """Check every step of the trace to the last digit, also of steps that are out of sight."""
     page.wait_for_selector(READY["trace"])
-    return page.eval_on_selector_all(
+    shown = page.eval_on_selector_all(
         "#panel-trace [data-step]",
-        """all => all.map((row) => ({
-          name: row.dataset.step,
-          math: [...row.querySelectorAll('.trace-math .trace-scroll:not([hidden]) math')].map(m => m.getAttribute('aria-label')).join(' '),
-          note: row.querySelector('.trace-note').textContent,
-          value: [...row.querySelectorAll('.trace-bars li')].map(li => li.dataset.value)
+        """all => all.map((row) => [
+          row.dataset.step,
+          [...row.querySelectorAll('.trace-math .trace-scroll:not([hidden]) math')].map(m => m.getAttribute('aria-label')).join(' '),
+          row.querySelector('.trace-note').textContent,
+          [...row.querySelectorAll('.trace-bars li')].map(li => String(Number(li.dataset.value)))
+        ])""",
+    )
+    for row, step in zip(shown, followed, strict=True):
+        formula = " = ".join(filter(None, (step.symbol, step.formula, step.numbers)))
+        assert row[:3] == [step.name, formula, step.note]
+        values = step.value if isinstance(step.value, tuple) else (step.value,)
+        numbers = [float(text.replace("Infinity", "inf")) for text in row[3]]
+        assert numbers == pytest.approx(values, rel=0, abs=0, nan_ok=True)
+
+
+def assert_mathml(page):
+    formulas = page.eval_on_selector_all(
+        "#panel-trace math",
+        """all => all.map(m => ({
+          text: m.textContent,
+          namespace: m.namespaceURI,
+          fractions: [...m.querySelectorAll('mfrac, msub, msup, munder')].every(f => f.children.length === 2),
+          empty: [...m.querySelectorAll('mi, mn, mo')].some(e => !e.textContent),
         }))""",
     )
-
-
-def assert_shows(page, followed):
-    """Check every step of the trace to the last digit."""
-    shown = rows(page)
-    assert [row["name"] for row in shown] == [step.name for step in followed]
-    for row, step in zip(shown, followed, strict=True):
-        value = step.value if isinstance(step.value, tuple) else (step.value,)
-        assert [float(text.replace("Infinity", "inf")) for text in row["value"]] == pytest.approx(
-            value, rel=0, abs=0, nan_ok=True
-        )
-        formula = (
-            step.symbol
-            + (f" = {step.formula}" if step.formula else "")
-            + (f" = {step.numbers}" if step.numbers else "")
-        )
-        assert row["math"] == formula
-        assert row["note"] == step.note
+    assert len(formulas) > 40
+    for formula in formulas:
+        text = formula.pop("text")
+        assert formula == {"namespace": "http://www.w3.org/1998/Math/MathML", "fractions": True, "empty": False}
+        assert not re.search(r"[√Σ²ₖᵀ\[\]_]|\de", text), "these have elements of their own"
+    assert page.locator("#panel-trace mfrac").count() >= 5
+    assert page.locator("#panel-trace msqrt").count() >= 2
 
 
 @pytest.mark.parametrize(("more", "options"), CHOICES)
-def test_trace_page_shows_steps(explorer, more, options):
+def test_trace_page_and_code_show_steps(explorer, more, options):
     page = explorer.show(address(more=more), "trace")
-    assert_shows(page, trace(X, SUBLAYER, **options))
+    expected = trace(X, SUBLAYER, **options)
+    assert_shows(page, expected)
+    assert_mathml(page)
+    assert explorer.run_code()[0] == f"{expected}\n"
 
 
 def test_trace_page_shows_non_finite(explorer):
@@ -70,59 +81,30 @@ def test_trace_page_shows_non_finite(explorer):
     assert "cannot be drawn" in page.locator(".trace-geometry").inner_text()
 
 
-def test_formulas_are_mathml(explorer):
-    for more, _ in CHOICES:
-        page = explorer.show(address(more=more), "trace")
-        formulas = page.eval_on_selector_all(
-            "#panel-trace math",
-            """all => all.map(m => ({
-              text: m.textContent,
-              namespace: m.namespaceURI,
-              fractions: [...m.querySelectorAll('mfrac, msub, msup, munder')].every(f => f.children.length === 2),
-              empty: [...m.querySelectorAll('mi, mn, mo')].some(e => !e.textContent),
-            }))""",
-        )
-        assert len(formulas) > 40
-        for formula in formulas:
-            assert formula["namespace"] == "http://www.w3.org/1998/Math/MathML"
-            assert formula["fractions"]
-            assert not formula["empty"]
-            assert not re.search(r"[√Σ²ₖᵀ\[\]_]|\de", formula["text"]), "these have elements of their own"
-        assert page.locator("#panel-trace mfrac").count() >= 5
-        assert page.locator("#panel-trace msqrt").count() >= 2
-
-
 # Moving the norm
 
 
-def test_trace_norm_moves_by_keyboard(new_explorer):
-    page = new_explorer.show(address(), "trace")
-    post, pre = trace(X, SUBLAYER), trace(X, SUBLAYER, placement="pre")
-    assert_shows(page, post)
-    for _ in range(60):
-        page.keyboard.press("Tab")
-        if page.evaluate("document.activeElement.name === 'trace-tplace'"):
-            break
-    page.keyboard.press("ArrowRight")
-    assert_shows(page, pre)
-    assert "tplace=pre" in new_explorer.fragment()
-    straight = page.locator("[data-step=straight]")
-    assert "straight" in straight.get_attribute("class")
-    assert [float(bar.get_attribute("data-value")) for bar in straight.locator("li").all()] == [1, 0, 0]
-    page.keyboard.press("f")
-    assert_shows(page, post)
-    page.wait_for_function("() => document.getElementById('live').textContent.startsWith('post-LN')")
-
-
-def test_trace_norm_moves_by_mouse(explorer):
+def test_trace_norm_moves(explorer):
     page = explorer.show(address(), "trace")
-    picture = page.locator(".trace-diagram")
-    assert "after the add" in picture.get_attribute("aria-label")
-    picture.click()
-    assert "before the sublayer" in picture.get_attribute("aria-label")
-    assert_shows(page, trace(X, SUBLAYER, placement="pre"))
-    page.get_by_role("button", name="Move the norm after the add").click()
-    assert_shows(page, trace(X, SUBLAYER))
+    post, pre = trace(X, SUBLAYER), trace(X, SUBLAYER, placement="pre")
+    picture, straight = page.locator(".trace-diagram"), page.locator("[data-step=straight]")
+    moves = (
+        lambda: page.locator("[name=trace-tplace]:checked").press("ArrowRight"),
+        lambda: page.keyboard.press("f"),
+        picture.click,
+        page.get_by_role("button", name="Move the norm after the add").click,
+    )
+    for k, move in enumerate(moves):
+        move()
+        assert_shows(page, post if k % 2 else pre)
+        assert ("after the add" if k % 2 else "before the sublayer") in picture.get_attribute("aria-label")
+        assert ("tplace=pre" in explorer.fragment()) == (k % 2 == 0)
+        if k == 0:
+            assert "straight" in straight.get_attribute("class")
+            bars = straight.locator("li").evaluate_all("all => all.map((bar) => Number(bar.dataset.value))")
+            assert bars == [1, 0, 0]
+        if k == 1:
+            page.wait_for_function("() => document.getElementById('live').textContent.startsWith('post-LN')")
 
 
 def test_trace_compares_gradients(explorer):
@@ -136,19 +118,16 @@ def test_trace_compares_gradients(explorer):
 
 def test_trace_reports_length_mismatch(explorer):
     page = explorer.show(address(), "trace")
-    field = page.get_by_role("textbox", name="Sublayer(x)")
+    field, stale = page.get_by_role("textbox", name="Sublayer(x)"), page.locator(".trace-result.stale")
     field.fill("0.5, 1")
     with pytest.raises(ValueError) as rule:  # noqa: PT011 the sentence is compared
         trace(X, [0.5, 1])
-    message = page.locator(f"#{field.get_attribute('aria-describedby')}")
-    assert message.inner_text() == str(rule.value)
-    assert field.get_attribute("aria-invalid") == "true"
-    assert page.locator(".trace-result.stale").count() == 1
+    assert page.locator(f"#{field.get_attribute('aria-describedby')}").inner_text() == str(rule.value)
+    assert (field.get_attribute("aria-invalid"), stale.count()) == ("true", 1)
     assert_shows(page, trace(X, SUBLAYER))
     field.fill("0.5, 1, 2")
     assert_shows(page, trace(X, [0.5, 1, 2]))
-    assert field.get_attribute("aria-invalid") is None
-    assert page.locator(".trace-result.stale").count() == 0
+    assert (field.get_attribute("aria-invalid"), stale.count()) == (None, 0)
 
 
 WRONG = [
@@ -177,30 +156,27 @@ def test_trace_limits_numbers(explorer):
 
 def test_trace_sliders(explorer):
     page = explorer.show(address([1, 2, 3], [0, 0, 0]), "trace")
-    slider = page.get_by_role("slider", name="x, feature 2")
-    slider.focus()
     for _ in range(3):
-        page.keyboard.press("ArrowRight")
-    x = [float(text) for text in page.get_by_role("textbox", name="Token x").input_value().split(",")]
-    assert x[1] > 2
-    assert [x[0], x[2]] == [1, 3]
+        page.get_by_role("slider", name="x, feature 2").press("ArrowRight")
+    text = page.get_by_role("textbox", name="Token x").input_value()
+    x = [*map(float, text.split(","))]
+    assert x == [1, pytest.approx(2.5, abs=0.49), 3]
     assert_shows(page, trace(x, [0, 0, 0]))
-    assert f"x={','.join(f'{v:g}' for v in x)}" in explorer.fragment()
+    assert f"x={text}&" in explorer.fragment()
 
 
-@pytest.mark.parametrize(
-    "name", [*[*PRESETS][:3], *(pytest.param(name, marks=pytest.mark.slow) for name in [*PRESETS][3:])]
-)
-def test_trace_examples(explorer, name):
+def test_trace_examples(explorer):
     page = explorer.show(address(), "trace")
     choose = page.get_by_label("Example")
-    assert choose.locator("option:checked").inner_text() == "Your own numbers"
-    choose.select_option(label=PRESETS[name].title)
-    assert_shows(page, PRESETS[name].trace())
-    assert choose.locator("option:checked").inner_text() == PRESETS[name].title
-    page.get_by_role("textbox", name="Token x").fill("9,8,7")
-    page.wait_for_selector(READY["trace"])
-    assert "lesson" not in page.locator(".trace-steps").first.inner_text()
+    chosen = choose.locator("option:checked")
+    for preset in [*PRESETS.values()][:3]:
+        assert chosen.inner_text() == "Your own numbers"
+        choose.select_option(label=preset.title)
+        assert_shows(page, preset.trace())
+        assert chosen.inner_text() == preset.title
+        page.get_by_role("textbox", name="Token x").fill("9,8,7")
+        page.wait_for_selector(READY["trace"])
+        assert "lesson" not in page.locator(".trace-steps").first.inner_text()
 
 
 # Stepping
@@ -208,22 +184,20 @@ def test_trace_examples(explorer, name):
 
 def test_trace_steps_by_keys(explorer):
     page = explorer.show(address(), "trace")
-    page.locator(".trace-walk").focus()
-    here = page.locator("[aria-current=step]")
+    walker, here = page.locator(".trace-walk"), page.locator("[aria-current=step]")
     names = [step.name for step in trace(X, SUBLAYER)]
-    for name in names[:5]:
-        page.keyboard.press("ArrowRight")
+    for key, name in (
+        *(("ArrowRight", name) for name in names[:5]),
+        ("k", names[3]),
+        ("End", names[-1]),
+        ("k", names[-2]),
+    ):
+        walker.press(key)
         assert here.get_attribute("data-step") == name
         assert f"step={name}" in explorer.fragment()
-    page.keyboard.press("k")
-    assert here.get_attribute("data-step") == names[3]
-    assert here.evaluate(
-        "row => { const box = row.getBoundingClientRect(); return box.top >= 0 && box.bottom <= innerHeight; }"
-    )
-    page.wait_for_function("() => document.getElementById('live').textContent.startsWith('Step 4 of 23, The mean')")
-    page.keyboard.press("End")
-    assert here.get_attribute("data-step") == names[-1]
-    assert page.get_by_role("button", name="Next step").is_disabled()
+        box = here.bounding_box()
+        assert 0 <= box["y"] <= page.viewport_size["height"] - box["height"]
+    page.wait_for_function("() => document.getElementById('live').textContent.startsWith('Step 22 of 23, ')")
 
 
 def test_trace_player(server_address, browser):
@@ -232,26 +206,12 @@ def test_trace_player(server_address, browser):
     page.clock.install()
     explorer.show(address(more="&step=dsublayer"), "trace")
     page.get_by_role("button", name="Play").click()
-    here = page.locator("[aria-current=step]")
-    assert here.get_attribute("data-step") == "dweight"
-    page.clock.run_for(2000)
-    assert here.get_attribute("data-step") == "dbias"
+    for milliseconds, step in ((0, "dweight"), (2000, "dbias"), (5000, "dbias")):
+        page.clock.run_for(milliseconds)
+        assert page.locator("[aria-current=step]").get_attribute("data-step") == step
     assert page.locator(".trace-play").inner_text() == "Play"
-    page.clock.run_for(5000)
-    assert here.get_attribute("data-step") == "dbias"
     explorer.assert_clean()
     page.context.close()
-
-
-# Downloads
-
-
-def test_trace_code_prints_the_same(explorer):
-    traces = {address(more=more): trace(X, SUBLAYER, **options) for more, options in CHOICES}
-    traces["#v=1&view=trace&g=0,0,1"] = PRESETS["lesson-000"].trace(grad=[0, 0, 1])
-    for fragment, expected in traces.items():
-        explorer.show(fragment, "trace")
-        assert explorer.run_code()[0] == f"{expected}\n"
 
 
 # The geometry
@@ -274,44 +234,35 @@ def test_eigenvalues_equal_autograd(explorer, norm):
     assert len([value for value in eigenvalues if value > 0.1]) == (1 if norm == "layer" else 2)
 
 
-def dots(page, name):
-    return [
-        [float(dot.get_attribute("cx")), float(dot.get_attribute("cy"))]
-        for dot in page.locator(f"circle.dot[data-series={name}]").all()
-    ]
+def normalized_points(page):
+    """Return where the normalized token is, in each drawing."""
+    dots = page.locator("circle.dot[data-series=landed]")
+    return dots.evaluate_all("all => all.map((dot) => [dot.cx.baseVal.value, dot.cy.baseVal.value])")
 
 
 def test_normalized_token_is_on_circle(explorer):
     page = explorer.show(address(), "trace")
-    [point] = dots(page, "landed")
-    assert math.hypot(*point) == pytest.approx(float(page.locator("circle.circle").get_attribute("r")), rel=1e-3)
-    landed = page.locator("circle.dot[data-series=landed]").get_attribute("data-value").split(",")
-    assert [float(value) for value in landed] == pytest.approx(trace(X, SUBLAYER)["normalized"].value, rel=1e-12)
-
-
-def test_scaling_and_shifting_the_token(explorer):
-    for norm, more, stays in (
-        ("layer", "&times=3", True),
-        ("layer", "&plus=4", True),
-        ("rms", "&times=3", True),
-        ("rms", "&plus=4", False),
-    ):
-        page = explorer.show(address(more=f"&tnorm={norm}"), "trace")
-        before = dots(page, "landed")
-        page = explorer.show(address(more=f"&tnorm={norm}{more}"), "trace")
-        moved = max(math.dist(a, b) for a, b in zip(before, dots(page, "landed"), strict=True))
-        assert (moved < 0.05) == stays
-        assert ("its normalized point does not move" in page.locator(".trace-moved").inner_text()) == stays
-
-
-def test_remaining_gradient_is_tangent(explorer):
-    page = explorer.show(address(), "trace")
-    [(x, y)] = dots(page, "landed")
+    [(x, y)] = normalized_points(page)
+    assert math.hypot(x, y) == pytest.approx(float(page.locator("circle.circle").get_attribute("r")), rel=1e-3)
+    values = page.locator("circle.dot[data-series=landed]").get_attribute("data-value").split(",")
+    assert [*map(float, values)] == pytest.approx(trace(X, SUBLAYER)["normalized"].value, rel=1e-12)
+    # What remains of the gradient is a tangent there.
     path = page.locator("path.rest").first.get_attribute("d")
-    (x0, y0), (x1, y1) = (map(float, pair.split()) for pair in re.match(r"M(\S+ \S+)L(\S+ \S+)M", path).groups())
+    x0, y0, x1, y1 = map(float, re.match(r"M(\S+) (\S+)L(\S+) (\S+)M", path).groups())
     assert [x0, y0] == pytest.approx([x, y], abs=0.02)
     cosine = ((x1 - x0) * x + (y1 - y0) * y) / math.hypot(x1 - x0, y1 - y0) / math.hypot(x, y)
     assert abs(cosine) < 0.01
+
+
+def test_scaling_and_shifting_the_token(explorer):
+    for norm, more in itertools.product(("layer", "rms"), ("&times=3", "&plus=4")):
+        before, after = (
+            normalized_points(explorer.show(address(more=f"&tnorm={norm}{change}"), "trace")) for change in ("", more)
+        )
+        stays = (norm, more) != ("rms", "&plus=4")
+        assert (max(map(math.dist, before, after)) < 0.05) == stays
+        sentence = explorer.page.locator(".trace-moved").inner_text()
+        assert ("its normalized point does not move" in sentence) == stays
 
 
 def test_geometry_of_other_lengths(explorer):

@@ -1,5 +1,6 @@
-"""Tests of each view in Chromium: accessibility, widths, themes, keyboard, touch, print, code and JSON."""
+"""Tests of what all views share, in Chromium: accessibility, widths, themes, keyboard, touch, print, charts, code and files."""
 
+import csv
 import json
 from itertools import pairwise
 from pathlib import Path
@@ -194,6 +195,59 @@ def test_code_is_copied_and_json_saved(page, view):
         page.get_by_role("button", name="JSON").click()
     assert saved.value.suggested_filename == f"addnorm-{view}.json"
     assert len(json.loads(Path(saved.value.path()).read_text())) >= 2
+
+
+# Charts.
+
+TABLES = """() => Object.fromEntries([...document.querySelectorAll('main figure.chart')].filter((one) => one.checkVisibility()).map((chart) =>
+  [chart.id.replace('chart-', ''), [chart.classList.contains('square'), ...[...chart.querySelectorAll('table tr')].map((row) => [...row.cells].map((cell) => cell.textContent))]]))"""
+
+
+def test_tables_and_files_equal_drawings(view_page, page, view):
+    drawings, tables = view_page.charts()[0], page.evaluate(TABLES)
+    assert drawings.keys() <= tables.keys()
+    assert (view == "trace") == (tables == {})
+    for chart, (is_map, head, *rows) in tables.items():
+        assert [*csv.reader(view_page.download("CSV", f"#chart-{chart}").splitlines())] == [head, *rows]
+        lines = rows if is_map else zip(head, *rows, strict=True)
+        numbers = {name: [float(cell) if cell else None for cell in cells] for name, *cells in lines if name != head[0]}
+        for series, values in drawings[chart].items():
+            assert values + [None] * (len(numbers[series]) - len(values)) == numbers[series], (chart, series)
+        drawing = view_page.download("SVG", f"#chart-{chart}")
+        assert drawing.startswith("<svg")
+        assert "var(" not in drawing, "its colours are its own"
+        assert drawing.count("data-series=") >= len(rows)
+
+
+SELECTED = {"stack": (7, "depth=7"), "streams": (5, "sdepth=5"), "recording": (8, "rdepth=5"), "race": (2, "at=4")}
+"""Number of charts that show the place which was selected in the first one, and the place in the address."""
+
+
+def test_cursor_moves_by_keyboard(view_page, page, view):
+    requests = []
+    page.on("request", lambda request: requests.append(request.url))
+    cursors = page.locator(f"#panel-{view} figure.chart .cursor[role=slider]:visible")
+    if view == "trace":
+        assert cursors.count() == 0
+        return
+    cursor = cursors.first
+    cursor.focus()
+    places = []
+    for key in ("Home", "ArrowRight", "End", "ArrowRight", "ArrowLeft"):
+        page.keyboard.press(key)
+        places.append(int(cursor.get_attribute("aria-valuenow")))
+    most = int(cursor.get_attribute("aria-valuemax"))
+    assert places == [1, 2, most, most, most - 1]
+    texts = cursors.evaluate_all("all => all.map((one) => one.getAttribute('aria-valuetext'))")
+    place = texts[0].split(":")[0]
+    linked, in_address = SELECTED[view]
+    assert sum(f"{place}:" in text for text in texts) == linked, texts
+    assert in_address in view_page.fragment()
+    page.keyboard.press("ArrowDown")
+    other = cursor.get_attribute("aria-valuetext")
+    assert (other != texts[0], other.split(":")[0]) == (True, place), "another series is read out"
+    page.wait_for_function("text => document.getElementById('live').textContent === text", arg=other)
+    assert requests == [] or view == "recording", "only a recording has more numbers on the server"
 
 
 # By touch.

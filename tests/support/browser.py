@@ -64,7 +64,7 @@ SHOW = """async ([view, addresses]) => {
 
 CHARTS = """() => Object.fromEntries([...document.querySelectorAll('main figure.chart:not([hidden])')].map((chart) => {
   const series = {};
-  for (const mark of chart.querySelectorAll('.mark[data-series]')) {
+  for (const mark of chart.querySelectorAll('.mark[data-series], .cell[data-series]')) {
     (series[mark.dataset.series] ??= []).push([Number(mark.dataset.index), mark.dataset.value]);
   }
   return [chart.id.replace('chart-', ''), { summary: chart.querySelector('.summary').textContent, series }];
@@ -199,7 +199,7 @@ class ExplorerPage:
         return self.page.evaluate("view => Number(document.querySelector(`#panel-${view}`).dataset.ready ?? 0)", view)
 
     def charts(self):
-        """Return {chart: {series: values}} with None for missing marks, and {chart: summary}, without hidden charts."""
+        """Return {chart: {series: values}} with None for missing marks and cells, and {chart: summary}, without hidden charts."""
         charts = self.page.evaluate(CHARTS)
         marks = {chart: {name: _values(pairs) for name, pairs in of["series"].items()} for chart, of in charts.items()}
         return marks, {chart: of["summary"] for chart, of in charts.items()}
@@ -226,6 +226,12 @@ class ExplorerPage:
         self.foreign_requests.clear()
         self.console.clear()
         assert lines == []
+
+
+def drawn(values):
+    """Return the values of a series in the form of `ExplorerPage.charts`: without missing values at the end."""
+    count = max((place for place, value in enumerate(values, 1) if value is not None), default=0)
+    return [*values[:count]]
 
 
 def _values(pairs):

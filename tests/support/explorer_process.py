@@ -6,11 +6,12 @@ with Explorer() as explorer:
 
 import json
 import os
-import queue
+import re
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from contextlib import contextmanager
@@ -52,6 +53,11 @@ class Answer:
         return self.json["error"]
 
 
+def read(file) -> str:
+    """Return the text of an open file, whose position is that of the process that writes it."""
+    return os.pread(file.fileno(), 1 << 20, 0).decode()
+
+
 class Explorer:
     """Process of `addnorm explore`, which ends with the `with` block.
 
@@ -63,44 +69,25 @@ class Explorer:
     def __init__(self, *arguments: str, before: str = ""):
         arguments = arguments if "--port" in arguments else ("--port", "0", *arguments)
         code = f"{before}\nfrom addnorm_cli import main\nmain(['explore', *{arguments!r}])"
+        self._stdout, self._stderr = (tempfile.TemporaryFile() for _ in range(2))  # noqa: SIM115  # for as long as the process
         self.process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-c", code], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            [sys.executable, "-u", "-W", "error", "-c", code], stdin=subprocess.DEVNULL, stdout=self._stdout, stderr=self._stderr,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
         )  # fmt: skip
-        self._said: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self.errors: list[str] = []
-        self._readers = [threading.Thread(target=self._hear), threading.Thread(target=self._hear_errors)]
-        for reader in self._readers:
-            reader.start()
-        try:
-            self.url = self._address()
-        except BaseException:
-            self.end(signal.SIGKILL)
-            raise
+        end = time.monotonic() + START
+        while (found := re.search(r"The explorer is at (\S+)\n", read(self._stdout))) is None:
+            if self.process.poll() is not None or time.monotonic() > end:
+                self.end(signal.SIGKILL)
+                raise AssertionError(f"the explorer does not listen: {self.stderr}")
+            time.sleep(0.05)
+        self.url = found[1]
         split = urlsplit(self.url)
         self.host, self.port, self.token = split.hostname, split.port, split.query.removeprefix("token=")
-        self.origin = f"http://{split.netloc}"
-
-    def _hear(self) -> None:
-        for line in self.process.stdout:
-            self._said.put(line)
-        self._said.put(None)
-
-    def _hear_errors(self) -> None:
-        self.errors.extend(self.process.stderr)
-
-    def _address(self) -> str:
-        until = time.monotonic() + START
-        while (line := self._said.get(timeout=max(0.0, until - time.monotonic()))) is not None:
-            if line.startswith("The explorer is at "):
-                return line.split()[-1]
-        self._readers[1].join()
-        raise AssertionError(f"the explorer ended before it listened: {self.stderr}")
 
     @property
     def stderr(self) -> str:
         """Return what the process has printed on stderr."""
-        return "".join(self.errors)
+        return read(self._stderr)
 
     def ask(self, method, path, body=None, headers=None, timeout=30) -> Answer:
         """Send one request on a new connection. A body that is not bytes is sent as JSON."""
@@ -130,15 +117,9 @@ class Explorer:
             self.process.send_signal(by)
         try:
             return self.process.wait(within)
-        except subprocess.TimeoutExpired:
+        finally:
             self.process.kill()
             self.process.wait()
-            raise
-        finally:
-            for reader in self._readers:
-                reader.join()
-            self.process.stdout.close()
-            self.process.stderr.close()
 
     def __enter__(self):
         return self

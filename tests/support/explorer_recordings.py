@@ -27,15 +27,29 @@ def encoder(norm_first):
     return nn.TransformerEncoder(layer, 3, final, enable_nested_tensor=False)
 
 
+class TwoStreams(nn.Transformer):
+    """PyTorch transformer in pre-LN with an encoder of three layers and a decoder of two."""
+
+    def __init__(self):
+        options = {"dropout": 0.0, "batch_first": True, "norm_first": True}
+        super().__init__(D, 2, 2, 2, 32, custom_encoder=encoder(True), **options)
+
+    def forward(self, x):
+        return super().forward(x, x[:, 1:])
+
+
 def write_recordings(folder):
-    """Write recordings and return them by path: several steps of post-LN, one of pre-LN with a final norm, one that does not close."""
+    """Write recordings and return them by path.
+
+    They are several steps of post-LN, one of pre-LN with a final norm, one that does not close, and one with two streams.
+    """
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        models = {"post_ln": (encoder(False), STEPS), "pre_ln": (encoder(True), 1), "scaled": (Scaled(), 1)}
+        models = {"post_ln": encoder(False), "pre_ln": encoder(True), "scaled": Scaled(), "two_streams": TwoStreams()}
         recordings = {}
-        for name, (model, steps) in models.items():
+        for name, model in models.items():
             with addnorm.record(model) as rec:
-                for step in range(steps):
+                for step in range(STEPS if name == "post_ln" else 1):
                     (model(torch.randn(2, 5, D) * (1 + step)).square().mean()).backward()
             recordings[rec.save(folder / f"{name}.json")] = rec
     return recordings

@@ -2,12 +2,11 @@
 
 import json
 import random
-from contextlib import suppress
 from urllib.parse import quote
 
 from addnorm._util.jsonio import to_jsonable
 from addnorm.explorer import race, stack, streams
-from addnorm.explorer.params import Choice, Flag, Number
+from addnorm.explorer.params import Choice, Flag
 from addnorm.lab.init_probe import InitProbe
 
 SMALL_RACE = {"layers": 2, "steps": 6, "d_model": 16, "tokens": 8, "batch": 2}
@@ -28,29 +27,15 @@ STRANGE = [
     None, True, False, [], {}, [1], {"a": 1}, "", "x", "24", "NaN", "Infinity", -1, 0.5, 10**9, -(10**9), 10**400, 1e300, -1e300,
     "x" * 5000, "\ud800", "\x00", "٣", [[[]]], -0.1,
 ]  # fmt: skip
-WORDS = [
-    "NaN",
-    "Infinity",
-    "-Infinity",
-    "1e999",
-    "-1e999",
-    "9" * 4301,
-    "9" * 20_000,
-    "01",
-    "0x10",
-    "1_000",
-    "+1",
-    ".5",
-    "'1'",
-]
+WORDS = ["NaN", "Infinity", "-Infinity", "1e999", "9" * 4301, "9" * 20_000, "01", "0x10", "1_000", "+1", ".5", "'1'"]
 
 
-def strange(field):
-    """Return JSON texts that are wrong for a field."""
-    fits = {Number: lambda value: type(value) in (int, float) and field.minimum <= value <= field.maximum
-            and (field.step is None or (value == int(value) and (value - field.minimum) % field.step == 0)),
-            Choice: lambda value: value in field.choices, Flag: lambda value: isinstance(value, bool)}[type(field)]  # fmt: skip
-    return [json.dumps(value) for value in STRANGE if not fits(value)] + WORDS
+def is_valid(field, value):
+    """Return whether a value is right for a field."""
+    if isinstance(field, Choice | Flag):
+        return value in field.choices if isinstance(field, Choice) else isinstance(value, bool)
+    in_range = type(value) in (int, float) and field.minimum <= value <= field.maximum
+    return in_range and (field.step is None or (value == int(value) and (value - field.minimum) % field.step == 0))
 
 
 BROKEN = [
@@ -71,28 +56,28 @@ PATHS = [
 
 def bad_requests():
     """Yield (method, path, headers, body, statuses) of wrong requests in valid HTTP, in a deterministic order."""
-    rng = random.Random(8)
     for path, fields in (("/api/stack", stack.FIELDS), ("/api/streams", streams.FIELDS), ("/api/race", race.FIELDS)):
         for name, field in fields.items():
-            for text in strange(field):
-                yield "POST", path, JSON, b'{"%s":%s}' % (name.encode(), text.encode()), {400, 422}
+            wrong = [json.dumps(value) for value in STRANGE if not is_valid(field, value)]
+            for text in wrong + WORDS:
+                yield "POST", path, JSON, f'{{"{name}":{text}}}'.encode(), {400, 422}
     for body in BROKEN:
         yield "POST", "/api/stack", JSON, body, {400, 413, 422}
-    for grad_outputs in (*STRANGE[:4], *STRANGE[5:6], {"placment": "pre"}, {"x" * 5000: 1}, {"\ud800": 1}):
-        if grad_outputs != {}:
-            yield "POST", "/api/stack", JSON, json.dumps(grad_outputs).encode(), {422}
-    for kind in ("", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "application/jsonp",
-                 "text/json", "application", "\xff", "a" * 5000):  # fmt: skip
-        for path in ("/api/stack", "/api/race"):
-            yield "POST", path, {"Content-Type": kind}, b"{}", {415}
-    for method in ("GET", "PUT", "PATCH", "DELETE", "OPTIONS", "HEAD", "TRACE", "BREW", "CONNECT", "x" * 100):
-        for path in ("/api/stack", "/api/race"):
-            yield method, path, {}, None, {405}
-        if method not in ("GET", "HEAD"):
-            for path in ("/", "/healthz", "/api/meta", "/static/app.js", "/api/recording/0"):
-                yield method, path, {}, None, {405}
-    for path in PATHS:
-        yield "GET", path, {}, None, {404}
+    for value in (*STRANGE[:4], [1], {"placment": "pre"}, {"x" * 5000: 1}, {"\ud800": 1}):
+        yield "POST", "/api/stack", JSON, json.dumps(value).encode(), {422}
+    for size in (65_537, 100_000, 1_000_000, 5_000_000):
+        yield "POST", "/api/stack", JSON, b" " * size, {413}
+    for body in mangled_requests(400):
+        yield "POST", "/api/stack", JSON, body, {400, 422}
+    kinds = ("", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "application/jsonp",
+             "text/json", "application", "\xff", "a" * 5000)  # fmt: skip
+    methods = ("GET", "PUT", "PATCH", "DELETE", "OPTIONS", "HEAD", "TRACE", "BREW", "CONNECT", "x" * 100)
+    for path in ("/api/stack", "/api/race"):
+        yield from (("POST", path, {"Content-Type": kind}, b"{}", {415}) for kind in kinds)
+        yield from ((method, path, {}, None, {405}) for method in methods)
+    for path in ("/", "/healthz", "/api/meta", "/static/app.js", "/api/recording/0"):
+        yield from ((method, path, {}, None, {405}) for method in methods if method not in ("GET", "HEAD"))
+    yield from (("GET", path, {}, None, {404}) for path in PATHS)
     for which in (
         "0",
         "-1",
@@ -110,26 +95,21 @@ def bad_requests():
     ):
         yield "GET", f"/api/recording/{quote(which, safe='?=%')}", {}, None, {404, 422}
     for headers in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}):
-        for method, path in (
-            ("GET", "/"),
-            ("GET", "/static/app.js"),
-            ("POST", "/api/stack"),
-            ("POST", "/api/race"),
-            ("GET", "/no"),
-        ):
-            yield method, path, JSON | headers, b"[", {421, 403}  # an accepted race would take minutes
-    for size in (65_537, 100_000, 1_000_000, 5_000_000):
-        yield "POST", "/api/stack", JSON, b" " * size, {413}
-    for _ in range(400):  # bytes that resemble a request
+        for request in ("GET /", "GET /static/app.js", "POST /api/stack", "POST /api/race", "GET /no"):
+            yield *request.split(), JSON | headers, b"[", {421, 403}  # an accepted race would take minutes
+
+
+def mangled_requests(count):
+    """Yield bytes that resemble a valid request."""
+    rng = random.Random(8)
+    for _ in range(count):
         body = bytearray(json.dumps({"placement": "pre", "sublayers": 48, "gain": 1.5, "residual": True}).encode())
         for _ in range(rng.randint(1, 6)):
             body[rng.randrange(len(body))] = rng.randrange(256)
-        with suppress(ValueError):
-            if not isinstance(json.loads(bytes(body)), dict):
-                continue
+        try:
             stack.parse(json.loads(bytes(body)))
-            continue  # a valid request
-        yield "POST", "/api/stack", JSON, bytes(body), {400, 422}
+        except ValueError:
+            yield bytes(body)
 
 
 # Truncated requests, and invalid HTTP.
