@@ -90,6 +90,13 @@ def column(rec: Recording, role: str, statistic: str) -> list[float]:
     return [value for site, value in rec.series(role, statistic) if site.layer is not None]
 
 
+def parameter_gradients(model: Model) -> list[float]:
+    """Return the L2 norm of the parameters' gradients for each sublayer."""
+    sublayers = [modules for block in model.blocks for modules in ([block.mix], [block.up, block.down])]
+    grads = [[p.grad.double().norm() for module in modules for p in module.parameters()] for modules in sublayers]
+    return [float(torch.stack(norms).norm()) for norms in grads]
+
+
 def lengths(t: Tensor) -> Tensor:
     """Return the L2 norm of each token."""
     return t.detach().double().reshape(-1, t.shape[-1]).norm(dim=-1)

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 from addnorm._util.blocks import Cell, Table
 from addnorm._util.numbers import format_number
 
-__all__ = ["Axis", "Chart", "Map", "Panel", "Points", "Scale", "Series", "depth_axis", "format_tick"]
+__all__ = ["Axis", "Chart", "Map", "Panel", "Points", "Scale", "Series", "depth_axis", "depth_series", "format_tick"]
 
 Points = Sequence[tuple[float, float]]
 LOG_RATIO = 10.0  # a larger ratio of largest to smallest value needs a logarithmic axis
@@ -120,6 +120,17 @@ class Map(NamedTuple):
         return ()
 
     @property
+    def cells(self) -> list[list[float]]:
+        """For each row its numbers by depth, NaN before the source's write."""
+        begins = [
+            next((k for k, column in enumerate(self.shares) if column[row]), 0) for row in range(len(self.sources))
+        ]
+        return [
+            [math.nan if k < begin else column[row] for k, column in enumerate(self.shares)]
+            for row, begin in enumerate(begins)
+        ]
+
+    @property
     def height(self) -> int:
         """Height in pixels."""
         return ROW * max(len(self.sources), 3)
@@ -219,3 +230,14 @@ def depth_axis(sites: Sequence[Any]) -> tuple[Axis, dict[str, float]]:
         groups[stream] = begin, begin + first + len(members) - 1
         begin = groups[stream][1] + GAP
     return Axis("depth in sublayers", ticks=ticks, groups=groups if len(groups) > 1 else {}), places
+
+
+def depth_series(label: str, values: Sequence[tuple[Any, float]], places: Mapping[str, float]) -> list[Series]:
+    """Return values by depth, pairs of a site and a number, as a series for each stream: a line does not leave its stream."""
+    by_stream: dict[str, list[tuple[Any, float]]] = {}
+    for site, value in values:
+        by_stream.setdefault(site.stream, []).append((site, value))
+    return [
+        Series(label, [(places[site.id], value) for site, value in own], [site.kind for site, _ in own])
+        for own in by_stream.values()
+    ]

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from addnorm._util.blocks import Cell, Table
-from addnorm._util.charts import Axis, Chart, Map, Panel, Series, depth_axis
+from addnorm._util.charts import Axis, Chart, Map, Panel, Series, depth_axis, depth_series
 from addnorm.stream.ablate import Ablation
 from addnorm.stream.record.recording import Recording
-from addnorm.stream.record.schema import RecordedSite
+from addnorm.stream.record.schema import LIMITS, RecordedSite
 
 __all__ = ["ablation_chart", "depth_charts", "memory_charts"]
 
@@ -19,7 +19,6 @@ GRADIENTS: Names = {"‖∂loss / ∂stream‖": ("grad", "l2"), "‖∂loss / �
 WRITES: Names = {"‖write‖ / ‖stream‖": ("write", "ratio"), "cos(write, stream)": ("write", "cosine")}
 SIMILARITY: Names = {"cos(token, token)": ("out", "similarity")}
 SIGMA: Names = {f"σ of {name}": (name, "sigma") for name in ("norm_in", "norm_branch", "norm_out", "norm_final")}
-SPANS = {"cos(write, stream)": (-1.0, 1.0), "cos(token, token)": (0.0, 1.0)}  # ranges of cosines
 KINDS = ("attention", "feed-forward", "cross-attention", "other")
 
 
@@ -57,18 +56,13 @@ def _panels(rec: Recording, names: Names, label: str = "") -> list[Panel]:
     """
     step = rec.last_step(*names.values())
     places = depth_axis(rec.sites)[1]
-    all_series = []
-    for name, (role, statistic) in names.items():
-        for stream in rec.streams:  # a line does not pass from one stream to the next
-            values = rec.series(role, statistic, step, stream)
-            points, kinds = [(places[site.id], value) for site, value in values], [site.kind for site, _ in values]
-            all_series += [Series(name, points, kinds)] if values else []
+    by_name = {name: depth_series(name, rec.series(*pair, step), places) for name, pair in names.items()}
     if label:
-        return [Panel(label, all_series)] if all_series else []
-    by_label = {name: [series for series in all_series if series.label == name] for name in names}
+        together = [series for some in by_name.values() for series in some]
+        return [Panel(label, together)] if together else []
     return [
-        Panel(name, [series._replace(colour=0, dash=0) for series in some], least=SPANS.get(name))
-        for name, some in by_label.items() if some
+        Panel(name, [series._replace(colour=0, dash=0) for series in some], least=LIMITS.get(names[name]))
+        for name, some in by_name.items() if some
     ]  # fmt: skip
 
 

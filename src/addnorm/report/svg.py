@@ -264,12 +264,10 @@ def _draw_map(panel: Map, box: Box) -> Iterator[str]:
     texts: list[str] = []
     room = int((box.left - 7) / CHAR)
     is_labelled = max(len(panel.shares), len(panel.sources)) <= LABELLED and width > 5 * CHAR
-    for row, source in enumerate(panel.sources):
+    for row, (source, numbers) in enumerate(zip(panel.sources, panel.cells, strict=True)):
         y = box.y + box.height - height * (row + 1)  # the first source is the lowest
-        begin = next((k for k, column in enumerate(panel.shares) if column[row]), 0)
-        for k, column in enumerate(panel.shares):
-            share = column[row]
-            if k >= begin and math.isfinite(share):
+        for k, share in enumerate(numbers):
+            if math.isfinite(share):
                 x = box.x + width * k
                 step = f"M{_number(x)} {_number(y)}h{width:.2f}v{height:.2f}h-{width:.2f}z"
                 level = math.copysign(round(LEVELS * _opacity(share, panel.most)) / LEVELS, share)

@@ -73,29 +73,22 @@ def test_model_type_is_built_small_and_runs(name):
     assert "random" in loaded.source
 
 
-def test_build_tiny_sizes():
-    config = load("llama").model.config
-    sizes = (config.num_hidden_layers, config.hidden_size, config.num_attention_heads, config.num_key_value_heads)
-    assert sizes == (LAYERS, 64, 4, 2)
-    config = load("gpt2").model.config  # other names of the settings
-    assert (config.n_layer, config.n_embd, config.n_head, config.vocab_size) == (LAYERS, 64, 4, 256)
-
-
-def test_reduce_config_includes_inner_configs():
-    model = load("clip").model
-    for config in (model.config.text_config, model.config.vision_config):
-        assert (config.hidden_size, config.num_hidden_layers) == (64, LAYERS)
-
-
-def test_build_tiny_layers():
-    assert len(load("bert", layers=5).model.encoder.layer) == 5
-    assert len(load("gpt2", layers=14).model.h) == 14
-    assert load("gemma2", layers=4).model.config.layer_types == ["sliding_attention", "full_attention"] * 2
-
-
-def test_reduced_layers_include_every_kind():
-    assert set(load("gemma3_text").model.config.layer_types) == {"sliding_attention", "full_attention"}
-    assert load("jamba").model.config.layer_types.count("full_attention") == 1
+@pytest.mark.parametrize(
+    ("name", "options", "part", "settings"),
+    [
+        ("llama", {}, "", {"num_hidden_layers": LAYERS, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}),
+        ("gpt2", {}, "", {"n_layer": LAYERS, "n_embd": 64, "n_head": 4, "vocab_size": 256}),  # other names of the settings
+        ("gpt2", {"layers": 14}, "", {"n_layer": 14}),
+        ("clip", {}, "text_config", {"hidden_size": 64, "num_hidden_layers": LAYERS}),
+        ("clip", {}, "vision_config", {"hidden_size": 64, "num_hidden_layers": LAYERS}),
+        ("gemma2", {"layers": 4}, "", {"layer_types": ["sliding_attention", "full_attention"] * 2}),
+        ("gemma3_text", {}, "", {"layer_types": ["sliding_attention", "sliding_attention", "full_attention"]}),  # every kind
+    ],
+)  # fmt: skip
+def test_config_is_reduced(name, options, part, settings):
+    config = load(name, **options).model.config
+    config = getattr(config, part) if part else config
+    assert {setting: getattr(config, setting) for setting in settings} == settings
 
 
 def test_reduce_config_leaves_out_derived_settings():

@@ -81,7 +81,7 @@ def arranged(sublayer, name):
     return sublayer.arrange(getattr(sublayer, name)).detach()
 
 
-ROLES = {"in": "x", "read": "read", "raw": "raw", "write": "raw", "out": "out"}
+ROLES = {"in": "x", "read": "read", "raw": "raw", "write": "raw"}
 FORMULAS = {
     **{
         (role, name): lambda s, get=get, formula=formula: formula(arranged(s, get))
@@ -90,8 +90,6 @@ FORMULAS = {
     },
     ("write", "ratio"): lambda s: float((lengths(arranged(s, "raw")) / lengths(arranged(s, "x"))).mean()),
     ("write", "cosine"): lambda s: float(F.cosine_similarity(arranged(s, "raw"), arranged(s, "x"), dim=-1).mean()),
-    ("out", "similarity"): lambda s: similarity(arranged(s, "out")),
-    ("out", "top"): lambda s: top(arranged(s, "out")),
 }
 
 
@@ -103,24 +101,19 @@ def test_statistics_of_sublayers(recorded):
             assert values == pytest.approx([*map(formula, sublayers)], **EXACT), (role, statistic)
 
 
-def test_start_of_the_stream(recorded):
-    _, rec, seen, *_ = recorded
-    for stream, (first, *_) in pair_streams(rec, seen):
-        x = first.arrange(first.x).detach()
-        for statistic, formula in {**SIZES, "similarity": similarity, "top": top}.items():
-            value = rec.series("out", statistic, stream=stream)[0][1]
-            assert value == pytest.approx(formula(x), **EXACT), statistic
-
-
-def test_gradients(recorded):
+def test_statistics_and_gradients_of_states(recorded):
     _, rec, seen, *_ = recorded
     for stream, sublayers in pair_streams(rec, seen):
-        states = [sublayers[0].x, *(s.out for s in sublayers)]
-        arranges = [sublayers[0].arrange, *(s.arrange for s in sublayers)]
-        for statistic, formula in SIZES.items():
-            expected = [formula(arrange(t.grad)) for arrange, t in zip(arranges, states, strict=True)]
-            values = [value for _, value in rec.series("grad", statistic, stream=stream)]
+        states = [(sublayers[0].arrange, sublayers[0].x), *((s.arrange, s.out) for s in sublayers)]
+        for statistic, formula in {**SIZES, "similarity": similarity, "top": top}.items():
+            values = [value for _, value in rec.series("out", statistic, stream=stream)]
+            expected = [formula(arrange(t).detach()) for arrange, t in states]
             assert values == pytest.approx(expected, **EXACT), statistic
+        for statistic, formula in SIZES.items():
+            values = [value for _, value in rec.series("grad", statistic, stream=stream)]
+            expected = [formula(arrange(t.grad)) for arrange, t in states]
+            assert values == pytest.approx(expected, **EXACT), statistic
+    assert rec.metadata.keys().isdisjoint({"omitted", "note"})
 
 
 def test_norms(recorded):
@@ -134,43 +127,28 @@ def test_norms(recorded):
             assert values == pytest.approx(expected, **EXACT), statistic
 
 
-def test_balance(recorded):
-    name, rec, seen, *_ = recorded
+def test_balance_and_components_are_of_the_writes(recorded):
+    name, rec, seen, model, inputs = recorded
     for stream, sublayers in pair_streams(rec, seen):
         sheet = rec.balances[stream]
         if name in ("class token", "sliced"):
             assert sheet.reason == "tokens join or leave the stream before add 3"
-            continue
-        assert sheet.reason == ""
-        x = sublayers[-1].arrange(sublayers[-1].out).detach()
-        parts = [sublayers[0].arrange(sublayers[0].x), *(s.arrange(s.raw) for s in sublayers)]
-        expected = [float(((part.detach() * x).sum(-1) / lengths(x)).mean()) for part in parts]
-        assert sheet.tokens == x.shape[0] * x.shape[1]
-        assert [*sheet.amounts] == pytest.approx(expected, **EXACT)
-
-
-def test_nothing_is_left_out(recorded):
-    _, rec, *_ = recorded
-    assert "omitted" not in rec.metadata
-    assert "note" not in rec.metadata
-
-
-def test_components_are_the_writes(recorded):
-    name, rec, seen, model, inputs = recorded
-    for stream, sublayers in pair_streams(rec, seen):
-        if name in ("class token", "sliced"):
-            with pytest.raises(ValueError, match="tokens join or leave the stream before add 3"):
+            with pytest.raises(ValueError, match=sheet.reason):
                 addnorm.decompose(model, *inputs)
             continue
+        assert sheet.reason == ""
+        x = arranged(sublayers[-1], "out")
+        writes = [arranged(sublayers[0], "x"), *(arranged(s, "raw") for s in sublayers)]
+        assert sheet.tokens == x.shape[0] * x.shape[1]
+        amounts = [float(((write * x).sum(-1) / lengths(x)).mean()) for write in writes]
+        assert [*sheet.amounts] == pytest.approx(amounts, **EXACT)
         parts = addnorm.decompose(model, *inputs, stream=stream if len(rec.streams) > 1 else None)
         components, shares = parts.components(), parts.shares()
-        x = sublayers[-1].arrange(sublayers[-1].out).detach()
-        writes = [sublayers[0].arrange(sublayers[0].x), *(s.arrange(s.raw) for s in sublayers)]
         assert len(components) == len(writes)
         for source, write in zip(components, writes, strict=True):
             assert components[source].shape[-1] == D
-            assert SIZES["l2"](components[source]) == pytest.approx(SIZES["l2"](write.detach()), **EXACT)
-            share = float(((write.detach() * x).sum(-1) / x.square().sum(-1)).mean())
+            assert SIZES["l2"](components[source]) == pytest.approx(SIZES["l2"](write), **EXACT)
+            share = float(((write * x).sum(-1) / x.square().sum(-1)).mean())
             assert float(shares[source].mean()) == pytest.approx(share, **EXACT)
 
 
@@ -218,25 +196,3 @@ def test_stream_with_a_bias_and_one_row_of_tokens():
     (sheet,) = rec.balances.values()
     assert sheet.reason == ""
     assert sheet.error < 1e-9
-
-
-class OneRow(torch.nn.Module):
-    """Images of one row, from `(batch, tokens, features)`, whose sublayer mixes no tokens."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.linears = torch.nn.ModuleList(torch.nn.Linear(D, D) for _ in range(2))
-
-    def forward(self, x):
-        x = (x * 2.0).unflatten(1, (1, -1))
-        for linear in self.linears:
-            x = x + torch.tanh(linear(x))
-        return x
-
-
-def test_similarity_in_one_row_of_tokens():
-    model, x = OneRow().double(), torch.randn(3, 5, D, dtype=torch.float64)
-    with addnorm.record(model, grads=False) as rec, torch.no_grad():
-        y = model(x)
-    assert rec.series("out", "similarity")[-1][1] == pytest.approx(similarity(y[:, 0]), **EXACT)

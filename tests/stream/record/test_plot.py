@@ -91,13 +91,6 @@ def test_stream_draws_rms_and_max_by_depth():
     assert [tick.get_text() for tick in ax.get_xticklabels()] == ["x_0", "1", "2", "3"]
 
 
-def test_stream_starts_with_the_first_input():
-    rec = Recording([RecordedSite("x_0", "", "start", None), RecordedSite("a", "a", "attention", 0)])
-    rec.add(0, 1, "in", "rms", 2.0)
-    rec.add(0, 1, "out", "rms", 3.0)
-    assert lines(rec.plot.stream()) == [([0, 1], [2.0, 3.0])]
-
-
 @pytest.mark.parametrize("name", BY_DEPTH[1:])
 def test_two_quantities_share_the_depths(name):
     upper, lower = panels(getattr(recorded().plot, name)())
@@ -164,6 +157,7 @@ def test_nan_and_inf_are_crosses():
     rec = recorded(value=lambda k: {2: math.nan, 3: math.inf}.get(k, 1.0 + k))
     for name in BY_DEPTH:
         ax = getattr(rec.plot, name)()
+        getattr(rec.plot, name)(ax=ax)  # the marks are drawn once
         for panel in panels(ax):
             crosses = [line for line in panel.lines if line.get_marker() == "x"]
             assert [{*line.get_xdata()} for line in crosses] in ([{2, 3}], [{2}])  # 1 / inf is 0
@@ -175,13 +169,6 @@ def test_zeros_on_a_log_axis_are_triangles():
     (mark,) = [line for line in ax.lines if line.get_marker() == "v"]
     assert [*mark.get_xdata()] == [1, 3]
     assert "0, off the log axis" in texts(ax)
-
-
-def test_marks_are_drawn_once():
-    rec = recorded(value=lambda k: math.nan if k == 2 else 1.0)
-    ax = rec.plot.writes()
-    rec.plot.writes(ax=ax)
-    assert len([line for line in ax.lines if line.get_marker() == "x"]) == 1
 
 
 def test_streams_follow_each_other():

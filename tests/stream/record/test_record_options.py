@@ -33,16 +33,6 @@ def test_layers(ids):
     assert column(rec, "write", "rms") == pytest.approx(column(step(Model(layers=3), ids), "write", "rms")[2:4])
 
 
-def test_layers_out_of_range(ids):
-    with pytest.raises(ValueError, match=r"layers is \[5\], expected numbers from 0 to 1"):
-        step(Model(), ids, layers=[5])
-
-
-def test_one_layer_as_number_raises(ids):
-    with pytest.raises(TypeError, match=r"layers is 1, expected a list of numbers, .* \[1\] for one layer"):
-        step(Model(), ids, layers=1)
-
-
 def test_tokens_mask(ids):
     """Record only the tokens of the mask."""
     mask = torch.ones(BATCH, TOKENS, dtype=torch.bool)
@@ -60,9 +50,25 @@ def test_tokens_mask(ids):
     assert column(rec, "out", "similarity") == pytest.approx(cosines, abs=1e-6)
 
 
-def test_tokens_mask_of_wrong_shape(ids):
-    with pytest.raises(ValueError, match=r"tokens has shape \(2, 2\), expected \(3, 6\)"):
-        step(Model(), ids, tokens=torch.ones(2, 2))
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"layers": [5]}, ValueError, r"layers is \[5\], expected numbers from 0 to 1"),
+        ({"layers": 1}, TypeError, r"layers is 1, expected a list of numbers, .* \[1\] for one layer"),
+        ({"every": 0}, ValueError, "every is 0"),
+        ({"accumulate": 0}, ValueError, "accumulate is 0"),
+        ({"tokens": torch.ones(2, 2)}, ValueError, r"tokens has shape \(2, 2\), expected \(3, 6\)"),
+        ({"tokens": [[True] * 6] * 3}, TypeError, r"tokens is list, expected a tensor \(batch, tokens\)"),
+        (
+            {"tokens": torch.full((3, 6), -1e9)},
+            ValueError,
+            r"tokens has values other than 0 and 1.*pass tokens=\(mask == 0\)",
+        ),
+    ],
+)
+def test_wrong_options_are_refused(ids, options, error, message):
+    with pytest.raises(error, match=message):
+        step(Model(), ids, **options)
 
 
 def test_grads_false(ids):
@@ -70,21 +76,16 @@ def test_grads_false(ids):
     assert {e.role for e in rec.table()}.isdisjoint({"grad", "params"})
 
 
-def test_model_without_a_stream():
-    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
-    with pytest.raises(ValueError, match="no residual stream to record"), addnorm.record(model):
+@pytest.mark.parametrize(
+    ("model", "error", "message"),
+    [
+        (torch.relu, TypeError, r"expected a torch\.nn\.Module"),
+        (nn.Sequential(nn.Linear(4, 4), nn.ReLU()), ValueError, "no residual stream to record"),
+    ],
+)
+def test_other_models_are_refused(model, error, message):
+    with pytest.raises(error, match=message), addnorm.record(model):
         model(torch.randn(2, 4))
-
-
-@pytest.mark.parametrize(("options", "message"), [({"every": 0}, "every"), ({"accumulate": 0}, "accumulate")])
-def test_counts_below_one(options, message):
-    with pytest.raises(ValueError, match=message), addnorm.record(Model(), **options):
-        pass
-
-
-def test_model_must_be_a_module():
-    with pytest.raises(TypeError, match=r"expected a torch\.nn\.Module"), addnorm.record(torch.relu):
-        pass
 
 
 def test_every_recorded_statistic_is_declared(ids):

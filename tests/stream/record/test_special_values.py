@@ -174,17 +174,3 @@ def test_mask_of_image_holds_for_flat_values():
     assert "omitted" not in rec.metadata
     flat = record(model, x, tokens=mask.flatten(1))
     assert rec.table() == flat.table()
-
-
-@pytest.mark.parametrize(
-    ("tokens", "error", "message"),
-    [
-        ([[True] * 5] * 3, TypeError, r"tokens is list, expected a tensor \(batch, tokens\)"),
-        (torch.full((3, 5), -1e9), ValueError, r"tokens has values other than 0 and 1.*pass tokens=\(mask == 0\)"),
-    ],
-    ids=["list", "additive"],
-)
-def test_tokens_of_other_kinds_are_refused(tokens, error, message):
-    model, x = make(3, 5)
-    with pytest.raises(error, match=message):
-        record(model, x, tokens=tokens)

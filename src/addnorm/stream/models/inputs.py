@@ -56,30 +56,6 @@ FURTHER_INPUTS: tuple[tuple[str, ...], ...] = (
 )
 
 
-def make_inputs(
-    model: nn.Module,
-    texts: Sequence[str] | None = None,
-    folder: Path | None = None,
-    *,
-    seed: int = 0,
-    tokens: int | None = None,
-    batch: int | None = None,
-) -> dict[str, Tensor]:
-    """Return keyword arguments for a transformers model: the tokenized texts, or random inputs without texts.
-
-    Args:
-        model: the model.
-        texts: texts to tokenize.
-        folder: directory with the tokenizer.json.
-        seed: seed of random inputs.
-        tokens: length of random inputs, or limit of the texts.
-        batch: number of random inputs.
-    """
-    if texts is not None and folder is not None:
-        return tokenize(model, texts, folder, tokens)
-    return random_inputs(model, seed, tokens or TOKENS, batch or BATCH)
-
-
 class _InputGenerator:
     """Random tensors: a method for each name of an input yields the shapes that models accept, the usual one first."""
 

@@ -29,9 +29,10 @@ from addnorm.stream.models.inputs import (
     TOKENS,
     estimate_bytes,
     format_inputs,
-    make_inputs,
+    random_inputs,
     read_inputs,
     token_limit,
+    tokenize,
 )
 from addnorm.stream.models.tiny_model import SIZE_VARIANTS, build_tiny
 
@@ -370,13 +371,13 @@ def _with_inputs(loaded: LoadedModel, options: _Options, folder: Path | None = N
     """Return the model with inputs from the file, from texts or at random."""
     if options.inputs is not None:
         kwargs = read_inputs(options.inputs, loaded.model.forward)
-    else:
-        if loaded.texts is None:
-            _check_memory(loaded.model, options)
+    elif loaded.texts is not None and folder is not None:
         with quiet():
-            kwargs = make_inputs(
-                loaded.model, loaded.texts, folder, seed=options.seed, tokens=options.tokens, batch=options.batch
-            )
+            kwargs = tokenize(loaded.model, loaded.texts, folder, options.tokens)
+    else:
+        _check_memory(loaded.model, options)
+        with quiet():
+            kwargs = random_inputs(loaded.model, options.seed, options.tokens or TOKENS, options.batch or BATCH)
     return dataclasses.replace(loaded, kwargs={name: _cast(value, options.dtype) for name, value in kwargs.items()})
 
 

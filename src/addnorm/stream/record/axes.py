@@ -43,7 +43,6 @@ class Content:
         titles: the parts of each drawing's title.
         marks: marks of values without a position on the y axis.
         lower: the Axes below, by name.
-        has_kinds: whether the legend names the kinds of sublayers.
         has_label: whether the caller labelled a series, so that the legend names even a single one.
     """
 
@@ -54,7 +53,6 @@ class Content:
     titles: list[Sequence[str]] = field(default_factory=list)
     marks: list[Any] = field(default_factory=list)
     lower: dict[str, weakref.ref[Axes]] = field(default_factory=dict)
-    has_kinds: bool = True
     has_label: bool = False
 
 
@@ -106,14 +104,14 @@ def add_lower_axes(ax: Axes, name: str, *, share: bool = True, height: float = 0
     if share:
         ax.tick_params(which="both", labelbottom=False)
         ax.set_xlabel("")
-        find_content(lower).has_kinds = False
     content.lower[name] = weakref.ref(lower)
     return lower
 
 
 def draw_panel(
-    ax: Axes, panel: Panel, x: Axis, title: Sequence[str], style: Mapping[str, Any], *, labelled: bool, legend: bool
-) -> None:
+    ax: Axes, panel: Panel, x: Axis, title: Sequence[str], style: Mapping[str, Any], *, labelled: bool, has_series: bool,
+    has_kinds: bool,
+) -> None:  # fmt: skip
     """Draw a panel with all series that an Axes has already.
 
     Args:
@@ -123,7 +121,8 @@ def draw_panel(
         title: parts of the title. A part in which the drawings on the Axes differ is left out.
         style: keywords of matplotlib's lines.
         labelled: whether the labels are the caller's.
-        legend: list the series in the legend.
+        has_series: list the series in the legend.
+        has_kinds: list the kinds of sublayers there. The ends of the stream are named on the x axis instead.
     """
     content = find_content(ax)
     content.has_label |= labelled
@@ -157,7 +156,10 @@ def draw_panel(
     ax.spines[["top", "right"]].set_visible(False)
     ax.grid(axis="y", color="#DDDDDD", linewidth=0.7)
     ax.set_axisbelow(True)
-    rows = _set_legend(ax, content, entries, series=legend)
+    handles = [*content.handles.values()] if has_series and (content.has_label or len(content.handles) > 1) else []
+    kinds = [kind for kind in MARKERS if has_kinds and kind in content.kinds and kind not in ENDS]
+    handles += [_legend_mark(content.kinds[kind], GREY, NAMES.get(kind, kind)) for kind in kinds]
+    rows = _set_legend(ax, [*handles, *entries])
     content.titles.append(title)
     common = [part for part, *others in zip(*content.titles, strict=False) if {part} >= {*others} and part]
     ax.set_title(", ".join(common), loc="left", fontsize="medium", fontweight="bold", pad=6 + 13.5 * rows)
@@ -252,31 +254,15 @@ def _legend_mark(marker: str, colour: str, name: str) -> Line2D:
     return Line2D([], [], marker=marker, label=name, **style)
 
 
-def _set_legend(ax: Axes, content: Content, entries: Sequence[Line2D], *, series: bool) -> int:
-    """Draw the legend above the Axes, where it hides no value, with as many columns as fit; return its number of rows.
-
-    The ends of the stream are named on the x axis instead.
-    """
-    is_named = series and (content.has_label or len(content.handles) > 1)
-    kinds = [kind for kind in MARKERS if content.has_kinds and kind in content.kinds and kind not in ENDS]
-    handles = [*content.handles.values()] if is_named else []
-    handles += [*(_legend_mark(content.kinds[kind], GREY, NAMES.get(kind, kind)) for kind in kinds), *entries]
-    if (old := ax.get_legend()) is not None:
-        old.remove()
-    if not handles:
-        return 0
-    widths = [len(str(handle.get_label())) * 4.5 + 40 for handle in handles]
-    columns = next((n for n in range(len(widths), 1, -1) if _row_width(widths, n) <= _width(ax)), 1)
-    ax.legend(
-        handles=handles, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=columns, frameon=False, fontsize="small",
-        borderaxespad=0.15, borderpad=0.2, handlelength=2.6, columnspacing=1.4, handletextpad=0.5, labelspacing=0.3,
-    )  # fmt: skip
-    return -(-len(handles) // columns)
-
-
-def _row_width(widths: Sequence[float], columns: int) -> float:
-    """Return the width of a legend with so many columns, filled column by column."""
-    rows, longer = divmod(len(widths), columns)
-    sizes = [rows + 1] * longer + [rows] * (columns - longer)
-    ends = [sum(sizes[: k + 1]) for k in range(columns)]
-    return sum(max(widths[end - size : end]) for size, end in zip(sizes, ends, strict=True))
+def _set_legend(ax: Axes, handles: Sequence[Line2D]) -> int:
+    """Draw the legend above the Axes, where it hides no value, with as many columns as fit; return its number of rows."""
+    columns = len(handles)
+    while columns:
+        legend = ax.legend(
+            handles=handles, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=columns, frameon=False, fontsize="small",
+            borderaxespad=0.15, borderpad=0.2, handlelength=2.6, columnspacing=1.4, handletextpad=0.5, labelspacing=0.3,
+        )  # fmt: skip
+        if columns == 1 or legend.get_window_extent().width <= ax.get_window_extent().width:
+            return -(-len(handles) // columns)
+        columns -= 1
+    return 0

@@ -6,7 +6,6 @@ Tensors are kept only as long as a comparison needs them: a state until the last
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -25,14 +24,6 @@ from addnorm.stream.record.probes import Leaves, NormProbe, Probes, SiteProbe, S
 from addnorm.stream.record.recording import Recording
 from addnorm.stream.record.sample import TokenSample
 from addnorm.stream.tokens import MaskError, OmittedError, TokenMask, TokenNorms, Tokens, upcast
-
-
-@dataclass
-class _PendingState:
-    """State of the stream that is kept until so many writes to it have been compared with it."""
-
-    x: Tokens
-    writes: int
 
 
 class Forward:
@@ -63,7 +54,7 @@ class Forward:
         self._has_wrappers = any(map(is_wrapper, leaves.model.parameters()))
         self._mask_errors: dict[str, MaskError] = {}  # by stream
         self._masked: set[str] = set()  # streams whose mask fits some state
-        self._pending: dict[int, _PendingState] = {}  # by the id of the state
+        self._pending: dict[int, Tokens] = {}  # states, by their ids, until the last write to each is compared with it
         self._norms: dict[Value, TokenNorms] = {}
         self._operands: dict[Value, Tensor] = {}  # writes and their scales, until all of them are computed
         self._needed: dict[int, list[Value]] = {}  # by site: the write and its scales that are observed
@@ -71,6 +62,7 @@ class Forward:
             name: TokenSample(leaves.model, stream, tokens[name]) for name, stream in probes.streams.items()
         }
         observers = [(find_observable(value), observer) for value, observer in self._list_observers()]
+        self._ops = {value.op.address: value.op for value, _ in observers if value.op is not None}
         self.mode = ObserverMode(frames, group_observers(pair for pair in observers if pair[0].op is not None))
         for value, observer in observers:
             if value.op is None and (leaf := leaves.read(value)) is not None:
@@ -78,11 +70,8 @@ class Forward:
                 observer(inner_tensors(leaf)[0])
 
     def list_missed(self) -> list[Any]:
-        """Return the addresses of the operators of the probes that did not run, or not as in the inspected forward."""
-        ops = {
-            value.op.address: value.op for value in map(find_observable, self.probes.values()) if value.op is not None
-        }
-        return [address for address, op in ops.items() if self.mode.is_uncertain(op)]
+        """Return the addresses of the observed operators that did not run, or not as in the inspected forward."""
+        return [address for address, op in self._ops.items() if self.mode.is_uncertain(op)]
 
     def check_masks(self) -> None:
         """Check that the mask of each stream fits some state of it."""
@@ -133,7 +122,7 @@ class Forward:
                 return
             self._norms[state.value] = arranged.norms
             if state.entering:
-                self._pending[id(state)] = _PendingState(arranged, len(state.entering))
+                self._pending[id(state)] = arranged
             values = [*arranged.norms.statistics()]
             self._put(state.entering, "in", values)
             if state.leaving:
@@ -189,9 +178,9 @@ class Forward:
         self._operands[value] = tensor.detach().clone() if is_copied else tensor
         if not all(operand in self._operands for operand in self._needed[site.index]):
             return
+        done = {*self._needed.pop(site.index)}
         with torch.no_grad():
             self._on_write(site, self._operands[site.write.value].detach())
-        done = {*self._needed.pop(site.index)}
         for operand in done.difference(*self._needed.values()):
             del self._operands[operand]
 
@@ -203,24 +192,21 @@ class Forward:
         for scale in term.scales:
             current = self._operands.get(scale, self.leaves.read(scale) if scale.op is None else None)
             write = write * inner_tensors(scale.tensor if current is None else current)[0].detach()
-        pending = self._pending.get(id(site.state))
         known = self._norms.get(site.values["raw"][0]) if site.writes_raw and edited is operand else None
         if term.obstacle:
             self._omit(what, term.obstacle)
         elif (arranged := self._arrange(stream, write, site.write_layout, what, known)) is not None:
             self._put([site.index], "write", [*arranged.norms.statistics()])
-            self._compare(site, pending, arranged)
-        if pending is not None:
-            pending.writes -= 1
-            if not pending.writes:
-                del self._pending[id(site.state)]
+            self._compare(site, arranged)
+        if self._needed.keys().isdisjoint(site.state.entering):
+            self._pending.pop(id(site.state), None)
 
-    def _compare(self, site: SiteProbe, pending: _PendingState | None, write: Tokens) -> None:
+    def _compare(self, site: SiteProbe, write: Tokens) -> None:
         """Record the write compared with the stream it is added to."""
         try:
-            if pending is None:
+            if (x := self._pending.get(id(site.state))) is None:
                 raise OmittedError("the write is computed before the state to which it is added")
-            values = [*statistics.write_statistics(*pending.x.align(write))]
+            values = [*statistics.write_statistics(*x.align(write))]
         except OmittedError as error:
             self._omit(f"ratio, cosine and unchanged of the write at {site.id}", str(error))
         else:

@@ -30,7 +30,6 @@ from addnorm.stream.record.schema import (
 )  # fmt: skip
 
 ROUND_OFF = 1e-6  # relative to the mean: a smaller spread is round-off of float32
-Compose = Callable[[], Mapping[str, tuple[MemoryMap | None, Balance]]]
 CHUNK = 4096  # windows at once: 4 MB
 
 
@@ -87,7 +86,7 @@ class Measurements:
         self.metadata: dict[str, Any] = dict(metadata or {})
         self._memory_maps: dict[str, MemoryMap] = dict(memory_maps or {})
         self._balances: dict[str, Balance] = dict(balances or {})
-        self._compose: Compose = dict
+        self._update_maps: Callable[[], None] = lambda: None  # called before maps and balances are read
         self._series: dict[tuple[int, str, str], Series] = {}
         self._steps: dict[int, None] = {}
 
@@ -120,18 +119,6 @@ class Measurements:
         """Balance sheet of each stream at the last recorded step."""
         self._update_maps()
         return self._balances
-
-    def _update_maps(self) -> None:
-        """Compute maps and balances of the last step. A stream without a map in it does not keep that of an earlier step."""
-        for stream, (memory_map, balance) in self._compose().items():
-            self._balances[stream] = balance
-            self._memory_maps.pop(stream, None)
-            if memory_map is not None:
-                self._memory_maps[stream] = memory_map
-
-    def _set_compose(self, compose: Compose) -> None:
-        """Set the function that returns map and balance of each stream in a new step; it is called before they are read."""
-        self._compose = compose
 
     @property
     def streams(self) -> tuple[str, ...]:

@@ -5,13 +5,11 @@ A drawing of two quantities has one Axes for each, one above the other with the 
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from addnorm._util.charts import Panel, Series, depth_axis
+from addnorm._util.charts import Map, Panel, depth_axis, depth_series
 from addnorm._util.optional import require
 from addnorm.stream.record import axes
 from addnorm.stream.record.measurements import Measurements
@@ -21,13 +19,72 @@ if TYPE_CHECKING:  # matplotlib is optional
     from matplotlib.axes import Axes
 
 Values = list[tuple[RecordedSite, float]]
+Pair = tuple[str, str]  # a role and a statistic of it
 GRADIENTS = "record with grads=True, and call loss.backward() while recording"
 FORWARD = "run the model while recording"
-NORMS = {"norm_in": "of the input", "norm_out": "of the stream after the add", "norm_branch": "of the output"}
 LEVELS = 48  # colours of a map; matplotlib rasterizes colour bars of 50 and more
 DARK_CELL = 0.5  # share of the largest from which on the number in a cell has the colour of the paper
 LABELLED_CELLS = 16  # a map with at most so many sources and depths shows its numbers
 LABELLED_SOURCES = 26  # of a map: 12 layers, x_0 and the biases of the norms; of more sources not every one has a label
+
+
+class _Quantity(NamedTuple):
+    """Content of a panel.
+
+    Attributes:
+        label: the quantity.
+        lines: the statistic of each line, by its name, which is shown if there are several.
+        least: range that the axis covers at least.
+        title: title of the panel if that of the drawing does not name it.
+    """
+
+    label: str
+    lines: Mapping[str, Pair]
+    least: tuple[float, float] | None = None
+    title: str = ""
+
+
+def _single(*pair: str) -> _Quantity:
+    """Return a panel of one statistic."""
+    role, statistic = pair
+    return _Quantity(AXIS_LABELS[role, statistic], {"": (role, statistic)}, LIMITS.get((role, statistic)))
+
+
+class _Drawing(NamedTuple):
+    """Drawing by depth: its panels, and for the error of a recording without numbers what is missing and how to record it."""
+
+    title: str
+    quantities: tuple[_Quantity, ...]
+    what: str
+    remedy: str
+
+
+FINAL = "of the stream at the end"  # drawn with the first of the norms
+DRAWINGS = {
+    "stream": _Drawing(
+        "The residual stream by depth",
+        (_Quantity("magnitude of the stream's elements", {"rms": ("out", "rms"), "max": ("out", "max")}),),
+        "the stream", FORWARD,
+    ),
+    "gradients": _Drawing(
+        "Gradient of the loss by depth", (_single("grad", "l2"), _single("params", "grad_l2")), "gradients", GRADIENTS
+    ),
+    "writes": _Drawing(
+        "Writes of the sublayers relative to the stream", (_single("write", "ratio"), _single("write", "cosine")),
+        "writes", FORWARD,
+    ),
+    "similarity": _Drawing(
+        "Similarity of the tokens by depth",
+        (
+            _single("out", "similarity"),
+            _Quantity("σ", {
+                "of the input": ("norm_in", "sigma"), "of the stream after the add": ("norm_out", "sigma"),
+                "of the output": ("norm_branch", "sigma"), FINAL: ("norm_final", "sigma"),
+            }, title="Denominator of the norms, σ = √(variance + ε)"),
+        ),
+        "token similarities or norms", FORWARD,
+    ),
+}  # fmt: skip
 
 
 class Plots:
@@ -59,42 +116,25 @@ class Plots:
         self, ax: Axes | None = None, *, label: str = "", step: int | None = None, stream: str | None = None, **line: Any
     ) -> Axes:  # fmt: skip
         """Draw the stream after each sublayer: root mean square and largest magnitude."""
-        drawing = _Drawing(self.recording, label, step, stream, line)
-        drawing.select_step(("out", "rms"), ("out", "max"))
-        series = {name: drawing.values_from_x_0(name) for name in ("rms", "max")}
-        panels = [_Quantity("magnitude of the stream's elements", series)]
-        return drawing.draw(ax, "The residual stream by depth", panels, "the stream", FORWARD)
+        return _draw(self.recording, DRAWINGS["stream"], ax, label, step, stream, line)
 
     def gradients(
         self, ax: Axes | None = None, *, label: str = "", step: int | None = None, stream: str | None = None, **line: Any
     ) -> Axes:  # fmt: skip
         """Draw the backward by depth: gradient at the stream, and of each sublayer's parameters."""
-        drawing = _Drawing(self.recording, label, step, stream, line)
-        panels = drawing.panels(("grad", "l2"), ("params", "grad_l2"))
-        return drawing.draw(ax, "Gradient of the loss by depth", panels, "gradients", GRADIENTS)
+        return _draw(self.recording, DRAWINGS["gradients"], ax, label, step, stream, line)
 
     def writes(
         self, ax: Axes | None = None, *, label: str = "", step: int | None = None, stream: str | None = None, **line: Any
     ) -> Axes:  # fmt: skip
         """Draw each sublayer's write: its norm relative to the stream's, and its cosine with the stream."""
-        drawing = _Drawing(self.recording, label, step, stream, line)
-        panels = drawing.panels(("write", "ratio"), ("write", "cosine"))
-        return drawing.draw(ax, "Writes of the sublayers relative to the stream", panels, "writes", FORWARD)
+        return _draw(self.recording, DRAWINGS["writes"], ax, label, step, stream, line)
 
     def similarity(
         self, ax: Axes | None = None, *, label: str = "", step: int | None = None, stream: str | None = None, **line: Any
     ) -> Axes:  # fmt: skip
         """Draw the similarity of the tokens after each sublayer, and the norms' denominators sigma."""
-        drawing = _Drawing(self.recording, label, step, stream, line)
-        drawing.select_step(("out", "similarity"), ("scale", "sigma"))
-        sigmas = {text: values for role, text in NORMS.items() if (values := drawing.values(role, "sigma"))}
-        last = drawing.values("norm_final", "sigma")
-        for name in [*sigmas][:1] or [NORMS["norm_in"]] * bool(last):  # the final norm is drawn with the first
-            sigmas[name] = drawing.sort([*sigmas.get(name, []), *last])
-        series = dict(zip(sigmas if len(sigmas) > 1 else [""], sigmas.values(), strict=False))
-        sigma = _Quantity("σ", series, title="Denominator of the norms, σ = √(variance + ε)")
-        panels = [*drawing.panels(("out", "similarity")), sigma]
-        return drawing.draw(ax, "Similarity of the tokens by depth", panels, "token similarities or norms", FORWARD)
+        return _draw(self.recording, DRAWINGS["similarity"], ax, label, step, stream, line)
 
     def memory_map(self, ax: Axes | None = None, *, stream: str | None = None, **mesh: Any) -> Axes:
         """Draw the share of each source in the stream at each depth, at the last recorded step.
@@ -123,98 +163,63 @@ class Plots:
             of = f" ({name})" if len(maps) > 1 else ""
             what = f"Shares of the sources in the stream{of}, by depth"
             step = max(self.recording.steps, default=None)
-            _draw_map(panel, sources, shares, ", ".join(filter(None, _title(what, self.recording, step))), mesh)
+            _draw_map(
+                panel, Map(name, sources, shares), ", ".join(filter(None, _title(what, self.recording, step))), mesh
+            )
         return ax
 
 
-class _Quantity(NamedTuple):
-    """Content of a panel: values by depth of each line, by its name, and a title of its own if the drawing's does not name it."""
-
-    label: str
-    lines: Mapping[str, Values]
-    least: tuple[float, float] | None = None
-    title: str = ""
-
-
-@dataclass
-class _Drawing:
-    """Drawing of lines by depth; its attributes are the arguments of the functions of `Plots`."""
-
-    recording: Measurements
-    label: str
-    step: int | None
-    stream: str | None
-    line: dict[str, Any]
-
-    def select_step(self, *statistics: tuple[str, str]) -> None:
-        """Use the last step that has one of these statistics, unless the caller passed a step."""
-        if self.step is None:
-            self.step = self.recording.last_step(*statistics)
-
-    def values(self, role: str, statistic: str) -> Values:
-        """Return a statistic by depth."""
-        return self.recording.series(role, statistic, self.step, self.stream)
-
-    def sort(self, values: Values) -> Values:
-        """Return values in the order of the sites."""
-        order = {site.id: place for place, site in enumerate(self.recording.sites)}
-        return sorted(values, key=lambda pair: order[pair[0].id])
-
-    def values_from_x_0(self, statistic: str) -> Values:
-        """Return a statistic of the stream by depth. x_0 without one has that of the first sublayer's input."""
-        after = self.values("out", statistic)
-        measured = {site.id for site, _ in after}
-        entering = {site.id: value for site, value in self.values("in", statistic)}
-        before = [
-            (start, entering[first.id])
-            for start, first in itertools.pairwise(self.recording.sites)
-            if start.kind == "start"
-            and start.id not in measured
-            and start.stream == first.stream
-            and first.id in entering
+def _draw(
+    recording: Measurements, drawing: _Drawing, ax: Axes | None, label: str, step: int | None, stream: str | None,
+    line: Mapping[str, Any],
+) -> Axes:  # fmt: skip
+    """Draw a panel for each quantity with values, title and legend above the first; an error if there is none."""
+    title, quantities, what, remedy = drawing
+    if step is None:
+        step = recording.last_step(*(pair for quantity in quantities for pair in quantity.lines.values()))
+    panels = [(quantity, lines) for quantity in quantities if (lines := _read_lines(recording, quantity, step, stream))]
+    if not panels:
+        raise ValueError(f"{recording!r} has no values of {what}: {remedy}.")
+    require("matplotlib", "draw")
+    drawn = {site.id for _, lines in panels for values in lines.values() for site, _ in values}
+    sites = [site for site in recording.sites if stream in (None, site.stream)]
+    axis, places = depth_axis([site for site in sites if site.kind != "final" or site.id in drawn])
+    model = str(recording.metadata.get("model", "recording"))
+    ax = axes.new_axes(ax, 2.6 + 1.3 * len(panels))
+    for number, (quantity, lines) in enumerate(panels):
+        several = len(lines) > 1
+        names = [": ".join(filter(None, (label, name if several else ""))) or model for name in lines]
+        series = [
+            one
+            for name, values in zip(names, lines.values(), strict=True)
+            for one in depth_series(name, values, places)
         ]
-        return self.sort([*before, *after])
+        axes.draw_panel(
+            axes.add_lower_axes(ax, quantity.label) if number else ax,
+            Panel(quantity.label, series, least=quantity.least), axis,
+            [quantity.title] if number else _title(quantity.title or title, recording, step), line,
+            labelled=bool(label) or several, has_series=not number or several, has_kinds=not number,
+        )  # fmt: skip
+    return ax
 
-    def panels(self, *statistics: tuple[str, str]) -> list[_Quantity]:
-        """Return the content of a panel for each of these pairs of a role and a statistic."""
-        self.select_step(*statistics)
-        return [_Quantity(AXIS_LABELS[pair], {"": self.values(*pair)}, LIMITS.get(pair)) for pair in statistics]
 
-    def draw(self, ax: Axes | None, title: str, quantities: Sequence[_Quantity], what: str, remedy: str) -> Axes:
-        """Draw a panel for each quantity with values, title and legend above the first; an error if there is none."""
-        drawn = {site.id for quantity in quantities for values in quantity.lines.values() for site, _ in values}
-        if not drawn:
-            raise ValueError(f"{self.recording!r} has no values of {what}: {remedy}.")
-        require("matplotlib", "draw")
-        sites = [site for site in self.recording.sites if self.stream in (None, site.stream)]
-        axis, places = depth_axis([site for site in sites if site.kind != "final" or site.id in drawn])
-        quantities = [quantity for quantity in quantities if any(quantity.lines.values())]
-        ax = axes.new_axes(ax, 2.6 + 1.3 * len(quantities))
-        for number, quantity in enumerate(quantities):
-            panel = Panel(quantity.label, [*self._list_series(quantity, places)], least=quantity.least)
-            heading = [quantity.title] if number else _title(quantity.title or title, self.recording, self.step)
-            several = len(quantity.lines) > 1
-            axes.draw_panel(
-                axes.add_lower_axes(ax, panel.label) if number else ax, panel, axis, heading, self.line,
-                labelled=bool(self.label) or several, legend=not number or several,
-            )  # fmt: skip
-        return ax
-
-    def _list_series(self, quantity: _Quantity, places: Mapping[str, float]) -> Iterator[Series]:
-        """Yield the lines of a quantity, in parts by stream."""
-        model = str(self.recording.metadata.get("model", "recording"))
-        for name, values in quantity.lines.items():
-            label = ": ".join(filter(None, (self.label, name))) or model
-            for stream in dict.fromkeys(site.stream for site, _ in values):
-                own = [(site, value) for site, value in values if site.stream == stream]
-                yield Series(label, [(places[site.id], value) for site, value in own], [site.kind for site, _ in own])
+def _read_lines(
+    recording: Measurements, quantity: _Quantity, step: int | None, stream: str | None
+) -> dict[str, Values]:
+    """Return the values of each line that has some."""
+    read = ((name, recording.series(*pair, step, stream)) for name, pair in quantity.lines.items())
+    lines = {name: values for name, values in read if values}
+    if FINAL in lines and len(lines) > 1:
+        first, *_ = lines
+        lines[first] += lines.pop(FINAL)
+    return lines
 
 
 def _title(what: str, recording: Measurements, step: int | None) -> list[str]:
     return [what, str(recording.metadata.get("model", "")), "" if step is None else f"step {step}"]
 
 
-def _draw_map(ax: Axes, sources: list[str], shares: list[list[float]], title: str, mesh: dict[str, Any]) -> None:
+def _draw_map(ax: Axes, panel: Map, title: str, mesh: dict[str, Any]) -> None:
     """Draw a heat map: sources upwards, depths to the right. Cells before a source's write are blank.
 
     The opacity of the first colour is the square root of the share, as in the explorer; negative shares have the second colour.
@@ -223,33 +228,29 @@ def _draw_map(ax: Axes, sources: list[str], shares: list[list[float]], title: st
     from matplotlib import rcParams
     from matplotlib.colors import FuncNorm, ListedColormap
 
-    begins = [next((k for k, row in enumerate(shares) if row[source]), 0) for source in range(len(sources))]
-    cells = [
-        [math.nan if depth < begin else row[source] for depth, row in enumerate(shares)]
-        for source, begin in enumerate(begins)
-    ]
+    cells, sources, depths = panel.cells, panel.sources, len(panel.shares)
     finite = [value for row in cells for value in row if math.isfinite(value)]
     mesh = dict(mesh)
     low, high = mesh.pop("vmin", min([*finite, 0.0])), mesh.pop("vmax", max([*finite, 0.0]) or 1.0)
     own: dict[str, Any] = {} if "norm" in mesh else {"norm": FuncNorm((_root, _square), low, high)}
     style = {"cmap": ListedColormap(_share_colours(low, high)), **own, **mesh}
-    edges = ([k - 0.5 for k in range(n + 1)] for n in (len(shares), len(sources)))
-    drawn = ax.pcolormesh(*edges, cells, **style)
+    drawn = ax.pcolormesh(*([k - 0.5 for k in range(n + 1)] for n in (depths, len(sources))), cells, **style)
     paper = ax.get_facecolor()
     root = " (opacity: its square root)" if own else ""
     bar = ax.figure.colorbar(drawn, ax=ax, pad=0.02)
     bar.set_label(f"share of the stream{root}", fontsize="small")
     bar.ax.tick_params(labelsize="small")
     bar.outline.set_visible(False)
-    if max(len(shares), len(sources)) <= LABELLED_CELLS:
+    if max(depths, len(sources)) <= LABELLED_CELLS:
         for source, row in enumerate(cells):
             for depth, value in enumerate(row):
                 if math.isfinite(value):
                     ink = paper if abs(value) > DARK_CELL * max(high, -low) else rcParams["text.color"]
                     ax.text(depth, source, f"{value:.2f}", ha="center", va="center", fontsize="x-small", color=ink)
-    columns = [*range(0, len(shares), max(1, -(-len(shares) // 13)))]
-    ax.set_xticks(columns, labels=["x_0" if not k and any(begins) else str(k) for k in columns], fontsize="small")
-    rows = [*range(0, len(sources), max(1, -(-len(sources) // LABELLED_SOURCES)))]
+    columns = range(0, depths, -(-depths // 13))
+    begins_with_x_0 = any(math.isnan(row[0]) for row in cells)  # sources write later
+    ax.set_xticks(columns, labels=["x_0" if not k and begins_with_x_0 else str(k) for k in columns], fontsize="small")
+    rows = range(0, len(sources), -(-len(sources) // LABELLED_SOURCES))
     ax.set_yticks(rows, labels=[_short(sources[k]) for k in rows], fontsize="small")
     ax.set_xlabel("depth in sublayers", fontsize="small")
     ax.set_ylabel("written by", fontsize="small")

@@ -5,7 +5,7 @@ No probe holds a tensor of the inspected run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -203,14 +203,6 @@ class Probes:
             layouts += [layout for site in self.sites for _, layout in site.values.values()]
             layouts += [norm.layout for norm in self.norms]
         return any(layout.depends_on_shape for layout in layouts if layout is not None)
-
-    def values(self) -> Iterator[Value]:
-        """Yield all values to measure."""
-        yield from (state.value for state in self.states)
-        for site in self.sites:
-            yield from (value for value, _ in site.values.values())
-            yield from (site.write.value, *site.write.scales)
-        yield from (norm.norm.x if norm.rstd is None else norm.rstd for norm in self.norms)
 
 
 def _is_only_use(view: Value, state: Value) -> bool:

@@ -30,7 +30,6 @@ from addnorm.stream.record.gradients import GradientHooks
 from addnorm.stream.record.probes import Leaves, Probes, inspection_metadata
 from addnorm.stream.record.recording import Recording
 from addnorm.stream.record.sample import TokenSample
-from addnorm.stream.record.schema import Balance, MemoryMap
 from addnorm.stream.record.statistics import parameter_norm
 from addnorm.stream.tokens import Masks, TokenMask, check_mask_streams
 
@@ -155,7 +154,7 @@ class _Recorder:
         now = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC"
         metadata = {"model": type(self.model).__name__, "torch": torch.__version__, "date": now}
         self.recording = Recording((), metadata)
-        self.recording._set_compose(self._compose)
+        self.recording._update_maps = self._update_maps
         fsdp = find_fsdp_modules(self.model)
         self._has_fsdp = bool(fsdp)
         if gather and not all(hasattr(module, "reshard") for module in fsdp):
@@ -239,18 +238,22 @@ class _Recorder:
         self._steps.close()
         self._gradients.close()
         try:
-            _ = self.recording.memory_maps
+            self._update_maps()
         finally:
-            self.recording._set_compose(dict)  # the recording does not keep the model
+            self.recording._update_maps = lambda: None  # the recording does not keep the model
             self._samples = {}
 
     def _note(self, text: str) -> None:
         self.recording.metadata["note"] = text
 
-    def _compose(self) -> dict[str, tuple[MemoryMap | None, Balance]]:
-        """Return memory maps and balances of the last step if they are not computed yet."""
+    def _update_maps(self) -> None:
+        """Compute maps and balances of the last step. A stream without a map in it does not keep that of an earlier step."""
         new, self._has_new_samples = self._has_new_samples, False
-        return {name: sample.compute() for name, sample in self._samples.items()} if new else {}
+        for name, sample in self._samples.items() if new else ():
+            memory_map, self.recording.balances[name] = sample.compute()
+            self.recording.memory_maps.pop(name, None)
+            if memory_map is not None:
+                self.recording.memory_maps[name] = memory_map
 
     def _find_probes(self, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any) -> Probes:
         """Inspect the model and return the values to measure; check that another kind of forward has the same sites."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from addnorm._util.blocks import Block, Column, Drawing, Paragraph, Span, Table, TableRow
+from addnorm._util.charts import LOG_RATIO, Scale
 from addnorm._util.numbers import format_count, format_number
 from addnorm._util.optional import require
 from addnorm._util.render import Rendered
@@ -192,30 +193,23 @@ def _chart(title: str, values: Sequence[float], colour: str) -> str:
     if not finite:
         return ""
     low, high = min(finite), max(finite)
-    log = low > 0 and high > 10 * low
-    low = low if log else min(low, 0.0)  # from zero, or noise would look large
-
-    def height(value: float) -> float:
-        size = math.log(value / low) / math.log(high / low) if log else (value - low) / ((high - low) or 1.0)
-        return HEIGHT - EDGE - size * (HEIGHT - 2 * EDGE)
-
+    log = low > 0 and high > LOG_RATIO * low
+    scale = Scale(low if log else min(low, 0.0), high, log)  # from zero, or noise would look large
     step = (WIDTH - 2 * EDGE) / max(len(values) - 1, 1)
-    points = [(EDGE + step * k, height(value) if math.isfinite(value) else None) for k, value in enumerate(values)]
-    path = "".join(
-        f"{'L' if k and points[k - 1][1] is not None else 'M'}{x:.1f} {y:.1f}"
-        for k, (x, y) in enumerate(points)
-        if y is not None
-    )
-    marks = "".join(
-        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.2" fill="{colour}"/>'
-        if y is not None
-        else f'<path d="M{x - 3:.1f} 2l6 6m0 -6l-6 6" stroke="#B00020" stroke-width="1.5"/>'
-        for x, y in points
-    )
+    path, marks, command = "", "", "M"
+    for k, value in enumerate(values):
+        x = EDGE + step * k
+        if math.isfinite(value):
+            y = HEIGHT - EDGE - scale.place(value) * (HEIGHT - 2 * EDGE)
+            path += f"{command}{x:.1f} {y:.1f}"
+            marks += f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.2" fill="{colour}"/>'
+        else:
+            marks += f'<path d="M{x - 3:.1f} 2l6 6m0 -6l-6 6" stroke="#B00020" stroke-width="1.5"/>'
+        command = "L" if math.isfinite(value) else "M"
     bad = len(values) - len(finite)
-    scale = "log scale" if log else f"from {format_number(low, 3, trim=True)}"
-    ends = " to ".join(format_number(value, 3, trim=True) for value in (min(finite), high))
-    caption = escape(f"{title}, {scale}: {ends}{f', {bad} not finite' if bad else ''}")
+    axis = "log scale" if log else f"from {format_number(scale.low, 3, trim=True)}"
+    ends = " to ".join(format_number(value, 3, trim=True) for value in (low, high))
+    caption = escape(f"{title}, {axis}: {ends}{f', {bad} not finite' if bad else ''}")
     return (
         '<figure style="display:inline-block;margin:0 1em 0 0">'
         f'<svg role="img" width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}"><title>{caption}</title>'
