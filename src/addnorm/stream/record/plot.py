@@ -19,7 +19,6 @@ if TYPE_CHECKING:  # matplotlib is optional
     from matplotlib.axes import Axes
 
 Values = list[tuple[RecordedSite, float]]
-Pair = tuple[str, str]  # a role and a statistic of it
 GRADIENTS = "record with grads=True, and call loss.backward() while recording"
 FORWARD = "run the model while recording"
 LEVELS = 48  # colours of a map; matplotlib rasterizes colour bars of 50 and more
@@ -33,20 +32,19 @@ class _Quantity(NamedTuple):
 
     Attributes:
         label: the quantity.
-        lines: the statistic of each line, by its name, which is shown if there are several.
+        lines: role and statistic of each line, by its name, which is shown if there are several.
         least: range that the axis covers at least.
         title: title of the panel if that of the drawing does not name it.
     """
 
     label: str
-    lines: Mapping[str, Pair]
+    lines: Mapping[str, tuple[str, str]]
     least: tuple[float, float] | None = None
     title: str = ""
 
 
-def _single(*pair: str) -> _Quantity:
+def _single(role: str, statistic: str) -> _Quantity:
     """Return a panel of one statistic."""
-    role, statistic = pair
     return _Quantity(AXIS_LABELS[role, statistic], {"": (role, statistic)}, LIMITS.get((role, statistic)))
 
 
