@@ -9,13 +9,14 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, SplitPoint, pipeline
-from torch.distributed.tensor import DTensor, init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 import addnorm
 from addnorm import SublayerConnection
 from addnorm.nn import ResidualLayer
 from support.distributed import case, make_test
+from support.dtensors import mesh_of
+from support.parallel_models import assert_same_gradients, check_gradients, encoder, shard, train
 
 # A pipeline is built from a program of torch.export, and torch.distributed warns while doing so.
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
@@ -32,52 +33,10 @@ UNITS = {  # what is sharded besides the root
 }
 
 
-def make(wiring: str, **options) -> nn.Module:
-    torch.manual_seed(3)
-    model = addnorm.nn.Encoder(3, D, 2, wiring=wiring, dtype=DTYPE, **options)
-    for p in model.parameters():
-        nn.init.normal_(p, std=0.4)
-    return model
-
-
-def batch() -> tuple[torch.Tensor, torch.Tensor]:
-    """Return inputs and cotangents of 4 samples."""
-    generator = torch.Generator().manual_seed(8)
-    x, dy = torch.randn(2, 4, 5, D, dtype=DTYPE, generator=generator)
-    return x, dy
-
-
-def train(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the gradients of this rank's samples, averaged over the ranks by the model's wrapper."""
-    x, dy = (t.chunk(dist.get_world_size())[dist.get_rank()] for t in batch())
-    (model(x) * dy).mean().backward()
-    names = (
-        (name.removeprefix("module.").replace("_checkpoint_wrapped_module.", ""), p)
-        for name, p in model.named_parameters()
-    )
-    return {name: p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad for name, p in names}
-
-
-def expect(wiring: str, **options) -> dict[str, torch.Tensor]:
-    """Return the gradients of one process with all samples."""
-    model, (x, dy) = make(wiring, **options), batch()
-    (model(x) * dy).mean().backward()
-    return {name: p.grad for name, p in model.named_parameters()}
-
-
-def check(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    assert actual.keys() == expected.keys()
-    for name, grad in expected.items():
-        assert actual[name] is not None, name
-        torch.testing.assert_close(
-            actual[name], grad, rtol=1e-10, atol=1e-12, msg=lambda text, name=name: f"{name}: {text}"
-        )
-
-
 @case(2)
 def ddp():
     for wiring in ("layer_scale", "rezero"):
-        check(train(DistributedDataParallel(make(wiring))), expect(wiring))
+        check_gradients(train(DistributedDataParallel(encoder(wiring))), encoder(wiring))
 
 
 @case(2)
@@ -92,16 +51,11 @@ def fsdp2_of_every_wiring():
 
 def check_fsdp2(*wirings: str) -> None:
     """Check the gradients with every unit of sharding."""
-    mesh = init_device_mesh("cpu", (2,))
     for wiring in wirings:
-        expected = expect(wiring)
         for unit, select in UNITS.items():
-            model = make(wiring)
-            for module in select(model.stack):
-                fully_shard(module, mesh=mesh)
-            fully_shard(model, mesh=mesh)
+            model = encoder(wiring)
             try:
-                check(train(model), expected)
+                check_gradients(train(shard(model, *select(model.stack))), encoder(wiring))
             except Exception as error:
                 raise AssertionError(f"{wiring}, {unit}: {error}") from error
 
@@ -109,32 +63,28 @@ def check_fsdp2(*wirings: str) -> None:
 @case(2)
 def fsdp2_of_scalar_factors():
     """fully_shard takes no 0-d parameter: those of ReZero are left out of it."""
-    model = make("rezero")
+    model = encoder("rezero")
     scalars = {p for p in model.parameters() if p.dim() == 0}
     for layer in model.stack.layers:
-        fully_shard(layer, mesh=init_device_mesh("cpu", (2,)), ignored_params=scalars)
-    actual, expected = train(model), expect("rezero")
+        fully_shard(layer, mesh=mesh_of(), ignored_params=scalars)
+    actual = train(model)
     for name, p in model.named_parameters():
         if p.dim() == 0:
             dist.all_reduce(actual[name])
             actual[name] /= 2
-    check(actual, expected)
+    check_gradients(actual, encoder("rezero"))
 
 
 @case(2)
 def fsdp2_with_checkpoints():
-    mesh = init_device_mesh("cpu", (2,))
     for kind in (ResidualLayer, SublayerConnection):
-        model = make("layer_scale")
+        model = encoder("layer_scale")
         apply_activation_checkpointing(model, check_fn=lambda module, kind=kind: isinstance(module, kind))
-        for layer in model.stack.layers:
-            fully_shard(layer, mesh=mesh)
-        fully_shard(model, mesh=mesh)
-        check(train(model), expect("layer_scale"))
-    model = make("pre_ln", checkpoint=True)
-    for layer in model.stack.layers:
-        fully_shard(layer, mesh=mesh)
-    check(train(fully_shard(model, mesh=mesh)), expect("pre_ln"))
+        gradients = train(shard(model, *model.stack.layers)).items()
+        named = {name.replace("_checkpoint_wrapped_module.", ""): grad for name, grad in gradients}
+        check_gradients(named, encoder("layer_scale"))
+    model = encoder(checkpoint=True)
+    check_gradients(train(shard(model, *model.stack.layers)), encoder())
 
 
 class Language(nn.Module):
@@ -179,7 +129,7 @@ def step(schedule) -> None:
 def check_stage(stage: nn.Module, expected: dict[str, torch.Tensor], names: dict[str, str]) -> None:
     grads = {names.get(name, name): p.grad for name, p in stage.named_parameters()}
     assert len(grads) > 10
-    check(grads, {name: expected[name] for name in grads})
+    assert_same_gradients(grads, {name: expected[name] for name in grads})
 
 
 @case(2)

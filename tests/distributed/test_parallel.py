@@ -1,4 +1,4 @@
-"""Tests of parallel styles and plans against one process: outputs, gradients, communication."""
+"""Tests of parallel styles and plans against one process: outputs, gradients, communication, compiled models, FSDP."""
 
 import copy
 
@@ -6,33 +6,66 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import addnorm
 from addnorm.distributed import SequenceParallel, parallelize, tensor_parallel_plan
 from support.distributed import case, make_test
 from support.dtensors import TOLERANCE, communication, mesh_of
-from support.parallel_models import SIZES, compare, compare_decoders, inputs, randomize
+from support.parallel_models import SIZES, compare, inputs, packed, randomize, whole
 
-ENCODERS = {
-    "pre_ln, tokens first": {"batch_first": False},
-    "post_ln, RMSNorm, swiglu": {"wiring": "post_ln", "norm": "rms", "activation": "swiglu"},
-}
+ENCODERS = (
+    {"batch_first": False},
+    {"wiring": "post_ln", "norm": "rms", "activation": "swiglu"},
+    {},
+    {"bias": False, "activation": "gelu"},
+    {"checkpoint": True},
+    {"residual_dtype": torch.float64},
+)
+WIRINGS = (
+    "layer_scale",
+    "parallel",
+    "resi_dual",
+    "b2t",
+    "sandwich",
+    "reordered",
+    "layernorm_scaling",
+    "rezero",
+    "mix_ln",
+)
 
 
-@case(2)
-def encoders_equal_one_process():
+def compare_encoders(*encoders):
     for sequence_parallel in (False, True):
-        for options in ENCODERS.values():
+        for options in encoders:
             torch.manual_seed(0)
             model = randomize(addnorm.nn.Encoder(2, **SIZES, **options))
             compare(model, sequence_parallel, *inputs((2, 6, 16)))
 
 
 @case(2)
+def encoders_equal_one_process():
+    compare_encoders(*ENCODERS[:2])
+
+
+@case(2, 4, slow=True)
+def all_encoders_equal_one_process():
+    compare_encoders(*ENCODERS, *({"wiring": wiring} for wiring in WIRINGS))
+
+
+@case(2, 4)
 def decoders_equal_one_process():
-    compare_decoders()
+    """With and without memory and masks."""
+    for sequence_parallel in (False, True):
+        torch.manual_seed(0)
+        alone = randomize(addnorm.nn.Decoder(2, **SIZES, cross_attention=False))
+        compare(alone, sequence_parallel, *inputs((2, 6, 16)))
+        model = randomize(addnorm.nn.Decoder(2, **SIZES))
+        compare(model, sequence_parallel, *inputs((2, 6, 16), (2, 5, 16)))
+        masks = {"mask": torch.rand(2, 4, 6, 6) > 0.3, "memory_key_mask": torch.rand(2, 5) > 0.3}
+        compare(model, sequence_parallel, *inputs((2, 6, 16), (2, 5, 16)), **masks)
 
 
 @case(2)
@@ -185,6 +218,43 @@ def meta_models_are_parallelized_before_they_have_values():
     ours.load_state_dict(state)
     (x,) = inputs((2, 6, 16))
     torch.testing.assert_close(ours(x), model(x), **TOLERANCE)
+
+
+@case(4, slow=True)
+def fsdp_and_tensor_parallel_equal_one_process():
+    torch.manual_seed(0)
+    model = randomize(addnorm.nn.Encoder(2, **SIZES))
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    ours = parallelize(copy.deepcopy(model), mesh["tp"], sequence_parallel=True)
+    fully_shard(ours, mesh=mesh["dp"])
+    (x,) = inputs((4, 6, 16))
+    expected = model(x)
+    expected.square().mean().backward()
+    part = slice(2 * mesh.get_local_rank("dp"), None)
+    y = ours(x[part][:2])
+    torch.testing.assert_close(y, expected[part][:2], **TOLERANCE)
+    y.square().mean().backward()
+    grads = packed({name: whole(p.grad) for name, p in ours.named_parameters()})
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(grads[name], p.grad, **TOLERANCE, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@case(2, slow=True)
+def compiled_models_equal_one_process():
+    torch.manual_seed(0)
+    model = randomize(addnorm.nn.Encoder(1, **SIZES))
+    (x,) = inputs((2, 6, 16))
+    for sequence_parallel in (False, True):
+        ours = parallelize(copy.deepcopy(model), mesh_of(), sequence_parallel=sequence_parallel)
+        compiled = torch.compile(ours, backend="aot_eager")
+        model.zero_grad()
+        y, expected = compiled(x), model(x)
+        torch.testing.assert_close(y, expected, **TOLERANCE)
+        y.square().sum().backward()
+        expected.square().sum().backward()
+        grads = packed({name: whole(p.grad) for name, p in ours.named_parameters()})
+        for name, p in model.named_parameters():
+            torch.testing.assert_close(grads[name], p.grad, **TOLERANCE)
 
 
 @case(2)

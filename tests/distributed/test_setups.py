@@ -7,7 +7,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.experimental import local_map
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -15,48 +15,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 import addnorm
 from support.distributed import case, make_test
-from support.dtensors import TOLERANCE, close, mesh_of
-from support.parallel_models import randomize, whole
+from support.dtensors import close, mesh_of
+from support.parallel_models import batch, check_gradients, encoder, part, randomize, shard, train, whole
 
 D = 16
-
-
-def encoder(wiring="pre_ln", **options):
-    torch.manual_seed(3)
-    return randomize(addnorm.nn.Encoder(3, D, 2, wiring=wiring, dtype=torch.float64, **options))
-
-
-def batch():
-    """Return inputs and cotangents of 4 samples."""
-    return torch.randn(2, 4, 5, D, dtype=torch.float64, generator=torch.Generator().manual_seed(8))
-
-
-def part(t):
-    return t.chunk(dist.get_world_size())[dist.get_rank()]
-
-
-def train(model, select=part):
-    """Return the gradients of this rank's samples, averaged by the model's wrapper."""
-    x, dy = map(select, batch())
-    model.zero_grad()
-    (model(x) * dy).mean().backward()
-    return {name.removeprefix("module."): whole(p.grad) for name, p in model.named_parameters()}
-
-
-def check_gradients(actual, model, **tolerance):
-    expected = train(model, lambda t: t)
-    assert actual.keys() == expected.keys()
-    for name, grad in expected.items():
-        torch.testing.assert_close(
-            actual[name], grad, **(tolerance or TOLERANCE), msg=lambda text, name=name: f"{name}: {text}"
-        )
-
-
-def shard(model, *modules, **options):
-    """Shard modules, or lists of modules as one group, and the root."""
-    for module in modules:
-        fully_shard(module, mesh=mesh_of(), **options)
-    return fully_shard(model, mesh=mesh_of(), **options)
 
 
 @case(2)

@@ -23,7 +23,7 @@ STACKS = {
         (Fault("replaced-call-of-a-class", "nn", "... or $kind.__call__ is not Module.__call__ or ...", "... or ..."),),
     ),
     "stack": Area(
-        ("tests/nn/test_stack*.py", "tests/nn/test_step.py tests/wirings/test_equivalences.py"),
+        ("tests/nn/test_stack*.py", "tests/nn/test_step.py tests/nn/test_unrolling.py tests/wirings/test_equivalences.py"),
         (
             Fault("two-masks-for-two-streams", "nn", "$w._replace(options=with_seed($w.options, $x))", "$w"),
             Fault(
@@ -40,7 +40,7 @@ STACKS = {
         (
             "tests/wirings/test_transcriptions.py tests/wirings/test_coefficients.py",
             "tests/wirings/test_real_models.py",
-            "tests/nn/test_streams*.py tests/ops/streams",
+            "tests/nn/test_streams.py tests/nn/test_every_wiring.py tests/ops/streams",
         ),
         (
             Fault("mixing-matrix-transposed", "ops/streams/formula.py", "torch.matmul(mix.to($w), $x)", "torch.matmul(mix.mT.to($w), $x)"),
@@ -98,7 +98,7 @@ STACKS = {
                 "stacked-write-under-autocast", "nn",
                 "with $off(streams):\n return $add(streams, write)", "return $add(streams, write)",
             ),
-            Fault("gates-under-autocast", "nn", "with $off(x):\n return $p, $c.gates(), $k", "return $p, $c.gates(), $k"),
+            Fault("gates-under-autocast", "nn", "with $off(x):\n $g, $k = $c.gates(), $c.is_constant", "$g, $k = $c.gates(), $c.is_constant"),
             Fault(
                 "read-rounded-before-its-norm", "nn",
                 "normalize(collapse(row, states), norm, ...)", "normalize(collapse(row, states).to(dtype), norm, ...)",
@@ -111,7 +111,7 @@ STACKS = {
             Fault("independent-gates-with-default-eps", "wirings", "Computed(IndependentConnection, $o | small)", "Computed(IndependentConnection, $o)"),
             Fault("sources-with-default-eps", "wirings/coefficients/sources.py", "[$f($x, self.eps) for $x in $wide]", "[$f($x, 1e-6) for $x in $wide]"),
             Fault("constants-of-the-read-rounded", "nn", "x.new_tensor(used, dtype=$d)", "x.new_tensor(used)"),
-            Fault("constants-of-the-write-rounded", "nn", "wide = $widen(x.dtype); entries = $e", "wide = x.dtype; entries = $e"),
+            Fault("constants-of-the-write-rounded", "nn", "wide = $widen(streams.dtype); entries = $e", "wide = streams.dtype; entries = $e"),
             Fault(
                 "terms-of-a-read-rounded", "nn",
                 "$f(x) if $is($e, 1.0) else $e * $f(x)", "x if $is($e, 1.0) else $e * x",

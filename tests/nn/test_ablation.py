@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 
-from addnorm import SublayerConnection
+from addnorm import ResidualStack, SublayerConnection
 from addnorm.nn import ResidualLayer
-from support.stacks import D, stack_of
+from support.stacks import D, Masked, Mlp, f64, stack_of
 
 
 def wrap_checkpoints(stack, kind):
@@ -39,6 +39,38 @@ def silence(connection):
     """Let a connection write zero, in place: the oracle of `without`."""
     del connection.sublayer
     connection.sublayer = torch.zeros_like
+
+
+@pytest.mark.parametrize("i", [0, 2, 5, -1])
+def test_without_removes_one_write(i):
+    stack, x = stack_of(6, dtype=f64), torch.randn(3, D, dtype=f64)
+    called = []
+    for k, connection in enumerate(stack.connections):
+        connection.sublayer.register_forward_hook(lambda *_, k=k: called.append(k))
+    less = stack.without(i)
+    writes = less.unroll(x).writes
+    assert called == [k for k in range(6) if k != i % 6]
+    assert not writes[i].any()
+    before = stack.unroll(x)
+    for k in range(i % 6):
+        assert torch.equal(writes[k], before.writes[k])
+    assert {id(p) for p in less.parameters()} < {id(p) for p in stack.parameters()}
+    assert len(stack.unroll(x).writes) == 6
+    assert stack.unroll(x).writes[i].any()
+
+
+def test_hooks_of_a_copy_are_independent():
+    stack = stack_of(2)
+    less = stack.without(0)
+    less.register_forward_hook(lambda module, args, out: out * 0)
+    x = torch.randn(3, D)
+    assert not less(x).any()
+    assert stack(x).any()
+
+
+def test_without_accepts_keywords_of_removed_sublayer():
+    stack = ResidualStack([Masked(), Mlp()], D)
+    stack.without(0)(torch.randn(3, D), mask=None)
 
 
 @pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)

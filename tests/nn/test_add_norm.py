@@ -16,13 +16,6 @@ def inputs(*shape, dtype=torch.float32):
     return torch.randn(*shape, dtype=dtype), torch.randn(*shape, dtype=dtype)
 
 
-def test_initial_weights_are_ones_and_biases_zeros():
-    add_norm = AddNorm(5, layer_scale=0.25)
-    assert torch.equal(add_norm.weight, torch.ones(5))
-    assert torch.equal(add_norm.bias, torch.zeros(5))
-    assert torch.equal(add_norm.layer_scale, torch.full((5,), 0.25))
-
-
 @pytest.mark.parametrize(
     ("options", "names"),
     [
@@ -52,19 +45,16 @@ def test_state_dict_of_torch_norm_loads(norm, theirs):
     assert torch.equal(add_norm(residual, branch), y)
 
 
-def test_residual_scale_and_layer_scale_scale_their_inputs():
-    residual, branch = inputs(4, 6, dtype=torch.float64)
-    add_norm = AddNorm(6, residual_scale=3.0, layer_scale=0.1, dtype=torch.float64)
+@pytest.mark.parametrize("shape", [(6,), (3, 6)], ids=str)
+@pytest.mark.parametrize(("norm", "theirs"), [("layer", F.layer_norm), ("rms", F.rms_norm)])
+def test_scales_and_norm_match_the_formula(norm, theirs, shape):
+    residual, branch = inputs(4, 3, 6, dtype=torch.float64)
+    add_norm = AddNorm(shape, norm, residual_scale=3.0, layer_scale=0.1, dtype=torch.float64)
     y, stream = add_norm(residual, branch, return_residual=True)
     torch.testing.assert_close(stream, 3.0 * residual + 0.1 * branch)
-    torch.testing.assert_close(y, F.layer_norm(stream, (6,)))
+    torch.testing.assert_close(y, theirs(stream, shape))  # the weight is ones, the bias zeros
     y.square().sum().backward()
     assert add_norm.layer_scale.grad.abs().sum() > 0
-
-
-def test_several_dimensions_are_normalized():
-    residual, branch = inputs(4, 3, 6)
-    torch.testing.assert_close(AddNorm((3, 6))(residual, branch), F.layer_norm(residual + branch, (3, 6)))
 
 
 def test_dropout_is_active_in_training_only():
@@ -140,12 +130,6 @@ def test_wrong_width_raises():
         AddNorm(4)(torch.randn(2, 4), torch.randn(2, 5))
     with pytest.raises(ValueError, match=r"weight has shape \(5,\), expected \(4,\)"):
         addnorm.AddNorm(5)(*inputs(2, 4))
-
-
-def test_layer_scale_has_the_normalized_shape():
-    residual, branch = inputs(2, 3, 8)
-    stream = AddNorm((3, 8), layer_scale=0.5)(residual, branch, return_residual=True)[1]
-    torch.testing.assert_close(stream, residual + 0.5 * branch)
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,8 @@ from support.pairwise import product
 INF = float("inf")
 
 
-def formula(attention, x, memory, mask=None):
-    """Return attention by its definition, with loops; `mask` is bool or float, `(batch, heads, queries, keys)`."""
+def formula(attention, x, memory, mask):
+    """Return attention by its definition, with loops; `mask` is float, `(batch, heads, queries, keys)`."""
     if isinstance(attention, SelfAttention):
         q, k, v = attention.in_proj(x).chunk(3, -1)
     else:
@@ -37,9 +37,7 @@ def formula(attention, x, memory, mask=None):
         heads = []
         for h in range(HEADS):
             columns = slice(h * width, (h + 1) * width)
-            scores = q[i, :, columns] @ k[i, :, columns].T / width**0.5
-            if mask is not None:
-                scores = torch.where(mask[i, h], scores, -INF) if mask.dtype == torch.bool else scores + mask[i, h]
+            scores = q[i, :, columns] @ k[i, :, columns].T / width**0.5 + mask[i, h]
             heads.append(scores.softmax(-1).nan_to_num(0.0) @ v[i, :, columns])
         samples.append(torch.cat(heads, -1))
     return attention.out_proj(torch.stack(samples))
@@ -56,78 +54,36 @@ SHAPES = {
 }
 
 
-def full(mask, n, m):
-    return (mask[:, None] if mask.dim() == 3 else mask).expand(BATCH, HEADS, n, m)
-
-
 @pytest.mark.parametrize(
-    ("kind", "shape", "dtype", "key_mask"), product(KINDS, [*SHAPES], [torch.bool, f64], [None, torch.bool, f64])
-)
-def test_masks_of_any_shape_match_the_formula(kind, shape, dtype, key_mask):
-    attention = kind(D, HEADS, dtype=f64)
-    tensors = make_inputs(attention)
-    m = N if kind is SelfAttention else M
-    keep = random_mask(*SHAPES[shape](N, m))
-    mask = keep if dtype == torch.bool else torch.randn(keep.shape, dtype=f64).masked_fill(~keep, -INF)
+    ("kind", "causal", "shape", "dtype", "key_mask"),
+    product(
+        KINDS, [False, True], [*SHAPES], [None, torch.bool, f64], [None, torch.bool, f64],
+        always=[(kind, True, "(queries, keys)", None, None) for kind in KINDS],
+    ),
+)  # fmt: skip
+def test_masks_of_any_shape_match_the_formula(kind, causal, shape, dtype, key_mask):
+    attention = kind(D, HEADS, dtype=f64, **({"causal": causal} if kind is SelfAttention else {}))
+    tensors, m = make_inputs(attention), N if kind is SelfAttention else M
+    masks = {"mask": make_mask(dtype, SHAPES[shape](N, m)), "key_mask": make_mask(key_mask, (BATCH, m))}
     scores = torch.zeros(BATCH, HEADS, N, m, dtype=f64)
-    scores = scores.masked_fill(~full(mask, N, m), -INF) if mask.dtype == torch.bool else scores + full(mask, N, m)
-    named = {"mask": mask}
-    if key_mask is not None:
-        keys = random_mask(BATCH, m)
-        bias = torch.randn(BATCH, m, dtype=f64)
-        named["key_mask"] = keys if key_mask == torch.bool else bias
-        scores = scores + (torch.zeros(()).masked_fill(~keys, -INF) if key_mask == torch.bool else bias)[:, None, None]
-    if kind is CrossAttention:
-        named = {f"memory_{name}": value for name, value in named.items()}
+    if causal and kind is SelfAttention:
+        scores = scores.masked_fill(torch.ones(N, N, dtype=torch.bool).triu(1), -INF)
+    for name, mask in masks.items():
+        if mask is not None:
+            wide = mask[:, None, None] if name == "key_mask" else mask[:, None] if mask.dim() == 3 else mask
+            scores = scores.masked_fill(~wide, -INF) if mask.dtype == torch.bool else scores + wide
+    named = {f"memory_{name}" if kind is CrossAttention else name: mask for name, mask in masks.items()}
     actual = compute_gradients(lambda *t: attention(*t, **named), attention, tensors)
     assert_close(
         actual, compute_gradients(lambda *t: formula(attention, *t, *[None] * (2 - len(t)), scores), attention, tensors)
     )
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_without_masks_every_query_attends_to_every_key(kind):
-    attention = kind(D, HEADS, dtype=f64)
-    tensors = make_inputs(attention)
-    actual = compute_gradients(attention, attention, tensors)
-    assert_close(
-        actual, compute_gradients(lambda *t: formula(attention, *t, *[None] * (2 - len(t))), attention, tensors)
-    )
-
-
-@pytest.mark.parametrize("mask", [None, torch.bool, f64], ids=str)
-@pytest.mark.parametrize("keys", [None, torch.bool, f64], ids=str)
-def test_causal_adds_to_masks(mask, keys):
-    attention = SelfAttention(D, HEADS, causal=True, dtype=f64)
-    (x,) = make_inputs(attention)
-    scores = torch.zeros(BATCH, HEADS, N, N, dtype=f64).masked_fill(torch.ones(N, N, dtype=torch.bool).triu(1), -INF)
-    named = {}
-    for name, kind, shape, lift in (
-        ("mask", mask, (N, N), ...),
-        ("key_mask", keys, (BATCH, N), (slice(None), None, None)),
-    ):
-        if kind == torch.bool:
-            named[name] = random_mask(*shape)
-            scores = scores.masked_fill(~named[name][lift], -INF)
-        elif kind == f64:
-            named[name] = torch.randn(shape, dtype=f64)
-            scores = scores + named[name][lift]
-    actual = compute_gradients(lambda x: attention(x, **named), attention, (x,))
-    assert_close(actual, compute_gradients(lambda x: formula(attention, x, None, scores), attention, (x,)))
-
-
-def test_bool_mask_is_inverse_of_multihead_attentions():
-    theirs = torch.nn.MultiheadAttention(D, HEADS, batch_first=True, dtype=f64)
-    ours = SelfAttention(D, HEADS, dtype=f64)
-    ours.in_proj.weight, ours.in_proj.bias = theirs.in_proj_weight, theirs.in_proj_bias
-    ours.out_proj = theirs.out_proj
-    (x,) = make_inputs(ours)
-    hidden, padding = ~random_mask(N, N), ~random_mask(BATCH, N)
-    expected = theirs(x, x, x, key_padding_mask=padding, attn_mask=hidden, need_weights=False)[0]
-    torch.testing.assert_close(ours(x, ~hidden, ~padding), expected, rtol=1e-12, atol=1e-12)
-    of_each_head = torch.randn(BATCH * HEADS, N, N, dtype=f64)
-    expected = theirs(x, x, x, attn_mask=of_each_head, need_weights=False)[0]
-    torch.testing.assert_close(ours(x, of_each_head.unflatten(0, (BATCH, HEADS))), expected, rtol=1e-12, atol=1e-12)
+def make_mask(dtype, shape):
+    if dtype is None:
+        return None
+    keep = random_mask(*shape)
+    return keep if dtype == torch.bool else torch.randn(shape, dtype=f64).masked_fill(~keep, -INF)
 
 
 @pytest.mark.parametrize(
@@ -146,15 +102,6 @@ def test_query_without_keys_gets_bias_and_finite_gradients(kind, as_float, dropo
     assert torch.equal(results[0][0, 2], attention.out_proj.bias)
     assert not torch.equal(results[0][0, 1], attention.out_proj.bias)
     assert all(t.isfinite().all() for t in results)
-
-
-def test_left_padding_with_causality_gives_no_nan():
-    attention = SelfAttention(D, HEADS, causal=True, dtype=f64)
-    (x,) = make_inputs(attention)
-    keys = torch.tensor([[False, False, True, True, True], [True] * 5])
-    y = attention(x, key_mask=keys)
-    assert torch.equal(y[0, :2], attention.out_proj.bias.expand(2, D))
-    torch.testing.assert_close(y[:1, 2:], attention(x[:1, 2:]), rtol=1e-12, atol=1e-12)
 
 
 def test_float_mask_gets_a_gradient():

@@ -1,11 +1,13 @@
 """Tests of from_torch: outputs and gradients of the converted transformers."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
 import addnorm
-from addnorm.nn import Decoder, Encoder, Transformer, from_torch
+from addnorm.nn import Decoder, Encoder, from_torch
 from support.oracle import relative
 from support.pairwise import product
 from support.torch_transformers import (
@@ -60,45 +62,8 @@ def masks(kind, n, dtype):
 KINDS = ("none", "causal", "float", "padding", "causal and padding", "float and padding")
 
 
-def in_torchs_layout(ours):
-    """Return the gradients of our parameters in order and layout of torch's `named_parameters`."""
-    grads = []
-    for sublayers in ours.stack._layers():
-        tail = []
-        for connection in sublayers:
-            sublayer = connection.sublayer
-            if hasattr(sublayer, "down"):
-                linears = [p for m in (sublayer.up, sublayer.down) for p in (m.weight, m.bias)]
-            elif hasattr(sublayer, "in_proj"):
-                linears = [sublayer.in_proj.weight, sublayer.in_proj.bias, *two(sublayer.out_proj)]
-            else:
-                joined = [
-                    (sublayer.q_proj.weight, sublayer.kv_proj.weight),
-                    (sublayer.q_proj.bias, sublayer.kv_proj.bias),
-                ]
-                linears = [None if a is None else torch.cat([a.grad, b.grad]) for a, b in joined] + two(
-                    sublayer.out_proj
-                )
-            grads += [p.grad if isinstance(p, nn.Parameter) else p for p in linears]
-            tail += [None if p is None else p.grad for p in two(connection.norm_in or connection.norm_out)]
-        grads += tail
-    final = ours.stack.norm_final
-    grads += [] if final is None else [None if p is None else p.grad for p in two(final)]
-    return [g for g in grads if g is not None]
-
-
-def two(module):
-    return [module.weight, module.bias]
-
-
-def gradients(ours):
-    parts = (ours.encoder, ours.decoder) if isinstance(ours, Transformer) else (ours,)
-    return [g for part in parts for g in in_torchs_layout(part)]
-
-
 def compare(theirs, ours, call_theirs, call_ours, inputs, limit):
     """Compare outputs and the gradients of all inputs and parameters for one random cotangent."""
-    names = [*(f"input {i}" for i in range(len(inputs))), *(name for name, _ in theirs.named_parameters())]
     results = []
     for module, call in ((theirs, call_theirs), (ours, call_ours)):
         module.zero_grad()
@@ -106,13 +71,15 @@ def compare(theirs, ours, call_theirs, call_ours, inputs, limit):
         y = call(module, *leaves)
         torch.manual_seed(7)
         y.backward(torch.randn(y.shape, dtype=y.dtype))
-        own = [p.grad for p in module.parameters()] if module is theirs else gradients(module)
-        results.append([y.detach(), *(leaf.grad for leaf in leaves), *own])
-    expected, actual = results
-    assert len(actual) == len(expected) == len(names) + 1
-    for name, a, b in zip(["output", *names], actual, expected, strict=True):
-        assert a.shape == b.shape, name
-        assert relative(a, b) < limit, name
+        results.append([y.detach(), *(leaf.grad for leaf in leaves)])
+    gradients = copy.deepcopy(theirs)  # a module whose parameters are the gradients
+    for own, p in zip(gradients.parameters(), theirs.parameters(), strict=True):
+        own.data = p.grad
+    for module, result in zip((from_torch(gradients), ours), results, strict=True):
+        result += [p if module is not ours else p.grad for p in module.parameters()]
+    for i, (a, b) in enumerate(zip(*results, strict=True)):
+        assert a.shape == b.shape, i
+        assert relative(b, a) < limit, i
 
 
 @pytest.mark.parametrize(("kind", "norm_first", "dtype"), product(KINDS, [True, False], [torch.float64, torch.float32]))

@@ -1,5 +1,7 @@
 """Tests of ResidualStack: fused calls, keyword arguments of sublayers, places and wirings, errors."""
 
+import copy
+import gc
 import re
 
 import pytest
@@ -9,7 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import addnorm
 from addnorm import ResidualStack, Row, Wiring, wirings
-from support.stacks import D, Masked, Mlp, f64, stack_of
+from addnorm.nn.state import StreamState
+from support.stacks import D, Masked, Mlp, stack_of
 
 
 class Calls(TorchDispatchMode):
@@ -44,6 +47,7 @@ COUNTS = {  # for 6 sublayers: adds alone, norms alone, both in one call
     "layernorm_scaling": (0, 1, 6),
     "no_norm": (6, 0, 0),
     "no_residual": (0, 0, 6),
+    "mix_ln": (0, 1, 6),  # one norm follows another where post-LN layers end
     "parallel": (3, 1, 3),  # one add of each layer alone, the other with the next layer's norm
     "resi_dual": (6, 1, 6),  # the second stream's adds, its norm; the sum of both is no call
     "b2t": (0, 0, 6),  # the layer's input is added again, by no call
@@ -57,19 +61,6 @@ def test_add_and_next_norm_are_one_call(name, grad):
     with torch.set_grad_enabled(grad), Calls() as calls:
         stack(x)
     assert (calls.adds, calls.norms, calls.fused) == COUNTS[name]
-
-
-@pytest.mark.parametrize("n", [1, 2, 7])
-def test_pre_ln_of_s_sublayers_makes_s_plus_1_norm_calls(n):
-    with Calls() as calls:
-        stack_of(n)(torch.randn(3, D))
-    assert (calls.adds, calls.norms, calls.fused) == (0, 1, n)
-
-
-def test_norm_after_norm_is_a_separate_call():  # where post-LN layers end and pre-LN layers begin
-    with Calls() as calls:
-        stack_of(6, wirings.mix_ln(k=1))(torch.randn(3, D))
-    assert (calls.adds, calls.norms, calls.fused) == (0, 1, 6)
 
 
 # Keyword arguments
@@ -121,13 +112,6 @@ def test_replaced_sublayer_receives_its_own_keywords():
         stack(x, mask=mask)
 
 
-def test_sublayers_may_be_functions():
-    stack = ResidualStack([torch.tanh, torch.nn.functional.gelu], D, "post_ln", dtype=f64)
-    x = torch.randn(3, D, dtype=f64)
-    z = nn.functional.layer_norm(x + x.tanh(), (D,))
-    torch.testing.assert_close(stack(x), nn.functional.layer_norm(z + nn.functional.gelu(z), (D,)))
-
-
 # Places and wirings
 
 
@@ -159,10 +143,42 @@ def test_final_norm_defaults_to_the_wirings():
     torch.testing.assert_close(twice(x), nn.functional.layer_norm(once(x), (D,)))
 
 
-def test_repr_has_the_equation():
-    assert "x' = N(x + f(x)),   y = N(x_L)" in repr(stack_of(2, "post_ln", final_norm=True))
-    assert "y = N(x_L)" not in repr(stack_of(2, "pre_ln", final_norm=False))
-    assert "x' = x + f(N(x))" in repr(stack_of(2, "pre_ln").connections[0])
+@pytest.mark.parametrize(
+    ("wiring", "options", "equation"),
+    [("post_ln", {"final_norm": True}, "post_ln(): x' = N(x + f(x)),   y = N(x_L)"),
+     ("pre_ln", {"final_norm": False}, "pre_ln(): x' = x + f(N(x))"),
+     ("mix_ln", {}, "mix_ln(): x' = x + f(N(x)),   y = N(x_L)"),
+     ("deepnorm", {}, "deepnorm(): x' = N(1.414 x + f(x))"),
+     ("keel", {}, "keel():\n  layer 1, sublayer 1:  x' = x + f(N(x))")],
+)  # fmt: skip
+def test_repr_has_the_equation_at_its_depth(wiring, options, equation):
+    assert f"  {equation}\n" in repr(stack_of(4, wiring, **options))
+    assert "SublayerConnection(\n" in repr(stack_of(4, wiring))
+
+
+def test_shared_factor_stays_one_parameter():
+    def one(stack):
+        return all(layer[0].b is here.b for layer in map(list, stack._layers()) for here in layer)
+
+    stack = stack_of(4, "rezero")
+    assert one(stack)
+    assert one(copy.deepcopy(stack))
+    assert one(stack.double().to("cpu"))
+    model = nn.Sequential(stack_of(4, "rezero", device="meta"))  # the sublayers are on the CPU
+    assert one(model.to_empty(device="cpu")[0])
+    model[0].reset_parameters()
+    assert [float(here.b.detach()) for here in model[0].connections] == [0.0] * 4
+    state = {name: value.clone() for name, value in stack.state_dict().items()}
+    stack.load_state_dict(state, assign=True)
+    assert one(stack)
+    assert sum(name.endswith(".b") for name, _ in stack.named_parameters()) == 2
+
+
+def test_call_leaves_no_state_behind():
+    stack, x = stack_of(4), torch.randn(3, D)
+    stack(x)
+    gc.collect()
+    assert not any(type(o) is StreamState for o in gc.get_objects())
 
 
 # Errors
@@ -194,15 +210,6 @@ def nothing(x):
 
 def narrow(x):
     return x[..., :1]
-
-
-@pytest.mark.parametrize(
-    ("wiring", "equation"),
-    [("mix_ln", "mix_ln(): x' = x + f(N(x)),   y = N(x_L)"), ("deepnorm", "deepnorm(): x' = N(1.414 x + f(x))"),
-     ("keel", "keel():\n  layer 1, sublayer 1:  x' = x + f(N(x))")],
-)  # fmt: skip
-def test_repr_shows_the_equation_at_its_depth(wiring, equation):
-    assert f"  {equation}\n" in repr(stack_of(4, wiring))
 
 
 def test_error_of_a_sublayer_is_unchanged():
@@ -249,6 +256,9 @@ REFUSED = {
     "stochastic_depth is True, expected a probability": lambda: stack_of(2, stochastic_depth=True),
     "i is 2, expected the number of a sublayer, 0 to 1": lambda: stack_of(2).without(2),
     "x is list, expected a tensor": lambda: stack_of(2)([1.0]),
+    "x has dtype torch.int64, expected a real floating-point dtype: convert it with x.float()": lambda: stack_of(
+        2, "reversible"
+    )(torch.zeros(3, D, dtype=torch.int64)),
     "x has shape (3, 8), expected (*, 16), features last": lambda: stack_of(2)(torch.randn(3, 8)),
     "x has shape (), expected (*, 16)": lambda: stack_of(2, "post_ln")(torch.tensor(1.0)),
     "sublayers is Mlp, expected a list of sublayers: pass [Mlp(...)]": lambda: ResidualStack(Mlp(), D),

@@ -4,7 +4,6 @@ import functools
 import math
 
 import pytest
-import torch
 import torch.nn.functional as F
 
 from addnorm import Row, Wiring, wirings
@@ -13,10 +12,8 @@ from support.stack_equality import (
     EPS,
     D,
     assert_equal_functions,
-    compute_gradients,
     get_norm_function,
     make_stack,
-    make_tokens,
 )
 
 
@@ -163,21 +160,6 @@ def test_every_wiring_of_rows_has_a_reference_equation():
 def test_stack_matches_its_equation(name, options, equation, norm):
     stack = make_stack(wirings.get(name, **options), norm=norm)
     assert_equal_functions(stack, lambda x: equation(stack, x), wanted=list(stack.parameters()))
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "equation", "norm"), [case for i, case in enumerate(CASES) if i % 4 in (0, 3)]
-)
-def test_checkpoint_and_inference_keep_the_bits(name, options, equation, norm):
-    stack = make_stack(wirings.get(name, **options), norm=norm)
-    x = make_tokens()
-    wanted, cotangent = list(stack.parameters()), torch.randn_like(x)
-    expected = compute_gradients(stack, x, wanted, cotangent)
-    with torch.no_grad():
-        assert torch.equal(stack(x), expected[0])
-    stack.checkpoint = True
-    for gradient, reference in zip(compute_gradients(stack, x, wanted, cotangent), expected, strict=True):
-        assert torch.equal(gradient, reference)
 
 
 @pytest.mark.parametrize(

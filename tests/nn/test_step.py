@@ -6,8 +6,6 @@ from torch import nn
 
 import addnorm
 from addnorm import Learned, ResidualStack, Row, Wiring, wirings
-from support.pairwise import rotate
-from support.stacks import ALL, each_wiring, stack_of
 
 D = 16
 bf16 = torch.bfloat16
@@ -64,16 +62,6 @@ class Tenfold(addnorm.LayerNorm):
         return 10 * super().forward(input)
 
 
-def test_norm_of_another_class_is_called():
-    stack, x = ResidualStack([torch.tanh] * 4, D, "pre_ln"), torch.randn(2, 3, D)
-    z = stack.unroll(x).x_L
-    for norm in (Tenfold(D), nn.RMSNorm(D), nn.Identity(), nn.LayerNorm(D, eps=1.0)):
-        stack.norm_final = norm
-        torch.testing.assert_close(stack(x), norm(z))
-        with torch.no_grad():
-            torch.testing.assert_close(stack(x), norm(z))
-
-
 @pytest.mark.parametrize("where", ["norm_in", "norm_branch", "norm_out"])
 def test_replaced_norm_is_called_in_any_place(where):
     row = Row(norm_in=True, norm_branch=True, norm_out=True, a=0.5, b=2.0, c=0.25)
@@ -87,45 +75,6 @@ def test_replaced_norm_is_called_in_any_place(where):
     torch.testing.assert_close(stack(x), h)
     with torch.no_grad():
         torch.testing.assert_close(stack(x), h)
-
-
-@pytest.mark.parametrize("name", ["pre_ln", "post_ln", "sandwich"])
-def test_hooks_of_norms_are_called(name):
-    stack, x = ResidualStack([torch.tanh] * 4, D, name), torch.randn(2, 3, D)
-    y, seen = stack(x), []
-    norms = [m for m in stack.modules() if isinstance(m, nn.LayerNorm)]
-    handles = [norm.register_forward_hook(lambda m, args, out: seen.append(out.clone())) for norm in norms]
-    for guard in (torch.enable_grad(), torch.no_grad()):
-        seen.clear()
-        with guard:
-            torch.testing.assert_close(stack(x), y)
-        assert len(seen) == len(norms)
-    for handle in handles:
-        handle.remove()
-    handle = nn.modules.module.register_module_forward_hook(lambda m, args, out: seen.append(m))
-    seen.clear()
-    stack(x)
-    handle.remove()
-    assert {id(norm) for norm in norms} <= {id(m) for m in seen}
-
-
-def test_hook_may_change_output_of_norm():
-    stack, x = ResidualStack([torch.tanh] * 2, D, "pre_ln"), torch.randn(2, 3, D)
-    stack.norm_final.register_forward_hook(lambda m, args, out: out * 0)
-    assert not stack(x).any()
-
-
-@pytest.mark.parametrize("name", ["weight", "bias"])
-def test_parametrized_norm_is_called(name):
-    class More(nn.Module):
-        def forward(self, value):
-            return value + 1
-
-    stack, x = ResidualStack([torch.tanh] * 2, D, "pre_ln"), torch.randn(2, 3, D)
-    z = stack.unroll(x).x_L
-    nn.utils.parametrize.register_parametrization(stack.norm_final, name, More())
-    expected = nn.functional.layer_norm(z, (D,), stack.norm_final.weight, stack.norm_final.bias)
-    torch.testing.assert_close(stack(x), expected)
 
 
 # Factors
@@ -224,33 +173,6 @@ def test_kept_bfloat16_writes_are_divided_in_float32(wiring, option):
         assert values.tolist() == [0.0, float(torch.tensor(1.0) / (1.0 - torch.tensor(0.3)))]
 
 
-def test_unroll_checks_the_sum_against_the_stream():
-    shift = torch.zeros(())
-
-    def creeping(x):  # changes the stream in place: it reads x itself
-        x += shift
-        return torch.zeros_like(x)
-
-    stack, x = ResidualStack([creeping] * 2, D, "no_norm"), torch.randn(2, 3, D)
-    stack.unroll(x.clone())
-    shift += 1e-3
-    with pytest.raises(RuntimeError, match="differs from x_0"):
-        stack.unroll(x.clone())
-
-
-def test_unroll_uses_the_eps_of_the_arithmetic():
-    stack = ResidualStack([lambda x: x * 0.5] * 3, D, "post_ln", norm="rms", dtype=bf16)
-    x = torch.randn(4, D, dtype=bf16)
-    stack.unroll(x * 0.01)  # whose mean square is far below bfloat16's epsilon
-
-
-def test_unroll_works_with_checkpoints_and_autocast():
-    stack, x = ResidualStack([nn.Linear(D, D) for _ in range(4)], D, checkpoint=True), torch.randn(2, 3, D)
-    assert len(stack.unroll(x).writes) == 4
-    with torch.autocast("cpu", bf16):
-        assert len(stack.unroll(x).writes) == 4
-
-
 # Norms of another shape, patched, or without parameters
 
 
@@ -267,60 +189,7 @@ def test_norm_over_other_dimensions_is_called():
         stack(x)
 
 
-def test_patched_forward_of_norm_is_called():
-    stack, x = ResidualStack([torch.tanh] * 2, D, "pre_ln"), torch.randn(2, 3, D)
-    stack.norm_final.forward = lambda z: z * 0
-    assert not stack(x).any()
-
-
-def test_norm_whose_weight_is_no_parameter_is_called():
-    stack, x = ResidualStack([torch.tanh] * 2, D, "pre_ln"), torch.randn(2, 3, D)
-    expected = 2 * stack(x)
-    weight = 2 * stack.norm_final.weight.detach()
-    del stack.norm_final.weight
-    stack.norm_final.weight = weight
-    torch.testing.assert_close(stack(x), expected)
-
-
 # Equal bits with and without gradients
-
-
-@pytest.mark.parametrize(("wiring", "norm"), rotate(ALL, ["layer", "rms"], 1))
-def test_output_has_same_bits_with_and_without_grad(wiring, norm):
-    stack = stack_of(6, wiring, norm=norm, dropout=0.2, stochastic_depth=0.3)
-    for parameter in stack.parameters():
-        nn.init.normal_(parameter, 0.3, 0.3)
-    for training in (False, True):
-        stack.train(training)
-        for x in (torch.randn(2, 3, D), torch.randn(5, D), torch.randn(D)):
-            before = x.clone()
-            torch.manual_seed(7)
-            expected = stack(x)
-            for guard in (torch.no_grad(), torch.inference_mode()):
-                torch.manual_seed(7)
-                with guard:
-                    assert torch.equal(stack(x), expected)
-            assert torch.equal(x, before)
-
-
-@each_wiring
-def test_float32_stream_with_bfloat16_sublayers(wiring):
-    stack = stack_of(6, wiring, residual_dtype=torch.float32, dtype=torch.bfloat16)
-    x, streams = torch.randn(2, 3, D, dtype=torch.bfloat16), []
-    with torch.no_grad():
-        without_grad = stack(x)
-    for connection in stack.connections:
-        wide = {id(p) for p in getattr(getattr(connection, "coefficients", None), "parameters", list)()}
-        if not connection.is_row:
-            wide |= {id(p) for p in connection.parameters(recurse=False)}  # learned entries
-        assert {p.dtype for p in connection.parameters() if id(p) not in wide} == {torch.bfloat16}
-        assert {p.dtype for p in connection.parameters() if id(p) in wide} <= {torch.float32}
-        connection.sublayer.register_forward_pre_hook(lambda module, args: streams.append(args[0].dtype))
-    y = stack(x)
-    assert torch.equal(y, without_grad)
-    assert y.dtype == torch.bfloat16
-    assert set(streams) == {torch.bfloat16}  # sublayers read their own dtype
-    y.sum().backward()
 
 
 def test_float32_stream_keeps_writes_that_bfloat16_rounds_away():
@@ -334,15 +203,6 @@ def test_float32_stream_keeps_writes_that_bfloat16_rounds_away():
     wide = ResidualStack([Tiny() for _ in range(64)], D, residual_dtype=torch.float32, **kwargs).unroll(x).x_L
     assert torch.equal(narrow, x)  # each add alone is less than half a rounding
     assert torch.equal(wide, torch.full((1, D), 1 + 64 * 2.0**-10))
-
-
-def test_autocast_output_is_same_with_and_without_grad():
-    stack, x = stack_of(4), torch.randn(2, 3, D)
-    with torch.autocast("cpu", torch.bfloat16):
-        y = stack(x)
-        with torch.no_grad():
-            assert torch.equal(stack(x), y)
-    assert y.dtype == torch.float32  # the dtype of F.layer_norm there
 
 
 def test_backward_saves_the_stream_and_8_bytes_a_token():

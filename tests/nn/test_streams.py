@@ -1,24 +1,16 @@
-"""Stacks of several streams in the hands of users: shapes, layouts, dtypes, parameters."""
+"""Tests of stacks of several streams, and of every wiring: shapes, layouts, dtypes, parameters, dropout, sharding."""
 
 import copy
-import io
-import pickle
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from addnorm import Learned, ResidualStack, Wiring
-from addnorm.wirings import Computed, Head, Stage, coefficients
-from support.stream_stacks import (
-    WIRINGS,
-    Branch,
-    D,
-    branches,
-    distance,
-    each,
-    make,
-    tokens,
-)
+from addnorm.wirings import Computed, Head, Stage, coefficients, identity
+from support.stream_stacks import EVERY, WIRINGS, Branch, D, branches, distance, each, every, make, tokens
 
 
 @pytest.fixture(autouse=True)
@@ -53,23 +45,6 @@ def test_no_token_gives_no_output_and_zero_gradients(name):
         assert y.shape == x.shape
         gradients = torch.autograd.grad(y.sum(), [x, *stack.parameters()])
         assert not any(bool(gradient.any()) for gradient in gradients)
-
-
-@pytest.mark.parametrize("name", ["static_hyper_connections", "mhc", "attention_residuals", "reversible", "gated_mix"])
-def test_wrong_input_is_refused_in_one_sentence(name):
-    stack = make(name)
-    for x, error, message in (
-        (torch.randn(2, D - 1), ValueError, r"^x has shape \(2, 7\), expected \(\*, 8\)[^.]*\.$"),
-        (torch.randn(()), ValueError, r"^x has shape \(\), expected \(\*, 8\)[^.]*\.$"),
-        (
-            torch.zeros(2, D, dtype=torch.long),
-            TypeError,
-            r"^x has dtype torch\.int64, expected [^.]*: convert it with x\.float\(\)\.$",
-        ),
-        (None, TypeError, r"^x is NoneType, expected a tensor of shape \(\*, d_model\)\.$"),
-    ):
-        with pytest.raises(error, match=message):
-            stack(x)
 
 
 def test_single_sublayer_is_called_with_a_tensor_of_one_stream():
@@ -118,7 +93,7 @@ def test_half_precision_keeps_coefficients_in_float32(name, dtype, limit, norm):
         assert gradient.isfinite().all()
 
 
-@each
+@every
 def test_residual_dtype_is_that_of_every_stream(name):
     stack, x = make(name, torch.bfloat16, residual_dtype=torch.float32), tokens(dtype=torch.bfloat16)
     stack.connections[0].sublayer.register_forward_hook(lambda module, args, output: torch.full_like(output, 256.0))
@@ -139,16 +114,16 @@ def test_residual_dtype_is_that_of_every_stream(name):
         assert distance(read, expected) < 0.03
 
 
-@each
+@every
 def test_autocast_computes_coefficients_in_float32(name):
     stack, x = make(name), tokens()
-    seen, computed = [], [c.coefficients for c in stack.connections if c.coefficients is not None]
+    seen, computed = [], [module for module in stack.modules() if hasattr(module, "computes")]
     hooks = [module.register_forward_hook(lambda module, args, output: seen.append(output)) for module in computed]
     expected = stack(x)
     exact, seen[:] = [*seen], []
     with torch.autocast("cpu", torch.bfloat16):
-        y, plain = stack(x), ResidualStack([Branch(), Branch()], D)(x)
-    assert y.dtype == plain.dtype
+        y = stack(x)
+    assert y.dtype == torch.float32  # that of F.layer_norm there
     assert distance(y, expected) < 0.03
     if exact:  # those of the first computed site but for its streams' rounding
         assert all(t.dtype == torch.float32 for t in find_tensors(tuple(seen)))
@@ -232,11 +207,11 @@ def test_x_may_be_wider_than_the_parameters(name):
 # Parameters
 
 
-@each
+@every
 def test_reset_parameters_sets_what_the_constructor_sets(name):
-    stack = ResidualStack(branches(name), D, WIRINGS[name])
+    stack = ResidualStack(branches(name), D, EVERY[name])
     with torch.device("meta"):
-        other = ResidualStack(branches(name), D, WIRINGS[name])
+        other = ResidualStack(branches(name), D, EVERY[name])
     assert all(p.is_meta for p in other.parameters())
     assert other(torch.empty(2, 3, D, device="meta")).is_meta
     other = other.to_empty(device="cpu")
@@ -253,27 +228,6 @@ def test_reset_parameters_sets_what_the_constructor_sets(name):
                 assert torch.equal(actual, expected), key
             elif not torch.equal(actual, expected):
                 torch.testing.assert_close(actual.std(), expected.std(), rtol=0.8, atol=0)
-
-
-@each
-def test_copies_and_checkpoints_compute_the_same(name):
-    stack, x = make(name), tokens()
-    y = stack(x)
-    assert torch.equal(copy.deepcopy(stack)(x), y)
-    assert torch.equal(pickle.loads(pickle.dumps(stack))(x), y)
-    file = io.BytesIO()
-    torch.save(stack.state_dict(), file)
-    file.seek(0)
-    state = torch.load(file)
-    with torch.device("meta"):
-        assigned = ResidualStack(branches(name), D, WIRINGS[name])
-    for other, assign in ((ResidualStack(branches(name), D, WIRINGS[name]), False), (assigned, True)):
-        other.load_state_dict(state, assign=assign)
-        assert torch.equal(other(x), y)
-    key = next(key for key in reversed(state) if ".sublayer." not in key)
-    del state[key]
-    with pytest.raises(RuntimeError, match=f'Missing key.*"{key}"'):
-        stack.load_state_dict(state)
 
 
 def test_equal_learned_entries_are_separate_parameters():
@@ -323,3 +277,60 @@ def test_constant_writes_beside_computed_reads(per_feature):
     torch.testing.assert_close(
         stack(x), 0.2 * expected[0] + 0.3 * expected[1] + 0.5 * expected[2], rtol=1e-12, atol=1e-12
     )
+
+
+# Dropout and sharding
+
+
+@pytest.mark.parametrize(
+    "options", [{"dropout": 0.5}, {"stochastic_depth": 0.5}, {"dropout": 0.3, "stochastic_depth": 0.3}]
+)
+@pytest.mark.parametrize("stacked", [False, True])
+def test_all_streams_drop_the_same_elements(options, stacked):
+    computed = Computed(coefficients.SigmoidRead) if stacked else None
+    stage = Stage(3, None if stacked else (1, 0, 0), None if stacked else identity(3), (1, 3, -2), computed)
+    wiring = Wiring("mine", stage, embedding=(1.0, 3.0, -2.0), head=Head(3, (1, -1, -1)))  # 1 - 3 + 2 = 0
+    stack = ResidualStack([Branch() for _ in range(3)], D, wiring, sublayers_per_layer=1, **options).double()
+    x = tokens(20, 5, dtype=torch.float64)
+    assert stack(x).abs().max() < 1e-12
+    assert (stack.unroll(x).writes[2] == 0).any()
+    assert stack.eval()(x).abs().max() < 1e-12
+
+
+@pytest.fixture
+def mesh():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")  # torch's own
+@pytest.mark.parametrize(
+    ("unit", "names"),
+    [
+        ("layers", ["static_hyper_connections", "single_pass_mhc", "x0_residual"]),
+        pytest.param("layers", WIRINGS, marks=pytest.mark.slow),
+        pytest.param("connections", WIRINGS, marks=pytest.mark.slow),
+    ],
+    ids=["layers", "layers_of_all", "connections_of_all"],
+)
+def test_sharded_stacks_have_the_same_gradients(unit, names, mesh):
+    for name in names:
+        stack, x = make(name), tokens()
+        plain, half = copy.deepcopy(stack), copy.deepcopy(stack)
+        expected = plain(x)
+        expected.square().sum().backward()
+        for model, options in ((stack, {}), (half, {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16)})):
+            scalars = {p for p in model.parameters() if p.dim() == 0}
+            for module in getattr(model, unit):
+                fully_shard(module, mesh=mesh, ignored_params=scalars, **options)
+            fully_shard(model, mesh=mesh, ignored_params=scalars, **options)
+        y = stack(x)
+        torch.testing.assert_close(y, expected)
+        y.square().sum().backward()
+        for (key, p), q in zip(stack.named_parameters(), plain.parameters(), strict=True):
+            gradient = p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad
+            torch.testing.assert_close(
+                gradient, q.grad, rtol=1e-4, atol=1e-4, msg=lambda m, k=key, n=name: f"{n} {k}: {m}"
+            )
+        assert distance(half(x), expected) < 0.05

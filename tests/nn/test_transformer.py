@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from addnorm import wirings
-from addnorm.nn import Decoder, Encoder, KeyValueCache, ResidualStack, Transformer
+from addnorm.nn import Decoder, Encoder, Transformer
 from support.oracle import relative
 from support.pairwise import rotate
 from support.transformer_inputs import (
@@ -57,16 +57,6 @@ def test_encoder_is_a_stack_of_blocks_with_merged_masks(wiring, monkeypatch):
     assert all(m is masks[0] for m in masks)
 
 
-@pytest.mark.parametrize("wiring", ALL)
-def test_decoding_with_cache_works_for_every_wiring(wiring):
-    decoder = make_module(Decoder, ALL[wiring]).eval()
-    x, memory = make_inputs(Decoder)
-    with torch.no_grad():
-        cache = KeyValueCache()
-        actual = torch.cat([decoder(step, memory, cache=cache) for step in x.split([2, 1, 2], 1)], 1)
-        torch.testing.assert_close(actual, decoder(x, memory), rtol=1e-12, atol=1e-12)
-
-
 @pytest.mark.parametrize("wiring", ["pre_ln", "post_ln", "resi_dual", "parallel"])
 def test_decoder_is_causal_by_default(wiring):
     for causal in (True, False):
@@ -74,17 +64,6 @@ def test_decoder_is_causal_by_default(wiring):
         x, memory = make_inputs(Decoder)
         other = torch.cat([x[:, :3], torch.randn(BATCH, N - 3, D, dtype=f64)], 1)
         assert torch.equal(decoder(x, memory)[:, :3], decoder(other, memory)[:, :3]) is causal
-
-
-@pytest.mark.parametrize(("wiring", "kind"), rotate([*ALL], [Encoder, Decoder, Transformer], 1))
-def test_output_has_same_bits_without_grad(kind, wiring):
-    module = make_module(kind, ALL[wiring]).eval()
-    x = torch.randn(BATCH, N, D, dtype=f64)
-    tensors = (x,) if kind is Encoder else (x, x)  # the memory is x_0
-    expected, before = module(*tensors).detach(), x.clone()
-    with torch.no_grad():
-        assert torch.equal(module(*tensors), expected)
-    assert torch.equal(x, before)
 
 
 def test_transformer_hides_source_padding_from_both_stacks():
@@ -127,15 +106,6 @@ def test_token_bits_do_not_depend_on_other_samples(wiring, norm):
     assert relative(encoder(x[:1])[0], encoder(x)[0]) < 1e-6
 
 
-def test_add_and_norm_bits_do_not_depend_on_the_batch():
-    """Sublayers without sums over features: only the Add & Norms could depend on the batch."""
-    stack = ResidualStack([torch.sin, torch.tanh, torch.exp, torch.cos], 50, "pre_ln")
-    x = torch.randn(64, 9, 50)
-    full = stack(x)
-    for i in (0, 17, 63):
-        assert torch.equal(stack(x[i : i + 1])[0], full[i])
-
-
 @pytest.mark.parametrize("kind", [Encoder, Decoder, Transformer])
 def test_no_token_depends_on_padding(kind):
     module, keep = make_module(kind).eval(), padding_mask(M)
@@ -158,14 +128,7 @@ def test_no_token_depends_on_padding(kind):
 
 X, MEMORY = torch.zeros(BATCH, N, D), torch.zeros(BATCH, M, D)
 REFUSED = {
-    "no batch": (
-        lambda: Encoder(1, D, HEADS)(X[0]),
-        ValueError,
-        r"x has shape \(5, 16\), expected \(batch, tokens, 16\): x.unsq",
-    ),
     "no input": (lambda: Encoder(1, D, HEADS)(None), TypeError, "x is NoneType, expected a tensor of shape"),
-    "a list": (lambda: Decoder(1, D, HEADS)(X, [MEMORY]), TypeError, "memory is list, expected a tensor of shape"),
-    "no memory": (lambda: Decoder(1, D, HEADS)(X), TypeError, "memory is None, expected the tokens to attend to"),
     "a memory nobody asked for": (
         lambda: Decoder(1, D, HEADS, cross_attention=False)(X, MEMORY),
         TypeError,
@@ -176,29 +139,8 @@ REFUSED = {
         ValueError,
         r"memory has shape \(7, 16\), expected \(batch, tokens, 16\): memory.unsqueeze\(0\)",
     ),
-    "a mask": (
-        lambda: Encoder(1, D, HEADS)(X, torch.ones(M, M)),
-        ValueError,
-        r"mask has shape \(7, 7\), expected \(queries",
-    ),
-    "a cache that would be filled twice": (
-        lambda: Decoder(1, D, HEADS, checkpoint=True)(X, MEMORY, cache=KeyValueCache()),
-        ValueError,
-        "cache is given to a stack with checkpoint=True, expected none while gradients are on",
-    ),
-    "an activation": (
-        lambda: Encoder(1, D, HEADS, activation="elu"),
-        ValueError,
-        "activation is 'elu', expected one of 'relu'",
-    ),
     "an option": (lambda: Encoder(1, D, HEADS, drop=0.1), TypeError, "unexpected keyword argument 'drop'"),
-    "a wiring": (lambda: Encoder(1, D, HEADS, wiring="pre-ln"), ValueError, "wiring is 'pre-ln', expected 'pre_ln'"),
     "no layers": (lambda: Encoder(0, D, HEADS), ValueError, "num_layers is 0, expected a whole number from 1"),
-    "a norm": (
-        lambda: Encoder(1, D, HEADS, norm="batch"),
-        ValueError,
-        "norm is 'batch', expected one of 'layer', 'rms'",
-    ),
 }
 
 

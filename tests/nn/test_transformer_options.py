@@ -1,7 +1,6 @@
-"""Tests of Encoder, Decoder and Transformer: dropout, stochastic depth, checkpoints, a float32 stream, norms."""
+"""Tests of Encoder, Decoder and Transformer: dropout, stochastic depth, checkpoints, a float32 stream, norms, compilation."""
 
 import inspect
-import math
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ from support.transformer_inputs import (
     D,
     M,
     N,
+    assert_close,
     compute_gradients,
     f64,
     get_sizes,
@@ -21,22 +21,6 @@ from support.transformer_inputs import (
     make_module,
     padding_mask,
 )
-
-
-def test_dropout_applies_to_sublayer_outputs_in_training():
-    encoder = Encoder(1, D, HEADS, wiring=addnorm.Row(), dropout=0.3)
-    with torch.no_grad():  # both sublayers return ones for any input
-        for name, parameter in encoder.named_parameters():
-            parameter.fill_(1.0 if name.endswith(("out_proj.bias", "down.bias")) else 0.0)
-    x = torch.zeros(200, N, D)
-    added = encoder(x)
-    of_each = {0.0: 0.3**2, 1 / 0.7: 2 * 0.3 * 0.7, 2 / 0.7: 0.7**2}
-    for value, share in of_each.items():
-        measured = (added - value).abs().lt(1e-5).float().mean().item()
-        assert abs(measured - share) < 5 * math.sqrt(share * (1 - share) / x.numel())
-    assert torch.equal(encoder.eval()(x), torch.full_like(x, 2.0))
-    attention, feed_forward = (connection.sublayer for connection in encoder.stack.connections)
-    assert (attention.dropout, feed_forward.dropout) == (0.3, 0.3)
 
 
 def test_stochastic_depth_drops_samples_in_either_layout():
@@ -78,11 +62,13 @@ def test_float32_stream_is_more_accurate_than_bfloat16():
     assert errors[1] < errors[0] < 0.05
 
 
-def test_norm_kind_bias_and_eps_are_passed_on():
+def test_norm_kind_bias_eps_and_dropout_are_passed_on():
     encoder = Encoder(1, D, HEADS, norm="rms", eps=0.5, bias=False, activation="swiglu", final_norm=False)
     assert [name for name, _ in encoder.named_parameters() if "bias" in name] == []
     assert {m.eps for m in encoder.modules() if isinstance(m, addnorm.RMSNorm)} == {0.5}
     assert encoder.stack.norm_final is None
+    for connection in Encoder(1, D, HEADS, dropout=0.3).stack.connections:
+        assert (connection.dropout, connection.sublayer.dropout) == (0.3, 0.3)
 
 
 def test_signatures_of_the_three_modules_agree():
@@ -93,3 +79,29 @@ def test_signatures_of_the_three_modules_agree():
     ]
     assert options[0] == options[1] == options[2]
     assert inspect.Parameter.VAR_KEYWORD not in {kind for kind, _ in options[0].values()}
+
+
+# torch.compile uses deprecated parts of setuptools and distutils, which warn.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    ("kind", "wiring", "backend"),
+    [
+        (Encoder, "pre_ln", "aot_eager"),
+        pytest.param(Encoder, "pre_ln", "inductor", marks=pytest.mark.slow),
+        pytest.param(Decoder, "resi_dual", "aot_eager", marks=pytest.mark.slow),
+        pytest.param(Encoder, "post_ln", "aot_eager", marks=pytest.mark.slow),
+        pytest.param(Transformer, "deepnorm", "aot_eager", marks=pytest.mark.slow),
+    ],
+)
+def test_transformer_compiles_into_one_graph(kind, wiring, backend):
+    torch._dynamo.reset()
+    module, tensors = make_module(kind, wiring), make_inputs(kind)
+    keep = padding_mask(M if kind is Transformer else N)
+    compiled = torch.compile(module, backend=backend, fullgraph=True)
+    name = "source_key_mask" if kind is Transformer else "key_mask"
+    expected = compute_gradients(lambda *t: module(*t, **{name: keep}), module.parameters(), tensors)
+    assert_close(compute_gradients(lambda *t: compiled(*t, **{name: keep}), module.parameters(), tensors), expected)
+    if backend != "inductor":
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(*tensors), module(*tensors), rtol=1e-12, atol=1e-12)
+    torch._dynamo.reset()

@@ -1,32 +1,95 @@
-"""The frozen expansion of several streams, against stacks whose coefficients and writes are replaced by recorded ones."""
+"""Tests of `unroll` and `direct_path`: the sum, frozen coefficients and norms, rounding, memory."""
 
 import pytest
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from addnorm import ResidualStack, wirings
+from addnorm import ResidualStack, Row, Wiring, wirings
+from support.stacks import perturb, stack_of
+from support.stream_stacks import EVERY, D, every, make, tokens
 
-D = 4
-WIRINGS = {
-    "hyper_connections": wirings.hyper_connections(3),
-    "mhc": wirings.mhc(3, iterations=3),
-    "single_pass_mhc": wirings.mhc(3, single_pass=True, iterations=3),
-    "independent_hc": wirings.independent_hc(3),
-    "gated_residual": wirings.gated_residual(3, rank=2),
-    "attention_residuals": wirings.attention_residuals(),
-    "attention_residuals_by_block": wirings.attention_residuals(1, normed_values=True),
-    "denseformer": wirings.denseformer(),
-    "muddformer": wirings.muddformer(),
-    "x0_residual": wirings.x0_residual(),
-    "residual_scaling": wirings.residual_scaling(),
-    "reversible": wirings.reversible(),
-}
+f64, bf16 = torch.float64, torch.bfloat16
+SCALED = {"scaled": Wiring("scaled", Row(norm_in=True, a=0.5))}
+WITHOUT_NORMS_OF_STREAMS = (
+    "hyper_connections", "mhc", "single_pass_mhc", "independent_hc", "gated_residual", "attention_residuals",
+    "attention_residuals_by_block", "denseformer", "muddformer", "x0_residual", "residual_scaling", "reversible", "scaled",
+)  # fmt: skip
+linear = pytest.mark.parametrize("name", WITHOUT_NORMS_OF_STREAMS)
 
 
 @pytest.fixture(autouse=True)
 def one_thread(threads):
     threads(1)
+
+
+@every
+@torch.no_grad()
+def test_unroll_returns_terms_whose_sum_is_the_stream(name):
+    """The terms are carried through later mixes and norms; learned coefficients are away from their initial values."""
+    stack, x = make(name, f64, dropout=0.3, stochastic_depth=0.3), tokens(dtype=f64)
+    torch.manual_seed(5)
+    x_0, writes, x_L, y = stack.unroll(x)
+    assert len(writes) == 6
+    assert float((x_L - x_0 - sum(writes)).norm() / x_L.norm()) < 1e-14
+    torch.manual_seed(5)
+    torch.testing.assert_close(y, stack(x))
+
+
+def test_unroll_carries_gradients():
+    stack, x, dy = make("pre_ln", f64), tokens(dtype=f64).requires_grad_(), tokens(dtype=f64)
+    expected = torch.autograd.grad(stack(x), [x, *stack.parameters()], dy)
+    torch.testing.assert_close(torch.autograd.grad(stack.unroll(x).y, [x, *stack.parameters()], dy), expected)
+
+
+def test_unroll_carries_writes_through_later_norms():
+    """Post-LN by hand: with its statistics frozen a norm is linear, and its bias counts with the write before it."""
+    stack, x = stack_of(2, "post_ln", D, dtype=f64), tokens(dtype=f64)
+    perturb(stack)
+    first, second = stack.connections
+    z = x + first.sublayer(x)
+    h = first.norm_out(z)
+    s = h + second.sublayer(h)
+
+    def carried(t, total, norm):
+        return (
+            (t - t.mean(-1, keepdim=True)) / (total.var(-1, keepdim=True, correction=0) + norm.eps).sqrt() * norm.weight
+        )
+
+    x_0, (w_1, w_2), _, _ = stack.unroll(x)
+    torch.testing.assert_close(x_0, carried(carried(x, z, first.norm_out), s, second.norm_out))
+    own = carried(first.sublayer(x), z, first.norm_out) + first.norm_out.bias
+    torch.testing.assert_close(w_1, carried(own, s, second.norm_out))
+    torch.testing.assert_close(w_2, carried(second.sublayer(h), s, second.norm_out) + second.norm_out.bias)
+
+
+def test_unroll_checks_the_sum_against_the_stream():
+    shift = torch.zeros(())
+
+    def creeping(x):  # changes the stream in place: it reads x itself
+        x += shift
+        return torch.zeros_like(x)
+
+    stack, x = ResidualStack([creeping] * 2, D, "no_norm"), tokens()
+    stack.unroll(x.clone())
+    shift += 1e-3
+    with pytest.raises(RuntimeError, match="differs from x_0"):
+        stack.unroll(x.clone())
+
+
+def test_unroll_uses_the_eps_of_the_arithmetic():
+    stack = ResidualStack([lambda x: x * 0.5] * 3, D, "post_ln", norm="rms", dtype=bf16)
+    stack.unroll(tokens(dtype=bf16) * 0.01)  # whose mean square is far below bfloat16's epsilon
+
+
+def test_unroll_works_with_checkpoints_and_autocast():
+    stack, x = make("pre_ln", number=4, checkpoint=True), tokens()
+    assert len(stack.unroll(x).writes) == 4
+    with torch.autocast("cpu", bf16):
+        assert len(stack.unroll(x).writes) == 4
+
+
+# Frozen coefficients, against stacks whose coefficients and writes are replaced by recorded ones
 
 
 class Constant(nn.Module):
@@ -45,7 +108,7 @@ def make_frozen(name):
 
     `run(x, outputs)` returns the stack's output and its streams with other outputs of the sublayers.
     """
-    stack = ResidualStack([nn.Linear(D, D) for _ in range(6)], D, WIRINGS[name], final_norm=False).double()
+    stack = ResidualStack([nn.Linear(D, D) for _ in range(6)], D, (EVERY | SCALED)[name], final_norm=False).double()
     with torch.no_grad():
         for parameter in stack.parameters():
             parameter.add_(0.4 * torch.randn_like(parameter))
@@ -53,7 +116,7 @@ def make_frozen(name):
             if key.endswith(("residual_bias", "branch_bias")):  # they count with the write of their sublayer
                 parameter.zero_()
     stack.norm_embedding = None
-    x, seen, outputs = torch.randn(3, 2, D, dtype=torch.float64), {}, {}
+    x, seen, outputs = torch.randn(3, 2, D, dtype=f64), {}, {}
     for i, connection in enumerate(stack.connections):
         connection.sublayer.register_forward_hook(lambda module, args, output, i=i: outputs.setdefault(i, output))
     for module in stack.modules():
@@ -61,20 +124,19 @@ def make_frozen(name):
             module.register_forward_hook(lambda module, args, output: seen.setdefault(module, output))
     terms = stack.unroll(x)
     path = stack.direct_path(x)
-    owners = [*stack.connections, *([] if stack.head is None else [stack.head])]
+    owners = [owner for owner in (*stack.connections, stack.head) if getattr(owner, "coefficients", None) is not None]
 
     def run(x, outputs):
         for connection, output in zip(stack.connections, outputs, strict=True):
             connection.sublayer = Constant(output)
         for owner in owners:
-            if owner.coefficients is not None:
-                owner.coefficients = Constant(seen.get(owner.coefficients, getattr(owner.coefficients, "output", None)))
+            owner.coefficients = Constant(seen.get(owner.coefficients, getattr(owner.coefficients, "output", None)))
         return stack(x), stack.unroll(x).x_L
 
     return x, outputs, terms, path, run
 
 
-@pytest.mark.parametrize("name", WIRINGS)
+@linear
 @torch.no_grad()
 def test_direct_path_is_the_change_of_the_last_read(name):
     x, _, _, path, run = make_frozen(name)
@@ -87,11 +149,10 @@ def test_direct_path_is_the_change_of_the_last_read(name):
     assert expected.unique().numel() > 3 or name == "reversible", "equal factors would hide a wrong order"
 
 
-@pytest.mark.parametrize("name", WIRINGS)
+@linear
 @torch.no_grad()
 def test_unroll_returns_what_each_write_contributes(name):
     x, outputs, terms, _, run = make_frozen(name)
-    torch.testing.assert_close(terms.x_0 + sum(terms.writes), terms.x_L, rtol=1e-12, atol=1e-12)
     none = torch.zeros_like(x)
     _, rest = run(none, [none] * 6)
     torch.testing.assert_close(run(x, [none] * 6)[1] - rest, terms.x_0, rtol=1e-10, atol=1e-10)
@@ -103,7 +164,7 @@ def test_unroll_returns_what_each_write_contributes(name):
 @pytest.mark.parametrize("name", ["pre_ln", "gated_mix", "x0_residual", "attention_residuals", "mhc"])
 def test_terms_share_no_memory_with_the_input(name):
     """A caller may change the terms in place, and the input afterwards."""
-    stack, x = ResidualStack([nn.Linear(D, D) for _ in range(2)], D, name), torch.randn(3, D)
+    stack, x = make(name, number=2), tokens()
     terms = stack.unroll(x)
     starts = {t.untyped_storage().data_ptr() for t in (x, terms.x_0, *terms.writes)}
     assert len(starts) == 4
@@ -128,6 +189,6 @@ def test_expansion_skips_streams_that_a_write_does_not_reach(method):
     for n in (16, 32):
         stack = ResidualStack([nn.Linear(D, D) for _ in range(n)], D, wirings.attention_residuals())
         with CountOperators() as counter:
-            getattr(stack, method)(torch.randn(3, D))
+            getattr(stack, method)(tokens(3))
         counts.append(counter.calls)
     assert counts[1] < 4.5 * counts[0]

@@ -1,10 +1,12 @@
-"""Comparison of models under a parallel plan with one process."""
+"""Comparison with one process: models under a parallel plan, and the gradients of wrapped or sharded encoders."""
 
 from __future__ import annotations
 
 import copy
 
 import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 import addnorm
@@ -69,15 +71,44 @@ def inputs(*shapes):
     return [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes]
 
 
-def compare_decoders() -> None:
-    """Compare decoders with and without memory and masks, for a replicated and for a sharded stream."""
-    for sequence_parallel in (False, True):
-        torch.manual_seed(0)
-        model = randomize(addnorm.nn.Decoder(2, **SIZES))
-        compare(model, sequence_parallel, *inputs((2, 6, 16), (2, 5, 16)))
-        compare(
-            randomize(addnorm.nn.Decoder(2, **SIZES, cross_attention=False)), sequence_parallel, *inputs((2, 6, 16))
-        )
-        mask = torch.rand(2, 4, 6, 6) > 0.3
-        key_mask = torch.rand(2, 5) > 0.3
-        compare(model, sequence_parallel, *inputs((2, 6, 16), (2, 5, 16)), mask=mask, memory_key_mask=key_mask)
+# Data parallelism
+
+
+def encoder(wiring="pre_ln", **options):
+    torch.manual_seed(3)
+    return randomize(addnorm.nn.Encoder(3, 16, 2, wiring=wiring, dtype=torch.float64, **options))
+
+
+def batch():
+    """Return inputs and cotangents of 4 samples."""
+    return torch.randn(2, 4, 5, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(8))
+
+
+def part(t):
+    return t.chunk(dist.get_world_size())[dist.get_rank()]
+
+
+def train(model, select=part):
+    """Return the gradients of this rank's samples, averaged by the model's wrapper."""
+    x, dy = map(select, batch())
+    model.zero_grad()
+    (model(x) * dy).mean().backward()
+    return {name.removeprefix("module."): whole(p.grad) for name, p in model.named_parameters()}
+
+
+def assert_same_gradients(actual, expected):
+    assert actual.keys() == expected.keys()
+    for name, grad in expected.items():
+        torch.testing.assert_close(actual[name], grad, **TOLERANCE, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def check_gradients(actual, model):
+    """Compare gradients of all ranks with those of one process that has all samples."""
+    assert_same_gradients(actual, train(model, lambda t: t))
+
+
+def shard(model, *modules, **options):
+    """Shard modules, or lists of modules as one group, and the root."""
+    for module in modules:
+        fully_shard(module, mesh=mesh_of(), **options)
+    return fully_shard(model, mesh=mesh_of(), **options)

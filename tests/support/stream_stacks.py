@@ -1,13 +1,14 @@
-"""Stacks of several streams, of every wiring that has them, with sublayers of one or several inputs."""
+"""Stacks of every wiring, also of several streams, with sublayers of one or several inputs."""
 
 import pytest
 import torch
 from torch import nn
 
 from addnorm import ResidualStack, wirings
+from support.stacks import ALL
 
 D = 8
-WIRINGS = {
+WIRINGS = {  # those of several streams
     "hyper_connections": wirings.hyper_connections(3),
     "static_hyper_connections": wirings.hyper_connections(3, dynamic=False),
     "mhc": wirings.mhc(3, iterations=5),
@@ -30,10 +31,12 @@ WIRINGS = {
     "resi_dual": wirings.resi_dual(),
     "b2t": wirings.b2t(),
 }
+EVERY = {wiring.name: wiring for wiring in ALL} | WIRINGS
 each = pytest.mark.parametrize("name", WIRINGS)
+every = pytest.mark.parametrize("name", EVERY)
 one_of_each_module = pytest.mark.parametrize(
     "name",
-    ["hyper_connections", "single_pass_mhc", "independent_hc", "gated_residual", "attention_residuals_three_reads",
+    ["pre_ln", "rezero", "hyper_connections", "single_pass_mhc", "independent_hc", "gated_residual", "attention_residuals_three_reads",
      "muddformer_three_reads", "x0_residual", "residual_scaling"],
 )  # fmt: skip
 
@@ -58,7 +61,7 @@ def branches(name, number=6):
 
 def make(name, dtype=torch.float32, number=6, **options):
     """Return a stack whose parameters are away from their initial values."""
-    stack = ResidualStack(branches(name, number), D, WIRINGS[name], **options)
+    stack = ResidualStack(branches(name, number), D, EVERY[name], **options)
     perturb(stack)
     return stack.to(dtype)
 

@@ -26,7 +26,7 @@ STYLES: dict[type[nn.Module], type[AttentionParallel | FeedForwardParallel]] = {
     CrossAttention: AttentionParallel,
     FeedForward: FeedForwardParallel,
 }
-METHODS = methods_of(*STYLES, names=("_project_apart", "_project_memory"))
+METHODS = methods_of(*STYLES, names=("_attend", "_project_apart", "_project_memory"))
 
 
 def tensor_parallel_plan(

@@ -18,7 +18,39 @@ __all__ = ["CrossAttention", "SelfAttention"]
 LINEAR = methods_of(nn.Linear)
 
 
-class SelfAttention(nn.Module):
+class _Attention(nn.Module):
+    """Common base of `SelfAttention` and `CrossAttention`: the heads, and what follows the first projections."""
+
+    causal = False
+    out_proj: nn.Linear
+
+    def __init__(self, d_model: int, nhead: int, dropout: float) -> None:
+        super().__init__()
+        check_int("d_model", d_model, 1)
+        check_int("nhead", nhead, 1)
+        if d_model % nhead:
+            raise ValueError(
+                f"nhead is {nhead}, expected a number that divides d_model = {d_model}: each head gets d_model / nhead features."
+            )
+        self.d_model, self.nhead, self.head_dim = d_model, nhead, d_model // nhead
+        self.local_nhead, self.first_head = nhead, 0  # fewer under tensor parallelism, `addnorm.distributed`
+        self.dropout = check_probability("dropout", dropout)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool = False) -> Tensor:
+        """Return out_proj of the attention; q, k and v are `(batch, heads, tokens, head_dim)`, with the heads of this process."""
+        n = self.local_nhead
+        if mask is not None and n != self.nhead and mask.dim() == 4 and mask.shape[1] > 1:
+            mask = mask.narrow(1, self.first_head, n)
+        y = F.scaled_dot_product_attention(q, k, v, mask, self.dropout if self.training else 0.0, is_causal)
+        return self.out_proj(y.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]  # torch does not type a module's call
+
+    def extra_repr(self) -> str:
+        """Return the settings, as torch's modules do."""
+        dropout = f", dropout={self.dropout}" if self.dropout else ""
+        return f"nhead={self.nhead}{dropout}" + (", causal=True" if self.causal else "")
+
+
+class SelfAttention(_Attention):
     r"""Multi-head self-attention: out_proj of softmax(q k^T / sqrt(head_dim) + mask) v, with q, k, v = in_proj(x).
 
     Masks have the meaning of `F.scaled_dot_product_attention`: bool, True where the query may attend to the key; or float, added
@@ -61,10 +93,7 @@ class SelfAttention(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        self.d_model, self.nhead, self.head_dim = _split_heads(d_model, nhead)
-        self.local_nhead, self.first_head = nhead, 0  # fewer under tensor parallelism, `addnorm.distributed`
-        self.dropout = check_probability("dropout", dropout)
+        super().__init__(d_model, nhead, dropout)
         self.causal = causal
         self.in_proj = nn.Linear(d_model, 3 * d_model, bias=bias, device=device, dtype=dtype)
         self.out_proj = nn.Linear(d_model, d_model, bias=bias, device=device, dtype=dtype)
@@ -101,13 +130,10 @@ class SelfAttention(nn.Module):
         else:
             past = 0 if cache is None else cache.length_of(self)
             merged, causal = merge_masks(x, past + n, self.nhead, mask, key_mask, self.causal)
-            merged = _local_heads(self, merged)
         q, k, v = (t.transpose(1, 2) for t in projected.unbind(2))
         if cache is not None:
             k, v = cache.extend(self, projected.permute(2, 0, 3, 1, 4)[1:]).unbind(0)
-        p = self.dropout if self.training else 0.0
-        y = F.scaled_dot_product_attention(q, k, v, merged, p, causal)
-        return self.out_proj(y.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]  # torch does not type a module's call
+        return self._attend(q, k, v, merged, causal)
 
     def _project_apart(self, x: Tensor, key: Tensor | None, value: Tensor | None) -> Tensor:
         """Return queries of x, keys of `key` and values of `value`, packed as `in_proj` packs them."""
@@ -127,12 +153,8 @@ class SelfAttention(nn.Module):
         packed = _split_packed(self.in_proj, 3)
         return [*zip(("query", "key", "value"), packed, strict=True), ("out", self.out_proj.weight)]
 
-    def extra_repr(self) -> str:
-        """Return the settings, as torch's modules do."""
-        return _format_settings(self.nhead, self.dropout, self.causal)
 
-
-class CrossAttention(nn.Module):
+class CrossAttention(_Attention):
     r"""Multi-head attention to a memory: out_proj of softmax(q k^T / sqrt(head_dim) + mask) v, with k, v = kv_proj(memory).
 
     Masks, and queries that may attend to no key, are as in `SelfAttention`.
@@ -168,10 +190,7 @@ class CrossAttention(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        self.d_model, self.nhead, self.head_dim = _split_heads(d_model, nhead)
-        self.local_nhead, self.first_head = nhead, 0  # fewer under tensor parallelism, `addnorm.distributed`
-        self.dropout = check_probability("dropout", dropout)
+        super().__init__(d_model, nhead, dropout)
         self.q_proj = nn.Linear(d_model, d_model, bias=bias, device=device, dtype=dtype)
         self.kv_proj = nn.Linear(d_model, 2 * d_model, bias=bias, device=device, dtype=dtype)
         self.out_proj = nn.Linear(d_model, d_model, bias=bias, device=device, dtype=dtype)
@@ -217,11 +236,9 @@ class CrossAttention(nn.Module):
         merged = None
         if memory_mask is not None or memory_key_mask is not None:
             merged, _ = merge_masks(x, pairs.shape[1], self.nhead, memory_mask, memory_key_mask, name="memory_mask")
-            merged = _local_heads(self, merged)
         q = self.q_proj(x).reshape(batch, n, self.local_nhead, self.head_dim).transpose(1, 2)
         k, v = (t.transpose(1, 2) for t in pairs.unbind(2))
-        y = F.scaled_dot_product_attention(q, k, v, merged, self.dropout if self.training else 0.0)
-        return self.out_proj(y.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]  # torch does not type a module's call
+        return self._attend(q, k, v, merged)
 
     def _project_memory(self, memory: Tensor | None) -> Tensor:
         """Return keys and values of the memory, `(batch, keys, 2, heads, head_dim)`."""
@@ -240,10 +257,6 @@ class CrossAttention(nn.Module):
         key, value = _split_packed(self.kv_proj, 2)
         return [("query", self.q_proj.weight), ("key", key), ("value", value), ("out", self.out_proj.weight)]
 
-    def extra_repr(self) -> str:
-        """Return the settings, as torch's modules do."""
-        return _format_settings(self.nhead, self.dropout, False)
-
 
 def refuse_shape(name: str, x: Any, d_model: int) -> NoReturn:
     """Raise an error for an input that is not a tensor `(batch, tokens, d_model)`."""
@@ -255,32 +268,6 @@ def refuse_shape(name: str, x: Any, d_model: int) -> NoReturn:
     raise ValueError(f"{name} has shape {tuple(x.shape)}, expected (batch, tokens, {d_model}): {remedy}.")
 
 
-def _split_heads(d_model: int, nhead: int) -> tuple[int, int, int]:
-    """Return d_model, the number of heads and the width of each."""
-    check_int("d_model", d_model, 1)
-    check_int("nhead", nhead, 1)
-    if d_model % nhead:
-        raise ValueError(
-            f"nhead is {nhead}, expected a number that divides d_model = {d_model}: each head gets d_model / nhead features."
-        )
-    return d_model, nhead, d_model // nhead
-
-
 def _split_packed(projection: Any, n: int) -> tuple[Tensor, ...]:
     """Return the weights that a projection packs; under tensor parallelism they are parameters of their own."""
     return projection.weight.detach().chunk(n) if isinstance(projection, nn.Linear) else projection.parts()
-
-
-def _local_heads(attention: SelfAttention | CrossAttention, mask: Tensor | None) -> Tensor | None:
-    """Return the part of a merged mask for the heads that this process computes."""
-    n = attention.local_nhead
-    if mask is None or n == attention.nhead or mask.dim() < 4 or mask.shape[1] == 1:
-        return mask
-    return mask.narrow(1, attention.first_head, n)
-
-
-def _format_settings(nhead: int, dropout: float, causal: bool) -> str:
-    parts: list[Any] = [f"nhead={nhead}"]
-    parts += [f"dropout={dropout}"] if dropout else []
-    parts += ["causal=True"] if causal else []
-    return ", ".join(parts)

@@ -131,17 +131,22 @@ def check_tensor(x: Any) -> None:
         raise TypeError(f"x is {type(x).__name__}, expected a tensor of shape (*, d_model).")
 
 
+def _list_parameters(sublayer: Callable[..., Any]) -> list[Parameter] | None:
+    """Return the parameters of a sublayer's signature; None of a C function without one."""
+    try:
+        signature = inspect.signature(sublayer.forward if isinstance(sublayer, nn.Module) else sublayer)
+    except ValueError:
+        return None
+    return list(signature.parameters.values())
+
+
 def accepted_kwargs(sublayer: Callable[..., Any], reads: int = 1) -> frozenset[str] | None:
     """Return the keyword arguments that a sublayer's signature names besides its inputs; None if it accepts any."""
     while hasattr(sublayer, "_orig_mod"):  # a compiled module accepts what its module does
         sublayer = sublayer._orig_mod
     if hasattr(sublayer, "accepted_kwargs"):
         return sublayer.accepted_kwargs  # type: ignore[no-any-return]  # a stack's or a connection's
-    try:
-        signature = inspect.signature(sublayer.forward if isinstance(sublayer, nn.Module) else sublayer)
-    except ValueError:  # a C function without signature
-        return frozenset()
-    parameters = list(signature.parameters.values())
+    parameters = _list_parameters(sublayer) or []
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return None
     names = getattr(sublayer, "read_names", ()) if reads > 1 else ()  # inputs that are passed by name
@@ -153,11 +158,10 @@ def check_reads(sublayer: Callable[..., Any], reads: int) -> None:
     """Check that a sublayer takes that many inputs, by position or by the names in its `read_names`."""
     number: float = len(getattr(sublayer, "read_names", ()))
     if not number:
-        try:
-            signature = inspect.signature(sublayer.forward if isinstance(sublayer, nn.Module) else sublayer)
-        except ValueError:  # a C function without signature
+        parameters = _list_parameters(sublayer)
+        if parameters is None:
             return
-        kinds = [p.kind for p in signature.parameters.values()]
+        kinds = [p.kind for p in parameters]
         number = sum(kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds)
         number = math.inf if Parameter.VAR_POSITIONAL in kinds else number
     if number < reads:

@@ -106,14 +106,14 @@ class SublayerConnection(_Reader):
 
         x' = N_out(a * x + b * dropout(N_branch(f(c * N_in(x)))))
 
-    The wiring's `Row` states which norms and factors there are. Use a `ResidualStack` for several sublayers: it also fuses the
-    add of each with the norm of the next. In a stack of several streams the sublayers have a `Stage` instead.
+    The wiring's `Row` states which norms and factors there are; a `Stage` also has several streams or computed coefficients. Use
+    a `ResidualStack` for several sublayers: it also fuses the add of each with the norm of the next.
 
     Args:
         sublayer: f, a module or any callable, from `(*, d_model)` to the same shape. Of a call's keyword arguments it receives
             those that its signature names.
         d_model: the width of the stream.
-        wiring: a `Wiring`, a `Row`, or the name of a wiring without required options.
+        wiring: a `Row`, a `Stage`, a `Wiring` of rows, or the name of one without required options.
         place: the position in a stack, for wirings that depend on it.
         norm: "layer" or "rms".
         eps: epsilon of the norms; None means 1e-5 for LayerNorm and the machine epsilon for RMSNorm, as in torch.

@@ -26,8 +26,8 @@ from addnorm.nn.checks import (
 from addnorm.nn.connection import StreamHead, SublayerConnection, to_dtype
 from addnorm.nn.layer import ResidualLayer, refuse_state
 from addnorm.nn.norm import NormFactory, NormKind
-from addnorm.nn.state import PendingWrite, StreamState
-from addnorm.nn.step import Reading, add_and_norm, begin, find_collapse, normalize
+from addnorm.nn.state import StreamState
+from addnorm.nn.step import add_and_norm, begin, find_collapse, finish, normalize
 from addnorm.nn.unrolling import StreamTerms, expand, find_gains, to_entries
 from addnorm.ops import save_outputs
 from addnorm.wirings.coefficients.base import widen
@@ -48,7 +48,7 @@ class ResidualStack(nn.Module):
         sublayers: modules or callables in their order, each from `(*, d_model)` to `(*, d_model)`. Of a call's keyword arguments
             (masks, memory, a cache) each sublayer receives those that its signature names.
         d_model: the width of the stream.
-        wiring: a `Wiring`, a `Row`, or the name of a wiring without required options.
+        wiring: a `Wiring`, a `Row`, a `Stage`, or the name of a wiring without required options.
         sublayers_per_layer: for wirings that depend on depth, for parallel sublayers, and for checkpoints. None means 2
             (attention and feed-forward), where the last layer may be shorter; a decoder with cross-attention has 3.
         norm: "layer" or "rms".
@@ -275,29 +275,28 @@ class ResidualStack(nn.Module):
         """
         modes = {module: module.training for module in self.modules()}
         connections: list[Any] = self.connections
-        factors, a = [], 1.0
+        before = [connection.a.detach().clone() for connection in connections]
+        a = 1.0
+        self.eval()
         try:
-            self.eval()
             with torch.no_grad():
                 check_kwargs(context, self.accepted_kwargs)
-                state = self._start(x)
-                for connection in connections:
-                    factors.append(a)
-                    norm_in = connection.norm_in
-                    x, read = add_and_norm(state.x, state.pending, norm_in, self.norm, connection.c, state.dtype)
-                    branch = connection._branch(read, context)
-                    variance = a**2 * _variance(x) + _variance(branch)
-                    # Parameters change after the last measurement; until then the factor replaces the connection's.
-                    options = {**connection.options(x), "residual_scale": a}
-                    state = connection._write(state, Reading(x, (read,), connection.c), PendingWrite(branch, options))
-                    a = math.sqrt(variance)
+                state = self._start(x, keep_sites=True)
+                for i, connection in enumerate(connections):
+                    connection.a.fill_(a)
+                    stream = finish(state)
+                    state = connection(state, **context)
+                    a = math.sqrt(a**2 * _variance(stream) + _variance(state.sites[-1].write))
                     if not math.isfinite(a):
                         raise ValueError(
-                            f"x gives the sublayer {len(factors) - 1} an output that is not finite: admin cannot measure its "
-                            "variance; check x and the sublayer's weights."
+                            f"x gives the sublayer {i} an output that is not finite: admin cannot measure its variance; check x "
+                            "and the sublayer's weights."
                         )
-                for connection, value in zip(connections, factors, strict=True):
-                    connection.a.fill_(value)
+        except BaseException:
+            with torch.no_grad():
+                for connection, factor in zip(connections, before, strict=True):
+                    connection.a.copy_(factor)
+            raise
         finally:
             for module, mode in modes.items():
                 module.training = mode

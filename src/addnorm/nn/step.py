@@ -174,12 +174,28 @@ def add_write(streams: Streams, write: PendingWrite, norms: Sequence[Any], kind:
 def _add_stacked(streams: Tensor, write: PendingWrite) -> Tensor:
     x, dtype = widen(streams), write.options.get("residual_dtype") or streams.dtype
     mixed = x if write.mix is None else torch.matmul(write.mix.to(x.dtype), x)
-    if isinstance(write.inject, tuple):  # constants and learned factors
-        entries = [torch.as_tensor(entry, dtype=x.dtype, device=x.device) for entry in write.inject]
-        inject = torch.stack([entry.expand(x.shape[-1]) for entry in entries])
-    else:
-        inject = write.inject.unsqueeze(-1)
-    return (mixed + inject * widen(mask_write(write)).unsqueeze(-2)).to(dtype)
+    inject = _to_inject(write, streams)
+    gates = inject if _is_per_feature(write.inject) else inject.unsqueeze(-1)
+    total = mixed + gates * widen(mask_write(write)).unsqueeze(-2)
+    if write.bias is not None:
+        total = total + torch.stack([torch.as_tensor(entry).expand_as(total[..., 0, :]) for entry in write.bias], -2)
+    return total.to(dtype)
+
+
+def _is_per_feature(inject: Any) -> bool:
+    """Return whether one of B's entries is a learned factor for each feature."""
+    return isinstance(inject, tuple) and any(isinstance(entry, Tensor) and entry.numel() != 1 for entry in inject)
+
+
+def _to_inject(write: PendingWrite, streams: Tensor) -> Tensor:
+    """Return B as one tensor, `(*, n)`, or `(n, d_model)` if it is per feature."""
+    if isinstance(write.inject, Tensor):
+        return write.inject
+    wide = widen_dtype(streams.dtype)
+    entries = [torch.as_tensor(entry, dtype=wide, device=streams.device) for entry in write.inject]
+    if _is_per_feature(write.inject):
+        return torch.stack([entry.expand(streams.shape[-1]) for entry in entries])
+    return torch.stack([dtensor.spread(entry, streams).reshape(()) for entry in entries])
 
 
 def _add_row(
@@ -247,9 +263,8 @@ def read(module: Any, spec: Stage | Head, state: StreamState, norms: Sequence[An
         state: the streams, the write, and the C that the stage before computed.
         norms: N_in for each read, or None.
     """
-    plan = _plan(module, spec, state.x, state.pending, norms)
-    if plan is not None:
-        return _read_in_one_call(module, spec, state, norms[0], *plan)
+    if _is_one_call(module, spec, state, norms):
+        return _read_in_one_call(module, spec, state, norms[0])
     streams = finish(state)
     used, *write, carried = find_collapse(module, spec, streams, state.collapse)
     dtype = state.dtype or (streams if isinstance(streams, Tensor) else streams[0]).dtype
@@ -279,51 +294,35 @@ def find_collapse(module: Any, spec: Stage | Head, streams: Streams, before: Any
     return used, mix, inject, bias, carried
 
 
-def _plan(module: Any, spec: Stage | Head, x: Any, write: PendingWrite | None, norms: Sequence[Any]) -> Any:
-    """Return the arguments of the write, the gates or None, and whether the coefficients are constant; or None.
-
-    None means that `add_norm_streams` does not compute this step. Without gates the module is called for its coefficients.
-    """
-    computed = module.coefficients
+def _is_one_call(module: Any, spec: Stage | Head, state: StreamState, norms: Sequence[Any]) -> bool:
+    """Return whether `add_norm_streams` computes the pending write and the read."""
+    x, write, computed = state.x, state.pending, module.coefficients
     if not isinstance(x, Tensor) or len(norms) != 1 or any(spec.norm_streams) or spec.learned:
-        return None
-    norm = norms[0]
-    if norm is not None and not (module.norm in FUNCTIONS and is_plain(norm, module.norm, x)):
-        return None
-    if computed is not None and (
-        not isinstance(computed, CoefficientModule) or computed.appends or "collapse" not in computed.computes
-    ):
-        return None
+        return False
+    if norms[0] is not None and not is_plain(norms[0], module.norm, x):
+        return False
+    if write is not None and (write.bias is not None or _is_per_feature(write.inject)):
+        return False
+    return computed is None or (
+        isinstance(computed, CoefficientModule) and not computed.appends and "collapse" in computed.computes
+    )
+
+
+def _read_in_one_call(module: Any, spec: Stage | Head, state: StreamState, norm: Any) -> Reading:
+    x, write, computed = state.x, state.pending, module.coefficients
+    used, mix, inject, bias, carried, gates, is_constant = (None,) * 7
     pending: dict[str, Any] = {}
     if write is not None:
-        mix, inject = write.mix, write.inject
-        if isinstance(mix, tuple) or write.bias is not None:
-            return None
-        if isinstance(inject, tuple):
-            if any(isinstance(entry, Tensor) and entry.numel() != 1 for entry in inject):
-                return None
-            wide = widen_dtype(x.dtype)
-            entries = [dtensor.spread(torch.as_tensor(entry, dtype=wide, device=x.device), x) for entry in inject]
-            inject = torch.stack([entry.reshape(()) for entry in entries])
         dtype = write.options.get("residual_dtype") or x.dtype
-        pending = {"branch": mask_write(write), "mix": mix, "inject": inject, "streams_dtype": dtype}
-    if computed is None or not is_unmodified(computed, GATED):
-        return pending, None, False
-    with _without_autocast(x):  # as in the module's own call
-        return pending, computed.gates(), computed.is_constant
-
-
-def _read_in_one_call(
-    module: Any,
-    spec: Stage | Head,
-    state: StreamState,
-    norm: Any,
-    pending: dict[str, Any],
-    gates: Any,
-    is_constant: bool,
-) -> Reading:
-    x, computed = state.x, module.coefficients
-    used, mix, inject, bias, carried = (None,) * 5
+        pending = {
+            "branch": mask_write(write),
+            "mix": write.mix,
+            "inject": _to_inject(write, x),
+            "streams_dtype": dtype,
+        }
+    if computed is not None and is_unmodified(computed, GATED):
+        with _without_autocast(x):  # as in the module's own call
+            gates, is_constant = computed.gates(), computed.is_constant
     if gates is None and computed is not None:
         if pending and not is_constant:  # the coefficients need the streams
             x, pending = add_norm_streams(x, **pending).streams, {}

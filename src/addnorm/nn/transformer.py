@@ -72,27 +72,31 @@ def block(
 
 
 class _Blocks(nn.Module):
-    """Common base of `Encoder` and `Decoder`: blocks in a `ResidualStack`."""
+    """Common base of `Encoder` and `Decoder`: blocks in a `ResidualStack`. `help` shows the signature as that of `Decoder`."""
 
     def __init__(
         self,
         num_layers: int,
         d_model: int,
         nhead: int,
-        dim_feedforward: int | None,
-        wiring: Wiring | Stage | str,
+        dim_feedforward: int | None = None,
+        wiring: Wiring | Stage | str = "pre_ln",
         *,
-        causal: bool,
-        cross_attention: bool,
-        activation: Activation,
-        norm: NormKind,
-        bias: bool,
-        dropout: float,
-        attention_dropout: float | None,
-        batch_first: bool,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
-        **stack_options: Any,
+        cross_attention: bool = True,
+        causal: bool = True,
+        activation: Activation = "relu",
+        norm: NormKind = "layer",
+        eps: float | None = None,
+        bias: bool = True,
+        dropout: float = 0.0,
+        attention_dropout: float | None = None,
+        stochastic_depth: float = 0.0,
+        checkpoint: bool | int = False,
+        residual_dtype: torch.dtype | None = None,
+        final_norm: bool | None = None,
+        batch_first: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         check_int("num_layers", num_layers, 1)
@@ -106,8 +110,9 @@ class _Blocks(nn.Module):
         ]  # fmt: skip
         self.stack = ResidualStack(
             [sublayer for layer in blocks for sublayer in layer], d_model, wiring,
-            sublayers_per_layer=3 if cross_attention else 2, norm=norm, bias=bias if norm == "layer" else None,
-            dropout=dropout, device=device, dtype=dtype, **stack_options,
+            sublayers_per_layer=3 if cross_attention else 2, norm=norm, eps=eps, bias=bias if norm == "layer" else None,
+            dropout=dropout, stochastic_depth=stochastic_depth, checkpoint=checkpoint, residual_dtype=residual_dtype,
+            final_norm=final_norm, device=device, dtype=dtype,
         )  # fmt: skip
         if self.wiring.profile is None:
             self.wiring.init_(self)
@@ -128,11 +133,6 @@ class _Blocks(nn.Module):
         cache: KeyValueCache | None = None,
     ) -> Tensor:
         """Return the stack's output; masks are merged once for all layers."""
-        optional = (mask, key_mask, memory, memory_mask, memory_key_mask, cache)
-        if self.batch_first and all(value is None for value in optional):
-            if not isinstance(x, Tensor) or x.dim() != 3:
-                refuse_shape("x", x, self.d_model)
-            return self.stack(x)  # type: ignore[no-any-return]  # torch does not type a module's call
         for name, t in (("x", x), ("memory", memory)):
             if (t is not None or name == "x") and (not isinstance(t, Tensor) or t.dim() != 3):
                 refuse_shape(name, t, self.d_model)
@@ -272,37 +272,6 @@ class Decoder(_Blocks):
         >>> decoder(torch.randn(2, 5, 32), memory=torch.randn(2, 9, 32)).shape
         torch.Size([2, 5, 32])
     """
-
-    def __init__(
-        self,
-        num_layers: int,
-        d_model: int,
-        nhead: int,
-        dim_feedforward: int | None = None,
-        wiring: Wiring | Stage | str = "pre_ln",
-        *,
-        cross_attention: bool = True,
-        causal: bool = True,
-        activation: Activation = "relu",
-        norm: NormKind = "layer",
-        eps: float | None = None,
-        bias: bool = True,
-        dropout: float = 0.0,
-        attention_dropout: float | None = None,
-        stochastic_depth: float = 0.0,
-        checkpoint: bool | int = False,
-        residual_dtype: torch.dtype | None = None,
-        final_norm: bool | None = None,
-        batch_first: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(
-            num_layers, d_model, nhead, dim_feedforward, wiring, causal=causal, cross_attention=cross_attention,
-            activation=activation, norm=norm, eps=eps, bias=bias, dropout=dropout, attention_dropout=attention_dropout,
-            stochastic_depth=stochastic_depth, checkpoint=checkpoint, residual_dtype=residual_dtype, final_norm=final_norm,
-            batch_first=batch_first, device=device, dtype=dtype,
-        )  # fmt: skip
 
     def forward(
         self,
