@@ -12,17 +12,19 @@ from statistics import geometric_mean
 from typing import Any
 
 import torch
-from deepseek import N, check_difference, coefficients_of, draw_parameters
 from torch import nn
 
 import addnorm
-from addnorm.bench import timing
+from addnorm.bench import proofs, timing
 from addnorm.bench.case import Case, Document, Results, by_case, grid
 from addnorm.bench.harness import Benchmark
 from addnorm.bench.pages import digits, markdown, quotient, targets_section
 from addnorm.bench.script import main
 from addnorm.bench.targets import Target, has, ratio
+from addnorm.nn.connection import FIRST
+from addnorm.wirings.coefficients import ManifoldConnection
 
+N = 4
 JOBS = {"forward": "forward", "forward_backward": "forward + backward"}
 FIELDS = ("job", "threads", "rows", "d", "dtype")
 CASES = grid(rows=(1, 32, 512, 4096), d=(512, 2048, 4096), dtype=("float32", "bfloat16"), job=JOBS)
@@ -43,7 +45,8 @@ class Boundary(nn.Module):
         config = DeepseekV4Config(hidden_size=d, hc_mult=N)
         self.hc = modeling.DeepseekV4HyperConnection(config)
         self.norm = modeling.DeepseekV4RMSNorm(d, eps=config.rms_norm_eps)
-        draw_parameters(self.hc)
+        for parameter in self.hc.parameters():
+            parameter.data = torch.randn_like(parameter, dtype=torch.float32) * (0.02 if parameter.dim() > 1 else 0.5)
 
     def forward(self, streams: Any, output: Any, post: Any, comb: Any) -> tuple[Any, ...]:
         """Return the next read, the new streams and the next coefficients."""
@@ -60,7 +63,11 @@ class Fused(nn.Module):
 
     def __init__(self, source: Boundary, d: int) -> None:
         super().__init__()
-        self.coefficients = coefficients_of(source.hc, d)
+        hc = source.hc
+        self.coefficients = ManifoldConnection(
+            d, N, 1, FIRST, iterations=hc.hc_sinkhorn_iters, eps=hc.hc_eps, norm_eps=hc.input_norm.eps
+        )
+        self.coefficients.load_transformers(hc)
         self.weight, self.eps = nn.Parameter(source.norm.weight.detach().clone()), source.norm.variance_epsilon
 
     def forward(self, streams: Any, output: Any, inject: Any, mix: Any) -> tuple[Any, ...]:
@@ -73,7 +80,11 @@ class Fused(nn.Module):
 
 
 def measure(case: Case, *, rounds: int, compile: bool = True) -> Results:  # the name of the option
-    """Return the times of a case. Both results are compared first."""
+    """Return the times of a case. Both results are compared first.
+
+    Raises:
+        ValueError: they differ by more than round-off.
+    """
     torch.manual_seed(0)
     dtype, training = getattr(torch, case.dtype), case.job == "forward_backward"
     shape = (1, case.rows, N, case.d)
@@ -99,7 +110,11 @@ def measure(case: Case, *, rounds: int, compile: bool = True) -> Results:  # the
 
     calls = {"addnorm": call(fused), "transformers": call(plain)}
     found, expected = (one()[0] for one in calls.values())  # the read, or the gradient of X
-    check_difference(found, expected, MOST_DIFFERENT[case.dtype])
+    difference, most = proofs.distance(found, expected.double()), MOST_DIFFERENT[case.dtype]
+    if not difference <= most:
+        raise ValueError(
+            f"the results differ by {difference:.2g} from those of transformers, expected at most {most:g}."
+        )
     if compile:
         torch._dynamo.reset()
         calls["compile"] = call(torch.compile(plain, dynamic=False))

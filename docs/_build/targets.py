@@ -12,9 +12,8 @@ from addnorm.bench.pages import headline
 
 TITLES = {
     "functional": "The operation", "limit": "The forward beside its limit", "compile": "The operation under torch.compile",
-    "streams": "The boundary of four streams", "stream_layers": "Decoder layers with several streams",
-    "stack": "Encoders", "loop": "Stacks of one stream beside the loop before several streams", "fuse": "Fused models",
-    "stream": "Inspecting and recording", "lab": "The lab", "explorer": "The explorer", "gpu": "The operation on a GPU",
+    "streams": "The boundary of four streams", "stack": "Encoders", "fuse": "Fused models",
+    "stream": "Inspecting and recording", "lab": "The lab", "gpu": "The operation on a GPU",
 }  # fmt: skip
 NORMS = {"layer": "LayerNorm", "rms": "RMSNorm"}
 

@@ -1,5 +1,6 @@
 """Tests of the files of benchmarks/: each is run on tiny cases, refuses other results, and has the pages' sections."""
 
+import copy
 import itertools
 import shutil
 from types import SimpleNamespace
@@ -21,20 +22,7 @@ from support.loading import load
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 TEXT = Text("counting", "one two three four five six seven eight nine ten eleven twelve " * 40)
-NAMES = (
-    "stack",
-    "loop",
-    "limit",
-    "stream",
-    "streams",
-    "stream_layers",
-    "fuse",
-    "lab",
-    "memory",
-    "compile",
-    "race",
-    "compare",
-)
+NAMES = ("stack", "limit", "stream", "streams", "fuse", "lab", "memory", "compile")
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="the loop is compiled with g++")
 
 
@@ -68,16 +56,6 @@ def small(scripts, monkeypatch, threads):
     monkeypatch.setattr(scripts.lab, "EVERY", 2)
     monkeypatch.setattr(scripts.lab, "text_of_the_lab", lambda: TEXT)
     monkeypatch.setattr(scripts.streams, "COPY_BYTES", 4096)
-    monkeypatch.setattr(scripts.loop, "before", lambda: scripts.loop.addnorm.nn)  # a checkout may lack the old commit
-    sizes = {
-        "moe_intermediate_size": 16,
-        "q_lora_rank": 16,
-        "kv_lora_rank": 16,
-        "n_routed_experts": 4,
-        "hidden_size": 32,
-    }
-    for name, size in sizes.items():
-        monkeypatch.setitem(scripts.stream_layers.COMMON, name, size)
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
     yield scripts
     compile_mode.set_compile_mode(None)
@@ -86,26 +64,21 @@ def small(scripts, monkeypatch, threads):
 TRAINED = {"batch": 1, "tokens": 8, "dtype": "bfloat16"}
 COMPILED = {"norm": "layer", "rows": 6, "d": 16, "dtype": "float32", "device": "cpu"}
 OPERATION = {"rows": 4, "d": 64, "dtype": "bfloat16"}
-BOUNDARIES = ("addnorm", "transformers", "addnorm, boundaries", "transformers, boundaries")
+STACK = {"wiring": "pre_ln", "job": "inference", "batch": 2, "tokens": 3, "d": 64}
+BOUNDARY = {"job": "forward_backward", "rows": 3, "d": 16, "dtype": "float32"}
+LAB = {"wiring": "pre_ln", "num_layers": 2, "d": 16, "batch": 2, "tokens": 8}
 # A benchmark, a case, its variants, and options of its `measure`.
 CASES = [
-    ("stack", {"wiring": "pre_ln", "job": "inference", "batch": 2, "tokens": 3, "d": 64}, ("addnorm", "plain", "torch"), {}),
-    ("stack", {"wiring": "post_ln", "job": "training", "batch": 2, "tokens": 3, "d": 64}, ("addnorm", "plain", "torch"), {}),
-    *(
-        ("loop", {"wiring": wiring, "job": job, "sublayers": sublayers, "tokens": 3, "d": 64}, ("addnorm", "before"), {})
-        for wiring, job, sublayers in (("pre_ln", "inference", "alone"), ("layer_scale", "training", "both"))
-    ),
+    ("stack", STACK, ("addnorm", "plain", "torch"), {}),
+    ("stack", STACK | {"wiring": "post_ln", "job": "training"}, ("addnorm", "plain", "torch"), {}),
     pytest.param("limit", {"norm": "layer", "job": "stream", **OPERATION}, ("addnorm", "add", "loop"), {}, marks=needs_compiler),
     pytest.param("limit", {"norm": "rms", "job": "y", **OPERATION}, ("addnorm", "add", "loop"), {}, marks=needs_compiler),
     ("limit", {"norm": "rms", "job": "forward_backward", **OPERATION}, ("eager", "addnorm"), {}),
     ("stream", {"batch": 1, "tokens": 8}, ("plain", "recorded", "without gradients", "inspect", "decompose"), {}),
-    ("streams", {"job": "forward", "rows": 3, "d": 16, "dtype": "bfloat16"}, ("addnorm", "transformers"), {"compile": False}),
-    ("streams", {"job": "forward_backward", "rows": 3, "d": 16, "dtype": "float32"}, ("addnorm", "transformers", "compile"), {}),
-    ("stream_layers", {"model": "DeepSeek V4", "tokens": 5, "dtype": "float32"}, BOUNDARIES, {}),
-    ("stream_layers", {"model": "GLM-5.3", "tokens": 5, "dtype": "float32"}, BOUNDARIES, {}),
+    ("streams", BOUNDARY | {"job": "forward", "dtype": "bfloat16"}, ("addnorm", "transformers"), {"compile": False}),
+    ("streams", BOUNDARY, ("addnorm", "transformers", "compile"), {}),
     pytest.param("fuse", {"job": "training", **TRAINED}, ("plain", "fused", "frontend"), {}, marks=pytest.mark.slow),
-    ("lab", {"wiring": "post_ln", "num_layers": 2, "d": 16, "batch": 2, "tokens": 8}, ("plain", "addnorm", "recorded"), {}),
-    ("lab", {"wiring": "pre_ln", "num_layers": 2, "d": 16, "batch": 2, "tokens": 8}, ("plain", "addnorm", "recorded"), {}),
+    *(("lab", LAB | {"wiring": wiring}, ("plain", "addnorm", "recorded"), {}) for wiring in ("post_ln", "pre_ln")),
     *(("compile", {"job": job, **COMPILED}, ("op", "formula", "torch", "eager"), {}) for job in ("y", "training", "around_training")),
 ]  # fmt: skip
 
@@ -130,52 +103,32 @@ def test_case_has_a_row_for_each_variant_and_sections(small, name, values, varia
 # Other results are refused.
 
 
-def spoil_variants(monkeypatch, script):
-    variants = script.variants
-
-    def spoiled(case):
-        modules, x, dy = variants(case)
-        with torch.no_grad():
-            [*modules["plain" if "plain" in modules else "before"].parameters()][-1][5] += 1e-3
-        return modules, x, dy
-
-    monkeypatch.setattr(script, "variants", spoiled)
-
-
 def test_different_results_are_an_error(small, monkeypatch):
-    from copy import deepcopy
+    plain, forward, prepare = small.stack.Plain, small.streams.Fused.forward, small.lab.prepare
 
-    stacks = [CASES[0][1], CASES[2][1]]
-    plain = small.stack.Plain
-    monkeypatch.setattr(small.stack, "Plain", lambda stack: plain(deepcopy(stack)))  # which shares no parameter
-    for script, values, error, words in (
-        (small.stack, stacks[0], AssertionError, "not close"), (small.loop, stacks[1], ValueError, "pre_ln gives other bits than at f6a1493"),
-    ):  # fmt: skip
-        spoil_variants(monkeypatch, script)
-        with pytest.raises(error, match=words):
-            script.measure(Case(**values, threads=1), rounds=1)
-    forward = small.streams.Fused.forward
-    monkeypatch.setattr(
-        small.streams.Fused, "forward", lambda self, streams, output, *rest: forward(self, streams, output * 1.1, *rest)
-    )
-    with pytest.raises(ValueError, match=r"the results differ by .* expected at most 1e-05"):
-        small.streams.measure(Case(**CASES[9][1], threads=1), rounds=1, compile=False)
-    prepare = small.lab.prepare
+    def spoiled_stack(stack):
+        module = plain(copy.deepcopy(stack))  # which shares no parameter
+        with torch.no_grad():
+            [*module.parameters()][-1][5] += 1e-3
+        return module
 
-    def spoiled(case, variant, text, steps):
+    def spoiled_boundary(self, streams, output, *rest):
+        return forward(self, streams, output * 1.1, *rest)
+
+    def spoiled_training(case, variant, text, steps):
         train = prepare(case, variant, text, steps)
         return (lambda observe: train(lambda step, loss: observe(step, loss * 1.001))) if variant == "plain" else train
 
-    monkeypatch.setattr(small.lab, "prepare", spoiled)
-    with pytest.raises(ValueError, match=r"the losses of pre_ln, 2 layers, d = 16 differ by .* expected round-off"):
-        small.lab.check_losses(Case(wiring="pre_ln", num_layers=2, d=16, batch=2, tokens=8, threads=1), TEXT)
-
-
-def test_old_loop_is_read_from_git_or_refused(scripts, monkeypatch):
-    monkeypatch.setattr(scripts.loop, "BEFORE", "0" * 40)
-    scripts.loop.before.cache_clear()
-    with pytest.raises(RuntimeError, match="git cannot read the commit 0000000"):
-        scripts.loop.before()
+    monkeypatch.setattr(small.stack, "Plain", spoiled_stack)
+    monkeypatch.setattr(small.streams.Fused, "forward", spoiled_boundary)
+    monkeypatch.setattr(small.lab, "prepare", spoiled_training)
+    for script, values, error, words in (
+        (small.stack, STACK, AssertionError, "not close"),
+        (small.streams, BOUNDARY, ValueError, r"the results differ by .* expected at most 1e-05"),
+        (small.lab, LAB, ValueError, r"the losses of pre_ln, 2 layers, d = 16 differ by .* expected round-off"),
+    ):
+        with pytest.raises(error, match=words):
+            script.measure(Case(**values, threads=1), rounds=1)
 
 
 def test_text_that_is_too_short_is_refused(small, monkeypatch):
@@ -190,7 +143,7 @@ def test_text_that_is_too_short_is_refused(small, monkeypatch):
 
 
 def test_plain_stack_shares_parameters_and_has_torchs_norms(scripts):
-    modules = scripts.stack.variants(Case(**CASES[0][1]))[0]
+    modules = scripts.stack.variants(Case(**STACK))[0]
     storages = {name: {parameter.data_ptr() for parameter in module.parameters()} for name, module in modules.items()}
     assert storages["addnorm"] == storages["plain"]  # copies would lie elsewhere in memory
     assert not storages["addnorm"] & storages["torch"]  # the second would find it in the cache
@@ -207,8 +160,7 @@ def test_lab_windows_end_with_a_recorded_step(small, monkeypatch):
             trainings[run.every, run.steps] = self
 
     monkeypatch.setattr(small.lab, "Training", Training)
-    case = Case(wiring="pre_ln", num_layers=2, d=16, batch=2, tokens=8, threads=1)
-    result = small.lab.measure(case, rounds=1, windows=2)
+    result = small.lab.measure(Case(**LAB, threads=1), rounds=1, windows=2)
     assert all(row["rounds"] == 2 and row["first_us"] > 0 < row["last_us"] for row in result["rows"])
     assert trainings[2, 5].recorded["steps"] == [0, 2, 4]
     assert trainings[0, 5].recorded["steps"] == []

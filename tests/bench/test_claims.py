@@ -1,4 +1,4 @@
-"""Tests of the benchmarks of claims, norms and the race: verdicts follow from the numbers, and other numbers change them."""
+"""Tests of the benchmarks of claims and norms: verdicts follow from the numbers, and other numbers change them."""
 
 import copy
 import dataclasses
@@ -11,8 +11,7 @@ import torch
 import addnorm
 from addnorm._util import jsonio
 from addnorm.bench import harness
-from addnorm.bench.case import Case, grid
-from addnorm.explorer import race
+from addnorm.bench.case import grid
 from addnorm.lab import Run, Text, measure
 from addnorm.lab.train import Training
 from support.loading import ROOT, load
@@ -366,54 +365,3 @@ def test_stored_norm_verdicts_follow_from_the_stored_numbers(norms):
     assert (document["complete"], document["dirty"]) == (True, False)
     assert norms.judge(document)["claims"] == document["claims"]
     assert [*document["protocol"]["rates"]] == [*norms.RATES]
-
-
-# The race.
-
-
-@pytest.fixture(scope="module")
-def bench_race():
-    return load("benchmarks/bench_race.py")
-
-
-def test_race_opens_where_both_learn_and_teaches_where_post_ln_fails(bench_race):
-    document = stored("race")
-    assert document["dirty"] is False
-    settings = race.parse({})[0].settings()
-    assert {
-        name: settings[name] for name in ("num_layers", "d_model", "nhead", "tokens", "batch", "steps")
-    }.items() <= document["protocol"].items()
-    assert bench_race.opening_rate(document) == race.OPENING_RATE == settings["lr"]
-    assert bench_race.failing_rate(document) == race.FAILING_RATE
-    with_warm_up = bench_race.losses(document, race.LESSON_WARM_UP)[race.FAILING_RATE]
-    assert max(with_warm_up.values()) < document["entropy"] - 0.3, "with warm-up both learn"
-
-
-def race_row(wiring, lr, loss, warm_up=0):
-    return {"wiring": wiring, "lr": lr, "warm_up": warm_up, "loss": loss}
-
-
-def test_opening_and_failing_rate_follow_from_the_losses(bench_race):
-    rows = [
-        race_row("post_ln", 1e-3, 2.7), race_row("pre_ln", 1e-3, 2.8), race_row("post_ln", 2e-3, 2.9), race_row("pre_ln", 2e-3, 2.6),
-        race_row("post_ln", 3e-3, 3.2), race_row("pre_ln", 3e-3, 2.6), race_row("post_ln", 9e-3, 3.2), race_row("pre_ln", 9e-3, 3.2),
-        race_row("post_ln", 3e-3, 2.5, 60), race_row("pre_ln", 3e-3, 2.5, 60),
-    ]  # fmt: skip
-    document = {"entropy": 3.25, "rows": rows}
-    assert (bench_race.opening_rate(document), bench_race.failing_rate(document)) == (1e-3, 3e-3)
-    rows[1]["loss"] = 3.0
-    assert bench_race.opening_rate(document) == 2e-3
-
-
-def test_race_losses_are_those_of_the_view(bench_race, monkeypatch, threads):
-    threads(1)
-    monkeypatch.setattr(bench_race, "default_text", lambda: TEXT)
-    run = race.parse({"layers": 1, "steps": 3, "d_model": 16, "tokens": 8, "batch": 2, "seed": 5})[0]
-    *_, end = race.run_race([run, run], TEXT)
-    assert bench_race.train(run, 5) == end["racers"][0]["validation"]
-    monkeypatch.setattr(bench_race.race, "parse", lambda values: [run, run])
-    document = harness.run(bench_race.BENCHMARK, [Case(lr=1e-3, warm_up=0)])
-    assert [one["losses"] for one in document["rows"]] == [
-        [bench_race.train(run, seed) for seed in bench_race.SEEDS]
-    ] * 2
-    assert document["protocol"]["steps"] == 3

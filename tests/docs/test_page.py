@@ -138,19 +138,6 @@ def test_comparing_page_shows_the_default_comparison_and_its_caption_is_true():
     assert min(ratios.values()) > 0.1
 
 
-def test_other_results_change_the_explorer_page(changed):
-    def edit(document):
-        document["rows"][0]["p95"], document["summary"][0]["met"] = 987.6, False
-        document["stale"][0]["last is right"] = False
-
-    module = changed("explorer", explorer=edit, race=lambda document: document["rows"][0].update(loss=7.891))
-    assert "| 7.89 |" in module.rates()
-    text = module.speed()
-    assert "987.6" in text
-    assert "Missed: the norm moves: 95 of 100 answers, ms (" in text
-    assert "the last drawn is not the last asked for" in text
-
-
 def test_other_results_change_the_targets_page(changed):
     def edit(document):
         (row, *_) = (one for one in document["summary"] if one["target"] is not None)

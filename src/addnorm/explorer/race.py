@@ -29,8 +29,8 @@ __all__ = ["FIELDS", "Events", "describe", "parse", "run_race"]
 Events = Generator[Numbers, None, None]
 
 HEADS = 4
-OPENING_RATE = 1e-3  # at which post-LN and pre-LN both learn; benchmarks/bench_race.py measures it
-FAILING_RATE = 3e-3  # the lowest measured rate at which post-LN learns nothing without warm-up
+OPENING_RATE = 1e-3  # at which post-LN and pre-LN both learn: of several rates the best one for the worse of the two
+FAILING_RATE = 3e-3  # at which post-LN learns nothing without warm-up, and pre-LN learns
 LESSON_WARM_UP = 60  # steps with which post-LN learns at that rate
 WIRINGS = tuple(name for name in wirings.CONSTRUCTORS if name not in wirings.EXAMPLES)  # those that need no options
 
