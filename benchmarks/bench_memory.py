@@ -6,11 +6,9 @@ the protocol.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -23,7 +21,6 @@ from addnorm.bench.pages import digits, markdown
 from addnorm.bench.script import main
 from addnorm.bench.targets import Target, has
 from addnorm.nn import FeedForward, SelfAttention
-from addnorm.ops import autograd
 
 LAYERS, D_MODEL, NHEAD, STREAMS = 12, 256, 4, 4
 BATCH, TOKENS = 16, 128
@@ -33,14 +30,6 @@ WIRINGS: dict[str, Callable[[], Wiring]] = {
 }  # fmt: skip
 CHECKPOINTS = (0, 1, 3)  # layers for each checkpoint; 0: none
 STATES = 4  # parameter, gradient, and two moments of AdamW
-# What the autograd nodes of Add & Norm save, in their order. Parameters are not counted.
-SAVED = {
-    "AddNormFunctionBackward": ("z", "statistics", "", "", "z", "branch"),
-    "StreamsFunctionBackward": (
-        "streams", "branch", *("coefficients",) * 3, "", "", "", "", "", "coefficients", "statistics", "coefficients",
-    ),
-}  # fmt: skip
-KINDS = {"z": "z", "streams": "streams", "branch": "writes", "statistics": "statistics", "coefficients": "coefficients"}
 Storages = dict[int, int]  # bytes by address
 
 
@@ -54,88 +43,53 @@ def make_stack(wiring: str, dtype: torch.dtype, layers: int = LAYERS, d_model: i
     return ResidualStack(sublayers, d_model, WIRINGS[wiring](), dtype=dtype)
 
 
-class Tally:
-    """Storages that autograd saves and that layers pass on, and those that Add & Norm saves.
+def run_layers(stack: ResidualStack, x: Tensor) -> tuple[list[Storages], list[Storages]]:
+    """Return the storages of the state before each layer, and those that autograd saves in each layer and in the final norm.
 
-    Attributes:
-        layers: storages that each layer saves; the last entry is that of the final norm.
-        states: storages of the state before each layer.
-        add_norm: storages that only Add & Norm saves, by kind.
-        parameters: bytes of the parameters.
+    Storages of parameters and of the input do not count.
     """
+    left_out = {t.untyped_storage().data_ptr() for t in (x, *stack.parameters(), *stack.buffers())}
+    alive: list[Any] = []  # so that no address is used twice
+    states: list[Storages] = []
+    saved: list[Storages] = []
 
-    def __init__(self, stack: ResidualStack, x: Tensor, *, outputs: bool = False) -> None:
-        self._context = save_outputs if outputs else nullcontext
-        self._alive: list[Any] = []  # so that no address is used twice
-        self._left_out = {t.untyped_storage().data_ptr() for t in (x, *stack.parameters(), *stack.buffers())}
-        self.parameters = sum(p.nbytes for p in stack.parameters())
-        self.layers: list[Storages] = []
-        self.states: list[Storages] = []
-        state = stack._start(x)
-        for layer in stack.layers:
-            self.states.append(self._enter({}, state))
-            with self._saving(), self._context():
-                state = stack._run_layers([layer], state, {})
-        with self._saving(), self._context():
-            y = stack._finish(state)[1]
-        self.add_norm = self._find_add_norm(y.grad_fn)
-
-    def _saving(self) -> Any:
-        saved: Storages = {}
-        self.layers.append(saved)
-
-        def pack(t: Tensor) -> Tensor:
-            self._enter(saved, t)
-            return t
-
-        return torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t)
-
-    def _enter(self, storages: Storages, value: Any) -> Storages:
-        """Enter the storages of all tensors in a value, without those of parameters and input."""
+    def enter(storages: Storages, value: Any) -> Any:
         for t in tree_leaves(value):
-            if isinstance(t, Tensor) and (storage := t.untyped_storage()).data_ptr() not in self._left_out:
-                self._alive.append(storage)
+            if isinstance(t, Tensor) and (storage := t.untyped_storage()).data_ptr() not in left_out:
+                alive.append(storage)
                 storages[storage.data_ptr()] = storage.nbytes()
-        return storages
+        return value
 
-    def _find_add_norm(self, root: Any) -> dict[str, Storages]:
-        """Return the storages that the nodes of Add & Norm save and no other node does, by kind."""
-        found: dict[str, Storages] = {kind: {} for kind in KINDS}
-        others: Storages = {}
-        nodes, left = {root}, [root]
-        while left:
-            new = {node for node, _ in left.pop().next_functions if node is not None} - nodes
-            nodes |= new
-            left += new
-        for node in nodes:
-            kinds = SAVED.get(node.name())
-            if kinds is None:
-                self._enter(others, [getattr(node, name) for name in dir(node) if name.startswith("_saved_")])
-                continue
-            for kind, t in zip(kinds, node.saved_tensors, strict=False):
-                if kind:
-                    self._enter(found[kind], t)
-        return {
-            kind: {place: n for place, n in storages.items() if place not in others} for kind, storages in found.items()
-        }
+    def saving() -> Any:
+        saved.append({})
+        return torch.autograd.graph.saved_tensors_hooks(partial(enter, saved[-1]), lambda t: t)
 
-    def held(self, size: int) -> Storages:
-        """Return the storages held at the peak; `size` as in `CHECKPOINTS`.
-
-        Without checkpoints that is before the backward, with checkpoints when the last layers are computed again: what the
-        final norm saved is freed by then.
-        """
-        *layers, _ = self.layers
-        last = (len(layers) - 1) // size * size if size else 0
-        parts = (*self.states[::size], *layers[last:]) if size else self.layers
-        return {place: n for part in parts for place, n in part.items()}
-
-    def kept_states(self, size: int) -> Storages:
-        """Return the storages that checkpoints hold, whatever the norms save."""
-        return {place: n for part in (self.states[::size] if size else []) for place, n in part.items()}
+    state = stack._start(x)
+    for layer in stack.layers:
+        states.append({})
+        enter(states[-1], state)
+        with saving():
+            state = stack._run_layers([layer], state, {})
+    with saving():
+        stack._finish(state)
+    return states, saved
 
 
-@patch.object(autograd, "node", None)  # the node in Python, whose saved tensors can be read
+def held_bytes(states: Sequence[Storages], saved: Sequence[Storages], size: int) -> int:
+    """Return the bytes of activations at the peak of a step; `size` as in `CHECKPOINTS`.
+
+    Without checkpoints the peak is before the backward, with checkpoints when the last layers are computed again: what the
+    final norm saved is freed by then.
+    """
+    last = (len(states) - 1) // size * size if size else 0
+    return count_bytes((*states[::size], *saved[last:-1]) if size else saved)
+
+
+def count_bytes(parts: Iterable[Storages]) -> int:
+    """Return the bytes of all storages, each once."""
+    return sum({place: n for part in parts for place, n in part.items()}.values())
+
+
 def measure(
     case: Case, *, rounds: int = 1, batch: int = BATCH, layers: int = LAYERS, d_model: int = D_MODEL
 ) -> Results:
@@ -143,19 +97,16 @@ def measure(
     dtype = getattr(torch, case.dtype)
     stack = make_stack(case.wiring, dtype, layers, d_model)
     x = torch.randn(batch, TOKENS, d_model, dtype=dtype)
-    tally, with_outputs = Tally(stack, x), Tally(stack, x, outputs=True)
-    states, rows = STATES * tally.parameters, []
+    states, saved = run_layers(stack, x)
+    with save_outputs():
+        states_of_outputs, saved_with_outputs = run_layers(stack, x)
+    state_bytes, rows = STATES * sum(p.nbytes for p in stack.parameters()), []
     for size in CHECKPOINTS:
-        held, kept = tally.held(size), tally.kept_states(size)
-        by_kind = {
-            kind: sum(n for place, n in own.items() if place in held and place not in kept)
-            for kind, own in tally.add_norm.items()
-        }
+        held = held_bytes(states, saved, size)
         rows.append(case.row(
-            variant=f"checkpoint={size}" if size else "no checkpoint", checkpoint=size, saved_bytes=sum(held.values()),
-            checkpoint_bytes=sum(kept.values()), **{f"{kind}_bytes": n for kind, n in by_kind.items()},
-            state_bytes=states, peak_bytes=states + sum(held.values()),
-            gain_bytes=sum(held.values()) - sum(with_outputs.held(size).values()),
+            variant=f"checkpoint={size}" if size else "no checkpoint", checkpoint=size, saved_bytes=held,
+            checkpoint_bytes=count_bytes(states[::size]) if size else 0, state_bytes=state_bytes,
+            peak_bytes=state_bytes + held, gain_bytes=held - held_bytes(states_of_outputs, saved_with_outputs, size),
         ))  # fmt: skip
     return {"rows": rows}
 
@@ -179,7 +130,6 @@ TARGETS = [
 def section(document: Document) -> str:
     """Return the table: a line a wiring, dtype and checkpoint."""
     columns = {"peak of a step": "peak", "activations": "saved", "held by checkpoints": "checkpoint"}
-    columns |= {what: kind for kind, what in KINDS.items()}
     lines = [
         {
             "wiring": f"`{row['wiring']}`", "dtype": row["dtype"], "layers a checkpoint": str(row["checkpoint"] or "none"),

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from addnorm.bench import harness
+from addnorm.bench import harness, jobs
 from addnorm.bench.case import Case
 from addnorm.fusion import benchmark as fusion_benchmark
 from addnorm.fusion.benchmark import saved_bytes
@@ -285,46 +285,26 @@ def test_targets_are_for_the_default_form_of_each_case(scripts):
 
 # Bytes.
 
-D, LAYERS, SITES = 64, 3, 6
-BYTES = {"float32": 4, "bfloat16": 2}
+D, LAYERS = 64, 3
 
 
-def memory_rows(script, wiring, dtype="float32", batch=1):
-    rows = script.measure(Case(wiring=wiring, dtype=dtype), batch=batch, layers=LAYERS, d_model=D)["rows"]
-    return {row["checkpoint"]: row for row in rows}
-
-
-@pytest.mark.parametrize("dtype", BYTES)
-@pytest.mark.parametrize(("wiring", "norms"), [("pre_ln", SITES + 1), ("post_ln", SITES)])
-def test_one_stream_saves_z_and_8_bytes_a_token(scripts, wiring, norms, dtype):
-    row, tokens = memory_rows(scripts.memory, wiring, dtype)[0], scripts.memory.TOKENS
-    assert row["z_bytes"] == SITES * tokens * D * BYTES[dtype]
-    assert row["statistics_bytes"] == norms * tokens * 8
-    assert row["streams_bytes"] == row["coefficients_bytes"] == row["checkpoint_bytes"] == 0
-    # Nothing else keeps the last y, and y is kept with its norm's bias, a parameter, which does not count.
-    assert row["gain_bytes"] == (SITES - 1) * tokens * D * BYTES[dtype]
-    assert scripts.memory.share(row) == row["gain_bytes"] / (row["state_bytes"] + row["saved_bytes"])
-
-
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("wiring", ["pre_ln", "post_ln", "hyper_connections", "mhc"])
-def test_bytes_equal_those_of_a_whole_forward(scripts, wiring):
-    memory = scripts.memory
-    stack, tensor = memory.make_stack(wiring, torch.float32, LAYERS, D), memory.TOKENS * D * 4
-    x = torch.randn(1, memory.TOKENS, D)
-    one, three = (memory_rows(memory, wiring, batch=batch)[0] for batch in (1, 3))
-    assert one["saved_bytes"] == saved_bytes(lambda: stack(x), stack, x)
-    if wiring != "hyper_connections":  # which saves coefficients of no token too
-        assert three["saved_bytes"] == 3 * one["saved_bytes"]  # activations are proportional to tokens
-    assert three["state_bytes"] == one["state_bytes"] == 4 * sum(p.nbytes for p in stack.parameters())
-    if wiring in ("hyper_connections", "mhc"):  # the first streams are views of the input, which does not count
-        assert (one["streams_bytes"], one["branch_bytes"]) == ((SITES - 1) * memory.STREAMS * tensor, SITES * tensor)
-        assert one["z_bytes"] == one["gain_bytes"] == 0 < one["coefficients_bytes"]
-
-
-def test_checkpoints_hold_states_and_one_group(scripts):
-    rows, tensor = memory_rows(scripts.memory, "pre_ln"), scripts.memory.TOKENS * D * 4
-    # A state is the stream and the pending write; the input of the first layer does not count.
-    assert rows[1]["checkpoint_bytes"] == (LAYERS - 1) * 2 * tensor
-    assert rows[1]["z_bytes"] == 2 * tensor
-    assert rows[1]["peak_bytes"] < rows[0]["peak_bytes"]
-    assert rows[3]["saved_bytes"] < rows[0]["saved_bytes"], "without what the final norm saves"
+def test_bytes_are_those_of_a_whole_forward_and_its_tensors(scripts, wiring, dtype):
+    memory, case = scripts.memory, Case(wiring=wiring, dtype=dtype)
+    stack, tensor = (
+        memory.make_stack(wiring, getattr(torch, dtype), LAYERS, D),
+        memory.TOKENS * D * jobs.DTYPES[dtype].branch.itemsize,
+    )
+    x = torch.randn(1, memory.TOKENS, D, dtype=getattr(torch, dtype))
+    whole, one, three = memory.measure(case, batch=1, layers=LAYERS, d_model=D)["rows"]
+    assert whole["saved_bytes"] == saved_bytes(lambda: stack(x), stack, x)
+    assert whole["state_bytes"] == 4 * sum(p.nbytes for p in stack.parameters())
+    # Nothing else keeps the last y. Several streams keep no input of a norm, so nothing is gained.
+    assert whole["gain_bytes"] == ((2 * LAYERS - 1) * tensor if wiring in ("pre_ln", "post_ln") else 0)
+    assert memory.share(whole) == whole["gain_bytes"] / (whole["state_bytes"] + whole["saved_bytes"])
+    assert whole["checkpoint_bytes"] == 0 < one["checkpoint_bytes"]
+    if wiring == "pre_ln":  # a state is the stream and the pending write; the input of the first layer does not count
+        assert one["checkpoint_bytes"] == (LAYERS - 1) * 2 * tensor
+        assert one["peak_bytes"] < whole["peak_bytes"]
+        assert three["saved_bytes"] < whole["saved_bytes"], "without what the final norm saves"
