@@ -11,7 +11,7 @@ from functools import partial
 
 from addnorm._util.numbers import format_number
 from addnorm.bench.case import Document, Row, by_case
-from addnorm.bench.facts import COLUMNS as ERRORS
+from addnorm.bench.exactness import COLUMNS as ERRORS
 from addnorm.bench.jobs import FIELDS, JOBS, NORMS
 from addnorm.bench.operation import BENCHMARK as OPERATION
 from addnorm.bench.operation import PLAIN, TIMED

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from addnorm.bench import facts, operation, timing
+from addnorm.bench import exactness, operation, timing
 from addnorm.bench.gpu import benchmark, clock
 
 
@@ -14,8 +14,8 @@ def short_timing():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timing, "SEGMENT_MS", 0.01)
         patch.setattr(gc, "collect", lambda *_: 0)
-        patch.setattr(facts, "import_ms", lambda: 1.0)
-        patch.setattr(facts, "SHAPE", (64, 32))
+        patch.setattr(exactness, "import_ms", lambda: 1.0)
+        patch.setattr(exactness, "SHAPE", (64, 32))
         patch.setattr(operation, "PAUSE_SECONDS", 0.0)
         patch.setitem(clock.COPY_BYTES, "cpu", 4096)
         patch.setattr(benchmark, "MOST_SETS", 3)

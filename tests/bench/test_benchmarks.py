@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from addnorm.bench import harness, jobs
+from addnorm.bench import harness
 from addnorm.bench.case import Case
 from addnorm.fusion import benchmark as fusion_benchmark
-from addnorm.fusion.benchmark import saved_bytes
 from addnorm.lab import Text
 from addnorm.ops import compile_mode
 from addnorm.stream.models.load import LoadedModel
@@ -22,7 +21,7 @@ from support.loading import load
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 TEXT = Text("counting", "one two three four five six seven eight nine ten eleven twelve " * 40)
-NAMES = ("stack", "limit", "stream", "streams", "fuse", "lab", "memory", "compile")
+NAMES = ("stack", "limit", "stream", "streams", "fuse", "lab", "compile")
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="the loop is compiled with g++")
 
 
@@ -281,30 +280,3 @@ def test_targets_are_for_the_default_form_of_each_case(scripts):
     # y is the formula by default, dropout the operator
     assert (round(lowest["value"], 3), lowest["met"], round(mean["value"], 3), mean["met"]) == (0.9, False, 1.897, True)
     assert {row["name"]: row["value"] for row in others}["op, y: times as fast as torch alone"] == pytest.approx(1.8)
-
-
-# Bytes.
-
-D, LAYERS = 64, 3
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("wiring", ["pre_ln", "post_ln", "hyper_connections", "mhc"])
-def test_bytes_are_those_of_a_whole_forward_and_its_tensors(scripts, wiring, dtype):
-    memory, case = scripts.memory, Case(wiring=wiring, dtype=dtype)
-    stack, tensor = (
-        memory.make_stack(wiring, getattr(torch, dtype), LAYERS, D),
-        memory.TOKENS * D * jobs.DTYPES[dtype].branch.itemsize,
-    )
-    x = torch.randn(1, memory.TOKENS, D, dtype=getattr(torch, dtype))
-    whole, one, three = memory.measure(case, batch=1, layers=LAYERS, d_model=D)["rows"]
-    assert whole["saved_bytes"] == saved_bytes(lambda: stack(x), stack, x)
-    assert whole["state_bytes"] == 4 * sum(p.nbytes for p in stack.parameters())
-    # Nothing else keeps the last y. Several streams keep no input of a norm, so nothing is gained.
-    assert whole["gain_bytes"] == ((2 * LAYERS - 1) * tensor if wiring in ("pre_ln", "post_ln") else 0)
-    assert memory.share(whole) == whole["gain_bytes"] / (whole["state_bytes"] + whole["saved_bytes"])
-    assert whole["checkpoint_bytes"] == 0 < one["checkpoint_bytes"]
-    if wiring == "pre_ln":  # a state is the stream and the pending write; the input of the first layer does not count
-        assert one["checkpoint_bytes"] == (LAYERS - 1) * 2 * tensor
-        assert one["peak_bytes"] < whole["peak_bytes"]
-        assert three["saved_bytes"] < whole["saved_bytes"], "without what the final norm saves"

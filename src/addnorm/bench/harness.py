@@ -1,8 +1,8 @@
 """The harness of every benchmark: a declaration, a run of its cases one after the other, resuming, and the JSON document.
 
 A benchmark is a `Benchmark`: its cases as data, a function that measures one of them, and its targets. `run` measures the
-cases and returns the document, `write` and `publish` save it, and `find_earlier` reads an unfinished one, so that the next run
-continues. The command line of a benchmark's file is `script.main`.
+cases and returns the document, `write` saves it, and `find_earlier` reads an unfinished one, which the next run can continue.
+The command line of a benchmark's file is `script.main`.
 """
 
 from __future__ import annotations
@@ -215,11 +215,6 @@ def partial_path(path: Path) -> Path:
     return path.with_suffix(f".partial{path.suffix}")
 
 
-def busy_path(path: Path) -> Path:
-    """Return where a document that is not published is written: NAME.busy.json."""
-    return path.with_suffix(f".busy{path.suffix}")
-
-
 def read(path: Path) -> Document:
     """Return the document in a file."""
     document: Document = jsonio.loads(path.read_text(encoding="utf-8"))
@@ -238,9 +233,11 @@ def write(document: Document, path: Path) -> Path:
     return path
 
 
-def describe_load(document: Document) -> str | None:
-    """Return why times were not measured on an idle machine, in words, or None."""
+def find_obstacle(document: Document) -> str | None:
+    """Return why a document of times is not published, in words, or None: a changed checkout, or a machine that was not idle."""
     others = document.get("load_of_others")
+    if document.get("dirty"):
+        return "the checkout has changes, expected the code of its commit"
     if document["load"] > MAX_LOAD:
         return f"the load was {document['load']:.1f} before the run, expected at most {MAX_LOAD:.0f}"
     if others is not None and others > MAX_OTHERS:
@@ -248,59 +245,26 @@ def describe_load(document: Document) -> str | None:
     return None
 
 
-def find_obstacle(document: Document) -> str | None:
-    """Return why a document of times is not published, in words, or None."""
-    if document.get("dirty"):
-        return "the checkout has changes, expected the code of its commit"
-    return describe_load(document)
-
-
-def publish(document: Document, path: Path, *, force: bool = False) -> bool:
-    """Write a document of times and print where, and return whether it is at its path.
-
-    The document of a busy machine, or of code that no commit has, goes to `busy_path`, unless it is forced: then it is
-    marked, and pages say so.
-
-    Args:
-        document: with the columns of `environment.LoadMeter`.
-        path: of the results.
-        force: write it to the path in any case.
-    """
-    reason = find_obstacle(document)
-    if reason is None or not document["complete"]:
-        print(f"Written: {write(document, path)}")
-        return True
-    if force:
-        print(f"Written: {write({**document, 'forced': True}, path)}, marked: {reason}.")
-        return True
-    partial_path(path).unlink(missing_ok=True)
-    print(f"Not published, {reason}: written to {write(document, busy_path(path))}; measure again, or pass --force.")
-    return False
-
-
-def find_earlier(path: Path, here: Document, *, asked: bool = False) -> Document | None:
-    """Return the document that an earlier run left unfinished, if this run can continue it, or None.
+def find_earlier(path: Path, here: Document) -> Document | None:
+    """Return the document that an earlier run left unfinished, or None.
 
     Args:
         path: of the results.
-        here: where this run measures, and its `protocol`.
-        asked: whether the caller wants to continue, also after the end of a budget and with another protocol.
+        here: where this run measures.
 
     Raises:
-        ValueError: the earlier run that was asked for was measured on another device, with other versions or of another commit.
+        ValueError: the earlier run was measured on another device, with other versions or of another commit.
     """
-    paths = [one for one in (partial_path(path), path)[: 1 + asked] if one.exists()]
-    if not paths:
+    earlier = next((one for one in (partial_path(path), path) if one.exists()), None)
+    if earlier is None:
         return None
-    document = read(paths[0])
-    for name in ("device", "versions", "commit", *(() if asked else ("dirty", "protocol"))):
+    document = read(earlier)
+    for name in ("device", "versions", "commit"):
         theirs, mine = (_name(one.get(name)) for one in (document, here))
         if theirs != mine:
-            if not asked:
-                return None
             remedy = "measure again without --resume, or choose another --json"
-            raise ValueError(f"{paths[0].name} has {name} {theirs}, this run has {mine}: {remedy}")
-    return document if asked or document["dirty"] is False else None
+            raise ValueError(f"{earlier.name} has {name} {theirs}, this run has {mine}: {remedy}")
+    return document
 
 
 def _name(value: Any) -> Any:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from addnorm.bench import environment, facts, harness, onnx_peer, timing
+from addnorm.bench import environment, exactness, harness, onnx_peer, timing
 from addnorm.bench.case import Case, Document, Results, Row, Selection, by_case, grid, select
 from addnorm.bench.harness import Benchmark
 from addnorm.bench.jobs import FIELDS, JOBS, NORMS, eager, inputs, moved_bytes, ours, tensor_bytes, title
@@ -67,7 +67,7 @@ def plan(timed: Sequence[Case], *, proofs: bool = True) -> list[Case]:
     """
     most = max(case.threads for case in timed)
     norms, dtypes = (tuple(dict.fromkeys(getattr(case, name) for case in timed)) for name in ("norm", "dtype"))
-    of_errors = tuple(facts.ROUNDINGS) if {*dtypes} == {*DTYPES} else dtypes
+    of_errors = tuple(exactness.ROUNDINGS) if {*dtypes} == {*DTYPES} else dtypes
     errors = grid(proof=["errors"], norm=norms, dtype=of_errors)
     proven = [*errors, Case(proof="facts", norms=norms, dtypes=dtypes), Case(proof="import")]
     cases = [case if case.threads == most else case.but(compiles=False) for case in timed]
@@ -148,12 +148,15 @@ def _prove(case: Case) -> Results:
     """Return the measurements besides times."""
     if case.proof == "import":
         return {
-            "summary": [Target("import addnorm after torch: milliseconds", "<", 60).row(facts.import_ms(), norm=None)]
+            "summary": [Target("import addnorm after torch: milliseconds", "<", 60).row(exactness.import_ms(), norm=None)]
         }
     if case.proof == "facts":
-        return {"facts": [*facts.facts(case.norms, case.dtypes)]}
-    rows = facts.errors_of_options(case.norm, case.dtype)
-    return {"accuracy": rows, "facts": facts.facts_of_options(rows)}
+        return {"facts": [*exactness.facts(case.norms, case.dtypes)]}
+    by_variant = exactness.errors(case.norm, case.dtype, *exactness.SHAPE, job="everything")
+    rows = [
+        {"norm": case.norm, "dtype": case.dtype, "variant": name, **relative} for name, relative in by_variant.items()
+    ]
+    return {"accuracy": rows, "facts": [exactness.largest_error(case.norm, case.dtype, by_variant)]}
 
 
 def finish(results: Results, head: Document) -> Document:
@@ -272,7 +275,7 @@ def run(
         cases: from `matrix`; None is `whole()`.
         rounds: timed loops for each variant of a case, at most: fewer where a call takes long.
         compiled: time torch.compile of the eager expression too, with as many threads as the cases have at most.
-        proofs: measure `facts` and the time of the import too.
+        proofs: measure `exactness.facts` and the time of the import too.
         progress: console for the progress of the run; None shows none.
     """
     from addnorm.bench.terminal import printed_progress  # it needs rich

@@ -11,7 +11,7 @@ from pathlib import Path
 from addnorm._util.numbers import format_seconds
 from addnorm.bench import environment
 from addnorm.bench.case import Case, Document, Selection
-from addnorm.bench.harness import Benchmark, find_earlier, publish, read, run, write
+from addnorm.bench.harness import Benchmark, find_earlier, find_obstacle, partial_path, read, run, write
 from addnorm.bench.pages import busy, digits, unfinished
 
 DEVICES = ("cpu", "cuda")
@@ -48,8 +48,7 @@ def main(benchmark: Benchmark, words: Sequence[str] | None = None, folder: Path 
             raise ValueError(f"{path} is for times of a GPU, and this run is on cpu: choose another --json")
         here = {**environment.describe(), **benchmark.describe(cases)}
         here["commit"] = here["commit"] or given.commit
-        now = {**here, "protocol": benchmark.settings(options)}
-        earlier = None if given.quick else find_earlier(path, now, asked=given.resume)
+        earlier = find_earlier(path, here) if given.resume else None
     except ValueError as error:
         print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
         return 2
@@ -79,10 +78,20 @@ def _results(benchmark: Benchmark, selected: Selection, folder: Path) -> tuple[P
 
 
 def _save(benchmark: Benchmark, document: Document, path: Path, *, force: bool) -> bool:
-    if benchmark.idle:
-        return publish(document, path, force=force)
-    print(f"Written: {write(document, path)}")
-    return True
+    """Write the document and print where, and return whether it is at its path.
+
+    Times of a busy machine, or of code that no commit has, go to NAME.busy.json, unless they are forced: then they are marked.
+    """
+    reason = find_obstacle(document) if benchmark.idle and document["complete"] else None
+    if reason is None:
+        print(f"Written: {write(document, path)}")
+    elif force:
+        print(f"Written: {write({**document, 'forced': True}, path)}, marked: {reason}.")
+    else:
+        partial_path(path).unlink(missing_ok=True)
+        written = write(document, path.with_suffix(f".busy{path.suffix}"))
+        print(f"Not published, {reason}: written to {written}; measure again, or pass --force.")
+    return reason is None or force
 
 
 def _parser(benchmark: Benchmark) -> argparse.ArgumentParser:

@@ -10,7 +10,7 @@ from addnorm._util.blocks import Block, Paragraph, Span
 from addnorm._util.numbers import format_count, format_number
 from addnorm._util.render import make_console, to_rich, to_text
 from addnorm.bench.case import Case, Document, Progress, Row, by_case
-from addnorm.bench.facts import COLUMNS as ERRORS
+from addnorm.bench.exactness import COLUMNS as ERRORS
 from addnorm.bench.jobs import FIELDS, JOBS, NORMS
 from addnorm.bench.pages import Line, bound, busy, digits, headline, table, unfinished
 

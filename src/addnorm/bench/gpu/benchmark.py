@@ -10,8 +10,7 @@ import math
 import re
 import statistics
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,10 +38,6 @@ DRIVER = Path("/proc/driver/nvidia/version")
 ASSUMED_L2 = 64 * 2**20  # bytes, for a device that does not report its cache
 
 
-class DeviceLost(Stop):
-    """The device does not answer any more: after an illegal access every later call of the process fails."""
-
-
 def measure(
     case: Case, *, rounds: int, variants: Sequence[str] | None = None, deadline: float | None = None, without: Sequence[str] = (),
 ) -> Results:  # fmt: skip
@@ -56,8 +51,7 @@ def measure(
         without: variants to leave out.
 
     Raises:
-        DeviceLost: a failure made the device unusable.
-        Stop: the deadline has passed.
+        Stop: the deadline has passed, or a failure made the device unusable.
     """
     results: Results = {part: [] for part in PARTS}
     if EVERY not in without:
@@ -74,14 +68,14 @@ def measure(
 
 
 def _report(case: Case, name: str, error: Exception, results: Results) -> None:
-    """Add a failure to the results, and raise DeviceLost if waiting for the device fails."""
+    """Add a failure to the results, and stop if the device is lost: after an illegal access every later call fails."""
     results["failures"].append(timing.failure(case, name, error))
     try:
         clock.wait(case.device)
     except Exception as lost:
         # The case is measured again in the next run, without the variant that failed here.
         kept = {"failures": results["failures"]}
-        raise DeviceLost(f"the device was lost: {type(lost).__name__}: {lost}"[:300], kept) from lost
+        raise Stop(f"the device was lost: {type(lost).__name__}: {lost}"[:300], kept) from lost
 
 
 def _free(case: Case) -> None:
@@ -106,9 +100,10 @@ class _Measurement:
         """Prepare every variant, time them in turns, and add the rows."""
         case, cold = self.case, self.count * 2 * tensor_bytes(self.case) > self.cache
         names = [name for name in (*variants.chosen(case, requested), COPY) if name not in without]
-        with _retained_graphs(case):
-            if any(VARIANTS[name].compiles for name in names if name != COPY):
-                torch.compiler.reset()  # only this case's graphs, without the guards of earlier ones
+        # A GPU's backward runs in another thread, where this setting does not apply; there the first backward retains its graph
+        # too. The setting here keeps such graphs apart from the others in the compiler's cache.
+        with keep_donated_buffers(JOBS[case.job].retained):
+            torch.compiler.reset()  # only this case's graphs, without the guards of earlier ones
             for name in names:
                 if deadline is not None and time.monotonic() > deadline:
                     raise Stop("budget")
@@ -172,17 +167,6 @@ class WrongError(ValueError):
 def set_count(case: Case, cache: int) -> int:
     """Return the number of sets, at least two, that leaves no input of a call in the cache from its previous use."""
     return max(2, min(MOST_SETS, -(-TIMES_CACHE * cache // (2 * tensor_bytes(case)))))
-
-
-@contextmanager
-def _retained_graphs(case: Case) -> Iterator[None]:
-    """Forbid Inductor to reuse the memory of saved tensors where one graph runs backward repeatedly.
-
-    The setting holds in this thread only. A GPU's backward runs in another thread, which checks again; there the first backward
-    retains its graph too. The setting here keeps such graphs apart from the others in the compiler's cache.
-    """
-    with keep_donated_buffers(JOBS[case.job].retained):
-        yield
 
 
 # ----------------------------------------------------------------------------------------------------------- the device

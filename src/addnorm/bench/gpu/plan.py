@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from addnorm.bench.case import Case, Selection, grid, select
-from addnorm.bench.jobs import DTYPES, JOBS, NORMS, tensor_bytes
+from addnorm.bench.jobs import JOBS, NORMS, tensor_bytes
 
 FIELDS = ("norm", "job", "rows", "d", "dtype", "device")
 MB = 1e6
@@ -85,9 +85,3 @@ def _whole(device: str) -> Iterator[Case]:
 def title(case: Case) -> str:
     """Return a case in words."""
     return f"{NORMS[case.norm]}, {JOBS[case.job].title}, {case.rows} x {case.d} {case.dtype}"
-
-
-def stream_itemsize(case: Case) -> int:
-    """Return the bytes of an element of the widest tensor that a variant's kernel keeps of a row."""
-    dtypes = DTYPES[case.dtype]
-    return (dtypes.stream if JOBS[case.job].backward else dtypes.branch).itemsize

@@ -8,12 +8,12 @@ from typing import Any
 
 from addnorm.bench.case import Case, Document, Row, by_case
 from addnorm.bench.gpu.plan import FIELDS, LARGE, MEDIUM, TARGET_D, title
-from addnorm.bench.gpu.variants import EVERY
+from addnorm.bench.gpu.variants import EVERY, VARIANTS
 from addnorm.bench.jobs import DTYPES, JOBS, NORMS, tensor_bytes
 from addnorm.bench.pages import digits, markdown, target_lines, unfinished
 from addnorm.bench.targets import Number, Rows, Target, ratio, value
 
-NAMES = {"eager": "eager", "compile": "torch.compile", "liger": "Liger", "flash_attn": "flash-attn", "quack": "QuACK"}
+NAMES = {name: variant.title for name, variant in VARIANTS.items() if name != "addnorm"}
 JUDGED = ("eager", "compile", "liger")
 COMMAND = "python benchmarks/bench_gpu.py"
 UNMEASURED = f"Nothing has been measured on a GPU yet. `{COMMAND}` does it, and writes `benchmarks/results/gpu.json`."

@@ -1,5 +1,7 @@
 """Variants of the GPU benchmark as data: how each is made, where it does not fit and why, and why it is missing.
 
+Under torch.compile addnorm's own forms are measured by benchmarks/bench_compile.py.
+
 Kernel libraries are called as their own documentation calls them. Each function returns a call of (residual, branch, weight,
 bias) that returns y, or (y, z). Peers take the branch first, and the residual as an option. Signatures: liger-kernel 0.8.5,
 flash-attn's main branch, quack-kernels 0.6.5.
@@ -14,10 +16,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from addnorm import reference
 from addnorm.bench.case import Case
-from addnorm.bench.gpu.plan import LARGE, stream_itemsize
-from addnorm.bench.jobs import DROPOUT, DTYPES, EPS, JOBS, Call, eager, ours, tensor_bytes
+from addnorm.bench.jobs import DROPOUT, DTYPES, EPS, JOBS, Call, eager, ours
 
 COPY = "copy"  # no variant of the operation: a kernel that copies as many bytes, in the same rounds
 EVERY = "every variant"  # name in `failures` where a whole case failed
@@ -39,8 +39,6 @@ class Variant(NamedTuple):
         limits: where it does not fit.
         package: that must be installed.
         module: name under which the package is imported; its kernels run on CUDA only.
-        sampled: where it is measured unless it is requested by name.
-        compiles: whether it uses torch.compile.
     """
 
     title: str
@@ -48,25 +46,11 @@ class Variant(NamedTuple):
     limits: tuple[Limit, ...] = ()
     package: str | None = None
     module: str | None = None
-    sampled: Callable[[Case], bool] = lambda case: True
-    compiles: bool = False
 
 
-def formula(case: Case) -> Call:
-    """Return the formula of `addnorm.reference`, for a compiler to fuse."""
-    eps, norm, stream, dtype = EPS[case.norm], case.norm, JOBS[case.job].stream, DTYPES[case.dtype].branch
-
-    def call(x: torch.Tensor, s: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> Any:
-        z = reference.add(x, s)
-        y = reference.normalize(z, w, b, norm=norm, eps=eps, dtype=dtype)
-        return (y, z) if stream else y
-
-    return call
-
-
-def compiled(make: Callable[[Case], Call]) -> Callable[[Case], Call]:
-    """Return a variant compiled for the case's own size: the best that Inductor can do, since nothing is symbolic."""
-    return lambda case: torch.compile(make(case), dynamic=False, fullgraph=True)
+def compiled(case: Case) -> Call:
+    """Return `eager`, compiled for the case's own size: the best that Inductor can do, since nothing is symbolic."""
+    return torch.compile(eager(case), dynamic=False, fullgraph=True)
 
 
 # ------------------------------------------------------------------------------------------------------------ libraries
@@ -116,40 +100,25 @@ def quack(case: Case) -> Call:
 # ---------------------------------------------------------------------------------------------------------------- table
 
 
-def _undropped(case: Case) -> bool:
-    return not JOBS[case.job].dropout
+def _fits_flash_attn(case: Case) -> bool:
+    """Return whether a row of the widest tensor that the kernel keeps has at most 64 KB."""
+    dtypes = DTYPES[case.dtype]
+    widest = dtypes.stream if JOBS[case.job].backward else dtypes.branch
+    return int(case.d * widest.itemsize) <= 65536
 
 
-NO_DROPOUT = Limit("has no dropout", _undropped)
+NO_DROPOUT = Limit("has no dropout", lambda case: not JOBS[case.job].dropout)
+NARROW = Limit("keeps the stream in the branch's dtype", lambda case: case.dtype != "mixed")
 VARIANTS = {
-    "eager": Variant("eager PyTorch", eager),
-    "compile": Variant("torch.compile of eager", compiled(eager), compiles=True),
-    "liger": Variant(
-        "Liger", liger,
-        (NO_DROPOUT, Limit("keeps the stream in the branch's dtype", lambda case: case.dtype != "mixed")),
-        "liger-kernel", "liger_kernel",
-    ),
+    "eager": Variant("eager", eager),
+    "compile": Variant("torch.compile", compiled),
+    "liger": Variant("Liger", liger, (NO_DROPOUT, NARROW), "liger-kernel", "liger_kernel"),
     "flash_attn": Variant(
-        "flash-attn's Triton layer norm", flash_attn,
-        (Limit("takes rows of at most 64 KB", lambda case: case.d * stream_itemsize(case) <= 65536),),
-        "flash-attn", "flash_attn",
+        "flash-attn", flash_attn, (Limit("takes rows of at most 64 KB", _fits_flash_attn),), "flash-attn", "flash_attn"
     ),
     "quack": Variant(
-        "QuACK", quack,
-        (NO_DROPOUT, Limit("adds no residual in its LayerNorm", lambda case: case.norm == "rms")),
+        "QuACK", quack, (NO_DROPOUT, Limit("adds no residual in its LayerNorm", lambda case: case.norm == "rms")),
         "quack-kernels", "quack",
-    ),
-    "compile_addnorm": Variant(
-        "torch.compile of addnorm's call", compiled(ours), compiles=True,
-        # The cost of the call from a graph: where the host decides, and where the device does.
-        sampled=lambda case: (case.dtype, case.d) == ("bfloat16", 4096) and case.job in ("forward_stream", "forward_backward")
-        and (case.rows == 1 or tensor_bytes(case) >= LARGE),
-    ),
-    "compile_reference": Variant(
-        "torch.compile of addnorm's formula", compiled(formula),
-        (Limit("takes its dropout mask as an argument", _undropped),),
-        # Its pairwise sums are long graphs that compile slowly: only on request.
-        sampled=lambda case: False, compiles=True,
     ),
     "addnorm": Variant("addnorm", ours),
 }  # fmt: skip
@@ -192,10 +161,6 @@ def unfit(name: str, case: Case) -> str | None:
 
 
 def chosen(case: Case, requested: Sequence[str] | None = None) -> list[str]:
-    """Return the variants to measure in a case: the requested ones (None: those that the plan samples), where they fit."""
-    absent = missing(case.device)
-    return [
-        name for name, variant in VARIANTS.items()
-        if name not in absent and unfit(name, case) is None
-        and (variant.sampled(case) if requested is None else name in requested)
-    ]  # fmt: skip
+    """Return the variants to measure in a case: the requested ones (None: all), where they fit."""
+    left_out = missing(case.device)
+    return [name for name in VARIANTS if name not in left_out and unfit(name, case) is None and name in (requested or VARIANTS)]

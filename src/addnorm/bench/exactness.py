@@ -1,4 +1,4 @@
-"""Facts that hold on every machine: exactness and memory of addnorm, beside those of plain PyTorch.
+"""Exactness and memory of addnorm beside plain PyTorch: the `facts` of a document, which hold on every machine.
 
 RMSNorm is also compared with the formulas of models in bfloat16. The kernels add the squares in another order than torch
 does, so now and then an element at the edge of a rounding falls to its other side. Another order of rounding changes a
@@ -10,21 +10,20 @@ Source: LlamaRMSNorm, GemmaRMSNorm and T5LayerNorm of transformers.
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import statistics
 import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from addnorm.bench import proofs
 from addnorm.bench.case import Case, Row
-from addnorm.bench.jobs import DROPOUT, DTYPES, Call, eager, inputs, ours
+from addnorm.bench.jobs import DROPOUT, DTYPES, JOBS, Call, eager, inputs, ours
 from addnorm.bench.targets import Target
 from addnorm.functional import add_rms_norm
 from addnorm.fusion.benchmark import saved_bytes
@@ -57,56 +56,27 @@ def _expressions(case: Case) -> dict[str, Call]:
     return {"eager": eager(case), "addnorm": ours(case)}
 
 
-class Errors(NamedTuple):
-    """Relative L2 errors against float64 over the same z; NaN where there is no bias."""
+def errors(
+    norm: Norm, dtype: str, rows: int = 4096, d: int = 768, job: str = "forward_backward"
+) -> dict[str, dict[str, float]]:
+    """Return the relative L2 errors of `addnorm` and `eager` against float64 by output and gradient, with random tensors.
 
-    y: float
-    dresidual: float
-    dweight: float
-    dbias: float
-    same_stream: bool  # z is residual + branch to the bit
-
-
-def errors(norm: Norm, dtype: str, rows: int = 4096, d: int = 768) -> dict[str, Errors]:
-    """Return the errors of `eager` and `addnorm` on random tensors, with random gradients of both outputs."""
-    case = _case(norm, "forward_backward", (rows, d), dtype)
-    (tensors,) = inputs(case)
-    x, s = tensors.args[:2]
-    by_variant = {}
-    for name, call in _expressions(case).items():
-        with warnings.catch_warnings():
-            # PyTorch's RMSNorm warns that it is slow where the parameters' dtype is not that of the input.
-            warnings.filterwarnings("ignore", message="Mismatch dtype")
-            relative = proofs.errors(case, call, tensors)
-            z = proofs.results(case, call, tensors)["z"]
-        fields: Any = {field: relative.get(field, math.nan) for field in Errors._fields[:4]}
-        by_variant[name] = Errors(same_stream=z.equal(x + s), **fields)  # type: ignore[operator]  # tensors
-    return by_variant
-
-
-def errors_of_options(norm: Norm, dtype: str, shape: tuple[int, int] = SHAPE) -> list[Row]:
-    """Return the errors with every option on, with the same dropout mask: a row for each variant, in columns of `COLUMNS`.
-
-    In float64 the reference's own round-off counts too.
+    y and the gradients are those over the z that the variant returned. Both have the same dropout mask.
     """
-    case, seed = _case(norm, "everything", shape, dtype), torch.tensor(SEED)
-    (tensors,) = inputs(case)
-    keep = philox.keep_mask(shape, DROPOUT, seed)
+    case, seed = _case(norm, job, (rows, d), dtype), torch.tensor(SEED)
+    (tensors,), keep = inputs(case), philox.keep_mask((rows, d), DROPOUT, seed)
 
     def drop(t: Tensor, p: float) -> Tensor:  # the arithmetic of F.dropout on CPU, with a known mask
         return t * keep.to(t.dtype).div_(1 - p)
 
-    calls, mask = {"addnorm": ours(case, seed), "eager": eager(case, drop)}, keep.double() / (1 - DROPOUT)
-    by_variant = {name: proofs.errors(case, call, tensors, mask) for name, call in calls.items()}
-    return [
-        {
-            "norm": norm,
-            "dtype": dtype,
-            "variant": name,
-            **{column: some[column] for column in COLUMNS if column in some},
+    mask = keep.double() / (1 - DROPOUT) if JOBS[job].dropout else 1.0
+    with warnings.catch_warnings():
+        # PyTorch's RMSNorm warns that it is slow where the parameters' dtype is not that of the input.
+        warnings.filterwarnings("ignore", message="Mismatch dtype")
+        return {
+            name: proofs.errors(case, call, tensors, mask)
+            for name, call in {"addnorm": ours(case, seed), "eager": eager(case, drop)}.items()
         }
-        for name, some in by_variant.items()
-    ]
 
 
 def bias_gradient_of_ones(rows: int = ONES[0], d: int = ONES[1]) -> dict[str, float]:
@@ -142,9 +112,8 @@ def facts(norms: Sequence[Norm], dtypes: Sequence[str]) -> Iterable[Row]:
         for case_dtype in PARAMETERS[dtype]:
             by_variant, parameters = errors(norm, case_dtype), str(DTYPES[case_dtype].parameters).removeprefix("torch.")
             for field in ("dweight", "dbias")[: 2 if norm == "layer" else 1]:
-                mine, theirs = (getattr(by_variant[variant], field) for variant in ("addnorm", "eager"))
-                name = f"{field} {parameters}, z {dtype}: relative error"
-                yield Target(name, *LIMITS[parameters]).row(mine, norm=norm, torch=theirs)
+                target = Target(f"{field} {parameters}, z {dtype}: relative error", *LIMITS[parameters])
+                yield target.row(by_variant["addnorm"][field], norm=norm, torch=by_variant["eager"][field])
     if "rms" in norms and "bfloat16" in dtypes:
         for model in MODELS:
             right, other = unlike(model)
@@ -158,19 +127,12 @@ def facts(norms: Sequence[Norm], dtypes: Sequence[str]) -> Iterable[Row]:
         yield Target(name, "==", expected).row(saved["addnorm"], norm=norm, torch=saved["eager"])
 
 
-def facts_of_options(rows: Sequence[Row]) -> list[Row]:
-    """Return the largest error of `errors_of_options` for each norm and dtype, in roundings of the dtype."""
-
-    def largest(row: Row) -> float:
-        worst = max(row[name] for name in COLUMNS if name in row)
-        return float(worst / (torch.finfo(DTYPES[row["dtype"]].stream).eps / 2))
-
-    return [
-        Target(f"all options, {mine['dtype']}: error in roundings", "<=", ROUNDINGS[mine["dtype"]]).row(
-            largest(mine), norm=mine["norm"], torch=largest(theirs)
-        )
-        for mine, theirs in zip(rows[::2], rows[1::2], strict=True)
-    ]
+def largest_error(norm: Norm, dtype: str, by_variant: dict[str, dict[str, float]]) -> Row:
+    """Return the fact of a case with every option: its largest error, in roundings of the dtype."""
+    rounding = torch.finfo(DTYPES[dtype].stream).eps / 2
+    worst = {name: max(relative.values()) / rounding for name, relative in by_variant.items()}
+    target = Target(f"all options, {dtype}: error in roundings", "<=", ROUNDINGS[dtype])
+    return target.row(worst["addnorm"], norm=norm, torch=worst["eager"])
 
 
 def import_ms(times: int = 3) -> float:
