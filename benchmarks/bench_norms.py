@@ -8,10 +8,9 @@ One thread; about a quarter of an hour. The numbers are losses and activations, 
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import claims
 import torch
@@ -43,19 +42,13 @@ RESIZED = 2.0  # factor by which the size of a read changes
 text_of_the_lab = cache(python_docs)
 
 
-class Reads(NamedTuple):
-    """Statistics of what the sublayers read: mean and standard deviation of each feature, `(sites, d)`, and size, `(sites,)`."""
-
-    mean: Tensor
-    std: Tensor
-    size: Tensor
-
-
 def measure_case(case: Case, *, rounds: int) -> Results:
     """Return the row of a depth, wiring and learning rate: means over the seeds. `rounds` has no effect."""
     wiring = wirings.get(case.wiring)
     runs = [Run(wiring, case.num_layers, D, HEADS, TOKENS, BATCH, STEPS, case.lr, 0, seed, every=0) for seed in SEEDS]
-    return {"rows": [case.row(**combine([train(run, text_of_the_lab()) for run in runs]))]}
+    trained = [train(run, text_of_the_lab()) for run in runs]
+    means = {name: torch.stack([one[name] for one in trained]).mean(0) for name in trained[0]}
+    return {"rows": [case.row(**{name: mean.tolist() for name, mean in means.items()})]}
 
 
 def finish(results: Results, head: Document) -> Document:
@@ -70,76 +63,41 @@ def finish(results: Results, head: Document) -> Document:
     return {"results": {"unigram": text_of_the_lab().entropy, "rows": rows}}
 
 
-def train(run: Run, text: Text) -> Row:
-    """Train one run; return the held-out loss, and the reads' size and shift, every `EVERY` steps."""
+def train(run: Run, text: Text) -> dict[str, Tensor]:
+    """Train one run and return its held-out `loss`; and by measured step the `losses`, and for each sublayer what it reads.
+
+    `sizes` are root mean squares. `shifts` are how far the features' means have moved, in the first standard deviations: root
+    mean square over the features. A run that diverges ends early: its last reads count on, its losses are infinite.
+    """
     with one_thread():
         training = Training(run, text)
         probe = text.held_out("test", PROBED, run.tokens)[0]
         inputs, targets = text.held_out("validation", JUDGED, run.tokens)
-        first = measure_reads(training.model, probe)
-        losses, sizes, shifts = [], [], []
 
-        def look() -> None:
-            now = measure_reads(training.model, probe)
-            with torch.no_grad():
-                losses.append(finite(float(measure.cross_entropy(training.model.forward(inputs), targets))))
-            sizes.append([finite(float(one)) for one in now.size])
-            shifts.append([finite(float(one)) for one in shift(first, now)])
+        def look() -> tuple[Tensor, Tensor]:
+            return measure.cross_entropy(measure.logits(training.model, inputs), targets), reads_of(training.model, probe)
 
-        look()
-        for _ in training.each_step():
-            if training.step % EVERY == 0:
-                look()
-        while len(losses) <= run.steps // EVERY:  # a run that diverged ended early
-            losses.append(math.inf)
-            sizes.append(sizes[-1])
-            shifts.append(shifts[-1])
-        return {"losses": losses, "sizes": sizes, "shifts": shifts, "loss": finite(training.evaluate()["test"])}
+        looks = [look()]
+        looks += [look() for _ in training.each_step() if training.step % EVERY == 0]
+        looks += [(torch.tensor(math.inf), looks[-1][1])] * (1 + run.steps // EVERY - len(looks))
+        losses, reads = map(torch.stack, zip(*looks, strict=True))
+        means = reads.mean(2)
+        shifts = ((means - means[0]) / reads[0].std(1)).square().mean(-1).sqrt()
+        loss = torch.tensor(training.evaluate()["test"])
+        numbers = {"loss": loss, "losses": losses, "sizes": reads.square().mean((2, 3)).sqrt(), "shifts": shifts}
+        return {name: number.nan_to_num(math.inf, math.inf) for name, number in numbers.items()}
 
 
 @torch.no_grad()
-def measure_reads(model: CharLM, probe: Tensor) -> Reads:
-    """Return the statistics of what each sublayer reads on the sequences of the probe."""
+def reads_of(model: CharLM, probe: Tensor) -> Tensor:
+    """Return what each sublayer reads on the sequences of the probe, `(sublayers, tokens, d)`."""
     reads: list[Tensor] = []
     modules: list[Any] = [connection.sublayer for connection in model.decoder.stack.connections]
     hooks = [module.register_forward_pre_hook(lambda _, args: reads.append(args[0].clone())) for module in modules]
     model.forward(probe)
     for hook in hooks:
         hook.remove()
-    tokens = torch.stack(reads).double().flatten(1, -2)
-    return Reads(tokens.mean(1), tokens.std(1), tokens.square().mean((1, 2)).sqrt())
-
-
-def shift(first: Reads, now: Reads) -> Tensor:
-    """Return how far the features' means moved, in the first standard deviations: root mean square over the features."""
-    return ((now.mean - first.mean) / first.std).square().mean(-1).sqrt()
-
-
-def finite(value: float) -> float:
-    """Return the number, or infinity if it is NaN."""
-    return math.inf if math.isnan(value) else value
-
-
-def combine(runs: Sequence[Row]) -> Row:
-    """Return the means over the seeds, with four digits; sizes and shifts by recorded step and sublayer."""
-
-    def mean(name: str) -> list[list[float]]:
-        return [
-            [rounded(statistics.fmean(values)) for values in zip(*sites, strict=True)]
-            for sites in zip(*(run[name] for run in runs), strict=True)
-        ]
-
-    return {
-        "loss": rounded(statistics.fmean(run["loss"] for run in runs)),
-        "losses": [rounded(statistics.fmean(values)) for values in zip(*(run["losses"] for run in runs), strict=True)],
-        "sizes": mean("sizes"),
-        "shifts": mean("shifts"),
-    }
-
-
-def rounded(value: float) -> float:
-    """Return a number with four digits."""
-    return float(f"{value:.4g}")
+    return torch.stack(reads).double().flatten(1, -2)
 
 
 # -------------------------------------------------------------------------------------------------------- judging
@@ -164,6 +122,11 @@ def resized(row: Row) -> float:
 def moved(row: Row) -> float:
     """Return the largest shift, of all sublayers and steps."""
     return float(max(max(sites) for sites in row["shifts"]))
+
+
+def rounded(value: float) -> float:
+    """Return a number with four digits."""
+    return float(f"{value:.4g}")
 
 
 def steps_to_learn(results: Document, row: Row) -> float:

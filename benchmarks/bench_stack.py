@@ -12,7 +12,7 @@ from functools import partial
 from statistics import geometric_mean
 
 import torch
-from stacks import JOBS, Plain, call_of
+from stacks import JOBS, Plain
 from torch import Tensor, nn
 
 from addnorm import nn as addnorm_nn
@@ -64,9 +64,16 @@ def measure(case: Case, *, rounds: int) -> Results:
         outputs = {name: module(x) for name, module in modules.items()}
     for name in PEERS:
         torch.testing.assert_close(outputs["addnorm"], outputs[name], rtol=1e-4, atol=1e-4)
-    calls = {name: call_of(module, case.job, x, dy) for name, module in modules.items()}
+    grad, training = torch.autograd.grad, case.job == "training"
+
+    def step(module: nn.Module) -> object:
+        with torch.set_grad_enabled(training):
+            y = module(x)
+        return grad(y, [x, *module.parameters()], dy) if training else y
+
+    calls = {name: partial(step, module) for name, module in modules.items()}
     results = timing.measure(case, calls, rounds, seconds=SECONDS, peer="addnorm")
-    for row in results["rows"] if case.job == "training" else []:
+    for row in results["rows"] if training else []:
         module = modules[row["variant"]]
         row["saved_bytes"] = saved_bytes(partial(module, x), module, x)
     return results

@@ -31,10 +31,15 @@ def implementation(case: Case, *, plain: bool) -> AddNorm:
     return AddNorm(*(make(case.but(job=job, dtype="float32")) for job in ("forward", "forward_stream", "dropout")))
 
 
+def cast(t: Tensor) -> Tensor:
+    """Return a tensor in the other one of float32 and bfloat16."""
+    return t.to(torch.float32 if t.dtype == torch.bfloat16 else torch.bfloat16)
+
+
 def around(op: AddNorm, x: Tensor, s: Tensor, w: Tensor, b: Tensor, gate: Tensor) -> Outputs:
     """Return y and z, with a gelu and a gate before, a scale and a cast after."""
     y, z = op.both(x, F.gelu(s) * gate, w, b)
-    return (0.5 * y).to(torch.float32 if y.dtype == torch.bfloat16 else torch.bfloat16), z
+    return cast(0.5 * y), z
 
 
 def chain(op: AddNorm, x: Tensor, s: Tensor, w: Tensor, b: Tensor, gate: Tensor) -> Outputs:

@@ -1,11 +1,9 @@
-"""Stacks that benchmarks compare: the sublayers of one in a plain PyTorch loop, and the call that is timed."""
+"""The sublayers of a stack in a plain PyTorch loop, which benchmarks compare with it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from addnorm import ResidualStack
@@ -41,16 +39,3 @@ def torch_norm(norm: Any) -> nn.LayerNorm:
     made = nn.LayerNorm(norm.normalized_shape, norm.eps)
     made.weight, made.bias = norm.weight, norm.bias
     return made
-
-
-def call_of(module: nn.Module, job: str, x: Tensor, dy: Tensor) -> Callable[[], Any]:
-    """Return the function that is timed: the output, or the gradients of input and parameters."""
-    if job == "inference":
-
-        def infer() -> Any:
-            with torch.no_grad():
-                return module(x)
-
-        return infer
-    wanted = [x, *module.parameters()]
-    return lambda: torch.autograd.grad(module(x), wanted, dy)
