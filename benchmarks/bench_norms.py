@@ -75,7 +75,9 @@ def train(run: Run, text: Text) -> dict[str, Tensor]:
         inputs, targets = text.held_out("validation", JUDGED, run.tokens)
 
         def look() -> tuple[Tensor, Tensor]:
-            return measure.cross_entropy(measure.logits(training.model, inputs), targets), reads_of(training.model, probe)
+            return measure.cross_entropy(measure.logits(training.model, inputs), targets), reads_of(
+                training.model, probe
+            )
 
         looks = [look()]
         looks += [look() for _ in training.each_step() if training.step % EVERY == 0]

@@ -1,4 +1,4 @@
-"""Tests of the benchmark on a GPU: its cases, the variants, and the check of their results."""
+"""Tests of the parts of the benchmark on a GPU: cases, variants, the check of their results, and the clock, simulated."""
 
 import itertools
 import re
@@ -11,17 +11,18 @@ import torch
 import torch.nn.functional as F
 
 from addnorm.bench import jobs, proofs
-from addnorm.bench.gpu import benchmark, plan, variants
+from addnorm.bench.case import Case
+from addnorm.bench.gpu import benchmark, clock, plan, variants
 from addnorm.bench.gpu.plan import LARGE
 from addnorm.bench.jobs import JOBS, tensor_bytes
-from support.gpu_benchmark import case, plant
-from support.loading import ROOT
 from support.pairwise import product
 from support.wrong_gradient import scale_gradient
 
 PEERS = ("liger", "flash_attn", "quack")
-UNCOMPILED = ["eager", "addnorm"]
-SCRIPT = ROOT / "benchmarks" / "bench_gpu.py"
+
+
+def case(norm="rms", job="forward_stream", dtype="bfloat16", rows=16, d=64, device="cpu"):
+    return Case(norm=norm, job=job, rows=rows, d=d, dtype=dtype, device=device)
 
 
 def check_call(item, forward):
@@ -32,16 +33,13 @@ def test_plan_begins_with_a_case_of_every_kind():
     cases = plan.plan({})
     assert len(cases) == len({*cases})
     large = {(item.norm, item.job, item.d) for item in cases[:30] if tensor_bytes(item) >= LARGE}  # a short run
-    assert large >= {
-        (norm, job, d) for norm in ("layer", "rms") for job in ("forward_stream", "backward") for d in plan.TARGET_D
-    }
+    assert large >= {*itertools.product(("layer", "rms"), ("forward_stream", "backward"), plan.TARGET_D)}
     assert {item.job for item in cases[:60]} == {*plan.TIMED}  # ten minutes
     assert {item.dtype for item in cases[:60]} == {"bfloat16", "mixed", "float16", "float32"}
     assert {item.d for item in cases} >= {768, 32768, 65536}
     assert {item.rows for item in cases} >= {1, 128, 65536}
-    assert plan.plan({"d": [5], "rows": [2], "norm": ["rms"]}) == [
-        case("rms", job, "bfloat16", 2, 5, "cuda") for job in plan.TIMED
-    ]
+    chosen = plan.plan({"d": [5], "rows": [2], "norm": ["rms"]})
+    assert chosen == [case("rms", job, rows=2, d=5, device="cuda") for job in plan.TIMED]
 
 
 # Signatures of the real peers: liger-kernel 0.8.5, flash-attn's main branch, quack-kernels 0.6.5. The implementations here are
@@ -106,7 +104,6 @@ def installed(monkeypatch):
 # Every variant computes the same.
 
 MAKE = {name: variants.VARIANTS[name].make for name in ("eager", "addnorm", *PEERS)}
-MAKE["compile_reference"] = variants.formula  # uncompiled
 FITS = [
     (name, "rms", job, "bfloat16") for name in PEERS for job in ("forward", "backward")
 ]  # peers have limits elsewhere
@@ -180,19 +177,17 @@ def test_check_refuses_another_share_of_dropout(p):
 # Which variants are measured.
 
 
-def test_variants_are_chosen_by_limit_device_and_request(installed):
+@pytest.mark.usefixtures("installed")
+def test_variants_are_chosen_by_limit_device_and_request():
     assert variants.unfit("liger", case(job="dropout")) == "has no dropout"
     assert variants.unfit("liger", case(dtype="mixed")) == "keeps the stream in the branch's dtype"
     assert variants.unfit("quack", case(norm="layer")) == "adds no residual in its LayerNorm"
     fits = [variants.unfit("flash_attn", case("rms", "backward", "float32", 1, d)) is None for d in (16384, 32768)]
     assert fits == [True, False]
-    large = case("rms", "forward_stream", rows=8192, d=4096, device="cuda")
-    every = [name for name in variants.VARIANTS if name != "compile_reference"]  # only on request
-    assert variants.chosen(large) == every
-    assert variants.chosen(large.but(device="cpu")) == ["eager", "compile", "compile_addnorm", "addnorm"]
-    other = case("layer", "backward", "float32", 4096, 4096, "cuda")
-    assert variants.chosen(other) == ["eager", "compile", "liger", "flash_attn", "addnorm"]
-    assert variants.chosen(other, ["addnorm", "compile_reference", "quack"]) == ["compile_reference", "addnorm"]
+    large = case(rows=8192, d=4096, device="cuda")
+    assert variants.chosen(large) == [*variants.VARIANTS]
+    assert variants.chosen(large.but(device="cpu")) == ["eager", "compile", "addnorm"]
+    assert variants.chosen(large.but(norm="layer"), ["addnorm", "flash_attn", "quack"]) == ["flash_attn", "addnorm"]
     assert variants.missing("cuda") == {}
     assert variants.missing("cpu")["quack"] == "QuACK runs on CUDA alone, and this is a run on cpu"
     assert variants.versions().keys() == {*PEERS}
@@ -200,9 +195,8 @@ def test_variants_are_chosen_by_limit_device_and_request(installed):
 
 def test_missing_peers_have_a_reason(monkeypatch):
     monkeypatch.setattr(variants, "find_spec", lambda name: None)
-    assert {name: reason.rpartition(" ")[2] for name, reason in variants.missing("cuda").items()} == {
-        "liger": "liger-kernel", "flash_attn": "flash-attn", "quack": "quack-kernels",
-    }  # fmt: skip
+    packages = {name: reason.rpartition(" ")[2] for name, reason in variants.missing("cuda").items()}
+    assert packages == {"liger": "liger-kernel", "flash_attn": "flash-attn", "quack": "quack-kernels"}
     assert variants.versions() == {}
 
 
@@ -220,7 +214,7 @@ def test_timed_call_runs_the_job_on_its_set(monkeypatch, job):
         order.append(next(i for i, other in enumerate(sets) if other.args[0] is args[0]))
         return right(*args)
 
-    plant(monkeypatch, lambda case: forward)
+    monkeypatch.setitem(variants.VARIANTS, "eager", variants.Variant("eager", lambda case: forward))
     call = measurement._checked("eager")
     assert order == ([0, 0, 1, 2] if job == "backward" else [0])  # the check; then the graphs are made
     order.clear()
@@ -230,3 +224,125 @@ def test_timed_call_runs_the_job_on_its_set(monkeypatch, job):
         truth = proofs.truth(item, sets[1])
         for gradient, name in zip(results[1], proofs.GRADIENTS[:4], strict=True):
             torch.testing.assert_close(gradient.double(), truth[name], rtol=1e-4, atol=1e-4)
+
+
+# The clock.
+
+HERTZ = 1.5e9  # clock rate of the simulated device
+
+
+class SimulatedCuda:
+    """Device with a queue: each test sets the host's time, and the device executes the enqueued work."""
+
+    def __init__(self, monkeypatch):
+        self.host, self.device, self.sleeps = 0.0, 0.0, []
+        monkeypatch.setattr(torch.cuda, "_sleep", self.sleep)
+        monkeypatch.setattr(torch.cuda, "synchronize", self.synchronize)
+        monkeypatch.setattr(clock, "_event", lambda: Event(self))
+        monkeypatch.setattr(clock.time, "perf_counter", lambda: self.host)
+
+    def enqueue(self, seconds):
+        """Enqueue work, which starts when the device is free, but not before now."""
+        self.device = max(self.device, self.host) + seconds
+
+    def sleep(self, cycles):
+        self.sleeps.append(cycles / HERTZ)
+        self.enqueue(cycles / HERTZ)
+
+    def synchronize(self):
+        self.host = max(self.host, self.device)
+
+
+class Event:
+    """Event of the simulated device."""
+
+    def __init__(self, cuda):
+        self.cuda = cuda
+
+    def record(self):
+        self.at = max(self.cuda.device, self.cuda.host)
+
+    def query(self):
+        return self.cuda.host >= self.at
+
+    def synchronize(self):
+        self.cuda.host = max(self.cuda.host, self.at)
+
+    def elapsed_time(self, end):
+        return (end.at - self.at) * 1e3
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    return SimulatedCuda(monkeypatch)
+
+
+@pytest.fixture
+def timer_of(cuda):
+    """Return a function that returns a timer of calls with this host time and device work, and the sets of its calls."""
+
+    def make(host, work, sets=2, synchronizes=False):
+        order = []
+
+        def call(i):
+            order.append(i)
+            cuda.host += host
+            cuda.enqueue(work)
+            if synchronizes:
+                cuda.synchronize()
+
+        clock._cycles_per_second.cache_clear()
+        clock._cycles_per_second()
+        timer = clock.Timer("cuda", call, sets)
+        cuda.sleeps.clear()  # those of the calibration
+        order.clear()
+        return timer, order
+
+    yield make
+    clock._cycles_per_second.cache_clear()
+
+
+@pytest.mark.parametrize(("host", "work"), [(5e-6, 50e-6), (50e-6, 5e-6)])
+def test_device_host_and_call_time_are_separate(timer_of, host, work):
+    timer, _ = timer_of(host, work)
+    sample = timer.sample(20)
+    assert sample.device == pytest.approx(work)  # also where the host is ten times slower
+    assert sample.host == pytest.approx(host)
+    assert sample.call == pytest.approx(max(host, work) + min(host, work) / 20)  # the longer one hides the other
+    assert sample.queued
+
+
+def test_short_sleep_is_made_longer(cuda, timer_of):
+    timer, _ = timer_of(1e-3, 10e-6)
+    sample = timer.sample(20)  # the host takes 20 ms: ten times the first sleep
+    assert cuda.sleeps[0] == pytest.approx(clock.FIRST_SLEEP)
+    assert cuda.sleeps[-1] > 20e-3
+    assert (sample.queued, sample.device) == (True, pytest.approx(10e-6))
+    cuda.sleeps.clear()
+    timer.sample(20)
+    assert len(cuda.sleeps) == 1  # the length of the sleep is remembered
+
+
+def test_synchronizing_call_is_marked(cuda, timer_of):
+    timer, _ = timer_of(1e-6, 10e-6, synchronizes=True)
+    sample = timer.sample(4)
+    assert len(cuda.sleeps) <= clock.TRIES
+    assert max(cuda.sleeps) <= clock.LONGEST_SLEEP
+    assert (sample.queued, clock.times([sample])["queued"]) == (False, False)
+    assert sample.device >= 10e-6
+
+
+def test_sets_rotate_through_all_segments(timer_of):
+    timer, order = timer_of(1e-6, 1e-6, sets=3)
+    timer.sample(4)  # a segment of device time, and one of call time
+    assert order == [0, 1, 2, 0, 1, 2, 0, 1]
+
+
+def test_copy_bandwidth_counts_reads_and_writes(monkeypatch):
+    class Fixed:
+        def sample(self, repeats):
+            return clock.Sample(0.01, 0.0, 0.01, True)
+
+    monkeypatch.setattr(clock, "_copies", lambda device: {"kernel": Fixed()})
+    monkeypatch.setitem(clock.COPY_BYTES, "cpu", 1000)
+    assert clock.copy_rates("cpu") == {"kernel": 2e5}

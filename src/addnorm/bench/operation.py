@@ -148,7 +148,9 @@ def _prove(case: Case) -> Results:
     """Return the measurements besides times."""
     if case.proof == "import":
         return {
-            "summary": [Target("import addnorm after torch: milliseconds", "<", 60).row(exactness.import_ms(), norm=None)]
+            "summary": [
+                Target("import addnorm after torch: milliseconds", "<", 60).row(exactness.import_ms(), norm=None)
+            ]
         }
     if case.proof == "facts":
         return {"facts": [*exactness.facts(case.norms, case.dtypes)]}

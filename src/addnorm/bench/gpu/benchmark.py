@@ -119,7 +119,7 @@ class _Measurement:
         begun = time.monotonic()
         try:
             call = self._copier() if name == COPY else self._checked(name)
-            timer = clock.timer(self.case.device, call, self.count)
+            timer = Timer(self.case.device, call, self.count)
             self.columns[name] = {"repeats": timer.repeats(), "ready_s": time.monotonic() - begun}
             self.timers[name] = timer
         except Stop:

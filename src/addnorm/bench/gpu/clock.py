@@ -45,13 +45,17 @@ class Sample(NamedTuple):
 
 
 class Timer:
-    """Timer of one variant on a CPU, which computes while the call runs: all three times are that of the call.
+    """Timer of one variant, after one untimed call of each set: kernels are loaded, the allocator has memory for all.
 
-    The calls go through the sets in turn; each segment continues where the previous one ended.
+    The calls go through the sets in turn; each segment continues where the previous one ended. A CPU computes while the call
+    runs, so there all three times are that of the call.
     """
 
-    def __init__(self, call: TimedCall, sets: int) -> None:
-        self.call, self.order, self.sleep = call, itertools.cycle(range(sets)), FIRST_SLEEP
+    def __init__(self, device: str, call: TimedCall, sets: int) -> None:
+        self.device, self.call, self.order, self.sleep = device, call, itertools.cycle(range(sets)), FIRST_SLEEP
+        for i in range(sets):
+            call(i)
+        wait(device)
 
     def loop(self, repeats: int) -> float:
         """Return the seconds in which the host makes as many calls."""
@@ -62,21 +66,10 @@ class Timer:
         return time.perf_counter() - start
 
     def sample(self, repeats: int) -> Sample:
-        """Time as many calls."""
-        seconds = self.loop(repeats) / repeats
-        return Sample(seconds, seconds, seconds, True)
-
-    def repeats(self) -> int:
-        """Return how many calls a segment has."""
-        once = self.sample(FEWEST)
-        return max(FEWEST, min(MOST, round(SEGMENT_SECONDS / max(once.device, once.call, 1e-9))))
-
-
-class CudaTimer(Timer):
-    """Timer of one variant on CUDA: events around calls that are enqueued while the device sleeps."""
-
-    def sample(self, repeats: int) -> Sample:
-        """Time as many calls between events, and as many with a wait at the end."""
+        """Time as many calls; on CUDA between events, and as many with a wait at the end."""
+        if self.device != "cuda":
+            seconds = self.loop(repeats) / repeats
+            return Sample(seconds, seconds, seconds, True)
         for _ in range(TRIES):
             device, host, queued = self._segment(repeats)
             if queued or self.sleep >= LONGEST_SLEEP:
@@ -88,6 +81,11 @@ class CudaTimer(Timer):
         torch.cuda.synchronize()
         wall = time.perf_counter() - start
         return Sample(device / repeats, host / repeats, wall / repeats, queued)
+
+    def repeats(self) -> int:
+        """Return how many calls a segment has."""
+        once = self.sample(FEWEST)
+        return max(FEWEST, min(MOST, round(SEGMENT_SECONDS / max(once.device, once.call, 1e-9))))
 
     def _segment(self, repeats: int) -> tuple[float, float, bool]:
         """Return the seconds of the device and of the host, and whether the host was done before the device began."""
@@ -118,14 +116,6 @@ def _cycles_per_second() -> float:
     return float(CALIBRATION_CYCLES / (start.elapsed_time(end) / 1e3))
 
 
-def timer(device: str, call: TimedCall, sets: int) -> Timer:
-    """Return the timer of a variant, after one untimed call of each set: kernels are loaded, the allocator has memory for all."""
-    for i in range(sets):
-        call(i)
-    wait(device)
-    return (CudaTimer if device == "cuda" else Timer)(call, sets)
-
-
 def wait(device: str) -> None:
     """Wait for the device, and raise its errors."""
     if device == "cuda":
@@ -151,8 +141,8 @@ def _copies(device: str) -> dict[str, Timer]:
     source = torch.randint(-(2**31), 2**31, (COPY_BYTES[device] // 4,), dtype=torch.int32, device=device)
     target = torch.empty_like(source)
     return {
-        "memcpy": timer(device, lambda i: target.copy_(source), FEWEST),
-        "kernel": timer(device, lambda i: torch.bitwise_not(source, out=target), FEWEST),
+        "memcpy": Timer(device, lambda i: target.copy_(source), FEWEST),
+        "kernel": Timer(device, lambda i: torch.bitwise_not(source, out=target), FEWEST),
     }
 
 

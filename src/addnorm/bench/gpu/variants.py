@@ -163,4 +163,8 @@ def unfit(name: str, case: Case) -> str | None:
 def chosen(case: Case, requested: Sequence[str] | None = None) -> list[str]:
     """Return the variants to measure in a case: the requested ones (None: all), where they fit."""
     left_out = missing(case.device)
-    return [name for name in VARIANTS if name not in left_out and unfit(name, case) is None and name in (requested or VARIANTS)]
+    return [
+        name
+        for name in VARIANTS
+        if name not in left_out and unfit(name, case) is None and name in (requested or VARIANTS)
+    ]
