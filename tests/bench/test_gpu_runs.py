@@ -168,40 +168,44 @@ def test_compiled_variant_runs_backward_on_retained_graphs(monkeypatch, tmp_path
     assert [row["variant"] for row in document["rows"]] == ["compile", "copy"]
 
 
-# Targets and the report.
+# Targets, the report and the script.
 
-LARGE_CASE = case("layer", "forward", "bfloat16", 32768, 1024)
-BACKWARD = case("layer", "backward", "bfloat16", 32768, 1024)
-WIDE = case("layer", "forward", "bfloat16", 1024, 32768)  # large, and without a bandwidth target
-SMALL = case("layer", "forward_stream", "bfloat16", 1, 768)
+LARGE_CASE = case("layer", "forward", rows=32768, d=1024)
+BACKWARD = LARGE_CASE.but(job="backward")
+WIDE = LARGE_CASE.but(rows=1024, d=32768)  # large, and without a bandwidth target
+SMALL = case("layer", "forward_stream", rows=1, d=768)
 
 
 def rows_of(case, times, share=0.5):
-    """Return rows of a case from times by variant: (device, host, call)."""
+    """Return rows of a case from times by variant: (device, host, call); the share is of a copy at 4 TB/s."""
     return [
-        case.row(variant=name, device_us=device, host_us=host, call_us=call, share_of_copy=share)
+        case.row(variant=name, device_us=device, host_us=host, call_us=call, bytes=share * 4e6 * device, cold=case != SMALL,
+                 queued=case != BACKWARD)
         for name, (device, host, call) in times.items()
     ]  # fmt: skip
 
 
 def judge(rows, failures=()):
-    parts = benchmark.finish({"rows": [{"bytes": 1, **row} for row in rows], "failures": failures, "copies": []}, {})
-    rows = [{**row, **kept} for row, kept in zip(parts["rows"], rows, strict=True)]  # with the shares of the test
-    return BENCHMARK.judge({**parts, "rows": rows, "device": {"type": "cuda"}})["summary"]
-
-
-def summarize(rows, failures=()):
-    return {row["name"]: row for row in judge(rows, failures)}
+    document = benchmark.finish({"rows": rows, "failures": failures, "copies": [{"kernel": 4e12, "memcpy": 2e12}]}, {})
+    document["device"] = {"type": "cuda", "name": "Some GPU", "multiprocessors": 132, "cuda": "13.0", "driver": "580.1"}
+    return {**document, **BENCHMARK.judge(document)}
 
 
 def test_targets_count_their_cases():
     ours, eager = (10.0, 8.0, 30.0), (11.0, 4.0, 20.0)
     rows = rows_of(SMALL, {"addnorm": ours, "eager": eager, "liger": (9.0, 4.0, 20.0)}, 0.01)
-    rows += rows_of(LARGE_CASE, {"addnorm": ours, "eager": (20.0, 2.0, 33.0)}, 0.95)
+    rows += rows_of(LARGE_CASE, {"addnorm": ours, "eager": (20.0, 2.0, 33.0), "copy": (8.0, 1.0, 9.0)}, 0.95)
     rows += rows_of(WIDE, {"addnorm": ours}, 0.2) + rows_of(LARGE_CASE.but(d=4096), {"addnorm": ours}, 0.85)
-    by_name = summarize(rows)
+    rows += rows_of(BACKWARD, {"eager": eager})
+    document = judge(rows, [BACKWARD.row(variant=name, error="wrong") for name in ("addnorm", "liger")])
+    by_name = {row["name"]: row for row in document["summary"]}
     forward = by_name["forward, 64 MB and more, d 1024 to 16384: lowest share of the copy bandwidth"]
-    assert (forward["value"], forward["met"], forward["cells"], forward["cells_met"]) == (0.85, False, 2, 1)
+    assert (forward["value"], forward["met"], forward["cells"], forward["cells_met"]) == (
+        pytest.approx(0.85),
+        False,
+        2,
+        1,
+    )
     assert forward["worst"] == title(LARGE_CASE.but(d=4096))
     assert by_name["device time over Liger's: highest"]["met"] is False
     call = by_name["call time over eager's, 16 MB and more: highest"]
@@ -210,96 +214,45 @@ def test_targets_count_their_cases():
     assert (host["value"], host["met"]) == (pytest.approx((2.0 * 4.0) ** 0.5), None)
     unmeasured = by_name["device time over torch.compile's: highest"]
     assert (unmeasured["value"], unmeasured["met"], unmeasured["cells"]) == (None, None, 0)
-
-
-def test_cases_without_addnorm_are_counted_and_not_judged():
-    rows = rows_of(LARGE_CASE, {"eager": (10, 1, 10), "copy": (5, 1, 5)})
-    by_name = summarize(rows, [LARGE_CASE.row(variant=name, error="wrong") for name in ("addnorm", "liger")])
     wrong = by_name["cells in which addnorm is wrong or fails"]
     assert (wrong["value"], wrong["met"]) == (1, False)
-    assert by_name["device time over eager's: highest"]["value"] is None
+    row = by_case(document["rows"], FIELDS)[LARGE_CASE]["addnorm"]
+    assert (row["gb_per_second"], row["share_of_cell_copy"]) == (pytest.approx(3800), 0.8)
+    assert (row["device_ratio_to_eager"], row["call_ratio_to_eager"]) == (2.0, 1.1)
 
 
-def test_rows_get_bandwidth_shares_and_ratios():
-    times = {"addnorm": (10.0, 1, 20.0), "eager": (25.0, 1, 30.0), "copy": (8.0, 1, 9.0)}
-    rows = [{**row, "bytes": 30_000_000} for row in rows_of(LARGE_CASE, times)]
-    document = benchmark.finish({"rows": rows, "failures": [], "copies": [{"kernel": 4e12, "memcpy": 2e12}]}, {})
-    ours, eager, copied = document["rows"]
-    assert ours["gb_per_second"] == pytest.approx(3000)
-    assert (ours["share_of_copy"], ours["share_of_cell_copy"]) == (pytest.approx(0.75), pytest.approx(0.8))
-    assert (ours["device_ratio_to_eager"], ours["call_ratio_to_eager"]) == (2.5, 1.5)
-    assert eager["device_ratio_to_eager"] == copied["share_of_cell_copy"] == 1.0
-
-
-# As Markdown.
-
-
-@pytest.fixture
-def gpu_document():
-    """Return an invented document of a GPU."""
+def test_section_has_device_targets_and_a_line_a_case():
     times = {"addnorm": (10.0, 6.0, 12.0), "eager": (25.0, 4.0, 30.0), "liger": (9.0, 20.0, 24.0)}
-    rows = [{**row, "cold": case != SMALL, "queued": case != BACKWARD}
-            for case in (LARGE_CASE, BACKWARD, SMALL) for row in rows_of(case, times, 0.91)]  # fmt: skip
-    failures = [SMALL.row(variant="quack", error="RuntimeError: a | b\n  c")]
-    return {
-        "schema": 1, "date": "2026-01-01T00:00:00+00:00", "complete": True, "ended": "budget", "commit": "0123456789abcdef",
-        "dirty": False, "versions": {"torch": "2.11.0", "addnorm": "0.1.0", "triton": "3.6.0"},
-        "device": {"type": "cuda", "name": "Some GPU", "multiprocessors": 132, "cuda": "13.0", "driver": "580.1"},
-        "copy": 4.2e12, "missing": {"flash_attn": "flash-attn is not installed: pip install flash-attn"},
-        "summary": judge(rows, failures), "failures": failures,
-        "cells": [vars(LARGE_CASE)] * 3, "left": [vars(WIDE)], "rows": rows,
+    rows = [row for case in (LARGE_CASE, BACKWARD, SMALL) for row in rows_of(case, times, 0.91)]
+    document = {
+        "date": "2026-01-01T00:00:00+00:00", "ended": "budget", "commit": "0123456789abcdef", "dirty": False,
+        "versions": {"torch": "2.11.0", "addnorm": "0.1.0", "triton": "3.6.0"},
+        "missing": {"flash_attn": "flash-attn is not installed: pip install flash-attn"},
+        "cells": [vars(LARGE_CASE)] * 3, "left": [vars(WIDE)],
+        **judge(rows, [SMALL.row(variant="quack", error="RuntimeError: a | b\n  c")]),
     }  # fmt: skip
-
-
-def test_section_has_device_targets_and_a_line_a_case(gpu_document):
-    text = summary.section(gpu_document)
+    text = summary.section(document)
     assert text.startswith(
-        "Some GPU, 132 multiprocessors; copies at 4,200 GB/s; torch 2.11.0, addnorm 0.1.0, CUDA 13.0, driver 580.1, "
+        "Some GPU, 132 multiprocessors; copies at 4,000 GB/s; torch 2.11.0, addnorm 0.1.0, CUDA 13.0, driver 580.1, "
         "triton 3.6.0, commit 0123456789; 2026-01-01.\n"
     )
-    times = "| **2.50** | **0.90** | 12.0 | **2.50** | **2.00** | 6.00 |"
+    cells = "| **2.50** | **0.90** | 12.0 | **2.50** | **2.00** | 6.00 |"
     for words in (
         "lowest share of the copy bandwidth | >= 0.9 | 0.910 |",
         "| device time over Liger's: highest | <= 1 | 1.11 (missed, 0 of 3 cases reach it) |",
         "| device time over torch.compile's: highest | <= 1 | not measured |",
         "share of the copy | device / eager | device / Liger | call, us | call / eager | call / Liger | host, us |",
-        f"| 32768 x 1024 | bfloat16 | forward, y alone | 10.0 | 91% {times}",
-        f"| 32768 x 1024 | bfloat16 | backward | 10.0 (waits) | 91% {times}",
-        f"| 1 x 768 | bfloat16 | forward, y and the stream | 10.0 | 91% (warm) {times}",
+        f"| 32768 x 1024 | bfloat16 | forward, y alone | 10.0 | 91% {cells}",
+        f"| 32768 x 1024 | bfloat16 | backward | 10.0 (waits) | 91% {cells}",
+        f"| 1 x 768 | bfloat16 | forward, y and the stream | 10.0 | 91% (warm) {cells}",
         "flash-attn is not installed: pip install flash-attn.",
         "| quack | LayerNorm, forward, y and the stream, 1 x 768 bfloat16 | RuntimeError: a \\| b c |",
     ):
         assert words in text
     assert text.endswith("3 of 4 cases were measured (the time budget was used up).")
-
-
-def test_section_needs_a_gpu(gpu_document):
     assert summary.section(None) == summary.UNMEASURED
-    with pytest.raises(
-        ValueError, match=r"the document is of .*, expected one of a GPU: run python benchmarks/bench_gpu\.py"
-    ):
-        summary.section(gpu_document | {"device": {"type": "cpu", "name": "Some CPU"}})
-
-
-# The script.
-
-
-@pytest.fixture
-def call_script(monkeypatch, capsys, tmp_path):
-    """Return a function that runs the script with arguments and returns its exit code and output on both streams."""
-    monkeypatch.setattr(sys, "argv", [str(SCRIPT)])
-
-    def call(*words):
-        try:
-            code = script.main(BENCHMARK, words, tmp_path)
-        except SystemExit as end:
-            code = end.code
-        return code, *capsys.readouterr()
-
-    return call
-
-
-TRIAL = ["--device", "cpu", "--d", "8", "--rows", "2", "--job", "forward", "--variants", *UNCOMPILED, "--rounds", "1"]
+    with pytest.raises(ValueError, match=r"the document is of Some CPU, expected one of a GPU: run python benchmarks"):
+        summary.section(document | {"device": {"type": "cpu", "name": "Some CPU"}})
 
 
 def test_script_lists_cases_and_needs_only_torch():
@@ -314,45 +267,33 @@ def test_script_lists_cases_and_needs_only_torch():
     assert result.stdout.splitlines() == [title(item) for item in plan.plan({})]
 
 
-def test_script_measures_a_part_elsewhere_and_resumes(call_script, monkeypatch, tmp_path):
-    monkeypatch.setattr(script.tempfile, "gettempdir", lambda: str(tmp_path / "trial"))
-    path = tmp_path / "trial" / "addnorm-gpu.json"
-    code, out, err = call_script(*TRIAL)
-    assert code == 0, err
-    assert out.endswith(f"Written: {path}\n")
-    assert len(err.splitlines()) == 2
-    code, _, err = call_script(*TRIAL, "--json", str(path), "--resume")
-    assert code == 0, err
-
-
-def test_script_exits_with_3_for_failures_and_130_if_interrupted(call_script, monkeypatch, tmp_path):
-    plant(monkeypatch, raise_error, "addnorm")
-    words = [*TRIAL, "--json", str(tmp_path / "trial.json")]
-    assert call_script(*words)[0] == 3
-    interrupt_at(monkeypatch, case("rms", "forward", rows=2, d=8))
-    code, out, err = call_script(*words)
-    assert code == 130
-    assert "Cut short (interrupt): the same command with --resume continues." in err
-    assert out.endswith(f"Written: {tmp_path / 'trial.partial.json'}\n")
+TRIAL = ("--device", "cpu", "--d", "8", "--rows", "2", "--job", "forward", "--variants", *UNCOMPILED, "--rounds", "1")
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
-    [([], "there is no CUDA device: --device cpu tries everything but the clock"),
-     (["--device", "cpu", "--json", "RESULTS"], "is for times of a GPU, and this run is on cpu"),
-     (["--device", "cpu", "--d", "5"], "no case of the plan has d 5"), (["--device", "cpu", "--rows", "0"], "0 is less than 1")],
-    ids=["no-gpu", "results", "no-case", "rows"],
+    ("words", "code", "message"),
+    [((), 2, "there is no CUDA device: --device cpu tries everything but the clock"),
+     (("--device", "cpu", "--json", "RESULTS"), 2, "is for times of a GPU, and this run is on cpu"),
+     (("--device", "cpu", "--d", "5"), 2, "no case of the plan has d 5"), (("--device", "cpu", "--rows", "0"), 2, "0 is less than 1"),
+     (TRIAL, 0, "Written: TMP/addnorm-gpu.json"), ((*TRIAL, "--json", "TRIAL", "--resume"), 0, "Written: TMP/trial.json")],
 )  # fmt: skip
-def test_script_refuses_wrong_arguments(call_script, monkeypatch, tmp_path, words, message):
+def test_script_refuses_wrong_arguments_and_measures_parts_elsewhere(
+    monkeypatch, capsys, tmp_path, words, code, message
+):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    code, _, err = call_script(*(word.replace("RESULTS", str(tmp_path / "gpu.json")) for word in words))
-    assert code == 2
-    assert message in err
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT)])
+    monkeypatch.setattr(script.tempfile, "gettempdir", lambda: str(tmp_path))
+    files = {"RESULTS": str(tmp_path / "gpu.json"), "TRIAL": str(tmp_path / "trial.json")}
+    try:
+        ended = script.main(BENCHMARK, [files.get(word, word) for word in words], tmp_path)
+    except SystemExit as end:
+        ended = end.code
+    output = "".join(capsys.readouterr())
+    assert (ended, message.replace("TMP", str(tmp_path)) in output) == (code, True), output
 
 
-def test_script_refuses_to_time_the_formulas_as_addnorm(call_script, monkeypatch):
+def test_script_refuses_to_time_the_formulas_as_addnorm(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    for module in (benchmark, benchmark.environment):
-        monkeypatch.setattr(module, "backends", lambda: [Backend("triton", False, "Triton 3.0 is too old")])
-    code, _, err = call_script()
-    assert (code, err) == (2, "bench_gpu.py: addnorm has no kernels: Triton 3.0 is too old\n")
+    monkeypatch.setattr(benchmark, "backends", lambda: [Backend("triton", False, "Triton 3.0 is too old")])
+    with pytest.raises(ValueError, match=r"addnorm has no kernels: Triton 3\.0 is too old"):
+        benchmark.describe([case("rms", "forward").but(device="cuda")])

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from addnorm import bench
 from addnorm._util import jsonio
-from addnorm.bench import facts, jobs, onnx_peer, operation, proofs, timing
+from addnorm.bench import exactness, jobs, onnx_peer, operation, proofs, timing
 from addnorm.bench.case import Case, by_case
 from addnorm.bench.jobs import JOBS
 from addnorm.bench.operation import DTYPES, FIELDS, TIMED
@@ -48,12 +48,6 @@ def test_variants_compute_the_same(norm, job, dtype, monkeypatch):
         torch.testing.assert_close(result, eager, rtol=2e-2, atol=5e-2 if dtype == "bfloat16" else 1e-5)
     outputs = {"forward_backward": 4, "dropout": 4, "everything": 6}.get(job)
     assert outputs is None or len(eager) == outputs - (norm == "rms")
-
-
-def test_reuse_writes_into_the_given_memory():
-    item = case("layer", "reuse")
-    (tensors,) = jobs.inputs(item)
-    assert jobs.ours(item)(*tensors.args).data_ptr() == tensors.args[4].data_ptr()
 
 
 @pytest.mark.parametrize(("norm", "job"), [("layer", "dropout"), ("rms", "everything")])
@@ -96,29 +90,28 @@ def test_onnxruntime_applies_to_float32_without_gradients(monkeypatch):
 
 
 def test_facts_hold_and_orders_of_rounding_differ(monkeypatch):
-    monkeypatch.setattr(facts, "SHAPE", (512, 768))
-    rows = [*facts.facts([*bench.NORMS], DTYPES)]
+    monkeypatch.setattr(exactness, "SHAPE", (512, 768))
+    rows = [*exactness.facts([*bench.NORMS], DTYPES)]
     assert [row for row in rows if not row["met"]] == []
     assert len(rows) == 1 + 6 + 3 + 3 + 4 * 3
     unlike = [row["torch"] for row in rows if row["name"].startswith("share of elements unlike")]
-    assert len(unlike) == len(facts.MODELS)
+    assert len(unlike) == len(exactness.MODELS)
     assert min(unlike) > 0.1
 
 
-@pytest.mark.parametrize(("norm", "dtype"), [*itertools.product(bench.NORMS, facts.ROUNDINGS)])
+@pytest.mark.parametrize(("norm", "dtype"), [*itertools.product(bench.NORMS, exactness.ROUNDINGS)])
 def test_errors_with_all_options_are_round_off(norm, dtype):
-    rows = facts.errors_of_options(norm, dtype, (512, 256))
-    assert [row["variant"] for row in rows] == ["addnorm", "eager"]
-    for row in rows:
-        assert set(facts.COLUMNS) - row.keys() == ({"dbias"} if norm == "rms" else set())
-    (fact,) = facts.facts_of_options(rows)
+    by_variant = exactness.errors(norm, dtype, 512, 256, "everything")
+    for relative in by_variant.values():
+        assert {*exactness.COLUMNS} - relative.keys() == ({"dbias"} if norm == "rms" else set())
+    fact = exactness.largest_error(norm, dtype, by_variant)
     assert fact["met"], fact
     assert fact["torch"] > 1 or "float16" not in dtype  # eager rounds more than once
 
 
-@pytest.mark.parametrize("column", facts.COLUMNS)
+@pytest.mark.parametrize("column", exactness.COLUMNS)
 def test_error_in_any_output_or_gradient_shows(monkeypatch, column):
-    ours, gradients = facts.ours, proofs.GRADIENTS
+    ours, gradients = exactness.ours, proofs.GRADIENTS
 
     def wrong(case, seed):
         def call(*args):
@@ -128,10 +121,10 @@ def test_error_in_any_output_or_gradient_shows(monkeypatch, column):
 
         return call
 
-    monkeypatch.setattr(facts, "ours", wrong)
-    rows = facts.errors_of_options("layer", "float32", (64, 32))
-    assert rows[0][column] > 1e-3
-    assert facts.facts_of_options(rows)[0]["met"] is False
+    monkeypatch.setattr(exactness, "ours", wrong)
+    by_variant = exactness.errors("layer", "float32", 64, 32, "everything")
+    assert by_variant["addnorm"][column] > 1e-3
+    assert exactness.largest_error("layer", "float32", by_variant)["met"] is False
 
 
 # The document.
@@ -185,14 +178,6 @@ def test_peers_that_fail_are_reported(monkeypatch):
     screen = Console(record=True, width=100, file=io.StringIO())
     bench.show(document, screen)
     assert "no compiler here" in screen.export_text()
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # Inductor's own cache
-def test_compiled_variant_is_measured():
-    document = bench.run(bench.matrix(("layer",), ("float32",), ((4, 8),)), rounds=1, compiled=True, proofs=False)
-    assert document["failures"] == []
-    assert sum(row["variant"] == "compile" for row in document["rows"]) == 5
 
 
 def test_large_cases_are_measured_in_both_states_and_few_threads_uncompiled(monkeypatch):
@@ -269,20 +254,15 @@ def test_tables_have_every_part_and_fit_100_columns(document):
     rows = [*document["rows"]]
     for peer in ("compile", "onnxruntime"):
         rows += [{**row, "variant": peer} for row in document["rows"] if row["variant"] == "eager"]
-    errors = [row for norm in bench.NORMS for row in facts.errors_of_options(norm, "bfloat16")]
-    more = {
-        "rows": rows,
-        "accuracy": errors,
-        "facts": [*facts.facts(("rms",), ("bfloat16",)), *facts.facts_of_options(errors)],
-    }
-    document = {**document, **more}
-    document |= operation.BENCHMARK.judge(document) | {
-        "load": 1e3,
-        "complete": False,
-        "cells": [{}] * 2,
-        "left": [{}],
-        "ended": "lost",
-    }
+    proven = [
+        operation.measure(Case(proof="errors", norm=norm, dtype="bfloat16"), rounds=1, compile=False)
+        for norm in bench.NORMS
+    ]
+    accuracy, facts = ([row for one in proven for row in one[part]] for part in ("accuracy", "facts"))
+    facts += exactness.facts(("rms",), ("bfloat16",))
+    document = {**document, "rows": rows, "accuracy": accuracy, "facts": facts}
+    document |= operation.BENCHMARK.judge(document)
+    document |= {"load": 1e3, "complete": False, "cells": [{}] * 2, "left": [{}], "ended": "lost"}
     screen = Console(record=True, width=100, file=io.StringIO())
     bench.show(document, screen)
     text = screen.export_text()
@@ -306,7 +286,7 @@ def test_command_writes_json_alone_to_stdout(monkeypatch):
     assert {row["norm"] for row in document["rows"]} == {"rms"}
     assert document["protocol"]["rounds"] == 1
     assert {(row["norm"], row["dtype"]) for row in document["accuracy"]} == {
-        ("rms", dtype) for dtype in facts.ROUNDINGS
+        ("rms", dtype) for dtype in exactness.ROUNDINGS
     }
     assert document["summary"][-1]["name"] == "import addnorm after torch: milliseconds"
 
@@ -314,7 +294,7 @@ def test_command_writes_json_alone_to_stdout(monkeypatch):
 def test_command_exits_with_3_for_a_failed_fact(monkeypatch, tmp_path):
     monkeypatch.setattr(bench, "QUICK_SHAPES", ((2, 4),))
     false = Target("false", "==", 2.0).row(1.0, norm="layer", torch=2.0)
-    monkeypatch.setattr(facts, "facts", lambda *_: [false])
+    monkeypatch.setattr(exactness, "facts", lambda *_: [false])
     path = tmp_path / "a.json"
     result = invoke("--quick", "--rounds", "1", "--norm", "rms", "--dtype", "float32", "--json", str(path))
     assert result.exit_code == 3, result.output
