@@ -145,7 +145,10 @@ def section(document: Document) -> str:
 
 def _bound(document: Document) -> list[str]:
     """Return a paragraph on the largest possible gain, with the cases in which the measured one is beyond it."""
-    both = {case: rows for case, rows in BENCHMARK.by_case(document).items() if {"fused", "frontend"} <= {*rows}}
+    both = {
+        case: rows for case, rows in BENCHMARK.by_case(document).items()
+        if {"fused", "frontend"} <= {*rows} and rows["plain"]["share"] is not None  # None: nothing could be fused
+    }  # fmt: skip
     bounds = {case: 1 / (1 - rows["plain"]["share"]) for case, rows in both.items()}
     if not bounds:
         return []

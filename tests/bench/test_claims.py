@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import json
-import math
 
 import pytest
 import torch
@@ -292,39 +291,25 @@ def test_norm_verdict_follows_from_the_numbers(norms, start):
     assert part in claim.judge(numbers)["verdict"]
 
 
-def test_reads_are_the_inputs_of_the_sublayers(norms, threads):
-    threads(1)
-    model = Training(Run("no_norm", 2, 16, 2, 8, 4, 3, every=0), TEXT).model
-    probe = TEXT.held_out("test", 4, 8)[0]
-    reads = norms.measure_reads(model, probe)
-    with torch.no_grad():
-        states = [model.embed(probe)]
-        for connection in model.decoder.stack.connections:
-            states.append(states[-1] + connection.sublayer(states[-1]))
-    for k, x in enumerate(states[:-1]):
-        tokens = x.double().flatten(0, 1)
-        torch.testing.assert_close(reads.mean[k], tokens.mean(0), rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(reads.std[k], tokens.std(0), rtol=1e-5, atol=1e-6)
-        assert float(reads.size[k]) == pytest.approx(float(tokens.square().mean().sqrt()), rel=1e-5)
-
-
-def test_shift_counts_the_first_standard_deviations(norms):
-    first = norms.Reads(torch.tensor([[1.0, -2.0]]), torch.tensor([[0.5, 4.0]]), torch.tensor([1.0]))
-    now = norms.Reads(torch.tensor([[2.0, 2.0]]), torch.tensor([[9.0, 9.0]]), torch.tensor([1.0]))
-    assert norms.shift(first, now).tolist() == pytest.approx([math.sqrt((2.0**2 + 1.0**2) / 2)])
-
-
-def test_training_measures_at_every_step_of_the_protocol(norms, threads, monkeypatch):
+def test_training_measures_losses_and_reads_at_every_step_of_the_protocol(norms, threads, monkeypatch):
     threads(1)
     monkeypatch.setattr(norms, "EVERY", 2)
-    measured = norms.train(Run("pre_ln", 1, 16, 2, 8, 4, 5, 1e-2, 0, 0, every=0), TEXT)
-    assert [len(measured[name]) for name in ("losses", "sizes", "shifts")] == [3, 3, 3]
-    assert measured["shifts"][0] == [0.0, 0.0]
-    assert min(measured["shifts"][1]) > 0
-    assert measured["sizes"][0] == pytest.approx([1, 1], abs=1e-3)
-    training = Training(Run("pre_ln", 1, 16, 2, 8, 4, 5, 1e-2, 0, 0, every=0), TEXT)
-    training.finish()
+    run, reads = Run("no_norm", 1, 16, 2, 8, 4, 5, 1e-2, 0, 0, every=0), []
+    measured = norms.train(run, TEXT)
+    training = Training(run, TEXT)
+    probe = TEXT.held_out("test", norms.PROBED, 8)[0]
+    for _ in (None, *training.each_step()):
+        if training.step % 2 == 0:
+            x_0 = training.model.embed(probe)
+            attention = training.model.decoder.stack.connections[0].sublayer
+            reads.append(torch.stack([x_0, x_0 + attention(x_0)]).detach().double().flatten(1, 2))
+    means = [one.mean(1) for one in reads]
     assert measured["loss"] == training.evaluate()["test"]
+    for k, (read, mean) in enumerate(zip(reads, means, strict=True)):
+        shift = ((mean - means[0]) / reads[0].std(1)).square().mean(-1).sqrt()
+        torch.testing.assert_close(measured["sizes"][k], read.square().mean((1, 2)).sqrt(), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(measured["shifts"][k], shift, rtol=1e-5, atol=1e-6)
+    assert len(measured["losses"]) == 3
 
 
 def test_rates_table_marks_the_best_rate_and_the_edge(norms):
