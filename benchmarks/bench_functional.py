@@ -15,7 +15,7 @@ from addnorm.bench.exactness import COLUMNS as ERRORS
 from addnorm.bench.jobs import FIELDS, JOBS, NORMS
 from addnorm.bench.operation import BENCHMARK as OPERATION
 from addnorm.bench.operation import PLAIN, TIMED
-from addnorm.bench.pages import digits, headline, markdown, merge, quotient, target_lines
+from addnorm.bench.pages import digits, headline, markdown, merge, quotient
 from addnorm.bench.script import main
 from addnorm.bench.terminal import text
 
@@ -109,18 +109,6 @@ def states_section(document: Document) -> str:
     return f"{title}\n\n{markdown(lines)}" if lines else ""
 
 
-def targets_section(document: Document) -> str:
-    """Return the table of all numbers of the summary, also those without a target."""
-    sections = []
-    for threads in dict.fromkeys(row["threads"] for row in document["summary"] if row["norm"]):
-        rows = [
-            row for row in document["summary"] if row["norm"] and row["threads"] == threads and row["value"] is not None
-        ]
-        title = "" if threads == document["threads"] else f"With {threads} thread, for which there are no targets:\n\n"
-        sections.append(title + markdown(target_lines(rows)))
-    return "\n\n".join([*sections, f"{headline(document)}."])
-
-
 def saved_section(document: Document) -> str:
     """Return the table of bytes saved for backward."""
     prefix = "saved bytes, "
@@ -149,7 +137,7 @@ SECTIONS: dict[str, Callable[[Document], str]] = {
     "README.md#speed": speed_section, "docs/performance.md#training": partial(against_eager, TRAINING),
     "docs/performance.md#saved": saved_section, "docs/performance.md#inference": partial(against_eager, INFERENCE),
     "docs/performance.md#states": states_section, "docs/performance.md#peers": peers_section,
-    "docs/performance.md#one-thread": one_thread_section, "docs/performance.md#targets": targets_section,
+    "docs/performance.md#one-thread": one_thread_section,
     "docs/numerics.md#accuracy": accuracy_section,
 }  # fmt: skip
 BENCHMARK = replace(OPERATION, sections=SECTIONS, report=text)

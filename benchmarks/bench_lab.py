@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from stacks import Plain
-from torch import Tensor, nn
+from torch import nn
 
 from addnorm import wirings
 from addnorm._util.timing import interleave
@@ -48,18 +48,11 @@ LEAST, MOST = 0.95, 1.10
 Observer = Callable[[int, float], None]  # called after each step with its number and its loss
 
 
-class PlainModel(nn.Module):
-    """The lab's character model with a plain loop over the sublayers, and a copy of its weights."""
-
-    def __init__(self, model: CharLM) -> None:
-        super().__init__()
-        self.model = copy.deepcopy(model)
-        self.stack = Plain(self.model.decoder.stack)
-
-    def forward(self, text: Tensor) -> Tensor:
-        """Return the logits of the character after each, `(batch, tokens, characters)`."""
-        logits: Tensor = self.model.head(self.stack(self.model.embed(text)))
-        return logits
+def plain_model(model: CharLM) -> CharLM:
+    """Return the lab's character model with a plain loop over the sublayers, and a copy of its weights."""
+    plain = copy.deepcopy(model)
+    plain.decoder = Plain(plain.decoder.stack)  # type: ignore[assignment]  # it is called in the same way
+    return plain
 
 
 def train_plain(model: nn.Module, run: Run, text: Text, observe: Observer) -> None:
@@ -82,7 +75,7 @@ def prepare(case: Case, variant: str, text: Text, steps: int) -> Callable[[Obser
     )  # fmt: skip
     training = Training(run, text)
     if variant == "plain":
-        return partial(train_plain, PlainModel(training.model), run, text)
+        return partial(train_plain, plain_model(training.model), run, text)
     return lambda observe: training.finish(on_step=observe)
 
 

@@ -165,7 +165,7 @@ def test_lab_windows_end_with_a_recorded_step(small, monkeypatch):
     assert trainings[0, 5].recorded["steps"] == []
     (losses,) = result["losses"]
     assert len({*losses["losses"]}) == small.lab.CHECKED
-    ours, plain = trainings[0, 5].model, small.lab.PlainModel(trainings[0, 5].model)
+    ours, plain = trainings[0, 5].model, small.lab.plain_model(trainings[0, 5].model)
     assert not {p.data_ptr() for p in ours.parameters()} & {p.data_ptr() for p in plain.parameters()}
 
 

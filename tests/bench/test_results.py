@@ -29,3 +29,7 @@ def test_results_are_of_the_whole_plan_and_judged(name):
     judged = jsonio.loads(jsonio.dumps(benchmark.judge(document)))
     assert {key: document.get(key, []) for key in judged} == judged
     assert all(fact["met"] for fact in document.get("facts", []))
+
+
+def test_pages_have_the_tables_of_the_results(capsys):
+    assert load("benchmarks/table.py").main(["--check"]) == 0, capsys.readouterr().out

@@ -48,14 +48,6 @@ def test_missing_claim_is_an_error(script):
         script.cons()
 
 
-@pytest.mark.parametrize(
-    ("verdict", "word"),
-    [("holds", "holds"), ("refuted", "refuted"), ("holds: a; refuted: b", "in part"), ("holds: to L = 4", "in part")],
-)
-def test_verdict_with_parts_is_in_part(script, verdict, word):
-    assert script.verdict_words(verdict) == word
-
-
 def test_five_pros_and_cons_have_numbers_and_links(script):
     assert len(script.PROS) == len(script.CONS) == 5
     tables = "\n".join(script.SECTIONS[f"add_norm:{name}"]() for name in ("pros", "cons")).splitlines()
@@ -88,11 +80,6 @@ def test_shape_rule_is_the_sentence_of_the_library():
     sentence = re.search(r"^> (branch has .*)$", PAGE.read_text(), re.M)[1]
     with pytest.raises(ValueError, match=re.escape(sentence)):
         addnorm.add_layer_norm(torch.zeros(2, 4), torch.zeros(2, 5))
-
-
-def test_drawings_are_those_of_the_wirings():
-    for wiring in (addnorm.wirings.post_ln(), addnorm.wirings.pre_ln()):
-        assert f"```text\n{wiring.draw()}\n```" in PAGE.read_text()
 
 
 def test_second_example_has_the_numbers_of_the_trace():
