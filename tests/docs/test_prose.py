@@ -89,17 +89,6 @@ def stacks(job):
     return ratios
 
 
-def memory(chosen, key=None):
-    """Return a number of the chosen encoders of one stream, by default the share of the peak that z takes."""
-    rows = [row for row in read("memory", "rows") if row["wiring"] in ("pre_ln", "post_ln") and chosen(row)]
-    return [row[key] if key else row["gain_bytes"] / row["peak_bytes"] for row in rows]
-
-
-def race(wiring):
-    """Return {rate: loss} of a wiring in the explorer's race, without warm-up."""
-    return {row["lr"]: row["loss"] for row in read("race", "rows") if (row["wiring"], row["warm_up"]) == (wiring, 0)}
-
-
 def exact(name):
     """Return a number that is not measured by training."""
     return read("claims", "results", "exact", name)
@@ -292,26 +281,8 @@ SENTENCES = [
         lambda: all(min(stacks(job)[1, 64]) > 0.8 and max(stacks(job)[1, 64]) < 0.95 for job in ("inference", "training")),
     ),
     Sentence(
-        "docs/performance.md", "**One stream without checkpoints: 11 %**, in float32 and in bfloat16.",
-        lambda: {round(100 * share) for share in memory(lambda row: not row["checkpoint"])} == {11},
-    ),
-    Sentence(
-        "docs/performance.md", "**One stream with checkpoints: 1.1 to 5.2 %.** Checkpoints save far more: one a layer halves the peak.",
-        lambda: [round(100 * share, 1) for share in sorted(memory(lambda row: row["checkpoint"]))[:: len(memory(lambda row: row["checkpoint"])) - 1]] == [1.1, 5.2]
-        and max(memory(lambda row: row["checkpoint"] == 1, "peak_bytes")) < 0.5 * min(memory(lambda row: not row["checkpoint"] and row["dtype"] == "float32", "peak_bytes")),
-    ),
-    Sentence(
-        "docs/performance.md", "**Four streams: nothing.**",
-        lambda: not any(row["gain_bytes"] for row in read("memory", "rows") if row["wiring"] in ("mhc", "hyper_connections")),
-    ),
-    Sentence(
         "docs/performance.md", "8 bytes in float32, 4 in bfloat16 and float16.",
         lambda: saved_per_token("float32") == (8, 8) and saved_per_token("bfloat16") == (4, 8),
-    ),
-    # explorer.md
-    Sentence(
-        "docs/explorer.md", "The view opens at the rate at which the worse of the two has its lowest loss; pre-LN alone learns best at a higher one.",
-        lambda: min(race("pre_ln"), key=race("pre_ln").get) > min(race("post_ln"), key=lambda rate: max(race("post_ln")[rate], race("pre_ln")[rate])),
     ),
 ]  # fmt: skip
 
