@@ -3,7 +3,7 @@
     model, args, kwargs = adversarial_models()["alpha on the branch"].build()
 
 Models in `WRONG` have typical mistakes (a norm or a factor at the wrong place). Models in `RIGHT` are correct in a spelling that the
-random models do not have, models in `OTHER` are no chain of such sublayers.
+random models do not have; `OTHER` has a model without modules.
 """
 
 from functools import partial
@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from addnorm import Learned, Row
+from addnorm import Row
 from support.answers import Answer
-from support.families import AF, Model, noise, rms, table
+from support.families import AF, Model, rms, table
 from support.handwritten_models import (
     EPS,
     HEADS,
@@ -22,9 +22,7 @@ from support.handwritten_models import (
     Attention,
     D,
     Mlp,
-    Tiny,
     chain,
-    every,
     factor,
     heads,
     post_ln,
@@ -75,33 +73,24 @@ def half(which):
 BOTH = Row(norm_in=True, norm_out=True)
 WRONG = (
     tiny_family("alpha on the branch", lambda s, x: s.norm(x + ALPHA * s.f(x)),
-         stream(None, rows=every(Row(norm_out=True, b=ALPHA))), "DeepNorm with alpha on the wrong term"),
+         stream(None, rows=[Row(norm_out=True, b=ALPHA)]), "DeepNorm with alpha on the wrong term"),
     tiny_family("alpha on the sum", lambda s, x: s.norm(ALPHA * (x + s.f(x))),
-         stream(None, rows=every(Row(norm_out=True, a=ALPHA, b=ALPHA)))),
+         stream(None, rows=[Row(norm_out=True, a=ALPHA, b=ALPHA)])),
     tiny_family("alpha on a pre-LN stream", lambda s, x: ALPHA * x + s.f(s.norm(x)),
-         stream(None, rows=every(Row(norm_in=True, a=ALPHA)), final_norm=True), "the stream grows by alpha each time"),
+         stream(None, rows=[Row(norm_in=True, a=ALPHA)], final_norm=True), "the stream grows by alpha each time"),
     Model("named pre-LN, is post-LN", partial(chain, PreNormBlock, PreNormBlock), tokens, Answer((post_ln(),))),
     Model("named post-LN, is pre-LN", partial(chain, PostNormBlock, PostNormBlock), tokens,
            Answer((stream("pre_ln"),))),
     tiny_family("residual from the norm", from_the_norm,
          stream("post_ln", embedding_norm=True, rows={3: Row()}), "z = N(x), x' = z + f(z): the stream is post-LN, from z_0 on,"
          " without its last norm", embedding_norm=False),
-    tiny_family("residual from the norm, final norm", from_the_norm, stream("post_ln", embedding_norm=True),
-         "with a final norm it is post-LN to the last", embedding_norm=False, final_norm=True),
     tiny_family("attention's residual from the norm", half(Attention),
          stream(None, embedding_norm=True, rows={0: Row(), 1: BOTH, 2: Row(), 3: Row(norm_in=True)}), embedding_norm=False),
     tiny_family("feed-forward's residual from the norm", half(Mlp),
          stream(None, rows={0: BOTH, 1: Row(), 2: BOTH, 3: Row()}, final_norm=True)),
-    tiny_family("residual counted twice", lambda s, x: x + s.norm(x + s.f(x)), stream(None, remark="x' = x + N(x + f(x))")),
-    tiny_family("normed residual, raw sublayer", lambda s, x: s.norm(x) + s.f(x),
-         stream(None, remark="x' = N(x) + f(x): the norm stands on the wrong one of the two")),
-    tiny_family("norm inside the branch alone", lambda s, x: x + s.norm(s.f(x)), stream("reordered", final_norm=True)),
-    tiny_family("one norm for all", lambda s, x: x + s.f(F.layer_norm(x, (D,), eps=EPS)), pre_ln(), "the norms have no weights"),
     tiny_family("pre-LN that forgets the add", lambda s, x: s.f(s.norm(x)) if s.number == 2 else pre(s, x),
          pre_ln(AF, remark="the second layer's sublayers replace the stream: to it they are a head after a final norm"),
          final_norm=False),
-    tiny_family("two norms in a row", lambda s, x: s.norm_2(s.norm(x + s.f(x))),
-         stream(None, remark="x' = N(N(x + f(x)))")),
 )  # fmt: skip
 
 
@@ -132,9 +121,7 @@ class NormedHeads(Attention):
 
 
 RIGHT = (
-    tiny_family("no norm, half of the branch", lambda s, x: x + 0.5 * s.f(x), stream(None, norm=None, eps=None, rows=every(Row(b=0.5)))),
-    tiny_family("learned factor of the stream", lambda s, x: s.scale * x + s.f(s.norm(x)),
-         factor(None, rows=every(Row(norm_in=True, a=Learned(1.0))))),
+    tiny_family("no norm, half of the branch", lambda s, x: x + 0.5 * s.f(x), stream(None, norm=None, eps=None, rows=[Row(b=0.5)])),
     tiny_family("x - f", lambda s, x: x - s.f(s.norm(x)), factor("residual_multiplier", options={"multiplier": -1.0})),
     tiny_family("drop path at work", lambda s, x: x + s.always(s.f(s.norm(x))),
          pre_ln(remark="a sample's branch is times 0 or 1.25, by chance")),
@@ -169,38 +156,8 @@ class Functions(nn.Module):
         return F.rms_norm(x, (D,), eps=EPS)
 
 
-class FirstMixed(Tiny):
-    """Model with x = a x + b x_0 before each layer, as in nanochat: a and b are learned, x_0 is the normalized embedding."""
-
-    def __init__(self, **options):
-        super().__init__(**options)
-        self.x_lambda, self.x0_lambda = nn.Parameter(torch.ones(2)), nn.Parameter(torch.zeros(2))
-
-    def forward(self, ids):
-        x = first = self.embed_tokens(ids)
-        for i, part in enumerate(self.parts):
-            if i % 2 == 0:
-                x = self.x_lambda[i // 2] * x + self.x0_lambda[i // 2] * first
-            x = self.step(part, x)
-        return self.last(x)
-
-
-class Recurrent(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed, self.gru, self.head = nn.Embedding(VOCAB, D), nn.GRU(D, D, 2, batch_first=True), nn.Linear(D, D)
-
-    def forward(self, ids):
-        return self.head(self.gru(self.embed(ids))[0])
-
-
 OTHER = (
     Model("functions", Functions, tokens, Answer((pre_ln(norm=rms),)), "its norms have no weights"),
-    Model("x_0 mixed in", lambda: FirstMixed(step=pre, embedding_norm=True, final_norm=True), tokens,
-          Answer((pre_ln(embedding_norm=True),)), "x_0 comes after the embedding norm"),
-    Model("recurrent", Recurrent, tokens, Answer(()), "no stream"),
-    Model("perceptron", lambda: nn.Sequential(nn.Linear(D, 2 * D), nn.ReLU(), nn.Linear(2 * D, D)),
-          lambda: (noise(2, D),), Answer(()), "no stream"),
 )  # fmt: skip
 
 

@@ -206,11 +206,6 @@ def tiny_family(name, step, expected, remark="", **options):
     return Model(name, partial(Tiny, step, **norms | options), tokens, Answer((expected,)), remark)
 
 
-def every(row, n=4):
-    """Return the same row for all sublayers."""
-    return dict.fromkeys(range(n), row)
-
-
 def chain(*makes):
     return nn.Sequential(nn.Embedding(VOCAB, D), *(make() for make in makes))
 
