@@ -28,6 +28,7 @@ class NormKind(NamedTuple):
         eps: the default of its modules; None: the machine epsilon of the arithmetic.
         module: torch's module.
         function: torch's function.
+        operators: torch's operators that compute it.
         onnx: ONNX's operator, the first version of the operator set that has it, and onnxruntime's with an add.
     """
 
@@ -38,16 +39,17 @@ class NormKind(NamedTuple):
     eps: float | None
     module: type[nn.Module]
     function: Callable[..., Any]
+    operators: tuple[str, ...]
     onnx: tuple[str, int, str]
 
 
 KINDS: dict[Norm, NormKind] = {
     "layer": NormKind(
-        "LayerNorm", 0, True, True, 1e-5, nn.LayerNorm, F.layer_norm,
+        "LayerNorm", 0, True, True, 1e-5, nn.LayerNorm, F.layer_norm, ("layer_norm", "native_layer_norm"),
         ("LayerNormalization", 17, "SkipLayerNormalization"),
     ),
     "rms": NormKind(
-        "RMSNorm", 1, False, False, None, nn.RMSNorm, F.rms_norm,
+        "RMSNorm", 1, False, False, None, nn.RMSNorm, F.rms_norm, ("rms_norm", "_fused_rms_norm"),
         ("RMSNormalization", 23, "SkipSimplifiedLayerNormalization"),
     ),
 }  # fmt: skip

@@ -225,7 +225,7 @@ class _WriteEdit:
 
 def _find_mean(site: Site) -> Change:
     """Return the function from a write to its mean over all tokens of the batch, whichever dimensions those are."""
-    layout = site.parent.layout.of_write(site.add_index, site.sublayer)
+    layout = site.parent.layout.of_write(site.sublayer)
     if layout is None:
         raise RuntimeError(
             f"mode is 'mean', expected 'zero' for {site.id!r}: the dimension of the features of its write is not known."

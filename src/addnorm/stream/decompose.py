@@ -266,9 +266,9 @@ def _find_tolerance(chain: Chain) -> float:
     An add in float64 whose sum is cast back to float32 is exact only up to float32.
     """
     values = [*chain.states(), *(value for add in chain.adds for value in (add.x, add.out))]
-    paths = [add.residual_path for add in chain.adds] + [sublayer.write_path for _, sublayer in chain.numbered()]
+    paths = [add.residual_path for add in chain.adds] + [sublayer.write_path for sublayer in chain.list_sublayers()]
     values += [op.outputs[0] for path in paths for op in path.ops]
-    norms = [norm for _, sublayer in chain.numbered() if (norm := sublayer.norm) is not None]
+    norms = [norm for sublayer in chain.list_sublayers() if (norm := sublayer.norm) is not None]
     norms += [norm for after in chain.norms_out for norm in after]
     return get_tolerance(*(value.tensor.dtype for value in values), *(norm.dtype for norm in norms))
 

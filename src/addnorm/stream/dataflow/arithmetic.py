@@ -147,6 +147,12 @@ def match_terms(op: Op) -> tuple[Term, Term] | None:
     return None if terms is None else (terms[0]._replace(op=op), terms[1]._replace(op=op))
 
 
+def pair_terms(op: Op | None) -> list[tuple[Term, Term]]:
+    """Return both orders of the operands of an add of two tensors; an empty list for other operators."""
+    terms = match_terms(op) if op is not None else None
+    return [] if terms is None else [terms, terms[::-1]]
+
+
 def _match_operands(op: Op) -> tuple[Term, Term] | None:
     args = op.args
     tensors = [a for a in args if isinstance(a, Value)]

@@ -21,6 +21,7 @@ from addnorm.stream.dataflow.arithmetic import (
     list_joined,
     match_factor,
     match_terms,
+    pair_terms,
     strip_views,
 )
 from addnorm.stream.dataflow.graph import DATA, NOISE, Flow, Op, Value, find_ops_between
@@ -172,8 +173,7 @@ def _match_regular(op: Op, p: Term, q: Term, adds: Adds) -> Add | None:
 def _match_shifted(op: Op, p: Term, q: Term, adds: Adds) -> Add | None:
     """Match (x + bias) + f(x), where the sublayer's bias is added to the stream first."""
     path = trace_origin(p)
-    inner = match_terms(path.source.op) if path.source.op is not None else None
-    for x, bias in (inner, inner[::-1]) if inner is not None else ():
+    for x, bias in pair_terms(path.source.op):
         residual = _find_residual(x, q) if _is_bias(bias.value, path.source) else None
         if residual is not None:
             writes = [Write(trace_origin(q)), Write(join_paths(trace_origin(bias), path), "bias")]

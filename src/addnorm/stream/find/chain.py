@@ -10,7 +10,7 @@ add are final norms.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -66,10 +66,9 @@ class Chain:
         norms = self.norms_out[k]
         return norms[-1].y if norms else self.adds[k].out
 
-    def numbered(self) -> Iterator[tuple[int, Sublayer]]:
-        """Return all sublayers except biases, each with the number of its add."""
-        for k, sublayers in enumerate(self.sublayers):
-            yield from ((k, sublayer) for sublayer in sublayers if sublayer.role != "bias")
+    def list_sublayers(self) -> list[Sublayer]:
+        """Return all sublayers except biases."""
+        return [sublayer for of_add in self.sublayers for sublayer in of_add if sublayer.role != "bias"]
 
     def sum_factors(self, k: int) -> list[Factor]:
         """Return the factors of the whole sum of add k, before its norm or, if there is none, before the next sublayer."""
@@ -102,7 +101,10 @@ def find_chains(flow: Flow, norms: list[Norm]) -> Selection:
     results = flow.list_results()
     chosen, left, reads = _select_chains(find_adds(flow, norms), {strip_views(norm.x) for norm in norms}, results)
     _find_other_streams(chosen)
-    joined = [(adds, [find_sublayers(add) for add in adds], dual, duals) for adds, dual, duals in _join_twins(chosen)]
+    joined = [
+        (adds, [find_sublayers(add, k) for k, add in enumerate(adds)], dual, duals)
+        for adds, dual, duals in _join_twins(chosen)
+    ]
     sublayers = [sublayer for _, of_adds, _, _ in joined for of_add in of_adds for sublayer in of_add]
     inner = {op for sublayer in sublayers for op in (*sublayer.ops, *sublayer.write_path.ops)}
     path = {add.op for adds, _, _, duals in joined for add in (*adds, *duals)}

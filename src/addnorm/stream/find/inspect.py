@@ -150,7 +150,7 @@ def build_inspection(model: nn.Module, flow: Flow, target: nn.Module | None = No
     found = find_unexplained(flow, norms, adds, chains)
     report = _Report(model, flow, weakref.ref(model if target is None else target))
     names = _name_streams(chains)
-    layers = [assign_layers([sublayer for _, sublayer in chain.numbered()]) for chain in chains]
+    layers = [assign_layers(chain.list_sublayers()) for chain in chains]
     for k, (chain, name, ids) in enumerate(zip(chains, names, list_ids(chains, names), strict=True)):
         other_layers = max(layers[1 - k]) + 1 if len(chains) == 2 else None
         own = report_unexplained([one for one in found if k in one.chains])
@@ -197,9 +197,9 @@ class _Report:
         errors = [*map(measure_row_error, chain.adds, chain.sublayers, norms_out)]
         unknown: list[Unknown] = []
         sites, summaries, tolerances = [], [], []
-        for (k, sublayer), (site_id, layer) in zip(chain.numbered(), places, strict=True):
-            add, reads = chain.adds[k], sublayer.reads
-            reasons = list_reasons(chain, k, sublayer)
+        for sublayer, (site_id, layer) in zip(chain.list_sublayers(), places, strict=True):
+            k, add, reads = sublayer.place, sublayer.add, sublayer.reads
+            reasons = list_reasons(chain, sublayer)
             row = build_row(sublayer, norms_out[k], chain.sum_factors(k))
             tolerances.append(_get_row_tolerance(sublayer, norms_out[k]))
             closes = errors[k] <= tolerances[-1]
@@ -208,12 +208,12 @@ class _Report:
                 layer=layer, index=self._num_sites, stream=name, row=row, norm_in=None if reads.direct else _first(reads.norms),
                 norm_branch=sublayer.norm, norm_out=norms_out[k], closure=errors[k], closes=closes,
                 parallel=sum(part.role != "bias" for part in chain.sublayers[k]), shared=names.count_shared(sublayer),
-                call=sublayer.frame.call, add_path=add.op.frame.path, notes=tuple(remark_on_sublayer(chain, k, sublayer)),
-                role=sublayer.role, sublayer=sublayer, add_index=k, owner=self._owner,
+                call=sublayer.frame.call, add_path=add.op.frame.path, notes=tuple(remark_on_sublayer(chain, sublayer)),
+                role=sublayer.role, sublayer=sublayer, owner=self._owner,
             )  # fmt: skip
             self._num_sites += 1
             sites.append(site)
-            summaries.append(naming.summarize_sublayer(chain, k, sublayer, layer, row, bool(reasons) or not closes))
+            summaries.append(naming.summarize_sublayer(chain, sublayer, layer, row, bool(reasons) or not closes))
             if not closes:
                 error = _explain_error(errors[k], tolerances[-1], sublayer)
                 reasons = {f"{site.equation} does not close: {error}": add.op, **reasons}

@@ -77,7 +77,6 @@ class Site:
     notes: tuple[str, ...]
     role: str
     sublayer: Sublayer = field(repr=False)  # in the captured run
-    add_index: int  # of the sublayer's add in the stream
     owner: weakref.ref[nn.Module] | None = field(default=None, repr=False)  # the user's model
     parent: Stream = field(init=False, repr=False)  # set by the stream
 

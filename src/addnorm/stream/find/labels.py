@@ -63,7 +63,7 @@ class SublayerNames:
     """Names of the sublayers of a chain, unique within the chain."""
 
     def __init__(self, chain: Chain) -> None:
-        sublayers = [sublayer for _, sublayer in chain.numbered()]
+        sublayers = chain.list_sublayers()
         self._paths = Counter(sublayer.module for sublayer in sublayers)
         calls: dict[str, set[int]] = {}
         for sublayer in sublayers:
@@ -109,7 +109,7 @@ def list_ids(chains: Sequence[Chain], streams: Sequence[str]) -> list[list[str]]
 
     Where two streams have sublayers in one module, the name of the stream precedes the module's: "blocks.0 (2)/blocks.0.attn".
     """
-    ids = [[*map(SublayerNames(chain).make_id, (sublayer for _, sublayer in chain.numbered()))] for chain in chains]
+    ids = [[*map(SublayerNames(chain).make_id, chain.list_sublayers())] for chain in chains]
     counts = Counter(["x_0", *(name for names in ids for name in names)])  # x_0 is the start of a stream
     return [
         [f"{stream}/{name}" if counts[name] > 1 else name for name in names]

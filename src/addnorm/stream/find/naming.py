@@ -39,15 +39,13 @@ class SublayerSummary(NamedTuple):
     has_inner_norm: bool = False  # norms besides those of the row: over batches, groups, or inside the sublayer
 
 
-def summarize_sublayer(
-    chain: Chain, k: int, sublayer: Sublayer, layer: int, row: Row, has_reasons: bool
-) -> SublayerSummary:
-    """Return the summary of a sublayer of add k."""
-    parts = chain.sublayers[k]
+def summarize_sublayer(chain: Chain, sublayer: Sublayer, layer: int, row: Row, has_reasons: bool) -> SublayerSummary:
+    """Return the summary of a sublayer."""
+    parts = chain.sublayers[sublayer.place]
     return SublayerSummary(
         layer, row, sublayer.kind, sublayer.role, sum(part.role == "branch" for part in parts),
         frozenset(id(norm) for part in parts for norm in part.reads.norms), _find_scale_names(sublayer), has_reasons,
-        _count_skipped(chain, k, sublayer), _has_inner_norm(sublayer),
+        _count_skipped(chain, sublayer), _has_inner_norm(sublayer),
     )  # fmt: skip
 
 
@@ -91,12 +89,13 @@ def _divides_by_size(op: Op) -> bool:
     return False
 
 
-def _count_skipped(chain: Chain, k: int, sublayer: Sublayer) -> int:
-    """Return the number of sublayers between the state of a skip and its add k; 0 for other sublayers."""
+def _count_skipped(chain: Chain, sublayer: Sublayer) -> int:
+    """Return the number of sublayers between the state of a skip and its add; 0 for other sublayers."""
     if sublayer.role == "skip":
-        for j in range(k, -1, -1):
-            if chain.adds[j].x is sublayer.raw:
-                return sum(part.role == "branch" for parts in chain.sublayers[j : k + 1] for part in parts)
+        for k in range(sublayer.place, -1, -1):
+            if chain.adds[k].x is sublayer.raw:
+                passed = chain.sublayers[k : sublayer.place + 1]
+                return sum(part.role == "branch" for parts in passed for part in parts)
     return 0
 
 

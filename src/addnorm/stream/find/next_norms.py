@@ -75,19 +75,15 @@ class NextNorm:
         return self.tokens is not None and len(self.tokens) < self.num_tokens
 
 
-@dataclass
-class _Carried:
-    """Labels of the state's elements in a later value, or None if they are not known, and the factors on the way."""
-
-    labels: Tensor | None
-    factors: list[Factor]
+# Labels of a state's elements in a later value, or None if they are not known, and the factors on the way.
+Carried = tuple[Tensor | None, list[Factor]]
 
 
 def list_next_norms(state: Value) -> list[NextNorm]:
     """Return the norms that read a state, its views, some of its tokens, its tokens with others, or a multiple of it."""
     numel = state.tensor.numel()
     labels = torch.arange(1, numel + 1, dtype=torch.float64).reshape(state.shape) if numel else None
-    carried = {state: _Carried(labels, [])}
+    carried: dict[Value, Carried] = {state: (labels, [])}
     found: dict[Norm, NextNorm] = {}
     later = walk(state.users, lambda op: [user for out in op.outputs for user in out.users])
     for op in sorted(later, key=lambda op: op.index):
@@ -96,18 +92,18 @@ def list_next_norms(state: Value) -> list[NextNorm]:
             continue
         if op.norms:
             norm = min(op.norms, key=lambda norm: norm.y.index)  # graph.py does not import Norm
-            d, labels = norm.x.shape[-1], carried[value].labels
+            d, (labels, factors) = norm.x.shape[-1], carried[value]
             tokens = _find_tokens(labels, state) if labels is not None and labels.shape[-1] == d else None
             if tokens is None or tokens:
-                found.setdefault(norm, NextNorm(norm, carried[value].factors, tokens, numel // d))
+                found.setdefault(norm, NextNorm(norm, factors, tokens, numel // d))
         elif op.outputs:
             carried.update(zip(op.outputs, _follow(op, value, carried), strict=False))
     return [*found.values()]
 
 
-def _follow(op: Op, value: Value, carried: Mapping[Value, _Carried]) -> list[_Carried]:
+def _follow(op: Op, value: Value, carried: Mapping[Value, Carried]) -> list[Carried]:
     """Return the labels in the outputs of an operator that moves or multiplies a value; an empty list for other operators."""
-    out, before = op.outputs[0], carried[value]
+    out, (before, factors) = op.outputs[0], carried[value]
     product = match_factor(op)
     if "view" in op.traits:
         keeps = True
@@ -116,16 +112,16 @@ def _follow(op: Op, value: Value, carried: Mapping[Value, _Carried]) -> list[_Ca
     elif "cut" in op.traits and op.inputs[0] is value:
         keeps = out.shape == value.shape
     elif product is not None and product[0] is value:
-        return [_Carried(before.labels, [*before.factors, product[1]])]
+        return [(before, [*factors, product[1]])]
     else:
-        return [before] if is_view(op) else []
+        return [carried[value]] if is_view(op) else []
     inputs = [v for v in op.inputs if v in carried]
-    known = {v: labels for v in inputs if (labels := carried[v].labels) is not None}
+    known = {v: labels for v in inputs if (labels := carried[v][0]) is not None}
     try:
         moved: Sequence[Tensor | None] = move_labels(op, known) if len(known) == len({*inputs}) else [None] * keeps
     except Exception:  # of any kind: the operator cannot be computed again
         moved = [None] * keeps
-    return [_Carried(labels, before.factors) for labels in moved]
+    return [(labels, factors) for labels in moved]
 
 
 def _find_tokens(labels: Tensor, state: Value) -> frozenset[int] | None:

@@ -12,14 +12,16 @@ in decomposed_norms.py by what they compute.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from addnorm._util.norms import KINDS
 from addnorm.reference import compute_dtype
 from addnorm.stream.dataflow.graph import Flow, Op, Value
 from addnorm.stream.find.decomposed_norms import NormFinder, match_affine
-from addnorm.stream.find.norm import Norm
+from addnorm.stream.find.norm import Kind, Norm
 
 MAX_ROUNDINGS = 64  # tolerance in round-offs of the model's dtype: the order of casts differs
 
@@ -81,16 +83,11 @@ def _measure_cancellation(norm: Norm) -> Tensor:
     return (x.mean(-1, keepdim=True).abs() / norm.denominator(x)).square().mean().sqrt()
 
 
-def _match_layer_norm(op: Op) -> Norm | None:
+def _match_torch_norm(op: Op, kind: Kind) -> Norm | None:
     x, weight, bias, eps = (op.get(name) for name in ("input", "weight", "bias", "eps"))
-    has_one_axis = len(op.get("normalized_shape")) == 1
-    return Norm("layer", float(eps), x, op.outputs[0], weight, bias, ops={op}) if has_one_axis else None
-
-
-def _match_rms_norm(op: Op) -> Norm | None:
-    x, weight, eps = (op.get(name) for name in ("input", "weight", "eps"))
     eps = torch.finfo(compute_dtype(x.tensor)).eps if eps is None else eps
-    return Norm("rms", float(eps), x, op.outputs[0], weight, ops={op}) if len(op.get("normalized_shape")) == 1 else None
+    has_one_axis = len(op.get("normalized_shape")) == 1
+    return Norm(kind, float(eps), x, op.outputs[0], weight, bias, ops={op}) if has_one_axis else None
 
 
 def _match_addnorm(op: Op) -> Norm:
@@ -103,9 +100,6 @@ def _match_addnorm(op: Op) -> Norm:
 
 
 FUSED: dict[str, Callable[[Op], Norm | None]] = {
-    "native_layer_norm": _match_layer_norm,
-    "layer_norm": _match_layer_norm,
-    "rms_norm": _match_rms_norm,
-    "_fused_rms_norm": _match_rms_norm,
+    **{name: partial(_match_torch_norm, kind=kind) for kind in KINDS for name in KINDS[kind].operators},
     "addnorm::norm": _match_addnorm,
 }

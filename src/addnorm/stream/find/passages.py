@@ -63,7 +63,7 @@ class PlacedChain(Chain):
 def place_chain(chain: Chain) -> PlacedChain:
     """Find the dimensions of a stream's values, and check its passages."""
     layout = StreamLayout(chain)
-    for _, sublayer in chain.numbered():
+    for sublayer in chain.list_sublayers():
         if sublayer.kind == "feed-forward" and layout.mixes_tokens(sublayer):
             sublayer.kind = "other"
     return PlacedChain(**vars(chain), layout=layout, passages=_check_passages(chain, layout))

@@ -15,7 +15,7 @@ from addnorm.stream.dataflow.arithmetic import (
     get_number,
     is_scale,
     match_factor,
-    match_terms,
+    pair_terms,
     strip_views,
 )  # fmt: skip
 from addnorm.stream.dataflow.graph import DATA, NOISE, UNCOUNTED, Op, Value
@@ -124,8 +124,7 @@ def match_interpolation(op: Op) -> Interpolation | None:
             return None
         x, y, w = tensors
         return Interpolation(x, y, _build_terms(op, op, x, y, 1.0, w) if is_scale(w, x) else None, ())
-    terms = match_terms(op) if op.name in ("add", "addcmul", "sub") else None
-    for first, second in (terms, terms[::-1]) if terms is not None else ():
+    for first, second in pair_terms(op) if op.name in ("add", "addcmul", "sub") else ():
         if first.factor == 1.0 and first.scale is None and (found := _match_difference(op, first, second)) is not None:
             return found
     if op.name == "addcmul" and len(tensors) == 3:  # x + w (y - x) with a gate w that is computed from the data
@@ -139,8 +138,7 @@ def match_interpolation(op: Op) -> Interpolation | None:
 
 def _find_subtrahend(difference: Op | None, x: Value) -> Value | None:
     """Return y if an operator computes y - x; None otherwise."""
-    terms = match_terms(difference) if difference is not None else None
-    for y, minus in (terms, terms[::-1]) if terms is not None else ():
+    for y, minus in pair_terms(difference):
         if (y.factor, minus.factor) == (1.0, -1.0) and strip_views(minus.value) is strip_views(x):
             return y.value
     return None

@@ -79,9 +79,9 @@ def explain_no_stream(flow: Flow, norms: Sequence[Norm], found: Sequence[Unexpla
     return report_unexplained(found) or [Unknown("", f"{NO_ADD} ({seen}{hidden})")]
 
 
-def list_reasons(chain: PlacedChain, k: int, sublayer: Sublayer) -> dict[str, Op]:
-    """Return the reasons why a sublayer of add k is not understood, each with an operator: its own, or that of the add."""
-    add, reads = chain.adds[k], sublayer.reads
+def list_reasons(chain: PlacedChain, sublayer: Sublayer) -> dict[str, Op]:
+    """Return the reasons why a sublayer is not understood, each with an operator: its own, or that of the add."""
+    k, add, reads = sublayer.place, sublayer.add, sublayer.reads
     inner = [other for other in add.inner_adds if has_mixing_branch(other)]
     is_last = k + 1 == len(chain.adds)
     num_norms = 0 if is_last else len(chain.norms_out[k])
@@ -101,15 +101,15 @@ def list_reasons(chain: PlacedChain, k: int, sublayer: Sublayer) -> dict[str, Op
         **dict.fromkeys(of_passage, True),
         OTHER_AXIS: not all(map(chain.layout.normalizes_features, norms)),
         BESIDE: (add.branch_input is not None and not add.is_cut)
-        or (is_branch and _reads_before_norm(chain, k, sublayer)),
+        or (is_branch and _reads_before_norm(chain, sublayer)),
         NEGATED: _is_negated(add),
         HIDDEN_IN: sublayer.ops and _has_hidden_norm_in(sublayer),
         HIDDEN_OUT: sublayer.ops and _has_hidden_norm_out(sublayer),
         SEVERAL_KINDS: len({norm.kind for norm in reads.norms}) > 1 and not reads.direct,
-        STALE: sublayer.role == "injection" and _reads_earlier_state(chain, k, sublayer),
-        IN_A_ROW: is_branch and _reads_other_branch(chain, k, sublayer),
+        STALE: sublayer.role == "injection" and _reads_earlier_state(chain, sublayer),
+        IN_A_ROW: is_branch and _reads_other_branch(chain, sublayer),
         PROJECTED: len(reads.norms) > 1 and _carries_norm(sublayer),
-        BY_FEATURE: any(_is_by_feature(chain, k, sublayer, factor) for factor in others),
+        BY_FEATURE: any(_is_by_feature(chain, sublayer, factor) for factor in others),
         BY_TOKEN: any(_is_by_token(chain, factor) for factor in factors),
         CONSTANTS: any(map(_is_constant_vector, factors)),
         BOTH: reads.norms and reads.direct,
@@ -132,12 +132,12 @@ def _is_by_token(chain: PlacedChain, factor: Factor) -> bool:
     return shape.count(width) > 1 and len(shape) == len(chain.adds[0].out.shape) and varying not in (axis, -1)
 
 
-def _is_by_feature(chain: PlacedChain, k: int, sublayer: Sublayer, factor: Factor) -> bool:
+def _is_by_feature(chain: PlacedChain, sublayer: Sublayer, factor: Factor) -> bool:
     """Return whether a factor from the model's inputs may vary along the features."""
     if factor.kind != "mask" or factor.value is None or factor.value.tensor.numel() == 1:
         return False
     out, mask = factor.op.outputs[0], factor.value.shape
-    features = chain.layout.find_features(k, sublayer, out)
+    features = chain.layout.find_features(sublayer, out)
     shape = (*(1,) * (len(out.shape) - len(mask)), *mask)
     return shape[-1] != 1 if features is None else any(shape[d] != 1 for d in features)
 
@@ -157,22 +157,23 @@ def _is_negated(add: Add) -> bool:
     return add.residual_path.number < 0
 
 
-def _reads_earlier_state(chain: PlacedChain, k: int, sublayer: Sublayer) -> bool:
-    """Return whether an injection is computed from a state before add k, besides x_0."""
-    adds = chain.adds[:k]
-    return any(is_ancestor(add.out, sublayer.raw, without=chain.adds[k].other_ops) for add in adds)
+def _reads_earlier_state(chain: PlacedChain, sublayer: Sublayer) -> bool:
+    """Return whether an injection is computed from a state before its add, besides x_0."""
+    adds = chain.adds[: sublayer.place]
+    return any(is_ancestor(add.out, sublayer.raw, without=sublayer.add.other_ops) for add in adds)
 
 
-def _reads_before_norm(chain: PlacedChain, k: int, sublayer: Sublayer) -> bool:
-    """Return whether a sublayer of add k reads the sum before it also without the norm that follows that sum."""
+def _reads_before_norm(chain: PlacedChain, sublayer: Sublayer) -> bool:
+    """Return whether a sublayer reads the sum before it also without the norm that follows that sum."""
+    k = sublayer.place
     norms = chain.norms_out[k - 1] if k else []
-    passed = {norm.y.op for norm in norms if norm.y.op is not None} | chain.adds[k].other_ops
+    passed = {norm.y.op for norm in norms if norm.y.op is not None} | sublayer.add.other_ops
     return bool(norms) and is_ancestor(chain.adds[k - 1].out, sublayer.raw, passed)
 
 
-def _reads_other_branch(chain: PlacedChain, k: int, sublayer: Sublayer) -> bool:
-    """Return whether a sublayer of add k reads the output of another one of the same add."""
-    others = [other for other in chain.sublayers[k] if other is not sublayer and other.role == "branch"]
+def _reads_other_branch(chain: PlacedChain, sublayer: Sublayer) -> bool:
+    """Return whether a sublayer reads the output of another one of the same add."""
+    others = [other for other in chain.sublayers[sublayer.place] if other is not sublayer and other.role == "branch"]
     return any(is_ancestor(other.raw, sublayer.raw) for other in others)
 
 

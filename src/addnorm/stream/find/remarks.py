@@ -34,9 +34,9 @@ SHIFTED = (
 )
 
 
-def remark_on_sublayer(chain: PlacedChain, k: int, sublayer: Sublayer) -> list[str]:
-    """Return remarks on a sublayer of add k: properties that its row does not express."""
-    add, reads = chain.adds[k], sublayer.reads
+def remark_on_sublayer(chain: PlacedChain, sublayer: Sublayer) -> list[str]:
+    """Return remarks on a sublayer: properties that its row does not express."""
+    k, add, reads = sublayer.place, sublayer.add, sublayer.reads
     factors = (*sublayer.write_path.factors, *add.residual_path.factors)
     late = chain.adds[k + 1].late_factors if k + 1 < len(chain.adds) else []
     after = [*chain.list_factors_after(k), *(factor for factor in late if factor.kind == "mask")]
@@ -175,7 +175,7 @@ def _differs(value: Value, again: Flow | None) -> bool:
 
 def _list_drawn(chain: PlacedChain, site: Site) -> list[Value]:
     """Return the random numbers that are drawn for a sublayer, its write, or the stream after it."""
-    add, after = site.sublayer.add, chain.list_factors_after(site.add_index)
+    add, after = site.sublayer.add, chain.list_factors_after(site.sublayer.place)
     ops = [*site.sublayer.ops, *site.sublayer.write_path.ops, *add.residual_path.ops, *(factor.op for factor in after)]
     drawn = [op.outputs[-1] for op in ops if "random" in op.traits]
     return [*drawn, *(v for op in ops for v in op.inputs if v.kind & NOISE and not v.kind & DATA)]
@@ -208,7 +208,7 @@ def _list_detached(chain: PlacedChain, sites: Sequence[Site]) -> list[str]:
     """Return remarks on residuals, parts of residuals, and writes through which no gradient passes."""
     detached: dict[str, list[Site]] = {"the residual": [], "a part of the residual": [], "the write": []}
     for site in sites:
-        k, add = site.add_index, site.sublayer.add
+        k, add = site.sublayer.place, site.sublayer.add
         inner = {op for part in chain.sublayers[k] for op in (*part.ops, *part.write_path.ops)}
         inner -= {*add.residual_path.ops}  # a view that both read
         start = chain.adds[k - 1].out if k else add.x

@@ -2,7 +2,7 @@
 
 layout = StreamLayout(chain)
 layout.of(add.x)                 `TokenLayout` of a state
-layout.of_write(k, sublayer)     of the operand that a sublayer adds
+layout.of_write(sublayer)        of the operand that a sublayer adds
 """
 
 from __future__ import annotations
@@ -54,37 +54,37 @@ class StreamLayout:
         dims = trace(value, self._dims, self._roots)
         return None if dims is None else self._build(value.shape, dims)
 
-    def find_raw(self, k: int, sublayer: Sublayer) -> tuple[Value, TokenLayout | None]:
-        """Return the output of a sublayer of add k, before norm and factors, and its layout.
+    def find_raw(self, sublayer: Sublayer) -> tuple[Value, TokenLayout | None]:
+        """Return the output of a sublayer, before norm and factors, and its layout.
 
         It is the first view of the output whose features are in dimensions of their own: the product of a mixer has them in one
         dimension with the sequences.
         """
-        layout = self._of_earlier(k, sublayer, sublayer.raw)
+        layout = self._of_earlier(sublayer, sublayer.raw)
         views = [sublayer.raw] if sublayer.norm is not None else find_views_of(sublayer.write_path, sublayer.raw)
         for view in views[1:] if layout is None else ():
-            layout = self._of_earlier(k, sublayer, view)
+            layout = self._of_earlier(sublayer, view)
             if layout is not None:
                 return view, layout
         return sublayer.raw, layout
 
-    def of_write(self, k: int, sublayer: Sublayer) -> TokenLayout | None:
-        """Return the layout of the operand that a sublayer of add k adds."""
-        return self._of_earlier(k, sublayer, sublayer.write_path.terms[-1].value)
+    def of_write(self, sublayer: Sublayer) -> TokenLayout | None:
+        """Return the layout of the operand that a sublayer adds."""
+        return self._of_earlier(sublayer, sublayer.write_path.terms[-1].value)
 
     def of_norm(self, norm: Norm) -> TokenLayout | None:
         """Return the layout of a norm's input, which may be inside a sublayer."""
         own = self.of(norm.x)
         if own is not None:
             return own
-        for k, sublayer in self.chain.numbered():
+        for sublayer in self.chain.list_sublayers():
             if sublayer.norm is norm:
-                return self._of_earlier(k, sublayer, norm.x)
+                return self._of_earlier(sublayer, norm.x)
         return None
 
-    def find_features(self, k: int, sublayer: Sublayer, value: Value) -> tuple[int, ...] | None:
-        """Return the dimensions of the features of a value of add k: of a state or of a write; None if they are not known."""
-        layout = self.of(value) or self._of_earlier(k, sublayer, value)
+    def find_features(self, sublayer: Sublayer, value: Value) -> tuple[int, ...] | None:
+        """Return the dimensions of the features of a state or of a value of a write; None if they are not known."""
+        layout = self.of(value) or self._of_earlier(sublayer, value)
         return None if layout is None else layout.features
 
     def normalizes_features(self, norm: Norm) -> bool:
@@ -108,13 +108,13 @@ class StreamLayout:
                 break
         return entry
 
-    def _of_earlier(self, k: int, sublayer: Sublayer, value: Value) -> TokenLayout | None:
-        dims = self._find_earlier_dims(k, sublayer, value)
+    def _of_earlier(self, sublayer: Sublayer, value: Value) -> TokenLayout | None:
+        dims = self._find_earlier_dims(sublayer, value)
         return None if dims is None else self._build(value.shape, dims)
 
-    def _find_earlier_dims(self, k: int, sublayer: Sublayer, value: Value) -> Dims | None:
-        """Return the dimensions of a value on the path from a sublayer's output to add k, from those of the sum."""
-        total, dims = self.chain.adds[k].out, self._operands[k]
+    def _find_earlier_dims(self, sublayer: Sublayer, value: Value) -> Dims | None:
+        """Return the dimensions of a value on the path from a sublayer's output to its add, from those of the sum."""
+        total, dims = sublayer.add.out, self._operands[sublayer.place]
         for term in sublayer.write_path.terms:  # from the add to the innermost partial sum
             if term.op is not None:
                 dims = None if dims is None else relate(term.op.outputs[0], total, dims)
@@ -195,16 +195,16 @@ class StreamLayout:
         combined = {root for part in (*mixing.projected, *start) for root in self._roots.find_origins(part.root)}
         origins = {origin for root in normed for origin in self._roots.find_origins(root)}
         last = {part.root for dim in self._dims[self.chain.adds[0].x][-1:] for part in dim}
-        is_conv = any("channels_first" in op.traits for _, sublayer in self.chain.numbered() for op in sublayer.ops)
+        is_conv = any("channels_first" in op.traits for sublayer in self.chain.list_sublayers() for op in sublayer.ops)
         return bool(mixing.projected) and combined.isdisjoint(origins) and (is_conv or last.isdisjoint(normed))
 
     def _list_other_normed(self) -> Iterator[Dim]:
         """Yield the dimensions that norms of the embedding and of the sublayers' outputs normalize."""
         for norm in self.chain.adds[0].norms:
             yield (trace(norm.y, self._dims, self._roots) or ((),))[-1]
-        for k, sublayer in self.chain.numbered():
+        for sublayer in self.chain.list_sublayers():
             if sublayer.norm is not None:
-                yield (self._find_earlier_dims(k, sublayer, sublayer.norm.y) or ((),))[-1]
+                yield (self._find_earlier_dims(sublayer, sublayer.norm.y) or ((),))[-1]
 
     def _find_projected_start(self) -> Dim:
         """Return the dimension of x_0 that the last product or embedding before it created; an empty one if there is none."""

@@ -55,6 +55,7 @@ class Sublayer:
 
     Attributes:
         add: the add with which it writes.
+        place: number of that add in the stream.
         write_path: from the output of N_branch, or from `raw`, to the operand of the add.
         role: "branch", "skip", "injection" or "bias".
         raw: the output before N_branch and factors.
@@ -67,6 +68,7 @@ class Sublayer:
     """
 
     add: Add
+    place: int
     write_path: Path
     role: str
     raw: Value
@@ -86,13 +88,13 @@ class Sublayer:
 # Sublayers of an add.
 
 
-def find_sublayers(add: Add) -> list[Sublayer]:
-    """Return the sublayers of an add in the order in which they ran."""
+def find_sublayers(add: Add, place: int) -> list[Sublayer]:
+    """Return the sublayers of an add, which has this number in its stream, in the order in which they ran."""
     writes = [part for write in add.writes for part in _split_write(add, write)]
-    return sorted((_build_sublayer(add, write) for write in writes), key=lambda sublayer: sublayer.raw.index)
+    return sorted((_build_sublayer(add, place, write) for write in writes), key=lambda sublayer: sublayer.raw.index)
 
 
-def _build_sublayer(add: Add, write: Write) -> Sublayer:
+def _build_sublayer(add: Add, place: int, write: Write) -> Sublayer:
     value = write.path.source
     norm = value.norm if write.role == "branch" else None
     if norm is not None and (not is_ancestor(add.read, norm.x) or strip_views(norm.x) is add.read):
@@ -105,7 +107,8 @@ def _build_sublayer(add: Add, write: Write) -> Sublayer:
     shared |= {op for read_norm in reads.norms for op in read_norm.ops}
     own = [op for op in ops if op not in shared] or ops
     kind = classify_sublayer(add.read, ops, add.other_ops)
-    return Sublayer(add, write.path, write.role, raw, norm, ops, own, reads, kind, find_common_frame(own, add.op.frame))
+    frame = find_common_frame(own, add.op.frame)
+    return Sublayer(add, place, write.path, write.role, raw, norm, ops, own, reads, kind, frame)
 
 
 def _find_branch_ops(add: Add, raw: Value) -> list[Op]:

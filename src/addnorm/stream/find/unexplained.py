@@ -27,6 +27,7 @@ from addnorm.stream.dataflow.arithmetic import (
     list_joined,
     match_factor,
     match_terms,
+    pair_terms,
     strip_moves,
     strip_views,
 )
@@ -127,7 +128,7 @@ class _Search:
 
     def _list_users(self) -> set[Op]:
         """Return the operators that read inner values of sublayers and write no stream: a cache, a loss, a recurrent state."""
-        parts = [part for chain in self.chains for _, part in chain.numbered()]
+        parts = [part for chain in self.chains for part in chain.list_sublayers()]
         ends = {value for part in parts for value in (part.raw, part.write_path.source, part.add.out)}
         ends |= {strip_views(end) for end in ends}
         intermediate = {out for part in parts for op in part.ops for out in op.outputs} - ends
@@ -263,12 +264,11 @@ def _list_operands(op: Op) -> list[tuple[Value, Value]]:
 
 def _grows_from_parameter(op: Op) -> bool:
     """Return whether an operator is the first add to learned queries: a parameter plus a value computed from it and the data."""
-    terms = match_terms(op)
     return any(
         p.value.kind & (DATA | PARAMETER) == PARAMETER
         and q.value.kind & DATA
         and is_ancestor(strip_moves(p.value), q.value)
-        for p, q in ((terms, terms[::-1]) if terms is not None else ())
+        for p, q in pair_terms(op)
     )
 
 
@@ -341,8 +341,7 @@ def _explain_sum(op: Op) -> str | None:
     if interpolation is not None and interpolation.terms is None:
         x, y = interpolation.x, interpolation.y
         return GATED if is_ancestor(x, y) or is_ancestor(y, x) else None
-    terms = match_terms(op)
-    for p, q in (terms, terms[::-1]) if terms is not None else ():
+    for p, q in pair_terms(op):
         product = strip_views(p.value).op
         if product is None or len(product.inputs) < 2:
             continue

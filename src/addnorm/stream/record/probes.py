@@ -137,7 +137,7 @@ class Probes:
             leaving[0].leaving.append(self._add_site(f"{prefix}x_0", "", "start", stream))
             for site in stream.sites:
                 if chosen is None or site.layer in chosen:
-                    self._add_sublayer(stream, site, entering[site.add_index], leaving[site.add_index + 1])
+                    self._add_sublayer(stream, site, entering[site.sublayer.place], leaving[site.sublayer.place + 1])
             if (norm := stream.final_norm) is not None:
                 self._add_norm("norm_final", self._add_site(f"{prefix}final", norm.path, "final", stream), norm, stream)
 
@@ -167,7 +167,7 @@ class Probes:
     def _add_sublayer(self, stream: Stream, site: Site, before: StateProbe, after: StateProbe) -> None:
         sublayer: Sublayer = site.sublayer
         chain: Chain = stream.chain
-        layout, k, index = stream.layout, site.add_index, len(self.recorded)
+        layout, k, index = stream.layout, sublayer.place, len(self.recorded)
         self.recorded.append(RecordedSite(site.id, site.path, site.kind, site.layer, stream.name, site.equation))
         write = find_write_term(sublayer)
         before.entering.append(index)
@@ -175,10 +175,10 @@ class Probes:
         after.leaving.append(index)
         read = before.value if sublayer.reads.value is sublayer.add.x else sublayer.reads.value
         values = {} if read is None else {"read": (read, layout.of(read))}
-        values["raw"] = layout.find_raw(k, sublayer)
+        values["raw"] = layout.find_raw(sublayer)
         parameters = list_parameters(sublayer)
         self.sites.append(
-            SiteProbe(index, site.id, sublayer, before, values, write, layout.of_write(k, sublayer), parameters)
+            SiteProbe(index, site.id, sublayer, before, values, write, layout.of_write(sublayer), parameters)
         )
         norms: dict[str, Sequence[Norm | None]] = {"norm_in": sublayer.reads.norms, "norm_branch": [sublayer.norm]}
         for role, found in (norms | {"norm_out": chain.norms_out[k]}).items():

@@ -49,10 +49,10 @@ class TokenSample:
         self._states = [*map(layout.find_entry, range(len(adds))), self.chain.states()[-1]]
         self._layouts = {state: layout.of(state) for state in self._states}  # of states and writes
         self._terms: dict[Sublayer, WriteTerm] = {}
-        for k, sublayers in enumerate(self.chain.sublayers):
+        for sublayers in self.chain.sublayers:
             for sublayer in sublayers:
                 term = self._terms[sublayer] = find_write_term(sublayer)
-                self._layouts[term.value] = layout.of_write(k, sublayer)
+                self._layouts[term.value] = layout.of_write(sublayer)
         self._writers = {term.value: sublayer for sublayer, term in self._terms.items()}
         self._rows: dict[
             Value, Tensor
