@@ -180,18 +180,6 @@ def test_ablate_and_decompose_interpolation(run):
     assert before.closure < 1e-5
 
 
-@pytest.mark.parametrize("run", [steps.lerp, steps.difference], ids=["lerp", "difference"])
-def test_record_measures_write_of_interpolation(run):
-    model = make_steps(run)
-    with addnorm.record(model) as rec:
-        model(*ONE).square().sum().backward()
-    x = ONE[0]
-    with torch.no_grad():
-        write = model.gammas[0] * model.mlps[0](model.norms[0](x))
-        expected = (write.norm(dim=-1) / x.norm(dim=-1)).mean()
-    assert rec.series("write", "ratio")[0][1] == pytest.approx(float(expected), rel=1e-5)
-
-
 def test_inspect_refuses_add_that_widens_a_parameter():
     def run(m, x):
         """Add the batch to learned queries with the first write: x (tokens, d) + f(N(x)) (batch, tokens, d)."""

@@ -11,6 +11,9 @@ from addnorm.stream.dataflow.flow_capture import FlowCapture
 from addnorm.stream.dataflow.graph import DATA, Frame, Op, Value
 from addnorm.stream.find.norms import FUSED, find_norms
 from support import handwritten_models as parts
+from support.families import shake
+from support.random_models.layouts import Layout, Sizes
+from support.random_models.norms import SPELLINGS, SpelledNorm
 
 D, EPS = 16, 1e-6
 
@@ -42,9 +45,9 @@ def squares(x):
     return x.square().mean(-1, keepdim=True)
 
 
-SPELLINGS = {
+# Beside the spellings of the random models.
+MORE_SPELLINGS = {
     # name: formula, kind, eps, true entries of to_dict()
-    "LayerNorm without gains": (lambda x, w, b, g: F.layer_norm(x, (D,), eps=EPS), "layer", EPS, set()),
     "RMSNorm, torch's eps": (lambda x, w, b, g: F.rms_norm(x, (D,), w), "rms", torch.finfo(torch.float32).eps, {"weight"}),
     "RMSNorm of centred x": (lambda x, w, b, g: F.rms_norm(x - mean(x), (D,), w, EPS), "layer", EPS, {"weight"}),
     "bias": (lambda x, w, b, g: x / torch.sqrt(squares(x) + EPS) * w + b, "rms", EPS, {"weight", "bias"}),
@@ -58,13 +61,10 @@ SPELLINGS = {
     "einsum": (lambda x, w, b, g: x / torch.sqrt(torch.einsum("...d,...d->...", x, x)[..., None] / D + EPS), "rms", EPS, set()),
     "length": (lambda x, w, b, g: x / (torch.linalg.vector_norm(x, dim=-1, keepdim=True) / math.sqrt(D) + EPS), "rms", EPS,
                {"eps_outside"}),
-    "weight times the inverse root": (lambda x, w, b, g: x * (w * torch.rsqrt(EPS + squares(x))), "rms", EPS, {"weight"}),
     "weight with three dimensions": (lambda x, w, b, g: x * (w[None, None] * torch.rsqrt(squares(x) + EPS)) + b.view(1, 1, D), "rms",
                                      EPS, {"weight", "bias"}),
     "ScaleNorm, gain with three dimensions": (lambda x, w, b, g: x * (g.view(1, 1, 1) / x.norm(dim=-1, keepdim=True).clamp(min=EPS)),
                                               "scale", EPS, {"weight"}),
-    "exponential and logarithm": (lambda x, w, b, g: w * x * torch.exp(-0.5 * torch.log(squares(x) + EPS)), "rms", EPS, {"weight"}),
-    "mean by a product": (lambda x, w, b, g: x * torch.rsqrt((x * x) @ torch.full((D, 1), 1 / D) + EPS) * w, "rms", EPS, {"weight"}),
     "fourth roots": (lambda x, w, b, g: (lambda r: w * (x * r) * r)((squares(x) + EPS) ** -0.25), "rms", EPS, {"weight"}),
     "group norm of tokens": (lambda x, w, b, g: F.group_norm(x.flatten(0, 1), 1, w, b, EPS).view_as(x), "layer", EPS,
                              {"weight", "bias"}),
@@ -74,17 +74,12 @@ SPELLINGS = {
                                 {"weight", "bias"}),
     "length with eps in the root": (lambda x, w, b, g: x / (x.square().sum(-1, keepdim=True) + EPS).sqrt(), "scale", EPS, set()),
     "eps of float32": (lambda x, w, b, g: x * torch.rsqrt(squares(x) + torch.tensor(EPS)), "rms", EPS, set()),
-    "ScaleNorm": (lambda x, w, b, g: g * x / x.norm(dim=-1, keepdim=True).clamp(min=EPS), "scale", EPS, {"weight"}),
-    "unit length times sqrt(d)": (lambda x, w, b, g: F.normalize(x, dim=-1, eps=EPS) * D**0.5 * w, "rms", EPS, {"weight"}),
     "channels first": (lambda x, w, b, g: F.layer_norm(x.transpose(1, 2).contiguous().transpose(1, 2), (D,), w, b, EPS), "layer", EPS,
                        {"weight", "bias"}),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", SPELLINGS)
-def test_find_norms_matches_spelling(name):
-    formula, kind, eps, more = SPELLINGS[name]
-    (norm,), flow = norms_of(formula)
+def check_norm(norm, flow, kind, eps, more):
     assert norm.kind == kind
     assert norm.eps == pytest.approx(eps, rel=1e-6)
     assert {key for key, value in norm.to_dict().items() if value is True} == more
@@ -93,6 +88,28 @@ def test_find_norms_matches_spelling(name):
     assert torch.allclose(
         norm(norm.x.tensor.double()).float().reshape(flow.result.shape), flow.result.tensor, atol=1e-5
     )
+
+
+@pytest.mark.parametrize("name", MORE_SPELLINGS)
+def test_find_norms_matches_spelling(name):
+    formula, *expected = MORE_SPELLINGS[name]
+    (norm,), flow = norms_of(formula)
+    check_norm(norm, flow, *expected)
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_find_norms_matches_spelling_of_random_models(name):
+    module, spelling = SpelledNorm(name, Layout("batch", Sizes(2, 1, 5, D)), D, EPS), SPELLINGS[name]
+    with torch.no_grad():
+        flow = FlowCapture(shake(module)).run((torch.randn(2, 5, D),), {})
+    (norm,) = find_norms(flow)
+    flags = {
+        "weight": spelling.has_weight,
+        "bias": spelling.has_bias,
+        "unbiased": spelling.unbiased,
+        "eps_outside": spelling.outside,
+    }
+    check_norm(norm, flow, spelling.kind, EPS, {flag for flag, is_set in flags.items() if is_set})
 
 
 @pytest.mark.parametrize("formula", [*parts.RMS_FORMULAS, *parts.LAYER_FORMULAS], ids=lambda formula: formula.__name__)
