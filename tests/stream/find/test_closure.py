@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from addnorm import inspect
@@ -16,6 +15,7 @@ from addnorm.stream.find.proof import get_tolerance, measure_row_error, measure_
 from addnorm.stream.layout.dimensions import covers_features, find_axis, find_views
 from support.families import shake
 from support.stacks import D
+from support.stream_steps import make_steps
 
 
 def inspect_chain(wiring):
@@ -77,12 +77,8 @@ OPERATORS = {
 
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_replay_op_computes_output(operator):
-    class Model(nn.Module):
-        def forward(self, x):
-            return OPERATORS[operator](x * 1.5)
-
     with torch.no_grad():
-        flow = FlowCapture(Model()).run((torch.randn(2, 3, 8),), {})
+        flow = FlowCapture(make_steps(lambda m, x: OPERATORS[operator](x * 1.5))).run((torch.randn(2, 3, 8),), {})
     value = flow.ops[0].outputs[0].tensor.double()
     start = next(k for k, op in enumerate(flow.ops) if op.inputs and op.inputs[0] is flow.ops[0].outputs[0])
     at = flow.ops[0].outputs[0]
@@ -108,11 +104,7 @@ AXES = {
 def test_find_axis_through_views(name):
     make, axis, all_features = AXES[name]
 
-    class Model(nn.Module):
-        def forward(self, x):
-            return make(x * 1.5) * 1.0
-
-    flow = FlowCapture(Model()).run((torch.randn(2, 3, 8),), {})
+    flow = FlowCapture(make_steps(lambda m, x: make(x * 1.5) * 1.0)).run((torch.randn(2, 3, 8),), {})
     operand = flow.result.op.inputs[0]
     source = strip_views(operand)
     assert source is flow.ops[0].outputs[0]

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from addnorm.stream.dataflow.flow_capture import FlowCapture
@@ -14,24 +13,14 @@ from support import handwritten_models as parts
 from support.families import shake
 from support.random_models.layouts import Layout, Sizes
 from support.random_models.norms import SPELLINGS, SpelledNorm
+from support.stream_steps import D, make_steps
 
-D, EPS = 16, 1e-6
-
-
-class Once(nn.Module):
-    def __init__(self, formula):
-        super().__init__()
-        self.formula = formula
-        self.w, self.b = nn.Parameter(torch.rand(D) + 0.5), nn.Parameter(torch.randn(D))
-        self.g = nn.Parameter(torch.tensor(0.7))
-
-    def forward(self, x):
-        return self.formula(x, self.w, self.b, self.g)
+EPS = 1e-6
 
 
 def norms_of(formula, x=None, dtype=torch.float32):
     x = torch.randn(2, 5, D) if x is None else x
-    model = Once(formula).to(dtype)
+    model = make_steps(lambda m, x: formula(x, m.gammas[0], m.shifts[0], m.heads[0, 0])).to(dtype)
     with torch.no_grad():
         flow = FlowCapture(model).run((x.to(dtype),), {})
     return find_norms(flow), flow

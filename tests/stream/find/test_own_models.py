@@ -4,7 +4,6 @@ from itertools import product
 
 import pytest
 import torch
-from torch import nn
 
 import addnorm
 from addnorm import Learned, Row, inspect, wirings
@@ -12,7 +11,8 @@ from addnorm.nn import Decoder, Encoder, Transformer
 from support import pairwise
 from support.families import shake
 from support.inspection_checks import find_row_differences
-from support.stacks import ALL, D, Mlp
+from support.stacks import ALL, D
+from support.stream_steps import make_steps
 
 LAYERS = 3
 ATTENTION, CROSS, FEED_FORWARD = "attention", "cross-attention", "feed-forward"
@@ -110,35 +110,32 @@ def test_inspect_finds_options_of_wiring(wiring, options):
 # Modules and functions.
 
 
-class Calls(nn.Module):
-    """Four sublayers, each added by `call(model, x, f(x), weight, bias)`."""
+def calls(call):
+    """Return the forward of four sublayers, each added by `call(model, x, f(x), weight, bias)`."""
 
-    def __init__(self, call):
-        super().__init__()
-        self.call, self.parts = call, nn.ModuleList(Mlp() for _ in range(4))
-        self.weights = nn.ParameterList(nn.Parameter(torch.rand(D) + 0.5) for _ in range(4))
-        self.biases = nn.ParameterList(nn.Parameter(torch.randn(D)) for _ in range(4))
-        self.gamma = nn.Parameter(torch.rand(D))
-
-    def forward(self, x):
+    def run(m, x):
         x = x * 1.0  # a copy to write to
-        for part, weight, bias in zip(self.parts, self.weights, self.biases, strict=True):
-            x = self.call(self, x, part(x), weight, bias)
+        for k in range(4):
+            x = call(m, x, m.mlps[k](x), m.gammas[k], m.shifts[k])
         return x
 
+    return run
 
-class PreNormCalls(Calls):
-    """Sublayers read y, and z is the stream: pre-LN except for the first sublayer."""
 
-    def forward(self, x):
+def pre_norm_calls(call):
+    """Return the forward of sublayers that read y, where z is the stream: pre-LN except for the first sublayer."""
+
+    def run(m, x):
         y = z = x * 1.0
-        for part, weight, bias in zip(self.parts, self.weights, self.biases, strict=True):
-            y, z = self.call(self, z, part(y), weight, bias)
+        for k in range(4):
+            y, z = call(m, z, m.mlps[k](y), m.gammas[k], m.shifts[k])
         return y
 
+    return run
 
-def inspect_calls(model, dtype=torch.float32, closure=1e-5):
-    inspection = inspect(shake(model).to(dtype), make_tokens(dtype=dtype))
+
+def inspect_calls(run, dtype=torch.float32, closure=1e-5):
+    inspection = inspect(make_steps(run).to(dtype), make_tokens(dtype=dtype))
     assert inspection.unknown == ()
     assert inspection.closes
     assert inspection.closure <= closure
@@ -177,14 +174,14 @@ def test_inspect_finds_row_of_function(option, form, kind):
     make_options, row = OPTIONS[option]
 
     def call(model, x, branch, weight, bias):
-        options = make_options(model.gamma)
+        options = make_options(model.gammas[5])
         if form == "in place":
             with torch.no_grad():
                 return IN_PLACE[kind](x, branch, weight, bias, **options)
         return FUNCTIONS[kind](x, branch, weight, bias, return_residual=form == "with residual", **options)
 
     is_pre_norm = form == "with residual"
-    stream = inspect_calls((PreNormCalls if is_pre_norm else Calls)(call))
+    stream = inspect_calls((pre_norm_calls if is_pre_norm else calls)(call))
     rows = [Row(norm_in=is_pre_norm and k > 0, norm_out=not is_pre_norm, a=row.a, b=row.b) for k in range(4)]
     assert find_row_differences(stream, rows) == []
     assert (stream.final_norm is not None) == is_pre_norm
@@ -197,18 +194,18 @@ def test_inspect_finds_row_of_add_residual(option):
     make_options, row = OPTIONS[option]
 
     def call(model, x, branch, weight, bias):
-        options = make_options(model.gamma)
+        options = make_options(model.gammas[5])
         return addnorm.add_residual(
             x, branch, **{name: options[name] for name in options.keys() - {"weight_offset", "out_dtype"}}
         )
 
-    stream = inspect_calls(Calls(call))
+    stream = inspect_calls(calls(call))
     assert find_row_differences(stream, [row] * 4) == []
     assert stream.norm is None
 
 
 @pytest.mark.parametrize("casting", ["float32", "llama", "t5"])
 def test_inspect_finds_rms_norm_of_every_casting(casting):
-    model = Calls(lambda m, x, f, w, b: addnorm.add_rms_norm(x, f, w, casting=casting))
-    stream = inspect_calls(model, dtype=torch.bfloat16, closure=0.02)
+    run = calls(lambda m, x, f, w, b: addnorm.add_rms_norm(x, f, w, casting=casting))
+    stream = inspect_calls(run, dtype=torch.bfloat16, closure=0.02)
     assert (stream.sites[0].row, stream.norm) == (Row(norm_out=True), "rms")

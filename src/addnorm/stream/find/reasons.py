@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from addnorm._util.numbers import format_count
 from addnorm.stream.dataflow.arithmetic import (
     Factor,
-    find_moved,
     is_ancestor,
     is_move,
-    list_joined,
+    list_carried,
     match_factor,
     strip_views,
 )
@@ -251,10 +250,7 @@ def _has_hidden_norm_out(sublayer: Sublayer) -> bool:
         op = value.op
         if op is None or value is sublayer.add.read or value.norm is not None:
             return []
-        if (moved := find_moved(op)) is not None:
-            return [moved]
-        is_product = op.name == "mul" or match_factor(op) is not None
-        return list_joined(op) or [v for v in op.inputs if is_product and v.shape == value.shape]
+        return list_carried(value) or [v for v in op.inputs if op.name == "mul" and v.shape == value.shape]
 
     normed = [v for v in walk([sublayer.raw], follow) if v.norm is not None and v is not sublayer.add.read]
     return any(v.norm not in others and v is not sublayer.raw for v in normed)

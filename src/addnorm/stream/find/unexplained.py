@@ -24,6 +24,7 @@ from addnorm.stream.dataflow.arithmetic import (
     is_ancestor,
     is_move,
     is_view,
+    list_carried,
     list_joined,
     match_factor,
     match_terms,
@@ -310,8 +311,9 @@ def _walk_moved(value: Value) -> Iterator[Value]:
     """Yield the values of which a value has all or some numbers, or their norm."""
 
     def follow(v: Value) -> list[Value]:
-        is_moved = v.norm is not None or (v.op is not None and is_move(v.op))
-        return [source for source, _ in _list_sources(v)] if is_moved else []
+        if v.norm is not None:
+            return [v.norm.x]
+        return list_carried(v) if v.op is not None and is_move(v.op) else []
 
     return walk([value], follow)
 
