@@ -5,7 +5,7 @@
 
 The formula of every candidate is computed in float64 and compared with the model's output. A candidate that differs is rejected.
 
-To add a fused operator, write a function that builds its `Norm` and enter it in `FUSED`. Norms in primitive operators are found
+Fused operators are those of `KINDS`; to add another one, write a function that builds its `Norm` and enter it in `FUSED`. Norms in primitive operators are found
 in decomposed_norms.py by what they compute.
 """
 
