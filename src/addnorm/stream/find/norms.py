@@ -5,8 +5,8 @@
 
 The formula of every candidate is computed in float64 and compared with the model's output. A candidate that differs is rejected.
 
-Fused operators are those of `KINDS`; to add another one, write a function that builds its `Norm` and enter it in `FUSED`. Norms in primitive operators are found
-in decomposed_norms.py by what they compute.
+Fused operators are those of `KINDS`; to add another one, write a function that builds its `Norm` and enter it in `FUSED`. Norms
+in primitive operators are found in decomposed_norms.py by what they compute.
 """
 
 from __future__ import annotations
