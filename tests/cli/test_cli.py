@@ -1,22 +1,13 @@
 """Tests of `addnorm trace`: its output, options and errors."""
 
-import json
 import re
 import warnings
 from types import SimpleNamespace
 
 import pytest
-from click.testing import CliRunner
 
 from addnorm.trace import PRESETS, trace
-from addnorm_cli.group import addnorm as main
-
-
-def run(*arguments, **env):
-    return CliRunner().invoke(main, [*map(str, arguments)], env={"COLUMNS": "80", **env})
-
-
-# addnorm trace
+from support.commands import assert_one_sentence, document, run
 
 
 def test_trace_prints_steps():
@@ -27,13 +18,12 @@ def test_trace_prints_steps():
 
 
 def test_trace_prints_str_of_trace():
-    assert run("trace", "--preset", "lesson-001").stdout == f"{PRESETS['lesson-001'].trace()}\n"
+    assert run("trace", "--preset", "lesson-001", COLUMNS="80").stdout == f"{PRESETS['lesson-001'].trace()}\n"
 
 
 @pytest.mark.parametrize(
     ("x", "sublayer"),
     [
-        ("1.8,-0.3,0.8", "-1.36,0.91,1.07"),
         ("1.8 -0.3 0.8", "-1.36 0.91 1.07"),
         ("[1.8, -0.3, 0.8]", "[-1.36, 0.91, 1.07]"),
         (" 1.8 , -3e-1,.8 ", "-1.36,\t.91, 1.07"),
@@ -41,44 +31,33 @@ def test_trace_prints_str_of_trace():
     ],
 )
 def test_trace_parses_vectors(x, sublayer):
-    result = run("trace", x, sublayer, "--json")
-    assert result.exit_code == 0
-    assert json.loads(result.stdout)["output"] == list(trace([1.8, -0.3, 0.8], [-1.36, 0.91, 1.07]).output)
+    assert document("trace", x, sublayer)["output"] == list(trace([1.8, -0.3, 0.8], [-1.36, 0.91, 1.07]).output)
 
 
 def test_trace_passes_every_option():
     options = "--placement pre --norm layer --gamma -1,2,3 --beta -.5 --eps 1e-3 --grad -1,0,1 --read-grad -2,0,0"
-    more = "--variance unbiased --eps-place outside --digits 8 --json"
-    result = run("trace", "-1,2,3", "-.5,-1,1.5", *options.split(), *more.split())
+    more = "--variance unbiased --eps-place outside --digits 8"
     expected = trace(
         [-1, 2, 3], [-0.5, -1, 1.5], placement="pre", weight=[-1, 2, 3], bias=-0.5, eps=1e-3, grad=[-1, 0, 1],
         read_grad=[-2, 0, 0], variance="unbiased", eps_place="outside", digits=8,
     )  # fmt: skip
-    assert json.loads(result.stdout) == expected.to_dict()
-    assert json.loads(run("trace", "1,2", "3,4", "--norm", "rms", "--json").stdout)["norm"] == "rms"
-
-
-def test_trace_options_change_a_preset():
-    result = run("trace", "--preset", "lesson-000", "--placement", "pre", "--json")
-    assert json.loads(result.stdout) == PRESETS["lesson-000"].trace(placement="pre").to_dict()
+    assert document("trace", "-1,2,3", "-.5,-1,1.5", *options.split(), *more.split()) == expected.to_dict()
+    changed = PRESETS["lesson-000"].trace(placement="pre", norm="rms")
+    assert document("trace", "--preset", "lesson-000", "--placement", "pre", "--norm", "rms") == changed.to_dict()
 
 
 @pytest.mark.parametrize("x", ["1e308,1", "1e200,-1e200", "1,1", "5", "1e-320,0"])
 def test_trace_json_has_no_nan(x):
-    def refuse(constant):
-        raise AssertionError(constant)
-
-    result = run("trace", x, x, "--eps", 0, "--variance", "unbiased", "--json")
-    assert result.exit_code == 0
-    assert json.loads(result.stdout, parse_constant=refuse)["schema"] == "addnorm.trace"
-    assert run("trace", x, x, "--eps", 0).exit_code == 0
+    options = (x, x, "--eps", 0, "--variance", "unbiased")
+    assert document("trace", *options)["schema"] == "addnorm.trace"
+    assert run("trace", *options).exit_code == 0
 
 
 def test_trace_list_names_presets():
-    result = run("trace", "--list")
-    assert [line.split()[0] for line in result.stdout.splitlines()] == list(PRESETS)
-    assert max(map(len, result.stdout.splitlines())) <= 80
-    assert [preset["name"] for preset in json.loads(run("trace", "--list", "--json").stdout)] == list(PRESETS)
+    lines = run("trace", "--list", COLUMNS="80").stdout.splitlines()
+    assert [line.split()[0] for line in lines] == list(PRESETS)
+    assert max(map(len, lines)) <= 80
+    assert [preset["name"] for preset in document("trace", "--list")] == list(PRESETS)
 
 
 def test_deleted_working_directory_is_one_sentence(monkeypatch):
@@ -86,8 +65,8 @@ def test_deleted_working_directory_is_one_sentence(monkeypatch):
         raise FileNotFoundError(2, "No such file or directory")
 
     monkeypatch.setattr("os.getcwd", fail)
-    sentence = "Error: the working directory cannot be used (No such file or directory): cd to another.\n"
-    assert (run("trace", "--list").exit_code, run("trace", "--list").stderr) == (1, sentence)
+    reason = "the working directory cannot be used (No such file or directory): cd to another."
+    assert_one_sentence(run("trace", "--list"), 1, reason)
 
 
 def test_warning_is_one_line(monkeypatch):

@@ -111,7 +111,7 @@ def test_share_is_one_number_everywhere(folder):
     assert sheet.amounts[0] / sheet.stream_norm != pytest.approx(expected["x_0"], rel=0.05)  # a ratio of means
 
     recordings = Recordings([folder / "run.json"])
-    data = recordings.compute(recordings.parse(0, {}))
+    data = recordings.parse(0, {})()
     labels = {row["source"]: row["label"] for row in data["balance"]["rows"]}
     assert {row["source"]: row["part"] for row in data["balance"]["rows"]} == close
     assert dict(zip(data["map"]["sources"], data["map"]["shares"][-1], strict=True)) == pytest.approx(

@@ -1,23 +1,17 @@
 """Tests of `addnorm wirings`: text, JSON, errors."""
 
-import json
 import re
 
 import pytest
-from click.testing import CliRunner
 
 from addnorm import wirings
 from addnorm.wirings.catalog import CONSTRUCTORS, EXAMPLES
-from addnorm_cli.group import addnorm as main
+from support.commands import document, run
 from support.pairwise import rotate
 
 
-def run(*arguments, **env):
-    return CliRunner().invoke(main, ["wirings", *map(str, arguments)], env={"COLUMNS": "100", **env})
-
-
 def lines_of(*arguments, **env):
-    result = run(*arguments, **env)
+    result = run("wirings", *arguments, **env)
     assert (result.exit_code, result.stderr) == (0, "")
     return [line.rstrip() for line in result.stdout.splitlines()]
 
@@ -25,10 +19,6 @@ def lines_of(*arguments, **env):
 def squeeze(lines):
     """Return the lines with two blanks between columns."""
     return [re.sub(r"(?<=\S)  +(?=\S)", "  ", line) for line in lines]
-
-
-def setting(name):
-    return [word for option, value in EXAMPLES.get(name, {}).items() for word in ("--set", f"{option}={value}")]
 
 
 # The list
@@ -48,33 +38,31 @@ def test_wirings_list_columns():
     assert line in squeeze(lines_of())
 
 
-def test_wirings_list_json():
-    listed = json.loads(run("--json").stdout)
-    assert [entry["name"] for entry in listed] == [*CONSTRUCTORS]
-    for entry, wiring in zip(listed, wirings.list_all(), strict=True):
-        assert entry == {
-            "name": wiring.name, "call": repr(wiring), "equation": wiring.equation(), "source": wiring.source,
-            "use": wiring.use,
-        }  # fmt: skip
-
-
 # One wiring
 
 
 @pytest.mark.parametrize(("name", "columns"), rotate([*CONSTRUCTORS], (60, 80, 100), 1))
 def test_wirings_describes_each(name, columns):
-    wiring = wirings.get(name, **EXAMPLES.get(name, {}))
-    lines = lines_of(name, *setting(name), COLUMNS=str(columns))
+    options = EXAMPLES.get(name, {})
+    wiring = wirings.get(name, **options)
+    settings = [word for option, value in options.items() for word in ("--set", f"{option}={value}")]
+    lines = lines_of(name, *settings, COLUMNS=str(columns))
     text = "\n".join(lines)
     assert lines[0] == repr(wiring)
-    assert wiring.equation() in text
-    assert wiring.draw() in text
+    for part in (wiring.equation(), wiring.draw()):
+        assert part in text
     flowing = " ".join(text.split())
     for said in (wiring.describe(), wiring.use, wiring.source):
         assert " ".join(said.split()) in flowing
     shown = {*wiring.equation().splitlines(), *wiring.draw().splitlines()}
     words = [line for line in lines if line not in shown and not re.search(r"[─│┌└·=:]", line)]
     assert max(map(len, words)) <= columns
+    summary = {
+        "name": wiring.name, "call": repr(wiring), "equation": wiring.equation(), "source": wiring.source, "use": wiring.use,
+    }  # fmt: skip
+    more = {"drawing": wiring.draw(), "description": wiring.describe(), "has_rows": wiring.has_rows, "stacks": []}
+    assert (summary | more).items() <= document("wirings", name, *settings).items()
+    assert options or summary in document("wirings")
 
 
 def after(lines, title):
@@ -101,13 +89,22 @@ def test_wirings_encoder_decoder():
     assert gains == ["0.4179", "0.3433"]
 
 
-def test_wirings_varying_factors():
-    table = [line.split() for line in lines_of("layernorm_scaling", "--layers", 3) if re.match(r"\d  ", line)]
-    assert table == [["1", "1"], ["2", "0.7071"], ["3", "0.5774"]]
-    deep = [line.split() for line in lines_of("layernorm_scaling", "--layers", 100) if re.match(r"\d+  ", line)]
-    assert deep == [["1", "1"], ["2", "0.7071"], ["3", "0.5774"], ["50", "0.1414"], ["100", "0.1"]]
-    each = [line.split() for line in lines_of("depth_scaled", "--layers", 12) if re.match(r"\d+  ", line)]
-    assert (each[1], each[-1]) == (["2", "0.8165", "0.5774"], ["24", "0.9798", "0.2"])  # sqrt(24 / 25), sqrt(1 / 25)
+@pytest.mark.parametrize(
+    ("name", "layers", "rows"),
+    [
+        ("layernorm_scaling", 3, ["1 1", "2 0.7071", "3 0.5774"]),
+        ("layernorm_scaling", 100, ["1 1", "2 0.7071", "3 0.5774", "50 0.1414", "100 0.1"]),
+        # sqrt(k / (k + 1)) and sqrt(1 / (k + 1)) of each sublayer k
+        (
+            "depth_scaled",
+            12,
+            ["1 0.7071 0.7071", "2 0.8165 0.5774", "3 0.866 0.5", "12 0.9608 0.2774", "24 0.9798 0.2"],
+        ),
+    ],
+)
+def test_wirings_varying_factors(name, layers, rows):
+    lines = lines_of(name, "--layers", layers)
+    assert [" ".join(line.split()) for line in lines if re.match(r"\d+  ", line)] == rows
 
 
 @pytest.mark.parametrize(
@@ -117,7 +114,8 @@ def test_wirings_varying_factors():
         (["admin", "--layers", 3], "a, of the stream  a learned vector that starts as measured in every layer"),
         (["admin", "--set", "profiled=false", "--layers", 12],
          "a, of the stream  a learned vector that starts at 2.601 in every layer"),
-        (["pre_ln", "--layers", 3], "a, b, c  1 in every layer"),
+        (["pre_ln", "--layers", 1], "a, b, c  1 in every layer"),
+        (["pre_ln", "--layers", 1], "1 layer of 2 sublayers"),
         (["pre_ln", "--set", "init=gpt2", "--layers", 8], "out, down  normal, standard deviation 0.005"),
         (["mix_ln", "--set", "k=2", "--layers", 5], "layers 1 to 2:  x' = N(x + f(x))"),
         (["mix_ln", "--set", "k=None", "--layers", 4], "layer 1:  x' = N(x + f(x))"),
@@ -129,45 +127,29 @@ def test_wirings_options_change_constants(arguments, line):
     assert line in squeeze(lines_of(*arguments))
 
 
-def test_wirings_one_layer():
-    assert "1 layer of 2 sublayers" in lines_of("pre_ln", "--layers", 1)
-
-
 def test_wirings_json_rows():
-    document = json.loads(run("layer_scale", "--layers", 24, "--json").stdout)
-    wiring = wirings.layer_scale()
-    assert (document["name"], document["call"]) == ("layer_scale", "layer_scale()")
-    for key in ("equation", "describe", "draw"):
-        assert document[{"describe": "description", "draw": "drawing"}.get(key, key)] == getattr(wiring, key)()
-    (stack,) = document["stacks"]
+    (stack,) = document("wirings", "layer_scale", "--layers", 24)["stacks"]
     assert (stack["stack"], stack["layers"], stack["sublayers_per_layer"], stack["final_norm"]) == (None, 24, 2, True)
     assert [(row["layer"], row["sublayer"]) for row in stack["rows"]] == [(n, k) for n in range(24) for k in range(2)]
-    (row,) = [row for row in stack["rows"] if (row["layer"], row["sublayer"]) == (3, 1)]
+    row = stack["rows"][7]
     assert (row["norm_in"], row["norm_branch"], row["norm_out"], row["a"], row["c"]) == (True, False, False, 1.0, 1.0)
     assert row["b"] == {"learned": True, "start": 1e-5, "per_feature": True, "shared": False}
     assert row["init"]["query"] == {"kind": "xavier_uniform", "gain": 1.0}
 
 
 def test_wirings_json_stages():
-    document = json.loads(run("x0_residual", "--layers", 3, "--json").stdout)
-    assert (document["has_rows"], document["embedding"]) == (False, [1.0, 1.0])
-    (stack,) = document["stacks"]
-    assert "rows" not in stack
-    stages = stack["stages"]
-    assert [(stage["n"], stage["n_out"]) for stage in stages] == [(2, 2)] * 3 + [(2, 3)] + [(3, 3)] * 2
-    first = stages[0]
+    wiring = document("wirings", "x0_residual", "--layers", 3)
+    (stack,) = wiring["stacks"]
+    assert (wiring["embedding"], "rows" in stack) == ([1.0, 1.0], False)
+    assert [(stage["n"], stage["n_out"]) for stage in stack["stages"]] == [(2, 2)] * 3 + [(2, 3)] + [(3, 3)] * 2
+    first = stack["stages"][0]
     scale = {"learned": True, "start": 1.15, "per_feature": False, "shared": False}
     assert first["collapse"] == [[scale, {**scale, "start": 0.2}]]
-    assert (first["mix"][1], first["inject"], first["norm_in"], first["norm_out"]) == (
-        [0.0, 1.0],
-        [1.0, 0.0],
-        True,
-        [False, False],
-    )
+    assert (first["mix"][1], first["inject"], first["norm_out"]) == ([0.0, 1.0], [1.0, 0.0], [False, False])
     assert stack["head"]["collapse"] == [[1.0, 0.0, {**scale, "start": -0.2}]]
-    mhc = json.loads(run("mhc", "--layers", 1, "--json").stdout)["stacks"][0]
-    assert mhc["stages"][1]["coefficients"]["kind"] == "ManifoldConnection"
-    assert mhc["head"]["coefficients"]["kind"] == "SigmoidRead"
+    mhc = document("wirings", "mhc", "--layers", 1)["stacks"][0]
+    kinds = [part["coefficients"]["kind"] for part in (mhc["stages"][1], mhc["head"])]
+    assert kinds == ["ManifoldConnection", "SigmoidRead"]
 
 
 def test_wirings_streams_at_a_depth():
@@ -177,22 +159,14 @@ def test_wirings_streams_at_a_depth():
 
 
 def test_wirings_json_stacks():
-    encoder, decoder = json.loads(run("deepnorm", "--layers", 12, "--decoder-layers", 6, "--json").stdout)["stacks"]
-    assert (encoder["stack"], len(encoder["rows"]), decoder["stack"], len(decoder["rows"])) == (
-        "encoder",
-        24,
-        "decoder",
-        18,
-    )
+    encoder, decoder = document("wirings", "deepnorm", "--layers", 12, "--decoder-layers", 6)["stacks"]
+    assert [(stack["stack"], len(stack["rows"])) for stack in (encoder, decoder)] == [("encoder", 24), ("decoder", 18)]
     assert encoder["rows"][0]["a"] == wirings.deepnorm("encoder", 6).row(0, 0, 12).a  # with every digit
-    (stack,) = json.loads(run("admin", "--layers", 2, "--json").stdout)["stacks"]
+    (stack,) = document("wirings", "admin", "--layers", 2)["stacks"]
     assert stack["rows"][0]["a"]["start"] == "measured"
-    assert json.loads(run("pre_ln", "--json").stdout)["stacks"] == []
-
-
-# Errors
 
 
 def test_wirings_respects_no_color():
-    assert "\x1b[1;36m" in run("pre_ln", FORCE_COLOR="1", TERM="xterm-256color").stdout
-    assert "36m" not in run("pre_ln", FORCE_COLOR="1", TERM="xterm-256color", NO_COLOR="1").stdout
+    terminal = {"FORCE_COLOR": "1", "TERM": "xterm-256color"}
+    assert "\x1b[1;36m" in run("wirings", "pre_ln", **terminal).stdout
+    assert "36m" not in run("wirings", "pre_ln", **terminal, NO_COLOR="1").stdout

@@ -33,7 +33,7 @@ def serve(tmp_path):
 
 def answer(recordings, number=0, **query):
     """Return the response that the page gets, after a round trip through JSON."""
-    result = recordings.compute(recordings.parse(number, {name: str(value) for name, value in query.items()}))
+    result = recordings.parse(number, {name: str(value) for name, value in query.items()})()
     return json.loads(json.dumps(to_jsonable(result), allow_nan=False))
 
 

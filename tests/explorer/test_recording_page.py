@@ -54,7 +54,7 @@ def test_recording_marks_and_badges_equal_file(explorer, files, recordings):
     for number, rec in enumerate(files):
         page = explorer.recording(f"&rec={number}")
         assert_drawn(explorer, rec, rec.steps[-1])
-        response = served.compute(served.parse(number, {}))
+        response = served.parse(number, {})()
         assert badges(page) == {badge["name"]: [badge["state"], badge["text"]] for badge in response["badges"]}
         assert page.locator(".recording-sheet").is_visible() == (number != SCALED)
         cells = explorer.charts()[0].get("recording-map", {}).values()

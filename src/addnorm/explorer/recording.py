@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from addnorm._util.blocks import VERDICTS, Finding
 from addnorm._util.numbers import format_count
 from addnorm.explorer.params import shorten
 from addnorm.stream.record.recording import Recording
 from addnorm.stream.record.schema import BY_NAME, ENDS, Balance, RecordedSite, suggest
 from addnorm.stream.shares import BIASES
 
-__all__ = ["Query", "Recordings"]
+__all__ = ["Recordings"]
 
 MAX_CELLS = 120  # of a map in each direction: a browser takes minutes to draw a million cells
 MAX_STEPS = 2000  # of a list or a curve: more than a page has pixels
@@ -39,16 +39,6 @@ SERIES = {
 }  # fmt: skip
 NAMES = tuple(f"{role}.{statistic}" for role, statistics in SERIES.items() for statistic in statistics)
 PARAMS = ("step", "stream", "what", "depth")
-
-
-class Query(NamedTuple):
-    """Checked request for a recording."""
-
-    number: int  # of the recording
-    stream: str
-    step: int
-    what: str | None  # a statistic whose values over the steps are requested too
-    depth: int | None  # the place of that statistic among the stream's sites
 
 
 class Recordings:
@@ -77,8 +67,10 @@ class Recordings:
             for name, path, rec in zip(names, self.paths, self.loaded, strict=True)
         ]  # fmt: skip
 
-    def parse(self, number: int | str, params: Mapping[str, str]) -> Query:
-        """Return the checked request of GET /api/recording/{number}?step=3&stream=encoder&what=write.ratio&depth=2.
+    def parse(self, number: int | str, params: Mapping[str, str]) -> Callable[[], dict[str, Any]]:
+        """Check a request and return the function that computes its response.
+
+        The request is GET /api/recording/{number}?step=3&stream=encoder&what=write.ratio&depth=2.
 
         Args:
             number: number of the recording, from 0.
@@ -105,27 +97,33 @@ class Recordings:
         if step not in steps:
             expected = f"from {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"{steps[0]}, the only one"
             raise ValueError(f"step is {step}, expected a recorded step, {expected}.")
-        return Query(number, stream, step, what, _whole("depth", params["depth"]) if "depth" in params else None)
+        depth = _whole("depth", params["depth"]) if "depth" in params else None
+        return partial(self._compute, number, stream, step, what, depth)
 
-    def compute(self, query: Query) -> dict[str, Any]:
-        """Return one step of one stream: metadata, sites, series by depth, badges, memory map, balance; `what` over the steps."""
-        rec, stream, step = self.loaded[query.number], query.stream, query.step
+    def _compute(self, number: int, stream: str, step: int, what: str | None, depth: int | None) -> dict[str, Any]:
+        """Return one step of one stream: metadata, sites, series by depth, badges, memory map, balance; `what` over the steps.
+
+        Args:
+            number: number of the recording.
+            stream: name of the stream.
+            step: the step.
+            what: a statistic whose values over the steps are requested too; None: none.
+            depth: the place of that statistic among the stream's sites; None: the last that has it.
+        """
+        rec = self.loaded[number]
         sites = [site for site in rec.sites if site.stream == stream]
         labels = _label(sites)
         named = {_source(site): label for site, label in zip(sites, labels, strict=True)}
         return {
-            "number": query.number, "path": self.paths[query.number], "stream": stream, "step": step,
+            "number": number, "path": self.paths[number], "stream": stream, "step": step,
             "last": step == rec.steps[-1],
             "metadata": {name: text for name in METADATA if (text := _text(rec.metadata.get(name)))},
             "sites": [asdict(site) | {"label": label} for site, label in zip(sites, labels, strict=True)],
             "series": _series(rec, sites, step, stream),
-            "badges": [
-                {"name": badge.topic, "state": badge.verdict, "text": badge.claim, "more": badge.criterion}
-                for badge in find_proofs(rec, stream)
-            ],
+            "badges": _badges(rec, stream),
             "map": _map(*rec.memory_maps.get(stream, ([], [])), named, sites),
             "balance": _balance(rec, stream, named, sites),
-            "time": None if query.what is None else _over_time(rec, sites, query.what, query.depth),
+            "time": None if what is None else _over_time(rec, sites, what, depth),
         }  # fmt: skip
 
 
@@ -257,33 +255,27 @@ def _text(value: Any) -> str:
     return "" if value is None else str(value)[:MAX_TEXT]
 
 
-# Proofs, as badges of the page. The verdict is "proved" where numbers show it, "open" where something does not close or is not
+# Proofs, as badges of the page. The state is "proved" where numbers show it, "open" where something does not close or is not
 # understood, and "none" where nothing was recorded. An older file may lack entries: they are reported as missing.
 
-OPEN, NONE = "open", "none"
+PROVED, OPEN, NONE = "proved", "open", "none"
 AGAIN = "This file does not say. Record the model again."
+Badge = tuple[str, str, str]  # a state, a claim and its explanation
 
 
-def find_proofs(rec: Recording, stream: str) -> list[Finding]:
-    """Return what a recording proves about one stream; the criterion of a finding explains it."""
+def _badges(rec: Recording, stream: str) -> list[dict[str, str]]:
+    """Return what a recording proves about one stream: name, state, text, and an explanation."""
     known = _as_dict(_as_dict(rec.metadata.get("streams")).get(stream))
     sites = {str(name): _as_dict(site) for name, site in _as_dict(known.get("sites")).items()}
     wrong = [name for name, site in sites.items() if site.get("closes") is not True]
     unknown = rec.metadata.get("unknown")
-    return [
-        _judge("wiring", *_wiring(known, rec, not wrong)), _judge("equations", *_equations(sites, rec, wrong)),
-        _judge("x_L = x_0 + all writes", *_sum(known)), _judge("balance", *_components(rec.balances.get(stream))),
-        *([_judge("understood", *_understood(unknown))] if isinstance(unknown, list) else []),
-    ]  # fmt: skip
-
-
-def _judge(topic: str, verdict: str | bool, claim: str, criterion: str) -> Finding:
-    if isinstance(verdict, bool):
-        verdict = VERDICTS[True] if verdict else OPEN
-    return Finding(claim, verdict, criterion, topic=topic)
-
-
-Judged = tuple[str | bool, str, str]  # a verdict, a claim and its explanation
+    badges = {
+        "wiring": _wiring(known, rec, not wrong), "equations": _equations(sites, rec, wrong),
+        "x_L = x_0 + all writes": _sum(known), "balance": _components(rec.balances.get(stream)),
+    }  # fmt: skip
+    if isinstance(unknown, list):
+        badges["understood"] = _understood(unknown)
+    return [dict(zip(("name", "state", "text", "more"), (name, *badge), strict=True)) for name, badge in badges.items()]
 
 
 def _closes(sheet: Balance) -> bool:
@@ -291,7 +283,7 @@ def _closes(sheet: Balance) -> bool:
     return sheet.error <= BALANCE_FACTOR * sheet.closure + BALANCE_ROUNDOFF
 
 
-def _wiring(known: Mapping[str, Any], rec: Recording, is_proved: bool) -> Judged:
+def _wiring(known: Mapping[str, Any], rec: Recording, is_proved: bool) -> Badge:
     if not known:
         name = rec.metadata.get("wiring")
         return NONE, _title(name) if isinstance(name, str) else "not recorded", AGAIN
@@ -305,10 +297,10 @@ def _wiring(known: Mapping[str, Any], rec: Recording, is_proved: bool) -> Judged
     name = known.get("wiring")
     if not isinstance(name, str):
         return OPEN, "not a known wiring", details
-    return is_proved, _title(name) + ("" if is_proved else ", not proved"), details
+    return (PROVED, _title(name), details) if is_proved else (OPEN, f"{_title(name)}, not proved", details)
 
 
-def _equations(sites: Mapping[str, Mapping[str, Any]], rec: Recording, wrong: Sequence[str]) -> Judged:
+def _equations(sites: Mapping[str, Mapping[str, Any]], rec: Recording, wrong: Sequence[str]) -> Badge:
     if not sites:
         error = rec.metadata.get("closure")
         return NONE, f"largest relative error {error:.1e}" if isinstance(error, float) else "not recorded", AGAIN
@@ -320,10 +312,10 @@ def _equations(sites: Mapping[str, Mapping[str, Any]], rec: Recording, wrong: Se
         more = f" and {len(wrong) - NAMED} more" if len(wrong) > NAMED else ""
         return OPEN, claim, f"{', '.join(wrong[:NAMED])}{more}: the largest error is {largest:.1e}"
     how = "Each equation was computed again in float64 from the sublayer's output and compared with the model's stream."
-    return True, f"{many} closed, relative error at most {largest:.1e}", how
+    return PROVED, f"{many} closed, relative error at most {largest:.1e}", how
 
 
-def _sum(known: Mapping[str, Any]) -> Judged:
+def _sum(known: Mapping[str, Any]) -> Badge:
     if not known:
         return NONE, "not recorded", AGAIN
     error, closes = known.get("closure"), known.get("closes") is True
@@ -331,10 +323,10 @@ def _sum(known: Mapping[str, Any]) -> Judged:
         text = "The stream passes through norms or factors between the adds, so the writes alone do not add up to it."
         return NONE, "not a plain sum", text
     how = f"x_0 and the writes {'add' if closes else 'do not add'} up to the stream."
-    return closes, f"relative error {_number(error):.1e}", how
+    return PROVED if closes else OPEN, f"relative error {_number(error):.1e}", how
 
 
-def _components(sheet: Balance | None) -> Judged:
+def _components(sheet: Balance | None) -> Badge:
     if sheet is None:
         return NONE, "not recorded", AGAIN
     if sheet.reason:
@@ -343,12 +335,12 @@ def _components(sheet: Balance | None) -> Judged:
         how = "The amounts do not add up to the stream's norm: the file was changed after recording."
         return OPEN, f"does not add up, error {sheet.error:.1e}", how
     how = f"At every depth the components add up to the recorded stream, over {sheet.tokens} tokens of the last step."
-    return True, f"adds up, error {sheet.closure:.1e}", how
+    return PROVED, f"adds up, error {sheet.closure:.1e}", how
 
 
-def _understood(unknown: list[Any]) -> Judged:
+def _understood(unknown: list[Any]) -> Badge:
     if not unknown:
-        return True, "everything", "Every operation on the model's streams was understood."
+        return PROVED, "everything", "Every operation on the model's streams was understood."
     places = [
         f"{_text(part.get('path')) or 'the model'}: {_text(part.get('reason'))}" for part in map(_as_dict, unknown)
     ]

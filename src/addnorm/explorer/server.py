@@ -112,8 +112,8 @@ class _Views:
         return await self._answer(view.__name__, request, partial(view.compute, params))
 
     async def recording(self, request: Request) -> Response:
-        query = _parse(self.recordings.parse, request.path_params["number"], dict(request.query_params))
-        return await self._answer("recording", request, partial(self.recordings.compute, query))
+        work = _parse(self.recordings.parse, request.path_params["number"], dict(request.query_params))
+        return await self._answer("recording", request, work)
 
     async def race(self, request: Request) -> Response:
         runs = _parse(race.parse, await read_json(request))
