@@ -11,8 +11,7 @@ import addnorm
 from addnorm.ops import cpu, philox
 from support.cases import BASIC, DTYPES, bf16, cotangents, f16, f32, f64, gradients, leaves, make, random
 from support.inplace_calls import in_place
-from support.memory_layouts import LAYOUTS
-from support.oracle import UNIT, relative, truth
+from support.oracle import UNIT, relative
 from support.pairwise import product
 
 NORMS = {"LayerNorm": addnorm.add_layer_norm, "RMSNorm": addnorm.add_rms_norm}
@@ -41,19 +40,6 @@ def test_constant_row_gives_exactly_the_bias(value, d):
     g = (dy * weight).to(f64)
     expected = (g - g.mean(-1, keepdim=True)) / math.sqrt(1e-5)
     assert relative(residual.grad, expected) < 8 * UNIT[f32]
-
-
-@pytest.mark.parametrize("d", WIDTHS)
-@pytest.mark.parametrize("dtypes", DTYPES)
-def test_constant_row_gives_the_bias_in_every_dtype(dtypes, d):
-    call = make("LayerNorm", dtypes, (5, d))
-    call.tensors["residual"] = torch.full_like(call.tensors["residual"], 3.3)
-    call.tensors["branch"] = torch.full_like(call.tensors["branch"], -0.7)
-    y, bias = call()["y"], call.tensors["bias"].to(f64)
-    # In the reference, the rounding error of a constant row's mean is divided by sqrt(eps).
-    exact = cpu.ISA is not None
-    left = 0.0 if exact else 4 * 3.0 * UNIT[f64 if dtypes == "float64" else f32] / math.sqrt(1e-5)
-    assert ((y.to(f64) - bias.to(y.dtype).to(f64)).abs() <= left * 4 + 2 * UNIT[y.dtype] * left).all()
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -119,23 +105,6 @@ def test_overflowing_squares_give_the_bias(norm, dtype, d):
     torch.testing.assert_close(bias.grad, grad_outputs["y"].to(f32).sum(0))
 
 
-@pytest.mark.parametrize("dtypes", ["float32", "bfloat16", "float64"])
-@pytest.mark.parametrize("scale", [1e-30, 1e-38, 1e-39])
-@pytest.mark.parametrize("variant", ["LayerNorm", "RMSNorm with bias"])
-def test_subnormal_inputs_are_accurate(variant, scale, dtypes):
-    call = make(variant, dtypes, (9, 100))
-    for name in ("residual", "branch"):
-        call.tensors[name] = (call.tensors[name].to(f64) * scale).to(call.tensors[name].dtype)
-    z = call()["z"]
-    assert z.any()  # subnormal numbers are not flushed
-    grad_outputs = cotangents(call())
-    expected = truth(call, z, grad_outputs)
-    assert relative(call()["y"], expected["y"]) < 2 * UNIT[z.dtype]
-    actual = gradients(call, grad_outputs)
-    for name in ("residual", "branch", "bias"):
-        assert relative(actual[name], expected[name]) < 8 * UNIT[z.dtype], name
-
-
 @pytest.mark.parametrize("scale", [1e-30, 1e-38])
 @pytest.mark.parametrize("norm", NORMS)
 def test_vanishing_squares_without_eps_are_accurate_or_infinite(norm, scale):
@@ -189,33 +158,6 @@ def test_zero_weight_gives_the_bias_and_still_learns(variant, dtypes):
     grads = gradients(call, grad_outputs)
     assert grads["weight"].equal(random_weight)  # which depends on x_hat and dy alone
     assert grads["residual"].equal(grad_outputs["z"].to(grads["residual"].dtype))  # the norm passes no gradient
-
-
-@pytest.mark.parametrize("dtypes", DTYPES)
-@pytest.mark.parametrize("variant", BASIC)
-def test_expanded_gradient_equals_its_copy(variant, dtypes):
-    """The backward of `y.sum()` passes a gradient whose strides are all zero."""
-    call = make(variant, dtypes, (9, 33))
-    tensors, same = leaves(call), leaves(call)
-    y, z = call(tensors).values()
-    (y.sum() + z[:, :1].sum()).backward()
-    y, z = call(same).values()
-    dz = torch.zeros_like(z)
-    dz[:, 0] = 1.0
-    torch.autograd.backward([y, z], [torch.ones_like(y), dz])
-    assert all(tensors[name].grad.equal(same[name].grad) for name in tensors)
-
-
-@pytest.mark.parametrize("dtypes", DTYPES)
-@pytest.mark.parametrize("variant", ["LayerNorm", "RMSNorm"])
-def test_gradients_in_any_layout_give_the_same_bits(variant, dtypes):
-    call = make(variant, dtypes, (12, 33))
-    grad_outputs = cotangents(call())
-    expected = gradients(call, grad_outputs)
-    for layout in LAYOUTS.values():
-        strided = {name: layout(t) for name, t in grad_outputs.items()}
-        actual = gradients(call, strided)
-        assert all(actual[name].equal(expected[name]) for name in expected)
 
 
 @pytest.mark.parametrize("variant", ["LayerNorm", "RMSNorm", "everything, LayerNorm"])

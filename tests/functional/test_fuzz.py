@@ -74,7 +74,7 @@ def not_contiguous(results, **_):
         (infinity_lost, "expected inf"),
         (bits_without_gradients, "without gradients: other bits of"),
         (bits_by_threads, "another number of threads: other bits of"),
-        (bits_by_batch, "a row alone: other bits of"),
+        (bits_by_batch, "some rows alone: other bits of"),
         (wrong_gradient, "weight: "),
         (not_contiguous, "is not contiguous"),
     ],

@@ -8,23 +8,8 @@ from torch.profiler import ProfilerActivity, profile
 
 import addnorm
 from addnorm.ops import cpu, philox
-from addnorm.ops.options import GRADIENTS, NORMS
-from support.accuracy import agree
-from support.cases import (
-    BASIC,
-    DTYPES,
-    OPTIONS,
-    VARIANTS,
-    bf16,
-    cotangents,
-    f16,
-    f32,
-    f64,
-    gradients,
-    make,
-    schema_options,
-)
-from support.oracle import UNIT, arithmetic, magnitudes
+from support.cases import DTYPES, VARIANTS, bf16, f16, f32, f64, gradients, make
+from support.oracle import UNIT
 from support.pairwise import product, rotate
 
 ops = torch.ops.addnorm
@@ -58,52 +43,6 @@ def test_inputs_without_features_use_the_reference():
     rows, features = torch.empty(0, 4), torch.empty(4, 0)
     assert operators(lambda: addnorm.add_layer_norm(rows, rows)) == {"add_norm"}
     assert "add_norm_reference" in operators(lambda: addnorm.add_layer_norm(features, features))
-
-
-@pytest.mark.parametrize(
-    ("variant", "dtypes", "shape"),
-    product(list(OPTIONS), list(DTYPES), [(70, 41), (9, 16), (5, 3), (2, 3, 130), (1, 19), (3, 1027)]),
-    ids=str,
-)
-def test_option_kernels_agree_with_the_reference(variant, dtypes, shape):
-    call = make(variant, dtypes, shape)
-    if "row_scale" in call.tensors:  # the operators take one element a row
-        call.tensors["row_scale"] = call.tensors["row_scale"].expand(shape[:-1]).clone()
-    inputs = (
-        *(call.tensors.get(name) for name in ("residual", "branch", "weight", "bias")),
-        call.eps,
-        NORMS[call.norm],
-    )
-    options = schema_options(call)
-    y, z, stats = ops.add_norm_forward(*inputs, **options)
-    expected_y, expected_z, expected_stats = ops.add_norm_forward_reference(*inputs, **options)
-    assert z.equal(expected_z)  # the same products and sums, the same mask
-    outputs = {"z": z} if call.norm == "none" else {"y": y, "z": z}
-    grad_outputs = cotangents(outputs)
-    terms, unit = magnitudes(call, z, grad_outputs), arithmetic(call)
-    assert stats.dtype == expected_stats.dtype
-    assert stats.shape == expected_stats.shape
-    if call.norm != "none":
-        assert agree(y, expected_y, unit, terms["y"])
-    all_gradients = sum(1 << bit for bit, name in enumerate(GRADIENTS) if name in call.tensors)
-    for name in ("residual_dtype", "out_dtype"):
-        options.pop(name, None)
-    backward = (grad_outputs.get("y"), grad_outputs["z"], z, stats, call.tensors.get("weight"), NORMS[call.norm])
-    named = options | {
-        "dresidual_dtype": DTYPES[dtypes].residual, "branch_dtype": DTYPES[dtypes].branch,
-        "bias_dtype": DTYPES[dtypes].parameter, "residual": call.tensors["residual"], "branch": call.tensors["branch"],
-    }  # fmt: skip
-    # All gradients at once, and each alone: the kernels write only the requested ones.
-    for grad_mask in (all_gradients, *(1 << bit for bit in range(len(GRADIENTS)) if all_gradients >> bit & 1)):
-        grads = ops.add_norm_backward(*backward, **named, grad_mask=grad_mask)
-        expected = ops.add_norm_backward_reference(*backward, **named, grad_mask=grad_mask)
-        for bit, name in enumerate(GRADIENTS):
-            if not grad_mask >> bit & 1:
-                assert grads[bit].numel() == expected[bit].numel() == 0
-                continue
-            assert grads[bit].shape == expected[bit].shape
-            # The terms of a 0-d scale are those of all features.
-            assert agree(grads[bit], expected[bit], unit, terms[name].reshape(expected[bit].shape)), (name, grad_mask)
 
 
 @pytest.mark.parametrize(
@@ -176,22 +115,6 @@ def test_casting_is_that_of_the_reference(casting, stream, parameter):
     plain = addnorm.add_rms_norm(x, s, w, eps=1e-6)
     rounds = UNIT[stream if casting == "llama" else parameter] > UNIT[f64 if stream == f64 else f32]
     assert plain.equal(addnorm.add_rms_norm(x, s, w, eps=1e-6, casting=casting)) == (not rounds)
-
-
-@pytest.mark.parametrize("variant", BASIC)
-@pytest.mark.parametrize("dtypes", ["float16", "float64", "float32 stream, float16 branch"])
-def test_lean_operators_have_the_full_ones_bits(variant, dtypes):
-    call = make(variant, dtypes, (33, 70))
-    lean = (*(call.tensors.get(name) for name in ("residual", "branch", "weight", "bias")), call.eps)
-    rms = call.norm == "rms"
-    y, z, _ = ops.add_norm_forward(*lean, int(rms))
-    assert all(a.equal(b) for a, b in zip(ops.add_norm_stream(*lean, rms), (y, z), strict=True))
-    y, z, _ = ops.add_norm_forward(*lean, int(rms), outputs=1)
-    assert y.equal(ops.add_norm(*lean, rms))
-    assert z.numel() == 0
-    y, z, stats = ops.add_norm_forward(*lean, int(rms), outputs=2)
-    assert z.equal(ops.add_norm_stream(*lean, rms)[1])
-    assert stats.numel() == 0
 
 
 def test_float16_subnormals_survive_flush_to_zero():

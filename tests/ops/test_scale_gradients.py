@@ -107,35 +107,3 @@ def test_gradient_of_a_shared_coefficient_is_rounded_once(shared, create_graph):
     (expected,) = torch.autograd.grad(total({**coefficients, shared: wide}), wide)
     assert grad.dtype == bf16
     assert is_rounded_once(grad, expected, 1e-3)
-
-
-def assert_separate(results, others):
-    """Check that no result shares memory with another, or with a tensor of `others`."""
-    own = [t.untyped_storage().data_ptr() for t in results if t.numel() > 0]
-    all_of_them = own + [t.untyped_storage().data_ptr() for t in others if t is not None and t.numel() > 0]
-    assert own
-    assert all(all_of_them.count(address) == 1 for address in own)
-
-
-@pytest.mark.parametrize("rows", [(4,), ()], ids=str)
-@pytest.mark.parametrize("norm", [0, 1, 2])
-@pytest.mark.parametrize("operator", ["add_norm_backward", "add_norm_backward_reference"])
-def test_gradients_have_memory_of_their_own(operator, norm, rows):
-    dz, z, branch, stats = torch.randn(*rows, 8), torch.randn(*rows, 8), torch.randn(*rows, 8), torch.rand(*rows, 2)
-    dy, weight = (None, None) if norm == 2 else (torch.randn(*rows, 8), torch.randn(8))
-    mask = 0b11110011 if norm == 2 else 0xFF
-    scales = {
-        "residual_scale": torch.ones(8),
-        "row_scale": torch.ones(rows),
-        "layer_scale": torch.ones(8),
-        "branch_bias": torch.ones(8),
-    }
-    results = getattr(torch.ops.addnorm, operator)(
-        dy, dz, z, stats if norm < 2 else z.new_empty(0), weight, norm, f32, f32, f32, mask, 0.0, z, branch, **scales
-    )
-    assert_separate(results, (dy, dz, z, branch, stats, weight, *scales.values()))
-    plain = getattr(torch.ops.addnorm, operator)(
-        None, dz, z, z.new_empty(0), None, 2, f32, f32, f32, 0b11, 0.0, None, None
-    )
-    assert plain[0].equal(dz)
-    assert_separate(plain, (dz, z))

@@ -6,13 +6,15 @@ Plain PyTorch computes in the same dtypes on the same inputs:
 - the largest error must be at most twice that;
 - a floor is added to each bound: one rounding of float32 (two for the largest error), relative to the sum of the absolute values
   of the terms. It is the round-off of the order of summation.
+
+z is the exact sum but for four roundings of the arithmetic, and one to its dtype.
 """
 
 import torch
 from torch import Tensor
 
 from support.cases import Call, f32, f64, leaves
-from support.oracle import UNIT, arithmetic, magnitudes, plain, rms, truth, worst
+from support.oracle import UNIT, added, arithmetic, magnitudes, plain, rms, truth, worst
 
 
 def forward_and_backward(function, call: Call, grad_outputs: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -31,6 +33,10 @@ def assert_accurate(call: Call, ours: dict[str, Tensor], grad_outputs: dict[str,
     # Compare each result with the exact result at its own z, which is the z that it normalized.
     expected, expected_theirs = truth(call, ours["z"], grad_outputs), truth(call, theirs["z"], grad_outputs)
     terms, unit = magnitudes(call, ours["z"], grad_outputs), arithmetic(call)
+    assert ours["z"].dtype == call.residual_dtype
+    exact = added(call, {name: t.to(f64) for name, t in call.tensors.items()})
+    bound = 4 * unit * terms["z"] + UNIT[call.residual_dtype] * exact.abs() * 1.001
+    assert ((ours["z"].to(f64) - exact).abs() <= bound).all()
     for name in ours.keys() - {"z"}:
         error, error_theirs = ours[name].to(f64) - expected[name], theirs[name].to(f64) - expected_theirs[name]
         best = expected[name].to(ours[name].dtype).to(f64) - expected[name]

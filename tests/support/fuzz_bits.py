@@ -1,6 +1,6 @@
 """Checks that a random call's results are bitwise equal under changes that must not matter.
 
-The changes are: gradients or none, the number of threads, memory layouts, one row without its batch, in-place and out= forms.
+The changes are: gradients or none, the number of threads, memory layouts, some rows without their batch, in-place and out= forms.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor
 import addnorm
 from support.cases import FUNCTIONS, Call
 from support.fuzz_calls import Case
+from support.inplace_calls import in_place, into, nan
 
 
 def is_same(a: Tensor | None, b: Tensor | None) -> bool:
@@ -64,63 +65,66 @@ def on_other_threads(compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 def find_differences(case: Case, first: dict[str, Tensor | None]) -> list[str]:
     """Return one line for each variant of the call whose bits differ from `first`, the results of the call itself."""
-    call, lines = case.call, []
-    outputs = {name: first[name] for name in ("y", "z") if name in first}
+    call = case.call
     variants = {
         "without gradients": _without,
-        "a row alone": _row,
+        "some rows alone": _rows,
         "in many dimensions": _dimensions,
         "in place": _in_place,
         "with out=": _out,
     }
-    actual = {name: variant(case, outputs) for name, variant in variants.items()}
+    actual = {name: variant(case, first) for name, variant in variants.items()}
     if call.norm != "none":
         tensors = {name: t.detach().requires_grad_(name in case.wants) for name, t in call.tensors.items()}
         actual["y alone"] = {"y": call.y_alone(tensors)}
         with torch.no_grad():
             actual["y alone without gradients"] = {"y": call.y_alone()}
-    lines += [
-        f"{variant}: other bits of {names}" for variant, t in actual.items() if (names := list_differing(t, outputs))
-    ]
-
-    if names := list_differing(on_other_threads(lambda: compute_results(case)), first):
-        lines.append(f"another number of threads: other bits of {names}")
+            actual["y alone with out="] = {"y": into(call, nan(first["y"]))}
+    actual["another number of threads"] = on_other_threads(lambda: compute_results(case))
     copies = {name: t.clone(memory_format=torch.contiguous_format) for name, t in call.tensors.items()}
-    if names := list_differing(compute_results(case, Call(call.norm, call.eps, copies, call.options)), first):
-        lines.append(f"contiguous copies: other bits of {names}")
-    return lines
+    grad_copies = {name: t.clone(memory_format=torch.contiguous_format) for name, t in case.grad_outputs.items()}
+    actual["contiguous copies"] = compute(call, copies, grad_copies, case.wants)
+    with torch.inference_mode():
+        actual["in inference mode"] = {name: t.clone() for name, t in call().items()}
+    return [f"{variant}: other bits of {names}" for variant, t in actual.items() if (names := list_differing(t, first))]
 
 
-def _without(case: Case, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+def _without(case: Case, first: dict[str, Tensor | None]) -> dict[str, Tensor]:
     with torch.no_grad():
         return case.call()
 
 
-def _row(case: Case, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Replace one row of the results by that of the row alone, whose dropout offset is that of the row."""
+def _rows(case: Case, first: dict[str, Tensor | None]) -> dict[str, Tensor]:
+    """Replace some rows of the results by those of the rows alone, whose dropout offset is that of the first."""
     call, rows = case.call, case.call.tensors["residual"].shape[:-1]
     count, options = math.prod(rows), dict(call.options)
     if not count:
         return {}
-    index = case.rng.randrange(count)
+    begin = case.rng.randrange(count)
     if options.get("dropout_p"):
-        if index * call.d % 4:
-            index = 0
-        options["offset"] += index * call.d // 4
-    tensors = dict(call.tensors)
-    for name in ("residual", "branch"):
-        tensors[name] = tensors[name].reshape(count, call.d)[index : index + 1]
+        begin = begin if begin * call.d % 4 == 0 else 0
+        options["offset"] = options.get("offset", 0) + begin * call.d // 4
+    part = slice(begin, case.rng.randint(begin + 1, count))
+
+    def cut(t: Tensor) -> Tensor:
+        return t.reshape(count, call.d)[part]
+
+    tensors = {name: cut(t) if name in ("residual", "branch") else t for name, t in call.tensors.items()}
     if "row_scale" in tensors:
-        tensors["row_scale"] = tensors["row_scale"].expand(rows).reshape(count)[index : index + 1]
-    alone = Call(call.norm, call.eps, tensors, options)()
-    # Compare at the row's place, so that an error is reported as one of the whole result.
-    results = {name: t.reshape(count, call.d).clone() for name, t in outputs.items()}
-    for name, t in alone.items():
-        results[name][index] = t[0]
-    return {name: t.reshape(outputs[name].shape) for name, t in results.items()}
+        tensors["row_scale"] = tensors["row_scale"].expand(rows).reshape(count)[part]
+    grad_outputs = {name: cut(t) for name, t in case.grad_outputs.items()}
+    alone = compute(Call(call.norm, call.eps, tensors, options), tensors, grad_outputs, case.wants)
+    results = {}
+    for name in ("y", "z", "dresidual", "dbranch"):
+        if (t := first.get(name)) is not None:
+            # At the rows' place, so that an error is reported as one of the whole result.
+            results[name] = t.reshape(count, call.d).clone()
+            results[name][part] = alone[name]
+            results[name] = results[name].reshape(t.shape)
+    return results
 
 
-def _dimensions(case: Case, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+def _dimensions(case: Case, first: dict[str, Tensor | None]) -> dict[str, Tensor]:
     """Return the results with the features as two dimensions, by `normalized_shape`."""
     call = case.call
     split = case.rng.choice([n for n in range(1, call.d + 1) if call.d % n == 0] or [0])
@@ -135,38 +139,32 @@ def _dimensions(case: Case, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: t.flatten(-2) for name, t in actual.items()}
 
 
-def _in_place(case: Case, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the contents of residual and branch after the in-place form; y must be the branch itself."""
+def _in_place(case: Case, first: dict[str, Tensor | None]) -> dict[str, Tensor]:
+    """Return the contents of residual and branch after the in-place form, if it can have these dtypes."""
     call = case.call
-    residual, branch = call.tensors["residual"], call.tensors["branch"]
-    if call.residual_dtype != residual.dtype or call.out_dtype != branch.dtype:
+    if call.residual_dtype != call.tensors["residual"].dtype or call.out_dtype != call.tensors["branch"].dtype:
         return {}
-    tensors = call.tensors | {"residual": residual.clone(), "branch": branch.clone()}
-    eps = {} if call.norm == "none" else {"eps": call.eps}
     options = {name: value for name, value in call.options.items() if name not in ("residual_dtype", "out_dtype")}
     with torch.no_grad():
-        result = getattr(addnorm, f"{FUNCTIONS[call.norm].__name__}_")(**tensors, **eps, **options)
-    z, y = tensors["residual"], tensors["branch"]
-    if call.norm == "none":
-        return {"z": z if result is z else result.new_empty(0)}
-    return {"z": z, "y": y if result is y else result.new_empty(0)}
+        return in_place(Call(call.norm, call.eps, call.tensors, options))
 
 
-def _out(case: Case, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the results with `out=`: new buffers, or residual and branch where their dtype fits."""
-    call = case.call
+def _out(case: Case, first: dict[str, Tensor | None]) -> dict[str, Tensor]:
+    """Return the results with `out=`: new buffers, or residual or branch where their dtype fits; `out` decides the dtypes."""
+    call, names = case.call, [name for name in ("y", "z") if name in first]
     tensors = {name: t.clone() for name, t in call.tensors.items()}
-    out = {name: torch.full_like(t, math.nan) for name, t in outputs.items()}
-    for name, source in (("z", "residual"), ("y", "branch")):
-        if name in out and out[name].dtype == tensors[source].dtype and case.rng.random() < 0.3:
+    out = {name: nan(first[name]) for name in names}
+    for name, source in zip(names, case.rng.sample(["residual", "branch", None, None], 2), strict=False):
+        if source is not None and out[name].dtype == tensors[source].dtype:
             out[name] = tensors[source]
+    options = dict(call.options)
+    if case.rng.random() < 0.5:
+        options = {name: value for name, value in options.items() if name not in ("residual_dtype", "out_dtype")}
+    targets = tuple(out.values())
     with torch.no_grad():
-        if call.norm == "none":
-            addnorm.add_residual(**tensors, **call.options, out=out["z"])
-        else:
-            options = call.options | {"eps": call.eps, "return_residual": True}
-            FUNCTIONS[call.norm](**tensors, **options, out=(out["y"], out["z"]))
-    return out
+        result = into(Call(call.norm, call.eps, tensors, options), targets if len(targets) > 1 else targets[0])
+    result = result if isinstance(result, tuple) else (result,)
+    return {name: t if t is out[name] else t.new_empty(0) for name, t in zip(names, result, strict=True)}
 
 
 def check_norm_alone(case: Case) -> list[str]:
@@ -183,4 +181,9 @@ def check_norm_alone(case: Case) -> list[str]:
     zero = torch.zeros_like(x)
     added = FUNCTIONS[call.norm](x, zero, **tensors, eps=call.eps, **options)
     # Adding zero changes the sign of a zero.
-    return [] if is_same(y + 0, added + 0) else ["the norm alone is not that of the sum with 0"]
+    lines = [] if is_same(y + 0, added + 0) else ["the norm alone is not that of the sum with 0"]
+    same = x.clone()
+    for source, out in ((x, nan(x)), (same, same)):
+        if function(source, **tensors, eps=call.eps, **options, out=out) is not out or not is_same(out, y):
+            lines.append("the norm alone has other bits with out=")
+    return lines

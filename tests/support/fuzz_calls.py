@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from support.cases import Call, bf16, f16, f32, f64
+from support.cases import Call, bf16, cotangents, f16, f32, f64
 
 FLOATS = (f32, bf16, f16, f64)
 LAYOUTS = ("transposed", "every second", "a slice", "unaligned", "expanded")
@@ -31,6 +32,12 @@ class Case:
         numbers = {name: f"tensor({t.item()})" for name, t in self.call.options.items() if isinstance(t, Tensor)}
         call = Call(self.call.norm, self.call.eps, self.call.tensors, self.call.options | numbers)
         return f"{call!r}, wants {self.wants}, used {tuple(self.grad_outputs)}"
+
+
+def take(call: Call, used: Collection[str] = ("y", "z")) -> Case:
+    """Return the case of a call in which every tensor requires a gradient; `used` are the outputs that have one."""
+    grad_outputs = {name: g for name, g in cotangents(call()).items() if name in used}
+    return Case(0, call, tuple(call.tensors), grad_outputs, random.Random(0))
 
 
 def make(seed: int) -> Case:

@@ -136,7 +136,7 @@ def magnitudes(call: Call, z: Tensor, grad_outputs: dict[str, Tensor]) -> dict[s
 
 
 def sum_rows(t: Tensor) -> Tensor:
-    return t.sum(dim=tuple(range(t.dim() - 1)))
+    return t.flatten(0, -2).sum(0) if t.dim() > 1 else t
 
 
 def rms(t: Tensor) -> float:

@@ -8,7 +8,6 @@ import torch
 from functional.test_edges import *
 from functional.test_functional import *
 from functional.test_inplace import *
-from functional.test_properties import *
 from ops.test_autograd import *
 from ops.test_philox import *
 from support.triton_interpreter import Interpreted

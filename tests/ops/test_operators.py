@@ -1,0 +1,177 @@
+"""Tests of the operators in calls that the public functions make: kernels, references and fake kernels agree."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from addnorm.ops.options import GRADIENTS
+from addnorm.ops.schema import SCHEMAS
+from addnorm.ops.streams.kinds import KINDS
+from support.accuracy import agree
+from support.cases import BASIC, DTYPES, OPTIONS, SHAPES, VARIANTS, bf16, cotangents, f32, f64, make
+from support.memory_layouts import LAYOUTS
+from support.operator_calls import record, record_streams
+from support.oracle import arithmetic, magnitudes
+from support.pairwise import product, rotate, with_values
+from support.stream_calls import make_call
+
+ops = torch.ops.addnorm
+OUTPUTS = {
+    "add_norm": ("y",), "add_norm_stream": ("y", "z"), "add_norm_forward": ("y", "z", "stats"), "add_norm_backward": GRADIENTS,
+}  # fmt: skip
+SUFFIXES = ("", "_reference")
+
+
+def record_calls(variant, dtypes, shape, layout=None):
+    """Return a call with one factor a row, as the operators take it, its output gradients and the operators' calls."""
+    call = make(variant, dtypes, shape)
+    if "row_scale" in call.tensors:
+        call.tensors["row_scale"] = call.tensors["row_scale"].expand(shape[:-1]).clone()
+    for name in ("residual", "branch") if layout else ():
+        call.tensors[name] = LAYOUTS[layout](call.tensors[name])
+    grad_outputs = cotangents(call())
+    return call, grad_outputs, record(call, grad_outputs)
+
+
+def assert_separate(results, others):
+    """Check that no result shares memory with another, or with a tensor of `others`."""
+    own = [t.untyped_storage().data_ptr() for t in results if t.numel() > 0]
+    all_of_them = own + [t.untyped_storage().data_ptr() for t in others if isinstance(t, Tensor) and t.numel() > 0]
+    assert all(all_of_them.count(address) == 1 for address in own)
+
+
+def assert_same_statistics(actual, expected, z, unit):
+    """Check mean and rstd: the mean's error is relative to the averaged values, that of rstd to rstd."""
+    assert agree(actual[..., 0], expected[..., 0], unit, z.to(f64).abs().mean(-1))
+    spread = 1 + (z.to(f64).abs().mean(-1) * expected[..., 1]) ** 2  # a rounded mean's effect on a small variance
+    assert agree(actual[..., 1], expected[..., 1], unit, expected[..., 1] * spread)
+
+
+TABLE = [
+    *product(list(OPTIONS), list(DTYPES), [(70, 41), (9, 16), (5, 3), (2, 3, 130), (1, 19), (3, 1027), (8,)]),
+    *product(list(BASIC), list(DTYPES), SHAPES),
+]
+
+
+@pytest.mark.parametrize(("variant", "dtypes", "shape"), TABLE, ids=str)
+def test_kernels_agree_with_the_reference(variant, dtypes, shape):
+    """Each output alone too: the kernels write only the requested ones. No output is an alias of an input."""
+    call, grad_outputs, calls = record_calls(variant, dtypes, shape)
+    z, unit = call()["z"], arithmetic(call)
+    terms = magnitudes(call, z, grad_outputs)
+    for one in calls:
+        actual, expected = one.repeat(change=lambda t: t), one.repeat("_reference")
+        if one.name in OUTPUTS:
+            assert_separate(actual, one.arguments.values())
+        written = [name for name in ("y", "z") if one.arguments.get(name) is not None]
+        for name, a, e in zip(OUTPUTS.get(one.name, written), actual, expected, strict=True):
+            assert (a.shape, a.dtype) == (e.shape, e.dtype), name
+            if name == "z":
+                assert a.equal(e)  # the same products and sums, the same mask
+            elif name == "stats" and e.numel():
+                assert_same_statistics(a, e, z, unit)
+            elif e.numel():  # the terms of a 0-d scale are those of all features
+                assert agree(a, e, unit, terms[name].reshape(e.shape)), (one.name, name)
+
+
+@pytest.mark.parametrize("shape", [(8,), (1, 8), (3, 8)], ids=str)
+@pytest.mark.parametrize("variant", ["everything, LayerNorm", "the add alone"])
+def test_references_return_no_alias(variant, shape):
+    """With one row the sum over rows is no operation, as is a cast to an equal dtype."""
+    for dtypes in ("float32", "float64"):
+        for one in record_calls(variant, dtypes, shape)[2]:
+            if one.name in OUTPUTS:
+                assert_separate(one.repeat("_reference", lambda t: t), one.arguments.values())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_operators_of_streams_return_no_alias(kind):
+    for mode in ("write", "read"):
+        for one in record_streams(make_call(3, 8, (2, 3), kind, dtype=f32, mode=mode, norm="none")):
+            for suffix in SUFFIXES:
+                assert_separate(one.repeat(suffix, lambda t: t), one.arguments.values())
+
+
+def describe(outputs):
+    return [(tuple(t.shape), t.dtype, t.stride(), t.storage_offset()) for t in outputs]
+
+
+@pytest.mark.parametrize(
+    ("variant", "dtypes", "layout"),
+    [
+        *with_values(rotate(list(VARIANTS), ["float32", "bfloat16", "float64"], 1), None),
+        *(("LayerNorm", "float32 stream, bfloat16 branch", layout) for layout in LAYOUTS),
+    ],
+)
+def test_fake_kernels_return_the_real_metadata(variant, dtypes, layout):
+    """Outputs of strided inputs are contiguous."""
+    for shape in [(6, 9)] if layout else [(3, 2, 9), (0, 9)]:
+        mode = FakeTensorMode()
+        for i, one in enumerate(record_calls(variant, dtypes, shape, layout)[2]):
+            suffix = SUFFIXES[i % 2]
+            real = describe(one.repeat(suffix, lambda t: t))
+            with mode:
+                assert describe(one.repeat(suffix, mode.from_tensor)) == real
+            assert describe(one.repeat(suffix, lambda t: t.to("meta"))) == real
+
+
+def take_samples():
+    """Return calls of each operator: for the operation also with options, for n streams of several kinds."""
+    calls = [
+        *record_calls("LayerNorm", "float32", (5, 17))[2][::-1],
+        *record_calls("RMSNorm", "float32 stream, bfloat16 branch", (5, 17))[2][:2],
+        *record_calls("everything, RMSNorm", "float32", (3, 2, 9))[2],
+    ]
+    samples = {(one.name, i // 12): one for i, one in enumerate(calls)}
+    for kind, mode, dtype in (("given", "shared", f32), ("manifold", "write", bf16), ("gates", "identity", f64)):
+        samples |= {
+            (one.name, kind): one for one in record_streams(make_call(3, 8, (2, 3), kind, dtype=dtype, mode=mode))
+        }
+    return {", ".join(map(str, key)): one for key, one in samples.items()}
+
+
+SAMPLES = take_samples()
+
+
+@pytest.mark.parametrize(("sample", "suffix"), rotate(list(SAMPLES), SUFFIXES, 1))
+def test_operators_pass_opcheck(sample, suffix):
+    one = SAMPLES[sample]
+    arguments = {name: t.detach().clone() if isinstance(t, Tensor) else t for name, t in one.arguments.items()}
+    torch.library.opcheck(getattr(ops, one.name + suffix).default, (), arguments)
+
+
+def test_every_operator_has_a_reference_and_a_fake_kernel():
+    for name in SCHEMAS:
+        operator, reference = getattr(ops, name).default, getattr(ops, f"{name}_reference").default
+        assert str(operator._schema).replace(name, "", 1) == str(reference._schema).replace(f"{name}_reference", "", 1)
+        for overload in (operator, reference):
+            assert torch.Tag.pt2_compliant_tag in overload.tags
+            assert overload._schema.is_mutable == (name == "add_norm_out")
+            assert torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CompositeExplicitAutograd")
+            assert torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "Meta")
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_add_norm_out_checks_memory_itself(suffix):
+    """A compiled graph calls it directly."""
+    buffer = torch.randn(96)
+    x, half_over, apart = buffer[:32].view(4, 8), buffer[16:48].view(4, 8), buffer[64:].view(4, 8)
+    operator = getattr(ops, "add_norm_out" + suffix)
+    before = buffer.clone()
+    for arguments in (
+        (x, apart, None, None, 1e-5, 0, half_over, None),
+        (x, apart, None, None, 1e-5, 0, apart, half_over),
+        (x, apart, None, None, 1e-5, 0, x, x),
+        (x, apart, x[1], None, 1e-5, 1, x, None),
+        (apart, x, None, x[1], 1e-5, 1, x, None),
+        (x, None, None, None, 1e-5, 1, half_over, None),
+        (apart, apart, None, None, 1e-5, 0, buffer[:8].expand(4, 8), None),
+        (apart, apart, None, None, 1e-5, 0, x[:3], None),
+    ):
+        with pytest.raises((ValueError, RuntimeError)):
+            operator(*arguments)
+    for name in ("residual_scale", "layer_scale", "branch_bias", "row_scale"):
+        with pytest.raises((ValueError, RuntimeError)):
+            operator(apart, apart, None, None, 1e-5, 0, x, None, **{name: x[:, 1] if name == "row_scale" else x[2]})
+    assert buffer.equal(before)
