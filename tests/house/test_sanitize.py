@@ -44,7 +44,7 @@ def test_correct_library_reports_nothing(library):
 def test_run_fails_with_a_wrong_or_missing_library(library, monkeypatch, capfd):
     assert sanitize.run(library, ["--cases", "1"]) == 1  # y of this library is residual
     output = capfd.readouterr().out
-    assert "== faults, AddressSanitizer and UBSan: run_table.py" in output
+    assert "== faults, AddressSanitizer and UBSan: run_kernels.py operation" in output
     assert output.endswith("== failed with 1\n")
     monkeypatch.setenv("ADDNORM_CPP", "0")
     assert sanitize.run(library, ["--cases", "1"]) == 1

@@ -25,7 +25,7 @@ OPERATION = {
     "forward": Area(
         (
             "tests/functional/test_edges.py tests/functional/test_adversarial_rows.py tests/functional/test_functional.py",
-            "tests/ops/test_cpu*.py tests/functional/test_p*.py",
+            "tests/ops/test_cpu*.py tests/ops/test_operators.py tests/functional/test_p*.py",
         ),
         (
             Fault(
@@ -44,7 +44,7 @@ OPERATION = {
         ),
     ),
     "backward": Area(
-        ("tests/ops/test_autograd.py tests/ops/test_nodes.py", "tests/ops/test_cpu*.py tests/functional/test_[lp]*.py"),
+        ("tests/ops/test_autograd.py tests/ops/test_nodes.py", "tests/ops/test_cpu*.py tests/ops/test_operators.py tests/functional/test_[flp]*.py"),
         (
             Fault(
                 "chunk-sums-overwritten", "csrc/backward-inl.h",
@@ -77,7 +77,7 @@ OPERATION = {
     "options": Area(
         (
             "tests/ops/test_scale_gradients.py tests/ops/test_cpu_options.py tests/functional/test_functional.py",
-            "tests/ops/test_nodes.py tests/functional/test_fuzz.py",
+            "tests/ops/test_nodes.py tests/ops/test_operators.py tests/functional/test_fuzz.py",
         ),
         (
             Fault("layer-scale-gradient-without-row-scale", "csrc/backward-inl.h", "$d = add($d, mul($u, row_gain[$r]));", "$d = add($d, $u);"),
@@ -156,7 +156,7 @@ OPERATION = {
     ),
     "dtypes": Area(
         (
-            "tests/functional/test_functional.py tests/ops/test_dispatch.py tests/ops/test_schema.py",
+            "tests/functional/test_functional.py tests/ops/test_dispatch.py tests/ops/test_operators.py",
             "tests/ops/test_cpu_options.py",
         ),
         (

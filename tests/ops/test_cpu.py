@@ -1,6 +1,7 @@
-"""Tests of the C++ kernels: every instruction set, any number of threads, independent rows, and no read of unwritten memory."""
+"""Tests of the C++ kernels: every instruction set is accurate, and accesses no unwritten memory and no byte outside a tensor."""
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -12,34 +13,42 @@ from addnorm.ops import cpu
 from support import SUPPORT
 from support.capabilities import CAPABILITIES, NAMES
 
+needs_library = pytest.mark.skipif(cpu.ISA is None, reason=f"the C++ kernels: {cpu.DETAIL}")
 
-def run_table(extent, **variables):
-    """Run support/run_table.py in a process with these environment variables, and return its output; it must succeed."""
-    command = [sys.executable, "-W", "error", str(SUPPORT / "run_table.py"), extent]
+
+def run_kernels(*words, **variables):
+    """Run support/run_kernels.py in a process with these environment variables."""
+    command = [sys.executable, "-W", "error", str(SUPPORT / "run_kernels.py"), *words]
     variables = os.environ | {"OMP_NUM_THREADS": "1"} | variables
-    process = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
-    assert process.returncode == 0, process.stdout + process.stderr[-300:]
-    return process.stdout
+    return subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
 
 
 EXTENTS = [pytest.param("cover"), pytest.param("full", marks=pytest.mark.slow)]
 
 
-@pytest.mark.skipif(cpu.ISA is None, reason=f"the C++ kernels: {cpu.DETAIL}")
+@needs_library
 @pytest.mark.parametrize("extent", EXTENTS)
+@pytest.mark.parametrize("table", ["operation", "streams"])
 @pytest.mark.parametrize("capability", CAPABILITIES)
-def test_every_instruction_set_is_accurate(capability, extent):
+def test_instruction_set_is_accurate_and_guarded(capability, table, extent):
     """ADDNORM_POISON fills the library's allocations with NaN, so that an element that was not written differs from float64."""
-    output = run_table(extent, ATEN_CPU_CAPABILITY=capability, ADDNORM_POISON="1")
+    done = run_kernels(table, extent, ATEN_CPU_CAPABILITY=capability, ADDNORM_POISON="1")
+    assert done.returncode == 0, done.stdout + done.stderr[-300:]  # the last line names the call that crashed
     names = list(NAMES.values())
-    ran = names.index(output.splitlines()[0].removeprefix("C++ kernels for "))
+    ran = names.index(done.stdout.splitlines()[0].removeprefix("C++ kernels for "))
     wish = names.index(CAPABILITIES[capability])
     assert ran <= wish if "ATEN_CPU_CAPABILITY" in os.environ else ran == min(wish, names.index(cpu.ISA))
 
 
+def test_access_beyond_the_end_kills_the_process():
+    assert run_kernels("beyond").returncode == -signal.SIGSEGV
+
+
 @pytest.mark.parametrize("extent", EXTENTS)
 def test_operation_works_without_the_cpp_library(extent):
-    assert run_table(extent, ADDNORM_CPP="0").startswith("switched off by ADDNORM_CPP=0")
+    done = run_kernels("operation", extent, ADDNORM_CPP="0")
+    assert done.returncode == 0, done.stdout + done.stderr[-300:]
+    assert done.stdout.startswith("switched off by ADDNORM_CPP=0")
 
 
 def test_backends_names_what_is_there():

@@ -111,7 +111,11 @@ def run(library: Path, arguments: Sequence[str]) -> int:
         if loaded.stdout in seen:  # the requested capability is an upper limit: this CPU has no more
             continue
         seen.add(loaded.stdout)
-        for script in (["run_table.py"], ["run_streams.py", "cover"], ["fuzz.py", *arguments]):
+        for script in (
+            ["run_kernels.py", "operation"],
+            ["run_kernels.py", "streams", "cover"],
+            ["fuzz.py", *arguments],
+        ):
             print(f"== {loaded.stdout.strip()}, AddressSanitizer and UBSan: {' '.join(script)}", flush=True)
             command = [sys.executable, "-W", "error", str(Path(__file__).with_name(script[0])), *script[1:]]
             code = subprocess.run(command, env=variables, check=False).returncode

@@ -1,0 +1,179 @@
+"""Program that checks a table of calls with the kernels of one instruction set, of the operation or of n streams.
+
+python tests/support/run_kernels.py operation|streams [cover]
+
+Each call is compared with float64, and repeated on tensors that end, or begin, at a protected page: with the same bits, in all ways
+to call. AddressSanitizer detects every ordinary load and store outside a tensor, but not the masked ones of AVX2 and AVX-512, which
+a compiler does not instrument. Here the processor detects them, and the process dies. With `cover` every value of an axis of the
+table occurs in some call. It prints the name of the backend that computed, then one line for every error; the last line of stderr
+names the call that crashed. The word `beyond` instead of a table makes such an access, as proof of the protection.
+"""
+
+import ctypes
+import itertools
+import mmap
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+import addnorm
+from addnorm.ops import cpu
+from addnorm.ops.streams.kinds import KINDS
+from support import accuracy, stream_calls
+from support.cases import BASIC, DTYPES, OPTIONS, Call, bf16, cotangents, f16, f32, f64, make
+from support.inplace_calls import in_place, into, nan
+from support.stream_calls import StreamCall, make_call, make_cotangents, run
+
+PAGE, NONE = mmap.PAGESIZE, 0
+libc = ctypes.CDLL(None, use_errno=True)
+
+# Below a vector, a vector, one more, blocks with and without a tail; chunks with and without a tail; rows that begin within a
+# counter of the dropout mask.
+NORMS = ("LayerNorm", "RMSNorm")
+WIDTHS = (1, 3, 16, 64, 127, 200, 4099)
+FULL = [
+    *((variant, dtypes, shape) for variant in BASIC for dtypes in DTYPES for shape in ((70, 41), (1, 19))),
+    *((name, dtypes, (5, d)) for name in NORMS for dtypes in DTYPES for d in WIDTHS),
+    *((name, "float32", (9, d)) for name in NORMS for d in range(1, 70)),
+    *((name, dtypes, (300, 129)) for name in NORMS for dtypes in ("float16", "float64", "bfloat16")),
+    *((variant, dtypes, (3, 3, 37)) for variant in OPTIONS for dtypes in DTYPES),
+    *((f"everything, {name}", dtypes, (7, d)) for name in NORMS for dtypes in ("float32", "float64") for d in range(1, 70)),
+    *((f"everything, {name}", dtypes, (100, 67)) for name in NORMS for dtypes in DTYPES),
+]  # fmt: skip
+COVER = [
+    *((variant, dtypes, (70, 41)) for i, variant in enumerate(BASIC) for dtypes in [*DTYPES][i % 3 :: 3]),
+    *((NORMS[(i + j) % 2], dtypes, (5, d)) for i, dtypes in enumerate(DTYPES) for j, d in enumerate(WIDTHS)),
+    *((NORMS[d % 2], "float32", (9, d)) for d in range(1, 70)),
+    *((NORMS[i % 2], dtypes, (300, 129)) for i, dtypes in enumerate(("float16", "float64", "bfloat16"))),
+    *((variant, dtypes, (3, 3, 37)) for i, variant in enumerate(OPTIONS) for dtypes in [*DTYPES][i % 5 :: 5]),
+    *((f"everything, {NORMS[d % 2]}", ("float32", "float64")[d // 2 % 2], (7, d)) for d in range(1, 70)),
+    *((f"everything, {NORMS[i % 2]}", dtypes, (100, 67)) for i, dtypes in enumerate(DTYPES)),
+]  # fmt: skip
+
+MODES = ("write", "shared", "given", "features", "identity", "read")
+# Below a vector, one more, a part of a chunk of sixteen streams and four of them, a last chunk of one feature.
+STREAM_WIDTHS = (1, 7, 33, 257, 1025)
+STREAMS = range(1, 18)  # the kernels have up to 16
+# Blocks and groups with every rest; from sixteen tokens on the projection is packed, from 33 on there are several parts.
+ROWS = ((1,), (3,), (2, 9), (37,), (130,))
+STREAM_DTYPES = (
+    {"dtype": f32},
+    {"dtype": bf16},
+    {"dtype": f16},
+    {"dtype": bf16, "streams_dtype": f32, "out_dtype": f16},
+    {"dtype": f32, "streams_dtype": bf16, "out_dtype": bf16},
+    {"dtype": f16, "out_dtype": f64},
+)
+
+
+def list_streams(cover: bool) -> list[tuple]:
+    """Return the calls of n streams as arguments of `build_streams`."""
+    if not cover:
+        cases = itertools.product(STREAMS, STREAM_WIDTHS[:4], KINDS, MODES)
+        return [(n, d, ROWS[(i + n) % 5], kind, mode, i) for i, (n, d, kind, mode) in enumerate(cases)]
+    cases = []
+    for i, (n, kind) in [*enumerate(itertools.product(STREAMS, KINDS))][::2]:
+        d, rows = STREAM_WIDTHS[(i + n) % 5], ROWS[(i // 2) % 5]
+        if rows == (130,) or n > 8:
+            d = min(d, 257 if n < 9 else 65)
+        cases.append((n, d, rows, kind, MODES[(i + i // 5) % 6], i))
+    return cases
+
+
+def build_streams(n: int, d: int, rows: tuple[int, ...], kind: str, mode: str, index: int) -> StreamCall:
+    """Return a call of the table."""
+    torch.manual_seed(index)
+    options = STREAM_DTYPES[(index + index // 7) % 6]
+    # The LayerNorm of a few features may be that of a constant: its gradient is all cancellation.
+    d = max(d, 33) if kind == "hyper" else d
+    # The norm of one stream hardly depends on c: again cancellation. That of one feature u is its sign, with the slope
+    # eps / (u^2 + eps)^1.5 up to 316 where the streams cancel, which multiplies the roundings of u.
+    norm = ("layer", "rms", "none")[index % 3] if n > 1 and d > 1 else "none"
+    return replace(make_call(n, d, rows, kind, mode=mode, norm=norm, **options), iterations=3)
+
+
+def guard(t: Tensor, end: bool) -> Tensor:
+    """Return a copy of t that ends at the end of its page, or begins at the start; a protected page lies beyond."""
+    size = t.numel() * t.element_size()
+    if size == 0:
+        return t.clone()
+    pages = -(-size // PAGE)
+    memory = mmap.mmap(-1, (pages + 2) * PAGE)
+    first = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    for page in (0, pages + 1):
+        if libc.mprotect(ctypes.c_void_p(first + page * PAGE), PAGE, NONE):
+            raise OSError(ctypes.get_errno(), "mprotect")
+    offset = (pages + 1) * PAGE - size if end else PAGE
+    copy = torch.frombuffer(memory, dtype=t.dtype, count=t.numel(), offset=offset).view(t.shape)
+    return copy.copy_(t.detach())
+
+
+def use(
+    call: Call | StreamCall, grad_outputs: dict[str, Tensor], place: Callable[[Tensor], Tensor]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the results of a call by name, and again in other ways to call; `place` allocates all tensors."""
+    tensors = {name: place(t).requires_grad_() for name, t in call.tensors.items()}
+    results = run(call, tensors, {name: place(t) for name, t in grad_outputs.items()})
+    yield from results.items()
+    if isinstance(call, StreamCall):
+        return
+    with torch.no_grad():
+        yield from call(tensors).items()
+        names = [name for name in ("y", "z") if name in results]
+        out = tuple(place(nan(results[name])) for name in names)
+        placed = Call(call.norm, call.eps, tensors, call.options)
+        into(placed, out if len(out) > 1 else out[0])
+        yield from zip(names, out, strict=True)
+        if call.norm != "none":
+            yield "y", call.y_alone(tensors)
+        options = {name: value for name, value in call.options.items() if name not in ("residual_dtype", "out_dtype")}
+        if call.residual_dtype == tensors["residual"].dtype and call.out_dtype == tensors["branch"].dtype:
+            tensors = {name: place(t) for name, t in tensors.items()}
+            yield from in_place(Call(call.norm, call.eps, call.tensors, options), tensors).items()
+
+
+def find_errors(call: Call | StreamCall, has_bits: bool) -> list[str]:
+    """Return one line for each error: first in the results, then in their bits elsewhere in memory."""
+    grad_outputs = make_cotangents(call) if isinstance(call, StreamCall) else cotangents(call())
+    expected = run(call, {name: t.clone().requires_grad_() for name, t in call.tensors.items()}, grad_outputs)
+    lines = []
+    try:
+        if isinstance(call, StreamCall):
+            stream_calls.assert_accurate(call)
+        else:
+            accuracy.assert_accurate(call, {name.removeprefix("d"): t for name, t in expected.items()}, grad_outputs)
+        places = {"": Tensor.clone, " at the end": partial(guard, end=True), " at the begin": partial(guard, end=False)}
+        for where, place in places.items() if has_bits else ():
+            results = use(call, grad_outputs, place)
+            lines += [f"other bits of {name}{where}" for name, t in results if not t.equal(expected[name])]
+    except Exception:
+        lines.append(traceback.format_exc(limit=-1))
+    return lines
+
+
+def main(table: str, *words: str) -> int:
+    """Check the calls of a table; return 1 if one is wrong."""
+    if table == "beyond":
+        ctypes.string_at(guard(torch.ones(3), end=True).data_ptr() + 12, 1)
+    print(addnorm.backends()[1].detail, flush=True)
+    cover, failed = words == ("cover",), 0
+    cases = list_streams(cover) if table == "streams" else COVER if cover else FULL
+    for case in cases:
+        print(*case, file=sys.stderr, flush=True)
+        call = build_streams(*case) if table == "streams" else make(*case)
+        # The reference has torch's operators, whose bits may depend on the alignment.
+        lines = find_errors(call, has_bits=cpu.ISA is not None and (table == "operation" or case[0] <= 16))
+        if lines:
+            print(*case, *lines, sep=", ")
+            failed += 1
+    print(f"{len(cases)} calls, {failed} wrong")
+    return min(failed, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
