@@ -156,7 +156,7 @@ OPERATION = {
     ),
     "dtypes": Area(
         (
-            "tests/functional/test_functional.py tests/ops/test_dispatch.py tests/ops/test_operators.py",
+            "tests/functional/test_functional.py tests/ops/test_transforms.py tests/ops/test_operators.py",
             "tests/ops/test_cpu_options.py",
         ),
         (

@@ -4,7 +4,7 @@ from mutants.fault import Area, Fault
 
 STREAMS = {
     "stream_kernels": Area(
-        ("tests/ops/streams/test_boundary.py tests/ops/streams/test_refusals.py", "tests/ops/streams/test_[etk]*.py"),
+        ("tests/ops/streams/test_boundary.py tests/ops/streams/test_refusals.py", "tests/ops/streams/test_e*.py tests/ops/test_transforms.py tests/ops/test_cpu.py"),
         (
             Fault(
                 "kernel-mix-untransposed", "csrc/streams-inl.h",

@@ -6,7 +6,6 @@ from torch import nn
 
 import addnorm
 from support.capture_routes import ROUTES, assert_gradients_survive
-from support.cases import VARIANTS, make
 from support.pairwise import mark_slow
 
 ops = torch.ops.addnorm
@@ -103,35 +102,6 @@ def test_unrequested_outputs_stay_placeholders(outputs):
     expected = ops.add_norm_forward.kernel(*inputs, outputs=outputs)
     assert [t.shape for t in results] == [t.shape for t in expected]
     assert all(a.equal(e) for a, e in zip(results, expected, strict=True))
-
-
-@pytest.mark.parametrize("variant", [name for name in VARIANTS if "dropout" not in name])
-def test_operator_equals_formula_under_transforms(variant):
-    """torch.func.grad of an exported program, whose operator sees the transform itself."""
-    call = make(variant, "float64", (3, 10))
-
-    class Module(nn.Module):
-        def forward(self, tensors):
-            return tuple(call(tensors).values())
-
-    program = torch.export.export(Module(), (call.tensors,)).module()
-
-    def loss(function):
-        return lambda tensors: sum((out.sin() * out).sum() for out in function(tensors))
-
-    actual = torch.func.grad(loss(program))(call.tensors)
-    expected = torch.func.grad(loss(lambda tensors: tuple(call(tensors).values())))(call.tensors)
-    for name, grad in expected.items():
-        torch.testing.assert_close(actual[name], grad, rtol=1e-12, atol=1e-12, msg=name)
-
-
-def test_exported_program_has_forward_mode_derivatives():
-    block = Block(CALLS["LayerNorm and stream"]).double()
-    x, tangent = torch.randn(2, 7, 12, dtype=torch.float64), torch.randn(2, 7, 12, dtype=torch.float64)
-    program = torch.export.export(block, (x,)).module()
-    actual = torch.func.jvp(program, (x,), (tangent,))
-    expected = torch.func.jvp(block, (x,), (tangent,))
-    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_exported_program_has_second_derivatives():
