@@ -91,9 +91,9 @@ def add_norm_module():
     return addnorm.AddNorm(D, dropout=0.1)
 
 
-def stack():
+def stack(wiring="pre_ln"):
     torch.manual_seed(0)
-    wrap = addnorm.ResidualStack([torch.nn.Linear(D, D) for _ in range(2)], D, wiring="pre_ln")
+    wrap = addnorm.ResidualStack([torch.nn.Linear(D, D) for _ in range(2)], D, wiring=wiring)
     return lambda x, branch: wrap(x + branch)
 
 
@@ -109,6 +109,7 @@ ENTRIES = {
     "rms_norm, weight_offset": lambda: lambda x, b: addnorm.rms_norm(x, WEIGHT, weight_offset=1.0),
     "AddNorm": add_norm_module,
     "ResidualStack": stack,
+    "streams": lambda: stack(addnorm.wirings.mhc(2, iterations=2)),
 }
 INTO_MEMORY = {
     "layer_": lambda: lambda x, b: addnorm.add_layer_norm_(x, b, WEIGHT, BIAS),
@@ -150,8 +151,17 @@ EVERY = [(name, form, grad) for name in ENTRIES for form in ("op", "formula") fo
 EVERY += [(name, "op", False) for name in INTO_MEMORY]
 # Each operator and module once, with or without gradients, and one formula.
 DEFAULT = [
-    (name, "op", name in ("y and stream", "residual, dropout", "layer_norm", "AddNorm"))
-    for name in ("y", "y and stream", "rms, dropout", "residual, dropout", "layer_norm", "AddNorm", "ResidualStack")
+    (name, "op", name in ("y and stream", "residual, dropout", "layer_norm", "AddNorm", "streams"))
+    for name in (
+        "y",
+        "y and stream",
+        "rms, dropout",
+        "residual, dropout",
+        "layer_norm",
+        "AddNorm",
+        "ResidualStack",
+        "streams",
+    )
 ]
 DEFAULT += [("y and stream", "formula", True), ("out", "op", False)]
 
@@ -164,7 +174,7 @@ def test_second_batch_size_makes_the_graph_dynamic(name, form, grad):
 @pytest.mark.parametrize(
     ("name", "grad"),
     mark_slow(
-        itertools.product(["y and stream", "rms, dropout", "ResidualStack"], [False, True]),
+        itertools.product(["y and stream", "rms, dropout", "ResidualStack", "streams"], [False, True]),
         [("y and stream", False), ("rms, dropout", True)],
     ),
 )

@@ -100,28 +100,28 @@ def find_differences(call: StreamCall, rng: random.Random) -> list[str]:
 
 
 def find_spread(call: StreamCall, rng: random.Random) -> list[str]:
-    """Check that a NaN or an infinity changes no other token."""
-    rows = call.tensors["streams"].shape[:-2].numel()
-    if rows < 2:
+    """Check that a NaN or an infinity changes no other token, and none of its gradients."""
+    shape = call.tensors["streams"].shape[:-2]
+    rows = shape.numel()
+    if rows < 2 or call.tensors["streams"].shape[-2] in shape:
         return []
-    i, name = rng.randrange(rows), rng.choice([name for name in ("streams", "branch") if name in call.tensors])
-    t = call.tensors[name].clone()
-    each = t.contiguous().view(rows, -1)
+    per_token = [name for name in PER_TOKEN if name in call.tensors and call.tensors[name].shape[: len(shape)] == shape]
+    i, name = rng.randrange(rows), rng.choice(per_token)
+    each = call.tensors[name].contiguous().reshape(rows, -1).clone()
     each[i, rng.randrange(each.shape[1])] = rng.choice([math.nan, math.inf, -math.inf])
-    changed, plain = call({**call.tensors, name: each.view(t.shape)}), call()
+    poisoned = {**call.tensors, name: each.view(call.tensors[name].shape)}
+    cotangents = make_cotangents(call)
+    changed, plain = (compute(call, tensors, cotangents, tensors) for tensors in (poisoned, call.tensors))
     others = [j for j in range(rows) if j != i]
-    lines = []
-    for key, value in changed.items():
-        if key == "streams" and "branch" not in call.tensors:
-            continue  # the streams themselves
-        here, there = value.reshape(rows, -1)[others], plain[key].reshape(rows, -1)[others]
+    return [
+        f"the token {i} of {name} changes others of {key}"
+        for key, value in changed.items()
+        if not key.startswith("d") or key[1:] in per_token
+        # To the bit in kernels, not in torch's matrix product.
         if not torch.allclose(
-            here, there, rtol=1e-5, atol=1e-6
-        ):  # to the bit in kernels, not in torch's matrix product
-            lines.append(
-                f"{'NaN' if each[i].isnan().any() else 'infinity'} in token {i} of {name} changes others of {key}"
-            )
-    return lines
+            value.reshape(rows, -1)[others], plain[key].reshape(rows, -1)[others], rtol=1e-5, atol=1e-6
+        )
+    ]
 
 
 def check_refusal(call: StreamCall, rng: random.Random) -> list[str]:

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-import addnorm
 from addnorm.ops.streams.kinds import KINDS
 from support.pairwise import rotate
 from support.second_order import assert_second_order, entangle
@@ -101,16 +100,6 @@ def test_create_graph_gives_the_gradients_of_the_kernels(kind, dtypes):
             assert worst(actual, expected) <= bound, name
 
 
-@pytest.mark.parametrize("kind", ["manifold", "hyper"])
-def test_a_token_does_not_depend_on_the_others(kind):
-    call = make_call(4, 72, (70,), kind)
-    whole = call()
-    for i in (0, 33, 69):
-        per_token = {"streams", "branch", "mix", "inject", "collapse"}
-        alone = call({name: t[i : i + 1] if name in per_token else t for name, t in call.tensors.items()})
-        assert all(torch.equal(alone[name][0], whole[name][i]) for name in whole)
-
-
 @pytest.mark.parametrize(
     ("kind", "mode"), [("given", "write"), ("given", "shared"), ("manifold", "write"), ("hyper", "shared")]
 )
@@ -124,49 +113,8 @@ def test_results_do_not_depend_on_threads(kind, mode, threads):
     assert all(torch.equal(results[0][name], other[name]) for other in results[1:] for name in other)
 
 
-@pytest.mark.parametrize("norm", ["layer", "rms"])
-@pytest.mark.parametrize("dtype", [f32, bf16], ids=str)
-def test_one_stream_has_the_bits_of_the_operation(norm, dtype):
-    x, w, weight = torch.randn(9, 1, 200).to(dtype), torch.randn(9, 200).to(dtype), torch.randn(200)
-    step = addnorm.add_norm_streams(x, w, inject=torch.ones(1), collapse=torch.ones(1), weight=weight, norm=norm)
-    function = addnorm.add_layer_norm if norm == "layer" else addnorm.add_rms_norm
-    y, z = function(x[:, 0], w, weight, eps=1e-5, return_residual=True)
-    assert torch.equal(step.streams[:, 0], z)
-    assert torch.equal(step.read, y)
-
-
 def test_far_means_do_not_cost_accuracy_in_hyper():
     """The mean of a stream's first chunk is far from that of the rest."""
     call = make_call(2, 2000, (5,), "hyper", mode="read")
     call.tensors["streams"][..., :512] += 1000.0
     assert_accurate(call)
-
-
-BAD = {
-    "streams": (torch.randn(8), ValueError, r"streams has shape \(8,\), expected \(\*, n, d_model\)"),
-    "branch": (torch.randn(3, 9), ValueError, r"branch has shape \(3, 9\), expected \(3, 8\)"),
-    "mix": (torch.randn(3, 4, 5), ValueError, r"mix has shape \(3, 4, 5\), expected \(3, 4, 4\) or \(4, 4\)"),
-    "inject": (None, ValueError, "inject is None and branch is not, expected both"),
-    "collapse": (torch.ones(3, 4, dtype=torch.int64), TypeError, "collapse has dtype int64, expected float32"),
-    "weight": (torch.ones(4), ValueError, r"weight has shape \(4,\), expected \(8,\)"),
-    "eps": (-1.0, ValueError, "eps is -1.0, expected a number >= 0"),
-    "norm": ("batch", ValueError, "norm is 'batch', expected 'layer', 'rms' or 'none'"),
-    "out_dtype": (torch.int32, TypeError, "out_dtype is torch.int32, expected one of"),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_wrong_arguments_raise_one_sentence(name):
-    value, error, message = BAD[name]
-    arguments = {"streams": torch.randn(3, 4, 8), "branch": torch.randn(3, 8), "mix": torch.randn(3, 4, 4)}
-    arguments |= {"inject": torch.randn(3, 4), "collapse": torch.randn(4), name: value}
-    with pytest.raises(error, match=message):
-        addnorm.add_norm_streams(**arguments)
-
-
-def test_gates_of_other_streams_raise_one_sentence():
-    gates = addnorm.StreamGates("manifold", torch.randn(24, 32), torch.ones(3), torch.ones(24))
-    with pytest.raises(
-        ValueError, match=r"project of the gates has shape \(24, 32\), expected \(24, 36\) for streams \(3, 4, 9\)"
-    ):
-        addnorm.add_norm_streams(torch.randn(3, 4, 9), gates=gates)
