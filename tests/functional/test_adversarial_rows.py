@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 import addnorm
 from addnorm.ops import cpu
@@ -14,10 +13,10 @@ from support.oracle import UNIT
 NORMS = {"LayerNorm": (addnorm.layer_norm, F.layer_norm), "RMSNorm": (addnorm.rms_norm, F.rms_norm)}
 
 
-def adversarial_rows(d: int, dtype: torch.dtype) -> Tensor:
+def adversarial_rows(d, dtype):
     """Return rows of d elements: spikes on a constant or on noise, steps, few different values, a large offset."""
     generator = torch.Generator().manual_seed(d)
-    rows: list[Tensor] = []
+    rows = []
     for at in sorted({0, min(5, d - 1), d // 2, max(d - 2, 0), d - 1}):
         for size in (1e4 if dtype == f16 else 1e7) / 10 ** torch.arange(4, dtype=f64):
             noise = torch.randn(d, generator=generator, dtype=f64)
@@ -36,7 +35,7 @@ def adversarial_rows(d: int, dtype: torch.dtype) -> Tensor:
     return torch.stack([row.to(f64) for row in rows]).to(dtype)
 
 
-def exact(z: Tensor, norm: str, eps: float) -> tuple[Tensor, Tensor]:
+def exact(z, norm, eps):
     """Return y, computed in extended precision where numpy has it, and the magnitude of its terms."""
     x = z.to(f64).numpy().astype(np.longdouble)
     centred, terms = x, abs(x)

@@ -18,7 +18,7 @@ NORMS = {"LayerNorm": addnorm.add_layer_norm, "RMSNorm": addnorm.add_rms_norm}
 WIDTHS = [2, 17, 64, 100, 771]
 
 
-def parameters(d: int, dtype: torch.dtype = f32) -> tuple[torch.Tensor, torch.Tensor]:
+def parameters(d, dtype=f32):
     generator = torch.Generator().manual_seed(3)
     return random((d,), dtype, generator, mean=1.0), random((d,), dtype, generator)
 

@@ -5,7 +5,6 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 import addnorm
 from support.accuracy import assert_accurate, forward_and_backward
@@ -129,19 +128,19 @@ def test_rms_norm_default_eps_follows_residual_dtype():
     assert relative(y, F.rms_norm(x.to(f64), (50,), eps=torch.finfo(f64).eps)) < 2 * UNIT[f32]
 
 
-def llama(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def llama(x, weight, eps):
     """Compute LlamaRMSNorm.forward of transformers."""
     wide = x.to(f32)
     return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
 
 
-def t5(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def t5(x, weight, eps):
     """Compute T5LayerNorm.forward of transformers."""
     normed = x * torch.rsqrt(x.to(f32).pow(2).mean(-1, keepdim=True) + eps)
     return weight * (normed.to(weight.dtype) if weight.dtype in (torch.float16, bf16) else normed)
 
 
-def gemma(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def gemma(x, weight, eps):
     """Compute GemmaRMSNorm.forward of transformers."""
     wide = x.float()
     return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps) * (1.0 + weight.float())).type_as(x)

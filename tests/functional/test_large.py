@@ -23,7 +23,7 @@ PLACES = [slice(0, 7), slice(2**31 // D - 4, 2**31 // D + 2), slice(ROWS - 3, RO
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(cpu.ISA is None, reason=f"the C++ kernels: {cpu.DETAIL}")]
 
 
-def peak(path) -> int:
+def peak(path):
     """Return the largest growth of the process's memory during `path`, in bytes."""
     Path("/proc/self/clear_refs").write_text("5")  # reset the high-water mark
     before = lines("/proc/self/status")["VmRSS"]
@@ -31,7 +31,7 @@ def peak(path) -> int:
     return lines("/proc/self/status")["VmHWM"] - before
 
 
-def rows(count: int, d: int = D) -> torch.Tensor:
+def rows(count, d=D):
     """Return rows that repeat with a period that divides no power of two."""
     block = torch.randn(1009, d).to(bf16)
     x = torch.empty(count, d, dtype=bf16)
@@ -58,7 +58,7 @@ def test_backward_beyond_2_to_the_31_elements():
     forward = torch.ops.addnorm.add_norm_forward.default
     backward = torch.ops.addnorm.add_norm_backward.default
 
-    def gradients(part: torch.Tensor) -> list[torch.Tensor]:
+    def gradients(part):
         # Statistics of the same rows, in pieces, to save a third tensor.
         stats = torch.cat([forward(piece, None, weight, None, 1e-5, 0)[2] for piece in part.split(2**17)])
         return backward(part, None, part, stats, weight, 0, bf16, bf16, f32, 1 + 4 + 8)
@@ -75,7 +75,7 @@ def test_backward_beyond_2_to_the_31_elements():
 
 
 def test_dropout_mask_beyond_2_to_the_31_elements():
-    def call(x: torch.Tensor, offset: int) -> torch.Tensor:
+    def call(x, offset):
         return addnorm.add_residual(x, x, dropout_p=0.3, seed=torch.tensor(11), offset=offset)
 
     small = torch.zeros(2**14, D, dtype=bf16)

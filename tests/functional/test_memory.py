@@ -32,7 +32,7 @@ def frozen():
     settle_allocator("default")
 
 
-def resident() -> int:
+def resident():
     """Return the bytes of this process in memory, after malloc has returned its free memory.
 
     Otherwise memory that earlier tests have freed would be reused and hide a leak.
@@ -43,7 +43,7 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def growth(path, times=TIMES) -> int:
+def growth(path, times=TIMES):
     """Return the growth of the process while `path` runs `times` times, after enough runs to fill every cache."""
     for _ in range(WARM_UPS):
         path()

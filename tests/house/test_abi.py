@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 needs_library = pytest.mark.skipif(not cpu.LIBRARY.exists(), reason="the C++ library was not built (ADDNORM_CPP=0)")
 
 
-def output(tool: str, *arguments: str) -> str:
+def output(tool, *arguments):
     if shutil.which(tool) is None:
         pytest.skip(f"{tool} (of binutils) is not installed")
     return subprocess.run([tool, *arguments], capture_output=True, text=True, check=True).stdout

@@ -37,13 +37,13 @@ FILES = sorted(SOURCE.rglob("*.py"))
 GRAMMAR = SOURCE.parent / "addnorm_cli"  # beside the package, since help must not import torch
 
 
-def module_of(path: Path) -> str:
+def module_of(path):
     """Return the dotted name of the module in a file."""
     parts = path.relative_to(SOURCE.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imported_modules(path: Path, modules: set[str]) -> set[str]:
+def imported_modules(path, modules):
     """Return addnorm's modules that a file imports anywhere: at the top, in a function, under TYPE_CHECKING."""
     package = path.relative_to(SOURCE.parent).parent.parts
     imported = set()
@@ -62,11 +62,11 @@ def imported_modules(path: Path, modules: set[str]) -> set[str]:
     return imported - {module_of(path)}
 
 
-def folder_of(module: str) -> str:
+def folder_of(module):
     return module.split(".")[1] if "." in module else "addnorm"
 
 
-def wrong_imports(importer: str, imported: set[str]) -> list[str]:
+def wrong_imports(importer, imported):
     """Return the imports of a module that go against the layers."""
     own = folder_of(importer)
     wrong = []
@@ -80,13 +80,13 @@ def wrong_imports(importer: str, imported: set[str]) -> list[str]:
     return wrong
 
 
-def import_graph(paths: list[Path]) -> dict[str, set[str]]:
+def import_graph(paths):
     """Return each module's imports; a package's `__init__`, which only re-exports, counts as the names it gives."""
     modules = {module_of(path) for path in paths}
     return {module_of(path): imported_modules(path, modules) for path in paths}
 
 
-def cycle_in(graph: dict[str, set[str]]) -> list[str]:
+def cycle_in(graph):
     """Return the modules of one import cycle, an empty list if there is none."""
     try:
         TopologicalSorter(graph).prepare()
@@ -95,9 +95,9 @@ def cycle_in(graph: dict[str, set[str]]) -> list[str]:
     return []
 
 
-def folder_graph(graph: dict[str, set[str]]) -> dict[str, set[str]]:
+def folder_graph(graph):
     """Return the imports between the folders, and the files beside them, of each package inside the library."""
-    folders: dict[str, set[str]] = {}
+    folders = {}
     for importer, imported in graph.items():
         for module in imported:
             own, other = importer.split("."), module.split(".")

@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from addnorm.ops import aliasing
 from support.cases import bf16, f32, f64
@@ -14,7 +13,7 @@ from support.cases import bf16, f32, f64
 buffer = torch.zeros(64, dtype=f64)
 
 
-def views() -> st.SearchStrategy[Tensor]:
+def views():
     """Draw views of any dtype, sizes, strides (zero too) and offset in the 512 bytes of one buffer."""
 
     def view(dtype, sizes, strides, offset):
@@ -30,7 +29,7 @@ def views() -> st.SearchStrategy[Tensor]:
     )
 
 
-def addresses(t: Tensor) -> list[int]:
+def addresses(t):
     """Return the addresses of all bytes of all elements."""
     begin, size = t.data_ptr(), t.element_size()
     places = itertools.product(*(range(n) for n in t.shape))

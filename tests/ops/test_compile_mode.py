@@ -25,7 +25,7 @@ def default_mode():
     torch._dynamo.reset()
 
 
-def operators(function, *inputs) -> list[str]:
+def operators(function, *inputs):
     """Return our operators in a function's single graph, in order."""
     backend = EagerAndRecordGraphs()
     torch._dynamo.reset()

@@ -16,7 +16,7 @@ ops = torch.ops.addnorm
 pytestmark = pytest.mark.skipif(cpu.ISA is None, reason=f"the C++ kernels are not loaded: {cpu.DETAIL}")
 
 
-def operators(function) -> set[str]:
+def operators(function):
     """Return the names of this library's operators that a function runs, nested ones included."""
     with profile(activities=[ProfilerActivity.CPU]) as ran:
         function()

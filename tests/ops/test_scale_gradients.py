@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import Tensor
 
 import addnorm
 from addnorm.ops.schema import GRADIENTS
@@ -26,13 +25,13 @@ CASES = [
 ]
 
 
-def inputs(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+def inputs(dtype):
     """Return residual, branch, and a gradient of z whose products with them have a mean."""
     residual, branch, noise = torch.randn(3, *SHAPE, generator=torch.Generator().manual_seed(7), dtype=f64)
     return residual.to(dtype), branch.to(dtype), (0.1 + residual + branch + 0.3 * noise).to(dtype)
 
 
-def is_rounded_once(actual: Tensor, expected: Tensor, bound: Tensor | float) -> bool:
+def is_rounded_once(actual, expected, bound):
     """Return whether the error is that of the correctly rounded result, but for the bound."""
     best = expected.to(actual.dtype).to(f64) - expected
     return bool(((actual.to(f64) - expected).abs() <= best.abs() + bound).all())

@@ -15,7 +15,7 @@ from addnorm.ops.streams.kinds import KINDS
 from support.cases import VARIANTS, Call, cotangents, f64, make
 from support.oracle import added, exact, keep_mask
 from support.pairwise import rotate
-from support.stream_calls import StreamCall, in_float64, make_call
+from support.stream_calls import in_float64, make_call
 
 # torch compiles its own forward-mode formulas with its deprecated TorchScript.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
@@ -31,7 +31,7 @@ ROWS = 7  # no other tensor than those of rows has so many elements
 Function = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
 
-def make_pair(name: str) -> tuple[Call | StreamCall, Function]:
+def make_pair(name):
     """Return a call, and its formula in torch's own operators."""
     if name in KINDS:
         call = in_float64(make_call(2, 5, (ROWS,), name), iterations=2)

@@ -11,13 +11,12 @@ z is the exact sum but for four roundings of the arithmetic, and one to its dtyp
 """
 
 import torch
-from torch import Tensor
 
-from support.cases import Call, f32, f64, leaves
+from support.cases import f32, f64, leaves
 from support.oracle import UNIT, added, arithmetic, magnitudes, plain, rms, truth, worst
 
 
-def forward_and_backward(function, call: Call, grad_outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+def forward_and_backward(function, call, grad_outputs):
     """Return outputs and gradients by name."""
     tensors = leaves(call)
     outputs = function(tensors)
@@ -27,7 +26,7 @@ def forward_and_backward(function, call: Call, grad_outputs: dict[str, Tensor]) 
     return {name: t.detach() for name, t in outputs.items()} | {name: t.grad for name, t in tensors.items()}
 
 
-def assert_accurate(call: Call, ours: dict[str, Tensor], grad_outputs: dict[str, Tensor]) -> None:
+def assert_accurate(call, ours, grad_outputs):
     """Check that outputs and gradients keep the bounds above, relative to the z in `ours`."""
     theirs = forward_and_backward(lambda tensors: plain(call, tensors), call, grad_outputs)
     # Compare each result with the exact result at its own z, which is the z that it normalized.
@@ -46,7 +45,7 @@ def assert_accurate(call: Call, ours: dict[str, Tensor], grad_outputs: dict[str,
         assert worst(error) <= 2 * max(worst(error_theirs), worst(best)) + 2 * unit * worst(terms[name]), name
 
 
-def agree(actual: torch.Tensor, expected: torch.Tensor, unit: float, terms: torch.Tensor | float) -> bool:
+def agree(actual, expected, unit, terms):
     """Return whether two results agree within a few roundings of the arithmetic and one rounding of the dtype on either side."""
     assert actual.dtype == expected.dtype
     assert actual.shape == expected.shape

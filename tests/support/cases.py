@@ -4,8 +4,6 @@ A `Call` is one call of the library as data: its differentiable tensors by argum
 and output gradients are random, never only ones or zeros.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -61,7 +59,7 @@ class Variant:
 LAYER, RMS = {"norm": "layer", "weight": True, "bias": True}, {"norm": "rms", "weight": True}
 
 # Values of each kind of option, by label. Each option that ops/options.py declares has a variant for each value.
-VALUES: dict[str, dict[str, Any]] = {
+VALUES = {
     "scale": {"a number": 1.7, "0-d": "()", "(d,)": "(d,)"},
     "rows": {"a token": "(*)", "a sample": "(n, 1...)"},
     "features": {"": "(d,)"},
@@ -119,23 +117,23 @@ class Call:
     tensors: dict[str, Tensor]
     options: dict[str, Any]
 
-    def __repr__(self) -> str:
+    def __repr__(self):
         tensors = {name: f"{t.dtype} {tuple(t.shape)} strides {t.stride()}" for name, t in self.tensors.items()}
         return f"Call({self.norm}, eps {self.eps}, {tensors}, {self.options})"
 
     @property
-    def d(self) -> int:
+    def d(self):
         return self.tensors["residual"].shape[-1]
 
     @property
-    def residual_dtype(self) -> torch.dtype:
+    def residual_dtype(self):
         return self.options.get("residual_dtype") or self.tensors["residual"].dtype
 
     @property
-    def out_dtype(self) -> torch.dtype:
+    def out_dtype(self):
         return self.options.get("out_dtype") or self.tensors["branch"].dtype
 
-    def __call__(self, tensors: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
+    def __call__(self, tensors=None):
         """Return `{"y": ..., "z": ...}` (only z for the add alone)."""
         arguments = {**(self.tensors if tensors is None else tensors), **self.options}
         if self.norm == "none":
@@ -143,11 +141,11 @@ class Call:
         y, z = FUNCTIONS[self.norm](**arguments, eps=self.eps, return_residual=True)
         return {"y": y, "z": z}
 
-    def y_alone(self, tensors: dict[str, Tensor] | None = None) -> Tensor:
+    def y_alone(self, tensors=None):
         arguments = {**(self.tensors if tensors is None else tensors), **self.options}
         return FUNCTIONS[self.norm](**arguments, eps=self.eps)
 
-    def rows(self, index: slice) -> Call:
+    def rows(self, index):
         """Return the same call on some rows of a call whose shape is `(rows, d)`."""
         rows = self.tensors["residual"].shape[0]
         cut = {
@@ -157,13 +155,11 @@ class Call:
         return Call(self.norm, self.eps, cut, self.options)
 
 
-def random(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator, mean: float = 0.0) -> Tensor:
+def random(shape, dtype, generator, mean=0.0):
     return (torch.randn(shape, generator=generator, dtype=f64) + mean).to(dtype)
 
 
-def make(
-    variant: Variant | str, dtypes: Dtypes | str, shape: tuple[int, ...], *, eps: float = 1e-5, seed: int = 0
-) -> Call:
+def make(variant, dtypes, shape, *, eps=1e-5, seed=0):
     """Return the call of a variant with random tensors."""
     variant = VARIANTS[variant] if isinstance(variant, str) else variant
     dtypes = DTYPES[dtypes] if isinstance(dtypes, str) else dtypes
@@ -188,18 +184,18 @@ def make(
     return Call(variant.norm, eps, tensors, options)
 
 
-def leaves(call: Call, *frozen: str) -> dict[str, Tensor]:
+def leaves(call, *frozen):
     """Return a call's tensors as new leaves that require gradients, except for the frozen ones."""
     return {name: t.detach().clone().requires_grad_(name not in frozen) for name, t in call.tensors.items()}
 
 
-def cotangents(outputs: dict[str, Tensor], seed: int = 1) -> dict[str, Tensor]:
+def cotangents(outputs, seed=1):
     """Return random output gradients in the outputs' dtypes. With ones, half of a norm's backward would be zero."""
     generator = torch.Generator().manual_seed(seed)
     return {name: random(tuple(t.shape), t.dtype, generator, mean=0.2) for name, t in outputs.items()}
 
 
-def gradients(call: Call, grad_outputs: dict[str, Tensor] | None = None, *frozen: str) -> dict[str, Tensor | None]:
+def gradients(call, grad_outputs=None, *frozen):
     """Return the gradient of every tensor of a call, for the output gradients in `grad_outputs` or for random ones."""
     tensors = leaves(call, *frozen)
     outputs = call(tensors)
@@ -211,7 +207,7 @@ def gradients(call: Call, grad_outputs: dict[str, Tensor] | None = None, *frozen
     return {name: t.grad for name, t in tensors.items()}
 
 
-def schema_options(call: Call) -> dict:
+def schema_options(call):
     """Return a call's options under the names of the operators' arguments."""
     options = dict(call.options)
     tensors = {name: t for name, t in call.tensors.items() if name not in ("residual", "branch", "weight", "bias")}
@@ -221,7 +217,7 @@ def schema_options(call: Call) -> dict:
     return options | tensors
 
 
-def moved(call: Call, device: torch.device | str = "cuda") -> Call:
+def moved(call, device="cuda"):
     """Return the call with all its tensors on a device."""
     options = {
         name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in call.options.items()

@@ -1,21 +1,18 @@
 """Modules whose programs the tests of deployment export: many calls of the operation at once, and small models."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import addnorm
-from support.cases import DTYPES, Call, Dtypes, Variant, make
+from support.cases import DTYPES, Call, make
 
 
 class Calls(nn.Module):
     """Calls of several variants on one residual and one branch; their other tensors are parameters."""
 
-    def __init__(self, variants: dict[str, Variant], dtypes: Dtypes | str, width: int = 12):
+    def __init__(self, variants, dtypes, width=12):
         super().__init__()
         self.dtypes = DTYPES[dtypes] if isinstance(dtypes, str) else dtypes
         self.calls, self.values = {}, nn.ParameterDict()
@@ -29,7 +26,7 @@ class Calls(nn.Module):
                     self.values[f"{number} {key}"] = nn.Parameter(tensor)
             self.calls[name] = number, call, rows
 
-    def forward(self, residual: Tensor, branch: Tensor) -> dict[str, dict[str, Tensor]]:
+    def forward(self, residual, branch):
         results = {}
         for name, (number, call, rows) in self.calls.items():
             tensors = {key: self.values[f"{number} {key}"] for key in call.tensors if f"{number} {key}" in self.values}
@@ -39,25 +36,25 @@ class Calls(nn.Module):
             results[name] = one()
         return results
 
-    def inputs(self, *sizes: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    def inputs(self, *sizes, seed=0):
         generator = torch.Generator().manual_seed(seed)
         width = next(iter(self.calls.values()))[1].tensors["residual"].shape[-1]
         residual, branch = (torch.randn(*sizes, width, generator=generator) for _ in range(2))
         return residual.to(self.dtypes.residual), branch.to(self.dtypes.branch)
 
 
-def dynamic(count: int, largest: int = 64) -> tuple[Any, ...]:
+def dynamic(count, largest=64):
     """Return the dynamic shapes of `count` inputs `(batch, tokens, width)`."""
     shape = {0: torch.export.Dim("batch", max=largest), 1: torch.export.Dim("tokens", max=largest)}
     return (shape,) * count
 
 
-def encoder(wiring: str = "pre_ln", **options: Any) -> nn.Module:
+def encoder(wiring="pre_ln", **options):
     """Return a small encoder in evaluation mode."""
     torch.manual_seed(1)
     return addnorm.nn.Encoder(2, 16, nhead=2, wiring=wiring, **options).eval()
 
 
-def operators(program: torch.export.ExportedProgram) -> list[str]:
+def operators(program):
     """Return the operators of this library in a program."""
     return [str(node.target) for node in program.graph.nodes if "addnorm" in str(node.target)]

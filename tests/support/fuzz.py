@@ -8,14 +8,11 @@ The calls run in a second process. If it crashes, that is a failure like any oth
 continues with the next seed.
 """
 
-from __future__ import annotations
-
 import argparse
 import multiprocessing
 import sys
 import time
 import traceback
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
@@ -24,7 +21,7 @@ from support import fuzz_accuracy, fuzz_bits, fuzz_calls, fuzz_invalid, fuzz_str
 STREAMS_EVERY = 4  # each fourth case has a call of n streams too
 
 
-def run(seed: int) -> tuple[str, list[str]]:
+def run(seed):
     """Run the call of this seed; return its description and one line for each error."""
     what = "no case"
     try:
@@ -45,7 +42,7 @@ def run(seed: int) -> tuple[str, list[str]]:
     return what, lines
 
 
-def run_many(first: int, cases: int, seconds: float, run: Callable[[int], tuple[str, list[str]]] = run) -> int:
+def run_many(first, cases, seconds, run=run):
     """Run cases in another process, a new one after each crash, until the time or the cases are used up; return how many fail."""
     context, begin, failed, pool = multiprocessing.get_context("spawn"), time.monotonic(), 0, None
     print(f"seeds from {first}", flush=True)
@@ -64,14 +61,14 @@ def run_many(first: int, cases: int, seconds: float, run: Callable[[int], tuple[
     return failed
 
 
-def report(seed: int, what: str, lines: list[str]) -> None:
+def report(seed, what, lines):
     """Print the errors of a case."""
     if lines:
         again = f"again: python tests/support/fuzz.py --seed {seed}"
         print(f"seed {seed}: {what}", *lines, again, sep="\n    ", flush=True)
 
 
-def main() -> int:
+def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, help="one case")
     parser.add_argument("--first", type=int, default=time.time_ns() // 10**6 % 10**9 * 10**3, help="the first seed")

@@ -4,14 +4,12 @@ Rows that float32 cannot determine are not checked: a variance that is all cance
 variance with eps = 0. Everything else of such a call is checked.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from support.cases import Call, f32, f64
+from support.cases import f32, f64
 from support.oracle import UNIT, added, arithmetic, keep_mask, magnitudes, sum_rows
 
 PER_ROW = ("y", "z", "residual", "branch")
@@ -25,7 +23,7 @@ class Normalized(NamedTuple):
     judged: Tensor
 
 
-def normalize(call: Call, z: Tensor, tensors: dict[str, Tensor]) -> Normalized:
+def normalize(call, z, tensors):
     """Return y of z in float64, with the results that numerics.md states where float32 overflows."""
     mean = z.mean(-1, keepdim=True) if call.norm == "layer" else 0.0
     centred = z - mean
@@ -48,14 +46,12 @@ def normalize(call: Call, z: Tensor, tensors: dict[str, Tensor]) -> Normalized:
     return Normalized(y + tensors["bias"] if "bias" in tensors else y, x_hat, judged)
 
 
-def truth(
-    call: Call, z: Tensor, grad_outputs: dict[str, Tensor]
-) -> tuple[dict[str, Tensor | None], Tensor, Tensor | None]:
+def truth(call, z, grad_outputs):
     """Return outputs and gradients by name, all at the returned z; the rows that are checked; the normalized value."""
     tensors = {name: t.detach().to(f64).requires_grad_() for name, t in call.tensors.items()}
     exact = added(call, tensors)
     stream = z.detach().to(f64).requires_grad_()
-    expected: dict[str, Tensor | None] = {"z": exact.detach()}
+    expected = {"z": exact.detach()}
     judged, x_hat = torch.ones((*z.shape[:-1], 1), dtype=torch.bool), None
     total = grad_outputs["z"].to(f64) if "z" in grad_outputs else torch.zeros_like(stream)
     if call.norm != "none":
@@ -69,9 +65,7 @@ def truth(
     return expected | {name: t.grad for name, t in tensors.items()}, judged, x_hat
 
 
-def find_errors(
-    call: Call, outputs: dict[str, Tensor], grads: dict[str, Tensor | None], grad_outputs: dict[str, Tensor]
-) -> list[str]:
+def find_errors(call, outputs, grads, grad_outputs):
     """Return one line for each error in the outputs and in `grads`, the requested gradients."""
     lines = _outward(call, outputs, grads)
     z = outputs["z"]
@@ -105,7 +99,7 @@ def find_errors(
     return lines
 
 
-def _outward(call: Call, outputs: dict[str, Tensor], grads: dict[str, Tensor | None]) -> list[str]:
+def _outward(call, outputs, grads):
     """Return the errors in shapes, dtypes and contiguity."""
     shape = call.tensors["residual"].shape
     stated = {"z": (shape, call.residual_dtype), "y": (shape, call.out_dtype)}
@@ -118,7 +112,7 @@ def _outward(call: Call, outputs: dict[str, Tensor], grads: dict[str, Tensor | N
     return lines + [f"{name} is not contiguous" for name, t in outputs.items() if not t.is_contiguous()]
 
 
-def _casting(call: Call, x_hat: Tensor) -> Tensor | float:
+def _casting(call, x_hat):
     """Return how much y may change when the normalized value is rounded before the weight."""
     casting, weight = call.options.get("casting"), call.tensors.get("weight")
     if casting is None or (casting == "t5" and weight is None):
@@ -128,7 +122,7 @@ def _casting(call: Call, x_hat: Tensor) -> Tensor | float:
     return 1.01 * UNIT[dtype] * (x_hat.detach().abs() + torch.finfo(dtype).smallest_normal) * gain
 
 
-def _compare(name: str, actual: Tensor, expected: Tensor, near: Tensor) -> list[str]:
+def _compare(name, actual, expected, near):
     """Compare NaN and infinities exactly, and other elements within a rounding to their dtype plus `near`."""
     unit, info = UNIT[actual.dtype], torch.finfo(actual.dtype)
     actual = actual.detach().to(f64)

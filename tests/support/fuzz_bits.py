@@ -3,22 +3,16 @@
 The changes are: gradients or none, the number of threads, memory layouts, some rows without their batch, in-place and out= forms.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable, Collection
-from typing import Any
 
 import torch
-from torch import Tensor
 
 import addnorm
 from support.cases import FUNCTIONS, Call
-from support.fuzz_calls import Case
 from support.inplace_calls import in_place, into, nan
 
 
-def is_same(a: Tensor | None, b: Tensor | None) -> bool:
+def is_same(a, b):
     """Return whether two tensors are bitwise equal, except for the payload of a NaN."""
     if a is None or b is None:
         return a is b
@@ -29,13 +23,11 @@ def is_same(a: Tensor | None, b: Tensor | None) -> bool:
     return bool(((a.view(bits) == b.view(bits)) | (a.isnan() & b.isnan())).all())
 
 
-def list_differing(actual: dict, expected: dict) -> list[str]:
+def list_differing(actual, expected):
     return [name for name in actual if not is_same(actual[name], expected[name])]
 
 
-def compute(
-    call: Any, tensors: dict[str, Tensor], grad_outputs: dict[str, Tensor], wants: Collection[str]
-) -> dict[str, Any]:
+def compute(call, tensors, grad_outputs, wants):
     """Return the outputs of a call, and the gradients (as `d` and the argument's name) of the tensors in `wants`."""
     leaves = {name: t.detach().requires_grad_(name in wants) for name, t in tensors.items()}
     outputs = call(leaves)
@@ -47,13 +39,13 @@ def compute(
     return actual
 
 
-def compute_results(case: Case, call: Call | None = None) -> dict[str, Tensor | None]:
+def compute_results(case, call=None):
     """Return outputs and gradients of a case, or of a call in its place."""
     call = call or case.call
     return compute(call, call.tensors, case.grad_outputs, case.wants)
 
 
-def on_other_threads(compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def on_other_threads(compute):
     """Return what a function computes with another number of threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(1 if before > 1 else 2)
@@ -63,7 +55,7 @@ def on_other_threads(compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         torch.set_num_threads(before)
 
 
-def find_differences(case: Case, first: dict[str, Tensor | None]) -> list[str]:
+def find_differences(case, first):
     """Return one line for each variant of the call whose bits differ from `first`, the results of the call itself."""
     call = case.call
     variants = {
@@ -89,12 +81,12 @@ def find_differences(case: Case, first: dict[str, Tensor | None]) -> list[str]:
     return [f"{variant}: other bits of {names}" for variant, t in actual.items() if (names := list_differing(t, first))]
 
 
-def _without(case: Case, first: dict[str, Tensor | None]) -> dict[str, Tensor]:
+def _without(case, first):
     with torch.no_grad():
         return case.call()
 
 
-def _rows(case: Case, first: dict[str, Tensor | None]) -> dict[str, Tensor]:
+def _rows(case, first):
     """Replace some rows of the results by those of the rows alone, whose dropout offset is that of the first."""
     call, rows = case.call, case.call.tensors["residual"].shape[:-1]
     count, options = math.prod(rows), dict(call.options)
@@ -106,7 +98,7 @@ def _rows(case: Case, first: dict[str, Tensor | None]) -> dict[str, Tensor]:
         options["offset"] = options.get("offset", 0) + begin * call.d // 4
     part = slice(begin, case.rng.randint(begin + 1, count))
 
-    def cut(t: Tensor) -> Tensor:
+    def cut(t):
         return t.reshape(count, call.d)[part]
 
     tensors = {name: cut(t) if name in ("residual", "branch") else t for name, t in call.tensors.items()}
@@ -124,7 +116,7 @@ def _rows(case: Case, first: dict[str, Tensor | None]) -> dict[str, Tensor]:
     return results
 
 
-def _dimensions(case: Case, first: dict[str, Tensor | None]) -> dict[str, Tensor]:
+def _dimensions(case, first):
     """Return the results with the features as two dimensions, by `normalized_shape`."""
     call = case.call
     split = case.rng.choice([n for n in range(1, call.d + 1) if call.d % n == 0] or [0])
@@ -139,7 +131,7 @@ def _dimensions(case: Case, first: dict[str, Tensor | None]) -> dict[str, Tensor
     return {name: t.flatten(-2) for name, t in actual.items()}
 
 
-def _in_place(case: Case, first: dict[str, Tensor | None]) -> dict[str, Tensor]:
+def _in_place(case, first):
     """Return the contents of residual and branch after the in-place form, if it can have these dtypes."""
     call = case.call
     if call.residual_dtype != call.tensors["residual"].dtype or call.out_dtype != call.tensors["branch"].dtype:
@@ -149,7 +141,7 @@ def _in_place(case: Case, first: dict[str, Tensor | None]) -> dict[str, Tensor]:
         return in_place(Call(call.norm, call.eps, call.tensors, options))
 
 
-def _out(case: Case, first: dict[str, Tensor | None]) -> dict[str, Tensor]:
+def _out(case, first):
     """Return the results with `out=`: new buffers, or residual or branch where their dtype fits; `out` decides the dtypes."""
     call, names = case.call, [name for name in ("y", "z") if name in first]
     tensors = {name: t.clone() for name, t in call.tensors.items()}
@@ -167,7 +159,7 @@ def _out(case: Case, first: dict[str, Tensor | None]) -> dict[str, Tensor]:
     return {name: t if t is out[name] else t.new_empty(0) for name, t in zip(names, result, strict=True)}
 
 
-def check_norm_alone(case: Case) -> list[str]:
+def check_norm_alone(case):
     """Check that the norm of residual alone equals that of residual + 0."""
     call = case.call
     if call.norm == "none":

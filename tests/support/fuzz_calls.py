@@ -1,12 +1,8 @@
 """Random calls for the fuzz target; each call is a function of its seed."""
 
-from __future__ import annotations
-
 import math
 import random
-from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,19 +24,19 @@ class Case:
     grad_outputs: dict[str, Tensor]  # the gradients of the outputs that are used
     rng: random.Random = field(repr=False)
 
-    def __str__(self) -> str:
+    def __str__(self):
         numbers = {name: f"tensor({t.item()})" for name, t in self.call.options.items() if isinstance(t, Tensor)}
         call = Call(self.call.norm, self.call.eps, self.call.tensors, self.call.options | numbers)
         return f"{call!r}, wants {self.wants}, used {tuple(self.grad_outputs)}"
 
 
-def take(call: Call, used: Collection[str] = ("y", "z")) -> Case:
+def take(call, used=("y", "z")):
     """Return the case of a call in which every tensor requires a gradient; `used` are the outputs that have one."""
     grad_outputs = {name: g for name, g in cotangents(call()).items() if name in used}
     return Case(0, call, tuple(call.tensors), grad_outputs, random.Random(0))
 
 
-def make(seed: int) -> Case:
+def make(seed):
     """Return the case of this seed."""
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     norm = rng.choice(["layer", "layer", "rms", "rms", "none"])
@@ -48,7 +44,7 @@ def make(seed: int) -> Case:
     values = rng.choice(VALUES) if rng.random() < 0.4 else "ordinary"
     dtypes = [rng.choice(FLOATS)] if rng.random() < 0.5 else FLOATS
 
-    def tensor(shape: tuple[int, ...], mean: float = 0.0) -> Tensor:
+    def tensor(shape, mean=0.0):
         values = torch.randn(shape, generator=generator, dtype=f64) + mean
         return lay_out(values.to(rng.choice(dtypes)), rng)
 
@@ -61,7 +57,7 @@ def make(seed: int) -> Case:
     if values == "special" and "weight" in tensors and d and rng.random() < 0.2:
         tensors["weight"] = tensors["weight"].clone()
         tensors["weight"][rng.randrange(d)] = math.nan
-    options: dict[str, Any] = {}
+    options = {}
     if rng.random() < 0.6:
         _options(norm, rows, d, rng, tensors, options, tensor)
     call = Call(norm, rng.choice([1e-5, 1e-5, 1e-6, 1e-12, 1.0, 0.0]), tensors, options)
@@ -77,7 +73,7 @@ def make(seed: int) -> Case:
     return Case(seed, call, wants, grad_outputs, rng)
 
 
-def _shape(rng: random.Random) -> tuple[tuple[int, ...], int]:
+def _shape(rng):
     """Return leading dimensions and features, near the widths of vectors, the chunks of rows and the grain size of threads."""
     kind = rng.random()
     if kind < 0.06:
@@ -92,7 +88,7 @@ def _shape(rng: random.Random) -> tuple[tuple[int, ...], int]:
     return rows, rng.randint(0 if rng.random() < 0.1 else 1, 70)
 
 
-def _values(kind: str, shape: tuple[int, ...], rng: random.Random, generator: torch.Generator) -> Tensor:
+def _values(kind, shape, rng, generator):
     """Return elements of residual or branch, in float64."""
     t = torch.randn(shape, generator=generator, dtype=f64)
     match kind:
@@ -113,9 +109,7 @@ def _values(kind: str, shape: tuple[int, ...], rng: random.Random, generator: to
     return t
 
 
-def _options(
-    norm: str, rows: tuple[int, ...], d: int, rng: random.Random, tensors: dict, options: dict, tensor
-) -> None:
+def _options(norm, rows, d, rng, tensors, options, tensor):
     """Draw some options. Tensor options are added to `tensors`, the others to `options`."""
     for name in ("residual_scale", "layer_scale"):
         kind = rng.choice([None, None, 1.7, -0.3, 0.0, 2, (), (d,)])
@@ -147,7 +141,7 @@ def _options(
         options["casting"] = rng.choice(["llama", "t5"])
 
 
-def lay_out(t: Tensor, rng: random.Random) -> Tensor:
+def lay_out(t, rng):
     """Return the same elements (except for `expanded`) with another memory layout."""
     if t.dim() == 0 or rng.random() < 0.6:
         return t

@@ -1,24 +1,19 @@
 """Invalid calls, which must raise an error that names the argument, and calls of operators with unchecked arguments."""
 
-from __future__ import annotations
-
 import contextlib
 import math
-import random
-from collections.abc import Callable, Collection
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from support.cases import FUNCTIONS
-from support.fuzz_calls import FLOATS, Case
+from support.fuzz_calls import FLOATS
 
 OTHER_DTYPES = (torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn)
 VECTORS = ("weight", "bias", "branch_bias")
 SCALES = ("residual_scale", "layer_scale")
 # Values that are wrong for an option in any call. Options that are not listed are tensors.
-VALUES: dict[str, tuple[Any, ...]] = {
+VALUES = {
     "eps": (-1.0, math.nan, "1e-5", [], torch.ones(2)),
     "dropout_p": (-0.1, 1.5, math.nan, "0.5", True),
     "residual_scale": ("2", True, [1.0]),
@@ -35,7 +30,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
 }
 
 
-def check_error(case: Case) -> list[str]:
+def check_error(case):
     """Return one line if the case with one wrong argument does not raise an error that names this argument."""
     rng, call = case.rng, case.call
     name, value = _fault(case, rng)
@@ -53,7 +48,7 @@ def check_error(case: Case) -> list[str]:
     return check_refused(lambda: FUNCTIONS[call.norm](**arguments), described, blamed)
 
 
-def check_refused(call: Callable[[], Any], described: str, blamed: Collection[str]) -> list[str]:
+def check_refused(call, described, blamed):
     """Return one line if an invalid call does not raise an error that has one of the blamed words."""
     try:
         call()
@@ -66,13 +61,13 @@ def check_refused(call: Callable[[], Any], described: str, blamed: Collection[st
     return [f"invalid call: {described} is accepted"]
 
 
-def _described(value: Any) -> str:
+def _described(value):
     if isinstance(value, Tensor):
         return f"{value.dtype} {tuple(value.shape)} {value.layout} {value.device}"
     return repr(value)
 
 
-def _fault(case: Case, rng: random.Random) -> tuple[str, Any]:
+def _fault(case, rng):
     """Return an argument's name and a value that is wrong in this call."""
     call = case.call
     names = [name for name in VALUES if _takes(call.norm, name)] if rng.random() < 0.3 else list(call.tensors)
@@ -80,7 +75,7 @@ def _fault(case: Case, rng: random.Random) -> tuple[str, Any]:
     if name not in call.tensors or (name in VALUES and rng.random() < 0.2):
         return name, rng.choice(VALUES[name])
     t = call.tensors[name]
-    faults: list[Callable[[], Any]] = [
+    faults = [
         lambda: t.to(rng.choice(OTHER_DTYPES)),
         lambda: t.to("meta"),
         t.to_sparse,
@@ -94,13 +89,13 @@ def _fault(case: Case, rng: random.Random) -> tuple[str, Any]:
     return name, rng.choice(faults)()
 
 
-def _takes(norm: str, name: str) -> bool:
+def _takes(norm, name):
     if norm == "none":
         return name not in ("eps", "weight_offset", "out_dtype", "casting", "normalized_shape")
     return norm == "rms" or name != "casting"
 
 
-def _wrong_shape(name: str, shape: tuple[int, ...], d: int, rng: random.Random) -> tuple[int, ...]:
+def _wrong_shape(name, shape, d, rng):
     """Return a small shape that does not fit."""
     if name in SCALES:
         return rng.choice([(d + 1,), (1, d), (d, 1), (d + 1, 1)])
@@ -111,7 +106,7 @@ def _wrong_shape(name: str, shape: tuple[int, ...], d: int, rng: random.Random) 
     return rng.choice([(*shape[:-1], d + 1), (*shape, 1), (2, *shape), (1, 1, *shape)])
 
 
-def call_operators(case: Case) -> None:
+def call_operators(case):
     """Call the private operators with one meaningless argument. They may raise or return, but must not crash."""
     rng, call = case.rng, case.call
     if call.tensors["residual"].numel() > 2000:  # broadcasting could multiply the sizes
@@ -119,7 +114,7 @@ def call_operators(case: Case) -> None:
     ops = torch.ops.addnorm
     t = {name: value.detach() for name, value in call.tensors.items()}
     shape = tuple(t["residual"].shape)
-    junk: list[Any] = [
+    junk = [
         None, 0, -1, 2**62, math.nan, torch.ones(()), torch.ones(0), torch.ones(shape[-1] + 1), torch.ones(*shape, 2),
         torch.ones(1, *shape).to(rng.choice(FLOATS)), torch.ones(3), torch.ones(shape, device="meta"), torch.ones(shape).long(),
     ]  # fmt: skip
@@ -143,7 +138,7 @@ def call_operators(case: Case) -> None:
         (ops.add_norm_backward, [*back, *dtypes.values(), wants], {}),
         (ops.add_norm_backward, back, backward | dtypes | {"grad_mask": wants}),
     ):
-        changed: list[Any] = list(arguments)
+        changed = list(arguments)
         if rng.random() < 0.8:
             changed[rng.randrange(len(changed))] = rng.choice(junk)
         with contextlib.suppress(Exception):

@@ -1,12 +1,9 @@
 """Random calls of `add_norm_streams` for the fuzz target: accuracy, equal bits of equal calls, and calls that must be refused."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import random
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -16,14 +13,14 @@ from addnorm.ops.streams.schema import ARGUMENTS, INPUTS
 from support.fuzz_bits import compute, is_same, on_other_threads
 from support.fuzz_calls import lay_out
 from support.fuzz_invalid import check_refused
-from support.stream_calls import StreamCall, assert_accurate, make_call, make_cotangents
+from support.stream_calls import assert_accurate, make_call, make_cotangents
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 MODES = ("write", "shared", "given", "features", "identity", "read")
 PER_TOKEN = ("streams", "branch", "mix", "inject", "collapse")
 
 
-def make(seed: int) -> tuple[StreamCall, random.Random]:
+def make(seed):
     """Return the call of this seed."""
     rng = random.Random(f"streams {seed}")
     torch.manual_seed(seed)
@@ -40,7 +37,7 @@ def make(seed: int) -> tuple[StreamCall, random.Random]:
     return replace(call, iterations=rng.randint(1, 6)), rng
 
 
-def find_errors(seed: int) -> list[str]:
+def find_errors(seed):
     """Return one line for each error of the call of this seed."""
     call, rng = make(seed)
     lines = []
@@ -55,13 +52,13 @@ def find_errors(seed: int) -> list[str]:
     return [f"{describe(call)}: {line}" for line in lines]
 
 
-def describe(call: StreamCall) -> str:
+def describe(call):
     """Return the arguments of a call as text."""
     shapes = {name: f"{t.dtype} {tuple(t.shape)}" for name, t in call.tensors.items()}
     return f"{call.kind}, {call.norm}, {call.iterations} iterations, {call.options}, {shapes}"
 
 
-def find_differences(call: StreamCall, rng: random.Random) -> list[str]:
+def find_differences(call, rng):
     """Compare the bits of a call with those of the same call in other ways."""
     tensors = {name: lay_out(t, rng) for name, t in call.tensors.items()}
     plain = {name: t.contiguous() for name, t in tensors.items()}
@@ -72,7 +69,7 @@ def find_differences(call: StreamCall, rng: random.Random) -> list[str]:
         "a part of the gradients": compute(call, plain, cotangents, wants),
         "no gradients": compute(call, plain, {}, ()),
     }
-    lines: list[str] = []
+    lines = []
     computes_by_reference = call.tensors["streams"].shape[-2] > 16 or torch.float64 in [
         call.tensors["streams"].dtype, *call.options.values()
     ]  # fmt: skip
@@ -99,7 +96,7 @@ def find_differences(call: StreamCall, rng: random.Random) -> list[str]:
     ]
 
 
-def find_spread(call: StreamCall, rng: random.Random) -> list[str]:
+def find_spread(call, rng):
     """Check that a NaN or an infinity changes no other token, and none of its gradients."""
     shape = call.tensors["streams"].shape[:-2]
     rows = shape.numel()
@@ -124,7 +121,7 @@ def find_spread(call: StreamCall, rng: random.Random) -> list[str]:
     ]
 
 
-def check_refusal(call: StreamCall, rng: random.Random) -> list[str]:
+def check_refusal(call, rng):
     """Return one line if a call with a wrong argument does not raise an error that names this argument."""
     name = rng.choice([*call.tensors])
     t = call.tensors[name]
@@ -141,12 +138,12 @@ def check_refusal(call: StreamCall, rng: random.Random) -> list[str]:
     return check_refused(lambda: call(tensors), text, [name] if name != "streams" else [""])  # any sentence
 
 
-def call_operators(call: StreamCall, rng: random.Random) -> None:
+def call_operators(call, rng):
     """Call the operators with meaningless arguments. They may raise or return, but must not crash."""
     streams = call.tensors["streams"]
     if streams.numel() > 5000:  # broadcasting could multiply the sizes
         return
-    numbers: dict[str, Any] = {
+    numbers = {
         "eps": 1e-5, "norm": NORMS[call.norm], "kind": KINDS[call.kind], "iterations": call.iterations, "gate_eps": 1e-6,
         "project_eps": 1e-6, "magnitude": 2.0,
     }  # fmt: skip

@@ -1,10 +1,9 @@
 """Helpers that run calls in place and with out=, and return their results."""
 
 import torch
-from torch import Tensor
 
 import addnorm
-from support.cases import FUNCTIONS, VARIANTS, Call
+from support.cases import FUNCTIONS, VARIANTS
 
 IN_PLACE = {"layer": addnorm.add_layer_norm_, "rms": addnorm.add_rms_norm_, "none": addnorm.add_residual_}
 # The variants that can run in place, where the dtypes are those of the tensors.
@@ -13,7 +12,7 @@ OWN_DTYPES = [
 ]
 
 
-def in_place(call: Call, tensors: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
+def in_place(call, tensors=None):
     """Run the call in place, on copies of its tensors by default, and return the new residual and branch."""
     tensors = {name: t.clone() for name, t in call.tensors.items()} if tensors is None else tensors
     eps = {} if call.norm == "none" else {"eps": call.eps}
@@ -27,7 +26,7 @@ def in_place(call: Call, tensors: dict[str, Tensor] | None = None) -> dict[str, 
     return {"z": tensors["residual"]} if call.norm == "none" else {"y": tensors["branch"], "z": tensors["residual"]}
 
 
-def into(call: Call, out, **options):
+def into(call, out, **options):
     """Run the call with out= and return its result."""
     arguments = call.tensors | call.options | options
     if call.norm == "none":
@@ -35,12 +34,12 @@ def into(call: Call, out, **options):
     return FUNCTIONS[call.norm](**arguments, eps=call.eps, return_residual=isinstance(out, tuple), out=out)
 
 
-def same(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
+def same(actual, expected):
     return all(actual[name].equal(t) and actual[name].dtype == t.dtype for name, t in expected.items()) and len(
         actual
     ) == len(expected)
 
 
-def nan(like: Tensor) -> Tensor:
+def nan(like):
     """Return a NaN-filled tensor, in which an element that is not written is visible."""
     return torch.full_like(like, float("nan"), memory_format=torch.contiguous_format)

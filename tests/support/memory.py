@@ -8,13 +8,13 @@ import pytest
 GB = 10**9
 
 
-def lines(path: str) -> dict[str, int]:
+def lines(path):
     """Return the fields of a file in /proc, in bytes."""
     fields = (line.split() for line in Path(path).read_text().splitlines() if line.endswith(" kB"))
     return {name.rstrip(":"): int(value) * 1024 for name, value, _ in fields}
 
 
-def need(memory: int) -> None:
+def need(memory):
     """Skip a test unless so many bytes are available."""
     gc.collect()
     available = lines("/proc/meminfo")["MemAvailable"]

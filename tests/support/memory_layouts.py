@@ -1,7 +1,6 @@
 """Views of one tensor's values with different strides and offsets, surrounded by NaN in memory."""
 
 import torch
-from torch import Tensor
 
 # Functions that copy a tensor of two dimensions into another memory layout; each result is a view.
 LAYOUTS = {
@@ -16,7 +15,7 @@ LAYOUTS = {
 }
 
 
-def make_view(t: Tensor, begin: int, width: int) -> Tensor:
+def make_view(t, begin, width):
     """Return a copy of t as a view whose rows are `width` elements apart and whose storage offset is `begin` elements."""
     memory = t.new_full((begin + t.numel() // t.shape[-1] * width,), torch.nan)
     rows = memory[begin:].view(*t.shape[:-1], width)[..., : t.shape[-1]]
@@ -24,7 +23,7 @@ def make_view(t: Tensor, begin: int, width: int) -> Tensor:
     return rows
 
 
-def make_layouts(t: Tensor) -> dict[str, Tensor]:
+def make_layouts(t):
     """Return views with the same values and different layouts; a tensor without rows only gets another offset."""
     t = t.detach()
     if t.dim() < 2:

@@ -3,13 +3,11 @@
 The machine code shows the resources of a kernel: registers, spills, shared memory, and the width of its accesses.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import triton
 from triton.backends.compiler import GPUTarget
@@ -20,13 +18,13 @@ TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 class Launches:
     """Launcher that counts launches and does nothing else."""
 
-    def __init__(self) -> None:
-        self.grids: list[tuple[int, int, int]] = []
+    def __init__(self):
+        self.grids = []
 
-    def __call__(self, source: Any, metadata: Any) -> Any:
+    def __call__(self, source, metadata):
         """Return the launch function, which Triton creates once for each kernel."""
 
-        def launch(x: int, y: int, z: int, *arguments: Any) -> None:
+        def launch(x, y, z, *arguments):
             self.grids.append((x, y, z))
 
         return launch
@@ -35,14 +33,14 @@ class Launches:
 class Utils:
     """The functions of a driver that a compiled kernel calls."""
 
-    def load_binary(self, name: str, kernel: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
+    def load_binary(self, name, kernel, shared, device):
         """Return module, function, registers, spills and the maximal number of threads."""
         return 1, 1, 0, 0, 1024
 
-    def unload_module(self, module: int) -> None:
+    def unload_module(self, module):
         """Do nothing: no kernel is loaded."""
 
-    def get_device_properties(self, device: int) -> dict[str, int]:
+    def get_device_properties(self, device):
         """Return the properties of an H200."""
         return {"max_shared_mem": 232448, "multiprocessor_count": 132, "warpSize": 32}
 
@@ -50,21 +48,21 @@ class Utils:
 class Device:
     """Driver of a GPU that does not exist."""
 
-    def __init__(self, capability: int = 90) -> None:
+    def __init__(self, capability=90):
         self.target = GPUTarget("cuda", capability, 32)
         self.launches = Launches()
         self.launcher_cls = self.launches
         self.utils = Utils()
 
-    def get_current_device(self) -> int:
+    def get_current_device(self):
         """Return the index of the only device."""
         return 0
 
-    def get_current_stream(self, device: int) -> int:
+    def get_current_stream(self, device):
         """Return the default stream."""
         return 0
 
-    def get_current_target(self) -> GPUTarget:
+    def get_current_target(self):
         """Return the compilation target."""
         return self.target
 
@@ -77,7 +75,7 @@ class Usage(NamedTuple):
     shared: int
 
 
-def usage(cubin: bytes) -> Usage:
+def usage(cubin):
     """Return the resources that the machine code uses."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(cubin)

@@ -1,8 +1,5 @@
 """Calls of the library's operators as data: recorded while public functions run, and repeated."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -10,9 +7,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from support.cases import Call, gradients
+from support.cases import gradients
 from support.inplace_calls import into, nan
-from support.stream_calls import StreamCall, make_cotangents, run
+from support.stream_calls import make_cotangents, run
 
 
 class OperatorCall(NamedTuple):
@@ -21,7 +18,7 @@ class OperatorCall(NamedTuple):
     name: str
     arguments: dict[str, Any]
 
-    def repeat(self, suffix: str = "", change: Callable[[Tensor], Tensor] = Tensor.clone) -> tuple[Tensor, ...]:
+    def repeat(self, suffix="", change=Tensor.clone):
         """Call the operator, or with the suffix its reference, on changed tensors; return its outputs, or what it has written."""
         arguments = tree_map_only(Tensor, change, self.arguments)
         outputs = getattr(torch.ops.addnorm, self.name + suffix).default(**arguments)
@@ -33,9 +30,9 @@ class OperatorCall(NamedTuple):
 class Recorder(TorchDispatchMode):
     """Dispatch mode that records the calls of the library's operators."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.calls: list[OperatorCall] = []
+        self.calls = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func.namespace == "addnorm":
@@ -46,7 +43,7 @@ class Recorder(TorchDispatchMode):
         return func(*args, **kwargs or {})
 
 
-def record(call: Call, grad_outputs: dict[str, Tensor]) -> list[OperatorCall]:
+def record(call, grad_outputs):
     """Return the calls of the operators in all uses of a call: with all gradients, with each alone, without, and with out=."""
     with Recorder() as recorder:
         for wanted in (call.tensors, *([name] for name in call.tensors)):
@@ -60,7 +57,7 @@ def record(call: Call, grad_outputs: dict[str, Tensor]) -> list[OperatorCall]:
     return recorder.calls
 
 
-def record_streams(call: StreamCall) -> list[OperatorCall]:
+def record_streams(call):
     """Return the calls of the operators in a forward and backward of n streams."""
     cotangents = make_cotangents(call)
     with Recorder() as recorder:

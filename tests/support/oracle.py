@@ -4,21 +4,18 @@
 stream, so `exact` takes the z that was returned and continues from it.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
-from support.cases import Call, f32, f64
+from support.cases import f32, f64
 
 UNIT = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 
 
-def philox4x32(counter: int, key: int) -> list[int]:
+def philox4x32(counter, key):
     """Return four words of Philox 4x32-10, computed with Python's integers (Salmon et al. 2011)."""
     mask = 2**32 - 1
     c = [counter >> 32 * i & mask for i in range(4)]
@@ -31,14 +28,14 @@ def philox4x32(counter: int, key: int) -> list[int]:
 
 
 @functools.cache
-def keep_mask(shape: tuple[int, ...], p: float, seed: int, offset: int = 0) -> Tensor:
+def keep_mask(shape, p, seed, offset=0):
     """Return the mask of the elements that dropout keeps: word `i & 3` of block `(i >> 2) + offset` is at least floor(p 2^32)."""
     count, threshold = math.prod(shape), math.floor(p * 2**32)
     words = [w for block in range(-(-count // 4)) for w in philox4x32(block + offset, seed % 2**64)]
     return torch.tensor([w >= threshold for w in words[:count]], dtype=torch.bool).reshape(shape)
 
 
-def _mask(call: Call) -> Tensor | None:
+def _mask(call):
     p = call.options.get("dropout_p", 0.0)
     if not p:
         return None
@@ -46,7 +43,7 @@ def _mask(call: Call) -> Tensor | None:
     return keep_mask(shape, p, int(call.options["seed"]), call.options.get("offset", 0))
 
 
-def added(call: Call, tensors: dict[str, Tensor], dtype: torch.dtype | None = None) -> Tensor:
+def added(call, tensors, dtype=None):
     """Return z by the plain PyTorch formula, in the dtypes of the tensors."""
     scales = {name: call.options.get(name, 1.0) for name in ("residual_scale", "layer_scale")} | tensors
     u, mask = tensors["branch"], _mask(call)
@@ -62,7 +59,7 @@ def added(call: Call, tensors: dict[str, Tensor], dtype: torch.dtype | None = No
     return z if dtype is None else z.to(dtype)
 
 
-def exact(call: Call, tensors: dict[str, Tensor], z_returned: Tensor) -> dict[str, Tensor]:
+def exact(call, tensors, z_returned):
     """Return y and z in float64, differentiable; y and every derivative are taken at the z that was returned."""
     z = added(call, tensors)
     z = z + (z_returned.to(f64) - z).detach()
@@ -75,7 +72,7 @@ def exact(call: Call, tensors: dict[str, Tensor], z_returned: Tensor) -> dict[st
     return {"y": y + tensors["bias"] if "bias" in tensors else y, "z": z}
 
 
-def plain(call: Call, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def plain(call, tensors):
     """Return the results of plain PyTorch code in the same dtypes."""
     z = added(call, tensors, call.residual_dtype)
     if call.norm == "none":
@@ -91,7 +88,7 @@ def plain(call: Call, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {"y": y.to(call.out_dtype), "z": z}
 
 
-def truth(call: Call, z_returned: Tensor, grad_outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+def truth(call, z_returned, grad_outputs):
     """Return outputs and gradients (by name of argument) in float64."""
     tensors = {name: t.detach().to(f64).requires_grad_() for name, t in call.tensors.items()}
     outputs = exact(call, tensors, z_returned.detach())
@@ -99,7 +96,7 @@ def truth(call: Call, z_returned: Tensor, grad_outputs: dict[str, Tensor]) -> di
     return {name: t.detach() for name, t in outputs.items()} | {name: t.grad for name, t in tensors.items()}
 
 
-def magnitudes(call: Call, z: Tensor, grad_outputs: dict[str, Tensor]) -> dict[str, Tensor]:
+def magnitudes(call, z, grad_outputs):
     """Return for every output and gradient the sum of the absolute values of its terms, to which its roundings are relative."""
     t = {name: value.detach().to(f64) for name, value in call.tensors.items()}
     scales = {name: call.options.get(name, 1.0) for name in ("residual_scale", "layer_scale")} | t
@@ -135,23 +132,23 @@ def magnitudes(call: Call, z: Tensor, grad_outputs: dict[str, Tensor]) -> dict[s
     return m
 
 
-def sum_rows(t: Tensor) -> Tensor:
+def sum_rows(t):
     return t.flatten(0, -2).sum(0) if t.dim() > 1 else t
 
 
-def rms(t: Tensor) -> float:
+def rms(t):
     return t.to(f64).square().mean().sqrt().item() if t.numel() else 0.0
 
 
-def worst(t: Tensor) -> float:
+def worst(t):
     return t.to(f64).abs().max().item() if t.numel() else 0.0
 
 
-def relative(actual: Tensor, expected: Tensor) -> float:
+def relative(actual, expected):
     """Return the relative error in the L2 norm."""
     return ((actual.to(f64) - expected.to(f64)).norm() / expected.to(f64).norm()).item()
 
 
-def arithmetic(call: Call) -> float:
+def arithmetic(call):
     """Return the unit roundoff of the arithmetic on a stream: float32's, or 4 times float64's, since the oracle rounds too."""
     return 4 * UNIT[f64] if call.residual_dtype == f64 else UNIT[f32]

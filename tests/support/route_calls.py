@@ -4,18 +4,16 @@ A route computes the output of a model and the gradients of its parameters for t
 one process are here; route_processes.py has those in two.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     CheckpointImpl,
     apply_activation_checkpointing,
@@ -40,18 +38,18 @@ class Run(NamedTuple):
     calls: int | None = None
 
 
-def cotangent(output: Tensor, part: int = 0, parts: int = 1) -> Tensor:
+def cotangent(output, part=0, parts=1):
     """Return random numbers in the shape of an output; with `parts`, a part of those for all samples."""
     shape = parts * output.shape[0], *output.shape[1:]
     return torch.randn(shape, generator=torch.Generator().manual_seed(9)).to(output.dtype).chunk(parts)[part]
 
 
-def gradients_of(model: nn.Module) -> Gradients:
+def gradients_of(model):
     """Return the gradients under the names that the parameters had without wrappers."""
     return {WRAPPER.sub("", name): whole(p.grad) for name, p in model.named_parameters()}
 
 
-def train(call: Callable[[Tensor], Tensor], model: nn.Module, x: Tensor, part: int = 0, parts: int = 1) -> Run:
+def train(call, model, x, part=0, parts=1):
     """Return output and gradients of one training step of a call whose parameters are the model's."""
     model.zero_grad()
     with torch.profiler.profile() as profile:
@@ -62,12 +60,12 @@ def train(call: Callable[[Tensor], Tensor], model: nn.Module, x: Tensor, part: i
 
 
 @functools.lru_cache(maxsize=1)
-def share_model(operation: Operation, dtype: torch.dtype) -> nn.Module:
+def share_model(operation, dtype):
     """Return a model for the routes that do not change it: fusing takes seconds."""
     return operation.build(dtype)
 
 
-def take_model(operation: Operation, dtype: torch.dtype) -> nn.Module:
+def take_model(operation, dtype):
     """Return a model that may be changed: the shared one, which the next route has to build again."""
     model = share_model(operation, dtype)
     share_model.cache_clear()
@@ -75,18 +73,18 @@ def take_model(operation: Operation, dtype: torch.dtype) -> nn.Module:
 
 
 @functools.lru_cache(maxsize=2)
-def run_eager(operation: Operation, dtype: torch.dtype) -> Run:
+def run_eager(operation, dtype):
     model = share_model(operation, dtype)
     return train(model, model, operation.inputs(dtype))
 
 
-def run_plain(operation: Operation, dtype: torch.dtype) -> Run:
+def run_plain(operation, dtype):
     """Return the result of the formula in plain PyTorch."""
     model = share_model(operation, dtype)
     return train(lambda x: operation.plain(model, x), model, operation.inputs(dtype))
 
 
-def run_compiled(operation: Operation, dtype: torch.dtype) -> Run:
+def run_compiled(operation, dtype):
     torch._dynamo.reset()
     model, call = operation.compile(dtype)
     set_compile_mode("op")  # the other mode has other bits
@@ -96,13 +94,13 @@ def run_compiled(operation: Operation, dtype: torch.dtype) -> Run:
         set_compile_mode(None)
 
 
-def run_exported(operation: Operation, dtype: torch.dtype, *, strict: bool = False) -> Run:
+def run_exported(operation, dtype, *, strict=False):
     model, x = share_model(operation, dtype), operation.inputs(dtype)
     program = operation.export(model, x, strict=strict).module()
     return train(program, program, x)
 
 
-def run_aoti(operation: Operation, dtype: torch.dtype) -> Run:
+def run_aoti(operation, dtype):
     model, x = share_model(operation, dtype), operation.inputs(dtype)
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         path = f"{folder}/model.pt2"
@@ -110,7 +108,7 @@ def run_aoti(operation: Operation, dtype: torch.dtype) -> Run:
         return Run(torch._inductor.aoti_load_package(path)(x), None)
 
 
-def run_onnx(operation: Operation, dtype: torch.dtype) -> Run:
+def run_onnx(operation, dtype):
     import onnxruntime
 
     import addnorm.onnx
@@ -123,18 +121,18 @@ def run_onnx(operation: Operation, dtype: torch.dtype) -> Run:
     return Run(torch.from_numpy(output), None)
 
 
-def run_traced(operation: Operation, dtype: torch.dtype) -> Run:
+def run_traced(operation, dtype):
     x = operation.inputs(dtype)
     model = operation.traceable(share_model(operation, dtype), x)
     return train(torch.jit.trace(model, (x,), check_trace=False), model, x)
 
 
-def run_checkpointed(operation: Operation, dtype: torch.dtype) -> Run:
+def run_checkpointed(operation, dtype):
     model = share_model(operation, dtype)
     return train(lambda x: checkpoint(model, x, use_reentrant=False), model, operation.inputs(dtype))
 
 
-def run_wrapped(operation: Operation, dtype: torch.dtype, units: str = "layers", **options: Any) -> Run:
+def run_wrapped(operation, dtype, units="layers", **options):
     """Return the result of a model with checkpoints around modules."""
     model = take_model(operation, dtype)
     modules = {*getattr(operation, units)(model)}
@@ -143,7 +141,7 @@ def run_wrapped(operation: Operation, dtype: torch.dtype, units: str = "layers",
     return train(model, model, operation.inputs(dtype))
 
 
-def keep_products(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+def keep_products(context, operator, *args, **kwargs):
     """Save the results of matrix products and recompute the others, norms among them."""
     products = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default)
     return CheckpointPolicy.MUST_SAVE if operator in products else CheckpointPolicy.PREFER_RECOMPUTE
@@ -151,7 +149,7 @@ def keep_products(context: Any, operator: Any, *args: Any, **kwargs: Any) -> Che
 
 SELECTIVE = functools.partial(create_selective_checkpoint_contexts, keep_products)
 Route = Callable[[Operation, torch.dtype], Run]
-ROUTES: dict[str, Route] = {
+ROUTES = {
     "eager": run_eager,
     "torch.compile": run_compiled,
     "export": run_exported,
@@ -168,13 +166,13 @@ ROUTES: dict[str, Route] = {
 }
 
 
-def difference(actual: Tensor, expected: Tensor, scale: float) -> float:
+def difference(actual, expected, scale):
     """Return the largest difference in parts of `scale`; NaN where only one is NaN."""
     assert (actual.shape, actual.dtype) == (expected.shape, expected.dtype)
     return float((actual.double() - expected.double()).abs().max()) / scale
 
 
-def has_same_bits(actual: Tensor, expected: Tensor) -> bool:
+def has_same_bits(actual, expected):
     """Return whether two tensors have the same bits."""
     integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}[expected.element_size()]
     return actual.dtype == expected.dtype and torch.equal(
@@ -182,7 +180,7 @@ def has_same_bits(actual: Tensor, expected: Tensor) -> bool:
     )
 
 
-def largest_difference(actual: Gradients, expected: Gradients) -> float:
+def largest_difference(actual, expected):
     """Return the largest difference of a tensor in parts of its largest element.
 
     A gradient that is zero but for rounding, as a key's bias has in attention, is measured by the largest gradient of all.
@@ -201,9 +199,9 @@ def largest_difference(actual: Gradients, expected: Gradients) -> float:
     return worst
 
 
-def compare(actual: Run, expected: Run) -> dict[str, Any]:
+def compare(actual, expected):
     """Return "same bits" or the largest relative difference of output and gradients; None where the route has none."""
-    result: dict[str, Any] = {}
+    result = {}
     for name, a, e in (
         ("outputs", {"output": actual.output}, {"output": expected.output}),
         ("gradients", actual.gradients, expected.gradients),
@@ -218,7 +216,7 @@ def compare(actual: Run, expected: Run) -> dict[str, Any]:
     return {**result, "fused": None if actual.calls is None else actual.calls > 0}
 
 
-def measure(route: str, operation: Operation, dtype: torch.dtype) -> dict[str, Any]:
+def measure(route, operation, dtype):
     """Return the comparison of a route with eager mode, and of eager mode with plain PyTorch."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch, while it captures
@@ -230,12 +228,12 @@ def measure(route: str, operation: Operation, dtype: torch.dtype) -> dict[str, A
         )
 
 
-def measure_error(operation: Operation) -> float:
+def measure_error(operation):
     """Return the largest error of float32 in eager mode against float64, in parts of each tensor's largest element."""
     single, model = run_eager(operation, torch.float32), operation.build_unfused(torch.float64)
     double = train(lambda x: operation.plain(model, x), model, operation.inputs(torch.float64))
 
-    def widen(tensors: Gradients) -> Gradients:
+    def widen(tensors):
         return {name: None if t is None else t.double() for name, t in tensors.items()}
 
     outputs = largest_difference(widen({"output": single.output}), {"output": double.output})

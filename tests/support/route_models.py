@@ -4,21 +4,16 @@ Each model maps one tensor to one tensor. The gradient of the first parameters, 
 Norms and biases have random values, since ones and zeros would hide errors in them.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch import nn
 from torch.distributed.pipelining import SplitPoint, pipeline
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor import parallel as tp
 
 import addnorm
 from addnorm.distributed import SequenceParallel, parallelize
-from addnorm.stream.models.load import LoadedModel, load
+from addnorm.stream.models.load import load
 
 D, HEADS, LAYERS, BATCH, TOKENS = 16, 4, 2, 4, 6
 
@@ -26,23 +21,23 @@ D, HEADS, LAYERS, BATCH, TOKENS = 16, 4, 2, 4, 6
 class Block(nn.Module):
     """A feed-forward and the Add & Norm after it."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.sublayer = nn.Sequential(nn.Linear(D, 2 * D), nn.ReLU(), nn.Linear(2 * D, D))
         self.norm = addnorm.AddNorm(D)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.norm(x, self.sublayer(x))
 
 
 class Model(nn.Module):
     """An embedding and a body that maps vectors to vectors."""
 
-    def __init__(self, body: nn.Module) -> None:
+    def __init__(self, body):
         super().__init__()
         self.embedding, self.body = nn.Linear(D, D), body
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.body(self.embedding(x))
 
 
@@ -53,7 +48,7 @@ class Operation:
     is_fused = False  # by `addnorm.fuse`
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float64)
 
-    def build(self, dtype: torch.dtype) -> nn.Module:
+    def build(self, dtype):
         """Return a new model, the same in each call."""
         torch.manual_seed(3)
         model = Model(self.make_body())
@@ -61,58 +56,58 @@ class Operation:
             nn.init.normal_(p, std=0.4)
         return model.to(dtype)
 
-    def build_unfused(self, dtype: torch.dtype) -> nn.Module:
+    def build_unfused(self, dtype):
         """Return the model for `plain`, whose calls need no fusing."""
         return self.build(dtype)
 
-    def make_body(self) -> nn.Module:
+    def make_body(self):
         """Return the part after the embedding."""
         raise NotImplementedError
 
-    def inputs(self, dtype: torch.dtype) -> Tensor:
+    def inputs(self, dtype):
         """Return inputs, the same in each call."""
         return torch.randn(BATCH, TOKENS, D, generator=torch.Generator().manual_seed(8)).to(dtype)
 
-    def plain(self, model: nn.Module, x: Tensor) -> Tensor:
+    def plain(self, model, x):
         """Return the output of the formula in plain PyTorch, with the model's parameters."""
         raise NotImplementedError
 
-    def layers(self, model: nn.Module) -> list[nn.Module]:
+    def layers(self, model):
         """Return the layers, as users shard and checkpoint them."""
         raise NotImplementedError
 
-    def sublayers(self, model: nn.Module) -> list[nn.Module]:
+    def sublayers(self, model):
         """Return the modules between the Add & Norms."""
         raise NotImplementedError
 
-    def reentrant_units(self, model: nn.Module) -> list[nn.Module]:
+    def reentrant_units(self, model):
         """Return modules that a reentrant checkpoint accepts: their inputs and outputs are tensors."""
         return self.layers(model)
 
-    def compile(self, dtype: torch.dtype) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
+    def compile(self, dtype):
         """Return a new model and its call in Inductor."""
         model = self.build(dtype)
         return model, torch.compile(model, fullgraph=True)
 
-    def export(self, model: nn.Module, x: Tensor, *, strict: bool = False) -> torch.export.ExportedProgram:
+    def export(self, model, x, *, strict=False):
         """Return the program of the model."""
         return torch.export.export(model, (x,), strict=strict)
 
-    def traceable(self, model: nn.Module, x: Tensor) -> nn.Module:
+    def traceable(self, model, x):
         """Return the module that `torch.jit.trace` accepts."""
         return model
 
-    def split(self, model: nn.Module) -> str:
+    def split(self, model):
         """Return the path of the layer at which a pipeline splits the model."""
         paths = {module: name for name, module in model.named_modules()}
         return paths[self.layers(model)[1]]
 
-    def make_stage(self, model: nn.Module, half: Tensor, rank: int) -> tuple[nn.Module, dict[str, str]]:
+    def make_stage(self, model, half, rank):
         """Return a pipeline's stage, and prefixes of its parameters' names with those of the model."""
         pipe = pipeline(model, mb_args=(half,), split_spec={self.split(model): SplitPoint.BEGINNING})
         return pipe.get_stage_module(rank), {}
 
-    def shard(self, model: nn.Module, mesh: DeviceMesh, *, sequence: bool) -> None:
+    def shard(self, model, mesh, *, sequence):
         """Apply tensor parallelism, and with `sequence` sequence parallelism."""
         raise NotImplementedError
 
@@ -122,22 +117,22 @@ class AddNorm(Operation):
 
     title = "`AddNorm` module"
 
-    def make_body(self) -> nn.Module:
+    def make_body(self):
         return nn.Sequential(*(Block() for _ in range(LAYERS)))
 
-    def plain(self, model: nn.Module, x: Tensor) -> Tensor:
+    def plain(self, model, x):
         x = model.embedding(x)
         for block in model.body:
             x = norm(block.norm, x + block.sublayer(x))
         return x
 
-    def layers(self, model: nn.Module) -> list[nn.Module]:
+    def layers(self, model):
         return [*model.body]
 
-    def sublayers(self, model: nn.Module) -> list[nn.Module]:
+    def sublayers(self, model):
         return [block.sublayer for block in model.body]
 
-    def shard(self, model: nn.Module, mesh: DeviceMesh, *, sequence: bool) -> None:
+    def shard(self, model, mesh, *, sequence):
         up = tp.ColwiseParallel(input_layouts=Shard(1) if sequence else None)
         down = tp.RowwiseParallel(output_layouts=Shard(1), use_local_output=False) if sequence else tp.RowwiseParallel()
         for block in model.body:
@@ -150,14 +145,14 @@ class AddNorm(Operation):
 class Stack(Operation):
     """An encoder of one wiring."""
 
-    def __init__(self, wiring: str) -> None:
+    def __init__(self, wiring):
         self.wiring = wiring
         self.title = {"pre_ln": "pre-LN stack", "post_ln": "post-LN stack"}[wiring]
 
-    def make_body(self) -> nn.Module:
+    def make_body(self):
         return addnorm.nn.Encoder(LAYERS, D, HEADS, wiring=self.wiring)
 
-    def plain(self, model: nn.Module, x: Tensor) -> Tensor:
+    def plain(self, model, x):
         x, stack = model.embedding(x), model.body.stack
         for connection in stack.connections:
             if self.wiring == "pre_ln":
@@ -166,16 +161,16 @@ class Stack(Operation):
                 x = norm(connection.norm_out, x + connection.sublayer(x))
         return norm(stack.norm_final, x) if self.wiring == "pre_ln" else x
 
-    def layers(self, model: nn.Module) -> list[nn.Module]:
+    def layers(self, model):
         return [*model.body.stack.layers]
 
-    def sublayers(self, model: nn.Module) -> list[nn.Module]:
+    def sublayers(self, model):
         return [connection.sublayer for connection in model.body.stack.connections]
 
-    def reentrant_units(self, model: nn.Module) -> list[nn.Module]:
+    def reentrant_units(self, model):
         return [model.body]
 
-    def shard(self, model: nn.Module, mesh: DeviceMesh, *, sequence: bool) -> None:
+    def shard(self, model, mesh, *, sequence):
         parallelize(model, mesh, sequence_parallel=sequence)
 
 
@@ -186,42 +181,42 @@ class MiniLM(Operation):
     is_fused = True
     dtypes = (torch.float32,)  # that of its weights
 
-    def build(self, dtype: torch.dtype) -> nn.Module:
+    def build(self, dtype):
         model = self.build_unfused(dtype)
         addnorm.fuse(model, self.inputs(dtype))
         return model
 
-    def build_unfused(self, dtype: torch.dtype) -> nn.Module:
+    def build_unfused(self, dtype):
         return TextModel(load_minilm(dtype).model)
 
-    def compile(self, dtype: torch.dtype) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
+    def compile(self, dtype):
         model = self.build_unfused(dtype)
         addnorm.fuse(model, self.inputs(dtype), compile=True)
         return model, model
 
-    def export(self, model: nn.Module, x: Tensor, *, strict: bool = False) -> torch.export.ExportedProgram:
+    def export(self, model, x, *, strict=False):
         return addnorm.export_fused(model, (x,), strict=strict)
 
-    def traceable(self, model: nn.Module, x: Tensor) -> nn.Module:
+    def traceable(self, model, x):
         return self.export(model, x).module()  # `torch.jit.trace` refuses a call that Dynamo has compiled
 
-    def inputs(self, dtype: torch.dtype) -> Tensor:
+    def inputs(self, dtype):
         return load_minilm(dtype).kwargs["input_ids"]
 
-    def plain(self, model: nn.Module, x: Tensor) -> Tensor:
+    def plain(self, model, x):
         return model._call_impl(x)  # without what `fuse` has set
 
-    def layers(self, model: nn.Module) -> list[nn.Module]:
+    def layers(self, model):
         return [*model.bert.encoder.layer]
 
-    def sublayers(self, model: nn.Module) -> list[nn.Module]:
+    def sublayers(self, model):
         return [
             module
             for layer in self.layers(model)
             for module in (layer.attention.self, layer.attention.output.dense, layer.intermediate, layer.output.dense)
         ]
 
-    def make_stage(self, model: nn.Module, half: Tensor, rank: int) -> tuple[nn.Module, dict[str, str]]:
+    def make_stage(self, model, half, rank):
         """Return a stage that is made by hand, and fused: an exported stage has no layers of the model to fuse."""
         addnorm.unfuse(model)
         with torch.no_grad():
@@ -234,16 +229,14 @@ class MiniLM(Operation):
         addnorm.fuse(model, *inputs)
         return model, names
 
-    def shard(self, model: nn.Module, mesh: DeviceMesh, *, sequence: bool) -> None:
+    def shard(self, model, mesh, *, sequence):
         shards = {"output_layouts": Shard(1), "use_local_output": False} if sequence else {}
         gather = tp.PrepareModuleInput(
             input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),), use_local_output=False
         )
         whole = tp.PrepareModuleOutput(output_layouts=(Shard(1),), desired_output_layouts=(Replicate(),))
         for layer in self.layers(model):
-            plan: dict[str, tp.ParallelStyle] = {
-                f"attention.self.{name}": tp.ColwiseParallel() for name in ("query", "key", "value")
-            }
+            plan = {f"attention.self.{name}": tp.ColwiseParallel() for name in ("query", "key", "value")}
             plan["intermediate.dense"] = tp.ColwiseParallel(input_layouts=Shard(1) if sequence else None)
             plan["attention.output.dense"] = plan["output.dense"] = tp.RowwiseParallel(**shards)
             if sequence:
@@ -261,13 +254,13 @@ class MiniLM(Operation):
 class TextModel(nn.Module):
     """BERT as a function of token numbers; 0 is padding."""
 
-    def __init__(self, bert: nn.Module) -> None:
+    def __init__(self, bert):
         super().__init__()
         self.bert = bert
         self.bert.pooler = None  # has no Add & Norm, and its output is not used
         del self.bert.encoder.layer[LAYERS:]
 
-    def forward(self, x: Tensor, ids: Tensor | None = None) -> Tensor:
+    def forward(self, x, ids=None):
         """Return the output for token numbers; the second stage of a pipeline is called with vectors and the numbers."""
         mask = ((x if ids is None else ids) != 0).long()
         name = "input_ids" if ids is None else "inputs_embeds"
@@ -277,21 +270,21 @@ class TextModel(nn.Module):
 class Embedded(nn.Module):
     """Embeddings of vectors: the vectors."""
 
-    def forward(self, inputs_embeds: Tensor, **others: object) -> Tensor:
+    def forward(self, inputs_embeds, **others):
         return inputs_embeds
 
 
-def load_minilm(dtype: torch.dtype) -> LoadedModel:
+def load_minilm(dtype):
     """Return the trained model and sentences of 12 tokens or fewer."""
     return load("minilm", batch=BATCH, tokens=12, dtype=str(dtype).removeprefix("torch."))
 
 
-def norm(module: nn.Module, x: Tensor) -> Tensor:
+def norm(module, x):
     """Return a LayerNorm in plain PyTorch with the parameters of a module."""
     return F.layer_norm(x, module.normalized_shape, module.weight, module.bias, module.eps)
 
 
-def shard_tokens(body: nn.Module, mesh: DeviceMesh) -> None:
+def shard_tokens(body, mesh):
     """Let a module compute on DTensors that are sharded on the tokens, between whole inputs and outputs."""
     tp.parallelize_module(
         body,

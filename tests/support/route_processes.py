@@ -3,17 +3,14 @@
 Every process computes the result of eager mode with all samples itself, and compares its part with it.
 """
 
-from __future__ import annotations
-
 import functools
 import warnings
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.nn.parallel import DistributedDataParallel
@@ -21,35 +18,35 @@ from torch.nn.parallel import DistributedDataParallel
 from support.distributed import case
 from support.parallel_models import packed
 from support.route_calls import Run, compare, cotangent, gradients_of, run_eager, take_model, train
-from support.route_models import OPERATIONS, Operation
+from support.route_models import OPERATIONS
 
 WORLD_SIZE = 2
 Units = Callable[[nn.Module], list[nn.Module]]
 
 
-def make_mesh() -> DeviceMesh:
+def make_mesh():
     return init_device_mesh("cpu", (WORLD_SIZE,))
 
 
-def expect_part(operation: Operation, dtype: torch.dtype) -> Run:
+def expect_part(operation, dtype):
     """Return the result of eager mode: the output of this process's samples, and the gradients of all."""
     expected = run_eager(operation, dtype)
     return expected._replace(output=expected.output.chunk(WORLD_SIZE)[dist.get_rank()])
 
 
-def train_part(model: nn.Module, operation: Operation, dtype: torch.dtype) -> Run:
+def train_part(model, operation, dtype):
     """Train a wrapped model, which averages the gradients, on this process's samples."""
     rank = dist.get_rank()
     return train(model, model, operation.inputs(dtype).chunk(WORLD_SIZE)[rank], rank, WORLD_SIZE)
 
 
-def run_ddp(operation: Operation, dtype: torch.dtype) -> dict[str, Any]:
+def run_ddp(operation, dtype):
     expected = expect_part(operation, dtype)
     model = DistributedDataParallel(take_model(operation, dtype))
     return compare(train_part(model, operation, dtype), expected)
 
 
-def run_fsdp2(operation: Operation, dtype: torch.dtype, *, units: str = "") -> dict[str, Any]:
+def run_fsdp2(operation, dtype, *, units=""):
     expected, mesh = expect_part(operation, dtype), make_mesh()
     model = take_model(operation, dtype)
     for module in getattr(operation, units)(model) if units else ():
@@ -58,18 +55,18 @@ def run_fsdp2(operation: Operation, dtype: torch.dtype, *, units: str = "") -> d
     return compare(train_part(model, operation, dtype), expected)
 
 
-def run_tensor_parallel(operation: Operation, dtype: torch.dtype, *, sequence: bool = False) -> dict[str, Any]:
+def run_tensor_parallel(operation, dtype, *, sequence=False):
     expected, model = run_eager(operation, dtype), take_model(operation, dtype)
     operation.shard(model, make_mesh(), sequence=sequence)
     run = train(model, model, operation.inputs(dtype))
     return compare(run._replace(gradients=packed(run.gradients)), expected)
 
 
-def multiply(output: Tensor, target: Tensor) -> Tensor:
+def multiply(output, target):
     return (output * target).mean()
 
 
-def run_pipeline(operation: Operation, dtype: torch.dtype) -> dict[str, Any]:
+def run_pipeline(operation, dtype):
     """Run two stages, each on two microbatches, with GPipe."""
     expected, rank = run_eager(operation, dtype), dist.get_rank()
     model, x = take_model(operation, dtype), operation.inputs(dtype)
@@ -93,7 +90,7 @@ def run_pipeline(operation: Operation, dtype: torch.dtype) -> dict[str, Any]:
     return compare(Run(output.detach(), gradients, calls), part)
 
 
-ROUTES: dict[str, Callable[[Operation, torch.dtype], dict[str, Any]]] = {
+ROUTES = {
     "pipeline": run_pipeline,
     "DDP": run_ddp,
     "FSDP2, root": run_fsdp2,
@@ -104,9 +101,9 @@ ROUTES: dict[str, Callable[[Operation, torch.dtype], dict[str, Any]]] = {
 }
 
 
-def measure_cell(route: str, operation: str) -> dict[str, Any]:
+def measure_cell(route, operation):
     """Return the comparison of a cell for each dtype."""
-    results: dict[str, Any] = {}
+    results = {}
     for dtype in OPERATIONS[operation].dtypes:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of torch, while it captures and shards
@@ -114,7 +111,7 @@ def measure_cell(route: str, operation: str) -> dict[str, Any]:
     return results
 
 
-def name_case(route: str, operation: str) -> str:
+def name_case(route, operation):
     """Return the name of a cell's case."""
     return f"{route}, {operation}".replace(", ", "__").replace(" ", "_").replace("-", "_")
 

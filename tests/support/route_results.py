@@ -7,11 +7,8 @@ PYTHONPATH=tests python tests/support/route_results.py --operation MiniLM       
 The cells go to benchmarks/results/routes.json; docs/_build/page.py routes writes the page. A slow test repeats all of them.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
-from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -35,12 +32,12 @@ TIMEOUT = 900  # seconds of a cell in two processes: MiniLM is fused twice
 Row = dict[str, Any]
 
 
-def tolerance(error: float, dtype: torch.dtype) -> float:
+def tolerance(error, dtype):
     """Return the tolerance of a cell from the error of eager mode in float32."""
     return FACTOR * error * torch.finfo(dtype).eps / torch.finfo(torch.float32).eps
 
 
-def list_cells() -> list[tuple[str, str, torch.dtype]]:
+def list_cells():
     """Return route, operation and dtype of every cell, those of an operation together."""
     return [
         (route, name, dtype)
@@ -51,7 +48,7 @@ def list_cells() -> list[tuple[str, str, torch.dtype]]:
     ]
 
 
-def measure_processes(route: str, name: str) -> dict[str, Row]:
+def measure_processes(route, name):
     """Return the rows of a cell in two processes, by dtype: the worse of the processes' results."""
     key = route_processes.name_case(route, name)
     results = run_cases(Path(route_processes.__file__), route_processes.WORLD_SIZE, [key], TIMEOUT)[key]
@@ -62,16 +59,16 @@ def measure_processes(route: str, name: str) -> dict[str, Row]:
     return {dtype: merge([rank[dtype] for rank in ranks]) for dtype in ranks[0]}
 
 
-def merge(rows: list[Row]) -> Row:
+def merge(rows):
     """Return the row of all processes."""
-    merged: Row = {}
+    merged = {}
     for key in ("outputs", "gradients"):
         errors = [row[key] for row in rows if row[key] != SAME_BITS]
         merged[key] = max(errors, default=SAME_BITS)
     return {**merged, "fused": all(row["fused"] for row in rows)}
 
 
-def agrees(row: Row, measured: Row, limit: float, *, bits: bool = True) -> str:
+def agrees(row, measured, limit, *, bits=True):
     """Return what a new measurement contradicts in a row, or nothing.
 
     `bits` is False for routes that compute a part of the batch: whether a matrix product has the same bits then depends on
@@ -88,7 +85,7 @@ def agrees(row: Row, measured: Row, limit: float, *, bits: bool = True) -> str:
     return "" if row["fused"] == measured["fused"] else f"fused is {measured['fused']}, expected {row['fused']}"
 
 
-def write(errors: dict[str, float], rows: Iterable[Row]) -> None:
+def write(errors, rows):
     """Write the results, the rows in the order of the cells."""
     described = environment.describe()
     order = {(route, name, str(dtype)): i for i, (route, name, dtype) in enumerate(list_cells())}
@@ -105,12 +102,12 @@ def write(errors: dict[str, float], rows: Iterable[Row]) -> None:
     files.write_text(PATH, jsonio.dumps(document))
 
 
-def read() -> dict[str, Any]:
+def read():
     """Return the results, or a document without cells."""
     return jsonio.loads(PATH.read_text(encoding="utf-8")) if PATH.exists() else {"errors": {}, "rows": []}
 
 
-def main(words: list[str]) -> None:
+def main(words):
     """Measure cells and write each to the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--route", nargs="+", choices=ROUTES, default=[*ROUTES])
@@ -118,14 +115,14 @@ def main(words: list[str]) -> None:
     given = parser.parse_args(words)
     torch.set_num_threads(1)
 
-    def store(route: str, name: str, dtype: str, row: Row) -> None:
+    def store(route, name, dtype, row):
         print(route, name, dtype, row, file=sys.stderr, flush=True)
         document = read()  # another process may have added cells
         cell = {"route": route, "operation": name, "dtype": dtype}
         others = [one for one in document["rows"] if {key: one[key] for key in cell} != cell]
         write(document["errors"] | errors, [*others, {**cell, **row}])
 
-    errors: dict[str, float] = {}
+    errors = {}
     for name in given.operation:
         if {*given.route} & {*route_calls.ROUTES}:
             errors[name] = route_calls.measure_error(OPERATIONS[name])

@@ -4,14 +4,10 @@ test_compiled.py runs it without TRITON_INTERPRET, so that Triton's compiler is 
 the tensors, which may be on the CPU.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys
-from collections.abc import Iterator
 from contextlib import nullcontext
-from typing import Any
 
 import torch
 import triton
@@ -49,28 +45,28 @@ class Compiled(TorchDispatchMode):
             return TRITON[name](*args, **(kwargs or {}))
 
 
-def forget() -> None:
+def forget():
     """Clear all compiled kernels."""
     launch._compiled.clear()
     for kernel in KERNELS:
         kernel.device_caches.clear()
 
 
-def compiled() -> Iterator[tuple[str, Any]]:
+def compiled():
     """Yield the name and the kernel of each compilation since `forget`."""
     for kernel in KERNELS:
         for compilation in kernel.device_caches[0][0].values():
             yield kernel.__name__, compilation
 
 
-def reductions(ttgir: str) -> list[str]:
+def reductions(ttgir):
     """Return the layout of each sum along a row, written out."""
     layouts = dict(re.findall(r"^(#\w+) = (.*)$", ttgir, re.MULTILINE))
     summed = re.findall(r'"tt\.reduce"\(.*?\) <\{axis = 1.*?\}\) : \(tensor<(\w+), (#\w+)>\)', ttgir, re.DOTALL)
     return [f"{shape} {layouts[layout]}" for shape, layout in summed]
 
 
-def described(name: str, kernel: Any) -> dict[str, Any]:
+def described(name, kernel):
     """Return the resources, accesses and instructions of one kernel."""
     usage = offline.usage(kernel.asm["cubin"])
     accesses = re.findall(r"(?:ld|st)\.global\.(\S+)", kernel.asm["ptx"])
@@ -85,7 +81,7 @@ def described(name: str, kernel: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def of(variant: str, dtypes: str, d: int, rows: int = 4) -> list[dict[str, Any]]:
+def of(variant, dtypes, d, rows=4):
     """Return the descriptions of the kernels of a forward and a backward."""
     forget()
     with Compiled():
@@ -93,7 +89,7 @@ def of(variant: str, dtypes: str, d: int, rows: int = 4) -> list[dict[str, Any]]
     return [described(*pair) for pair in compiled()]
 
 
-def outputs(variant: str, dtypes: str, d: int) -> dict[str, list[str]]:
+def outputs(variant, dtypes, d):
     """Return the layouts of the forward's sums for each set of outputs."""
     call, results = make(variant, dtypes, (4, d)), {}
     for what in ("y", "y and z", "y, z and statistics"):
@@ -109,7 +105,7 @@ def outputs(variant: str, dtypes: str, d: int) -> dict[str, list[str]]:
     return results
 
 
-def batches(variant: str, dtypes: str, d: int, sizes: list[int]) -> list[int]:
+def batches(variant, dtypes, d, sizes):
     """Return the number of kernels after each batch size, in Triton's own cache and in ours together."""
     forget()
     results = []
@@ -121,7 +117,7 @@ def batches(variant: str, dtypes: str, d: int, sizes: list[int]) -> list[int]:
     return results
 
 
-def in_given_memory(d: int) -> list[list[str]]:
+def in_given_memory(d):
     """Return the layouts of y's sums in a new tensor, and in an out= tensor at the start of its storage and two bytes later."""
     results = []
     for begin in (None, 0, 1):
@@ -136,7 +132,7 @@ def in_given_memory(d: int) -> list[list[str]]:
     return results
 
 
-def kept(d: int) -> list[int]:
+def kept(d):
     """Return the number of kernels in our cache after each call, for several layouts of the first input."""
     forget()
     branch, results = torch.zeros(4, d, dtype=torch.bfloat16), []
@@ -146,7 +142,7 @@ def kept(d: int) -> list[int]:
     return results
 
 
-def somewhere(variant: str, dtypes: str, d: int) -> dict[str, list[list[str]]]:
+def somewhere(variant, dtypes, d):
     """Return the layouts of each kernel's sums along a row, while each input or gradient in turn has another memory layout."""
     call = make(variant, dtypes, (4, d))
     fresh = call.tensors | cotangents(call())
@@ -160,7 +156,7 @@ def somewhere(variant: str, dtypes: str, d: int) -> dict[str, list[list[str]]]:
                     call.y_alone({key: t.detach() for key, t in tensors.items()})
                 outputs = call(tensors)
                 torch.autograd.backward(list(outputs.values()), [moved[key] for key in outputs])
-    results: dict[str, list[list[str]]] = {}
+    results = {}
     for kernel, compiled_kernel in compiled():
         orders = results.setdefault(kernel, [])
         order = reductions(compiled_kernel.asm["ttgir"])
@@ -168,7 +164,7 @@ def somewhere(variant: str, dtypes: str, d: int) -> dict[str, list[list[str]]]:
     return results
 
 
-def of_streams(kind: str, dtype: str, n: int, d: int, capability: int, sizes: list[int]) -> list[dict[str, Any]]:
+def of_streams(kind, dtype, n, d, capability, sizes):
     """Return the descriptions of the kernels of a forward and a backward of n streams, for each number of tokens together."""
     forget()
     triton.runtime.driver.set_active(offline.Device(capability))
@@ -184,7 +180,7 @@ def of_streams(kind: str, dtype: str, n: int, d: int, capability: int, sizes: li
     return results
 
 
-def main() -> None:
+def main():
     """Compute the requests on stdin, a list of [function, arguments]."""
     triton.runtime.driver.set_active(DEVICE)
     asked = (of, of_streams, outputs, batches, in_given_memory, kept, somewhere)

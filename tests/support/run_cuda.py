@@ -5,8 +5,6 @@ It does not check results.
 compute-sanitizer --tool memcheck python tests/support/run_cuda.py
 """
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 
@@ -20,7 +18,7 @@ SHAPES = [(37, 132), (3, 17), (2, 8200), (2, 20001)]
 STREAMS = [(3, 100), (4, 1024), (8, 33)]  # n and d_model
 
 
-def main() -> int:
+def main():
     """Run all variants; return 0, or 1 without a GPU."""
     if not torch.cuda.is_available():
         print("torch sees no CUDA device", file=sys.stderr)

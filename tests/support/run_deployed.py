@@ -6,8 +6,6 @@ For each NAME.pt2 (torch.export.save) and NAME.aoti.pt2 (AOTInductor) in FOLDER 
 expected.pt, or the error. Names that begin with "operator" run after LIBRARY is loaded, and once before.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import sys
@@ -18,7 +16,7 @@ import torch
 logging.getLogger("torch").setLevel(logging.ERROR)
 
 
-def run(path: Path, x: torch.Tensor, expected: torch.Tensor) -> float | str:
+def run(path, x, expected):
     """Return the difference of one program's result, or the message of its error."""
     try:
         if path.name.endswith(".aoti.pt2"):
@@ -30,7 +28,7 @@ def run(path: Path, x: torch.Tensor, expected: torch.Tensor) -> float | str:
     return float((actual - expected).abs().max())
 
 
-def message(*arguments: object) -> str:
+def message(*arguments):
     """Return the message of a call that the kernels refuse."""
     try:
         torch.ops.addnorm.add_norm(*arguments, None, None, 1e-5, False)
@@ -39,11 +37,11 @@ def message(*arguments: object) -> str:
     return ""
 
 
-def main(folder: Path, library: str) -> None:
+def main(folder, library):
     """Run all programs and print the results."""
     x, expected = torch.load(folder / "expected.pt")
     paths = sorted(folder.glob("*.pt2"))
-    results: dict[str, object] = {}
+    results = {}
     with torch.no_grad():
         for path in paths:
             results[f"{path.name} alone"] = run(path, x, expected)
@@ -60,7 +58,7 @@ def main(folder: Path, library: str) -> None:
     print(json.dumps(results))
 
 
-def import_package(library: Path) -> str:
+def import_package(library):
     """Import the package beside the library, and return the name of the autograd node of an operator's result."""
     sys.path.insert(0, str(library.parent.parent))
     import addnorm  # not before the programs have run

@@ -9,7 +9,6 @@ import os
 import sys
 
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 import addnorm
@@ -20,14 +19,14 @@ x, branch = torch.randn(SHAPE, generator=generator), torch.randn(SHAPE, generato
 weight = torch.randn(768, generator=generator)
 
 
-def with_backward(row: slice = slice(None)) -> Tensor:
+def with_backward(row=slice(None)):
     residual, gamma = x[row].clone().requires_grad_(), weight.clone().requires_grad_()
     y = addnorm.add_layer_norm(residual, branch[row], gamma)
     y.backward(branch[row])
     return torch.cat([y.detach().flatten(), residual.grad.flatten(), gamma.grad])
 
 
-def streams() -> Tensor:
+def streams():
     x4 = x.view(512, 4, 768).clone().requires_grad_()
     project = torch.linspace(-1, 1, 24 * 4 * 768).view(24, 4 * 768).requires_grad_()
     gates = addnorm.StreamGates("manifold", project, torch.ones(3), torch.zeros(24))
@@ -58,12 +57,12 @@ class Calls(Dataset):
         return self.operation()
 
 
-def main(name: str, how: str) -> None:
+def main(name, how):
     torch.set_num_threads(2)
     operation = OPERATIONS[name]
     expected = operation()
 
-    def child() -> None:
+    def child():
         if "one thread" in how:
             torch.set_num_threads(1)
         os._exit(0 if operation().equal(expected) else 3)

@@ -14,7 +14,6 @@ import itertools
 import mmap
 import sys
 import traceback
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -71,7 +70,7 @@ STREAM_DTYPES = (
 )
 
 
-def list_streams(cover: bool) -> list[tuple]:
+def list_streams(cover):
     """Return the calls of n streams as arguments of `build_streams`."""
     if not cover:
         cases = itertools.product(STREAMS, STREAM_WIDTHS[:4], KINDS, MODES)
@@ -85,7 +84,7 @@ def list_streams(cover: bool) -> list[tuple]:
     return cases
 
 
-def build_streams(n: int, d: int, rows: tuple[int, ...], kind: str, mode: str, index: int) -> StreamCall:
+def build_streams(n, d, rows, kind, mode, index):
     """Return a call of the table."""
     torch.manual_seed(index)
     options = STREAM_DTYPES[(index + index // 7) % 6]
@@ -97,7 +96,7 @@ def build_streams(n: int, d: int, rows: tuple[int, ...], kind: str, mode: str, i
     return replace(make_call(n, d, rows, kind, mode=mode, norm=norm, **options), iterations=3)
 
 
-def guard(t: Tensor, end: bool) -> Tensor:
+def guard(t, end):
     """Return a copy of t that ends at the end of its page, or begins at the start; a protected page lies beyond."""
     size = t.numel() * t.element_size()
     if size == 0:
@@ -113,9 +112,7 @@ def guard(t: Tensor, end: bool) -> Tensor:
     return copy.copy_(t.detach())
 
 
-def use(
-    call: Call | StreamCall, grad_outputs: dict[str, Tensor], place: Callable[[Tensor], Tensor]
-) -> Iterator[tuple[str, Tensor]]:
+def use(call, grad_outputs, place):
     """Yield the results of a call by name, and again in other ways to call; `place` allocates all tensors."""
     tensors = {name: place(t).requires_grad_() for name, t in call.tensors.items()}
     results = run(call, tensors, {name: place(t) for name, t in grad_outputs.items()})
@@ -137,7 +134,7 @@ def use(
             yield from in_place(Call(call.norm, call.eps, call.tensors, options), tensors).items()
 
 
-def find_errors(call: Call | StreamCall, has_bits: bool) -> list[str]:
+def find_errors(call, has_bits):
     """Return one line for each error: first in the results, then in their bits elsewhere in memory."""
     grad_outputs = make_cotangents(call) if isinstance(call, StreamCall) else cotangents(call())
     expected = run(call, {name: t.clone().requires_grad_() for name, t in call.tensors.items()}, grad_outputs)
@@ -156,7 +153,7 @@ def find_errors(call: Call | StreamCall, has_bits: bool) -> list[str]:
     return lines
 
 
-def main(table: str, *words: str) -> int:
+def main(table, *words):
     """Check the calls of a table; return 1 if one is wrong."""
     if table == "beyond":
         ctypes.string_at(guard(torch.ones(3), end=True).data_ptr() + 12, 1)

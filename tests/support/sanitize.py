@@ -7,13 +7,10 @@ torch is not instrumented, but its memory is AddressSanitizer's: the preloaded m
 tensor, so that a kernel that reads or writes one element beyond its end is seen. The first report ends the process.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from distutils.core import run_setup  # setuptools provides it where Python no longer does
 from pathlib import Path
@@ -39,7 +36,7 @@ print(cpu.ISA)
 """
 
 
-def build(sources: Sequence[Path], library: Path) -> None:
+def build(sources, library):
     """Compile as setup.py does, but with FLAGS; each file in its own process."""
     extension = run_setup(str(ROOT / "setup.py"), stop_after="init").ext_modules[0]
     compiler = [*shlex.split(os.environ.get("CXX", "g++")), "-fPIC"]
@@ -49,7 +46,7 @@ def build(sources: Sequence[Path], library: Path) -> None:
     library.parent.mkdir(parents=True, exist_ok=True)
     objects = [str(library.with_name(f"{source.stem}.o")) for source in sources]
 
-    def compile_one(source: Path, target: str) -> None:
+    def compile_one(source, target):
         command = [
             *compiler,
             *macros,
@@ -70,7 +67,7 @@ def build(sources: Sequence[Path], library: Path) -> None:
     )
 
 
-def environment(library: Path, capability: str) -> dict[str, str]:
+def environment(library, capability):
     """Return the environment of a process that runs the package with this library."""
     # The sanitizer's malloc must precede torch's first call of malloc. libstdc++ is preloaded too, since the sanitizer looks up
     # the C++ exception functions that it intercepts when it starts, and Python itself loads no C++.
@@ -88,7 +85,7 @@ def environment(library: Path, capability: str) -> dict[str, str]:
     }
 
 
-def _file(name: str) -> str:
+def _file(name):
     """Return the path of one of the compiler's runtime libraries."""
     compiler = shlex.split(os.environ.get("CXX", "g++"))
     done = subprocess.run([*compiler, f"-print-file-name={name}"], capture_output=True, text=True, check=True)
@@ -98,7 +95,7 @@ def _file(name: str) -> str:
     return str(Path(path).resolve())
 
 
-def run(library: Path, arguments: Sequence[str]) -> int:
+def run(library, arguments):
     """Run the tables, and the fuzz target with these arguments, each in a new process, until one fails."""
     seen = set()
     for capability in CAPABILITIES:
@@ -126,7 +123,7 @@ def run(library: Path, arguments: Sequence[str]) -> int:
     return 0
 
 
-def main() -> int:
+def main():
     match sys.argv[1:]:
         case ["build", library]:
             build(sorted((ROOT / "csrc").glob("*.cpp")), Path(library).resolve())

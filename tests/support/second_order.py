@@ -1,16 +1,13 @@
 """Derivatives of first and second order: with and without `create_graph`, and against differences of first derivatives."""
 
-from collections.abc import Callable, Sequence
-
 import torch
-from torch import Tensor
 
 __all__ = ["assert_second_order", "entangle", "flatten_gradients"]
 
 
-def entangle(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def entangle(tensors):
     """Return tensors each of which depends on all before it, as those of a sublayer depend on the streams."""
-    results: dict[str, Tensor] = {}
+    results = {}
     total = torch.zeros((), dtype=torch.float64)
     for name, t in tensors.items():
         results[name] = t * (1 + 0.1 * total.sin()).to(t.dtype)
@@ -18,13 +15,13 @@ def entangle(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return results
 
 
-def flatten_gradients(loss: Tensor, leaves: Sequence[Tensor], **options: bool) -> Tensor:
+def flatten_gradients(loss, leaves, **options):
     """Return the gradients of the leaves as one vector in float64, zeros for those that are not used."""
     grads = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True, **options)
     return torch.cat([grad.double().flatten() for grad in grads])
 
 
-def assert_second_order(loss: Callable[[], Tensor], leaves: Sequence[Tensor], tolerance: float = 1e-10) -> None:
+def assert_second_order(loss, leaves, tolerance=1e-10):
     """Check the derivatives of a function of leaves in float64.
 
     Gradients with and without `create_graph` may differ by the order of sums. A product with the Hessian is compared with central
@@ -48,9 +45,7 @@ def assert_second_order(loss: Callable[[], Tensor], leaves: Sequence[Tensor], to
         assert difference <= 1e-6 * product.norm(), f"the Hessian is off by {difference / product.norm():.1g}"
 
 
-def _gradients_at(
-    loss: Callable[[], Tensor], leaves: Sequence[Tensor], direction: Sequence[Tensor], distance: float
-) -> Tensor:
+def _gradients_at(loss, leaves, direction, distance):
     with torch.no_grad():
         saved = [t.clone() for t in leaves]
         for t, v in zip(leaves, direction, strict=True):

@@ -32,7 +32,7 @@ class StreamCall:
     iterations: int = 20
     options: dict = field(default_factory=dict)
 
-    def __call__(self, tensors: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
+    def __call__(self, tensors=None):
         """Return the outputs by name, of `tensors` if they are given."""
         t = dict(self.tensors if tensors is None else tensors)
         gates = None
@@ -41,7 +41,7 @@ class StreamCall:
         step = addnorm.add_norm_streams(t.pop("streams"), **t, gates=gates, norm=self.norm, **self.options)
         return {name: value for name, value in step._asdict().items() if value is not None}
 
-    def formula(self, tensors: dict[str, Tensor], new: Tensor | None = None) -> dict[str, Tensor]:
+    def formula(self, tensors, new=None):
         """Return the outputs in torch's own operators; `new` replaces the value of X', but not its gradient."""
         t = {
             name: tensors.get(name)
@@ -72,22 +72,22 @@ class StreamCall:
         results = dict(zip(("read", "collapse", "mix", "inject"), out[1:5], strict=True))
         return {"streams": x, **{name: value for name, value in results.items() if value.numel()}}
 
-    def leaves(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    def leaves(self, dtype=None):
         """Return copies of the tensors that require gradients, in a dtype."""
         return {name: t.detach().to(dtype or t.dtype).clone().requires_grad_() for name, t in self.tensors.items()}
 
 
 def make_call(
-    n: int, d: int, rows: tuple[int, ...], kind: str = "given", *, dtype: torch.dtype = f32, mode: str = "write", norm: str = "layer",
-    **options: object,
-) -> StreamCall:  # fmt: skip
+    n, d, rows, kind = "given", *, dtype = f32, mode = "write", norm = "layer",
+    **options,
+):  # fmt: skip
     """Return a call with streams of different means and sizes and matrices that are not symmetric.
 
     Modes: "write" has A, b and w for each token; "shared" one A, b and c for all; "given" reads with a given c; "features" with one
     for each feature; "identity" has no A; "read" writes nothing.
     """
     tokens = () if mode == "shared" else rows
-    t: dict[str, Tensor | None] = {
+    t = {
         "streams": (
             torch.randn(*rows, n, d) * torch.linspace(0.5, 3, n)[:, None] + torch.linspace(-1, 2, n)[:, None]
         ).to(dtype),
@@ -114,7 +114,7 @@ def make_call(
     )
 
 
-def run(function, tensors: dict[str, Tensor], cotangents: dict[str, Tensor]) -> dict[str, Tensor]:
+def run(function, tensors, cotangents):
     """Return outputs and gradients by name; a gradient's name starts with d."""
     outputs = function(tensors)
     used = [name for name in cotangents if outputs[name].requires_grad]
@@ -125,7 +125,7 @@ def run(function, tensors: dict[str, Tensor], cotangents: dict[str, Tensor]) -> 
     return {name: t.detach() for name, t in outputs.items()} | grads
 
 
-def assert_accurate(call: StreamCall, roundings: int = 16) -> None:
+def assert_accurate(call, roundings=16):
     """Check outputs and gradients of a call against float64.
 
     The largest error is at most twice that of torch's own operators in float32 on the same inputs, each against the exact result at
@@ -161,22 +161,22 @@ def assert_accurate(call: StreamCall, roundings: int = 16) -> None:
         assert error <= bound, f"{name}: error {error:.3g}, bound {bound:.3g}, torch {reference:.3g}"
 
 
-def make_cotangents(call: StreamCall) -> dict[str, Tensor]:
+def make_cotangents(call):
     """Return random cotangents of all outputs."""
     with torch.no_grad():
         return {name: torch.randn(t.shape, dtype=f32).to(t) for name, t in call().items()}
 
 
-def worst(t: Tensor, exact: Tensor) -> float:
+def worst(t, exact):
     """Return the largest error."""
     return (t.to(f64) - exact.to(f64)).abs().max().item()
 
 
-def without(call: StreamCall, *names: str) -> StreamCall:
+def without(call, *names):
     """Return the call without some tensors."""
     return replace(call, tensors={name: t for name, t in call.tensors.items() if name not in names})
 
 
-def in_float64(call: StreamCall, **changes: object) -> StreamCall:
+def in_float64(call, **changes):
     """Return the call with tensors of float64, and other fields."""
     return replace(call, tensors={name: t.to(f64) for name, t in call.tensors.items()}, **changes)

@@ -5,10 +5,9 @@ the paper's shapes and orientation. It returns the output of the stack. Nothing 
 """
 
 import torch
-from torch import Tensor
 
 
-def rms(u: Tensor, eps: float) -> Tensor:
+def rms(u, eps):
     """Return u divided by its root mean square over the last dimension."""
     return u / (u.square().mean(-1, keepdim=True) + eps).sqrt()
 
@@ -178,7 +177,7 @@ def reversible(streams, sublayers, norms):
     return first, second
 
 
-def unit(u: Tensor) -> Tensor:
+def unit(u):
     """Return u divided by its Euclidean length over the last dimension."""
     return u / u.square().sum(-1, keepdim=True).sqrt()
 

@@ -3,10 +3,7 @@
 `TRITON_INTERPRET=1` must be in the environment before Triton is imported; conftest.py sets it.
 """
 
-from __future__ import annotations
-
 import functools
-from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar
 
@@ -25,7 +22,7 @@ TRITON = {
 }
 
 
-def bfloat16_as_on_the_device(builder: Any, src: Any, dst_type: Any) -> Any:
+def bfloat16_as_on_the_device(builder, src, dst_type):
     """Cast between float32 and bfloat16 with rounding, as hardware and torch do; the interpreter truncates the mantissa."""
     pair = (src.dtype.scalar, dst_type.scalar)
     data = np.ascontiguousarray(src.data)
@@ -42,7 +39,7 @@ _cast = interpreter.InterpreterBuilder.cast_impl
 interpreter.InterpreterBuilder.cast_impl = bfloat16_as_on_the_device
 
 
-def dot_in_one_order(builder: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:
+def dot_in_one_order(builder, a, b, d, input_precision, max_num_imprecise_acc):
     """Multiply matrices so that a row's bits depend on its place no more than on a GPU; a BLAS library has other loops at the edges."""
     product = np.einsum("ik,kj->ij", a.data, b.data)
     return interpreter.TensorHandle(product.astype(d.data.dtype) + d.data, d.dtype.scalar)
@@ -65,13 +62,13 @@ class Patched:
 
     depth = 0
 
-    def __call__(self, function: Any) -> Any:
+    def __call__(self, function):
         """Patch the language before a kernel; do nothing for the functions that the kernel calls, which do not call `restore`."""
         if not Patched.depth:
             Patched.depth, self.scope = 1, _patch_lang(Language)
         return self
 
-    def restore(self) -> None:
+    def restore(self):
         """Restore the language after a kernel."""
         Patched.depth = 0
         self.scope.restore()
@@ -84,9 +81,9 @@ interpreter._patch_lang = Patched()
 class Interpreted(TorchDispatchMode):
     """Dispatch mode that replaces the operators by Triton's; `ran` lists the names of the called operators."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.ran: list[str] = []
+        self.ran = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         """Call the Triton version of an operator of this library."""
@@ -99,7 +96,7 @@ class Interpreted(TorchDispatchMode):
             return TRITON[name](*args, **(kwargs or {}))
 
     @contextmanager
-    def off(self) -> Iterator[None]:
+    def off(self):
         """Use the CPU operators again inside a `with` block."""
         self.__exit__(None, None, None)
         try:

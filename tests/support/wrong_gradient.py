@@ -1,7 +1,6 @@
 """Wrong gradients on purpose, for tests of the checks that must detect them."""
 
 import torch
-from torch import Tensor
 
 
 class _ScaledGradient(torch.autograd.Function):
@@ -15,6 +14,6 @@ class _ScaledGradient(torch.autograd.Function):
         return dt * ctx.factor, None
 
 
-def scale_gradient(t: Tensor, factor: float) -> Tensor:
+def scale_gradient(t, factor):
     """Return a copy of the tensor whose gradient is multiplied by a factor."""
     return _ScaledGradient.apply(t, factor)

@@ -76,7 +76,7 @@ def test_y_has_the_same_bits_with_grad_and_without_and_alone(variant, dtypes):
         assert call.y_alone().equal(y)
 
 
-def make_grad_outputs(call: Call) -> dict[str, torch.Tensor]:
+def make_grad_outputs(call):
     return {name: t.to(CUDA) for name, t in cotangents(call()).items()}
 
 
