@@ -1,5 +1,6 @@
 """Tests of concurrent threads, each with torch's own parallelism, and of calls inside a backward: the bits of a single thread."""
 
+import functools
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
@@ -8,10 +9,12 @@ import pytest
 import torch
 
 import addnorm
-from support.cases import bf16, cotangents, gradients, make
+from support.cases import bf16, make
+from support.fuzz_bits import compute_results
+from support.fuzz_calls import take
 from support.stream_calls import make_call, make_cotangents, run
 
-THREADS, ROUNDS = 8, 6
+THREADS, ROUNDS = 8, 9
 # Above the grain size, so that every call uses several threads; options and another dtype for the other code paths.
 CALLS = [
     ("LayerNorm", "float32", (300, 257)),
@@ -33,42 +36,32 @@ def switch_often(threads):
     sys.setswitchinterval(before)
 
 
-def everything(call, grad_outputs):
-    return call() | {f"d{name}": grad for name, grad in gradients(call, grad_outputs).items()}
+def run_streams(call, cotangents):
+    return run(call, call.leaves(), cotangents)
+
+
+def list_uses():
+    """Return functions without arguments that compute the results of a call by name."""
+    calls = [make(*arguments) for arguments in CALLS]
+    uses = [functools.partial(compute_results, take(call)) for call in calls]
+    for kind, dtype in STREAMS:
+        call = make_call(4, 130, (150,), kind, dtype=dtype)
+        uses.append(functools.partial(run_streams, call, make_cotangents(call)))
+    return uses
 
 
 def test_calls_of_many_threads_at_once_have_the_bits_of_one():
-    calls = [make(*arguments) for arguments in CALLS]
-    grad_outputs = [cotangents(call()) for call in calls]
-    expected = [everything(call, g) for call, g in zip(calls, grad_outputs, strict=True)]
+    uses = list_uses()
+    expected = [use() for use in uses]
     together = Barrier(THREADS)
 
     def work(thread):
         together.wait()
         wrong = []
         for turn in range(ROUNDS):
-            i = (thread + turn) % len(calls)
-            actual = everything(calls[i], grad_outputs[i])
-            wrong += [(CALLS[i], name) for name, t in expected[i].items() if not t.equal(actual[name])]
-        return wrong
-
-    with ThreadPoolExecutor(THREADS) as pool:
-        assert list(pool.map(work, range(THREADS))) == [[]] * THREADS
-
-
-def test_streams_of_many_threads_at_once_have_the_bits_of_one():
-    calls = [make_call(4, 130, (150,), kind, dtype=dtype) for kind, dtype in STREAMS]
-    grad_outputs = [make_cotangents(call) for call in calls]
-    expected = [run(call, call.leaves(), g) for call, g in zip(calls, grad_outputs, strict=True)]
-    together = Barrier(THREADS)
-
-    def work(thread):
-        together.wait()
-        wrong = []
-        for turn in range(len(calls)):
-            i = (thread + turn) % len(calls)
-            actual = run(calls[i], calls[i].leaves(), grad_outputs[i])
-            wrong += [(STREAMS[i], name) for name, t in expected[i].items() if not t.equal(actual[name])]
+            i = (thread + turn) % len(uses)
+            actual = uses[i]()
+            wrong += [(i, name) for name, t in expected[i].items() if not t.equal(actual[name])]
         return wrong
 
     with ThreadPoolExecutor(THREADS) as pool:

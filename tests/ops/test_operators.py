@@ -5,47 +5,16 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from addnorm.ops.options import GRADIENTS
 from addnorm.ops.schema import SCHEMAS
 from addnorm.ops.streams.kinds import KINDS
-from support.accuracy import agree
-from support.cases import BASIC, DTYPES, OPTIONS, SHAPES, VARIANTS, bf16, cotangents, f32, f64, make
+from support.cases import BASIC, DTYPES, OPTIONS, SHAPES, VARIANTS, bf16, f32, f64
 from support.memory_layouts import LAYOUTS
-from support.operator_calls import record, record_streams
-from support.oracle import arithmetic, magnitudes
+from support.operator_calls import OUTPUTS, assert_equal_references, assert_separate, record_calls, record_streams
 from support.pairwise import product, rotate, with_values
 from support.stream_calls import make_call
 
 ops = torch.ops.addnorm
-OUTPUTS = {
-    "add_norm": ("y",), "add_norm_stream": ("y", "z"), "add_norm_forward": ("y", "z", "stats"), "add_norm_backward": GRADIENTS,
-}  # fmt: skip
 SUFFIXES = ("", "_reference")
-
-
-def record_calls(variant, dtypes, shape, layout=None):
-    """Return a call with one factor a row, as the operators take it, its output gradients and the operators' calls."""
-    call = make(variant, dtypes, shape)
-    if "row_scale" in call.tensors:
-        call.tensors["row_scale"] = call.tensors["row_scale"].expand(shape[:-1]).clone()
-    for name in ("residual", "branch") if layout else ():
-        call.tensors[name] = LAYOUTS[layout](call.tensors[name])
-    grad_outputs = cotangents(call())
-    return call, grad_outputs, record(call, grad_outputs)
-
-
-def assert_separate(results, others):
-    """Check that no result shares memory with another, or with a tensor of `others`."""
-    own = [t.untyped_storage().data_ptr() for t in results if t.numel() > 0]
-    all_of_them = own + [t.untyped_storage().data_ptr() for t in others if isinstance(t, Tensor) and t.numel() > 0]
-    assert all(all_of_them.count(address) == 1 for address in own)
-
-
-def assert_same_statistics(actual, expected, z, unit):
-    """Check mean and rstd: the mean's error is relative to the averaged values, that of rstd to rstd."""
-    assert agree(actual[..., 0], expected[..., 0], unit, z.to(f64).abs().mean(-1))
-    spread = 1 + (z.to(f64).abs().mean(-1) * expected[..., 1]) ** 2  # a rounded mean's effect on a small variance
-    assert agree(actual[..., 1], expected[..., 1], unit, expected[..., 1] * spread)
 
 
 TABLE = [
@@ -57,22 +26,7 @@ TABLE = [
 @pytest.mark.parametrize(("variant", "dtypes", "shape"), TABLE, ids=str)
 def test_kernels_agree_with_the_reference(variant, dtypes, shape):
     """Each output alone too: the kernels write only the requested ones. No output is an alias of an input."""
-    call, grad_outputs, calls = record_calls(variant, dtypes, shape)
-    z, unit = call()["z"], arithmetic(call)
-    terms = magnitudes(call, z, grad_outputs)
-    for one in calls:
-        actual, expected = one.repeat(change=lambda t: t), one.repeat("_reference")
-        if one.name in OUTPUTS:
-            assert_separate(actual, one.arguments.values())
-        written = [name for name in ("y", "z") if one.arguments.get(name) is not None]
-        for name, a, e in zip(OUTPUTS.get(one.name, written), actual, expected, strict=True):
-            assert (a.shape, a.dtype) == (e.shape, e.dtype), name
-            if name == "z":
-                assert a.equal(e)  # the same products and sums, the same mask
-            elif name == "stats" and e.numel():
-                assert_same_statistics(a, e, z, unit)
-            elif e.numel():  # the terms of a 0-d scale are those of all features
-                assert agree(a, e, unit, terms[name].reshape(e.shape)), (one.name, name)
+    assert_equal_references(*record_calls(variant, dtypes, shape))
 
 
 @pytest.mark.parametrize("shape", [(8,), (1, 8), (3, 8)], ids=str)

@@ -11,7 +11,7 @@ import addnorm
 from addnorm.ops.options import ADD_OPTIONS, DTYPE_OPTIONS, GRADIENTS, OPTIONS
 from addnorm.ops.schema import ADD_NAMES, ARGUMENTS, ForwardArguments
 from support import ROOT
-from support.cases import VARIANTS, f64, make
+from support.cases import VARIANTS
 
 FUNCTIONS = {
     addnorm.add_layer_norm: {option.name for option in OPTIONS} - {"casting"},
@@ -60,27 +60,6 @@ def test_operators_take_the_options_in_one_order():
 def test_every_option_has_a_variant_in_the_tests():
     used = {name for variant in VARIANTS.values() for name in variant.options}
     assert used == {option.name for option in OPTIONS} - {"seed", "casting"}
-
-
-@pytest.mark.parametrize(
-    "option", [o for o in OPTIONS if o.kind not in ("seed", "offset", "casting")], ids=lambda o: o.name
-)
-@pytest.mark.parametrize("norm", ["layer", "rms", "none"])
-def test_no_function_ignores_an_option(option, norm):
-    name = next(name for name, variant in VARIANTS.items() if set(variant.options) == {option.name})
-    call = make(name, "float64", (3, 8))
-    call.norm = norm
-    if norm == "none":
-        if option not in ADD_OPTIONS and option.name != "residual_dtype":
-            pytest.skip("an option of the norm")
-        call.tensors = {key: t for key, t in call.tensors.items() if key not in ("weight", "bias")}
-    without_options = {key: t for key, t in call.tensors.items() if key in ("residual", "branch", "weight", "bias")}
-    with_option, without = call(), call(without_options | {}) if option.name in call.tensors else None
-    if without is None:
-        call.options.pop(option.name)
-        without = call()
-    changed = [key for key in without if with_option[key].dtype != f64 or not with_option[key].equal(without[key])]
-    assert changed
 
 
 @pytest.mark.parametrize("path", ["src/addnorm/ops", "csrc"])

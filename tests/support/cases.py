@@ -207,16 +207,6 @@ def gradients(call, grad_outputs=None, *frozen):
     return {name: t.grad for name, t in tensors.items()}
 
 
-def schema_options(call):
-    """Return a call's options under the names of the operators' arguments."""
-    options = dict(call.options)
-    tensors = {name: t for name, t in call.tensors.items() if name not in ("residual", "branch", "weight", "bias")}
-    for name, factor in (("residual_scale", "residual_factor"), ("layer_scale", "branch_factor")):
-        if name in options:
-            options[factor] = options.pop(name)
-    return options | tensors
-
-
 def moved(call, device="cuda"):
     """Return the call with all its tensors on a device."""
     options = {

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from support.cases import FUNCTIONS
 from support.fuzz_calls import FLOATS
+from support.operator_calls import Recorder
 
 OTHER_DTYPES = (torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn)
 VECTORS = ("weight", "bias", "branch_bias")
@@ -106,40 +107,25 @@ def _wrong_shape(name, shape, d, rng):
     return rng.choice([(*shape[:-1], d + 1), (*shape, 1), (2, *shape), (1, 1, *shape)])
 
 
-def call_operators(case):
-    """Call the private operators with one meaningless argument. They may raise or return, but must not crash."""
-    rng, call = case.rng, case.call
-    if call.tensors["residual"].numel() > 2000:  # broadcasting could multiply the sizes
+def call_operators(use, like, rng):
+    """Call the operators that a function uses with meaningless arguments. They may raise or return, but must not crash.
+
+    `like` is the call's largest tensor, whose size broadcasting could multiply.
+    """
+    if like.numel() > 2000:
         return
-    ops = torch.ops.addnorm
-    t = {name: value.detach() for name, value in call.tensors.items()}
-    shape = tuple(t["residual"].shape)
-    junk = [
-        None, 0, -1, 2**62, math.nan, torch.ones(()), torch.ones(0), torch.ones(shape[-1] + 1), torch.ones(*shape, 2),
-        torch.ones(1, *shape).to(rng.choice(FLOATS)), torch.ones(3), torch.ones(shape, device="meta"), torch.ones(shape).long(),
+    with Recorder() as recorder:
+        use()
+    shape = tuple(like.shape)
+    numbers = [-1, 0, 1, 3, 5, 0.5, 2**31, 2**40, 2**62, math.nan, math.inf]
+    tensors = [
+        None, torch.ones(()), torch.ones(0), torch.ones(shape[-1]), torch.ones(shape[-1] + 1), torch.ones(*shape, 2), torch.ones(3),
+        torch.ones(1, *shape).to(rng.choice(FLOATS)), torch.ones(shape, device="meta"), torch.ones(shape).long(),
+        torch.ones(shape).transpose(0, -1), torch.ones(*shape[:-1], 0),
     ]  # fmt: skip
-    rms = call.norm == "rms"
-    forward = [t["residual"], t["branch"], t.get("weight"), t.get("bias"), 1e-5]
-    y, z, stats = ops.add_norm_forward(*forward, int(rms))
-    dtypes = {"dresidual_dtype": t["residual"].dtype, "branch_dtype": t["branch"].dtype, "bias_dtype": torch.float32}
-    back = [y, z, z, stats, t.get("weight"), int(rms)]
-    tensors = ["residual_scale", "row_scale", "layer_scale", "branch_bias", "seed"]
-    numbers = ["residual_factor", "branch_factor", "dropout_p", "offset", "weight_offset"]
-    options = {name: rng.choice([*junk[5:], t.get(name)]) for name in tensors if rng.random() < 0.2}
-    options |= {name: rng.choice([0, 1, -1, 0.5, 2**40]) for name in numbers if rng.random() < 0.2}
-    backward = options | {
-        name: rng.choice([t["residual"], *junk[5:]]) for name in ("residual", "branch") if rng.random() < 0.5
-    }
-    wants = rng.choice([15, 255, rng.randrange(256), 3, 2**40, -1])
-    for op, arguments, keywords in (
-        (ops.add_norm, [*forward, rms], {}),
-        (ops.add_norm_stream, [*forward, rms], {}),
-        (ops.add_norm_forward, [*forward, rng.randrange(4)], options | {"casting": rng.randrange(4)}),
-        (ops.add_norm_backward, [*back, *dtypes.values(), wants], {}),
-        (ops.add_norm_backward, back, backward | dtypes | {"grad_mask": wants}),
-    ):
-        changed = list(arguments)
-        if rng.random() < 0.8:
-            changed[rng.randrange(len(changed))] = rng.choice(junk)
-        with contextlib.suppress(Exception):
-            op(*changed, **keywords)
+    for one in recorder.calls:
+        arguments = getattr(torch.ops.addnorm, one.name).default._schema.arguments
+        for argument in rng.sample(arguments, 4):
+            value = rng.choice(tensors if "Tensor" in str(argument.type) else numbers)
+            with contextlib.suppress(Exception):
+                one._replace(arguments={**one.arguments, argument.name: value}).repeat()

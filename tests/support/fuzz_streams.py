@@ -1,6 +1,5 @@
 """Random calls of `add_norm_streams` for the fuzz target: accuracy, equal bits of equal calls, and calls that must be refused."""
 
-import contextlib
 import math
 import random
 from dataclasses import replace
@@ -9,11 +8,10 @@ import torch
 
 from addnorm.ops.options import NORMS
 from addnorm.ops.streams.kinds import KINDS
-from addnorm.ops.streams.schema import ARGUMENTS, INPUTS
 from support.fuzz_bits import compute, is_same, on_other_threads
 from support.fuzz_calls import lay_out
-from support.fuzz_invalid import check_refused
-from support.stream_calls import assert_accurate, make_call, make_cotangents
+from support.fuzz_invalid import call_operators, check_refused
+from support.stream_calls import assert_accurate, make_call, make_cotangents, run
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 MODES = ("write", "shared", "given", "features", "identity", "read")
@@ -48,7 +46,7 @@ def find_errors(seed):
         except AssertionError as error:
             lines.append(str(error))
     lines += find_differences(call, rng) + find_spread(call, rng) + check_refusal(call, rng)
-    call_operators(call, rng)
+    call_operators(lambda: run(call, call.leaves(), make_cotangents(call)), call.tensors["streams"], rng)
     return [f"{describe(call)}: {line}" for line in lines]
 
 
@@ -136,36 +134,3 @@ def check_refusal(call, rng):
         tensors = {key: t.detach().requires_grad_() if key != name else t for key, t in tensors.items()}
     text = f"{name} = {type(value).__name__} {getattr(value, 'dtype', '')} {tuple(getattr(value, 'shape', ()))}"
     return check_refused(lambda: call(tensors), text, [name] if name != "streams" else [""])  # any sentence
-
-
-def call_operators(call, rng):
-    """Call the operators with meaningless arguments. They may raise or return, but must not crash."""
-    streams = call.tensors["streams"]
-    if streams.numel() > 5000:  # broadcasting could multiply the sizes
-        return
-    numbers = {
-        "eps": 1e-5, "norm": NORMS[call.norm], "kind": KINDS[call.kind], "iterations": call.iterations, "gate_eps": 1e-6,
-        "project_eps": 1e-6, "magnitude": 2.0,
-    }  # fmt: skip
-    inputs = {name: numbers.get(name, call.tensors.get(name)) for name in INPUTS} | call.options
-    junk = [
-        None, torch.ones(()), torch.ones(0), torch.ones(streams.shape[-1]), torch.ones(*streams.shape, 2), torch.ones(3),
-        streams.transpose(-1, -2), streams.to(rng.choice(FLOATS)), streams.to("meta"), streams.long(), streams[..., :0],
-    ]  # fmt: skip
-    strange = [-1, 0, 1, 3, 5, 2**31, 2**62, math.nan, math.inf, -1.0]
-    forward, backward = torch.ops.addnorm.add_norm_streams, torch.ops.addnorm.add_norm_streams_backward
-    for name in rng.sample([*INPUTS], 3):
-        with contextlib.suppress(Exception):
-            forward(**inputs | {name: rng.choice(strange if name in numbers else junk)})
-    _, _, *computed, logits, stats = outputs = forward(**inputs)
-    grads = dict(zip(("dnew", "dread", "dcollapse", "dmix", "dinject"), outputs, strict=False))
-    arguments = {
-        **inputs, "logits": logits, "stats": stats, "computed_collapse": computed[0],
-        **{name: torch.randn_like(t) if t.numel() else None for name, t in grads.items()},
-        "grad_mask": rng.choice([1, 2**10 - 1, 2**40, -1, rng.randrange(1024)]),
-    }  # fmt: skip
-    names = [argument.name for argument in ARGUMENTS["add_norm_streams_backward"]]
-    for name in [None, *rng.sample(names, 3)]:
-        change = {} if name is None else {name: rng.choice(strange if name in numbers or name == "grad_mask" else junk)}
-        with contextlib.suppress(Exception):
-            backward(**arguments | change)

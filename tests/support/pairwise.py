@@ -1,36 +1,24 @@
 """Pairwise covers of products of test parameters. Every pair of values runs by default, the full product under `-m slow`."""
 
 import itertools
+import math
 
 import pytest
 
 
 def pairwise(*axes):
-    """Return a few rows of the product of the axes in which every pair of values of two axes occurs."""
-    sizes = [range(len(axis)) for axis in axes]
-    planes = list(itertools.combinations(range(len(axes)), 2))
-    missing = {plane: set(itertools.product(sizes[plane[0]], sizes[plane[1]])) for plane in planes}
-    rows = []
-    for plane in sorted(planes, key=lambda plane: -len(missing[plane])):
-        for pair in sorted(missing[plane]):
-            if pair not in missing[plane]:
-                continue
-            row = dict(zip(plane, pair, strict=True))
-            for axis in range(len(axes)):  # complete the row: the value with the most pairs that are still missing
-                if axis not in row:
-                    row[axis] = max(sizes[axis], key=lambda value: (_new_pairs(row, axis, value, missing), -value))
-            for a, b in planes:
-                missing[a, b].discard((row[a], row[b]))
-            rows.append(tuple(row[axis] for axis in range(len(axes))))
-    return [tuple(axis[i] for axis, i in zip(axes, row, strict=True)) for row in sorted(rows)]
+    """Return a few rows of the product of the axes in which every pair of values of two axes occurs.
 
-
-def _new_pairs(row, axis, value, missing):
-    count = 0
-    for other, index in row.items():
-        plane, pair = ((other, axis), (index, value)) if other < axis else ((axis, other), (value, index))
-        count += pair in missing[plane]
-    return count
+    Rows all of whose pairs are new come first, then those with fewer and fewer.
+    """
+    rows, covered, chosen = list(itertools.product(*(range(len(axis)) for axis in axes))), set(), []
+    for fewest in range(math.comb(len(axes), 2), 0, -1):
+        for row in rows:
+            pairs = set(itertools.combinations(enumerate(row), 2))
+            if len(pairs - covered) >= fewest:
+                covered |= pairs
+                chosen.append(row)
+    return [tuple(axis[i] for axis, i in zip(axes, row, strict=True)) for row in sorted(chosen)]
 
 
 def product(*axes, always=()):
