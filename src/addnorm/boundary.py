@@ -188,12 +188,5 @@ def _call(a: Any) -> Any:
 
 def compute_gates(streams: Tensor, gates: StreamGates) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Return c, A and b of streams `(*, n, d_model)`, in torch's own operators: the coefficients of `add_norm_streams` alone."""
-    kind, wide = KINDS[gates.kind], compute_dtype(streams)
-    n, scale, base = streams.shape[-2], gates.scale.to(wide), gates.base.to(wide)
-    if gates.kind == "hyper":
-        split = n * (n + 2)
-        logits, _ = formula.project_each(streams, gates.project, base[split:], gates.project_eps, wide)
-        base = base[:split]
-    else:
-        logits, _ = formula.project(streams, gates.project, gates.project_eps, wide)
-    return formula.gates(kind, logits, scale, base, gates.iterations, gates.gate_eps, gates.magnitude)
+    a = gates._replace(kind=KINDS[gates.kind])  # type: ignore[arg-type]  # the number of the schema
+    return formula.compute_gates(a, streams, compute_dtype(streams))[2]

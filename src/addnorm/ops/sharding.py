@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -30,15 +30,8 @@ from addnorm.ops.options import ADD_OPTIONS, GRADIENTS
 from addnorm.ops.schema import OVERLOADS, arguments_of, library
 
 __all__ = [
-    "Placements",
-    "find_mesh",
-    "register",
-    "replicate",
-    "replicate_dimensions",
-    "row_dimension",
-    "spread",
-    "wrap",
-]
+    "find_mesh", "localize", "make_partial", "place_rows", "register", "replicate", "replicate_dimensions", "spread", "wrap",
+]  # fmt: skip
 
 Placements = tuple[Placement, ...]
 # Arguments with the rows of the residual and features (or the two statistics), in the order in which they decide the placement.
@@ -72,16 +65,30 @@ def row_dimension(placement: Placement, ndim: int, first_feature: int) -> int | 
     return None if dim is None or dim % ndim >= first_feature else dim % ndim
 
 
-def _place_rows(tensors: Sequence[DTensor], plain: bool) -> Placements:
-    """Return the placement of the rows; `plain`: no other shards than `Shard`."""
+def place_rows(tensors: Sequence[DTensor], rows: int, ndim: int, *, plain: bool = False) -> Placements:
+    """Return the placement of the rows, the first dimensions of the tensors; `plain`: no other shards than `Shard`."""
 
-    def place(placements: Sequence[Placement]) -> Placement:
-        for placement, t in zip(placements, tensors, strict=True):
-            if row_dimension(placement, t.dim(), t.dim() - 1) is not None and (not plain or type(placement) is Shard):
+    def place(i: int) -> Placement:
+        for t in tensors:
+            placement = t.placements[i]
+            if row_dimension(placement, t.dim(), rows) is not None and (not plain or type(placement) is Shard):
                 return placement
         return Replicate()
 
-    return tuple(place(placements) for placements in zip(*(t.placements for t in tensors), strict=True))
+    return tuple(place(i) for i in range(ndim))
+
+
+def make_partial(rows: Placements) -> Placements:
+    """Return the placement of sums over rows that are placed so."""
+    return tuple(Replicate() if placement.is_replicate() else Partial() for placement in rows)
+
+
+def localize(arguments: dict[str, Any], mesh: DeviceMesh, rows: Placements, with_rows: Collection[str]) -> None:
+    """Replace each DTensor by this process's part: those with rows are placed as the rows, others are replicated."""
+    for name, t in arguments.items():
+        if isinstance(t, DTensor):
+            placements = rows if name in with_rows else (Replicate(),) * mesh.ndim
+            arguments[name] = (t if t.placements == placements else t.redistribute(mesh, placements)).to_local()
 
 
 class _Call:
@@ -99,15 +106,9 @@ class _Call:
                 raise RuntimeError(f"{name} has shape {tuple(t.shape)}, expected {tuple(whole.shape)}.")
         stream = {name: t for name in _STREAM if (t := tensors.get(name)) is not None and t.dim() == whole.dim()}
         drops = bool(arguments.get("dropout_p", 0.0))
-        self.rows = _place_rows([t for t in stream.values() if isinstance(t, DTensor)], plain=drops)
-        self.replicated: Placements = (Replicate(),) * self.mesh.ndim
-        self.partial: Placements = tuple(Replicate() if p.is_replicate() else Partial() for p in self.rows)
-        for name, t in tensors.items():
-            if isinstance(t, DTensor):
-                placements = self.rows if name in stream or name in _ROWS else self.replicated
-                if t.placements != placements:
-                    t = t.redistribute(self.mesh, placements)  # noqa: PLW2901
-                arguments[name] = t.to_local()
+        placed = [t for t in stream.values() if isinstance(t, DTensor)]
+        self.rows = place_rows(placed, whole.dim() - 1, self.mesh.ndim, plain=drops)
+        localize(arguments, self.mesh, self.rows, (*stream, *_ROWS))
         self.keep: Tensor | None = None  # of the rows here, in their shape
         if drops and ("grad_mask" in arguments or arguments["branch"] is not None):
             self._place_mask()
@@ -229,7 +230,7 @@ def _backward(op: Any, arguments: dict[str, Any]) -> Any:
         elif name in _ROWS:
             outputs[bit] = call.wrap(t, call.rows, call.shape[:-1])
         else:
-            outputs[bit] = call.wrap(t, call.partial, t.shape)
+            outputs[bit] = call.wrap(t, make_partial(call.rows), t.shape)
     return tuple(outputs)
 
 

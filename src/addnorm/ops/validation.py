@@ -60,8 +60,9 @@ def check(residual: Any, branch: Any, weight: Any = None, bias: Any = None, eps:
         if value is not None:
             _check_features(name, value, stream, residual)
     for option in OPTIONS:
-        if option.name in options:
-            _CHECKS[option.kind](option.name, options[option.name], stream, residual)
+        value = options.get(option.name, option.default)
+        if option.kind in _CHECKS and (value is not None or option.default is not None):
+            _CHECKS[option.kind](option.name, value, stream, residual)
     if options.get("weight_offset") and weight is None:
         offset = options["weight_offset"]
         raise ValueError(f"weight_offset is {offset!r} but there is no weight to add it to: pass weight.")
@@ -120,8 +121,6 @@ def check_backward(
 
 
 def _check_features(name: str, value: Any, stream: str, residual: Tensor) -> None:
-    if value is None:
-        return
     check_tensor(name, value)
     d = residual.shape[-1]
     if value.shape != (d,):
@@ -147,13 +146,11 @@ def _check_scale(name: str, value: Any, stream: str, residual: Tensor) -> None:
                 f"each feature: to scale whole rows use row_scale."
             )
         check_device(name, value, stream, residual)
-    elif value is not None and not is_number(value):
+    elif not is_number(value):
         raise TypeError(f"{name} is {_kind(value)}, expected a number or a tensor of shape () or ({d},).")
 
 
 def _check_rows(name: str, value: Any, stream: str, residual: Tensor) -> None:
-    if value is None:
-        return
     check_tensor(name, value)
     rows = tuple(residual.shape[:-1])
     if not _broadcasts(tuple(value.shape), rows):
@@ -170,8 +167,6 @@ def _check_probability(name: str, value: Any, stream: str, residual: Tensor) -> 
 
 
 def _check_seed(name: str, value: Any, stream: str, residual: Tensor) -> None:
-    if value is None:
-        return
     if not (isinstance(value, Tensor) and value.dim() == 0 and value.dtype == torch.int64):
         raise TypeError(f"{name} is {_kind(value)}, expected a 0-d int64 tensor: torch.tensor(1234).")
     check_device(name, value, stream, residual)
@@ -187,15 +182,12 @@ def _check_number(name: str, value: Any, stream: str, residual: Tensor) -> None:
         raise TypeError(f"{name} is {_kind(value)}, expected a number: 1.0 for Gemma's weights.")
 
 
-def _check_casting(name: str, value: Any, stream: str, residual: Tensor) -> None:
-    """Accept any value: `dispatch.run` checks the name before it passes its number to an operator."""
-
-
 def _check_dtype(name: str, value: Any, stream: str, residual: Tensor) -> None:
     if value is not None and value not in FLOAT_DTYPES:
         raise TypeError(f"{name} is {value!r}, expected {_FLOATS_WORDS} (or None).")
 
 
+# Where a value is not None by default, None is wrong too. `dispatch.run` checks the name of a casting.
 _CHECKS: dict[Kind, Callable[[str, Any, str, Tensor], None]] = {
     "scale": _check_scale,
     "rows": _check_rows,
@@ -204,7 +196,6 @@ _CHECKS: dict[Kind, Callable[[str, Any, str, Tensor], None]] = {
     "seed": _check_seed,
     "offset": _check_offset,
     "number": _check_number,
-    "casting": _check_casting,
     "dtype": _check_dtype,
 }
 

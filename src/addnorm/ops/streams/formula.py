@@ -10,6 +10,7 @@ rounded X'; the sum c X' is not rounded before the norm.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -71,7 +72,7 @@ def sinkhorn(logits: Tensor, iterations: int, eps: float) -> Tensor:
 def gates(
     kind: int, logits: Tensor, scale: Tensor, base: Tensor, iterations: int, gate_eps: float, magnitude: float
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return c', A' and b' from the logits and from `base`, `(logits,)` or one row for each token.
+    """Return c', A' and b' from the logits and from `base`, `(logits,)`.
 
         manifold       c = σ(α_1 z + β) + ε     b = m σ(α_2 z + β)        A = Sinkhorn(α_3 Z + β)
         independent    c = σ(α_1 z + β) + ε     b = m σ(α_2 z + β) + ε
@@ -91,7 +92,7 @@ def gates(
         )
     if kind == KINDS["gates"]:
         return torch.sigmoid(logits * scale[0] + base) + gate_eps, None, None
-    n = logits.shape[-1] // 2 if kind == KINDS["independent"] else _streams_of(logits.shape[-1])
+    n = logits.shape[-1] // 2 if kind == KINDS["independent"] else math.isqrt(logits.shape[-1] + 1) - 1  # of n (n + 2)
     collapse = torch.sigmoid(logits[..., :n] * scale[0] + base[..., :n]) + gate_eps
     inject = magnitude * torch.sigmoid(logits[..., n : 2 * n] * scale[1] + base[..., n : 2 * n])
     if kind == KINDS["independent"]:
@@ -100,17 +101,22 @@ def gates(
     return collapse, sinkhorn(mix, iterations, gate_eps), inject
 
 
-def _streams_of(logits: int) -> int:
-    """Return n, where logits = n (n + 2)."""
-    n = 1
-    while n * (n + 2) < logits:
-        n += 1
-    return n
+def compute_gates(a: Any, streams: Tensor, wide: torch.dtype) -> tuple[Tensor, Tensor, tuple[Tensor | None, ...]]:
+    """Return the logits, the statistics of the streams' norm, and c', A' and b' of a call with gates."""
+    if a.kind == KINDS["hyper"]:
+        size = sizes_of(a.kind, streams.shape[-2]).logits
+        base, each = a.base[:size].to(wide), a.base[size:]
+        logits, stats = project_each(streams, a.project, each, a.project_eps, wide)
+    else:
+        base = a.base.to(wide)
+        logits, stats = project(streams, a.project, a.project_eps, wide)
+    computed = gates(a.kind, logits, a.scale.to(wide), base, a.iterations, a.gate_eps, a.magnitude)
+    return logits, stats, computed
 
 
-def boundary(a: Any, base_rows: Tensor | None = None) -> tuple[Tensor, ...]:
-    """Return the outputs of `add_norm_streams`; `base_rows` replaces what `base` adds to the logits, one row for each token."""
-    streams, wide, sizes = a.streams, validation.compute_dtype(a), sizes_of(a.kind, a.streams.shape[-2])
+def boundary(a: Any) -> tuple[Tensor, ...]:
+    """Return the outputs of `add_norm_streams`."""
+    streams, wide = a.streams, validation.compute_dtype(a)
 
     def placeholder() -> Tensor:  # a new one for each output: the operator's outputs share no memory
         return empty_placeholder(streams)
@@ -120,14 +126,9 @@ def boundary(a: Any, base_rows: Tensor | None = None) -> tuple[Tensor, ...]:
         new = write(streams, a.branch, a.mix, a.inject, a.streams_dtype or streams.dtype, wide)
     used, found, logits, stats = a.collapse, (placeholder(), placeholder(), placeholder()), placeholder(), []
     if a.kind != KINDS["given"]:
-        constants = a.base[: sizes.logits].to(wide) if base_rows is None else base_rows
-        if a.kind == KINDS["hyper"]:
-            each, moments = project_each(new, a.project, a.base[sizes.logits :], a.project_eps, wide)
-            logits, stats = each.flatten(-2), [moments.flatten(-2)]
-        else:
-            each, moments = project(new, a.project, a.project_eps, wide)
-            logits, stats = each, [moments]
-        computed = gates(a.kind, each, a.scale.to(wide), constants, a.iterations, a.gate_eps, a.magnitude)
+        each, moments, computed = compute_gates(a, new, wide)
+        is_hyper = a.kind == KINDS["hyper"]
+        logits, stats = (each.flatten(-2), [moments.flatten(-2)]) if is_hyper else (each, [moments])
         found = tuple(placeholder() if t is None else t.contiguous() for t in computed)  # type: ignore[assignment]  # three
         used = found[0] if used is None else used
     new_streams = placeholder() if a.branch is None else new

@@ -14,9 +14,9 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate
+from torch.distributed.tensor import DTensor
 
-from addnorm.ops.sharding import Placements, find_mesh, register, row_dimension, wrap
+from addnorm.ops.sharding import find_mesh, localize, make_partial, place_rows, register, wrap
 from addnorm.ops.streams.schema import GRADIENTS, SCHEMAS
 
 # Arguments with a value for each token, in the order in which they decide the placement, and their dimensions after the tokens'.
@@ -32,37 +32,20 @@ def _has_rows(name: str, t: Tensor, rows: int) -> bool:
     return rows > 0 and (t.dim() == rows + _TAILS[name] or (name == "collapse" and t.dim() == rows + 2))
 
 
-def _place_rows(tensors: list[DTensor], rows: int, ndim: int) -> Placements:
-    """Return the placement of the tokens, whose dimensions are the first `rows` of each tensor."""
-
-    def place(i: int) -> Placement:
-        for t in tensors:
-            if row_dimension(t.placements[i], t.dim(), rows) is not None:
-                return t.placements[i]
-        return Replicate()
-
-    return tuple(place(i) for i in range(ndim))
-
-
 def _run(op: Any, a: dict[str, Any]) -> tuple[Tensor, ...]:
     """Return the outputs of the operator on the parts that this process has."""
     tensors = {name: t for name, t in a.items() if isinstance(t, Tensor)}
     mesh, shape = find_mesh(tensors), tensors["streams"].shape[:-2]
     with_rows = [name for name in _TAILS if name in tensors and _has_rows(name, tensors[name], len(shape))]
     deciding = [t for name in with_rows if isinstance(t := tensors[name], DTensor)]
-    placed = _place_rows(deciding, len(shape), mesh.ndim)
-    replicated: Placements = (Replicate(),) * mesh.ndim
-    for name, t in tensors.items():
-        if isinstance(t, DTensor):
-            placements = placed if name in with_rows else replicated
-            a[name] = (t if t.placements == placements else t.redistribute(mesh, placements)).to_local()
+    placed = place_rows(deciding, len(shape), mesh.ndim)
+    localize(a, mesh, placed, with_rows)
     results = []
     for place, t in enumerate(op(*a.values())):
         if t.dim() == 1 and t.numel() == 0:
             results.append(t)  # a placeholder
         elif "grad_mask" in a and GRADIENTS[place] in _PARAMETERS:
-            partial = tuple(Replicate() if p.is_replicate() else Partial() for p in placed)
-            results.append(wrap(t, mesh, partial, t.shape))
+            results.append(wrap(t, mesh, make_partial(placed), t.shape))
         else:
             results.append(wrap(t, mesh, placed, (*shape, *t.shape[len(shape) :])))
     return tuple(results)
