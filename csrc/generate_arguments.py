@@ -7,7 +7,7 @@ from addnorm.ops.schema import ADD_NAMES, ARGUMENTS, DEFINITIONS
 from addnorm.ops.streams import schema as streams
 
 HEADER = Path(__file__).parent / "arguments.h"
-LETTERS = {"Tensor": "T", "Tensor?": "t", "Tensor(a!)?": "t", "Tensor(b!)?": "t", "ScalarType?": "o"}
+LETTERS = {"Tensor": "T", "Optional[Tensor]": "t", "Optional[int]": "o"}
 
 TOP = """\
 // Made by csrc/generate_arguments.py from the schemas in src/addnorm/ops/schema.py: do not edit.
@@ -44,7 +44,7 @@ def header() -> str:
     parts = [TOP]
     for op, arguments in ARGUMENTS.items():
         names = tuple(argument.name for argument in arguments)
-        signature = "".join(LETTERS.get(argument.type, "n") for argument in arguments)
+        signature = "".join(LETTERS.get(str(argument.type), "n") for argument in arguments)
         parts.append(f"struct {camel(op)}Args {{\n  enum Index : int {{\n{enumerators(names)}\n  }};\n")
         if ADD_NAMES[0] in names:
             parts.append(f"  static constexpr int kAddOptions = k{camel(ADD_NAMES[0])};\n")

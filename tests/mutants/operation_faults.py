@@ -70,7 +70,7 @@ OPERATION = {
             Fault("philox-counter-32-bits", "csrc/philox-inl.h", "$c[$b][1] = high_half($c[$b][0]);", "$c[$b][1] = broadcast(0);"),
             Fault(
                 "one-gradient-despite-dropout", "ops/autograd.py",
-                "{$a.name: $v for $a in $all if $a.type == 'float'}", "{$a.name: $v for $a in $all[:5] if $a.type == 'float'}",
+                "{$a.name: $v for $a in $all if str($a.type) == 'float'}", "{$a.name: $v for $a in $all[:5] if str($a.type) == 'float'}",
             ),
         ),
     ),

@@ -59,9 +59,9 @@ _FROM_BRANCH = sum(_BITS[option.name] for option in ADD_OPTIONS if option.gradie
 _ADDED = tuple(option.name for option in ADD_OPTIONS if option.additive)
 _ADDITIVE = sum(_BITS[name] for name in _ADDED)
 # The options that are tensors, and the values of all others that leave the gradients of residual and branch equal to that of z.
-_TENSORS = tuple(argument.name for argument in ADD_ARGUMENTS if argument.type == "Tensor?")
+_TENSORS = tuple(argument.name for argument in ADD_ARGUMENTS if str(argument.type) == "Optional[Tensor]")
 _SCALES = tuple(name for name in _TENSORS if name not in _ADDED and name != "seed")
-_PLAIN_ADD = {argument.name: float(argument.default) for argument in ADD_ARGUMENTS if argument.type == "float"}
+_PLAIN_ADD = {argument.name: argument.default_value for argument in ADD_ARGUMENTS if str(argument.type) == "float"}
 _WITHOUT_TENSORS: dict[str, Any] = dict.fromkeys(("weight", *_TENSORS))
 
 

@@ -20,7 +20,6 @@ an error. Only `out.py` increments the version counters of the tensors that were
 
 from __future__ import annotations
 
-import ast
 from collections import namedtuple
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -35,25 +34,15 @@ from addnorm.ops.options import ADD_OPTIONS, DTYPE_OPTIONS, GRADIENTS, NORM_OPTI
 Kernel = Callable[[Any], Any]  # of the operator's arguments, by name
 
 
-class Argument(NamedTuple):
-    """One argument of a schema; `default` is its text, empty where there is none."""
-
-    type: str
-    name: str
-    default: str
-
-
-def parse_arguments(schema: str) -> tuple[Argument, ...]:
-    """Return the arguments of a schema in their order.
+def parse_arguments(schema: str) -> tuple[Any, ...]:
+    """Return torch's descriptions of the arguments of a schema in their order.
 
     Example:
         >>> from addnorm.ops.schema import parse_arguments
-        >>> parse_arguments("(Tensor? bias, float eps=0.0) -> Tensor")
-        (Argument(type='Tensor?', name='bias', default=''), Argument(type='float', name='eps', default='0.0'))
+        >>> [(argument.name, str(argument.type)) for argument in parse_arguments("(Tensor? bias, float eps=0.0) -> Tensor")]
+        [('bias', 'Optional[Tensor]'), ('eps', 'float')]
     """
-    texts = schema[1:].split(") -> ")[0].split(", ")
-    parts = [(text.partition("=")[0].rsplit(" ", 1), text.partition("=")[2]) for text in texts]
-    return tuple(Argument(kind, name, default) for (kind, name), default in parts)
+    return tuple(parse_schema(f"addnorm::unnamed{schema}").arguments)
 
 
 _INPUTS = "Tensor residual, Tensor? branch, Tensor? weight, Tensor? bias, float eps"
@@ -80,7 +69,7 @@ FORMULA_BACKWARD = "add_norm_backward.formula(float eps, " + SCHEMAS["add_norm_b
 # The operators without options, with the number of their outputs.
 PLAIN = {"add_norm": 1, "add_norm_stream": 2}
 
-ARGUMENTS: dict[str, tuple[Argument, ...]] = {}
+ARGUMENTS: dict[str, tuple[Any, ...]] = {}
 _TUPLES: dict[str, Any] = {}
 library = torch.library.Library("addnorm", "DEF")
 
@@ -105,7 +94,7 @@ def declare(schemas: dict[str, str]) -> tuple[str, ...]:
     """
     for name, schema in schemas.items():
         arguments = ARGUMENTS[name] = parse_arguments(schema)
-        defaults = [ast.literal_eval(argument.default) for argument in arguments if argument.default]
+        defaults = [argument.default_value for argument in arguments if argument.has_default_value()]
         _TUPLES[name] = namedtuple(name, [argument.name for argument in arguments], defaults=defaults)
         define(f"{name}_reference{schema}")
     definitions = tuple(

@@ -20,9 +20,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._prims_common import make_contiguous_strides_for
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from addnorm import reference
 from addnorm.ops import philox
@@ -115,7 +117,7 @@ class _Call:
 
     def _place_mask(self) -> None:
         """Let the operator draw the mask of these rows: move its offset if their elements are one piece, else make the mask."""
-        sizes, starts = _chunk(self.shape[:-1], self.mesh, self.rows)
+        sizes, starts = (part[:-1] for part in compute_local_shape_and_global_offset(self.shape, self.mesh, self.rows))
         d = self.shape[-1]
         strides = [math.prod(self.shape[i + 1 : -1]) for i in range(len(sizes))]
         first = sum(start * stride for start, stride in zip(starts, strides, strict=True)) * d
@@ -147,7 +149,7 @@ def wrap(t: Tensor, mesh: DeviceMesh, placements: Placements, shape: Sequence[in
     if type(t) is Tensor:
         return DTensor(t, _make_spec(mesh, placements, tuple(shape), t.dtype), requires_grad=False)
     options: dict[str, Any] = (
-        {"shape": torch.Size(shape), "stride": _strides(shape)} if shape else {}
+        {"shape": torch.Size(shape), "stride": make_contiguous_strides_for(tuple(shape))} if shape else {}
     )  # a traced tensor
     return DTensor.from_local(t, mesh, placements, run_check=False, **options)
 
@@ -155,12 +157,9 @@ def wrap(t: Tensor, mesh: DeviceMesh, placements: Placements, shape: Sequence[in
 # torch's own operators construct DTensors so too: `DTensor.from_local` takes several times as long as the operator on a few rows.
 @functools.lru_cache(maxsize=1024)
 def _make_spec(mesh: DeviceMesh, placements: Placements, shape: tuple[int, ...], dtype: torch.dtype) -> DTensorSpec:
-    return DTensorSpec(mesh, placements, tensor_meta=TensorMeta(torch.Size(shape), _strides(shape), dtype))
-
-
-def _strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides of a contiguous tensor."""
-    return tuple(math.prod(max(n, 1) for n in shape[i + 1 :]) for i in range(len(shape)))
+    return DTensorSpec(
+        mesh, placements, tensor_meta=TensorMeta(torch.Size(shape), make_contiguous_strides_for(shape), dtype)
+    )
 
 
 def find_mesh(tensors: dict[str, Tensor]) -> DeviceMesh:
@@ -179,21 +178,6 @@ def find_mesh(tensors: dict[str, Tensor]) -> DeviceMesh:
                 "[Replicate()]), or for a module's parameters addnorm.distributed.SequenceParallel."
             )
     return mesh
-
-
-def _chunk(shape: Sequence[int], mesh: DeviceMesh, placements: Placements) -> tuple[list[int], list[int]]:
-    """Return the sizes of this process's part of a tensor, and where it starts in each dimension."""
-    sizes, starts = [*shape], [0] * len(shape)
-    coordinate = mesh.get_coordinate()
-    assert coordinate is not None
-    for placement, rank, n in zip(placements, coordinate, mesh.shape, strict=True):
-        if isinstance(placement, Shard):  # the parts are those of torch.chunk
-            dim = placement.dim
-            size = -(-sizes[dim] // n)
-            start = min(rank * size, sizes[dim])
-            starts[dim] += start
-            sizes[dim] = min(size, sizes[dim] - start)
-    return sizes, starts
 
 
 def _call(op: Any, local: dict[str, Any]) -> Any:

@@ -101,7 +101,9 @@ def gates(
     return collapse, sinkhorn(mix, iterations, gate_eps), inject
 
 
-def compute_gates(a: Any, streams: Tensor, wide: torch.dtype) -> tuple[Tensor, Tensor, tuple[Tensor | None, ...]]:
+def compute_gates(
+    a: Any, streams: Tensor, wide: torch.dtype
+) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor | None, Tensor | None]]:
     """Return the logits, the statistics of the streams' norm, and c', A' and b' of a call with gates."""
     if a.kind == KINDS["hyper"]:
         size = sizes_of(a.kind, streams.shape[-2]).logits
@@ -128,7 +130,8 @@ def boundary(a: Any) -> tuple[Tensor, ...]:
     if a.kind != KINDS["given"]:
         each, moments, computed = compute_gates(a, new, wide)
         is_hyper = a.kind == KINDS["hyper"]
-        logits, stats = (each.flatten(-2), [moments.flatten(-2)]) if is_hyper else (each, [moments])
+        logits = each.flatten(-2) if is_hyper else each
+        stats = [moments.flatten(-2) if is_hyper else moments]
         found = tuple(placeholder() if t is None else t.contiguous() for t in computed)  # type: ignore[assignment]  # three
         used = found[0] if used is None else used
     new_streams = placeholder() if a.branch is None else new

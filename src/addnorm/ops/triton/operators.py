@@ -31,7 +31,7 @@ from addnorm.ops.triton.launch import aligned, launch
 from addnorm.ops.triton.streams import operators as streams
 
 f32, f64 = torch.float32, torch.float64
-_TENSOR_OPTIONS = tuple(argument.name for argument in ADD_ARGUMENTS if argument.type == "Tensor?")
+_TENSOR_OPTIONS = tuple(argument.name for argument in ADD_ARGUMENTS if str(argument.type) == "Optional[Tensor]")
 
 
 def _write(

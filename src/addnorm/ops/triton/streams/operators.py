@@ -12,7 +12,7 @@ from addnorm.ops.schema import empty_placeholder
 from addnorm.ops.streams import eager, gradients
 from addnorm.ops.streams.kinds import KINDS, Sizes, sizes_of
 from addnorm.ops.streams.schema import GRADIENTS, gradient_shape, is_per_feature, reads, requested
-from addnorm.ops.streams.validation import backward_shapes, check
+from addnorm.ops.streams.validation import check, check_backward
 from addnorm.ops.triton import plan
 from addnorm.ops.triton.arguments import to_contiguous
 from addnorm.ops.triton.launch import launch
@@ -145,11 +145,8 @@ def add_norm_streams(a: Any) -> tuple[Tensor, ...]:
 
 def add_norm_streams_backward(a: Any) -> tuple[Tensor, ...]:
     """Return the gradients that `grad_mask` requests, in the order of `GRADIENTS`."""
-    check(a)
-    fits = all(
-        t is None or tuple(t.shape) == shape for name, shape in backward_shapes(a).items() for t in [getattr(a, name)]
-    )
-    if not (_is_supported(a) and fits):
+    check_backward(a, GRADIENTS)
+    if not _is_supported(a):
         return eager.add_norm_streams_backward(a)
     wanted = requested(a)
     results = _compute(Call(a), wanted)
