@@ -58,7 +58,7 @@ def test_derivatives_pass_gradcheck_and_gradgradcheck(variant, used):
 @pytest.mark.parametrize("dtypes", ["float32", "float32 stream, bfloat16 branch"])
 @pytest.mark.parametrize("variant", [*BASIC, "everything, LayerNorm", "everything, RMSNorm"])
 def test_double_backward_in_float32_agrees_with_float64(variant, dtypes):
-    call = make(variant, dtypes, (9, 33))
+    call = make(variant, dtypes, (9, 33), eps=0.1)
     outputs = call()
     grad_outputs = cotangents(outputs)
 
