@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["ADD", "STEP", "Canvas"]
+__all__ = ["STEP", "Canvas", "Wire"]
 
 ADD, ARROW = "⊕", "►"
-STEP = 2  # columns of wire before a box
+STEP = 3  # columns from the end of a wire to the next box, fork or sum
 
 # The character of a cell by the directions of its wires: left, right, up, down; capitals for thick ones.
 WIRES = {
@@ -30,64 +30,28 @@ class Canvas:
     @property
     def width(self) -> int:
         """The width of the drawing so far."""
-        return 1 + max(x for x, _ in (*self.wires, *self.texts))
+        return 1 + max((x for x, _ in (*self.wires, *self.texts)), default=-1)
 
-    def write(self, x: int, y: int, text: str) -> int:
-        """Write a text over existing cells and return its end."""
+    def write(self, x: int, y: int, text: str) -> None:
+        """Write a text over existing cells."""
         self.texts |= {(x + k, y): character for k, character in enumerate(text)}
-        return x + len(text)
 
-    def draw_wire(self, x: int, end: int, y: int, *, thick: bool = False) -> int:
-        """Draw a wire from left to right, both ends included, and return its end."""
+    def begin(self, name: str, y: int = 0, *, thick: bool = False) -> Wire:
+        """Write a name and return the wire that begins behind it."""
+        self.write(0, y, f"{name} ")
+        return Wire(self, len(name), y, thick=thick)
+
+    def draw_line(self, x: int, end: int, y: int, *, thick: bool = False) -> None:
+        """Draw a line from left to right, both ends included."""
         right, left = "RL" if thick else "rl"
         for column in range(x, end + 1):
             self.wires.setdefault((column, y), set()).update(right * (column < end) + left * (column > x))
-        return end
 
-    def draw_arrow(self, x: int, y: int, label: str, *, thick: bool = False) -> int:
-        """Draw an arrow and the text it points to; return the end of the text."""
-        return self.write(self.draw_wire(x, x + STEP, y, thick=thick) + 1, y, f"{ARROW} {label}")
-
-    def draw_vertical_wire(self, x: int, y: int, end: int, *, thick: bool = False) -> None:
-        """Draw a wire from top to bottom, both ends included."""
+    def draw_vertical_line(self, x: int, y: int, end: int, *, thick: bool = False) -> None:
+        """Draw a line from top to bottom, both ends included."""
         down, up = "DU" if thick else "du"
-        for line in range(y, end + 1):
-            self.wires.setdefault((x, line), set()).update(down * (line < end) + up * (line > y))
-
-    def draw_box(self, x: int, y: int, label: str) -> int:
-        """Draw a box with its wires at height y; return its right edge."""
-        right = x + len(label) + 3
-        for position in (y - 1, y + 1):
-            self.draw_wire(x, right, position)
-        for position in (x, right):
-            self.draw_vertical_wire(position, y - 1, y + 1)
-        self.write(x + 1, y, f" {label} ")
-        return right
-
-    def draw_boxes(self, x: int, y: int, labels: Iterable[str], *, thick: bool = False) -> int:
-        """Draw boxes on a wire from x; return the right edge of the last, or x without boxes.
-
-        Args:
-            x, y: where the wire begins.
-            labels: the texts in the boxes.
-            thick: whether the wire before the first box is thick.
-        """
-        for label in labels:
-            begin = self.draw_wire(x, x + STEP + 1, y, thick=thick)
-            x, thick = self.draw_box(begin, y, label), False
-        return x
-
-    def draw_bypass(
-        self, x: int, y: int, labels: Iterable[str], *, height: int = 2, least: int = 0, thick: bool = False,
-        thick_end: bool = False,
-    ) -> int:  # fmt: skip
-        """Draw a branch that leaves a wire at x, passes boxes below it and returns; return where, from `least` on."""
-        low = y + height
-        self.draw_vertical_wire(x, y, low, thick=thick)
-        right = self.draw_boxes(x, low, labels, thick=thick)
-        join = self.draw_wire(right, max(right, least) + STEP + 1, low, thick=thick_end)
-        self.draw_vertical_wire(join, y, low, thick=thick_end)
-        return join
+        for row in range(y, end + 1):
+            self.wires.setdefault((x, row), set()).update(down * (row < end) + up * (row > y))
 
     def add(self, other: Canvas, x: int) -> None:
         """Add another drawing at x, with its stream at the same height."""
@@ -101,6 +65,56 @@ class Canvas:
             "".join(cells.get((x, y), " ") for x in range(self.width)).rstrip() for y in range(min(rows), max(rows) + 1)
         )
         return "\n".join(lines)
+
+
+class Wire:
+    """The end of a wire, which is drawn from left to right.
+
+    Args:
+        canvas: the drawing.
+        x, y: where the wire begins.
+        thick: whether it stands for several streams.
+    """
+
+    def __init__(self, canvas: Canvas, x: int, y: int, *, thick: bool = False) -> None:
+        self.canvas, self.x, self.y, self.thick = canvas, x, y, thick
+
+    def extend(self, x: int) -> None:
+        """Draw the wire up to column x."""
+        self.canvas.draw_line(self.x, x, self.y, thick=self.thick)
+        self.x = max(x, self.x)
+
+    def draw_boxes(self, labels: Iterable[str]) -> None:
+        """Draw boxes on the wire, which is thin behind the first."""
+        for label in labels:
+            self.extend(self.x + STEP)
+            left, right = self.x, self.x + len(label) + 3
+            for y in (self.y - 1, self.y + 1):
+                self.canvas.draw_line(left, right, y)
+            for x in (left, right):
+                self.canvas.draw_vertical_line(x, self.y - 1, self.y + 1)
+            self.canvas.write(left + 1, self.y, f" {label} ")
+            self.x, self.thick = right, False
+
+    def fork(self, y: int) -> Wire:
+        """Return a wire that begins at the end of this one, at another height."""
+        self.canvas.draw_vertical_line(self.x, *sorted((self.y, y)), thick=self.thick)
+        return Wire(self.canvas, self.x, y, thick=self.thick)
+
+    def join(self, *others: Wire, sign: bool = True) -> None:
+        """Draw this wire into others, where it is added; `sign` is whether the sums have their sign."""
+        wires = (self, *others)
+        x, rows = max(wire.x for wire in wires) + STEP, [wire.y for wire in wires]
+        for wire in wires:
+            wire.extend(x)
+        self.canvas.draw_vertical_line(x, min(rows), max(rows), thick=self.thick)
+        for wire in others:
+            self.canvas.write(x, wire.y, ADD * sign)
+
+    def end(self, label: str) -> None:
+        """Draw an arrow and the text it points to."""
+        self.extend(self.x + STEP - 1)
+        self.canvas.write(self.x + 1, self.y, f"{ARROW} {label}")
 
 
 def _character(wires: set[str]) -> str:

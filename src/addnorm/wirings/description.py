@@ -9,7 +9,7 @@ from typing import Any
 from addnorm.wirings.equation import ELSEWHERE, Part, end_of, find_parts, shown_depth
 from addnorm.wirings.factors import Learned, format_factor
 from addnorm.wirings.stage_form import find_entries, names_of
-from addnorm.wirings.stage_text import PER_LAYER, FactorText, StageText
+from addnorm.wirings.stage_text import ONE, PER_LAYER, FactorText, Product, StageText, join_terms
 
 __all__ = ["describe"]
 
@@ -20,6 +20,7 @@ READS = {False: "the stream", True: "the norm of the stream"}
 WRITES = {False: "what it returns", True: "the norm of what it returns"}
 ENDS_IN_NORM = "There is no final norm: the last sublayer ends in one."
 SUM = "a plain sum: x_0 and every write"
+STATES = "all states so far"
 NUMBERS = {1: "One", 2: "Two", 3: "Three", 4: "Four", 5: "Five", 6: "Six", 7: "Seven", 8: "Eight"}
 
 
@@ -58,19 +59,21 @@ def _sublayer(part: Part) -> str:
 
 
 def _of_one_stream(subject: str, text: StageText) -> str:
-    stage, a = text.stage, text.factor("mix")
-    read, write, norm_out = f"{READS[stage.norm_in]}{_times(text.factor('c'))}", _write(text), stage.norms_out[0]
-    if not text.has_stream:
-        fate = "is normalized and takes" if norm_out else "takes"
-        return f"{subject} reads {read}; {write} {fate} the place of the stream: there is no residual connection."
-    stream = f"{a.text} times the stream" if a.text else "the stream"
-    stream = a.term.format(x="the stream") if a.term else stream
-    fate = ", and the sum is normalized" if norm_out else ", which is passed on as it is" if text.is_sum else ""
-    return f"{subject} reads {read}; {write} is added to {stream}{fate}."
+    (stream,) = text.streams
+    read = f"{READS[text.stage.norm_in]}{_times(text.factors.get('c', ONE))}"
+    if not stream.kept:
+        fate = "is normalized and takes" if stream.norm else "takes"
+        return (
+            f"{subject} reads {read}; {_write(text)} {fate} the place of the stream: there is no residual connection."
+        )
+    a = stream.kept[0].factor
+    old = a.term.format(x="the stream") if a.term else f"{a.text} times the stream" if a.text else "the stream"
+    fate = ", and the sum is normalized" if stream.norm else ", which is passed on as it is" if stream.is_same else ""
+    return f"{subject} reads {read}; {_write(text)} is added to {old}{fate}."
 
 
 def _write(text: StageText) -> str:
-    write, b = WRITES[text.stage.norm_branch], text.factor("inject")
+    write, b = WRITES[text.stage.norm_branch], text.factors.get("inject_0", ONE)
     if b.term:
         return b.term.format(x=write)
     times = _times(b)
@@ -83,15 +86,15 @@ def _times(factor: FactorText) -> str:
 
 def _is_sum(parts: Sequence[Part]) -> list[str]:
     """State whether the stream is a plain sum of writes."""
-    texts = [text for part in parts for text in part.texts]
-    plain = [part.label for part in parts if all(text.is_sum for text in part.texts)]
+    streams = [text.streams[0] for part in parts for text in part.texts]
+    plain = [part.label for part in parts if all(text.streams[0].is_sum for text in part.texts)]
     if len(plain) == len(parts):
         return [f"So the stream is {SUM}."]
     if plain:
         return [f"The stream is a plain sum of writes in {' and '.join(plain)} alone."]
-    if not any(text.has_stream for text in texts):
+    if not any(stream.kept for stream in streams):
         return []
-    cause = "norm" if any(text.stage.norms_out[0] for text in texts) else "factor"
+    cause = "norm" if any(stream.norm for stream in streams) else "factor"
     return [f"So the stream is no plain sum of writes: each {cause} rescales all that came before it."]
 
 
@@ -145,23 +148,26 @@ def _reads(text: StageText) -> str:
 
 def _read_words(text: StageText) -> str:
     """Return the sum that is read."""
-    stage, notation = text.stage, text.read_notation
-    if text.is_matrix or text.is_counted:
-        streams = "the norms of " * any(stage.norm_streams) + ("the streams" if text.is_matrix else "all states so far")
-        if notation is not None:
-            if stage.delayed:
-                return f"a sum of {streams} with the weights {notation.collapse} that the sublayer before computed"
-            terms = notation.terms.get("collapse", "")
-            is_normed = "R({x})" in terms or "Y_i" in terms
-            return f"a sum of {'the norms of ' * is_normed}{streams} with weights {notation.collapse}"
-        if text.is_counted and not text.read().startswith("Σ"):
-            return "the newest state"
-        if text.is_matrix:
-            return {"Σ_i X_i": "the sum of the streams", "Σ_i X_i / n": "the mean of the streams"}.get(
-                text.read(), text.read()
-            )
-        return f"a sum of {streams} with weights {text.factors['collapse_0'].text}"
-    return _in_words(text.read())
+    read, notation = join_terms(text.read()), text.read_notation
+    if not text.is_matrix and not text.is_counted:
+        return _in_words(read)
+    streams = "the norms of " * any(text.stage.norm_streams) + ("the streams" if text.is_matrix else STATES)
+    if notation is not None and text.stage.delayed:
+        return f"a sum of {streams} with the weights {notation.collapse} that the sublayer before computed"
+    if notation is not None:
+        term = notation.terms.get("collapse", "")
+        return f"a sum of {'the norms of ' * ('R({x})' in term or 'Y_i' in term)}{streams} with weights {notation.collapse}"
+    if text.is_matrix:
+        return {"Σ_i X_i": "the sum of the streams", "Σ_i X_i / n": "the mean of the streams"}.get(read, read)
+    return _state_words(text.read(), streams)
+
+
+def _state_words(terms: Sequence[Product], states: str = STATES) -> str:
+    """Return the newest of counted states, or a sum of all, in words."""
+    factor = terms[0].factor
+    if factor.is_sum:
+        return f"a sum of {states} with weights {factor.text}"
+    return f"{factor.text} times the newest state" if factor.text else "the newest state"
 
 
 def _in_words(expression: str) -> str:
@@ -171,53 +177,42 @@ def _in_words(expression: str) -> str:
 
 
 def _matrix_fate(text: StageText) -> str:
-    stage, notation = text.stage, text.notation
-    letter = notation.inject if stage.inject is None else "b"
-    is_mixed = stage.mix is not None or "mix" in stage.computes
-    mixed = f", after the matrix {notation.mix} has mixed the streams" if is_mixed else ""
-    return f"{WRITES[stage.norm_branch]} is added to each stream, times its entry of {letter}{mixed}"
+    (stream,) = text.streams
+    mixed = "" if stream.is_same else f", after the matrix {text.notation.mix} has mixed the streams"
+    return f"{WRITES[text.stage.norm_branch]} is added to each stream, times its entry of {stream.factor.text}{mixed}"
 
 
 def _counted_fate(text: StageText) -> str:
-    stage = text.stage
-    write = WRITES[stage.norm_branch]
-    if stage.n_out == stage.n:
+    (stream,), write = text.streams, WRITES[text.stage.norm_branch]
+    if text.stage.n_out == text.stage.n:
         return f"{write} is added to the newest state"
-    old = text.mixed(0)
-    if not old:
+    if not stream.kept:
         return f"{write} is appended as the newest state"
-    source = (
-        "the newest state" if old == text.names[0] else f"a sum of all states so far with weights {_first_letter(old)}"
-    )
-    return f"{write} is added to {source}, and the result is appended as the newest state"
-
-
-def _first_letter(total: str) -> str:
-    """Return the letter of the weights in "Σ_i α_i x_i"."""
-    return total.removeprefix("Σ_i ").partition("_")[0]
+    return f"{write} is added to {_state_words(stream.kept)}, and the result is appended as the newest state"
 
 
 def _named_fate(text: StageText) -> str:
     """Return what becomes of the streams that change: they receive the write, or become something else."""
-    stage, write = text.stage, WRITES[text.stage.norm_branch]
-    adds: list[str] = []
+    streams, write = {stream.plain: stream for stream in text.streams}, WRITES[text.stage.norm_branch]
+    targets: list[str] = []
     scaled: list[str] = []
     others: list[str] = []
     normed: list[str] = []
     for target, _ in text.changes("w"):
         names = [name.removesuffix("'") for name in target.split(" = ")]
-        k = text.plain_names_after.index(names[0])
-        old, added = text.mixed(k), text.injected(k, "w")
-        times = "" if added in ("w", "") else f"times {added.removesuffix(' w').removesuffix(' ⊙')}"
-        if old == names[0] and added and len(names) == 1:
-            (scaled if times else adds).append(f"{times}, to {names[0]}" if times else names[0])
-            normed += [names[0]] * bool(stage.norms_out[k])
+        name, stream = names[0], streams[names[0]]
+        factor = stream.factor
+        if stream.is_same and factor and len(names) == 1:
+            (scaled if factor.text else targets).append(f", times {factor.text}, to {name}" if factor.text else name)
+            normed += [name] * stream.norm
         else:
-            total = " plus ".join(filter(None, (_in_words(old), write + f", {times}" * bool(times) if added else "")))
-            norm = "the norm of " * bool(stage.norms_out[k])
-            others.append(f"{_join(names)} {'becomes' if len(names) == 1 else 'become'} {norm}{total}")
-    targets = [f" to {_join(adds)}"] * bool(adds) + [f", {target}" for target in scaled]
-    pieces = [f"{write} is added{' and'.join(targets)}"] * bool(targets) + others
+            added = [write + f", times {factor.text}" * bool(factor.text)] if factor else []
+            total = " plus ".join([*([_in_words(join_terms(stream.kept))] if stream.kept else []), *added])
+            others.append(
+                f"{_join(names)} {'becomes' if len(names) == 1 else 'become'} {'the norm of ' * stream.norm}{total}"
+            )
+    to = [f" to {_join(targets)}"] * bool(targets) + scaled
+    pieces = [f"{write} is added{' and'.join(to)}"] * bool(to) + others
     pieces += [f"{_join(normed)} {'is' if len(normed) == 1 else 'are'} then normalized"] * bool(normed)
     return "; ".join(pieces)
 
@@ -228,35 +223,27 @@ def _sums(parts: Sequence[Part]) -> list[str]:
     if any(text.is_counted for text in texts):
         return []
     if any(text.is_matrix for text in texts):
-        is_mixed = any("mix" in text.stage.computes or text.stage.mix is not None for text in texts)
+        is_mixed = any(not text.streams[0].is_same for text in texts)
         return [] if is_mixed else ["So each stream is a plain sum: x_0 and every write, times its weight."]
-    written = {name for text in texts for k, name in enumerate(text.plain_names_after) if text.injected(k, "w")}
-    names = names_of(texts[0].stage)
-    plain = [name for name in names if name in written and all(_stays_sum(text, name) for text in texts)]
-    if not plain:
+    written = {stream.plain for text in texts for stream in text.streams if stream.factor}
+    sums = [
+        {stream.plain for stream in text.streams if stream.is_sum} for text in texts if text.stage.n == text.stage.n_out
+    ]
+    plain = [name for name in names_of(texts[0].stage) if name in written and all(name in some for some in sums)]
+    if not plain or len(sums) < len(texts):
         return ["So no stream is a plain sum of writes."]
     return [f"So {_join(plain)} {'stays' if len(plain) == 1 else 'stay'} {SUM}."]
 
 
-def _stays_sum(text: StageText, name: str) -> bool:
-    names, after = names_of(text.stage), text.plain_names_after
-    if name not in names or name not in after:
-        return False
-    k = after.index(name)
-    return text.mixed(k) == name and not text.stage.norms_out[k] and len(after) == len(names)
-
-
 def _output(wiring: Any) -> str:
     """State what the output is."""
-    end = end_of(wiring)
+    end, depth = end_of(wiring), shown_depth(wiring)
     if end.head is None:
-        is_normed = wiring.stages(shown_depth(wiring))[-1].norms_out[0]
-        return ENDS_IN_NORM if is_normed else "The output is the stream."
-    head = end.head
-    norm = "the norm of " * wiring.ends_in_norm(shown_depth(wiring))
-    if head.stage.delayed:
-        return f"The output is {norm}the sum of the streams with the weights {head.read_notation.collapse} of the last sublayer."
-    return f"The output is {norm}{_read_words(head)}."
+        return ENDS_IN_NORM if wiring.stages(depth)[-1].norms_out[0] else "The output is the stream."
+    read = _read_words(end.head)
+    if end.head.stage.delayed:
+        read = f"the sum of the streams with the weights {end.head.read_notation.collapse} of the last sublayer"
+    return f"The output is {'the norm of ' * wiring.ends_in_norm(depth)}{read}."
 
 
 def _join(names: Sequence[str]) -> str:
@@ -270,19 +257,17 @@ def _join(names: Sequence[str]) -> str:
 def _factors(wiring: Any, parts: Sequence[Part]) -> list[str]:
     """Return one sentence for each letter of a single stream that states its value."""
     sentences = {}
+    singles = [text for part in parts for text in part.texts if text.is_single]
     for place, name in FACTORS.items():
-        for part in parts:
-            for one in part.texts:
-                factor, text = find_entries(one.stage).get(place, 0.0), one.factors.get(place, FactorText())
-                if not one.is_single:
-                    continue
-                if isinstance(factor, Learned):
-                    if text.definition:
-                        sentences[text.text] = _learned(name, factor, text)
-                elif text.text and text.text != format_factor(factor):
-                    examples = [_format_at_depth(wiring, place, depth) for depth in (SHALLOW, DEEP)]
-                    definition = f"{text.definition}:" if text.definition else f"{text.text} is"
-                    sentences[text.text] = f"{definition} {examples[0]} in {SHALLOW} layers, {examples[1]} in {DEEP}."
+        for one in singles:
+            factor, text = find_entries(one.stage).get(place), one.factors.get(place, ONE)
+            if isinstance(factor, Learned):
+                if text.definition:
+                    sentences[text.text] = _learned(name, factor, text)
+            elif isinstance(factor, float) and text.text and text.text != format_factor(factor):
+                examples = [_format_at_depth(wiring, place, depth) for depth in (SHALLOW, DEEP)]
+                definition = f"{text.definition}:" if text.definition else f"{text.text} is"
+                sentences[text.text] = f"{definition} {examples[0]} in {SHALLOW} layers, {examples[1]} in {DEEP}."
     return [*sentences.values()]
 
 
@@ -297,7 +282,7 @@ def _learned(name: str, factor: Learned, text: FactorText) -> str:
 
 def _format_at_depth(wiring: Any, place: str, depth: int) -> str:
     """Return the number of a factor in a stack of `depth` layers, or the first and the last one."""
-    found = [text.factors.get(place, FactorText()) for part in find_parts(wiring, depth) for text in part.texts]
+    found = [text.factors.get(place, ONE) for part in find_parts(wiring, depth) for text in part.texts]
     texts = [factor.text.strip("()") for factor in found]
     numbers = [number for text in texts if text for number in re.split(r" (?:\.\.\.|to) ", text)] or ["1"]
     return numbers[0] if numbers[0] == numbers[-1] else f"from {numbers[0]} to {numbers[-1]}"

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from addnorm.wirings.factors import Place, format_factor
 from addnorm.wirings.stage_form import form, is_matrix, names_of
-from addnorm.wirings.stage_text import GAP, StageText, join_terms, make_text
+from addnorm.wirings.stage_text import GAP, ONE, Product, StageText, join_terms, make_text
 
 __all__ = ["Part", "end_of", "equation_lines", "explain", "find_parts", "format_equation", "wrap_equation"]
 
@@ -184,10 +184,17 @@ def end_of(wiring: Any, num_layers: int | None = None) -> End:
         [head], [deeper if deeper.n == head.n else head], dict(wiring.symbols), exact=num_layers is not None, carried=carried,
         as_matrix=is_matrix(last),
     )  # fmt: skip
-    read = text.read(end="_L")
+    read = join_terms([_at_end(term, text.names) for term in text.read()])
     if not has_norm and read == "x_L":
         return End("", None)
     return End(f"y = N({read})" if has_norm else f"y = {read}", text)
+
+
+def _at_end(term: Product, names: Sequence[str]) -> Product:
+    """Return a term with the mark of the last state at X or at a single stream: "N(x_L)"."""
+    name = names[0]
+    has_mark = len(names) == 1 and not name.endswith("_n") and term.operand in (name, f"N({name})")
+    return term._replace(operand=term.operand.replace(name, f"{name}_L")) if has_mark else term
 
 
 def _after(depth: int) -> Place:
@@ -198,12 +205,12 @@ def _after(depth: int) -> Place:
 def _parallel_equation(texts: Sequence[StageText]) -> str:
     """Return the equation of sublayers that read norms of one state, or the input of the sublayer before."""
     has_many_norms = sum(text.stage.norm_in for text in texts) > 1
-    terms, read = [texts[0].mixed(0)], ""
+    terms, read = [*map(str, texts[0].streams[0].kept)], ""
     for k, text in enumerate(texts, 1):
         if text.stage.shares != "read":
             read = text.normed("x", f"N_{k}" if has_many_norms else "N")
-        terms.append(text.injected(0, text.write(read, f=f"f_{k}")))
-    return f"x' = {join_terms(*terms)}"
+        terms.append(text.factors.get("inject_0", ONE).times(text.write(read, f=f"f_{k}")))
+    return f"x' = {join_terms(terms)}"
 
 
 def find_parts(wiring: Any, num_layers: int | None = None) -> list[Part]:

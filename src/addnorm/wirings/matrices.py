@@ -7,7 +7,7 @@ from typing import Any, TypeGuard
 
 from addnorm.wirings.factors import Factor
 
-__all__ = ["Matrix", "Vector", "append_zero", "identity", "is_constant", "unit"]
+__all__ = ["Matrix", "Vector", "append_zero", "find_place", "identity", "is_constant", "unit"]
 
 Vector = tuple[Factor, ...]
 Matrix = tuple[Vector, ...]
@@ -26,6 +26,11 @@ def identity(n: int) -> Matrix:
 def append_zero(n: int) -> Matrix:
     """Return the matrix that keeps n streams and appends one of zeros."""
     return (*identity(n), (0.0,) * n)
+
+
+def find_place(matrix: str, k: int, j: int) -> str:
+    """Return the name of entry j of row k of "collapse", "mix" or "inject", whose only row has no number."""
+    return f"inject_{j}" if matrix == "inject" else f"{matrix}_{k}_{j}"
 
 
 def is_constant(row: Any) -> TypeGuard[tuple[float, ...]]:

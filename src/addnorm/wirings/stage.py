@@ -19,7 +19,7 @@ from torch import nn
 from addnorm._util.arguments import check_bool, check_choice, check_float, check_int
 from addnorm.wirings import stage_text
 from addnorm.wirings.factors import FACTORS, Factor, Learned, Place, changed_fields, format_call
-from addnorm.wirings.matrices import Matrix, Vector, append_zero, identity, is_constant, unit
+from addnorm.wirings.matrices import Matrix, Vector, append_zero, find_place, identity, is_constant, unit
 
 __all__ = ["Computed", "Head", "Matrix", "Row", "Stage", "Vector", "append_zero", "identity", "unit"]
 
@@ -352,7 +352,7 @@ class Head(_Reads):
 def _name(matrix: str, k: int, j: int, entry: Factor) -> float | str:
     if not isinstance(entry, Learned):
         return entry
-    return entry.name or (f"inject_{j}" if matrix == "inject" else f"{matrix}_{k}_{j}")
+    return entry.name or find_place(matrix, k, j)
 
 
 def _check_source(spec: Any, required: Sequence[str]) -> tuple[str, ...]:

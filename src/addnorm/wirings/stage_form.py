@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from addnorm.wirings.factors import Factor, Learned
+from addnorm.wirings.matrices import Vector, find_place, unit
 
-__all__ = [
-    "base_name", "counted_rows", "default_names", "find_entries", "form", "is_counted", "is_matrix", "is_sum", "names_of",
-]  # fmt: skip
+__all__ = ["base_name", "default_names", "find_entries", "form", "is_counted", "is_matrix", "names_of"]
 
 
 def names_of(spec: Any) -> tuple[str, ...]:
@@ -32,69 +31,57 @@ def is_matrix(spec: Any) -> bool:
 
 def is_counted(spec: Any) -> bool:
     """Return whether the streams are states that are counted: only the newest one changes, or one is appended."""
-    reads_sources = "collapse" in spec.computes and spec.n > 1
-    if is_matrix(spec) or (spec.names and isinstance(spec.names, tuple)) or not (spec.names or reads_sources):
+    n, has_names = spec.n, isinstance(spec.names, tuple) and spec.names
+    has_letter = spec.names or ("collapse" in spec.computes and n > 1)
+    if is_matrix(spec) or has_names or not has_letter:
         return False
-    rows, n = spec.mix or (), spec.n
+    rows = spec.mix or ()
     kept = rows[: n if len(rows) > n else n - 1]
-    is_kept = all(row[k] == 1.0 and row.count(0.0) == n - 1 for k, row in enumerate(kept))
-    return (
-        is_kept
-        and not any((spec.inject or ())[:-1])
-        and not any(spec.norms_out[:-1])
-        and len({*spec.norm_streams}) == 1
-    )
+    earlier = (spec.inject or ())[:-1] + spec.norms_out[:-1]
+    return not any(earlier) and len({*spec.norm_streams}) == 1 and all(row == unit(n, k) for k, row in enumerate(kept))
 
 
-def find_entries(spec: Any) -> dict[str, Factor]:
-    """Return the entries that are written, by the names of their places."""
-    inject = spec.inject or ()
-    if is_counted(spec):
-        found = {place: row[-1] for place, row in counted_rows(spec) if row[-1] != 0.0 or is_sum(row)}
-        return found | ({"inject": inject[-1]} if inject and inject[-1] != 0.0 else {})
-    found = {
-        f"{name}_{k}_{j}": entry
-        for name in ("collapse", "mix")
-        for k, row in enumerate(getattr(spec, name) or ())
-        for j, entry in enumerate(row)
-        if entry != 0.0
-    }
-    return found | {f"inject_{k}": entry for k, entry in enumerate(inject) if entry != 0.0} | {"c": spec.c}
+def find_entries(spec: Any) -> dict[str, Factor | Vector]:
+    """Return the entries that are written one by one, by the names of their places.
+
+    Of counted states, stream 0 is the newest one; its entry is the whole row where that weighs several states or is learned.
+    """
+    found: dict[str, Factor | Vector] = {}
+    for matrix, rows in spec.matrices.items():
+        if matrix != "collapse" and is_matrix(spec):
+            continue  # written as A and b
+        written = _newest(matrix, rows) if is_counted(spec) else rows
+        found |= {find_place(matrix, k, j): entry for k, row in enumerate(written) for j, entry in enumerate(row)}
+    return {place: entry for place, entry in found.items() if entry != 0.0} | {"c": spec.c}
 
 
-def counted_rows(spec: Any) -> Iterator[tuple[str, tuple[Factor, ...]]]:
-    """Yield the rows of weights of counted states: of the reads, and of the state that goes on."""
-    yield from ((f"collapse_{q}", row) for q, row in enumerate(spec.collapse or ()))
-    if spec.mix:
-        yield "mix", spec.mix[-1]
+def _newest(matrix: str, rows: Sequence[Vector]) -> list[tuple[Factor | Vector]]:
+    """Return the entries of counted states as rows of one: of each read, or of the newest state."""
+    newest: list[tuple[Factor | Vector]] = [(row if _is_sum(row) and matrix != "inject" else row[-1],) for row in rows]
+    return newest if matrix == "collapse" else newest[-1:]
 
 
-def is_sum(row: Sequence[Factor]) -> bool:
+def _is_sum(row: Sequence[Factor]) -> bool:
     """Return whether a row of weights of counted states is written as a sum over them."""
-    return isinstance(row[-1], Learned) or any(entry != 0.0 for entry in row[:-1])
+    return isinstance(row[-1], Learned) or any(row[:-1])
 
 
 def form(spec: Any) -> tuple[object, ...]:
     """Return the parts of a stage that are no numbers: stages that agree in them have one text."""
-    kinds = tuple(
-        (place, (entry.per_feature, entry.shared, base_name(entry.name)) if isinstance(entry, Learned) else None)
-        for place, entry in find_entries(spec).items()
-    )
-    parts = (
-        spec.coefficients,
-        spec.reads,
-        spec.delayed,
-        spec.norm_in,
-        spec.norm_branch,
-        spec.shares,
-        kinds,
-        spec.names,
-    )
+    kinds = tuple((place, _kind(entry)) for place, entry in find_entries(spec).items())
     norms = spec.norm_streams, spec.norms_out
+    counts: tuple[object, ...] = spec.n, spec.n_out, spec.names_out, spec.mix is None
     if is_counted(spec):
-        sums = tuple((place, is_sum(row)) for place, row in counted_rows(spec))
-        return (*parts, sums, spec.n_out - spec.n, *(flags[-1] for flags in norms))
-    return (*parts, spec.n, spec.n_out, spec.names_out, *norms, spec.mix is None)
+        counts, norms = (spec.n_out - spec.n,), tuple(flags[-1:] for flags in norms)
+    flags = spec.reads, spec.delayed, spec.norm_in, spec.norm_branch, spec.shares
+    return (spec.coefficients, spec.names, *flags, *counts, *norms, *kinds)
+
+
+def _kind(entry: Factor | Vector) -> object:
+    """Return what an entry is, without its number."""
+    if isinstance(entry, tuple):
+        return "sum", _kind(entry[-1])
+    return (entry.per_feature, entry.shared, base_name(entry.name)) if isinstance(entry, Learned) else None
 
 
 def base_name(name: str) -> str:
