@@ -23,7 +23,7 @@ STACKS = {
         (Fault("replaced-call-of-a-class", "nn", "... or $kind.__call__ is not Module.__call__ or ...", "... or ..."),),
     ),
     "stack": Area(
-        ("tests/nn/test_stack*.py", "tests/nn/test_step.py tests/nn/test_unrolling.py tests/wirings/test_equivalences.py"),
+        ("tests/nn/test_stack*.py", "tests/nn/test_step.py tests/nn/test_unrolling.py"),
         (
             Fault("two-masks-for-two-streams", "nn", "$w._replace(options=with_seed($w.options, $x))", "$w"),
             Fault(

@@ -153,21 +153,6 @@ def nanochat(x, blocks, final_norm, lambdas, x0_lambdas, backout):
     return final_norm(x - backout * middle)
 
 
-def keel(x, sublayers, norms, outer_norms, alpha):
-    """Keel, arXiv 2601.19895: x' = LN(alpha x + f(LN(x))); the first sublayer is pre-LN, the second has alpha = 1.
-
-    `outer_norms[0]` is unused.
-    """
-    for site, (f, norm, outer) in enumerate(zip(sublayers, norms, outer_norms, strict=True)):
-        if site == 0:
-            x = x + f(norm(x))
-        elif site == 1:
-            x = outer(x + f(norm(x)))
-        else:
-            x = outer(alpha * x + f(norm(x)))
-    return x
-
-
 def reversible(streams, sublayers, norms):
     """Reformer's reversible residual: y1 = x1 + f(norm(x2)), y2 = x2 + g(norm(y1)). Returns both streams."""
     first, second = streams

@@ -1,8 +1,7 @@
-"""Tests of the trace's numbers against float64 autograd, finite differences, PyTorch and the library."""
+"""Tests of the trace's numbers against float64 autograd and the library."""
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -69,11 +68,8 @@ def test_trace_matches_float64_autograd(variant, call):
         assert ours[name].value == pytest.approx(theirs[name], rel=0, abs=carried * size * (1 + gain / root))
 
 
-def test_trace_matches_torch_and_the_library():
-    z = torch.tensor([1.5, 1.0, 4.5], dtype=torch.float64)
+def test_trace_matches_the_library():
     x, sublayer = (torch.tensor(v, dtype=torch.float64) for v in (X, SUBLAYER))
     layer, rms = trace(X, SUBLAYER).output, trace(X, SUBLAYER, norm="rms", eps=1e-6).output
-    assert layer == pytest.approx(F.layer_norm(z, (3,)).tolist(), rel=1e-14)
-    assert rms == pytest.approx(F.rms_norm(z, (3,), eps=1e-6).tolist(), rel=1e-14)
     assert layer == pytest.approx(addnorm.add_layer_norm(x, sublayer).tolist(), rel=1e-14)
     assert rms == pytest.approx(addnorm.add_rms_norm(x, sublayer, eps=1e-6).tolist(), rel=1e-14)

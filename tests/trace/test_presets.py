@@ -1,12 +1,9 @@
 """Tests of the trace against the numbers that the lessons print, to the printed places."""
 
-import math
-
 import pytest
 import torch
 
-from addnorm.trace import PRESETS, show, trace
-from support.trace_variants import SUBLAYER, X
+from addnorm.trace import PRESETS
 
 
 @pytest.mark.parametrize(
@@ -37,23 +34,6 @@ def test_preset_has_all_numbers_of_its_lesson(name):
     assert {step: " ".join(printed.values) for step, printed in PRESETS[name].printed.items()} == LESSONS[name]
 
 
-def test_lesson_sums_are_in_the_numbers():
-    followed = PRESETS["lesson-001"].trace()
-    assert followed["mean"].numbers == "(3.16 + 0.61 + 1.87) / 3 = 5.64 / 3"
-    assert followed["variance"].numbers.startswith("(1.6384 + 1.6129 + 0.0001) / 3")
-
-
-def test_notes_explain_rounded_lesson_numbers():
-    followed = PRESETS["lesson-001"].trace(digits=5)
-    assert show(math.sqrt(1.08)) == "1.0392"
-    assert show(math.sqrt(1.0838)) == "1.0411"
-    assert show(followed["root"].value) == "1.0411"
-    assert "from the rounded 1.08: √1.08 = 1.0392" in followed["root"].note
-    from_rounded = [f"{c / 1.04:.4f}" for c in (1.28, -1.27, -0.01)]
-    assert f"[{', '.join(from_rounded)}]" in followed["normalized"].note
-    assert [f"{v:.4f}" for v in followed["normalized"].value] == ["1.2295", "-1.2199", "-0.0096"]
-
-
 def test_note_gives_exact_digits_of_wrong_numbers():
     from addnorm.trace import Printed
 
@@ -70,17 +50,12 @@ def test_undo_preset_undoes_the_norm_up_to_eps():
     off = max(abs(a - b) for a, b in zip(y, z, strict=True))
     assert f"{off:.1e}" == "5.9e-06"
     assert "5.9e-06" in followed["shifted"].note
-    exactly = PRESETS["undo"].trace(weight=math.sqrt(followed["variance"].value + 1e-5))
-    assert exactly.output == pytest.approx(z, rel=1e-14)
 
 
 def test_mismatch_presets_match_torch_std():
     z = torch.tensor([1.5, 1.0, 4.5], dtype=torch.float64)
     unbiased = PRESETS["unbiased"].trace()
     assert unbiased["variance"].value == pytest.approx(z.var().item(), rel=1e-14)
-    assert f"{math.sqrt(2 / 3):.4f}" == "0.8165"
-    ratio = [a / b for a, b in zip(unbiased.output, trace(X, SUBLAYER).output, strict=True)]
-    assert ratio == pytest.approx([math.sqrt(2 / 3)] * 3, rel=1e-5)
     annotated = PRESETS["annotated-transformer"].trace()
     assert annotated.output == pytest.approx(((z - z.mean()) / (z.std() + 1e-6)).tolist(), rel=1e-14)
     for preset in ("unbiased", "annotated-transformer"):

@@ -4,9 +4,8 @@ import inspect
 import math
 
 import pytest
-import torch
 
-from addnorm import Learned, Row, Wiring, wirings
+from addnorm import Learned, Row, wirings
 from addnorm.nn import Place
 from addnorm.wirings.catalog import CONSTRUCTORS, EXAMPLES, NOT_OFFERED, deepnorm_constants
 from addnorm.wirings.init import RULES, Draw, gpt2
@@ -22,29 +21,6 @@ def draw(wiring, role, layer=0, num_layers=12, sublayers=2):
 
 
 @pytest.mark.parametrize(
-    ("wiring", "row", "final", "embedding"),
-    [
-        (wirings.post_ln(), Row(norm_out=True), False, False),
-        (wirings.pre_ln(), Row(norm_in=True), True, False),
-        (wirings.sandwich(), Row(norm_in=True, norm_branch=True), True, False),
-        (wirings.peri_ln(), Row(norm_in=True, norm_branch=True), True, True),
-        (wirings.reordered(), Row(norm_branch=True), True, False),
-        (wirings.no_norm(), Row(), False, False),
-        (wirings.no_residual(), Row(norm_out=True, a=0.0), False, False),
-        (wirings.no_residual(norm=False), Row(a=0.0), False, False),
-        (wirings.rezero(), Row(b=Learned(0.0, shared=True)), False, False),
-        (wirings.skipinit(), Row(b=Learned(0.0)), False, False),
-        (wirings.residual_multiplier(0.22), Row(norm_in=True, b=0.22), True, False),
-    ],
-    ids=lambda value: value.name if isinstance(value, Wiring) else "",
-)
-def test_uniform_wirings_have_one_row(wiring, row, final, embedding):
-    for num_layers in (1, 7, 48):
-        assert set(wiring.rows(num_layers)) == {row}
-        assert (wiring.ends_in_norm(num_layers), wiring.embedding_norm) == (final, embedding)
-
-
-@pytest.mark.parametrize(
     ("num_layers", "post_layers"),
     [(12, 3), (24, 6), (32, 8), (3, 0)],  # the paper's quarter
 )
@@ -52,52 +28,19 @@ def test_mix_ln_is_post_ln_in_a_quarter_of_the_layers(num_layers, post_layers):
     assert wirings.mix_ln().rows(num_layers) == [POST] * 2 * post_layers + [PRE] * 2 * (num_layers - post_layers)
 
 
-def test_mix_ln_accepts_any_number_of_post_layers():
-    for k, other in ((0, wirings.pre_ln()), (5, wirings.post_ln()), (9, wirings.post_ln())):
-        mixed = wirings.mix_ln(k)
-        assert mixed.rows(5) == other.rows(5)
-        assert mixed.ends_in_norm(5) == other.ends_in_norm(5)
-
-
-def test_parallel_has_one_norm_or_one_each():
-    single, double = wirings.parallel(), wirings.parallel(norms=2)
-    assert single.rows(2, 3) == [Row(norm_in=True), Row(shares="read"), Row(shares="read")] * 2
-    assert double.rows(2, 3) == [Row(norm_in=True), *[Row(norm_in=True, shares="state")] * 2] * 2
-    assert not single.is_sequential
-    assert not double.is_sequential
-    assert single.ends_in_norm(2)
-    assert "GPT-J" in single.source
-    assert "NeoX" in double.source
-
-
-def test_wirings_with_stages_or_parallel_sublayers():
-    assert [wiring.name for wiring in wirings.list_all() if wiring.has_rows and not wiring.is_sequential] == [
-        "parallel"
-    ]
-    stages = {wiring.name for wiring in wirings.list_all() if not wiring.has_rows}
-    assert stages == {
-        "resi_dual", "b2t", "hyper_connections", "mhc", "independent_hc", "gated_residual", "attention_residuals", "denseformer",
-        "muddformer", "x0_residual", "gated_mix", "residual_scaling", "reversible", "ngpt", "siamese_norm",
-    }  # fmt: skip
+def test_parallel_sublayers_share_in_layers_of_any_size():
+    assert wirings.parallel().rows(2, 3) == [PRE, Row(shares="read"), Row(shares="read")] * 2
+    assert wirings.parallel(2).rows(2, 3) == [PRE, *[Row(norm_in=True, shares="state")] * 2] * 2
 
 
 # DeepNorm
 
 
 @pytest.mark.parametrize(("n", "alpha", "beta"), [(18, 2.449, 0.2887), (100, 3.761, 0.1880), (200, 4.472, 0.1581)])
-@pytest.mark.parametrize("kind", ["encoder-only", "decoder-only"])
-def test_deepnorm_constants_of_one_stack(kind, n, alpha, beta):
-    wiring = wirings.deepnorm(kind)
-    assert {(row.norm_in, row.norm_branch, row.norm_out, row.b, row.c) for row in wiring.rows(n)} == {
-        (False, False, True, 1.0, 1.0)
-    }
-    assert [round(row.a, 3) for row in wiring.rows(n)] == [alpha] * 2 * n
-    assert not wiring.ends_in_norm(n)
-    for role in ("value", "out", "up", "gate", "down"):
-        kind_of_draw, gain = draw(wiring, role, num_layers=n)
-        assert (kind_of_draw, round(gain, 4)) == ("xavier_normal", beta)
-    for role in ("query", "key"):
-        assert draw(wiring, role, num_layers=n) == Draw("xavier_normal", 1.0)
+def test_deepnorm_has_the_constants_of_the_paper(n, alpha, beta):
+    for kind in ("encoder-only", "decoder-only"):
+        assert deepnorm_constants(kind, n) == (pytest.approx(alpha, abs=5e-4), pytest.approx(beta, abs=5e-5))
+        assert {row.a for row in wirings.deepnorm(kind).rows(n)} == {deepnorm_constants(kind, n)[0]}
 
 
 def test_deepnorm_constants_of_an_encoder_decoder():
@@ -120,11 +63,6 @@ def test_deepnorm_constants_of_an_encoder_decoder():
     assert draw(decoder, "query", num_layers=6).gain == 1.0
 
 
-def test_deepnorm_encoder_depends_on_decoder_depth():
-    assert deepnorm_constants("encoder", 12, 6) != deepnorm_constants("encoder", 12, 7)
-    assert deepnorm_constants("decoder", 12, 6) == deepnorm_constants("decoder", 12, 7)
-
-
 def test_deepnorm_pair_names_both_halves():
     assert [repr(wiring) for wiring in wirings.deepnorm().paired(12, 6)] == [
         "deepnorm(kind='encoder', other_layers=6)",
@@ -135,17 +73,6 @@ def test_deepnorm_pair_names_both_halves():
 # Factors
 
 
-def test_admin_with_data_starts_at_one():
-    wiring = wirings.admin()
-    assert set(wiring.rows(12)) == {Row(norm_out=True, a=Learned(1.0, per_feature=True))}
-    assert callable(wiring.profile)
-
-
-def test_skipinit_may_start_by_depth():
-    assert set(wirings.skipinit(None).rows(8)) == {Row(b=Learned(0.25))}
-    assert set(wirings.skipinit(0.5).rows(8)) == {Row(b=Learned(0.5))}
-
-
 @pytest.mark.parametrize(
     ("num_layers", "gamma"), [(1, 1e-4), (12, 1e-4), (23, 1e-4), (24, 1e-5), (35, 1e-5), (36, 1e-6), (48, 1e-6)]
 )
@@ -153,33 +80,6 @@ def test_layer_scale_starts_as_in_cait(num_layers, gamma):
     assert set(wirings.layer_scale().rows(num_layers)) == {Row(norm_in=True, b=Learned(gamma, per_feature=True))}
     assert set(wirings.layer_scale(0.1).rows(num_layers)) == {Row(norm_in=True, b=Learned(0.1, per_feature=True))}
     assert wirings.layer_scale().ends_in_norm(num_layers)
-
-
-@pytest.mark.parametrize(
-    ("wiring", "num_layers", "b"),
-    [
-        (wirings.depth_mup(), 16, 0.25),
-        (wirings.depth_mup(1.4), 64, 0.175),
-        (wirings.completep(), 16, 0.0625),
-        (wirings.completep(2.0), 64, 0.03125),
-    ],
-    ids=repr,
-)
-def test_depth_wirings_shrink_writes_with_depth(wiring, num_layers, b):
-    assert set(wiring.rows(num_layers)) == {Row(norm_in=True, b=b)}
-    assert wiring.ends_in_norm(num_layers)
-
-
-def test_layernorm_scaling_divides_by_root_of_layer_number():
-    rows = wirings.layernorm_scaling().rows(16)
-    assert [rows[2 * (number - 1)].c for number in (1, 4, 9, 16)] == pytest.approx(
-        [1.0, 1 / 2, 1 / 3, 1 / 4], rel=1e-15
-    )
-    assert rows[::2] == rows[1::2]  # both sublayers of a layer
-    assert {(row.norm_in, row.norm_branch, row.norm_out, row.a, row.b) for row in rows} == {
-        (True, False, False, 1.0, 1.0)
-    }
-    assert wirings.layernorm_scaling().ends_in_norm(16)
 
 
 DEPTHS = [Place(layer, sublayer, 3, 3) for layer in range(3) for sublayer in range(3)]  # decoder layers: 9 sublayers
@@ -232,37 +132,6 @@ def test_attention_residuals_repeat_the_reads_over_the_layers():
 # Initialization
 
 
-def test_sandwich_starts_as_cogview():
-    for role, std in (("query", 0.02), ("up", 0.02), ("out", 0.02 / math.sqrt(24)), ("down", 0.02 / math.sqrt(24))):
-        assert draw(wirings.sandwich(), role) == Draw("normal", pytest.approx(std, rel=1e-15))
-
-
-@pytest.mark.parametrize("make", [wirings.pre_ln, wirings.post_ln])
-def test_pre_ln_and_post_ln_accept_another_init(make):
-    assert draw(make(), "out") == Draw("xavier_uniform")
-    assert draw(make(init=gpt2), "out", num_layers=8) == Draw("normal", 0.005)
-    assert draw(make(init=RULES["depth_scaled"]), "out", layer=3) == Draw("xavier_uniform", 0.5)
-    assert draw(make(init=RULES["zero_out"]), "down").kind == "zeros"
-    assert draw(make(init=RULES["zero_out"]), "up") == Draw("xavier_uniform")
-
-
-@pytest.mark.parametrize(
-    ("drawn", "text", "std"),
-    [
-        (Draw("xavier_uniform"), "Xavier-uniform", math.sqrt(2 / 800)),
-        (Draw("xavier_uniform", 0.5), "Xavier-uniform, gain 0.5", 0.5 * math.sqrt(2 / 800)),
-        (Draw("xavier_normal", 0.1880), "Xavier-normal, gain 0.188", 0.188 * math.sqrt(2 / 800)),
-        (Draw("normal", 0.02), "normal, standard deviation 0.02", 0.02),
-        (Draw("zeros"), "zeros", 0.0),
-    ],
-)
-def test_draw_has_the_deviation_it_states(drawn, text, std):
-    weight = torch.empty(300, 500, dtype=torch.float64)
-    drawn(weight)
-    assert str(drawn) == text
-    assert weight.std().item() == pytest.approx(std, rel=0.01)  # of 150000 draws: the standard error is 0.2 %
-
-
 # By name
 
 
@@ -284,10 +153,6 @@ def test_every_wiring_is_complete(name):
             assert stage.n == n
             n = stage.n_out
         assert head is None or head.n == n
-
-
-def test_list_all_has_each_name_once():
-    assert [wiring.name for wiring in wirings.list_all()] == [*CONSTRUCTORS]
 
 
 def test_not_offered_has_reasons():

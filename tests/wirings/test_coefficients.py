@@ -1,6 +1,5 @@
 """Modules that compute coefficients: gradients, and the functions that they give before training."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -8,8 +7,8 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from addnorm import ResidualStack, Wiring, wirings
-from addnorm.wirings import Head, Place, Stage, coefficients, identity
+from addnorm import ResidualStack, wirings
+from addnorm.wirings import Place, coefficients
 from support import stream_formulas
 from support.stream_stacks import WIRINGS, branches
 
@@ -229,37 +228,6 @@ def test_wiring_begins_as_pre_ln(name, norm):
                 c.bias[2 * c.n :].normal_()
     x = torch.randn(2, 3, D, dtype=torch.float64)
     torch.testing.assert_close(stack(x), plain(x), rtol=1e-9, atol=1e-10)
-
-
-def two_streams(rule):
-    """Return a wiring of two constant streams without eps of its own; `rule(sublayer)` is collapse, mix and inject."""
-    return Wiring(
-        "two", lambda place: Stage(2, *rule(place.sublayer), norm_in=True), final_norm=True, embedding=(1.0, 1.0),
-        head=Head(2, (0.25, 0.75)),
-    )  # fmt: skip
-
-
-def test_two_constant_streams_are_the_sequential_block():
-    rule = [((0.5, 0.5), ((0.3, 0.7), (1.0, 0.0)), (1, 1)), ((1, 0), identity(2), (1, 1))]
-    stack, plain = make_pair(two_streams(rule.__getitem__), eps=0.0)
-    x = torch.randn(2, 3, D, dtype=torch.float64)
-    torch.testing.assert_close(stack(x), plain(x), rtol=1e-12, atol=1e-12)
-
-
-def test_two_constant_streams_are_the_parallel_block():
-    # Both sublayers read stream 0, which the first one leaves alone; the second one joins the streams.
-    rule = [((1, 0), identity(2), (0, 1)), ((1, 0), ((0, 1), (0, 1)), (1, 1))]
-    stack, plain = make_pair(two_streams(rule.__getitem__), wirings.parallel(2), eps=0.0)
-    x = torch.randn(2, 3, D, dtype=torch.float64)
-    torch.testing.assert_close(stack(x), plain(x), rtol=1e-12, atol=1e-12)
-    sequential = ResidualStack([c.sublayer.sublayer for c in plain.connections], D, eps=0.0).double()
-    assert (sequential(x) - plain(x)).abs().max() > 1e-2
-
-
-def test_streams_that_differ_are_not_pre_ln():
-    stack, plain = make_pair(replace(wirings.hyper_connections(2, dynamic=False), embedding=(1.0, 0.5)))
-    x = torch.randn(2, 3, D, dtype=torch.float64)
-    assert (stack(x) - plain(x)).abs().max() > 1e-2
 
 
 SOURCES = {

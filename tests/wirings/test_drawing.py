@@ -211,13 +211,22 @@ def test_every_norm_and_factor_has_a_box(name):
     assert sum(box[0] == "⊙" for box in boxes) == len(vectors)
 
 
+@pytest.mark.parametrize(
+    ("inject", "lines"),
+    [
+        ((0.5, 0), ["    └──┤ f ├──┤ ×0.5 ├──┘", "v ─────────────────────────► v"]),
+        ((1, 0.5), ["    └──┤ f ├──┴──┤ ×0.5 ├──┐", "v ─────────────────────────⊕──► v'"]),
+        ((0.25, 3), ["         ╚══╡ u ├──┤ f ├──┤ b ╞══╝", "  b = (0.25, 3)"]),
+    ],
+)
+def test_each_of_two_writes_has_its_own_factor(inject, lines):
+    drawing = Wiring("two", Stage(2, (1, 0), None, inject), embedding=(1.0, 1.0)).draw().splitlines()
+    assert [line for line in lines if line not in drawing] == []
+
+
 def test_parallel_branches_end_at_one_add():
     wiring = Wiring("uneven", uneven)
     assert wiring.draw().splitlines()[2::3] == [
         "    └──┤ N ├─┬──┤ f_1 ├──────────┤",
         "             └──┤ f_2 ├──┤ ×2 ├──┘",
     ]
-
-
-def test_drawing_does_not_use_the_name():
-    assert Wiring("post_ln", Row(norm_in=True), final_norm=True).draw() == wirings.pre_ln().draw()

@@ -7,7 +7,7 @@ import pytest
 from torch import nn
 
 from addnorm import Learned, ResidualStack, Row, Wiring, wirings
-from addnorm.wirings import Computed, Head, Stage, append_zero, coefficients, identity, unit
+from addnorm.wirings import Computed, Head, Stage, append_zero, coefficients, unit
 
 HYPER = Computed(coefficients.HyperConnection)
 READ = Computed(coefficients.SigmoidRead)
@@ -32,17 +32,11 @@ REFUSED = {
     "no_inject": (lambda: Stage(2, (1, 0)), "inject is None, expected its entries, or a module that computes it"),
     "no_collapse": (lambda: Stage(2, inject=(1, 0)), "collapse is None, expected its entries, or a module"),
     "short_collapse": (lambda: Stage(2, (1,), inject=(1, 0)), "collapse has the row (1,), expected 2 entries"),
-    "short_mix": (lambda: Stage(2, (1, 0), ((1, 0), (1,)), (1, 0)), "mix has the row (1,), expected 2 entries"),
     "short_inject": (lambda: Stage(2, (1, 0), append_zero(2), (1, 0)), "inject has the row (1, 0), expected 3 entries"),
     "text_entry": (lambda: Stage(2, (1, "0"), inject=(1, 0)), "an entry of collapse is '0', expected"),
-    "infinite_entry": (lambda: Stage(2, (1, float("inf")), inject=(1, 0)), "an entry of collapse is inf, expected"),
     "infinite_among_floats": (lambda: Stage(2, (1.0, -math.inf), inject=(1, 0)), "an entry of collapse is -inf, expected"),
-    "nan_among_floats": (lambda: Stage(1, (1.0,), ((math.nan,),), (1.0,)), "an entry of mix is nan, expected"),
     "mix_is_a_number": (lambda: Stage(2, (1, 0), 1.0, (1, 0)), "mix is 1.0, expected a tuple"),
-    "mix_is_a_row": (lambda: Stage(2, (1, 0), (1, 0), (1, 0)), "mix has the row 1, expected 2 entries"),
     "collapse_is_computed": (lambda: Stage(2, (1, 0), coefficients=HYPER), "collapse is ((1.0, 0.0),), expected None:"),
-    "mix_is_computed": (lambda: Stage(2, mix=identity(2), coefficients=HYPER), "mix is ((1.0, 0.0), (0.0, 1.0)), expected None:"),
-    "inject_is_computed": (lambda: Stage(2, inject=(1, 1), coefficients=HYPER), "inject is (1, 1), expected None:"),
     "module_leaves_inject_out": (
         lambda: Stage(2, coefficients=Computed(coefficients.GatedRead, {"injects": False})), "inject is None, expected",
     ),
@@ -59,7 +53,6 @@ REFUSED = {
     "head_without_read": (lambda: Head(2), "collapse is None, expected its entries"),
     "head_with_both": (lambda: Head(2, (1, 0), READ), "collapse is ((1.0, 0.0),), expected None"),
     "head_delayed_with_both": (lambda: Head(2, (1, 0), delayed=True), "delayed is True beside"),
-    "head_of_other_module": (lambda: Head(1, coefficients=Computed(coefficients.GatedMix)), "collapse is None, expected"),
     "other_number_of_streams": (lambda: stack(Stage(3, (1, 0, 0), inject=(1, 1, 1))), "n = 3 streams at sublayers[0], expected 2"),
     "other_number_at_head": (lambda: stack(Stage(2, **KEEP), Head(3, (1, 0, 0))), "n = 3 streams at the head, expected 2"),
     "rows_among_stages": (lambda: stack(lambda p: Stage(2, **KEEP) if p.layer else Row()), "the row Row() for sublayers[0]"),
@@ -79,19 +72,14 @@ REFUSED = {
         "sublayer is Linear with 1 positional arguments, expected 3 inputs",
     ),
     "negative_eps": (lambda: built(wirings.mhc(eps=-1.0)), "eps is -1.0, expected a number that is not negative"),
-    "nan_norm_eps": (lambda: built(wirings.independent_hc(norm_eps=float("nan"))), "norm_eps is nan, expected"),
-    "infinite_magnitude": (lambda: built(wirings.independent_hc(magnitude=float("inf"))), "magnitude is inf, expected"),
     "zero_magnitude": (lambda: wirings.independent_hc(magnitude=0.0), "magnitude is 0.0, expected a positive number"),
     "zero_alpha": (lambda: wirings.ngpt(0.0), "alpha is 0.0, expected a positive number"),  # it would never train
     "head_of_single_pass": (lambda: wirings.mhc(head="mean", single_pass=True), "head is 'mean' with single_pass=True, expected"),
     "growth_of_profile": (lambda: wirings.admin(growth="linear"), "growth is 'linear' with profiled=True, expected"),
     "zero_temperature": (lambda: built(wirings.gated_mix(temperature=0.0)), "temperature is 0.0, expected a positive number"),
     "reads_nothing": (lambda: Stage(2, (0, 0), inject=(1, 1)), "collapse is (0.0, 0.0), expected an entry that is not 0"),
-    "one_read_of_nothing": (lambda: Stage(2, ((1, 0), (0, 0)), inject=(1, 1)), "collapse is (0.0, 0.0), expected an entry"),
     "writes_nothing": (lambda: Stage(2, (1, 0), inject=(0, -0.0)), "inject is (0.0, -0.0), expected an entry that is not 0"),
     "head_reads_nothing": (lambda: Head(2, (0, 0)), "collapse is (0.0, 0.0), expected an entry that is not 0: the output"),
-    "stages_among_rows": (lambda: stack(lambda p: Stage(1, **ONE) if p.layer else Row(), embedding=(1,)), "Row() for sublayers[0]"),
-    "stage_second_in_layer": (lambda: built(Wiring("w", lambda p: Stage(1, **ONE) if p.sublayer else Row())), "Row() for"),
     "empty_embedding": (lambda: stack(Stage(2, **KEEP), embedding=()), "an entry of embedding is None, expected"),
 }  # fmt: skip
 
@@ -102,8 +90,6 @@ def _named(name):
 
 TAKEN = (
     "a",
-    "b",
-    "c",
     "norm",
     "place",
     "reads",
@@ -113,10 +99,10 @@ TAKEN = (
     "norm_streams",
     "training",
     "forward",
+    "sublayer",
+    "coefficients",
 )
-REFUSED |= {
-    f"named_{name}": (_named(name), f"name is {name!r} in Learned(") for name in (*TAKEN, "sublayer", "coefficients")
-}
+REFUSED |= {f"named_{name}": (_named(name), f"name is {name!r} in Learned(") for name in TAKEN}
 
 
 @pytest.mark.parametrize("name", REFUSED)

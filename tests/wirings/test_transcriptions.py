@@ -253,13 +253,6 @@ def x0_residual(stack, x):
     )
 
 
-@case(lambda: make_stack(wirings.keel()))
-def keel(stack, x):
-    sublayers, norms, _ = parts(stack)
-    outer = [c.norm_out and function(c.norm_out) for c in stack.connections]
-    return stream_formulas.keel(x, sublayers, norms, outer, alpha=6.0)
-
-
 @case(lambda: make_stack(unequal(wirings.reversible())))
 def reversible(stack, x):
     sublayers, norms, final_norm = parts(stack)
@@ -292,11 +285,6 @@ def resi_dual(stack, x):
 def bottom_to_top(stack, x, per_layer):
     norms = [function(c.norm_outs["0"]) for c in stack.connections]
     return stream_formulas.bottom_to_top(x, parts(stack)[0], norms, per_layer)
-
-
-@case(lambda: make_stack(wirings.b2t()))
-def b2t(stack, x):
-    return bottom_to_top(stack, x, 2)
 
 
 @case(lambda: make_stack(wirings.b2t(), sublayers_per_layer=3))

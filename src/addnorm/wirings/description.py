@@ -177,9 +177,9 @@ def _in_words(expression: str) -> str:
 
 
 def _matrix_fate(text: StageText) -> str:
-    (stream,) = text.streams
+    (stream,), letter = text.streams, text.factors["inject_0"].text
     mixed = "" if stream.is_same else f", after the matrix {text.notation.mix} has mixed the streams"
-    return f"{WRITES[text.stage.norm_branch]} is added to each stream, times its entry of {stream.factor.text}{mixed}"
+    return f"{WRITES[text.stage.norm_branch]} is added to each stream, times its entry of {letter}{mixed}"
 
 
 def _counted_fate(text: StageText) -> str:
