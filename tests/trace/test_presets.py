@@ -15,25 +15,6 @@ def test_printed_numbers_are_right_to_their_places(preset, step):
     assert f"the lesson prints {printed.values[0]}" in followed[step].note.replace("[", "")
 
 
-# The numbers as printed in the lessons, so that no preset can lose one.
-LESSONS = {
-    "lesson-000": {
-        "x": "1.0 2.0 3.0", "sublayer": "0.5 -1.0 1.5", "z": "1.5 1.0 4.5", "mean": "2.33", "variance": "2.39",
-        "normalized": "-0.54 -0.86 1.40", "shifted": "-0.54 -0.86 1.40",
-    },
-    "lesson-001": {
-        "x": "1.8 -0.3 0.8", "sublayer": "1.36 0.91 1.07", "z": "3.16 0.61 1.87", "mean": "1.88",
-        "centred": "1.28 -1.27 -0.01", "squares": "1.6384 1.6129 0.0001", "variance": "1.08", "root": "1.04",
-        "normalized": "1.23 -1.22 -0.01",
-    },
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", LESSONS)
-def test_preset_has_all_numbers_of_its_lesson(name):
-    assert {step: " ".join(printed.values) for step, printed in PRESETS[name].printed.items()} == LESSONS[name]
-
-
 def test_note_gives_exact_digits_of_wrong_numbers():
     from addnorm.trace import Printed
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from addnorm import Learned, Row, Wiring, wirings
+from addnorm import Row, Wiring, wirings
 
 SUM = "So the stream is a plain sum: x_0 and every write."
 NO_SUM = "So the stream is no plain sum of writes"
@@ -13,7 +13,6 @@ NO_SUM = "So the stream is no plain sum of writes"
     [
         (wirings.post_ln(), ["reads the stream;", "and the sum is normalized", NO_SUM, "There is no final norm"], [SUM]),
         (wirings.pre_ln(), ["reads the norm of the stream;", "passed on as it is", SUM, "A final norm follows"], [NO_SUM]),
-        (wirings.reordered(), ["reads the stream; the norm of what it returns is added", SUM], [NO_SUM]),
         (wirings.peri_ln(), ["The embedding is normalized before the first sublayer.", SUM], []),
         (wirings.deepnorm(), ["α times the stream", "α = (2L)^(1/4): 2.213 in 12 layers, 3.761 in 100."], [SUM]),
         (wirings.layernorm_scaling(),
@@ -54,9 +53,7 @@ NO_SUM = "So the stream is no plain sum of writes"
         (wirings.residual_scaling(), ["b ⊙ (what it returns + w) is added to a ⊙ (the stream + v).", "a and b start at 1"], [SUM]),
         (wirings.keel(), ["In layer 1, sublayer 2 reads", "α = S: 24 in 12 layers, 200 in 100."], []),
         (wirings.depth_scaled(), ["from 0.7071 to 0.9798 in 12 layers", "from 0.7071 to 0.2 in 12 layers"], [SUM]),
-        (wirings.hyper_connections(1), ["One stream begins as the embedding."], []),
         (Wiring("own", Row(a=0.5)), ["added to 0.5 times the stream.", f"{NO_SUM}: each factor rescales"], [SUM]),
-        (Wiring("own", Row(a=Learned(1.0))), ["a is learned, a number for each sublayer, and starts at 1."], [SUM]),
         (Wiring("own", lambda at: Row(b=1 / at.number)), ["b_l is from 1 to 0.08333 in 12 layers, from 1 to 0.01 in 100."], []),
         (Wiring("own", Row(), embedding_norm=True), ["There is no other norm."], []),
     ],

@@ -1,4 +1,4 @@
-"""Which parameters of a wiring weight decay is not for."""
+"""Names of the parameters of wirings that weight decay should leave out."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def _norms(text: StageText) -> list[str]:
 
 def _draw_single(text: StageText) -> Canvas:
     canvas, (stream,) = Canvas(), text.streams
-    wire, labels = canvas.begin("x"), [*_norms(text), *_scale(stream.factor)]
+    wire, labels = canvas.begin(text.names[0]), [*_norms(text), *_scale(stream.factor)]
     if stream.kept:
         scaled = _scale(stream.kept[0].factor)
         wire.extend(wire.x + STEP)

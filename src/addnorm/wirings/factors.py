@@ -1,4 +1,4 @@
-"""What the stages of a wiring consist of: factors, sublayers' places, and how both are written."""
+"""Factors, places of sublayers, and the text of numbers and calls."""
 
 from __future__ import annotations
 

@@ -246,9 +246,9 @@ class Wiring:
         init_(self, stack, *inputs, **context)
 
     def no_decay(self, module: Any) -> set[str]:
-        """Return the names of the parameters of a module's stacks that weight decay is not for, as the sources say.
+        """Return the names of the parameters that weight decay should leave out, in all stacks of a module.
 
-        They are norms, learned factors, and static coefficients, biases and scales; the sublayers' parameters are not among them.
+        As in the wirings' sources they are norms, learned factors, and static coefficients, biases and scales; the sublayers' parameters are not among them.
 
         Example:
             >>> stack = addnorm.ResidualStack([torch.nn.Linear(8, 8)], 8, "layer_scale")

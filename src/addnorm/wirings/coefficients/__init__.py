@@ -1,7 +1,7 @@
 """Modules that compute a wiring's coefficients, from parameters alone or from the streams of each token.
 
-`base.py` has what they share, `hyper.py` hyper-connections and their kin, in which n streams are one tensor, `sources.py` reads
-of earlier states, `scales.py` scales of the two terms of an add.
+`base.py` has their base class, `hyper.py` hyper-connections and related wirings, whose n streams are one tensor, `sources.py`
+reads of earlier states, `scales.py` scales of the two terms of an add.
 """
 
 from addnorm.wirings.coefficients.base import CoefficientModule, Coefficients

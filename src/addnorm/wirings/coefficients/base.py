@@ -1,4 +1,4 @@
-"""What all modules of coefficients share: their result, and parameters that stay in float32."""
+"""Base class of the modules that compute coefficients, their result, and helpers that keep both in float32 or wider."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Coefficients(NamedTuple):
 
 
 class Notation(NamedTuple):
-    """How texts write what a module computes: data from which equation, description and drawing are made.
+    """Letters and formulas for what a module computes; equation, description and drawing are made from them.
 
     Attributes:
         collapse, mix, inject: the letters of C, A and B.
@@ -106,7 +106,7 @@ class CoefficientModule(nn.Module):
         return False
 
     def gates(self) -> StreamGates | None:
-        """Return how `addnorm.add_norm_streams` computes the coefficients, None if it cannot."""
+        """Return the parameters with which `addnorm.add_norm_streams` computes the coefficients; None if it cannot."""
         return None
 
     def compute(self, streams: Any) -> Coefficients:

@@ -1,4 +1,4 @@
-"""Hyper-connections and their kin: coefficients of n streams in one tensor `(*, n, d_model)`."""
+"""Hyper-connections and related wirings: coefficients of n streams in one tensor `(*, n, d_model)`."""
 
 from __future__ import annotations
 
