@@ -36,6 +36,7 @@ EVERY = [
     Wiring("second", Stage(2, (0, 0.5), None, (0, 3)), embedding=(1.0, 1.0), head=Head(2, (0.0, 1.0))),
     Wiring("lower", Stage(2, (3, 0.5), None, (0, 3)), embedding=(1.0, 1.0), head=Head(2, (1.0, 1.0))),
     Wiring("three", Stage(3, (1, 2, 0), ((1, 0, 0), (0, 1, 0.5), (0, 0, 1)), (0, 0.5, 1), norm_in=True), embedding=(1.0, 1.0, 0.0)),
+    Wiring("normed", Stage(1, (1,), None, (1,), norm_streams=True, norm_out=True)),
     Wiring("average", average, head=average_head, final_norm=True),
     wirings.mhc(single_pass=True), wirings.mhc(head="mean"), wirings.hyper_connections(1), wirings.hyper_connections(3, False),
     wirings.attention_residuals(2, True, 3), wirings.denseformer(2, 2), wirings.muddformer(3), wirings.x0_residual(backout=0.0),
