@@ -248,7 +248,8 @@ class Wiring:
     def no_decay(self, module: Any) -> set[str]:
         """Return the names of the parameters that weight decay should leave out, in all stacks of a module.
 
-        As in the wirings' sources they are norms, learned factors, and static coefficients, biases and scales; the sublayers' parameters are not among them.
+        As the wirings' sources advise, they are norms, learned factors, and static coefficients, biases and scales.
+        The sublayers' parameters are not among them.
 
         Example:
             >>> stack = addnorm.ResidualStack([torch.nn.Linear(8, 8)], 8, "layer_scale")
