@@ -184,15 +184,6 @@ def siamese_norm(streams, sublayers, y_norms, x_norms, final_norm, factors):
     return first + final_norm(second)
 
 
-def residual_dual(streams, sublayers, norms, final_norm):
-    """ResiDual, arXiv 2304.14802: X' = LN(X + f(X)), Y' = Y + f(X); the output is X + LN(Y)."""
-    first, second = streams
-    for f, norm in zip(sublayers, norms, strict=True):
-        write = f(first)
-        first, second = norm(first + write), second + write
-    return first + final_norm(second)
-
-
 def bottom_to_top(x, sublayers, norms, per_layer):
     """B2T connection, arXiv 2206.00330: post-LN whose last add of a layer also adds the layer's input."""
     state, layer_input = x, x

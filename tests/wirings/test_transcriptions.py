@@ -275,13 +275,6 @@ def siamese_norm(stack, x):
     return stream_formulas.siamese_norm(streams(x, 2), parts(stack)[0], ends[:-1], outs, ends[-1], factors)
 
 
-@case(lambda: make_stack(unequal(wirings.resi_dual())))
-def resi_dual(stack, x):
-    outs = [function(c.norm_outs["0"]) for c in stack.connections]
-    final = function(stack.head.norm_streams["1"])
-    return stream_formulas.residual_dual(streams(x, 2), parts(stack)[0], outs, final)
-
-
 def bottom_to_top(stack, x, per_layer):
     norms = [function(c.norm_outs["0"]) for c in stack.connections]
     return stream_formulas.bottom_to_top(x, parts(stack)[0], norms, per_layer)

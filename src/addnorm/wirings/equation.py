@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any, NamedTuple
 
 from addnorm.wirings.factors import Place, format_factor
@@ -220,34 +221,24 @@ def find_parts(wiring: Any, num_layers: int | None = None) -> list[Part]:
         wiring: the wiring.
         num_layers: the depth, for constants as numbers; without it, constants that depend on depth are symbols.
     """
-    depth = shown_depth(wiring, num_layers)
-    stack = _layers(wiring, depth)
-    deeper = stack if num_layers else _layers(wiring, 2 * depth)
+    depth, exact = shown_depth(wiring, num_layers), num_layers is not None
+    forms = _find_forms(wiring, depth)
+    deeper = forms if exact else _find_forms(wiring, 2 * depth)
     merged: dict[tuple[str, ...], tuple[Part, Places]] = {}
-    for unit_forms, layers in _forms(stack).items():
-        first = 0  # sublayer of the unit
-        for k, unit_form in enumerate(unit_forms):
-            units = [stack[layer][k] for layer in layers]
-            same = [layer for layer in deeper if tuple(map(_form, layer)) == unit_forms]
-            like = [layer for layer in deeper if k < len(layer) and _form(layer[k]) == unit_form]
-            part = _make_part(wiring, units, [layer[k] for layer in same or like], num_layers)
-            sublayers = range(first, first + len(units[0]))
-            first += len(units[0])
-            places = {(layer, sublayer) for layer in layers for sublayer in sublayers}
+    for layer_form, layers in forms.items():
+        others = deeper.get(layer_form, layers)
+        texts = [
+            make_text(own, other, dict(wiring.symbols), exact=exact, measured=wiring.profile is not None)
+            for own, other in zip(zip(*layers.values(), strict=True), zip(*others.values(), strict=True), strict=True)
+        ]
+        starts = [k for k, text in enumerate(texts) if k == 0 or not text.stage.shares]
+        for first, end in zip(starts, [*starts[1:], len(texts)], strict=True):
+            part = Part("", tuple(texts[first:end]))
             key = (*part.equations, *part.definitions)
-            merged.setdefault(key, (part, set()))[1].update(places)
+            merged.setdefault(key, (part, set()))[1].update(product(layers, range(first, end)))
     parts = sorted(merged.values(), key=lambda part: min(part[1]))
-    labels = _labels([places for _, places in parts], depth, has_depth=num_layers is None)
+    labels = _labels([places for _, places in parts], depth, has_depth=not exact)
     return [part._replace(label=label) for (part, _), label in zip(parts, labels, strict=True)]
-
-
-def _make_part(wiring: Any, units: list[Unit], deeper: list[Unit], num_layers: int | None) -> Part:
-    """Return the equation of the same unit in several layers."""
-    symbols, exact, measured = dict(wiring.symbols), num_layers is not None, wiring.profile is not None
-    of_sublayers = zip(zip(*units, strict=True), zip(*deeper, strict=True), strict=True)
-    return Part(
-        "", tuple(make_text(own, others, symbols, exact=exact, measured=measured) for own, others in of_sublayers)
-    )
 
 
 def shown_depth(wiring: Any, num_layers: int | None = None) -> int:
@@ -256,7 +247,7 @@ def shown_depth(wiring: Any, num_layers: int | None = None) -> int:
         return num_layers
     first, second = (_count_streams(wiring.stages(depth)) for depth in DEPTHS[:2])
     depths = DEPTHS if first == second else DEPTHS[:2]  # matrices that grow with depth are large in a deep stack
-    counts = {depth: len(_forms(_layers(wiring, depth))) for depth in depths}
+    counts = {depth: len(_find_forms(wiring, depth)) for depth in depths}
     if first < second and counts[depths[0]] < counts[depths[1]]:  # and so is a text whose forms grow
         return depths[0]
     return max(depths, key=counts.__getitem__)
@@ -267,42 +258,22 @@ def _count_streams(stages: Iterable[Any]) -> int:
     return max(int(n) for stage in stages for n in (stage.n, stage.n_out))
 
 
-Unit = tuple[Any, ...]  # a stage, or those of parallel sublayers
 Places = set[tuple[int, int]]  # layers and sublayers
 
 
-def _layers(wiring: Any, depth: int) -> list[list[Unit]]:
-    """Return the units of each layer."""
+def _find_forms(wiring: Any, depth: int) -> dict[tuple[object, ...], dict[int, Sequence[Any]]]:
+    """Return the stages of each layer, by the forms of the layers and by their numbers."""
     stages = wiring.stages(depth)
-    return [_split(stages[i : i + SUBLAYERS]) for i in range(0, len(stages), SUBLAYERS)]
-
-
-def _split(layer: Sequence[Any]) -> list[Unit]:
-    units: list[list[Any]] = []
-    for stage in layer:
-        if units and stage.shares:
-            units[-1].append(stage)
-        else:
-            units.append([stage])
-    return [tuple(unit) for unit in units]
-
-
-def _forms(stack: list[list[Unit]]) -> dict[tuple[object, ...], list[int]]:
-    """Return the layers of each form."""
-    forms: dict[tuple[object, ...], list[int]] = {}
-    for layer, units in enumerate(stack):
-        forms.setdefault(tuple(map(_form, units)), []).append(layer)
+    forms: dict[tuple[object, ...], dict[int, Sequence[Any]]] = {}
+    for layer in range(depth):
+        own = stages[layer * SUBLAYERS :][:SUBLAYERS]
+        forms.setdefault(tuple(map(form, own)), {})[layer] = own
     return forms
-
-
-def _form(unit: Unit) -> tuple[object, ...]:
-    """Return the parts of a unit that are no numbers."""
-    return tuple(map(form, unit))
 
 
 def _labels(places: Sequence[Places], depth: int, *, has_depth: bool) -> list[str]:
     """Return where each equation holds; the first text with layers states the number of layers."""
-    every = {(layer, sublayer) for layer in range(depth) for sublayer in range(SUBLAYERS)}
+    every = {*product(range(depth), range(SUBLAYERS))}
     labels, total = [], f" of {depth}" if has_depth else ""
     texts = [[] if some == every else _place_texts(some, depth) for some in places]
     several = [len(some) > 1 for some in texts]
