@@ -50,7 +50,7 @@ STACKS = {
                 "(2 * $n + $j * $n + $k for $k in $a for $j in $a)", "(2 * $n + $k * $n + $j for $k in $a for $j in $a)",
             ),
             Fault("rms-of-one-stream", "ops/streams/formula.py", "torch.rsqrt($x.square().mean(...) + $e)", "torch.rsqrt($x[..., : streams.shape[-1]].square().mean(...) + $e)"),
-            Fault("write-gate-without-two", "wirings/coefficients/hyper.py", "$f(..., magnitude=2.0)", "$f(..., magnitude=1.0)"),
+            Fault("write-gate-without-two", "wirings/coefficients/hyper.py", "magnitude: float = 2.0", "magnitude: float = 1.0"),
             Fault(
                 "eps-on-the-write-gate", "ops/streams/formula.py",
                 "return $c, sinkhorn(...), inject", "return $c, sinkhorn(...), inject + gate_eps",

@@ -266,10 +266,8 @@ class StageText:
         stage, after = self.stage, self.names
         if self.is_counted and stage.n_out > stage.n:
             after = (f"{self.base}_{{n+1}}",)
-        elif not self.is_matrix and not self.is_counted and stage.names_out:
-            after = stage.names_out
-        elif not self.is_matrix and not self.is_counted and stage.n_out != stage.n:
-            after = default_names(stage.n_out)
+        elif not self.is_matrix and not self.is_counted:
+            after = stage.names_out or (after if stage.n_out == stage.n else default_names(stage.n_out))
         return tuple(name + "'" * (name in self.names) for name in after)
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -105,11 +105,36 @@ class _Projected(CoefficientModule):
     """Base of coefficients that are functions of φ R(vec X), where R divides by the root mean square of all n d features."""
 
     decays = ("project",)
-    norm_eps: float
-    project: nn.Parameter
-    scale: nn.Parameter
-    bias: nn.Parameter
-    eps: float
+    kind: ClassVar[str]  # of the gates
+    prefix: ClassVar[str] = ""  # of the parameters' names in transformers
+    iterations: int = 0
+    magnitude: float = 2.0
+
+    def make_parameters(self, rows: int, groups: int, *, eps: float, norm_eps: float, **factory: Any) -> None:
+        """Set both epsilons and make φ, β and α, which has one number for each group of rows."""
+        self.eps, self.norm_eps = check_not_negative("eps", eps), check_not_negative("norm_eps", norm_eps)
+        self.project = self.parameter(rows, self.n * self.d_model, **factory)
+        self.bias, self.scale = self.parameter(rows, **factory), self.parameter(groups, **factory)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Set φ and β to 0 and α to 0.01."""
+        nn.init.zeros_(self.project)
+        nn.init.constant_(self.scale, 0.01)
+        nn.init.zeros_(self.bias)
+
+    def gates(self) -> StreamGates:
+        """Return the parameters and constants of the gates."""
+        return StreamGates(
+            self.kind, self.project, self.scale, self.bias, self.iterations, self.eps, self.norm_eps, magnitude=self.magnitude
+        )  # fmt: skip
+
+    @torch.no_grad()
+    def load_transformers(self, source: Any) -> None:
+        """Copy `fn`, `base` and `scale` of a module of transformers, whose names may have a prefix."""
+        for own, name in ((self.project, "fn"), (self.bias, "base"), (self.scale, "scale")):
+            own.copy_(getattr(source, self.prefix + name))
 
 
 class ManifoldConnection(_Projected):
@@ -130,6 +155,7 @@ class ManifoldConnection(_Projected):
     """
 
     computes = ("collapse", "mix", "inject")
+    kind = "manifold"
     notation = Notation(
         formulas=(
             "(z_c, z_b, Z_A) = φ R(vec X)", "c = σ(α_1 z_c + β_c) + ε", "b = 2 σ(α_2 z_b + β_b)", "A = SK(α_3 Z_A + β_A)",
@@ -145,28 +171,17 @@ class ManifoldConnection(_Projected):
     ) -> None:  # fmt: skip
         super().__init__(d_model, n, reads, place)
         check_int("iterations", iterations, 1)
-        self.iterations, self.eps = iterations, check_not_negative("eps", eps)
-        self.norm_eps = check_not_negative("norm_eps", norm_eps)
-        self.project = self.parameter(n * (n + 2), n * d_model, **factory)  # rows of c, of b, and of A row by row
-        self.bias, self.scale = self.parameter(n * (n + 2), **factory), self.parameter(3, **factory)
-        self.reset_parameters()
+        self.iterations = iterations
+        self.make_parameters(n * (n + 2), 3, eps=eps, norm_eps=norm_eps, **factory)  # of c, of b, and of A row by row
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Set the parameters to PaddleFleet's initial values."""
+        super().reset_parameters()
         n = self.n
-        nn.init.zeros_(self.project)
-        nn.init.constant_(self.scale, 0.01)
-        nn.init.zeros_(self.bias)
         self.bias[:n] = -3.0
         self.bias[self.place.position % n] = 3.0
         self.bias[2 * n :] = (6.0 * torch.eye(n, device=self.bias.device) - 3.0).flatten()
-
-    def gates(self) -> StreamGates:
-        """Return the gates of c, b and A."""
-        return StreamGates(
-            "manifold", self.project, self.scale, self.bias, self.iterations, self.eps, self.norm_eps, magnitude=2.0
-        )
 
     @torch.no_grad()
     def load_transformers(self, source: Any) -> None:
@@ -176,9 +191,9 @@ class ManifoldConnection(_Projected):
             n=source.hc_mult, iterations=source.hc_sinkhorn_iters, eps=source.hc_eps, norm_eps=source.input_norm.eps
         )
         order = [*range(2 * n), *(2 * n + j * n + k for k in range(n) for j in range(n))]
-        self.project.copy_(source.fn[order])
-        self.bias.copy_(source.base[order])
-        self.scale.copy_(source.scale)
+        super().load_transformers(source)
+        for own in (self.project, self.bias):
+            own.copy_(own[order])
 
 
 class IndependentConnection(_Projected):
@@ -197,6 +212,7 @@ class IndependentConnection(_Projected):
     """
 
     computes = ("collapse", "inject")
+    kind = "independent"
 
     @classmethod
     def notate(cls, **options: Any) -> Notation:
@@ -216,25 +232,15 @@ class IndependentConnection(_Projected):
         norm_eps: float = 1e-6, **factory: Any,
     ) -> None:  # fmt: skip
         super().__init__(d_model, n, reads, place)
-        self.magnitude, self.eps = check_float("magnitude", magnitude), check_not_negative("eps", eps)
-        self.norm_eps = check_not_negative("norm_eps", norm_eps)
-        self.project = self.parameter(2 * n, n * d_model, **factory)
-        self.bias, self.scale = self.parameter(2 * n, **factory), self.parameter(2, **factory)
-        self.reset_parameters()
+        self.magnitude = check_float("magnitude", magnitude)
+        self.make_parameters(2 * n, 2, eps=eps, norm_eps=norm_eps, **factory)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Set the read to the mean and the write to 1, but for the noise of φ."""
+        super().reset_parameters()
         nn.init.normal_(self.project, std=0.006)
-        nn.init.constant_(self.scale, 0.01)
-        nn.init.zeros_(self.bias)
         self.bias[: self.n] = mean_logit(self.n)
-
-    def gates(self) -> StreamGates:
-        """Return the gates of c and b."""
-        return StreamGates(
-            "independent", self.project, self.scale, self.bias, 0, self.eps, self.norm_eps, magnitude=self.magnitude
-        )
 
     @torch.no_grad()
     def load_transformers(self, source: Any) -> None:
@@ -242,8 +248,7 @@ class IndependentConnection(_Projected):
         self.check_settings(
             n=source.hc_mult, magnitude=source.hc_post_magnitude, eps=source.hc_eps, norm_eps=source.input_norm.eps
         )
-        for own, other in ((self.project, source.fn), (self.bias, source.base), (self.scale, source.scale)):
-            own.copy_(other)
+        super().load_transformers(source)
 
 
 class SigmoidRead(_Projected):
@@ -257,6 +262,8 @@ class SigmoidRead(_Projected):
     """
 
     computes = ("collapse",)
+    kind = "gates"
+    prefix = "hc_"
     notation = Notation(
         "h", formulas=("h = σ(α_h φ_h R(vec X) + β_h) + ε",), learned="φ_h, α_h, β_h",
         start="φ_h starts at 0 and h at 1/n, by the value of β_h.",
@@ -274,27 +281,18 @@ class SigmoidRead(_Projected):
         **factory: Any,
     ) -> None:
         super().__init__(d_model, n, reads, place)
-        self.eps, self.norm_eps = check_not_negative("eps", eps), check_not_negative("norm_eps", norm_eps)
-        self.project = self.parameter(n, n * d_model, **factory)
-        self.bias, self.scale = self.parameter(n, **factory), self.parameter(1, **factory)
-        self.reset_parameters()
+        self.make_parameters(n, 1, eps=eps, norm_eps=norm_eps, **factory)
 
     def reset_parameters(self) -> None:
         """Set the read to the mean."""
-        nn.init.zeros_(self.project)
-        nn.init.constant_(self.scale, 0.01)
+        super().reset_parameters()
         nn.init.constant_(self.bias, mean_logit(self.n))
-
-    def gates(self) -> StreamGates:
-        """Return the gates of c."""
-        return StreamGates("gates", self.project, self.scale, self.bias, 0, self.eps, self.norm_eps)
 
     @torch.no_grad()
     def load_transformers(self, source: Any) -> None:
         """Copy `hc_fn`, `hc_base` and `hc_scale` of a `DeepseekV4HyperHead` or `HYV4HyperHead`."""
         self.check_settings(n=source.hc_mult, eps=source.eps, norm_eps=source.input_norm.eps)
-        for own, other in ((self.project, source.hc_fn), (self.bias, source.hc_base), (self.scale, source.hc_scale)):
-            own.copy_(other)
+        super().load_transformers(source)
 
 
 class GatedRead(CoefficientModule):
