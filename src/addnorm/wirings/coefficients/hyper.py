@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from addnorm._util.arguments import check_bool, check_float, check_int, check_not_negative
-from addnorm.boundary import StreamGates
+from addnorm.boundary import GateKind, StreamGates
 from addnorm.wirings.coefficients.base import CoefficientModule, Coefficients, Notation, rms_scale, widen
 from addnorm.wirings.factors import Place
 
@@ -105,7 +105,7 @@ class _Projected(CoefficientModule):
     """Base of coefficients that are functions of φ R(vec X), where R divides by the root mean square of all n d features."""
 
     decays = ("project",)
-    kind: ClassVar[str]  # of the gates
+    kind: ClassVar[GateKind]  # of the gates
     prefix: ClassVar[str] = ""  # of the parameters' names in transformers
     iterations: int = 0
     magnitude: float = 2.0
