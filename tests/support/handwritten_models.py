@@ -152,11 +152,11 @@ LAYER_FORMULAS = (annotated, variance, var_mean, centered, moments, sums, functi
 
 
 class Part(nn.Module):
-    """One sublayer: its function, two norms and learned factors, which a step combines: a function of the part and of the stream."""
+    """One sublayer: its function, its norm and learned factors, which a step combines: a function of the part and of the stream."""
 
     def __init__(self, f, norm, number):
         super().__init__()
-        self.f, self.norm, self.norm_2, self.number = f, norm(), norm(), number
+        self.f, self.norm, self.number = f, norm(), number
         self.gamma, self.scale = nn.Parameter(torch.ones(D)), nn.Parameter(torch.ones(()))
         self.drop, self.path, self.always = nn.Dropout(0.1), DropPath(), DropPath(always=True)
 

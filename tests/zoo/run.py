@@ -89,7 +89,6 @@ def examine(package, todo, seconds, source, stage):
     while todo:
         current = None
         with subprocess.Popen([*command, *todo], env=environment, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
             for line in process.stdout:
                 if not line.startswith("{"):  # what a package prints
                     continue

@@ -112,7 +112,7 @@ def _resolve(rng, options, layout):
     if options.begin == "class token":  # a mixer over tokens would need its own number of tokens
         sizes = options.sizes = Sizes(sizes.batch, 1, sizes.tokens + 1, sizes.features)
     permutes = rng.random() < 0.3
-    options.layouts = [Layout(layout, sizes, permutes)] * options.num_layers  # type: ignore[arg-type]
+    options.layouts = [Layout(layout, sizes, permutes)] * options.num_layers
     if layout != "batch" and rng.random() < 0.2 and not options.shared:
         options.layouts[1] = Layout("batch", sizes)
         options.constructs.add("layout changes between layers")
@@ -231,7 +231,6 @@ class Chain(nn.Module):
             for after in layer.steps:
                 x = x if step is None else step.sum(x, pending)
                 step, pending = after, after.branch(x)
-        assert step is not None
         return self.finish(step.sum(x, pending))
 
     def finish(self, x):
@@ -241,9 +240,8 @@ class Chain(nn.Module):
         if end in ("norm of a token", "norm of the mean"):
             x = layout.undo(x)
             x = x[:, 0] if end.endswith("token") else x.mean(1)
-            assert self.last is not None
             return self.last._compute(x)
-        aside = None if self.other is None else self.head(layout.undo(self.other(x)).mean(1))  # type: ignore[misc]
+        aside = None if self.other is None else self.head(layout.undo(self.other(x)).mean(1))
         x = layout.undo(x if self.last is None else self.last(x))
         if aside is not None:
             return torch.cat((x.mean(1), aside), -1)
@@ -264,9 +262,8 @@ class Chain(nn.Module):
     def end_by_hand(self, x):
         end = self.options.end
         if end in ("norm of a token", "norm of the mean"):
-            assert self.last is not None
             return self.last.by_hand(x[:, 0] if end.endswith("token") else x.mean(1))
-        aside = None if self.other is None else self.head(self.other.by_hand(x).mean(1))  # type: ignore[misc]
+        aside = None if self.other is None else self.head(self.other.by_hand(x).mean(1))
         x = x if self.last is None else self.last.by_hand(x)
         if aside is not None:
             return torch.cat((x.mean(1), aside), -1)

@@ -37,10 +37,10 @@ class CrossAttention(Attention):
 
     kind = "cross-attention"
 
-    def forward(self, x, memory):  # type: ignore[override]
+    def forward(self, x, memory):
         return self.core(x, memory)
 
-    def by_hand(self, x, memory):  # type: ignore[override]
+    def by_hand(self, x, memory):
         return self.core(x, memory)
 
 
@@ -103,7 +103,7 @@ class Kit:
     def sites(self, layers, where="layers", **changes):
         """Return the answers of the steps of layers that are at a path."""
         return [
-            replace(step.answer(f"{where}.{n}.{k}"), **changes)  # type: ignore[arg-type]
+            replace(step.answer(f"{where}.{n}.{k}"), **changes)
             for n, layer in enumerate(layers) for k, step in enumerate(layer)
         ]  # fmt: skip
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-Name = Literal["batch", "sequence", "channels", "image", "image channels", "flat"]
 SWAPPED = {"sequence": (1, 0, 2), "channels": (0, 2, 1)}  # layouts that swap two dimensions
 
 
@@ -32,7 +30,7 @@ class Layout:
     "flat" (B T, D).
     """
 
-    name: Name
+    name: str
     sizes: Sizes
     permutes: bool = False  # written with permute instead of transpose
 

@@ -132,7 +132,6 @@ class SpelledNorm(nn.Module):
 
     def _compute(self, x):
         if self.inner is None:
-            assert self.spelling.formula is not None
             return self.spelling.formula(x, self.weight, self.bias, self.eps)
         y = self.inner(x)
         return y if self.weight is None else y * self.weight

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 from addnorm import Learned, Row
 
-Weight = Literal["scalar", "vector"]  # a learned factor: one number, or one for each feature
-Factor = float | Weight
+Factor = float | str  # a constant, or a learned factor: "scalar" (one number) or "vector" (one for each feature)
 
 
 @dataclass(frozen=True)
@@ -48,11 +45,6 @@ def _as_factor(factor):
     return factor if isinstance(factor, float) else Learned(1.0, per_feature=factor == "vector")
 
 
-Make = Callable[
-    [random.Random, int, int], list[list[Plan]]
-]  # random numbers, layers, sublayers in a layer -> plans of each layer
-
-
 @dataclass(frozen=True)
 class Rule:
     """Rule for the rows of a whole stack.
@@ -64,7 +56,7 @@ class Rule:
         final_norm, embedding_norm: whether the wiring has these norms; a model may differ from it.
     """
 
-    make: Make
+    make: Callable
     wiring: str | None = None
     reason: str = ""
     final_norm: bool = True
@@ -72,13 +64,13 @@ class Rule:
 
 
 def _same(**fields):
-    return lambda rng, layers, per_layer: [[Plan(**fields)] * per_layer] * layers  # type: ignore[arg-type]
+    return lambda rng, layers, per_layer: [[Plan(**fields)] * per_layer] * layers
 
 
 def _constant(name, low, high, **fields):
     def make(rng, layers, per_layer):
         value = round(rng.uniform(low, high), 3)
-        return [[Plan(**{name: value, **fields})] * per_layer] * layers  # type: ignore[arg-type]
+        return [[Plan(**{name: value, **fields})] * per_layer] * layers
 
     return make
 
