@@ -1,7 +1,6 @@
 """Tests of the parts of the benchmark on a GPU: cases, variants, the check of their results, and the clock, simulated."""
 
 import itertools
-import re
 import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -159,19 +158,18 @@ def test_check_refuses_nan_dtype_shape_and_rounded_stream():
     assert "z differs by" in check_call(item, lambda x, s, w, b: right(x.to(s.dtype).float(), s, w, b))[1]
 
 
-@pytest.mark.parametrize("p", [0.0, 0.5])
-def test_check_refuses_another_share_of_dropout(p):
+def test_check_refuses_another_share_of_dropout():
     item = case(job="dropout", dtype="float32")
-    scale = (1 - p) / 0.9  # so that the kept elements have the right values, and only their number is wrong
 
-    def other(x, s, w, b):
-        z = x + scale * F.dropout(s, p)
+    def undropped(
+        x, s, w, b
+    ):  # scaled, so that the kept elements have the right values, and only their number is wrong
+        z = x + s / 0.9
         return F.rms_norm(z, (64,), w, 1e-6), z
 
-    errors, problem = check_call(item, other)
+    errors, problem = check_call(item, undropped)
     assert errors["z"] < 1e-6
-    share = re.fullmatch(r"dropout 0.1 kept (\d\.\d+) of the elements", problem)
-    assert float(share[1]) == pytest.approx(1 - p, abs=0.06)
+    assert problem == "dropout 0.1 kept 1.000 of the elements"
 
 
 # Which variants are measured.

@@ -50,14 +50,6 @@ def test_variants_compute_the_same(norm, job, dtype, monkeypatch):
     assert outputs is None or len(eager) == outputs - (norm == "rms")
 
 
-@pytest.mark.parametrize(("norm", "job"), [("layer", "dropout"), ("rms", "everything")])
-def test_dropout_drops_a_tenth_of_the_branch(norm, job):
-    calls = operation.variants(case(norm, job, 256, 64), compiled=False)
-    for name in ("eager", "addnorm"):
-        dbranch = calls[name]()[1]
-        assert (dbranch == 0).double().mean().item() == pytest.approx(jobs.DROPOUT, abs=0.02), name
-
-
 @pytest.mark.parametrize(("norm", "dtype"), [("layer", "bfloat16"), ("rms", "float32")])
 def test_in_place_calls_keep_ordinary_values(norm, dtype):
     item = case(norm, "in_place", 2, 64, dtype)
@@ -205,46 +197,6 @@ def test_large_cases_are_measured_in_both_states_and_few_threads_uncompiled(monk
     assert "fresh_median_us" not in rows[8]
     assert (rows[8192]["ratio_to_eager"], rows[8192]["fresh_median_us"]) == (2.0, 5.0)
     assert (rows[4096]["median_us"], rows[4096]["kept_median_us"], rows[4096]["faults"]) == (5.0, 1.0, 5.0)
-
-
-# Targets.
-
-
-def summarize(times, some):
-    """Return the summary of rows in which every case has the same medians."""
-    rows = [item.row(variant=name, median_us=time) for item in some for name, time in times.items()]
-    return operation.BENCHMARK.judge({"rows": rows, "machine": {"caches": {"L3": 32 * 1024**2}}})["summary"]
-
-
-def test_summary_has_every_target_over_its_cases():
-    times = {"eager": 30.0, "addnorm": 10.0, "compile": 8.0, "onnxruntime": 20.0, "add": 5.0}
-    summary = summarize(
-        times, bench.matrix(("layer",), threads=2) + bench.matrix(("layer",), threads=1, jobs=("in_place",))
-    )
-    assert {
-        (row["name"], row["versus"]): (row["cells"], round(row["value"], 9), row["target"], row["met"])
-        for row in summary if row["threads"] == 2
-    } == {
-        ("forward, 128+ rows, under 32 MB: mean", "x eager"): (16, 3.0, 2.8, True),
-        ("forward, one row: mean", "x eager"): (8, 3.0, 1.25, True),
-        ("forward, over 32 MB: lowest", "x eager"): (4, 3.0, 0.95, True),
-        ("with backward, 128+ rows, under 32 MB: mean", "x eager"): (8, 3.0, 2.5, True),
-        ("with backward: lowest", "x eager"): (14, 3.0, 0.95, True),
-        ("without options: lowest", "x eager"): (42, 3.0, 0.95, True),
-        ("without options, under 32 MB: lowest", "x compile"): (36, 0.8, 0.95, False),
-        ("y alone, float32, 128+ rows, in cache: highest", "x add's time"): (3, 2.0, 1.8, False),
-        ("dropout, with backward: mean", "x eager"): (14, 3.0, 3.0, True),
-        ("all options, with backward: mean", "x eager"): (14, 3.0, 4.0, False),
-        ("in place, 4096 x 4096: lowest", "x eager"): (2, 3.0, 4.0, False),
-        ("y into given memory, 4096 x 4096: highest", "x add's time"): (2, 2.0, 1.3, False),
-        ("dropout and all options: mean", "x compile"): (28, 0.8, None, None),
-        ("forward, float32: mean", "x onnxruntime"): (28, 2.0, None, None),
-        ("y into given memory, float32: mean", "x onnxruntime"): (14, 2.0, None, None),
-    }  # fmt: skip
-    # On fewer threads nothing is judged, and what is not measured is not listed.
-    assert [(row["name"], row["target"], row["met"]) for row in summary if row["threads"] == 1] == [
-        ("in place, 4096 x 4096: lowest", None, None)
-    ]
 
 
 # Tables and the command.
