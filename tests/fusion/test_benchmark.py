@@ -24,13 +24,6 @@ def test_calls_take_turns():
     assert "".join(calls) == "ba" + "ba" + "ab" + "ba" + "ab" + "ba"
 
 
-def test_compare_times_stops_after_101_rounds():
-    timing = compare_times(lambda: None, lambda: None, seconds=60)
-    assert timing.rounds == 101
-    for median, (low, high) in ((timing.before, timing.before_quartiles), (timing.after, timing.after_quartiles)):
-        assert 0 < low <= median <= high
-
-
 def test_timing_knows_ratio_and_significance():
     timing = Timing(3.0, 1.5, 5, (2.5, 3.5), (1.0, 2.0))
     assert timing.ratio == 2
@@ -96,12 +89,6 @@ def test_saved_bytes_counts_each_storage_once(function, expected):
     assert saved_bytes(lambda: model(X), model, X) == expected
 
 
-def test_saved_bytes_leaves_out_only_known_arguments():
-    model = Plain(lambda m, x: x * m.w)
-    assert saved_bytes(lambda: model(X), model) == BYTES
-    assert saved_bytes(lambda: model(X), model, {"x": [X]}) == 0
-
-
 def test_fused_saves_less_than_eager():
     model = nn.LayerNorm(64)
     a, b = torch.randn(2, 32, 64, requires_grad=True).unbind()
@@ -110,14 +97,6 @@ def test_fused_saves_less_than_eager():
         lambda: addnorm.add_layer_norm(a.sin(), b.sin(), model.weight, model.bias, dropout_p=0.5), model, (a, b)
     )
     assert 32 * 64 * 4 <= fused < eager
-
-
-def test_saved_bytes_restores_the_model_in_any_grad_mode():
-    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
-    with torch.no_grad():
-        count = saved_bytes(lambda: model(X), model, X)
-    assert count >= BYTES
-    assert model[1].num_batches_tracked == 0
 
 
 # --- the share ------------------------------------------------------------------------------------------------------------

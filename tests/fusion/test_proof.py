@@ -1,6 +1,5 @@
 """Tests of the proof: it accepts another rounding of a model, and detects faults in outputs and in gradients."""
 
-import json
 import math
 
 import pytest
@@ -14,7 +13,6 @@ from support.changed_models import (
     Function,
     X,
     change_copy,
-    drop_parameters,
     find_difference,
     make_layer,
     with_library_norms,
@@ -40,13 +38,6 @@ def test_proof_holds_for_another_rounding(dtype, training):
         assert difference.tolerance <= 40 * eps * max(difference.magnitude, 1)  # the tolerance is small
 
 
-def test_proof_of_the_model_itself_is_exact():
-    model = make_layer()
-    proof = prove(model, model, model, (X,), {})
-    assert {difference.max_abs for difference in (*proof.outputs, *proof.gradients)} == {0.0}
-    assert all(difference.eager_error > 0 for difference in proof.outputs)
-
-
 @pytest.mark.parametrize(("name", "training"), [
     ("bert", True), ("llama", False), ("torch Transformer pre_ln", True), pytest.param("t5", False, marks=pytest.mark.slow),
 ])  # fmt: skip
@@ -66,16 +57,6 @@ def test_proof_uses_the_precision_of_autocast():
     assert proof.holds
     assert proof.oracle == "float64"
     assert find_difference(proof.gradients, "linear1.weight").eager_error > 1e-4
-
-
-def test_proof_converts_to_json():
-    model = make_layer()
-    proof = prove(model, model, change_copy(model, drop_parameters(bias=True)), (X,), {})
-    document = json.loads(json.dumps(proof.to_dict(), allow_nan=False))
-    assert document["holds"] is False
-    assert {"name", "max_abs", "eager_error", "magnitude", "tolerance", "is_compared", "holds"} == {
-        *document["outputs"][0]
-    }
 
 
 def test_worst_uses_the_largest_share_of_tolerance():
@@ -121,13 +102,6 @@ def test_input_that_the_model_overwrites_has_no_gradient():
         "RuntimeError: a leaf Variable that requires grad is being used in an in-place"
     )
     assert x.equal(X[0])
-
-
-def test_proof_of_outputs_without_gradients():
-    model = Function(lambda m, x: (x @ m.w).argmax(-1), 16, 4)
-    proof = prove(model, model, model, (X,), {})
-    assert proof.holds
-    assert proof.gradients == ()
 
 
 def test_proof_omits_unused_parameters():
@@ -197,12 +171,6 @@ def test_integers_must_be_equal(other):
     assert prove(model, model, model, (X,), {}).holds
     proof = prove(model, model, lambda x: {"y": x @ model.w, "ids": other}, (X,), {})
     assert [difference.name for difference in proof.outputs if difference.max_abs == math.inf] == ["ids"]
-
-
-def test_large_integers_are_compared_exactly():
-    model = Function(lambda m, x: torch.tensor(2**60), 4)
-    assert prove(model, model, model, (X,), {}).holds
-    assert not prove(model, model, lambda x: torch.tensor(2**60 + 1), (X,), {}).holds
 
 
 @pytest.mark.parametrize("wrong_with_gradients", [True, False])

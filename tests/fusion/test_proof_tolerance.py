@@ -52,24 +52,10 @@ def test_masked_elements_do_not_set_the_magnitude():
     assert not prove(model, model, lambda x: x @ model.w + mask.roll(1), (X,), {}).holds
 
 
-def test_equal_nan_is_accepted():
-    model = Function(lambda m, x: (x @ m.w).log(), 16, 4)
-    proof = prove(model, model, model, (X,), {})
-    assert proof.outputs[0].max_abs == 0
-    assert proof.outputs[0].holds
-
-
 def test_complex_outputs_are_compared():
     model = Function(lambda m, x: torch.fft.fft(x @ m.w), 16, 4)
     assert prove(model, model, model, (X,), {}).holds
     assert not prove(model, model, lambda x: torch.fft.fft(x @ model.w).conj().resolve_conj(), (X,), {}).holds
-
-
-def test_empty_output_is_accepted():
-    model = Function(lambda m, x: (x[:0] @ m.w, x @ m.w), 16, 4)
-    proof = prove(model, model, model, (X,), {})
-    assert proof.holds
-    assert proof.outputs[0].magnitude == 0
 
 
 def test_sparse_gradients_are_compared():
@@ -148,13 +134,6 @@ def no_float64(m, x):
     if x.dtype == torch.float64:
         raise TypeError("never in float64")
     return x @ m.w
-
-
-def test_proof_of_an_operator_without_float64():
-    model = Function(no_float64, 16, 4)
-    proof = prove(model, model, model, (X,), {})
-    assert proof.oracle == "no float64 run: TypeError: never in float64"
-    assert proof.holds
 
 
 def test_low_precision_without_float64_uses_float32():

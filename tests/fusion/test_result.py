@@ -99,20 +99,6 @@ def test_report_shows_what_differs_in_a_column(change, word):
     assert any(row.startswith("2 x layers.0,2.attention") for row in rows)
 
 
-def test_report_names_the_model_and_norms_elsewhere():
-    add_only = replace(boundary(0), add="", norm="head.norm")
-    assert "1 x the model head.norm" in lines(replace(DONE, boundaries=(add_only,)))
-    assert "1 x the model the model" in lines(replace(DONE, boundaries=(replace(add_only, norm=""),)))
-
-
-def test_report_gives_reasons():
-    unfused = tuple(replace(item, reason="its norm divides by the L2 norm") for item in ALL[:3])
-    rows = lines(replace(DONE, boundaries=(*unfused, *ALL[3:], UNFUSED)))
-    at = rows.index("Not fused:")
-    assert "3 x layers.0-2.attention .norm its norm divides by the L2 norm" in rows[at:]
-    assert "1 x layers.0.embeddings .norm its add broadcasts" in rows[at:]
-
-
 def test_report_names_the_tensors_closest_to_tolerance():
     proof = replace(PROOF, outputs=(difference("large", 1e-2, 1e-2, 1.0), difference("near", 3e-7)))
     rows = lines(replace(DONE, proof=proof))
@@ -121,14 +107,6 @@ def test_report_names_the_tensors_closest_to_tolerance():
     assert "gradient layers.0.weight 1e-7 2e-7 4e-7" in rows
     assert not any("large" in row for row in rows)
     assert any("from float64." in row for row in rows)
-
-
-def test_report_counts_identical_tensors():
-    assert "2 outputs (1 bit-identical) and 1 gradient." in text_of(DONE)
-    identical = replace(PROOF, outputs=(difference("logits", 0.0),), gradients=())
-    assert "Proven equal: 1 output (all bit-identical) and no gradients: nothing is proven of training" in text_of(
-        replace(DONE, proof=identical)
-    )
 
 
 def test_report_of_a_failed_proof_names_the_worst_tensors():
@@ -163,11 +141,6 @@ def test_report_shows_the_benchmark_with_spread_and_load():
     assert "Medians of 7 and 5 rounds, ± half the interquartile range; 2 threads, load 1.3 before." in rows
 
 
-def test_report_calls_overlapping_times_insignificant():
-    assert "inference 1.10 ms ±10% 1.00 ms ±10% no significant difference" in lines(DONE)
-    assert "training step" not in text_of(BLIND)
-
-
 def test_report_remarks_a_gain_beyond_the_bound():
     gains = {
         name: text_of(replace(DONE, benchmark=Benchmark(timing(t, 1.0)))) for name, t in (("less", 1.24), ("more", 1.3))
@@ -178,12 +151,6 @@ def test_report_remarks_a_gain_beyond_the_bound():
     assert "More than the" not in text_of(INDUCTOR)
     trained = replace(DONE, benchmark=Benchmark(timing(1.0, 1.0), timing(1.9, 1.0)))
     assert f"{remark}training step 1.90." in " ".join(text_of(trained).split())
-
-
-def test_report_warns_of_a_busy_machine():
-    busy, idle = (text_of(replace(DONE, benchmark=replace(BENCHMARK, load=load))) for load in (1.6, 0.9))
-    assert "The machine was busy (load 1.6): do not trust the times." in busy
-    assert "busy" not in idle
 
 
 def test_report_without_gradients_or_float64():

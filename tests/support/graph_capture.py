@@ -1,8 +1,9 @@
-"""Helpers that compile a model with the backend and return its boundaries, and its results before and after fusing."""
+"""Helpers that compile a model with the backend and return its boundaries, and compare it with the model before fusing."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +12,9 @@ from torch import Tensor, nn
 
 from addnorm.fusion.backend import fuse_graph, run_eagerly
 from addnorm.fusion.match import Boundary
+
+D = 16
+X = torch.randn(2, 5, D, generator=torch.Generator().manual_seed(0))
 
 
 @dataclass
@@ -21,11 +25,13 @@ class GraphCapture:
         graphs: the graphs after the rewrite.
         boundaries: the boundaries of all graphs.
         compiled: the fused model.
+        outputs: of the last compared call, of the original model and of the fused one.
     """
 
     graphs: list[Any] = field(default_factory=list)
     boundaries: list[Boundary] = field(default_factory=list)
     compiled: Any = None
+    outputs: tuple[Any, ...] = ()
 
     @property
     def reasons(self) -> list[str | None]:
@@ -66,6 +72,70 @@ def run_both(model: nn.Module, *args: Any, **kwargs: Any) -> tuple[Any, Any, Gra
         torch.manual_seed(0)
         after = capture.compiled(*copy.deepcopy(args), **copy.deepcopy(kwargs))
     return before, after, capture
+
+
+class FunctionModel(nn.Module):
+    """Model of two sublayers, a norm and its parts; `forward` is a function of the model and the inputs."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.function = function
+        self.f, self.g, self.norm = nn.Linear(D, D), nn.Linear(D, D), nn.LayerNorm(D)
+        self.weight, self.bias = nn.Parameter(torch.rand(D) + 0.5), nn.Parameter(torch.rand(D))
+        self.register_buffer("buffer", torch.rand(D) + 0.5)
+        self.register_buffer("eps", torch.tensor(1e-5))
+
+    def forward(self, *args: Any) -> Any:
+        return self.function(self, *args)
+
+
+def fuse_function(
+    function: Callable[..., Any], *calls: tuple[Any, ...], gradients: bool = True, dtype: torch.dtype = torch.float32,
+    limit: float = 1e-5, change: Callable[[nn.Module, int], None] | None = None, **options: Any,
+) -> GraphCapture:  # fmt: skip
+    """Fuse the model of a function; check outputs, strides, buffers and gradients against the original in every call.
+
+    Args:
+        function: of a `FunctionModel` and the inputs.
+        calls: the inputs of each call; `X` by default.
+        gradients: whether to compare gradients, too.
+        dtype: of the model.
+        limit: largest relative difference, of gradients ten times that.
+        change: called with each model and the number of a call before that call.
+        options: of `torch.compile`.
+    """
+    model = FunctionModel(function).to(dtype)
+    twin = copy.deepcopy(model)
+    capture = capture_graphs(twin, **options)
+    for k, args in enumerate(calls or ((X.to(dtype),),)):
+        results = []
+        for of, call in ((model, model), (twin, capture.compiled)):
+            if change is not None:
+                change(of, k)
+            results.append(_run(of, call, args, gradients))
+        capture.outputs, grads = zip(*results, strict=True)
+        for before, after in zip(*capture.outputs, strict=True):
+            assert relative_difference(before, after) < limit or before.equal(after)
+            assert before.stride() == after.stride()
+        assert all(a.equal(b) for a, b in zip(model.buffers(), twin.buffers(), strict=True))
+        assert grads[0].keys() == grads[1].keys()
+        pairs = [(gradient, grads[1][name]) for name, gradient in grads[0].items()]
+        assert all(a.equal(b) or relative_difference(a, b) < 10 * limit for a, b in pairs)
+    return capture
+
+
+def _run(model: nn.Module, call: Any, args: Any, gradients: bool) -> tuple[Iterable[Tensor], dict[str, Tensor]]:
+    """Return the outputs of a call, and the gradients of the parameters for random cotangents."""
+    torch.manual_seed(0)
+    model.zero_grad()
+    with torch.set_grad_enabled(gradients):
+        outputs = call(*copy.deepcopy(args))
+        outputs = [outputs] if isinstance(outputs, Tensor) else [*outputs]
+        if gradients:
+            generator = torch.Generator().manual_seed(2)
+            sum((out * torch.randn(out.shape, generator=generator)).sum() for out in outputs).backward()
+    return outputs, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
 def relative_difference(before: Tensor, after: Tensor) -> float:

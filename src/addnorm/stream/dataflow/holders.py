@@ -10,6 +10,7 @@ import contextvars
 import enum
 import functools
 import gc
+import math
 import random
 import sys
 import types
@@ -49,6 +50,38 @@ class Kind(NamedTuple):
 
     save: Callable[[Any], Saved]
     restore: Callable[[Any, Any], str | None] | None = None
+
+
+class Record(NamedTuple):
+    """Object, one of its kinds, and the copy of its state."""
+
+    kind: Kind
+    item: Any
+    saved: Any
+
+
+def save_reachable(
+    todo: list[Any], kinds_of: Callable[[Any], list[Kind]], seen: dict[int, Any], limit: float = math.inf
+) -> list[Record]:
+    """Save the state of objects and of all that they refer to.
+
+    Args:
+        todo: the objects; the list is consumed.
+        kinds_of: returns the kinds of an object; an object without any is not followed.
+        seen: receives all objects by their ids; it holds them, so that no id is used twice.
+        limit: largest number of records.
+    """
+    records: list[Record] = []
+    while todo and len(records) < limit:
+        item = todo.pop()
+        if type(item) in ATOMS or id(item) in seen:
+            continue
+        seen[id(item)] = item
+        for kind in kinds_of(item):
+            saved, references = kind.save(item)
+            records.append(Record(kind, item, saved))
+            todo += references
+    return records
 
 
 def find_kinds(cls: type) -> list[Kind]:
@@ -273,7 +306,7 @@ def _restore_cell(cell: types.CellType, saved: Any) -> None:
             cell.cell_contents = saved
 
 
-def restore_cache(function: Any, misses: int) -> None:
+def _restore_cache(function: Any, misses: int) -> None:
     """Empty a functools cache if it was filled: new entries belong to another call, and any entry may be computed again."""
     if function.cache_info().misses != misses:
         function.cache_clear()
@@ -386,7 +419,7 @@ KINDS: dict[type, Kind] = {
     types.MethodType: _refer("__self__", "__func__"),
     types.BuiltinFunctionType: _refer("__self__"),
     functools.partial: _refer("func", "args", "keywords"),
-    CACHE: Kind(lambda function: (function.cache_info().misses, gc.get_referents(function)), restore_cache),
+    CACHE: Kind(lambda function: (function.cache_info().misses, gc.get_referents(function)), _restore_cache),
     property: _refer("fget", "fset", "fdel"),
     staticmethod: _refer("__func__"),
     classmethod: _refer("__func__"),

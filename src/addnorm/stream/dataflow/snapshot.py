@@ -18,9 +18,9 @@ and the iterators and open files of the model, that a call has changed (variable
 from __future__ import annotations
 
 import warnings
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -29,14 +29,13 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter as preserv
 from torch.utils import _pytree as pytree
 
 from addnorm._util.torch_internals import WithoutSubclasses
-from addnorm.stream.dataflow.holders import ATOMS, Kind, find_kinds, is_leaf, restore_cache
+from addnorm.stream.dataflow.holders import CACHE, KINDS, Record, find_kinds, is_leaf, save_reachable
 from addnorm.stream.dataflow.memory import disable_modes, is_strided, storage_key
 from addnorm.stream.dataflow.state import fork_rng
 from addnorm.stream.dataflow.variables import GlobalValues, find_namespaces, list_functions, list_imported_caches
 from addnorm.stream.dataflow.wrappers import is_wrapper, preserve_shards
 from addnorm.stream.dataflow.writes import UndoLog
 
-EMPTIED = {dict, OrderedDict, list, set}
 MAX_COPY = 1 << 24  # bytes of a tensor that is copied in advance
 
 
@@ -70,17 +69,17 @@ class StateSnapshot:
 
     def __init__(self, model: nn.Module, arguments: Any = (), contents: bool = True) -> None:
         self.model = model
-        self._records: list[tuple[Callable[[Any, Any], str | None], Any, Any]] = []
-        self._empty: list[Any] = []  # empty containers: most of what a module holds are tables of hooks without any
         self._lost: list[str] = []  # what could not be restored
         namespaces = find_namespaces(model)
+        seen: dict[int, Any] = {}
         with _plain_operators():
             # The modules and tensors of a ScriptModule are no attributes.
             parameters, modules = [*model.parameters()], [*model.modules()]
-            reached, seen = self._walk(
-                [arguments, *list_functions(namespaces), *model.buffers(), *parameters, *reversed(modules)]
-            )
-            self._records += [(restore_cache, f, f.cache_info().misses) for f in list_imported_caches(namespaces)]
+            starts = [arguments, *list_functions(namespaces), *model.buffers(), *parameters, *reversed(modules)]
+            kinds_of_class = cache(find_kinds)
+            self._records = save_reachable(starts, lambda item: kinds_of_class(type(item)), seen)
+            self._records += [Record(KINDS[CACHE], f, f.cache_info().misses) for f in list_imported_caches(namespaces)]
+            reached = [item for item in seen.values() if isinstance(item, Tensor) and not is_wrapper(item)]
             self.storages = {storage_key(t) for t in reached}
             self._versioned = tuple(t for t in reached if not t.is_inference())
             gradients = {id(t.grad) for t in reached if is_leaf(t) and t.grad is not None}
@@ -94,35 +93,6 @@ class StateSnapshot:
                 if not t.is_nested and (contents or (id(t) not in learned and _is_small(t)))
             ]
         self._globals = GlobalValues(namespaces, seen)
-
-    def _walk(self, todo: list[Any]) -> tuple[list[Tensor], dict[int, Any]]:
-        """Save all objects that can be reached from some.
-
-        Returns:
-            The tensors among them, of wrappers the inner ones; and all objects by their ids.
-        """
-        seen: dict[int, Any] = {}  # holds the objects, so that no id is used twice
-        kinds: dict[type, list[Kind]] = {}
-        tensors = []
-        while todo:
-            item = todo.pop()
-            cls = type(item)
-            if cls in ATOMS or id(item) in seen:
-                continue
-            seen[id(item)] = item
-            if cls in EMPTIED and not item:
-                self._empty.append(item)
-                continue
-            if cls not in kinds:
-                kinds[cls] = find_kinds(cls)
-            for save, restore in kinds[cls]:
-                saved, references = save(item)
-                todo += references
-                if restore is not None:
-                    self._records.append((restore, item, saved))
-            if isinstance(item, Tensor) and not is_wrapper(item):
-                tensors.append(item)
-        return tensors, seen
 
     @contextmanager
     def restored(self, fork: bool = True) -> Iterator[None]:
@@ -147,9 +117,8 @@ class StateSnapshot:
 
     def _restore(self) -> None:
         with _plain_operators():
-            for item in filter(None, self._empty):
-                item.clear()
-            self._lost = [lost for restore, item, saved in self._records if (lost := restore(item, saved)) is not None]
+            lost = (kind.restore(item, saved) for kind, item, saved in self._records if kind.restore is not None)
+            self._lost = [name for name in lost if name is not None]
             for tensor, saved in self._contents:
                 if tensor.layout != torch.strided or not _equal(tensor, saved):
                     tensor.copy_(saved)

@@ -8,12 +8,22 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
-from addnorm.stream.dataflow.holders import ATOMS, CACHE, Kind, find_kinds, is_library, is_same, place_of
+from addnorm.stream.dataflow.holders import (
+    ATOMS,
+    CACHE,
+    Kind,
+    Record,
+    find_kinds,
+    is_library,
+    is_same,
+    place_of,
+    save_reachable,
+)  # fmt: skip
 
 Namespace = dict[str, Any]
 SKIPPED = (nn.Module, types.FunctionType, types.MethodType, types.ModuleType, CACHE, type, property)
@@ -60,25 +70,17 @@ class GlobalValues:
             f"{space['__name__']}.{name}" for space, before in self._before for name in _find_changes(space, before)
         ]
 
-    def _save(self, value: Any) -> list[tuple[Callable[[Any], Any], Any, Any]]:
+    def _save(self, value: Any) -> list[Record]:
         """Save a value and all objects that it refers to, except objects that are restored anyway."""
-        saved: list[tuple[Callable[[Any], Any], Any, Any]] = []
-        seen: dict[int, Any] = {}
-        todo = [value]
-        while todo and len(seen) < MAX_OBJECTS:
-            item = todo.pop()
-            if type(item) in ATOMS or id(item) in seen or id(item) in self._restored:
-                continue
-            seen[id(item)] = item
-            if isinstance(item, SKIPPED) and (item is not value or not isinstance(item, type)):
-                continue
-            if any(base.__module__ in WEAK for base in type(item).__mro__):
-                continue
-            for kind in _find_kinds(item):
-                content, references = kind.save(item)
-                saved.append((kind.save, item, content))
-                todo += references
-        return saved
+
+        def kinds_of(item: Any) -> list[Kind]:
+            is_skipped = isinstance(item, SKIPPED) and (item is not value or not isinstance(item, type))
+            is_weak = any(base.__module__ in WEAK for base in type(item).__mro__)
+            if id(item) in self._restored or is_skipped or is_weak:
+                return []
+            return [Kind(_save_tensor)] if isinstance(item, Tensor) else find_kinds(type(item))
+
+        return save_reachable([value], kinds_of, {}, MAX_OBJECTS)
 
 
 def _list_values(space: Namespace) -> Iterator[tuple[str, Any]]:
@@ -89,19 +91,8 @@ def _list_values(space: Namespace) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _find_kinds(item: Any) -> list[Kind]:
-    if isinstance(item, Tensor):
-        return [Kind(_save_tensor)]
-    return [Kind(_save_class)] if isinstance(item, type) else find_kinds(type(item))
-
-
 def _save_tensor(tensor: Tensor) -> tuple[Any, Iterable[Any]]:
     return (place_of(tensor), None if tensor.is_inference() else tensor._version), ()
-
-
-def _save_class(cls: type) -> tuple[Any, Iterable[Any]]:
-    values = {name: value for name, value in vars(cls).items() if not name.startswith("__")}
-    return values, [*values.values()]
 
 
 def _find_changes(space: Namespace, before: Mapping[str, tuple[Any, Any]]) -> Iterator[str]:
@@ -112,5 +103,5 @@ def _find_changes(space: Namespace, before: Mapping[str, tuple[Any, Any]]) -> It
             continue
         old, saved = before[name]
         is_new = value is not old and not (type(value) in ATOMS and is_same(value, old))
-        if is_new or not all(is_same(save(item)[0], content) for save, item, content in saved):
+        if is_new or not all(is_same(kind.save(item)[0], content) for kind, item, content in saved):
             yield name
