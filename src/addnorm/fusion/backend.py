@@ -172,12 +172,12 @@ def fuse_graph(
     if matches:
         rewrite = Rewrite(traced, matches)
         for match in matches:
-            insert_fused_call(graph.graph, match, rewrite.replaced)
-        graph.graph.lint()
+            insert_fused_call(rewrite.graph, match, rewrite.current)
         differences = prove_calls(rewrite)
         fused.differences.extend(differences)
-        if not all(difference.holds for difference in differences):
-            graph.graph = rewrite.original
+        if all(difference.holds for difference in differences):
+            graph.graph = rewrite.graph
+    graph.graph.lint()
     graph.recompile()
     return fused
 

@@ -37,6 +37,7 @@ from addnorm.fusion.tolerance import (
     worst,
 )  # fmt: skip
 from addnorm.fusion.wiring import Rewrite, wiring_changes
+from addnorm.stream.dataflow.graph import walk
 
 MAX_ELEMENTS = 2**20  # of a sum that is also compared in the shape of the graph
 MANY_ROWS = 131  # at least, in one of the comparisons: gradients of the weight are sums over rows
@@ -75,7 +76,7 @@ def prove_calls(rewrite: Rewrite) -> list[Difference]:
 class _Side:
     """One side of a replacement: nodes in order, their outputs, and the leaves that they read.
 
-    A leaf is a node of the rewritten graph, so that both sides have the same.
+    A leaf is a node of the graph before the rewrite, so that both sides have the same.
     """
 
     nodes: tuple[fx.Node, ...]
@@ -83,21 +84,11 @@ class _Side:
     leaves: Mapping[fx.Node, fx.Node]
 
 
-def _collect(
-    outputs: Sequence[fx.Node], is_inside: Callable[[fx.Node], bool], leaf_of: Callable[[fx.Node], fx.Node]
-) -> _Side:
+def _collect(rewrite: Rewrite, outputs: Sequence[fx.Node], is_inside: Callable[[fx.Node], bool]) -> _Side:
     """Return the nodes inside that compute the outputs, and what they read."""
-    inside, leaves, todo = set[fx.Node](), dict[fx.Node, fx.Node](), [*outputs]
-    while todo:
-        node = todo.pop()
-        if node in inside or node in leaves:
-            continue
-        if is_inside(node):
-            inside.add(node)
-            todo += node.all_input_nodes
-        else:
-            leaves[node] = leaf_of(node)
-    return _Side(tuple(sorted(inside)), tuple(outputs), leaves)
+    nodes = [*walk(outputs, lambda node: node.all_input_nodes if is_inside(node) else ())]
+    leaves = {node: rewrite.leaf_of(node) for node in nodes if not is_inside(node)}
+    return _Side(tuple(sorted(filter(is_inside, nodes))), tuple(outputs), leaves)
 
 
 class _Draw(NamedTuple):
@@ -116,30 +107,19 @@ class _Replacement:
     """The operators of one Add & Norm, and the call with the views around it that replaced them."""
 
     def __init__(self, rewrite: Rewrite, match: Match) -> None:
-        self.graph, self.match, self.shape = rewrite.graph, match, match.shape
-        traced, twins, replaced = rewrite.traced, rewrite.twins, rewrite.replaced
-        node_of = {twin: node for node, twin in twins.items()}
-
-        def leaf_of(node: fx.Node) -> fx.Node:
-            """Return one node for all that return the same tensor, as dropout without effect does."""
-            first = traced.nodes[traced.values[node]] if node in traced.values else node
-            return replaced.get(first, first)
-
-        y, z = ([node for node in dict.fromkeys(nodes) if node in replaced] for nodes in (match.y, match.z))
+        self.graph, self.match, self.shape = rewrite.traced.graph, match, match.shape
+        y = [*dict.fromkeys(match.y)]
+        z = [*dict.fromkeys(match.z)] if match.returns_residual else []
         counts = (("y", len(y)), (SUM, len(z)))
         self.names = [f"{name} {k}" if k else name for name, count in counts for k in range(count)]
-        region = {twins[node] for node in (*match.inner, *match.z, *match.y) if not _is_given(node)}
-        outputs = [*y, *z]
-        self.before = _collect(
-            [twins[node] for node in outputs], region.__contains__, lambda twin: leaf_of(node_of[twin])
-        )
-        results = [replaced[node] for node in outputs]
-        others = {*replaced.values()} - {*results}
-        self.after = _collect(results, lambda node: node not in twins and node not in others, leaf_of)
+        region = {node for node in (*match.inner, *match.z, *match.y) if not _is_given(node)}
+        results = [rewrite.current[node] for node in (*y, *z)]
+        self.before = _collect(rewrite, [*y, *z], region.__contains__)
+        self.after = _collect(rewrite, results, lambda node: node in results or node not in rewrite.originals)
         self.leaves = [*dict.fromkeys((*self.before.leaves.values(), *self.after.leaves.values()))]
         roles = zip((*match.operands, match.weight, match.bias), ("residual", "branch", "weight", "bias"), strict=True)
-        self.roles = {leaf_of(node): role for node, role in roles if node is not None}
-        self.operands = [leaf_of(node) for node in match.operands]
+        self.roles = {rewrite.leaf_of(node): role for node, role in roles if node is not None}
+        self.operands = [rewrite.leaf_of(node) for node in match.operands]
 
     def key(self) -> str:
         """Return a text that is equal for replacements that compute the same from inputs of the same kinds."""

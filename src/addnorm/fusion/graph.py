@@ -44,7 +44,7 @@ class TracedGraph:
 
     def __init__(self, graph: fx.GraphModule, flow: Flow) -> None:
         self.graph, self.flow = graph, flow
-        self.contexts = contexts_of(graph)
+        self.contexts = contexts_of(graph.graph)
         self.values: dict[fx.Node, Value] = {}
         self.nodes: dict[Value, fx.Node] = {}
         self.ops_of: dict[fx.Node, list[Op]] = {}
@@ -149,7 +149,7 @@ def writes_in_place(node: fx.Node) -> bool:
     return node.op == "call_method" and str(name).endswith("_") and not str(name).endswith("__")
 
 
-def contexts_of(graph: fx.GraphModule) -> dict[fx.Node, tuple[Any, ...]]:
+def contexts_of(graph: fx.Graph) -> dict[fx.Node, tuple[Any, ...]]:
     """Return for each node the contexts in which it runs: the grad mode, then the nodes that entered autocast or the like.
 
     Call this in the frontend's backend: there the grad mode is that in which the graph starts.
@@ -157,7 +157,7 @@ def contexts_of(graph: fx.GraphModule) -> dict[fx.Node, tuple[Any, ...]]:
     grad: Any = torch.is_grad_enabled()
     entered: list[fx.Node] = []
     contexts: dict[fx.Node, tuple[Any, ...]] = {}
-    for node in graph.graph.nodes:
+    for node in graph.nodes:
         name = getattr(node.target, "__name__", "")
         if name == "_set_grad_enabled":
             grad = node.args[0]

@@ -33,23 +33,23 @@ def read_written_values(graph: fx.Graph) -> None:
                     user.replace_input_with(written, node)
 
 
-def insert_fused_call(graph: fx.Graph, match: Match, replaced: dict[fx.Node, fx.Node]) -> None:
-    """Replace one Add & Norm by a fused call.
+def insert_fused_call(graph: fx.Graph, match: Match, current: dict[fx.Node, fx.Node]) -> None:
+    """Replace one Add & Norm by a fused call, in a copy of its graph.
 
     Args:
-        graph: the graph, which is changed in place.
-        match: an Add & Norm of the graph that can be fused.
-        replaced: nodes that earlier calls have replaced, with their replacements; this call adds its own.
+        graph: the copy, which is changed in place.
+        match: an Add & Norm of the original graph that can be fused.
+        current: nodes of the original graph, with those of the copy that return their results; this call changes its own.
     """
-    residual, branch = (replaced.get(node, node) for node in match.operands)
-    parameters = [_move_before(node, match.add) for node in (match.weight, match.bias)]
-    replaced_nodes = {*match.inner, *match.z}
+    add, residual, branch = (current[node] for node in (match.add, *match.operands))
+    replaced = {current[node] for node in (*match.inner, *match.z)}
+    parameters = [node and _move_before(current[node], add) for node in (match.weight, match.bias)]
     returns_residual = match.returns_residual
     layout = empty_like(example_value(match.z[0]), "meta")
     order = dimension_order(layout)
     in_rows = order[-1:] == [len(order) - 1]  # else features are not adjacent in memory, and the call copies
-    with graph.inserting_before(match.add):
-        weight, bias = (None if node is None else _flatten(graph, node) for node in parameters)
+    with graph.inserting_before(add):
+        weight, bias = (node and _flatten(graph, node) for node in parameters)
         if in_rows:
             residual, branch = (_permute(graph, node, order) for node in (residual, branch))
         call = graph.call_function(
@@ -68,28 +68,27 @@ def insert_fused_call(graph: fx.Graph, match: Match, replaced: dict[fx.Node, fx.
             z = _copy_in_order(graph, z, order) if returns_residual else z
             layout = torch.empty_like(layout, memory_format=torch.contiguous_format)
         for view in match.views:
-            for size in view.all_input_nodes[1:]:
+            for size in current[view].all_input_nodes[1:]:
                 _move_before(size, call)
-            y, layout = _copy_view(graph, view, y), apply_view(view, layout)
+            y, layout = _copy_view(graph, current[view], y), apply_view(view, layout)
         if not same_layout(layout, expected := empty_like(example_value(match.y[0]), "meta")):
             y = _copy_in_order(graph, y, dimension_order(expected))
     y.meta["example_value"] = example_value(match.y[0])
     z.meta["example_value"] = example_value(match.z[0])
     for node, new in (*((node, y) for node in match.y), *((node, z) for node in match.z if returns_residual)):
-        node.replace_all_uses_with(new)
-        replaced[node] = new
-    for node in sorted(replaced_nodes, reverse=True):
+        current[node].replace_all_uses_with(new)
+        current[node] = new
+    for node in sorted(replaced, reverse=True):
         if not node.users:
             graph.erase_node(node)
 
 
-def _move_before(node: fx.Node | None, add: fx.Node) -> fx.Node | None:
+def _move_before(node: fx.Node, add: fx.Node) -> fx.Node:
     """Move a parameter or a size, and what it is computed from, before the add."""
-    if node is None or node < add:
-        return node
-    for other in node.all_input_nodes:
-        _move_before(other, add)
-    add.prepend(node)
+    if not node < add:
+        for other in node.all_input_nodes:
+            _move_before(other, add)
+        add.prepend(node)
     return node
 
 

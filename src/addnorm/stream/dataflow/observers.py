@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -244,6 +244,22 @@ def _is_running(frame: FrameType) -> bool:
     return current is not None
 
 
+@contextmanager
+def _replace_checkpoints(apply: Callable[..., Any], generator: Callable[..., Any]) -> Iterator[None]:
+    """Replace torch's functions under reentrant and non-reentrant checkpoints while the block runs."""
+    before = checkpoint.CheckpointFunction, checkpoint._checkpoint_without_reentrant_generator
+
+    def replace(function: Any, generator: Any) -> None:
+        checkpoint.CheckpointFunction = function  # type: ignore[misc] # for as long as the block runs
+        checkpoint._checkpoint_without_reentrant_generator = generator
+
+    replace(SimpleNamespace(apply=apply), generator)
+    try:
+        yield
+    finally:
+        replace(*before)
+
+
 @share_context
 @contextmanager
 def use_nonreentrant_checkpoints() -> Iterator[None]:
@@ -257,12 +273,10 @@ def use_nonreentrant_checkpoints() -> Iterator[None]:
     """
     real, generator = checkpoint.CheckpointFunction, checkpoint._checkpoint_without_reentrant_generator
 
-    class WithGraph:
-        @staticmethod
-        def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
-            if any(isinstance(t, Tensor) and t.requires_grad for t in args):
-                return checkpoint.checkpoint(function, *args, use_reentrant=False, preserve_rng_state=preserve)
-            return real.apply(function, preserve, *args)
+    def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+        if any(isinstance(t, Tensor) and t.requires_grad for t in args):
+            return checkpoint.checkpoint(function, *args, use_reentrant=False, preserve_rng_state=preserve)
+        return real.apply(function, preserve, *args)
 
     def with_mode(
         function: Any, preserve: bool = True, context: Any = checkpoint.noop_context_fn, *args: Any, **kwargs: Any
@@ -274,13 +288,20 @@ def use_nonreentrant_checkpoints() -> Iterator[None]:
         is_debug = len(args) > 1 and args[1]  # torch accepts no context then
         return generator(function, preserve, context if is_debug else contexts, *args, **kwargs)
 
-    checkpoint.CheckpointFunction = WithGraph  # type: ignore[misc, assignment] # for as long as the block runs
-    checkpoint._checkpoint_without_reentrant_generator = with_mode  # type: ignore[assignment] # the same, by position
-    try:
+    with _replace_checkpoints(apply, with_mode):
         yield
-    finally:
-        checkpoint.CheckpointFunction = real  # type: ignore[misc]  # as it was
-        checkpoint._checkpoint_without_reentrant_generator = generator
+
+
+@share_context
+@contextmanager
+def disable_checkpoints() -> Iterator[None]:
+    """Run functions under checkpoints without them while the block runs: a recomputation in the backward would not be edited."""
+
+    def plain(*args: Any, **kwargs: Any) -> Iterator[None]:
+        yield
+
+    with _replace_checkpoints(lambda function, preserve, *args: function(*args), plain):
+        yield
 
 
 @contextmanager
@@ -297,29 +318,6 @@ def _as_observed(context: AbstractContextManager[Any]) -> Iterator[None]:
 class _Unchanged(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
-
-
-@share_context
-@contextmanager
-def disable_checkpoints() -> Iterator[None]:
-    """Run functions under checkpoints without them while the block runs: a recomputation in the backward would not be edited."""
-    real, graph = checkpoint._checkpoint_without_reentrant_generator, checkpoint.CheckpointFunction
-
-    class Plain:
-        @staticmethod
-        def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
-            return function(*args)
-
-    def plain(*args: Any, **kwargs: Any) -> Iterator[None]:
-        yield
-
-    checkpoint.CheckpointFunction = Plain  # type: ignore[misc, assignment] # for as long as the block runs
-    checkpoint._checkpoint_without_reentrant_generator = plain
-    try:
-        yield
-    finally:
-        checkpoint.CheckpointFunction = graph  # type: ignore[misc]  # as it was
-        checkpoint._checkpoint_without_reentrant_generator = real
 
 
 def _finish(frames: Frames, mode: ObserverMode, end: Callable[[ObserverMode], None]) -> None:
