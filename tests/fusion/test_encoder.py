@@ -47,13 +47,6 @@ def test_fast_path_is_expanded_and_fused(norm_first, activation, mask):
         assert relative_difference(plain(model, X, **MASKS[mask]), after) < 1e-5
 
 
-@pytest.mark.parametrize("dtype", [pytest.param(torch.float64, marks=pytest.mark.slow), torch.bfloat16])
-def test_fast_path_in_other_dtypes(dtype):
-    before, after, capture = run_both(encoder(enable_nested_tensor=False).to(dtype), X.to(dtype))
-    assert capture.reasons == [None] * 2
-    assert relative_difference(before, after) < (1e-12 if dtype == torch.float64 else 2e-2)
-
-
 @pytest.mark.parametrize("norm", [False, True])
 def test_padding_is_zero_exactly_where_torch_zeroes_it(norm):
     model = encoder(norm=norm)

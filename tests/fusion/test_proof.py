@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from addnorm.fusion.proof import prove
-from addnorm.fusion.tolerance import Difference, worst
 from support.changed_models import (
     FAULTS,
     Function,
@@ -57,14 +56,6 @@ def test_proof_uses_the_precision_of_autocast():
     assert proof.holds
     assert proof.oracle == "float64"
     assert find_difference(proof.gradients, "linear1.weight").eager_error > 1e-4
-
-
-def test_worst_uses_the_largest_share_of_tolerance():
-    first, second = Difference("one", 1.0, None, 1.0, 10.0), Difference("two", 0.5, None, 1.0, 1.0)
-    assert worst([first, second]) is second
-    assert worst([Difference("none", 0.0, None, 0.0, 0.0), first]) is first
-    assert worst([first, Difference("zero", 1e-9, None, 0.0, 0.0)]).name == "zero"
-    assert worst([]) is None
 
 
 # --- gradients -------------------------------------------------------------------------------------------------------------

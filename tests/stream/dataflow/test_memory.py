@@ -1,7 +1,5 @@
 """Tests of the data flow of tensors that share memory: regions, in-place writes, and the restored state after a run."""
 
-import random
-
 import pytest
 import torch
 from torch import nn
@@ -137,76 +135,37 @@ def test_out_argument_is_no_input():
     assert [value.op for value in flow.result.op.inputs] == [None]
 
 
-# State from before the run.
-
-
-class Stateful(nn.Module):
-    """Module that writes to its buffers, attributes, parameters, input, cache and random generators."""
-
-    def __init__(self):
-        super().__init__()
-        self.norm, self.f, self.drop = nn.BatchNorm1d(D), Mlp(), nn.Dropout(0.5)
-        self.register_buffer("count", torch.zeros(()))
-        self.register_buffer("average", torch.zeros(D))
-        self.state, self.list = None, torch.zeros(3)
-        self.generator = torch.Generator().manual_seed(1)
-
-    def forward(self, x, cache=None):
-        self.count += 1
-        self.average = 0.9 * self.average + x.mean((0, 1))  # a new tensor
-        self.state = x
-        self.list[0] += 1
-        self.f.up.weight.data[0] += 1.0
-        random.random()
-        if cache is not None:
-            cache.append(x)
-            cache.tensor += 1
-        keep = torch.rand(2, 1, 1, generator=self.generator) + torch.rand(())
-        return x.add_(self.drop(self.f(self.norm(x.transpose(1, 2)).transpose(1, 2))) * keep)
+# Arguments; tests/stream/test_state.py has the state of models.
 
 
 class Cache:
     def __init__(self):
         self.states, self.tensor = [torch.ones(2, requires_grad=True) * 2], torch.zeros(2)  # not a leaf: no deepcopy
 
-    def append(self, x):
-        self.states.append(x)
+
+class Writing(nn.Module):
+    """Module that writes to its input and to a cache."""
+
+    def __init__(self):
+        super().__init__()
+        self.f = Mlp()
+
+    def forward(self, x, cache):
+        cache.states.append(x)
+        cache.tensor += 1
+        return x.add_(self.f(x))
 
 
-def test_inspect_restores_model_and_inputs():
-    model = nn.Sequential(Stateful(), Stateful()).train()
-    x = torch.randn(2, 7, D)
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    buffers = [buffer for module in model for buffer in module.buffers()]
-    states = torch.get_rng_state(), random.getstate(), [module.generator.get_state() for module in model]
-    original = x.clone()
-    inspection = inspect(model, x)
-    assert inspection.closes
-    assert torch.equal(x, original)
-    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
-    assert all(
-        first is other for first, other in zip(buffers, (b for module in model for b in module.buffers()), strict=True)
-    )
-    assert [module.state for module in model] == [None, None]
-    assert not any(module.list.any() for module in model)
-    assert torch.equal(torch.get_rng_state(), states[0])
-    assert random.getstate() == states[1]
-    assert all(torch.equal(m.generator.get_state(), state) for m, state in zip(model, states[2], strict=True))
-
-
-def test_inspect_restores_cache():
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
+def test_inspect_restores_arguments(mode):
     cache = Cache()
-    inspect(Stateful(), torch.randn(2, 7, D), cache=cache)
-    assert len(cache.states) == 1
-    assert not cache.tensor.any()
-
-
-def test_inspect_restores_inference_tensors():
-    with torch.inference_mode():
+    with mode():
         x = torch.randn(2, 7, D)
         original = x.clone()
-        inspect(Stateful().eval(), x)
+        assert inspect(Writing(), x, cache=cache).closes
         assert torch.equal(x, original)
+    assert len(cache.states) == 1
+    assert not cache.tensor.any()
 
 
 def test_find_tensors_in_nested_argument():
