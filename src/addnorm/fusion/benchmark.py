@@ -9,8 +9,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -65,31 +64,24 @@ class Timing:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the attributes for JSON."""
-        return {
-            "before": self.before, "after": self.after, "ratio": self.ratio, "rounds": self.rounds,
-            "before_quartiles": [*self.before_quartiles], "after_quartiles": [*self.after_quartiles],
-            "is_significant": self.is_significant,
-        }  # fmt: skip
+        return {**asdict(self), "ratio": self.ratio, "is_significant": self.is_significant}
 
 
-def compare_times(
-    before: Callable[[], Any], after: Callable[[], Any], *, seconds: float | None = None, model: nn.Module | None = None,
-    arguments: Any = (),
-) -> Timing:  # fmt: skip
+def compare_times(before: Callable[[], Any], after: Callable[[], Any], state: StateSnapshot) -> Timing:
     """Time two calls in alternating order, so that a disturbance of the machine affects both.
+
+    It takes about `SECONDS`, without an untimed call of each, for at least 5 and at most 101 rounds.
 
     Args:
         before: one call.
         after: the other call.
-        seconds: approximate duration, without an untimed call of each; None: 2 seconds. At least 5 and at most 101 rounds run.
-        model: the model; its state and the random states are restored afterwards.
-        arguments: arguments of the model, restored as well.
+        state: what is restored afterwards, with the random states.
     """
     calls = {"before": before, "after": after}
-    with nullcontext() if model is None else StateSnapshot(model, arguments).restored():
+    with state.restored():
         round_seconds = sum(_time(call) for call in calls.values())  # these calls do not count
-        fit = int((SECONDS if seconds is None else seconds) / max(round_seconds, 1e-9))
         samplers = {name: partial(_time, call) for name, call in calls.items()}
+        fit = int(SECONDS / max(round_seconds, 1e-9))
         samples = interleave(samplers, max(MIN_ROUNDS, min(MAX_ROUNDS, fit)))
     (before_1, median_before, before_3), (after_1, median_after, after_3) = (quartiles(samples[name]) for name in calls)
     rounds = len(samples["before"])
@@ -172,7 +164,7 @@ def measure(
 
     def timing(parameters: Mapping[str, Tensor]) -> Timing:
         calls = (step(call, args, kwargs, parameters) for call in (before, after))
-        return compare_times(*calls, model=model, arguments=arguments)
+        return compare_times(*calls, StateSnapshot(model, arguments))
 
     def memory(call: Call) -> int:
         positional, named = map_tensors((tuple(args), dict(kwargs)), lambda tensor: tensor)  # copies of caches

@@ -21,22 +21,17 @@ from torch.nn import functional as F
 
 from addnorm._util.torch_internals import encoder_layer, multi_head_attention
 from addnorm.fusion.graph import example_value
+from addnorm.stream.dataflow.operators import bind_arguments
 
-LAYER = encoder_layer
 USERS: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()  # encoder -> fused models that share it
-NAMES = (
-    "src", "embed_dim", "num_heads", "qkv_weight", "qkv_bias", "proj_weight", "proj_bias", "use_gelu", "norm_first", "eps",
-    "norm_weight_1", "norm_bias_1", "norm_weight_2", "norm_bias_2", "ffn_weight_1", "ffn_bias_1", "ffn_weight_2",
-    "ffn_bias_2", "mask", "mask_type",
-)  # fmt: skip
 
 
 def expand_encoder_layers(graph: fx.Graph) -> None:
     """Replace each fused encoder layer of a graph by the nodes that compute the same."""
-    for node in graph.find_nodes(op="call_function", target=LAYER):
-        arguments: dict[str, Any] = {"mask": None, "mask_type": None} | dict(zip(NAMES, node.args, strict=False))
+    for node in graph.find_nodes(op="call_function", target=encoder_layer):
+        arguments = bind_arguments(torch.ops.aten._transformer_encoder_layer_fwd.default, node.args, node.kwargs)
         with graph.inserting_before(node):
-            node.replace_all_uses_with(_insert_layer(graph, node, arguments | node.kwargs))
+            node.replace_all_uses_with(_insert_layer(graph, node, arguments))
         graph.erase_node(node)
 
 

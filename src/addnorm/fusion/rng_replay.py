@@ -77,12 +77,13 @@ class _ReplayMode(TorchDispatchMode):
 
     def _narrow(self, arguments: Any) -> Any:
         """Return the arguments of an operator with `dtype` in place of `wide`."""
-        return pytree.tree_map(self._narrow_one, arguments)
 
-    def _narrow_one(self, value: Any) -> Any:
-        if isinstance(value, Tensor) and value.dtype == self.wide:
-            return value.to(self.dtype)
-        return self.dtype if value is self.wide else value
+        def narrow(value: Any) -> Any:
+            if isinstance(value, Tensor) and value.dtype == self.wide:
+                return value.to(self.dtype)
+            return self.dtype if value is self.wide else value
+
+        return pytree.tree_map(narrow, arguments)
 
 
 def _differ(arguments: Any, narrowed: Any) -> bool:
