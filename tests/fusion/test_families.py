@@ -10,8 +10,6 @@ from addnorm.fusion.rng_replay import replay_rng
 from addnorm.fusion.runs import named_tensors
 from addnorm.stream.dataflow.arithmetic import strip_views
 from addnorm.stream.find.inspect import to_float64
-from addnorm.stream.models.hf import quiet
-from addnorm.stream.models.load import load
 from support.families import families
 
 pytestmark = [
@@ -122,27 +120,4 @@ def test_family_trains_with_the_same_losses(name, dtype):
     addnorm.unfuse(model)
 
 
-TEXTS = ("Add the residual, and normalize.", "The stream is the sum of what was written to it.")
-
-
 # `make test` fuses MiniLM in float32 once, in the tests of `addnorm demo`.
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("dtype", "training"), [(dtype, mode) for dtype in ("float32", "bfloat16") for mode in (True, False)]
-)
-def test_minilm_is_fused_and_proven(dtype, training):
-    loaded = load("minilm", texts=TEXTS, dtype=dtype)
-    loaded.model.train(training)
-    with quiet():
-        fusion = addnorm.fuse(loaded.model, **loaded.kwargs)
-    assert len(fusion.fused) == 12
-    assert [(boundary.norm, boundary.reason) for boundary in fusion.unfused] == [
-        ("embeddings.LayerNorm", "its add broadcasts")
-    ]
-    assert {(boundary.kind, boundary.eps, boundary.returns_residual) for boundary in fusion.fused} == {
-        ("layer", 1e-12, False)
-    }
-    assert fusion.proof.holds
-    assert fusion.proof.oracle == "float64"
-    assert len(fusion.proof.gradients) == 103
-    addnorm.unfuse(loaded.model)

@@ -1,6 +1,6 @@
 """Modules that keep state where no tool restores it: in global variables, iterators and files.
 
-`UNRESTORED` has each class with the name of what it changes, as a warning states it.
+`UNRESTORED` has for each the name of what it changes, as a warning states it: the object that the module holds, and the change.
 """
 
 import contextvars
@@ -31,118 +31,39 @@ OBJECT = Registry()
 
 
 class Unrestored(nn.Module):
-    """Module whose call changes `state`."""
+    """Module whose call changes what it holds, or a global variable."""
 
-    def __init__(self, file):
+    def __init__(self, name, file):
         super().__init__()
         self.f = nn.Linear(4, 4)
-        self.setup(file)
-
-    def setup(self, file):
-        pass
+        make, self.change = UNRESTORED[name]
+        self.held = make(file)
 
     def forward(self, x):
-        self.change()
+        self.change(self.held)
         return x + self.f(x)
 
 
-class Number(Unrestored):
-    def change(self):
-        global NUMBER  # noqa: PLW0603
-        NUMBER += 1
-
-
-class Nested(Unrestored):
-    def change(self):
-        NESTED["calls"][0]["first"].append(1)
-
-
-class TensorInDict(Unrestored):
-    def change(self):
-        TENSORS["t"].add_(1)
-
-
-class Array(Unrestored):
-    def change(self):
-        ARRAY[1] += 1
-
-
-class NumpyGenerator(Unrestored):
-    def change(self):
-        NUMPY_GENERATOR.random()
-
-
-class ThreadLocal(Unrestored):
-    def change(self):
-        LOCAL.calls = getattr(LOCAL, "calls", 0) + 1
-
-
-class Context(Unrestored):
-    def change(self):
-        VARIABLE.set(VARIABLE.get() + 1)
-
-
-class Attribute(Unrestored):
-    def change(self):
-        OBJECT.last = object()
-
-
-class ClassAttribute(Unrestored):
-    def change(self):
-        Registry.calls.append(1)
-
-
-class NewVariable(Unrestored):
-    def change(self):
-        globals()["ADDED"] = [1]
-
-    def setup(self, file):
-        globals().pop("ADDED", None)
-
-
-class Count(Unrestored):
-    def setup(self, file):
-        self.numbers = itertools.count()
-
-    def change(self):
-        next(self.numbers)
-
-
-class Generator(Unrestored):
-    def setup(self, file):
-        self.numbers = (k for k in range(99))
-
-    def change(self):
-        next(self.numbers)
-
-
-class ListIterator(Unrestored):
-    def setup(self, file):
-        self.numbers = iter([*range(99)])
-
-    def change(self):
-        next(self.numbers)
-
-
-class File(Unrestored):
-    def setup(self, file):
-        self.file = file
-
-    def change(self):
-        self.file.write("called")
-
-
-class NewContext(Unrestored):
-    def setup(self, file):
-        self.variable = contextvars.ContextVar("calls")
-
-    def change(self):
-        self.variable.set(1)
+def hold_nothing(file):
+    globals().pop("ADDED", None)
 
 
 UNRESTORED = {
-    Number: "NUMBER", Nested: "NESTED", TensorInDict: "TENSORS", Array: "ARRAY", NumpyGenerator: "NUMPY_GENERATOR",
-    ThreadLocal: "LOCAL", Context: "VARIABLE", Attribute: "OBJECT", ClassAttribute: "Registry", NewVariable: "ADDED",
-    Count: "the place of a count", Generator: "the place of a generator", ListIterator: "the place of a list_iterator",
-    File: "the place of a TextIOWrapper", NewContext: "the ContextVar calls, which had no value",
+    "NUMBER": (hold_nothing, lambda _: globals().update(NUMBER=NUMBER + 1)),
+    "NESTED": (hold_nothing, lambda _: NESTED["calls"][0]["first"].append(1)),
+    "TENSORS": (hold_nothing, lambda _: TENSORS["t"].add_(1)),
+    "ARRAY": (hold_nothing, lambda _: ARRAY.put(1, ARRAY[1] + 1)),
+    "NUMPY_GENERATOR": (hold_nothing, lambda _: NUMPY_GENERATOR.random()),
+    "LOCAL": (hold_nothing, lambda _: vars(LOCAL).update(calls=len(vars(LOCAL)), last=object())),
+    "VARIABLE": (hold_nothing, lambda _: VARIABLE.set(VARIABLE.get() + 1)),
+    "OBJECT": (hold_nothing, lambda _: setattr(OBJECT, "last", object())),
+    "Registry": (hold_nothing, lambda _: Registry.calls.append(1)),
+    "ADDED": (hold_nothing, lambda _: globals().update(ADDED=[1])),
+    "the place of a count": (lambda file: itertools.count(), next),
+    "the place of a generator": (lambda file: (k for k in range(99)), next),
+    "the place of a list_iterator": (lambda file: iter([*range(99)]), next),
+    "the place of a TextIOWrapper": (lambda file: file, lambda file: file.write("called")),
+    "the ContextVar calls, which had no value": (
+        lambda file: contextvars.ContextVar("calls"), lambda variable: variable.set(1),
+    ),
 }  # fmt: skip
