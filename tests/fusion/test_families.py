@@ -118,6 +118,3 @@ def test_family_trains_with_the_same_losses(name, dtype):
     limit = 2 * (eager - truth).abs().max() + 2 * torch.finfo(dtype).eps * eager.abs().max()
     assert (fused - eager).abs().max() <= limit
     addnorm.unfuse(model)
-
-
-# `make test` fuses MiniLM in float32 once, in the tests of `addnorm demo`.

@@ -21,8 +21,24 @@ from torch import Tensor, fx
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
-from addnorm.fusion.fused_call import call_node, draw_normal, draw_row_factors, probe_shape, takes_any_rows
-from addnorm.fusion.graph import concrete, entered, example_value, is_number, layout_of, same_layout, with_strides
+from addnorm.fusion.fused_call import (
+    call_node,
+    draw_normal,
+    draw_row_factors,
+    probe_shape,
+    repeat_factors,
+    takes_any_rows,
+)
+from addnorm.fusion.graph import (
+    concrete,
+    entered,
+    example_value,
+    given_value,
+    is_number,
+    layout_of,
+    same_layout,
+    with_strides,
+)
 from addnorm.fusion.match import Match, dtype_name
 from addnorm.fusion.rewrite import dimension_order
 from addnorm.fusion.tolerance import (
@@ -142,7 +158,7 @@ class _Replacement:
     def _describe(self, leaf: fx.Node) -> Any:
         """Return all that the values of a leaf depend on."""
         if leaf.op == "get_attr" and _is_given(leaf):
-            value = _attribute(self.graph, str(leaf.target))
+            value = given_value(self.graph, leaf)
             return (value.dtype, value.tolist()) if isinstance(value, Tensor) else leaf.name
         return concrete(example_value(leaf)) if _is_given(leaf) else layout_of(example_value(leaf))
 
@@ -222,16 +238,17 @@ class _Replacement:
 
     def _scale(self, shape: tuple[int, ...], unusual: bool = False) -> Tensor:
         """Return random factors of the rows; or such that make rows large, small and zero."""
-        rows = (*shape[:-1], 1)
         if not unusual:
             return draw_row_factors(torch.Generator().manual_seed(0), shape)
         is_half = torch.float16 in {example_value(node).dtype for node in (*self.operands, self.match.z[0])}
-        factors = torch.tensor(UNUSUAL_HALF if is_half else UNUSUAL, dtype=torch.float64, device="cpu")
+        factors = UNUSUAL_HALF if is_half else UNUSUAL
         if self.match.norm.kind == "layer" and shape[-1] <= VERY_FEW:
-            factors = factors.where(factors == 0, 1.0)
+            factors = tuple(float(factor != 0.0) for factor in factors)
         if not self.match.norm.eps:
-            factors = factors.where(factors > 0, 1.0)  # else the row becomes NaN, and so do all gradients of the weight
-        return factors[torch.arange(math.prod(rows), device="cpu") % len(factors)].reshape(rows)
+            factors = tuple(
+                factor or 1.0 for factor in factors
+            )  # else the row is NaN, and so are gradients of the weight
+        return repeat_factors(factors, shape)
 
     def _fill(self, shape: tuple[int, ...], scale: Tensor) -> dict[fx.Node, Any]:
         """Return random leaves, with the strides of the graph's; numbers and constants are the graph's."""
@@ -240,7 +257,7 @@ class _Replacement:
         for node in self.leaves:
             example = example_value(node)
             if _is_given(node):
-                leaves[node] = concrete(example) if node.op != "get_attr" else _attribute(self.graph, str(node.target))
+                leaves[node] = given_value(self.graph, node)
                 continue
             size, stride = concrete(tuple(example.shape)), concrete(example.stride())
             noise = draw_normal(generator, shape if size == self.shape else size)
@@ -324,13 +341,6 @@ def _is_given(node: fx.Node) -> bool:
     if node.op == "get_attr":
         return example is None or example.numel() == 1
     return example is not None and is_number(example)
-
-
-def _attribute(graph: fx.GraphModule, name: str) -> Any:
-    value: Any = graph
-    for part in name.split("."):
-        value = getattr(value, part)
-    return value.detach() if isinstance(value, Tensor) else value
 
 
 def _widen(value: Any) -> Any:

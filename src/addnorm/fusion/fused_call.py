@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from addnorm import functional
-from addnorm.fusion.graph import TracedGraph, concrete, entered, example_value, is_number
+from addnorm.fusion.graph import TracedGraph, concrete, entered, example_value, given_value, is_number
 from addnorm.fusion.match import Match, NotFusableError
 from addnorm.reference import Casting
 
@@ -103,12 +103,16 @@ def draw_row_factors(generator: torch.Generator, shape: Sequence[int]) -> Tensor
     return 10.0 ** (4.0 * drawn - 3.0)
 
 
+def repeat_factors(factors: Sequence[float], shape: Sequence[int], start: int = 0) -> Tensor:
+    """Return factors of the rows of a tensor: these in turn, from the one with the number `start` on."""
+    turn = torch.arange(start, start + math.prod(shape[:-1]), device="cpu") % len(factors)
+    return torch.tensor(factors, dtype=torch.float64, device="cpu")[turn].reshape(*shape[:-1], 1)
+
+
 def _random_tensors(match: Match, shape: tuple[int, ...], seed: int) -> dict[fx.Node, Tensor]:
     """Return a random sum, weight and bias. Rows range from small against eps to large, with a mean; some are tiny or zero."""
     generator = torch.Generator().manual_seed(seed)
-    scale = draw_row_factors(generator, shape)
-    turn = torch.arange(scale.numel(), device="cpu").add(seed).reshape(scale.shape) % len(ROW_SCALES)
-    scale = scale * torch.tensor(ROW_SCALES, dtype=torch.float64, device="cpu")[turn]
+    scale = draw_row_factors(generator, shape) * repeat_factors(ROW_SCALES, shape, seed)
     tensors = dict.fromkeys(match.z, (draw_normal(generator, shape) + 0.3) * scale)
     for node in (match.weight, match.bias):
         if node is not None:
@@ -119,15 +123,9 @@ def _random_tensors(match: Match, shape: tuple[int, ...], seed: int) -> dict[fx.
 def _run_nodes(match: Match, tensors: dict[fx.Node, Tensor], graph: fx.GraphModule) -> Tensor:
     """Return y as the graph's own nodes compute it."""
     results: dict[fx.Node, Any] = {node: tensor.clone() for node, tensor in tensors.items()}
-
-    def result(node: fx.Node) -> Any:
-        if node not in results:
-            constant = node.op == "get_attr"
-            results[node] = getattr(graph, str(node.target)) if constant else concrete(example_value(node))
-        return results[node]
-
     for node in match.inner:
-        args, kwargs = fx.map_arg((node.args, node.kwargs), result)
+        others = {other: given_value(graph, other) for other in node.all_input_nodes if other not in results}
+        args, kwargs = fx.map_arg((node.args, node.kwargs), (results | others).__getitem__)
         results[node] = call_node(node, args, kwargs)
     y: Tensor = results[match.y[0]]
     return y

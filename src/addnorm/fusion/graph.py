@@ -6,6 +6,7 @@ no side effects. Where a node needs numbers, or hides its operators from the dis
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -100,6 +101,14 @@ def _hint(symbol: torch.SymInt | torch.SymFloat | torch.SymBool) -> Any:
     shapes, expr = symbol.node.shape_env, symbol.node.expr
     known = shapes.backed_var_to_val if hasattr(shapes, "backed_var_to_val") else shapes.var_to_val
     return symbol.node.pytype(expr.subs({free: known.get(free, UNKNOWN_SIZE) for free in expr.free_symbols}))
+
+
+def given_value(graph: fx.GraphModule, node: fx.Node) -> Any:
+    """Return the value of a node that is the same in every call: an attribute of the graph, a number, or sizes."""
+    if node.op != "get_attr":
+        return concrete(example_value(node))
+    value = operator.attrgetter(str(node.target))(graph)
+    return value.detach() if isinstance(value, Tensor) else value
 
 
 def size_expr(size: Any) -> Any:
