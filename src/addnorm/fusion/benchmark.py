@@ -163,8 +163,8 @@ def measure(
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None  # before the measurement adds to it
 
     def timing(parameters: Mapping[str, Tensor]) -> Timing:
-        calls = (step(call, args, kwargs, parameters) for call in (before, after))
-        return compare_times(*calls, StateSnapshot(model, arguments))
+        first, second = (step(call, args, kwargs, parameters) for call in (before, after))
+        return compare_times(first, second, StateSnapshot(model, arguments))
 
     def memory(call: Call) -> int:
         positional, named = map_tensors((tuple(args), dict(kwargs)), lambda tensor: tensor)  # copies of caches

@@ -241,9 +241,9 @@ class _Replacement:
         if not unusual:
             return draw_row_factors(torch.Generator().manual_seed(0), shape)
         is_half = torch.float16 in {example_value(node).dtype for node in (*self.operands, self.match.z[0])}
-        factors = UNUSUAL_HALF if is_half else UNUSUAL
+        factors: Sequence[float] = UNUSUAL_HALF if is_half else UNUSUAL
         if self.match.norm.kind == "layer" and shape[-1] <= VERY_FEW:
-            factors = tuple(float(factor != 0.0) for factor in factors)
+            factors = [float(factor != 0.0) for factor in factors]
         if not self.match.norm.eps:
             factors = tuple(
                 factor or 1.0 for factor in factors
