@@ -12,6 +12,7 @@ from addnorm.fusion import backend as module
 from addnorm.fusion import pattern, rewrite
 from support.call_faults import capture, change_results, fuse_copies
 from support.fused_model import QUIET, D, Model, X
+from support.graph_capture import FunctionModel
 
 pytestmark = QUIET
 
@@ -114,33 +115,23 @@ def test_change_outside_of_a_call_is_found(monkeypatch, name):
 
 
 def test_random_weight_moved_before_a_dropout_is_found(monkeypatch):
-    class RandomWeight(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.f, self.w = nn.Linear(D, D), nn.Parameter(torch.ones(D))
-
-        def forward(self, x):
-            h = x + self.f(x)
-            a = F.dropout(h, 0.1)
-            return F.layer_norm(h, (D,), F.dropout(self.w, 0.5)) + a
+    def forward(m, x):
+        h = x + m.f(x)
+        a = F.dropout(h, 0.1)
+        return F.layer_norm(h, (D,), F.dropout(m.weight, 0.5)) + a
 
     monkeypatch.setattr(pattern, "_check_late_parameters", lambda *_: None)
-    differences, _ = fuse_copies(capture(RandomWeight(), X))
+    differences, _ = fuse_copies(capture(FunctionModel(forward), X))
     assert [one.name.partition(" ")[0] for one in differences if not one.holds] == ["place"]
 
 
 def test_fault_of_inputs_with_other_strides_is_found(monkeypatch):
-    class Strided(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.f, self.n = nn.Linear(D, D), nn.LayerNorm(D)
-
-        def forward(self, x):
-            h = torch.cat([x, x], 1)[:, ::2]
-            return self.n(h + self.f(h))
+    def forward(m, x):
+        h = torch.cat([x, x], 1)[:, ::2]
+        return m.norm(h + m.f(h))
 
     change_results(lambda y, z, x, s: (y if x.is_contiguous() else y * 1.01, z))(monkeypatch)
-    differences, _ = fuse_copies(capture(Strided(), X))
+    differences, _ = fuse_copies(capture(FunctionModel(forward), X))
     assert not all(difference.holds for difference in differences)
 
 
@@ -168,19 +159,12 @@ def test_fault_in_graphs_captured_after_the_proof_raises(monkeypatch):
 def test_add_inside_a_fused_norm_is_not_fused():
     """For one row of features, the bias of a norm has the shape of a residual."""
 
-    class OneRow(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.f, self.n = nn.Linear(D, D), nn.LayerNorm(D)
-            self.w, self.b = nn.Parameter(torch.ones(D)), nn.Parameter(torch.ones(D))
+    def forward(m, x):
+        z = x + m.f(x)
+        centered = z - z.mean(-1, keepdim=True)
+        return m.norm(centered * torch.rsqrt(centered.square().mean(-1, keepdim=True) + 1e-5) * m.weight + m.bias)
 
-        def forward(self, x):
-            z = x + self.f(x)
-            centered = z - z.mean(-1, keepdim=True)
-            y = centered * torch.rsqrt(centered.square().mean(-1, keepdim=True) + 1e-5) * self.w + self.b
-            return self.n(y)
-
-    differences, count = fuse_copies(capture(OneRow(), X[0, 0]))
+    differences, count = fuse_copies(capture(FunctionModel(forward), X[0, 0]))
     assert count == 1
     assert all(difference.holds for difference in differences)
 
