@@ -67,10 +67,15 @@ Layout = tuple[tuple[int, ...], tuple[int, ...]]  # shape and strides
 
 
 class _Write(NamedTuple):
-    number: int
     region: Region
     value: Value
     layout: Layout
+
+
+class _Bound(NamedTuple):
+    tensor: Tensor  # held, so that no id is used twice
+    value: Value
+    version: int  # number of writes to its memory that the value includes
 
 
 class Memory:
@@ -90,34 +95,25 @@ class Memory:
         self._add_leaf = add_leaf
         self._add_write = add_write
         self._contents = contents
-        self._values: dict[int, Value] = {}  # by the id of the tensor
-        self._versions: dict[int, int] = {}  # by the id of the tensor: the number of writes that its value includes
-        self._alive: list[Tensor] = []  # all tensors, so that no id is used twice
+        self._bound: dict[int, _Bound] = {}  # by the id of the tensor
         self._live: dict[int, list[tuple[Value, Tensor]]] = {}  # by storage: values whose contents are still in memory
         self._writes: dict[int, list[_Write]] = {}
 
     def __contains__(self, tensor: Tensor) -> bool:
-        return id(tensor) in self._values
+        return id(tensor) in self._bound
 
     def value(self, tensor: Tensor) -> Value:
         """Return the value that a tensor has now."""
-        value = self._values.get(id(tensor))
-        if value is None:
-            alias = None if isinstance(tensor, nn.Parameter) else self._find_alias(tensor)
-            value = alias or self._add_leaf(tensor)
-        writes = self._writes.get(storage_key(tensor)) if self._writes else None
-        if not writes or self._versions[id(tensor)] == writes[-1].number:
-            return value
-        return self._apply_writes(tensor, value, writes)
+        if tensor not in self and (isinstance(tensor, nn.Parameter) or not self._bind_alias(tensor)):
+            self._add_leaf(tensor)
+        _, value, version = self._bound[id(tensor)]
+        writes = self._writes.get(storage_key(tensor), []) if self._writes else []
+        return self._apply_writes(tensor, value, writes, version) if version < len(writes) else value
 
     def bind(self, tensor: Tensor, value: Value) -> None:
         """Set the value of a tensor that an operator returned or that existed before the run."""
         key = storage_key(tensor)
-        if id(tensor) not in self._values:
-            self._alive.append(tensor)
-        self._values[id(tensor)] = value
-        writes = self._writes.get(key)
-        self._versions[id(tensor)] = writes[-1].number if writes else 0
+        self._bound[id(tensor)] = _Bound(tensor, value, len(self._writes.get(key, ())))
         self._live.setdefault(key, []).append((value, tensor))
 
     def save(self, tensor: Tensor) -> None:
@@ -140,33 +136,29 @@ class Memory:
 
     def record_write(self, tensor: Tensor) -> None:
         """Record a write to the memory of a tensor, after `bind` has set its new value."""
-        key = storage_key(tensor)
-        writes = self._writes.setdefault(key, [])
-        number = writes[-1].number + 1 if writes else 1
+        writes = self._writes.setdefault(storage_key(tensor), [])
         with disable_modes():
             region, layout = (
                 (Region.from_tensor(tensor), _get_layout(tensor))
                 if is_strided(tensor)
                 else (Region(0, 0, ()), ((), ()))
             )
-        writes.append(_Write(number, region, self._values[id(tensor)], layout))
-        self._versions[id(tensor)] = number
+        bound = self._bound[id(tensor)]
+        writes.append(_Write(region, bound.value, layout))
+        self._bound[id(tensor)] = bound._replace(version=len(writes))
 
     def copy_written(self) -> None:
         """Copy the values in memory that was written: its contents are restored after the run."""
         for key in self._writes if self._contents else ():
             self._save_storage(key)
 
-    def _apply_writes(self, tensor: Tensor, value: Value, writes: list[_Write]) -> Value:
-        """Return the value of a tensor whose memory was written through others."""
-        version = self._versions[id(tensor)]
-        self._versions[id(tensor)] = writes[-1].number
+    def _apply_writes(self, tensor: Tensor, value: Value, writes: list[_Write], version: int) -> Value:
+        """Return the value of a tensor whose memory was written through others since a version."""
+        self._bound[id(tensor)] = _Bound(tensor, value, len(writes))
         with disable_modes():
             region = Region.from_tensor(tensor)
         since: list[_Write] = []
-        for write in reversed(writes):
-            if write.number <= version:
-                break
+        for write in reversed(writes[version:]):
             if write.region == region:
                 since.append(write)
                 break
@@ -199,8 +191,8 @@ class Memory:
         rearranged = shape != new[0] or stride != new[1]
         return self._add_write("alias", tensor, [value], value.op, *((stride, *new) if rearranged else ()))
 
-    def _find_alias(self, tensor: Tensor) -> Value | None:
-        """Return the value of a new tensor that has the bytes of a known one: a tensor that went through numpy."""
+    def _bind_alias(self, tensor: Tensor) -> bool:
+        """Bind a new tensor that has the bytes of a known one, as one that went through numpy; return whether there is one."""
         key = storage_key(tensor)
         for value, other in reversed(self._live.get(key, [])):
             if (
@@ -209,10 +201,9 @@ class Memory:
                 and storage_key(other) == key
                 and _have_same_bytes(other, tensor)
             ):
-                new = self._add_alias(tensor, value, _get_layout(other))
-                self.bind(tensor, new)
-                return new
-        return None
+                self.bind(tensor, self._add_alias(tensor, value, _get_layout(other)))
+                return True
+        return False
 
 
 def _have_same_bytes(first: Tensor, second: Tensor) -> bool:
