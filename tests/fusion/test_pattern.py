@@ -218,7 +218,7 @@ def test_norm_of_a_transposed_square_sum_is_not_fused():
 
 def test_add_into_an_input_stays_in_place():
     x = X.clone()
-    capture = fuse_function(block(_plus))
+    capture = fuse_function(block(_plus), gradients=False)
     with torch.no_grad():
         capture.compiled(x)
     assert not x.equal(X)

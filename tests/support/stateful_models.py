@@ -138,57 +138,6 @@ class CachedProperty(State):
 # Counters in containers and objects.
 
 
-class Counter(State):
-    """Module that holds an object: `grow` adds one to it, `count` reads it."""
-
-    def __init__(self, make, grow, count):
-        super().__init__()
-        self.held, self.grow, self.count = make(), grow, count
-
-    def value(self, x):
-        self.grow(self.held)
-        return float(self.count(self.held))
-
-
-def make_context():
-    variable = contextvars.ContextVar("calls")
-    variable.set(0)
-    return variable
-
-
-COUNTERS = {
-    "NestedContainers": (lambda: ({"a": [{1: ([],)}]},), lambda t: t[0]["a"][0][1][0].append(1), lambda t: len(t[0]["a"][0][1][0])),
-    "SetOfNumbers": (lambda: {1}, lambda numbers: numbers.add(len(numbers) + 1), sum),
-    "Deque": (lambda: deque([1, 2, 3], maxlen=3), lambda last: last.append(last[-1] + 1), sum),
-    "OrderOfDict": (
-        lambda: OrderedDict.fromkeys((1, 2, 3)), lambda order: order.move_to_end(next(iter(order))),
-        lambda order: next(iter(order)),
-    ),
-    "Object": (
-        lambda: SimpleNamespace(inner=type("Holder", (), {"n": 0})()), lambda o: vars(o.inner).update(n=o.inner.n + 1),
-        lambda o: o.inner.n,
-    ),
-    "ObjectInTuple": (
-        lambda: Pair(1, SimpleNamespace(n=0)), lambda pair: vars(pair.b).update(n=pair.b.n + 1), lambda pair: pair.b.n,
-    ),
-    "NumpyArray": (lambda: numpy.zeros(2), lambda numbers: numbers.put(1, numbers[1] + 1), numpy.sum),
-    "ResizedArray": (lambda: numpy.zeros(2), lambda numbers: numbers.resize(len(numbers) + 1, refcheck=False), len),
-    "ReshapedArray": (
-        lambda: numpy.arange(6.0), lambda numbers: setattr(numbers, "shape", (2, 3) if numbers.ndim == 1 else (6,)), numpy.ndim,
-    ),
-    "Queue": (queue.Queue, lambda items: items.put(1), queue.Queue.qsize),
-    "Context": (make_context, lambda variable: variable.set(variable.get() + 1), lambda variable: variable.get()),
-    "Bytes": (lambda: bytearray(2), lambda items: items.append(1), len),
-    "Array": (lambda: array("i", [0]), lambda items: items.append(1), len),
-    "ThreadLocal": (
-        threading.local, lambda local: vars(local).update(n=vars(local).get("n", 0) + 1), lambda local: local.n,
-    ),
-}  # fmt: skip
-Pair = namedtuple("Pair", "a b")
-del STATES["Counter"]
-STATES.update({name: functools.partial(Counter, *row) for name, row in COUNTERS.items()})
-
-
 class Number(Fresh):
     n = 0
 
@@ -197,6 +146,62 @@ class Number(Fresh):
 
     def count(self):
         return self.n
+
+
+class NestedContainers(Fresh):
+    def setup(self):
+        self.nested = ({"a": [{1: ([],)}]},)
+
+    def grow(self):
+        self.nested[0]["a"][0][1][0].append(1)
+
+    def count(self):
+        return len(self.nested[0]["a"][0][1][0])
+
+
+class SetOfNumbers(Fresh):
+    def setup(self):
+        self.numbers = {1}
+
+    def grow(self):
+        self.numbers.add(len(self.numbers) + 1)
+
+    def count(self):
+        return sum(self.numbers)
+
+
+class Deque(Fresh):
+    def setup(self):
+        self.last = deque([1, 2, 3], maxlen=3)
+
+    def grow(self):
+        self.last.append(self.last[-1] + 1)
+
+    def count(self):
+        return sum(self.last)
+
+
+class OrderOfDict(Fresh):
+    def setup(self):
+        self.order = OrderedDict.fromkeys((1, 2, 3))
+
+    def grow(self):
+        self.order.move_to_end(next(iter(self.order)))
+
+    def count(self):
+        return next(iter(self.order))
+
+
+class Object(Fresh):
+    def setup(self):
+        self.other = SimpleNamespace(inner=type("Holder", (), {})())
+        self.other.inner.n = 0
+
+    def grow(self):
+        self.other.inner.n += 1
+
+    def count(self):
+        return self.other.inner.n
 
 
 class Slots(Fresh):
@@ -214,6 +219,98 @@ class Slots(Fresh):
 
     def count(self):
         return self.holder.n + len(self.holder.calls)
+
+
+class ObjectInTuple(Fresh):
+    Pair = namedtuple("Pair", "a b")
+
+    def setup(self):
+        self.pair = self.Pair(1, SimpleNamespace(n=0))
+
+    def grow(self):
+        self.pair.b.n += 1
+
+    def count(self):
+        return self.pair.b.n
+
+
+class NumpyArray(Fresh):
+    def setup(self):
+        self.numbers = numpy.zeros(2)
+
+    def grow(self):
+        self.numbers[1] += 1
+
+    def count(self):
+        return self.numbers.sum()
+
+
+class ResizedArray(Fresh):
+    def setup(self):
+        self.numbers = numpy.zeros(2)
+
+    def grow(self):
+        self.numbers.resize(len(self.numbers) + 1, refcheck=False)
+
+    def count(self):
+        return len(self.numbers)
+
+
+class ReshapedArray(Fresh):
+    def setup(self):
+        self.numbers = numpy.arange(6.0)
+
+    def grow(self):
+        self.numbers.shape = (2, 3) if self.numbers.ndim == 1 else (6,)
+
+    def count(self):
+        return self.numbers.ndim
+
+
+class Queue(Fresh):
+    def setup(self):
+        self.queue = queue.Queue()
+
+    def grow(self):
+        self.queue.put(1)
+
+    def count(self):
+        return self.queue.qsize()
+
+
+class Context(Fresh):
+    def setup(self):
+        self.variable = contextvars.ContextVar("calls")
+        self.variable.set(0)
+
+    def grow(self):
+        self.variable.set(self.count() + 1)
+
+    def count(self):
+        return self.variable.get()
+
+
+class Bytes(Fresh):
+    def setup(self):
+        self.bytes, self.array = bytearray(2), array("i", [0])
+
+    def grow(self):
+        self.bytes[1] += 1
+        self.array.append(1)
+
+    def count(self):
+        return self.bytes[1] + len(self.array)
+
+
+class ThreadLocal(Fresh):
+    def setup(self):
+        self.local = threading.local()
+
+    def grow(self):
+        self.local.n = self.count() + 1
+
+    def count(self):
+        return getattr(self.local, "n", 0)
 
 
 KEPT = []  # objects that a model knows by weak references

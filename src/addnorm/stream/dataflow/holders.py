@@ -431,3 +431,6 @@ KINDS: dict[type, Kind] = {
         lambda generator: (generator.getstate(), ()), lambda generator, state: generator.setstate(state)
     ),
 }
+# Most of what a module holds are tables of hooks without any.
+EMPTIED = {dict, OrderedDict, list, set}
+EMPTY = [Kind(lambda items: (None, ()), lambda items, saved: items.clear())]

@@ -29,7 +29,17 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter as preserv
 from torch.utils import _pytree as pytree
 
 from addnorm._util.torch_internals import WithoutSubclasses
-from addnorm.stream.dataflow.holders import CACHE, KINDS, Kind, Record, find_kinds, is_leaf, save_reachable
+from addnorm.stream.dataflow.holders import (
+    CACHE,
+    EMPTIED,
+    EMPTY,
+    KINDS,
+    Kind,
+    Record,
+    find_kinds,
+    is_leaf,
+    save_reachable,
+)
 from addnorm.stream.dataflow.memory import disable_modes, is_strided, storage_key
 from addnorm.stream.dataflow.state import fork_rng
 from addnorm.stream.dataflow.variables import GlobalValues, find_namespaces, list_functions, list_imported_caches
@@ -77,7 +87,11 @@ class StateSnapshot:
             parameters, modules = [*model.parameters()], [*model.modules()]
             starts = [arguments, *list_functions(namespaces), *model.buffers(), *parameters, *reversed(modules)]
             kinds_of_class: Callable[[type], list[Kind]] = cache(find_kinds)
-            self._records = save_reachable(starts, lambda item: kinds_of_class(type(item)), seen)
+
+            def kinds_of(item: Any) -> list[Kind]:
+                return EMPTY if type(item) in EMPTIED and not item else kinds_of_class(type(item))
+
+            self._records = save_reachable(starts, kinds_of, seen)
             self._records += [Record(KINDS[CACHE], f, f.cache_info().misses) for f in list_imported_caches(namespaces)]
             reached = [item for item in seen.values() if isinstance(item, Tensor) and not is_wrapper(item)]
             self.storages = {storage_key(t) for t in reached}
