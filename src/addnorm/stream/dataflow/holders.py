@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from addnorm.stream.dataflow.memory import is_strided
+from addnorm.stream.dataflow.memory import is_leaf, is_strided, place_of
 from addnorm.stream.dataflow.wrappers import inner_tensors, is_wrapper
 
 ATOMS = {
@@ -315,14 +315,6 @@ def _restore_cache(function: Any, misses: int) -> None:
 # Tensors, and generators of random numbers.
 
 
-def is_leaf(tensor: Tensor) -> bool:
-    """Return whether a tensor is a leaf of autograd; False where torch raises, as for views whose memory was written."""
-    try:
-        return tensor.is_leaf
-    except RuntimeError:
-        return False
-
-
 def _save_tensor(tensor: Tensor) -> Saved:
     """Save all of a tensor but its contents: its place in memory, its gradient, its flags and hooks."""
     alias = tensor.data if not is_wrapper(tensor) and is_strided(tensor) else None
@@ -350,13 +342,6 @@ def _restore_tensor(tensor: Tensor, saved: Any) -> None:
         tensor._backward_hooks = hooks[0]
     if tensor._post_accumulate_grad_hooks is not hooks[1]:
         tensor._post_accumulate_grad_hooks = hooks[1]
-
-
-def place_of(tensor: Tensor) -> tuple[Any, ...]:
-    """Return the memory and the layout of a tensor; an empty tuple if it is none with strides."""
-    if not is_strided(tensor):
-        return ()
-    return tensor.untyped_storage()._cdata, tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride()
 
 
 def _restore_generator(generator: torch.Generator, saved: Tensor) -> None:
@@ -431,6 +416,5 @@ KINDS: dict[type, Kind] = {
         lambda generator: (generator.getstate(), ()), lambda generator, state: generator.setstate(state)
     ),
 }
-# Most of what a module holds are tables of hooks without any.
-EMPTIED = {dict, OrderedDict, list, set}
+EMPTIED = {dict, OrderedDict, list, set}  # most of what a module holds are tables of hooks without any
 EMPTY = [Kind(lambda items: (None, ()), lambda items, saved: items.clear())]

@@ -226,6 +226,21 @@ def is_strided(tensor: Tensor) -> bool:
     return tensor.layout == torch.strided and not (tensor.is_conj() or tensor.is_neg()) and _has_memory(tensor)
 
 
+def place_of(tensor: Tensor) -> tuple[Any, ...]:
+    """Return the memory and the layout of a tensor; an empty tuple if it is none with strides."""
+    if not is_strided(tensor):
+        return ()
+    return tensor.untyped_storage()._cdata, tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride()
+
+
+def is_leaf(tensor: Tensor) -> bool:
+    """Return whether a tensor is a leaf of autograd; False where torch raises, as for views whose memory was written."""
+    try:
+        return tensor.is_leaf
+    except RuntimeError:
+        return False
+
+
 def _has_memory(tensor: Tensor) -> bool:
     """Return False for a wrapper that does not show its inner tensors."""
     if type(tensor) in (Tensor, nn.Parameter) or isinstance(tensor, FakeTensor):

@@ -37,10 +37,9 @@ from addnorm.stream.dataflow.holders import (
     Kind,
     Record,
     find_kinds,
-    is_leaf,
     save_reachable,
 )
-from addnorm.stream.dataflow.memory import disable_modes, is_strided, storage_key
+from addnorm.stream.dataflow.memory import disable_modes, is_leaf, is_strided, storage_key
 from addnorm.stream.dataflow.state import fork_rng
 from addnorm.stream.dataflow.variables import GlobalValues, find_namespaces, list_functions, list_imported_caches
 from addnorm.stream.dataflow.wrappers import is_wrapper, preserve_shards

@@ -21,9 +21,9 @@ from addnorm.stream.dataflow.holders import (
     find_kinds,
     is_library,
     is_same,
-    place_of,
     save_reachable,
 )  # fmt: skip
+from addnorm.stream.dataflow.memory import place_of
 
 Namespace = dict[str, Any]
 SKIPPED = (nn.Module, types.FunctionType, types.MethodType, types.ModuleType, CACHE, type, property)
