@@ -21,7 +21,6 @@ from support.dtensors import (
     check_variants,
     close,
     communication,
-    compare_alone,
     distribute,
     leaves,
     mesh_of,
@@ -54,14 +53,6 @@ def two_dimensional_meshes_equal_one_process():
     for placements in ([Shard(0), Shard(1)], [Replicate(), Shard(1)], [Shard(0), Replicate()]):
         check_variants(variants, mesh_of(1, 2), placements)
         check_variants(variants, mesh_of(2, 1), placements)
-
-
-@case(2)
-def y_alone_equals_one_process():
-    mesh = mesh_of()
-    for place in PLACES.values():
-        for label in ("LayerNorm", "RMSNorm", "LayerNorm without weight", "everything, RMSNorm"):
-            compare_alone(make(label, "float64", SHAPE), mesh, [place], f"{label}, {place}")
 
 
 @case(2)

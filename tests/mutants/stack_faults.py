@@ -10,7 +10,7 @@ STACKS = {
             Fault("memory-not-reordered", "nn/cache.py", "$a = source, pairs.index_select(...)", "$a = source, pairs"),
             Fault(
                 "memory-of-another-call", "nn/cache.py",
-                "$entry is None or (memory is not None and not $same(memory, ...))", "residual is None",
+                "$entry is None or (memory is not None and not $same(memory, ...))", "$entry is None",
             ),
         ),
     ),

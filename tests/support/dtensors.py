@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, init_device_mesh
 from torch.distributed.tensor.debug import CommDebugMode
 
-from support.cases import VARIANTS, cotangents, gradients, make
+from support.cases import VARIANTS, cotangents, make
 
 SHAPE = (4, 6, 8)
 ODD = (3, 5, 7)  # shards of different sizes, some of them empty, whose elements begin inside a block of the mask
@@ -46,32 +46,28 @@ def close(actual, expected, message):
 
 
 def compare(call, mesh, placements, message):
-    """Compare outputs and gradients of a call with those of one process."""
+    """Compare outputs and gradients of a call with those of one process; also y alone, and calls without gradients."""
     tensors = distribute(call, mesh, placements)
     with torch.no_grad():
         for name, t in call(tensors).items():
             close(t, call()[name], f"{message}, {name} without gradients")
         if call.norm != "none":
             close(call.y_alone(tensors), call.y_alone(), f"{message}, y alone without gradients")
-    expected, grad_outputs = call(), cotangents(call())
-    inputs = leaves(tensors)
-    outputs = call(inputs)
+    compare_gradients(call, call, mesh, placements, message)
+    if call.norm != "none":
+        compare_gradients(call, lambda tensors: {"y": call.y_alone(tensors)}, mesh, placements, f"{message}, y alone")
+
+
+def compare_gradients(call, function, mesh, placements, message):
+    """Compare outputs and gradients of a function of a call's tensors."""
+    inputs, reference = leaves(distribute(call, mesh, placements)), leaves(call.tensors)
+    outputs, expected = function(inputs), function(reference)
     for name, t in outputs.items():
         close(t, expected[name], f"{message}, {name}")
-    placed = {name: distribute_tensor(t, mesh, outputs[name].placements) for name, t in grad_outputs.items()}
-    torch.autograd.backward([outputs[name] for name in placed], list(placed.values()))
-    for name, grad in gradients(call, grad_outputs).items():
-        close(inputs[name].grad, grad, f"{message}, gradient of {name}")
-
-
-def compare_alone(call, mesh, placements, message):
-    """Compare y alone and its gradients with one process."""
-    inputs, reference = leaves(distribute(call, mesh, placements)), leaves(call.tensors)
-    y, expected = call.y_alone(inputs), call.y_alone(reference)
-    close(y, expected, message)
-    cotangent = cotangents({"y": expected})["y"]
-    expected.backward(cotangent)
-    y.backward(distribute_tensor(cotangent, mesh, y.placements))
+    grad_outputs = cotangents(expected)
+    placed = [distribute_tensor(t, mesh, outputs[name].placements) for name, t in grad_outputs.items()]
+    torch.autograd.backward([outputs[name] for name in grad_outputs], placed)
+    torch.autograd.backward([expected[name] for name in grad_outputs], [*grad_outputs.values()])
     for name, t in inputs.items():
         close(t.grad, reference[name].grad, f"{message}, gradient of {name}")
 

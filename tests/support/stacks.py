@@ -1,6 +1,5 @@
 """A sublayer, stacks of it, and every wiring, for the tests of stacks."""
 
-import pytest
 import torch
 from torch import nn
 
@@ -32,7 +31,6 @@ def stand_in(name, **options):
 
 
 ALL = [stand_in(name) for name in wirings.CONSTRUCTORS]
-each_wiring = pytest.mark.parametrize("wiring", ALL, ids=lambda wiring: wiring.name)
 
 
 class Masked(nn.Module):
