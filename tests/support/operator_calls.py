@@ -75,10 +75,11 @@ def record_calls(variant, dtypes, shape, layout=None):
 
 
 def record_streams(call):
-    """Return the calls of the operators in a forward and backward of n streams."""
+    """Return the calls of the operators in forwards and backwards of n streams: of X' alone, and of all outputs."""
     cotangents = make_cotangents(call)
     with Recorder() as recorder:
-        run(call, call.leaves(), cotangents)
+        for used in ({"streams": cotangents["streams"]}, cotangents):
+            run(call, call.leaves(), used)
     return recorder.calls
 
 
