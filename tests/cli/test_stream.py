@@ -2,22 +2,15 @@
 
 import pytest
 import torch
-from click.testing import CliRunner
 
 pytest.importorskip("transformers")
 pytest.importorskip("safetensors")
 
 import addnorm
-from addnorm_cli.group import addnorm as main
-from support.stream_commands import assert_one_sentence, document, run, user_folder
+from support.commands import assert_one_sentence, assert_words, document, run
 
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch, threads):
-    """Run in a temporary directory, on one thread since the models are small."""
-    threads(1)
-    with user_folder(tmp_path, monkeypatch) as folder:
-        yield folder
+pytestmark = pytest.mark.usefixtures("folder")
+COMMANDS = ("inspect", "record", "decompose", "ablate")
 
 
 # addnorm inspect
@@ -27,7 +20,6 @@ def test_inspect_names_post_ln_of_minilm():
     output = document("inspect", "minilm", "--tokens", 16)
     (stream,) = output["streams"]
     assert (output["wiring"], output["closes"], output["name"], len(stream["sites"])) == ("post_ln", True, "minilm", 12)
-    assert stream["norms"]["embedding"]["eps"] == 1e-12
     assert {site["norms"]["norm_out"]["eps"] for site in stream["sites"]} == {1e-12}
     assert output["closure"] < 1e-6
     assert "all-MiniLM-L6-v2" in output["source"]
@@ -36,85 +28,70 @@ def test_inspect_names_post_ln_of_minilm():
 def test_inspect_prints_table_and_notes():
     result = run("inspect", "gpt2", "--layers", 2)
     assert (result.exit_code, result.stderr) == (0, "")
-    for words in (
-        "GPT2Model, evaluation: pre_ln",
-        "h.0-1.mlp",
-        "x_L = x_0 + all writes",
-        "input_ids (2, 16) int64",
+    assert_words(
+        result.stdout, "GPT2Model, evaluation: pre_ln", "h.0-1.mlp", "x_L = x_0 + all writes", "input_ids (2, 16) int64",
         "random, of seed 0",
-    ):
-        assert words in result.stdout
+    )  # fmt: skip
     assert "\x1b" not in result.stdout
 
 
 @pytest.mark.parametrize(("name", "columns"), [("t5", 80), ("llama", 140)])
-def test_stream_commands_fit_the_terminal(name, columns):
-    for command in ("inspect", "record", "decompose", "ablate"):
-        result = run(command, name, COLUMNS=str(columns))
-        assert result.exit_code == 0
-        assert max(map(len, result.stdout.splitlines())) <= columns
+@pytest.mark.parametrize("command", COMMANDS)
+def test_stream_commands_fit_the_terminal(command, name, columns):
+    result = run(command, name, COLUMNS=str(columns))
+    assert result.exit_code == 0
+    assert max(map(len, result.stdout.splitlines())) <= columns
 
 
-def test_inspect_in_a_pipe_has_100_columns(monkeypatch):
-    monkeypatch.delenv("COLUMNS", raising=False)
-    result = CliRunner().invoke(main, ["inspect", "bert"])
-    assert "encoder.layer.0-2.attention" in result.stdout
+def test_inspect_in_a_pipe_has_100_columns():
+    assert "encoder.layer.0-2.attention" in run("inspect", "bert", COLUMNS=None).stdout
 
 
-def test_inspect_passes_options():
-    output = document(
-        "inspect", "gpt2", "--layers", 1, "--tokens", 5, "--batch", 3, "--dtype", "float64", "--train", "--seed", 3
-    )
-    assert output["streams"][0]["layers"] == 1
-    assert output["streams"][0]["dtype"] == "float64"
-    assert (output["mode"], output["inputs"]) == ("training", "input_ids (3, 5) int64")
-    assert "of seed 3" in output["source"]
+def test_inspect_passes_options(folder):
+    options = ("--layers", 1, "--tokens", 5, "--batch", 3, "--dtype", "float64", "--train", "--seed", 3)
+    output = document("inspect", "gpt2", *options)
+    (stream,) = output["streams"]
+    assert (stream["layers"], stream["dtype"], output["mode"]) == (1, "float64", "training")
+    assert (output["inputs"], "of seed 3" in output["source"]) == ("input_ids (3, 5) int64", True)
     assert document("inspect", "gpt2", "--float64")["closure"] < 1e-10
-
-
-def test_inspect_reads_input_file(folder):
     torch.save({"input_ids": torch.ones(1, 7, dtype=torch.long)}, folder / "in.pt")
     assert document("inspect", "gpt2", "--input", "in.pt")["inputs"] == "input_ids (1, 7) int64"
 
 
-def spoil_closure(monkeypatch):
-    """Make the second of two equations fail."""
+@pytest.fixture
+def spoil(monkeypatch):
+    """Return a function that makes every inspection be changed by another function."""
     inspect = addnorm.inspect
 
-    def spoil(*args, **kwargs):
-        inspection = inspect(*args, **kwargs)
-        inspection.sites[1].closure, inspection.sites[1].closes = float("nan"), False
-        return inspection
+    def install(change):
+        def spoiled(*args, **kwargs):
+            inspection = inspect(*args, **kwargs)
+            change(inspection)
+            return inspection
 
-    monkeypatch.setattr(addnorm, "inspect", spoil)
+        monkeypatch.setattr(addnorm, "inspect", spoiled)
+
+    return install
 
 
-def test_inspect_failed_closure_exits_with_3(monkeypatch):
-    spoil_closure(monkeypatch)
+def test_inspect_failed_closure_exits_with_3(spoil):
+    spoil(lambda inspection: vars(inspection.sites[1]).update(closure=float("nan"), closes=False))
     result = run("inspect", "own_models:toy")
     assert_one_sentence(
         result, 3, "1 of 2 sublayers does not close: x' = x + f(x) has a relative error of nan at layers.1"
     )
     assert "Toy, evaluation" in result.stdout
     output = document("inspect", "own_models:toy", code=3)
-    assert output["closes"] is False
-    assert output["streams"][0]["sites"][1]["closure"] is None  # JSON has no NaN
+    assert (output["closes"], output["streams"][0]["sites"][1]["closure"]) == (False, None)  # JSON has no NaN
     assert run("record", "own_models:toy").exit_code == 3
 
 
-def test_inspect_failed_sum_exits_with_3(monkeypatch):
-    inspect = addnorm.inspect
-
-    def spoil(*args, **kwargs):
-        inspection = inspect(*args, **kwargs)
-        inspection.streams[0].closure, inspection.streams[0].sum_closes = 0.5, False
-        return inspection
-
-    monkeypatch.setattr(addnorm, "inspect", spoil)
+def test_inspect_failed_sum_exits_with_3(spoil):
+    spoil(lambda inspection: vars(inspection.streams[0]).update(closure=0.5, sum_closes=False))
     assert_one_sentence(run("inspect", "own_models:toy"), 3, "is not the sum of x_0 and all writes: relative error 0.5")
 
 
-@pytest.mark.parametrize("command", ["inspect", "record", "decompose", "ablate"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_model_without_stream_exits_with_3(command):
     assert_one_sentence(run(command, "own_models:none"), 3, "Linear has no residual stream: no residual add was found")
 
@@ -123,14 +100,11 @@ def test_model_without_stream_exits_with_3(command):
 
 
 def test_decompose_shares_sum_to_one():
-    output = document("decompose", "minilm", "--tokens", 16)
-    (stream,) = output["streams"]
+    (stream,) = document("decompose", "minilm", "--tokens", 16)["streams"]
     assert sum(stream["shares"].values()) == pytest.approx(1, abs=1e-6)
-    assert len(stream["shares"]) == 14
-    assert stream["closure"] < 1e-5
+    assert (len(stream["shares"]), stream["closure"] < 1e-5) == (14, True)
     assert document("decompose", "t5", "--float64")["streams"][1]["closure"] < 1e-10
-    result = run("decompose", "bert")
-    assert "norm biases" in result.stdout.split("encoder.layer.2 ")[1]
+    assert "norm biases" in run("decompose", "bert").stdout.split("encoder.layer.2 ")[1]
 
 
 def test_decompose_failure_exits_with_3(monkeypatch):
@@ -138,21 +112,15 @@ def test_decompose_failure_exits_with_3(monkeypatch):
         raise ValueError(f"{stream} cannot be decomposed: it does not add up.")
 
     monkeypatch.setattr(addnorm, "decompose", refused)
-    result = run("decompose", "gpt2")
-    assert_one_sentence(result, 3, "stream cannot be decomposed: it does not add up")
+    assert_one_sentence(run("decompose", "gpt2"), 3, "stream cannot be decomposed: it does not add up")
     assert document("decompose", "gpt2", code=3)["refused"] == ["stream cannot be decomposed: it does not add up."]
 
 
 @pytest.mark.parametrize("mode", ["zero", "mean"])
 def test_ablate_lists_sublayers(mode):
-    output = document("ablate", "llama", "--mode", mode)
-    assert [site["site"] for site in output["sites"]][:2] == ["layers.0.self_attn", "layers.0.mlp"]
-    assert all(site["output_change"] > 0.01 for site in output["sites"])
-    result = run("ablate", "llama", "--mode", mode)
-    assert (result.exit_code, result.stderr) == (0, "")
-    assert "layers.2.mlp" in result.stdout
-
-
-def test_ablate_reports_loss_change():
-    for site in document("ablate", "own_models:with_loss")["sites"]:
-        assert site["loss_change"] != 0
+    sites = document("ablate", "llama", "--mode", mode)["sites"]
+    assert [site["site"] for site in sites][:2] == ["layers.0.self_attn", "layers.0.mlp"]
+    assert all(site["output_change"] > 0.01 for site in sites)
+    assert "layers.2.mlp" in run("ablate", "llama", "--mode", mode).stdout
+    losses = [site["loss_change"] for site in document("ablate", "own_models:with_loss", "--mode", mode)["sites"]]
+    assert all(losses)
