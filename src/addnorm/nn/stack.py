@@ -125,14 +125,11 @@ class ResidualStack(nn.Module):
         connections: list[SublayerConnection] = []
         for i, sublayer in enumerate(sublayers):
             place = Place(*divmod(i, self.sublayers_per_layer), self.num_layers, self.sublayers_per_layer)
-            drop_path = stochastic_depth * place.number / self.num_layers
-            options: dict[str, Any] = {
-                "dropout": dropout,
-                "stochastic_depth": drop_path,
-                "residual_dtype": residual_dtype,
-            }
-            stage = self.wiring.stage(*place)
-            connections.append(SublayerConnection(sublayer, d_model, stage, place=place, **options, **settings))
+            connection = SublayerConnection(
+                sublayer, d_model, self.wiring.stage(*place), place=place, dropout=dropout,
+                stochastic_depth=stochastic_depth * place.number / self.num_layers, residual_dtype=residual_dtype, **settings,
+            )  # fmt: skip
+            connections.append(connection)
         n = self.sublayers_per_layer
         self.layers = nn.ModuleList(ResidualLayer(connections[i : i + n]) for i in range(0, len(connections), n))
         check_layers(self.wiring, self._layers())

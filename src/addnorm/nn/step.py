@@ -34,7 +34,7 @@ from addnorm.wirings.coefficients.base import CoefficientModule, widen, widen_dt
 from addnorm.wirings.stage import Head, Stage, identity, unit
 
 __all__ = [
-    "Reading", "Streams", "add_and_norm", "add_write", "begin", "collapse", "find_collapse", "finish", "is_plain",
+    "Reading", "Streams", "add_and_norm", "add_write", "begin", "collapse", "find_collapse", "finish", "has_value", "is_plain",
     "mask_write", "normalize", "read",
 ]  # fmt: skip
 
@@ -203,20 +203,20 @@ def _add_row(
 ) -> Tensor:
     """Return new stream k, sum over j of row_j X_j + inject_k * W + bias_k, and its norm if there is one."""
     inject, bias = write.inject[k], None if write.bias is None else write.bias[k]
-    terms = [(entry, x) for entry, x in zip(row, streams, strict=True) if not _is(entry, 0.0)]
-    writes, dtype = not _is(inject, 0.0), write.options.get("residual_dtype") or streams[0].dtype
+    terms = [(entry, x) for entry, x in zip(row, streams, strict=True) if not has_value(entry, 0.0)]
+    writes, dtype = not has_value(inject, 0.0), write.options.get("residual_dtype") or streams[0].dtype
     if writes and terms and bias is None and _is_scale(inject) and (len(terms) > 1 or _is_scale(terms[0][0])):
         factor, x = terms[0] if len(terms) == 1 else (1.0, _sum_terms(terms))
         options: dict[str, Any] = dict(write.options)
-        if not _is(factor, 1.0):
+        if not has_value(factor, 1.0):
             options["residual_scale"] = factor
-        if not _is(inject, 1.0):
+        if not has_value(inject, 1.0):
             options["layer_scale"] = inject
         if x.dtype != dtype:
             options["residual_dtype"] = dtype  # the sum of several streams is rounded here, once
         own: Tensor = add_write(x, PendingWrite(write.branch, options), () if norm is None else (norm,), kind)
         return own
-    if not writes and bias is None and len(terms) == 1 and _is(terms[0][0], 1.0):
+    if not writes and bias is None and len(terms) == 1 and has_value(terms[0][0], 1.0):
         total = terms[0][1]
     else:
         total = _sum_terms([*terms, *[(inject, mask_write(write))] * writes])
@@ -354,8 +354,8 @@ def collapse(row: Any, streams: Streams) -> Tensor:
         gates = row if row.dim() == streams.dim() else row.unsqueeze(-1)
         return (gates * widen(streams)).sum(-2)
     each = streams.unbind(-2) if isinstance(streams, Tensor) else streams
-    terms = [(entry, x) for entry, x in zip(row, each, strict=True) if not _is(entry, 0.0)]
-    return terms[0][1] if len(terms) == 1 and _is(terms[0][0], 1.0) else _sum_terms(terms)
+    terms = [(entry, x) for entry, x in zip(row, each, strict=True) if not has_value(entry, 0.0)]
+    return terms[0][1] if len(terms) == 1 and has_value(terms[0][0], 1.0) else _sum_terms(terms)
 
 
 # Coefficients.
@@ -365,12 +365,13 @@ def _sum_terms(terms: Sequence[tuple[Any, Tensor]]) -> Tensor:
     """Return the sum of entry * x in float32 at least."""
     total: Any = None
     for entry, x in terms:
-        term = widen(x) if _is(entry, 1.0) else entry * widen(x)
+        term = widen(x) if has_value(entry, 1.0) else entry * widen(x)
         total = term if total is None else total + term
     return total  # type: ignore[no-any-return]  # there is a term
 
 
-def _is(entry: Any, number: float) -> bool:
+def has_value(entry: Any, number: float) -> bool:
+    """Return whether an entry is this constant; a learned or computed one never is."""
     return entry.__class__ is float and bool(entry == number)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from addnorm.nn.norm import NormKind
 from addnorm.nn.state import Site
-from addnorm.nn.step import is_plain
+from addnorm.nn.step import has_value, is_plain
 from addnorm.wirings.coefficients.base import widen
 from addnorm.wirings.stage import identity
 
@@ -68,7 +68,7 @@ class _Step(NamedTuple):
         """Return the term of the site's own write."""
         terms: list[Tensor | None] = []
         for k in range(len(self.rows)):
-            if _is_zero(self.inject[k]) and self.bias is None and (self.norms is None or self.norms[k] is None):
+            if has_value(self.inject[k], 0.0) and self.bias is None and (self.norms is None or self.norms[k] is None):
                 terms.append(None)
                 continue
             own = write * self.inject[k]
@@ -88,7 +88,7 @@ class _Step(NamedTuple):
         for k, row in enumerate(self.rows):
             carried = _dot([(j, abs(entry)) for j, entry in row], size)
             total = none if carried is None else carried
-            if write is not None and not _is_zero(self.inject[k]):
+            if write is not None and not has_value(self.inject[k], 0.0):
                 total = total + write.abs() * abs(self.inject[k])
             if self.bias is not None:
                 total = total + abs(self.bias[k])
@@ -171,12 +171,8 @@ def to_entries(vector: Any, dim: int) -> list[Any]:
     return list(vector.unbind(-2)) if vector.dim() == dim else [entry.unsqueeze(-1) for entry in vector.unbind(-1)]
 
 
-def _is_zero(entry: Any) -> bool:
-    return isinstance(entry, float) and entry == 0.0
-
-
 def _to_sparse(row: Sequence[Any]) -> _SparseRow:
-    return [(j, entry) for j, entry in enumerate(row) if not _is_zero(entry)]
+    return [(j, entry) for j, entry in enumerate(row) if not has_value(entry, 0.0)]
 
 
 def _dot(row: _SparseRow, term: Term) -> Tensor | None:
@@ -184,7 +180,7 @@ def _dot(row: _SparseRow, term: Term) -> Tensor | None:
     for j, entry in row:
         x = term[j]
         if x is not None:
-            part = x if isinstance(entry, float) and entry == 1.0 else entry * x
+            part = x if has_value(entry, 1.0) else entry * x
             total = part if total is None else total + part
     return total
 
