@@ -65,7 +65,7 @@ TOOLS = {
         (Fault("mean-write-of-one-sample", "stream", "write.mean($o, keepdim=True)", "write.mean($o[1:], keepdim=True)"),),
     ),
     "proof": Area(
-        ("tests/fusion/test_proof*.py tests/fusion/test_call_proof.py tests/fusion/test_rng_replay.py",),
+        ("tests/fusion/test_proof*.py tests/fusion/test_call_proof.py tests/fusion/test_wiring.py tests/fusion/test_rng_replay.py",),
         (
             Fault("proof-tolerance", "fusion/tolerance.py", "TIMES = 2", "TIMES = 200"),
             Fault(
