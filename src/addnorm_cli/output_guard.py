@@ -74,7 +74,7 @@ def guard_streams() -> None:
 
 
 def keep_output() -> None:
-    """Keep the output in a file if it cannot be written: it is the result of work."""
+    """Have `finish_output` save the output in a file if stdout cannot be written: computing the output took work."""
     guarded = _guarded()
     if guarded is not None:
         guarded.keep = True

@@ -80,7 +80,10 @@ def errors(
 
 
 def bias_gradient_of_ones(rows: int = ONES[0], d: int = ONES[1]) -> dict[str, float]:
-    """Return the bias gradient in bfloat16 where every gradient of y is one; of its features the one furthest from `rows`."""
+    """Return for "eager" and "addnorm" a bfloat16 bias gradient whose exact value is `rows`: the feature furthest from it.
+
+    The gradient of every element of y is one, so each feature of the bias gradient is the number of rows.
+    """
     case = _case("layer", "forward_backward", (rows, d), "bfloat16")
     (tensors,) = inputs(case)
     dy, dz = tensors.cotangents

@@ -104,11 +104,11 @@ class StackParallel(ParallelStyle):
 
 
 class SublayerStyle(ParallelStyle):
-    """Style of a sublayer of a stack.
+    """Base of the styles of the sublayers of a `ResidualStack`.
 
     Args:
-        sequence_parallel: whether the stream is sharded on the tokens: its shards are gathered before the sublayer, whose output
-            is reduce-scattered or sharded. Otherwise the stream is replicated.
+        sequence_parallel: whether the stream is sharded on the tokens: its shards are gathered before the sublayer, and the
+            output is sharded again. Otherwise the stream is replicated.
     """
 
     def __init__(self, *, sequence_parallel: bool = False) -> None:

@@ -184,7 +184,10 @@ class _Replacement:
     def _compare(
         self, shape: tuple[int, ...], contexts: Sequence[Any], unusual: bool
     ) -> Iterator[tuple[str, Difference]]:
-        """Yield all differences on random numbers of one shape, each with its precision."""
+        """Yield for each result its precision, and how the replacement differs from the original on random inputs of one shape.
+
+        With `unusual` inputs have large, small and zero rows, NaN and infinities too.
+        """
         draws = [_Draw(self._scale(shape))]
         if unusual:  # rows that are large, small or zero, and the gradient of each result by itself
             draws = [draws[0]._replace(is_apart=True), _Draw(self._scale(shape, unusual=True))]

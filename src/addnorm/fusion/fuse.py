@@ -85,7 +85,7 @@ def fuse(model: nn.Module, *args: Any, compile: bool = False, benchmark: bool = 
     fused_calls = False
 
     def result(boundaries: Sequence[Boundary], **measured: Any) -> Fusion:
-        """Return the result; an error if a call that was captured by now differs."""
+        """Return the `Fusion` so far; raise `VerificationError` if the proof, with the calls captured by now, does not hold."""
         fusion = Fusion(
             type(model).__name__, tuple(boundaries), num_graphs,
             replace(proof, calls=tuple(backend.differences)), compile, **measured,

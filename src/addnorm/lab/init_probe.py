@@ -191,7 +191,7 @@ def plain_mode() -> Iterator[None]:
 
 
 def name_places(sublayers: int) -> dict[str, list[str]]:
-    """Return the labels and the kinds of x_0 and of every sublayer."""
+    """Return {"labels": ["x_0", "attention 1", ...], "kinds": ["start", "attention", ...]}."""
     kinds = [("attention", "feed-forward")[i % 2] for i in range(sublayers)]
     return {"labels": ["x_0", *(f"{kind} {i // 2 + 1}" for i, kind in enumerate(kinds))], "kinds": ["start", *kinds]}
 

@@ -119,9 +119,9 @@ def memory_map(recording: Recording) -> Numbers | None:
 
 
 def measure_probe(model: CharLM, text: Text, tokens: int) -> Numbers:
-    """Return the statistics by depth on the probe, forward and backward. The model does not change.
+    """Return the statistics by depth, forward and backward, on `PROBE` sequences of the test text. The model does not change.
 
-    With several streams, `streams` has what `measure_streams` returns, and there is no memory map.
+    `map` is the memory map. With several streams it is None, and `streams` has what `measure_streams` returns.
     """
     inputs, targets = text.held_out("test", PROBE, tokens)
     clone = copy.deepcopy(model)

@@ -319,7 +319,7 @@ class SublayerConnection(_Reader):
         return StreamState(streams, None if norms else write, own, base, sites, state.dtype, reading.carried)
 
     def _list_norms_out(self) -> tuple[Any, ...]:
-        """Return the norm of each new stream, None for one without; nothing if there is none at all."""
+        """Return the norm of each new stream, None for a stream without one; an empty tuple if no stream has one."""
         if self.is_row:
             norm = self._modules["norm_out"]
             return () if norm is None else (norm,)

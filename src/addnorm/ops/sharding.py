@@ -68,7 +68,11 @@ def row_dimension(placement: Placement, ndim: int, first_feature: int) -> int | 
 
 
 def place_rows(tensors: Sequence[DTensor], rows: int, ndim: int, *, plain: bool = False) -> Placements:
-    """Return the placement of the rows, the first dimensions of the tensors; `plain`: no other shards than `Shard`."""
+    """Return how the rows, the first `rows` dimensions of the tensors, are placed on each of `ndim` mesh dimensions.
+
+    On each, the first tensor that shards a dimension of rows decides; without one it is `Replicate`. With `plain` shards other
+    than `Shard`, such as strided ones, do not count.
+    """
 
     def place(i: int) -> Placement:
         for t in tensors:

@@ -140,7 +140,10 @@ def _smoothed_losses(run: Numbers) -> Iterable[tuple[float, float]]:
 
 
 def training_chart(comparison: Comparison, n: int, title_suffix: str = "") -> Chart | None:
-    """Return a chart of step size, gradient ratio and similarity over the steps; None with fewer than two recorded steps."""
+    """Return a chart over the steps: the logits' change by a step, the gradient at x_0 over that at x_L, the tokens' similarity.
+
+    It has the models of n layers; None with fewer than two recorded steps.
+    """
     shown = groups_by_warm_up(comparison, n)
 
     def by_step(label: str, value: Callable[[Numbers, int], float | None], log: bool | None = None) -> Panel:

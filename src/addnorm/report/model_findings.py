@@ -30,7 +30,7 @@ def _site_name(site: Site | RecordedSite, several: bool = False) -> str:
 
 
 def _share_of(count: int, total: int, what: str) -> str:
-    """Return a number of things: "2 of 12 sublayers", "all 12 sublayers", "the only sublayer"."""
+    """Return a count in words: "2 of 12 sublayers", "all 12 sublayers", "the only sublayer"."""
     if count == total == 1:
         return f"the only {what.removesuffix('s')}"
     return f"all {total} {what}" if count == total else f"{count} of {total} {what}"

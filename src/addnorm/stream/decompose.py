@@ -91,7 +91,7 @@ class Decomposition(Rendered):
         return source_shares(parts, sum_components(parts))
 
     def mean_shares(self, depth: int = -1, tokens: Tensor | None = None) -> dict[str, float]:
-        """Return the share of each source at a depth: the mean over the tokens of <c, x> / |x|^2. The shares sum to 1.
+        """Return the share of each source at a depth: <c, x> / |x|^2 of its component c, averaged over tokens. They sum to 1.
 
         Args:
             depth: 0 is x_0, k the stream after the k-th add, -1 the end.

@@ -192,7 +192,10 @@ def _check_draw(draw: Any, weight: Tensor, sublayer: Any, where: str) -> None:
 
 
 def _profile(module: nn.Module, stacks: list[Any], *inputs: Any, **context: Any) -> None:
-    """Profile each stack on its inputs in one call of the module, a decoder after its encoder; dropout is off."""
+    """Let `wiring.profile` measure the factors of each stack, on the inputs that the stack gets in one call of the module.
+
+    A decoder is measured after its encoder. Dropout is off.
+    """
     modes = {submodule: submodule.training for submodule in module.modules()}
     handles = [
         submodule.register_forward_pre_hook(

@@ -92,7 +92,7 @@ class NewStream(NamedTuple):
         return self.is_same and not self.norm
 
     def becomes(self, write: str) -> str:
-        """Return the sum in symbols."""
+        """Return the stream in symbols after a write with this text: "x + f(N(x))" for "f(N(x))"."""
         total = join_terms([*self.kept, *([] if self.factor is None else [self.factor.times(write)])])
         return f"N({total or 0})" if self.norm else total or "0"
 
@@ -299,7 +299,7 @@ class StageText:
         ]
 
     def read(self, q: int = 0) -> list[Product]:
-        """Return C P(X): the sum that a sublayer reads, before its norm; q is the number of the read."""
+        """Return the terms of C P(X), the sum that is read, before its norm; `q` is the number of the read, from 0."""
         stage, notation = self.stage, self.read_notation
         flags, operands = stage.norm_streams, self.names
         if notation is None:
@@ -343,7 +343,7 @@ class StageText:
 
     @property
     def equations(self) -> list[str]:
-        """The equations of the streams that change, and those of the reads and of the write that have letters."""
+        """The equations, one a line: `w = ...` for a long write that is shared, the streams that change, several reads."""
         arguments, more = self.reads
         write, letter = self.write(*arguments), []
         changes = self.changes(write)

@@ -188,7 +188,7 @@ def device(kind: str) -> Document:
 
 
 def describe(cases: Sequence[Case]) -> Document:
-    """Return the device, the clock, the versions, and the variants that are missing.
+    """Return the facts that head the results: device, kind of clock, versions, and the variants that are missing or limited.
 
     Raises:
         ValueError: there is no such device, or addnorm has no kernels for it.

@@ -76,7 +76,7 @@ def _sum_rows_to(grad: Tensor, like: Tensor) -> Tensor:
 
 
 def without_gradient(*arguments: Any) -> Any:
-    """Call the operator where no gradient is required."""
+    """Call the operator below autograd, where nothing is recorded for a backward."""
     with BelowAutograd():
         return _ops.add_norm_streams(*arguments)
 

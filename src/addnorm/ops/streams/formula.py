@@ -28,7 +28,7 @@ from addnorm.ops.streams.kinds import KINDS, sizes_of
 def write(
     streams: Tensor, branch: Tensor, mix: Tensor | None, inject: Tensor, dtype: torch.dtype, wide: torch.dtype
 ) -> Tensor:
-    """Return X' = A X + b w, `(*, n, d)`, in a dtype."""
+    """Return X' = A X + b w, `(*, n, d)`, computed in `wide` and rounded to `dtype`; `mix` None is the identity."""
     x = streams.to(wide)
     mixed = x if mix is None else torch.matmul(mix.to(wide), x)
     return (mixed + inject.to(wide).unsqueeze(-1) * branch.to(wide).unsqueeze(-2)).to(dtype)

@@ -142,7 +142,7 @@ class _Reader:
             self.fail("a recording with values that are no numbers", f"numbers, or {', '.join(jsonio.WORDS)}")
 
     def recording(self, document: Any, recording_type: type[R]) -> R:
-        """Return the recording of a document."""
+        """Return the recording that a parsed file holds, as a `recording_type`; raise for a wrong schema, version or content."""
         if not isinstance(document, dict) or document.get("schema") != SCHEMA:
             schema = document.get("schema") if isinstance(document, dict) else None
             self.fail(f"a document with the schema {schema!r}", f"{SCHEMA!r}")

@@ -111,7 +111,7 @@ class _Projected(CoefficientModule):
     magnitude: float = 2.0
 
     def make_parameters(self, rows: int, groups: int, *, eps: float, norm_eps: float, **factory: Any) -> None:
-        """Set both epsilons and make φ, β and α, which has one number for each group of rows."""
+        """Set both epsilons and make the parameters: φ and β with `rows` rows, α with a number for each of `groups`."""
         self.eps, self.norm_eps = check_not_negative("eps", eps), check_not_negative("norm_eps", norm_eps)
         self.project = self.parameter(rows, self.n * self.d_model, **factory)
         self.bias, self.scale = self.parameter(rows, **factory), self.parameter(groups, **factory)
