@@ -32,7 +32,7 @@ class Rewrite:
         self.graph: fx.Graph = original.__deepcopy__()
         self.copies = dict(zip(original.nodes, self.graph.nodes, strict=True))
         for node, copy in self.copies.items():
-            vars(copy).update(vars(node))  # what torch.compile's frontend sets there, and Inductor reads
+            copy.__dict__.update(vars(node))  # what torch.compile's frontend sets there, and Inductor reads
         self.current = dict(self.copies)
 
     @cached_property
