@@ -1,8 +1,8 @@
-"""Finder of residual streams: norms, residual adds, sublayers, rows, and the proof of each row.
+"""Finder of residual streams: norms, residual adds, sublayers, their rows, and the proof of each equation.
 
 `inspect.py` captures one run of a model (`stream.dataflow`) and calls the other files in order: `norms.py` matches norms,
 `adds.py` residual adds, `sublayers.py` what each sublayer reads, computes and writes, `chain.py` joins adds into streams,
 `stream_layout.py` finds their features and tokens, `passages.py` checks that whole tokens pass, `unexplained.py` lists the
-operators that are in no row, `proof.py` proves every row in float64, `naming.py` names the wiring, `reasons.py` explains what no
-row expresses, and `remarks.py` says what else is worth saying. `inspection.py` holds the result.
+operators that no `Row` describes, `proof.py` proves every equation in float64, `naming.py` names the wiring, `reasons.py`
+explains what no `Row` expresses, and `remarks.py` lists other properties. `inspection.py` holds the result.
 """

@@ -1,6 +1,7 @@
 """The residual adds of a data flow: x + f(x), in all forms in which models write it.
 
 An add is residual if one operand is, up to factors, a value on which the other operand depends. The other operand is the write.
+A *state* of a stream is one of its values over depth: x_0, the sum of an add, or the norm of that sum.
 
     x + f(x)                       regular           (x + f(x)) + g(x)      two parallel sublayers
     (x + bias) + f(x)              shifted           state + something      an injection
@@ -45,7 +46,7 @@ class Write:
     """One term that is added to the stream.
 
     Attributes:
-        path: from the branch's output (`path.source`) to the operand.
+        path: the views and factors from the branch's output (`path.source`) to the operand of the add.
         role: "branch"; "injection" if it depends on no state of this stream; "skip" for an earlier state; "bias" for a parameter.
     """
 
@@ -60,19 +61,19 @@ class Add:
     Attributes:
         x: the residual.
         out: the sum.
-        residual_path: from x to the operand.
+        residual_path: the views and factors from x to the operand.
         writes: the other operands.
-        branch_input: the value that the branch reads if x is its norm, or some of its tokens.
-        is_cut: whether x has some tokens of a state.
-        previous: the add that computed x.
+        branch_input: the value that the branches read if it is not x: x is the norm of this value, or has some of its tokens.
+        is_cut: whether x has only some of the tokens of a state.
+        previous: the add before this one on the stream; None for the first add.
         norms: the norms between the previous add and x, the last one first.
         early_factors: the factors between the previous add and the first of those norms.
         late_factors: the factors between those norms and x.
         changes_tokens: whether tokens are joined or removed between the previous add and x.
         reasons: reasons why the steps between the previous add and x are not understood.
-        is_partial: whether it is a partial sum of another add.
+        is_partial: whether `out` is only a partial sum of another add.
         inner_adds: the residual adds inside the branches.
-        other_ops: the adds of other streams on which the branches depend.
+        other_ops: the operators that add to other streams and on which the branches depend.
     """
 
     x: Value
@@ -93,33 +94,33 @@ class Add:
 
     @property
     def read(self) -> Value:
-        """The value at which the branches begin."""
+        """The value from which the branches are computed: `branch_input` if there is one, otherwise x."""
         return self.branch_input or self.x
 
     @property
     def op(self) -> Op:
-        """The operator that adds."""
+        """The operator that computes `out`."""
         assert self.out.op is not None
         return self.out.op
 
     def lineage(self) -> Iterator[Add]:
-        """Return this add and those before it on the stream, the last one first."""
+        """Yield this add and the adds before it on the stream, the last one first."""
         add: Add | None = self
         while add is not None:
             yield add
             add = add.previous
 
 
-Adds = dict[Value, Add]  # by the sum
+Adds = dict[Value, Add]  # each add by its sum
 
 
 def has_mixing_branch(add: Add) -> bool:
-    """Return whether a write is more than an elementwise function of the stream, as in x + sin(x)^2."""
+    """Return whether a branch combines tokens or features. False for elementwise branches, as in x + sin(x)^2."""
     return any("mixing" in op.traits for write in add.writes for op in find_ops_between(add.read, write.path.source))
 
 
 def find_adds(flow: Flow, norms: list[Norm]) -> list[Add]:
-    """Find the residual adds in the order in which they ran, without those inside a norm's own formula."""
+    """Find the residual adds in the order in which they ran, without adds inside norms and partial sums of other adds."""
     inner = {op for norm in norms for op in norm.ops}
     weighted: dict[Op, tuple[Term, Term] | None] = {}
     for op in flow.ops:
@@ -140,11 +141,11 @@ def find_adds(flow: Flow, norms: list[Norm]) -> list[Add]:
     return [add for add in adds.values() if not add.is_partial]
 
 
-# The forms of a residual add. Each takes the operator, and its operands as residual and as write.
+# One function for each form of a residual add: `p` is the operand that may be the residual, `q` the one that may be the write.
 
 
 def _match_again(op: Op, p: Term, q: Term, adds: Adds) -> Add | None:
-    """Match (x + f(x)) + x, where the inner sum has no other use: 2 x + f(x)."""
+    """Match (x + f(x)) + x as 2 x + f(x), where the inner sum has no other use."""
     state = _find_state(p, adds)
     inner = adds.get(state.source) if state is not None and not state.factors and p.factor == 1.0 else None
     if state is None or inner is None or inner.branch_input or not _is_only_used_by(op, state):
@@ -159,7 +160,7 @@ def _match_again(op: Op, p: Term, q: Term, adds: Adds) -> Add | None:
 
 
 def _match_regular(op: Op, p: Term, q: Term, adds: Adds) -> Add | None:
-    """Match x + f(x)."""
+    """Match x + f(x). If the other operand is a later state of the same stream, x is a skip that is added to this state."""
     multiples = {path.source for path in trace_multiples(q)}
     residual = _find_residual(p, q)
     if residual is None or residual.source in multiples:
@@ -192,7 +193,7 @@ def _match_beside(op: Op, p: Term, q: Term, adds: Adds) -> Add | None:
 
 
 def _match_continued(op: Op, p: Term, q: Term, adds: Adds) -> Add | None:
-    """Match (x + f(x)) + g(x) with parallel sublayers, or a state plus another value."""
+    """Match (x + f(x)) + g(x) with parallel sublayers, (x + f(x)) + bias, or a state plus an injection."""
     state, write, out = _find_state(p, adds), Write(trace_origin(q)), op.outputs[0]
     if state is None:
         part = trace_origin(p)
@@ -227,22 +228,22 @@ MATCHERS: tuple[Callable[[Op, Term, Term, Adds], Add | None], ...] = (
 
 
 def _extend(add: Add, path: Path) -> list[Write]:
-    """Return the writes of a partial sum, with their paths extended to the add of the whole sum."""
+    """Return the writes of partial sum `add`. Their paths are extended by `path`, which leads from this sum to the whole sum."""
     return [Write(join_paths(write.path, path), write.role) for write in add.writes]
 
 
 def _find_residual(p: Term, q: Term) -> Path | None:
-    """Return the path to p from the residual: the nearest value of which p is a multiple and from which q is computed."""
+    """Return the path to `p` from the nearest value of which `p` is a multiple and from which `q` is computed, or None."""
     return next((path for path in trace_multiples(p) if is_ancestor(path.source, q.value)), None)
 
 
 def _is_bias(value: Value, like: Value) -> bool:
-    """Return whether a value is a parameter or a constant, with at most one number for each feature."""
+    """Return whether `value` is a parameter or a constant with at most one number for each feature of `like`."""
     return not value.kind & (DATA | NOISE) and value.tensor.numel() <= like.shape[-1]
 
 
 def _is_only_used_by(op: Op, path: Path) -> bool:
-    """Return whether only this operator uses the value at the start of a path."""
+    """Return whether the values on `path` have no other use than to compute an operand of `op`."""
     values = [path.source, *(step.outputs[0] for step in path.ops)]
     return all(len({*value.users}) == 1 for value in values) and {*values[0 if not path.ops else 1].users} == {op}
 
@@ -251,17 +252,17 @@ def _is_only_used_by(op: Op, path: Path) -> bool:
 
 
 def _find_state(term: Term, adds: Adds) -> Path | None:
-    """Return the path from a state of a stream if an operand is a multiple of one."""
+    """Return the path to operand `term` from the nearest state of which the operand is a multiple; None if there is none."""
     return next((path for path in trace_multiples(term) if _find_add(path.source, adds) is not None), None)
 
 
 def _find_add(value: Value, adds: Mapping[Value, Add]) -> Add | None:
-    """Return the add of which a value is the sum, or the norm of the sum."""
+    """Return the add whose sum is `value`, or whose normalized sum is `value`; None if there is none."""
     return adds.get(value) or (adds.get(strip_views(value.norm.x)) if value.norm is not None else None)
 
 
 def _continues_from(state: Value, earlier: Value, adds: Adds) -> bool:
-    """Return whether a chain of adds leads from an earlier value to a state."""
+    """Return whether a chain of adds leads from the value `earlier` to `state`."""
     add = _find_add(state, adds)
     steps = enumerate(add.lineage()) if add is not None else ()
     at = next((k for k, step in steps if step.x is earlier or _find_root(step.x) is _find_root(earlier)), None)
@@ -269,7 +270,7 @@ def _continues_from(state: Value, earlier: Value, adds: Adds) -> bool:
 
 
 def _find_root(value: Value) -> Value:
-    """Return the value of which another is a multiple, or a sum of multiples."""
+    """Return the earliest value of which `value` is a multiple, or a sum of multiples."""
     while True:
         value = strip_views(value)
         op = value.op
@@ -285,7 +286,7 @@ def _find_root(value: Value) -> Value:
 
 
 def _trace_wholes(value: Value) -> Iterator[Value]:
-    """Yield a value and the earlier values from which its tokens were cut."""
+    """Yield `value` and the earlier values from which its tokens were cut."""
     while True:
         value = strip_views(value)
         yield value
@@ -295,17 +296,17 @@ def _trace_wholes(value: Value) -> Iterator[Value]:
 
 
 def _find_whole(value: Value) -> Value:
-    """Return the earliest value from which the tokens of a value were cut."""
+    """Return the earliest value from which the tokens of `value` were cut."""
     return [*_trace_wholes(value)][-1]
 
 
 def _find_moved_state(value: Value, adds: Adds) -> Value | None:
-    """Return the state of a stream from which the tokens of a value were cut; None if there is none."""
+    """Return the state of a stream from which the tokens of `value` were cut; None if there is none."""
     return next((whole for whole in _trace_wholes(value) if _find_add(whole, adds) is not None), None)
 
 
 def _link_previous(add: Add, adds: Adds) -> None:
-    """Set `add.previous` to the add that computed x, and collect the norms and factors in between."""
+    """Set `add.previous` to the add before this one on the stream, and collect the norms and factors in between."""
     value = add.x
     reasons: list[str] = []
     while True:
@@ -331,7 +332,10 @@ def _link_previous(add: Add, adds: Adds) -> None:
 
 
 def _find_token_source(value: Value, adds: Adds, reasons: list[str]) -> Value | None:
-    """Return the input of a cut or join that continues a stream; None if there is none."""
+    """Return the input through which a stream continues if `value` is a cut or a join of tokens; None if there is none.
+
+    Texts about steps that no `Row` expresses are appended to `reasons`.
+    """
     op = value.op
     if op is None:
         return None

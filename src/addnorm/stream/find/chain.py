@@ -31,17 +31,17 @@ class Chain:
 
     Attributes:
         adds: the residual adds.
-        sublayers: of each add.
-        norms_out: of each add, in the order in which they are applied.
-        final_norms: the norms after the last add that are not its own.
-        last_factors: the factors between the last add and its norm.
-        final_factors: those between the last add and the final norm, if the add has no norm of its own.
+        sublayers: the sublayers of each add.
+        norms_out: the norms of the sum of each add (N_out), in the order in which they are applied.
+        final_norms: the other norms after the last add.
+        last_factors: the factors between the last add and its own norm.
+        final_factors: the factors between the last add and the final norm, if the add has no norm of its own.
         dual_norm: the final norm of a second stream that has the same writes (ResiDual).
-        dual_adds: the adds of that stream, and the add of both streams.
-        has_other_norms: whether several norms lead from the same tokens of the end to the model's output.
+        dual_adds: the adds of that second stream, and the add that sums both streams.
+        has_other_norms: whether several norms read the same tokens at the end of the stream and lead to the model's output.
         next_norm: the first final norm, with the tokens that it reads.
-        pooled: without a final norm, a norm of what an operator computes from the tokens.
-        first_norm: the norm before the first add, if it is the end of no other stream.
+        pooled: if there is no final norm, the norm of a pooled end of the stream, such as its mean, and the operator that pools.
+        first_norm: the norm before the first add; None if this norm is the end of another stream.
     """
 
     adds: list[Add]
@@ -62,7 +62,7 @@ class Chain:
         return [*(add.x for add in self.adds), self.find_end(-1)]
 
     def find_end(self, k: int) -> Value:
-        """Return the stream after add k and its norms, before tokens are joined or removed."""
+        """Return the stream after add `k` and its norms, before tokens are joined or removed."""
         norms = self.norms_out[k]
         return norms[-1].y if norms else self.adds[k].out
 
@@ -71,11 +71,11 @@ class Chain:
         return [sublayer for of_add in self.sublayers for sublayer in of_add if sublayer.role != "bias"]
 
     def sum_factors(self, k: int) -> list[Factor]:
-        """Return the factors of the whole sum of add k, before its norm or, if there is none, before the next sublayer."""
+        """Return the constant, learned and random factors in `list_factors_after(k)`: they multiply the whole sum."""
         return [factor for factor in self.list_factors_after(k) if factor.kind in ("constant", "learned", "noise")]
 
     def list_factors_after(self, k: int) -> list[Factor]:
-        """Return the factors between add k and its norm or, if there is none, the next sublayer."""
+        """Return the factors between add `k` and its norm, or the next sublayer if the add has no norm."""
         if k + 1 == len(self.adds):
             return self.last_factors
         after = self.adds[k + 1]
@@ -83,12 +83,12 @@ class Chain:
 
 
 class Selection(NamedTuple):
-    """The adds of a data flow.
+    """The residual adds of a data flow, in streams and outside of them.
 
     Attributes:
         chains: the streams in the order in which they begin.
         left: the adds that are in no stream, in no sublayer, and not in `reads`.
-        reads: the adds of positions and the like to a state, whose sum only sublayers read.
+        reads: the adds of a value, such as position embeddings, to a state, whose sums only sublayers read.
     """
 
     chains: list[Chain]
@@ -97,7 +97,7 @@ class Selection(NamedTuple):
 
 
 def find_chains(flow: Flow, norms: list[Norm]) -> Selection:
-    """Find the streams of a data flow."""
+    """Join the residual adds of a data flow into streams, and return the streams and the other adds."""
     results = flow.list_results()
     chosen, left, reads = _select_chains(find_adds(flow, norms), {strip_views(norm.x) for norm in norms}, results)
     _find_other_streams(chosen)
@@ -121,13 +121,18 @@ def find_chains(flow: Flow, norms: list[Norm]) -> Selection:
 def _select_chains(
     adds: list[Add], normed: set[Value], results: set[Value]
 ) -> tuple[list[list[Add]], list[Add], list[Add]]:  # fmt: skip
-    """Select the longest chain, then those that are in no sublayer of a longer one.
+    """Select the longest chain of adds, then the next longest ones that are in no sublayer of a selected one.
 
-    `normed` has the values that norms read, `results` those that the model returns. The adds that are in neither, and the sums of
-    states that sublayers read, are returned too.
+    Args:
+        adds: all residual adds.
+        normed: the values that norms read.
+        results: the values that the model returns.
+
+    Returns:
+        The adds of each selected chain, and `left` and `reads` as in `Selection`.
     """
     chosen: list[list[Add]] = []
-    owners: dict[Op, Add] = {}  # for each operator of a branch its add
+    owners: dict[Op, Add] = {}  # the add of each operator of a branch
     used: set[Add] = set()
     sums = _find_sums_of_states(adds)
     reads: list[Add] = []
@@ -156,7 +161,7 @@ def _select_chains(
 
 
 def _find_sums_of_states(adds: Sequence[Add]) -> set[Add]:
-    """Return the adds that only add another stream's state to a value, such as position embeddings to an encoder's output."""
+    """Return the adds that continue no chain and add a value, such as position embeddings, to another stream's state."""
     states = {add.out for add in adds} | {add.x for add in adds}
     continued = {add.previous for add in adds}
     sums = set()
@@ -169,9 +174,10 @@ def _find_sums_of_states(adds: Sequence[Add]) -> set[Add]:
 
 
 def _is_other_stream(chain: Sequence[Add], owners: dict[Op, Add], used: set[Add]) -> bool:
-    """Return whether adds inside sublayers are a second stream that these sublayers read, as in reversible layers.
+    """Return whether `chain`, whose adds are inside sublayers, is a second stream that these sublayers read (reversible layers).
 
-    It is if it is in no single sublayer, began before one of them, and an add of it reads it directly, not through the others.
+    This is so if the adds are in different sublayers, if the start of the chain does not depend on the input of one of them, and
+    if a branch of the chain can be computed without the adds in `used`, those of other streams.
     """
     of_adds = {owners.get(add.op) for add in chain}
     if len(of_adds) == 1 or all(owner is None or is_ancestor(owner.read, chain[0].x) for owner in of_adds):
@@ -181,7 +187,7 @@ def _is_other_stream(chain: Sequence[Add], owners: dict[Op, Add], used: set[Add]
 
 
 def _find_other_streams(chains: Sequence[Sequence[Add]]) -> None:
-    """Set `Add.other_ops`: the adds of other streams on which the branches of an add depend."""
+    """Set `Add.other_ops`: the operators that add to other streams and on which the branches of the add depend."""
     of_op = {add.op: chain for chain in chains for add in chain}
     for chain in chains:
         for add in chain:
@@ -197,7 +203,7 @@ def _find_other_streams(chains: Sequence[Sequence[Add]]) -> None:
 
 
 def _trim_activations(chain: list[Add], results: set[Value]) -> list[Add]:
-    """Remove elementwise functions at either end, such as x + sin(x)^2, and sums of statistics: mean((x - b)^2)."""
+    """Remove elementwise adds at either end (x + sin(x)^2), and last sums used only in statistics: mean((x - b)^2)."""
     while len(chain) > 1 and chain[-1].writes[0].role == "injection" and _is_statistic(chain[-1].out, results):
         chain = chain[:-1]
     mixing = [
@@ -210,7 +216,7 @@ def _trim_activations(chain: list[Add], results: set[Value]) -> list[Add]:
 def _is_statistic(value: Value, results: set[Value]) -> bool:
     """Return whether a value is used only in statistics over its features, such as mean((x - b)^2).
 
-    `results` has the values that the model returns.
+    False if a value in `results`, those that the model returns, is computed without such a reduction.
     """
     reduced = False
 
@@ -227,13 +233,19 @@ def _is_statistic(value: Value, results: set[Value]) -> bool:
 
 
 def _lacks_features(out: Value, value: Value) -> bool:
-    """Return whether a reduction sums over the last dimension of its input; False if the shapes do not show it."""
+    """Return whether the shapes show that `out`, a reduction of `value`, is reduced over the last dimension."""
     *rest, width = value.shape
     return math.prod(out.shape) == 1 or out.shape == (*rest, 1) or (out.shape == (*rest,) and width not in rest)
 
 
 def _is_stream(chain: list[Add], normed: set[Value], alone: bool) -> bool:
-    """Return whether adds are a stream: most branches combine tokens or features, and there are several adds, or a norm."""
+    """Return whether a chain is a stream: most branches combine tokens or features, and it has several adds or a norm.
+
+    Args:
+        chain: the adds.
+        normed: the values that norms read.
+        alone: whether no other stream was selected before. If so, several adds with elementwise branches are a stream too.
+    """
     writes = [(add, write) for add in chain for write in add.writes if write.role == "branch"]
     branches = [find_ops_between(add.read, write.path.source) for add, write in writes]
     mixed = sum(any("mixing" in op.traits for op in ops) for ops in branches)
@@ -246,7 +258,11 @@ def _is_stream(chain: list[Add], normed: set[Value], alone: bool) -> bool:
 
 
 def _join_twins(chains: list[list[Add]]) -> list[tuple[list[Add], Norm | None, list[Add]]]:
-    """Join two streams that have the same sublayers (ResiDual) into one, with the final norm and the adds of the second."""
+    """Join two streams that have the same sublayers (ResiDual) into one.
+
+    Returns:
+        For each stream its adds, `Chain.dual_norm` and `Chain.dual_adds`. The last two are None and empty if nothing is joined.
+    """
     raws = [{write.path.source for add in chain for write in add.writes if write.role == "branch"} for chain in chains]
     joined: list[tuple[list[Add], Norm | None, list[Add]]] = []
     for k, chain in enumerate(chains):
@@ -268,7 +284,7 @@ def _join_twins(chains: list[list[Add]]) -> list[tuple[list[Add], Norm | None, l
 
 
 def _is_plain_sum(other: list[Add], chain: list[Add]) -> bool:
-    """Return whether a second stream is x_0 plus the writes of a chain, and is added to it in the end, without factors."""
+    """Return whether `other` is x_0 plus the writes of `chain`, and the last add of `chain` sums both, all without factors."""
     writes = [write.path for add in chain[:-1] for write in add.writes]
     seconds = [write.path for add in other for write in add.writes]
     drawn = _find_shared_noise(writes, seconds)
@@ -283,7 +299,7 @@ def _is_plain_sum(other: list[Add], chain: list[Add]) -> bool:
 
 
 def _find_shared_noise(writes: Sequence[Path], seconds: Sequence[Path]) -> set[Op]:
-    """Return the products of two streams' writes with dropout masks, where both streams use the same masks."""
+    """Return the operators that multiply the writes of two streams by dropout masks, if both streams have the same masks."""
     shared: set[Op] = set()
     for paths in zip(writes, seconds, strict=False):
         first, second = ([factor for factor in path.factors if factor.kind == "noise"] for path in paths)
@@ -311,7 +327,7 @@ def _build_chain(
 
 
 def _find_last_norms(value: Value, regions: Regions) -> tuple[list[NextNorm], bool]:
-    """Return the norms after the last add, one after the other, and whether there are several for the same tokens."""
+    """Return the norms that follow the last sum, one after the other, and whether several norms read the same tokens."""
     found: list[NextNorm] = []
     is_ambiguous = False
     while candidates := [c for c in list_next_norms(value) if regions.is_used(c.norm.y)]:
@@ -323,23 +339,28 @@ def _find_last_norms(value: Value, regions: Regions) -> tuple[list[NextNorm], bo
 
 
 def _count_own_norms(adds: list[Add], sublayers: list[list[Sublayer]], between: list[list[Norm]]) -> int:
-    """Return how many of the norms after the last add are the add's own, as in the layers before; the others are final norms."""
+    """Return how many norms after the last add are the add's own, as in the layers before. The rest are final norms."""
     signatures = [_signature(add, of_add) for add, of_add in zip(adds, sublayers, strict=True)]
     flat = [sublayer for of_add in sublayers for sublayer in of_add]
     layers = dict(zip((sublayer.add for sublayer in flat), assign_layers(flat), strict=True))
     equal = [k for k, signature in enumerate(signatures[:-1]) if signature == signatures[-1]]
-    # The module that reads the stream next may do the add, and the reader of the last one is another module.
+    # The module that reads a sum next may run the add. For the last sum this is another module than in the layers before.
     if not equal:
         equal = [k for k, signature in enumerate(signatures[:-1]) if signature[1:] == signatures[-1][1:]]
     ends_layer = [k for k in equal if layers[adds[k]] != layers[adds[k + 1]]]  # as the last add does
     same = _find_period(between, equal) or ends_layer or equal
-    # If no other add is like the last one, a norm belongs to it if its sublayers read through no norm.
+    # If no other add is like the last one, a norm belongs to the last add if its sublayers read through no norm.
     has_branch = any(sublayer.role == "branch" for sublayer in sublayers[-1])
     return len(between[same[-1]]) if same else int(not signatures[-1][1] if has_branch else any(between))
 
 
 def _find_period(between: list[list[Norm]], equal: Sequence[int]) -> list[int]:
-    """Return the add with the norms that the last one should have, where the norms of the adds repeat with a period."""
+    """Return a list with the index of the add one period before the last one, if the norms repeat with a period; else [].
+
+    Args:
+        between: the norms after each add except the last one.
+        equal: indices of the adds that are like the last one.
+    """
     n = len(between) + 1
     placed = [[norm.kind for norm in norms] for norms in between]
     for period in range(1, n // 2 + 1):

@@ -1,13 +1,14 @@
 """Norms in primitive operators, found by what they compute, in whatever spelling.
 
-A candidate is a value y that combines its dominator x with a statistic of x: y = f(x, gains). The function is computed again in
-float64, on rows that are chosen for the test: random directions at magnitudes from 1e-20 to 1e8, random gains. It is a norm if
+A candidate is a value y that combines a statistic of x with x, its dominator (functions.py): y = f(x, gains), where the gains are
+the weight and the bias. The function is computed again in float64 on test tokens: random directions at magnitudes from 1e-20 to
+1e8, with random gains. It is a norm if
 
-    y_i = (x_i - m) / D(x) * weight_i + bias_i       with m = 0 or the mean of x, for every row, whatever the other rows are
+    y_i = (x_i - m) / D(x) * weight_i + bias_i       with m = 0 or the mean of x, for every token, whatever the other tokens are
 
-and if D is one of the known roots of the mean square, with its eps, for every row (`Norm`). If D is another even function of x
-that grows with x, the norm has a formula of its own: kind "own". `match_affine` matches downward: the casts, the weight and the
-bias that follow in the same call.
+and if D is one of the known roots of the mean square, with its eps, for every token (`Norm`). If D is another even function of x
+that grows with x, the norm has a formula of its own: kind "own". `match_affine` adds the casts, the weight and the bias that
+follow in the same call.
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ from addnorm.stream.find.norm import EpsRole, Kind, Norm, add_eps
 
 CLOSE = 1e-6  # relative: constants such as 1 / d and eps pass through float32
 MAX_GAINS = 4  # tensors that may be the weight or the bias of one norm
-SCALES = [10.0**k for k in range(-20, 9, 2)]  # magnitudes of the rows; squares from 1e-40, far below any eps, to 1e16
+SCALES = [10.0**k for k in range(-20, 9, 2)]  # magnitudes of the test tokens; the squares begin far below any eps
 DIRECTIONS = 3
 SUBLINEAR = 0.99  # degree of y in x, at most, for x / D(x) to be a norm; x times a bounded gate has degree 1
 
 
 @dataclass
 class _Form:
-    """Form y = (x - m) / D * weight + bias of a function.
+    """Formula y = (x - m) / D * weight + bias that a function computes.
 
     Attributes:
-        is_centred: m is the mean of x.
-        weight, bias: numbers of the gains in the function's list.
+        is_centred: whether m is the mean of x.
+        weight, bias: their indices in `Function.list_gains()`, or None.
         kind: kind of the norm; None if D is none of the known roots.
-        eps, role, unbiased: the constants of the root.
+        eps, role, unbiased: the root's `eps`, `eps_role` and `unbiased`, as in `Norm`.
     """
 
     is_centred: bool
@@ -52,7 +53,7 @@ class _Form:
 
 
 class _Probe(NamedTuple):
-    """Rows on which a function was computed, and what it returned: `(n, d)`. Rows k and k + n / 2 have opposite signs."""
+    """Test tokens x of a function and the outputs y, both `(n, d)`. Tokens k and k + n / 2 have opposite signs."""
 
     x: Tensor
     y: Tensor
@@ -60,7 +61,7 @@ class _Probe(NamedTuple):
 
 
 class NormFinder:
-    """Finds norms in primitive operators; the operators of a run are passed to it in order."""
+    """Finder of norms in primitive operators. Call `match` with every operator of a run, in order."""
 
     def __init__(self) -> None:
         self._dominators = Dominators()
@@ -69,7 +70,10 @@ class NormFinder:
         self._undone: set[Op] = set()
 
     def match(self, op: Op, is_known: bool) -> Norm | None:
-        """Return the norm of a known formula that an operator completes; `is_known` says that it is a norm by itself."""
+        """Return the norm of a known formula whose last step is this operator; None if there is none, or if `is_known`.
+
+        `is_known` says that the operator alone is a norm, such as torch's layer_norm.
+        """
         x, y = self._dominators.add(op), op.outputs[0] if op.outputs else None
         if is_known or x is None or y is None or not _is_candidate(op, x, y):
             return None
@@ -86,9 +90,9 @@ class NormFinder:
         return self._include_centring(function, form) or _build_norm(function, form)
 
     def list_own(self, norms: Sequence[Norm]) -> list[Norm]:
-        """Return the norms of other formulas, without those that overlap with other norms or are undone later.
+        """Return the norms of kind "own", without those that overlap with `norms` or with each other, and those undone later.
 
-        A rescaling is undone if a later function of the same x is none: x / max(x) is rounded, and multiplied by max(x) again.
+        A norm is undone if a later function of the same x contains it and is no norm: x / max(x), rounded, times max(x).
         """
         inside = {op for norm in norms for op in norm.ops}
         found = []
@@ -105,7 +109,7 @@ class NormFinder:
         return self._forms[key]
 
     def _include_centring(self, function: Function, form: _Form) -> Norm | None:
-        """Return the norm of x if the function is one of x - mean(x): a LayerNorm, or a centred ScaleNorm; None otherwise."""
+        """Return the LayerNorm or centred ScaleNorm of x if `function` is a norm of x - mean(x); None otherwise."""
         before = None if form.is_centred else self._dominators.nearest(function.x)
         centring = Function.between(before, function.x) if before is not None else None
         if centring is None or not centring.combines_features or centring.x.shape != function.x.shape:
@@ -119,7 +123,7 @@ class NormFinder:
 
 
 def _is_candidate(op: Op, x: Value, y: Value) -> bool:
-    """Return whether an operator can be the last one of a norm: y has the size of x, and combines two values or features."""
+    """Return whether `op` can be the last operator of a norm: y has the size of x, and combines values or features."""
     if y.shape[-1:] != x.shape[-1:] or y.tensor.numel() != x.tensor.numel() or not x.shape or x.shape[-1] < 2:
         return False
     if not (y.tensor.is_floating_point() and x.tensor.is_floating_point() and x.tensor.numel()):
@@ -159,7 +163,7 @@ class _Divisor:
 
 
 def _strip_casts(value: Value) -> Value:
-    """Return the value before casts and views that keep the last dimension and the order of the tokens: the model's x."""
+    """Return the value before all casts and views that keep the last dimension and the order of the tokens."""
     while value.op is not None and strip_views(value) is not value:
         before = value.op.inputs[0]
         keeps_order = not value.op.traits.isdisjoint(("copy", "reshape", "squeeze", "affine"))
@@ -175,7 +179,7 @@ def _strip_casts(value: Value) -> Value:
 
 
 def _identify(function: Function) -> _Form | None:
-    """Return what a function computes; None if it is no norm."""
+    """Return the formula of a function that is a norm; None if the function is no norm."""
     probe = _compute_probe(function) if len(function.list_gains()) <= MAX_GAINS else None
     if probe is None:
         return None
@@ -189,7 +193,7 @@ def _identify(function: Function) -> _Form | None:
 
 
 def _compute_probe(function: Function) -> _Probe | None:
-    """Compute a function on the rows of the test; None if what it makes of a row depends on other rows."""
+    """Compute a function on the test tokens; None if that fails, or if its output for a token depends on other tokens."""
     d = function.x.shape[-1]
     random = torch.Generator().manual_seed(0)
 
@@ -215,7 +219,7 @@ def _compute_probe(function: Function) -> _Probe | None:
 
 
 def _list_forms(probe: _Probe) -> Iterator[tuple[_Form, Tensor]]:
-    """Yield the forms (x - m) / D * weight + bias that the rows have, each with D, which is NaN where it is not known."""
+    """Yield the formulas (x - m) / D * weight + bias that fit the probe, each with D for each token (NaN if not known)."""
     choices = [None, *range(len(probe.gains))]
     for bias in choices:
         for weight in choices:
@@ -229,13 +233,13 @@ def _list_forms(probe: _Probe) -> Iterator[tuple[_Form, Tensor]]:
                 rate = (normed * x).sum(-1) / x.square().sum(-1)
                 error = (normed - rate[:, None] * x).norm(dim=-1)
                 size = normed.norm(dim=-1)
-                is_known = size > CLOSE * shift.norm()  # elsewhere the bias hides the normalized row
+                is_known = size > CLOSE * shift.norm()  # for other tokens the bias hides the normalized features
                 if bool((error <= CLOSE * size)[is_known].all()) and bool(is_known[-DIRECTIONS:].all()):
                     yield _Form(is_centred, weight, bias), torch.where(is_known, 1.0 / rate, torch.nan)
 
 
 def _find_root(form: _Form, divisor: Tensor, probe: _Probe, numbers: Sequence[float]) -> _Form | None:
-    """Return the form with the root of the mean square that D is; None if it is none."""
+    """Return `form` with the kind and eps of the known root whose values `divisor` has; None if no known root has them."""
     x = probe.x - probe.x.mean(-1, keepdim=True) if form.is_centred else probe.x
     d = x.shape[-1]
     roots: list[tuple[Kind, bool, Tensor]] = [("layer" if form.is_centred else "rms", False, x.square().mean(-1))]
@@ -265,17 +269,17 @@ def _fits(root: Tensor, divisor: Tensor) -> bool:
 
 
 def _round(eps: float, numbers: Sequence[float]) -> float:
-    """Return the constant in the operators that is closest to eps, or eps rounded to six digits."""
+    """Return the operators' constant in `numbers` that equals `eps` up to round-off; if there is none, `eps` in six digits."""
     near = min(numbers, key=lambda number: abs(number - eps), default=0.0)
     return near if abs(near - eps) <= 10 * CLOSE * eps else float(f"{eps:.6g}")
 
 
 def _is_rescaling(divisor: Tensor) -> bool:
-    """Return whether x / D(x) is a norm of another formula: D is even, and grows with x at the same rate in all directions."""
+    """Return whether x / D(x) is a norm of its own formula: D is even, and grows with |x| at the same rate in all directions."""
     half = len(divisor) // 2
     even = (divisor[:half] - divisor[half:]).abs() <= CLOSE * divisor[:half].abs()
     ratio = divisor[half - DIRECTIONS : half] / divisor[half - 2 * DIRECTIONS : half - DIRECTIONS]
-    growth = torch.log10(ratio) / 2  # between rows whose magnitudes differ by 100
+    growth = torch.log10(ratio) / 2  # between tokens whose magnitudes differ by a factor of 100
     is_same = float(growth.max() - growth.min()) < 1 - SUBLINEAR
     return bool(even[divisor[:half].isfinite()].all()) and is_same and float(growth.min()) > 1 - SUBLINEAR
 
@@ -301,8 +305,8 @@ def match_affine(norm: Norm, vectors_only: bool = False) -> None:
 
     Args:
         norm: the norm, which is changed.
-        vectors_only: the norm is an operator of torch without a weight. Vectors over the features are its gains, also in the call
-            that contains the norm's module; a single number may be a factor of a sublayer.
+        vectors_only: accept only vectors over the features, since a single number may be a factor of a sublayer. Search also in
+            the call that contains the norm's module. Pass True for an operator of torch without a weight.
     """
     y = norm.y
     assert y.op is not None
@@ -330,13 +334,16 @@ def match_affine(norm: Norm, vectors_only: bool = False) -> None:
 
 
 def _is_scale_of_write(op: Op) -> bool:
-    """Return whether a product outside of the norm's module is only added, in the same call: x + gamma * N(f(x))."""
+    """Return whether `op` is a product that only adds of the same call use: gamma * N(f(x)) in x + gamma * N(f(x))."""
     users = {*op.outputs[0].users}
     return op.name == "mul" and len(users) == 1 and all(add.name == "add" and add.frame is op.frame for add in users)
 
 
 def _match_gains(norm: Norm, op: Op, y: Value) -> dict[str, Value]:
-    """Return the weight, the bias, both, or the root of d by which an operator scales or shifts the output of a norm."""
+    """Return the "weight" and the "bias" that `op` applies to `y`, the output of a norm, as far as it applies them.
+
+    The dict is empty for other operators. For a product of a unit vector and the root of d, its only key is "root of d".
+    """
     product = match_factor(op) if norm.kind == "scale" else None
     # A unit vector times the root of d has a mean square of one.
     if product is not None and product[0] is y and abs(product[1].number / y.shape[-1] ** 0.5 - 1) < CLOSE:

@@ -1,8 +1,8 @@
 """Parts of a captured run as functions: y = f(x, gains), found by dominance and computed again in float64 with other inputs.
 
 A value x *dominates* y if the data reach y through x only. The operators between them are then a function of x and of values
-that do not depend on the data. What such a function is, a norm for example, is tested on inputs that are chosen for the test:
-no spelling of it needs to be known, and no coincidence of the run's values can pass for a proof.
+that do not depend on the data. To find out whether such a function is a norm, it is computed on test inputs. Its spelling in
+operators does not matter then, and no coincidence of the run's values can pass for a proof.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ MAX_OPS = 48  # of one function; the longest norm of the tests has 12
 
 
 class Dominators:
-    """The nearest dominator of each value, in the order in which a run's operators are added."""
+    """The nearest dominator of each value. Call `add` with every operator of a run, in order."""
 
     def __init__(self) -> None:
         self._nearest: dict[Value, Value] = {}
         self._depth: dict[Value, int] = {}
 
     def add(self, op: Op) -> Value | None:
-        """Add an operator and return the nearest dominator of its outputs; None if they are no function of one value."""
+        """Add an operator and return the nearest dominator of its outputs; None if the outputs are no function of one value."""
         sources = self._list_sources(op)
         if not sources or _is_barrier(op):
             return None
@@ -47,11 +47,15 @@ class Dominators:
         return common
 
     def nearest(self, value: Value) -> Value | None:
-        """Return the nearest dominator of a value."""
+        """Return the nearest dominator of `value`; None if there is none."""
         return self._nearest.get(value)
 
     def _list_sources(self, op: Op) -> list[Value]:
-        """Return the inputs that depend on the data; if none does, as for learned tokens, those that are no norm's weight."""
+        """Return the inputs that depend on the data.
+
+        If no input does, as in a norm of learned tokens, return the inputs that are larger than one vector of features, or are
+        computed from such; if there are none, the inputs with several numbers.
+        """
         if any(value.kind & (DATA | NOISE) for value in op.inputs):
             return [value for value in op.inputs if value.kind & (DATA | NOISE)]
         values = [value for value in op.inputs if value.tensor.numel() > 1]
@@ -61,7 +65,7 @@ class Dominators:
         return known or values
 
     def _join(self, first: Value, second: Value) -> Value | None:
-        """Return the nearest value through which the data reach both values; it may be one of them."""
+        """Return the nearest value that is or dominates both `first` and `second`; None if there is none."""
         while first is not second:
             deeper = self._depth.get(first, 0) >= self._depth.get(second, 0)
             step = self._nearest.get(first if deeper else second)
@@ -72,7 +76,7 @@ class Dominators:
 
 
 def _is_barrier(op: Op) -> bool:
-    """Return whether an operator draws random numbers, multiplies by a learned matrix, or cannot be computed again."""
+    """Return whether no function may contain `op`: random numbers, a learned matrix, or an operator that cannot be replayed."""
     is_unknown = not op.traits.isdisjoint(("opaque", "attention"))
     if op.name == "write_into" or is_unknown or any(v.part == "memory" for v in op.outputs):
         return True
@@ -96,7 +100,7 @@ class Function:
 
     @staticmethod
     def between(x: Value, y: Value) -> Function | None:
-        """Return the function from a dominator to a value; None if it has more than `MAX_OPS` operators."""
+        """Return the function from dominator x to y; None if the function has more than `MAX_OPS` operators."""
         ops: set[Op] = set()
         todo = [y]
         while todo:
@@ -123,7 +127,7 @@ class Function:
         return [*dict.fromkeys(v for op in self.ops for v in op.inputs if v not in inner)]
 
     def list_gains(self) -> list[Value]:
-        """Return those of `others` that may be a weight or a bias: one number for each feature, or one that is learned."""
+        """Return the values in `others` that may be a weight or a bias: vectors over the features, and single learned numbers."""
         d = self.x.shape[-1]
         return [
             v for v in self.others
@@ -132,7 +136,7 @@ class Function:
         ]  # fmt: skip
 
     def list_numbers(self) -> list[float]:
-        """Return the constants in the operators."""
+        """Return the constants among the arguments of the operators."""
         leaves = pytree.tree_leaves([(op.args, op.kwargs) for op in self.ops])
         return [number for leaf in leaves if (number := get_number(leaf)) is not None]
 
@@ -152,14 +156,14 @@ class Function:
         return (*parts, repr(numbers[self.y]))
 
     def freeze(self, gains: Mapping[Value, Tensor] | None = None) -> Replay:
-        """Return the function of x alone, with copies of the other values, or with `gains` in their place."""
+        """Return the function of x alone. Its other inputs are fixed: to the tensors in `gains`, or to copies of their values."""
         given = gains or {}
         return Replay(self, {v: given[v] if v in given else _copy(v) for v in self.others})
 
 
 @dataclass(eq=False)
 class Replay:
-    """A function of x alone, in float64 on the CPU."""
+    """A function of x alone, in float64 on the CPU. `others` has the tensors of its other inputs."""
 
     function: Function
     others: dict[Value, Tensor]
@@ -178,7 +182,7 @@ class Replay:
         return values[function.y]
 
     def by_rows(self, rows: Tensor) -> Tensor:
-        """Return y for any number of rows, for a function that treats all rows alike: `(n, d)` -> `(n, d)`."""
+        """Return y for any number of tokens: `(n, d)` -> `(n, d)`. The function must treat all tokens alike."""
         x = self.function.x
         size = math.prod(x.shape[:-1])
         missing = -len(rows) % size
@@ -188,7 +192,7 @@ class Replay:
 
 
 def _copy(value: Value) -> Tensor:
-    """Return a copy of a value that does not depend on the data, in float64 if it has floating numbers."""
+    """Return a copy of a value that does not depend on the data, in float64 if its dtype is floating-point."""
     tensor = value.tensor
     if isinstance(tensor, FakeTensor):
         number = get_number(value) if value.kind == CONSTANT else None

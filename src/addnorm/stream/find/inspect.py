@@ -7,15 +7,15 @@ Names of modules and classes decide nothing. The steps, each in a file that impo
     functions.py       parts of the run as functions, computed again with other inputs
     norm.py, norms.py, decomposed_norms.py     find norms by what they compute
     paths.py, adds.py  find residual adds: x + f(x)
-    kinds.py, sublayers.py     what each sublayer reads, computes and writes; its kind, layer and row
+    kinds.py, sublayers.py     what each sublayer reads, computes and writes; its kind, layer and `Row`
     next_norms.py      the norms that follow the end of a stream, and the tokens that they read
     chain.py           join the adds into streams
     stream_layout.py   the dimensions of a stream that are features, tokens and sequences
     passages.py        check that whole tokens pass from one sublayer to the next
-    unexplained.py     find the operators that change a stream and are in no row
-    proof.py           compute every row in float64 and compare it with the run
+    unexplained.py     find the operators that change a stream and that no `Row` describes
+    proof.py           compute every equation in float64 and compare it with the run
     labels.py, naming.py, inspection.py     names of norms, modules and wirings; the result
-    reasons.py, remarks.py     why a part is not understood; what is worth saying about the others
+    reasons.py, remarks.py     reasons why a part is not understood; remarks on the parts that are
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ RESI_DUAL = "a second stream has the same writes and no norms; the output is the
 
 
 def inspect(model: nn.Module, *args: Any, float64: bool = False, **kwargs: Any) -> Inspection:
-    r"""Find the residual streams of a model and the row of every sublayer, and prove each row by computing it again.
+    r"""Find the residual streams of a model and the `Row` of every sublayer, and prove each equation by computing it again.
 
     The model runs once, in its current mode (training or evaluation), on `args` and `kwargs`. Parameters, buffers, inputs and
     the states of the random generators are restored afterwards. All activations of the run are in memory at the same time; a
@@ -70,13 +70,14 @@ def inspect(model: nn.Module, *args: Any, float64: bool = False, **kwargs: Any) 
 
     Args:
         model: any `torch.nn.Module`, compiled or not.
-        args: positional arguments of the model. Use realistic shapes and values: the closures are computed with them.
-        float64: run a copy of the model in float64, in which the equations close to 1e-10.
+        args: positional arguments of the model. Use realistic shapes and values: the equations are computed with them.
+        float64: run a copy of the model in float64, in which the equations hold to 1e-10.
         kwargs: keyword arguments of the model.
 
     Returns:
-        An `Inspection`: `streams` and their `sites`, the name of the `wiring`, the `closure`, and `unknown`: the parts that are
-        not understood, each with the reason. It prints as a table, also in notebooks; `to_dict()` returns JSON types.
+        An `Inspection`: `streams` and their `sites`, the name of the `wiring`, the largest relative error of an equation
+        (`closure`), and the parts that are not understood, each with the reason (`unknown`). An inspection prints as a table,
+        also in notebooks; `to_dict()` returns JSON types.
 
     Raises:
         TypeError: `model` is not a module, or cannot be copied for `float64=True`.
@@ -104,7 +105,7 @@ def inspect(model: nn.Module, *args: Any, float64: bool = False, **kwargs: Any) 
 
 
 def check_inputs(model: nn.Module, args: Any, kwargs: Any, usage: str) -> None:
-    """Check that parameters, buffers and inputs have values; `usage` is the call that error messages recommend."""
+    """Check that parameters and buffers have values and no input is nested. Error messages recommend the call `usage`."""
     check_parameters(model, usage)
     for tensor in find_tensors((args, kwargs)):
         if tensor.is_nested:
@@ -114,7 +115,7 @@ def check_inputs(model: nn.Module, args: Any, kwargs: Any, usage: str) -> None:
 
 
 def check_parameters(model: nn.Module, usage: str) -> None:
-    """Check that parameters and buffers have values."""
+    """Check that parameters and buffers have values. Error messages recommend the call `usage`."""
     for name, parameter in (*model.named_parameters(), *model.named_buffers()):
         if isinstance(parameter, UNINITIALIZED):
             raise ValueError(f"model has {name}, which is not initialized yet: call the model once, and then {usage}.")
@@ -123,7 +124,7 @@ def check_parameters(model: nn.Module, usage: str) -> None:
 
 
 def capture_flow(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Flow:
-    """Return the data flow of one call of a model."""
+    """Return the data flow of the call `model(*args, **kwargs)`."""
     return FlowCapture(model).run(args, kwargs)
 
 
@@ -141,7 +142,7 @@ def to_float64(model: nn.Module, args: Any, kwargs: Any) -> tuple[nn.Module, Any
 
 
 def build_inspection(model: nn.Module, flow: Flow, target: nn.Module | None = None) -> Inspection:
-    """Return the inspection of a captured run of a model; `target` is the user's model if the run is one of a copy."""
+    """Build the inspection of `flow`, a run of `model`. If `model` is a copy, `target` is the model of the user."""
     remove_saved_copies(flow)
     remove_redundant_moves(flow)
     norms = find_norms(flow)
@@ -183,14 +184,14 @@ class _Report:
         self, chain: PlacedChain, name: str, places: Sequence[tuple[str, int]], other_layers: int | None,
         unexplained: Sequence[Unknown],
     ) -> None:  # fmt: skip
-        """Add one stream.
+        """Add one stream, with its sites, wiring and remarks.
 
         Args:
             chain: the stream in the captured run.
-            name: its name.
+            name: the name of the stream.
             places: the id and the layer of each sublayer.
-            other_layers: number of layers of the other stream if there are two.
-            unexplained: what changes it and is in no row.
+            other_layers: number of layers of the other stream; None unless there are two streams.
+            unexplained: operators that change the stream and that no `Row` describes.
         """
         names = SublayerNames(chain)
         norms_out = [_first(norms) for norms in chain.norms_out]
@@ -244,7 +245,7 @@ def _first(norms: Sequence[Norm]) -> Norm | None:
 
 
 def _get_row_tolerance(sublayer: Sublayer, norm_out: Norm | None) -> float:
-    """Return the tolerance of the coarsest dtype in which the row is computed."""
+    """Return the tolerance of the coarsest dtype in which the model computes the equation of a sublayer."""
     add = sublayer.add
     on_paths = [op.outputs[0] for op in (*add.residual_path.ops, *sublayer.write_path.ops)]
     norms = [norm for norm in (norm_out, sublayer.norm, *sublayer.reads.norms) if norm is not None]
@@ -253,7 +254,7 @@ def _get_row_tolerance(sublayer: Sublayer, norm_out: Norm | None) -> float:
 
 
 def _explain_error(error: float, tolerance: float, sublayer: Sublayer) -> str:
-    """Explain why an equation does not close."""
+    """Explain why the equation of a sublayer does not hold within `tolerance`."""
     out = sublayer.add.out.tensor
     if not out.numel():
         return "the inputs hold no token, so nothing is proven"
@@ -277,7 +278,7 @@ def _identify_wiring(
 
 
 def _name_streams(chains: Sequence[Chain]) -> list[str]:
-    """Return the name of each stream: "stream", or the modules that contain them if there are several."""
+    """Return the name of each stream: "stream" if there is one, otherwise the path of the smallest module with all its adds."""
     if len(chains) == 1:
         return ["stream"]
     paths = [

@@ -1,6 +1,6 @@
-"""The result of `inspect`: streams, their sites, the closure of each equation, and how they are rendered.
+"""The result of `inspect`: streams, their sites, the relative error of each equation (its closure), and how they are rendered.
 
-Rendered tables have one line for layers that are equal. Values that all lines share are printed above the table.
+In a rendered table, equal layers share one line. Values that all lines have in common are printed above the table.
 """
 
 from __future__ import annotations
@@ -37,20 +37,21 @@ class Site:
     """One sublayer and the add with which it writes to the stream.
 
     Attributes:
-        id: unique name: the module's path, with a suffix if several sublayers have it, after the stream's name if two streams do.
+        id: unique name: the module's path, with a suffix if several sublayers have this path. If two streams have this name, the
+            stream's name precedes it.
         path: path of the smallest module that contains the sublayer.
-        modules: the children of that module that are this sublayer, where the module contains other sublayers too.
+        modules: paths of the child modules that are this sublayer, if the module contains other sublayers too; otherwise empty.
         kind: "attention", "cross-attention", "feed-forward" or "other".
         layer: layer, counted from 0.
         index: number of the site among the sites of all streams.
         stream: name of the stream.
         row: the equation x' = N_out(a x + b N_branch(f(c N_in(x)))). A learned factor has its mean as `init`.
         norm_in, norm_branch, norm_out: the norms, or None.
-        closure: relative error of that equation, computed in float64 from the sublayer's output in the model.
+        closure: relative error of the row's equation, computed in float64 from the sublayer's output in the model.
         closes: whether the closure is within the tolerance of the model's dtype.
         parallel: number of sublayers whose writes the same add contains.
-        shared: number of sublayers of the stream that are this same module.
-        call: number of the call of the module, counted from 0.
+        shared: number of sublayers of the stream that are calls of this same module.
+        call: index of this call of the module, counted from 0.
         add_path: path of the module that executes the add.
         notes: properties that the row does not express.
         role: "branch" (a sublayer that reads this stream), "skip" (an earlier state) or "injection" (does not read the
@@ -87,12 +88,12 @@ class Site:
 
     @property
     def equation(self) -> str:
-        """The row in symbols, with letters for learned factors and their means."""
+        """The row's equation as text, with a letter for each learned factor, followed by their means."""
         return GAP.join([self.formula, *describe_learned([self.row])])
 
     @property
     def formula(self) -> str:
-        """The row in symbols, without the means of learned factors."""
+        """The row's equation as text, without the means of learned factors."""
         plain = replace(self.row, norm_in=False, norm_branch=False, c=1.0)
         row = self.row if self.role == "branch" else plain
         text = equation(row, defines=False)
@@ -100,7 +101,7 @@ class Site:
 
     @property
     def location(self) -> str:
-        """The path, with the modules where the path has several sublayers."""
+        """The path, followed by `modules` if there are any."""
         path = self.path or "the model"
         if self.modules:
             path += f": {', '.join(name.removeprefix(f'{self.path}.') for name in self.modules)}"
@@ -126,12 +127,12 @@ class Site:
 
 @dataclass(frozen=True)
 class Unknown:
-    """Part of the model that no row describes, and the reason.
+    """Part of the model that no `Row` describes, and the reason.
 
     Attributes:
-        path: the module, or the id of the site.
-        reason: what it does.
-        source: operator and line of the model's source: "add, model.py:12"; empty if there is none.
+        path: path of the module, id of the site, or name of the stream.
+        reason: why this part is not understood.
+        source: operator and line of the model's source, as in "add, model.py:12"; empty if not known.
     """
 
     path: str
@@ -149,11 +150,11 @@ class Stream:
         dtype: dtype of the stream at its start.
         sites: the sublayers in the order of depth.
         num_layers: number of layers.
-        wiring: the `addnorm.Wiring` of the rows; None if they are not one of `addnorm.wirings`.
+        wiring: the `addnorm.Wiring` whose rows the sites have; None if no wiring in `addnorm.wirings` has them.
         embedding_norm, final_norm: norm before the first sublayer, norm after the last one, or None.
         closure: relative error of x_L == x_0 + all writes if the stream is a plain sum; otherwise None.
-        sum_closes: whether that closure is within the tolerance of the dtype; True if there is none.
-        unknown: parts of the stream that no row describes.
+        sum_closes: whether `closure` is within the tolerance of the dtype; True if `closure` is None.
+        unknown: parts of the stream that no `Row` describes.
         remarks: differences from the wiring, and other properties of the whole stream.
         axis: dimension of the features, counted from the end: -1 except in convolutional nets.
     """
@@ -185,12 +186,12 @@ class Stream:
 
     @property
     def norm(self) -> str | None:
-        """The kind of the norms: "layer", "rms", "scale" or "own" (another formula), or all where they differ: "layer/rms"."""
+        """The kind of the norms, "layer", "rms", "scale" or "own" (another formula); if kinds differ, all: "layer/rms"."""
         return "/".join(sorted({norm.kind for norm in self.norms()})) or None
 
     @property
     def eps(self) -> float | None:
-        """The eps of the norms; None if they differ."""
+        """The eps of the norms; None if norms have different eps, or if there is no norm."""
         values = {norm.eps for norm in self.norms()}
         return values.pop() if len(values) == 1 else None
 
@@ -202,7 +203,7 @@ class Stream:
 
     @property
     def equation(self) -> str:
-        """The wiring in symbols with its constants; if there is no wiring, the different rows, one a line."""
+        """The equation of the wiring with its constants; without a wiring, the different equations of the sites, one a line."""
         if self.wiring is None:
             return "\n".join(dict.fromkeys(site.equation for site in self.sites))
         wiring = self.wiring
@@ -237,11 +238,11 @@ class Inspection(Rendered):
     Attributes:
         model: name of the model's class.
         streams: the residual streams in the order in which they begin.
-        unknown: parts of the model that no row describes, each with the reason.
+        unknown: parts of the model that no `Row` describes, each with the reason.
         mode: "training" or "evaluation".
         operators: number of operators that ran.
-        target: the model.
-        outside: sums beside the streams, such as those of a head, which change no stream and of which nothing is proven.
+        target: the inspected model.
+        outside: sums that change no stream, such as those of a classification head. Nothing is proven about these sums.
     """
 
     model: str
@@ -259,23 +260,26 @@ class Inspection(Rendered):
 
     @property
     def wiring(self) -> str:
-        """The name of the wiring, or the names where streams differ; "unknown" for a wiring not in `addnorm.wirings`."""
+        """The name of the wiring, or all names if streams have different wirings: "post_ln / pre_ln".
+
+        The name is "unknown" for a wiring that is not in `addnorm.wirings`. Without a stream the result is "none".
+        """
         names = [stream.wiring.name if stream.wiring else "unknown" for stream in self.streams]
         return " / ".join(dict.fromkeys(names)) if names else "none"
 
     @property
     def closure(self) -> float:
-        """The largest relative error of any row, and of x_L == x_0 + all writes where a stream is a plain sum."""
+        """The largest relative error of the sites' equations, and of x_L == x_0 + all writes where a stream is a plain sum."""
         errors = [site.closure for site in self.sites] + [s.closure for s in self.streams if s.closure is not None]
         return max(errors, default=float("nan"))
 
     @property
     def closes(self) -> bool:
-        """Whether there is at least one stream, every stream closes, and `unknown` is empty."""
+        """Whether all equations of all streams are within tolerance and `unknown` is empty; False without a stream."""
         return bool(self.streams) and not self.unknown and all(stream.closes for stream in self.streams)
 
     def site(self, name: str | int) -> Site:
-        """Return the site with an id, path or number.
+        """Return the site whose id, path or index is `name`.
 
         Raises:
             KeyError: no site has that id or path, or several sites have the path.
@@ -327,14 +331,14 @@ class Inspection(Rendered):
 
 
 class _Line(NamedTuple):
-    """Table line: one sublayer in all layers that are equal."""
+    """Line of a table: one sublayer of one layer, or of several equal layers."""
 
     cells: dict[str, str]
     closes: bool
 
 
 def _summarize(stream: Stream, lines: Sequence[_Line]) -> list[str]:
-    """Return the texts above a stream's table."""
+    """Return the lines of text above the table of a stream."""
     texts = stream.equation.split("\n")
     norms = {line.cells["norms"] for line in lines}
     if len(norms) == 1 and norms != {""}:
@@ -389,7 +393,7 @@ def _build_line(sites: Sequence[Site]) -> _Line:
 
 
 def _group_unknown(unknown: Sequence[Unknown]) -> list[str]:
-    """Return one line for each reason."""
+    """Return one line of text for each reason, with the parts of the model that have this reason."""
     by_reason: dict[str, list[Unknown]] = {}
     for part in unknown:
         by_reason.setdefault(part.reason, []).append(part)
@@ -403,7 +407,7 @@ def _group_unknown(unknown: Sequence[Unknown]) -> list[str]:
 
 
 def _finite_or_none(error: float | None) -> float | None:
-    """Return the number, or None if JSON cannot represent it."""
+    """Return `error`; None for NaN and infinity, which JSON cannot represent."""
     return error if error is not None and math.isfinite(error) else None
 
 

@@ -22,10 +22,10 @@ from addnorm.stream.dataflow.graph import DATA, PARAMETER, Op, Value
 def classify_sublayer(x: Value, ops: Sequence[Op], without: Set[Op] = frozenset()) -> str:
     """Return the kind of a sublayer that reads x: "attention", "cross-attention", "feed-forward" or "other".
 
-    `without` has the adds of other streams. What depends on x through them comes from elsewhere.
+    `without` has the adds of other streams. A value that depends on x only through these adds does not come from the stream.
     """
-    # The values that are weighted: keys and values of attention, or the other factor of a product with a softmax. A product of
-    # a softmax with a parameter mixes the heads.
+    # Weighted are the keys and values of attention, and any value that is multiplied by a softmax. A parameter does not count,
+    # since its product with a softmax mixes the heads.
     weighted = [v for op in ops if "attention" in op.traits for v in op.args[1:3] if isinstance(v, Value)]
     if not weighted:
         pairs = [op for op in ops if "pair" in op.traits and any(map(_comes_from_softmax, op.inputs))]
@@ -46,12 +46,12 @@ def classify_sublayer(x: Value, ops: Sequence[Op], without: Set[Op] = frozenset(
 
 
 def _is_other_library(op: Op) -> bool:
-    """Return whether an operator belongs to another library, and is no linear map by its name."""
+    """Return whether an operator belongs to another library, and its name does not contain "linear"."""
     return "opaque" in op.traits and "linear" not in op.name
 
 
 def _is_square(op: Op) -> bool:
-    """Return whether a product is one of a value with itself: a squared norm."""
+    """Return whether a product multiplies a value by itself, as in a squared norm."""
     return len({strip_views(value) for value in op.inputs}) == 1
 
 
@@ -68,7 +68,7 @@ def _comes_from_softmax(value: Value) -> bool:
 
 
 def _find_weighted(op: Op) -> Value:
-    """Return the factor of a product with a softmax that is not the softmax."""
+    """Return the factor that `op` multiplies by a softmax."""
     return next((value for value in op.inputs if not _comes_from_softmax(value)), op.inputs[-1])
 
 
@@ -79,7 +79,7 @@ def _is_integer(op: Op) -> bool:
 
 
 def _mixes_neighbours(op: Op) -> bool:
-    """Return False for a convolution whose kernel has size one."""
+    """Return whether an operator combines neighbouring tokens: not a convolution whose kernel has size one."""
     if "convolution" not in op.name:
         return True
     kernel = op.inputs[1].shape[2:] if len(op.inputs) > 1 else ()
@@ -87,7 +87,7 @@ def _mixes_neighbours(op: Op) -> bool:
 
 
 def _has_recurrence(ops: Sequence[Op]) -> bool:
-    """Return whether a product with a parameter is computed from the result of the same product, twice."""
+    """Return whether one parameter is used in three products, each computed from the result of the one before, as in an RNN."""
     calls: dict[Value, list[Op]] = {}
     for op in ops:
         if not {"product", "linear"}.isdisjoint(op.traits):
@@ -101,7 +101,7 @@ def _has_recurrence(ops: Sequence[Op]) -> bool:
 
 
 def _passes_messages(ops: Sequence[Op]) -> bool:
-    """Return whether tokens are read by one index and added by another, as on a graph; experts read and add by the same one."""
+    """Return whether tokens are read by one index and added by another, as on a graph. Experts use the same index for both."""
     read, added = (
         [found for op in ops if trait in op.traits and (found := _find_index(op))] for trait in ("gather", "scatter")
     )
@@ -110,7 +110,7 @@ def _passes_messages(ops: Sequence[Op]) -> bool:
 
 
 def _find_index(op: Op) -> tuple[int, Tensor] | None:
-    """Return the number of tokens among which an index chooses, and the token of each row; None if it chooses features."""
+    """Return the number of tokens from which `op` chooses, and the numbers of the chosen ones; None if `op` chooses features."""
     source, *args = op.args[:3]
     if isinstance(args[0], int):
         dim, index = args[0] % len(source.shape), args[1]

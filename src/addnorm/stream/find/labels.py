@@ -50,7 +50,10 @@ def _merge_numbers(parts: Sequence[str]) -> str:
 
 
 def describe_learned(rows: Sequence[spec.Row], symbols: Mapping[str, tuple[str, str]] | None = None) -> list[str]:
-    """Return the learned factors of rows with their means: what they are in this model, wherever they started."""
+    """Return a text for each learned factor of the rows, with its mean in this model: "b learned, mean 0.1".
+
+    `symbols` has the letter for each factor's name, as the first item of a pair.
+    """
     texts = []
     for name in FACTORS:
         means = [factor.init for row in rows if isinstance(factor := getattr(row, name), spec.Learned)]
@@ -72,7 +75,7 @@ class SublayerNames:
         self._used: Counter[str] = Counter()
 
     def is_call(self, sublayer: Sublayer) -> bool:
-        """Return whether each call of the sublayer's module is one sublayer."""
+        """Return whether every call of the sublayer's module contains no other sublayer."""
         return self._paths[sublayer.module] == self._calls[sublayer.module]
 
     def make_id(self, sublayer: Sublayer) -> str:
@@ -88,7 +91,7 @@ class SublayerNames:
         return f"{name}#{self._used[name]}" if self._used[name] > 1 else name
 
     def list_modules(self, sublayer: Sublayer) -> tuple[str, ...]:
-        """Return the modules in which the sublayer ran, if its call contains several sublayers."""
+        """Return the child modules in which the sublayer ran, if a call of its module contains several sublayers; else ()."""
         if self.is_call(sublayer):
             return ()
         paths: dict[str, None] = {}
@@ -99,7 +102,7 @@ class SublayerNames:
         return tuple(paths)
 
     def count_shared(self, sublayer: Sublayer) -> int:
-        """Return the number of sublayers that are the same module."""
+        """Return how many sublayers of the chain are calls of the sublayer's module."""
         path = sublayer.module
         return self._paths[path] if self._calls[path] > 1 and self.is_call(sublayer) else 1
 
@@ -107,7 +110,7 @@ class SublayerNames:
 def list_ids(chains: Sequence[Chain], streams: Sequence[str]) -> list[list[str]]:
     """Return the ids of the sublayers of each chain, unique over all chains.
 
-    Where two streams have sublayers in one module, the name of the stream precedes the module's: "blocks.0 (2)/blocks.0.attn".
+    Where two streams have the same id, the name of the stream precedes the id: "blocks.0 (2)/blocks.0.attn".
     """
     ids = [[*map(SublayerNames(chain).make_id, chain.list_sublayers())] for chain in chains]
     counts = Counter(["x_0", *(name for names in ids for name in names)])  # x_0 is the start of a stream

@@ -1,4 +1,4 @@
-"""Names of wirings: the rows of a stream compared with those of `addnorm.wirings`, norms and constants, never module names."""
+"""Name of a stream's wiring: its rows (norms and factors) are compared with those in `addnorm.wirings`, never module names."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ class SublayerSummary(NamedTuple):
     kind: str
     role: str
     num_parallel: int  # sublayers of the same add
-    norms_in: frozenset[int]  # ids of the norms through which they read
+    norms_in: frozenset[int]  # id() of the norms through which the sublayers of the add read
     scale_names: tuple[str, ...] = ()  # parameters that scale the write
-    has_reasons: bool = False  # the row does not express everything
+    has_reasons: bool = False  # whether a part of the sublayer is not understood
     skip_length: int = 0  # number of sublayers that a skip spans
     has_inner_norm: bool = False  # norms besides those of the row: over batches, groups, or inside the sublayer
 
 
 def summarize_sublayer(chain: Chain, sublayer: Sublayer, layer: int, row: Row, has_reasons: bool) -> SublayerSummary:
-    """Return the summary of a sublayer."""
+    """Collect the properties of a sublayer that decide the name of the wiring."""
     parts = chain.sublayers[sublayer.place]
     return SublayerSummary(
         layer, row, sublayer.kind, sublayer.role, sum(part.role == "branch" for part in parts),
@@ -50,7 +50,7 @@ def summarize_sublayer(chain: Chain, sublayer: Sublayer, layer: int, row: Row, h
 
 
 def _find_scale_names(sublayer: Sublayer) -> tuple[str, ...]:
-    """Return the names of the parameters that scale the write."""
+    """Return the names of the learned parameters that scale the write of a sublayer."""
     return tuple(_find_first_input(value).name for value in sublayer.write_path.scales)
 
 
@@ -90,7 +90,7 @@ def _divides_by_size(op: Op) -> bool:
 
 
 def _count_skipped(chain: Chain, sublayer: Sublayer) -> int:
-    """Return the number of sublayers between the state of a skip and its add; 0 for other sublayers."""
+    """Return how many sublayers a skip spans, from the state that is added to the add; 0 if `sublayer` is no skip."""
     if sublayer.role == "skip":
         for k in range(sublayer.place, -1, -1):
             if chain.adds[k].x is sublayer.raw:
@@ -102,7 +102,7 @@ def _count_skipped(chain: Chain, sublayer: Sublayer) -> int:
 def identify_wiring(
     sublayers: Sequence[SublayerSummary], final_norm: bool, embedding_norm: bool, other_layers: int | None
 ) -> tuple[Wiring | None, list[str]]:
-    """Return the wiring that has these rows, or None, and remarks on the differences.
+    """Return the wiring whose rows the sublayers have, or None, and remarks on differences from this wiring.
 
     Args:
         sublayers: the sublayers in the order of depth.
@@ -142,7 +142,7 @@ def identify_wiring(
 
 
 def _describe_exceptions(sublayers: Sequence[SublayerSummary], usual: Sequence[SublayerSummary]) -> list[str]:
-    """Describe the sublayers that were left out of the comparison."""
+    """Return texts on the branches that are not in `usual`, the sublayers that were compared with the wiring."""
     exceptions: dict[tuple[str, Row], list[str]] = {}
     for s in sublayers:
         if s not in usual and s.role == "branch":
@@ -154,7 +154,7 @@ def _describe_exceptions(sublayers: Sequence[SublayerSummary], usual: Sequence[S
 
 
 def _list_other_rules(wiring: Wiring, num_layers: int) -> list[str]:
-    """Name the other rules that give the same constant."""
+    """Return remarks that name other wirings whose constant is the same for this number of layers."""
     k = dict(wiring.options).get("multiplier")
     rules = (("depth_mup", num_layers**-0.5), ("completep", 1 / num_layers))
     names = [name for name, value in rules if k is not None and num_layers > 1 and _factors_match(value, k)]
@@ -162,7 +162,7 @@ def _list_other_rules(wiring: Wiring, num_layers: int) -> list[str]:
 
 
 def _is_bottom_to_top(sublayers: Sequence[SublayerSummary]) -> bool:
-    """Return whether every layer is post-LN and adds its input once more before its last norm."""
+    """Return whether every layer is post-LN and adds its input once more before its last norm (B2T)."""
     layers: dict[int, list[SublayerSummary]] = {}
     for s in sublayers:
         layers.setdefault(s.layer, []).append(s)
@@ -181,7 +181,7 @@ def _have_same_norms(sublayers: Sequence[SublayerSummary]) -> bool:
 
 
 def _list_candidates(sublayers: Sequence[SublayerSummary], other_layers: int | None) -> Iterator[Wiring]:
-    """Return the wirings to compare, with the options that the rows show."""
+    """Yield the wirings that the sublayers may have, with options that are taken from their rows."""
     if not sublayers:
         return
     if all(s.num_parallel > 1 for s in sublayers):
@@ -219,7 +219,7 @@ def _list_candidates(sublayers: Sequence[SublayerSummary], other_layers: int | N
 
 
 def _find_initial_scale(sublayers: Sequence[SublayerSummary]) -> float | None:
-    """Return the value of all learned factors if they are equal, as before training."""
+    """Return the mean of the learned factors b if all rows have the same mean, as before training; None otherwise, and for 0."""
     values = {f"{s.row.b.init:.6g}" for s in sublayers if isinstance(s.row.b, Learned)}
     return float(values.pop()) or None if len(values) == 1 and len(sublayers) > 1 else None
 
@@ -227,7 +227,7 @@ def _find_initial_scale(sublayers: Sequence[SublayerSummary]) -> float | None:
 def _compare_wiring(
     wiring: Wiring, sublayers: Sequence[SublayerSummary], final_norm: bool, embedding_norm: bool
 ) -> list[str] | None:
-    """Return the differences from a wiring besides the rows; None if a row differs."""
+    """Return remarks on norms at either end that differ from `wiring`; None if another part of a `Row` differs."""
     num_layers = sublayers[-1].layer + 1
     per_layer = max(Counter(s.layer for s in sublayers).values())
     remarks: list[str] = []
@@ -275,7 +275,7 @@ def _factors_match(expected: Factor, factor: Factor) -> bool:
 
 
 def _find_swapped_factors(sublayers: Sequence[SublayerSummary], other_layers: int | None) -> list[str]:
-    """Return a remark if the factors of stream and branch are swapped: DeepNorm's alpha on the wrong term."""
+    """Return a remark if a wiring's factor of the stream, such as DeepNorm's alpha, is on the branch instead; otherwise []."""
     factors = {s.row.b for s in sublayers}
     if len(factors) != 1 or not all(
         isinstance(s.row.b, float) and s.row.a == 1.0 and s.row.norm_out for s in sublayers
@@ -303,7 +303,7 @@ POST = re.compile(r"post[-_ ]?(ln|norm|layer[-_ ]?norm)", re.I)
 
 
 def find_contradiction(text: str, wiring: Wiring) -> str | None:
-    """Return the words of a class's name or docstring that claim the opposite of its rows."""
+    """Return the words in `text` that claim pre-LN where `wiring` is post-LN, or the reverse; None if there are none."""
     patterns = {"post_ln": (PRE, POST), "pre_ln": (POST, PRE)}
     if wiring.name not in patterns:
         return None

@@ -1,8 +1,8 @@
 """The norms that follow the end of a stream, and which of its tokens they read.
 
 Between a stream and its final norm a model may drop tokens (registers, padding, all but the last one), reorder them or join
-others to them. The final norm then acts on the tokens that remain. Which those are is computed: the elements of the end are
-numbered, and the numbers are moved as the elements are. A norm of a mean of tokens, or of some features, is no norm of tokens.
+others to them. The final norm then acts on the tokens that remain. To find these tokens, the elements of the end are numbered,
+and the operators are run again on the numbers. A norm of a mean of tokens, or of some features, does not count.
 """
 
 from __future__ import annotations
@@ -21,28 +21,37 @@ from addnorm.stream.find.norm import Norm
 
 @dataclass(frozen=True)
 class Regions:
-    """Parts of a run: the operators of sublayers, those of the streams, and the values that the model returns."""
+    """Parts of a run.
+
+    Attributes:
+        inner: the operators of sublayers.
+        path: the operators of the streams' adds.
+        results: the values that the model returns.
+    """
 
     inner: Set[Op]
     path: Set[Op]
     results: Set[Value]
 
     def is_read_only(self, values: Iterable[Value]) -> bool:
-        """Return whether values are used in sublayers only."""
+        """Return whether `values` are used in sublayers only, not directly in results of the model or adds of a stream."""
         reached = _walk_users(values, self.inner)
         return not any(value in self.results or not self.path.isdisjoint(value.users) for value in reached)
 
     def is_used(self, value: Value) -> bool:
-        """Return whether what the model returns depends on a value; True if it returns no tensor that is known."""
+        """Return whether a result of the model depends on `value`; True if `results` is empty."""
         return not self.results or any(v in self.results for v in _walk_users([value]))
 
     def is_returned(self, value: Value) -> bool:
-        """Return whether the model returns a value, some of its tokens or their mean, without a head that mixes features."""
+        """Return whether the model returns `value`, some of its tokens or their mean, not only what a head computes from them."""
         return any(v in self.results for v in _walk_users([value], self.inner, may_mix=False))
 
 
 def _walk_users(values: Iterable[Value], without: Set[Op] = frozenset(), may_mix: bool = True) -> Iterator[Value]:
-    """Yield values and those that are computed from them, except through the operators in `without`."""
+    """Yield `values` and the values that are computed from them.
+
+    Outputs of operators in `without` are left out. If not `may_mix`, so are outputs of operators that mix tokens or features.
+    """
 
     def follow(value: Value) -> list[Value]:
         users = [op for op in value.users if op not in without and (may_mix or "mixing" not in op.traits)]
@@ -58,9 +67,9 @@ class NextNorm:
     Attributes:
         norm: the norm.
         factors: factors between the state and the norm.
-        tokens: numbers of the tokens that it reads; None where they are not known.
-        num_tokens: number of tokens that the state has.
-        num_others: number of norms that read other tokens.
+        tokens: numbers of the tokens that the norm reads; None if they are not known.
+        num_tokens: number of tokens of the state.
+        num_others: number of other norms of the state that lead to the model's output.
     """
 
     norm: Norm
@@ -71,11 +80,11 @@ class NextNorm:
 
     @property
     def is_partial(self) -> bool:
-        """Whether some tokens of the state are not read."""
+        """Whether the norm reads only some tokens of the state."""
         return self.tokens is not None and len(self.tokens) < self.num_tokens
 
 
-# Labels of a state's elements in a later value, or None if they are not known, and the factors on the way.
+# The labels of a state's elements in a later value (None if they are not known), and the factors between the two.
 Carried = tuple[Tensor | None, list[Factor]]
 
 
@@ -102,7 +111,7 @@ def list_next_norms(state: Value) -> list[NextNorm]:
 
 
 def _follow(op: Op, value: Value, carried: Mapping[Value, Carried]) -> list[Carried]:
-    """Return the labels in the outputs of an operator that moves or multiplies a value; an empty list for other operators."""
+    """Return labels and factors of the outputs if `op` moves or multiplies `value`; an empty list for other operators."""
     out, (before, factors) = op.outputs[0], carried[value]
     product = match_factor(op)
     if "view" in op.traits:
@@ -125,13 +134,13 @@ def _follow(op: Op, value: Value, carried: Mapping[Value, Carried]) -> list[Carr
 
 
 def _find_tokens(labels: Tensor, state: Value) -> frozenset[int] | None:
-    """Return the numbers of the tokens whose elements the rows have; an empty set if a row mixes several tokens."""
+    """Return which tokens of `state` the labels belong to; an empty set if the last dimension mixes several tokens."""
     rows = labels.reshape(-1, labels.shape[-1]).long()
     has_own = rows != 0
     rows, has_own = rows[has_own.any(-1)], has_own[has_own.any(-1)]
     if not len(rows):
         return frozenset()
-    # What is joined counts as the last of the row's own.
+    # An element without a label (0) was joined to the token. It gets the largest label of the token.
     first = torch.where(has_own, rows, rows.amax(-1, keepdim=True)) - 1
     places = torch.unravel_index(first, state.shape)
     for axis, size in enumerate(state.shape):
@@ -143,7 +152,7 @@ def _find_tokens(labels: Tensor, state: Value) -> frozenset[int] | None:
 
 
 def select_norm(candidates: Sequence[NextNorm], regions: Regions) -> tuple[NextNorm, bool]:
-    """Select the norm that leads to the model's output, not that of a sublayer that reads the stream.
+    """Select the norm that leads to the model's output, not a norm in a sublayer that reads the stream.
 
     Returns:
         The norm, and whether another norm of the same tokens leads to the output as well.

@@ -13,11 +13,12 @@ from addnorm.stream.dataflow.graph import Op, Value
 from addnorm.stream.layout.dimensions import covers_features
 
 Kind = Literal["layer", "rms", "scale", "own"]
-EpsRole = Literal["square", "root", "bound"]  # added to the mean square, or to its root; least value of the root
+# How eps is applied: added to the mean square ("square"), added to its root ("root"), or as lower bound of the root ("bound").
+EpsRole = Literal["square", "root", "bound"]
 
 
 def add_eps(square: Tensor, eps: float, role: EpsRole) -> Tensor:
-    """Return the root of a mean square with its eps."""
+    """Return the root of the mean square `square`, with `eps` applied as `role` says (`EpsRole`)."""
     if role == "square":
         return (square + eps).sqrt()
     return square.sqrt() + eps if role == "root" else square.sqrt().clamp_min(eps)
@@ -34,13 +35,13 @@ class Norm:
         y: the output.
         weight, bias: the parameters, or None.
         weight_offset: number that is added to the weight.
-        unbiased: the variance is divided by d - 1, as in Tensor.std.
-        eps_role: where eps stands in the root. For "scale" and with `uses_length`, the root is |x|.
-        uses_length: for "rms" and "layer", the root is computed as |x| / sqrt(d), and eps is one of |x|.
-        is_centred: the mean is subtracted.
+        unbiased: whether the sum of squares is divided by d - 1, as in Tensor.std.
+        eps_role: how eps is applied (`EpsRole`). For "scale" and with `uses_length`, the root is |x|.
+        uses_length: for "rms" and "layer", whether the root is computed as |x| / sqrt(d), with eps applied to |x|.
+        is_centred: whether the mean is subtracted.
         divisor: for "own", the function D: `(*, d)` -> `(*, 1)`.
-        ops: the operators that compute it.
-        error: error of the formula relative to the tolerance.
+        ops: the operators that compute the norm.
+        error: error of the formula divided by the tolerance.
     """
 
     kind: Kind
@@ -68,24 +69,24 @@ class Norm:
 
     @property
     def path(self) -> str:
-        """Path of the module that computed it."""
+        """Path of the module that computed the norm."""
         assert self.y.op is not None
         return self.y.op.frame.path
 
     @property
     def dtype(self) -> torch.dtype:
-        """The coarsest dtype in which it was computed."""
+        """The coarsest dtype in which the norm was computed."""
         values = [self.x, self.y, *(out for op in self.ops for out in op.outputs)]
         dtypes = {value.tensor.dtype for value in values if value.tensor.is_floating_point()}
         return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
 
     @property
     def is_whole(self) -> bool:
-        """Whether it normalizes all features of a token, not parts of them such as the heads of attention."""
+        """Whether the norm covers all features of a token, not only those of one attention head, for example."""
         return covers_features(self.x)
 
     def denominator(self, x: Tensor) -> Tensor:
-        """Return the divisor of the (centred) features, `(*, 1)`, in the dtype of x."""
+        """Return the number by which the (centred) features of each token are divided: `(*, d)` -> `(*, 1)`."""
         if self.divisor is not None:
             return self.divisor(x)
         d, eps = x.shape[-1], self.eps or 0.0
@@ -104,7 +105,7 @@ class Norm:
         return 1.0 if self.weight is None else self.weight.tensor.detach().to(dtype) + self.weight_offset
 
     def linear(self, x: Tensor, denominator: Tensor) -> Tensor:
-        """Return the norm of x with this denominator and without its bias; it is linear in x."""
+        """Return the norm of x without its bias. `denominator` is the divisor; for a fixed divisor the result is linear in x."""
         if self.is_centred:
             x = x - x.mean(-1, keepdim=True)
         return x / denominator * self.gain(x.dtype)

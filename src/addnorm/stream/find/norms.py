@@ -27,11 +27,11 @@ MAX_ROUNDINGS = 64  # tolerance in round-offs of the model's dtype: the order of
 
 
 def find_norms(flow: Flow, proven: bool = True) -> list[Norm]:
-    """Find the norms over the last dimension, and set `Value.norm` of the outputs of those over all features of a token.
+    """Find the norms over the last dimension. If a norm covers all features of a token, set `Value.norm` of its output.
 
     Args:
         flow: the captured run.
-        proven: compare each norm with its formula. A flow without numbers cannot be compared.
+        proven: whether to compare each norm with its formula. Pass False for a flow without numbers.
     """
     norms: list[Norm] = []
     finder = NormFinder()
@@ -52,7 +52,7 @@ def find_norms(flow: Flow, proven: bool = True) -> list[Norm]:
 
 
 def _add(norm: Norm, norms: list[Norm], proven: bool) -> None:
-    """Add a norm if its formula has the model's values, and mark its operators and its output."""
+    """Append `norm` to `norms` if its formula gives the model's values, and set `Op.norms` and `Value.norm`."""
     norm.error = _measure_error(norm) if proven else 0.0
     if norm.error > 1.0:
         return
@@ -64,7 +64,7 @@ def _add(norm: Norm, norms: list[Norm], proven: bool) -> None:
 
 
 def _measure_error(norm: Norm) -> float:
-    """Return the error of the formula relative to the tolerance."""
+    """Return the error of the norm's formula divided by the tolerance."""
     with torch.no_grad():
         x, y = norm.x.tensor.detach().double(), norm.y.tensor.detach().double()
         if not x.numel():
@@ -76,7 +76,7 @@ def _measure_error(norm: Norm) -> float:
 
 
 def _measure_cancellation(norm: Norm) -> Tensor:
-    """Return the size of the terms that cancel when the mean of a nearly constant row is subtracted."""
+    """Return the size of the terms that cancel when the mean of a nearly constant token is subtracted."""
     x = norm.x.tensor.detach().double()
     if not norm.is_centred:
         return x.new_zeros(())

@@ -1,10 +1,11 @@
-"""Passages of a stream from one sublayer to the next: whole tokens pass, and each feature stays in its place.
+"""Check of the passages of a stream from one sublayer to the next: whole tokens pass, and each feature stays in its place.
 
 Between two sublayers a stream is viewed, cut, joined, masked and multiplied. The name of an operator shows neither the axis that
 it moves nor from what a mask was computed. So each number of a state gets a label, its token and its feature, and the operators
 are run again on the labels: a token that arrives must have all features of one token in their order, or no label (0).
 
-A *guard*, such as a clamp, returns its input unless it binds. If it binds in the run, no row has it. If not, it is idle.
+A *guard*, such as a clamp, returns its input unless it binds. If a guard binds in the run, no `Row` expresses it. Otherwise the
+guard is idle.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ class Passage:
     """Steps of a stream from one state to the sum of the next add, or to the final norm.
 
     Attributes:
-        reasons: what no row expresses, each with its operator, or None if there are several.
-        idle: guards that changed nothing in this run.
+        reasons: steps that no `Row` expresses, as text, each with its operator, or None if there are several operators.
+        idle: guards that did not bind in this run.
         chosen: operators that choose or order tokens by what is computed from the stream.
-        is_masked: tokens are set to a number by a mask that does not depend on the stream.
+        is_masked: whether tokens are set to a number by a mask that does not depend on the stream.
     """
 
     reasons: dict[str, Op | None] = field(default_factory=dict)
@@ -52,7 +53,7 @@ class PlacedChain(Chain):
     """Stream in a captured run with the dimensions of its values.
 
     Attributes:
-        layout: the dimensions.
+        layout: the dimensions of features, tokens and sequences.
         passages: the passage to each add, and to the final norm.
     """
 
@@ -89,7 +90,7 @@ def _check_passages(chain: Chain, layout: StreamLayout) -> list[Passage]:
 
 
 def _pass_start(chain: Chain, layout: StreamLayout, axes: Axes) -> _Steps:
-    """Return the steps from x_0 to the first sum, in which the features have these dimensions."""
+    """Check and return the steps from x_0 to the first sum, in which the features have the dimensions `axes`."""
     add = chain.adds[0]
     for group in _list_groups(add.x.shape, layout.width, axes[1]):
         steps = _Steps(add.out, layout.width)
@@ -99,7 +100,7 @@ def _pass_start(chain: Chain, layout: StreamLayout, axes: Axes) -> _Steps:
 
 
 def keeps_features(chain: PlacedChain, state: Value, target: Value) -> bool:
-    """Return whether the elements of a state that a later value has are whole tokens, with their features in order."""
+    """Return whether the tokens of `state` that `target`, a later value, contains are whole, with their features in order."""
     steps = _Steps(chain.adds[0].out, chain.layout.width)
     steps.pass_norms(state, (), target, _list_groups(state.shape, chain.layout.width, chain.layout.axis)[0])
     return MOVED not in steps.passage.reasons
@@ -115,7 +116,7 @@ class _Steps:
     """Check of the operators of one passage.
 
     Args:
-        first: the first sum of the stream. A mask that is computed from it is computed from the stream.
+        first: the first sum of the stream. A mask that is computed from this sum depends on the stream.
         width: number of features.
     """
 
@@ -125,14 +126,14 @@ class _Steps:
         self._width = width
 
     def pass_norms(self, source: Value, norms: Sequence[Norm], target: Value | None, axes: Axes) -> Axes:
-        """Check the steps from a sum through its norms to a target, and return where the features are."""
+        """Check the steps from `source` through `norms` to `target`, and return the dimensions of the features there."""
         for norm in norms:
             self._pass(source, norm.x, axes)
             source, axes = norm.y, (-1, -1)
         return axes if target is None else self._pass(source, target, axes)
 
     def pass_ops(self, source: Value, ops: Sequence[Op], axes: Axes) -> Axes:
-        """Check the operators of a path, the last one first, and return where the features are."""
+        """Check operators after `source`, the last one first, and return the dimensions of the features in the final output."""
         if not ops:
             return axes
         labels, value = _label(source.shape, axes), source
@@ -144,7 +145,7 @@ class _Steps:
         return self._locate(labels, axes)
 
     def _pass(self, source: Value, target: Value, axes: Axes) -> Axes:
-        """Check the operators between two values, and return where the features of the second are."""
+        """Check the operators from `source` to `target`, and return the dimensions of the features in `target`."""
         if target is source:
             return axes
         labels = {source: _label(source.shape, axes)}
@@ -155,7 +156,7 @@ class _Steps:
         return self._locate(labels[target], axes) if target in labels else axes
 
     def _move(self, op: Op, labels: Mapping[Value, Tensor], source: Value, part: int | str = 0) -> Tensor:
-        """Return the labels of an output of an operator, and note its mask or guard."""
+        """Return the labels of output `part` of an operator. If the operator is a mask or a guard, record it in `passage`."""
         out = op.outputs[0]
         carried = list_carried(out)
         known = [labels[v] for v in carried if v in labels]
@@ -194,7 +195,7 @@ class _Steps:
             self.passage.reasons.setdefault(reason, op)
 
     def _locate(self, labels: Tensor, axes: Axes) -> Axes:
-        """Return the dimensions in which each token has its features in their order; note a reason if there are none."""
+        """Return the dimensions in which each token has its features in order; if there are none, add a reason, return `axes`."""
         for group in _list_groups(labels.shape, self._width, axes[1]):
             if _has_whole_tokens(_move_last(labels, group), self._width):
                 return group
@@ -203,7 +204,7 @@ class _Steps:
 
 
 def _list_groups(shape: Sequence[int], width: int, last: int) -> list[Axes]:
-    """Return the adjacent dimensions whose sizes multiply to the number of features, those that end at `last` first."""
+    """Return all groups of adjacent dimensions whose sizes multiply to `width`, first the groups that end at dimension `last`."""
     groups = []
     for end in (last, *range(-1, -1 - len(shape), -1)):
         starts = range(end, -1 - len(shape), -1)
@@ -217,7 +218,7 @@ def _move_last(labels: Tensor, axes: Axes) -> Tensor:
 
 
 def _label(shape: Sequence[int], axes: Axes) -> Tensor:
-    """Return a label for each element: 1, 2, 3, ... token by token, as float64, which every operator takes."""
+    """Return a label for each element: 1, 2, 3, ... token by token, in float64, which every operator accepts."""
     sizes = [shape[d] for d in range(axes[0], axes[1] + 1)]
     others = [size for d, size in enumerate(shape, -len(shape)) if not axes[0] <= d <= axes[1]]
     count = math.prod(shape)
@@ -226,7 +227,7 @@ def _label(shape: Sequence[int], axes: Axes) -> Tensor:
 
 
 def _has_whole_tokens(rows: Tensor, width: int) -> bool:
-    """Return whether each row has all labels of one token in their order, or only zeros."""
+    """Return whether each vector along the last dimension has all labels of one token in order, or only zeros."""
     if rows.shape[-1] != width:
         return not rows.any()
     first = rows[..., :1]

@@ -1,4 +1,4 @@
-"""Paths from a value to an operand of an add: through views and factors, partial sums and interpolations."""
+"""Paths from a value to an operand of an add, through views, factors, partial sums and interpolations."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Path:
         source: the value at which the path begins.
         term: the term of the add.
         ops: the operators, the last one first.
-        factors: those that multiply.
+        factors: the factors by which these operators multiply.
         sums: the terms of partial sums on the path.
     """
 
@@ -41,7 +41,7 @@ class Path:
 
     @property
     def terms(self) -> list[Term]:
-        """The term of the add and those of the partial sums."""
+        """The term of the add and the terms of the partial sums."""
         return [self.term, *self.sums]
 
     @property
@@ -58,7 +58,7 @@ class Path:
 
 
 def trace_multiples(term: Term) -> Iterator[Path]:
-    """Return the values of which an operand is a multiple, the nearest first, each with its path to the operand."""
+    """Yield the paths to operand `term` from the values of which the operand is a multiple, the nearest value first."""
     value = term.value
     ops: list[Op] = []
     factors: list[Factor] = []
@@ -76,18 +76,18 @@ def trace_multiples(term: Term) -> Iterator[Path]:
 
 
 def trace_origin(term: Term) -> Path:
-    """Return the longest path of `trace_multiples`."""
+    """Return the path to operand `term` from the earliest value of which the operand is a multiple."""
     return [*trace_multiples(term)][-1]
 
 
 def join_paths(first: Path, then: Path) -> Path:
-    """Return the path that leads to a partial sum, and from there to the operand."""
+    """Join path `first`, which leads to a partial sum, and path `then`, which leads from this sum to an operand."""
     ops, factors = [*then.ops, *first.ops], [*then.factors, *first.factors]
     return Path(first.source, then.term, ops, factors, [*then.sums, first.term, *first.sums])
 
 
 def sum_paths(op: Op, first: Path, second: Path) -> Path | None:
-    """Return the path of a sum of constant multiples of one value; None if their views or other factors differ."""
+    """Return the path of `op`, a sum of constant multiples of one value: x + 2 x as 3 x. None for other factors or views."""
     number, views = 0.0, []
     for path in (first, second):
         if path.scales or any(factor.kind != "constant" for factor in path.factors):
@@ -107,7 +107,7 @@ class Interpolation(NamedTuple):
     Attributes:
         x, y: the two values.
         terms: (1 - w) x and w y; None if w is computed from the data.
-        ops: the difference y - x and the operators that multiply it.
+        ops: the operators that compute the difference y - x and multiply the difference.
     """
 
     x: Value
@@ -117,7 +117,7 @@ class Interpolation(NamedTuple):
 
 
 def match_interpolation(op: Op) -> Interpolation | None:
-    """Match an operator that returns (1 - w) x + w y for a tensor w, or by the difference of y and x."""
+    """Match an operator that returns (1 - w) x + w y: lerp with a tensor w, or x + w (y - x)."""
     tensors = [a for a in op.args[:3] if isinstance(a, Value)]
     if op.name == "lerp":
         if len(tensors) < 3 or get_number(tensors[2]) is not None:
@@ -130,14 +130,14 @@ def match_interpolation(op: Op) -> Interpolation | None:
     if op.name == "addcmul" and len(tensors) == 3:  # x + w (y - x) with a gate w that is computed from the data
         for factor in tensors[1:]:
             difference = strip_views(factor).op
-            moving = _find_subtrahend(difference, tensors[0])
+            moving = _find_minuend(difference, tensors[0])
             if difference is not None and moving is not None:
                 return Interpolation(tensors[0], moving, None, (difference,))
     return None
 
 
-def _find_subtrahend(difference: Op | None, x: Value) -> Value | None:
-    """Return y if an operator computes y - x; None otherwise."""
+def _find_minuend(difference: Op | None, x: Value) -> Value | None:
+    """Return y if the operator computes y - x for this x; None otherwise."""
     for y, minus in pair_terms(difference):
         if (y.factor, minus.factor) == (1.0, -1.0) and strip_views(minus.value) is strip_views(x):
             return y.value
@@ -147,7 +147,7 @@ def _find_subtrahend(difference: Op | None, x: Value) -> Value | None:
 def _match_difference(op: Op, first: Term, second: Term) -> Interpolation | None:
     """Match x + w (y - x), where w is any product of numbers and tensors."""
     for difference, factors, ops in _trace_products(second):
-        y = _find_subtrahend(difference, first.value)
+        y = _find_minuend(difference, first.value)
         if y is None or y.shape != first.value.shape:
             continue
         number = math.prod(factor.number for factor in factors)
@@ -160,7 +160,7 @@ def _match_difference(op: Op, first: Term, second: Term) -> Interpolation | None
 
 
 def _trace_products(term: Term) -> Iterator[tuple[Op, list[Factor], list[Op]]]:
-    """Yield the operators of which a term is a multiple, with the factors and their operators."""
+    """Yield each operator of whose output `term` is a multiple, with the factors and the operators that multiply by them."""
     assert term.op is not None
     scale = [] if term.scale is None else [Factor("learned", 1.0, term.scale, term.op)]
     scale += [] if term.factor == 1.0 else [Factor("constant", term.factor, None, term.op)]

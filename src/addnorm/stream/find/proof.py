@@ -1,4 +1,4 @@
-"""Proof of the equations: each row in float64, from the sublayer's input and output, compared with the values of the run."""
+"""Proof of the equations: each is computed in float64 from the sublayers' inputs and outputs, and compared with the run."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ TOLERANCES = {
     torch.float16: 8 * torch.finfo(torch.float16).eps,
     torch.bfloat16: 8 * torch.finfo(torch.bfloat16).eps,
 }
-REPEATED = 1e-3  # relative change of the output of a second call, at least; kernels that add in any order change less
+REPEATED = 1e-3  # tolerance between the outputs of two calls, relative; kernels that add in any order differ by less
 
 
 def get_tolerance(*dtypes: torch.dtype) -> float:
-    """Return the tolerance of the coarsest dtype."""
+    """Return the tolerance of the coarsest of the dtypes."""
     return max(TOLERANCES.get(dtype, 1e-5) for dtype in dtypes)
 
 
 def relative_error(actual: Tensor, exact: Tensor) -> float:
     """Return |actual - exact| / |exact| in float64.
 
-    It is infinite if an element is finite in only one of the tensors, or if no element is finite.
+    The error is infinite if an element is finite in only one of the tensors, or if no element is finite.
     """
     actual, exact = actual.double(), exact.double()
     if not exact.isfinite().any():
@@ -47,7 +47,7 @@ def relative_error(actual: Tensor, exact: Tensor) -> float:
 
 
 def check_repeated(again: Tensor, whole: Tensor) -> None:
-    """Check that a second call of the model returned what the first did."""
+    """Check that `again`, the output of a second call of the model, equals `whole`, that of the first, up to round-off."""
     change = f"shape {tuple(again.shape)} after {tuple(whole.shape)}"
     if again.shape == whole.shape:
         error = relative_error(again, whole) if whole.isfinite().any() else 0.0
@@ -61,7 +61,7 @@ def check_repeated(again: Tensor, whole: Tensor) -> None:
 
 
 def compute_operand(path: Path, source: Tensor) -> Tensor:
-    """Return the operand of the add at the end of a path, from the value at its start."""
+    """Compute the operand at the end of `path` from `source`, the value at the start of the path."""
     value = source
     for op in reversed(path.ops):
         value = replay_op(op, value)
@@ -73,7 +73,7 @@ def compute_operand(path: Path, source: Tensor) -> Tensor:
 
 
 def measure_row_error(add: Add, sublayers: Sequence[Sublayer], norm_out: Norm | None) -> float:
-    """Return the largest relative error of a row: of its sum, of the norm of the sum, and of the norms that sublayers read."""
+    """Return the largest relative error of the sum, its norm `norm_out`, and the norms through which the sublayers read."""
     if not add.out.tensor.numel():
         return math.inf
     norms = [norm for sublayer in sublayers for norm in sublayer.reads.norms]
@@ -92,7 +92,7 @@ def measure_row_error(add: Add, sublayers: Sequence[Sublayer], norm_out: Norm | 
 
 
 def measure_sum_error(chain: Chain) -> float | None:
-    """Return the relative error of x_L == x_0 + all writes; None if more than views lies between the adds."""
+    """Return the relative error of x_L == x_0 + all writes; None if other operators than views are between the adds."""
     if any(add.early_factors or add.late_factors or add.changes_tokens for add in chain.adds[1:]):
         return None
     with torch.no_grad():

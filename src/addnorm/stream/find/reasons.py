@@ -1,4 +1,4 @@
-"""Reasons why a sublayer, a stream or a model is not understood: what happens in it that no row expresses."""
+"""Reasons why a sublayer, a stream or a model is not understood: what no `Row` expresses."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ STRUCTURAL = (GATED, MIXED, MULTIPLIED, SHORTCUT, SEVERAL)
 
 
 def report_unexplained(found: Sequence[Unexplained]) -> list[Unknown]:
-    """Return the unexplained operators as unknown parts of the model, one for each reason."""
+    """Return one `Unknown` for each reason among the unexplained operators."""
     reasons: dict[str, list[Op]] = {}
     explained = {op.frame.path for op, reason, _ in found if reason in STRUCTURAL}
     for op, reason, _ in found:
@@ -67,7 +67,7 @@ def report_unexplained(found: Sequence[Unexplained]) -> list[Unknown]:
 
 
 def format_source(op: Op) -> str:
-    """Return an operator and the line of the model's source that ran it: "add, model.py:12"."""
+    """Return the name of an operator and the line of the model's source that ran the operator: "add, model.py:12"."""
     return f"{op.name}, {op.line}" if op.line else op.name
 
 
@@ -79,7 +79,7 @@ def explain_no_stream(flow: Flow, norms: Sequence[Norm], found: Sequence[Unexpla
 
 
 def list_reasons(chain: PlacedChain, sublayer: Sublayer) -> dict[str, Op]:
-    """Return the reasons why a sublayer is not understood, each with an operator: its own, or that of the add."""
+    """Return the reasons why a sublayer is not understood, each with the operator that causes it, or else the add."""
     k, add, reads = sublayer.place, sublayer.add, sublayer.reads
     inner = [other for other in add.inner_adds if has_mixing_branch(other)]
     is_last = k + 1 == len(chain.adds)
@@ -142,7 +142,7 @@ def _is_by_feature(chain: PlacedChain, sublayer: Sublayer, factor: Factor) -> bo
 
 
 def _is_constant_vector(factor: Factor) -> bool:
-    """Return whether a factor has several constants that are no parameters or buffers."""
+    """Return whether a factor is a vector of constants, not a parameter or a buffer."""
     return (
         factor.kind == "learned"
         and factor.value is not None
@@ -157,13 +157,13 @@ def _is_negated(add: Add) -> bool:
 
 
 def _reads_earlier_state(chain: PlacedChain, sublayer: Sublayer) -> bool:
-    """Return whether an injection is computed from a state before its add, besides x_0."""
+    """Return whether an injection is computed from the sum of an earlier add, not only from x_0."""
     adds = chain.adds[: sublayer.place]
     return any(is_ancestor(add.out, sublayer.raw, without=sublayer.add.other_ops) for add in adds)
 
 
 def _reads_before_norm(chain: PlacedChain, sublayer: Sublayer) -> bool:
-    """Return whether a sublayer reads the sum before it also without the norm that follows that sum."""
+    """Return whether a sublayer reads the sum of the previous add also without the norm of this sum."""
     k = sublayer.place
     norms = chain.norms_out[k - 1] if k else []
     passed = {norm.y.op for norm in norms if norm.y.op is not None} | sublayer.add.other_ops
@@ -171,13 +171,13 @@ def _reads_before_norm(chain: PlacedChain, sublayer: Sublayer) -> bool:
 
 
 def _reads_other_branch(chain: PlacedChain, sublayer: Sublayer) -> bool:
-    """Return whether a sublayer reads the output of another one of the same add."""
+    """Return whether a sublayer reads the output of another sublayer of the same add."""
     others = [other for other in chain.sublayers[sublayer.place] if other is not sublayer and other.role == "branch"]
     return any(is_ancestor(other.raw, sublayer.raw) for other in others)
 
 
 def _carries_norm(sublayer: Sublayer) -> bool:
-    """Return whether the output is computed elementwise from a norm of the stream, as in a projection on the stream."""
+    """Return whether a sublayer's output is an elementwise function of a norm of the stream, as in a projection on it."""
     return any(
         value.norm in sublayer.reads.norms for value in list_carried_values(sublayer.raw) if value.norm is not None
     )
@@ -202,14 +202,14 @@ def _adds_twice(add: Add, sublayer: Sublayer, inner: Sequence[Add]) -> bool:
 
 
 def _reads_other_stream(add: Add, sublayer: Sublayer, inner: Sequence[Add]) -> bool:
-    """Return whether the sublayer depends on the stream only through another stream, which read it before."""
+    """Return whether the sublayer depends on its stream only through adds to another stream."""
     others = {other.op for other in inner if other.previous is not None and not is_ancestor(add.read, other.x)}
     others |= add.other_ops
     return bool(others) and not is_ancestor(add.read, sublayer.raw, without=others)
 
 
 def _is_other_state(add: Add, sublayer: Sublayer) -> bool:
-    """Return whether the state of another stream, or its norm, is added."""
+    """Return whether the output of the sublayer is a state of another stream, or the norm of such a state."""
     raw = strip_views(sublayer.raw)
     sources = {raw, strip_views(raw.norm.x) if raw.norm is not None else raw}
     return any(source.op in add.other_ops for source in sources)
@@ -231,7 +231,7 @@ def _has_hidden_norm_in(sublayer: Sublayer) -> bool:
 
 
 def _passes(op: Op, carried: set[Value], read: Value) -> bool:
-    """Return whether an operator returns the stream moved, multiplied, or plus a value that is not computed from it."""
+    """Return whether `op` moves or multiplies a value in `carried`, or adds to it a value not computed from `read`."""
     parts = [v for v in op.inputs if v in carried]
     if not parts or "mixing" in op.traits:
         return False

@@ -1,4 +1,4 @@
-"""Remarks: what is worth saying about a stream or a sublayer that is understood, and that its rows do not express."""
+"""Remarks on streams and sublayers that are understood: properties that their rows do not express."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def remark_on_sublayer(chain: PlacedChain, sublayer: Sublayer) -> list[str]:
 
 
 def _describe_factors(what: str, factors: Sequence[Factor]) -> Iterator[str]:
-    """Yield remarks on random factors, and on factors from the model's inputs, of a write or of the stream."""
+    """Yield remarks on random factors and on factors from the model's inputs. `what` names the tensor that they multiply."""
     noise = [factor for factor in factors if factor.kind == "noise"]
     if any(map(_is_dropout, noise)):
         yield "dropout" if what == "the write" else "dropout of the stream"
@@ -78,7 +78,7 @@ def _describe_factors(what: str, factors: Sequence[Factor]) -> Iterator[str]:
 
 
 def _is_dropout(factor: Factor) -> bool:
-    """Return whether random numbers are 0 with some probability, and otherwise all equal."""
+    """Return whether a random factor is dropout: its mean is known, or its values are 0 and one other number."""
     if factor.value is None or get_noise_mean(factor.value) is not None:
         return True
     numbers = factor.value.tensor.detach().unique()
@@ -88,7 +88,7 @@ def _is_dropout(factor: Factor) -> bool:
 def remark_on_stream(
     chain: PlacedChain, sites: Sequence[Site], model: nn.Module, wiring: Wiring | None, flow: Flow
 ) -> list[str]:
-    """Return remarks on a stream: norms in the next layer, shared weights, misleading names."""
+    """Return remarks on a stream, such as norms in the next layer, shared weights and misleading names."""
     pairs = zip(chain.norms_out, chain.adds, chain.adds[1:], strict=False)
     is_shifted = any(
         norms and _ran_inside(norms[0], after) and not _ran_inside(norms[0], add) for norms, add, after in pairs
@@ -162,7 +162,7 @@ def _run_again(flow: Flow) -> Flow | None:
 
 
 def _differs(value: Value, again: Flow | None) -> bool:
-    """Return whether a value differs in a second run by more than round-off; True if that is not known."""
+    """Return whether a value differs in the run `again` by more than round-off; True if there is no such run."""
     op = value.op
     if again is None or op is None:
         return again is None
@@ -182,7 +182,7 @@ def _list_drawn(chain: PlacedChain, site: Site) -> list[Value]:
 
 
 def _list_shared(sites: Sequence[Site]) -> Iterator[str]:
-    """Yield which sublayers have the same parameters."""
+    """Yield a text for each group of sublayers that have the same parameters."""
     users: dict[tuple[str, ...], list[Site]] = {}
     for site in sites:
         users.setdefault(tuple(list_parameters(site.sublayer)), []).append(site)
@@ -195,7 +195,7 @@ def _list_shared(sites: Sequence[Site]) -> Iterator[str]:
 
 
 def _list_conditions(chain: PlacedChain) -> Iterator[str]:
-    """Yield remarks on conditions of the equations: clamps that did not bind, and tokens that the stream itself selects."""
+    """Yield remarks on clamps that did not bind in this run, and on tokens that are chosen by values of the stream."""
     for guard, count in Counter(format_guard(op) for passage in chain.passages for op in passage.idle).items():
         places = f", at {count} places," if count > 1 else ""
         yield f"{guard} on the stream{places} did not bind in this run: the equations hold only where it does not"
@@ -227,7 +227,7 @@ def _list_detached(chain: PlacedChain, sites: Sequence[Site]) -> list[str]:
 
 
 def _ran_inside(norm: Norm, add: Add) -> bool:
-    """Return whether a norm ran in the call of an add, or in a call made from there."""
+    """Return whether a norm ran in the module call that runs an add, or in a call inside this call."""
     assert norm.y.op is not None
     return bool(add.op.frame.path) and add.op.frame in norm.y.op.frame.chain()
 
@@ -235,7 +235,7 @@ def _ran_inside(norm: Norm, add: Add) -> bool:
 def remark_on_start(
     chain: PlacedChain, sites: Sequence[Site], wiring: Wiring | None, before: Sequence[Stream]
 ) -> list[str]:  # fmt: skip
-    """Return a remark if a stream begins with a sublayer's output without the residual that other sublayers add."""
+    """Return a remark if a stream begins with a sublayer's output to which, unlike in other sublayers, no residual is added."""
     x_0 = chain.adds[0].x
     other = next((one for one in reversed(before) if is_ancestor(one.chain.find_end(-1), x_0)), None)
     if other is None or chain.layout.width != other.width or wiring is None or other.wiring is None:

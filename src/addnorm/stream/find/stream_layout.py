@@ -1,8 +1,8 @@
-"""The layout of a stream: the dimensions of features, of the tokens of a sequence, and of sequences, for each of its values.
+"""The layout of a stream: which dimensions of its values hold features, tokens of a sequence, and sequences.
 
 layout = StreamLayout(chain)
 layout.of(add.x)                 `TokenLayout` of a state
-layout.of_write(sublayer)        of the operand that a sublayer adds
+layout.of_write(sublayer)        `TokenLayout` of the operand that a sublayer adds
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class StreamLayout:
     def find_raw(self, sublayer: Sublayer) -> tuple[Value, TokenLayout | None]:
         """Return the output of a sublayer, before norm and factors, and its layout.
 
-        It is the first view of the output whose features are in dimensions of their own: the product of a mixer has them in one
-        dimension with the sequences.
+        The output is returned as the first view whose features have dimensions of their own. In an MLP-Mixer, for example, the
+        product has features and sequences in one dimension.
         """
         layout = self._of_earlier(sublayer, sublayer.raw)
         views = [sublayer.raw] if sublayer.norm is not None else find_views_of(sublayer.write_path, sublayer.raw)
@@ -93,9 +93,9 @@ class StreamLayout:
         return not dims or all(map(self._is_feature, dims[-1]))
 
     def find_entry(self, k: int) -> Value:
-        """Return the state before add k with its batch dimension: x_0 may be a parameter that is expanded.
+        """Return the state before add `k` as the view that has a batch dimension: x_0 may be a parameter that is expanded.
 
-        Where the tokens of x_0 are flattened and it has no other use, the view that separates them.
+        If x_0 has tokens and sequences flattened into one dimension, and no other use, return the view that separates the two.
         """
         add = self.chain.adds[k]
         entry = find_expanded(add.residual_path, add.x)
@@ -113,7 +113,7 @@ class StreamLayout:
         return None if dims is None else self._build(value.shape, dims)
 
     def _find_earlier_dims(self, sublayer: Sublayer, value: Value) -> Dims | None:
-        """Return the dimensions of a value on the path from a sublayer's output to its add, from those of the sum."""
+        """Derive the dimensions of a value on the path from a sublayer's output to its add from the dimensions of the sum."""
         total, dims = sublayer.add.out, self._operands[sublayer.place]
         for term in sublayer.write_path.terms:  # from the add to the innermost partial sum
             if term.op is not None:
@@ -166,7 +166,7 @@ class StreamLayout:
         return mixing
 
     def _find_features(self, mixing: Mixing) -> set[Part]:
-        """Return the parts that are features: those that norms normalize, else those over which most products sum."""
+        """Return the parts of dimensions that are features: norms normalize these parts, or else most products sum over them."""
         counts: Counter[Dim] = Counter()
         for sublayers, norms in zip(self.chain.sublayers, self.chain.norms_out, strict=True):
             for norm in [*norms, *(norm for sublayer in sublayers for norm in sublayer.reads.norms)]:
@@ -188,9 +188,9 @@ class StreamLayout:
         return {*last[0]} if last else set()
 
     def _is_other_axis(self, normed: set[int], start: Dim, mixing: Mixing) -> bool:
-        """Return whether the normalized dimensions are other ones than those that products with parameters sum over.
+        """Return whether the axes `normed`, which norms normalize, are not those over which products with parameters sum.
 
-        Where all products combine tokens, the last dimension may be the features, unless they are convolutions.
+        False for the last dimension, since all products may combine tokens, unless there are convolutions.
         """
         combined = {root for part in (*mixing.projected, *start) for root in self._roots.find_origins(part.root)}
         origins = {origin for root in normed for origin in self._roots.find_origins(root)}
@@ -199,7 +199,7 @@ class StreamLayout:
         return bool(mixing.projected) and combined.isdisjoint(origins) and (is_conv or last.isdisjoint(normed))
 
     def _list_other_normed(self) -> Iterator[Dim]:
-        """Yield the dimensions that norms of the embedding and of the sublayers' outputs normalize."""
+        """Yield the dimensions that are normalized by norms of the embedding and of the sublayers' outputs."""
         for norm in self.chain.adds[0].norms:
             yield (trace(norm.y, self._dims, self._roots) or ((),))[-1]
         for sublayer in self.chain.list_sublayers():
@@ -207,7 +207,7 @@ class StreamLayout:
                 yield (self._find_earlier_dims(sublayer, sublayer.norm.y) or ((),))[-1]
 
     def _find_projected_start(self) -> Dim:
-        """Return the dimension of x_0 that the last product or embedding before it created; an empty one if there is none."""
+        """Return the dimension of x_0 that the last product or embedding before it created; an empty tuple if there is none."""
         x = self.chain.adds[0].x
         value = strip_views(x)
         while value.op is not None and value.op.traits.isdisjoint(PROJECTING):
@@ -236,15 +236,17 @@ class StreamLayout:
         )
 
     def _find_tokens(self, mixing: Mixing) -> tuple[dict[int, list[int] | None], bool]:
-        """Return the stream's axes that hold tokens, each with the strides that do (None: the whole axis).
+        """Find the axes of the stream that hold tokens.
 
-        The stride at an odd place of the list ends an interval of strides that belong to tokens.
+        Returns:
+            For each such axis the intervals of strides that belong to tokens, as begin, end, begin, end, ..., or None if the
+            whole axis holds tokens. Then whether sublayers that combine tokens prove the result; otherwise it is a guess.
         """
         roots = self._list_roots()
         for marks in (mixing.strong, mixing.weak):
             marked: dict[int, list[Part] | None] = {}
             for part in marks:
-                if part.size == 1:  # it may go with any other dimension through a view
+                if part.size == 1:  # a view may merge a dimension of size 1 with any other one
                     continue
                 for root in self._roots.find_origins(part.root):
                     if root not in roots:
@@ -269,9 +271,9 @@ class StreamLayout:
         return tokens, True
 
     def _guess_batch(self, roots: Sequence[int]) -> int:
-        """Guess which dimension holds the sequences, in a model none of whose sublayers combines tokens.
+        """Guess which axis holds the sequences, for a model whose sublayers combine no tokens.
 
-        It is the dimension over which x_0 is expanded, else the first one of the model's input, else the first one of x_0.
+        Take the axis over which x_0 is expanded, else the first dimension of the model's input, else the first one of x_0.
         """
         x = self.chain.adds[0].x
         dims = self._dims[x]
@@ -302,7 +304,7 @@ class StreamLayout:
         return sorted({part.root for part in parts if not self._is_feature(part)})
 
     def _classify(self, part: Part) -> Iterable[tuple[Part, bool]]:
-        """Yield the pieces of a part that hold only tokens or only sequences, each with whether it holds tokens."""
+        """Cut a part into pieces that hold only tokens (yielded with True) or only sequences (yielded with False)."""
         origins = [root for root in self._roots.find_origins(part.root) if root in self._tokens]
         bounds = self._tokens.get(part.root)
         if not origins or bounds is None:
@@ -326,7 +328,7 @@ class StreamLayout:
 
 
 def _align_operand(shape: tuple[int, ...], total: tuple[int, ...], dims: Dims) -> Dims | None:
-    """Return the dimensions of an operand of a sum, which may be broadcast, from those of the sum."""
+    """Derive the dimensions of an operand of a sum from `dims`, those of the sum. The operand may be broadcast."""
     before = len(total) - len(shape)
     if before < 0:
         return None
@@ -334,14 +336,14 @@ def _align_operand(shape: tuple[int, ...], total: tuple[int, ...], dims: Dims) -
 
 
 def _follow_dims(source: Value, value: Value) -> Dims:
-    """Return which axes of an earlier value the dimensions of a value are; an empty tuple if that is not known."""
+    """Return the axes of `source`, an earlier value, in each dimension of `value`; an empty tuple if they are not known."""
     roots = Roots()
     dims = Mixing(roots).follow(source, roots.start(source.shape), find_ops_between(source, value))
     return dims.get(value, ())
 
 
 def _join_intervals(parts: Sequence[Part]) -> list[int]:
-    """Return the intervals of strides that parts cover, as begin, end, begin, end, ..."""
+    """Return the union of the parts' intervals [stride, stride * size), sorted, as begin, end, begin, end, ..."""
     bounds: list[int] = []
     for begin, end in sorted((part.stride, part.stride * part.size) for part in parts):
         if bounds and begin <= bounds[-1]:
@@ -361,7 +363,7 @@ def _find_inputs(value: Value) -> list[Value]:
 
 
 def find_views_of(path: Path, x: Value) -> list[Value]:
-    """Return the value at the start of a path, and its views before any other operator."""
+    """Return x, the value at the start of `path`, and its views before any other operator on the path."""
     views = [x]
     for op in reversed(path.ops):
         if "view" not in op.traits or not op.inputs or op.inputs[0] is not views[-1]:
@@ -371,6 +373,6 @@ def find_views_of(path: Path, x: Value) -> list[Value]:
 
 
 def find_expanded(path: Path, x: Value) -> Value:
-    """Return a state, or, if it is expanded before the add, its first expanded view."""
+    """Return state x, or its first expanded view if `path` expands the state."""
     views = find_views_of(path, x)
     return next(view for view in views if math.prod(view.shape) == math.prod(views[-1].shape))

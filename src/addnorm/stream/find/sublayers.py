@@ -1,4 +1,4 @@
-"""Sublayers of a captured run: what each reads, computes and writes, its kind, its layer, and its row.
+"""Sublayers of a captured run: what each reads, computes and writes, its kind, its layer, and its `Row`.
 
 x' = N_out(a * x + b * N_branch(f(c * N_in(x))))
 
@@ -37,9 +37,9 @@ class Reads:
     Attributes:
         norms: the norms through which it reads.
         direct: whether some operators read the stream itself.
-        value: the input of the sublayer, if that is a single value.
+        value: the single value that the sublayer reads; None if it reads several values.
         factors: the factors between the norm (or the stream) and that value.
-        ops: the operators of those factors.
+        ops: the operators that multiply by `factors`.
     """
 
     norms: list[Norm] = field(default_factory=list)
@@ -55,13 +55,13 @@ class Sublayer:
 
     Attributes:
         add: the add with which it writes.
-        place: number of that add in the stream.
+        place: index of the add in the stream.
         write_path: from the output of N_branch, or from `raw`, to the operand of the add.
         role: "branch", "skip", "injection" or "bias".
         raw: the output before N_branch and factors.
         norm: N_branch.
-        ops: the operators.
-        own_ops: those without views of the stream and the norms through which it reads.
+        ops: the operators from the stream to `raw`; empty unless the role is "branch".
+        own_ops: `ops` without views of the stream and the norms through which the sublayer reads.
         reads: how it reads the stream.
         kind: "attention", "cross-attention", "feed-forward" or "other".
         frame: the smallest module call that contains the sublayer.
@@ -81,7 +81,7 @@ class Sublayer:
 
     @property
     def module(self) -> str:
-        """Path of the module of that call."""
+        """Path of the module that `frame` calls."""
         return self.frame.path
 
 
@@ -89,7 +89,7 @@ class Sublayer:
 
 
 def find_sublayers(add: Add, place: int) -> list[Sublayer]:
-    """Return the sublayers of an add, which has this number in its stream, in the order in which they ran."""
+    """Return the sublayers of `add`, which has the index `place` in its stream, in the order in which they ran."""
     writes = [part for write in add.writes for part in _split_write(add, write)]
     return sorted((_build_sublayer(add, place, write) for write in writes), key=lambda sublayer: sublayer.raw.index)
 
@@ -112,7 +112,7 @@ def _build_sublayer(add: Add, place: int, write: Write) -> Sublayer:
 
 
 def _find_branch_ops(add: Add, raw: Value) -> list[Op]:
-    """Return the operators from the stream to a branch's output; through another stream only if there is no other way."""
+    """Return the operators from the stream to a branch's output, without other streams unless all paths lead through them."""
     return find_ops_between(add.read, raw, add.other_ops) or find_ops_between(add.read, raw)
 
 
@@ -147,7 +147,7 @@ def _split_write(add: Add, write: Write) -> list[Write]:
 
 
 def _find_reads(x: Value, ops: Sequence[Op]) -> Reads:
-    """Follow the stream from x into the branch, up to the first norm or the first computation."""
+    """Return how a branch with the operators `ops` reads the stream x: through norms or directly, and with which factors."""
     reads = Reads()
     inside = set(ops)
     _follow_views(x, inside, reads)
@@ -169,7 +169,7 @@ def _follow_views(value: Value, inside: set[Op], reads: Reads) -> None:
         if norm is not None:
             reads.norms += [norm] if norm not in reads.norms else []
         elif (is_view(op) and len(op.inputs) == 1) or (
-            # The norm of these and other tokens.
+            # a norm of these tokens and others
             is_move(op) and out.shape[-1:] == value.shape[-1:] and _reads_through_norms(out, inside)
         ):  # fmt: skip
             _follow_views(out, inside, reads)
@@ -178,14 +178,14 @@ def _follow_views(value: Value, inside: set[Op], reads: Reads) -> None:
 
 
 def _reads_through_norms(value: Value, inside: set[Op]) -> bool:
-    """Return whether all operators that read some tokens of the stream, or more tokens, are norms."""
+    """Return whether only norms read `value`, which has some tokens of the stream, or other tokens too."""
     reads = Reads()
     _follow_views(value, inside, reads)
     return bool(reads.norms) and not reads.direct
 
 
 def _follow_factors(reads: Reads, inside: set[Op]) -> None:
-    """Move `reads.value` past the factors that apply to everything that is read."""
+    """Move `reads.value` past the factors that multiply the whole input of the branch."""
     value = reads.value
     casts: list[Op] = []
     while value is not None:
@@ -206,7 +206,7 @@ def _follow_factors(reads: Reads, inside: set[Op]) -> None:
 
 
 def find_common_frame(ops: Sequence[Op], default: Frame) -> Frame:
-    """Return the smallest call in which all operators ran."""
+    """Return the smallest module call in which all operators ran; `default` if there are no operators."""
     chains = [[*op.frame.chain()] for op in ops]
     shared = {*chains[0]}.intersection(*chains) if chains else {default}
     return next(frame for frame in (*chains[:1], [default])[0] if frame in shared)
@@ -216,7 +216,7 @@ def find_common_frame(ops: Sequence[Op], default: Frame) -> Frame:
 
 
 def build_row(sublayer: Sublayer, norm_out: Norm | None, sum_factors: Sequence[Factor] = ()) -> spec.Row:
-    """Return the row of a sublayer; `sum_factors` multiply the whole sum, before N_out."""
+    """Return the `Row` of a sublayer. The factors in `sum_factors` multiply the whole sum, before N_out."""
     reads = sublayer.reads
     return spec.Row(
         norm_in=bool(reads.norms) and not reads.direct,
@@ -229,12 +229,12 @@ def build_row(sublayer: Sublayer, norm_out: Norm | None, sum_factors: Sequence[F
 
 
 def has_zero_factor(sublayer: Sublayer) -> bool:
-    """Return whether the write or the read is multiplied by 0, which a row cannot express."""
+    """Return whether the write or the read is multiplied by 0, which no `Row` expresses."""
     return 0.0 in (_multiply(sublayer.write_path), _multiply(None, sublayer.reads.factors))
 
 
 def _multiply(path: Path | None, others: Sequence[Factor] = ()) -> spec.Factor:
-    """Return the product of the factors of a path and of others for a row, without dropout, masks and guards."""
+    """Return the product of the factors on `path` and in `others`. Noise counts with its mean; masks and guards are left out."""
     learned = [factor.value for factor in others if factor.kind == "learned" and factor.value is not None]
     learned += path.scales if path is not None else []
     product = path.number if path is not None else 1.0
@@ -255,7 +255,7 @@ def _multiply(path: Path | None, others: Sequence[Factor] = ()) -> spec.Factor:
 
 
 def assign_layers(sublayers: Sequence[Sublayer]) -> list[int]:
-    """Return the layer of each sublayer, from 0: by numbers in the modules' paths, a period of kinds, or the modules that add.
+    """Return the layer of each sublayer, from 0: from numbers in module paths, a period of kinds, or the modules that add.
 
     A skip or an injection belongs to the layer of the next sublayer, except for a skip that starts in its own layer.
     """
@@ -292,10 +292,10 @@ def _number_layers(sublayers: Sequence[Sublayer]) -> list[int]:
 
 
 def _find_numbers(sublayer: Sublayer) -> list[tuple[str, str]]:
-    """Return the numbers in a sublayer's path, each with the path before it."""
+    """Return the numbers in a sublayer's path, each after the path that precedes the number: ("layers", "3")."""
     paths = sublayer.frame.path.split("."), sublayer.add.op.frame.path.split(".")
     parts = max(paths, key=len)
-    if not any(part.isdigit() for part in parts):  # what the paths of its modules besides the norms have in common
+    if not any(part.isdigit() for part in parts):  # the common start of the paths of its modules, without norms
         norms = {op for norm in sublayer.reads.norms for op in norm.ops}
         frames = {op.frame.path for op in sublayer.ops if op not in norms and op.frame is not sublayer.frame}
         columns = zip(*(path.split(".") for path in frames), strict=False)
@@ -304,7 +304,7 @@ def _find_numbers(sublayer: Sublayer) -> list[tuple[str, str]]:
 
 
 def _number_runs(keys: Sequence[object]) -> list[int]:
-    """Return the number of each key's group of equal adjacent keys: a, a, b, a -> 0, 0, 1, 2."""
+    """Return for each key the index of its group of equal adjacent keys: a, a, b, a -> 0, 0, 1, 2."""
     layers: list[int] = []
     for k, key in enumerate(keys):
         layers.append(0 if not k else layers[-1] + (key != keys[k - 1]))

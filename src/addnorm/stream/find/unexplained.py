@@ -1,14 +1,14 @@
-"""Operators that change a stream, or may, and are in no row: all that `inspect` must report as not understood.
+"""Operators that change a stream, or may, and that no `Row` describes: `inspect` must report all of them as not understood.
 
-A value *carries* another one if it has its numbers, up to moves, norms and elementwise functions, and no operator in between
-mixes tokens or features. Three walks over the captured run look for steps that no row contains:
+A value *carries* an earlier one if it has the numbers of the earlier one, up to moves, norms and elementwise functions, and no
+operator in between mixes tokens or features. Three walks over the captured run look for steps that no `Row` describes:
 
     sums      an add of p and q, where q was computed by a sublayer from a value that p carries, is a residual add. It must be
               the add of a site, or be in a sublayer.
-    starts    x_0 of a stream must not carry the state of another stream, or a residual sum that is not understood, unless it
-              has all or some tokens of it.
-    states    what carries a state, from x_0 to x_L and from x_L to the model's output, must not be summed with something else,
-              and its tokens must not be replaced by values computed from the stream.
+    starts    x_0 of a stream must not carry the state of another stream, unless x_0 has all or some tokens of that state, and
+              must not carry a residual sum that is not understood.
+    states    a value that carries a state, from x_0 to x_L and from x_L to the model's output, must not be summed with another
+              value, and its tokens must not be replaced by values computed from the stream.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ CENTRED = (
 
 
 class Unexplained(NamedTuple):
-    """Operator that changes a stream, or may, and is in no row.
+    """Operator that changes a stream, or may, and that no `Row` describes.
 
     Attributes:
         op: the operator.
-        reason: what it does.
-        chains: indices of the streams that it concerns.
+        reason: what the operator does.
+        chains: indices of the streams that the operator may change.
     """
 
     op: Op
@@ -80,7 +80,7 @@ class Unexplained(NamedTuple):
 def find_unexplained(
     flow: Flow, norms: Sequence[Norm], adds: Selection, chains: Sequence[PlacedChain]
 ) -> list[Unexplained]:
-    """Find the operators that change a stream and are in no row."""
+    """Find the operators that change a stream, or may, and that no `Row` describes."""
     search = _Search(flow, norms, adds, chains)
     sums = [*search.find_sums()]
     of_sums = {found.op for found in sums}
@@ -89,12 +89,12 @@ def find_unexplained(
 
 
 class _Search:
-    """Search for operators outside of all rows."""
+    """Search for the operators that change a stream, or may, and that no `Row` describes."""
 
     def __init__(self, flow: Flow, norms: Sequence[Norm], adds: Selection, chains: Sequence[PlacedChain]) -> None:
         self.flow = flow
         self.chains = chains
-        self.states: dict[Value, int] = {}  # the stream after each add, and after each norm on it
+        self.states: dict[Value, int] = {}  # the index of the stream of each state
         self.inner: set[Op] = set()
         self.path: set[Op] = set()
         for k, chain in enumerate(chains):
@@ -113,7 +113,7 @@ class _Search:
     # Sums.
 
     def find_sums(self) -> Iterator[Unexplained]:
-        """Yield the residual sums that are in no row and in no sublayer."""
+        """Yield the residual sums that no `Row` describes and that are in no sublayer."""
         interpolations = filter(None, map(match_interpolation, self.flow.ops))
         known = self.known | self._list_users() | {op for interpolation in interpolations for op in interpolation.ops}
         for op in self.flow.ops:
@@ -128,7 +128,7 @@ class _Search:
                 yield Unexplained(op, CENTRED if _is_centring(op) else reason, chains)
 
     def _list_users(self) -> set[Op]:
-        """Return the operators that read inner values of sublayers and write no stream: a cache, a loss, a recurrent state."""
+        """Return operators that read values inside sublayers and write to no stream: for a cache, a loss, a recurrent state."""
         parts = [part for chain in self.chains for part in chain.list_sublayers()]
         ends = {value for part in parts for value in (part.raw, part.write_path.source, part.add.out)}
         ends |= {strip_views(end) for end in ends}
@@ -143,7 +143,7 @@ class _Search:
     # The start of a stream.
 
     def check_start(self, k: int, of_sums: Set[Op]) -> Iterator[Unexplained]:
-        """Yield the operators through which x_0 depends on another stream's state, or on a sum that is not understood."""
+        """Yield the operators through which x_0 of stream `k` carries another stream's state, or a sum that is not understood."""
         start, width = self.chains[k].adds[0], self.chains[k].layout.width
         todo = [(start.x, True)]
         seen: set[tuple[Value, bool]] = set()
@@ -169,7 +169,7 @@ class _Search:
                 todo += [(v, is_moved and keeps) for v, keeps in sources]
 
     def _find_common_ends(self, k: int, op: Op) -> set[int]:
-        """Return the other streams on whose last state both operands of a sum depend."""
+        """Return the indices of the streams other than `k` on whose last state both operands of a sum depend."""
         operands = [p for p, _ in _list_operands(op)]
         ends = {j: chain.find_end(-1) for j, chain in enumerate(self.chains) if j != k} if operands else {}
         return {j for j, end in ends.items() if all(is_ancestor(end, p) for p in operands)}
@@ -177,7 +177,7 @@ class _Search:
     # The states of a stream.
 
     def check_states(self, k: int, of_sums: Set[Op]) -> Iterator[Unexplained]:
-        """Yield the operators outside of all rows that change a value that carries a state."""
+        """Yield the operators that change a value that carries a state of stream `k`, and that no `Row` describes."""
         todo = [(value, False, False) for value, of in self.states.items() if of == k]
         seen: set[Value] = set()
         while todo:
@@ -202,9 +202,9 @@ class _Search:
     def _check_use(
         self, k: int, op: Op, value: Value, is_normed: bool
     ) -> tuple[str | None, list[tuple[Value, bool]]]:  # fmt: skip
-        """Return the reason why an operator outside of all rows changes a state, or None, and what carries the state after it.
+        """Return the reason why an operator that no `Row` describes changes a state of stream `k`; None if it does not.
 
-        Also return the values that carry the state after it, each with whether its numbers have changed.
+        Also return the outputs that carry the state, each with whether its numbers have changed.
         """
         out = op.outputs[0]
         operands = _list_operands(op)
@@ -225,14 +225,14 @@ class _Search:
         return None, [(v, not (carried[0] or match_factor(op) is not None)) for v in op.outputs if carried]
 
     def _joins_older_state(self, k: int, parts: Sequence[Value]) -> bool:
-        """Return whether a state is joined with some tokens of another state of its stream."""
+        """Return whether the parts of a join are a state of stream `k` and some tokens of another state of this stream."""
         starts = {strip_moves(add.x) for add in self.chains[k].adds}
         wholes = [next((v for v in _walk_moved(part) if v in self.states or v in starts), None) for part in parts]
         of_stream = {part: v for part, v in zip(parts, wholes, strict=True) if v and self.states.get(v, k) == k}
         return len({*of_stream.values()}) > 1 and any(strip_views(part) is not v for part, v in of_stream.items())
 
     def _is_replacement(self, k: int, value: Value) -> bool:
-        """Return whether tokens that are joined to a state were computed from the stream, and are no state themselves."""
+        """Return whether `value`, whose tokens are joined to a state, is computed from stream `k` and is no state itself."""
         if any(v in self.states for v in _walk_moved(value)):
             return False
         own = [state for state, of in self.states.items() if of == k and state.index < value.index]
@@ -249,7 +249,7 @@ def _list_add_ops(add: Add) -> Iterator[Op]:
 
 
 def _list_operands(op: Op) -> list[tuple[Value, Value]]:
-    """Return both orders of the operands of a sum of two different values that depend on the data."""
+    """Return the operands of a sum as [(p, q), (q, p)] if both depend on the data; an empty list otherwise."""
     if match_factor(op) is not None:
         return []
     if op.name in ("index_add", "scatter_add", "addcdiv") and len(op.inputs) > 1:
@@ -277,7 +277,7 @@ def _grows_from_parameter(op: Op) -> bool:
 
 
 def _list_sources(value: Value) -> list[tuple[Value, bool]]:
-    """Return the values that a value carries in one step, each with whether it only moves or norms their numbers."""
+    """Return the inputs that `value` carries, each with whether the operator only moves or normalizes their numbers."""
     op = value.op
     if op is None:
         return []
@@ -303,12 +303,12 @@ def _count_numbers(value: Value) -> int:
 
 
 def list_carried_values(value: Value) -> set[Value]:
-    """Return the values that a value carries."""
+    """Return `value` and the earlier values that it carries."""
     return {*walk([value], lambda v: [source for source, _ in _list_sources(v)])}
 
 
 def _walk_moved(value: Value) -> Iterator[Value]:
-    """Yield the values of which a value has all or some numbers, or their norm."""
+    """Yield `value` and the earlier values from which its tokens were moved, also through norms."""
 
     def follow(v: Value) -> list[Value]:
         if v.norm is not None:
@@ -319,7 +319,7 @@ def _walk_moved(value: Value) -> Iterator[Value]:
 
 
 def _is_computed_from(value: Value, carried: set[Value]) -> bool:
-    """Return whether a value depends on one of others through an operator that mixes tokens or features."""
+    """Return whether `value` depends on a value in `carried` through an operator that mixes tokens or features."""
     lowest = min((v.index for v in carried), default=0)
 
     def follow(item: tuple[Value, bool]) -> list[tuple[Value, bool]]:
@@ -358,7 +358,7 @@ def _explain_sum(op: Op) -> str | None:
 
 
 def _describe_product(op: Op, x: Value, operand: Value) -> str:
-    """Return the reason for a product of the stream with a matrix, by the dimension of x over which it sums."""
+    """Return the reason for `op`, a product of x with a matrix. It depends on the dimension of x over which `op` sums."""
     if "product" not in op.traits:
         return MULTIPLIED
     out, base = op.outputs[0], strip_views(x)
