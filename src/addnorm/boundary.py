@@ -3,6 +3,8 @@
 X' = A X + b w                    the write of the sublayer before
 c', b', A' = gates(X')            the coefficients of the next sublayer
 r = N(c' X')                      its read
+
+`add_norm_streams` has many parameters, since each tensor and each option of the formula is one, as in torch.
 """
 
 from __future__ import annotations

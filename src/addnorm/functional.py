@@ -5,7 +5,8 @@ r"""Add & Norm as functions: the residual connection and the normalization, in o
 
 `residual` comes first and `branch` (the sublayer's output) second, as in x + Sublayer(x). Some kernel libraries put the branch
 first; dropout, branch_bias and layer_scale act on the branch only, so the two must not be swapped. `ops/options.py` declares the
-options. The in-place functions are in `inplace.py`.
+options. The functions have many parameters, since each option of the operation is one, as in torch. The in-place functions are
+in `inplace.py`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@ r"""Add & Norm in place, for inference: a step of a stack that allocates no memo
     residual <- z = residual_scale * residual + row_scale * layer_scale * dropout(branch + branch_bias)
     branch   <- y = norm(z) * (weight + weight_offset) + bias
 
-The results are those of `addnorm.functional`, bit for bit. To write to other tensors use `out=` there.
+The results are those of `addnorm.functional`, bit for bit. To write to other tensors use `out=` there. The functions have many
+parameters, since each option of the operation is one, as in torch.
 """
 
 from __future__ import annotations

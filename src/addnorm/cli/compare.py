@@ -1,4 +1,7 @@
-"""`addnorm compare`: wirings compared by training small models; the verdict on stdout, progress on stderr, a report."""
+"""`addnorm compare`: wirings compared by training small models; the verdict on stdout, progress on stderr, a report.
+
+`run` has many parameters, since click passes each option of the command line as one.
+"""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ class _Job:
     text: Text | None = None
 
     def renamed(self, result: Numbers) -> Numbers:
-        """Return the result under this job's wiring name; a stored one may be of a wiring with the same rows and another name."""
+        """Return `result` with the name of this job's wiring. The stored name may be another one with the same behaviour."""
         if isinstance(self.work, Run):
             return {**result, "settings": self.work.settings()}
         name = wiring_label(self.work[0].wiring)
@@ -166,7 +166,7 @@ class _Job:
 
 
 def _init_jobs(compared: Sequence[Wiring]) -> list[_Job]:
-    """Return the jobs of the untrained stacks: the wirings of the published results, and the compared ones."""
+    """Return the jobs that measure untrained stacks, for the wirings of the published results and for the `compared` ones."""
     rows = {
         wiring_label(wiring): wiring
         for wiring in (*map(wirings.get, (*theory.WIRINGS, *theory.STREAM_WIRINGS)), *compared)
@@ -192,7 +192,7 @@ def _run_jobs(
     seconds: float,
     console: Console | None,
 ) -> None:
-    """Compute the missing results and append each when it is finished."""
+    """Compute the results of the jobs `todo` in parallel, and append each to `store` when it is finished."""
     if not todo:
         return
     # Wirings with the same rows share a result. Long jobs come first, so that no process is left with one at the end.
@@ -222,7 +222,7 @@ def _run_jobs(
 
 @contextmanager
 def _pool(jobs: int | None, cluster: str | None, n_jobs: int) -> Iterator[tuple[Any, Any]]:
-    """Yield joblib's Parallel and delayed for processes of this machine or for a cluster."""
+    """Yield joblib's `Parallel` and `delayed`, for processes on this machine or, with `cluster`, for a Dask scheduler."""
     joblib = require("joblib", "compare")
     options: dict[str, Any] = {"return_as": "generator_unordered"}
     if cluster is None:
@@ -247,7 +247,7 @@ def _pool(jobs: int | None, cluster: str | None, n_jobs: int) -> Iterator[tuple[
 
 
 def _work(job: _Job, folder: str, seconds: float, parent: int | None) -> Numbers:
-    """Compute one result in a worker, or raise a RunError that names the job."""
+    """Compute the result of `job` in a worker process. Any error becomes a `RunError` that names the job."""
     if parent not in (None, os.getpid()):
         _follow_parent(parent)
     try:
@@ -274,7 +274,7 @@ def _follow_parent(parent: int) -> None:
 
 
 def _compute(job: _Job, folder: str, seconds: float) -> Numbers:
-    """Return the result of a job."""
+    """Return the result of `job`: train its run, or measure its untrained stacks."""
     if isinstance(job.work, tuple):
         with one_thread():
             return {"kind": "untrained", "key": job.key, "stacks": [theory.measure_init(stack) for stack in job.work]}
@@ -293,7 +293,7 @@ def _compute(job: _Job, folder: str, seconds: float) -> Numbers:
 
 
 def _provenance() -> Numbers:
-    """Return the versions that compute a result, and the date."""
+    """Return the versions of addnorm and torch and the current time. Each result stores them."""
     date = datetime.now(UTC).isoformat(timespec="seconds")
     return {"addnorm": version("addnorm"), "torch": version("torch"), "date": date}
 
@@ -301,7 +301,7 @@ def _provenance() -> Numbers:
 class ProgressDisplay:
     """Progress of a comparison on a console: a line for each finished run, and a bar with the open runs.
 
-    Where the console is no terminal, lines take the place of the bar.
+    If the console is not a terminal, it gets lines of progress instead of a bar.
 
     Args:
         store: the store whose directory has the progress files of open runs.
@@ -357,7 +357,7 @@ class ProgressDisplay:
             self.console.print(RichText(line), soft_wrap=True)
 
     def _update(self) -> None:
-        """Update the bar until the block ends."""
+        """Update the bar until the `with` block ends."""
         while not self._over.wait(DISPLAY_INTERVAL):
             runs = self.open_runs()
             texts: list[str] = []
@@ -368,7 +368,7 @@ class ProgressDisplay:
             self._bar.update(self._task, completed=self._count_steps(runs), description="  ".join(texts))
 
     def _print(self) -> None:
-        """Print a line of progress from time to time until the block ends."""
+        """Print a line of progress from time to time until the `with` block ends."""
         assert self.console is not None
         wait = FIRST_LINE
         while not self._over.wait(wait):
@@ -378,11 +378,11 @@ class ProgressDisplay:
             self.console.print(RichText(line), soft_wrap=True)
 
     def _count_steps(self, runs: Mapping[str, tuple[int, float]]) -> int:
-        """Return the steps that are done, those of open runs included."""
+        """Return the number of finished steps, including the steps of the open `runs`."""
         return sum(self.steps[key] for key in self.finished) + sum(step for step, _ in runs.values())
 
     def open_runs(self) -> dict[str, tuple[int, float]]:
-        """Return the steps and the last loss of each open run."""
+        """Return the number of finished steps and the last loss of each open run, by key."""
         progress = {
             key: read_progress(self.store.open / f"{key}.json") for key in self.steps if key not in self.finished
         }
@@ -390,7 +390,7 @@ class ProgressDisplay:
 
 
 def describe_outcome(result: Numbers) -> str:
-    """Return the loss of a run and its time, in a few words."""
+    """Return the loss and the time of a run as text, as in "2.501 nats a character, 37 s"."""
     seconds = f"{result['seconds']:.0f} s"
     if result["diverged"]:
         return f"diverged, {seconds}"

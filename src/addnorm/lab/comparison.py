@@ -37,7 +37,7 @@ class Comparison(Results, Rendered):
         return find_verdict(self)
 
     def to_dict(self) -> Numbers:
-        """Return the comparison for JSON, without the numbers by step and depth, which the directory's results.jsonl has."""
+        """Return the comparison as JSON types, without the numbers by step and depth, which `results.jsonl` has."""
         return {
             "schema": SCHEMA, "schema_version": VERSION, "compared": [*self.compared], "protocol": self.protocol.settings(),
             "illustration": self.protocol.is_illustration, "text": self.text,
@@ -65,7 +65,7 @@ class Comparison(Results, Rendered):
                 yield Paragraph(f"Does not hold: {check.name} ({check.criterion}): {measured}", style="bad")
 
     def _settings(self) -> Table:
-        """Return a table with a row for each setting."""
+        """Return a table of the settings, one per line, with their test losses."""
         best = {id(arm.best) for arm in self.arms}
         rows = []
         for group in self.groups:

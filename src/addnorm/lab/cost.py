@@ -19,8 +19,8 @@ class Cost(NamedTuple):
         parameters: weights of norms, factors and coefficients in the whole stack.
         flops: additions and multiplications for one token: factors, sums and the projections that compute coefficients; norms
             are not counted.
-        elements: the fewest numbers that must be read and written for one token, if each boundary between two sublayers is one
-            pass: the streams and the write are read, the new streams and the next read are written.
+        elements: the fewest tensor elements that must be read and written for one token. Between two sublayers, one kernel reads
+            the streams and the last sublayer's write, and writes the new streams and the next sublayer's input.
     """
 
     parameters: int
@@ -57,7 +57,10 @@ def count_cost(stack: ResidualStack) -> Cost:
 
 
 def _count_row(row: Row, d: int) -> tuple[int, int]:
-    """Return the operations and the elements that move for one token: x, the write, the next read, and x' if it is another."""
+    """Return the operations of a `Row` and the elements that it reads and writes, for one token.
+
+    The elements are x, the write, the next sublayer's input, and x' where that input is not x' itself.
+    """
     factors = sum(factor != 1.0 for factor in (row.a, row.b, row.c))
     return d * (factors + (row.a != 0.0)), d * (3 if row.norm_out or row.a == 0.0 else 4)
 
@@ -89,14 +92,14 @@ def _count_stage(connection: SublayerConnection) -> tuple[int, int]:
 
 
 def _operations(entries: Any) -> int:
-    """Return the additions and multiplications of a sum of products."""
+    """Return the number of additions and multiplications in a sum with the coefficients `entries`."""
     terms = [entry for entry in entries if entry != 0.0]
     factors = [entry for entry in terms if entry != 1.0]
     return len(factors) + max(0, len(terms) - 1)
 
 
 def _projections(module: Any) -> int:
-    """Return the operations of the products that compute coefficients from the streams."""
+    """Return the number of operations in the matrix products that compute the coefficients of `module` from the streams."""
     if module.coefficients is None:
         return 0
     matrices = [getattr(module.coefficients, name) for name in module.coefficients.decays]

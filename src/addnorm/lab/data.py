@@ -22,7 +22,7 @@ __all__ = ["PARTS", "Part", "Text", "python_docs", "read_text"]
 Part = Literal["train", "validation", "test"]
 PARTS: tuple[Part, ...] = ("train", "validation", "test")
 PIECES = 100  # pieces that the text is cut into
-VALIDATION, TEST = 4, 9  # of every ten pieces these are held out: the subject of a text changes along the way
+VALIDATION, TEST = 4, 9  # the held-out pieces of every ten; spread, since the subject of a text changes
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Text:
 
 
 def _sequences(ids: Tensor, starts: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
-    """Return the sequences that begin at `starts`, and the same sequences shifted by one."""
+    """Return the sequences of `tokens` ids that begin at `starts`, and the same sequences shifted by one character."""
     rows = ids[starts[:, None] + torch.arange(tokens + 1)]
     return rows[:, :-1], rows[:, 1:]
 

@@ -59,11 +59,11 @@ class InitProbe:
         d_model: width of the stream.
         tokens: length of the sequence; each token attends to all.
         gain: scale of the weights, at least 0.
-        alpha: factor of the residual, a; None is the wiring's, 1 or DeepNorm's (2L)^(1/4).
+        alpha: factor a of the residual. None is the wiring's factor: (2L)^(1/4) in DeepNorm with L layers, otherwise 1.
         seed: seed of the weights, x_0 and v.
         norm: "layer" or "rms".
         residual: False removes the residual connection: a = 0.
-        final_norm: whether a norm follows the last sublayer; None is the wiring's choice.
+        final_norm: whether a norm follows the last sublayer. None is the wiring's setting.
 
     Raises:
         ValueError, TypeError: an argument has a wrong value; the message names it.
@@ -103,7 +103,7 @@ class InitProbe:
 
     @property
     def wiring(self) -> Wiring:
-        """Wiring of the placement with the changed factor, residual and final norm."""
+        """Wiring of `placement` with this probe's `alpha`, `residual` and `final_norm`."""
         chosen = PLACEMENTS[self.placement]()
         row = chosen.row(0, 0, self.sublayers // 2)
         changed = replace(row, a=self._a)
@@ -138,12 +138,15 @@ class InitProbe:
         torch uses one thread, so the numbers do not depend on the caller's settings.
 
         Returns:
-            A dict of lists: `labels` and `kinds` of the places; `stream`, the norm of a token over sqrt(d), mean over tokens,
-            with `low` and `high`, the 5% and 95% quantiles; `gradient`, the norm of the loss's gradient at a token of the
-            stream, mean over tokens; `parameters`, the norm of the gradient of the sublayer's weights; `ratio`, |write| / |x|,
-            mean over tokens, and `cosine` of the two; `similarity`, the mean cosine of two tokens (None for one token); `map`,
-            the share of each source (x_0, every write) in the stream, a row per source, None before it writes; `closure`, the
-            largest relative error of the sources' sum. None where a statistic does not exist, such as the parameters of x_0.
+            A dict. Each key but the last two has a list over the places, with None where a statistic does not exist:
+            `labels`, `kinds`: the names of the places.
+            `stream`: the norm of a token over sqrt(d), mean over tokens. `low` and `high` are its 5% and 95% quantiles.
+            `gradient`: the norm of the loss's gradient at a token of the stream, mean over tokens.
+            `parameters`: the norm of the gradient of the sublayer's weights.
+            `ratio`, `cosine`: |write| / |x|, and the cosine of write and x, means over tokens.
+            `similarity`: the mean cosine of two tokens.
+            `map`: for each source (x_0 and every write) its share in the stream at each place, None before the source exists.
+            `closure`: the largest relative difference between the stream and the sum of its sources, one number.
         """
         with plain_mode():
             return self._run()
@@ -172,7 +175,7 @@ class InitProbe:
 
 
 def check_size(probe: Any) -> None:
-    """Check the sublayers, the width, the tokens and the seed of a probe."""
+    """Raise a ValueError or TypeError if the `sublayers`, `d_model`, `tokens` or `seed` of a probe is invalid."""
     for name, minimum in (("sublayers", 2), ("d_model", 1), ("tokens", 1), ("seed", 0)):
         check_int(name, getattr(probe, name), minimum)
     if probe.sublayers % 2:
@@ -185,7 +188,7 @@ def check_size(probe: Any) -> None:
 
 @contextmanager
 def plain_mode() -> Iterator[None]:
-    """Run the block with one thread and with gradients, whatever the caller's modes are."""
+    """Run the block with one thread, with gradients and without autocast, whatever modes the caller has set."""
     with one_thread(), torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", enabled=False):
         yield
 
@@ -197,7 +200,7 @@ def name_places(sublayers: int) -> dict[str, list[str]]:
 
 
 def _allocate(n: int, d_model: int) -> Modules:
-    """Return sublayers with uninitialized weights, in a third of the time of `to_empty` from the meta device."""
+    """Return `n` sublayers with uninitialized weights. This takes a third of the time of `to_empty` from the meta device."""
     sublayers: list[nn.Module] = []
     for _ in range(n // 2):
         sublayers += block(d_model, math.gcd(d_model, 4), bias=False, device="meta", dtype=torch.float32)
@@ -232,7 +235,7 @@ def _norm(tensors: list[Tensor]) -> float:
 
 
 def _shares(connections: list[SublayerConnection], x: Tensor, writes: Tensor) -> tuple[list[list[float | None]], float]:
-    """Return the share of every source at every place, and the largest relative error of their sum; see `addnorm.decompose`."""
+    """Return the share of every source at every place (see `addnorm.decompose`), and the largest relative error of their sum."""
     sources, columns, errors = torch.empty_like(x), [], []
     sources[0] = x[0]
     for k, state in enumerate(x):
@@ -249,7 +252,7 @@ def _shares(connections: list[SublayerConnection], x: Tensor, writes: Tensor) ->
 
 
 def _carry(connection: SublayerConnection, parts: Tensor, x: Tensor) -> None:
-    """Propagate the sources' contributions through one more sublayer, in place. The last source is its write.
+    """Propagate `parts`, the sources' contributions, through one more sublayer, in place. The last part is that sublayer's write.
 
     A norm on the stream is applied to each source with the denominator of their sum.
     """

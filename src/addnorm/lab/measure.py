@@ -53,22 +53,22 @@ BY_DEPTH = {
     "gradient": ("grad", "l2"),
     "parameters": ("params", "grad_l2"),
 }
-"""Statistics that a result keeps: the name in the result, and the role and statistic in the recording. One number per site."""
+"""Statistics in a result, one number per site: their name in the result, and their role and name in `addnorm.record`."""
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean loss in nats a character of logits `(batch, tokens, characters)`."""
+    """Return the mean cross-entropy of `logits`, `(batch, tokens, characters)`, in nats a character."""
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 def logits(model: CharLM, text: Tensor) -> Tensor:
-    """Return the logits without gradients and without calling the hooks of a recorder."""
+    """Return the model's logits for `text`, without gradients and without calling the hooks of a recorder."""
     with torch.no_grad():
         return model.forward(text)
 
 
 def held_out_loss(model: CharLM, text: Text, part: Part, tokens: int) -> float:
-    """Return the mean loss on a held-out part in nats a character."""
+    """Return the mean loss on `EVALUATED` sequences of a held-out part, in nats a character."""
     inputs, targets = text.held_out(part, EVALUATED, tokens)
     total = math.fsum(
         float(cross_entropy(logits(model, batch), next_characters)) * len(batch)
@@ -88,7 +88,7 @@ def _sublayer_name(kind: str, layer: int | None) -> str:
 
 
 def recorded_sites(recording: Recording) -> list[Numbers]:
-    """Return the sites by depth, x_0 first, without the final norm."""
+    """Return the sites of a recording by depth as JSON types, x_0 first, without the final norm."""
     sites: list[Numbers] = []
     for site in recording.sites:
         if site.kind != "final":
@@ -99,7 +99,7 @@ def recorded_sites(recording: Recording) -> list[Numbers]:
 
 
 def statistics_by_depth(recording: Recording, step: int) -> Numbers:
-    """Return the statistics of one recorded step: for each name a list with a number, or None, per site."""
+    """Return the statistics of `BY_DEPTH` at one recorded step: for each name a list with a number, or None, per site."""
     ids = [site.id for site in recording.sites if site.kind != "final"]
     series = {name: recording.series(*of, step) for name, of in BY_DEPTH.items()}
     by_site = {name: {site.id: value for site, value in values} for name, values in series.items()}
@@ -107,7 +107,7 @@ def statistics_by_depth(recording: Recording, step: int) -> Numbers:
 
 
 def memory_map(recording: Recording) -> Numbers | None:
-    """Return the memory map of the last recorded step, the share of each source in each state; None without a map."""
+    """Return the memory map of the last recorded step: the share of each source in each state. Return None if there is no map."""
     names = {
         site.id: _sublayer_name(site.kind, site.layer)
         for site in recording.sites
@@ -136,9 +136,9 @@ def measure_probe(model: CharLM, text: Text, tokens: int) -> Numbers:
 
 
 def streams_by_depth(model: CharLM, measured: Numbers) -> Numbers:
-    """Return the statistics of `BY_DEPTH` from those of several streams; those of parameters are missing.
+    """Return the statistics of `BY_DEPTH` from `measured`, the statistics of several streams. `parameters` has only None.
 
-    The statistics are of all streams of a token together.
+    Each number is for all streams of a token together.
     """
     statistics = {name: measured[name] for name in ("stream", "ratio", "similarity", "gradient")}
     return {**statistics, "parameters": [None] * len(measured["stream"])}
@@ -158,7 +158,7 @@ def stack_sites(model: CharLM) -> list[Numbers]:
 def _ablate_streams(
     model: CharLM, inputs: Tensor, targets: Tensor, on_site: Callable[[], None] | None
 ) -> list[Numbers]:
-    """Return the rise of the loss without each write, by `ResidualStack.without`."""
+    """Return for each sublayer the rise of the loss when `ResidualStack.without` removes its write."""
     stack, rises = model.decoder.stack, []
     whole = float(cross_entropy(logits(model, inputs), targets))
     try:
@@ -176,7 +176,10 @@ def _ablate_streams(
 def measure_ablation(
     model: CharLM, text: Text, tokens: int, on_site: Callable[[], None] | None = None
 ) -> list[Numbers]:
-    """Return for each sublayer the rise of the probe's loss without it. `on_site` is called after each sublayer."""
+    """Return for each sublayer the rise of the loss on `PROBE` test sequences without its write.
+
+    `on_site` is called after each sublayer.
+    """
     inputs, targets = text.held_out("test", PROBE, tokens)
     if model.decoder.stack.has_streams:
         return _ablate_streams(model, inputs, targets, on_site)

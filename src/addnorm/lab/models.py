@@ -19,7 +19,7 @@ class CharLM(nn.Module):
         x_0 = E[text] + P        y = stack(x_0)        logits = W y + b
 
     x_0 has variance one before training, as in the theory of the wirings. The wiring's own rule draws the sublayers' weights.
-    Models of one shape and seed have the same embeddings and head; under wirings with the same rule all weights are the same.
+    Models of one shape and seed have the same embeddings and head. If their wirings have the same rule, all weights are the same.
 
     Args:
         characters: number of distinct characters.

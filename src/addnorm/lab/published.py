@@ -54,8 +54,8 @@ class PublishedResult:
         source: the paper.
         criterion: the measured number and its band, in words.
         why: the reason for the width of the band.
-        band: both ends of the band; they belong to it.
-        measure: function that returns the numbers with their names, or none if their rows were not measured.
+        band: the smallest and the largest number that the band contains.
+        measure: function that returns the numbers by name, or an empty dict if the stacks that it needs were not measured.
         measured: the measured numbers.
     """
 
@@ -69,7 +69,7 @@ class PublishedResult:
 
     @property
     def holds(self) -> bool | None:
-        """Whether every number is finite and lies in the band, ends included; None without numbers."""
+        """Whether every measured number is finite and lies in the band, ends included. None if nothing was measured."""
         if not self.measured:
             return None
         low, high = self.band
@@ -77,11 +77,11 @@ class PublishedResult:
 
     @property
     def verdict(self) -> str:
-        """The state of `holds` in words."""
+        """`holds` in words: "holds", "does not hold" or "not measured"."""
         return {True: "holds", False: "does not hold", None: "not measured"}[self.holds]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the result for JSON; an open end of the band is None."""
+        """Return the result as JSON types. An infinite end of the band is None."""
         low, high = (end if math.isfinite(end) else None for end in self.band)
         return {
             "name": self.name, "source": self.source, "criterion": self.criterion, "why": self.why, "band": [low, high],
@@ -90,7 +90,7 @@ class PublishedResult:
 
 
 def check_published(rows: Iterable[dict[str, Any]]) -> list[PublishedResult]:
-    """Return every published result with the numbers of the rows of `summarize`."""
+    """Return every published result with the numbers measured from `rows`, which `addnorm.lab.theory.summarize` returns."""
     measured = Rows(rows)
     return [replace(result, measured=result.measure(measured)) for result in PUBLISHED]
 

@@ -21,7 +21,7 @@ MIXED = 12  # layers after which the tokens are equal without the residual
 
 
 class Rows:
-    """Measured rows by wiring and depth."""
+    """Dicts of measured statistics by wiring and depth, from the list that `addnorm.lab.theory.summarize` returns."""
 
     def __init__(self, rows: Iterable[dict[str, Any]]) -> None:
         self.at = {(row["wiring"], row["num_layers"]): row for row in rows}
@@ -32,15 +32,15 @@ class Rows:
         return sorted(n for n in depths if all((name, n) in self.at for name in wirings))
 
     def deepest(self, wiring: str, least: int = 1) -> dict[str, Any] | None:
-        """Return the row of the greatest depth, or None if it is missing or has fewer than `least` layers."""
+        """Return the statistics of `wiring` at its greatest measured depth, or None if that is less than `least` layers."""
         depths = self.depths(wiring, least=least)
         return self.at[wiring, depths[-1]] if depths else None
 
 
 def deepest(measure: Callable[[dict[str, Any]], Measured], *wirings: str, least: int = 1) -> Callable[[Rows], Measured]:
-    """Return a function that measures the deepest stacks of wirings, of those that have at least `least` layers.
+    """Return a function that applies `measure` to the deepest stack of each wiring, if that has at least `least` layers.
 
-    A number's name has the wiring if there are several, or if it has no other name.
+    The name of a number includes the wiring if there are several wirings, or if `measure` gives the number an empty name.
     """
 
     def measured(rows: Rows) -> Measured:
@@ -61,7 +61,7 @@ def deepest(measure: Callable[[dict[str, Any]], Measured], *wirings: str, least:
 
 
 def one(name: str, number: Callable[[dict[str, Any]], float]) -> Callable[[dict[str, Any]], Measured]:
-    """Return a function from a row to {name: number(row)}; the dict is empty if the row lacks a statistic that `number` reads."""
+    """Return a function from `row` to {name: number(row)}, or to {} if `row` lacks a statistic that `number` reads."""
 
     def measured(row: dict[str, Any]) -> Measured:
         try:
@@ -81,7 +81,7 @@ def extremes(values: Iterable[float]) -> Measured:
 
 
 def by_layer(row: dict[str, Any], key: str) -> list[float]:
-    """Return the values after whole layers, x_0 first."""
+    """Return `row[key]` at x_0 and after each whole layer, from values after each of the two sublayers of a layer."""
     values: list[float] = row[key][::2]
     return values
 
@@ -116,12 +116,12 @@ def last_gradients(wiring: str) -> Callable[[Rows], Measured]:
 
 
 def exponent(x: Sequence[float], y: Sequence[float]) -> float:
-    """Return `log_slope`, or NaN where a logarithm does not exist."""
+    """Return `log_slope(x, y)`, or NaN if a value of `y` is not finite or has no logarithm."""
     return log_slope(x, y) if all(0 < value < math.inf for value in y) else math.nan
 
 
 def straightness(x: Sequence[float], row: dict[str, Any]) -> float:
-    """Return `r_squared` of E|x|^2 / d over x, or NaN for values that are constant or not finite."""
+    """Return `r_squared` of the stream's variance E|x_l|^2 / d over `x`, or NaN if the variance is constant or not finite."""
     y = by_layer(row, "variance")[1:]
     return r_squared(x, y) if all(map(math.isfinite, y)) and min(y) < max(y) else math.nan
 
@@ -135,7 +135,7 @@ def exponential_growth(row: dict[str, Any]) -> Measured:
 
 
 def quotient(x: float, y: float) -> float:
-    """Return x / y, or NaN where it does not exist."""
+    """Return `x / y`, or NaN if `y` is 0 or `x` is not finite."""
     return x / y if y and math.isfinite(x) else math.nan
 
 
@@ -154,12 +154,15 @@ def compare_first_steps(smaller: str, larger: str) -> Callable[[Rows], Measured]
 
 
 def last_moves(rows: Rows) -> Measured:
-    """Return for each depth l of pre-LN 2l (1 - cosine of the stream before and after the last layer)."""
+    """Return 2l (1 - cosine of the stream before and after the last layer) for each measured depth l of pre-LN."""
     return {f"{n} layers": 2 * n * rows.at["pre_ln", n]["last_move"] for n in rows.depths("pre_ln", least=6)}
 
 
 def published_constants(rows: Rows) -> Measured:
-    """Return the differences of the library's constants in units of the last printed digit; they need no stack."""
+    """Return the differences of the library's and the published DeepNorm constants, in units of the last digit.
+
+    `rows` is not used.
+    """
     differences: Measured = {}
     for n, (alpha, beta) in {18: (2.449, 0.2887), 100: (3.761, 0.1880), 200: (4.472, 0.1581)}.items():
         ours = deepnorm_constants("encoder-only", n)
@@ -168,6 +171,6 @@ def published_constants(rows: Rows) -> Measured:
 
 
 def similarity(row: dict[str, Any]) -> Measured:
-    """Return the similarity of the tokens after at most `MIXED` layers."""
+    """Return the mean cosine of two tokens after layer `MIXED`, or after the last layer of a shallower stack."""
     layer = min(MIXED, row["num_layers"])
     return {f"after layer {layer}": by_layer(row, "similarity")[layer]}

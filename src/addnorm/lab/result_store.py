@@ -4,8 +4,8 @@
     open/KEY.pt         last checkpoint of an open run; open/KEY.json has its step and loss
     lock                lock of the writing process
 
-Lines that are written stay. A crash can tear only the last line; it is dropped when the directory is opened again. A file whose
-lines are no results is not changed.
+Written lines are not changed. A crash can tear only the last line, which is dropped when the directory is opened again. A
+`results.jsonl` with lines that are no results is refused and not changed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     | dict.fromkeys(("validation", "test", "seconds"), (int, float)),
     "untrained": {"stacks": list},
 }
-START = b'{"kind":"'  # of each line
+START = b'{"kind":"'  # the beginning of each line
 
 
 class ResultStore:
@@ -57,7 +57,7 @@ class ResultStore:
 
     @contextmanager
     def writing(self) -> Iterator[ResultStore]:
-        """Lock the directory for this process, drop a torn line and load the results."""
+        """Lock the directory for this process, load the results and drop a torn last line."""
         with (self.folder / "lock").open("a") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel releases it when the process ends
@@ -71,7 +71,7 @@ class ResultStore:
             yield self
 
     def _drop_torn_line(self) -> None:
-        """Cut off a last line without a line break; refuse the file if that line is not the beginning of a result."""
+        """Remove a last line without a line break. Raise a ValueError if that line is not the beginning of a result."""
         data = self.file.read_bytes()
         whole = data.rfind(b"\n") + 1
         if whole < len(data):
@@ -88,7 +88,7 @@ class ResultStore:
         )
 
     def load(self) -> dict[str, Numbers]:
-        """Read the finished results."""
+        """Read the finished results, and return them by key."""
         for number, line in enumerate(self.file.read_bytes().split(b"\n")[:-1], 1):
             try:
                 result = jsonio.loads(line)
@@ -99,7 +99,7 @@ class ResultStore:
         return self.results
 
     def check(self, key: str) -> None:
-        """Raise a ValueError for a finished result that lacks a field, or has a field of a wrong type."""
+        """Raise a ValueError if there is a finished result with `key` that lacks a field or has a field of a wrong type."""
         result = self.results.get(key, {})
         for name, types in FIELDS[result["kind"]].items() if result else ():
             if not isinstance(result.get(name), types):

@@ -19,9 +19,7 @@ from addnorm.lab.run import Protocol
 
 __all__ = ["Arm", "Difference", "Group", "Results", "difference", "t_quantile"]
 
-MARGIN = (
-    0.1  # nats: of four seeds, 12 layers and 200 steps, the most was 0.075 (post-LN without warm-up; with it 0.005)
-)
+MARGIN = 0.1  # nats: four seeds differed by at most 0.075 (post-LN without warm-up, 12 layers, 200 steps)
 LEVEL = 0.05  # probability that chance alone makes any of the compared differences count
 SMALLEST = 0.01  # nats: a smaller difference does not matter, even if it is significant
 
@@ -43,19 +41,19 @@ class Group:
 
     @property
     def diverged(self) -> int:
-        """Number of diverged runs: the loss is not finite, or well above the first loss and that of a uniform guess."""
+        """Number of runs whose loss is not finite, or well above both their first loss and the loss of a uniform guess."""
         return sum(run["diverged"] for run in self.runs)
 
     def loss(self, part: str = "test") -> float:
-        """Return the mean loss over the seeds, or infinity if a run diverged: a setting that sometimes fails is no good one."""
+        """Return the mean loss over the seeds, or infinity if a run diverged: a setting that sometimes fails is not good."""
         return math.inf if self.diverged else statistics.fmean(run[part] for run in self.runs)
 
     def losses(self, part: str = "test") -> list[float]:
-        """Return the loss of each seed; infinity where the run diverged."""
+        """Return the loss of each seed. The loss of a diverged run is infinity."""
         return [math.inf if run["diverged"] else run[part] for run in self.runs]
 
     def mean(self, value: Callable[[Numbers], float | None]) -> float:
-        """Return the mean of a number over the runs that have it; NaN if no run has it."""
+        """Return the mean of `value(run)` over the runs for which it is not None, or NaN if there are none."""
         values = [x for run in self.runs if (x := value(run)) is not None]
         return statistics.fmean(values) if values else math.nan
 
@@ -77,7 +75,7 @@ class Arm:
         return min(self.groups, key=lambda group: group.loss("validation"))
 
     def best_where(self, condition: Callable[[Group], bool]) -> Group | None:
-        """Return the best of the settings that satisfy a condition, or None."""
+        """Return the setting with the lowest validation loss among those for which `condition` is true, or None."""
         return min(filter(condition, self.groups), key=lambda group: group.loss("validation"), default=None)
 
     @property
@@ -137,7 +135,7 @@ class Results:
 
     @cached_property
     def untrained(self) -> list[Numbers]:
-        """Statistics of all untrained stacks, those with several streams included, which have other keys."""
+        """Statistics of all untrained stacks by wiring and depth. Stacks with several streams have keys of their own."""
         return theory.summarize(self.stacks)
 
     @cached_property
@@ -148,7 +146,7 @@ class Results:
 
 @dataclass(frozen=True)
 class Difference:
-    """Difference of two settings' losses: the mean of first minus second over the seeds that both have.
+    """Difference of two settings' losses: the mean of first minus second over the seeds with which both were trained.
 
     Attributes:
         mean: the mean difference; infinite if only one setting diverged with some seed, NaN if both did.
@@ -164,7 +162,7 @@ class Difference:
 
     @property
     def is_clear(self) -> bool:
-        """Whether the difference is more than chance."""
+        """Whether the difference is larger than chance explains, by the rule in `criterion`."""
         if math.isnan(self.mean):
             return False
         if math.isinf(self.mean):
@@ -175,12 +173,12 @@ class Difference:
 
     @property
     def errors(self) -> float:
-        """Number of standard errors that a difference must exceed."""
+        """Number of standard errors that the mean must exceed for `is_clear`."""
         return t_quantile(LEVEL / self.comparisons, self.seeds - 1)
 
     @property
     def half_width(self) -> float:
-        """Half the width of the confidence interval; NaN with fewer than three seeds."""
+        """Half the width of the mean's confidence interval, or NaN with fewer than three seeds."""
         return self.errors * self.error if self.seeds > 2 else math.nan
 
     @property
@@ -223,7 +221,7 @@ def difference(first: Group, second: Group, comparisons: int = 1) -> Difference:
 
 @cache
 def t_quantile(probability: float, freedom: int) -> float:
-    """Return the magnitude that Student's t exceeds with a probability, in either direction.
+    """Return the number that |t| exceeds with `probability`, for Student's t with `freedom` degrees of freedom.
 
     Example:
         >>> from addnorm.lab.results import t_quantile

@@ -36,7 +36,7 @@ SCHEMA = 2  # version of a run's result; results of another version are not reus
 
 
 def as_lab_wiring(wiring: Wiring | Row | str) -> Wiring:
-    """Return a wiring with the initialization that the lab uses: plain Xavier draws queries, keys and values as one matrix.
+    """Return a wiring with the lab's initialization: instead of plain Xavier, Xavier with queries, keys and values as one matrix.
 
     PyTorch's and fairseq's transformers do the same. With three matrices the tokens of post-LN become similar sooner, and a
     model of twelve layers learns little even with warm-up. A wiring with its own rule keeps that rule.
@@ -59,7 +59,7 @@ def wiring_label(wiring: Wiring) -> str:
 
 
 def describe_behaviour(wiring: Wiring, num_layers: int) -> list[str]:
-    """Return what a wiring computes at a depth, without its name: each row, and how the row's weights are drawn."""
+    """Return lines that state what a wiring computes at a depth: each `Row` or `Stage` and how its weights are drawn."""
     profile = getattr(wiring.profile, "__qualname__", wiring.profile)
     ends = f"{wiring.embedding_norm}, {wiring.ends_in_norm(num_layers)}, {profile}"
     after = Place(num_layers, 0, num_layers, 2)
@@ -156,7 +156,7 @@ class Run:
         }
 
     def key(self, text: Text) -> str:
-        """Return a key of the run: a hash of its settings, of the text and of what the wiring computes, not of its name."""
+        """Return the hash of the settings, the text and what the wiring computes. The wiring's name does not change the hash."""
         document = {
             "schema": SCHEMA,
             **self.settings(),
@@ -213,7 +213,7 @@ class Protocol:
             object.__setattr__(self, name, tuple(dict.fromkeys(values)))
 
     def runs(self, compared: Sequence[Wiring]) -> list[Run]:
-        """Return the runs, seed by seed: an interrupted comparison has complete seeds."""
+        """Return the runs sorted by seed first, so that an interrupted comparison has complete seeds."""
         shared: dict[str, Any] = {
             name: getattr(self, name) for name in ("steps", "d_model", "nhead", "tokens", "batch", "norm", "every")
         }

@@ -1,7 +1,7 @@
 """Measurements of a stack with several streams: states, gradients and coefficients by depth and stream.
 
-The pending write of each sublayer is added before the next one is called, so that the state is a tensor with a gradient; the
-values differ from those of the fused call by round-off.
+The pending write of each sublayer is added before the next sublayer is called, so that each state is a tensor with a gradient.
+The values differ from those of the fused call by round-off.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class StreamsRecorder:
         self._handles.clear()
 
     def _before(self, module: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Add the pending write to the streams and store them in `states`, before each sublayer and the head is called."""
+        """Add the pending write to the streams and store the streams in `states`: a hook before each sublayer and the head."""
         state, *others = args
         head: Any = self.stack.head
         if not isinstance(state, StreamState):
@@ -97,9 +97,9 @@ class StreamsRecorder:
         """Return lists over the places, x_0 and after each sublayer, each of numbers.
 
         `streams` and `gradients` have one number for each stream: the root mean square of the state, and the norm of the loss's
-        gradient. `stream`, `gradient` and `similarity` are of all streams of a token together; `ratio`, of sublayers only, is the
-        root mean square of the write over that of the streams before it. `reads` is the root mean square of C X, what the
-        sublayer's first input is before its norm; the last one is the head's.
+        gradient. `stream` and `gradient` are the same for all streams together, `similarity` is the mean cosine of two tokens.
+        `ratio` is the root mean square of a sublayer's write divided by that of the streams before the sublayer. `reads` is the
+        root mean square of C X, the sublayer's first input before its norm. The last of `reads` is the head's C X.
         """
         states = [self._split(state) for state in self.states]
         gradients = [self._split_gradient(state) for state in self.states]
@@ -120,10 +120,11 @@ class StreamsRecorder:
         }
 
     def coefficients(self) -> Numbers:
-        """Return A, B and C of every sublayer, each entry averaged over tokens and features, and what follows from them.
+        """Return A, B and C of every sublayer, each entry averaged over tokens and features, and their gains.
 
-        `direct_path` has the factor with which x_0 and each write reach the last read (`ResidualStack.direct_path`), `gains` the
-        gains of A and of its products (`amax_gains`), where all streams mix.
+        `sites` has for each sublayer A as `mix`, B as `inject` and C as `collapse`, and `head` has the head's C. `direct_path`
+        has the factor with which x_0 and each write reach the last read (`ResidualStack.direct_path`). `gains` is what
+        `amax_gains` returns for all A.
         """
         dim = self.states[0][0].dim()
         sites = []
@@ -142,7 +143,7 @@ class StreamsRecorder:
         }
 
     def _reads(self) -> Iterator[Tensor]:
-        """Return C X of every sublayer and of the head."""
+        """Yield C X of every sublayer and of the head."""
         for state, row in zip(self.states, [*(site.collapse for site in self.sites), self.collapse], strict=True):
             yield collapse(row[0] if _is_nested(row) else row, state[0] if self.stack.is_stacked else state)
 
@@ -156,9 +157,9 @@ class StreamsRecorder:
 
 
 def measure_streams(stack: ResidualStack, call: Callable[[], Tensor]) -> Numbers:
-    """Return statistics and coefficients by depth of one call; `call` returns the loss, and its backward is run.
+    """Return the statistics and coefficients by depth of one forward and backward. `call` runs the model and returns the loss.
 
-    The gradients of the parameters are not kept.
+    The `.grad` of the stack's parameters is as before afterwards.
     """
     with StreamsRecorder(stack) as recorder, _without_gradients(stack):
         call().backward()
@@ -179,7 +180,9 @@ def amax_gains(mixes: Sequence[Any]) -> Numbers | None:
     """Return the largest gains of mixing matrices `(*, n, n)` and of their products, averaged over tokens.
 
     The forward gain of a matrix is its largest absolute row sum, the backward gain its largest absolute column sum. `forward` has
-    those of A_l ... A_1, `backward` those of A_L ... A_l, and `site` the larger one of each A_l. None if a sublayer does not mix.
+    the forward gains of A_l ... A_1, `backward` the backward gains of A_L ... A_l, and `site` the larger gain of each A_l.
+    Return None if a sublayer has no mixing matrix.
+
 
     Source: arXiv 2512.24880, section 3.
 
@@ -221,7 +224,7 @@ def _mean_entries(entries: Sequence[Any]) -> list[float]:
 
 
 def _mean_matrix(mix: Any, n: int) -> list[list[float]]:
-    """Return a matrix with its entries averaged over tokens; None is the identity."""
+    """Return the matrix `mix`, `n` by `n`, with its entries averaged over tokens. `mix` None is the identity."""
     if mix is None:
         return [[float(j == k) for j in range(n)] for k in range(n)]
     if isinstance(mix, tuple):

@@ -1,4 +1,4 @@
-"""`StreamsProbe`: an untrained stack with several residual streams, its coefficients moved from their initial values, by depth.
+"""`StreamsProbe`: measurements by depth of an untrained stack with several residual streams and perturbed coefficients.
 
 All wirings of a seed have the same sublayers, x_0 and targets, so only the wiring differs. Before training most wirings keep all
 streams identical, which hides what A, B and C do: `perturbation` moves the parameters that the coefficients are computed from.
@@ -85,7 +85,7 @@ class StreamsProbe:
             )
 
     def make_wiring(self) -> Wiring:
-        """Return the wiring; pre-LN as a stage of one stream, so that it is measured like the others."""
+        """Return the wiring. Pre-LN is a `Stage` with one stream, so that it is measured like the others."""
         return _make_wiring(self.wiring, self.n)
 
     def build(self) -> ToyModel:
@@ -111,12 +111,12 @@ class StreamsProbe:
         Returns:
             What `addnorm.lab.streams.measure_streams` returns, and
             `labels` and `kinds` of the places;
-            `write_gradients`, the norm of the loss's gradient at x_0 and at each write, divided by that at the last read: the
-            full counterpart of `coefficients["direct_path"]`, which has the coefficients and norms frozen and passes no sublayer;
+            `write_gradients`, the norm of the loss's gradient at x_0 and at each write, divided by the norm at the last read
+            (`coefficients["direct_path"]` is the same without sublayers and with constant coefficients and norms);
             `distance`, the largest root mean square of a stream minus the mean stream, relative to the streams: 0 for identical
             streams, None for one stream or earlier states;
-            `difference`, |y - y_pre| / |y_pre| for the output y and that of pre-LN with the same sublayers;
-            `gains`, of each wiring in `MIXED` the gains of A and its products (`amax_gains`), if this wiring is one of them.
+            `difference`, |y - y_pre| / |y_pre| for the output y and the output y_pre of pre-LN with the same sublayers;
+            `gains`, for each wiring in `MIXED` the gains of A and its products (`amax_gains`), or None if `wiring` is not in it.
         """
         with plain_mode():
             return self._run()
@@ -183,7 +183,7 @@ def perturb(stack: ResidualStack, scale: float, seed: int) -> None:
 
 
 def _coefficient_parameters(stack: ResidualStack) -> list[torch.nn.Parameter]:
-    """Return the parameters outside the sublayers and norms."""
+    """Return the parameters of the coefficients: all but those of the sublayers and norms."""
     others: list[Any] = [connection.sublayer for connection in stack.connections]
     others += [module for module in stack.modules() if isinstance(module, LayerNorm | RMSNorm)]
     excluded = {id(parameter) for module in others for parameter in module.parameters()}
@@ -199,7 +199,7 @@ def _make_wiring(name: str, n: int) -> Wiring:
 
 
 def _find_distance(states: list[tuple[Tensor, ...]]) -> float | None:
-    """Return the largest relative distance of the streams, `(*, n, d)` at each place, from their mean."""
+    """Return the largest relative distance of the n streams from their mean over all places, or None for one stream."""
     if states[0][0].shape[-2] == 1:
         return None
     distances = []

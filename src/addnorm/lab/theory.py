@@ -147,10 +147,10 @@ def norm(x: Tensor) -> float:
 
 
 def _first_steps(model: ToyModel) -> dict[str, float]:
-    """Return |logits' - logits| / |logits| after one step of each of `STEPS`, on the sequence of the step.
+    """Return |logits' - logits| / |logits| after one step of each optimizer in `STEPS`, on the first sequence.
 
-    All weights change, the head's too. Tokens are not mixed, so that each token is a separate example. The result is infinite
-    where the logits overflow. The model's weights change.
+    The step changes all weights of `model`, including the head's. Tokens are not mixed, so that each token is a separate example.
+    The result is infinite if the logits overflow.
     """
     model.set_mixing("none")
     x = model.x[:1]
@@ -173,8 +173,8 @@ def measure_streams_init(wiring: Wiring, num_layers: int, seed: int) -> Numbers:
 
     Returns:
         A dict with `num_layers`, `seed`, and
-        `difference`: |y - y_pre| / |y_pre| for the output y and that of pre-LN with the same weights.
-        `read`: the root mean square of C X before its norm, by sublayer, divided by that of x_0.
+        `difference`: |y - y_pre| / |y_pre| for the output y and the output y_pre of pre-LN with the same weights.
+        `read`: the root mean square of C X, the sublayer's input before its norm, by sublayer, divided by that of x_0.
         `pre_read`: the same in pre-LN.
         `gain`: the largest forward or backward gain of the product of all A (`amax_gains`) with random coefficients; None
             if the streams do not mix.
@@ -207,7 +207,7 @@ def measure_streams_init(wiring: Wiring, num_layers: int, seed: int) -> Numbers:
 
 
 def _compare_weights(recorder: StreamsRecorder) -> Numbers:
-    """Return `from_mean` and `from_newest`: the largest differences of the sources' mean weights from two plain reads."""
+    """Return `from_mean` and `from_newest` of `measure_streams_init`, or None for both if no sublayer appends a source."""
     if len(recorder.states[0]) == len(recorder.states[-1]):
         return {"from_mean": None, "from_newest": None}
     coefficients = recorder.coefficients()
@@ -220,7 +220,7 @@ def _compare_weights(recorder: StreamsRecorder) -> Numbers:
 
 
 def _random_gain(model: ToyModel, seed: int) -> float | None:
-    """Return the gain of the product of all A with coefficients drawn at random: logits or entries of standard deviation 1."""
+    """Return the larger gain, forward or backward, of the product of all A with random coefficients (see `SPREAD`), or None."""
     connections: list[Any] = model.stack.connections
     modules = [connection.coefficients for connection in connections]
     if not all(isinstance(module, HyperConnection | ManifoldConnection) for module in modules):
@@ -240,7 +240,7 @@ def _random_gain(model: ToyModel, seed: int) -> float | None:
 
 
 def largest(values: Sequence[float]) -> float:
-    """Return the largest value; NaN if one is NaN, which `max` can ignore."""
+    """Return the largest value, or NaN if any value is NaN (`max` can ignore NaN)."""
     return math.nan if any(map(math.isnan, values)) else max(values)
 
 
@@ -255,11 +255,11 @@ MEANS: dict[str, Callable[[Sequence[float]], float]] = {
 
 
 def summarize(results: Iterable[Numbers]) -> list[Numbers]:
-    """Return one row per wiring and depth, over the seeds: geometric means of norms and ratios, arithmetic means of the rest.
+    """Return one dict per wiring and depth, over the seeds: geometric means of norms and ratios, arithmetic means of the rest.
 
-    Of `difference`, `from_mean` and `from_newest` the largest of the seeds counts.
+    `difference`, `from_mean` and `from_newest` are the largest of the seeds.
 
-    A row has the keys of `measure_init`, with `seeds` instead of `seed`. Rows and seeds are sorted and sums are exact, so the
+    A dict has the keys of `measure_init`, with `seeds` instead of `seed`. Wirings and seeds are sorted and sums are exact, so the
     result does not depend on the order of the input, to the bit.
 
     Raises:

@@ -38,7 +38,7 @@ Mixing = Literal["mean", "causal", "none"]
 
 
 def _causal_mean(x: Tensor) -> Tensor:
-    """Return for each token the mean of it and the tokens before it."""
+    """Return for each token the mean over the token itself and all tokens before it."""
     return x.cumsum(-2) / torch.arange(1, x.shape[-2] + 1, device=x.device, dtype=x.dtype).unsqueeze(-1)
 
 
@@ -69,7 +69,7 @@ class UniformAttention(nn.Module):
         return [("value", self.value.weight)]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the attention output, `(*, n, d_model)`; with mixing "mean" every token gets the same."""
+        """Return the attention output, `(*, n, d_model)`. With mixing "mean" all tokens have the same output."""
         mixed: Tensor = self.value(_MIXED[self.mixing](x))
         return mixed.expand(x.shape)
 
@@ -119,7 +119,7 @@ class ToyModel(nn.Module):
                 self.stack.wiring.init_(self.stack, self.x)
 
     def loss(self, y: Tensor) -> Tensor:
-        """Return the mean cross-entropy of the stack's output."""
+        """Return the mean cross-entropy of the stack's output `y`."""
         return F.cross_entropy(self.head(y).flatten(0, -2)[: len(self.targets)], self.targets)
 
     def forward(self) -> Tensor:
@@ -145,7 +145,7 @@ class ToyModel(nn.Module):
 
 
 class StreamMeasurement(NamedTuple):
-    """One run of a stack of one stream, and its backward.
+    """Measurements of one forward and backward of a stack with one stream.
 
     Attributes:
         streams: the stream before the first sublayer and after each sublayer.
@@ -173,7 +173,7 @@ class StreamMeasurement(NamedTuple):
 
 
 def stream_states(stack: ResidualStack, x: Tensor) -> list[Tensor]:
-    """Return x_0 and the stream after each sublayer of a stack whose wiring is rows, one connection at a time."""
+    """Return x_0 and the stream after each sublayer of a stack whose wiring has only `Row`s. No connections are fused."""
     states = [x if stack.norm_embedding is None else stack.norm_embedding(x)]
     for connection in stack.connections:
         states.append(connection(states[-1]))
@@ -188,10 +188,10 @@ def measure_stream(
     residual_alone: bool = False,
     weights: bool = False,
 ) -> StreamMeasurement:
-    """Return the stream, the writes, and the gradient of a loss of the stack's output, at every sublayer.
+    """Return the stream, the writes and the gradient of a loss at every sublayer.
 
     Args:
-        stack: the stack; its wiring is rows.
+        stack: the stack. Its wiring has only `Row`s.
         x: the input, `(*, d_model)`.
         loss: the loss of the stack's output.
         residual_alone: detach the sublayers' outputs, so that the gradient flows only along the residual and its norms.
@@ -223,7 +223,7 @@ def measure_stream(
 
 
 def _write(connection: Any, branch: Tensor) -> Tensor:
-    """Return b * N_branch(branch)."""
+    """Return the write of a sublayer, b * N_branch(branch)."""
     norm = connection.norm_branch
     write: Tensor = connection.b * (branch if norm is None else norm(branch))
     return write

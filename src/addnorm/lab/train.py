@@ -33,7 +33,7 @@ __all__ = ["OnStep", "Training", "one_thread", "train"]
 
 OnStep = Callable[[int, float], None]  # called with the number of finished steps and the last loss
 STEP_PROBE = 4  # sequences whose logits are compared before and after a step
-RECORDED = 8  # sequences of a batch that are recorded at most, and at most half of the batch: enough tokens for a mean
+RECORDED = 8  # maximum number of recorded sequences of a batch, enough tokens for a mean; at most half of the batch is recorded
 
 
 _computing = threading.RLock()
@@ -145,7 +145,7 @@ class Training:
                 yield self.losses[-1]
 
     def _advance(self, recording: Recording | None) -> None:
-        """Take one step. The step is the same with and without recording."""
+        """Take one training step. Recording does not change the result of the step."""
         step, run = self.step, self.run
         inputs, targets = self.text.batch(run.seed, step, run.batch, run.tokens)
         records = run.every > 0 and step % run.every == 0 and self._record(recording, inputs, targets)
@@ -163,9 +163,9 @@ class Training:
             )
 
     def _record(self, recording: Recording | None, inputs: Tensor, targets: Tensor) -> bool:
-        """Record a forward and a backward of a part of the batch; return False if the model cannot be recorded.
+        """Record a forward and a backward of a part of the batch. Return False if `addnorm.record` does not support the model.
 
-        The step does not use this gradient: recorded norms are not fused and round differently.
+        The training step does not use the gradient of this backward: recorded norms are not fused and round differently.
         """
         if self.recording_error:
             return False
@@ -189,7 +189,7 @@ class Training:
         return True
 
     def _record_streams(self, inputs: Tensor, targets: Tensor) -> None:
-        """Record a model with several streams, which `addnorm.record` does not."""
+        """Record a model with several streams, which `addnorm.record` does not support."""
         with StreamsRecorder(self.model.decoder.stack) as recorder:
             measure.cross_entropy(self.model(inputs), targets).backward()
         self.recorded["steps"].append(self.step)

@@ -28,7 +28,7 @@ def find_verdict(results: Results) -> list[Finding]:
 
 
 def _scope(results: Results) -> Iterator[Finding]:
-    """Yield how much evidence the comparison is."""
+    """Yield the size of the comparison, and whether it is evidence or an illustration."""
     p, n = results.protocol, len(results.runs)
     if not n:
         yield Finding("Only untrained stacks were measured. Nothing here shows how a wiring trains.", topic="scope")
@@ -138,7 +138,7 @@ def _failures(results: Results) -> Iterator[Finding]:
 
 
 def _edges(results: Results) -> Iterator[Finding]:
-    """Yield where the grid of learning rates was too narrow."""
+    """Yield the wirings whose best learning rate is at the edge of the grid of rates."""
     edges = [
         f"{arm.wiring} at {arm.num_layers} layers ({format_factor(arm.best.lr)})"
         for arm in results.arms
@@ -154,9 +154,9 @@ def _edges(results: Results) -> Iterator[Finding]:
 def _by_wiring(
     results: Results, measure: Callable[[Arm], tuple[str, Any] | None]
 ) -> Iterator[tuple[int, list[str], dict[str, Any]]]:
-    """Yield for each depth the texts, each after its wiring's name, and the numbers of the wirings that `measure` does not skip.
+    """Yield for each depth its number of layers, a text for each wiring that begins with the wiring's name, and their numbers.
 
-    `measure` returns the text and the numbers of a wiring at a depth, or None to skip it.
+    `measure` returns the text and the numbers of a wiring at a depth, or None to skip this wiring.
     """
     for n, arms in results.by_depth():
         measured = {arm.wiring: one for arm in arms if (one := measure(arm)) is not None}
@@ -220,7 +220,7 @@ def _ablations(results: Results) -> Iterator[Finding]:
 
 
 def _costs(results: Results) -> Iterator[Finding]:
-    """Yield what the residual wirings cost, if one with several streams is compared."""
+    """Yield the cost of each residual wiring, if their memory traffic differs."""
 
     def measure(arm: Arm) -> tuple[str, Numbers] | None:
         cost = arm.best.runs[0].get("cost")
@@ -321,13 +321,13 @@ def summarize_stack(row: Numbers) -> Numbers:
 
 
 def _first_step(run: Numbers) -> Numbers | None:
-    """Return the gradient by depth at the first recorded step."""
+    """Return the gradients by depth at the first recorded step of `run`, or None if nothing was recorded."""
     recorded = run["recorded"]
     return {"gradient": recorded["gradient"][0]} if recorded["steps"] else None
 
 
 def gradient_ratio(by_depth: Numbers | None) -> float | None:
-    """Return the gradient at x_0 divided by the gradient at x_L."""
+    """Return the gradient's norm at x_0 divided by its norm at x_L, or None if one of them is missing."""
     values = [] if by_depth is None else [x for x in by_depth["gradient"] if x is not None]
     return values[0] / values[-1] if len(values) > 1 and values[-1] else None
 
@@ -346,7 +346,7 @@ def _setting(group: Group) -> str:
 
 
 def format_loss(value: float, diverged: str = "diverged") -> str:
-    """Return a loss with three decimals."""
+    """Return a loss with three decimals, or the text `diverged` if the loss is not finite."""
     return f"{value:.3f}" if math.isfinite(value) else diverged
 
 

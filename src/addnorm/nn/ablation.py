@@ -16,9 +16,9 @@ Kind = TypeVar("Kind", bound=nn.Module)
 
 
 def find_inside(module: nn.Module, kind: type[Kind]) -> list[Kind]:
-    """Return the outermost modules of a class inside a module, as often as they are used, in their order.
+    """Return the outermost submodules of class `kind`, in order. A submodule that is used twice is returned twice.
 
-    Wrappers, as of activation checkpoints or `torch.compile`, are searched.
+    Wrappers, such as those of activation checkpoints and `torch.compile`, are searched too.
     """
     found: list[Kind] = []
     for child in module._modules.values():
@@ -30,15 +30,15 @@ def find_inside(module: nn.Module, kind: type[Kind]) -> list[Kind]:
 
 
 def without_write(module: Any, i: int) -> Any:
-    """Return a copy of a module whose connection i adds zero to the stream, with the other modules in their places."""
+    """Return a copy of `module` in which connection `i` adds zero to the stream. The other modules keep their places."""
     if isinstance(module, SublayerConnection):
         silent = copy_tables(module)
         accepted = module.accepted_kwargs
-        silent._modules.pop("sublayer", None)  # the new one is no module
+        silent._modules.pop("sublayer", None)  # `ZeroSublayer` is no module
         silent.sublayer = ZeroSublayer(accepted)
         silent._modules["norm_branch"] = None
         return silent
-    if hasattr(module, "_orig_mod"):  # the code that `torch.compile` made would call the original
+    if hasattr(module, "_orig_mod"):  # compiled code would call the original module
         return without_write(module._orig_mod, i)
     other = copy_tables(module)
     for name, child in module._modules.items():
@@ -57,7 +57,7 @@ def without_write(module: Any, i: int) -> Any:
 
 
 def copy_tables(module: Any) -> Any:
-    """Return a copy that shares parameters and submodules, but has its own tables of submodules and hooks.
+    """Return a copy of `module` that shares parameters and submodules, but has its own tables of submodules and hooks.
 
     The table of parameters is shared, since FSDP replaces its entries in each call.
     """

@@ -1,4 +1,4 @@
-"""Add & Norm as a module."""
+"""Add & Norm as a module. Its constructor has many parameters, since each option is one, as in torch.nn."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class AddNorm(nn.Module):
         bias: whether there is a bias, initialized to zeros; None means True for LayerNorm and False for RMSNorm.
         residual_scale: a constant factor of the residual (DeepNorm's alpha).
         layer_scale: the initial value of a learned factor of each feature of the branch (LayerScale); None means no factor.
-        residual_dtype: dtype of the returned residual; None means that of `residual`.
+        residual_dtype: dtype of the returned residual; None means the dtype of `residual`.
         device: device of the parameters.
         dtype: dtype of the parameters.
 

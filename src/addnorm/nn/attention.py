@@ -19,7 +19,7 @@ LINEAR = methods_of(nn.Linear)
 
 
 class _Attention(nn.Module):
-    """Common base of `SelfAttention` and `CrossAttention`: the heads, and what follows the first projections."""
+    """Common base of `SelfAttention` and `CrossAttention`: the number of heads, the attention and the output projection."""
 
     causal = False
     out_proj: nn.Linear
@@ -37,7 +37,10 @@ class _Attention(nn.Module):
         self.dropout = check_probability("dropout", dropout)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool = False) -> Tensor:
-        """Return out_proj of the attention; q, k and v are `(batch, heads, tokens, head_dim)`, with the heads of this process."""
+        """Return the attention's output after `out_proj`.
+
+        `q`, `k` and `v` are `(batch, heads, tokens, head_dim)`. Under tensor parallelism they have the heads of this process.
+        """
         n = self.local_nhead
         if mask is not None and n != self.nhead and mask.dim() == 4 and mask.shape[1] > 1:
             mask = mask.narrow(1, self.first_head, n)
@@ -80,7 +83,7 @@ class SelfAttention(_Attention):
         torch.Size([2, 5, 16])
     """
 
-    read_names = ("x", "key", "value")  # of a wiring with several reads
+    read_names = ("x", "key", "value")  # names of the inputs under a wiring with several reads
 
     def __init__(
         self,
@@ -113,9 +116,9 @@ class SelfAttention(_Attention):
             x: `(batch, tokens, d_model)`.
             mask: bool or float: `(queries, keys)`, `(batch, queries, keys)` or `(batch, heads, queries, keys)`; every dimension
                 but keys may be 1.
-            key_mask: bool or float, `(batch, keys)`: the tokens to attend to, such as those that are no padding.
-            cache: keys and values of the tokens before x, which count as keys; those of x are appended.
-            key, value: the inputs of keys and values if they are not x, in its shape: some wirings read them separately.
+            key_mask: bool or float, `(batch, keys)`: the tokens to attend to, such as all tokens but padding.
+            cache: keys and values of earlier tokens, to which x attends too. The keys and values of x are appended.
+            key, value: the inputs of the keys and values, in the shape of x, for wirings that read them separately. None means x.
 
         Raises:
             ValueError, TypeError: a wrong shape or dtype.
@@ -136,7 +139,7 @@ class SelfAttention(_Attention):
         return self._attend(q, k, v, merged, causal)
 
     def _project_apart(self, x: Tensor, key: Tensor | None, value: Tensor | None) -> Tensor:
-        """Return queries of x, keys of `key` and values of `value`, packed as `in_proj` packs them."""
+        """Return queries of `x`, keys of `key` and values of `value` as one tensor, in the layout of the output of `in_proj`."""
         inputs = [x, x if key is None else key, x if value is None else value]
         for name, t in zip(("key", "value"), inputs[1:], strict=True):
             if t.shape != x.shape:
@@ -269,5 +272,5 @@ def refuse_shape(name: str, x: Any, d_model: int) -> NoReturn:
 
 
 def _split_packed(projection: Any, n: int) -> tuple[Tensor, ...]:
-    """Return the weights that a projection packs; under tensor parallelism they are parameters of their own."""
+    """Return the `n` weights that a projection packs into one. Under tensor parallelism they are separate parameters."""
     return projection.weight.detach().chunk(n) if isinstance(projection, nn.Linear) else projection.parts()

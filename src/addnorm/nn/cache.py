@@ -21,7 +21,7 @@ class _Entry:
 
 
 class KeyValueCache:
-    r"""Keys and values of a decoder's earlier tokens, so that a call computes only those of its new tokens.
+    r"""Keys and values of a decoder's earlier tokens, so that a call computes keys and values of its new tokens only.
 
     One cache serves a whole stack for one sequence of calls; each attention has its own entry. Self-attention appends its new
     tokens. Cross-attention computes keys and values of the memory once, and again only for another memory tensor (changing the
@@ -62,7 +62,7 @@ class KeyValueCache:
         return 0 if entry is None else entry.length
 
     def extend(self, attention: nn.Module, pairs: Tensor) -> Tensor:
-        """Append keys and values of new tokens, `(2, batch, heads, tokens, head_dim)`, and return those of all tokens."""
+        """Append keys and values of new tokens, `(2, batch, heads, tokens, head_dim)`, and return the pairs of all tokens."""
         entry = self._tokens.get(attention)
         if entry is None or entry.length == 0:
             entry = _Entry(pairs.narrow(TOKENS, 0, 0), 0)
@@ -92,9 +92,9 @@ class KeyValueCache:
         return buffer.narrow(TOKENS, 0, length)
 
     def recall(self, attention: nn.Module, memory: Tensor | None, needs_grad: bool = False) -> Tensor | None:
-        """Return an attention's keys and values of the memory if they are cached; for memory None, those of the last memory.
+        """Return the keys and values of `memory` that are cached for an attention, or None. `memory` None means the last memory.
 
-        Return None if a gradient is needed that the cached tensors do not carry, and there is a memory to compute it from.
+        The result is also None if `needs_grad` and the cached tensors have no gradient, so that they are computed again.
         """
         entry = self._memories.get(attention)
         if entry is None or (memory is not None and not _is_same(memory, entry[0])):
@@ -110,7 +110,7 @@ class KeyValueCache:
         self._memories[attention] = memory, pairs
 
     def reorder(self, index: Tensor) -> None:
-        """Replace sample i by sample index[i] in all entries; call it in beam search after each choice of beams.
+        """Replace sample i by sample index[i] in all entries, as beam search needs after each choice of beams.
 
         The number of samples may change: `torch.arange(batch).repeat_interleave(beams)` gives each sample its beams. Entries of
         the memory are reordered too, so that the next call may pass the same memory as before, or None.
@@ -132,7 +132,7 @@ class KeyValueCache:
         self._tokens, self._memories = dict(state[0]), dict(state[1])
 
     def __deepcopy__(self, memo: dict[int, object]) -> KeyValueCache:
-        """Return an independent cache for the same attentions: a second draft, another beam."""
+        """Return an independent cache for the same attentions, as for a second draft or another beam."""
         other = KeyValueCache(self.capacity)
         for attention, entry in self._tokens.items():
             other._tokens[attention] = _Entry(entry.pairs.clone(), entry.length)
@@ -160,5 +160,5 @@ class KeyValueCache:
 
 
 def _is_same(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors are the same elements of the same memory; the cache holds `b`, so no other tensor can get it."""
+    """Return whether two tensors have the same shape and memory. The cache keeps `b`, so no new tensor can get its memory."""
     return a is b or (a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride())

@@ -1,4 +1,4 @@
-"""Checks of what a stack is built from and called with: sublayers and their signatures, inputs, outputs, stages."""
+"""Checks of the arguments of a stack: its sublayers and their signatures, stages, inputs and outputs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
 
 
 def list_sublayers(sublayers: Any) -> list[Any]:
-    """Return the sublayers of a stack as a list, which has at least one."""
+    """Return the sublayers of a stack as a list. Raise an error if there is none."""
     if not isinstance(sublayers, Iterable):
         name = sublayers.__name__ if isinstance(sublayers, type) else type(sublayers).__name__
         remedy = (
@@ -35,7 +35,7 @@ def list_sublayers(sublayers: Any) -> list[Any]:
 
 
 def refuse_width(x: Tensor, d_model: int) -> NoReturn:
-    """Raise an error for an input of another width than the stack's."""
+    """Raise a ValueError for an input whose last dimension is not the stack's `d_model`."""
     raise ValueError(
         f"x has shape {tuple(x.shape)}, expected (*, {d_model}), features last: transpose x, or build the stack "
         "with the d_model of x."
@@ -43,7 +43,7 @@ def refuse_width(x: Tensor, d_model: int) -> NoReturn:
 
 
 def check_layers(wiring: Wiring, layers: Sequence[Sequence[Any]]) -> None:
-    """Check that the sublayers of each layer agree on shared factors, and that those that share a state can."""
+    """Check that shared factors are equal in each layer, and that sublayers which read the same state are parallel."""
     for layer in layers:
         rows: list[Any] = [connection.stage for connection in layer if connection.is_row]
         for name in FACTORS:
@@ -68,7 +68,7 @@ def check_layers(wiring: Wiring, layers: Sequence[Sequence[Any]]) -> None:
 
 
 def check_streams(wiring: Wiring, connections: Sequence[Any], head: Head | None) -> bool:
-    """Check that each stage finds as many streams as the one before it leaves; return whether they are one tensor."""
+    """Check that each stage reads as many streams as the stage before it writes. Return whether one tensor holds all streams."""
     stages = [connection.stage for connection in connections]
     if head is None and all(isinstance(stage, Row) for stage in stages):
         return False
@@ -110,7 +110,7 @@ def check_streams(wiring: Wiring, connections: Sequence[Any], head: Head | None)
 
 
 def list_accepted(connections: Iterable[Any]) -> frozenset[str] | None:
-    """Return the keyword arguments that any of some sublayers receives; None means all."""
+    """Return the keyword arguments that at least one of the sublayers accepts. None means any keyword argument."""
     accepted: set[str] = set()
     for connection in connections:
         names = connection.accepted_kwargs
@@ -121,7 +121,7 @@ def list_accepted(connections: Iterable[Any]) -> frozenset[str] | None:
 
 
 def check_tensor(x: Any) -> None:
-    """Check the stream's type."""
+    """Raise a TypeError unless the stream `x` is a tensor."""
     if isinstance(x, tuple):  # a `StreamState` that torch has made plain, since it is no tensor
         raise TypeError(
             f"x is {type(x).__name__}, expected a tensor of shape (*, d_model), or a StreamState inside a stack: a reentrant "
@@ -132,7 +132,7 @@ def check_tensor(x: Any) -> None:
 
 
 def _list_parameters(sublayer: Callable[..., Any]) -> list[Parameter] | None:
-    """Return the parameters of a sublayer's signature; None of a C function without one."""
+    """Return the parameters of a sublayer's signature, or None for a C function without a signature."""
     try:
         signature = inspect.signature(sublayer.forward if isinstance(sublayer, nn.Module) else sublayer)
     except ValueError:
@@ -141,7 +141,7 @@ def _list_parameters(sublayer: Callable[..., Any]) -> list[Parameter] | None:
 
 
 def accepted_kwargs(sublayer: Callable[..., Any], reads: int = 1) -> frozenset[str] | None:
-    """Return the keyword arguments that a sublayer's signature names besides its inputs; None if it accepts any."""
+    """Return the keyword arguments in a sublayer's signature, without its `reads` inputs. None means any keyword argument."""
     while hasattr(sublayer, "_orig_mod"):  # a compiled module accepts what its module does
         sublayer = sublayer._orig_mod
     if hasattr(sublayer, "accepted_kwargs"):
@@ -155,7 +155,7 @@ def accepted_kwargs(sublayer: Callable[..., Any], reads: int = 1) -> frozenset[s
 
 
 def check_reads(sublayer: Callable[..., Any], reads: int) -> None:
-    """Check that a sublayer takes that many inputs, by position or by the names in its `read_names`."""
+    """Raise a TypeError if a sublayer takes fewer than `reads` inputs, by position or by the names in its `read_names`."""
     number: float = len(getattr(sublayer, "read_names", ()))
     if not number:
         parameters = _list_parameters(sublayer)
@@ -172,7 +172,7 @@ def check_reads(sublayer: Callable[..., Any], reads: int) -> None:
 
 
 def check_kwargs(context: Mapping[str, Any], accepted: frozenset[str] | None) -> None:
-    """Check that a sublayer accepts every keyword argument."""
+    """Raise a TypeError if a keyword argument in `context` is not `accepted`. None accepts any."""
     if accepted is not None:
         for name in context:
             if name not in accepted:
@@ -183,13 +183,13 @@ def check_kwargs(context: Mapping[str, Any], accepted: frozenset[str] | None) ->
 
 
 def format_path(connection: Any) -> str:
-    """Return the place of a sublayer in its stack, and its name."""
+    """Return a sublayer's place in its stack and its name for a message, as in "sublayers[3] (FeedForward)"."""
     place, name = connection.place, getattr(connection.sublayer, "__name__", type(connection.sublayer).__name__)
     return f"sublayers[{place.position}] ({name})"
 
 
 def check_output(connection: Any, output: Tensor, read: Tensor) -> None:
-    """Check the dtype and the device of an output that no call of the operation checks as its branch."""
+    """Check the dtype and device of a sublayer's output. An output that is directly the branch of an add is checked there."""
     if output.dtype is not read.dtype and not output.is_floating_point():
         raise TypeError(
             f"{format_path(connection)} returned dtype {output.dtype}, expected a real floating-point dtype: let the sublayer "

@@ -2,7 +2,7 @@
 
 R  = N_in(C P(X))            the sublayer's input
 W  = N_branch(f(R))          SublayerConnection._branch
-X' = N_out(A X + B W)        by the next reader, in one call with its own read, or here if there is a norm
+X' = N_out(A X + B W)        computed by the next connection in one call with its own R, or here if there is an N_out
 """
 
 from __future__ import annotations
@@ -39,12 +39,15 @@ ASSIGNED = ("norm_streams", "norm_outs")  # attributes that a module gets after 
 
 
 class _Reader(nn.Module):
-    """Base of modules with the parameters of a stage or head; learned entries stay in float32, but for the factors of a row."""
+    """Base of `SublayerConnection` and `StreamHead`: the parameters of a stage or head.
+
+    Learned entries of a `Stage` or `Head` stay in float32 when the module is cast. The factors of a `Row` are cast.
+    """
 
     stage: Any
 
     def _register_reads(self, reads: int, place: Place, norms: NormFactory) -> None:
-        """Make the coefficients, parameters and norms that the reads need."""
+        """Create the coefficients, parameters and norms of the stage's or head's reads."""
         stage, factory = self.stage, {"device": norms.device, "dtype": norms.dtype}
         computed = stage.coefficients
         self.coefficients = None if computed is None else computed.make(norms.d_model, stage.n, reads, place, **factory)
@@ -64,7 +67,7 @@ class _Reader(nn.Module):
         self.register_parameter(name, nn.Parameter(value))
 
     def reset_parameters(self) -> None:
-        """Set norms, factors and coefficients to their initial values; the sublayer does not change."""
+        """Set norms, factors and coefficients to their initial values. The sublayer's parameters do not change."""
         for name, entry in self.stage.learned.items():
             nn.init.constant_(getattr(self, name), entry.init)
         for name in PARTS:
@@ -83,7 +86,7 @@ class _Reader(nn.Module):
 
 
 class StreamHead(_Reader):
-    """The read of n streams after the last sublayer, N_final(C P(X)); the stack has the final norm."""
+    """Last read of a stack with n streams, N_final(C P(X)). N_final is a module of the stack."""
 
     def __init__(self, head: Head, place: Place, norms: NormFactory) -> None:
         super().__init__()
@@ -97,7 +100,7 @@ class StreamHead(_Reader):
         return reading.streams, reading.reads[0]
 
     def extra_repr(self) -> str:
-        """Return the head's data."""
+        """Return the `Head` as text."""
         return repr(self.stage)
 
 
@@ -110,10 +113,10 @@ class SublayerConnection(_Reader):
     a `ResidualStack` for several sublayers: it also fuses the add of each with the norm of the next.
 
     Args:
-        sublayer: f, a module or any callable, from `(*, d_model)` to the same shape. Of a call's keyword arguments it receives
-            those that its signature names.
+        sublayer: f, a module or any callable, from `(*, d_model)` to the same shape. It receives the keyword arguments of a call
+            that its signature names.
         d_model: the width of the stream.
-        wiring: a `Row`, a `Stage`, a `Wiring` of rows, or the name of one without required options.
+        wiring: a `Row`, a `Stage`, a `Wiring` of `Row`s, or the name of such a wiring without required options.
         place: the position in a stack, for wirings that depend on it.
         norm: "layer" or "rms".
         eps: epsilon of the norms; None means 1e-5 for LayerNorm and the machine epsilon for RMSNorm, as in torch.
@@ -121,7 +124,7 @@ class SublayerConnection(_Reader):
         bias: whether the norms have biases; None means True for LayerNorm and False for RMSNorm.
         dropout: dropout probability of the sublayer's output.
         stochastic_depth: the probability p that a sample's branch is dropped in training; the others are divided by 1 - p.
-        residual_dtype: dtype of the stream; None means that of x.
+        residual_dtype: dtype of the stream; None means the dtype of x.
         device: device of the parameters.
         dtype: dtype of the parameters.
 
@@ -130,8 +133,10 @@ class SublayerConnection(_Reader):
             has hooks, is compiled, or is replaced by another module, is called as a module after the add.
         a, b, c: a float, or a parameter if the factor is learned, a scalar or `(d_model,)`.
         stage: the `Row`, or the `Stage` in a stack of several streams. With a `Stage`, `coefficients` is the module that computes
-            them, `norm_in` may be an `nn.ModuleList` with a norm for each read, and `norm_streams` and `norm_outs` have the norms
-            of the streams by their numbers.
+            the coefficients, `norm_in` may be an `nn.ModuleList` with a norm for each read, and `norm_streams` and `norm_outs`
+            have the norms of the streams by the stream's number.
+
+    The constructor has many parameters, since each option is one, as in torch.nn.
 
     Example:
         >>> feed_forward = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.GELU(), torch.nn.Linear(32, 8))
@@ -202,7 +207,7 @@ class SublayerConnection(_Reader):
             self.norm_outs = norms.make_each(stage.norms_out)
 
     def _register_row(self, row: Row, norms: NormFactory) -> None:
-        """Set the factors of a row: floats, or parameters in the dtype of the norms."""
+        """Set the factors of a `Row`: floats, or parameters in the dtype of the norms."""
         for name in FACTORS:
             value = getattr(row, name)
             if isinstance(value, Learned):
@@ -213,14 +218,17 @@ class SublayerConnection(_Reader):
 
     @property
     def accepted_kwargs(self) -> frozenset[str] | None:
-        """The keyword arguments that the sublayer receives; None means all."""
+        """The keyword arguments that the sublayer accepts. None means any keyword argument."""
         sublayer = self.sublayer
         if self._accepted is None or self._accepted[0] is not sublayer:
             self._accepted = sublayer, accepted_kwargs(sublayer, self.reads)
         return self._accepted[1]
 
     def options(self, x: Tensor) -> Options:
-        """Return the coefficients of this sublayer's add as options of `addnorm.add_residual`; this draws the random numbers."""
+        """Return the factors, dropout and dtype of this sublayer's add as options of `addnorm.add_residual`.
+
+        The random numbers of stochastic depth are drawn here, those of dropout in the add.
+        """
         a, b, dtype = self.a, self.b, self.residual_dtype
         draws = self.training and (self.dropout or self.stochastic_depth)
         if a.__class__ is float and b.__class__ is float and a == b == 1.0 and dtype is None and not draws:
@@ -255,9 +263,9 @@ class SublayerConnection(_Reader):
     def forward(self, x: StreamState, **context: Any) -> StreamState: ...
 
     def forward(self, x: Tensor | StreamState, **context: Any) -> Tensor | StreamState:
-        """Return x', `(*, d_model)`; the keyword arguments are the sublayer's.
+        """Return x', `(*, d_model)`. The keyword arguments are passed to the sublayer.
 
-        In a stack, x is the `StreamState` of the sublayer before, and so is the result: its write is added by the next reader.
+        In a stack, x and the result are `StreamState`s: the next connection adds the write of this sublayer to the stream.
         """
         if isinstance(x, StreamState):
             state = self._advance(x, context)
@@ -265,7 +273,7 @@ class SublayerConnection(_Reader):
         return call_with_tensor("x", "sublayer", x, context, [self], self._advance)
 
     def _advance(self, state: StreamState, context: Mapping[str, Any]) -> StreamState:
-        """Return the state after this sublayer, with its write pending unless a norm follows it."""
+        """Return the state after this sublayer. Its write is still pending unless this connection has an N_out."""
         if self.is_row:
             norm_in = self._modules["norm_in"]
             if self.shares_state:
@@ -291,7 +299,7 @@ class SublayerConnection(_Reader):
         return self._write(state, reading, PendingWrite(branch, options, *reading.write))
 
     def _read_shared(self, state: StreamState, norm_in: Any) -> tuple[Tensor, Tensor]:
-        """Return the stream with the write of the sublayer before, and the read of the state without it."""
+        """Return the stream with the write of the sublayer before, and this sublayer's input, computed without that write."""
         base, own = state.base, state.read
         if base is None or own is None:
             raise RuntimeError(
@@ -302,7 +310,7 @@ class SublayerConnection(_Reader):
         return finish(state), own
 
     def _write(self, state: StreamState, reading: Reading, write: PendingWrite) -> StreamState:
-        """Return the state after a write, which is still pending if no norm of this connection follows."""
+        """Return the state after `write`. The write is still pending unless this connection has an N_out."""
         streams, sites, norms = reading.streams, state.sites, self._list_norms_out()
         if sites is not None:
             write = write._replace(options=with_seed(write.options, reading.reads[0]))
@@ -319,7 +327,7 @@ class SublayerConnection(_Reader):
         return StreamState(streams, None if norms else write, own, base, sites, state.dtype, reading.carried)
 
     def _list_norms_out(self) -> tuple[Any, ...]:
-        """Return the norm of each new stream, None for a stream without one; an empty tuple if no stream has one."""
+        """Return N_out of each new stream, None for a stream without a norm, or an empty tuple if no stream has a norm."""
         if self.is_row:
             norm = self._modules["norm_out"]
             return () if norm is None else (norm,)
@@ -327,7 +335,7 @@ class SublayerConnection(_Reader):
         return tuple(norms[str(k)] if flag else None for k, flag in enumerate(self.stage.norms_out)) if norms else ()
 
     def _branch(self, own: Tensor, context: Mapping[str, Any], others: Sequence[Tensor] = ()) -> Tensor:
-        """Return N_branch(f(read)), in the shape of the read; a sublayer with several inputs has others."""
+        """Return N_branch(f(own, *others)), in the shape of `own`. A sublayer with several reads receives `others` too."""
         modules: Any = self._modules
         sublayer: Any = modules.get("sublayer")
         if sublayer is None:  # a callable that is no module
@@ -360,7 +368,7 @@ def call_with_tensor(
     name: str, kind: str, x: Any, context: Mapping[str, Any], connections: Sequence[SublayerConnection],
     advance: Callable[[StreamState, Mapping[str, Any]], StreamState],
 ) -> Tensor:  # fmt: skip
-    """Return the stream after the last of some sublayers as a tensor, for a caller that is no stack."""
+    """Run `connections` by `advance` on a tensor, outside a stack, and return the stream after the last write as a tensor."""
     check_tensor(x)
     ends = [connection.stage for connection in (*connections[:1], *connections[-1:])]
     n = max(ends[0].n, ends[-1].n_out) if ends else 1
@@ -379,5 +387,5 @@ def call_with_tensor(
 
 
 def to_dtype(x: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """Return x in a dtype; None means its own."""
+    """Return `x` in `dtype`, or `x` itself if `dtype` is None."""
     return x if dtype is None else x.to(dtype)

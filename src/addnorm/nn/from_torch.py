@@ -107,7 +107,7 @@ def from_torch(module: nn.Module, *, causal: bool = False) -> Encoder | Decoder 
 
 
 def _blocks(path: str, theirs: Any, causal: bool) -> Any:
-    """Return an encoder or decoder, built on the meta device and filled with copies of the parameters."""
+    """Return an encoder or decoder, built on the meta device and filled with copies of the parameters of `theirs`."""
     single = type(theirs) in PARTS
     layers = {path: theirs} if single else {f"{path}.layers.{i}": layer for i, layer in enumerate(theirs.layers)}
     norm = None if single else theirs.norm
@@ -151,7 +151,7 @@ def _blocks(path: str, theirs: Any, causal: bool) -> Any:
 
 
 def _fill_attention(ours: Any, theirs: nn.MultiheadAttention) -> None:
-    """Copy the parameters of an attention; cross-attention splits the packed ones into queries and the rest."""
+    """Copy the parameters of an attention. For cross-attention, split the packed projection into `q_proj` and `kv_proj`."""
     for name, packed in (("weight", theirs.in_proj_weight), ("bias", theirs.in_proj_bias)):
         if isinstance(ours, SelfAttention):
             setattr(ours.in_proj, name, _copied(packed))
@@ -172,7 +172,7 @@ def _fill_feed_forward(ours: FeedForward, layer: Any) -> None:
 
 
 def _norm(path: str, theirs: Any, d_model: int) -> LayerNorm:
-    """Return a norm with the weights of a norm of torch."""
+    """Return a `LayerNorm` of this library with copies of the parameters of `theirs`, a norm of torch."""
     _check_class(path, theirs, (nn.LayerNorm, LayerNorm))
     if theirs.normalized_shape != (d_model,):
         _refuse(
@@ -233,7 +233,7 @@ def _check_copyable(module: nn.Module) -> None:
 
 
 def _check_class(path: str, module: Any, kinds: Sequence[type[nn.Module]]) -> None:
-    """Check that a module's class is exactly one of these: a subclass may compute something else."""
+    """Raise a TypeError unless a module's class is exactly one of `kinds`. A subclass may compute something else."""
     if type(module) not in kinds:
         words = " or ".join(dict.fromkeys(f"torch.nn.{kind.__name__}" for kind in kinds))
         name = f"{type(module).__module__}.{type(module).__qualname__}"

@@ -21,7 +21,8 @@ class ResidualLayer(nn.Module):
     The stack calls each layer with the stream as the layer before left it: `layer(state, **context)` returns the next state. The
     write of the last sublayer may still be pending; the next layer, which owns the norm that follows, adds it in the same call.
     So a layer uses no parameter of another one: hooks, `compile()`, `fully_shard`, activation checkpoints and pipeline stages
-    treat it like any other module. A hook or a module in its place must return a state too, such as `output._replace(x=...)`.
+    treat it like any other module. A hook, or a module that replaces the layer, must return a state too, such as
+    `output._replace(x=...)`.
 
     A layer that is called with a tensor `(*, d_model)` returns the tensor after its last write.
 
@@ -29,7 +30,7 @@ class ResidualLayer(nn.Module):
         connections: a `SublayerConnection` for each sublayer.
 
     Attributes:
-        connections: an `nn.ModuleList` of them.
+        connections: an `nn.ModuleList` of the connections.
     """
 
     def __init__(self, connections: Iterable[SublayerConnection]) -> None:
@@ -43,7 +44,7 @@ class ResidualLayer(nn.Module):
     def forward(self, state: Tensor, **context: Any) -> Tensor: ...
 
     def forward(self, state: StreamState | Tensor, **context: Any) -> StreamState | Tensor:
-        """Return the state after this layer; the keyword arguments are the sublayers'.
+        """Return the state after this layer. The keyword arguments are passed to the sublayers.
 
         Raises:
             ValueError: the layer is called with a tensor, and its wiring has several streams.
@@ -61,7 +62,7 @@ class ResidualLayer(nn.Module):
 
 
 def refuse_state(layers: nn.ModuleList, layer: nn.Module, state: Any) -> NoReturn:
-    """Raise an error for a layer of a stack that returned something else than a state."""
+    """Raise a TypeError for a layer of a stack whose output `state` is not a `StreamState`."""
     if isinstance(state, tuple):
         check_tensor(state)  # raises: a reentrant checkpoint made it plain
     place = [*layers].index(layer)

@@ -17,7 +17,7 @@ INFINITY = float("inf")
 
 
 class MergedMask(NamedTuple):
-    """Mask arguments of `F.scaled_dot_product_attention`; an attention accepts them in place of its mask."""
+    """Mask arguments of `F.scaled_dot_product_attention`. An attention accepts a `MergedMask` as its `mask`."""
 
     mask: Tensor | None
     is_causal: bool
@@ -83,7 +83,7 @@ def merge_masks(
 
 
 def _check(name: str, mask: Any, x: Tensor, n_keys: int, nhead: int) -> None:
-    """Check a mask's type and shape; a shape that would broadcast over other dimensions is an error."""
+    """Check a mask's type and shape. Each dimension but the keys may have size 1."""
     _check_kind(name, mask, x)
     batch, n_queries = x.shape[:2]
     full = {2: (n_queries, n_keys), 3: (batch, n_queries, n_keys), 4: (batch, nhead, n_queries, n_keys)}
@@ -102,7 +102,7 @@ def _check(name: str, mask: Any, x: Tensor, n_keys: int, nhead: int) -> None:
 
 
 def _check_key(name: str, key_mask: Any, x: Tensor, n_keys: int) -> None:
-    """Check the type and shape of a mask of keys."""
+    """Check the type and shape of `key_mask`."""
     _check_kind(name, key_mask, x)
     batch = x.shape[0]
     if key_mask.dim() != 2 or key_mask.shape[1] != n_keys or key_mask.shape[0] not in (1, batch):

@@ -67,7 +67,7 @@ class RMSNorm(torch.nn.RMSNorm):
 
 @dataclass(frozen=True)
 class NormFactory:
-    """The settings of a stack's norms; eps None and bias None mean torch's default for the kind of norm."""
+    """The settings of a stack's norms. `eps` None and `bias` None mean torch's default for the kind of norm."""
 
     d_model: int
     norm: NormKind
@@ -86,11 +86,11 @@ class NormFactory:
             raise ValueError("bias is True with norm 'rms', expected None or False: RMSNorm has none.")
 
     def make(self, present: bool) -> LayerNorm | RMSNorm | None:
-        """Return a norm, or None if there is none at this place."""
+        """Return a new norm if `present`, else None."""
         return self.make_one() if present else None
 
     def make_one(self) -> LayerNorm | RMSNorm:
-        """Return a norm."""
+        """Return a new norm with these settings."""
         factory = {"device": self.device, "dtype": self.dtype}
         if self.norm == "rms":
             return RMSNorm(self.d_model, self.eps, self.elementwise_affine, **factory)
@@ -98,14 +98,14 @@ class NormFactory:
         return LayerNorm(self.d_model, eps, self.elementwise_affine, bias, **factory)
 
     def make_each(self, flags: Sequence[bool]) -> nn.ModuleDict:
-        """Return the norms of the streams that have one, by the stream's number from 0."""
+        """Return a new norm for each stream whose flag is True, by the stream's number from 0."""
         return nn.ModuleDict({str(k): self.make_one() for k, flag in enumerate(flags) if flag})
 
 
 def as_leaf(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """Return the call of a module as one node of a graph of `torch.fx`, as its tracer does for torch's own modules.
+    """Record the call of a module as one node of a `torch.fx` graph, as the tracer does for torch's own modules.
 
-    A tracer asks for the module's `__module__`, which is not torch's here.
+    The tracer itself would trace into the module, since `__module__` of its class is not in torch.
     """
     tracer = args[0].tracer
     return tracer.create_proxy("call_module", tracer.path_of_module(module), args, kwargs)

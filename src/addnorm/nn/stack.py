@@ -1,4 +1,7 @@
-"""Sublayers under a residual wiring, with each add fused with the norm that follows."""
+"""Sublayers under a residual wiring, with each add fused with the norm that follows.
+
+The constructor has many parameters, since each option is one, as in torch.nn.
+"""
 
 from __future__ import annotations
 
@@ -45,12 +48,13 @@ class ResidualStack(nn.Module):
     the first fused with an add.
 
     Args:
-        sublayers: modules or callables in their order, each from `(*, d_model)` to `(*, d_model)`. Of a call's keyword arguments
-            (masks, memory, a cache) each sublayer receives those that its signature names.
+        sublayers: modules or callables in their order, each from `(*, d_model)` to `(*, d_model)`. Each sublayer receives the
+            keyword arguments of a call (masks, memory, a cache) that its signature names.
         d_model: the width of the stream.
         wiring: a `Wiring`, a `Row`, a `Stage`, or the name of a wiring without required options.
-        sublayers_per_layer: for wirings that depend on depth, for parallel sublayers, and for checkpoints. None means 2
-            (attention and feed-forward), where the last layer may be shorter; a decoder with cross-attention has 3.
+        sublayers_per_layer: the number of sublayers in a layer, which matters to wirings that depend on depth, to parallel
+            sublayers and to checkpoints. None means 2 (attention and feed-forward), and the last layer may be shorter. A decoder
+            with cross-attention has 3.
         norm: "layer" or "rms".
         eps: epsilon of the norms; None means 1e-5 for LayerNorm and the machine epsilon for RMSNorm, as in torch.
         elementwise_affine: whether the norms have weights.
@@ -60,7 +64,7 @@ class ResidualStack(nn.Module):
             with depth: in layer l of L it is l/L times this value (Huang et al. 2016, arXiv 1603.09382).
         checkpoint: whether to keep only the input of each layer and recompute the rest in backward; a number k keeps the input
             of every k-th layer. With n streams about sqrt(n L / (n + 2)) layers need the least memory (arXiv 2512.24880).
-        residual_dtype: dtype of the stream, such as torch.float32 with bfloat16 sublayers; None means that of x. The output has
+        residual_dtype: dtype of the stream, such as torch.float32 with bfloat16 sublayers; None is the dtype of x. The output has
             the dtype of x.
         final_norm: whether there is a final norm; None means as the wiring states.
         device: device of the norms and factors.
@@ -69,7 +73,7 @@ class ResidualStack(nn.Module):
     Attributes:
         layers: a `ResidualLayer` for each layer. The stack calls them one after the other, and they call their
             `SublayerConnection`s: hooks, `compile()`, `fully_shard`, activation checkpoints and pipeline stages apply to both.
-        connections: the connections of all layers, in a list; those inside wrappers, as of activation checkpoints, are included.
+        connections: a list of the connections of all layers, also of those inside wrappers such as activation checkpoints.
         norm_embedding, norm_final: norms, or None.
 
     A norm is computed in one call with an add, and not called as a module, unless it has hooks, is compiled, or was replaced.
@@ -150,7 +154,7 @@ class ResidualStack(nn.Module):
 
     @property
     def has_streams(self) -> bool:
-        """Whether there are several streams, or one whose sublayers have stages."""
+        """Whether the wiring has several streams, or one stream that `Stage`s describe."""
         return self.head is not None
 
     @property
@@ -159,12 +163,12 @@ class ResidualStack(nn.Module):
         return find_inside(self.layers, SublayerConnection)
 
     def _layers(self) -> list[list[SublayerConnection]]:
-        """Return the connections, layer by layer."""
+        """Return a list of the connections for each layer."""
         return [find_inside(layer, SublayerConnection) for layer in find_inside(self.layers, ResidualLayer)]
 
     @property
     def accepted_kwargs(self) -> frozenset[str] | None:
-        """The keyword arguments that any of the sublayers receives; None means all."""
+        """The keyword arguments that at least one sublayer accepts. None means any keyword argument."""
         return list_accepted(self.connections)
 
     def _share(self) -> None:
@@ -181,7 +185,7 @@ class ResidualStack(nn.Module):
         return self
 
     def reset_parameters(self) -> None:
-        """Reset norms to ones and zeros and learned factors to their initial values; the sublayers do not change."""
+        """Reset norms to ones and zeros and learned factors to their initial values. The sublayers' parameters do not change."""
         for connection in self.connections:
             connection.reset_parameters()
         ends: tuple[Any, ...] = (self.norm_embedding, self.head, self.norm_final)
@@ -190,7 +194,7 @@ class ResidualStack(nn.Module):
                 module.reset_parameters()
 
     def forward(self, x: Tensor, **context: Any) -> Tensor:
-        """Return the output, `(*, d_model)`, in the dtype of x unless a sublayer returns another one."""
+        """Return the output, `(*, d_model)`, in the dtype of x unless a sublayer returns another dtype."""
         return self._finish(self._run(self._start(x), context))[1]
 
     def _start(self, x: Tensor, *, keep_sites: bool = False) -> StreamState:
@@ -226,7 +230,7 @@ class ResidualStack(nn.Module):
         return state
 
     def _run_layers(self, layers: Iterable[Any], state: StreamState, context: dict[str, Any]) -> StreamState:
-        """Return the state after some layers."""
+        """Return the state after `layers`, which are called one after the other."""
         for layer in layers:
             state = layer(state, **context)
             if state.__class__ is not StreamState:
@@ -234,7 +238,7 @@ class ResidualStack(nn.Module):
         return state
 
     def _finish(self, state: StreamState, *, return_stream: bool = False) -> tuple[Tensor, Tensor]:
-        """Return the stream after the last sublayer (perhaps before its write, without `return_stream`), and the output."""
+        """Return the last stream and the output. Without `return_stream` the stream may lack the last write."""
         norm_final = self._modules.get("norm_final")
         if self.head is None:
             x, pending, dtype = state.x, state.pending, state.dtype
@@ -242,7 +246,7 @@ class ResidualStack(nn.Module):
         return self.head(state, norm_final, dtype=state.dtype)  # type: ignore[no-any-return]  # torch does not type a call
 
     def _check_cache(self) -> None:
-        """Check that each entry of a cache belongs to one place and one call."""
+        """Raise a ValueError if keys would be stored twice in a cache: by recomputation, or by a module in two places."""
         if self.checkpoint and torch.is_grad_enabled():
             raise ValueError(
                 "cache is given to a stack with checkpoint=True, expected none while gradients are on: recomputed keys would be "
@@ -266,7 +270,7 @@ class ResidualStack(nn.Module):
         Variances are over all elements. Dropout is off during this call. `wirings.admin().init_(stack, x)` calls it.
 
         Raises:
-            ValueError: a sublayer's output is not finite; no factor has changed then.
+            ValueError: a sublayer's output is not finite. All factors keep their values in this case.
 
         Source: Liu et al. 2020, arXiv 2004.08249.
         """
@@ -299,12 +303,12 @@ class ResidualStack(nn.Module):
                 module.training = mode
 
     def unroll(self, x: Tensor, **context: Any) -> StreamTerms:
-        """Return x_L as a sum of what x_0 and every write contribute, after a check of the sum.
+        """Return x_L as the sum of what x_0 and every write contribute, and check the sum.
 
-        A write is what is added to the stream: after norm, factors, dropout and stochastic depth; in float32 at least. Where the
-        streams are mixed, scaled or normalized later, it is carried through that with all coefficients and statistics as they
-        were; a norm's bias, and a learned bias of the add, count with the write before it. With n streams at the end the terms
-        are `(*, n, d_model)`. The check allows for the streams' rounding at every sublayer.
+        A write is what is added to the stream: after norm, factors, dropout and stochastic depth; in float32 at least. If later
+        sublayers mix, scale or normalize the streams, so are x_0 and the writes, with the coefficients and statistics of this
+        call. The biases of a norm on the stream and of an add belong to the write of the same sublayer. With n streams at the
+        end each term is `(*, n, d_model)`. The check allows for the streams' rounding at every sublayer.
 
         Raises:
             RuntimeError: the sum differs from x_L: the stream is not finite.
@@ -326,8 +330,8 @@ class ResidualStack(nn.Module):
     def direct_path(self, x: Tensor, **context: Any) -> Tensor:
         """Return the factor with which x_0 and each write reach the last read, averaged over tokens and features.
 
-        With the coefficients and the norms' statistics as they were: 1 for all of them in pre-LN, whose gradient has that
-        constant path. The final norm is not included. Shape `(1 + sublayers,)`, float32.
+        The coefficients and the norms' statistics are those of this call. In pre-LN every factor is 1, since the gradient has a
+        path through the residual adds alone. The final norm is not included. The result is `(1 + sublayers,)`, float32.
 
         Example:
             >>> layers = [torch.nn.Linear(8, 8) for _ in range(4)]
@@ -344,7 +348,7 @@ class ResidualStack(nn.Module):
         return torch.stack([gain.float().mean() for gain in gains])
 
     def _trace(self, x: Tensor, context: dict[str, Any]) -> tuple[StreamState, StreamState, Tensor]:
-        """Return the state at the start, that at the end with the last write added, and the output; sites are kept."""
+        """Return the first state, the last state with the last write added and its `sites` kept, and the output."""
         start = self._start(x, keep_sites=True)
         state = self._run(start, context)
         streams, y = self._finish(state, return_stream=True)
@@ -377,7 +381,7 @@ class ResidualStack(nn.Module):
 
 
 def _rename_connections(stack: ResidualStack, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
-    """Rename the parameters of a state dict in which the connections of all layers were one list."""
+    """Rename the parameters of an old state dict, in which the connections of all layers were one list."""
     old = f"{prefix}connections."
     for name in [name for name in state_dict if name.startswith(old)]:
         digits, _, rest = name.removeprefix(old).partition(".")
@@ -395,7 +399,7 @@ def _variance(t: Tensor) -> float:
 
 
 def _count_layers(n: int, per_layer: int | None) -> tuple[int, int]:
-    """Return the sublayers per layer and the number of layers."""
+    """Return the number of sublayers per layer and the number of layers."""
     if per_layer is None:
         return 2, -(-n // 2)
     if not isinstance(per_layer, int) or isinstance(per_layer, bool) or per_layer < 1 or n % per_layer:

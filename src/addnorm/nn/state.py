@@ -1,4 +1,4 @@
-"""What the sublayers of a stack hand on to each other: the streams, and the write that is not added to them yet."""
+"""State that the sublayers of a stack pass on: the streams, and the write that is not added to the streams yet."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class PendingWrite(NamedTuple):
 
     Attributes:
         branch: W = N_branch(f(R)), `(*, d_model)`.
-        options: dropout, stochastic depth and the dtype of the streams, as keyword arguments of `addnorm.add_residual`; of a
+        options: dropout, stochastic depth and the dtype of the streams, as keyword arguments of `addnorm.add_residual`; for a
             `Row` the factors a and b too. Empty for a plain sum.
-        mix, inject, bias: A, B and the bias, as in `Coefficients`; None of a `Row`.
+        mix, inject, bias: A, B and the bias, as in `Coefficients`; None for a `Row`.
     """
 
     branch: Tensor
@@ -33,16 +33,16 @@ class PendingWrite(NamedTuple):
 
 
 class StreamState(NamedTuple):
-    """What one layer of a stack passes to the next.
+    """State that one layer of a stack passes to the next.
 
     Attributes:
         x: the stream, `(*, d_model)`, before the pending write; or n streams: one tensor `(*, n, d_model)`, or a tuple of n
             tensors `(*, d_model)`.
         pending: the write that the next reader adds; None if there is none.
-        read: the input of the sublayer before, if the next one shares its state.
-        base: that state, the stream without the write of the sublayer before.
+        read: the input of the sublayer before, if the next sublayer is parallel to it.
+        base: the stream without the write of the sublayer before, if the next sublayer is parallel to it.
         sites: a `Site` for each sublayer so far; None if they are not kept.
-        dtype: dtype of the sublayers' inputs, if the stream has another one.
+        dtype: dtype of the sublayers' inputs, if the stream has another dtype.
         collapse: the coefficients of the next read, if the sublayer before computed them.
     """
 
@@ -56,14 +56,14 @@ class StreamState(NamedTuple):
 
 
 class Site(NamedTuple):
-    """What one sublayer did to the streams, with its coefficients as they were: X' = N_out(A X + B W + bias).
+    """The write of one sublayer in one call, and its coefficients: X' = N_out(A X + B W + bias).
 
     Attributes:
-        write: W after N_branch, dropout and stochastic depth; of a `Row` after the factor b too, and B is 1.
+        write: W after N_branch, dropout and stochastic depth; for a `Row` also times b, and B is 1.
         mix, inject, bias: A, B and the bias.
         collapse: C.
-        total: with N_out, what it normalized: one entry for each stream.
-        norms: with N_out, the norms, None for a stream without.
+        total: A X + B W + bias, one entry for each stream, if the sublayer has an N_out.
+        norms: the module of N_out, or None, for each stream, if the sublayer has an N_out.
     """
 
     write: Tensor
@@ -76,7 +76,7 @@ class Site(NamedTuple):
 
 
 def without_views(state: StreamState) -> StreamState:
-    """Return the state with a pending branch that is no view, for modules with hooks.
+    """Return the state with a pending branch that is not a view, as the output of a module with hooks.
 
     FSDP2 hooks a module's outputs and warns of a view, which an operator in place would detach from its hook. A projection
     returns a view, and the stack writes nothing in place.
@@ -89,12 +89,12 @@ def without_views(state: StreamState) -> StreamState:
 
 
 def with_seed(options: Options, x: Tensor) -> Options:
-    """Return the options with a seed of the dropout mask, so that two adds can share it."""
+    """Return the options with a seed of the dropout mask, so that two adds can use the same mask."""
     if "dropout_p" not in options or "seed" in options:
         return options
     return {**options, "seed": dtensor.draw_seed(x)}
 
 
 def is_distributed() -> bool:
-    """Return whether there is a process group, without which no parameter is sharded."""
+    """Return whether a process group exists. Without a process group no parameter is sharded."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()

@@ -1,4 +1,4 @@
-"""The equation of a sublayer: the write before it is added to the streams, and what it reads is computed from them.
+"""The equations of a sublayer: the write before it is added to the streams, and the sublayer's input is read from the streams.
 
     X' = N_out(A X + B W)        add_write
     R  = N_in(C P(X'))           read
@@ -70,9 +70,9 @@ def add_and_norm(
     *,
     return_stream: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Return the stream after the write, a * x + b * branch, and c * N(stream) in `dtype`; norm None means none.
+    """Return the stream after the write, a * x + b * branch, and c * N(stream) in `dtype`. Without `norm`, N is the identity.
 
-    Without `return_stream` the stream may be returned as it was before the write, which saves writing it to memory.
+    Without `return_stream` the returned stream may lack the write, which saves memory traffic.
     """
     if write is None:
         return x, normalize(x, norm, kind, c, dtype)
@@ -95,7 +95,7 @@ def add_and_norm(
 
 
 def normalize(x: Tensor, norm: Any, kind: NormKind, c: Scale = ONE, dtype: torch.dtype | None = None) -> Tensor:
-    """Return c * N(x); norm None means none."""
+    """Return c * N(x). Without `norm`, N is the identity."""
     if norm is None:
         x = _scaled(x, c)
         return x if dtype is None else x.to(dtype)
@@ -142,7 +142,7 @@ def _scaled(x: Tensor, c: Scale) -> Tensor:
 
 
 def begin(x: Tensor, embedding: Sequence[float], *, stacked: bool) -> Streams:
-    """Return the streams at the start: x times each number."""
+    """Return the first streams: x times each factor of `embedding`, in one tensor if `stacked`, else in a tuple."""
     if not x.is_floating_point():
         raise TypeError(f"x has dtype {x.dtype}, expected a real floating-point dtype: convert it with x.float().")
     if not stacked:
@@ -158,7 +158,7 @@ def finish(state: StreamState) -> Streams:
 
 
 def add_write(streams: Streams, write: PendingWrite, norms: Sequence[Any], kind: NormKind) -> Streams:
-    """Return N_out(A X + B W): streams in the form of `streams`; `norms` has a norm or None for each, or is empty."""
+    """Return N_out(A X + B W) in the form of `streams`. `norms` has a norm or None for each stream, or is empty."""
     if write.inject is None:
         if not norms:
             return functional.add_residual(streams, write.branch, **write.options)
@@ -183,7 +183,7 @@ def _add_stacked(streams: Tensor, write: PendingWrite) -> Tensor:
 
 
 def _is_per_feature(inject: Any) -> bool:
-    """Return whether one of B's entries is a learned factor for each feature."""
+    """Return whether an entry of B is a learned vector with a factor for each feature."""
     return isinstance(inject, tuple) and any(isinstance(entry, Tensor) and entry.numel() != 1 for entry in inject)
 
 
@@ -201,7 +201,7 @@ def _to_inject(write: PendingWrite, streams: Tensor) -> Tensor:
 def _add_row(
     row: Sequence[Any], streams: Sequence[Tensor], write: PendingWrite, k: int, norm: Any, kind: NormKind
 ) -> Tensor:
-    """Return new stream k, sum over j of row_j X_j + inject_k * W + bias_k, and its norm if there is one."""
+    """Return new stream k: norm(sum over j of row_j X_j + inject_k * W + bias_k), where `row` is row k of the matrix A."""
     inject, bias = write.inject[k], None if write.bias is None else write.bias[k]
     terms = [(entry, x) for entry, x in zip(row, streams, strict=True) if not has_value(entry, 0.0)]
     writes, dtype = not has_value(inject, 0.0), write.options.get("residual_dtype") or streams[0].dtype
@@ -225,7 +225,7 @@ def _add_row(
 
 
 def mask_write(write: PendingWrite) -> Tensor:
-    """Return W after dropout and stochastic depth, in float32 at least where they act; of a `Row` times b."""
+    """Return W after dropout and stochastic depth, for a `Row` also times b. If any of these act, W is in float32 at least."""
     options = {name: value for name, value in write.options.items() if name not in ("residual_scale", "residual_dtype")}
     if not options:
         return write.branch
@@ -237,7 +237,7 @@ def mask_write(write: PendingWrite) -> Tensor:
 
 
 class Reading(NamedTuple):
-    """The streams after a write, what is read from them, and the coefficients.
+    """The streams after a write, the sublayer's inputs that are read from the streams, and the coefficients.
 
     Attributes:
         streams: X'.
@@ -255,12 +255,12 @@ class Reading(NamedTuple):
 
 
 def read(module: Any, spec: Stage | Head, state: StreamState, norms: Sequence[Any]) -> Reading:
-    """Return the streams after the pending write, and what is read from them; in one call where that can be.
+    """Return the streams after the pending write and the sublayer's inputs, computed in one call if possible.
 
     Args:
-        module: it has the parameters and norms of `spec`.
-        spec: the constants, and what is computed.
-        state: the streams, the write, and the C that the stage before computed.
+        module: the connection or head with the parameters and norms of `spec`.
+        spec: the stage or head with the constant coefficients.
+        state: the streams, the pending write, and the C that the stage before computed, if any.
         norms: N_in for each read, or None.
     """
     if _is_one_call(module, spec, state, norms):
@@ -284,7 +284,7 @@ def read(module: Any, spec: Stage | Head, state: StreamState, norms: Sequence[An
 
 
 def find_collapse(module: Any, spec: Stage | Head, streams: Streams, before: Any) -> tuple[Any, Any, Any, Any, Any]:
-    """Return C, and what a module computes besides: A, B, the bias, and the C that the next stage reads with."""
+    """Return C, then A, B, the bias and the C of the next stage, each None unless the module computes it."""
     computed, carried = module.coefficients, None
     used, mix, inject, bias = (None,) * 4 if computed is None else computed(streams)
     if spec.delayed:
@@ -295,7 +295,7 @@ def find_collapse(module: Any, spec: Stage | Head, streams: Streams, before: Any
 
 
 def _is_one_call(module: Any, spec: Stage | Head, state: StreamState, norms: Sequence[Any]) -> bool:
-    """Return whether `add_norm_streams` computes the pending write and the read."""
+    """Return whether one call of `add_norm_streams` can compute the pending write and the read."""
     x, write, computed = state.x, state.pending, module.coefficients
     if not isinstance(x, Tensor) or len(norms) != 1 or any(spec.norm_streams) or spec.learned:
         return False
@@ -347,7 +347,7 @@ def _read_in_one_call(module: Any, spec: Stage | Head, state: StreamState, norm:
 
 
 def collapse(row: Any, streams: Streams) -> Tensor:
-    """Return the sum over j of row_j X_j, in float32 at least unless it is one stream as it is."""
+    """Return the sum over j of row_j X_j in float32 at least, or X_j itself if only row_j is not 0 and row_j is 1."""
     if isinstance(row, Tensor):
         if not isinstance(streams, Tensor):
             streams = torch.stack(streams, -2)
@@ -371,17 +371,17 @@ def _sum_terms(terms: Sequence[tuple[Any, Tensor]]) -> Tensor:
 
 
 def has_value(entry: Any, number: float) -> bool:
-    """Return whether an entry is this constant; a learned or computed one never is."""
+    """Return whether an entry is the constant `number`. A learned or computed entry is not a constant."""
     return entry.__class__ is float and bool(entry == number)
 
 
 def _is_scale(entry: Any) -> bool:
-    """Return whether an entry is the same for all tokens."""
+    """Return whether a coefficient is the same for all tokens."""
     return entry.__class__ is float or (isinstance(entry, Tensor) and entry.dim() <= 1)
 
 
 def _keep(module: Any, spec: Stage | Head, mix: Any, inject: Any, bias: Any) -> tuple[Any, Any, Any]:
-    """Return A, B and the bias for the write: the stage's own where none are computed, and copies of parameters if sharded."""
+    """Return A, B and the bias for the write: the stage's if they are not computed, with parameters copied if distributed."""
     if inject is None and "inject" in module.entries:
         inject = _resolve(module, module.entries["inject"])[0]
     if mix is None and spec.mix is not None:
@@ -390,14 +390,14 @@ def _keep(module: Any, spec: Stage | Head, mix: Any, inject: Any, bias: Any) -> 
 
 
 def _resolve(module: Any, matrix: Any) -> Any:
-    """Return the entries with names as the parameters of `module`."""
+    """Return the matrix with each entry that is a name replaced by the parameter of `module` with this name."""
     if not module.has_learned:
         return matrix
     return tuple(tuple(getattr(module, entry) if entry.__class__ is str else entry for entry in row) for row in matrix)
 
 
 def _copy_parameters(value: Any) -> Any:
-    """Return coefficients whose parameters are copies: the next layer uses them, when a sharded module may have freed them."""
+    """Return coefficients with copied parameters: a sharded module may free its parameters before the next layer reads them."""
     if isinstance(value, tuple):
         return tuple(_copy_parameters(entry) for entry in value)
     return value.clone() if isinstance(value, nn.Parameter) else value
@@ -405,7 +405,7 @@ def _copy_parameters(value: Any) -> Any:
 
 @contextmanager
 def _without_autocast(streams: Tensor) -> Iterator[None]:
-    """Compute in the dtypes of the operands."""
+    """Disable autocast in the block, so that operators compute in the dtypes of their operands."""
     device = streams.device.type
     if device == "meta" or not torch.is_autocast_enabled(device):  # torch has no autocast on meta
         yield

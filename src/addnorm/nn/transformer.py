@@ -5,7 +5,8 @@
     Decoder      the same, causal, with cross-attention (or without: a language model)
     Transformer  an encoder whose output is the decoder's memory
 
-Inputs and outputs are vectors: embeddings, positions and the projection to a vocabulary are left to the caller.
+Inputs and outputs are vectors: embeddings, positions and the projection to a vocabulary are left to the caller. `block`, the
+constructors and `Transformer.forward` have many parameters, since each option and each mask is one, as in `torch.nn.Transformer`.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ class _Blocks(nn.Module):
         memory_key_mask: Tensor | None = None,
         cache: KeyValueCache | None = None,
     ) -> Tensor:
-        """Return the stack's output; masks are merged once for all layers."""
+        """Return the stack's output. The masks are merged once for all layers."""
         for name, t in (("x", x), ("memory", memory)):
             if (t is not None or name == "x") and (not isinstance(t, Tensor) or t.dim() != 3):
                 refuse_shape(name, t, self.d_model)
@@ -164,7 +165,7 @@ class _Blocks(nn.Module):
         return length
 
     def _extend(self, x: Tensor, cache: KeyValueCache, context: dict[str, Any]) -> Tensor:
-        """Call the stack with a cache; a call that fails leaves the cache unchanged."""
+        """Call the stack with a cache. A call that fails leaves the cache unchanged."""
         before = cache.state()
         try:
             return self.stack(x, **context)  # type: ignore[no-any-return]  # torch does not type a module's call
@@ -252,7 +253,7 @@ class Encoder(_Blocks):
             x: `(batch, tokens, d_model)`.
             mask: as in `SelfAttention`: `(tokens, tokens)`, or one for each sample (and head); bool, True where the query may
                 attend to the key, or float, added to the scores.
-            key_mask: `(batch, tokens)`: the tokens to attend to, such as those that are no padding.
+            key_mask: `(batch, tokens)`: the tokens to attend to, such as all tokens but padding.
         """
         return self._run(x, mask, key_mask)
 

@@ -22,14 +22,14 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 
 
 def methods_of(*classes: type[nn.Module], names: tuple[str, ...] = ()) -> Methods:
-    """Return classes with `forward` and the methods of these names as they are now, before a caller replaces them."""
+    """Return for each class its present `forward` and methods in `names`, so that later replacements can be detected."""
     return {
         kind: (kind.forward, {name: getattr(kind, name) for name in names if hasattr(kind, name)}) for kind in classes
     }
 
 
 def is_unmodified(module: Any, methods: Methods) -> bool:
-    """Return whether a call of a module computes the formula of one of these classes and nothing else."""
+    """Return whether a call of a module runs exactly the methods that `methods` has for its class: no subclass, hook or patch."""
     kind, own = module.__class__, module.__dict__
     if kind not in methods:
         return False
@@ -56,9 +56,9 @@ def is_unmodified(module: Any, methods: Methods) -> bool:
 
 
 def find_modification(module: nn.Module, methods: Methods) -> str | None:
-    """Return what a module has that its class had not at first, None if nothing.
+    """Return what was changed in a module or its class, as "hooks" or the name of a replaced method, or None.
 
-    Hooks of all modules, and a compiled call, are no change of the module: they act on what replaces it, or can be lost.
+    Global hooks and a compiled call are not reported: global hooks also act on a copy, and a copy need not be compiled.
     """
     if any(vars(module)[hooks] for hooks in HOOKS):
         return "hooks"

@@ -1,9 +1,9 @@
-"""The streams of a stack as a sum of what x_0 and each write contribute, with coefficients and norms as they were.
+"""The last streams as the sum of what x_0 and each write contribute, with the coefficients and norms' statistics of one call.
 
     X_L = Π(L, 0) E x_0 + sum over l of Π(L, l) B_l W_l,      Π(L, l) = A_L ... A_{l+1}
 
-A norm on the streams is part of the product: with its mean and its 1/sqrt(variance + eps) frozen it is linear. Its bias, like a
-learned bias of the add, counts with the write of its sublayer.
+A norm on the streams is part of the product: with constant mean and 1/sqrt(variance + eps) it is linear. The bias of this norm,
+like a learned bias of the add, belongs to the write of the same sublayer.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _SparseRow = Sequence[tuple[int, Any]]  # the entries of a row that are not the 
 
 
 class StreamTerms(NamedTuple):
-    """The streams of a stack as a sum: x_L = x_0 + the writes; `y` is the stack's output.
+    """The last streams of a stack as a sum, x_L = x_0 + the writes, and the stack's output `y`.
 
-    Where the streams are normalized, scaled or mixed on their way, `x_0` and the writes are what is left of them at the end. With
-    n streams at the end each is `(*, n, d_model)`, otherwise `(*, d_model)`.
+    If sublayers normalize, scale or mix the streams, `x_0` and `writes` are the contributions after all of that. With n streams
+    at the end each tensor but `y` is `(*, n, d_model)`, otherwise `(*, d_model)`.
     """
 
     x_0: Tensor
@@ -40,7 +40,7 @@ class StreamTerms(NamedTuple):
 
 
 class _FrozenNorm(NamedTuple):
-    """A norm with its statistics as they were: weight * (x - mean(x)) * rstd + bias."""
+    """Norm with the constant `rstd` of one call, which makes it linear: weight * (x - mean(x)) * rstd + bias."""
 
     weight: Tensor | None
     rstd: Tensor
@@ -49,7 +49,7 @@ class _FrozenNorm(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """One site as linear maps of streams."""
+    """Effect of one site on the streams, as linear maps."""
 
     n: int  # streams before the site
     rows: Sequence[_SparseRow]  # of A
@@ -58,14 +58,14 @@ class _Step(NamedTuple):
     norms: Any  # for each new stream a `_FrozenNorm` or None
 
     def carry(self, term: Term) -> Term:
-        """Return what is left of a term after the site."""
+        """Return `term`, the contribution of an earlier source, after this site's mixing and norms."""
         carried = (_dot(row, term) for row in self.rows)
         if self.norms is None:
             return tuple(carried)
         return tuple(None if x is None else self._through(k, x) for k, x in enumerate(carried))
 
     def begin(self, write: Tensor) -> Term:
-        """Return the term of the site's own write."""
+        """Return the contribution of the site's own write to each stream after the site."""
         terms: list[Tensor | None] = []
         for k in range(len(self.rows)):
             if has_value(self.inject[k], 0.0) and self.bias is None and (self.norms is None or self.norms[k] is None):
@@ -78,12 +78,12 @@ class _Step(NamedTuple):
         return tuple(terms)
 
     def without_bias(self) -> _Step:
-        """Return the maps without what they add."""
+        """Return the maps without their biases."""
         norms = self.norms and [norm and norm._replace(bias=None) for norm in self.norms]
         return self._replace(bias=None, norms=norms)
 
     def bound(self, size: tuple[Tensor, ...], write: Tensor | None) -> tuple[Tensor, ...]:
-        """Return a bound of the absolute values after the site, from one of those before it and the write's; None is no write."""
+        """Return a bound of the streams' absolute values after the site, from the bound `size` before it and the write."""
         sizes, none = [], torch.zeros_like(size[0])
         for k, row in enumerate(self.rows):
             carried = _dot([(j, abs(entry)) for j, entry in row], size)
@@ -110,13 +110,13 @@ class _Step(NamedTuple):
 
 
 def expand(start: Sequence[Tensor], sites: Sequence[Site], kind: NormKind) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
-    """Return x_0's part of the streams at the end, those of the writes, and the tolerance of their sum.
+    """Return x_0's part of the last streams, the part of each write, and the tolerance of the sum of all parts.
 
     The tolerance allows for the streams' rounding at every site, carried through the sites after it.
 
     Args:
-        start: the streams at the start, one tensor `(*, d_model)` for each.
-        sites: what the sublayers did.
+        start: the first streams, one tensor `(*, d_model)` for each.
+        sites: the writes and coefficients of the sublayers.
         kind: the kind of the norms.
     """
     eps = torch.finfo(start[0].dtype).eps
@@ -140,12 +140,12 @@ def find_gains(
 ) -> list[Tensor]:
     """Return the factor with which x_0 and each write reach the last read, broadcastable to `(*, d_model)`.
 
-    Means are not subtracted: it is the factor of a feature that the sublayers leave alone.
+    A factor belongs to one feature, so the norms here do not subtract the mean over all features.
 
     Args:
-        sites: what the sublayers did.
-        embedding: the factors with which the streams begin.
-        collapse: the entries of the last read.
+        sites: the writes and coefficients of the sublayers.
+        embedding: the factors of x_0 in the first streams.
+        collapse: the entries of C of the last read.
         kind: the kind of the norms.
     """
     ones = torch.ones((), dtype=torch.float32)
@@ -164,7 +164,7 @@ def to_entries(vector: Any, dim: int) -> list[Any]:
 
     Args:
         vector: a tuple of entries; a tensor `(*, n)`; or gates `(*, n, d_model)`, of `dim` dimensions.
-        dim: the dimensions of the streams as one tensor.
+        dim: the number of dimensions of the tensor that holds all streams.
     """
     if isinstance(vector, tuple):
         return list(vector[0] if isinstance(vector[0], tuple) else vector)
@@ -186,7 +186,7 @@ def _dot(row: _SparseRow, term: Term) -> Tensor | None:
 
 
 def _to_step(site: Site, kind: NormKind, n: int) -> _Step:
-    """Return a site's maps."""
+    """Return the linear maps of a site on `n` streams."""
     if site.mix is None:
         rows: Any = identity(n)
     elif isinstance(site.mix, tuple):
@@ -201,7 +201,7 @@ def _to_step(site: Site, kind: NormKind, n: int) -> _Step:
 
 
 def _freeze(norm: Any, total: Tensor, kind: NormKind) -> _FrozenNorm | None:
-    """Return a norm with its statistics of `total`."""
+    """Return `norm` with its statistics of `total` as constants, or None without a norm."""
     if norm is None:
         return None
     x = widen(total)
@@ -230,7 +230,7 @@ def _check_formula(norm: Any, frozen: _FrozenNorm, total: Tensor) -> None:
 
 
 def _to_tensor(term: Term, like: Tensor) -> Tensor:
-    """Return the streams of a term as one new tensor; `like` has the shape of one stream."""
+    """Return the streams of a term as one new tensor. `like` has the shape of one stream."""
     zero = torch.zeros((), dtype=widen(like[:0]).dtype, device=like.device)
     each = [(zero if x is None else x).expand(like.shape) for x in term]
     return each[0].clone() if len(each) == 1 else torch.stack(each, -2)

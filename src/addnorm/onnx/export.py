@@ -1,4 +1,7 @@
-"""Export of a module to an ONNX file that is checked before it is written."""
+"""Export of a module to an ONNX file that is checked before it is written.
+
+`export` has many parameters, since most of them are those of `torch.onnx.export`.
+"""
 
 from __future__ import annotations
 

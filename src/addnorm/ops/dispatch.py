@@ -2,7 +2,8 @@
 
 There are three ways to compute, with the same result: the operator alone (no input requires a gradient), the operator inside
 its autograd node, and the formula of `reference.py`, which torch differentiates, batches and linearizes itself (`torch.func`,
-forward-mode derivatives). In a graph that is recorded a call is one operator (`autograd.py`).
+forward-mode derivatives). In a graph that is recorded a call is one operator (`autograd.py`). `run` has many parameters: those of
+the public functions.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ two things that an operator cannot do: it raises where a gradient is required, a
 overwritten tensors, so that autograd detects the change.
 
 Calls that the operator does not support (function transforms, forward-mode derivatives, strided tensors with a
-`normalized_shape`) are computed out of place and copied; torch transforms the copy.
+`normalized_shape`) are computed out of place and copied; torch transforms the copy. `run` has many parameters: those of the
+public functions.
 """
 
 from __future__ import annotations

@@ -91,7 +91,10 @@ def check_backward(
     dy: Any, dz: Any, z: Any, stats: Any, weight: Any, norm: int, *, grad_mask: int, weight_offset: float = 0.0,
     residual: Any = None, branch: Any = None, **options: Any,
 ) -> None:  # fmt: skip
-    """Raise TypeError or ValueError unless the arguments of a backward operator fit together; dtypes are among `options`."""
+    """Raise TypeError or ValueError unless the arguments of a backward operator fit together. `options` include the dtypes.
+
+    The parameters are the arguments of the operator's schema.
+    """
     check(z, None, weight, weight_offset=weight_offset, norm=norm, grad_mask=grad_mask, **options)
     for name in ("dresidual_dtype", "branch_dtype", "bias_dtype"):
         _check_dtype(name, options[name], "z", z)

@@ -1,4 +1,7 @@
-"""`trace`: the computation of Add & Norm and its gradient for one token."""
+"""`trace`: the computation of Add & Norm and its gradient for one token.
+
+`trace` and `_Derivation` have many parameters, since each setting of the norm and of the table is one.
+"""
 
 from __future__ import annotations
 
