@@ -14,12 +14,12 @@ from addnorm.stream.dataflow.graph import DATA, NOISE, PARAMETER, Op, Value, wal
 
 
 class Factor(NamedTuple):
-    """Factor of a value.
+    """Factor by which an operator multiplies a value.
 
     Attributes:
         kind: "constant", "learned", "noise" (dropout), "mask" (by token), "guard" (a clamp or the like).
-        number: the constant.
-        value: the tensor.
+        number: the constant; 1.0 for other kinds.
+        value: the tensor that multiplies; None for a constant, or if there is no such tensor.
         op: the operator that multiplies.
     """
 
@@ -39,7 +39,7 @@ class Term(NamedTuple):
 
 
 def get_number(x: Any) -> float | None:
-    """Return a Python number or the number in a constant of one element; None for other arguments."""
+    """Return x if it is a Python number, or the number in x if it is a constant of one element; None otherwise."""
     if isinstance(x, bool):
         return None
     if isinstance(x, Value) and not x.kind and x.tensor.numel() == 1 and not x.tensor.is_complex():
@@ -52,7 +52,7 @@ def get_number(x: Any) -> float | None:
 
 
 def get_fill(x: Any) -> float | None:
-    """Return a Python number or the number that all elements of a constant have; None for other arguments."""
+    """Return x if it is a Python number, or the number that all elements of x have if it is a constant; None otherwise."""
     if not isinstance(x, Value) or x.kind or isinstance(x.tensor, FakeTensor) or not x.tensor.numel():
         return get_number(x)
     first = x.tensor.flatten()[0]
@@ -76,7 +76,7 @@ def is_activation(value: Value) -> bool:
 
 
 def strip_views(value: Value) -> Value:
-    """Return the value before all views, copies, casts and additions of zero."""
+    """Return the value from which `value` is computed by views, copies, casts and additions of zero."""
     while value.op is not None and value.op.inputs and ("view" in value.op.traits or _adds_zero(value.op)):
         value = value.op.inputs[0]
     return value
@@ -109,14 +109,14 @@ def list_joined(op: Op) -> list[Value]:
 
 
 def strip_moves(value: Value) -> Value:
-    """Return the value before all views and cuts."""
+    """Return the value from which `value` is computed by views and cuts."""
     while value.op is not None and (moved := find_moved(value.op)) is not None:
         value = moved
     return value
 
 
 def list_carried(value: Value) -> list[Value]:
-    """Return the inputs whose elements a value has, perhaps moved or multiplied."""
+    """Return the inputs of a value's operator whose elements the value has, perhaps moved or multiplied."""
     op = value.op
     if op is None or value.norm is not None:
         return []
@@ -148,7 +148,7 @@ def match_terms(op: Op) -> tuple[Term, Term] | None:
 
 
 def pair_terms(op: Op | None) -> list[tuple[Term, Term]]:
-    """Return both orders of the operands of an add of two tensors; an empty list for other operators."""
+    """Return the operands of an add of two tensors in both orders, [(p, q), (q, p)]; an empty list for other operators."""
     terms = match_terms(op) if op is not None else None
     return [] if terms is None else [terms, terms[::-1]]
 
@@ -183,7 +183,7 @@ def find_summed_stack(op: Op) -> Op | None:
 
 
 def match_factor(op: Op) -> tuple[Value, Factor] | None:
-    """Return the input that an operator multiplies and its factor; None for other operators."""
+    """Return the input that an operator multiplies and the factor; None for other operators."""
     args = op.args
     if op.name == "neg":
         return args[0], Factor("constant", -1.0, None, op)
@@ -208,7 +208,7 @@ def match_factor(op: Op) -> tuple[Value, Factor] | None:
 
 
 def _match_multiple(op: Op) -> tuple[Value, Factor] | None:
-    """Match a sum of constant multiples of one value: x + 0.1 x is 1.1 x."""
+    """Match a sum of constant multiples of one value as a product: x + 0.1 x is 1.1 x."""
     terms = match_terms(op)
     if terms is None or any(term.scale is not None or term.value.shape != op.outputs[0].shape for term in terms):
         return None
@@ -219,7 +219,7 @@ def _match_multiple(op: Op) -> tuple[Value, Factor] | None:
 
 
 def trace_constants(value: Value, number: float) -> Iterator[tuple[Value, float]]:
-    """Yield the values of which a value is a constant multiple, the nearest first, each with the factor."""
+    """Yield the values of which `number * value` is a constant multiple, the nearest first, each with the factor."""
     while True:
         yield value, number
         op = value.op
@@ -233,7 +233,7 @@ def trace_constants(value: Value, number: float) -> Iterator[tuple[Value, float]
 
 
 def match_scale(first: Value, second: Value, like: Value) -> tuple[Value, Value] | None:
-    """Return a product's value and its scale (a number, a vector over the features, noise, or a token mask), or None."""
+    """Return the operands of a product as (value of the shape of `like`, scale); None if no operand is a scale (`is_scale`)."""
     for value, scale in ((first, second), (second, first)):
         if value.shape == like.shape and is_scale(scale, value):
             return value, scale
@@ -241,7 +241,7 @@ def match_scale(first: Value, second: Value, like: Value) -> tuple[Value, Value]
 
 
 def is_scale(scale: Value, value: Value) -> bool:
-    """Return whether a factor is a number, a vector over the features, noise, or a mask of tokens."""
+    """Return whether `scale` is a number, a vector over the features of `value`, noise, or a mask of its tokens."""
     if scale.kind & NOISE and not scale.kind & DATA:
         return True
     if not value.shape or not torch.is_floating_point(value.tensor):

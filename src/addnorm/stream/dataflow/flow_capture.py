@@ -42,8 +42,8 @@ from addnorm.stream.dataflow.wrappers import (
 )
 from addnorm.stream.dataflow.writes import find_written, list_outputs, running_statistics
 
-SMALL = 1 << 16  # elements of a parameter that is copied when it is used
-OTHER_SEED = 0x5EED  # of the random numbers of a second run
+SMALL = 1 << 16  # largest number of elements of a parameter that is copied when it is used
+OTHER_SEED = 0x5EED  # seed of a second run
 
 
 class FlowCapture(InnerOperatorMode):
@@ -51,7 +51,7 @@ class FlowCapture(InnerOperatorMode):
 
     Args:
         model: the model.
-        contents: False if tensors have no contents, as on the meta device.
+        contents: whether tensors have contents; False on the meta device.
     """
 
     def __init__(self, model: nn.Module, contents: bool = True) -> None:
@@ -95,7 +95,7 @@ class FlowCapture(InnerOperatorMode):
         return self.flow
 
     def _run_again(self, args: Sequence[Any], kwargs: dict[str, Any], has_grad: bool) -> Flow:
-        """Call the model once more, with other random numbers, and return that data flow.
+        """Call the model once more, with other random numbers, and return the data flow of this call.
 
         The numbers are the same again only if the model seeds their generator itself.
         """
@@ -179,7 +179,7 @@ class FlowCapture(InnerOperatorMode):
         return out
 
     def _run_wrapped(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """Run an operator on wrappers, and add its inner operators to the flow."""
+        """Run an operator on wrappers, and add the operators on their inner tensors to the flow."""
         before = len(self.flow.ops)
         out = self.run_wrapped(func, types, args, kwargs)
         self.outer.clear()
@@ -228,11 +228,11 @@ class FlowCapture(InnerOperatorMode):
             self._add(new, [(step.part, step.output)], NOISE if step.name == "noise" else CONSTANT)
 
     def value(self, tensor: Tensor) -> Value:
-        """Return the value that a tensor has now."""
+        """Return the current `Value` of a tensor."""
         return self._memory.value(tensor)
 
     def add_leaf(self, tensor: Tensor, kind: int | None = None, part: int = -1) -> Value:
-        """Add a tensor that existed before the run to the flow."""
+        """Add a tensor that existed before the run to the flow, and return its `Value`."""
         name = self._named.get(id(tensor), "")
         if kind is None:
             kind = PARAMETER if id(tensor) in self._parameters else CONSTANT
@@ -245,7 +245,7 @@ class FlowCapture(InnerOperatorMode):
         return value
 
     def _find_gathered(self, tensor: Tensor) -> str:
-        """Return the name of a parameter that FSDP has gathered for this call; an empty text for other tensors."""
+        """Return the name of a parameter that FSDP has gathered for this call; an empty string for other tensors."""
         for frame in self.frames.current.chain() if self.frames.current is not None else ():
             module = self._modules.get(frame.path)
             tables = (module._parameters, vars(module)) if module is not None else ()
@@ -256,7 +256,7 @@ class FlowCapture(InnerOperatorMode):
         return next((name for name, p in named if _has_inner(p, tensor)), "")
 
     def _add_write(self, name: str, tensor: Tensor, inputs: list[Value], writer: Op, *layout: Any) -> Value:
-        """Add the value of a tensor after writes to its memory through other tensors."""
+        """Add and return the new value of a tensor whose memory operator `writer` wrote through another tensor."""
         index, arguments, frame = len(self.flow.ops), (*inputs, *layout), writer.frame
         op = Op(index, name, writer.func, arguments, {}, inputs, frame, writer.ordinal, writer.line, writer.origin)
         self._add(op, [("memory", tensor)], CONSTANT, bind=False)

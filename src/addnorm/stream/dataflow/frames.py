@@ -34,7 +34,7 @@ def find_line() -> str:
 
 
 class _Exclusive(threading.local):
-    """Thread-local: the tracker of the run that is captured, during which all others are paused."""
+    """Thread-local holder of the tracker whose run is being captured. All other trackers are paused meanwhile."""
 
     frames: Frames | None = None
 
@@ -43,7 +43,7 @@ exclusive = _Exclusive()
 
 
 class Frames:
-    """Tracker of the call of a module that is running.
+    """Tracker of the module call that is running.
 
     Attributes:
         model: the model.
@@ -68,7 +68,7 @@ class Frames:
 
     @property
     def is_paused(self) -> bool:
-        """Whether other frames capture the current run."""
+        """Whether another tracker captures the current run."""
         return exclusive.frames is not None and exclusive.frames is not self
 
     def enter(self, module: nn.Module, args: Any = None) -> None:

@@ -22,7 +22,16 @@ PRODUCTS = {"addmm": torch.mm, "baddbmm": torch.bmm}
 
 
 class Step(NamedTuple):
-    """Primitive operator: name, function, tensors and numbers as inputs, output, and the name of the output in the fused one."""
+    """Primitive operator that is a step of a fused operator.
+
+    Attributes:
+        name: the name of the primitive operator.
+        func: its function.
+        inputs: its tensor arguments.
+        numbers: its other arguments.
+        output: the output.
+        part: the name of the output in the fused operator.
+    """
 
     name: str
     func: Callable[..., Any]
@@ -33,7 +42,7 @@ class Step(NamedTuple):
 
 
 def is_fused(name: str, args: Sequence[Any]) -> bool:
-    """Return whether an operator is decomposed."""
+    """Return whether an operator is fused, so that `decompose_fused` decomposes it."""
     if name in PRODUCTS:
         x, a, b = args[:3]
         return tuple(x.shape) == (*a.shape[:-1], b.shape[-1])
@@ -44,7 +53,7 @@ def decompose_fused(
     name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any], outputs: Sequence[Tensor],
     get_old: Callable[[Tensor], Tensor] = lambda tensor: tensor,
 ) -> list[Step]:  # fmt: skip
-    """Return the steps of one call; `get_old` returns a tensor's contents before the call."""
+    """Return the steps of one call of a fused operator. `get_old` returns the contents of a tensor before the call."""
     if name in PRODUCTS:
         return _decompose_product(name, args, kwargs, outputs[0], get_old)
     arguments = bind_arguments(func, args, kwargs)
@@ -113,7 +122,7 @@ def _decompose_product(
 def _find_outputs(
     name: str, arguments: dict[str, Any], outputs: Sequence[Tensor]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return y and z, None for one that was not requested."""
+    """Return the outputs y and z; None in place of an output that was not requested."""
     if "out" in name:
         return arguments["y"], arguments["z"]
     y = outputs[0]

@@ -13,7 +13,7 @@ from addnorm.stream.dataflow.operators import FAMILY, bind_arguments, find_trait
 
 CONSTANT, PARAMETER, DATA, NOISE = 0, 1, 2, 4  # bits: what a value depends on
 UNCOUNTED = -1  # ordinal of an operator that cannot be found in another run
-# A module's path, the number of the call, an operator's name, its number among the operators of that name in the call.
+# A module's path, the index of the call, an operator's name, its index among the operators of this name in the call.
 Address = tuple[str, int, str, int]
 
 
@@ -23,9 +23,9 @@ class Frame:
 
     Attributes:
         path: path of the module.
-        call: number of the call, from 0.
-        parent: the call that made it; None for the model's own.
-        ran: number of operators of each name.
+        call: index of the call among the calls of the module, from 0.
+        parent: the call in which this call was made; None for the call of the model.
+        ran: number of operators that ran in this call, by name.
     """
 
     path: str
@@ -34,14 +34,14 @@ class Frame:
     ran: dict[str, int] = field(default_factory=dict)
 
     def count(self, name: str) -> int:
-        """Count an operator and return its number among those of its name in this call, from 0."""
+        """Count an operator, and return its index among the operators of this name in this call, from 0."""
         name = FAMILY if name.startswith(FAMILY) else name
         number = self.ran.get(name, 0)
         self.ran[name] = number + 1
         return number
 
     def chain(self) -> Iterator[Frame]:
-        """Return this call, the call that made it, and so on up to the model's."""
+        """Yield this call, the call in which it was made, and so on up to the call of the model."""
         frame: Frame | None = self
         while frame is not None:
             yield frame
@@ -56,15 +56,15 @@ class Value:
     """Tensor at one moment of the run.
 
     Attributes:
-        op: operator that computed it; None for inputs, parameters and other tensors that existed before the run.
-        part: which output of the operator it is; for an input, its number among the inputs of the model.
-        tensor: its contents.
-        kind: bits of CONSTANT, PARAMETER, DATA, NOISE: what it depends on.
-        index: number of its operator; -1 for values from before the run.
-        name: name of a parameter or buffer.
-        users: the operators that read it.
-        norm: the `Norm` that computed it, after `find_norms`.
-        shape: its shape, which remains when the tensor is released.
+        op: operator that computed the value; None for inputs, parameters and other tensors that existed before the run.
+        part: index or name of the value among the operator's outputs; for an input, its index among the inputs of the model.
+        tensor: the contents.
+        kind: what the value depends on, as bits PARAMETER, DATA and NOISE; CONSTANT if it depends on none of these.
+        index: index of the operator; -1 for values from before the run.
+        name: name of the parameter or buffer; empty for other values.
+        users: the operators that read the value.
+        norm: the `Norm` whose output the value is, set by `find_norms`; None for other values.
+        shape: the shape, which remains when the tensor is released.
     """
 
     op: Op | None
@@ -89,18 +89,18 @@ class Op:
     """Operator of the run.
 
     Attributes:
-        index: number of the operator.
-        name: its name, by `operator_name`.
+        index: index of the operator in the run.
+        name: name of the operator, as `operator_name` returns it.
         func: the function that ran.
-        args, kwargs: its arguments, with `Value`s in place of tensors.
-        inputs: the values on which its outputs depend.
-        frame: the module call in which it ran.
-        ordinal: number among the operators of that name in the call.
-        line: file and line of the model's source that ran it: "model.py:12".
-        origin: name of the operator that ran; of a fused operator, this one is a step.
-        outputs: the values that it computed.
-        norms: the norms of which it is a step, after `find_norms`.
-        traits: what it does, by the table in operators.py.
+        args, kwargs: the arguments, with `Value`s in place of tensors.
+        inputs: the values on which the outputs depend.
+        frame: the module call in which the operator ran.
+        ordinal: index among the operators of this name in the call.
+        line: file and line of the model's source that ran the operator, as in "model.py:12".
+        origin: if this operator is a step of a fused operator, the name of the fused operator; otherwise `name`.
+        outputs: the values that the operator computed.
+        norms: the norms of which the operator is a step, set by `find_norms`.
+        traits: what the operator does, as words of the table in operators.py.
     """
 
     index: int
@@ -127,7 +127,7 @@ class Op:
         return self.frame.path, self.frame.call, FAMILY if self.origin.startswith(FAMILY) else self.origin, self.ordinal
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return an argument by its name in the operator's schema, or the schema's default, or `default`."""
+        """Return the argument that the operator's schema calls `name`, or the schema's default, or else `default`."""
         return bind_arguments(self.func, self.args, self.kwargs).get(name, default)
 
     def __repr__(self) -> str:
@@ -166,7 +166,7 @@ T = TypeVar("T")
 
 
 def walk(starts: Iterable[T], follow: Callable[[T], Iterable[T]]) -> Iterator[T]:
-    """Yield the start items and all items that `follow` leads to, each once, depth first."""
+    """Yield the items in `starts` and all items to which `follow` leads, each once, depth first."""
     todo, seen = [*starts], set[T]()
     while todo:
         item = todo.pop()
@@ -177,7 +177,7 @@ def walk(starts: Iterable[T], follow: Callable[[T], Iterable[T]]) -> Iterator[T]
 
 
 def find_ops_between(x: Value, y: Value, without: Set[Op] = frozenset()) -> list[Op]:
-    """Return the operators through which y depends on x, except through those in `without`, in the order in which they ran."""
+    """Return the operators on the paths from x to y that avoid the operators in `without`, in the order in which they ran."""
 
     def follow(value: Value) -> list[Value]:
         is_inside = value is not x and value.op is not None and value.index > x.index and value.op not in without

@@ -1,8 +1,4 @@
-"""Kinds of objects that hold state: what each refers to, a shallow copy of it, and its restoration in place.
-
-`KINDS` has one entry for each: a class, `save`, which returns the copy and the objects that it refers to, and `restore`, which
-writes the copy back where it differs, and names what it cannot restore. Objects of other classes hold their attributes and slots.
-"""
+"""How to save and restore the state of Python objects: one `Kind` in `KINDS` for each class, attributes and slots for others."""
 
 from __future__ import annotations
 
@@ -31,7 +27,7 @@ ATOMS = {
     torch.dtype, torch.device, torch.layout, torch.memory_format,
 }  # fmt: skip
 CACHE = functools._lru_cache_wrapper
-# Objects of these parts of torch follow a state in C++ or of other processes, which would not be restored with them.
+# Objects of these parts of torch depend on state in C++ or in other processes, which is not restored.
 PARALLEL = ("torch.distributed", "torch.nn.parallel", "torch.jit")
 OPAQUE = (*PARALLEL, "torch._", "torch.fx", "torch.export", "torch.cuda")
 # The parts of the standard library whose objects hold state for others. The rest serves threads, files and the interpreter.
@@ -43,9 +39,11 @@ Saved = tuple[Any, Iterable[Any]]
 
 
 class Kind(NamedTuple):
-    """How to save an object: `save` returns its copy and what it refers to, `restore` takes the object and the copy.
+    """How to save and restore an object.
 
-    `restore` returns the name of what it cannot restore.
+    Attributes:
+        save: takes the object; returns a shallow copy of its state, and the objects to which the object refers.
+        restore: takes the object and the copy, and writes back in place what differs; returns the name of what it cannot restore.
     """
 
     save: Callable[[Any], Saved]
@@ -53,7 +51,7 @@ class Kind(NamedTuple):
 
 
 class Record(NamedTuple):
-    """Object, one of its kinds, and the copy of its state."""
+    """Saved object: its kind, the object itself, and the copy of its state."""
 
     kind: Kind
     item: Any
@@ -63,13 +61,13 @@ class Record(NamedTuple):
 def save_reachable(
     todo: list[Any], kinds_of: Callable[[Any], list[Kind]], seen: dict[int, Any], limit: float = math.inf
 ) -> list[Record]:
-    """Save the state of objects and of all that they refer to.
+    """Save the state of objects and of all objects to which they refer.
 
     Args:
         todo: the objects; the list is consumed.
-        kinds_of: returns the kinds of an object; an object without any is not followed.
-        seen: receives all objects by their ids; it holds them, so that no id is used twice.
-        limit: largest number of records.
+        kinds_of: returns the kinds of an object; an object without kinds is not followed.
+        seen: receives all objects by id. This dict keeps the objects alive, so that no id is used twice.
+        limit: number of records at which the search stops; the rest is missing.
     """
     records: list[Record] = []
     while todo and len(records) < limit:
@@ -85,7 +83,7 @@ def save_reachable(
 
 
 def find_kinds(cls: type) -> list[Kind]:
-    """Return how to save objects of a class; an empty list if they hold no state that can be restored."""
+    """Return the kinds of objects of a class; an empty list if such objects hold no state that can be restored."""
     if issubclass(cls, enum.Enum | random.SystemRandom | types.ModuleType):
         return []
     module = cls.__module__
@@ -103,7 +101,7 @@ def find_kinds(cls: type) -> list[Kind]:
 
 
 def _is_followed(module: Any) -> bool:
-    """Return whether objects of the classes that a Python module defines are searched for state."""
+    """Return whether an object is searched for state if its class is defined in the Python module `module`."""
     name = str(module)
     top = name.partition(".")[0]
     if top == "torch":
@@ -112,7 +110,7 @@ def _is_followed(module: Any) -> bool:
 
 
 def is_library(module: Any) -> bool:
-    """Return whether a module's functions and classes keep no state for models: those of Python, torch and this library."""
+    """Return whether a Python module belongs to Python, torch, numpy or this library, so that it keeps no state of models."""
     top = str(module).partition(".")[0]
     return top in ("torch", "numpy", "addnorm") or top in sys.stdlib_module_names
 
@@ -207,7 +205,7 @@ def _save_dict(table: dict[Any, Any]) -> Saved:
 
 
 def _restore_dict(table: dict[Any, Any], saved: list[tuple[Any, Any]]) -> None:
-    """Restore a dict without emptying it in between, which another thread would notice."""
+    """Restore a dict in place. Clear it only if the order of its keys has changed, since another thread may read it."""
     now = _items(table)
     if len(now) == len(saved) and all(k is a and v is b for (k, v), (a, b) in zip(now, saved, strict=True)):
         return
@@ -251,11 +249,11 @@ def _same(first: Iterable[Any], second: Iterable[Any]) -> bool:
     return [*map(id, first)] == [*map(id, second)]
 
 
-# Objects of Python that cannot be set back, or not always.
+# Python objects whose state can be compared, but not always restored.
 
 
 def _save_iterator(items: Any) -> Saved:
-    """Save the place of an iterator or of a file."""
+    """Save the position of an iterator or of a file."""
     try:
         if isinstance(items, types.GeneratorType):
             frame = items.gi_frame
@@ -307,7 +305,7 @@ def _restore_cell(cell: types.CellType, saved: Any) -> None:
 
 
 def _restore_cache(function: Any, misses: int) -> None:
-    """Empty a functools cache if it was filled: new entries belong to another call, and any entry may be computed again."""
+    """Empty a functools cache if it has new entries. Removed entries are computed again when they are needed."""
     if function.cache_info().misses != misses:
         function.cache_clear()
 
@@ -316,7 +314,7 @@ def _restore_cache(function: Any, misses: int) -> None:
 
 
 def _save_tensor(tensor: Tensor) -> Saved:
-    """Save all of a tensor but its contents: its place in memory, its gradient, its flags and hooks."""
+    """Save a tensor without its contents: its place in memory, its gradient, its flags and hooks."""
     alias = tensor.data if not is_wrapper(tensor) and is_strided(tensor) else None
     grad = tensor.grad if is_leaf(tensor) else None
     hooks = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
@@ -381,7 +379,7 @@ def _numpy_kinds() -> list[tuple[type, Kind]]:
 
 
 def _refer(*names: str) -> Kind:
-    """Return the kind of an object whose state is in the objects that these attributes hold."""
+    """Return the kind of objects that hold all their state in the attributes `names`."""
     return Kind(lambda item: (None, [getattr(item, name) for name in names]))
 
 
@@ -416,5 +414,5 @@ KINDS: dict[type, Kind] = {
         lambda generator: (generator.getstate(), ()), lambda generator, state: generator.setstate(state)
     ),
 }
-EMPTIED = {dict, OrderedDict, list, set}  # most of what a module holds are tables of hooks without any
+EMPTIED = {dict, OrderedDict, list, set}  # restored by `clear` if empty, as most tables of hooks are
 EMPTY = [Kind(lambda items: (None, ()), lambda items, saved: items.clear())]

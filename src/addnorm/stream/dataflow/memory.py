@@ -1,4 +1,4 @@
-"""The value of each tensor through all in-place writes.
+"""The current `Value` of each tensor, through all in-place writes.
 
 A write makes a new value of the written tensor. Other tensors of the same memory get new values when they are used next. One
 copy of the memory for each write keeps the old contents. Tensors of the same bytes have the same contents; a write changes
@@ -26,7 +26,7 @@ def disable_modes() -> Iterator[None]:
 
 
 class Region(NamedTuple):
-    """Bytes of a tensor in its memory: begin, end, and steps (number, bytes)."""
+    """Bytes of a tensor in its memory: from `start` to `end`, in `steps` (count, bytes from one to the next)."""
 
     start: int
     end: int
@@ -56,7 +56,7 @@ class Region(NamedTuple):
         mine, theirs, above, disjoint = self.start, other.start, 0, False
         for (n, s), (m, _) in zip(self.steps, other.steps, strict=True):
             (i, mine), (j, theirs) = divmod(mine, s), divmod(theirs, s)
-            if above and max(i + n, j + m) * s > above:  # it continues in the next row
+            if above and max(i + n, j + m) * s > above:  # the region continues in the next longer step
                 return False
             disjoint |= i + n <= j or j + m <= i
             above = s
@@ -83,10 +83,11 @@ class Memory:
 
     Args:
         add_leaf: returns the value of a tensor that no operator has computed.
-        add_write: returns the value of a tensor whose memory has been written: `add_write(name, tensor, inputs, op, *layout)`;
-            `layout` is (strides of the input, shape and strides of the tensor) if it has the same bytes in another order. For
-            a write into some of its bytes, it is the (first byte, layout) of each input in the memory, and of the tensor.
-        contents: keep copies of contents that are overwritten.
+        add_write: returns the value of a tensor whose memory has been written: `add_write(name, tensor, inputs, op, *layout)`.
+            If the tensor has the bytes of the input in another order, `layout` is (strides of the input, shape and strides of the
+            tensor). After a write to some bytes of the tensor, `layout` has one item: for each input and the tensor, its
+            (first byte, (shape, strides)) in the memory.
+        contents: whether to keep copies of contents that are overwritten.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class Memory:
         return id(tensor) in self._bound
 
     def value(self, tensor: Tensor) -> Value:
-        """Return the value that a tensor has now."""
+        """Return the current `Value` of a tensor."""
         if tensor not in self and (isinstance(tensor, nn.Parameter) or not self._bind_alias(tensor)):
             self._add_leaf(tensor)
         _, value, version = self._bound[id(tensor)]
@@ -117,7 +118,7 @@ class Memory:
         self._live.setdefault(key, []).append((value, tensor))
 
     def save(self, tensor: Tensor) -> None:
-        """Copy the memory of a tensor before it is written, once for all values in it."""
+        """Copy the memory of a tensor before a write. All values in this memory share the copy."""
         if self._contents:
             self._save_storage(storage_key(tensor))
 
@@ -148,12 +149,12 @@ class Memory:
         self._bound[id(tensor)] = bound._replace(version=len(writes))
 
     def copy_written(self) -> None:
-        """Copy the values in memory that was written: its contents are restored after the run."""
+        """Copy the values whose memory was written, since this memory is restored after the run."""
         for key in self._writes if self._contents else ():
             self._save_storage(key)
 
     def _apply_writes(self, tensor: Tensor, value: Value, writes: list[_Write], version: int) -> Value:
-        """Return the value of a tensor whose memory was written through others since a version."""
+        """Return the new value of a tensor after the writes to its memory that follow the first `version` writes."""
         self._bound[id(tensor)] = _Bound(tensor, value, len(writes))
         with disable_modes():
             region = Region.from_tensor(tensor)
@@ -192,7 +193,7 @@ class Memory:
         return self._add_write("alias", tensor, [value], value.op, *((stride, *new) if rearranged else ()))
 
     def _bind_alias(self, tensor: Tensor) -> bool:
-        """Bind a new tensor that has the bytes of a known one, as one that went through numpy; return whether there is one."""
+        """Bind a new tensor to a value with the same bytes, as after a detour through numpy. Return whether it was bound."""
         key = storage_key(tensor)
         for value, other in reversed(self._live.get(key, [])):
             if (
@@ -212,7 +213,7 @@ def _have_same_bytes(first: Tensor, second: Tensor) -> bool:
 
 
 def is_in_memory(tensor: Tensor, shape: tuple[int, ...]) -> bool:
-    """Return whether a tensor has this shape and its memory has not been freed, as FSDP frees that of gathered parameters."""
+    """Return whether a tensor has this shape and its memory has not been freed, as FSDP frees gathered parameters."""
     if tensor.layout != torch.strided or tensor.is_nested or not _has_memory(tensor):
         return True
     if tuple(tensor.shape) != shape:
@@ -227,7 +228,7 @@ def is_strided(tensor: Tensor) -> bool:
 
 
 def place_of(tensor: Tensor) -> tuple[Any, ...]:
-    """Return the memory and the layout of a tensor; an empty tuple if it is none with strides."""
+    """Return the memory and the layout of a tensor; an empty tuple if the tensor is not strided."""
     if not is_strided(tensor):
         return ()
     return tensor.untyped_storage()._cdata, tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride()
@@ -242,7 +243,7 @@ def is_leaf(tensor: Tensor) -> bool:
 
 
 def _has_memory(tensor: Tensor) -> bool:
-    """Return False for a wrapper that does not show its inner tensors."""
+    """Return whether a tensor has memory: False for a wrapper that hides its inner tensors."""
     if type(tensor) in (Tensor, nn.Parameter) or isinstance(tensor, FakeTensor):
         return True
     try:
@@ -257,7 +258,7 @@ def _get_layout(tensor: Tensor) -> Layout:
 
 
 def storage_key(tensor: Tensor) -> int:
-    """Return a number that identifies the memory: its address, which a tensor that went through numpy keeps."""
+    """Return a number that identifies a tensor's memory: the address, which stays the same if the tensor passes through numpy."""
     if tensor.layout != torch.strided or not _has_memory(tensor):
         return -id(tensor)
     with disable_modes():

@@ -60,14 +60,15 @@ class ObserverMode(InnerOperatorMode):
 
     Args:
         frames: the calls of the model's modules.
-        observers: for each operator's address the observers of each of its outputs.
-        editors: for each operator's address its editor.
+        observers: by the address of an operator, the observers of each of its outputs.
+        editors: by the address of an operator, its editor.
 
     Attributes:
         completed: whether the forward returned.
-        deferred: functions to call before the next operator, when the autograd node of the last output is set; a function that
-            returns True is called again, with the wrappers among the arguments of that operator in `outer`.
-        finished: whether the functions are called for the last time.
+        deferred: functions to call before the next operator, when torch has set the autograd node of the last output. A function
+            that returns True is called again before the operator after that. `outer` then has the wrappers among the arguments
+            of the next operator.
+        finished: whether the deferred functions are called for the last time.
     """
 
     def __init__(
@@ -84,19 +85,19 @@ class ObserverMode(InnerOperatorMode):
         self.completed = False
         self.finished = False
         self.deferred: list[Callable[[], object]] = []
-        self._visited: dict[Address, Frame] = {}  # with the calls in which the operators ran
+        self._visited: dict[Address, Frame] = {}  # the call in which each operator ran
 
     def is_uncertain(self, op: Op) -> bool:
-        """Return whether an operator did not run, or may be confused with another one of its call.
+        """Return whether `op` did not run in this forward, or may be mistaken for another operator of the same module call.
 
-        It may be confused if the call ran more or fewer operators of that name than in the captured run.
+        A mistake is possible if the call ran more or fewer operators of this name than in the captured run.
         """
         frame = self._visited.get(op.address)
         name = op.address[2]
         return frame is None or frame.ran.get(name) != op.frame.ran.get(name)
 
     def run_deferred(self) -> None:
-        """Call the deferred functions."""
+        """Call the deferred functions. Functions that return True stay deferred."""
         deferred, self.deferred = self.deferred, []
         self.deferred = [function for function in deferred if function() is True] + self.deferred
         self.outer.clear()
@@ -157,7 +158,7 @@ class ObserverMode(InnerOperatorMode):
 
 
 def _name_outputs(func: Any, args: Any, kwargs: Any, out: Any, copies: dict[int, Tensor]) -> Mapping[int | str, Tensor]:
-    """Return the outputs of an operator by number; those of the steps of a fused operator by name."""
+    """Return the outputs of an operator by index; for a fused operator, the outputs of its steps by name."""
     returned = list_outputs(func, out, find_written(func, args, kwargs))
     name = operator_name(func)
     if fused_ops.is_fused(name, args):
@@ -246,7 +247,7 @@ def _is_running(frame: FrameType) -> bool:
 
 @contextmanager
 def _replace_checkpoints(apply: Callable[..., Any], generator: Callable[..., Any]) -> Iterator[None]:
-    """Replace torch's functions under reentrant and non-reentrant checkpoints while the block runs."""
+    """Replace the functions that run torch's reentrant and non-reentrant checkpoints while the block runs."""
     before = checkpoint.CheckpointFunction, checkpoint._checkpoint_without_reentrant_generator
 
     def replace(function: Any, generator: Any) -> None:
@@ -265,11 +266,11 @@ def _replace_checkpoints(apply: Callable[..., Any], generator: Callable[..., Any
 def use_nonreentrant_checkpoints() -> Iterator[None]:
     """Run reentrant checkpoints as non-reentrant ones while the block runs; the gradients are the same.
 
-    The forward of a reentrant checkpoint has no autograd graph on which gradients could be observed. A checkpoint none of whose
-    inputs requires a gradient stays reentrant: it gives its parameters no gradients, and must not.
+    The forward of a reentrant checkpoint has no autograd graph on which gradients could be observed. If no input of a checkpoint
+    requires a gradient, the checkpoint stays reentrant, so that its parameters get no gradients, as without this block.
 
-    A forward that is observed is recomputed under a mode and with hooks too: without them this library's stacks save other
-    tensors.
+    The recomputation of an observed forward runs under a mode and with hooks too. Otherwise this library's stacks would save
+    other tensors than in the forward.
     """
     real, generator = checkpoint.CheckpointFunction, checkpoint._checkpoint_without_reentrant_generator
 
@@ -295,7 +296,7 @@ def use_nonreentrant_checkpoints() -> Iterator[None]:
 @share_context
 @contextmanager
 def disable_checkpoints() -> Iterator[None]:
-    """Run functions under checkpoints without them while the block runs: a recomputation in the backward would not be edited."""
+    """Disable checkpoints while the block runs: editors would not change the recomputation in the backward."""
 
     def plain(*args: Any, **kwargs: Any) -> Iterator[None]:
         yield
@@ -329,7 +330,7 @@ def _finish(frames: Frames, mode: ObserverMode, end: Callable[[ObserverMode], No
 
 
 def group_observers(observers: Iterable[tuple[Value, Observer]]) -> dict[Address, dict[int | str, list[Observer]]]:
-    """Return the observers of operators' outputs by the operator's address and the output."""
+    """Group observers by the address of the operator that they observe, and by the part of its outputs."""
     groups: dict[Address, dict[int | str, list[Observer]]] = {}
     for value, observer in observers:
         if value.op is not None:

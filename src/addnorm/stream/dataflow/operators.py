@@ -1,7 +1,8 @@
 """What each operator of torch does to a value: the one table of the library, from which every analysis reads.
 
-A row has the names of operators that act alike, and their traits. A new operator is one name in one row. An operator in no row
-computes a new value element by element; one of another library than aten or this one may do anything, and counts as mixing.
+An entry of `TABLE` has the names of operators that act alike, and their traits. To add an operator, add its name to one entry.
+An operator of aten or of this library without an entry counts as an elementwise function. An operator of another library may do
+anything, and counts as mixing.
 
 Names are those of `operator_name`: aten's, without the underscore of in-place operators.
 """
@@ -102,17 +103,17 @@ OPAQUE = frozenset(("mixing", "opaque"))
 
 
 def find_traits(name: str) -> frozenset[str]:
-    """Return the traits of an operator."""
+    """Return the traits of the operator with this name."""
     other = OPAQUE if "::" in name and not name.startswith(FAMILY) else frozenset[str]()
     return TRAITS.get(name, other)
 
 
 @cache
 def operator_name(func: Any) -> str:
-    """Return an operator's name: for torch's own without the namespace and the underscore of in-place operators.
+    """Return an operator's name, for operators of torch without the namespace and the underscore of in-place operators.
 
-    `bernoulli_` and `normal_` keep the underscore: out-of-place they read probabilities and means from a tensor, in place they
-    do not.
+    `bernoulli_` and `normal_` keep the underscore, since only the out-of-place operators read probabilities and means from a
+    tensor.
     """
     namespace, _, name = func._schema.name.partition("::")
     if namespace != "aten":

@@ -1,4 +1,4 @@
-"""Operators of a run, computed again on other inputs: on float64 numbers, or on labels that show where each number goes."""
+"""Operators of a run, computed again on other inputs: on float64 numbers, or on labels that show where each element goes."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def run_op(op: Op, values: Mapping[Value, Tensor], fill: float | None = None) ->
 
     Args:
         op: the operator.
-        values: its inputs. One that is missing is overwritten without a read, as by `copy`.
-        fill: in place of the numbers with which the operator fills elements; None keeps them.
+        values: tensors for its inputs. An input that the operator overwrites without a read, as `copy` does, may be missing.
+        fill: replaces the numbers with which the operator fills elements; None keeps those numbers.
 
     Raises:
         Exception: the operator cannot be computed again with these inputs.
@@ -92,13 +92,19 @@ def move_labels(op: Op, labels: Mapping[Value, Tensor]) -> list[Tensor]:
 
 
 def _fill_zeros(value: Value) -> Tensor:
-    """Return zeros in place of numbers; an index or a mask itself."""
+    """Return zeros in place of a value of numbers, and the tensor itself for an index or a mask."""
     is_number = value.tensor.is_floating_point() or value.tensor.is_complex()
     return torch.zeros(value.shape, dtype=torch.float64) if is_number else value.tensor.detach().cpu()
 
 
 def _write(inputs: Sequence[Tensor], places: Sequence[Any], size: int) -> Tensor:
-    """Return the labels of a tensor after writes to parts of its memory; a place is (first byte, (shape, strides))."""
+    """Return the labels of a tensor after writes to parts of its memory.
+
+    Args:
+        inputs: the labels of the written tensors.
+        places: (first byte, (shape, strides)) of each input and of the returned tensor.
+        size: bytes of an element.
+    """
     places = [(shape, stride, start // size) for start, (shape, stride) in places]
     ends = [start + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) for shape, stride, start in places]
     memory = torch.zeros(max(ends) + 1, dtype=torch.float64)

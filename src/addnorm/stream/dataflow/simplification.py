@@ -20,7 +20,7 @@ Slab = tuple[Hashable, ...]  # a value at one index of one dimension: (value, di
 
 
 def remove_saved_copies(flow: Flow) -> None:
-    """Remove the `detach` of values that autograd saves for the backward from the users of these values."""
+    """Remove unused `detach` operators from `Value.users`. Autograd runs them when it saves values for the backward."""
     returned = flow.list_results()
     for op in flow.ops:
         if op.name == "detach" and not any(out.users or out in returned for out in op.outputs):
@@ -43,7 +43,7 @@ def remove_redundant_moves(flow: Flow) -> None:
 
 
 def _replace(value: Value, equal: Value) -> None:
-    """Replace a value by an equal one in all operators that read it."""
+    """Replace `value` by `equal` in all operators that read the value."""
     users, value.users = value.users, []
     for op in dict.fromkeys(users):
         op.inputs = [equal if v is value else v for v in op.inputs]
@@ -52,7 +52,7 @@ def _replace(value: Value, equal: Value) -> None:
 
 
 class _Slabs:
-    """Index of cuts and joins: each is a row of slabs along one dimension, and equal rows are equal values."""
+    """Index of cuts and joins. Each is a list of slabs along one dimension; values with equal lists are equal."""
 
     def __init__(self) -> None:
         self._rows: dict[
@@ -100,7 +100,7 @@ class _Slabs:
         return tuple(self._slabs[part] for part in parts)
 
     def _list(self, value: Value, dim: int, plain: bool = False) -> tuple[Slab, ...]:
-        """Return the slabs of a value along a dimension: those of its parts, or, with `plain`, its own."""
+        """Return the slabs of a value along `dim`: for a cut or join, the slabs of its sources, unless `plain`."""
         along, row = self._rows.get(value, (-1, ()))
         size = value.shape[dim] if dim < len(value.shape) else 0
         return row if along == dim and not plain else tuple((value, dim, index) for index in range(size))

@@ -50,7 +50,7 @@ MAX_COPY = 1 << 24  # bytes of a tensor that is copied in advance
 
 @contextmanager
 def preserve_state(model: nn.Module, arguments: Any = ()) -> Iterator[StateSnapshot]:
-    """Restore after the block what it changes in a model, in arguments and in the global random generators.
+    """Restore after the block what the block changes in a model, in arguments and in the global random generators.
 
     A dispatch mode watches the operators of the block, so the model must run eagerly. Parameters that FSDP gathers in the block
     are sharded again.
@@ -67,9 +67,9 @@ class StateSnapshot:
 
     Args:
         model: the model.
-        arguments: containers and objects whose state belongs to it.
-        contents: also copy the contents of all tensors. False if an `UndoLog` restores them: then only of tensors on the CPU that
-            are small and no parameters, since numpy may write into them without an operator.
+        arguments: containers and objects whose state is saved too.
+        contents: whether to copy the contents of all tensors. Pass False if an `UndoLog` restores them. Then only small CPU
+            tensors that are not parameters are copied, since numpy may write to such tensors without an operator.
 
     Attributes:
         tensors: the strided tensors that were reached, without gradients.
@@ -125,7 +125,7 @@ class StateSnapshot:
         self._warn()
 
     def copy_aliases(self, outputs: Any) -> Any:
-        """Return outputs in which tensors whose memory is restored later are copied."""
+        """Return `outputs` with copies of the tensors whose memory is restored later."""
         return pytree.tree_map_only(Tensor, lambda t: t.clone() if storage_key(t) in self.storages else t, outputs)
 
     def _restore(self) -> None:

@@ -36,7 +36,7 @@ MAX_OBJECTS = 10_000  # maximum number of objects that are searched for tensors
 
 
 def find_tensors(argument: Any) -> Iterator[Tensor]:
-    """Return the tensors in an argument: in containers and attributes, at any depth."""
+    """Yield the tensors in an argument: in containers and attributes, at any depth."""
     seen: set[int] = set()
     todo = [argument]
     while todo and len(seen) < MAX_OBJECTS:
@@ -60,7 +60,7 @@ _generator = threading.RLock()
 def fork_rng(devices: Iterable[torch.device] = ()) -> Iterator[None]:
     """Restore the global random generators of torch, Python and numpy after the block.
 
-    Other threads that do the same wait: they would restore wrong states.
+    Other threads wait at this function until the block ends: otherwise threads would restore wrong states.
     """
     numpy = sys.modules.get("numpy")
     with _generator, torch.random.fork_rng([*devices]):
@@ -77,7 +77,7 @@ def fork_rng(devices: Iterable[torch.device] = ()) -> Iterator[None]:
 def share_context(change: Callable[[], AbstractContextManager[None]]) -> Callable[[], AbstractContextManager[None]]:
     """Decorate a context manager that changes the whole process, so that several threads can be inside at a time.
 
-    The first one to enter makes the change; the last one to leave undoes it.
+    The first thread to enter makes the change. The last thread to leave undoes it.
 
     Example:
         >>> from contextlib import contextmanager

@@ -1,7 +1,8 @@
 """Global variables of the Python modules that define a model's classes: functions that may hold state, and changes of values.
 
-Functions belong to the model: what they cache, close over and have as defaults is restored (snapshot.py). Other values do not.
-`GlobalValues` names those that have changed: containers, plain objects, arrays, tensors and generators, at any depth.
+Functions belong to the model: their caches, closures and defaults are restored (snapshot.py). Other values are not restored.
+`GlobalValues` names the variables whose values have changed: containers, plain objects, arrays, tensors and generators, at any
+depth.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from addnorm.stream.dataflow.memory import place_of
 
 Namespace = dict[str, Any]
 SKIPPED = (nn.Module, types.FunctionType, types.MethodType, types.ModuleType, CACHE, type, property)
-WEAK = ("weakref", "_weakrefset", "torch.utils.weak")  # whose objects change when others are collected
-MAX_OBJECTS = 2000  # of one global variable
+WEAK = ("weakref", "_weakrefset", "torch.utils.weak")  # their objects change when other objects are garbage-collected
+MAX_OBJECTS = 2000  # largest number of objects that are saved for one global variable
 
 
 def find_namespaces(model: nn.Module) -> list[Namespace]:
@@ -44,7 +45,7 @@ def list_functions(namespaces: Iterable[Namespace]) -> list[Any]:
 
 
 def list_imported_caches(namespaces: Iterable[Namespace]) -> list[Any]:
-    """Return the functools caches in the Python modules from which others import functions."""
+    """Return the functools caches in the Python modules from which `namespaces` import functions."""
     functions = [f for f in list_functions(namespaces) if not isinstance(f, CACHE) and not is_library(f.__module__)]
     spaces = {id(f.__globals__): f.__globals__ for f in functions}.values()
     return [f for f in list_functions(spaces) if isinstance(f, CACHE)]
@@ -84,7 +85,7 @@ class GlobalValues:
 
 
 def _list_values(space: Namespace) -> Iterator[tuple[str, Any]]:
-    """Return the variables that may hold state; of classes those that the Python module defines."""
+    """Yield the name and value of each variable that may hold state. Classes must be defined in this Python module."""
     for name, value in [*space.items()]:
         is_skipped = value.__module__ != space["__name__"] if isinstance(value, type) else isinstance(value, SKIPPED)
         if not name.startswith("__") and not is_skipped:

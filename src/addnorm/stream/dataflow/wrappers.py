@@ -1,8 +1,8 @@
 """Tensors that wrap others (DTensor, quantized weights), and modules whose parameters are gathered for each call (FSDP).
 
-A wrapper has no memory of its own. Its operators run operators on its inner tensors, and the data flow consists of those:
-an `InnerOperatorMode` sees them. FSDP gathers parameters in hooks, whose operators are none of the model's:
-`runs_in_fsdp` recognizes them.
+A wrapper has no memory of its own. Its operators run operators on its inner tensors. The data flow consists of these inner
+operators, which an `InnerOperatorMode` sees. FSDP gathers parameters in hooks. The operators in these hooks do not belong to the
+model, and `runs_in_fsdp` recognizes them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def is_wrapper(value: Any) -> bool:
 
 
 def inner_tensors(tensor: Tensor) -> list[Tensor]:
-    """Return the plain tensors in a wrapper, at any depth; a plain tensor is returned itself."""
+    """Return the plain tensors in a wrapper, at any depth. For a plain tensor, return a list of itself."""
     if not is_wrapper(tensor):
         return [tensor]
     wrapper: Any = tensor
@@ -36,7 +36,7 @@ def inner_tensors(tensor: Tensor) -> list[Tensor]:
 
 
 def find_tensors_of(result: Any) -> list[Tensor]:
-    """Return the tensors in the arguments or the result of an operator, with the inner tensors of wrappers in their place."""
+    """Return the tensors in arguments or in a result of an operator. Wrappers are replaced by their inner tensors."""
     return [t for x in pytree.tree_leaves(result) if isinstance(x, Tensor) for t in inner_tensors(x)]
 
 
@@ -55,11 +55,11 @@ def is_sharded(tensor: Any) -> bool:
 
 
 def local_part(tensor: Tensor, placements: Sequence[Any] | None = None) -> Tensor:
-    """Return the part of a DTensor that this process has, a plain tensor itself.
+    """Return the part of a DTensor that this process holds. A plain tensor is returned unchanged.
 
     Args:
-        tensor: the tensor. Its summands are added up over the processes if it is a partial sum; all processes must call it then.
-        placements: the placements of the result; those of the tensor by default.
+        tensor: the tensor. A partial sum is reduced over the processes, so all processes must call this function then.
+        placements: the placements of the result; by default the placements of the tensor.
     """
     if not is_sharded(tensor):
         return tensor
@@ -72,13 +72,13 @@ def local_part(tensor: Tensor, placements: Sequence[Any] | None = None) -> Tenso
 
 
 def gather(tensor: Tensor) -> Tensor:
-    """Return the whole of a DTensor, a plain tensor itself. All processes must call it."""
+    """Return the whole of a DTensor. A plain tensor is returned unchanged. All processes must call this function."""
     sharded: Any = tensor
     return sharded.full_tensor() if is_sharded(tensor) else tensor
 
 
 def find_parameter(model: nn.Module, name: str) -> Tensor | None:
-    """Return the parameter that a module uses now: its local part, under FSDP the gathered one."""
+    """Return the local part of the parameter `name`, under FSDP of the gathered parameter; None if there is none."""
     path, _, attribute = name.rpartition(".")
     try:
         found = getattr(model.get_submodule(path), attribute)
@@ -103,7 +103,7 @@ def find_fsdp_modules(model: nn.Module) -> list[nn.Module]:
 
 
 def runs_in_fsdp() -> bool:
-    """Return whether FSDP runs the current operator, in a hook or in the forward of its wrapper, and not the wrapped module."""
+    """Return whether FSDP itself, in a hook or in its wrapper's forward, runs the current operator, not the wrapped module."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not MODULE_CALL:
         if frame.f_code.co_filename.startswith(FSDP_FOLDER):
@@ -114,7 +114,7 @@ def runs_in_fsdp() -> bool:
 
 @contextmanager
 def preserve_shards(model: nn.Module) -> Iterator[None]:
-    """Reshard the parameters that FSDP gathers in the block: an optimizer step would not change a gathered copy."""
+    """Reshard parameters that FSDP gathers in the block, after the block. Optimizer steps do not change gathered copies."""
     modules = [m for m in find_fsdp_modules(model) if hasattr(m, "reshard")]
     before = {id(m): _parameter_ids(m) for m in modules}
     try:
@@ -130,10 +130,10 @@ def _parameter_ids(module: nn.Module) -> list[int]:
 
 
 class InnerOperatorMode(TorchDispatchMode):
-    """Dispatch mode that sees the operators on inner tensors in place of those on wrappers.
+    """Dispatch mode that sees the operators on the inner tensors of wrappers in place of the operators on wrappers.
 
     Attributes:
-        outer: for each inner tensor in a wrapper that such an operator returned, by its id, the wrapper.
+        outer: wrappers that operators returned, by the ids of their inner tensors.
         depth: number of operators on wrappers that are running.
     """
 
@@ -144,9 +144,10 @@ class InnerOperatorMode(TorchDispatchMode):
         self._passes_on = False
 
     def run_wrapped(self, func: Any, types: Sequence[type], args: Any, kwargs: Any) -> Any:
-        """Run an operator on wrappers, whose inner operators the mode sees.
+        """Run an operator on wrappers, so that the mode sees the operators on their inner tensors.
 
-        The mode calls the operator once more and declines it: torch then asks the wrapper's class, with the mode enabled.
+        The mode calls the operator again and returns NotImplemented for this second call. Torch then calls the operator of the
+        wrapper's class, with the mode enabled.
         """
         if self._passes_on:
             self._passes_on = False
@@ -169,12 +170,12 @@ class InnerOperatorMode(TorchDispatchMode):
 
 
 def has_wrappers(types: Sequence[type]) -> bool:
-    """Return whether an operator has an argument of a class with operators of its own, other than fake tensors."""
+    """Return whether an operator's argument is a wrapper. `types` has the tensor subclasses; fake tensors do not count."""
     return any(not issubclass(kind, FakeTensor) for kind in types)
 
 
 def computes_shapes(arguments: Any) -> bool:
-    """Return whether an operator has arguments without contents: DTensor computes shapes with such tensors."""
+    """Return whether an argument is a fake or meta tensor, with which DTensor computes shapes."""
     return any(
         isinstance(x, Tensor) and (isinstance(x, FakeTensor) or x.is_meta) for x in pytree.tree_leaves(arguments)
     )

@@ -31,7 +31,7 @@ def find_written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
 
 
 def list_outputs(func: Any, out: Any, written: Sequence[Tensor]) -> list[Tensor]:
-    """Return the new outputs of an operator, and those that it writes in place."""
+    """Return the new outputs of an operator, and then the tensors `written`, which the operator writes in place."""
     if not written:
         return find_tensors_of(out)
     returns = func._schema.returns
@@ -49,8 +49,8 @@ class UndoLog(TorchDispatchMode):
     """Dispatch mode that copies memory before an operator writes to it for the first time.
 
     Args:
-        model: the model that runs. What FSDP writes between its calls is not undone.
-        storages: keys of the memory that is restored. Any other keeps what the run writes.
+        model: the model that runs. Writes of FSDP itself are not undone.
+        storages: keys of the memory to restore (`storage_key`). Other memory keeps what the run writes.
     """
 
     def __init__(self, model: nn.Module, storages: Container[int]) -> None:
@@ -60,7 +60,7 @@ class UndoLog(TorchDispatchMode):
         self._copies: dict[int, tuple[Any, Any]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator after a copy of what it writes."""
+        """Copy the memory that an operator writes, and run the operator."""
         kwargs = kwargs or {}
         written = (*find_written(func, args, kwargs), *running_statistics(func, args))
         if written and not (self._has_fsdp and runs_in_fsdp()):

@@ -1,8 +1,9 @@
 """Dimensions of a stream, followed through views: which dimension of a value holds which part of which dimension of the stream.
 
-A dimension of a value is a tuple of parts, the slowest first. A part is (root, stride, size): a root is a dimension of a value at
-which the stream begins, and a part of it holds every `stride`-th of its places. So (batch * tokens, d) has the dimensions
-((0, 1, batch), (1, 1, tokens)), ((2, 1, d),), and the windows of 7 of a dimension of 56 are ((1, 7, 8),) and ((1, 1, 7),).
+A dimension of a value is a tuple of parts, the slowest first. A part is (root, stride, size): the root is the number of an axis
+of the stream, and the part has `size` places of this axis, `stride` apart. So a value of shape (batch * tokens, d) has the
+dimensions ((0, 1, batch), (1, 1, tokens)), ((2, 1, d),). A view of axis 1 with 56 places as (8, 7) has the dimensions
+((1, 7, 8),), ((1, 1, 7),).
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from typing import NamedTuple
 from addnorm.stream.dataflow.arithmetic import is_view, list_carried, match_terms, strip_views
 from addnorm.stream.dataflow.graph import Op, Value, walk
 
-ANONYMOUS = -1  # root of a dimension that is none of the stream
+ANONYMOUS = -1  # root of a dimension that belongs to no axis of the stream
 
 
 class Part(NamedTuple):
-    """Part of an axis of the stream: every `stride`-th of its places, `size` of them."""
+    """Part of an axis of the stream: `size` places of axis `root`, `stride` apart."""
 
     root: int
     stride: int
@@ -31,7 +32,12 @@ Dims = tuple[Dim, ...]
 
 
 class Roots:
-    """Axes of a stream, by number: those of its first state, and those that cuts, joins and broadcasts create later."""
+    """Numbered axes of a stream: the dimensions of its first state, and the axes that cuts, joins and broadcasts create later.
+
+    Attributes:
+        sizes: the size of each axis.
+        sources: for each axis the axes from which it was made.
+    """
 
     def __init__(self) -> None:
         self._numbers = count()
@@ -45,11 +51,11 @@ class Roots:
         return (Part(root, 1, size),)
 
     def start(self, shape: Iterable[int]) -> Dims:
-        """Return the dimensions of the first value of a stream: each one is an axis of the stream."""
+        """Return the dimensions of the first value of a stream: each is a new axis of the stream."""
         return tuple(self.make(size) for size in shape)
 
     def find_origins(self, root: int) -> set[int]:
-        """Return an axis and those that it was made from, directly or not."""
+        """Return axis `root` and all axes from which it was made, directly or not."""
         return {*walk([root], self.sources.__getitem__)}
 
 
@@ -57,7 +63,7 @@ class Roots:
 
 
 def split_views(op: Op, dims: Dims, roots: Roots) -> Dims | None:
-    """Return the dimensions of a view, copy or cast; None if they cannot be followed."""
+    """Return the dimensions after a view, copy or cast, from `dims`, those of its input; None if they cannot be followed."""
     old, new = op.inputs[0].shape, op.outputs[0].shape
     rank = len(old)
     if "swap" in op.traits and rank == len(new):
@@ -117,7 +123,7 @@ def _reshape(dims: Dims, shape: tuple[int, ...]) -> Dims | None:
             else:
                 return None
         follows_one = k + 1 < len(shape) and shape[k + 1] == 1
-        # A dimension of size one goes with one before it.
+        # A part of size one is added to the dimension before it.
         while rest and rest[-1].size == 1 and not (parts and follows_one):
             parts.append(rest.pop())
         new.append(parts)
@@ -136,7 +142,7 @@ def find_views(value: Value, source: Value) -> list[Op] | None:
 
 
 def _follow_views(value: Value, source: Value) -> Dims | None:
-    """Return which axes of its source the dimensions of a view are; None if the value is no view of it."""
+    """Return the dimensions of `value` as parts of the axes of `source`; None if `value` is no view of `source`."""
     ops: list[Op] = []
     while value is not source:
         if value.op is None or not value.op.inputs or not is_view(value.op):
@@ -151,7 +157,7 @@ def _follow_views(value: Value, source: Value) -> Dims | None:
 
 
 def find_axis(value: Value, source: Value, axis: int) -> int | None:
-    """Return the axis of the source that is an axis of its view; None if it is a part of one, or several."""
+    """Return the axis of `source` that is dimension `axis` of its view `value`; None if this is a part of an axis, or several."""
     dims = _follow_views(value, source)
     dim = () if dims is None else dims[axis]
     parts = [part for part in dim if part.size > 1] or dim[:1]
@@ -164,7 +170,7 @@ def covers_features(value: Value) -> bool:
     source = strip_views(value)
     views = find_views(value, source)
     if views and len(source.shape) == 2 and views[0].outputs[0].shape[-1:] == source.shape[-1:]:
-        source = views[0].outputs[0]  # a product, whose rows are several dimensions
+        source = views[0].outputs[0]  # a matrix product, viewed with several dimensions in place of its rows
     dims = _follow_views(value, source)
     roots = {part.root for part in dims[-1] if part.size > 1} if dims else set()
     is_whole = all(root < len(source.shape) and source.shape[root] == value.shape[-1] for root in roots)
@@ -175,7 +181,7 @@ def covers_features(value: Value) -> bool:
 
 
 def resize(dims: Dims, at: int, size: int, roots: Roots, others: Iterable[Dim] = ()) -> Dims:
-    """Return the dimensions of a value one of whose dimensions was cut or joined with `others`."""
+    """Return `dims` with a new axis of this size in place of dimension `at`, which was cut, or joined with `others`."""
     sources = {dim[0].root for dim in (dims[at], *others) if len(dim) == 1} - {ANONYMOUS}
     return (*dims[:at], roots.make(size, sorted(sources)) if sources else (Part(ANONYMOUS, 1, size),), *dims[at + 1 :])
 
@@ -206,7 +212,7 @@ def trace(value: Value, known: dict[Value, Dims], roots: Roots) -> Dims | None:
 
 
 def _find_source(value: Value, known: Mapping[Value, Dims], first: int) -> Value | None:
-    """Return the input of a value's operator that has its dimensions, and leads to a value with known dimensions."""
+    """Return the input from which the dimensions of `value` follow and that leads to a value in `known`, or None."""
     op = value.op
     if op is None or not op.inputs or value.index < first:
         return None
@@ -227,7 +233,7 @@ def _find_source(value: Value, known: Mapping[Value, Dims], first: int) -> Value
 
 
 def _reaches(value: Value, known: Mapping[Value, Dims], first: int) -> bool:
-    """Return whether a value leads to a known one through views, factors, norms and sums."""
+    """Return whether `value` is computed from a value in `known` by views, factors, norms and sums."""
     for _ in range(64):
         if value in known:
             return True
@@ -239,7 +245,7 @@ def _reaches(value: Value, known: Mapping[Value, Dims], first: int) -> bool:
 
 
 def _step(value: Value, source: Value, dims: Dims, roots: Roots) -> Dims | None:
-    """Return the dimensions of a value from those of its source."""
+    """Derive the dimensions of `value` from `dims`, those of its input `source`; None if they cannot be followed."""
     op = value.op
     assert op is not None
     if value.norm is None and "view" in op.traits:
@@ -261,12 +267,12 @@ def _step(value: Value, source: Value, dims: Dims, roots: Roots) -> Dims | None:
 
 
 def relate(source: Value, target: Value, dims: Dims) -> Dims | None:
-    """Return the dimensions of a value from those of a later value that was computed from it by views, factors and norms.
+    """Derive the dimensions of a value from those of a later value; None if they cannot be followed.
 
     Args:
         source: the value.
-        target: the later value.
-        dims: its dimensions.
+        target: the later value, which is computed from `source` by views, factors and norms.
+        dims: the dimensions of `target`.
     """
     roots = Roots()
     start = roots.start(source.shape)

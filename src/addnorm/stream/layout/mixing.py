@@ -1,8 +1,8 @@
 """The dimensions along which the sublayers of a stream combine elements.
 
-Attention, convolutions and products with parameters combine elements along a dimension; elementwise functions do not. A dimension
-of the tokens is combined with itself by some sublayer, a dimension of the batch by none. Operators without a rule have no known
-dimensions; nothing is concluded from them.
+Attention, convolutions and products with parameters combine elements along a dimension; elementwise functions do not. Some
+sublayer combines elements along a dimension of tokens, no sublayer along a dimension of the batch. If an operator has no rule,
+the dimensions of its outputs are not known, and nothing is concluded from the operator.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Mixing:
     Attributes:
         strong: parts that attention, convolutions, products and scans combine.
         weak: parts that means, maxima and shifts combine.
-        projected: parts that products with parameters combine, once for each product: features, or tokens in a mixer.
-        reduced: parts that sums and means combine, once for each.
+        projected: parts that products with parameters combine, once for each product: features, or tokens in an MLP-Mixer.
+        reduced: parts that sums and means combine, once for each sum or mean.
     """
 
     def __init__(self, roots: Roots) -> None:
@@ -35,11 +35,11 @@ class Mixing:
         self._dims: dict[Value, Dims] = {}
 
     def follow(self, start: Value, dims: Dims, ops: Iterable[Op]) -> dict[Value, Dims]:
-        """Follow the dimensions of a sublayer's input through its operators, and return those of every value.
+        """Follow the dimensions of a sublayer's input through its operators, and return the dimensions of every value.
 
         Args:
             start: the value that the sublayer reads.
-            dims: its dimensions.
+            dims: the dimensions of this value.
             ops: the operators of the sublayer, in the order in which they ran.
         """
         self._dims = {start: dims}
@@ -52,7 +52,7 @@ class Mixing:
         return self._dims
 
     def _apply(self, op: Op) -> Results:
-        """Return the dimensions of an operator's outputs, and note those that it combines."""
+        """Return the dimensions of an operator's outputs, and record the dimensions that the operator combines."""
         rule = next((rule for trait, rule in _RULES.items() if trait in op.traits), Mixing._merge)
         try:
             return rule(self, op)
@@ -67,7 +67,7 @@ class Mixing:
         into.update(part for dim in dims for part in dim if part.root != ANONYMOUS)
 
     def _project(self, dim: Dim) -> None:
-        """Note a dimension that a product with a parameter combines."""
+        """Record a dimension that a product with a parameter combines."""
         self._note(self.strong, dim)
         self.projected += [part for part in dim if part.root != ANONYMOUS]
 
@@ -129,7 +129,7 @@ class Mixing:
         return [self._resize(op, dims, range(len(dims) - pooled, len(dims)))]
 
     def _resize(self, op: Op, dims: Dims, places: Iterable[int], part: int = 0) -> Dims:
-        """Return dimensions with a new axis wherever the output has another size than the input."""
+        """Return `dims` with a new axis at each of `places` where output `part` has another size than the input."""
         x, shape = op.args[0], op.outputs[part].shape
         for k in places:
             if shape[k] != x.shape[k]:
@@ -195,18 +195,18 @@ class Mixing:
 
 
 def _list_dims(op: Op, rank: int) -> list[int]:
-    """Return the dimensions that an operator gets as `dim`, counted from the front; an empty list if it gets none."""
+    """Return the argument `dim` of an operator as a list, counted from the front; an empty list if there is no such argument."""
     dims = op.get("dim")
     return [d % rank for d in (dims if isinstance(dims, list | tuple) else [dims]) if isinstance(d, int)]
 
 
 def _fill(dim: Dim, size: int) -> Dim:
-    """Return a dimension; an empty one becomes an anonymous part of this size."""
+    """Return `dim`, or an anonymous part of this size if `dim` is empty and the size is not 1."""
     return dim if dim or size == 1 else (Part(ANONYMOUS, 1, size),)
 
 
 def _select_known(dims: Iterable[Dim]) -> Dim:
-    """Return the first dimension that is one of the stream; an empty one if there is none."""
+    """Return the first dimension that has a part of an axis of the stream; an empty dimension if there is none."""
     return next((dim for dim in dims if any(part.root != ANONYMOUS for part in dim)), ())
 
 

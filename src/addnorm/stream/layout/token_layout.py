@@ -19,9 +19,9 @@ class Piece:
     """Part of a dimension that holds only tokens, or only sequences.
 
     Attributes:
-        part: the part of the stream's dimension.
-        is_token: whether its places are tokens of one sequence; otherwise sequences.
-        order: place of the dimension in the stream.
+        part: a part of an axis of the stream.
+        is_token: whether the places of the part are tokens of one sequence; otherwise they are sequences.
+        order: number of the axis in the canonical order.
     """
 
     part: Part
@@ -41,9 +41,9 @@ class TokenLayout:
     Attributes:
         shape: the shape in the inspected run.
         features: the dimensions of the features.
-        pieces: for each other dimension what it holds, the slowest first.
-        proven: whether some sublayer combines tokens, which shows which dimensions they are; otherwise the first dimension is the
-            batch.
+        pieces: the pieces of each other dimension, the slowest first.
+        proven: whether a sublayer that combines tokens proves which dimensions hold tokens; otherwise the batch dimension is a
+            guess.
     """
 
     shape: tuple[int, ...]
@@ -58,7 +58,7 @@ class TokenLayout:
 
     @property
     def dims(self) -> Dims:
-        """The parts of the dimensions that are no features."""
+        """The parts of each dimension in `others`."""
         return tuple(tuple(piece.part for piece in pieces) for pieces in self.pieces)
 
     @property
@@ -81,7 +81,7 @@ class TokenLayout:
         return replace(self, pieces=pieces)
 
     def measure(self, shape: Sequence[int]) -> tuple[int, int] | None:
-        """Return the number of sequences and that of the tokens of one; None if they are not known for a tensor of this shape.
+        """Return the number of sequences and the number of tokens in a sequence; None if this shape does not determine them.
 
         Args:
             shape: the sizes of the dimensions that are no features.
@@ -99,7 +99,7 @@ class TokenLayout:
 
         Args:
             t: the tensor with its features last, or without features.
-            has_features: whether it has features.
+            has_features: whether the tensor has features.
 
         Returns:
             None if the order of the tokens is not known for a tensor of this shape.
@@ -114,7 +114,7 @@ class TokenLayout:
         return t.reshape(*sizes, t.shape[-1]).permute(*order, len(order))
 
     def _measure_runs(self, shape: Sequence[int]) -> list[int] | None:
-        """Return the size of every run of adjacent pieces; None if the shape of another forward does not determine them."""
+        """Return the size of every run of `_find_runs` in another forward; None if `shape` does not determine the sizes."""
         sizes: list[int] = []
         for size, runs, pieces in zip(shape, self._find_runs(), self.pieces, strict=True):
             if len(runs) == 1:
@@ -126,7 +126,7 @@ class TokenLayout:
         return sizes
 
     def _find_runs(self) -> list[list[tuple[Piece, ...]]]:
-        """Return the pieces of each dimension, joined where the canonical order keeps them together."""
+        """Return for each dimension its runs: groups of pieces that are adjacent in the canonical order too."""
         ordered = sorted((piece for pieces in self.pieces for piece in pieces), key=lambda piece: piece.key)
         place = {piece: k for k, piece in enumerate(ordered)}
         runs: list[list[tuple[Piece, ...]]] = []
