@@ -307,7 +307,7 @@ def disable_checkpoints() -> Iterator[None]:
 
 @contextmanager
 def _as_observed(context: AbstractContextManager[Any]) -> Iterator[None]:
-    """Enter a context, a mode that runs each operator as it is, and a hook without effect on all modules."""
+    """Run the block like an observed forward: in `context`, under a dispatch mode and with a module hook, both without effect."""
     hook = register_module_forward_pre_hook(lambda module, args: None)
     try:
         with context, _Unchanged():  # type: ignore[no-untyped-call]  # torch does not type it

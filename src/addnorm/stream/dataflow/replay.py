@@ -92,7 +92,7 @@ def move_labels(op: Op, labels: Mapping[Value, Tensor]) -> list[Tensor]:
 
 
 def _fill_zeros(value: Value) -> Tensor:
-    """Return zeros in place of a value of numbers, and the tensor itself for an index or a mask."""
+    """Return zeros of the shape of a real or complex value; for an index or a mask, return the tensor itself."""
     is_number = value.tensor.is_floating_point() or value.tensor.is_complex()
     return torch.zeros(value.shape, dtype=torch.float64) if is_number else value.tensor.detach().cpu()
 

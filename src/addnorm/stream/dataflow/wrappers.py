@@ -103,7 +103,7 @@ def find_fsdp_modules(model: nn.Module) -> list[nn.Module]:
 
 
 def runs_in_fsdp() -> bool:
-    """Return whether FSDP itself, in a hook or in its wrapper's forward, runs the current operator, not the wrapped module."""
+    """Return whether the current operator is run by FSDP (a hook, or its wrapper's forward), not by the wrapped module."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not MODULE_CALL:
         if frame.f_code.co_filename.startswith(FSDP_FOLDER):
@@ -114,7 +114,7 @@ def runs_in_fsdp() -> bool:
 
 @contextmanager
 def preserve_shards(model: nn.Module) -> Iterator[None]:
-    """Reshard parameters that FSDP gathers in the block, after the block. Optimizer steps do not change gathered copies."""
+    """Reshard after the block the parameters that FSDP gathered in it, since optimizer steps do not change gathered copies."""
     modules = [m for m in find_fsdp_modules(model) if hasattr(m, "reshard")]
     before = {id(m): _parameter_ids(m) for m in modules}
     try:

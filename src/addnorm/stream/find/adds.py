@@ -160,7 +160,7 @@ def _match_again(op: Op, p: Term, q: Term, adds: Adds) -> Add | None:
 
 
 def _match_regular(op: Op, p: Term, q: Term, adds: Adds) -> Add | None:
-    """Match x + f(x). If the other operand is a later state of the same stream, x is a skip that is added to this state."""
+    """Match x + f(x). If f(x) is a later state of the same stream, x is a skip that is added to this state."""
     multiples = {path.source for path in trace_multiples(q)}
     residual = _find_residual(p, q)
     if residual is None or residual.source in multiples:
@@ -228,7 +228,7 @@ MATCHERS: tuple[Callable[[Op, Term, Term, Adds], Add | None], ...] = (
 
 
 def _extend(add: Add, path: Path) -> list[Write]:
-    """Return the writes of partial sum `add`. Their paths are extended by `path`, which leads from this sum to the whole sum."""
+    """Return the writes of `add`, a partial sum. Their paths are extended by `path`, from the partial sum to the whole sum."""
     return [Write(join_paths(write.path, path), write.role) for write in add.writes]
 
 

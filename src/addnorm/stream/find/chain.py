@@ -216,7 +216,7 @@ def _trim_activations(chain: list[Add], results: set[Value]) -> list[Add]:
 def _is_statistic(value: Value, results: set[Value]) -> bool:
     """Return whether a value is used only in statistics over its features, such as mean((x - b)^2).
 
-    False if a value in `results`, those that the model returns, is computed without such a reduction.
+    False if a value that the model returns (`results`) is computed without such a reduction.
     """
     reduced = False
 
@@ -239,7 +239,7 @@ def _lacks_features(out: Value, value: Value) -> bool:
 
 
 def _is_stream(chain: list[Add], normed: set[Value], alone: bool) -> bool:
-    """Return whether a chain is a stream: most branches combine tokens or features, and it has several adds or a norm.
+    """Return whether a chain is a stream: most branches combine tokens or features, and there are several adds or a norm.
 
     Args:
         chain: the adds.
@@ -371,7 +371,7 @@ def _find_period(between: list[list[Norm]], equal: Sequence[int]) -> list[int]:
 
 
 def _signature(add: Add, sublayers: Sequence[Sublayer]) -> tuple[Any, ...]:
-    """Return a key that is equal for the same step of two layers: the module without its number, the norms, the roles."""
+    """Return a key that is equal for the same step of two layers: module path without numbers, norms, roles of sublayers."""
     path = tuple(part for part in add.op.frame.path.split(".") if not part.isdigit())
     has_norm_in = any(sublayer.reads.norms for sublayer in sublayers)
     return (

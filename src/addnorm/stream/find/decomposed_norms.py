@@ -38,7 +38,7 @@ class _Form:
 
     Attributes:
         is_centred: whether m is the mean of x.
-        weight, bias: their indices in `Function.list_gains()`, or None.
+        weight, bias: indices of the weight and the bias in `Function.list_gains()`, or None.
         kind: kind of the norm; None if D is none of the known roots.
         eps, role, unbiased: the root's `eps`, `eps_role` and `unbiased`, as in `Norm`.
     """
@@ -90,7 +90,7 @@ class NormFinder:
         return self._include_centring(function, form) or _build_norm(function, form)
 
     def list_own(self, norms: Sequence[Norm]) -> list[Norm]:
-        """Return the norms of kind "own", without those that overlap with `norms` or with each other, and those undone later.
+        """Return the norms of kind "own" that overlap with no other norm (of `norms`, or "own") and are not undone later.
 
         A norm is undone if a later function of the same x contains it and is no norm: x / max(x), rounded, times max(x).
         """
@@ -163,7 +163,7 @@ class _Divisor:
 
 
 def _strip_casts(value: Value) -> Value:
-    """Return the value before all casts and views that keep the last dimension and the order of the tokens."""
+    """Return the value from which `value` is computed by casts and views that keep the last dimension and the token order."""
     while value.op is not None and strip_views(value) is not value:
         before = value.op.inputs[0]
         keeps_order = not value.op.traits.isdisjoint(("copy", "reshape", "squeeze", "affine"))
@@ -340,9 +340,9 @@ def _is_scale_of_write(op: Op) -> bool:
 
 
 def _match_gains(norm: Norm, op: Op, y: Value) -> dict[str, Value]:
-    """Return the "weight" and the "bias" that `op` applies to `y`, the output of a norm, as far as it applies them.
+    """Return the "weight" or the "bias" that `op` applies to `y`, the output of a norm, or both.
 
-    The dict is empty for other operators. For a product of a unit vector and the root of d, its only key is "root of d".
+    The dict is empty if `op` applies neither. If `op` multiplies a unit vector by the root of d, the only key is "root of d".
     """
     product = match_factor(op) if norm.kind == "scale" else None
     # A unit vector times the root of d has a mean square of one.

@@ -54,7 +54,7 @@ class Dominators:
         """Return the inputs that depend on the data.
 
         If no input does, as in a norm of learned tokens, return the inputs that are larger than one vector of features, or are
-        computed from such; if there are none, the inputs with several numbers.
+        computed from such inputs; if there are none, return the inputs with several numbers.
         """
         if any(value.kind & (DATA | NOISE) for value in op.inputs):
             return [value for value in op.inputs if value.kind & (DATA | NOISE)]

@@ -105,7 +105,7 @@ def inspect(model: nn.Module, *args: Any, float64: bool = False, **kwargs: Any) 
 
 
 def check_inputs(model: nn.Module, args: Any, kwargs: Any, usage: str) -> None:
-    """Check that parameters and buffers have values and no input is nested. Error messages recommend the call `usage`."""
+    """Check that parameters and buffers have values, and no input is nested. Error messages recommend the call `usage`."""
     check_parameters(model, usage)
     for tensor in find_tensors((args, kwargs)):
         if tensor.is_nested:

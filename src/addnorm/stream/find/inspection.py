@@ -42,13 +42,13 @@ class Site:
         path: path of the smallest module that contains the sublayer.
         modules: paths of the child modules that are this sublayer, if the module contains other sublayers too; otherwise empty.
         kind: "attention", "cross-attention", "feed-forward" or "other".
-        layer: layer, counted from 0.
-        index: number of the site among the sites of all streams.
+        layer: index of the layer, from 0.
+        index: index of the site among the sites of all streams.
         stream: name of the stream.
         row: the equation x' = N_out(a x + b N_branch(f(c N_in(x)))). A learned factor has its mean as `init`.
         norm_in, norm_branch, norm_out: the norms, or None.
         closure: relative error of the row's equation, computed in float64 from the sublayer's output in the model.
-        closes: whether the closure is within the tolerance of the model's dtype.
+        closes: whether `closure` is within the tolerance of the model's dtype.
         parallel: number of sublayers whose writes the same add contains.
         shared: number of sublayers of the stream that are calls of this same module.
         call: index of this call of the module, counted from 0.
@@ -233,7 +233,7 @@ class Stream:
 
 @dataclass(eq=False, repr=False)
 class Inspection(Rendered):
-    """Result of `addnorm.inspect`. It prints as a table.
+    """Result of `addnorm.inspect`. The result prints as a table.
 
     Attributes:
         model: name of the model's class.

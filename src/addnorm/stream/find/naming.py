@@ -69,7 +69,7 @@ def _has_inner_norm(sublayer: Sublayer) -> bool:
 
 
 def _takes_root(op: Op) -> bool:
-    """Return whether an operator is a power with a fraction as exponent, as in a local response norm."""
+    """Return whether an operator is a power with a fractional exponent, as in a local response norm."""
     number = get_number(op.args[1]) if op.name == "pow" else None
     return number is not None and number % 1 != 0
 
@@ -219,7 +219,7 @@ def _list_candidates(sublayers: Sequence[SublayerSummary], other_layers: int | N
 
 
 def _find_initial_scale(sublayers: Sequence[SublayerSummary]) -> float | None:
-    """Return the mean of the learned factors b if all rows have the same mean, as before training; None otherwise, and for 0."""
+    """Return the mean of the learned factors b; None if the means of rows differ, as after training, or are 0."""
     values = {f"{s.row.b.init:.6g}" for s in sublayers if isinstance(s.row.b, Learned)}
     return float(values.pop()) or None if len(values) == 1 and len(sublayers) > 1 else None
 
@@ -227,7 +227,7 @@ def _find_initial_scale(sublayers: Sequence[SublayerSummary]) -> float | None:
 def _compare_wiring(
     wiring: Wiring, sublayers: Sequence[SublayerSummary], final_norm: bool, embedding_norm: bool
 ) -> list[str] | None:
-    """Return remarks on norms at either end that differ from `wiring`; None if another part of a `Row` differs."""
+    """Return remarks on norms at either end that differ from `wiring`; None if rows differ in another way."""
     num_layers = sublayers[-1].layer + 1
     per_layer = max(Counter(s.layer for s in sublayers).values())
     remarks: list[str] = []

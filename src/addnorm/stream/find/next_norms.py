@@ -170,7 +170,7 @@ def select_norm(candidates: Sequence[NextNorm], regions: Regions) -> tuple[NextN
 def find_pooled_norm(state: Value, regions: Regions) -> tuple[Norm, Op] | None:
     """Return the norm of a pooled state, such as mean(x), and the operator that pools; None if there is none.
 
-    A product with a learned matrix ends the search: its output is no state.
+    A product with a learned matrix ends the search, since the output of such a product is no state.
     """
     todo: list[tuple[Value, Op | None]] = [(state, None)]
     seen: set[Op] = set()

@@ -64,7 +64,7 @@ class Norm:
 
     @property
     def eps_outside(self) -> bool:
-        """Whether eps is added to the root instead of the mean square."""
+        """Whether eps is added to the root, not to the mean square."""
         return self.eps_role == "root"
 
     @property

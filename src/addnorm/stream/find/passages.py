@@ -133,7 +133,7 @@ class _Steps:
         return axes if target is None else self._pass(source, target, axes)
 
     def pass_ops(self, source: Value, ops: Sequence[Op], axes: Axes) -> Axes:
-        """Check operators after `source`, the last one first, and return the dimensions of the features in the final output."""
+        """Check `ops`, the operators after `source` (last one first), and return the dimensions of the features after them."""
         if not ops:
             return axes
         labels, value = _label(source.shape, axes), source
@@ -195,7 +195,7 @@ class _Steps:
             self.passage.reasons.setdefault(reason, op)
 
     def _locate(self, labels: Tensor, axes: Axes) -> Axes:
-        """Return the dimensions in which each token has its features in order; if there are none, add a reason, return `axes`."""
+        """Return the dimensions in which each token has its features in order; without such dimensions, add a reason."""
         for group in _list_groups(labels.shape, self._width, axes[1]):
             if _has_whole_tokens(_move_last(labels, group), self._width):
                 return group

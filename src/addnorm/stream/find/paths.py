@@ -87,7 +87,7 @@ def join_paths(first: Path, then: Path) -> Path:
 
 
 def sum_paths(op: Op, first: Path, second: Path) -> Path | None:
-    """Return the path of `op`, a sum of constant multiples of one value: x + 2 x as 3 x. None for other factors or views."""
+    """Return one path for `op`, a sum of constant multiples of one value (x + 2 x is 3 x); None for other factors or views."""
     number, views = 0.0, []
     for path in (first, second):
         if path.scales or any(factor.kind != "constant" for factor in path.factors):

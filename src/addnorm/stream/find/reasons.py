@@ -216,7 +216,7 @@ def _is_other_state(add: Add, sublayer: Sublayer) -> bool:
 
 
 def _has_hidden_norm_in(sublayer: Sublayer) -> bool:
-    """Return whether a norm inside the sublayer reads the stream itself, after factors, sums or another norm."""
+    """Return whether a norm inside the sublayer reads the stream after steps that are not in the `Row`: factors, sums, a norm."""
     read = sublayer.add.read
     carried = {read}
     for op in sublayer.ops:

@@ -131,7 +131,7 @@ def remark_on_stream(
 
 
 def _list_random(chain: PlacedChain, sites: Sequence[Site], model: nn.Module, flow: Flow) -> Iterator[str]:
-    """Yield remarks on random numbers that a model in evaluation mode draws, if they change what it returns."""
+    """Yield remarks on random numbers that a model in evaluation mode draws, if these numbers change its output."""
     start = chain.adds[0].x
     drawn = {site: _list_drawn(chain, site) for site in sites}
     if not (start.kind & NOISE or any(drawn.values())):
@@ -260,7 +260,7 @@ def remark_on_start(
 
 
 def _adds_to(end: Value, op: Op) -> bool:
-    """Return whether an operator adds something to a value, or to an elementwise function of it."""
+    """Return whether `op` adds a value to `end`, or to an elementwise function of `end`."""
     return any(end in list_carried_values(term.value) for term in match_terms(op) or ())
 
 

@@ -113,7 +113,7 @@ class StreamLayout:
         return None if dims is None else self._build(value.shape, dims)
 
     def _find_earlier_dims(self, sublayer: Sublayer, value: Value) -> Dims | None:
-        """Derive the dimensions of a value on the path from a sublayer's output to its add from the dimensions of the sum."""
+        """Derive the dimensions of `value`, which is between a sublayer's output and its add, from those of the sum."""
         total, dims = sublayer.add.out, self._operands[sublayer.place]
         for term in sublayer.write_path.terms:  # from the add to the innermost partial sum
             if term.op is not None:

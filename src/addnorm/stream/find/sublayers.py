@@ -35,7 +35,7 @@ class Reads:
     """How a sublayer reads the stream.
 
     Attributes:
-        norms: the norms through which it reads.
+        norms: the norms through which the sublayer reads.
         direct: whether some operators read the stream itself.
         value: the single value that the sublayer reads; None if it reads several values.
         factors: the factors between the norm (or the stream) and that value.
@@ -56,13 +56,13 @@ class Sublayer:
     Attributes:
         add: the add with which it writes.
         place: index of the add in the stream.
-        write_path: from the output of N_branch, or from `raw`, to the operand of the add.
+        write_path: the views and factors from the output of N_branch, or from `raw`, to the operand of the add.
         role: "branch", "skip", "injection" or "bias".
         raw: the output before N_branch and factors.
         norm: N_branch.
         ops: the operators from the stream to `raw`; empty unless the role is "branch".
         own_ops: `ops` without views of the stream and the norms through which the sublayer reads.
-        reads: how it reads the stream.
+        reads: how the sublayer reads the stream.
         kind: "attention", "cross-attention", "feed-forward" or "other".
         frame: the smallest module call that contains the sublayer.
     """
@@ -81,7 +81,7 @@ class Sublayer:
 
     @property
     def module(self) -> str:
-        """Path of the module that `frame` calls."""
+        """Path of the module whose call is `frame`."""
         return self.frame.path
 
 
@@ -178,7 +178,7 @@ def _follow_views(value: Value, inside: set[Op], reads: Reads) -> None:
 
 
 def _reads_through_norms(value: Value, inside: set[Op]) -> bool:
-    """Return whether only norms read `value`, which has some tokens of the stream, or other tokens too."""
+    """Return whether only norms read `value`, which has some tokens of the stream, or the stream and other tokens."""
     reads = Reads()
     _follow_views(value, inside, reads)
     return bool(reads.norms) and not reads.direct
@@ -257,7 +257,8 @@ def _multiply(path: Path | None, others: Sequence[Factor] = ()) -> spec.Factor:
 def assign_layers(sublayers: Sequence[Sublayer]) -> list[int]:
     """Return the layer of each sublayer, from 0: from numbers in module paths, a period of kinds, or the modules that add.
 
-    A skip or an injection belongs to the layer of the next sublayer, except for a skip that starts in its own layer.
+    A skip that starts in the layer of the sublayer before it belongs to this layer. Other skips and injections belong to the
+    layer of the next sublayer.
     """
     usual = [sublayer for sublayer in sublayers if sublayer.role == "branch"] or sublayers
     known = dict(zip(usual, _number_layers(usual), strict=True))

@@ -202,7 +202,7 @@ class _Search:
     def _check_use(
         self, k: int, op: Op, value: Value, is_normed: bool
     ) -> tuple[str | None, list[tuple[Value, bool]]]:  # fmt: skip
-        """Return the reason why an operator that no `Row` describes changes a state of stream `k`; None if it does not.
+        """Return the reason why an operator that no `Row` describes changes a state of stream `k`, or None.
 
         Also return the outputs that carry the state, each with whether its numbers have changed.
         """

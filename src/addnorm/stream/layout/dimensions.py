@@ -63,7 +63,7 @@ class Roots:
 
 
 def split_views(op: Op, dims: Dims, roots: Roots) -> Dims | None:
-    """Return the dimensions after a view, copy or cast, from `dims`, those of its input; None if they cannot be followed."""
+    """Derive the dimensions of the output of a view, copy or cast from `dims`, those of its input; None if not possible."""
     old, new = op.inputs[0].shape, op.outputs[0].shape
     rank = len(old)
     if "swap" in op.traits and rank == len(new):
@@ -157,7 +157,7 @@ def _follow_views(value: Value, source: Value) -> Dims | None:
 
 
 def find_axis(value: Value, source: Value, axis: int) -> int | None:
-    """Return the axis of `source` that is dimension `axis` of its view `value`; None if this is a part of an axis, or several."""
+    """Return the axis of `source` that is dimension `axis` of its view `value`; None if no single whole axis is."""
     dims = _follow_views(value, source)
     dim = () if dims is None else dims[axis]
     parts = [part for part in dim if part.size > 1] or dim[:1]
@@ -187,7 +187,7 @@ def resize(dims: Dims, at: int, size: int, roots: Roots, others: Iterable[Dim] =
 
 
 def trace(value: Value, known: dict[Value, Dims], roots: Roots) -> Dims | None:
-    """Return the dimensions of a value that is computed from a known one by views, factors, norms, sums and changes of tokens.
+    """Return the dimensions of a value that is computed from a known one by views, factors, norms, sums, cuts and joins.
 
     Args:
         value: the value.
