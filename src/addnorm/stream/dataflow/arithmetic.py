@@ -250,7 +250,7 @@ def is_scale(scale: Value, value: Value) -> bool:
         return not scale.kind & PARAMETER and (scale.shape[-1:] in ((), (1,)) or _is_shared_by_channels(scale, value))
     if not scale.kind and scale.shape[-1:] == (1,):  # a constant for each token
         return True
-    # A vector over channels that come first.
+    # a vector over the channels, if they are not in the last dimension
     if sum(n > 1 for n in scale.shape) == 1 < len(value.shape) and scale.shape[-1:] == (1,):
         return bool(scale.kind & PARAMETER) and len(scale.shape) <= len(value.shape)
     return scale.tensor.numel() in (1, value.shape[-1]) and scale.shape[-1:] in ((), (1,), value.shape[-1:])

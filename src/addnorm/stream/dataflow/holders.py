@@ -87,7 +87,7 @@ def find_kinds(cls: type) -> list[Kind]:
     if issubclass(cls, enum.Enum | random.SystemRandom | types.ModuleType):
         return []
     module = cls.__module__
-    if issubclass(cls, nn.Module):  # the class with the forward: `fully_shard` derives one of its own
+    if issubclass(cls, nn.Module):  # the class with the forward, from which `fully_shard` derives another class
         module = next(base.__module__ for base in cls.__mro__ if "forward" in vars(base))
         if module.startswith(PARALLEL):
             return [_refer("_modules", "_parameters", "_buffers")]
@@ -279,7 +279,7 @@ def _restore_context(variable: contextvars.ContextVar[Any], saved: Any) -> str |
     return None
 
 
-# Functions and what they close over.
+# Functions, and the variables in their closures.
 
 
 def _save_function(function: types.FunctionType) -> Saved:
@@ -330,7 +330,7 @@ def _restore_tensor(tensor: Tensor, saved: Any) -> None:
     if alias is not None and place_of(tensor) != place_of(alias):
         tensor.data = alias
     if was_leaf and not is_leaf(tensor) and not tensor._is_view():
-        tensor.detach_()  # from the graph of the values that were written into it
+        tensor.detach_()  # from the graph of values that were written into this tensor
     if was_leaf and is_leaf(tensor):
         if tensor.requires_grad != requires_grad:
             tensor.requires_grad_(requires_grad)

@@ -73,9 +73,9 @@ class _Write(NamedTuple):
 
 
 class _Bound(NamedTuple):
-    tensor: Tensor  # held, so that no id is used twice
+    tensor: Tensor  # kept alive, so that no id is used twice
     value: Value
-    version: int  # number of writes to its memory that the value includes
+    version: int  # number of writes to the tensor's memory that the value includes
 
 
 class Memory:

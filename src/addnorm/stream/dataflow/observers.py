@@ -108,7 +108,7 @@ class ObserverMode(InnerOperatorMode):
         frame = self.frames.current
         if frame is None or self.frames.is_paused:
             return func(*args, **kwargs)
-        if self.deferred and not self.depth:  # the operators within one on wrappers have no autograd nodes
+        if self.deferred and not self.depth:  # operators inside an operator on wrappers have no autograd nodes
             if types:
                 self.note_wrappers((args, kwargs))
             self.run_deferred()
@@ -168,7 +168,7 @@ def _name_outputs(func: Any, args: Any, kwargs: Any, out: Any, copies: dict[int,
     return dict(enumerate(returned))
 
 
-# Longer than 60 lines: its hooks share the state of one forward.
+# Longer than 60 lines, since the hooks share the state of one forward.
 @contextmanager
 def observe_forwards(
     model: nn.Module,
@@ -189,7 +189,7 @@ def observe_forwards(
     callers: list[FrameType] = []  # the Python frame in which the forward runs
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if module is not inner:  # a copy of the model, made in the block: it has the hooks too
+        if module is not inner:  # a copy of the model that was made in the block has the hooks too
             return
         if running and not _is_running(callers[-1]):
             abandon()

@@ -18,17 +18,17 @@ FAMILY = "addnorm::"
 
 # view: the output has the numbers of the first input in another shape, memory or dtype: copy (same shape), reshape and squeeze
 #     (same order of the numbers), swap (two dimensions)
-# cut: it has some numbers of the first input, in another place; exact: which ones, the arguments say
-# join: it has numbers of several inputs
-# guard: it has the numbers of an input unless they are not finite, too large, or of a padded token
-# affine: a sum, a multiple or a dropout of its inputs
-# mixing: it combines elements of different tokens or features, as every sublayer does: product (of matrices; added: to the first
+# cut: the output has some numbers of the first input, in another place; exact: the arguments show which numbers
+# join: the output has numbers of several inputs
+# guard: the output has the numbers of an input unless they are not finite, too large, or of a padded token
+# affine: a sum, a multiple or a dropout of the inputs
+# mixing: combines elements of different tokens or features, as every sublayer does: product (of matrices; added: to the first
 #     argument), linear, pair (both factors may be activations), attention, convolution, pool, scan, recurrent, embedding
-# local: it combines neighbouring tokens; combining: it keeps the shape, and combines the elements of a dimension
-# normalizing: a norm or a part of one; reduction: it removes a dimension
-# channels_first: dimension 1 of its first input has the features
-# shapes: it reads no contents of its inputs; overwrites: in place, it does not read what it writes
-# random, uniform: it draws random numbers; running: it updates statistics that its schema does not declare
+# local: combines neighbouring tokens; combining: keeps the shape, and combines the elements of a dimension
+# normalizing: a norm or a part of a norm; reduction: removes a dimension
+# channels_first: dimension 1 of the first input has the features
+# shapes: reads no contents of the inputs; overwrites: in place, does not read the tensor that it writes
+# random, uniform: draws random numbers; running: updates statistics that the schema does not declare
 TABLE = {
     "view _unsafe_view reshape _reshape_alias flatten unflatten view_as": "view reshape",
     "squeeze unsqueeze": "view squeeze",

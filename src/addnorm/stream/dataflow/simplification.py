@@ -55,11 +55,10 @@ class _Slabs:
     """Index of cuts and joins. Each is a list of slabs along one dimension; values with equal lists are equal."""
 
     def __init__(self) -> None:
-        self._rows: dict[
-            Value, tuple[int, tuple[Slab, ...]]
-        ] = {}  # by cut or join: the dimension, and the slabs along it
-        self._slabs: dict[Value, Slab] = {}  # by value that is one slab of another
-        self._values: dict[Hashable, Value] = {}  # by slab, or by dimension and slabs: the first value that is equal
+        # for each cut or join its dimension, and the slabs along this dimension
+        self._rows: dict[Value, tuple[int, tuple[Slab, ...]]] = {}
+        self._slabs: dict[Value, Slab] = {}  # the slab of each value that is one slab of another value
+        self._values: dict[Hashable, Value] = {}  # first value by slab, or by dimension and slabs
 
     def find_equal(self, op: Op, value: Value) -> Value:
         """Return the first value that is equal to an output of a cut or join."""

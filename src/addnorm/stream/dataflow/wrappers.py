@@ -133,7 +133,7 @@ class InnerOperatorMode(TorchDispatchMode):
     """Dispatch mode that sees the operators on the inner tensors of wrappers in place of the operators on wrappers.
 
     Attributes:
-        outer: wrappers that operators returned, by the ids of their inner tensors.
+        outer: wrappers among the arguments and results of operators, by the ids of their inner tensors.
         depth: number of operators on wrappers that are running.
     """
 

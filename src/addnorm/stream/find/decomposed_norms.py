@@ -90,7 +90,7 @@ class NormFinder:
         return self._include_centring(function, form) or _build_norm(function, form)
 
     def list_own(self, norms: Sequence[Norm]) -> list[Norm]:
-        """Return the norms of kind "own" that overlap with no other norm (of `norms`, or "own") and are not undone later.
+        """Return the norms of kind "own" that overlap neither with `norms` nor with each other, and that are not undone later.
 
         A norm is undone if a later function of the same x contains it and is no norm: x / max(x), rounded, times max(x).
         """

@@ -22,7 +22,7 @@ from addnorm.stream.dataflow.arithmetic import get_number, is_ancestor, is_move
 from addnorm.stream.dataflow.graph import CONSTANT, DATA, NOISE, PARAMETER, Op, Value
 from addnorm.stream.dataflow.replay import run_op
 
-MAX_OPS = 48  # of one function; the longest norm of the tests has 12
+MAX_OPS = 48  # operators of one function; the longest norm of the tests has 12
 
 
 class Dominators:

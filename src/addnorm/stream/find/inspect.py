@@ -95,7 +95,7 @@ def inspect(model: nn.Module, *args: Any, float64: bool = False, **kwargs: Any) 
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is {type(model).__name__}, expected a torch.nn.Module: {USAGE}.")
     check_inputs(model, args, kwargs, USAGE)
-    inner = getattr(model, "_orig_mod", model)  # of a module that torch.compile wraps
+    inner = getattr(model, "_orig_mod", model)  # the module that torch.compile wraps
     if float64:
         inner, args, kwargs = to_float64(inner, args, kwargs)
     with torch.no_grad(), warnings.catch_warnings():

@@ -24,7 +24,7 @@ def classify_sublayer(x: Value, ops: Sequence[Op], without: Set[Op] = frozenset(
 
     `without` has the adds of other streams. A value that depends on x only through these adds does not come from the stream.
     """
-    # Weighted are the keys and values of attention, and any value that is multiplied by a softmax. A parameter does not count,
+    # `weighted`: the keys and values of attention, or the values that are multiplied by a softmax. A parameter does not count,
     # since its product with a softmax mixes the heads.
     weighted = [v for op in ops if "attention" in op.traits for v in op.args[1:3] if isinstance(v, Value)]
     if not weighted:

@@ -102,7 +102,7 @@ class SublayerNames:
         return tuple(paths)
 
     def count_shared(self, sublayer: Sublayer) -> int:
-        """Return how many sublayers of the chain are calls of the sublayer's module."""
+        """Return how many sublayers of the chain are calls of the sublayer's module; 1 if its calls have other sublayers too."""
         path = sublayer.module
         return self._paths[path] if self._calls[path] > 1 and self.is_call(sublayer) else 1
 

@@ -280,7 +280,7 @@ class StreamLayout:
         own = [part.root for dim in dims for part in dim]
         expanded = [root for root in roots if root not in own and not self._roots.sources[root]]
         first = self._operands[0] or ((),)
-        # A size of one that a view inserts after the first dimension, such as one row of an image, is no batch.
+        # A dimension of size one that a view inserts after the first dimension, such as one row of an image, is no batch.
         expanded = [
             root for root in expanded if self._roots.sizes[root] > 1 or any(part.root == root for part in first[0])
         ]

@@ -284,7 +284,7 @@ def _number_layers(sublayers: Sequence[Sublayer]) -> list[int]:
             if len({*layers}) < len(sublayers):
                 return layers
             break
-    kinds = [sublayer.kind for sublayer in sublayers]  # each sublayer has its own number, or none has one
+    kinds = [sublayer.kind for sublayer in sublayers]  # each sublayer has another number, or no sublayer has a number
     for period in (3, 2):
         repeats = len(kinds) % period == 0 and kinds == kinds[:period] * (len(kinds) // period)
         if repeats and len({*kinds[:period]}) == period:

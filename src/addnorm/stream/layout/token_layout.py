@@ -102,7 +102,7 @@ class TokenLayout:
             has_features: whether the tensor has features.
 
         Returns:
-            None if the order of the tokens is not known for a tensor of this shape.
+            The tensor; None if the order of the tokens is not known for a tensor of this shape.
         """
         sizes = self._measure_runs(t.shape[:-1] if has_features else t.shape)
         if sizes is None:
