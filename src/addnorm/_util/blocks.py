@@ -44,7 +44,7 @@ class Finding:
 
     @property
     def sentence(self) -> str:
-        """The claim."""
+        """Same as `claim`."""
         return self.claim
 
 
@@ -53,7 +53,7 @@ class Paragraph:
 
     Args:
         spans: texts, and pairs of a text and its style.
-        style: of the whole text.
+        style: style of the whole text.
         indent: columns on the left of every line.
         hang: further columns on the left of every line but the first.
         space: leave an empty line above.
@@ -80,7 +80,7 @@ class Column:
         fold: wrap long texts. Others stay on one line.
         drop: when the column is left out of a table that is wider than the terminal: never, before the gaps between the columns
             become narrower ("first"), or after that ("last"). The rightmost column is left out before the others.
-        style: of the column's texts.
+        style: style of the column's texts.
         format: function that returns the text of a number; None formats the numbers of the column with equal decimals.
     """
 
@@ -126,10 +126,10 @@ class Table:
 
     Args:
         columns: the columns, or their headings.
-        rows: rows, or sequences of cells. A row with fewer cells than columns is filled up with empty ones.
-        caption: note below, in a terminal; what the table shows, on a page.
+        rows: `TableRow`s, or sequences of cells. A row with fewer cells than columns is filled up with empty cells.
+        caption: note below the table in a terminal. On a page it states what the table shows.
         collapsed: on a page, show only the caption until the reader opens the table.
-        title: line above.
+        title: line above the table.
         indent: columns on the left of every line.
         header: show the headings.
 
@@ -186,7 +186,7 @@ class Table:
         return [list(row) for row in zip(*columns, strict=True)]
 
     def _texts_of(self, k: int) -> Iterator[CellText]:
-        """Yield the texts of a column."""
+        """Yield the texts of column `k`."""
         cells, is_number, form = [row[k] for row in self.rows], self.numeric[k], self.columns[k].format
         numbers = [cell for cell in cells if not isinstance(cell, str | tuple)]
         if form is not None:

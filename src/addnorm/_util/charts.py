@@ -27,7 +27,7 @@ class Axis(NamedTuple):
     Attributes:
         label: the quantity.
         log: whether the axis is logarithmic.
-        ticks: texts by place; None for round numbers. Texts that are no numbers stay where the others do not fit.
+        ticks: labels by their place on the axis; None for round numbers. Only labels that are numbers may be left out for room.
         groups: first and last place of each group, by its name, which is written below the ticks.
     """
 
@@ -64,10 +64,10 @@ class Panel(NamedTuple):
         series: the series.
         limits: range of the axis, beyond which lines are cut off; None if the values decide.
         least: range that a linear axis covers at least.
-        log: whether the axis is logarithmic; None if the values decide: where none is negative and they are far apart.
-        lines: horizontal lines by their labels, where they are in range.
+        log: whether the axis is logarithmic; None means: if no value is negative and the values are far apart.
+        lines: heights of horizontal lines by their labels. Lines out of range are not drawn.
         height: height in pixels.
-        x: its own x axis; None is that of the chart.
+        x: the panel's own x axis; None is the x axis of the chart.
     """
 
     label: str
@@ -81,7 +81,7 @@ class Panel(NamedTuple):
 
     @property
     def scale(self) -> Scale:
-        """The y axis. A linear axis without limits has 0: otherwise noise would look large."""
+        """The y axis. A linear axis without `limits` includes 0, since noise would look large otherwise."""
         values = [y for series in self.series for _, y in series.points if math.isfinite(y)]
         positive = [y for y in values if y > 0]
         low, high = min(values, default=0.0), max(values, default=1.0)
@@ -104,8 +104,8 @@ class Map(NamedTuple):
 
     Attributes:
         label: what the panel shows.
-        sources: names of the rows.
-        shares: for each column the numbers of the rows.
+        sources: names of the sources.
+        shares: for each depth the number of every source.
         most: magnitude with the strongest colour, shared by the maps of a chart.
     """
 
@@ -121,7 +121,7 @@ class Map(NamedTuple):
 
     @property
     def cells(self) -> list[list[float]]:
-        """For each row its numbers by depth, NaN before the source's write."""
+        """For each source its numbers by depth, NaN before the source's write."""
         begins = [
             next((k for k, column in enumerate(self.shares) if column[row]), 0) for row in range(len(self.sources))
         ]
@@ -157,7 +157,7 @@ class Chart:
     table: Table = field(default_factory=lambda: Table([], []))
 
     def with_table(self, head: Sequence[str], names: Mapping[float, Sequence[Cell]], caption: str) -> Chart:
-        """Return the chart with its table: a row for each x, with its names and the numbers of every series in every panel."""
+        """Return the chart with a table that has a line for each x in `names`: its names, then the numbers of all series."""
         labels = {series.label for panel in self.panels for series in panel.series}
         columns: dict[str, dict[float, float]] = {}
         for panel in self.panels:
@@ -186,7 +186,7 @@ class Scale(NamedTuple):
         return self.low <= value <= self.high
 
     def place(self, value: float) -> float:
-        """Return where a value lies: 0 at the lower end, 1 at the upper one."""
+        """Return the position of a value on the axis: 0 at the lower end, 1 at the upper end."""
         low, high, at = (math.log(number) if self.log else number for number in (self.low, self.high, value))
         return (at - low) / ((high - low) or 1.0)
 
@@ -233,7 +233,7 @@ def depth_axis(sites: Sequence[Any]) -> tuple[Axis, dict[str, float]]:
 
 
 def depth_series(label: str, values: Sequence[tuple[Any, float]], places: Mapping[str, float]) -> list[Series]:
-    """Return values by depth, pairs of a site and a number, as a series for each stream: a line does not leave its stream."""
+    """Return `values`, pairs of a site and a number, as one series per stream, so that no line connects two streams."""
     by_stream: dict[str, list[tuple[Any, float]]] = {}
     for site, value in values:
         by_stream.setdefault(site.stream, []).append((site, value))

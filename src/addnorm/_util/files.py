@@ -48,9 +48,9 @@ def check_writable(path: str | Path, *, name: str = "path") -> None:
 
 @contextmanager
 def atomic_path(path: str | Path, *, name: str = "path", parents: bool = True, durable: bool = False) -> Iterator[Path]:
-    """Yield a temporary path; it replaces `path` when the block ends, and is removed if the block fails.
+    """Yield a temporary path. Its file replaces `path` when the block ends, and is removed if the block fails.
 
-    An existing file keeps its permissions. A new file gets those of any new file.
+    An existing file keeps its permissions. A new file gets the default permissions.
 
     Args:
         path: the file to write.

@@ -92,7 +92,7 @@ def loads(text: str | bytes) -> Any:
 
 
 def float_of(value: Any) -> float:
-    """Return a number of a JSON document as a float; it may be one of the words.
+    """Return a number of a JSON document as a float. The number may be a word such as "NaN".
 
     Raises:
         ValueError: the value is not a number.

@@ -13,7 +13,7 @@ LIMIT, USED = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.cur
 
 
 def free_memory() -> float:
-    """Return the bytes that a new allocation can have at most, infinity where the system does not say.
+    """Return the number of bytes that can be allocated now, or infinity if the system does not report it.
 
     Example:
         >>> from addnorm._util.memory import free_memory

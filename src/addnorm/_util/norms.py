@@ -24,12 +24,12 @@ class NormKind(NamedTuple):
         title: the name that texts show.
         code: the number in the operators' schemas and in the kernels.
         is_centred: whether the mean is subtracted.
-        has_bias: whether its modules have a bias, and torch's function takes one.
-        eps: the default of its modules; None: the machine epsilon of the arithmetic.
+        has_bias: whether torch's module has a bias, and torch's function takes a bias.
+        eps: the default of torch's module; None: the machine epsilon of the arithmetic.
         module: torch's module.
         function: torch's function.
-        operators: torch's operators that compute it.
-        onnx: ONNX's operator, the first version of the operator set that has it, and onnxruntime's with an add.
+        operators: torch's operators that compute the norm.
+        onnx: ONNX's operator, the first opset version with this operator, and onnxruntime's operator of add and norm.
     """
 
     title: str

@@ -17,14 +17,14 @@ SMALL, LARGE = 1e-3, 1e6  # smaller and larger numbers are written with a power 
 def format_number(
     value: float | None, digits: int = DIGITS, *, trim: bool = False, grouped: bool = False, width: int | None = None
 ) -> str:
-    """Return a number as text with `digits` significant digits; all digits of an int; empty text for None.
+    """Return a float as text with `digits` significant digits, an int with all its digits, and None as empty text.
 
     Args:
         value: the number.
         digits: significant digits of a float.
         trim: remove trailing zeros behind the decimal point.
         grouped: separate thousands with commas, and write no power of ten for large numbers.
-        width: use fewer digits where the text would have more characters than this.
+        width: maximum number of characters, if one digit fits. Longer texts get fewer digits.
 
     Example:
         >>> from addnorm._util.numbers import format_number
@@ -126,7 +126,7 @@ def _digits(value: float, digits: int, trim: bool, grouped: bool) -> str:
 
 
 def _decimals(value: float, digits: int) -> int:
-    """Return the decimals that give `digits` significant digits after rounding: 0.99999 has one digit before the point."""
+    """Return the number of decimals that gives `digits` significant digits after rounding: with 4 digits, 3 for 0.99999."""
     exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])
     return max(digits - 1 - exponent, 0)
 

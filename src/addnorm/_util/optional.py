@@ -31,7 +31,7 @@ def require(module: str, purpose: str) -> Any:
     """Import an optional module and return it.
 
     Args:
-        module: name of the module, of a package in `EXTRAS`; it may have dots.
+        module: name of a package in `EXTRAS`, or of a module in it, such as "matplotlib.figure".
         purpose: what the module is needed for: "draw", "write Parquet".
 
     Raises:

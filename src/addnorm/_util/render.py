@@ -55,7 +55,7 @@ class Rendered:
     __slots__ = ()
 
     def _blocks(self) -> Iterator[Block]:
-        """Yield what is shown, from top to bottom."""
+        """Yield the blocks that are shown, from top to bottom."""
         raise NotImplementedError
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -196,7 +196,7 @@ def _rich_paragraph(block: Paragraph, width: int) -> RenderableType:
 
 
 def _fit(table: Table, width: int) -> tuple[RichTable, str]:
-    """Return the table and its caption for a terminal of that width.
+    """Return the table and its caption for a terminal of `width` columns.
 
     A table with columns that may be dropped and that is too wide gets headings of two lines, then loses columns as `Column.drop`
     says. The caption names the "last" columns that were left out. Other tables stay as they are.
@@ -223,7 +223,7 @@ def _fit(table: Table, width: int) -> tuple[RichTable, str]:
 def _rich_table(
     table: Table, places: Sequence[int] | None = None, gap: int = GAP, broken: bool = False, folded: int | None = None
 ) -> RichTable:
-    """Return the table for rich.
+    """Return `table` as a table of rich.
 
     Args:
         table: the table.
@@ -252,7 +252,7 @@ def _rich_table(
 
 
 def _measure(table: Table, rich_table: RichTable) -> int:
-    """Return the columns that a table takes with its indent where nothing is wrapped."""
+    """Return the width of a table with its indent, in columns of a terminal, if nothing is wrapped."""
     from rich.console import Console
     from rich.measure import Measurement
 
@@ -261,7 +261,7 @@ def _measure(table: Table, rich_table: RichTable) -> int:
 
 
 def _html(tag: str, spans: Iterable[tuple[str, Style]], style: Style = "", css: str = "") -> str:
-    """Return an element with its texts escaped."""
+    """Return an HTML element with escaped texts."""
     inner = ""
     for part, span_style in spans:
         text = html.escape(part).replace("\n", "<br>")

@@ -25,7 +25,7 @@ def interleave(
     Args:
         samplers: functions that take one sample each.
         rounds: number of rounds.
-        failed: called with the name and the error of a sampler that raises, which is then left out. None: errors propagate.
+        failed: called with the name and the error of a sampler that raises, which ends its sampling. None: errors propagate.
         collector: leave Python's garbage collector on.
 
     Example:
@@ -53,7 +53,7 @@ def interleave(
 
 @contextmanager
 def without_collector() -> Iterator[None]:
-    """Turn Python's garbage collector off, after one collection, and leave older objects out of explicit collections."""
+    """Turn Python's garbage collector off in the block. Explicit collections there skip the objects that exist already."""
     enabled = gc.isenabled()
     gc.collect()
     gc.freeze()  # a collection then looks only at new objects, not at the 100,000 of torch

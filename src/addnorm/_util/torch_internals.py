@@ -1,6 +1,6 @@
-"""Everything of torch that the package uses and torch does not document, or that changes a whole process, each with its reason.
+"""Undocumented parts of torch that the package uses, and settings of the whole process, each with its reason.
 
-Tested with torch 2.13. `tests/util/test_torch_internals.py` fails where a newer torch lacks one of them or changes it.
+Tested with torch 2.13. `tests/util/test_torch_internals.py` fails if a newer torch lacks or changes any of these names.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _forward_ad: Any = forward_ad  # whose level is a module attribute: the public w
 
 
 def direct_call(op: Any) -> Callable[..., Any]:
-    """Return the C++ function of an overload, without the Python frame of its `__call__`: a twelfth of a call on one row.
+    """Return the C++ function of an overload. Calling it directly saves a twelfth of the time of a call on one token.
 
     torch.compile's frontend traces only the overload itself.
     """
@@ -83,19 +83,19 @@ def has_dispatch_mode() -> bool:
 
 
 def is_tracing() -> bool:
-    """Return whether a mode records a graph, in which no value of a tensor can be looked at."""
+    """Return whether a mode records a graph, so that no code may read the values of tensors."""
     return any(_mode(key) for key in _TRACERS)
 
 
 def without_autocast(key: str) -> Any:
-    """Return a context without the autocast kernels of a device, such as "AutocastCPU"."""
+    """Return a context that skips the autocast kernels of the dispatch key `key`, such as "AutocastCPU"."""
     return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)))
 
 
 def mark_as_constant(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a traced call run the function while it is traced, as `torch.compiler.assume_constant_result` does.
+    """Make torch.compile call `function` during tracing and treat its result as a constant.
 
-    That one imports all of Dynamo.
+    `torch.compiler.assume_constant_result` does the same, but imports all of Dynamo.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
@@ -114,14 +114,14 @@ def exclude_from_capture(*functions: Any) -> None:
 
 
 def forget_code(code: CodeType) -> None:
-    """Free the graphs of a code object; torch.compile's frontend keeps all code that it captured more than once."""
+    """Free the compiled graphs of a code object, which torch.compile's frontend would keep."""
     from torch._C._dynamo import eval_frame  # slow to import
 
     eval_frame.reset_code(code)
 
 
 def keep_donated_buffers(keep: bool) -> AbstractContextManager[None]:
-    """Return a context in which a compiled backward may not reuse the memory of saved tensors; a setting of this thread."""
+    """Return a context in which, with `keep`, compiled backwards do not reuse the memory of saved tensors, in this thread."""
     from torch._functorch import config
 
     return config.patch(donated_buffer=not keep)  # type: ignore[no-any-return]  # torch does not type it
@@ -130,8 +130,8 @@ def keep_donated_buffers(keep: bool) -> AbstractContextManager[None]:
 class HookGuards:
     """Context in which torch.compile's frontend checks for hooks, while a fused model runs.
 
-    Without it the frontend ignores hooks that were registered or removed later. The setting is that of the process, so runs are
-    counted.
+    Otherwise the frontend ignores hooks that were registered or removed later. The setting is that of the process: the first of
+    several simultaneous runs makes it, and the last run restores it.
     """
 
     def __init__(self) -> None:

@@ -1,13 +1,13 @@
 """Benchmark of this library against PyTorch on the user's machine: `addnorm bench` on a CPU, `addnorm.bench.gpu` on a GPU.
 
-- `case`, `harness`, `script`: what every benchmark shares, those of the folder `benchmarks/` included: cases as data, the run,
-  the document, the command line; `targets`, `pages`: numbers beside their targets, and as tables
+- `case`, `harness`, `script`: the parts that all benchmarks share, also those in `benchmarks/`: cases as data, the run, the
+  document, the command line; `targets`, `pages`: numbers beside their targets, and as tables
 - `timing`: the stopwatch; `environment`: the machine, the versions, the commit
 - `jobs`: the operation's jobs in eager PyTorch and in addnorm; `onnx_peer`: the same in onnxruntime; `proofs`: errors against
   float64; `exactness`: errors, saved bytes, and other facts that do not depend on the machine
 - `operation`: the benchmark on a CPU; `terminal`: its document in a terminal
 
-`run` returns a document; `write` saves it, `show` prints it.
+`run` returns a document, the results as JSON types; `write` saves the document, and `show` prints it.
 """
 
 from addnorm.bench.harness import partial_path, write

@@ -1,4 +1,4 @@
-"""Cases of a benchmark as data, and the rows of their results."""
+"""Cases of a benchmark as data, and the rows of the results: dicts with a case's values and the numbers of one variant."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Selection = Mapping[str, Sequence[Any]]
 
 
 class Case(SimpleNamespace):
-    """One line of a benchmark's matrix: named values, such as the norm and the shape. They begin each of its rows.
+    """Case of a benchmark: named values, such as the norm and the shape. Each result row of the case has these values first.
 
     Example:
         >>> from addnorm.bench.case import Case
@@ -28,16 +28,16 @@ class Case(SimpleNamespace):
         return hash(frozenset(vars(self).items()))
 
     def but(self, **values: Any) -> Case:
-        """Return the case with other values."""
+        """Return a copy of the case with `values` changed or added."""
         return Case(**{**vars(self), **values})
 
     def row(self, **values: Any) -> Row:
-        """Return a row of this case."""
+        """Return a result row of this case: the case's values, then `values`."""
         return {**vars(self), **values}
 
     @classmethod
     def of(cls, row: Row, fields: Iterable[str]) -> Case:
-        """Return the case that a row belongs to."""
+        """Return the case that a result row belongs to, by its values of `fields`."""
         return cls(**{name: row[name] for name in fields})
 
 
@@ -55,7 +55,7 @@ class Stop(RuntimeError):  # it ends a run, which need not be an error
 
 
 def grid(**values: Iterable[Any]) -> list[Case]:
-    """Return a case for every combination of the values, the first name outermost; `a__b` are pairs of an a and a b.
+    """Return a case for every combination of the values. The first name changes last. The values of `a__b` are pairs (a, b).
 
     Example:
         >>> from addnorm.bench.case import grid
@@ -69,10 +69,10 @@ def grid(**values: Iterable[Any]) -> list[Case]:
 
 
 def select(cases: Iterable[Case], selected: Selection) -> list[Case]:
-    """Return the cases that have one of the selected values in every selected field.
+    """Return the cases whose value is one of `selected[field]` for every field in `selected`.
 
     Raises:
-        ValueError: no case has them.
+        ValueError: there is no such case.
     """
     chosen = [case for case in cases if all(getattr(case, name, None) in some for name, some in selected.items())]
     if not chosen:
@@ -82,7 +82,7 @@ def select(cases: Iterable[Case], selected: Selection) -> list[Case]:
 
 
 def by_case(rows: Iterable[Row], fields: Iterable[str]) -> dict[Case, dict[str, Row]]:
-    """Return the rows by case, then by variant."""
+    """Return the result rows by case, then by variant."""
     fields = tuple(fields)
     results: dict[Case, dict[str, Row]] = {}
     for row in rows:

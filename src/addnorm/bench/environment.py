@@ -1,4 +1,4 @@
-"""Description of where and with what a benchmark runs: the machine, the versions, the commit."""
+"""Description of a benchmark's environment: the machine, the versions, the commit."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def describe() -> dict[str, Any]:
 
 
 def load() -> float:
-    """Return the load average of the last minute; 0 where the system has none."""
+    """Return the load average of the last minute, or 0 if the system has none."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
 
 
@@ -63,7 +63,7 @@ class LoadMeter:
         self.before, self._start = load(), (time.monotonic(), _busy_seconds(), _own_seconds())
 
     def columns(self) -> dict[str, float | None]:
-        """Return the load before and after and the mean number of cores that others used, as keys of a document."""
+        """Return the load before and after, and the mean number of cores that other processes used, as keys of a document."""
         seconds, busy, own = self._start
         elapsed, now = time.monotonic() - seconds, _busy_seconds()
         others = None
@@ -73,7 +73,7 @@ class LoadMeter:
 
 
 def _busy_seconds() -> float | None:
-    """Return the seconds that all cores have worked since the machine started; None where the system does not say."""
+    """Return the seconds that all cores have worked since the machine started, or None if the system does not report them."""
     times = re.match(r"cpu +(\d+) (\d+) (\d+) \d+ \d+ (\d+) (\d+)", _text(Path("/proc/stat")))
     return None if times is None else sum(map(int, times.groups())) / os.sysconf("SC_CLK_TCK")
 
@@ -101,12 +101,12 @@ def caches() -> dict[str, int]:
 
 
 def last_level_cache(sizes: dict[str, int]) -> int:
-    """Return the bytes of the largest cache."""
+    """Return the bytes of the largest cache in `sizes`, or `ASSUMED_CACHE` if there is none."""
     return max(sizes.values(), default=ASSUMED_CACHE)
 
 
 def commit() -> dict[str, Any]:
-    """Return the commit of this checkout and whether files differ from it; None where there is no checkout."""
+    """Return the `commit` of this checkout, and as `dirty` whether files differ from it. Both are None without a checkout."""
     git = ["git", "-C", str(Path(addnorm.__file__).parents[2])]
     # Files that the benchmark writes do not count: the results, and the tables in the pages.
     own = ["--", ".", ":!benchmarks/results", ":!README.md", ":!docs"]

@@ -61,7 +61,8 @@ def errors(
 ) -> dict[str, dict[str, float]]:
     """Return the relative L2 errors of `addnorm` and `eager` against float64 by output and gradient, with random tensors.
 
-    y and the gradients are those over the z that the variant returned. Both have the same dropout mask.
+    The float64 values of y and of the gradients are computed from the z that the variant returned. Both variants have the same
+    dropout mask.
     """
     case, seed = _case(norm, job, (rows, d), dtype), torch.tensor(SEED)
     (tensors,), keep = inputs(case), philox.keep_mask((rows, d), DROPOUT, seed)
@@ -80,7 +81,7 @@ def errors(
 
 
 def bias_gradient_of_ones(rows: int = ONES[0], d: int = ONES[1]) -> dict[str, float]:
-    """Return for "eager" and "addnorm" a bfloat16 bias gradient whose exact value is `rows`: the feature furthest from it.
+    """Return for "eager" and "addnorm" the bfloat16 bias gradient of one feature, the furthest from the exact value, `rows`.
 
     The gradient of every element of y is one, so each feature of the bias gradient is the number of rows.
     """
@@ -95,7 +96,7 @@ def bias_gradient_of_ones(rows: int = ONES[0], d: int = ONES[1]) -> dict[str, fl
 def bytes_saved(
     norm: Norm, dtype: str, job: str = "forward_backward", shape: tuple[int, int] = SAVED
 ) -> dict[str, int]:
-    """Return the bytes that autograd saves for backward, without the parameters."""
+    """Return the bytes that autograd saves for backward by variant, without the parameters."""
     case = _case(norm, job, shape, dtype)
     (tensors,) = inputs(case)
     parameters = nn.ParameterList(nn.Parameter(t) for t in tensors.args[2:] if t is not None)
@@ -106,7 +107,7 @@ def bytes_saved(
 
 
 def facts(norms: Sequence[Norm], dtypes: Sequence[str]) -> Iterable[Row]:
-    """Yield a row for each fact; `torch` is the same number of plain PyTorch (beside a model: of another order of rounding)."""
+    """Yield a result row for each fact. `torch` is PyTorch's number; for a model's formula, that of another order of rounding."""
     ones = bias_gradient_of_ones()
     yield Target(f"dbias of {ONES[0]} bfloat16 rows of ones", "==", ONES[0]).row(
         ones["addnorm"], norm="layer", torch=ones["eager"]
@@ -131,7 +132,7 @@ def facts(norms: Sequence[Norm], dtypes: Sequence[str]) -> Iterable[Row]:
 
 
 def largest_error(norm: Norm, dtype: str, by_variant: dict[str, dict[str, float]]) -> Row:
-    """Return the fact of a case with every option: its largest error, in roundings of the dtype."""
+    """Return the fact about the largest error with all options, over outputs and gradients, in roundings of the dtype."""
     rounding = torch.finfo(DTYPES[dtype].stream).eps / 2
     worst = {name: max(relative.values()) / rounding for name, relative in by_variant.items()}
     target = Target(f"all options, {dtype}: error in roundings", "<=", ROUNDINGS[dtype])
@@ -139,7 +140,7 @@ def largest_error(norm: Norm, dtype: str, by_variant: dict[str, dict[str, float]
 
 
 def import_ms(times: int = 3) -> float:
-    """Return what `import addnorm` adds to `import torch` in a new process, the median of a few.
+    """Return the milliseconds that `import addnorm` adds to `import torch`, the median of `times` new processes.
 
     The first process, which is not counted, writes the bytecode files, as pip does: without them Python compiles the package.
     """
@@ -170,7 +171,7 @@ MODELS = {
 
 
 def unlike(name: str) -> tuple[float, float]:
-    """Return the share of elements that differ from the model's: with its order of rounding, and with another."""
+    """Return two shares of elements unlike the formula of model `name`: with its order of rounding, and with another order."""
     formula, casting, offset = MODELS[name]
     generator = torch.Generator().manual_seed(0)
     x, branch = (torch.randn(SHAPE, generator=generator).bfloat16() for _ in range(2))

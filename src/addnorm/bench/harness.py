@@ -33,22 +33,22 @@ class Benchmark:
         name: name of the results file, NAME.json.
         fields: names of a case's values, in their order. The harness sets `threads`, where it is one of them.
         cases: all cases, the most important first; or a function of a selection (values by field) and of the number of threads.
-        measure: function of a case, of `rounds`, and of the options by name: its rows by part. With a budget it is also given
-            `deadline`, a value of `time.monotonic` or None, and `without`, variants that failed in an earlier run of the case.
-        title: text of a case.
-        targets: those of the rows, or a function of the document that returns them.
+        measure: function of a case, of `rounds`, and of the options by name. It returns the case's rows by part. With a budget it
+            also receives `deadline`, a value of `time.monotonic` or None, and `without`, variants that failed in an earlier run.
+        title: function of a case that returns its text.
+        targets: the targets of the rows, or a function of the document that returns the targets.
         parts: names of the lists of rows, "rows" the last.
-        protocol: how it is measured, for the document, besides the rounds.
+        protocol: settings of the measurement, for the document, besides the rounds.
         options: options of `measure` with their defaults: True is a flag that turns it off, a tuple the choices of a list.
-        describe: function of the cases: further keys of the document that say where it is measured.
-        finish: function of the rows by part and of the document's head: the parts as they are written, and further keys.
+        describe: function of the cases that returns further keys of the document about the environment.
+        finish: function of the rows by part and of the document's head. It returns the parts to be written, and further keys.
         sections: functions of the document that return a section of a page, by "page#section".
         threads: default number of threads; 0: as many as torch has.
         rounds: default number of rounds.
         budget: default number of seconds after which no case begins. None: no limit.
         idle: whether results are published only from an idle machine and a clean checkout.
         failed: function of the document that tells whether the measured code is wrong.
-        verdicts: function of the document: further keys that follow from its numbers.
+        verdicts: function of the document that returns further keys, computed from its numbers.
         report: function of the document that returns what the script prints; None: times, failures and targets.
         device: default type of device.
     """
@@ -76,7 +76,7 @@ class Benchmark:
     schema: int = 1
 
     def plan(self, threads: int | None = None, selected: Selection | None = None) -> list[Case]:
-        """Return the cases, or a selection of them.
+        """Return the cases, or the `selected` ones.
 
         Raises:
             ValueError: no case is selected.
@@ -92,7 +92,7 @@ class Benchmark:
         return by_case(document.get("rows", []), self.fields)
 
     def judge(self, document: Document) -> Document:
-        """Return what follows from the numbers of a document: `summary`, each number beside its target, and the verdicts."""
+        """Return `summary`, the numbers of a document beside their targets, and the keys of `verdicts`."""
         targets = self.targets(document) if callable(self.targets) else self.targets
         direct = [
             row for row in document.get("summary", []) if "cells" not in row
@@ -102,7 +102,7 @@ class Benchmark:
         return {"summary": summary + direct, **self.verdicts(document)}
 
     def settings(self, options: Row) -> Row:
-        """Return how the benchmark is measured with these options, for the document."""
+        """Return the settings of the measurement with these options, for the document."""
         settings = {**timing.protocol(options["rounds"]), **self.protocol, **options}
         return (
             settings if settings["cell_seconds"] else {**settings, "fewest_rounds": options["rounds"]}
@@ -110,7 +110,7 @@ class Benchmark:
 
 
 class _Run:
-    """State of a run: rows by part, the cases that are measured, and those that are left."""
+    """State of a run: result rows by part, the measured cases, and the cases that are left."""
 
     def __init__(self, benchmark: Benchmark, cases: Sequence[Case], options: Row, earlier: Document) -> None:
         self.benchmark, self.options, self.earlier = benchmark, options, earlier
@@ -155,7 +155,7 @@ class _Run:
             self.results[part] += rows
 
     def document(self, here: Document) -> Document:
-        """Return the document."""
+        """Return the document of the run so far. `here` describes the environment."""
         load = self.meter.columns()
         load["load"] = max(load["load"] or 0.0, self.earlier.get("load", 0.0))  # the larger counts
         head = {
@@ -180,12 +180,12 @@ def run(
 
     Args:
         benchmark: the benchmark.
-        cases: a part of its cases; None is all.
+        cases: the cases to measure; None: all cases of the benchmark.
         budget: seconds after which no further case begins, which ends the run as intended. The first case is always measured.
         earlier: document to continue (`find_earlier`): its cases are not measured again.
-        path: the unfinished document is written there after each case.
+        path: file of the results. After each case the unfinished document is written beside it, to `partial_path(path)`.
         progress: called with one line before each case.
-        here: where it is measured; None: `environment.describe` and the benchmark's own keys.
+        here: description of the environment; None: `environment.describe` and the benchmark's own keys.
         options: `rounds`, and the benchmark's options.
     """
     chosen = benchmark.plan() if cases is None else [*cases]
@@ -211,7 +211,7 @@ def run(
 
 
 def partial_path(path: Path) -> Path:
-    """Return where a document that is not complete is written: NAME.partial.json."""
+    """Return the path of the unfinished document of the results file `path`: NAME.partial.json."""
     return path.with_suffix(f".partial{path.suffix}")
 
 
@@ -224,7 +224,8 @@ def read(path: Path) -> Document:
 def write(document: Document, path: Path) -> Path:
     """Write a document atomically, one row a line, and return its path.
 
-    A document that is not complete goes to `partial_path` and never replaces a complete one; a complete one removes it.
+    An unfinished document goes to `partial_path` and never replaces a complete one. Writing a complete document removes the
+    unfinished one.
     """
     if not document["complete"]:
         return files.write_text(partial_path(path), jsonio.dumps(document))
@@ -249,8 +250,8 @@ def find_earlier(path: Path, here: Document) -> Document | None:
     """Return the document that an earlier run left unfinished, or None.
 
     Args:
-        path: of the results.
-        here: where this run measures.
+        path: file of the results.
+        here: description of this run's environment.
 
     Raises:
         ValueError: the earlier run was measured on another device, with other versions or of another commit.

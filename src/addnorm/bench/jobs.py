@@ -60,8 +60,8 @@ class Job(NamedTuple):
     """Use of the operation that is timed.
 
     Attributes:
-        title: in tables.
-        moves: tensors of rows x d that it must read or write.
+        title: name in tables.
+        moves: tensors of rows x d that the job must read or write.
         stream: whether z is returned too.
         backward: whether gradients are computed.
         retained: whether the backward alone is timed, on a graph that was made before and is retained.
@@ -94,12 +94,12 @@ JOBS = {
 
 
 def tensor_bytes(case: Case) -> int:
-    """Return the bytes of the branch, and of y: the smaller tensors, where the stream is wider."""
+    """Return the bytes of the branch, which are also those of y. The stream may have a wider dtype."""
     return int(case.rows * case.d * DTYPES[case.dtype].branch.itemsize)
 
 
 def moved_bytes(case: Case) -> int:
-    """Return the bytes that must move, each tensor with its own dtype. Parameters and statistics are negligible.
+    """Return the bytes that the job of a case must read and write. Parameters and statistics are not counted.
 
     The gradients of branch and residual are one tensor if their dtypes are equal, without dropout.
     """
@@ -112,7 +112,7 @@ def moved_bytes(case: Case) -> int:
 
 
 def title(case: Case) -> str:
-    """Return a case in words."""
+    """Return a case as text, as in "LayerNorm: backward, 512 x 768 bfloat16"."""
     return f"{NORMS[case.norm]}: {JOBS[case.job].title}, {case.rows} x {case.d} {case.dtype}"
 
 
@@ -132,9 +132,9 @@ class Set(NamedTuple):
 
 
 def inputs(case: Case, sets: int = 1, device: torch.device | str = "cpu") -> list[Set]:
-    """Return random sets, the same in every run; the parameters are the same in all.
+    """Return input sets of random tensors, the same in every run. All sets have the same parameters.
 
-    With dropout no element of the branch is small, so that z shows which were dropped (`proofs.check`).
+    With dropout no element of the branch is small, so that z shows which elements were dropped (`proofs.check`).
     """
     rng = torch.Generator(device).manual_seed(0)
     dtypes, job = DTYPES[case.dtype], JOBS[case.job]
@@ -168,7 +168,7 @@ def inputs(case: Case, sets: int = 1, device: torch.device | str = "cpu") -> lis
 
 
 def eager(case: Case, drop: Call = F.dropout) -> Call:
-    """Return a job in plain PyTorch: y has the branch's dtype. `drop` is a function of a tensor and the probability."""
+    """Return the job of a case in plain PyTorch. y has the branch's dtype. `drop(tensor, p)` is the dropout."""
     shape, eps, dtypes = (case.d,), EPS[case.norm], DTYPES[case.dtype]
 
     def rms_norm(z: Tensor, shape: tuple[int], w: Tensor, b: None, eps: float) -> Tensor:
@@ -193,7 +193,7 @@ def eager(case: Case, drop: Call = F.dropout) -> Call:
 
 
 def ours(case: Case, seed: Tensor | None = None) -> Call:
-    """Return a job in addnorm. `seed` is that of the dropout."""
+    """Return the job of a case in addnorm. `seed` is the seed of the dropout mask."""
     op: Any = add_layer_norm if case.norm == "layer" else add_rms_norm
     op_: Any = add_layer_norm_ if case.norm == "layer" else add_rms_norm_
     eps, p = EPS[case.norm], DROPOUT

@@ -23,7 +23,7 @@ OPSET, IR_VERSION = 17, 10  # old enough for the runtimes in use
 
 
 def status() -> str:
-    """Return the version of onnxruntime, or why it is not measured."""
+    """Return the version of onnxruntime, or a text that says what is not installed."""
     missing = [name for name in ("onnxruntime", "onnx") if find_spec(name) is None]
     if missing:
         return f"{' and '.join(missing)} not installed"
@@ -34,12 +34,12 @@ def status() -> str:
 
 
 def applies(case: Case) -> bool:
-    """Return whether onnxruntime is installed and has this operation: float32 on CPU, without gradients."""
+    """Return whether onnxruntime is installed and supports the case: float32 on CPU, without gradients."""
     return case.dtype == "float32" and case.job in OUTPUTS and "not installed" not in status()
 
 
 def bound(case: Case, tensors: Set) -> Call:
-    """Return a function that runs a model of one node, on as many threads as torch has in this case, and returns y or (y, z)."""
+    """Return a function without arguments that runs the case's operator on `case.threads` threads and returns y or (y, z)."""
     import numpy as np
     import onnxruntime
 
@@ -57,13 +57,13 @@ def bound(case: Case, tensors: Set) -> Call:
 
 
 def _run(session: Any, binding: Any, result: Any, args: list[Tensor]) -> Any:
-    """Run the model, and return its outputs. The binding holds pointers only: the call keeps the inputs alive."""
+    """Run the model, and return its outputs. `args` keeps the inputs alive, since the binding holds pointers only."""
     session.run_with_iobinding(binding)
     return result
 
 
 def model(case: Case, args: list[Tensor]) -> bytes:
-    """Return a model of one node, serialized."""
+    """Return a serialized ONNX model with the case's operator as its only node."""
     from onnx import TensorProto, helper
 
     names = "xswb"[: len(args)]

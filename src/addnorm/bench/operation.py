@@ -80,7 +80,7 @@ def _planned(selected: Selection, threads: int) -> list[Case]:
 
 
 def full_title(case: Case) -> str:
-    """Return a case in words."""
+    """Return a case as text, with its threads and the state of the allocator."""
     if hasattr(case, "proof"):
         return {"errors": "Errors against float64", "facts": "Facts", "import": "Time of the import"}[case.proof]
     fresh = ", fresh pages" if hasattr(case, "state") else ""
@@ -91,7 +91,7 @@ def full_title(case: Case) -> str:
 
 
 def variants(case: Case, compiled: bool) -> dict[str, Callable[[], Any]]:
-    """Return every variant as a call of the same tensors."""
+    """Return for each variant a function without arguments that runs it. All variants use the same tensors."""
     job, (tensors,) = JOBS[case.job], inputs(case)
     functions = {"eager": eager(case), "addnorm": ours(case)}
     if compiled and case.job not in UNCOMPILED:
@@ -112,7 +112,7 @@ def variants(case: Case, compiled: bool) -> dict[str, Callable[[], Any]]:
 
 
 def _bound(case: Case, tensors: Any) -> Callable[[], Any]:
-    """Return onnxruntime's call; where it cannot be made, a call that raises the error, for `failures`."""
+    """Return onnxruntime's call. If making it fails, return a function that raises the error, which then goes to `failures`."""
     try:
         return onnx_peer.bound(case, tensors)
     except Exception as error:
@@ -125,7 +125,7 @@ def _bound(case: Case, tensors: Any) -> Callable[[], Any]:
 
 
 def measure(case: Case, *, rounds: int, compile: bool) -> Results:  # the name of the option
-    """Return the rows of one case, one a variant, and the variants that this machine cannot run, with the error."""
+    """Return the results of one case: a row for each variant, and the failures of variants that this machine cannot run."""
     if hasattr(case, "proof"):
         return _prove(case)
     plain = Case.of(vars(case), FIELDS)
@@ -145,7 +145,7 @@ def measure(case: Case, *, rounds: int, compile: bool) -> Results:  # the name o
 
 
 def _prove(case: Case) -> Results:
-    """Return the measurements besides times."""
+    """Return the results of a case with a `proof`: the time of the import, the facts, or the errors against float64."""
     if case.proof == "import":
         return {
             "summary": [
@@ -162,10 +162,10 @@ def _prove(case: Case) -> Results:
 
 
 def finish(results: Results, head: Document) -> Document:
-    """Return the parts, the rows with ratios, and the two states of the allocator in one row.
+    """Return the parts of the document. Rows get their ratios, and both states of the allocator share one row.
 
     The main state of a case is "kept", as in a process that has run for a while, and "fresh" for the largest tensors, which is
-    glibc's default for them; the times of the other have its name as a prefix.
+    glibc's default for them. The times in the other state have the state's name as a prefix.
     """
     by_variant: dict[tuple[Case, str], list[Row]] = {}
     for row in results["rows"]:
@@ -222,7 +222,7 @@ def _target(name: str, peer: str, compare: str, bound: float | None, where: Call
 
 
 def targets(document: Document) -> list[Target]:
-    """Return the targets of each norm, and again without bounds for fewer threads, since the bounds are for all threads."""
+    """Return the targets by norm and number of threads. Only those for the most threads have bounds."""
     cache = environment.last_level_cache(document["machine"]["caches"])
 
     def in_cache(case: Case) -> bool:  # three tensors fit the last level

@@ -1,6 +1,6 @@
-"""Results as text: tables, ratios, targets, and the line that says where a document was measured.
+"""Results as text: tables, ratios, targets, and the headline with the environment of a document.
 
-A table is a list of lines, and a line a text for each column it has: `table` makes the columns.
+A line of a table is a dict of texts by column. `table` makes a `Table` of a list of lines.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NORMS = {"layer": "LayerNorm", "rms": "RMSNorm"}
 
 
 def table(lines: Iterable[Line], title: str = "") -> Table:
-    """Return lines as a table with a column for each key, in the order of their first use; columns of numbers on the right."""
+    """Return lines as a table with a column for each key, in the order of their first use. Numbers are aligned on the right."""
     lines = [*lines]
     names = [*dict.fromkeys(name for line in lines for name in line)]
     rows = [[line.get(name, "") for name in names] for line in lines]
@@ -35,7 +35,7 @@ def table(lines: Iterable[Line], title: str = "") -> Table:
 
 
 def markdown(lines: Iterable[Line]) -> str:
-    """Return lines as a Markdown table; empty without lines.
+    """Return lines as a Markdown table, or an empty text without lines.
 
     Example:
         >>> from addnorm.bench.pages import markdown
@@ -54,7 +54,7 @@ def merge(
     line: Callable[[Case], Mapping[str, str]],
     cells: Callable[[Case, Mapping[str, Row]], Mapping[str, str]],
 ) -> list[Mapping[str, str]]:
-    """Return one line for each different `line` of the cases, with the cells of all its cases."""
+    """Return table lines: cases with equal `line(case)` share one line, which also has `cells(case, rows)` of all of them."""
     lines: dict[tuple[str, ...], dict[str, str]] = {}
     for case, rows in cases.items():
         if some := cells(case, rows):
@@ -72,13 +72,13 @@ def digits(value: float | None, *, trim: bool = False) -> str:
 
 
 def quotient(rows: Mapping[str, Row], above: str, below: str = "addnorm", *, times: bool = False) -> str:
-    """Return the time of one variant over that of another, and its spread: half the way from quartile to quartile.
+    """Return the time of variant `above` divided by that of `below` as text, with half the distance between its quartiles.
 
     Args:
-        rows: rows by variant; the text is empty where one of both is missing.
-        above: a variant.
-        below: the other variant.
-        times: add both medians, the lower variant's first.
+        rows: result rows by variant. If one of the two variants is missing, the text is empty.
+        above: variant in the numerator.
+        below: variant in the denominator.
+        times: add both medians, that of `below` first.
     """
     if not {above, below} <= {*rows}:
         return ""
@@ -90,7 +90,7 @@ def quotient(rows: Mapping[str, Row], above: str, below: str = "addnorm", *, tim
 
 
 def interval(row: Row, *, inverse: bool = False) -> str:
-    """Return the ratio to the peer that was taken round by round, or its inverse, and its 95 % interval."""
+    """Return `paired_ratio` of a result row, or its inverse, and its 95 % interval as text (see `timing.interleaved`)."""
     ratio, low, high = (row[f"paired_{key}"] for key in ("ratio", "low", "high"))
     if inverse:
         ratio, low, high = 1 / ratio, 1 / high, 1 / low
@@ -101,12 +101,12 @@ def interval(row: Row, *, inverse: bool = False) -> str:
 
 
 def bound(row: Row) -> str:
-    """Return the target of a row of a summary as text."""
+    """Return the target in a summary row as text, as in ">= 0.95"."""
     return "" if row["target"] is None else f"{row['compare']} {digits(row['target'], trim=True)}"
 
 
 def judged(row: Row) -> str:
-    """Return the number of a row of a summary, and if it misses its target, how many cases reach it."""
+    """Return the number in a summary row as text, and if it misses its target, how many cases reach the target."""
     if row["value"] is None:
         return "not measured"
     counted = f", {row['cells_met']} of {row['cells']} cases reach it" if "cells_met" in row else ""
@@ -124,12 +124,12 @@ def target_lines(rows: Iterable[Row]) -> list[Mapping[str, str]]:
 
 
 def targets_section(document: Document) -> str:
-    """Return the table of all numbers of the summary, also those without a target, and where they were measured."""
+    """Return a Markdown table of all numbers of the summary, also of those without a target, and the headline."""
     return f"{markdown(target_lines(document['summary']))}\n\n{headline(document)}."
 
 
 def missed(document: Document, otherwise: str) -> str:
-    """Return which targets are missed, or the other sentence."""
+    """Return a text with the missed targets, or `otherwise` if none is missed."""
     names = [f"{row['name']} ({digits(row['value'])})" for row in document["summary"] if row["met"] is False]
     return f"Missed: {'; '.join(names)}" if names else otherwise
 
@@ -138,7 +138,7 @@ def missed(document: Document, otherwise: str) -> str:
 
 
 def headline(document: Document) -> str:
-    """Return where, with what, when and at which load a document was measured."""
+    """Return a text with the CPU, the versions, the commit, the date and the load of a document."""
     versions, commit = document["versions"], document["commit"]
     at = f", commit {commit[:10]}{' with changes' if document['dirty'] else ''}" if commit else ""
     kernels, n = document["isa"] or "no C++ kernels", document.get("threads")
@@ -154,7 +154,7 @@ def headline(document: Document) -> str:
 
 
 def busy(document: Document) -> str:
-    """Return a warning if others used the cores: two threads on one core wait for each other in whole time slices."""
+    """Return a warning if other processes used the cores, else an empty text: threads on one core wait for whole time slices."""
     others = document.get("load_of_others")
     if document["load"] <= document["machine"]["cores"] / 2 and (others is None or others <= MAX_OTHERS):
         return ""

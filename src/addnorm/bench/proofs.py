@@ -1,7 +1,8 @@
 """Errors of an implementation of the operation against float64, of y, z and every gradient.
 
-By contract y is the norm of the rounded z, and the gradients are those at it. So the reference of each implementation is computed
-in float64 from the z that it returned. With dropout each has its own mask, which is known, or is read off its z.
+By contract y is the norm of the rounded z, and the gradients are those at the rounded z. So the float64 reference of each
+implementation is computed from the z that the implementation returned. With dropout each implementation has its own mask, which
+is known, or is computed from its z.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ SIGMAS = 6.0  # allowed deviation of the share of kept elements
 
 
 def results(case: Case, call: Call, tensors: Set) -> dict[str, Tensor]:
-    """Return y, z and the gradients of one call by name; z is absent where it is not returned."""
+    """Return y, z and the gradients of one call by name, without z if the call does not return z."""
     outputs = call(*tensors.args)
     y, z = outputs if JOBS[case.job].stream else (outputs, None)
     named = {"y": y.detach()} | ({} if z is None else {"z": z.detach()})
@@ -47,8 +48,8 @@ def truth(case: Case, tensors: Set, z: Tensor | None = None, mask: Tensor | floa
 
     Args:
         case: the case.
-        tensors: its inputs.
-        z: the stream that an implementation returned, at which y and the gradients are taken; None: the exact one.
+        tensors: the inputs of the case.
+        z: the stream that an implementation returned, from which y and the gradients are computed; None: the exact stream.
         mask: dropout mask divided by 1 - p.
     """
     wide: list[Any] = [None if t is None else t.detach().double() for t in tensors.args]
@@ -70,7 +71,7 @@ def truth(case: Case, tensors: Set, z: Tensor | None = None, mask: Tensor | floa
 
 
 def distance(value: Tensor, exact: Tensor) -> float:
-    """Return the relative error in the L2 norm; infinite where the shapes differ."""
+    """Return the relative error of `value` in the L2 norm, or infinity if the shapes differ."""
     if value.shape != exact.shape:
         return math.inf
     return float((value.detach().double() - exact).norm() / exact.norm())
@@ -84,9 +85,9 @@ def errors(case: Case, call: Call, tensors: Set, mask: Tensor | float = 1.0) -> 
 
 
 def limits(case: Case) -> dict[str, float]:
-    """Return the tolerance of each output and gradient: that of its dtype.
+    """Return the tolerance of each output and gradient, by its dtype.
 
-    With dropout it is that of the coarsest dtype, since unfused variants round the branch after dropout to the branch's dtype.
+    With dropout all have the largest of these tolerances, since unfused variants round the branch after dropout to its dtype.
     """
     of_stream, of_branch, of_parameters = (LIMITS[dtype] for dtype in DTYPES[case.dtype][1:])
     most = dict.fromkeys(GRADIENTS, of_parameters) | {
@@ -98,7 +99,7 @@ def limits(case: Case) -> dict[str, float]:
 def check(case: Case, call: Call, tensors: Set) -> tuple[dict[str, float], str | None]:
     """Return the relative L2 error of each output and gradient of one call, and a sentence with what is wrong, or None.
 
-    The reference is exact: a stream that was rounded too coarsely is wrong. Under dropout the mask is read off z.
+    The reference does not use the returned z, so a stream that was rounded too coarsely is wrong. The dropout mask comes from z.
     """
     named, dtypes, most = results(case, call, tensors), DTYPES[case.dtype], limits(case)
     for name, dtype in (("y", dtypes.branch), ("z", dtypes.stream)):
@@ -117,7 +118,7 @@ def check(case: Case, call: Call, tensors: Set) -> tuple[dict[str, float], str |
 
 
 def _kept(tensors: Set, z: Tensor) -> tuple[Tensor, str | None]:
-    """Return the mask that a variant's z shows, divided by 1 - p, and a sentence if the share of kept elements is wrong."""
+    """Return the dropout mask computed from a variant's z, divided by 1 - p, and an error text if its share of ones is wrong."""
     x, s = (t.detach().double() for t in tensors.args[:2] if t is not None)
     added = z.double() - x
     mask = (added - s / (1 - DROPOUT)).abs() < added.abs()

@@ -18,12 +18,12 @@ DEVICES = ("cpu", "cuda")
 
 
 def main(benchmark: Benchmark, words: Sequence[str] | None = None, folder: Path | None = None) -> int:
-    """Measure, print and write.
+    """Run a benchmark from the command line: measure, print a report, and write the results.
 
     Args:
         benchmark: the benchmark.
-        words: arguments; None: of the command line.
-        folder: of the results; None: `results` beside the script.
+        words: the arguments; None: those of the command line.
+        folder: folder of the results; None: `results` beside the script.
 
     Returns:
         The exit code: 0; 1 if the results are not published; 2 for wrong arguments; 3 if the measured code is wrong; 130 if
@@ -67,7 +67,7 @@ def main(benchmark: Benchmark, words: Sequence[str] | None = None, folder: Path 
 
 
 def _results(benchmark: Benchmark, selected: Selection, folder: Path) -> tuple[Path, str | None]:
-    """Return the results file, and why this run is no measurement for it: another "device", a "part" of the cases, or None."""
+    """Return the results file, and why this run must not replace it: "device" (another), "part" (of the cases), or None."""
     name, parts = benchmark.name, {*selected} - {"device"}
     (device,) = selected.get("device", [benchmark.device])
     if device != benchmark.device and benchmark.device == "cpu":
@@ -78,9 +78,9 @@ def _results(benchmark: Benchmark, selected: Selection, folder: Path) -> tuple[P
 
 
 def _save(benchmark: Benchmark, document: Document, path: Path, *, force: bool) -> bool:
-    """Write the document and print where, and return whether it is at its path.
+    """Write the document, print its path, and return whether the path is `path`.
 
-    Times of a busy machine, or of code that no commit has, go to NAME.busy.json, unless they are forced: then they are marked.
+    Times of a busy machine, or of code that no commit has, go to NAME.busy.json, or with `force` to `path`, marked as forced.
     """
     reason = find_obstacle(document) if benchmark.idle and document["complete"] else None
     if reason is None:
@@ -142,7 +142,7 @@ def _positive(text: str) -> int:
 
 
 def report(benchmark: Benchmark, document: Document) -> Iterator[str]:
-    """Yield the lines that a script prints: its own report, or times, failures and the summary; and whether cases are left."""
+    """Yield the lines that a script prints: the benchmark's own report, or times, failures and summary; then warnings."""
     if benchmark.report is not None:
         yield benchmark.report(document)
     else:

@@ -24,9 +24,10 @@ class Target(NamedTuple):
         name: name of the number.
         compare: ">=", "<=", "<" or "==".
         bound: the bound; None where the number is only reported.
-        number: function of a case's rows; None where they lack what it needs.
-        statistic: of the numbers of all cases; None: each case has its own row, with its title in place of `{}` in the name.
-        where: which cases count.
+        number: function of a case's result rows; it returns None if a row that it needs is missing.
+        statistic: function of the numbers of all cases. None: each case has its own row, with its title in place of `{}` in the
+            name.
+        where: function that tells whether a case counts.
         by: fields of a case: each combination of their values has its own row.
         labels: further columns of the row.
     """
@@ -41,11 +42,11 @@ class Target(NamedTuple):
     labels: Mapping[str, Any] = {}
 
     def met(self, value: float | None) -> bool | None:
-        """Return whether a number meets the target; None without a number or without a bound."""
+        """Return whether a number meets the target, or None without a number or without a bound."""
         return None if value is None or self.bound is None else COMPARE[self.compare](value, self.bound)
 
     def row(self, value: float | None, **more: Any) -> Row:
-        """Return the row of a summary: the number beside its target.
+        """Return a summary row: the number beside its target.
 
         Example:
             >>> from addnorm.bench.targets import Target
@@ -58,7 +59,7 @@ class Target(NamedTuple):
         }  # fmt: skip
 
     def rows(self, cases: Mapping[Case, Rows], title: Callable[[Case], str]) -> Iterator[Row]:
-        """Yield the rows of a summary; none where no case counts and the number has no bound."""
+        """Yield the summary rows of this target. A target without a bound has no row if no case counts."""
         for group in dict.fromkeys(Case.of(vars(case), self.by) for case in cases) if self.by else [Case()]:
             chosen = {
                 case: self.number(rows) for case, rows in cases.items() if has(**vars(group))(case) and self.where(case)
@@ -77,15 +78,15 @@ class Target(NamedTuple):
 
 
 def ratio(ours: str, theirs: str, key: str = "median_us") -> Number:
-    """Return the function of a case's rows that divides the time of `theirs` by that of `ours`: above 1, `ours` is faster."""
+    """Return a function of a case's result rows: the time of `theirs` divided by that of `ours`. Above 1 `ours` is faster."""
     return lambda rows: rows[theirs][key] / rows[ours][key] if {ours, theirs} <= rows.keys() else None
 
 
 def value(variant: str, key: str) -> Number:
-    """Return the function of a case's rows that reads one column of a variant."""
+    """Return a function of a case's result rows: the value of `variant` in column `key`."""
     return lambda rows: rows[variant].get(key) if variant in rows else None
 
 
 def has(**values: Any) -> Where:
-    """Return the function that tells whether a case has these values."""
+    """Return a function that tells whether a case has these values."""
     return lambda case: values.items() <= vars(case).items()

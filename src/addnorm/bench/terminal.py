@@ -40,7 +40,7 @@ def text(document: Document) -> str:
 
 
 def warn_if_busy(document: Document, screen: Console) -> None:
-    """Print a warning if others used the cores."""
+    """Print a warning if other processes used the cores."""
     for part in to_rich(_warning(document), screen.width):
         screen.print(part)
 
@@ -113,7 +113,7 @@ def _errors(rows: Iterable[Row]) -> Iterator[Line]:
 
 @contextmanager
 def printed_progress(screen: Console | None) -> Iterator[Progress]:
-    """Yield a function that shows how far a run is: in place on a terminal, a line each elsewhere, nothing without a console."""
+    """Yield a function that shows a line of progress: in place on a terminal, else one below the other; None shows nothing."""
     if screen is None:
         yield lambda line: None
     elif screen.is_terminal:

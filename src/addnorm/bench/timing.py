@@ -43,15 +43,15 @@ MALLOC: dict[State, dict[int, int]] = {
 def settle_allocator(state: State = "kept") -> bool:
     """Bring glibc's malloc into a state that does not depend on what was allocated before.
 
-    By default malloc maps large blocks anew, and the kernel clears their pages at each call; but blocks that fit into free memory
-    at the end of the heap are reused. So the same call took 5.6 and 23.9 ms in two cases, by their history.
+    By default malloc maps large blocks anew, and the kernel clears their pages at each call. But malloc reuses blocks that fit
+    into free memory at the end of the heap. So the same call took 5.6 or 23.9 ms, depending on earlier allocations.
 
     Args:
         state: "kept": freed blocks are reused, calls cause no page faults. "fresh": large blocks are mapped anew at each call.
             "default": what glibc's thresholds become in a process that runs for a while.
 
     Returns:
-        Whether the allocator has the state; False where it is not glibc's.
+        Whether the allocator has the state; False for another allocator than glibc's.
     """
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "mallopt"):
@@ -63,14 +63,14 @@ def settle_allocator(state: State = "kept") -> bool:
 
 
 def measure(case: Case, calls: Mapping[str, Call], rounds: int, **options: Any) -> Results:
-    """Return the rows of a case, one a variant, and the failures of variants that cannot run here. Options: `interleaved`."""
+    """Return a result row for each variant of a case, and the failures. `options` are those of `interleaved`."""
     failures: list[Row] = []
     rows = interleaved(calls, rounds, failed=lambda *failed: failures.append(failure(case, *failed)), **options)
     return {"rows": [case.row(variant=name, **row) for name, row in rows.items()], "failures": failures}
 
 
 def failure(case: Case, variant: str, error: Exception) -> Row:
-    """Return a row of `failures`."""
+    """Return a row of `failures`: the case, the variant and the text of the error."""
     return case.row(variant=variant, error=f"{type(error).__name__}: {error}"[:300])
 
 
@@ -137,7 +137,7 @@ def spread(times: Sequence[float], prefix: str = "") -> Row:
 
 
 def protocol(rounds: int) -> Row:
-    """Return how the stopwatch measures, for a document."""
+    """Return the settings of the stopwatch, for a document."""
     return {"rounds": rounds, "fewest_rounds": FEWEST_ROUNDS, "cell_seconds": CELL_SECONDS, "segment_ms": SEGMENT_MS}
 
 
@@ -155,7 +155,7 @@ def _page_faults() -> int:
 
 
 def _calibrate(call: Call) -> tuple[int, float]:
-    """Return how often a call is repeated in a timed loop, and the seconds that one round takes."""
+    """Return the number of calls in a timed loop, and the seconds that one round takes."""
     call()  # compiles, if it is compiled; starts the threads
     once = _loop(call, 1)
     if once < SEGMENT_MS / 1e3:  # the first ones may be slow

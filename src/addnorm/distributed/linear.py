@@ -14,12 +14,12 @@ __all__ = ["ColumnLinear", "PackedColumnLinear", "enter_region", "to_dtensor"]
 
 
 def to_dtensor(x: Tensor, mesh: DeviceMesh) -> DTensor:
-    """Return x as a DTensor; an ordinary tensor is one that every process has."""
+    """Return x as a DTensor. An ordinary tensor must be the same in every process, and becomes replicated."""
     return x if isinstance(x, DTensor) else DTensor.from_local(x, mesh, [Replicate()], run_check=False)
 
 
 def enter_region(x: Tensor, mesh: DeviceMesh) -> Tensor:
-    """Return the whole x as an ordinary tensor of which each process uses a part: its gradients are summed over the processes."""
+    """Return the whole x as an ordinary tensor. In backward, its gradient is summed over the processes."""
     whole = to_dtensor(x, mesh)
     if not all(p.is_replicate() for p in whole.placements):
         whole = whole.redistribute(mesh, [Replicate()])
@@ -27,7 +27,7 @@ def enter_region(x: Tensor, mesh: DeviceMesh) -> Tensor:
 
 
 class ColumnLinear(nn.Module):
-    """A `Linear` of which each process computes some output features; its input is the result of `enter_region`.
+    """Linear layer of which each process computes some output features. Its input must be the result of `enter_region`.
 
     Attributes:
         weight: DTensor `(out_features, in_features)`, sharded on the first dimension.
@@ -68,8 +68,8 @@ class ColumnLinear(nn.Module):
 class PackedColumnLinear(nn.Module):
     """Several projections of one input, each a `ColumnLinear`, whose outputs are concatenated.
 
-    It replaces a `Linear` whose output is packed, such as queries, keys and values: a shard of the packed rows would not be one
-    of heads. The parts are submodules. `load_state_dict` accepts the packed weight and bias too.
+    It replaces a `Linear` whose output is packed, such as queries, keys and values, since a shard of the packed weight would not
+    contain whole heads. The parts are submodules. `load_state_dict` accepts the packed weight and bias too.
     """
 
     def __init__(
@@ -88,12 +88,12 @@ class PackedColumnLinear(nn.Module):
         return torch.cat([getattr(self, name)(x) for name in self.names], dim=-1)
 
     def parts(self) -> tuple[Tensor, ...]:
-        """Return the weights of the parts."""
+        """Return the detached weights of the parts."""
         return tuple(getattr(self, name).weight.detach() for name in self.names)
 
 
 def _split_packed(module: nn.Module, state: dict[str, Any], prefix: str, *args: Any) -> None:
-    """Replace the packed weight and bias of a state dict by those of the parts."""
+    """Replace the packed weight and bias in a state dict by the weights and biases of the parts."""
     assert isinstance(module, PackedColumnLinear)
     for kind in ("weight", "bias"):
         packed = state.pop(f"{prefix}{kind}", None)

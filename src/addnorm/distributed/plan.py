@@ -35,8 +35,8 @@ def tensor_parallel_plan(
     """Return a plan for `torch.distributed.tensor.parallel.parallelize_module`: the style of each module by its name.
 
     The plan covers the stacks of a model: `Encoder`, `Decoder`, `Transformer`, `ResidualStack`. Attention is sharded by heads,
-    the feed-forward by hidden features. Every process computes any other sublayer whole, also one of a subclass or with a forward
-    of its own. Modules outside of stacks have no entry: add those of an embedding and a head.
+    the feed-forward by hidden features. Every process computes any other sublayer whole, also an attention or feed-forward that
+    is a subclass or has a replaced method. Modules that are not in a stack have no entry: add those of an embedding and a head.
 
     Args:
         model: the model, or one of its parts.
@@ -64,7 +64,7 @@ def tensor_parallel_plan(
 
 
 def _style(sublayer: nn.Module) -> type[AttentionParallel | FeedForwardParallel | ReplicatedSublayer]:
-    """Return the style of a sublayer; that of the attention and the feed-forward fits no other forward than theirs."""
+    """Return the style of a sublayer. A subclass, or a sublayer with a replaced method, has the style `ReplicatedSublayer`."""
     style = STYLES.get(type(sublayer), ReplicatedSublayer)
     return style if find_modification(sublayer, METHODS) in (None, "hooks") else ReplicatedSublayer
 

@@ -30,8 +30,8 @@ Keywords = dict[str, Any]
 class SequenceParallel(ParallelStyle):
     """Style of `AddNorm`, `LayerNorm` and `RMSNorm` that computes on shards of the sequence.
 
-    Every tensor among the inputs is handled as `torch.distributed.tensor.parallel.SequenceParallel` handles the first one: an
-    ordinary tensor is a shard already, a DTensor is redistributed (a `Partial` one is reduce-scattered). Parameters are
+    Every tensor among the inputs is handled as `torch.distributed.tensor.parallel.SequenceParallel` handles the first input: an
+    ordinary tensor is a shard already, a DTensor is redistributed (a `Partial` DTensor is reduce-scattered). Parameters are
     replicated from the first process. Their gradients are `Partial`: the optimizer, or `full_tensor()`, sums them.
 
     Args:
@@ -74,7 +74,7 @@ class SequenceParallel(ParallelStyle):
 class StackParallel(ParallelStyle):
     """Style of a `ResidualStack` or `SublayerConnection`: the stream is a DTensor, the norms and factors are replicated.
 
-    An ordinary input is one that every process has whole; a DTensor is redistributed. Sublayers have styles of their own.
+    An ordinary input must be the whole tensor in every process. A DTensor is redistributed. Sublayers have styles of their own.
 
     Args:
         sequence_parallel: whether the stream is sharded on the tokens, dimension 1; otherwise it is replicated.
@@ -121,7 +121,7 @@ class AttentionParallel(SublayerStyle):
 
     The packed projections are replaced by separate ones, so that each can be sharded by heads: the parameters `in_proj.weight`
     and `in_proj.bias` become `in_proj.q.weight` and so on, those of `kv_proj` `kv_proj.k.weight` and so on. `load_state_dict`
-    accepts the packed ones as well. A key-value cache has the heads of its process.
+    accepts the packed parameters as well. A key-value cache has the heads of its process.
 
     Args:
         sequence_parallel: whether the stream is sharded on the tokens: its shards are gathered before the attention, and its
@@ -220,7 +220,7 @@ def sublayers(module: nn.Module) -> list[nn.Module]:
 
 
 def _check_linears(module: nn.Module, names: Iterable[str]) -> None:
-    """Check that the projections to be replaced are what `torch.nn.Linear` made of them."""
+    """Raise a ValueError if a projection to be replaced is not an unmodified `torch.nn.Linear`."""
     for name in names:
         linear = module.get_submodule(name)
         change = find_modification(linear, LINEAR) if type(linear) in LINEAR else f"the class {type(linear).__name__}"
@@ -232,7 +232,7 @@ def _check_linears(module: nn.Module, names: Iterable[str]) -> None:
 
 
 def replicate_parameters(modules: Iterable[nn.Module], mesh: DeviceMesh, src_data_rank: int | None) -> None:
-    """Replace the modules' own parameters by replicated DTensors; a shared parameter stays shared."""
+    """Replace the modules' own parameters by replicated DTensors. Shared parameters stay shared."""
     replicated: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
     for module in modules:
         parameters: Mapping[str, nn.Parameter | None] = dict(module._parameters)
@@ -250,7 +250,7 @@ def _redistribute(x: DTensor, placements: tuple[Placement, ...]) -> DTensor:
 
 
 def _enter_first(module: nn.Module, mesh: DeviceMesh) -> None:
-    """Let a module receive the whole of its input as an ordinary tensor."""
+    """Register a hook by which a module receives its whole input as an ordinary tensor (`enter_region`)."""
     module.register_forward_pre_hook(lambda module, args: (enter_region(args[0], mesh), *args[1:]))
 
 

@@ -40,10 +40,10 @@ def check(
 ) -> float:
     """Run an ONNX file in onnxruntime on the CPU and compare its outputs with those of the program.
 
-    A copy of the program runs in float64. At each output, the error of onnxruntime against it may be four times that of the
-    program itself, and one rounding of the coarsest dtype in the file (in an output of less than 64 elements the square root of
-    the number of nodes times as much). Where there is no float64 result (a callable that is no
-    module, or a program whose dtypes are fixed), the difference from the program may be 256 such roundings, at most a tenth.
+    A copy of the program runs in float64. The tolerance for onnxruntime's error against float64 is four times the error of the
+    program itself, plus one rounding of the coarsest dtype in the file. (In an output of less than 64 elements this rounding is
+    multiplied by the square root of the number of nodes.) Without a float64 result (for a callable that is no module, or a
+    program with fixed dtypes), the tolerance for the difference from the program is 256 such roundings, at most a tenth.
 
     Args:
         path: the file.
@@ -52,7 +52,7 @@ def check(
         kwargs: keyword arguments.
 
     Returns:
-        The largest difference in shares of the largest magnitude of its output.
+        The largest difference, relative to the largest magnitude of the same output.
 
     Raises:
         OnnxMismatchError: an output differs by more than the tolerance, in its shape or in its dtype.
@@ -98,7 +98,7 @@ def _list_tensors(values: Any) -> list[Tensor]:
 
 
 def _run(program: Callable[..., Any], inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    """Return the outputs of a program, and leave a module as it is."""
+    """Return the outputs of a program. The state of a module, such as its buffers, does not change."""
     if not isinstance(program, nn.Module):
         return _list_tensors(program(*inputs, **kwargs))
     with preserve_state(program, (inputs, kwargs)) as state:
@@ -107,7 +107,7 @@ def _run(program: Callable[..., Any], inputs: tuple[Any, ...], kwargs: dict[str,
 
 
 def _run_in_float64(program: Any, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor] | None:
-    """Return the outputs of a copy of the program in float64, None if there are none."""
+    """Return the outputs of a copy of the program in float64, or None if it is no module or cannot run in float64."""
     if not isinstance(program, nn.Module):
         return None
     try:
@@ -140,7 +140,7 @@ def check_version(version: str, operators: set[str]) -> None:
 
 
 def _difference(index: int, actual: Tensor, expected: Tensor, exact: Tensor | None, floor: float, eps: float) -> float:
-    """Return the largest difference of an output in shares of its magnitude; raise if it is more than the tolerance."""
+    """Return an output's largest difference relative to its magnitude. Raise an error if it exceeds the tolerance."""
     expected = expected.detach().cpu()
     if actual.shape != expected.shape or actual.dtype != expected.dtype:
         raise OnnxMismatchError(
@@ -168,7 +168,7 @@ def _difference(index: int, actual: Tensor, expected: Tensor, exact: Tensor | No
 
 
 def _largest_difference(a: Tensor, b: Tensor) -> float:
-    """Return the largest difference; infinite if only one of two elements is NaN, or is infinite."""
+    """Return the largest absolute difference of two tensors. It is infinite if only one of two elements is NaN or infinite."""
     a, b = a.double(), b.double()
     same = (a == b) | (a.isnan() & b.isnan())
     return float((a - b).where(~same, 0.0).abs().nan_to_num(nan=math.inf).max())

@@ -61,7 +61,7 @@ def export(
         form: ONNX operators of an Add & Norm: "standard" (LayerNormalization, RMSNormalization), "skip" (onnxruntime's fused
             operators) or "plain" (elementary ones in float32); see `translations`.
         kwargs: keyword arguments of the example call.
-        dynamic_shapes: as in `torch.export.export`; None: all sizes are those of the example call.
+        dynamic_shapes: as in `torch.export.export`. None: all sizes are those of the example call.
         opset_version: version of the operator set. None: 23 if a form other than "plain" contains an RMSNorm, else 18.
         input_names: names of the file's inputs. None: those of the parameters of `forward`.
         output_names: names of the file's outputs.
@@ -152,7 +152,7 @@ def _operators(program: torch.export.ExportedProgram) -> list[torch.fx.Node]:
 
 
 def _decompose(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-    """Return a program whose boundaries of several streams are elementary operators: ONNX has no node for them."""
+    """Return a program in which `add_norm_streams` is replaced by elementary operators, since ONNX has no node for it."""
     targets = {node.target for node in _operators(program)}
     table = {
         operator: formula
@@ -188,7 +188,7 @@ def _weight_bytes(program: torch.export.ExportedProgram) -> int:
 
 
 def _save(onnx_program: Any, path: Path, separate: bool, test: Callable[[Path], object] | None) -> None:
-    """Write the file, after the weights if they are separate; test it before it replaces an older one."""
+    """Write the ONNX file, after the file of the weights if `separate`. `test` is called before an older file is replaced."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         draft = Path(folder) / path.name
         onnx_program.save(draft, external_data=separate)

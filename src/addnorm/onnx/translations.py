@@ -102,7 +102,7 @@ class _Translation:
         )
 
     def outputs(self, with_z: bool = False) -> tuple[Any, Any]:
-        """Record the call and return y and z; a placeholder for one that does not exist or is not requested."""
+        """Record the nodes of the call and return y and z. An output that does not exist or is not requested is a placeholder."""
         a = self.a
         if a.norm == NORMS["none"]:
             return self.placeholder(), self._add()
@@ -114,7 +114,7 @@ class _Translation:
         return y, z if with_z and a.branch is not None else self.placeholder()
 
     def placeholder(self) -> Any:
-        """Return an empty float32 tensor."""
+        """Return an empty float32 tensor, in place of an output."""
         return self.op.Constant(value=self.ir.tensor([], dtype=self.types.FLOAT))
 
     def _add(self) -> Any:
@@ -181,7 +181,7 @@ class _Translation:
         return results[0], results[3]
 
     def _fits_node(self) -> bool:
-        """Return whether the norm's node computes the options in the dtype of z, without casts."""
+        """Return whether ONNX's node of the norm can compute the call in the dtype of z, without casts."""
         a = self.a
         rounds_early = a.casting != CASTINGS["float32"] and self.norm_type != self.z_type
         return (
@@ -218,7 +218,7 @@ class _Translation:
         return results[0] if isinstance(results, list | tuple) else results
 
     def _x_hat(self, z: Any) -> Any:
-        """Record the centred and scaled z in the dtype of the arithmetic."""
+        """Record the nodes of (z - mean) / sqrt(variance + eps), in elementary operators, and return the result."""
         op = self.op
         if self.kind.is_centred:
             mean = self._mean(z)
@@ -231,7 +231,7 @@ class _Translation:
         return self.op.ReduceMean(value, self._integers([-1]), keepdims=1)
 
     def _weight(self, dtype: Any) -> Any:
-        """Return weight + weight_offset; ones where there is no weight."""
+        """Return weight + weight_offset in `dtype`, or ones without a weight."""
         if self.a.weight is None:
             return self._ones(dtype)
         weight = self._cast(self.a.weight, dtype)

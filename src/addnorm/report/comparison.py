@@ -96,7 +96,7 @@ def _subtitle(comparison: Comparison) -> str:
 
 
 def _facts(comparison: Comparison) -> dict[str, str]:
-    """Return what the first screen names: model, inputs, date and loss."""
+    """Return the facts at the top of the page: model, inputs, date and loss."""
     p = comparison.protocol
     facts = {"date": _dates(comparison)}
     if comparison.runs:
@@ -115,7 +115,7 @@ def _findings(comparison: Comparison, *topics: str) -> list[Finding]:
 
 
 def _tiles(comparison: Comparison) -> dict[str, str]:
-    """Return the best loss of each wiring in the deepest models."""
+    """Return the lowest losses of the deepest models by wiring. Without runs, return how many published results hold."""
     depths = [*comparison.by_depth()]
     if not depths:
         checks = [check for check in comparison.checks if check.holds is not None]
@@ -131,7 +131,7 @@ def _loss(loss: float) -> str:
 
 
 def _parts(comparison: Comparison) -> Iterator[tuple[Comparison, str]]:
-    """Yield all wirings, or groups of them if there are more than a drawing can distinguish, with the end of the titles."""
+    """Yield comparisons of at most `PER_DRAWING` wirings each, with the text that their charts' titles end with."""
     trained = {run["settings"]["wiring"] for run in comparison.runs}
     names = [name for name in comparison.compared if name in trained]
     size = -(-len(names) // (-(-len(names) // PER_DRAWING) or 1)) or 1
@@ -177,7 +177,7 @@ def _figures(candidates: Iterable[Chart | None]) -> list[Figure]:
 
 
 def _init_charts(comparison: Comparison) -> list[Chart]:
-    """Return the charts of untrained stacks."""
+    """Return the charts of untrained stacks with one stream."""
     names = _init_names(comparison)
     rows = {name: [row for row in comparison.at_init if row["wiring"] == name] for name in names}
     deepest = max(row["num_layers"] for row in comparison.at_init)
@@ -320,7 +320,7 @@ def _footer(comparison: Comparison) -> list[str]:
 
 
 def _dated(comparison: Comparison) -> list[dict[str, Any]]:
-    """Return the results that have their versions and their date."""
+    """Return the results that store the versions and the date of their run."""
     return [run for run in (*comparison.runs, *comparison.stacks) if "addnorm" in run]
 
 

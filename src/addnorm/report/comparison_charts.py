@@ -36,7 +36,7 @@ BY_DEPTH = {
     "stream": "stream, rms", "ratio": "‖write‖ / ‖stream‖", "similarity": "cos(token, token)",
     "gradient": "‖∂loss / ∂stream‖", "parameters": "‖∂loss / ∂parameters‖",
 }  # fmt: skip
-"""Names of the statistics by depth."""
+"""Labels of the statistics by depth."""
 
 
 class Shown(NamedTuple):
@@ -69,7 +69,7 @@ class Shown(NamedTuple):
         return self.series(means, [] if kinds is None else [kinds.get(x, "") for x, _ in means])
 
     def where(self, condition: Callable[[Numbers], Any]) -> Shown:
-        """Return the same label and style with those of the runs that satisfy a condition."""
+        """Return a copy with only the runs for which `condition` is true. Label and style stay the same."""
         return self._replace(group=replace(self.group, runs=tuple(filter(condition, self.group.runs))))
 
 
@@ -140,9 +140,9 @@ def _smoothed_losses(run: Numbers) -> Iterable[tuple[float, float]]:
 
 
 def training_chart(comparison: Comparison, n: int, title_suffix: str = "") -> Chart | None:
-    """Return a chart over the steps: the logits' change by a step, the gradient at x_0 over that at x_L, the tokens' similarity.
+    """Return a chart of models with n layers over the training steps, or None with fewer than two recorded steps.
 
-    It has the models of n layers; None with fewer than two recorded steps.
+    It shows the logits' change by a step, the gradient at x_0 divided by that at x_L, and the tokens' similarity.
     """
     shown = groups_by_warm_up(comparison, n)
 
@@ -176,7 +176,7 @@ def _last(values: Sequence[float | None]) -> float | None:
 
 
 def rate_chart(comparison: Comparison, n: int, title_suffix: str = "") -> Chart:
-    """Return a chart of the loss over the learning rate."""
+    """Return a chart of the test loss of models with n layers over the learning rate."""
     means, seeds = [], []
     for number, arm in enumerate(_arms(comparison, n)):
         for warm_up in sorted({group.warm_up for group in arm.groups}):
@@ -218,7 +218,7 @@ def setting_table(comparison: Comparison, groups: Sequence[Group]) -> Table:
 
 
 def _name_sites(sites: Sequence[Sequence[Numbers]], keys: Sequence[str]) -> dict[float, list[Cell]]:
-    """Return the values of the keys at each depth. Wirings may have different sublayers there: "attention 1 / other 1"."""
+    """Return the values of `keys` of the site at each depth. If wirings differ there, a value is "attention 1 / other 1"."""
     return {
         float(k): [" / ".join(dict.fromkeys(some[k][key] for some in sites if k < len(some))) for key in keys]
         for k in range(max(map(len, sites), default=0))
@@ -230,7 +230,7 @@ def _depth_axis(places: Iterable[float]) -> Axis:
 
 
 def depth_chart(shown: Sequence[Shown], title_suffix: str = "", *, after: bool) -> Chart | None:
-    """Return a chart of forward and backward statistics by depth, at the first step or after training; None without them."""
+    """Return a chart of forward and backward statistics by depth, at the first step or `after` training; None without numbers."""
     recorded = []
     for line in shown:
         length = len(line.group.runs[0]["sites"])
@@ -271,7 +271,7 @@ def depth_chart(shown: Sequence[Shown], title_suffix: str = "", *, after: bool) 
 
 
 def memory_chart(shown: Sequence[Shown], title_suffix: str = "") -> Chart | None:
-    """Return a chart of the memory maps of trained models, with one colour scale; None without maps."""
+    """Return a chart of the memory maps of trained models, with one colour scale, or None without maps."""
     with_any = [(line.label, [run for run in line.group.runs if _has_map(run)]) for line in shown]
     maps = [(label, runs[0]["after"]["map"]) for label, runs in with_any if runs]
     if not maps:
@@ -297,13 +297,13 @@ def memory_chart(shown: Sequence[Shown], title_suffix: str = "") -> Chart | None
 
 
 def _has_map(run: Numbers) -> bool:
-    """Return whether a run has a map with a number."""
+    """Return whether a run has a memory map with a number that is finite and not 0."""
     memory = (run.get("after") or {}).get("map") or {"shares": []}
     return any(share and math.isfinite(share) for at in memory["shares"] for share in at)
 
 
 def ablation_chart(shown: Sequence[Shown], title_suffix: str = "") -> Chart | None:
-    """Return a chart of the rise of the loss without each sublayer; None if nothing was ablated."""
+    """Return a chart of the rise of the loss without each sublayer, or None if nothing was ablated."""
     ablated = [one for line in shown if (one := line.where(lambda run: run.get("ablation"))).group.runs]
     if not ablated:
         return None
@@ -356,7 +356,7 @@ def init_chart(title: str, caption: str, numbers: Mapping[str, Mapping[str, Poin
 
 
 def _limits(panel: Panel) -> tuple[float, float] | None:
-    """Return the range of a logarithmic axis that fits all drawn wirings but exploding ones, beside which others look equal."""
+    """Return the range of a logarithmic axis for the drawn wirings, without those in `EXPLODING`, or None for a linear axis."""
     numbers = [
         y for series in panel.series[:DRAWN] if series.label not in EXPLODING for _, y in series.points if 0 < y < math.inf
     ]  # fmt: skip

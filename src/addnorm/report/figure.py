@@ -50,7 +50,7 @@ def draw_figure(
     """Draw a figure of a page with matplotlib. Dark pages invert its colours.
 
     Args:
-        name: name of the figure; the same drawing with the same name always gives the same text.
+        name: name of the figure. The same drawing with the same name always gives the same SVG text.
         draw: function that draws on an empty matplotlib figure; it is called once per width. Example:
             `lambda figure: rec.plot.stream(ax=figure.add_subplot())`.
         title: what the figure shows.

@@ -48,9 +48,9 @@ def build_model_page(
         inspection: the result of `addnorm.inspect`.
         recording: the result of `addnorm.record`.
         ablations: the results of `addnorm.ablate_each`.
-        facts: further facts by name: model, inputs, date, loss (at the top; by default those of the recording), seed, command.
+        facts: further facts by name. Model, inputs, date and loss replace those of the recording at the top of the page.
         title: title of the page; the class of the model by default.
-        footer: the last lines. The same data give the same page.
+        footer: the last lines of the page. Equal arguments give equal pages.
 
     Example:
         >>> from addnorm import report

@@ -50,9 +50,9 @@ def depth_charts(rec: Recording) -> Iterator[Chart]:
 
 
 def _panels(rec: Recording, names: Names, label: str = "") -> list[Panel]:
-    """Return the panels of some statistics at the last recorded step that has any of them.
+    """Return the panels of the statistics in `names`, at the last recorded step that has any of these statistics.
 
-    Without a label each statistic has its own panel; with a label all share one panel of that label.
+    Without `label` each statistic has a panel of its own. With `label` all statistics share one panel of that label.
     """
     step = rec.last_step(*names.values())
     places = depth_axis(rec.sites)[1]
@@ -67,7 +67,7 @@ def _panels(rec: Recording, names: Names, label: str = "") -> list[Panel]:
 
 
 def _by_depth(rec: Recording, title: str, caption: str, panels: Sequence[Panel]) -> Iterator[Chart]:
-    """Yield a chart of the panels if there are any. Its table has a row for each sublayer that has a number."""
+    """Yield one chart of the `panels`, or nothing without panels. Its table has a line for each sublayer with a number."""
     drawn = {x for panel in panels for series in panel.series for x, _ in series.points}
     sites = {site.id: site for site in rec.sites}
     axis, places = depth_axis(rec.sites)
@@ -84,7 +84,7 @@ def _by_depth(rec: Recording, title: str, caption: str, panels: Sequence[Panel])
 
 
 def memory_charts(rec: Recording) -> Iterator[Chart]:
-    """Yield a chart of each stream's memory map: source by depth."""
+    """Yield a chart of each stream's memory map: the share of each source in the stream at each depth."""
     sites = {site.id: site for site in rec.sites}
     for stream, (sources, shares) in rec.memory_maps.items():
         if any(share and math.isfinite(share) for row in shares for share in row):

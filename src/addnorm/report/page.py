@@ -37,7 +37,7 @@ SUFFIXES = (".html", ".htm")
 
 @dataclass(frozen=True)
 class Figure:
-    """Drawing with the table of its numbers, made by `addnorm.report.draw_figure` or of a chart.
+    """Drawing with the table of its numbers, made by `addnorm.report.draw_figure` or from a `Chart`.
 
     Args:
         title: what the figure shows.
@@ -58,7 +58,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Findings:
-    """List of sentences."""
+    """Block with a list of findings."""
 
     kind: ClassVar[str] = "findings"
 

@@ -65,7 +65,7 @@ def draw_chart(chart: Chart, width: int, label: str, classes: str = "chart") -> 
         chart: the chart.
         width: width in pixels, `WIDE` or `NARROW`.
         label: description for screen readers.
-        classes: classes of the element.
+        classes: CSS classes of the element.
     """
     columns = min(chart.columns, len(chart.panels)) if width > NARROW else 1
     cell = (width - BETWEEN * (columns - 1)) / columns
@@ -121,7 +121,7 @@ def _marks(points: Iterable[tuple[float, float]], shape: str) -> Iterator[str]:
 
 
 def _style_classes(series: Series, labels: Sequence[str]) -> str:
-    """Return the classes of a series' colour and dash; further rounds of colours have other dashes."""
+    """Return the CSS classes of a series' colour and dash. The dash changes each time that the colours repeat."""
     k = labels.index(series.label)
     colour, dash = (k if number is None else number for number in (series.colour, series.dash))
     return f"s{colour % COLOURS + 1} d{(dash + dash // COLOURS * (series.dash is None)) % DASHES}"
@@ -248,7 +248,7 @@ def _draw_panel(panel: Panel, labels: Sequence[str], across: Scale, box: Box) ->
 
 
 def _bar(panel: Panel, series: Series, unit: float) -> tuple[float, float]:
-    """Return the begin of a bar beside its x and its width: series whose bars share an x stand side by side."""
+    """Return the left edge of a bar relative to its x, and its width. Bars of several series at one x are side by side."""
     shared = [one for one in panel.series if {x for x, _ in one.points} & {x for x, _ in series.points}]
     width = 0.72 * unit / len(shared)
     return width * (shared.index(series) - len(shared) / 2), width
@@ -292,6 +292,6 @@ def _opacity(share: float, most: float) -> float:
 
 
 def _cell(steps: Iterable[str], share: float, most: float) -> str:
-    """Return cells of one share."""
+    """Return the SVG path of all cells that have the same share."""
     opacity = 0.04 + 0.96 * _opacity(share, most)
     return f'<path class="cell s{2 if share < 0 else 1}" fill-opacity="{opacity:.2f}" d="{"".join(steps)}"/>'

@@ -38,7 +38,7 @@ def trace(
 
     Args:
         x: the token, d numbers.
-        sublayer: the sublayer's output for it (pre-LN: for Norm(x)), d numbers.
+        sublayer: the sublayer's output for x (pre-LN: for Norm(x)), d numbers.
         placement: "post" normalizes the sum, "pre" the sublayer's input: z = x + Sublayer(Norm(x)).
         norm: "layer", or "rms", which does not subtract the mean and divides by sqrt(mean(z^2) + eps).
         weight: gamma, d numbers or one number; None is ones.
@@ -150,7 +150,7 @@ class _Derivation:
         self.steps.append(Step(name, self.section, symbol, value, formula, numbers, note))
 
     def explain(self, name: str, note: str) -> None:
-        """Replace the note of a step, if there is another one."""
+        """Replace the note of a step, unless `note` is empty."""
         self.steps = [replace(step, note=note) if note and step.name == name else step for step in self.steps]
 
     def combine(
@@ -166,7 +166,7 @@ class _Derivation:
         self, name: str, symbol: str, values: Vector, count: int, formula: str, text: Callable[[int], str] | None = None,
         note: str = "",
     ) -> float:  # fmt: skip
-        """Add a step with a mean, its terms as `text` writes them, and return its value."""
+        """Add a step with a mean, and return the mean. `text` writes its terms."""
         total = _sum(values)
         terms = self.abbreviate(text or (lambda k: (self.operand if k else self.number)(values[k])), " + ")
         value = _divide(total, count)
@@ -183,7 +183,7 @@ class _Derivation:
         return f"({text})" if "-" in text or "e" in text else text
 
     def abbreviate(self, text: Callable[[int], str], separator: str) -> str:
-        """Return the texts of the features, joined; of more than four only the first two and the last."""
+        """Return the joined texts of the features. With more than four features, only the first two and the last appear."""
         d = self.d
         return separator.join(map(text, range(d)) if d <= 4 else [text(0), text(1), "…", text(d - 1)])
 
@@ -222,7 +222,7 @@ def _add_pre_ln(w: _Derivation, token: Vector, branch: Vector, grad: Vector, rea
 
 
 def _add_norm(w: _Derivation, z: Vector) -> None:
-    """Add the steps from the mean (RMSNorm: the squares) to the shift."""
+    """Add the steps of the norm, from the mean (RMSNorm: the squares) to the output, weight * z_norm + bias."""
     v, n, centred = w.v, w.normalized_text, z
     if w.layer:
         mean = w.average("mean", "μ", z, w.d, f"(1/d) Σ {v}ₖ")
@@ -266,7 +266,7 @@ def _add_checks(w: _Derivation) -> None:
 
 
 def _add_gradient(w: _Derivation, out: Vector, symbol: str, name: str) -> Vector:
-    """Add the steps from the gradient of the norm's output to that of its input, the step `name`."""
+    """Add the steps from the gradient `out` of the norm's output to the gradient of the norm's input, the step `name`."""
     n, normalized, mean, subtracted = w.normalized_text, w.normalized, 0.0, ""
     g = w.combine("grad_scaled", "g", out, "·", w.weight, f"{symbol} ⊙ γ")
     if w.layer:
@@ -289,7 +289,7 @@ def _add_gradient(w: _Derivation, out: Vector, symbol: str, name: str) -> Vector
 
 
 def _add_parameter_gradients(w: _Derivation, out: Vector, symbol: str) -> None:
-    """Add the gradients of gamma and beta of this token; a batch sums them over its tokens."""
+    """Add the gradients of gamma and beta for this token. In a batch, the gradients of all tokens are summed."""
     note = "a batch sums this over its tokens"
     w.combine("dweight", "dγ", out, "·", w.normalized, f"{symbol} ⊙ {w.normalized_text}", note)
     w.add("dbias", "dβ", out, symbol, note=note)
@@ -335,7 +335,7 @@ def _note_on_normalized(w: _Derivation, z: Vector) -> str:
 
 
 def _explain_nonfinite(w: _Derivation) -> tuple[Step, ...]:
-    """Return the steps, with the reason as a note at the first step that is not finite."""
+    """Return the steps. The first step whose value is not finite gets the reason as a note."""
     first = next((step for step in w.steps if not step.finite), None)
     if first is not None:
         if first.name == "variance" and not w.count:
@@ -356,7 +356,7 @@ def _sum(values: Vector) -> float:
 
 
 def _divide(a: float, b: float) -> float:
-    """Return the quotient by IEEE 754; b is not a negative zero."""
+    """Return a / b as in IEEE 754, with inf or nan for b = 0. b must not be a negative zero."""
     if b:
         return a / b
     return math.copysign(math.inf, a) if a and not math.isnan(a) else math.nan

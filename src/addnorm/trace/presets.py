@@ -16,13 +16,13 @@ FREE = {"grad", "read_grad", "digits", "title"}
 
 @dataclass(frozen=True, slots=True)
 class Printed:
-    """Numbers as a lesson prints them, and an explanation where they need one."""
+    """Numbers of one step as a lesson prints them, with an optional explanation."""
 
     values: tuple[str, ...]
     because: str = ""
 
     def agrees(self, value: float | Vector) -> bool:
-        """Return whether the value, rounded to the printed places, is the printed number.
+        """Return whether the value, rounded to the printed decimals, is the printed number.
 
         Example:
             >>> Printed(("2.33",)).agrees(7 / 3), Printed(("2.34",)).agrees(7 / 3)
@@ -31,13 +31,13 @@ class Printed:
         return self.values == self.rounded(value)
 
     def rounded(self, value: float | Vector) -> tuple[str, ...]:
-        """Return the value with the printed number of places."""
+        """Return the value, rounded to the printed decimals, as texts."""
         numbers = value if isinstance(value, tuple) else (value,)
         places = [len(text.partition(".")[2]) for text in self.values]
         return tuple(f"{number:.{digits}f}" for number, digits in zip(numbers, places, strict=True))
 
     def note(self, value: float | Vector) -> str:
-        """Return what the lesson prints and, where it differs, the right digits and the reason."""
+        """Return a note with the printed numbers and, if they differ from `value`, the exact digits and the reason."""
         note = f"the lesson prints {_text(self.values)}"
         if not self.agrees(value):
             note += f", the exact digits are {_text(self.rounded(value))}"
@@ -57,7 +57,7 @@ class Preset:
     notes: Mapping[str, str] = field(default_factory=dict)
 
     def trace(self, **changes: Any) -> Trace:
-        """Return the trace with changed options. Printed numbers and notes appear while the forward is unchanged.
+        """Return the trace with changed options. If they change the forward, the preset's printed numbers and notes are left out.
 
         Example:
             >>> PRESETS["lesson-000"].trace()["mean"].note

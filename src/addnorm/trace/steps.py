@@ -94,7 +94,7 @@ class Trace:
 
     @property
     def output(self) -> Vector:
-        """Output of the sublayer: y in post-LN, the stream z in pre-LN."""
+        """The result of Add & Norm: y in post-LN, the stream z in pre-LN."""
         return _flat(self["shifted" if self.placement == "post" else "z"].value)
 
     @property
@@ -128,7 +128,7 @@ class Trace:
 
 
 def show(value: float | Sequence[float], digits: int = 5) -> str:
-    """Return a number or a vector as text with `digits` significant digits; long vectors are shortened.
+    """Return a number or a vector as text with `digits` significant digits. Long vectors are shortened.
 
     Example:
         >>> show(7 / 3), show([1.5, -1, 4.5]), show(range(768))

@@ -41,12 +41,12 @@ ASSUMED_L2 = 64 * 2**20  # bytes, for a device that does not report its cache
 def measure(
     case: Case, *, rounds: int, variants: Sequence[str] | None = None, deadline: float | None = None, without: Sequence[str] = (),
 ) -> Results:  # fmt: skip
-    """Return a row for each variant of a case that is right, the errors of all, the failures, and the bandwidth of a copy.
+    """Return the results of a case: times of the correct variants, errors of all variants, failures, bandwidth of a copy.
 
     Args:
         case: the case to time.
         rounds: number of samples for each variant.
-        variants: those to time (None: those of the plan).
+        variants: names of the variants to time; None: all.
         deadline: value of `time.monotonic` after which no variant begins, since each may compile for long; None: none.
         without: variants to leave out.
 
@@ -115,7 +115,7 @@ class _Measurement:
             self.results["rows"].append(case.row(variant=name, **clock.times(some), **more))
 
     def _prepare(self, name: str) -> None:
-        """Make a variant, check and warm it, and keep its timer; or report why it cannot be timed."""
+        """Make a variant, check it, warm it up and keep its timer. If this fails, report the reason."""
         begun = time.monotonic()
         try:
             call = self._copier() if name == COPY else self._checked(name)
@@ -133,7 +133,7 @@ class _Measurement:
         _report(self.case, name, error, self.results)
 
     def _checked(self, name: str) -> TimedCall:
-        """Return the timed function of a variant: the job on set i, its result dropped."""
+        """Check a variant, and return the function to time: of i, which runs the job on the inputs of set i."""
         case, job, sets = self.case, JOBS[self.case.job], self.sets
         forward = VARIANTS[name].make(case)
         with torch.set_grad_enabled(job.backward):
@@ -161,11 +161,11 @@ class _Measurement:
 
 
 class WrongError(ValueError):
-    """A variant computes something else."""
+    """Error for a variant whose results are wrong."""
 
 
 def set_count(case: Case, cache: int) -> int:
-    """Return the number of sets, at least two, that leaves no input of a call in the cache from its previous use."""
+    """Return the number of input sets, at least two: so many that a set has left the cache when its turn comes again."""
     return max(2, min(MOST_SETS, -(-TIMES_CACHE * cache // (2 * tensor_bytes(case)))))
 
 
@@ -173,7 +173,7 @@ def set_count(case: Case, cache: int) -> int:
 
 
 def device(kind: str) -> Document:
-    """Return name, multiprocessors, caches, memory and driver of the device; of a CPU the name and its last cache."""
+    """Return name, multiprocessors, caches, memory and driver of a GPU, or the name and the last-level cache of a CPU."""
     if kind != "cuda":
         cache = environment.last_level_cache(environment.caches())
         return {"type": kind, "name": environment.cpu_model(), "l2_bytes": cache}
@@ -209,7 +209,7 @@ def describe(cases: Sequence[Case]) -> Document:
 
 
 def finish(results: Results, head: Document) -> Document:
-    """Return the parts: the rows with bandwidth, its shares of the large copy's and of the case's own, and ratios to eager."""
+    """Return the parts of the document. Rows get their bandwidth, its share of that of two copies, and their ratios to eager."""
     copied = statistics.median(max(row.values()) for row in results["copies"]) if results["copies"] else math.nan
     for rows in by_case(results["rows"], FIELDS).values():
         eager, copy = rows.get("eager"), rows.get(COPY)

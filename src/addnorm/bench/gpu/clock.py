@@ -47,8 +47,8 @@ class Sample(NamedTuple):
 class Timer:
     """Timer of one variant, after one untimed call of each set: kernels are loaded, the allocator has memory for all.
 
-    The calls go through the sets in turn; each segment continues where the previous one ended. A CPU computes while the call
-    runs, so there all three times are that of the call.
+    The calls use the input sets in turn. Each segment continues with the set after the last segment's. A CPU computes while the
+    call runs, so on a CPU all three times are the time of the call.
     """
 
     def __init__(self, device: str, call: TimedCall, sets: int) -> None:
@@ -58,7 +58,7 @@ class Timer:
         wait(device)
 
     def loop(self, repeats: int) -> float:
-        """Return the seconds in which the host makes as many calls."""
+        """Make `repeats` calls, and return the host's seconds."""
         order = [*itertools.islice(self.order, repeats)]
         start = time.perf_counter()
         for i in order:
@@ -66,7 +66,7 @@ class Timer:
         return time.perf_counter() - start
 
     def sample(self, repeats: int) -> Sample:
-        """Time as many calls; on CUDA between events, and as many with a wait at the end."""
+        """Time `repeats` calls. On CUDA, time them between two events, then time as many again with a wait at the end."""
         if self.device != "cuda":
             seconds = self.loop(repeats) / repeats
             return Sample(seconds, seconds, seconds, True)
@@ -83,12 +83,12 @@ class Timer:
         return Sample(device / repeats, host / repeats, wall / repeats, queued)
 
     def repeats(self) -> int:
-        """Return how many calls a segment has."""
+        """Return the number of calls in a segment."""
         once = self.sample(FEWEST)
         return max(FEWEST, min(MOST, round(SEGMENT_SECONDS / max(once.device, once.call, 1e-9))))
 
     def _segment(self, repeats: int) -> tuple[float, float, bool]:
-        """Return the seconds of the device and of the host, and whether the host was done before the device began."""
+        """Return the seconds of the device and of the host, and whether the host enqueued all calls before the device began."""
         start, end = _event(), _event()
         torch.cuda.synchronize()
         torch.cuda._sleep(int(self.sleep * _cycles_per_second()))
@@ -106,7 +106,7 @@ def _event() -> torch.cuda.Event:
 
 @cache
 def _cycles_per_second() -> float:
-    """Return the cycles of a sleep per second: the last of some measurements, since an idle device runs slower."""
+    """Return the cycles per second of a sleep: the last of `CALIBRATIONS` measurements, since an idle device runs slower."""
     for _ in range(CALIBRATIONS):
         start, end = _event(), _event()
         start.record()
@@ -135,8 +135,8 @@ def times(samples: list[Sample]) -> Row:
 def _copies(device: str) -> dict[str, Timer]:
     """Return timers of a large copy within the device: by the driver, and by a kernel.
 
-    On an H200 the driver's copy reached two thirds of the bandwidth (https://github.com/NVIDIA/cccl/issues/1672), so shares of
-    that would be too high.
+    On an H200 the driver's copy reached two thirds of the bandwidth (https://github.com/NVIDIA/cccl/issues/1672), so a share of
+    the driver's bandwidth would be too high.
     """
     source = torch.randint(-(2**31), 2**31, (COPY_BYTES[device] // 4,), dtype=torch.int32, device=device)
     target = torch.empty_like(source)

@@ -49,7 +49,7 @@ TIERS = (
 
 
 def plan(selected: Selection, threads: int = 0) -> list[Case]:
-    """Return the cases in their order, or a selection of them.
+    """Return the cases, the most important first, or the `selected` ones.
 
     With both d and rows the result is every combination instead, by default of bfloat16 and all jobs, so that any size can be
     measured. The number of threads has no effect.
@@ -68,7 +68,7 @@ def plan(selected: Selection, threads: int = 0) -> list[Case]:
 
 
 def rows_for(size: float, d: int, dtype: str) -> int:
-    """Return the power of two that makes a tensor of the branch at least `size` bytes."""
+    """Return the smallest power of two as the number of rows with which the branch has at least `size` bytes."""
     rows = 1
     while tensor_bytes(Case(rows=rows, d=d, dtype=dtype)) < size:
         rows *= 2
@@ -83,5 +83,5 @@ def _whole(device: str) -> Iterator[Case]:
 
 
 def title(case: Case) -> str:
-    """Return a case in words."""
+    """Return a case as text, as in "LayerNorm, backward, 512 x 768 bfloat16"."""
     return f"{NORMS[case.norm]}, {JOBS[case.job].title}, {case.rows} x {case.d} {case.dtype}"

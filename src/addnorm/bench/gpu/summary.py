@@ -20,7 +20,7 @@ UNMEASURED = f"Nothing has been measured on a GPU yet. `{COMMAND}` does it, and 
 
 
 def _over(peer: str, part: str) -> Number:
-    """Return the function of a case's rows that divides addnorm's time by the peer's: 1 and below is no slower."""
+    """Return a function of a case's result rows: addnorm's time divided by the peer's. At most 1 means not slower."""
     return ratio(peer, "addnorm", f"{part}_us")
 
 
@@ -44,13 +44,13 @@ TARGETS = (
 
 
 def targets(document: Document) -> list[Target]:
-    """Return the targets of each norm; the bounds are for a GPU."""
+    """Return the targets by norm. For a document of a CPU they have no bounds."""
     each = (target._replace(by=("norm",)) for target in TARGETS)
     return [one if document["device"]["type"] == "cuda" else one._replace(bound=None) for one in each]
 
 
 def failed_cases(failures: Iterable[Row]) -> int:
-    """Return in how many cases addnorm was wrong or failed, alone or with all others."""
+    """Return the number of failures of addnorm, including those of a whole case."""
     return sum(row["variant"] in ("addnorm", EVERY) for row in failures)
 
 
@@ -58,7 +58,7 @@ def failed_cases(failures: Iterable[Row]) -> int:
 
 
 def section(document: Document | None) -> str:
-    """Return the section of the page; without a document, the sentence that nothing was measured.
+    """Return the section of the page. Without a document, return the sentence that nothing was measured.
 
     Raises:
         ValueError: the document is not of a GPU.
@@ -91,7 +91,7 @@ def report(document: Document) -> str:
 
 
 def headline(document: Document) -> str:
-    """Return where, with what and when a document was measured, and the speed of a copy."""
+    """Return a sentence with the device, the bandwidth of a copy, the versions, the commit and the date of a document."""
     device, versions, commit = document["device"], document["versions"], document["commit"]
     parts = [f"torch {versions['torch']}", f"addnorm {versions['addnorm']}"]
     if device["type"] == "cuda":
@@ -106,7 +106,7 @@ def headline(document: Document) -> str:
 
 
 def _times(cases: Mapping[Case, Rows], norm: str) -> Iterator[dict[str, str]]:
-    """Yield a line a case: addnorm's device time, its share of the copy's bandwidth, call and host time, and ratios to peers."""
+    """Yield a table line per case: addnorm's times, its share of the copy's bandwidth, and the ratios to the peers' times."""
     jobs, dtypes = [*JOBS], [*DTYPES]
     chosen = [case for case, rows in cases.items() if case.norm == norm and "addnorm" in rows]
     measured = [peer for peer in NAMES if any(peer in cases[case] for case in chosen)]

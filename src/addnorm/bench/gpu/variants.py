@@ -1,4 +1,4 @@
-"""Variants of the GPU benchmark as data: how each is made, where it does not fit and why, and why it is missing.
+"""Variants of the GPU benchmark as data: how each is made, which cases it does not support and why, and whether it is installed.
 
 Under torch.compile addnorm's own forms are measured by benchmarks/bench_compile.py.
 
@@ -34,11 +34,11 @@ class Variant(NamedTuple):
     """Implementation of the operation.
 
     Attributes:
-        title: in tables.
-        make: returns the call for a case.
-        limits: where it does not fit.
-        package: that must be installed.
-        module: name under which the package is imported; its kernels run on CUDA only.
+        title: name in tables.
+        make: function of a case that returns the call.
+        limits: the cases that the variant does not support.
+        package: name of the package that must be installed.
+        module: name by which the package is imported. A variant with a module runs on CUDA only.
     """
 
     title: str
@@ -57,7 +57,7 @@ def compiled(case: Case) -> Call:
 
 
 def liger(case: Case) -> Call:
-    """Return `LigerFusedAddRMSNormFunction`. Liger's LayerNorm adds nothing, so torch adds before it."""
+    """Return a call of `LigerFusedAddRMSNormFunction`. Liger's LayerNorm has no add, so torch adds before it."""
     eps, stream = EPS[case.norm], JOBS[case.job].stream
     if case.norm == "rms":
         from liger_kernel.ops.fused_add_rms_norm import LigerFusedAddRMSNormFunction
@@ -78,7 +78,7 @@ def liger(case: Case) -> Call:
 
 
 def flash_attn(case: Case) -> Call:
-    """Return `layer_norm_fn` or `rms_norm_fn`."""
+    """Return a call of flash-attn's `layer_norm_fn` or `rms_norm_fn`."""
     from flash_attn.ops.triton.layer_norm import layer_norm_fn, rms_norm_fn
 
     call = {"layer": layer_norm_fn, "rms": rms_norm_fn}[case.norm]
@@ -90,7 +90,7 @@ def flash_attn(case: Case) -> Call:
 
 
 def quack(case: Case) -> Call:
-    """Return `rmsnorm`."""
+    """Return a call of QuACK's `rmsnorm`."""
     from quack import rmsnorm
 
     options = {"eps": EPS[case.norm], "prenorm": JOBS[case.job].stream}
@@ -101,7 +101,7 @@ def quack(case: Case) -> Call:
 
 
 def _fits_flash_attn(case: Case) -> bool:
-    """Return whether a row of the widest tensor that the kernel keeps has at most 64 KB."""
+    """Return whether one token of the widest tensor that the kernel keeps has at most 64 KB."""
     dtypes = DTYPES[case.dtype]
     widest = dtypes.stream if JOBS[case.job].backward else dtypes.branch
     return int(case.d * widest.itemsize) <= 65536
@@ -156,12 +156,12 @@ def versions() -> dict[str, str]:
 
 
 def unfit(name: str, case: Case) -> str | None:
-    """Return why a variant lacks the operation of a case; None if it has it."""
+    """Return why a variant does not support a case, or None if it does."""
     return next((limit.why for limit in VARIANTS[name].limits if not limit.fits(case)), None)
 
 
 def chosen(case: Case, requested: Sequence[str] | None = None) -> list[str]:
-    """Return the variants to measure in a case: the requested ones (None: all), where they fit."""
+    """Return the `requested` variants (None: all) that are installed and support the case."""
     left_out = missing(case.device)
     return [
         name
