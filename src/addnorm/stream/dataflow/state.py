@@ -60,7 +60,7 @@ _generator = threading.RLock()
 def fork_rng(devices: Iterable[torch.device] = ()) -> Iterator[None]:
     """Restore the global random generators of torch, Python and numpy after the block.
 
-    Other threads wait at this function until the block ends: otherwise threads would restore wrong states.
+    Only one thread at a time runs such a block, since concurrent blocks would restore wrong states.
     """
     numpy = sys.modules.get("numpy")
     with _generator, torch.random.fork_rng([*devices]):

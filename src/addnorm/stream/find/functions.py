@@ -76,7 +76,7 @@ class Dominators:
 
 
 def _is_barrier(op: Op) -> bool:
-    """Return whether no function may contain `op`: random numbers, a learned matrix, or an operator that cannot be replayed."""
+    """Return whether `op` is never part of a `Function`: random numbers, a product with a learned matrix, an unknown operator."""
     is_unknown = not op.traits.isdisjoint(("opaque", "attention"))
     if op.name == "write_into" or is_unknown or any(v.part == "memory" for v in op.outputs):
         return True

@@ -111,7 +111,7 @@ class Norm:
         return x / denominator * self.gain(x.dtype)
 
     def shift(self, dtype: torch.dtype) -> Tensor | float:
-        """Return the bias, or 0."""
+        """Return the bias in this dtype, or 0 if there is none."""
         return 0.0 if self.bias is None else self.bias.tensor.detach().to(dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
