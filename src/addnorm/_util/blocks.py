@@ -94,7 +94,7 @@ class Column:
 
 @dataclass(frozen=True)
 class TableRow:
-    """Row of a table: a cell for each column, and a style for the whole row."""
+    """Row of a `Table`: a cell for each column, and a style for the whole row."""
 
     cells: Sequence[Cell]
     style: Style = ""
@@ -181,7 +181,7 @@ class Table:
 
     @cached_property
     def texts(self) -> list[list[CellText]]:
-        """The rows as texts."""
+        """The text of every cell, row by row."""
         columns = [self._texts_of(k) for k in range(len(self.columns))]
         return [list(row) for row in zip(*columns, strict=True)]
 

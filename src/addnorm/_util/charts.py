@@ -43,7 +43,7 @@ class Series(NamedTuple):
     Attributes:
         label: name in the legend and the table. Series of one name share a line of the legend.
         points: x and y of each point. NaN and infinity are marked at the top of the panel.
-        kinds: what each point is: the kind of its sublayer, which selects the marker. Without kinds there are no markers.
+        kinds: the kind of sublayer of each point, which selects the marker. Without kinds there are no markers.
         form: a line with its markers, dots alone, or bars.
         colour, dash: numbers of the colour and of the dash; None is the number of the series.
     """
@@ -100,7 +100,7 @@ class Panel(NamedTuple):
 
 
 class Map(NamedTuple):
-    """Panel of cells: a row for each source, a column for each depth.
+    """Panel of coloured cells: the vertical axis has the sources, the horizontal axis the depths.
 
     Attributes:
         label: what the panel shows.

@@ -102,7 +102,7 @@ def mark_as_constant(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def exclude_from_capture(*functions: Any) -> None:
-    """Exclude functions, and what they call, from capture by torch.compile's frontend.
+    """Exclude functions, and the functions that they call, from capture by torch.compile's frontend.
 
     A backward in Python that runs between two graphs of a compiled model, as where a model returns gradients, would be captured
     as if it were compiled, and a compiled backward has no second derivative. `torch.compiler.disable` would import all of Dynamo.

@@ -51,7 +51,7 @@ def load() -> float:
 class LoadMeter:
     """Load of the machine before and after a run, and the cores that other processes used meanwhile.
 
-    The load after a run includes the run itself; `others` does not.
+    `load_after` includes the load by the run itself. `load_of_others` does not.
 
     Example:
         >>> from addnorm.bench.environment import LoadMeter

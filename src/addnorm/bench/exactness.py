@@ -107,7 +107,7 @@ def bytes_saved(
 
 
 def facts(norms: Sequence[Norm], dtypes: Sequence[str]) -> Iterable[Row]:
-    """Yield a result row for each fact. `torch` is PyTorch's number; for a model's formula, that of another order of rounding."""
+    """Yield a result row for each fact. `torch` is PyTorch's number, or for a model's formula that of another rounding order."""
     ones = bias_gradient_of_ones()
     yield Target(f"dbias of {ONES[0]} bfloat16 rows of ones", "==", ONES[0]).row(
         ones["addnorm"], norm="layer", torch=ones["eager"]

@@ -27,7 +27,7 @@ MAX_OTHERS = 0.5  # cores that other processes may use during such a run
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Benchmark: cases as data, the function that measures one, and the targets of its rows.
+    """Benchmark: cases as data, the function that measures one case, and the targets of its result rows.
 
     Attributes:
         name: name of the results file, NAME.json.
@@ -43,7 +43,7 @@ class Benchmark:
         describe: function of the cases that returns further keys of the document about the environment.
         finish: function of the rows by part and of the document's head. It returns the parts to be written, and further keys.
         sections: functions of the document that return a section of a page, by "page#section".
-        threads: default number of threads; 0: as many as torch has.
+        threads: default number of threads. 0 means torch's number of threads.
         rounds: default number of rounds.
         budget: default number of seconds after which no case begins. None: no limit.
         idle: whether results are published only from an idle machine and a clean checkout.
@@ -88,7 +88,7 @@ class Benchmark:
         return [*dict.fromkeys(cases)]
 
     def by_case(self, document: Document) -> dict[Case, dict[str, Row]]:
-        """Return the rows of a document by case, then by variant."""
+        """Return the result rows of a document by case, then by variant."""
         return by_case(document.get("rows", []), self.fields)
 
     def judge(self, document: Document) -> Document:

@@ -1,7 +1,7 @@
-"""Jobs of the operation, on a CPU and on a GPU: what must move, the tensors, and each job in eager PyTorch and in addnorm.
+"""Jobs of the operation: the bytes that each must move, its tensors, and its code in eager PyTorch and in addnorm.
 
 A case has a norm, a job, rows, d and the name of its dtypes. Both expressions of a job are functions of the same tensors,
-(residual, branch, weight, bias) and those of the job's `extra`, and each is one Python frame. RMSNorm has no bias: it is None.
+(residual, branch, weight, bias) and the job's `extra` tensors, and each is one Python frame. For RMSNorm the bias is None.
 """
 
 from __future__ import annotations

@@ -274,11 +274,11 @@ def run(
     """Measure the cases and return the document. After an interrupt it has the finished cases, and `complete` is False.
 
     Args:
-        cases: from `matrix`; None is `whole()`.
+        cases: the cases to measure, from `matrix`; None means `whole()`.
         rounds: timed loops for each variant of a case, at most: fewer where a call takes long.
         compiled: time torch.compile of the eager expression too, with as many threads as the cases have at most.
         proofs: measure `exactness.facts` and the time of the import too.
-        progress: console for the progress of the run; None shows none.
+        progress: console for the progress of the run; None shows no progress.
     """
     from addnorm.bench.terminal import printed_progress  # it needs rich
 

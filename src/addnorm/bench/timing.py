@@ -41,14 +41,14 @@ MALLOC: dict[State, dict[int, int]] = {
 
 
 def settle_allocator(state: State = "kept") -> bool:
-    """Bring glibc's malloc into a state that does not depend on what was allocated before.
+    """Bring glibc's malloc into a state that does not depend on earlier allocations.
 
     By default malloc maps large blocks anew, and the kernel clears their pages at each call. But malloc reuses blocks that fit
     into free memory at the end of the heap. So the same call took 5.6 or 23.9 ms, depending on earlier allocations.
 
     Args:
         state: "kept": freed blocks are reused, calls cause no page faults. "fresh": large blocks are mapped anew at each call.
-            "default": what glibc's thresholds become in a process that runs for a while.
+            "default": the thresholds that glibc itself reaches in a process that runs for a while.
 
     Returns:
         Whether the allocator has the state; False for another allocator than glibc's.
@@ -131,7 +131,7 @@ def paired_interval(ratios: Sequence[float]) -> Row:
 
 
 def spread(times: Sequence[float], prefix: str = "") -> Row:
-    """Return the median of times in microseconds, their quartiles and their number, as columns of a row."""
+    """Return the median of `times` in microseconds, the quartiles and the number of times, as values of a result row."""
     q1, median, q3 = quartiles(times)
     return {f"{prefix}median_us": median, f"{prefix}q1_us": q1, f"{prefix}q3_us": q3, "rounds": len(times)}
 

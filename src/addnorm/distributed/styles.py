@@ -1,7 +1,7 @@
 """Parallel styles of this library's modules, for `torch.distributed.tensor.parallel.parallelize_module`.
 
 Between the modules of a stack the stream is a DTensor: replicated, or sharded on the tokens (sequence parallelism). Inside an
-attention or a feed-forward, tensors are ordinary ones: each process computes its heads or its hidden features.
+attention or a feed-forward, tensors are ordinary tensors: each process computes its heads or its hidden features.
 """
 
 from __future__ import annotations
@@ -119,9 +119,9 @@ class SublayerStyle(ParallelStyle):
 class AttentionParallel(SublayerStyle):
     """Style of `SelfAttention` and `CrossAttention`: each process computes some of the heads.
 
-    The packed projections are replaced by separate ones, so that each can be sharded by heads: the parameters `in_proj.weight`
-    and `in_proj.bias` become `in_proj.q.weight` and so on, those of `kv_proj` `kv_proj.k.weight` and so on. `load_state_dict`
-    accepts the packed parameters as well. A key-value cache has the heads of its process.
+    Each packed projection is replaced by separate projections that can be sharded by heads: the parameters `in_proj.weight` and
+    `in_proj.bias` become `in_proj.q.weight` and so on, and `kv_proj.weight` becomes `kv_proj.k.weight` and so on.
+    `load_state_dict` accepts the packed parameters as well. A key-value cache has the heads of its process.
 
     Args:
         sequence_parallel: whether the stream is sharded on the tokens: its shards are gathered before the attention, and its

@@ -158,7 +158,7 @@ class _Job:
     text: Text | None = None
 
     def renamed(self, result: Numbers) -> Numbers:
-        """Return `result` with the name of this job's wiring. The stored name may be another one with the same behaviour."""
+        """Return `result` with the name of this job's wiring. A stored result may come from an equal wiring with another name."""
         if isinstance(self.work, Run):
             return {**result, "settings": self.work.settings()}
         name = wiring_label(self.work[0].wiring)

@@ -55,9 +55,9 @@ class InitProbe:
 
     Args:
         placement: one of `PLACEMENTS`.
-        sublayers: number of sublayers, alternately attention and feed-forward; an even number.
+        sublayers: even number of sublayers, alternately attention and feed-forward.
         d_model: width of the stream.
-        tokens: length of the sequence; each token attends to all.
+        tokens: length of the sequence. Each token attends to all tokens.
         gain: scale of the weights, at least 0.
         alpha: factor a of the residual. None is the wiring's factor: (2L)^(1/4) in DeepNorm with L layers, otherwise 1.
         seed: seed of the weights, x_0 and v.
@@ -66,7 +66,7 @@ class InitProbe:
         final_norm: whether a norm follows the last sublayer. None is the wiring's setting.
 
     Raises:
-        ValueError, TypeError: an argument has a wrong value; the message names it.
+        ValueError, TypeError: an argument has a wrong value. The message names the argument.
 
     Example:
         >>> from addnorm.lab import InitProbe

@@ -1,7 +1,7 @@
-"""The measured numbers of the published results: functions of the rows of untrained stacks, as `addnorm.lab.theory` returns them.
+"""The measured numbers of the published results, computed from the statistics of untrained stacks.
 
-Each function, or the function that it returns, maps `Rows` to numbers with their names, and to none if the rows that it needs
-were not measured.
+A row here is a dict that `addnorm.lab.theory.summarize` returns: the statistics of one wiring and depth. Each function, or the
+function that it returns, maps `Rows` or one row to numbers by name, or to an empty dict if statistics that it needs are missing.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from addnorm.lab.measure import Numbers
 __all__ = ["ResultStore", "read_progress", "write_progress"]
 
 KINDS = ("run", "untrained")
-# Fields of a result, with their types: those without which no comparison can be made.
+# The fields of a result that a comparison needs, with their types.
 FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "run": {"settings": dict, "losses": list, "sites": list, "recorded": dict, "diverged": bool}
     | dict.fromkeys(("validation", "test", "seconds"), (int, float)),

@@ -99,7 +99,7 @@ class Run:
         every: interval in steps at which the streams are recorded, from the first step on; 0 records nothing.
 
     Raises:
-        ValueError, TypeError: an argument has a wrong value; the message names it.
+        ValueError, TypeError: an argument has a wrong value. The message names the argument.
 
     Example:
         >>> from addnorm.lab import Run

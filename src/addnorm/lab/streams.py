@@ -27,14 +27,14 @@ Numbers = dict[str, Any]
 class StreamsRecorder:
     """The states of one call of a stack with several streams, and of its backward.
 
-    Use it as a context in which the model is called once; `statistics` and `coefficients` are then plain numbers.
+    Use it as a context in which the model is called once. Afterwards `statistics` and `coefficients` return plain numbers.
 
     Args:
         stack: the stack.
 
     Attributes:
         states: the streams before each sublayer and after the last one: one tensor `(*, n, d_model)`, or n tensors.
-        sites: what each sublayer did, with its write and coefficients.
+        sites: a `Site` for each sublayer, with its write and coefficients.
         last_read: C X of the head, before the final norm.
 
     Raises:

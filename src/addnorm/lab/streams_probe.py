@@ -47,7 +47,7 @@ class StreamsProbe:
 
     Args:
         wiring: one of `PROBED`.
-        sublayers: number of sublayers, alternately attention and feed-forward; an even number.
+        sublayers: even number of sublayers, alternately attention and feed-forward.
         d_model: width of each stream.
         n: number of streams, for wirings with that option.
         seed: seed of the weights, x_0, the targets and the noise.
@@ -55,7 +55,7 @@ class StreamsProbe:
         tokens: length of the sequence.
 
     Raises:
-        ValueError, TypeError: an argument has a wrong value; the message names it.
+        ValueError, TypeError: an argument has a wrong value. The message names the argument.
 
     Example:
         >>> from addnorm.lab import StreamsProbe
@@ -171,8 +171,8 @@ class StreamsProbe:
 def perturb(stack: ResidualStack, scale: float, seed: int) -> None:
     """Add noise to the parameters of A, B and C of a stack: all of its parameters but those of the sublayers and norms.
 
-    Each parameter moves by `scale` times a normal number; in matrices, and vectors over the features, divided by the square root
-    of their last size, so that the coefficients' logits and entries move by about `scale`.
+    Each element of a parameter moves by `scale` times a normal number. In matrices and in vectors over the features, this number
+    is divided by the square root of the last size, so that the coefficients' logits and entries move by about `scale`.
     """
     generator = torch.Generator().manual_seed(seed)
     for parameter in _coefficient_parameters(stack):

@@ -1,4 +1,4 @@
-"""Statistics of untrained stacks by depth: what a wiring does to stream and gradient before training.
+"""Statistics of untrained stacks by depth: the stream and its gradient under a wiring before training.
 
 The stacks are the toy transformer (`addnorm.lab.toy_model`) and take seconds. Each stack is an independent job:
 

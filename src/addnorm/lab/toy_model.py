@@ -55,7 +55,7 @@ class UniformAttention(nn.Module):
 
     Args:
         d_model: width of the stream.
-        mixing: "mean" averages all tokens, "causal" each token and those before it, "none" each token alone.
+        mixing: "mean" averages all tokens, "causal" each token and all tokens before it, "none" each token alone.
     """
 
     def __init__(self, d_model: int, mixing: Mixing = "mean") -> None:
@@ -150,7 +150,7 @@ class StreamMeasurement(NamedTuple):
     Attributes:
         streams: the stream before the first sublayer and after each sublayer.
         gradients: the loss's gradient at these places.
-        writes: what each sublayer added to the stream.
+        writes: the tensor that each sublayer added to the stream.
         weight_gradients: for each sublayer the gradients of its parameters, if they were requested.
     """
 
@@ -242,7 +242,7 @@ def token_similarity(x: Tensor) -> float:
 
 
 def geometric_mean(values: Iterable[float]) -> float:
-    """Return the geometric mean; 0 if a value is 0."""
+    """Return the geometric mean, or 0 if a value is 0."""
     numbers = list(values)
     return 0.0 if 0.0 in numbers else math.exp(statistics.fmean(math.log(value) for value in numbers))
 

@@ -222,7 +222,7 @@ class Training:
         self.recorded, self.places, self.map = json.loads(state["measured"])
 
     def result(self) -> Numbers:
-        """Return the result of the run; see `train`. Measurements after training use held-out text."""
+        """Return the result of the run, which `train` describes. Measurements after training use held-out text."""
         run, text = self.run, self.text
         result: Numbers = {
             "kind": "run", "key": self.key, "settings": run.settings(), "text": text.name, "digest": text.digest,

@@ -70,7 +70,7 @@ class SelfAttention(_Attention):
         dtype: dtype of the parameters.
 
     Attributes:
-        in_proj: `Linear(d_model, 3 d_model)`: the rows of queries, keys and values, as in `torch.nn.MultiheadAttention`.
+        in_proj: `Linear(d_model, 3 d_model)`, whose weight has the rows of queries, keys and values, as in `MultiheadAttention`.
         out_proj: `Linear(d_model, d_model)`.
 
     Source: Vaswani et al. 2017, arXiv 1706.03762.
@@ -172,7 +172,7 @@ class CrossAttention(_Attention):
 
     Attributes:
         q_proj: `Linear(d_model, d_model)`.
-        kv_proj: `Linear(d_model, 2 d_model)`, the rows of keys and values in this order.
+        kv_proj: `Linear(d_model, 2 d_model)`, whose weight has the rows of keys, then of values.
         out_proj: `Linear(d_model, d_model)`.
 
     Source: Vaswani et al. 2017, arXiv 1706.03762.

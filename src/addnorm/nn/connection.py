@@ -123,7 +123,7 @@ class SublayerConnection(_Reader):
         elementwise_affine: whether the norms have weights.
         bias: whether the norms have biases; None means True for LayerNorm and False for RMSNorm.
         dropout: dropout probability of the sublayer's output.
-        stochastic_depth: the probability p that a sample's branch is dropped in training; the others are divided by 1 - p.
+        stochastic_depth: the probability p that a sample's branch is dropped in training. Kept branches are divided by 1 - p.
         residual_dtype: dtype of the stream; None means the dtype of x.
         device: device of the parameters.
         dtype: dtype of the parameters.

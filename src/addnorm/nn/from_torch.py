@@ -69,8 +69,8 @@ def from_torch(module: nn.Module, *, causal: bool = False) -> Encoder | Decoder 
     - The input needs a batch dimension: pass `x[None]` if it has none.
     - A `Transformer` hides the source's padding from the decoder too, unless `memory_key_mask` is passed.
 
-    In eval mode without gradients, torch's encoder may return zeros at padded tokens (nested tensors); the result computes them
-    as in training.
+    In eval mode without gradients, torch's encoder may return zeros at padded tokens (nested tensors). The converted module
+    computes padded tokens as in training.
 
     Args:
         module: a `Transformer`, `TransformerEncoder` or `TransformerDecoder` of `torch.nn`, or one layer of the last two.

@@ -1,7 +1,7 @@
 """LayerNorm and RMSNorm without an add: subclasses of torch's modules that call this library's kernels.
 
 `isinstance`, state dicts and initialization are torch's own. Only the arithmetic of `forward` and `backward` differs. It keeps
-the contract of `addnorm.functional`: bfloat16 parameter gradients are accumulated in float32, and rows are independent.
+the contract of `addnorm.functional`: bfloat16 parameter gradients are accumulated in float32, and tokens are independent.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class ResidualStack(nn.Module):
             of every k-th layer. With n streams about sqrt(n L / (n + 2)) layers need the least memory (arXiv 2512.24880).
         residual_dtype: dtype of the stream, such as torch.float32 with bfloat16 sublayers; None is the dtype of x. The output has
             the dtype of x.
-        final_norm: whether there is a final norm; None means as the wiring states.
+        final_norm: whether there is a final norm. None means the wiring's setting.
         device: device of the norms and factors.
         dtype: dtype of the norms and factors.
 

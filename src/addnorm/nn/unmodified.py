@@ -1,4 +1,4 @@
-"""Whether a module computes what its class states, so that its formula may be computed without a call of the module.
+"""Check whether a module computes just the formula of its class, so that other code may compute the formula instead.
 
 A call does more than the formula where the module is of another class (a subclass, a parametrization, a wrapper), has hooks, is
 compiled, or has a method of its own, where a method of its class was replaced, or where hooks of all modules are registered.

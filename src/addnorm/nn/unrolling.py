@@ -163,7 +163,7 @@ def to_entries(vector: Any, dim: int) -> list[Any]:
     """Return the coefficients of n streams as entries that broadcast to `(*, d_model)`.
 
     Args:
-        vector: a tuple of entries; a tensor `(*, n)`; or gates `(*, n, d_model)`, of `dim` dimensions.
+        vector: a tuple of entries, a tensor `(*, n)`, or gates `(*, n, d_model)`, a tensor with `dim` dimensions.
         dim: the number of dimensions of the tensor that holds all streams.
     """
     if isinstance(vector, tuple):

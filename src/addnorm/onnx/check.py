@@ -48,7 +48,7 @@ def check(
     Args:
         path: the file.
         program: the module, or another callable, that returns the expected outputs.
-        inputs: positional arguments; the tensors in them, and in `kwargs`, are the inputs of the file, in their order.
+        inputs: positional arguments. The tensors in `inputs` and `kwargs`, in their order, are the inputs of the file.
         kwargs: keyword arguments.
 
     Returns:

@@ -59,11 +59,11 @@ def export(
         inputs: positional arguments of an example call. They are the inputs of the check too: use realistic ones.
         path: the file to write.
         form: ONNX operators of an Add & Norm: "standard" (LayerNormalization, RMSNormalization), "skip" (onnxruntime's fused
-            operators) or "plain" (elementary ones in float32); see `translations`.
+            operators) or "plain" (elementary operators in float32); see `translations`.
         kwargs: keyword arguments of the example call.
         dynamic_shapes: as in `torch.export.export`. None: all sizes are those of the example call.
         opset_version: version of the operator set. None: 23 if a form other than "plain" contains an RMSNorm, else 18.
-        input_names: names of the file's inputs. None: those of the parameters of `forward`.
+        input_names: names of the file's inputs. None: the names of the parameters of `forward`.
         output_names: names of the file's outputs.
         check: run the file in onnxruntime on the CPU and compare it with the model, as `addnorm.onnx.check` does. Pass False
             where onnxruntime has no kernels for the model, as for most of bfloat16.

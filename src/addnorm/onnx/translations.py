@@ -38,10 +38,10 @@ def translations(form: Form = "standard", *, opset_version: int = RMS_OPSET) -> 
       normalize in one node, where the tensors have two or three dimensions and one dtype and the options of the add are at
       most `branch_bias`. Elsewhere as "standard". For onnxruntime only.
     - "plain": elementary operators in float32 (float64 if an input is), with the steps of `addnorm.decompositions`: centred
-      variance, z rounded once, y rounded once. The slowest form, and the one that depends least on a runtime's kernels.
+      variance, z rounded once, y rounded once. This form is the slowest, and depends least on a runtime's kernels.
 
     In the first two forms the runtime's kernel decides how a float16 norm is rounded. Where dtypes differ, `weight_offset` is
-    set, or `casting` rounds earlier, the norm's node computes in float32 between casts, so that each option keeps its meaning.
+    not 0, or `casting` rounds earlier, the norm's node computes in float32 between casts, so that each option keeps its meaning.
 
     Args:
         form: "standard", "skip" or "plain".

@@ -51,7 +51,7 @@ def draw_figure(
 
     Args:
         name: name of the figure. The same drawing with the same name always gives the same SVG text.
-        draw: function that draws on an empty matplotlib figure; it is called once per width. Example:
+        draw: function that draws on an empty matplotlib figure. It is called once per width. Example:
             `lambda figure: rec.plot.stream(ax=figure.add_subplot())`.
         title: what the figure shows.
         caption: how to read it.

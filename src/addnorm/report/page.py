@@ -44,7 +44,7 @@ class Figure:
         caption: how to read it, in a sentence or two.
         svg: the drawing for wide pages.
         table: the numbers.
-        narrow: the drawing for narrow pages; empty for the same drawing.
+        narrow: the drawing for narrow pages. An empty text means `svg`.
     """
 
     kind: ClassVar[str] = "figure"
@@ -162,7 +162,7 @@ def write(page: Page, path: str | Path) -> Path:
 
     Args:
         page: the page.
-        path: the file; its name ends in .html.
+        path: the file. Its name must end in .html or .htm.
 
     Raises:
         ImportError: jinja2 is not installed.

@@ -116,8 +116,8 @@ class _Derivation:
     Attributes:
         v: symbol of the norm's input.
         count: divisor of the variance.
-        normalized, direction, spread, root: values for the backward; `direction` is the derivative of the root by each feature,
-            times count.
+        normalized, spread, root: z_norm, the variance and the root, which the backward uses.
+        direction: derivative of the root by each feature, times `count`.
     """
 
     normalized: Vector

@@ -1,4 +1,4 @@
-"""The GPU benchmark: one case (every variant made, checked, warmed, timed), the device, and the columns of the rows.
+"""The GPU benchmark: measurement of one case (make, check, warm up and time every variant), the device, the document.
 
 A variant that fails is reported, and the others are measured.
 """
@@ -47,7 +47,7 @@ def measure(
         case: the case to time.
         rounds: number of samples for each variant.
         variants: names of the variants to time; None: all.
-        deadline: value of `time.monotonic` after which no variant begins, since each may compile for long; None: none.
+        deadline: value of `time.monotonic` after which no variant begins, since each may compile for long; None: no deadline.
         without: variants to leave out.
 
     Raises:
@@ -97,7 +97,7 @@ class _Measurement:
         self.columns: dict[str, Row] = {}
 
     def run(self, rounds: int, requested: Sequence[str] | None, deadline: float | None, without: Sequence[str]) -> None:
-        """Prepare every variant, time them in turns, and add the rows."""
+        """Prepare every variant, time the variants in turns, and add their result rows."""
         case, cold = self.case, self.count * 2 * tensor_bytes(self.case) > self.cache
         names = [name for name in (*variants.chosen(case, requested), COPY) if name not in without]
         # A GPU's backward runs in another thread, where this setting does not apply; there the first backward retains its graph

@@ -25,7 +25,7 @@ from addnorm.bench.case import Row
 
 ROUNDS = 11
 SEGMENT_SECONDS = 2e-3  # approximate duration of the calls of one segment
-FEWEST, MOST = 4, 40  # calls in it: a device's queue has about a thousand places, and a call may need a dozen
+FEWEST, MOST = 4, 40  # calls in a segment: a device's queue has about a thousand places, and a call may need a dozen
 TRIES = 5  # attempts to enqueue ahead of the device
 FIRST_SLEEP, LONGEST_SLEEP = 2e-3, 0.2
 CALIBRATION_CYCLES, CALIBRATIONS = 20_000_000, 5

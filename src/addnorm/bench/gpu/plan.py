@@ -10,13 +10,13 @@ from addnorm.bench.jobs import JOBS, NORMS, tensor_bytes
 
 FIELDS = ("norm", "job", "rows", "d", "dtype", "device")
 MB = 1e6
-LARGE, MEDIUM = 64 * MB, 16 * MB  # bytes of the smaller of a case's tensors, from which on the targets hold
+LARGE, MEDIUM = 64 * MB, 16 * MB  # bytes of the branch from which the targets hold
 TARGET_D = (1024, 2048, 4096, 8192, 16384)
 TIMED = ("forward", "forward_stream", "backward", "forward_backward", "dropout")
 
 
 class Tier(NamedTuple):
-    """Cases of one purpose: every d with each size in bytes and each number of rows."""
+    """Group of cases with one purpose: every d in `ds`, with each size in bytes and with each number of rows."""
 
     dtypes: tuple[str, ...]
     jobs: tuple[str, ...]
@@ -51,8 +51,8 @@ TIERS = (
 def plan(selected: Selection, threads: int = 0) -> list[Case]:
     """Return the cases, the most important first, or the `selected` ones.
 
-    With both d and rows the result is every combination instead, by default of bfloat16 and all jobs, so that any size can be
-    measured. The number of threads has no effect.
+    If both d and rows are selected, the result is every combination of the selected values instead, by default with bfloat16 and
+    all jobs, so that any size can be measured. The number of threads has no effect.
 
     Raises:
         ValueError: the plan has no such case.
