@@ -72,7 +72,7 @@ class Paragraph:
 
 @dataclass(frozen=True)
 class Column:
-    """Column of a table.
+    """Heading and format of one column of a `Table`.
 
     Attributes:
         header: heading; it may have several lines.
@@ -204,7 +204,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Drawing:
-    """Drawing that only notebooks show.
+    """SVG or HTML that only notebooks show.
 
     Attributes:
         markup: SVG or HTML, inserted as it is. Its texts must be escaped already.

@@ -38,7 +38,7 @@ class Axis(NamedTuple):
 
 
 class Series(NamedTuple):
-    """Series of points.
+    """Points with one label and one style in a panel.
 
     Attributes:
         label: name in the legend and the table. Series of one name share a line of the legend.
@@ -57,7 +57,7 @@ class Series(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """Axes with one quantity.
+    """Drawing area of one quantity, with its y axis.
 
     Attributes:
         label: the quantity.
@@ -138,7 +138,7 @@ class Map(NamedTuple):
 
 @dataclass(frozen=True)
 class Chart:
-    """Drawing as data.
+    """Chart as data: panels below one another with a common x axis, and the table of their numbers.
 
     Attributes:
         title: what the chart shows.

@@ -18,7 +18,7 @@ Norm = Literal["layer", "rms"]
 
 
 class NormKind(NamedTuple):
-    """One kind of norm.
+    """Kind of norm, with its defaults and its names in torch and ONNX.
 
     Attributes:
         title: the name that texts show.

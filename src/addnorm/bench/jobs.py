@@ -57,7 +57,7 @@ FORWARD, BACKWARD = ("x", "s", "y", "z"), ("dy", "dz", "z", "dx", "ds")
 
 
 class Job(NamedTuple):
-    """Use of the operation that is timed.
+    """Kind of call that is timed, such as the forward alone or the forward with backward.
 
     Attributes:
         title: name in tables.

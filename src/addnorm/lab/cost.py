@@ -1,4 +1,4 @@
-"""What a residual wiring costs: parameters, arithmetic and memory traffic of its streams, without the sublayers."""
+"""Cost of a residual wiring: parameters, arithmetic and memory traffic of its streams, without the sublayers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Cost", "count_cost"]
 
 
 class Cost(NamedTuple):
-    """The cost of a stack's wiring.
+    """Cost of a stack's residual wiring, without its sublayers.
 
     Attributes:
         parameters: weights of norms, factors and coefficients in the whole stack.
@@ -29,7 +29,7 @@ class Cost(NamedTuple):
 
 
 def count_cost(stack: ResidualStack) -> Cost:
-    """Return the cost of a stack's wiring.
+    """Count the parameters, the arithmetic and the memory traffic of a stack's residual wiring.
 
     Example:
         >>> from addnorm.lab.cost import count_cost

@@ -60,7 +60,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Arm:
-    """A wiring at a depth with all its settings.
+    """All settings of one wiring at one depth.
 
     The best setting is chosen by the loss on the validation part and judged by the loss on the test part.
     """
@@ -106,7 +106,7 @@ class Results:
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
-        """Runs grouped by everything but the seed."""
+        """A `Group` of runs for each setting. Its runs differ in the seed only."""
         runs: dict[tuple[Any, ...], list[Numbers]] = {}
         for run in self.runs:
             settings = run["settings"]
@@ -116,7 +116,7 @@ class Results:
 
     @cached_property
     def arms(self) -> tuple[Arm, ...]:
-        """Each wiring at each depth, from the shallowest."""
+        """An `Arm` for each wiring and depth, from the shallowest."""
         keys = dict.fromkeys((group.num_layers, group.wiring) for group in self.groups)
         return tuple(
             Arm(wiring, n, tuple(g for g in self.groups if (g.num_layers, g.wiring) == (n, wiring)))
@@ -124,7 +124,7 @@ class Results:
         )
 
     def by_depth(self) -> Iterator[tuple[int, tuple[Arm, ...]]]:
-        """Yield each depth with its arms, from the shallowest."""
+        """Yield each number of layers with the `Arm`s of that depth, from the shallowest."""
         for n in sorted({arm.num_layers for arm in self.arms}):
             yield n, tuple(arm for arm in self.arms if arm.num_layers == n)
 

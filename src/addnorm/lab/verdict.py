@@ -203,7 +203,7 @@ def _shares(results: Results) -> Iterator[Finding]:
 
 
 def _ablations(results: Results) -> Iterator[Finding]:
-    """Yield the change of the loss without one sublayer."""
+    """Yield for each wiring the median and the largest change of the loss without one sublayer."""
 
     def measure(arm: Arm) -> tuple[str, Numbers] | None:
         rises = [one["rise"] for run in arm.best.runs for one in run.get("ablation", ()) if math.isfinite(one["rise"])]
@@ -265,7 +265,7 @@ def _streams(results: Results) -> Iterator[Finding]:
 
 
 def _untrained(results: Results) -> Iterator[Finding]:
-    """Yield what the deepest untrained stack of each compared wiring does to stream and gradient, if nothing was trained."""
+    """Yield the numbers of the deepest untrained stack of each compared wiring, if nothing was trained."""
     deepest = {row["wiring"]: row for row in sorted(results.untrained, key=lambda row: row["num_layers"])}
     for name in results.compared if results.stacks and not results.runs else ():
         if name not in deepest:
@@ -363,5 +363,5 @@ def _ratio(value: float) -> str:
 
 
 def join_words(words: Sequence[str]) -> str:
-    """Return words as a list: "a, b and c"."""
+    """Join words to a text: "a, b and c"."""
     return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))

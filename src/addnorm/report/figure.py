@@ -26,7 +26,7 @@ INCHES = {"wide": 9.6, "narrow": 3.9}  # widths of a drawing of matplotlib
 
 
 def figure_of(chart: Chart) -> Figure:
-    """Return the figure of a chart.
+    """Draw a chart for wide and for narrow pages, and return both drawings with the chart's table as a `Figure`.
 
     Example:
         >>> from addnorm._util.charts import Axis, Chart, Panel, Series

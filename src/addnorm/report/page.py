@@ -89,7 +89,7 @@ Block = Table | Figure | Findings | Formula | Facts
 
 @dataclass(frozen=True)
 class Section:
-    """Section of a page.
+    """Part of a page under one heading.
 
     Args:
         title: the heading, also in the table of contents.
@@ -104,7 +104,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """Report as data.
+    """Page of a report as data, which `render` turns into HTML.
 
     Args:
         title: the heading of the page.

@@ -1,4 +1,4 @@
-"""The operation on a GPU beside its peers: what benchmarks/bench_gpu.py runs.
+"""Benchmark of the operation on a GPU beside its peers, which benchmarks/bench_gpu.py runs.
 
 - `plan`: the cases; `variants`: addnorm, PyTorch, torch.compile and kernel libraries
 - `clock`: device, host and call time, and the bandwidth of a copy; `benchmark`: one case, and the device

@@ -133,7 +133,7 @@ class _Measurement:
         _report(self.case, name, error, self.results)
 
     def _checked(self, name: str) -> TimedCall:
-        """Check a variant, and return the function to time: of i, which runs the job on the inputs of set i."""
+        """Check a variant, and return the function to time, which runs the job on the inputs of set i."""
         case, job, sets = self.case, JOBS[self.case.job], self.sets
         forward = VARIANTS[name].make(case)
         with torch.set_grad_enabled(job.backward):

@@ -24,14 +24,14 @@ EVERY = "every variant"  # name in `failures` where a whole case failed
 
 
 class Limit(NamedTuple):
-    """Cases for which a variant lacks the operation, and why."""
+    """Condition that a variant requires of a case, `fits`, and the reason, `why`."""
 
     why: str
     fits: Callable[[Case], bool]
 
 
 class Variant(NamedTuple):
-    """Implementation of the operation.
+    """One implementation of the operation, such as addnorm or a kernel library.
 
     Attributes:
         title: name in tables.
