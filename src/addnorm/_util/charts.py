@@ -65,7 +65,7 @@ class Panel(NamedTuple):
         limits: range of the axis, beyond which lines are cut off; None if the values decide.
         least: range that a linear axis covers at least.
         log: whether the axis is logarithmic; None means: if no value is negative and the values are far apart.
-        lines: heights of horizontal lines by their labels. Lines out of range are not drawn.
+        lines: y of horizontal lines by their labels. Lines out of range are not drawn.
         height: height in pixels.
         x: the panel's own x axis; None is the x axis of the chart.
     """

@@ -19,7 +19,7 @@ def to_dtensor(x: Tensor, mesh: DeviceMesh) -> DTensor:
 
 
 def enter_region(x: Tensor, mesh: DeviceMesh) -> Tensor:
-    """Return the whole x as an ordinary tensor. In backward, its gradient is summed over the processes."""
+    """Return the whole x as an ordinary tensor, of which each process uses a part. Backward sums their gradients."""
     whole = to_dtensor(x, mesh)
     if not all(p.is_replicate() for p in whole.placements):
         whole = whole.redistribute(mesh, [Replicate()])

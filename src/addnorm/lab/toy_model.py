@@ -173,7 +173,7 @@ class StreamMeasurement(NamedTuple):
 
 
 def stream_states(stack: ResidualStack, x: Tensor) -> list[Tensor]:
-    """Return x_0 and the stream after each sublayer of a stack whose wiring has only `Row`s. No connections are fused."""
+    """Return x_0 and the stream after each sublayer of a stack of `Row`s, by a separate call of each connection."""
     states = [x if stack.norm_embedding is None else stack.norm_embedding(x)]
     for connection in stack.connections:
         states.append(connection(states[-1]))

@@ -284,7 +284,7 @@ def read(module: Any, spec: Stage | Head, state: StreamState, norms: Sequence[An
 
 
 def find_collapse(module: Any, spec: Stage | Head, streams: Streams, before: Any) -> tuple[Any, Any, Any, Any, Any]:
-    """Return C, then A, B, the bias and the C of the next stage, each None unless the module computes it."""
+    """Return C, A, B, the bias, and the C of the next stage. All but the first are None unless the module computes them."""
     computed, carried = module.coefficients, None
     used, mix, inject, bias = (None,) * 4 if computed is None else computed(streams)
     if spec.delayed:

@@ -209,7 +209,10 @@ def describe(cases: Sequence[Case]) -> Document:
 
 
 def finish(results: Results, head: Document) -> Document:
-    """Return the parts of the document. Rows get their bandwidth, its share of that of two copies, and their ratios to eager."""
+    """Return the parts of the document, with the bandwidth of each row and its ratios to eager.
+
+    The bandwidth is also given as a share of that of a large copy, and of a copy of the case's own size.
+    """
     copied = statistics.median(max(row.values()) for row in results["copies"]) if results["copies"] else math.nan
     for rows in by_case(results["rows"], FIELDS).values():
         eager, copy = rows.get("eager"), rows.get(COPY)
