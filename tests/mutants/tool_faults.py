@@ -46,7 +46,7 @@ TOOLS = {
             Fault("median-of-every-second-feature", "stream/record", "max(1, $n // MEDIAN_SAMPLE) | 1", "max(1, $n // MEDIAN_SAMPLE)"),
             Fault("sequences-of-one-direction-counted", "stream/record/statistics.py", "several = $n > 1", "several = $n > 0"),
             Fault("padding-counts-as-unchanged", "stream/record", "($b + $w).to($d) == $b", "(x.flat + write.flat).to($d) == x.flat"),
-            Fault("every-counts-forwards", "stream/record", "step % self.every", "number % self.every"),
+            Fault("every-counts-forwards", "stream/record", "step % self.every", "(self._steps.forwards - 1) % self.every"),
             Fault("factor-of-sum-left-out", "stream", "$p.factor *= $f.number", "$p.factor *= 1.0"),
         ),
     ),
