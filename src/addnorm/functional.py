@@ -12,7 +12,7 @@ in `inplace.py`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 import torch
@@ -21,6 +21,7 @@ from torch import Tensor
 from addnorm._util.norms import Norm
 from addnorm.ops import dispatch, validation
 from addnorm.ops import out as out_ops
+from addnorm.ops.options import IS_RMS
 from addnorm.reference import Casting
 
 __all__ = ["add_layer_norm", "add_residual", "add_rms_norm", "layer_norm", "rms_norm"]
@@ -336,7 +337,7 @@ def add_norm(
         and (norm != "none" or targets is not None)
     ):
         if targets is None:
-            return dispatch.fast_path(residual, branch, weight, bias, eps, norm == "rms", return_residual)
+            return dispatch.fast_path(residual, branch, weight, bias, eps, IS_RMS[norm], return_residual)
         out_ops.fast_path(residual, branch, weight, bias, eps, norm, targets)
         y, z = targets[:2]
     else:
@@ -350,3 +351,10 @@ def add_norm(
             weight_offset=weight_offset, casting=casting, residual_dtype=residual_dtype, out_dtype=out_dtype,
         )  # fmt: skip
     return z if norm == "none" else (y, z) if return_residual else y
+
+
+# The norm alone and the norm after the add, by the kind of norm.
+FUNCTIONS: dict[Norm, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "layer": (layer_norm, add_layer_norm),
+    "rms": (rms_norm, add_rms_norm),
+}

@@ -2,7 +2,7 @@
 
     y = (x - mean) / sqrt(mean((x - mean)^2) + eps) * weight + bias        the mean is 0 in a kind that does not centre
 
-A new kind is an entry here, its kernels (csrc, ops/triton) and its tests.
+CONTRIBUTING.md lists what a new kind needs besides its entry.
 """
 
 from __future__ import annotations

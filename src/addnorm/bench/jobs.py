@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from addnorm import add_layer_norm, add_layer_norm_, add_rms_norm, add_rms_norm_
+from addnorm import add_layer_norm_, add_rms_norm_
 from addnorm._util.norms import KINDS
 from addnorm.bench.case import Case
+from addnorm.functional import FUNCTIONS
 from addnorm.reference import Norm
 
 NORMS: dict[Norm, str] = {name: kind.title for name, kind in KINDS.items()}
@@ -194,8 +195,8 @@ def eager(case: Case, drop: Call = F.dropout) -> Call:
 
 def ours(case: Case, seed: Tensor | None = None) -> Call:
     """Return the job of a case in addnorm. `seed` is the seed of the dropout mask."""
-    op: Any = add_layer_norm if case.norm == "layer" else add_rms_norm
-    op_: Any = add_layer_norm_ if case.norm == "layer" else add_rms_norm_
+    op: Any = FUNCTIONS[case.norm][1]
+    op_: Any = {"layer": add_layer_norm_, "rms": add_rms_norm_}[case.norm]
     eps, p = EPS[case.norm], DROPOUT
     calls: dict[str, Call] = {
         "forward": lambda x, s, w, b: op(x, s, w, b, eps),

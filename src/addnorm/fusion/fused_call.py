@@ -19,7 +19,6 @@ from addnorm.fusion.graph import TracedGraph, concrete, entered, example_value, 
 from addnorm.fusion.match import Match, NotFusableError
 from addnorm.reference import Casting
 
-OPERATIONS: dict[str, Callable[..., Any]] = {"layer": functional.add_layer_norm, "rms": functional.add_rms_norm}
 ROWS = 64  # rows of random numbers, if the nodes accept any shape
 FLIPPED = 1e-2  # share of elements whose last rounding may differ: about 1e-4 do, with the wrong casting half do
 ROUNDINGS = 64  # in eps of float32 or float64: allowed difference between two orders of summing a row
@@ -27,6 +26,7 @@ ROW_SCALES = (1.0, 1e-9, 0.0, 1.0)  # factors of the rows, in turn; small rows r
 OTHER_ROUNDING = "its norm rounds intermediate results that the fused call keeps exact"
 OTHER_FORMULA = "its norm does not compute the formula that was found"
 LOW_PRECISION = (torch.bfloat16, torch.float16)
+OPERATIONS: dict[str, Callable[..., Any]] = {kind: add for kind, (_, add) in functional.FUNCTIONS.items()}
 
 
 def operation_of(match: Match) -> Callable[..., Any]:

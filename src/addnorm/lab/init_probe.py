@@ -260,13 +260,13 @@ def _carry(connection: SublayerConnection, parts: Tensor, x: Tensor) -> None:
     a, write = float(connection.a), parts[-1]
     if norm is not None:
         z = a * x + write
-        if connection.norm == "layer":
+        if KINDS[connection.norm].is_centred:
             z -= z.mean(-1, keepdim=True)
         eps = torch.finfo(torch.float32).eps if norm.eps is None else norm.eps
         rstd = (z.square().mean(-1, keepdim=True) + eps).rsqrt()
     if a != 1.0:
         parts[:-1] *= a
     if norm is not None:
-        if connection.norm == "layer":
+        if KINDS[connection.norm].is_centred:
             parts -= parts.mean(-1, keepdim=True)
         parts *= rstd

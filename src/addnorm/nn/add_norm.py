@@ -88,7 +88,7 @@ class AddNorm(nn.Module):
         self.residual_scale = residual_scale
         self.residual_dtype = residual_dtype
         self.initial_layer_scale = layer_scale
-        with_bias = elementwise_affine and (norm == "layer" if bias is None else bias)
+        with_bias = elementwise_affine and (KINDS[norm].has_bias if bias is None else bias)
 
         def parameter(present: bool) -> nn.Parameter | None:
             return nn.Parameter(torch.empty(self.normalized_shape, device=device, dtype=dtype)) if present else None
@@ -134,8 +134,8 @@ class AddNorm(nn.Module):
         shape = norm_shape(self.normalized_shape, self.weight)
         if shape is not None:
             options["normalized_shape"] = shape
-        add_norm: Any = functional.add_layer_norm if self.norm == "layer" else functional.add_rms_norm
-        return add_norm(  # type: ignore[no-any-return]  # one name for two functions of different eps
+        _, add_norm = functional.FUNCTIONS[self.norm]
+        return add_norm(  # type: ignore[no-any-return]  # one name for functions of different eps
             residual, branch, self.weight, self.bias, self.eps, return_residual=return_residual, **options
         )
 
@@ -146,7 +146,7 @@ class AddNorm(nn.Module):
             parts.append(f"dropout={self.dropout}")
         if self.weight is None:
             parts.append("elementwise_affine=False")
-        elif (self.bias is None) == (self.norm == "layer"):
+        elif (self.bias is None) == KINDS[self.norm].has_bias:
             parts.append(f"bias={self.bias is not None}")
         if self.residual_scale != 1.0:
             parts.append(f"residual_scale={self.residual_scale}")

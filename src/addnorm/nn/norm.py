@@ -16,6 +16,7 @@ from torch.fx import Proxy
 
 from addnorm import functional
 from addnorm._util.arguments import check_choice, check_int, is_number
+from addnorm._util.norms import KINDS
 
 NormKind = Literal["layer", "rms"]
 
@@ -65,6 +66,9 @@ class RMSNorm(torch.nn.RMSNorm):
         )
 
 
+MODULES: dict[NormKind, Any] = {"layer": LayerNorm, "rms": RMSNorm}
+
+
 @dataclass(frozen=True)
 class NormFactory:
     """The settings of a stack's norms. `eps` None and `bias` None mean torch's default for the kind of norm."""
@@ -79,11 +83,12 @@ class NormFactory:
 
     def __post_init__(self) -> None:
         check_int("d_model", self.d_model, 1)
-        check_choice("norm", self.norm, ("layer", "rms"))
+        check_choice("norm", self.norm, KINDS)
         if self.eps is not None and not (is_number(self.eps) and self.eps >= 0):
             raise ValueError(f"eps is {self.eps!r}, expected None or a number that is not negative.")
-        if self.norm == "rms" and self.bias:
-            raise ValueError("bias is True with norm 'rms', expected None or False: RMSNorm has none.")
+        if self.bias and not KINDS[self.norm].has_bias:
+            title = KINDS[self.norm].title
+            raise ValueError(f"bias is True with norm {self.norm!r}, expected None or False: {title} has none.")
 
     def make(self, present: bool) -> LayerNorm | RMSNorm | None:
         """Return a new norm if `present`, else None."""
@@ -92,10 +97,11 @@ class NormFactory:
     def make_one(self) -> LayerNorm | RMSNorm:
         """Return a new norm with these settings."""
         factory = {"device": self.device, "dtype": self.dtype}
-        if self.norm == "rms":
-            return RMSNorm(self.d_model, self.eps, self.elementwise_affine, **factory)
-        eps, bias = 1e-5 if self.eps is None else self.eps, self.bias is not False
-        return LayerNorm(self.d_model, eps, self.elementwise_affine, bias, **factory)
+        kind = KINDS[self.norm]
+        if kind.has_bias:
+            factory["bias"] = self.bias is not False
+        eps = kind.eps if self.eps is None else self.eps
+        return MODULES[self.norm](self.d_model, eps, self.elementwise_affine, **factory)  # type: ignore[no-any-return]
 
     def make_each(self, flags: Sequence[bool]) -> nn.ModuleDict:
         """Return a new norm for each stream whose flag is True, by the stream's number from 0."""

@@ -24,11 +24,13 @@ import torch
 from torch import Tensor, nn
 
 from addnorm import functional
+from addnorm._util.norms import KINDS
 from addnorm.boundary import add_norm_streams
 from addnorm.nn.norm import LayerNorm, NormKind, RMSNorm
 from addnorm.nn.state import PendingWrite, StreamState, is_distributed
 from addnorm.nn.unmodified import Methods, is_unmodified, methods_of
 from addnorm.ops import dispatch, dtensor
+from addnorm.ops.options import IS_RMS
 from addnorm.wirings.coefficients import HyperConnection, IndependentConnection, ManifoldConnection, SigmoidRead
 from addnorm.wirings.coefficients.base import CoefficientModule, widen, widen_dtype
 from addnorm.wirings.stage import Head, Stage, identity, unit
@@ -41,10 +43,6 @@ __all__ = [
 Scale = Tensor | float
 Streams = Any  # a tensor (*, d_model) or (*, n, d_model), or a tuple of n tensors (*, d_model)
 ONE = 1.0
-FUNCTIONS: dict[NormKind, tuple[Any, Any]] = {
-    "layer": (functional.layer_norm, functional.add_layer_norm),
-    "rms": (functional.rms_norm, functional.add_rms_norm),
-}
 # The classes of norms that compute exactly the formula.
 PLAIN: dict[NormKind, Methods] = {
     "layer": methods_of(LayerNorm, torch.nn.LayerNorm),
@@ -83,11 +81,11 @@ def add_and_norm(
     if not options and c.__class__ is float and c == ONE and dtype is None and norm.eps is not None:
         table = norm._parameters
         y: Any = dispatch.fast_path(
-            x, branch, table["weight"], table.get("bias"), norm.eps, kind == "rms", return_stream
+            x, branch, table["weight"], table.get("bias"), norm.eps, IS_RMS[kind], return_stream
         )
         return (y[1], y[0]) if return_stream else (x, y)
     weight, bias, factor = _scaled_affine(norm, c)
-    result = FUNCTIONS[kind][1](
+    result = functional.FUNCTIONS[kind][1](
         x, branch, weight, bias, norm.eps, return_residual=return_stream, out_dtype=dtype, **options
     )
     y, z = result if return_stream else (result, x)
@@ -103,8 +101,7 @@ def normalize(x: Tensor, norm: Any, kind: NormKind, c: Scale = ONE, dtype: torch
         y: Tensor = norm(x)
         return _scaled(y if dtype is None else y.to(dtype), c)
     weight, bias, factor = _scaled_affine(norm, c)
-    arguments = (x, weight, bias) if kind == "layer" else (x, weight)
-    return _scaled(FUNCTIONS[kind][0](*arguments, eps=norm.eps, out_dtype=dtype), factor)
+    return _scaled(functional.FUNCTIONS[kind][0](x, weight, bias, eps=norm.eps, out_dtype=dtype), factor)
 
 
 def is_plain(norm: Any, kind: NormKind, x: Tensor) -> bool:
@@ -118,7 +115,7 @@ def is_plain(norm: Any, kind: NormKind, x: Tensor) -> bool:
     return (
         len(shape) == 1
         and "weight" in table
-        and (kind == "rms" or "bias" in table)
+        and (not KINDS[kind].has_bias or "bias" in table)
         and bool(table["weight"] is not None or shape[0] == x.size(-1))
     )
 

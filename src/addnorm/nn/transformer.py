@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from addnorm._util.arguments import check_int
+from addnorm._util.norms import KINDS
 from addnorm.nn.attention import CrossAttention, SelfAttention, refuse_shape
 from addnorm.nn.cache import KeyValueCache
 from addnorm.nn.feed_forward import Activation, FeedForward
@@ -111,9 +112,9 @@ class _Blocks(nn.Module):
         ]  # fmt: skip
         self.stack = ResidualStack(
             [sublayer for layer in blocks for sublayer in layer], d_model, wiring,
-            sublayers_per_layer=3 if cross_attention else 2, norm=norm, eps=eps, bias=bias if norm == "layer" else None,
-            dropout=dropout, stochastic_depth=stochastic_depth, checkpoint=checkpoint, residual_dtype=residual_dtype,
-            final_norm=final_norm, device=device, dtype=dtype,
+            sublayers_per_layer=3 if cross_attention else 2, norm=norm, eps=eps,
+            bias=bias if norm in KINDS and KINDS[norm].has_bias else None, dropout=dropout, stochastic_depth=stochastic_depth,
+            checkpoint=checkpoint, residual_dtype=residual_dtype, final_norm=final_norm, device=device, dtype=dtype,
         )  # fmt: skip
         if self.wiring.profile is None:
             self.wiring.init_(self)

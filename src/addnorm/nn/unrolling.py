@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from addnorm._util.norms import KINDS
 from addnorm.nn.norm import NormKind
 from addnorm.nn.state import Site
 from addnorm.nn.step import has_value, is_plain
@@ -205,7 +206,7 @@ def _freeze(norm: Any, total: Tensor, kind: NormKind) -> _FrozenNorm | None:
     if norm is None:
         return None
     x = widen(total)
-    centred = kind == "layer"
+    centred = KINDS[kind].is_centred
     eps = torch.finfo(x.dtype).eps if norm.eps is None else norm.eps  # that of the arithmetic
     square = x.var(-1, keepdim=True, correction=0) if centred else x.square().mean(-1, keepdim=True)
     weight, bias = (None if t is None else t.to(x.dtype) for t in (norm.weight, getattr(norm, "bias", None)))

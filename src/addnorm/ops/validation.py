@@ -1,7 +1,7 @@
 """Argument checks: one sentence that names the argument, its value, the expectation and the remedy.
 
-The C++ kernels only detect that arguments are invalid. `check` makes the message after the error, so that a valid call does not
-pay for it. The reference and the fake kernels call `check` first.
+The C++ kernels only detect that arguments are invalid, and pass the call on to the reference. The reference and the fake kernels
+call `check` first, which raises the sentence. So a valid call does not pay for it.
 """
 
 from __future__ import annotations
