@@ -12,6 +12,7 @@ import sys
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from addnorm._util.torch_internals import mark_as_constant
@@ -69,3 +70,12 @@ def replicate_dimensions(t: Any, first: int) -> Any:
     from addnorm.ops import sharding
 
     return sharding.replicate_dimensions(t, first)
+
+
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """Return x W^T, also of a DTensor whose rows are sharded unevenly."""
+    if x.__class__ is Tensor or not is_dtensor(x):
+        return F.linear(x, weight)
+    from addnorm.ops import sharding
+
+    return sharding.linear(x, weight)  # type: ignore[arg-type]  # a DTensor

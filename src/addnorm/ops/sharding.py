@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch._prims_common import make_contiguous_strides_for
 from torch.distributed.device_mesh import DeviceMesh
@@ -32,7 +33,7 @@ from addnorm.ops.options import ADD_OPTIONS, GRADIENTS
 from addnorm.ops.schema import OVERLOADS, arguments_of, library
 
 __all__ = [
-    "find_mesh", "localize", "make_partial", "place_rows", "register", "replicate", "replicate_dimensions", "spread", "wrap",
+    "find_mesh", "linear", "localize", "make_partial", "place_rows", "register", "replicate", "replicate_dimensions", "spread", "wrap",
 ]  # fmt: skip
 
 Placements = tuple[Placement, ...]
@@ -59,6 +60,19 @@ def replicate_dimensions(t: DTensor, first: int) -> DTensor:
     """Return `t` with no dimension from `first` on sharded."""
     placements = [p if row_dimension(p, t.dim(), first) is not None else Replicate() for p in t.placements]
     return t if placements == [*t.placements] else t.redistribute(t.device_mesh, placements)
+
+
+def linear(x: DTensor, weight: Tensor) -> DTensor:
+    """Return x W^T, computed by each process for its rows: torch flattens the rows first, which uneven shards do not allow."""
+    mesh = x.device_mesh
+    x = replicate_dimensions(x, x.dim() - 1)
+    weight = weight if isinstance(weight, DTensor) else spread(weight, x)
+    partial = make_partial(x.placements)
+    whole = weight.redistribute(mesh, [Replicate()] * mesh.ndim).to_local(grad_placements=partial)  # type: ignore[attr-defined]
+    y = F.linear(x.to_local(grad_placements=x.placements), whole)
+    shape = torch.Size((*x.shape[:-1], weight.shape[0]))
+    strides = make_contiguous_strides_for(shape)
+    return DTensor.from_local(y, mesh, x.placements, run_check=False, shape=shape, stride=strides)
 
 
 def row_dimension(placement: Placement, ndim: int, first_feature: int) -> int | None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from addnorm._util.arguments import check_bool, check_float, check_int, check_not_negative
 from addnorm.boundary import GateKind, StreamGates
+from addnorm.ops.dtensor import linear
 from addnorm.wirings.coefficients.base import CoefficientModule, Coefficients, Notation, rms_scale, widen
 from addnorm.wirings.factors import Place
 
@@ -344,11 +345,11 @@ class GatedRead(CoefficientModule):
         x = widen(streams)
         factors = rms_scale(x, self.eps) * self.weight.to(x.dtype)
         normed = (x * factors).flatten(-2)
-        hidden = F.silu(F.linear(normed, self.down.to(x.dtype)) / self.n)
-        gates = torch.sigmoid(F.linear(hidden, self.up.to(x.dtype))).unflatten(-1, (self.n, self.d_model))
+        hidden = F.silu(linear(normed, self.down.to(x.dtype)) / self.n)
+        gates = torch.sigmoid(linear(hidden, self.up.to(x.dtype))).unflatten(-1, (self.n, self.d_model))
         inject = None
         if self.project_inject is not None:
-            inject = 2.0 * torch.sigmoid(F.linear(normed, self.project_inject.to(x.dtype)) / self.n)
+            inject = 2.0 * torch.sigmoid(linear(normed, self.project_inject.to(x.dtype)) / self.n)
         return Coefficients(gates * factors / self.n, None, inject)
 
     @classmethod

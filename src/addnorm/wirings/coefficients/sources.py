@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from addnorm._util.arguments import check_bool, check_not_negative
+from addnorm.ops.dtensor import linear
 from addnorm.wirings.coefficients.base import CoefficientModule, Coefficients, Notation, rms_scale, widen
 from addnorm.wirings.factors import Place
 
@@ -72,7 +73,7 @@ class SourceAttention(CoefficientModule):
         if self.weight is not None:
             query = query * self.weight.to(query.dtype)
         factors = [rms_scale(x, self.eps) for x in wide]
-        scores = torch.stack([F.linear(x, query) * factor for x, factor in zip(wide, factors, strict=True)], -1)
+        scores = torch.stack([linear(x, query) * factor for x, factor in zip(wide, factors, strict=True)], -1)
         weights = torch.softmax(scores, -1)  # (*, reads, n)
         if self.normed_values:
             weights = weights * torch.stack(factors, -1)
@@ -148,8 +149,8 @@ class DynamicSources(CoefficientModule):
     def compute(self, streams: tuple[Tensor, ...]) -> Coefficients:
         """Return C, a tuple of n entries `(*, 1)` for each read, and A if the residual is computed."""
         newest = widen(streams[-1])
-        hidden = F.gelu(F.linear(newest * rms_scale(newest, self.eps), self.up.to(newest.dtype)))
-        weights = F.linear(hidden, self.down.to(newest.dtype)).unflatten(-1, (self.rows, self.n)) + self.static
+        hidden = F.gelu(linear(newest * rms_scale(newest, self.eps), self.up.to(newest.dtype)))
+        weights = linear(hidden, self.down.to(newest.dtype)).unflatten(-1, (self.rows, self.n)) + self.static
         rows = [tuple(w.unsqueeze(-1) for w in row.unbind(-1)) for row in weights.unbind(-2)]
         if not self.residual:
             return Coefficients(tuple(rows))
