@@ -152,17 +152,27 @@ def unsharded_states_load_into_sharded_models():
 @case(2)
 def optimizers_step_as_one_process():
     torch.manual_seed(0)
-    model = randomize(addnorm.nn.Encoder(1, **SIZES))
+    own = [nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)).double() for _ in range(2)]
+    encoder, stack = addnorm.nn.Encoder(1, **SIZES), addnorm.ResidualStack(own, 16, "post_ln", dtype=torch.float64)
     (x,) = inputs((2, 6, 16))
-    ours = parallelize(copy.deepcopy(model), mesh_of(), sequence_parallel=True)
-    for m in (ours, model):
-        optimizer = torch.optim.AdamW(m.parameters(), lr=0.01)
-        for _ in range(2):
-            optimizer.zero_grad()
-            m(x).square().sum().backward()
-            torch.nn.utils.clip_grad_norm_(m.parameters(), 1.0)
-            optimizer.step()
-    torch.testing.assert_close(ours(x), model(x), **TOLERANCE)
+    for model in map(randomize, (encoder, stack)):
+        ours = parallelize(copy.deepcopy(model), mesh_of(), sequence_parallel=True)
+        for m in (ours, model):
+            optimizer = torch.optim.AdamW(m.parameters(), lr=0.01, foreach=True)
+            for _ in range(2):
+                optimizer.zero_grad()
+                m(x).square().sum().backward()
+                torch.nn.utils.clip_grad_norm_(m.parameters(), 1.0)
+                optimizer.step()
+        torch.testing.assert_close(ours(x), model(x), **TOLERANCE)
+
+
+@case(2)
+def uneven_and_empty_shards_equal_one_process():
+    for wiring in ("resi_dual", "mhc", "attention_residuals", "muddformer", "gated_residual"):
+        for tokens in (5, 1):
+            torch.manual_seed(0)
+            compare(randomize(addnorm.nn.Encoder(1, **SIZES, wiring=wiring)), True, *inputs((2, tokens, 16)))
 
 
 class Block(nn.Module):

@@ -185,26 +185,36 @@ class FeedForwardParallel(SublayerStyle):
 
 
 class ReplicatedSublayer(SublayerStyle):
-    """Style of any other sublayer of a stack: every process computes all of it, with ordinary tensors and parameters.
+    """Style of any other sublayer of a stack: every process computes all of it, with ordinary tensors.
+
+    The parameters are replicated DTensors, as those of the stack are, so that optimizers and `clip_grad_norm_` can take them all
+    together. During a call the sublayer's modules have this process's copies in their places, as ordinary tensors.
 
     Args:
         sequence_parallel: whether the stream is sharded on the tokens: its shards are gathered before the sublayer.
     """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        replicate_parameters(module.modules(), device_mesh, self.src_data_rank)
+        calls: list[list[tuple[dict[str, Any], str, DTensor]]] = []  # what each running call has to put back
+
         def before(module: nn.Module, args: Arguments) -> Arguments:
+            tables: list[dict[str, Any]] = [owner._parameters for owner in module.modules()]
+            calls.append([(t, name, p) for t in tables for name, p in t.items() if isinstance(p, DTensor)])
+            for table, name, parameter in calls[-1]:
+                table[name] = parameter.to_local()
             x, *others = args
             return _redistribute(to_dtensor(x, device_mesh), (Replicate(),)).to_local(), *others
 
         def after(module: nn.Module, args: Arguments, output: Any) -> Any:
-            return (
-                _redistribute(to_dtensor(output, device_mesh), (self.placement,))
-                if isinstance(output, Tensor)
-                else output
-            )
+            for table, name, parameter in calls.pop() if calls else ():
+                table[name] = parameter
+            if isinstance(output, Tensor):
+                return _redistribute(to_dtensor(output, device_mesh), (self.placement,))
+            return output
 
         module.register_forward_pre_hook(before)
-        module.register_forward_hook(after)
+        module.register_forward_hook(after, always_call=True)
         return module
 
 
