@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -21,8 +21,6 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily as unset_fake_t
 from torch.autograd import forward_ad
 from torch.nn.modules.module import _has_any_global_hook
 
-# Whether any hook of all modules is registered: one call instead of six attributes.
-has_any_global_hook: Callable[[], bool] = _has_any_global_hook
 # Whether any of the arguments is a tensor that requires a gradient: one call instead of a loop in Python at every call.
 any_requires_grad = torch._C._any_requires_grad
 # Increments the version counters of tensors that an operator wrote, so that autograd detects the change.
@@ -51,12 +49,49 @@ GLOBAL_HOOKS = [
     hooks for name, hooks in vars(nn.modules.module).items() if name.startswith(("_global_forward", "_global_backward"))
 ]
 
+_threads: dict[int, int] = {}  # the thread of each hook that acts in one thread alone, by its key in torch's tables
 in_function_transform = torch._C._are_functorch_transforms_active
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _jit_trace = torch._C._get_tracing_state
 _mode = torch._C._get_dispatch_mode
 _TRACERS = (torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FUNCTIONAL)
 _forward_ad: Any = forward_ad  # whose level is a module attribute: the public way to ask is several times slower
+
+
+def count_global_hooks() -> list[int]:
+    """Return the number of hooks of all modules in each of torch's tables, without those that act in other threads alone."""
+    here = threading.get_ident()
+    return [sum(_threads.get(key, here) == here for key in [*hooks]) for hooks in GLOBAL_HOOKS]
+
+
+def has_any_global_hook() -> bool:
+    """Return whether any hook of all modules acts in this thread."""
+    return bool(_has_any_global_hook()) and any(count_global_hooks())
+
+
+@contextmanager
+def hook_this_thread(before: Callable[[nn.Module], None], after: Callable[[nn.Module], None]) -> Iterator[None]:
+    """Call functions before and after each call of a module in this thread; what other threads compute stays as it is.
+
+    torch's hooks of all modules are those of the process: where it has any, modules are called whose formula would be computed
+    without a call.
+    """
+    here = threading.get_ident()
+
+    def in_this_thread(function: Callable[[nn.Module], None]) -> Callable[..., None]:
+        return lambda module, *_: function(module) if threading.get_ident() == here else None
+
+    handles = [
+        nn.modules.module.register_module_forward_pre_hook(in_this_thread(before)),
+        nn.modules.module.register_module_forward_hook(in_this_thread(after), always_call=True),
+    ]
+    _threads.update((handle.id, here) for handle in handles)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+            _threads.pop(handle.id, None)
 
 
 def direct_call(op: Any) -> Callable[..., Any]:

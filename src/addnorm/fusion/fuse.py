@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from addnorm._util.torch_internals import GLOBAL_HOOKS, HookGuards, forget_code
+from addnorm._util.torch_internals import HookGuards, count_global_hooks, forget_code
 from addnorm.fusion.backend import CAPTURED_ANEW, ModelBackend
 from addnorm.fusion.benchmark import measure
 from addnorm.fusion.encoder import keep_padding_zero, padding_encoders
@@ -199,10 +199,10 @@ def _compiled_call(model: nn.Module, backend: ModelBackend) -> Callable[..., Any
     # The frontend guards neither the methods of classes nor hooks of all modules. While either is another than now, the model
     # runs as it is.
     classes = [cls for cls in {type(module) for module in model.modules()} if hasattr(cls, "forward")]
-    forwards, hooks = [*map(FORWARD, classes)], [*map(len, GLOBAL_HOOKS)]
+    forwards, hooks = [*map(FORWARD, classes)], count_global_hooks()
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if [*map(FORWARD, classes)] != forwards or [*map(len, GLOBAL_HOOKS)] != hooks:
+        if [*map(FORWARD, classes)] != forwards or count_global_hooks() != hooks:
             return model._call_impl(*args, **kwargs)
         with _hook_guards:
             return compiled(*args, **kwargs)

@@ -23,7 +23,7 @@ from addnorm._util.blocks import Block, Column, Table
 from addnorm._util.numbers import format_number
 from addnorm._util.render import Rendered
 from addnorm.ops.options import ADD_OPTIONS
-from addnorm.stream.dataflow.frames import Frames, force_eager
+from addnorm.stream.dataflow.frames import Frames, WithoutFastPath, force_eager
 from addnorm.stream.dataflow.graph import Op, Value
 from addnorm.stream.dataflow.observers import ObserverMode, disable_checkpoints, observe_forwards
 from addnorm.stream.dataflow.snapshot import preserve_state
@@ -348,7 +348,11 @@ def ablate_each(
     inner = getattr(model, "_orig_mod", model)
 
     def run() -> tuple[float | None, Tensor]:
-        with preserve_state(inner, (args, kwargs)) as before, force_eager():  # the same dropout and caches in each run
+        with (
+            preserve_state(inner, (args, kwargs)) as before,
+            force_eager(),
+            WithoutFastPath(),
+        ):  # as before, dropout too
             output = inner(*args, **kwargs)
             value = read_number(loss(output)) if loss is not None else find_loss(output)
             return (None if value is None else float(value)), before.copy_aliases(find_logits(output))

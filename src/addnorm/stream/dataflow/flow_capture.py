@@ -23,8 +23,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from addnorm._util.torch_internals import hook_this_thread
 from addnorm.stream.dataflow import fused_ops
-from addnorm.stream.dataflow.frames import Frames, exclusive, find_line, force_eager
+from addnorm.stream.dataflow.frames import Frames, WithoutFastPath, exclusive, find_line, force_eager
 from addnorm.stream.dataflow.graph import CONSTANT, DATA, NOISE, PARAMETER, UNCOUNTED, Flow, Op, Value
 from addnorm.stream.dataflow.memory import Memory, disable_modes, is_in_memory
 from addnorm.stream.dataflow.operators import find_traits, operator_name
@@ -82,7 +83,7 @@ class FlowCapture(InnerOperatorMode):
         with preserve_state(model, (args, kwargs)), force_eager():
             others, exclusive.frames = exclusive.frames, self.frames
             try:
-                with self.frames.install_hooks(), self:
+                with WithoutFastPath(), hook_this_thread(self.frames.enter, self.frames.leave), self:
                     result = model(*args, **kwargs)
             finally:
                 exclusive.frames = others

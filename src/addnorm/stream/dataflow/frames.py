@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
 
 from addnorm._util.torch_internals import TORCH_FOLDER
 from addnorm.stream.dataflow.graph import Frame
@@ -71,8 +71,8 @@ class Frames:
         """Whether another tracker captures the current run."""
         return exclusive.frames is not None and exclusive.frames is not self
 
-    def enter(self, module: nn.Module, args: Any = None) -> None:
-        """Track the start of a call (a forward pre-hook)."""
+    def enter(self, module: nn.Module) -> None:
+        """Track the start of a call."""
         if self.is_paused:
             return
         path = self.paths.get(id(module))
@@ -86,33 +86,26 @@ class Frames:
             self._stack.append(self.current)
             self.current = Frame(path, call, self.current)
 
-    def leave(self, module: nn.Module, args: Any = None, output: Any = None) -> None:
-        """Track the end of a call that returned or raised (a forward hook)."""
+    def leave(self, module: nn.Module) -> None:
+        """Track the end of a call that returned or raised."""
         if self._stack and not self.is_paused and id(module) in self.paths:
             self.current = self._stack.pop()
 
-    @contextmanager
-    def install_hooks(self) -> Iterator[None]:
-        """Install the hooks while the block runs."""
-        handles = [
-            register_module_forward_pre_hook(self.enter),
-            register_module_forward_hook(self.leave, always_call=True),
-        ]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
+
+class WithoutFastPath(TorchFunctionMode):
+    """Context of this thread in which torch's encoder layers run operator by operator, as they do where a mode sees functions.
+
+    `torch.backends.mha.set_fastpath_enabled` would change what other threads compute.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the function as it is."""
+        return func(*args, **(kwargs or {}))
 
 
 @share_context
 @contextmanager
 def force_eager() -> Iterator[None]:
-    """Run every operator eagerly while the block runs: no compiled graph, no fast path of TransformerEncoder."""
-    fast = torch.backends.mha.get_fastpath_enabled()
+    """Run compiled functions eagerly while the block runs, also those of other threads: torch has one setting for all."""
     with torch.compiler.set_stance("force_eager"):
-        torch.backends.mha.set_fastpath_enabled(False)
-        try:
-            yield
-        finally:
-            torch.backends.mha.set_fastpath_enabled(fast)
+        yield

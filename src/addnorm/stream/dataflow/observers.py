@@ -21,9 +21,9 @@ from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from addnorm._util.torch_internals import has_dispatch_mode
+from addnorm._util.torch_internals import has_dispatch_mode, hook_this_thread
 from addnorm.stream.dataflow import fused_ops
-from addnorm.stream.dataflow.frames import Frames, exclusive, force_eager
+from addnorm.stream.dataflow.frames import Frames, WithoutFastPath, exclusive, force_eager
 from addnorm.stream.dataflow.graph import Address, Frame, Op, Value
 from addnorm.stream.dataflow.memory import disable_modes
 from addnorm.stream.dataflow.operators import FAMILY, operator_name
@@ -207,7 +207,8 @@ def observe_forwards(
             modes.append(mode)
             frames.start()
             stack.callback(_finish, frames, mode, end)
-            stack.enter_context(frames.install_hooks())
+            stack.enter_context(WithoutFastPath())
+            stack.enter_context(hook_this_thread(frames.enter, frames.leave))
             stack.enter_context(mode)
 
     def leave(module: nn.Module, args: Any, output: Any) -> None:
