@@ -4,7 +4,7 @@
 reads of earlier states, `scales.py` scales of the two terms of an add.
 """
 
-from addnorm.wirings.coefficients.base import CoefficientModule, Coefficients
+from addnorm.wirings.coefficients.base import CoefficientModule, Coefficients, Notation
 from addnorm.wirings.coefficients.hyper import (
     GatedRead,
     HyperConnection,
@@ -17,5 +17,5 @@ from addnorm.wirings.coefficients.sources import DynamicSources, SourceAttention
 
 __all__ = [
     "CoefficientModule", "Coefficients", "DynamicSources", "GatedMix", "GatedRead", "HyperConnection", "IndependentConnection",
-    "Interpolation", "ManifoldConnection", "ResidualScaling", "SigmoidRead", "SourceAttention",
+    "Interpolation", "ManifoldConnection", "Notation", "ResidualScaling", "SigmoidRead", "SourceAttention",
 ]  # fmt: skip
