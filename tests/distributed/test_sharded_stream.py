@@ -11,6 +11,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel as FSDP1
 from torch.distributed.tensor import DTensor
 
 import addnorm
+from addnorm.stream.dataflow import wrappers
 from support.distributed import case, make_test
 from support.sharded_models import (
     LAYERS,
@@ -249,6 +250,19 @@ def fsdp2_casts_inputs():
         model(x).float().square().mean().backward()
     assert len(rec.series("out", "rms")) == 5
     assert "note" not in rec.metadata, rec.metadata["note"]
+
+
+@case(2)
+def recording_in_one_process_alone_ends_before_it_communicates():
+    model, wrappers.PATIENCE = shard(build()), 0.5
+    first = step(model)
+    if dist.get_rank() == 0:
+        with pytest.raises(RuntimeError, match="process 1 did not begin"), addnorm.record(model):
+            step(model)
+    wrappers.PATIENCE = 30.0
+    dist.barrier()
+    rec, loss = record(model)
+    assert (loss, len(rec.series("out", "rms"))) == (first, 5)
 
 
 def train(model, steps=3):

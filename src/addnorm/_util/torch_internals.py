@@ -58,6 +58,13 @@ _TRACERS = (torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey
 _forward_ad: Any = forward_ad  # whose level is a module attribute: the public way to ask is several times slower
 
 
+def get_default_store() -> Any:
+    """Return the store of the default process group, in which processes find each other without a collective."""
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    return _get_default_store()
+
+
 def count_global_hooks() -> list[int]:
     """Return the number of hooks of all modules in each of torch's tables, without those that act in other threads alone."""
     here = threading.get_ident()

@@ -33,7 +33,8 @@ from addnorm.ops.options import ADD_OPTIONS, GRADIENTS
 from addnorm.ops.schema import OVERLOADS, arguments_of, library
 
 __all__ = [
-    "find_mesh", "linear", "localize", "make_partial", "place_rows", "register", "replicate", "replicate_dimensions", "spread", "wrap",
+    "find_mesh", "linear", "localize", "make_partial", "place_rows", "register", "replicate", "replicate_dimensions", "spread",
+    "wrap",
 ]  # fmt: skip
 
 Placements = tuple[Placement, ...]

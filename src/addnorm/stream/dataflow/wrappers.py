@@ -10,14 +10,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from types import FrameType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
-from addnorm._util.torch_internals import FSDP_FOLDER, MODULE_CALL, FakeTensor
+from addnorm._util.torch_internals import FSDP_FOLDER, MODULE_CALL, FakeTensor, get_default_store
+
+PATIENCE = 30.0  # seconds in which all processes begin
 
 
 def is_wrapper(value: Any) -> bool:
@@ -100,6 +104,44 @@ def find_fsdp_modules(model: nn.Module) -> list[nn.Module]:
     if module is None:
         return []
     return [m for m in model.modules() if isinstance(m, module.FSDPModule | module.FullyShardedDataParallel)]
+
+
+def find_ranks(model: nn.Module) -> list[int]:
+    """Return the ranks of the processes that share the parameters of a model, and communicate when it runs; empty for one."""
+    meshes = [p.device_mesh for p in model.parameters() if is_sharded(p)]  # type: ignore[attr-defined]  # a DTensor's
+    ranks = {rank for mesh in meshes for rank in mesh.mesh.flatten().tolist()}
+    groups = (getattr(module, "process_group", None) for module in find_fsdp_modules(model))  # FSDP1 has one
+    ranks |= {
+        rank for group in groups if group is not None for rank in torch.distributed.get_process_group_ranks(group)
+    }
+    return sorted(ranks) if len(ranks) > 1 else []
+
+
+_meetings: list[str] = []  # what the processes did together so far
+
+
+def meet(ranks: Sequence[int], what: str) -> None:
+    """Wait until other processes are here too, without a collective, which would hang for one that never comes.
+
+    Args:
+        ranks: the ranks of all processes.
+        what: what the processes do together, for the error.
+
+    Raises:
+        RuntimeError: a process did not come in `PATIENCE` seconds.
+    """
+    store, here = get_default_store(), torch.distributed.get_rank()
+    names = {rank: f"addnorm/{len(_meetings)}/{rank}" for rank in ranks}
+    store.set(names[here], "")
+    for rank, name in names.items():
+        try:
+            store.wait([name], timedelta(seconds=PATIENCE))
+        except RuntimeError:  # of a class that depends on the store
+            store.delete_key(names[here])
+            raise RuntimeError(
+                f"{what}, and process {rank} did not begin to within {PATIENCE:g} s: do it in all processes."
+            ) from None
+    _meetings.append(what)
 
 
 def runs_in_fsdp() -> bool:

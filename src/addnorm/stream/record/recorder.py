@@ -22,7 +22,7 @@ from addnorm._util.arguments import check_int
 from addnorm._util.torch_internals import in_function_transform
 from addnorm.stream.dataflow.frames import Frames
 from addnorm.stream.dataflow.observers import ObserverMode, observe_forwards, use_nonreentrant_checkpoints
-from addnorm.stream.dataflow.wrappers import find_fsdp_modules, reshard
+from addnorm.stream.dataflow.wrappers import find_fsdp_modules, find_ranks, meet, reshard
 from addnorm.stream.find.inspect import build_inspection, capture_flow, check_parameters
 from addnorm.stream.models.inputs import format_inputs
 from addnorm.stream.record.forward import Forward
@@ -62,7 +62,8 @@ def record(
         gather: measure parameters and their gradients as a whole where they are sharded (FSDP2, tensor parallelism), not the part
             of this process. Statistics of the stream are always those of the tokens of this process.
 
-    A sharded model communicates in its forward, and `record` runs it once more: enter the block in all processes.
+    A sharded model communicates in its forward, and `record` runs it once more: enter the block in all processes. A process that
+    is alone in it raises an error before it communicates.
 
     Returns:
         A `Recording` that is filled while the block runs. `addnorm.stream.record.schema.STATISTICS` lists what is recorded.
@@ -70,6 +71,7 @@ def record(
     Raises:
         ValueError: the model has no residual stream, its parameters have no values, or `gather=True` for
             `FullyShardedDataParallel` (FSDP1).
+        RuntimeError: the model is sharded, and another process does not record it.
 
     Example:
         >>> layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
@@ -258,6 +260,11 @@ class _Recorder:
     def _find_probes(self, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any) -> Probes:
         """Inspect the model and return the values to measure; check that another kind of forward has the same sites."""
         check_parameters(self.model, "addnorm.record(model)")
+        if ranks := find_ranks(self.model):
+            meet(
+                ranks,
+                f"record runs the sharded {type(self.model).__name__} once more, in which all processes communicate",
+            )
         flow = capture_flow(self.model, args, kwargs)
         with torch.no_grad():
             inspection = build_inspection(self.model, flow)
