@@ -1,17 +1,20 @@
 """Tests of parallel styles and plans against one process: outputs, gradients, communication, compiled models, FSDP."""
 
 import copy
+import tempfile
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import checkpoint
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, init_device_mesh
+from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor, init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import addnorm
-from addnorm.distributed import SequenceParallel, parallelize, tensor_parallel_plan
+from addnorm.distributed import SequenceParallel, parallelize, split_projections, tensor_parallel_plan
 from support.distributed import case, make_test
 from support.dtensors import TOLERANCE, communication, mesh_of
 from support.parallel_models import SIZES, compare, inputs, packed, randomize, whole
@@ -133,20 +136,26 @@ def incremental_decoding_equals_one_process():
 
 
 @case(2)
-def unsharded_states_load_into_sharded_models():
+def states_load_into_sharded_models_and_back():
     torch.manual_seed(0)
-    model, other = (randomize(addnorm.nn.Decoder(1, **SIZES)) for _ in range(2))
+    model, other, whole, filled = (randomize(addnorm.nn.Decoder(1, **SIZES)) for _ in range(4))
     x, memory = inputs((2, 5, 16), (2, 4, 16))
     ours = parallelize(other, mesh_of())
-    state = {
-        name: distribute_tensor(t, mesh_of(), own.placements)
-        if isinstance(own := ours.state_dict().get(name), DTensor)
-        else t
-        for name, t in model.state_dict().items()
-    }
-    ours.load_state_dict(state)
+    full = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_model_state_dict(ours, split_projections(model.state_dict()) if dist.get_rank() == 0 else {}, options=full)
     torch.testing.assert_close(ours(x, memory), model(x, memory), **TOLERANCE)
-    assert ours.state_dict()["stack.layers.0.connections.0.sublayer.in_proj.q.weight"].placements == (Shard(0),)
+    whole.load_state_dict(get_model_state_dict(ours, options=StateDictOptions(full_state_dict=True)))
+    torch.testing.assert_close(whole(x, memory), model(x, memory), **TOLERANCE)
+    folder = [tempfile.mkdtemp()]
+    dist.broadcast_object_list(folder)
+    checkpoint.save(get_model_state_dict(ours), checkpoint_id=folder[0])
+    checkpoint.load(split_projections(filled.state_dict()), checkpoint_id=folder[0])
+    torch.testing.assert_close(filled(x, memory), model(x, memory), **TOLERANCE)
+    packed = {name: 0 * t for name, t in model.state_dict().items() if ".in_proj." in name}
+    ours.load_state_dict(packed, strict=False)
+    query = ours.state_dict()["stack.layers.0.connections.0.sublayer.in_proj.q.weight"]
+    assert query.placements == (Shard(0),)
+    assert not query.full_tensor().any()
 
 
 @case(2)

@@ -5,6 +5,7 @@ plan of a whole model. The functions of `addnorm.functional` accept DTensors wit
 `ops/sharding.py`. Importing this package imports `torch.distributed.tensor`; `import addnorm` does not.
 """
 
+from addnorm.distributed.linear import split_projections
 from addnorm.distributed.plan import parallelize, tensor_parallel_plan
 from addnorm.distributed.styles import (
     AttentionParallel,
@@ -16,5 +17,5 @@ from addnorm.distributed.styles import (
 
 __all__ = [
     "AttentionParallel", "FeedForwardParallel", "ReplicatedSublayer", "SequenceParallel", "StackParallel", "parallelize",
-    "tensor_parallel_plan",
+    "split_projections", "tensor_parallel_plan",
 ]  # fmt: skip

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 from torch.distributed.tensor.parallel import ParallelStyle, RowwiseParallel, parallelize_module
 
 from addnorm.distributed.linear import ColumnLinear, PackedColumnLinear, enter_region, to_dtensor
-from addnorm.nn.attention import LINEAR, CrossAttention, SelfAttention
+from addnorm.nn.attention import LINEAR, PACKED, CrossAttention, SelfAttention
 from addnorm.nn.connection import SublayerConnection
 from addnorm.nn.feed_forward import FeedForward
 from addnorm.nn.stack import ResidualStack
@@ -145,10 +145,10 @@ class AttentionParallel(SublayerStyle):
         module.first_head = module.local_nhead * device_mesh.get_local_rank()
         rank = self.src_data_rank
         if isinstance(module, SelfAttention):
-            module.in_proj = PackedColumnLinear(module.in_proj, ("q", "k", "v"), device_mesh, rank)  # type: ignore[assignment]
+            module.in_proj = PackedColumnLinear(module.in_proj, PACKED["in_proj"], device_mesh, rank)  # type: ignore[assignment]
             _enter_first(module.in_proj, device_mesh)
         else:
-            module.kv_proj = PackedColumnLinear(module.kv_proj, ("k", "v"), device_mesh, rank)  # type: ignore[assignment]
+            module.kv_proj = PackedColumnLinear(module.kv_proj, PACKED["kv_proj"], device_mesh, rank)  # type: ignore[assignment]
             module.q_proj = ColumnLinear(module.q_proj.weight, module.q_proj.bias, device_mesh, rank)  # type: ignore[assignment]
             _enter_first(module.kv_proj, device_mesh)
             _enter_first(module.q_proj, device_mesh)

@@ -16,6 +16,7 @@ from addnorm.nn.unmodified import is_unmodified, methods_of
 __all__ = ["CrossAttention", "SelfAttention"]
 
 LINEAR = methods_of(nn.Linear)
+PACKED = {"in_proj": ("q", "k", "v"), "kv_proj": ("k", "v")}  # the parts of the projections that are one matrix
 
 
 class _Attention(nn.Module):
@@ -35,6 +36,7 @@ class _Attention(nn.Module):
         self.d_model, self.nhead, self.head_dim = d_model, nhead, d_model // nhead
         self.local_nhead, self.first_head = nhead, 0  # fewer under tensor parallelism, `addnorm.distributed`
         self.dropout = check_probability("dropout", dropout)
+        self.register_load_state_dict_pre_hook(_join_projections)  # type: ignore[no-untyped-call]  # torch's
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool = False) -> Tensor:
         """Return the attention's output after `out_proj`.
@@ -51,6 +53,17 @@ class _Attention(nn.Module):
         """Return the settings, as torch's modules do."""
         dropout = f", dropout={self.dropout}" if self.dropout else ""
         return f"nhead={self.nhead}{dropout}" + (", causal=True" if self.causal else "")
+
+
+def _join_projections(module: Any, state: dict[str, Any], prefix: str, *args: Any) -> None:
+    """Join the projections of a state dict that tensor parallelism keeps apart, such as `in_proj.q.weight`."""
+    for name, names in PACKED.items():
+        if not isinstance(getattr(module, name, None), nn.Linear):
+            continue
+        for kind in ("weight", "bias"):
+            parts = [f"{prefix}{name}.{part}.{kind}" for part in names]
+            if all(part in state for part in parts):
+                state[f"{prefix}{name}.{kind}"] = torch.cat([state.pop(part) for part in parts])
 
 
 class SelfAttention(_Attention):
