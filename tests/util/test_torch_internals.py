@@ -2,6 +2,7 @@
 
 import inspect
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 import torch.distributed.fsdp
@@ -134,6 +135,19 @@ def test_hooks_of_all_modules_are_seen():
     assert internals.has_any_global_hook()
     assert any(internals.GLOBAL_HOOKS)
     handle.remove()
+
+
+def test_hooks_of_a_thread_do_not_concern_other_threads():
+    calls, module = [], torch.nn.Linear(2, 2)
+    with internals.hook_this_thread(lambda m: calls.append("before"), lambda m: calls.append("after")):
+        with ThreadPoolExecutor(1) as other:
+            assert not other.submit(internals.has_any_global_hook).result()
+            other.submit(module, torch.ones(2)).result()
+        assert calls == []
+        assert internals.has_any_global_hook()
+        module(torch.ones(2))
+    assert calls == ["before", "after"]
+    assert not internals.has_any_global_hook()
 
 
 def test_process_settings_are_restored():

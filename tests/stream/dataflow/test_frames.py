@@ -1,0 +1,50 @@
+"""Tests that observing a model leaves other threads alone."""
+
+import copy
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+
+import pytest
+import torch
+
+import addnorm
+
+LAYER = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+SERVED = {
+    "torch's fast path": lambda: torch.nn.TransformerEncoder(LAYER, 2),
+    "mhc": lambda: addnorm.nn.Encoder(2, 16, nhead=2, wiring="mhc"),
+}
+
+
+@pytest.mark.parametrize("make", SERVED.values(), ids=SERVED)
+def test_other_threads_compute_the_same_bits(make):
+    torch.manual_seed(0)
+    served, x = make().eval(), torch.randn(2, 5, 16)
+    results = SimpleQueue()  # whose content no tool restores
+
+    def serve():
+        with torch.no_grad():
+            results.put(served(x))
+
+    class Observed(torch.nn.Linear):
+        def forward(self, x):
+            other.submit(serve).result()
+            return super().forward(x)
+
+    model = addnorm.ResidualStack([Observed(16, 16) for _ in range(2)], 16)
+    with ThreadPoolExecutor(1) as other:
+        other.submit(serve).result()
+        found = addnorm.inspect(model, x)
+        with addnorm.record(model) as recording:
+            model(x).sum().backward()
+        addnorm.ablate_each(found, x)
+    assert recording.table()
+    computed = [results.get() for _ in range(results.qsize())]
+    assert len(computed) > 10
+    assert all(torch.equal(result, computed[0]) for result in computed)
+
+
+def test_fast_path_of_torch_is_not_taken_where_it_is_observed():
+    torch.manual_seed(0)
+    model = torch.nn.TransformerEncoder(copy.deepcopy(LAYER), 2).eval()
+    assert len(addnorm.inspect(model, torch.randn(2, 5, 16)).sites) == 4
