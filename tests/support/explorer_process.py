@@ -87,7 +87,7 @@ class Explorer:
     @property
     def stderr(self) -> str:
         """Return what the process has printed on stderr."""
-        return read(self._stderr)
+        return self._last_words if self._stderr.closed else read(self._stderr)
 
     def ask(self, method, path, body=None, headers=None, timeout=30) -> Answer:
         """Send one request on a new connection. A body that is not bytes is sent as JSON."""
@@ -120,6 +120,9 @@ class Explorer:
         finally:
             self.process.kill()
             self.process.wait()
+            self._last_words = self.stderr
+            self._stdout.close()
+            self._stderr.close()
 
     def __enter__(self):
         return self
