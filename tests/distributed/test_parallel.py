@@ -142,14 +142,14 @@ def states_load_into_sharded_models_and_back():
     x, memory = inputs((2, 5, 16), (2, 4, 16))
     ours = parallelize(other, mesh_of())
     full = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-    set_model_state_dict(ours, split_projections(model.state_dict()) if dist.get_rank() == 0 else {}, options=full)
+    set_model_state_dict(ours, split_projections(model) if dist.get_rank() == 0 else {}, options=full)
     torch.testing.assert_close(ours(x, memory), model(x, memory), **TOLERANCE)
     whole.load_state_dict(get_model_state_dict(ours, options=StateDictOptions(full_state_dict=True)))
     torch.testing.assert_close(whole(x, memory), model(x, memory), **TOLERANCE)
     folder = [tempfile.mkdtemp()]
     dist.broadcast_object_list(folder)
     checkpoint.save(get_model_state_dict(ours), checkpoint_id=folder[0])
-    checkpoint.load(split_projections(filled.state_dict()), checkpoint_id=folder[0])
+    checkpoint.load(split_projections(filled), checkpoint_id=folder[0])
     torch.testing.assert_close(filled(x, memory), model(x, memory), **TOLERANCE)
     packed = {name: 0 * t for name, t in model.state_dict().items() if ".in_proj." in name}
     ours.load_state_dict(packed, strict=False)
@@ -282,6 +282,19 @@ def heads_that_cannot_be_divided_are_refused():
         parallelize(addnorm.nn.Encoder(1, 16, 1), mesh_of())
     with pytest.raises(ValueError, match="dim_feedforward is 7"):
         parallelize(addnorm.nn.Encoder(1, 16, 2, 7), mesh_of())
+
+
+def test_projections_of_other_sublayers_are_not_split():
+    class Mamba(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.in_proj = nn.Linear(16, 48)
+
+    stack = addnorm.ResidualStack([addnorm.nn.SelfAttention(16, 2), Mamba()], 16)
+    names = [name for name in split_projections(stack) if ".in_proj." in name and name.endswith("weight")]
+    assert [name.partition("sublayer.")[2] for name in names] == [
+        "in_proj.q.weight", "in_proj.k.weight", "in_proj.v.weight", "in_proj.weight",
+    ]  # fmt: skip
 
 
 def test_plan_names_the_styles():

@@ -5,8 +5,7 @@ plan of a whole model. The functions of `addnorm.functional` accept DTensors wit
 `ops/sharding.py`. Importing this package imports `torch.distributed.tensor`; `import addnorm` does not.
 """
 
-from addnorm.distributed.linear import split_projections
-from addnorm.distributed.plan import parallelize, tensor_parallel_plan
+from addnorm.distributed.plan import parallelize, split_projections, tensor_parallel_plan
 from addnorm.distributed.styles import (
     AttentionParallel,
     FeedForwardParallel,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,9 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
-from addnorm.nn.attention import PACKED
-
-__all__ = ["ColumnLinear", "PackedColumnLinear", "enter_region", "split_projections", "to_dtensor"]
+__all__ = ["ColumnLinear", "PackedColumnLinear", "enter_region", "to_dtensor"]
 
 
 def to_dtensor(x: Tensor, mesh: DeviceMesh) -> DTensor:
@@ -93,28 +90,6 @@ class PackedColumnLinear(nn.Module):
     def parts(self) -> tuple[Tensor, ...]:
         """Return the detached weights of the parts."""
         return tuple(getattr(self, name).weight.detach() for name in self.names)
-
-
-def split_projections(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the state dict of a plain model with the names of a parallel one; the parts of packed projections are views.
-
-    Loading it in place fills the model: `torch.distributed.checkpoint.load(split_projections(model.state_dict()), ...)` reads a
-    checkpoint of a parallel model. On rank 0 it is what `set_model_state_dict` broadcasts to a parallel model.
-
-    Example:
-        >>> from addnorm.distributed import split_projections
-        >>> list(split_projections(addnorm.nn.SelfAttention(8, 2, bias=False).state_dict()))
-        ['in_proj.q.weight', 'in_proj.k.weight', 'in_proj.v.weight', 'out_proj.weight']
-    """
-    result: dict[str, Tensor] = {}
-    for key, value in state.items():
-        owner, _, kind = key.rpartition(".")
-        names = PACKED.get(owner.rpartition(".")[2], ())
-        parts = value.chunk(len(names)) if names else ()
-        result |= (
-            {f"{owner}.{name}.{kind}": part for name, part in zip(names, parts, strict=True)} if names else {key: value}
-        )
-    return result
 
 
 def _split_packed(module: nn.Module, state: dict[str, Any], prefix: str, *args: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
@@ -13,13 +13,13 @@ from addnorm.distributed.styles import (
     StackParallel,
     sublayers,
 )
-from addnorm.nn.attention import CrossAttention, SelfAttention
+from addnorm.nn.attention import PACKED, CrossAttention, SelfAttention
 from addnorm.nn.connection import SublayerConnection
 from addnorm.nn.feed_forward import FeedForward
 from addnorm.nn.stack import ResidualStack
 from addnorm.nn.unmodified import find_modification, methods_of
 
-__all__ = ["parallelize", "tensor_parallel_plan"]
+__all__ = ["parallelize", "split_projections", "tensor_parallel_plan"]
 
 STYLES: dict[type[nn.Module], type[AttentionParallel | FeedForwardParallel]] = {
     SelfAttention: AttentionParallel,
@@ -98,3 +98,36 @@ def parallelize(
     for name, style in plan.items():
         parallelize_module(model.get_submodule(name), mesh, style)
     return model
+
+
+def split_projections(model: nn.Module) -> dict[str, Tensor]:
+    """Return the state dict of a plain model with the names that the model has under `tensor_parallel_plan`.
+
+    The parts of packed projections, such as `in_proj.q.weight`, are views of the model's parameters. So
+    `torch.distributed.checkpoint.load` of the result fills the model from a checkpoint of a parallel model. On rank 0 it is what
+    `set_model_state_dict` broadcasts to a parallel model.
+
+    Example:
+        >>> from addnorm.distributed import split_projections
+        >>> state = split_projections(addnorm.nn.Encoder(1, 8, 2, bias=False))
+        >>> [name.removeprefix("stack.layers.0.connections.0.sublayer.") for name in state][:4]
+        ['in_proj.q.weight', 'in_proj.k.weight', 'in_proj.v.weight', 'out_proj.weight']
+    """
+    plan = tensor_parallel_plan(model)
+    split = {
+        f"{sublayer}.{packed}": names
+        for sublayer, style in plan.items()
+        for packed, names in PACKED.items()
+        if isinstance(style, AttentionParallel)
+    }
+    state: dict[str, Tensor] = {}
+    for name, value in model.state_dict().items():
+        owner, _, kind = name.rpartition(".")
+        if owner in split:
+            state |= {
+                f"{owner}.{part}.{kind}": t
+                for part, t in zip(split[owner], value.chunk(len(split[owner])), strict=True)
+            }
+        else:
+            state[name] = value
+    return state

@@ -69,7 +69,7 @@ def linear(x: DTensor, weight: Tensor) -> DTensor:
     x = replicate_dimensions(x, x.dim() - 1)
     weight = weight if isinstance(weight, DTensor) else spread(weight, x)
     partial = make_partial(x.placements)
-    whole = weight.redistribute(mesh, [Replicate()] * mesh.ndim).to_local(grad_placements=partial)  # type: ignore[attr-defined]
+    whole = weight.redistribute(mesh, [Replicate()] * mesh.ndim).to_local(grad_placements=partial)  # type: ignore[attr-defined]  # a DTensor's
     y = F.linear(x.to_local(grad_placements=x.placements), whole)
     shape = torch.Size((*x.shape[:-1], weight.shape[0]))
     strides = make_contiguous_strides_for(shape)

@@ -63,7 +63,7 @@ def record(
             of this process. Statistics of the stream are always those of the tokens of this process.
 
     A sharded model communicates in its forward, and `record` runs it once more: enter the block in all processes. A process that
-    is alone in it raises an error before it communicates.
+    is alone in the block raises an error after 30 seconds, before it communicates.
 
     Returns:
         A `Recording` that is filled while the block runs. `addnorm.stream.record.schema.STATISTICS` lists what is recorded.
