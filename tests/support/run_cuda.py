@@ -3,8 +3,10 @@
 It does not check results.
 
 compute-sanitizer --tool memcheck python tests/support/run_cuda.py
+compute-sanitizer --tool racecheck python tests/support/run_cuda.py 0 4      the first of four parts, which may run side by side
 """
 
+import itertools
 import sys
 from dataclasses import replace
 
@@ -18,27 +20,34 @@ SHAPES = [(37, 132), (3, 17), (2, 8200), (2, 20001)]
 STREAMS = [(3, 100), (4, 1024), (8, 33)]  # n and d_model
 
 
-def main():
-    """Run all variants; return 0, or 1 without a GPU."""
+def main(part=0, parts=1):
+    """Run all variants, or one of several parts of them; return 0, or 1 without a GPU."""
     if not torch.cuda.is_available():
         print("torch sees no CUDA device", file=sys.stderr)
         return 1
-    for dtypes in ("bfloat16", "float32 stream, bfloat16 branch"):
-        for variant in VARIANTS:
-            for shape in SHAPES:
-                call = moved(make(variant, dtypes, shape))
-                gradients(call)
-                if call.norm != "none":
-                    call.y_alone()
-    for kind in KINDS:
-        for n, d in STREAMS:
-            streams = make_call(n, d, (37,), kind, dtype=torch.bfloat16)
-            streams = replace(streams, tensors={name: t.cuda() for name, t in streams.tensors.items()})
-            run(streams, streams.leaves(), make_cotangents(streams))
+    calls = [
+        *itertools.product(VARIANTS, ("bfloat16", "float32 stream, bfloat16 branch"), SHAPES),
+        *itertools.product(KINDS, STREAMS),
+    ][part::parts]
+    for call in calls:
+        run_streams(*call) if len(call) == 2 else run_one(*call)
     torch.cuda.synchronize()
-    print(f"{2 * len(VARIANTS) * len(SHAPES) + len(KINDS) * len(STREAMS)} calls, forward and backward")
+    print(f"{len(calls)} calls, forward and backward")
     return 0
 
 
+def run_one(variant, dtypes, shape):
+    call = moved(make(variant, dtypes, shape))
+    gradients(call)
+    if call.norm != "none":
+        call.y_alone()
+
+
+def run_streams(kind, size):
+    streams = make_call(*size, (37,), kind, dtype=torch.bfloat16)
+    streams = replace(streams, tensors={name: t.cuda() for name, t in streams.tensors.items()})
+    run(streams, streams.leaves(), make_cotangents(streams))
+
+
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(*map(int, sys.argv[1:])))

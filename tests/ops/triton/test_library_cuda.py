@@ -1,0 +1,226 @@
+"""Tests of the whole library on a GPU: wirings, tools for existing models, compiled graphs, autocast, one parallel process."""
+
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import addnorm
+from addnorm.nn import Encoder
+from support.fused_model import QUIET
+from support.graph_capture import relative_difference
+from support.stream_stacks import every, make, tokens
+
+if not torch.cuda.is_available():
+    pytest.skip("torch sees no CUDA device", allow_module_level=True)
+pytestmark = QUIET
+CUDA = torch.device("cuda")
+bf16 = torch.bfloat16
+
+
+@pytest.fixture(autouse=True)
+def full_float32():
+    """Let no product of float32 matrices round to TF32: the results are compared with those of the CPU."""
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+
+
+def train(model, x, target):
+    """Return output and gradients of one step."""
+    y = model(x)
+    loss = (y.float() - target).square().mean()
+    return [y, *torch.autograd.grad(loss, [x, *model.parameters()])]
+
+
+def inputs(*shape):
+    generator = torch.Generator().manual_seed(3)
+    x, target = (torch.randn(shape, generator=generator) for _ in range(2))
+    return x, target
+
+
+def assert_near(actual, expected, most=2e-4):
+    """Compare the norms of the differences; a gradient that is zero but for round-off is compared with the largest tensor."""
+    pairs = [
+        (ours.detach().cpu().double(), theirs.detach().cpu().double())
+        for ours, theirs in zip(actual, expected, strict=True)
+    ]
+    largest = max(theirs.norm() for _, theirs in pairs)
+    for ours, theirs in pairs:
+        assert (ours - theirs).norm() <= most * max(theirs.norm(), 1e-2 * largest)
+
+
+def transformer(kind, layers=3, **options):
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True, norm_first=kind == "pre_ln")
+    final = nn.LayerNorm(64) if kind == "pre_ln" else None
+    return nn.TransformerEncoder(layer, layers, final, enable_nested_tensor=False)
+
+
+@every
+def test_every_wiring_equals_the_cpu(name):
+    stack = make(name)
+    x = tokens()
+    target = torch.randn_like(x)
+    here = train(stack, x.clone().requires_grad_(), target)
+    there = train(copy.deepcopy(stack).to(CUDA), x.to(CUDA).requires_grad_(), target.to(CUDA))
+    assert_near(there, here)
+
+
+@pytest.mark.parametrize("wiring", ["post_ln", "pre_ln", "mhc", "layer_scale"])
+def test_autocast_trains_an_encoder(wiring):
+    model = Encoder(2, 64, nhead=4, wiring=wiring, device=CUDA)
+    x, target = (t.to(CUDA) for t in inputs(2, 16, 64))
+    expected = train(model, x.requires_grad_(), target)
+    with torch.autocast("cuda", dtype=bf16):
+        actual = train(model, x, target)
+    assert_near(actual[:1], expected[:1], 0.05)
+    assert all(t.isfinite().all() for t in actual)
+
+
+@pytest.mark.parametrize("form", ["op", "formula", None])
+@pytest.mark.parametrize("compile_mode", ["default", "reduce-overhead"])  # the second one replays CUDA graphs
+@pytest.mark.parametrize("wiring", ["post_ln", "pre_ln", "mhc"])
+def test_compiled_encoder_equals_eager(wiring, compile_mode, form):
+    model = Encoder(2, 64, nhead=4, wiring=wiring, device=CUDA)
+    addnorm.set_compile_mode(form)
+    try:
+        torch._dynamo.reset()
+        compiled = torch.compile(model, mode=compile_mode)
+        for seed in range(4):
+            x, target = (t.to(CUDA) + seed for t in inputs(2, 16, 64))
+            expected = train(model, x.requires_grad_(), target)
+            torch.compiler.cudagraph_mark_step_begin()
+            y = compiled(x)
+            loss = (y.float() - target).square().mean()
+            assert_near([y, *torch.autograd.grad(loss, [x, *model.parameters()])], expected, 1e-3)
+    finally:
+        addnorm.set_compile_mode(None)
+        torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_compiled_call_has_the_bits_of_eager(mode):
+    def call(x, s, w, b):
+        return addnorm.add_layer_norm(x, s, w, b, return_residual=True)
+
+    args = [torch.randn(64, 256, device=CUDA, dtype=bf16) for _ in range(2)]
+    args += [torch.randn(256, device=CUDA, dtype=bf16) for _ in range(2)]
+    addnorm.set_compile_mode("op")
+    try:
+        compiled = torch.compile(call, fullgraph=True, mode=mode)
+        for _ in range(3):
+            y, z = (t.clone() for t in compiled(*args))
+            expected = call(*args)
+            assert y.equal(expected[0])
+            assert z.equal(expected[1])
+    finally:
+        addnorm.set_compile_mode(None)
+        torch._dynamo.reset()
+
+
+def test_functions_never_wait_for_the_device():
+    x, s = (torch.randn(8, 256, device=CUDA, dtype=bf16, requires_grad=True) for _ in range(2))
+    w = torch.randn(256, device=CUDA, requires_grad=True)
+    addnorm.add_rms_norm(x, s, w, dropout_p=0.1).sum().backward()  # compiled once
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        y, z = addnorm.add_layer_norm(x, s, w, dropout_p=0.1, layer_scale=w, return_residual=True)
+        (y.sum() + z.sum()).backward()
+        addnorm.add_rms_norm(x, s, w, dropout_p=0.1).sum().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("kind", ["pre_ln", "post_ln"])
+def test_tools_say_the_same_as_on_the_cpu(kind):
+    model = transformer(kind).eval()
+    x, target = inputs(2, 8, 64)
+    other = copy.deepcopy(model).to(CUDA)
+    here, there = addnorm.inspect(model, x), addnorm.inspect(other, x.to(CUDA))
+    assert [str(site.row) for site in there.sites] == [str(site.row) for site in here.sites]
+    assert there.closes
+    found = []
+    for inspection, m, device in ((here, model, "cpu"), (there, other, CUDA)):
+        at, goal = x.to(device), target.to(device)
+        ablations = addnorm.ablate_each(inspection, at, loss=lambda y, goal=goal: (y - goal).square().mean())
+        decomposition = addnorm.decompose(m, at)
+        assert decomposition.closure < 1e-5
+        with addnorm.record(m) as recording:
+            for _ in range(2):
+                (m(at) - goal).square().mean().backward()
+        recorded = recording.to_pandas()
+        found.append((ablations.to_dict(), decomposition.mean_shares(), recorded))
+    assert len(found[0][0]) == len(found[1][0]) > 0
+    shares = [torch.tensor([[*shares.values()] for shares in [each]]) for _, each, _ in found]
+    torch.testing.assert_close(shares[1], shares[0], rtol=1e-3, atol=1e-4)
+    names = ["step", "site", "role", "statistic"]
+    assert found[0][2][names].equals(found[1][2][names])
+    values = [torch.tensor(recorded["value"].to_numpy(float)) for *_, recorded in found]
+    torch.testing.assert_close(values[1], values[0], rtol=2e-3, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, bf16])
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("kind", ["pre_ln", "post_ln"])
+def test_fuse_proves_a_model_on_the_device(kind, training, dtype):
+    model = transformer(kind).to(CUDA, dtype).train(training)
+    x = inputs(2, 8, 64)[0].to(CUDA, dtype)
+    expected = model(x)
+    fusion = addnorm.fuse(model, x)
+    assert fusion.proof.holds
+    assert fusion.fused
+    assert relative_difference(model(x), expected) < (1e-5 if dtype is torch.float32 else 2e-2)
+    model(x).float().square().mean().backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_fuse_proves_a_language_model_of_transformers():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=97, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96
+    )
+    model = transformers.LlamaForCausalLM(config).eval().to(CUDA, bf16)
+    ids = torch.randint(0, 97, (2, 9), device=CUDA)
+    with torch.no_grad():
+        fusion = addnorm.fuse(model, ids)
+        assert fusion.fused
+        assert model.generate(ids, max_new_tokens=4, do_sample=False).shape == (2, 13)
+
+
+@pytest.fixture
+def one_process():
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("wiring", ["post_ln", "mhc"])
+def test_ddp_and_fsdp_in_one_process(one_process, wiring):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    x, target = (t.to(CUDA) for t in inputs(2, 16, 64))
+    model = Encoder(2, 64, nhead=4, wiring=wiring, device=CUDA)
+    expected = train(model, x.requires_grad_(), target)
+    assert_near(train(DistributedDataParallel(copy.deepcopy(model)), x, target), expected)
+    sharded = copy.deepcopy(model)
+    for layer in sharded.stack.layers:
+        fully_shard(layer, mesh=init_device_mesh("cuda", (1,)))
+    fully_shard(sharded, mesh=init_device_mesh("cuda", (1,)))
+    y = sharded(x)
+    (y - target).square().mean().backward()
+    assert_near([y, *(p.grad.full_tensor() for p in sharded.parameters())], [expected[0], *expected[2:]])
+
+
+def test_checkpoints_and_dropout_recompute_the_same_bits():
+    results = []
+    for checkpoint in (False, True):
+        torch.manual_seed(5)
+        model = Encoder(2, 64, nhead=4, dropout=0.1, checkpoint=checkpoint, device=CUDA)
+        x, target = (t.to(CUDA) for t in inputs(2, 16, 64))
+        torch.manual_seed(6)
+        results.append(train(model, x.requires_grad_(), target))
+    assert_near(results[1], results[0], 1e-6)
