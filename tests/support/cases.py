@@ -192,7 +192,7 @@ def leaves(call, *frozen):
 def cotangents(outputs, seed=1):
     """Return random output gradients in the outputs' dtypes. With ones, half of a norm's backward would be zero."""
     generator = torch.Generator().manual_seed(seed)
-    return {name: random(tuple(t.shape), t.dtype, generator, mean=0.2) for name, t in outputs.items()}
+    return {name: random(tuple(t.shape), t.dtype, generator, mean=0.2).to(t.device) for name, t in outputs.items()}
 
 
 def gradients(call, grad_outputs=None, *frozen):

@@ -15,7 +15,7 @@ from support import SUPPORT
 
 # Kernels whose rows stay in registers: without options, and with dropout, whose random bits are computed beside them.
 KEPT = [
-    *(("LayerNorm", "bfloat16", d) for d in (64, 768, 4096, 8192, 16384)),
+    *(("LayerNorm", "bfloat16", d) for d in (64, 768, 4096, 8192, 16384, 32768)),
     ("RMSNorm", "bfloat16", 4096),
     ("RMSNorm", "float16", 16384),
     ("LayerNorm", "float32", 1024),
@@ -30,7 +30,7 @@ OUTPUTS = [
     ("LayerNorm", "float32 stream, bfloat16 branch", 1024),
     ("RMSNorm", "bfloat16 stream, float32 branch", 768),
     ("residual_dtype bfloat16", "float32", 256),
-    ("LayerNorm", "bfloat16", 20000),
+    ("LayerNorm", "bfloat16", 40000),
     ("everything, RMSNorm", "bfloat16", 256),
     ("everything, LayerNorm", "float32", 256),
     ("out_dtype float32", "float64", 256),
@@ -47,7 +47,7 @@ CROWDED = [
     ("LayerNorm", "bfloat16 stream, float32 branch", 8192),
     ("LayerNorm", "float64", 16384),
 ]
-LONG = [("LayerNorm", "bfloat16", 20000), ("RMSNorm", "float32", 20001)]
+LONG = [("LayerNorm", "bfloat16", 40000), ("RMSNorm", "float32", 40001)]
 # Rows with and without 16-byte steps, parameters in another dtype, options, rows that are read twice or in parts.
 SOMEWHERE = [
     ("LayerNorm", "bfloat16", 100),
@@ -56,16 +56,16 @@ SOMEWHERE = [
     ("RMSNorm", "float32", 130),
     ("everything, LayerNorm", "bfloat16", 256),
     ("LayerNorm", "bfloat16", 16384),
-    ("LayerNorm", "bfloat16", 20000),
+    ("LayerNorm", "bfloat16", 40000),
 ]
 SIZES = [4, 1, 2, 7, 16, 33, 160]
 BATCHES = [
     ("LayerNorm", "bfloat16", 768, [4, 1, 16, 33]),  # whose first kernels KEPT[1] has compiled
     ("RMSNorm", "float32", 64, [4, 1, 16, 33]),
-    ("RMSNorm", "float32", 20000, SIZES[:3]),
+    ("RMSNorm", "float32", 40000, SIZES[:3]),
     ("everything, LayerNorm", "bfloat16", 128, SIZES),
 ]
-BUFFERS = [(256,), (20000,)]
+BUFFERS = [(256,), (40000,)]
 # Streams: kind, dtype, n, d_model, compute capability, numbers of tokens.
 STREAMS = [
     ("hyper", "bfloat16", 2, 100, 90, [1, 20]),

@@ -148,7 +148,7 @@ def test_other_calls_use_the_reference(monkeypatch, name):
 
 
 def test_wide_rows_use_the_reference(monkeypatch):
-    monkeypatch.setattr(plan, "FORWARD_ROW", 15)
+    monkeypatch.setattr(operators, "MAX_FEATURES", 15)
     monkeypatch.setattr(operators, "launch", None)
     call = make_call(2, 16, (3,), "manifold")
     run(call, call.leaves(), make_cotangents(call))

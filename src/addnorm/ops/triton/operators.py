@@ -46,11 +46,12 @@ def _write(
     x_hat = {CASTINGS["llama"]: z_dtype, CASTINGS["t5"]: None if weight is None else weight.dtype}.get(a.casting)
     if x_hat is not None:
         x_hat = None if x_hat.itemsize >= acc.itemsize else DTYPES[x_hat]
-    # The options of the add, and a dtype that no other tensor has, decide which elements a thread takes, and with them the order
-    # of the sums. z and the statistics are then always written, so that y has the same bits whichever outputs are requested.
-    write_all = use_float64 or any(t is not None for t in add.tensors)
-    own_dtype = z_dtype not in [t.dtype for t in (residual, branch, y) if t is not None]
-    if y is not None and branch is not None and z is None and (write_all or own_dtype):
+    # The options of the add, and dtypes that differ, decide which elements a thread takes, and with them the order of the sums.
+    # How depends on Triton's version. z and the statistics are then always written, so that y has the same bits whichever
+    # outputs are requested.
+    dtypes = {z_dtype, *(t.dtype for t in (residual, branch, y) if t is not None)}
+    write_all = use_float64 or len(dtypes) > 1 or any(t is not None for t in add.tensors)
+    if y is not None and branch is not None and z is None and write_all:
         z = residual.new_empty(residual.shape, dtype=z_dtype)
     if y is not None and stats is None and write_all:
         stats = residual.new_empty((rows, 2), dtype=stats_dtype(z_dtype))

@@ -5,10 +5,9 @@ This holds from compute capability 8.0 on: for older devices Triton distributes 
 No compile-time constant depends on the number of rows, so another batch size compiles no new kernel. Only `Cut.chunk`, the rows
 of one program of the backward, depends on it; it is an ordinary argument.
 
-The numbers follow from the machine code for sm_90, which `tests/ops/triton/test_compiled.py` examines. With THREAD_ELEMENTS
-elements per thread the forward takes up to 60 registers per thread. The backward, with its sums in float32, takes 128. So four
-programs of the backward, of 128 threads each, share a multiprocessor, and the programs that BACKWARD_ELEMENTS allows fill about
-130 multiprocessors once.
+The numbers were measured on an H100 (docs/gpu.md), whose 132 multiprocessors the programs of a backward fill once: its sums in
+float32 take most registers of a thread, and each program writes a row of them. `tests/ops/triton/test_compiled.py` examines the
+machine code for sm_90.
 """
 
 from __future__ import annotations
@@ -16,21 +15,26 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
-FORWARD_ROW = 16384  # elements of a row that one program of the forward keeps in registers
+FORWARD_ROW = 32768  # elements of a row that one program of the forward keeps in registers
 FORWARD_TILE = 8192  # elements of a longer row that are read at a time
 # Bytes of a row of the backward. Up to the first number, dy and z fit in registers beside the sums. Up to the second, they are
 # read for the two means in the row's gradient and again, from the cache, for the gradient. Several programs compute a longer row.
 READ_ONCE_BYTES = 16 * 1024
 READ_TWICE_BYTES = 32 * 1024
-READ_STEPS = 4  # steps in which the first of two readings reads a row
+READ_STEPS = 8  # steps in which the first of two readings reads a row
 BACKWARD_TILE = 2048
 FEW_SUMS = 2  # weight and bias; with more sums, rows are half as long
 THREAD_ELEMENTS = 16  # elements of a tile per thread: two loads of 16 bytes in 16-bit dtypes
+SUM_ELEMENTS = 32  # the same where whole rows have few sums: fewer threads, so more programs at a time
+FEW_ROWS_BLOCK = 512  # elements of a row from which they do: the statistics of many short rows take registers too
 MIN_TILE = 2048  # minimum elements of a program at a time: enough loads in flight
-MAX_WARPS = 16
+MAX_WARPS = 16  # 32 for the longest rows that stay in registers
+MULTIPROCESSORS = 132
 # Maximum elements of all programs of a backward together: each writes a row of sums, which is read again.
-BACKWARD_ELEMENTS = 2**20
-MIN_PROGRAMS = 128  # minimum programs, if there are enough rows: the longest rows take a multiprocessor each
+BACKWARD_ELEMENTS = MULTIPROCESSORS * 8192
+MIN_PROGRAMS = (
+    MULTIPROCESSORS  # minimum programs, if there are enough rows: the longest rows take a multiprocessor each
+)
 MAX_CHAIN = 256  # maximum additions in one float32 chain of these sums
 MAX_ROW = 65535 * BACKWARD_TILE  # the limit of a grid along its second axis
 SHARED_BYTES = 96 * 1024  # bytes of shared memory that every GPU since 2020 has for a program
@@ -49,11 +53,14 @@ def _power(d: int) -> int:
     return max(16, 1 << (d - 1).bit_length())
 
 
-def _tile(d: int, longest: int, part: int) -> Tile:
-    """Return the tile for rows of d elements: whole rows up to `longest`, else parts of a row."""
-    block = _power(d) if d <= longest else part
+def _tile(d: int, longest: int, part: int, elements: int = THREAD_ELEMENTS) -> Tile:
+    """Return the tile for rows of d elements, `elements` for each thread: whole rows up to `longest`, else parts of a row."""
+    is_whole = d <= longest
+    block = _power(d) if is_whole else part
     rows = max(1, MIN_TILE // block)
-    return Tile(rows, block, min(MAX_WARPS, rows * block // (32 * THREAD_ELEMENTS)))
+    most = 2 * MAX_WARPS if block > MAX_WARPS * 1024 else MAX_WARPS
+    each = elements if is_whole and block >= FEW_ROWS_BLOCK else THREAD_ELEMENTS
+    return Tile(rows, block, min(most, rows * block // (32 * each)))
 
 
 @functools.cache
@@ -82,8 +89,9 @@ def backward(rows: int, d: int, sums: int, itemsize: int) -> Cut:
         sums: number of requested sums over the rows.
         itemsize: bytes of an element of dy or z, whichever is larger.
     """
-    size = _power(d) * itemsize * (1 if sums <= FEW_SUMS else 2)
-    tile = _tile(d, d if size <= READ_TWICE_BYTES else 0, BACKWARD_TILE)
+    has_few = sums <= FEW_SUMS
+    size = _power(d) * itemsize * (1 if has_few else 2)
+    tile = _tile(d, d if size <= READ_TWICE_BYTES else 0, BACKWARD_TILE, SUM_ELEMENTS if has_few else THREAD_ELEMENTS)
     parts = -(-d // tile.d)
     is_read_twice = parts == 1 and size > READ_ONCE_BYTES
     programs = max(-(-MIN_PROGRAMS // parts), BACKWARD_ELEMENTS // (tile.rows * tile.d * parts))

@@ -68,6 +68,14 @@ def load_project(
 
 
 @triton.jit
+def add_compensated(total, lost, term):
+    """Return total + term, and what its rounding lost: a product over all features is a long chain of additions."""
+    term -= lost
+    sum_ = total + term
+    return sum_, (sum_ - total) - term
+
+
+@triton.jit
 def store_gates_of(
     kind_logits, scale, base, new_collapse, new_mix, new_inject, gate_eps, magnitude, token, rows, iterations,
     N, KIND, LOGITS, BLOCK_N,
@@ -120,7 +128,7 @@ def write_kernel(
     sums = tl.zeros((BLOCK_T, BLOCK_N), tl.float32)
     PER_STREAM: tl.constexpr = KIND == HYPER
     if KIND != GIVEN and not PER_STREAM:
-        products = tl.zeros((BLOCK_T, BLOCK_R), tl.float32)
+        products, lost = tl.zeros((BLOCK_T, BLOCK_R), tl.float32), tl.zeros((BLOCK_T, BLOCK_R), tl.float32)
     for first in range(0, D, BLOCK_D):
         x = load_new_streams(
             streams, branch, mix, inject, token, first, rows, N, D, MIX_WIDTH, INJECT_WIDTH, BLOCK_N, BLOCK_D
@@ -136,13 +144,15 @@ def write_kernel(
             sums += tl.sum(x * x, 2)
             chunk = load_project(project, first, LOGITS, N, D, BLOCK_R, BLOCK_N, BLOCK_D)
             flat = tl.reshape(x, (BLOCK_T, BLOCK_N * BLOCK_D))
-            products += tl.dot(flat, tl.trans(chunk), input_precision="ieee")
+            term = tl.dot(flat, tl.trans(chunk), input_precision="ieee")
+            products, lost = add_compensated(products, lost, term)
     if PER_STREAM:
         source = streams if new is None else new
         mean = mean_share(sums, D)
         tl.debug_barrier()  # other threads than those that wrote the streams may read them
         left, squares = tl.zeros((BLOCK_T, BLOCK_N), tl.float32), tl.zeros((BLOCK_T, BLOCK_N), tl.float32)
         products = tl.zeros((BLOCK_T * BLOCK_N, BLOCK_R), tl.float32)
+        lost = tl.zeros((BLOCK_T * BLOCK_N, BLOCK_R), tl.float32)
         rows_of_project = tl.zeros((1, BLOCK_R), tl.float32)
         for first in range(0, D, BLOCK_D):
             at, mask = stream_offsets(token[:, None, None], first, N, D, BLOCK_N, BLOCK_D)
@@ -154,7 +164,8 @@ def write_kernel(
             chunk = load_project(project, first, N + 2, 1, D, BLOCK_R, 1, BLOCK_D)
             rows_of_project += tl.sum(chunk, 1)[None, :]
             flat = tl.reshape(x, (BLOCK_T * BLOCK_N, BLOCK_D))
-            products += tl.dot(flat, tl.trans(chunk), input_precision="ieee")
+            term = tl.dot(flat, tl.trans(chunk), input_precision="ieee")
+            products, lost = add_compensated(products, lost, term)
         left = mean_share(left, D)  # what the rounded mean lacks
         rstd = row_rstd(mean_share(squares, D) - left * left, project_eps, tl.float32)
         store_gates(stats, mean + left, token, rows, 2, STATS, 2, N, BLOCK_N)

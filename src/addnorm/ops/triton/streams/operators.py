@@ -28,6 +28,7 @@ f32 = torch.float32
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _HYPER, _NONE = KINDS["hyper"], NORMS["none"]
 MAX_STREAMS = 8
+MAX_FEATURES = 16384
 BLOCK_TOKENS = 16  # tokens of a block, the least that `tl.dot` multiplies
 BLOCK_ELEMENTS = 128  # elements of a token at a time, of all streams together
 PROJECT_ELEMENTS = 8192  # the largest chunk of φ: what is in shared memory then fits GPUs with 99 KB for one program
@@ -107,7 +108,7 @@ def _is_supported(a: Any) -> bool:
     return (
         a.streams.numel() > 0
         and a.streams.shape[-2] <= MAX_STREAMS
-        and a.streams.shape[-1] <= plan.FORWARD_ROW
+        and a.streams.shape[-1] <= MAX_FEATURES
         and all(t.dtype in _DTYPES and t.device == a.streams.device for t in tensors)
         and all(dtype in (None, *_DTYPES) for dtype in (a.streams_dtype, a.out_dtype))
     )
