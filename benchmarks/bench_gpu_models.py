@@ -139,7 +139,6 @@ def measure(case: Case, *, rounds: int, deadline: float | None = None, without: 
     made, inputs = MAKE[case.part](case)
     if case.part == "boundary":
         made["plain"] = Transposed(made["plain"])
-        made["compile"] = copy.deepcopy(made["plain"])
     training = case.job == "training"
     arguments = [t.to(case.device).requires_grad_(training and t.is_floating_point()) for t in inputs]
     calls: dict[str, Callable[[int], Any]] = {}
@@ -156,9 +155,6 @@ def measure(case: Case, *, rounds: int, deadline: float | None = None, without: 
             if not off <= MOST_DIFFERENT:
                 raise ValueError(f"its result differs by {off:.2g}, expected at most {MOST_DIFFERENT}.")
             module.train(training and case.part != "fuse")  # no dropout: its masks differ
-            if name == "compile":
-                torch.compiler.reset()
-                module.compile(dynamic=False)
             if case.part == "fuse" and name == "addnorm":
                 more[name]["share"] = addnorm.fuse(module, *arguments).share
             call = partial(step, module, arguments, training)
@@ -221,7 +217,7 @@ def line(case: Case, rows: Mapping[str, Row]) -> dict[str, str]:
     }  # fmt: skip
 
 
-PEERS = {"compile": "torch.compile", "liger": "Liger"}
+PEERS = {"liger": "Liger"}
 
 
 def section(document: Document | None) -> str:

@@ -62,6 +62,7 @@ def short_rows(monkeypatch):
         "MIN_PROGRAMS": 1,
         "BACKWARD_TILE": 16,
         "MIN_TILE": 64,
+        "SUM_TILE": 64,
         "BACKWARD_ELEMENTS": 256,
     }
     for name, size in sizes.items():

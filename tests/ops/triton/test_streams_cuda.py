@@ -34,7 +34,9 @@ def test_boundary_is_accurate(kind, mode, dtype):
     i = list(KINDS).index(kind) * 7 + MODES.index(mode)
     n, d = SIZES[i % len(SIZES)]
     rows = ((), (1,), (2, 9), (300,))[i % 4]
-    assert_accurate(make_cuda_call(n, d, rows, kind, dtype=dtype, mode=mode, norm=("layer", "rms", "none")[i % 3]))
+    call = make_cuda_call(n, d, rows, kind, dtype=dtype, mode=mode, norm=("layer", "rms", "none")[i % 3])
+    # A norm of one stream ignores c but for eps: the terms of its gradient cancel, and the GPU adds them in a longer chain.
+    assert_accurate(call, roundings=32 if n == 1 else 16)
 
 
 @pytest.mark.parametrize("kind", ["given", "manifold", "hyper"])

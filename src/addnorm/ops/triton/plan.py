@@ -27,7 +27,8 @@ FEW_SUMS = 2  # weight and bias; with more sums, rows are half as long
 THREAD_ELEMENTS = 16  # elements of a tile per thread: two loads of 16 bytes in 16-bit dtypes
 SUM_ELEMENTS = 32  # the same where whole rows have few sums: fewer threads, so more programs at a time
 FEW_ROWS_BLOCK = 512  # elements of a row from which they do: the statistics of many short rows take registers too
-MIN_TILE = 2048  # minimum elements of a program at a time: enough loads in flight
+MIN_TILE = 2048  # minimum elements of a program of the forward at a time: enough loads in flight
+SUM_TILE = 1024  # the same of the backward, which fetches the next rows while it computes
 MAX_WARPS = 16  # 32 for the longest rows that stay in registers
 MULTIPROCESSORS = 132
 # Maximum elements of all programs of a backward together: each writes a row of sums, which is read again.
@@ -53,11 +54,11 @@ def _power(d: int) -> int:
     return max(16, 1 << (d - 1).bit_length())
 
 
-def _tile(d: int, longest: int, part: int, elements: int = THREAD_ELEMENTS) -> Tile:
+def _tile(d: int, longest: int, part: int, least: int = MIN_TILE, elements: int = THREAD_ELEMENTS) -> Tile:
     """Return the tile for rows of d elements, `elements` for each thread: whole rows up to `longest`, else parts of a row."""
     is_whole = d <= longest
     block = _power(d) if is_whole else part
-    rows = max(1, MIN_TILE // block)
+    rows = max(1, least // block)
     most = 2 * MAX_WARPS if block > MAX_WARPS * 1024 else MAX_WARPS
     each = elements if is_whole and block >= FEW_ROWS_BLOCK else THREAD_ELEMENTS
     return Tile(rows, block, min(most, rows * block // (32 * each)))
@@ -91,7 +92,8 @@ def backward(rows: int, d: int, sums: int, itemsize: int) -> Cut:
     """
     has_few = sums <= FEW_SUMS
     size = _power(d) * itemsize * (1 if has_few else 2)
-    tile = _tile(d, d if size <= READ_TWICE_BYTES else 0, BACKWARD_TILE, SUM_ELEMENTS if has_few else THREAD_ELEMENTS)
+    elements, longest = SUM_ELEMENTS if has_few else THREAD_ELEMENTS, d if size <= READ_TWICE_BYTES else 0
+    tile = _tile(d, longest, BACKWARD_TILE, SUM_TILE, elements)
     parts = -(-d // tile.d)
     is_read_twice = parts == 1 and size > READ_ONCE_BYTES
     programs = max(-(-MIN_PROGRAMS // parts), BACKWARD_ELEMENTS // (tile.rows * tile.d * parts))
