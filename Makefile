@@ -57,7 +57,7 @@ zoo: $(VENV)/.done
 	PYTHONPATH=tests $(BIN)/python tests/zoo/run.py
 
 gpu: $(VENV)/.done
-	$(BIN)/pytest tests/ops/triton/test_cuda.py tests/ops/triton/test_streams_cuda.py
+	$(BIN)/pytest tests/ops/triton/test_*cuda.py
 	command -v compute-sanitizer || echo "compute-sanitizer is not installed: memory and races are not checked"
 	! command -v compute-sanitizer || for tool in memcheck racecheck initcheck synccheck; do \
 	  PYTHONPATH=tests PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $$tool --error-exitcode 1 $(BIN)/python tests/support/run_cuda.py || exit 1; done

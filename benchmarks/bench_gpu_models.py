@@ -109,16 +109,12 @@ def model(case: Case) -> tuple[Variants, list[Tensor]]:
     """Return a model of transformers, and a copy that `fuse` changes on the device."""
     import transformers
 
-    if case.name == "llama":
-        config = transformers.LlamaConfig(
-            vocab_size=32000, hidden_size=case.d, intermediate_size=4 * case.d, num_hidden_layers=LAYERS,
-            num_attention_heads=case.d // 64, use_cache=False,
-        )  # fmt: skip
-        plain = transformers.LlamaModel(config)
-    else:
-        plain = transformers.BertModel(
-            transformers.BertConfig(hidden_size=case.d, num_hidden_layers=LAYERS, num_attention_heads=case.d // 64)
-        )
+    sizes: dict[str, Any] = {"hidden_size": case.d, "num_hidden_layers": LAYERS, "num_attention_heads": case.d // 64}
+    plain: nn.Module = (
+        transformers.LlamaModel(transformers.LlamaConfig(intermediate_size=4 * case.d, use_cache=False, **sizes))
+        if case.name == "llama"
+        else transformers.BertModel(transformers.BertConfig(**sizes))
+    )
     plain.to(torch.bfloat16)
     ids = torch.randint(5, 30000, (case.tokens // SEQUENCE, SEQUENCE))
     return {"plain": plain, "addnorm": copy.deepcopy(plain)}, [ids]
@@ -159,13 +155,18 @@ def measure(case: Case, *, rounds: int, deadline: float | None = None, without: 
                 more[name]["share"] = addnorm.fuse(module, *arguments).share
             call = partial(step, module, arguments, training)
             more[name]["peak_bytes"] = peak(call, case.device)
-            calls[name] = lambda i, call=call: call()
+            calls[name] = partial(ignore_number, call)
         except Exception as error:  # of a variant
             results["failures"].append(timing.failure(case, name, error))
     timers = {name: clock.Timer(case.device, call, 1) for name, call in calls.items()}
     samples = interleave({name: partial(timer.sample, timer.repeats()) for name, timer in timers.items()}, rounds)
     results["rows"] = [case.row(variant=name, **clock.times(some), **more[name]) for name, some in samples.items()]
     return results
+
+
+def ignore_number(call: Callable[[], Any], i: int) -> Any:
+    """Run a call that uses the same inputs each time."""
+    return call()
 
 
 def first(output: Any) -> Tensor:

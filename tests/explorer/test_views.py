@@ -191,7 +191,7 @@ def test_code_is_copied_and_json_saved(page, view):
     page.wait_for_function("() => document.getElementById('notices').textContent.startsWith('The code copied')")
     assert page.evaluate("navigator.clipboard.readText()") == code
     assert opener.evaluate("button => button === document.activeElement"), "the focus comes back"
-    with page.expect_download() as saved:
+    with page.expect_download(timeout=60_000) as saved:
         page.get_by_role("button", name="JSON").click()
     assert saved.value.suggested_filename == f"addnorm-{view}.json"
     assert len(json.loads(Path(saved.value.path()).read_text())) >= 2

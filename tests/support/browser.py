@@ -167,7 +167,7 @@ class ExplorerPage:
 
     def download(self, name, within="body"):
         """Press a button in a part of the page and return the text of the downloaded file."""
-        with self.page.expect_download() as saved:
+        with self.page.expect_download(timeout=60_000) as saved:
             self.page.locator(within).get_by_role("button", name=name).click()
         return saved.value.path().read_text()
 

@@ -10,7 +10,7 @@ export function save(name, type, content) {
   link.href = address;
   link.download = name;
   link.click();
-  setTimeout(() => URL.revokeObjectURL(address), 1000);
+  setTimeout(() => URL.revokeObjectURL(address), 60_000); // a browser on a busy machine reads it seconds later
 }
 
 /** The drawing with the colours and fonts that it has on the page. @param {SVGSVGElement} drawing @param {string} title */
