@@ -21,7 +21,7 @@ def read(name):
 def test_results_are_of_the_whole_plan_and_judged(name):
     benchmark = load(f"benchmarks/bench_{name}.py").BENCHMARK
     if name == "gpu" and not (RESULTS / "gpu.json").exists():
-        pytest.skip("nothing was measured on a GPU yet")
+        pytest.skip("no times of a GPU are published yet")
     document = read(benchmark.name)
     if name not in ("claims", "norms", "compare"):  # whose rows are not by case
         cases = [case for case in benchmark.plan() if {*benchmark.fields} <= vars(case).keys()]
