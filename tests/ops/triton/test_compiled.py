@@ -24,7 +24,12 @@ KEPT = [
     ("dropout", "bfloat16", 4096),
     ("everything, LayerNorm", "bfloat16", 1024),
 ]
-SPILLED = {("LayerNorm", "bfloat16", 8192): 8, ("LayerNorm", "bfloat16", 16384): 32, ("LayerNorm", "float32", 8192): 56}
+# Bytes of a thread's stack. Twice as many elements a thread, and so twice as many programs, were faster on an H100 all the same.
+SPILLED = {
+    ("LayerNorm", "bfloat16", 8192): 8, ("LayerNorm", "bfloat16", 16384): 32, ("LayerNorm", "float32", 1024): 8,
+    ("LayerNorm", "float32", 8192): 56, ("LayerNorm", "float32 stream, bfloat16 branch", 4096): 72,
+}  # fmt: skip
+TWICE = 16384  # elements of a row that the backward reads twice, in steps of 4 elements a thread
 OUTPUTS = [
     ("LayerNorm", "bfloat16", 1024),
     ("LayerNorm", "float32 stream, bfloat16 branch", 1024),
@@ -121,7 +126,7 @@ def test_row_stays_in_registers(results, case):
         assert kernel["fused"] == 0, kernel
 
 
-@pytest.mark.parametrize("case", cases([case for case in KEPT if "everything" not in case[0]]))
+@pytest.mark.parametrize("case", cases([case for case in KEPT if "everything" not in case[0] and case[2] != TWICE]))
 def test_rows_are_accessed_sixteen_bytes_at_a_time(results, case):
     for kernel in results["of", json.dumps(case)]:
         narrow = [access for access in kernel["accesses"] if access not in ("v4.b32", "b64")]
