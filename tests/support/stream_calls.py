@@ -10,6 +10,7 @@ from addnorm.ops.options import NORMS
 from addnorm.ops.streams import formula
 from addnorm.ops.streams.autograd import Inputs
 from addnorm.ops.streams.kinds import KINDS, sizes_of
+from support.oracle import UNIT
 
 f32, f64, bf16 = torch.float32, torch.float64, torch.bfloat16
 BY_TOKEN = (
@@ -19,7 +20,6 @@ BY_TOKEN = (
     "inject",
     "collapse",
 )  # tensors with a value for each token, except those of "shared"
-UNIT = {f32: 2.0**-24, bf16: 2.0**-9, torch.float16: 2.0**-12, f64: 2.0**-53}
 
 
 @dataclass(frozen=True)

@@ -117,4 +117,6 @@ def test_far_means_do_not_cost_accuracy_in_hyper():
     """The mean of a stream's first chunk is far from that of the rest."""
     call = make_call(2, 2000, (5,), "hyper", mode="read")
     call.tensors["streams"][..., :512] += 1000.0
-    assert_accurate(call)
+    assert_accurate(
+        call, roundings=24
+    )  # vectors of 4 numbers, as on CPUs without AVX2, add a row in 4 times as many steps
