@@ -1,25 +1,24 @@
 """Build the C++ library; all other settings are in pyproject.toml.
 
 The library uses libtorch's stable ABI and neither Python.h, OpenMP nor torch's C++ symbols, so one build serves every Python
-version and every torch from 2.10 on. With ADDNORM_CPP=0 in the environment it is not built.
+version and every torch from 2.10 on. Its build needs a compiler and no torch. With ADDNORM_CPP=0 in the environment it is not
+built.
 
 A small second library has the autograd node in C++. It uses torch's own C++ interface, so it serves only the torch that it is
-built with, whose version is in its name. An installation goes on where it does not compile. Set ADDNORM_NODE=0 to leave it out
-of a wheel for other machines.
+built with, whose version is in its name. It is left out where no torch is installed, where it does not compile, and with
+ADDNORM_NODE=0 in the environment, as for a wheel for other machines.
 """
 
 import importlib.util
 import os
 import platform
 import runpy
+import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
-
-# 2.10, one byte for each component; equals the minimum in `dependencies` of pyproject.toml.
-TORCH_TARGET_VERSION = "0x020a000000000000"
 
 HINT = (
     "addnorm: the C++ kernels did not compile. Install a C++17 compiler (g++), or set ADDNORM_CPP=0 to do without them."
@@ -47,9 +46,21 @@ class BuildLibrary(build_ext):
             super().build_extension(ext)
             return
         try:
+            ext.library_dirs = [self.build_empty_libtorch()]
             super().build_extension(ext)
         except Exception as error:
             raise SystemExit(f"{error}\n{HINT}") from error
+
+    def build_empty_libtorch(self):
+        """Build an empty library with libtorch's name, for the linker only: in a process, torch's own is loaded already."""
+        folder = Path(self.build_temp, "libtorch")
+        folder.mkdir(parents=True, exist_ok=True)
+        source = folder / "empty.cpp"
+        source.touch()
+        objects = self.compiler.compile([str(source)], output_dir=str(folder))
+        options = ["-Wl,-soname,libtorch_cpu.so"]
+        self.compiler.link_shared_object(objects, str(folder / "libtorch_cpu.so"), extra_postargs=options)
+        return str(folder)
 
 
 class AnyPython(bdist_wheel):
@@ -60,24 +71,18 @@ class AnyPython(bdist_wheel):
         return "py3", "none", plat
 
 
-def find_torch() -> Path:
+def find_torch() -> Path | None:
+    """Return the folder of the installed torch: also that of the environment which an isolated build is for."""
     spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
-        raise SystemExit(
-            "addnorm: building the C++ kernels needs torch: pip install torch first, or set ADDNORM_CPP=0."
-        )
-    return Path(spec.origin).parent
+    folder = Path(spec.origin).parent if spec and spec.origin else Path(sysconfig.get_path("platlib"), "torch")
+    return folder if (folder / "include").is_dir() else None
 
 
-def kernels(torch: Path) -> Extension:
+def kernels() -> Extension:
     return Extension(
         "addnorm._C",
         sources=sorted(str(p) for p in Path("csrc").glob("*.cpp")),
         depends=sorted(str(p) for p in Path("csrc").glob("*.h")),
-        include_dirs=[str(torch / "include")],
-        library_dirs=[str(torch / "lib")],
-        libraries=["torch_cpu"],
-        define_macros=[("TORCH_TARGET_VERSION", TORCH_TARGET_VERSION)],
         extra_compile_args=[
             "-std=c++17",
             "-O3",
@@ -86,12 +91,11 @@ def kernels(torch: Path) -> Extension:
             "-ffp-contract=off",  # products are fused where the source says so, and nowhere else
             "-Wall",
             "-Wextra",
-            "-Wno-unused-parameter",  # in torch's headers
             "-Wno-psabi",  # vectors of sixteen floats are passed within one file only
             "-Wno-uninitialized",  # in gcc 12's own AVX-512 headers
             "-Wno-maybe-uninitialized",
         ],
-        extra_link_args=["-Wl,--as-needed"],
+        extra_link_args=["-Wl,--no-as-needed", "-ltorch_cpu"],
     )
 
 
@@ -111,6 +115,6 @@ def node(torch: Path) -> Extension:
 if os.environ.get("ADDNORM_CPP") == "0" or platform.system() != "Linux":
     setup()
 else:
-    torch = find_torch()
-    extensions = [kernels(torch)] if os.environ.get("ADDNORM_NODE") == "0" else [kernels(torch), node(torch)]
+    torch = None if os.environ.get("ADDNORM_NODE") == "0" else find_torch()
+    extensions = [kernels()] if torch is None else [kernels(), node(torch)]
     setup(ext_modules=extensions, cmdclass={"build_ext": BuildLibrary, "bdist_wheel": AnyPython})

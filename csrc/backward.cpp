@@ -231,10 +231,9 @@ void add_norm_backward(StableIValue* at, uint64_t, uint64_t) {
   call.run(stack, shape, kGrads);
 }
 
+const Library library({
+    {"add_norm_backward", add_norm_backward},
+});
+
 }  // namespace
-
-STABLE_TORCH_LIBRARY_IMPL(addnorm, CPU, m) {
-  m.impl("add_norm_backward", add_norm_backward);
-}
-
 }  // namespace addnorm

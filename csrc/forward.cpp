@@ -227,17 +227,16 @@ void add_norm_out(StableIValue* at, uint64_t, uint64_t) {
   stack.release();
 }
 
+const Library library({
+    {"add_norm", add_norm},
+    {"add_norm_stream", add_norm_stream},
+    {"add_norm_forward", add_norm_forward},
+    // The overloads without autograd, which eager calls use (schema.py).
+    {"add_norm.kernel", add_norm},
+    {"add_norm_stream.kernel", add_norm_stream},
+    {"add_norm_forward.kernel", add_norm_forward},
+    {"add_norm_out", add_norm_out},
+});
+
 }  // namespace
-
-STABLE_TORCH_LIBRARY_IMPL(addnorm, CPU, m) {
-  m.impl("add_norm", add_norm);
-  m.impl("add_norm_stream", add_norm_stream);
-  m.impl("add_norm_forward", add_norm_forward);
-  // The overloads without autograd, which eager calls use (schema.py).
-  m.impl("add_norm.kernel", add_norm);
-  m.impl("add_norm_stream.kernel", add_norm_stream);
-  m.impl("add_norm_forward.kernel", add_norm_forward);
-  m.impl("add_norm_out", add_norm_out);
-}
-
 }  // namespace addnorm

@@ -5,11 +5,6 @@
 // of a call on one row.
 #pragma once
 
-#include <torch/csrc/inductor/aoti_torch/c/shim.h>
-#include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
-
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -24,17 +19,13 @@
 #include <vector>
 
 #include "kernels.h"
-
-// The message of an error inside libtorch; exists from torch 2.13 on, null before.
-extern "C" __attribute__((weak)) const char* torch_exception_get_what_without_backtrace();
+#include "libtorch.h"
 
 namespace addnorm {
 namespace {  // two files include this; nothing is exported
 
-using torch::stable::Tensor;
-
 inline void check(AOTITorchError code) {
-  if (code == AOTI_TORCH_SUCCESS) return;
+  if (code == 0) return;
   const char* what = nullptr;
   if (torch_exception_get_what_without_backtrace != nullptr) what = torch_exception_get_what_without_backtrace();
   if (what == nullptr) throw std::runtime_error("addnorm: a call into libtorch failed");
@@ -61,15 +52,23 @@ struct Stack {
     const auto* boxed = reinterpret_cast<const StableIValue*>(at[i]);
     return boxed == nullptr ? nullptr : reinterpret_cast<AtenTensorHandle>(*boxed);
   }
-  double real(int i) const { return torch::stable::detail::to<double>(at[i]); }
-  int64_t integer(int i) const { return torch::stable::detail::to<int64_t>(at[i]); }
-  bool flag(int i) const { return torch::stable::detail::to<bool>(at[i]); }
+  // Numbers lie in the first bytes of a value.
+  double real(int i) const { return first_bytes<double>(i); }
+  int64_t integer(int i) const { return first_bytes<int64_t>(i); }
+  bool flag(int i) const { return first_bytes<bool>(i); }
   // An optional dtype as libtorch's number, which aoti_torch_get_dtype returns too.
   int32_t dtype(int i, int32_t otherwise) const {
     const auto* boxed = reinterpret_cast<const StableIValue*>(at[i]);
     return boxed == nullptr ? otherwise : static_cast<int32_t>(*boxed);
   }
   int32_t dtype_at(int i) const { return static_cast<int32_t>(at[i]); }
+
+  template <typename T>
+  T first_bytes(int i) const {
+    T value;
+    std::memcpy(&value, &at[i], sizeof value);
+    return value;
+  }
 
   // Free the arguments, once: before the results replace them, or when an exception is thrown.
   void release() {
@@ -146,10 +145,15 @@ inline bool on_cpu(AtenTensorHandle t) {
 // Contiguous memory of an input; a copy if it is strided.
 struct Input {
   const void* data = nullptr;
-  std::optional<Tensor> copy;
+  AtenTensorHandle copy = nullptr;
 
   Input() = default;
   explicit Input(AtenTensorHandle t) { read(t); }
+  Input(const Input&) = delete;
+  Input& operator=(const Input&) = delete;
+  ~Input() {
+    if (copy != nullptr) aoti_torch_delete_tensor_object(copy);
+  }
   void read(AtenTensorHandle t) {
     if (t == nullptr) return;
     bool contiguous = false;
@@ -157,12 +161,9 @@ struct Input {
     if (!contiguous) {
       AtenTensorHandle alias = nullptr;
       check(aoti_torch_new_tensor_handle(t, &alias));
-      // Not torch::stable::contiguous, whose error does not say why.
-      const auto format = torch::stable::detail::from(torch::headeronly::MemoryFormat::Contiguous);
-      StableIValue stack[] = {reinterpret_cast<StableIValue>(alias), format};
-      check(torch_call_dispatcher("aten::contiguous", "", stack, TORCH_ABI_VERSION));
-      copy = torch::stable::detail::to<Tensor>(stack[0]);
-      t = copy->get();
+      StableIValue stack[] = {reinterpret_cast<StableIValue>(alias), static_cast<StableIValue>(aoti_torch_memory_format_contiguous_format())};
+      check(torch_call_dispatcher("aten::contiguous", "", stack, kTorchVersion));
+      t = copy = reinterpret_cast<AtenTensorHandle>(stack[0]);
     }
     check(torch_get_const_data_ptr(t, &data));
   }
@@ -233,7 +234,6 @@ struct Output {
       count *= static_cast<uint64_t>(sizes[i] > 1 ? sizes[i] : 1);
       empty = empty || sizes[i] == 0;
     }
-    // The C shim: the C++ wrappers in stable/ops.h look the operator up by name at every call.
     check(aoti_torch_empty_strided(dim, sizes, strides, dtypes().of[static_cast<int>(type)], cpu, 0, &handle));
     check(torch_get_mutable_data_ptr(handle, &data));
     if (empty) return;
@@ -309,8 +309,12 @@ constexpr int64_t kGrain = 16384;
 template <class F>
 void parallel(int64_t count, int64_t elements_each, const F& body) {
   const int64_t grain = elements_each >= kGrain ? 1 : kGrain / (elements_each > 0 ? elements_each : 1);
-  if (count <= grain) body(int64_t{0}, count);
-  else torch::stable::parallel_for(0, count, grain, body);
+  if (count <= grain) {
+    body(int64_t{0}, count);
+  } else {
+    const auto call = [](int64_t begin, int64_t end, void* context) { (*static_cast<const F*>(context))(begin, end); };
+    check(torch_parallel_for(0, count, grain, call, const_cast<void*>(static_cast<const void*>(&body))));
+  }
 }
 
 // n values in the dtype of the arithmetic: the tensor's own memory if it has this dtype, else upcast (plus `offset`) in scratch.
@@ -336,6 +340,46 @@ class Reals {
  private:
   Input input_;
   Scratch scratch_;
+};
+
+// ---------------------------------------------------------------------------------------------------------- operators
+
+// A part of torch's table of operators that this library fills, for as long as it is loaded.
+class Library {
+ public:
+  using Kernel = void (*)(StableIValue* stack, uint64_t, uint64_t);
+  struct Entry {
+    const char* name;
+    Kernel kernel;
+  };
+
+  // Register the CPU kernels of operators.
+  explicit Library(std::initializer_list<Entry> entries) {
+    check(aoti_torch_library_init_impl("addnorm", "CPU", __FILE__, __LINE__, &handle_));
+    for (const Entry& entry : entries) check(torch_library_impl(handle_, entry.name, entry.kernel, kTorchVersion));
+  }
+  // Define operators, with the tag that torch.compile asks for where torch takes tags. A definition fails where the operator exists,
+  // because the package was imported without its kernels before; this is no error.
+  template <size_t N>
+  explicit Library(const char* const (&schemas)[N]) {
+    if (aoti_torch_library_init_fragment("addnorm", __FILE__, __LINE__, &handle_) != 0) return;
+    for (const char* schema : schemas) {
+      if (torch_library_def_with_tags != nullptr && torch_tag_pt2_compliant_tag != nullptr) {
+        const int32_t tag = torch_tag_pt2_compliant_tag();
+        (void)torch_library_def_with_tags(handle_, schema, &tag, 1);
+      } else {
+        (void)aoti_torch_library_def(handle_, schema);
+      }
+    }
+  }
+  Library(const Library&) = delete;
+  Library& operator=(const Library&) = delete;
+  ~Library() {
+    if (handle_ != nullptr) aoti_torch_delete_library_object(handle_);
+  }
+
+ private:
+  TorchLibraryHandle handle_ = nullptr;
 };
 
 }  // namespace

@@ -16,7 +16,7 @@ inline void call_reference(Stack& stack, const char* reference) {
         "computes, and it is not imported: import addnorm, or decompose the program with addnorm.decompositions()");
   }
   stack.owner = false;  // the dispatcher takes ownership of the arguments
-  check(torch_call_dispatcher(reference, "", stack.at, TORCH_ABI_VERSION));
+  check(torch_call_dispatcher(reference, "", stack.at, kTorchVersion));
 }
 
 // Whether a number is one of `count` values of an enum.

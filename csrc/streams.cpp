@@ -380,11 +380,10 @@ void add_norm_streams_backward(StableIValue* at, uint64_t, uint64_t) {
   for (size_t i = 0; i < results.size(); ++i) stack.at[i] = results[i].release_handle();
 }
 
+const Library library({
+    {"add_norm_streams", add_norm_streams},
+    {"add_norm_streams_backward", add_norm_streams_backward},
+});
+
 }  // namespace
-
-STABLE_TORCH_LIBRARY_IMPL(addnorm, CPU, m) {
-  m.impl("add_norm_streams", add_norm_streams);
-  m.impl("add_norm_streams_backward", add_norm_streams_backward);
-}
-
 }  // namespace addnorm

@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 
 import addnorm
 from addnorm.ops import cpu
@@ -46,13 +47,39 @@ def test_library_exports_only_what_python_calls():
 
 
 def test_abi_target_equals_required_torch():
-    target = re.search(r'^TORCH_TARGET_VERSION = "(0x[0-9a-f]{16})"$', (ROOT / "setup.py").read_text(), re.MULTILINE)
-    major, minor, patch = bytes.fromhex(target[1][2:])[:3]
+    target = re.search(r"kTorchVersion = 0x([0-9a-f]{16});", (ROOT / "csrc" / "libtorch.h").read_text())
+    major, minor, patch = bytes.fromhex(target[1])[:3]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    floors = [*project["project"]["dependencies"], *project["build-system"]["requires"]]
-    torch_floors = {requirement for requirement in floors if requirement.startswith("torch")}
-    assert patch == 0
-    assert torch_floors == {f"torch>={major}.{minor}"}
+    torch_floors = [floor for floor in project["project"]["dependencies"] if floor.startswith("torch")]
+    assert (torch_floors, patch) == ([f"torch>={major}.{minor}"], 0)
+    assert project["build-system"]["requires"] == ["setuptools>=77"], "an isolated build downloads no torch"
+
+
+@needs_library
+def test_declarations_equal_those_of_torch(tmp_path):
+    """A function that is declared twice with C linkage and other arguments or another result does not compile."""
+    include = Path(torch.__file__).parent / "include"
+    if not include.is_dir() or shutil.which("g++") is None:
+        pytest.skip("needs torch's headers and g++")
+    declarations = (ROOT / "csrc" / "libtorch.h").read_text()
+
+    def compile_beside_torch(text):
+        (tmp_path / "libtorch.h").write_text(text)
+        (tmp_path / "both.cpp").write_text('#include <torch/csrc/stable/c/shim.h>\n#include "libtorch.h"\n')
+        command = ["g++", "-std=c++17", "-fsyntax-only", f"-I{include}", str(tmp_path / "both.cpp")]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert compile_beside_torch(declarations).stderr == ""
+    assert (
+        "conflicting declaration"
+        in compile_beside_torch(declarations.replace("int64_t grain_size", "int32_t grain_size")).stderr
+    )
+    headers = "".join(
+        (include / "torch/csrc" / name).read_text() for name in ("stable/c/shim.h", "inductor/aoti_torch/c/shim.h")
+    )
+    used = set(re.findall(r"\b(?:aoti_)?torch_\w+", output("nm", "-Du", str(cpu.LIBRARY))))
+    assert len(used) > 20
+    assert [name for name in used if f"{name}(" not in headers] == [], "the comparison sees all"
 
 
 def test_version_equals_the_package():

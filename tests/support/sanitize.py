@@ -15,6 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from distutils.core import run_setup  # setuptools provides it where Python no longer does
 from pathlib import Path
 
+import torch
+
 from support import ROOT
 from support.capabilities import CAPABILITIES
 
@@ -40,17 +42,13 @@ def build(sources, library):
     """Compile as setup.py does, but with FLAGS; each file in its own process."""
     extension = run_setup(str(ROOT / "setup.py"), stop_after="init").ext_modules[0]
     compiler = [*shlex.split(os.environ.get("CXX", "g++")), "-fPIC"]
-    macros = [f"-D{name}={value}" for name, value in extension.define_macros]
-    includes = [f"-I{path}" for path in extension.include_dirs]
-    libraries = [f"-L{path}" for path in extension.library_dirs] + [f"-l{name}" for name in extension.libraries]
+    libtorch = f"-L{Path(torch.__file__).parent / 'lib'}"
     library.parent.mkdir(parents=True, exist_ok=True)
     objects = [str(library.with_name(f"{source.stem}.o")) for source in sources]
 
     def compile_one(source, target):
         command = [
             *compiler,
-            *macros,
-            *includes,
             *extension.extra_compile_args,
             *FLAGS,
             "-c",
@@ -63,7 +61,7 @@ def build(sources, library):
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(compile_one, sources, objects))
     subprocess.run(
-        [*compiler, "-shared", *objects, "-o", str(library), *libraries, *extension.extra_link_args, *FLAGS], check=True
+        [*compiler, "-shared", *objects, "-o", str(library), libtorch, *extension.extra_link_args, *FLAGS], check=True
     )
 
 
