@@ -95,7 +95,7 @@ def kernels() -> Extension:
             "-Wno-uninitialized",  # in gcc 12's own AVX-512 headers
             "-Wno-maybe-uninitialized",
         ],
-        extra_link_args=["-Wl,--no-as-needed", "-ltorch_cpu"],
+        extra_link_args=["-Wl,--no-as-needed", "-ltorch_cpu", "-ldl"],
     )
 
 

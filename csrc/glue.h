@@ -26,8 +26,8 @@ namespace {  // two files include this; nothing is exported
 
 inline void check(AOTITorchError code) {
   if (code == 0) return;
-  const char* what = nullptr;
-  if (torch_exception_get_what_without_backtrace != nullptr) what = torch_exception_get_what_without_backtrace();
+  static const auto message = newer_function<const char*()>("torch_exception_get_what_without_backtrace");  // from 2.13 on
+  const char* what = message == nullptr ? nullptr : message();
   if (what == nullptr) throw std::runtime_error("addnorm: a call into libtorch failed");
   // The message of a Python exception (from the reference) without its traceback.
   const char* python = std::strstr(what, "\n\nAt:\n");
@@ -363,10 +363,13 @@ class Library {
   template <size_t N>
   explicit Library(const char* const (&schemas)[N]) {
     if (aoti_torch_library_init_fragment("addnorm", __FILE__, __LINE__, &handle_) != 0) return;
+    using Define = AOTITorchError(TorchLibraryHandle, const char*, const int32_t*, int32_t);
+    const auto define = newer_function<Define>("torch_library_def_with_tags");  // from 2.12 on
+    const auto compliant = newer_function<int32_t()>("torch_tag_pt2_compliant_tag");
     for (const char* schema : schemas) {
-      if (torch_library_def_with_tags != nullptr && torch_tag_pt2_compliant_tag != nullptr) {
-        const int32_t tag = torch_tag_pt2_compliant_tag();
-        (void)torch_library_def_with_tags(handle_, schema, &tag, 1);
+      if (define != nullptr && compliant != nullptr) {
+        const int32_t tag = compliant();
+        (void)define(handle_, schema, &tag, 1);
       } else {
         (void)aoti_torch_library_def(handle_, schema);
       }

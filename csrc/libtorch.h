@@ -5,6 +5,8 @@
 // installed torch.
 #pragma once
 
+#include <dlfcn.h>
+
 #include <cstdint>
 
 class AtenTensorOpaque;
@@ -42,17 +44,18 @@ AOTITorchError torch_library_impl(TorchLibraryHandle self, const char* name, voi
 AOTITorchError torch_get_mutable_data_ptr(AtenTensorHandle tensor, void** ret_data_ptr);
 AOTITorchError torch_get_const_data_ptr(AtenTensorHandle tensor, const void** ret_data_ptr);
 AOTITorchError torch_parallel_for(int64_t begin, int64_t end, int64_t grain_size, void (*func)(int64_t begin, int64_t end, void* ctx), void* ctx);
-
-// From torch 2.12 and 2.13 on, null before.
-__attribute__((weak)) AOTITorchError torch_library_def_with_tags(TorchLibraryHandle self, const char* schema, const int32_t* tags,
-                                                                 int32_t num_tags);
-__attribute__((weak)) int32_t torch_tag_pt2_compliant_tag();
-__attribute__((weak)) const char* torch_exception_get_what_without_backtrace();
 }
 
 namespace addnorm {
 
 // The torch whose conventions the library follows, one byte for each component: 2.10, the oldest that pyproject.toml admits.
 constexpr uint64_t kTorchVersion = 0x020a000000000000;
+
+// A function that newer versions export too, or null: its address, so that an older libtorch needs no such symbol.
+template <typename F>
+F* newer_function(const char* name) {
+  static void* const libtorch = dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD);
+  return libtorch == nullptr ? nullptr : reinterpret_cast<F*>(dlsym(libtorch, name));
+}
 
 }  // namespace addnorm

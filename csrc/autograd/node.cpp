@@ -11,7 +11,9 @@
 #include <torch/csrc/dynamo/compiled_autograd.h>
 #include <torch/library.h>
 
+#include <memory>
 #include <optional>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -157,11 +159,18 @@ struct AddNormBackward : torch::autograd::Node {
   }
 };
 
+// A new node, owned as this torch owns nodes: with the count in the node from 2.13 on, beside it before.
+template <typename Node>
+auto make_node() {
+  if constexpr (std::is_base_of_v<c10::intrusive_ptr_target, Node>) return c10::make_intrusive<Node>();
+  else return std::make_shared<Node>();
+}
+
 // add_norm_node(residual, branch?, ..., every option) -> (y, z). y is a placeholder without a norm, z without a branch.
 void node(const c10::OperatorHandle&, torch::jit::Stack* stack) {
   static const auto op = find("addnorm::add_norm_forward", "kernel");
   std::vector<IValue> a = torch::jit::pop(*stack, size_t{kArguments});
-  const auto grad_fn = c10::make_intrusive<AddNormBackward>();
+  const auto grad_fn = make_node<AddNormBackward>();
   int64_t mask = 0, present = 0;
   for (int bit = 0; bit < kGrads; ++bit) {
     const IValue& input = a[kInputs[bit]];

@@ -1,16 +1,16 @@
 // A library that is loaded as the kernels are and does what they must not; tests/house/test_sanitize.py. `eps` says what.
-#include <torch/csrc/inductor/aoti_torch/c/shim.h>
-#include <torch/csrc/stable/library.h>
-
 #include <limits>
+
+#include "../../csrc/glue.h"
 
 static void add_norm(StableIValue* at, uint64_t, uint64_t) {
   void* data = nullptr;
-  int64_t count = 0;
-  aoti_torch_get_data_ptr(reinterpret_cast<AtenTensorHandle>(at[0]), &data);
-  aoti_torch_get_numel(reinterpret_cast<AtenTensorHandle>(at[0]), &count);
+  const auto residual = reinterpret_cast<AtenTensorHandle>(at[0]);
+  torch_get_mutable_data_ptr(residual, &data);
+  const int64_t count = addnorm::Shape(residual).rows * addnorm::Shape(residual).d;
   float* x = static_cast<float*>(data);
-  const double fault = torch::stable::detail::to<double>(at[4]);
+  double fault = 0.0;
+  std::memcpy(&fault, &at[4], sizeof fault);
   volatile int big = std::numeric_limits<int>::max();
   volatile double huge = 1e30;
   if (fault == 1) x[0] = x[count];
@@ -20,10 +20,7 @@ static void add_norm(StableIValue* at, uint64_t, uint64_t) {
   // The first place of the stack, residual, is the result as it is.
 }
 
-STABLE_TORCH_LIBRARY_IMPL(addnorm, CPU, m) {
-  m.impl("add_norm", add_norm);
-  m.impl("add_norm.kernel", add_norm);  // what eager mode calls
-}
+static const addnorm::Library library({{"add_norm", add_norm}, {"add_norm.kernel", add_norm}});  // .kernel: what eager mode calls
 
 extern "C" __attribute__((visibility("default"))) const char* addnorm_isa() { return "faults"; }
 extern "C" __attribute__((visibility("default"))) void addnorm_allow_reference() {}
