@@ -6,6 +6,8 @@
 # make mutants   plant faults one at a time and run the tests of their area; takes up to an hour, resumes after an interrupt
 # make bench     the benchmark; writes benchmarks/results/
 # make zoo       inspect the models of other packages, each package in its own environment; takes over an hour, resumes after an interrupt
+# make wheels    build the distributions and use the wheel with every torch and Python; needs uv and gigabytes of downloads
+# make schemas   check the files in .github against their schemas; needs uv
 # make gpu       on a machine with a GPU: the tests on it, a memory checker if installed, and the benchmark
 #
 # TORCH_INDEX=https://...  the package index for torch, for example one with CPU builds
@@ -22,7 +24,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # the environment says: without them every process of a run compiles the package and all tests again.
 PYTEST = OMP_WAIT_POLICY=passive PYTHONDONTWRITEBYTECODE= $(BIN)/pytest $(PARALLEL)
 
-.PHONY: demo test test-all lint fuzz sanitize mutants bench zoo gpu clean
+.PHONY: demo test test-all lint fuzz sanitize mutants bench zoo schemas wheels gpu clean
 
 demo: $(VENV)/.done
 	$(BIN)/addnorm demo
@@ -55,6 +57,16 @@ bench: $(VENV)/.done
 
 zoo: $(VENV)/.done
 	PYTHONPATH=tests $(BIN)/python tests/zoo/run.py
+
+schemas:
+	uvx --quiet check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	uvx --quiet check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
+	uvx --quiet check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
+	uvx --quiet check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/w*.yml
+	uvx --quiet check-jsonschema --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+
+wheels: $(VENV)/.done
+	$(BIN)/python tests/wheels/run.py
 
 gpu: $(VENV)/.done
 	$(BIN)/pytest tests/ops/triton/test_*cuda.py
