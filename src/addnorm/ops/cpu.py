@@ -13,13 +13,22 @@ from pathlib import Path
 
 import torch
 
+from addnorm._util.torch_internals import MISSING
+
 # ADDNORM_LIBRARY names another build of it, for example one with sanitizers.
 OVERRIDE = os.environ.get("ADDNORM_LIBRARY")
 LIBRARY = Path(OVERRIDE or Path(__file__).resolve().parent.parent / "_C.so")
+# Why no kernel is called, if this torch lacks what that needs.
+MISSING_PART = "".join(
+    f"not called, since torch {torch.__version__} has no {name}: use an older torch or a newer addnorm"
+    for name in MISSING[:1]
+)
 
 
 def load() -> tuple[str | None, str]:
     """Load the library; return the instruction set of its kernels (None: not loaded) and a sentence about it."""
+    if MISSING_PART:
+        return None, MISSING_PART
     if os.environ.get("ADDNORM_CPP") == "0":
         return None, "switched off by ADDNORM_CPP=0 in the environment"
     if not LIBRARY.exists() and OVERRIDE:

@@ -89,7 +89,7 @@ def fast_path(
             run(residual, branch, weight, bias, eps, norm, targets=targets)
         else:
             _call(residual, branch, weight, bias, eps, NORMS[norm], y, z)
-            increment_version([y] if z is None else [z] if y is None else [y, z])  # type: ignore[list-item]  # not both are None
+            increment_version([y] if z is None else [z] if y is None else [y, z])
     except _ERRORS:
         validation.check(residual, branch, weight, bias, eps)
         _check(residual, targets, _by_name(residual, branch, weight, bias))

@@ -76,11 +76,11 @@ library = torch.library.Library("addnorm", "DEF")
 
 def define(definition: str) -> None:
     """Define an operator, unless the C++ library, which can be loaded without this package, has defined it."""
-    schema = parse_schema(f"addnorm::{definition}")
-    same = [other for other in find_schemas(schema.name) if other.overload_name == schema.overload_name]
+    name, _, overload = definition.partition("(")[0].partition(".")
+    same = [other for other in find_schemas(f"addnorm::{name}") if other.overload_name == overload]
     if not same:
         library.define(definition, tags=(torch.Tag.pt2_compliant_tag,))
-    elif same[0] != schema:
+    elif same[0] != parse_schema(f"addnorm::{definition}"):
         raise ImportError(
             f"The C++ library {cpu.LIBRARY} is of another version of addnorm, whose operator {definition.partition('(')[0]} "
             "has other arguments: build it again, or reinstall addnorm."

@@ -16,7 +16,9 @@ from addnorm.bench.targets import Number, Rows, Target, ratio, value
 NAMES = {name: variant.title for name, variant in VARIANTS.items() if name != "addnorm"}
 JUDGED = ("eager", "compile", "liger")
 COMMAND = "python benchmarks/bench_gpu.py"
-UNMEASURED = f"No times of a GPU are published yet. `{COMMAND}` measures them, and writes `benchmarks/results/gpu.json`."
+UNMEASURED = (
+    f"No times of a GPU are published yet. `{COMMAND}` measures them, and writes `benchmarks/results/gpu.json`."
+)
 
 
 def _over(peer: str, part: str) -> Number:

@@ -12,7 +12,7 @@ import warnings
 
 import torch
 
-from addnorm.ops import eager
+from addnorm.ops import cpu, eager
 from addnorm.ops.schema import OVERLOADS, Kernel, kernels_of, library
 from addnorm.ops.streams import eager as streams_eager
 
@@ -61,6 +61,8 @@ def status() -> tuple[bool, str]:
         return False, SWITCHED_OFF if off else "Triton is not installed: pip install 'addnorm[gpu]'"
     if not torch.cuda.is_available():
         return False, f"Triton is installed, but torch {torch.__version__} sees no CUDA device"
+    if cpu.MISSING_PART:
+        return False, cpu.MISSING_PART
     if unavailable_reason():
         return False, f"{unavailable_reason()}: pip install 'addnorm[gpu]'"
     return True, f"Triton {_version()} kernels for {torch.cuda.get_device_name()}"
