@@ -379,6 +379,11 @@ def sharded_models_are_refused():
         addnorm.fuse(shard(build()), ids)
     with pytest.raises(ValueError, match="DTensor, expected plain tensors: fuse the model first, and shard it then"):
         addnorm.fuse(tensor_parallel(build()), ids)
+    wrapped = nn.parallel.DistributedDataParallel(build())
+    with pytest.raises(ValueError, match=r"DistributedDataParallel, expected the module inside: addnorm.fuse\(model.module"):
+        addnorm.fuse(wrapped, ids)
+    assert addnorm.fuse(wrapped.module, ids).fused
+    torch.testing.assert_close(wrapped(ids), build()(ids))
     with pytest.raises(TypeError, match="sharded by FSDP and cannot be copied, which float64=True needs"):
         addnorm.inspect(shard(build()), ids, float64=True)
     with torch.device("meta"):

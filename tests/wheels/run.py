@@ -90,10 +90,12 @@ def use(wheel, python, torch):
     """Return the row that smoke.py prints in an environment of its own, or the last line of what went wrong."""
     packages = [word for package in (wheel, f"torch=={torch}", "numpy") for word in ("--with", package)]
     command = ["uv", "run", "--quiet", "--no-project", "--isolated", "--python", python, *packages]
+    # Free-threaded Python would enable the lock for a module that does not declare its safety, as Triton's.
+    variables = {"PYTHONPATH": ""} | ({"PYTHON_GIL": "0"} if python.endswith("t") else {})
     with tempfile.TemporaryDirectory() as folder:  # not in the checkout, whose package would be imported
         done = subprocess.run(
             [*map(str, command), "python", "-W", "error", str(Path(__file__).with_name("smoke.py"))],
-            cwd=folder, env=os.environ | {"PYTHONPATH": ""}, capture_output=True, text=True, check=False,
+            cwd=folder, env=os.environ | variables, capture_output=True, text=True, check=False,
         )  # fmt: skip
     if done.returncode:
         return {"error": (done.stderr.strip().splitlines() or ["no message"])[-1]}

@@ -63,8 +63,8 @@ def fuse(model: nn.Module, *args: Any, compile: bool = False, benchmark: bool = 
 
     Raises:
         TypeError: `model` is not a module.
-        ValueError: the model is fused or compiled already, its parameters are sharded or quantized (fuse it before), or its
-            outputs contain no finite number.
+        ValueError: the model is fused or compiled already, its parameters are sharded or quantized (fuse it before), it is
+            `DistributedDataParallel` (fuse the module inside), or its outputs contain no finite number.
         VerificationError: the fused model differs by more than the tolerance. The model is unchanged.
         Exception: any error of the model for these inputs.
 
@@ -160,6 +160,10 @@ def _call_all(undo: Sequence[Callable[[], Any]]) -> None:
 def _check_model(model: Any) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is {type(model).__name__}, expected a torch.nn.Module: {USAGE}.")
+    if isinstance(model, nn.parallel.DistributedDataParallel):  # whose call torch.compile's frontend does not capture
+        raise ValueError(
+            "model is DistributedDataParallel, expected the module inside: addnorm.fuse(model.module, ...), before or after wrapping."
+        )
     if is_fused(model):
         raise ValueError("model is fused already, expected one that is not: addnorm.unfuse(model) restores it.")
     if hasattr(model, "_orig_mod") or model._compiled_call_impl is not None:
