@@ -176,9 +176,9 @@ def add_norm_streams(
 
 def _call(a: Any) -> Any:
     """Return the operator's outputs, by the cheapest way that keeps the gradients."""
-    if _compiling():
+    if torch.compiler.is_dynamo_compiling() or (_compiling() and not dispatch.exports_onnx()):
         return _op(*a)
-    if in_transform():
+    if in_transform() or _compiling():  # torch.onnx.export knows torch's operators only
         with torch.autocast(a.streams.device.type, enabled=False):
             return formula.boundary(a)
     if not dispatch.requires_grad(*a):

@@ -273,3 +273,22 @@ def test_missing_package_is_named(tmp_path, monkeypatch, package):
         ImportError, match=rf"^{package} is not installed, and is needed to .*: pip install 'addnorm\[onnx\]'$"
     ):
         export(encoder(), (X,), tmp_path / "model.onnx")
+
+
+@pytest.mark.parametrize("wiring", ["post_ln", "mhc", "fused", "rms"])
+def test_exporter_of_torch_takes_modules_apart(tmp_path, wiring):
+    """Whoever calls `torch.onnx.export`, as other packages do, gets torch's own operators."""
+    import onnxruntime
+
+    if wiring == "fused":
+        model, x = PreNormModel().eval(), X
+        addnorm.fuse(model, x)
+    else:
+        options = {"norm": "rms"} if wiring == "rms" else {}
+        model = addnorm.nn.Encoder(2, 32, nhead=4, wiring="pre_ln" if options else wiring, **options).eval()
+        x = torch.randn(2, 5, 32)
+    torch.onnx.export(model, (x,), str(tmp_path / "model.onnx"), dynamo=True, verbose=False)
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    (y,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    with torch.no_grad():
+        torch.testing.assert_close(torch.from_numpy(y), model(x), rtol=1e-5, atol=1e-5)

@@ -9,6 +9,7 @@ the public functions.
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -196,6 +197,10 @@ def _compute(a: Any) -> tuple[Tensor, Tensor]:
 
 def _record(name: str, arguments: Any) -> Any:
     """Call the overload that a graph records."""
+    if not _compiling() and exports_onnx():
+        a = arguments if name == "add_norm_forward" else ForwardArguments(*arguments[:-1], norm_number(arguments[-1]))
+        y, z = formulas.fusible_formula(a)
+        return {"add_norm": y, "add_norm_stream": (y, z), "add_norm_forward": (y, z, None)}[name]
     dtensor.register_rules()  # a traced call cannot be repeated
     overloads = getattr(_ops, name)
     op = overloads.default
@@ -207,6 +212,12 @@ def _record(name: str, arguments: Any) -> Any:
         elif not requires_grad(*arguments):
             op = overloads.kernel  # no graph of torch.compile becomes differentiable later
     return op(*arguments)
+
+
+def exports_onnx() -> bool:
+    """Return whether `torch.onnx.export` traces the call: it knows torch's operators only."""
+    onnx = sys.modules.get("torch.onnx")  # slow to import
+    return onnx is not None and bool(onnx.is_in_onnx_export())
 
 
 def requires_grad(*arguments: Any) -> bool:
