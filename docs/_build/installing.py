@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import page
+from typing import Any
 
-SECTIONS = {}
+import page
 
 
 def wheels() -> str:
@@ -17,17 +17,19 @@ def wheels() -> str:
         ["Python", *(f"torch {torch}" for torch in torches)],
         [[python, *(cells.get((python, torch), "") for torch in torches)] for python in pythons],
     )
-    audit = document["audit"]
+    audit, (pure,) = document["audit"], [row for row in document["rows"] if row["file"].endswith("-any.whl")]
     return (
         f"{table}\n\n`{document['wheel']}`, {document['bytes'] / 1e6:.1f} MB. torch-abi-audit: {audit['Torch ABI'].lower()} "
-        f"interface, torch {audit['Min torch']} or newer. The wheel without kernels, with torch {torches[-1]}: "
-        f"{', '.join(_cell(row) for row in document['rows'] if row not in rows)}."
+        f"interface, torch {audit['Min torch']} or newer. With the wheel without kernels, `addnorm.backends()` says of them: "
+        f"{pure['kernels']}."
     )
 
 
-def _cell(row: dict[str, object]) -> str:
-    """Return what runs in an environment, or why nothing does."""
-    return str(row.get("kernels") or row["error"]).removesuffix(" (AVX512)")
+def _cell(row: dict[str, Any]) -> str:
+    """Return the largest error of outputs and gradients in float32, in its machine epsilons, or why there is none."""
+    if "error" in row:
+        return "torch has no wheel" if "only found wheels" in row["error"] else row["error"]
+    return f"works, {row['worst']['float32']:.1f} eps"
 
 
 SECTIONS = {"wheels": wheels}

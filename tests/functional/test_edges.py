@@ -255,3 +255,36 @@ def test_large_constant_row_has_a_gradient_at_any_width(dtype, value, d):
     torch.testing.assert_close(
         branch.grad.to(f64), expected, rtol=2e-2 if dtype == bf16 else 1e-5, atol=1e-4 if d == 1 else 1e-3
     )
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("options", [{}, {"layer_scale": 0.5, "return_residual": True}], ids=["plain", "options"])
+def test_jagged_nested_tensors_are_computed_by_rows(options):
+    values, weight, bias = torch.randn(8, 6), torch.randn(6, requires_grad=True), torch.randn(6, requires_grad=True)
+    offsets = torch.tensor([0, 3, 8])
+    results = []
+    for wrap in (lambda t: torch.nested.nested_tensor_from_jagged(t, offsets), lambda t: t):
+        leaf = values.clone().requires_grad_()
+        x = wrap(leaf)
+        outputs = addnorm.add_layer_norm(x, x.sin(), weight, bias, **options)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        assert all(t.shape == x.shape for t in outputs)
+        rows = [t.values() if t.is_nested else t for t in outputs]
+        results.append([*rows, *torch.autograd.grad(sum(t.sin().sum() for t in rows), [leaf, weight, bias])])
+    assert all(a.equal(b) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_branch_needs_the_offsets_of_residual():
+    x, other = (
+        torch.nested.nested_tensor([torch.randn(3, 6), torch.randn(5, 6)], layout=torch.jagged) for _ in range(2)
+    )
+    for branch, words in (
+        (other, "a nested tensor with other offsets"),
+        (torch.randn(8, 6), r"a float32 tensor of shape \(8, 6\)"),
+    ):
+        with pytest.raises(
+            ValueError, match=f"branch is {words}, expected a nested tensor with the offsets of residual"
+        ):
+            addnorm.add_layer_norm(x, branch)
+    assert addnorm.AddNorm(6)(x, x).shape == x.shape

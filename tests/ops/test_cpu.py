@@ -74,5 +74,5 @@ def test_broken_library_gives_one_warning_and_a_reason(tmp_path, monkeypatch):
     monkeypatch.setattr(cpu, "LIBRARY", tmp_path / "absent.so")
     assert cpu.load() == (
         None,
-        "not built (the package was installed with ADDNORM_CPP=0): reinstall it without that variable",
+        "not in this installation, which has no kernels: install from source with a C++ compiler",
     )

@@ -36,7 +36,7 @@ def load() -> tuple[str | None, str]:
             f"ADDNORM_LIBRARY={LIBRARY} in the environment is not a file: build it or unset the variable"
         )
     if not LIBRARY.exists():
-        return None, "not built (the package was installed with ADDNORM_CPP=0): reinstall it without that variable"
+        return None, "not in this installation, which has no kernels: install from source with a C++ compiler"
     try:
         torch.ops.load_library(str(LIBRARY))
         library = ctypes.CDLL(str(LIBRARY))

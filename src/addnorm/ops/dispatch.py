@@ -66,10 +66,37 @@ def fast_path(
             return outputs if return_residual else outputs[0]
         return (_add_norm_stream if return_residual else _add_norm)(residual, branch, weight, bias, eps, rms)  # type: ignore[no-any-return]
     except ERRORS:
+        if is_jagged(residual):
+            return _by_values(fast_path, residual, branch, weight, bias, eps, rms, return_residual)
         validation.check(residual, branch, weight, bias, eps)  # raises if the arguments are invalid
         if dtensor.register_rules():  # the first call with DTensors
             return fast_path(residual, branch, weight, bias, eps, rms, return_residual)
         raise
+
+
+def is_jagged(t: Any) -> bool:
+    """Return whether a value is a nested tensor in torch's jagged layout, whose rows are those of one tensor."""
+    return isinstance(t, Tensor) and t.is_nested and t.layout == torch.jagged
+
+
+def _by_values(call: Callable[..., Any], residual: Any, branch: Any, *arguments: Any, **options: Any) -> Any:
+    """Compute a call with jagged nested tensors on their rows, and return nested tensors."""
+    if branch is not None and not (is_jagged(branch) and branch.shape == residual.shape):
+        kind = "a nested tensor with other offsets" if is_jagged(branch) else validation.kind_of(branch)
+        raise ValueError(
+            f"branch is {kind}, expected a nested tensor with the offsets of residual: compute both from one nested tensor, or "
+            "make both with torch.nested.nested_tensor_from_jagged(values, offsets)."
+        )
+    results = call(*(None if t is None else t.values() for t in (residual, branch)), *arguments, **options)
+
+    def wrap(values: Tensor) -> Tensor:
+        if values.shape[:1] != residual.values().shape[:1]:  # a placeholder
+            return values
+        return torch.nested.nested_tensor_from_jagged(
+            values, residual.offsets(), residual.lengths(), residual._ragged_idx
+        )
+
+    return tuple(map(wrap, results)) if isinstance(results, tuple) else wrap(results)
 
 
 def default_rms_eps(residual: Tensor, branch: Tensor | None, residual_dtype: torch.dtype | None = None) -> float:
@@ -97,6 +124,8 @@ def run(
     y is an empty placeholder where `norm` is "none", z where there is no branch or z is not requested.
     `compute` replaces `_compute`.
     """
+    if is_jagged(residual) and compute is None and normalized_shape is None:
+        return _by_values(run, residual, branch, weight, bias, eps, norm, return_residual, **options)
     check_choice("casting", options.get("casting", "float32"), CASTINGS)
     shape = None
     if normalized_shape is not None:

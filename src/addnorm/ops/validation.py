@@ -150,7 +150,7 @@ def _check_scale(name: str, value: Any, stream: str, residual: Tensor) -> None:
             )
         check_device(name, value, stream, residual)
     elif not is_number(value):
-        raise TypeError(f"{name} is {_kind(value)}, expected a number or a tensor of shape () or ({d},).")
+        raise TypeError(f"{name} is {kind_of(value)}, expected a number or a tensor of shape () or ({d},).")
 
 
 def _check_rows(name: str, value: Any, stream: str, residual: Tensor) -> None:
@@ -171,7 +171,7 @@ def _check_probability(name: str, value: Any, stream: str, residual: Tensor) -> 
 
 def _check_seed(name: str, value: Any, stream: str, residual: Tensor) -> None:
     if not (isinstance(value, Tensor) and value.dim() == 0 and value.dtype == torch.int64):
-        raise TypeError(f"{name} is {_kind(value)}, expected a 0-d int64 tensor: torch.tensor(1234).")
+        raise TypeError(f"{name} is {kind_of(value)}, expected a 0-d int64 tensor: torch.tensor(1234).")
     check_device(name, value, stream, residual)
 
 
@@ -182,7 +182,7 @@ def _check_offset(name: str, value: Any, stream: str, residual: Tensor) -> None:
 
 def _check_number(name: str, value: Any, stream: str, residual: Tensor) -> None:
     if not is_number(value):
-        raise TypeError(f"{name} is {_kind(value)}, expected a number: 1.0 for Gemma's weights.")
+        raise TypeError(f"{name} is {kind_of(value)}, expected a number: 1.0 for Gemma's weights.")
 
 
 def _check_dtype(name: str, value: Any, stream: str, residual: Tensor) -> None:
@@ -255,10 +255,10 @@ def check_out(out: Any, return_residual: bool) -> None:
     if return_residual:
         if not (isinstance(out, tuple | list) and len(out) == 2 and all(isinstance(t, Tensor) for t in out)):
             raise TypeError(
-                f"out is {_kind(out)}, expected two tensors (y, z): for y alone leave return_residual at False."
+                f"out is {kind_of(out)}, expected two tensors (y, z): for y alone leave return_residual at False."
             )
     elif not isinstance(out, Tensor):
-        raise TypeError(f"out is {_kind(out)}, expected one tensor: for (y, z) pass return_residual=True.")
+        raise TypeError(f"out is {kind_of(out)}, expected one tensor: for (y, z) pass return_residual=True.")
 
 
 def check_outputs(y: Any, z: Any, *, with_y: bool, with_z: bool) -> None:
@@ -335,7 +335,7 @@ def refuse_dtype(name: str, target: Tensor, dtype: torch.dtype) -> NoReturn:
 def check_tensor(name: str, value: Any) -> None:
     """Raise TypeError unless a value is an ordinary tensor of a supported dtype."""
     if not isinstance(value, Tensor):
-        raise TypeError(f"{name} is {_kind(value)}, expected a tensor: torch.as_tensor(...) makes one.")
+        raise TypeError(f"{name} is {kind_of(value)}, expected a tensor: torch.as_tensor(...) makes one.")
     if value.dtype not in FLOAT_DTYPES:
         raise TypeError(
             f"{name} has dtype {_dtype(value.dtype)}, expected {_FLOATS_WORDS}: convert it with {name}.float()"
@@ -395,7 +395,8 @@ def _dtype(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _kind(value: Any) -> str:
+def kind_of(value: Any) -> str:
+    """Return what a value is, as sentences say it."""
     if isinstance(value, Tensor):
         if value.is_nested:
             return "a nested tensor"  # whose shape torch refuses to tell
