@@ -380,9 +380,7 @@ def sharded_models_are_refused():
     with pytest.raises(ValueError, match="DTensor, expected plain tensors: fuse the model first, and shard it then"):
         addnorm.fuse(tensor_parallel(build()), ids)
     wrapped = nn.parallel.DistributedDataParallel(build())
-    with pytest.raises(
-        ValueError, match=r"DistributedDataParallel, expected the module inside: addnorm.fuse\(model.module"
-    ):
+    with pytest.raises(ValueError, match=r"DistributedDataParallel, expected .* addnorm.fuse\(model.module"):
         addnorm.fuse(wrapped, ids)
     assert addnorm.fuse(wrapped.module, ids).fused
     torch.testing.assert_close(wrapped(ids), build()(ids))

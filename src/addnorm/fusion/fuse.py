@@ -162,7 +162,8 @@ def _check_model(model: Any) -> None:
         raise TypeError(f"model is {type(model).__name__}, expected a torch.nn.Module: {USAGE}.")
     if isinstance(model, nn.parallel.DistributedDataParallel):  # whose call torch.compile's frontend does not capture
         raise ValueError(
-            "model is DistributedDataParallel, expected the module inside: addnorm.fuse(model.module, ...), before or after wrapping."
+            "model is DistributedDataParallel, expected the module inside, before or after it is wrapped: "
+            "addnorm.fuse(model.module, ...)."
         )
     if is_fused(model):
         raise ValueError("model is fused already, expected one that is not: addnorm.unfuse(model) restores it.")

@@ -67,7 +67,7 @@ def fast_path(
         return (_add_norm_stream if return_residual else _add_norm)(residual, branch, weight, bias, eps, rms)  # type: ignore[no-any-return]
     except ERRORS:
         if is_jagged(residual):
-            return _by_values(fast_path, residual, branch, weight, bias, eps, rms, return_residual)
+            return _by_values(fast_path, residual, branch, weight, bias, eps, rms, return_residual)  # type: ignore[no-any-return]
         validation.check(residual, branch, weight, bias, eps)  # raises if the arguments are invalid
         if dtensor.register_rules():  # the first call with DTensors
             return fast_path(residual, branch, weight, bias, eps, rms, return_residual)
@@ -125,7 +125,7 @@ def run(
     `compute` replaces `_compute`.
     """
     if is_jagged(residual) and compute is None and normalized_shape is None:
-        return _by_values(run, residual, branch, weight, bias, eps, norm, return_residual, **options)
+        return _by_values(run, residual, branch, weight, bias, eps, norm, return_residual, **options)  # type: ignore[no-any-return]
     check_choice("casting", options.get("casting", "float32"), CASTINGS)
     shape = None
     if normalized_shape is not None:
