@@ -6,16 +6,14 @@ import math
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from addnorm._util.arguments import check_bool, check_float, check_int, check_not_negative
 from addnorm.boundary import GateKind, StreamGates
-from addnorm.ops.dtensor import linear
-from addnorm.wirings.coefficients.base import CoefficientModule, Coefficients, Notation, rms_scale, widen
+from addnorm.wirings.coefficients.base import CoefficientModule, Coefficients, Notation
 from addnorm.wirings.factors import Place
 
-__all__ = ["GatedRead", "HyperConnection", "IndependentConnection", "ManifoldConnection", "SigmoidRead"]
+__all__ = ["HyperConnection", "IndependentConnection", "ManifoldConnection", "SigmoidRead"]
 
 
 class HyperConnection(CoefficientModule):
@@ -294,84 +292,6 @@ class SigmoidRead(_Projected):
         """Copy `hc_fn`, `hc_base` and `hc_scale` of a `DeepseekV4HyperHead` or `HYV4HyperHead`."""
         self.check_settings(n=source.hc_mult, eps=source.eps, norm_eps=source.input_norm.eps)
         super().load_transformers(source)
-
-
-class GatedRead(CoefficientModule):
-    """A gate for every feature of every stream, and a gate for the write into each stream.
-
-        X̂_i = R(X_i) ⊙ γ_i      G = σ(W_up silu(W_down vec X̂ / n))      r = mean_i G_i ⊙ X̂_i      b = 2 σ(W_b vec X̂ / n)
-
-    R divides by the root mean square of each stream. At first γ = 1 and the projections are normal with standard deviation 0.02,
-    so that G is near 1/2 and b near 1.
-
-    Args:
-        rank: rows of W_down.
-        injects: whether b is computed; False for the head.
-        eps: epsilon of R.
-
-    Source: transformers' Qwen4-Exp; arXiv 2608.30320, equations 30 to 37.
-    """
-
-    computes = ("collapse", "inject")
-    decays = ("down", "up", "project_inject")
-
-    def __init__(
-        self, d_model: int, n: int, reads: int, place: Place, *, rank: int = 320, injects: bool = True, eps: float = 1e-6,
-        **factory: Any,
-    ) -> None:  # fmt: skip
-        super().__init__(d_model, n, reads, place)
-        check_int("rank", rank, 1)
-        self.rank, self.eps = rank, check_not_negative("eps", eps)
-        check_bool("injects", injects)
-        self.weight = self.parameter(n, d_model, **factory)
-        self.down, self.up = self.parameter(rank, n * d_model, **factory), self.parameter(n * d_model, rank, **factory)
-        self.project_inject = self.parameter(n, n * d_model, **factory) if injects else None
-        self.reset_parameters()
-
-    @classmethod
-    def find_computed(cls, *, injects: bool = True, **options: Any) -> tuple[str, ...]:
-        """Return what is computed: b only if it `injects`."""
-        return cls.computes if injects else ("collapse",)
-
-    def reset_parameters(self) -> None:
-        """Set γ to 1 and draw the projections."""
-        nn.init.ones_(self.weight)
-        for matrix in (self.down, self.up, self.project_inject):
-            if matrix is not None:
-                nn.init.normal_(matrix, std=0.02)
-
-    def compute(self, streams: Tensor) -> Coefficients:
-        """Return C, the gates times the norm's factors, `(*, n, d_model)`, and B `(*, n)`."""
-        x = widen(streams)
-        factors = rms_scale(x, self.eps) * self.weight.to(x.dtype)
-        normed = (x * factors).flatten(-2)
-        hidden = F.silu(linear(normed, self.down.to(x.dtype)) / self.n)
-        gates = torch.sigmoid(linear(hidden, self.up.to(x.dtype))).unflatten(-1, (self.n, self.d_model))
-        inject = None
-        if self.project_inject is not None:
-            inject = 2.0 * torch.sigmoid(linear(normed, self.project_inject.to(x.dtype)) / self.n)
-        return Coefficients(gates * factors / self.n, None, inject)
-
-    @classmethod
-    def notate(cls, **options: Any) -> Notation:
-        """Return the notation, with or without the gates of the write."""
-        injects = options.get("injects", True)
-        formulas = ("Y_i = γ_i ⊙ R(X_i)", "G = σ(W_up silu(W_down vec Y / n))", "b = 2 σ(W_b vec Y / n)")
-        start = "γ starts at 1, and the matrices are drawn with standard deviation 0.02. So G is nearly 1/2"
-        return Notation(
-            "G", terms={"collapse": "Σ_i G_i ⊙ Y_i / n"}, formulas=formulas if injects else formulas[:-1],
-            learned="γ, W_up, W_down" + ", W_b" * injects, start=f"{start} and b nearly 1." if injects else "",
-        )  # fmt: skip
-
-    @torch.no_grad()
-    def load_transformers(self, source: Any) -> None:
-        """Copy the parameters of a `Qwen4ExpTextGatedResidual`, whose norm's weight is γ - 1 with all streams in a row."""
-        self.check_settings(n=source.hc_count, eps=source.hc_norm.eps)
-        self.weight.copy_(1.0 + source.hc_norm.weight.reshape(self.n, self.d_model))
-        self.down.copy_(source.input_mix_weight_down.weight)
-        self.up.copy_(source.input_mix_weight_up.weight)
-        if self.project_inject is not None:
-            self.project_inject.copy_(source.block_inject_weight.weight)
 
 
 def mean_logit(n: int) -> float:
