@@ -19,11 +19,16 @@ __all__ = ["main"]
 
 def main(arguments: list[str] | None = None) -> None:
     """Run a command and exit with its code."""
-    from addnorm_cli.interrupts import exit_at_signals
+    from addnorm_cli.interrupts import end_at_signals, exit_at_signals
 
     with exit_at_signals():
         from addnorm_cli.output_guard import guard_streams
 
         guard_streams()
         from addnorm_cli.group import addnorm
-    addnorm.main(arguments, "addnorm")
+    try:
+        addnorm.main(arguments, "addnorm")
+    except SystemExit as end:
+        if arguments is None and isinstance(end.code, int):
+            end_at_signals(end.code)
+        raise

@@ -27,7 +27,7 @@ class _Group(click.Group):
         if COMPLETE in os.environ:
             super().main(args, prog_name)
         with raise_at_signals() as received:
-            code = self._run([*(sys.argv[1:] if args is None else args)], prog_name or "addnorm")
+            code = self._run([*(sys.argv[1:] if args is None else args)], prog_name or "addnorm", received)
         # CPython notes an interrupt that leaves code run from a string, as while dataclasses are made, and then ends by SIGINT,
         # whatever the exit code is. Running other code from a string takes the note back.
         exec("")
@@ -38,10 +38,10 @@ class _Group(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(name, command.get_short_help_str(200)) for name, command in self.commands.items()])
 
-    def _run(self, args: list[str], name: str) -> int:
-        """Run a command and return its exit code."""
+    def _run(self, args: list[str], name: str, received: Sequence[int]) -> int:
+        """Run a command and return its exit code; `received` has the signals that came."""
         try:
-            code = self._invoke(args, name)
+            code = self._invoke(args, name, received)
             finish_output()
             return code
         except KeyboardInterrupt as interrupt:
@@ -54,11 +54,18 @@ class _Group(click.Group):
             click.echo(f"Error: {error}", err=True)
             return 1
 
-    def _invoke(self, args: list[str], name: str) -> int:
-        """Run a command and return its exit code. Its errors are printed."""
+    def _invoke(self, args: list[str], name: str, received: Sequence[int]) -> int:
+        """Run a command and return its exit code. Its errors are printed, but not those that an interrupt became in a library."""
         try:
             with self.make_context(name, args) as ctx:
-                self.invoke(ctx)
+                try:
+                    self.invoke(ctx)
+                except (BrokenPipeError, click.exceptions.Exit):
+                    raise
+                except Exception:
+                    if received:
+                        raise KeyboardInterrupt from None
+                    raise
             return 0
         except click.exceptions.Exit as error:
             return error.exit_code

