@@ -97,6 +97,10 @@ def _warnings_in_a_line() -> Iterator[None]:
     before = warnings.formatwarning
     warnings.formatwarning = lambda message, *_, **__: f"Warning: {message}\n"
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", "Failed to initialize NumPy", UserWarning
+            )  # torch, whose base install lacks it
+            yield
     finally:
         warnings.formatwarning = before

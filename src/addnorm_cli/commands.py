@@ -123,6 +123,7 @@ def demo() -> None:
 
 
 @command(cls=Command, keeps_output=False)
+@argument("files", nargs=-1, type=FILE, metavar="[RECORDING]...")
 @option(
     "--port",
     type=whole(0, 65535),
@@ -133,7 +134,7 @@ def demo() -> None:
 )
 @option(
     "--recording", "recordings", type=FILE, multiple=True,
-    help="File of `addnorm record --out` (repeatable).",
+    help="The same as RECORDING, a file of `addnorm record --out` (repeatable).",
 )  # fmt: skip
 @option("--open", "opens_browser", is_flag=True, help="Also open the page in the browser.")
 def explore() -> None:
@@ -146,7 +147,7 @@ def explore() -> None:
     \b
       addnorm explore
       addnorm record minilm --out minilm.json --memory-map
-      addnorm explore --recording minilm.json
+      addnorm explore minilm.json
     """
 
 

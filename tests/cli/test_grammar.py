@@ -272,6 +272,15 @@ def test_interrupt_carries_what_is_kept():
     assert (result.exit_code, result.stderr) == (130, "Interrupted. Half of it is in x.\n")
 
 
+@pytest.mark.parametrize("arguments", [("wirings",), ("trace", "1,2", "2,3")], ids=" ".join)
+def test_reader_that_goes_ends_the_command(arguments):
+    reading, writing = os.pipe()
+    os.close(reading)
+    process = start(*arguments, stdout=writing)
+    os.close(writing)
+    assert finish(process) == (PIPE_CLOSED, None, "")
+
+
 # The page of the command line.
 
 

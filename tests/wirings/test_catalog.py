@@ -33,6 +33,11 @@ def test_parallel_sublayers_share_in_layers_of_any_size():
     assert wirings.parallel(2).rows(2, 3) == [PRE, *[Row(norm_in=True, shares="state")] * 2] * 2
 
 
+@pytest.mark.parametrize("name", ["post-LN", "Post LN", "POST_LN", " post_ln"])
+def test_names_are_taken_as_the_field_writes_them(name):
+    assert wirings.get(name) == wirings.as_wiring(name) == wirings.post_ln()
+
+
 # DeepNorm
 
 
@@ -175,8 +180,7 @@ def test_as_wiring_rejects_other_types(wrong):
 @pytest.mark.parametrize(
     ("sentence", "name", "options"),
     [
-        ("wiring is 'pre-ln', expected 'pre_ln'.", "pre-ln", {}),
-        ("wiring is 'DeepNorm', expected 'deepnorm'.", "DeepNorm", {}),
+        ("wiring is 'pre_l', expected 'pre_ln'.", "pre-L", {}),
         ("wiring is 'layerscale', expected 'layer_scale'.", "layerscale", {}),
         (f"wiring is 'zzz', expected one of {', '.join(CONSTRUCTORS)}.", "zzz", {}),
         ("mix_ln has no option 'alpha', expected k.", "mix_ln", {"alpha": 1}),

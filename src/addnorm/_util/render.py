@@ -160,7 +160,14 @@ def make_console(*, stderr: bool = False, width: int | None = None, file: io.Str
     stream = sys.stderr if stderr else sys.stdout
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="replace")  # a terminal without Greek letters shows ?, not a traceback
-    console = Console(stderr=stderr, highlight=False)
+
+    class Output(Console):
+        """Console whose reader can leave: rich would exit with 1."""
+
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError from None
+
+    console = Output(stderr=stderr, highlight=False)
     columns = os.environ.get("COLUMNS", "")
     stated = columns.isdecimal() and int(columns) > 0
     if not console.width or not (width is None or console.is_terminal or stated):

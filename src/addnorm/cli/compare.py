@@ -90,10 +90,9 @@ def run(
 
 def _parse_wiring(spec: str) -> Wiring:
     """Return the wiring of NAME or NAME:OPTION=VALUE,..."""
-    name, _, options = spec.partition(":")
-    if "," in name:
+    if "," in spec.partition(":")[0]:
         raise ArgumentError(f"WIRING is '{spec}', expected names separated by spaces: {' '.join(spec.split(','))}.")
-    return make_wiring(name, options.split(",") if options else (), example="mix_ln:k=3", argument="WIRING")
+    return make_wiring(spec, example="mix_ln:k=3", argument="WIRING")
 
 
 def _check_memory(protocol: lab.Protocol) -> None:

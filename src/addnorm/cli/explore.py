@@ -25,8 +25,11 @@ PORT = 8017  # by default; another one where it is in use
 ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # hosts that listen at all addresses, and this machine
 
 
-def run(port: int | None, host: str, recordings: tuple[Path, ...], opens_browser: bool) -> None:
+def run(
+    port: int | None, host: str, files: tuple[Path, ...], recordings: tuple[Path, ...], opens_browser: bool
+) -> None:  # fmt: skip
     """Serve the explorer until Ctrl-C."""
+    recordings = (*files, *recordings)
     with argument_errors():
         for package in ("starlette", "uvicorn"):
             require(package, "explore")
@@ -38,7 +41,10 @@ def run(port: int | None, host: str, recordings: tuple[Path, ...], opens_browser
         raise ArgumentError(f"--host is {host!r}, expected a name or an address: 0.0.0.0 listens at all addresses")
     for path in recordings:
         if path.suffix not in SUFFIXES:
-            raise ArgumentError(f"--recording is '{path}', expected a file that ends in {' or '.join(SUFFIXES)}")
+            raise ArgumentError(
+                f"--recording is '{path}', expected a file that ends in {' or '.join(SUFFIXES)}: for a model, "
+                "`addnorm record MODEL --out FILE` writes it"
+            )
         if path.exists() and not path.is_file():
             raise ArgumentError(f"--recording is '{path}', which is no file, expected one of `addnorm record --out`")
     token = None if host in LOOPBACK else secrets.token_urlsafe(16)

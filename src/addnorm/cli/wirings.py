@@ -86,20 +86,21 @@ def run(
                 print_blocks(console, item)
 
 
-def make_wiring(name: str, settings: Iterable[str], example: str = "--set k=3", argument: str = "NAME") -> Wiring:
+def make_wiring(spec: str, settings: Iterable[str] = (), example: str = "--set k=3", argument: str = "NAME") -> Wiring:
     """Return the wiring of that name with options as they were typed: `k=3`.
 
     Args:
-        name: of the wiring.
-        settings: texts OPTION=VALUE.
+        spec: NAME or NAME:OPTION=VALUE,...
+        settings: more texts OPTION=VALUE.
         example: of a correct setting, for errors.
         argument: of the command line that has the name, for errors.
 
     Raises:
         ValueError: there is no such wiring or option, or its value is wrong.
     """
+    name, _, more = spec.partition(":")
     options: dict[str, Any] = {}
-    for setting in settings:
+    for setting in (*(more.split(",") if more else ()), *settings):
         option, equals, text = (part.strip() for part in setting.partition("="))
         if not (option and equals):
             raise ValueError(f"the setting is {setting!r}, expected OPTION=VALUE, as in {example}.")

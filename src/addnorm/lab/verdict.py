@@ -71,14 +71,14 @@ def _ranks(results: Results) -> Iterator[Finding]:
             rest = f"; there is no clear difference between it and {join_words(unclear)}" if unclear else ""
             claim = f"{first.wiring} has the lowest test loss, below {join_words(worse)}{rest}"
         criterion = next(iter(differences.values())).criterion
-        claim = f"At {n} layers {claim}: {', '.join(losses)}, in nats a character."
+        claim = f"At {format_count(n, 'layer')} {claim}: {', '.join(losses)}, in nats a character."
         yield Finding(claim, criterion=criterion, numbers=numbers, topic="loss")
         intervals = {name: gap for name, gap in differences.items() if math.isfinite(gap.half_width)}
         if intervals:
             together = f", which hold together for all {pairs} pairs" if pairs > 1 else ""
             parts = [f"{name} {_signed(gap.mean)} ± {gap.half_width:.3f}" for name, gap in intervals.items()]
             seeds = f"with 95% intervals over {len(first.best.runs)} seeds{together}"
-            claim = f"Loss above that of {first.wiring} at {n} layers, {seeds}: {', '.join(parts)}."
+            claim = f"Loss above that of {first.wiring} at {format_count(n, 'layer')}, {seeds}: {', '.join(parts)}."
             spans = {name: {"mean": gap.mean, "half_width": gap.half_width} for name, gap in intervals.items()}
             yield Finding(claim, criterion=criterion, numbers=spans, topic="difference")
 
@@ -104,9 +104,8 @@ def _warm_ups(results: Results) -> Iterator[Finding]:
                 how = "needs it" if math.isinf(gain.mean) else "is better with it"
             parts.append(f"{arm.wiring} {how}{losses}")
         if parts:
-            yield Finding(
-                f"Warm-up at {n} layers: {join_words(parts)}.", criterion=criterion, numbers=numbers, topic="warm-up"
-            )
+            claim = f"Warm-up at {format_count(n, 'layer')}: {join_words(parts)}."
+            yield Finding(claim, criterion=criterion, numbers=numbers, topic="warm-up")
 
 
 def _failures(results: Results) -> Iterator[Finding]:
@@ -140,7 +139,7 @@ def _failures(results: Results) -> Iterator[Finding]:
 def _edges(results: Results) -> Iterator[Finding]:
     """Yield the wirings whose best learning rate is at the edge of the grid of rates."""
     edges = [
-        f"{arm.wiring} at {arm.num_layers} layers ({format_factor(arm.best.lr)})"
+        f"{arm.wiring} at {format_count(arm.num_layers, 'layer')} ({format_factor(arm.best.lr)})"
         for arm in results.arms
         if arm.at_the_edge
     ]
@@ -181,7 +180,9 @@ def _gradients(results: Results) -> Iterator[Finding]:
 
     for n, parts, numbers in _by_wiring(results, measure):
         note = "" if any(ratios["warm_up"] for ratios in numbers.values()) else " (without warm-up)"
-        claim = f"The gradient at x_0 divided by the gradient at x_L, {n} layers: {', '.join(parts)}{note}."
+        claim = (
+            f"The gradient at x_0 divided by the gradient at x_L, {format_count(n, 'layer')}: {', '.join(parts)}{note}."
+        )
         yield Finding(
             claim, criterion="mean norm of a token's gradient, mean over the seeds", numbers=numbers, topic="gradient"
         )
@@ -229,7 +230,9 @@ def _costs(results: Results) -> Iterator[Finding]:
 
     for n, parts, numbers in _by_wiring(results, measure):
         if len({cost["elements"] for cost in numbers.values()}) > 1:
-            claim = f"Cost of the residual wiring without the sublayers, {n} layers: {'; '.join(parts)}."
+            claim = (
+                f"Cost of the residual wiring without the sublayers, {format_count(n, 'layer')}: {'; '.join(parts)}."
+            )
             yield Finding(
                 claim,
                 criterion="counted, not timed; bytes in float32, the fewest that must move",
@@ -275,7 +278,7 @@ def _untrained(results: Results) -> Iterator[Finding]:
             continue
         numbers = summarize_stack(deepest[name])
         text = {key: format_number(value, 3, trim=True) for key, value in numbers.items() if value is not None}
-        claim = f"Untrained {name}, {deepest[name]['num_layers']} layers: "
+        claim = f"Untrained {name}, {format_count(deepest[name]['num_layers'], 'layer')}: "
         if "growth" in numbers:
             similar = f"two tokens of x_L have a mean cosine of {text['similarity']}"
             claim += (

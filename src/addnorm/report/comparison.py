@@ -66,7 +66,7 @@ def build_comparison_page(comparison: Comparison, facts: Mapping[str, str] | Non
     """
     sections = [Section("Learning", _LEARNING, _learning(comparison))] if comparison.runs else []
     for n, _ in comparison.by_depth():
-        sections.append(Section(f"By depth: {n} layers", "", _trained(comparison, n)))
+        sections.append(Section(f"By depth: {format_count(n, 'layer')}", "", _trained(comparison, n)))
     sections += _untrained(comparison)
     sections.append(Section("Settings", "", [Facts(_settings(comparison) | dict(facts or {}))]))
     return Page(
@@ -122,7 +122,9 @@ def _tiles(comparison: Comparison) -> dict[str, str]:
         return {"Published results that hold": f"{sum(bool(check.holds) for check in checks)} of {len(checks)}"}
     n, arms = depths[-1]
     lowest = sorted(arms, key=lambda arm: arm.best.loss())[:TILES]
-    tiles = {f"Loss of {arm.wiring}, {n} layers": _loss(arm.best.loss()) for arm in arms if arm in lowest}
+    tiles = {
+        f"Loss of {arm.wiring}, {format_count(n, 'layer')}": _loss(arm.best.loss()) for arm in arms if arm in lowest
+    }
     return tiles | {"Loss of the character frequencies": format_number(comparison.text["entropy"], 3)}
 
 
@@ -206,7 +208,7 @@ def _init_charts(comparison: Comparison) -> list[Chart]:
             depths,
         ),
         charts.init_chart(
-            f"Forward and backward by depth, {deepest} layers",
+            f"Forward and backward by depth, {format_count(deepest, 'layer')}",
             "From top to bottom: the mean square of the stream's elements, the mean cosine of two tokens, the gradient at the "
             "stream.",
             {"E‖x‖² / d": by_depth("variance"), "cos(token, token)": by_depth("similarity"),

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from addnorm._util.blocks import Cell, Table
 from addnorm._util.charts import Axis, Chart, Map, Panel, Points, Series
-from addnorm._util.numbers import format_number
+from addnorm._util.numbers import format_count, format_number
 from addnorm.lab.comparison import Comparison
 from addnorm.lab.results import Arm, Group
 from addnorm.lab.verdict import gradient_ratio
@@ -115,7 +115,7 @@ def learning_chart(comparison: Comparison, n: int, title_suffix: str = "") -> Ch
     rate = f"at the learning rate {rates[0]:g}" if len(rates) == 1 else f"at its best of {len(rates)} learning rates"
     seed = f"seed {seeds[0]}" if len(seeds) == 1 else f"mean of {len(seeds)} seeds"
     chart = Chart(
-        f"Learning, {n} layers{title_suffix}",
+        f"Learning, {format_count(n, 'layer')}{title_suffix}",
         f"Loss of each batch before its step, mean of {WINDOW} steps, in nats a character. Each curve is a wiring {rate}, "
         f"{seed}. "
         f"A model that knows only how often each character occurs has {format_number(entropy)} (dotted, where it is in range).",
@@ -162,7 +162,7 @@ def training_chart(comparison: Comparison, n: int, title_suffix: str = "") -> Ch
     if len(steps) < 2:
         return None  # the charts by depth have the first step
     chart = Chart(
-        f"During training, {n} layers{title_suffix}",
+        f"During training, {format_count(n, 'layer')}{title_suffix}",
         "At the recorded steps, from top to bottom: the change of the logits by the step, relative to their norm; the gradient "
         "at x_0 "
         "divided by the gradient at x_L; the mean cosine of two tokens after the last sublayer.",
@@ -188,7 +188,7 @@ def rate_chart(comparison: Comparison, n: int, title_suffix: str = "") -> Chart:
             seeds.append(line.series(finite)._replace(form="dots"))
     ticks = {x: f"{x:g}" for x in sorted({group.lr for arm in _arms(comparison, n) for group in arm.groups})}
     return Chart(
-        f"Test loss by learning rate, {n} layers{title_suffix}",
+        f"Test loss by learning rate, {format_count(n, 'layer')}{title_suffix}",
         "Test loss after training: a dot for each seed, and a line through the means. A cross marks a rate at which a seed "
         "diverged; "
         "the table names the wiring.",

@@ -99,7 +99,7 @@ def trace(
     out_grad = _vector("grad", (1.0, *(0.0,) * (d - 1)) if grad is None else grad, d)
     back = out_grad if read_grad is None else _vector("read_grad", read_grad, d)
     w = _Derivation(placement, norm, variance, eps_place, eps, gamma, beta, digits)
-    w.add("x", "x", token, note="input of the sublayer")
+    w.add("x", "x", token, note="the residual stream")
     (_add_post_ln if placement == "post" else _add_pre_ln)(w, token, branch, out_grad, back)
     w.explain("grad", "" if grad is not None else "default: 1 for the first feature, 0 for the others")
     w.explain(

@@ -15,6 +15,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -280,8 +281,10 @@ def get(name: str, /, **options: Any) -> Wiring:
     Raises:
         ValueError: an unknown name or option, or a missing one.
     """
+    if isinstance(name, str):  # as the field writes it, such as "post-LN" or "Pre LN"
+        name = re.sub(r"[\s-]+", "_", name.strip()).lower()
     if name not in CONSTRUCTORS:
-        close = difflib.get_close_matches(str(name).replace("-", "_").lower(), CONSTRUCTORS, 1)
+        close = difflib.get_close_matches(str(name), CONSTRUCTORS, 1)
         expected = repr(close[0]) if close else f"one of {', '.join(CONSTRUCTORS)}"
         raise ValueError(f"wiring is {name!r}, expected {expected}.")
     make = CONSTRUCTORS[name]

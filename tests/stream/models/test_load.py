@@ -190,8 +190,8 @@ def test_factory_model_gets_inputs_of_a_file_or_random_ones(mine, tmp_path):
         ("model, {'input': x}", "returned args as dict, expected a tuple; keywords come third"),
         ("model, (), {1: x}", "returned kwargs as dict, expected a dict with names as its keys"),
         ("model", "returned a model without inputs"),
-        ("1 / 0", "whose call without arguments fails (ZeroDivisionError: division by zero)"),
-        ("exit(3)", "whose call without arguments fails (SystemExit: 3)"),
+        ("1 / 0", ".py', line 6 (ZeroDivisionError: division by zero)"),
+        ("exit(3)", ".py', line 6 (SystemExit: 3)"),
     ],
 )
 def test_factory_result_is_checked(mine, result, words):

@@ -10,6 +10,7 @@ import importlib.util
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -187,6 +188,11 @@ def _unknown_name(name: str) -> str:
     expected = f"MODEL is {short!r}, expected {KINDS}"
     near = difflib.get_close_matches(name.rpartition("/")[2].lower(), ["minilm", *_model_types_for(name)], 3)
     hint = f"; similar names are {', '.join(near)}" if near else ""
+    file, is_file, function = name.rpartition(".py:")
+    if is_file:
+        folder, module = Path(file).parent, Path(file).name
+        where = "" if folder == Path() else f" in the folder '{folder}'"
+        return f"MODEL is {short!r}, expected the module without .py: {module}:{function}{where}."
     if "/" in name or "\\" in name:
         return f"{expected}: there is no such directory, and nothing is downloaded{hint}."
     return f"{expected}{hint}."
@@ -309,9 +315,16 @@ def _call_factory(name: str, seed: int) -> tuple[nn.Module, tuple[Any, ...], dic
             result = factory()
         except (Exception, SystemExit) as error:
             raise ModelLoadError(
-                f"MODEL is {name!r}, whose call without arguments fails ({first_line(error)})."
+                f"MODEL is {name!r}, whose call without arguments fails{_place_of(error)} ({first_line(error)})."
             ) from error
     return _split_result(name, result)
+
+
+def _place_of(error: BaseException) -> str:
+    """Return the file and line where the user's code fails, the last that is of no installed package, or nothing."""
+    frames = traceback.extract_tb(error.__traceback__)[1:]
+    own = [frame for frame in frames if "site-packages" not in frame.filename and not frame.filename.startswith("<")]
+    return f" in '{own[-1].filename}', line {own[-1].lineno}" if own else ""
 
 
 def _import_factory(name: str, folder: str) -> Any:

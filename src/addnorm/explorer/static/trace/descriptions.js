@@ -13,7 +13,7 @@
  * @type {Record<string, [title: string, description: string, scale: Scale]>}
  */
 const WORDS = {
-  x: ["The token", "One number for each feature: the input of the sublayer and of the residual connection.", "values"],
+  x: ["The token", "One number for each feature: the residual stream of one token.", "values"],
   sublayer: ["The sublayer's output", "The output of attention or feed-forward, with as many numbers as the token.", "values"],
   z: ["Add: the residual connection", "The output is added to the token, feature by feature.", "values"],
   mean: ["The mean", "The average of the features.", "values"],

@@ -83,7 +83,7 @@ export function trace(x, sublayer, options = {}) {
   const stream = added(token, branch);
   const sums = w.pairs(token, " + ", branch);
 
-  w.add("x", "x", token, { note: "input of the sublayer" });
+  w.add("x", "x", token, { note: "the residual stream" });
   if (placement === "post") {
     w.add("sublayer", "Sublayer(x)", branch, { note: "output of the sublayer" });
     w.add("z", "z", stream, { formula: "x + Sublayer(x)", numbers: sums });
@@ -259,7 +259,7 @@ function normalize(w, z, rule) {
   w.add("shifted", v === "x" ? "read" : "y", added(scaled, rule.bias), {
     formula: `γ ⊙ ${rule.normalized} + β`,
     numbers: w.pairs(scaled, " + ", rule.bias),
-    note: v === "x" ? "input of the sublayer" : "",
+    note: v === "x" ? "the residual stream" : "",
   });
   const direction = rule.inside ? normalized : centred.map((a) => (sigma === 0 ? 0 : a / sigma));
   return { normalized, direction, spread, root };
