@@ -7,6 +7,7 @@
 # make bench     the benchmark; writes benchmarks/results/
 # make zoo       inspect the models of other packages, each package in its own environment; takes over an hour, resumes after an interrupt
 # make wheels    build the distributions and use the wheel with every torch and Python; needs uv and gigabytes of downloads
+# make site      build the pages as a site, build/site, with warnings as errors
 # make schemas   check the files in .github against their schemas; needs uv
 # make gpu       on a machine with a GPU: the tests on it, a memory checker if installed, and the benchmark
 #
@@ -24,7 +25,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # the environment says: without them every process of a run compiles the package and all tests again.
 PYTEST = OMP_WAIT_POLICY=passive PYTHONDONTWRITEBYTECODE= $(BIN)/pytest $(PARALLEL)
 
-.PHONY: demo test test-all lint fuzz sanitize mutants bench zoo schemas wheels gpu clean
+.PHONY: demo test test-all lint fuzz sanitize mutants bench zoo site schemas wheels gpu clean
 
 demo: $(VENV)/.done
 	$(BIN)/addnorm demo
@@ -57,6 +58,12 @@ bench: $(VENV)/.done
 
 zoo: $(VENV)/.done
 	PYTHONPATH=tests $(BIN)/python tests/zoo/run.py
+
+site: $(VENV)/.done
+	$(PIP) sphinx furo myst-parser
+	$(BIN)/python docs/_build/site.py build/site-source
+	$(BIN)/sphinx-build -q -W --keep-going -b html build/site-source build/site
+	@echo "Written: build/site/index.html"
 
 schemas:
 	uvx --quiet check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
