@@ -17,7 +17,8 @@ ROOT = Path(__file__).parents[2]
 MENU = {
     "Begin": ("docs/installing.md", "docs/add_norm.md", "docs/explorer.md", "docs/command_line.md"),
     "Build": (
-        "docs/wirings.md", "docs/several_streams.md", "docs/own_coefficients.md", "docs/numerics.md", "docs/api.md",
+        "docs/wirings.md", "docs/several_streams.md", "docs/own_coefficients.md", "docs/numerics.md", "docs/pytorch.md",
+        "docs/api.md",
     ),
     "Look into a model": ("docs/streams.md", "docs/fusing.md", "docs/zoo.md"),
     "Compare": ("docs/comparing.md", "docs/claims.md"),

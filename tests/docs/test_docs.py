@@ -19,6 +19,7 @@ PAGES = [
 IDS = [str(path.relative_to(ROOT)) for path in PAGES]
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # torch's own, in forward mode
 @pytest.mark.parametrize("path", PAGES, ids=IDS)
 def test_examples_of_a_page_run(path, monkeypatch, threads):
     """Run the examples on one thread, with short measurements and without drawings, which have tests of their own."""
