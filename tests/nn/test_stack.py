@@ -245,7 +245,7 @@ REFUSED = {
     "i is True, expected the number of a sublayer": lambda: stack_of(2).without(True),
     "sublayers is empty": lambda: ResidualStack([], D),
     "sublayer is 3, expected a module": lambda: ResidualStack([3], D),
-    "wiring is 'pre-ln', expected 'pre_ln'": lambda: ResidualStack([Mlp()], D, "pre-ln"),
+    "wiring is 'pre_l', expected 'pre_ln'": lambda: ResidualStack([Mlp()], D, "pre-l"),
     "wiring is 7, expected a Wiring": lambda: ResidualStack([Mlp()], D, 7),
     "residual_multiplier needs its option 'multiplier'": lambda: ResidualStack([Mlp()], D, "residual_multiplier"),
     "sublayers_per_layer is 4 for 6 sublayers": lambda: stack_of(6, sublayers_per_layer=4),

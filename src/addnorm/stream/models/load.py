@@ -190,9 +190,7 @@ def _unknown_name(name: str) -> str:
     hint = f"; similar names are {', '.join(near)}" if near else ""
     file, is_file, function = name.rpartition(".py:")
     if is_file:
-        folder, module = Path(file).parent, Path(file).name
-        where = "" if folder == Path() else f" in the folder '{folder}'"
-        return f"MODEL is {short!r}, expected the module without .py: {module}:{function}{where}."
+        return f"MODEL is {short!r}, expected the module without .py, in its folder: {Path(file).name}:{function}."
     if "/" in name or "\\" in name:
         return f"{expected}: there is no such directory, and nothing is downloaded{hint}."
     return f"{expected}{hint}."

@@ -259,7 +259,7 @@ function normalize(w, z, rule) {
   w.add("shifted", v === "x" ? "read" : "y", added(scaled, rule.bias), {
     formula: `γ ⊙ ${rule.normalized} + β`,
     numbers: w.pairs(scaled, " + ", rule.bias),
-    note: v === "x" ? "the residual stream" : "",
+    note: v === "x" ? "input of the sublayer" : "",
   });
   const direction = rule.inside ? normalized : centred.map((a) => (sigma === 0 ? 0 : a / sigma));
   return { normalized, direction, spread, root };
