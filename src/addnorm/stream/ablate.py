@@ -28,8 +28,8 @@ from addnorm.stream.dataflow.graph import Op, Value
 from addnorm.stream.dataflow.observers import ObserverMode, disable_checkpoints, observe_forwards
 from addnorm.stream.dataflow.snapshot import preserve_state
 from addnorm.stream.edits import register_edit
+from addnorm.stream.find.equation_errors import check_repeated, relative_error
 from addnorm.stream.find.inspection import Inspection, Site
-from addnorm.stream.find.proof import check_repeated, relative_error
 from addnorm.stream.find.sublayers import Sublayer
 from addnorm.stream.outputs import find_logits, find_loss, measure_divergence, read_number
 from addnorm.stream.write_terms import find_write_term

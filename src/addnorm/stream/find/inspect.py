@@ -13,7 +13,7 @@ Names of modules and classes decide nothing. The steps, each in a file that impo
     stream_layout.py   the dimensions of a stream that are features, tokens and sequences
     passages.py        check that whole tokens pass from one sublayer to the next
     unexplained.py     find the operators that change a stream and that no `Row` describes
-    proof.py           compute every equation in float64 and compare it with the run
+    equation_errors.py compute every equation in float64 and compare it with the run
     labels.py, naming.py, inspection.py     names of norms, modules and wirings; the result
     reasons.py, remarks.py     reasons why a part is not understood; remarks on the parts that are
 """
@@ -39,12 +39,12 @@ from addnorm.stream.dataflow.state import UNINITIALIZED, find_tensors
 from addnorm.stream.dataflow.wrappers import find_fsdp_modules
 from addnorm.stream.find import naming
 from addnorm.stream.find.chain import Chain, find_chains
+from addnorm.stream.find.equation_errors import get_tolerance, measure_row_error, measure_sum_error
 from addnorm.stream.find.inspection import Inspection, Site, Stream, Unknown
 from addnorm.stream.find.labels import SublayerNames, list_ids
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.norms import find_norms
 from addnorm.stream.find.passages import PlacedChain, place_chain
-from addnorm.stream.find.proof import get_tolerance, measure_row_error, measure_sum_error
 from addnorm.stream.find.reasons import explain_no_stream, format_source, list_reasons, report_unexplained
 from addnorm.stream.find.remarks import remark_on_start, remark_on_stream, remark_on_sublayer
 from addnorm.stream.find.sublayers import Sublayer, assign_layers, build_row, find_common_frame

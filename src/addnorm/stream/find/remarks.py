@@ -12,11 +12,11 @@ from addnorm._util.numbers import format_count
 from addnorm.stream.dataflow.arithmetic import Factor, get_noise_mean, is_ancestor, match_terms, strip_views
 from addnorm.stream.dataflow.graph import DATA, NOISE, Flow, Op, Value, find_ops_between
 from addnorm.stream.find.adds import Add, has_mixing_branch
+from addnorm.stream.find.equation_errors import get_tolerance, relative_error
 from addnorm.stream.find.inspection import Site, Stream
 from addnorm.stream.find.naming import find_contradiction
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.passages import PlacedChain, format_guard
-from addnorm.stream.find.proof import get_tolerance, relative_error
 from addnorm.stream.find.sublayers import Sublayer, list_parameters
 from addnorm.stream.find.unexplained import list_carried_values
 from addnorm.wirings.spec import Wiring

@@ -18,9 +18,9 @@ from addnorm.stream.dataflow.graph import Value
 from addnorm.stream.dataflow.observers import Observer
 from addnorm.stream.edits import edit_write
 from addnorm.stream.find.adds import Add
+from addnorm.stream.find.equation_errors import get_tolerance, relative_error
 from addnorm.stream.find.inspection import Stream
 from addnorm.stream.find.paths import Path
-from addnorm.stream.find.proof import get_tolerance, relative_error
 from addnorm.stream.find.sublayers import Sublayer
 from addnorm.stream.layout.token_layout import TokenLayout
 from addnorm.stream.record.probes import Leaves

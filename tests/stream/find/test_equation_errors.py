@@ -11,7 +11,7 @@ from addnorm.nn import Encoder
 from addnorm.stream.dataflow.arithmetic import strip_views
 from addnorm.stream.dataflow.flow_capture import FlowCapture
 from addnorm.stream.dataflow.replay import replay_op
-from addnorm.stream.find.proof import get_tolerance, measure_row_error, measure_sum_error, relative_error
+from addnorm.stream.find.equation_errors import get_tolerance, measure_row_error, measure_sum_error, relative_error
 from addnorm.stream.layout.dimensions import covers_features, find_axis, find_views
 from support.families import shake
 from support.stacks import D

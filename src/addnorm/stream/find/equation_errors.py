@@ -1,4 +1,4 @@
-"""Proof of the equations: each is computed in float64 from the sublayers' inputs and outputs, and compared with the run."""
+"""Errors of the equations, which prove them: each is computed in float64 and compared with the values of the run."""
 
 from __future__ import annotations
 
