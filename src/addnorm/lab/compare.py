@@ -12,6 +12,7 @@ import signal
 import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -217,7 +218,9 @@ def _run_jobs(
                 "continues here; fewer jobs need less memory."
             ) from error
         finally:
-            results.close()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of tasks that are cancelled after an error
+                results.close()
 
 
 @contextmanager
