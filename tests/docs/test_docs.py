@@ -1,16 +1,19 @@
 """Tests of README and docs: Python examples run, links resolve, and public names are documented."""
 
+import json
 import re
 
 import pytest
 
 import addnorm
 from addnorm.fusion import benchmark
+from support.commands import run
 from support.loading import ROOT
 
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
+    ROOT / "SKILL.md",
     *sorted((ROOT / "docs").glob("*.md")),
     *(path for path in ROOT.glob("*/README.md") if path.parent.name != "docs"),
 ]
@@ -72,3 +75,15 @@ def test_public_names_have_docstrings_and_changelog_entries():
     for name in addnorm.__all__:
         assert getattr(addnorm, name).__doc__, name
         assert name in text or name == "Backend", name
+
+
+COMMANDS = re.findall(r"^addnorm (.+)$", (ROOT / "SKILL.md").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_of_the_skill_succeed(command, threads):
+    threads(1)
+    result = run(*command.split())
+    assert result.exit_code == 0, result.stderr
+    if command.endswith("--json"):
+        assert json.loads(result.stdout).keys() >= {"wiring", "closes", "unknown"}
