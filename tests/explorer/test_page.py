@@ -154,11 +154,15 @@ def test_missing_server_is_reported(new_explorer):
     alert.wait_for()
     sentence = "The server does not answer. Is `addnorm explore` still running in its terminal?"
     assert alert.inner_text() == sentence
+    opacities = "() => [...document.querySelectorAll('.stack-main > *')].map((one) => getComputedStyle(one).opacity)"
+    assert set(page.evaluate(opacities)) == {"0.5", "1"}, "sentences and charts are dimmed, the alert is not"
+    assert page.evaluate(opacities).count("1") == 1
     measured = json.loads(new_explorer.download("JSON"))["params"]
     assert measured["placement"] == "post", "the file holds what was measured, not what was requested"
     page.unroute("**/api/stack")
     new_explorer.after(lambda: page.get_by_role("radio", name="reordered").check())
     assert not alert.is_visible()
+    assert set(page.evaluate(opacities)) == {"1"}
     page.route("**/api/meta", lambda route: route.abort())
     new_explorer.open("", "main .wrong")
     assert page.locator("main .wrong").inner_text() == sentence

@@ -26,6 +26,8 @@ export function refresher(store, trouble, draw) {
         set(trouble, { text: /** @type {Error} */ (error).message });
         trouble.hidden = false;
       }
+      // Sentences and charts of an earlier state are dimmed together.
+      trouble.parentElement?.classList.toggle("stale", !trouble.hidden);
     } while (again);
     busy = false;
   };
