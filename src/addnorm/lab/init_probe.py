@@ -19,11 +19,10 @@ from torch import Tensor, nn
 
 from addnorm import wirings
 from addnorm._util.arguments import check_bool, check_choice, check_float, check_int
-from addnorm._util.norms import KINDS
+from addnorm._util.norms import KINDS, Norm
 from addnorm.lab.toy_model import measure_stream, token_similarities
 from addnorm.lab.train import one_thread
 from addnorm.nn import ResidualStack, SublayerConnection, Wiring, block
-from addnorm.nn.norm import NormKind
 from addnorm.wirings.catalog import deepnorm_constants
 
 __all__ = ["PLACEMENTS", "InitProbe", "check_size", "name_places", "plain_mode"]
@@ -84,7 +83,7 @@ class InitProbe:
     gain: float = 1.0
     alpha: float | None = None
     seed: int = 0
-    norm: NormKind = "layer"
+    norm: Norm = "layer"
     residual: bool = True
     final_norm: bool | None = None
 

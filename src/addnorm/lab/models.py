@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from addnorm._util.norms import Norm
 from addnorm.nn import Wiring
-from addnorm.nn.norm import NormKind
 from addnorm.nn.transformer import Decoder
 from addnorm.stream.dataflow.state import fork_rng
 
@@ -45,7 +45,7 @@ class CharLM(nn.Module):
     def __init__(
         self, characters: int, num_layers: int,
         wiring: Wiring, *, d_model: int = 64, nhead: int = 4, dim_feedforward: int | None = None,
-        tokens: int = 64, norm: NormKind = "layer", seed: int = 0, text: Tensor | None = None,
+        tokens: int = 64, norm: Norm = "layer", seed: int = 0, text: Tensor | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         with fork_rng():  # two threads that build models at once would share one generator

@@ -11,10 +11,9 @@ from typing import Any
 
 from addnorm import wirings
 from addnorm._util.arguments import check_choice, check_float, check_int
-from addnorm._util.norms import KINDS
+from addnorm._util.norms import KINDS, Norm
 from addnorm.lab.data import Text
 from addnorm.nn import Wiring
-from addnorm.nn.norm import NormKind
 from addnorm.wirings.factors import format_factor
 from addnorm.wirings.init import xavier, xavier_packed
 from addnorm.wirings.spec import Place, Row
@@ -117,7 +116,7 @@ class Run:
     lr: float = 1e-3
     warm_up: int = 0
     seed: int = 0
-    norm: NormKind = "layer"
+    norm: Norm = "layer"
     every: int = 20
 
     def __post_init__(self) -> None:
@@ -200,7 +199,7 @@ class Protocol:
     nhead: int = 4
     tokens: int = 64
     batch: int = 16
-    norm: NormKind = "layer"
+    norm: Norm = "layer"
     every: int = 20
 
     def __post_init__(self) -> None:

@@ -12,8 +12,8 @@ from torch.fx import Proxy
 
 from addnorm import functional
 from addnorm._util.arguments import check_probability
-from addnorm._util.norms import KINDS
-from addnorm.nn.norm import NormKind, as_leaf, norm_shape
+from addnorm._util.norms import KINDS, Norm
+from addnorm.nn.norm import as_leaf, norm_shape
 
 # torch's own defaults; None means the machine epsilon.
 
@@ -60,7 +60,7 @@ class AddNorm(nn.Module):
     def __init__(
         self,
         normalized_shape: int | Sequence[int],
-        norm: NormKind = "layer",
+        norm: Norm = "layer",
         eps: float | None = None,
         dropout: float = 0.0,
         *,
@@ -82,7 +82,7 @@ class AddNorm(nn.Module):
             raise TypeError(
                 f"normalized_shape is {normalized_shape!r}, expected a whole number or a sequence of whole numbers."
             ) from None
-        self.norm: NormKind = norm
+        self.norm: Norm = norm
         self.eps = KINDS[norm].eps if eps is None else eps
         self.dropout = check_probability("dropout", dropout)
         self.residual_scale = residual_scale

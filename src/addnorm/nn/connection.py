@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from addnorm._util.arguments import check_dtype, check_probability
+from addnorm._util.norms import Norm
 from addnorm.nn.checks import (
     accepted_kwargs,
     check_kwargs,
@@ -23,7 +24,7 @@ from addnorm.nn.checks import (
     list_accepted,
     refuse_output,
 )
-from addnorm.nn.norm import NormFactory, NormKind
+from addnorm.nn.norm import NormFactory
 from addnorm.nn.state import Options, PendingWrite, Site, StreamState, is_distributed, with_seed, without_views
 from addnorm.nn.step import Reading, Streams, add_and_norm, add_write, finish, mask_write, normalize, read
 from addnorm.wirings.coefficients.base import keep_wide, widen_dtype
@@ -152,7 +153,7 @@ class SublayerConnection(_Reader):
         wiring: Wiring | Stage | str = "pre_ln",
         *,
         place: Place = FIRST,
-        norm: NormKind = "layer",
+        norm: Norm = "layer",
         eps: float | None = None,
         elementwise_affine: bool = True,
         bias: bool | None = None,

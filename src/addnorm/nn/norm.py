@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +16,7 @@ from torch.fx import Proxy
 
 from addnorm import functional
 from addnorm._util.arguments import check_choice, check_int, is_number
-from addnorm._util.norms import KINDS
-
-NormKind = Literal["layer", "rms"]
+from addnorm._util.norms import KINDS, Norm
 
 
 class LayerNorm(torch.nn.LayerNorm):
@@ -66,7 +64,7 @@ class RMSNorm(torch.nn.RMSNorm):
         )
 
 
-MODULES: dict[NormKind, Any] = {"layer": LayerNorm, "rms": RMSNorm}
+MODULES: dict[Norm, Any] = {"layer": LayerNorm, "rms": RMSNorm}
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ class NormFactory:
     """The settings of a stack's norms. `eps` None and `bias` None mean torch's default for the kind of norm."""
 
     d_model: int
-    norm: NormKind
+    norm: Norm
     eps: float | None
     elementwise_affine: bool
     bias: bool | None

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from addnorm._util.arguments import check_bool, check_dtype, check_probability
+from addnorm._util.norms import Norm
 from addnorm.nn.ablation import copy_tables, find_inside, without_write
 from addnorm.nn.checks import (
     check_kwargs,
@@ -28,7 +29,7 @@ from addnorm.nn.checks import (
 )
 from addnorm.nn.connection import StreamHead, SublayerConnection, to_dtype
 from addnorm.nn.layer import ResidualLayer, refuse_state
-from addnorm.nn.norm import NormFactory, NormKind
+from addnorm.nn.norm import NormFactory
 from addnorm.nn.state import StreamState
 from addnorm.nn.step import add_and_norm, begin, find_collapse, finish, normalize
 from addnorm.nn.unrolling import StreamTerms, expand, find_gains, to_entries
@@ -99,7 +100,7 @@ class ResidualStack(nn.Module):
         wiring: Wiring | Stage | str = "pre_ln",
         *,
         sublayers_per_layer: int | None = None,
-        norm: NormKind = "layer",
+        norm: Norm = "layer",
         eps: float | None = None,
         elementwise_affine: bool = True,
         bias: bool | None = None,
@@ -115,7 +116,7 @@ class ResidualStack(nn.Module):
         sublayers = list_sublayers(sublayers)
         self.wiring = as_wiring(wiring)
         self.d_model = d_model
-        self.norm: NormKind = norm
+        self.norm: Norm = norm
         settings: dict[str, Any] = {
             "norm": norm, "eps": eps, "elementwise_affine": elementwise_affine, "bias": bias, "device": device, "dtype": dtype,
         }  # fmt: skip

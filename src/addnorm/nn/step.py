@@ -24,9 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from addnorm import functional
-from addnorm._util.norms import KINDS
+from addnorm._util.norms import KINDS, Norm
 from addnorm.boundary import add_norm_streams
-from addnorm.nn.norm import LayerNorm, NormKind, RMSNorm
+from addnorm.nn.norm import LayerNorm, RMSNorm
 from addnorm.nn.state import PendingWrite, StreamState, is_distributed
 from addnorm.nn.unmodified import Methods, is_unmodified, methods_of
 from addnorm.ops import dispatch, dtensor
@@ -44,7 +44,7 @@ Scale = Tensor | float
 Streams = Any  # a tensor (*, d_model) or (*, n, d_model), or a tuple of n tensors (*, d_model)
 ONE = 1.0
 # The classes of norms that compute exactly the formula.
-PLAIN: dict[NormKind, Methods] = {
+PLAIN: dict[Norm, Methods] = {
     "layer": methods_of(LayerNorm, torch.nn.LayerNorm),
     "rms": methods_of(RMSNorm, torch.nn.RMSNorm),
 }
@@ -62,7 +62,7 @@ def add_and_norm(
     x: Tensor,
     write: PendingWrite | None,
     norm: Any,
-    kind: NormKind,
+    kind: Norm,
     c: Scale = ONE,
     dtype: torch.dtype | None = None,
     *,
@@ -92,7 +92,7 @@ def add_and_norm(
     return z, _scaled(y, factor)
 
 
-def normalize(x: Tensor, norm: Any, kind: NormKind, c: Scale = ONE, dtype: torch.dtype | None = None) -> Tensor:
+def normalize(x: Tensor, norm: Any, kind: Norm, c: Scale = ONE, dtype: torch.dtype | None = None) -> Tensor:
     """Return c * N(x). Without `norm`, N is the identity."""
     if norm is None:
         x = _scaled(x, c)
@@ -104,7 +104,7 @@ def normalize(x: Tensor, norm: Any, kind: NormKind, c: Scale = ONE, dtype: torch
     return _scaled(functional.FUNCTIONS[kind][0](x, weight, bias, eps=norm.eps, out_dtype=dtype), factor)
 
 
-def is_plain(norm: Any, kind: NormKind, x: Tensor) -> bool:
+def is_plain(norm: Any, kind: Norm, x: Tensor) -> bool:
     """Return whether a norm computes exactly its formula, so that the module need not be called."""
     if not is_unmodified(norm, PLAIN[kind]):
         return False
@@ -154,7 +154,7 @@ def finish(state: StreamState) -> Streams:
     return state.x if state.pending is None else add_write(state.x, state.pending, (), "layer")
 
 
-def add_write(streams: Streams, write: PendingWrite, norms: Sequence[Any], kind: NormKind) -> Streams:
+def add_write(streams: Streams, write: PendingWrite, norms: Sequence[Any], kind: Norm) -> Streams:
     """Return N_out(A X + B W) in the form of `streams`. `norms` has a norm or None for each stream, or is empty."""
     if write.inject is None:
         if not norms:
@@ -196,7 +196,7 @@ def _to_inject(write: PendingWrite, streams: Tensor) -> Tensor:
 
 
 def _add_row(
-    row: Sequence[Any], streams: Sequence[Tensor], write: PendingWrite, k: int, norm: Any, kind: NormKind
+    row: Sequence[Any], streams: Sequence[Tensor], write: PendingWrite, k: int, norm: Any, kind: Norm
 ) -> Tensor:
     """Return new stream k: norm(sum over j of row_j X_j + inject_k * W + bias_k), where `row` is row k of the matrix A."""
     inject, bias = write.inject[k], None if write.bias is None else write.bias[k]

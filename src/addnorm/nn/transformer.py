@@ -18,12 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from addnorm._util.arguments import check_int
-from addnorm._util.norms import KINDS
+from addnorm._util.norms import KINDS, Norm
 from addnorm.nn.attention import CrossAttention, SelfAttention, refuse_shape
 from addnorm.nn.cache import KeyValueCache
 from addnorm.nn.feed_forward import Activation, FeedForward
 from addnorm.nn.masks import merge_masks
-from addnorm.nn.norm import NormKind
 from addnorm.nn.stack import ResidualStack
 from addnorm.wirings.spec import Stage, Wiring, as_wiring
 
@@ -87,7 +86,7 @@ class _Blocks(nn.Module):
         cross_attention: bool = True,
         causal: bool = True,
         activation: Activation = "relu",
-        norm: NormKind = "layer",
+        norm: Norm = "layer",
         eps: float | None = None,
         bias: bool = True,
         dropout: float = 0.0,
@@ -227,7 +226,7 @@ class Encoder(_Blocks):
         wiring: Wiring | Stage | str = "pre_ln",
         *,
         activation: Activation = "relu",
-        norm: NormKind = "layer",
+        norm: Norm = "layer",
         eps: float | None = None,
         bias: bool = True,
         dropout: float = 0.0,
@@ -330,7 +329,7 @@ class Transformer(nn.Module):
         wiring: Wiring | Stage | str = "pre_ln",
         *,
         activation: Activation = "relu",
-        norm: NormKind = "layer",
+        norm: Norm = "layer",
         eps: float | None = None,
         bias: bool = True,
         dropout: float = 0.0,

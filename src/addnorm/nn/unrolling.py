@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from addnorm._util.norms import KINDS
-from addnorm.nn.norm import NormKind
+from addnorm._util.norms import KINDS, Norm
 from addnorm.nn.state import Site
 from addnorm.nn.step import has_value, is_plain
 from addnorm.wirings.coefficients.base import widen
@@ -110,7 +109,7 @@ class _Step(NamedTuple):
         return x + (bias.abs() if absolute else bias)
 
 
-def expand(start: Sequence[Tensor], sites: Sequence[Site], kind: NormKind) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
+def expand(start: Sequence[Tensor], sites: Sequence[Site], kind: Norm) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
     """Return x_0's part of the last streams, the part of each write, and the tolerance of the sum of all parts.
 
     The tolerance allows for the streams' rounding at every site, carried through the sites after it.
@@ -136,9 +135,7 @@ def expand(start: Sequence[Tensor], sites: Sequence[Site], kind: NormKind) -> tu
     return x_0, tuple(writes), _to_tensor(error, start[0]) + eps * _to_tensor(size, start[0])
 
 
-def find_gains(
-    sites: Sequence[Site], embedding: Sequence[float], collapse: Sequence[Any], kind: NormKind
-) -> list[Tensor]:
+def find_gains(sites: Sequence[Site], embedding: Sequence[float], collapse: Sequence[Any], kind: Norm) -> list[Tensor]:
     """Return the factor with which x_0 and each write reach the last read, broadcastable to `(*, d_model)`.
 
     A factor belongs to one feature, so the norms here do not subtract the mean over all features.
@@ -186,7 +183,7 @@ def _dot(row: _SparseRow, term: Term) -> Tensor | None:
     return total
 
 
-def _to_step(site: Site, kind: NormKind, n: int) -> _Step:
+def _to_step(site: Site, kind: Norm, n: int) -> _Step:
     """Return the linear maps of a site on `n` streams."""
     if site.mix is None:
         rows: Any = identity(n)
@@ -201,7 +198,7 @@ def _to_step(site: Site, kind: NormKind, n: int) -> _Step:
     return _Step(n, sparse, to_entries(site.inject, -1), site.bias, norms)
 
 
-def _freeze(norm: Any, total: Tensor, kind: NormKind) -> _FrozenNorm | None:
+def _freeze(norm: Any, total: Tensor, kind: Norm) -> _FrozenNorm | None:
     """Return `norm` with its statistics of `total` as constants, or None without a norm."""
     if norm is None:
         return None
