@@ -288,3 +288,18 @@ def test_nested_branch_needs_the_offsets_of_residual():
         ):
             addnorm.add_layer_norm(x, branch)
     assert addnorm.AddNorm(6)(x, x).shape == x.shape
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_normalized_dimensions_of_nested_tensors_are_whole():
+    rows = torch.randn(8, 2, 6)
+    x = torch.nested.nested_tensor_from_jagged(rows, torch.tensor([0, 3, 8]))
+    assert (
+        addnorm.layer_norm(x, normalized_shape=(2, 6)).values().equal(addnorm.layer_norm(rows, normalized_shape=(2, 6)))
+    )
+    swapped = x.transpose(1, 2)
+    assert addnorm.rms_norm(swapped).unbind()[1].equal(addnorm.rms_norm(swapped.unbind()[1]))
+    ragged = torch.nested.nested_tensor([torch.randn(3), torch.randn(5)], layout=torch.jagged)
+    for call in (lambda: addnorm.rms_norm(ragged), lambda: addnorm.layer_norm(x, normalized_shape=(8, 2, 6))):
+        with pytest.raises(TypeError, match="x is a nested tensor, expected an ordinary one"):
+            call()

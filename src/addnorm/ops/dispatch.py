@@ -74,9 +74,17 @@ def fast_path(
         raise
 
 
-def is_jagged(t: Any) -> bool:
-    """Return whether a value is a nested tensor in torch's jagged layout, whose rows are those of one tensor."""
-    return isinstance(t, Tensor) and t.is_nested and t.layout == torch.jagged
+def is_jagged(t: Any, normalized_shape: int | Sequence[int] | None = None) -> bool:
+    """Return whether a value is a jagged nested tensor whose normalized dimensions, the last ones, have one size."""
+    if type(t) is Tensor or not (isinstance(t, Tensor) and t.is_nested and t.layout == torch.jagged):
+        return False
+    count = 1 if normalized_shape is None else len(validation.to_dimensions(normalized_shape))
+    return _ragged_dim(t) < t.dim() - count
+
+
+def _ragged_dim(t: Tensor) -> int:
+    """Return the dimension of a jagged nested tensor whose length differs: its size is a symbol."""
+    return next(dim for dim, size in enumerate(t.shape) if not isinstance(size, int))
 
 
 def _by_values(call: Callable[..., Any], residual: Any, branch: Any, *arguments: Any, **options: Any) -> Any:
@@ -93,7 +101,7 @@ def _by_values(call: Callable[..., Any], residual: Any, branch: Any, *arguments:
         if values.shape[:1] != residual.values().shape[:1]:  # a placeholder
             return values
         return torch.nested.nested_tensor_from_jagged(
-            values, residual.offsets(), residual.lengths(), residual._ragged_idx
+            values, residual.offsets(), residual.lengths(), _ragged_dim(residual)
         )
 
     return tuple(map(wrap, results)) if isinstance(results, tuple) else wrap(results)
@@ -124,7 +132,8 @@ def run(
     y is an empty placeholder where `norm` is "none", z where there is no branch or z is not requested.
     `compute` replaces `_compute`.
     """
-    if is_jagged(residual) and compute is None and normalized_shape is None:
+    if compute is None and is_jagged(residual, normalized_shape):
+        options["normalized_shape"] = normalized_shape
         return _by_values(run, residual, branch, weight, bias, eps, norm, return_residual, **options)  # type: ignore[no-any-return]
     check_choice("casting", options.get("casting", "float32"), CASTINGS)
     shape = None
