@@ -7,6 +7,7 @@
 # make bench     the benchmark; writes benchmarks/results/
 # make zoo       inspect the models of other packages, each package in its own environment; takes over an hour, resumes after an interrupt
 # make wheels    build the distributions and use the wheel with every torch and Python; needs uv and gigabytes of downloads
+# make hub       write a kernel repository for the kernels hub, build/hub, and check it with the hub's tools
 # make site      build the pages as a site, build/site, with warnings as errors
 # make schemas   check the files in .github against their schemas; needs uv
 # make gpu       on a machine with a GPU: the tests on it, a memory checker if installed, and the benchmark
@@ -25,7 +26,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # the environment says: without them every process of a run compiles the package and all tests again.
 PYTEST = OMP_WAIT_POLICY=passive PYTHONDONTWRITEBYTECODE= $(BIN)/pytest $(PARALLEL)
 
-.PHONY: demo test test-all lint fuzz sanitize mutants bench zoo site schemas wheels gpu clean
+.PHONY: demo test test-all lint fuzz sanitize mutants bench zoo site schemas wheels hub gpu clean
 
 demo: $(VENV)/.done
 	$(BIN)/addnorm demo
@@ -74,6 +75,11 @@ schemas:
 
 wheels: $(VENV)/.done
 	$(BIN)/python tests/wheels/run.py
+
+hub: $(VENV)/.done
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --target build/hub-tools kernels kernel-abi-check
+	$(BIN)/python hub/build.py
+	PYTHONPATH=build/hub-tools $(BIN)/python hub/check.py build/hub
 
 gpu: $(VENV)/.done
 	$(BIN)/pytest tests/ops/triton/test_*cuda.py

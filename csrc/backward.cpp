@@ -227,7 +227,7 @@ void add_norm_backward(StableIValue* at, uint64_t, uint64_t) {
   call.branch = stack.tensor(Args::kBranch);
   call.add = &add;
   const Shape shape(call.z);
-  if (!call.supported(shape)) return call_reference(stack, "addnorm::add_norm_backward_reference");
+  if (!call.supported(shape)) return call_reference(stack, ADDNORM_NAMESPACE "::add_norm_backward_reference");
   call.run(stack, shape, kGrads);
 }
 

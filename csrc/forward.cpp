@@ -113,12 +113,12 @@ void run_without_options(StableIValue* at, const char* signature, const char* re
 
 // add_norm(residual, branch?, weight?, bias?, eps, rms) -> y
 void add_norm(StableIValue* at, uint64_t, uint64_t) {
-  run_without_options(at, AddNormArgs::kSignature, "addnorm::add_norm_reference", 1);
+  run_without_options(at, AddNormArgs::kSignature, ADDNORM_NAMESPACE "::add_norm_reference", 1);
 }
 
 // add_norm_stream(residual, branch, weight?, bias?, eps, rms) -> (y, z)
 void add_norm_stream(StableIValue* at, uint64_t, uint64_t) {
-  run_without_options(at, AddNormStreamArgs::kSignature, "addnorm::add_norm_stream_reference", 2);
+  run_without_options(at, AddNormStreamArgs::kSignature, ADDNORM_NAMESPACE "::add_norm_stream_reference", 2);
 }
 
 // add_norm_forward(residual, branch?, ..., every option, outputs) -> (y, z, stats)
@@ -141,7 +141,7 @@ void add_norm_forward(StableIValue* at, uint64_t, uint64_t) {
       supported = false;
     }
   }
-  if (!supported) return call_reference(stack, "addnorm::add_norm_forward_reference");
+  if (!supported) return call_reference(stack, ADDNORM_NAMESPACE "::add_norm_forward_reference");
   call.cast(casting);
   if (shape.rows > 0) call.args.add = add.options(shape, call.use_float64());
   return_outputs(stack, call, shape, 3, outputs);
@@ -217,7 +217,7 @@ void add_norm_out(StableIValue* at, uint64_t, uint64_t) {
       call.args.z_type = *z_type;
     }
   }
-  if (!supported) return call_reference(stack, "addnorm::add_norm_out_reference");
+  if (!supported) return call_reference(stack, ADDNORM_NAMESPACE "::add_norm_out_reference");
   call.cast(casting);
   if (shape.rows > 0) call.args.add = add.options(shape, call.use_float64());
   if (y != nullptr) check(torch_get_mutable_data_ptr(y, &call.args.y));

@@ -26,8 +26,7 @@ namespace {  // two files include this; nothing is exported
 
 inline void check(AOTITorchError code) {
   if (code == 0) return;
-  static const auto message = newer_function<const char*()>("torch_exception_get_what_without_backtrace");  // from 2.13 on
-  const char* what = message == nullptr ? nullptr : message();
+  const char* what = torch_exception_get_what_without_backtrace ? torch_exception_get_what_without_backtrace() : nullptr;
   if (what == nullptr) throw std::runtime_error("addnorm: a call into libtorch failed");
   // The message of a Python exception (from the reference) without its traceback.
   const char* python = std::strstr(what, "\n\nAt:\n");
@@ -355,21 +354,18 @@ class Library {
 
   // Register the CPU kernels of operators.
   explicit Library(std::initializer_list<Entry> entries) {
-    check(aoti_torch_library_init_impl("addnorm", "CPU", __FILE__, __LINE__, &handle_));
+    check(aoti_torch_library_init_impl(ADDNORM_NAMESPACE, "CPU", __FILE__, __LINE__, &handle_));
     for (const Entry& entry : entries) check(torch_library_impl(handle_, entry.name, entry.kernel, kTorchVersion));
   }
   // Define operators, with the tag that torch.compile asks for where torch takes tags. A definition fails where the operator exists,
   // because the package was imported without its kernels before; this is no error.
   template <size_t N>
   explicit Library(const char* const (&schemas)[N]) {
-    if (aoti_torch_library_init_fragment("addnorm", __FILE__, __LINE__, &handle_) != 0) return;
-    using Define = AOTITorchError(TorchLibraryHandle, const char*, const int32_t*, int32_t);
-    const auto define = newer_function<Define>("torch_library_def_with_tags");  // from 2.12 on
-    const auto compliant = newer_function<int32_t()>("torch_tag_pt2_compliant_tag");
+    if (aoti_torch_library_init_fragment(ADDNORM_NAMESPACE, __FILE__, __LINE__, &handle_) != 0) return;
     for (const char* schema : schemas) {
-      if (define != nullptr && compliant != nullptr) {
-        const int32_t tag = compliant();
-        (void)define(handle_, schema, &tag, 1);
+      if (torch_library_def_with_tags && torch_tag_pt2_compliant_tag) {
+        const int32_t tag = torch_tag_pt2_compliant_tag();
+        (void)torch_library_def_with_tags(handle_, schema, &tag, 1);
       } else {
         (void)aoti_torch_library_def(handle_, schema);
       }

@@ -5,8 +5,6 @@
 // installed torch.
 #pragma once
 
-#include <dlfcn.h>
-
 #include <cstdint>
 
 class AtenTensorOpaque;
@@ -44,6 +42,12 @@ AOTITorchError torch_library_impl(TorchLibraryHandle self, const char* name, voi
 AOTITorchError torch_get_mutable_data_ptr(AtenTensorHandle tensor, void** ret_data_ptr);
 AOTITorchError torch_get_const_data_ptr(AtenTensorHandle tensor, const void** ret_data_ptr);
 AOTITorchError torch_parallel_for(int64_t begin, int64_t end, int64_t grain_size, void (*func)(int64_t begin, int64_t end, void* ctx), void* ctx);
+
+// Functions that newer versions export too. Weak: the address is null with a libtorch that has none.
+__attribute__((weak)) const char* torch_exception_get_what_without_backtrace();  // from 2.13 on
+__attribute__((weak)) int32_t torch_tag_pt2_compliant_tag();                     // from 2.12 on
+__attribute__((weak)) AOTITorchError torch_library_def_with_tags(TorchLibraryHandle self, const char* schema, const int32_t* tags,
+                                                                 int32_t num_tags);  // from 2.12 on
 }
 
 namespace addnorm {
@@ -51,11 +55,9 @@ namespace addnorm {
 // The torch whose conventions the library follows, one byte for each component: 2.10, the oldest that pyproject.toml admits.
 constexpr uint64_t kTorchVersion = 0x020a000000000000;
 
-// A function that newer versions export too, or null: its address, so that an older libtorch needs no such symbol.
-template <typename F>
-F* newer_function(const char* name) {
-  static void* const libtorch = dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD);
-  return libtorch == nullptr ? nullptr : reinterpret_cast<F*>(dlsym(libtorch, name));
-}
+// The operators' namespace in torch's table. A kernel of the hub has another (hub/build.py).
+#ifndef ADDNORM_NAMESPACE
+#define ADDNORM_NAMESPACE "addnorm"
+#endif
 
 }  // namespace addnorm

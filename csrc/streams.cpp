@@ -205,7 +205,7 @@ void add_norm_streams(StableIValue* at, uint64_t, uint64_t) {
   Stack stack{at, Args::kSignature};
   StreamsCall call(stack);
   StreamsForward a{};
-  if (!call.supported(a, stack)) return call_reference(stack, "addnorm::add_norm_streams_reference");
+  if (!call.supported(a, stack)) return call_reference(stack, ADDNORM_NAMESPACE "::add_norm_streams_reference");
   call.load(a);
   const int64_t n = a.n;
   const bool computes = a.kind != Kind::given, writes_inject = computes && a.kind != Kind::gates;
@@ -297,7 +297,7 @@ void add_norm_streams_backward(StableIValue* at, uint64_t, uint64_t) {
           !(wants(7) && call.bias == nullptr) && !(grad_mask >> 8 && !computes) && is_code(grad_mask, 1024);
     supported = fit;
   }
-  if (!supported) return call_reference(stack, "addnorm::add_norm_streams_backward_reference");
+  if (!supported) return call_reference(stack, ADDNORM_NAMESPACE "::add_norm_streams_backward_reference");
   call.load(a);
   const auto floats = [&call](AtenTensorHandle t) { return static_cast<const float*>(call.own(t)); };
   a.saved_logits = floats(logits);
