@@ -226,7 +226,7 @@ def norms() -> Chart:
     entropy = numbers.unigram()
     limits = min(min(course.loss) for course in courses.values()) - 0.05, entropy + 0.35
     return chart(
-        Panel("loss on held-out text, nats a character", loss, limits, lines={"frequencies alone": entropy}, height=240),
+        Panel("loss on held-out text, nats a character", loss, limits, lines={"character frequencies": entropy}, height=240),
         Panel("inputs: largest factor of change", size, height=240),
         Panel("inputs: largest shift of a mean, σ", shift, height=240),
         x=Axis("step"), columns=3,

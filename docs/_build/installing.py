@@ -17,11 +17,11 @@ def wheels() -> str:
         ["Python", *(f"torch {torch}" for torch in torches)],
         [[python, *(cells.get((python, torch), "") for torch in torches)] for python in pythons],
     )
-    audit, (pure,) = document["audit"], [row for row in document["rows"] if row["file"].endswith("-any.whl")]
+    (pure,) = [row for row in document["rows"] if row["file"].endswith("-any.whl")]
     return (
-        f"{table}\n\n`{document['wheel']}`, {document['bytes'] / 1e6:.1f} MB. torch-abi-audit: {audit['Torch ABI'].lower()} "
-        f"interface, torch {audit['Min torch']} or newer. With the wheel without kernels, `addnorm.backends()` says of them: "
-        f"{pure['kernels']}."
+        f"{table}\n\n`{document['wheel']}`, {document['bytes'] / 1e6:.1f} MB. torch-abi-audit: {document['audit'].lower()} "
+        "interface (the oldest torch that it names is too new: it counts functions that are used only where torch has them). "
+        f"With the wheel without kernels, `addnorm.backends()` says of them: {pure['kernels']}."
     )
 
 

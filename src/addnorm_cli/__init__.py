@@ -9,7 +9,8 @@ a command is in `addnorm/cli/COMMAND.py`, which is imported when the command run
 - `interrupts`: Ctrl-C and SIGTERM
 - `output_guard`: stdout that is closed, full or no longer read
 
-Exit codes: 0 done; 1 failed; 2 the arguments are wrong; 3 a proof failed; 130 interrupted; 143 ended by SIGTERM.
+Exit codes: 0 done; 1 failed; 2 the arguments are wrong; 3 a proof failed; 130 interrupted; 141 the
+reader of the output is gone; 143 ended by SIGTERM.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import click
 from click import argument, command, option
 
 from addnorm_cli.command import Command, ModelCommand
-from addnorm_cli.parameters import COUNT, FILE, FOLDER, PRESET, REAL, TEXT, WIRING, numbers, one_of, whole
+from addnorm_cli.parameters import COUNT, FILE, FOLDER, PLACEMENT, PRESET, REAL, TEXT, WIRING, numbers, one_of, whole
 
 __all__ = ["COMMANDS"]
 
@@ -75,7 +75,7 @@ def bench() -> None:
 @option("--rates", type=numbers(float), help="Learning rates (default 1e-3).")
 @option(
     "--warm-up", "warm_ups", type=numbers(int),
-    help="Steps of warm-up (default 0,100; at most half of --steps).",
+    help="Steps of warm-up, at most --steps (default 0,100; half of --steps if that is less).",
 )  # fmt: skip
 @option("--seeds", type=whole(1, 1000), help="Number of seeds (default 1).")
 @option("--steps", type=COUNT, help="Steps of each run (default 200).")
@@ -138,7 +138,7 @@ def demo() -> None:
 )  # fmt: skip
 @option("--open", "opens_browser", is_flag=True, help="Also open the page in the browser.")
 def explore() -> None:
-    r"""Open the explorer, a local web page.
+    r"""Serve the explorer, a local web page, and print its address.
 
     Move the LayerNorm of a stack, follow one token, look into a recording, train two wirings side by side. Only this machine
     can reach the page, unless --host names another address; other machines then need the printed token. The page loads nothing
@@ -206,7 +206,7 @@ def record() -> None:
     help="Use a worked example instead of vectors.",
 )  # fmt: skip
 @option("--list", "listing", is_flag=True, help="List the worked examples.")
-@option("--placement", type=one_of("post", "pre"), help="Norm after the add (default) or before f.")
+@option("--placement", type=PLACEMENT, help="Norm after the add (default) or before f.")
 @option("--norm", type=NORM, help="LayerNorm (default) or RMSNorm.")
 @option("--gamma", "weight", metavar="VECTOR", help="Scale: d numbers, or one for all (default 1).")
 @option("--beta", "bias", metavar="VECTOR", help="Shift: d numbers, or one for all (default 0).")

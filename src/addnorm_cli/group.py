@@ -98,7 +98,7 @@ addnorm = _Group(
     ),
     epilog=(
         "\b\nExit codes: 0 done, 1 failed, 2 bad arguments, 3 proof failed,\n"
-        "  130 interrupted, 143 terminated\n"
+        "  130 interrupted, 141 output no longer read, 143 terminated\n"
         "\n\b\nCompletion in bash, a line for ~/.bashrc (zsh: zsh_source, fish: fish_source):\n"
         f'  eval "$({COMPLETE}=bash_source addnorm)"'
     ),

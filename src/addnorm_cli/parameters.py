@@ -19,6 +19,7 @@ __all__ = [
     "FILE",
     "FOLDER",
     "MODEL",
+    "PLACEMENT",
     "PRESET",
     "REAL",
     "TEXT",
@@ -116,13 +117,13 @@ def numbers(kind: Callable[[str], Any]) -> Kind:
     return Kind(metavar, expected, lambda text: tuple(map(kind, text.split(","))))
 
 
-def one_of(*words: str, metavar: str = "") -> Kind:
-    """Return the type of a choice of words."""
+def one_of(*words: str, metavar: str = "", simplify: Callable[[str], str] = str) -> Kind:
+    """Return the type of a choice of words; `simplify` makes them from other spellings."""
 
     def parse(text: str) -> str:
-        if text not in words:
+        if simplify(text) not in words:
             raise ValueError
-        return text
+        return simplify(text)
 
     return Kind(metavar or f"[{'|'.join(words)}]", f"one of {', '.join(words)}", parse, lambda: words)
 
@@ -168,4 +169,6 @@ FILE, TEXT, FOLDER = path_of("file", "FILE"), path_of("file", "FILE", pipes=Fals
 COUNT = whole(1)
 REAL = Kind("X", "a number, as in 1e-5", float)
 WIRING, PRESET = Kind("NAME", names=lambda: WIRINGS), Kind("NAME", names=lambda: PRESETS)
+# post_ln and post-LN too, as wirings are named.
+PLACEMENT = one_of("post", "pre", simplify=lambda text: text.lower().replace("-", "_").removesuffix("_ln"))
 MODEL = Kind("MODEL", names=lambda: ["minilm", *list_model_types()], path="dir")

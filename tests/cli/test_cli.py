@@ -43,7 +43,7 @@ def test_trace_passes_every_option():
     )  # fmt: skip
     assert document("trace", "-1,2,3", "-.5,-1,1.5", *options.split(), *more.split()) == expected.to_dict()
     changed = PRESETS["lesson-000"].trace(placement="pre", norm="rms")
-    assert document("trace", "--preset", "lesson-000", "--placement", "pre", "--norm", "rms") == changed.to_dict()
+    assert document("trace", "--preset", "lesson-000", "--placement", "Pre-LN", "--norm", "rms") == changed.to_dict()
 
 
 @pytest.mark.parametrize("x", ["1e308,1", "1e200,-1e200", "1,1", "5", "1e-320,0"])

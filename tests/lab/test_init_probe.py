@@ -32,7 +32,9 @@ def as_a_model(probe):
 
 @pytest.mark.parametrize(("placement", "change"), [*zip(PLACEMENTS, CHANGED[:3] * 2, strict=True)], ids=str)
 def test_init_probe_matches_record(placement, change):
-    probe = InitProbe(placement, sublayers=6, d_model=16, tokens=5, **change)
+    wiring_name = PLACEMENTS[placement].__name__.replace("_", "-").title()  # as the field writes it
+    probe = InitProbe(wiring_name, sublayers=6, d_model=16, tokens=5, **change)
+    assert probe == InitProbe(placement, sublayers=6, d_model=16, tokens=5, **change)
     result = probe.measure()
     model, x, loss = as_a_model(probe)
     with addnorm.record(model) as rec:

@@ -19,7 +19,7 @@ def test_steps_are_in_order():
     assert " ".join(step.name for step in trace(X, SUBLAYER)) == " ".join(post.split())
     pre = """x squares mean_square root normalized scaled shifted sublayer z check_mean check_square expected
         grad straight dsublayer read_grad grad_scaled projection dnorm dx dweight dbias"""
-    followed = trace(X, SUBLAYER, placement="pre", norm="rms")
+    followed = trace(X, SUBLAYER, placement="Pre-LN", norm="rms")  # a wiring's name
     assert " ".join(step.name for step in followed) == " ".join(pre.split())
 
 

@@ -66,6 +66,7 @@ def _compute(vectors: tuple[str, ...], preset: str | None, options: dict[str, An
         raise ValueError(
             f"--preset is {preset!r} beside vectors, expected one of the two: a preset has its own vectors."
         )
+    preset = preset.lower().replace("_", "-")
     if preset not in PRESETS:
         raise ValueError(
             f"--preset is {preset!r}, expected one of {', '.join(PRESETS)}: `addnorm trace --list` lists them."

@@ -24,6 +24,7 @@ from addnorm.lab.toy_model import measure_stream, token_similarities
 from addnorm.lab.train import one_thread
 from addnorm.nn import ResidualStack, SublayerConnection, Wiring, block
 from addnorm.wirings.catalog import deepnorm_constants
+from addnorm.wirings.spec import normalize_name
 
 __all__ = ["PLACEMENTS", "InitProbe", "check_size", "name_places", "plain_mode"]
 
@@ -53,7 +54,7 @@ class InitProbe:
     at y is v for every stack.
 
     Args:
-        placement: one of `PLACEMENTS`.
+        placement: one of `PLACEMENTS`, or the name of its wiring, as in "post_ln" or "post-LN" for "post".
         sublayers: even number of sublayers, alternately attention and feed-forward.
         d_model: width of the stream.
         tokens: length of the sequence. Each token attends to all tokens.
@@ -88,6 +89,9 @@ class InitProbe:
     final_norm: bool | None = None
 
     def __post_init__(self) -> None:
+        names = {maker.__name__: name for name, maker in PLACEMENTS.items()}
+        placement = normalize_name(self.placement)
+        object.__setattr__(self, "placement", names.get(placement, placement))
         check_choice("placement", self.placement, PLACEMENTS)
         check_choice("norm", self.norm, KINDS)
         check_size(self)

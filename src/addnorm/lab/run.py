@@ -182,7 +182,8 @@ class Protocol:
         steps, d_model, nhead, tokens, batch, norm, every: see `Run`.
 
     Raises:
-        ValueError: a list is empty.
+        ValueError: a list is empty, or a setting is wrong.
+        TypeError: a setting has the wrong type.
 
     Example:
         >>> from addnorm.lab import Protocol
@@ -210,6 +211,7 @@ class Protocol:
             if not tuple(values):
                 raise ValueError(f"{name} is empty, expected at least one number.")
             object.__setattr__(self, name, tuple(dict.fromkeys(values)))
+        self.runs([wirings.get("pre_ln")])  # checks each setting
 
     def runs(self, compared: Sequence[Wiring]) -> list[Run]:
         """Return the runs sorted by seed first, so that an interrupted comparison has complete seeds."""

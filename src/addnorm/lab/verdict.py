@@ -19,7 +19,7 @@ from addnorm.wirings.factors import format_factor
 
 __all__ = ["find_verdict", "format_loss", "gradient_ratio", "join_words", "share_of", "summarize_stack"]
 
-LEARNED = 0.1  # nats below the entropy of single characters: a model with less has learned nothing
+LEARNED = 0.1  # nats below the loss of the character frequencies: a model with less has learned nothing
 
 
 def find_verdict(results: Results) -> list[Finding]:
@@ -112,14 +112,14 @@ def _failures(results: Results) -> Iterator[Finding]:
     """Yield which runs diverged, and which learned nothing."""
     entropy = results.text["entropy"]
     uniform = f"{results.text['uniform']:.2f}, the loss of a uniform guess"
-    learned = f": the test loss is less than {LEARNED:g} nats below {entropy:.2f}, the entropy of single characters"
+    limit = f"{entropy - LEARNED:.2f}, the loss of the character frequencies ({entropy:.2f}) less {LEARNED:g}"
     rules: tuple[tuple[str, str, Callable[[Numbers], bool]], ...] = (
         (
             "diverged",
             f"diverged: the loss is not finite, or well above the first loss and {uniform}",
             lambda run: bool(run["diverged"]),
         ),
-        (f"learned nothing{learned}", "", lambda run: bool(not run["diverged"] and run["test"] > entropy - LEARNED)),
+        (f"learned nothing: the test loss is above {limit}", "", lambda run: bool(not run["diverged"] and run["test"] > entropy - LEARNED)),
     )
     for what, criterion, failed in rules:
         parts, numbers = [], {}

@@ -11,7 +11,7 @@ from dataclasses import replace
 from operator import add, mul, sub
 from typing import Any, get_args
 
-from .steps import EpsPlace, Norm, Placement, Section, Step, Trace, Variance, Vector, show
+from .steps import PLACEMENTS, EpsPlace, Norm, Placement, Section, Step, Trace, Variance, Vector, show
 
 
 def trace(
@@ -39,7 +39,7 @@ def trace(
     Args:
         x: the token, d numbers.
         sublayer: the sublayer's output for x (pre-LN: for Norm(x)), d numbers.
-        placement: "post" normalizes the sum, "pre" the sublayer's input: z = x + Sublayer(Norm(x)).
+        placement: "post" or "post_ln" normalizes the sum, "pre" or "pre_ln" the sublayer's input: z = x + Sublayer(Norm(x)).
         norm: "layer", or "rms", which does not subtract the mean and divides by sqrt(mean(z^2) + eps).
         weight: gamma, d numbers or one number; None is ones.
         bias: beta, d numbers or one number; None is zeros.
@@ -73,6 +73,8 @@ def trace(
         >>> show(t.output, digits=3)
         '[-0.539, -0.863, 1.4]'
     """
+    if isinstance(placement, str):
+        placement = PLACEMENTS.get(placement.lower().replace("-", "_"), placement)
     for name, choice, choices in (
         ("placement", placement, Placement), ("norm", norm, Norm), ("variance", variance, Variance),
         ("eps_place", eps_place, EpsPlace),

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 Placement = Literal["post", "pre"]
+PLACEMENTS: dict[str, Placement] = {"post_ln": "post", "pre_ln": "pre"}  # the wirings' names
 Norm = Literal["layer", "rms"]
 Variance = Literal["biased", "unbiased"]
 EpsPlace = Literal["inside", "outside"]

@@ -275,14 +275,18 @@ class Wiring:
         return f"{self.name}: {';  '.join(equation.equation_lines(self))}"
 
 
+def normalize_name(name: str) -> str:
+    """Return a name that is written as in the field, such as "post-LN" or "Pre LN", as options take it: "post_ln"."""
+    return re.sub(r"[\s-]+", "_", name.strip()).lower() if isinstance(name, str) else name
+
+
 def get(name: str, /, **options: Any) -> Wiring:
     """Return the wiring with that name.
 
     Raises:
         ValueError: an unknown name or option, or a missing one.
     """
-    if isinstance(name, str):  # as the field writes it, such as "post-LN" or "Pre LN"
-        name = re.sub(r"[\s-]+", "_", name.strip()).lower()
+    name = normalize_name(name)
     if name not in CONSTRUCTORS:
         close = difflib.get_close_matches(str(name), CONSTRUCTORS, 1)
         expected = repr(close[0]) if close else f"one of {', '.join(CONSTRUCTORS)}"
