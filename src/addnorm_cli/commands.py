@@ -123,7 +123,7 @@ def demo() -> None:
 
 
 @command(cls=Command, keeps_output=False)
-@argument("files", nargs=-1, type=FILE, metavar="[RECORDING]...")
+@argument("recordings", nargs=-1, type=FILE, metavar="[RECORDING]...")
 @option(
     "--port",
     type=whole(0, 65535),
@@ -132,15 +132,11 @@ def demo() -> None:
 @option(
     "--host", default="127.0.0.1", metavar="NAME", help="Address to listen at (default 127.0.0.1, this machine only)."
 )
-@option(
-    "--recording", "recordings", type=FILE, multiple=True,
-    help="The same as RECORDING, a file of `addnorm record --out` (repeatable).",
-)  # fmt: skip
 @option("--open", "opens_browser", is_flag=True, help="Also open the page in the browser.")
 def explore() -> None:
     r"""Serve the explorer, a local web page, and print its address.
 
-    Move the LayerNorm of a stack, follow one token, look into a recording, train two wirings side by side. Only this machine
+    RECORDING is a file of `addnorm record --out`. Move the LayerNorm of a stack, follow one token, look into a recording, train two wirings side by side. Only this machine
     can reach the page, unless --host names another address; other machines then need the printed token. The page loads nothing
     from elsewhere. Ctrl-C ends the server.
 

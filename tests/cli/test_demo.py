@@ -201,7 +201,7 @@ def test_demo_prints_explorer_command(monkeypatch, tmp_path, called, shown, reco
         (tmp_path / "addnorm-demo").mkdir()
         (tmp_path / "addnorm-demo" / "minilm.json").write_text("{}")
     _, text = run_part(demo.show)
-    more = " --recording addnorm-demo/minilm.json" if recorded else ""
+    more = " addnorm-demo/minilm.json" if recorded else ""
     assert text.endswith(f"in a browser:\n  {shown} explore{more}\n")
 
 

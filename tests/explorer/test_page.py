@@ -136,7 +136,7 @@ def test_recording_view_without_files(new_explorer):
 
     new_explorer.page.route("**/api/meta", without)
     page = new_explorer.open("#v=1&view=recording", "#panel-recording h2")
-    assert "addnorm explore --recording" in page.locator("#panel-recording pre").inner_text()
+    assert "addnorm explore minilm.json" in page.locator("#panel-recording pre").inner_text()
     assert new_explorer.violations() == []
     page.get_by_role("button", name="Show code").click()
     assert page.get_by_role("dialog").locator("pre").inner_text().startswith("#")

@@ -251,7 +251,7 @@ def test_parse_rejects_wrong_params(served, number, query, says):
 def test_without_recordings():
     none = Recordings()
     assert none.describe() == []
-    with pytest.raises(LookupError, match="recording is 0, expected none: start addnorm explore with --recording FILE"):
+    with pytest.raises(LookupError, match="recording is 0, expected none: start addnorm explore with a FILE"):
         none.parse(0, {})
 
 

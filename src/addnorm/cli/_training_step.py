@@ -34,7 +34,7 @@ class ProbeLoss:
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
         self.sentence = (
-            f"The loss needs no labels: the mean over the tokens of ⟨v, y⟩, y the model's output, v drawn for each position "
+            f"The mean over the tokens of ⟨v, y⟩, which needs no labels: y is the model's output, v is drawn for each position "
             f"from N(0, 1/d), seed {seed}."
         )
 
@@ -42,7 +42,7 @@ class ProbeLoss:
         """Return the loss of a model's output; the mask is true for tokens that are not padding."""
         own = find_loss(output)
         if own is not None:
-            self.sentence = "The loss is the model's own."
+            self.sentence = "The model's own."
             return own
         y = find_logits(output)
         generator = torch.Generator().manual_seed(self.seed)

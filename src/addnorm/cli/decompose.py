@@ -8,7 +8,7 @@ from torch import Tensor
 
 import addnorm
 from addnorm._util.blocks import Paragraph
-from addnorm._util.numbers import format_count
+from addnorm._util.numbers import format_count, format_number
 from addnorm.cli._model import (
     ModelOptions,
     describe_inputs,
@@ -57,7 +57,9 @@ def run(model: ModelOptions, as_json: bool, float64: bool) -> None:
         console = stdout()
         for k, (parts, shares) in enumerate(streams):
             depth = f"{parts.stream.name} after {format_count(parts.depth, 'add')}"
-            title = f"{inspection.model}, {depth}: the sum of its parts, relative error {parts.closure:.1e}"
+            title = (
+                f"{inspection.model}, {depth}: the sum of its parts, relative error {format_number(parts.closure, 2)}"
+            )
             print_blocks(console, *[Paragraph()] * bool(k), tabulate_shares(title, shares))
         has_nan = any(map(math.isnan, (share for _, shares in streams for share in shares.values())))
         print_notes(console, NOTE, NAN * has_nan, describe_inputs(loaded), loaded.source)

@@ -26,10 +26,9 @@ ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # hosts that listen at all 
 
 
 def run(
-    port: int | None, host: str, files: tuple[Path, ...], recordings: tuple[Path, ...], opens_browser: bool
+    port: int | None, host: str, recordings: tuple[Path, ...], opens_browser: bool
 ) -> None:  # fmt: skip
     """Serve the explorer until Ctrl-C."""
-    recordings = (*files, *recordings)
     with argument_errors():
         for package in ("starlette", "uvicorn"):
             require(package, "explore")
@@ -42,11 +41,11 @@ def run(
     for path in recordings:
         if path.suffix not in SUFFIXES:
             raise ArgumentError(
-                f"--recording is '{path}', expected a file that ends in {' or '.join(SUFFIXES)}: for a model, "
+                f"RECORDING is '{path}', expected a file that ends in {' or '.join(SUFFIXES)}: for a model, "
                 "`addnorm record MODEL --out FILE` writes it"
             )
         if path.exists() and not path.is_file():
-            raise ArgumentError(f"--recording is '{path}', which is no file, expected one of `addnorm record --out`")
+            raise ArgumentError(f"RECORDING is '{path}', which is no file, expected one of `addnorm record --out`")
     token = None if host in LOOPBACK else secrets.token_urlsafe(16)
     scheduler = Scheduler()
     with _listen(host, port) as listener:
@@ -55,7 +54,7 @@ def run(
             app = create_app(recordings, hosts=hosts, token=token, scheduler=scheduler)
         except (ValueError, ImportError, OSError) as error:
             sentence = str(error).replace("save the recording again with Recording.save", REMEDY)
-            raise ArgumentError(f"--recording: {sentence}") from None
+            raise ArgumentError(f"RECORDING: {sentence}") from None
         torch.set_num_threads(1)  # small matrices gain nothing by more threads, and two clients are served at once
         serve(app, scheduler, listener, partial(_announce, host, listener.getsockname()[1], token, opens_browser))
     click.echo("Interrupted.", err=True)

@@ -159,7 +159,7 @@ def _describe_batches(loaded: LoadedModel, batches: Sequence[dict[str, Any]]) ->
         return f"{format_inputs(loaded.args, batches[0])}{more}"
     masks = [batch["attention_mask"] for batch in batches]
     texts, tokens = sum(map(len, masks)), sum(int(mask.sum()) for mask in masks)
-    return f"{format_count(texts, 'text')} of {format_count(tokens, 'token')} in {steps}; padding is not counted"
+    return f"{format_count(texts, 'text')} with {format_count(tokens, 'token')} together, in {steps}; padding is not counted"
 
 
 def _parse_layers(only: str, depth: int) -> list[int]:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 import addnorm
 from addnorm._util.blocks import Block, Column, Paragraph, Table
-from addnorm._util.numbers import format_count
+from addnorm._util.numbers import format_count, format_number
 from addnorm._util.render import WIDTH
 from addnorm.cli._output import (
     ArgumentError,
@@ -126,8 +126,8 @@ def check_depth(wiring: Wiring, num_layers: int) -> None:
     count = _estimate_coefficients(wiring, num_layers)
     if count > MAX_COEFFICIENTS:
         raise ValueError(
-            f"--layers is {num_layers}, for which {wiring.name} has about {count:.0e} coefficients, expected at most "
-            f"{MAX_COEFFICIENTS:.0e}: use fewer layers."
+            f"--layers is {num_layers}, for which {wiring.name} has about {format_number(count, 1)} coefficients, expected at "
+            f"most {format_number(MAX_COEFFICIENTS, 1)}: use fewer layers."
         )
 
 

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from addnorm._util.numbers import format_count
+from addnorm._util.numbers import format_count, format_number
 from addnorm.explorer.params import shorten
 from addnorm.stream.record.recording import Recording
 from addnorm.stream.record.schema import BY_NAME, ENDS, Balance, RecordedSite, suggest
@@ -82,7 +82,7 @@ class Recordings:
         """
         number = _whole("recording", str(number))
         if not 0 <= number < len(self.loaded):
-            none = "none: start addnorm explore with --recording FILE"
+            none = "none: start addnorm explore with a FILE"
             expected = f"a number from 0 to {len(self.loaded) - 1}" if self.loaded else none
             raise LookupError(f"recording is {number}, expected {expected}.")
         rec = self.loaded[number]
@@ -303,16 +303,20 @@ def _wiring(known: Mapping[str, Any], rec: Recording, is_proved: bool) -> Badge:
 def _equations(sites: Mapping[str, Mapping[str, Any]], rec: Recording, wrong: Sequence[str]) -> Badge:
     if not sites:
         error = rec.metadata.get("closure")
-        return NONE, f"largest relative error {error:.1e}" if isinstance(error, float) else "not recorded", AGAIN
+        return (
+            NONE,
+            f"largest relative error {format_number(error, 2)}" if isinstance(error, float) else "not recorded",
+            AGAIN,
+        )
     errors = [_number(site.get("closure")) for site in sites.values()]
     largest = math.nan if any(map(math.isnan, errors)) else max(errors)
     many = format_count(len(sites), "sublayer")
     if wrong:
         claim = f"{len(wrong)} of {many} {'does' if len(wrong) == 1 else 'do'} not close"
         more = f" and {len(wrong) - NAMED} more" if len(wrong) > NAMED else ""
-        return OPEN, claim, f"{', '.join(wrong[:NAMED])}{more}: the largest error is {largest:.1e}"
+        return OPEN, claim, f"{', '.join(wrong[:NAMED])}{more}: the largest error is {format_number(largest, 2)}"
     how = "Each equation was computed again in float64 from the sublayer's output and compared with the model's stream."
-    return PROVED, f"{many} closed, relative error at most {largest:.1e}", how
+    return PROVED, f"{many} closed, relative error at most {format_number(largest, 2)}", how
 
 
 def _sum(known: Mapping[str, Any]) -> Badge:
@@ -323,7 +327,7 @@ def _sum(known: Mapping[str, Any]) -> Badge:
         text = "The stream passes through norms or factors between the adds, so the writes alone do not add up to it."
         return NONE, "not a plain sum", text
     how = f"x_0 and the writes {'add' if closes else 'do not add'} up to the stream."
-    return PROVED if closes else OPEN, f"relative error {_number(error):.1e}", how
+    return PROVED if closes else OPEN, f"relative error {format_number(_number(error), 2)}", how
 
 
 def _components(sheet: Balance | None) -> Badge:
@@ -333,9 +337,9 @@ def _components(sheet: Balance | None) -> Badge:
         return OPEN, "does not add up", f"{sheet.reason}."
     if not _closes(sheet):
         how = "The amounts do not add up to the stream's norm: the file was changed after recording."
-        return OPEN, f"does not add up, error {sheet.error:.1e}", how
+        return OPEN, f"does not add up, error {format_number(sheet.error, 2)}", how
     how = f"At every depth the components add up to the recorded stream, over {sheet.tokens} tokens of the last step."
-    return PROVED, f"adds up, error {sheet.closure:.1e}", how
+    return PROVED, f"adds up, error {format_number(sheet.closure, 2)}", how
 
 
 def _understood(unknown: list[Any]) -> Badge:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint
 
+from addnorm._util.numbers import format_number
 from addnorm.fusion.benchmark import NodeTimer, measure_share
 from addnorm.fusion.call_proof import prove_calls
 from addnorm.fusion.encoder import expand_encoder_layers
@@ -77,7 +78,8 @@ def warn_of_failures(differences: Sequence[Difference]) -> None:
     most = worst(differences)
     if most is not None and not most.holds:
         warnings.warn(
-            f"a graph is not fused: {most.name} differs by {most.max_abs:.1e}, tolerance {most.tolerance:.1e}.",
+            f"a graph is not fused: {most.name} differs by {format_number(most.max_abs, 2)}, tolerance "
+            f"{format_number(most.tolerance, 2)}.",
             stacklevel=3,
         )
 

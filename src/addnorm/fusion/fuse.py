@@ -29,7 +29,7 @@ from addnorm.fusion.result import Fusion, VerificationError
 from addnorm.fusion.runs import run
 from addnorm.stream.dataflow.snapshot import StateSnapshot
 from addnorm.stream.dataflow.wrappers import find_fsdp_modules, find_wrapped_parameter
-from addnorm.stream.find.inspect import check_inputs
+from addnorm.stream.find.inspect import check_inputs, hint_inputs
 
 UNDO = "_addnorm_undo"  # attribute of the compiled call: the function that unfuse calls
 USAGE = "addnorm.fuse(model, *args, **kwargs)"
@@ -95,7 +95,8 @@ def fuse(model: nn.Module, *args: Any, compile: bool = False, benchmark: bool = 
         return fusion
 
     try:
-        proof = prove(model, before, backend.recorded(after), args, kwargs)
+        with hint_inputs(args, kwargs):
+            proof = prove(model, before, backend.recorded(after), args, kwargs)
         num_graphs = backend.num_graphs  # of the proof; later calls add more
         fusion = result(backend.boundaries(model, args, kwargs))
         if fusion.fused:

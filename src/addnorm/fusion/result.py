@@ -107,7 +107,8 @@ class VerificationError(RuntimeError):
         description = ""
         if most is not None:
             basis = "of its fused call by itself" if most in proof.calls else basis
-            description = f"{most.name} differs by {most.max_abs:.1e}, tolerance {most.tolerance:.1e} ({basis})"
+            found, limit = format_number(most.max_abs, 2), format_number(most.tolerance, 2)
+            description = f"{most.name} differs by {found}, tolerance {limit} ({basis})"
         super().__init__(f"{fusion.model} is not fused: {description}. The model is unchanged.")
         self.fusion = fusion
 

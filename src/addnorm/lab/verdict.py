@@ -119,7 +119,11 @@ def _failures(results: Results) -> Iterator[Finding]:
             f"diverged: the loss is not finite, or well above the first loss and {uniform}",
             lambda run: bool(run["diverged"]),
         ),
-        (f"learned nothing: the test loss is above {limit}", "", lambda run: bool(not run["diverged"] and run["test"] > entropy - LEARNED)),
+        (
+            f"learned nothing: the test loss is above {limit}",
+            "",
+            lambda run: bool(not run["diverged"] and run["test"] > entropy - LEARNED),
+        ),
     )
     for what, criterion, failed in rules:
         parts, numbers = [], {}
@@ -362,7 +366,7 @@ def _percent(value: float) -> str:
 
 
 def _ratio(value: float) -> str:
-    return f"{value:.0f}" if 100 <= value < 1e4 else f"{value:.2g}" if 1e-4 <= value < 100 else f"{value:.0e}"
+    return f"{value:.0f}" if 100 <= value < 1e4 else f"{value:.2g}" if 1e-4 <= value < 100 else format_number(value, 1)
 
 
 def join_words(words: Sequence[str]) -> str:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree
 
+from addnorm._util.numbers import format_number
 from addnorm._util.optional import require
 from addnorm.fusion.rng_replay import copy_in_dtype
 from addnorm.fusion.tolerance import MAX_SHARE, ROUNDINGS, magnitude_of
@@ -161,8 +162,8 @@ def _difference(index: int, actual: Tensor, expected: Tensor, exact: Tensor | No
             error, tolerance = _largest_difference(actual, exact) / scale, TIMES * own + floor
     if not error <= tolerance:
         raise OnnxMismatchError(
-            f"Output {index} differs by {error:.1e} of its largest magnitude in onnxruntime, "
-            f"tolerance {tolerance:.1e}: try form='plain'."
+            f"Output {index} differs by {format_number(error, 2)} of its largest magnitude in onnxruntime, "
+            f"tolerance {format_number(tolerance, 2)}: try form='plain'."
         )
     return difference
 

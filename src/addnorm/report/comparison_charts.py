@@ -107,7 +107,9 @@ def learning_chart(comparison: Comparison, n: int, title_suffix: str = "") -> Ch
     """Return a chart of the training losses of models with n layers. `title_suffix` names the wirings."""
     series = [line.mean(_smoothed_losses, None) for line in groups_by_warm_up(comparison, n)]
     entropy, limits = comparison.text["entropy"], _loss_limits(series, comparison)
-    panel = Panel("training loss, nats a character", series, limits, lines={"character frequencies": entropy}, height=300)
+    panel = Panel(
+        "training loss, nats a character", series, limits, lines={"character frequencies": entropy}, height=300
+    )
     steps = _steps([panel])
     stride = -(-len(steps) // ROWS)
     kept = [step for step in steps if step in (steps[0], steps[-1]) or step % stride == 0]

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from addnorm._util.blocks import Finding, Table, TableRow
-from addnorm._util.numbers import format_count
+from addnorm._util.numbers import format_count, format_number
 from addnorm.report.figure import figure_of
 from addnorm.report.model_charts import ablation_chart, depth_charts, memory_charts
 from addnorm.report.model_findings import ablation_findings, inspection_findings, recording_findings
@@ -118,7 +118,7 @@ def _tiles(inspection: Inspection) -> dict[str, str]:
     )
     tiles = {"Wiring": inspection.wiring, "Sublayers": str(len(inspection.sites)), "Width d": " / ".join(widths)}
     tiles |= {"Norm": " / ".join(norms)} if norms else {"Norm": "none"}
-    return tiles | {"Largest error": f"{inspection.closure:.1e}".replace("e-0", "e-")} if inspection.sites else tiles
+    return tiles | {"Largest error": format_number(inspection.closure, 2)} if inspection.sites else tiles
 
 
 def _verdict(inspection: Inspection) -> list[Finding]:
@@ -171,7 +171,7 @@ def _wiring(stream: Stream) -> list[Block]:
                 site.kind,
                 site.equation,
                 _norms(site),
-                f"{site.closure:.0e}".replace("e-0", "e-"),
+                format_number(site.closure, 1),
             ],
             "" if site.closes else "bad",
         )

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from addnorm._util.blocks import Block, Column, Table
-from addnorm._util.numbers import format_count
+from addnorm._util.numbers import format_count, format_number
 from addnorm._util.render import Rendered
 from addnorm.stream.dataflow.replay import replay_op
 from addnorm.stream.edits import is_edited
@@ -63,7 +63,8 @@ class Decomposition(Rendered):
             if not self.closures[-1] <= tolerance:
                 raise ValueError(
                     f"{stream.name} cannot be decomposed: at depth {k} the components add up to the stream with a relative "
-                    f"error of {self.closures[-1]:.1e}, tolerance {tolerance:.0e}: addnorm.inspect lists what is not understood."
+                    f"error of {format_number(self.closures[-1], 2)}, tolerance "
+                    f"{format_number(tolerance, 1)}: addnorm.inspect lists what is not understood."
                 )
         self.sources = [*sources]
 
@@ -195,7 +196,9 @@ class Decomposition(Rendered):
             yield from propagate(self._chain, self._names, self._states[0], write, scale_residual, scale_sum)
 
     def __repr__(self) -> str:
-        size = f"{len(self.sources)} sources, {format_count(self.depth, 'add')}, closure {self.closure:.1e}"
+        size = (
+            f"{len(self.sources)} sources, {format_count(self.depth, 'add')}, closure {format_number(self.closure, 2)}"
+        )
         return f"<Decomposition of {self.stream.name}: {size}>"
 
     def _blocks(self) -> Iterator[Block]:

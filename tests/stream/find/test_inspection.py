@@ -171,3 +171,10 @@ def test_inspect_names_batch_norms_after_the_add(training):
     assert not inspection.closes
     reasons = [part.reason for part in inspection.unknown]
     assert any(reason.startswith("x' = BatchNorm(x + f(x))") for reason in reasons)
+
+
+@pytest.mark.parametrize("tool", [addnorm.inspect, addnorm.decompose, addnorm.fuse])
+def test_error_without_inputs_says_how_to_pass_them(tool):
+    with pytest.raises(TypeError, match="positional argument") as raised:
+        tool(nn.Sequential(nn.Linear(4, 4)))
+    assert ["pass them after it" in note for note in raised.value.__notes__] == [True]

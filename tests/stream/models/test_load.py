@@ -48,8 +48,8 @@ def test_load_downloads_nothing():
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("gpt-2", {}, "a transformers model type as gpt2 or bert, or module.path:factory; similar names are gpt2, "),
-        ("minilmm", {}, "similar names are minilm"),
+        ("gpt-2", {}, "a transformers model type as gpt2 or bert, or module.path:factory; "),
+        ("minilmm", {}, "a similar name is minilm"),
         ("", {}, "MODEL is '', expected minilm, a directory"),
         ("a\0b", {}, "MODEL is 'a\\x00b', expected minilm"),
         ("x" * 5000, {}, "expected minilm"),

@@ -63,7 +63,7 @@ def show(console: Console) -> bool:
         console.print(f"[yellow]{len(left_out)} of {len(PARTS)} parts were left out or cut short:[/]")
         for reason in dict.fromkeys(left_out):
             console.print(Text(f"  {reason}"), soft_wrap=True)
-    recording = f" --recording {RECORDING}" if RECORDING.exists() else ""
+    recording = f" {RECORDING}" if RECORDING.exists() else ""
     console.print("\nTo move the LayerNorm yourself and look into the recording, open the explorer in a browser:")
     console.print(Text(f"  {_program()} explore{recording}", "bold"), soft_wrap=True)
     return not failed

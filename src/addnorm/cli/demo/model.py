@@ -61,11 +61,13 @@ def find_streams(console: Console) -> bool:
     rows: list[list[Cell]] = []
     for site in sites[:FIRST]:
         norm = "" if site.norm_out is None else format_norm(site.norm_out)
-        error = mark(f"{site.closure:.0e}", site.closes)
+        error = mark(format_number(site.closure, 1), site.closes)
         layer = None if site.layer is None else site.layer + 1
         rows.append([layer, site.kind, site.path, site.equation.removeprefix("x' = "), norm, error])
     worst = max(sites, key=lambda site: site.closure)
-    rows.append(["...", "", f"and {len(sites) - FIRST} more", "", "", mark(f"{worst.closure:.0e}", worst.closes)])
+    rows.append(
+        ["...", "", f"and {len(sites) - FIRST} more", "", "", mark(format_number(worst.closure, 1), worst.closes)]
+    )
     print_table(console, (">layer", "sublayer", "module", "x'", "norm", ">relative error"), rows)
     try:
         with quiet():
@@ -75,7 +77,8 @@ def find_streams(console: Console) -> bool:
         return False
     shares = parts.mean_shares(tokens=token_mask(loaded.kwargs))
     console.print(
-        f"\nThe stream at the end is the sum of {len(shares)} parts, relative error {parts.closure:.0e}; the largest:"
+        f"\nThe stream at the end is the sum of {len(shares)} parts, relative error {format_number(parts.closure, 1)}; "
+        "the largest:"
     )
     largest = sorted(shares, key=shares.__getitem__, reverse=True)[:FIRST]
     print_table(

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from addnorm import bench
 from addnorm._util.blocks import Cell, TableRow
-from addnorm._util.numbers import format_number
+from addnorm._util.numbers import format_count, format_number
 from addnorm.bench import exactness
 from addnorm.bench.case import by_case
 from addnorm.bench.jobs import FIELDS, JOBS, NORMS
@@ -47,7 +47,7 @@ def one_token(console: Console) -> bool:
             holds = error <= FLOAT32_STEP
             all_hold &= holds
             texts = (step.symbol, show(step.value), show(tensor.tolist()))
-            rows.append([*texts, mark(f"{error:.0e}" if error else "0", holds)])
+            rows.append([*texts, mark(format_number(error, 1) if error else "0", holds)])
         print_table(console, ("", "step by step", "add_layer_norm", ">difference"), rows)
     return all_hold
 
@@ -71,9 +71,9 @@ def real_tensors(console: Console) -> bool:
         same_stream = ours["z"] == eager["z"]  # the stream is a plain add in both: bits that differ have another error
         all_hold &= all(holds.values()) and same_stream
         same = mark("same bits" if same_stream else "differs", same_stream)
-        cells = [mark(f"{ours[name]:.1e}", holds[name]) if name in holds else "" for name in limits]
+        cells = [mark(format_number(ours[name], 2), holds[name]) if name in holds else "" for name in limits]
         rows.append(TableRow([NORMS[norm], dtype, "addnorm", same, *cells]))
-        theirs = [f"{eager[name]:.1e}" if name in holds else "" for name in limits]
+        theirs = [format_number(eager[name], 2) if name in holds else "" for name in limits]
         rows.append(TableRow(["", "", "PyTorch", "", *theirs], "dim"))
     print_table(console, ("norm", "dtype", "", "stream", ">y", ">dresidual", ">dweight", ">dbias"), rows)
     return all_hold
@@ -100,7 +100,7 @@ def bias_gradient(console: Console) -> bool:
 
 @part(
     "4. Speed",
-    f"Speed-up over eager F.layer_norm(residual + branch), and the microseconds of both, on {torch.get_num_threads()} threads. "
+    f"Speed-up over eager F.layer_norm(residual + branch), and the microseconds of both, on {format_count(torch.get_num_threads(), 'thread')}. "
     "This is a short run; addnorm bench measures thoroughly.",
 )
 def speed(console: Console) -> None:

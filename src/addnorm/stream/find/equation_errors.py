@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from addnorm._util.numbers import format_number
 from addnorm.stream.dataflow.replay import replay_op
 from addnorm.stream.find.adds import Add
 from addnorm.stream.find.chain import Chain
@@ -53,7 +54,7 @@ def check_repeated(again: Tensor, whole: Tensor) -> None:
         error = relative_error(again, whole) if whole.isfinite().any() else 0.0
         if error <= max(REPEATED, get_tolerance(whole.dtype)):
             return
-        change = f"relative change {error:.1e}"
+        change = f"relative change {format_number(error, 2)}"
     raise RuntimeError(
         f"the model returns another output when it is called again with the same inputs ({change}), "
         "expected the same: what forward keeps between calls must be in its buffers or arguments."

@@ -24,7 +24,8 @@ import copy
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from addnorm import wirings
+from addnorm._util.numbers import format_number
 from addnorm.stream.dataflow.flow_capture import FlowCapture
 from addnorm.stream.dataflow.graph import Flow
 from addnorm.stream.dataflow.simplification import remove_redundant_moves, remove_saved_copies
@@ -114,6 +116,17 @@ def check_inputs(model: nn.Module, args: Any, kwargs: Any, usage: str) -> None:
             )
 
 
+@contextmanager
+def hint_inputs(args: Any, kwargs: Any) -> Iterator[None]:
+    """Add a note to an error of a model that is called without inputs."""
+    try:
+        yield
+    except Exception as error:
+        if not args and not kwargs:
+            error.add_note("The model was called without inputs: pass them after it, (model, *args, **kwargs).")
+        raise
+
+
 def check_parameters(model: nn.Module, usage: str) -> None:
     """Check that parameters and buffers have values. Error messages recommend the call `usage`."""
     for name, parameter in (*model.named_parameters(), *model.named_buffers()):
@@ -125,7 +138,8 @@ def check_parameters(model: nn.Module, usage: str) -> None:
 
 def capture_flow(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Flow:
     """Return the data flow of the call `model(*args, **kwargs)`."""
-    return FlowCapture(model).run(args, kwargs)
+    with hint_inputs(args, kwargs):
+        return FlowCapture(model).run(args, kwargs)
 
 
 def to_float64(model: nn.Module, args: Any, kwargs: Any) -> tuple[nn.Module, Any, Any]:
@@ -226,7 +240,9 @@ class _Report:
         total = measure_sum_error(chain) if all(summary.row.is_sum for summary in summaries) else None
         total_closes = total is None or total <= max(tolerances) * len(chain.adds) ** 0.5
         if total is not None and not total_closes and all(site.closes for site in sites):
-            unknown.append(Unknown(name, f"x_L = x_0 + all writes does not close: relative error {total:.1e}"))
+            unknown.append(
+                Unknown(name, f"x_L = x_0 + all writes does not close: relative error {format_number(total, 2)}")
+            )
             wiring = None
         remarks += remark_on_stream(chain, sites, self._model, wiring, self._flow)
         remarks += remark_on_start(chain, sites, wiring, self.streams)
@@ -260,7 +276,7 @@ def _explain_error(error: float, tolerance: float, sublayer: Sublayer) -> str:
         return "the inputs hold no token, so nothing is proven"
     if not out.isfinite().any():
         return "no number of the stream is finite"
-    return f"relative error {error:.1e}, tolerance {tolerance:.0e}"
+    return f"relative error {format_number(error, 2)}, tolerance {format_number(tolerance, 1)}"
 
 
 def _identify_wiring(

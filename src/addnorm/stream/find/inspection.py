@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from addnorm._util.blocks import Block, Column, Paragraph, Table, TableRow
-from addnorm._util.numbers import format_count
+from addnorm._util.numbers import format_count, format_number
 from addnorm._util.render import Rendered
 from addnorm.stream.find.labels import MAX_PATHS, describe_learned, format_norm, mask_numbers, merge_paths
 from addnorm.stream.find.naming import EMBEDDING
@@ -29,7 +29,7 @@ from addnorm.wirings.stage_text import GAP, equation
 
 MAX_IDS = 4  # ids named in an error message
 COLUMNS = {name: Column(name) for name in ("layer", "sublayer", "module", "x'", "norms", "closure")}
-COLUMNS |= {"module": Column("module", fold=True), "closure": Column("closure", "right")}
+COLUMNS |= {"module": Column("module", fold=True), "closure": Column("error", "right")}
 
 
 @dataclass(eq=False, repr=False)
@@ -308,7 +308,7 @@ class Inspection(Rendered):
         }  # fmt: skip
 
     def __repr__(self) -> str:
-        closing = f"closure {self.closure:.1e}" if self.sites else "no residual add"
+        closing = f"closure {format_number(self.closure, 2)}" if self.sites else "no residual add"
         return f"<Inspection of {self.model}: {self.wiring}, {format_count(len(self.sites), 'sublayer')}, {closing}>"
 
     def _blocks(self) -> Iterator[Block]:
@@ -347,7 +347,7 @@ def _summarize(stream: Stream, lines: Sequence[_Line]) -> list[str]:
         if norm is not None:
             texts.append(f"{name}: {format_norm(norm)}, {norm.path or 'in the model itself'}")
     if stream.closure is not None:
-        texts.append(f"x_L = x_0 + all writes: relative error {stream.closure:.1e}")
+        texts.append(f"x_L = x_0 + all writes: relative error {format_number(stream.closure, 2)}")
     return [*texts, *(remark for remark in stream.remarks if remark != EMBEDDING)]  # the norm is named above
 
 
@@ -387,7 +387,7 @@ def _build_line(sites: Sequence[Site]) -> _Line:
         "module": module,
         "x'": first.formula.removeprefix("x' = "),
         "norms": ", ".join(dict.fromkeys(_norm_texts(first))),
-        "closure": f"{max(site.closure for site in sites):.0e}",
+        "closure": format_number(max(site.closure for site in sites), 1),
     }
     return _Line(cells, all(site.closes for site in sites))
 

@@ -35,12 +35,13 @@ COLUMNS = (
     SummaryColumn("cosine", "write", "cosine"),
     SummaryColumn("similarity", "out", "similarity"),
     SummaryColumn("gradient", "grad", "l2"),
-    SummaryColumn("of weights", "params", "grad_l2"),
+    SummaryColumn("weight gradient", "params", "grad_l2"),
 )
 NOTE = (
     "stream rms: after the sublayer; cosine: between write and stream; similarity: between tokens; "
-    "gradient: its norm at the stream, and at the sublayer's weights."
+    "gradient: its norm at the stream; weight gradient: its norm over the sublayer's weights."
 )
+EMPTY = "Nothing is recorded: call the model while the recorder is open, in its `with` block."
 UNDEFINED = "-"
 LONE_NOTE = " -: no sequence has two tokens that are not zero."
 CHARTS = (("stream rms by depth", COLUMNS[0], "#0072B2"), ("gradient at the stream by depth", COLUMNS[4], "#D55E00"))
@@ -128,6 +129,9 @@ class Recording(Rendered, Measurements):
         yield Paragraph(repr(self)[1:-1], style="strong")
         for name, text in self.describe().items():
             yield Paragraph(f"{name}: {text}", hang=2)
+        if not self.steps:
+            yield Paragraph(EMPTY)
+            return
         charts = [
             _chart(title, [value for _, value in self.series(column.role, column.statistic)], colour)
             for title, column, colour in CHARTS

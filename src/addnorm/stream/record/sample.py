@@ -14,6 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from addnorm._util.numbers import format_number
 from addnorm.stream.dataflow.graph import Value
 from addnorm.stream.dataflow.observers import Observer
 from addnorm.stream.edits import edit_write
@@ -188,8 +189,8 @@ class TokenSample:
                 closure = max(closure, error := relative_error(self._read(self._states[k], rows), total))
                 if not error <= limit:
                     raise OmittedError(
-                        f"at depth {k} the components add up to the stream with a relative error of {error:.1e}, "
-                        f"tolerance {limit:.0e}"
+                        f"at depth {k} the components add up to the stream with a relative error of {format_number(error, 2)}, "
+                        f"tolerance {format_number(limit, 1)}"
                     )
                 _add_to(shares[k], source_shares(parts, total))
             end = self._read(self._states[-1], rows)

@@ -14,7 +14,7 @@ import { PANELS, logarithmic, sentence, there } from "./panels.js";
 const WHAT = PANELS.flatMap((panel) => panel.lines);
 const LAST = -1; // step: the last one; depth: none is chosen
 const FAR = 1e15;
-const COMMANDS = "addnorm record minilm --out minilm.json\naddnorm explore --recording minilm.json";
+const COMMANDS = "addnorm record minilm --out minilm.json\naddnorm explore minilm.json";
 
 /** @param {any} meta */
 const files = (meta) => /** @type {{name: string, path: string, model: string, streams: string[], steps: number[], count: number}[]} */ (meta.recordings ?? []);
