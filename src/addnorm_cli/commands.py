@@ -136,9 +136,9 @@ def demo() -> None:
 def explore() -> None:
     r"""Serve the explorer, a local web page, and print its address.
 
-    RECORDING is a file of `addnorm record --out`. Move the LayerNorm of a stack, follow one token, look into a recording, train two wirings side by side. Only this machine
-    can reach the page, unless --host names another address; other machines then need the printed token. The page loads nothing
-    from elsewhere. Ctrl-C ends the server.
+    RECORDING is a file of `addnorm record --out`. Move the LayerNorm of a stack, follow one token, look into a recording, train
+    two wirings side by side. Only this machine can reach the page, unless --host names another address; other machines then need
+    the printed token. The page loads nothing from elsewhere. Ctrl-C ends the server.
 
     \b
       addnorm explore

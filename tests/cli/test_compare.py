@@ -30,7 +30,7 @@ def folder(tmp_path, monkeypatch, threads):
     monkeypatch.setattr(theory, "DEPTHS", (2,))
     monkeypatch.setattr(theory, "STREAM_WIRINGS", ())
     monkeypatch.setattr(theory, "WIRINGS", ())
-    monkeypatch.setattr(report, "build_comparison_page", lambda output: output)
+    monkeypatch.setattr(report, "build_comparison_page", lambda output, facts: output)
     monkeypatch.setattr(report, "write", lambda page, path: path)
 
 
@@ -132,7 +132,7 @@ def test_compare_keeps_results_without_report(monkeypatch):
 
 
 def test_compare_interrupted_while_drawing(monkeypatch):
-    def interrupt(output):
+    def interrupt(output, facts):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(report, "build_comparison_page", interrupt)

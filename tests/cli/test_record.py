@@ -65,7 +65,7 @@ def test_record_no_grads():
 
 
 def test_record_uses_the_models_loss():
-    assert document("record", "own_models:with_loss")["metadata"]["loss"] == "The loss is the model's own."
+    assert document("record", "own_models:with_loss")["metadata"]["loss"] == "The model's own."
 
 
 def test_probe_loss_has_gradient():

@@ -262,5 +262,5 @@ def test_comparison_prints_at_any_width(width):
     text = console.export_text()
     if width >= 80:
         rows = [line.split() for line in text.splitlines() if (line[:1] in "ab" and "0.001" in line) or "0.01" in line]
-        assert ["a", "2", "0.001", "0", "1.050", "1.000", "1.100", "yes"] in rows
-        assert ["a", "2", "0.01", "0", "-", "1.500", "-", "1"] in rows
+        assert ["a", "2", "0.001", "none", "1.050", "1.000", "1.100", "yes"] in rows
+        assert ["a", "2", "0.01", "none", "-", "1.500", "-", "1"] in rows

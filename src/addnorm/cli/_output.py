@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 import tempfile
 import threading
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
@@ -23,7 +25,8 @@ from addnorm._util.files import UnwritableError, check_writable
 from addnorm._util.render import WIDTH, Rendered, make_console, to_rich
 
 __all__ = [
-    "ArgumentError", "ProofError", "argument_errors", "check_folder", "name_flag", "print_blocks", "print_json", "print_message",
+    "ArgumentError", "ProofError", "argument_errors", "check_folder", "command_line", "name_flag", "print_blocks", "print_json",
+    "print_message",
     "print_notes", "print_result", "print_unwrapped", "save_result", "stderr_if_terminal", "stdout", "working",
 ]  # fmt: skip
 
@@ -95,9 +98,9 @@ def print_result(as_json: bool, document: Any, result: Rendered, *notes: str) ->
     print_notes(console, *notes)
 
 
-def print_blocks(console: Console, *blocks: Block) -> None:
-    """Print paragraphs and tables, at most 100 columns wide."""
-    width = min(console.width, WIDTH)
+def print_blocks(console: Console, *blocks: Block, widest: int = WIDTH) -> None:
+    """Print paragraphs and tables, at most `widest` columns wide."""
+    width = min(console.width, widest)
     for part in to_rich(blocks, width):
         console.print(part, width=width)
 
@@ -192,3 +195,19 @@ def save_result(path: Path, write: Callable[[Path], object], option: str) -> Non
         except OSError:
             raise click.ClickException(f"{sentence}, nor can '{other}': make room, and repeat the command.") from None
         raise click.ClickException(f"{sentence}: the result is in '{other}'.") from None
+
+
+def command_line() -> str:
+    """Return the command that writes the same report again: its arguments, and the options that were set."""
+    context = click.get_current_context()
+    words = ["addnorm", str(context.info_name)]
+    for param in sorted(context.command.params, key=lambda param: isinstance(param, click.Option)):
+        value = context.params[f"{param.name}"]
+        if context.get_parameter_source(f"{param.name}") is not ParameterSource.COMMANDLINE:
+            continue
+        if isinstance(param, click.Option):
+            listed = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            words += [param.opts[-1]] + [listed] * (value is not True)
+        else:
+            words += [*map(str, value)] if isinstance(value, tuple) else [str(value)]
+    return shlex.join(words)

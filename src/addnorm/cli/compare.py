@@ -22,6 +22,7 @@ from addnorm.cli._output import (
     ArgumentError,
     argument_errors,
     check_folder,
+    command_line,
     name_flag,
     print_message,
     print_result,
@@ -79,7 +80,7 @@ def run(
                 raise click.ClickException(name_flag(error, FLAGS)) from None
         print_result(as_json, comparison.to_dict(), comparison)
         with working("draw the report"):
-            page = pages.build_comparison_page(comparison)
+            page = pages.build_comparison_page(comparison, {"command": command_line()})
         save_result(path, lambda file: pages.write(page, file), "--report")
         print_message(f"Written: {path}")
     except (lab.RunError, ImportError, OSError) as error:  # the last two: of the report
@@ -127,6 +128,4 @@ def _make_protocol(protocol: lab.Protocol, settings: dict[str, Any]) -> lab.Prot
     changes = {name: value for name, value in settings.items() if value is not None}
     if "seeds" in changes:
         changes["seeds"] = tuple(range(changes["seeds"]))
-    if "steps" in changes:  # a short run must reach its learning rate
-        changes = {"warm_ups": tuple(min(n, changes["steps"] // 2) for n in protocol.warm_ups)} | changes
-    return replace(protocol, **changes)
+    return replace(protocol, **{"warm_ups": ()} | changes)

@@ -6,13 +6,9 @@ The report's path and packages are checked before the model runs.
 from __future__ import annotations
 
 import datetime
-import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-
-import click
-from click.core import ParameterSource
 
 import addnorm
 from addnorm import report as pages
@@ -27,7 +23,15 @@ from addnorm.cli._model import (
     model_facts,
     with_model,
 )
-from addnorm.cli._output import argument_errors, print_message, print_result, save_result, stderr_if_terminal, working
+from addnorm.cli._output import (
+    argument_errors,
+    command_line,
+    print_message,
+    print_result,
+    save_result,
+    stderr_if_terminal,
+    working,
+)
 from addnorm.cli._training_step import NoGradientsError, ProbeLoss, run_step
 from addnorm.stream.ablate import Ablation
 from addnorm.stream.find.inspection import Inspection
@@ -74,7 +78,7 @@ def _write_report(path: Path, loaded: LoadedModel, inspection: Inspection, seed:
     facts = {
         "model": f"{name} ({inspection.model})", "date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC",
         "weights": loaded.source, "inputs": describe_inputs(loaded).removeprefix("Inputs: "), "seed": str(seed),
-        "loss": loss.sentence if has_gradients else "none: forward only", "ablation": ablation, "command": _command_line(),
+        "loss": loss.sentence if has_gradients else "none: forward only", "ablation": ablation, "command": command_line(),
     }  # fmt: skip
     versions = ", ".join(f"{package} {version}" for package, version in pages.versions().items())
     with working(f"write {path}"):
@@ -96,14 +100,3 @@ def _record(loaded: LoadedModel, inspection: Inspection, loss: ProbeLoss) -> Rec
             run_step(loaded, loaded.kwargs, loss if grads else None)
             break
     return recording
-
-
-def _command_line() -> str:
-    """Return the command that writes the same report again: its arguments, and the options that were set."""
-    context = click.get_current_context()
-    words = ["addnorm", str(context.info_name)]
-    for param in sorted(context.command.params, key=lambda param: isinstance(param, click.Option)):
-        value = context.params[f"{param.name}"]
-        if context.get_parameter_source(f"{param.name}") is ParameterSource.COMMANDLINE:
-            words += [param.opts[-1]] * isinstance(param, click.Option) + [str(value)] * (value is not True)
-    return shlex.join(words)

@@ -33,6 +33,7 @@ from addnorm.wirings.stage import Computed, Head, Stage
 
 __all__ = ["check_depth", "make_wiring", "run"]
 
+WIDEST = 140  # columns of the list of wirings
 SOURCES = ((96, 28), (78, 21), (0, 0))  # columns of a terminal, and columns of the source in it
 SAMPLED = 12, 24  # depths from which the streams of deeper stacks are estimated
 MAX_STREAMS, MAX_COEFFICIENTS = 256, 5_000_000  # beyond, a stack takes minutes to describe
@@ -127,7 +128,7 @@ def check_depth(wiring: Wiring, num_layers: int) -> None:
     if count > MAX_COEFFICIENTS:
         raise ValueError(
             f"--layers is {num_layers}, for which {wiring.name} has about {format_number(count, 1)} coefficients, expected at "
-            f"most {format_number(MAX_COEFFICIENTS, 1)}: use fewer layers."
+            f"most {MAX_COEFFICIENTS:,}: use fewer layers."
         )
 
 
@@ -222,7 +223,7 @@ def _stage_to_dict(stage: Stage | Head, wiring: Wiring) -> dict[str, Any]:
 
 def _print_list(console: Console) -> None:
     """Print a line for each wiring; the source has a column where the terminal is wide enough."""
-    width = min(console.width, WIDTH)
+    width = min(console.width, WIDEST)
     source_width = next(columns for least, columns in SOURCES if width >= least)
     catalog = addnorm.wirings.list_all()
     names_width = max(len(wiring.name) for wiring in catalog) + 2
@@ -243,7 +244,7 @@ def _print_list(console: Console) -> None:
     shown = 3 if source_width else 2
     legend = explain(" ".join(wiring.equation() for wiring in catalog))
     more = "`addnorm wirings NAME` describes one; with --layers N it shows the constants too."
-    print_blocks(console, Table(columns[:shown], [row[:shown] for row in rows]))
+    print_blocks(console, Table(columns[:shown], [row[:shown] for row in rows]), widest=WIDEST)
     print_notes(console, legend, more)
 
 

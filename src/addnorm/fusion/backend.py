@@ -354,11 +354,14 @@ def _key(boundary: Boundary) -> tuple[str, str, str]:
 
 
 def _relocate(boundary: Boundary, norm: str | None) -> Boundary:
-    """Return an Add & Norm with the paths of the layer whose norm is `norm`: one graph may serve several layers."""
+    """Return an Add & Norm with the paths of the layer whose norm is `norm`: one graph may serve several layers.
+
+    A layer may compute the norm of a submodule itself; `norm` is the submodule's path then.
+    """
     before, after = boundary.norm.split("."), (norm or "").split(".")
-    if norm is None or norm == boundary.norm or len(before) != len(after):
+    if norm is None or norm == boundary.norm or len(before) > len(after):
         return boundary
-    changed = {k: (old, new) for k, (old, new) in enumerate(zip(before, after, strict=True)) if old != new}
+    changed = {k: (old, new) for k, (old, new) in enumerate(zip(before, after, strict=False)) if old != new}
     parts = enumerate(boundary.add.split("."))
     add = [changed[k][1] if k in changed and changed[k][0] == part else part for k, part in parts]
     return replace(boundary, norm=norm, add=".".join(add))

@@ -71,8 +71,8 @@ class Comparison(Results, Rendered):
         for group in self.groups:
             losses = " ".join(format_loss(loss, "-") for loss in group.losses()) if len(group.runs) > 1 else ""
             cells = [
-                group.wiring, str(group.num_layers), format_factor(group.lr), str(group.warm_up), format_loss(group.loss(), "-"),
-                losses, str(group.diverged or ""), "yes" if id(group) in best else "",
+                group.wiring, str(group.num_layers), format_factor(group.lr), str(group.warm_up or "none"),
+                format_loss(group.loss(), "-"), losses, str(group.diverged or ""), "yes" if id(group) in best else "",
             ]  # fmt: skip
             rows.append(TableRow(cells, "strong" if id(group) in best else ""))
         columns = [

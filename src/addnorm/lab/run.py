@@ -177,7 +177,7 @@ class Protocol:
     Args:
         num_layers: the depths, or one depth.
         rates: the learning rates. Each wiring is judged at its best one.
-        warm_ups: the numbers of warm-up steps.
+        warm_ups: the numbers of warm-up steps. Empty: none, and 100 or half of the steps if that is less.
         seeds: the seeds of weights and batches, not their number: `range(3)` for three.
         steps, d_model, nhead, tokens, batch, norm, every: see `Run`.
 
@@ -193,7 +193,7 @@ class Protocol:
 
     num_layers: tuple[int, ...] = (12,)
     rates: tuple[float, ...] = (1e-3,)
-    warm_ups: tuple[int, ...] = (0, 100)
+    warm_ups: tuple[int, ...] = ()
     seeds: tuple[int, ...] = (0,)
     steps: int = 200
     d_model: int = 64
@@ -208,6 +208,9 @@ class Protocol:
             values = getattr(self, name)
             if isinstance(values, int | float):
                 values = (values,)
+            if name == "warm_ups" and values == ():
+                check_int("steps", self.steps, 1)
+                values = (0, min(100, self.steps // 2))
             if not tuple(values):
                 raise ValueError(f"{name} is empty, expected at least one number.")
             object.__setattr__(self, name, tuple(dict.fromkeys(values)))
@@ -239,4 +242,4 @@ class Protocol:
 
 
 ILLUSTRATION = Protocol()
-FULL = Protocol(num_layers=(6, 12, 24), rates=(3e-4, 1e-3, 3e-3, 1e-2), warm_ups=(0, 100), seeds=(0, 1, 2), steps=500)
+FULL = Protocol(num_layers=(6, 12, 24), rates=(3e-4, 1e-3, 3e-3, 1e-2), seeds=(0, 1, 2), steps=500)

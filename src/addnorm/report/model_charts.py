@@ -109,7 +109,7 @@ def _source_label(source: str, site: RecordedSite | None) -> str:
     """Return a short label of a source: its layer and kind."""
     if site is None or site.kind == "other" or site.layer is None:
         return "x_0" if site is not None and site.kind == "start" else source
-    return f"{site.layer + 1} {site.kind}"
+    return f"{site.kind} {site.layer + 1}"
 
 
 def ablation_chart(ablations: Sequence[Ablation]) -> Chart:

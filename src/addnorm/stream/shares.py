@@ -106,7 +106,9 @@ def _propagate_through(norm: Norm, parts: Components) -> Components:
     shift = norm.shift(total.dtype)
     if isinstance(shift, Tensor):
         normed[BIASES] = normed.get(BIASES, torch.zeros_like(total)) + shift
-    return {name: part.reshape(total.shape) for name, part in normed.items()}  # a weight may have more dimensions, (1, 1, d)
+    return {
+        name: part.reshape(total.shape) for name, part in normed.items()
+    }  # a weight may have more dimensions, (1, 1, d)
 
 
 def sum_components(parts: Components) -> Tensor:

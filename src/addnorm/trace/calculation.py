@@ -138,7 +138,7 @@ class _Derivation:
         self.v = v = "z" if placement == "post" else "x"
         self.spread_text = "σ²" if self.layer else "ms"
         self.centred_text = f"({v} - μ)" if self.layer else v
-        self.root_text = f"√({self.spread_text} + ε)" if self.inside else f"√{self.spread_text} + ε"
+        self.root_text = f"√({self.spread_text} + ε)" if self.inside else f"√({self.spread_text}) + ε"
         self.over_root = f"/ {self.root_text}" if self.inside else f"/ ({self.root_text})"
         self.normalized_text = f"{v}_norm"
         self.average_text = "(1/d)" if self.biased else "(1/(d - 1))"
@@ -233,9 +233,9 @@ def _add_norm(w: _Derivation, z: Vector) -> None:
     w.add("squares", f"{w.centred_text}²", squares, numbers=w.vector(lambda k: f"{w.operand(centred[k])}²"))
     name, term = ("variance", f"({v}ₖ - μ)²") if w.layer else ("mean_square", f"{v}ₖ²")
     spread = w.spread = w.average(name, w.spread_text, squares, w.count, f"{w.average_text} Σ {term}")
-    sigma, eps, size = math.sqrt(spread), f"{w.eps:g}", w.number(spread)
+    sigma, eps, size = math.sqrt(spread), show(w.eps), w.number(spread)
     root = w.root = math.sqrt(spread + w.eps) if w.inside else sigma + w.eps
-    w.add("root", w.root_text, root, numbers=f"√({size} + {eps})" if w.inside else f"√{size} + {eps}")
+    w.add("root", w.root_text, root, numbers=f"√({size} + {eps})" if w.inside else f"√({size}) + {eps}")
     formula = f"{w.centred_text} {w.over_root}"
     normalized = w.normalized = w.combine("normalized", n, centred, " / ", (root,) * w.d, formula)
     w.explain("normalized", _note_on_normalized(w, z))
@@ -314,7 +314,7 @@ def _note_on_expected(w: _Derivation, expected: float) -> str:
         return "the variance is 0 and cannot become 1"
     if expected < 1:
         cause = "ε" if w.biased else "d - 1 and ε" if w.eps else "d - 1"
-        return f"{1 - expected:.2g} below 1, due to {cause}"
+        return f"{show(1 - expected, 2)} below 1, due to {cause}"
     return "1: ε is negligible beside this variance" if w.eps else "1: ε = 0 has no effect"
 
 

@@ -101,7 +101,7 @@ class Trace:
     @property
     def heading(self) -> str:
         """The equation with all options that change the numbers."""
-        choices = [f"{self.placement}-LN", f"ε = {self.eps:g}"]
+        choices = [f"{self.placement}-LN", f"ε = {show(self.eps)}"]
         choices += ["variance divided by d - 1"] if self.variance == "unbiased" else []
         choices += ["ε outside the root"] if self.eps_place == "outside" else []
         return f"{self.equation}   ({', '.join(choices)})"
@@ -134,9 +134,12 @@ def show(value: float | Sequence[float], digits: int = 5) -> str:
     Example:
         >>> show(7 / 3), show([1.5, -1, 4.5]), show(range(768))
         ('2.3333', '[1.5, -1, 4.5]', '[0, 1, 2, 3, …, 767] (768 numbers)')
+        >>> show(1e-5), show(1.5e300)
+        ('1e-5', '1.5e300')
     """
     if not isinstance(value, Sequence):
-        return f"{value + 0.0:.{digits}g}"  # + 0.0: no -0
+        text = f"{value + 0.0:.{digits}g}"  # + 0.0: no -0
+        return re.sub(r"e(-?)\+?0*(?=\d)", r"e\1", text)  # 1e-5, not 1e-05
     numbers = [show(v, digits) for v in (value if len(value) <= 12 else [*value[:4], value[-1]])]
     if len(value) <= 12:
         return f"[{', '.join(numbers)}]"

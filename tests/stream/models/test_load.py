@@ -42,18 +42,18 @@ def test_load_prefers_a_directory_to_a_model_type(saved, monkeypatch):
 
 def test_load_downloads_nothing():
     text = sentence("openai-community/gpt2")
-    assert "there is no such directory, and nothing is downloaded; similar names are gpt2" in text
+    assert "there is no such directory, and nothing is downloaded; similar: gpt2" in text
 
 
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
         ("gpt-2", {}, "a transformers model type as gpt2 or bert, or module.path:factory; "),
-        ("minilmm", {}, "a similar name is minilm"),
+        ("minilmm", {}, "similar: minilm"),
         ("", {}, "MODEL is '', expected minilm, a directory"),
         ("a\0b", {}, "MODEL is 'a\\x00b', expected minilm"),
         ("x" * 5000, {}, "expected minilm"),
-        (__file__, {}, "a file, expected its directory"),
+        (__file__, {}, "a file, expected its folder"),
         ("bert", {"layers": 0}, "--layers is 0, expected a whole number from 1"),
         ("bert", {"seed": -1}, "--seed is -1, expected a whole number from 0"),
         ("bert", {"tokens": 2.5}, "--tokens is 2.5, expected a whole number from 1"),

@@ -100,7 +100,8 @@ def bias_gradient(console: Console) -> bool:
 
 @part(
     "4. Speed",
-    f"Speed-up over eager F.layer_norm(residual + branch), and the microseconds of both, on {format_count(torch.get_num_threads(), 'thread')}. "
+    f"Speed-up over eager F.layer_norm(residual + branch), and the microseconds of both, on "
+    f"{format_count(torch.get_num_threads(), 'thread')}. "
     "This is a short run; addnorm bench measures thoroughly.",
 )
 def speed(console: Console) -> None:

@@ -45,7 +45,6 @@ MINILM = (
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 }
-CLOSE = 0.75  # similarity from which a name may be meant: "model" is no "xmod"
 KINDS = "minilm, a directory with a config.json, a transformers model type as gpt2 or bert, or module.path:factory"
 FACTORY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 RESULTS = "an nn.Module, (model, args) or (model, args, kwargs)"  # what a factory may return
@@ -184,13 +183,12 @@ def _model_types_for(name: str) -> tuple[str, ...]:
 def _unknown_name(name: str) -> str:
     """Return the message for a name that is none of the kinds."""
     if _path_is(Path.is_file, name):
-        recorded = name.endswith((".json", ".parquet")) and Path(name).name != "config.json"
-        hint = "; for a recording, `addnorm explore` shows it" if recorded else ""
-        return f"MODEL is {name!r}, a file, expected its directory, with a config.json beside it{hint}."
+        return f"MODEL is {name!r}, a file, expected its folder, with a config.json beside it; `addnorm explore` shows recordings."
     short = name if len(name) <= 100 else f"{name[:99]}…"
     expected = f"MODEL is {short!r}, expected {KINDS}"
-    near = difflib.get_close_matches(name.rpartition("/")[2].lower(), ["minilm", *_model_types_for(name)], 3, cutoff=CLOSE)
-    hint = f"; {'similar names are' if len(near) > 1 else 'a similar name is'} {', '.join(near)}" if near else ""
+    names = ["minilm", *_model_types_for(name)]
+    near = difflib.get_close_matches(name.rpartition("/")[2].lower(), names, 3, 0.75)  # "model" means no "xmod"
+    hint = f"; similar: {', '.join(near)}" if near else ""
     file, is_file, function = name.rpartition(".py:")
     if is_file:
         return f"MODEL is {short!r}, expected the module without .py, in its folder: {Path(file).name}:{function}."
