@@ -78,7 +78,7 @@ def inputs(case: Case) -> Set:
     """Return (x, s, weight, bias) and the job's further inputs, the same in every call."""
     rng, job, d = torch.Generator().manual_seed(0), JOBS[case.job], case.d
     alone = case.but(job="forward_backward" if job.backward else "forward_stream")
-    ((args, cotangents),) = jobs.inputs(alone, device=case.device)
+    args, cotangents = jobs.inputs(alone, case.device)
     drawn = [
         torch.randn(d, generator=rng),
         *(torch.randn(*shape, generator=rng) / math.sqrt(shape[1]) for shape in ((4 * d, d), (d, 4 * d))),

@@ -70,7 +70,7 @@ def measure(case: Case, *, rounds: int) -> Results:
         calls = variants(case, compiled=False)
         del calls["add"]
         return timing.measure(case, calls, rounds, peer="eager")
-    ((args, _),) = inputs(case.but(job="forward_stream"))
+    args, _ = inputs(case.but(job="forward_stream"))
     y, z = (torch.empty(case.rows, case.d, dtype=DTYPES[case.dtype].branch) for _ in range(2))
     stream = case.job == "stream"
     function: Any = add_layer_norm if case.norm == "layer" else add_rms_norm

@@ -53,7 +53,9 @@ class ParameterError(click.ClickException):
     exit_code = 2
 
     def __init__(self, param: click.Parameter | None, value: str, expected: str) -> None:
-        name = "the value" if param is None else max([*param.opts, (param.metavar or "").strip("[].")], key=len)
+        name = "the value" if param is None else re.sub(r"[\[\].]", "", param.metavar or "")
+        if isinstance(param, click.Option):
+            name = max(param.opts, key=len)
         text = value if re.fullmatch(r"-?\d+", value) else repr(value)
         super().__init__(f"{name} is {text if len(text) <= 100 else f'{text[:99]}…'}, expected {expected}.")
 

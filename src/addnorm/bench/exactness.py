@@ -65,7 +65,7 @@ def errors(
     dropout mask.
     """
     case, seed = _case(norm, job, (rows, d), dtype), torch.tensor(SEED)
-    (tensors,), keep = inputs(case), philox.keep_mask((rows, d), DROPOUT, seed)
+    tensors, keep = inputs(case), philox.keep_mask((rows, d), DROPOUT, seed)
 
     def drop(t: Tensor, p: float) -> Tensor:  # the arithmetic of F.dropout on CPU, with a known mask
         return t * keep.to(t.dtype).div_(1 - p)
@@ -86,7 +86,7 @@ def bias_gradient_of_ones(rows: int = ONES[0], d: int = ONES[1]) -> dict[str, fl
     The gradient of every element of y is one, so each feature of the bias gradient is the number of rows.
     """
     case = _case("layer", "forward_backward", (rows, d), "bfloat16")
-    (tensors,) = inputs(case)
+    tensors = inputs(case)
     dy, dz = tensors.cotangents
     ones = tensors._replace(cotangents=(torch.ones_like(dy), dz))
     gradients = {name: proofs.results(case, call, ones)["dbias"] for name, call in _expressions(case).items()}
@@ -98,7 +98,7 @@ def bytes_saved(
 ) -> dict[str, int]:
     """Return the bytes that autograd saves for backward by variant, without the parameters."""
     case = _case(norm, job, shape, dtype)
-    (tensors,) = inputs(case)
+    tensors = inputs(case)
     parameters = nn.ParameterList(nn.Parameter(t) for t in tensors.args[2:] if t is not None)
     return {
         name: saved_bytes(lambda call=call: call(*tensors.args), parameters)  # type: ignore[misc]  # the default binds it

@@ -132,8 +132,8 @@ class Set(NamedTuple):
         return torch.autograd.grad(outputs, wanted, self.cotangents, retain_graph=retain)
 
 
-def inputs(case: Case, sets: int = 1, device: torch.device | str = "cpu") -> list[Set]:
-    """Return input sets of random tensors, the same in every run. All sets have the same parameters.
+def inputs(case: Case, device: torch.device | str = "cpu") -> Set:
+    """Return random tensors, the same in every run.
 
     With dropout no element of the branch is small, so that z shows which elements were dropped (`proofs.check`).
     """
@@ -153,16 +153,12 @@ def inputs(case: Case, sets: int = 1, device: torch.device | str = "cpu") -> lis
     if case.job == "in_place":
         vectors = [t.mul_(IN_PLACE_SCALE) for t in vectors]
     weight, bias, *extra = vectors
-    tensor_sets = []
-    for _ in range(sets):
-        x, s = drawn(dtypes.stream), drawn(dtypes.branch)
-        if job.dropout:
-            s = torch.copysign(s.abs() + 0.5, s)
-        cotangents = (drawn(dtypes.branch), drawn(dtypes.stream)) if job.backward else ()
-        more = extra or [torch.empty_like(s) for _ in job.extra]
-        args = (leaf(x), leaf(s), weight, bias if case.norm == "layer" else None, *more)
-        tensor_sets.append(Set(args, cotangents))
-    return tensor_sets
+    x, s = drawn(dtypes.stream), drawn(dtypes.branch)
+    if job.dropout:
+        s = torch.copysign(s.abs() + 0.5, s)
+    cotangents = (drawn(dtypes.branch), drawn(dtypes.stream)) if job.backward else ()
+    more = extra or [torch.empty_like(s) for _ in job.extra]
+    return Set((leaf(x), leaf(s), weight, bias if case.norm == "layer" else None, *more), cotangents)
 
 
 # ---------------------------------------------------------------------------------------------------------- expressions

@@ -92,7 +92,7 @@ def full_title(case: Case) -> str:
 
 def variants(case: Case, compiled: bool) -> dict[str, Callable[[], Any]]:
     """Return for each variant a function without arguments that runs it. All variants use the same tensors."""
-    job, (tensors,) = JOBS[case.job], inputs(case)
+    job, tensors = JOBS[case.job], inputs(case)
     functions = {"eager": eager(case), "addnorm": ours(case)}
     if compiled and case.job not in UNCOMPILED:
         torch.compiler.reset()  # only this case's graph, without the guards of earlier ones

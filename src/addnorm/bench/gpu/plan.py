@@ -30,21 +30,15 @@ class Tier(NamedTuple):
 APART, TOGETHER, FEW = ("forward_stream", "backward"), ("forward_stream", "forward_backward"), (1, 128)
 TIERS = (
     Tier(("bfloat16",), (*APART, "forward"), (4096,), (LARGE,)),
-    Tier(("bfloat16",), TOGETHER, (4096,), rows=FEW),
     Tier(("bfloat16",), APART, TARGET_D, (LARGE,)),
-    Tier(("mixed",), APART, (4096,), (LARGE,)),
-    Tier(("bfloat16",), ("dropout", "forward_backward"), (4096,), (LARGE,)),
-    Tier(("bfloat16",), (*APART, "forward"), (4096,), (MEDIUM,)),
-    Tier(("bfloat16",), TOGETHER, (768,), rows=FEW),
+    Tier(("bfloat16",), TOGETHER, (4096, 768), rows=FEW),
+    Tier(("bfloat16", "mixed"), ("dropout", "forward_backward"), (4096,), (LARGE,)),
     Tier(("float16", "float32"), APART, (4096,), (LARGE,)),
-    Tier(("bfloat16",), ("forward",), TARGET_D, (LARGE,)),
     Tier(("mixed",), APART, TARGET_D, (LARGE,)),
+    Tier(("bfloat16",), (*APART, "forward"), (4096,), (MEDIUM,)),
+    Tier(("bfloat16",), ("forward",), TARGET_D, (LARGE,)),
     Tier(("bfloat16",), APART, (768, 32768, 65536), (LARGE,)),
-    Tier(("float32",), APART, (1024, 16384), (LARGE,)),
-    Tier(("bfloat16",), APART, (1024, 16384), (MEDIUM,)),
-    Tier(("mixed",), ("dropout", "forward_backward"), (4096,), (LARGE,)),
     Tier(("bfloat16",), TOGETHER, (768, 4096), rows=(1024,)),
-    Tier(("bfloat16",), ("dropout",), (768,), rows=(128,)),
 )
 
 
@@ -80,8 +74,3 @@ def _whole(device: str) -> Iterator[Case]:
         for size in grid(dtype=tier.dtypes, d=tier.ds):
             rows = (*(rows_for(each, size.d, size.dtype) for each in tier.sizes), *tier.rows)
             yield from grid(dtype=[size.dtype], d=[size.d], rows=rows, norm=NORMS, job=tier.jobs, device=[device])
-
-
-def title(case: Case) -> str:
-    """Return a case as text, as in "LayerNorm, backward, 512 x 768 bfloat16"."""
-    return f"{NORMS[case.norm]}, {JOBS[case.job].title}, {case.rows} x {case.d} {case.dtype}"

@@ -7,9 +7,9 @@ from statistics import geometric_mean
 from typing import Any
 
 from addnorm.bench.case import Case, Document, Row, by_case
-from addnorm.bench.gpu.plan import FIELDS, LARGE, MEDIUM, TARGET_D, title
+from addnorm.bench.gpu.plan import FIELDS, LARGE, MEDIUM, TARGET_D
 from addnorm.bench.gpu.variants import EVERY, VARIANTS
-from addnorm.bench.jobs import DTYPES, JOBS, NORMS, tensor_bytes
+from addnorm.bench.jobs import DTYPES, JOBS, NORMS, tensor_bytes, title
 from addnorm.bench.pages import digits, markdown, target_lines, unfinished
 from addnorm.bench.targets import Number, Rows, Target, ratio, value
 
@@ -40,8 +40,6 @@ TARGETS = (
              lambda case: tensor_bytes(case) >= MEDIUM) for peer in JUDGED),
     *(Target(f"device time over {name}'s: mean", "<=", None, _over(peer, "device"), geometric_mean)
       for peer, name in NAMES.items()),
-    *(Target(f"host time over {NAMES[peer]}'s: mean", "<=", None, _over(peer, "host"), geometric_mean)
-      for peer in ("eager", "compile")),
 )  # fmt: skip
 
 
@@ -122,7 +120,6 @@ def _times(cases: Mapping[Case, Rows], norm: str) -> Iterator[dict[str, str]]:
 
         yield {
             "rows x d": f"{case.rows} x {case.d}", "dtype": case.dtype, "job": JOBS[case.job].title,
-            "device, us": f"{digits(ours['device_us'])}{'' if ours['queued'] else ' (waits)'}",
-            "share of the copy": f"{ours['share_of_copy']:.0%}{'' if ours['cold'] else ' (warm)'}", **ratios("device"),
-            "call, us": digits(ours["call_us"]), **ratios("call"), "host, us": digits(ours["host_us"]),
+            "device, us": digits(ours["device_us"]), "share of the copy": f"{ours['share_of_copy']:.0%}", **ratios("device"),
+            "call, us": digits(ours["call_us"]), **ratios("call"),
         }  # fmt: skip

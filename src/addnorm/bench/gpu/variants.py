@@ -19,7 +19,6 @@ import torch
 from addnorm.bench.case import Case
 from addnorm.bench.jobs import DROPOUT, DTYPES, EPS, JOBS, Call, eager, ours
 
-COPY = "copy"  # no variant of the operation: a kernel that copies as many bytes, in the same rounds
 EVERY = "every variant"  # name in `failures` where a whole case failed
 
 
