@@ -24,7 +24,7 @@ from addnorm._util.numbers import format_number
 from addnorm.bench.case import Case, Document, Results, Row, grid
 from addnorm.bench.harness import Benchmark
 from addnorm.bench.jobs import eager, ours
-from addnorm.bench.pages import markdown
+from addnorm.bench.pages import headline, markdown
 from addnorm.bench.script import main
 from addnorm.bench.timing import interleaved
 from addnorm.lab import Run, Text, measure, python_docs
@@ -242,12 +242,7 @@ def finish(results: Results, head: Document) -> Document:
 
 def claims_section(document: Document) -> str:
     """Return the table of the claims: criterion, measured numbers, verdict."""
-    commit = document["commit"]
-    at = f"commit {commit[:10]}{' with changes' if document['dirty'] else ''}" if commit else ""
-    versions = f"torch {document['versions']['torch']}, Python {document['versions']['python']}"
-    load = f"load {document['load']:.1f} before it began"  # the shares of time in the last claim depend on it
-    where = [document["machine"]["cpu"], "one thread", versions, at, document["date"][:10], load]
-    return f"{claims.table(document, numbers)}\n\n{', '.join(filter(None, where))}."
+    return f"{claims.table(document, numbers)}\n\n{headline(document)}."
 
 
 def depth_section(document: Document) -> str:

@@ -7,7 +7,8 @@ from typing import Any
 import page
 
 from addnorm._util.numbers import format_number
-from addnorm.bench.pages import NORMS, headline
+from addnorm.bench.jobs import NORMS
+from addnorm.bench.pages import headline
 
 TITLES = {
     "functional": "The operation", "limit": "The forward beside its limit", "compile": "The operation under torch.compile",

@@ -5,7 +5,7 @@ import gc
 import pytest
 
 from addnorm.bench import exactness, operation, timing
-from addnorm.bench.gpu import benchmark, clock
+from addnorm.bench.gpu import clock
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -18,5 +18,4 @@ def short_timing():
         patch.setattr(exactness, "SHAPE", (64, 32))
         patch.setattr(operation, "PAUSE_SECONDS", 0.0)
         patch.setitem(clock.COPY_BYTES, "cpu", 4096)
-        patch.setattr(benchmark, "MOST_SETS", 3)
         yield

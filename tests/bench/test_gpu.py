@@ -2,6 +2,7 @@
 
 import itertools
 import sys
+import time
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
@@ -25,7 +26,7 @@ def case(norm="rms", job="forward_stream", dtype="bfloat16", rows=16, d=64, devi
 
 
 def check_call(item, forward):
-    return proofs.check(item, forward, jobs.inputs(item)[0])
+    return proofs.check(item, forward, jobs.inputs(item))
 
 
 def test_plan_begins_with_a_case_of_every_kind():
@@ -198,149 +199,45 @@ def test_missing_peers_have_a_reason(monkeypatch):
     assert variants.versions() == {}
 
 
-# What is timed.
+# What is timed, and the clocks.
 
 
-@pytest.mark.parametrize("job", ["forward", "backward", "dropout"])
-def test_timed_call_runs_the_job_on_its_set(monkeypatch, job):
+@pytest.mark.parametrize(("job", "forwards"), [("forward", 1), ("backward", 0), ("dropout", 1)])
+def test_timed_call_runs_the_job(monkeypatch, job, forwards):
     item = case("layer", job, "mixed" if job == "dropout" else "float32")
     measurement = benchmark._Measurement(item, {part: [] for part in benchmark.PARTS})
-    sets, order, right = measurement.sets, [], jobs.eager(item)
-    assert not torch.equal(sets[0].args[0], sets[1].args[0])
+    calls, right = [], jobs.eager(item)
 
     def forward(*args):
-        order.append(next(i for i, other in enumerate(sets) if other.args[0] is args[0]))
+        calls.append(args)
         return right(*args)
 
     monkeypatch.setitem(variants.VARIANTS, "eager", variants.Variant("eager", lambda case: forward))
     call = measurement._checked("eager")
-    assert order == ([0, 0, 1, 2] if job == "backward" else [0])  # the check; then the graphs are made
-    order.clear()
-    results = [call(1), call(1)]
-    assert order == ([] if job == "backward" else [1, 1])
+    assert len(calls) == (2 if job == "backward" else 1)  # the check; then the graph is made
+    calls.clear()
+    results = [call(), call()]
+    assert len(calls) == 2 * forwards
     if job == "backward":
-        truth = proofs.truth(item, sets[1])
+        truth = proofs.truth(item, measurement.tensors)
         for gradient, name in zip(results[1], proofs.GRADIENTS[:4], strict=True):
             torch.testing.assert_close(gradient.double(), truth[name], rtol=1e-4, atol=1e-4)
 
 
-# The clock.
-
-HERTZ = 1.5e9  # clock rate of the simulated device
-
-
-class SimulatedCuda:
-    """Device with a queue: each test sets the host's time, and the device executes the enqueued work."""
-
-    def __init__(self, monkeypatch):
-        self.host, self.device, self.sleeps = 0.0, 0.0, []
-        monkeypatch.setattr(torch.cuda, "_sleep", self.sleep)
-        monkeypatch.setattr(torch.cuda, "synchronize", self.synchronize)
-        monkeypatch.setattr(clock, "_event", lambda: Event(self))
-        monkeypatch.setattr(clock.time, "perf_counter", lambda: self.host)
-
-    def enqueue(self, seconds):
-        """Enqueue work, which starts when the device is free, but not before now."""
-        self.device = max(self.device, self.host) + seconds
-
-    def sleep(self, cycles):
-        self.sleeps.append(cycles / HERTZ)
-        self.enqueue(cycles / HERTZ)
-
-    def synchronize(self):
-        self.host = max(self.host, self.device)
-
-
-class Event:
-    """Event of the simulated device."""
-
-    def __init__(self, cuda):
-        self.cuda = cuda
-
-    def record(self):
-        self.at = max(self.cuda.device, self.cuda.host)
-
-    def query(self):
-        return self.cuda.host >= self.at
-
-    def synchronize(self):
-        self.cuda.host = max(self.cuda.host, self.at)
-
-    def elapsed_time(self, end):
-        return (end.at - self.at) * 1e3
-
-
-@pytest.fixture
-def cuda(monkeypatch):
-    return SimulatedCuda(monkeypatch)
-
-
-@pytest.fixture
-def timer_of(cuda):
-    """Return a function that returns a timer of calls with this host time and device work, and the sets of its calls."""
-
-    def make(host, work, sets=2, synchronizes=False):
-        order = []
-
-        def call(i):
-            order.append(i)
-            cuda.host += host
-            cuda.enqueue(work)
-            if synchronizes:
-                cuda.synchronize()
-
-        clock._cycles_per_second.cache_clear()
-        clock._cycles_per_second()
-        timer = clock.Timer("cuda", call, sets)
-        cuda.sleeps.clear()  # those of the calibration
-        order.clear()
-        return timer, order
-
-    yield make
-    clock._cycles_per_second.cache_clear()
-
-
-@pytest.mark.parametrize(("host", "work"), [(5e-6, 50e-6), (50e-6, 5e-6)])
-def test_device_host_and_call_time_are_separate(timer_of, host, work):
-    timer, _ = timer_of(host, work)
-    sample = timer.sample(20)
-    assert sample.device == pytest.approx(work)  # also where the host is ten times slower
-    assert sample.host == pytest.approx(host)
-    assert sample.call == pytest.approx(max(host, work) + min(host, work) / 20)  # the longer one hides the other
-    assert sample.queued
-
-
-def test_short_sleep_is_made_longer(cuda, timer_of):
-    timer, _ = timer_of(1e-3, 10e-6)
-    sample = timer.sample(20)  # the host takes 20 ms: ten times the first sleep
-    assert cuda.sleeps[0] == pytest.approx(clock.FIRST_SLEEP)
-    assert cuda.sleeps[-1] > 20e-3
-    assert (sample.queued, sample.device) == (True, pytest.approx(10e-6))
-    cuda.sleeps.clear()
-    timer.sample(20)
-    assert len(cuda.sleeps) == 1  # the length of the sleep is remembered
-
-
-def test_synchronizing_call_is_marked(cuda, timer_of):
-    timer, _ = timer_of(1e-6, 10e-6, synchronizes=True)
-    sample = timer.sample(4)
-    assert len(cuda.sleeps) <= clock.TRIES
-    assert max(cuda.sleeps) <= clock.LONGEST_SLEEP
-    assert (sample.queued, clock.times([sample])["queued"]) == (False, False)
-    assert sample.device >= 10e-6
-
-
-def test_sets_rotate_through_all_segments(timer_of):
-    timer, order = timer_of(1e-6, 1e-6, sets=3)
-    timer.sample(4)  # a segment of device time, and one of call time
-    assert order == [0, 1, 2, 0, 1, 2, 0, 1]
+def test_clocks_are_tritons_and_the_wall_clock(monkeypatch):
+    calls = []
+    monkeypatch.setattr("triton.testing.do_bench", lambda call, *_, return_mode: call() or 3.0)
+    on_device = clock.sample("cuda", lambda: calls.append(time.sleep(1e-4)))
+    assert on_device.device == 3e-3
+    assert 1e-4 <= on_device.call < 3e-3
+    assert len(calls) > clock.REPEATS
+    on_cpu = clock.sample("cpu", lambda: time.sleep(1e-4))
+    assert on_cpu.device == on_cpu.call >= 1e-4
+    row = clock.times([clock.Sample(device, 2 * device) for device in (1e-6, 3e-6, 2e-6)])
+    assert (row["device_us"], row["device_q1_us"], row["call_q3_us"]) == pytest.approx((2.0, 1.5, 5.0))
 
 
 def test_copy_bandwidth_counts_reads_and_writes(monkeypatch):
-    class Fixed:
-        def sample(self, repeats):
-            return clock.Sample(0.01, 0.0, 0.01, True)
-
-    monkeypatch.setattr(clock, "_copies", lambda device: {"kernel": Fixed()})
+    monkeypatch.setattr(clock, "sample", lambda device, call: clock.Sample(0.01, 0.01))
     monkeypatch.setitem(clock.COPY_BYTES, "cpu", 1000)
-    assert clock.copy_rates("cpu") == {"kernel": 2e5}
+    assert clock.copy_rates("cpu") == {"memcpy": 2e5, "kernel": 2e5}

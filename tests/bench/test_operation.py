@@ -53,7 +53,7 @@ def test_variants_compute_the_same(norm, job, dtype, monkeypatch):
 @pytest.mark.parametrize(("norm", "dtype"), [("layer", "bfloat16"), ("rms", "float32")])
 def test_in_place_calls_keep_ordinary_values(norm, dtype):
     item = case(norm, "in_place", 2, 64, dtype)
-    (tensors,) = jobs.inputs(item)
+    tensors = jobs.inputs(item)
     x, s = tensors.args[:2]
     before, call = x.clone(), jobs.ours(item)
     for _ in range(5_000):
@@ -75,7 +75,7 @@ def test_onnxruntime_applies_to_float32_without_gradients(monkeypatch):
     assert applies == {(job, "float32") for job in ("forward", "forward_stream", "reuse")}
     monkeypatch.setitem(sys.modules, "onnxruntime", types.ModuleType("onnxruntime"))
     with pytest.raises(AttributeError):
-        onnx_peer.bound(tiny[0], jobs.inputs(tiny[0])[0])
+        onnx_peer.bound(tiny[0], jobs.inputs(tiny[0]))
 
 
 # Facts and errors.

@@ -13,10 +13,10 @@ from addnorm._util.numbers import format_number, format_percent
 from addnorm._util.render import to_markdown
 from addnorm.bench.case import Case, Document, Row
 from addnorm.bench.harness import MAX_OTHERS
+from addnorm.bench.jobs import NORMS
 
 Line = Mapping[str, Span]
 NUMBER = re.compile(r"[*<>=~]*\s?[-+−±]?\d")
-NORMS = {"layer": "LayerNorm", "rms": "RMSNorm"}
 
 
 def table(lines: Iterable[Line], title: str = "") -> Table:
@@ -119,7 +119,7 @@ def target_lines(rows: Iterable[Row]) -> list[Mapping[str, str]]:
     for row in rows:
         name = row["name"] + (f" ({row['versus']})" if "versus" in row else "")
         line = lines.setdefault((name, bound(row)), {"measured over the cases": name, "target": bound(row)})
-        line[NORMS.get(row.get("norm") or "", "value")] = judged(row)
+        line[NORMS[row["norm"]] if row.get("norm") else "value"] = judged(row)
     return [*lines.values()]
 
 

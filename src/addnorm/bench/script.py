@@ -52,14 +52,12 @@ def main(benchmark: Benchmark, words: Sequence[str] | None = None, folder: Path 
     except ValueError as error:
         print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
         return 2
-    if given.quick:
-        cases = [*{getattr(case, "job", None): case for case in reversed(cases)}.values()]  # the first of each job
     document = run(
-        benchmark, cases, budget=given.budget or None, earlier=earlier, path=None if given.quick else path, here=here,
+        benchmark, cases, budget=given.budget or None, earlier=earlier, path=path, here=here,
         progress=lambda line: print(line, file=sys.stderr, flush=True), **options,
     )  # fmt: skip
     print("\n".join(report(benchmark, document)))
-    saved = given.quick or _save(benchmark, document, path, force=given.force)
+    saved = _save(benchmark, document, path)
     if not document["complete"]:
         print(f"Cut short ({document['ended']}): the same command with --resume continues.", file=sys.stderr)
         return 130
@@ -77,21 +75,19 @@ def _results(benchmark: Benchmark, selected: Selection, folder: Path) -> tuple[P
     return folder / f"{name}.json", "part" if parts else None
 
 
-def _save(benchmark: Benchmark, document: Document, path: Path, *, force: bool) -> bool:
+def _save(benchmark: Benchmark, document: Document, path: Path) -> bool:
     """Write the document, print its path, and return whether the path is `path`.
 
-    Times of a busy machine, or of code that no commit has, go to NAME.busy.json, or with `force` to `path`, marked as forced.
+    Times of a busy machine, or of code that no commit has, go to NAME.busy.json.
     """
     reason = find_obstacle(document) if benchmark.idle and document["complete"] else None
     if reason is None:
         print(f"Written: {write(document, path)}")
-    elif force:
-        print(f"Written: {write({**document, 'forced': True}, path)}, marked: {reason}.")
     else:
         partial_path(path).unlink(missing_ok=True)
         written = write(document, path.with_suffix(f".busy{path.suffix}"))
-        print(f"Not published, {reason}: written to {written}; measure again, or pass --force.")
-    return reason is None or force
+        print(f"Not published, {reason}: written to {written}; measure again.")
+    return reason is None
 
 
 def _parser(benchmark: Benchmark) -> argparse.ArgumentParser:
@@ -101,11 +97,9 @@ def _parser(benchmark: Benchmark) -> argparse.ArgumentParser:
     parser.add_argument(
         "--budget", type=float, default=benchmark.budget, help="seconds after which no case begins; 0: none"
     )
-    parser.add_argument("--quick", action="store_true", help="one case of each job, and no results file")
     parser.add_argument(
         "--json", type=Path, help="results file (default results/NAME.json; for a part a temporary file)"
     )
-    parser.add_argument("--force", action="store_true", help="publish the results of a busy machine, marked as such")
     parser.add_argument("--resume", action="store_true", help="continue the run in the results file")
     parser.add_argument(
         "--judge", action="store_true", help="judge the stored numbers again, after a target has changed"

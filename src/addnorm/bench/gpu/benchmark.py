@@ -13,7 +13,6 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -21,7 +20,7 @@ from addnorm import backends
 from addnorm._util.timing import interleave
 from addnorm._util.torch_internals import keep_donated_buffers
 from addnorm.bench import environment, jobs, proofs, timing
-from addnorm.bench.case import Case, Document, Results, Row, Stop, by_case
+from addnorm.bench.case import Case, Document, Results, Stop, by_case
 from addnorm.bench.gpu import clock, plan, summary, variants
 from addnorm.bench.gpu.clock import Sample, TimedCall
 from addnorm.bench.gpu.plan import FIELDS
@@ -87,7 +86,7 @@ class _Measurement:
 
     def __init__(self, case: Case, results: Results) -> None:
         self.case, self.results = case, results
-        (self.tensors,) = jobs.inputs(case, case.device)
+        self.tensors = jobs.inputs(case, case.device)
         self.calls: dict[str, TimedCall] = {}
         self.ready: dict[str, float] = {}
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from addnorm.bench.case import Case, Selection, grid, select
-from addnorm.bench.jobs import JOBS, NORMS, tensor_bytes
+from addnorm.bench.jobs import NORMS, tensor_bytes
 
 FIELDS = ("norm", "job", "rows", "d", "dtype", "device")
 MB = 1e6
