@@ -171,7 +171,10 @@ MODELS = {
 
 
 def unlike(name: str) -> tuple[float, float]:
-    """Return two shares of elements unlike the formula of model `name`: with its order of rounding, and with another order."""
+    """Return the shares of elements that differ between `add_rms_norm` and model `name`.
+
+    One with the model's `casting`, one with another.
+    """
     formula, casting, offset = MODELS[name]
     generator = torch.Generator().manual_seed(0)
     x, branch = (torch.randn(SHAPE, generator=generator).bfloat16() for _ in range(2))

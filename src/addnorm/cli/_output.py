@@ -55,8 +55,8 @@ def argument_errors(flags: Mapping[str, str] | None = None, words: Mapping[str, 
     """Report errors of the library about its arguments as an `ArgumentError`.
 
     Args:
-        flags: the options of the command line by the arguments with which the library's errors begin.
-        words: words of the command line by those of the library's errors.
+        flags: {the library's argument: the command line's option}, replaced at the beginning of a message.
+        words: {the library's word: the command line's word}, replaced anywhere.
     """
     try:
         yield

@@ -362,7 +362,7 @@ def _as_dict(value: Any) -> dict[str, Any]:
 
 
 def _number(value: Any) -> float:
-    """Return a closure; infinity is a word in a file."""
+    """Convert a stored relative error to a float: "Infinity" becomes inf, anything else that is no number NaN."""
     if value == "Infinity":
         return math.inf
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan

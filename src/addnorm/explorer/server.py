@@ -257,7 +257,7 @@ class _Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     def _close_idle(self) -> None:
-        """Close connections that wait for the same request as at the last call: uvicorn waits for a head without limit."""
+        """Close connections that have been idle since the previous call; uvicorn has no timeout for a request's head."""
         connections: Any = self.server_state.connections
         waiting = {
             connection: connection.cycle

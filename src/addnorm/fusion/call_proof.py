@@ -90,9 +90,10 @@ def prove_calls(rewrite: Rewrite) -> list[Difference]:
 
 @dataclass(frozen=True)
 class _Side:
-    """One side of a replacement: nodes in order, their outputs, and the leaves that they read.
+    """One side of a comparison: the operators before, or the fused call after.
 
-    A leaf is a node of the graph before the rewrite, so that both sides have the same.
+    It has its nodes, its outputs, and for each outside node that it reads the node of the original graph, so that both sides can
+    be fed the same values.
     """
 
     nodes: tuple[fx.Node, ...]
@@ -101,18 +102,18 @@ class _Side:
 
 
 def _collect(rewrite: Rewrite, outputs: Sequence[fx.Node], is_inside: Callable[[fx.Node], bool]) -> _Side:
-    """Return the nodes inside that compute the outputs, and what they read."""
+    """Collect the nodes for which `is_inside` is true and on which the outputs depend, and the outside nodes that they read."""
     nodes = [*walk(outputs, lambda node: node.all_input_nodes if is_inside(node) else ())]
     leaves = {node: rewrite.leaf_of(node) for node in nodes if not is_inside(node)}
     return _Side(tuple(sorted(filter(is_inside, nodes))), tuple(outputs), leaves)
 
 
 class _Draw(NamedTuple):
-    """Random numbers of one comparison.
+    """Settings of one comparison on random inputs.
 
     Attributes:
-        scale: factors of the rows.
-        is_apart: whether the gradient of each result by itself is compared, too.
+        scale: factor of each row of the random tensors that have the sum's shape.
+        is_apart: whether to compare the gradient from each output alone as well.
     """
 
     scale: Tensor
@@ -240,7 +241,7 @@ class _Replacement:
                     yield dtype_name(result.dtype), failure(f"places of NaN and infinity in {name}")
 
     def _scale(self, shape: tuple[int, ...], unusual: bool = False) -> Tensor:
-        """Return random factors of the rows; or such that make rows large, small and zero."""
+        """Return a factor for each row of the inputs: random, or with `unusual` a fixed cycle of large, small and zero ones."""
         if not unusual:
             return draw_row_factors(torch.Generator().manual_seed(0), shape)
         is_half = torch.float16 in {example_value(node).dtype for node in (*self.operands, self.match.z[0])}
@@ -254,7 +255,10 @@ class _Replacement:
         return repeat_factors(factors, shape)
 
     def _fill(self, shape: tuple[int, ...], scale: Tensor) -> dict[fx.Node, Any]:
-        """Return random leaves, with the strides of the graph's; numbers and constants are the graph's."""
+        """Return a value for each node that both sides read.
+
+        It is a random tensor with the node's strides, or the graph's own number or constant of one element.
+        """
         generator = torch.Generator().manual_seed(0)
         leaves: dict[fx.Node, Any] = {}
         for node in self.leaves:
@@ -314,7 +318,10 @@ class _Replacement:
         return results
 
     def _cotangent(self, name: str, output: Tensor, scale: Tensor) -> Tensor:
-        """Return a random cotangent; that of y lets the gradients of all rows have about one size."""
+        """Return a random gradient of an output.
+
+        Multiply that of y by about each row's size, so that rows of all sizes get input gradients of similar size.
+        """
         drawn = draw_normal(torch.Generator().manual_seed(len(name)), output.shape)
         is_row = name.startswith("y") and output.shape[:-1] == scale.shape[:-1]
         deviation = scale.square().add(self.match.norm.eps or 0.0).sqrt().clamp_max(UNUSUAL[0])
@@ -339,7 +346,10 @@ def _call_in_float64(eps: float | None, node: fx.Node, args: Any, kwargs: Any) -
 
 
 def _is_given(node: fx.Node) -> bool:
-    """Return whether a node is a number, or a constant of one element: the same in every call, as eps."""
+    """Return whether a node's value is fixed, such as eps, and must not become random.
+
+    It is a number, or an attribute without a tensor or with a tensor of one element.
+    """
     example = example_value(node)
     if node.op == "get_attr":
         return example is None or example.numel() == 1

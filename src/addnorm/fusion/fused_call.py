@@ -104,7 +104,7 @@ def draw_row_factors(generator: torch.Generator, shape: Sequence[int]) -> Tensor
 
 
 def repeat_factors(factors: Sequence[float], shape: Sequence[int], start: int = 0) -> Tensor:
-    """Return factors of the rows of a tensor: these in turn, from the one with the number `start` on."""
+    """Return one factor for each row of `shape`, `(*, 1)`: cycle through `factors`, starting at index `start`."""
     turn = torch.arange(start, start + math.prod(shape[:-1]), device="cpu") % len(factors)
     return torch.tensor(factors, dtype=torch.float64, device="cpu")[turn].reshape(*shape[:-1], 1)
 

@@ -127,7 +127,7 @@ def with_strides(tensor: Tensor, stride: Sequence[int]) -> Tensor:
 
 
 def layout_of(tensor: Tensor) -> Any:
-    """Return all that a tensor of random numbers depends on, and which of its sizes are dynamic."""
+    """Return a key of a tensor: symbolic and concrete sizes, strides, dtype, device, requires_grad."""
     sizes = [str(size_expr(size)) for size in tensor.shape]
     size, stride = concrete(tuple(tensor.shape)), concrete(tensor.stride())
     return sizes, size, stride, tensor.dtype, tensor.device, tensor.requires_grad

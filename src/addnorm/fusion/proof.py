@@ -121,7 +121,10 @@ def prove(
 
 
 def _draw_again(proof: Proof, baseline: _Baseline, fused: Sequence[RunResult], errors: Sequence[Errors]) -> Proof:
-    """Return the proof with the model's errors drawn again."""
+    """Repeat a failed proof with tolerances from more float64 runs of the original model, until it holds or `DRAWS` is reached.
+
+    The parameters are slightly moved in each run.
+    """
     perturbed = baseline.perturbed_errors(PERTURBATIONS)
     draws: list[list[Errors]] = []
 
@@ -169,7 +172,7 @@ def _differences(
 
 
 class Mode(NamedTuple):
-    """What a run takes gradients of."""
+    """Mode of a run: the parameters of which gradients are computed, and whether those of the inputs are."""
 
     parameters: Mapping[str, Tensor]
     inputs: bool

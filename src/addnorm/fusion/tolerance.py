@@ -142,7 +142,7 @@ def compare(
 
 
 def _lost_share(eps: float) -> float:
-    """Return the relative error at which three of four digits are lost, more than round-off causes."""
+    """Return eps**0.25: beyond this relative error three quarters of the digits are wrong, more than by round-off."""
     return math.sqrt(math.sqrt(eps))
 
 
@@ -209,7 +209,10 @@ def _wide(tensor: Tensor) -> Tensor:
 
 
 def condition_of(z: Tensor, kind: str, eps: float) -> float:
-    """Return how much a norm of z magnifies round-off: LayerNorm, if the features of a row are nearly equal, as with d = 1."""
+    """Return the factor by which a norm magnifies round-off in z.
+
+    For LayerNorm it is the largest |z| / std of a row, at least 1; for other norms 1.
+    """
     if kind != "layer":
         return 1.0
     few = z.shape[-1] <= VERY_FEW
@@ -218,7 +221,7 @@ def condition_of(z: Tensor, kind: str, eps: float) -> float:
 
 
 def compare_exactly(name: str, before: Tensor, after: Tensor | None, width: int, condition: float) -> Difference:
-    """Return the difference of two results in float64, where only another order of computing is round-off."""
+    """Compare two float64 results. Tolerate only what another order of summation explains."""
     bound = ORDERS * FLOAT64 * math.sqrt(width) * condition
     size = max(_largest(before), 1.0)
     error = _largest(before - after) if after is not None and before.shape == after.shape else math.inf
@@ -228,7 +231,11 @@ def compare_exactly(name: str, before: Tensor, after: Tensor | None, width: int,
 def compare_round_off(
     name: str, before: Tensor | None, after: Tensor | None, exact: Tensor | None, condition: float, kind: str
 ) -> Iterator[tuple[str, Difference]]:
-    """Yield what a call differs by in the graph's dtypes, with as much as round-off explains, and which norm that is."""
+    """Compare a result before and after fusing, in its dtype.
+
+    Yield a suffix for the name ("" for the largest error, " (RMS)" for the root mean square, " (casting)" if the roundings
+    differ) and a `Difference` whose tolerance is what round-off explains.
+    """
     if before is None or after is None or before.shape != after.shape or before.dtype != after.dtype:
         yield "", failure(name)
         return

@@ -41,7 +41,10 @@ class Rewrite:
         return {new: node for node, new in self.current.items()}
 
     def leaf_of(self, node: fx.Node) -> fx.Node:
-        """Return one node of the graph for all that return the same tensor, as dropout without effect does."""
+        """Return the first node of the original graph that returns the same value as this one.
+
+        Dropout without effect returns its input.
+        """
         node, traced = self.originals.get(node, node), self.traced
         return traced.nodes[traced.values[node]] if node in traced.values else node
 

@@ -234,13 +234,13 @@ def mask_write(write: PendingWrite) -> Tensor:
 
 
 class Reading(NamedTuple):
-    """The streams after a write, the sublayer's inputs that are read from the streams, and the coefficients.
+    """Result of reading the streams.
 
     Attributes:
-        streams: X'.
-        reads: N_in(C P(X')), one for each input of the sublayer.
-        collapse: C.
-        write: A, B and the bias of the sublayer's own write.
+        streams: X', the streams after the pending write.
+        reads: the sublayer's inputs, N_in(C P(X')), where P is an optional norm of each stream.
+        collapse: the weights C of the read.
+        write: mixing matrix A, weights B and bias of the sublayer's own write, X'' = A X' + B W + bias.
         carried: the C that the next stage reads with.
     """
 
@@ -281,7 +281,10 @@ def read(module: Any, spec: Stage | Head, state: StreamState, norms: Sequence[An
 
 
 def find_collapse(module: Any, spec: Stage | Head, streams: Streams, before: Any) -> tuple[Any, Any, Any, Any, Any]:
-    """Return C, A, B, the bias, and the C of the next stage. All but the first are None unless the module computes them."""
+    """Return the read weights C, the mixing matrix A, the write weights B, the bias, and the C to pass on to the next stage.
+
+    All but the first are None unless `module` computes them.
+    """
     computed, carried = module.coefficients, None
     used, mix, inject, bias = (None,) * 4 if computed is None else computed(streams)
     if spec.delayed:

@@ -66,7 +66,9 @@ _WITHOUT_TENSORS: dict[str, Any] = dict.fromkeys(("weight", *_TENSORS))
 
 
 class AddNormFunction(torch.autograd.Function):
-    """Autograd node of a call in Python: `(y, z)` of the arguments of `add_norm_forward` but `outputs`.
+    """Autograd function of Add & Norm in Python.
+
+    Takes the arguments of `add_norm_forward` without `outputs`, returns `(y, z)`.
 
     y is an empty placeholder where `norm` is "none", z where branch is None. csrc/autograd/node.cpp is the same node in C++,
     without `save_outputs`; it takes this one's place where it is built.
@@ -160,7 +162,10 @@ def _gradients(ctx: Any, dy: Tensor | None, dz: Tensor | None, mask: int) -> tup
 
 
 def _differentiable_gradients(eps: float, *arguments: Any, **options: Any) -> tuple[Tensor, ...]:
-    """Return the backward operator's results in the reference's formulas (create_graph), with statistics that depend on z."""
+    """Compute the gradients by differentiable formulas, as `create_graph=True` needs.
+
+    Mean and rstd are computed again from z, so that they are differentiated too.
+    """
     a: Any = BackwardArguments(*arguments, **options)
     stats = None
     if a.dy is not None:
@@ -190,7 +195,10 @@ node = _load_node()
 
 
 def apply(*arguments: Any) -> tuple[Tensor, Tensor]:
-    """Return `(y, z)` of a call in an autograd node, from the arguments of `add_norm_forward` but `outputs`."""
+    """Compute `(y, z)` with autograd, by the C++ node if it is built and `save_outputs` is off, else by `AddNormFunction`.
+
+    Takes the arguments of `add_norm_forward` without `outputs`.
+    """
     if node is None or save_outputs.is_active():
         return AddNormFunction.apply(*arguments)  # type: ignore[no-any-return, no-untyped-call]
     return node(*arguments)  # type: ignore[no-any-return]
@@ -238,7 +246,10 @@ for _name, _kernel in kernels_of("add_norm_forward", _differentiate, ("",)):
 
 
 def _register_formula(name: str, fusible: Callable[..., Any]) -> None:
-    """Register the overload that is the formula: a compiler that traces it gets the formula, all others the operator."""
+    """Register a composite overload of operator `name`.
+
+    Under a dispatch mode, as when a compiler traces, it runs `fusible`, else the operator.
+    """
     op, overload = getattr(_ops, name).default, f"{name}.{compile_mode.OVERLOAD}"
 
     def kernel(*args: Any, **options: Any) -> Any:

@@ -68,7 +68,7 @@ def decompositions(*, core_aten: bool = True) -> dict[Any, Callable[..., Any]]:
 
 
 def _traced(formula: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the formula with each sum over a row as one operator."""
+    """Wrap a formula so that it computes each row sum by one operator (`reference.sums_in_one_loop`), not by adding halves."""
 
     @functools.wraps(formula)
     def decomposed(*arguments: Any, **options: Any) -> Any:

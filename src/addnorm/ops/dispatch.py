@@ -234,7 +234,10 @@ def _compute(a: Any) -> tuple[Tensor, Tensor]:
 
 
 def _record(name: str, arguments: Any) -> Any:
-    """Call the overload that a graph records."""
+    """Call operator `name` while a graph is traced.
+
+    The compile mode chooses the formula, the kernel or the default overload; ONNX export gets the formula in torch's operators.
+    """
     if not _compiling() and exports_onnx():
         a = arguments if name == "add_norm_forward" else ForwardArguments(*arguments[:-1], norm_number(arguments[-1]))
         y, z = formulas.fusible_formula(a)

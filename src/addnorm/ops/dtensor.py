@@ -43,7 +43,7 @@ def draw_seed(like: Tensor) -> Tensor:
 
 
 def share(value: Tensor, like: Tensor) -> Tensor:
-    """Return a value that was drawn in every process as that of the first process of the mesh of `like`.
+    """Replace a value that each process drew by that of the first process of `like`'s mesh, replicated.
 
     A value that requires a gradient, and any value beside an ordinary tensor, is returned unchanged.
     """
@@ -55,7 +55,10 @@ def share(value: Tensor, like: Tensor) -> Tensor:
 
 
 def spread(value: Tensor, like: Tensor) -> Tensor:
-    """Return a value that every process has as a replicated DTensor if `like` is a DTensor, else unchanged, as DTensors are."""
+    """Wrap a value that is equal in all processes as a replicated DTensor, if `like` is a DTensor.
+
+    Return DTensors and all other cases unchanged.
+    """
     if like.__class__ is Tensor or not is_dtensor(like) or is_dtensor(value):
         return value
     from addnorm.ops import sharding

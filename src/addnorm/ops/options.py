@@ -96,7 +96,7 @@ CASTINGS = {"float32": 0, "llama": 1, "t5": 2}
 
 
 def norm_number(rms: bool) -> int:
-    """Return the number of RMSNorm or of LayerNorm in a schema."""
+    """Return the integer that stands for RMSNorm or LayerNorm in the operators' schemas."""
     return NORMS["rms" if rms else "layer"]
 
 

@@ -100,12 +100,15 @@ def place_rows(tensors: Sequence[DTensor], rows: int, ndim: int, *, plain: bool 
 
 
 def make_partial(rows: Placements) -> Placements:
-    """Return the placement of sums over rows that are placed so."""
+    """Return the placements of a sum over rows with placements `rows`: `Partial` where these are sharded, else `Replicate`."""
     return tuple(Replicate() if placement.is_replicate() else Partial() for placement in rows)
 
 
 def localize(arguments: dict[str, Any], mesh: DeviceMesh, rows: Placements, with_rows: Collection[str]) -> None:
-    """Replace each DTensor by this process's part: those with rows are placed as the rows, others are replicated."""
+    """Replace each DTensor among the arguments by its local tensor.
+
+    Those named in `with_rows` are redistributed to placements `rows`, the others replicated.
+    """
     for name, t in arguments.items():
         if isinstance(t, DTensor):
             placements = rows if name in with_rows else (Replicate(),) * mesh.ndim
@@ -135,7 +138,11 @@ class _Call:
             self._place_mask()
 
     def _place_mask(self) -> None:
-        """Let the operator draw the mask of these rows: move its offset if their elements are one piece, else make the mask."""
+        """Prepare this process's part of the dropout mask.
+
+        If its rows are contiguous in the whole tensor and start at a Philox block, advance the operator's offset; else compute
+        the mask here as `keep` and turn the operator's dropout off.
+        """
         sizes, starts = (part[:-1] for part in compute_local_shape_and_global_offset(self.shape, self.mesh, self.rows))
         d = self.shape[-1]
         strides = [math.prod(self.shape[i + 1 : -1]) for i in range(len(sizes))]

@@ -78,7 +78,7 @@ def check_codes(**codes: Any) -> None:
 
 
 def check_operator(row_scale: Any, seed: Any, dropout_p: float, residual: Tensor) -> None:
-    """Raise ValueError unless an operator has what the functions make of its arguments: all rows, and a seed."""
+    """Raise ValueError unless `row_scale` has one number per row (already expanded), and a seed is given if dropout_p > 0."""
     if row_scale is not None and row_scale.shape != residual.shape[:-1]:
         raise ValueError(
             f"row_scale has shape {_shape(row_scale)}, expected {tuple(residual.shape[:-1])}, one for each row: expand it."

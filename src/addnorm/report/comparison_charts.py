@@ -220,7 +220,10 @@ def setting_table(comparison: Comparison, groups: Sequence[Group]) -> Table:
 
 
 def _name_sites(sites: Sequence[Sequence[Numbers]], keys: Sequence[str]) -> dict[float, list[Cell]]:
-    """Return the values of `keys` of the site at each depth. If wirings differ there, a value is "attention 1 / other 1"."""
+    """Return for each depth the values of `keys` of the sublayer there.
+
+    Values that differ between wirings are joined, as in "attention 1 / other 1".
+    """
     return {
         float(k): [" / ".join(dict.fromkeys(some[k][key] for some in sites if k < len(some))) for key in keys]
         for k in range(max(map(len, sites), default=0))

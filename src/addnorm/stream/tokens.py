@@ -55,7 +55,7 @@ class TokenMask:
         return cls(argument)
 
     def orient(self, layout: TokenLayout, shape: Sequence[int]) -> TokenLayout:
-        """Return a layout, with sequences and tokens exchanged where only the mask shows which is which.
+        """Correct a guessed batch dimension: exchange sequences and tokens if the mask's shape fits only then.
 
         Args:
             layout: the layout of a tensor.

@@ -36,7 +36,7 @@ class WriteTerm:
 
     @property
     def last(self) -> int:
-        """Index of the last of the operand and its scales."""
+        """Largest operator index among the operand and its scales: when the term can be computed."""
         return max(value.index for value in (self.value, *self.scales))
 
     @property
@@ -72,7 +72,10 @@ def find_write_term(sublayer: Sublayer) -> WriteTerm:
 
 
 def _is_moved(scale: Value, write: Value, views: list[Op]) -> bool:
-    """Return whether views change which elements of a write a factor multiplies."""
+    """Return whether views after a product keep its factor from being applied to the viewed write.
+
+    They do not if there are none, the factor is one number, or it is a feature vector and they keep the last dimension.
+    """
     if not views or math.prod(scale.shape) == 1:
         return False
     is_vector = scale.shape[-1:] == write.shape[-1:] and math.prod(scale.shape) == scale.shape[-1]
@@ -83,9 +86,9 @@ def _is_moved(scale: Value, write: Value, views: list[Op]) -> bool:
 
 
 def is_overwritten(state: Value, last: int) -> bool:
-    """Return whether the memory of a value is written before the value of that index is computed.
+    """Return whether an operator with index up to `last` overwrites the value in place, also through a view.
 
-    As that of x before f(y) in `x *= alpha; x += f(y)`.
+    Example: x in `x *= alpha; x += f(y)`.
     """
     todo, seen = [state], {state}
     while todo:

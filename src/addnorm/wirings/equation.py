@@ -262,7 +262,10 @@ Places = set[tuple[int, int]]  # layers and sublayers
 
 
 def _find_forms(wiring: Any, depth: int) -> dict[tuple[object, ...], dict[int, Sequence[Any]]]:
-    """Return the stages of each layer, by the forms of the layers and by their numbers."""
+    """Return {form of a layer: {layer number: its stages}} of the layers that are written alike.
+
+    A form is all parts of the stages without their numbers.
+    """
     stages = wiring.stages(depth)
     forms: dict[tuple[object, ...], dict[int, Sequence[Any]]] = {}
     for layer in range(depth):

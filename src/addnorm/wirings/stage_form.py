@@ -30,7 +30,10 @@ def is_matrix(spec: Any) -> bool:
 
 
 def is_counted(spec: Any) -> bool:
-    """Return whether the streams are states that are counted: only the newest one changes, or one is appended."""
+    """Return whether the streams are written as numbered states x_0 .. x_n.
+
+    A stage keeps the earlier states then, and changes only the newest or appends one.
+    """
     n, has_names = spec.n, isinstance(spec.names, tuple) and spec.names
     has_letter = spec.names or ("collapse" in spec.computes and n > 1)
     if is_matrix(spec) or has_names or not has_letter:

@@ -250,7 +250,7 @@ class StageText:
 
     @property
     def base(self) -> str:
-        """The letter of counted states."""
+        """Letter with which numbered states are written: the x of x_0 .. x_n."""
         return self.stage.names or "x"
 
     @property

@@ -41,7 +41,10 @@ def read(streams: Tensor, collapse: Tensor, wide: torch.dtype) -> Tensor:
 
 
 def project(streams: Tensor, weight: Tensor, eps: float, wide: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return φ R(vec X), with the division after the product, and 1 / rms."""
+    """Return the logits and 1 / rms.
+
+    The logits are `weight` times the RMS-normalized concatenation of the streams, normalized after the product.
+    """
     flat = streams.to(wide).flatten(-2)
     scale = torch.rsqrt(flat.square().mean(-1, keepdim=True) + eps)
     return F.linear(flat, weight.to(wide)) * scale, scale

@@ -72,7 +72,7 @@ def gradients(a: Any, wide: torch.dtype) -> dict[str, Tensor | None]:
 
 
 def gates_backward(a: Any, dcollapse: Tensor | None, wide: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return the gradients of the sums before the gates, of hyper those of the coefficients, and of the logits.
+    """Return the gradients of the gates' arguments α z + β (for kind hyper, of the coefficients), and of the logits z.
 
     The logits have the shape that `formula.gates` takes.
     """
@@ -110,7 +110,7 @@ def gates_backward(a: Any, dcollapse: Tensor | None, wide: torch.dtype) -> tuple
 
 
 def parameters_backward(a: Any, pre: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradients of `scale` and `base` from that of the sums before the gates, of hyper of the coefficients."""
+    """Return the gradients of `scale` (α) and `base` (β) from `pre`, the first result of `gates_backward`."""
     kind, scale, logits, n = a.kind, a.scale, a.logits, a.streams.shape[-2]
     if kind == KINDS["hyper"]:
         moves = torch.tanh(logits.unflatten(-1, (n, n + 2)))

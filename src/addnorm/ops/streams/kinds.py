@@ -8,14 +8,14 @@ KINDS = {"given": 0, "manifold": 1, "independent": 2, "gates": 3, "hyper": 4}
 
 
 class Sizes(NamedTuple):
-    """The numbers that a kind computes for each token.
+    """Sizes of one kind of gates.
 
     Attributes:
-        logits: products with `project`.
+        logits: rows of `project`; each gives one logit for a token.
         scales: elements of `scale`.
         base: elements of `base`.
         mix, inject: whether A and b are computed.
-        stats: numbers of the norm of the streams that are saved.
+        stats: saved statistics of the streams' norm.
     """
 
     logits: int

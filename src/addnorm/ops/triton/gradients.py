@@ -116,7 +116,10 @@ def add_norm_backward(a: Any) -> tuple[Tensor, ...]:
 
 
 def _allocate(a: Any, parts: int) -> dict[str, Tensor]:
-    """Return empty contiguous tensors for the requested gradients by name; each part of a long row leaves its own row_scale."""
+    """Allocate a tensor for each requested gradient, by name.
+
+    With `parts` > 1, the gradient of row_scale gets one row of partial sums for each part.
+    """
     z = a.z
     shapes = {
         "residual": (z.shape, a.dresidual_dtype),

@@ -116,7 +116,10 @@ def strip_moves(value: Value) -> Value:
 
 
 def list_carried(value: Value) -> list[Value]:
-    """Return the inputs of a value's operator whose elements the value has, perhaps moved or multiplied."""
+    """Return the inputs whose elements reappear in the value: of a view, cut, join or product with a factor.
+
+    Norms and all other operators have none.
+    """
     op = value.op
     if op is None or value.norm is not None:
         return []

@@ -233,7 +233,10 @@ def _extend(add: Add, path: Path) -> list[Write]:
 
 
 def _find_residual(p: Term, q: Term) -> Path | None:
-    """Return the path to `p` from the nearest value of which `p` is a multiple and from which `q` is computed, or None."""
+    """Find the residual of the add p + q: the nearest value x such that `p` is a multiple of x and `q` depends on x.
+
+    Return the path from x to `p`, or None.
+    """
     return next((path for path in trace_multiples(p) if is_ancestor(path.source, q.value)), None)
 
 

@@ -90,7 +90,7 @@ def _divides_by_size(op: Op) -> bool:
 
 
 def _count_skipped(chain: Chain, sublayer: Sublayer) -> int:
-    """Return how many sublayers a skip spans, from the state that is added to the add; 0 if `sublayer` is no skip."""
+    """Count the branches that a skip spans, from the earlier state that it adds to this add; 0 if `sublayer` is no skip."""
     if sublayer.role == "skip":
         for k in range(sublayer.place, -1, -1):
             if chain.adds[k].x is sublayer.raw:
@@ -142,7 +142,10 @@ def identify_wiring(
 
 
 def _describe_exceptions(sublayers: Sequence[SublayerSummary], usual: Sequence[SublayerSummary]) -> list[str]:
-    """Return texts on the branches that are not in `usual`, the sublayers that were compared with the wiring."""
+    """Return sentences on the branches that the wiring was not compared with, those not in `usual`.
+
+    There is one for each kind and row, with its layers.
+    """
     exceptions: dict[tuple[str, Row], list[str]] = {}
     for s in sublayers:
         if s not in usual and s.role == "branch":

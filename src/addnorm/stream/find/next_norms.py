@@ -111,7 +111,10 @@ def list_next_norms(state: Value) -> list[NextNorm]:
 
 
 def _follow(op: Op, value: Value, carried: Mapping[Value, Carried]) -> list[Carried]:
-    """Return labels and factors of the outputs if `op` moves or multiplies `value`; an empty list for other operators."""
+    """Return the labels and factors of each output if `op` moves or multiplies `value`, else [].
+
+    Labels say from which element of the state each element came (None if unknown); factors are those since the state.
+    """
     out, (before, factors) = op.outputs[0], carried[value]
     product = match_factor(op)
     if "view" in op.traits:

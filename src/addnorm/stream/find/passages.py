@@ -156,7 +156,10 @@ class _Steps:
         return self._locate(labels[target], axes) if target in labels else axes
 
     def _move(self, op: Op, labels: Mapping[Value, Tensor], source: Value, part: int | str = 0) -> Tensor:
-        """Return the labels of output `part` of an operator. If the operator is a mask or a guard, record it in `passage`."""
+        """Trace element labels through one operator to output `part`.
+
+        Record in `passage` masks and guards (clamps and the like) that change values, and data-dependent indexing.
+        """
         out = op.outputs[0]
         carried = list_carried(out)
         known = [labels[v] for v in carried if v in labels]

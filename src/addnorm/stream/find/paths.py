@@ -160,7 +160,10 @@ def _match_difference(op: Op, first: Term, second: Term) -> Interpolation | None
 
 
 def _trace_products(term: Term) -> Iterator[tuple[Op, list[Factor], list[Op]]]:
-    """Yield each operator of whose output `term` is a multiple, with the factors and the operators that multiply by them."""
+    """Walk back from `term` through products.
+
+    Yield each operator reached, with the factors and the multiplying operators between it and `term`.
+    """
     assert term.op is not None
     scale = [] if term.scale is None else [Factor("learned", 1.0, term.scale, term.op)]
     scale += [] if term.factor == 1.0 else [Factor("constant", term.factor, None, term.op)]

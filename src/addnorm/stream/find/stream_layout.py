@@ -236,11 +236,10 @@ class StreamLayout:
         )
 
     def _find_tokens(self, mixing: Mixing) -> tuple[dict[int, list[int] | None], bool]:
-        """Find the axes of the stream that hold tokens.
+        """Find the stream's axes that hold tokens.
 
-        Returns:
-            For each such axis the intervals of strides that belong to tokens, as begin, end, begin, end, ..., or None if the
-            whole axis holds tokens. Then whether sublayers that combine tokens prove the result; otherwise it is a guess.
+        Return {axis: [begin, end, begin, end, ...]}, the strides within the axis that step over tokens, None for a whole axis;
+        and whether this is proven by sublayers that mix tokens, not guessed.
         """
         roots = self._list_roots()
         for marks in (mixing.strong, mixing.weak):

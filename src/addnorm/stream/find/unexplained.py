@@ -128,7 +128,7 @@ class _Search:
                 yield Unexplained(op, CENTRED if _is_centring(op) else reason, chains)
 
     def _list_users(self) -> set[Op]:
-        """Return operators that read values inside sublayers and write to no stream: for a cache, a loss, a recurrent state."""
+        """Return operators outside the streams that read intermediate values of sublayers, as a cache or an auxiliary loss does."""
         parts = [part for chain in self.chains for part in chain.list_sublayers()]
         ends = {value for part in parts for value in (part.raw, part.write_path.source, part.add.out)}
         ends |= {strip_views(end) for end in ends}
@@ -143,7 +143,10 @@ class _Search:
     # The start of a stream.
 
     def check_start(self, k: int, of_sums: Set[Op]) -> Iterator[Unexplained]:
-        """Yield the operators through which x_0 of stream `k` carries another stream's state, or a sum that is not understood."""
+        """Trace x_0 of stream `k` back.
+
+        Yield an `Unexplained` where it continues another stream, or begins in a sum that no `Row` describes.
+        """
         start, width = self.chains[k].adds[0], self.chains[k].layout.width
         todo = [(start.x, True)]
         seen: set[tuple[Value, bool]] = set()

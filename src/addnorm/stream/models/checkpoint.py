@@ -163,7 +163,7 @@ def _check(folder: Path, file: str, model: nn.Module, report: dict[str, Any]) ->
 
 
 def _is_in_further_layer(model: nn.Module, name: str) -> bool:
-    """Return whether a weight belongs to a layer after the last one."""
+    """Return whether a checkpoint's weight belongs to a layer number that an `nn.ModuleList` of the built model does not have."""
     parts = name.removeprefix(f"{getattr(model, 'base_model_prefix', '')}.").split(".")
     module: nn.Module = model
     for part in parts:

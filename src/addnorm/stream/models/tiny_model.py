@@ -131,7 +131,7 @@ def _is_int(value: Any) -> bool:
 
 
 def _reduce(name: str, value: Any, layers: int | None, depth: int, sizes: Mapping[str, int]) -> Any:
-    """Return the reduced value of a setting; of a list by layer the part for the remaining layers."""
+    """Return a small value for a setting; shorten lists with one entry per layer to the remaining layers."""
     remaining = layers or LAYERS
     if value is None:
         return MISSING.get(name)

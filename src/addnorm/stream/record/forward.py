@@ -150,7 +150,10 @@ class Forward:
         self.recording.metadata.setdefault("omitted", {}).setdefault(what, reason)
 
     def _add_state(self, gradients: GradientHooks, state: StateProbe, tensor: Tensor) -> bool:
-        """Register the hook for a state's gradient; True if that must wait for the wrapper of the state."""
+        """Register a gradient hook on a state.
+
+        Return True, to be called again, if the state's wrapper (such as a DTensor) is not known yet.
+        """
         outer = self.mode.outer.get(id(tensor), tensor)  # a tensor in a wrapper has no gradient, the wrapper has one
         if outer is tensor and self._has_wrappers and not tensor.requires_grad and not self.mode.finished:
             return True

@@ -216,7 +216,7 @@ def _is_only_use(view: Value, state: Value) -> bool:
 
 
 def _parts(layout: TokenLayout | None) -> Any:
-    """Return the parts of the tokens in the order in which they are stored."""
+    """Return the axis parts of a layout's non-feature dimensions, in the order of the dimensions; None without a layout."""
     return None if layout is None else [part for dim in layout.dims for part in dim]
 
 
@@ -230,7 +230,10 @@ def find_observable(value: Value) -> Value:
 
 
 def _find_wait(value: Value) -> Value | None:
-    """Return the output of the wait for a collective, which views of its output may precede."""
+    """Return the output of the operator that waits for collective `value`; None if there is none.
+
+    It is found directly or through views of the value.
+    """
     for op in value.users:
         if op.name == WAIT:
             return op.outputs[0]

@@ -249,7 +249,7 @@ class _Recorder:
         self.recording.metadata["note"] = text
 
     def _update_maps(self) -> None:
-        """Compute maps and balances of the last step. A stream without a map in it does not keep that of an earlier step."""
+        """Compute memory maps and balances of the last step. Delete the old map of a stream that has none in this step."""
         new, self._has_new_samples = self._has_new_samples, False
         for name, sample in self._samples.items() if new else ():
             memory_map, self.recording.balances[name] = sample.compute()

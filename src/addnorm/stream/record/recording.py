@@ -171,7 +171,7 @@ class Recording(Rendered, Measurements):
             yield Paragraph(f"Note: {note}.", style="dim", space=True)
 
     def _find_lone_tokens(self) -> set[str]:
-        """Return the sites whose similarity is NaN although the stream is finite: no sequence has two tokens with a direction."""
+        """Return the ids of sites whose stream is finite and similarity NaN, as no sequence has two tokens that are not zero."""
         rms, similarity = (self.series(column.role, column.statistic) for column in (COLUMNS[0], COLUMNS[3]))
         finite = {site.id for site, value in rms if math.isfinite(value)}
         return {site.id for site, value in similarity if math.isnan(value) and site.id in finite}

@@ -109,7 +109,7 @@ ROLES = {
 
 
 class Statistic(NamedTuple):
-    """Number that is recorded for a role, or derived from a recorded one."""
+    """Statistic of a role (a tensor or norm at a sublayer, see `ROLES`): recorded, or the reciprocal of a recorded one."""
 
     role: str
     name: str

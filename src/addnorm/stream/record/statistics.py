@@ -66,7 +66,10 @@ def _similarity(tokens: Tokens) -> float | None:
 
 
 def _massive_activations(tokens: Tokens) -> Iterator[tuple[str, float]]:
-    """Yield massive, top, relative to the median of a sample of evenly spaced elements."""
+    """Yield "massive" and "top": the number of large elements, and the largest |x| / median |x|.
+
+    Large are those above max(100, 1000 × median |x|); the median is that of a sample.
+    """
     t = tokens.t if tokens.mask is None else tokens.counted
     flat = t.reshape(-1)
     step = max(1, flat.numel() // MEDIAN_SAMPLE) | 1  # odd: an even step would select the same features of each token

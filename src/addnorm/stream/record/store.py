@@ -135,7 +135,7 @@ class _Reader:
         return value
 
     def floats(self, values: list[Any]) -> list[float]:
-        """Return numbers, some of which are words."""
+        """Convert values to floats: numbers, or the words "NaN", "Infinity", "-Infinity". Fail for others."""
         try:
             return [*map(jsonio.float_of, values)]
         except ValueError:

@@ -93,7 +93,7 @@ class CoefficientModule(nn.Module):
 
     @classmethod
     def notate(cls, **options: Any) -> Notation:
-        """Return the notation of the module with these options."""
+        """Return how texts write the coefficients that a module with these options computes; by default `notation`."""
         return cls.notation
 
     def reset_parameters(self) -> None:

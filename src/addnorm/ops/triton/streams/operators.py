@@ -39,7 +39,7 @@ PROJECT_WARP = 1024  # elements of a chunk of φ for each warp of this kernel, w
 
 
 class Block(NamedTuple):
-    """The constants of a kernel of blocks of tokens."""
+    """Tile of one program: tokens, streams, features and rows of `project`."""
 
     tokens: int
     streams: int
@@ -63,7 +63,7 @@ class Call:
 
     @property
     def block(self) -> Block:
-        """The tile of the kernels of blocks of tokens."""
+        """Sizes of the tile of one program, for the kernels that process BLOCK_TOKENS tokens per program."""
         streams = 1 << (self.n - 1).bit_length()
         count = self.n + 2 if self.kind == _HYPER else max(self.sizes.logits, 1)
         rows_of_project = max(16, 1 << (count - 1).bit_length())
@@ -242,7 +242,11 @@ def _read_backward(
 
 
 def _gates_backward(call: Call, dread_collapse: Tensor | None, factors: Tensor, offsets: Tensor) -> Tensor:
-    """Compute the factors of the projection; return the gradient of the sums before the gates."""
+    """Launch the backward of the gates.
+
+    It fills `factors` and `offsets`, from which the gradient of X' is computed, and returns the gradient of the gates' arguments
+    (hyper: of the coefficients).
+    """
     a, n, kind = call.a, call.n, call.kind
     pre = torch.empty_like(factors)
     iterates = sums = None
