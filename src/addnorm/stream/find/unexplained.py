@@ -128,7 +128,7 @@ class _Search:
                 yield Unexplained(op, CENTRED if _is_centring(op) else reason, chains)
 
     def _list_users(self) -> set[Op]:
-        """Return operators outside the streams that read intermediate values of sublayers, as a cache or an auxiliary loss does."""
+        """Return operators outside the streams that read values inside sublayers, as a cache or an auxiliary loss does."""
         parts = [part for chain in self.chains for part in chain.list_sublayers()]
         ends = {value for part in parts for value in (part.raw, part.write_path.source, part.add.out)}
         ends |= {strip_views(end) for end in ends}

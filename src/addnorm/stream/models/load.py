@@ -183,9 +183,7 @@ def _model_types_for(name: str) -> tuple[str, ...]:
 def _unknown_name(name: str) -> str:
     """Return the message for a name that is none of the kinds."""
     if _path_is(Path.is_file, name):
-        return (
-            f"MODEL is {name!r}, a file, expected its folder, with a config.json; `addnorm explore` shows recordings."
-        )
+        return f"MODEL is {name!r}, a file, expected its folder, with a config.json; `explore` shows recordings."
     short = name if len(name) <= 100 else f"{name[:99]}…"
     expected = f"MODEL is {short!r}, expected {KINDS}"
     names = ["minilm", *_model_types_for(name)]
