@@ -15,7 +15,7 @@ PAGES = [
     ROOT / "CONTRIBUTING.md",
     ROOT / "SKILL.md",
     *sorted((ROOT / "docs").glob("*.md")),
-    *(path for path in ROOT.glob("*/README.md") if path.parent.name != "docs"),
+    *(path for path in ROOT.glob("*/README.md") if path.parent.name not in ("docs", "hub")),
 ]
 
 
