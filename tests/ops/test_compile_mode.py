@@ -252,7 +252,3 @@ def test_dtypes_under_autocast_are_the_operators():
         with torch.autocast("cpu", dtype=bf16):
             y, z = function(x, branch, residual_dtype=stream, return_residual=True)
         assert (y.dtype, z.dtype) == (dtype, dtype), (form, stream)
-
-
-# A branch that does not fit a residual of shape (3, 8) and dtype float32.
-WRONG_BRANCHES = {"features": ((3, 7), f32), "rows": ((1, 8), f32), "dtype": ((3, 8), torch.int64)}

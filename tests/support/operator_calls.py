@@ -71,6 +71,7 @@ def record_calls(variant, dtypes, shape, layout=None):
             if call.norm != "none":
                 call.y_alone()
                 into(call, outputs[0])
+    assert recorder.calls
     return call, grad_outputs, recorder.calls
 
 
@@ -80,6 +81,7 @@ def record_streams(call):
     with Recorder() as recorder:
         for used in ({"streams": cotangents["streams"]}, cotangents):
             run(call, call.leaves(), used)
+    assert recorder.calls
     return recorder.calls
 
 

@@ -73,14 +73,6 @@ def assert_equal_functions(function, other, x=None, wanted=(), others=None):
     assert_close(gradients, expected)
 
 
-def list_norms(stack):
-    """Return the norms of a stack in the order of the stream."""
-    norms = [stack.norm_embedding]
-    for connection in stack.connections:
-        norms += [connection.norm_in, connection.norm_branch, connection.norm_out]
-    return [norm for norm in [*norms, stack.norm_final] if norm is not None]
-
-
 def get_norm_function(norm):
     """Return a norm as PyTorch's function."""
     if isinstance(norm, nn.LayerNorm):

@@ -138,12 +138,9 @@ def test_equation_follows_the_options(wiring, pieces):
     ("wiring", "num_layers", "text"),
     [
         (wirings.deepnorm(), 100, "x' = N(3.761 x + f(x))"),
-        (wirings.deepnorm("encoder", 6), 12, "x' = N(1.686 x + f(x))"),
         (wirings.layernorm_scaling(), 12, "x' = x + f((1 ... 0.2887) N(x)),   y = N(x_L)"),
         (wirings.layernorm_scaling(), 1, "x' = x + f(N(x)),   y = N(x_L)"),
-        (wirings.depth_mup(1.4), 64, "x' = x + 0.175 f(N(x)),   y = N(x_L)"),
         (wirings.layer_scale(), 24, "x' = x + γ ⊙ f(N(x)),   γ starts at 1e-5,   y = N(x_L)"),
-        (wirings.skipinit(None), 8, "x' = x + α f(x),   α starts at 0.25"),
         (wirings.admin(), 8, "x' = N(ω ⊙ x + f(x)),   ω starts as measured"),
         (wirings.mix_ln(2), 2, "x' = N(x + f(x))"),
         (wirings.mix_ln(1), 2, "layer 1:     x' = N(x + f(x))\nlayer 2:     x' = x + f(N(x))\nat the end:  y = N(x_L)"),

@@ -41,6 +41,7 @@ def test_get_tolerance_of_coarsest_dtype():
 @pytest.mark.parametrize("wiring", ["pre_ln", "post_ln", "deepnorm", "sandwich", "layer_scale", "admin"])
 def test_closure_shows_error_of_a_thousandth(wiring):
     chain = inspect_chain(wiring)
+    assert chain.adds
     for add, parts, norms in zip(chain.adds, chain.sublayers, chain.norms_out, strict=True):
         norm = norms[0] if norms else None
         assert measure_row_error(add, parts, norm) < 1e-5

@@ -73,7 +73,8 @@ def recorded(request):
 
 
 def pair_streams(rec, seen):
-    assert len(rec.streams) == len(seen)
+    assert len(rec.streams) == len(seen) > 0
+    assert all(seen.values())
     return [*zip(rec.streams, seen.values(), strict=True)]
 
 

@@ -66,7 +66,9 @@ def texts(ax):
 
 
 def panels(ax):
-    return [panel for panel in ax.figure.axes if panel.get_label() != "<colorbar>"]
+    found = [panel for panel in ax.figure.axes if panel.get_label() != "<colorbar>"]
+    assert found
+    return found
 
 
 RECORDINGS = ({}, {"sublayers": 1}, {"sublayers": 130}, {"streams": ("encoder", "decoder")})

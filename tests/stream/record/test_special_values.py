@@ -58,7 +58,9 @@ def record(model, *inputs, **options):
 
 
 def similarities(rec):
-    return [value for _, value in rec.series("out", "similarity")]
+    values = [value for _, value in rec.series("out", "similarity")]
+    assert values
+    return values
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
