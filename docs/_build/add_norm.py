@@ -22,12 +22,13 @@ Measured = dict[str, Any]
 
 
 class Row(NamedTuple):
-    """Line of a table: a statement about Add & Norm, the claim in claims.json that judges it, and its numbers in words."""
+    """Line of a table: a statement about Add & Norm, the claims in claims.json that judge it, and its numbers in words."""
 
     text: str
     claim: str
     words: Callable[[Measured], str]
     more: str = "claims.md#the-claims"
+    and_claims: tuple[str, ...] = ()
 
 
 def entry(claim: str) -> Measured:
@@ -71,7 +72,7 @@ def kept(m: Measured) -> str:
 
 def arrives(m: Measured) -> str:
     """Return the gradient at the first layer."""
-    without = entry("Without the residual, the gradient vanishes or explodes in a deep stack.")["measured"]
+    without = entry(VANISHES)["measured"]
     return (
         f"gradient at the first of {DEEPEST} layers, over that at the last: pre-LN {n(m['pre_ln'][DEEPEST])}, "
         f"post-LN {n(m['post_ln'][DEEPEST])}; without the residual {n(without['no_residual'][DEEPEST])}, with neither "
@@ -153,11 +154,12 @@ def rest(m: Measured) -> str:
     )
 
 
+VANISHES = "Without the residual, the gradient vanishes or explodes in a deep stack."
 PROS = (
     Row("It keeps the input, on the residual path.", "Add preserves the original input through the residual path.", kept,
          "claims.md#by-depth-untrained"),
     Row("It helps the gradient through a deep network.", "With the residual, the gradient reaches the first layer.", arrives,
-         "claims.md#by-depth-untrained"),
+         "claims.md#by-depth-untrained", (VANISHES,)),
     Row("It steadies the scale of what a block puts out.", "Norm keeps the scale of the stream stable.", scale,
          "claims.md#by-depth-untrained"),
     Row("It makes blocks stack more reliably.", "Add & Norm lets sublayers be stacked deep without training falling apart.",
@@ -183,9 +185,9 @@ CONS = (
 # ------------------------------------------------------------------------------------------------------ the sections
 
 
-def verdict_words(full: str) -> str:
-    """Return a verdict without its parts."""
-    return full if full in ("holds", "refuted") else "in part"
+def verdict_words(*verdicts: str) -> str:
+    """Return one verdict for all, without its parts."""
+    return verdicts[0] if {*verdicts} in ({"holds"}, {"refuted"}) else "in part"
 
 
 def pros() -> str:
@@ -194,7 +196,7 @@ def pros() -> str:
         [
             one.text,
             one.words(entry(one.claim)["measured"]),
-            f"[{verdict_words(entry(one.claim)['verdict'])}]({one.more})",
+            f"[{verdict_words(*(entry(claim)['verdict'] for claim in (one.claim, *one.and_claims)))}]({one.more})",
         ]
         for one in PROS
     ]

@@ -280,7 +280,7 @@ PLANTED = [
     ("DenseFormer and", lambda rows: of(rows, "muddformer", 16).update(from_newest=1e-4)),
     ("The mixing of mHC", lambda rows: of(rows, "mhc", 16).update(gain=0.9)),
     ("The mixing of mHC", lambda rows: of(rows, "mhc", 16).update(gain=2.0)),
-    ("The mixing of hyper", lambda rows: of(rows, "hyper_connections", 16).update(gain=1.5)),
+    ("The mixing of hyper-connections amplifies", lambda rows: of(rows, "hyper_connections", 16).update(gain=1.5)),
 ]
 
 

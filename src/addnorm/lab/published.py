@@ -263,7 +263,7 @@ PUBLISHED: tuple[PublishedResult, ...] = (
         (0.95, 1.6), deepest(one("gain", lambda row: row["gain"]), "mhc", least=16),
     ),
     PublishedResult(
-        "The mixing of hyper-connections does.", "Xie et al. 2025, arXiv 2512.24880, section 3",
+        "The mixing of hyper-connections amplifies or silences the streams.", "Xie et al. 2025, arXiv 2512.24880, section 3",
         "the same gain with entries that are 1/n off the identity, 16 layers or more: more than 3",
         "the paper finds 3000 at 27B parameters; a product of unconstrained matrices grows exponentially, at a rate that depends "
         "on their spread.",
