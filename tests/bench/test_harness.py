@@ -79,22 +79,14 @@ def test_run_measures_saves_and_reports_every_case(tmp_path):
         harness.run(dataclasses.replace(BENCHMARK, measure=stop_at(0, ZeroDivisionError())))
 
 
-@pytest.mark.parametrize(
-    ("error", "ended", "rows"),
-    [
-        (KeyboardInterrupt(), "interrupt", 4),
-        (Stop("lost", {"rows": [CASES[2].row(variant="a", threads=2)]}), "lost", 5),
-    ],
-)
-def test_stopped_run_keeps_its_cases_and_continues(error, ended, rows):
+@pytest.mark.parametrize(("error", "ended"), [(KeyboardInterrupt(), "interrupt"), (Stop("lost"), "lost")])
+def test_stopped_run_keeps_its_cases_and_continues(error, ended):
     document = harness.run(dataclasses.replace(BENCHMARK, measure=stop_at(2, error)))
-    assert (document["complete"], document["ended"], len(document["rows"])) == (False, ended, rows)
+    assert (document["complete"], document["ended"], len(document["rows"])) == (False, ended, 4)
     assert (len(document["cells"]), document["left"]) == (2, [vars(CASES[2].but(threads=2))])
-    again = harness.run(
-        BENCHMARK, earlier=json.loads(json.dumps({**document, "rows": document["rows"][:4], "load": 2.5}))
-    )
+    again = harness.run(BENCHMARK, earlier=json.loads(json.dumps({**document, "load": 2.5})))
     assert again["complete"]
-    assert again["rows"][:4] == document["rows"][:4]
+    assert again["rows"][:4] == document["rows"]
     assert len(again["rows"]) == 6
     assert (again["load"], again["seconds"] > document["seconds"]) == (2.5, True)  # the larger load
 

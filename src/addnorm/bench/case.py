@@ -42,16 +42,7 @@ class Case(SimpleNamespace):
 
 
 class Stop(RuntimeError):  # it ends a run, which need not be an error
-    """Exception that ends a run before its last case.
-
-    Args:
-        ended: reason, for the document.
-        results: rows of the unfinished case that the document keeps.
-    """
-
-    def __init__(self, ended: str, results: Results | None = None) -> None:
-        super().__init__(ended)
-        self.ended, self.results = ended, results or {}
+    """Exception that ends a run before its last case, with the reason for the document."""
 
 
 def grid(**values: Iterable[Any]) -> list[Case]:

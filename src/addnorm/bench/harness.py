@@ -34,7 +34,7 @@ class Benchmark:
         fields: names of a case's values, in their order. The harness sets `threads`, where it is one of them.
         cases: all cases, the most important first; or a function of a selection (values by field) and of the number of threads.
         measure: function of a case, of `rounds`, and of the options by name. It returns the case's rows by part. With a budget it
-            also receives `deadline`, a value of `time.monotonic` or None, and `without`, variants that failed in an earlier run.
+            also receives `deadline`, a value of `time.monotonic` or None.
         title: function of a case that returns its text.
         targets: the targets of the rows, or a function of the document that returns the targets.
         parts: names of the lists of rows, "rows" the last.
@@ -130,29 +130,24 @@ class _Run:
                 if deadline is not None and time.monotonic() > deadline:
                     raise Stop("budget")
                 progress(f"{i + 1:3}/{total}  {seconds:5.0f} s  {self.benchmark.title(case)}")
-                self._add(self._measured(case, deadline))
+                for part, rows in self._measured(case, deadline).items():
+                    self.results[part] += rows
                 self.done.append(case)
                 self.left.remove(case)
                 deadline = None if budget is None else self.start + budget  # the first case is always measured
                 save()
             self.ended = "done"
         except Stop as stop:
-            self.ended = stop.ended
-            self._add(stop.results)
+            self.ended = str(stop)
         except KeyboardInterrupt:
             self.ended = "interrupt"
 
     def _measured(self, case: Case, deadline: float | None) -> Results:
         options = self.options
         if self.benchmark.budget is not None:
-            failures = [row for row in self.earlier.get("failures", []) if row.items() >= vars(case).items()]
-            options = {**options, "deadline": deadline, "without": [row["variant"] for row in failures]}
+            options = {**options, "deadline": deadline}
         torch.set_num_threads(getattr(case, "threads", self.threads) or torch.get_num_threads())
         return self.benchmark.measure(case, **options)
-
-    def _add(self, results: Results) -> None:
-        for part, rows in results.items():
-            self.results[part] += rows
 
     def document(self, here: Document) -> Document:
         """Return the document of the run so far. `here` describes the environment."""

@@ -35,8 +35,8 @@ DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def measure(
-    case: Case, *, rounds: int, variants: Sequence[str] | None = None, deadline: float | None = None, without: Sequence[str] = (),
-) -> Results:  # fmt: skip
+    case: Case, *, rounds: int, variants: Sequence[str] | None = None, deadline: float | None = None
+) -> Results:
     """Return the results of a case: times of the correct variants, errors of all variants, failures, bandwidth of a copy.
 
     Args:
@@ -44,34 +44,20 @@ def measure(
         rounds: number of samples for each variant.
         variants: names of the variants to time; None: all.
         deadline: value of `time.monotonic` after which no variant begins, since each may compile for long; None: no deadline.
-        without: variants to leave out.
 
     Raises:
-        Stop: the deadline has passed, or a failure made the device unusable.
+        Stop: the deadline has passed.
     """
     results: Results = {part: [] for part in PARTS}
-    if EVERY not in without:
-        try:
-            _Measurement(case, results).run(rounds, variants, deadline, without)
-        except Stop:
-            raise
-        except Exception as error:  # such as for memory
-            results = {part: [] for part in PARTS}
-            _report(case, EVERY, error, results)
-        _free(case)  # here the error no longer keeps its tensors alive
-    results["copies"].append(clock.copy_rates(case.device))
-    return results
-
-
-def _report(case: Case, name: str, error: Exception, results: Results) -> None:
-    """Add a failure to the results, and stop if the device is lost: after an illegal access every later call fails."""
-    results["failures"].append(timing.failure(case, name, error))
     try:
-        clock.wait(case.device)
-    except Exception as lost:
-        # The case is measured again in the next run, without the variant that failed here.
-        kept = {"failures": results["failures"]}
-        raise Stop(f"the device was lost: {type(lost).__name__}: {lost}"[:300], kept) from lost
+        _Measurement(case, results).run(rounds, variants, deadline)
+    except Stop:
+        raise
+    except Exception as error:  # such as for memory
+        results = {part: [] for part in PARTS} | {"failures": [timing.failure(case, EVERY, error)]}
+    _free(case)  # here the error no longer keeps its tensors alive
+    results["copies"].append(clock.copy_rates(case.device))  # it raises if a failure has made the device unusable
+    return results
 
 
 def _free(case: Case) -> None:
@@ -90,7 +76,7 @@ class _Measurement:
         self.calls: dict[str, TimedCall] = {}
         self.ready: dict[str, float] = {}
 
-    def run(self, rounds: int, requested: Sequence[str] | None, deadline: float | None, without: Sequence[str]) -> None:
+    def run(self, rounds: int, requested: Sequence[str] | None, deadline: float | None) -> None:
         """Prepare every variant, time the variants in turns, and add their result rows."""
         case = self.case
         # A GPU's backward runs in another thread, where this setting does not apply; there the first backward retains its graph
@@ -100,8 +86,7 @@ class _Measurement:
             for name in variants.chosen(case, requested):
                 if deadline is not None and time.monotonic() > deadline:
                     raise Stop("budget")
-                if name not in without:
-                    self._prepare(name)
+                self._prepare(name)
             samplers = {name: partial(clock.sample, case.device, call) for name, call in self.calls.items()}
             samples = interleave(samplers, rounds, failed=self._failed)
         for name, some in samples.items():
@@ -122,7 +107,7 @@ class _Measurement:
             _free(self.case)
 
     def _failed(self, name: str, error: Exception) -> None:
-        _report(self.case, name, error, self.results)
+        self.results["failures"].append(timing.failure(self.case, name, error))
 
     def _checked(self, name: str) -> TimedCall:
         """Check a variant, and return the function to time, which runs the job."""
