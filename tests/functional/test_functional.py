@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import addnorm
+from addnorm.bench import exactness
 from support.accuracy import assert_accurate, forward_and_backward
 from support.cases import BASIC, DTYPES, OPTIONS, SHAPES, VARIANTS, Call, bf16, cotangents, f32, f64, make
 from support.fuzz_bits import check_norm_alone, compute_results, find_differences
@@ -128,41 +129,26 @@ def test_rms_norm_default_eps_follows_residual_dtype():
     assert relative(y, F.rms_norm(x.to(f64), (50,), eps=torch.finfo(f64).eps)) < 2 * UNIT[f32]
 
 
-def llama(x, weight, eps):
-    """Compute LlamaRMSNorm.forward of transformers."""
-    wide = x.to(f32)
-    return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
-
-
-def t5(x, weight, eps):
-    """Compute T5LayerNorm.forward of transformers."""
-    normed = x * torch.rsqrt(x.to(f32).pow(2).mean(-1, keepdim=True) + eps)
-    return weight * (normed.to(weight.dtype) if weight.dtype in (torch.float16, bf16) else normed)
-
-
-def gemma(x, weight, eps):
-    """Compute GemmaRMSNorm.forward of transformers."""
-    wide = x.float()
-    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps) * (1.0 + weight.float())).type_as(x)
-
-
 @pytest.mark.parametrize(
-    ("model", "options", "dtypes"),
+    ("name", "dtypes", "options"),
     [
-        (llama, {"casting": "llama"}, (bf16, bf16)),
-        (llama, {"casting": "llama"}, (torch.float16, torch.float16)),
-        (t5, {"casting": "t5"}, (bf16, bf16)),
-        (t5, {"casting": "t5", "out_dtype": bf16}, (f32, bf16)),
-        (gemma, {"weight_offset": 1.0}, (bf16, bf16)),
+        ("Llama", (bf16, bf16), {}),
+        ("Llama", (torch.float16, torch.float16), {}),
+        ("T5", (bf16, bf16), {}),
+        ("T5", (f32, bf16), {"out_dtype": bf16}),
+        ("Gemma", (bf16, bf16), {}),
     ],
 )
-def test_casting_rounds_where_the_model_rounds(model, options, dtypes):
-    call = make("RMSNorm", "float64", (200, 64))
+def test_casting_rounds_where_the_model_rounds(name, dtypes, options):
+    call, model = make("RMSNorm", "float64", (200, 64)), exactness.MODELS[name]
     residual, branch, weight = (call.tensors[name] for name in ("residual", "branch", "weight"))
     residual, branch, weight = residual.to(dtypes[0]), branch.to(dtypes[0]), weight.to(dtypes[1])
-    y = addnorm.add_rms_norm(residual, branch, weight, eps=1e-6, **options)
-    expected = model(residual + branch, weight, 1e-6)
-    other = addnorm.add_rms_norm(residual, branch, weight, eps=1e-6, casting="float32", out_dtype=y.dtype)
+    options = {"casting": model.casting, "weight_offset": model.weight_offset, **options}
+    y = addnorm.add_rms_norm(residual, branch, weight, eps=exactness.MODEL_EPS, **options)
+    expected = model.formula(residual + branch, weight)
+    other = addnorm.add_rms_norm(
+        residual, branch, weight, eps=exactness.MODEL_EPS, casting="float32", out_dtype=y.dtype
+    )
     # Another order of summation may round one or two of ten thousand elements the other way.
     assert (y != expected).float().mean() < 1e-3
     assert (other != expected).float().mean() > 1e-2, "the order of rounding should matter here"

@@ -1,6 +1,4 @@
-"""Helpers for tests of `load`: a block on network access, a model's run, the message of an error, a saved directory."""
-
-import socket
+"""Helpers for tests of `load`: a model's run, the message of an error, a saved directory."""
 
 import pytest
 import torch
@@ -24,16 +22,6 @@ def sentence(*arguments, **options):
     assert "\n" not in text
     assert len(text) < 700
     return text
-
-
-def no_network(monkeypatch):
-    """Make every connection fail the test."""
-
-    def refuse(*arguments, **options):
-        raise AssertionError("a connection was tried")
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
 
 
 def saved_in(folder):

@@ -17,12 +17,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from addnorm.stream.models.hf import quiet
 from addnorm.stream.models.inputs import SENTENCES
 from addnorm.stream.models.load import load
-from support.model_loading import no_network, run, saved_in, sentence
-
-
-@pytest.fixture(autouse=True)
-def offline(monkeypatch):
-    no_network(monkeypatch)
+from support.model_loading import run, saved_in, sentence
 
 
 @pytest.fixture(scope="module")

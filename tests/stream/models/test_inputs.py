@@ -11,13 +11,7 @@ from safetensors.torch import save_file
 from addnorm.stream.models.hf import ModelLoadError
 from addnorm.stream.models.inputs import read_inputs, read_texts
 from addnorm.stream.models.load import load
-from support.model_loading import no_network, run, sentence
-
-
-@pytest.fixture(autouse=True)
-def offline(monkeypatch):
-    no_network(monkeypatch)
-
+from support.model_loading import run, sentence
 
 # Inputs
 

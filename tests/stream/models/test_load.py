@@ -16,12 +16,7 @@ from safetensors.torch import save_file
 from addnorm.stream.models.hf import quiet
 from addnorm.stream.models.inputs import SENTENCES
 from addnorm.stream.models.load import LoadedModel, input_error, load
-from support.model_loading import no_network, run, saved_in, sentence
-
-
-@pytest.fixture(autouse=True)
-def offline(monkeypatch):
-    no_network(monkeypatch)
+from support.model_loading import run, saved_in, sentence
 
 
 @pytest.fixture

@@ -9,13 +9,7 @@ pytest.importorskip("safetensors")
 
 from addnorm.stream.models.load import load, model_types
 from addnorm.stream.models.tiny_model import LAYERS, reduce_config
-from support.model_loading import no_network, run, sentence
-
-
-@pytest.fixture(autouse=True)
-def offline(monkeypatch):
-    no_network(monkeypatch)
-
+from support.model_loading import run, sentence
 
 # Post- and pre-norm, LayerNorm and RMSNorm, sandwich norms, experts, state spaces, two stacks, images, sound: one type for each
 # by default, the others under `make test-all`.
