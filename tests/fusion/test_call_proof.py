@@ -11,21 +11,9 @@ from addnorm.fusion.backend import backend
 from support.call_faults import capture, change_inputs, change_results, fuse_copies
 from support.families import families
 from support.fused_model import QUIET, D, Model, PreNormModel, X
+from support.wrong_gradient import scale_gradient
 
 pytestmark = QUIET
-
-
-class Scaled(torch.autograd.Function):
-    """Identity whose gradient is multiplied by a number."""
-
-    @staticmethod
-    def forward(ctx, x, factor):
-        ctx.factor = factor
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient * ctx.factor, None
 
 
 # By default each family in one dtype: the capture takes seconds.
@@ -82,7 +70,7 @@ def exchange_results(monkeypatch):
 
 
 def scaled(factor):
-    return lambda t: Scaled.apply(t, factor)
+    return lambda t: scale_gradient(t, factor)
 
 
 def replace_rows(of, factor):
@@ -182,7 +170,7 @@ def test_equal_calls_are_compared_once(monkeypatch):
 def test_fault_of_one_dtype_is_found(monkeypatch, dtype, factor):
     """A call that is right in float64 is compared in the model's dtype by its round-off."""
     graphs = capture(PreNormModel().to(dtype), X.to(dtype))
-    change_inputs(lambda x, f, *args: (Scaled.apply(x, factor if x.dtype == dtype else 1.0), f, *args))(monkeypatch)
+    change_inputs(lambda x, f, *args: (scale_gradient(x, factor if x.dtype == dtype else 1.0), f, *args))(monkeypatch)
     differences, _ = fuse_copies(graphs)
     failed = [difference.name for difference in differences if not difference.holds]
     assert failed

@@ -13,14 +13,13 @@ from support.attention_inputs import (
     D,
     M,
     N,
-    assert_close,
-    compute_gradients,
     f64,
     make_inputs,
     random_mask,
 )
 from support.oracle import relative
 from support.pairwise import product
+from support.transformer_inputs import assert_close, compute_gradients
 
 INF = float("inf")
 
@@ -72,10 +71,11 @@ def test_masks_of_any_shape_match_the_formula(kind, causal, shape, dtype, key_ma
             wide = mask[:, None, None] if name == "key_mask" else mask[:, None] if mask.dim() == 3 else mask
             scores = scores.masked_fill(~wide, -INF) if mask.dtype == torch.bool else scores + wide
     named = {f"memory_{name}" if kind is CrossAttention else name: mask for name, mask in masks.items()}
-    actual = compute_gradients(lambda *t: attention(*t, **named), attention, tensors)
-    assert_close(
-        actual, compute_gradients(lambda *t: formula(attention, *t, *[None] * (2 - len(t)), scores), attention, tensors)
+    functions = (
+        lambda *t: attention(*t, **named),
+        lambda *t: formula(attention, *t, *[None] * (2 - len(t)), scores),
     )
+    assert_close(*(compute_gradients(function, attention.parameters(), tensors) for function in functions))
 
 
 def make_mask(dtype, shape):
@@ -97,7 +97,7 @@ def test_query_without_keys_gets_bias_and_finite_gradients(kind, as_float, dropo
     if as_float:
         mask = torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, -INF)
     named = {"mask" if kind is SelfAttention else "memory_mask": mask}
-    results = compute_gradients(lambda *t: attention(*t, **named), attention, tensors)
+    results = compute_gradients(lambda *t: attention(*t, **named), attention.parameters(), tensors)
     assert torch.equal(results[0][0, 2], attention.out_proj.bias)
     assert not torch.equal(results[0][0, 1], attention.out_proj.bias)
     assert all(t.isfinite().all() for t in results)

@@ -3,36 +3,17 @@
 import copy
 import gc
 import re
+from collections import Counter
 
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import addnorm
 from addnorm import ResidualStack, Row, Wiring, wirings
 from addnorm.nn.state import StreamState
+from support.operator_calls import Recorder
 from support.stacks import D, Masked, Mlp, stack_of
-
-
-class Calls(TorchDispatchMode):
-    """Mode that records for each call of this library's operators whether it adds a branch, and whether it normalizes."""
-
-    def __init__(self):
-        super().__init__()
-        self.adds, self.norms, self.fused = 0, 0, 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.namespace == "addnorm":
-            names = [argument.name for argument in func._schema.arguments]
-            arguments = dict(zip(names, args, strict=False)) | (kwargs or {})
-            adds = arguments["branch"] is not None
-            normalizes = arguments.get("norm", 0) != 2
-            self.adds += adds and not normalizes
-            self.norms += normalizes and not adds
-            self.fused += adds and normalizes
-        return func(*args, **(kwargs or {}))
-
 
 # Fused calls
 
@@ -58,9 +39,12 @@ COUNTS = {  # for 6 sublayers: adds alone, norms alone, both in one call
 @pytest.mark.parametrize("name", COUNTS)
 def test_add_and_next_norm_are_one_call(name, grad):
     stack, x = stack_of(6, name), torch.randn(2, 3, D)
-    with torch.set_grad_enabled(grad), Calls() as calls:
+    with torch.set_grad_enabled(grad), Recorder() as recorder:
         stack(x)
-    assert (calls.adds, calls.norms, calls.fused) == COUNTS[name]
+    counts = Counter(
+        (one.arguments["branch"] is not None, one.arguments.get("norm", 0) != 2) for one in recorder.calls
+    )  # whether a call adds, and whether it normalizes
+    assert (counts[True, False], counts[False, True], counts[True, True]) == COUNTS[name]
 
 
 # Keyword arguments

@@ -10,7 +10,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from addnorm import Learned, ResidualStack, Wiring
 from addnorm.wirings import Computed, Head, Stage, coefficients, identity
-from support.stream_stacks import EVERY, WIRINGS, Branch, D, branches, distance, each, every, make, tokens
+from support.oracle import relative
+from support.stream_stacks import EVERY, WIRINGS, Branch, D, branches, each, every, make, tokens
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +89,7 @@ def test_half_precision_keeps_coefficients_in_float32(name, dtype, limit, norm):
     y = stack(x)
     assert y.dtype == dtype
     assert {t.dtype for state in states for t in (state if isinstance(state, tuple) else (state,))} == {dtype}
-    assert distance(y, exact(x.double())) < limit
+    assert relative(y, exact(x.double())) < limit
     for gradient in torch.autograd.grad(y.float().square().sum(), [x, *stack.parameters()]):
         assert gradient.isfinite().all()
 
@@ -111,7 +112,7 @@ def test_residual_dtype_is_that_of_every_stream(name):
     assert {read.dtype for read in reads} == {torch.bfloat16}
     exact(x.double())
     for read, expected in zip(reads, wanted, strict=True):  # rounded before its norm, a read near 256 has two digits
-        assert distance(read, expected) < 0.03
+        assert relative(read, expected) < 0.03
 
 
 @every
@@ -124,7 +125,7 @@ def test_autocast_computes_coefficients_in_float32(name):
     with torch.autocast("cpu", torch.bfloat16):
         y = stack(x)
     assert y.dtype == torch.float32  # that of F.layer_norm there
-    assert distance(y, expected) < 0.03
+    assert relative(y, expected) < 0.03
     if exact:  # those of the first computed site but for its streams' rounding
         assert all(t.dtype == torch.float32 for t in find_tensors(tuple(seen)))
     gradients = torch.autograd.grad(y.float().square().sum(), [*stack.parameters()])
@@ -136,7 +137,7 @@ def test_autocast_computes_coefficients_in_float32(name):
     expected = stack(x)
     for _ in ("in one call", "norm by norm"):
         with torch.autocast("cpu", torch.bfloat16):
-            assert distance(stack(x), expected) < 2e-6
+            assert relative(stack(x), expected) < 2e-6
         for norm in stack.modules():
             if isinstance(norm, torch.nn.LayerNorm):
                 norm.register_forward_hook(lambda module, args, output: None)
@@ -165,7 +166,7 @@ def test_norms_of_streams_are_not_rounded_before_the_read(residual_dtype):
     stack(x)
     normed = torch.nn.functional.layer_norm(x.double(), (D,), eps=1e-5)
     expected = torch.nn.functional.layer_norm(normed * 2**-9, (D,), eps=1e-5)
-    assert distance(seen[0], expected) < 0.01
+    assert relative(seen[0], expected) < 0.01
 
 
 SMALL = 2**-9  # 1 + SMALL is 1 in bfloat16
@@ -186,7 +187,7 @@ def test_constants_are_not_rounded_to_the_dtype_of_the_streams(name):
     wiring = Wiring("small", stage, embedding=(1.0, 1.0), head=head, final_norm=True)
     y = ResidualStack([lambda read: seen.append(read) or factor * x], D, wiring)(x)
     expected = torch.nn.functional.layer_norm(SMALL * x.double(), (D,), eps=1e-5)
-    assert distance(seen[0] if name == "read" else y, expected) < 0.01
+    assert relative(seen[0] if name == "read" else y, expected) < 0.01
 
 
 def find_tensors(value):
@@ -201,7 +202,7 @@ def test_x_may_be_wider_than_the_parameters(name):
     exact = copy.deepcopy(stack).double()
     for connection in stack.connections:
         connection.sublayer.double()
-    assert distance(stack(x), exact(x)) < 1e-6
+    assert relative(stack(x), exact(x)) < 1e-6
 
 
 # Parameters
@@ -333,4 +334,4 @@ def test_sharded_stacks_have_the_same_gradients(unit, names, mesh):
             torch.testing.assert_close(
                 gradient, q.grad, rtol=1e-4, atol=1e-4, msg=lambda m, k=key, n=name: f"{n} {k}: {m}"
             )
-        assert distance(half(x), expected) < 0.05
+        assert relative(half(x), expected) < 0.05

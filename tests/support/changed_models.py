@@ -10,6 +10,7 @@ from torch import nn
 from torch.func import functional_call
 
 import addnorm
+from support.wrong_gradient import ChangedGradient
 
 X = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(1))
 
@@ -52,19 +53,6 @@ def drop_parameters(weight=False, bias=False):
         )
 
     return change
-
-
-class ChangedGradient(torch.autograd.Function):
-    """Identity with a changed gradient."""
-
-    @staticmethod
-    def forward(ctx, x, change):
-        ctx.change = change
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return ctx.change(gradient), None
 
 
 def change_gradient(model, name, change):

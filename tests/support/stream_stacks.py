@@ -74,7 +74,3 @@ def perturb(model):
 
 def tokens(*shape, dtype=torch.float32):
     return torch.randn(*(shape or (4, 5)), D, dtype=dtype)
-
-
-def distance(actual, expected):
-    return float((actual.detach().double() - expected.detach().double()).norm() / expected.detach().double().norm())

@@ -3,17 +3,19 @@
 import torch
 
 
-class _ScaledGradient(torch.autograd.Function):
+class ChangedGradient(torch.autograd.Function):
+    """Copy of a tensor with a changed gradient."""
+
     @staticmethod
-    def forward(ctx, t, factor):
-        ctx.factor = factor
+    def forward(ctx, t, change):
+        ctx.change = change
         return t.clone()
 
     @staticmethod
     def backward(ctx, dt):
-        return dt * ctx.factor, None
+        return ctx.change(dt), None
 
 
 def scale_gradient(t, factor):
     """Return a copy of the tensor whose gradient is multiplied by a factor."""
-    return _ScaledGradient.apply(t, factor)
+    return ChangedGradient.apply(t, lambda dt: dt * factor)
