@@ -16,8 +16,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import drawings
 import figure_numbers as numbers
 import stream_numbers
+from drawings import BLUE, INK, ORANGE, PALE, arrow, figure
 
 from addnorm._util import files
 from addnorm._util.charts import Axis, Chart, Panel, Series
@@ -31,9 +33,8 @@ if TYPE_CHECKING:  # matplotlib is imported where it is used
     from torch import Tensor
 
 FOLDER = Path(__file__).parent.parent / "figures"
-BLUE, ORANGE, GREEN, PINK = COLOURS[:4]
+GREEN, PINK = COLOURS[2:4]
 TRAINED_LAYERS = 6
-INK, PALE = "#222222", "#F3F4F6"
 STYLE: dict[str, Any] = {
     "svg.fonttype": "none", "svg.hashsalt": "addnorm", "font.family": "DejaVu Sans", "font.size": 9, "text.color": INK,
     "axes.edgecolor": GREY, "axes.labelcolor": INK, "xtick.color": GREY, "ytick.color": GREY, "xtick.labelcolor": INK,
@@ -49,15 +50,6 @@ DARK = {
     "#ffffff": "#0d1117", INK: "#e8ebee", GREY: "#98a2ac", PALE: "#1a1e23", "#E2E2E2": "#2a3037", "#DDDDDD": "#2a3037",
     BLUE: "#56b4e9", ORANGE: "#e69f00", GREEN: "#1fb58a", PINK: "#dd92bb",
 }  # fmt: skip
-
-
-def figure(width: float, height: float) -> Figure:
-    """Return an empty figure without a window."""
-    from matplotlib.figure import Figure
-
-    made = Figure(figsize=(width, height))
-    made.set_layout_engine("constrained", w_pad=0.08, h_pad=0.09)
-    return made
 
 
 def signal_and_scale() -> Chart:
@@ -155,12 +147,6 @@ def workflow() -> Figure:
     return made
 
 
-def arrow(ax: Axes, begin: tuple[float, float], end: tuple[float, float], colour: str, width: float = 1.2) -> None:
-    """Draw an arrow from one place to another."""
-    style = {"arrowstyle": "-|>", "color": colour, "linewidth": width, "shrinkA": 0, "shrinkB": 0, "mutation_scale": 11}
-    ax.annotate("", xy=end, xytext=begin, arrowprops=style)
-
-
 def encoder_layer() -> Figure:
     """Draw the tokens of an encoder layer at each place, and the size of each."""
     flow = numbers.encoder_layer()
@@ -250,7 +236,8 @@ def several_streams() -> Chart:
 FIGURES: dict[str, Callable[[], Figure | Chart]] = {
     "signal-and-scale": signal_and_scale, "add-then-norm": add_then_norm, "workflow": workflow,
     "encoder-layer": encoder_layer, "comparison": comparison, "norms": norms,
-    "several-streams": several_streams,
+    "several-streams": several_streams, "placements": drawings.placements, "decoder-layer": drawings.decoder_layer,
+    "norm-axes": drawings.norm_axes,
 }  # fmt: skip
 
 

@@ -16,7 +16,10 @@ from support.loading import ROOT, load
 
 PAGE = ROOT / "docs/add_norm.md"
 STREAMS = ROOT / "docs/several_streams.md"
-FIGURES = ("signal-and-scale", "add-then-norm", "workflow", "encoder-layer", "comparison", "norms", "several-streams")
+FIGURES = (
+    "signal-and-scale", "add-then-norm", "workflow", "encoder-layer", "comparison", "norms", "several-streams", "placements",
+    "decoder-layer", "norm-axes",
+)  # fmt: skip
 PAGES = {"comparison": ROOT / "docs/comparing.md", "several-streams": STREAMS}  # the others are in add_norm.md
 
 
@@ -220,3 +223,13 @@ def test_page_shows_the_figure_with_a_description(name):
     words = re.search(rf"!\[([^\]]+)\]\(figures/{name}\.svg\)", page.read_text())
     assert words, f"{page.name} does not show {name}.svg"
     assert len(words[1]) > 60, "words for those who do not see it"
+
+
+def test_drawings_place_the_norms(figures):
+    def count(name, word):
+        return sum(text.get_text() == word for ax in figures.FIGURES[name]().axes for text in ax.texts)
+
+    assert [count("placements", word) for word in ("LN", "attention", "feed-forward")] == [4 + 5, 4, 4]
+    assert [count("decoder-layer", word) for word in ("LN", "the encoder's output")] == [3, 1]
+    layer, batch = ([patch.get_facecolor() for patch in ax.patches] for ax in figures.FIGURES["norm-axes"]().axes)
+    assert [max(map(colours.count, colours)) for colours in (layer, batch)] == [5 * 8 - 8, 5 * 8 - 5]
