@@ -101,7 +101,7 @@ TARGETS = [
            ratio(peer, "addnorm"), max, functools.partial(forward, job, cached))
     for (job, cached), bound in BOUNDS.items() for peer, name in PEERS.items()
 ] + [
-    Target("with gradients: lowest 95 % bound of the ratio (x eager)", ">=", 0.97, value("addnorm", "paired_low"), min, training),
+    Target("with gradients: lowest 95% bound of the ratio (x eager)", ">=", 0.97, value("addnorm", "paired_low"), min, training),
     Target("with gradients, 128+ rows, LayerNorm: mean (x eager)", ">=", 2.0, value("addnorm", "paired_ratio"),
            geometric_mean, functools.partial(training, rows=128, norms=("layer",))),
 ]  # fmt: skip

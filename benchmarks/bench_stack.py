@@ -114,7 +114,7 @@ def section(document: Document) -> str:
             partial(cell, peer),
         )
     ]  # fmt: skip
-    return f"Times as fast (95 % interval; median microseconds: addnorm / the other):\n\n{markdown(lines)}"
+    return f"Times as fast (95% interval; median microseconds: addnorm / the other):\n\n{markdown(lines)}"
 
 
 BENCHMARK = Benchmark(

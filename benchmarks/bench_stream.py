@@ -15,6 +15,7 @@ from contextlib import ExitStack
 import minilm
 
 from addnorm import decompose, inspect, record
+from addnorm._util.numbers import format_number
 from addnorm.bench import timing
 from addnorm.bench.case import Case, Document, Results, Row, grid
 from addnorm.bench.harness import Benchmark
@@ -67,7 +68,7 @@ def section(document: Document) -> str:
             "batch x tokens": f"{case.batch} x {case.tokens}", "plain step, ms": f"{rows['plain']['median_us'] / 1000:.0f}",
             **{name: quotient(rows, name, "plain") for name in RECORDED},
             **{f"{name}, s": f"{rows[name]['median_us'] / 1e6:.2f}" for name in WHOLE},
-            "closures": ", ".join(f"{rows[name]['closure']:.0e}" for name in WHOLE),
+            "closures": ", ".join(format_number(rows[name]['closure'], 1) for name in WHOLE),
         }  # fmt: skip
 
     limits = "recording at most 1.9 times the plain step, inspect under 3 s, closures under 1e-5"

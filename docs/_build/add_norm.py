@@ -54,7 +54,7 @@ def count(value: int) -> str:
 
 def percent(*values: float) -> str:
     """Return one or several shares in percent."""
-    return " and ".join(f"{100 * value:.2g}" for value in values) + " %"
+    return " and ".join(f"{100 * value:.2g}" for value in values) + "%"
 
 
 # ------------------------------------------------------------------------------------------ the numbers, in words
@@ -149,7 +149,7 @@ def rest(m: Measured) -> str:
     """Return the share of a block that is not Add & Norm."""
     wide = m["d 768"]
     return (
-        f"{100 * (1 - wide['parameters']):.2f} % of the parameters and {100 * (1 - wide['eager']):.1f} % of the time of a block "
+        f"{100 * (1 - wide['parameters']):.2f}% of the parameters and {100 * (1 - wide['eager']):.1f}% of the time of a block "
         "of width 768 are attention and feed-forward"
     )
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import page
 
+from addnorm._util.numbers import format_number
+
 TITLES = {"AddNorm": "`AddNorm`", "pre-LN": "pre-LN stack", "post-LN": "post-LN stack", "MiniLM": "fused MiniLM"}
 SAME = "same bits"
 EPS = {"torch.float32": 2.0**-23, "torch.float64": 2.0**-52}
@@ -45,7 +47,7 @@ def result(value: str | float) -> str:
 
 def number(value: float) -> str:
     """Return an error with two digits."""
-    return f"{value:.1e}"
+    return format_number(value, 2)
 
 
 def where() -> str:

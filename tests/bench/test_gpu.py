@@ -144,7 +144,7 @@ def test_check_names_the_wrong_tensor(name, job):
     item = case("layer", job, "float32")
     right = variants.ours(item)
     _, problem = check_call(item, lambda *args: WRONG[name](right, *args))
-    # Under dropout, a z that is 10 % off implies another mask; the check detects it in the results that depend on the mask.
+    # Under dropout, a z that is 10% off implies another mask; the check detects it in the results that depend on the mask.
     assert f"{name} differs by" in problem
 
 

@@ -238,7 +238,7 @@ def test_table_has_the_columns_of_all_lines_and_numbers_on_the_right():
 def test_ratios_have_their_spread_or_interval():
     ours = {"median_us": 10.0, "q1_us": 10.0, "q3_us": 10.0, "paired_ratio": 0.5, "paired_low": 0.4, "paired_high": 0.8}
     rows = {"addnorm": ours, "eager": {"median_us": 30.0, "q1_us": 27.0, "q3_us": 33.0}}
-    assert pages.quotient(rows, "eager", times=True) == "**3.00** ±10 % (10.0 / 30.0)"
+    assert pages.quotient(rows, "eager", times=True) == "**3.00** ±10% (10.0 / 30.0)"
     assert pages.quotient(rows, "compile") == ""
     assert pages.interval(ours) == "**0.500** (0.400 to 0.800)"
     assert pages.interval(ours, inverse=True) == "**2.00** (1.25 to 2.50)"

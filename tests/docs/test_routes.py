@@ -123,7 +123,7 @@ def test_other_results_change_the_page(monkeypatch):
     document["errors"]["post-LN"] = 1e-5
     monkeypatch.setattr(script.page, "document", lambda name: document)
     lines = {line.split(" | ")[0].strip("| "): line for line in script.table("torch.float32").splitlines()}
-    assert lines["export"].split(" | ")[1] == "same bits, 1.2e-05"
+    assert lines["export"].split(" | ")[1] == "same bits, 1.2e-5"
     assert lines["jit.trace"].split(" | ")[2] == "same bits (not fused)"
     assert lines["checkpoint"].split(" | ")[2] == "not run"
-    assert lines["tolerance"].split(" | ")[3] == "4.0e-05"
+    assert lines["tolerance"].split(" | ")[3] == "4.0e-5"

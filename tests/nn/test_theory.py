@@ -121,7 +121,7 @@ def test_gradient_falls_with_layer_in_pre_ln_only():
     """Within one model, pre-LN's first layers have larger gradients, like 1 / sqrt(l).
 
     At initialization post-LN's gradient neither explodes nor vanishes: over 48 layers, 96 norms, it changes by less than a factor of
-    five, 1.7 % a norm. (It shrinks a little in backward, because uniform attention averages the gradient.)
+    five, 1.7% a norm. (It shrinks a little in backward, because uniform attention averages the gradient.)
     """
     layers, values = range(1, 49), {}
     for wiring in ("pre_ln", "post_ln"):

@@ -4,6 +4,8 @@ import json
 from collections import Counter
 from pathlib import Path
 
+from addnorm._util.numbers import format_number
+
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "zoo.json"
 PAGE = ROOT / "docs" / "zoo.md"
@@ -104,8 +106,7 @@ def _render_row(row):
     said = ", ".join(name or "no name" for name in names) if names else ("no stream" if names is not None else "")
     closure = row.get("closure")
     detail = f": {_cell(row['detail'])}" if row.get("detail") else ""
-    number = "" if closure is None else f"{closure:.0e}"
-    return f"| {row['model']} | {_cell(row.get('expected', ''))} | {said} | {number} | {row['verdict']}{detail} |"
+    return f"| {row['model']} | {_cell(row.get('expected', ''))} | {said} | {format_number(closure, 1)} | {row['verdict']}{detail} |"
 
 
 def _cell(text, length=300):

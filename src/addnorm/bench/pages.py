@@ -85,12 +85,12 @@ def quotient(rows: Mapping[str, Row], above: str, below: str = "addnorm", *, tim
     over, under = rows[above], rows[below]
     ratio = over["median_us"] / under["median_us"]
     spread = (over["q3_us"] / under["q1_us"] - over["q1_us"] / under["q3_us"]) / 2
-    text = f"**{ratio:.2f}** ±{format_percent(spread / ratio, 1).replace('%', ' %')}"
+    text = f"**{ratio:.2f}** ±{format_percent(spread / ratio, 1)}"
     return f"{text} ({digits(under['median_us'])} / {digits(over['median_us'])})" if times else text
 
 
 def interval(row: Row, *, inverse: bool = False) -> str:
-    """Return `paired_ratio` of a result row, or its inverse, and its 95 % interval as text (see `timing.interleaved`)."""
+    """Return `paired_ratio` of a result row, or its inverse, and its 95% interval as text (see `timing.interleaved`)."""
     ratio, low, high = (row[f"paired_{key}"] for key in ("ratio", "low", "high"))
     if inverse:
         ratio, low, high = 1 / ratio, 1 / high, 1 / low

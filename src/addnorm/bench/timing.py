@@ -80,7 +80,7 @@ def interleaved(
 ) -> dict[str, Row]:  # fmt: skip
     """Return for each variant the median time of a call and its quartiles in microseconds, `rounds`, and `repeats` in a loop.
 
-    With a `peer` also `paired_ratio`, the median over the rounds of the peer's time divided by the variant's, and its 95 %
+    With a `peer` also `paired_ratio`, the median over the rounds of the peer's time divided by the variant's, and its 95%
     interval from `paired_low` to `paired_high`.
 
     Args:
@@ -116,7 +116,7 @@ def interleaved(
 
 
 def paired_interval(ratios: Sequence[float]) -> Row:
-    """Return the median of ratios and its 95 % interval, from their order alone: no distribution is assumed.
+    """Return the median of ratios and its 95% interval, from their order alone: no distribution is assumed.
 
     Example:
         >>> from addnorm.bench.timing import paired_interval

@@ -126,7 +126,7 @@ PRESETS: Mapping[str, Preset] = {
             "Second example with γ = √σ², β = μ, which undoes the norm",
             *_STUDYING,
             {"weight": math.sqrt(_VARIANCE), "bias": _MEAN},
-            notes={"shifted": "equal to z within 5.9e-06: γ multiplies by √σ², the norm divided by √(σ² + ε)"},
+            notes={"shifted": "equal to z within 5.9e-6: γ multiplies by √σ², the norm divided by √(σ² + ε)"},
         ),
         Preset(
             "unbiased",

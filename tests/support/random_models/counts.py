@@ -51,7 +51,7 @@ def list_below(document, share):
 
 
 def main():
-    """Write the file of counts and print what is wrong or below 95 %."""
+    """Write the file of counts and print what is wrong or below 95%."""
     torch.set_num_threads(1)
     document, wrong = count(range(NUM_MODELS))
     files.write_text(PATH, jsonio.dumps(document))

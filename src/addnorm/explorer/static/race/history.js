@@ -169,4 +169,4 @@ export class History {
 }
 
 /** @param {number} share */
-const percent = (share) => (Number.isFinite(share) ? `${share >= 1 ? Math.round(100 * share) : show(100 * share, 2)} %` : show(share));
+const percent = (share) => (Number.isFinite(share) ? `${share >= 1 ? Math.round(100 * share) : show(100 * share, 2)}%` : show(share));

@@ -23,7 +23,7 @@ const COLUMNS = [
 const cell = (value) => (value === null || value === undefined ? "" : show(value, 4));
 
 /** @param {number} value */
-export const percent = (value) => (Number.isFinite(value) ? `${show(100 * value, 3).replace("-", "\u2212")}\u00a0%` : show(value));
+export const percent = (value) => (Number.isFinite(value) ? `${show(100 * value, 3).replace("-", "\u2212")}%` : show(value));
 
 export class Balance {
   constructor() {

@@ -36,7 +36,7 @@ export const PANELS = [
   },
   {
     id: "unchanged", title: "Writes lost to rounding", y: "share of the stream's elements", lines: [["write.unchanged", "left unchanged"]], linear: true,
-    threshold: 0.01, quiet: "No writes are lost to rounding: each changes at least 99 % of the stream's elements",
+    threshold: 0.01, quiet: "No writes are lost to rounding: each changes at least 99% of the stream's elements",
   },
 ];
 

@@ -24,7 +24,7 @@ function change(ratio) {
 
 /** @param {number} share */
 function percent(share) {
-  return share !== 0 && Math.abs(share) < 0.001 ? "less than 0.1 %" : `${n(100 * share)} %`;
+  return share !== 0 && Math.abs(share) < 0.001 ? "less than 0.1%" : `${n(100 * share)}%`;
 }
 
 /** Of each chart. @type {Record<string, (result: any) => string>} */

@@ -41,7 +41,7 @@ export function drawBars(list, { name, value, scale, most, digits }) {
     item.shown = shown;
     const [number, track, text] = item.children;
     const finite = Number.isFinite(entry);
-    // halves of the track: 50 % is the longest bar of its scale
+    // halves of the track: 50% is the longest bar of its scale
     const share = finite ? (most ? (Math.abs(entry) / most) * 50 : 0) : 50;
     set(item, { class: finite ? "" : "unwell", "data-series": name, "data-index": index, "data-value": entry });
     const { style } = track.firstChild;
