@@ -133,6 +133,7 @@ def demo() -> None:
     "--host", default="127.0.0.1", metavar="NAME", help="Address to listen at (default 127.0.0.1, this machine only)."
 )
 @option("--open", "opens_browser", is_flag=True, help="Also open the page in the browser.")
+@option("--export", "folder", type=FOLDER, help="Write the page to a folder that needs no server, and end.")
 def explore() -> None:
     r"""Serve the explorer, a local web page, and print its address.
 
@@ -140,10 +141,14 @@ def explore() -> None:
     two wirings side by side. Only this machine can reach the page, unless --host names another address; other machines then need
     the printed token. The page loads nothing from elsewhere. Ctrl-C ends the server.
 
+    With --export the folder has the page with some settings, measured beforehand, and a recording: for a web host, or to open its
+    index.html from the disk. Races need the server.
+
     \b
       addnorm explore
       addnorm record minilm --out minilm.json --memory-map
       addnorm explore minilm.json
+      addnorm explore --export site minilm.json
     """
 
 

@@ -152,6 +152,61 @@ def test_explore_opens_browser(served, monkeypatch):
     assert opened == [f"http://127.0.0.1:{served['at'][1]}/"]
 
 
+# The export.
+
+
+@pytest.fixture
+def small_export(monkeypatch, no_server):
+    """Export two settings only."""
+    from addnorm.explorer import export, stack
+
+    grid = export.Grid(stack, {"sublayers": (2,), "seed": (0, 1)}, ("seed",))
+    monkeypatch.setattr(export, "GRIDS", {"stack": grid})
+    return export
+
+
+def test_explore_exports_page(small_export, tmp_path, monkeypatch):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    monkeypatch.setitem(sys.modules, "starlette", None)  # the export needs no server
+    result = run("--export", tmp_path / "page", "--open")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.startswith(f"The page is in {tmp_path}/page/index.html (")
+    assert opened == [(tmp_path / "page" / "index.html").as_uri()]
+    assert (tmp_path / "page" / "data" / "stack-1.js").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--port", 0], "--export starts no server, so leave out --port"),
+        (["--host", "localhost"], "--export starts no server, so leave out --host"),
+        (["model.bin"], "RECORDING is 'model.bin', expected a file that ends in .json or .parquet"),
+        (["gone.json"], "RECORDING: gone.json cannot be read (No such file or directory)"),
+    ],
+)
+def test_explore_export_reports_wrong_arguments(small_export, tmp_path, arguments, words):
+    assert_one_sentence(run("--export", tmp_path / "page", *arguments), 2, f"Error: {words}")
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_explore_export_refuses_other_folders(small_export, tmp_path):
+    (tmp_path / "thesis.tex").write_text("mine")
+    words = f"Error: --export is '{tmp_path}', which has other files, expected an empty folder or an export: choose"
+    assert_one_sentence(run("--export", tmp_path), 2, words)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_explore_export_ends_at_interrupt(small_export, tmp_path, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(small_export, "compute_file", interrupt)
+    result = run("--export", tmp_path / "page")
+    assert (result.exit_code, result.stderr) == (130, "Interrupted.\n")
+    assert [*tmp_path.iterdir()] == []
+
+
 # How it ends.
 
 BUSY = """

@@ -1,4 +1,4 @@
-"""`addnorm explore`: the explorer's server, from the terminal."""
+"""`addnorm explore`: the explorer's server, or its page as a folder, from the terminal."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ import secrets
 import socket
 import threading
 import webbrowser
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import click
 import torch
+from click.core import ParameterSource
 
+from addnorm._util.numbers import format_bytes
 from addnorm._util.optional import require
-from addnorm.cli._output import ArgumentError, argument_errors
+from addnorm.cli._output import ArgumentError, argument_errors, working
 
 __all__ = ["run"]
 
@@ -26,9 +30,12 @@ ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # hosts that listen at all 
 
 
 def run(
-    port: int | None, host: str, recordings: tuple[Path, ...], opens_browser: bool
+    port: int | None, host: str, recordings: tuple[Path, ...], opens_browser: bool, folder: Path | None
 ) -> None:  # fmt: skip
-    """Serve the explorer until Ctrl-C."""
+    """Serve the explorer until Ctrl-C, or write its page to a folder."""
+    if folder is not None:
+        _export(folder, recordings, opens_browser)
+        return
     with argument_errors():
         for package in ("starlette", "uvicorn"):
             require(package, "explore")
@@ -38,6 +45,21 @@ def run(
 
     if not host.strip():
         raise ArgumentError(f"--host is {host!r}, expected a name or an address: 0.0.0.0 listens at all addresses")
+    _check_recordings(recordings)
+    token = None if host in LOOPBACK else secrets.token_urlsafe(16)
+    scheduler = Scheduler()
+    with _listen(host, port) as listener:
+        with _recording_errors():
+            hosts = LOOPBACK if token is None else None
+            app = create_app(recordings, hosts=hosts, token=token, scheduler=scheduler)
+        torch.set_num_threads(1)  # small matrices gain nothing by more threads, and two clients are served at once
+        serve(app, scheduler, listener, partial(_announce, host, listener.getsockname()[1], token, opens_browser))
+    click.echo("Interrupted.", err=True)
+    if scheduler.is_busy:
+        os._exit(0)  # Python would wait for running computations, whose results have no reader
+
+
+def _check_recordings(recordings: Iterable[Path]) -> None:
     for path in recordings:
         if path.suffix not in SUFFIXES:
             raise ArgumentError(
@@ -46,20 +68,38 @@ def run(
             )
         if path.exists() and not path.is_file():
             raise ArgumentError(f"RECORDING is '{path}', which is no file, expected one of `addnorm record --out`")
-    token = None if host in LOOPBACK else secrets.token_urlsafe(16)
-    scheduler = Scheduler()
-    with _listen(host, port) as listener:
-        try:
-            hosts = LOOPBACK if token is None else None
-            app = create_app(recordings, hosts=hosts, token=token, scheduler=scheduler)
-        except (ValueError, ImportError, OSError) as error:
-            sentence = str(error).replace("save the recording again with Recording.save", REMEDY)
-            raise ArgumentError(f"RECORDING: {sentence}") from None
-        torch.set_num_threads(1)  # small matrices gain nothing by more threads, and two clients are served at once
-        serve(app, scheduler, listener, partial(_announce, host, listener.getsockname()[1], token, opens_browser))
-    click.echo("Interrupted.", err=True)
-    if scheduler.is_busy:
-        os._exit(0)  # Python would wait for running computations, whose results have no reader
+
+
+@contextmanager
+def _recording_errors() -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, ImportError, OSError) as error:
+        sentence = str(error).replace("save the recording again with Recording.save", REMEDY)
+        raise ArgumentError(f"RECORDING: {sentence}") from None
+
+
+def _export(folder: Path, recordings: tuple[Path, ...], opens_browser: bool) -> None:
+    """Write the page to a folder."""
+    context = click.get_current_context()
+    for option in ("port", "host"):
+        if context.get_parameter_source(option) is ParameterSource.COMMANDLINE:
+            raise ArgumentError(f"--export starts no server, so leave out --{option}")
+    from addnorm.explorer.export import check_target, count_files, export
+    from addnorm.explorer.recording import Recordings
+
+    _check_recordings(recordings)
+    with argument_errors({"folder": "--export"}):
+        check_target(folder)
+        with _recording_errors():
+            loaded = Recordings(recordings) if recordings else None
+        with working("measuring the settings of the page", count_files()) as advance:
+            size = export(folder, loaded, on_file=advance)
+    click.echo(
+        f"The page is in {folder / 'index.html'} ({format_bytes(size)}): open it in a browser, or put the folder on a web host."
+    )
+    if opens_browser:
+        webbrowser.open((folder / "index.html").resolve().as_uri())
 
 
 def _listen(host: str, port: int | None) -> socket.socket:

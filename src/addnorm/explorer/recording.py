@@ -20,7 +20,7 @@ from addnorm.stream.record.recording import Recording
 from addnorm.stream.record.schema import BY_NAME, ENDS, Balance, RecordedSite, suggest
 from addnorm.stream.shares import BIASES
 
-__all__ = ["Recordings"]
+__all__ = ["NAMES", "Recordings", "spread"]
 
 MAX_CELLS = 120  # of a map in each direction: a browser takes minutes to draw a million cells
 MAX_STEPS = 2000  # of a list or a curve: more than a page has pixels
@@ -62,7 +62,7 @@ class Recordings:
             {
                 "name": name if names.count(name) == 1 else path, "path": path,
                 "model": _text(rec.metadata.get("model")), "streams": [*rec.streams],
-                "steps": _spread(rec.steps, MAX_STEPS), "count": len(rec.steps),
+                "steps": spread(rec.steps, MAX_STEPS), "count": len(rec.steps),
             }
             for name, path, rec in zip(names, self.paths, self.loaded, strict=True)
         ]  # fmt: skip
@@ -151,7 +151,7 @@ def _source(site: RecordedSite) -> str:
     return "x_0" if site.kind == "start" else site.id
 
 
-def _spread(values: Sequence[int], most: int) -> list[int]:
+def spread(values: Sequence[int], most: int) -> list[int]:
     """Return at most that many of the values, evenly spaced, with the first and the last."""
     if len(values) <= most:
         return [*values]
@@ -181,8 +181,8 @@ def _map(
     if len(depths) != len(shares):
         depths = ["x_0", *(f"after add {k}" for k in range(1, len(shares)))]
     names = [named.get(source, source) for source in sources]
-    places = _spread(range(len(shares)), MAX_CELLS)
-    ends = [k + 1 for k in _spread(range(len(sources)), MAX_CELLS)]
+    places = spread(range(len(shares)), MAX_CELLS)
+    ends = [k + 1 for k in spread(range(len(sources)), MAX_CELLS)]
     groups = [*itertools.pairwise([0, *ends])]
     if max(len(shares), len(sources)) > MAX_CELLS:
         shares = [[math.fsum(shares[place][a:b]) for a, b in groups] for place in places]
@@ -236,7 +236,7 @@ def _over_time(rec: Recording, sites: Sequence[RecordedSite], what: str, depth: 
     for place in (*requested, *reversed(places)):
         values = dict(rec.over_time(sites[place], role, statistic))
         if values:
-            steps = _spread([*values], MAX_STEPS)
+            steps = spread([*values], MAX_STEPS)
             return {
                 "depth": place, "what": what, "meaning": BY_NAME[role, statistic].meaning, "steps": steps,
                 "values": [values[step] for step in steps], "count": len(values),

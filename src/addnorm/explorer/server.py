@@ -32,16 +32,15 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-import addnorm
 from addnorm._util.jsonio import dumps_line
-from addnorm.explorer import race, stack, streams, trace
+from addnorm.explorer import race, stack, streams
+from addnorm.explorer.page import STATIC, describe
 from addnorm.explorer.recording import Recordings
 from addnorm.explorer.scheduler import Scheduler
 from addnorm.explorer.security import LOOPBACK, SecurityMiddleware, error_response, read_json
 
-__all__ = ["STATIC", "create_app", "serve"]
+__all__ = ["create_app", "serve"]
 
-STATIC = Path(__file__).parent / "static"
 IDLE = 30  # seconds without a request after which a connection is closed, at the latest after twice as many
 TICKS = 10  # of uvicorn in a second
 
@@ -65,15 +64,11 @@ def create_app(
         ValueError: a file is not a recording.
     """
     loaded, scheduler = Recordings(recordings), scheduler or Scheduler()
-    meta = {
-        "version": addnorm.__version__, "stack": stack.describe(), "streams": streams.describe(),
-        "presets": trace.list_presets(), "race": race.describe(), "recordings": loaded.describe(),
-    }  # fmt: skip
     views = _Views(scheduler, loaded)
     routes = [
         Route("/", _always(FileResponse(STATIC / "index.html"))),
         Route("/healthz", _always(PlainTextResponse("ok"))),
-        Route("/api/meta", _always(_json_response(dumps_line(meta)))),
+        Route("/api/meta", _always(_json_response(dumps_line(describe(loaded))))),
         Route("/api/stack", partial(views.compute, stack), methods=["POST"]),
         Route("/api/streams", partial(views.compute, streams), methods=["POST"]),
         Route("/api/race", views.race, methods=["POST"]),

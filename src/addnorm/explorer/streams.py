@@ -10,7 +10,7 @@ from addnorm.lab.streams_probe import PROBED, StreamsProbe
 from addnorm.nn import Wiring
 from addnorm.wirings import CONSTRUCTORS, Learned, Row
 
-__all__ = ["FIELDS", "STEPS", "compute", "describe", "parse"]
+__all__ = ["FIELDS", "STEPS", "compute", "describe", "is_learned", "parse"]
 
 FIELDS: dict[str, Field] = {
     "wiring": Choice("pre_ln", PROBED),
@@ -112,7 +112,7 @@ def describe() -> dict[str, Any]:
         wirings[name] = {
             "equation": _get_equation(name, wiring),
             "has_n": "n" in dict(wiring.options),
-            "is_learned": _is_learned(wiring),
+            "is_learned": is_learned(wiring),
             "source": wiring.source,
             "use": wiring.use,
         }
@@ -124,7 +124,7 @@ def _get_equation(name: str, wiring: Wiring) -> str:
     return (CONSTRUCTORS[name]() if name == "pre_ln" else wiring).equation()
 
 
-def _is_learned(wiring: Wiring) -> bool:
+def is_learned(wiring: Wiring) -> bool:
     """Return whether a coefficient of the wiring is learned or computed."""
     stages = [stage for stage in wiring.stages(4) if not isinstance(stage, Row)]
     return any(

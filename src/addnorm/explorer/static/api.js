@@ -1,5 +1,5 @@
 // @ts-check
-/** Requests to the server, with JSON. A newer request of a kind cancels the older one. */
+/** Requests to the server, with JSON, or to the files of an exported page. A newer request of a kind cancels the older one. */
 
 import { decoded } from "./numbers.js";
 
@@ -36,7 +36,78 @@ export async function ask(path, { body, signal } = {}) {
 }
 
 /** @param {string} path @param {{body?: any, signal?: AbortSignal}} [how] @returns {Promise<any>} */
-export const get = async (path, how) => decoded(await (await ask(path, how)).json());
+export async function get(path, how = {}) {
+  const isExported = "export" in document.documentElement.dataset;
+  return decoded(isExported ? await readExport(path, how.body) : await (await ask(path, how)).json());
+}
+
+// The files of an exported page are scripts that call addnormExport: a page of file:// can load nothing else.
+
+/** Their contents, or what is loaded. @type {Map<string, Promise<any>>} */
+const files = new Map();
+/** @type {Map<string, (content: any) => void>} */
+const loading = new Map();
+/** @type {any} */ (globalThis).addnormExport = (/** @type {string} */ name, /** @type {any} */ content) => loading.get(name)?.(content);
+
+/** @param {string} name @returns {Promise<any>} */
+function load(name) {
+  const known = files.get(name);
+  if (known) return known;
+  const file = new Promise((resolve, reject) => {
+    const script = document.createElement("script");
+    const ended = () => { loading.delete(name); script.remove(); };
+    loading.set(name, resolve);
+    script.src = `data/${name}.js`;
+    script.addEventListener("load", ended);
+    script.addEventListener("error", () => {
+      ended();
+      files.delete(name);
+      reject(new Trouble(`The file data/${name}.js of this exported page cannot be loaded: try again, or export the page again.`));
+    });
+    document.head.append(script);
+  });
+  files.set(name, file);
+  return file;
+}
+
+/** What the server would answer, from the files. @param {string} path @param {any} body @returns {Promise<any>} */
+async function readExport(path, body) {
+  const [, , kind, number] = path.split(/[/?]/);
+  const meta = await load("meta");
+  if (kind === "meta") return structuredClone(meta);
+  return structuredClone(kind === "recording" ? await readRecording(meta, Number(number), new URLSearchParams(path.split("?")[1])) : await readSetting(meta[kind], kind, body));
+}
+
+/** @param {any} described  the parameters of the view @param {string} view @param {any} body */
+async function readSetting({ fields, files: inName }, view, body) {
+  const { places, answers, shared } = await load([view, ...inName.map((/** @type {string} */ name) => body[name])].join("-"));
+  let place = 0; // of the setting in the file: see Grid.each_setting
+  for (const [name, { values }] of /** @type {[string, any][]} */ (Object.entries(fields))) {
+    if (!inName.includes(name)) place = place * values.length + values.indexOf(body[name]);
+  }
+  const answer = { ...shared, ...answers[places[place]] };
+  const padded = (/** @type {number[]} */ row) => [...Array(answer.labels.length - row.length).fill(null), ...row];
+  return answer.map ? { ...answer, map: answer.map.map(padded) } : answer;
+}
+
+/** @param {any} meta @param {number} number @param {URLSearchParams} query */
+async function readRecording(meta, number, query) {
+  const { streams } = meta.recordings[number];
+  const stream = query.get("stream") ?? streams[0];
+  if (!streams.includes(stream)) throw new Trouble(`stream is '${stream}', expected one of ${streams.join(", ")}.`);
+  const { base, steps, series, meanings } = await load(`recording-${number}-${streams.indexOf(stream)}`);
+  const step = Number(query.get("step") ?? base.step);
+  if (!steps.includes(step)) throw new Trouble(`step is ${step}, which this exported page does not have.`);
+  const what = query.get("what") ?? "";
+  const at = (/** @type {number} */ place) => series.map((/** @type {any} */ one) => one[what]?.[place] ?? null);
+  const isRecorded = (/** @type {number} */ place) => at(place).some((/** @type {any} */ value) => value !== null);
+  // Where the asked place has no value, the last one that has is answered, as by the server.
+  const depth = [Number(query.get("depth") ?? -1), ...[...base.sites.keys()].reverse()].find(isRecorded);
+  const values = depth === undefined ? [] : at(depth);
+  const present = steps.filter((/** @type {number} */ _, /** @type {number} */ k) => values[k] !== null);
+  const time = { depth, what, meaning: meanings[what], steps: present, values: values.filter((/** @type {any} */ value) => value !== null), count: present.length };
+  return { ...base, step, last: step === base.step, series: series[steps.indexOf(step)], time: depth === undefined ? null : time };
+}
 
 /**
  * Requests of one kind, of which only the newest is answered.

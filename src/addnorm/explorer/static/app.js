@@ -4,6 +4,7 @@
 import { get } from "./api.js";
 import { save } from "./chart/download.js";
 import { h, announce, set, unique } from "./dom.js";
+import { exportNote } from "./exported.js";
 import { encoded } from "./numbers.js";
 import { view as race } from "./race/view.js";
 import { view as recording } from "./recording/view.js";
@@ -102,7 +103,7 @@ async function start() {
       if (here) {
         document.title = `${panel.view.title} · addnorm explorer`;
         set(/** @type {HTMLElement} */ (document.getElementById("heading")), { text: `addnorm explorer: ${panel.view.title}` });
-        panel.mounted ??= panel.view.mount(panel.root, app);
+        panel.mounted ??= meta.export && panel.view === race ? absent(panel.root, meta) : panel.view.mount(panel.root, app);
         panel.mounted.show(state, changed);
       }
     }
@@ -110,6 +111,12 @@ async function start() {
   tools(app, () => /** @type {Mounted} */ (current().mounted), () => current().view);
   store.subscribe(show);
   show(store.state, new Set(Object.keys(fields)));
+}
+
+/** In place of the race, which needs a server, on an exported page. @param {HTMLElement} root @param {any} meta @returns {Mounted} */
+function absent(root, meta) {
+  root.append(h("h2", null, "Two wirings, trained side by side"), exportNote(meta, "A race trains two small models, so it runs on your own machine:"));
+  return { show() {}, code: () => `# ${meta.export.install}\n# addnorm explore`, data: () => null };
 }
 
 /** @param {App} app @param {() => Mounted} mounted @param {() => View} view */
@@ -127,7 +134,7 @@ function tools(app, mounted, view) {
     announce(copied.textContent);
     showNotices([copied.textContent]);
   };
-  const link = () => location.origin + location.pathname + format(app.store.state, app.store.fields);
+  const link = () => new URL(location.pathname, location.href).href + format(app.store.state, app.store.fields);
   const button = (/** @type {string} */ text, /** @type {() => void} */ onclick, /** @type {any} */ more = {}) => h("button.plain", { type: "button", onclick, ...more }, text);
   const themes = ["auto", "light", "dark"];
   const themed = button(`Theme: ${preferences.get("addnorm-theme") ?? "auto"}`, () => {
@@ -141,14 +148,14 @@ function tools(app, mounted, view) {
     button("Show code", () => codeDialog(mounted().code(), copy)),
     button("JSON", () => save(`addnorm-${view().name}.json`, "application/json", JSON.stringify(encoded(mounted().data()), null, 1))),
     themed,
-    button("?", () => helpDialog(mounted()), { "aria-label": "Help and keys" }),
+    button("?", () => helpDialog(app, mounted()), { "aria-label": "Help and keys" }),
     copied,
   );
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
     const at = /** @type {HTMLElement} */ (event.target);
     if (preferences.get("addnorm-keys") === "off" || at.matches?.("input:not([type=range]):not([type=radio]):not([type=checkbox]), select, textarea")) return;
-    if (event.key === "?") helpDialog(mounted());
+    if (event.key === "?") helpDialog(app, mounted());
     else if (!mounted().key?.(event.key)) return;
     event.preventDefault();
   });
@@ -174,8 +181,8 @@ function codeDialog(code, copy) {
   );
 }
 
-/** @param {Mounted} mounted */
-function helpDialog(mounted) {
+/** @param {App} app @param {Mounted} mounted */
+function helpDialog({ meta }, mounted) {
   /** @type {[string, string][]} */
   const keys = [
     ...(mounted.keys ?? []),
@@ -191,7 +198,8 @@ function helpDialog(mounted) {
     h("label.choice", null,
       h("input", { type: "checkbox", ...(on ? { checked: true } : {}), onchange: (/** @type {any} */ event) => preferences.set("addnorm-keys", event.target.checked ? "on" : "off") }),
       "Enable single-key shortcuts"),
-    h("p.lead", null, "The address of the page holds all settings. Each chart has its numbers as a table and as files. Everything is computed on this machine by addnorm; nothing is sent anywhere else."),
+    h("p.lead", null, "The address of the page holds all settings. Each chart has its numbers as a table and as files. "
+      + (meta.export ? `The numbers were computed beforehand by addnorm ${meta.version}; nothing is sent anywhere.` : "Everything is computed on this machine by addnorm; nothing is sent anywhere else.")),
     h("div.buttons", null, h("button.main", { type: "button", onclick: () => box.close() }, "Close")),
   );
 }

@@ -57,6 +57,24 @@ export const number = (initial, minimum, maximum, { whole = false, step } = {}) 
 /** A whole number within bounds. @param {number} initial @param {number} minimum @param {number} maximum @param {number} [step] */
 export const whole = (initial, minimum, maximum, step) => number(initial, minimum, maximum, { whole: true, step });
 
+/**
+ * One of a few numbers, of which the nearest is taken.
+ * @param {number} initial @param {readonly number[]} values  in order
+ * @returns {Field<number> & {minimum: number, maximum: number}}
+ */
+export const listed = (initial, values) => ({
+  initial,
+  minimum: values[0],
+  maximum: values[values.length - 1],
+  parse(text) {
+    const value = Number(text.replace("\u2212", "-"));
+    if (values.includes(value)) return value;
+    const instead = Number.isNaN(value) ? initial : values.reduce((best, one) => (Math.abs(one - value) < Math.abs(best - value) ? one : best));
+    throw Object.assign(new Error(`${values.join(" or ")} in this exported page`), { instead });
+  },
+  format: String,
+});
+
 /** Yes or no, 1 or 0 in the address. @param {boolean} initial @returns {Field<boolean>} */
 export const flag = (initial) => ({
   initial,
@@ -66,6 +84,14 @@ export const flag = (initial) => ({
   },
   format: (value) => (value ? "1" : "0"),
 });
+
+/** The field of a parameter, of which an exported page has some values. @param {any} described  by the server @returns {Field<any>} */
+export function fieldOf({ kind, default: initial, minimum, maximum, step, choices, values }) {
+  if (kind === "choice") return choice(initial, choices);
+  if (kind === "flag") return flag(initial);
+  if (values) return listed(initial, values);
+  return step === null ? number(initial, minimum, maximum) : whole(initial, minimum, maximum, step);
+}
 
 /** Text, so many characters at maximum. @param {string} initial @param {number} maximum @returns {Field<string>} */
 export const text = (initial, maximum) => ({

@@ -2,7 +2,7 @@
 /** The settings of a race: fields of the address and their controls. */
 
 import { h, updateChildren, labelled, set, unique } from "../dom.js";
-import { choice, number, whole } from "../state.js";
+import { fieldOf, whole } from "../state.js";
 
 /** Keys of the address, and what the server calls them. @type {Record<string, string>} */
 export const KEYS = {
@@ -40,11 +40,7 @@ const suggested = ({ fields: { lr: { default: lr } }, lesson: { rate, warm_up: w
 /** @param {any} meta @returns {import("../state.js").Fields} */
 export function fields(meta) {
   const known = meta.race.fields;
-  const entries = Object.entries(KEYS).map(([key, name]) => {
-    const field = known[name];
-    if (field.kind === "choice") return [key, choice(field.default, field.choices)];
-    return [key, field.step === null ? number(field.default, field.minimum, field.maximum) : whole(field.default, field.minimum, field.maximum, field.step)];
-  });
+  const entries = Object.entries(KEYS).map(([key, name]) => [key, fieldOf(known[name])]);
   return { ...Object.fromEntries(entries), at: whole(-1, -1, known.steps.maximum - 1) };
 }
 

@@ -6,9 +6,11 @@ import { settled } from "../chart/figure.js";
 import { HeatMap } from "../chart/heat.js";
 import { LineChart } from "../chart/lines.js";
 import { h, updateChildren, labelled, announce, set, unique } from "../dom.js";
+import { exportNote } from "../exported.js";
 import { show } from "../numbers.js";
 import { refresher } from "../refresh.js";
-import { choice, flag, number, whole } from "../state.js";
+import { Slider } from "../slider.js";
+import { fieldOf, whole } from "../state.js";
 import { Diagram } from "./diagram.js";
 import { spread, summaries, verdict } from "./verdict.js";
 
@@ -26,10 +28,7 @@ function fields(meta) {
   /** @type {import("../state.js").Fields} */
   const result = {};
   for (const [key, name] of Object.entries(KEYS)) {
-    const field = known[name];
-    if (field.kind === "choice") result[key] = choice(field.default, field.choices);
-    else if (field.kind === "flag") result[key] = flag(field.default);
-    else result[key] = field.step === null ? number(field.default, field.minimum, field.maximum) : whole(field.default, field.minimum, field.maximum, field.step);
+    result[key] = fieldOf(known[name]);
   }
   return { ...result, depth: whole(-1, -1, 200), pins: pinsOf(result) };
 }
@@ -135,15 +134,7 @@ function mount(root, app) {
   const group = unique("place");
   const radios = places.map((/** @type {any} */ place, /** @type {number} */ k) =>
     h("label.choice", null, h("input", { type: "radio", name: group, value: place.name, onchange: () => store.set({ place: place.name }) }), place.title, h("kbd", { "aria-hidden": "true" }, k + 1)));
-  const sliders = SLIDERS.map(([key, label, text]) => {
-    const field = known[KEYS[key]];
-    const input = h("input", {
-      type: "range", min: field.minimum, max: field.maximum, step: field.step ?? 0.05, id: unique(key),
-      oninput: () => store.set({ [key]: Number(input.value) }, { commit: false }), onchange: () => store.set({ [key]: Number(input.value) }),
-    });
-    const output = h("output", { for: input.id });
-    return { key, input, output, text, element: labelled(label, input, { output }) };
-  });
+  const sliders = SLIDERS.map(([key, label, text]) => ({ key, text, slider: new Slider(store, key, known[KEYS[key]], label) }));
   const select = (/** @type {string} */ key, /** @type {string} */ label, /** @type {[string, string][]} */ options) => {
     const input = h("select", { onchange: () => store.set({ [key]: input.value }) }, ...options.map(([value, name]) => h("option", { value }, name)));
     return { key, input, element: labelled(label, input) };
@@ -154,8 +145,13 @@ function mount(root, app) {
   ];
   const residual = h("input", { type: "checkbox", onchange: () => store.set({ res: residual.checked }) });
   const pin = h("button.plain", { type: "button", onclick: () => pinned() }, "Pin");
-  const dice = h("button.plain", { type: "button", onclick: () => store.set({ seed: Math.floor(Math.random() * (known.seed.maximum + 1)) }) }, "Another seed");
+  const anotherSeed = () => {
+    const { values, maximum } = known.seed;
+    return values ? values[(values.indexOf(store.state.seed) + 1) % values.length] : Math.floor(Math.random() * (maximum + 1));
+  };
+  const dice = h("button.plain", { type: "button", onclick: () => store.set({ seed: anotherSeed() }) }, "Another seed");
   const survey = h("button.plain", { type: "button", onclick: () => measureSeeds() }, `${SEEDS} seeds`);
+  survey.hidden = known.seed.values?.length < SEEDS;
   const use = h("p.stack-note.stack-use");
   const pins = h("ul.stack-pins", { "aria-label": "Pinned" });
   const equation = h("p.stack-equation");
@@ -182,8 +178,8 @@ function mount(root, app) {
         h("figure.stack-block", null, diagram.svg, h("figcaption", null, equation)),
         h("fieldset", null, h("legend", null, "Placement of the norm"), h("div.choices.stack-places", null, ...radios), use),
         h("div.buttons", null, pin, dice, survey), pins,
-        h("fieldset.stack-settings", null, h("legend", null, "The stack"), ...sliders.map((control) => control.element), ...selects.map((control) => control.element),
-          h("label.choice", null, residual, "Residual connection")),
+        h("fieldset.stack-settings", null, h("legend", null, "The stack"), ...sliders.map(({ slider }) => slider.element), ...selects.map((control) => control.element),
+          h("label.choice", null, residual, "Residual connection"), exportNote(app.meta, "This exported page has some of the settings, measured beforehand. All others are measured on your machine:")),
         h("details.stack-words.stack-settings", null, h("summary", null, "Terms"), h("dl", null, ...WORDS.flatMap(([word, meaning]) => [h("dt", null, word), h("dd", null, meaning)]))),
         h("p.stack-note.stack-settings", null, "One seed gives the same weights for every placement (DeepNorm scales them by its β), the same x_0 and the same loss. Results differ between seeds: try several.")),
       h("div.stack-main", null, words, trouble, charts)));
@@ -308,10 +304,7 @@ function mount(root, app) {
     const alpha = Boolean(state.alpha && state.alpha !== 1) || (place.alpha && state.res);
     diagram.show(state.place, { residual: state.res, alpha, kind: state.norm, equation: place.equation });
     for (const radio of radios) set(radio.firstElementChild, { checked: radio.firstElementChild.value === state.place });
-    for (const { key, input, output, text } of sliders) {
-      set(input, { value: String(state[key]), "aria-valuetext": text(state[key], result, state) });
-      set(output, { text: text(state[key], result, state) });
-    }
+    for (const { key, slider, text } of sliders) slider.show(state[key], text(state[key], result, state));
     for (const { key, input } of selects) set(input, { value: state[key] });
     set(residual, { checked: state.res });
     set(pin, { disabled: state.pins.length >= PINS || pinnedAlready(state) });

@@ -2,8 +2,10 @@
 /** The settings of the streams view: fields of the address, and their controls. */
 
 import { h, labelled, set, unique } from "../dom.js";
+import { exportNote } from "../exported.js";
 import { show } from "../numbers.js";
-import { choice, number, whole } from "../state.js";
+import { Slider } from "../slider.js";
+import { fieldOf, whole } from "../state.js";
 
 /** Keys of the address, and what the library calls them. @type {Record<string, string>} */
 export const KEYS = { swiring: "wiring", sS: "sublayers", sd: "d_model", sn: "n", moved: "perturbation", sseed: "seed" };
@@ -22,11 +24,7 @@ const NONE = "none"; // of the wirings beside the path
 /** @param {any} meta @returns {import("../state.js").Fields} */
 export function fields(meta) {
   const known = meta.streams.fields;
-  const entries = Object.entries(KEYS).map(([key, name]) => {
-    const field = known[name];
-    if (field.kind === "choice") return [key, choice(field.default, field.choices)];
-    return [key, field.step === null ? number(field.default, field.minimum, field.maximum) : whole(field.default, field.minimum, field.maximum, field.step)];
-  });
+  const entries = Object.entries(KEYS).map(([key, name]) => [key, fieldOf(known[name])]);
   return { ...Object.fromEntries(entries), sdepth: whole(-1, -1, known.sublayers.maximum) };
 }
 
@@ -48,18 +46,11 @@ export class Controls {
     const others = Object.keys(wirings).filter((name) => !steps.some((/** @type {any} */ step) => step.wiring === name));
     this.others = h("select", { onchange: () => this.others.value !== NONE && choose(this.others.value) },
       h("option", { value: NONE }, "choose one"), ...others.map((name) => h("option", { value: name }, name)));
-    this.sliders = SLIDERS.map(([key, label, hint]) => {
-      const field = known[KEYS[key]];
-      const input = h("input", {
-        type: "range", min: field.minimum, max: field.maximum, step: field.step ?? 0.05, id: unique(key),
-        oninput: () => store.set({ [key]: Number(input.value) }, { commit: false }), onchange: () => store.set({ [key]: Number(input.value) }),
-      });
-      const output = h("output", { for: input.id });
-      return { key, input, output, element: labelled(label, input, { hint, output }) };
-    });
+    this.sliders = SLIDERS.map(([key, label, hint]) => new Slider(store, key, known[KEYS[key]], label, hint));
     this.path = h("fieldset", null, h("legend", null, "Path, step by step"), h("div.streams-path", null, ...this.radios),
       h("div.buttons", null, this.back, this.next), labelled("More wirings", this.others));
-    this.settings = h("fieldset.streams-settings", null, h("legend", null, "The stack"), ...this.sliders.map((slider) => slider.element));
+    this.settings = h("fieldset.streams-settings", null, h("legend", null, "The stack"), ...this.sliders.map((slider) => slider.element),
+      exportNote(meta, "This exported page has some of the settings, measured beforehand. All others are measured on your machine:"));
   }
 
   /** The number of the step of a state, -1 for a wiring beside the path. @param {import("../state.js").State} state @returns {number} */
@@ -81,11 +72,10 @@ export class Controls {
     set(this.back, { disabled: at <= 0 });
     set(this.next, { disabled: at === this.meta.steps.length - 1, text: at < 0 ? "First step" : "Next step" });
     set(this.others, { value: at < 0 ? state.swiring : NONE });
-    for (const { key, input, output } of this.sliders) {
+    for (const slider of this.sliders) {
+      const { key } = slider;
       const fixed = (key === "sn" && !wiring.has_n) || (key === "moved" && !wiring.is_learned);
-      const text = fixed ? (key === "sn" ? "fixed" : "none") : show(state[key], 4);
-      set(input, { value: String(state[key]), "aria-valuetext": text, disabled: fixed });
-      set(output, { text });
+      slider.show(state[key], fixed ? (key === "sn" ? "fixed" : "none") : show(state[key], 4), fixed);
     }
   }
 }
