@@ -28,7 +28,7 @@ def limits() -> str:
     one_row, dropped = _speeds(1, "forward_backward"), _speeds(1, "dropout")
     plain = [stacks[f"{job}: mean, against plain PyTorch"] for job in ("inference", "forward + backward")]
     share = (
-        f"- **Add & Norm is a small share of a model's time:** in MiniLM {100 * min(shares):.1f} to {100 * max(shares):.1f} % "
+        f"- **Add & Norm is a small share of a model's time:** in MiniLM {100 * min(shares):.1f} to {100 * max(shares):.1f}% "
         f"of the forward pass. Fusing alone, measured on captured graphs, makes MiniLM {_range(ratios)} times as fast; the "
         f"middle halves of the times overlap in {overlapping} of {len(ratios)} cases ([docs/fusing.md](docs/fusing.md))."
     )
