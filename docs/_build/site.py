@@ -1,4 +1,4 @@
-"""Copy the pages of the repository into one folder for Sphinx, with links between them as they are there.
+"""Copy the pages of the repository into one folder for Sphinx, with links between them, and export the explorer beside them.
 
     python docs/_build/site.py build/site-source
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -26,6 +27,9 @@ MENU = {
     "Speed": ("docs/performance.md", "docs/targets.md", "benchmarks/README.md"),
     "The project": ("docs/architecture.md", "csrc/README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"),
 }  # fmt: skip
+EXPLORER = "explore"  # folder of the exported explorer on the site
+LINKED = ("index", "explorer")  # pages with a link to it, below their first picture
+PICTURE = re.compile(r"^!\[.*\)\n", re.MULTILINE)
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\((?!https?:|#)([^)#\s]+)(#[^)\s]*)?\)")
 COMMENT = re.compile(r"^<!-- /?[\w:.-]+ -->\n", re.MULTILINE)  # marks of generated sections
 
@@ -41,7 +45,26 @@ def main(target: Path) -> None:
     for path, name in pages.items():
         if path != "docs/README.md":
             text = rewrite((ROOT / path).read_text(encoding="utf-8"), path, pages)
+            if name in LINKED:
+                text = PICTURE.sub(lambda picture: picture[0] + link_to_explorer(), text, count=1)
             (target / f"{name}.md").write_text(text + (menu() if name == "index" else ""), encoding="utf-8")
+
+
+def link_to_explorer() -> str:
+    """Return the link to the exported explorer, as HTML: Sphinx would take a file of the site for a download."""
+    return (
+        f'\n<p><a href="{EXPLORER}/index.html">Move the LayerNorm in your browser</a>, with nothing to install.</p>\n'
+    )
+
+
+def export_explorer(target: Path) -> None:
+    """Write the explorer with a recording of MiniLM to a folder that Sphinx copies into the site."""
+    recording = target / "minilm.json"
+    for arguments in (
+        ["record", "minilm", "--memory-map", "--out", recording],
+        ["explore", "--export", target / "extra" / EXPLORER, recording],
+    ):
+        subprocess.run([sys.executable, "-m", "addnorm", *map(str, arguments)], check=True)
 
 
 def name_of(path: str) -> str:
@@ -77,3 +100,4 @@ def rewrite(text: str, path: str, pages: dict[str, str]) -> str:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+    export_explorer(Path(sys.argv[1]))

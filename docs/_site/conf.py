@@ -9,4 +9,5 @@ html_title = "addnorm"
 html_show_sphinx = html_copy_source = html_show_sourcelink = False
 html_theme_options = {"navigation_with_keys": True}
 html_static_path = ["static"]
+html_extra_path = ["extra"]  # the explorer, which docs/_build/site.py exports
 html_js_files = ["site.js"]

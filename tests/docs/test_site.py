@@ -1,9 +1,10 @@
-"""Tests of docs/_build/site.py: the pages of the site and the links between them."""
+"""Tests of docs/_build/site.py: the pages of the site, the links between them, and the explorer in it."""
 
 import re
 
 import pytest
 
+from support.commands import run
 from support.loading import ROOT, load
 
 
@@ -33,3 +34,21 @@ def test_links_lead_to_pages_figures_or_nowhere(site, tmp_path):
     )
     with pytest.raises(SystemExit, match=r"docs/zoo.md has a link to gone.md, which does not exist"):
         site.rewrite("[a](gone.md)", "docs/zoo.md", {})
+
+
+def test_site_has_the_explorer_and_links_to_it(site, tmp_path, monkeypatch):
+    from addnorm.explorer import export, stack
+
+    monkeypatch.setattr(export, "GRIDS", {"stack": export.Grid(stack, {"sublayers": (2,)}, ())})
+    commands = []
+    monkeypatch.setattr(site.subprocess, "run", lambda command, check: commands.append(run(*command[3:]).exit_code))
+    site.main(tmp_path / "pages")
+    site.export_explorer(tmp_path / "pages")
+    assert commands == [0, 0]
+    settings = {}
+    exec((tmp_path / "pages" / "conf.py").read_text(), settings)
+    (folder,) = settings["html_extra_path"]
+    for page in ("index.md", "explorer.md"):
+        (address,) = re.findall(r'<a href="([^"]+)">Move the LayerNorm', (tmp_path / "pages" / page).read_text())
+        assert (tmp_path / "pages" / folder / address).is_file()
+    assert "minilm.json" in (tmp_path / "pages" / folder / "explore" / "data" / "meta.js").read_text()
