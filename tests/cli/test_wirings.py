@@ -36,6 +36,8 @@ def test_wirings_list_fits_the_terminal(columns):
 def test_wirings_list_columns():
     line = "deepnorm  x' = N(α x + f(x)), α = (2L)^(1/4)  Wang et al. 2022 (DeepNet)"
     assert line in squeeze(lines_of())
+    line = "layer_scale  x' = x + γ ⊙ f(N(x)), γ starts at 1e-4, 1e-5 or 1e-6, y = N(x_L)  Touvron et al. 2021 (CaiT)"
+    assert line in squeeze(lines_of(COLUMNS="140"))
 
 
 # One wiring

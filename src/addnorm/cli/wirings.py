@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple
@@ -237,7 +238,8 @@ def _print_list(console: Console) -> None:
         [
             wiring.name,
             "\n".join(wrap_equation(wiring, equation_width)),
-            re.sub(r",? arXiv [\d.]+", "", wiring.source),  # the page of the wiring has the number
+            # `addnorm wirings NAME` prints the number on arXiv.
+            textwrap.fill(re.sub(r",? arXiv [\d.]+", "", wiring.source), max(source_width, 1)),
         ]
         for wiring in catalog
     ]
