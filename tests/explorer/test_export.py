@@ -260,18 +260,20 @@ def test_export_does_not_replace_a_folder_that_changed_meanwhile(tmp_path):
 # The page, opened from the disk.
 
 
+class DiskPage(ExplorerPage):
+    """Exported page, opened from the disk."""
+
+    def open(self, fragment="", ready="body"):
+        self.page.goto("about:blank")
+        self.page.goto(f"{self.address}/index.html{fragment}")
+        self.page.wait_for_selector(ready)
+        return self.page
+
+
 @pytest.fixture
 def disk_page(exported, context):
-    """Yield the exported page, opened from the disk."""
-    page = ExplorerPage(context.new_page(), exported.as_uri())
-
-    def open_page(fragment, ready="body"):
-        page.page.goto("about:blank")
-        page.page.goto(f"{exported.as_uri()}/index.html{fragment}")
-        page.page.wait_for_selector(ready)
-        return page.page
-
-    page.open = open_page
+    """Yield the exported page."""
+    page = DiskPage(context.new_page(), exported.as_uri())
     yield page
     page.page.close()
     page.assert_clean()
@@ -329,6 +331,14 @@ def test_recordings_are_those_of_the_server(disk_page, recordings, more, query):
     found = found.get("recording", found)
     assert found["path"] == Path(expected.pop("path")).name
     assert_rounded({name: found[name] for name in expected}, expected)
+
+
+def test_example_is_shown_with_its_name_and_steps(disk_page, tmp_path):
+    make_export(tmp_path / "page", grids=SMALL)
+    disk_page.address = (tmp_path / "page").as_uri()
+    page = disk_page.recording("&rstep=3")
+    assert page.locator("#panel-recording h2").first.inner_text() == "A recording: example.json (Encoder)"
+    assert page.get_by_role("slider", name="Step", exact=True).get_attribute("aria-valuetext") == "step 3"
 
 
 def test_missing_steps_and_files_are_reported(disk_page, exported):

@@ -58,9 +58,10 @@ function mounted(root, app) {
   let other = null;
 
   // Controls.
+  const titleOf = (/** @type {{name: string, model: string}} */ { name, model }) => (model ? `${name} (${model})` : name);
   const option = (/** @type {string} */ value, /** @type {string} */ name) => h("option", { value }, name);
   const file = h("select", { onchange: () => store.set({ rec: Number(file.value), rstep: LAST, rstream: "", rdepth: LAST }) },
-    ...all.map((recording, k) => option(String(k), recording.model ? `${recording.name} (${recording.model})` : recording.name)));
+    ...all.map((recording, k) => option(String(k), titleOf(recording))));
   const stream = h("select", { onchange: () => store.set({ rstream: stream.value, rdepth: LAST }) });
   const step = h("input", { type: "range", min: 0, step: 1, oninput: () => slid(false), onchange: () => slid(true) });
   const stepNow = h("output");
@@ -98,7 +99,7 @@ function mounted(root, app) {
     h("div.charts", null, ...charts.map(({ chart }) => chart.element)),
     quiet, timeBox, h("div.recording-made", null, map.element, balance.element),
     h("details.recording-how", null, h("summary", null, "Metadata"), facts));
-  root.append(h("h2", null, "A recording of a model"), h("div.recording-controls", null, ...Object.values(fields)), wrong, results);
+  root.append(h("h2", null, all.length === 1 ? `A recording: ${titleOf(all[0])}` : "A recording of a model"), h("div.recording-controls", null, ...Object.values(fields)), wrong, results);
 
   const lastStep = () => all[answer.number].steps[all[answer.number].steps.length - 1];
 
