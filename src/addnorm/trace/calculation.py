@@ -90,7 +90,7 @@ def trace(
         )
     eps = _number("eps", eps)
     if eps < 0:
-        raise ValueError(f"eps is {eps:g}, expected a number >= 0: the usual ones are 1e-5 and 1e-6.")
+        raise ValueError(f"eps is {show(eps, 6)}, expected a number >= 0: the usual ones are 1e-5 and 1e-6.")
     if not (isinstance(digits, int) and 1 <= digits <= 17):
         raise ValueError(f"digits is {digits!r}, expected a whole number from 1 to 17: 17 show a float exactly.")
     token = _vector("x", x)

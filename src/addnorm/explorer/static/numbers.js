@@ -2,7 +2,7 @@
 /** Numbers as text, as Python's library shows them; and as they come from it, since JSON has no inf and nan. */
 
 /**
- * To so many significant digits, as Python's format "g" does: rounded half to even, without trailing zeros.
+ * To so many significant digits, as the library does: rounded half to even, without trailing zeros, in powers of ten as 1e-5.
  * @param {number} value
  * @param {number} [digits]
  * @returns {string}
@@ -14,8 +14,7 @@ export function show(value, digits = 5) {
   const [mantissa, exponent] = scientific(value, digits).split("e");
   const power = Number(exponent);
   if (power < -4 || power >= digits) {
-    const sign = power < 0 ? "-" : "+";
-    return `${trimmed(mantissa)}e${sign}${String(Math.abs(power)).padStart(2, "0")}`;
+    return `${trimmed(mantissa)}e${power}`;
   }
   return trimmed(shifted(mantissa, power));
 }

@@ -163,7 +163,7 @@ class Rule {
     this.count = biased ? weight.length : weight.length - 1;
     this.spread = layer ? "σ²" : "ms";
     this.centred = layer ? `(${v} - μ)` : v;
-    this.root = inside ? `√(${this.spread} + ε)` : `√${this.spread} + ε`;
+    this.root = inside ? `√(${this.spread} + ε)` : `√(${this.spread}) + ε`;
     this.overRoot = inside ? `/ ${this.root}` : `/ (${this.root})`;
     this.normalized = `${v}_norm`;
     this.average = biased ? "(1/d)" : "(1/(d - 1))";
@@ -247,7 +247,7 @@ function normalize(w, z, rule) {
   const sigma = Math.sqrt(spread);
   const root = rule.inside ? Math.sqrt(spread + rule.eps) : sigma + rule.eps;
   const eps = Object.is(rule.eps, -0) ? "-0" : show(rule.eps, 6);
-  w.add("root", rule.root, root, { numbers: rule.inside ? `√(${w.n(spread)} + ${eps})` : `√${w.n(spread)} + ${eps}` });
+  w.add("root", rule.root, root, { numbers: rule.inside ? `√(${w.n(spread)} + ${eps})` : `√(${w.n(spread)}) + ${eps}` });
   const normalized = centred.map((a) => a / root);
   w.add("normalized", rule.normalized, normalized, {
     formula: `${rule.centred} ${rule.overRoot}`,
