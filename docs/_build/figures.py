@@ -22,7 +22,7 @@ import stream_numbers
 from drawings import BLUE, INK, ORANGE, PALE, arrow, figure
 
 from addnorm._util import files
-from addnorm._util.charts import Axis, Chart, Panel, Series
+from addnorm._util.charts import LOOKS, Axis, Chart, Panel, Series
 from addnorm.report import comparison_charts
 from addnorm.report.svg import chart_file
 from addnorm.stream.record.axes import COLOURS, DASHES, GREY
@@ -40,10 +40,6 @@ STYLE: dict[str, Any] = {
     "axes.edgecolor": GREY, "axes.labelcolor": INK, "xtick.color": GREY, "ytick.color": GREY, "xtick.labelcolor": INK,
     "ytick.labelcolor": INK, "axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 9.5,
     "axes.titleweight": "bold", "axes.titlelocation": "left", "figure.facecolor": "white", "savefig.facecolor": "white",
-}  # fmt: skip
-LOOKS = {  # number of the colour and of the dash
-    "pre_ln": 1, "post_ln": 0, "no_residual": 2, "no_norm": 3, "rezero": 2, "hyper_connections": 0, "mhc": 2,
-    "attention_residuals": 3,
 }  # fmt: skip
 # Colour on light pages -> on dark ones, as in the style sheets of report and explorer.
 DARK = {

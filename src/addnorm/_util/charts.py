@@ -13,12 +13,42 @@ from typing import Any, Literal, NamedTuple
 from addnorm._util.blocks import Cell, Table
 from addnorm._util.numbers import format_number
 
-__all__ = ["Axis", "Chart", "Map", "Panel", "Points", "Scale", "Series", "depth_axis", "depth_series", "format_tick"]
+__all__ = [
+    "LOOKS", "NUM_LOOKS", "Axis", "Chart", "Map", "Panel", "Points", "Scale", "Series", "choose_looks", "depth_axis",
+    "depth_series", "format_tick",
+]  # fmt: skip
 
 Points = Sequence[tuple[float, float]]
+# The look of a wiring in every chart: number of its colour and marker. The explorer has the same (chart/looks.js).
+LOOKS = {
+    "post_ln": 0, "pre_ln": 1, "sandwich": 2, "reordered": 3, "deepnorm": 4, "no_norm": 5, "no_residual": 6,
+    "hyper_connections": 3, "mhc": 2, "attention_residuals": 4, "rezero": 2, "peri_ln": 3,
+}  # fmt: skip
+NUM_LOOKS = 7
 LOG_RATIO = 10.0  # a larger ratio of largest to smallest value needs a logarithmic axis
 ROW = 18  # pixels: height of a map's row
 GAP = 2  # sublayers between two streams on an axis of depth
+
+
+def choose_looks(wirings: Sequence[str]) -> list[int]:
+    """Return the numbers of the looks of a chart's wirings: their own, or the first free one where it is taken or unknown.
+
+    Numbers from 7 on have a colour again, with another dash.
+
+    Example:
+        >>> from addnorm._util.charts import choose_looks
+        >>> choose_looks(["pre_ln", "post_ln"]), choose_looks(["mine", "pre_ln", "pre_ln"])
+        ([1, 0], [0, 1, 2])
+    """
+    looks: list[int] = []
+    own = {name: LOOKS[name] for name in wirings if name in LOOKS}
+    for name in wirings:
+        look = own.get(name)
+        if look is None or look in looks:
+            taken = {*looks, *own.values()}
+            look = next(n for n in range(NUM_LOOKS + len(wirings) + len(LOOKS)) if n not in taken)
+        looks.append(look)
+    return looks
 
 
 class Axis(NamedTuple):

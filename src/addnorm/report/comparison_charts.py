@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from addnorm._util.blocks import Cell, Table
-from addnorm._util.charts import Axis, Chart, Map, Panel, Points, Series
+from addnorm._util.charts import NUM_LOOKS, Axis, Chart, Map, Panel, Points, Series, choose_looks
 from addnorm._util.numbers import format_count, format_number
 from addnorm.lab.comparison import Comparison
 from addnorm.lab.results import Arm, Group
@@ -29,7 +29,6 @@ Numbers = dict[str, Any]
 WINDOW = 10  # steps over which a learning curve is smoothed
 LONG = 48  # rows: longer tables are collapsed
 ROWS = 100  # of a learning curve's table
-COLOURS = 7  # of the charts
 EXPLODING = ("no_norm",)  # wirings that may leave the axes' limits
 DRAWN = 7  # series in a drawing of untrained stacks; the table has all
 BY_DEPTH = {
@@ -77,26 +76,32 @@ def _arms(comparison: Comparison, n: int) -> list[Arm]:
     return [arm for arm in comparison.arms if arm.num_layers == n]
 
 
+def _looks(comparison: Comparison, n: int) -> list[tuple[int, Arm]]:
+    """Return the arms of n layers, each with the number of its wiring's look."""
+    arms = _arms(comparison, n)
+    return [*zip(choose_looks([arm.wiring for arm in arms]), arms, strict=True)]
+
+
 def groups_by_warm_up(comparison: Comparison, n: int) -> list[Shown]:
     """Return for each wiring of n layers its best setting without and its best setting with warm-up."""
     shown = []
-    for number, arm in enumerate(_arms(comparison, n)):
+    for number, arm in _looks(comparison, n):
         both = [arm.best_where(lambda g: not g.warm_up), arm.best_where(lambda g: g.warm_up > 0)]
         groups = [group for group in both if group is not None]
         for group in groups:
             if len(groups) == 1:
-                shown.append(Shown(arm.wiring, group, number))
+                shown.append(Shown(arm.wiring, group, number, number + number // NUM_LOOKS))
             else:
                 warm_up = "warm-up" if group.warm_up else "no warm-up"
                 shown.append(
-                    Shown(f"{arm.wiring}, {warm_up}", group, number, int(group.warm_up > 0) + 2 * (number // COLOURS))
+                    Shown(f"{arm.wiring}, {warm_up}", group, number, int(group.warm_up > 0) + 2 * (number // NUM_LOOKS))
                 )
     return shown
 
 
 def best_groups(comparison: Comparison, n: int) -> list[Shown]:
     """Return for each wiring of n layers its best setting."""
-    return [Shown(arm.wiring, arm.best, number) for number, arm in enumerate(_arms(comparison, n))]
+    return [Shown(arm.wiring, arm.best, k, k + k // NUM_LOOKS) for k, arm in _looks(comparison, n)]
 
 
 def _steps(panels: Sequence[Panel]) -> list[float]:
@@ -180,11 +185,11 @@ def _last(values: Sequence[float | None]) -> float | None:
 def rate_chart(comparison: Comparison, n: int, title_suffix: str = "") -> Chart:
     """Return a chart of the test loss of models with n layers over the learning rate."""
     means, seeds = [], []
-    for number, arm in enumerate(_arms(comparison, n)):
+    for number, arm in _looks(comparison, n):
         for warm_up in sorted({group.warm_up for group in arm.groups}):
             groups = sorted((g for g in arm.groups if g.warm_up == warm_up), key=lambda g: g.lr)
             label = f"{arm.wiring}, {'warm-up' if warm_up else 'no warm-up'}"
-            line = Shown(label, groups[0], number, int(warm_up > 0) + 2 * (number // COLOURS))
+            line = Shown(label, groups[0], number, int(warm_up > 0) + 2 * (number // NUM_LOOKS))
             means.append(line.series([(group.lr, group.loss()) for group in groups], [""] * len(groups)))
             finite = [(g.lr, loss) for g in groups for loss in g.losses() if math.isfinite(loss)]
             seeds.append(line.series(finite)._replace(form="dots"))
@@ -344,7 +349,11 @@ def init_chart(title: str, caption: str, numbers: Mapping[str, Mapping[str, Poin
     """
     panels = []
     for label, points in numbers.items():
-        series = [Series(name, some, [""] * (x.log * len(some))) for name, some in points.items()]
+        looks = zip(choose_looks([*points]), points.items(), strict=True)
+        series = [
+            Series(name, some, [""] * (x.log * len(some)), colour=k, dash=k + k // NUM_LOOKS)
+            for k, (name, some) in looks
+        ]
         panels.append(Panel(label, series, log=True if x.log else False if "cos" in label else None))
     places = sorted({place for panel in panels for series in panel.series for place, _ in series.points})
     table = (

@@ -14,7 +14,7 @@ import { every, scaleOf } from "./scale.js";
  * @typedef {object} Series
  * @property {string} name
  * @property {(number | null)[]} values  null: there is none
- * @property {1 | 2 | 3 | 4} [tone]
+ * @property {number} [tone]  from 1 to 7
  * @property {boolean} [ghost]  drawn behind, thin
  * @property {[(number | null)[], (number | null)[]]} [band]  low and high
  */
@@ -37,6 +37,9 @@ const SHAPES = {
   2: (r) => `M${-r},${-r}h${2 * r}v${2 * r}h${-2 * r}z`,
   3: (r) => `M0,${-1.35 * r}L${1.25 * r},${0.9 * r}L${-1.25 * r},${0.9 * r}z`,
   4: (r) => `M0,${-1.4 * r}L${1.4 * r},0L0,${1.4 * r}L${-1.4 * r},0z`,
+  5: (r) => `M0,${1.35 * r}L${1.25 * r},${-0.9 * r}L${-1.25 * r},${-0.9 * r}z`,
+  6: (r) => `M${-1.4 * r},${-0.7 * r}h${2.8 * r}v${1.4 * r}h${-2.8 * r}z`,
+  7: (r) => `M${-0.7 * r},${-1.4 * r}h${1.4 * r}v${2.8 * r}h${-1.4 * r}z`,
 };
 
 export class LineChart extends ChartFigure {

@@ -1,6 +1,7 @@
 // @ts-check
 /** The events of a race: all steps of both racers, the charts' series at each step, and sentences about them. */
 
+import { chooseTones } from "../chart/looks.js";
 import { show } from "../numbers.js";
 
 /** @typedef {import("../chart/lines.js").Series} Series */
@@ -90,6 +91,11 @@ export class History {
     return this.started.racers[racer].name;
   }
 
+  /** The tones of the racers. */
+  get tones() {
+    return chooseTones([0, 1].map((racer) => this.name(racer)));
+  }
+
   /** The names of the places by depth, and their kinds; of wirings that have others, both. */
   get places() {
     const [left, right] = this.started.racers.map((/** @type {any} */ racer) => racer.places);
@@ -105,7 +111,7 @@ export class History {
 
   /** @param {"loss" | "logit_change"} name @returns {Series[]} */
   byStep(name) {
-    return [0, 1].map((racer) => ({ name: this.name(racer), tone: racer ? 2 : 1, values: this.steps[racer].map((step) => step[name]) }));
+    return [0, 1].map((racer) => ({ name: this.name(racer), tone: this.tones[racer], values: this.steps[racer].map((step) => step[name]) }));
   }
 
   /** By depth. @param {Name} name @param {number} step @returns {Series[]} */
@@ -114,7 +120,7 @@ export class History {
       const event = this.at(racer, step);
       if (!event?.[name]) return [];
       const over = event.step < step;
-      return [{ name: this.name(racer) + (over ? `, at its last step ${event.step}` : ""), tone: racer ? 2 : 1, values: event[name], ghost: over }];
+      return [{ name: this.name(racer) + (over ? `, at its last step ${event.step}` : ""), tone: this.tones[racer], values: event[name], ghost: over }];
     });
   }
 

@@ -5,6 +5,7 @@ import { get } from "../api.js";
 import { settled } from "../chart/figure.js";
 import { HeatMap } from "../chart/heat.js";
 import { LineChart } from "../chart/lines.js";
+import { chooseTones } from "../chart/looks.js";
 import { h, updateChildren, labelled, announce, set, unique } from "../dom.js";
 import { exportNote } from "../exported.js";
 import { show } from "../numbers.js";
@@ -271,10 +272,11 @@ function mount(root, app) {
     const texts = summaries(result);
     // Of a deeper ghost the charts end where the present stack does not: labels are the longer ones.
     const longest = [result, ...others.map((other) => other.result)].reduce((a, b) => (a.labels.length >= b.labels.length ? a : b));
+    const tones = chooseTones([name, ...others.map((other) => other.name)]);
     CHARTS.forEach(({ id }, k) => {
       /** @type {import("../chart/lines.js").Series[]} */
-      const series = [{ name, values: result[id], tone: 1, band: id === "stream" && result.low[0] !== result.high[0] ? [result.low, result.high] : undefined }];
-      others.forEach((other, at) => series.push({ name: other.name === name ? `${name} (pinned)` : other.name, values: other.result[id], tone: /** @type {any} */ (at + 2), ghost: true }));
+      const series = [{ name, values: result[id], tone: tones[0], band: id === "stream" && result.low[0] !== result.high[0] ? [result.low, result.high] : undefined }];
+      others.forEach((other, at) => series.push({ name: other.name === name ? `${name} (pinned)` : other.name, values: other.result[id], tone: tones[at + 1], ghost: true }));
       lines[k].show({ labels: longest.labels, kinds: longest.kinds, series, summary: texts[id] });
     });
     map.show({ columns: result.labels, rows: result.labels, values: result.map, summary: texts.map });

@@ -5,6 +5,7 @@ import { get } from "../api.js";
 import { settled } from "../chart/figure.js";
 import { HeatMap } from "../chart/heat.js";
 import { LineChart } from "../chart/lines.js";
+import { chooseTones } from "../chart/looks.js";
 import { announce, h, set, updateChildren } from "../dom.js";
 import { refresher } from "../refresh.js";
 import { Controls, fields, KEYS, toParams } from "./controls.js";
@@ -119,7 +120,8 @@ function mount(root, app) {
     for (const [name, chart] of Object.entries(lines)) {
       const curves = /** @type {any} */ (series)[name];
       chart.element.hidden = !curves.length;
-      chart.show({ labels, kinds, series: curves.map((/** @type {any} */ curve, /** @type {number} */ k) => ({ ...curve, tone: k + 1 })), summary: sentences[name] ?? "" });
+      const tones = chooseTones(curves.map((/** @type {any} */ curve) => curve.name));
+      chart.show({ labels, kinds, series: curves.map((/** @type {any} */ curve, /** @type {number} */ k) => ({ ...curve, tone: tones[k] })), summary: sentences[name] ?? "" });
     }
     for (const [chart, hidden] of /** @type {[any, boolean][]} */ ([[matrices, keeps], [sources, !keeps]])) chart.element.hidden = chart.element.parentElement.hidden = hidden;
     if (keeps) showSources(sentences.sources);
