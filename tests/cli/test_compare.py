@@ -16,6 +16,7 @@ from addnorm import lab, report
 from addnorm.lab import theory
 from addnorm_cli.group import addnorm as main
 from support import SUPPORT
+from support.commands import without_announcements
 from support.lab_runs import TEXT, measured
 
 SMALL = ("--layers", 2, "--d-model", 16, "--heads", 2, "--tokens", 8, "--batch", 4)
@@ -249,9 +250,7 @@ def test_compare_interrupted_keeps_results(number, code):
         os.killpg(process.pid, signal.SIGKILL)  # nothing trains on after the test
         raise
     assert process.returncode == code
-    lines = [
-        line for line in stderr.splitlines() if "results finished" not in line and not line.startswith("Importing")
-    ]
+    lines = [line for line in without_announcements(stderr).splitlines() if "results finished" not in line]
     assert lines == ["Interrupted. Finished runs are in out; the same command continues."]
     assert stdout == ""
     wait_for(lambda: not any(map(is_running, workers)), seconds=20)

@@ -21,7 +21,7 @@ from addnorm_cli.group import addnorm as group
 from addnorm_cli.interrupts import INTERRUPTED, TERMINATED
 from addnorm_cli.output_guard import PIPE_CLOSED, keep_output
 from addnorm_cli.parameters import ParameterError
-from support.commands import assert_words, run
+from support.commands import assert_words, run, without_announcements
 from support.loading import ROOT
 
 FULL = Path("/dev/full")
@@ -39,7 +39,7 @@ def start(*arguments, code=None, variables=(), **options):
 
 def finish(process):
     stdout, stderr = process.communicate(timeout=60)
-    return process.returncode, stdout, stderr
+    return process.returncode, stdout, without_announcements(stderr)
 
 
 # Help and version.

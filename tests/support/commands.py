@@ -74,6 +74,11 @@ def document(*arguments, code=0):
     return json.loads(result.stdout, parse_constant=refuse)
 
 
+def without_announcements(stderr):
+    """Return what a process printed on stderr, without what it says of a slow import: a busy machine needs seconds for one."""
+    return stderr.replace("Importing torch ...\n", "")
+
+
 def assert_words(text, *words):
     """Check that a text has these words, wherever its lines break."""
     flowing = " ".join(text.split())

@@ -20,6 +20,8 @@ from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from support.commands import without_announcements
+
 START = 60  # seconds until the process prints its address
 
 RACING = """
@@ -87,7 +89,7 @@ class Explorer:
     @property
     def stderr(self) -> str:
         """Return what the process has printed on stderr."""
-        return self._last_words if self._stderr.closed else read(self._stderr)
+        return self._last_words if self._stderr.closed else without_announcements(read(self._stderr))
 
     def ask(self, method, path, body=None, headers=None, timeout=30) -> Answer:
         """Send one request on a new connection. A body that is not bytes is sent as JSON."""
