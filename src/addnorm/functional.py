@@ -117,6 +117,7 @@ def add_layer_norm(
         layer_scale: a number, a 0-d tensor or `(d,)` (LayerScale's gamma).
         branch_bias: `(d,)`, the bias of the sublayer's last projection.
         dropout_p: probability that an element of the branch is dropped; the others are divided by 1 - p.
+            In modules it is `dropout`, as in torch's.
         training: False disables dropout.
         seed: seed of the dropout mask, a 0-d int64 tensor; None means a seed from torch's generator.
         offset: number of blocks of four elements to skip in the mask's random sequence.
