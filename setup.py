@@ -4,9 +4,9 @@ The library uses libtorch's stable ABI and neither Python.h, OpenMP nor torch's 
 version and every torch from 2.10 on. Its build needs a compiler and no torch. With ADDNORM_CPP=0 in the environment it is not
 built.
 
-A small second library has the autograd node in C++. It uses torch's own C++ interface, so it serves only the torch that it is
-built with, whose version is in its name. It is left out where no torch is installed, where it does not compile, and with
-ADDNORM_NODE=0 in the environment, as for a wheel for other machines.
+A small second library has the autograd node in C++, and calls from Python without the dispatcher. It uses the C++ interfaces of
+torch and Python, so it serves only those that it is built with, whose versions are in its name. It is left out where no torch is
+installed, where it does not compile, and with ADDNORM_NODE=0 in the environment, as for a wheel for other machines.
 """
 
 import importlib.util
@@ -14,6 +14,7 @@ import os
 import platform
 import runpy
 import sysconfig
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -33,10 +34,10 @@ class BuildLibrary(build_ext):
         self.parallel = 2
 
     def get_ext_filename(self, fullname):
-        version = ""
         if fullname.endswith("_autograd"):
-            version = "-" + runpy.run_path(str(find_torch() / "version.py"))["__version__"]
-        return f"{fullname.replace('.', '/')}{version}.so"
+            torch = runpy.run_path(str(find_torch() / "version.py"))["__version__"]
+            return f"{fullname.replace('.', '/')}-{torch}{EXTENSION_SUFFIXES[0]}"
+        return f"{fullname.replace('.', '/')}.so"
 
     def get_export_symbols(self, ext):
         return []
@@ -106,7 +107,7 @@ def node(torch: Path) -> Extension:
         depends=["csrc/arguments.h"],
         include_dirs=[str(torch / "include"), str(torch / "include" / "torch" / "csrc" / "api" / "include")],
         library_dirs=[str(torch / "lib")],
-        libraries=["torch_cpu", "c10"],
+        libraries=["torch_python", "torch_cpu", "c10"],
         extra_compile_args=["-std=c++20", "-O2", "-g0", "-fvisibility=hidden"],
         optional=True,  # the Python nodes serve without it
     )

@@ -15,21 +15,22 @@ struct BackwardCall {
   Type weight_type = Type::f32, bias_type = Type::f32, dresidual_type = Type::f32, dbranch_type = Type::f32;
   bool known_norm;
 
-  // The arguments up to grad_mask have the same indices in both operators.
-  BackwardCall(const Stack& stack, int64_t norm_code)
-      : dy(stack.tensor(Args::kDy)),
-        dz(stack.tensor(Args::kDz)),
-        z(stack.tensor(Args::kZ)),
-        stats(stack.tensor(Args::kStats)),
-        weight(stack.tensor(Args::kWeight)),
-        grad_mask(stack.integer(Args::kGradMask)) {
+  // `tensors` are dy, dz, z, stats and weight; `dtypes` those of the gradients of residual, branch and bias.
+  BackwardCall(const AtenTensorHandle* tensors, int64_t norm_code, const int32_t* dtypes, int64_t mask, double offset)
+      : dy(tensors[Args::kDy]),
+        dz(tensors[Args::kDz]),
+        z(tensors[Args::kZ]),
+        stats(tensors[Args::kStats]),
+        weight(tensors[Args::kWeight]),
+        grad_mask(mask),
+        weight_offset(offset),
+        known_norm(is_code(norm_code, kNorms)) {
     // If y was not used, the gradient of z is passed on unchanged.
-    known_norm = is_code(norm_code, kNorms);
     args.norm = dy != nullptr && known_norm ? static_cast<Norm>(norm_code) : Norm::none;
     if (args.norm == Norm::none) dy = nullptr;
-    dresidual_type = known(stack.dtype_at(Args::kDresidualDtype));
-    dbranch_type = known(stack.dtype_at(Args::kBranchDtype));
-    bias_type = known(stack.dtype_at(Args::kBiasDtype));
+    dresidual_type = known(dtypes[0]);
+    dbranch_type = known(dtypes[1]);
+    bias_type = known(dtypes[2]);
   }
 
   bool requested(int64_t bits) const { return (grad_mask & bits) != 0; }
@@ -69,17 +70,15 @@ struct BackwardCall {
     return all_known;
   }
 
-  // Return the gradients, in the order of GradBit, in the first `outputs` places of the stack.
-  void run(Stack& stack, const Shape& shape, int outputs) {
+  // Return the gradients in the order of GradBit, those of the options only if there are any.
+  std::vector<Output> run(const Shape& shape) {
     if (requested(kResidualGrad)) dresidual.emplace(shape.dim, shape.sizes, dresidual_type);
     if (requested(kBranchGrad)) dbranch.emplace(shape.dim, shape.sizes, dbranch_type);
     if (shape.rows > 0) {  // without rows the sums are zeros, and a row may have more features than memory has bytes
       read(shape);
       compute(shape);
     }
-    std::vector<Output> results = collect(shape);  // all before the first handle is released: an allocation may fail
-    stack.release();
-    for (int i = 0; i < outputs; ++i) stack.at[i] = results[static_cast<size_t>(i)].release_handle();
+    return collect(shape);
   }
 
  private:
@@ -150,12 +149,14 @@ struct BackwardCall {
                [&](int64_t begin, int64_t end) { loops.reduce(a.partials, blocks, width, begin * kPad, end * kPad); });
   }
 
-  // Return the gradients in the order of GradBit, with empty placeholders for those that are not requested.
+  // An operator returns an empty placeholder for a gradient that is not requested, a call without the dispatcher nothing.
+  Output not_requested() const { return add != nullptr ? Output() : Output(nullptr); }
+
   std::vector<Output> collect(const Shape& shape) {
     std::vector<Output> results;
     results.reserve(kGrads);
-    results.push_back(dresidual ? std::move(*dresidual) : Output());
-    results.push_back(dbranch ? std::move(*dbranch) : Output());
+    results.push_back(dresidual ? std::move(*dresidual) : not_requested());
+    results.push_back(dbranch ? std::move(*dbranch) : not_requested());
     results.push_back(parameter(kWeightGrad, kWeightSum, weight_type, shape));
     results.push_back(parameter(kBiasGrad, kBiasSum, bias_type, shape));
     if (add == nullptr) return results;
@@ -176,7 +177,7 @@ struct BackwardCall {
 
   // Return a sum over the rows, in the dtype of its parameter.
   Output parameter(int64_t what, Sum sum, Type type, const Shape& shape) const {
-    if (!requested(what)) return Output();
+    if (!requested(what)) return not_requested();
     Output out(1, &shape.d, type);
     if (shape.rows == 0) std::memset(out.data, 0, static_cast<size_t>(shape.d * size_of(type)));
     else kernels().loops(args.use_float64).narrow(sum_of(sum), out.data, type, shape.d);
@@ -220,15 +221,19 @@ struct BackwardCall {
 // -> gradients in the order of GradBit
 void add_norm_backward(StableIValue* at, uint64_t, uint64_t) {
   Stack stack{at, Args::kSignature};
-  BackwardCall call(stack, stack.integer(Args::kNorm));
+  const AtenTensorHandle tensors[] = {stack.tensor(Args::kDy), stack.tensor(Args::kDz), stack.tensor(Args::kZ), stack.tensor(Args::kStats),
+                                      stack.tensor(Args::kWeight)};
+  const int32_t dtypes[] = {stack.dtype_at(Args::kDresidualDtype), stack.dtype_at(Args::kBranchDtype), stack.dtype_at(Args::kBiasDtype)};
+  BackwardCall call(tensors, stack.integer(Args::kNorm), dtypes, stack.integer(Args::kGradMask), stack.real(Args::kWeightOffset));
   AddInputs add(stack, Args::kAddOptions);
-  call.weight_offset = stack.real(Args::kWeightOffset);
   call.residual = stack.tensor(Args::kResidual);
   call.branch = stack.tensor(Args::kBranch);
   call.add = &add;
   const Shape shape(call.z);
   if (!call.supported(shape)) return call_reference(stack, ADDNORM_NAMESPACE "::add_norm_backward_reference");
-  call.run(stack, shape, kGrads);
+  std::vector<Output> results = call.run(shape);  // all before the first handle is released: an allocation may fail
+  stack.release();
+  for (size_t i = 0; i < kGrads; ++i) stack.at[i] = results[i].release_handle();
 }
 
 const Library library({
@@ -237,3 +242,19 @@ const Library library({
 
 }  // namespace
 }  // namespace addnorm
+
+// The backward of a call without options and without the dispatcher, from autograd/node.cpp: the gradients of residual, branch, weight
+// and bias in `results`, null if not requested. Returns whether the kernels support the call, as `addnorm_forward` does.
+extern "C" __attribute__((visibility("default"))) bool addnorm_backward(const AtenTensorHandle* tensors, int64_t norm, const int32_t* dtypes,
+                                                                        int64_t grad_mask, double weight_offset, AtenTensorHandle* results) {
+  using namespace addnorm;
+  try {
+    BackwardCall call(tensors, norm, dtypes, grad_mask, weight_offset);
+    const Shape shape(call.z);
+    if (!call.supported(shape)) return false;
+    for (Output& gradient : call.run(shape)) *results++ = reinterpret_cast<AtenTensorHandle>(gradient.release_handle());
+    return true;
+  } catch (...) {
+    return false;
+  }
+}

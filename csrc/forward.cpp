@@ -11,16 +11,26 @@ struct ForwardCall {
   double weight_offset = 0.0;
   bool known_norm;
 
-  // The first arguments are the same in every forward operator.
-  ForwardCall(const Stack& stack, int64_t norm_code)
-      : residual(stack.tensor(AddNormArgs::kResidual)),
-        branch(stack.tensor(AddNormArgs::kBranch)),
-        weight(stack.tensor(AddNormArgs::kWeight)),
-        bias(stack.tensor(AddNormArgs::kBias)) {
-    args.eps = stack.real(AddNormArgs::kEps);
-    known_norm = is_code(norm_code, kNorms);
+  // `tensors` are residual, branch, weight and bias.
+  ForwardCall(const AtenTensorHandle* tensors, double eps, int64_t norm_code)
+      : residual(tensors[AddNormArgs::kResidual]),
+        branch(tensors[AddNormArgs::kBranch]),
+        weight(tensors[AddNormArgs::kWeight]),
+        bias(tensors[AddNormArgs::kBias]),
+        known_norm(is_code(norm_code, kNorms)) {
+    args.eps = eps;
     args.norm = known_norm ? static_cast<Norm>(norm_code) : Norm::none;
   }
+
+  // The first arguments are the same in every forward operator.
+  ForwardCall(const Stack& stack, int64_t norm_code) : ForwardCall(Tensors(stack).of, stack.real(AddNormArgs::kEps), norm_code) {}
+
+  struct Tensors {
+    AtenTensorHandle of[4];
+    explicit Tensors(const Stack& stack)
+        : of{stack.tensor(AddNormArgs::kResidual), stack.tensor(AddNormArgs::kBranch), stack.tensor(AddNormArgs::kWeight),
+             stack.tensor(AddNormArgs::kBias)} {}
+  };
 
   bool supported(const Shape& shape) {
     args.d = shape.d;
@@ -74,12 +84,12 @@ struct ForwardCall {
   }
 };
 
-// Return y, z and the statistics in the first `places` of the stack; those after the first `outputs` are empty placeholders.
-void return_outputs(Stack& stack, ForwardCall& call, const Shape& shape, int64_t places, int64_t outputs) {
+// Compute y, z and the statistics, the first `places` of `results`; those after the first `outputs` are empty placeholders.
+void compute(ForwardCall& call, const Shape& shape, int64_t places, int64_t outputs, std::optional<Output>* results) {
   const bool norm = call.args.norm != Norm::none;
   // Without a branch z is the input, and without a norm z is the only output.
   const bool with_z = call.branch != nullptr && (outputs > 1 || !norm), with_stats = norm && outputs > 2;
-  std::optional<Output> y, z, stats;
+  auto &y = results[0], &z = results[1], &stats = results[2];
   if (norm) y.emplace(shape.dim, shape.sizes, call.args.y_type);
   else y.emplace();
   if (with_z) z.emplace(shape.dim, shape.sizes, call.args.z_type);
@@ -95,10 +105,14 @@ void return_outputs(Stack& stack, ForwardCall& call, const Shape& shape, int64_t
   call.args.z = with_z ? z->data : nullptr;
   call.args.stats = with_stats ? stats->data : nullptr;
   call.run(shape);
+}
+
+// Return the results of `compute` in the first places of the stack.
+void return_outputs(Stack& stack, ForwardCall& call, const Shape& shape, int64_t places, int64_t outputs) {
+  std::optional<Output> results[3];
+  compute(call, shape, places, outputs, results);
   stack.release();
-  stack.at[0] = y->release_handle();
-  if (places > 1) stack.at[1] = z->release_handle();
-  if (places > 2) stack.at[2] = stats->release_handle();
+  for (int64_t i = 0; i < places; ++i) stack.at[i] = results[i]->release_handle();
 }
 
 // Run an operator without options; `places` is the number of its outputs.
@@ -240,3 +254,22 @@ const Library library({
 
 }  // namespace
 }  // namespace addnorm
+
+// A call without options and without the dispatcher, from autograd/node.cpp: y, z and the statistics, the first `outputs` of `results`.
+// Returns whether the kernels support the call; without an answer the dispatcher's way computes it, or raises the error.
+extern "C" __attribute__((visibility("default"))) bool addnorm_forward(const AtenTensorHandle* tensors, double eps, int64_t norm, int64_t outputs,
+                                                                       AtenTensorHandle* results) {
+  using namespace addnorm;
+  try {
+    ForwardCall call(tensors, eps, norm);
+    const Shape shape(call.residual);
+    call.args.add.is_default = true;
+    if (!call.supported(shape)) return false;
+    std::optional<Output> computed[3];
+    compute(call, shape, outputs, outputs, computed);
+    for (int64_t i = 0; i < outputs; ++i) results[i] = reinterpret_cast<AtenTensorHandle>(computed[i]->release_handle());
+    return true;
+  } catch (...) {
+    return false;
+  }
+}

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <cinttypes>
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -204,6 +205,7 @@ struct Output {
     const int64_t none = 0;
     allocate(1, &none, Type::f32);
   }
+  explicit Output(std::nullptr_t) {}  // no tensor
   Output(Output&& other) noexcept : handle(other.handle), data(other.data) { other.handle = nullptr; }
   Output(const Output&) = delete;
   Output& operator=(const Output&) = delete;

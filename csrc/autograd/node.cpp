@@ -1,14 +1,24 @@
 // The autograd node of `add_norm_forward` in C++: the same as `AddNormFunction` in src/addnorm/ops/autograd.py, which serves where
-// this library is not built, at a fraction of the time of a call.
+// this library is not built, at a fraction of the time of a call. And calls without options from Python to the kernels, with this
+// node where a gradient is required, without the dispatcher: half of the time of a call on one token.
 //
-// Unlike the kernels it uses torch's own C++ interface, which has no stable ABI: setup.py builds it beside them with the version of
-// torch in its name, and ops/autograd.py loads it into no other. It implements `add_norm_node`, whose arguments are those of
-// `add_norm_forward` but `outputs`.
+// Unlike the kernels it uses torch's own C++ interface, which has no stable ABI: setup.py builds it beside them with the versions of
+// torch and Python in its name, and ops/autograd.py loads it into no others. It implements `add_norm_node`, whose arguments are those
+// of `add_norm_forward` but `outputs`. Without Python's headers the direct calls are left out.
+#if __has_include(<Python.h>)
+#include <torch/csrc/autograd/python_variable.h>  // first, as Python.h must be
+#define ADDNORM_DIRECT
+#endif
+
+#include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/record_function.h>
+#include <torch/csrc/autograd/forward_grad.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/dynamo/compiled_autograd.h>
+#include <torch/csrc/inductor/aoti_torch/utils.h>
 #include <torch/library.h>
 
 #include <memory>
@@ -42,6 +52,40 @@ enum Saved : int { kStream, kStats, kWeight, kResidual, kBranch, kOptions };
 
 c10::OperatorHandle find(const char* name, const char* overload) { return c10::Dispatcher::singleton().findSchemaOrThrow(name, overload); }
 
+// Functions of the library of the kernels, which `connect` sets.
+bool (*forward_kernel)(const AtenTensorHandle* tensors, double eps, int64_t norm, int64_t outputs, AtenTensorHandle* results) = nullptr;
+bool (*backward_kernel)(const AtenTensorHandle* tensors, int64_t norm, const int32_t* dtypes, int64_t grad_mask, double weight_offset,
+                        AtenTensorHandle* results) = nullptr;
+
+// Whether the dispatcher would run the CPU kernels at once, or the autograd node around them: no mode, transform, autocast, trace or
+// subclass takes part, and no tensor has a tangent.
+bool is_direct(const Tensor* const* tensors, size_t count) {
+  using c10::DispatchKey;
+  if (at::impl::torch_function_mode_enabled() || torch::autograd::ForwardADLevel::try_get_by_idx(0)) return false;
+  c10::DispatchKeySet keys;
+  for (size_t i = 0; i < count; ++i) {
+    if (tensors[i] == nullptr || !tensors[i]->defined()) continue;
+    if (!tensors[i]->is_cpu()) return false;
+    keys = keys | tensors[i]->key_set();
+  }
+  const auto local = c10::impl::tls_local_dispatch_key_set();
+  const c10::DispatchKeySet usual({DispatchKey::CPU, DispatchKey::AutogradCPU, DispatchKey::ADInplaceOrView, DispatchKey::BackendSelect});
+  const auto others = ((keys | local.included_) - local.excluded_) - usual;
+  return others.raw_repr() >> c10::num_backends == 0;
+}
+
+AtenTensorHandle handle_of(const Tensor& t) {
+  return t.defined() ? torch::aot_inductor::tensor_pointer_to_tensor_handle(const_cast<Tensor*>(&t)) : nullptr;
+}
+
+Tensor take(AtenTensorHandle handle) {
+  if (handle == nullptr) return Tensor();
+  Tensor* at = torch::aot_inductor::tensor_handle_to_tensor_pointer(handle);
+  Tensor t = std::move(*at);
+  delete at;
+  return t;
+}
+
 IValue optional(const Tensor& t) { return t.defined() ? IValue(t) : IValue(); }
 
 // A call of the forward, as its backward needs it.
@@ -50,12 +94,29 @@ struct Call {
   int64_t mask = 0;               // the requested gradients
   int64_t present = 0;            // the tensors of kInputs, which have the node's edges; as of a Python node, others have none
   bool shared = false;            // whether the gradients of residual and branch are equal
+  bool plain = false;             // whether the add has no options
 };
 
 // Whether the options leave the gradients of residual and branch equal to that of z.
 bool is_plain_add(const std::vector<IValue>& a) {
   return a[Forward::kResidualFactor].toDouble() == 1.0 && a[Forward::kBranchFactor].toDouble() == 1.0 && a[Forward::kDropoutP].toDouble() == 0.0 &&
          a[Forward::kResidualScale].isNone() && a[Forward::kRowScale].isNone() && a[Forward::kLayerScale].isNone();
+}
+
+// Compute the gradients of a call without options by the kernels, without the dispatcher. Return whether these support the call.
+bool backward_directly(const Call& call, int64_t mask, const Tensor& dy, const Tensor& dz, const variable_list& saved, variable_list& results) {
+  const Tensor* const tensors[] = {&dy, &dz, &saved[kStream], &saved[kStats], &saved[kWeight]};
+  if (backward_kernel == nullptr || !is_direct(tensors, std::size(tensors))) return false;
+  AtenTensorHandle handles[std::size(tensors)], computed[4];
+  for (size_t i = 0; i < std::size(tensors); ++i) handles[i] = handle_of(*tensors[i]);
+  const auto& a = call.arguments;
+  const auto dtype = [&a](int place) { return static_cast<int32_t>(a[place].toInt()); };
+  const int32_t dtypes[] = {dtype(Forward::kResidual), dtype(a[Forward::kBranch].isNone() ? Forward::kResidual : Forward::kBranch),
+                            dtype(Forward::kBias)};
+  RECORD_FUNCTION("addnorm::add_norm_backward", c10::ArrayRef<const IValue>());
+  if (!backward_kernel(handles, a[Forward::kNorm].toInt(), dtypes, mask, a[Forward::kWeightOffset].toDouble(), computed)) return false;
+  for (size_t i = 0; i < std::size(computed); ++i) results[i] = take(computed[i]);
+  return true;
 }
 
 // Return the gradients of kInputs from those of y and z; undefined if not requested. `unpack` returns the saved tensors.
@@ -78,8 +139,12 @@ variable_list gradients(const Call& call, const variable_list& grads, const Unpa
     results[mask & kResidualGrad ? 0 : 1] = dz.to(static_cast<at::ScalarType>(a[Forward::kResidual].toInt()));
   } else {
     const variable_list saved = unpack();
-    torch::jit::Stack stack;
     const bool differentiable = at::GradMode::is_enabled();  // create_graph
+    if (call.plain && !differentiable && backward_directly(call, mask, dy, dz, saved, results)) {
+      if (both) results[1] = results[0];
+      return results;
+    }
+    torch::jit::Stack stack;
     if (differentiable) stack.push_back(a[Forward::kEps]);
     stack.insert(stack.end(), {optional(dy), optional(dz), saved[kStream], saved[kStats], optional(saved[kWeight]), a[Forward::kNorm],
                                a[Forward::kResidual], a[has_branch ? Forward::kBranch : Forward::kResidual], a[Forward::kBias], mask,
@@ -141,6 +206,7 @@ struct AddNormBackward : torch::autograd::Node {
     args.collect(call.mask);
     args.collect(call.present);
     args.collect(call.shared);
+    args.collect(call.plain);
   }
 
   variable_list apply_with_saved(const variable_list& grads, compiled::SwapSavedVariables& swapped) override {
@@ -166,10 +232,9 @@ auto make_node() {
   else return std::make_shared<Node>();
 }
 
-// add_norm_node(residual, branch?, ..., every option) -> (y, z). y is a placeholder without a norm, z without a branch.
-void node(const c10::OperatorHandle&, torch::jit::Stack* stack) {
-  static const auto op = find("addnorm::add_norm_forward", "kernel");
-  std::vector<IValue> a = torch::jit::pop(*stack, size_t{kArguments});
+// Record a call in the graph, from its results: y and z become outputs of a new node. y is a placeholder without a norm, z without a
+// branch. `a` has the arguments of the node.
+void record(std::vector<IValue>&& a, const Tensor& y, const Tensor& z, const Tensor& stats) {
   const auto grad_fn = make_node<AddNormBackward>();
   int64_t mask = 0, present = 0;
   for (int bit = 0; bit < kGrads; ++bit) {
@@ -180,19 +245,12 @@ void node(const c10::OperatorHandle&, torch::jit::Stack* stack) {
     mask |= int64_t{requires_grad} << bit;
     present |= int64_t{1} << bit;
   }
-  Tensor y, z, stats;
-  {
-    const at::AutoDispatchBelowAutograd guard;
-    torch::jit::Stack call(a);
-    call.emplace_back(int64_t{3});
-    op.callBoxed(call);
-    y = call[0].toTensor(), z = call[1].toTensor(), stats = call[2].toTensor();
-  }
   torch::autograd::set_history(y, grad_fn);
   const bool differentiable_z = mask & ~kParameterGrads, has_branch = a[Forward::kBranch].isTensor();  // else no summand requires a gradient
   if (differentiable_z) torch::autograd::set_history(z, grad_fn);
 
   if (!(mask & (kFromBranch | kBranchBiasGrad))) a[Forward::kBranchBias] = IValue();  // no gradient depends on it
+  const bool has_branch_bias = a[Forward::kBranchBias].isTensor();
   const auto save = [&](int place, bool needed) {
     grad_fn->saved.emplace_back(needed && a[place].isTensor() ? a[place].toTensor() : Tensor(), false);
   };
@@ -213,10 +271,118 @@ void node(const c10::OperatorHandle&, torch::jit::Stack* stack) {
   for (IValue& value : a)
     if (value.isTensor()) value = IValue();
   const bool shared = plain && has_branch && a[Forward::kResidual].toInt() == a[Forward::kBranch].toInt();
-  grad_fn->call = {std::move(a), mask, present, shared};
+  grad_fn->call = {std::move(a), mask, present, shared, plain && !has_branch_bias};
+}
+
+// add_norm_node(residual, branch?, ..., every option) -> (y, z)
+void node(const c10::OperatorHandle&, torch::jit::Stack* stack) {
+  static const auto op = find("addnorm::add_norm_forward", "kernel");
+  std::vector<IValue> a = torch::jit::pop(*stack, size_t{kArguments});
+  torch::jit::Stack call(a);
+  call.emplace_back(int64_t{3});
+  {
+    const at::AutoDispatchBelowAutograd guard;
+    op.callBoxed(call);
+  }
+  Tensor y = call[0].toTensor(), z = call[1].toTensor();
+  record(std::move(a), y, z, call[2].toTensor());
   stack->emplace_back(std::move(y));
   stack->emplace_back(std::move(z));
 }
+
+#ifdef ADDNORM_DIRECT
+
+PyObject* keeps_outputs = nullptr;  // the context variable of `save_outputs`, which `connect` sets
+
+bool is_true(PyObject* context_variable) {
+  PyObject* value = nullptr;
+  if (PyContextVar_Get(context_variable, nullptr, &value) < 0) throw python_error();
+  const bool result = value == Py_True;
+  Py_XDECREF(value);
+  return result;
+}
+
+struct WithoutGil {
+  PyThreadState* state = PyEval_SaveThread();
+  ~WithoutGil() { PyEval_RestoreThread(state); }
+};
+
+// The arguments of the node of a call without options.
+std::vector<IValue> node_arguments(const Tensor* const* tensors, double eps, bool rms) {
+  static const std::vector<IValue> defaults = [] {
+    const auto& schema = find("addnorm::add_norm_forward", "kernel").schema().arguments();
+    std::vector<IValue> values(kArguments);
+    for (int i = Forward::kResidualFactor; i < kArguments; ++i) values[i] = schema[i].default_value().value();
+    return values;
+  }();
+  std::vector<IValue> a = defaults;
+  for (int i = Forward::kResidual; i <= Forward::kBias; ++i)
+    if (tensors[i] != nullptr) a[i] = *tensors[i];
+  a[Forward::kEps] = eps;
+  a[Forward::kNorm] = static_cast<int64_t>(rms);
+  return a;
+}
+
+// add_norm(residual, branch, weight, bias, eps, rms, return_residual) -> y, (y, z), or None where the dispatcher must take the call.
+PyObject* add_norm(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  constexpr int kTensors = Forward::kBias + 1;
+  if (count != kTensors + 3 || forward_kernel == nullptr || !PyFloat_CheckExact(args[Forward::kEps])) Py_RETURN_NONE;
+  const Tensor* tensors[kTensors] = {};
+  AtenTensorHandle handles[kTensors] = {};
+  bool differentiable = false;
+  for (int i = 0; i < kTensors; ++i) {
+    if (args[i] == Py_None && i != Forward::kResidual) continue;
+    if (!THPVariable_CheckExact(args[i])) Py_RETURN_NONE;
+    tensors[i] = &THPVariable_Unpack(args[i]);
+    handles[i] = handle_of(*tensors[i]);
+    differentiable = differentiable || tensors[i]->requires_grad();
+  }
+  if (!is_direct(tensors, kTensors)) Py_RETURN_NONE;
+  differentiable = differentiable && at::GradMode::is_enabled();
+  if (differentiable && is_true(keeps_outputs)) Py_RETURN_NONE;
+  const double eps = PyFloat_AS_DOUBLE(args[Forward::kEps]);
+  const bool rms = args[kTensors + 1] == Py_True, return_residual = args[kTensors + 2] == Py_True;
+  Tensor y, z;
+  {
+    const WithoutGil released;
+    const int64_t outputs = differentiable ? 3 : return_residual ? 2 : 1;
+    RECORD_FUNCTION(differentiable ? "addnorm::add_norm_forward" : return_residual ? "addnorm::add_norm_stream" : "addnorm::add_norm",
+                    c10::ArrayRef<const IValue>());
+    AtenTensorHandle results[3];
+    bool supported = false;
+    {
+      const at::AutoDispatchBelowAutograd guard;
+      supported = forward_kernel(handles, eps, rms, outputs, results);
+    }
+    if (supported) {
+      y = take(results[0]);
+      if (outputs > 1) z = take(results[1]);
+      if (differentiable) record(node_arguments(tensors, eps, rms), y, z, take(results[2]));
+    }
+  }
+  if (!y.defined()) Py_RETURN_NONE;
+  if (!return_residual) return THPVariable_Wrap(std::move(y));
+  PyObject* pair = PyTuple_New(2);
+  if (pair == nullptr) throw python_error();
+  PyTuple_SET_ITEM(pair, 0, THPVariable_Wrap(std::move(y)));
+  PyTuple_SET_ITEM(pair, 1, THPVariable_Wrap(std::move(z)));
+  return pair;
+  END_HANDLE_TH_ERRORS
+}
+
+// connect(addresses of addnorm_forward and addnorm_backward, context variable of save_outputs)
+PyObject* connect(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  TORCH_CHECK(count == 3, "connect needs two addresses and a context variable");
+  forward_kernel = reinterpret_cast<decltype(forward_kernel)>(PyLong_AsVoidPtr(args[0]));
+  backward_kernel = reinterpret_cast<decltype(backward_kernel)>(PyLong_AsVoidPtr(args[1]));
+  keeps_outputs = Py_NewRef(args[2]);
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+#endif
 
 }  // namespace
 }  // namespace addnorm
@@ -224,3 +390,19 @@ void node(const c10::OperatorHandle&, torch::jit::Stack* stack) {
 TORCH_LIBRARY_IMPL(addnorm, CompositeImplicitAutograd, m) {
   m.impl("add_norm_node", torch::CppFunction::makeFromBoxedFunction<&addnorm::node>());
 }
+
+#ifdef ADDNORM_DIRECT
+extern "C" __attribute__((visibility("default"))) PyObject* PyInit__autograd() {
+  using Call = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);
+  static const auto method = [](const char* name, Call call) {
+    return PyMethodDef{name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(call)), METH_FASTCALL, nullptr};
+  };
+  static PyMethodDef methods[] = {method("add_norm", addnorm::add_norm), method("connect", addnorm::connect), {}};
+  static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_autograd", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
+  PyObject* module = PyModule_Create(&definition);
+#ifdef Py_GIL_DISABLED
+  if (module != nullptr) PyUnstable_Module_SetGIL(module, Py_MOD_GIL_NOT_USED);
+#endif
+  return module;
+}
+#endif

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = (
-    "add_norm", "api", "comparing", "installing", "readme", "routes", "several_streams", "streams", "targets", "wirings",
+    "add_norm", "comparing", "installing", "readme", "routes", "several_streams", "streams", "targets", "wirings",
 )  # fmt: skip
 
 Sections = Mapping[str, Callable[[], str]]

@@ -5,21 +5,22 @@ import torch
 from torch._dynamo import compiled_autograd
 
 import addnorm
-from addnorm.ops import autograd
+from addnorm.ops import autograd, dispatch
 from functional.test_compile import fresh_cache, test_gradient_between_two_graphs_has_a_derivative  # noqa: F401
 from ops.test_autograd import *  # noqa: F403
 from ops.test_capture import test_forward_operators_are_differentiable  # noqa: F401
 from support.cases import DTYPES, VARIANTS, gradients, leaves, make
 from support.pairwise import rotate
 
-NODE = autograd.node
+NODE, DIRECT = autograd.node, autograd.direct
 built = pytest.mark.skipif(NODE is None, reason="the second library is not built")
 
 
 @pytest.fixture(autouse=True)
 def python_node(monkeypatch):
-    """Use the node in Python."""
+    """Use the node in Python, and the dispatcher."""
     monkeypatch.setattr(autograd, "node", None)
+    monkeypatch.setattr(dispatch, "direct", None)
 
 
 @built
@@ -54,7 +55,7 @@ def test_compiled_autograd_has_the_gradients(monkeypatch, variant, in_cpp):
 @built
 def test_node_of_another_torch_is_not_loaded(monkeypatch):
     monkeypatch.setattr(torch, "__version__", "2.10.0")
-    assert autograd._load_node() is None
+    assert autograd._load_node() == (None, None)
 
 
 @built

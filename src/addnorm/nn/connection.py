@@ -25,7 +25,16 @@ from addnorm.nn.checks import (
     refuse_output,
 )
 from addnorm.nn.norm import NormFactory
-from addnorm.nn.state import Options, PendingWrite, Site, StreamState, is_distributed, with_seed, without_views
+from addnorm.nn.state import (
+    NO_OPTIONS,
+    Options,
+    PendingWrite,
+    Site,
+    StreamState,
+    is_distributed,
+    with_seed,
+    without_views,
+)
 from addnorm.nn.step import Reading, Streams, add_and_norm, add_write, finish, mask_write, normalize, read
 from addnorm.wirings.coefficients.base import keep_wide, widen_dtype
 from addnorm.wirings.spec import FACTORS, Learned, Place, Row, Stage, Wiring, as_wiring
@@ -34,7 +43,6 @@ from addnorm.wirings.stage import Head
 __all__ = ["StreamHead", "SublayerConnection", "call_with_tensor", "to_dtype"]
 
 FIRST = Place(0, 0, 1, 1)
-NO_OPTIONS: Options = {}
 PARTS = ("coefficients", "norm_streams", "norm_in", "norm_branch", "norm_out", "norm_outs")
 ASSIGNED = ("norm_streams", "norm_outs")  # attributes that a module gets after its learned entries
 
@@ -225,15 +233,25 @@ class SublayerConnection(_Reader):
             self._accepted = sublayer, accepted_kwargs(sublayer, self.reads)
         return self._accepted[1]
 
+    def adds_plainly(self) -> bool:
+        """Return whether the add of a `Row` is x + branch: no factor, dropout, stochastic depth or other dtype of the stream."""
+        a, b = self.a, self.b
+        return (
+            a.__class__ is float
+            and b.__class__ is float
+            and bool(a == b == 1.0)
+            and self.residual_dtype is None
+            and not (self.training and (self.dropout or self.stochastic_depth))
+        )
+
     def options(self, x: Tensor) -> Options:
         """Return the factors, dropout and dtype of this sublayer's add as options of `addnorm.add_residual`.
 
         The random numbers of stochastic depth are drawn here, those of dropout in the add.
         """
-        a, b, dtype = self.a, self.b, self.residual_dtype
-        draws = self.training and (self.dropout or self.stochastic_depth)
-        if a.__class__ is float and b.__class__ is float and a == b == 1.0 and dtype is None and not draws:
+        if self.adds_plainly():
             return NO_OPTIONS
+        a, b, dtype = self.a, self.b, self.residual_dtype
         options: dict[str, Any] = {}
         for name, factor in (("residual_scale", a), ("layer_scale", b)):
             if isinstance(factor, Tensor):
@@ -280,13 +298,16 @@ class SublayerConnection(_Reader):
             if self.shares_state:
                 x, own = self._read_shared(state, norm_in)
             else:
-                x, own = add_and_norm(state.x, state.pending, norm_in, self.norm, self.c, state.dtype)
+                branch, options = (None, NO_OPTIONS) if state.pending is None else state.pending[:2]
+                x, own = add_and_norm(state.x, branch, norm_in, self.norm, self.c, state.dtype, options)
             write = PendingWrite(self._branch(own, context), self.options(x))
             if state.sites is None and not self.keeps_state:
                 norm_out = self._modules["norm_out"]
                 if norm_out is None:
                     return StreamState(x, write, None, None, None, state.dtype)
-                _, x = add_and_norm(x, write, norm_out, self.norm, 1.0, self.residual_dtype, return_stream=False)
+                _, x = add_and_norm(
+                    x, write.branch, norm_out, self.norm, 1.0, self.residual_dtype, write.options, return_stream=False
+                )
                 return StreamState(x, None, None, None, None, state.dtype)
             return self._write(state, Reading(x, (own,), self.c), write)
         norm: Any = self._modules["norm_in"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 from typing import Any, NoReturn, overload
 
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from addnorm.nn.ablation import find_inside
 from addnorm.nn.checks import check_tensor
 from addnorm.nn.connection import SublayerConnection, call_with_tensor
+from addnorm.nn.plain_steps import run_plain
 from addnorm.nn.state import StreamState, without_views
 
 __all__ = ["ResidualLayer", "refuse_state"]
@@ -55,8 +57,9 @@ class ResidualLayer(nn.Module):
                 "state", "layer", state, context, inside, lambda begin, _: self.forward(begin, **context)
             )
         connections: Any = self._modules["connections"]  # without the time of `nn.Module.__getattr__`
-        current: StreamState = state
-        for connection in connections._modules.values():
+        each = connections._modules.values()
+        current, number = run_plain(each, state, context)
+        for connection in islice(each, number, None):
             current = connection(current, **context)
         return without_views(current) if self._forward_hooks else current
 

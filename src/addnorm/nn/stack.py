@@ -30,7 +30,7 @@ from addnorm.nn.checks import (
 from addnorm.nn.connection import StreamHead, SublayerConnection, to_dtype
 from addnorm.nn.layer import ResidualLayer, refuse_state
 from addnorm.nn.norm import NormFactory
-from addnorm.nn.state import StreamState
+from addnorm.nn.state import NO_OPTIONS, StreamState
 from addnorm.nn.step import add_and_norm, begin, find_collapse, finish, normalize
 from addnorm.nn.unrolling import StreamTerms, expand, find_gains, to_entries
 from addnorm.ops import save_outputs
@@ -242,8 +242,10 @@ class ResidualStack(nn.Module):
         """Return the last stream and the output. Without `return_stream` the stream may lack the last write."""
         norm_final = self._modules.get("norm_final")
         if self.head is None:
-            x, pending, dtype = state.x, state.pending, state.dtype
-            return add_and_norm(x, pending, norm_final, self.norm, 1.0, dtype, return_stream=return_stream)
+            branch, options = (None, NO_OPTIONS) if state.pending is None else state.pending[:2]
+            return add_and_norm(
+                state.x, branch, norm_final, self.norm, 1.0, state.dtype, options, return_stream=return_stream
+            )
         return self.head(state, norm_final, dtype=state.dtype)  # type: ignore[no-any-return]  # torch does not type a call
 
     def _check_cache(self) -> None:

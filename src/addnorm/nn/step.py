@@ -27,7 +27,7 @@ from addnorm import functional
 from addnorm._util.norms import KINDS, Norm
 from addnorm.boundary import add_norm_streams
 from addnorm.nn.norm import LayerNorm, RMSNorm
-from addnorm.nn.state import PendingWrite, StreamState, is_distributed
+from addnorm.nn.state import NO_OPTIONS, Options, PendingWrite, StreamState, is_distributed
 from addnorm.nn.unmodified import Methods, is_unmodified, methods_of
 from addnorm.ops import dispatch, dtensor
 from addnorm.ops.options import IS_RMS
@@ -60,21 +60,22 @@ GATED = methods_of(
 
 def add_and_norm(
     x: Tensor,
-    write: PendingWrite | None,
+    branch: Tensor | None,
     norm: Any,
     kind: Norm,
     c: Scale = ONE,
     dtype: torch.dtype | None = None,
+    options: Options = NO_OPTIONS,
     *,
     return_stream: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Return the stream after the write, a * x + b * branch, and c * N(stream) in `dtype`. Without `norm`, N is the identity.
 
-    Without `return_stream` the returned stream may lack the write, which saves memory traffic.
+    `options` are those of the write, with its factors. Without `return_stream` the returned stream may lack the write, which
+    saves memory traffic.
     """
-    if write is None:
+    if branch is None:
         return x, normalize(x, norm, kind, c, dtype)
-    branch, options = write.branch, write.options
     if norm is None or not is_plain(norm, kind, x):
         x = functional.add_residual(x, branch, **options)
         return x, normalize(x, norm, kind, c, dtype)
@@ -160,7 +161,7 @@ def add_write(streams: Streams, write: PendingWrite, norms: Sequence[Any], kind:
         if not norms:
             return functional.add_residual(streams, write.branch, **write.options)
         dtype = write.options.get("residual_dtype")
-        return add_and_norm(streams, write, norms[0], kind, ONE, dtype, return_stream=False)[1]
+        return add_and_norm(streams, write.branch, norms[0], kind, ONE, dtype, write.options, return_stream=False)[1]
     if isinstance(streams, Tensor):
         with _without_autocast(streams):
             return _add_stacked(streams, write)

@@ -16,6 +16,7 @@ from addnorm.ops.options import CASTINGS, NORMS
 from addnorm.ops.schema import OVERLOADS, ForwardArguments, kernels_of, overload_of
 
 Form = Literal["standard", "skip", "plain"]
+#: The forms of an Add & Norm in ONNX.
 FORMS: tuple[Form, ...] = ("standard", "skip", "plain")
 RMS_OPSET = max(kind.onnx[1] for kind in KINDS.values())  # the first opset with all norms
 PURPOSE = "export to ONNX"

@@ -15,6 +15,8 @@ recorded call is therefore one operator. Its autograd kernel, registered here, m
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 from typing import Any
 
 import torch
@@ -178,20 +180,29 @@ define(FORMULA_BACKWARD)
 library.impl("add_norm_backward.formula", _differentiable_gradients, "CompositeImplicitAutograd")
 
 
-def _load_node() -> Any:
-    """Load the node in C++ that was built with this version of torch, whose C++ interface has no stable ABI; None without it."""
-    path = cpu.LIBRARY.with_name(f"_autograd-{torch.__version__}.so")
+def _load_node() -> tuple[Any, Any]:
+    """Load the library that was built with this torch and Python, whose C++ interfaces have no stable ABI.
+
+    Returns the operator of the node in C++, and the function of calls that need no dispatcher, each None without it.
+    """
+    path = cpu.LIBRARY.with_name(f"_autograd-{torch.__version__}{EXTENSION_SUFFIXES[0]}")
     if cpu.ISA is None or cpu.OVERRIDE or not path.exists():
-        return None
+        return None, None
     define(NODE)
     try:
         torch.ops.load_library(str(path))
+        loader = ExtensionFileLoader("addnorm._autograd", str(path))
+        module = module_from_spec(spec_from_loader(loader.name, loader))  # type: ignore[arg-type]  # a loader has a spec
+        module.connect(*cpu.addresses(), save_outputs.active)
     except OSError:  # a torch of this version that was built otherwise
-        return None
-    return _ops.add_norm_node.default
+        return None, None
+    except ImportError:  # built without Python's headers
+        return _ops.add_norm_node.default, None
+    return _ops.add_norm_node.default, module.add_norm
 
 
-node = _load_node()
+# The node in C++, and the calls from Python without the dispatcher. `direct` returns None for a call that needs the dispatcher.
+node, direct = _load_node()
 
 
 def apply(*arguments: Any) -> tuple[Tensor, Tensor]:

@@ -50,6 +50,12 @@ def load() -> tuple[str | None, str]:
     return isa, f"C++ kernels for {isa}"
 
 
+def addresses() -> list[int | None]:
+    """Return the addresses of the forward and the backward that `csrc/autograd/node.cpp` calls without the dispatcher."""
+    library = ctypes.CDLL(str(LIBRARY))
+    return [ctypes.cast(call, ctypes.c_void_p).value for call in (library.addnorm_forward, library.addnorm_backward)]
+
+
 def library_path() -> Path:
     """Return the path of the C++ library, which runs exported programs in a process without this package.
 

@@ -21,7 +21,7 @@ from addnorm.ops.dtensor import is_dtensor
 SMALLEST_WEIGHT = 2.0**-10  # below, y may be subnormal in float16
 LARGEST_BIAS = 16.0  # times |weight|: above, y keeps less than a sixteenth of x_hat's precision
 
-_active: ContextVar[bool] = ContextVar("save_outputs", default=False)
+active: ContextVar[bool] = ContextVar("save_outputs", default=False)
 
 
 @contextmanager
@@ -73,21 +73,21 @@ class _Setting(AbstractContextManager[None]):
         self.before: list[bool] = []
 
     def __enter__(self) -> None:
-        self.before.append(_active.get())
-        _active.set(self.active)
+        self.before.append(active.get())
+        active.set(self.active)
 
     def __exit__(self, *_: object) -> None:
-        _active.set(self.before.pop())  # a token could not be reset by a generator that is finished in another context
+        active.set(self.before.pop())  # a token could not be reset by a generator that is finished in another context
 
 
 def is_active() -> bool:
     """Return whether a call keeps y: in the context, and not in a graph that is being compiled or traced."""
-    return _active.get() and not torch.compiler.is_compiling() and not is_tracing()
+    return active.get() and not torch.compiler.is_compiling() and not is_tracing()
 
 
 def checkpoint_contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """Return the contexts of a checkpoint's forward and of its recomputation, which must keep the same tensors."""
-    return nullcontext(), _Setting(_active.get())
+    return nullcontext(), _Setting(active.get())
 
 
 def mark(stats: Tensor) -> Tensor:

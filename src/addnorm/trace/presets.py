@@ -85,6 +85,7 @@ _STUDYING: tuple[Vector, Vector] = (1.8, -0.3, 0.8), (1.36, 0.91, 1.07)
 _LAYER, _PLAIN = trace(*_STUDYING), trace(*_FIRST)
 _MEAN, _VARIANCE = (float(_LAYER[name].value) for name in ("mean", "variance"))  # type: ignore[arg-type]
 
+#: The worked examples by name, each a `Preset`.
 PRESETS: Mapping[str, Preset] = {
     preset.name: preset
     for preset in (
