@@ -61,7 +61,7 @@ zoo: $(VENV)/.done
 	PYTHONPATH=tests $(BIN)/python tests/zoo/run.py
 
 site: $(VENV)/.done
-	$(PIP) sphinx furo myst-parser
+	$(PIP) 'sphinx==9.*' 'furo==2025.*' 'myst-parser==5.*'
 	$(BIN)/python docs/_build/site.py build/site-source
 	$(BIN)/sphinx-build -q -W --keep-going -b html build/site-source build/site
 	@echo "Written: build/site/index.html"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import inspect
 import os
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import click
@@ -48,12 +49,15 @@ class Command(click.Command):
 
     Args:
         keeps_output: the output is the result of work: if stdout cannot be written, it is saved in a file.
+        needs_torch: False for a command that computes without torch, whose import takes longer than the rest of it.
     """
 
-    def __init__(self, name: str | None, help: str = "", keeps_output: bool = True, **options: Any) -> None:
+    def __init__(
+        self, name: str | None, help: str = "", keeps_output: bool = True, needs_torch: bool = True, **options: Any
+    ) -> None:
         help = help.replace(r"\b", "\b")  # click's mark for lines that are not wrapped
         super().__init__(name, help=help, **options)
-        self.keeps_output = keeps_output
+        self.keeps_output, self.needs_torch = keeps_output, needs_torch
 
     def invoke(self, ctx: click.Context) -> None:
         """Import the code and call it."""
@@ -64,7 +68,7 @@ class Command(click.Command):
             raise click.ClickException(f"{reason}: cd to another.") from None
         if self.keeps_output:
             keep_output()
-        with _warnings_in_a_line():
+        with _warnings_in_a_line(), nullcontext() if self.needs_torch else _package_alone():
             _import_code(f"{self.name}").run(**ctx.params)
 
 
@@ -89,6 +93,21 @@ def _import_code(name: str) -> Any:
         raise click.ClickException(f"addnorm cannot be imported ({error}): install it again with pip.") from error
     finally:
         timer.cancel()
+
+
+@contextmanager
+def _package_alone() -> Iterator[None]:
+    """Let modules of the package be imported without its `__init__`, which imports torch, unless it is imported already."""
+    spec = None if "addnorm" in sys.modules else importlib.util.find_spec("addnorm")
+    if spec is None:
+        yield
+        return
+    sys.modules["addnorm"] = importlib.util.module_from_spec(spec)
+    try:
+        yield
+    finally:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "addnorm"]:
+            del sys.modules[name]
 
 
 @contextmanager

@@ -200,7 +200,7 @@ def record() -> None:
     """
 
 
-@command(cls=_SignedCommand, keeps_output=False)
+@command(cls=_SignedCommand, keeps_output=False, needs_torch=False)
 @argument("vectors", nargs=-1, metavar="[X SUBLAYER]")
 @option(
     "--preset", type=PRESET,

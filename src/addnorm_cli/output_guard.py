@@ -57,7 +57,7 @@ class _GuardedOutput(io.RawIOBase):
 
 
 def guard_streams() -> None:
-    """Replace `sys.stdout` by one that keeps the output where it cannot be written, and open closed streams."""
+    """Let stdout remember what it cannot write, open a closed stdin or stderr as the null device, exit if stdout is closed."""
     for descriptor in (0, 2):
         _open_if_closed(descriptor)
     if sys.stderr is None:

@@ -81,7 +81,7 @@ class Kind(click.ParamType[Any]):
         self.metavar, self.expected, self.parse, self.names, self.path = metavar, expected, parse, names, path
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        """Return the value in the help."""
+        """Return the placeholder that the help shows for the value, such as N."""
         return self.metavar
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:

@@ -1,6 +1,8 @@
 """Tests of `addnorm trace`: its output, options and errors."""
 
 import re
+import subprocess
+import sys
 import warnings
 from types import SimpleNamespace
 
@@ -15,6 +17,30 @@ def test_trace_prints_steps():
     assert (result.exit_code, result.stderr) == (0, "")
     assert "mean            μ = (1/d) Σ zₖ = (1.5 + 1 + 4.5) / 3 = 7 / 3 = 2.3333\n" in result.stdout
     assert re.findall(r"^(Forward|Checks|Backward)$", result.stdout, re.M) == ["Forward", "Checks", "Backward"]
+
+
+@pytest.mark.parametrize("words", [("1,2,3", "0.5,-1,1.5"), ("--list",), ("1,x", "1,2")], ids=str)
+def test_trace_works_without_torch(words):
+    code = f"import sys; sys.modules['torch'] = None; from addnorm_cli import main; main(['trace', *{words!r}])"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    expected = run("trace", *words)
+    assert (process.returncode, process.stdout, process.stderr) == (
+        expected.exit_code,
+        expected.stdout,
+        expected.stderr,
+    )
+
+
+def test_package_without_its_init_is_gone_afterwards():
+    code = (
+        "import sys; from addnorm_cli.command import _package_alone\n"
+        "with _package_alone(): import addnorm.trace\n"
+        "assert 'torch' not in sys.modules and not any(name.startswith('addnorm.') for name in sys.modules)\n"
+        "import addnorm; before = dict(sys.modules)\n"
+        "with _package_alone(): assert addnorm.add_layer_norm\n"
+        "assert sys.modules == before"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_trace_prints_str_of_trace():

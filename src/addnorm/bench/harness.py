@@ -102,7 +102,7 @@ class Benchmark:
         return {"summary": summary + direct, **self.verdicts(document)}
 
     def settings(self, options: Row) -> Row:
-        """Return the settings of the measurement with these options, for the document."""
+        """Return the settings of a measurement with these options, as the JSON document records them."""
         settings = {**timing.protocol(options["rounds"]), **self.protocol, **options}
         return (
             settings if settings["cell_seconds"] else {**settings, "fewest_rounds": options["rounds"]}

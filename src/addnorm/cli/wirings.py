@@ -157,7 +157,7 @@ def _parse_value(option: str, text: str) -> Any:
 
 
 def _make_stacks(wiring: Wiring, layers: int | None, decoder_layers: int | None) -> list[_Stack]:
-    """Return the stacks whose constants are printed."""
+    """Return the stacks whose constants are printed: none, one, or an encoder and a decoder."""
     if decoder_layers is None:
         return [] if layers is None else [_Stack("", wiring, layers, 2)]
     if layers is None:
@@ -285,7 +285,7 @@ def _stream_rows(stack: _Stack) -> list[list[str]]:
 
 
 def _factor_rows(stack: _Stack) -> list[list[str]]:
-    """Return the factors over the layers, or over the sublayers where they differ in a layer; those without change first."""
+    """Return the table of the factors by layer, or by sublayer where they differ in a layer; constant ones first."""
     rows, unit = stack.wiring.rows(stack.num_layers, stack.sublayers), "sublayer"
     numbers = [tuple(getattr(row, name) for name in FACTORS) for row in rows]
     if all(number == numbers[k - k % stack.sublayers] for k, number in enumerate(numbers)):

@@ -52,7 +52,7 @@ class Choice:
     choices: tuple[str, ...]
 
     def check(self, name: str, value: Any) -> str:
-        """Return the value, or raise ValueError."""
+        """Return the value if it is one of the choices; otherwise raise ValueError."""
         if not isinstance(value, str) or value not in self.choices:
             raise ValueError(f"{name} is {shorten(value)}, expected one of {', '.join(self.choices)}.")
         return value
@@ -65,7 +65,7 @@ class Flag:
     default: bool
 
     def check(self, name: str, value: Any) -> bool:
-        """Return the value, or raise ValueError."""
+        """Return the value if it is a bool; otherwise raise ValueError."""
         if not isinstance(value, bool):
             raise ValueError(f"{name} is {shorten(value)}, expected true or false.")
         return value
@@ -98,7 +98,7 @@ def read_params(fields: Mapping[str, Field], params: Any) -> dict[str, Any]:
 
 
 def describe_fields(fields: Mapping[str, Field]) -> dict[str, Any]:
-    """Return the table as JSON types, for the page."""
+    """Return the parameters of a view, by name, as JSON types from which the page makes its controls."""
     return {name: {"kind": type(field).__name__.lower(), **asdict(field)} for name, field in fields.items()}
 
 

@@ -170,7 +170,7 @@ def _series(rec: Recording, sites: Sequence[RecordedSite], step: int, stream: st
 def _map(
     sources: Sequence[str], shares: Sequence[Sequence[float]], named: Mapping[str, str], sites: Sequence[RecordedSite]
 ) -> dict[str, Any] | None:
-    """Return the shares of the sources at each depth. Depths are named after sublayers where each sublayer has one add.
+    """Return each source's share of the stream at each depth. Depths are named after sublayers that have one add each.
 
     Of more than `MAX_CELLS` depths that many are returned, evenly spaced, with their `places`. Neighbouring sources are then
     added up; `starts` has the first of each group.
@@ -193,7 +193,7 @@ def _map(
 
 
 def _balance(rec: Recording, stream: str, named: Mapping[str, str], sites: Sequence[RecordedSite]) -> dict[str, Any]:
-    """Return what each source wrote and what is left of it at the end, as an amount, and its share as in the memory map.
+    """Return how much each source wrote, how much of it is left at the end, and its share as in the memory map.
 
     `refused` says why there is none. Older files have no amounts.
     """

@@ -23,7 +23,7 @@ FIELDS: dict[str, Field] = {
 
 
 class Step(NamedTuple):
-    """One step of the path: its wiring and title, what it changes, and what to look at."""
+    """One step of the lesson on several streams: its wiring and title, what it changes, and what to look at."""
 
     wiring: str
     title: str

@@ -79,7 +79,7 @@ def choose_casting(match: Match, traced: TracedGraph) -> None:
 
 
 def probe_shape(match: Match) -> tuple[int, ...]:
-    """Return the shape of the sum with few rows."""
+    """Return the shape of the sum in a proof of the call: that of the model, with few rows."""
     shape = match.shape
     most = ROWS if takes_any_rows(match) else max(shape[-2:-1], default=1)  # few numbers do not tell castings apart
     rows = (*(1,) * (len(shape) - 2), min(ROWS, max(most, 1)))

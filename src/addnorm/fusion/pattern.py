@@ -173,7 +173,7 @@ def _find_views(match: Match, traced: TracedGraph) -> None:
 
 
 def _views_of_sum(match: Match, op: Op) -> tuple[Value, list[Op]]:
-    """Return the view of the sum that an operator reads, and the operators that made it, the last one first."""
+    """Return the form of the sum that an operator reads, and the views that made it from the sum, the last one first."""
     for start in op.inputs:
         value, views = start, []
         while value is not match.sum and value.op is not None and "view" in value.op.traits and value.op.inputs:

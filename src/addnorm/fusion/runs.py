@@ -66,7 +66,7 @@ def floating_inputs(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensors:
 
 
 def _as_source(tensor: Tensor) -> Tensor:
-    """Return a copy that requires a gradient, if it can."""
+    """Return a copy of an input that requires a gradient, if its dtype can have one."""
     return tensor.detach().clone().requires_grad_() if tensor.is_floating_point() else _as_leaf(tensor)
 
 

@@ -98,7 +98,7 @@ def growth_rate(row: dict[str, Any]) -> Measured:
 
 
 def variance_of_normed_writes(row: dict[str, Any]) -> Measured:
-    """Return the extremes over the layers l of the stream's variance divided by 1 + 2l."""
+    """Return the extremes over layers l of the stream's variance over 1 + 2l, which writes of variance 1 would give."""
     return extremes(value / (1 + 2 * layer) for layer, value in enumerate(by_layer(row, "variance")))
 
 
@@ -116,7 +116,7 @@ def last_gradients(wiring: str) -> Callable[[Rows], Measured]:
 
 
 def exponent(x: Sequence[float], y: Sequence[float]) -> float:
-    """Return `log_slope(x, y)`, or NaN if a value of `y` is not finite or has no logarithm."""
+    """Return the exponent of y as a power of x, a `log_slope`, or NaN if a value of y is not positive and finite."""
     return log_slope(x, y) if all(0 < value < math.inf for value in y) else math.nan
 
 

@@ -60,7 +60,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Arm:
-    """All settings of one wiring at one depth.
+    """Results of one wiring at one depth: a `Group` of runs for each setting, such as the learning rate.
 
     The best setting is chosen by the loss on the validation part and judged by the loss on the test part.
     """

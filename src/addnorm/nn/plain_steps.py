@@ -22,7 +22,7 @@ from addnorm.nn.unmodified import is_unmodified, methods_of
 
 __all__ = ["run_plain"]
 
-CONNECTIONS = methods_of(SublayerConnection, names=("options", "_advance", "_write"))
+CONNECTIONS = methods_of(SublayerConnection, names=("options",))
 
 
 def run_plain(connections: Collection[Any], state: StreamState, context: Mapping[str, Any]) -> tuple[StreamState, int]:

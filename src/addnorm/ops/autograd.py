@@ -216,7 +216,7 @@ def apply(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 
 def register(name: str, differentiate: Callable[..., Any]) -> None:
-    """Register the autograd kernel of an operator, which runs in a recorded program and under function transforms.
+    """Register an operator's autograd kernel, which exported and traced programs and `torch.func` transforms run.
 
     Without a gradient nothing is computed for a backward, so a program that is exported in grad mode serves as fast as one that
     is exported without.

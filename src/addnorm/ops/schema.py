@@ -138,7 +138,7 @@ def arguments_of(name: str) -> Any:
 
 
 def overload_of(op: str) -> Any:
-    """Return the overload of an operator by the name that `kernels_of` yields."""
+    """Return torch's overload of an operator by its name, such as "add_norm_forward._reference"."""
     name, _, overload = op.partition(".")
     return getattr(getattr(torch.ops.addnorm, name), overload or "default")
 

@@ -245,7 +245,7 @@ def _backward(op: Any, arguments: dict[str, Any]) -> Any:
 
 
 def _backward_of_dropped(op: Any, call: _Call) -> list[Tensor]:
-    """Return the gradients of a call whose mask is made here: through the operator without dropout, then through the mask."""
+    """Return the gradients of a call with the dropout mask `call.keep`: the operator's without dropout, then the mask's."""
     local, mask = call.local, call.local["grad_mask"]
     dtype = reference.compute_dtype(local["z"])
     changed = {"branch_bias": None, "branch_dtype": dtype, "grad_mask": mask & ~(1 << _BRANCH_BIAS)}

@@ -281,7 +281,7 @@ def depth_chart(shown: Sequence[Shown], title_suffix: str = "", *, after: bool) 
 
 
 def memory_chart(shown: Sequence[Shown], title_suffix: str = "") -> Chart | None:
-    """Return a chart of the memory maps of trained models, with one colour scale, or None without maps."""
+    """Return heat maps of each source's share of the stream by depth, for trained models; None if there are none."""
     with_any = [(line.label, [run for run in line.group.runs if _has_map(run)]) for line in shown]
     maps = [(label, runs[0]["after"]["map"]) for label, runs in with_any if runs]
     if not maps:

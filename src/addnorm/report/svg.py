@@ -99,7 +99,7 @@ def chart_file(chart: Chart, width: int = WIDE) -> str:
 
 
 def _side_texts(panel: Panel | Map) -> Iterable[str]:
-    """Return the texts left of a panel."""
+    """Return the texts on the left side of a panel: a map's sources, or the numbers of the ticks."""
     return panel.sources if isinstance(panel, Map) else map(format_tick, panel.scale.ticks())
 
 

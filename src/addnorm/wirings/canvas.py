@@ -102,7 +102,7 @@ class Wire:
         return Wire(self.canvas, self.x, y, thick=self.thick)
 
     def join(self, *others: Wire, sign: bool = True) -> None:
-        """Draw this wire into others, where it is added; `sign` is whether the sums have their sign."""
+        """Draw a vertical line from this wire to others, which add it; `sign` is whether a plus stands there."""
         wires = (self, *others)
         x, rows = max(wire.x for wire in wires) + STEP, [wire.y for wire in wires]
         for wire in wires:

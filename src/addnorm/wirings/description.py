@@ -45,7 +45,7 @@ def _subject(label: str) -> str:
 
 
 def _sublayer(part: Part) -> str:
-    """Return what a sublayer reads and what becomes of its output."""
+    """Return the sentence on what a sublayer reads and what becomes of its output."""
     text, subject = part.texts[0], _subject(part.label)
     if len(part.texts) > 1:
         return f"In {part.label}: {' '.join(_parallel(part.texts))}"
@@ -192,7 +192,7 @@ def _counted_fate(text: StageText) -> str:
 
 
 def _named_fate(text: StageText) -> str:
-    """Return what becomes of the streams that change: they receive the write, or become something else."""
+    """Return in words which streams the write is added to, which become another sum, and which are then normalized."""
     streams, write = {stream.plain: stream for stream in text.streams}, WRITES[text.stage.norm_branch]
     targets: list[str] = []
     scaled: list[str] = []

@@ -86,7 +86,7 @@ def _draw_boxes(name: str, labels: list[str], result: str, *, thick: bool = Fals
 
 
 def _scale(factor: FactorText | None) -> list[str]:
-    """Return the boxes of a factor."""
+    """Return the texts of the boxes that draw a factor; none for a factor of 1."""
     if factor is None or not (factor.boxes or factor.text):
         return []
     return [*factor.boxes] or [f"{'⊙' if factor.is_vector else '×'}{factor.text}"]

@@ -110,7 +110,7 @@ def require_role(role: str | None) -> str:
 
 
 def weight_roles(sublayer: Any) -> Iterator[tuple[str | None, Tensor]]:
-    """Return the weights of a sublayer with their roles; None means that the role is unknown.
+    """Yield a sublayer's weights, each with its role, such as "query" or "down"; None if it is unknown.
 
     Raises:
         ValueError: a module has a parameter that is no weight of a `Linear`, and no `weight_roles`.

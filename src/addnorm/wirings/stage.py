@@ -52,7 +52,7 @@ class Computed:
 
     @property
     def computes(self) -> tuple[str, ...]:
-        """Which of "collapse", "mix", "inject" and "bias" the module computes."""
+        """Names of the coefficients that the module computes: of "collapse", "mix", "inject" and "bias"."""
         return tuple(self.kind.find_computed(**dict(self.options)))
 
     @property
@@ -95,7 +95,7 @@ class _Reads:
 
     @property
     def computes(self) -> tuple[str, ...]:
-        """Which of "collapse", "mix", "inject" and "bias" a module computes."""
+        """Names of the coefficients that a module computes: of "collapse", "mix", "inject" and "bias"."""
         return () if self.coefficients is None else self.coefficients.computes
 
     @property

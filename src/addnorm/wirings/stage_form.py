@@ -59,7 +59,7 @@ def find_entries(spec: Any) -> dict[str, Factor | Vector]:
 
 
 def _newest(matrix: str, rows: Sequence[Vector]) -> list[tuple[Factor | Vector]]:
-    """Return the entries of counted states as rows of one: of each read, or of the newest state."""
+    """Return the rows of a matrix in short form: of a growing list, where all reads, but only the newest state, are shown."""
     newest: list[tuple[Factor | Vector]] = [(row if _is_sum(row) and matrix != "inject" else row[-1],) for row in rows]
     return newest if matrix == "collapse" else newest[-1:]
 

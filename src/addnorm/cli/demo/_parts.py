@@ -66,7 +66,7 @@ def print_table(console: Console, columns: Iterable[str], rows: Iterable[TableRo
 
 
 def mark(text: str, holds: bool) -> Span:
-    """Return a cell that is marked where its proof failed."""
+    """Return the text as a cell of a table, in red and with "!!" unless its proof holds."""
     return text if holds else (f"{text} !!", "bad")
 
 

@@ -72,7 +72,7 @@ def gradient_shape(a: Any, name: str) -> tuple[tuple[int, ...], torch.dtype]:
 
 
 def is_per_feature(a: Any) -> bool:
-    """Return whether c has a gate for each feature."""
+    """Return whether `collapse`, the weights of the read, has one for each stream and feature, not one for each stream."""
     return a.collapse is not None and a.collapse.dim() == a.streams.dim()
 
 

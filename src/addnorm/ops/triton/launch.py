@@ -22,7 +22,7 @@ _current_device = torch._C._cuda_getDevice if hasattr(torch._C, "_cuda_getDevice
 
 
 def aligned(t: Tensor) -> bool:
-    """Return whether a tensor is aligned like a new one, for the compiler."""
+    """Return whether a tensor's address has the alignment of new memory, which lets the compiler load wide vectors."""
     return t.data_ptr() % ALIGNED == 0
 
 

@@ -71,7 +71,7 @@ def forward(d: int) -> Tile:
 
 
 class Cut(NamedTuple):
-    """Distribution of a backward over programs."""
+    """How the rows and features of a backward are divided among Triton programs."""
 
     tile: Tile
     step: int  # elements of a row at a time for its means: all of the tile if it is read once

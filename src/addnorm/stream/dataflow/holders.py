@@ -379,7 +379,7 @@ def _numpy_kinds() -> list[tuple[type, Kind]]:
 
 
 def _refer(*names: str) -> Kind:
-    """Return the kind of objects that hold all their state in the attributes `names`."""
+    """Return the `Kind` of objects whose whole state is in the attributes `names`."""
     return Kind(lambda item: (None, [getattr(item, name) for name in names]))
 
 

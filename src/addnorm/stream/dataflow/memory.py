@@ -26,7 +26,7 @@ def disable_modes() -> Iterator[None]:
 
 
 class Region(NamedTuple):
-    """Bytes of a tensor in its memory: from `start` to `end`, in `steps` (count, bytes from one to the next)."""
+    """Which bytes of its memory a tensor takes: from `start` to `end`, in `steps` (count, bytes from one to the next)."""
 
     start: int
     end: int

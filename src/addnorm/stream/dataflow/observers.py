@@ -97,7 +97,7 @@ class ObserverMode(InnerOperatorMode):
         return frame is None or frame.ran.get(name) != op.frame.ran.get(name)
 
     def run_deferred(self) -> None:
-        """Call the deferred functions. Functions that return True stay deferred."""
+        """Call the functions that wait for the next operator. Those that return True wait on."""
         deferred, self.deferred = self.deferred, []
         self.deferred = [function for function in deferred if function() is True] + self.deferred
         self.outer.clear()

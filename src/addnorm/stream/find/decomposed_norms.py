@@ -153,7 +153,7 @@ class _Divisor:
     is_centred: bool
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return D for each token: `(*, d)` -> `(*, 1)`; 1 where a token is zero."""
+        """Return the norm's divisor D(x) for each token, `(*, d)` -> `(*, 1)`; 1 where the (centred) token is zero."""
         rows = x.reshape(-1, x.shape[-1]).to("cpu", torch.float64)
         y = self.replay.by_rows(rows)
         rows = rows - rows.mean(-1, keepdim=True) if self.is_centred else rows
@@ -275,7 +275,7 @@ def _round(eps: float, numbers: Sequence[float]) -> float:
 
 
 def _is_rescaling(divisor: Tensor) -> bool:
-    """Return whether x / D(x) is a norm of its own formula: D is even, and grows with |x| at the same rate in all directions."""
+    """Return whether x / D(x) is a norm of no known formula: D is even and grows with |x| alike in all directions."""
     half = len(divisor) // 2
     even = (divisor[:half] - divisor[half:]).abs() <= CLOSE * divisor[:half].abs()
     ratio = divisor[half - DIRECTIONS : half] / divisor[half - 2 * DIRECTIONS : half - DIRECTIONS]

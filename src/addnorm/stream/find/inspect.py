@@ -198,7 +198,7 @@ class _Report:
         self, chain: PlacedChain, name: str, places: Sequence[tuple[str, int]], other_layers: int | None,
         unexplained: Sequence[Unknown],
     ) -> None:  # fmt: skip
-        """Add one stream, with its sites, wiring and remarks.
+        """Add one stream to the inspection, with its sites, wiring and remarks.
 
         Args:
             chain: the stream in the captured run.

@@ -62,7 +62,7 @@ def _walk_users(values: Iterable[Value], without: Set[Op] = frozenset(), may_mix
 
 @dataclass
 class NextNorm:
-    """Norm that reads a state or some of its tokens.
+    """Norm that comes next after a state of the stream, and the tokens of the state that it reads.
 
     Attributes:
         norm: the norm.

@@ -83,7 +83,7 @@ class StreamLayout:
         return None
 
     def find_features(self, sublayer: Sublayer, value: Value) -> tuple[int, ...] | None:
-        """Return the dimensions of the features of a state or of a value of a write; None if they are not known."""
+        """Return which dimensions of a state, or of a value of a write, are features; None if that is not known."""
         layout = self.of(value) or self._of_earlier(sublayer, value)
         return None if layout is None else layout.features
 

@@ -185,7 +185,7 @@ def _reads_through_norms(value: Value, inside: set[Op]) -> bool:
 
 
 def _follow_factors(reads: Reads, inside: set[Op]) -> None:
-    """Move `reads.value` past the factors that multiply the whole input of the branch."""
+    """Collect the factors that multiply all that a sublayer reads, and set `reads.value` to the last product."""
     value = reads.value
     casts: list[Op] = []
     while value is not None:

@@ -201,7 +201,7 @@ def _list_dims(op: Op, rank: int) -> list[int]:
 
 
 def _fill(dim: Dim, size: int) -> Dim:
-    """Return `dim`, or an anonymous part of this size if `dim` is empty and the size is not 1."""
+    """Return `dim`, or if nothing is known of it a dimension of this size that belongs to no axis of the stream."""
     return dim if dim or size == 1 else (Part(ANONYMOUS, 1, size),)
 
 

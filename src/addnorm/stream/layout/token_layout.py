@@ -36,7 +36,7 @@ class Piece:
 
 @dataclass(frozen=True, eq=False)
 class TokenLayout:
-    """Dimensions of a value of a stream.
+    """Which dimensions of a tensor of the stream hold features, sequences and tokens, and the order of the tokens.
 
     Attributes:
         shape: the shape in the inspected run.

@@ -33,7 +33,7 @@ STRIDES = (1, 2, 4, 6, 12, 24, 48, 96, 192, 384, 768)  # of the numbers of subla
 
 @dataclass
 class Content:
-    """What is drawn on an Axes.
+    """What earlier calls drew on an `Axes`, so that a later call continues its legend, titles and marks.
 
     Attributes:
         x: the longest axis of depth.

@@ -104,7 +104,7 @@ class SiteProbe:
 
     @property
     def writes_raw(self) -> bool:
-        """Whether the write is the output itself, with the same tokens in the same order."""
+        """Whether the add takes the sublayer's output as it is: no factor or cast, and no other order of tokens."""
         (raw, layout), write = self.values["raw"], self.write
         is_same = write.is_plain and strip_views(write.value) is strip_views(raw)
         return is_same and write.value.tensor.dtype == raw.tensor.dtype and _parts(layout) == _parts(self.write_layout)

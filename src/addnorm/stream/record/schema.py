@@ -188,7 +188,7 @@ STATISTIC_SYNONYMS = {"scale": "sigma"}
 
 
 class Selection(NamedTuple):
-    """Series that a name and a statistic select."""
+    """Which recorded series a name such as "3_attn_out" and a statistic select."""
 
     roles: tuple[str, ...]
     statistic: str  # the recorded one

@@ -32,7 +32,7 @@ def load_gates(gates, token, rows, begin, WIDTH, EACH, N, BLOCK_N):
 
 @triton.jit
 def store_gates(gates, value, token, rows, begin, WIDTH, EACH, N, BLOCK_N):
-    """Store the numbers that `load_gates` returns."""
+    """Store `value`, a number for each token and stream, where `load_gates` loads from."""
     stream = tl.arange(0, BLOCK_N)[None, :]
     tl.store(gates + token[:, None] * WIDTH + begin + stream * EACH, value, mask=(token[:, None] < rows) & (stream < N))
 

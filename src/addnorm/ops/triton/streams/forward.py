@@ -192,7 +192,7 @@ def write_kernel(
 
 @triton.jit
 def load_gate(collapse, row, cols, rows, stream, N, D, WIDTH, PER_FEATURE):
-    """Return c of one stream, `(BLOCK_ROWS, 1)`, or with a gate for each feature `(BLOCK_ROWS, BLOCK_D)`."""
+    """Load the weight of one stream in the read: `(BLOCK_ROWS, 1)`, or one for each feature, `(BLOCK_ROWS, BLOCK_D)`."""
     if PER_FEATURE:
         return tl.load(collapse + (row * N + stream) * D + cols, mask=(row < rows) & (cols < D), other=0.0).to(
             tl.float32
