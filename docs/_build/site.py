@@ -16,7 +16,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 # The pages in the order of the menu, by their group; paths in the repository. README.md is the first page.
 MENU = {
-    "Begin": ("docs/installing.md", "docs/add_norm.md", "docs/explorer.md", "docs/command_line.md", "docs/glossary.md", "docs/troubleshooting.md"),
+    "Begin": (
+        "docs/installing.md", "docs/add_norm.md", "docs/explorer.md", "docs/command_line.md", "docs/glossary.md",
+        "docs/troubleshooting.md",
+    ),
     "Build": (
         "docs/wirings.md", "docs/several_streams.md", "docs/own_coefficients.md", "docs/numerics.md", "docs/pytorch.md",
         "docs/api.md",

@@ -1,5 +1,6 @@
 """Tests of `addnorm trace`: its output, options and errors."""
 
+import os
 import re
 import subprocess
 import sys
@@ -22,8 +23,10 @@ def test_trace_prints_steps():
 @pytest.mark.parametrize("words", [("1,2,3", "0.5,-1,1.5"), ("--list",), ("1,x", "1,2")], ids=str)
 def test_trace_works_without_torch(words):
     code = f"import sys; sys.modules['torch'] = None; from addnorm_cli import main; main(['trace', *{words!r}])"
-    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    expected = run("trace", *words)
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "80"}
+    )
+    expected = run("trace", *words, COLUMNS="80")
     assert (process.returncode, process.stdout, process.stderr) == (
         expected.exit_code,
         expected.stdout,
