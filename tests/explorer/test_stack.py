@@ -40,6 +40,8 @@ def test_stack_marks_and_sentences_equal_library(explorer, placement):
     pattern = r"(-?[\d.]+(?:e[+-]\d+)?)(?= times| at the end| on average|\.$)"
     for chart, value in expected.items():
         assert float(re.findall(pattern, summaries[chart])[-1]) == pytest.approx(value, rel=6e-3), chart
+    slopes = float(re.search(r"slopes, has the factor (\S+)\. ", summaries["gradient"])[1])
+    assert slopes == pytest.approx(measured["direct_path"][0], rel=6e-3, abs=1e-12)
     assert ("changes little" in summaries["gradient"]) == (abs(expected["gradient"] - 1) <= 0.1)
 
 

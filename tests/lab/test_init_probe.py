@@ -79,6 +79,7 @@ def test_init_probe_shares_sum_to_one(placement, change):
         "ratio",
         "cosine",
         "similarity",
+        "direct_path",
         "map",
     ):
         assert len(result[name]) == 9, name
@@ -88,6 +89,20 @@ def test_init_probe_shares_sum_to_one(placement, change):
         assert low <= mean * (1 + 1e-9)
         assert mean <= high * (1 + 1e-9)
     assert (result["similarity"][0] is None) == (probe.tokens == 1)
+
+
+def test_direct_path_is_the_product_of_the_slopes_of_the_norms():
+    assert InitProbe("pre", sublayers=6, d_model=16).measure()["direct_path"] == [1.0] * 7
+    post = InitProbe("post", sublayers=6, d_model=16, tokens=5)
+    stack, x, _ = post.build()
+    path = torch.ones(5)
+    with torch.no_grad():
+        stream = x
+        for connection in stack.connections:
+            total = stream + connection.sublayer(stream)
+            path = path / (total.var(-1, correction=0) + 1e-5).sqrt()[0]
+            stream = connection(stream)
+    assert post.measure()["direct_path"][0] == pytest.approx(float(path.mean()), rel=1e-4)
 
 
 def test_init_probe_weights_are_shared():

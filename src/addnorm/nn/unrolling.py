@@ -146,7 +146,7 @@ def find_gains(sites: Sequence[Site], embedding: Sequence[float], collapse: Sequ
         collapse: the entries of C of the last read.
         kind: the kind of the norms.
     """
-    ones = torch.ones((), dtype=torch.float32)
+    ones = torch.ones((), dtype=torch.float32, device=sites[0].write.device if sites else None)
     terms: list[Term] = [tuple(ones * factor for factor in embedding)]
     for site in sites:
         step = _to_step(site, kind, len(terms[0])).without_bias()

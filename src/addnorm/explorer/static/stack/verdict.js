@@ -35,11 +35,12 @@ const SENTENCES = {
     if (zero >= 0) return `The stream underflows: it is 0 from ${labels[zero]} on.`;
     return `From x_0 to the end the stream's norm ${change(last(stream) / stream[0])}.`;
   },
-  gradient({ gradient }) {
+  gradient({ gradient, direct_path: path }) {
     const bad = gradient.filter((/** @type {number} */ value) => !Number.isFinite(value)).length;
     if (bad) return `The gradient is not finite at ${bad} of ${gradient.length} places.`;
     if (gradient[0] === 0) return "The gradient underflows: it is 0 at x_0.";
-    return `From the end back to x_0 the gradient's norm ${change(gradient[0] / last(gradient))}.`;
+    const slopes = Number.isFinite(path[0]) ? `The +1 path alone, the product of the norms' slopes, has the factor ${n(path[0])}. ` : "";
+    return `${slopes}From the end back to x_0 the gradient's norm ${change(gradient[0] / last(gradient))}.`;
   },
   parameters({ parameters }) {
     const bad = parameters.filter((/** @type {number | null} */ value) => value !== null && !Number.isFinite(value)).length;
