@@ -148,8 +148,8 @@ class InitProbe:
             `parameters`: the norm of the gradient of the sublayer's weights.
             `ratio`, `cosine`: |write| / |x|, and the cosine of write and x, means over tokens.
             `similarity`: the mean cosine of two tokens.
-            `direct_path`: the factor with which x_0 and each write reach the end through adds and norms alone, in no sublayer: the
-                product of the norms' slopes along the +1 path, 1 in pre-LN.
+            `direct_path`: the factor with which x_0 and each write reach the end through adds and norms alone: the product of the
+                norms' slopes along the +1 path, 1 in pre-LN.
             `map`: for each source (x_0 and every write) its share in the stream at each place, None before the source exists.
             `closure`: the largest relative difference between the stream and the sum of its sources, one number.
         """
