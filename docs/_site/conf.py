@@ -1,5 +1,11 @@
 """Settings of the site. `make site` builds build/site with warnings as errors; it makes no request to other hosts."""
 
+import re
+import sys
+
+from sphinx.errors import PycodeError
+from sphinx.pycode import ModuleAnalyzer
+
 project, author = "addnorm", "The addnorm developers"
 root_doc = "index"
 extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "myst_parser"]
@@ -18,18 +24,49 @@ html_extra_path = ["extra"]  # the explorer, which docs/_build/site.py exports
 html_js_files = ["site.js"]
 
 
-def show_formulas(app, what, name, obj, options, lines):
-    """Make the indented formulas of a docstring literal blocks. Sphinx calls it before it reads the sections."""
-    result, indent = [], 0
+def find_comment(name, obj):
+    """Return the lines of the `#:` comment of a constant, wherever in the package it is defined."""
+    for module in [module for key, module in sys.modules.items() if key.startswith("addnorm")]:
+        if vars(module).get(name) is obj:
+            try:
+                comments = ModuleAnalyzer.for_module(module.__name__).find_attr_docs()
+            except PycodeError:
+                continue
+            if ("", name) in comments:
+                return comments["", name]
+    return []
+
+
+def write_docstring(app, what, name, obj, options, lines):
+    """Change a docstring to reStructuredText. Sphinx calls it before it reads the sections.
+
+    Indented formulas become literal blocks. Of a constant, `lines` is the docstring of its type: its comment takes their place.
+    """
+    if what == "data":
+        lines[:] = find_comment(name.rpartition(".")[2], obj)
+    result, indent, is_formula, is_example = [], 0, False, False
     for before, line in zip(["", *lines], lines, strict=False):
         now = len(line) - len(line.lstrip())
         if line and not before and now >= 4 and indent < 4:
             result += ["::", ""]
+            is_formula = True
+        is_formula = is_formula and (now >= 4 or not line)
+        is_example = bool(line) and (is_example or line.lstrip().startswith(">>>"))
         indent = now if line else indent
-        result.append(line)
+        result.append(line if is_formula or is_example else _escape(line))
     lines[:] = result
+
+
+def _escape(line):
+    """Let `|` and `**` stand for themselves, and let letters follow code, as in `Row`s."""
+    parts = re.split(r"(``.*?``|`[^`]*`)", line)
+    for k in range(0, len(parts), 2):
+        parts[k] = re.sub(r"\||\*\*", lambda match: "\\" + "\\".join(match[0]), parts[k])
+        if k and re.match(r"\w", parts[k]):
+            parts[k] = "\\ " + parts[k]
+    return "".join(parts)
 
 
 def setup(app):
     """Register the functions that Sphinx calls."""
-    app.connect("autodoc-process-docstring", show_formulas, priority=400)
+    app.connect("autodoc-process-docstring", write_docstring, priority=400)

@@ -195,13 +195,13 @@ def test_interrupt_while_torch_is_imported(number, code, modules):
 
 def test_sigterm_in_code_from_a_string_has_its_code(modules):
     """CPython would end by SIGINT, as a shell shows by 130: libraries make classes from strings while they are imported."""
-    assert finish(start("trace", "1,2", "3,4", variables=modules(torch=KILL))) == (143, "", "Interrupted.\n")
+    assert finish(start("inspect", "gpt2", variables=modules(torch=KILL))) == (143, "", "Interrupted.\n")
 
 
 def test_missing_torch_is_one_sentence(modules):
     variables = modules(torch="raise ImportError('libtorch.so is gone')")
     sentence = "Error: addnorm cannot be imported (libtorch.so is gone): install it again with pip.\n"
-    assert finish(start("trace", "1,2", "3,4", variables=variables)) == (1, "", sentence)
+    assert finish(start("inspect", "gpt2", variables=variables)) == (1, "", sentence)
 
 
 IMPORTING = """

@@ -78,6 +78,6 @@ def test_formula_of_a_docstring_is_a_literal_block():
         "",
         "        of rows",
     ]
-    settings["show_formulas"](None, "function", "f", None, None, lines)
+    settings["write_docstring"](None, "function", "f", None, None, lines)
     assert lines == ["First.", "", "::", "", *["    y = x * w", "    z = x"], "", "Text.", *lines[-5:]]
     assert lines[-5:] == ["", "Args:", "    x: a tensor", "", "        of rows"]

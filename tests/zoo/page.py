@@ -14,6 +14,8 @@ USES = ("record", "decompose", "ablate", "fuse")
 NOT_RUN, LATE = "not run", "not finished"
 HEAD = """# Other packages
 
+Is `inspect` right about models that others wrote?
+
 `make zoo` runs `inspect`, `record`, `decompose`, `ablate` and `fuse` on small random instances of the models of other packages, each
 package in an environment of its own and in a pinned version. The answers in `tests/zoo/answers/` were written by hand from the packages'
 code, which they quote, and committed before `inspect` saw the models; an answer that proved mistaken was corrected in a commit of its

@@ -12,7 +12,6 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 Norm = Literal["layer", "rms"]
 
@@ -26,7 +25,6 @@ class NormKind(NamedTuple):
         is_centred: whether the mean is subtracted.
         has_bias: whether torch's module has a bias, and torch's function takes a bias.
         eps: the default of torch's module; None: the machine epsilon of the arithmetic.
-        module: torch's module.
         function: torch's function.
         operators: torch's operators that compute the norm.
         onnx: ONNX's operator, the first opset version with this operator, and onnxruntime's operator of add and norm.
@@ -37,7 +35,6 @@ class NormKind(NamedTuple):
     is_centred: bool
     has_bias: bool
     eps: float | None
-    module: type[nn.Module]
     function: Callable[..., Any]
     operators: tuple[str, ...]
     onnx: tuple[str, int, str]
@@ -45,11 +42,11 @@ class NormKind(NamedTuple):
 
 KINDS: dict[Norm, NormKind] = {
     "layer": NormKind(
-        "LayerNorm", 0, True, True, 1e-5, nn.LayerNorm, F.layer_norm, ("layer_norm", "native_layer_norm"),
+        "LayerNorm", 0, True, True, 1e-5, F.layer_norm, ("layer_norm", "native_layer_norm"),
         ("LayerNormalization", 17, "SkipLayerNormalization"),
     ),
     "rms": NormKind(
-        "RMSNorm", 1, False, False, None, nn.RMSNorm, F.rms_norm, ("rms_norm", "_fused_rms_norm"),
+        "RMSNorm", 1, False, False, None, F.rms_norm, ("rms_norm", "_fused_rms_norm"),
         ("RMSNormalization", 23, "SkipSimplifiedLayerNormalization"),
     ),
 }  # fmt: skip

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from addnorm._util.norms import KINDS
 from addnorm.bench.case import Case
 from addnorm.bench.jobs import EPS, Call, Set
 
-OPERATORS = {"layer": "SkipLayerNormalization", "rms": "SkipSimplifiedLayerNormalization"}
+OPERATORS = {norm: kind.onnx[2] for norm, kind in KINDS.items()}
 OUTPUTS = {"forward": ["y"], "reuse": ["y"], "forward_stream": ["y", "", "", "z"]}  # those between are statistics
 OPSET, IR_VERSION = 17, 10  # old enough for the runtimes in use
 

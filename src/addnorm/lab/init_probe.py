@@ -142,16 +142,17 @@ class InitProbe:
 
         Returns:
             A dict. Each key but `closure` has a list over the places, with None where a statistic does not exist:
-            `labels`, `kinds`: the names of the places.
-            `stream`: the norm of a token over sqrt(d), mean over tokens. `low` and `high` are its 5% and 95% quantiles.
-            `gradient`: the norm of the loss's gradient at a token of the stream, mean over tokens.
-            `parameters`: the norm of the gradient of the sublayer's weights.
-            `ratio`, `cosine`: |write| / |x|, and the cosine of write and x, means over tokens.
-            `similarity`: the mean cosine of two tokens.
-            `direct_path`: the factor with which x_0 and each write reach the end through adds and norms alone: the product of the
-                norms' slopes along the +1 path, 1 in pre-LN.
-            `map`: for each source (x_0 and every write) its share in the stream at each place, None before the source exists.
-            `closure`: the largest relative difference between the stream and the sum of its sources, one number.
+
+            - `labels`, `kinds`: the names of the places.
+            - `stream`: the norm of a token over sqrt(d), mean over tokens. `low` and `high` are its 5% and 95% quantiles.
+            - `gradient`: the norm of the loss's gradient at a token of the stream, mean over tokens.
+            - `parameters`: the norm of the gradient of the sublayer's weights.
+            - `ratio`, `cosine`: |write| / |x|, and the cosine of write and x, means over tokens.
+            - `similarity`: the mean cosine of two tokens.
+            - `direct_path`: the factor with which x_0 and each write reach the end through adds and norms alone: the product of
+              the norms' slopes along the +1 path, 1 in pre-LN.
+            - `map`: for each source (x_0 and every write) its share in the stream at each place, None before the source exists.
+            - `closure`: the largest relative difference between the stream and the sum of its sources, one number.
         """
         with plain_mode():
             return self._run()

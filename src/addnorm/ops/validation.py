@@ -20,7 +20,7 @@ from addnorm._util.torch_internals import FakeTensor
 from addnorm.ops import aliasing
 from addnorm.ops.options import ADD_OPTIONS, CASTINGS, GRADIENTS, NORMS, OPTIONS, Kind
 
-_FLOATS_WORDS = "float32, bfloat16, float16 or float64"
+_FLOATS_WORDS = " or".join(", ".join(str(dtype).removeprefix("torch.") for dtype in FLOAT_DTYPES).rsplit(",", 1))
 # Numbers that only a caller of the operators themselves can pass, their smallest and their largest.
 _CODES = {
     "norm": (0, len(NORMS) - 1), "casting": (0, len(CASTINGS) - 1), "outputs": (1, 3),

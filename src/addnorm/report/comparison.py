@@ -12,6 +12,7 @@ from typing import Any
 
 from addnorm._util.blocks import Cell, Finding, Table, TableRow
 from addnorm._util.charts import Axis, Chart, Points
+from addnorm._util.norms import KINDS
 from addnorm._util.numbers import format_count, format_number
 from addnorm.lab.comparison import Comparison
 from addnorm.lab.published import PublishedResult
@@ -292,7 +293,7 @@ def _settings(comparison: Comparison) -> dict[str, str]:
             "layers": _listed(p.num_layers), "learning rates": _listed(p.rates), "warm-up steps": _listed(p.warm_ups),
             "seeds": _listed(p.seeds), "steps": str(p.steps),
             "model": f"d_model = {p.d_model}, {p.nhead} heads, feed-forward {4 * p.d_model}, "
-            f"{'LayerNorm' if p.norm == 'layer' else 'RMSNorm'}, {text['symbols']} symbols",
+            f"{KINDS[p.norm].title}, {text['symbols']} symbols",
             "batch": f"{p.batch} sequences of {p.tokens} characters",
             "optimizer": "Adam, constant rate after a linear warm-up, no clipping, no weight decay",
             "weights": "each wiring's own rule; plain Xavier draws queries, keys and values as one matrix",
