@@ -1,4 +1,4 @@
-"""Effect of addnorm.fuse on a real model (MiniLM), in inference and in training steps. Writes results/fuse.json.
+"""Effect of addnorm.fuse on MiniLM and on decoders with RMSNorm, in inference and in training steps. Writes results/fuse.json.
 
 Each variant is a copy of the model with its own weights. torch.compile's frontend, which runs the captured graphs as they
 are, shows what is gained or lost without fusing. README.md in this folder has the protocol.
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-import minilm
+import models as real
 import torch
 from stacks import JOBS
 from torch import Tensor, nn
@@ -29,12 +29,19 @@ from addnorm.fusion.benchmark import saved_bytes
 from addnorm.fusion.result import Fusion
 
 LEAST = 0.95
+FIELDS = ("model", "job", "batch", "tokens", "dtype", "threads")
+TITLES = {**JOBS, "decode": f"one token after {real.PAST} in the cache"}
 CASES = grid(
+    model=(real.MINILM,),
     job__batch__tokens=(("inference", 1, 16), ("inference", 8, 128), ("inference", 32, 128), ("training", 8, 128)),
     dtype=("float32", "bfloat16"),
+) + grid(
+    model=real.DECODERS,
+    job__batch__tokens=(("inference", 1, 256), ("decode", 1, 1), ("training", 1, 256)),
+    dtype=("float32", "bfloat16"),
 )
-INDUCTOR = (("inference", 8, 128, "float32"),)  # cases with Inductor, which compiles for a minute
-SECONDS = 30.0  # of a case: a step takes long, and differences of a few per cent must show
+INDUCTOR = ((real.MINILM, "inference", 8, 128, "float32"),)  # cases with Inductor, which compiles for a minute
+SECONDS = 20.0  # of a case: a step takes long, and differences of a few per cent must show
 
 MAKE: dict[str, Callable[[nn.Module, Mapping[str, Any]], Fusion | None]] = {
     "plain": lambda model, kwargs: None,
@@ -47,24 +54,16 @@ MAKE: dict[str, Callable[[nn.Module, Mapping[str, Any]], Fusion | None]] = {
 
 def call_of(case: Case, model: nn.Module, kwargs: Mapping[str, Any]) -> Callable[[], Tensor]:
     """Return the function that is timed."""
-    if case.job == "training":
-        return minilm.training_step(model, kwargs)
-
-    def infer() -> Tensor:
-        with torch.no_grad():
-            y: Tensor = model(**kwargs).last_hidden_state
-        return y
-
-    return infer
+    return (real.training_step if case.job == "training" else real.inference_step)(model, kwargs)
 
 
 def measure(case: Case, *, rounds: int, inductor: bool = True) -> Results:
     """Return a row for each variant, how long fusing took, and the variants that could not be made."""
     torch.compiler.reset()  # only this case's graphs, without the guards of earlier ones
     torch.manual_seed(0)  # the dropout masks of the proof
-    loaded = minilm.load_model(case, case.dtype)
-    loaded.model.train(case.job == "training")
-    compiled = inductor and (case.job, case.batch, case.tokens, case.dtype) in INDUCTOR
+    original, inputs = real.load_model(case, case.dtype)
+    original.train(case.job == "training")
+    compiled = inductor and (case.model, case.job, case.batch, case.tokens, case.dtype) in INDUCTOR
     results: Results = {"fusions": [], "failures": [], "rows": []}
     calls: dict[str, Callable[[], Tensor]] = {}
     models: dict[str, nn.Module] = {}
@@ -72,11 +71,12 @@ def measure(case: Case, *, rounds: int, inductor: bool = True) -> Results:
     for name, make in MAKE.items():
         if "inductor" in name and not compiled:
             continue
-        model, start = copy.deepcopy(loaded.model), time.perf_counter()
+        model, kwargs = copy.deepcopy((original, inputs))  # each variant has a cache of its own
+        start = time.perf_counter()
         try:
-            fusion = make(model, loaded.kwargs)
+            fusion = make(model, kwargs)
             seconds = time.perf_counter() - start
-            call = call_of(case, model, loaded.kwargs)
+            call = call_of(case, model, kwargs)
             call()  # captures and compiles
         except Exception as error:  # of a variant; a fused one may raise VerificationError
             if name == "plain":
@@ -91,7 +91,7 @@ def measure(case: Case, *, rounds: int, inductor: bool = True) -> Results:
     for row in results["rows"]:
         model = models[row["variant"]]
         if case.job == "training":
-            row["saved_bytes"] = saved_bytes(partial(model, **loaded.kwargs), model, loaded.kwargs)
+            row["saved_bytes"] = saved_bytes(partial(model, **inputs), model, inputs)
         if row["variant"] == "plain":
             row["share"] = share
     return results
@@ -108,7 +108,11 @@ def targets(document: Document) -> list[Target]:
 
 def title(case: Case) -> str:
     """Return a case in words."""
-    return f"{JOBS[case.job]}, {case.batch} x {case.tokens} tokens, {case.dtype}"
+    return f"{_name(case)}, {TITLES[case.job]}, {case.batch} x {case.tokens} tokens, {case.dtype}"
+
+
+def _name(case: Case) -> str:
+    return real.DECODERS.get(case.model, "MiniLM")
 
 
 def line(case: Case, rows: Mapping[str, Row]) -> dict[str, str]:
@@ -117,7 +121,7 @@ def line(case: Case, rows: Mapping[str, Row]) -> dict[str, str]:
     times = [digits(row["median_us"] / 1000) for row in both] + ["not proven"] * (2 - len(both))
     saved = " → ".join(f"{row['saved_bytes'] / 1e6:.1f}" for row in both if "saved_bytes" in row)
     return {
-        "batch x tokens": f"{case.batch} x {case.tokens}", "": JOBS[case.job], "dtype": case.dtype,
+        "model": _name(case), "batch x tokens": f"{case.batch} x {case.tokens}", "": TITLES[case.job], "dtype": case.dtype,
         "before, ms": times[0], "fused, ms": times[1], "times as fast": quotient(rows, "plain", "fused"),
         "capture alone": quotient(rows, "plain", "frontend"), "fusing alone": quotient(rows, "frontend", "fused"),
         "share of Add & Norm": format_percent(rows["plain"]["share"], 2), "saved for backward, MB": saved,
@@ -135,7 +139,8 @@ def section(document: Document) -> str:
     seconds = [one["seconds"] for one in document["fusions"] if one["variant"] == "fused"] or [0.0]
     took = f"Fusing, with its proof, took {digits(min(seconds))} to {digits(max(seconds))} seconds"
     text = (
-        "MiniLM on Python's own documentation, medians, ± from quartile to quartile; bytes saved for backward before → after. "
+        "MiniLM on Python's own documentation, and decoders of eight layers of 512 features with random weights; medians, "
+        "± from quartile to quartile; bytes saved for backward before → after. "
         "Capture alone: the model in "
         "graphs of torch.compile's frontend, not fused, relative to before. Fusing alone: the fused graphs relative to these:"
     )
@@ -161,8 +166,8 @@ def _bound(document: Document) -> list[str]:
 
 
 BENCHMARK = Benchmark(
-    "fuse", ("job", "batch", "tokens", "dtype", "threads"), CASES, measure, title, targets, ("fusions", "failures", "rows"),
-    {"cell_seconds": SECONDS, "model": minilm.MODEL, "text": minilm.TEXT}, {"inductor": True},
+    "fuse", FIELDS, CASES, measure, title, targets, ("fusions", "failures", "rows"),
+    {"cell_seconds": SECONDS, "text": real.TEXT, "decoders": real.SIZES}, {"inductor": True},
     sections={"docs/fusing.md#fuse": section},
 )  # fmt: skip
 

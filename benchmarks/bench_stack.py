@@ -1,8 +1,9 @@
-"""Whole encoders: fused, in plain PyTorch, and as torch.nn.TransformerEncoder. Writes results/stack.json.
+"""Whole encoders: fused, in plain PyTorch, as torch.nn.TransformerEncoder, and compiled. Writes results/stack.json.
 
 All three have equal weights. `plain` is what most people write, x = x + f(norm(x)) or x = norm(x + f(x)), with torch.nn.LayerNorm
 over the very modules of addnorm's attention and feed-forward: it differs in the Add & Norm and in nothing else. `torch` is
-PyTorch's module, in inference with its fast path. Ratios are taken round by round. README.md in this folder has the protocol.
+PyTorch's module, in inference with its fast path. Encoders of several streams have `PlainStreams` as `plain`: the equations in
+torch's operators, over the same parameters. Ratios are taken round by round. README.md in this folder has the protocol.
 """
 
 from __future__ import annotations
@@ -10,18 +11,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from statistics import geometric_mean
+from typing import Any
 
 import torch
-from stacks import JOBS, Plain
+from stacks import JOBS, Plain, PlainStreams
 from torch import Tensor, nn
 
 from addnorm import nn as addnorm_nn
 from addnorm.bench import timing
 from addnorm.bench.case import Case, Document, Results, Row, grid
 from addnorm.bench.harness import Benchmark
-from addnorm.bench.pages import digits, interval, markdown, merge, targets_section
+from addnorm.bench.pages import digits, interval, markdown, merge, quotient, targets_section
 from addnorm.bench.script import main
-from addnorm.bench.targets import Target, has, value
+from addnorm.bench.targets import Target, has, ratio, value
 from addnorm.fusion.benchmark import saved_bytes
 
 LAYERS = 4
@@ -29,14 +31,27 @@ HEAD_DIM = 64
 LEAST = 0.95
 SECONDS = 8.0  # of all rounds of a case
 PEERS = {"plain": "plain PyTorch", "torch": "torch.nn.TransformerEncoder"}
+COMPILED = ", compiled"
+INDUCTOR = (8, 128, 256)  # the size at which stacks of several streams are compiled, which takes minutes
+STREAMS = ("hyper_connections", "mhc", "attention_residuals")
 CASES = grid(
     wiring=("pre_ln", "post_ln"), job=JOBS, d=(64, 256, 768), batch__tokens=((1, 1), (1, 128), (16, 128))
-)  # fmt: skip
+) + grid(wiring=STREAMS, job=("training",), d=(256, 768), batch__tokens=((1, 128), (8, 128)))  # fmt: skip
 
 
 def variants(case: Case) -> tuple[dict[str, nn.Module], Tensor, Tensor]:
-    """Return the three modules, an input, and a gradient of the output."""
+    """Return the modules, an input, and a gradient of the output."""
     torch.manual_seed(0)
+    shape = (case.batch, case.tokens, case.d)
+    given = torch.randn(shape, requires_grad=case.job == "training"), torch.randn(shape)
+    if case.wiring in STREAMS:
+        ours = addnorm_nn.Encoder(
+            LAYERS, case.d, case.d // HEAD_DIM, dim_feedforward=4 * case.d, wiring=case.wiring, norm="layer"
+        )
+        for name, parameter in ours.named_parameters():
+            if "coefficients" in name:  # at first the streams are equal and the gates constant
+                parameter.data += 0.02 * torch.randn_like(parameter)
+        return {"addnorm": ours, "plain": PlainStreams(ours.stack)}, *given
     pre = case.wiring == "pre_ln"
     layer = nn.TransformerEncoderLayer(
         case.d, case.d // HEAD_DIM, 4 * case.d, dropout=0.0, batch_first=True, norm_first=pre
@@ -49,8 +64,7 @@ def variants(case: Case) -> tuple[dict[str, nn.Module], Tensor, Tensor]:
     modules = {"addnorm": encoder, "plain": Plain(encoder.stack), "torch": theirs}
     for module in modules.values():
         module.train(case.job == "training")
-    shape = (case.batch, case.tokens, case.d)
-    return modules, torch.randn(shape, requires_grad=case.job == "training"), torch.randn(shape)
+    return modules, *given
 
 
 def measure(case: Case, *, rounds: int) -> Results:
@@ -60,10 +74,14 @@ def measure(case: Case, *, rounds: int) -> Results:
         AssertionError: the outputs differ by more than round-off.
     """
     modules, x, dy = variants(case)
+    if case.wiring in STREAMS and (case.batch, case.tokens, case.d) == INDUCTOR:
+        torch._dynamo.reset()
+        compiled: dict[str, Any] = {f"{name}{COMPILED}": torch.compile(m, dynamic=False) for name, m in modules.items()}
+        modules |= compiled
     with torch.no_grad():
         outputs = {name: module(x) for name, module in modules.items()}
-    for name in PEERS:
-        torch.testing.assert_close(outputs["addnorm"], outputs[name], rtol=1e-4, atol=1e-4)
+    for output in outputs.values():
+        torch.testing.assert_close(output, outputs["addnorm"], rtol=1e-4, atol=1e-4)
     grad, training = torch.autograd.grad, case.job == "training"
 
     def step(module: nn.Module) -> object:
@@ -74,6 +92,8 @@ def measure(case: Case, *, rounds: int) -> Results:
     calls = {name: partial(step, module) for name, module in modules.items()}
     results = timing.measure(case, calls, rounds, seconds=SECONDS, peer="addnorm")
     for row in results["rows"] if training else []:
+        if COMPILED in row["variant"]:
+            continue
         module = modules[row["variant"]]
         row["saved_bytes"] = saved_bytes(partial(module, x), module, x)
     return results
@@ -90,19 +110,37 @@ def share_of_bytes(peer: str, rows: Mapping[str, Row]) -> float | None:
     return None if ours is None or theirs is None else ours / theirs
 
 
+def one_stream(case: Case, **values: str) -> bool:
+    """Return whether a case has one stream, and these values."""
+    return case.wiring not in STREAMS and has(**values)(case)
+
+
 TARGETS = [
-    target for job, title in JOBS.items() for peer, name in PEERS.items() for target in (
-        Target(f"{title}: lowest, against {name}", ">=", LEAST, partial(speed, peer), min, has(job=job)),
-        Target(f"{title}: mean, against {name}", ">=", None, partial(speed, peer), geometric_mean, has(job=job)),
+    target
+    for job, title in JOBS.items()
+    for peer, name in PEERS.items()
+    for where in [partial(one_stream, job=job)]
+    for target in (
+        Target(f"{title}: lowest, against {name}", ">=", LEAST, partial(speed, peer), min, where),
+        Target(f"{title}: mean, against {name}", ">=", None, partial(speed, peer), geometric_mean, where),
     )
 ] + [
-    Target(f"saved bytes: highest share of {name}'s", "<=", None, partial(share_of_bytes, peer), max)
+    Target(f"saved bytes: highest share of {name}'s", "<=", None, partial(share_of_bytes, peer), max, one_stream)
     for peer, name in PEERS.items()
+]
+STREAM_TARGETS = [
+    target for wiring in STREAMS for where in [has(wiring=wiring)] for target in (
+        Target(f"{wiring}: lowest, against plain PyTorch", ">=", 1.0, partial(speed, "plain"), min, where),
+        Target(f"{wiring}: mean", ">=", 1.5, partial(speed, "plain"), geometric_mean, where),
+        Target(f"{wiring}, both compiled: lowest", ">=", 1.0, ratio(f"addnorm{COMPILED}", f"plain{COMPILED}"), min, where),
+        Target(f"{wiring}: highest share of saved bytes", "<=", None, partial(share_of_bytes, "plain"), max, where),
+    )
 ]  # fmt: skip
 
 
 def section(document: Document) -> str:
     """Return the table of speeds: a line a size and peer, a column a wiring and job."""
+    cases = {case: rows for case, rows in BENCHMARK.by_case(document).items() if one_stream(case)}
 
     def cell(peer: str, case: Case, rows: Mapping[str, Row]) -> dict[str, str]:
         times = " / ".join(digits(rows[name]["median_us"]) for name in ("addnorm", peer))
@@ -110,19 +148,40 @@ def section(document: Document) -> str:
 
     lines = [
         {"compared with": name, **line} for peer, name in PEERS.items() for line in merge(
-            BENCHMARK.by_case(document), lambda case: {"batch x tokens x d": f"{case.batch} x {case.tokens} x {case.d}"},
-            partial(cell, peer),
+            cases, lambda case: {"batch x tokens x d": f"{case.batch} x {case.tokens} x {case.d}"}, partial(cell, peer)
         )
     ]  # fmt: skip
     return f"Times as fast (95% interval; median microseconds: addnorm / the other):\n\n{markdown(lines)}"
 
 
+def targets(document: Document, streams: bool = False) -> str:
+    """Return the table of the targets of one stream, or of several."""
+    names = {target.name for target in (STREAM_TARGETS if streams else TARGETS)}
+    return targets_section(document | {"summary": [row for row in document["summary"] if row["name"] in names]})
+
+
+def streams_section(document: Document) -> str:
+    """Return the table of the training steps of several streams, a line a size, and the targets."""
+    lines = []
+    for case, rows in BENCHMARK.by_case(document).items():
+        if case.wiring in STREAMS:
+            saved = " / ".join(digits(rows[name]["saved_bytes"] / 1e6) for name in ("addnorm", "plain"))
+            times = " / ".join(digits(rows[name]["median_us"] / 1e3) for name in ("addnorm", "plain"))
+            lines.append({
+                "wiring": case.wiring, "batch x tokens x d": f"{case.batch} x {case.tokens} x {case.d}",
+                "times as fast (ms: addnorm / plain)": f"{interval(rows['plain'], inverse=True)} ({times})",
+                "both compiled": quotient(rows, f"plain{COMPILED}", f"addnorm{COMPILED}"), "saved MB: addnorm / plain": saved,
+            })  # fmt: skip
+    return f"{markdown(lines)}\n\n{targets(document, streams=True)}"
+
+
 BENCHMARK = Benchmark(
     "stack", ("wiring", "job", "batch", "tokens", "d", "threads"), CASES, measure,
-    lambda case: f"{case.wiring} {JOBS[case.job]}, {case.batch} x {case.tokens} x {case.d}", TARGETS,
+    lambda case: f"{case.wiring} {JOBS[case.job]}, {case.batch} x {case.tokens} x {case.d}", TARGETS + STREAM_TARGETS,
     protocol={"layers": LAYERS, "head_dim": HEAD_DIM, "dim_feedforward": "4 d", "dropout": 0.0, "dtype": "float32",
               "cell_seconds": SECONDS},
-    sections={"docs/performance.md#stack": section, "docs/performance.md#stack-targets": targets_section}, rounds=61,
+    sections={"docs/performance.md#stack": section, "docs/performance.md#stack-targets": targets,
+              "docs/several_streams.md#stack-streams": streams_section}, rounds=61,
 )  # fmt: skip
 
 if __name__ == "__main__":

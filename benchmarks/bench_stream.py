@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 
-import minilm
+import models as real
 
 from addnorm import decompose, inspect, record
 from addnorm._util.numbers import format_number
@@ -31,12 +31,12 @@ CALLS = 5  # of inspect and of decompose
 
 def measure(case: Case, *, rounds: int) -> Results:
     """Return the times of a forward and backward, plain and recorded, and those of the whole calls."""
-    loaded = minilm.load_model(case)
+    loaded = real.load_minilm(case)
     models = {name: copy.deepcopy(loaded.model) for name in ("plain", *RECORDED)}
     with ExitStack() as stack:
         stack.enter_context(record(models["recorded"]))
         stack.enter_context(record(models["without gradients"], grads=False))
-        steps = {name: minilm.training_step(model, loaded.kwargs) for name, model in models.items()}
+        steps = {name: real.training_step(model, loaded.kwargs) for name, model in models.items()}
         results = timing.measure(case, steps, rounds)
     for name, call in WHOLE.items():
         seconds, closure = [], 0.0
@@ -82,7 +82,7 @@ def section(document: Document) -> str:
 BENCHMARK = Benchmark(
     "stream", ("batch", "tokens", "threads"), grid(tokens=(32, 128), batch=(1, 8)), measure,
     lambda case: f"{case.batch} x {case.tokens} tokens", TARGETS,
-    protocol={"model": minilm.MODEL, "calls": CALLS, "text": minilm.TEXT, "dtype": "float32", "mode": "evaluation"},
+    protocol={"model": real.MINILM, "calls": CALLS, "text": real.TEXT, "dtype": "float32", "mode": "evaluation"},
     sections={"docs/streams.md#streams": section},
 )  # fmt: skip
 

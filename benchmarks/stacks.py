@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from addnorm import ResidualStack
@@ -39,3 +41,80 @@ def torch_norm(norm: Any) -> nn.LayerNorm:
     made = nn.LayerNorm(norm.normalized_shape, norm.eps)
     made.weight, made.bias = norm.weight, norm.bias
     return made
+
+
+class PlainStreams(nn.Module):
+    """The very sublayers and parameters of a stack of several streams, with its equations in torch's own operators."""
+
+    def __init__(self, stack: ResidualStack) -> None:
+        super().__init__()
+        connections: Any = stack.connections
+        self.wiring = stack.wiring.name
+        self.sublayers = nn.ModuleList(one.sublayer for one in connections)
+        self.coefficients = nn.ModuleList(one.coefficients for one in connections)
+        self.norms = nn.ModuleList(torch_norm(one.norm_in) for one in connections)
+        self.head: Any = stack.head.coefficients if stack.head is not None else None
+        self.final = torch_norm(stack.norm_final)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the norm of the last read."""
+        y: Tensor = self.final(self.attend(x) if self.wiring == "attention_residuals" else self.connect(x))
+        return y
+
+    def attend(self, x: Tensor) -> Tensor:
+        """Return the last read of attention residuals."""
+        sources = [x]
+        for k, sublayer, norm in zip(self.coefficients, self.sublayers, self.norms, strict=True):
+            sources.append(sublayer(norm(attend(k, sources))))
+        return attend(self.head, sources)
+
+    def connect(self, x: Tensor) -> Tensor:
+        """Return the last read of hyper-connections or mHC."""
+        compute: Any = hyper if self.wiring == "hyper_connections" else manifold
+        streams = x.unsqueeze(-2).expand(*x.shape[:-1], 4, x.shape[-1])
+        for k, sublayer, norm in zip(self.coefficients, self.sublayers, self.norms, strict=True):
+            c, a, b = compute(k, streams)
+            write = sublayer(norm((c.unsqueeze(-1) * streams).sum(-2)))
+            streams = a @ streams + b.unsqueeze(-1) * write.unsqueeze(-2)
+        if self.head is None:
+            return streams.sum(-2)
+        k = self.head
+        c = torch.sigmoid(k.scale[0] * project(k, streams) + k.bias) + k.eps
+        y: Tensor = (c.unsqueeze(-1) * streams).sum(-2)
+        return y
+
+
+def attend(k: Any, sources: list[Tensor]) -> Tensor:
+    """Return the sum of the sources, weighted by attention with a learned query."""
+    if k is None:  # of one source
+        return sources[0]
+    values = torch.stack(sources, -2)
+    scores = F.rms_norm(values, values.shape[-1:], k.weight, k.eps) @ k.query[0]
+    return (torch.softmax(scores, -1).unsqueeze(-1) * values).sum(-2)
+
+
+def hyper(k: Any, streams: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return C, A and B of hyper-connections."""
+    normed = F.layer_norm(streams, streams.shape[-1:], k.norm_weight, k.norm_bias, k.eps)
+    c = k.collapse + k.scale_mix * torch.tanh(normed @ k.project_collapse)
+    a = k.mix + k.scale_mix * torch.tanh(normed @ k.project_mix.mT).mT
+    return c, a, k.inject + k.scale_inject * torch.tanh(normed @ k.project_inject)
+
+
+def project(k: Any, streams: Tensor) -> Tensor:
+    """Return the projection of the streams' common RMS norm."""
+    flat = streams.flatten(-2)
+    return F.linear(F.rms_norm(flat, flat.shape[-1:], eps=k.norm_eps), k.project)
+
+
+def manifold(k: Any, streams: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return C, A and B of manifold-constrained hyper-connections."""
+    n, z = streams.shape[-2], project(k, streams)
+    c = torch.sigmoid(k.scale[0] * z[..., :n] + k.bias[:n]) + k.eps
+    b = 2 * torch.sigmoid(k.scale[1] * z[..., n : 2 * n] + k.bias[n : 2 * n])
+    a = torch.softmax((k.scale[2] * z[..., 2 * n :] + k.bias[2 * n :]).unflatten(-1, (n, n)), -2) + k.eps
+    a = a / (a.sum(-1, keepdim=True) + k.eps)
+    for _ in range(k.iterations - 1):
+        a = a / (a.sum(-2, keepdim=True) + k.eps)
+        a = a / (a.sum(-1, keepdim=True) + k.eps)
+    return c, a, b

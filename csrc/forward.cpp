@@ -204,6 +204,30 @@ bool writable(AtenTensorHandle target, const Shape& shape, const Range& range, s
   return true;
 }
 
+// Set the dtypes of the targets y and z, if the kernels may write both. `others` are the inputs besides residual and branch.
+bool set_targets(ForwardCall& call, const Shape& shape, AtenTensorHandle y, AtenTensorHandle z, std::initializer_list<AtenTensorHandle> others) {
+  const auto none = std::optional<Type>(call.args.z_type);
+  const auto y_type = y != nullptr ? type_of(y) : none, z_type = z != nullptr ? type_of(z) : none;
+  const bool outputs_fit =
+      (y != nullptr) == (call.args.norm != Norm::none) && !(z != nullptr && call.branch == nullptr) && (y != nullptr || z != nullptr);
+  const Range y_range(y), z_range(z);
+  const auto rows = {call.residual, call.branch};
+  if (!(outputs_fit && y_type && z_type && y_range.disjoint(z_range) && writable(y, shape, y_range, rows, others) &&
+        writable(z, shape, z_range, rows, others)))
+    return false;
+  call.args.y_type = *y_type;
+  call.args.z_type = *z_type;
+  return true;
+}
+
+// Compute into the targets.
+void write(ForwardCall& call, const Shape& shape, AtenTensorHandle y, AtenTensorHandle z) {
+  if (y != nullptr) check(torch_get_mutable_data_ptr(y, &call.args.y));
+  if (z != nullptr) check(torch_get_mutable_data_ptr(z, &call.args.z));
+  call.args.prefetch_rows = z == nullptr && exceeds_cache(shape, call.args.z_type);  // no gain where z is written too
+  call.run(shape);
+}
+
 // add_norm_out(residual, branch?, ..., y!?, z!?, every option but the dtypes) -> ()
 // The reference handles targets that the kernels may not write: strided ones, and overlapping ones, which raise.
 void add_norm_out(StableIValue* at, uint64_t, uint64_t) {
@@ -215,29 +239,13 @@ void add_norm_out(StableIValue* at, uint64_t, uint64_t) {
   const Shape shape(call.residual);
   call.weight_offset = stack.real(Args::kWeightOffset);
   const int64_t casting = stack.integer(Args::kCasting);
-  bool supported = call.supported(shape) && add.supported(shape) && is_code(casting, kCastings);
-  if (supported) {
-    const auto none = std::optional<Type>(call.args.z_type);
-    const auto y_type = y != nullptr ? type_of(y) : none, z_type = z != nullptr ? type_of(z) : none;
-    const bool outputs_fit = (y != nullptr) == (call.args.norm != Norm::none) && !(z != nullptr && call.branch == nullptr) &&
-                       (y != nullptr || z != nullptr);
-    const Range y_range(y), z_range(z);
-    const auto rows = {call.residual, call.branch};
-    const auto others = {call.weight, call.bias, add.residual_scale, add.row_scale, add.layer_scale, add.branch_bias, add.seed};
-    supported = outputs_fit && y_type && z_type && y_range.disjoint(z_range) && writable(y, shape, y_range, rows, others) &&
-                        writable(z, shape, z_range, rows, others);
-    if (supported) {
-      call.args.y_type = *y_type;
-      call.args.z_type = *z_type;
-    }
-  }
+  const bool supported =
+      call.supported(shape) && add.supported(shape) && is_code(casting, kCastings) &&
+      set_targets(call, shape, y, z, {call.weight, call.bias, add.residual_scale, add.row_scale, add.layer_scale, add.branch_bias, add.seed});
   if (!supported) return call_reference(stack, ADDNORM_NAMESPACE "::add_norm_out_reference");
   call.cast(casting);
   if (shape.rows > 0) call.args.add = add.options(shape, call.use_float64());
-  if (y != nullptr) check(torch_get_mutable_data_ptr(y, &call.args.y));
-  if (z != nullptr) check(torch_get_mutable_data_ptr(z, &call.args.z));
-  call.args.prefetch_rows = z == nullptr && exceeds_cache(shape, call.args.z_type);  // no gain where z is written too
-  call.run(shape);
+  write(call, shape, y, z);
   stack.release();
 }
 
@@ -268,6 +276,22 @@ extern "C" __attribute__((visibility("default"))) bool addnorm_forward(const Ate
     std::optional<Output> computed[3];
     compute(call, shape, outputs, outputs, computed);
     for (int64_t i = 0; i < outputs; ++i) results[i] = reinterpret_cast<AtenTensorHandle>(computed[i]->release_handle());
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
+
+// The same into existing tensors: `tensors` are residual, branch, weight, bias, y and z.
+extern "C" __attribute__((visibility("default"))) bool addnorm_forward_out(const AtenTensorHandle* tensors, double eps, int64_t norm) {
+  using namespace addnorm;
+  try {
+    ForwardCall call(tensors, eps, norm);
+    const AtenTensorHandle y = tensors[AddNormArgs::kBias + 1], z = tensors[AddNormArgs::kBias + 2];
+    const Shape shape(call.residual);
+    call.args.add.is_default = true;
+    if (!call.supported(shape) || !set_targets(call, shape, y, z, {call.weight, call.bias})) return false;
+    write(call, shape, y, z);
     return true;
   } catch (...) {
     return false;

@@ -54,6 +54,7 @@ c10::OperatorHandle find(const char* name, const char* overload) { return c10::D
 
 // Functions of the library of the kernels, which `connect` sets.
 bool (*forward_kernel)(const AtenTensorHandle* tensors, double eps, int64_t norm, int64_t outputs, AtenTensorHandle* results) = nullptr;
+bool (*out_kernel)(const AtenTensorHandle* tensors, double eps, int64_t norm) = nullptr;
 bool (*backward_kernel)(const AtenTensorHandle* tensors, int64_t norm, const int32_t* dtypes, int64_t grad_mask, double weight_offset,
                         AtenTensorHandle* results) = nullptr;
 
@@ -323,6 +324,18 @@ std::vector<IValue> node_arguments(const Tensor* const* tensors, double eps, boo
   return a;
 }
 
+// Read the tensors of a direct call: exact torch.Tensor, or None after the first. False where the dispatcher must take the call.
+bool read(PyObject* const* args, size_t count, const Tensor** tensors, AtenTensorHandle* handles, bool* requires_grad) {
+  for (size_t i = 0; i < count; ++i) {
+    if (args[i] == Py_None && i != Forward::kResidual) continue;
+    if (!THPVariable_CheckExact(args[i])) return false;
+    tensors[i] = &THPVariable_Unpack(args[i]);
+    handles[i] = handle_of(*tensors[i]);
+    *requires_grad = *requires_grad || tensors[i]->requires_grad();
+  }
+  return is_direct(tensors, count);
+}
+
 // add_norm(residual, branch, weight, bias, eps, rms, return_residual) -> y, (y, z), or None where the dispatcher must take the call.
 PyObject* add_norm(PyObject*, PyObject* const* args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
@@ -331,14 +344,7 @@ PyObject* add_norm(PyObject*, PyObject* const* args, Py_ssize_t count) {
   const Tensor* tensors[kTensors] = {};
   AtenTensorHandle handles[kTensors] = {};
   bool differentiable = false;
-  for (int i = 0; i < kTensors; ++i) {
-    if (args[i] == Py_None && i != Forward::kResidual) continue;
-    if (!THPVariable_CheckExact(args[i])) Py_RETURN_NONE;
-    tensors[i] = &THPVariable_Unpack(args[i]);
-    handles[i] = handle_of(*tensors[i]);
-    differentiable = differentiable || tensors[i]->requires_grad();
-  }
-  if (!is_direct(tensors, kTensors)) Py_RETURN_NONE;
+  if (!read(args, kTensors, tensors, handles, &differentiable)) Py_RETURN_NONE;
   differentiable = differentiable && at::GradMode::is_enabled();
   if (differentiable && is_true(keeps_outputs)) Py_RETURN_NONE;
   const double eps = PyFloat_AS_DOUBLE(args[Forward::kEps]);
@@ -371,13 +377,39 @@ PyObject* add_norm(PyObject*, PyObject* const* args, Py_ssize_t count) {
   END_HANDLE_TH_ERRORS
 }
 
-// connect(addresses of addnorm_forward and addnorm_backward, context variable of save_outputs)
+// add_norm_out(residual, branch, weight, bias, y, z, eps, norm) -> True, or None where the dispatcher must take the call.
+PyObject* add_norm_out(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  constexpr int kY = Forward::kBias + 1, kTensors = kY + 2;
+  if (count != kTensors + 2 || out_kernel == nullptr || !PyFloat_CheckExact(args[kTensors])) Py_RETURN_NONE;
+  const Tensor* tensors[kTensors] = {};
+  AtenTensorHandle handles[kTensors] = {};
+  bool differentiable = false;
+  if (!read(args, kTensors, tensors, handles, &differentiable) || (differentiable && at::GradMode::is_enabled())) Py_RETURN_NONE;
+  const double eps = PyFloat_AS_DOUBLE(args[kTensors]);
+  const int64_t norm = PyLong_AsLongLong(args[kTensors + 1]);
+  bool supported = false;
+  {
+    const WithoutGil released;
+    RECORD_FUNCTION("addnorm::add_norm_out", c10::ArrayRef<const IValue>());
+    const at::AutoDispatchBelowAutograd below;
+    supported = out_kernel(handles, eps, norm);
+  }
+  if (!supported) Py_RETURN_NONE;
+  for (int i = kY; i < kTensors; ++i)
+    if (tensors[i] != nullptr && !tensors[i]->is_inference()) tensors[i]->unsafeGetTensorImpl()->bump_version();
+  Py_RETURN_TRUE;
+  END_HANDLE_TH_ERRORS
+}
+
+// connect(addresses of addnorm_forward, addnorm_forward_out and addnorm_backward, context variable of save_outputs)
 PyObject* connect(PyObject*, PyObject* const* args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
-  TORCH_CHECK(count == 3, "connect needs two addresses and a context variable");
+  TORCH_CHECK(count == 4, "connect needs three addresses and a context variable");
   forward_kernel = reinterpret_cast<decltype(forward_kernel)>(PyLong_AsVoidPtr(args[0]));
-  backward_kernel = reinterpret_cast<decltype(backward_kernel)>(PyLong_AsVoidPtr(args[1]));
-  keeps_outputs = Py_NewRef(args[2]);
+  out_kernel = reinterpret_cast<decltype(out_kernel)>(PyLong_AsVoidPtr(args[1]));
+  backward_kernel = reinterpret_cast<decltype(backward_kernel)>(PyLong_AsVoidPtr(args[2]));
+  keeps_outputs = Py_NewRef(args[3]);
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
@@ -397,7 +429,7 @@ extern "C" __attribute__((visibility("default"))) PyObject* PyInit__autograd() {
   static const auto method = [](const char* name, Call call) {
     return PyMethodDef{name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(call)), METH_FASTCALL, nullptr};
   };
-  static PyMethodDef methods[] = {method("add_norm", addnorm::add_norm), method("connect", addnorm::connect), {}};
+  static PyMethodDef methods[] = {method("add_norm", addnorm::add_norm), method("add_norm_out", addnorm::add_norm_out), method("connect", addnorm::connect), {}};
   static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_autograd", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
   PyObject* module = PyModule_Create(&definition);
 #ifdef Py_GIL_DISABLED

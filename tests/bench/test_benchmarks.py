@@ -48,9 +48,13 @@ def small(scripts, monkeypatch, threads):
     """Make the models, texts and copies of all benchmarks small, without a compiler, on one thread."""
     threads(1)
     for script in (scripts.stream, scripts.fuse):
-        monkeypatch.setattr(script.minilm, "load", small_bert)
+        monkeypatch.setattr(script.real, "load", small_bert)
     monkeypatch.setattr(scripts.stream, "CALLS", 1)
+    monkeypatch.setattr(scripts.stack, "INDUCTOR", (2, 3, 64))
     monkeypatch.setattr(scripts.fuse, "SECONDS", 0.01)
+    monkeypatch.setattr(
+        scripts.fuse.real, "SIZES", scripts.fuse.real.SIZES | {"num_hidden_layers": 1, "vocab_size": 60}
+    )
     monkeypatch.setattr(fusion_benchmark, "SHARE_SECONDS", 0.0)
     monkeypatch.setattr(scripts.lab, "EVERY", 2)
     monkeypatch.setattr(scripts.lab, "text_of_the_lab", lambda: TEXT)
@@ -70,13 +74,16 @@ LAB = {"wiring": "pre_ln", "num_layers": 2, "d": 16, "batch": 2, "tokens": 8}
 CASES = [
     ("stack", STACK, ("addnorm", "plain", "torch"), {}),
     ("stack", STACK | {"wiring": "post_ln", "job": "training"}, ("addnorm", "plain", "torch"), {}),
+    *(("stack", STACK | {"wiring": wiring, "job": "training"}, ("addnorm", "plain", "addnorm, compiled", "plain, compiled"), {})
+      for wiring in ("hyper_connections", "mhc", "attention_residuals")),
     pytest.param("limit", {"norm": "layer", "job": "stream", **OPERATION}, ("addnorm", "add", "loop"), {}, marks=needs_compiler),
     pytest.param("limit", {"norm": "rms", "job": "y", **OPERATION}, ("addnorm", "add", "loop"), {}, marks=needs_compiler),
     ("limit", {"norm": "rms", "job": "forward_backward", **OPERATION}, ("eager", "addnorm"), {}),
     ("stream", {"batch": 1, "tokens": 8}, ("plain", "recorded", "without gradients", "inspect", "decompose"), {}),
     ("streams", BOUNDARY | {"job": "forward", "dtype": "bfloat16"}, ("addnorm", "transformers"), {"compile": False}),
     ("streams", BOUNDARY, ("addnorm", "transformers", "compile"), {}),
-    pytest.param("fuse", {"job": "training", **TRAINED}, ("plain", "fused", "frontend"), {}, marks=pytest.mark.slow),
+    *(pytest.param("fuse", {"model": model, "job": job, **TRAINED}, ("plain", "fused", "frontend"), {}, marks=pytest.mark.slow)
+      for model, job in (("minilm", "training"), ("llama", "decode"), ("gemma3_text", "inference"))),
     *(("lab", LAB | {"wiring": wiring}, ("plain", "addnorm", "recorded"), {}) for wiring in ("post_ln", "pre_ln")),
     *(("compile", {"job": job, **COMPILED}, ("op", "formula", "torch", "eager"), {}) for job in ("y", "training", "around_training")),
 ]  # fmt: skip
@@ -94,7 +101,8 @@ def test_case_has_a_row_for_each_variant_and_sections(small, name, values, varia
     assert document["complete"]
     assert torch.get_num_threads() == 1
     if name == "stack":
-        assert all(("saved_bytes" in row) == (case.job == "training") for row in document["rows"])
+        measured = [row for row in document["rows"] if "compiled" not in row["variant"]]
+        assert all(("saved_bytes" in row) == (case.job == "training") for row in measured)
     for section in benchmark.sections.values():
         assert section(document)
 
@@ -132,10 +140,10 @@ def test_different_results_are_an_error(small, monkeypatch):
 
 def test_text_that_is_too_short_is_refused(small, monkeypatch):
     monkeypatch.setattr(
-        small.fuse.minilm, "load", lambda *args, tokens, **more: small_bert(*args, tokens=tokens - 1, **more)
+        small.fuse.real, "load", lambda *args, tokens, **more: small_bert(*args, tokens=tokens - 1, **more)
     )
     with pytest.raises(ValueError, match=r"the text gave \(1, 7\), expected \(1, 8\): use longer passages"):
-        small.fuse.minilm.load_model(Case(**TRAINED))
+        small.fuse.real.load_model(Case(**TRAINED))
 
 
 # What single benchmarks compare.
@@ -176,9 +184,9 @@ def test_fuse_measures_inductor_in_chosen_cases_and_reports_failures(small, monk
         models.append(model)
         raise RuntimeError("no compiler here")
 
-    case, plain = Case(job="inference", batch=1, tokens=8, dtype="float32", threads=1), small.fuse.MAKE["plain"]
+    case, plain = Case(**TRAINED, model="minilm", job="inference", threads=1), small.fuse.MAKE["plain"]
     monkeypatch.setattr(small.fuse, "MAKE", {"plain": plain, "fused": fail, "inductor": fail})
-    monkeypatch.setattr(small.fuse, "INDUCTOR", (("inference", 1, 8, "float32"),))
+    monkeypatch.setattr(small.fuse, "INDUCTOR", (("minilm", "inference", 1, 8, "bfloat16"),))
     result = small.fuse.measure(case, rounds=1)
     assert [row["variant"] for row in result["rows"]] == ["plain"]
     assert [row["variant"] for row in result["failures"]] == ["fused", "inductor"]

@@ -11,11 +11,11 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import addnorm
-from addnorm.ops import autograd, dispatch
+from addnorm.ops import autograd, dispatch, out
 from support.cases import DTYPES, gradients, make
 from support.pairwise import rotate
 
-DIRECT = autograd.direct
+DIRECT, DIRECT_OUT = autograd.direct, autograd.direct_out
 pytestmark = pytest.mark.skipif(DIRECT is None, reason="the second library is not built, or without Python's headers")
 EPS = 1e-5
 
@@ -25,12 +25,16 @@ def answered(monkeypatch):
     """Return a list of whether each call was computed without the dispatcher."""
     calls = []
 
-    def direct(*arguments):
-        results = DIRECT(*arguments)
-        calls.append(results is not None)
-        return results
+    def note(call):
+        def direct(*arguments):
+            results = call(*arguments)
+            calls.append(results is not None)
+            return results
 
-    monkeypatch.setattr(dispatch, "direct", direct)
+        return direct
+
+    monkeypatch.setattr(dispatch, "direct", note(DIRECT))
+    monkeypatch.setattr(out, "direct_out", note(DIRECT_OUT))
     return calls
 
 
@@ -85,6 +89,75 @@ def test_mixed_dtypes_have_the_same_gradients(monkeypatch, variant, dtypes):
     monkeypatch.setattr(dispatch, "direct", None)
     for name, grad in gradients(call).items():
         assert torch.equal(grad, ours[name]), name
+
+
+# Calls that write existing tensors: of residual, branch, weight, bias, and two tensors.
+WRITING = {
+    "y in place": lambda x, s, w, b, y, z: (addnorm.add_layer_norm_(x, s, w, b), x, s),
+    "rms in place": lambda x, s, w, b, y, z: (addnorm.add_rms_norm_(x, s, w), x, s),
+    "z in place": lambda x, s, w, b, y, z: (addnorm.add_residual_(x, s), x, s),
+    "y": lambda x, s, w, b, y, z: (addnorm.add_layer_norm(x, s, w, b, out=y), x, s),
+    "y and z": lambda x, s, w, b, y, z: (*addnorm.add_layer_norm(x, s, w, b, return_residual=True, out=(y, z)), x, s),
+    "the norm alone": lambda x, s, w, b, y, z: (addnorm.rms_norm(x, w, out=y), x),
+}
+
+
+@pytest.mark.parametrize(("call", "dtypes"), rotate([*WRITING], list(DTYPES), 3))
+def test_writes_have_the_bits_of_the_dispatcher(monkeypatch, answered, call, dtypes):
+    def compute():
+        of_residual, of_branch, of_weight = DTYPES[dtypes]
+        x, branch, *weights = tensors()
+        rows = [x.to(of_residual), branch.to(of_branch)]
+        weights = [t.to(of_weight) for t in weights]
+        written = [torch.full_like(t, float("nan")) for t in reversed(rows)]
+        versions = [t._version for t in (*rows, *written)]
+        results = [t.clone() for t in WRITING[call](*rows, *weights, *written)]
+        return results, [t._version - v for t, v in zip((*rows, *written), versions, strict=True)]
+
+    (ours, counted) = compute()
+    assert answered == [True]
+    monkeypatch.setattr(out, "direct_out", None)
+    (theirs, expected) = compute()
+    assert counted == expected != [0, 0, 0, 0]
+    for mine, other in zip(ours, theirs, strict=True):
+        assert torch.equal(mine, other)
+
+
+def test_write_into_a_saved_tensor_is_detected(answered):
+    x, branch, weight, bias = tensors()
+    leaf = torch.randn(24, requires_grad=True)
+    product = x * leaf
+    with torch.no_grad():
+        addnorm.add_layer_norm_(x, branch, weight, bias)
+    assert answered == [True]
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
+
+
+def test_writes_that_a_kernel_alone_cannot_make_take_the_dispatcher(answered):
+    x, branch, weight, bias = tensors()
+    expected = addnorm.add_layer_norm(x, branch, weight, bias)
+    answered.clear()
+    target = torch.empty(3, 24, 5).transpose(1, 2)  # strided
+    assert torch.equal(addnorm.add_layer_norm(x, branch, weight, bias, out=target), expected)
+    for mode in (Seen(), SeenFunctions()):
+        with mode:
+            addnorm.add_layer_norm(x, branch, weight, bias, out=torch.empty_like(x))
+        assert any("add_norm" in name for name in mode.names)
+    torch.func.vmap(lambda a, b: addnorm.add_layer_norm(a, b, weight, bias, out=torch.empty_like(a)))(x, branch)
+    with torch.inference_mode():
+        inner = torch.empty_like(x)
+        addnorm.add_layer_norm(x, branch, weight, bias, out=inner)
+    assert torch.equal(addnorm.add_layer_norm(x, branch, weight, bias, out=inner), expected)
+    assert (answered.pop(), answered.pop()) == (True, True)  # a tensor without a version counter
+    with pytest.raises(RuntimeError, match="requires a gradient"):
+        addnorm.add_layer_norm(x, branch, weight.requires_grad_(), bias, out=torch.empty_like(x))
+    with pytest.raises(ValueError, match="shares memory"), torch.no_grad():
+        addnorm.add_layer_norm(x, branch, weight, bias, return_residual=True, out=(target, target))
+    with pytest.raises(ValueError, match="shares memory"), torch.no_grad():
+        addnorm.add_layer_norm_(x.view(-1)[:240], x.view(-1)[120:])
+    assert not any(answered)
+    assert torch.equal(x, tensors()[0])
 
 
 class Seen(TorchDispatchMode):
@@ -202,8 +275,14 @@ def test_profiler_names_the_operators():
         addnorm.add_layer_norm(x, *others).sum().backward()
         with torch.no_grad():
             addnorm.add_layer_norm(x, *others)
+            addnorm.add_layer_norm_(x, *others)
     names = {event.key for event in profiled.key_averages()}
-    assert {"addnorm::add_norm_forward", "addnorm::add_norm_backward", "addnorm::add_norm"} <= names
+    assert {
+        "addnorm::add_norm_forward",
+        "addnorm::add_norm_backward",
+        "addnorm::add_norm",
+        "addnorm::add_norm_out",
+    } <= names
 
 
 def test_threads_compute_at_the_same_time():

@@ -180,29 +180,30 @@ define(FORMULA_BACKWARD)
 library.impl("add_norm_backward.formula", _differentiable_gradients, "CompositeImplicitAutograd")
 
 
-def _load_node() -> tuple[Any, Any]:
+def _load_node() -> tuple[Any, Any, Any]:
     """Load the library that was built with this torch and Python, whose C++ interfaces have no stable ABI.
 
-    Returns the operator of the node in C++, and the function of calls that need no dispatcher, each None without it.
+    Returns the operator of the node in C++, and the functions of calls that need no dispatcher: one makes new tensors, one writes
+    existing ones. Each is None without the library.
     """
     path = cpu.LIBRARY.with_name(f"_autograd-{torch.__version__}{EXTENSION_SUFFIXES[0]}")
     if cpu.ISA is None or cpu.OVERRIDE or not path.exists():
-        return None, None
+        return None, None, None
     define(NODE)
     try:
         torch.ops.load_library(str(path))
         loader = ExtensionFileLoader("addnorm._autograd", str(path))
         module = module_from_spec(spec_from_loader(loader.name, loader))  # type: ignore[arg-type]  # a loader has a spec
         module.connect(*cpu.addresses(), save_outputs.active)
-    except OSError:  # a torch of this version that was built otherwise
-        return None, None
+    except (OSError, AttributeError):  # a torch of this version that was built otherwise, or another `_C`
+        return None, None, None
     except ImportError:  # built without Python's headers
-        return _ops.add_norm_node.default, None
-    return _ops.add_norm_node.default, module.add_norm
+        return _ops.add_norm_node.default, None, None
+    return _ops.add_norm_node.default, module.add_norm, module.add_norm_out
 
 
-# The node in C++, and the calls from Python without the dispatcher. `direct` returns None for a call that needs the dispatcher.
-node, direct = _load_node()
+# The node in C++, and the calls from Python without the dispatcher, which return None for a call that needs the dispatcher.
+node, direct, direct_out = _load_node()
 
 
 def apply(*arguments: Any) -> tuple[Tensor, Tensor]:

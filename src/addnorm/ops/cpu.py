@@ -51,9 +51,10 @@ def load() -> tuple[str | None, str]:
 
 
 def addresses() -> list[int | None]:
-    """Return the addresses of the forward and the backward that `csrc/autograd/node.cpp` calls without the dispatcher."""
+    """Return the addresses of the functions that `csrc/autograd/node.cpp` calls without the dispatcher."""
     library = ctypes.CDLL(str(LIBRARY))
-    return [ctypes.cast(call, ctypes.c_void_p).value for call in (library.addnorm_forward, library.addnorm_backward)]
+    calls = library.addnorm_forward, library.addnorm_forward_out, library.addnorm_backward
+    return [ctypes.cast(call, ctypes.c_void_p).value for call in calls]
 
 
 def library_path() -> Path:

@@ -18,12 +18,13 @@ from torch import Tensor
 
 from addnorm._util.arguments import is_number
 from addnorm._util.torch_internals import direct_call, in_transform, increment_version
-from addnorm.ops import dispatch, dtensor, validation
+from addnorm.ops import autograd, dispatch, dtensor, validation
 from addnorm.ops.options import NORMS
 from addnorm.ops.schema import ADD_NAMES
 
 _add_norm_out = torch.ops.addnorm.add_norm_out.default
 _call = direct_call(_add_norm_out)
+direct_out = autograd.direct_out
 _compiling, _grad_enabled = torch.compiler.is_dynamo_compiling, torch.is_grad_enabled
 _ERRORS = (*dispatch.ERRORS, ValueError)
 _OPTIONS = (*ADD_NAMES, "weight_offset", "casting")
@@ -72,6 +73,9 @@ def fast_path(
     """Write y and z of a call without options. Each tenth of a microsecond counts here."""
     y, z, _ = targets
     try:
+        if direct_out is not None and not _compiling():  # noqa: SIM102  # Dynamo must not see the call
+            if direct_out(residual, branch, weight, bias, y, z, eps, NORMS[norm]):
+                return None
         if eps.__class__ is not float and not is_number(eps):
             raise TypeError  # the argument check below names the argument
         if _grad_enabled() and (
