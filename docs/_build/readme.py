@@ -21,15 +21,16 @@ import bench_compile  # from there
 
 def limits() -> str:
     """Return the limits with their numbers."""
-    fused = page.document("fuse")
-    shares = [row["share"] for row in fused["rows"] if row["variant"] == "plain"]
+    whole = [row for row in page.document("fuse")["rows"] if row["variant"] == "plain"]
+    minilm, decoders = ([row["share"] for row in whole if (row["model"] == "minilm") is own] for own in (True, False))
     ratios, overlapping = _fusing_alone()
     stacks = {one["name"]: one["value"] for one in page.document("stack")["summary"]}
     one_row, dropped = _speeds(1, "forward_backward"), _speeds(1, "dropout")
     plain = [stacks[f"{job}: mean, against plain PyTorch"] for job in ("inference", "forward + backward")]
     share = (
-        f"- **Add & Norm is a small share of a model's time:** in MiniLM {100 * min(shares):.1f} to {100 * max(shares):.1f}% "
-        f"of the forward pass. Fusing alone, measured on captured graphs, makes MiniLM {_range(ratios)} times as fast; the "
+        f"- **Add & Norm is a small share of a model's time:** in MiniLM {_percents(minilm)} of the forward pass, in small "
+        f"decoders with RMSNorm {_percents(decoders)}. Fusing alone, measured on captured graphs, makes them {_range(ratios)} "
+        "times as fast; the "
         f"middle halves of the times overlap in {overlapping} of {len(ratios)} cases ([docs/fusing.md](docs/fusing.md))."
     )
     as_good = (
@@ -54,14 +55,18 @@ def _compiled() -> str:
 
 
 def _fusing_alone() -> tuple[list[float], int]:
-    """Return the speed of MiniLM's fused graphs relative to the same graphs unfused, and in how many cases both overlap."""
+    """Return the speed of fused graphs relative to the same graphs unfused, and in how many cases both overlap."""
     by_case: dict[tuple[Any, ...], dict[str, dict[str, float]]] = {}
     for row in page.document("fuse")["rows"]:
-        case = tuple(row[key] for key in ("job", "batch", "tokens", "dtype"))
+        case = tuple(row[key] for key in ("model", "job", "batch", "tokens", "dtype"))
         by_case.setdefault(case, {})[row["variant"]] = row
     pairs = [(rows["frontend"], rows["fused"]) for rows in by_case.values() if {"frontend", "fused"} <= {*rows}]
     overlapping = sum(one["q1_us"] <= other["q3_us"] and other["q1_us"] <= one["q3_us"] for one, other in pairs)
     return [unfused["median_us"] / fused["median_us"] for unfused, fused in pairs], overlapping
+
+
+def _percents(shares: Sequence[float]) -> str:
+    return f"{100 * min(shares):.1f} to {100 * max(shares):.1f}%"
 
 
 def _range(values: Sequence[float]) -> str:

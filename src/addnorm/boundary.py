@@ -49,6 +49,14 @@ class StreamGates(NamedTuple):
         gate_eps: ε, also added to the sums that Sinkhorn divides by.
         project_eps: added to the mean square, or to the variance.
         magnitude: m.
+
+    Example:
+        >>> from addnorm.boundary import compute_gates
+        >>> n, d = 4, 8  # mHC
+        >>> project, scale, base = torch.randn(n * (n + 2), n * d), torch.full((3,), 0.01), torch.zeros(n * (n + 2))
+        >>> gates = addnorm.StreamGates("manifold", project, scale, base, iterations=20)
+        >>> collapse, mix, inject = compute_gates(torch.randn(5, n, d), gates)
+        >>> torch.testing.assert_close(mix.sum(-1), torch.ones(5, n), atol=1e-4, rtol=0)
     """
 
     kind: GateKind
@@ -68,6 +76,12 @@ class StreamStep(NamedTuple):
         streams: X', `(*, n, d_model)`.
         read: r, `(*, d_model)`.
         collapse, mix, inject: c', `(*, n)`; A', `(*, n, n)`; b', `(*, n)`.
+
+    Example:
+        >>> streams, write = torch.randn(5, 4, 8), torch.randn(5, 8)
+        >>> step = addnorm.add_norm_streams(streams, write, inject=torch.ones(4), collapse=torch.full((4,), 0.25), norm="rms")
+        >>> step.streams.shape, step.read.shape, step.mix
+        (torch.Size([5, 4, 8]), torch.Size([5, 8]), None)
     """
 
     streams: Tensor

@@ -180,7 +180,7 @@ def test_fusing_alone_is_relative_to_the_captured_graphs(monkeypatch):
     module = load("docs/_build/readme.py")
     cases = [(1, 100, 80, 2), (2, 100, 110, 20)]
     rows = [
-        {"job": "inference", "batch": n, "tokens": 8, "dtype": "float32", "variant": variant, "median_us": time, "q1_us": time - spread,
+        {"model": "minilm", "job": "inference", "batch": n, "tokens": 8, "dtype": "float32", "variant": variant, "median_us": time, "q1_us": time - spread,
          "q3_us": time + spread}
         for n, unfused, fused, spread in cases for variant, time in (("plain", 300), ("frontend", unfused), ("fused", fused))
     ]  # fmt: skip

@@ -34,6 +34,11 @@ class Finding:
         criterion: the rule that selected the sentence or decides the verdict.
         numbers: the measured numbers.
         topic: subject of the claim, for selection.
+
+    Example:
+        >>> from addnorm.report import Finding
+        >>> Finding("The stream grows with depth.", "proved", "rms after the last layer above 2", "4.3").verdict
+        'proved'
     """
 
     claim: str
@@ -94,7 +99,14 @@ class Column:
 
 @dataclass(frozen=True)
 class TableRow:
-    """Row of a `Table`: a cell for each column, and a style for the whole row."""
+    """Row of a `Table`: a cell for each column, and a style for the whole row.
+
+    Example:
+        >>> from addnorm.report import Table, TableRow
+        >>> table = Table(["layer", "closure"], [TableRow(["1", "4e-8"]), TableRow(["2", "0.3"], "bad")])
+        >>> len(table.rows)
+        2
+    """
 
     cells: Sequence[Cell]
     style: Style = ""

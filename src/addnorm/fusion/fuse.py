@@ -133,6 +133,12 @@ def unfuse(model: nn.Module) -> nn.Module:
 
     Raises:
         ValueError: the model is not fused.
+
+    Example:
+        >>> model = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
+        >>> fusion = addnorm.fuse(model, torch.randn(2, 5, 16))
+        >>> addnorm.unfuse(model) is model
+        True
     """
     if model in _unchanged:
         _unchanged.discard(model)

@@ -124,7 +124,14 @@ def _sequences(ids: Tensor, starts: Tensor, tokens: int) -> tuple[Tensor, Tensor
 
 
 def python_docs() -> Text:
-    """Return Python's language documentation, which comes with Python: `pydoc_data.topics`, about 465,000 characters."""
+    """Return Python's language documentation, which comes with Python: `pydoc_data.topics`, about 465,000 characters.
+
+    Example:
+        >>> from addnorm.lab import python_docs
+        >>> text = python_docs()
+        >>> text.name
+        'pydoc_data.topics'
+    """
     from pydoc_data.topics import topics
 
     return Text("pydoc_data.topics", "\n".join(topics[name] for name in sorted(topics)))
@@ -135,6 +142,15 @@ def read_text(path: str | Path) -> Text:
 
     Raises:
         ValueError: the file does not exist, cannot be read, or is not UTF-8.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from addnorm.lab import read_text
+        >>> path = Path(tempfile.mkdtemp(), "poem.txt")
+        >>> _ = path.write_text("a b a b c " * 400)
+        >>> read_text(path).name
+        'poem.txt'
     """
     path = Path(path)
     try:

@@ -33,6 +33,11 @@ class ResidualLayer(nn.Module):
 
     Attributes:
         connections: an `nn.ModuleList` of the connections.
+
+    Example:
+        >>> stack = addnorm.ResidualStack([torch.nn.Linear(8, 8) for _ in range(4)], 8, sublayers_per_layer=2)
+        >>> stack.layers[0](torch.randn(3, 8)).shape
+        torch.Size([3, 8])
     """
 
     def __init__(self, connections: Iterable[SublayerConnection]) -> None:

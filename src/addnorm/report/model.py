@@ -92,7 +92,13 @@ def build_model_page(
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of addnorm, torch and Python."""
+    """Return the versions of addnorm, torch and Python.
+
+    Example:
+        >>> from addnorm.report import versions
+        >>> sorted(versions())
+        ['Python', 'addnorm', 'torch']
+    """
     addnorm = sys.modules["addnorm"]  # importing it here would be a cycle
     return {"addnorm": str(addnorm.__version__), "torch": str(torch.__version__), "Python": platform.python_version()}
 

@@ -58,7 +58,13 @@ class Figure:
 
 @dataclass(frozen=True)
 class Findings:
-    """Block with a list of findings."""
+    """Block with a list of findings.
+
+    Example:
+        >>> from addnorm.report import Finding, Findings
+        >>> Findings([Finding("The stream grows with depth.", "proved")]).kind
+        'findings'
+    """
 
     kind: ClassVar[str] = "findings"
 
@@ -67,7 +73,13 @@ class Findings:
 
 @dataclass(frozen=True)
 class Formula:
-    """Equations, one per line, with an explanation."""
+    """Equations, one per line, with an explanation.
+
+    Example:
+        >>> from addnorm.report import Formula
+        >>> Formula(["y = LayerNorm(x + Sublayer(x))"], "the original").kind
+        'formula'
+    """
 
     kind: ClassVar[str] = "formula"
 
@@ -77,7 +89,13 @@ class Formula:
 
 @dataclass(frozen=True)
 class Facts:
-    """Names with their values: settings, versions, seeds, the command."""
+    """Names with their values: settings, versions, seeds, the command.
+
+    Example:
+        >>> from addnorm.report import Facts, versions
+        >>> Facts(versions()).kind
+        'facts'
+    """
 
     kind: ClassVar[str] = "facts"
 
@@ -95,6 +113,11 @@ class Section:
         title: the heading, also in the table of contents.
         intro: an introductory paragraph, or an empty string.
         blocks: the content, in order.
+
+    Example:
+        >>> from addnorm.report import Formula, Section
+        >>> Section("The wiring", "What was compared.", [Formula(["x + f(N(x))"])]).title
+        'The wiring'
     """
 
     title: str
@@ -138,6 +161,12 @@ def render(page: Page) -> str:
     Raises:
         ImportError: jinja2 is not installed.
         TypeError: `page` is no `Page`.
+
+    Example:
+        >>> from addnorm.report import Formula, Page, Section, render
+        >>> page = Page("A report", "One equation.", [], [Section("The wiring", "", [Formula(["x + f(N(x))"])])])
+        >>> render(page)[:15]
+        '<!DOCTYPE html>'
     """
     if not isinstance(page, Page):
         raise TypeError(
@@ -169,6 +198,14 @@ def write(page: Page, path: str | Path) -> Path:
         TypeError: `page` is no `Page`.
         ValueError: the name does not end in .html.
         OSError: the file cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from addnorm.report import Formula, Page, Section, write
+        >>> page = Page("A report", "One equation.", [], [Section("The wiring", "", [Formula(["x + f(N(x))"])])])
+        >>> write(page, Path(tempfile.mkdtemp(), "report.html")).name
+        'report.html'
     """
     text = render(page)
     _check_suffix(path)
@@ -181,6 +218,12 @@ def check_path(path: str | Path) -> None:
     Raises:
         ValueError: the name does not end in .html.
         OSError: the file cannot be written.
+
+    Example:
+        >>> from addnorm.report import check_path
+        >>> check_path("report.txt")
+        Traceback (most recent call last):
+        ValueError: ...
     """
     _check_suffix(path)
     check_writable(path)

@@ -46,7 +46,14 @@ class Printed:
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """Worked example: a token, its sublayer's output, options of `trace`, and printed numbers and notes by step."""
+    """Worked example: a token, its sublayer's output, options of `trace`, and printed numbers and notes by step.
+
+    Example:
+        >>> from addnorm.trace import PRESETS
+        >>> preset = PRESETS["lesson-001"]
+        >>> preset.x, preset.sublayer
+        ((1.8, -0.3, 0.8), (1.36, 0.91, 1.07))
+    """
 
     name: str
     title: str

@@ -27,7 +27,14 @@ _NAMES = {"layer": "LayerNorm", "rms": "RMSNorm"}
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of a trace: `symbol = formula = numbers = value`."""
+    """One step of a trace: `symbol = formula = numbers = value`.
+
+    Example:
+        >>> from addnorm.trace import trace
+        >>> step = trace([1.0, 2.0], [3.0, 4.0])["mean"]
+        >>> step.symbol, step.value
+        ('μ', 5.0)
+    """
 
     name: str
     section: Section
@@ -59,7 +66,14 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Trace of one token: its steps in order. `t["mean"]` is a step, `str(t)` a table, `t.to_dict()` is for JSON."""
+    """Trace of one token: its steps in order. `t["mean"]` is a step, `str(t)` a table, `t.to_dict()` is for JSON.
+
+    Example:
+        >>> from addnorm.trace import trace
+        >>> t = trace([1.0, 2.0], [3.0, 4.0])
+        >>> t["z"].value, t["variance"].value
+        ((4.0, 6.0), 1.0)
+    """
 
     placement: Placement
     norm: Norm

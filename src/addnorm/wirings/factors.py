@@ -25,6 +25,10 @@ class Learned:
         per_feature: whether each of the `d_model` features has its own factor, shape `(d_model,)`, instead of a scalar.
         shared: whether all sublayers of a layer share one factor (as in ReZero).
         name: in a `Stage`, the name of the parameter; entries with the same name are one parameter.
+
+    Example:
+        >>> str(addnorm.Row(norm_in=True, b=addnorm.Learned(1e-4, per_feature=True)))
+        "x' = x + b ⊙ f(N(x)),   b starts at 1e-4"
     """
 
     init: float
@@ -47,7 +51,13 @@ Factor = float | Learned
 
 
 class Place(NamedTuple):
-    """A sublayer's position in a stack, counted from 0."""
+    """A sublayer's position in a stack, counted from 0.
+
+    Example:
+        >>> place = addnorm.nn.Place(layer=1, sublayer=0, num_layers=6, sublayers_per_layer=2)
+        >>> place.position, place.number
+        (2, 2)
+    """
 
     layer: int
     sublayer: int  # in its layer

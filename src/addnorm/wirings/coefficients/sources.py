@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from addnorm._util.arguments import check_bool, check_not_negative
+from addnorm._util.torch_internals import in_transform, is_recording
 from addnorm.ops.dtensor import linear
-from addnorm.wirings.coefficients.base import CoefficientModule, Coefficients, Notation, rms_scale, widen
+from addnorm.wirings.coefficients.base import CoefficientModule, Coefficients, Notation, rms_scale, widen, widen_dtype
 from addnorm.wirings.factors import Place
 
 __all__ = ["DynamicSources", "SourceAttention"]
@@ -68,15 +69,16 @@ class SourceAttention(CoefficientModule):
 
     def compute(self, streams: tuple[Tensor, ...]) -> Coefficients:
         """Return C: for each read a tuple of n entries `(*, 1)`."""
-        wide = [widen(x) for x in streams]
-        query = self.query.to(wide[0].dtype) * (self.d_model**-0.5 if self.scaled else 1.0)
+        query = self.query.to(widen_dtype(streams[0].dtype)) * (self.d_model**-0.5 if self.scaled else 1.0)
         if self.weight is not None:
             query = query * self.weight.to(query.dtype)
-        factors = [rms_scale(x, self.eps) for x in wide]
-        scores = torch.stack([linear(x, query) * factor for x, factor in zip(wide, factors, strict=True)], -1)
-        weights = torch.softmax(scores, -1)  # (*, reads, n)
+        is_plain = all(type(x) is Tensor for x in streams)
+        is_plain = is_plain and not (torch.compiler.is_compiling() or in_transform() or is_recording())
+        compute: Any = _ScoresFunction.apply if is_plain and torch.is_grad_enabled() else _compute_scores
+        scores, factors = compute(query, self.eps, *streams)
+        weights = torch.softmax(scores, -1)
         if self.normed_values:
-            weights = weights * torch.stack(factors, -1)
+            weights = weights * factors.unsqueeze(-2)
         return Coefficients(tuple(tuple(p.unsqueeze(-1) for p in row.unbind(-1)) for row in weights.unbind(-2)))
 
     @torch.no_grad()
@@ -84,6 +86,49 @@ class SourceAttention(CoefficientModule):
         """Copy the query of an `Inkling2BlockAttentionResidual`."""
         self.check_settings(weighted=False, normed_values=True, scaled=True, eps=source.norm.eps)
         self.query.copy_(source.query.reshape(self.query.shape))
+
+
+def _compute_scores(query: Tensor, eps: float, *sources: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the scores of the sources, `(*, reads, n)`, and R's factors, `(*, n)`."""
+    wide = [widen(x) for x in sources]
+    factors = torch.rsqrt(torch.stack([x.square().mean(-1) for x in wide], -1) + eps)
+    return torch.stack([linear(x, query) for x in wide], -1) * factors.unsqueeze(-2), factors
+
+
+class _ScoresFunction(torch.autograd.Function):
+    """`_compute_scores`, which saves nothing that is as wide as a source but the sources."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, eps: float, *sources: Tensor) -> tuple[Tensor, Tensor]:
+        scores, factors = _compute_scores(query, eps, *sources)
+        ctx.eps = eps
+        ctx.save_for_backward(query, scores, factors, *sources)
+        return scores, factors
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, grad_factors: Tensor) -> tuple[Tensor | None, ...]:
+        query, scores, factors, *sources = ctx.saved_tensors
+        needs_query, _, *needs = ctx.needs_input_grad
+        if torch.is_grad_enabled():  # create_graph
+            # Views: a later source depends on the earlier ones, and this gradient must not pass through it.
+            query, *sources = (t.view_as(t) for t in (query, *sources))
+            inputs = [t for t, need in zip((query, *sources), (needs_query, *needs), strict=True) if need]
+            outputs = _compute_scores(query, ctx.eps, *sources)
+            found = iter(torch.autograd.grad(outputs, inputs, (grad, grad_factors), create_graph=True))
+            return tuple(next(found) if need else None for need in ctx.needs_input_grad)
+        reads, d = query.shape
+        by_product = (grad * factors.unsqueeze(-2)).unbind(-1)  # of q · x_i, for each source
+        # factor = (mean x^2 + eps)^(-1/2), whose derivative is -factor^3 x / d.
+        shares = ((grad * scores).sum(-2) + grad_factors * factors) * factors.square() / -d
+        grads, grad_query = [], torch.zeros_like(query) if needs_query else None
+        for x, product, share, need in zip(sources, by_product, shares.split(1, -1), needs, strict=True):
+            wide = widen(x)
+            if grad_query is not None:
+                grad_query.addmm_(product.reshape(-1, reads).mT, wide.reshape(-1, d))
+            if need:
+                outer = product * query if reads == 1 else product @ query  # the product of matrices is slower for one
+            grads.append(torch.addcmul(outer, wide, share).to(x.dtype) if need else None)
+        return grad_query, None, *grads
 
 
 class DynamicSources(CoefficientModule):
