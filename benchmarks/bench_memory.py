@@ -28,7 +28,7 @@ from addnorm.bench.script import main
 
 FIELDS = ("job", "batch", "tokens", "threads")
 CASES = grid(job__batch__tokens=(("inference", 1, 128), ("inference", 32, 128), ("training", 8, 128)))
-PROCESSES, SECONDS = 3, 3.0  # of each variant, and of the calls of each process
+PROCESSES, SECONDS = 3, 2.0  # of each variant, and of the calls of each process
 LIBRARIES = {"jemalloc": "jemalloc", "tcmalloc": "tcmalloc_minimal"}
 KEEP = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 VARIANTS: dict[str, dict[str, str]] = {

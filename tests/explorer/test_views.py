@@ -296,3 +296,23 @@ def test_reduced_motion(page, view):
     assert (page.evaluate(moving) > 0) == (view in ("stack", "trace")), (
         "with nothing to suppress this would prove nothing"
     )
+
+
+TOPS = """async () => {
+  let before;
+  do {  // plots out of sight are laid out later
+    before = document.documentElement.scrollHeight;
+    await new Promise(done => setTimeout(done, 300));
+  } while (before !== document.documentElement.scrollHeight);
+  return [...document.querySelectorAll('.stack-main figure, .stack-settings')].map(one => Math.round(one.getBoundingClientRect().top + scrollY));
+}"""
+
+
+@pytest.mark.parametrize("width", [320, 768])
+def test_moving_the_norm_moves_no_chart_on_small_screens(new_explorer, width):
+    page, tops = new_explorer.page, set()
+    page.set_viewport_size({"width": width, "height": 900})
+    for place in ("post", "pre", "none"):
+        new_explorer.stack(f"#v=1&place={place}")
+        tops.add(tuple(page.evaluate(TOPS)))
+    assert len(tops) == 1
