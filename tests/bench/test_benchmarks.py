@@ -2,7 +2,6 @@
 
 import copy
 import itertools
-import json
 import shutil
 from types import SimpleNamespace
 
@@ -22,7 +21,7 @@ from support.loading import load
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 TEXT = Text("counting", "one two three four five six seven eight nine ten eleven twelve " * 40)
-NAMES = ("stack", "limit", "stream", "streams", "fuse", "lab", "compile", "memory")
+NAMES = ("stack", "limit", "stream", "streams", "fuse", "lab", "compile")
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="the loop is compiled with g++")
 
 
@@ -48,7 +47,7 @@ def small_bert(name, *, texts, tokens, dtype):
 def small(scripts, monkeypatch, threads):
     """Make the models, texts and copies of all benchmarks small, without a compiler, on one thread."""
     threads(1)
-    for script in (scripts.stream, scripts.fuse, scripts.memory):
+    for script in (scripts.stream, scripts.fuse):
         monkeypatch.setattr(script.real, "load", small_bert)
     monkeypatch.setattr(scripts.stream, "CALLS", 1)
     monkeypatch.setattr(scripts.stack, "INDUCTOR", (2, 3, 64))
@@ -149,28 +148,6 @@ def test_text_that_is_too_short_is_refused(small, monkeypatch):
 
 
 # What single benchmarks compare.
-
-
-def test_allocators_are_compared_by_processes(small, monkeypatch, capsys):
-    case, environments = Case(job="training", batch=1, tokens=8, threads=1), []
-
-    def run(case, variables):
-        environments.append(variables)
-        small.memory.work(vars(case), 0.0)
-        return json.loads(capsys.readouterr().out)
-
-    monkeypatch.setattr(small.memory, "_run", run)
-    monkeypatch.setattr(small.memory, "find_library", {"jemalloc": "libjemalloc.so.2"}.get)
-    document = harness.run(small.memory.BENCHMARK, [case], rounds=2)
-    assert [row["variant"] for row in document["rows"]] == [
-        name for name in small.memory.VARIANTS if name != "tcmalloc"
-    ]
-    assert [row["variant"] for row in document["failures"]] == ["tcmalloc"]
-    assert environments[0] == {}
-    assert len(environments) == 2 * 5  # rounds, variants
-    assert environments[4]["LD_PRELOAD"] == "libjemalloc.so.2"
-    assert all(row["median_us"] > 0 < row["peak_bytes"] for row in document["rows"])
-    assert "| jemalloc | `LD_PRELOAD=libjemalloc.so` `MALLOC_CONF=" in small.memory.section(document)
 
 
 def test_plain_stack_shares_parameters_and_has_torchs_norms(scripts):
