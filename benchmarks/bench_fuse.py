@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-import models as real
+import models
 import torch
 from stacks import JOBS
 from torch import Tensor, nn
@@ -30,17 +30,17 @@ from addnorm.fusion.result import Fusion
 
 LEAST = 0.95
 FIELDS = ("model", "job", "batch", "tokens", "dtype", "threads")
-TITLES = {**JOBS, "decode": f"one token after {real.PAST} in the cache"}
+TITLES = {**JOBS, "decode": f"one token after {models.PAST} in the cache"}
 CASES = grid(
-    model=(real.MINILM,),
+    model=(models.MINILM,),
     job__batch__tokens=(("inference", 1, 16), ("inference", 8, 128), ("inference", 32, 128), ("training", 8, 128)),
     dtype=("float32", "bfloat16"),
 ) + grid(
-    model=real.DECODERS,
+    model=models.DECODERS,
     job__batch__tokens=(("inference", 1, 256), ("decode", 1, 1), ("training", 1, 256)),
     dtype=("float32", "bfloat16"),
 )
-INDUCTOR = ((real.MINILM, "inference", 8, 128, "float32"),)  # cases with Inductor, which compiles for a minute
+INDUCTOR = ((models.MINILM, "inference", 8, 128, "float32"),)  # cases with Inductor, which compiles for a minute
 SECONDS = 20.0  # of a case: a step takes long, and differences of a few per cent must show
 
 MAKE: dict[str, Callable[[nn.Module, Mapping[str, Any]], Fusion | None]] = {
@@ -54,19 +54,19 @@ MAKE: dict[str, Callable[[nn.Module, Mapping[str, Any]], Fusion | None]] = {
 
 def call_of(case: Case, model: nn.Module, kwargs: Mapping[str, Any]) -> Callable[[], Tensor]:
     """Return the function that is timed."""
-    return (real.training_step if case.job == "training" else real.inference_step)(model, kwargs)
+    return (models.training_step if case.job == "training" else models.inference_step)(model, kwargs)
 
 
 def measure(case: Case, *, rounds: int, inductor: bool = True) -> Results:
     """Return a row for each variant, how long fusing took, and the variants that could not be made."""
     torch.compiler.reset()  # only this case's graphs, without the guards of earlier ones
     torch.manual_seed(0)  # the dropout masks of the proof
-    original, inputs = real.load_model(case, case.dtype)
+    original, inputs = models.load_model(case, case.dtype)
     original.train(case.job == "training")
     compiled = inductor and (case.model, case.job, case.batch, case.tokens, case.dtype) in INDUCTOR
     results: Results = {"fusions": [], "failures": [], "rows": []}
     calls: dict[str, Callable[[], Tensor]] = {}
-    models: dict[str, nn.Module] = {}
+    copies: dict[str, nn.Module] = {}
     share: float | None = None
     for name, make in MAKE.items():
         if "inductor" in name and not compiled:
@@ -83,13 +83,13 @@ def measure(case: Case, *, rounds: int, inductor: bool = True) -> Results:
                 raise
             results["failures"].append(timing.failure(case, name, error))
             continue
-        calls[name], models[name] = call, model
+        calls[name], copies[name] = call, model
         if fusion is not None:
             share = fusion.share if name == "fused" else share
             results["fusions"].append(case.row(variant=name, seconds=seconds))
     results["rows"] = timing.measure(case, calls, rounds, seconds=SECONDS)["rows"]
     for row in results["rows"]:
-        model = models[row["variant"]]
+        model = copies[row["variant"]]
         if case.job == "training":
             row["saved_bytes"] = saved_bytes(partial(model, **inputs), model, inputs)
         if row["variant"] == "plain":
@@ -112,7 +112,7 @@ def title(case: Case) -> str:
 
 
 def _name(case: Case) -> str:
-    return real.DECODERS.get(case.model, "MiniLM")
+    return models.DECODERS.get(case.model, "MiniLM")
 
 
 def line(case: Case, rows: Mapping[str, Row]) -> dict[str, str]:
@@ -167,7 +167,7 @@ def _bound(document: Document) -> list[str]:
 
 BENCHMARK = Benchmark(
     "fuse", FIELDS, CASES, measure, title, targets, ("fusions", "failures", "rows"),
-    {"cell_seconds": SECONDS, "text": real.TEXT, "decoders": real.SIZES}, {"inductor": True},
+    {"cell_seconds": SECONDS, "text": models.TEXT, "decoders": models.SIZES}, {"inductor": True},
     sections={"docs/fusing.md#fuse": section},
 )  # fmt: skip
 

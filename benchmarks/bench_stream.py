@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 
-import models as real
+import models
 
 from addnorm import decompose, inspect, record
 from addnorm._util.numbers import format_number
@@ -31,12 +31,12 @@ CALLS = 5  # of inspect and of decompose
 
 def measure(case: Case, *, rounds: int) -> Results:
     """Return the times of a forward and backward, plain and recorded, and those of the whole calls."""
-    loaded = real.load_minilm(case)
-    models = {name: copy.deepcopy(loaded.model) for name in ("plain", *RECORDED)}
+    loaded = models.load_minilm(case)
+    copies = {name: copy.deepcopy(loaded.model) for name in ("plain", *RECORDED)}
     with ExitStack() as stack:
-        stack.enter_context(record(models["recorded"]))
-        stack.enter_context(record(models["without gradients"], grads=False))
-        steps = {name: real.training_step(model, loaded.kwargs) for name, model in models.items()}
+        stack.enter_context(record(copies["recorded"]))
+        stack.enter_context(record(copies["without gradients"], grads=False))
+        steps = {name: models.training_step(model, loaded.kwargs) for name, model in copies.items()}
         results = timing.measure(case, steps, rounds)
     for name, call in WHOLE.items():
         seconds, closure = [], 0.0
@@ -82,7 +82,7 @@ def section(document: Document) -> str:
 BENCHMARK = Benchmark(
     "stream", ("batch", "tokens", "threads"), grid(tokens=(32, 128), batch=(1, 8)), measure,
     lambda case: f"{case.batch} x {case.tokens} tokens", TARGETS,
-    protocol={"model": real.MINILM, "calls": CALLS, "text": real.TEXT, "dtype": "float32", "mode": "evaluation"},
+    protocol={"model": models.MINILM, "calls": CALLS, "text": models.TEXT, "dtype": "float32", "mode": "evaluation"},
     sections={"docs/streams.md#streams": section},
 )  # fmt: skip
 

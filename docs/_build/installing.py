@@ -32,4 +32,4 @@ def _cell(row: dict[str, Any]) -> str:
     return f"works, {row['worst']['float32']:.1f} eps"
 
 
-SECTIONS = {"wheels": wheels}
+SECTIONS = {"installing:wheels": wheels}

@@ -1,11 +1,11 @@
-"""Write the generated sections of the pages: each module of this folder with SECTIONS has those of the page of its name.
+"""Write the generated sections of the pages: each module of this folder with SECTIONS makes those that it names.
 
 python docs/_build/page.py                       write all pages
-python docs/_build/page.py NAME ...              write these pages: `readme` is README.md, `wirings` is docs/wirings.md
+python docs/_build/page.py NAME ...              write the sections of these modules
 python docs/_build/page.py --check [NAME ...]    change nothing; exit with 1 if a page differs from the package or the results
 
-    <!-- name -->                the section `name` is between its two comments; the rest of the page stays as it is
-    <!-- /name -->
+    <!-- page:name -->           a section is between two comments with its name, on the page that the name begins with: `readme`
+    <!-- /page:name -->          is README.md, `wirings` is docs/wirings.md; the rest of the page stays as it is
 
 Every section is made before the file is replaced, atomically.
 """
@@ -25,11 +25,9 @@ from addnorm._util.render import to_markdown
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = (
-    "add_norm", "claims", "comparing", "installing", "readme", "routes", "several_streams", "streams", "targets", "wirings",
+MODULES = (
+    "add_norm", "arguments", "comparing", "installing", "readme", "routes", "several_streams", "streams", "targets", "wirings",
 )  # fmt: skip
-
-MODULES = {"claims": "arguments"}  # the module of a page where it has another name: benchmarks has a claims.py
 
 Sections = Mapping[str, Callable[[], str]]
 
@@ -37,14 +35,17 @@ Sections = Mapping[str, Callable[[], str]]
 def main(words: Sequence[str], docs: Path = DOCS) -> int:
     """Write pages, or with `--check` return whether they are up to date (0) or not (1)."""
     check, names = "--check" in words, [word for word in words if word != "--check"]
-    if unknown := {*names} - {*PAGES}:
-        raise SystemExit(f"page.py was called with {' '.join(unknown)}, expected --check or pages: {', '.join(PAGES)}.")
+    if unknown := {*names} - {*MODULES}:
+        raise SystemExit(
+            f"page.py was called with {' '.join(unknown)}, expected --check or modules: {', '.join(MODULES)}."
+        )
     sys.path.append(str(Path(__file__).parent))
     stale = False
-    for name in names or PAGES:
-        path = ROOT / "README.md" if name == "readme" and docs == DOCS else docs / f"{name}.md"
-        script = f"docs/_build/page.py {name}"
-        stale |= update(path, importlib.import_module(MODULES.get(name, name)).SECTIONS, script, check=check)
+    for name in names or MODULES:
+        sections = importlib.import_module(name).SECTIONS
+        (page,) = {section.partition(":")[0] for section in sections}
+        path = ROOT / "README.md" if page == "readme" and docs == DOCS else docs / f"{page}.md"
+        stale |= update(path, sections, f"docs/_build/page.py {name}", check=check)
     return int(stale)
 
 

@@ -3,9 +3,6 @@
 import re
 import sys
 
-from sphinx.errors import PycodeError
-from sphinx.pycode import ModuleAnalyzer
-
 project, author = "addnorm", "The addnorm developers"
 root_doc = "index"
 extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "myst_parser"]
@@ -26,6 +23,9 @@ html_js_files = ["site.js"]
 
 def find_comment(name, obj):
     """Return the lines of the `#:` comment of a constant, wherever in the package it is defined."""
+    from sphinx.errors import PycodeError  # here, so that the settings are read without Sphinx too
+    from sphinx.pycode import ModuleAnalyzer
+
     for module in [module for key, module in sys.modules.items() if key.startswith("addnorm")]:
         if vars(module).get(name) is obj:
             try:

@@ -48,12 +48,12 @@ def small(scripts, monkeypatch, threads):
     """Make the models, texts and copies of all benchmarks small, without a compiler, on one thread."""
     threads(1)
     for script in (scripts.stream, scripts.fuse):
-        monkeypatch.setattr(script.real, "load", small_bert)
+        monkeypatch.setattr(script.models, "load", small_bert)
     monkeypatch.setattr(scripts.stream, "CALLS", 1)
     monkeypatch.setattr(scripts.stack, "INDUCTOR", (2, 3, 64))
     monkeypatch.setattr(scripts.fuse, "SECONDS", 0.01)
     monkeypatch.setattr(
-        scripts.fuse.real, "SIZES", scripts.fuse.real.SIZES | {"num_hidden_layers": 1, "vocab_size": 60}
+        scripts.fuse.models, "SIZES", scripts.fuse.models.SIZES | {"num_hidden_layers": 1, "vocab_size": 60}
     )
     monkeypatch.setattr(fusion_benchmark, "SHARE_SECONDS", 0.0)
     monkeypatch.setattr(scripts.lab, "EVERY", 2)
@@ -141,10 +141,10 @@ def test_different_results_are_an_error(small, monkeypatch):
 
 def test_text_that_is_too_short_is_refused(small, monkeypatch):
     monkeypatch.setattr(
-        small.fuse.real, "load", lambda *args, tokens, **more: small_bert(*args, tokens=tokens - 1, **more)
+        small.fuse.models, "load", lambda *args, tokens, **more: small_bert(*args, tokens=tokens - 1, **more)
     )
     with pytest.raises(ValueError, match=r"the text gave \(1, 7\), expected \(1, 8\): use longer passages"):
-        small.fuse.real.load_model(Case(**TRAINED))
+        small.fuse.models.load_model(Case(**TRAINED))
 
 
 # What single benchmarks compare.

@@ -36,6 +36,11 @@ def test_other_results_change_the_page(script):
     assert line.endswith("| [refuted](#by-depth-untrained) |")  # a refuted advantage stays, and says so
 
 
+def test_page_counts_the_advantages_that_hold_in_part(script):
+    assert script.pros().count("[in part](") == 3
+    assert "three of the five arguments for it hold only in part" in PAGE.read_text()
+
+
 def test_missing_claim_is_an_error(script):
     claim_of(script, script.COSTS)["claim"] = "another"
     with pytest.raises(SystemExit, match=r"claims\.json has no claim 'Add & Norm adds extra"):

@@ -81,3 +81,7 @@ def test_formula_of_a_docstring_is_a_literal_block():
     settings["write_docstring"](None, "function", "f", None, None, lines)
     assert lines == ["First.", "", "::", "", *["    y = x * w", "    z = x"], "", "Text.", *lines[-5:]]
     assert lines[-5:] == ["", "Args:", "    x: a tensor", "", "        of rows"]
+    lines = ["The norms |x| of `Row`s, as in f(**options).", "", "Example:", "    >>> abs(-2) | 1", "    3"]
+    settings["write_docstring"](None, "function", "f", None, None, lines)
+    assert lines[0] == r"The norms \|x\| of `Row`\ s, as in f(\*\*options)."
+    assert lines[3] == "    >>> abs(-2) | 1"

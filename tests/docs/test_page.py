@@ -46,7 +46,7 @@ def test_sections_are_replaced_and_prose_is_kept(script, page, capsys):
 
 
 def test_unknown_page_is_refused(script):
-    with pytest.raises(SystemExit, match="called with --chek, expected --check or pages"):
+    with pytest.raises(SystemExit, match="called with --chek, expected --check or modules"):
         script.main(["--chek"])
 
 

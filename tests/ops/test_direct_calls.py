@@ -134,7 +134,7 @@ def test_write_into_a_saved_tensor_is_detected(answered):
         product.sum().backward()
 
 
-def test_writes_that_a_kernel_alone_cannot_make_take_the_dispatcher(answered):
+def test_writes_that_need_more_than_a_kernel_take_the_dispatcher(answered):
     x, branch, weight, bias = tensors()
     expected = addnorm.add_layer_norm(x, branch, weight, bias)
     answered.clear()
@@ -186,7 +186,7 @@ def test_modes_see_the_operator(answered, requires_grad):
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # of torch's own forward mode
-def test_transforms_autocast_and_other_tensors_take_the_dispatcher(answered):
+def test_transforms_and_other_tensors_take_the_dispatcher(answered):
     x, branch, weight, bias = tensors()
     expected = F.layer_norm(x + branch, (24,), weight, bias)
     mapped = torch.func.vmap(lambda a, b: addnorm.add_layer_norm(a, b, weight, bias))(x, branch)

@@ -61,9 +61,8 @@ class Findings:
     """Block with a list of findings.
 
     Example:
-        >>> from addnorm.report import Finding, Findings
-        >>> Findings([Finding("The stream grows with depth.", "proved")]).kind
-        'findings'
+        >>> from addnorm.report import Finding, Findings, Section
+        >>> section = Section("Findings", "", [Findings([Finding("The stream grows with depth.", "proved")])])
     """
 
     kind: ClassVar[str] = "findings"
@@ -76,9 +75,8 @@ class Formula:
     """Equations, one per line, with an explanation.
 
     Example:
-        >>> from addnorm.report import Formula
-        >>> Formula(["y = LayerNorm(x + Sublayer(x))"], "the original").kind
-        'formula'
+        >>> from addnorm.report import Formula, Section
+        >>> section = Section("The wiring", "", [Formula(["y = LayerNorm(x + Sublayer(x))"], "Post-LN, the original.")])
     """
 
     kind: ClassVar[str] = "formula"
@@ -92,9 +90,8 @@ class Facts:
     """Names with their values: settings, versions, seeds, the command.
 
     Example:
-        >>> from addnorm.report import Facts, versions
-        >>> Facts(versions()).kind
-        'facts'
+        >>> from addnorm.report import Facts, Section, versions
+        >>> section = Section("Settings", "", [Facts({"seed": "0", **versions()})])
     """
 
     kind: ClassVar[str] = "facts"
@@ -115,9 +112,9 @@ class Section:
         blocks: the content, in order.
 
     Example:
-        >>> from addnorm.report import Formula, Section
-        >>> Section("The wiring", "What was compared.", [Formula(["x + f(N(x))"])]).title
-        'The wiring'
+        >>> from addnorm.report import Formula, Page, Section
+        >>> section = Section("The wiring", "What was compared.", [Formula(["x + f(N(x))"])])
+        >>> page = Page("A report", "One equation.", [], [section])
     """
 
     title: str
