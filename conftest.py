@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import addnorm
+import addnorm.lab  # before pytest imports its files one by one: `addnorm.lab.compare` is a function, and a file
 
 
 @pytest.fixture(autouse=True)

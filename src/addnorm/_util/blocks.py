@@ -153,7 +153,7 @@ class Table:
         ValueError: a row has more cells than the table has columns.
 
     Example:
-        >>> from addnorm._util.blocks import Column, Table, TableRow
+        >>> from addnorm.report import Table, TableRow
         >>> table = Table(["site", "rms"], [["attention", 1.25], TableRow(["mlp", 10.0], "bad")])
         >>> table.numeric, [cell.text for cell in table.texts[0]], table.styles
         ([False, True], ['attention', '1.25'], ['', 'bad'])

@@ -80,6 +80,10 @@ class StackParallel(ParallelStyle):
         sequence_parallel: whether the stream is sharded on the tokens, dimension 1; otherwise it is replicated.
         use_local_output: whether the output is an ordinary tensor that every process has whole. Otherwise it is a DTensor with
             the placement of the stream.
+
+    Example:
+        >>> from addnorm.distributed import StackParallel
+        >>> plan = {"stack": StackParallel(sequence_parallel=True)}  # for parallelize_module(model, mesh, plan)
     """
 
     def __init__(self, *, sequence_parallel: bool = False, use_local_output: bool = True) -> None:
@@ -130,6 +134,10 @@ class AttentionParallel(SublayerStyle):
     Raises:
         ValueError: the number of processes does not divide the number of heads; or a projection that is replaced has hooks, or
             is another module than `torch.nn.Linear`.
+
+    Example:
+        >>> from addnorm.distributed import AttentionParallel
+        >>> plan = {"stack.layers.*.connections.0.sublayer": AttentionParallel()}  # for parallelize_module(model, mesh, plan)
     """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
@@ -165,6 +173,10 @@ class FeedForwardParallel(SublayerStyle):
     Raises:
         ValueError: the number of processes does not divide the hidden width; or a projection that is replaced has hooks, or is
             another module than `torch.nn.Linear`.
+
+    Example:
+        >>> from addnorm.distributed import FeedForwardParallel
+        >>> plan = {"stack.layers.*.connections.1.sublayer": FeedForwardParallel()}  # for parallelize_module(model, mesh, plan)
     """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
@@ -192,6 +204,10 @@ class ReplicatedSublayer(SublayerStyle):
 
     Args:
         sequence_parallel: whether the stream is sharded on the tokens: its shards are gathered before the sublayer.
+
+    Example:
+        >>> from addnorm.distributed import ReplicatedSublayer
+        >>> plan = {"stack.layers.*.connections.1.sublayer": ReplicatedSublayer()}  # for parallelize_module(model, mesh, plan)
     """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:

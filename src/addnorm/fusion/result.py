@@ -104,6 +104,13 @@ class VerificationError(RuntimeError):
 
     Attributes:
         fusion: the result, whose proof names the tensors.
+
+    Example:
+        >>> model = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
+        >>> try:
+        ...     fusion = addnorm.fuse(model, torch.randn(2, 5, 16))
+        ... except addnorm.VerificationError as error:
+        ...     print(error.fusion.proof)
     """
 
     def __init__(self, fusion: Fusion) -> None:

@@ -260,7 +260,16 @@ def _work(job: _Job, folder: str, seconds: float, parent: int | None) -> Numbers
 
 
 class RunError(RuntimeError):
-    """Failed run. The message names the run and the reason."""
+    """Failed run. The message names the run and the reason. The runs that had ended are kept in the folder of the comparison.
+
+    Example:
+        >>> from addnorm import lab
+        >>> quick = lab.Protocol(num_layers=2, warm_ups=0, steps=4, d_model=16, nhead=2, tokens=8, batch=4)
+        >>> try:
+        ...     comparison = lab.compare(["pre_ln"], quick, at_init=False, jobs=1)
+        ... except lab.RunError as error:
+        ...     print(error)
+    """
 
 
 @cache

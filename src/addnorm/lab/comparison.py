@@ -29,6 +29,13 @@ class Comparison(Results, Rendered):
         runs: the results of the runs, JSON types.
         stacks: the statistics of untrained stacks, JSON types.
         text: name and size of the text, and the losses of trivial models.
+
+    Example:
+        >>> from addnorm import lab
+        >>> quick = lab.Protocol(num_layers=2, warm_ups=0, steps=4, d_model=16, nhead=2, tokens=8, batch=4)
+        >>> comparison = lab.compare(["post_ln", "pre_ln"], quick, at_init=False, jobs=1)
+        >>> comparison.compared, len(comparison.runs)
+        (('post_ln', 'pre_ln'), 2)
     """
 
     @cached_property

@@ -241,7 +241,7 @@ class Protocol:
         }
 
 
-#: The default protocol: one depth, one rate, with and without warm-up, one seed.
+#: The default protocol: one depth, one rate, with and without warm-up, one seed. `lab.compare("pre_ln", lab.ILLUSTRATION)`.
 ILLUSTRATION = Protocol()
-#: The full protocol: three depths, four rates, with and without warm-up, three seeds.
+#: The full protocol: three depths, four rates, with and without warm-up, three seeds. `lab.compare("pre_ln", lab.FULL)`.
 FULL = Protocol(num_layers=(6, 12, 24), rates=(3e-4, 1e-3, 3e-3, 1e-2), seeds=(0, 1, 2), steps=500)

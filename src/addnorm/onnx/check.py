@@ -33,7 +33,15 @@ FEW = (
 
 
 class OnnxMismatchError(RuntimeError):
-    """Failed check of an ONNX file: onnxruntime's results differ from torch's by more than the tolerance."""
+    """Failed check of an ONNX file: onnxruntime's results differ from torch's by more than the tolerance.
+
+    Example:
+        >>> import addnorm.onnx
+        >>> try:
+        ...     error = addnorm.onnx.check("model.onnx", model, (x,))
+        ... except addnorm.onnx.OnnxMismatchError as mismatch:
+        ...     print(mismatch)  # doctest: +SKIP
+    """
 
 
 def check(

@@ -16,7 +16,7 @@ from addnorm.ops.options import CASTINGS, NORMS
 from addnorm.ops.schema import OVERLOADS, ForwardArguments, kernels_of, overload_of
 
 Form = Literal["standard", "skip", "plain"]
-#: The forms of an Add & Norm in ONNX.
+#: The forms of an Add & Norm in ONNX. `onnx.export(model, inputs, "model.onnx", form=onnx.FORMS[1])`.
 FORMS: tuple[Form, ...] = ("standard", "skip", "plain")
 RMS_OPSET = max(kind.onnx[1] for kind in KINDS.values())  # the first opset with all norms
 PURPOSE = "export to ONNX"

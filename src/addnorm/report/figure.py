@@ -60,6 +60,14 @@ def draw_figure(
 
     Raises:
         ImportError: matplotlib is not installed.
+
+    Example:
+        >>> from addnorm.report import Table, draw_figure
+        >>> table = Table(["layer", "norm of x"], [[1, 3.2], [2, 4.1]])
+        >>> draw = lambda figure: figure.add_subplot().plot([1, 2], [3.2, 4.1])
+        >>> figure = draw_figure("size", draw, title="Size of the stream", caption="It grows.", table=table)
+        >>> figure.svg.startswith("<svg")
+        True
     """
     matplotlib, figures = require("matplotlib", "draw"), require("matplotlib.figure", "draw")
     svgs = []

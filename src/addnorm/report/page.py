@@ -45,6 +45,11 @@ class Figure:
         svg: the drawing for wide pages.
         table: the numbers.
         narrow: the drawing for narrow pages. An empty text means `svg`.
+
+    Example:
+        >>> from addnorm.report import Figure, Table
+        >>> table = Table(["layer", "norm of x"], [[1, 3.2]])
+        >>> figure = Figure("Size of the stream", "It grows.", "<svg></svg>", table)
     """
 
     kind: ClassVar[str] = "figure"

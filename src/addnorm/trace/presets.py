@@ -16,7 +16,13 @@ FREE = {"grad", "read_grad", "digits", "title"}
 
 @dataclass(frozen=True, slots=True)
 class Printed:
-    """Numbers of one step as a lesson prints them, with an optional explanation."""
+    """Numbers of one step as a lesson prints them, with an optional explanation.
+
+    Example:
+        >>> from addnorm.trace import Printed
+        >>> Printed(("2.33", "-0.67")).rounded((7 / 3, -2 / 3))
+        ('2.33', '-0.67')
+    """
 
     values: tuple[str, ...]
     because: str = ""
@@ -92,7 +98,7 @@ _STUDYING: tuple[Vector, Vector] = (1.8, -0.3, 0.8), (1.36, 0.91, 1.07)
 _LAYER, _PLAIN = trace(*_STUDYING), trace(*_FIRST)
 _MEAN, _VARIANCE = (float(_LAYER[name].value) for name in ("mean", "variance"))  # type: ignore[arg-type]
 
-#: The worked examples by name, each a `Preset`.
+#: The worked examples by name, each a `Preset`. `print(PRESETS["lesson-001"])`.
 PRESETS: Mapping[str, Preset] = {
     preset.name: preset
     for preset in (

@@ -17,7 +17,7 @@ EpsPlace = Literal["inside", "outside"]
 Section = Literal["forward", "checks", "backward"]
 Vector = tuple[float, ...]
 
-#: The sections of a trace, in their order.
+#: The sections of a trace, in their order. `[step for step in found.steps if step.section == SECTIONS[0]]`.
 SECTIONS: tuple[Section, ...] = get_args(Section)
 SCHEMA = {"schema": "addnorm.trace", "schema_version": 1}
 """Name and version of the layout of `Trace.to_dict`."""
