@@ -92,10 +92,14 @@ inline bool has_short_sums(Type row, Type y) { return size_of(row) == 2 && size_
 
 // Bytes of a row's dropout mask, one bit an element, with space to read past its end.
 inline int64_t mask_bytes(const AddOptions& add, int64_t d) { return add.dropout ? (d + 66) / 64 * 8 + 8 : 0; }
-// Scratch bytes of one thread: two rows of z where it is not stored, or not kept in the caches, and a mask.
-inline int64_t scratch_bytes(const Forward& a) {
+// Bytes of two rows of z where it is not stored, or not kept in the caches.
+inline int64_t row_bytes(const Forward& a) {
   const bool stored = (a.z != nullptr && !a.stream) || a.branch == nullptr;
-  return (stored ? 0 : 2 * a.d * size_of(a.z_type)) + mask_bytes(a.add, a.d);
+  return stored ? 0 : 2 * a.d * size_of(a.z_type);
+}
+// Scratch bytes of one thread: those rows, a mask, and the parameters in the order of pairs of bfloat16.
+inline int64_t scratch_bytes(const Forward& a) {
+  return row_bytes(a) + mask_bytes(a.add, a.d) + (a.short_sums && a.z_type == Type::bf16 ? 2 * a.d * 4 : 0);
 }
 // Scratch bytes of one thread: the sums of a chunk where a block has several, and the masks of two rows.
 inline int64_t scratch_bytes(const Backward& a) {

@@ -17,6 +17,24 @@ INLINE void store_some(T* p, vec a, int64_t n) {
   else store(p, a);
 }
 
+// Two vectors at p: a pair if the instruction set has them and `PAIR`, else 2 W consecutive elements.
+template <bool PAIR, class T>
+INLINE void load_both(const T* p, vec* t) {
+  if constexpr (PAIR) load_pair(p, t);
+  else {
+    t[0] = load(p);
+    t[1] = load(p + W);
+  }
+}
+template <bool PAIR, class T>
+INLINE void store_both(T* p, const vec* t) {
+  if constexpr (PAIR) store_pair(p, t);
+  else {
+    store(p, t[0]);
+    store(p + W, t[1]);
+  }
+}
+
 template <class T>
 struct In {
   const T* p = nullptr;
@@ -27,6 +45,11 @@ struct In {
   template <bool PART>
   INLINE vec get(int64_t i, int64_t n) const {
     return load_some<PART>(p + i, n);
+  }
+  // Two vectors: a pair, or 2 W consecutive elements.
+  template <bool PAIR>
+  INLINE void get_two(int64_t i, vec* t) const {
+    load_both<PAIR>(p + i, t);
   }
   INLINE void prefetch(int64_t i) const { __builtin_prefetch(p + i); }
 };
@@ -46,6 +69,12 @@ struct Out {
   template <bool PART>
   INLINE vec write(int64_t i, vec a, int64_t n) const {
     return PART ? store_rounded(p + i, a, n) : store_rounded(p + i, a);
+  }
+  template <bool PAIR>
+  INLINE void write_two(int64_t i, vec* t) const {
+    if constexpr (PAIR) store_pair_rounded(p + i, t);
+    else
+      for (int u = 0; u < 2; ++u) t[u] = store_rounded(p + i + u * W, t[u]);
   }
 };
 
@@ -68,6 +97,10 @@ struct In<any> {
 #undef CASE
       default: __builtin_unreachable();
     }
+  }
+  template <bool PAIR>
+  INLINE void get_two(int64_t i, vec* t) const {
+    for (int u = 0; u < 2; ++u) t[u] = get<false>(i + u * W, W);
   }
   INLINE void prefetch(int64_t i) const { __builtin_prefetch(p + i * size_of(type)); }
 };
@@ -96,6 +129,10 @@ struct Out<any> {
 #undef CASE
       default: __builtin_unreachable();
     }
+  }
+  template <bool PAIR>
+  INLINE void write_two(int64_t i, vec* t) const {
+    for (int u = 0; u < 2; ++u) t[u] = write<false>(i + u * W, t[u], W);
   }
 };
 

@@ -29,6 +29,7 @@ INLINE void prefetch_for_write(const char* p, int64_t bytes) {
 template <bool MEAN>
 struct ShortSums {
   static constexpr double kMaxRatio = 0.25;
+  static constexpr bool kSplits = kHasPairs;  // of bfloat16, in every loop the elements of a pair are added in its order
   vec s1[4], s2[4], segment1, segment2, k;
   real shift = 0;
 
@@ -104,6 +105,8 @@ INLINE Moments read_row_along(const Forward& a, int64_t index, void* stored, uns
   const int64_t d = a.d;
   const Source source(a, index, mask_scratch);
   const Out<Z> row(stored, a.z_type, 0);
+  constexpr bool kPair = Source::kPairs && is_same<Z, bf16>;
+  const bool splits = !kPair && RowSums<true>::kSplits && a.z_type == Type::bf16;
   const bool prefetch = NORM != Norm::none && a.prefetch && !Along::kCopies, ahead = d >= 2 * kAhead;
   const int64_t y_bytes = size_of(a.y_type);
   const char* y = static_cast<const char*>(a.y) + index * d * y_bytes;
@@ -117,24 +120,22 @@ INLINE Moments read_row_along(const Forward& a, int64_t index, void* stored, uns
     if constexpr (Along::kCopies) {
       if (ahead) source.prefetch(i + kAhead, block);
     }
-#pragma GCC unroll 4
-    for (int u = 0; u < 4; ++u) t[u] = source.template get<false>(i + u * W, W);
-    if (Along::kWrites) {  // all loads before the first store, as in the backward
-#pragma GCC unroll 4
-      for (int u = 0; u < 4; ++u) before[u] = along.template value<false>(i + u * W, W);
+    for (int u = 0; u < 4; u += 2) source.template get_two<kPair>(i + u * W, t + u);
+    if constexpr (Along::kWrites) {  // all loads before the first store, as in the backward
+      for (int u = 0; u < 4; u += 2) along.value_two(i + u * W, before + u);
     }
     if (Source::kHasBranch) {
-#pragma GCC unroll 4
-      for (int u = 0; u < 4; ++u) t[u] = row.template write<false>(i + u * W, t[u], W);
+      for (int u = 0; u < 4; u += 2) row.template write_two<kPair>(i + u * W, t + u);
     }
-    if (Along::kWrites) {
-#pragma GCC unroll 4
-      for (int u = 0; u < 4; ++u) along.template store<false>(i + u * W, before[u], W);
+    if constexpr (Along::kWrites) {
+      for (int u = 0; u < 4; u += 2) along.store_two(i + u * W, before + u);
     }
     if (Along::kCopies) {
 #pragma GCC unroll 4
       for (int u = 0; u < 4; ++u) along.template copy<false>(i + u * W, W);
     }
+    if (splits)
+      for (int u = 0; u < 4; u += 2) split(t + u);
     if (NORM != Norm::none) {
       if (i == 0) sums.begin(t, 4, W);
       sums.add_block(i, t);

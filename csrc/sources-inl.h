@@ -1,17 +1,22 @@
 // Where a row comes from: the input itself, the plain sum, or the sum with every option. Included twice by each isa_*.cpp, after a
 // vec-inl.h: once for each dtype of the arithmetic.
 //
-// `get` returns the sum before it is rounded, or the input itself without a branch.
+// `get` returns the sum before it is rounded, or the input itself without a branch. `get_two` returns two vectors of it: a pair of
+// bfloat16 (vec-inl.h) if `PAIR`.
 
 template <class T>
 struct NormOnly {
-  static constexpr bool kHasBranch = false;
+  static constexpr bool kHasBranch = false, kPairs = kHasPairs && is_same<T, bf16>;
   In<T> x;
 
   NormOnly(const Forward& a, int64_t row, unsigned char*) : x(a.residual, a.residual_type, row * a.d) {}
   template <bool PART>
   INLINE vec get(int64_t i, int64_t n) const {
     return x.template get<PART>(i, n);
+  }
+  template <bool PAIR>
+  INLINE void get_two(int64_t i, vec* t) const {
+    x.template get_two<PAIR>(i, t);
   }
   INLINE void prefetch(int64_t i, int64_t n) const {
     for (int64_t k = 0; k < n; k += 64 / int64_t{sizeof(T)}) x.prefetch(i + k);
@@ -20,7 +25,7 @@ struct NormOnly {
 
 template <class R, class B>
 struct PlainSum {
-  static constexpr bool kHasBranch = true;
+  static constexpr bool kHasBranch = true, kPairs = kHasPairs && is_same<R, bf16> && is_same<B, bf16>;
   In<R> residual;
   In<B> branch;
 
@@ -29,6 +34,13 @@ struct PlainSum {
   template <bool PART>
   INLINE vec get(int64_t i, int64_t n) const {
     return add(residual.template get<PART>(i, n), branch.template get<PART>(i, n));
+  }
+  template <bool PAIR>
+  INLINE void get_two(int64_t i, vec* t) const {
+    vec u[2];
+    residual.template get_two<PAIR>(i, t);
+    branch.template get_two<PAIR>(i, u);
+    for (int k = 0; k < 2; ++k) t[k] = add(t[k], u[k]);
   }
   // Prefetch n elements from i on, which may be those of the next rows.
   INLINE void prefetch(int64_t i, int64_t n) const {
@@ -43,7 +55,7 @@ struct PlainSum {
 // are present: these branches are always predicted.
 template <class T>
 struct ScaledSum {
-  static constexpr bool kHasBranch = true;
+  static constexpr bool kHasBranch = true, kPairs = false;
   PlainSum<T, T> in;
   const real *residual_scale, *layer_scale, *branch_bias;
   vec residual_factor, row_gain, gain;
@@ -68,5 +80,9 @@ struct ScaledSum {
     u = mul(u, layer_scale != nullptr ? mul(row_gain, load_some<PART>(layer_scale + i, n)) : gain);
     const vec x = in.residual.template get<PART>(i, n);
     return add(mul(x, residual_scale != nullptr ? load_some<PART>(residual_scale + i, n) : residual_factor), u);
+  }
+  template <bool PAIR>
+  INLINE void get_two(int64_t i, vec* t) const {
+    for (int u = 0; u < 2; ++u) t[u] = get<false>(i + u * W, W);
   }
 };

@@ -72,6 +72,49 @@ INLINE vec store_rounded(f16* p, vec a) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), h);
   return _mm512_cvtph_ps(h);
 }
+// A pair: 2 W bfloat16 numbers, of which the even ones are one vector and the odd ones another. A shift and a mask move them into
+// place and out of it, where consecutive ones need permutations, which limit the loops. The rounding adds to a NaN too: it stays one,
+// since its lower half is zero (`split`, and the loads of bfloat16).
+constexpr bool kHasPairs = true;
+INLINE __m512i upper() { return _mm512_set1_epi32(static_cast<int>(0xffff0000u)); }
+INLINE void load_pair(const bf16* p, vec* t) {
+  const __m512i u = _mm512_loadu_si512(p);
+  t[0] = _mm512_castsi512_ps(_mm512_slli_epi32(u, 16));
+  t[1] = _mm512_castsi512_ps(_mm512_and_si512(u, upper()));
+}
+INLINE __m512i rounded_number(vec a) {
+  const __m512i u = _mm512_castps_si512(a), r = _mm512_add_epi32(u, _mm512_set1_epi32(0x7fff));
+  return _mm512_mask_add_epi32(r, _mm512_test_epi32_mask(u, _mm512_set1_epi32(0x10000)), r, _mm512_set1_epi32(1));
+}
+// The pair in the order of memory.
+INLINE __m512i join(const __m512i even, const __m512i odd) {
+  return _mm512_ternarylogic_epi32(odd, upper(), _mm512_srli_epi32(even, 16), 0xea);  // odd & upper | even >> 16
+}
+INLINE void store_pair(bf16* p, const vec* t) { _mm512_storeu_si512(p, join(rounded_number(t[0]), rounded_number(t[1]))); }
+INLINE void store_pair_rounded(bf16* p, vec* t) {
+  const __m512i even = rounded_number(t[0]), odd = rounded_number(t[1]);
+  _mm512_storeu_si512(p, join(even, odd));
+  t[0] = _mm512_castsi512_ps(_mm512_and_si512(even, upper()));
+  t[1] = _mm512_castsi512_ps(_mm512_and_si512(odd, upper()));
+}
+INLINE void stream_pair(bf16* p, const vec* t) {
+  const __m512i u = join(rounded_number(t[0]), rounded_number(t[1]));
+  _mm256_stream_si256(reinterpret_cast<__m256i*>(p), _mm512_castsi512_si256(u));
+  _mm256_stream_si256(reinterpret_cast<__m256i*>(p) + 1, _mm512_extracti64x4_epi64(u, 1));
+}
+// Two consecutive vectors in the order of a pair.
+INLINE void split(vec* t) {
+  const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+  const vec first = t[0];
+  t[0] = _mm512_permutex2var_ps(first, even, t[1]);
+  t[1] = _mm512_permutex2var_ps(first, _mm512_add_epi32(even, _mm512_set1_epi32(1)), t[1]);
+}
+// A NaN whose lower half is zero in the place of a NaN.
+INLINE vec shorten_nan(vec a) {
+  const __mmask16 nan = _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q);
+  const __m512i quiet = _mm512_or_si512(_mm512_castps_si512(a), _mm512_set1_epi32(0x400000));
+  return _mm512_castsi512_ps(_mm512_mask_and_epi32(_mm512_castps_si512(a), nan, quiet, upper()));
+}
 // Past the caches, to addresses that are multiples of W elements.
 constexpr bool kStreams = true;
 INLINE void stream(float* p, vec a) { _mm512_stream_ps(p, a); }
@@ -126,7 +169,7 @@ INLINE __m256i rounded_bits(vec a) {
   const __m256i lsb = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
   const __m256i r = _mm256_add_epi32(u, _mm256_add_epi32(lsb, _mm256_set1_epi32(0x7fff)));
   const __m256 nan = _mm256_cmp_ps(a, a, _CMP_UNORD_Q);
-  return _mm256_blendv_epi8(r, _mm256_set1_epi32(0x7fc00000), _mm256_castps_si256(nan));
+  return _mm256_blendv_epi8(r, u, _mm256_castps_si256(nan));  // a NaN is only truncated, as in AVX-512
 }
 INLINE __m128i upper_halves(__m256i u) {
   const __m256i r = _mm256_srli_epi32(u, 16);
@@ -157,6 +200,42 @@ INLINE vec store_rounded(f16* p, vec a) {
   const __m128i h = half16(a);
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), h);
   return _mm256_cvtph_ps(h);
+}
+constexpr bool kHasPairs = true;
+INLINE __m256i upper() { return _mm256_set1_epi32(static_cast<int>(0xffff0000u)); }
+INLINE void load_pair(const bf16* p, vec* t) {
+  const __m256i u = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  t[0] = _mm256_castsi256_ps(_mm256_slli_epi32(u, 16));
+  t[1] = _mm256_castsi256_ps(_mm256_and_si256(u, upper()));
+}
+INLINE __m256i rounded_number(vec a) {
+  const __m256i u = _mm256_castps_si256(a), odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+  return _mm256_add_epi32(_mm256_add_epi32(u, _mm256_set1_epi32(0x7fff)), odd);
+}
+INLINE __m256i join(const __m256i even, const __m256i odd) { return _mm256_blend_epi16(_mm256_srli_epi32(even, 16), odd, 0xaa); }
+INLINE void store_pair(bf16* p, const vec* t) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), join(rounded_number(t[0]), rounded_number(t[1])));
+}
+INLINE void store_pair_rounded(bf16* p, vec* t) {
+  const __m256i even = rounded_number(t[0]), odd = rounded_number(t[1]);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), join(even, odd));
+  t[0] = _mm256_castsi256_ps(_mm256_and_si256(even, upper()));
+  t[1] = _mm256_castsi256_ps(_mm256_and_si256(odd, upper()));
+}
+INLINE void stream_pair(bf16* p, const vec* t) {
+  const __m256i u = join(rounded_number(t[0]), rounded_number(t[1]));
+  _mm_stream_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(u));
+  _mm_stream_si128(reinterpret_cast<__m128i*>(p) + 1, _mm256_extracti128_si256(u, 1));
+}
+INLINE void split(vec* t) {
+  const __m256d even = _mm256_castps_pd(_mm256_shuffle_ps(t[0], t[1], 0x88)), odd = _mm256_castps_pd(_mm256_shuffle_ps(t[0], t[1], 0xdd));
+  t[0] = _mm256_castpd_ps(_mm256_permute4x64_pd(even, 0xd8));
+  t[1] = _mm256_castpd_ps(_mm256_permute4x64_pd(odd, 0xd8));
+}
+INLINE vec shorten_nan(vec a) {
+  const __m256 nan = _mm256_cmp_ps(a, a, _CMP_UNORD_Q);
+  const __m256i quiet = _mm256_or_si256(_mm256_castps_si256(a), _mm256_set1_epi32(0x400000));
+  return _mm256_blendv_ps(a, _mm256_castsi256_ps(_mm256_and_si256(quiet, upper())), nan);
 }
 constexpr bool kStreams = true;
 INLINE void stream(float* p, vec a) { _mm256_stream_ps(p, a); }
@@ -253,6 +332,9 @@ INLINE vec store_rounded(T* p, vec a) {
   store(p, a);
   return load(p);
 }
+constexpr bool kHasPairs = false;
+INLINE void split(vec*) {}
+INLINE vec shorten_nan(vec a) { return a; }
 constexpr bool kStreams = false;  // these are ordinary stores
 template <class T>
 INLINE void stream(T* p, vec a) { store(p, a); }
@@ -267,6 +349,7 @@ INLINE void finish_streams() {}
 // mean that is large against the standard deviation costs the variance the bits of their squared ratio, of which kMaxRatio leaves 32.
 template <bool MEAN>
 struct WideSums {
+  static constexpr bool kSplits = false;
   static constexpr double kMaxRatio = 0x1p20;
   half s1[4], s2[4], shift = {};
 

@@ -88,6 +88,7 @@ INLINE vec store_rounded(T* p, vec a, int64_t n) {
 // the sum of all others. The shift loses no accuracy while the squared mean of what is left is small against the variance.
 template <bool MEAN>
 struct WideSums {
+  static constexpr bool kSplits = false;
   static constexpr double kMaxRatio = 0.25;
   vec s1 = {}, s2 = {}, lost1 = {}, lost2 = {}, shift = {};
 
@@ -134,7 +135,10 @@ struct WideSums {
   }
 };
 
-// No loop with float64 writes past the caches.
+// No loop with float64 has pairs, or writes past the caches.
+constexpr bool kHasPairs = false;
+INLINE void split(vec*) {}
+INLINE vec shorten_nan(vec a) { return a; }
 constexpr bool kStreams = false;
 template <class T>
 INLINE void stream(T* p, vec a) { store(p, a); }

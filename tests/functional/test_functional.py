@@ -1,6 +1,7 @@
 """Tests of the functions against a float64 oracle: every option and dtype, forward and gradients (see support/accuracy.py)."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -47,6 +48,30 @@ def test_outputs_and_gradients_are_as_accurate_as_torch(variant, dtypes, shape):
 def test_bits_do_not_depend_on_threads_or_batch(variant, dtypes, shape):
     case = take(make(variant, dtypes, shape))
     assert find_differences(case, compute_results(case)) == []
+
+
+@pytest.mark.parametrize("d", [48, 64, 80, 129, 192, 1000])
+@pytest.mark.parametrize("norm", [addnorm.add_layer_norm, addnorm.add_rms_norm])
+def test_many_bfloat16_rows_have_the_bits_of_one(norm, d):
+    """Rows without options are read in pairs of elements; one row, and rows with options, are not."""
+    residual, branch = (torch.randn(11, d) + torch.linspace(-9, 9, 11)[:, None] for _ in range(2))
+    residual[3, d // 3], residual[5, 7], branch[6, d - 1] = math.inf, math.nan, 3e38
+    residual[8] *= 1e-38  # subnormal
+    residual, branch = residual.to(bf16), branch.to(bf16)
+    weight = torch.rand(d).add(0.5)
+    weight[11:13] = torch.tensor([0x7FFFFFFF, -0x007F0001], dtype=torch.int32).view(
+        f32
+    )  # NaNs with every bit, in the upper half too
+    parameters = (weight, torch.randn(d) if norm is addnorm.add_layer_norm else None)
+
+    def compute(rows=slice(None), first=residual, **options):
+        results = norm(first[rows], branch[rows], *parameters, return_residual=True, **options)
+        return torch.stack(results).view(torch.int16)
+
+    every = compute()
+    assert every.equal(torch.cat([compute(slice(k, k + 1)) for k in range(11)], 1))
+    assert every.equal(compute(residual_scale=torch.ones(d)))
+    assert every.equal(compute(first=residual.float(), residual_dtype=bf16, out_dtype=bf16))
 
 
 @pytest.mark.parametrize("dtypes", list(DTYPES)[:5])
