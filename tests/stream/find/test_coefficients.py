@@ -17,49 +17,47 @@ NUM_LAYERS = 3
 
 
 def steps(add, norm_out=False):
-    """Return the forward of four sublayers: `add(m, x, f)` of the stream and an output."""
+    """Return the model of four sublayers: `add(m, x, f)` of the stream and an output."""
 
     def run(m, x):
         for k in range(4):
-            read = x if norm_out else m.norms[k](x)
-            x = add(m, x, m.mlps[k](read))
+            x = add(m, x, m.mlps[k](x if norm_out else m.norms[k](x)))
             x = m.norms[k](x) if norm_out else x
         return x if norm_out else m.last(x)
 
-    return run
+    return make_steps(run)
 
 
 SUMS = {
-    "(x + f) + x": (steps(lambda m, x, f: (x + f) + x), "unknown", "x' = 2 x + f(N(x))"),
-    "2 x + f, post-LN": (steps(lambda m, x, f: x + f + x, norm_out=True), "unknown", "x' = N(2 x + f(x))"),
-    "x + g f + x": (steps(lambda m, x, f: x + m.gammas[0] * f + x), "unknown", "x' = 2 x + b ⊙ f(N(x))"),
-    "(x + f) - x / 4": (steps(lambda m, x, f: (x + f) - 0.25 * x), "unknown", "x' = 0.75 x + f(N(x))"),
-    "x + 0.1 x.detach() + f": (steps(lambda m, x, f: x + 0.1 * x.detach() + f), "unknown", "x' = 1.1 x + f(N(x))"),
-    "x + (f + f)": (steps(lambda m, x, f: x + (f + f)), "residual_multiplier", "x' = x + 2 f(N(x))"),
-    "lerp": (steps(lambda m, x, f: torch.lerp(x, f, 0.5)), "unknown", "x' = 0.5 x + 0.5 f(N(x))"),
-    "a tensor of 2": (steps(lambda m, x, f: torch.tensor(2.0) * x + f), "unknown", "x' = 2 x + f(N(x))"),
-    "a parameter": (steps(lambda m, x, f: m.heads[0, 0] * x + f), "unknown", "x' = a x + f(N(x))"),
-    "0 added": (steps(lambda m, x, f: sum([x, f])), "pre_ln", "x' = x + f(N(x))"),
-}  # fmt: skip
+    "(x + f) + x": (lambda m, x, f: (x + f) + x, "unknown", "x' = 2 x + f(N(x))"),
+    "2 x + f, post-LN": (lambda m, x, f: x + f + x, "unknown", "x' = N(2 x + f(x))"),
+    "x + g f + x": (lambda m, x, f: x + m.gammas[0] * f + x, "unknown", "x' = 2 x + b ⊙ f(N(x))"),
+    "(x + f) - x / 4": (lambda m, x, f: (x + f) - 0.25 * x, "unknown", "x' = 0.75 x + f(N(x))"),
+    "x + 0.1 x.detach() + f": (lambda m, x, f: x + 0.1 * x.detach() + f, "unknown", "x' = 1.1 x + f(N(x))"),
+    "x + (f + f)": (lambda m, x, f: x + (f + f), "residual_multiplier", "x' = x + 2 f(N(x))"),
+    "lerp": (lambda m, x, f: torch.lerp(x, f, 0.5), "unknown", "x' = 0.5 x + 0.5 f(N(x))"),
+    "a tensor of 2": (lambda m, x, f: torch.tensor(2.0) * x + f, "unknown", "x' = 2 x + f(N(x))"),
+    "a parameter": (lambda m, x, f: m.heads[0, 0] * x + f, "unknown", "x' = a x + f(N(x))"),
+    "0 added": (lambda m, x, f: sum([x, f]), "pre_ln", "x' = x + f(N(x))"),
+}
 
 
 @pytest.mark.parametrize("name", SUMS)
 def test_inspect_counts_all_multiples_of_one_value(name):
-    run, wiring, equation = SUMS[name]
-    found = inspect(make_steps(run), noise(2, 5, 16))
+    add, wiring, equation = SUMS[name]
+    found = inspect(steps(add, norm_out="post-LN" in name), noise(2, 5, 16))
     assert (found.wiring, found.closes) == (wiring, True)
     assert {site.equation.partition(", ")[0].strip() for site in found.sites} == {equation}
 
 
 def test_inspect_refuses_write_of_two_operators():
-    found = inspect(make_steps(steps(lambda m, x, f: (x + f) + f)), noise(2, 5, 16))
+    found = inspect(steps(lambda m, x, f: (x + f) + f), noise(2, 5, 16))
     assert (found.wiring, found.closes) == ("unknown", False)
 
 
 @pytest.mark.parametrize("name", ["(x + f) + x", "x + (f + f)"])
 def test_ablate_removes_write_beside_doubled_value(name):
-    run, _, _ = SUMS[name]
-    model, x = make_steps(run), noise(2, 5, 16)
+    model, x = steps(SUMS[name][0]), noise(2, 5, 16)
     with addnorm.ablate(inspect(model, x).sites[1]), torch.no_grad():
         actual = model(x)
         for parameter in model.mlps[1][2].parameters():  # the norm of zeros is 0
@@ -70,7 +68,7 @@ def test_ablate_removes_write_beside_doubled_value(name):
 
 
 def test_inspect_remarks_on_detached_part_of_residual():
-    found = inspect(make_steps(SUMS["x + 0.1 x.detach() + f"][0]), noise(2, 5, 16))
+    found = inspect(steps(SUMS["x + 0.1 x.detach() + f"][0]), noise(2, 5, 16))
     (remark,) = found.streams[0].remarks
     assert remark.startswith("a part of the residual of 4 of its 4 sublayers is detached, ")
 

@@ -24,21 +24,25 @@ def some(n):
     return (f"the final norm reads {n} of the 10 tokens at the end of the stream",)
 
 
+# What the final norm reads, and the remarks.
+READS = {
+    "all": (lambda x: x, ()),
+    "registers dropped": (lambda x: x[:, 2:], some(6)),
+    "last token": (lambda x: x[:, -1], some(2)),
+    "tokens of a mask": (lambda x: x[MASK], some(6)),
+    "tokens of an index": (lambda x: x[torch.arange(2), torch.tensor([1, 3])], some(2)),
+    "reordered": (lambda x: torch.cat((x[:, 2:], x[:, :2]), 1), ()),
+    "other tokens joined": (lambda x: torch.cat((x.new_ones(2, 1, D), x), 1), ()),
+    "windows without their last token": (
+        lambda x: F.pad(x, (0, 0, 0, 1)).view(2, 2, 3, D).flatten(0, 1)[:, :2].contiguous().view(2, 2, 2, D).clone()
+                   .flatten(1, 2)[:, :3], some(6),
+    ),
+    "dropout": (lambda x: F.dropout(x, 0.1, False), ()),
+}  # fmt: skip
 ENDS = {
     # name: output, whether there is a final norm, remarks
-    "all": (lambda m, x: m.gates[0](m.last(x)), True, ()),
+    **{name: (lambda m, x, read=read: m.gates[0](m.last(read(x))), True, text) for name, (read, text) in READS.items()},
     "none": (lambda m, x: m.gates[0](x), False, MISSING),
-    "registers dropped": (lambda m, x: m.gates[0](m.last(x[:, 2:])), True, some(6)),
-    "last token": (lambda m, x: m.gates[0](m.last(x[:, -1])), True, some(2)),
-    "tokens of a mask": (lambda m, x: m.gates[0](m.last(x[MASK])), True, some(6)),
-    "tokens of an index": (lambda m, x: m.gates[0](m.last(x[torch.arange(2), torch.tensor([1, 3])])), True, some(2)),
-    "reordered": (lambda m, x: m.gates[0](m.last(torch.cat((x[:, 2:], x[:, :2]), 1))), True, ()),
-    "other tokens joined": (lambda m, x: m.gates[0](m.last(torch.cat((x.new_ones(2, 1, D), x), 1))), True, ()),
-    "windows without their last token": (
-        lambda m, x: m.gates[0](m.last(F.pad(x, (0, 0, 0, 1)).view(2, 2, 3, D).flatten(0, 1)[:, :2].contiguous().view(2, 2, 2, D).clone()
-                                   .flatten(1, 2)[:, :3])), True, some(6),
-    ),
-    "dropout": (lambda m, x: m.gates[0](m.last(F.dropout(x, 0.1, m.training))), True, ()),
     "also returned": (lambda m, x: (m.gates[0](m.last(x)), x), True, ()),
     "norm before the cut": (lambda m, x: m.gates[0](m.last(x)[:, 0]), True, ()),
     "each kind of token by its norm": (

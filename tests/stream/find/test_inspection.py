@@ -13,13 +13,11 @@ import addnorm
 from addnorm import inspect
 from addnorm.nn import Encoder
 from support.families import shake
-from support.stream_steps import make_steps, noise
-
-D = 16
+from support.stream_steps import D, make_steps, noise, repeat, run_layers
 
 
-def make_tokens(seed=0):
-    return torch.randn(2, 5, D, generator=torch.Generator().manual_seed(seed))
+def make_tokens():
+    return noise(2, 5, D)
 
 
 def inspect_encoder(wiring="pre_ln", layers=3, **options):
@@ -59,19 +57,12 @@ def test_equation_has_final_norm_of_model():
 
 
 def test_table_has_one_line_for_each_reason():
-    class Twice(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.norm, self.f = nn.LayerNorm(D), nn.Linear(D, D)
-
-        def forward(self, x):
-            return self.norm(self.norm(x + self.f(x)))
-
-    inspection = inspect(nn.Sequential(*(Twice() for _ in range(6))), make_tokens())
+    run = repeat(lambda m, k, x: m.others[k](m.norms[k](x + m.mlps[k](x))), count=6)
+    inspection = inspect(make_steps(run), make_tokens())
     text = render(inspection, 120)
     assert len(inspection.unknown) == 5
     assert text.count("norms follow the add") == 1
-    assert "0.f, 1.f, 2.f and 2 more: 2 norms follow the add" in text
+    assert "mlps.0, mlps.1, mlps.2 and 2 more: 2 norms follow the add" in text
 
 
 @pytest.mark.parametrize("wiring", ["pre_ln", "admin", "rezero", "deepnorm", "b2t"])
@@ -104,19 +95,8 @@ def test_site_by_name_and_number():
 
 
 def test_sites_have_unique_ids():
-    class Flat(nn.Module):
-        """Model without modules for its sublayers."""
-
-        def __init__(self):
-            super().__init__()
-            self.weights = nn.ParameterList(nn.Parameter(torch.randn(D, D)) for _ in range(4))
-
-        def forward(self, x):
-            for weight in self.weights:
-                x = x + torch.relu(x @ weight)
-            return x
-
-    ids = [site.id for site in inspect(Flat(), make_tokens()).sites]
+    run = repeat(lambda m, k, x: x + torch.relu(x @ m.gates[k].weight))  # no module is called
+    ids = [site.id for site in inspect(make_steps(run), make_tokens()).sites]
     assert ids == ["feed-forward", "feed-forward#2", "feed-forward#3", "feed-forward#4"]
 
 
@@ -129,12 +109,10 @@ def test_repr_of_inspection_stream_and_site():
 
 def test_inspect_keeps_sums_beside_the_streams_apart():
     def run(m, x):
-        for k in range(3):
-            x = x + m.branch(k, x)
-        y = m.gates[0](m.last(x))
+        y = m.gates[0](m.last(run_layers(m, x, last=3)))
         return y + m.mlps[3](y)
 
-    inspection = addnorm.inspect(make_steps(run), noise(2, 5, 16))
+    inspection = inspect(make_steps(run), make_tokens())
     assert (inspection.wiring, inspection.closes, inspection.unknown) == ("pre_ln", True, ())
     (part,) = inspection.outside
     assert part.reason.startswith("a single add x + f(x)")
@@ -151,7 +129,7 @@ def test_inspect_says_the_line_of_each_reason():
         return x
 
     line = run.__code__.co_firstlineno
-    sources = {u.reason.split(",")[0]: u.source for u in addnorm.inspect(make_steps(run), noise(2, 5, 16)).unknown}
+    sources = {u.reason.split(",")[0]: u.source for u in inspect(make_steps(run), make_tokens()).unknown}
     assert sources["values of the stream are clamped or replaced on the way"] == f"clamp, test_inspection.py:{line + 3}"
     assert sources["features of the stream are moved"] == f"add, test_inspection.py:{line + 2}"
 
@@ -167,10 +145,8 @@ def test_inspect_names_batch_norms_after_the_add(training):
             x = norms[k].train(training)((x + m.mlps[k](x)).transpose(1, 2)).transpose(1, 2)
         return x
 
-    inspection = addnorm.inspect(make_steps(run), noise(2, 5, 16))
-    assert not inspection.closes
-    reasons = [part.reason for part in inspection.unknown]
-    assert any(reason.startswith("x' = BatchNorm(x + f(x))") for reason in reasons)
+    unknown = inspect(make_steps(run), make_tokens()).unknown
+    assert any(part.reason.startswith("x' = BatchNorm(x + f(x))") for part in unknown)
 
 
 @pytest.mark.parametrize("tool", [addnorm.inspect, addnorm.decompose, addnorm.fuse])

@@ -1,5 +1,6 @@
 """Tests of `inspect` on this library's models: stacks of every wiring, modules, and functions with every option."""
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -98,114 +99,88 @@ def test_inspect_finds_wiring_of_own_model(wiring, kind, norm, mode, dtype):
         assert inspection.streams[0].chain.adds[-1].out.tensor.dtype == options.get("residual_dtype", torch.bfloat16)
 
 
-@pytest.mark.parametrize(("wiring", "options"), [
-    (wirings.layer_scale(0.1), {"gamma": 0.1}), (wirings.skipinit(0.5), {"alpha": 0.5}), (wirings.mix_ln(2), {"k": 2}),
-    (wirings.residual_multiplier(0.3), {"multiplier": 0.3}), (wirings.depth_mup(1.4), {"k": 1.4}), (wirings.parallel(2), {"norms": 2}),
-], ids=lambda value: getattr(value, "name", ""))  # fmt: skip
-def test_inspect_finds_options_of_wiring(wiring, options):
-    inspection = inspect(Encoder(LAYERS, D, 2, 32, wiring), make_tokens())
-    assert dict(inspection.streams[0].wiring.options) == options
+@pytest.mark.parametrize("wiring", [
+    wirings.layer_scale(0.1), wirings.skipinit(0.5), wirings.mix_ln(2), wirings.residual_multiplier(0.3), wirings.depth_mup(1.4),
+    wirings.parallel(2),
+], ids=lambda wiring: wiring.name)  # fmt: skip
+def test_inspect_finds_options_of_wiring(wiring):
+    found = inspect(Encoder(LAYERS, D, 2, 32, wiring), make_tokens()).streams[0].wiring
+    assert (found.name, dict(found.options)) == (wiring.name, dict(wiring.options))
+    assert found.options
 
 
 # Modules and functions.
 
 
-def calls(call):
-    """Return the forward of four sublayers, each added by `call(model, x, f(x), weight, bias)`."""
+def inspect_calls(call, dtype=torch.float32, closure=1e-5):
+    """Inspect four sublayers that read y, each added by `call(model, z, f(y), weight, bias)`, which returns y and z, or one value."""
 
     def run(m, x):
-        x = x * 1.0  # a copy to write to
+        y = z = x * 1.0  # a copy to write to
         for k in range(4):
-            x = call(m, x, m.mlps[k](x), m.gammas[k], m.shifts[k])
-        return x
-
-    return run
-
-
-def pre_norm_calls(call):
-    """Return the forward of sublayers that read y, where z is the stream: pre-LN except for the first sublayer."""
-
-    def run(m, x):
-        y = z = x * 1.0
-        for k in range(4):
-            y, z = call(m, z, m.mlps[k](y), m.gammas[k], m.shifts[k])
+            out = call(m, z, m.mlps[k](y), m.gammas[k], m.shifts[k])
+            y, z = out if isinstance(out, tuple) else (out, out)
         return y
 
-    return run
-
-
-def inspect_calls(run, dtype=torch.float32, closure=1e-5):
     inspection = inspect(make_steps(run).to(dtype), make_tokens(dtype=dtype))
-    assert inspection.unknown == ()
-    assert inspection.closes
+    assert (inspection.unknown, inspection.closes, len(inspection.sites)) == ((), True, 4)
     assert inspection.closure <= closure
-    assert len(inspection.sites) == 4
     return inspection.streams[0]
 
 
 KEEP = torch.tensor([[1.0], [0.0]]).expand(2, 5).clone()
 VECTOR = Learned(1.0, per_feature=True)
-# The options of a call, as a function of the model's gamma, and the row that they give.
+# The options of a call, with VECTOR in place of a learned vector.
 OPTIONS = {
-    "nothing": (lambda g: {}, Row()),
-    "residual_scale": (lambda g: {"residual_scale": 2.5}, Row(a=2.5)),
-    "residual_scale, a vector": (lambda g: {"residual_scale": g}, Row(a=VECTOR)),
-    "layer_scale": (lambda g: {"layer_scale": g}, Row(b=VECTOR)),
-    "branch_bias": (lambda g: {"branch_bias": g}, Row()),
-    "row_scale": (lambda g: {"row_scale": KEEP}, Row()),
-    "weight_offset": (lambda g: {"weight_offset": 1.0}, Row()),
-    "dropout": (lambda g: {"dropout_p": 0.3}, Row()),
-    "dropout, seeded": (lambda g: {"dropout_p": 0.3, "seed": torch.tensor(1234)}, Row()),
-    "dropout, not training": (lambda g: {"dropout_p": 0.3, "training": False}, Row()),
-    "output dtypes": (lambda g: {"residual_dtype": torch.float32, "out_dtype": torch.float32}, Row()),
-    "all": (
-        lambda g: {"residual_scale": 2.5, "layer_scale": g, "branch_bias": g, "row_scale": KEEP, "dropout_p": 0.3},
-        Row(a=2.5, b=VECTOR),
-    ),
+    "nothing": {},
+    "residual_scale": {"residual_scale": 2.5},
+    "residual_scale, a vector": {"residual_scale": VECTOR},
+    "layer_scale": {"layer_scale": VECTOR},
+    "branch_bias": {"branch_bias": VECTOR},
+    "row_scale": {"row_scale": KEEP},
+    "weight_offset": {"weight_offset": 1.0},
+    "dropout": {"dropout_p": 0.3},
+    "dropout, seeded": {"dropout_p": 0.3, "seed": torch.tensor(1234)},
+    "dropout, not training": {"dropout_p": 0.3, "training": False},
+    "output dtypes": {"residual_dtype": torch.float32, "out_dtype": torch.float32},
+    "all": {"residual_scale": 2.5, "layer_scale": VECTOR, "branch_bias": VECTOR, "row_scale": KEEP, "dropout_p": 0.3},
 }  # fmt: skip
+OF_NORM = ("weight_offset", "out_dtype")
 FUNCTIONS = {"layer": addnorm.add_layer_norm, "rms": addnorm.add_rms_norm}
 IN_PLACE = {"layer": addnorm.add_layer_norm_, "rms": addnorm.add_rms_norm_}
-FORMS = ("out of place", "with residual", "in place")
+FORMS = ("out of place", "with residual", "in place", "no norm")
 
 
 @pytest.mark.parametrize(("option", "form", "kind"), pairwise.product(tuple(OPTIONS), FORMS, tuple(FUNCTIONS)))
 def test_inspect_finds_row_of_function(option, form, kind):
-    form = "out of place" if option == "output dtypes" else form  # the others have no such option
-    make_options, row = OPTIONS[option]
+    form = "out of place" if option == "output dtypes" and form != "no norm" else form  # the others have no such option
+    options = OPTIONS[option]
 
-    def call(model, x, branch, weight, bias):
-        options = make_options(model.gammas[5])
+    def call(model, x, branch, *parameters):
+        own = {name: model.gammas[5] if value is VECTOR else value for name, value in options.items()}
+        if form == "no norm":
+            return addnorm.add_residual(
+                x, branch, **{name: value for name, value in own.items() if name not in OF_NORM}
+            )
         if form == "in place":
             with torch.no_grad():
-                return IN_PLACE[kind](x, branch, weight, bias, **options)
-        return FUNCTIONS[kind](x, branch, weight, bias, return_residual=form == "with residual", **options)
+                return IN_PLACE[kind](x, branch, *parameters, **own)
+        return FUNCTIONS[kind](x, branch, *parameters, return_residual=form == "with residual", **own)
 
-    is_pre_norm = form == "with residual"
-    stream = inspect_calls((pre_norm_calls if is_pre_norm else calls)(call))
-    rows = [Row(norm_in=is_pre_norm and k > 0, norm_out=not is_pre_norm, a=row.a, b=row.b) for k in range(4)]
-    assert find_row_differences(stream, rows) == []
+    stream = inspect_calls(call)
+    is_pre_norm, has_norm = form == "with residual", form != "no norm"
+    row = Row(
+        a=options.get("residual_scale", 1.0), b=options.get("layer_scale", 1.0), norm_out=has_norm and not is_pre_norm
+    )
+    assert find_row_differences(stream, [replace(row, norm_in=is_pre_norm and k > 0) for k in range(4)]) == []
     assert (stream.final_norm is not None) == is_pre_norm
-    assert stream.norm == kind
-    assert stream.eps == pytest.approx(1e-5 if kind == "layer" else torch.finfo(torch.float32).eps)
-
-
-@pytest.mark.parametrize("option", OPTIONS)
-def test_inspect_finds_row_of_add_residual(option):
-    make_options, row = OPTIONS[option]
-
-    def call(model, x, branch, weight, bias):
-        options = make_options(model.gammas[5])
-        return addnorm.add_residual(
-            x, branch, **{name: options[name] for name in options.keys() - {"weight_offset", "out_dtype"}}
-        )
-
-    stream = inspect_calls(calls(call))
-    assert find_row_differences(stream, [row] * 4) == []
-    assert stream.norm is None
+    assert stream.norm == (kind if has_norm else None)
+    assert not has_norm or stream.eps == pytest.approx(1e-5 if kind == "layer" else torch.finfo(torch.float32).eps)
 
 
 @pytest.mark.parametrize("casting", ["float32", "llama", "t5"])
 def test_inspect_finds_rms_norm_of_every_casting(casting):
-    run = calls(lambda m, x, f, w, b: addnorm.add_rms_norm(x, f, w, casting=casting))
-    stream = inspect_calls(run, dtype=torch.bfloat16, closure=0.02)
+    stream = inspect_calls(
+        lambda m, x, f, w, b: addnorm.add_rms_norm(x, f, w, casting=casting), dtype=torch.bfloat16, closure=0.02
+    )
     assert (stream.sites[0].row, stream.norm) == (Row(norm_out=True), "rms")

@@ -18,17 +18,12 @@ class Joint(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.a, self.b, self.out_a, self.out_b = (
-            nn.Linear(D, 3 * D),
-            nn.Linear(D, 3 * D),
-            nn.Linear(D, D),
-            nn.Linear(D, D),
-        )
+        self.qkv, self.out = nn.Linear(D, 3 * D), nn.Linear(D, D)
 
     def forward(self, x, c):
-        q, k, v = torch.cat([self.a(x), self.b(c)], 1).chunk(3, -1)
-        y = (q @ k.transpose(-1, -2) * 0.3).softmax(-1) @ v
-        return self.out_a(y[:, : x.shape[1]]), self.out_b(y[:, x.shape[1] :])
+        q, k, v = self.qkv(torch.cat([x, c], 1)).chunk(3, -1)
+        y = self.out((q @ k.mT * 0.3).softmax(-1) @ v)
+        return y[:, : x.shape[1]], y[:, x.shape[1] :]
 
 
 class Block(nn.Module):
@@ -59,8 +54,7 @@ class TwoStreams(nn.Module):
 
 @pytest.fixture
 def inputs():
-    generator = torch.Generator().manual_seed(1)
-    return torch.randn(2, 6, D, generator=generator), torch.randn(2, 4, D, generator=generator)
+    return torch.randn(2, 6, D), torch.randn(2, 4, D)
 
 
 def test_ids_are_unique_over_two_streams(inputs):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -154,12 +154,11 @@ class Flow:
         """Return the values that the model returns."""
         return {value for value in pytree.tree_leaves(self.result) if isinstance(value, Value)}
 
-    def release_tensors(self, keep: Container[Value] = ()) -> None:
-        """Release the tensors that the run computed, except those in `keep`; shapes and dependencies remain."""
+    def release_tensors(self) -> None:
+        """Release the tensors that the run computed; shapes and dependencies remain."""
         for op in self.ops:
             for value in op.outputs:
-                if value not in keep:
-                    value.tensor = value.tensor.new_empty(0)
+                value.tensor = value.tensor.new_empty(0)
 
 
 T = TypeVar("T")

@@ -36,8 +36,7 @@ class Chain:
         final_norms: the other norms after the last add.
         last_factors: the factors between the last add and its own norm.
         final_factors: the factors between the last add and the final norm, if the add has no norm of its own.
-        dual_norm: the final norm of a second stream that has the same writes (ResiDual).
-        dual_adds: the adds of that second stream, and the add that sums both streams.
+        dual_adds: the adds of a second stream that has the same writes (ResiDual), and the add that sums both streams.
         has_other_norms: whether several norms read the same tokens at the end of the stream and lead to the model's output.
         next_norm: the first final norm, with the tokens that it reads.
         pooled: if there is no final norm, the norm of a pooled end of the stream, such as its mean, and the operator that pools.
@@ -50,7 +49,6 @@ class Chain:
     final_norms: list[Norm]
     last_factors: list[Factor]
     final_factors: list[Factor]
-    dual_norm: Norm | None
     dual_adds: list[Add]
     has_other_norms: bool
     next_norm: NextNorm | None
@@ -261,7 +259,7 @@ def _join_twins(chains: list[list[Add]]) -> list[tuple[list[Add], Norm | None, l
     """Join two streams that have the same sublayers (ResiDual) into one.
 
     Returns:
-        For each stream its adds, `Chain.dual_norm` and `Chain.dual_adds`. The last two are None and empty if nothing is joined.
+        For each stream its adds, the final norm of the joined stream, and `Chain.dual_adds`; None and [] if nothing is joined.
     """
     raws = [{write.path.source for add in chain for write in add.writes if write.role == "branch"} for chain in chains]
     joined: list[tuple[list[Add], Norm | None, list[Add]]] = []
@@ -321,7 +319,7 @@ def _build_chain(
     norms_out = [*between, last]
     end = last[-1].y if last else adds[-1].out
     return Chain(
-        adds, sublayers, norms_out, final, factors if last else [], [] if last else factors, dual, dual_adds, is_ambiguous,
+        adds, sublayers, norms_out, final, factors if last else [], [] if last else factors, dual_adds, is_ambiguous,
         found[num_own] if len(found) > num_own else None, None if final else find_pooled_norm(end, regions),
     )  # fmt: skip
 

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import copy
 import warnings
-import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -163,101 +162,90 @@ def build_inspection(model: nn.Module, flow: Flow, target: nn.Module | None = No
     adds = find_chains(flow, norms)
     chains = [place_chain(chain) for chain in adds.chains]
     found = find_unexplained(flow, norms, adds, chains)
-    report = _Report(model, flow, weakref.ref(model if target is None else target))
     names = _name_streams(chains)
     layers = [assign_layers(chain.list_sublayers()) for chain in chains]
+    streams: list[Stream] = []
+    unknown: list[Unknown] = []
     for k, (chain, name, ids) in enumerate(zip(chains, names, list_ids(chains, names), strict=True)):
         other_layers = max(layers[1 - k]) + 1 if len(chains) == 2 else None
         own = report_unexplained([one for one in found if k in one.chains])
-        report.add_stream(chain, name, [*zip(ids, layers[k], strict=True)], other_layers, own)
+        places = [*zip(ids, layers[k], strict=True)]
+        stream, reasons = _build_stream(chain, name, places, other_layers, own, streams, model, flow)
+        streams.append(stream)
+        unknown += reasons
     apart = [one for one in found if not one.chains and one.reason in APART] if chains else []
-    rest = report_unexplained([one for one in found if one not in apart])
-    unknown = [*report.unknown, *rest] if chains else explain_no_stream(flow, norms, found)
+    unknown += report_unexplained([one for one in found if one not in apart])
     return Inspection(
-        type(model).__name__, tuple(report.streams), tuple(unknown), "training" if model.training else "evaluation",
-        len(flow.ops), model if target is None else target, tuple(report_unexplained(apart)),
+        type(model).__name__, tuple(streams), tuple(unknown if chains else explain_no_stream(flow, norms, found)),
+        "training" if model.training else "evaluation", len(flow.ops), model if target is None else target,
+        tuple(report_unexplained(apart)),
     )  # fmt: skip
 
 
-class _Report:
-    """Streams of an inspection, and the parts of them that are not understood.
+def _build_stream(
+    chain: PlacedChain, name: str, places: Sequence[tuple[str, int]], other_layers: int | None,
+    unexplained: Sequence[Unknown], before: Sequence[Stream], model: nn.Module, flow: Flow,
+) -> tuple[Stream, list[Unknown]]:  # fmt: skip
+    """Build one stream of an inspection, with its sites, wiring and remarks.
 
     Args:
+        chain: the stream in the captured run.
+        name: the name of the stream.
+        places: the id and the layer of each sublayer.
+        other_layers: number of layers of the other stream; None unless there are two streams.
+        unexplained: operators that change the stream and that no `Row` describes.
+        before: the streams that begin earlier.
         model: the model that ran.
         flow: the captured run.
-        owner: weak reference to the user's model.
+
+    Returns:
+        The stream, and its unknown parts besides `unexplained`.
     """
-
-    def __init__(self, model: nn.Module, flow: Flow, owner: weakref.ref[nn.Module]) -> None:
-        self.streams: list[Stream] = []
-        self.unknown: list[Unknown] = []
-        self._model, self._flow, self._owner = model, flow, owner
-        self._num_sites = 0
-
-    def add_stream(
-        self, chain: PlacedChain, name: str, places: Sequence[tuple[str, int]], other_layers: int | None,
-        unexplained: Sequence[Unknown],
-    ) -> None:  # fmt: skip
-        """Add one stream to the inspection, with its sites, wiring and remarks.
-
-        Args:
-            chain: the stream in the captured run.
-            name: the name of the stream.
-            places: the id and the layer of each sublayer.
-            other_layers: number of layers of the other stream; None unless there are two streams.
-            unexplained: operators that change the stream and that no `Row` describes.
-        """
-        names = SublayerNames(chain)
-        norms_out = [_first(norms) for norms in chain.norms_out]
-        errors = [*map(measure_row_error, chain.adds, chain.sublayers, norms_out)]
-        unknown: list[Unknown] = []
-        sites, summaries, tolerances = [], [], []
-        for sublayer, (site_id, layer) in zip(chain.list_sublayers(), places, strict=True):
-            k, add, reads = sublayer.place, sublayer.add, sublayer.reads
-            reasons = list_reasons(chain, sublayer)
-            row = build_row(sublayer, norms_out[k], chain.sum_factors(k))
-            tolerances.append(_get_row_tolerance(sublayer, norms_out[k]))
-            closes = errors[k] <= tolerances[-1]
-            site = Site(
-                id=site_id, path=sublayer.module, modules=names.list_modules(sublayer), kind=sublayer.kind,
-                layer=layer, index=self._num_sites, stream=name, row=row, norm_in=None if reads.direct else _first(reads.norms),
-                norm_branch=sublayer.norm, norm_out=norms_out[k], closure=errors[k], closes=closes,
-                parallel=sum(part.role != "bias" for part in chain.sublayers[k]), shared=names.count_shared(sublayer),
-                call=sublayer.frame.call, add_path=add.op.frame.path, notes=tuple(remark_on_sublayer(chain, sublayer)),
-                role=sublayer.role, sublayer=sublayer, owner=self._owner,
-            )  # fmt: skip
-            self._num_sites += 1
-            sites.append(site)
-            summaries.append(naming.summarize_sublayer(chain, sublayer, layer, row, bool(reasons) or not closes))
-            if not closes:
-                error = _explain_error(errors[k], tolerances[-1], sublayer)
-                reasons = {f"{site.equation} does not close: {error}": add.op, **reasons}
-            unknown += [Unknown(site.id, reason, format_source(op)) for reason, op in reasons.items()]
-        ends = [*([SEVERAL_NORMS] if chain.has_other_norms else []), *chain.passages[-1].reasons]
-        unknown += [Unknown(name, reason) for reason in ends]
-        is_clear = not unexplained and not ends
-        wiring, remarks = _identify_wiring(chain, summaries, other_layers) if is_clear else (None, [])
-        total = measure_sum_error(chain) if all(summary.row.is_sum for summary in summaries) else None
-        total_closes = total is None or total <= max(tolerances) * len(chain.adds) ** 0.5
-        if total is not None and not total_closes and all(site.closes for site in sites):
-            unknown.append(
-                Unknown(name, f"x_L = x_0 + all writes does not close: relative error {format_number(total, 2)}")
-            )
-            wiring = None
-        remarks += remark_on_stream(chain, sites, self._model, wiring, self._flow)
-        remarks += remark_on_start(chain, sites, wiring, self.streams)
-        dtype = str(chain.adds[0].x.tensor.dtype).removeprefix("torch.")
-        stream = Stream(
-            name, chain.layout.width, dtype, tuple(sites), places[-1][1] + 1, wiring, chain.first_norm,
-            chain.final_norms[-1] if chain.final_norms else None, total, total_closes, (*unknown, *unexplained),
-            tuple(dict.fromkeys(remarks)), chain, chain.layout, chain.layout.axis,
+    names = SublayerNames(chain)
+    norms_out = [next(iter(norms), None) for norms in chain.norms_out]
+    errors = [*map(measure_row_error, chain.adds, chain.sublayers, norms_out)]
+    unknown: list[Unknown] = []
+    sites, summaries, tolerances = [], [], []
+    for sublayer, (site_id, layer) in zip(chain.list_sublayers(), places, strict=True):
+        k, add, reads = sublayer.place, sublayer.add, sublayer.reads
+        reasons = list_reasons(chain, sublayer)
+        row = build_row(sublayer, norms_out[k], chain.sum_factors(k))
+        tolerances.append(_get_row_tolerance(sublayer, norms_out[k]))
+        closes = errors[k] <= tolerances[-1]
+        site = Site(
+            id=site_id, path=sublayer.module, modules=names.list_modules(sublayer), kind=sublayer.kind, layer=layer, stream=name,
+            row=row, norm_in=None if reads.direct else next(iter(reads.norms), None), norm_branch=sublayer.norm,
+            norm_out=norms_out[k], closure=errors[k], closes=closes,
+            parallel=sum(part.role != "bias" for part in chain.sublayers[k]), shared=names.count_shared(sublayer),
+            call=sublayer.frame.call, add_path=add.op.frame.path, notes=tuple(remark_on_sublayer(chain, sublayer)),
+            role=sublayer.role, sublayer=sublayer,
         )  # fmt: skip
-        self.streams.append(stream)
-        self.unknown += unknown
-
-
-def _first(norms: Sequence[Norm]) -> Norm | None:
-    return norms[0] if norms else None
+        sites.append(site)
+        summaries.append(naming.summarize_sublayer(chain, sublayer, layer, row, bool(reasons) or not closes))
+        if not closes:
+            error = _explain_error(errors[k], tolerances[-1], sublayer)
+            reasons = {f"{site.equation} does not close: {error}": add.op, **reasons}
+        unknown += [Unknown(site.id, reason, format_source(op)) for reason, op in reasons.items()]
+    ends = [*([SEVERAL_NORMS] if chain.has_other_norms else []), *chain.passages[-1].reasons]
+    unknown += [Unknown(name, reason) for reason in ends]
+    is_clear = not unexplained and not ends
+    wiring, remarks = _identify_wiring(chain, summaries, other_layers) if is_clear else (None, [])
+    total = measure_sum_error(chain) if all(summary.row.is_sum for summary in summaries) else None
+    total_closes = total is None or total <= max(tolerances) * len(chain.adds) ** 0.5
+    if total is not None and not total_closes and all(site.closes for site in sites):
+        unknown.append(
+            Unknown(name, f"x_L = x_0 + all writes does not close: relative error {format_number(total, 2)}")
+        )
+        wiring = None
+    remarks += remark_on_stream(chain, sites, model, wiring, flow)
+    remarks += remark_on_start(chain, sites, wiring, before)
+    dtype = str(chain.adds[0].x.tensor.dtype).removeprefix("torch.")
+    stream = Stream(
+        name, chain.layout.width, dtype, tuple(sites), places[-1][1] + 1, wiring, chain.first_norm,
+        chain.final_norms[-1] if chain.final_norms else None, total, total_closes, (*unknown, *unexplained),
+        tuple(dict.fromkeys(remarks)), chain, chain.layout, chain.layout.axis,
+    )  # fmt: skip
+    return stream, unknown
 
 
 def _get_row_tolerance(sublayer: Sublayer, norm_out: Norm | None) -> float:
@@ -284,7 +272,7 @@ def _identify_wiring(
 ) -> tuple[Wiring | None, list[str]]:
     has_embedding_norm = chain.first_norm is not None
     wiring, remarks = naming.identify_wiring(summaries, bool(chain.final_norms), has_embedding_norm, other_layers)
-    if chain.dual_norm is not None and wiring is not None and wiring.name == "post_ln":
+    if chain.dual_adds and wiring is not None and wiring.name == "post_ln":
         return wirings.resi_dual(), [RESI_DUAL]
     if chain.pooled is not None:
         norm, op = chain.pooled

@@ -43,7 +43,6 @@ class Site:
         modules: paths of the child modules that are this sublayer, if the module contains other sublayers too; otherwise empty.
         kind: "attention", "cross-attention", "feed-forward" or "other".
         layer: index of the layer, from 0.
-        index: index of the site among the sites of all streams.
         stream: name of the stream.
         row: the equation x' = N_out(a x + b N_branch(f(c N_in(x)))). A learned factor has its mean as `init`.
         norm_in, norm_branch, norm_out: the norms, or None.
@@ -56,6 +55,7 @@ class Site:
         notes: properties that the row does not express.
         role: "branch" (a sublayer that reads this stream), "skip" (an earlier state) or "injection" (does not read the
             state to which it is added).
+        index: index of the site among the sites of all streams.
     """
 
     id: str
@@ -63,7 +63,6 @@ class Site:
     modules: tuple[str, ...]
     kind: str
     layer: int
-    index: int
     stream: str
     row: spec.Row
     norm_in: Norm | None
@@ -77,14 +76,15 @@ class Site:
     add_path: str
     notes: tuple[str, ...]
     role: str
-    sublayer: Sublayer = field(repr=False)  # in the captured run
-    owner: weakref.ref[nn.Module] | None = field(default=None, repr=False)  # the user's model
-    parent: Stream = field(init=False, repr=False)  # set by the stream
+    sublayer: Sublayer  # in the captured run
+    parent: Stream = field(init=False)  # set by the stream
+    index: int = field(init=False)  # set by the inspection, as the user's model
+    owner: weakref.ref[nn.Module] = field(init=False)
 
     @property
     def model(self) -> Any:
         """The inspected model; None if it no longer exists."""
-        return self.owner() if self.owner is not None else None
+        return self.owner()
 
     @property
     def equation(self) -> str:
@@ -171,9 +171,9 @@ class Stream:
     sum_closes: bool
     unknown: tuple[Unknown, ...]
     remarks: tuple[str, ...]
-    chain: PlacedChain = field(repr=False)  # the stream in the captured run
-    layout: StreamLayout = field(repr=False)  # the dimensions of its values
-    axis: int = -1
+    chain: PlacedChain  # the stream in the captured run
+    layout: StreamLayout  # the dimensions of its values
+    axis: int
 
     def __post_init__(self) -> None:
         for site in self.sites:
@@ -250,8 +250,12 @@ class Inspection(Rendered):
     unknown: tuple[Unknown, ...]
     mode: str
     operators: int
-    target: Any = field(default=None, repr=False)
-    outside: tuple[Unknown, ...] = ()
+    target: Any
+    outside: tuple[Unknown, ...]
+
+    def __post_init__(self) -> None:
+        for k, site in enumerate(self.sites):
+            site.index, site.owner = k, weakref.ref(self.target)
 
     @property
     def sites(self) -> tuple[Site, ...]:

@@ -31,23 +31,6 @@ MASKED = "the stream is masked by what was computed from it, which no row expres
 Axes = tuple[int, int]  # the first and the last dimension of the features, counted from the end
 
 
-@dataclass
-class Passage:
-    """Steps of a stream from one state to the sum of the next add, or to the final norm.
-
-    Attributes:
-        reasons: steps that no `Row` expresses, as text, each with its operator, or None if there are several operators.
-        idle: guards that did not bind in this run.
-        chosen: operators that choose or order tokens by what is computed from the stream.
-        is_masked: whether tokens are set to a number by a mask that does not depend on the stream.
-    """
-
-    reasons: dict[str, Op | None] = field(default_factory=dict)
-    idle: list[Op] = field(default_factory=list)
-    chosen: list[Op] = field(default_factory=list)
-    is_masked: bool = False
-
-
 @dataclass(eq=False)
 class PlacedChain(Chain):
     """Stream in a captured run with the dimensions of its values.
@@ -76,34 +59,34 @@ def _check_passages(chain: Chain, layout: StreamLayout) -> list[Passage]:
     axes = _list_groups(first.shape, width, layout.axis)[0]
     passages = []
     for k, (add, sublayers) in enumerate(zip(chain.adds, chain.sublayers, strict=True)):
-        steps = _Steps(first, width) if k else _pass_start(chain, layout, axes)
+        passage = Passage(first, width) if k else _pass_start(chain, layout, axes)
         if k:
-            axes = steps.pass_norms(chain.adds[k - 1].out, chain.norms_out[k - 1], add.x, axes)
-            axes = steps.pass_ops(add.x, add.residual_path.ops, axes)
+            axes = passage.pass_norms(chain.adds[k - 1].out, chain.norms_out[k - 1], add.x, axes)
+            axes = passage.pass_ops(add.x, add.residual_path.ops, axes)
         for sublayer in sublayers:
             if sublayer.norm is not None:
-                steps.pass_ops(sublayer.write_path.source, sublayer.write_path.ops, (-1, -1))
-        passages.append(steps.passage)
-    steps = _Steps(first, width)
-    steps.pass_norms(chain.adds[-1].out, [*chain.norms_out[-1], *chain.final_norms], None, axes)
-    return [*passages, steps.passage]
+                passage.pass_ops(sublayer.write_path.source, sublayer.write_path.ops, (-1, -1))
+        passages.append(passage)
+    passage = Passage(first, width)
+    passage.pass_norms(chain.adds[-1].out, [*chain.norms_out[-1], *chain.final_norms], None, axes)
+    return [*passages, passage]
 
 
-def _pass_start(chain: Chain, layout: StreamLayout, axes: Axes) -> _Steps:
+def _pass_start(chain: Chain, layout: StreamLayout, axes: Axes) -> Passage:
     """Check and return the steps from x_0 to the first sum, in which the features have the dimensions `axes`."""
     add = chain.adds[0]
     for group in _list_groups(add.x.shape, layout.width, axes[1]):
-        steps = _Steps(add.out, layout.width)
-        if steps.pass_ops(add.x, add.residual_path.ops, group) == axes and MOVED not in steps.passage.reasons:
+        passage = Passage(add.out, layout.width)
+        if passage.pass_ops(add.x, add.residual_path.ops, group) == axes and MOVED not in passage.reasons:
             break
-    return steps
+    return passage
 
 
 def keeps_features(chain: PlacedChain, state: Value, target: Value) -> bool:
     """Return whether the tokens of `state` that `target`, a later value, contains are whole, with their features in order."""
-    steps = _Steps(chain.adds[0].out, chain.layout.width)
-    steps.pass_norms(state, (), target, _list_groups(state.shape, chain.layout.width, chain.layout.axis)[0])
-    return MOVED not in steps.passage.reasons
+    passage = Passage(chain.adds[0].out, chain.layout.width)
+    passage.pass_norms(state, (), target, _list_groups(state.shape, chain.layout.width, chain.layout.axis)[0])
+    return MOVED not in passage.reasons
 
 
 def format_guard(op: Op) -> str:
@@ -112,18 +95,25 @@ def format_guard(op: Op) -> str:
     return f"{op.name}({', '.join(numbers)})" if numbers else op.name
 
 
-class _Steps:
-    """Check of the operators of one passage.
+@dataclass
+class Passage:
+    """Steps of a stream from one state to the sum of the next add, or to the final norm, and their check.
 
-    Args:
+    Attributes:
         first: the first sum of the stream. A mask that is computed from this sum depends on the stream.
         width: number of features.
+        reasons: steps that no `Row` expresses, as text, each with its operator, or None if there are several operators.
+        idle: guards that did not bind in this run.
+        chosen: operators that choose or order tokens by what is computed from the stream.
+        is_masked: whether tokens are set to a number by a mask that does not depend on the stream.
     """
 
-    def __init__(self, first: Value, width: int) -> None:
-        self.passage = Passage()
-        self._first = first
-        self._width = width
+    first: Value
+    width: int
+    reasons: dict[str, Op | None] = field(default_factory=dict)
+    idle: list[Op] = field(default_factory=list)
+    chosen: list[Op] = field(default_factory=list)
+    is_masked: bool = False
 
     def pass_norms(self, source: Value, norms: Sequence[Norm], target: Value | None, axes: Axes) -> Axes:
         """Check the steps from `source` through `norms` to `target`, and return the dimensions of the features there."""
@@ -173,12 +163,12 @@ class _Steps:
             if self._is_computed(op.get("mask", op.get("condition")), source):
                 self._add_reason(op, is_idle, MASKED)
                 return known[0]
-            self.passage.is_masked |= not is_idle and all(v in labels or not v.kind for v in carried)
+            self.is_masked |= not is_idle and all(v in labels or not v.kind for v in carried)
             return new
         if product is None:
             indices = [v for v in op.inputs if not v.tensor.is_floating_point()]
             if any(self._is_computed(index, source) for index in indices):
-                self.passage.chosen.append(op)
+                self.chosen.append(op)
             return new
         if product[1].kind == "guard":
             before, after = product[0].tensor.detach(), out.tensor.detach()
@@ -189,20 +179,20 @@ class _Steps:
 
     def _is_computed(self, selection: Value, source: Value) -> bool:
         """Return whether a mask or an index is computed from a state of the stream."""
-        return is_ancestor(source, selection) or is_ancestor(self._first, selection)
+        return is_ancestor(source, selection) or is_ancestor(self.first, selection)
 
     def _add_reason(self, op: Op, is_idle: bool, reason: str) -> None:
         if is_idle:
-            self.passage.idle.append(op)
+            self.idle.append(op)
         else:
-            self.passage.reasons.setdefault(reason, op)
+            self.reasons.setdefault(reason, op)
 
     def _locate(self, labels: Tensor, axes: Axes) -> Axes:
         """Return the dimensions in which each token has its features in order; without such dimensions, add a reason."""
-        for group in _list_groups(labels.shape, self._width, axes[1]):
-            if _has_whole_tokens(_move_last(labels, group), self._width):
+        for group in _list_groups(labels.shape, self.width, axes[1]):
+            if _has_whole_tokens(_move_last(labels, group), self.width):
                 return group
-        self.passage.reasons.setdefault(MOVED)
+        self.reasons.setdefault(MOVED)
         return axes
 
 

@@ -104,7 +104,7 @@ def remark_on_stream(
     start = chain.adds[0]
     if start.norms and any(factor.kind in ("constant", "learned") for factor in start.late_factors):
         remarks.append(SCALED_START)
-    if len(chain.final_norms) > 1 and chain.dual_norm is None:
+    if len(chain.final_norms) > 1 and not chain.dual_adds:
         remarks.append(f"{len(chain.final_norms)} final norms, one after the other")
     end = chain.adds[-1].out.tensor
     odd = end.numel() - int(end.isfinite().sum())

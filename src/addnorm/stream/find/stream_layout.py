@@ -31,12 +31,11 @@ class StreamLayout:
     Attributes:
         width: number of features.
         axis: dimension of the features in the first sum, counted from the end.
-        reason: why the layout is not known from some add on; empty if it is known.
     """
 
     def __init__(self, chain: Chain) -> None:
         self.chain = chain
-        self.reason = ""
+        self._is_continuous = True  # whether the dimensions of every state follow from those of x_0
         self._roots = Roots()
         self._dims: dict[Value, Dims] = {}
         self._operands: list[Dims | None] = []
@@ -60,13 +59,12 @@ class StreamLayout:
         The output is returned as the first view whose features have dimensions of their own. In an MLP-Mixer, for example, the
         product has features and sequences in one dimension.
         """
-        layout = self._of_earlier(sublayer, sublayer.raw)
-        views = [sublayer.raw] if sublayer.norm is not None else find_views_of(sublayer.write_path, sublayer.raw)
-        for view in views[1:] if layout is None else ():
+        views = [sublayer.raw] if sublayer.norm is not None else _list_views(sublayer.write_path, sublayer.raw)
+        for view in views:
             layout = self._of_earlier(sublayer, view)
             if layout is not None:
                 return view, layout
-        return sublayer.raw, layout
+        return sublayer.raw, None
 
     def of_write(self, sublayer: Sublayer) -> TokenLayout | None:
         """Return the layout of the operand that a sublayer adds."""
@@ -74,13 +72,8 @@ class StreamLayout:
 
     def of_norm(self, norm: Norm) -> TokenLayout | None:
         """Return the layout of a norm's input, which may be inside a sublayer."""
-        own = self.of(norm.x)
-        if own is not None:
-            return own
-        for sublayer in self.chain.list_sublayers():
-            if sublayer.norm is norm:
-                return self._of_earlier(sublayer, norm.x)
-        return None
+        owners = [sublayer for sublayer in self.chain.list_sublayers() if sublayer.norm is norm]
+        return self.of(norm.x) or (self._of_earlier(owners[0], norm.x) if owners else None)
 
     def find_features(self, sublayer: Sublayer, value: Value) -> tuple[int, ...] | None:
         """Return which dimensions of a state, or of a value of a write, are features; None if that is not known."""
@@ -98,8 +91,8 @@ class StreamLayout:
         If x_0 has tokens and sequences flattened into one dimension, and no other use, return the view that separates the two.
         """
         add = self.chain.adds[k]
-        entry = find_expanded(add.residual_path, add.x)
-        views = find_views_of(add.residual_path, add.x)
+        views = _list_views(add.residual_path, add.x)
+        entry = next(view for view in views if math.prod(view.shape) == math.prod(views[-1].shape))
         for view in views[views.index(entry) :] if not k else ():
             layout = self.of(view)
             if layout is not None and not layout.depends_on_shape:
@@ -129,7 +122,11 @@ class StreamLayout:
         if not all(map(self._is_feature, parts)) or math.prod(shape[d] for d in features) != self.width:
             return None
         pieces = [
-            tuple(Piece(cut, is_token, self._order(cut.root)) for part in dim for cut, is_token in self._classify(part))
+            tuple(
+                Piece(cut, is_token, min(self._roots.find_origins(cut.root)))
+                for part in dim
+                for cut, is_token in self._classify(part)
+            )
             for d, dim in enumerate(dims)
             if d not in features
         ]
@@ -142,11 +139,9 @@ class StreamLayout:
         first, operand = self.chain.adds[0].x, self.chain.adds[0].residual_path.term.value
         start = self._dims[operand] = self._roots.start(operand.shape)
         self._dims[first] = relate(first, operand, start) or self._roots.start(first.shape)
-        for k, add in enumerate(self.chain.adds):
+        for add in self.chain.adds:
             if trace(add.x, self._dims, self._roots) is None:
-                self.reason = (
-                    self.reason or f"the dimensions of the stream before add {k + 1} do not follow from those before it"
-                )
+                self._is_continuous = False
                 self._dims[add.x] = self._roots.start(add.x.shape)
             operand = add.residual_path.term.value
             dims = trace(operand, self._dims, self._roots)
@@ -167,18 +162,17 @@ class StreamLayout:
 
     def _find_features(self, mixing: Mixing) -> set[Part]:
         """Return the parts of dimensions that are features: norms normalize these parts, or else most products sum over them."""
-        counts: Counter[Dim] = Counter()
+        normed: set[Part] = set()
         for sublayers, norms in zip(self.chain.sublayers, self.chain.norms_out, strict=True):
             for norm in [*norms, *(norm for sublayer in sublayers for norm in sublayer.reads.norms)]:
                 dims = trace(norm.x, self._dims, self._roots)
-                if dims is not None and dims[-1]:
-                    counts[dims[-1]] += 1
+                normed.update(dims[-1] if dims else ())
         start = self._find_projected_start()
-        if counts and not self._is_other_axis({part.root for dim in counts for part in dim}, start, mixing):
-            return {part for dim in counts for part in dim}
-        counts = Counter(filter(None, self._list_other_normed()) if not counts else ())
-        if counts or start:
-            return {part for dim in counts or [start] for part in dim}
+        if normed and not self._is_other_axis({part.root for part in normed}, start, mixing):
+            return normed
+        normed = set() if normed else {part for dim in self._list_other_normed() for part in dim}
+        if normed or start:
+            return normed or {*start}
         roots = Counter(part.root for part in mixing.projected)
         last = self._dims[self.chain.adds[0].x][-1:]
         if roots:
@@ -224,7 +218,7 @@ class StreamLayout:
     def mixes_tokens(self, sublayer: Sublayer) -> bool:
         """Return whether a sublayer sums over another dimension than the features: in a product with parameters, or in a mean."""
         roots = {feature.root for feature in self._features}
-        parts = self._summed.get(sublayer, []) if not self.reason else []
+        parts = self._summed.get(sublayer, []) if self._is_continuous else []
         return any(part.size > 1 and roots.isdisjoint(self._roots.find_origins(part.root)) for part in parts)
 
     def _is_feature(self, part: Part) -> bool:
@@ -315,9 +309,6 @@ class StreamLayout:
             inside = any(begin <= low < end for begin, end in zip(bounds[::2], bounds[1::2], strict=True))
             yield Part(part.root, low, high // low), inside
 
-    def _order(self, root: int) -> int:
-        return min(self._roots.find_origins(root))
-
     def _measure_features(self) -> tuple[int, int]:
         out = self.chain.adds[0].out
         dims = self._dims.get(out, ())
@@ -361,7 +352,7 @@ def _find_inputs(value: Value) -> list[Value]:
     return sorted(inputs, key=lambda leaf: leaf.part if isinstance(leaf.part, int) else -1)
 
 
-def find_views_of(path: Path, x: Value) -> list[Value]:
+def _list_views(path: Path, x: Value) -> list[Value]:
     """Return x, the value at the start of `path`, and its views before any other operator on the path."""
     views = [x]
     for op in reversed(path.ops):
@@ -369,9 +360,3 @@ def find_views_of(path: Path, x: Value) -> list[Value]:
             break
         views.append(op.outputs[0])
     return views
-
-
-def find_expanded(path: Path, x: Value) -> Value:
-    """Return state x, or its first expanded view if `path` expands the state."""
-    views = find_views_of(path, x)
-    return next(view for view in views if math.prod(view.shape) == math.prod(views[-1].shape))

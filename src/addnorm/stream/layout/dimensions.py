@@ -130,11 +130,11 @@ def _reshape(dims: Dims, shape: tuple[int, ...]) -> Dims | None:
     return None if rest else tuple(map(tuple, new))
 
 
-def find_views(value: Value, source: Value) -> list[Op] | None:
+def _list_views(value: Value, source: Value) -> list[Op] | None:
     """Return the views and casts from `source` to `value`, the first one first; None if there are other operators."""
     ops: list[Op] = []
     while value is not source:
-        if value.op is None or "view" not in value.op.traits or not value.op.inputs:
+        if value.op is None or not value.op.inputs or not is_view(value.op):
             return None
         ops.insert(0, value.op)
         value = value.op.inputs[0]
@@ -143,15 +143,9 @@ def find_views(value: Value, source: Value) -> list[Op] | None:
 
 def _follow_views(value: Value, source: Value) -> Dims | None:
     """Return the dimensions of `value` as parts of the axes of `source`; None if `value` is no view of `source`."""
-    ops: list[Op] = []
-    while value is not source:
-        if value.op is None or not value.op.inputs or not is_view(value.op):
-            return None
-        ops.append(value.op)
-        value = value.op.inputs[0]
-    roots = Roots()
-    dims: Dims | None = roots.start(source.shape)
-    for op in reversed(ops):
+    ops, roots = _list_views(value, source), Roots()
+    dims: Dims | None = None if ops is None else roots.start(source.shape)
+    for op in ops or ():
         dims = None if dims is None else split_views(op, dims, roots)
     return dims
 
@@ -168,7 +162,7 @@ def find_axis(value: Value, source: Value, axis: int) -> int | None:
 def covers_features(value: Value) -> bool:
     """Return whether the last axis of a view is a whole axis of its source: all features of a token, not those of one head."""
     source = strip_views(value)
-    views = find_views(value, source)
+    views = _list_views(value, source)
     if views and len(source.shape) == 2 and views[0].outputs[0].shape[-1:] == source.shape[-1:]:
         source = views[0].outputs[0]  # a matrix product, viewed with several dimensions in place of its rows
     dims = _follow_views(value, source)
