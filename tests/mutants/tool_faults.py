@@ -26,7 +26,7 @@ TOOLS = {
                 "removed-parametrization-not-restored", "stream/dataflow",
                 "... or '.' in $c.__qualname__ or getattr($o, $c.__qualname__, None) is $c", "... or $o is not None",
             ),
-            Fault("global-values-compared-by-identity", "stream/dataflow/variables.py", "$new or not all(...)", "$new"),
+            Fault("global-values-compared-by-identity", "stream/dataflow/snapshot.py", "$new or not all(...)", "$new"),
             Fault("writes-of-numpy-not-restored", "stream/dataflow", "$c or (id($t) not in $learned and $small($t))", "$c"),
         ),
     ),

@@ -34,7 +34,6 @@ class Steps(nn.Module):
         self.last, self.context = nn.LayerNorm(D), nn.LayerNorm(D)
         self.mlps = nn.ModuleList(nn.Sequential(nn.Linear(D, 2 * D), nn.GELU(), nn.Linear(2 * D, D)) for _ in range(6))
         self.gates = nn.ModuleList(nn.Linear(D, D) for _ in range(6))
-        self.cells = nn.ModuleList(nn.GRUCell(D, D) for _ in range(2))
         self.convolutions = nn.ModuleList(nn.Conv2d(D, D, 3, padding=1) for _ in range(3))
         self.gammas, self.shifts = (nn.Parameter(torch.zeros(6, D)) for _ in range(2))
         self.heads = nn.Parameter(torch.zeros(2, 2))
@@ -82,43 +81,19 @@ def normalize(m, x):
 # Norms whose weight is outside of torch's norm, interpolations, gates.
 
 
-pre_ln_with_outer_weight = repeat(lambda m, k, x: x + m.mlps[k](F.layer_norm(x, (D,)) * m.gammas[k]))
-
-
-post_ln_with_outer_weight = repeat(lambda m, k, x: m.bare(x + m.mlps[k](x)) * m.gammas[k])
-
-
 lerp = repeat(lambda m, k, x: torch.lerp(x, m.branch(k, x), m.gammas[k]))
 
 
 difference = repeat(lambda m, k, x: x + m.gammas[k] * (m.branch(k, x) - x))
 
 
-constant_difference = repeat(lambda m, k, x: x + 0.3 * (m.branch(k, x) - x))
-
-
 gated_difference = repeat(lambda m, k, x: x + m.gates[k](x).sigmoid() * (m.branch(k, x) - x))
-
-
-recurrent_gate = repeat(lambda m, k, x: m.cells[k](m.branch(k, x).flatten(0, 1), x.flatten(0, 1)).view_as(x), count=2)
-
-
-residual_bias = repeat(lambda m, k, x: m.branch(k, x) + (x + m.shifts[k]) * m.gammas[k])
 
 
 def channel_scale(m, x):
     for k in range(3):
         y = m.norms[k](x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
         x = x + m.gammas[k].view(-1, 1, 1) * m.convolutions[k](y)
-    return x
-
-
-def talking_heads(m, x):
-    for k in range(3):
-        y = m.norms[k](x)
-        q, v = (gate(y).unflatten(-1, (2, -1)).transpose(1, 2) for gate in (m.gates[k], m.gates[k + 3]))
-        weights = torch.einsum("bhij,hg->bgij", (q @ q.mT).softmax(-1), m.heads)
-        x = x + m.mlps[k]((weights @ v).transpose(1, 2).flatten(-2))
     return x
 
 
@@ -129,14 +104,6 @@ def stacked_sublayers(m, x):
 
 
 # Streams that are cut and joined.
-
-
-def reversible(m, x):
-    a, b = x, x
-    for k in (0, 2, 4):
-        a = a + m.branch(k, b)
-        b = b + m.branch(k + 1, a)
-    return (a + b) / 2
 
 
 def reversible_halves(m, x):

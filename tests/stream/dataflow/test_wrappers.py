@@ -108,37 +108,26 @@ def add_lora(model):
         layer.linear1 = Lora(layer.linear1)
 
 
-def offload(model):
+def offload(model, free=lambda p: p.data.untyped_storage().resize_(0)):
     """Give each module its parameters for the time of its call, as sharded optimizers do."""
     for module in model.modules():
-        own = [*module.parameters(recurse=False)]
-        kept = [p.data.clone() for p in own]
+        own = [(p, p.data.clone()) for p in module.parameters(recurse=False)]
 
-        def fetch(module, args, own=own, kept=kept):
-            for p, data in zip(own, kept, strict=True):
+        def fetch(module, args, own=own):
+            for p, data in own:
                 p.data = data.clone()
 
-        def free(module, args, output, own=own):
-            for p in own:
-                p.data.untyped_storage().resize_(0)
+        def release(module, args, output, own=own):
+            for p, _ in own:
+                free(p)
 
-        if own:
-            module.register_forward_pre_hook(fetch)
-            module.register_forward_hook(free)
+        module.register_forward_pre_hook(fetch)
+        module.register_forward_hook(release)
 
 
 def empty(model):
     """As `offload`, but leave parameters without elements."""
-    offload(model)
-    for module in model.modules():
-        own = [*module.parameters(recurse=False)]
-
-        def free(module, args, output, own=own):
-            for p in own:
-                p.data = p.data.new_empty(0)
-
-        if own:
-            module.register_forward_hook(free)
+    offload(model, free=lambda p: setattr(p, "data", p.data.new_empty(0)))
 
 
 @pytest.mark.parametrize("change", [quantize, parametrize, add_lora, offload, empty])

@@ -15,19 +15,11 @@ PAIR = (noise(2, 6, D), noise(2, 5, D, seed=1))
 
 # The kinds of the sublayers, by their first letters, where a name alone does not show them.
 KINDS = {
-    "token mixers": "ooo", "token mixers without norms": "ofof", "talking heads": "aaa", "means of pairs": "fff",
-    "bias of the residual": "ffff",
+    "token mixers": "ooo", "token mixers without norms": "ofof", "means of pairs": "fff",
 }  # fmt: skip
 # forward, inputs, name, equations without the values of learned factors
 UNDERSTOOD = {
-    "weight outside of the norm, pre-LN": (steps.pre_ln_with_outer_weight, ONE, "pre_ln", ["x' = x + f(N(x))"] * 4),
-    "weight outside of the norm, post-LN": (steps.post_ln_with_outer_weight, ONE, "post_ln", ["x' = N(x + f(x))"] * 4),
-    "lerp with a learned weight": (steps.lerp, ONE, "unknown", ["x' = a ⊙ x + b ⊙ f(N(x))"] * 4),
-    "learned difference": (steps.difference, ONE, "unknown", ["x' = a ⊙ x + b ⊙ f(N(x))"] * 4),
-    "constant difference": (steps.constant_difference, ONE, "unknown", ["x' = 0.7 x + 0.3 f(N(x))"] * 4),
-    "bias of the residual": (steps.residual_bias, ONE, "unknown", ["x' = a ⊙ x + f(N(x))"] * 4),
     "scale of channels": (steps.channel_scale, IMAGE, "layer_scale", ["x' = x + b ⊙ f(N(x))"] * 3),
-    "talking heads": (steps.talking_heads, ONE, "pre_ln", ["x' = x + f(N(x))"] * 3),
     "sublayers in a stack": (steps.stacked_sublayers, ONE, "parallel", ["x' = x + f(N(x))"] * 4),
     "joined twice": (steps.joined_twice, PAIR, "unknown", ["x' = x + f(N(x))", "x' = N(x + f(N(x)))"] * 2),
 }  # fmt: skip
@@ -67,8 +59,6 @@ def test_inspect_finds_rows_of_unusual_steps(name):
 # forward, inputs, and words of a reason; the streams that may keep a name
 REFUSED = {
     "gated difference": (steps.gated_difference, ONE, "a gate g computed from the data", ()),
-    "recurrent gate": (steps.recurrent_gate, ONE, "a gate g computed from the data", ()),
-    "reversible": (steps.reversible, ONE, "two streams in turn", ()),
     "reversible halves": (steps.reversible_halves, ONE, "two streams in turn", ()),
     "tokens computed from two streams": (steps.fused_tokens, PAIR, "tokens of the stream are replaced", (1, 5)),
     "tokens written by another stream": (steps.written_tokens, PAIR, "a part of the tokens only", (5,)),

@@ -75,15 +75,3 @@ def test_inspect_finds_wiring_in_bfloat16(name):
     inspection = inspect(model.bfloat16(), *args, **kwargs)
     differences = find_differences(inspection, FAMILIES[name].streams, closure=8 * torch.finfo(torch.bfloat16).eps)
     assert not [text for text in differences if "option" not in text], differences  # constants are rounded
-
-
-@pytest.mark.parametrize("name", mark_slow(CASTING, ("llama", "gemma2", "olmo2", "granite", "dinov2")))
-def test_inspect_finds_wiring_in_float64(name):
-    model, args, kwargs = FAMILIES[name].build()
-    inspection = inspect(model, *args, float64=True, **kwargs)
-    assert not find_differences(inspection, FAMILIES[name].streams)
-    if (
-        all(norm.dtype == torch.float64 for stream in inspection.streams for norm in stream.norms())
-        and "mamba" not in name
-    ):
-        assert inspection.closure <= 1e-10

@@ -30,24 +30,6 @@ def name_rows(rows, final_norm=False, embedding_norm=False, other_layers=None, *
 BY_ROWS = [wiring for wiring in ALL if wiring.is_sequential and wiring.name not in ("mix_ln", "rezero")]
 
 
-@pytest.mark.parametrize("wiring", BY_ROWS, ids=lambda wiring: wiring.name)
-@pytest.mark.parametrize("num_layers", [2, 3, 12])
-def test_identify_wiring_names_catalog_rows(wiring, num_layers):
-    named, remarks = identify_wiring(
-        summarize(wiring.rows(num_layers)), wiring.ends_in_norm(num_layers), wiring.embedding_norm, None
-    )
-    also = [remark for remark in remarks if "is also that of" in remark]
-    assert named is not None
-    assert named.name == wiring.name or also
-    assert remarks == also
-
-
-@pytest.mark.parametrize(("kind", "layers", "other"), [("decoder-only", 6, None), ("encoder", 6, 3), ("decoder", 3, 6)])
-def test_identify_wiring_names_deepnorm_of_stack(kind, layers, other):
-    wiring = wirings.deepnorm(kind, other if kind == "encoder" else None)
-    assert name_rows(wiring.rows(layers), other_layers=other) == ("deepnorm", [])
-
-
 def test_identify_wiring_rejects_deepnorm_of_other_depth():
     assert name_rows(wirings.deepnorm().rows(6)[:8])[0] is None
 

@@ -10,9 +10,6 @@ from addnorm.stream.dataflow.flow_capture import FlowCapture
 from addnorm.stream.dataflow.graph import DATA, Frame, Op, Value
 from addnorm.stream.find.norms import FUSED, find_norms
 from support import handwritten_models as parts
-from support.families import shake
-from support.random_models.layouts import Layout, Sizes
-from support.random_models.norms import SPELLINGS, SpelledNorm
 from support.stream_steps import D, make_steps
 
 EPS = 1e-6
@@ -33,8 +30,8 @@ def squares(x):
     return x.square().mean(-1, keepdim=True)
 
 
-# Beside the spellings of the random models.
-MORE_SPELLINGS = {
+# Beside those of test_random_models.py.
+SPELLINGS = {
     # name: formula, kind, eps, true entries of to_dict()
     "RMSNorm, torch's eps": (lambda x, w, b, g: F.rms_norm(x, (D,), w), "rms", torch.finfo(torch.float32).eps, {"weight"}),
     "RMSNorm of centred x": (lambda x, w, b, g: F.rms_norm(x - mean(x), (D,), w, EPS), "layer", EPS, {"weight"}),
@@ -57,32 +54,16 @@ MORE_SPELLINGS = {
 }  # fmt: skip
 
 
-def check_norm(norm, flow, kind, eps, more):
-    assert norm.kind == kind
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_find_norms_matches_spelling(name):
+    formula, kind, eps, more = SPELLINGS[name]
+    (norm,), flow = norms_of(formula)
+    assert (norm.kind, norm.is_whole) == (kind, True)
     assert norm.eps == pytest.approx(eps, rel=1e-6)
     assert {key for key, value in norm.to_dict().items() if value is True} == more
-    assert norm.is_whole
     assert norm.error < 1
-    assert torch.allclose(
-        norm(norm.x.tensor.double()).float().reshape(flow.result.shape), flow.result.tensor, atol=1e-5
-    )
-
-
-@pytest.mark.parametrize("name", MORE_SPELLINGS)
-def test_find_norms_matches_spelling(name):
-    formula, *expected = MORE_SPELLINGS[name]
-    (norm,), flow = norms_of(formula)
-    check_norm(norm, flow, *expected)
-
-
-@pytest.mark.parametrize("name", SPELLINGS)
-def test_find_norms_matches_spelling_of_random_models(name):
-    module, spelling = SpelledNorm(name, Layout("batch", Sizes(2, 1, 5, D)), D, EPS), SPELLINGS[name]
-    with torch.no_grad():
-        flow = FlowCapture(shake(module)).run((torch.randn(2, 5, D),), {})
-    (norm,) = find_norms(flow)
-    flags = {"weight": "has_weight", "bias": "has_bias", "unbiased": "unbiased", "eps_outside": "outside"}
-    check_norm(norm, flow, spelling.kind, EPS, {flag for flag, name in flags.items() if getattr(spelling, name)})
+    y = flow.result.tensor
+    assert torch.allclose(norm(norm.x.tensor.double()).float().reshape(y.shape), y, atol=1e-5)
 
 
 @pytest.mark.parametrize("formula", [*parts.RMS_FORMULAS, *parts.LAYER_FORMULAS], ids=lambda formula: formula.__name__)

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import addnorm
-from addnorm import Row
 from support.judge import judge
 from support.random_models import CHAINS, NAMES, counts, random_model, seeds_of
 from support.random_models.norms import SPELLINGS
@@ -64,28 +63,16 @@ def test_answer_by_hand_equals_the_model(name):
             ).norm() < 1e-5 * end.norm()
 
 
-def test_same_seed_gives_the_same_model():
-    first, second = random_model(4), random_model(4)
-    assert first.answer == second.answer
-    for one, two in zip(first.model.parameters(), second.model.parameters(), strict=True):
-        assert torch.equal(one, two)
-    assert torch.equal(first.inputs[0], second.inputs[0])
-
-
 def change_site(stream, **fields):
     return replace(stream, sites=(replace(stream.sites[0], **fields), *stream.sites[1:]))
 
 
+# Beside those of tests/zoo/test_judge.py.
 OTHER_ANSWERS = {
-    "all rows": lambda stream: replace(stream, sites=tuple(replace(s, row=Row(norm_out=True)) for s in stream.sites)),
     "a site": lambda stream: replace(stream, sites=stream.sites[1:]),
-    "the row of a site": lambda stream: change_site(stream, row=Row(norm_in=True, b=0.5)),
     "the kind of a site": lambda stream: change_site(stream, kind="cross-attention"),
     "the path of a site": lambda stream: change_site(stream, path="elsewhere"),
-    "a norm": lambda stream: change_site(stream, norm_in=replace(stream.sites[0].norm_in, path="elsewhere")),
     "eps": lambda stream: change_site(stream, norm_in=replace(stream.sites[0].norm_in, eps=0.1)),
-    "the final norm": lambda stream: replace(stream, final_norm=stream.sites[0].norm_in),
-    "no final norm": lambda stream: replace(stream, final_norm=None),
     "the embedding norm": lambda stream: replace(stream, embedding_norm=stream.final_norm),
     "parallel sublayers": lambda stream: change_site(stream, parallel=2),
     "the width": lambda stream: replace(stream, width=7),

@@ -109,31 +109,6 @@ def test_sublayer_called_final():
     assert [site.id for site in rec.sites] == ["stream/x_0", "first", "final", "stream/final"]
 
 
-class ScaledByLayer(nn.Module):
-    """LayerNorm Scaling with three sublayers in each layer, which one module adds."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.layers = nn.ModuleList(nn.ModuleList(map(make_pair, range(3))) for _ in range(3))
-
-    def forward(self, x):
-        for k, layer in enumerate(self.layers, 1):
-            for norm, f in layer:
-                x = x + f(norm(x) / k**0.5)
-        return x
-
-
-def make_pair(k):
-    return nn.ModuleList([nn.LayerNorm(D), feed_forward()])
-
-
-def test_inspect_counts_layers_that_one_module_adds():
-    inspection = addnorm.inspect(ScaledByLayer(), torch.randn(2, 5, D))
-    assert [site.layer for site in inspection.sites] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
-    assert inspection.wiring == "layernorm_scaling"
-
-
 class Hourglass(nn.Module):
     """Two layers without numbers, each with two sublayers, and one between them."""
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
-import struct
 from collections.abc import Iterator, Set
 from typing import Any, NamedTuple
 
@@ -48,7 +48,7 @@ def get_number(x: Any) -> float | None:
     if not isinstance(x, int | float):
         return None
     short = float(f"{x:.7g}")  # 1e-6 after it was stored in float32
-    return short if _round_to_float32(short) == x else float(x)
+    return short if ctypes.c_float(short).value == x else float(x)
 
 
 def get_fill(x: Any) -> float | None:
@@ -57,14 +57,6 @@ def get_fill(x: Any) -> float | None:
         return get_number(x)
     first = x.tensor.flatten()[0]
     return get_number(first.item()) if bool((x.tensor == first).all()) else None
-
-
-def _round_to_float32(x: float) -> float:
-    try:
-        rounded: float = struct.unpack("f", struct.pack("f", x))[0]
-    except OverflowError:
-        return x
-    return rounded
 
 
 def is_activation(value: Value) -> bool:

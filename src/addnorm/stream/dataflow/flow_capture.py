@@ -265,7 +265,7 @@ class FlowCapture(InnerOperatorMode):
 
 
 def _has_inner(wrapper: Tensor, tensor: Tensor) -> bool:
-    return wrapper is tensor or any(inner is tensor for inner in inner_tensors(wrapper))
+    return any(inner is tensor for inner in inner_tensors(wrapper))
 
 
 def _find_dependencies(name: str, func: Any, args: Any, kwargs: Any) -> list[Value]:

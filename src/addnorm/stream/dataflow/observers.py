@@ -37,12 +37,7 @@ from addnorm.stream.dataflow.wrappers import (
 )
 from addnorm.stream.dataflow.writes import find_written, list_outputs
 
-
-class Observer(Protocol):
-    """Function that is called with the output of an operator right after the operator ran."""
-
-    def __call__(self, tensor: Tensor) -> None:
-        """Receive an output."""
+Observer = Callable[[Tensor], None]  # called with the output of an operator right after the operator ran
 
 
 class Editor(Protocol):

@@ -153,8 +153,8 @@ def _select_chains(
             for write in add.writes:
                 for op in find_ops_between(add.read, write.path.source):
                     owners.setdefault(op, add)
-    left = [add for add in adds if add not in used and add.op not in owners and has_mixing_branch(add)]
-    left = [add for add in left if add not in reads]
+    known = {*used, *reads}
+    left = [add for add in adds if add not in known and add.op not in owners and has_mixing_branch(add)]
     return sorted(chosen, key=lambda chain: chain[0].op.index), left, reads
 
 

@@ -13,7 +13,7 @@ follow in the same call.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -22,8 +22,8 @@ from torch import Tensor
 
 from addnorm.stream.dataflow.arithmetic import is_move, match_factor, strip_views
 from addnorm.stream.dataflow.graph import DATA, NOISE, Op, Value
-from addnorm.stream.find.functions import Dominators, Function, Replay, is_pointwise
-from addnorm.stream.find.norm import EpsRole, Kind, Norm, add_eps
+from addnorm.stream.find.functions import Dominators, Function, is_pointwise
+from addnorm.stream.find.norm import EpsRole, Kind, Norm, add_eps, centre
 
 CLOSE = 1e-6  # relative: constants such as 1 / d and eps pass through float32
 MAX_GAINS = 4  # tensors that may be the weight or the bias of one norm
@@ -110,7 +110,7 @@ class NormFinder:
 
     def _include_centring(self, function: Function, form: _Form) -> Norm | None:
         """Return the LayerNorm or centred ScaleNorm of x if `function` is a norm of x - mean(x); None otherwise."""
-        before = None if form.is_centred else self._dominators.nearest(function.x)
+        before = None if form.is_centred else self._dominators.nearest.get(function.x)
         centring = Function.between(before, function.x) if before is not None else None
         if centring is None or not centring.combines_features or centring.x.shape != function.x.shape:
             return None
@@ -141,25 +141,25 @@ def _build_norm(function: Function, form: _Form) -> Norm:
         unbiased=form.unbiased, eps_role=form.role, ops={*function.ops}, is_centred=form.is_centred,
     )  # fmt: skip
     if form.kind is None:
-        norm.divisor = _Divisor(_freeze_plain(function, form), form.is_centred)
+        norm.divisor = _make_divisor(function, form)
     return norm
 
 
-@dataclass
-class _Divisor:
-    """The function D of a norm y = (x - m) / D(x), computed by the operators of the run."""
+def _make_divisor(function: Function, form: _Form) -> Callable[[Tensor], Tensor]:
+    """Return the function D of a norm y = (x - m) / D(x), computed by the operators of the run."""
+    gains = function.list_gains()
+    plain = {gains[k]: fill for k, fill in ((form.weight, 1.0), (form.bias, 0.0)) if k is not None}
+    replay = function.freeze({v: torch.full(v.shape, fill, dtype=torch.float64) for v, fill in plain.items()})
 
-    replay: Replay
-    is_centred: bool
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return the norm's divisor D(x) for each token, `(*, d)` -> `(*, 1)`; 1 where the (centred) token is zero."""
+    def divide(x: Tensor) -> Tensor:
+        """Return D(x) for each token, `(*, d)` -> `(*, 1)`; 1 where the (centred) token is zero."""
         rows = x.reshape(-1, x.shape[-1]).to("cpu", torch.float64)
-        y = self.replay.by_rows(rows)
-        rows = rows - rows.mean(-1, keepdim=True) if self.is_centred else rows
+        y, rows = replay.by_rows(rows), centre(rows, form.is_centred)
         product = (y * rows).sum(-1)
         divisor = torch.where(product != 0, rows.square().sum(-1) / product, 1.0)
         return divisor.reshape(*x.shape[:-1], 1).to(x)
+
+    return divide
 
 
 def _strip_casts(value: Value) -> Value:
@@ -229,7 +229,7 @@ def _list_forms(probe: _Probe) -> Iterator[tuple[_Form, Tensor]]:
             shift = torch.zeros(()) if bias is None else probe.gains[bias]
             normed = (probe.y - shift) / scale
             for is_centred in (False, True):
-                x = probe.x - probe.x.mean(-1, keepdim=True) if is_centred else probe.x
+                x = centre(probe.x, is_centred)
                 rate = (normed * x).sum(-1) / x.square().sum(-1)
                 error = (normed - rate[:, None] * x).norm(dim=-1)
                 size = normed.norm(dim=-1)
@@ -240,32 +240,27 @@ def _list_forms(probe: _Probe) -> Iterator[tuple[_Form, Tensor]]:
 
 def _find_root(form: _Form, divisor: Tensor, probe: _Probe, numbers: Sequence[float]) -> _Form | None:
     """Return `form` with the kind and eps of the known root whose values `divisor` has; None if no known root has them."""
-    x = probe.x - probe.x.mean(-1, keepdim=True) if form.is_centred else probe.x
-    d = x.shape[-1]
-    roots: list[tuple[Kind, bool, Tensor]] = [("layer" if form.is_centred else "rms", False, x.square().mean(-1))]
-    roots.append((roots[0][0], True, x.square().sum(-1) / (d - 1)))
-    roots += [] if form.is_centred else [("scale", False, x.square().sum(-1))]
+    d, total = probe.x.shape[-1], centre(probe.x, form.is_centred).square().sum(-1)
+    kind: Kind = "layer" if form.is_centred else "rms"
+    roots: list[tuple[Kind, bool, Tensor]] = [(kind, False, total / d), (kind, True, total / (d - 1))]
+    roots += [] if form.is_centred else [("scale", False, total)]
     known = divisor.isfinite()
     divisor = divisor[known]
     for kind, unbiased, squares in roots:
         square = squares[known]
         if abs(float(divisor[-1] / square[-1].sqrt()) - 1) > CLOSE:
             continue
-        for role, eps in (
-            ("square", divisor.square() - square), ("root", divisor - square.sqrt()), ("bound", divisor),
-        ):  # fmt: skip
+        choices: dict[EpsRole, Tensor] = {
+            "square": divisor.square() - square, "root": divisor - square.sqrt(), "bound": divisor,
+        }  # fmt: skip
+        for role, eps in choices.items():
             smallest = int(square.argmin())
             found = float(eps[smallest])
             least = float(square[smallest] if role == "square" else square[smallest].sqrt())
             found = 0.0 if abs(found - (least if role == "bound" else 0.0)) <= CLOSE * least else found
-            eps_role: EpsRole = role  # type: ignore[assignment]
-            if found >= 0 and _fits(add_eps(square, found, eps_role), divisor):
-                return replace(form, kind=kind, eps=_round(found, numbers), role=eps_role, unbiased=unbiased)
+            if found >= 0 and bool(((add_eps(square, found, role) - divisor).abs() <= CLOSE * divisor.abs()).all()):
+                return replace(form, kind=kind, eps=_round(found, numbers), role=role, unbiased=unbiased)
     return None
-
-
-def _fits(root: Tensor, divisor: Tensor) -> bool:
-    return bool(((root - divisor).abs() <= CLOSE * divisor.abs()).all())
 
 
 def _round(eps: float, numbers: Sequence[float]) -> float:
@@ -289,15 +284,8 @@ def _is_centring(function: Function) -> bool:
     probe = _compute_probe(function)
     if probe is None:
         return False
-    centred = probe.x - probe.x.mean(-1, keepdim=True)
+    centred = centre(probe.x)
     return bool(((probe.y - centred).norm(dim=-1) <= CLOSE * centred.norm(dim=-1)).all())
-
-
-def _freeze_plain(function: Function, form: _Form) -> Replay:
-    """Return the function of x alone, with a weight of ones and a bias of zeros."""
-    gains = function.list_gains()
-    plain = {gains[k]: fill for k, fill in ((form.weight, 1.0), (form.bias, 0.0)) if k is not None}
-    return function.freeze({v: torch.full(v.shape, fill, dtype=torch.float64) for v, fill in plain.items()})
 
 
 def match_affine(norm: Norm, vectors_only: bool = False) -> None:

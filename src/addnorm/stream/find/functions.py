@@ -26,10 +26,14 @@ MAX_OPS = 48  # operators of one function; the longest norm of the tests has 12
 
 
 class Dominators:
-    """The nearest dominator of each value. Call `add` with every operator of a run, in order."""
+    """The nearest dominator of each value. Call `add` with every operator of a run, in order.
+
+    Attributes:
+        nearest: the nearest dominator of each value that has one.
+    """
 
     def __init__(self) -> None:
-        self._nearest: dict[Value, Value] = {}
+        self.nearest: dict[Value, Value] = {}
         self._depth: dict[Value, int] = {}
 
     def add(self, op: Op) -> Value | None:
@@ -42,13 +46,9 @@ class Dominators:
             common = None if common is None else self._join(common, source)
         if common is not None:
             for out in op.outputs:
-                self._nearest[out] = common
+                self.nearest[out] = common
                 self._depth[out] = self._depth.get(common, 0) + 1
         return common
-
-    def nearest(self, value: Value) -> Value | None:
-        """Return the nearest dominator of `value`; None if there is none."""
-        return self._nearest.get(value)
 
     def _list_sources(self, op: Op) -> list[Value]:
         """Return the inputs that depend on the data.
@@ -68,7 +68,7 @@ class Dominators:
         """Return the nearest value that is or dominates both `first` and `second`; None if there is none."""
         while first is not second:
             deeper = self._depth.get(first, 0) >= self._depth.get(second, 0)
-            step = self._nearest.get(first if deeper else second)
+            step = self.nearest.get(first if deeper else second)
             if step is None:
                 return None
             first, second = (step, second) if deeper else (first, step)

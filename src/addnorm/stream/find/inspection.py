@@ -25,8 +25,10 @@ from addnorm.stream.find.stream_layout import StreamLayout
 from addnorm.stream.find.sublayers import Sublayer
 from addnorm.wirings import spec
 from addnorm.wirings.equation import format_equation
+from addnorm.wirings.factors import FACTORS
 from addnorm.wirings.stage_text import GAP, equation
 
+NORMS = ("norm_in", "norm_branch", "norm_out")  # fields of a row and of a site
 MAX_IDS = 4  # ids named in an error message
 COLUMNS = {name: Column(name) for name in ("layer", "sublayer", "module", "x'", "norms", "closure")}
 COLUMNS |= {"module": Column("module", fold=True), "closure": Column("error", "right")}
@@ -113,10 +115,9 @@ class Site:
         return {
             "id": self.id, "path": self.path, "modules": [*self.modules], "kind": self.kind, "layer": self.layer,
             "stream": self.stream, "equation": self.equation, "role": self.role,
-            "row": {name: getattr(row, name) for name in ("norm_in", "norm_branch", "norm_out")}
-            | {name: _factor_to_dict(getattr(row, name)) for name in ("a", "b", "c")},
-            "norms": {name: norm.to_dict() for name in ("norm_in", "norm_branch", "norm_out")
-                      if (norm := getattr(self, name)) is not None},
+            "row": {name: getattr(row, name) for name in NORMS}
+            | {name: _factor_to_dict(getattr(row, name)) for name in FACTORS},
+            "norms": {name: norm.to_dict() for name in NORMS if (norm := getattr(self, name)) is not None},
             "closure": _finite_or_none(self.closure), "closes": self.closes, "parallel": self.parallel, "shared": self.shared,
             "notes": [*self.notes],
         }  # fmt: skip
@@ -376,7 +377,7 @@ def _signature(site: Site) -> tuple[Any, ...]:
 
 
 def _norm_texts(site: Site) -> tuple[str, ...]:
-    return tuple(format_norm(norm) for norm in (site.norm_in, site.norm_branch, site.norm_out) if norm is not None)
+    return tuple(format_norm(norm) for name in NORMS if (norm := getattr(site, name)) is not None)
 
 
 def _build_line(sites: Sequence[Site]) -> _Line:

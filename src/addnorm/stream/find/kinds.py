@@ -32,7 +32,9 @@ def classify_sublayer(x: Value, ops: Sequence[Op], without: Set[Op] = frozenset(
         weighted = [v for v in map(_find_weighted, pairs) if v.kind & DATA]
     if weighted:
         return "attention" if any(is_ancestor(x, v, without) for v in weighted) else "cross-attention"
-    products = [op for op in ops if "pair" in op.traits and all(map(is_activation, op.inputs)) and not _is_square(op)]
+    products = [op for op in ops if "pair" in op.traits and all(map(is_activation, op.inputs))]
+    # A squared norm multiplies a value by itself.
+    products = [op for op in products if len({*map(strip_views, op.inputs)}) > 1]
     if products and any("softmax" in op.traits for op in ops):  # far from the product, as in attention over windows
         is_own = all(is_ancestor(x, v, without) for op in products for v in op.inputs)
         return "attention" if is_own else "cross-attention"
@@ -48,11 +50,6 @@ def classify_sublayer(x: Value, ops: Sequence[Op], without: Set[Op] = frozenset(
 def _is_other_library(op: Op) -> bool:
     """Return whether an operator belongs to another library, and its name does not contain "linear"."""
     return "opaque" in op.traits and "linear" not in op.name
-
-
-def _is_square(op: Op) -> bool:
-    """Return whether a product multiplies a value by itself, as in a squared norm."""
-    return len({strip_views(value) for value in op.inputs}) == 1
 
 
 def _comes_from_softmax(value: Value) -> bool:

@@ -14,6 +14,7 @@ from addnorm.stream.dataflow.arithmetic import get_number, strip_views
 from addnorm.stream.dataflow.graph import Op, Value
 from addnorm.stream.find.chain import Chain
 from addnorm.stream.find.sublayers import Sublayer
+from addnorm.wirings.factors import FACTORS
 from addnorm.wirings.spec import Factor, Learned, Row, Wiring
 
 EMBEDDING = "with a norm of the embedding"  # remark that is left out where the norm itself is named
@@ -44,14 +45,10 @@ def summarize_sublayer(chain: Chain, sublayer: Sublayer, layer: int, row: Row, h
     parts = chain.sublayers[sublayer.place]
     return SublayerSummary(
         layer, row, sublayer.kind, sublayer.role, sum(part.role == "branch" for part in parts),
-        frozenset(id(norm) for part in parts for norm in part.reads.norms), _find_scale_names(sublayer), has_reasons,
+        frozenset(id(norm) for part in parts for norm in part.reads.norms),
+        tuple(_find_first_input(value).name for value in sublayer.write_path.scales), has_reasons,
         _count_skipped(chain, sublayer), _has_inner_norm(sublayer),
     )  # fmt: skip
-
-
-def _find_scale_names(sublayer: Sublayer) -> tuple[str, ...]:
-    """Return the names of the learned parameters that scale the write of a sublayer."""
-    return tuple(_find_first_input(value).name for value in sublayer.write_path.scales)
 
 
 def _find_first_input(value: Value) -> Value:
@@ -119,7 +116,7 @@ def identify_wiring(
         return None, ["between sublayers the stream is multiplied by a factor, and something is added"]
     others = [s for s in usual if s.kind == "other"]
     is_before = usual[: len(others)] == others  # a positional convolution, for example
-    if others and is_before and len(others) < len(usual) and not _have_same_norms(usual):
+    if others and is_before and len(others) < len(usual) and len({_norms(s.row) for s in usual}) > 1:
         usual = [s for s in usual if s.kind != "other"]
     best: tuple[Wiring, list[str]] | None = None
     for wiring in _list_candidates(usual, other_layers):
@@ -128,7 +125,7 @@ def identify_wiring(
             best = wiring, remarks
     if best is None:
         return None, _find_swapped_factors(usual, other_layers)
-    if not any(_has_norm(s.row) for s in usual) and any(s.has_inner_norm for s in usual):
+    if not any(any(_norms(s.row)) for s in usual) and any(s.has_inner_norm for s in usual):
         return None, ["the norms are inside the sublayers, or normalize over batches or groups"]
     wiring, remarks = best
     skips = [s for s in sublayers if s.role == "skip"]
@@ -177,10 +174,6 @@ def _is_bottom_to_top(sublayers: Sequence[SublayerSummary]) -> bool:
         if len(skips) != 1 or not is_plain or not has_norms or skips[0].skip_length != len(own):
             return False
     return bool(layers)
-
-
-def _have_same_norms(sublayers: Sequence[SublayerSummary]) -> bool:
-    return len({(s.row.norm_in, s.row.norm_branch, s.row.norm_out) for s in sublayers}) == 1
 
 
 def _list_candidates(sublayers: Sequence[SublayerSummary], other_layers: int | None) -> Iterator[Wiring]:
@@ -247,7 +240,7 @@ def _compare_wiring(
         is_last = k == len(sublayers) - 1 and embedding_norm and not final_norm
         if is_last and _rows_match(expected, replace(s.row, norm_out=True)):
             remarks.append("without the norm of the last sublayer")
-        elif k == 0 and embedding_norm and _rows_match(expected, first_row) and not _has_norm(s.row):
+        elif k == 0 and embedding_norm and _rows_match(expected, first_row) and not any(_norms(s.row)):
             remarks.append("the first sublayer reads the embedding norm's output, without a norm of its own")
         else:
             return None
@@ -260,13 +253,13 @@ def _compare_wiring(
     return remarks
 
 
-def _has_norm(row: Row) -> bool:
-    return row.norm_in or row.norm_branch or row.norm_out
+def _norms(row: Row) -> tuple[bool, bool, bool]:
+    return row.norm_in, row.norm_branch, row.norm_out
 
 
 def _rows_match(expected: Row, row: Row) -> bool:
-    norms = all(getattr(expected, name) == getattr(row, name) for name in ("norm_in", "norm_branch", "norm_out"))
-    return norms and all(_factors_match(getattr(expected, name), getattr(row, name)) for name in ("a", "b", "c"))
+    factors = ((getattr(expected, name), getattr(row, name)) for name in FACTORS)
+    return _norms(expected) == _norms(row) and all(_factors_match(*pair) for pair in factors)
 
 
 def _factors_match(expected: Factor, factor: Factor) -> bool:

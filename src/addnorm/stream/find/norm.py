@@ -24,6 +24,11 @@ def add_eps(square: Tensor, eps: float, role: EpsRole) -> Tensor:
     return square.sqrt() + eps if role == "root" else square.sqrt().clamp_min(eps)
 
 
+def centre(x: Tensor, is_centred: bool = True) -> Tensor:
+    """Return x minus the mean of each token; x itself unless `is_centred`."""
+    return x - x.mean(-1, keepdim=True) if is_centred else x
+
+
 @dataclass(eq=False)
 class Norm:
     """Norm of a captured run: y = Norm(x).
@@ -91,8 +96,7 @@ class Norm:
             return self.divisor(x)
         d, eps = x.shape[-1], self.eps or 0.0
         if self.kind == "scale" or self.uses_length:
-            x = x - x.mean(-1, keepdim=True) if self.is_centred else x
-            length = add_eps(x.square().sum(-1, keepdim=True), eps, self.eps_role)
+            length = add_eps(centre(x, self.is_centred).square().sum(-1, keepdim=True), eps, self.eps_role)
             return length / d**0.5 if self.uses_length else length
         if self.kind == "layer":
             square = x.var(-1, correction=int(self.unbiased), keepdim=True)
@@ -106,9 +110,7 @@ class Norm:
 
     def linear(self, x: Tensor, denominator: Tensor) -> Tensor:
         """Return the norm of x without its bias. `denominator` is the divisor; for a fixed divisor the result is linear in x."""
-        if self.is_centred:
-            x = x - x.mean(-1, keepdim=True)
-        return x / denominator * self.gain(x.dtype)
+        return centre(x, self.is_centred) / denominator * self.gain(x.dtype)
 
     def shift(self, dtype: torch.dtype) -> Tensor | float:
         """Return the bias in this dtype, or 0 if there is none."""

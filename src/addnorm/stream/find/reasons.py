@@ -89,11 +89,11 @@ def list_reasons(chain: PlacedChain, sublayer: Sublayer) -> dict[str, Op]:
     others = [*factors, *add.early_factors, *add.late_factors, *chain.list_factors_after(k)]
     of_passage = chain.passages[k].reasons
     is_branch = sublayer.role == "branch"
-    is_other_state = _is_other_state(add, sublayer)
+    is_other_state = _is_other_state(sublayer)
     norms = (*reads.norms, *chain.norms_out[k])
     reasons = {
-        TWICE: _adds_twice(add, sublayer, inner),
-        SECOND: not is_other_state and _reads_other_stream(add, sublayer, inner),
+        TWICE: _adds_twice(sublayer, inner),
+        SECOND: not is_other_state and _reads_other_stream(sublayer, inner),
         PARALLEL: is_other_state and any(is_ancestor(a.x, sublayer.raw) for a in chain.adds[: k + 1]),
         **dict.fromkeys(add.reasons, True),
         PARTIAL: add.is_cut or PARTIAL in add.reasons,
@@ -101,7 +101,7 @@ def list_reasons(chain: PlacedChain, sublayer: Sublayer) -> dict[str, Op]:
         OTHER_AXIS: not all(map(chain.layout.normalizes_features, norms)),
         BESIDE: (add.branch_input is not None and not add.is_cut)
         or (is_branch and _reads_before_norm(chain, sublayer)),
-        NEGATED: _is_negated(add),
+        NEGATED: add.residual_path.number < 0,
         HIDDEN_IN: sublayer.ops and _has_hidden_norm_in(sublayer),
         HIDDEN_OUT: sublayer.ops and _has_hidden_norm_out(sublayer),
         SEVERAL_KINDS: len({norm.kind for norm in reads.norms}) > 1 and not reads.direct,
@@ -143,17 +143,8 @@ def _is_by_feature(chain: PlacedChain, sublayer: Sublayer, factor: Factor) -> bo
 
 def _is_constant_vector(factor: Factor) -> bool:
     """Return whether a factor is a vector of constants, not a parameter or a buffer."""
-    return (
-        factor.kind == "learned"
-        and factor.value is not None
-        and not factor.value.kind
-        and factor.value.tensor.numel() > 1
-    )
-
-
-def _is_negated(add: Add) -> bool:
-    """Return whether the stream is multiplied by a negative constant."""
-    return add.residual_path.number < 0
+    value = factor.value if factor.kind == "learned" else None
+    return value is not None and not value.kind and value.tensor.numel() > 1
 
 
 def _reads_earlier_state(chain: PlacedChain, sublayer: Sublayer) -> bool:
@@ -183,11 +174,11 @@ def _carries_norm(sublayer: Sublayer) -> bool:
     )
 
 
-def _adds_twice(add: Add, sublayer: Sublayer, inner: Sequence[Add]) -> bool:
+def _adds_twice(sublayer: Sublayer, inner: Sequence[Add]) -> bool:
     """Return whether the write is, up to norms and factors, a sum of x and another term."""
-    sums = {other.out: other for other in inner}
+    sums, x = {other.out: other for other in inner}, sublayer.add.x
     value = strip_views(sublayer.write_path.source)
-    while value is not add.x:
+    while value is not x:
         product = match_factor(value.op) if value.op is not None else None
         if value in sums:
             value = sums[value].x
@@ -197,22 +188,23 @@ def _adds_twice(add: Add, sublayer: Sublayer, inner: Sequence[Add]) -> bool:
             value = product[0]
         else:
             return False
-        value = strip_views(value) if value is not add.x else value
+        value = strip_views(value) if value is not x else value
     return True
 
 
-def _reads_other_stream(add: Add, sublayer: Sublayer, inner: Sequence[Add]) -> bool:
+def _reads_other_stream(sublayer: Sublayer, inner: Sequence[Add]) -> bool:
     """Return whether the sublayer depends on its stream only through adds to another stream."""
+    add = sublayer.add
     others = {other.op for other in inner if other.previous is not None and not is_ancestor(add.read, other.x)}
     others |= add.other_ops
     return bool(others) and not is_ancestor(add.read, sublayer.raw, without=others)
 
 
-def _is_other_state(add: Add, sublayer: Sublayer) -> bool:
+def _is_other_state(sublayer: Sublayer) -> bool:
     """Return whether the output of the sublayer is a state of another stream, or the norm of such a state."""
     raw = strip_views(sublayer.raw)
     sources = {raw, strip_views(raw.norm.x) if raw.norm is not None else raw}
-    return any(source.op in add.other_ops for source in sources)
+    return any(source.op in sublayer.add.other_ops for source in sources)
 
 
 def _has_hidden_norm_in(sublayer: Sublayer) -> bool:
