@@ -10,7 +10,7 @@ TOOLS = {
     "finder": Area(
         ("tests/stream/find",),
         (
-            Fault("lerp-operands-swapped", "stream", "($term($a, 1.0 - $w), $term($b, $w))", "($term($a, $w), $term($b, 1.0 - $w))"),
+            Fault("lerp-operands-swapped", "stream", "($term($a, $op, 1.0 - $w), $term($b, $op, $w))", "($term($a, $op, $w), $term($b, $op, 1.0 - $w))"),
             Fault("doubling-is-an-add", "stream/find", "$r is None or $r.source in $multiples", "$r is None"),
             Fault("unbiased-norm-as-biased", "stream", "$x.var(-1, correction=int($u), keepdim=True)", "$x.var(-1, correction=0, keepdim=True)"),
             Fault("closure-tolerance", "stream/find", "{...: ..., torch.float32: 1e-5, ...: ...}", "{...: ..., torch.float32: 1e-2, ...: ...}"),

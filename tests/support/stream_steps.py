@@ -56,6 +56,12 @@ def make_steps(run):
     return model
 
 
+def silence(model, k):
+    """Make sublayer k of a model return zeros."""
+    for parameter in model.mlps[k][2].parameters():
+        torch.nn.init.zeros_(parameter)
+
+
 def repeat(step, count=4, end=None):
     """Return the forward that calls `step(m, k, x, *others)` for each sublayer, and then `end(m, x)`."""
 

@@ -140,11 +140,7 @@ def test_inspect_names_batch_norms_after_the_add(training):
     for norm in norms:
         norm.running_mean.copy_(noise(16))
 
-    def run(m, x):
-        for k in range(3):
-            x = norms[k].train(training)((x + m.mlps[k](x)).transpose(1, 2)).transpose(1, 2)
-        return x
-
+    run = repeat(lambda m, k, x: norms[k].train(training)((x + m.mlps[k](x)).mT).mT, count=3)
     unknown = inspect(make_steps(run), make_tokens()).unknown
     assert any(part.reason.startswith("x' = BatchNorm(x + f(x))") for part in unknown)
 

@@ -30,12 +30,12 @@ class Factor(NamedTuple):
 
 
 class Term(NamedTuple):
-    """Operand of an add: factor * scale * value, where `scale` is a tensor that multiplies in the same operator."""
+    """Operand of the add `op`: factor * scale * value, where `scale` is a tensor that multiplies in the same operator."""
 
     value: Value
+    op: Op | None = None
     factor: float = 1.0
     scale: Value | None = None
-    op: Op | None = None  # the add
 
 
 def get_number(x: Any) -> float | None:
@@ -57,6 +57,11 @@ def get_fill(x: Any) -> float | None:
         return get_number(x)
     first = x.tensor.flatten()[0]
     return get_number(first.item()) if bool((x.tensor == first).all()) else None
+
+
+def has_numbers(value: Value) -> bool:
+    """Return whether a value has real or complex numbers, not integers such as indices."""
+    return value.tensor.is_floating_point() or value.tensor.is_complex()
 
 
 def is_activation(value: Value) -> bool:
@@ -96,8 +101,7 @@ def find_moved(op: Op) -> Value | None:
 
 def list_joined(op: Op) -> list[Value]:
     """Return the inputs that a join joins, without indices and masks; an empty list for other operators."""
-    is_join = "join" in op.traits
-    return [v for v in op.inputs if is_join and (v.tensor.is_floating_point() or v.tensor.is_complex())]
+    return [*filter(has_numbers, op.inputs)] if "join" in op.traits else []
 
 
 def strip_moves(value: Value) -> Value:
@@ -138,34 +142,31 @@ def is_ancestor(value: Value, later: Value, without: Set[Op] = frozenset()) -> b
 
 def match_terms(op: Op) -> tuple[Term, Term] | None:
     """Return the operands of an add of two tensors; None for other operators."""
-    terms = _match_operands(op)
-    return None if terms is None else (terms[0]._replace(op=op), terms[1]._replace(op=op))
+    args = op.args
+    tensors = [a for a in args if isinstance(a, Value)]
+    if op.name in ("add", "sub", "rsub") and len(tensors) == 2:
+        alpha = get_number(op.get("alpha", 1))
+        x, y = tensors if op.name != "rsub" else tensors[::-1]
+        return None if alpha is None else (Term(x, op), Term(y, op, alpha if op.name == "add" else -alpha))
+    if op.name == "addcmul" and len(tensors) == 3:
+        number, product = get_number(op.get("value", 1)), match_scale(args[1], args[2], args[0])
+        if number is None or product is None:
+            return None
+        return Term(args[0], op), Term(product[0], op, number, product[1])
+    if (stack := find_summed_stack(op)) is not None:
+        parts, factor = stack.args[0], 1.0 if op.name == "sum" else 0.5
+        is_pair = op.get("dim") == [stack.get("dim", 0)] and len(parts) == 2
+        return (Term(parts[0], op, factor), Term(parts[1], op, factor)) if is_pair else None
+    if op.name == "lerp" and len(tensors) >= 2:
+        weight = get_number(args[2])
+        return None if weight is None else (Term(args[0], op, 1.0 - weight), Term(args[1], op, weight))
+    return None
 
 
 def pair_terms(op: Op | None) -> list[tuple[Term, Term]]:
     """Return the operands of an add of two tensors in both orders, [(p, q), (q, p)]; an empty list for other operators."""
     terms = match_terms(op) if op is not None else None
     return [] if terms is None else [terms, terms[::-1]]
-
-
-def _match_operands(op: Op) -> tuple[Term, Term] | None:
-    args = op.args
-    tensors = [a for a in args if isinstance(a, Value)]
-    if op.name in ("add", "sub", "rsub") and len(tensors) == 2:
-        alpha = get_number(op.get("alpha", 1))
-        x, y = tensors if op.name != "rsub" else tensors[::-1]
-        return None if alpha is None else (Term(x), Term(y, alpha if op.name == "add" else -alpha))
-    if op.name == "addcmul" and len(tensors) == 3:
-        number, product = get_number(op.get("value", 1)), match_scale(args[1], args[2], args[0])
-        return None if number is None or product is None else (Term(args[0]), Term(product[0], number, product[1]))
-    if (stack := find_summed_stack(op)) is not None:
-        parts, factor = stack.args[0], 1.0 if op.name == "sum" else 0.5
-        is_pair = op.get("dim") == [stack.get("dim", 0)] and len(parts) == 2
-        return (Term(parts[0], factor), Term(parts[1], factor)) if is_pair else None
-    if op.name == "lerp" and len(tensors) >= 2:
-        weight = get_number(args[2])
-        return None if weight is None else (Term(args[0], 1.0 - weight), Term(args[1], weight))
-    return None
 
 
 def find_summed_stack(op: Op) -> Op | None:

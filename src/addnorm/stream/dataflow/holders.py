@@ -90,7 +90,7 @@ def find_kinds(cls: type) -> list[Kind]:
     if issubclass(cls, nn.Module):  # the class with the forward, from which `fully_shard` derives another class
         module = next(base.__module__ for base in cls.__mro__ if "forward" in vars(base))
         if module.startswith(PARALLEL):
-            return [_refer("_modules", "_parameters", "_buffers")]
+            return [Kind(lambda item: (None, [item._modules, item._parameters, item._buffers]))]
     found = [(base, kind) for base, kind in (*KINDS.items(), *_numpy_kinds()) if issubclass(cls, base)]
     has_attributes = _is_followed(cls.__module__) and (
         not found or (found[0][0] is not cls and found[0][0] is not Tensor)
@@ -378,11 +378,10 @@ def _numpy_kinds() -> list[tuple[type, Kind]]:
     ]
 
 
-def _refer(*names: str) -> Kind:
-    """Return the `Kind` of objects whose whole state is in the attributes `names`."""
-    return Kind(lambda item: (None, [getattr(item, name) for name in names]))
-
-
+# Objects that do not change, but refer to objects that may.
+REFERRING: tuple[type, ...] = (
+    tuple, frozenset, types.MethodType, types.BuiltinFunctionType, functools.partial, property, staticmethod, classmethod,
+)  # fmt: skip
 KINDS: dict[type, Kind] = {
     OrderedDict: Kind(_save_dict, _restore_dict),
     defaultdict: Kind(_save_dict, _restore_dict),
@@ -392,20 +391,13 @@ KINDS: dict[type, Kind] = {
     deque: Kind(lambda items: ([*items], [*items]), _restore_deque),
     bytearray: Kind(lambda items: (bytes(items), ()), _restore_bytes),
     array: Kind(lambda items: (items[:], ()), _restore_bytes),
-    tuple: Kind(lambda items: (None, items)),
-    frozenset: Kind(lambda items: (None, items)),
+    **dict.fromkeys(REFERRING, Kind(lambda item: (None, gc.get_referents(item)))),
     types.MappingProxyType: Kind(lambda table: (None, [*table.values()])),
     type: Kind(_save_class, _restore_class),
     types.FunctionType: Kind(_save_function),
     types.SimpleNamespace: Kind(_save_object, _restore_object),
     types.CellType: Kind(lambda cell: (_read_cell(cell), (_read_cell(cell),)), _restore_cell),
-    types.MethodType: _refer("__self__", "__func__"),
-    types.BuiltinFunctionType: _refer("__self__"),
-    functools.partial: _refer("func", "args", "keywords"),
     CACHE: Kind(lambda function: (function.cache_info().misses, gc.get_referents(function)), _restore_cache),
-    property: _refer("fget", "fset", "fdel"),
-    staticmethod: _refer("__func__"),
-    classmethod: _refer("__func__"),
     contextvars.ContextVar: Kind(lambda variable: (variable.get(MISSING), (variable.get(MISSING),)), _restore_context),
     weakref.ref: Kind(lambda reference: (None, (reference(),))),
     Tensor: Kind(_save_tensor, _restore_tensor),

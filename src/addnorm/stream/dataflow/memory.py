@@ -90,9 +90,7 @@ class Memory:
         contents: whether to keep copies of contents that are overwritten.
     """
 
-    def __init__(
-        self, add_leaf: Callable[[Tensor], Value], add_write: Callable[..., Value], contents: bool = True
-    ) -> None:
+    def __init__(self, add_leaf: Callable[[Tensor], Value], add_write: Callable[..., Value], contents: bool) -> None:
         self._add_leaf = add_leaf
         self._add_write = add_write
         self._contents = contents

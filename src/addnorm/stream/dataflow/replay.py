@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from addnorm.stream.dataflow.arithmetic import is_view, match_factor
+from addnorm.stream.dataflow.arithmetic import has_numbers, is_view, match_factor
 from addnorm.stream.dataflow.graph import Op, Value
 
 FILLS = ("self", "other", "value")  # arguments that, as numbers, fill elements of the output
@@ -96,8 +96,7 @@ def move_labels(op: Op, labels: Mapping[Value, Tensor]) -> list[Tensor]:
 
 def _fill_zeros(value: Value) -> Tensor:
     """Return zeros of the shape of a real or complex value; for an index or a mask, return the tensor itself."""
-    is_number = value.tensor.is_floating_point() or value.tensor.is_complex()
-    return torch.zeros(value.shape, dtype=torch.float64) if is_number else value.tensor.detach().cpu()
+    return torch.zeros(value.shape, dtype=torch.float64) if has_numbers(value) else value.tensor.detach().cpu()
 
 
 def _write(inputs: Sequence[Tensor], places: Sequence[Any], size: int) -> Tensor:

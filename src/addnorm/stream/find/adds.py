@@ -204,7 +204,7 @@ def _match_continued(op: Op, p: Term, q: Term, adds: Adds) -> Add | None:
     if partial is not None and is_ancestor(partial.x, q.value) and len(set(state.source.users)) == 1:
         partial.is_partial = True
         is_single = [part.role for part in partial.writes] == ["branch"]
-        later = _find_state(partial.writes[0].path.term, adds) if is_single else None
+        later = _find_state(partial.writes[0].path.terms[0], adds) if is_single else None
         if later is not None and is_ancestor(later.source, q.value):  # (x + the layer's input) + f(x)
             skip = Write(join_paths(partial.residual_path, state), "skip")
             return Add(later.source, out, join_paths(later, state), [write, skip])

@@ -65,7 +65,7 @@ def compute_operand(path: Path, source: Tensor) -> Tensor:
     value = source
     for op in reversed(path.ops):
         value = replay_op(op, value)
-    for term in (*path.sums[::-1], path.term):
+    for term in reversed(path.terms):
         value = value * term.factor
         if term.scale is not None:
             value = value * term.scale.tensor.detach().double()

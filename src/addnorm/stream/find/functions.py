@@ -155,10 +155,9 @@ class Function:
             parts.append((op.name, str(op.func), repr(arguments)))
         return (*parts, repr(numbers[self.y]))
 
-    def freeze(self, gains: Mapping[Value, Tensor] | None = None) -> Replay:
+    def freeze(self, gains: Mapping[Value, Tensor]) -> Replay:
         """Return the function of x alone. Its other inputs are fixed: to the tensors in `gains`, or to copies of their values."""
-        given = gains or {}
-        return Replay(self, {v: given[v] if v in given else _copy(v) for v in self.others})
+        return Replay(self, {v: gains[v] if v in gains else _copy(v) for v in self.others})
 
 
 @dataclass(eq=False)

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -288,9 +287,4 @@ def _name_streams(chains: Sequence[Chain]) -> list[str]:
     paths = [
         find_common_frame([add.op for add in chain.adds], chain.adds[0].op.frame).path or "stream" for chain in chains
     ]
-    counts, used = Counter(paths), Counter[str]()
-    names = []
-    for path in paths:
-        used[path] += 1
-        names.append(f"{path} ({used[path]})" if counts[path] > 1 else path)
-    return names
+    return [f"{path} ({paths[: k + 1].count(path)})" if paths.count(path) > 1 else path for k, path in enumerate(paths)]

@@ -10,6 +10,7 @@ import math
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -55,8 +56,7 @@ class Site:
         call: index of this call of the module, counted from 0.
         add_path: path of the module that executes the add.
         notes: properties that the row does not express.
-        role: "branch" (a sublayer that reads this stream), "skip" (an earlier state) or "injection" (does not read the
-            state to which it is added).
+        role: "branch" (reads this stream), "skip" (an earlier state) or "injection" (does not read the state that it adds to).
         index: index of the site among the sites of all streams.
     """
 
@@ -96,18 +96,16 @@ class Site:
     @property
     def formula(self) -> str:
         """The row's equation as text, without the means of learned factors."""
+        if self.role == "branch":
+            return equation(self.row, defines=False)
         plain = replace(self.row, norm_in=False, norm_branch=False, c=1.0)
-        row = self.row if self.role == "branch" else plain
-        text = equation(row, defines=False)
-        return text if self.role == "branch" else text.replace("f(x)", self.role)
+        return equation(plain, defines=False).replace("f(x)", self.role)
 
     @property
     def location(self) -> str:
         """The path, followed by `modules` if there are any."""
-        path = self.path or "the model"
-        if self.modules:
-            path += f": {', '.join(name.removeprefix(f'{self.path}.') for name in self.modules)}"
-        return path
+        names = ", ".join(name.removeprefix(f"{self.path}.") for name in self.modules)
+        return ": ".join(filter(None, (self.path or "the model", names)))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the site as JSON types."""
@@ -361,13 +359,8 @@ def _build_lines(stream: Stream) -> list[_Line]:
     layers: dict[int, list[Site]] = {}
     for site in stream.sites:
         layers.setdefault(site.layer, []).append(site)
-    groups: list[list[list[Site]]] = []
-    for sites in layers.values():
-        if groups and [*map(_signature, groups[-1][0])] == [*map(_signature, sites)]:
-            groups[-1].append(sites)
-        else:
-            groups.append([sites])
-    return [_build_line([sites[k] for sites in group]) for group in groups for k in range(len(group[0]))]
+    groups = groupby(layers.values(), key=lambda sites: [*map(_signature, sites)])
+    return [_build_line(sites) for _, group in groups for sites in zip(*group, strict=True)]
 
 
 def _signature(site: Site) -> tuple[Any, ...]:
@@ -384,8 +377,7 @@ def _build_line(sites: Sequence[Site]) -> _Line:
     first, last = sites[0], sites[-1]
     module = merge_paths([site.location for site in sites])
     if first.shared > 1:
-        calls = f"call {first.call + 1}" if len(sites) == 1 else f"calls {first.call + 1} to {last.call + 1}"
-        module += f" ({calls})"
+        module += f" (call {first.call + 1})" if len(sites) == 1 else f" (calls {first.call + 1} to {last.call + 1})"
     cells = {
         "layer": str(first.layer + 1) if len(sites) == 1 else f"{first.layer + 1}-{last.layer + 1}",
         "sublayer": f"{first.kind} (parallel)" if first.parallel > 1 else first.kind,

@@ -15,7 +15,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from addnorm.stream.dataflow.arithmetic import is_activation, is_ancestor, match_factor, strip_views
+from addnorm.stream.dataflow.arithmetic import has_numbers, is_activation, is_ancestor, match_factor, strip_views
 from addnorm.stream.dataflow.graph import DATA, PARAMETER, Op, Value
 
 
@@ -38,7 +38,7 @@ def classify_sublayer(x: Value, ops: Sequence[Op], without: Set[Op] = frozenset(
     if products and any("softmax" in op.traits for op in ops):  # far from the product, as in attention over windows
         is_own = all(is_ancestor(x, v, without) for op in products for v in op.inputs)
         return "attention" if is_own else "cross-attention"
-    is_local = any("local" in op.traits and not _is_integer(op) and _mixes_neighbours(op) for op in ops)
+    is_local = any("local" in op.traits and has_numbers(op.outputs[0]) and _mixes_neighbours(op) for op in ops)
     if (not products and (_has_recurrence(ops) or _passes_messages(ops))) or is_local:
         return "other"
     if products:
@@ -67,12 +67,6 @@ def _comes_from_softmax(value: Value) -> bool:
 def _find_weighted(op: Op) -> Value:
     """Return the factor that `op` multiplies by a softmax."""
     return next((value for value in op.inputs if not _comes_from_softmax(value)), op.inputs[-1])
-
-
-def _is_integer(op: Op) -> bool:
-    """Return whether an operator computes integers, such as the positions of routed tokens."""
-    tensor = op.outputs[0].tensor
-    return not (tensor.is_floating_point() or tensor.is_complex())
 
 
 def _mixes_neighbours(op: Op) -> bool:

@@ -68,10 +68,7 @@ class SublayerNames:
     def __init__(self, chain: Chain) -> None:
         sublayers = chain.list_sublayers()
         self._paths = Counter(sublayer.module for sublayer in sublayers)
-        calls: dict[str, set[int]] = {}
-        for sublayer in sublayers:
-            calls.setdefault(sublayer.module, set()).add(sublayer.frame.call)
-        self._calls = {path: len(numbers) for path, numbers in calls.items()}
+        self._calls = Counter(path for path, _ in {(sublayer.module, sublayer.frame.call) for sublayer in sublayers})
         self._used: Counter[str] = Counter()
 
     def is_call(self, sublayer: Sublayer) -> bool:

@@ -27,22 +27,15 @@ class Path:
 
     Attributes:
         source: the value at which the path begins.
-        term: the term of the add.
+        terms: the term of the add, and the terms of partial sums on the path.
         ops: the operators, the last one first.
         factors: the factors by which these operators multiply.
-        sums: the terms of partial sums on the path.
     """
 
     source: Value
-    term: Term
+    terms: list[Term]
     ops: list[Op] = field(default_factory=list)
     factors: list[Factor] = field(default_factory=list)
-    sums: list[Term] = field(default_factory=list)
-
-    @property
-    def terms(self) -> list[Term]:
-        """The term of the add and the terms of the partial sums."""
-        return [self.term, *self.sums]
 
     @property
     def number(self) -> float:
@@ -66,7 +59,7 @@ def trace_multiples(term: Term) -> Iterator[Path]:
         while value.op is not None and strip_views(value) is not value:
             ops.append(value.op)
             value = value.op.inputs[0]
-        yield Path(value, term, [*ops], [*factors])
+        yield Path(value, [term], [*ops], [*factors])
         product = None if value.op is None or value.norm is not None else match_factor(value.op)
         if product is None:
             return
@@ -82,8 +75,7 @@ def trace_origin(term: Term) -> Path:
 
 def join_paths(first: Path, then: Path) -> Path:
     """Join path `first`, which leads to a partial sum, and path `then`, which leads from this sum to an operand."""
-    ops, factors = [*then.ops, *first.ops], [*then.factors, *first.factors]
-    return Path(first.source, then.term, ops, factors, [*then.sums, first.term, *first.sums])
+    return Path(first.source, [*then.terms, *first.terms], [*then.ops, *first.ops], [*then.factors, *first.factors])
 
 
 def sum_paths(op: Op, first: Path, second: Path) -> Path | None:
@@ -95,7 +87,7 @@ def sum_paths(op: Op, first: Path, second: Path) -> Path | None:
         number += path.number
         views.append([step for step in path.ops if "copy" not in step.traits and not match_factor(step)])
     is_sum = number != 0.0 and views[0] == views[1]
-    return Path(first.source, Term(first.term.value, number, None, op), views[0]) if is_sum else None
+    return Path(first.source, [Term(first.terms[0].value, op, number)], views[0]) if is_sum else None
 
 
 # Interpolations.
@@ -194,4 +186,4 @@ def _build_terms(op: Op, of_y: Op, x: Value, y: Value, number: float, weight: Va
     inputs = [x, keep] if isinstance(keep, Value) else [x]
     product = Op(op.index, "mul", torch.mul, (x, keep), {}, inputs, op.frame, UNCOUNTED)
     product.outputs.append(Value(product, 0, out, x.kind, op.index))
-    return Term(product.outputs[0], op=op), Term(y, number, weight, of_y)
+    return Term(product.outputs[0], op), Term(y, of_y, number, weight)

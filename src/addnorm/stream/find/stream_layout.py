@@ -136,14 +136,14 @@ class StreamLayout:
 
     def _follow_states(self) -> None:
         """Find the dimensions of every state and of the sum of every add."""
-        first, operand = self.chain.adds[0].x, self.chain.adds[0].residual_path.term.value
+        first, operand = self.chain.adds[0].x, self.chain.adds[0].residual_path.terms[0].value
         start = self._dims[operand] = self._roots.start(operand.shape)
         self._dims[first] = relate(first, operand, start) or self._roots.start(first.shape)
         for add in self.chain.adds:
             if trace(add.x, self._dims, self._roots) is None:
                 self._is_continuous = False
                 self._dims[add.x] = self._roots.start(add.x.shape)
-            operand = add.residual_path.term.value
+            operand = add.residual_path.terms[0].value
             dims = trace(operand, self._dims, self._roots)
             self._operands.append(dims)
             if dims is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import groupby, takewhile
 
 from addnorm.stream.dataflow.arithmetic import (
     Factor,
@@ -306,7 +306,4 @@ def _find_numbers(sublayer: Sublayer) -> list[tuple[str, str]]:
 
 def _number_runs(keys: Sequence[object]) -> list[int]:
     """Return for each key the index of its group of equal adjacent keys: a, a, b, a -> 0, 0, 1, 2."""
-    layers: list[int] = []
-    for k, key in enumerate(keys):
-        layers.append(0 if not k else layers[-1] + (key != keys[k - 1]))
-    return layers
+    return [k for k, (_, group) in enumerate(groupby(keys)) for _ in group]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from addnorm.stream.dataflow.arithmetic import has_numbers
 from addnorm.stream.dataflow.graph import DATA, Op, Value
 from addnorm.stream.layout.dimensions import ANONYMOUS, Dim, Dims, Part, Roots, resize, split_views
 
@@ -148,9 +149,9 @@ class Mixing:
         return [reduced] * len(op.outputs)
 
     def _scan(self, op: Op) -> Results:
-        dims, out = self._get(op.args[0]), op.outputs[0].tensor
+        dims = self._get(op.args[0])
         chosen = _list_dims(op, len(dims))
-        if out.is_floating_point() or out.is_complex():
+        if has_numbers(op.outputs[0]):
             self._note(self.strong, *(dims[d] for d in chosen))
         return [self._resize(op, dims, chosen)]
 
