@@ -30,6 +30,12 @@ def name_rows(rows, final_norm=False, embedding_norm=False, other_layers=None, *
 BY_ROWS = [wiring for wiring in ALL if wiring.is_sequential and wiring.name not in ("mix_ln", "rezero")]
 
 
+@pytest.mark.parametrize(("kind", "layers", "other"), [("encoder", 6, 3), ("decoder", 3, 6)])
+def test_identify_wiring_names_deepnorm_of_stack(kind, layers, other):
+    wiring = wirings.deepnorm(kind, other if kind == "encoder" else None)
+    assert name_rows(wiring.rows(layers), other_layers=other) == ("deepnorm", [])
+
+
 def test_identify_wiring_rejects_deepnorm_of_other_depth():
     assert name_rows(wirings.deepnorm().rows(6)[:8])[0] is None
 
