@@ -181,6 +181,7 @@ def build_inspection(model: nn.Module, flow: Flow, target: nn.Module | None = No
     )  # fmt: skip
 
 
+# Longer than 60 lines, since a stream and its sites need the same intermediate results.
 def _build_stream(
     chain: PlacedChain, name: str, places: Sequence[tuple[str, int]], other_layers: int | None,
     unexplained: Sequence[Unknown], before: Sequence[Stream], model: nn.Module, flow: Flow,
