@@ -101,7 +101,7 @@ def test_encoder_decoder_gets_shifted_texts(tmp_path):
     run(loaded)
 
 
-# Faulty directories
+# Faulty directories; tests/cli/bad_inputs.txt has more
 
 
 def write(name, content):
@@ -119,16 +119,6 @@ def without_weights(name, content):
     return fault
 
 
-def truncate(folder):
-    path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:5000])
-
-
-def add_code(folder):
-    rewrite(folder, model_type="mine", auto_map={"AutoModel": "modeling.Model"})
-    (folder / "modeling.py").write_text("raise AssertionError('this was run')")
-
-
 def pickle_a_list(folder):
     (folder / "model.safetensors").unlink()
     torch.save([1, 2], folder / "pytorch_model.bin")
@@ -142,20 +132,12 @@ def add_wrong_tokenizer(folder):
 
 INDEX = "model.safetensors.index.json"
 FAULTS = {
-    "config.json' cannot be read as JSON (JSONDecodeError": write("config.json", "{"),
-    "config.json' holds a list, expected an object": write("config.json", "[]"),
     "config.json' cannot be read as JSON (RecursionError": write("config.json", "[" * 100_000),
-    "has no config.json, expected a directory as written by": lambda folder: (folder / "config.json").unlink(),
-    "has no weights, expected model.safetensors": lambda folder: (folder / "model.safetensors").unlink(),
-    "model.safetensors' cannot be read, it is corrupt or truncated (SafetensorError": truncate,
-    "model.safetensors' cannot be read, it is corrupt or truncated": write("model.safetensors", ""),
     "32 weights are missing (encoder.layer.3.": lambda folder: rewrite(folder, num_hidden_layers=5),
     "16 weights are of layers that it does not have (": lambda folder: rewrite(folder, num_hidden_layers=2),
     "weights have another shape (embeddings.LayerNorm.bias, ": lambda folder: rewrite(folder, hidden_size=128),
     "made into a bert model: KeyError: 'so-so'": lambda folder: rewrite(folder, hidden_act="so-so"),
     "holds quantized weights": lambda folder: rewrite(folder, quantization_config={"load_in_8bit": True}),
-    "model_type 'elmo', expected a model type of transformers": lambda folder: rewrite(folder, model_type="elmo"),
-    "'mine', which needs code of that directory, and no model's code is run": add_code,
     "names the file '../../etc/passwd', expected files in": without_weights(
         INDEX, '{"weight_map": {"a": "../../etc/passwd"}}'
     ),
@@ -194,8 +176,6 @@ def test_pickled_code_is_not_run(saved, zipped, monkeypatch):
     content = {"a": torch.ones(2), "b": Malice()}
     torch.save(content, saved / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
     assert "holds more than tensors; its code was not run" in sentence(saved)
-    (saved / "input.pt").write_bytes((saved / "pytorch_model.bin").read_bytes())
-    assert "its code was not run" in sentence("bert", inputs=saved / "input.pt")
     assert not (saved / "ran").exists()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -160,9 +160,13 @@ def estimate_bytes(model: nn.Module, tokens: int, batch: int) -> float:
     return float(batch) * tokens * (layers * 8 * width * _dtype(model).itemsize + masks)
 
 
-def token_limit(model: nn.Module) -> int | None:
-    """Return the number of positions of a transformers model, None if its configuration does not state it."""
-    return _InputGenerator(model, 0, 1, 1).first("max_position_embeddings", otherwise=0) or None
+def token_limit(model: nn.Module, folder: Path | None = None) -> int | None:
+    """Return the limit of tokens that a transformers model's configuration and its folder's tokenizer state; None without one."""
+    lengths = [read_settings(model.config).get("max_position_embeddings")]
+    if folder is not None:
+        with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):  # the file is optional
+            lengths.append(json.loads((folder / "tokenizer_config.json").read_text("utf-8")).get("model_max_length"))
+    return min((n for n in lengths if isinstance(n, int) and n > 0), default=None)
 
 
 def _start(settings: Mapping[str, Any]) -> int:
@@ -195,7 +199,7 @@ def tokenize(model: nn.Module, texts: Sequence[str], folder: Path, tokens: int |
     except Exception as error:  # the bindings raise Exception itself
         raise ModelLoadError(f"'{path}' cannot be read as a tokenizer ({first_line(error)}): save it again.") from None
     settings = read_settings(model.config)
-    limit = _token_limit(settings, folder)
+    limit = token_limit(model, folder)
     if tokens is not None and limit is not None and tokens > limit:
         raise ModelLoadError(f"--tokens is {tokens}, expected at most {limit}: the limit of the model.")
     tokenizer.no_padding()  # the saved tokenizer may pad to a fixed length
@@ -226,14 +230,6 @@ def tokenize(model: nn.Module, texts: Sequence[str], folder: Path, tokens: int |
         ids = inputs["input_ids"]
         inputs["decoder_input_ids"] = torch.cat([torch.full_like(ids[:, :1], _start(settings)), ids[:, :-1]], 1)
     return inputs
-
-
-def _token_limit(settings: Mapping[str, Any], folder: Path) -> int | None:
-    """Return the model's limit of tokens, as far as its files state one."""
-    lengths = [settings.get("max_position_embeddings")]
-    with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):  # the file is optional
-        lengths.append(json.loads((folder / "tokenizer_config.json").read_text("utf-8")).get("model_max_length"))
-    return min((n for n in lengths if isinstance(n, int) and n > 0), default=None)
 
 
 def read_texts(path: Path) -> tuple[str, ...]:

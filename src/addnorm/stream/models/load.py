@@ -11,14 +11,13 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from addnorm._util.arguments import check_int
 from addnorm._util.memory import free_memory
 from addnorm._util.numbers import format_bytes
 from addnorm.stream.models.checkpoint import from_directory
@@ -110,19 +109,23 @@ def load(
     Raises:
         ModelLoadError: the name, the files or the options cannot be used.
     """
-    options = _Options(texts, None if inputs is None else Path(inputs), seed, layers, tokens, batch, dtype)
-    _check(options)
+    options = _Options(texts, inputs, seed, layers, tokens, batch, dtype)
+    for option, value in {"--text": texts, "--tokens": tokens, "--batch": batch}.items():
+        if value is not None and inputs is not None:
+            raise ModelLoadError(f"{option} and --input are both set, expected one of them.")
+    path = Path(name)
+    is_directory = os.path.isdir(name)  # noqa: PTH112 (Path.is_dir raises for a name that is too long)
+    if FACTORY.fullmatch(name) and not is_directory:
+        return _load_factory(name, options)
+    require_hf(name)
     if name == "minilm":
         return _load_directory(name, _minilm_directory(name), options, MINILM)
-    path = Path(name)
-    is_directory = _path_is(Path.is_dir, name)
-    if is_directory and (os.sep in name or (path / "config.json").is_file() or name not in _model_types_for(name)):
+    types = model_types()
+    if is_directory and (os.sep in name or (path / "config.json").is_file() or name not in types):
         return _load_directory(name, path, options)
-    if FACTORY.fullmatch(name):
-        return _load_factory(name, options)
-    if name in _model_types_for(name):
+    if name in types:
         return _load_tiny(name, options)
-    raise ModelLoadError(_unknown_name(name))
+    raise ModelLoadError(_describe_unknown(name, types))
 
 
 def input_error(error: BaseException, loaded: LoadedModel) -> ModelLoadError:
@@ -141,25 +144,6 @@ def model_types() -> tuple[str, ...]:
     return ()
 
 
-def _check(options: _Options) -> None:
-    """Check the options that do not depend on the model."""
-    minimum = {"seed": 0, "layers": 1, "tokens": 1, "batch": 1}
-    for option, n in options._asdict().items():
-        if n is not None and option in minimum:
-            try:
-                check_int(f"--{option}", n, minimum[option])
-            except ValueError as error:
-                raise ModelLoadError(str(error)) from None
-    if options.dtype is not None and options.dtype not in DTYPES:
-        raise ModelLoadError(f"--dtype is {options.dtype!r}, expected one of {', '.join(DTYPES)}.")
-    texts = options.texts
-    for option, value in {"--text": texts, "--tokens": options.tokens, "--batch": options.batch}.items():
-        if value is not None and options.inputs is not None:
-            raise ModelLoadError(f"{option} and --input are both set, expected one of them.")
-    if texts is not None and (isinstance(texts, str) or not texts or not all(isinstance(text, str) for text in texts)):
-        raise ModelLoadError(f"texts is {texts!r}, expected a list of at least one string.")
-
-
 def _check_applicable(name: str, kind: str, options: _Options, applicable: str) -> None:
     """Check that every option has an effect for this kind of model."""
     for field, option in {"texts": "--text", "layers": "--layers", "tokens": "--tokens", "batch": "--batch"}.items():
@@ -167,27 +151,15 @@ def _check_applicable(name: str, kind: str, options: _Options, applicable: str) 
             raise ModelLoadError(f"{option} is set for MODEL {name!r}, {kind}: leave {option} out.")
 
 
-def _path_is(check: Callable[[Path], bool], name: str) -> bool:
-    """Return whether `check` is true for the name as a path; False for a name that cannot be a path."""
-    try:
-        return bool(name) and check(Path(name))
-    except (OSError, ValueError):  # the name is too long, or has a null byte
-        return False
-
-
-def _model_types_for(name: str) -> tuple[str, ...]:
-    require_hf(name)
-    return model_types()
-
-
-def _unknown_name(name: str) -> str:
+def _describe_unknown(name: str, types: Sequence[str]) -> str:
     """Return the message for a name that is none of the kinds."""
-    if _path_is(Path.is_file, name):
+    if os.path.isfile(name):  # noqa: PTH113 (Path.is_file raises for a name that is too long)
         return f"MODEL is {name!r}, a file, expected its folder, with a config.json; `explore` shows recordings."
     short = name if len(name) <= 100 else f"{name[:99]}…"
     expected = f"MODEL is {short!r}, expected {KINDS}"
-    names = ["minilm", *_model_types_for(name)]
-    near = difflib.get_close_matches(name.rpartition("/")[2].lower(), names, 3, 0.75)  # "model" means no "xmod"
+    near = difflib.get_close_matches(
+        name.rpartition("/")[2].lower(), ["minilm", *types], 3, 0.75
+    )  # "model" means no "xmod"
     hint = f"; similar: {', '.join(near)}" if near else ""
     file, is_file, function = name.rpartition(".py:")
     if is_file:
@@ -213,7 +185,6 @@ def _minilm_directory(name: str) -> Path:
 
 
 def _load_directory(name: str, folder: Path, options: _Options, source: str = "") -> LoadedModel:
-    require_hf(name)
     kind = "a model from files, which has its own number of layers"
     _check_applicable(name, kind, options, "texts tokens batch")
     has_tokenizer = (folder / "tokenizer.json").is_file()
