@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import addnorm
+from support.instrumented_model import column, record
 from support.scaled_model import Model
 
 
@@ -14,14 +15,8 @@ def model(request):
     return Model(request.param)
 
 
-def record(model, x):
-    with addnorm.record(model, grads=False) as rec, torch.no_grad():
-        model(x)
-    return rec
-
-
 def writes(rec):
-    return [value for _, value in rec.series("write", "l2")]
+    return column(rec, "write", "l2")
 
 
 @pytest.mark.parametrize("inner", ["record", "edit"])

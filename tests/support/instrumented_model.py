@@ -85,9 +85,16 @@ def step(model: nn.Module, ids: Tensor, **options: Any) -> Recording:
     return rec
 
 
-def column(rec: Recording, role: str, statistic: str) -> list[float]:
-    """Return a statistic of the sublayers by depth."""
-    return [value for site, value in rec.series(role, statistic) if site.layer is not None]
+def record(model: nn.Module, *inputs: Tensor, **options: Any) -> Recording:
+    """Return the recording of one forward without gradients."""
+    with addnorm.record(model, grads=False, **options) as rec, torch.no_grad():
+        model(*inputs)
+    return rec
+
+
+def column(rec: Recording, role: str, statistic: str, step: int | None = None) -> list[float]:
+    """Return a statistic of the sublayers by depth, at a step or the last one."""
+    return [value for site, value in rec.series(role, statistic, step) if site.layer is not None]
 
 
 def parameter_gradients(model: Model) -> list[float]:

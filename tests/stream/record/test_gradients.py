@@ -5,11 +5,11 @@ import torch
 from torch import nn
 
 import addnorm
-from support.instrumented_model import Block, D, Model, compute_loss, parameter_gradients
+from support.instrumented_model import Block, D, Model, column, compute_loss, parameter_gradients
 
 
 def norms(rec, step):
-    return [value for _, value in rec.series("params", "grad_l2", step=step)]
+    return column(rec, "params", "grad_l2", step)
 
 
 def test_unrecorded_backward_changes_nothing(ids):

@@ -103,8 +103,8 @@ def test_padding_is_neither_massive_nor_unchanged(ids):
     mask = torch.ones(2, 5)
     mask[:, -1] = 0
     rec = step(model, x, tokens=mask)
-    assert max(value for _, value in rec.series("out", "massive")) == 0.0
-    assert max(value for _, value in rec.series("write", "unchanged")) == 0.0  # padding would be unchanged
+    assert max(column(rec, "out", "massive")) == 0.0
+    assert max(column(rec, "write", "unchanged")) == 0.0  # padding would be unchanged
     alone = step(model, x[:, :-1])
     assert rec.series("out", "top")[0][1] == pytest.approx(alone.series("out", "top")[0][1])
 
@@ -131,14 +131,11 @@ def test_mask_of_one_stream():
         model(source, target)
     with addnorm.record(model) as second:
         model(source, target)
-    start = [v for site, v in rec.series("out", "rms") if site.id == "encoder.layers.0/x_0"]
-    assert start == pytest.approx([REFERENCE["rms"](source[mask.bool()])])
-    of_decoder = [
-        [v for site, v in recording.series("out", "rms") if site.stream == "decoder.layers.0"]
-        for recording in (rec, second)
-    ]
-    assert of_decoder[0] == of_decoder[1]
-    assert len(of_decoder[0]) == 4
+    (start, rms), *_ = rec.series("out", "rms", stream="encoder.layers.0")
+    assert (start.id, rms) == ("encoder.layers.0/x_0", pytest.approx(REFERENCE["rms"](source[mask.bool()])))
+    of_decoder = rec.series("out", "rms", stream="decoder.layers.0")
+    assert of_decoder == second.series("out", "rms", stream="decoder.layers.0")
+    assert len(of_decoder) == 4
     with (
         pytest.raises(ValueError, match=r"tokens has the stream 'encoder', expected some of 'encoder\.layers\.0'"),
         addnorm.record(model, tokens={"encoder": mask}),

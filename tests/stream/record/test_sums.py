@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import addnorm
+from support.instrumented_model import column, record
 
 D, BATCH, TOKENS = 6, 3, 5
 
@@ -96,8 +97,7 @@ def test_record_multiplies_write_of_sum(combine):
         model(x).square().mean().backward()
     expected = [statistics(*pair) for pair in model.seen]
     for name in ("l2", "rms", "ratio", "cosine"):
-        values = [value for _, value in rec.series("write", name)]
-        assert values == pytest.approx([numbers[name] for numbers in expected], rel=1e-9)
+        assert column(rec, "write", name) == pytest.approx([numbers[name] for numbers in expected], rel=1e-9)
     if combine in (constant, learned, transposed, divided):  # the others are random
         parts, sheet = addnorm.decompose(model, x), rec.balances["stream"]
         unit = parts.state() / parts.state().norm(dim=-1, keepdim=True)
@@ -114,16 +114,16 @@ def test_record_uses_mask_of_each_step():
         for mask in masks:
             model(x, mask).square().mean().backward()
             expected.append([statistics(*pair)["l2"] for pair in model.seen])
-    actual = [[value for _, value in rec.series("write", "l2", step=step)] for step in range(2)]
-    assert actual == [pytest.approx(numbers, rel=1e-9) for numbers in expected]
+    assert [column(rec, "write", "l2", step) for step in range(2)] == [
+        pytest.approx(numbers, rel=1e-9) for numbers in expected
+    ]
     assert expected[0] != pytest.approx(expected[1], rel=1e-2)
 
 
 def test_record_omits_write_of_clamped_sum():
     model, x = make(lambda model, x, a, b: (x + (a + b).clamp(-0.1, 0.1), a, b))
-    with addnorm.record(model) as rec, torch.no_grad():
-        model(x)
-    assert rec.series("write", "l2") == []
+    rec = record(model, x)
+    assert column(rec, "write", "l2") == []
     reasons = {reason for what, reason in rec.metadata["omitted"].items() if "write" in what}
     assert reasons
     assert all("masked or clamped" in reason for reason in reasons)
