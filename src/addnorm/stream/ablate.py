@@ -10,7 +10,7 @@ order, and the model is as before when a block ends, also after an error.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -69,7 +69,7 @@ def ablate(site: Site, mode: Mode = "zero") -> Iterator[None]:
         (True, True)
     """
     check_choice("mode", mode, ("zero", "mean"))
-    with _edit_write(site, 0.0, _find_mean(site) if mode == "mean" and isinstance(site, Site) else None):
+    with _edit_write(site, 0.0, takes_mean=mode == "mean"):
         yield
 
 
@@ -91,18 +91,18 @@ def scale_write(site: Site, s: float) -> Iterator[None]:
         ...     model(x).shape
         torch.Size([2, 5, 16])
     """
-    with _edit_write(site, check_float("s", s), None):
+    with _edit_write(site, check_float("s", s)):
         yield
 
 
 @contextmanager
-def _edit_write(site: Site, s: float, replace: Change | None) -> Iterator[None]:
+def _edit_write(site: Site, s: float, takes_mean: bool = False) -> Iterator[None]:
     if not isinstance(site, Site):
         raise TypeError(f"site is {type(site).__name__}, expected one of the sites of addnorm.inspect.")
     model = site.model
     if model is None:
         raise RuntimeError(f"the model of site {site.id!r} was deleted, expected it to live as long as the block.")
-    edit = _WriteEdit(site, s, replace)
+    edit = _WriteEdit(site, s, _find_mean(site) if takes_mean else None)
 
     def begin(frames: Frames, args: Any, kwargs: Any) -> ObserverMode:
         return ObserverMode(frames, {}, {edit.op.address: edit})
@@ -152,7 +152,6 @@ class _WriteEdit:
         self._scaled = [self.index] if self.stacked else [k for k, name in enumerate(tensors) if name in parts]
         with torch.no_grad():
             if not self.fused:
-                self._check(args)
                 return self._change_argument(args), kwargs
             if "branch" not in arguments:
                 return args, {**kwargs, "alpha": self.s * arguments.get("alpha", 1)}
@@ -184,35 +183,25 @@ class _WriteEdit:
         """Return the names of the arguments that make up the write."""
         if "branch" in arguments:
             return WRITE_ARGUMENTS
-        if self.fused:
-            if self.replace is not None:
-                raise RuntimeError(f"mode is 'mean', expected 'zero' here: {func} adds a product that is never stored.")
-            return {*names[1:3]}
-        return {*names[1:3]} if self.op.name == "addcmul" else {names[self.index]}
+        if self.fused and self.replace is not None:
+            raise RuntimeError(f"mode is 'mean', expected 'zero' here: {func} adds a product that is never stored.")
+        return {*names[1:3]} if self.fused or self.op.name == "addcmul" else {names[self.index]}
 
     def _change_argument(self, args: Any) -> Any:
-        if self.stacked:
-            operands = [*args[0]]
-            operands[self.index] = self.change_write(operands[self.index])
-            return (operands, *args[1:])
-        write = self.change_write(args[self.index])
-        if self.in_place and self.index == 0:  # the sum is written over the write
-            args[0].copy_(write)
-            return args
-        return (*args[: self.index], write, *args[self.index + 1 :])
-
-    def _check(self, args: Any) -> None:
-        """Check that the operator is the inspected one: another one may have the same name."""
-        operands = args[0] if self.stacked else args
+        """Return the arguments with the changed write, after a check that the operator is the inspected one."""
+        operands = [*(args[0] if self.stacked else args)]
         write = operands[self.index] if self.index < len(operands) else None
-        if not isinstance(write, Tensor) or write.dim() != len(self.write.shape):
+        if not isinstance(write, Tensor) or write.dim() != len(self.write.shape):  # another one of the same name
             raise self.build_missed_error()
+        operands[self.index] = self.change_write(write)
+        if self.in_place and self.index == 0:  # the sum is written over the write
+            write.copy_(operands[0])
+            return args
+        return (operands, *args[1:]) if self.stacked else tuple(operands)
 
     def change_write(self, write: Tensor) -> Tensor:
         """Return what is added in place of a write."""
-        if self.replace is not None:
-            return self.replace(write)
-        return self._scale(write)
+        return self._scale(write) if self.replace is None else self.replace(write)
 
     def _change_gradients(self, grads: tuple[Tensor | None, ...], _: Any) -> tuple[Tensor | None, ...]:
         return tuple(
@@ -358,36 +347,25 @@ def ablate_each(
             return (None if value is None else float(value)), before.copy_aliases(find_logits(output))
 
     effects: list[Ablation] = []
-    with torch.no_grad(), _progress_bar(progress, f"ablate {inspection.model}", len(chosen)) as advance:
+    with torch.no_grad():
         whole_loss, whole = run()
         check_repeated(run()[1], whole)
-        for site in chosen:
+        for site in _track(chosen, f"ablate {inspection.model}", progress):
             with ablate(site, mode):
                 value, output = run()
             change = None if value is None or whole_loss is None else value - whole_loss
             effects.append(
                 Ablation(site, value, change, measure_divergence(whole, output), relative_error(output, whole))
             )
-            advance()
     return Ablations(effects)
 
 
-@contextmanager
-def _progress_bar(progress: bool | Console, description: str, total: int) -> Iterator[Callable[[], None]]:
-    """Show a progress bar on stderr or a console, and yield the function that advances it; nothing for False."""
+def _track(sites: Sequence[Site], description: str, progress: bool | Console) -> Iterable[Site]:
+    """Return the sites, whose loop shows a progress bar on stderr or a console unless `progress` is False."""
     if progress is False:
-        yield lambda: None
-        return
+        return sites
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import track
 
     console = progress if isinstance(progress, Console) else Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed}/{task.total}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(description, total=total)
-        yield lambda: bar.advance(task)
+    return track(sites, description, console=console, transient=True)

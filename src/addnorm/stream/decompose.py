@@ -10,6 +10,7 @@ its bias, so the sum is exact. Components that do not add up to the recorded str
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any, Literal
 
 import torch
@@ -41,11 +42,10 @@ class Decomposition(Rendered):
         closures: for each depth, the relative error of the components' sum against the recorded stream.
     """
 
-    def __init__(self, stream: Stream, inspection: Inspection, tolerance: float) -> None:
+    def __init__(self, stream: Stream) -> None:
         self.stream = stream
-        self.inspection = inspection
         chain: Chain = stream.chain
-        self._chain = chain
+        self._chain, tolerance = chain, _find_tolerance(chain)
         self._names = {id(site.sublayer): site.id for site in stream.sites}
         if reason := find_step_obstacle(chain, ("constant", "learned", "mask", "noise", "guard")):
             raise ValueError(f"{stream.name} cannot be decomposed: {reason}.")
@@ -57,8 +57,7 @@ class Decomposition(Rendered):
             raise ValueError(f"{stream.name} cannot be decomposed: the inputs hold no token.")
         sources: dict[str, None] = {"x_0": None} | dict.fromkeys(site.id for site in stream.sites)
         for k, parts in enumerate(self._iter_components()):
-            total = sum_components(parts).reshape(self._states[k].shape)  # its tokens may be flattened
-            self.closures.append(relative_error(self._states[k], total))
+            self.closures.append(relative_error(self.state(k), sum_components(parts)))
             sources |= dict.fromkeys(parts)
             if not self.closures[-1] <= tolerance:
                 raise ValueError(
@@ -82,9 +81,7 @@ class Decomposition(Rendered):
         Raises:
             IndexError: there is no such depth.
         """
-        index = self._check_depth(depth)
-        parts = next(parts for k, parts in enumerate(self._iter_components()) if k == index)
-        return {name: self._features_last(index, part) for name, part in parts.items()}
+        return next(islice(self._iter_components(), self._check_depth(depth), None))
 
     def shares(self, depth: int = -1) -> dict[str, Tensor]:
         """Return the share of each source in each token, <c_s, x> / |x|^2, `(*)`; the shares of a token sum to 1."""
@@ -108,8 +105,7 @@ class Decomposition(Rendered):
     def memory_map(self, tokens: Tensor | None = None) -> tuple[list[str], list[list[float]]]:
         """Return the sources, and for each depth their shares as in `mean_shares`; each row sums to 1."""
         rows = []
-        for k, components in enumerate(self._iter_components()):
-            parts = {name: self._features_last(k, part) for name, part in components.items()}
+        for k, parts in enumerate(self._iter_components()):
             shares = self._average_shares(k, parts, tokens)
             rows.append([shares.get(source, 0.0) for source in self.sources])
         return self.sources, rows
@@ -163,7 +159,7 @@ class Decomposition(Rendered):
         return outputs
 
     def _features_last(self, depth: int, t: Tensor) -> Tensor:
-        t, layout = t.reshape(self._states[depth].shape), self._layouts[depth]
+        t, layout = t.reshape(self._states[depth].shape), self._layouts[depth]  # its tokens may be flattened
         return t if layout is None else layout.move_features_last(t)
 
     def _check_depth(self, depth: int) -> int:
@@ -172,6 +168,7 @@ class Decomposition(Rendered):
         return depth % (self.depth + 1)
 
     def _iter_components(self) -> Iterator[Components]:
+        """Yield the components at each depth, with their features last."""
         shapes = {id(add): add.out.shape for add in self._chain.adds}
 
         def write(sublayer: Sublayer) -> Tensor:
@@ -193,7 +190,9 @@ class Decomposition(Rendered):
             return parts
 
         with torch.no_grad():
-            yield from propagate(self._chain, self._names, self._states[0], write, scale_residual, scale_sum)
+            steps = propagate(self._chain, self._names, self._states[0], write, scale_residual, scale_sum)
+            for k, parts in enumerate(steps):
+                yield {name: self._features_last(k, part) for name, part in parts.items()}
 
     def __repr__(self) -> str:
         size = (
@@ -259,8 +258,7 @@ def decompose(
         eager, args, kwargs = to_float64(eager, args, kwargs)
     with torch.no_grad():
         inspection = build_inspection(eager, capture_flow(eager, args, kwargs), target=model)
-    chosen = _select_stream(inspection, stream)
-    return Decomposition(chosen, inspection, _find_tolerance(chosen.chain))
+    return Decomposition(_select_stream(inspection, stream))
 
 
 def _find_tolerance(chain: Chain) -> float:

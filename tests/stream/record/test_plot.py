@@ -180,8 +180,6 @@ def test_streams_follow_each_other():
     assert [tick.get_text() for tick in ax.get_xticklabels(minor=True)] == ["encoder", "decoder"]
     alone = rec.plot.stream(stream="decoder")
     assert [x for x, _ in lines(alone)] == [[0, 1, 2]] * 2
-    with pytest.raises(ValueError, match="stream is 'decode', expected 'decoder'"):
-        rec.plot.stream(stream="decode")
 
 
 def test_step_selects_values():
@@ -190,22 +188,12 @@ def test_step_selects_values():
         rec.add(20, place, "out", "rms", 7.0)
     assert lines(rec.plot.stream())[0][1] == [7.0, 7.0]
     assert lines(rec.plot.stream(step=10))[0][1] == [1.0, 1.0]
-    with pytest.raises(ValueError, match="step is 11, expected a recorded one: 10, 20"):
-        rec.plot.stream(step=11)
 
 
-@pytest.mark.parametrize(
-    ("name", "without", "message"),
-    [
-        ("gradients", ("grad", "params"), "no values of gradients: record with grads=True, and call loss.backward"),
-        ("stream", ("out",), "no values of the stream: run the model while recording"),
-        ("writes", ("write",), "no values of writes: run the model"),
-    ],
-)
-def test_missing_values_raise_and_draw_nothing(name, without, message, pyplot):
-    rec = recorded(without=without)
-    with pytest.raises(ValueError, match=message):
-        getattr(rec.plot, name)()
+def test_missing_values_raise_and_draw_nothing(pyplot):
+    rec = recorded(without=("grad", "params"))
+    with pytest.raises(ValueError, match=r"no values of gradients: record with grads=True, and call loss\.backward"):
+        rec.plot.gradients()
     assert pyplot.get_fignums() == []
 
 
@@ -270,16 +258,9 @@ def test_memory_map_with_negative_shares_and_keywords():
     assert mesh.to_rgba(1.5)[:3] == pytest.approx(to_rgb(axes.COLOURS[0]))
     limited = rec.plot.memory_map(vmin=-1.0, vmax=2.0).collections[0].norm
     assert (limited.vmin, limited.vmax) == (-1.0, 2.0)
-    assert mesh.norm(1.5) == pytest.approx(1)
-    assert mesh.norm(-0.5) == pytest.approx(0)
-
-
-def test_memory_map_separates_small_shares():
-    rec = recorded(30)
-    rec.memory_maps = {"stream": (["a", "b", "c"], [[0.981, 0.02, -0.001]])}
-    norm = rec.plot.memory_map().collections[0].norm
-    assert norm(0.02) - norm(-0.001) > 0.1
-    assert norm.inverse(norm(0.02)) == pytest.approx(0.02)
+    assert [mesh.norm(share) for share in (-0.5, 1.5)] == pytest.approx([0, 1])
+    assert mesh.norm(0.02) - mesh.norm(-0.001) > 0.05, "small shares differ in colour"
+    assert mesh.norm.inverse(mesh.norm(0.02)) == pytest.approx(0.02)
 
 
 def test_memory_maps_of_several_streams():
