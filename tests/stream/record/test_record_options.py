@@ -41,8 +41,10 @@ def test_tokens_mask(ids):
     rec = step(model, ids, tokens=mask)
     seen = []
     model(ids, seen)
-    expected = [REFERENCE["rms"](s["write"][mask]) for s in seen]
-    assert column(rec, "write", "rms") == pytest.approx(expected, rel=1e-5)
+    writes, states = ([s[role].detach()[mask] for s in seen] for role in ("write", "in"))
+    assert column(rec, "write", "rms") == pytest.approx([*map(REFERENCE["rms"], writes)], rel=1e-5)
+    ratios = [float((w.norm(dim=-1) / x.norm(dim=-1)).mean()) for w, x in zip(writes, states, strict=True)]
+    assert column(rec, "write", "ratio") == pytest.approx(ratios, rel=1e-5)
     cosines = []
     for s in seen:
         unit = F.normalize(s["out"][:, :4].detach().double(), dim=-1)
