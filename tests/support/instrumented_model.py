@@ -109,6 +109,12 @@ def lengths(t: Tensor) -> Tensor:
     return t.detach().double().reshape(-1, t.shape[-1]).norm(dim=-1)
 
 
+def compare_write(x: Tensor, write: Tensor) -> dict[str, float]:
+    """Return ratio and cosine of a write and the stream it is added to."""
+    cosines = F.cosine_similarity(x.detach(), write.detach(), dim=-1)
+    return {"ratio": float((lengths(write) / lengths(x)).mean()), "cosine": float(cosines.mean())}
+
+
 REFERENCE: dict[str, Callable[[Tensor], float]] = {
     "l2": lambda t: float(lengths(t).mean()),
     "rms": lambda t: float(t.detach().double().square().mean().sqrt()),

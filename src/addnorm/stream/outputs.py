@@ -11,9 +11,7 @@ from torch import Tensor
 
 def read_number(value: Any) -> float:
     """Return the value of a loss function as a number."""
-    if isinstance(value, Tensor) and value.numel() == 1:
-        return float(value)
-    if isinstance(value, Real):
+    if isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1):
         return float(value)
     returned = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
     raise TypeError(f"loss returned {returned}, expected a number: reduce it, as in loss(y).mean().")

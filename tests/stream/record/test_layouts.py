@@ -5,9 +5,9 @@ import statistics
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 import addnorm
+from support.instrumented_model import REFERENCE, compare_write
 from support.layout_models import MODELS, D, make
 
 EXACT = {"rel": 1e-9, "abs": 1e-12}
@@ -20,17 +20,6 @@ def compute_loss(outputs):
     return torch.stack([
         (y * torch.randn(y.shape, generator=generator, dtype=y.dtype)).sum() for y in parts
     ]).sum()  # fmt: skip
-
-
-def lengths(t):
-    return t.square().sum(-1).sqrt()
-
-
-SIZES = {
-    "l2": lambda t: float(lengths(t).mean()),
-    "rms": lambda t: float(t.square().mean().sqrt()),
-    "max": lambda t: float(t.abs().max()),
-}
 
 
 def similarity(t):
@@ -87,10 +76,12 @@ FORMULAS = {
     **{
         (role, name): lambda s, get=get, formula=formula: formula(arranged(s, get))
         for role, get in ROLES.items()
-        for name, formula in SIZES.items()
+        for name, formula in REFERENCE.items()
     },
-    ("write", "ratio"): lambda s: float((lengths(arranged(s, "raw")) / lengths(arranged(s, "x"))).mean()),
-    ("write", "cosine"): lambda s: float(F.cosine_similarity(arranged(s, "raw"), arranged(s, "x"), dim=-1).mean()),
+    **{
+        ("write", name): lambda s, name=name: compare_write(arranged(s, "x"), arranged(s, "raw"))[name]
+        for name in ("ratio", "cosine")
+    },
 }
 
 
@@ -106,11 +97,11 @@ def test_statistics_and_gradients_of_states(recorded):
     _, rec, seen, *_ = recorded
     for stream, sublayers in pair_streams(rec, seen):
         states = [(sublayers[0].arrange, sublayers[0].x), *((s.arrange, s.out) for s in sublayers)]
-        for statistic, formula in {**SIZES, "similarity": similarity, "top": top}.items():
+        for statistic, formula in {**REFERENCE, "similarity": similarity, "top": top}.items():
             values = [value for _, value in rec.series("out", statistic, stream=stream)]
             expected = [formula(arrange(t).detach()) for arrange, t in states]
             assert values == pytest.approx(expected, **EXACT), statistic
-        for statistic, formula in SIZES.items():
+        for statistic, formula in REFERENCE.items():
             values = [value for _, value in rec.series("grad", statistic, stream=stream)]
             expected = [formula(arrange(t.grad)) for arrange, t in states]
             assert values == pytest.approx(expected, **EXACT), statistic
@@ -141,14 +132,14 @@ def test_balance_and_components_are_of_the_writes(recorded):
         x = arranged(sublayers[-1], "out")
         writes = [arranged(sublayers[0], "x"), *(arranged(s, "raw") for s in sublayers)]
         assert sheet.tokens == x.shape[0] * x.shape[1]
-        amounts = [float(((write * x).sum(-1) / lengths(x)).mean()) for write in writes]
+        amounts = [float(((write * x).sum(-1) / x.norm(dim=-1)).mean()) for write in writes]
         assert [*sheet.amounts] == pytest.approx(amounts, **EXACT)
         parts = addnorm.decompose(model, *inputs, stream=stream if len(rec.streams) > 1 else None)
         components, shares = parts.components(), parts.shares()
         assert len(components) == len(writes)
         for source, write in zip(components, writes, strict=True):
             assert components[source].shape[-1] == D
-            assert SIZES["l2"](components[source]) == pytest.approx(SIZES["l2"](write), **EXACT)
+            assert REFERENCE["l2"](components[source]) == pytest.approx(REFERENCE["l2"](write), **EXACT)
             share = float(((write * x).sum(-1) / x.square().sum(-1)).mean())
             assert float(shares[source].mean()) == pytest.approx(share, **EXACT)
 

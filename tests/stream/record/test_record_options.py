@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 import addnorm
 from addnorm.stream.record.schema import STATISTICS
-from support.instrumented_model import BATCH, REFERENCE, TOKENS, D, Model, column, compute_loss, step
+from support.instrumented_model import BATCH, REFERENCE, TOKENS, D, Model, column, compare_write, compute_loss, step
 
 
 def test_every(ids):
@@ -43,7 +43,7 @@ def test_tokens_mask(ids):
     model(ids, seen)
     writes, states = ([s[role].detach()[mask] for s in seen] for role in ("write", "in"))
     assert column(rec, "write", "rms") == pytest.approx([*map(REFERENCE["rms"], writes)], rel=1e-5)
-    ratios = [float((w.norm(dim=-1) / x.norm(dim=-1)).mean()) for w, x in zip(writes, states, strict=True)]
+    ratios = [compare_write(*pair)["ratio"] for pair in zip(states, writes, strict=True)]
     assert column(rec, "write", "ratio") == pytest.approx(ratios, rel=1e-5)
     cosines = []
     for s in seen:

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import addnorm
-from support.instrumented_model import column, record
+from support.instrumented_model import REFERENCE, column, compare_write, record
 
 D, BATCH, TOKENS = 6, 3, 5
 
@@ -74,15 +74,8 @@ def in_place(model, x, a, b):
 
 
 def statistics(x, write):
-    """Return l2, ratio and cosine by their formulas."""
-    x, write = x.detach(), write.detach()
-    lengths = write.norm(dim=-1), x.norm(dim=-1)
-    return {
-        "l2": float(lengths[0].mean()),
-        "rms": float(write.square().mean().sqrt()),
-        "ratio": float((lengths[0] / lengths[1]).mean()),
-        "cosine": float(((x * write).sum(-1) / (lengths[0] * lengths[1]).clamp_min(1e-300)).mean()),
-    }
+    """Return the statistics of a write by their formulas."""
+    return {name: formula(write) for name, formula in REFERENCE.items()} | compare_write(x, write)
 
 
 def make(combine, seed=0):
@@ -96,7 +89,7 @@ def test_record_multiplies_write_of_sum(combine):
     with addnorm.record(model) as rec:
         model(x).square().mean().backward()
     expected = [statistics(*pair) for pair in model.seen]
-    for name in ("l2", "rms", "ratio", "cosine"):
+    for name in expected[0]:
         assert column(rec, "write", name) == pytest.approx([numbers[name] for numbers in expected], rel=1e-9)
     if combine in (constant, learned, transposed, divided):  # the others are random
         parts, sheet = addnorm.decompose(model, x), rec.balances["stream"]

@@ -179,7 +179,7 @@ def _dtype(model: nn.Module) -> torch.dtype:
     return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
 
 
-def tokenize(model: nn.Module, texts: Sequence[str], folder: Path, tokens: int | None = None) -> dict[str, Tensor]:
+def tokenize(model: nn.Module, texts: Sequence[str], folder: Path, tokens: int | None) -> dict[str, Tensor]:
     """Return the tokenized texts, padded to the longest and truncated to the model's limit.
 
     Args:

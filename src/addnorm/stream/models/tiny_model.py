@@ -177,7 +177,7 @@ def model_class(config_class: type) -> Any:
     return classes[0] if isinstance(classes, tuple) else classes
 
 
-def build_tiny(model_type: str, seed: int, layers: int | None, sizes: Mapping[str, int] = SIZES) -> nn.Module:
+def build_tiny(model_type: str, seed: int, layers: int | None, sizes: Mapping[str, int]) -> nn.Module:
     """Return a small model in eval mode with random weights, also in its norms.
 
     Args:

@@ -122,7 +122,7 @@ class Probes:
         shapes: shapes of the model's inputs in the inspected run.
     """
 
-    def __init__(self, inspection: Inspection, layers: Iterable[int] | None = None, shapes: Any = ()) -> None:
+    def __init__(self, inspection: Inspection, layers: Iterable[int] | None, shapes: Any) -> None:
         self.recorded: list[RecordedSite] = []
         self.states: list[StateProbe] = []
         self.sites: list[SiteProbe] = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -236,7 +236,7 @@ def resolve_name(name: str, statistic: str) -> Selection:
     return Selection(hook.roles, entry.reciprocal_of or entry.name, hook.kind, layer, bool(entry.reciprocal_of))
 
 
-def suggest(value: object, names: Iterable[str], show: Callable[[str], str] = repr) -> str:
+def suggest(value: object, names: Iterable[str]) -> str:
     """Return the name that is close to a wrong value, or the list of names, for an error message.
 
     Example:
@@ -247,4 +247,4 @@ def suggest(value: object, names: Iterable[str], show: Callable[[str], str] = re
     names = [*names]
     close = difflib.get_close_matches(str(value).lower(), names, 1)
     listed = [*names[:12], f"... ({len(names)} in all)"] if len(names) > 14 else names
-    return show(close[0]) if close else f"one of {', '.join(listed)}" if names else "none: there is nothing yet"
+    return repr(close[0]) if close else f"one of {', '.join(listed)}" if names else "none: there is nothing yet"

@@ -99,7 +99,7 @@ def norm_statistics(rstd: Tensor, layout: TokenLayout | None, tokens: TokenMask)
         yield "rstd_max", float(t.max())
 
 
-def parameter_norm(parameters: Iterable[Tensor], gathered: bool = False) -> float | None:
+def parameter_norm(parameters: Iterable[Tensor], gathered: bool) -> float | None:
     """Return the L2 norm of all elements of some parameters; None if there are none.
 
     Args:
@@ -110,7 +110,7 @@ def parameter_norm(parameters: Iterable[Tensor], gathered: bool = False) -> floa
     return float(torch.stack(norms).square().sum().sqrt()) if norms else None
 
 
-def vector_norm(t: Tensor, gathered: bool = False) -> Tensor:
+def vector_norm(t: Tensor, gathered: bool) -> Tensor:
     """Return the L2 norm of all elements, 0-d; NaN for a tensor without readable memory."""
     if is_sharded(t):
         t = gather(torch.linalg.vector_norm(upcast(t))) if gathered else local_part(t)
