@@ -158,33 +158,3 @@ def test_mean_over_all_tokens(recorded):
             assert output is not expected
             torch.testing.assert_close(output, expected)
     assert {site.id for site in inspection.sites} < {site.id for site in rec.sites}
-
-
-class Biased(torch.nn.Module):
-    """A learned vector joins the stream after each sublayer; x_0 is expanded from (features, 1, 1), with one row of tokens."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.start, self.bias = torch.nn.Parameter(torch.randn(D, 1, 1)), torch.nn.Parameter(torch.randn(D, 1, 1))
-        self.conv = torch.nn.ModuleList(torch.nn.Conv2d(D, D, (1, 3), padding=(0, 1)) for _ in range(2))
-
-    def forward(self, scale):
-        x = (self.start * 2.0).expand(scale.shape[0], D, 1, 5) * scale
-        for conv in self.conv:
-            x = x + torch.tanh(conv(x))
-            x = x + self.bias
-        return x
-
-
-def test_stream_with_a_bias_and_one_row_of_tokens():
-    model = Biased().double()
-    scale = torch.rand(3, D, 1, 5, dtype=torch.float64) + 0.5
-    with addnorm.record(model, grads=False) as rec, torch.no_grad():
-        y = model(scale)
-    end = y[:, :, 0].transpose(1, 2)
-    similarities = [value for _, value in rec.series("out", "similarity")]
-    assert similarities[-1] == pytest.approx(similarity(end), **EXACT)
-    (sheet,) = rec.balances.values()
-    assert sheet.reason == ""
-    assert sheet.error < 1e-9
