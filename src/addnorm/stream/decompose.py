@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from addnorm._util.arguments import check_choice
 from addnorm._util.blocks import Block, Column, Table
 from addnorm._util.numbers import format_count, format_number
 from addnorm._util.render import Rendered
@@ -280,6 +281,6 @@ def _select_stream(inspection: Inspection, name: str | None) -> Stream:
         raise ValueError(f"{inspection.model} has no residual stream to decompose: {inspection.unknown[0].reason}.")
     if name is None and len(names) > 1:
         raise ValueError(f"stream is None, expected one of {', '.join(map(repr, names))}: the model has several.")
-    if name is not None and name not in names:
-        raise ValueError(f"stream is {name!r}, expected one of {', '.join(map(repr, names))}.")
+    if name is not None:
+        check_choice("stream", name, names)
     return inspection.streams[0 if name is None else names.index(name)]

@@ -1,5 +1,6 @@
 """Tests of drawings of a recording: values on the Axes, marks for values off the scale, several recordings on one Axes."""
 
+import itertools
 import math
 
 import pytest
@@ -8,12 +9,12 @@ pytest.importorskip("matplotlib")
 
 from addnorm.stream.record import axes
 from addnorm.stream.record.recording import Recording
-from addnorm.stream.record.schema import ROLES, RecordedSite
+from addnorm.stream.record.schema import ROLES
 from support.pairwise import rotate
+from support.recordings import sites
 
 DRAWINGS = ("stream", "gradients", "writes", "similarity", "memory_map")
 BY_DEPTH = DRAWINGS[:-1]
-KINDS = ("attention", "feed-forward")
 STATISTICS = (
     ("out", "rms"), ("out", "max"), ("out", "similarity"), ("grad", "l2"), ("params", "grad_l2"), ("write", "ratio"),
     ("write", "cosine"), ("norm_in", "rstd"),
@@ -30,25 +31,20 @@ def pyplot(monkeypatch):
     pyplot.close("all")
 
 
-def recorded(sublayers=6, streams=("stream",), value=lambda k: 1.0 / (k + 1), without=(), model="Toy"):
+def recorded(layers=3, streams=("stream",), value=lambda k: 1.0 / (k + 1), without=(), model="Toy"):
     """Return a recording in which every statistic of sublayer k (0 for x_0) is value(k)."""
-    sites = []
-    for stream in streams:
-        sites.append(RecordedSite(f"{stream}.x_0", "", "start", None, stream))
-        sites += [RecordedSite(f"{stream}.{k}", f"{k}", KINDS[k % 2], k // 2, stream) for k in range(sublayers)]
-        sites.append(RecordedSite(f"{stream}.final", "norm", "final", None, stream))
-    rec = Recording(sites, {"model": model})
-    for place, site in enumerate(sites):
-        k = place % (sublayers + 2)
+    n = 2 * layers + 1
+    all_sites = {stream: sites(layers, stream) for stream in streams}
+    rec = Recording(itertools.chain(*all_sites.values()), {"model": model})
+    for place, site in enumerate(rec.sites):
         roles = {"start": ("out", "grad"), "final": ()}.get(site.kind, ROLES)
         for role, name in STATISTICS:
             if role in roles and role not in without:
-                rec.add(10, place, role, name, value(k))
+                rec.add(10, place, role, name, value(place % (n + 1)))
         if site.kind == "final":
             rec.add(10, place, "norm_final", "rstd", 0.5)
-    n = sublayers + 1
     rows = [[1 / (k + 1) if source <= k else 0.0 for source in range(n)] for k in range(n)]
-    rec.memory_maps = {stream: ([site.id for site in sites if site.stream == stream][:n], rows) for stream in streams}
+    rec.memory_maps = {stream: ([site.id for site in own][:n], rows) for stream, own in all_sites.items()}
     return rec
 
 
@@ -71,7 +67,7 @@ def panels(ax):
     return found
 
 
-RECORDINGS = ({}, {"sublayers": 1}, {"sublayers": 130}, {"streams": ("encoder", "decoder")})
+RECORDINGS = ({}, {"layers": 1}, {"layers": 65}, {"streams": ("encoder", "decoder")})
 
 
 @pytest.mark.parametrize(("name", "options"), rotate([*DRAWINGS], RECORDINGS, 1))
@@ -86,12 +82,12 @@ def test_drawings_return_their_axes_and_can_be_saved(name, options, tmp_path, py
 
 
 def test_stream_draws_rms_and_max_by_depth():
-    ax = recorded(3, value=lambda k: [1.0, 2.0, 3.0, 4.0][k]).plot.stream()
-    assert lines(ax) == [([0, 1, 2, 3], [1.0, 2.0, 3.0, 4.0])] * 2
+    ax = recorded(1, value=lambda k: [1.0, 2.0, 3.0][k]).plot.stream()
+    assert lines(ax) == [([0, 1, 2], [1.0, 2.0, 3.0])] * 2
     assert texts(ax) == ["rms", "max", "attention", "feed-forward"]
     assert ax.get_xlabel() == "depth in sublayers"
     assert (ax.get_yscale(), ax.get_ylim()[0]) == ("linear", 0.0)
-    assert [tick.get_text() for tick in ax.get_xticklabels()] == ["x_0", "1", "2", "3"]
+    assert [tick.get_text() for tick in ax.get_xticklabels()] == ["x_0", "1", "2"]
 
 
 @pytest.mark.parametrize("name", BY_DEPTH[1:])
@@ -107,7 +103,7 @@ def test_two_quantities_share_the_depths(name):
 def test_two_recordings_differ_in_colour_dash_and_fill(name):
     from matplotlib.colors import to_hex
 
-    before, after = recorded(model="A"), recorded(8, model="B", value=lambda k: 300.0 + k)
+    before, after = recorded(model="A"), recorded(4, model="B", value=lambda k: 300.0 + k)
     ax = getattr(before.plot, name)(label="before")
     count = len(panels(ax))
     assert getattr(after.plot, name)(ax=ax, label="after") is ax
@@ -168,7 +164,7 @@ def test_zeros_on_a_log_axis_are_triangles():
 
 
 def test_streams_follow_each_other():
-    rec = recorded(2, ("encoder", "decoder"))
+    rec = recorded(1, ("encoder", "decoder"))
     ax = rec.plot.stream()
     assert [x for x, _ in lines(ax)] == [[0, 1, 2], [4, 5, 6]] * 2
     assert [tick.get_text() for tick in ax.get_xticklabels(minor=True)] == ["encoder", "decoder"]
@@ -178,10 +174,10 @@ def test_streams_follow_each_other():
 
 def test_step_selects_values():
     rec = recorded(1, value=lambda k: 1.0)
-    for place in range(2):
+    for place in range(3):
         rec.add(20, place, "out", "rms", 7.0)
-    assert lines(rec.plot.stream())[0][1] == [7.0, 7.0]
-    assert lines(rec.plot.stream(step=10))[0][1] == [1.0, 1.0]
+    assert lines(rec.plot.stream())[0][1] == [7.0] * 3
+    assert lines(rec.plot.stream(step=10))[0][1] == [1.0] * 3
 
 
 def test_missing_values_raise_and_draw_nothing(pyplot):
@@ -225,22 +221,22 @@ def test_axes_without_a_grid_and_cleared_axes(pyplot):
 def test_memory_map_leaves_cells_before_a_write_blank():
     from matplotlib.colors import to_rgb
 
-    ax = recorded(3).plot.memory_map()
+    ax = recorded(1).plot.memory_map()
     cells = ax.collections[0].get_array()
-    assert cells.shape == (4, 4)  # source, depth
-    assert cells[0].tolist() == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4])
-    assert [bool(blank) for blank in cells.mask[3]] == [True, True, True, False]
+    assert cells.shape == (3, 3)  # source, depth
+    assert cells[0].tolist() == pytest.approx([1, 1 / 2, 1 / 3])
+    assert [bool(blank) for blank in cells.mask[2]] == [True, True, False]
     colours = ax.collections[0].get_cmap().colors
     assert {colour[:3] for colour in colours} == {to_rgb(axes.COLOURS[0])}
     assert [colours[0][3], colours[-1][3]] == pytest.approx([0.04, 1.0])
-    assert {text.get_text() for text in ax.texts} == {"1.00", "0.50", "0.33", "0.25"}
+    assert {text.get_text() for text in ax.texts} == {"1.00", "0.50", "0.33"}
     assert len(ax.figure.axes) == 2  # with the colour bar
 
 
 def test_memory_map_with_negative_shares_and_keywords():
     from matplotlib.colors import to_rgb
 
-    rec = recorded(30)
+    rec = recorded(15)
     ax = rec.plot.memory_map(cmap="viridis")
     assert ([*ax.texts], ax.collections[0].get_cmap().name) == ([], "viridis")
     rec.memory_maps = {"stream": (["a", "b"], [[1.5, -0.5]])}
@@ -258,7 +254,7 @@ def test_memory_map_with_negative_shares_and_keywords():
 
 
 def test_memory_maps_of_several_streams():
-    rec = recorded(2, ("encoder", "decoder"))
+    rec = recorded(1, ("encoder", "decoder"))
     assert len(panels(rec.plot.memory_map())) == 2
     assert "decoder" in rec.plot.memory_map(stream="decoder").get_title(loc="left")
     with pytest.raises(ValueError, match="stream is 'x', expected one of encoder, decoder"):

@@ -5,7 +5,6 @@ import sys
 
 import pytest
 
-from addnorm.stream.record import store
 from addnorm.stream.record.recording import Recording
 from addnorm.stream.record.schema import Balance, RecordedSite
 from support.recordings import INF, NAN, WRITES, filled
@@ -121,7 +120,7 @@ def test_wrong_document_raises_one_sentence(tmp_path, change, words):
     assert words in message_of(path)
 
 
-HEAD = {"addnorm.recording": json.dumps(store._head(Recording([RecordedSite("a", "a", "other", 0)])))}
+HEAD = {"addnorm.recording": json.dumps(Recording([RecordedSite("a", "a", "other", 0)]).to_dict())}
 COLUMNS = {"step": [0], "site": ["a"], "role": ["out"], "statistic": ["rms"], "value": [1.0]}
 
 

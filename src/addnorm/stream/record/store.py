@@ -6,8 +6,7 @@ Writing is atomic. Reading runs no code: every value is checked, and a file that
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -38,21 +37,21 @@ def to_dict(recording: Measurements) -> dict[str, Any]:
 
 
 def _head(recording: Measurements) -> dict[str, Any]:
-    """Return everything except the series."""
+    """Return everything except the series, for `to_jsonable`."""
     maps = recording.memory_maps.items()
     return {
         "schema": SCHEMA,
         "schema_version": VERSION,
         "metadata": recording.metadata,
-        "sites": [asdict(site) for site in recording.sites],
+        "sites": recording.sites,
         "memory_maps": {stream: {"sources": sources, "shares": shares} for stream, (sources, shares) in maps},
-        "balances": {stream: asdict(balance) for stream, balance in recording.balances.items()},
+        "balances": recording.balances,
     }
 
 
 def save(recording: Measurements, path: Path) -> Path:
     """Write a recording to a file whose suffix is .json or .parquet, atomically, and return its path."""
-    write, _ = _format(path)
+    write = _write_parquet if _is_parquet(path) else _write_json
     with atomic_path(path) as temporary:
         write(recording, temporary)
     return path
@@ -65,8 +64,7 @@ def load(path: Path, recording_type: type[R]) -> R:
         ValueError: the file is no recording.
         FileNotFoundError: there is no file.
     """
-    _, read = _format(path)
-    reader = _Reader(path)
+    read, reader = _read_parquet if _is_parquet(path) else _read_json, _Reader(path)
     return reader.recording(read(reader), recording_type)
 
 
@@ -199,18 +197,10 @@ class _Reader:
             self.fail(f"a recording with a wrong number ({error})", "numbers of its own sites, by step")
 
 
-Write = Callable[[Measurements, Path], None]
-Read = Callable[[_Reader], Any]
-_FORMATS: dict[str, tuple[Write, Read]] = {
-    ".json": (_write_json, _read_json),
-    ".parquet": (_write_parquet, _read_parquet),
-}
-
-
-def _format(path: Path) -> tuple[Write, Read]:
-    """Return the writer and the reader for the file's suffix."""
-    if path.suffix not in _FORMATS:
+def _is_parquet(path: Path) -> bool:
+    """Return whether the file's suffix is .parquet, not .json; an error for other suffixes."""
+    if path.suffix not in (".json", ".parquet"):
         raise ValueError(
-            f"path is {str(path)!r}, expected one that ends in {' or '.join(_FORMATS)}: the suffix selects the format."
+            f"path is {str(path)!r}, expected one that ends in .json or .parquet: the suffix selects the format."
         )
-    return _FORMATS[path.suffix]
+    return path.suffix == ".parquet"
