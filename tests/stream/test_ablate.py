@@ -12,11 +12,6 @@ import addnorm
 from support.scaled_model import D, Model, run_scaled
 
 
-@pytest.fixture(params=[False, True], ids=["pre-LN", "post-LN"])
-def model(request):
-    return Model(request.param)
-
-
 def run(model, x):
     """Return the output and the parameters' gradients, of a loss whose gradient differs between the elements."""
     model.zero_grad()
