@@ -1,7 +1,6 @@
 """Tests of inputs at the limits of dtypes and shapes, each with its documented result."""
 
 import math
-import weakref
 
 import pytest
 import torch
@@ -184,12 +183,14 @@ def test_any_rank_is_rows_of_features(rank):
         assert grads[name].flatten().equal(flat_grads[name].flatten())
 
 
-def test_changing_z_before_its_backward_raises():
+@pytest.mark.parametrize("name", ["z", "weight"])
+def test_changing_a_saved_tensor_before_its_backward_raises(name):
     call = make("LayerNorm", "float32", (4, 8))
-    y, z = call(leaves(call)).values()
-    z.detach().add_(1.0)
+    tensors = leaves(call)
+    outputs = call(tensors)
+    (outputs | tensors)[name].detach().add_(1.0)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        y.sum().backward()
+        outputs["y"].sum().backward()
 
 
 @pytest.mark.parametrize("dtype", [f32, bf16, f16, f64])
@@ -228,16 +229,6 @@ def test_long_row_is_as_exact_as_torchs(d):
     for ours, theirs in zip(*errors, strict=True):
         # Not 1.02 as at usual model widths: over so few rows the statistics vary, and up to 1.10 was measured.
         assert ours <= 1.15 * theirs
-
-
-def test_failing_call_keeps_no_reference():
-    weight = torch.randn(100)
-    huge = torch.zeros(1).expand(2**50, 100)
-    with pytest.raises(RuntimeError):
-        addnorm.add_layer_norm(huge, huge, weight)
-    reference = weakref.ref(weight)
-    del weight
-    assert reference() is None
 
 
 @pytest.mark.parametrize(("dtype", "value"), [(f32, 5e36), (bf16, 5e36), (f64, 1e306)])

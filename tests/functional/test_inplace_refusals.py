@@ -61,6 +61,13 @@ REFUSED = {
         lambda: addnorm.add_layer_norm(x, b, residual_scale=first[1, 1], out=first), ValueError,
         "out shares memory with residual_scale, expected memory of its own",
     ),
+    "layer_scale is a row of residual": (
+        lambda: addnorm.add_residual_(first, b, layer_scale=first[2]), ValueError, "residual shares memory with layer_scale, expe"
+    ),
+    "branch_bias is a row of z": (
+        lambda: YZ(x, b, branch_bias=first[2], out=(b, first)), ValueError, "out[1] shares memory with branch_bias, expected"
+    ),
+    "z overlaps residual": (lambda: YZ(first, b, out=(b, half_over)), ValueError, "out[1] shares memory with residual, expected"),
     "row_scale is a column of branch": (
         lambda: addnorm.add_rms_norm_(x, first, row_scale=first[:, 0]), ValueError, "branch shares memory with row_scale, expe"
     ),
@@ -211,6 +218,7 @@ def test_tensors_of_inference_mode_are_written(options):
         y, z = addnorm.add_layer_norm(t, s, **options, return_residual=True)
         addnorm.add_layer_norm_(t, s, **options)
         assert same({"y": s, "z": t}, {"y": y, "z": z})
+        assert y.is_inference()
         outside = torch.randn(4, 8).clone()
     with torch.no_grad():
         expected = addnorm.layer_norm(outside)

@@ -45,28 +45,6 @@ def test_norms_equal_torchs(weight, bias):
     assert_close(rms, F.rms_norm(R, (6,), weight, 1e-6) + (0.0 if bias is None else bias))
 
 
-def test_add_equals_the_equation():
-    keep = torch.where(random(R.shape, f64, GENERATOR) > 0, 2.0, 0.0)
-    z = reference.add(
-        R, B, residual_scale=WEIGHT, row_scale=ROWS, layer_scale=BIAS, keep=keep.to(f64), branch_bias=VECTOR
-    )
-    assert_close(z, WEIGHT * R + ROWS[..., None] * BIAS * keep * (B + VECTOR))
-    assert reference.add(R, B).equal(R + B)
-    assert reference.add(R, B, residual_scale=0.0, layer_scale=2.0).equal(2.0 * B)
-
-
-@pytest.mark.parametrize(
-    ("tensors", "dtype", "expected"),
-    [
-        ((f32,), None, f32), ((bf16, f16), None, f32), ((f32, bf16), None, f32), ((f64, bf16), None, f64),
-        ((bf16,), f64, f64), ((bf16, bf16), f32, f32),
-    ],
-)  # fmt: skip
-def test_arithmetic_is_float32_or_float64(tensors, dtype, expected):
-    assert reference.compute_dtype(*(torch.zeros(1, dtype=t) for t in tensors), dtype=dtype) == expected
-    assert reference.compute_dtype(None, torch.zeros(1, dtype=tensors[0]), dtype=dtype) in (expected, f32, f64)
-
-
 @pytest.mark.parametrize("dtype", [bf16, f16])
 def test_reference_normalizes_the_rounded_z(dtype):
     residual, branch, weight = R.to(dtype), B.to(dtype), WEIGHT.to(dtype)

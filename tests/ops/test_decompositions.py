@@ -129,21 +129,6 @@ def test_out_keeps_its_operator():
     torch.testing.assert_close(program.module()(x), Model()(x))
 
 
-@pytest.mark.parametrize("wiring", ["pre_ln", "post_ln"])
-def test_program_of_grad_mode_serves_without_backward(wiring):
-    """It has the operators of a program without gradients, and none that saves statistics."""
-    model, x = encoder(wiring), torch.randn(2, 5, 16)
-    programs = []
-    for grad_mode in (True, False):
-        with torch.set_grad_enabled(grad_mode):
-            programs.append(torch.export.export(model, (x,)))
-    names = [operators(program) for program in programs]
-    assert names[0] == names[1]
-    assert {*names[0]} <= {"addnorm.add_norm.default", "addnorm.add_norm_stream.default"}
-    decomposed = [len(program.run_decompositions(addnorm.decompositions()).graph.nodes) for program in programs]
-    assert decomposed[0] == decomposed[1]
-
-
 class TestFused:
     pytestmark = QUIET
 

@@ -8,7 +8,6 @@ import addnorm
 from addnorm.ops import autograd, dispatch
 from functional.test_compile import fresh_cache, test_gradient_between_two_graphs_has_a_derivative  # noqa: F401
 from ops.test_autograd import *  # noqa: F403
-from ops.test_capture import test_forward_operators_are_differentiable  # noqa: F401
 from support.cases import DTYPES, VARIANTS, gradients, leaves, make
 from support.pairwise import rotate
 

@@ -104,28 +104,3 @@ def test_every_operator_has_a_reference_and_a_fake_kernel():
             assert overload._schema.is_mutable == (name == "add_norm_out")
             assert torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CompositeExplicitAutograd")
             assert torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "Meta")
-
-
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_add_norm_out_checks_memory_itself(suffix):
-    """A compiled graph calls it directly."""
-    buffer = torch.randn(96)
-    x, half_over, apart = buffer[:32].view(4, 8), buffer[16:48].view(4, 8), buffer[64:].view(4, 8)
-    operator = getattr(ops, "add_norm_out" + suffix)
-    before = buffer.clone()
-    for arguments in (
-        (x, apart, None, None, 1e-5, 0, half_over, None),
-        (x, apart, None, None, 1e-5, 0, apart, half_over),
-        (x, apart, None, None, 1e-5, 0, x, x),
-        (x, apart, x[1], None, 1e-5, 1, x, None),
-        (apart, x, None, x[1], 1e-5, 1, x, None),
-        (x, None, None, None, 1e-5, 1, half_over, None),
-        (apart, apart, None, None, 1e-5, 0, buffer[:8].expand(4, 8), None),
-        (apart, apart, None, None, 1e-5, 0, x[:3], None),
-    ):
-        with pytest.raises((ValueError, RuntimeError)):
-            operator(*arguments)
-    for name in ("residual_scale", "layer_scale", "branch_bias", "row_scale"):
-        with pytest.raises((ValueError, RuntimeError)):
-            operator(apart, apart, None, None, 1e-5, 0, x, None, **{name: x[:, 1] if name == "row_scale" else x[2]})
-    assert buffer.equal(before)

@@ -10,7 +10,6 @@ from functorch.compile import aot_function, nop
 from torch.utils.checkpoint import CheckpointError, checkpoint
 
 import addnorm
-from addnorm import reference
 from addnorm.ops import save_outputs
 from support.cases import bf16, f16, f32, f64
 from support.oracle import UNIT
@@ -19,7 +18,7 @@ D = 40
 FUNCTIONS = {"layer": addnorm.add_layer_norm, "rms": addnorm.add_rms_norm}
 
 
-def draw(dtype, *, norm="layer", parameters=None, shift=0.0, rows=7):
+def draw(*, norm="layer", shift=0.0, rows=7):
     """Return residual, branch, weight and bias; the last features have weights near the smallest and large biases."""
     rng = torch.Generator().manual_seed(rows)
     residual, branch = (torch.randn(rows, D, generator=rng) + shift for _ in range(2))
@@ -27,66 +26,25 @@ def draw(dtype, *, norm="layer", parameters=None, shift=0.0, rows=7):
     bias = torch.randn(D, generator=rng)
     weight[-8:] *= torch.tensor([-1.0, 0.01, 0.002, 1.0, 1.0, 4.0, 0.1, -0.1])
     bias[-8:] = weight[-8:] * torch.tensor([1.0, -2.0, 0.5, 15.0, -15.0, 3.0, 7.0, 11.0])
-    parameters = [weight, bias] if norm == "layer" else [weight]
-    return [t.to(dtype).requires_grad_() for t in (residual, branch, *parameters)]
+    return [t.requires_grad_() for t in (residual, branch, weight, *([bias] if norm == "layer" else []))]
 
 
 def gradients(norm, tensors, saves, **options):
-    """Return y, z and the gradients of all tensors for random cotangents of y and z."""
+    """Return the gradients of all tensors for random cotangents of y and z."""
     rng = torch.Generator().manual_seed(5)
     with addnorm.save_outputs() if saves else torch.enable_grad():
-        y, z = FUNCTIONS[norm](*tensors, return_residual=True, **options)
-    cotangents = [torch.randn(t.shape, generator=rng).to(t.dtype) for t in (y, z)]
-    return (y, z), cotangents, torch.autograd.grad((y, z), tensors, cotangents)
-
-
-@pytest.mark.parametrize("shift", [0.0, 30.0])
-@pytest.mark.parametrize("norm", FUNCTIONS)
-@pytest.mark.parametrize("dtype", [f64, f32, bf16, f16], ids=str)
-def test_gradients_are_within_the_stated_bound(dtype, norm, shift):
-    tensors = draw(dtype, norm=norm, shift=shift)
-    (y, z), (dy, dz), grads = gradients(norm, tensors, True)
-    expected_outputs = gradients(norm, tensors, False)[0]
-    assert y.equal(expected_outputs[0])
-    assert z.equal(expected_outputs[1])
-    weight, bias = (t.detach().double() for t in (*tensors[2:], torch.zeros(D))[:2])
-    exact, dy = z.detach().double(), dy.double()
-    stats = reference.statistics(exact, norm, 1e-5 if norm == "layer" else torch.finfo(reference.compute_dtype(z)).eps)
-    x_hat = (exact - stats.mean) * stats.rstd
-    unit, wide = UNIT[dtype], UNIT[f64 if dtype == f64 else f32]
-    off = 2 * unit * (x_hat.abs() + (bias / weight).abs()) + 8 * wide * (x_hat.abs() + (stats.mean * stats.rstd).abs())
-    truth = reference.normalize_backward(dy, exact, weight, stats, norm=norm)
-    g = dy * weight
-    c1 = (g * x_hat).mean(-1, keepdim=True).abs()
-    # What a change of x_hat by `off` does to the formulas, and the rounding of the kernels' own sums and results.
-    noise = (
-        8
-        * wide
-        * stats.rstd
-        * (g.abs() + g.abs().mean(-1, keepdim=True) + x_hat.abs() * (g * x_hat).abs().mean(-1, keepdim=True))
-    )
-    limits = {
-        "residual": stats.rstd * (c1 * off + x_hat.abs() * (g.abs() * off).mean(-1, keepdim=True) + off * (g.abs() * off).mean(-1, keepdim=True)) + noise,
-        "weight": (dy.abs() * off).sum(0) + 8 * wide * (dy * x_hat).abs().sum(0),
-        "bias": 8 * wide * dy.abs().sum(0),
-    }  # fmt: skip
-    total = truth.z + dz.double()
-    for name, actual, right in (
-        ("residual", grads[0], total), ("residual", grads[1], total), ("weight", grads[2], truth.weight),
-        *([("bias", grads[3], truth.bias)] if norm == "layer" else []),
-    ):  # fmt: skip
-        error = (actual.double() - right).abs()
-        assert (error <= limits[name] + unit * 1.01 * right.abs()).all(), (name, float((error / limits[name]).max()))
+        results = FUNCTIONS[norm](*tensors, return_residual=True, **options)
+    return torch.autograd.grad(results, tensors, [torch.randn(t.shape, generator=rng) for t in results])
 
 
 @pytest.mark.parametrize("norm", FUNCTIONS)
 def test_options_have_gradients_near_the_usual_ones(norm):
-    tensors = draw(f32, norm=norm)
+    tensors = draw(norm=norm)
     options = {
         "residual_scale": 1.5, "layer_scale": torch.linspace(0.5, 1.5, D, requires_grad=True), "dropout_p": 0.3,
         "seed": torch.tensor(3), "weight_offset": 0.25, "branch_bias": torch.linspace(-1, 1, D, requires_grad=True),
     }  # fmt: skip
-    mine, usual = (gradients(norm, tensors, saves, **options)[2] for saves in (True, False))
+    mine, usual = (gradients(norm, tensors, saves, **options) for saves in (True, False))
     for actual, expected in zip(mine, usual, strict=True):
         torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
@@ -100,7 +58,7 @@ def saved_storages(call):
 
 @pytest.mark.parametrize("options", [{}, {"layer_scale": 0.5}], ids=["plain", "with options"])
 def test_y_is_saved_instead_of_z(options):
-    tensors = draw(f32)
+    tensors = draw()
     call = functools.partial(addnorm.add_layer_norm, *tensors, return_residual=True, **options)
     with addnorm.save_outputs():
         (y, z), saved = saved_storages(call)
@@ -118,10 +76,10 @@ def test_norm_alone_saves_its_input():
 
 
 def test_row_that_overflows_has_its_usual_gradient():
-    residual, branch, weight, bias = draw(f32)
+    residual, branch, weight, bias = draw()
     with torch.no_grad():
         residual[2] *= 1e25
-    mine, usual = (gradients("layer", (residual, branch, weight, bias), saves)[2] for saves in (True, False))
+    mine, usual = (gradients("layer", (residual, branch, weight, bias), saves) for saves in (True, False))
     assert torch.isfinite(usual[0]).all()
     torch.testing.assert_close(mine[0], usual[0], rtol=1e-4, atol=1e-4)
 
@@ -170,28 +128,22 @@ def test_stack_has_nearly_the_usual_gradients_with_less_memory(wiring):
     x, cotangent = torch.randn(5, D), torch.randn(5, D)
 
     def run(saves):
-        parameters, kept = {p.data_ptr() for p in stack.parameters()}, {}
+        kept = {}  # alive, so that no address is used twice
 
         def pack(t):
-            if t.data_ptr() not in parameters:
-                kept[t.untyped_storage().data_ptr()] = t  # alive, so that no address is used twice
+            kept[t.untyped_storage().data_ptr()] = t
             return t
 
-        stack.zero_grad()
         context = addnorm.save_outputs() if saves else torch.enable_grad()
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t), context:
             y = stack(x)
-        y.backward(cotangent)
-        return (
-            y.detach(),
-            [p.grad for p in stack.parameters()],
-            sum(t.untyped_storage().nbytes() for t in kept.values()),
-        )
+        grads = torch.autograd.grad(y, [*stack.parameters()], cotangent)
+        return y, grads, sum(t.shape == x.shape for t in kept.values())
 
-    (y, grads, memory), (usual_y, usual_grads, usual_memory) = run(True), run(False)
+    (y, grads, count), (usual_y, usual_grads, usual_count) = run(True), run(False)
     assert y.equal(usual_y)
     torch.testing.assert_close(grads, usual_grads, rtol=1e-4, atol=1e-5)
-    assert usual_memory - memory >= 5 * x.nbytes  # z of every add whose norm is read by a linear layer
+    assert usual_count - count >= 5  # z of every add whose norm is read by a linear layer
 
 
 def test_context_ends_with_an_exception():
@@ -211,34 +163,36 @@ def test_generator_may_be_finished_in_another_context():
     assert not save_outputs.is_active()
 
 
-ODD_DTYPES = [
-    (bf16, f32, bf16),
-    (f32, bf16, bf16),
-    (f16, f16, f16),
-    (f64, f32, f32),
-    (f32, f64, f64),
-    (bf16, bf16, f32),
-]
+DTYPES = [  # of z, y and weight
+    *((dtype,) * 3 for dtype in (f64, f32, bf16, f16)),
+    (bf16, f32, bf16), (f32, bf16, bf16), (f64, f32, f32), (f32, f64, f64), (bf16, bf16, f32),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("casting", ["float32", "llama", "t5"])
-@pytest.mark.parametrize(("z_dtype", "y_dtype", "weight_dtype"), ODD_DTYPES, ids=str)
-def test_normalized_value_is_within_the_stated_bound(z_dtype, y_dtype, weight_dtype, casting):
-    residual, branch, weight, bias = (t.detach().double() for t in draw(f32, shift=3.0, rows=50))
+@pytest.mark.parametrize("shift", [3.0, 30.0])
+@pytest.mark.parametrize(("norm", "casting"), [("layer", None), ("rms", "float32"), ("rms", "llama"), ("rms", "t5")])
+@pytest.mark.parametrize(("z_dtype", "y_dtype", "weight_dtype"), DTYPES, ids=str)
+def test_normalized_value_is_within_the_stated_bound(z_dtype, y_dtype, weight_dtype, norm, casting, shift):
+    """Backward computes from it what it computes from z's without the context."""
+    residual, branch, weight, bias = (t.detach().double() for t in draw(shift=shift, rows=50))
     weight, bias = weight.abs().to(weight_dtype).requires_grad_(), bias.to(weight_dtype)
-    options = {"casting": casting, "weight_offset": 0.125, "bias": bias, "return_residual": True, "out_dtype": y_dtype}
+    options = {"casting": casting} if casting else {}
+    options |= {"weight_offset": 0.125, "bias": bias, "return_residual": True, "out_dtype": y_dtype}
+    call = functools.partial(FUNCTIONS[norm], residual.to(z_dtype), branch.to(z_dtype), weight, **options)
     with addnorm.save_outputs():
-        y, z = addnorm.add_rms_norm(residual.to(z_dtype), branch.to(z_dtype), weight, **options)
+        y, z = call()
+    assert all(map(torch.equal, (y, z), call()))
     _, stats, *_ = y.grad_fn.saved_tensors
     with torch.no_grad():
         rebuilt, stats = save_outputs.rebuild(y, stats, weight, bias, z_dtype, 0.125)
-    x_hat, size = z.double() * stats[..., 1:], (weight.double() + 0.125).abs()
+    mean, rstd = stats.double().split(1, -1)
+    x_hat, size = (z.double() - mean) * rstd, (weight.double() + 0.125).abs()
     wide = UNIT[f64 if z_dtype == f64 else f32]
     unit = max(UNIT[y_dtype], wide)
-    bound = 2 * unit * (x_hat.abs() + bias.double().abs() / size) + 8 * wide * x_hat.abs()
-    bound += {"float32": 0.0, "llama": 2 * UNIT[z_dtype], "t5": 2 * UNIT[weight_dtype]}[casting] * x_hat.abs()
+    bound = 2 * unit * (x_hat.abs() + bias.double().abs() / size) + 8 * wide * (x_hat.abs() + (mean * rstd).abs())
+    bound += {"llama": 2 * UNIT[z_dtype], "t5": 2 * UNIT[weight_dtype]}.get(casting, 0.0) * x_hat.abs()
     bound += 2.0**-24 / size if y_dtype == f16 else 0.0
-    assert ((rebuilt.double() * stats[..., 1:] - x_hat).abs() <= bound).all()
+    assert (((rebuilt.double() - mean) * rstd - x_hat).abs() <= bound).all()
 
 
 @pytest.mark.parametrize("d", [7, 33])
@@ -255,7 +209,7 @@ def test_largest_float16_has_finite_gradients(d):
 @pytest.mark.parametrize("check", ["default", "none"])
 def test_checkpoint_around_the_context_is_never_wrong(options, check):
     """Recomputed outside of the context, z has the place, shape and dtype of y; with options the bias has a place too."""
-    x, branch, weight = draw(f32, norm="rms")
+    x, branch, weight = draw(norm="rms")
     with addnorm.save_outputs():
         y = checkpoint(
             lambda *t: addnorm.add_rms_norm(*t, **options),
@@ -290,7 +244,7 @@ def test_stack_with_checkpoints_keeps_its_context(norm, forward):
 
 
 def test_traced_call_keeps_z():
-    tensors = draw(f32)
+    tensors = draw()
     with addnorm.save_outputs():
         grads = torch.autograd.grad(aot_function(addnorm.add_layer_norm, nop)(*tensors).sum(), tensors)
     torch.testing.assert_close(grads, torch.autograd.grad(addnorm.add_layer_norm(*tensors).sum(), tensors))

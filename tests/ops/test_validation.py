@@ -8,7 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import addnorm
-from support.cases import FUNCTIONS, VARIANTS, cotangents, leaves, make
+from support.cases import FUNCTIONS, make
 from support.inplace_calls import IN_PLACE
 
 good = torch.randn(2, 3, 8)
@@ -194,57 +194,17 @@ def test_norm_alone_names_its_own_argument(function, arguments, error, sentence)
         function(**arguments)
 
 
-def test_unhashable_casting_raises():
-    with pytest.raises(ValueError, match=r"^casting is \['llama'\], expected one of"):
-        addnorm.add_rms_norm(good, good, row, casting=["llama"])
-
-
-def test_unknown_casting_lists_the_choices():
-    with pytest.raises(ValueError, match=r"^casting is 'gemma', expected one of 'float32', 'llama', 't5'\.$"):
-        addnorm.add_rms_norm(good, good, row, casting="gemma")
+@pytest.mark.parametrize("casting", ["gemma", ["llama"]])
+def test_unknown_casting_lists_the_choices(casting):
+    sentence = f"casting is {casting!r}, expected one of 'float32', 'llama', 't5'."
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+        addnorm.add_rms_norm(good, good, row, casting=casting)
 
 
 @pytest.mark.parametrize("function", FUNCTIONS.values())
 def test_unknown_option_raises(function):
     with pytest.raises(TypeError, match="unexpected keyword argument"):
         function(good, good, prenorm=True)
-
-
-def test_dropout_p_true_raises():
-    with pytest.raises(ValueError, match="dropout_p is True, expected a probability"):
-        addnorm.add_layer_norm(good, good, dropout_p=True)
-
-
-@pytest.mark.parametrize("function", [addnorm.add_layer_norm, addnorm.add_rms_norm, addnorm.add_residual])
-def test_unusual_valid_calls_are_accepted(function):
-    """Mixed dtypes, expanded and permuted inputs, and integers as numbers are valid."""
-    assert function(good, half).dtype in (torch.float16, torch.float32)
-    assert function(good.permute(1, 0, 2), good.transpose(0, 1)).shape == (3, 2, 8)
-    assert function(good, torch.zeros(()).expand(2, 3, 8)).shape == (2, 3, 8)
-    assert function(good, good, residual_scale=2, layer_scale=3, dropout_p=0).shape == (2, 3, 8)
-    assert function(good, good, row_scale=torch.tensor(0.5)).shape == (2, 3, 8)
-    assert function(good, good, row_scale=torch.ones(2, 1)).shape == (2, 3, 8)
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_valid_calls_work_on_the_meta_device(variant):
-    call = make(variant, "bfloat16", (2, 3, 8))
-    call.tensors = {name: t.to("meta") for name, t in call.tensors.items()}
-    call.options = {name: t.to("meta") if isinstance(t, torch.Tensor) else t for name, t in call.options.items()}
-    tensors = leaves(call)
-    outputs = call(tensors)
-    assert {t.device.type for t in outputs.values()} == {"meta"}
-    torch.autograd.backward(list(outputs.values()), [g.to("meta") for g in cotangents(outputs).values()])
-    assert {(t.grad.device.type, t.grad.shape) for t in tensors.values()} == {
-        ("meta", t.shape) for t in tensors.values()
-    }
-
-
-@pytest.mark.parametrize("offset", [-1, 1.5, 2**63])
-def test_invalid_offset_raises(offset):
-    x = torch.randn(2, 4)
-    with pytest.raises(ValueError, match=r"offset is .*, expected a whole number of blocks"):
-        addnorm.add_layer_norm(x, x, dropout_p=0.5, offset=offset)
 
 
 @pytest.mark.parametrize(
@@ -256,9 +216,12 @@ def test_invalid_offset_raises(offset):
         ({"eps": 10**400}, "eps is 1000"),
         ({"eps": True}, "eps is True, expected a number"),
         ({"eps": torch.tensor(1e-5, requires_grad=True)}, "eps is tensor("),
-        ({"offset": 2**62, "dropout_p": 0.1}, "offset is 4611686018427387904, expected a whole number"),
+        *[
+            ({"offset": n, "dropout_p": 0.1}, f"offset is {n}, expected a whole number")
+            for n in (-1, 1.5, 2**62, 2**63)
+        ],
         ({"weight_offset": True}, "weight_offset is a bool, expected a number"),
-        ({"dropout_p": None}, "dropout_p is None, expected a probability"),
+        *[({"dropout_p": p}, f"dropout_p is {p}, expected a probability") for p in (None, True)],
         ({"dropout_p": torch.tensor([0.1, 0.2, 0.3])}, "dropout_p is tensor("),
         ({"dropout_p": 1.5, "training": False}, "dropout_p is 1.5, expected a probability"),
         ({"normalized_shape": 8.0}, "normalized_shape is 8.0, expected a whole number or a sequence of them"),

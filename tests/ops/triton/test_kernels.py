@@ -12,6 +12,7 @@ import torch
 import addnorm
 from addnorm.ops import philox
 from addnorm.ops.triton import arguments, gradients, operators, plan
+from ops.test_philox import test_dropout_keeps_a_word_equal_to_the_threshold  # noqa: F401
 from support import cases
 from support.accuracy import assert_accurate, forward_and_backward
 from support.cases import (
@@ -26,7 +27,6 @@ from support.cases import (
 )
 from support.memory_layouts import make_layouts
 from support.operator_calls import assert_equal_references, record_calls
-from support.oracle import philox4x32
 from support.pairwise import mark_slow, product, rotate, some, with_values
 from support.triton_interpreter import Interpreted
 
@@ -149,14 +149,6 @@ def test_dropout_mask_equals_the_cpu_kernels(short_rows, seeds, shape, dtype):
         branch.grad = None
         z.backward(torch.ones_like(z))
         assert (branch.grad != 0).equal(mask), p
-
-
-def test_dropout_keeps_a_word_equal_to_the_threshold():
-    """The comparison is `>=`. With p = word / 2^32 for the word of the first element, the threshold is exactly that word."""
-    word = philox4x32(0, 77)[0]
-    for p, kept in [(word / 2**32, True), ((word + 1) / 2**32, False)]:
-        z = addnorm.add_residual(torch.zeros(1, 4), torch.ones(1, 4), dropout_p=p, seed=torch.tensor(77))
-        assert bool(z[0, 0] != 0) == kept
 
 
 @pytest.mark.parametrize(("d", "in_place"), [(24, True), (8, True), (20, False), (3, False)])
