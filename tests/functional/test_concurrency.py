@@ -68,19 +68,6 @@ def test_calls_of_many_threads_at_once_have_the_bits_of_one():
         assert list(pool.map(work, range(THREADS))) == [[]] * THREADS
 
 
-def test_threads_that_share_a_parameter_add_up_their_gradients():
-    call = make("LayerNorm", "float32", (300, 257))
-    x, branch = call.tensors["residual"], call.tensors["branch"]
-    weight = call.tensors["weight"].clone().requires_grad_()
-    alone = torch.autograd.grad(addnorm.add_layer_norm(x, branch, weight), weight, branch)[0]
-
-    def work(_):
-        return torch.autograd.grad(addnorm.add_layer_norm(x, branch, weight), weight, branch)[0]
-
-    with ThreadPoolExecutor(THREADS) as pool:
-        assert all(grad.equal(alone) for grad in pool.map(work, range(3 * THREADS)))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, bf16])
 def test_backward_hook_may_call_the_function_again(dtype):
     """The inner call runs in the middle of the outer one, on the thread of its backward."""

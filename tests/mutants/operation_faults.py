@@ -149,7 +149,7 @@ OPERATION = {
     ),
     "casting": Area(
         (
-            "tests/functional/test_functional.py tests/functional/test_reference.py",
+            "tests/functional/test_functional.py",
             "tests/ops/test_cpu_options.py tests/functional/test_fuzz.py",
         ),
         (Fault("casting-without-add", "functional.py", "... and out_dtype is None and casting == 'float32' and ...", "... and out_dtype is None and ..."),),

@@ -56,19 +56,12 @@ def test_is_same_memory_means_equal_addresses(a, b):
         assert a.element_size() == b.element_size()
 
 
-@pytest.mark.parametrize(
-    "t", [torch.zeros(4, 8), torch.zeros(8, 4).t(), torch.zeros(1, 8)[:, ::2], torch.zeros(9, dtype=bf16)[1:]]
-)
+@pytest.mark.parametrize("t", [torch.zeros(4, 8), torch.zeros(8, 4).t(), torch.zeros(1, 8)])
 def test_is_same_memory_for_a_view_of_a_whole_tensor(t):
-    assert aliasing.is_same_memory(t, t.view(t.shape))
-    assert aliasing.is_same_memory(t, t.detach().as_strided(t.shape, t.stride(), t.storage_offset()))
+    """Whatever the stride of a dimension of one."""
+    stride = [99 if size == 1 else step for size, step in zip(t.shape, t.stride(), strict=True)]
+    assert aliasing.is_same_memory(t, t.as_strided(t.shape, stride))
     assert not aliasing.is_same_memory(t, t.clone())
-    assert not aliasing.is_same_memory(t, t[:-1])
-
-
-def test_stride_of_a_dimension_of_one_is_ignored():
-    t = torch.zeros(1, 8)
-    assert aliasing.is_same_memory(t, t.as_strided((1, 8), (99, 1)))
 
 
 def test_two_storages_over_the_same_bytes_share_them():

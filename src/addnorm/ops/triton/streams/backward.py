@@ -20,6 +20,8 @@ from addnorm.ops.triton.streams.coefficients import (
     HYPER,
     MANIFOLD,
     add_eps,
+    load_constant_matrix,
+    load_constants,
     load_gates,
     load_matrix,
     mean_share,
@@ -89,6 +91,33 @@ def load_gate_gradient(first, second, token, rows, N, BLOCK_N):
 
 
 @triton.jit
+def hyper_gate_backward(
+    grad, logits, base, scale, project_sum, rstd, dpre, factors, token, rows, PLACE, LOGITS, N, BLOCK_N
+):
+    """Write the gradient and the factor of a gate of hyper; return its terms of the two numbers in `offsets`."""
+    store_gates(dpre, grad, token, rows, PLACE * N, LOGITS, 1, N, BLOCK_N)
+    logit = load_gates(logits, token, rows, PLACE, LOGITS, N + 2, N, BLOCK_N)
+    gate = tanh(logit)
+    grad = grad * tl.load(scale + PLACE).to(tl.float32) * (1.0 - gate * gate)
+    store_gates(factors, grad * rstd, token, rows, PLACE, LOGITS, N + 2, N, BLOCK_N)
+    added = tl.load(base + N * (N + 2) + PLACE).to(tl.float32)
+    return grad * (logit - added), grad * tl.load(project_sum + PLACE)
+
+
+@triton.jit
+def sigmoid_gate_backward(grad, logits, base, scale, rstd, dpre, factors, token, rows, PLACE, LOGITS, N, BLOCK_N):
+    """Write the gradient before a sigmoid, and its factor; return its term of the first number in `offsets`."""
+    slope = tl.load(scale + PLACE).to(tl.float32)
+    logit = load_gates(logits, token, rows, PLACE * N, LOGITS, 1, N, BLOCK_N)
+    gate = sigmoid(logit * slope + load_constants(base + PLACE * N, N, BLOCK_N))
+    grad = grad * gate * (1.0 - gate)
+    store_gates(dpre, grad, token, rows, PLACE * N, LOGITS, 1, N, BLOCK_N)
+    grad = grad * slope
+    store_gates(factors, grad * rstd, token, rows, PLACE * N, LOGITS, 1, N, BLOCK_N)
+    return tl.sum(grad * logit, 1, keep_dims=True)
+
+
+@triton.jit
 def division_backward(grad, iterates, step, token, rows, eps, AXIS, N, BLOCK_N):
     """Return the gradient of a matrix from that of the matrix divided by its sums along an axis."""
     before = load_matrix(iterates, token, rows, step * rows * N * N, N * N, N, 1, N, BLOCK_N)
@@ -129,76 +158,51 @@ def gates_backward_kernel(
     `(rows, N, 2)`.
     """
     token = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
-    stream = tl.arange(0, BLOCK_N)[None, :]
-    row_of, column_of = tl.arange(0, BLOCK_N)[None, :, None], tl.arange(0, BLOCK_N)[None, None, :]
-    matrix_mask = (row_of < N) & (column_of < N)
-    first = tl.load(scale).to(tl.float32)
     grad = load_gate_gradient(dread_collapse, dcollapse, token, rows, N, BLOCK_N)
     if KIND == HYPER:
         rstd = load_gates(stats, token, rows, 3, STATS, 2, N, BLOCK_N)
-        store_gates(dpre, grad, token, rows, 0, LOGITS, 1, N, BLOCK_N)
-        logit = load_gates(logits, token, rows, 0, LOGITS, N + 2, N, BLOCK_N)
-        gate = tanh(logit)
-        grad = grad * first * (1.0 - gate * gate)
-        added = base + N * (N + 2)
-        dot = grad * (logit - tl.load(added).to(tl.float32))
-        mean = grad * tl.load(project_sums)
-        store_gates(factors, grad * rstd, token, rows, 0, LOGITS, N + 2, N, BLOCK_N)
-
+        dot, mean = hyper_gate_backward(
+            grad, logits, base, scale, project_sums, rstd, dpre, factors, token, rows, 0, LOGITS, N, BLOCK_N
+        )
         grad = load_gate_gradient(dinject, None, token, rows, N, BLOCK_N)
-        store_gates(dpre, grad, token, rows, N, LOGITS, 1, N, BLOCK_N)
-        logit = load_gates(logits, token, rows, 1, LOGITS, N + 2, N, BLOCK_N)
-        gate = tanh(logit)
-        grad = grad * tl.load(scale + 1).to(tl.float32) * (1.0 - gate * gate)
-        dot += grad * (logit - tl.load(added + 1).to(tl.float32))
-        mean += grad * tl.load(project_sums + 1)
-        store_gates(factors, grad * rstd, token, rows, 1, LOGITS, N + 2, N, BLOCK_N)
-
+        more_dot, more_mean = hyper_gate_backward(
+            grad, logits, base, scale, project_sums, rstd, dpre, factors, token, rows, 1, LOGITS, N, BLOCK_N
+        )
+        dot += more_dot
+        mean += more_mean
         square = tl.zeros((BLOCK_T, BLOCK_N, BLOCK_N), tl.float32)
         if dmix is not None:
             square = load_matrix(dmix, token, rows, 0, N * N, N, 1, N, BLOCK_N)
         store_matrix(dpre, square, token, rows, 2 * N, LOGITS, N, 1, N, BLOCK_N)
-        logit3 = load_matrix(logits, token, rows, 2, LOGITS, 1, N + 2, N, BLOCK_N)
-        gate3 = tanh(logit3)
-        square = square * first * (1.0 - gate3 * gate3)
-        constants = tl.load(added + 2 + row_of, mask=row_of < N, other=0.0).to(tl.float32)
-        dot += tl.sum(square * (logit3 - constants), 1)
+        logit = load_matrix(logits, token, rows, 2, LOGITS, 1, N + 2, N, BLOCK_N)
+        gate = tanh(logit)
+        square = square * tl.load(scale).to(tl.float32) * (1.0 - gate * gate)
+        row_of = tl.arange(0, BLOCK_N)[None, :, None]
+        constants = tl.load(base + N * (N + 2) + 2 + row_of, mask=row_of < N, other=0.0).to(tl.float32)
+        dot += tl.sum(square * (logit - constants), 1)
         mean += tl.sum(square * tl.load(project_sums + 2 + row_of, mask=row_of < N, other=0.0), 1)
         store_matrix(factors, square * rstd[:, None, :], token, rows, 2, LOGITS, 1, N + 2, N, BLOCK_N)
         store_gates(offsets, rstd * rstd * mean_share(dot, D), token, rows, 0, 2 * N, 2, N, BLOCK_N)
         store_gates(offsets, rstd * mean_share(mean, D), token, rows, 1, 2 * N, 2, N, BLOCK_N)
     else:
         rstd = tl.load(stats + token[:, None] * STATS + 2, mask=token[:, None] < rows, other=0.0)
-        logit = load_gates(logits, token, rows, 0, LOGITS, 1, N, BLOCK_N)
-        gate = sigmoid(logit * first + tl.load(base + stream, mask=stream < N, other=0.0).to(tl.float32))
-        grad = grad * gate * (1.0 - gate)
-        store_gates(dpre, grad, token, rows, 0, LOGITS, 1, N, BLOCK_N)
-        grad = grad * first
-        dot = tl.sum(grad * logit, 1, keep_dims=True)
-        store_gates(factors, grad * rstd, token, rows, 0, LOGITS, 1, N, BLOCK_N)
+        dot = sigmoid_gate_backward(grad, logits, base, scale, rstd, dpre, factors, token, rows, 0, LOGITS, N, BLOCK_N)
         if KIND != GATES:
-            second = tl.load(scale + 1).to(tl.float32)
-            grad = load_gate_gradient(dinject, None, token, rows, N, BLOCK_N)
-            logit = load_gates(logits, token, rows, N, LOGITS, 1, N, BLOCK_N)
-            gate = sigmoid(logit * second + tl.load(base + N + stream, mask=stream < N, other=0.0).to(tl.float32))
-            grad = grad * magnitude * gate * (1.0 - gate)
-            store_gates(dpre, grad, token, rows, N, LOGITS, 1, N, BLOCK_N)
-            grad = grad * second
-            dot += tl.sum(grad * logit, 1, keep_dims=True)
-            store_gates(factors, grad * rstd, token, rows, N, LOGITS, 1, N, BLOCK_N)
+            grad = load_gate_gradient(dinject, None, token, rows, N, BLOCK_N) * magnitude
+            dot += sigmoid_gate_backward(
+                grad, logits, base, scale, rstd, dpre, factors, token, rows, 1, LOGITS, N, BLOCK_N
+            )
         if KIND == MANIFOLD:
             square = tl.zeros((BLOCK_T, BLOCK_N, BLOCK_N), tl.float32)
             third = tl.load(scale + 2).to(tl.float32)
-            logit3 = load_matrix(logits, token, rows, 2 * N, LOGITS, N, 1, N, BLOCK_N)
+            logit = load_matrix(logits, token, rows, 2 * N, LOGITS, N, 1, N, BLOCK_N)
             if dmix is not None:
                 square = load_matrix(dmix, token, rows, 0, N * N, N, 1, N, BLOCK_N)
-                constants = tl.load(base + 2 * N + row_of * N + column_of, mask=matrix_mask, other=0.0).to(tl.float32)
-                square = sinkhorn_backward(
-                    logit3 * third + constants, square, iterates, token, rows, gate_eps, iterations, N, BLOCK_N
-                )
+                pre = logit * third + load_constant_matrix(base + 2 * N, N, BLOCK_N)
+                square = sinkhorn_backward(pre, square, iterates, token, rows, gate_eps, iterations, N, BLOCK_N)
             store_matrix(dpre, square, token, rows, 2 * N, LOGITS, N, 1, N, BLOCK_N)
             square = square * third
-            dot += tl.sum(tl.sum(square * logit3, 2), 1, keep_dims=True)
+            dot += tl.sum(tl.sum(square * logit, 2), 1, keep_dims=True)
             store_matrix(factors, square * rstd[:, :, None], token, rows, 2 * N, LOGITS, N, 1, N, BLOCK_N)
         share = rstd * rstd * mean_share(dot, N * D)
         store_gates(offsets, tl.broadcast_to(share, (BLOCK_T, BLOCK_N)), token, rows, 0, 2 * N, 2, N, BLOCK_N)
@@ -246,8 +250,7 @@ def write_backward_kernel(
         if KIND == HYPER:
             mean = load_gates(stats, token, rows, 2, STATS, 2, N, BLOCK_N)
     for first in range(0, D, BLOCK_D):
-        at, mask = stream_offsets(token[:, None, None], first, N, D, BLOCK_N, BLOCK_D)
-        mask = (token[:, None, None] < rows) & mask
+        at, mask = stream_offsets(token, first, rows, N, D, BLOCK_N, BLOCK_D)
         cols = first + tl.arange(0, BLOCK_D)[None, :]
         row_mask = (token[:, None] < rows) & (cols < D)
         grad = tl.zeros((BLOCK_T, BLOCK_N, BLOCK_D), tl.float32)
@@ -311,8 +314,7 @@ def project_backward_kernel(
     for done in range(0, chunk, BLOCK_T):
         block = begin + done
         token = block + tl.arange(0, BLOCK_T)
-        at, mask = stream_offsets(token[:, None, None], first, N, D, BLOCK_N, BLOCK_D)
-        mask = (token[:, None, None] < rows) & mask
+        at, mask = stream_offsets(token, first, rows, N, D, BLOCK_N, BLOCK_D)
         x = tl.load(new + at, mask=mask, other=0.0).to(tl.float32)
         if KIND == HYPER:
             mean = load_gates(stats, token, rows, 2, STATS, 2, N, BLOCK_N)

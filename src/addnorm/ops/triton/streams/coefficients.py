@@ -15,11 +15,11 @@ GIVEN, MANIFOLD, INDEPENDENT, GATES, HYPER = (tl.constexpr(kind) for kind in ran
 
 
 @triton.jit
-def stream_offsets(token, first, N, D, BLOCK_N, BLOCK_D):
-    """Return the offsets of a tile of `(rows, N, D)` and its mask without the last token's; `token` is `(BLOCK_T, 1, 1)`."""
-    stream = tl.arange(0, BLOCK_N)[None, :, None]
+def stream_offsets(token, first, rows, N, D, BLOCK_N, BLOCK_D):
+    """Return the offsets of a tile of `(rows, N, D)`, and the mask of its elements."""
+    token, stream = token[:, None, None], tl.arange(0, BLOCK_N)[None, :, None]
     cols = first + tl.arange(0, BLOCK_D)[None, None, :]
-    return (token * N + stream) * D + cols, (stream < N) & (cols < D)
+    return (token * N + stream) * D + cols, (token < rows) & ((stream < N) & (cols < D))
 
 
 @triton.jit
@@ -38,30 +38,39 @@ def store_gates(gates, value, token, rows, begin, WIDTH, EACH, N, BLOCK_N):
 
 
 @triton.jit
-def matrix_offsets(token, begin, WIDTH, ROW, COLUMN, N, BLOCK_N):
-    """Return the offsets `token * WIDTH + begin + k * ROW + j * COLUMN` of matrices, and the mask of their elements."""
+def load_constants(base, N, BLOCK_N):
+    """Return a number for each stream, `(1, BLOCK_N)`."""
+    stream = tl.arange(0, BLOCK_N)[None, :]
+    return tl.load(base + stream, mask=stream < N, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def load_constant_matrix(base, N, BLOCK_N):
+    """Return a matrix that all tokens share, `(1, BLOCK_N, BLOCK_N)`."""
     row, column = tl.arange(0, BLOCK_N)[None, :, None], tl.arange(0, BLOCK_N)[None, None, :]
-    return token[:, None, None] * WIDTH + begin + row * ROW + column * COLUMN, (row < N) & (column < N)
+    return tl.load(base + (row * N + column), mask=(row < N) & (column < N), other=0.0).to(tl.float32)
 
 
 @triton.jit
-def load_matrix(
-    matrix, token, rows, begin, WIDTH, ROW, COLUMN, N,
-    BLOCK_N,
-):  # fmt: skip
+def matrix_offsets(token, rows, begin, WIDTH, ROW, COLUMN, N, BLOCK_N):
+    """Return the offsets `token * WIDTH + begin + k * ROW + j * COLUMN` of matrices, and the mask of their elements."""
+    token = token[:, None, None]
+    row, column = tl.arange(0, BLOCK_N)[None, :, None], tl.arange(0, BLOCK_N)[None, None, :]
+    return token * WIDTH + begin + row * ROW + column * COLUMN, (token < rows) & ((row < N) & (column < N))
+
+
+@triton.jit
+def load_matrix(matrix, token, rows, begin, WIDTH, ROW, COLUMN, N, BLOCK_N):
     """Return `(BLOCK_T, BLOCK_N, BLOCK_N)` numbers."""
-    at, mask = matrix_offsets(token, begin, WIDTH, ROW, COLUMN, N, BLOCK_N)
-    return tl.load(matrix + at, mask=(token[:, None, None] < rows) & mask, other=0.0).to(tl.float32)
+    at, mask = matrix_offsets(token, rows, begin, WIDTH, ROW, COLUMN, N, BLOCK_N)
+    return tl.load(matrix + at, mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def store_matrix(
-    matrix, value, token, rows, begin, WIDTH, ROW, COLUMN, N,
-    BLOCK_N,
-):  # fmt: skip
+def store_matrix(matrix, value, token, rows, begin, WIDTH, ROW, COLUMN, N, BLOCK_N):
     """Store the numbers that `load_matrix` returns."""
-    at, mask = matrix_offsets(token, begin, WIDTH, ROW, COLUMN, N, BLOCK_N)
-    tl.store(matrix + at, value, mask=(token[:, None, None] < rows) & mask)
+    at, mask = matrix_offsets(token, rows, begin, WIDTH, ROW, COLUMN, N, BLOCK_N)
+    tl.store(matrix + at, value, mask=mask)
 
 
 @triton.jit

@@ -17,6 +17,8 @@ from addnorm.ops.triton.streams.coefficients import (
     HYPER,
     INDEPENDENT,
     MANIFOLD,
+    load_constant_matrix,
+    load_constants,
     load_gates,
     load_matrix,
     mean_share,
@@ -37,9 +39,9 @@ def load_new_streams(
     BLOCK_D,
 ):  # fmt: skip
     """Return A X + b w, not rounded, or X without a branch. A width of 0 is one coefficient for all tokens."""
-    at, mask = stream_offsets(token[:, None, None], first, N, D, BLOCK_N, BLOCK_D)
+    at, mask = stream_offsets(token, first, rows, N, D, BLOCK_N, BLOCK_D)
     if branch is None:
-        return tl.load(streams + at, mask=(token[:, None, None] < rows) & mask, other=0.0).to(tl.float32)
+        return tl.load(streams + at, mask=mask, other=0.0).to(tl.float32)
     else:
         cols = first + tl.arange(0, BLOCK_D)[None, :]
         row_mask = (token[:, None] < rows) & (cols < D)
@@ -47,7 +49,7 @@ def load_new_streams(
         gain = load_gates(inject, token, rows, 0, INJECT_WIDTH, 1, N, BLOCK_N)
         new = gain[:, :, None] * write[:, None, :]
         if mix is None:
-            new += tl.load(streams + at, mask=(token[:, None, None] < rows) & mask, other=0.0).to(tl.float32)
+            new += tl.load(streams + at, mask=mask, other=0.0).to(tl.float32)
         else:
             for j in tl.static_range(N):
                 x = tl.load(streams + (token[:, None] * N + j) * D + cols, mask=row_mask, other=0.0).to(tl.float32)
@@ -81,37 +83,31 @@ def store_gates_of(
     N, KIND, LOGITS, BLOCK_N,
 ):  # fmt: skip
     """Compute c', b' and A' from the logits in memory, and store them."""
-    stream = tl.arange(0, BLOCK_N)[None, :]
-    matrix_at = tl.arange(0, BLOCK_N)[None, :, None] * N + tl.arange(0, BLOCK_N)[None, None, :]
-    matrix_mask = (tl.arange(0, BLOCK_N)[None, :, None] < N) & (tl.arange(0, BLOCK_N)[None, None, :] < N)
     first = tl.load(scale).to(tl.float32)
-    constant = tl.load(base + stream, mask=stream < N, other=0.0).to(tl.float32)
+    constant = load_constants(base, N, BLOCK_N)
     if KIND == HYPER:
         gate = tanh(load_gates(kind_logits, token, rows, 0, LOGITS, N + 2, N, BLOCK_N))
         store_gates(new_collapse, constant + first * gate, token, rows, 0, N, 1, N, BLOCK_N)
-        constant = tl.load(base + N + stream, mask=stream < N, other=0.0).to(tl.float32)
         gate = tanh(load_gates(kind_logits, token, rows, 1, LOGITS, N + 2, N, BLOCK_N))
-        store_gates(new_inject, constant + tl.load(scale + 1).to(tl.float32) * gate, token, rows, 0, N, 1, N, BLOCK_N)
+        gate = load_constants(base + N, N, BLOCK_N) + tl.load(scale + 1).to(tl.float32) * gate
+        store_gates(new_inject, gate, token, rows, 0, N, 1, N, BLOCK_N)
         matrix = tanh(load_matrix(kind_logits, token, rows, 2, LOGITS, 1, N + 2, N, BLOCK_N))
-        constants = tl.load(base + 2 * N + matrix_at, mask=matrix_mask, other=0.0).to(tl.float32)
-        store_matrix(new_mix, constants + first * matrix, token, rows, 0, N * N, N, 1, N, BLOCK_N)
+        matrix = load_constant_matrix(base + 2 * N, N, BLOCK_N) + first * matrix
+        store_matrix(new_mix, matrix, token, rows, 0, N * N, N, 1, N, BLOCK_N)
     else:
         gate = sigmoid(load_gates(kind_logits, token, rows, 0, LOGITS, 1, N, BLOCK_N) * first + constant)
         store_gates(new_collapse, gate + gate_eps, token, rows, 0, N, 1, N, BLOCK_N)
         if KIND != GATES:
-            constant = tl.load(base + N + stream, mask=stream < N, other=0.0).to(tl.float32)
-            second = tl.load(scale + 1).to(tl.float32)
-            gate = magnitude * sigmoid(
-                load_gates(kind_logits, token, rows, N, LOGITS, 1, N, BLOCK_N) * second + constant
-            )
+            logit = load_gates(kind_logits, token, rows, N, LOGITS, 1, N, BLOCK_N)
+            constant = load_constants(base + N, N, BLOCK_N)
+            gate = magnitude * sigmoid(logit * tl.load(scale + 1).to(tl.float32) + constant)
             if KIND == INDEPENDENT:
                 gate += gate_eps
             store_gates(new_inject, gate, token, rows, 0, N, 1, N, BLOCK_N)
         if KIND == MANIFOLD:
-            constants = tl.load(base + 2 * N + matrix_at, mask=matrix_mask, other=0.0).to(tl.float32)
-            third = tl.load(scale + 2).to(tl.float32)
-            matrix = load_matrix(kind_logits, token, rows, 2 * N, LOGITS, N, 1, N, BLOCK_N) * third + constants
-            matrix = sinkhorn(matrix, gate_eps, iterations, N, BLOCK_N)
+            logit = load_matrix(kind_logits, token, rows, 2 * N, LOGITS, N, 1, N, BLOCK_N)
+            constants = load_constant_matrix(base + 2 * N, N, BLOCK_N)
+            matrix = sinkhorn(logit * tl.load(scale + 2).to(tl.float32) + constants, gate_eps, iterations, N, BLOCK_N)
             store_matrix(new_mix, matrix, token, rows, 0, N * N, N, 1, N, BLOCK_N)
 
 
@@ -134,9 +130,9 @@ def write_kernel(
             streams, branch, mix, inject, token, first, rows, N, D, MIX_WIDTH, INJECT_WIDTH, BLOCK_N, BLOCK_D
         )
         if new is not None:
-            at, mask = stream_offsets(token[:, None, None], first, N, D, BLOCK_N, BLOCK_D)
+            at, mask = stream_offsets(token, first, rows, N, D, BLOCK_N, BLOCK_D)
             rounded = round_to(x, new.dtype.element_ty)
-            tl.store(new + at, rounded, mask=(token[:, None, None] < rows) & mask)
+            tl.store(new + at, rounded, mask=mask)
             x = rounded.to(tl.float32)
         if PER_STREAM:
             sums += tl.sum(x, 2)
@@ -155,8 +151,7 @@ def write_kernel(
         lost = tl.zeros((BLOCK_T * BLOCK_N, BLOCK_R), tl.float32)
         rows_of_project = tl.zeros((1, BLOCK_R), tl.float32)
         for first in range(0, D, BLOCK_D):
-            at, mask = stream_offsets(token[:, None, None], first, N, D, BLOCK_N, BLOCK_D)
-            mask = (token[:, None, None] < rows) & mask
+            at, mask = stream_offsets(token, first, rows, N, D, BLOCK_N, BLOCK_D)
             x = tl.load(source + at, mask=mask, other=0.0).to(tl.float32)
             x = tl.where(mask, x - mean[:, :, None], 0.0)
             left += tl.sum(x, 2)
