@@ -11,6 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.func import grad, jvp, vmap
+from torch.utils._pytree import tree_map_only
 
 import addnorm
 from support.cases import FUNCTIONS, bf16, f32, f64, make
@@ -143,16 +144,11 @@ def test_compiled_in_place_raises_the_sentence():
 @pytest.mark.parametrize("variant", OWN_DTYPES)
 def test_in_place_accepts_meta_and_fake_tensors(variant, fake):
     call = make(variant, "float32 stream, bfloat16 branch", (3, 8))
-    eps = {} if call.norm == "none" else {"eps": call.eps}
+    arguments = call.tensors | call.options | ({} if call.norm == "none" else {"eps": call.eps})
     with FakeTensorMode() if fake else contextlib.nullcontext() as mode:
-
-        def moved(arguments):
-            move = mode.from_tensor if fake else lambda t: t.to("meta")
-            return {name: move(t) if isinstance(t, Tensor) else t for name, t in arguments.items()}
-
-        tensors, options = moved(call.tensors), moved(call.options)
-        returned = IN_PLACE[call.norm](**tensors, **options, **eps)
-        assert returned is tensors["residual" if call.norm == "none" else "branch"]
+        arguments = tree_map_only(Tensor, mode.from_tensor if fake else lambda t: t.to("meta"), arguments)
+        returned = IN_PLACE[call.norm](**arguments)
+        assert returned is arguments["residual" if call.norm == "none" else "branch"]
         out = torch.empty(8, 3, device=returned.device)
         with pytest.raises(ValueError, match=r"^out has shape \(8, 3\), expected \(3, 8\)"):
-            FUNCTIONS[call.norm](**tensors, **options, **eps, out=out)
+            FUNCTIONS[call.norm](**arguments, out=out)

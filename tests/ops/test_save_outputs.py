@@ -12,6 +12,7 @@ from torch.utils.checkpoint import CheckpointError, checkpoint
 import addnorm
 from addnorm.ops import save_outputs
 from support.cases import bf16, f16, f32, f64
+from support.memory import record_saved
 from support.oracle import UNIT
 
 D = 40
@@ -49,29 +50,22 @@ def test_options_have_gradients_near_the_usual_ones(norm):
         torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
-def saved_storages(call):
-    """Return the outputs of a call and the addresses of the tensors that it saves."""
-    saved = set()
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.add(t.data_ptr()) or t, lambda t: t):
-        return call(), saved
-
-
 @pytest.mark.parametrize("options", [{}, {"layer_scale": 0.5}], ids=["plain", "with options"])
 def test_y_is_saved_instead_of_z(options):
     tensors = draw()
     call = functools.partial(addnorm.add_layer_norm, *tensors, return_residual=True, **options)
-    with addnorm.save_outputs():
-        (y, z), saved = saved_storages(call)
-    assert (y.data_ptr() in saved, z.data_ptr() in saved) == (True, False)
-    (_, z), saved = saved_storages(call)
-    assert z.data_ptr() in saved
+    for saves in (True, False):
+        with addnorm.save_outputs() if saves else torch.enable_grad():
+            (y, z), saved = record_saved(call)
+        places = [t.data_ptr() for t in saved]
+        assert (y.data_ptr() in places, z.data_ptr() in places) == (saves, not saves)
 
 
 def test_norm_alone_saves_its_input():
     x = torch.randn(3, D, requires_grad=True)
     with addnorm.save_outputs():
-        _, saved = saved_storages(lambda: addnorm.layer_norm(x, torch.zeros(D)))  # no inversion, so any weight
-    assert x.data_ptr() in saved
+        _, saved = record_saved(lambda: addnorm.layer_norm(x, torch.zeros(D)))  # no inversion, so any weight
+    assert x.data_ptr() in [t.data_ptr() for t in saved]
     assert addnorm.add_residual(x, x).grad_fn is not None
 
 
@@ -128,17 +122,11 @@ def test_stack_has_nearly_the_usual_gradients_with_less_memory(wiring):
     x, cotangent = torch.randn(5, D), torch.randn(5, D)
 
     def run(saves):
-        kept = {}  # alive, so that no address is used twice
-
-        def pack(t):
-            kept[t.untyped_storage().data_ptr()] = t
-            return t
-
         context = addnorm.save_outputs() if saves else torch.enable_grad()
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t), context:
-            y = stack(x)
+        with context:
+            y, saved = record_saved(lambda: stack(x))
         grads = torch.autograd.grad(y, [*stack.parameters()], cotangent)
-        return y, grads, sum(t.shape == x.shape for t in kept.values())
+        return y, grads, len({t.data_ptr() for t in saved if t.shape == x.shape})
 
     (y, grads, count), (usual_y, usual_grads, usual_count) = run(True), run(False)
     assert y.equal(usual_y)

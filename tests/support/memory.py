@@ -4,6 +4,7 @@ import gc
 from pathlib import Path
 
 import pytest
+import torch
 
 GB = 10**9
 
@@ -20,3 +21,10 @@ def need(memory):
     available = lines("/proc/meminfo")["MemAvailable"]
     if available < memory + GB:
         pytest.skip(f"{available / GB:.0f} GB of memory are available, {memory / GB:.0f} are wanted")
+
+
+def record_saved(function):
+    """Return the results of a function, and the tensors that it saves for backward."""
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        return function(), saved

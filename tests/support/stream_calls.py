@@ -14,13 +14,9 @@ from addnorm.ops.streams.kinds import KINDS, sizes_of
 from support.oracle import UNIT
 
 f32, f64, bf16 = torch.float32, torch.float64, torch.bfloat16
-BY_TOKEN = (
-    "streams",
-    "branch",
-    "mix",
-    "inject",
-    "collapse",
-)  # tensors with a value for each token, except those of "shared"
+# Tensors with a value for each token, except those of "shared".
+BY_TOKEN = ("streams", "branch", "mix", "inject", "collapse")
+MODES = ("write", "shared", "given", "features", "identity", "read")
 
 
 @dataclass(frozen=True)
@@ -113,6 +109,13 @@ def make_call(
     return StreamCall(
         {name: value for name, value in t.items() if value is not None}, kind, norm, options=dict(options)
     )
+
+
+def make_varied_call(kind, mode, dtype, sizes):
+    """Return a call whose tokens, norm and size, one of `sizes` (n and d_model), vary with its kind and mode."""
+    i = list(KINDS).index(kind) * 7 + MODES.index(mode)
+    n, d = sizes[i % len(sizes)]
+    return make_call(n, d, ((), (1,), (2, 9), (37,))[i % 4], kind, dtype=dtype, mode=mode, norm=[*NORMS][i % 3])
 
 
 def run(function, tensors, cotangents):

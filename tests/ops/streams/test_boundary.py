@@ -7,6 +7,7 @@ from addnorm.ops.streams.kinds import KINDS
 from support.pairwise import rotate
 from support.second_order import assert_second_order, entangle
 from support.stream_calls import (
+    MODES,
     UNIT,
     StreamCall,
     assert_accurate,
@@ -16,22 +17,19 @@ from support.stream_calls import (
     in_float64,
     make_call,
     make_cotangents,
+    make_varied_call,
     run,
     worst,
 )
 
-MODES = ("write", "shared", "given", "features", "identity", "read")
-SHAPES = ((1, 40), (2, 7), (3, 64), (4, 200), (5, 33), (8, 130))  # n and d_model
+SIZES = ((1, 40), (2, 7), (3, 64), (4, 200), (5, 33), (8, 130))  # n and d_model
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [f32, bf16, pytest.param(torch.float16, marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("mode", MODES)
 def test_boundary_is_accurate(kind, dtype, mode):
-    index = list(KINDS).index(kind) * 7 + MODES.index(mode)
-    n, d = SHAPES[index % len(SHAPES)]
-    norm = ("layer", "rms", "none")[index % 3]
-    assert_accurate(make_call(n, d, ((), (1,), (2, 9), (37,))[index % 4], kind, dtype=dtype, mode=mode, norm=norm))
+    assert_accurate(make_varied_call(kind, mode, dtype, SIZES))
 
 
 @pytest.mark.parametrize("kind", ["manifold", "hyper"])

@@ -6,6 +6,8 @@ import torch
 import addnorm
 from addnorm.ops import cpu
 from addnorm.ops.streams.kinds import KINDS
+from support.accuracy import forward_and_backward
+from support.cases import Call, cotangents
 from support.memory import need
 from support.stream_calls import (
     bf16,
@@ -64,28 +66,28 @@ def test_no_tokens_give_zero_gradients_of_parameters(kind, shape):
 @pytest.mark.parametrize("norm", ["layer", "rms"])
 @pytest.mark.parametrize("dtype", [f32, bf16, f64], ids=str)
 def test_one_stream_has_the_gradients_of_the_operation(norm, dtype):
-    """n = 1 with constants, and without a write the norm alone."""
-    x, w, dy, dz = (torch.randn(9, 130).to(dtype) for _ in range(4))
-    weight, bias = torch.randn(130), torch.randn(130) if norm == "layer" else None
-    add_norm = addnorm.add_layer_norm if norm == "layer" else addnorm.add_rms_norm
-    results = []
-    for streams in (True, False):
-        leaves = [t.clone().requires_grad_() for t in (x, w, weight)]
-        if streams:
-            one = torch.ones(1)
-            step = addnorm.add_norm_streams(
-                leaves[0].unsqueeze(-2), leaves[1], inject=one, collapse=one, weight=leaves[2], bias=bias, norm=norm, eps=1e-5
-            )  # fmt: skip
-            y, z = step.read, step.streams.squeeze(-2)
-        else:
-            y, z = add_norm(*leaves, bias, eps=1e-5, return_residual=True)
-        results.append([y, z, *torch.autograd.grad([y, z], leaves, [dy, dz])])
-    for actual, expected in zip(*results, strict=True):
+    x, branch, weight, bias = (torch.randn(shape) for shape in ((9, 130), (9, 130), (130,), (130,)))
+    tensors = {"residual": x.to(dtype), "branch": branch.to(dtype), "weight": weight}
+    tensors |= {"bias": bias} if norm == "layer" else {}
+    operation = Call(norm, 1e-5, tensors, {})
+    grad_outputs = cotangents(operation())
+    expected = forward_and_backward(operation, operation, grad_outputs)
+
+    def call_streams(t):
+        one = torch.ones(1)
+        step = addnorm.add_norm_streams(
+            t["residual"].unsqueeze(-2), t["branch"], inject=one, collapse=one, weight=t["weight"], bias=t.get("bias"),
+            norm=norm,
+        )  # fmt: skip
+        return {"y": step.read, "z": step.streams.squeeze(-2)}
+
+    actual = forward_and_backward(call_streams, operation, grad_outputs)
+    for name, t in expected.items():
         roundings = 2.0**-6 if dtype == bf16 else 1e-5  # the order of a sum, and one rounding of bfloat16
-        torch.testing.assert_close(actual, expected, rtol=roundings, atol=roundings * expected.abs().max().item())
+        torch.testing.assert_close(actual[name], t, rtol=roundings, atol=roundings * t.abs().max().item())
     if dtype != f64:  # which the operation computes in C++ and streams in torch
-        assert results[0][0].equal(results[1][0])
-    assert results[0][1].equal(results[1][1])
+        assert actual["y"].equal(expected["y"])
+    assert actual["z"].equal(expected["z"])
 
 
 def test_allocation_failure_raises_and_leaves_no_trace():

@@ -10,7 +10,7 @@ from addnorm.ops.options import NORMS
 from addnorm.ops.streams.kinds import KINDS
 from addnorm.ops.streams.schema import INPUTS
 from support import fuzz_streams
-from support.stream_calls import f32, f64, make_call, make_cotangents, run
+from support.stream_calls import BY_TOKEN, f32, f64, make_call, make_cotangents, run
 
 NUMBERS = {
     "gate_eps": (-1.0, float("nan"), "1"),
@@ -121,8 +121,7 @@ def test_reference_differentiates_streams_without_tokens(kind, n, dtype):
     call = make_call(n, 9, (1,), kind, dtype=dtype)
     cotangents = make_cotangents(call)
     expected = run(call, call.leaves(), cotangents)
-    per_token = ("streams", "branch", "mix", "inject", "collapse")
-    call = call.__class__({name: t[0] if name in per_token else t for name, t in call.tensors.items()}, kind)
+    call = call.__class__({name: t[0] if name in BY_TOKEN else t for name, t in call.tensors.items()}, kind)
     actual = run(call, call.leaves(), {name: t[0] for name, t in cotangents.items()})
     for name, value in actual.items():
         torch.testing.assert_close(value, expected[name].view(value.shape), rtol=1e-5, atol=1e-5)

@@ -6,13 +6,22 @@ import pytest
 import torch
 
 from addnorm.ops.streams.kinds import KINDS
-from support.stream_calls import assert_accurate, bf16, f32, make_call, make_cotangents, run
+from support.stream_calls import (
+    BY_TOKEN,
+    MODES,
+    assert_accurate,
+    bf16,
+    f32,
+    make_call,
+    make_cotangents,
+    make_varied_call,
+    run,
+)
 
 if not torch.cuda.is_available():
     pytest.skip("torch sees no CUDA device", allow_module_level=True)
 from addnorm.ops.triton.streams import operators  # it imports Triton
 
-MODES = ("write", "shared", "given", "features", "identity", "read")
 SIZES = [(1, 64), (2, 100), (3, 768), (4, 4096), (5, 33), (6, 1000), (7, 130), (8, 2048), (4, 16384)]  # n and d_model
 
 
@@ -22,8 +31,7 @@ def no_reference(monkeypatch):
     monkeypatch.setattr(operators, "eager", None)
 
 
-def make_cuda_call(*arguments, **options):
-    call = make_call(*arguments, **options)
+def to_cuda(call):
     return replace(call, tensors={name: t.cuda() for name, t in call.tensors.items()})
 
 
@@ -31,25 +39,21 @@ def make_cuda_call(*arguments, **options):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_boundary_is_accurate(kind, mode, dtype):
-    i = list(KINDS).index(kind) * 7 + MODES.index(mode)
-    n, d = SIZES[i % len(SIZES)]
-    rows = ((), (1,), (2, 9), (300,))[i % 4]
-    call = make_cuda_call(n, d, rows, kind, dtype=dtype, mode=mode, norm=("layer", "rms", "none")[i % 3])
+    call = to_cuda(make_varied_call(kind, mode, dtype, SIZES))
     # A norm of one stream ignores c but for eps: the terms of its gradient cancel, and the GPU adds them in a longer chain.
-    assert_accurate(call, roundings=32 if n == 1 else 16)
+    assert_accurate(call, roundings=32 if call.tensors["streams"].shape[-2] == 1 else 16)
 
 
 @pytest.mark.parametrize("kind", ["given", "manifold", "hyper"])
 def test_token_has_the_same_bits_in_any_batch_and_run(kind):
-    call = make_cuda_call(4, 1000, (3000,), kind, dtype=bf16)
+    call = to_cuda(make_call(4, 1000, (3000,), kind, dtype=bf16))
     cotangents = make_cotangents(call)
     whole, again = (run(call, call.leaves(), cotangents) for _ in range(2))
     assert all(torch.equal(again[name], t) for name, t in whole.items())
-    per_token = {"streams", "branch", "mix", "inject", "collapse"}
     for i in (0, 17, 2999):
         part = replace(
-            call, tensors={name: t[i : i + 1] if name in per_token else t for name, t in call.tensors.items()}
+            call, tensors={name: t[i : i + 1] if name in BY_TOKEN else t for name, t in call.tensors.items()}
         )
         alone = run(part, part.leaves(), {name: t[i : i + 1] for name, t in cotangents.items()})
-        for name in (*cotangents, *(f"d{name}" for name in per_token if name in call.tensors)):
+        for name in (*cotangents, *(f"d{name}" for name in BY_TOKEN if name in call.tensors)):
             assert torch.equal(alone[name][0], whole[name][i]), name
