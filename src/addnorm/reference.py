@@ -130,17 +130,6 @@ def normalize_backward(
     return NormGrads(stats.rstd * (g - c2 - x_hat * c1), sum_rows(dy * x_hat), sum_rows(dy))
 
 
-class AddGrads(NamedTuple):
-    """Gradients of `add` in the dtype of the arithmetic; None if not computed."""
-
-    residual: Tensor
-    branch: Tensor
-    residual_scale: Tensor | None
-    row_scale: Tensor | None
-    layer_scale: Tensor | None
-    branch_bias: Tensor
-
-
 def add_backward(
     dz: Tensor,
     *,
@@ -151,8 +140,11 @@ def add_backward(
     layer_scale: Tensor | float = 1.0,
     keep: Tensor | None = None,
     branch_bias: Tensor | None = None,
-) -> AddGrads:
-    """Return the gradients of `add`; `residual` and `branch` are needed only for the gradients of the scales."""
+) -> dict[str, Tensor | None]:
+    """Return the gradients of `add` by name, in the dtype of the arithmetic; None if not computed.
+
+    `residual` and `branch` are needed only for the gradients of the scales.
+    """
     acc = dz.dtype
     dresidual_scale = drow_scale = dlayer_scale = None
     if residual is not None and isinstance(residual_scale, Tensor):
@@ -167,9 +159,10 @@ def add_backward(
     dbranch = dz * _gain(row_scale, layer_scale, acc)
     if keep is not None:
         dbranch = _apply_mask(dbranch, keep)
-    return AddGrads(
-        _cast(residual_scale, acc) * dz, dbranch, dresidual_scale, drow_scale, dlayer_scale, sum_rows(dbranch)
-    )
+    return {
+        "residual": _cast(residual_scale, acc) * dz, "branch": dbranch, "residual_scale": dresidual_scale,
+        "row_scale": drow_scale, "layer_scale": dlayer_scale, "branch_bias": sum_rows(dbranch),
+    }  # fmt: skip
 
 
 def sum_to(t: Tensor, scale: Tensor) -> Tensor:

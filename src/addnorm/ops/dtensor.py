@@ -42,16 +42,23 @@ def draw_seed(like: Tensor) -> Tensor:
     return share(_randint(-(2**63), 2**63 - 1, (), device=like.device), like)
 
 
+def rules_for(t: Any) -> Any:
+    """Return the module `ops/sharding.py` if `t` is a DTensor, else None."""
+    if t.__class__ is Tensor or not is_dtensor(t):
+        return None
+    from addnorm.ops import sharding
+
+    return sharding
+
+
 def share(value: Tensor, like: Tensor) -> Tensor:
     """Replace a value that each process drew by that of the first process of `like`'s mesh, replicated.
 
     A value that requires a gradient, and any value beside an ordinary tensor, is returned unchanged.
     """
-    if like.__class__ is Tensor or value.requires_grad or not is_dtensor(like) or is_dtensor(value):
-        return value
-    from addnorm.ops import sharding
-
-    return sharding.replicate(value, like)
+    rules = rules_for(like)
+    is_final = rules is None or value.requires_grad or is_dtensor(value)
+    return value if is_final else rules.replicate(value, like)
 
 
 def spread(value: Tensor, like: Tensor) -> Tensor:
@@ -59,26 +66,17 @@ def spread(value: Tensor, like: Tensor) -> Tensor:
 
     Return DTensors and all other cases unchanged.
     """
-    if like.__class__ is Tensor or not is_dtensor(like) or is_dtensor(value):
-        return value
-    from addnorm.ops import sharding
-
-    return sharding.spread(value, like)
+    rules = rules_for(like)
+    return value if rules is None or is_dtensor(value) else rules.spread(value, like)
 
 
 def replicate_dimensions(t: Any, first: int) -> Any:
     """Return a DTensor with no dimension from `first` on sharded, so that these can be flattened; others unchanged."""
-    if t.__class__ is Tensor or not is_dtensor(t):
-        return t
-    from addnorm.ops import sharding
-
-    return sharding.replicate_dimensions(t, first)
+    rules = rules_for(t)
+    return t if rules is None else rules.replicate_dimensions(t, first)
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
     """Return x W^T, also of a DTensor whose rows are sharded unevenly."""
-    if x.__class__ is Tensor or not is_dtensor(x):
-        return F.linear(x, weight)
-    from addnorm.ops import sharding
-
-    return sharding.linear(x, weight)  # type: ignore[arg-type]  # a DTensor
+    rules = rules_for(x)
+    return (F if rules is None else rules).linear(x, weight)  # type: ignore[no-any-return]

@@ -97,7 +97,7 @@ def gradients(a: Any, stats: reference.Statistics | None) -> list[Tensor | None]
     if total is None:
         total = torch.zeros_like(a.z, dtype=acc)
     from_z = reference.add_backward(total, residual=a.residual, branch=a.branch, **add_options(a.z, a))
-    grads: dict[str, Any] = {**from_z._asdict(), "weight": dweight, "bias": dbias}
+    grads: dict[str, Any] = {**from_z, "weight": dweight, "bias": dbias}
     dtypes = {"residual": a.dresidual_dtype, "branch": a.branch_dtype, "bias": a.bias_dtype}
     dtypes["weight"] = a.z.dtype if a.weight is None else a.weight.dtype
     return [

@@ -122,7 +122,7 @@ class _Call:
         self.local = arguments
         tensors = {name: t for name, t in arguments.items() if isinstance(t, Tensor)}
         self.mesh = find_mesh(tensors)
-        whole = next(tensors[name] for name in ("z", "residual") if isinstance(tensors.get(name), Tensor))
+        whole = tensors["z"] if "z" in tensors else tensors["residual"]
         self.shape = whole.shape
         for name in _SAME_SHAPE:
             t = tensors.get(name)
@@ -165,10 +165,6 @@ class _Call:
         factor = 1.0 / (1.0 - self.probability) if self.probability < 1.0 else 0.0
         return reference.drop_branch(branch.to(dtype), branch_bias, self.keep.to(dtype) * factor)
 
-    def wrap(self, t: Tensor, placements: Placements, shape: Sequence[int]) -> DTensor:
-        """Return the DTensor of which `t` is this process's part."""
-        return wrap(t, self.mesh, placements, shape)
-
 
 def wrap(t: Tensor, mesh: DeviceMesh, placements: Placements, shape: Sequence[int]) -> DTensor:
     """Return the DTensor of a shape of which `t` is this process's part."""
@@ -206,10 +202,6 @@ def find_mesh(tensors: dict[str, Tensor]) -> DeviceMesh:
     return mesh
 
 
-def _call(op: Any, local: dict[str, Any]) -> Any:
-    return op(*local.values())
-
-
 def _forward(op: Any, arguments: dict[str, Any]) -> Any:
     call = _Call(arguments)
     local = call.local
@@ -218,29 +210,29 @@ def _forward(op: Any, arguments: dict[str, Any]) -> Any:
         dtype = reference.compute_dtype(residual, branch, dtype=local["residual_dtype"])
         local["out_dtype"] = local["out_dtype"] or branch.dtype
         local["branch"], local["branch_bias"] = call.drop(branch, local["branch_bias"], dtype), None
-    outputs = _call(op, local)
+    outputs = op(*local.values())
     if isinstance(outputs, Tensor):
-        return call.wrap(outputs, call.rows, call.shape)
+        return wrap(outputs, call.mesh, call.rows, call.shape)
     results = []
     for t in outputs:
         is_placeholder = t.dim() == 1 and t.numel() == 0
-        results.append(t if is_placeholder else call.wrap(t, call.rows, (*call.shape[:-1], t.shape[-1])))
+        results.append(t if is_placeholder else wrap(t, call.mesh, call.rows, (*call.shape[:-1], t.shape[-1])))
     return tuple(results)
 
 
 def _backward(op: Any, arguments: dict[str, Any]) -> Any:
     call = _Call(arguments)
     local = call.local
-    outputs = [*(_call(op, local) if call.keep is None else _backward_of_dropped(op, call))]
+    outputs = [*(op(*local.values()) if call.keep is None else _backward_of_dropped(op, call))]
     for bit, (name, t) in enumerate(zip(GRADIENTS, outputs, strict=False)):
         if not local["grad_mask"] >> bit & 1:
             continue  # a placeholder
         if name in ("residual", "branch"):
-            outputs[bit] = call.wrap(t, call.rows, call.shape)
+            outputs[bit] = wrap(t, call.mesh, call.rows, call.shape)
         elif name in _ROWS:
-            outputs[bit] = call.wrap(t, call.rows, call.shape[:-1])
+            outputs[bit] = wrap(t, call.mesh, call.rows, call.shape[:-1])
         else:
-            outputs[bit] = call.wrap(t, make_partial(call.rows), t.shape)
+            outputs[bit] = wrap(t, call.mesh, make_partial(call.rows), t.shape)
     return tuple(outputs)
 
 
@@ -253,20 +245,20 @@ def _backward_of_dropped(op: Any, call: _Call) -> list[Tensor]:
         changed["grad_mask"] |= 1 << _BRANCH
     if local["branch"] is not None:
         changed["branch"] = call.drop(local["branch"], local["branch_bias"], dtype)
-    outputs = [*_call(op, local | changed)]
-    dbranch = call.drop(outputs[_BRANCH], None, dtype) if changed["grad_mask"] >> _BRANCH & 1 else None
-    if mask >> _BRANCH & 1 and dbranch is not None:
-        outputs[_BRANCH] = dbranch.to(local["branch_dtype"])
-    if mask >> _BRANCH_BIAS & 1 and dbranch is not None:
-        outputs[_BRANCH_BIAS] = reference.sum_rows(dbranch).to(local["branch_bias"].dtype)
+    outputs = [*op(*(local | changed).values())]
+    if changed["grad_mask"] >> _BRANCH & 1:
+        dbranch = call.drop(outputs[_BRANCH], None, dtype)
+        if mask >> _BRANCH & 1:
+            outputs[_BRANCH] = dbranch.to(local["branch_dtype"])
+        if mask >> _BRANCH_BIAS & 1:
+            outputs[_BRANCH_BIAS] = reference.sum_rows(dbranch).to(local["branch_bias"].dtype)
     return outputs
 
 
 def _out(op: Any, arguments: dict[str, Any]) -> None:
-    targets = {name: t for name in ("y", "z") if (t := arguments[name]) is not None}
     call = _Call(dict(arguments))
-    for name, t in targets.items():
-        if t.placements != call.rows:
+    for name, t in arguments.items():
+        if name in ("y", "z") and t is not None and t.placements != call.rows:
             raise ValueError(
                 f"the tensor for {name} is placed {t.placements}, expected {call.rows}, as the rows of the result: redistribute "
                 "it first, or leave out out= and call the function without the underscore."
@@ -275,7 +267,7 @@ def _out(op: Any, arguments: dict[str, Any]) -> None:
     if call.keep is not None:
         dtype = reference.compute_dtype(local["residual"], local["branch"], local["z"])
         local["branch"], local["branch_bias"] = call.drop(local["branch"], local["branch_bias"], dtype), None
-    _call(op, local)
+    op(*local.values())
 
 
 Rule = Callable[[Any, dict[str, Any]], Any]

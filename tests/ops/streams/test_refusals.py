@@ -84,22 +84,21 @@ def test_operators_refuse_numbers_out_of_range(wrong, sentence):
         assert "\n" not in str(caught.value)
 
 
-BAD = {
-    "streams": (torch.randn(8), ValueError, r"streams has shape \(8,\), expected \(\*, n, d_model\)"),
-    "branch": (torch.randn(3, 9), ValueError, r"branch has shape \(3, 9\), expected \(3, 8\)"),
-    "mix": (torch.randn(3, 4, 5), ValueError, r"mix has shape \(3, 4, 5\), expected \(3, 4, 4\) or \(4, 4\)"),
-    "inject": (None, ValueError, "inject is None and branch is not, expected both"),
-    "collapse": (torch.ones(3, 4, dtype=torch.int64), TypeError, "collapse has dtype int64, expected float32"),
-    "weight": (torch.ones(4), ValueError, r"weight has shape \(4,\), expected \(8,\)"),
-    "eps": (-1.0, ValueError, "eps is -1.0, expected a number >= 0"),
-    "norm": ("batch", ValueError, "norm is 'batch', expected 'layer', 'rms' or 'none'"),
-    "out_dtype": (torch.int32, TypeError, "out_dtype is torch.int32, expected one of"),
-}
+BAD = [
+    ("streams", torch.randn(8), ValueError, r"streams has shape \(8,\), expected \(\*, n, d_model\)"),
+    ("branch", torch.randn(3, 9), ValueError, r"branch has shape \(3, 9\), expected \(3, 8\)"),
+    ("mix", torch.randn(3, 4, 5), ValueError, r"mix has shape \(3, 4, 5\), expected \(3, 4, 4\) or \(4, 4\)"),
+    ("inject", None, ValueError, "inject is None and branch is not, expected both"),
+    ("collapse", torch.ones(3, 4, dtype=torch.int64), TypeError, "collapse has dtype int64, expected float32"),
+    ("weight", torch.ones(4), ValueError, r"weight has shape \(4,\), expected \(8,\)"),
+    ("eps", -1.0, ValueError, "eps is -1.0, expected a number >= 0"),
+    ("norm", "batch", ValueError, "norm is 'batch', expected 'layer', 'rms' or 'none'"),
+    ("out_dtype", torch.int32, TypeError, "out_dtype is torch.int32, expected one of"),
+]
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_wrong_arguments_raise_one_sentence(name):
-    value, error, message = BAD[name]
+@pytest.mark.parametrize(("name", "value", "error", "message"), BAD)
+def test_wrong_arguments_raise_one_sentence(name, value, error, message):
     arguments = {"streams": torch.randn(3, 4, 8), "branch": torch.randn(3, 8), "mix": torch.randn(3, 4, 4)}
     arguments |= {"inject": torch.randn(3, 4), "collapse": torch.randn(4), name: value}
     with pytest.raises(error, match=message):
