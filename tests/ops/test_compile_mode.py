@@ -78,9 +78,6 @@ def test_formula_is_resolved_by_a_compiler_only():
     backend = aot_autograd(fw_compiler=keep, bw_compiler=keep)
     y = torch.compile(addnorm.add_layer_norm, backend=backend)(x, branch)
     torch.testing.assert_close(y, expected)
-    torch.testing.assert_close(
-        torch.autograd.grad(y.sum(), x), torch.autograd.grad(expected.sum(), x), atol=1e-6, rtol=1e-5
-    )
     targets = [str(node.target) for graph in graphs for node in graph.graph.nodes]
     assert not any("addnorm" in target for target in targets)
     assert any("native_layer_norm" in target for target in targets)

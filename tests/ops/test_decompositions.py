@@ -11,7 +11,7 @@ from addnorm.ops.streams.kinds import KINDS
 from addnorm.ops.streams.schema import SCHEMAS as STREAMS
 from support.cases import DTYPES, VARIANTS, make
 from support.deployed import Calls, dynamic, encoder, operators
-from support.fused_model import QUIET, PreNormModel, X
+from support.fused_model import PreNormModel, X
 from support.stream_calls import make_call
 
 # In eps of the dtype, for values of about 4: a rounding, or the order of the sums of a row.
@@ -86,8 +86,12 @@ def test_decomposed_program_has_gradients():
     model = encoder()
     x = torch.randn(2, 5, 16)
     program = torch.export.export(model, (x,)).run_decompositions(addnorm.decompositions()).module()
-    program(x).square().sum().backward()
-    model(x).square().sum().backward()
+    assert_same_gradients(program, model, x)
+
+
+def assert_same_gradients(program, model, x):
+    for module in (program, model):
+        module(x).square().sum().backward()
     for name, parameter in program.named_parameters():
         torch.testing.assert_close(parameter.grad, model.get_parameter(name).grad, rtol=1e-4, atol=1e-5, msg=name)
 
@@ -129,25 +133,20 @@ def test_out_keeps_its_operator():
     torch.testing.assert_close(program.module()(x), Model()(x))
 
 
-class TestFused:
-    pytestmark = QUIET
-
-    def test_export_fused_keeps_the_calls_and_gradients(self):
-        model = PreNormModel().eval()
-        with pytest.raises(ValueError, match=r"^model is PreNormModel, which is not fused: .*\.$"):
-            addnorm.export_fused(model, (X,))
-        fusion = addnorm.fuse(model, X)
-        programs = []
-        for grad_mode in (True, False):
-            with torch.set_grad_enabled(grad_mode):
-                programs.append(addnorm.export_fused(model, (X,), dynamic_shapes=dynamic(1)))
-        names = [operators(program) for program in programs]
-        assert len(names[0]) == len(fusion.fused)
-        assert names[0] == names[1]
-        assert {*names[0]} <= {"addnorm.add_norm.default", "addnorm.add_norm_stream.default"}
-        module, x = programs[0].module(), torch.randn(3, 4, X.shape[-1])
-        torch.testing.assert_close(module(x), model(x))
-        module(x).square().sum().backward()
-        model(x).square().sum().backward()
-        for name, parameter in module.named_parameters():
-            torch.testing.assert_close(parameter.grad, model.get_parameter(name).grad, rtol=1e-4, atol=1e-5, msg=name)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:::torch")
+def test_export_fused_keeps_the_calls_and_gradients():
+    model = PreNormModel().eval()
+    with pytest.raises(ValueError, match=r"^model is PreNormModel, which is not fused: .*\.$"):
+        addnorm.export_fused(model, (X,))
+    fusion = addnorm.fuse(model, X)
+    programs = []
+    for grad_mode in (True, False):
+        with torch.set_grad_enabled(grad_mode):
+            programs.append(addnorm.export_fused(model, (X,), dynamic_shapes=dynamic(1)))
+    names = [operators(program) for program in programs]
+    assert len(names[0]) == len(fusion.fused)
+    assert names[0] == names[1]
+    assert {*names[0]} <= {"addnorm.add_norm.default", "addnorm.add_norm_stream.default"}
+    module, x = programs[0].module(), torch.randn(3, 4, X.shape[-1])
+    torch.testing.assert_close(module(x), model(x))
+    assert_same_gradients(module, model, x)

@@ -5,8 +5,10 @@ import torch
 
 import addnorm
 from addnorm.ops.philox import keep_mask, philox
+from support.cases import bf16, f16, f32, f64
 from support.oracle import keep_mask as keep_mask_in_integers
 from support.oracle import philox4x32
+from support.pairwise import product
 
 # Random123's kat_vectors for philox4x32-10: counter, key, result.
 KNOWN_ANSWERS = [
@@ -33,6 +35,27 @@ def test_philox_gives_the_published_known_answers(counter, key, answer):
 def test_keep_mask_equals_integer_philox(seed, offset):
     for shape in [(1,), (4, 5), (3, 1, 7)]:
         assert keep_mask(shape, 0.4, torch.tensor(seed), offset).equal(keep_mask_in_integers(shape, 0.4, seed, offset))
+
+
+@pytest.mark.parametrize(
+    ("seeds", "shape", "dtype"),
+    product(
+        [(0, 0), (-1, 2**32 - 2), (2**63 - 1, 2**40 + 7), (-(2**63), 2**61)],
+        [(3, 1), (5, 2), (4, 3), (9, 7), (3, 64), (2, 65), (7, 127), (2, 1001)],
+        [f32, bf16, f16, f64],
+    ),
+    ids=str,
+)
+def test_dropout_mask_equals_reference(seeds, shape, dtype):
+    """Of the kernels, forward and backward."""
+    seed, offset = torch.tensor(seeds[0]), seeds[1]
+    branch = torch.ones(shape, dtype=dtype, requires_grad=True)
+    for p in (0.1, 0.5, 1 - 2**-20):
+        z = addnorm.add_residual(torch.zeros_like(branch), branch, dropout_p=p, seed=seed, offset=offset)
+        (grad,) = torch.autograd.grad(z.sum(), branch)
+        mask = keep_mask(shape, p, seed, offset)
+        assert (z != 0).equal(mask), p
+        assert (grad != 0).equal(mask), p
 
 
 def test_dropout_keeps_a_word_equal_to_the_threshold():

@@ -10,9 +10,11 @@ import pytest
 import torch
 
 import addnorm
-from addnorm.ops import philox
-from addnorm.ops.triton import arguments, gradients, operators, plan
-from ops.test_philox import test_dropout_keeps_a_word_equal_to_the_threshold  # noqa: F401
+from addnorm.ops.triton import gradients, operators, plan
+from ops.test_philox import (  # noqa: F401
+    test_dropout_keeps_a_word_equal_to_the_threshold,
+    test_dropout_mask_equals_reference,
+)
 from support import cases
 from support.accuracy import assert_accurate, forward_and_backward
 from support.cases import (
@@ -22,12 +24,10 @@ from support.cases import (
     VARIANTS,
     bf16,
     cotangents,
-    f32,
     make,
 )
-from support.memory_layouts import make_layouts
 from support.operator_calls import assert_equal_references, record_calls
-from support.pairwise import mark_slow, product, rotate, some, with_values
+from support.pairwise import mark_slow, rotate, some, with_values
 from support.triton_interpreter import Interpreted
 
 pytestmark = pytest.mark.skipif(
@@ -127,43 +127,6 @@ def test_each_output_alone_equals_the_reference(on_triton, variant, dtypes):
     call, grad_outputs, calls = record_calls(variant, dtypes, (5, 19))
     assert_equal_references(call, grad_outputs, calls)
     assert not [name for name in on_triton.ran if name.endswith("_reference")]
-
-
-@pytest.mark.parametrize(
-    ("seeds", "shape", "dtype"),
-    product(
-        [(0, 0), (-1, 2**32 - 2), (2**63 - 1, 2**40 + 7), (-(2**63), 2**61)],
-        [(3, 1), (5, 2), (4, 3), (9, 7), (3, 64), (2, 65), (2, 101)],
-        [f32, bf16],
-    ),
-    ids=str,
-)
-def test_dropout_mask_equals_the_cpu_kernels(short_rows, seeds, shape, dtype):
-    (seed, offset), (rows, d) = seeds, shape
-    branch = torch.ones(rows, d, dtype=dtype, requires_grad=True)
-    for p in (0.1, 1 - 2**-20):
-        seeded = torch.tensor(seed)
-        z = addnorm.add_residual(torch.zeros(rows, d, dtype=dtype), branch, dropout_p=p, seed=seeded, offset=offset)
-        mask = philox.keep_mask((rows, d), p, seeded, offset)
-        assert (z != 0).equal(mask), p
-        branch.grad = None
-        z.backward(torch.ones_like(z))
-        assert (branch.grad != 0).equal(mask), p
-
-
-@pytest.mark.parametrize(("d", "in_place"), [(24, True), (8, True), (20, False), (3, False)])
-def test_aligned_rows_are_read_in_place(d, in_place):
-    """Rows are aligned if their start and step are multiples of 16 bytes. Others are copied (see test_compiled.py for why)."""
-    t = torch.randn(5, d).to(bf16)
-    for place, there in {"itself": t, **make_layouts(t)}.items():
-        rows, stride = arguments.to_rows(there, d)
-        assert rows.equal(t)
-        kept = place == "itself" or ("multiple of 16" in place and in_place)
-        assert (rows.data_ptr() == there.data_ptr()) == kept, place
-        assert stride == ((d // 16 + 1) * 16 if kept and place != "itself" else None)
-        assert rows.data_ptr() % 16 == 0
-    assert arguments.to_rows(None, d) == (None, None)
-    assert arguments.to_rows(t[:1].expand(5, d), d)[1] == (0 if in_place else None)
 
 
 def test_row_stride_may_exceed_32_bits():

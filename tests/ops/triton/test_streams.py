@@ -93,21 +93,12 @@ def test_strided_and_expanded_inputs_give_the_same_bits(no_reference):
     call = replace(make_call(3, 24, (2, 3), "manifold"), iterations=2)
     cotangents = make_cotangents(call)
     expected = run(call, call.leaves(), cotangents)
-    strided = {
-        name: t.transpose(0, -1).contiguous().transpose(0, -1).requires_grad_() for name, t in call.leaves().items()
-    }
-    actual = run(call, {name: t.detach().requires_grad_() for name, t in strided.items()}, cotangents)
+    strided = {name: t.transpose(0, -1).contiguous().transpose(0, -1) for name, t in call.tensors.items()}
+    actual = run(call, {name: t.requires_grad_() for name, t in strided.items()}, cotangents)
     assert all(torch.equal(actual[name], t) for name, t in expected.items())
     x = torch.randn(5, 1, 24).expand(5, 4, 24)
     reads = [addnorm.add_norm_streams(t, collapse=torch.arange(4.0)).read for t in (x, x.contiguous())]
     assert torch.equal(*reads)
-    vector = torch.randn(24)
-    grads = []
-    for gradient in (vector.expand(2, 3, 24), vector.expand(2, 3, 24).clone()):
-        leaves = call.leaves()
-        call(leaves)["read"].backward(gradient)
-        grads.append([t.grad for t in leaves.values() if t.grad is not None])
-    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
 
 
 def test_unused_outputs_add_no_gradient(no_reference):
