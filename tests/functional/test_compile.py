@@ -49,9 +49,11 @@ def test_inductor_compiles_a_block_in_one_graph():
     torch.testing.assert_close(*results, rtol=2e-2, atol=2e-2)  # gelu may round a bfloat16 the other way
 
 
-def test_inductor_dropout_follows_manual_seed():
+@pytest.mark.parametrize(("form", "backend"), [("op", "inductor"), ("formula", "aot_eager")])
+def test_compiled_dropout_follows_manual_seed(form, backend):
+    addnorm.set_compile_mode(form)
     x, branch = torch.zeros(16, 32), torch.ones(16, 32, requires_grad=True)
-    compiled = torch.compile(lambda x, b: addnorm.add_residual(x, b, dropout_p=0.5), fullgraph=True)
+    compiled = torch.compile(lambda x, b: addnorm.add_residual(x, b, dropout_p=0.5), fullgraph=True, backend=backend)
     torch.manual_seed(5)
     first, second = compiled(x, branch), compiled(x, branch)
     torch.manual_seed(5)

@@ -36,6 +36,7 @@ from addnorm.ops import compile_mode, cpu, eager, formulas, save_outputs
 from addnorm.ops.options import ADD_OPTIONS, GRADIENTS, NORMS
 from addnorm.ops.schema import (
     ADD_ARGUMENTS,
+    ADD_TENSORS,
     FORMULA_BACKWARD,
     NODE,
     SCHEMAS,
@@ -60,11 +61,10 @@ _FROM_RESIDUAL = sum(_BITS[option.name] for option in ADD_OPTIONS if option.grad
 _FROM_BRANCH = sum(_BITS[option.name] for option in ADD_OPTIONS if option.gradient == "branch")
 _ADDED = tuple(option.name for option in ADD_OPTIONS if option.additive)
 _ADDITIVE = sum(_BITS[name] for name in _ADDED)
-# The options that are tensors, and the values of all others that leave the gradients of residual and branch equal to that of z.
-_TENSORS = tuple(argument.name for argument in ADD_ARGUMENTS if str(argument.type) == "Optional[Tensor]")
-_SCALES = tuple(name for name in _TENSORS if name not in _ADDED and name != "seed")
+# The scales that are tensors, and the values of all others that leave the gradients of residual and branch equal to that of z.
+_SCALES = tuple(name for name in ADD_TENSORS if name not in _ADDED and name != "seed")
 _PLAIN_ADD = {argument.name: argument.default_value for argument in ADD_ARGUMENTS if str(argument.type) == "float"}
-_WITHOUT_TENSORS: dict[str, Any] = dict.fromkeys(("weight", *_TENSORS))
+_WITHOUT_TENSORS: dict[str, Any] = dict.fromkeys(("weight", *ADD_TENSORS))
 
 
 class AddNormFunction(torch.autograd.Function):
@@ -101,7 +101,7 @@ class AddNormFunction(torch.autograd.Function):
             None if keeps_z else a.bias,
             a.residual if mask & _FROM_RESIDUAL else None,
             a.branch if mask & _FROM_BRANCH else None,
-            *([getattr(a, name) for name in _TENSORS] if has_options else ()),
+            *([getattr(a, name) for name in ADD_TENSORS] if has_options else ()),
         )
         branch_dtype = None if a.branch is None else a.branch.dtype
         # One tensor is the gradient of residual and of branch where the add is a plain one.
@@ -154,7 +154,7 @@ def _gradients(ctx: Any, dy: Tensor | None, dz: Tensor | None, mask: int) -> tup
     options: dict[str, Any] = {}
     if tensors:
         options = {argument.name: getattr(a, argument.name) for argument in ADD_ARGUMENTS}
-        options |= dict(zip(_TENSORS, tensors, strict=True))
+        options |= dict(zip(ADD_TENSORS, tensors, strict=True))
     arguments = (
         dy, dz, z, stats, weight, a.norm, a.residual, a.branch or a.residual, a.bias, mask, a.weight_offset, residual, branch
     )  # fmt: skip

@@ -13,7 +13,7 @@ from addnorm._util.torch_internals import BelowAutogradInPlace
 from addnorm.ops import dtensor, validation
 from addnorm.ops.options import ADD_OPTIONS, CASTINGS, GRADIENTS, NORMS, SCALES
 from addnorm.ops.philox import keep_scale
-from addnorm.ops.schema import ForwardArguments, Kernel, empty_placeholder, kernels_of, library
+from addnorm.ops.schema import ForwardArguments, Kernel, empty_placeholder, kernels_of, library, targets_of
 
 _DROPOUT = ("probability", "seed", "offset")  # the kinds of its options
 CASTING_NAMES: dict[int, reference.Casting] = {CASTINGS[name]: name for name in get_args(reference.Casting)}
@@ -62,7 +62,7 @@ def add_norm_out(a: Any) -> None:
     """Call the functional operator, on any backend, and copy its results: the same bits, whatever y and z alias."""
     validation.check(a.residual, a.branch, a.weight, a.bias, a.eps, norm=a.norm)
     validation.check_outputs(a.y, a.z, with_y=a.norm != NORMS["none"], with_z=a.branch is not None)
-    targets = _targets(a)
+    targets = targets_of(a)
     validation.check_targets(targets, a.residual)
     inputs = {name: value for name, value in a._asdict().items() if name not in ("y", "z")}
     validation.check_memory(targets, inputs)
@@ -76,12 +76,8 @@ def add_norm_out(a: Any) -> None:
 
 def _add_norm_out_negative(a: Any) -> None:
     """Call the operator without lazily negated inputs; torch's own kernel for them fails after it has written a target."""
-    validation.check_targets(_targets(a), a.residual)
+    validation.check_targets(targets_of(a), a.residual)
     torch.ops.addnorm.add_norm_out(*(t.resolve_neg() if isinstance(t, Tensor) else t for t in a))
-
-
-def _targets(a: Any) -> dict[str, Tensor]:
-    return {name: t for name, t in (("y", a.y), ("z", a.z)) if t is not None}
 
 
 def gradients(a: Any, stats: reference.Statistics | None) -> list[Tensor | None]:

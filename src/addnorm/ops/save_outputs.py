@@ -101,8 +101,9 @@ def mark(stats: Tensor) -> Tensor:
 def check_weight(weight: Tensor | None, bias: Tensor | None, weight_offset: float = 0.0) -> None:
     """Raise ValueError if y does not determine the normalized value well; on other devices than CPU assert it there."""
     # Whole tensors: every process must come to the same answer. They are replicated in most models, and nothing is sent then.
-    tensors = [_gather(t.detach()).float() for t in (weight, bias) if t is not None]
-    if not tensors or any(isinstance(t, FakeTensor) or t.is_meta for t in (weight, bias) if t is not None):
+    parameters: list[Any] = [t.detach() for t in (weight, bias) if t is not None]
+    tensors = [(t.full_tensor() if is_dtensor(t) else t).float() for t in parameters]
+    if not tensors or any(isinstance(t, FakeTensor) or t.is_meta for t in parameters):
         return
     size = torch.ones_like(tensors[0]) if weight is None else (tensors[0] + weight_offset).abs()
     fits = size >= SMALLEST_WEIGHT
@@ -120,11 +121,6 @@ def check_weight(weight: Tensor | None, bias: Tensor | None, weight_offset: floa
         f"least {SMALLEST_WEIGHT:.3g} and a bias of at most {LARGEST_BIAS:.0f} times that: backward divides by it; "
         "call this Add & Norm outside of the context."
     )
-
-
-def _gather(t: Any) -> Any:
-    """Return the whole of a DTensor, else the tensor."""
-    return t.full_tensor() if is_dtensor(t) else t
 
 
 def rebuild(

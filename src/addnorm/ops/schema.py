@@ -148,6 +148,7 @@ ForwardArguments, BackwardArguments = _TUPLES["add_norm_forward"], _TUPLES["add_
 # The schema arguments of the options before the norm.
 ADD_ARGUMENTS = parse_arguments(f"({_ADD}) -> ()")
 ADD_NAMES = tuple(argument.name for argument in ADD_ARGUMENTS)
+ADD_TENSORS = tuple(argument.name for argument in ADD_ARGUMENTS if str(argument.type) == "Optional[Tensor]")
 
 
 def empty_placeholder(like: Tensor) -> Tensor:
@@ -213,9 +214,14 @@ def _fake_backward(a: Any) -> tuple[Tensor, ...]:
     )
 
 
+def targets_of(a: Any) -> dict[str, Tensor]:
+    """Return the tensors that a call of `add_norm_out` writes, by argument name."""
+    return {name: t for name, t in (("y", a.y), ("z", a.z)) if t is not None}
+
+
 def _fake_out(a: Any) -> None:
     validation.check(**a._asdict())
-    validation.check_targets({name: t for name, t in (("y", a.y), ("z", a.z)) if t is not None}, a.residual)
+    validation.check_targets(targets_of(a), a.residual)
 
 
 def register_fakes(fakes: dict[str, Kernel]) -> None:

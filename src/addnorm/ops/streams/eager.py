@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from addnorm.ops.schema import Kernel, empty_placeholder, kernels_of, library
+from addnorm.ops.schema import Kernel, kernels_of, library
 from addnorm.ops.streams import formula, validation
 from addnorm.ops.streams.gradients import gradients
-from addnorm.ops.streams.schema import GRADIENTS, gradient_shape, requested
+from addnorm.ops.streams.schema import GRADIENTS, fill_gradients, gradient_shape, requested
 
 
 def add_norm_streams(a: Any) -> tuple[Tensor, ...]:
@@ -31,15 +31,11 @@ def add_norm_streams_backward(a: Any) -> tuple[Tensor, ...]:
     with torch.autocast(a.streams.device.type, enabled=False):
         grads = gradients(a, validation.compute_dtype(a))
 
-    def make(name: str) -> Tensor:
-        shape, dtype = gradient_shape(a, name)
-        grad = grads[name]
-        if grad is None:
-            return a.streams.new_zeros(shape, dtype=dtype)  # type: ignore[no-any-return]
-        return grad.to(dtype, memory_format=torch.contiguous_format, copy=True)
+    def own(name: str, grad: Tensor) -> Tensor:
+        return grad.to(gradient_shape(a, name)[1], memory_format=torch.contiguous_format, copy=True)
 
     wanted = requested(a)
-    return tuple(make(name) if name in wanted else empty_placeholder(a.streams) for name in GRADIENTS)
+    return fill_gradients(a, {name: own(name, t) for name, t in grads.items() if t is not None and name in wanted})
 
 
 KERNELS: dict[str, Kernel] = {

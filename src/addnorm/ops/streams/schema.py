@@ -9,12 +9,13 @@ does not compute. The gradients of A, b and c have a row for each token, even if
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from addnorm.ops.schema import ARGUMENTS, declare, make_empty, register_fakes
+from addnorm.ops.schema import ARGUMENTS, declare, empty_placeholder, make_empty, register_fakes
 from addnorm.ops.streams import validation
 from addnorm.ops.streams.kinds import KINDS, sizes_of
 
@@ -79,6 +80,22 @@ def is_per_feature(a: Any) -> bool:
 def requested(a: Any) -> set[str]:
     """Return the names of the gradients that `grad_mask` requests."""
     return {name for bit, name in enumerate(GRADIENTS) if a.grad_mask >> bit & 1}
+
+
+def fill_gradients(a: Any, grads: Mapping[str, Tensor | None]) -> tuple[Tensor, ...]:
+    """Return the requested gradients in the order of `GRADIENTS`: zeros for those that are None, placeholders for the others."""
+    wanted = requested(a)
+
+    def fill(name: str) -> Tensor:
+        if name not in wanted:
+            return empty_placeholder(a.streams)
+        grad = grads.get(name)
+        if grad is not None:
+            return grad
+        shape, dtype = gradient_shape(a, name)
+        return a.streams.new_zeros(shape, dtype=dtype)  # type: ignore[no-any-return]
+
+    return tuple(fill(name) for name in GRADIENTS)
 
 
 def fake_backward(a: Any) -> tuple[Tensor, ...]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from addnorm.ops import aliasing, eager
 from addnorm.ops.options import CASTINGS, NORMS
-from addnorm.ops.schema import ADD_ARGUMENTS, Kernel, empty_placeholder, outputs_of, stats_dtype
+from addnorm.ops.schema import ADD_TENSORS, Kernel, empty_placeholder, outputs_of, stats_dtype
 from addnorm.ops.triton import plan
 from addnorm.ops.triton.arguments import (
     DTYPES,
@@ -31,7 +31,6 @@ from addnorm.ops.triton.launch import aligned, launch
 from addnorm.ops.triton.streams import operators as streams
 
 f32, f64 = torch.float32, torch.float64
-_TENSOR_OPTIONS = tuple(argument.name for argument in ADD_ARGUMENTS if str(argument.type) == "Optional[Tensor]")
 
 
 def _write(
@@ -127,7 +126,7 @@ def _is_writable(target: Tensor | None, a: Any) -> bool:
     """
     if target is None:
         return True
-    parameters = (a.weight, a.bias, *(getattr(a, name) for name in _TENSOR_OPTIONS))
+    parameters = (a.weight, a.bias, *(getattr(a, name) for name in ADD_TENSORS))
     return (
         matches_rows(target, a.residual)
         and target.is_contiguous()

@@ -11,7 +11,7 @@ from addnorm.ops.options import NORMS
 from addnorm.ops.schema import empty_placeholder
 from addnorm.ops.streams import eager, gradients
 from addnorm.ops.streams.kinds import KINDS, Sizes, sizes_of
-from addnorm.ops.streams.schema import GRADIENTS, gradient_shape, is_per_feature, reads, requested
+from addnorm.ops.streams.schema import GRADIENTS, fill_gradients, is_per_feature, reads, requested
 from addnorm.ops.streams.validation import check, check_backward
 from addnorm.ops.triton import plan
 from addnorm.ops.triton.arguments import to_contiguous
@@ -149,18 +149,7 @@ def add_norm_streams_backward(a: Any) -> tuple[Tensor, ...]:
     check_backward(a, GRADIENTS)
     if not _is_supported(a):
         return eager.add_norm_streams_backward(a)
-    wanted = requested(a)
-    results = _compute(Call(a), wanted)
-
-    def make(name: str) -> Tensor:
-        if name in results:
-            return results[name]
-        if name not in wanted:
-            return empty_placeholder(a.streams)
-        shape, dtype = gradient_shape(a, name)
-        return a.streams.new_zeros(shape, dtype=dtype)  # type: ignore[no-any-return]
-
-    return tuple(make(name) for name in GRADIENTS)
+    return fill_gradients(a, _compute(Call(a), requested(a)))
 
 
 def _compute(call: Call, wanted: set[str]) -> dict[str, Tensor]:
