@@ -112,7 +112,6 @@ INTO_MEMORY = {
     "residual_": lambda: addnorm.add_residual_,
     "out": lambda: lambda x, b: addnorm.add_layer_norm(x, b, WEIGHT, BIAS, out=torch.empty_like(x)),
 }
-FORMULAS = ("y and stream", "ResidualStack")
 
 
 def count_compilations(entry, form, grad, rows, *, mark_dynamic=False):
@@ -141,24 +140,16 @@ def count_compilations(entry, form, grad, rows, *, mark_dynamic=False):
     return counts
 
 
-EVERY = [(name, form, grad) for name in ENTRIES for form in ("op", "formula") for grad in (False, True)
-         if form == "op" or (name in FORMULAS and grad)]  # fmt: skip
-EVERY += [(name, "op", False) for name in INTO_MEMORY]
+EVERY = [
+    *itertools.product(ENTRIES, ["op"], [False, True]), *itertools.product(["y and stream", "ResidualStack"], ["formula"], [True]),
+    *itertools.product(INTO_MEMORY, ["op"], [False]),
+]  # fmt: skip
 # Each operator and module once, with or without gradients, and one formula.
 DEFAULT = [
-    (name, "op", name in ("y and stream", "residual, dropout", "layer_norm", "AddNorm", "streams"))
-    for name in (
-        "y",
-        "y and stream",
-        "rms, dropout",
-        "residual, dropout",
-        "layer_norm",
-        "AddNorm",
-        "ResidualStack",
-        "streams",
-    )
+    *itertools.product(["y", "rms, dropout", "ResidualStack", "out"], ["op"], [False]),
+    *itertools.product(["y and stream", "residual, dropout", "layer_norm", "AddNorm", "streams"], ["op"], [True]),
+    ("y and stream", "formula", True),
 ]
-DEFAULT += [("y and stream", "formula", True), ("out", "op", False)]
 
 
 @pytest.mark.parametrize(("name", "form", "grad"), mark_slow(EVERY, DEFAULT))

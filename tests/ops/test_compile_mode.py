@@ -1,5 +1,7 @@
 """Tests of the compile mode: a compiled graph contains the operator or its formulas, with the same numbers."""
 
+import functools
+
 import pytest
 import torch
 from functorch.compile import make_boxed_func
@@ -69,18 +71,21 @@ def test_formula_is_resolved_by_a_compiler_only():
     x, branch = (torch.randn(3, 40, requires_grad=True) for _ in range(2))
     expected = addnorm.add_layer_norm(x, branch)
     assert torch.compile(addnorm.add_layer_norm, backend="eager")(x, branch).equal(expected)
-    graphs = []
-
-    def keep(graph, _):
-        graphs.append(graph)
-        return make_boxed_func(graph)
-
-    backend = aot_autograd(fw_compiler=keep, bw_compiler=keep)
-    y = torch.compile(addnorm.add_layer_norm, backend=backend)(x, branch)
-    torch.testing.assert_close(y, expected)
-    targets = [str(node.target) for graph in graphs for node in graph.graph.nodes]
+    results, targets = capture(addnorm.add_layer_norm, x, branch)
+    torch.testing.assert_close(results, expected)
     assert not any("addnorm" in target for target in targets)
     assert any("native_layer_norm" in target for target in targets)
+
+
+def capture(function, *inputs):
+    """Return the results of a compiled function, and the operators of the forward graph that a compiler gets."""
+    targets = []
+
+    def keep(graph, _):
+        targets.extend(str(node.target) for node in graph.graph.nodes)
+        return make_boxed_func(graph)
+
+    return torch.compile(function, backend=aot_autograd(fw_compiler=keep))(*inputs), targets
 
 
 def test_unknown_compile_mode_raises():
@@ -172,18 +177,9 @@ def test_formula_has_the_operators_infinities():
 
 
 def test_formula_with_casting_adds_a_row_in_one_loop():
-    graphs = []
-
-    def keep(graph, _):
-        graphs.append(graph)
-        return make_boxed_func(graph)
-
     addnorm.set_compile_mode("formula")
-    backend = aot_autograd(fw_compiler=keep)
-    torch.compile(lambda *t: addnorm.add_rms_norm(*t, casting="llama"), backend=backend)(
-        torch.ones(2, 9), torch.ones(2, 9)
-    )
-    assert not any("pad" in str(node.target) for node in graphs[0].graph.nodes)
+    call = functools.partial(addnorm.add_rms_norm, casting="llama")
+    assert not any("pad" in target for target in capture(call, torch.ones(2, 9), torch.ones(2, 9))[1])
 
 
 def test_dtypes_under_autocast_are_the_operators():
