@@ -13,13 +13,22 @@ from addnorm._util.torch_internals import BelowAutogradInPlace
 from addnorm.ops import dtensor, validation
 from addnorm.ops.options import ADD_OPTIONS, CASTINGS, GRADIENTS, NORMS, SCALES
 from addnorm.ops.philox import keep_scale
-from addnorm.ops.schema import ForwardArguments, Kernel, empty_placeholder, kernels_of, library, targets_of
+from addnorm.ops.schema import (
+    ForwardArguments,
+    Kernel,
+    empty_placeholder,
+    gradients_of,
+    kernels_of,
+    library,
+    outputs_of,
+    targets_of,
+)
 
 _DROPOUT = ("probability", "seed", "offset")  # the kinds of its options
 CASTING_NAMES: dict[int, reference.Casting] = {CASTINGS[name]: name for name in get_args(reference.Casting)}
 
 
-def add_norm_forward(a: Any) -> tuple[Tensor, Tensor, Tensor]:
+def add_norm_forward(a: Any) -> tuple[Tensor, ...]:
     """Return, for any options, the first `outputs` of y, z and the statistics, and placeholders for the others."""
     validation.check(**a._asdict())
     validation.check_operator(a.row_scale, a.seed, a.dropout_p, a.residual)
@@ -27,15 +36,15 @@ def add_norm_forward(a: Any) -> tuple[Tensor, Tensor, Tensor]:
     if a.branch is not None:
         z = reference.add(a.residual, a.branch, dtype=a.residual_dtype, **add_options(a.residual, a))
     z = z.contiguous()  # torch's order of accumulation depends on strides
-    add_only = a.norm == NORMS["none"]
-    y, stats = empty_placeholder(a.residual), empty_placeholder(a.residual)
-    if not add_only:
+    outputs = outputs_of(a)
+    y = stats = None
+    if outputs.y is not None:
         y = reference.normalize(z, a.weight, a.bias, **norm_options(a)).contiguous()
-    if a.outputs > 2 and not add_only:
+    if outputs.stats is not None:
         mean, rstd = reference.statistics(z.to(reference.compute_dtype(z)), BY_CODE[a.norm], a.eps)
         stats = torch.cat([mean if isinstance(mean, Tensor) else torch.zeros_like(rstd), rstd], dim=-1).contiguous()
-    with_z = a.branch is not None and (a.outputs > 1 or add_only)
-    return y, z if with_z else empty_placeholder(a.residual), stats
+    results = y, None if outputs.z is None else z, stats
+    return tuple(empty_placeholder(a.residual) if t is None else t for t in results)
 
 
 def norm_options(a: Any) -> dict[str, Any]:
@@ -94,12 +103,8 @@ def gradients(a: Any, stats: reference.Statistics | None) -> list[Tensor | None]
         total = torch.zeros_like(a.z, dtype=acc)
     from_z = reference.add_backward(total, residual=a.residual, branch=a.branch, **add_options(a.z, a))
     grads: dict[str, Any] = {**from_z, "weight": dweight, "bias": dbias}
-    dtypes = {"residual": a.dresidual_dtype, "branch": a.branch_dtype, "bias": a.bias_dtype}
-    dtypes["weight"] = a.z.dtype if a.weight is None else a.weight.dtype
-    return [
-        grads[name].to(dtypes.get(name) or getattr(a, name).dtype) if a.grad_mask >> bit & 1 else None
-        for bit, name in enumerate(GRADIENTS)
-    ]
+    requested = gradients_of(a)
+    return [grads[name].to(requested[name][1]) if name in requested else None for name in GRADIENTS]
 
 
 def add_options(like: Tensor, a: Any) -> dict[str, Any]:

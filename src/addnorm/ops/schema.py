@@ -195,7 +195,8 @@ def _fake_forward(a: Any) -> tuple[Tensor, ...]:
     return tuple(make_empty(a.residual, output) for output in outputs_of(a))
 
 
-def _fake_backward(a: Any) -> tuple[Tensor, ...]:
+def gradients_of(a: Any) -> dict[str, Any]:
+    """Return shape and dtype of each gradient that a call of `add_norm_backward` requests, by name, in the order of GRADIENTS."""
     features = a.z.shape[-1:]
     inputs = {
         "residual": (a.z.shape, a.dresidual_dtype),
@@ -203,15 +204,16 @@ def _fake_backward(a: Any) -> tuple[Tensor, ...]:
         "weight": (features, a.z.dtype if a.weight is None else a.weight.dtype),
         "bias": (features, a.bias_dtype),
     }
+    return {  # an option's gradient has the option's shape and dtype
+        name: inputs[name] if name in inputs else (getattr(a, name).shape, getattr(a, name).dtype)
+        for bit, name in enumerate(GRADIENTS)
+        if a.grad_mask >> bit & 1
+    }
 
-    def gradient(name: str) -> Tensor:  # an option's gradient has the option's shape and dtype
-        shape, dtype = inputs[name] if name in inputs else (getattr(a, name).shape, getattr(a, name).dtype)
-        return make_empty(a.z, (shape, dtype))
 
-    requested = (a.grad_mask >> bit & 1 for bit in range(len(GRADIENTS)))
-    return tuple(
-        gradient(name) if wants else empty_placeholder(a.z) for name, wants in zip(GRADIENTS, requested, strict=True)
-    )
+def _fake_backward(a: Any) -> tuple[Tensor, ...]:
+    requested = gradients_of(a)
+    return tuple(make_empty(a.z, requested.get(name)) for name in GRADIENTS)
 
 
 def targets_of(a: Any) -> dict[str, Tensor]:

@@ -43,24 +43,29 @@ def reads(a: Any) -> bool:
     return bool(a.collapse is not None or a.kind != KINDS["given"])
 
 
+def outputs_of(a: Any) -> tuple[Any, ...]:
+    """Return shape and dtype of each output of the forward; None: an empty placeholder."""
+    *rows, n, d = a.streams.shape
+    sizes, wide = sizes_of(a.kind, n), validation.compute_dtype(a)
+
+    def describe(has: bool, *tail: Any, dtype: torch.dtype = wide) -> Any:
+        return ((*rows, *tail), dtype) if has else None
+
+    return (
+        describe(a.branch is not None, n, d, dtype=a.streams_dtype or a.streams.dtype),
+        describe(reads(a), d, dtype=a.out_dtype or a.streams.dtype),
+        describe(a.kind != 0, n),
+        describe(sizes.mix, n, n),
+        describe(sizes.inject, n),
+        describe(a.kind != 0, sizes.logits),
+        describe(reads(a), 2 + sizes.stats),
+    )
+
+
 def fake_forward(a: Any) -> tuple[Tensor, ...]:
     """Return the outputs of the forward without computing them."""
     validation.check(a)
-    rows, (n, d), sizes = a.streams.shape[:-2], a.streams.shape[-2:], sizes_of(a.kind, a.streams.shape[-2])
-    wide = validation.compute_dtype(a)
-
-    def make(wanted: bool, *tail: Any, dtype: torch.dtype = wide) -> Tensor:
-        return make_empty(a.streams, ((*rows, *tail), dtype) if wanted else None)
-
-    return (
-        make(a.branch is not None, n, d, dtype=a.streams_dtype or a.streams.dtype),
-        make(reads(a), d, dtype=a.out_dtype or a.streams.dtype),
-        make(a.kind != 0, n),
-        make(sizes.mix, n, n),
-        make(sizes.inject, n),
-        make(a.kind != 0, sizes.logits),
-        make(reads(a), 2 + sizes.stats),
-    )
+    return tuple(make_empty(a.streams, output) for output in outputs_of(a))
 
 
 def gradient_shape(a: Any, name: str) -> tuple[tuple[int, ...], torch.dtype]:

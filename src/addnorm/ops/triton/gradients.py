@@ -10,7 +10,7 @@ from torch import Tensor
 
 from addnorm.ops import eager
 from addnorm.ops.options import ADD_OPTIONS, GRADIENTS, NORMS
-from addnorm.ops.schema import empty_placeholder, stats_dtype
+from addnorm.ops.schema import empty_placeholder, gradients_of, make_empty, stats_dtype
 from addnorm.ops.triton import plan
 from addnorm.ops.triton.arguments import (
     DTYPES,
@@ -121,13 +121,7 @@ def _allocate(a: Any, parts: int) -> dict[str, Tensor]:
     With `parts` > 1, the gradient of row_scale gets one row of partial sums for each part.
     """
     z = a.z
-    shapes = {
-        "residual": (z.shape, a.dresidual_dtype),
-        "branch": (z.shape, a.branch_dtype),
-        "bias": (z.shape[-1:], a.bias_dtype),
-    }
-    if parts > 1:
-        shapes["row_scale"] = ((parts, *z.shape[:-1]), stats_dtype(z.dtype))
-    requested = [name for name in GRADIENTS if a.grad_mask & _BITS[name]]
-    missing = {name: (getattr(a, name).shape, getattr(a, name).dtype) for name in requested if name not in shapes}
-    return {name: z.new_empty(shape, dtype=dtype) for name in requested for shape, dtype in [(shapes | missing)[name]]}
+    shapes = gradients_of(a)
+    if parts > 1 and "row_scale" in shapes:
+        shapes["row_scale"] = (parts, *z.shape[:-1]), stats_dtype(z.dtype)
+    return {name: make_empty(z, shape) for name, shape in shapes.items()}

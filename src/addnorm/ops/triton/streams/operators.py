@@ -8,10 +8,17 @@ import torch
 from torch import Tensor
 
 from addnorm.ops.options import NORMS
-from addnorm.ops.schema import empty_placeholder
+from addnorm.ops.schema import empty_placeholder, make_empty
 from addnorm.ops.streams import eager, gradients
 from addnorm.ops.streams.kinds import KINDS, Sizes, sizes_of
-from addnorm.ops.streams.schema import GRADIENTS, fill_gradients, is_per_feature, reads, requested
+from addnorm.ops.streams.schema import (
+    GRADIENTS,
+    fill_gradients,
+    gradient_shape,
+    is_per_feature,
+    outputs_of,
+    requested,
+)
 from addnorm.ops.streams.validation import check, check_backward
 from addnorm.ops.triton import plan
 from addnorm.ops.triton.arguments import to_contiguous
@@ -58,7 +65,6 @@ class Call:
         self.rows = self.streams.numel() // (self.n * self.d)
         self.kind: int = a.kind
         self.sizes: Sizes = sizes_of(self.kind, self.n)
-        self.reads = reads(a)
         self.stats = 2 + self.sizes.stats
 
     @property
@@ -120,16 +126,11 @@ def add_norm_streams(a: Any) -> tuple[Tensor, ...]:
     if not _is_supported(a):
         return eager.add_norm_streams(a)
     call = Call(a)
-    a, n, d, kind, sizes = call.a, call.n, call.d, call.kind, call.sizes
-    streams = call.streams
-    new = None if a.branch is None else call.empty(n, d, dtype=a.streams_dtype or streams.dtype)
-    stats = call.empty(call.stats) if call.reads else None
-    logits = call.empty(sizes.logits) if kind else None
-    collapse = call.empty(n) if kind else None
-    mix, inject = call.empty(n, n) if sizes.mix else None, call.empty(n) if sizes.inject else None
+    a, n, d, kind, streams = call.a, call.n, call.d, call.kind, call.streams
+    outputs = [None if output is None else make_empty(streams, output) for output in outputs_of(a)]
+    new, read, collapse, mix, inject, logits, stats = outputs
     if new is not None or kind:
         call.write(new, (logits, stats if kind else None, collapse, mix, inject), kind)
-    read = call.empty(d, dtype=a.out_dtype or streams.dtype) if call.reads else None
     if read is not None:
         used = collapse if a.collapse is None else a.collapse
         width = n if a.collapse is None else call.width("collapse", n)
@@ -140,7 +141,6 @@ def add_norm_streams(a: Any) -> tuple[Tensor, ...]:
             read_kernel, (-(-call.rows // tile.rows), 1, 1), (streams if new is None else new, used, *parameters, read, stats),
             (a.eps,), (), (call.rows,), (n, d, norm, width, is_per_feature(a), call.stats, tile.rows, tile.d), tile.warps,
         )  # fmt: skip
-    outputs = new, read, collapse, mix, inject, logits, stats
     return tuple(empty_placeholder(streams) if t is None else t for t in outputs)
 
 
@@ -156,7 +156,6 @@ def _compute(call: Call, wanted: set[str]) -> dict[str, Tensor]:
     """Return the requested gradients that are not zero."""
     a, n, d, kind, rows = call.a, call.n, call.d, call.kind, call.rows
     results: dict[str, Tensor] = {}
-    writes_gradients = wanted & {"streams", "branch", "mix", "inject"}
     new = call.streams
     if a.branch is not None and (kind or a.dread is not None):
         new = call.empty(n, d, dtype=a.streams_dtype or call.streams.dtype)
@@ -169,7 +168,7 @@ def _compute(call: Call, wanted: set[str]) -> dict[str, Tensor]:
         du = call.empty(d)
         found = None
         if not is_given or "collapse" in wanted:
-            found = call.empty(n, d) if is_per_feature(a) else call.empty(n)
+            found = make_empty(a.streams, gradient_shape(a, "collapse"))
         if is_given and found is not None:
             results["collapse"] = found
         dread_collapse = None if is_given else found
@@ -183,14 +182,9 @@ def _compute(call: Call, wanted: set[str]) -> dict[str, Tensor]:
             results |= {"scale": dscale.to(a.scale.dtype), "base": dbase.to(a.base.dtype)}
         if "project" in wanted:
             results["project"] = _project_backward(call, new, factors)
-    if writes_gradients:
-        for name in ("streams", "branch"):
-            if name in wanted:
-                results[name] = torch.empty_like(getattr(a, name))
-        if "mix" in wanted:
-            results["mix"] = call.empty(n, n)
-        if "inject" in wanted:
-            results["inject"] = call.empty(n)
+    written = [name for name in ("streams", "branch", "mix", "inject") if name in wanted]
+    if written:
+        results |= {name: make_empty(a.streams, gradient_shape(a, name)) for name in written}
         launch(
             write_backward_kernel, call.blocks,
             (
