@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor, init_device_mesh
 
 import addnorm
-from support.cases import FUNCTIONS, VARIANTS, gradients, make
+from support.cases import FUNCTIONS, VARIANTS, make
 from support.distributed import case, make_test
 from support.dtensors import (
     FLOAT64,
@@ -21,6 +21,7 @@ from support.dtensors import (
     check_variants,
     close,
     communication,
+    compare_gradients,
     distribute,
     leaves,
     mesh_of,
@@ -60,15 +61,13 @@ def saved_outputs_equal_one_process_and_refuse_weights():
     mesh = mesh_of()
     call = make("LayerNorm", "float64", SHAPE)
     call.tensors["weight"] = call.tensors["weight"].abs() + 0.5  # large enough to be divided by
+
+    def saved(tensors):
+        with addnorm.save_outputs():
+            return {"y": call.y_alone(tensors)}
+
     for placements in ([Shard(0)], [Shard(1)], [Replicate()]):
-        grads = []
-        for tensors in (leaves(call.tensors), leaves(distribute(call, mesh, placements))):
-            with addnorm.save_outputs():
-                y = addnorm.add_layer_norm(*(tensors[name] for name in ("residual", "branch", "weight", "bias")))
-            y.sin().sum().backward()
-            grads.append({name: t.grad for name, t in tensors.items()})
-        for name, expected in grads[0].items():
-            close(grads[1][name], expected, f"gradient of {name}, {placements}")
+        compare_gradients(saved, call.tensors, distribute(call, mesh, placements), f"{placements}")
     tensors = distribute(call, mesh, [Shard(0)])
     small = torch.full_like(call.tensors["weight"], 1.0)
     small[5] = 2.0**-11
@@ -79,31 +78,15 @@ def saved_outputs_equal_one_process_and_refuse_weights():
 
 @case(2)
 def norm_alone_equals_one_process():
-    mesh = mesh_of()
-    x, weight, bias = (
-        torch.randn(SHAPE, dtype=torch.float64),
-        torch.randn(8, dtype=torch.float64),
-        torch.randn(8, dtype=torch.float64),
-    )
-    cotangent = torch.randn_like(x)
-    for norm in (addnorm.layer_norm, addnorm.rms_norm):
-        parameters = (weight, bias) if norm is addnorm.layer_norm else (weight,)
+    mesh, d = mesh_of(), SHAPE[-1]
+    tensors = {name: torch.randn(shape).double() for name, shape in (("x", SHAPE), ("weight", d), ("bias", d))}
+    for norm, names in ((addnorm.layer_norm, ("x", "weight", "bias")), (addnorm.rms_norm, ("x", "weight"))):
+        whole = {name: tensors[name] for name in names}
         for place in (*PLACES.values(), Partial()):
-            message = f"{norm.__name__}, {place}"
-            t = partial_of(x, mesh) if place.is_partial() else distribute_tensor(x, mesh, [place])
-            inputs = [
-                u.detach().requires_grad_()
-                for u in (t, *(distribute_tensor(p, mesh, [Replicate()]) for p in parameters))
-            ]
-            reference = [u.detach().clone().requires_grad_() for u in (x, *parameters)]
-            y, expected = norm(inputs[0], *inputs[1:]), norm(reference[0], *reference[1:])
-            close(y, expected, message)
-            expected.backward(cotangent)
-            y.backward(distribute_tensor(cotangent, mesh, y.placements))
-            for u, v in zip(inputs, reference, strict=True):
-                close(u.grad, v.grad, message)
-            with torch.no_grad():
-                close(norm(t, *inputs[1:]), expected, message)
+            placed = {name: distribute_tensor(t, mesh, [Replicate()]) for name, t in whole.items()}
+            x = tensors["x"]
+            placed["x"] = partial_of(x, mesh) if place.is_partial() else distribute_tensor(x, mesh, [place])
+            compare_gradients(lambda t, norm=norm: {"y": norm(**t)}, whole, placed, f"{norm.__name__}, {place}")
 
 
 @case(2)
@@ -199,22 +182,15 @@ def row_scale_may_be_a_plain_tensor():
 @case(2)
 def norms_of_several_dimensions_equal_one_process():
     mesh = mesh_of()
-    x, branch, weight = torch.randn(4, 6, 2, 8), torch.randn(4, 6, 2, 8), torch.randn(2, 8)
+    shapes = {"residual": (4, 6, 2, 8), "branch": (4, 6, 2, 8), "weight": (2, 8)}
+    tensors = {name: torch.randn(shape).double() for name, shape in shapes.items()}
     for place in (Shard(0), Shard(1), Shard(2), Shard(3), Replicate()):
-        tensors = [distribute_tensor(t, mesh, [place]) for t in (x, branch)] + [
-            distribute_tensor(weight, mesh, [Replicate()])
-        ]
-        inputs, reference = (
-            [t.requires_grad_() for t in tensors],
-            [t.clone().requires_grad_() for t in (x, branch, weight)],
+        placed = {
+            name: distribute_tensor(t, mesh, [place if name in ROWS else Replicate()]) for name, t in tensors.items()
+        }
+        compare_gradients(
+            lambda t: {"y": addnorm.add_layer_norm(**t, normalized_shape=(2, 8))}, tensors, placed, f"{place}"
         )
-        y = addnorm.add_layer_norm(*inputs, normalized_shape=(2, 8))
-        expected = addnorm.add_layer_norm(*reference, normalized_shape=(2, 8))
-        torch.testing.assert_close(y.full_tensor(), expected)
-        y.square().sum().backward()
-        expected.square().sum().backward()
-        for t, u in zip(inputs, reference, strict=True):
-            torch.testing.assert_close(t.grad.full_tensor(), u.grad)
 
 
 @case(2)
@@ -312,16 +288,9 @@ def compiled_calls_equal_eager_ones():
     mesh = mesh_of()
     for label in ("LayerNorm", "everything, RMSNorm"):
         call = make(label, "float64", SHAPE)
-        inputs = leaves(distribute(call, mesh, [Shard(1)]))
-        compiled = torch.compile(lambda tensors, call=call: call(tensors)["y"], backend="aot_eager", fullgraph=True)
-        y = compiled(inputs)
-        close(y, call()["y"], label)
-        cotangent = torch.randn(SHAPE, dtype=torch.float64)
-        dist.broadcast(cotangent, 0)
-        y.backward(distribute_tensor(cotangent, mesh, [Shard(1)]))
-        grads = gradients(call, {"y": cotangent})
-        for name, t in inputs.items():
-            close(t.grad, grads[name], f"{label}, gradient of {name}")
+        placed = distribute(call, mesh, [Shard(1)])
+        compiled = torch.compile(lambda tensors, call=call: call(tensors), backend="aot_eager", fullgraph=True)
+        compare_gradients(compiled, call.tensors, placed, label, reference=call)
 
 
 @case(2, slow=True)

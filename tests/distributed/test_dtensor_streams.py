@@ -1,17 +1,13 @@
-"""Tests of the boundary of n streams with DTensors against one process: placements, unequal shards, communication, stacks."""
-
-import copy
+"""Tests of the boundary of n streams with DTensors against one process: placements, unequal shards, communication."""
 
 import pytest
 import torch
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 
-import addnorm
-from addnorm import wirings
 from addnorm.ops.streams.kinds import KINDS
 from support.distributed import case, make_test
-from support.dtensors import close, communication, leaves, mesh_of, partial_of
-from support.stream_calls import StreamCall, f64, make_call, make_cotangents, run
+from support.dtensors import close, communication, compare_gradients, leaves, mesh_of, partial_of
+from support.stream_calls import StreamCall, f64, make_call
 
 ROWS = (3, 5)  # two processes have two rows and one, or three and two
 CALLS = [*((kind, "write") for kind in KINDS), ("given", "shared"), ("given", "features"), ("manifold", "given"),
@@ -24,16 +20,11 @@ def make_float64_call(kind, mode, rows=ROWS):
     return StreamCall({name: t.to(f64) for name, t in call.tensors.items()}, kind, iterations=3)
 
 
-def is_shared(name, t):
-    """Return whether a tensor has one value for all tokens."""
-    return name in PARAMETERS or t.shape[: len(ROWS)] != ROWS
-
-
-def distribute_call(call, mesh, placements):
+def distribute_call(call, mesh, placements, rows=ROWS):
     """Return a call's tensors as DTensors: those of each token placed, the others replicated."""
 
     def place(name, t):
-        if is_shared(name, t):
+        if name in PARAMETERS or t.shape[: len(rows)] != rows:
             return [Replicate()] * mesh.ndim
         return [Replicate() if isinstance(p, Shard) and p.dim >= t.dim() else p for p in placements]
 
@@ -43,15 +34,7 @@ def distribute_call(call, mesh, placements):
 def assert_equal(call, mesh, placements):
     """Compare outputs and gradients with those of one process."""
     message = f"{call.kind}, {sorted(call.tensors)}, {placements}"
-    cotangents = make_cotangents(call)
-    expected = run(call, leaves(call.tensors), cotangents)
-    outputs = call(inputs := leaves(distribute_call(call, mesh, placements)))
-    placed = [distribute_tensor(cotangents[name], mesh, t.placements) for name, t in outputs.items()]
-    torch.autograd.backward(list(outputs.values()), placed)
-    for name, t in outputs.items():
-        close(t, expected[name], f"{message}: {name}")
-    for name, t in inputs.items():
-        close(t.grad, expected[f"d{name}"], f"{message}: gradient of {name}")
+    compare_gradients(call, call.tensors, distribute_call(call, mesh, placements), message)
 
 
 @case(2)
@@ -82,12 +65,7 @@ def sharded_tokens_need_no_communication():
     for kind, mode in CALLS:
         call = make_float64_call(kind, mode, (4, 6))
         for place in (Shard(0), Shard(1)):
-            tensors = {
-                name: distribute_tensor(
-                    t, mesh, [Replicate() if name in PARAMETERS or t.shape[:2] != (4, 6) else place]
-                )
-                for name, t in call.tensors.items()
-            }
+            tensors = distribute_call(call, mesh, [place], (4, 6))
             inputs = leaves(tensors)
             cotangents = {
                 name: distribute_tensor(torch.ones(t.shape).double(), mesh, [place]) for name, t in call().items()
@@ -119,34 +97,6 @@ def plain_tensors_beside_dtensors_are_refused():
     tensors = distribute_call(call, mesh_of(), [Shard(0)])
     with pytest.raises(TypeError, match="project is a plain tensor"):
         call(tensors | {"project": call.tensors["project"]})
-
-
-@case(2)
-def stacks_of_several_streams_equal_one_process():
-    mesh = mesh_of()
-    for name in ("mhc", "hyper_connections", "gated_residual"):
-        torch.manual_seed(1)
-        stack = addnorm.ResidualStack([torch.nn.Linear(8, 8) for _ in range(2)], 8, wiring=wirings.as_wiring(name)).to(
-            f64
-        )
-        for p in stack.parameters():
-            torch.nn.init.normal_(p, std=0.4)
-        x = torch.randn(4, 6, 8, dtype=f64)  # equal shards: `nn.Linear` flattens no others
-        whole = copy.deepcopy(stack)
-        expected = whole(x)
-        cotangent = torch.randn_like(expected)
-        expected.backward(cotangent)
-        distribute_module(stack, mesh)
-        for place in (Shard(0), Shard(1)):
-            stack.zero_grad()
-            y = stack(distribute_tensor(x, mesh, [place]))
-            assert isinstance(y, DTensor)
-            close(y, expected, f"{name}, {place}")
-            y.backward(distribute_tensor(cotangent, mesh, y.placements))
-            for key, p in stack.named_parameters():
-                other = whole.get_parameter(key).grad
-                if other is not None:
-                    close(p.grad, other, f"{name}, {place}: {key}")
 
 
 test_dtensor_streams = make_test(globals())

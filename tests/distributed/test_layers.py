@@ -1,14 +1,15 @@
 """Tests that stacks train in several processes as in one: DDP, FSDP2 around any of their modules, checkpoints, pipelines."""
 
-import copy
-
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, SplitPoint, pipeline
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.pipelining import ScheduleGPipe, SplitPoint, pipeline
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import addnorm
@@ -16,7 +17,17 @@ from addnorm import SublayerConnection
 from addnorm.nn import ResidualLayer
 from support.distributed import case, make_test
 from support.dtensors import mesh_of
-from support.parallel_models import assert_same_gradients, check_gradients, encoder, shard, train
+from support.parallel_models import (
+    assert_same_gradients,
+    batch,
+    check_gradients,
+    encoder,
+    part,
+    shard,
+    share_folder,
+    train,
+    whole,
+)
 
 # A pipeline is built from a program of torch.export, and torch.distributed warns while doing so.
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
@@ -30,6 +41,8 @@ UNITS = {  # what is sharded besides the root
     "connections": lambda stack: stack.connections,
     "sublayers": lambda stack: [connection.sublayer for connection in stack.connections],
     "norms": lambda stack: [m for m in stack.modules() if isinstance(m, addnorm.LayerNorm)],
+    "groups of connections": lambda stack: [[*layer.connections] for layer in stack.layers],
+    "a group of layers": lambda stack: [[*stack.layers[:2]], stack.layers[2]],
 }
 
 
@@ -37,6 +50,8 @@ UNITS = {  # what is sharded besides the root
 def ddp():
     for wiring in ("layer_scale", "rezero"):
         check_gradients(train(DistributedDataParallel(encoder(wiring))), encoder(wiring))
+    for option in ("static_graph", "find_unused_parameters", "gradient_as_bucket_view"):
+        check_gradients(train(DistributedDataParallel(encoder(), **{option: True})), encoder())
 
 
 @case(2)
@@ -85,6 +100,61 @@ def fsdp2_with_checkpoints():
         check_gradients(named, encoder("layer_scale"))
     model = encoder(checkpoint=True)
     check_gradients(train(shard(model, *model.stack.layers)), encoder())
+
+
+@case(2)
+def fsdp2_in_bfloat16():
+    """The gradients of a model in bfloat16, which FSDP averages in float32."""
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+    model, plain = encoder().float(), encoder().bfloat16()
+    shard(model, *(connection.sublayer for connection in model.stack.connections), mp_policy=policy)
+    x, dy = batch().float()
+    (model(part(x)) * part(dy)).mean().backward()
+    sums = dict.fromkeys(dict(plain.named_parameters()), 0.0)
+    for half, cotangent in zip(x.chunk(2), dy.chunk(2), strict=True):
+        plain.zero_grad()
+        (plain(half.bfloat16()) * cotangent).mean().backward()
+        sums = {name: sums[name] + p.grad.float() / 2 for name, p in plain.named_parameters()}
+    for name, p in model.named_parameters():
+        assert p.grad.dtype == torch.float32
+        torch.testing.assert_close(whole(p.grad), sums[name], rtol=1e-6, atol=1e-9, msg=name)
+
+
+@case(2)
+def fsdp2_inference_keeps_the_bits():
+    """Also for large inputs, and again with the parameters gathered anew."""
+    model, x = encoder().float(), torch.randn(16, 16, D)
+    expected = encoder().float()
+    shard(model, *(connection.sublayer for connection in model.stack.connections))
+    with torch.no_grad():
+        for _ in range(2):
+            assert model(x).equal(expected(x))
+
+
+@case(2)
+def saved_states_of_fsdp2_load_elsewhere():
+    """Into a model of one process, and into a sharded one that was made on the meta device."""
+    model, folder = encoder(), share_folder()
+    dcp.save(get_model_state_dict(shard(model, *model.stack.layers)), checkpoint_id=folder)
+    plain = addnorm.nn.Encoder(3, D, 2, dtype=DTYPE)
+    with torch.device("meta"):
+        meta = addnorm.nn.Encoder(3, D, 2, dtype=DTYPE)
+    shard(meta, *(connection.sublayer for connection in meta.stack.connections)).to_empty(device="cpu")
+    for other, select in ((plain, lambda t: t), (meta, part)):
+        state = other.state_dict()
+        dcp.load(state, checkpoint_id=folder)
+        other.load_state_dict(state)
+        check_gradients(train(other, select), encoder())
+
+
+@case(2)
+def tensor_parallel_with_torchs_styles():
+    """Only the projections are sharded; Add & Norms compute on ordinary tensors."""
+    model, plan = encoder(), {}
+    for i in range(3):
+        sublayer = f"stack.layers.{i}.connections.1.sublayer"
+        plan |= {f"{sublayer}.up": ColwiseParallel(), f"{sublayer}.down": RowwiseParallel()}
+    check_gradients(train(parallelize_module(model, mesh_of(), plan), lambda t: t), encoder())
 
 
 class Language(nn.Module):
@@ -141,26 +211,6 @@ def pipeline_splits_between_layers():
         stage = pipe.build_stage(dist.get_rank(), torch.device("cpu"))
         step(ScheduleGPipe(stage, n_microbatches=2, loss_fn=cross_entropy))
         check_stage(stage.submod, expect_pipeline(wiring), {})
-
-
-@case(2)
-def pipeline_of_stages_by_hand():
-    model, rank = Language("pre_ln"), dist.get_rank()
-    encoder = copy.deepcopy(model.encoder)
-    if rank == 0:
-        encoder.stack.layers, encoder.stack.norm_final = encoder.stack.layers[:2], None
-        module, names = nn.Sequential(model.embedding, encoder), {"0.weight": "embedding.weight"}
-    else:
-        encoder.stack.layers = encoder.stack.layers[2:]
-        module, names = nn.Sequential(encoder, model.head), {"1.weight": "head.weight", "1.bias": "head.bias"}
-    for name, _ in encoder.named_parameters():
-        parts = name.split(".")
-        if parts[1] == "layers":
-            parts[2] = str(int(parts[2]) + 2 * rank)
-        names[f"{1 - rank}.{name}"] = ".".join(["encoder", *parts])
-    stage = PipelineStage(module, rank, 2, torch.device("cpu"))
-    step(Schedule1F1B(stage, n_microbatches=2, loss_fn=cross_entropy))
-    check_stage(module, expect_pipeline("pre_ln"), names)
 
 
 test_stack_trains_in_several_processes = make_test(globals())

@@ -1,7 +1,6 @@
 """Tests of parallel styles and plans against one process: outputs, gradients, communication, compiled models, FSDP."""
 
 import copy
-import tempfile
 
 import pytest
 import torch
@@ -17,7 +16,17 @@ import addnorm
 from addnorm.distributed import SequenceParallel, parallelize, split_projections, tensor_parallel_plan
 from support.distributed import case, make_test
 from support.dtensors import TOLERANCE, communication, mesh_of
-from support.parallel_models import SIZES, compare, inputs, packed, randomize, whole
+from support.parallel_models import (
+    SIZES,
+    check_gradients,
+    compare,
+    encoder,
+    inputs,
+    packed,
+    randomize,
+    share_folder,
+    train,
+)
 
 ENCODERS = (
     {"batch_first": False},
@@ -146,10 +155,9 @@ def states_load_into_sharded_models_and_back():
     torch.testing.assert_close(ours(x, memory), model(x, memory), **TOLERANCE)
     whole.load_state_dict(get_model_state_dict(ours, options=StateDictOptions(full_state_dict=True)))
     torch.testing.assert_close(whole(x, memory), model(x, memory), **TOLERANCE)
-    folder = [tempfile.mkdtemp()]
-    dist.broadcast_object_list(folder)
-    checkpoint.save(get_model_state_dict(ours), checkpoint_id=folder[0])
-    checkpoint.load(split_projections(filled), checkpoint_id=folder[0])
+    folder = share_folder()
+    checkpoint.save(get_model_state_dict(ours), checkpoint_id=folder)
+    checkpoint.load(split_projections(filled), checkpoint_id=folder)
     torch.testing.assert_close(filled(x, memory), model(x, memory), **TOLERANCE)
     packed = {name: 0 * t for name, t in model.state_dict().items() if ".in_proj." in name}
     ours.load_state_dict(packed, strict=False)
@@ -162,9 +170,9 @@ def states_load_into_sharded_models_and_back():
 def optimizers_step_as_one_process():
     torch.manual_seed(0)
     own = [nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)).double() for _ in range(2)]
-    encoder, stack = addnorm.nn.Encoder(1, **SIZES), addnorm.ResidualStack(own, 16, "post_ln", dtype=torch.float64)
+    stack = addnorm.ResidualStack(own, 16, "post_ln", dtype=torch.float64)
     (x,) = inputs((2, 6, 16))
-    for model in map(randomize, (encoder, stack)):
+    for model in map(randomize, (addnorm.nn.Encoder(1, **SIZES), stack)):
         ours = parallelize(copy.deepcopy(model), mesh_of(), sequence_parallel=True)
         for m in (ours, model):
             optimizer = torch.optim.AdamW(m.parameters(), lr=0.01, foreach=True)
@@ -178,7 +186,7 @@ def optimizers_step_as_one_process():
 
 @case(2)
 def uneven_and_empty_shards_equal_one_process():
-    for wiring in ("resi_dual", "mhc", "attention_residuals", "muddformer", "gated_residual"):
+    for wiring in ("resi_dual", "mhc", "hyper_connections", "attention_residuals", "muddformer", "gated_residual"):
         for tokens in (5, 1):
             torch.manual_seed(0)
             compare(randomize(addnorm.nn.Encoder(1, **SIZES, wiring=wiring)), True, *inputs((2, tokens, 16)))
@@ -241,39 +249,18 @@ def meta_models_are_parallelized_before_they_have_values():
 
 @case(4, slow=True)
 def fsdp_and_tensor_parallel_equal_one_process():
-    torch.manual_seed(0)
-    model = randomize(addnorm.nn.Encoder(2, **SIZES))
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    ours = parallelize(copy.deepcopy(model), mesh["tp"], sequence_parallel=True)
-    fully_shard(ours, mesh=mesh["dp"])
-    (x,) = inputs((4, 6, 16))
-    expected = model(x)
-    expected.square().mean().backward()
-    part = slice(2 * mesh.get_local_rank("dp"), None)
-    y = ours(x[part][:2])
-    torch.testing.assert_close(y, expected[part][:2], **TOLERANCE)
-    y.square().mean().backward()
-    grads = packed({name: whole(p.grad) for name, p in ours.named_parameters()})
-    for name, p in model.named_parameters():
-        torch.testing.assert_close(grads[name], p.grad, **TOLERANCE, msg=lambda text, name=name: f"{name}: {text}")
+    ours = fully_shard(parallelize(encoder(), mesh["tp"], sequence_parallel=True), mesh=mesh["dp"])
+    actual = train(ours, lambda t: t.chunk(2)[mesh.get_local_rank("dp")])
+    check_gradients(packed(actual), encoder())
 
 
 @case(2, slow=True)
 def compiled_models_equal_one_process():
     torch.manual_seed(0)
     model = randomize(addnorm.nn.Encoder(1, **SIZES))
-    (x,) = inputs((2, 6, 16))
     for sequence_parallel in (False, True):
-        ours = parallelize(copy.deepcopy(model), mesh_of(), sequence_parallel=sequence_parallel)
-        compiled = torch.compile(ours, backend="aot_eager")
-        model.zero_grad()
-        y, expected = compiled(x), model(x)
-        torch.testing.assert_close(y, expected, **TOLERANCE)
-        y.square().sum().backward()
-        expected.square().sum().backward()
-        grads = packed({name: whole(p.grad) for name, p in ours.named_parameters()})
-        for name, p in model.named_parameters():
-            torch.testing.assert_close(grads[name], p.grad, **TOLERANCE)
+        compare(model, sequence_parallel, *inputs((2, 6, 16)), prepare=lambda ours: ours.compile(backend="aot_eager"))
 
 
 @case(2)

@@ -1,6 +1,7 @@
 """inspect, record, decompose and ablate of sharded models: FSDP2, FSDP1, tensor parallelism, DDP, in one process and in two."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -8,11 +9,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP1
-from torch.distributed.tensor import DTensor
 
 import addnorm
 from addnorm.stream.dataflow import wrappers
 from support.distributed import case, make_test
+from support.parallel_models import whole
 from support.sharded_models import (
     LAYERS,
     WIDTH,
@@ -38,43 +39,44 @@ def describe(inspection):
     return inspection.wiring, inspection.closes, stream.width, stream.num_layers, sites
 
 
-def step(model, ids=None):
-    loss = model(tokens() if ids is None else ids).square().mean()
+def step(model, x=None):
+    loss = model(tokens() if x is None else x).square().mean()
     loss.backward()
     return float(loss.detach())
 
 
-def record(model, **options):
+def record(model, x=None, **options):
     """Record one training step; return the recording and the loss."""
     with addnorm.record(model, **options) as rec:
-        loss = step(model)
+        loss = step(model, x)
     return rec, loss
 
 
-def numbers(rec):
-    return {(row.site, row.role, row.statistic): row.value for row in rec.table()}
-
-
-def assert_same_numbers(actual, expected, skip=(), tolerance=ROUND_OFF):
+def assert_same_numbers(actual, expected, skip=(), rtol=ROUND_OFF, atol=ROUND_OFF):
     actual, expected = (
-        {key: value for key, value in numbers(rec).items() if key[1] not in skip} for rec in (actual, expected)
+        {(row.step, row.site, row.role, row.statistic): row.value for row in rec.table() if row.role not in skip}
+        for rec in (actual, expected)
     )
     assert actual.keys() == expected.keys(), sorted(actual.keys() ^ expected.keys())
     wrong = {
         key: (actual[key], value)
         for key, value in expected.items()
-        if not math.isclose(actual[key], value, rel_tol=tolerance, abs_tol=tolerance)
+        if not math.isclose(actual[key], value, rel_tol=rtol, abs_tol=atol)
     }
     assert not wrong, wrong
 
 
-def full_gradients(model):
-    grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    return {name: (g.full_tensor() if isinstance(g, DTensor) else g).detach() for name, g in grads.items()}
+def assert_same_series(actual, expected, *names):
+    """Compare series of recordings whose sites have other names."""
+    for role, statistic in names:
+        values, wanted = (torch.tensor([v for _, v in rec.series(role, statistic)]) for rec in (actual, expected))
+        torch.testing.assert_close(values, wanted, rtol=1e-4, atol=1e-7)
 
 
 def assert_same_gradients(model, expected, rtol=1e-6):
-    actual, expected = full_gradients(model), full_gradients(expected)
+    actual, expected = (
+        {name: whole(p.grad) for name, p in m.named_parameters() if p.grad is not None} for m in (model, expected)
+    )
     assert actual.keys() == expected.keys()
     for name, grad in expected.items():
         torch.testing.assert_close(
@@ -82,39 +84,36 @@ def assert_same_gradients(model, expected, rtol=1e-6):
         )
 
 
-def check_model(make, post=False, **options):
+def check_model(make, build=build, inputs=tokens):
     """Check all functions of a sharded model against the model before."""
-    plain, sharded = build(post), make(build(post))
-    ids = tokens()
-    expected, actual = addnorm.inspect(plain, ids), addnorm.inspect(sharded, ids)
+    plain, sharded, x = build(), make(build()), inputs()
+    expected, actual = addnorm.inspect(plain, x), addnorm.inspect(sharded, x)
     assert describe(actual) == describe(expected), (describe(actual), describe(expected))
     assert actual.closes
     assert not actual.unknown, actual.unknown
-    rec, loss = record(plain)
-    sharded_rec, sharded_loss = record(sharded, gather=True, **options)
+    rec, loss = record(plain, x)
+    sharded_rec, sharded_loss = record(sharded, x, gather=True)
     assert abs(loss - sharded_loss) < 1e-6
     assert_same_numbers(sharded_rec, rec)
     assert sharded_rec.metadata.get("note") == rec.metadata.get("note")
     assert (sharded_rec.memory_maps["stream"] is None) == (rec.memory_maps["stream"] is None)
-    unrecorded = make(build(post))
-    assert step(unrecorded) == sharded_loss
+    unrecorded = make(build())
+    assert step(unrecorded, x) == sharded_loss
     assert_same_gradients(sharded, unrecorded, rtol=0)
     assert_same_gradients(sharded, plain, rtol=1e-5)
-    check_edits(plain, sharded, ids)
-
-
-def check_edits(plain, sharded, ids):
-    """Check decompose and ablate."""
-    parts, expected = addnorm.decompose(sharded, ids), addnorm.decompose(plain, ids)
+    parts, expected = addnorm.decompose(sharded, x), addnorm.decompose(plain, x)
     assert parts.closure < 1e-5
     torch.testing.assert_close(parts.memory_map()[1], expected.memory_map()[1], rtol=1e-4, atol=1e-5)
+    check_ablation(plain, sharded, x)
+
+
+def check_ablation(plain, sharded, x):
+    """Check a training step without the write of one sublayer."""
+    losses = []
     for model in (sharded, plain):
         model.zero_grad()
-    sites = [addnorm.inspect(model, ids).sites[1] for model in (sharded, plain)]
-    losses = []
-    for model, site in zip((sharded, plain), sites, strict=True):
-        with addnorm.ablate(site):
-            losses.append(step(model))
+        with addnorm.ablate(addnorm.inspect(model, x).sites[1]):
+            losses.append(step(model, x))
     assert abs(losses[0] - losses[1]) < 1e-6
     assert_same_gradients(sharded, plain, rtol=1e-5)
 
@@ -126,7 +125,7 @@ def fsdp2_layers():
 
 @case(2, slow=True)
 def fsdp2_layers_post_ln():
-    check_model(shard, post=True)
+    check_model(shard, partial(build, post=True))
 
 
 @case(2, slow=True)
@@ -147,6 +146,24 @@ def fsdp2_root_with_reshard():
 @case(1, slow=True)
 def fsdp2_cpu_offload():
     check_model(lambda model: shard(model, offload_policy=CPUOffloadPolicy(pin_memory=False)))
+
+
+@case(1, slow=True)
+def fsdp2_of_torchs_layers():
+    """In evaluation, where torch's layers take their fast path if no gradient is needed."""
+
+    def build_encoder():
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(WIDTH, 2, 32, batch_first=True, norm_first=True)
+        return nn.TransformerEncoder(layer, 2, nn.LayerNorm(WIDTH), enable_nested_tensor=False).eval()
+
+    x, recordings = torch.randn(2, 5, WIDTH), []
+    check_model(shard, build_encoder, lambda: x)
+    for model in (shard(build_encoder()), build_encoder()):
+        with addnorm.record(model) as rec, torch.no_grad():
+            model(x)
+        recordings.append(rec)
+    assert_same_numbers(*recordings)
 
 
 @case(2)
@@ -173,13 +190,7 @@ def sequence_parallel_stream():
         together = [combine(*both) for both in zip(*values, strict=True)]
         expected = [value for _, value in rec.series(role, statistic)]
         torch.testing.assert_close(torch.tensor(together), torch.tensor(expected), rtol=1e-5, atol=1e-7)
-    losses = []
-    for model in (sharded, plain):
-        model.zero_grad()
-        with addnorm.ablate(addnorm.inspect(model, ids).sites[1]):
-            losses.append(step(model))
-    assert abs(losses[0] - losses[1]) < 1e-6
-    assert_same_gradients(sharded, plain, rtol=1e-5)
+    check_ablation(plain, sharded, ids)
 
 
 class AllReduced(nn.Module):
@@ -208,9 +219,7 @@ def all_reduce_by_hand():
             plain(ids)
         with addnorm.record(reduced) as actual:
             reduced(ids)
-    for role in ("raw", "write", "out"):
-        values, wanted = (torch.tensor([v for _, v in r.series(role, "l2")]) for r in (actual, rec))
-        torch.testing.assert_close(values, wanted)
+    assert_same_series(actual, rec, ("raw", "l2"), ("write", "l2"), ("out", "l2"))
 
 
 @case(2, slow=True)
@@ -221,7 +230,7 @@ def fsdp2_bfloat16():
     rec, loss = record(plain)
     sharded_rec, sharded_loss = record(sharded, gather=True)
     assert loss == sharded_loss
-    assert_same_numbers(sharded_rec, rec, skip=("params",), tolerance=2e-2)
+    assert_same_numbers(sharded_rec, rec, skip=("params",), rtol=2e-2, atol=2e-2)
     unrecorded = shard(build(), mp_policy=policy)
     assert step(unrecorded) == sharded_loss
     assert_same_gradients(sharded, unrecorded, rtol=0)
@@ -288,14 +297,8 @@ def fsdp2_training():
             losses.append(train(model))
         recordings.append(rec)
     torch.testing.assert_close(torch.tensor(losses[1:]), torch.tensor([losses[0]] * 2), rtol=1e-4, atol=1e-6)
-    expected = {(row.step, row.site, row.role, row.statistic): row.value for row in recordings[0].table()}
     for rec in recordings[1:]:
-        actual = {(row.step, row.site, row.role, row.statistic): row.value for row in rec.table()}
-        assert actual.keys() == expected.keys()
-        wrong = {
-            k: (actual[k], v) for k, v in expected.items() if not math.isclose(actual[k], v, rel_tol=1e-2, abs_tol=1e-4)
-        }
-        assert not wrong, wrong
+        assert_same_numbers(rec, recordings[0], rtol=1e-2, atol=1e-4)
         assert rec.balances["stream"].closure < 1e-5
 
 
@@ -337,9 +340,7 @@ def fsdp1():
         rec, loss = record(plain)
         wrapped_rec, wrapped_loss = record(wrapped)
         assert abs(wrapped_loss - loss) < 1e-6
-        for role, statistic in (("out", "rms"), ("write", "ratio"), ("grad", "l2")):
-            values, wanted = (torch.tensor([v for _, v in r.series(role, statistic)]) for r in (wrapped_rec, rec))
-            torch.testing.assert_close(values, wanted, rtol=1e-4, atol=1e-7)
+        assert_same_series(wrapped_rec, rec, ("out", "rms"), ("write", "ratio"), ("grad", "l2"))
         assert addnorm.decompose(wrapped, ids).closure < 1e-5
         with addnorm.ablate(found.sites[0]), torch.no_grad():
             ablated = wrapped(ids)
@@ -361,15 +362,14 @@ def ddp_with_zero_optimizer():
     assert addnorm.inspect(wrapped, ids).wiring == addnorm.inspect(plain, ids).wiring
     plain_optimizer = torch.optim.AdamW(plain.parameters(), lr=0.01)
     for _ in range(2):
-        losses, values = [], []
+        results = []
         for model, opt in ((plain, plain_optimizer), (wrapped, optimizer)):
             opt.zero_grad()
-            rec, loss = record(model)
+            results.append(record(model))
             opt.step()
-            losses.append(loss)
-            values.append(torch.tensor([v for _, v in (*rec.series("out", "rms"), *rec.series("params", "grad_l2"))]))
-        assert abs(losses[0] - losses[1]) < 1e-5
-        torch.testing.assert_close(values[1], values[0], rtol=1e-4, atol=1e-6)
+        (rec, loss), (wrapped_rec, wrapped_loss) = results
+        assert abs(loss - wrapped_loss) < 1e-5
+        assert_same_series(wrapped_rec, rec, ("out", "rms"), ("params", "grad_l2"))
 
 
 @case(1)

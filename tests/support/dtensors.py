@@ -48,28 +48,38 @@ def close(actual, expected, message):
 def compare(call, mesh, placements, message):
     """Compare outputs and gradients of a call with those of one process; also y alone, and calls without gradients."""
     tensors = distribute(call, mesh, placements)
-    with torch.no_grad():
-        for name, t in call(tensors).items():
-            close(t, call()[name], f"{message}, {name} without gradients")
-        if call.norm != "none":
-            close(call.y_alone(tensors), call.y_alone(), f"{message}, y alone without gradients")
-    compare_gradients(call, call, mesh, placements, message)
-    if call.norm != "none":
-        compare_gradients(call, lambda tensors: {"y": call.y_alone(tensors)}, mesh, placements, f"{message}, y alone")
+    functions = (
+        {"": call} if call.norm == "none" else {"": call, ", y alone": lambda tensors: {"y": call.y_alone(tensors)}}
+    )
+    for alone, function in functions.items():
+        with torch.no_grad():
+            for name, t in function(tensors).items():
+                close(t, function(call.tensors)[name], f"{message}{alone}, {name} without gradients")
+        compare_gradients(function, call.tensors, tensors, f"{message}{alone}")
 
 
-def compare_gradients(call, function, mesh, placements, message):
-    """Compare outputs and gradients of a function of a call's tensors."""
-    inputs, reference = leaves(distribute(call, mesh, placements)), leaves(call.tensors)
-    outputs, expected = function(inputs), function(reference)
+def compare_gradients(function, tensors, placed, message, reference=None):
+    """Compare outputs and gradients of a function of DTensors with those of the whole tensors in one process.
+
+    Args:
+        function: returns outputs by name from tensors by name.
+        tensors: the whole tensors.
+        placed: the DTensors.
+        message: begins the message of an error.
+        reference: the function in one process; None is the same.
+    """
+    inputs, whole = leaves(placed), leaves(tensors)
+    outputs, expected = function(inputs), (reference or function)(whole)
     for name, t in outputs.items():
         close(t, expected[name], f"{message}, {name}")
     grad_outputs = cotangents(expected)
-    placed = [distribute_tensor(t, mesh, outputs[name].placements) for name, t in grad_outputs.items()]
-    torch.autograd.backward([outputs[name] for name in grad_outputs], placed)
+    cut = [
+        distribute_tensor(t, outputs[name].device_mesh, outputs[name].placements) for name, t in grad_outputs.items()
+    ]
+    torch.autograd.backward([outputs[name] for name in grad_outputs], cut)
     torch.autograd.backward([expected[name] for name in grad_outputs], [*grad_outputs.values()])
     for name, t in inputs.items():
-        close(t.grad, reference[name].grad, f"{message}, gradient of {name}")
+        close(t.grad, whole[name].grad, f"{message}, gradient of {name}")
 
 
 def partial_of(t: Tensor, mesh, *placements) -> DTensor:

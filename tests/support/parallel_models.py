@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import tempfile
 
 import torch
 import torch.distributed as dist
@@ -42,10 +43,11 @@ def randomize(model):
     return model
 
 
-def compare(model, sequence_parallel, *inputs, **options):
+def compare(model, sequence_parallel, *inputs, prepare=lambda model: None, **options):
     """Compare a model under the plan with one process: output, gradients of all parameters and of the inputs."""
     model.zero_grad()
     ours = parallelize(copy.deepcopy(model), mesh_of(), sequence_parallel=sequence_parallel)
+    prepare(ours)
     results = []
     for m in (ours, model):
         arguments = [x.clone().requires_grad_() for x in inputs]
@@ -69,6 +71,13 @@ def compare(model, sequence_parallel, *inputs, **options):
 def inputs(*shapes):
     generator = torch.Generator().manual_seed(2)
     return [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes]
+
+
+def share_folder():
+    """Return a new folder, the same in all processes."""
+    folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else ""]
+    dist.broadcast_object_list(folder)
+    return folder[0]
 
 
 # Data parallelism
