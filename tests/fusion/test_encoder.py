@@ -1,5 +1,8 @@
 """Tests of fusing torch.nn.TransformerEncoder in inference: its fast path is expanded, and padding stays zero."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from torch import nn
@@ -90,3 +93,44 @@ def test_fast_path_has_one_graph_for_all_batches():
             assert relative_difference(model(x), capture.compiled(x)) < 1e-6
     assert len(capture.graphs) == 1
     assert capture.reasons == [None] * 2
+
+
+class Outer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.n = encoder(), nn.LayerNorm(D)
+
+    def forward(self, x, padding):
+        return self.n(x + self.inner(x, src_key_padding_mask=padding))
+
+
+@pytest.mark.parametrize("first", ["inner", pytest.param("outer", marks=pytest.mark.slow)])
+def test_model_and_part_are_unfused_in_any_order(first):
+    model = Outer().eval()
+    with torch.no_grad():
+        before = model(X, PADDING)
+        addnorm.fuse(model.inner, X, src_key_padding_mask=PADDING)
+        addnorm.fuse(model, X, PADDING)
+        order = [model.inner, model] if first == "inner" else [model, model.inner]
+        for module in order:
+            addnorm.unfuse(module)
+            assert relative_difference(before, model(X, PADDING)) < 1e-6
+        assert model(X, PADDING).equal(before)
+    assert "forward" not in vars(model.inner)
+
+
+@pytest.mark.parametrize(
+    "again", [copy.deepcopy, pytest.param(lambda model: pickle.loads(pickle.dumps(model)), marks=pytest.mark.slow)]
+)
+def test_copy_of_a_fused_encoder_can_be_fused(again):
+    model = encoder()
+    with torch.no_grad():
+        before = model(X, src_key_padding_mask=PADDING)
+        addnorm.fuse(model, X)
+        other = again(model)
+        assert other(X, src_key_padding_mask=PADDING).equal(before)
+        addnorm.fuse(other, X)
+        assert relative_difference(before, other(X, src_key_padding_mask=PADDING)) < 1e-6
+        addnorm.unfuse(other)
+        assert "forward" not in vars(other)
+        assert relative_difference(before, model(X, src_key_padding_mask=PADDING)) < 1e-6

@@ -70,20 +70,6 @@ def test_copies_of_a_fused_model_are_not_fused():
     assert count_calls(model, X) == 2
 
 
-def test_fused_model_saves_and_loads_pretrained(tmp_path):
-    transformers = pytest.importorskip("transformers")
-    config = transformers.BertConfig(
-        vocab_size=99, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
-    )
-    model = transformers.BertModel(config).eval().requires_grad_(False)
-    ids = torch.randint(5, 99, (2, 7))
-    fuse(model, ids)
-    model.save_pretrained(tmp_path)
-    other = transformers.BertModel.from_pretrained(tmp_path).eval()
-    with torch.no_grad():
-        assert relative_difference(other(ids).last_hidden_state, model(ids).last_hidden_state) < 1e-6
-
-
 @pytest.mark.parametrize("place", ["class of a norm", "class of the model", "hook of all modules"])
 def test_fused_model_follows_changes_of_all_modules(monkeypatch, place):
     """torch.compile notices none of them; while one is in force, calls run the original."""

@@ -1,9 +1,6 @@
 """Tests of faults of the rewrite, interrupts, refusals and freed memory; the model stays unchanged in each case."""
 
-import copy
 import gc
-import itertools
-import pickle
 
 import pytest
 import torch
@@ -15,27 +12,19 @@ from addnorm import fuse
 from addnorm.fusion import benchmark, fused_call
 from addnorm.fusion.backend import CAPTURED_ANEW
 from addnorm.fusion.proof import prove
-from addnorm.stream.dataflow import snapshot
 from support.changed_models import with_library_norms
 from support.families import families
 from support.fused_model import QUIET, D, Model, X
-from support.graph_capture import relative_difference
 
 pytestmark = QUIET
-PADDING = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
 
 
 # --- faults and refusals ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fault", ["eps", "swap", "weight"])
-def test_wrong_rewrite_fails_the_proof(monkeypatch, fault):
-    def wrong(x, f, weight=None, bias=None, eps=1e-5, **options):
-        if fault == "eps":
-            return addnorm.add_layer_norm(x, f, weight, bias, 1.001 * eps + 1e-4, **options)
-        if fault == "swap":
-            return addnorm.add_layer_norm(f, x, bias, weight, eps, **options)
-        return addnorm.add_layer_norm(x, f, weight if weight is None else weight * 1.0001, bias, eps, **options)
+def test_wrong_rewrite_fails_the_proof(monkeypatch):
+    def wrong(*args, eps, **options):
+        return addnorm.add_layer_norm(*args, eps=1.001 * eps + 1e-4, **options)
 
     monkeypatch.setitem(fused_call.OPERATIONS, "layer", wrong)
     monkeypatch.setattr(fused_call, "agree", lambda *_: True)  # otherwise it would not be fused
@@ -51,16 +40,6 @@ def test_wrong_rewrite_fails_the_proof(monkeypatch, fault):
     assert model._compiled_call_impl is None
     with torch.no_grad():
         assert model(X).equal(before)
-
-
-def test_wrong_call_is_refused_per_boundary(monkeypatch):
-    def wrong(x, f, weight=None, bias=None, eps=1e-5, **options):
-        return addnorm.add_layer_norm(x, f, weight, bias, eps + 1e-4, **options)
-
-    monkeypatch.setitem(fused_call.OPERATIONS, "layer", wrong)
-    fusion = fuse(Model().eval(), X)
-    assert fusion.fused == ()
-    assert {boundary.reason for boundary in fusion.unfused} == {"its norm does not compute the formula that was found"}
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError("no memory")])
@@ -167,55 +146,6 @@ class CachingModel(nn.Module):
         return x
 
 
-def encoder():
-    torch.manual_seed(1)
-    return nn.TransformerEncoder(nn.TransformerEncoderLayer(D, 2, 32, batch_first=True), 1).eval()
-
-
-class Outer(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner, self.n = encoder(), nn.LayerNorm(D)
-
-    def forward(self, x, padding):
-        return self.n(x + self.inner(x, src_key_padding_mask=padding))
-
-
-# --- encoders that return zeros for padding --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("first", ["inner", pytest.param("outer", marks=pytest.mark.slow)])
-def test_model_and_part_are_unfused_in_any_order(first):
-    model = Outer().eval()
-    with torch.no_grad():
-        before = model(X, PADDING)
-        fuse(model.inner, X, src_key_padding_mask=PADDING)
-        fuse(model, X, PADDING)
-        order = [model.inner, model] if first == "inner" else [model, model.inner]
-        for module in order:
-            addnorm.unfuse(module)
-            assert relative_difference(before, model(X, PADDING)) < 1e-6
-        assert model(X, PADDING).equal(before)
-    assert "forward" not in vars(model.inner)
-
-
-@pytest.mark.parametrize(
-    "again", [copy.deepcopy, pytest.param(lambda model: pickle.loads(pickle.dumps(model)), marks=pytest.mark.slow)]
-)
-def test_copy_of_a_fused_encoder_can_be_fused(again):
-    model = encoder()
-    with torch.no_grad():
-        before = model(X, src_key_padding_mask=PADDING)
-        fuse(model, X)
-        other = again(model)
-        assert other(X, src_key_padding_mask=PADDING).equal(before)
-        fuse(other, X)
-        assert relative_difference(before, other(X, src_key_padding_mask=PADDING)) < 1e-6
-        addnorm.unfuse(other)
-        assert "forward" not in vars(other)
-        assert relative_difference(before, model(X, src_key_padding_mask=PADDING)) < 1e-6
-
-
 # --- what remains ----------------------------------------------------------------------------------------------------------
 
 
@@ -225,22 +155,6 @@ def test_benchmark_restores_a_cache(monkeypatch):
     fusion = fuse(CachingModel().eval(), X, benchmark=True, cache=cache)
     assert fusion.benchmark is not None
     assert cache == {"seen": None}
-
-
-def test_interrupt_while_restoring_leaves_the_state(monkeypatch):
-    model = nn.Sequential(CachingModel(), nn.Flatten(0, 1), nn.BatchNorm1d(D)).train()
-    before = {name: t.clone() for name, t in model.state_dict().items()}
-    equal, calls = snapshot._equal, itertools.count(1)
-
-    def interrupted(a, b):
-        if next(calls) == 2:
-            raise KeyboardInterrupt
-        return equal(a, b)
-
-    monkeypatch.setattr(snapshot, "_equal", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        fuse(model, X)
-    assert all(t.equal(before[name]) for name, t in model.state_dict().items())
 
 
 def test_unfuse_frees_all_graphs(frozen_heap):

@@ -11,6 +11,7 @@ from support.graph_capture import D, X, capture_graphs, fuse_function, run_both
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.*:UserWarning")
 ROUNDS = "its norm rounds intermediate results that the fused call keeps exact"
+TRANSFORMED = "it runs inside a torch.func transform"
 EPS = 1e-6
 
 
@@ -195,6 +196,15 @@ CASES = {
     "second norm if the first is not fused": (second_norm(coarse), [ROUNDS, None], BF16),
     "sum read through views": (flat, [None], {}),
     "view with keyword arguments": (lambda m, x: m.norm((x + m.f(x)).reshape(shape=(-1, D))), [None], {}),
+    "float32 stream, bfloat16 branch": (block(lambda x, f: x + f.bfloat16()), [None], {"limit": 1e-3}),
+    "sum rounded before its norm": (
+        lambda m, x: F.layer_norm((x + m.f(x).bfloat16()).bfloat16(), (D,)),
+        ["its norm does not compute the formula that was found"], BF16 | {"dtype": torch.float32},
+    ),
+    "inside vmap": (lambda m, x: torch.func.vmap(lambda t: m.norm(t + m.f(t)))(x), [TRANSFORMED], {"gradients": False}),
+    "inside grad": (
+        lambda m, x: torch.func.grad(lambda t: m.norm(t + m.f(t)).square().sum())(x), [TRANSFORMED], {"gradients": False},
+    ),
     "autocast in between": (autocast, [None, "autocast or the grad mode changes between the add and the norm"], {}),
     "broadcasting": (lambda m, x: m.norm(x + m.f(x[:1])), ["its add broadcasts"], {}),
     "add into an input": (

@@ -24,8 +24,14 @@ def drawn(function, *inputs, dtype=torch.float32, seed=3):
     return low, high
 
 
+# Methods that draw in place, with their arguments.
+IN_PLACE = {
+    "bernoulli_": (0.3,), "uniform_": (-1, 2), "normal_": (1, 2), "exponential_": (2,), "cauchy_": (), "log_normal_": (),
+    "geometric_": (0.2,),
+}  # fmt: skip
 # Draws whose result must be bit-identical.
 ALONE = {
+    **{name: lambda x, name=name: getattr(torch.empty_like(x), name)(*IN_PLACE[name]) for name in IN_PLACE},
     "rand": lambda x: torch.rand(40, dtype=x.dtype),
     "randn": lambda x: torch.randn(40, dtype=x.dtype),
     "with a generator": lambda x: torch.randn(40, dtype=x.dtype, generator=torch.Generator().manual_seed(7)),
@@ -35,17 +41,10 @@ ALONE = {
     "randn_like": torch.randn_like,
     "randint_like": lambda x: torch.randint_like(x, 9),
     "new_empty": lambda x: x.new_empty(40).normal_(),
-    "bernoulli_": lambda x: torch.empty_like(x).bernoulli_(0.3),
     "bernoulli_ of a tensor": lambda x: torch.empty_like(x).bernoulli_(torch.full_like(x, 0.25)),
     "bernoulli": lambda x: torch.bernoulli(torch.full_like(x, 0.25)),
     "bernoulli of p": lambda x: torch.bernoulli(x, 0.25),
-    "uniform_": lambda x: torch.empty_like(x).uniform_(-1, 2),
-    "normal_": lambda x: torch.empty_like(x).normal_(1, 2),
     "normal": lambda x: torch.normal(torch.ones_like(x), 2.0),
-    "exponential_": lambda x: torch.empty_like(x).exponential_(2),
-    "cauchy_": lambda x: torch.empty_like(x).cauchy_(),
-    "log_normal_": lambda x: torch.empty_like(x).log_normal_(),
-    "geometric_": lambda x: torch.empty_like(x).geometric_(0.2),
     "poisson": lambda x: torch.poisson(torch.full_like(x, 2.5)),
     "multinomial": lambda x: torch.multinomial(torch.ones_like(x[0]), 3),
     "columns": lambda x: torch.zeros_like(x)[..., ::2].normal_(),

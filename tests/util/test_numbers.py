@@ -7,7 +7,6 @@ import pytest
 from addnorm._util.numbers import (
     format_bytes,
     format_column,
-    format_count,
     format_number,
     format_percent,
     format_seconds,
@@ -33,8 +32,7 @@ def test_format_number(value, text):
     [
         ({"trim": True}, 1e-5, "1e-5"), ({"trim": True}, 200**0.25, "3.761"), ({"trim": True}, 2.0, "2"), ({"trim": True}, 100.0, "100"),
         ({"trim": True, "digits": 2}, 2.04e-7, "2e-7"), ({"grouped": True, "digits": 3}, 1234.5, "1,234"), ({"grouped": True}, 1e7, "10,000,000"),
-        ({"grouped": True, "trim": True}, 1000.0, "1,000"), ({"grouped": True}, 12345, "12,345"), ({"digits": 3, "width": 8}, -1.234e-15, "-1.2e-15"),
-        ({"width": 3}, 123456.0, "123456"), ({"width": 5}, 1.23456, "1.235"), ({"digits": 1}, 0.96, "1"),
+        ({"grouped": True, "trim": True}, 1000.0, "1,000"), ({"grouped": True}, 12345, "12,345"), ({"digits": 1}, 0.96, "1"),
     ],
 )  # fmt: skip
 def test_format_number_options(options, value, text):
@@ -67,8 +65,3 @@ def test_format_bytes():
     assert [format_bytes(n) for n in (0, 1, 999, 1000, 999_999, 2_000_000, 1_540_000_000)] == [
         "0 B", "1 B", "999 B", "1.00 kB", "1.00 MB", "2.00 MB", "1.54 GB",
     ]  # fmt: skip
-
-
-def test_format_count():
-    assert [format_count(n, "Add & Norm") for n in (0, 1, 2)] == ["0 Add & Norms", "1 Add & Norm", "2 Add & Norms"]
-    assert format_count(3, "loss", "losses") == "3 losses"

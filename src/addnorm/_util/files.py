@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["UnwritableError", "atomic_path", "check_writable", "write_bytes", "write_text"]
+__all__ = ["UnwritableError", "atomic_path", "check_writable", "write_text"]
 
 KINDS = {
     stat.S_IFDIR: "a directory", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFIFO: "a pipe",
@@ -47,16 +47,14 @@ def check_writable(path: str | Path, *, name: str = "path") -> None:
 
 
 @contextmanager
-def atomic_path(path: str | Path, *, name: str = "path", parents: bool = True, durable: bool = False) -> Iterator[Path]:
+def atomic_path(path: str | Path, *, parents: bool = True) -> Iterator[Path]:
     """Yield a temporary path. Its file replaces `path` when the block ends, and is removed if the block fails.
 
     An existing file keeps its permissions. A new file gets the default permissions.
 
     Args:
         path: the file to write.
-        name: name of the argument, for errors.
         parents: make the folder of the file if it does not exist.
-        durable: wait until the content is on the disk (fsync).
 
     Raises:
         UnwritableError: the path cannot be written, or the block raised an `OSError` of the system, such as a full disk.
@@ -72,8 +70,8 @@ def atomic_path(path: str | Path, *, name: str = "path", parents: bool = True, d
         ...     torch.load(path)
         tensor([1., 1.])
     """
-    with _one_sentence(path, name):
-        target = _target(path, name)
+    with _one_sentence(path):
+        target = _target(path)
         if parents:
             target.parent.mkdir(parents=True, exist_ok=True)
         start = os.fsdecode(os.fsencode(target.name)[:LONGEST])
@@ -84,31 +82,20 @@ def atomic_path(path: str | Path, *, name: str = "path", parents: bool = True, d
             yield temporary
             if mode is not None:
                 temporary.chmod(mode)
-            if durable:
-                _sync(temporary)
             temporary.replace(target)
-            if durable:
-                _sync(target.parent)
         finally:
             with suppress(OSError):
                 temporary.unlink()
 
 
-def write_bytes(
-    path: str | Path, data: bytes, *, name: str = "path", parents: bool = True, durable: bool = False
-) -> Path:
-    """Write bytes to a file atomically and return its path. Arguments and errors as in `atomic_path`."""
-    with atomic_path(path, name=name, parents=parents, durable=durable) as temporary:
-        temporary.write_bytes(data)
+def write_text(path: str | Path, text: str, *, parents: bool = True) -> Path:
+    """Write text as UTF-8 to a file atomically and return its path. Arguments and errors as in `atomic_path`."""
+    with atomic_path(path, parents=parents) as temporary:
+        temporary.write_bytes(text.encode())
     return Path(path)
 
 
-def write_text(path: str | Path, text: str, *, name: str = "path", parents: bool = True, durable: bool = False) -> Path:
-    """Write text as UTF-8 to a file atomically and return its path. Arguments and errors as in `atomic_path`."""
-    return write_bytes(path, text.encode(), name=name, parents=parents, durable=durable)
-
-
-def _target(path: str | Path, name: str) -> Path:
+def _target(path: str | Path, name: str = "path") -> Path:
     """Follow symbolic links and return the file to replace. Raise UnwritableError if it exists and is not a regular file."""
     target = Path(os.path.realpath(path))
     with suppress(FileNotFoundError):
@@ -120,7 +107,7 @@ def _target(path: str | Path, name: str) -> Path:
 
 
 @contextmanager
-def _one_sentence(path: str | Path, name: str) -> Iterator[None]:
+def _one_sentence(path: str | Path, name: str = "path") -> Iterator[None]:
     """Turn errors of the system into an UnwritableError: one sentence that names the argument."""
     try:
         yield
@@ -133,12 +120,3 @@ def _one_sentence(path: str | Path, name: str) -> Iterator[None]:
             raise
         reason = getattr(error, "strerror", None) or error
         raise UnwritableError(f"{name} is {str(path)!r}, which cannot be written ({reason}): {REMEDY}.") from error
-
-
-def _sync(path: Path) -> None:
-    """Wait until a file, or the entries of a folder, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -2,7 +2,7 @@
 
 Tested with torch 2.10 to 2.15. Where a torch lacks one, nothing fails at import: what the operation needs has a replacement, or
 the formulas of `reference.py` compute in eager torch (`MISSING`); a tool that needs one raises an error that names it.
-`tests/util/test_torch_internals.py` removes each, and fails if a newer torch changes one.
+`tests/util/test_torch_internals.py` removes each; the tests of the tools fail if a newer torch changes one.
 """
 
 from __future__ import annotations
