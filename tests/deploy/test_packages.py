@@ -96,31 +96,3 @@ def test_library_of_another_version_is_refused(monkeypatch):
         ImportError, match=r"^The C\+\+ library .* operator add_norm has other arguments: build it again"
     ):
         schema.define("add_norm(Tensor residual, Tensor other) -> Tensor")
-
-
-class Add(torch.nn.Module):
-    def __init__(self, return_residual):
-        super().__init__()
-        self.return_residual = return_residual
-
-    def forward(self, x, branch):
-        return addnorm.add_layer_norm(x, branch, return_residual=self.return_residual)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*deprecated:DeprecationWarning")  # of Inductor's own code
-@pytest.mark.parametrize(("return_residual", "emulates", "is_rounded"), [(0, 0, False), (0, 1, True), (1, 0, True)])
-@torch.no_grad()
-def test_inductor_skips_the_rounding_of_an_inner_stream(return_residual, emulates, is_rounded):
-    """What docs/deploying.md states of decomposed programs in bfloat16."""
-    x, branch = torch.randn(64, 256).bfloat16(), torch.randn(64, 256).bfloat16()
-    program = torch.export.export(Add(bool(return_residual)), (x, branch))
-    plain = program.run_decompositions(addnorm.decompositions()).module()
-    torch._dynamo.reset()
-    with torch._inductor.config.patch(emulate_precision_casts=bool(emulates)):
-        outputs = torch.compile(plain, fullgraph=True)(x, branch)
-    y = outputs[0] if return_residual else outputs
-    rounded, unrounded = (x + branch).float(), x.float() + branch.float()
-    errors = [float((y != addnorm.layer_norm(z).bfloat16()).float().mean()) for z in (rounded, unrounded)]
-    assert (errors[0] < 1e-3) == is_rounded
-    assert 0.15 < max(errors) < 0.35

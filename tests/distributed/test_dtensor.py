@@ -18,6 +18,7 @@ from support.dtensors import (
     ROWS,
     SHAPE,
     SOME,
+    assert_no_communication,
     check_variants,
     close,
     communication,
@@ -96,16 +97,7 @@ def sharded_rows_need_no_communication():
         for label, variant in SOME.items():
             call = make(variant, "float64", SHAPE)
             inputs = leaves(distribute(call, mesh, [place]))
-            outputs = call(inputs)
-            cotangent = {
-                name: distribute_tensor(torch.ones(SHAPE).double(), mesh, t.placements) for name, t in outputs.items()
-            }
-
-            def run(call=call, inputs=inputs, cotangent=cotangent):
-                outputs = call(inputs)
-                torch.autograd.backward([*outputs.values()], [cotangent[name] for name in outputs])
-
-            assert communication(run) == {}, f"{label}, {place}"
+            outputs = assert_no_communication(call, inputs, f"{label}, {place}")
             assert all(t.placements == (place,) for t in outputs.values())
             for name, t in inputs.items():
                 summed = place.is_shard() and name not in (*ROWS, "row_scale")

@@ -6,7 +6,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tenso
 
 from addnorm.ops.streams.kinds import KINDS
 from support.distributed import case, make_test
-from support.dtensors import close, communication, compare_gradients, leaves, mesh_of, partial_of
+from support.dtensors import assert_no_communication, close, compare_gradients, leaves, mesh_of, partial_of
 from support.stream_calls import StreamCall, f64, make_call
 
 ROWS = (3, 5)  # two processes have two rows and one, or three and two
@@ -67,15 +67,7 @@ def sharded_tokens_need_no_communication():
         for place in (Shard(0), Shard(1)):
             tensors = distribute_call(call, mesh, [place], (4, 6))
             inputs = leaves(tensors)
-            cotangents = {
-                name: distribute_tensor(torch.ones(t.shape).double(), mesh, [place]) for name, t in call().items()
-            }
-
-            def both(call=call, inputs=inputs, cotangents=cotangents):
-                outputs = call(inputs)
-                torch.autograd.backward(list(outputs.values()), [cotangents[name] for name in outputs])
-
-            assert communication(both) == {}, f"{kind}, {mode}, {place}"
+            assert_no_communication(call, inputs, f"{kind}, {mode}, {place}")
             for name, t in inputs.items():
                 expected = Partial() if tensors[name].placements[0].is_replicate() else place
                 assert t.grad.placements == (expected,), f"{kind}, {mode}, {name}: {t.grad.placements}"

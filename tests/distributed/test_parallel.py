@@ -18,6 +18,7 @@ from support.distributed import case, make_test
 from support.dtensors import TOLERANCE, communication, mesh_of
 from support.parallel_models import (
     SIZES,
+    assert_same_gradients,
     check_gradients,
     compare,
     encoder,
@@ -26,6 +27,7 @@ from support.parallel_models import (
     randomize,
     share_folder,
     train,
+    whole,
 )
 
 ENCODERS = (
@@ -147,14 +149,14 @@ def incremental_decoding_equals_one_process():
 @case(2)
 def states_load_into_sharded_models_and_back():
     torch.manual_seed(0)
-    model, other, whole, filled = (randomize(addnorm.nn.Decoder(1, **SIZES)) for _ in range(4))
+    model, other, filled, back = (randomize(addnorm.nn.Decoder(1, **SIZES)) for _ in range(4))
     x, memory = inputs((2, 5, 16), (2, 4, 16))
     ours = parallelize(other, mesh_of())
     full = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
     set_model_state_dict(ours, split_projections(model) if dist.get_rank() == 0 else {}, options=full)
     torch.testing.assert_close(ours(x, memory), model(x, memory), **TOLERANCE)
-    whole.load_state_dict(get_model_state_dict(ours, options=StateDictOptions(full_state_dict=True)))
-    torch.testing.assert_close(whole(x, memory), model(x, memory), **TOLERANCE)
+    back.load_state_dict(get_model_state_dict(ours, options=StateDictOptions(full_state_dict=True)))
+    torch.testing.assert_close(back(x, memory), model(x, memory), **TOLERANCE)
     folder = share_folder()
     checkpoint.save(get_model_state_dict(ours), checkpoint_id=folder)
     checkpoint.load(split_projections(filled), checkpoint_id=folder)
@@ -216,11 +218,10 @@ def sequence_parallel_norms_equal_one_process():
         plan = {
             "up": ColwiseParallel(input_layouts=Shard(1)),
             "down": RowwiseParallel(output_layouts=output, use_local_output=local),
-            "norm": SequenceParallel(),
+            "norm": SequenceParallel(use_local_output=True),
             "read": SequenceParallel(),
             "rms": SequenceParallel(use_local_output=True),
         }
-        plan["norm"] = SequenceParallel(use_local_output=True)
         parallelize_module(ours, mesh, plan)
         y = ours(distribute_tensor(x, mesh, [Shard(1)]))
         expected = model(x)
@@ -228,10 +229,8 @@ def sequence_parallel_norms_equal_one_process():
         model.zero_grad()
         expected.square().sum().backward()
         y.square().sum().backward()
-        for (name, p), q in zip(ours.named_parameters(), model.parameters(), strict=True):
-            torch.testing.assert_close(
-                p.grad.full_tensor(), q.grad, **TOLERANCE, msg=lambda text, name=name: f"{name}: {text}"
-            )
+        grads = {name: whole(p.grad) for name, p in ours.named_parameters()}
+        assert_same_gradients(grads, {name: p.grad for name, p in model.named_parameters()})
 
 
 @case(2)

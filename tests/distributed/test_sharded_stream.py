@@ -17,7 +17,6 @@ from support.parallel_models import whole
 from support.sharded_models import (
     LAYERS,
     WIDTH,
-    Block,
     Model,
     build,
     mesh,
@@ -82,6 +81,12 @@ def assert_same_gradients(model, expected, rtol=1e-6):
         torch.testing.assert_close(
             actual[name], grad, rtol=rtol, atol=1e-7, msg=lambda text, name=name: f"{name}: {text}"
         )
+
+
+def build_encoder():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(WIDTH, 2, 32, batch_first=True, norm_first=True)
+    return nn.TransformerEncoder(layer, LAYERS, nn.LayerNorm(WIDTH), enable_nested_tensor=False).eval()
 
 
 def check_model(make, build=build, inputs=tokens):
@@ -151,12 +156,6 @@ def fsdp2_cpu_offload():
 @case(1, slow=True)
 def fsdp2_of_torchs_layers():
     """In evaluation, where torch's layers take their fast path if no gradient is needed."""
-
-    def build_encoder():
-        torch.manual_seed(0)
-        layer = nn.TransformerEncoderLayer(WIDTH, 2, 32, batch_first=True, norm_first=True)
-        return nn.TransformerEncoder(layer, 2, nn.LayerNorm(WIDTH), enable_nested_tensor=False).eval()
-
     x, recordings = torch.randn(2, 5, WIDTH), []
     check_model(shard, build_encoder, lambda: x)
     for model in (shard(build_encoder()), build_encoder()):
@@ -236,24 +235,10 @@ def fsdp2_bfloat16():
     assert_same_gradients(sharded, unrecorded, rtol=0)
 
 
-class Cast(nn.Module):
-    """Model that reads floating point numbers, which FSDP casts."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.layers = nn.ModuleList(Block() for _ in range(LAYERS))
-
-    def forward(self, x):
-        for layer in self.layers:
-            x = layer(x)
-        return x
-
-
 @case(1)
 def fsdp2_casts_inputs():
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    model, x = shard(Cast(), mp_policy=policy), torch.randn(2, 6, WIDTH)
+    model, x = shard(build_encoder(), mp_policy=policy), torch.randn(2, 6, WIDTH)
     assert len(addnorm.inspect(model, x).sites) == 4
     with addnorm.record(model) as rec:
         model(x).float().square().mean().backward()

@@ -114,3 +114,12 @@ def communication(function) -> dict[str, int]:
     with CommDebugMode() as trace:
         function()
     return {name._qualified_op_name.split("::")[1]: n for name, n in trace.get_comm_counts().items() if n}
+
+
+def assert_no_communication(call, inputs, message):
+    """Check that a call and its backward communicate nothing, and return the outputs."""
+    outputs = call(inputs)
+    ones = [distribute_tensor(torch.ones(t.shape).double(), t.device_mesh, t.placements) for t in outputs.values()]
+    counts = communication(lambda: torch.autograd.backward([*call(inputs).values()], ones))
+    assert counts == {}, message
+    return outputs
