@@ -5,10 +5,12 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from addnorm.fusion import call_proof, rewrite
 from addnorm.fusion.backend import backend
 from support.call_faults import capture, change_inputs, change_results, fuse_copies
+from support.changed_models import Function
 from support.families import families
 from support.fused_model import QUIET, D, Model, PreNormModel, X
 from support.wrong_gradient import scale_gradient
@@ -110,7 +112,6 @@ FAULTS = {
     "branch detached at one site": change_inputs(lambda x, f, *args: (x, f.detach(), *args), only=1),
     "gradient of the residual times 0.99": change_inputs(lambda x, f, *args: (scaled(0.99)(x), f, *args)),
     "gradient of the branch times 0.99": change_inputs(lambda x, f, *args: (x, scaled(0.99)(f), *args)),
-    "gradient of the branch halved at one site": change_inputs(lambda x, f, *args: (x, scaled(0.5)(f), *args), only=1),
     "gradient of the weight times 1.01": change_inputs(lambda x, f, w, *args: (x, f, scaled(1.01)(w), *args)),
     "weight detached": change_inputs(lambda x, f, w, *args: (x, f, w.detach(), *args), only=1),
     "sum doubled": change_inputs(lambda x, f, *args: (x + f, f, *args), only=1),
@@ -198,19 +199,12 @@ def test_call_without_float64_is_compared_by_roundings(monkeypatch):
     assert not any(difference.holds for difference in fuse_copies(graphs)[0])
 
 
-def test_few_features_have_tolerances_of_round_off():
-    class Narrow(nn.Module):
-        def __init__(self, d):
-            super().__init__()
-            self.f, self.n = nn.Linear(d, d), nn.LayerNorm(d)
-
-        def forward(self, x):
-            return self.n(x + self.f(x))
-
-    for d in (1, 2, 3):
-        differences, count = fuse_copies(capture(Narrow(d), torch.randn(2, 7, d)))
-        assert count == 1
-        assert all(difference.holds for difference in differences)
+@pytest.mark.parametrize("d", [1, 2, 3])
+def test_few_features_have_tolerances_of_round_off(d):
+    model = Function(lambda m, x: F.layer_norm(x + x.sin(), (d,), m.w), d)
+    differences, count = fuse_copies(capture(model, torch.randn(2, 7, d)))
+    assert count == 1
+    assert all(difference.holds for difference in differences)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

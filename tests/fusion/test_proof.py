@@ -61,11 +61,9 @@ def test_proof_uses_the_precision_of_autocast():
 # --- gradients -------------------------------------------------------------------------------------------------------------
 
 
-def test_proof_without_gradients():
-    model = make_layer(dropout=0.0)
-    assert prove(model, model, model, (X,), {}, gradients=False).gradients == ()
-    frozen = prove(model.requires_grad_(False), model, model, (X,), {})
-    assert [difference.name for difference in frozen.gradients] == ["input [0]"]
+def test_frozen_model_has_gradients_of_inputs_only():
+    model = make_layer(dropout=0.0).requires_grad_(False)
+    assert [difference.name for difference in prove(model, model, model, (X,), {}).gradients] == ["input [0]"]
 
 
 def test_proof_compares_gradients_of_all_floating_inputs():
@@ -123,19 +121,10 @@ def test_proof_finds_faults_in_low_precision(fault):
     assert not prove(model, model, FAULTS[fault](model), (X.bfloat16(),), {}).holds
 
 
-def test_proof_names_only_the_wrong_gradient():
+def test_new_gradient_differs_infinitely():
     model = make_layer(dropout=0.0)
-    proof = prove(model, model, FAULTS["another gradient of a weight"](model), (X,), {})
-    assert all(difference.holds for difference in proof.outputs)
-    assert [difference.name for difference in proof.gradients if not difference.holds] == ["norm1.weight"]
-
-
-def test_new_or_missing_gradient_differs_infinitely():
-    model = make_layer(dropout=0.0)
-    gone = prove(model, model, FAULTS["no gradient"](model), (X,), {})
-    new = prove(model, FAULTS["no gradient"](model), model, (X,), {})
-    for proof in (gone, new):
-        assert find_difference(proof.gradients, "norm1.bias").max_abs == math.inf
+    proof = prove(model, FAULTS["no gradient"](model), model, (X,), {})
+    assert find_difference(proof.gradients, "norm1.bias").max_abs == math.inf
 
 
 def test_proof_finds_another_eps_in_a_deep_model():
@@ -158,15 +147,7 @@ def test_proof_finds_another_dropout_mask():
     "other", [torch.tensor([1, 3]), torch.tensor([1, 2], dtype=torch.int32), torch.tensor([True, True])]
 )
 def test_integers_must_be_equal(other):
-    model = Function(lambda m, x: {"y": x @ m.w, "ids": torch.tensor([1, 2])}, 16, 4)
+    model = Function(lambda m, x: (x @ m.w, torch.tensor([1, 2])), 16, 4)
     assert prove(model, model, model, (X,), {}).holds
-    proof = prove(model, model, lambda x: {"y": x @ model.w, "ids": other}, (X,), {})
-    assert [difference.name for difference in proof.outputs if difference.max_abs == math.inf] == ["ids"]
-
-
-@pytest.mark.parametrize("wrong_with_gradients", [True, False])
-def test_output_difference_is_the_worse_of_both_runs(wrong_with_gradients):
-    model = make_layer(dropout=0.0)
-    after = lambda x: model(x) + (3.0 if torch.is_grad_enabled() == wrong_with_gradients else 0.0)  # noqa: E731
-    (output,) = prove(model, model, after, (X,), {}).outputs
-    assert output.max_abs == pytest.approx(3.0)
+    proof = prove(model, model, lambda x: (x @ model.w, other), (X,), {})
+    assert [difference.name for difference in proof.outputs if not difference.holds] == ["[1]"]

@@ -191,17 +191,14 @@ def test_import_does_not_import_rich():
 
 
 def test_numbers_of_a_column_are_formatted_together():
-    table = Table(
-        ["site", "rms", Column("us", format=lambda x: f"{x:.0f} us"), "mixed", Column("n", "left")],
-        [["a", 1.0, 2.4, 1.5, 3], ["b", 0.25, None, "none", 4], ["c"]],
-    )
-    assert table.numeric == [False, True, True, False, True]
-    assert table.aligned == ["left", "right", "right", "left", "left"]
-    assert [[cell.text for cell in row] for row in table.texts] == [
-        ["a", "1.000", "2 us", "1.500", "3"], ["b", "0.250", "", "none", "4"], ["c", "", "", "", ""],
-    ]  # fmt: skip
-    assert [cell.value for cell in table.texts[0]] == ["", "1.0", "2.4", "", ""]
-    assert [cell.is_number for cell in table.texts[1]] == [False, True, True, False, True]
+    columns = ["rms", Column("us", format=lambda x: f"{x:.0f} us"), "mixed", Column("n", "left")]
+    table = Table(columns, [[1.0, 2.4, 1.5, 3], [0.25, None, "none", 4], []])
+    assert table.numeric == [True, True, False, True]
+    assert table.aligned == ["right", "right", "left", "left"]
+    texts = [[cell.text for cell in row] for row in table.texts]
+    assert texts == [["1.000", "2 us", "1.500", "3"], ["0.250", "", "none", "4"], [""] * 4]
+    assert [cell.value for cell in table.texts[0]] == ["1.0", "2.4", "", ""]
+    assert [cell.is_number for cell in table.texts[1]] == table.numeric
 
 
 def test_refuted_finding_is_shown_as_bad():

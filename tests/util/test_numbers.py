@@ -32,7 +32,8 @@ def test_format_number(value, text):
     [
         ({"trim": True}, 1e-5, "1e-5"), ({"trim": True}, 200**0.25, "3.761"), ({"trim": True}, 2.0, "2"), ({"trim": True}, 100.0, "100"),
         ({"trim": True, "digits": 2}, 2.04e-7, "2e-7"), ({"grouped": True, "digits": 3}, 1234.5, "1,234"), ({"grouped": True}, 1e7, "10,000,000"),
-        ({"grouped": True, "trim": True}, 1000.0, "1,000"), ({"grouped": True}, 12345, "12,345"), ({"digits": 1}, 0.96, "1"),
+        ({"grouped": True, "trim": True}, 1000.0, "1,000"), ({"grouped": True}, 12345, "12,345"), ({"digits": 3, "width": 8}, -1.234e-15, "-1.2e-15"),
+        ({"width": 3}, 123456.0, "123456"), ({"width": 5}, 1.23456, "1.235"), ({"digits": 1}, 0.96, "1"),
     ],
 )  # fmt: skip
 def test_format_number_options(options, value, text):

@@ -14,7 +14,9 @@ DIGITS = 4
 SMALL, LARGE = 1e-3, 1e6  # smaller and larger numbers are written with a power of ten
 
 
-def format_number(value: float | None, digits: int = DIGITS, *, trim: bool = False, grouped: bool = False) -> str:
+def format_number(
+    value: float | None, digits: int = DIGITS, *, trim: bool = False, grouped: bool = False, width: int | None = None
+) -> str:
     """Return a float as text with `digits` significant digits, an int with all its digits, and None as empty text.
 
     Args:
@@ -22,13 +24,14 @@ def format_number(value: float | None, digits: int = DIGITS, *, trim: bool = Fal
         digits: significant digits of a float.
         trim: remove trailing zeros behind the decimal point.
         grouped: separate thousands with commas, and write no power of ten for large numbers.
+        width: maximum number of characters, if one digit fits. Longer texts get fewer digits.
 
     Example:
         >>> from addnorm._util.numbers import format_number
         >>> [format_number(value) for value in (0.123456, 0.5, 1.23456e-5, 12, float("-inf"), None)]
         ['0.1235', '0.5000', '1.235e-5', '12', '-inf', '']
-        >>> format_number(0.5, trim=True), format_number(12345678.9, grouped=True)
-        ('0.5', '12,345,679')
+        >>> format_number(0.5, trim=True), format_number(12345678.9, grouped=True), format_number(-1.23456e-15, width=8)
+        ('0.5', '12,345,679', '-1.2e-15')
     """
     if value is None:
         return ""
@@ -36,16 +39,11 @@ def format_number(value: float | None, digits: int = DIGITS, *, trim: bool = Fal
         return f"{float(value)}"
     if isinstance(value, int):
         return f"{value:,}" if grouped else f"{value}"
-    if value == 0:
-        return "0"
-    if abs(value) >= SMALL and (grouped or abs(value) < LARGE):
-        text, power = f"{value:{',' if grouped else ''}.{_decimals(value, digits)}f}", ""
-    else:
-        text, _, exponent = f"{value:.{digits - 1}e}".partition("e")
-        power = f"e{int(exponent)}"
-    if trim and "." in text:
-        text = text.rstrip("0").rstrip(".")
-    return f"{text}{power}"
+    text = _digits(value, digits, trim, grouped)
+    while width is not None and len(text) > width and digits > 1:
+        digits -= 1
+        text = _digits(value, digits, trim, grouped)
+    return text
 
 
 def format_column(values: Sequence[float | None]) -> list[str]:
@@ -111,6 +109,20 @@ def format_count(count: int, noun: str, plural: str | None = None) -> str:
         ('1 site', '0 sites', '2 losses')
     """
     return f"{count} {noun if count == 1 else plural or f'{noun}s'}"
+
+
+def _digits(value: float, digits: int, trim: bool, grouped: bool) -> str:
+    """Return a finite float as text with `digits` significant digits."""
+    if value == 0:
+        return "0"
+    if abs(value) >= SMALL and (grouped or abs(value) < LARGE):
+        text, power = f"{value:{',' if grouped else ''}.{_decimals(value, digits)}f}", ""
+    else:
+        text, _, exponent = f"{value:.{digits - 1}e}".partition("e")
+        power = f"e{int(exponent)}"
+    if trim and "." in text:
+        text = text.rstrip("0").rstrip(".")
+    return f"{text}{power}"
 
 
 def _decimals(value: float, digits: int) -> int:

@@ -96,12 +96,14 @@ def to_text(blocks: Iterable[Block], width: int = WIDTH) -> str:
           site    rms
           mlp   1.500
     """
-    from rich.console import Group
+    from rich.console import Console, Group
 
-    console = make_console(width=width, file=io.StringIO())
-    with console.capture() as captured:
-        console.print(Group(*to_rich(blocks, width)))
-    return "\n".join(line.rstrip() for line in captured.get().splitlines())
+    text = io.StringIO()
+    console = Console(
+        file=text, width=width, color_system=None, force_terminal=False, force_jupyter=False, highlight=False, emoji=False,
+    )  # fmt: skip
+    console.print(Group(*to_rich(blocks, width)))
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 
 def to_html(blocks: Iterable[Block]) -> str:
@@ -143,20 +145,15 @@ def to_markdown(table: Table) -> str:
     ])  # fmt: skip
 
 
-def make_console(*, stderr: bool = False, width: int | None = None, file: io.StringIO | None = None) -> Console:
-    """Return a console of rich for stdout, stderr or a file.
+def make_console(*, stderr: bool = False, width: int | None = None) -> Console:
+    """Return a console of rich for stdout or stderr.
 
     Args:
         stderr: print on stderr.
         width: number of columns where the output is not a terminal and COLUMNS is not a positive number.
-        file: print plain text into this file.
     """
     from rich.console import Console
 
-    if file is not None:
-        return Console(
-            file=file, width=width, color_system=None, force_terminal=False, force_jupyter=False, highlight=False, emoji=False,
-        )  # fmt: skip
     stream = sys.stderr if stderr else sys.stdout
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="replace")  # a terminal without Greek letters shows ?, not a traceback

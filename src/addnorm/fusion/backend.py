@@ -14,6 +14,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -44,6 +45,7 @@ CAPTURED_ANEW = (
     "torch.compile captures the model anew at every call, or no longer, as with a counter of calls, or a hook that appends to a "
     "list"
 )
+PLACE = attrgetter("add", "norm", "kind")
 CALLS = 3  # until the graphs of earlier calls are used: a number that changes between calls is captured once more
 
 
@@ -112,11 +114,8 @@ def _checkpoint_nodes(graph: fx.GraphModule) -> list[fx.Node]:
 
 def _checkpoint_body(graph: fx.GraphModule, node: fx.Node) -> fx.GraphModule:
     """Return the graph that an activation checkpoint runs."""
-    body = node.args[0]
-    assert isinstance(body, fx.Node)
-    inner = graph.get_submodule(str(body.target))
-    assert isinstance(inner, fx.GraphModule)
-    return inner
+    body: Any = node.args[0]
+    return cast(fx.GraphModule, graph.get_submodule(body.target))
 
 
 def compile_graph(
@@ -319,9 +318,7 @@ class ModelBackend:
         """
         runs = [[boundary for graph in graphs for boundary in graph] for graphs in self.runs]
         longest = max(runs, key=len, default=[])
-        alike = [
-            run for run in runs if [_key(boundary) for boundary in run] == [_key(boundary) for boundary in longest]
-        ]
+        alike = [run for run in runs if [*map(PLACE, run)] == [*map(PLACE, longest)]]
         captured = tuple(
             next((boundary for boundary in same if not boundary.is_fused), same[0]) for same in zip(*alike, strict=True)
         )
@@ -347,10 +344,6 @@ class ModelBackend:
             if count[boundary.norm, boundary.kind] < 0:
                 missing.append(boundary)
         return tuple(missing)
-
-
-def _key(boundary: Boundary) -> tuple[str, str, str]:
-    return boundary.add, boundary.norm, boundary.kind
 
 
 def _relocate(boundary: Boundary, norm: str | None) -> Boundary:

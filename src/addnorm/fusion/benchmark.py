@@ -18,7 +18,7 @@ from torch import Tensor, fx, nn
 
 from addnorm._util.timing import interleave, quartiles
 from addnorm.fusion.match import Match
-from addnorm.fusion.runs import RunResult, Tensors, map_tensors, run
+from addnorm.fusion.runs import map_tensors, run
 from addnorm.stream.dataflow.memory import storage_key
 from addnorm.stream.dataflow.snapshot import StateSnapshot
 
@@ -77,14 +77,12 @@ def compare_times(before: Callable[[], Any], after: Callable[[], Any], state: St
         after: the other call.
         state: what is restored afterwards, with the random states.
     """
-    calls = {"before": before, "after": after}
+    samplers = {"before": partial(_time, before), "after": partial(_time, after)}
     with state.restored():
-        round_seconds = sum(_time(call) for call in calls.values())  # these calls do not count
-        samplers = {name: partial(_time, call) for name, call in calls.items()}
-        fit = int(SECONDS / max(round_seconds, 1e-9))
-        samples = interleave(samplers, max(MIN_ROUNDS, min(MAX_ROUNDS, fit)))
-    (before_1, median_before, before_3), (after_1, median_after, after_3) = (quartiles(samples[name]) for name in calls)
-    rounds = len(samples["before"])
+        round_seconds = sum(sampler() for sampler in samplers.values())  # these calls do not count
+        rounds = max(MIN_ROUNDS, min(MAX_ROUNDS, int(SECONDS / max(round_seconds, 1e-9))))
+        samples = interleave(samplers, rounds)
+    (before_1, median_before, before_3), (after_1, median_after, after_3) = map(quartiles, samples.values())
     return Timing(median_before, median_after, rounds, (before_1, before_3), (after_1, after_3))
 
 
@@ -163,7 +161,8 @@ def measure(
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None  # before the measurement adds to it
 
     def timing(parameters: Mapping[str, Tensor]) -> Timing:
-        first, second = (step(call, args, kwargs, parameters) for call in (before, after))
+        # The signs of the loss are drawn in the first call, which does not count.
+        first, second = (partial(run, call, args, kwargs, parameters, {}) for call in (before, after))
         return compare_times(first, second, StateSnapshot(model, arguments))
 
     def memory(call: Call) -> int:
@@ -175,14 +174,6 @@ def measure(
     if not parameters:
         return Benchmark(inference, threads=threads, load=load)
     return Benchmark(inference, timing(parameters), (memory(before), memory(after)), threads, load)
-
-
-def step(
-    call: Call, args: Sequence[Any], kwargs: Mapping[str, Any], parameters: Mapping[str, Tensor] | None = None
-) -> Callable[[], RunResult]:
-    """Return a call without arguments that runs a forward and takes the gradients of these parameters."""
-    signs: Tensors = {}  # drawn in the first call, which is not timed
-    return lambda: run(call, args, kwargs, parameters or {}, signs)
 
 
 # The share of Add & Norm.

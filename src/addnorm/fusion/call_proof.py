@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -27,6 +27,7 @@ from addnorm.fusion.fused_call import (
     draw_row_factors,
     probe_shape,
     repeat_factors,
+    run_nodes,
     takes_any_rows,
 )
 from addnorm.fusion.graph import (
@@ -108,18 +109,6 @@ def _collect(rewrite: Rewrite, outputs: Sequence[fx.Node], is_inside: Callable[[
     return _Side(tuple(sorted(filter(is_inside, nodes))), tuple(outputs), leaves)
 
 
-class _Draw(NamedTuple):
-    """Settings of one comparison on random inputs.
-
-    Attributes:
-        scale: factor of each row of the random tensors that have the sum's shape.
-        is_apart: whether to compare the gradient from each output alone as well.
-    """
-
-    scale: Tensor
-    is_apart: bool = False
-
-
 class _Replacement:
     """The operators of one Add & Norm, and the call with the views around it that replaced them."""
 
@@ -189,24 +178,27 @@ class _Replacement:
 
         With `unusual` inputs have large, small and zero rows, NaN and infinities too.
         """
-        draws = [_Draw(self._scale(shape))]
-        if unusual:  # rows that are large, small or zero, and the gradient of each result by itself
-            draws = [draws[0]._replace(is_apart=True), _Draw(self._scale(shape, unusual=True))]
-        for draw in draws:
-            yield from self._compare_draw(shape, contexts, self._fill(shape, draw.scale), draw)
+        scale = self._scale(shape)
+        yield from self._compare_draw(shape, contexts, scale, apart=unusual)
         if unusual:
-            yield from self._compare_special(contexts, self._fill(shape, draws[0].scale))
+            yield from self._compare_draw(shape, contexts, self._scale(shape, unusual=True))
+            yield from self._compare_special(contexts, self._fill(shape, scale))
 
     def _compare_draw(
-        self, shape: tuple[int, ...], contexts: Sequence[Any], leaves: Mapping[fx.Node, Any], draw: _Draw
+        self, shape: tuple[int, ...], contexts: Sequence[Any], scale: Tensor, apart: bool = False
     ) -> Iterator[tuple[str, Difference]]:
+        """Yield the differences for one draw of inputs, whose rows have the factors `scale`.
+
+        With `apart` the gradient from each output alone is compared as well.
+        """
+        leaves = self._fill(shape, scale)
         before_effects, effects = set[str](), set[str]()
         with entered(contexts):
-            before = self._run(self.before, leaves, draw, before_effects)
-            after = self._run(self.after, leaves, draw, effects)
+            before = self._run(self.before, leaves, scale, apart, before_effects)
+            after = self._run(self.after, leaves, scale, apart, effects)
         with entered(contexts[:1]):
-            exact = self._run_exactly(self.before, leaves, draw)
-            widened = None if exact is None else self._run_exactly(self.after, leaves, draw)
+            exact = self._run_exactly(self.before, leaves, scale, apart)
+            widened = None if exact is None else self._run_exactly(self.after, leaves, scale, apart)
         dtype, norm = dtype_name(example_value(self.match.z[0]).dtype), self.match.norm
         total: Tensor = sum(leaves[node].detach().double() for node in self.operands)
         condition = condition_of(total, norm.kind, norm.eps or 0.0)
@@ -216,7 +208,8 @@ class _Replacement:
             truth = None if exact is None else exact[name]
             for suffix, difference in compare_round_off(name, own, other, truth, condition, norm.kind):
                 yield dtype, replace(difference, name=f"{name}{suffix}, {dtype}")
-            if shape == self.shape and "gradient" not in name and _differ_in_strides(own, other):
+        for name in self.names if shape == self.shape else ():
+            if before[name].numel() and not same_layout(before[name], after[name]):
                 yield dtype, failure(f"strides of {name}")
         for name, truth in (exact or {}).items():
             other = None if widened is None else widened.get(name)
@@ -234,7 +227,7 @@ class _Replacement:
                     row[k // len(SPECIAL) % len(row)] = special
             with entered((False, *contexts[1:])):
                 changed = {**leaves, leaf: rows.view_as(leaves[leaf])}
-                before, after = (self._run(side, changed, _Draw(rows)) for side in (self.before, self.after))
+                before, after = (self._run(side, changed, rows) for side in (self.before, self.after))
             for name, result in before.items():
                 other = after.get(name)
                 if other is None or result.shape != other.shape or not same_special(result, other):
@@ -277,17 +270,17 @@ class _Replacement:
             leaves[node] = drawn.requires_grad_(example.requires_grad)
         return leaves
 
-    def _run_exactly(self, side: _Side, leaves: Mapping[fx.Node, Any], draw: _Draw) -> Results | None:
+    def _run_exactly(self, side: _Side, leaves: Mapping[fx.Node, Any], scale: Tensor, apart: bool) -> Results | None:
         """Return the results in float64; None if an operator computes in another dtype, or cannot run in it."""
         wide = {node: _widen(value) for node, value in leaves.items()}
         try:
-            results = self._run(side, wide, draw, call=partial(_call_in_float64, self.match.norm.eps))
+            results = self._run(side, wide, scale, apart, call=partial(_call_in_float64, self.match.norm.eps))
         except Exception:  # of any kind: not every operator has float64
             return None
         return results if all(tensor.dtype == torch.float64 for tensor in results.values()) else None
 
     def _run(
-        self, side: _Side, leaves: Mapping[fx.Node, Any], draw: _Draw, effects: set[str] | None = None,
+        self, side: _Side, leaves: Mapping[fx.Node, Any], scale: Tensor, apart: bool = False, effects: set[str] | None = None,
         call: Callable[..., Any] = call_node,
     ) -> Results:  # fmt: skip
         """Return the outputs of one side, and the gradients of the leaves if they are enabled, by name.
@@ -296,18 +289,16 @@ class _Replacement:
         """
         inputs = {node: value for node, value in leaves.items() if isinstance(value, Tensor) and value.requires_grad}
         values = {node: _copy(leaves[leaf]) for node, leaf in side.leaves.items()}
-        for node in side.nodes:
-            args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
-            values[node] = call(node, args, kwargs)
+        run_nodes(side.nodes, values, call)
         outputs = dict(zip(self.names, (values[node] for node in side.outputs), strict=True))
         if effects is not None:
             effects.update(_effects_of(outputs, {leaf: (values[n], leaves[leaf]) for n, leaf in side.leaves.items()}))
         results = {name: output.detach() for name, output in outputs.items()}
         outputs = {name: output for name, output in outputs.items() if output.requires_grad}
         if outputs and inputs:
-            apart = outputs if draw.is_apart and len(outputs) > 1 else ()
-            for names, only in (([*outputs], ""), *(([name], f" from {name}") for name in apart)):
-                cotangents = [self._cotangent(name, outputs[name], draw.scale) for name in names]
+            alone = outputs if apart and len(outputs) > 1 else ()
+            for names, only in (([*outputs], ""), *(([name], f" from {name}") for name in alone)):
+                cotangents = [self._cotangent(name, outputs[name], scale) for name in names]
                 gradients = torch.autograd.grad(
                     [outputs[name] for name in names], [*inputs.values()], cotangents, allow_unused=True,
                     retain_graph=True,
@@ -377,9 +368,3 @@ def _effects_of(outputs: Results, leaves: Mapping[fx.Node, tuple[Any, Any]]) -> 
     for name in outputs:
         others = [other for other in memory if memory[other] == memory.get(name) and other != name]
         yield from (f"{name} in the memory of {other}" for other in others)
-
-
-def _differ_in_strides(first: Tensor | None, second: Tensor | None) -> bool:
-    if first is None or second is None or first.shape != second.shape or not first.numel():
-        return False
-    return not same_layout(first, second)

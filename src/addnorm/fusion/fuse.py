@@ -117,7 +117,8 @@ def fuse(model: nn.Module, *args: Any, compile: bool = False, benchmark: bool = 
     finally:
         backend.stop_recording()
         if not fused_calls:
-            _call_all(undo)
+            for action in undo:
+                action()
     if fused_calls:
         vars(after)[UNDO] = undo
         model._compiled_call_impl = after
@@ -147,7 +148,8 @@ def unfuse(model: nn.Module) -> nn.Module:
         raise ValueError(f"model is {type(model).__name__}, which is not fused: fuse it with {USAGE}.")
     undo = vars(model._compiled_call_impl)[UNDO]
     del model._compiled_call_impl
-    _call_all(undo)
+    for action in undo:
+        action()
     return model
 
 
@@ -157,11 +159,6 @@ _unchanged: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models in which `f
 def is_fused(model: Any) -> bool:
     """Return whether a model is a module that `fuse` has fused."""
     return isinstance(model, nn.Module) and UNDO in getattr(model._compiled_call_impl, "__dict__", {})
-
-
-def _call_all(undo: Sequence[Callable[[], Any]]) -> None:
-    for action in undo:
-        action()
 
 
 def _check_model(model: Any) -> None:

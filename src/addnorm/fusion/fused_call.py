@@ -8,7 +8,7 @@ other steps is not fused.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, get_args
 
 import torch
@@ -122,12 +122,11 @@ def _random_tensors(match: Match, shape: tuple[int, ...], seed: int) -> dict[fx.
 
 def _run_nodes(match: Match, tensors: dict[fx.Node, Tensor], graph: fx.GraphModule) -> Tensor:
     """Return y as the graph's own nodes compute it."""
-    results: dict[fx.Node, Any] = {node: tensor.clone() for node, tensor in tensors.items()}
-    for node in match.inner:
-        others = {other: given_value(graph, other) for other in node.all_input_nodes if other not in results}
-        args, kwargs = fx.map_arg((node.args, node.kwargs), (results | others).__getitem__)
-        results[node] = call_node(node, args, kwargs)
-    y: Tensor = results[match.y[0]]
+    values: dict[fx.Node, Any] = {node: tensor.clone() for node, tensor in tensors.items()}
+    read = {other for node in match.inner for other in node.all_input_nodes}
+    values |= {node: given_value(graph, node) for node in read - {*values, *match.inner}}
+    run_nodes(match.inner, values)
+    y: Tensor = values[match.y[0]]
     return y
 
 
@@ -159,6 +158,15 @@ def call_node(node: fx.Node, args: Any, kwargs: Any) -> Any:
     if node.op == "call_method":
         return getattr(args[0], str(node.target))(*args[1:], **kwargs)
     return node.target(*args, **kwargs)  # type: ignore[operator]  # the target of a call_function is callable
+
+
+def run_nodes(
+    nodes: Iterable[fx.Node], values: dict[fx.Node, Any], call: Callable[[fx.Node, Any, Any], Any] = call_node
+) -> None:
+    """Run nodes in order; add the result of each to `values`, which has those of all other nodes that they read."""
+    for node in nodes:
+        args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+        values[node] = call(node, args, kwargs)
 
 
 def agree(expected: Tensor, result: Tensor, dtype: torch.dtype, flips: int = 0) -> bool:

@@ -78,8 +78,7 @@ class Proof:
 
 
 def prove(
-    model: nn.Module, before: Callable[..., Any], after: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *,
-    gradients: bool | None = None,
+    model: nn.Module, before: Callable[..., Any], after: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Proof:  # fmt: skip
     """Compare two callables that use the parameters of a model: all outputs, and the gradients of parameters and inputs.
 
@@ -103,13 +102,12 @@ def prove(
         after: the fused model, with the same arguments.
         args: positional arguments of both.
         kwargs: keyword arguments of both.
-        gradients: whether to compare gradients; None: where the model itself raises no error with them.
 
     Raises:
         ValueError: the outputs contain no finite number, so that nothing would be proven.
     """
     model = getattr(model, "_orig_mod", model)  # the model inside the wrapper of torch.compile
-    baseline = _Baseline(model, before, args, kwargs, gradients)
+    baseline = _Baseline(model, before, args, kwargs)
     if not has_finite_numbers(baseline.results[0].outputs):
         raise ValueError("model returns no finite number for these inputs, so that nothing can be proven.")
     errors, oracle = baseline.errors(baseline.results)
@@ -207,21 +205,19 @@ class _Baseline:
         eps: distance of adjacent numbers at 1 in the dtype in which the model computes.
     """
 
-    def __init__(
-        self, model: nn.Module, call: Callable[..., Any], args: Any, kwargs: Any, gradients: bool | None
-    ) -> None:
+    def __init__(self, model: nn.Module, call: Callable[..., Any], args: Any, kwargs: Any) -> None:
         self.model, self.call, self.args, self.kwargs = model, call, args, kwargs
         self.state = StateSnapshot(model, (args, kwargs))
         self.dtype, self.eps = _precision(model)
         self.gradient_error: str | None = None
         self.modes: list[Mode] = []
         self.results: list[RunResult] = []
-        for mode in modes_of(model, args, kwargs)[: 1 if gradients is False else None]:
+        for mode in modes_of(model, args, kwargs):
             try:
                 self.results.append(self._run(call, mode))
                 self.modes.append(mode)
             except Exception as error:  # some models have gradients in training mode only
-                if gradients or not self.modes:
+                if not self.modes:
                     raise
                 self.gradient_error = f"{type(error).__name__}: {_first_line(error)}"
 

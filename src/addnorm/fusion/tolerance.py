@@ -173,7 +173,12 @@ def _max_abs(before: Tensor, after: Tensor | None) -> float:
         return math.inf
     if not _is_inexact(before):
         return 0.0 if torch.equal(before, after) else math.inf
-    a, b = _wide(after), _wide(before)
+    return largest_difference(after, before)
+
+
+def largest_difference(first: Tensor, second: Tensor) -> float:
+    """Return the largest difference of two tensors; infinite if only one of two elements is a number."""
+    a, b = _wide(first), _wide(second)
     same = (a == b) | (a.isnan() & b.isnan())
     return _largest((a - b).where(~same, 0), math.inf)  # the difference of equal infinities is NaN
 

@@ -15,7 +15,7 @@ from torch.utils import _pytree
 from addnorm._util.numbers import format_number
 from addnorm._util.optional import require
 from addnorm.fusion.rng_replay import copy_in_dtype
-from addnorm.fusion.tolerance import MAX_SHARE, ROUNDINGS, magnitude_of
+from addnorm.fusion.tolerance import MAX_SHARE, ROUNDINGS, largest_difference, magnitude_of
 from addnorm.stream.dataflow.snapshot import preserve_state
 
 # Before 1.30 the results of onnxruntime's CPU kernels are those of a variance E[x^2] - E[x]^2: LayerNormalization until 1.26,
@@ -81,7 +81,7 @@ def check(
     options.log_severity_level = 3  # errors only
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     kwargs = dict(kwargs or {})
-    tensors = [value for value in _pytree.tree_leaves((tuple(inputs), kwargs)) if isinstance(value, Tensor)]
+    tensors = _list_tensors((tuple(inputs), kwargs))
     names = [entry.name for entry in session.get_inputs()]
     if len(names) != len(tensors):
         raise OnnxMismatchError(
@@ -161,23 +161,16 @@ def _difference(index: int, actual: Tensor, expected: Tensor, exact: Tensor | No
             raise OnnxMismatchError(f"Output {index} differs in onnxruntime, expected equal {expected.dtype} values.")
         return 0.0
     scale = magnitude_of(expected) or 1.0
-    difference = _largest_difference(actual, expected) / scale
+    difference = largest_difference(actual, expected) / scale
     error, tolerance = difference, min(ROUNDINGS * eps, MAX_SHARE)
     if exact is not None and exact.shape == expected.shape:
         exact = exact.detach().cpu()
-        own = _largest_difference(expected, exact) / scale
+        own = largest_difference(expected, exact) / scale
         if TIMES * own <= MAX_SHARE:
-            error, tolerance = _largest_difference(actual, exact) / scale, TIMES * own + floor
+            error, tolerance = largest_difference(actual, exact) / scale, TIMES * own + floor
     if not error <= tolerance:
         raise OnnxMismatchError(
             f"Output {index} differs by {format_number(error, 2)} of its largest magnitude in onnxruntime, "
             f"tolerance {format_number(tolerance, 2)}: try form='plain'."
         )
     return difference
-
-
-def _largest_difference(a: Tensor, b: Tensor) -> float:
-    """Return the largest absolute difference of two tensors. It is infinite if only one of two elements is NaN or infinite."""
-    a, b = a.double(), b.double()
-    same = (a == b) | (a.isnan() & b.isnan())
-    return float((a - b).where(~same, 0.0).abs().nan_to_num(nan=math.inf).max())

@@ -98,9 +98,9 @@ class _Translation:
         # The dtype of the arithmetic of the add, and of the norm.
         self.add_type = self._arithmetic(stream, branch_type, self.z_type)
         self.norm_type = self._arithmetic(self.z_type)
-        self.is_plain_add = branch_type == stream == self.z_type and self._has_defaults(
-            "residual_factor", "residual_scale", "row_scale", "branch_factor", "layer_scale"
-        )
+        factors = ("residual_factor", "residual_scale", "row_scale", "branch_factor", "layer_scale")
+        has_factor = any(getattr(arguments, name) != DEFAULTS[name] for name in factors)
+        self.is_plain_add = branch_type == stream == self.z_type and not has_factor
 
     def outputs(self, with_z: bool = False) -> tuple[Any, Any]:
         """Record the nodes of the call and return y and z. An output that does not exist or is not requested is a placeholder."""
@@ -158,24 +158,19 @@ class _Translation:
         a = self.a
         inputs = {"input": a.residual, "skip": a.branch, "gamma": self._weight(self.z_type)}
         inputs |= ({"beta": a.bias} if self.kind.has_bias else {}) | {"bias": a.branch_bias}
-        option = onnx.defs.OpSchema.FormalParameterOption
-        schema = onnx.defs.OpSchema(
-            self.kind.onnx[2],
-            "com.microsoft",
-            1,
+        define = onnx.defs.OpSchema
+        outputs = ("output", "mean", "inv_std_var", "input_skip_bias_sum")
+        option = define.FormalParameterOption
+        schema = define(
+            self.kind.onnx[2], "com.microsoft", 1,
             inputs=[
-                onnx.defs.OpSchema.FormalParameter(
-                    name, "T", param_option=option.Single if place < 3 else option.Optional
-                )
+                define.FormalParameter(name, "T", param_option=option.Single if place < 3 else option.Optional)
                 for place, name in enumerate(inputs)
             ],
-            outputs=[
-                onnx.defs.OpSchema.FormalParameter(name, "T")
-                for name in ("output", "mean", "inv_std_var", "input_skip_bias_sum")
-            ],
+            outputs=[define.FormalParameter(name, "T") for name in outputs],
             type_constraints=[("T", ["tensor(float)", "tensor(float16)", "tensor(bfloat16)"], "")],
-            attributes=[onnx.defs.OpSchema.Attribute("epsilon", onnx.defs.OpSchema.AttrType.FLOAT, required=False)],
-        )
+            attributes=[define.Attribute("epsilon", define.AttrType.FLOAT, required=False)],
+        )  # fmt: skip
         results = onnxscript.evaluator.default().eval(schema, [*inputs.values()], {"epsilon": a.eps})  # type: ignore[attr-defined]  # a submodule
         for unused in results[1:3]:
             unused.name = ""
@@ -253,9 +248,6 @@ class _Translation:
 
     def _arithmetic(self, *dtypes: Any) -> Any:
         return self.types.DOUBLE if self.types.DOUBLE in dtypes else self.types.FLOAT
-
-    def _has_defaults(self, *names: str) -> bool:
-        return all(getattr(self.a, name) == DEFAULTS[name] for name in names)
 
     def _has_static_width(self) -> bool:
         return isinstance(self.a.residual.shape[-1], int)
