@@ -225,6 +225,23 @@ def plain_tensors_beside_dtensors_are_refused():
 
 
 @case(2)
+def shapes_of_whole_tensors_are_compared():
+    """The parts of the first process have equal shapes: without a check only the other one would raise."""
+    mesh = mesh_of()
+    residual, branch, out = (distribute_tensor(torch.randn(n, 8), mesh, [Shard(0)]) for n in (4, 3, 3))
+    assert dist.get_rank() or residual.to_local().shape == branch.to_local().shape
+    for options in ({}, {"residual_scale": 2.0}, {"dropout_p": 0.5}):
+        with pytest.raises(
+            ValueError, match=r"^branch has shape \(3, 8\), expected \(4, 8\), the shape of residual: .*\.$"
+        ):
+            addnorm.add_layer_norm(residual, branch, **options)
+        with pytest.raises(ValueError, match=r"^branch has shape \(3, 8\)"):
+            addnorm.add_rms_norm(residual.requires_grad_(), branch, **options)
+    with pytest.raises(ValueError, match=r"shape \(3, 8\), expected \(4, 8\)"):
+        addnorm.add_layer_norm(residual.detach(), residual.detach(), out=out)
+
+
+@case(2)
 def second_derivatives_equal_one_process():
     mesh = mesh_of()
     call = make("everything, LayerNorm", "float64", SHAPE)

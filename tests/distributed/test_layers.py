@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import addnorm
 from addnorm import SublayerConnection
+from addnorm.distributed import parallelize
 from addnorm.nn import ResidualLayer
 from support.distributed import case, make_test
 from support.dtensors import mesh_of
@@ -153,6 +154,27 @@ def tensor_parallel_with_torchs_styles():
         sublayer = f"stack.layers.{i}.connections.1.sublayer"
         plan |= {f"{sublayer}.up": ColwiseParallel(), f"{sublayer}.down": RowwiseParallel()}
     check_gradients(train(parallelize_module(model, mesh_of(), plan), lambda t: t), encoder())
+
+
+@case(2)
+def without_uses_gathered_parameters():
+    """The factors and norms of the changed connection are parameters that FSDP replaces in each call."""
+    x, _ = batch()
+    for wiring in ("layer_scale", "sandwich"):
+        stack = encoder(wiring).stack
+        expected, all_writes = stack.without(1)(x), stack(x)
+        shard(stack, *[m for m in stack.modules() if isinstance(m, ResidualLayer | SublayerConnection)][::-1])
+        stack(x).sum().backward()
+        torch.testing.assert_close(stack.without(1)(x), expected)
+        torch.testing.assert_close(stack(x), all_writes)
+
+
+@case(2, slow=True)
+def without_under_tensor_parallelism():
+    x, _ = batch()
+    for sequence_parallel in (False, True):
+        model = parallelize(encoder("layer_scale"), mesh_of(), sequence_parallel=sequence_parallel)
+        torch.testing.assert_close(model.stack.without(2)(x), encoder("layer_scale").stack.without(2)(x))
 
 
 @case(1)
