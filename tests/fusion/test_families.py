@@ -2,26 +2,18 @@
 
 import pytest
 import torch
+from torch.utils import _pytree as pytree
 
 import addnorm
 from addnorm.fusion.runs import named_tensors
 from addnorm.stream.dataflow.arithmetic import strip_views
 from support.families import families
+from support.fused_model import QUIET
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::UserWarning:torch"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-]
+pytestmark = QUIET
 FAMILIES = families()
 # Adds that may stay unfused: embeddings that broadcast over the batch, and the second of two norms that read one sum.
 UNFUSED = ("its add broadcasts", "its sum is already fused with the norm in ")
-
-
-def cast(inputs, dtype):
-    """Return inputs with the floating-point tensors in a dtype."""
-    return {
-        name: t.to(dtype) if isinstance(t, torch.Tensor) and t.is_floating_point() else t for name, t in inputs.items()
-    }
 
 
 def count_sums(inspection):
@@ -30,12 +22,6 @@ def count_sums(inspection):
         len({strip_views(norm.x) for norm in stream.norms()} & {add.out for add in stream.chain.adds})
         for stream in inspection.streams
     )
-
-
-def build(name, dtype):
-    model, args, kwargs = FAMILIES[name].build()
-    args = tuple(cast(dict(enumerate(args)), dtype).values())
-    return model.to(dtype), args, cast(kwargs, dtype)
 
 
 # By default few families whose norms differ, each in one dtype; `make test-all` runs all in both dtypes. test_pattern.py has
@@ -56,7 +42,10 @@ def outputs_of(model, args, kwargs):
 
 @pytest.mark.parametrize(("name", "dtype"), CASES)
 def test_family_is_fused_and_proven(name, dtype):
-    model, args, kwargs = build(name, dtype)
+    model, args, kwargs = FAMILIES[name].build()
+    model.to(dtype)
+    cast = lambda t: t.to(dtype) if t.is_floating_point() else t  # noqa: E731
+    args, kwargs = pytree.tree_map_only(torch.Tensor, cast, (args, kwargs))
     expected = count_sums(addnorm.inspect(model, *args, **kwargs))
     before = outputs_of(model, args, kwargs)
     fusion = addnorm.fuse(model, *args, **kwargs)

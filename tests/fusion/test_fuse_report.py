@@ -36,7 +36,9 @@ def test_fuse_reports_boundaries_and_reasons():
 
 def test_fuse_benchmarks_on_request(monkeypatch):
     monkeypatch.setattr(benchmark, "SECONDS", 0.0)
-    fusion = fuse(Model(p=0.1).train(), X, benchmark=True)
+    model, state = Model(p=0.1).train(), torch.get_rng_state()
+    fusion = fuse(model, X, benchmark=True)
+    assert torch.get_rng_state().equal(state)
     times = fusion.benchmark
     assert times.inference.before > 0 < times.training.after
     assert min(times.saved_bytes) > X.nbytes

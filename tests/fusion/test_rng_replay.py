@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import addnorm
-from addnorm.fusion.rng_replay import replay_rng
+from addnorm.fusion.rng_replay import RngReplay
 
 X = torch.randn(3, 4, 8, generator=torch.Generator().manual_seed(1))
 Q = torch.randn(2, 2, 5, 8, generator=torch.Generator().manual_seed(2))
@@ -18,7 +18,7 @@ def drawn(function, *inputs, dtype=torch.float32, seed=3):
         low = function(*(x.to(dtype) for x in inputs))
         state = torch.get_rng_state()
         torch.manual_seed(seed)
-        with replay_rng(dtype):
+        with RngReplay(dtype):
             high = function(*(x.to(dtype).double() for x in inputs))
     assert torch.equal(torch.get_rng_state(), state)  # the generator advanced as far
     return low, high
@@ -101,7 +101,7 @@ def test_replay_covers_checkpoints():
         return torch.autograd.grad(y.sum(), x)[0]
 
     low = gradient(torch.float32)
-    with replay_rng(torch.float32):
+    with RngReplay(torch.float32):
         high = gradient(torch.float64)
     assert torch.equal(low == 0, high == 0)
     torch.testing.assert_close(low.double(), high, rtol=1e-5, atol=1e-5)
@@ -112,7 +112,7 @@ def test_replay_leaves_other_dtypes():
         torch.manual_seed(3)
         plain = function()
         torch.manual_seed(3)
-        with replay_rng(torch.bfloat16):
+        with RngReplay(torch.bfloat16):
             inside = function()
         assert torch.equal(plain, inside)
         assert inside.dtype == plain.dtype
@@ -120,6 +120,6 @@ def test_replay_leaves_other_dtypes():
 
 def test_replay_leaves_out_arguments():
     out = torch.zeros(40, dtype=torch.float64)
-    with replay_rng(torch.float32):
+    with RngReplay(torch.float32):
         assert torch.rand(40, out=out) is out
     assert out.all()

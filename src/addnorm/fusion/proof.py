@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from addnorm.fusion.rng_replay import copy_in_dtype, replay_rng
+from addnorm.fusion.rng_replay import RngReplay, copy_in_dtype
 from addnorm.fusion.runs import INPUT, RunResult, floating_inputs, run
 from addnorm.fusion.tolerance import (
     Difference,
@@ -284,7 +284,7 @@ class _Baseline:
                     names = {name for mode in self.modes for name in mode.parameters}
                     parameters = {name: p for name, p in model.named_parameters() if name in names}
                     inputs = any(mode.inputs for mode in self.modes)
-                    with replay_rng(self.dtype, wide):
+                    with RngReplay(self.dtype, wide):
                         exact = run(model, args, kwargs, parameters, inputs=inputs)
                         return exact, str(wide).removeprefix("torch.")
             except Exception as error:  # a model that cannot be copied, or has no float64, fails with any error

@@ -273,21 +273,22 @@ def _share_sentence(fusion: Fusion) -> str:
 
 
 def _benchmark_blocks(fusion: Fusion, benchmark: Benchmark) -> Iterator[Block]:
-    timings = [("inference", benchmark.inference), ("training step", benchmark.training)]
-    rows = [[name, *_time_cells(timing)] for name, timing in timings if timing is not None]
+    timings = [("inference", benchmark.inference)]
+    if benchmark.training is not None:
+        timings.append(("training step", benchmark.training))
+    rows = [[name, *_time_cells(timing)] for name, timing in timings]
     if benchmark.saved_bytes is not None:
         before, after = benchmark.saved_bytes
         rows.append(["saved for backward", format_bytes(before), format_bytes(after), _change(before, after)])
     yield Paragraph()
     yield Table(["", Column("before", "right"), Column("after", "right"), Column(" ", fold=True)], rows, indent=2)
-    rounds = " and ".join(str(timing.rounds) for _, timing in timings if timing is not None)
+    rounds = " and ".join(str(timing.rounds) for _, timing in timings)
     load = "" if benchmark.load is None else f", load {benchmark.load:.1f} before"
     threads = format_count(benchmark.threads, "thread")
     note = f"Medians of {rounds} rounds, ± half the interquartile range; {threads}{load}."
     yield Paragraph(note, style="dim", indent=2)
     bound = math.inf if fusion.max_gain is None else fusion.max_gain
-    measured = [(name, timing) for name, timing in timings if timing is not None and timing.is_significant]
-    beyond = [f"{name} {timing.ratio:.2f}" for name, timing in measured if timing.ratio > bound]
+    beyond = [f"{name} {t.ratio:.2f}" for name, t in timings if t.is_significant and t.ratio > bound]
     if beyond and not fusion.inductor:
         remark = (
             f"More than the {fusion.max_gain:.2f} times that fusing can gain in a forward pass: {', '.join(beyond)}. The rest is "

@@ -1,6 +1,6 @@
 """A copy of a model in float64, with the random numbers of the model.
 
-From the same state a generator draws other numbers in float64 than in float32. Inside `replay_rng`, operators that draw float64
+From the same state a generator draws other numbers in float64 than in float32. Inside `RngReplay`, operators that draw float64
 draw in the model's dtype instead, and the result is cast. So dropout masks, noise and skipped layers are those of the model.
 
 Random numbers drawn inside a larger operator are not covered: attention with dropout in fused GPU kernels, recurrent layers of
@@ -10,8 +10,7 @@ cuDNN, and rrelu.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -40,17 +39,10 @@ def copy_in_dtype(
     return copy.deepcopy(model, dict(memo)), map_tensors(arguments, lambda tensor: memo.get(id(tensor), tensor))
 
 
-@contextmanager
-def replay_rng(dtype: torch.dtype, wide: torch.dtype = torch.float64) -> Iterator[None]:
-    """Draw random numbers of dtype `wide` in `dtype`, from the same generator, and cast them."""
-    with _ReplayMode(dtype, wide):
-        yield
+class RngReplay(TorchDispatchMode):
+    """Mode in which operators that draw random numbers of dtype `wide` draw them in `dtype` and cast them."""
 
-
-class _ReplayMode(TorchDispatchMode):
-    """Dispatch mode that redirects the operators that draw random numbers."""
-
-    def __init__(self, dtype: torch.dtype, wide: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype, wide: torch.dtype = torch.float64) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch does not type it
         self.dtype, self.wide = dtype, wide
 
