@@ -148,19 +148,13 @@ class AttentionParallel(SublayerStyle):
                 f"nhead is {module.nhead} and the mesh has {n} processes, expected a number of heads that {n} divides: each "
                 "process computes whole heads; use a smaller mesh."
             )
-        _check_linears(module, ("in_proj",) if isinstance(module, SelfAttention) else ("kv_proj", "q_proj"))
+        names = ("in_proj",) if isinstance(module, SelfAttention) else ("kv_proj", "q_proj")
+        sharded = _shard_linears(module, names, device_mesh, self.src_data_rank)
         module.local_nhead = module.nhead // n
         module.first_head = module.local_nhead * device_mesh.get_local_rank()
-        rank = self.src_data_rank
-        if isinstance(module, SelfAttention):
-            module.in_proj = PackedColumnLinear(module.in_proj, PACKED["in_proj"], device_mesh, rank)  # type: ignore[assignment]
-            _enter_first(module.in_proj, device_mesh)
-        else:
-            module.kv_proj = PackedColumnLinear(module.kv_proj, PACKED["kv_proj"], device_mesh, rank)  # type: ignore[assignment]
-            module.q_proj = ColumnLinear(module.q_proj.weight, module.q_proj.bias, device_mesh, rank)  # type: ignore[assignment]
-            _enter_first(module.kv_proj, device_mesh)
-            _enter_first(module.q_proj, device_mesh)
-        _leave(module.out_proj, device_mesh, self.placement, rank)
+        for projection in sharded:
+            _enter_first(projection, device_mesh)
+        _leave(module.out_proj, device_mesh, self.placement, self.src_data_rank)
         return module
 
 
@@ -187,10 +181,8 @@ class FeedForwardParallel(SublayerStyle):
                 f"dim_feedforward is {width} and the mesh has {n} processes, expected a width that {n} divides: each process "
                 "computes an equal part of it."
             )
-        _check_linears(module, ("up",) if module.gate is None else ("up", "gate"))
-        module.up = ColumnLinear(module.up.weight, module.up.bias, device_mesh, self.src_data_rank)  # type: ignore[assignment]
-        if module.gate is not None:
-            module.gate = ColumnLinear(module.gate.weight, module.gate.bias, device_mesh, self.src_data_rank)  # type: ignore[assignment]
+        names = ("up",) if module.gate is None else ("up", "gate")
+        _shard_linears(module, names, device_mesh, self.src_data_rank)
         _enter_first(module, device_mesh)
         _leave(module.down, device_mesh, self.placement, self.src_data_rank)
         return module
@@ -245,16 +237,29 @@ def sublayers(module: nn.Module) -> list[nn.Module]:
     return [m for m in found if isinstance(m, nn.Module) and not isinstance(m, SublayerConnection | ResidualStack)]
 
 
-def _check_linears(module: nn.Module, names: Iterable[str]) -> None:
-    """Raise a ValueError if a projection to be replaced is not an unmodified `torch.nn.Linear`."""
-    for name in names:
-        linear = module.get_submodule(name)
+def _shard_linears(
+    module: nn.Module, names: Iterable[str], mesh: DeviceMesh, src_data_rank: int | None
+) -> list[nn.Module]:
+    """Replace projections by ones whose output features are sharded, and return these.
+
+    Raises:
+        ValueError: one of them is not an unmodified `torch.nn.Linear`. None is replaced then.
+    """
+    linears: dict[str, Any] = {name: module.get_submodule(name) for name in names}
+    for name, linear in linears.items():
         change = find_modification(linear, LINEAR) if type(linear) in LINEAR else f"the class {type(linear).__name__}"
         if change is not None:
             raise ValueError(
                 f"{name} has {change}, expected a torch.nn.Linear as it was made: tensor parallelism replaces it by sharded "
                 "projections; apply it first, and hooks, adapters and parametrizations to its result."
             )
+    for name, linear in linears.items():
+        if name in PACKED:
+            sharded: nn.Module = PackedColumnLinear(linear, PACKED[name], mesh, src_data_rank)
+        else:
+            sharded = ColumnLinear(linear.weight, linear.bias, mesh, src_data_rank)
+        module.register_module(name, sharded)
+    return [module.get_submodule(name) for name in names]
 
 
 def replicate_parameters(modules: Iterable[nn.Module], mesh: DeviceMesh, src_data_rank: int | None) -> None:

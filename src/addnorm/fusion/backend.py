@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint
 
-from addnorm._util.numbers import format_number
 from addnorm.fusion.benchmark import NodeTimer, measure_share
 from addnorm.fusion.call_proof import prove_calls
 from addnorm.fusion.encoder import expand_encoder_layers
@@ -79,11 +78,7 @@ def warn_of_failures(differences: Sequence[Difference]) -> None:
     """Warn of a graph that stays as it was, because a fused call failed its proof."""
     most = worst(differences)
     if most is not None and not most.holds:
-        warnings.warn(
-            f"a graph is not fused: {most.name} differs by {format_number(most.max_abs, 2)}, tolerance "
-            f"{format_number(most.tolerance, 2)}.",
-            stacklevel=3,
-        )
+        warnings.warn(f"a graph is not fused: {most}.", stacklevel=3)
 
 
 def run_eagerly(graph: fx.GraphModule) -> Forward:

@@ -147,7 +147,7 @@ def same_layout(first: Tensor, second: Tensor) -> bool:
 def empty_like(tensor: Tensor, device: Any = None) -> Tensor:
     """Return an empty tensor with the sizes and strides of the call for which the graph was captured."""
     size, stride = concrete(tuple(tensor.shape)), concrete(tensor.stride())
-    return torch.empty_strided(size, stride, dtype=tensor.dtype, device=tensor.device if device is None else device)
+    return torch.empty_strided(size, stride, dtype=tensor.dtype, device=device or tensor.device)
 
 
 def writes_in_place(node: fx.Node) -> bool:

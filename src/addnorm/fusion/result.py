@@ -120,8 +120,7 @@ class VerificationError(RuntimeError):
         description = ""
         if most is not None:
             basis = "of its fused call by itself" if most in proof.calls else basis
-            found, limit = format_number(most.max_abs, 2), format_number(most.tolerance, 2)
-            description = f"{most.name} differs by {found}, tolerance {limit} ({basis})"
+            description = f"{most} ({basis})"
         super().__init__(f"{fusion.model} is not fused: {description}. The model is unchanged.")
         self.fusion = fusion
 

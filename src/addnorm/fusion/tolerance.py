@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from addnorm._util.numbers import format_number
 from addnorm.fusion.fused_call import LOW_PRECISION, agree
 from addnorm.fusion.runs import Tensors
 
@@ -71,6 +72,10 @@ class Difference:
     def tolerance_share(self) -> float:
         """The difference divided by the tolerance."""
         return self.max_abs / self.tolerance if self.tolerance else math.inf if self.max_abs else 0.0
+
+    def __str__(self) -> str:
+        difference, tolerance = (format_number(number, 2) for number in (self.max_abs, self.tolerance))
+        return f"{self.name} differs by {difference}, tolerance {tolerance}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the attributes for JSON, with null for infinity."""
