@@ -104,19 +104,20 @@ def fsdp2_with_checkpoints():
 @case(2)
 def fsdp2_in_bfloat16():
     """The gradients of a model in bfloat16, which FSDP averages in float32."""
-    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
     model, plain = encoder().float(), encoder().bfloat16()
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
     shard(model, *(connection.sublayer for connection in model.stack.connections), mp_policy=policy)
     x, dy = batch().float()
-    (model(part(x)) * part(dy)).mean().backward()
-    sums = dict.fromkeys(dict(plain.named_parameters()), 0.0)
-    for half, cotangent in zip(x.chunk(2), dy.chunk(2), strict=True):
-        plain.zero_grad()
-        (plain(half.bfloat16()) * cotangent).mean().backward()
-        sums = {name: sums[name] + p.grad.float() / 2 for name, p in plain.named_parameters()}
-    for name, p in model.named_parameters():
-        assert p.grad.dtype == torch.float32
-        torch.testing.assert_close(whole(p.grad), sums[name], rtol=1e-6, atol=1e-9, msg=name)
+
+    def gradients_of(model, x, dy):
+        model.zero_grad()
+        (model(x) * dy).mean().backward()
+        return {name: whole(p.grad) for name, p in model.named_parameters()}
+
+    halves = [gradients_of(plain, *pair) for pair in zip(x.bfloat16().chunk(2), dy.chunk(2), strict=True)]
+    for name, grad in gradients_of(model, part(x), part(dy)).items():
+        expected = sum(half[name].float() for half in halves) / 2
+        torch.testing.assert_close(grad, expected, rtol=1e-6, atol=1e-9, msg=name)
 
 
 @case(2)

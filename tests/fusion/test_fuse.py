@@ -22,23 +22,27 @@ pytestmark = QUIET
 
 def test_fuse_and_unfuse_change_only_the_computation():
     model = Model(layers=2).eval()
-    state = {name: (id(t), t.clone()) for name, t in model.state_dict(keep_vars=True).items()}
-    attributes = set(vars(model))
+    attributes, tensors = {*vars(model)}, model.state_dict(keep_vars=True)
+    values = [t.clone() for t in tensors.values()]
+
+    def assert_state_is_unchanged():
+        now = model.state_dict(keep_vars=True)
+        assert [*now] == [*tensors]
+        assert all(t is tensors[name] and t.equal(value) for (name, t), value in zip(now.items(), values, strict=True))
+
     with torch.no_grad():
         before = model(X)
         fusion = fuse(model, X)
         assert count_calls(model, X) == len(fusion.fused) == 4
         assert relative_difference(before, model(X)) < 1e-6
         assert type(model) is Model
-        tensors = model.state_dict(keep_vars=True)
-        assert list(tensors) == list(state)
-        assert all(id(t) == state[name][0] and t.equal(state[name][1]) for name, t in tensors.items())
+        assert_state_is_unchanged()
         assert all(p.grad is None for p in model.parameters())
         assert addnorm.unfuse(model) is model
         assert model(X).equal(before)
     assert count_calls(model, X) == 0
-    assert set(vars(model)) == attributes
-    assert {name: id(t) for name, t in model.state_dict(keep_vars=True).items()} == {k: v[0] for k, v in state.items()}
+    assert {*vars(model)} == attributes
+    assert_state_is_unchanged()
     fuse(model, X)  # and again
     addnorm.unfuse(model)
 
