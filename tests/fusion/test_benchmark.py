@@ -84,7 +84,6 @@ def test_share_counts_adds_and_the_norms_that_read_them(monkeypatch):
     nodes = round(2 / share)  # beside inputs and the output: linear, norm, linear, add, norm, linear
     assert 2 / nodes == share
     assert nodes >= 6
-    torch._dynamo.reset()
 
 
 def test_share_is_unknown_with_checkpoints():
@@ -94,4 +93,3 @@ def test_share_is_unknown_with_checkpoints():
     fusion = addnorm.fuse(model, X)
     assert len(fusion.fused) == 1
     assert fusion.share is None
-    torch._dynamo.reset()

@@ -100,15 +100,15 @@ def format_bytes(count: float) -> str:
     return _scaled(count, ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")))
 
 
-def format_count(count: int, noun: str, plural: str | None = None) -> str:
+def format_count(count: int, noun: str) -> str:
     """Return a count with its noun in the right number.
 
     Example:
         >>> from addnorm._util.numbers import format_count
-        >>> format_count(1, "site"), format_count(0, "site"), format_count(2, "loss", "losses")
-        ('1 site', '0 sites', '2 losses')
+        >>> format_count(1, "site"), format_count(0, "site")
+        ('1 site', '0 sites')
     """
-    return f"{count} {noun if count == 1 else plural or f'{noun}s'}"
+    return f"{count} {noun if count == 1 else f'{noun}s'}"
 
 
 def _digits(value: float, digits: int, trim: bool, grouped: bool) -> str:
