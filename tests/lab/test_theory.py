@@ -40,9 +40,11 @@ def one_thread(threads):
 # ------------------------------------------------------------------------------------------------ measurement
 
 
-def equation_streams(job, **options):
+def equation_streams(job, mixing=True):
     """Return the model of a stack and every stream, computed sublayer by sublayer from the equation."""
-    model = ToyModel(job.num_layers, job.wiring, job.seed, init=job.own_init, sequences=4, loss_tokens=32, **options)
+    model = ToyModel(job.num_layers, job.wiring, job.seed, init=job.own_init, sequences=4, loss_tokens=32)
+    if not mixing:
+        model.separate_tokens()
     x = model.x.clone().requires_grad_()
     if job.wiring.embedding_norm:
         x = F.layer_norm(x, (64,))
@@ -98,7 +100,7 @@ def test_measure_init_matches_equation_and_autograd(wiring):
 @pytest.mark.parametrize("wiring", ["pre_ln", "post_ln", "deepnorm"])
 def test_first_steps_match_torch_optimizers(wiring, key, optimizer):
     (job,) = init_stacks([wiring], [4], [1])
-    model, *_, y = equation_streams(job, mixing="none")
+    model, *_, y = equation_streams(job, mixing=False)
     before = model.head(y[0])
     F.cross_entropy(before, model.targets).backward()
     optimizer(list(model.parameters())).step()

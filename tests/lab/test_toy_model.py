@@ -5,7 +5,6 @@ import torch
 
 from addnorm.lab.toy_model import (
     ToyModel,
-    UniformAttention,
     geometric_mean,
     log_slope,
     r_squared,
@@ -26,24 +25,12 @@ def test_toy_model_depends_only_on_its_seed():
     assert float(first) == float(again) != float(other)
 
 
-MASKS = {"mean": torch.zeros(5, 5), "causal": torch.full((5, 5), -torch.inf).triu(1),
-         "none": torch.full((5, 5), -torch.inf).fill_diagonal_(0.0)}  # fmt: skip
-
-
-@pytest.mark.parametrize("mixing", MASKS)
-def test_mixing_is_a_mask_of_softmax_attention(mixing):
-    attention, x = UniformAttention(8, mixing).double(), torch.randn(2, 5, 8, dtype=torch.float64)
-    torch.testing.assert_close(attention(x), MASKS[mixing].double().softmax(-1) @ attention.value(x))
-
-
-def test_mixing_does_not_change_weights_or_data():
-    first, *others = (ToyModel(2, "pre_ln", 0, mixing=mixing) for mixing in MASKS)
-    for other in others:
-        assert torch.equal(first.x, other.x)
-        assert all(torch.equal(a, b) for a, b in zip(first.parameters(), other.parameters(), strict=True))
-        assert float(other().detach()) != float(first().detach())
-    with pytest.raises(ValueError, match="mixing is 'some', expected one of 'mean', 'causal', 'none'"):
-        ToyModel(2, "pre_ln", 0, mixing="some")
+def test_attention_averages_tokens_unless_they_are_separate():
+    model = ToyModel(1, "pre_ln", 0)
+    attention, x = model.stack.connections[0].sublayer, torch.randn(2, 5, 64)
+    torch.testing.assert_close(attention(x), attention.value(x).mean(1, keepdim=True).expand(2, 5, 64))
+    model.separate_tokens()
+    torch.testing.assert_close(attention(x), attention.value(x))
 
 
 def test_toy_model_weights_have_variance_one_over_d():

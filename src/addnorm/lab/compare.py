@@ -40,8 +40,6 @@ from addnorm.lab.run import ILLUSTRATION, SCHEMA, Protocol, Run, describe_behavi
 from addnorm.lab.train import one_thread, train
 from addnorm.nn import Row, Wiring
 
-__all__ = ["ProgressDisplay", "RunError", "compare"]
-
 PROGRESS_INTERVAL = 0.3  # seconds between two progress files of a run, and between two checks that the parent lives
 DISPLAY_INTERVAL = 0.25  # seconds between two updates of the progress bar
 FIRST_LINE, NEXT_LINE = 2.0, 10.0  # seconds until a line of progress where there is no bar, and between two such lines

@@ -12,8 +12,6 @@ from addnorm.lab.results import Results
 from addnorm.lab.verdict import find_verdict, format_loss
 from addnorm.wirings.factors import format_factor
 
-__all__ = ["SCHEMA", "Comparison"]
-
 SCHEMA = "addnorm.comparison"
 VERSION = 1
 WIDTH = 100  # columns of a sentence

@@ -9,8 +9,6 @@ from torch import nn
 from addnorm.nn import ResidualStack, SublayerConnection
 from addnorm.wirings.stage import Row
 
-__all__ = ["Cost", "count_cost"]
-
 
 class Cost(NamedTuple):
     """Cost of a stack's residual wiring, without its sublayers.

@@ -17,8 +17,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-__all__ = ["PARTS", "Part", "Text", "python_docs", "read_text"]
-
 Part = Literal["train", "validation", "test"]
 PARTS: tuple[Part, ...] = ("train", "validation", "test")
 PIECES = 100  # pieces that the text is cut into

@@ -26,8 +26,6 @@ from addnorm.nn import ResidualStack, SublayerConnection, Wiring, block
 from addnorm.wirings.catalog import deepnorm_constants
 from addnorm.wirings.spec import normalize_name
 
-__all__ = ["PLACEMENTS", "InitProbe", "check_size", "name_places", "plain_mode"]
-
 PLACEMENTS: dict[str, Callable[[], Wiring]] = {
     "post": wirings.post_ln,
     "pre": wirings.pre_ln,

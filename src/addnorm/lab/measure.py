@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,27 +17,8 @@ from torch import Tensor
 from addnorm.lab.data import Part, Text
 from addnorm.lab.models import CharLM
 from addnorm.lab.streams import measure_streams
-from addnorm.stream.ablate import ablate_each
-from addnorm.stream.find.inspect import inspect
 from addnorm.stream.record.recorder import record
 from addnorm.stream.record.recording import Recording
-
-__all__ = [
-    "BY_DEPTH",
-    "PROBE",
-    "Numbers",
-    "cross_entropy",
-    "held_out_loss",
-    "logits",
-    "measure_ablation",
-    "measure_probe",
-    "memory_map",
-    "recorded_sites",
-    "relative_change",
-    "stack_sites",
-    "statistics_by_depth",
-    "streams_by_depth",
-]
 
 Numbers = dict[str, Any]  # JSON types, with NaN and infinity
 
@@ -85,17 +65,6 @@ def relative_change(before: Tensor, after: Tensor) -> float:
 def _sublayer_name(kind: str, layer: int | None) -> str:
     """Return the name of a sublayer: "attention 3" in the third layer."""
     return kind if layer is None else f"{kind} {layer + 1}"
-
-
-def recorded_sites(recording: Recording) -> list[Numbers]:
-    """Return the sites of a recording by depth as JSON types, x_0 first, without the final norm."""
-    sites: list[Numbers] = []
-    for site in recording.sites:
-        if site.kind != "final":
-            name = "x_0" if site.kind == "start" else _sublayer_name(site.kind, site.layer)
-            count = sum(site_entry["id"].partition("#")[0] == name for site_entry in sites)
-            sites.append({"id": f"{name}#{count + 1}" if count else name, "kind": site.kind, "layer": site.layer})
-    return sites
 
 
 def statistics_by_depth(recording: Recording, step: int) -> Numbers:
@@ -145,7 +114,7 @@ def streams_by_depth(model: CharLM, measured: Numbers) -> Numbers:
 
 
 def stack_sites(model: CharLM) -> list[Numbers]:
-    """Return the sites of a model by depth, x_0 first, as `recorded_sites` does."""
+    """Return the sites of a model by depth as JSON types, x_0 first, without the final norm."""
     places = [connection.place for connection in model.decoder.stack.connections]
     kinds = [("attention", "feed-forward")[place.sublayer] for place in places]
     sites = [
@@ -155,10 +124,9 @@ def stack_sites(model: CharLM) -> list[Numbers]:
     return [{"id": "x_0", "kind": "start", "layer": None}, *sites]
 
 
-def _ablate_streams(
-    model: CharLM, inputs: Tensor, targets: Tensor, on_site: Callable[[], None] | None
-) -> list[Numbers]:
-    """Return for each sublayer the rise of the loss when `ResidualStack.without` removes its write."""
+def measure_ablation(model: CharLM, text: Text, tokens: int) -> list[Numbers]:
+    """Return for each sublayer the rise of the loss on `PROBE` test sequences without its write (`ResidualStack.without`)."""
+    inputs, targets = text.held_out("test", PROBE, tokens)
     stack, rises = model.decoder.stack, []
     whole = float(cross_entropy(logits(model, inputs), targets))
     try:
@@ -166,34 +134,6 @@ def _ablate_streams(
             model.decoder.stack = stack.without(i)
             rise = float(cross_entropy(logits(model, inputs), targets)) - whole
             rises.append({"site": site["id"], "kind": site["kind"], "rise": rise})
-            if on_site is not None:
-                on_site()
     finally:
         model.decoder.stack = stack
-    return rises
-
-
-def measure_ablation(
-    model: CharLM, text: Text, tokens: int, on_site: Callable[[], None] | None = None
-) -> list[Numbers]:
-    """Return for each sublayer the rise of the loss on `PROBE` test sequences without its write.
-
-    `on_site` is called after each sublayer.
-    """
-    inputs, targets = text.held_out("test", PROBE, tokens)
-    if model.decoder.stack.has_streams:
-        return _ablate_streams(model, inputs, targets, on_site)
-    with torch.no_grad():
-        sites = inspect(model, inputs)
-    rises = []
-    for ablation in ablate_each(sites, inputs, loss=lambda y: cross_entropy(y, targets)):
-        rises.append(
-            {
-                "site": _sublayer_name(ablation.site.kind, ablation.site.layer),
-                "kind": ablation.site.kind,
-                "rise": ablation.loss_change,
-            }
-        )
-        if on_site is not None:
-            on_site()
     return rises

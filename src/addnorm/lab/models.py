@@ -10,8 +10,6 @@ from addnorm.nn import Wiring
 from addnorm.nn.transformer import Decoder
 from addnorm.stream.dataflow.state import fork_rng
 
-__all__ = ["CharLM"]
-
 
 class CharLM(nn.Module):
     """Character language model: embeddings, a causal decoder without cross-attention, a linear head.

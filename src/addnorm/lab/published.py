@@ -37,8 +37,6 @@ from addnorm.lab.published_numbers import (
 )
 from addnorm.lab.theory import STREAM_WIRINGS
 
-__all__ = ["PUBLISHED", "PublishedResult", "check_published"]
-
 XIONG = "Xiong et al. 2020, arXiv 2002.04745"
 DEEPNET = "Wang et al. 2022 (DeepNet), arXiv 2203.00555"
 

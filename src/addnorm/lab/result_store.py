@@ -20,8 +20,6 @@ from addnorm._util import jsonio
 from addnorm._util.files import UnwritableError, write_text
 from addnorm.lab.measure import Numbers
 
-__all__ = ["ResultStore", "read_progress", "write_progress"]
-
 KINDS = ("run", "untrained")
 # The fields of a result that a comparison needs, with their types.
 FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {

@@ -17,8 +17,6 @@ from addnorm.lab.measure import Numbers
 from addnorm.lab.published import PublishedResult, check_published
 from addnorm.lab.run import Protocol
 
-__all__ = ["Arm", "Difference", "Group", "Results", "difference", "t_quantile"]
-
 MARGIN = 0.1  # nats: four seeds differed by at most 0.075 (post-LN without warm-up, 12 layers, 200 steps)
 LEVEL = 0.05  # probability that chance alone makes any of the compared differences count
 SMALLEST = 0.01  # nats: a smaller difference does not matter, even if it is significant

@@ -18,18 +18,6 @@ from addnorm.wirings.factors import format_factor
 from addnorm.wirings.init import xavier, xavier_packed
 from addnorm.wirings.spec import Place, Row
 
-__all__ = [
-    "FULL",
-    "ILLUSTRATION",
-    "SCHEMA",
-    "Protocol",
-    "Run",
-    "as_lab_wiring",
-    "describe_behaviour",
-    "hash_json",
-    "wiring_label",
-]
-
 MAXIMA = {"num_layers": 10_000, "steps": 1_000_000, "seed": 2**31 - 1}
 SCHEMA = 2  # version of a run's result; results of another version are not reused
 

@@ -19,8 +19,6 @@ from addnorm.nn.state import Site, StreamState
 from addnorm.nn.step import collapse, finish, read
 from addnorm.nn.unrolling import find_gains, to_entries
 
-__all__ = ["StreamsRecorder", "amax_gains", "measure_streams", "rms"]
-
 Numbers = dict[str, Any]
 
 

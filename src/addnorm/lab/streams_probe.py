@@ -24,8 +24,6 @@ from addnorm.nn.norm import LayerNorm, RMSNorm
 from addnorm.stream.dataflow.state import fork_rng
 from addnorm.wirings import CONSTRUCTORS, Stage
 
-__all__ = ["MIXED", "PROBED", "StreamsProbe", "perturb"]
-
 Numbers = dict[str, Any]
 
 PROBED = (

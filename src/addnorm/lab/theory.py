@@ -29,19 +29,6 @@ from addnorm.lab.toy_model import ToyModel, geometric_mean, token_similarity
 from addnorm.nn import Wiring
 from addnorm.wirings.coefficients import HyperConnection, ManifoldConnection
 
-__all__ = [
-    "DEPTHS",
-    "SEEDS",
-    "STREAM_DEPTHS",
-    "STREAM_WIRINGS",
-    "WIRINGS",
-    "InitStack",
-    "init_stacks",
-    "measure_init",
-    "measure_streams_init",
-    "summarize",
-]
-
 Numbers = dict[str, Any]
 
 DEPTHS = (2, 4, 8, 16, 24, 32, 64)
@@ -152,7 +139,7 @@ def _first_steps(model: ToyModel) -> dict[str, float]:
     The step changes all weights of `model`, including the head's. Tokens are not mixed, so that each token is a separate example.
     The result is infinite if the logits overflow.
     """
-    model.set_mixing("none")
+    model.separate_tokens()
     x = model.x[:1]
     weights = list(model.parameters())
     y = model.stack(x)

@@ -3,7 +3,7 @@
 It is the model of Xiong et al. 2020 (arXiv 2002.04745), section 3: attention with zero queries and keys, so that every token
 reads the mean over tokens, times W_v; a feed-forward sublayer relu(x W_1) W_2 as wide as the stream; norms without weights; all
 weights N(0, 1/d) and x_0 ~ N(0, 1); a head, and the mean cross-entropy of random targets. Everything is drawn from one seed.
-`Mixing` chooses the tokens that attention averages: all of them, the preceding ones, or each token alone.
+`ToyModel.separate_tokens` makes attention read each token alone.
 """
 
 from __future__ import annotations
@@ -11,57 +11,26 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from addnorm._util.arguments import check_choice
 from addnorm.nn import ResidualStack, Wiring
-
-__all__ = [
-    "Mixing",
-    "StreamMeasurement",
-    "ToyModel",
-    "UniformAttention",
-    "geometric_mean",
-    "log_slope",
-    "measure_stream",
-    "r_squared",
-    "stream_states",
-    "token_similarities",
-    "token_similarity",
-]
-
-Mixing = Literal["mean", "causal", "none"]
-
-
-def _causal_mean(x: Tensor) -> Tensor:
-    """Return for each token the mean over the token itself and all tokens before it."""
-    return x.cumsum(-2) / torch.arange(1, x.shape[-2] + 1, device=x.device, dtype=x.dtype).unsqueeze(-1)
-
-
-# What every token reads with zero queries and keys: softmax(0) without a mask, with a causal one, with a diagonal one.
-_MIXED: dict[Mixing, Callable[[Tensor], Tensor]] = {
-    "mean": lambda x: x.mean(-2, keepdim=True),
-    "causal": _causal_mean,
-    "none": lambda x: x,
-}
 
 
 class UniformAttention(nn.Module):
-    """Attention with zero queries and keys: the mean over the unmasked tokens, times W_v.
+    """Attention with zero queries and keys: the mean over the tokens, times W_v. With `is_mixing` False each token alone.
 
     Args:
         d_model: width of the stream.
-        mixing: "mean" averages all tokens, "causal" each token and all tokens before it, "none" each token alone.
     """
 
-    def __init__(self, d_model: int, mixing: Mixing = "mean") -> None:
+    is_mixing = True
+
+    def __init__(self, d_model: int) -> None:
         super().__init__()
-        check_choice("mixing", mixing, get_args(Mixing))
-        self.mixing: Mixing = mixing
         self.value = nn.Linear(d_model, d_model, bias=False)
 
     def weight_roles(self) -> list[tuple[str, Tensor]]:
@@ -69,8 +38,8 @@ class UniformAttention(nn.Module):
         return [("value", self.value.weight)]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the attention output, `(*, n, d_model)`. With mixing "mean" all tokens have the same output."""
-        mixed: Tensor = self.value(_MIXED[self.mixing](x))
+        """Return the attention output, `(*, n, d_model)`."""
+        mixed: Tensor = self.value(x.mean(-2, keepdim=True) if self.is_mixing else x)
         return mixed.expand(x.shape)
 
 
@@ -87,9 +56,6 @@ class ToyModel(nn.Module):
         loss_tokens: number of tokens that the loss is the mean of; None is all. The paper's bounds are for the loss of one
             token: in a mean the gradients of different tokens cancel, the less so the more similar the tokens are.
         d_model: width of the stream, and number of classes.
-        mixing: tokens that attention averages. Weights and data are the same for each choice.
-
-    There are nine parameters, since each is a choice of the papers.
 
     Attributes:
         stack: the `ResidualStack`.
@@ -99,7 +65,6 @@ class ToyModel(nn.Module):
     def __init__(
         self, num_layers: int, wiring: Wiring | str, seed: int, *,
         init: bool = False, sequences: int = 1, tokens: int = 32, d_model: int = 64, loss_tokens: int | None = None,
-        mixing: Mixing = "mean",
     ) -> None:  # fmt: skip
         super().__init__()
         with torch.random.fork_rng(devices=()):
@@ -109,7 +74,7 @@ class ToyModel(nn.Module):
             sublayers: list[nn.Module] = []
             for _ in range(num_layers):
                 up, down = nn.Linear(d_model, d_model, bias=False), nn.Linear(d_model, d_model, bias=False)
-                sublayers += [UniformAttention(d_model, mixing), nn.Sequential(up, nn.ReLU(), down)]
+                sublayers += [UniformAttention(d_model), nn.Sequential(up, nn.ReLU(), down)]
             self.stack = ResidualStack(sublayers, d_model, wiring, elementwise_affine=False)
             self.head = nn.Linear(d_model, d_model, bias=False)
             for module in self.modules():
@@ -126,12 +91,11 @@ class ToyModel(nn.Module):
         """Return the loss, computed by the fused stack."""
         return self.loss(self.stack(self.x))
 
-    def set_mixing(self, mixing: Mixing) -> ToyModel:
-        """Change the tokens that attention averages, and return the model."""
+    def separate_tokens(self) -> None:
+        """Let attention read each token alone, so that the tokens are separate examples."""
         for module in self.modules():
             if isinstance(module, UniformAttention):
-                module.mixing = mixing
-        return self
+                module.is_mixing = False
 
     def feed_forward_gradients(self) -> list[float]:
         """Return the norm of the gradient of W_2 for each layer."""

@@ -29,8 +29,6 @@ from addnorm.lab.streams import StreamsRecorder
 from addnorm.stream.record.recorder import record
 from addnorm.stream.record.recording import Recording
 
-__all__ = ["OnStep", "Training", "one_thread", "train"]
-
 OnStep = Callable[[int, float], None]  # called with the number of finished steps and the last loss
 STEP_PROBE = 4  # sequences whose logits are compared before and after a step
 RECORDED = 8  # maximum number of recorded sequences of a batch, enough tokens for a mean; at most half of the batch is recorded
@@ -184,7 +182,7 @@ class Training:
         for name, values in measure.statistics_by_depth(recording, recording.steps[-1]).items():
             self.recorded[name].append(values)
         if self.step == 0:
-            self.places = measure.recorded_sites(recording)
+            self.places = measure.stack_sites(self.model)
             self.map = measure.memory_map(recording)
         return True
 

@@ -17,8 +17,6 @@ from addnorm.lab.measure import Numbers
 from addnorm.lab.results import Arm, Group, Results, difference
 from addnorm.wirings.factors import format_factor
 
-__all__ = ["find_verdict", "format_loss", "gradient_ratio", "join_words", "share_of", "summarize_stack"]
-
 LEARNED = 0.1  # nats below the loss of the character frequencies: a model with less has learned nothing
 
 
