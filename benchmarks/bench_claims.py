@@ -21,12 +21,12 @@ from torch import nn
 import addnorm
 from addnorm import ResidualStack, Wiring, wirings
 from addnorm._util.numbers import format_number
+from addnorm.bench import timing
 from addnorm.bench.case import Case, Document, Results, Row, grid
 from addnorm.bench.harness import Benchmark
 from addnorm.bench.jobs import eager, ours
 from addnorm.bench.pages import headline, markdown
 from addnorm.bench.script import main
-from addnorm.bench.timing import interleaved
 from addnorm.lab import Run, Text, measure, python_docs
 from addnorm.lab.models import CharLM
 from addnorm.lab.toy_model import StreamMeasurement, ToyModel, geometric_mean, measure_stream, token_similarity
@@ -186,8 +186,8 @@ def cost(rounds: int) -> Iterator[Row]:
         runs: dict[str, list[Any]] = {"sublayers": [(one, (x,), [x, *one.parameters()]) for one in sublayers]}
         for name, op in (("eager", eager(case)), ("addnorm", ours(case))):
             runs[name] = [(op, tensors := (x, branch, norm.weight, norm.bias), tensors) for norm in norms]
-        times = interleaved({name: partial(step, calls) for name, calls in runs.items()}, rounds)
-        ms = {name: row["median_us"] / 1e3 for name, row in times.items()}
+        times = timing.measure(case, {name: partial(step, calls) for name, calls in runs.items()}, rounds)["rows"]
+        ms = {row["variant"]: row["median_us"] / 1e3 for row in times}
         own = count(norms)
         yield {
             "d": d, "tokens": COST_TOKENS, "rounds": rounds, "parameters": own / (own + count(sublayers)),

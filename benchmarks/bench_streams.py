@@ -128,8 +128,8 @@ def _copied() -> float:
     """Return the bandwidth of a copy far larger than the caches, bytes read and written."""
     source = torch.ones(COPY_BYTES // 4)
     target = torch.empty_like(source)
-    rows = timing.interleaved({"copy": lambda: target.copy_(source)}, rounds=7, seconds=0.5)
-    return float(2 * COPY_BYTES / rows["copy"]["median_us"] / 1e3)
+    (row,) = timing.measure(Case(), {"copy": lambda: target.copy_(source)}, rounds=7, seconds=0.5)["rows"]
+    return float(2 * COPY_BYTES / row["median_us"] / 1e3)
 
 
 def least_us(case: Case, gigabytes_per_second: float) -> float:

@@ -120,7 +120,7 @@ def test_variant_computes_the_operation(name, norm, job, dtype):
     limit = variants.unfit(name, item)
     if limit is not None:
         assert name not in ("eager", "addnorm")
-        assert limit in [each.why for each in variants.VARIANTS[name].limits]
+        assert limit in variants.VARIANTS[name].limits
         return
     errors, problem = check_call(item, MAKE[name](item))
     assert problem is None
@@ -205,21 +205,20 @@ def test_missing_peers_have_a_reason(monkeypatch):
 @pytest.mark.parametrize(("job", "forwards"), [("forward", 1), ("backward", 0), ("dropout", 1)])
 def test_timed_call_runs_the_job(monkeypatch, job, forwards):
     item = case("layer", job, "mixed" if job == "dropout" else "float32")
-    measurement = benchmark._Measurement(item, {part: [] for part in benchmark.PARTS})
-    calls, right = [], jobs.eager(item)
+    tensors, calls, right = jobs.inputs(item), [], jobs.eager(item)
 
     def forward(*args):
         calls.append(args)
         return right(*args)
 
     monkeypatch.setitem(variants.VARIANTS, "eager", variants.Variant("eager", lambda case: forward))
-    call = measurement._checked("eager")
+    call = benchmark.check_variant(item, "eager", tensors, {"errors": []})
     assert len(calls) == (2 if job == "backward" else 1)  # the check; then the graph is made
     calls.clear()
     results = [call(), call()]
     assert len(calls) == 2 * forwards
     if job == "backward":
-        truth = proofs.truth(item, measurement.tensors)
+        truth = proofs.truth(item, tensors)
         for gradient, name in zip(results[1], proofs.GRADIENTS[:4], strict=True):
             torch.testing.assert_close(gradient.double(), truth[name], rtol=1e-4, atol=1e-4)
 

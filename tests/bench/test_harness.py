@@ -168,11 +168,12 @@ def test_target_has_a_row_for_all_cases_each_group_or_each_case():
 def test_rounds_fit_into_the_time_of_a_case(monkeypatch, seconds, rounds, measured):
     order = []
     monkeypatch.setattr(timing, "_calibrate", lambda call: (2, seconds))
-    rows = timing.interleaved({name: lambda name=name: order.append(name) for name in "abc"}, rounds, peer="a")
-    assert [row["rounds"] for row in rows.values()] == [measured] * 3
+    calls = {name: lambda name=name: order.append(name) for name in "abc"}
+    a, b, c = timing.measure(CASES[0], calls, rounds, peer="a")["rows"]
+    assert [row["rounds"] for row in (a, b, c)] == [measured] * 3
     assert "".join(order[:18]) == "aaabbbccc" + "bbbcccaaa"  # each loop begins with an untimed call
-    assert (rows["a"]["paired_low"], rows["a"]["paired_high"]) == (1.0, 1.0)
-    assert rows["b"]["paired_low"] <= rows["b"]["paired_ratio"] <= rows["b"]["paired_high"]
+    assert (a["paired_low"], a["paired_high"]) == (1.0, 1.0)
+    assert b["paired_low"] <= b["paired_ratio"] <= b["paired_high"]
 
 
 def test_variants_that_may_fail_are_reported():
@@ -189,14 +190,15 @@ def test_variants_that_may_fail_are_reported():
 FAULTS = """
 import json, os, torch
 from addnorm.bench import timing
+from addnorm.bench.case import Case
 torch.set_num_threads(1)
 x = torch.randn(4 * 2**20)
 calls = {"add": lambda: x + 1.0, "in place": lambda: x.add_(1.0)}
 faults = {}
 for state in ("fresh", "kept"):
     assert timing.settle_allocator(state)
-    rows = timing.interleaved(calls, 5)
-    faults[state] = {name: row["faults"] / (x.nbytes / os.sysconf("SC_PAGE_SIZE")) for name, row in rows.items()}
+    rows = timing.measure(Case(), calls, 5)["rows"]
+    faults[state] = {row["variant"]: row["faults"] / (x.nbytes / os.sysconf("SC_PAGE_SIZE")) for row in rows}
 print(json.dumps(faults))
 """
 

@@ -109,69 +109,14 @@ class Benchmark:
         )  # no time limit
 
 
-class _Run:
-    """State of a run: result rows by part, the measured cases, and the cases that are left."""
-
-    def __init__(self, benchmark: Benchmark, cases: Sequence[Case], options: Row, earlier: Document) -> None:
-        self.benchmark, self.options, self.earlier = benchmark, options, earlier
-        self.meter, self.start = environment.LoadMeter(), time.monotonic()
-        self.results: Results = {part: [*earlier.get(part, [])] for part in benchmark.parts}
-        self.done = [Case(**values) for values in earlier.get("cells", [])]
-        self.left = [case for case in cases if case not in self.done]
-        self.ended: str | None = None
-        self.threads = max([case.threads for case in cases if "threads" in vars(case)] or [benchmark.threads])
-
-    def measure(self, budget: float | None, progress: Progress, save: Callable[[], object]) -> None:
-        """Measure the cases that are left, one after the other. An interrupt (Ctrl-C) or a `Stop` ends the run early."""
-        deadline, total = None, len(self.left)
-        try:
-            for i, case in enumerate([*self.left]):
-                seconds = time.monotonic() - self.start
-                if deadline is not None and time.monotonic() > deadline:
-                    raise Stop("budget")
-                progress(f"{i + 1:3}/{total}  {seconds:5.0f} s  {self.benchmark.title(case)}")
-                for part, rows in self._measured(case, deadline).items():
-                    self.results[part] += rows
-                self.done.append(case)
-                self.left.remove(case)
-                deadline = None if budget is None else self.start + budget  # the first case is always measured
-                save()
-            self.ended = "done"
-        except Stop as stop:
-            self.ended = str(stop)
-        except KeyboardInterrupt:
-            self.ended = "interrupt"
-
-    def _measured(self, case: Case, deadline: float | None) -> Results:
-        options = self.options
-        if self.benchmark.budget is not None:
-            options = {**options, "deadline": deadline}
-        torch.set_num_threads(getattr(case, "threads", self.threads) or torch.get_num_threads())
-        return self.benchmark.measure(case, **options)
-
-    def document(self, here: Document) -> Document:
-        """Return the document of the run so far. `here` describes the environment."""
-        load = self.meter.columns()
-        load["load"] = max(load["load"] or 0.0, self.earlier.get("load", 0.0))  # the larger counts
-        head = {
-            "schema": self.benchmark.schema, "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "complete": self.ended in ("done", "budget"), "ended": self.ended,
-            "seconds": self.earlier.get("seconds", 0.0) + time.monotonic() - self.start, **here,
-            "threads": self.threads or torch.get_num_threads(), **load, "protocol": self.benchmark.settings(self.options),
-        }  # fmt: skip
-        if self.left:
-            head |= {"cells": [*map(vars, self.done)], "left": [*map(vars, self.left)]}
-        parts = self.benchmark.finish(self.results, head)
-        judged = self.benchmark.judge({**head, **parts})
-        return {**head, **judged, **{name: value for name, value in parts.items() if name not in judged}}
-
-
 def run(
     benchmark: Benchmark, cases: Sequence[Case] | None = None, *, budget: float | None = None,
-    earlier: Document | None = None, path: Path | None = None, progress: Progress | None = None,
+    earlier: Document | None = None, path: Path | None = None, progress: Progress = lambda line: None,
     here: Document | None = None, **options: Any,
 ) -> Document:  # fmt: skip
     """Measure the cases and return the document. After an interrupt it has the finished cases, and `complete` is False.
+
+    An interrupt is Ctrl-C, or a `Stop` that the measurement raises.
 
     Args:
         benchmark: the benchmark.
@@ -183,26 +128,59 @@ def run(
         here: description of the environment; None: `environment.describe` and the benchmark's own keys.
         options: `rounds`, and the benchmark's options.
     """
-    chosen = benchmark.plan() if cases is None else [*cases]
+    chosen, earlier = benchmark.plan() if cases is None else [*cases], earlier or {}
     if here is None:
         here = {**environment.describe(), **benchmark.describe(chosen)}
-    state = _Run(benchmark, chosen, {"rounds": benchmark.rounds, **options}, earlier or {})
-    threads = torch.get_num_threads()
+    options = {"rounds": benchmark.rounds, **options}
+    meter, start, before = environment.LoadMeter(), time.monotonic(), torch.get_num_threads()
+    results: Results = {part: [*earlier.get(part, [])] for part in benchmark.parts}
+    done = [Case(**values) for values in earlier.get("cells", [])]
+    left = [case for case in chosen if case not in done]
+    threads = max([case.threads for case in chosen if "threads" in vars(case)] or [benchmark.threads])
 
-    def save() -> None:
-        if path is not None and state.left:
-            write(state.document(here), path)
+    def document(ended: str | None) -> Document:
+        load = meter.columns()
+        load["load"] = max(load["load"] or 0.0, earlier.get("load", 0.0))  # the larger counts
+        head = {
+            "schema": benchmark.schema, "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "complete": ended in ("done", "budget"), "ended": ended,
+            "seconds": earlier.get("seconds", 0.0) + time.monotonic() - start, **here, "threads": threads or before, **load,
+            "protocol": benchmark.settings(options),
+        }  # fmt: skip
+        if left:
+            head |= {"cells": [*map(vars, done)], "left": [*map(vars, left)]}
+        parts = benchmark.finish(results, head)
+        judged = benchmark.judge({**head, **parts})
+        return {**head, **judged, **{name: value for name, value in parts.items() if name not in judged}}
+
+    def measure() -> None:
+        deadline, total = None, len(left)
+        for i, case in enumerate([*left]):
+            if deadline is not None and time.monotonic() > deadline:
+                raise Stop("budget")
+            progress(f"{i + 1:3}/{total}  {time.monotonic() - start:5.0f} s  {benchmark.title(case)}")
+            torch.set_num_threads(getattr(case, "threads", threads) or before)
+            more = {} if benchmark.budget is None else {"deadline": deadline}
+            for part, rows in benchmark.measure(case, **options, **more).items():
+                results[part] += rows
+            done.append(case)
+            left.remove(case)
+            deadline = None if budget is None else start + budget  # the first case is always measured
+            if path is not None and left:
+                write(document(None), path)
 
     timing.settle_allocator()
+    ended = "done"
     try:
-        state.measure(budget, progress or (lambda line: None), save)
+        measure()
+    except Stop as stop:
+        ended = str(stop)
+    except KeyboardInterrupt:
+        ended = "interrupt"
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
         timing.settle_allocator("default")
-    return state.document(here)
-
-
-# ------------------------------------------------------------------------------------------------------------ documents
+    return document(ended)
 
 
 def partial_path(path: Path) -> Path:

@@ -90,7 +90,7 @@ def quotient(rows: Mapping[str, Row], above: str, below: str = "addnorm", *, tim
 
 
 def interval(row: Row, *, inverse: bool = False) -> str:
-    """Return `paired_ratio` of a result row, or its inverse, and its 95% interval as text (see `timing.interleaved`)."""
+    """Return `paired_ratio` of a result row, or its inverse, and its 95% interval as text (see `timing.measure`)."""
     ratio, low, high = (row[f"paired_{key}"] for key in ("ratio", "low", "high"))
     if inverse:
         ratio, low, high = 1 / ratio, 1 / high, 1 / low

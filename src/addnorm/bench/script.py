@@ -120,10 +120,8 @@ def _parser(benchmark: Benchmark) -> argparse.ArgumentParser:
     for name, value in benchmark.options.items():
         if value is True:
             parser.add_argument(f"--no-{name}", dest=name, action="store_false")
-        elif isinstance(value, tuple):
-            parser.add_argument(f"--{name}", nargs="+", choices=value)
         else:
-            parser.add_argument(f"--{name}", type=type(value), default=value)
+            parser.add_argument(f"--{name}", nargs="+", choices=value)
     return parser
 
 

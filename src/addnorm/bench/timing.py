@@ -25,7 +25,6 @@ from addnorm.bench.case import Case, Results, Row
 
 State = Literal["kept", "fresh", "default"]
 Call = Callable[[], Any]
-Failed = Callable[[str, Exception], object]
 
 ROUNDS = 21
 FEWEST_ROUNDS = 5  # at least, also where a round takes long
@@ -62,57 +61,50 @@ def settle_allocator(state: State = "kept") -> bool:
     return all(results)
 
 
-def measure(case: Case, calls: Mapping[str, Call], rounds: int, **options: Any) -> Results:
-    """Return a result row for each variant of a case, and the failures. `options` are those of `interleaved`."""
-    failures: list[Row] = []
-    rows = interleaved(calls, rounds, failed=lambda *failed: failures.append(failure(case, *failed)), **options)
-    return {"rows": [case.row(variant=name, **row) for name, row in rows.items()], "failures": failures}
-
-
 def failure(case: Case, variant: str, error: Exception) -> Row:
     """Return a row of `failures`: the case, the variant and the text of the error."""
     return case.row(variant=variant, error=f"{type(error).__name__}: {error}"[:300])
 
 
-def interleaved(
-    calls: Mapping[str, Call], rounds: int = ROUNDS, *, seconds: float = 0.0, peer: str | None = None,
-    may_fail: Container[str] = (), failed: Failed | None = None,
-) -> dict[str, Row]:  # fmt: skip
-    """Return for each variant the median time of a call and its quartiles in microseconds, `rounds`, and `repeats` in a loop.
+def measure(
+    case: Case, calls: Mapping[str, Call], rounds: int, *, seconds: float = CELL_SECONDS, peer: str | None = None,
+    may_fail: Container[str] = (),
+) -> Results:  # fmt: skip
+    """Return a result row for each variant of a case, measured in turns, and the failures.
 
-    With a `peer` also `paired_ratio`, the median over the rounds of the peer's time divided by the variant's, and its 95%
-    interval from `paired_low` to `paired_high`.
+    A row has the median time of a call and its quartiles in microseconds, `rounds`, and `repeats` in a loop. With a `peer` also
+    `paired_ratio`, the median over the rounds of the peer's time divided by the variant's, and its 95% interval from
+    `paired_low` to `paired_high`.
 
     Args:
+        case: the case.
         calls: the variants.
         rounds: number of timed loops at most.
-        seconds: duration of all rounds; 0 is CELL_SECONDS.
+        seconds: duration of all rounds.
         peer: variant that the others are compared with, round by round.
-        may_fail: variants whose first call may raise: `failed` is called, and the variant is left out.
-        failed: function of a variant and its error.
+        may_fail: variants whose first call may raise: the variant is then left out, and its error is in `failures`.
     """
     repeats: dict[str, int] = {}
     round_seconds = 0.0
+    results: Results = {"rows": [], "failures": []}
     for name, call in calls.items():
         try:
             repeats[name], turn = _calibrate(call)
             round_seconds += turn
         except Exception as error:
-            if failed is None or name not in may_fail:
+            if name not in may_fail:
                 raise
-            failed(name, error)
-    fit = int((seconds or CELL_SECONDS) / round_seconds) if repeats else 0
+            results["failures"].append(failure(case, name, error))
+    fit = int(seconds / round_seconds) if repeats else 0
     samplers = {name: partial(_sample, calls[name], repeats[name]) for name in repeats}
     samples = interleave(samplers, min(rounds, max(FEWEST_ROUNDS, fit)))
-    rows = {}
     for name, pairs in samples.items():
         times, faults = zip(*pairs, strict=True)
-        rows[name] = {**spread(times), "faults": statistics.median(faults), "repeats": repeats[name]}
+        row = case.row(variant=name, **spread(times), faults=statistics.median(faults), repeats=repeats[name])
         if peer is not None:
-            rows[name] |= paired_interval(
-                [theirs / ours for (theirs, _), ours in zip(samples[peer], times, strict=True)]
-            )
-    return rows
+            row |= paired_interval([theirs / ours for (theirs, _), ours in zip(samples[peer], times, strict=True)])
+        results["rows"].append(row)
+    return results
 
 
 def paired_interval(ratios: Sequence[float]) -> Row:
@@ -130,10 +122,10 @@ def paired_interval(ratios: Sequence[float]) -> Row:
     }  # fmt: skip
 
 
-def spread(times: Sequence[float], prefix: str = "") -> Row:
+def spread(times: Sequence[float]) -> Row:
     """Return the median of `times` in microseconds, the quartiles and the number of times, as values of a result row."""
     q1, median, q3 = quartiles(times)
-    return {f"{prefix}median_us": median, f"{prefix}q1_us": q1, f"{prefix}q3_us": q3, "rounds": len(times)}
+    return {"median_us": median, "q1_us": q1, "q3_us": q3, "rounds": len(times)}
 
 
 def protocol(rounds: int) -> Row:

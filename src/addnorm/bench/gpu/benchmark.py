@@ -50,7 +50,7 @@ def measure(
     """
     results: Results = {part: [] for part in PARTS}
     try:
-        _Measurement(case, results).run(rounds, variants, deadline)
+        _measure_variants(case, results, rounds, variants, deadline)
     except Stop:
         raise
     except Exception as error:  # such as for memory
@@ -67,65 +67,60 @@ def _free(case: Case) -> None:
         torch.cuda.empty_cache()
 
 
-class _Measurement:
-    """Measurement of one case: its inputs, and the calls of its variants."""
+def _measure_variants(
+    case: Case, results: Results, rounds: int, requested: Sequence[str] | None, deadline: float | None
+) -> None:
+    """Prepare every variant, time the variants in turns, and add their result rows."""
+    tensors = jobs.inputs(case, case.device)
+    calls: dict[str, TimedCall] = {}
+    ready: dict[str, float] = {}
 
-    def __init__(self, case: Case, results: Results) -> None:
-        self.case, self.results = case, results
-        self.tensors = jobs.inputs(case, case.device)
-        self.calls: dict[str, TimedCall] = {}
-        self.ready: dict[str, float] = {}
+    def failed(name: str, error: Exception) -> None:
+        results["failures"].append(timing.failure(case, name, error))
 
-    def run(self, rounds: int, requested: Sequence[str] | None, deadline: float | None) -> None:
-        """Prepare every variant, time the variants in turns, and add their result rows."""
-        case = self.case
-        # A GPU's backward runs in another thread, where this setting does not apply; there the first backward retains its graph
-        # too. The setting here keeps such graphs apart from the others in the compiler's cache.
-        with keep_donated_buffers(JOBS[case.job].retained):
-            torch.compiler.reset()  # only this case's graphs, without the guards of earlier ones
-            for name in variants.chosen(case, requested):
-                if deadline is not None and time.monotonic() > deadline:
-                    raise Stop("budget")
-                self._prepare(name)
-            samplers = {name: partial(clock.sample, case.device, call) for name, call in self.calls.items()}
-            samples = interleave(samplers, rounds, failed=self._failed)
-        for name, some in samples.items():
-            more = {"bytes": moved_bytes(case), "ready_s": self.ready[name]}
-            self.results["rows"].append(case.row(variant=name, **clock.times(some), **more))
-
-    def _prepare(self, name: str) -> None:
-        """Make a variant, check it, call it once and keep its call. If this fails, report the reason."""
+    def prepare(name: str) -> None:
         begun = time.monotonic()
         try:
-            call = self._checked(name)
+            call = check_variant(case, name, tensors, results)
             call()
-            clock.wait(self.case.device)
-            self.calls[name], self.ready[name] = call, time.monotonic() - begun
+            clock.wait(case.device)
+            calls[name], ready[name] = call, time.monotonic() - begun
         except Exception as error:  # any error of a peer is reported, and the others are measured
-            self._failed(name, error)
-        if name not in self.calls:
-            _free(self.case)
+            failed(name, error)
 
-    def _failed(self, name: str, error: Exception) -> None:
-        self.results["failures"].append(timing.failure(self.case, name, error))
+    # A GPU's backward runs in another thread, where this setting does not apply; there the first backward retains its graph
+    # too. The setting here keeps such graphs apart from the others in the compiler's cache.
+    with keep_donated_buffers(JOBS[case.job].retained):
+        torch.compiler.reset()  # only this case's graphs, without the guards of earlier ones
+        for name in variants.chosen(case, requested):
+            if deadline is not None and time.monotonic() > deadline:
+                raise Stop("budget")
+            prepare(name)
+            if name not in calls:
+                _free(case)
+        samplers = {name: partial(clock.sample, case.device, call) for name, call in calls.items()}
+        samples = interleave(samplers, rounds, failed=failed)
+    for name, some in samples.items():
+        row = case.row(variant=name, **clock.times(some), bytes=moved_bytes(case), ready_s=ready[name])
+        results["rows"].append(row)
 
-    def _checked(self, name: str) -> TimedCall:
-        """Check a variant, and return the function to time, which runs the job."""
-        case, job, tensors = self.case, JOBS[self.case.job], self.tensors
-        forward = VARIANTS[name].make(case)
-        with torch.set_grad_enabled(job.backward):
-            relative, problem = proofs.check(case, forward, tensors)
-        finite = {key: value if math.isfinite(value) else None for key, value in relative.items()}
-        self.results["errors"].append(case.row(variant=name, limits=proofs.limits(case), **finite))
-        if problem is not None:
-            raise WrongError(problem)
-        if not job.backward:
-            return lambda: forward(*tensors.args)
-        if not job.retained:
-            return lambda: tensors.gradients(forward(*tensors.args))
-        # The graph is made here. At its first run `torch.compile` decides whether the backward may overwrite saved tensors.
-        graph = forward(*tensors.args)
-        return lambda: tensors.gradients(graph, retain=True)
+
+def check_variant(case: Case, name: str, tensors: jobs.Set, results: Results) -> TimedCall:
+    """Check a variant, add its errors to the results, and return the function to time, which runs the job."""
+    job, forward = JOBS[case.job], VARIANTS[name].make(case)
+    with torch.set_grad_enabled(job.backward):
+        relative, problem = proofs.check(case, forward, tensors)
+    finite = {key: value if math.isfinite(value) else None for key, value in relative.items()}
+    results["errors"].append(case.row(variant=name, limits=proofs.limits(case), **finite))
+    if problem is not None:
+        raise WrongError(problem)
+    if not job.backward:
+        return lambda: forward(*tensors.args)
+    if not job.retained:
+        return lambda: tensors.gradients(forward(*tensors.args))
+    # The graph is made here. At its first run `torch.compile` decides whether the backward may overwrite saved tensors.
+    graph = forward(*tensors.args)
+    return lambda: tensors.gradients(graph, retain=True)
 
 
 class WrongError(ValueError):
@@ -166,7 +161,7 @@ def describe(cases: Sequence[Case]) -> Document:
     return {
         "versions": environment.describe()["versions"] | more, "peers": variants.versions(), "device": device(kind),
         "missing": variants.missing(kind),
-        "limits": {name: [limit.why for limit in one.limits] for name, one in VARIANTS.items() if one.limits},
+        "limits": {name: [*one.limits] for name, one in VARIANTS.items() if one.limits},
     }  # fmt: skip
 
 

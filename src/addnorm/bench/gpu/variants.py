@@ -9,7 +9,7 @@ flash-attn's main branch, quack-kernels 0.6.5.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any, NamedTuple
@@ -22,27 +22,20 @@ from addnorm.bench.jobs import DROPOUT, DTYPES, EPS, JOBS, Call, eager, ours
 EVERY = "every variant"  # name in `failures` where a whole case failed
 
 
-class Limit(NamedTuple):
-    """Condition that a variant requires of a case, `fits`, and the reason, `why`."""
-
-    why: str
-    fits: Callable[[Case], bool]
-
-
 class Variant(NamedTuple):
     """One implementation of the operation, such as addnorm or a kernel library.
 
     Attributes:
         title: name in tables.
         make: function of a case that returns the call.
-        limits: the cases that the variant does not support.
+        limits: conditions that the variant requires of a case, by the reason why it does not support others.
         package: name of the package that must be installed.
         module: name by which the package is imported. A variant with a module runs on CUDA only.
     """
 
     title: str
     make: Callable[[Case], Call]
-    limits: tuple[Limit, ...] = ()
+    limits: Mapping[str, Callable[[Case], bool]] = {}
     package: str | None = None
     module: str | None = None
 
@@ -57,23 +50,19 @@ def compiled(case: Case) -> Call:
 
 def liger(case: Case) -> Call:
     """Return a call of `LigerFusedAddRMSNormFunction`. Liger's LayerNorm has no add, so torch adds before it."""
-    eps, stream = EPS[case.norm], JOBS[case.job].stream
+    eps = EPS[case.norm]
     if case.norm == "rms":
         from liger_kernel.ops.fused_add_rms_norm import LigerFusedAddRMSNormFunction
 
         # Offset 0 and the casting of Llama are its defaults. Not in place: that would overwrite the gradient of y, which
         # the next call reads again.
         more = (eps, 0.0, "llama", False)
-        add_rms = LigerFusedAddRMSNormFunction.apply
-        if stream:
-            return lambda x, s, w, b: add_rms(s, x, w, *more)
-        return lambda x, s, w, b: add_rms(s, x, w, *more)[0]
-    from liger_kernel.ops.layer_norm import LigerLayerNormFunction
+        both: Call = lambda x, s, w, b: LigerFusedAddRMSNormFunction.apply(s, x, w, *more)  # noqa: E731
+    else:
+        from liger_kernel.ops.layer_norm import LigerLayerNormFunction
 
-    norm = LigerLayerNormFunction.apply
-    if stream:
-        return lambda x, s, w, b: (norm(z := x + s, w, b, eps), z)
-    return lambda x, s, w, b: norm(x + s, w, b, eps)
+        both = lambda x, s, w, b: (LigerLayerNormFunction.apply(z := x + s, w, b, eps), z)  # noqa: E731
+    return both if JOBS[case.job].stream else lambda *args: both(*args)[0]
 
 
 def flash_attn(case: Case) -> Call:
@@ -106,17 +95,19 @@ def _fits_flash_attn(case: Case) -> bool:
     return int(case.d * widest.itemsize) <= 65536
 
 
-NO_DROPOUT = Limit("has no dropout", lambda case: not JOBS[case.job].dropout)
-NARROW = Limit("keeps the stream in the branch's dtype", lambda case: case.dtype != "mixed")
+NO_DROPOUT = {"has no dropout": lambda case: not JOBS[case.job].dropout}
 VARIANTS = {
     "eager": Variant("eager", eager),
     "compile": Variant("torch.compile", compiled),
-    "liger": Variant("Liger", liger, (NO_DROPOUT, NARROW), "liger-kernel", "liger_kernel"),
+    "liger": Variant(
+        "Liger", liger, {**NO_DROPOUT, "keeps the stream in the branch's dtype": lambda case: case.dtype != "mixed"},
+        "liger-kernel", "liger_kernel",
+    ),
     "flash_attn": Variant(
-        "flash-attn", flash_attn, (Limit("takes rows of at most 64 KB", _fits_flash_attn),), "flash-attn", "flash_attn"
+        "flash-attn", flash_attn, {"takes rows of at most 64 KB": _fits_flash_attn}, "flash-attn", "flash_attn"
     ),
     "quack": Variant(
-        "QuACK", quack, (NO_DROPOUT, Limit("adds no residual in its LayerNorm", lambda case: case.norm == "rms")),
+        "QuACK", quack, {**NO_DROPOUT, "adds no residual in its LayerNorm": lambda case: case.norm == "rms"},
         "quack-kernels", "quack",
     ),
     "addnorm": Variant("addnorm", ours),
@@ -156,14 +147,10 @@ def versions() -> dict[str, str]:
 
 def unfit(name: str, case: Case) -> str | None:
     """Return why a variant does not support a case, or None if it does."""
-    return next((limit.why for limit in VARIANTS[name].limits if not limit.fits(case)), None)
+    return next((why for why, fits in VARIANTS[name].limits.items() if not fits(case)), None)
 
 
 def chosen(case: Case, requested: Sequence[str] | None = None) -> list[str]:
     """Return the `requested` variants (None: all) that are installed and support the case."""
-    left_out = missing(case.device)
-    return [
-        name
-        for name in VARIANTS
-        if name not in left_out and unfit(name, case) is None and name in (requested or VARIANTS)
-    ]
+    named, left_out = requested or VARIANTS, missing(case.device)
+    return [name for name in VARIANTS if name in named and name not in left_out and unfit(name, case) is None]
