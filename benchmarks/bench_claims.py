@@ -306,7 +306,7 @@ BENCHMARK = Benchmark(
         "rates": RATES, "d": D, "nhead": HEADS, "tokens": TOKENS, "batch": BATCH, "text": "pydoc_data.topics",
         "init": "the wiring's own rule; where that is plain Xavier, queries, keys and values as one matrix",
     },
-    finish=finish, verdicts=claims.judge_all, report=claims.report, threads=1, idle=False,
+    finish=finish, verdicts=partial(claims.judge_all, claims.CLAIMS), report=claims.report, threads=1, idle=False,
     sections={
         "docs/claims.md#claims": claims_section, "docs/claims.md#claims-by-depth": depth_section,
         "docs/claims.md#claims-trained": training_section,

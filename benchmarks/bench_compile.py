@@ -141,12 +141,12 @@ def default_form(case: Case) -> Mode:
     return compile_mode.mode(residual, plain=case.job != "dropout")
 
 
-def speed(variant: str, peer: str = "torch") -> Number:
-    """Return the function that tells how many times as fast a variant is as its peer; "default" is the default form."""
+def speed(variant: str) -> Number:
+    """Return the function that tells how many times as fast a variant is as torch alone; "default" is the default form."""
 
     def number(rows: Mapping[str, Row]) -> float | None:
         case = Case.of(next(iter(rows.values())), FIELDS)
-        return ratio(default_form(case) if variant == "default" else variant, peer)(rows)
+        return ratio(default_form(case) if variant == "default" else variant, "torch")(rows)
 
     return number
 

@@ -52,16 +52,12 @@ MAKE: dict[str, Callable[[nn.Module, Mapping[str, Any]], Fusion | None]] = {
 }  # fmt: skip
 
 
-def call_of(case: Case, model: nn.Module, kwargs: Mapping[str, Any]) -> Callable[[], Tensor]:
-    """Return the function that is timed."""
-    return (models.training_step if case.job == "training" else models.inference_step)(model, kwargs)
-
-
 def measure(case: Case, *, rounds: int, inductor: bool = True) -> Results:
     """Return a row for each variant, how long fusing took, and the variants that could not be made."""
     torch.compiler.reset()  # only this case's graphs, without the guards of earlier ones
     torch.manual_seed(0)  # the dropout masks of the proof
-    original, inputs = models.load_model(case, case.dtype)
+    step = models.training_step if case.job == "training" else models.inference_step
+    original, inputs = models.load_model(case)
     original.train(case.job == "training")
     compiled = inductor and (case.model, case.job, case.batch, case.tokens, case.dtype) in INDUCTOR
     results: Results = {"fusions": [], "failures": [], "rows": []}
@@ -76,7 +72,7 @@ def measure(case: Case, *, rounds: int, inductor: bool = True) -> Results:
         try:
             fusion = make(model, kwargs)
             seconds = time.perf_counter() - start
-            call = call_of(case, model, kwargs)
+            call = step(model, kwargs)
             call()  # captures and compiles
         except Exception as error:  # of a variant; a fused one may raise VerificationError
             if name == "plain":

@@ -67,15 +67,15 @@ def train_plain(model: nn.Module, run: Run, text: Text, observe: Observer) -> No
         observe(step + 1, loss.item())
 
 
-def prepare(case: Case, variant: str, text: Text, steps: int) -> Callable[[Observer], object]:
+def prepare(case: Case, variant: str, steps: int) -> Callable[[Observer], object]:
     """Return a training that has not begun, as a function that runs it."""
     run = Run(
         wirings.get(case.wiring), num_layers=case.num_layers, d_model=case.d, nhead=NHEAD, tokens=case.tokens, batch=case.batch,
         steps=steps, every=EVERY if variant == "recorded" else 0,
     )  # fmt: skip
-    training = Training(run, text)
+    training = Training(run, text_of_the_lab())
     if variant == "plain":
-        return partial(train_plain, plain_model(training.model), run, text)
+        return partial(train_plain, plain_model(training.model), run, training.text)
     return lambda observe: training.finish(on_step=observe)
 
 
@@ -100,13 +100,13 @@ def timed(train: Callable[[Observer], object]) -> Timed:
     return Timed(losses, [after - before for before, after in zip([start, *ends], ends, strict=False)])
 
 
-def check_losses(case: Case, text: Text) -> Row:
+def check_losses(case: Case) -> Row:
     """Compare the losses of the first steps, and return them.
 
     Raises:
         ValueError: they differ by more than round-off.
     """
-    losses = {name: timed(prepare(case, name, text, CHECKED)).losses for name in VARIANTS}
+    losses = {name: timed(prepare(case, name, CHECKED)).losses for name in VARIANTS}
     off = max(
         abs(one - plain) / plain for name in VARIANTS for one, plain in zip(losses[name], losses["plain"], strict=True)
     )
@@ -120,14 +120,13 @@ def check_losses(case: Case, text: Text) -> Row:
 text_of_the_lab = cache(python_docs)
 
 
-def measure(case: Case, *, rounds: int, text: Text | None = None, windows: int = WINDOWS) -> Results:
+def measure(case: Case, *, rounds: int) -> Results:
     """Return for each variant the time of a step in a window, of the first step, and of the last step of a window."""
-    text = text or text_of_the_lab()
-    losses, steps = check_losses(case, text), 1 + windows * EVERY
-    samplers = {name: lambda name=name: timed(prepare(case, name, text, steps)).seconds for name in VARIANTS}
+    losses, steps = check_losses(case), 1 + WINDOWS * EVERY
+    samplers = {name: lambda name=name: timed(prepare(case, name, steps)).seconds for name in VARIANTS}
     rows = []
     for name, each in interleave(samplers, rounds, collector=True).items():
-        cut = [seconds[1 + k * EVERY : 1 + (k + 1) * EVERY] for seconds in each for k in range(windows)]
+        cut = [seconds[1 + k * EVERY : 1 + (k + 1) * EVERY] for seconds in each for k in range(WINDOWS)]
         rows.append(case.row(
             variant=name, **spread([sum(window) / EVERY * 1e6 for window in cut]), steps=EVERY,
             first_us=statistics.median(seconds[0] * 1e6 for seconds in each),

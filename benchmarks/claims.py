@@ -7,6 +7,7 @@ is "holds", "refuted", or both with the parts to which each applies. Statements 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from addnorm.bench.case import Document
@@ -46,14 +47,10 @@ class Claim(NamedTuple):
         }  # fmt: skip
 
 
-def judge_all(document: Document, claims: Iterable[Claim] | None = None) -> Document:
+def judge_all(claims: Iterable[Claim], document: Document) -> Document:
     """Return every claim with its numbers and its verdict; nothing for a document that is not complete."""
     results = document.get("results")
-    return (
-        {}
-        if results is None
-        else {"claims": [claim.judge(results) for claim in (CLAIMS if claims is None else claims)]}
-    )
+    return {} if results is None else {"claims": [claim.judge(results) for claim in claims]}
 
 
 def table(document: Document, numbers: Callable[[Measured], str]) -> str:
@@ -96,27 +93,18 @@ def parts(where: dict[str, bool]) -> str:
     return f"holds: {' / '.join(good)}; refuted: {' / '.join(bad)}"
 
 
-def reach(values: dict[str, float], holds: Callable[[float], bool]) -> tuple[int, int]:
-    """Return the depth to which a claim holds without a gap (0: nowhere), and the last measured one. Keys are depths."""
-    deepest = 0
-    for depth, value in values.items():
-        if not holds(value):
-            break
-        deepest = int(depth)
-    return deepest, int(list(values)[-1])
-
-
 def by_depth(measured: Measured, holds: Callable[[float], bool], names: Sequence[str]) -> str:
-    """Return the verdict of a claim that may hold to some depth only, for each wiring."""
-    results = {name: reach(measured[name], holds) for name in names}
-    if all(deepest == last for deepest, last in results.values()):
+    """Return the verdict of a claim that may hold without a gap to some depth only, for each wiring."""
+    reached = {name: [*takewhile(lambda item: holds(item[1]), measured[name].items())] for name in names}
+    whole = [name for name in names if len(reached[name]) == len(measured[name])]
+    if len(whole) == len(names):
         return "holds"
-    if not any(deepest for deepest, _ in results.values()):
+    if not any(reached.values()):
         return "refuted"
-    lines = []
-    for name, (deepest, last) in results.items():
-        to = f"to L = {deepest}" + (", all measured" if deepest == last else "")
-        lines.append(f"{name} {to if deepest else 'nowhere'}")
+    lines = [
+        f"{name} to L = {depths[-1][0]}{', all measured' * (name in whole)}" if depths else f"{name} nowhere"
+        for name, depths in reached.items()
+    ]
     return f"holds: {' / '.join(lines)}"
 
 

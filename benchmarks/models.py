@@ -26,11 +26,11 @@ SIZES = {
 }  # fmt: skip
 
 
-def load_model(case: Case, dtype: str | None = None) -> tuple[nn.Module, dict[str, Any]]:
+def load_model(case: Case) -> tuple[nn.Module, dict[str, Any]]:
     """Return a model in evaluation mode, and its keyword arguments of the size of a case."""
-    if getattr(case, "model", MINILM) != MINILM:
-        return _make_decoder(case, getattr(torch, case.dtype))
-    loaded = load_minilm(case, dtype)
+    if case.model != MINILM:
+        return _make_decoder(case)
+    loaded = load_minilm(case, case.dtype)
     return loaded.model, dict(loaded.kwargs)
 
 
@@ -46,12 +46,12 @@ def load_minilm(case: Case, dtype: str | None = None) -> LoadedModel:
     return loaded
 
 
-def _make_decoder(case: Case, dtype: torch.dtype) -> tuple[nn.Module, dict[str, Any]]:
+def _make_decoder(case: Case) -> tuple[nn.Module, dict[str, Any]]:
     from transformers import AutoConfig, AutoModel
 
     torch.manual_seed(0)
     config = AutoConfig.for_model(case.model, **SIZES)
-    model = AutoModel.from_config(config).to(dtype).eval()  # type: ignore[no-untyped-call]  # transformers does not type it
+    model = AutoModel.from_config(config).to(getattr(torch, case.dtype)).eval()  # type: ignore[no-untyped-call]  # transformers does not type it
     tokens = torch.randint(SIZES["vocab_size"], (case.batch, PAST + case.tokens))
     if case.job != "decode":
         return model, {"input_ids": tokens[:, : case.tokens], "use_cache": False}

@@ -142,12 +142,12 @@ def workflow() -> list[Stage]:
     ]
 
 
-def places(value: float | tuple[float, ...], digits: int = 2) -> str:
-    """Return a number or a vector with `digits` decimals; without decimals, if a vector needs at most one."""
+def places(value: float | tuple[float, ...]) -> str:
+    """Return a number or a vector with two decimals; without decimals, if a vector needs at most one."""
     if isinstance(value, tuple):
         exact = all(round(one, 1) == one for one in value)
-        return f"[{', '.join(f'{one:g}' if exact else f'{one:.{digits}f}' for one in value)}]".replace("-", MINUS)
-    return f"{value:.{digits}f}".replace("-", MINUS)
+        return f"[{', '.join(f'{one:g}' if exact else f'{one:.2f}' for one in value)}]".replace("-", MINUS)
+    return f"{value:.2f}".replace("-", MINUS)
 
 
 @torch.no_grad()

@@ -123,8 +123,8 @@ def test_different_results_are_an_error(small, monkeypatch):
     def spoiled_boundary(self, streams, output, *rest):
         return forward(self, streams, output * 1.1, *rest)
 
-    def spoiled_training(case, variant, text, steps):
-        train = prepare(case, variant, text, steps)
+    def spoiled_training(case, variant, steps):
+        train = prepare(case, variant, steps)
         return (lambda observe: train(lambda step, loss: observe(step, loss * 1.001))) if variant == "plain" else train
 
     monkeypatch.setattr(small.stack, "Plain", spoiled_stack)
@@ -144,7 +144,7 @@ def test_text_that_is_too_short_is_refused(small, monkeypatch):
         small.fuse.models, "load", lambda *args, tokens, **more: small_bert(*args, tokens=tokens - 1, **more)
     )
     with pytest.raises(ValueError, match=r"the text gave \(1, 7\), expected \(1, 8\): use longer passages"):
-        small.fuse.models.load_model(Case(**TRAINED))
+        small.fuse.models.load_model(Case(**TRAINED, model="minilm"))
 
 
 # What single benchmarks compare.
@@ -168,7 +168,7 @@ def test_lab_windows_end_with_a_recorded_step(small, monkeypatch):
             trainings[run.every, run.steps] = self
 
     monkeypatch.setattr(small.lab, "Training", Training)
-    result = small.lab.measure(Case(**LAB, threads=1), rounds=1, windows=2)
+    result = small.lab.measure(Case(**LAB, threads=1), rounds=1)
     assert all(row["rounds"] == 2 and row["first_us"] > 0 < row["last_us"] for row in result["rows"])
     assert trainings[2, 5].recorded["steps"] == [0, 2, 4]
     assert trainings[0, 5].recorded["steps"] == []
@@ -219,7 +219,7 @@ def test_least_time_of_a_boundary_is_that_of_its_bytes(scripts):
 # torch.compile.
 
 
-def compile_case(job="training", **values):
+def compile_case(job, **values):
     return Case(**COMPILED | {"job": job} | values, threads=1)
 
 

@@ -100,11 +100,6 @@ def caches() -> dict[str, int]:
     return sizes
 
 
-def last_level_cache(sizes: dict[str, int]) -> int:
-    """Return the bytes of the largest cache in `sizes`, or `ASSUMED_CACHE` if there is none."""
-    return max(sizes.values(), default=ASSUMED_CACHE)
-
-
 def commit() -> dict[str, Any]:
     """Return the `commit` of this checkout, and as `dirty` whether files differ from it. Both are None without a checkout."""
     git = ["git", "-C", str(Path(addnorm.__file__).parents[2])]

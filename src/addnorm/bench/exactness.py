@@ -80,12 +80,12 @@ def errors(
         }
 
 
-def bias_gradient_of_ones(rows: int = ONES[0], d: int = ONES[1]) -> dict[str, float]:
+def bias_gradient_of_ones(rows: int = ONES[0]) -> dict[str, float]:
     """Return for "eager" and "addnorm" the bfloat16 bias gradient of one feature, the furthest from the exact value, `rows`.
 
     The gradient of every element of y is one, so each feature of the bias gradient is the number of rows.
     """
-    case = _case("layer", "forward_backward", (rows, d), "bfloat16")
+    case = _case("layer", "forward_backward", (rows, ONES[1]), "bfloat16")
     tensors = inputs(case)
     dy, dz = tensors.cotangents
     ones = tensors._replace(cotangents=(torch.ones_like(dy), dz))
@@ -93,11 +93,9 @@ def bias_gradient_of_ones(rows: int = ONES[0], d: int = ONES[1]) -> dict[str, fl
     return {name: float(dbias[(dbias - rows).abs().argmax()]) for name, dbias in gradients.items()}
 
 
-def bytes_saved(
-    norm: Norm, dtype: str, job: str = "forward_backward", shape: tuple[int, int] = SAVED
-) -> dict[str, int]:
+def bytes_saved(norm: Norm, dtype: str, job: str) -> dict[str, int]:
     """Return the bytes that autograd saves for backward by variant, without the parameters."""
-    case = _case(norm, job, shape, dtype)
+    case = _case(norm, job, SAVED, dtype)
     tensors = inputs(case)
     parameters = nn.ParameterList(nn.Parameter(t) for t in tensors.args[2:] if t is not None)
     return {
@@ -139,15 +137,15 @@ def largest_error(norm: Norm, dtype: str, by_variant: dict[str, dict[str, float]
     return target.row(worst["addnorm"], norm=norm, torch=worst["eager"])
 
 
-def import_ms(times: int = 3) -> float:
-    """Return the milliseconds that `import addnorm` adds to `import torch`, the median of `times` new processes.
+def import_ms() -> float:
+    """Return the milliseconds that `import addnorm` adds to `import torch`, the median of three new processes.
 
     The first process, which is not counted, writes the bytecode files, as pip does: without them Python compiles the package.
     """
     code = "import torch, time; t = time.perf_counter(); import addnorm; print(1000 * (time.perf_counter() - t))"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     command = [sys.executable, "-c", code]
-    runs = [subprocess.run(command, capture_output=True, check=True, env=environment) for _ in range(times + 1)]
+    runs = [subprocess.run(command, capture_output=True, check=True, env=environment) for _ in range(4)]
     return statistics.median(float(run.stdout) for run in runs[1:])
 
 
@@ -180,12 +178,9 @@ def unlike(name: str) -> tuple[float, float]:
     x, branch = (torch.randn(SHAPE, generator=generator).bfloat16() for _ in range(2))
     weight = torch.randn(SHAPE[1:], generator=generator).bfloat16()
     want = formula(x + branch, weight)
-    right, other = (
-        float(
-            (add_rms_norm(x, branch, weight, eps=MODEL_EPS, casting=option, weight_offset=offset) != want)
-            .double()
-            .mean()
-        )
-        for option in (casting, OTHER_CASTING[casting])
-    )
-    return right, other
+
+    def share(option: Casting) -> float:
+        y = add_rms_norm(x, branch, weight, eps=MODEL_EPS, casting=option, weight_offset=offset)
+        return float((y != want).double().mean())
+
+    return share(casting), share(OTHER_CASTING[casting])

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from addnorm.bench import environment, exactness, harness, onnx_peer, timing
-from addnorm.bench.case import Case, Document, Results, Row, Selection, by_case, grid, select
+from addnorm.bench.case import Case, Document, Results, Row, by_case, grid, select
 from addnorm.bench.harness import Benchmark
 from addnorm.bench.jobs import FIELDS, JOBS, NORMS, eager, inputs, moved_bytes, ours, tensor_bytes, title
 from addnorm.bench.targets import Target, has, ratio
@@ -75,10 +75,6 @@ def plan(timed: Sequence[Case], *, proofs: bool = True) -> list[Case]:
     return [*(proven if proofs else []), *(case.but(state="fresh") for case in large), *cases]
 
 
-def _planned(selected: Selection, threads: int) -> list[Case]:
-    return plan(select(whole(threads=threads), selected), proofs=not selected)
-
-
 def full_title(case: Case) -> str:
     """Return a case as text, with its threads and the state of the allocator."""
     if hasattr(case, "proof"):
@@ -92,13 +88,13 @@ def full_title(case: Case) -> str:
 
 def variants(case: Case, compiled: bool) -> dict[str, Callable[[], Any]]:
     """Return for each variant a function without arguments that runs it. All variants use the same tensors."""
-    job, tensors = JOBS[case.job], inputs(case)
+    tensors = inputs(case)
     functions = {"eager": eager(case), "addnorm": ours(case)}
     if compiled and case.job not in UNCOMPILED:
         torch.compiler.reset()  # only this case's graph, without the guards of earlier ones
         functions["compile"] = torch.compile(functions["eager"], dynamic=False, fullgraph=True)
     calls: dict[str, Callable[[], Any]] = {name: partial(call, *tensors.args) for name, call in functions.items()}
-    if job.backward:
+    if JOBS[case.job].backward:
         wanted, grad = [t for t in tensors.args if t is not None], torch.autograd.grad
         calls = {
             name: lambda call=call: grad(call(*tensors.args), wanted, tensors.cotangents)  # type: ignore[misc]  # the default binds it
@@ -223,7 +219,7 @@ def _target(name: str, peer: str, compare: str, bound: float | None, where: Call
 
 def targets(document: Document) -> list[Target]:
     """Return the targets by norm and number of threads. Only those for the most threads have bounds."""
-    cache = environment.last_level_cache(document["machine"]["caches"])
+    cache = max(document["machine"]["caches"].values(), default=environment.ASSUMED_CACHE)
 
     def in_cache(case: Case) -> bool:  # three tensors fit the last level
         return case.rows >= 128 and case.dtype == "float32" and ADD_TENSORS * tensor_bytes(case) <= cache
@@ -262,7 +258,9 @@ def failed_proofs(document: Document) -> list[Row]:
 
 
 BENCHMARK = Benchmark(
-    "functional", FIELDS, _planned, measure, full_title, targets, ("summary", "facts", "accuracy", "failures", "rows"),
+    "functional", FIELDS,
+    lambda selected, threads: plan(select(whole(threads=threads), selected), proofs=not selected), measure, full_title, targets,
+    ("summary", "facts", "accuracy", "failures", "rows"),
     options={"compile": True}, finish=finish, failed=lambda document: bool(failed_proofs(document)), schema=2,
 )  # fmt: skip
 

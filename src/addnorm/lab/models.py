@@ -25,13 +25,12 @@ class CharLM(nn.Module):
         wiring: the wiring of the stack.
         d_model: width of the model.
         nhead: number of attention heads.
-        dim_feedforward: width inside the feed-forward sublayer; None is `4 * d_model`.
         tokens: maximum length of a sequence.
         norm: "layer" or "rms".
         seed: seed of the weights. The state of torch's global generator does not change.
         text: token ids, `(batch, tokens)`, for wirings whose factors are measured (admin).
 
-    There are ten parameters, since each is a setting of a training run.
+    There are nine parameters, since each is a setting of a training run.
 
     Example:
         >>> from addnorm.lab.models import CharLM
@@ -42,7 +41,7 @@ class CharLM(nn.Module):
 
     def __init__(
         self, characters: int, num_layers: int,
-        wiring: Wiring, *, d_model: int = 64, nhead: int = 4, dim_feedforward: int | None = None,
+        wiring: Wiring, *, d_model: int = 64, nhead: int = 4,
         tokens: int = 64, norm: Norm = "layer", seed: int = 0, text: Tensor | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
@@ -54,9 +53,7 @@ class CharLM(nn.Module):
                 nn.init.normal_(table.weight, std=0.5**0.5)
             nn.init.xavier_uniform_(self.head.weight)
             nn.init.zeros_(self.head.bias)
-            self.decoder = Decoder(
-                num_layers, d_model, nhead, dim_feedforward, wiring, cross_attention=False, norm=norm
-            )
+            self.decoder = Decoder(num_layers, d_model, nhead, wiring=wiring, cross_attention=False, norm=norm)
             torch.manual_seed(seed + 2**31)  # the wiring's draws do not depend on how many numbers were drawn before
             if wiring.profile is None:
                 wiring.init_(self.decoder)

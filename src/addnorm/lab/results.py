@@ -46,9 +46,9 @@ class Group:
         """Return the mean loss over the seeds, or infinity if a run diverged: a setting that sometimes fails is not good."""
         return math.inf if self.diverged else statistics.fmean(run[part] for run in self.runs)
 
-    def losses(self, part: str = "test") -> list[float]:
-        """Return the loss of each seed. The loss of a diverged run is infinity."""
-        return [math.inf if run["diverged"] else run[part] for run in self.runs]
+    def losses(self) -> list[float]:
+        """Return the test loss of each seed. The loss of a diverged run is infinity."""
+        return [math.inf if run["diverged"] else run["test"] for run in self.runs]
 
     def mean(self, value: Callable[[Numbers], float | None]) -> float:
         """Return the mean of `value(run)` over the runs for which it is not None, or NaN if there are none."""
