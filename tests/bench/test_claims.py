@@ -6,7 +6,6 @@ import dataclasses
 import pytest
 import torch
 
-import addnorm
 from addnorm._util import jsonio
 from addnorm.bench import harness
 from addnorm.bench.case import grid
@@ -26,10 +25,10 @@ def bench_claims():
 STORED = jsonio.loads((ROOT / "benchmarks/results/claims.json").read_text())["results"]
 
 
-def at_depth(wiring, key, value, n=64):
+def at_depth(wiring, key, value):
     def change(numbers):
         for row in numbers["depth"]:
-            if row["wiring"] == wiring and row["num_layers"] == n:
+            if row["wiring"] == wiring and row["num_layers"] == 64:
                 row[key] = value
 
     return change
@@ -132,10 +131,9 @@ def test_every_part_is_measured_and_judged(bench_claims, monkeypatch, threads):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["post_ln", "pre_ln"])
-def test_losses_removals_and_gradients_are_those_of_the_lab(bench_claims, monkeypatch, threads, name):
+def test_losses_and_removals_are_those_of_the_lab(bench_claims, monkeypatch, threads, name):
     threads(1)
     monkeypatch.setattr(bench_claims, "STEPS", 12)
-    monkeypatch.setattr(bench_claims, "PROBED", 8)
     training = Training(bench_claims.run_of(name, 2, lr=3e-3), TEXT)
     model, tokens = training.model, bench_claims.TOKENS
     before = bench_claims.held_out(model, TEXT)
@@ -150,13 +148,6 @@ def test_losses_removals_and_gradients_are_those_of_the_lab(bench_claims, monkey
     assert rises == pytest.approx(
         [ablation["rise"] for ablation in measure.measure_ablation(model, TEXT, tokens)], abs=1e-5
     )
-    read, following = TEXT.held_out("test", bench_claims.PROBED, tokens)
-    with addnorm.record(model) as recording:
-        measure.cross_entropy(model(read), following).backward()
-    recorded = [value for _, value in recording.series("grad", "l2", 0)]
-    norms = [float(gradient.norm(dim=-1).mean()) for gradient in bench_claims.through(model, TEXT).gradients]
-    assert len(recorded) == len(norms) == 5
-    assert [value / recorded[0] for value in recorded] == pytest.approx([norm / norms[0] for norm in norms], rel=1e-3)
 
 
 # With and without norms.

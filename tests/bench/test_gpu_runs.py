@@ -26,9 +26,9 @@ def case(norm, job, dtype="bfloat16", rows=4, d=16):
     return Case(norm=norm, job=job, rows=rows, d=d, dtype=dtype, device="cpu")
 
 
-def plant(monkeypatch, make, name="eager"):
-    """Replace a variant by another implementation."""
-    monkeypatch.setitem(variants.VARIANTS, name, variants.Variant(name, make))
+def plant(monkeypatch, make):
+    """Replace eager PyTorch by another implementation."""
+    monkeypatch.setitem(variants.VARIANTS, "eager", variants.Variant("eager", make))
 
 
 PLAN = [case(norm, job, "float32") for norm in ("layer", "rms") for job in plan.TIMED]
@@ -40,19 +40,6 @@ def run(cases=PLAN, **options):
 
 def raise_error(case):
     raise RuntimeError("no kernel")
-
-
-def interrupt_at(monkeypatch, item, error=KeyboardInterrupt):
-    """Raise an error in place of the measurement of one case."""
-
-    measure = benchmark._measure_variants
-
-    def interrupted(case, *args):
-        if case == item:
-            raise error
-        measure(case, *args)
-
-    monkeypatch.setattr(benchmark, "_measure_variants", interrupted)
 
 
 def test_document_has_a_row_for_each_variant_and_case():
@@ -97,7 +84,14 @@ def test_failing_variant_is_reported_and_not_timed(monkeypatch, kind):
 
 
 def test_failing_case_is_reported_and_the_next_measured(monkeypatch):
-    interrupt_at(monkeypatch, PLAN[0], torch.OutOfMemoryError("too large"))
+    measure = benchmark._measure_variants
+
+    def fail_at_first(case, *args):
+        if case == PLAN[0]:
+            raise torch.OutOfMemoryError("too large")
+        measure(case, *args)
+
+    monkeypatch.setattr(benchmark, "_measure_variants", fail_at_first)
     document = run(PLAN[:2])
     assert document["complete"]
     assert [(row["variant"], row["error"]) for row in document["failures"]] == [

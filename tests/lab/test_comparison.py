@@ -69,15 +69,6 @@ def test_ranking_requires_more_than_chance(a, b, clear):
     assert ("b has the lowest test loss, below a" in turned) == clear
 
 
-def test_t_test_has_five_percent_false_positives():
-    draws = random.Random(0)
-    false = 0
-    for _ in range(1000):
-        differences = [draws.gauss(0, 1) for _ in range(3)]
-        false += Difference(statistics.fmean(differences), statistics.stdev(differences) / math.sqrt(3), 3).is_clear
-    assert 25 <= false <= 75
-
-
 def test_ranking_of_equal_wirings_is_rarely_clear():
     draws = random.Random(0)
     false = 0
@@ -188,9 +179,7 @@ AFTER = {
 def test_findings_show_measured_gradient_shares_ablation():
     run = planted("a", recorded=RECORDED, after=AFTER, ablation=[{"rise": 0.5}, {"rise": 0.1}, {"rise": math.nan}])
     (gradient,), (memory,), (ablated,) = (sentences(about, run) for about in ("gradient", "memory", "ablation"))
-    assert "0.25" in gradient
-    assert "30" in gradient
-    assert "(without warm-up)" in gradient
+    assert "a 0.25 before training and 30 after (without warm-up)" in gradient
     assert "in a 50% is from x_0 and 0.4% from the last write" in memory
     assert "a median +0.300, largest +0.500" in ablated
     assert "(without warm-up)" not in sentences("gradient", {**run, "settings": {**run["settings"], "warm_up": 5}})[0]
