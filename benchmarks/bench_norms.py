@@ -14,7 +14,7 @@ from typing import Any
 
 import claims
 import torch
-from claims import BLOCK, HAND, LEARNED, Claim, Measured, best_of, parts
+from claims import BLOCK, HAND, LEARNED, Claim, Measured, best_of
 from torch import Tensor
 
 from addnorm import wirings
@@ -167,29 +167,29 @@ CLAIMS: tuple[Claim, ...] = (
         "The distribution of activations within layers shifts during training.", BLOCK,
         f"at its best rate, the mean feature of what some sublayer reads moves by more than {MOVED:g} of its standard deviations",
         by_wiring(lambda _, row: moved(row)),
-        lambda m: parts({name: value > MOVED for name, value in m.items()}),
+        lambda m: {name: value > MOVED for name, value in m.items()},
     ),
     Claim(
         "With the norm, the inputs to the next layer stay in a consistent range.", HAND,
         f"at its best rate, the size of what every sublayer reads stays within a factor of {RESIZED:g} of its first; without "
         "norms it does not",
         by_wiring(lambda _, row: resized(row)),
-        lambda m: parts({
+        lambda m: {
             name if name.startswith(NORMED) else f"not in {name}": (value <= RESIZED) is name.startswith(NORMED)
             for name, value in m.items()
-        }),
+        },
     ),
     Claim(
         "Normalization speeds up training; without it convergence is slower.", f"{HAND}; {BLOCK}",
         f"each at its best rate, fewer steps to a loss {LEARNED} below that of single characters",
         by_wiring(steps_to_learn),
-        lambda m: parts(compared(m, lambda normed, bare: normed < bare)),
+        lambda m: compared(m, lambda normed, bare: normed < bare),
     ),
     Claim(
         "Normalization stabilizes training.", f"{HAND}; {BLOCK}",
         "the largest learning rate at which the model learns is higher with norms",
         largest_rate,
-        lambda m: parts(compared(m, lambda normed, bare: normed > bare)),
+        lambda m: compared(m, lambda normed, bare: normed > bare),
     ),
 )  # fmt: skip
 

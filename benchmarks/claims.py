@@ -15,6 +15,7 @@ from addnorm.bench.pages import markdown
 
 Results = dict[str, Any]
 Measured = dict[str, Any]
+Verdict = str | bool | dict[str, bool]  # a text, or whether the claim holds: as a whole, or by part
 
 # The lessons, by topic.
 IDEA = "Add & Norm, the idea"
@@ -36,14 +37,14 @@ class Claim(NamedTuple):
     lesson: str
     criterion: str
     measure: Callable[[Results], Measured]
-    verdict: Callable[[Measured], str]
+    verdict: Callable[[Measured], Verdict]
 
     def judge(self, results: Results) -> dict[str, Any]:
         """Return the entry of a document."""
         measured = self.measure(results)
         return {
             "claim": self.claim, "lesson": self.lesson, "criterion": self.criterion, "measured": measured,
-            "verdict": self.verdict(measured),
+            "verdict": in_words(self.verdict(measured)),
         }  # fmt: skip
 
 
@@ -81,8 +82,11 @@ def measured_where(document: Document) -> str:
 # -------------------------------------------------------------------------------------------------------------- verdicts
 
 
-def parts(where: dict[str, bool]) -> str:
-    """Return the verdict of a claim with parts: "holds", "refuted", or "holds: ...; refuted: ..."."""
+def in_words(verdict: Verdict) -> str:
+    """Return the verdict of a claim: "holds", "refuted", or by part "holds: ...; refuted: ..."."""
+    if isinstance(verdict, str):
+        return verdict
+    where = verdict if isinstance(verdict, dict) else {"": verdict}
     if not where:
         return "not measured"
     if all(where.values()):
@@ -215,81 +219,81 @@ CLAIMS: tuple[Claim, ...] = (
         "Without the residual, the gradient vanishes or explodes in a deep stack.", f"{HAND}; {BLOCK}",
         "untrained, at the greatest depth its norm at x_0 is not within a factor of 100 of that at x_L",
         depths("gradient", "no_residual, no norm", "no_residual"),
-        lambda m: parts({
+        lambda m: {
             "without norms": not passes(list(m["no_residual, no norm"].values())[-1]),
             "with norms": not passes(list(m["no_residual"].values())[-1]),
-        }),
+        },
     ),
     Claim(
         "Without the residual, what tells the tokens apart is lost.", f"{IDEA}; {BLOCK}",
         "untrained, two tokens' mean cosine exceeds 0.99 without it at every depth, and stays below with it",
         depths("similarity", "no_residual", "pre_ln", "post_ln"),
-        lambda m: parts({
+        lambda m: {
             "lost without it": all(value > 0.99 for value in m["no_residual"].values()),
             "kept by pre_ln": all(value < 0.99 for value in m["pre_ln"].values()),
             "kept by post_ln": all(value < 0.99 for value in m["post_ln"].values()),
-        }),
+        },
     ),
     Claim(
         "Norm keeps the scale of the stream stable.", f"{IDEA}; {HAND}; {STREAM}",
         "untrained, the stream's size changes by less than a factor of 2 from L = 32 to 64; without norms by more than 1000",
         depths("scale", "post_ln", "pre_ln", "no_norm"),
-        lambda m: parts({
+        lambda m: {
             "post_ln": 0.5 < grown(m["post_ln"]) < 2, "pre_ln": 0.5 < grown(m["pre_ln"]) < 2,
             "and not without": grown(m["no_norm"]) > 1000,
-        }),
+        },
     ),
     Claim(
         "Post-LN re-scales the stream at every sublayer; pre-LN leaves it un-normalized.", STREAM,
         "untrained, post-LN's size is 1 to a thousandth at every depth; pre-LN's rises with every doubling",
         depths("scale", "post_ln", "pre_ln"),
-        lambda m: parts({
+        lambda m: {
             "post_ln": all(abs(value - 1) < 1e-3 for value in m["post_ln"].values()),
             "pre_ln": list(m["pre_ln"].values()) == sorted(m["pre_ln"].values()) and m["pre_ln"]["2"] > 1.1,
-        }),
+        },
     ),
     Claim(
         "In post-LN a norm sits on the +1 path at each step, and their product can blow up or shrink.", STREAM,
         "the gradient's norm at x_0 is not within a factor of 100 of that at x_L",
         chain,
-        lambda m: parts({name: not passes(ratio["in all"]) for name, ratio in m.items()}),
+        lambda m: {name: not passes(ratio["in all"]) for name, ratio in m.items()},
     ),
     Claim(
         "Pre-LN has a clean +1 path: the gradient of x_L arrives at x_0 untouched.", STREAM,
         "the gradient at x_0 that passes 24 sublayers along the residual alone has the bits of the gradient at x_L",
         exact("bits changed along pre-LN's residual"),
-        lambda m: parts({"": m["bits changed along pre-LN's residual"] == 0}),
+        lambda m: m["bits changed along pre-LN's residual"] == 0,
     ),
     Claim(
         "Pre-LN unrolls: x_L = x_0 + the sum of the sublayers' outputs.", STREAM,
         "in float32 the two differ by less than a millionth of the stream's norm",
         exact("closure of pre-LN"),
-        lambda m: parts({"": m["closure of pre-LN"] < 1e-6}),
+        lambda m: m["closure of pre-LN"] < 1e-6,
     ),
     Claim(
         "A sublayer that has learned nothing useful leaves the output as good as the input.", HAND,
         "a sublayer of zeros changes no bit of the stream",
         exact("change by zeros, pre-LN", "change by zeros, post-LN"),
-        lambda m: parts({name: m[f"change by zeros, {name}"] == 0 for name in ("pre-LN", "post-LN")}),
+        lambda m: {name: m[f"change by zeros, {name}"] == 0 for name in ("pre-LN", "post-LN")},
     ),
     Claim(
         "Removing one sublayer rarely breaks the model.", STREAM,
         "after training, at most a tenth of the sublayers cost the model half of what it learned when one is removed",
         removal,
-        lambda m: parts({
+        lambda m: {
             wiring: row["broken after training"] <= 0.1 * row["of"] for wiring, row in m.items() if row["of"]
-        }),
+        },
     ),
     Claim(
         "Add & Norm reduces the chance that one sublayer completely distorts the representation.", IDEA,
         "untrained, 12 layers, the output of one sublayer times 100: the stack's output moves by at most a tenth of the "
         "distance without norms, and by less than the distance between the outputs of two inputs",
         exact("distorted, pre_ln", "distorted, post_ln", "distorted, reordered", "distorted, no_norm"),
-        lambda m: parts({
+        lambda m: {
             **{f"less in {name} than without norms": 10 * m[f"distorted, {name}"] <= m["distorted, no_norm"]
                for name in ("pre_ln", "post_ln", "reordered")},
             **{f"little in {name}": m[f"distorted, {name}"] < 1 for name in ("pre_ln", "post_ln", "reordered")},
-        }),
+        },
     ),
     Claim(
         "Add & Norm lets sublayers be stacked deep without training falling apart.", f"{IDEA}; {STREAM}",
@@ -297,10 +301,10 @@ CLAIMS: tuple[Claim, ...] = (
         "they do not learn without the residual or without the norm",
         losses(12, pre_ln=("pre_ln", False), post_ln=("post_ln", False), deepnorm=("deepnorm", False),
                no_residual=("no_residual", False), no_norm=("no_norm", False)),
-        lambda m: parts({
+        lambda m: {
             **{f"{name} learns": learned(m, name) for name in ("pre_ln", "post_ln", "deepnorm")},
             **{f"{name} does not": not learned(m, name) for name in ("no_residual", "no_norm")},
-        }),
+        },
     ),
     Claim(
         "Post-LN is fragile in deep stacks, pre-LN is not.", STREAM,
@@ -308,10 +312,10 @@ CLAIMS: tuple[Claim, ...] = (
         "than at 6",
         lambda results: {f"{wiring}, {n}": best(results, wiring, n)["loss"] for wiring in ("pre_ln", "post_ln") for n in (6, 12)}
         | {"nothing learned": results["unigram"]},
-        lambda m: parts({
+        lambda m: {
             "pre_ln learns": learned(m, "pre_ln, 6") and learned(m, "pre_ln, 12"),
             "post_ln fades": m["post_ln, 12"] > m["post_ln, 6"] + 0.05,
-        }),
+        },
     ),
     Claim(
         "Pre-LN trains without the warm-up that post-LN demands.", STREAM,
@@ -319,10 +323,10 @@ CLAIMS: tuple[Claim, ...] = (
         "less",
         losses(6, **{"pre_ln": ("pre_ln", False), "pre_ln, warm-up": ("pre_ln", True),
                      "post_ln": ("post_ln", False), "post_ln, warm-up": ("post_ln", True)}),
-        lambda m: parts({
+        lambda m: {
             "pre_ln needs none": m["pre_ln"] - m["pre_ln, warm-up"] < 0.05,
             "post_ln gains by it": m["post_ln"] - m["post_ln, warm-up"] > 0.05,
-        }),
+        },
     ),
     Claim(
         "The norm gives a token mean 0 and variance 1.", f"{HAND}; {BLOCK}",
@@ -338,42 +342,42 @@ CLAIMS: tuple[Claim, ...] = (
         "as the claim states; for two tokens with one gamma and beta",
         exact("undone, sqrt(var + eps)", "undone, sqrt(var), variance 1", "undone, sqrt(var), variance 1e-5",
               "undone, two tokens"),
-        lambda m: parts({
+        lambda m: {
             "one token with eps in gamma": m["undone, sqrt(var + eps)"] < 1e-5,
             "one token of variance 1": m["undone, sqrt(var), variance 1"] < 1e-5,
             "one token of variance 1e-5": m["undone, sqrt(var), variance 1e-5"] < 1e-5,
             "two tokens": m["undone, two tokens"] < 1e-5,
-        }),
+        },
     ),
     Claim(
         "A token's LayerNorm does not depend on the other examples of its batch, unlike BatchNorm.", f"{IDEA}; {BLOCK}",
         "no bit of a token's output differs between a batch of 256 and the token alone; under BatchNorm some do",
         exact("tokens changed by their batch, LayerNorm", "tokens changed by their batch, BatchNorm", "tokens"),
-        lambda m: parts({
+        lambda m: {
             "LayerNorm": m["tokens changed by their batch, LayerNorm"] == 0,
             "BatchNorm does": m["tokens changed by their batch, BatchNorm"] > 0,
-        }),
+        },
     ),
     Claim(
         "Epsilon prevents a division by zero.", f"{IDEA}; {HAND}; {BLOCK}",
         "the output for a token of equal features is finite with epsilon, and not without",
         exact("numbers not finite with eps", "numbers not finite without eps"),
-        lambda m: parts({"": m["numbers not finite with eps"] == 0 < m["numbers not finite without eps"]}),
+        lambda m: m["numbers not finite with eps"] == 0 < m["numbers not finite without eps"],
     ),
     Claim(
         "x and Sublayer(x) must have the same shape.", IDEA,
         "each of six other shapes is refused: one feature, token or sequence less, one axis more, and two that would broadcast",
         exact("wrong shapes", "wrong shapes refused"),
-        lambda m: parts({"": m["wrong shapes"] == m["wrong shapes refused"] > 0}),
+        lambda m: m["wrong shapes"] == m["wrong shapes refused"] > 0,
     ),
     Claim(
         "Add & Norm adds extra computation and learned parameters.", IDEA,
         "both are above zero; the numbers are shares of an encoder block",
         cost,
-        lambda m: parts({
+        lambda m: {
             "parameters": all(row["parameters"] > 0 for row in m.values()),
             "time": all(min(row["eager"], row["addnorm"]) > 0 for row in m.values()),
-        }),
+        },
     ),
 )  # fmt: skip
 

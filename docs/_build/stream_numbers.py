@@ -7,6 +7,8 @@ geometric.
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -41,15 +43,18 @@ class StreamsByDepth(NamedTuple):
 
 def streams_by_depth() -> StreamsByDepth:
     """Return the curves of the figure."""
-    moved = {wiring: [_measure(wiring, MOVED, seed) for seed in SEEDS] for wiring in MIXED}
-    untrained = {wiring: [_measure(wiring, 0.0, seed) for seed in SEEDS] for wiring in READS}
+
+    def courses(number: str, names: dict[str, str], moved: float, mean: Callable[[Any], float]) -> dict[str, Course]:
+        measured = {wiring: [_measure(wiring, moved, seed)[number] for seed in SEEDS] for wiring in names}
+        return {
+            wiring: Course(names[wiring], [mean(values) for values in zip(*curves, strict=True)])
+            for wiring, curves in measured.items()
+        }
+
     return StreamsByDepth(
-        {wiring: Course(name, _mean([one["cosine"] for one in moved[wiring]])) for wiring, name in MIXED.items()},
-        {
-            wiring: Course(name, _mean([one["gain"] for one in moved[wiring]], geometric=True))
-            for wiring, name in MIXED.items()
-        },
-        {wiring: Course(name, _mean([one["reads"] for one in untrained[wiring]])) for wiring, name in READS.items()},
+        courses("cosine", MIXED, MOVED, statistics.fmean),
+        courses("gain", MIXED, MOVED, statistics.geometric_mean),
+        courses("reads", READS, 0.0, statistics.fmean),
     )
 
 
@@ -60,6 +65,7 @@ def stream_cosine(streams: Tensor) -> float:
     return float((cosines.sum((-1, -2)) - n).mean()) / (n * (n - 1))
 
 
+@cache
 def _measure(wiring: str, perturbation: float, seed: int) -> dict[str, Any]:
     """Return the curves of one stack."""
     model = StreamsProbe(wiring, sublayers=SUBLAYERS, perturbation=perturbation, seed=seed).build()
@@ -71,8 +77,3 @@ def _measure(wiring: str, perturbation: float, seed: int) -> dict[str, Any]:
         "gain": gains and [1.0, *gains["forward"]],
         "reads": recorder.statistics()["reads"],
     }
-
-
-def _mean(curves: list[list[float]], *, geometric: bool = False) -> list[float]:
-    mean = statistics.geometric_mean if geometric else statistics.fmean
-    return [mean(values) for values in zip(*curves, strict=True)]

@@ -262,16 +262,12 @@ def _carry(connection: SublayerConnection, parts: Tensor, x: Tensor) -> None:
     A norm on the stream is applied to each source with the denominator of their sum.
     """
     norm: Any = connection.norm_out
-    a, write = float(connection.a), parts[-1]
+    a = float(connection.a)
+    parts[:-1] *= a
     if norm is not None:
-        z = a * x + write
+        z = a * x + parts[-1]
         if KINDS[connection.norm].is_centred:
             z -= z.mean(-1, keepdim=True)
-        eps = torch.finfo(torch.float32).eps if norm.eps is None else norm.eps
-        rstd = (z.square().mean(-1, keepdim=True) + eps).rsqrt()
-    if a != 1.0:
-        parts[:-1] *= a
-    if norm is not None:
-        if KINDS[connection.norm].is_centred:
             parts -= parts.mean(-1, keepdim=True)
-        parts *= rstd
+        eps = torch.finfo(torch.float32).eps if norm.eps is None else norm.eps
+        parts *= (z.square().mean(-1, keepdim=True) + eps).rsqrt()

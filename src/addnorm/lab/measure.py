@@ -97,14 +97,14 @@ def measure_probe(model: CharLM, text: Text, tokens: int) -> Numbers:
     if model.decoder.stack.has_streams:
         measured = measure_streams(clone.decoder.stack, lambda: cross_entropy(clone(inputs), targets))
         clone.zero_grad()
-        return {**streams_by_depth(clone, measured), "map": None, "streams": measured}
+        return {**streams_by_depth(measured), "map": None, "streams": measured}
     with record(clone) as recording:
         cross_entropy(clone(inputs), targets).backward()
         shares = memory_map(recording)
     return {**statistics_by_depth(recording, 0), "map": shares}
 
 
-def streams_by_depth(model: CharLM, measured: Numbers) -> Numbers:
+def streams_by_depth(measured: Numbers) -> Numbers:
     """Return the statistics of `BY_DEPTH` from `measured`, the statistics of several streams. `parameters` has only None.
 
     Each number is for all streams of a token together.

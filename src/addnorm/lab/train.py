@@ -163,6 +163,8 @@ class Training:
     def _record(self, recording: Recording | None, inputs: Tensor, targets: Tensor) -> bool:
         """Record a forward and a backward of a part of the batch. Return False if `addnorm.record` does not support the model.
 
+        A model with several streams, which `addnorm.record` does not support, has a recorder of its own.
+
         The training step does not use the gradient of this backward: recorded norms are not fused and round differently.
         """
         if self.recording_error:
@@ -170,7 +172,9 @@ class Training:
         some = slice(max(1, min(RECORDED, self.run.batch // 2)))
         inputs, targets = inputs[some], targets[some]
         if recording is None:
-            self._record_streams(inputs, targets)
+            with StreamsRecorder(self.model.decoder.stack) as recorder:
+                measure.cross_entropy(self.model(inputs), targets).backward()
+            self._keep(measure.streams_by_depth(recorder.statistics()))
             return True
         try:
             loss = measure.cross_entropy(self.model(inputs), targets)
@@ -178,23 +182,17 @@ class Training:
             self.recording_error = str(error)  # a model that the recorder does not support still trains
             return False
         loss.backward()
-        self.recorded["steps"].append(self.step)
-        for name, values in measure.statistics_by_depth(recording, recording.steps[-1]).items():
-            self.recorded[name].append(values)
+        self._keep(measure.statistics_by_depth(recording, recording.steps[-1]))
         if self.step == 0:
-            self.places = measure.stack_sites(self.model)
             self.map = measure.memory_map(recording)
         return True
 
-    def _record_streams(self, inputs: Tensor, targets: Tensor) -> None:
-        """Record a model with several streams, which `addnorm.record` does not support."""
-        with StreamsRecorder(self.model.decoder.stack) as recorder:
-            measure.cross_entropy(self.model(inputs), targets).backward()
+    def _keep(self, statistics: Numbers) -> None:
+        """Add the statistics by depth of a recorded step to the result."""
         self.recorded["steps"].append(self.step)
-        for name, values in measure.streams_by_depth(self.model, recorder.statistics()).items():
+        for name, values in statistics.items():
             self.recorded[name].append(values)
-        if self.step == 0:
-            self.places = measure.stack_sites(self.model)
+        self.places = measure.stack_sites(self.model)
 
     def save(self, path: Path) -> None:
         """Write a checkpoint atomically."""

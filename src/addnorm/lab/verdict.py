@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from addnorm._util.blocks import VERDICTS, Finding
@@ -20,6 +21,11 @@ from addnorm.wirings.factors import format_factor
 LEARNED = 0.1  # nats below the loss of the character frequencies: a model with less has learned nothing
 
 
+def _note(topic: str, claim: str, criterion: str = "", numbers: Numbers | None = None) -> Finding:
+    """Return a finding that states numbers."""
+    return Finding(claim, criterion=criterion, numbers=numbers or {}, topic=topic)
+
+
 def find_verdict(results: Results) -> list[Finding]:
     """Return the findings about a comparison, the most important first."""
     return [finding for rule in RULES for finding in rule(results)]
@@ -29,7 +35,7 @@ def _scope(results: Results) -> Iterator[Finding]:
     """Yield the size of the comparison, and whether it is evidence or an illustration."""
     p, n = results.protocol, len(results.runs)
     if not n:
-        yield Finding("Only untrained stacks were measured. Nothing here shows how a wiring trains.", topic="scope")
+        yield _note("scope", "Only untrained stacks were measured. Nothing here shows how a wiring trains.")
         return
     counts = [format_count(len(values), name) for name, values in
               (("depth", p.num_layers), ("learning rate", p.rates), ("seed", p.seeds))]  # fmt: skip
@@ -39,12 +45,12 @@ def _scope(results: Results) -> Iterator[Finding]:
     )
     if p.is_illustration:
         claim = f"This is an illustration, not evidence: {size}. For evidence, run addnorm compare --full."
-        yield Finding(claim, criterion="evidence needs at least three seeds and two learning rates", topic="scope")
+        yield _note("scope", claim, "evidence needs at least three seeds and two learning rates")
     else:
         claim = (
             f"{size}. Each wiring is judged at its best rate and warm-up, chosen on other text than the reported loss."
         )
-        yield Finding(claim, topic="scope")
+        yield _note("scope", claim)
 
 
 def _ranks(results: Results) -> Iterator[Finding]:
@@ -70,7 +76,7 @@ def _ranks(results: Results) -> Iterator[Finding]:
             claim = f"{first.wiring} has the lowest test loss, below {join_words(worse)}{rest}"
         criterion = next(iter(differences.values())).criterion
         claim = f"At {format_count(n, 'layer')} {claim}: {', '.join(losses)}, in nats a character."
-        yield Finding(claim, criterion=criterion, numbers=numbers, topic="loss")
+        yield _note("loss", claim, criterion, numbers)
         intervals = {name: gap for name, gap in differences.items() if math.isfinite(gap.half_width)}
         if intervals:
             together = f", which hold together for all {pairs} pairs" if pairs > 1 else ""
@@ -78,7 +84,7 @@ def _ranks(results: Results) -> Iterator[Finding]:
             seeds = f"with 95% intervals over {len(first.best.runs)} seeds{together}"
             claim = f"Loss above that of {first.wiring} at {format_count(n, 'layer')}, {seeds}: {', '.join(parts)}."
             spans = {name: {"mean": gap.mean, "half_width": gap.half_width} for name, gap in intervals.items()}
-            yield Finding(claim, criterion=criterion, numbers=spans, topic="difference")
+            yield _note("difference", claim, criterion, spans)
 
 
 def _warm_ups(results: Results) -> Iterator[Finding]:
@@ -103,7 +109,7 @@ def _warm_ups(results: Results) -> Iterator[Finding]:
             parts.append(f"{arm.wiring} {how}{losses}")
         if parts:
             claim = f"Warm-up at {format_count(n, 'layer')}: {join_words(parts)}."
-            yield Finding(claim, criterion=criterion, numbers=numbers, topic="warm-up")
+            yield _note("warm-up", claim, criterion, numbers)
 
 
 def _failures(results: Results) -> Iterator[Finding]:
@@ -133,9 +139,7 @@ def _failures(results: Results) -> Iterator[Finding]:
                 parts += [every if count == len(runs) else f"{count} of {len(runs)} runs of {name}"] if count else []
         if parts:
             text = join_words(parts)
-            yield Finding(
-                f"{text[0].upper()}{text[1:]} {what}.", criterion=criterion, numbers=numbers, topic="failures"
-            )
+            yield _note("failures", f"{text[0].upper()}{text[1:]} {what}.", criterion, numbers)
 
 
 def _edges(results: Results) -> Iterator[Finding]:
@@ -149,28 +153,32 @@ def _edges(results: Results) -> Iterator[Finding]:
         claim = (
             f"The best rate is at the edge of the grid for {join_words(edges)}: a better rate may lie outside the grid."
         )
-        yield Finding(claim, topic="grid")
+        yield _note("grid", claim)
 
 
 def _by_wiring(
-    results: Results, measure: Callable[[Arm], tuple[str, Any] | None]
-) -> Iterator[tuple[int, list[str], dict[str, Any]]]:
-    """Yield for each depth its number of layers, a text for each wiring that begins with the wiring's name, and their numbers.
+    results: Results, topic: str, criterion: str, measure: Callable[[Arm], tuple[str, Any] | None],
+    claim: Callable[[int, list[str], dict[str, Any]], str],
+) -> Iterator[Finding]:  # fmt: skip
+    """Yield a finding for each depth.
 
-    `measure` returns the text and the numbers of a wiring at a depth, or None to skip this wiring.
+    Args:
+        results: the comparison.
+        topic, criterion: those of the findings.
+        measure: function of a wiring at a depth that returns a text and numbers, or None to skip the wiring.
+        claim: function of the number of layers, the texts, each after its wiring's name, and the numbers by wiring. It returns
+            the claim, or an empty text for no finding.
     """
     for n, arms in results.by_depth():
         measured = {arm.wiring: one for arm in arms if (one := measure(arm)) is not None}
-        if measured:
-            yield (
-                n,
-                [f"{name} {text}" for name, (text, _) in measured.items()],
-                {name: one for name, (_, one) in measured.items()},
-            )
+        texts = [f"{name} {text}" for name, (text, _) in measured.items()]
+        numbers = {name: one for name, (_, one) in measured.items()}
+        if measured and (sentence := claim(n, texts, numbers)):
+            yield _note(topic, sentence, criterion, numbers)
 
 
 def _gradients(results: Results) -> Iterator[Finding]:
-    """Yield the ratio of the gradients at x_0 and at x_L, before and after training."""
+    """Return the ratio of the gradients at x_0 and at x_L, before and after training."""
 
     def measure(arm: Arm) -> tuple[str, Numbers] | None:
         group = arm.best_where(lambda g: not g.warm_up) or arm.best
@@ -180,18 +188,17 @@ def _gradients(results: Results) -> Iterator[Finding]:
         numbers = {"before": start, "after": end, "warm_up": group.warm_up}
         return None if math.isnan(start) else (f"{_ratio(start)} before training{after}", numbers)
 
-    for n, parts, numbers in _by_wiring(results, measure):
+    def claim(n: int, texts: list[str], numbers: Numbers) -> str:
         note = "" if any(ratios["warm_up"] for ratios in numbers.values()) else " (without warm-up)"
-        claim = (
-            f"The gradient at x_0 divided by the gradient at x_L, {format_count(n, 'layer')}: {', '.join(parts)}{note}."
+        return (
+            f"The gradient at x_0 divided by the gradient at x_L, {format_count(n, 'layer')}: {', '.join(texts)}{note}."
         )
-        yield Finding(
-            claim, criterion="mean norm of a token's gradient, mean over the seeds", numbers=numbers, topic="gradient"
-        )
+
+    return _by_wiring(results, "gradient", "mean norm of a token's gradient, mean over the seeds", measure, claim)
 
 
 def _shares(results: Results) -> Iterator[Finding]:
-    """Yield the shares of x_0 and of the last write in the final stream."""
+    """Return the shares of x_0 and of the last write in the final stream."""
 
     def measure(arm: Arm) -> tuple[str, Numbers] | None:
         x_0 = arm.best.mean(lambda run: share_of(run.get("after"), 0))
@@ -200,13 +207,14 @@ def _shares(results: Results) -> Iterator[Finding]:
             return None
         return f"{_percent(x_0)} is from x_0 and {_percent(last)} from the last write", {"x_0": x_0, "last": last}
 
-    for n, parts, numbers in _by_wiring(results, measure):
-        claim = f"Of the stream after {n} trained layers, {', '.join(f'in {part}' for part in parts)}."
-        yield Finding(claim, criterion="shares <c, x> / |x|^2, which sum to one", numbers=numbers, topic="memory")
+    return _by_wiring(
+        results, "memory", "shares <c, x> / |x|^2, which sum to one", measure,
+        lambda n, texts, _: f"Of the stream after {n} trained layers, {', '.join(f'in {text}' for text in texts)}.",
+    )  # fmt: skip
 
 
 def _ablations(results: Results) -> Iterator[Finding]:
-    """Yield for each wiring the median and the largest change of the loss without one sublayer."""
+    """Return for each wiring the median and the largest change of the loss without one sublayer."""
 
     def measure(arm: Arm) -> tuple[str, Numbers] | None:
         rises = [one["rise"] for run in arm.best.runs for one in run.get("ablation", ()) if math.isfinite(one["rise"])]
@@ -215,58 +223,51 @@ def _ablations(results: Results) -> Iterator[Finding]:
         median, largest = statistics.median(rises), max(rises)
         return f"median {_signed(median)}, largest {_signed(largest)}", {"median": median, "largest": largest}
 
-    for n, parts, numbers in _by_wiring(results, measure):
-        claim = f"Change of the loss without one sublayer, {n} trained layers, in nats: {'; '.join(parts)}."
-        yield Finding(
-            claim, criterion="the write of each sublayer is removed in turn", numbers=numbers, topic="ablation"
-        )
+    return _by_wiring(
+        results, "ablation", "the write of each sublayer is removed in turn", measure,
+        lambda n, texts, _: f"Change of the loss without one sublayer, {n} trained layers, in nats: {'; '.join(texts)}.",
+    )  # fmt: skip
 
 
 def _costs(results: Results) -> Iterator[Finding]:
-    """Yield the cost of each residual wiring, if their memory traffic differs."""
+    """Return the cost of each residual wiring, if their memory traffic differs."""
 
     def measure(arm: Arm) -> tuple[str, Numbers] | None:
         cost = arm.best.runs[0].get("cost")
         text = "{parameters:,} parameters, {flops:,} FLOPs and {bytes:,} bytes a token"
         return (text.format(**cost, bytes=4 * cost["elements"]), cost) if cost else None
 
-    for n, parts, numbers in _by_wiring(results, measure):
-        if len({cost["elements"] for cost in numbers.values()}) > 1:
-            claim = (
-                f"Cost of the residual wiring without the sublayers, {format_count(n, 'layer')}: {'; '.join(parts)}."
-            )
-            yield Finding(
-                claim,
-                criterion="counted, not timed; bytes in float32, the fewest that must move",
-                numbers=numbers,
-                topic="cost",
-            )
+    def claim(n: int, texts: list[str], numbers: Numbers) -> str:
+        if len({cost["elements"] for cost in numbers.values()}) == 1:
+            return ""
+        return f"Cost of the residual wiring without the sublayers, {format_count(n, 'layer')}: {'; '.join(texts)}."
 
-
-def _largest_gain(coefficients: Numbers) -> float | None:
-    gains = coefficients["gains"]
-    return None if gains is None else float(max(gains["forward"][-1], gains["backward"][0]))
+    criterion = "counted, not timed; bytes in float32, the fewest that must move"
+    return _by_wiring(results, "cost", criterion, measure, claim)
 
 
 def _streams(results: Results) -> Iterator[Finding]:
     """Yield the gains of the products of trained mixing matrices, and the factor with which x_0 reaches the last read."""
-    rules: tuple[tuple[str, str, str, Callable[[Numbers], float | None]], ...] = (
-        ("gain", "Largest gain of the streams' mixing from the first to the last sublayer", "1 is no amplification",
-         _largest_gain),
-        ("direct path", "Factor with which x_0 reaches the last read", "1 in pre-LN; coefficients as they were",
-         lambda coefficients: coefficients["direct_path"][0]),
+
+    def measure(arm: Arm, of: Callable[[Numbers], float | None]) -> tuple[str, float] | None:
+        streams = [run["after"]["streams"] for run in arm.best.runs if "streams" in (run.get("after") or {})]
+        values = [value for one in streams if (value := of(one["coefficients"])) is not None]
+        return (_ratio(statistics.fmean(values)), statistics.fmean(values)) if values else None
+
+    def largest_gain(coefficients: Numbers) -> float | None:
+        gains = coefficients["gains"]
+        return None if gains is None else float(max(gains["forward"][-1], gains["backward"][0]))
+
+    what = "Largest gain of the streams' mixing from the first to the last sublayer"
+    yield from _by_wiring(
+        results, "gain", "1 is no amplification", partial(measure, of=largest_gain),
+        lambda n, texts, _: f"{what}, {n} trained layers: {', '.join(texts)}.",
     )  # fmt: skip
-    for topic, what, criterion, of in rules:
-
-        def measure(arm: Arm, of: Callable[[Numbers], float | None] = of) -> tuple[str, float] | None:
-            streams = [run["after"]["streams"] for run in arm.best.runs if "streams" in (run.get("after") or {})]
-            values = [value for one in streams if (value := of(one["coefficients"])) is not None]
-            return (_ratio(statistics.fmean(values)), statistics.fmean(values)) if values else None
-
-        for n, parts, numbers in _by_wiring(results, measure):
-            yield Finding(
-                f"{what}, {n} trained layers: {', '.join(parts)}.", criterion=criterion, numbers=numbers, topic=topic
-            )
+    yield from _by_wiring(
+        results, "direct path", "1 in pre-LN; coefficients as they were",
+        partial(measure, of=lambda coefficients: coefficients["direct_path"][0]),
+        lambda n, texts, _: f"Factor with which x_0 reaches the last read, {n} trained layers: {', '.join(texts)}.",
+    )  # fmt: skip
 
 
 def _untrained(results: Results) -> Iterator[Finding]:
@@ -274,9 +275,8 @@ def _untrained(results: Results) -> Iterator[Finding]:
     deepest = {row["wiring"]: row for row in sorted(results.untrained, key=lambda row: row["num_layers"])}
     for name in results.compared if results.stacks and not results.runs else ():
         if name not in deepest:
-            yield Finding(
-                f"Untrained stacks of {name} are not measured: the toy model has none of their kind.", topic="untrained"
-            )
+            claim = f"Untrained stacks of {name} are not measured: the toy model has none of their kind."
+            yield _note("untrained", claim)
             continue
         numbers = summarize_stack(deepest[name])
         text = {key: format_number(value, 3, trim=True) for key, value in numbers.items() if value is not None}
@@ -296,7 +296,7 @@ def _untrained(results: Results) -> Iterator[Finding]:
                 f"of pre_ln by {text['difference']} of its norm{gain}."
             )
         criterion = "the toy model of the published results, mean over the seeds"
-        yield Finding(claim, criterion=criterion, numbers=numbers, topic="untrained")
+        yield _note("untrained", claim, criterion, numbers)
 
 
 def _published(results: Results) -> Iterator[Finding]:
