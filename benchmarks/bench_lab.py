@@ -15,7 +15,6 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from functools import cache, partial
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -79,15 +78,8 @@ def prepare(case: Case, variant: str, steps: int) -> Callable[[Observer], object
     return lambda observe: training.finish(on_step=observe)
 
 
-class Timed(NamedTuple):
-    """Losses of a whole training, and the seconds of each step."""
-
-    losses: list[float]
-    seconds: list[float]
-
-
-def timed(train: Callable[[Observer], object]) -> Timed:
-    """Train, and read the clock after each step."""
+def timed(train: Callable[[Observer], object]) -> tuple[list[float], list[float]]:
+    """Train, and return the losses of all steps and the seconds of each."""
     losses, ends = [], []
 
     def observe(_: int, loss: float) -> None:
@@ -97,7 +89,7 @@ def timed(train: Callable[[Observer], object]) -> Timed:
     gc.collect()  # older garbage; during the training the collector runs as usual
     start = time.perf_counter()
     train(observe)
-    return Timed(losses, [after - before for before, after in zip([start, *ends], ends, strict=False)])
+    return losses, [after - before for before, after in zip([start, *ends], ends, strict=False)]
 
 
 def check_losses(case: Case) -> Row:
@@ -106,7 +98,7 @@ def check_losses(case: Case) -> Row:
     Raises:
         ValueError: they differ by more than round-off.
     """
-    losses = {name: timed(prepare(case, name, CHECKED)).losses for name in VARIANTS}
+    losses = {name: timed(prepare(case, name, CHECKED))[0] for name in VARIANTS}
     off = max(
         abs(one - plain) / plain for name in VARIANTS for one, plain in zip(losses[name], losses["plain"], strict=True)
     )
@@ -123,7 +115,7 @@ text_of_the_lab = cache(python_docs)
 def measure(case: Case, *, rounds: int) -> Results:
     """Return for each variant the time of a step in a window, of the first step, and of the last step of a window."""
     losses, steps = check_losses(case), 1 + WINDOWS * EVERY
-    samplers = {name: lambda name=name: timed(prepare(case, name, steps)).seconds for name in VARIANTS}
+    samplers = {name: lambda name=name: timed(prepare(case, name, steps))[1] for name in VARIANTS}
     rows = []
     for name, each in interleave(samplers, rounds, collector=True).items():
         cut = [seconds[1 + k * EVERY : 1 + (k + 1) * EVERY] for seconds in each for k in range(WINDOWS)]

@@ -30,19 +30,10 @@ def cell(row: Row | None) -> str:
     """Return the comparison of a cell: of the output, and of the gradients."""
     if row is None:
         return "not run"
-    output, gradients = row["outputs"], row["gradients"]
-    if gradients is None:
-        text = f"{result(output)}, no gradients"
-    elif output == gradients == SAME:
-        text = SAME
-    else:
-        text = f"{result(output)}, {result(gradients)}"
+    values = [row["outputs"], "no gradients" if row["gradients"] is None else row["gradients"]]
+    texts = [value if isinstance(value, str) else number(value) for value in values]
+    text = SAME if values == [SAME, SAME] else ", ".join(texts)
     return f"{text} (not fused)" if row["fused"] is False else text
-
-
-def result(value: str | float) -> str:
-    """Return the comparison of one kind of tensors."""
-    return value if isinstance(value, str) else number(value)
 
 
 def number(value: float) -> str:

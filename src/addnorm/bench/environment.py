@@ -102,19 +102,19 @@ def caches() -> dict[str, int]:
 
 def commit() -> dict[str, Any]:
     """Return the `commit` of this checkout, and as `dirty` whether files differ from it. Both are None without a checkout."""
-    git = ["git", "-C", str(Path(addnorm.__file__).parents[2])]
+    root = Path(addnorm.__file__).parents[2]
     # Files that the benchmark writes do not count: the results, and the tables in the pages.
     own = ["--", ".", ":!benchmarks/results", ":!README.md", ":!docs"]
     try:
-        if not (Path(git[2]) / ".git").exists():
-            raise FileNotFoundError(git[2])
         head, changes = (
-            subprocess.run([*git, *words], capture_output=True, text=True, check=True).stdout.strip()
+            subprocess.run(
+                ["git", f"--git-dir={root}/.git", *words], cwd=root, capture_output=True, text=True, check=True
+            )
             for words in (["rev-parse", "HEAD"], ["status", "--porcelain", *own])
         )
     except (OSError, subprocess.CalledProcessError):
         return {"commit": None, "dirty": None}
-    return {"commit": head, "dirty": bool(changes)}
+    return {"commit": head.stdout.strip(), "dirty": bool(changes.stdout.strip())}
 
 
 def _text(path: Path) -> str:

@@ -101,23 +101,17 @@ def variants(case: Case, compiled: bool) -> dict[str, Callable[[], Any]]:
             for name, call in functions.items()
         }
     if onnx_peer.applies(case):
-        calls["onnxruntime"] = _bound(case, tensors)
+        try:
+            calls["onnxruntime"] = onnx_peer.bound(case, tensors)
+        except Exception as error:  # the first call raises it, so that it is in `failures`
+            calls["onnxruntime"] = partial(_fail, error)
     left, right = (t.detach() for t in tensors.args[:2] if t is not None)
     calls["add"] = partial(torch.add, left, right, out=torch.empty_like(left))
     return calls
 
 
-def _bound(case: Case, tensors: Any) -> Callable[[], Any]:
-    """Return onnxruntime's call. If making it fails, return a function that raises the error, which then goes to `failures`."""
-    try:
-        return onnx_peer.bound(case, tensors)
-    except Exception as error:
-        failure = error
-
-    def call() -> None:
-        raise failure
-
-    return call
+def _fail(error: Exception) -> None:
+    raise error
 
 
 def measure(case: Case, *, rounds: int, compile: bool) -> Results:  # the name of the option

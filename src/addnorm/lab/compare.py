@@ -114,7 +114,7 @@ def compare(
         raise ValueError(
             f"cluster is {cluster!r}, expected the address of a Dask scheduler, as in tcp://10.0.0.5:8786."
         )
-    console = progress if isinstance(progress, Console) else Console(stderr=True) if progress else None
+    console = progress if isinstance(progress, Console) else Console(stderr=True, quiet=not progress)
     todo = [_Job(run.key(text), f"run {run}", run.steps, run, text) for run in runs]
     todo += _init_jobs(chosen) if at_init else []
     with ExitStack() as stack:
@@ -189,7 +189,7 @@ def _run_jobs(
     jobs: int | None,
     cluster: str | None,
     seconds: float,
-    console: Console | None,
+    console: Console,
 ) -> None:
     """Compute the results of the jobs `todo` in parallel, and append each to `store` when it is finished."""
     if not todo:
@@ -317,21 +317,20 @@ class ProgressDisplay:
         store: the store whose directory has the progress files of open runs.
         steps: cost of each missing result, by its key.
         names: name of each missing result.
-        console: the console; None shows nothing.
+        console: the console. A quiet console shows nothing.
     """
 
     def __init__(
-        self, store: ResultStore, steps: Mapping[str, int], names: Mapping[str, str], console: Console | None
+        self, store: ResultStore, steps: Mapping[str, int], names: Mapping[str, str], console: Console
     ) -> None:
         self.store, self.steps, self.names, self.console = store, steps, names, console
         self.finished: set[str] = set()
         self.total = sum(steps.values())
-        self.is_animated = console is not None and console.is_terminal
+        self.is_animated = console.is_terminal and not console.quiet  # a bar redirects what the program prints
         self._over = threading.Event()
         self._updater = threading.Thread(target=self._update if self.is_animated else self._print, daemon=True)
-        width = 0 if console is None else console.width
-        bar = max(1, min(width // 4, width - BAR_MARGIN))
-        self._room = width - bar - BAR_MARGIN
+        bar = max(1, min(console.width // 4, console.width - BAR_MARGIN))
+        self._room = console.width - bar - BAR_MARGIN
         columns = (TextColumn("compare"), BarColumn(bar_width=bar), TextColumn("{task.percentage:.0f}%"), TimeElapsedColumn(),
                    TextColumn("·"), TimeRemainingColumn(), TextColumn("left  {task.description}"))  # fmt: skip
         self._bar = Progress(*columns, console=console, transient=True, disable=not self.is_animated)
@@ -343,16 +342,14 @@ class ProgressDisplay:
                 step for step, _ in self.open_runs().values()
             )  # steps of an earlier call do not count for the speed
             self._task = self._bar.add_task("", total=max(self.total, 1), completed=before)
-        if self.console is not None:
-            self._updater.start()
+        self._updater.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._over.set()
-        if self.console is not None:
-            self._updater.join()
+        self._updater.join()
         if self.is_animated:
             self._bar.stop()
 
@@ -360,7 +357,7 @@ class ProgressDisplay:
         """Count a finished result, and print a line if it is a run."""
         key = result["key"]
         self.finished.add(key)
-        if self.console is not None and result["kind"] == "run":
+        if result["kind"] == "run":
             total = sum(name.startswith("run ") for name in self.names.values())
             number = sum(self.names[key].startswith("run ") for key in self.finished)
             line = f"{number}/{total}  {self.names[key].removeprefix('run ')}: {describe_outcome(result)}"
@@ -379,7 +376,6 @@ class ProgressDisplay:
 
     def _print(self) -> None:
         """Print a line of progress from time to time until the `with` block ends."""
-        assert self.console is not None
         wait = FIRST_LINE
         while not self._over.wait(wait):
             wait = NEXT_LINE

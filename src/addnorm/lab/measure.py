@@ -96,7 +96,6 @@ def measure_probe(model: CharLM, text: Text, tokens: int) -> Numbers:
     clone = copy.deepcopy(model)
     if model.decoder.stack.has_streams:
         measured = measure_streams(clone.decoder.stack, lambda: cross_entropy(clone(inputs), targets))
-        clone.zero_grad()
         return {**streams_by_depth(measured), "map": None, "streams": measured}
     with record(clone) as recording:
         cross_entropy(clone(inputs), targets).backward()
