@@ -176,15 +176,9 @@ def test_rounds_fit_into_the_time_of_a_case(monkeypatch, seconds, rounds, measur
     assert b["paired_low"] <= b["paired_ratio"] <= b["paired_high"]
 
 
-def test_variants_that_may_fail_are_reported():
-    def fail():
-        raise RuntimeError("no memory")
-
-    results = timing.measure(CASES[0], {"a": int, "b": fail}, 1, may_fail=("b",))
-    assert [row["variant"] for row in results["rows"]] == ["a"]
-    assert results["failures"] == [CASES[0].row(variant="b", error="RuntimeError: no memory")]
-    with pytest.raises(RuntimeError, match="no memory"):
-        timing.measure(CASES[0], {"a": int, "b": fail}, 1)
+def test_error_of_a_variant_that_must_not_fail_is_raised():
+    with pytest.raises(ZeroDivisionError):
+        timing.measure(CASES[0], {"a": int, "b": lambda: 1 / 0}, 1, may_fail=("a",))
 
 
 FAULTS = """

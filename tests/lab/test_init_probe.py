@@ -11,6 +11,7 @@ from addnorm import wirings
 from addnorm.lab import InitProbe
 from addnorm.lab.init_probe import PLACEMENTS
 from addnorm.wirings.catalog import deepnorm_constants
+from support.lab_runs import RECORDED
 
 CHANGED = [
     {}, {"alpha": 1.5}, {"norm": "rms"}, {"residual": False}, {"final_norm": True}, {"final_norm": False}, {"gain": 0.3},
@@ -18,10 +19,7 @@ CHANGED = [
 ]  # fmt: skip
 
 
-STATISTICS = {
-    "stream": ("out", "l2"), "ratio": ("write", "ratio"), "cosine": ("write", "cosine"), "similarity": ("out", "similarity"),
-    "gradient": ("grad", "l2"), "parameters": ("params", "grad_l2"),
-}  # fmt: skip
+STATISTICS = {**RECORDED, "stream": ("out", "l2"), "cosine": ("write", "cosine")}
 
 
 @pytest.fixture(autouse=True)

@@ -56,12 +56,8 @@ def test_wiring_label_shows_changed_options():
     [
         ({"lr": float("nan")}, "lr is nan, expected a finite number"),
         ({"lr": 0}, "lr is 0, expected a number above 0"),
-        ({"lr": -1.0}, "lr is -1"),
-        ({"lr": "fast"}, "lr is 'fast'"),
         ({"d_model": 15}, "nhead is 2, expected a divisor of d_model = 15"),
         ({"steps": 0}, "steps is 0, expected a whole number from 1"),
-        ({"steps": 2.5}, r"steps is 2\.5"),
-        ({"steps": True}, "steps is True"),
         ({"num_layers": 10**9}, "num_layers is 1000000000, expected at most 10000"),
         ({"seed": -1}, "seed is -1"),
         ({"seed": 2**31}, "seed is 2147483648, expected at most"),

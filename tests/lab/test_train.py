@@ -11,7 +11,7 @@ import addnorm
 from addnorm._util.jsonio import to_jsonable
 from addnorm.lab.models import CharLM
 from addnorm.lab.train import Training, train
-from support.lab_runs import TEXT, measured, small
+from support.lab_runs import RECORDED, TEXT, measured, small
 from support.pairwise import some
 from support.stacks import ALL
 
@@ -59,12 +59,6 @@ def test_train_matches_plain_loop(options):
     assert result["validation"] != result["test"]
 
 
-STATISTICS = {
-    "stream": ("out", "rms"), "ratio": ("write", "ratio"), "similarity": ("out", "similarity"), "gradient": ("grad", "l2"),
-    "parameters": ("params", "grad_l2"),
-}  # fmt: skip
-
-
 @pytest.mark.parametrize("wiring", ["post_ln", "pre_ln"])
 def test_recorded_statistics_match_float64(wiring):
     run = small(wiring, steps=1)
@@ -75,7 +69,7 @@ def test_recorded_statistics_match_float64(wiring):
     half = run.batch // 2  # the recorded part; the step uses the whole batch
     with addnorm.record(model) as recording:
         F.cross_entropy(model(read[:half]).flatten(0, 1), following[:half].flatten()).backward()
-    for name, series in STATISTICS.items():
+    for name, series in {**RECORDED, "stream": ("out", "rms")}.items():
         values = {site.id: value for site, value in recording.series(*series)}
         expected = [values.get(site.id) for site in recording.sites if site.kind != "final"]
         assert result[name] == [[one and pytest.approx(one, rel=1e-4) for one in expected]], name

@@ -10,6 +10,10 @@ TEXT = Text(
 )
 SIZE = {"num_layers": 2, "d_model": 16, "nhead": 2, "tokens": 8, "batch": 4}
 NOT_MEASURED = ("seconds", "resumed", "date", "addnorm")
+# Statistics by depth in the lab's results: the role and the name of each in `addnorm.record`.
+RECORDED = {
+    "ratio": ("write", "ratio"), "similarity": ("out", "similarity"), "gradient": ("grad", "l2"), "parameters": ("params", "grad_l2"),
+}  # fmt: skip
 
 
 def small(wiring="pre_ln", **options):

@@ -43,6 +43,13 @@ BAND = (0.05, 0.95)  # quantiles of the tokens
 Modules = tuple[nn.Module, ...]
 
 
+@contextmanager
+def plain_mode() -> Iterator[None]:
+    """Run the block with one thread, with gradients and without autocast, whatever modes the caller has set."""
+    with one_thread(), torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", enabled=False):
+        yield
+
+
 @dataclass(frozen=True)
 class InitProbe:
     """Settings of an untrained stack of attention and feed-forward sublayers, and its measurement.
@@ -133,6 +140,7 @@ class InitProbe:
         )
         return stack, x_0, v
 
+    @plain_mode()
     def measure(self) -> dict[str, Any]:
         """Return statistics at each place, x_0 and every sublayer, as JSON types with NaN and infinity.
 
@@ -152,10 +160,6 @@ class InitProbe:
             - `map`: for each source (x_0 and every write) its share in the stream at each place, None before the source exists.
             - `closure`: the largest relative difference between the stream and the sum of its sources, one number.
         """
-        with plain_mode():
-            return self._run()
-
-    def _run(self) -> dict[str, Any]:
         stack, x_0, v = self._build(_reuse if self.sublayers * self.d_model**2 <= CACHED_WEIGHTS else _allocate)
         measured = measure_stream(stack, x_0, lambda y: (y * v).sum(), weights=True)
         x = torch.cat(measured.streams).double()  # (places, tokens, d_model)
@@ -189,13 +193,6 @@ def check_size(probe: Any) -> None:
         )
     if probe.seed >= 2**63:
         raise ValueError(f"seed is {probe.seed}, expected a whole number below 2^63, the limit of torch.")
-
-
-@contextmanager
-def plain_mode() -> Iterator[None]:
-    """Run the block with one thread, with gradients and without autocast, whatever modes the caller has set."""
-    with one_thread(), torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", enabled=False):
-        yield
 
 
 def name_places(sublayers: int) -> dict[str, list[str]]:

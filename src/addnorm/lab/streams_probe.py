@@ -101,6 +101,7 @@ class StreamsProbe:
         perturb(stack, self.perturbation, self.seed)
         return stack
 
+    @plain_mode()
     def measure(self) -> Numbers:
         """Return statistics at each place, x_0 and every sublayer, as JSON types with NaN and infinity.
 
@@ -116,10 +117,6 @@ class StreamsProbe:
             `difference`, |y - y_pre| / |y_pre| for the output y and the output y_pre of pre-LN with the same sublayers;
             `gains`, for each wiring in `MIXED` the gains of A and its products (`amax_gains`), or None if `wiring` is not in it.
         """
-        with plain_mode():
-            return self._run()
-
-    def _run(self) -> Numbers:
         model = self.build()
         x = model.x.requires_grad_()
         with StreamsRecorder(model.stack) as recorder:

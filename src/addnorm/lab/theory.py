@@ -11,12 +11,12 @@ All results are plain numbers and lists, as in JSON, with NaN and infinity where
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -52,36 +52,30 @@ STEPS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@dataclass(frozen=True)
-class InitStack:
+class InitStack(NamedTuple):
     """Untrained stack to measure.
 
-    Args:
+    Attributes:
         wiring: a wiring without parallel sublayers.
         num_layers: number of layers, each an attention and a feed-forward sublayer.
         seed: seed of the weights and the data.
-        own_init: use the wiring's own rule for the weights instead of N(0, 1/d).
     """
 
     wiring: Wiring
     num_layers: int
     seed: int
-    own_init: bool = False
 
-    def __post_init__(self) -> None:
-        if self.wiring.has_rows and not self.wiring.is_sequential:
-            raise ValueError(
-                f"wiring is {self.wiring.name!r}, expected one without parallel sublayers: the stream between the sublayers is "
-                "measured."
-            )
+    @property
+    def own_init(self) -> bool:
+        """Whether the wiring's own rule draws the weights, instead of N(0, 1/d)."""
+        return self.wiring.name in OWN_INIT
 
 
 def init_stacks(
     which: Iterable[Wiring | str] = WIRINGS, depths: Iterable[int] = DEPTHS, seeds: Iterable[int] = range(SEEDS)
 ) -> list[InitStack]:
     """Return a stack for each wiring, depth and seed. DeepNorm and Admin use their own initialization."""
-    chosen, depths, seeds = [wirings.as_wiring(wiring) for wiring in which], list(depths), list(seeds)
-    return [InitStack(wiring, n, seed, wiring.name in OWN_INIT) for wiring in chosen for n in depths for seed in seeds]
+    return [InitStack(*stack) for stack in itertools.product(map(wirings.as_wiring, which), depths, seeds)]
 
 
 def measure_init(job: InitStack) -> Numbers:
