@@ -75,29 +75,18 @@ def training(text: Text) -> Iterator[tuple[Row, list[CharLM]]]:
     runs += [(12, name, 0) for name in ("pre_ln", "post_ln", "deepnorm", "no_residual", "no_norm")]
     for n, name, warm_up in runs:
         for rate in RATES[n]:
-            made = [Training(run_of(name, n, seed, rate, warm_up), text) for seed in TRAINED_SEEDS]
+            settings = (WIRINGS[name], n, D, HEADS, TOKENS, BATCH, STEPS, rate, warm_up)
+            made = [Training(Run(*settings, seed, every=0), text) for seed in TRAINED_SEEDS]
             models = [one.model for one in made]
             before = geometric_mean(through(model, text).gradient_ratio() for model in models)
             for one in made:
                 one.finish()
-            results = [finite(held_out(model, text)) for model in models]
+            results = [finite(measure.held_out_loss(model, text, "test", TOKENS)) for model in models]
             yield {
                 "wiring": name, "num_layers": n, "lr": rate, "warm_up": warm_up, "loss": statistics.fmean(results),
                 "losses": results, "gradient_before": before,
                 "gradient_after": finite(geometric_mean(through(model, text).gradient_ratio() for model in models)),
             }, models  # fmt: skip
-
-
-def run_of(name: str, num_layers: int, seed: int = 0, lr: float = 1e-3, warm_up: int = 0) -> Run:
-    """Return a training of the lab without recording. As everywhere in the lab, queries, keys and values are one matrix."""
-    return Run(WIRINGS[name], num_layers, D, HEADS, TOKENS, BATCH, STEPS, lr, warm_up, seed, every=0)
-
-
-@torch.no_grad()
-def held_out(model: CharLM, text: Text, stack: ResidualStack | None = None) -> float:
-    """Return the loss on held-out text; with `stack`, of another stack in place of the model's own."""
-    read, following = text.held_out("test", measure.EVALUATED, TOKENS)
-    return float(measure.cross_entropy(model.head((stack or model.decoder.stack)(model.embed(read))), following))
 
 
 def through(model: CharLM, text: Text) -> StreamMeasurement:
@@ -150,11 +139,10 @@ def removal(trained: dict[str, list[CharLM]], text: Text) -> Iterator[Row]:
         row: Row = {"wiring": name, "moves": untrained, "num_layers": None, "of": 0, "broken": 0, "loss": None,
                     "median_rise": None, "largest_rise": None}  # fmt: skip
         if name in trained:
-            losses = [held_out(model, text) for model in trained[name]]
+            losses = [measure.held_out_loss(model, text, "test", TOKENS) for model in trained[name]]
             rises = [
-                [held_out(model, text, stack.without(i)) - loss for i in range(len(stack.connections))]
-                for model, loss in zip(trained[name], losses, strict=True)
-                for stack in [model.decoder.stack]
+                [one["rise"] for one in measure.measure_ablation(model, text, TOKENS, measure.EVALUATED)]
+                for model in trained[name]
             ]
             every = [rise for one in rises for rise in one]
             row |= {

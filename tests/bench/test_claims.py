@@ -129,27 +129,6 @@ def test_every_part_is_measured_and_judged(bench_claims, monkeypatch, threads):
     assert 0 < share["addnorm"] < 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["post_ln", "pre_ln"])
-def test_losses_and_removals_are_those_of_the_lab(bench_claims, monkeypatch, threads, name):
-    threads(1)
-    monkeypatch.setattr(bench_claims, "STEPS", 12)
-    training = Training(bench_claims.run_of(name, 2, lr=3e-3), TEXT)
-    model, tokens = training.model, bench_claims.TOKENS
-    before = bench_claims.held_out(model, TEXT)
-    training.finish()
-    loss = bench_claims.held_out(model, TEXT)
-    assert loss == pytest.approx(measure.held_out_loss(model, TEXT, "test", tokens), rel=1e-5)
-    assert loss < before - 0.1
-    row = next(entry for entry in bench_claims.removal({name: [model]}, TEXT) if entry["wiring"] == name)
-    assert (row["num_layers"], row["of"], row["loss"]) == (2, 4, loss)
-    monkeypatch.setattr(measure, "EVALUATED", measure.PROBE)  # the lab removes sublayers on fewer sequences
-    rises = next(entry for entry in bench_claims.removal({name: [model]}, TEXT) if entry["wiring"] == name)["rises"][0]
-    assert rises == pytest.approx(
-        [ablation["rise"] for ablation in measure.measure_ablation(model, TEXT, tokens)], abs=1e-5
-    )
-
-
 # With and without norms.
 
 

@@ -9,8 +9,10 @@ import torch.nn.functional as F
 
 import addnorm
 from addnorm._util.jsonio import to_jsonable
+from addnorm.lab import measure
 from addnorm.lab.models import CharLM
 from addnorm.lab.train import Training, train
+from addnorm.stream.ablate import ablate_each
 from support.lab_runs import RECORDED, TEXT, measured, small
 from support.pairwise import some
 from support.stacks import ALL
@@ -101,6 +103,15 @@ def test_result_has_numbers_for_every_site():
     assert sum(result["map"]["shares"][-1]) == pytest.approx(1)
     assert result["map"]["sources"][:2] == ["x_0", "attention 1"]
     assert result["after"]["stream"] != result["recorded"]["stream"][-1]
+
+
+def test_ablation_is_that_of_a_model_without_the_write():
+    model = model_of(small("post_ln"))
+    inputs, targets = TEXT.held_out("test", measure.PROBE, 8)
+    sites = addnorm.inspect(model, inputs)
+    expected = ablate_each(sites, inputs, loss=lambda y: measure.cross_entropy(y, targets))
+    rises = [one["rise"] for one in measure.measure_ablation(model, TEXT, 8)]
+    assert rises == pytest.approx([one.loss_change for one in expected], abs=1e-6)
 
 
 class Stopped(Exception):

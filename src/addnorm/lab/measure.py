@@ -123,9 +123,9 @@ def stack_sites(model: CharLM) -> list[Numbers]:
     return [{"id": "x_0", "kind": "start", "layer": None}, *sites]
 
 
-def measure_ablation(model: CharLM, text: Text, tokens: int) -> list[Numbers]:
-    """Return for each sublayer the rise of the loss on `PROBE` test sequences without its write (`ResidualStack.without`)."""
-    inputs, targets = text.held_out("test", PROBE, tokens)
+def measure_ablation(model: CharLM, text: Text, tokens: int, sequences: int = PROBE) -> list[Numbers]:
+    """Return for each sublayer the rise of the loss on the test part without its write (`ResidualStack.without`)."""
+    inputs, targets = text.held_out("test", sequences, tokens)
     stack, rises = model.decoder.stack, []
     whole = float(cross_entropy(logits(model, inputs), targets))
     try:
