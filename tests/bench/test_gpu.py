@@ -3,8 +3,8 @@
 import itertools
 import sys
 import time
-from importlib.machinery import ModuleSpec
-from types import ModuleType
+from itertools import accumulate
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -89,16 +89,10 @@ MODULES = {
 def installed(monkeypatch):
     """Install fake modules with the peers' names."""
     for name, members in MODULES.items():
-        parts = name.split(".")
-        for path in (".".join(parts[:k]) for k in range(1, len(parts) + 1)):
-            if path not in sys.modules:
-                module = ModuleType(path)
-                module.__spec__ = ModuleSpec(path, None)
-                monkeypatch.setitem(sys.modules, path, module)
-        for member in members:
-            setattr(sys.modules[name], member.__name__, member)
-    find_spec, names = variants.find_spec, {name.split(".")[0] for name in MODULES}
-    monkeypatch.setattr(variants, "find_spec", lambda name: object() if name in names else find_spec(name))
+        for parent in accumulate(name.split("."), "{}.{}".format):
+            monkeypatch.setitem(sys.modules, parent, SimpleNamespace())
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(**{one.__name__: one for one in members}))
+    monkeypatch.setattr(variants, "find_spec", lambda name: name)
 
 
 # Every variant computes the same.

@@ -90,8 +90,6 @@ def test_encoder_layer_is_that_of_the_library(numbers):
     for x, write, z, y in ((flow.x, flow.attention, flow.z, flow.y), (flow.y, flow.feed_forward, flow.z_2, flow.y_2)):
         torch.testing.assert_close(z, x + write)
         torch.testing.assert_close(y, F.layer_norm(z, (numbers.WIDTH,)))
-        for token, written, out in zip(x.tolist(), write.tolist(), y.tolist(), strict=True):
-            assert trace.trace(token, written).output == pytest.approx(out, abs=1e-5)
     assert numbers.token_rms(flow.y) == pytest.approx([1] * 5, abs=1e-4)
     assert max(numbers.token_rms(flow.z)) > 3 * min(numbers.token_rms(flow.x))
 
