@@ -26,21 +26,21 @@ def read(name, *keys):
     return part
 
 
+def rows_of(source, /, *keys, **fields):
+    """Return the rows of a part of the results that have these values."""
+    return [row for row in read(source, *keys) if fields.items() <= row.items()]
+
+
 def depth(wiring, key, num_layers=64):
     """Return a number of an untrained stack."""
-    (row,) = (
-        row for row in read("claims", "results", "depth") if (row["wiring"], row["num_layers"]) == (wiring, num_layers)
-    )
+    (row,) = rows_of("claims", "results", "depth", wiring=wiring, num_layers=num_layers)
     return row[key]
 
 
 def trained(wiring, num_layers, rate=None, warm_up=0, key="loss"):
     """Return a number of a trained model, at its best rate by default."""
-    kept = [
-        row for row in read("claims", "results", "training")
-        if (row["wiring"], row["num_layers"], row["warm_up"]) == (wiring, num_layers, warm_up) and rate in (None, row["lr"])
-    ]  # fmt: skip
-    return min(kept, key=lambda row: row["loss"])[key]
+    kept = rows_of("claims", "results", "training", wiring=wiring, num_layers=num_layers, warm_up=warm_up)
+    return min((row for row in kept if rate in (None, row["lr"])), key=lambda row: row["loss"])[key]
 
 
 def removal(key):
@@ -56,35 +56,29 @@ def norms(start):
 
 def speeds(job, norm="layer", **fields):
     """Return speeds relative to eager PyTorch, on two threads."""
-    wanted = {"job": job, "norm": norm, "threads": 2, "variant": "addnorm", **fields}
-    return [row["ratio_to_eager"] for row in read("functional", "rows") if wanted.items() <= row.items()]
+    rows = rows_of("functional", "rows", job=job, norm=norm, threads=2, variant="addnorm", **fields)
+    return [row["ratio_to_eager"] for row in rows]
 
 
 def guards(job, **fields):
     """Return the microseconds that the compiled formula takes more than torch's own."""
     times = {}
-    for row in read("compile", "rows"):
-        if row["job"] == job and fields.items() <= row.items():
-            times.setdefault((row["norm"], row["dtype"]), {})[row["variant"]] = row["median_us"]
+    for row in rows_of("compile", "rows", job=job, **fields):
+        times.setdefault((row["norm"], row["dtype"]), {})[row["variant"]] = row["median_us"]
     return [by_variant["formula"] - by_variant["torch"] for by_variant in times.values()]
 
 
 def limit_ratio(rows, dtype):
     """Return the speed of LayerNorm with gradients relative to eager PyTorch, taken round by round."""
-    (row,) = (
-        row
-        for row in read("limit", "rows")
-        if row["job"] == "forward_backward"
-        and (row["norm"], row["rows"], row["dtype"], row["variant"]) == ("layer", rows, dtype, "addnorm")
-    )
+    (row,) = rows_of("limit", "rows", job="forward_backward", norm="layer", rows=rows, dtype=dtype, variant="addnorm")
     return row["paired_ratio"]
 
 
 def stacks(job):
     """Return {(batch * tokens, d): speeds of encoders relative to plain PyTorch}."""
     ratios = {}
-    for row in read("stack", "rows"):
-        if row["job"] == job and row["variant"] == "plain" and row["wiring"] in ("pre_ln", "post_ln"):
+    for row in rows_of("stack", "rows", job=job, variant="plain"):
+        if row["wiring"] in ("pre_ln", "post_ln"):
             ratios.setdefault((row["batch"] * row["tokens"], row["d"]), []).append(1 / row["paired_ratio"])
     return ratios
 
@@ -107,10 +101,7 @@ def share_miscast(key):
 
 def saved_per_token(dtype):
     """Return the bytes that PyTorch's and this library's LayerNorm save for a token, besides z."""
-    (fact,) = (
-        fact for fact in read("functional", "facts")
-        if (fact["name"], fact["norm"]) == (f"saved bytes, 512 x 768 {dtype}", "layer")
-    )  # fmt: skip
+    (fact,) = rows_of("functional", "facts", name=f"saved bytes, 512 x 768 {dtype}", norm="layer")
     size = 4 if dtype == "float32" else 2
     return tuple(fact[key] / 512 - 768 * size for key in ("torch", "value"))
 
