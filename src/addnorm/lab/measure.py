@@ -62,11 +62,6 @@ def relative_change(before: Tensor, after: Tensor) -> float:
     return float((after.double() - before.double()).norm() / before.double().norm())
 
 
-def _sublayer_name(kind: str, layer: int | None) -> str:
-    """Return the name of a sublayer: "attention 3" in the third layer."""
-    return kind if layer is None else f"{kind} {layer + 1}"
-
-
 def statistics_by_depth(recording: Recording, step: int) -> Numbers:
     """Return the statistics of `BY_DEPTH` at one recorded step: for each name a list with a number, or None, per site."""
     ids = [site.id for site in recording.sites if site.kind != "final"]
@@ -75,13 +70,10 @@ def statistics_by_depth(recording: Recording, step: int) -> Numbers:
     return {name: [values.get(id) for id in ids] for name, values in by_site.items()}
 
 
-def memory_map(recording: Recording) -> Numbers | None:
+def memory_map(recording: Recording, model: CharLM) -> Numbers | None:
     """Return the memory map of the last recorded step: the share of each source in each state. Return None if there is no map."""
-    names = {
-        site.id: _sublayer_name(site.kind, site.layer)
-        for site in recording.sites
-        if site.kind not in ("start", "final")
-    }
+    ids = [site.id for site in recording.sites if site.kind != "final"]
+    names = dict(zip(ids, (site["id"] for site in stack_sites(model)), strict=True))
     for sources, shares in recording.memory_maps.values():
         return {"sources": [names.get(source, source) for source in sources], "shares": shares}
     return None
@@ -99,7 +91,7 @@ def measure_probe(model: CharLM, text: Text, tokens: int) -> Numbers:
         return {**streams_by_depth(measured), "map": None, "streams": measured}
     with record(clone) as recording:
         cross_entropy(clone(inputs), targets).backward()
-        shares = memory_map(recording)
+        shares = memory_map(recording, model)
     return {**statistics_by_depth(recording, 0), "map": shares}
 
 
@@ -114,13 +106,11 @@ def streams_by_depth(measured: Numbers) -> Numbers:
 
 def stack_sites(model: CharLM) -> list[Numbers]:
     """Return the sites of a model by depth as JSON types, x_0 first, without the final norm."""
-    places = [connection.place for connection in model.decoder.stack.connections]
-    kinds = [("attention", "feed-forward")[place.sublayer] for place in places]
-    sites = [
-        {"id": _sublayer_name(kind, place.layer), "kind": kind, "layer": place.layer}
-        for kind, place in zip(kinds, places, strict=True)
-    ]
-    return [{"id": "x_0", "kind": "start", "layer": None}, *sites]
+    sites: list[Numbers] = [{"id": "x_0", "kind": "start", "layer": None}]
+    for connection in model.decoder.stack.connections:
+        kind, layer = ("attention", "feed-forward")[connection.place.sublayer], connection.place.layer
+        sites.append({"id": f"{kind} {layer + 1}", "kind": kind, "layer": layer})
+    return sites
 
 
 def measure_ablation(model: CharLM, text: Text, tokens: int, sequences: int = PROBE) -> list[Numbers]:

@@ -80,11 +80,11 @@ class StreamsRecorder:
         streams = finish(state)
         if module is self.stack.connections[0]:
             self.states, state = [], state._replace(sites=())
-        each = self.stack._each(streams)
-        for x in (streams,) if isinstance(streams, Tensor) else streams:
+        tensors = (streams,) if isinstance(streams, Tensor) else streams
+        for x in tensors:
             if x.requires_grad:
                 x.retain_grad()
-        self.states.append(each if isinstance(streams, tuple) else (streams,))
+        self.states.append(tensors)
         if module is head:
             self.sites = state.sites or ()
             reading = read(head, head.stage, state._replace(x=streams, pending=None), (None,))
