@@ -141,12 +141,17 @@ STREAM_TARGETS = [
 ]  # fmt: skip
 
 
+def pair(rows: Mapping[str, Row], peer: str, key: str, unit: float = 1.0) -> str:
+    """Return a number of addnorm and of a peer."""
+    return " / ".join(digits(rows[name][key] / unit) for name in ("addnorm", peer))
+
+
 def section(document: Document) -> str:
     """Return the table of speeds: a line a size and peer, a column a wiring and job."""
     cases = {case: rows for case, rows in BENCHMARK.by_case(document).items() if one_stream(case)}
 
     def cell(peer: str, case: Case, rows: Mapping[str, Row]) -> dict[str, str]:
-        times = " / ".join(digits(rows[name]["median_us"]) for name in ("addnorm", peer))
+        times = pair(rows, peer, "median_us")
         return {f"{case.wiring}, {JOBS[case.job]}": f"{interval(rows[peer], inverse=True)} ({times})"}
 
     lines = [
@@ -168,8 +173,7 @@ def streams_section(document: Document) -> str:
     lines = []
     for case, rows in BENCHMARK.by_case(document).items():
         if case.wiring in STREAMS:
-            saved = " / ".join(digits(rows[name]["saved_bytes"] / 1e6) for name in ("addnorm", "plain"))
-            times = " / ".join(digits(rows[name]["median_us"] / 1e3) for name in ("addnorm", "plain"))
+            saved, times = pair(rows, "plain", "saved_bytes", 1e6), pair(rows, "plain", "median_us", 1e3)
             lines.append({
                 "wiring": case.wiring, "batch x tokens x d": f"{case.batch} x {case.tokens} x {case.d}",
                 "times as fast (ms: addnorm / plain)": f"{interval(rows['plain'], inverse=True)} ({times})",

@@ -3,7 +3,6 @@
 import itertools
 import sys
 import time
-from itertools import accumulate
 from types import SimpleNamespace
 
 import pytest
@@ -89,7 +88,7 @@ MODULES = {
 def installed(monkeypatch):
     """Install fake modules with the peers' names."""
     for name, members in MODULES.items():
-        for parent in accumulate(name.split("."), "{}.{}".format):
+        for parent in itertools.accumulate(name.split("."), "{}.{}".format):
             monkeypatch.setitem(sys.modules, parent, SimpleNamespace())
         monkeypatch.setitem(sys.modules, name, SimpleNamespace(**{one.__name__: one for one in members}))
     monkeypatch.setattr(variants, "find_spec", lambda name: name)

@@ -28,7 +28,6 @@ from addnorm.lab.published_numbers import (
     last_gradients,
     last_moves,
     layers_of,
-    one,
     published_constants,
     quotient,
     similarity,
@@ -110,13 +109,13 @@ PUBLISHED: tuple[PublishedResult, ...] = (
         f"R^2 of a line over l, {DEEP} layers or more: at least 0.98",
         "a logarithm has 0.8 over 64 layers, an exponential less than 0.5.",
         (0.98, 1.0),
-        deepest(one("R^2", lambda row: straightness(layers_of(row), row)), "pre_ln", least=DEEP),
+        deepest(lambda row: {"R^2": straightness(layers_of(row), row)}, "pre_ln", least=DEEP),
     ),
     PublishedResult(
         "The input of the norm after post-LN's feed-forward sublayer has variance 3/2.", f"{XIONG}, lemma 2",
         "E|x + f(x)|^2 / d, mean over the layers of the deepest stack: 1.4 to 1.6",
         "1 is from the norm before, 1/2 from relu(x W_1) W_2; the product x f(x) is zero only in the mean over weights.",
-        (1.4, 1.6), deepest(one("mean", lambda row: statistics.fmean(row["before_norm"][1::2])), "post_ln"),
+        (1.4, 1.6), deepest(lambda row: {"mean": statistics.fmean(row["before_norm"][1::2])}, "post_ln"),
     ),
     PublishedResult(
         "The stream of post-LN stays at variance 1.", f"{XIONG}, section 3",
@@ -142,13 +141,13 @@ PUBLISHED: tuple[PublishedResult, ...] = (
         f"the exponent of |dLoss/dW_2| over l in the deepest stack, {DEEP} layers or more: -0.65 to -0.4",
         "a layer multiplies E|g|^2 by 1 + k / E|x|^2 and adds k to E|x|^2, k the same: together l.",
         (-0.65, -0.4),
-        deepest(one("exponent", lambda row: exponent(layers_of(row), row["weight_gradient"])), "pre_ln", least=DEEP),
+        deepest(lambda row: {"exponent": exponent(layers_of(row), row["weight_gradient"])}, "pre_ln", least=DEEP),
     ),
     PublishedResult(
         "Before training, post-LN's gradient neither vanishes nor explodes.", f"follows from {XIONG}, lemma 2",
         "|dLoss/dW_2| of the last layer divided by that of the first, in the deepest stack: 1/5 to 5",
         "a layer multiplies E|g|^2 by 3/2 and its norm by 2/3; a factor of 5 over 64 layers is 1.3% per norm.",
-        (0.2, 5.0), deepest(one("last over first", lambda row: end_ratio(row["weight_gradient"][::-1])), "post_ln"),
+        (0.2, 5.0), deepest(lambda row: {"last over first": end_ratio(row["weight_gradient"][::-1])}, "post_ln"),
     ),
     PublishedResult(
         "The first step changes DeepNorm's logits less than pre-LN's.", f"{DEEPNET}, section 3",
@@ -166,7 +165,7 @@ PUBLISHED: tuple[PublishedResult, ...] = (
         "DeepNorm's gradient is equal in all layers.", DEEPNET,
         "|dLoss/dW_2| of the first layer divided by that of the last, in the deepest stack: 0.8 to 1.25",
         "1 in theory; with beta inverted, a known mistake in baselines, it is 1/5 at 64 layers.",
-        (0.8, 1.25), deepest(one("first over last", lambda row: end_ratio(row["weight_gradient"])), "deepnorm"),
+        (0.8, 1.25), deepest(lambda row: {"first over last": end_ratio(row["weight_gradient"])}, "deepnorm"),
     ),
     PublishedResult(
         "DeepNorm's constants are (2N)^(1/4) and (8N)^(-1/4).", DEEPNET,
@@ -181,7 +180,7 @@ PUBLISHED: tuple[PublishedResult, ...] = (
         "This is before training; the paper bounds the growth by a polynomial.",
         (0.95, 1.0),
         deepest(
-            one("R^2", lambda row: straightness([*map(math.log, layers_of(row))], row)), "layernorm_scaling", least=DEEP
+            lambda row: {"R^2": straightness([*map(math.log, layers_of(row))], row)}, "layernorm_scaling", least=DEEP
         ),
     ),
     PublishedResult(
@@ -222,20 +221,20 @@ PUBLISHED: tuple[PublishedResult, ...] = (
         "the difference of the untrained stack's output from pre-LN's with the same weights, relative: at most 0.002",
         "with streams that are copies, or a read that is a multiple of pre-LN's, the norms remove what differs, but for their "
         "epsilon: attention residuals read a mean, whose variance is lower by the square of the number of sources.",
-        (0.0, 2e-3), deepest(one("", lambda row: row["difference"]), *STREAM_WIRINGS),
+        (0.0, 2e-3), deepest(lambda row: {"": row["difference"]}, *STREAM_WIRINGS),
     ),
     PublishedResult(
         "The reads of attention residuals do not grow with depth.", "Kimi team 2026, arXiv 2603.15031",
         "the largest root mean square of a read before its norm, in units of x_0, in the deepest stack: 0.9 to 1.1",
         "a mean of sources of about equal size is at most as large as they are; the stream of pre-LN is about sqrt(1 + l).",
-        (0.9, 1.1), deepest(one("largest read", lambda row: max(row["read"])), "attention_residuals", least=16),
+        (0.9, 1.1), deepest(lambda row: {"largest read": max(row["read"])}, "attention_residuals", least=16),
     ),
     PublishedResult(
         "Pre-LN's reads grow with depth, those of attention residuals fall behind.", "Kimi team 2026, arXiv 2603.15031",
         "the last read divided by pre-LN's, 16 layers or more: at most 1/4",
         "the mean of n independent sources is smaller than their sum by n, 1/32 at 16 layers.",
         (0.0, 0.25), deepest(
-            one("last read over pre-LN's", lambda row: quotient(row["read"][-1], row["pre_read"][-1])),
+            lambda row: {"last read over pre-LN's": quotient(row["read"][-1], row["pre_read"][-1])},
             "attention_residuals", least=16,
         ),
     ),
@@ -243,7 +242,7 @@ PUBLISHED: tuple[PublishedResult, ...] = (
         "Attention residuals begin as the mean of all sources.", "Kimi team 2026, arXiv 2603.15031",
         "the largest |n p - 1| of the mean weights p of n sources, all reads of the deepest stack: at most 1e-6",
         "the query is zero and the softmax of equal scores is 1/n, but for its rounding to float32, 6e-8.",
-        (0.0, 1e-6), deepest(one("", lambda row: row["from_mean"]), "attention_residuals"),
+        (0.0, 1e-6), deepest(lambda row: {"": row["from_mean"]}, "attention_residuals"),
     ),
     PublishedResult(
         "DenseFormer and MUDDFormer begin with reads of the newest state alone.",
@@ -251,20 +250,20 @@ PUBLISHED: tuple[PublishedResult, ...] = (
         "the largest weight of an older state, and difference of the newest's from 1, of all reads of the deepest stack: at most "
         "1e-6",
         "exact: the weights are one-hot, and MUDDFormer's last matrix is zero. MUDDFormer's PyTorch port draws them at random.",
-        (0.0, 1e-6), deepest(one("", lambda row: row["from_newest"]), "denseformer", "muddformer"),
+        (0.0, 1e-6), deepest(lambda row: {"": row["from_newest"]}, "denseformer", "muddformer"),
     ),
     PublishedResult(
         "The mixing of mHC neither amplifies nor silences the streams.", "Xie et al. 2025, arXiv 2512.24880, section 3",
         "the larger gain, forward or backward, of the product of all A with random logits, 16 layers or more: 0.95 to 1.6",
         "the paper finds 1.6 at 27B parameters and 60 sublayers, where near-permutations let the columns drift; with independent "
         "logits of standard deviation 1 it is 1.",
-        (0.95, 1.6), deepest(one("gain", lambda row: row["gain"]), "mhc", least=16),
+        (0.95, 1.6), deepest(lambda row: {"gain": row["gain"]}, "mhc", least=16),
     ),
     PublishedResult(
         "The mixing of hyper-connections amplifies or silences the streams.", "Xie et al. 2025, arXiv 2512.24880, section 3",
         "the same gain with entries that are 1/n off the identity, 16 layers or more: more than 3",
         "the paper finds 3000 at 27B parameters; a product of unconstrained matrices grows exponentially, at a rate that depends "
         "on their spread.",
-        (3.0, math.inf), deepest(one("gain", lambda row: row["gain"]), "hyper_connections", least=16),
+        (3.0, math.inf), deepest(lambda row: {"gain": row["gain"]}, "hyper_connections", least=16),
     ),
 )  # fmt: skip

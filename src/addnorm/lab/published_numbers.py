@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from addnorm.lab.toy_model import log_slope, r_squared
@@ -48,26 +49,11 @@ def deepest(measure: Callable[[dict[str, Any]], Measured], *wirings: str, least:
         for wiring in wirings:
             if (row := rows.deepest(wiring, least)) is None:
                 continue
-            for name, number in measure(row).items():
-                words = [
-                    *[wiring] * (len(wirings) > 1 or not name),
-                    *[name] * bool(name),
-                    f"{row['num_layers']} layers",
-                ]
-                numbers[", ".join(words)] = number
+            with suppress(KeyError):  # of a statistic that was not measured
+                for name, number in measure(row).items():
+                    words = [wiring] * (len(wirings) > 1 or not name) + [name] * bool(name)
+                    numbers[", ".join([*words, f"{row['num_layers']} layers"])] = number
         return numbers
-
-    return measured
-
-
-def one(name: str, number: Callable[[dict[str, Any]], float]) -> Callable[[dict[str, Any]], Measured]:
-    """Return a function from `row` to {name: number(row)}, or to {} if `row` lacks a statistic that `number` reads."""
-
-    def measured(row: dict[str, Any]) -> Measured:
-        try:
-            return {name: number(row)}
-        except KeyError:
-            return {}
 
     return measured
 
