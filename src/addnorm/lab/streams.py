@@ -18,6 +18,7 @@ from addnorm.nn import ResidualStack
 from addnorm.nn.state import Site, StreamState
 from addnorm.nn.step import collapse, finish, read
 from addnorm.nn.unrolling import find_gains, to_entries
+from addnorm.wirings.stage import identity
 
 Numbers = dict[str, Any]
 
@@ -223,9 +224,7 @@ def _mean_entries(entries: Sequence[Any]) -> list[float]:
 
 def _mean_matrix(mix: Any, n: int) -> list[list[float]]:
     """Return the matrix `mix`, `n` by `n`, with its entries averaged over tokens. `mix` None is the identity."""
-    if mix is None:
-        return [[float(j == k) for j in range(n)] for k in range(n)]
-    if isinstance(mix, tuple):
-        return [_mean_entries(row) for row in mix]
+    if not isinstance(mix, Tensor):
+        return [_mean_entries(row) for row in (identity(n) if mix is None else mix)]
     mean: list[list[float]] = mix.detach().double().reshape(-1, *mix.shape[-2:]).mean(0).tolist()
     return mean
