@@ -8,7 +8,6 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 import comparing
 import page
@@ -56,11 +55,8 @@ def _compiled() -> str:
 
 def _fusing_alone() -> tuple[list[float], int]:
     """Return the speed of fused graphs relative to the same graphs unfused, and in how many cases both overlap."""
-    by_case: dict[tuple[Any, ...], dict[str, dict[str, float]]] = {}
-    for row in page.document("fuse")["rows"]:
-        case = tuple(row[key] for key in ("model", "job", "batch", "tokens", "dtype"))
-        by_case.setdefault(case, {})[row["variant"]] = row
-    pairs = [(rows["frontend"], rows["fused"]) for rows in by_case.values() if {"frontend", "fused"} <= {*rows}]
+    table = by_case(page.document("fuse")["rows"], ("model", "job", "batch", "tokens", "dtype"))
+    pairs = [(rows["frontend"], rows["fused"]) for rows in table.values() if {"frontend", "fused"} <= {*rows}]
     overlapping = sum(one["q1_us"] <= other["q3_us"] and other["q1_us"] <= one["q3_us"] for one, other in pairs)
     return [unfused["median_us"] / fused["median_us"] for unfused, fused in pairs], overlapping
 
@@ -76,12 +72,8 @@ def _range(values: Sequence[float]) -> str:
 def _speeds(rows: int, job: str) -> list[float]:
     """Return the speed relative to eager of LayerNorm in a job, for a number of rows, on all threads."""
     results = page.document("functional")
-    kept: list[dict[str, Any]] = [
-        row for row in results["rows"]
-        if (row["rows"], row["norm"], row["variant"], row["job"]) == (rows, "layer", "addnorm", job)
-        and row["threads"] == results["threads"]
-    ]  # fmt: skip
-    return [row["ratio_to_eager"] for row in kept]
+    wanted = {"rows": rows, "norm": "layer", "variant": "addnorm", "job": job, "threads": results["threads"]}
+    return [row["ratio_to_eager"] for row in results["rows"] if wanted.items() <= row.items()]
 
 
 SECTIONS = {"readme:compare": comparing.short, "readme:limits": limits}

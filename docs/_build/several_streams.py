@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import page
@@ -13,14 +13,10 @@ from wirings import linked, not_offered
 SHOWN = ("pre_ln", "siamese_norm", "hyper_connections", "mhc", "gated_residual", "attention_residuals", "x0_residual")
 
 
-def figure(name: str) -> Callable[[], str]:
-    """Return the function that draws a wiring."""
-
-    def draw() -> str:
-        wiring = wirings.get(name)
-        return "\n".join(["```", wiring.equation(), "", wiring.draw(), "```"])
-
-    return draw
+def figure(name: str) -> str:
+    """Return the equation and the drawing of a wiring."""
+    wiring = wirings.get(name)
+    return "\n".join(["```", wiring.equation(), "", wiring.draw(), "```"])
 
 
 def table() -> str:
@@ -47,6 +43,6 @@ def starts() -> str:
 
 
 SECTIONS = {
-    **{f"several_streams:{name}": figure(name) for name in SHOWN},
+    **{f"several_streams:{name}": partial(figure, name) for name in SHOWN},
     "several_streams:table": table, "several_streams:starts": starts, "several_streams:not-offered": not_offered,
 }  # fmt: skip

@@ -11,14 +11,9 @@ import pytest
 from addnorm import Row, Wiring, wirings
 from addnorm.lab import RunError, compare, theory
 from addnorm.lab.train import train
-from support.lab_runs import TEXT, measured, quick, small
+from support.lab_runs import TEXT, interrupt_training, measured, quick, small
 
 module = sys.modules["addnorm.lab.compare"]
-
-
-@pytest.fixture(autouse=True)
-def one_thread(threads):
-    threads(1)
 
 
 @pytest.fixture(autouse=True)
@@ -229,13 +224,7 @@ def test_compare_continues_from_checkpoint(tmp_path):
     run = small(steps=40)
     folder = tmp_path / "open"
     folder.mkdir()
-
-    def stop(step, loss):
-        if step == 25:
-            raise InterruptedError
-
-    with pytest.raises(InterruptedError):
-        train(run, TEXT, checkpoint=folder / f"{run.key(TEXT)}.pt", seconds=0, on_step=stop)
+    interrupt_training(run, folder / f"{run.key(TEXT)}.pt", 25)
     run_result = compare_locally(["pre_ln"], protocol, out=tmp_path).runs[0]
     assert run_result["resumed"] == 1
     assert measured(run_result) == measured(undisturbed)

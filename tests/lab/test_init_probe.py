@@ -22,11 +22,6 @@ CHANGED = [
 STATISTICS = {**RECORDED, "stream": ("out", "l2"), "cosine": ("write", "cosine")}
 
 
-@pytest.fixture(autouse=True)
-def one_thread(threads):
-    threads(1)
-
-
 def as_a_model(probe):
     """Return the stack as a plain model, its x_0 and its loss."""
     stack, x, v = probe.build()

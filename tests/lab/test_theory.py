@@ -32,11 +32,6 @@ from addnorm.lab.toy_model import ToyModel, geometric_mean, token_similarity
 FIRST = int(os.environ.get("ADDNORM_SEEDS", "0"))
 
 
-@pytest.fixture(autouse=True)
-def one_thread(threads):
-    threads(1)
-
-
 # ------------------------------------------------------------------------------------------------ measurement
 
 

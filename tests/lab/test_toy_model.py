@@ -13,11 +13,6 @@ from addnorm.lab.toy_model import (
 )
 
 
-@pytest.fixture(autouse=True)
-def one_thread(threads):
-    threads(1)
-
-
 def test_toy_model_depends_only_on_its_seed():
     before = torch.random.get_rng_state()
     first, again, other = (ToyModel(2, "pre_ln", seed)().detach() for seed in (0, 0, 1))

@@ -13,17 +13,12 @@ from addnorm.lab import measure
 from addnorm.lab.models import CharLM
 from addnorm.lab.train import Training, train
 from addnorm.stream.ablate import ablate_each
-from support.lab_runs import RECORDED, TEXT, measured, small
+from support.lab_runs import RECORDED, TEXT, interrupt_training, measured, small
 from support.pairwise import some
 from support.stacks import ALL
 
 f64 = torch.float64
 NAMED = {wiring.name: wiring for wiring in ALL}
-
-
-@pytest.fixture(autouse=True)
-def one_thread(threads):
-    threads(1)
 
 
 def model_of(run):
@@ -112,21 +107,6 @@ def test_ablation_is_that_of_a_model_without_the_write():
     expected = ablate_each(sites, inputs, loss=lambda y: measure.cross_entropy(y, targets))
     rises = [one["rise"] for one in measure.measure_ablation(model, TEXT, 8)]
     assert rises == pytest.approx([one.loss_change for one in expected], abs=1e-6)
-
-
-class Stopped(Exception):
-    pass
-
-
-def interrupt_training(run, path, at):
-    """Interrupt a run after `at` steps."""
-
-    def stop(step, loss):
-        if step == at:
-            raise Stopped
-
-    with pytest.raises(Stopped):
-        train(run, TEXT, checkpoint=path, seconds=0, on_step=stop)
 
 
 @pytest.mark.parametrize(("wiring", "at"), [("post_ln", 7), ("admin", 10)])

@@ -1,6 +1,8 @@
 """Helpers of the lab's tests: a text, small runs, and planted results that were never trained."""
 
-from addnorm.lab import Comparison, Protocol, Run, Text
+import pytest
+
+from addnorm.lab import Comparison, Protocol, Run, Text, train
 
 TEXT = Text(
     "counting",
@@ -22,6 +24,17 @@ def small(wiring="pre_ln", **options):
 
 def quick(**options):
     return Protocol(**{**SIZE, "warm_ups": 0, "steps": 10, "every": 5, **options})
+
+
+def interrupt_training(run, path, at):
+    """Interrupt a run after `at` steps, with a checkpoint of each step."""
+
+    def stop(step, loss):
+        if step == at:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        train(run, TEXT, checkpoint=path, seconds=0, on_step=stop)
 
 
 def measured(result):
