@@ -1,4 +1,4 @@
-"""Tests of Row, Learned, Place and Wiring: comparison, hashing, text, errors."""
+"""Tests of Row, Stage, Learned, Place and Wiring: comparison, hashing, what they derive, text."""
 
 import copy
 import pickle
@@ -8,9 +8,8 @@ import pytest
 
 from addnorm import Learned, Row, Wiring, wirings
 from addnorm.nn import Place
+from addnorm.wirings import Computed, Stage, append_zero, coefficients
 from addnorm.wirings.init import gpt2
-
-INF, NAN = float("inf"), float("nan")
 
 
 def fading(at):
@@ -54,51 +53,18 @@ def test_is_sum_requires_plain_stream(is_sum, row):
     assert row.is_sum is is_sum
 
 
-@pytest.mark.parametrize(
-    ("error", "sentence", "options"),
-    [
-        (TypeError, "norm_in is 1, expected True or False: whether the row has that norm.", {"norm_in": 1}),
-        (TypeError, "norm_out is None, expected True or False: whether the row has that norm.", {"norm_out": None}),
-        (
-            ValueError,
-            "b is 0, expected another number: the sublayer would never write; for a start at zero use Learned(0.0).",
-            {"b": 0},
-        ),
-        (
-            ValueError,
-            "c is 0, expected another number: the sublayer would read only zeros; for a start at zero use Learned(0.0).",
-            {"c": -0.0},
-        ),
-        *[
-            (
-                ValueError,
-                f"{name} is {value!r}, expected a finite number, or Learned(...) for a factor that trains.",
-                {name: value},
-            )
-            for name in "abc"
-            for value in (NAN, INF, -INF, "2", None, True, 1j, 10**400)
-        ],
-    ],
-)
-def test_wrong_row_raises(error, sentence, options):
-    with pytest.raises(error) as refusal:
-        Row(**options)
-    assert str(refusal.value) == sentence
+def test_options_of_a_module_say_what_it_computes():
+    read = Computed(coefficients.GatedRead, {"injects": False, "rank": 2})
+    assert read.computes == ("collapse",)
+    assert Stage(2, inject=(1, 2), coefficients=read).n_out == 2
+    assert Computed(coefficients.DynamicSources).appends
+    assert not Computed(coefficients.DynamicSources, {"residual": False}).appends
 
 
-@pytest.mark.parametrize(
-    ("error", "sentence", "options"),
-    [
-        (ValueError, "init is nan, expected a finite number.", {"init": NAN}),
-        (ValueError, "init is True, expected a finite number.", {"init": True}),
-        (TypeError, "per_feature is 8, expected True or False.", {"init": 1.0, "per_feature": 8}),
-        (TypeError, "shared is 'layer', expected True or False.", {"init": 1.0, "shared": "layer"}),
-    ],
-)
-def test_wrong_learned_raises(error, sentence, options):
-    with pytest.raises(error) as refusal:
-        Learned(**options)
-    assert str(refusal.value) == sentence
+def test_reads_are_the_rows_of_collapse():
+    assert Stage(2, ((1, 0), (0, 1), (0.5, 0.5)), inject=(1, 0)).reads == 3
+    assert Stage(2, (1, 0), inject=(1, 0)).collapse == ((1.0, 0.0),)
+    assert Stage(2, (1, 0), append_zero(2), (0, 0, 1)).n_out == 3
 
 
 # Wiring
@@ -114,61 +80,6 @@ def test_wiring_is_frozen_comparable_and_hashable():
 
 def fading_from(at, k):
     return Row(b=1 / max(1, at.number - k))
-
-
-@pytest.mark.parametrize(
-    ("error", "sentence", "options"),
-    [
-        (TypeError, "name is '', expected a text: what the wiring is called.", {"name": ""}),
-        (TypeError, "name is 3, expected a text: what the wiring is called.", {"name": 3}),
-        (
-            TypeError,
-            "rule is 'pre_ln', expected a Row or a Stage, or a function that returns that of a Place.",
-            {"rule": "pre_ln"},
-        ),
-        (
-            TypeError,
-            "final_norm is 1, expected True or False, or a function of the number of layers.",
-            {"final_norm": 1},
-        ),
-        (TypeError, "embedding_norm is 'layer', expected True or False.", {"embedding_norm": "layer"}),
-        (
-            TypeError,
-            "init is 'gpt2', expected a function of a role and a Place, as in addnorm.wirings.init.",
-            {"init": "gpt2"},
-        ),
-        (
-            ValueError,
-            "a key of symbols is 'd', expected 'a', 'b' or 'c', or an entry of a stage, such as 'inject_0'.",
-            {"symbols": {"d": ("δ", "")}},
-        ),
-    ],
-)
-def test_wrong_wiring_raises(error, sentence, options):
-    with pytest.raises(error) as refusal:
-        Wiring(**{"name": "mine", "rule": Row(), **options})
-    assert str(refusal.value) == sentence
-
-
-def test_rule_that_returns_no_row_raises():
-    with pytest.raises(TypeError) as refusal:
-        Wiring("mine", lambda at: {"b": 1.0}).row(0, 1, num_layers=2)
-    place = "Place(layer=0, sublayer=1, num_layers=2, sublayers_per_layer=2)"
-    assert str(refusal.value) == f"the rule of wiring 'mine' gave {{'b': 1.0}} for {place}, expected a Row or a Stage."
-
-
-@pytest.mark.parametrize(("layer", "sublayer"), [(4, 0), (-1, 0), (0, 2), (0, -1)])
-def test_place_outside_the_stack_raises(layer, sublayer):
-    with pytest.raises(
-        ValueError, match=f"^layer {layer} of 4, sublayer {sublayer} of 2: expected each below its number"
-    ):
-        wirings.pre_ln().row(layer, sublayer, num_layers=4)
-
-
-@pytest.mark.parametrize("num_layers", [0, -1, 1.5, "12", True])
-def test_equation_of_zero_layers_raises(num_layers):
-    with pytest.raises(ValueError, match=f"^num_layers is {num_layers!r}, expected a whole number from 1.$"):
-        wirings.pre_ln().equation(num_layers)
 
 
 # Text
