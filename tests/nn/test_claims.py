@@ -16,11 +16,6 @@ from addnorm.lab.toy_model import ToyModel, stream_states
 D = 16
 
 
-@pytest.fixture(autouse=True)
-def one_thread(threads):
-    threads(1)  # small matrices need no second thread
-
-
 SUMS = (
     "pre_ln", "sandwich", "reordered", "layer_scale", "layernorm_scaling", "depth_mup", "no_norm", "rezero", "parallel",
 )  # fmt: skip

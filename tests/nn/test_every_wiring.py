@@ -18,11 +18,6 @@ from support.stream_stacks import EVERY, D, branches, every, make, one_of_each_m
 f64 = torch.float64
 
 
-@pytest.fixture(autouse=True)
-def one_thread(threads):
-    threads(1)
-
-
 @pytest.mark.parametrize(("name", "norm"), rotate([*EVERY], ["layer", "rms"], 1))
 def test_gradient_modes_and_checkpoints_keep_the_bits(name, norm):
     stack, x, results = make(name, norm=norm, dropout=0.1, stochastic_depth=0.2), tokens().requires_grad_(), []

@@ -13,12 +13,6 @@ from addnorm.wirings import Computed, Head, Stage, coefficients, identity
 from support.oracle import relative
 from support.stream_stacks import EVERY, WIRINGS, Branch, D, branches, each, every, make, tokens
 
-
-@pytest.fixture(autouse=True)
-def one_thread(threads):
-    threads(1)
-
-
 # Shapes and layouts
 
 

@@ -24,11 +24,6 @@ def seeds(n):
     return range(FIRST, FIRST + n)
 
 
-@pytest.fixture(autouse=True)
-def one_thread(threads):
-    threads(1)  # small matrices need no second thread
-
-
 def by_layer(wiring, measure, num_layers=64, n_seeds=8):
     """Return the mean over seeds of a measure of the stream after each layer, x_0 first."""
     models = (ToyModel(num_layers, wiring, seed, sequences=4).measure_stream().streams[::2] for seed in seeds(n_seeds))

@@ -18,11 +18,6 @@ WITHOUT_NORMS_OF_STREAMS = (
 linear = pytest.mark.parametrize("name", WITHOUT_NORMS_OF_STREAMS)
 
 
-@pytest.fixture(autouse=True)
-def one_thread(threads):
-    threads(1)
-
-
 @every
 @torch.no_grad()
 def test_unroll_returns_terms_whose_sum_is_the_stream(name):

@@ -14,11 +14,6 @@ from support.stream_stacks import WIRINGS, branches
 D, N = 5, 3
 
 
-@pytest.fixture(autouse=True)
-def one_thread(threads):
-    threads(1)
-
-
 def randomize(module):
     with torch.no_grad():
         for p in module.parameters():

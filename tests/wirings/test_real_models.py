@@ -11,11 +11,6 @@ from support.real_models import FAMILIES, make_model, make_stack, run_model
 NO_GRADIENT = ("indexer", "patch_embeddings")  # they choose tokens, or read images
 
 
-@pytest.fixture(autouse=True)
-def one_thread(threads):
-    threads(1)
-
-
 def compute(name, dtype):
     """Return the output and all gradients of a model, and those of its stack."""
     model = make_model(name, dtype)

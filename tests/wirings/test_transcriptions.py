@@ -19,11 +19,6 @@ D = 6
 START = (1.0, -0.4, 1.7, 0.3)  # factors of the embedding in each stream
 
 
-@pytest.fixture(autouse=True)
-def one_thread(threads):
-    threads(1)
-
-
 class Branch(nn.Module):
     """A sublayer that mixes tokens and features and is not homogeneous."""
 
@@ -275,14 +270,19 @@ def siamese_norm(stack, x):
     return stream_formulas.siamese_norm(streams(x, 2), parts(stack)[0], ends[:-1], outs, ends[-1], factors)
 
 
-def bottom_to_top(stack, x, per_layer):
-    norms = [function(c.norm_outs["0"]) for c in stack.connections]
-    return stream_formulas.bottom_to_top(x, parts(stack)[0], norms, per_layer)
+@case(lambda: make_stack(unequal(wirings.resi_dual())))
+def resi_dual(stack, x):
+    u, v = streams(x, 2)
+    for connection in stack.connections:
+        write = connection.sublayer(u)
+        u, v = function(connection.norm_outs["0"])(u + write), v + write
+    return u + function(stack.head.norm_streams["1"])(v)
 
 
 @case(lambda: make_stack(wirings.b2t(), sublayers_per_layer=3))
 def b2t_of_decoder_layers(stack, x):
-    return bottom_to_top(stack, x, 3)
+    norms = [function(c.norm_outs["0"]) for c in stack.connections]
+    return stream_formulas.bottom_to_top(x, parts(stack)[0], norms, 3)
 
 
 @pytest.mark.parametrize("name", CASES)
