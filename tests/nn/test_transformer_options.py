@@ -1,13 +1,15 @@
-"""Tests of Encoder, Decoder and Transformer: dropout, stochastic depth, checkpoints, a float32 stream, norms, compilation."""
+"""Tests of Encoder, Decoder and Transformer: constants and initial weights, checkpoints, options, compilation."""
 
 import inspect
+import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import addnorm
 from addnorm.nn import Decoder, Encoder, Transformer
-from support.oracle import relative
+from addnorm.wirings.init import weight_roles
 from support.transformer_inputs import (
     HEADS,
     D,
@@ -23,19 +25,48 @@ from support.transformer_inputs import (
 )
 
 
-def test_stochastic_depth_drops_samples_in_either_layout():
-    for batch_first in (True, False):
-        encoder = make_module(Encoder, "pre_ln", stochastic_depth=1.0, final_norm=False, batch_first=batch_first)
-        (x,) = make_inputs(Encoder, batch=64)
-        x = x if batch_first else x.transpose(0, 1)
-        last = encoder.stack.connections[-1]
-        assert last.stochastic_depth == 1.0
-        for i, connection in enumerate(encoder.stack.connections):
-            connection.stochastic_depth = 0.5 if i == 0 else 1.0
-        changed = encoder(x).ne(x).flatten(2).any(2)  # (batch, tokens) or (tokens, batch)
-        samples = changed if batch_first else changed.T
-        assert torch.equal(samples, samples[:, :1].expand_as(samples))
-        assert 16 < samples[:, 0].sum() < 48
+def test_transformer_has_deepnorms_encoder_decoder_constants():
+    n, m = 2, 3
+    transformer = Transformer(n, m, D, HEADS, wiring="deepnorm")
+    alphas = {
+        transformer.encoder: 0.81 * (n**4 * m) ** (1 / 16),
+        transformer.decoder: (3 * m) ** (1 / 4),
+        Encoder(n, D, HEADS, wiring="deepnorm"): (2 * n) ** (1 / 4),
+        Decoder(m, D, HEADS, wiring=addnorm.wirings.deepnorm("decoder-only"), cross_attention=False): (2 * m)
+        ** (1 / 4),
+    }
+    for module, alpha in alphas.items():
+        constants = [connection.a for connection in module.stack.connections]
+        assert constants == pytest.approx([alpha] * len(constants), rel=1e-15)
+
+
+def test_constructor_draws_weights_by_the_wirings_rule():
+    for connection in Encoder(8, 256, 4, wiring="sandwich").stack.connections:
+        for role, weight in weight_roles(connection.sublayer):
+            expected = 0.02 / 4 if role in ("out", "down") else 0.02
+            assert weight.std().item() == pytest.approx(expected, rel=0.03), role
+
+
+def test_admin_profiles_decoder_on_encoder_output():
+    transformer = Transformer(2, 2, D, HEADS, wiring="admin", dtype=f64, dropout=0.3)
+    source, target = make_inputs(Transformer)
+    with pytest.raises(TypeError, match="give init_ the inputs of the stack"):
+        transformer.wiring.init_(transformer)
+    transformer.wiring.init_(transformer, source, target)
+    assert transformer.training
+    assert transformer.decoder.stack.connections[0].sublayer.training
+    transformer.eval().requires_grad_(False)
+    first, second, third = list(transformer.decoder.stack.connections)[:3]
+    attended = first.sublayer(target)
+    x = F.layer_norm(target + attended, (D,))
+    torch.testing.assert_close(
+        second.a, torch.full_like(second.a, math.sqrt(target.var(correction=0) + attended.var(correction=0)))
+    )
+    omega = math.sqrt(
+        second.a[0] ** 2 * x.var(correction=0) + second.sublayer(x, transformer.encoder(source)).var(correction=0)
+    )
+    torch.testing.assert_close(third.a, torch.full_like(third.a, omega))
+    assert not any(stack._forward_pre_hooks for stack in (transformer.encoder.stack, transformer.decoder.stack))
 
 
 @pytest.mark.parametrize("kind", [Encoder, Decoder, Transformer])
@@ -49,24 +80,12 @@ def test_checkpointing_keeps_numbers_with_masks_and_dropout(kind):
     assert all(torch.equal(first, second) for first, second in zip(a, b, strict=True))
 
 
-def test_float32_stream_is_more_accurate_than_bfloat16():
-    exact = make_module(Encoder)
-    (x,) = make_inputs(Encoder, torch.bfloat16)
-    expected, errors = exact(x.double()), []
-    for stream in (None, torch.float32):
-        encoder = Encoder(*get_sizes(Encoder), dtype=torch.bfloat16, residual_dtype=stream)
-        encoder.load_state_dict(exact.state_dict())
-        y = encoder(x)
-        assert y.dtype == torch.bfloat16
-        errors.append(relative(y, expected))
-    assert errors[1] < errors[0] < 0.05
-
-
 def test_norm_kind_bias_eps_and_dropout_are_passed_on():
-    encoder = Encoder(1, D, HEADS, norm="rms", eps=0.5, bias=False, activation="swiglu", final_norm=False)
+    encoder = Encoder(1, D, HEADS, norm="rms", eps=0.5, bias=False, residual_dtype=f64, final_norm=False)
     assert [name for name, _ in encoder.named_parameters() if "bias" in name] == []
     assert {m.eps for m in encoder.modules() if isinstance(m, addnorm.RMSNorm)} == {0.5}
     assert encoder.stack.norm_final is None
+    assert encoder.stack.residual_dtype == f64
     for connection in Encoder(1, D, HEADS, dropout=0.3).stack.connections:
         assert (connection.dropout, connection.sublayer.dropout) == (0.3, 0.3)
 
