@@ -15,18 +15,15 @@ __all__ = ["copy_tables", "find_inside", "without_write"]
 Kind = TypeVar("Kind", bound=nn.Module)
 
 
-def find_inside(module: nn.Module, kind: type[Kind]) -> list[Kind]:
-    """Return the outermost submodules of class `kind`, in order. A submodule that is used twice is returned twice.
+def find_inside(module: nn.Module | None, kind: type[Kind]) -> list[Kind]:
+    """Return the outermost modules of class `kind` in a module, in order. One that is used twice is returned twice.
 
     Wrappers, such as those of activation checkpoints and `torch.compile`, are searched too.
     """
-    found: list[Kind] = []
-    for child in module._modules.values():
-        if isinstance(child, kind):
-            found.append(child)
-        elif child is not None:
-            found += find_inside(child, kind)
-    return found
+    if isinstance(module, kind):
+        return [module]
+    children = () if module is None else module._modules.values()
+    return [found for child in children for found in find_inside(child, kind)]
 
 
 def without_write(module: Any, i: int) -> Any:
@@ -42,13 +39,7 @@ def without_write(module: Any, i: int) -> Any:
         return without_write(module._orig_mod, i)
     other = copy_tables(module)
     for name, child in module._modules.items():
-        n = (
-            1
-            if isinstance(child, SublayerConnection)
-            else 0
-            if child is None
-            else len(find_inside(child, SublayerConnection))
-        )
+        n = len(find_inside(child, SublayerConnection))
         if i < n:
             other._modules[name] = without_write(child, i)
             break

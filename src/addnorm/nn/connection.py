@@ -200,9 +200,9 @@ class SublayerConnection(_Reader):
         norms = NormFactory(d_model, norm, eps, elementwise_affine, bias, device, dtype)
         if stage.reads > 1:
             check_reads(sublayer, stage.reads)
-        norms_in: Any = norms.make(stage.norm_in)
+        norms_in = norms.make(stage.norm_in)
         if stage.norm_in and stage.reads > 1:
-            norms_in = nn.ModuleList([norms_in, *(norms.make_one() for _ in range(1, stage.reads))])
+            norms_in = nn.ModuleList(norms.make() for _ in range(stage.reads))
         self.register_module("norm_in", norms_in)  # None is registered too: the table is read
         self.register_module("norm_branch", norms.make(stage.norm_branch))
         self.register_module("norm_out", norms.make(self.is_row and stage.norms_out[0]))

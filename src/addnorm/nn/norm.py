@@ -88,22 +88,20 @@ class NormFactory:
             title = KINDS[self.norm].title
             raise ValueError(f"bias is True with norm {self.norm!r}, expected None or False: {title} has none.")
 
-    def make(self, present: bool) -> LayerNorm | RMSNorm | None:
-        """Return a new norm if `present`, else None."""
-        return self.make_one() if present else None
-
-    def make_one(self) -> LayerNorm | RMSNorm:
-        """Return a new norm with these settings."""
+    def make(self, present: bool = True) -> Any:
+        """Return a new norm with these settings, or None if it is not `present`."""
+        if not present:
+            return None
         factory = {"device": self.device, "dtype": self.dtype}
         kind = KINDS[self.norm]
         if kind.has_bias:
             factory["bias"] = self.bias is not False
         eps = kind.eps if self.eps is None else self.eps
-        return MODULES[self.norm](self.d_model, eps, self.elementwise_affine, **factory)  # type: ignore[no-any-return]
+        return MODULES[self.norm](self.d_model, eps, self.elementwise_affine, **factory)
 
     def make_each(self, flags: Sequence[bool]) -> nn.ModuleDict:
         """Return a new norm for each stream whose flag is True, by the stream's number from 0."""
-        return nn.ModuleDict({str(k): self.make_one() for k, flag in enumerate(flags) if flag})
+        return nn.ModuleDict({str(k): self.make() for k, flag in enumerate(flags) if flag})
 
 
 def as_leaf(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -35,6 +36,7 @@ from addnorm.nn.step import add_and_norm, begin, find_collapse, finish, normaliz
 from addnorm.nn.unrolling import StreamTerms, expand, find_gains, to_entries
 from addnorm.ops import save_outputs
 from addnorm.wirings.coefficients.base import widen
+from addnorm.wirings.init import evaluate
 from addnorm.wirings.spec import Place, Stage, Wiring, as_wiring
 
 __all__ = ["ResidualStack", "StreamTerms"]
@@ -277,33 +279,23 @@ class ResidualStack(nn.Module):
 
         Source: Liu et al. 2020, arXiv 2004.08249.
         """
-        modes = {module: module.training for module in self.modules()}
         connections: list[Any] = self.connections
-        before = [connection.a.detach().clone() for connection in connections]
         a = 1.0
-        self.eval()
-        try:
-            with torch.no_grad():
-                check_kwargs(context, self.accepted_kwargs)
-                state = self._start(x, keep_sites=True)
-                for i, connection in enumerate(connections):
-                    connection.a.fill_(a)
-                    stream = finish(state)
-                    state = connection(state, **context)
-                    a = math.sqrt(a**2 * _variance(stream) + _variance(state.sites[-1].write))
-                    if not math.isfinite(a):
-                        raise ValueError(
-                            f"x gives the sublayer {i} an output that is not finite: admin cannot measure its variance; check x "
-                            "and the sublayer's weights."
-                        )
-        except BaseException:
-            with torch.no_grad():
-                for connection, factor in zip(connections, before, strict=True):
-                    connection.a.copy_(factor)
-            raise
-        finally:
-            for module, mode in modes.items():
-                module.training = mode
+        with evaluate(self), ExitStack() as undo:
+            check_kwargs(context, self.accepted_kwargs)
+            state = self._start(x, keep_sites=True)
+            for i, connection in enumerate(connections):
+                undo.callback(connection.a.copy_, connection.a.clone())
+                connection.a.fill_(a)
+                stream = finish(state)
+                state = connection(state, **context)
+                a = math.sqrt(a**2 * _variance(stream) + _variance(state.sites[-1].write))
+                if not math.isfinite(a):
+                    raise ValueError(
+                        f"x gives the sublayer {i} an output that is not finite: admin cannot measure its variance; check x "
+                        "and the sublayer's weights."
+                    )
+            undo.pop_all()  # only an error restores the factors
 
     def unroll(self, x: Tensor, **context: Any) -> StreamTerms:
         """Return x_L as the sum of what x_0 and every write contribute, and check the sum.

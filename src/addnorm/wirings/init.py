@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from addnorm.wirings.factors import Place, format_factor
 
 __all__ = [
-    "ROLES", "RULES", "Draw", "InitRule", "depth_scaled", "gpt2", "init_", "require_role", "weight_roles", "xavier",
+    "ROLES", "RULES", "Draw", "InitRule", "depth_scaled", "evaluate", "gpt2", "init_", "require_role", "weight_roles", "xavier",
     "xavier_normal", "xavier_packed", "zero_out",
 ]  # fmt: skip
 
@@ -196,7 +197,6 @@ def _profile(module: nn.Module, stacks: list[Any], *inputs: Any, **context: Any)
 
     A decoder is measured after its encoder. Dropout is off.
     """
-    modes = {submodule: submodule.training for submodule in module.modules()}
     handles = [
         submodule.register_forward_pre_hook(
             lambda submodule, x, named: submodule.wiring.profile(submodule, *x, **named), with_kwargs=True
@@ -204,11 +204,22 @@ def _profile(module: nn.Module, stacks: list[Any], *inputs: Any, **context: Any)
         for submodule in stacks
     ]
     try:
-        with torch.no_grad():
-            module.eval()(*inputs, **context)
+        with evaluate(module):
+            module(*inputs, **context)
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextmanager
+def evaluate(module: nn.Module) -> Iterator[None]:
+    """Set a module and its submodules to evaluation in the block, without gradients."""
+    modes = {submodule: submodule.training for submodule in module.modules()}
+    module.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
         for submodule, mode in modes.items():
             submodule.training = mode
 

@@ -83,29 +83,25 @@ class Wiring:
     profile: Callable[..., None] | None = None
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.name, str) and self.name):
-            raise TypeError(f"name is {self.name!r}, expected a text: what the wiring is called.")
-        if not (isinstance(self.rule, Stage) or callable(self.rule)):
-            raise TypeError(
-                f"rule is {self.rule!r}, expected a Row or a Stage, or a function that returns that of a Place."
-            )
-        if not (self.head is None or isinstance(self.head, Head) or callable(self.head)):
-            raise TypeError(f"head is {self.head!r}, expected None, a Head, or a function of a Place.")
+        rule, head, final_norm = self.rule, self.head, self.final_norm
+        for name, is_valid, expected in (
+            ("name", isinstance(self.name, str) and self.name, "a text: what the wiring is called"),
+            ("rule", isinstance(rule, Stage) or callable(rule), "a Row or a Stage, or a function that returns that of a Place"),
+            ("head", head is None or isinstance(head, Head) or callable(head), "None, a Head, or a function of a Place"),
+            (
+                "final_norm", isinstance(final_norm, bool) or callable(final_norm),
+                "True or False, or a function of the number of layers",
+            ),
+            ("init", callable(self.init), "a function of a role and a Place, as in addnorm.wirings.init"),
+            ("pair", self.pair is None or callable(self.pair), "None or a function"),
+            ("profile", self.profile is None or callable(self.profile), "None or a function"),
+        ):  # fmt: skip
+            if not is_valid:
+                raise TypeError(f"{name} is {getattr(self, name)!r}, expected {expected}.")
+        check_bool("embedding_norm", self.embedding_norm)
         embedding = self.embedding if isinstance(self.embedding, Sequence) and len(self.embedding) > 0 else (None,)
         embedding = tuple(check_float("an entry of embedding", factor) for factor in embedding)
         object.__setattr__(self, "embedding", embedding)
-        if not (isinstance(self.final_norm, bool) or callable(self.final_norm)):
-            raise TypeError(
-                f"final_norm is {self.final_norm!r}, expected True or False, or a function of the number of layers."
-            )
-        check_bool("embedding_norm", self.embedding_norm)
-        if not callable(self.init):
-            raise TypeError(
-                f"init is {self.init!r}, expected a function of a role and a Place, as in addnorm.wirings.init."
-            )
-        for name in ("pair", "profile"):
-            if not (getattr(self, name) is None or callable(getattr(self, name))):
-                raise TypeError(f"{name} is {getattr(self, name)!r}, expected None or a function.")
         for name in ("options", "symbols"):
             try:
                 pairs = sorted(dict(getattr(self, name)).items())
@@ -135,10 +131,7 @@ class Wiring:
 
     def stages(self, num_layers: int, sublayers_per_layer: int = 2) -> list[Stage]:
         """Return the rows or stages of a whole stack, in order."""
-        return [
-            self.stage(*divmod(i, sublayers_per_layer), num_layers, sublayers_per_layer)
-            for i in range(operator.index(num_layers) * operator.index(sublayers_per_layer))
-        ]
+        return [self.stage(*place) for place in _list_places(num_layers, sublayers_per_layer)]
 
     @property
     def has_rows(self) -> bool:
@@ -180,10 +173,7 @@ class Wiring:
 
     def rows(self, num_layers: int, sublayers_per_layer: int = 2) -> list[Row]:
         """Return the rows of a whole stack, in order."""
-        return [
-            self.row(*divmod(i, sublayers_per_layer), num_layers, sublayers_per_layer)
-            for i in range(operator.index(num_layers) * operator.index(sublayers_per_layer))
-        ]
+        return [self.row(*place) for place in _list_places(num_layers, sublayers_per_layer)]
 
     def ends_in_norm(self, num_layers: int) -> bool:
         """Return whether a stack of that many layers has a final norm."""
@@ -273,6 +263,11 @@ class Wiring:
 
     def __str__(self) -> str:
         return f"{self.name}: {';  '.join(equation.equation_lines(self))}"
+
+
+def _list_places(num_layers: int, sublayers_per_layer: int) -> list[Place]:
+    n = operator.index(num_layers) * operator.index(sublayers_per_layer)
+    return [Place(*divmod(i, sublayers_per_layer), num_layers, sublayers_per_layer) for i in range(n)]
 
 
 def normalize_name(name: str) -> str:

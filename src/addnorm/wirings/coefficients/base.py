@@ -9,10 +9,20 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from addnorm._util.torch_internals import in_transform, is_recording
 from addnorm.boundary import StreamGates, compute_gates
 from addnorm.wirings.factors import Place
 
-__all__ = ["CoefficientModule", "Coefficients", "Notation", "keep_wide", "rms_scale", "widen", "widen_dtype"]
+__all__ = [
+    "CoefficientModule",
+    "Coefficients",
+    "Notation",
+    "keep_wide",
+    "rms_scale",
+    "uses_node",
+    "widen",
+    "widen_dtype",
+]
 
 
 class Coefficients(NamedTuple):
@@ -158,6 +168,12 @@ def keep_wide(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         return result
 
     return move
+
+
+def uses_node(*streams: Tensor) -> bool:
+    """Return whether a call may compute a formula by its autograd node, which transforms and graphs cannot look into."""
+    is_traced = torch.compiler.is_compiling() or in_transform() or is_recording()
+    return torch.is_grad_enabled() and not is_traced and all(type(x) is Tensor for x in streams)
 
 
 def widen_dtype(dtype: torch.dtype | None) -> torch.dtype:

@@ -9,9 +9,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from addnorm._util.arguments import check_bool, check_int, check_not_negative
-from addnorm._util.torch_internals import in_transform, is_recording
 from addnorm.ops.dtensor import linear
-from addnorm.wirings.coefficients.base import CoefficientModule, Coefficients, Notation, rms_scale, widen, widen_dtype
+from addnorm.wirings.coefficients.base import (
+    CoefficientModule,
+    Coefficients,
+    Notation,
+    rms_scale,
+    uses_node,
+    widen,
+    widen_dtype,
+)
 from addnorm.wirings.factors import Place
 
 __all__ = ["GatedRead"]
@@ -66,8 +73,7 @@ class GatedRead(CoefficientModule):
         dtype = widen_dtype(streams.dtype)
         down, up, project = (None if m is None else m.to(dtype) for m in (self.down, self.up, self.project_inject))
         arguments: Any = (streams, self.weight.to(dtype), down, up, project, self.eps)
-        is_plain = type(streams) is Tensor and not (torch.compiler.is_compiling() or in_transform() or is_recording())
-        compute = _GatesFunction.apply if is_plain and torch.is_grad_enabled() else _compute_gates
+        compute = _GatesFunction.apply if uses_node(streams) else _compute_gates
         collapse, inject = compute(*arguments)
         return Coefficients(collapse, None, inject)
 

@@ -9,9 +9,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from addnorm._util.arguments import check_bool, check_not_negative
-from addnorm._util.torch_internals import in_transform, is_recording
 from addnorm.ops.dtensor import linear
-from addnorm.wirings.coefficients.base import CoefficientModule, Coefficients, Notation, rms_scale, widen, widen_dtype
+from addnorm.wirings.coefficients.base import (
+    CoefficientModule,
+    Coefficients,
+    Notation,
+    rms_scale,
+    uses_node,
+    widen,
+    widen_dtype,
+)
 from addnorm.wirings.factors import Place
 
 __all__ = ["DynamicSources", "SourceAttention"]
@@ -72,9 +79,7 @@ class SourceAttention(CoefficientModule):
         query = self.query.to(widen_dtype(streams[0].dtype)) * (self.d_model**-0.5 if self.scaled else 1.0)
         if self.weight is not None:
             query = query * self.weight.to(query.dtype)
-        is_plain = all(type(x) is Tensor for x in streams)
-        is_plain = is_plain and not (torch.compiler.is_compiling() or in_transform() or is_recording())
-        compute: Any = _ScoresFunction.apply if is_plain and torch.is_grad_enabled() else _compute_scores
+        compute: Any = _ScoresFunction.apply if uses_node(*streams) else _compute_scores
         scores, factors = compute(query, self.eps, *streams)
         weights = torch.softmax(scores, -1)
         if self.normed_values:
