@@ -225,53 +225,11 @@ def test_reset_parameters_sets_what_the_constructor_sets(name):
                 torch.testing.assert_close(actual.std(), expected.std(), rtol=0.8, atol=0)
 
 
-def test_equal_learned_entries_are_separate_parameters():
-    stage = Stage(
-        2, (Learned(0.5), Learned(0.5)), ((Learned(1.0), 0.0), (0.0, Learned(1.0))), (Learned(1.0), Learned(1.0))
-    )
-    head = Head(2, (Learned(0.5), Learned(0.5)))
-    stack = ResidualStack([Branch()], D, Wiring("mine", stage, embedding=(1.0, -2.0), head=head), sublayers_per_layer=1)
-    stack = stack.double()
-    x, f = tokens(dtype=torch.float64), stack.connections[0].sublayer
-    table = {
-        key.rpartition(".")[2]: p for key, p in stack.named_parameters() if "sublayer" not in key and "head" not in key
-    }
-    assert [*table] == ["collapse_0_0", "collapse_0_1", "mix_0_0", "mix_1_1", "inject_0", "inject_1"]
-    with torch.no_grad():
-        for parameter in [*table.values(), *stack.head.parameters()]:
-            parameter.normal_()
-    c = stack.head.collapse_0_0, stack.head.collapse_0_1
-    streams = x, -2 * x
-    write = f(table["collapse_0_0"] * streams[0] + table["collapse_0_1"] * streams[1])
-    expected = c[0] * (table["mix_0_0"] * streams[0] + table["inject_0"] * write) + c[1] * (
-        table["mix_1_1"] * streams[1] + table["inject_1"] * write
-    )
-    torch.testing.assert_close(stack(x), expected, rtol=1e-12, atol=1e-12)
-
-
 def test_entries_of_one_name_are_one_parameter():
     pair = (Learned(0.7, name="share"), Learned(0.7, name="share"))
     wiring = Wiring("mine", Stage(2, pair, inject=(1, 0)), embedding=(1.0, 1.0), head=Head(2, (1, 0)))
     stack = ResidualStack([Branch()], D, wiring)
     assert [key for key, _ in stack.named_parameters() if "sublayer" not in key] == ["layers.0.connections.0.share"]
-
-
-@pytest.mark.parametrize("per_feature", [False, True])
-def test_constant_writes_beside_computed_reads(per_feature):
-    inject = (Learned(0.5, per_feature=per_feature), -2.0, Learned(1.5, per_feature=per_feature))
-    stage = Stage(3, inject=inject, coefficients=Computed(coefficients.SigmoidRead))
-    wiring = Wiring("mine", stage, embedding=(1.0, 0.5, 2.0), head=Head(3, (0.2, 0.3, 0.5)))
-    stack = ResidualStack([Branch()], D, wiring, sublayers_per_layer=1).double()
-    with torch.no_grad():
-        for parameter in stack.connections[0].parameters():
-            parameter.add_(torch.randn_like(parameter))
-    x, at = tokens(dtype=torch.float64), stack.connections[0]
-    streams = torch.stack([x, 0.5 * x, 2 * x], -2)
-    write = at.sublayer((at.coefficients(streams).collapse.unsqueeze(-1) * streams).sum(-2))
-    expected = [s + b * write for s, b in zip(streams.unbind(-2), (at.inject_0, -2.0, at.inject_2), strict=True)]
-    torch.testing.assert_close(
-        stack(x), 0.2 * expected[0] + 0.3 * expected[1] + 0.5 * expected[2], rtol=1e-12, atol=1e-12
-    )
 
 
 # Dropout and sharding

@@ -9,7 +9,7 @@ from torch import nn
 from addnorm import ResidualStack, wirings
 from addnorm.wirings import Place, coefficients
 from support import stream_formulas
-from support.stream_stacks import WIRINGS, branches
+from support.stream_stacks import WIRINGS, Branch, branches
 
 D, N = 5, 3
 
@@ -101,15 +101,14 @@ def test_sublayer_k_reads_stream_k_mod_n_at_first(kind, per_layer):
         assert (collapse.expand(N, N).argmax(-1) == k % N).all()
 
 
-def make_pair(wiring, other="pre_ln", reads=1, **options):
+def make_pair(wiring, reads=1, **options):
     """Return two float64 stacks around the same sublayers, with the same random norms.
 
     With `reads` the first sublayer of each layer has so many inputs; in the second stack they are equal.
     """
-    torch.manual_seed(0)
-    own = [Linear(reads if i % 2 == 0 else 1) for i in range(8)]
-    stack = ResidualStack(own, D, wiring, **options).double()
-    plain = ResidualStack([Repeated(f) for f in own], D, other, **options).double()
+    own = [Branch(reads if i % 2 == 0 else 1) for i in range(8)]
+    stack = ResidualStack(own, 8, wiring, **options).double()
+    plain = ResidualStack([lambda x, f=f: f(*[x] * f.reads) for f in own], 8, "pre_ln", **options).double()
     with torch.no_grad():
         for connection, like in zip(stack.connections, plain.connections, strict=True):
             norms = connection.norm_in if isinstance(connection.norm_in, nn.ModuleList) else [connection.norm_in]
@@ -118,31 +117,6 @@ def make_pair(wiring, other="pre_ln", reads=1, **options):
             for norm in norms:
                 norm.load_state_dict(like.norm_in.state_dict())
     return stack, plain
-
-
-class Repeated(nn.Module):
-    """A sublayer with the same input for all of its inputs."""
-
-    def __init__(self, sublayer):
-        super().__init__()
-        self.sublayer = sublayer
-
-    def forward(self, x):
-        return self.sublayer(*[x] * self.sublayer.reads)
-
-
-class Linear(nn.Module):
-    """A sublayer of one or several inputs that is not homogeneous."""
-
-    def __init__(self, reads):
-        super().__init__()
-        self.linear, self.reads = nn.Linear(D, D), reads
-
-    def forward(self, *reads):
-        weights = range(1, 1 + len(reads))
-        return (
-            torch.tanh(self.linear(sum(k * read for k, read in zip(weights, reads, strict=True)) / sum(weights))) + 0.3
-        )
 
 
 PRE_LN = {
@@ -175,7 +149,7 @@ def test_wiring_begins_as_pre_ln(name, norm):
                 c = connection.coefficients
                 c.bias[: c.n].normal_()
                 c.bias[2 * c.n :].normal_()
-    x = torch.randn(2, 3, D, dtype=torch.float64)
+    x = torch.randn(2, 3, 8, dtype=torch.float64)
     torch.testing.assert_close(stack(x), plain(x), rtol=1e-9, atol=1e-10)
 
 

@@ -12,7 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from addnorm import ResidualStack, wirings
+from addnorm import Learned, ResidualStack, Wiring, wirings
+from addnorm.wirings import Computed, Head, Stage
+from addnorm.wirings.coefficients import SigmoidRead
 from support import stream_formulas
 
 D = 6
@@ -283,6 +285,38 @@ def resi_dual(stack, x):
 def b2t_of_decoder_layers(stack, x):
     norms = [function(c.norm_outs["0"]) for c in stack.connections]
     return stream_formulas.bottom_to_top(x, parts(stack)[0], norms, 3)
+
+
+def make_own(stage, embedding, head):
+    """Return a stack of one stage in a wiring of one's own."""
+    return make_stack(Wiring("own", stage, embedding=embedding, head=head), 1, sublayers_per_layer=1)
+
+
+HALF = Learned(0.5), Learned(0.5)  # equal entries, each with a parameter of its own
+ENTRIES = Stage(2, HALF, ((Learned(1.0), 0.0), (0.0, Learned(1.0))), (Learned(1.0), Learned(1.0)))
+
+
+@case(lambda: make_own(ENTRIES, (1.0, -2.0), Head(2, HALF)))
+def learned_entries(stack, x):
+    at, head = stack.connections[0], stack.head
+    write = at.sublayer(at.collapse_0_0 * x - 2 * at.collapse_0_1 * x)
+    first, second = at.mix_0_0 * x + at.inject_0 * write, -2 * at.mix_1_1 * x + at.inject_1 * write
+    return head.collapse_0_0 * first + head.collapse_0_1 * second
+
+
+def constant_writes(stack, x):
+    at = stack.connections[0]
+    streams = torch.stack([x, 0.5 * x, 2 * x], -2)
+    write = at.sublayer((at.coefficients(streams).collapse.unsqueeze(-1) * streams).sum(-2))
+    return 0.2 * (x + at.inject_0 * write) + 0.3 * (0.5 * x - 2 * write) + 0.5 * (2 * x + at.inject_2 * write)
+
+
+for per_feature in (False, True):
+    inject = Learned(0.5, per_feature), -2.0, Learned(1.5, per_feature)
+    computed_read = Stage(3, inject=inject, coefficients=Computed(SigmoidRead))
+    CASES[f"constant writes beside computed reads, {per_feature=}"] = (
+        lambda stage=computed_read: make_own(stage, (1.0, 0.5, 2.0), Head(3, (0.2, 0.3, 0.5))), constant_writes,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)
