@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from addnorm import ResidualStack
-from addnorm.nn import CrossAttention, Decoder, KeyValueCache, SelfAttention, block
+from addnorm.nn import Decoder, KeyValueCache, SelfAttention, block
 from support.attention_inputs import (
     BATCH,
     HEADS,
@@ -29,19 +29,14 @@ def decoder(cross=True, **options):
     return Decoder(2, D, HEADS, 16, cross_attention=cross, dtype=f64, **options).eval()
 
 
-def decoded(module, x, chunks, cache, *memory, **named):
-    return torch.cat([module(step, *memory, cache=cache, **named) for step in x.split(chunks, dim=1)], dim=1)
-
-
 @pytest.mark.parametrize(
     ("chunks", "batch_first", "cross", "grad"), product(CHUNKS, [True, False], [True, False], [True, False])
 )
 def test_decoding_in_chunks_matches_the_whole_sequence(chunks, batch_first, cross, grad):
     module = decoder(cross, batch_first=batch_first)
-    x, memory = torch.randn(BATCH, 9, D, dtype=f64), torch.randn(BATCH, M, D, dtype=f64)
-    along = 1
+    along, x, memory = int(batch_first), torch.randn(BATCH, 9, D, dtype=f64), torch.randn(BATCH, M, D, dtype=f64)
     if not batch_first:
-        x, memory, along = x.transpose(0, 1), memory.transpose(0, 1), 0
+        x, memory = x.transpose(0, 1), memory.transpose(0, 1)
     named = {"memory": memory, "memory_key_mask": random_mask(BATCH, M)} if cross else {}
     cache = KeyValueCache(capacity=4)
     x.requires_grad_(grad)
@@ -115,12 +110,10 @@ def test_truncate_does_not_overwrite_saved_tensors():
 @torch.no_grad()
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_memory_is_projected_once(batch_first):
-    module, calls = decoder(batch_first=batch_first), []
-    for connection in module.stack.connections:
-        if isinstance(connection.sublayer, CrossAttention):
-            connection.sublayer.kv_proj.register_forward_hook(lambda *_: calls.append(1))
-    along = 1 if batch_first else 0
-    x, memory, other = torch.randn(BATCH, BATCH, D, dtype=f64), *torch.randn(2, BATCH, BATCH, D, dtype=f64)
+    module, calls, along = decoder(batch_first=batch_first), [], int(batch_first)
+    for connection in module.stack.connections[1::3]:
+        connection.sublayer.kv_proj.register_forward_hook(lambda *_: calls.append(1))
+    x, memory, other = torch.randn(3, BATCH, BATCH, D, dtype=f64)
     cache = KeyValueCache()
     steps = [module(step, memory, cache=cache) for step in x.split(1, dim=along)]
     assert len(calls) == 2  # once per layer
@@ -144,9 +137,10 @@ def test_reorder_selects_samples(index):
     x, memory = torch.randn(BATCH, 4, D, dtype=f64), torch.randn(BATCH, M, D, dtype=f64)
     new = torch.randn(len(index), 3, D, dtype=f64)
     cache = KeyValueCache(capacity=4)
-    decoded(module, x, [3, 1], cache, memory)
+    for step in x.split([3, 1], 1):
+        module(step, memory, cache=cache)
     cache.reorder(index)
-    actual = decoded(module, new, [1, 2], cache)
+    actual = torch.cat([module(step, cache=cache) for step in new.split([1, 2], 1)], 1)
     expected = module(torch.cat([x[index], new], 1), memory[index])[:, 4:]
     torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
 
@@ -202,57 +196,41 @@ def test_failed_call_restores_tokens_and_memory(grad):
 
 
 def test_failed_first_call_and_truncate_to_zero_empty_the_cache():
-    decoder, cache = Decoder(1, 16, 4, cross_attention=False).eval(), KeyValueCache()
+    module, cache, x = decoder(), KeyValueCache(), torch.randn(BATCH, 1, D, dtype=f64)
+    memory = torch.randn(BATCH, M, D, dtype=f64)
     with torch.no_grad():
         with pytest.raises(ValueError, match="mask has shape"):
-            decoder(torch.randn(3, 2, 16), cache=cache, mask=torch.ones(5, 5, dtype=torch.bool))
-        decoder(torch.randn(2, 2, 16), cache=cache)
+            module(torch.cat([x, x]), memory, cache=cache, mask=torch.ones(5, 5, dtype=torch.bool))
+        expected = module(x, memory, cache=cache)
+        cache.reorder(torch.tensor([1, 0, 0]))
         cache.truncate(0)
-        decoder(torch.randn(4, 1, 16), cache=cache)
+        assert torch.equal(module(x, memory, cache=cache), expected)
     assert cache.length == 1
 
 
-def test_truncate_to_zero_drops_reordered_memory():
-    decoder, cache = Decoder(1, 16, 4).eval(), KeyValueCache()
-    x, memory = torch.randn(2, 1, 16), torch.randn(2, 5, 16)
+def test_cache_belongs_to_one_decoder_and_its_copy_is_independent():
+    module, cache, x = decoder(cross=False), KeyValueCache(), torch.randn(1, 5, D, dtype=f64)
     with torch.no_grad():
-        expected = decoder(x, memory, cache=cache)
-        cache.reorder(torch.tensor([1, 0]))
-        cache.truncate(0)
-        assert torch.equal(decoder(x, memory, cache=cache), expected)
-
-
-def test_copied_cache_is_independent():
-    decoder, cache = Decoder(2, 16, 4, cross_attention=False).eval(), KeyValueCache()
-    x = torch.randn(1, 5, 16)
-    with torch.no_grad():
-        decoder(x[:, :3], cache=cache)
+        module(x[:, :3], cache=cache)
         draft = copy.deepcopy(cache)
-        decoder(torch.randn(1, 2, 16), cache=draft)
+        module(x[:, :2], cache=draft)
         assert (cache.length, draft.length) == (3, 5)
-        torch.testing.assert_close(decoder(x[:, 3:], cache=cache), decoder(x)[:, 3:])
-
-
-def test_cache_of_another_decoder_raises():
-    decoder, cache = Decoder(1, 16, 4, cross_attention=False).eval(), KeyValueCache()
-    x = torch.randn(1, 3, 16)
-    with torch.no_grad():
-        decoder(x, cache=cache)
         with pytest.raises(ValueError, match="cache has 3 tokens of another stack and none of this one"):
-            copy.deepcopy(decoder)(x, cache=cache)
+            copy.deepcopy(module)(x, cache=cache)
+        torch.testing.assert_close(module(x[:, 3:], cache=cache), module(x)[:, 3:])
 
 
 @pytest.mark.parametrize("guard", [torch.no_grad, torch.inference_mode])
 def test_gradients_reach_memory_first_cached_without_grad(guard):
-    decoder, cache = Decoder(1, 16, 4).eval(), KeyValueCache()
-    x, memory = torch.randn(1, 1, 16), torch.randn(1, 5, 16, requires_grad=True)
+    module, cache, x = decoder(), KeyValueCache(), torch.randn(1, 1, D, dtype=f64)
+    memory = torch.randn(1, M, D, dtype=f64, requires_grad=True)
     with guard():
-        decoder(x, memory, cache=cache)
+        module(x, memory, cache=cache)
     if guard is torch.inference_mode:
         cache._tokens.clear()  # inference tensors
-    decoder(x, memory, cache=cache).sum().backward()
+    module(x, memory, cache=cache).sum().backward()
     assert memory.grad is not None
-    assert decoder.stack.connections[1].sublayer.kv_proj.weight.grad is not None
+    assert module.stack.connections[1].sublayer.kv_proj.weight.grad is not None
 
 
 def test_cache_of_another_batch_raises():

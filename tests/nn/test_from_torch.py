@@ -158,21 +158,6 @@ def test_single_layer_becomes_stack_without_final_norm(norm_first):
     torch.testing.assert_close(from_torch(layer)(x, memory), layer(x, memory), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize(  # heads_even: torch's fast path requires an even number of heads
-    ("kind", "heads_even", "norm_first"), product(["none", "causal", "padding"], [True, False], [True, False])
-)
-def test_torch_fast_path_gives_the_same(kind, heads_even, norm_first):
-    d = 24
-    layer = nn.TransformerEncoderLayer(d, 4 if heads_even else 3, 40, batch_first=True, norm_first=norm_first)
-    theirs = randomize(nn.TransformerEncoder(layer, 2, nn.LayerNorm(d), enable_nested_tensor=False)).eval()
-    ours = from_torch(theirs)
-    (mask, pad), (our_mask, our_pad) = masks(kind, SOURCE, torch.float32)
-    x = torch.randn(BATCH, SOURCE, d)
-    with torch.no_grad():
-        expected, actual = theirs(x, mask, pad), ours(x, our_mask, our_pad)
-    assert relative(actual, expected) < 1e-6
-
-
 # torch warns that nested tensors are a prototype.
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
 def test_torch_nested_tensors_differ_only_at_padding():

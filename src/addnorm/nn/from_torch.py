@@ -9,7 +9,6 @@ import copy
 from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn, overload
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from addnorm.nn.attention import SelfAttention
@@ -23,7 +22,6 @@ __all__ = ["from_torch"]
 ENCODERS: tuple[type[nn.Module], ...] = (nn.TransformerEncoder, nn.TransformerEncoderLayer)
 DECODERS: tuple[type[nn.Module], ...] = (nn.TransformerDecoder, nn.TransformerDecoderLayer)
 LINEARS: tuple[type[nn.Module], ...] = (nn.Linear, nn.modules.linear.NonDynamicallyQuantizableLinear)
-NAMES = {F.relu: "relu", F.gelu: "gelu"}
 METHODS = methods_of(
     nn.Transformer, *ENCODERS, *DECODERS, nn.MultiheadAttention, *LINEARS, nn.Dropout, nn.LayerNorm,
     names=("_sa_block", "_mha_block", "_ff_block", "merge_masks"),
@@ -168,7 +166,7 @@ def _fill_feed_forward(ours: FeedForward, layer: Any) -> None:
     ours.dropout, ours.training = layer.dropout.p, layer.dropout.training
     activation = layer.activation
     ours.activation = copy.deepcopy(activation) if isinstance(activation, nn.Module) else activation
-    ours.activation_name = NAMES.get(activation)
+    ours.activation_name = None
 
 
 def _norm(path: str, theirs: Any, d_model: int) -> LayerNorm:

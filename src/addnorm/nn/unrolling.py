@@ -40,12 +40,12 @@ class StreamTerms(NamedTuple):
 
 
 class _FrozenNorm(NamedTuple):
-    """Norm with the constant `rstd` of one call, which makes it linear: weight * (x - mean(x)) * rstd + bias."""
+    """Norm with the constant `rstd` of one call, which makes it linear: weight * (x - centre * mean(x)) * rstd + bias."""
 
     weight: Tensor | None
     rstd: Tensor
     bias: Tensor | None
-    is_centred: bool
+    centre: int  # 1, or 0 for a norm that keeps the mean; -1 in a bound
 
 
 class _Step(NamedTuple):
@@ -77,36 +77,33 @@ class _Step(NamedTuple):
             terms.append(self._through(k, own, own=True))
         return tuple(terms)
 
-    def without_bias(self) -> _Step:
-        """Return the maps without their biases."""
-        norms = self.norms and [norm and norm._replace(bias=None) for norm in self.norms]
-        return self._replace(bias=None, norms=norms)
+    def bound(self) -> _Step:
+        """Return maps of bounds: those of absolute values to bounds of the absolute values after the site."""
+        rows = [[(j, abs(entry)) for j, entry in row] for row in self.rows]
+        bias = None if self.bias is None else [abs(entry) for entry in self.bias]
+        norms = self.norms and [
+            norm and _FrozenNorm(_abs(norm.weight), norm.rstd, _abs(norm.bias), -norm.centre) for norm in self.norms
+        ]
+        return _Step(self.n, rows, [abs(entry) for entry in self.inject], bias, norms)
 
-    def bound(self, size: tuple[Tensor, ...], write: Tensor | None) -> tuple[Tensor, ...]:
-        """Return a bound of the streams' absolute values after the site, from the bound `size` before it and the write."""
-        sizes, none = [], torch.zeros_like(size[0])
-        for k, row in enumerate(self.rows):
-            carried = _dot([(j, abs(entry)) for j, entry in row], size)
-            total = none if carried is None else carried
-            if write is not None and not has_value(self.inject[k], 0.0):
-                total = total + write.abs() * abs(self.inject[k])
-            if self.bias is not None:
-                total = total + abs(self.bias[k])
-            sizes.append(self._through(k, total, absolute=True))
-        return tuple(sizes)
-
-    def _through(self, k: int, x: Tensor, *, own: bool = False, absolute: bool = False) -> Tensor:
+    def _through(self, k: int, x: Tensor, *, own: bool = False) -> Tensor:
         if self.norms is None or self.norms[k] is None:
             return x
         norm: _FrozenNorm = self.norms[k]
-        weight, rstd, bias, is_centred = norm
-        if is_centred:
-            mean = x.mean(-1, keepdim=True)
-            x = x + mean if absolute else x - mean
-        x = x * rstd if weight is None else x * rstd * (weight.abs() if absolute else weight)
-        if bias is None or not (own or absolute):
-            return x
-        return x + (bias.abs() if absolute else bias)
+        weight, rstd, bias, centre = norm
+        if centre:
+            x = x - centre * x.mean(-1, keepdim=True)
+        x = x * rstd if weight is None else x * rstd * weight
+        return x + bias if own and bias is not None else x
+
+
+def _abs(t: Tensor | None) -> Tensor | None:
+    return None if t is None else t.abs()
+
+
+def _add(zero: Tensor, *terms: Term) -> tuple[Tensor, ...]:
+    """Return the sum of terms in each stream."""
+    return tuple(sum((t for t in parts if t is not None), zero) for parts in zip(*terms, strict=True))
 
 
 def expand(start: Sequence[Tensor], sites: Sequence[Site], kind: Norm) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
@@ -123,14 +120,15 @@ def expand(start: Sequence[Tensor], sites: Sequence[Site], kind: Norm) -> tuple[
     wide = tuple(widen(x) for x in start)
     terms: list[Term] = [wide]
     size = tuple(x.abs() for x in wide)
-    error = tuple(torch.zeros_like(x) for x in size)
+    zero = torch.zeros_like(size[0])
+    error: Term = (zero,) * len(size)
     for site in sites:
         step = _to_step(site, kind, len(terms[0]))
         write = widen(site.write)
         terms = [*(step.carry(term) for term in terms), step.begin(write)]
-        size = step.bound(size, write)
-        error = step.without_bias().bound(error, None)
-        error = tuple(e + (1 + step.n) * eps * s for e, s in zip(error, size, strict=True))
+        bound = step.bound()
+        size = _add(zero, bound.carry(size), bound.begin(write.abs()))
+        error = _add(zero, bound.carry(error), tuple((1 + step.n) * eps * s for s in size))
     x_0, *writes = (_to_tensor(term, start[0]) for term in terms)
     return x_0, tuple(writes), _to_tensor(error, start[0]) + eps * _to_tensor(size, start[0])
 
@@ -149,8 +147,9 @@ def find_gains(sites: Sequence[Site], embedding: Sequence[float], collapse: Sequ
     ones = torch.ones((), dtype=torch.float32, device=sites[0].write.device if sites else None)
     terms: list[Term] = [tuple(ones * factor for factor in embedding)]
     for site in sites:
-        step = _to_step(site, kind, len(terms[0])).without_bias()
-        step = step._replace(norms=step.norms and [norm and norm._replace(is_centred=False) for norm in step.norms])
+        step = _to_step(site, kind, len(terms[0]))
+        norms = step.norms and [norm and norm._replace(bias=None, centre=0) for norm in step.norms]
+        step = step._replace(bias=None, norms=norms)
         terms = [*(step.carry(term) for term in terms), step.begin(ones)]
     last = _to_sparse(collapse)
     gains = (_dot(last, term) for term in terms)
@@ -207,7 +206,7 @@ def _freeze(norm: Any, total: Tensor, kind: Norm) -> _FrozenNorm | None:
     eps = torch.finfo(x.dtype).eps if norm.eps is None else norm.eps  # that of the arithmetic
     square = x.var(-1, keepdim=True, correction=0) if centred else x.square().mean(-1, keepdim=True)
     weight, bias = (None if t is None else t.to(x.dtype) for t in (norm.weight, getattr(norm, "bias", None)))
-    frozen = _FrozenNorm(weight, torch.rsqrt(square + eps), bias, centred)
+    frozen = _FrozenNorm(weight, torch.rsqrt(square + eps), bias, int(centred))
     if not is_plain(norm, kind, total):
         _check_formula(norm, frozen, total)
     return frozen
@@ -219,7 +218,7 @@ def _check_formula(norm: Any, frozen: _FrozenNorm, total: Tensor) -> None:
     step = _Step(1, [], [1.0], None, [frozen])
     x = widen(total)
     error = (y - step._through(0, x, own=True)).abs()
-    if not bool((error <= 64 * torch.finfo(y.dtype).eps * step._through(0, x.abs(), absolute=True)).all()):
+    if not bool((error <= 64 * torch.finfo(y.dtype).eps * step.bound()._through(0, x.abs(), own=True)).all()):
         raise ValueError(
             f"norm_out is {type(norm).__name__} with hooks or a forward of its own, which differs from the norm's formula by "
             f"up to {float(error.max()):.3g}, expected the formula, whose statistics alone can be frozen; "
