@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
+from torch.testing import assert_close
 
 from addnorm import ResidualStack, SublayerConnection
 from addnorm.nn import ResidualLayer
@@ -78,8 +79,8 @@ def test_without_removes_writes_inside_wrappers(wrap):
     before = stack(x)
     wrap(stack)
     assert len(stack.connections) == 4
-    torch.testing.assert_close(stack.without(1)(x), expected(x))
-    torch.testing.assert_close(stack(x), before)  # the stack keeps its write
+    assert_close(stack.without(1)(x), expected(x))
+    assert_close(stack(x), before)  # the stack keeps its write
 
 
 def test_without_removes_one_use_of_a_shared_layer():
@@ -88,7 +89,7 @@ def test_without_removes_one_use_of_a_shared_layer():
     expected = copy.deepcopy(stack)
     expected.layers[2] = copy.deepcopy(expected.layers[0])
     silence(expected.layers[2].connections[1])
-    torch.testing.assert_close(stack.without(5)(x), expected(x))
+    assert_close(stack.without(5)(x), expected(x))
 
 
 def test_without_counts_connections_of_unequal_layers():
@@ -96,7 +97,7 @@ def test_without_counts_connections_of_unequal_layers():
     del stack.layers[0].connections[0]
     expected = copy.deepcopy(stack)
     silence(expected.layers[1].connections[0])
-    torch.testing.assert_close(stack.without(1)(x), expected(x))
+    assert_close(stack.without(1)(x), expected(x))
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,13 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.testing import assert_close
 
 import addnorm
 from addnorm import AddNorm
 from support.refusals import assert_refused
+
+f64 = torch.float64
 
 
 def inputs(*shape, dtype=torch.float32):
@@ -33,14 +36,14 @@ def test_parameters_follow_the_options(options, names):
 
 @pytest.mark.parametrize(("norm", "theirs"), [("layer", torch.nn.LayerNorm), ("rms", torch.nn.RMSNorm)])
 def test_state_dict_of_torch_norm_loads(norm, theirs):
-    reference = theirs(7, dtype=torch.float64)
+    reference = theirs(7, dtype=f64)
     for parameter in reference.parameters():
         torch.nn.init.normal_(parameter)
-    add_norm = AddNorm(7, norm, dtype=torch.float64)
+    add_norm = AddNorm(7, norm, dtype=f64)
     add_norm.load_state_dict(reference.state_dict())
-    residual, branch = inputs(3, 7, dtype=torch.float64)
+    residual, branch = inputs(3, 7, dtype=f64)
     y, stream = add_norm(residual, branch, return_residual=True)
-    torch.testing.assert_close(y, reference(residual + branch), rtol=1e-12, atol=1e-12)
+    assert_close(y, reference(residual + branch), rtol=1e-12, atol=1e-12)
     assert torch.equal(stream, residual + branch)
     assert torch.equal(add_norm(residual, branch), y)
 
@@ -48,14 +51,14 @@ def test_state_dict_of_torch_norm_loads(norm, theirs):
 @pytest.mark.parametrize("shape", [(6,), (3, 6)], ids=str)
 @pytest.mark.parametrize(("norm", "theirs"), [("layer", F.layer_norm), ("rms", F.rms_norm)])
 def test_scales_and_norm_match_the_formula(norm, theirs, shape):
-    residual, branch = inputs(4, 3, 6, dtype=torch.float64)
-    options = {"residual_scale": 3.0, "layer_scale": 0.1, "residual_dtype": torch.float64}
-    add_norm = AddNorm(shape, norm, **options, dtype=torch.float64)
-    assert add_norm.float()(residual.float(), branch.float(), return_residual=True)[1].dtype == torch.float64
+    residual, branch = inputs(4, 3, 6, dtype=f64)
+    options = {"residual_scale": 3.0, "layer_scale": 0.1, "residual_dtype": f64}
+    add_norm = AddNorm(shape, norm, **options, dtype=f64)
+    assert add_norm.float()(residual.float(), branch.float(), return_residual=True)[1].dtype == f64
     add_norm.double()
     y, stream = add_norm(residual, branch, return_residual=True)
-    torch.testing.assert_close(stream, 3.0 * residual + 0.1 * branch)
-    torch.testing.assert_close(y, theirs(stream, shape))  # the weight is ones, the bias zeros
+    assert_close(stream, 3.0 * residual + 0.1 * branch)
+    assert_close(y, theirs(stream, shape))  # the weight is ones, the bias zeros
     y.square().sum().backward()
     assert add_norm.layer_scale.grad.abs().sum() > 0
 
@@ -67,7 +70,7 @@ def test_dropout_is_active_in_training_only():
     assert not torch.equal(first, second)
     dropped = first == residual
     assert 0.3 < dropped.float().mean() < 0.7
-    torch.testing.assert_close(first[~dropped], (residual + 2 * branch)[~dropped])
+    assert_close(first[~dropped], (residual + 2 * branch)[~dropped])
     assert torch.equal(add_norm.eval()(residual, branch, return_residual=True)[1], residual + branch)
 
 

@@ -22,6 +22,8 @@ from support.pairwise import product
 from support.refusals import assert_refused
 from support.transformer_inputs import assert_close, compute_gradients
 
+bf16 = torch.bfloat16
+
 INF = float("inf")
 
 
@@ -88,7 +90,7 @@ def make_mask(dtype, shape):
 
 @pytest.mark.parametrize(
     ("kind", "as_float", "dropout", "dtype"),
-    product(KINDS, [False, True], [0.0, 0.2], [torch.float32, f64, torch.bfloat16, torch.float16]),
+    product(KINDS, [False, True], [0.0, 0.2], [torch.float32, f64, bf16, torch.float16]),
 )
 def test_query_without_keys_gets_bias_and_finite_gradients(kind, as_float, dropout, dtype):
     attention = kind(D, HEADS, dropout=dropout, dtype=dtype)
@@ -126,16 +128,16 @@ def test_dropout_of_weights_keeps_their_mean(kind):
 
 
 def test_bfloat16_error_is_bounded_and_masks_may_be_float32():
-    attention = SelfAttention(D, HEADS, dtype=torch.bfloat16)
-    x, mask = torch.randn(BATCH, N, D, dtype=torch.bfloat16), torch.randn(N, N)
+    attention = SelfAttention(D, HEADS, dtype=bf16)
+    x, mask = torch.randn(BATCH, N, D, dtype=bf16), torch.randn(N, N)
     exact = copy.deepcopy(attention).double()
     expected = exact(x.double(), mask.double())
-    assert attention(x, mask).dtype == torch.bfloat16
+    assert attention(x, mask).dtype == bf16
     # One rounding each for the projections, the weights, the values and the output.
     assert relative(attention(x, mask=mask), expected) < 4 * 2.0**-8
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast("cpu", bf16):
         y = copy.deepcopy(attention).float()(x.float(), mask, random_mask(BATCH, N))
-    assert y.dtype == torch.bfloat16
+    assert y.dtype == bf16
 
 
 def test_empty_batches_and_sequences():

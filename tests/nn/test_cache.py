@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from addnorm import ResidualStack
 from addnorm.nn import Decoder, KeyValueCache, SelfAttention, block
@@ -43,11 +44,11 @@ def test_decoding_in_chunks_matches_the_whole_sequence(chunks, batch_first, cros
     with torch.set_grad_enabled(grad):
         expected = module(x, **named)
         actual = torch.cat([module(step, cache=cache, **named) for step in x.split(chunks, dim=along)], dim=along)
-    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+    assert_close(actual, expected, rtol=1e-12, atol=1e-12)
     if grad:  # it reaches cached keys and values
         leaves, dy = [x, *module.parameters()], torch.randn_like(expected)
         gradients = [torch.autograd.grad(y, leaves, dy) for y in (actual, expected)]
-        torch.testing.assert_close(*gradients, rtol=1e-11, atol=1e-11)
+        assert_close(*gradients, rtol=1e-11, atol=1e-11)
     assert cache.length == 9
 
 
@@ -57,7 +58,7 @@ def test_masks_with_cache_have_an_entry_for_every_key():
     expected, cache, steps = module(x, mask=mask, key_mask=keys), KeyValueCache(), []
     for begin, end in ((0, 3), (3, 4), (4, 9)):
         steps.append(module(x[:, begin:end], mask=mask[begin:end, :end], key_mask=keys[:, :end], cache=cache))
-    torch.testing.assert_close(torch.cat(steps, 1), expected, rtol=1e-12, atol=1e-12)
+    assert_close(torch.cat(steps, 1), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_without_causality_queries_see_all_cached_keys():
@@ -65,7 +66,7 @@ def test_without_causality_queries_see_all_cached_keys():
     (x,) = make_inputs(attention)
     cache = KeyValueCache()
     attention(x[:, :2], cache=cache)
-    torch.testing.assert_close(attention(x[:, 2:], cache=cache), attention(x)[:, 2:], rtol=1e-12, atol=1e-12)
+    assert_close(attention(x[:, 2:], cache=cache), attention(x)[:, 2:], rtol=1e-12, atol=1e-12)
 
 
 @torch.no_grad()
@@ -90,7 +91,7 @@ def test_grad_modes_may_alternate():
     kept = steps[-1]
     with torch.no_grad():
         steps.append(module(x[:, 6:], cache=cache))
-    torch.testing.assert_close(torch.cat([s.detach().clone() for s in steps], 1), expected, rtol=1e-12, atol=1e-12)
+    assert_close(torch.cat([s.detach().clone() for s in steps], 1), expected, rtol=1e-12, atol=1e-12)
     kept.sum().backward()  # saved tensors were not overwritten
 
 
@@ -117,11 +118,11 @@ def test_memory_is_projected_once(batch_first):
     cache = KeyValueCache()
     steps = [module(step, memory, cache=cache) for step in x.split(1, dim=along)]
     assert len(calls) == 2  # once per layer
-    torch.testing.assert_close(torch.cat(steps, along), module(x, memory), rtol=1e-12, atol=1e-12)
+    assert_close(torch.cat(steps, along), module(x, memory), rtol=1e-12, atol=1e-12)
     calls.clear()
     last = x.narrow(along, 1, 1)
     cache.truncate(1)
-    torch.testing.assert_close(module(last, cache=cache), steps[1], rtol=1e-15, atol=1e-15)  # the cached memory
+    assert_close(module(last, cache=cache), steps[1], rtol=1e-15, atol=1e-15)  # the cached memory
     assert not calls
     cache.truncate(1)
     changed = module(last, other, cache=cache)
@@ -142,7 +143,7 @@ def test_reorder_selects_samples(index):
     cache.reorder(index)
     actual = torch.cat([module(step, cache=cache) for step in new.split([1, 2], 1)], 1)
     expected = module(torch.cat([x[index], new], 1), memory[index])[:, 4:]
-    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+    assert_close(actual, expected, rtol=1e-12, atol=1e-12)
 
 
 @torch.no_grad()
@@ -153,10 +154,10 @@ def test_truncate_drops_last_tokens_and_clear_drops_all():
     module(torch.cat([x[:, :4], torch.randn(BATCH, 3, D, dtype=f64)], 1), cache=cache)
     cache.truncate(4)
     assert repr(cache) == "KeyValueCache(length=4)"
-    torch.testing.assert_close(module(x[:, 4:], cache=cache), expected[:, 4:], rtol=1e-12, atol=1e-12)
+    assert_close(module(x[:, 4:], cache=cache), expected[:, 4:], rtol=1e-12, atol=1e-12)
     cache.clear()
     assert cache.length == 0
-    torch.testing.assert_close(module(x, cache=cache), expected, rtol=1e-12, atol=1e-12)
+    assert_close(module(x, cache=cache), expected, rtol=1e-12, atol=1e-12)
 
 
 # Wrong use
@@ -217,7 +218,7 @@ def test_cache_belongs_to_one_decoder_and_its_copy_is_independent():
         assert (cache.length, draft.length) == (3, 5)
         with pytest.raises(ValueError, match="cache has 3 tokens of another stack and none of this one"):
             copy.deepcopy(module)(x, cache=cache)
-        torch.testing.assert_close(module(x[:, 3:], cache=cache), module(x)[:, 3:])
+        assert_close(module(x[:, 3:], cache=cache), module(x)[:, 3:])
 
 
 @pytest.mark.parametrize("guard", [torch.no_grad, torch.inference_mode])

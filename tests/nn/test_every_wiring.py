@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.func import functional_call, grad, jacrev, jvp, vmap
+from torch.testing import assert_close
 
 from addnorm import ResidualStack
 from addnorm.nn import Decoder, KeyValueCache
@@ -42,7 +43,7 @@ def test_every_module_is_called_once_when_it_has_hooks(name):
     modules = {key: m for key, m in stack.named_modules() if key and not isinstance(m, nn.ModuleList | nn.ModuleDict)}
     for key, module in modules.items():
         module.register_forward_hook(lambda module, args, output, key=key: called.append(key))
-    torch.testing.assert_close(stack(x), y)
+    assert_close(stack(x), y)
     assert sorted(called) == sorted(modules)
 
 
@@ -63,7 +64,7 @@ def test_without_leaves_the_other_writes(name):
         expected = copy.deepcopy(stack)
         expected.connections[i].sublayer.forward = lambda x, *others: torch.zeros_like(x)
         expected.connections[i].norm_branch = None
-        torch.testing.assert_close(stack.without(i)(x), expected(x))
+        assert_close(stack.without(i)(x), expected(x))
         assert not torch.equal(stack(x), expected(x))
 
 
@@ -94,7 +95,7 @@ def test_decoder_with_cache_equals_the_decoder_without(name):
     x, cache = tokens(2, 6, dtype=f64), KeyValueCache()
     y = decoder(x)
     steps = [decoder(x[:, a:b], cache=cache) for a, b in ((0, 3), (3, 4), (4, 6))]
-    torch.testing.assert_close(torch.cat(steps, 1), y, rtol=1e-11, atol=1e-11)
+    assert_close(torch.cat(steps, 1), y, rtol=1e-11, atol=1e-11)
     other = x.clone()
     other[:, 4:] += 1.0
     assert torch.equal(decoder(other)[:, :4], y[:, :4])  # causal
@@ -140,20 +141,20 @@ def test_second_derivatives_of_every_wiring(name, options):
 def test_function_transforms(name):
     stack, x, v = make(name, f64), tokens(dtype=f64), tokens(dtype=f64)
     y, step = stack(x), 1e-6
-    torch.testing.assert_close(vmap(stack.forward)(x), y, rtol=1e-12, atol=1e-12)
+    assert_close(vmap(stack.forward)(x), y, rtol=1e-12, atol=1e-12)
     slope = (stack(x + step * v) - stack(x - step * v)) / (2 * step)
-    torch.testing.assert_close(jvp(stack.forward, (x,), (v,))[1], slope, rtol=1e-5, atol=1e-6)
+    assert_close(jvp(stack.forward, (x,), (v,))[1], slope, rtol=1e-5, atol=1e-6)
     jacobian = jacrev(stack.forward)(x[0, 0])
-    torch.testing.assert_close(jacobian @ v[0, 0], slope[0, 0], rtol=1e-5, atol=1e-6)
+    assert_close(jacobian @ v[0, 0], slope[0, 0], rtol=1e-5, atol=1e-6)
     parameters = {key: 1.1 * p.detach() for key, p in stack.named_parameters()}
     other = copy.deepcopy(stack)
     other.load_state_dict(parameters, strict=False)  # a shared parameter has one of its names
-    torch.testing.assert_close(functional_call(stack, parameters, (x,)), other(x), rtol=1e-12, atol=1e-12)
+    assert_close(functional_call(stack, parameters, (x,)), other(x), rtol=1e-12, atol=1e-12)
     of_samples = vmap(grad(lambda p, t: functional_call(stack, p, (t,)).sin().sum()), (None, 0))(parameters, x)
     for k, sample in enumerate(x):
         expected = torch.autograd.grad(other(sample).sin().sum(), [*other.parameters()])
         for gradient, g in zip(of_samples.values(), expected, strict=True):
-            torch.testing.assert_close(gradient[k], g, rtol=1e-10, atol=1e-10)
+            assert_close(gradient[k], g, rtol=1e-10, atol=1e-10)
 
 
 # Compilation
@@ -171,9 +172,9 @@ def test_compiles_without_graph_breaks(name):
         y = call(x)
         results.append((y, *torch.autograd.grad(y.square().sum(), [x, *stack.parameters()])))
     for actual, expected in zip(*results, strict=True):
-        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+        assert_close(actual, expected, rtol=1e-4, atol=1e-4)
     with torch.no_grad():
-        torch.testing.assert_close(compiled(x), stack(x))
+        assert_close(compiled(x), stack(x))
 
 
 @pytest.mark.parametrize("name", some([*EVERY], ["attention_residuals_three_reads"]))
@@ -181,4 +182,4 @@ def test_exports_with_dynamic_shapes(name):
     stack, longer = make(name, number=4).eval(), tokens(7, 3)
     sizes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}
     program = torch.export.export(stack, (tokens(),), dynamic_shapes=(sizes,))
-    torch.testing.assert_close(program.module()(longer), stack(longer))
+    assert_close(program.module()(longer), stack(longer))

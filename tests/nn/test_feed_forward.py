@@ -4,6 +4,7 @@ import math
 
 import torch
 import torch.nn.functional as F
+from torch.testing import assert_close
 
 from addnorm.nn import FeedForward, block
 from support.transformer_inputs import BATCH, HEADS, D, N, f64
@@ -13,10 +14,10 @@ def test_feed_forward_matches_its_formula():
     x = torch.randn(BATCH, N, D, dtype=f64)
     for name, act in (("relu", F.relu), ("gelu", F.gelu), (torch.sin, torch.sin)):
         ff = FeedForward(D, 24, name, dtype=f64)
-        torch.testing.assert_close(ff(x), act(x @ ff.up.weight.T + ff.up.bias) @ ff.down.weight.T + ff.down.bias)
+        assert_close(ff(x), act(x @ ff.up.weight.T + ff.up.bias) @ ff.down.weight.T + ff.down.bias)
     ff = FeedForward(D, 24, "swiglu", bias=False, dtype=f64)
     gate, up = x @ ff.gate.weight.T, x @ ff.up.weight.T
-    torch.testing.assert_close(ff(x), (gate * torch.sigmoid(gate) * up) @ ff.down.weight.T)
+    assert_close(ff(x), (gate * torch.sigmoid(gate) * up) @ ff.down.weight.T)
 
 
 def test_swiglu_width_is_the_least_sufficient_multiple_of_8():

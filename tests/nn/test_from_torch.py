@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 
 import addnorm
 from addnorm.nn import Decoder, Encoder, from_torch
@@ -22,7 +23,8 @@ from support.torch_transformers import (
     randomize,
 )
 
-LIMIT = {torch.float64: 1e-12, torch.float32: 2e-6}  # 1e-6 is exceeded on some CPUs, by 3 %
+f64 = torch.float64
+LIMIT = {f64: 1e-12, torch.float32: 2e-6}  # 1e-6 is exceeded on some CPUs, by 3 %
 INF = float("inf")
 
 
@@ -82,7 +84,7 @@ def compare(theirs, ours, call_theirs, call_ours, inputs, limit):
         assert relative(b, a) < limit, i
 
 
-@pytest.mark.parametrize(("kind", "norm_first", "dtype"), product(KINDS, [True, False], [torch.float64, torch.float32]))
+@pytest.mark.parametrize(("kind", "norm_first", "dtype"), product(KINDS, [True, False], [f64, torch.float32]))
 def test_encoder_matches_torch_with_every_gradient(kind, norm_first, dtype):
     theirs = make_encoder(norm_first=norm_first, dtype=dtype, activation="gelu" if "padding" in kind else "relu")
     ours = from_torch(theirs)
@@ -93,7 +95,7 @@ def test_encoder_matches_torch_with_every_gradient(kind, norm_first, dtype):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "norm_first", "dtype"), product(KINDS, [True, False], [torch.float64, torch.float32]))
+@pytest.mark.parametrize(("kind", "norm_first", "dtype"), product(KINDS, [True, False], [f64, torch.float32]))
 def test_decoder_matches_torch_with_every_gradient(kind, norm_first, dtype):
     theirs = make_decoder(norm_first=norm_first, dtype=dtype, activation="relu" if "padding" in kind else "gelu")
     ours = from_torch(theirs)
@@ -110,7 +112,7 @@ def test_decoder_matches_torch_with_every_gradient(kind, norm_first, dtype):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("dtype", [f64, torch.float32], ids=str)
 @pytest.mark.parametrize("norm_first", [True, False], ids=["pre_ln", "post_ln"])
 @pytest.mark.parametrize("kind", ["none", "causal and padding"])
 def test_transformer_matches_torch_with_every_gradient(kind, norm_first, dtype):
@@ -138,24 +140,24 @@ def test_transformer_matches_torch_with_every_gradient(kind, norm_first, dtype):
     ),
 )  # fmt: skip
 def test_options_are_kept(options, make, norm_first):
-    theirs = make(norm_first=norm_first, dtype=torch.float64, **options).double()
+    theirs = make(norm_first=norm_first, dtype=f64, **options).double()
     ours = from_torch(theirs)
     assert type(ours) is (Encoder if make is make_encoder else Decoder)
     shape = (BATCH, TARGET, D) if options.get("batch_first", True) else (TARGET, BATCH, D)
-    inputs = [torch.randn(shape, dtype=torch.float64) for _ in range(1 if make is make_encoder else 2)]
+    inputs = [torch.randn(shape, dtype=f64) for _ in range(1 if make is make_encoder else 2)]
     compare(theirs, ours, lambda m, *x: m(*x), lambda m, *x: m(*x), inputs, 1e-12)
 
 
 @pytest.mark.parametrize("norm_first", [True, False], ids=["pre_ln", "post_ln"])
 def test_single_layer_becomes_stack_without_final_norm(norm_first):
-    x, memory = torch.randn(BATCH, TARGET, D, dtype=torch.float64), torch.randn(BATCH, SOURCE, D, dtype=torch.float64)
-    layer = randomize(make_layer(nn.TransformerEncoderLayer, norm_first=norm_first, dtype=torch.float64))
+    x, memory = torch.randn(BATCH, TARGET, D, dtype=f64), torch.randn(BATCH, SOURCE, D, dtype=f64)
+    layer = randomize(make_layer(nn.TransformerEncoderLayer, norm_first=norm_first, dtype=f64))
     ours = from_torch(layer)
     assert type(ours) is Encoder
     assert ours.stack.norm_final is None
-    torch.testing.assert_close(ours(x), layer(x), rtol=1e-12, atol=1e-12)
-    layer = randomize(make_layer(nn.TransformerDecoderLayer, norm_first=norm_first, dtype=torch.float64))
-    torch.testing.assert_close(from_torch(layer)(x, memory), layer(x, memory), rtol=1e-12, atol=1e-12)
+    assert_close(ours(x), layer(x), rtol=1e-12, atol=1e-12)
+    layer = randomize(make_layer(nn.TransformerDecoderLayer, norm_first=norm_first, dtype=f64))
+    assert_close(from_torch(layer)(x, memory), layer(x, memory), rtol=1e-12, atol=1e-12)
 
 
 # torch warns that nested tensors are a prototype.
@@ -171,51 +173,51 @@ def test_torch_nested_tensors_differ_only_at_padding():
 
 
 def test_causal_encoder_becomes_decoder_with_cache():
-    theirs = make_encoder(dtype=torch.float64, norm_first=True).eval()
+    theirs = make_encoder(dtype=f64, norm_first=True).eval()
     ours = from_torch(theirs, causal=True)
     assert type(ours) is Decoder
-    x = torch.randn(BATCH, SOURCE, D, dtype=torch.float64)
+    x = torch.randn(BATCH, SOURCE, D, dtype=f64)
     expected = theirs(x, later(SOURCE))
-    torch.testing.assert_close(ours(x), expected, rtol=1e-12, atol=1e-12)
+    assert_close(ours(x), expected, rtol=1e-12, atol=1e-12)
     cache = addnorm.nn.KeyValueCache()
     steps = torch.cat([ours(step, cache=cache) for step in x.split(2, dim=1)], dim=1)
-    torch.testing.assert_close(steps, expected, rtol=1e-12, atol=1e-12)
+    assert_close(steps, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("make", [make_decoder, make_transformer])
 def test_causal_applies_to_the_decoder(make):
-    theirs = make(dtype=torch.float64)
+    theirs = make(dtype=f64)
     ours = from_torch(theirs, causal=True)
     source, target = (
-        torch.randn(BATCH, SOURCE, D, dtype=torch.float64),
-        torch.randn(BATCH, TARGET, D, dtype=torch.float64),
+        torch.randn(BATCH, SOURCE, D, dtype=f64),
+        torch.randn(BATCH, TARGET, D, dtype=f64),
     )
     inputs = (source, target) if make is make_transformer else (target, source)
-    torch.testing.assert_close(ours(*inputs), theirs(*inputs, tgt_mask=later(TARGET)), rtol=1e-12, atol=1e-12)
+    assert_close(ours(*inputs), theirs(*inputs, tgt_mask=later(TARGET)), rtol=1e-12, atol=1e-12)
 
 
 # Settings that the copy keeps
 
 
 def test_activation_with_parameters_is_copied_for_each_layer():
-    theirs = make_encoder(activation=nn.PReLU(dtype=torch.float64), dtype=torch.float64)
+    theirs = make_encoder(activation=nn.PReLU(dtype=f64), dtype=f64)
     with torch.no_grad():
         for layer in theirs.layers:
             layer.activation.weight.uniform_(-1, 1)
     ours = from_torch(theirs)
-    x = torch.randn(BATCH, SOURCE, D, dtype=torch.float64)
-    torch.testing.assert_close(ours(x), theirs(x), rtol=1e-12, atol=1e-12)
+    x = torch.randn(BATCH, SOURCE, D, dtype=f64)
+    assert_close(ours(x), theirs(x), rtol=1e-12, atol=1e-12)
     for layer, (_, feed_forward) in zip(theirs.layers, ours.stack._layers(), strict=True):
         assert torch.equal(feed_forward.sublayer.activation.weight, layer.activation.weight)
         assert feed_forward.sublayer.activation is not layer.activation
 
 
 def test_each_norm_keeps_its_eps():
-    theirs = make_encoder(dtype=torch.float64)
+    theirs = make_encoder(dtype=f64)
     for i, norm in enumerate(m for m in theirs.modules() if isinstance(m, nn.LayerNorm)):
         norm.eps = 10.0 ** -(i + 1)
-    x = torch.randn(BATCH, SOURCE, D, dtype=torch.float64)
-    torch.testing.assert_close(from_torch(theirs)(x), theirs(x), rtol=1e-12, atol=1e-12)
+    x = torch.randn(BATCH, SOURCE, D, dtype=f64)
+    assert_close(from_torch(theirs)(x), theirs(x), rtol=1e-12, atol=1e-12)
 
 
 def test_dropout_modes_and_flags_are_kept():

@@ -11,6 +11,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     apply_activation_checkpointing,
     checkpoint_wrapper,
 )
+from torch.testing import assert_close
 
 from addnorm import SublayerConnection
 from addnorm.nn import ResidualLayer
@@ -62,7 +63,7 @@ def test_pre_hook_of_a_connection_sees_the_pending_write():
     stack(x)
     first = stack.connections[0]
     (state,) = seen
-    torch.testing.assert_close(state.pending.branch, first.sublayer(first.norm_in(x)))
+    assert_close(state.pending.branch, first.sublayer(first.norm_in(x)))
     assert state.x is x
     assert state.pending.options == {}
 
@@ -161,6 +162,6 @@ def test_names_of_parameters(wiring, own, norms):
 
 def test_connection_alone_returns_a_tensor():
     connection, x = stack_of(2, dropout=0.2).connections[0].eval(), torch.randn(3, D)
-    torch.testing.assert_close(connection(x), x + connection.sublayer(connection.norm_in(x)))
+    assert_close(connection(x), x + connection.sublayer(connection.norm_in(x)))
     state = connection(StreamState(x))
-    torch.testing.assert_close(state.x + state.pending.branch, connection(x))
+    assert_close(state.x + state.pending.branch, connection(x))

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 
 import addnorm
 from addnorm import Learned, ResidualStack, Row, Wiring, wirings
@@ -72,9 +73,9 @@ def test_replaced_norm_is_called_in_any_place(where):
     h = x
     for here in stack.connections:
         h = here.norm_out(0.5 * h + 2.0 * here.norm_branch(here.sublayer(0.25 * here.norm_in(h))))
-    torch.testing.assert_close(stack(x), h)
+    assert_close(stack(x), h)
     with torch.no_grad():
-        torch.testing.assert_close(stack(x), h)
+        assert_close(stack(x), h)
 
 
 # Factors
@@ -90,7 +91,7 @@ def test_constant_factor_may_be_changed_later():
     h = x
     for _ in range(2):
         h = h + 2 * torch.tanh(nn.functional.layer_norm(h, (D,)))
-    torch.testing.assert_close(stack(x), h)
+    assert_close(stack(x), h)
 
 
 def test_c_is_multiplied_with_the_weight_in_float32():
@@ -180,7 +181,7 @@ def test_norm_over_other_dimensions_is_called():
     stack.connections[0].norm_in = norm
     h = x + torch.tanh(norm(x))
     h = h + torch.tanh(nn.functional.layer_norm(h, (D,)))
-    torch.testing.assert_close(stack(x), nn.functional.layer_norm(h, (D,)))
+    assert_close(stack(x), nn.functional.layer_norm(h, (D,)))
     stack.connections[0].norm_in = nn.LayerNorm(D // 2, elementwise_affine=False)
     with pytest.raises(RuntimeError, match="normalized_shape"):  # torch's own error
         stack(x)
@@ -191,8 +192,8 @@ def test_float32_stream_keeps_writes_that_bfloat16_rounds_away():
         def forward(self, x):
             return torch.full_like(x, 2.0**-10)
 
-    x = torch.ones(1, D, dtype=torch.bfloat16)
-    kwargs = {"dtype": torch.bfloat16, "final_norm": False}
+    x = torch.ones(1, D, dtype=bf16)
+    kwargs = {"dtype": bf16, "final_norm": False}
     narrow = ResidualStack([Tiny() for _ in range(64)], D, **kwargs).unroll(x).x_L
     wide = ResidualStack([Tiny() for _ in range(64)], D, residual_dtype=torch.float32, **kwargs).unroll(x).x_L
     assert torch.equal(narrow, x)  # each add alone is less than half a rounding
@@ -253,7 +254,7 @@ def test_stochastic_depth_rises_linearly_and_keeps_the_mean():
         assert torch.equal(whole, whole[:, :1].expand_as(whole))  # a sample keeps or loses its whole branch
         lost = float((whole[:, 0] == 0).double().mean())
         assert abs(lost - p) < 5 * (p * (1 - p) / samples) ** 0.5
-        torch.testing.assert_close(whole[whole != 0], torch.full_like(whole[whole != 0], 1 / (1 - p)))
+        assert_close(whole[whole != 0], torch.full_like(whole[whole != 0], 1 / (1 - p)))
     assert torch.equal(stack.eval()(torch.zeros(3, 2)), torch.full((3, 2), 8.0))
 
 

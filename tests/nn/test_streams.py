@@ -7,18 +7,21 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.testing import assert_close
 
 from addnorm import Learned, ResidualStack, Wiring
 from addnorm.wirings import Computed, Head, Stage, coefficients, identity
 from support.oracle import relative
 from support.stream_stacks import EVERY, WIRINGS, Branch, D, branches, each, every, make, tokens
 
+f64, f32, bf16 = torch.float64, torch.float32, torch.bfloat16
+
 # Shapes and layouts
 
 
 @each
 def test_layout_of_x_does_not_matter(name):
-    stack, x = make(name, torch.float64), tokens(dtype=torch.float64)
+    stack, x = make(name, f64), tokens(dtype=f64)
     y = stack(x)
     for same, expected in (
         (stack(x.mT.contiguous().mT), y),
@@ -28,7 +31,7 @@ def test_layout_of_x_does_not_matter(name):
         (stack(x[1:2, 2:3]), y[1:2, 2:3]),
         (stack(x[1, 2]), y[1, 2]),
     ):
-        torch.testing.assert_close(same, expected, rtol=1e-12, atol=1e-12)
+        assert_close(same, expected, rtol=1e-12, atol=1e-12)
 
 
 @each
@@ -46,7 +49,7 @@ def test_single_sublayer_is_called_with_a_tensor_of_one_stream():
     connection, x = make("gated_mix").connections[1], tokens()
     a, b = (t[0][0] if isinstance(t[0], tuple) else t[0] for t in connection.coefficients((x,))[1:3])
     write = connection.norm_branch(connection.sublayer(connection.norm_in(x)))
-    torch.testing.assert_close(connection(x), a * x + b * write)
+    assert_close(connection(x), a * x + b * write)
     for name in ("mhc", "reversible", "attention_residuals"):
         with pytest.raises(
             ValueError, match=r"^x is a tensor and the sublayer has \d streams, expected a StreamState: [^.]*\.$"
@@ -65,24 +68,32 @@ def own_parameters(stack):
     ]
 
 
+def find_tensors(value):
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [t for each in value for t in find_tensors(each)] if isinstance(value, tuple) else []
+
+
+def record_streams(stack):
+    """Return a list to which each layer appends its streams."""
+    streams = []
+    for layer in stack.layers:
+        layer.register_forward_hook(lambda layer, args, state: streams.append(state.x))
+    return streams
+
+
 @each
-@pytest.mark.parametrize(("dtype", "limit", "norm"), [(torch.bfloat16, 0.03, "layer"), (torch.float16, 0.004, "rms")])
+@pytest.mark.parametrize(("dtype", "limit", "norm"), [(bf16, 0.03, "layer"), (torch.float16, 0.004, "rms")])
 def test_half_precision_keeps_coefficients_in_float32(name, dtype, limit, norm):
     stack = make(name, dtype, norm=norm)
-    assert all(p.dtype == torch.float32 for p in own_parameters(stack))
+    assert all(p.dtype == f32 for p in own_parameters(stack))
     built = ResidualStack(branches(name), D, WIRINGS[name], dtype=dtype)
-    assert all(p.dtype == torch.float32 for p in own_parameters(built))
-    exact, x = (
-        copy.deepcopy(stack).double(),
-        (0.03 * tokens(dtype=dtype)).requires_grad_(),
-    )  # near half precision's epsilon
-    assert all(p.dtype == torch.float64 for p in exact.parameters())
-    states = []
-    for layer in stack.layers:
-        layer.register_forward_hook(lambda layer, args, state: states.append(state.x))
+    assert all(p.dtype == f32 for p in own_parameters(built))
+    exact = copy.deepcopy(stack).double()
+    assert all(p.dtype == f64 for p in exact.parameters())
+    x, streams = (0.03 * tokens(dtype=dtype)).requires_grad_(), record_streams(stack)  # near half precision's epsilon
     y = stack(x)
-    assert y.dtype == dtype
-    assert {t.dtype for state in states for t in (state if isinstance(state, tuple) else (state,))} == {dtype}
+    assert {t.dtype for t in (y, *find_tensors(tuple(streams)))} == {dtype}
     assert relative(y, exact(x.double())) < limit
     for gradient in torch.autograd.grad(y.float().square().sum(), [x, *stack.parameters()]):
         assert gradient.isfinite().all()
@@ -90,20 +101,18 @@ def test_half_precision_keeps_coefficients_in_float32(name, dtype, limit, norm):
 
 @every
 def test_residual_dtype_is_that_of_every_stream(name):
-    stack, x = make(name, torch.bfloat16, residual_dtype=torch.float32), tokens(dtype=torch.bfloat16)
+    stack, x = make(name, bf16, residual_dtype=f32), tokens(dtype=bf16)
     stack.connections[0].sublayer.register_forward_hook(lambda module, args, output: torch.full_like(output, 256.0))
-    exact, states, reads, wanted = copy.deepcopy(stack).double(), [], [], []
+    exact, streams, reads, wanted = copy.deepcopy(stack).double(), record_streams(stack), [], []
     exact.residual_dtype = None
     for connection in exact.connections:
         connection.residual_dtype = None
         connection.sublayer.register_forward_pre_hook(lambda module, args: wanted.extend(args))
-    for layer in stack.layers:
-        layer.register_forward_hook(lambda layer, args, state: states.append(state.x))
     for connection in stack.connections:
         connection.sublayer.register_forward_pre_hook(lambda module, args: reads.extend(args))
-    assert stack(x).dtype == torch.bfloat16
-    assert {t.dtype for state in states for t in (state if isinstance(state, tuple) else (state,))} == {torch.float32}
-    assert {read.dtype for read in reads} == {torch.bfloat16}
+    assert stack(x).dtype == bf16
+    assert {t.dtype for t in find_tensors(tuple(streams))} == {f32}
+    assert {read.dtype for read in reads} == {bf16}
     exact(x.double())
     for read, expected in zip(reads, wanted, strict=True):  # rounded before its norm, a read near 256 has two digits
         assert relative(read, expected) < 0.03
@@ -116,12 +125,12 @@ def test_autocast_computes_coefficients_in_float32(name):
     hooks = [module.register_forward_hook(lambda module, args, output: seen.append(output)) for module in computed]
     expected = stack(x)
     exact, seen[:] = [*seen], []
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast("cpu", bf16):
         y = stack(x)
-    assert y.dtype == torch.float32  # that of F.layer_norm there
+    assert y.dtype == f32  # that of F.layer_norm there
     assert relative(y, expected) < 0.03
     if exact:  # those of the first computed site but for its streams' rounding
-        assert all(t.dtype == torch.float32 for t in find_tensors(tuple(seen)))
+        assert all(t.dtype == f32 for t in find_tensors(tuple(seen)))
     gradients = torch.autograd.grad(y.float().square().sum(), [*stack.parameters()])
     assert all(g.dtype == p.dtype for g, p in zip(gradients, stack.parameters(), strict=True))
     for hook in hooks:
@@ -130,7 +139,7 @@ def test_autocast_computes_coefficients_in_float32(name):
         connection.sublayer.linear = torch.nn.Tanh()
     expected = stack(x)
     for _ in ("in one call", "norm by norm"):
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", bf16):
             assert relative(stack(x), expected) < 2e-6
         for norm in stack.modules():
             if isinstance(norm, torch.nn.LayerNorm):
@@ -139,15 +148,15 @@ def test_autocast_computes_coefficients_in_float32(name):
 
 @pytest.mark.parametrize("name", ["peri_ln", "x0_residual", "ngpt"])
 def test_norm_of_the_embedding_has_residual_dtype(name):
-    stack, states = ResidualStack([Branch(), Branch()], D, name, residual_dtype=torch.bfloat16), []
+    stack, states = ResidualStack([Branch(), Branch()], D, name, residual_dtype=bf16), []
     stack.norm_embedding.register_forward_hook(lambda norm, args, y: y.float())  # as under autocast on CUDA
     stack.layers[0].register_forward_pre_hook(lambda layer, args: states.append(args[0].x))
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast("cpu", bf16):
         stack(tokens())
-    assert {t.dtype for t in (states[0] if isinstance(states[0], tuple) else states)} == {torch.bfloat16}
+    assert {t.dtype for t in find_tensors(tuple(states))} == {bf16}
 
 
-@pytest.mark.parametrize("residual_dtype", [None, torch.float32])
+@pytest.mark.parametrize("residual_dtype", [None, f32])
 def test_norms_of_streams_are_not_rounded_before_the_read(residual_dtype):
     seen = []
     stage = Stage(2, (1.0, -1.0), inject=(1.0, 1.0), norm_streams=True, norm_in=True)
@@ -156,7 +165,7 @@ def test_norms_of_streams_are_not_rounded_before_the_read(residual_dtype):
         residual_dtype=residual_dtype,
     )  # fmt: skip
     torch.nn.init.constant_(stack.connections[0].norm_streams["0"].weight, 1 + 2**-9)  # nothing in bfloat16
-    x = tokens(dtype=torch.bfloat16)
+    x = tokens(dtype=bf16)
     stack(x)
     normed = torch.nn.functional.layer_norm(x.double(), (D,), eps=1e-5)
     expected = torch.nn.functional.layer_norm(normed * 2**-9, (D,), eps=1e-5)
@@ -177,22 +186,16 @@ CONSTANTS = {  # a wiring that leaves SMALL times x where its constants are not 
 @pytest.mark.parametrize("name", CONSTANTS)
 def test_constants_are_not_rounded_to_the_dtype_of_the_streams(name):
     stage, head, factor = CONSTANTS[name]
-    x, seen = tokens(dtype=torch.bfloat16), []
+    x, seen = tokens(dtype=bf16), []
     wiring = Wiring("small", stage, embedding=(1.0, 1.0), head=head, final_norm=True)
     y = ResidualStack([lambda read: seen.append(read) or factor * x], D, wiring)(x)
     expected = torch.nn.functional.layer_norm(SMALL * x.double(), (D,), eps=1e-5)
     assert relative(seen[0] if name == "read" else y, expected) < 0.01
 
 
-def find_tensors(value):
-    if isinstance(value, torch.Tensor):
-        return [value]
-    return [t for each in value for t in find_tensors(each)] if isinstance(value, tuple) else []
-
-
 @each
 def test_x_may_be_wider_than_the_parameters(name):
-    stack, x = make(name), tokens(dtype=torch.float64)
+    stack, x = make(name), tokens(dtype=f64)
     exact = copy.deepcopy(stack).double()
     for connection in stack.connections:
         connection.sublayer.double()
@@ -222,7 +225,7 @@ def test_reset_parameters_sets_what_the_constructor_sets(name):
             if len(expected.unique()) <= 2:  # not drawn
                 assert torch.equal(actual, expected), key
             elif not torch.equal(actual, expected):
-                torch.testing.assert_close(actual.std(), expected.std(), rtol=0.8, atol=0)
+                assert_close(actual.std(), expected.std(), rtol=0.8, atol=0)
 
 
 def test_entries_of_one_name_are_one_parameter():
@@ -244,7 +247,7 @@ def test_all_streams_drop_the_same_elements(options, stacked):
     stage = Stage(3, None if stacked else (1, 0, 0), None if stacked else identity(3), (1, 3, -2), computed)
     wiring = Wiring("mine", stage, embedding=(1.0, 3.0, -2.0), head=Head(3, (1, -1, -1)))  # 1 - 3 + 2 = 0
     stack = ResidualStack([Branch() for _ in range(3)], D, wiring, sublayers_per_layer=1, **options).double()
-    x = tokens(20, 5, dtype=torch.float64)
+    x = tokens(20, 5, dtype=f64)
     assert stack(x).abs().max() < 1e-12
     assert (stack.unroll(x).writes[2] == 0).any()
     assert stack.eval()(x).abs().max() < 1e-12
@@ -273,17 +276,15 @@ def test_sharded_stacks_have_the_same_gradients(unit, names, mesh):
         plain, half = copy.deepcopy(stack), copy.deepcopy(stack)
         expected = plain(x)
         expected.square().sum().backward()
-        for model, options in ((stack, {}), (half, {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16)})):
+        for model, options in ((stack, {}), (half, {"mp_policy": MixedPrecisionPolicy(param_dtype=bf16)})):
             scalars = {p for p in model.parameters() if p.dim() == 0}
             for module in getattr(model, unit):
                 fully_shard(module, mesh=mesh, ignored_params=scalars, **options)
             fully_shard(model, mesh=mesh, ignored_params=scalars, **options)
         y = stack(x)
-        torch.testing.assert_close(y, expected)
+        assert_close(y, expected)
         y.square().sum().backward()
         for (key, p), q in zip(stack.named_parameters(), plain.parameters(), strict=True):
             gradient = p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad
-            torch.testing.assert_close(
-                gradient, q.grad, rtol=1e-4, atol=1e-4, msg=lambda m, k=key, n=name: f"{n} {k}: {m}"
-            )
+            assert_close(gradient, q.grad, rtol=1e-4, atol=1e-4, msg=lambda m, k=key, n=name: f"{n} {k}: {m}")
         assert relative(half(x), expected) < 0.05

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.testing import assert_close
 
 from addnorm import wirings
 from addnorm.nn import Decoder, Encoder, Transformer
@@ -89,7 +90,7 @@ def test_batch_first_changes_only_the_layout(kind):
     keep = {"key_mask" if kind is not Transformer else "source_key_mask": padding_mask(M if kind is Transformer else N)}
     expected = module(*tensors, **keep)
     actual = other(*(t.transpose(0, 1) for t in tensors), **keep)
-    torch.testing.assert_close(actual.transpose(0, 1), expected, rtol=1e-13, atol=1e-13)
+    assert_close(actual.transpose(0, 1), expected, rtol=1e-13, atol=1e-13)
 
 
 # Dependence between tokens
@@ -110,7 +111,7 @@ def test_no_token_depends_on_padding(kind):
         a, b = (module(t, x, source_key_mask=keep) for t in (memory, filled))
         alone = module(memory[2:, : M - 3], x[2:])[0], a[2]
     assert torch.equal(a, b)  # the values of padding, bitwise
-    torch.testing.assert_close(*alone, rtol=1e-12, atol=1e-12)  # the amount of padding
+    assert_close(*alone, rtol=1e-12, atol=1e-12)  # the amount of padding
 
 
 # Errors

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.testing import assert_close
 
 from addnorm import ResidualStack, Row, Wiring, wirings
 from addnorm.nn import SelfAttention, attention, step
@@ -234,7 +235,7 @@ def test_changed_module_is_called(place, name, monkeypatch):
         if "static" in place and "backward" in name:
             continue  # its coefficients have no gradient with respect to the streams
         if name == NEUTRAL:
-            torch.testing.assert_close(ours[0], old[0], rtol=0.02, atol=0.02)  # under autocast a call rounds once more
+            assert_close(ours[0], old[0], rtol=0.02, atol=0.02)  # under autocast a call rounds once more
         else:
             assert any(not torch.allclose(a, b, rtol=1e-3, atol=1e-3) for a, b in zip(ours, old, strict=True))
 
@@ -253,7 +254,7 @@ def test_unchanged_module_is_computed_as_its_call(place, monkeypatch):
 
     for file in (step, attention):
         monkeypatch.setattr(file, "is_unmodified", is_unmodified)
-    torch.testing.assert_close(run(stack, x, "create_graph"), expected, rtol=1e-11, atol=1e-11)
+    assert_close(run(stack, x, "create_graph"), expected, rtol=1e-11, atol=1e-11)
     assert any(asked) == (place != "GatedRead")  # which has no formula besides its own
 
 
@@ -275,4 +276,4 @@ def test_class_of_a_coefficient_module_may_compute_more():
     for connection in changed:  # a norm with a hook is called, and all else of the step as well
         connection.norm_in.register_forward_hook(lambda *_: None)
     stack.norm_final.register_forward_hook(lambda *_: None)
-    torch.testing.assert_close(stack(x), y)
+    assert_close(stack(x), y)

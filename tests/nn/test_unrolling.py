@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from addnorm import ResidualStack, Row, Wiring, wirings
@@ -28,13 +29,13 @@ def test_unroll_returns_terms_whose_sum_is_the_stream(name):
     assert len(writes) == 6
     assert float((x_L - x_0 - sum(writes)).norm() / x_L.norm()) < 1e-14
     torch.manual_seed(5)
-    torch.testing.assert_close(y, stack(x))
+    assert_close(y, stack(x))
 
 
 def test_unroll_carries_gradients():
     stack, x, dy = make("pre_ln", f64), tokens(dtype=f64).requires_grad_(), tokens(dtype=f64)
     expected = torch.autograd.grad(stack(x), [x, *stack.parameters()], dy)
-    torch.testing.assert_close(torch.autograd.grad(stack.unroll(x).y, [x, *stack.parameters()], dy), expected)
+    assert_close(torch.autograd.grad(stack.unroll(x).y, [x, *stack.parameters()], dy), expected)
 
 
 def test_unroll_carries_writes_through_later_norms():
@@ -52,10 +53,10 @@ def test_unroll_carries_writes_through_later_norms():
         )
 
     x_0, (w_1, w_2), _, _ = stack.unroll(x)
-    torch.testing.assert_close(x_0, carried(carried(x, z, first.norm_out), s, second.norm_out))
+    assert_close(x_0, carried(carried(x, z, first.norm_out), s, second.norm_out))
     own = carried(first.sublayer(x), z, first.norm_out) + first.norm_out.bias
-    torch.testing.assert_close(w_1, carried(own, s, second.norm_out))
-    torch.testing.assert_close(w_2, carried(second.sublayer(h), s, second.norm_out) + second.norm_out.bias)
+    assert_close(w_1, carried(own, s, second.norm_out))
+    assert_close(w_2, carried(second.sublayer(h), s, second.norm_out) + second.norm_out.bias)
 
 
 def test_unroll_checks_the_sum_against_the_stream():
@@ -140,7 +141,7 @@ def test_direct_path_is_the_change_of_the_last_read(name):
     changes = [run(one, [none] * 6)[0] - rest]
     changes += [run(none, [one if i == j else none for i in range(6)])[0] - rest for j in range(6)]
     expected = torch.stack([change.mean() for change in changes])
-    torch.testing.assert_close(path.double(), expected, rtol=1e-5, atol=1e-6)
+    assert_close(path.double(), expected, rtol=1e-5, atol=1e-6)
     assert expected.unique().numel() > 3 or name == "reversible", "equal factors would hide a wrong order"
 
 
@@ -150,10 +151,10 @@ def test_unroll_returns_what_each_write_contributes(name):
     x, outputs, terms, _, run = make_frozen(name)
     none = torch.zeros_like(x)
     _, rest = run(none, [none] * 6)
-    torch.testing.assert_close(run(x, [none] * 6)[1] - rest, terms.x_0, rtol=1e-10, atol=1e-10)
+    assert_close(run(x, [none] * 6)[1] - rest, terms.x_0, rtol=1e-10, atol=1e-10)
     for j in (0, 3, 5):
         alone = run(none, [outputs[j] if i == j else none for i in range(6)])[1] - rest
-        torch.testing.assert_close(alone, terms.writes[j], rtol=1e-10, atol=1e-10)
+        assert_close(alone, terms.writes[j], rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", ["pre_ln", "gated_mix", "x0_residual", "attention_residuals", "mhc"])

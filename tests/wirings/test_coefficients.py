@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 
 from addnorm import ResidualStack, wirings
 from addnorm.wirings import Place, coefficients
@@ -25,7 +26,7 @@ def test_sources_are_divided_with_the_eps_of_the_module():
     module = randomize(coefficients.SourceAttention(D, N, 1, Place(1, 0, 3, 2), eps=0.5))
     sources = torch.randn(N, 7, D, dtype=torch.float64).unbind()
     read = sum(p * x for p, x in zip(module(sources).collapse[0], sources, strict=True))
-    torch.testing.assert_close(read, stream_formulas.attend_over_depth(sources, module.query[0], module.weight, 0.5))
+    assert_close(read, stream_formulas.attend_over_depth(sources, module.query[0], module.weight, 0.5))
 
 
 def test_independent_gates_equal_their_formula():
@@ -38,15 +39,15 @@ def test_independent_gates_equal_their_formula():
         torch.sigmoid(module.scale[k] * part + module.bias[k * N :][:N]) for k, part in enumerate(logits.split(N, -1))
     )
     found = module(streams)
-    torch.testing.assert_close(found.collapse, first + 0.1)
-    torch.testing.assert_close(found.inject, 1.5 * second + 0.1)
+    assert_close(found.collapse, first + 0.1)
+    assert_close(found.inject, 1.5 * second + 0.1)
 
 
 @pytest.mark.parametrize(("eps", "a"), [(None, 1e-3**0.5), (0.04, 0.2)])
 def test_gated_mix_keeps_a_share_of_the_stream(eps, a):
     module = coefficients.GatedMix(D, 1, 1, Place(1, 0, 3, 2), **({} if eps is None else {"eps": eps}))
     torch.nn.init.constant_(module.gate, 3.0)  # b is so near to 1 that 1 - b^2 is below eps
-    torch.testing.assert_close(module.compute(()).mix[0][0], torch.full((D,), a))
+    assert_close(module.compute(()).mix[0][0], torch.full((D,), a))
 
 
 CONSTANTS = {  # options of a wiring that the modules of its sublayers have, and its head where it has such an attribute
@@ -150,7 +151,7 @@ def test_wiring_begins_as_pre_ln(name, norm):
                 c.bias[: c.n].normal_()
                 c.bias[2 * c.n :].normal_()
     x = torch.randn(2, 3, 8, dtype=torch.float64)
-    torch.testing.assert_close(stack(x), plain(x), rtol=1e-9, atol=1e-10)
+    assert_close(stack(x), plain(x), rtol=1e-9, atol=1e-10)
 
 
 NORMED = {"weighted": False, "normed_values": True, "scaled": True}

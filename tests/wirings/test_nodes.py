@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from addnorm.nn import Place
 from addnorm.wirings.coefficients import GatedRead, SourceAttention, gated, sources
@@ -68,7 +69,7 @@ def test_node_has_second_derivatives_and_frozen_inputs(name):
     for frozen in (None, *(i for i, t in enumerate(arguments) if isinstance(t, torch.Tensor))):
         for create_graph in (False, True):
             ours, expected = (gradients(f, arguments, frozen, create_graph) for f in (node.apply, formula))
-            torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-10)
+            assert_close(ours, expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("kind", [GatedRead, SourceAttention])
@@ -87,7 +88,7 @@ def test_node_is_left_where_the_formula_is_needed(kind, monkeypatch):
     monkeypatch.setattr(node, "apply", lambda *given: called.append(1) or apply(*given))
     expected = read(rows)
     assert called == [1]
-    torch.testing.assert_close(torch.func.vmap(read)(rows), expected)
+    assert_close(torch.func.vmap(read)(rows), expected)
     with torch.no_grad():
         read(rows)
     torch.export.export(module, (rows,))

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.testing import assert_close
 
 from addnorm import Learned, ResidualStack, Wiring, wirings
 from addnorm.wirings import Computed, Head, Stage
@@ -331,10 +332,8 @@ def test_wiring_equals_its_transcription(name):
         gradients = torch.autograd.grad((y * torch.randn_like(y)).sum(), [*parameters.values()])
         results.append((y, gradients))
     (y, gradients), (y_expected, gradients_expected) = results
-    torch.testing.assert_close(y, y_expected, rtol=1e-10, atol=1e-10)
+    assert_close(y, y_expected, rtol=1e-10, atol=1e-10)
     for parameter, gradient, wanted in zip(parameters, gradients, gradients_expected, strict=True):
         size = float(wanted.abs().max())
         assert size > 1e-8, f"{parameter} has no gradient: the test would not see it"
-        torch.testing.assert_close(
-            gradient, wanted, rtol=0, atol=1e-9 * max(1.0, size), msg=lambda m, p=parameter: f"{p}: {m}"
-        )
+        assert_close(gradient, wanted, rtol=0, atol=1e-9 * max(1.0, size), msg=lambda m, p=parameter: f"{p}: {m}")
