@@ -44,21 +44,11 @@ def later(n):
 
 def masks(kind, n, dtype):
     """Return the masks of a kind: torch's attn_mask and key_padding_mask, and ours."""
-    if kind == "none":
-        return (None, None), (None, None)
-    if kind == "causal":
-        return (later(n), None), (~later(n), None)
-    if kind == "float":
-        bias = torch.randn(n, n, dtype=dtype)
-        return (bias, None), (bias, None)
-    if kind == "padding":
-        return (None, padding(n)), (None, ~padding(n))
-    if kind == "causal and padding":
-        return (later(n), padding(n)), (~later(n), ~padding(n))
+    mask = torch.randn(n, n, dtype=dtype) if "float" in kind else later(n) if "causal" in kind else None
+    pad = padding(n) if "padding" in kind else None
     if kind == "float and padding":
-        bias, pad = torch.randn(n, n, dtype=dtype), additive(padding(n), dtype)
-        return (bias, pad), (bias, pad)
-    raise AssertionError(kind)
+        pad = additive(pad, dtype)
+    return (mask, pad), tuple(~m if m is not None and m.dtype is torch.bool else m for m in (mask, pad))
 
 
 KINDS = ("none", "causal", "float", "padding", "causal and padding", "float and padding")

@@ -158,10 +158,3 @@ def test_names_of_parameters(wiring, own, norms):
     }
     expected = {*own, *(f"{norm}.{parameter}" for norm in norms for parameter in ("weight", "bias"))}
     assert {name for name in first if not name.startswith("sublayer.")} == expected
-
-
-def test_connection_alone_returns_a_tensor():
-    connection, x = stack_of(2, dropout=0.2).connections[0].eval(), torch.randn(3, D)
-    assert_close(connection(x), x + connection.sublayer(connection.norm_in(x)))
-    state = connection(StreamState(x))
-    assert_close(state.x + state.pending.branch, connection(x))

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from addnorm.nn.connection import SublayerConnection
 
-__all__ = ["copy_tables", "find_inside", "without_write"]
-
 Kind = TypeVar("Kind", bound=nn.Module)
 
 
@@ -67,4 +65,5 @@ class ZeroSublayer:
         self.accepted_kwargs = accepted_kwargs
 
     def __call__(self, read: Tensor, *_: Tensor, **__: Any) -> Tensor:
+        """Return zeros in the shape of the input."""
         return torch.zeros_like(read)

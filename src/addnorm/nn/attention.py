@@ -13,8 +13,6 @@ from addnorm.nn.cache import KeyValueCache
 from addnorm.nn.masks import MergedMask, merge_masks
 from addnorm.nn.unmodified import is_unmodified, methods_of
 
-__all__ = ["CrossAttention", "SelfAttention"]
-
 LINEAR = methods_of(nn.Linear)
 PACKED = {"in_proj": ("q", "k", "v"), "kv_proj": ("k", "v")}  # the parts of the projections that are one matrix
 

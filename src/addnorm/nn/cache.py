@@ -7,8 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-__all__ = ["KeyValueCache"]
-
 TOKENS = 3  # the dimension of tokens in (2, batch, heads, tokens, head_dim): stacked keys and values
 
 

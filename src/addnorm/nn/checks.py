@@ -15,11 +15,6 @@ from addnorm.wirings.factors import FACTORS, Learned
 from addnorm.wirings.spec import Wiring
 from addnorm.wirings.stage import Head, Row
 
-__all__ = [
-    "accepted_kwargs", "check_kwargs", "check_layers", "check_output", "check_reads", "check_streams", "check_tensor",
-    "list_accepted", "list_sublayers", "refuse_output", "refuse_width",
-]  # fmt: skip
-
 
 def list_sublayers(sublayers: Any) -> list[Any]:
     """Return the sublayers of a stack as a list. Raise an error if there is none."""

@@ -40,8 +40,6 @@ from addnorm.wirings.coefficients.base import keep_wide, widen_dtype
 from addnorm.wirings.spec import FACTORS, Learned, Place, Row, Stage, Wiring, as_wiring
 from addnorm.wirings.stage import Head
 
-__all__ = ["StreamHead", "SublayerConnection", "call_with_tensor", "to_dtype"]
-
 FIRST = Place(0, 0, 1, 1)
 PARTS = ("coefficients", "norm_streams", "norm_in", "norm_branch", "norm_out", "norm_outs")
 ASSIGNED = ("norm_streams", "norm_outs")  # attributes that a module gets after its learned entries

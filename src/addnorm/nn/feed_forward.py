@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from addnorm._util.arguments import check_int, check_probability
 
-__all__ = ["Activation", "FeedForward"]
-
 Activation = str | Callable[[Tensor], Tensor]
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "swiglu": F.silu}
 

@@ -17,8 +17,6 @@ from addnorm.nn.norm import LayerNorm
 from addnorm.nn.transformer import Decoder, Encoder, Transformer
 from addnorm.nn.unmodified import find_modification, methods_of
 
-__all__ = ["from_torch"]
-
 ENCODERS: tuple[type[nn.Module], ...] = (nn.TransformerEncoder, nn.TransformerEncoderLayer)
 DECODERS: tuple[type[nn.Module], ...] = (nn.TransformerDecoder, nn.TransformerDecoderLayer)
 LINEARS: tuple[type[nn.Module], ...] = (nn.Linear, nn.modules.linear.NonDynamicallyQuantizableLinear)

@@ -14,8 +14,6 @@ from addnorm.nn.connection import SublayerConnection, call_with_tensor
 from addnorm.nn.plain_steps import run_plain
 from addnorm.nn.state import StreamState, without_views
 
-__all__ = ["ResidualLayer", "refuse_state"]
-
 
 class ResidualLayer(nn.Module):
     r"""The sublayers of one layer of a `ResidualStack`, each with its residual connection.

@@ -11,8 +11,6 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
-__all__ = ["MergedMask", "merge_masks"]
-
 INFINITY = float("inf")
 
 

@@ -20,8 +20,6 @@ from addnorm.nn.state import NO_OPTIONS, PendingWrite, StreamState
 from addnorm.nn.step import ONE, add_and_norm
 from addnorm.nn.unmodified import is_unmodified, methods_of
 
-__all__ = ["run_plain"]
-
 CONNECTIONS = methods_of(SublayerConnection, names=("options",))
 
 

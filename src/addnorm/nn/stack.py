@@ -39,8 +39,6 @@ from addnorm.wirings.coefficients.base import widen
 from addnorm.wirings.init import evaluate
 from addnorm.wirings.spec import Place, Stage, Wiring, as_wiring
 
-__all__ = ["ResidualStack", "StreamTerms"]
-
 
 class ResidualStack(nn.Module):
     r"""Sublayers with residual connections and norms as a wiring states, each add fused with the norm that follows.

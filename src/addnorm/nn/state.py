@@ -10,17 +10,6 @@ from torch import Tensor
 
 from addnorm.ops import dtensor
 
-__all__ = [
-    "NO_OPTIONS",
-    "Options",
-    "PendingWrite",
-    "Site",
-    "StreamState",
-    "is_distributed",
-    "with_seed",
-    "without_views",
-]
-
 Options = Mapping[str, Any]
 NO_OPTIONS: Options = {}
 

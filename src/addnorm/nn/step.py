@@ -35,11 +35,6 @@ from addnorm.wirings.coefficients import HyperConnection, IndependentConnection,
 from addnorm.wirings.coefficients.base import CoefficientModule, widen, widen_dtype
 from addnorm.wirings.stage import Head, Stage, identity, unit
 
-__all__ = [
-    "Reading", "Streams", "add_and_norm", "add_write", "begin", "collapse", "find_collapse", "finish", "has_value", "is_plain",
-    "mask_write", "normalize", "read",
-]  # fmt: skip
-
 Scale = Tensor | float
 Streams = Any  # a tensor (*, d_model) or (*, n, d_model), or a tuple of n tensors (*, d_model)
 ONE = 1.0

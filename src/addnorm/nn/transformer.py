@@ -26,8 +26,6 @@ from addnorm.nn.masks import merge_masks
 from addnorm.nn.stack import ResidualStack
 from addnorm.wirings.spec import Stage, Wiring, as_wiring
 
-__all__ = ["Decoder", "Encoder", "Transformer", "block"]
-
 
 def block(
     d_model: int,

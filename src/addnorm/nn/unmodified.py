@@ -14,8 +14,6 @@ from torch.nn import Module
 
 from addnorm._util.torch_internals import has_any_global_hook
 
-__all__ = ["Methods", "find_modification", "is_unmodified", "methods_of"]
-
 # Classes whose formula is computed elsewhere, with the methods that define it: `forward`, and others by name.
 Methods = Mapping[type[nn.Module], tuple[Any, Mapping[str, Any]]]
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

@@ -20,8 +20,6 @@ from addnorm.nn.step import has_value, is_plain
 from addnorm.wirings.coefficients.base import widen
 from addnorm.wirings.stage import identity
 
-__all__ = ["StreamTerms", "expand", "find_gains", "to_entries"]
-
 Term = tuple[Tensor | None, ...]  # one tensor (*, d_model) for each stream; None is zero
 _SparseRow = Sequence[tuple[int, Any]]  # the entries of a row that are not the number 0, with their columns
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["STEP", "Canvas", "Wire"]
-
 ADD, ARROW = "⊕", "►"
 STEP = 3  # columns from the end of a wire to the next box, fork or sum
 

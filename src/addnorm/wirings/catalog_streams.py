@@ -27,11 +27,6 @@ from addnorm.wirings.init import WRITES, Draw, xavier
 from addnorm.wirings.spec import Wiring
 from addnorm.wirings.stage import Computed, Head, Matrix, Row, Stage, identity, unit
 
-__all__ = [
-    "b2t", "depth_scaled", "gated_mix", "gated_residual", "hyper_connections", "independent_hc", "keel", "mhc", "ngpt",
-    "resi_dual", "residual_scaling", "reversible", "siamese_norm",
-]  # fmt: skip
-
 
 @register
 def resi_dual() -> Wiring:

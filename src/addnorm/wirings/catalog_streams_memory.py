@@ -17,8 +17,6 @@ from addnorm.wirings.factors import Learned, Place
 from addnorm.wirings.spec import Wiring
 from addnorm.wirings.stage import Computed, Head, Stage, append_zero, identity, unit
 
-__all__ = ["attention_residuals", "denseformer", "muddformer", "x0_residual"]
-
 
 @register
 def attention_residuals(

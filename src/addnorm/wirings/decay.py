@@ -6,8 +6,6 @@ from torch import nn
 
 from addnorm.wirings.coefficients.base import CoefficientModule
 
-__all__ = ["find_no_decay"]
-
 
 def find_no_decay(module: nn.Module) -> set[str]:
     """Return the names of the parameters of all stacks in a module that should not decay.

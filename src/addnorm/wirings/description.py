@@ -11,8 +11,6 @@ from addnorm.wirings.factors import Learned, format_factor
 from addnorm.wirings.stage_form import find_entries, names_of
 from addnorm.wirings.stage_text import ONE, PER_LAYER, FactorText, Product, StageText, join_terms
 
-__all__ = ["describe"]
-
 SHALLOW, DEEP = 12, 100  # layers of the examples
 FACTORS = {"mix_0_0": "a", "inject_0": "b", "c": "c"}  # of a single stream, by their places
 

@@ -18,8 +18,6 @@ from addnorm.wirings.matrices import find_place
 from addnorm.wirings.stage_form import names_of
 from addnorm.wirings.stage_text import GAP, ONE, FactorText, StageText, format_entries, join_terms
 
-__all__ = ["WIDTH", "draw"]
-
 WIDTH = 78
 AND_SO_ON = " ··· "
 NEWEST = "newest"

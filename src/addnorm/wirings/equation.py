@@ -18,8 +18,6 @@ from addnorm.wirings.factors import Place, format_factor
 from addnorm.wirings.stage_form import form, is_matrix, names_of
 from addnorm.wirings.stage_text import GAP, ONE, Product, StageText, join_terms, make_text
 
-__all__ = ["Part", "end_of", "equation_lines", "explain", "find_parts", "format_equation", "wrap_equation"]
-
 DEPTHS = (12, 24, 48, 96, 192)  # depths to try if no number of layers is passed
 SUBLAYERS = 2  # of a layer
 WIDTH, NARROWEST = 100, 50  # of a line of equations, in characters

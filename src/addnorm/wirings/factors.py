@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 from addnorm._util.arguments import check_bool, check_float
 from addnorm._util.numbers import format_number
 
-__all__ = ["FACTORS", "Factor", "Learned", "Place", "changed_fields", "format_call", "format_factor", "format_interval"]
-
 FACTORS = ("a", "b", "c")  # of a `Row`
 FINE = 8  # significant digits of a factor near 1
 

@@ -21,11 +21,6 @@ from torch import Tensor, nn
 
 from addnorm.wirings.factors import Place, format_factor
 
-__all__ = [
-    "ROLES", "RULES", "Draw", "InitRule", "depth_scaled", "evaluate", "gpt2", "init_", "require_role", "weight_roles", "xavier",
-    "xavier_normal", "xavier_packed", "zero_out",
-]  # fmt: skip
-
 ROLES = ("query", "key", "value", "out", "up", "gate", "down")
 PACKED = ("query", "key", "value")  # one matrix in most implementations
 WRITES = ("out", "down")  # the last projection of a sublayer, in which its output is linear

@@ -7,8 +7,6 @@ from typing import Any, TypeGuard
 
 from addnorm.wirings.factors import Factor
 
-__all__ = ["Matrix", "Vector", "append_zero", "find_place", "identity", "is_constant", "unit"]
-
 Vector = tuple[Factor, ...]
 Matrix = tuple[Vector, ...]
 

@@ -9,8 +9,6 @@ from typing import Any
 from addnorm.wirings.factors import Factor, Learned
 from addnorm.wirings.matrices import Vector, find_place, unit
 
-__all__ = ["base_name", "default_names", "find_entries", "form", "is_counted", "is_matrix", "names_of"]
-
 
 def names_of(spec: Any) -> tuple[str, ...]:
     """Return the names of the streams that a stage or a head finds."""

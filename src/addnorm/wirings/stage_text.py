@@ -18,11 +18,6 @@ from addnorm.wirings.factors import Factor, Learned, format_factor, format_inter
 from addnorm.wirings.matrices import Vector
 from addnorm.wirings.stage_form import base_name, default_names, find_entries, is_counted, is_matrix, names_of
 
-__all__ = [
-    "GAP", "ONE", "PER_LAYER", "FactorText", "NewStream", "Product", "StageText", "equation", "format_entries",
-    "join_terms", "make_text",
-]  # fmt: skip
-
 GAP = ",   "  # between an equation and the definitions of its letters
 PER_LAYER = ", one a layer"
 LETTERS = {"collapse": "c", "mix": "a", "inject": "b", "c": "c"}  # of the entries, by the first word of their places

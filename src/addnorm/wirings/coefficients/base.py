@@ -13,17 +13,6 @@ from addnorm._util.torch_internals import in_transform, is_recording
 from addnorm.boundary import StreamGates, compute_gates
 from addnorm.wirings.factors import Place
 
-__all__ = [
-    "CoefficientModule",
-    "Coefficients",
-    "Notation",
-    "keep_wide",
-    "rms_scale",
-    "uses_node",
-    "widen",
-    "widen_dtype",
-]
-
 
 class Coefficients(NamedTuple):
     """The coefficients of one sublayer; None where the stage's constants hold.

@@ -21,8 +21,6 @@ from addnorm.wirings.coefficients.base import (
 )
 from addnorm.wirings.factors import Place
 
-__all__ = ["GatedRead"]
-
 
 class GatedRead(CoefficientModule):
     """A gate for every feature of every stream, and a gate for the write into each stream.

@@ -13,8 +13,6 @@ from addnorm.boundary import GateKind, StreamGates
 from addnorm.wirings.coefficients.base import CoefficientModule, Coefficients, Notation
 from addnorm.wirings.factors import Place
 
-__all__ = ["HyperConnection", "IndependentConnection", "ManifoldConnection", "SigmoidRead"]
-
 
 class HyperConnection(CoefficientModule):
     """Coefficients that are learned, plus in the dynamic form a bounded function of each stream's norm.

@@ -11,8 +11,6 @@ from addnorm._util.arguments import check_float, check_not_negative
 from addnorm.wirings.coefficients.base import CoefficientModule, Coefficients, Notation
 from addnorm.wirings.factors import Place
 
-__all__ = ["GatedMix", "Interpolation", "ResidualScaling"]
-
 
 class GatedMix(CoefficientModule):
     """Both terms scaled so that their squares sum to 1: b = σ(g / t), a = sqrt(max(1 - b^2, ε)).

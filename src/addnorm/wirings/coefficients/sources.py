@@ -21,8 +21,6 @@ from addnorm.wirings.coefficients.base import (
 )
 from addnorm.wirings.factors import Place
 
-__all__ = ["DynamicSources", "SourceAttention"]
-
 
 class SourceAttention(CoefficientModule):
     """Attention over the sources, with a learned query: attention residuals.
