@@ -70,9 +70,6 @@ COUNTED = {  # a factor of each of the 9 sublayers
     "depth_scaled, b^2 = 1/k": (wirings.depth_scaled(), "b", [math.sqrt(1 / k) for k in range(2, 11)]),
     "skipinit, 1/sqrt(S)": (wirings.skipinit(None), "b", [1 / 3] * 9),
     "admin, sqrt(S)": (wirings.admin(False, "constant"), "a", [3.0] * 9),
-    "depth_mup, 1/sqrt(L)": (wirings.depth_mup(), "b", [3**-0.5] * 9),
-    "completep, 1/L": (wirings.completep(), "b", [1 / 3] * 9),
-    "layernorm_scaling, 1/sqrt(l)": (wirings.layernorm_scaling(), "c", [1.0] * 3 + [2**-0.5] * 3 + [3**-0.5] * 3),
 }
 
 

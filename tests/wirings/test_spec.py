@@ -11,6 +11,8 @@ from addnorm.nn import Place
 from addnorm.wirings import Computed, Stage, append_zero, coefficients
 from addnorm.wirings.init import gpt2
 
+NAMES = {**vars(wirings), "gpt2": gpt2}
+
 
 def fading(at):
     return Row(norm_in=True, b=1 / at.number)
@@ -33,9 +35,9 @@ def test_repr_evaluates_to_the_value(written, value):
     assert eval(written) == value
 
 
-def test_rows_and_wirings_survive_pickle_and_copy():
+def test_rows_and_wirings_survive_pickle_copy_and_repr():
     for item in (Row(b=Learned(0.5)), Place(0, 1, 2, 2), *wirings.list_all()):
-        assert pickle.loads(pickle.dumps(item)) == copy.deepcopy(item) == item
+        assert pickle.loads(pickle.dumps(item)) == copy.deepcopy(item) == eval(repr(item), NAMES) == item
 
 
 @pytest.mark.parametrize(
@@ -94,13 +96,7 @@ def fading_from(at, k):
     ],
 )  # fmt: skip
 def test_repr_is_the_constructors_call(written):
-    wiring = eval(written, {**vars(wirings), "gpt2": gpt2})
-    assert repr(wiring) == written
-
-
-def test_repr_evaluates_for_every_wiring():
-    for wiring in wirings.list_all():
-        assert eval(repr(wiring), dict(vars(wirings))) == wiring
+    assert repr(eval(written, NAMES)) == written
 
 
 def test_repr_of_custom_wiring_has_its_fields():

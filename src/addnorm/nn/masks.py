@@ -6,12 +6,14 @@ Masks have that function's meaning: a bool mask is True where a query may attend
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 
 INFINITY = float("inf")
+LAYOUTS = {2: "(queries, keys)", 3: "(batch, queries, keys)", 4: "(batch, heads, queries, keys)"}
 
 
 class MergedMask(NamedTuple):
@@ -50,7 +52,7 @@ def merge_masks(
     """
     if isinstance(mask, MergedMask):
         return mask
-    n_queries = x.shape[1]
+    batch, n_queries = x.shape[:2]
     if mask is None and key_mask is None:
         if not causal or n_queries == 1:
             return MergedMask(None, False)
@@ -58,10 +60,19 @@ def merge_masks(
             return MergedMask(None, True)
     masks = []
     if mask is not None:
-        _check(name, mask, x, n_keys, nhead)
+        full = {2: (n_queries, n_keys), 3: (batch, n_queries, n_keys), 4: (batch, nhead, n_queries, n_keys)}
+        if not _fits(name, mask, x, full):
+            rank = mask.dim() if mask.dim() in full else 2
+            remedy = f"{name[:-4]}key_mask is for masks of shape (batch, keys)"
+            if mask.dim() == 3 and mask.shape[0] == batch * nhead:
+                remedy = f"torch.nn.MultiheadAttention's becomes {name}.unflatten(0, ({batch}, {nhead}))"
+            _refuse(name, mask, f"{LAYOUTS[rank]} = {full[rank]}, or 1 in the place of any but keys", remedy)
         masks.append(mask[:, None] if mask.dim() == 3 else mask)
     if key_mask is not None:
-        _check_key(name.replace("mask", "key_mask"), key_mask, x, n_keys)
+        key_name = name.replace("mask", "key_mask")
+        if not _fits(key_name, key_mask, x, {2: (batch, n_keys)}):
+            remedy = f"every key has an entry, also the keys of a cache; {name} is for other shapes"
+            _refuse(key_name, key_mask, f"(batch, keys) = {(batch, n_keys)}", remedy)
         masks.append(key_mask[:, None, None])
     if causal:
         masks.append(torch.ones(n_queries, n_keys, dtype=torch.bool, device=x.device).tril(n_keys - n_queries))
@@ -80,35 +91,8 @@ def merge_masks(
     return MergedMask(added.masked_fill(~allowed, -INFINITY), False)
 
 
-def _check(name: str, mask: Any, x: Tensor, n_keys: int, nhead: int) -> None:
-    """Check a mask's type and shape. Each dimension but the keys may have size 1."""
-    _check_kind(name, mask, x)
-    batch, n_queries = x.shape[:2]
-    full = {2: (n_queries, n_keys), 3: (batch, n_queries, n_keys), 4: (batch, nhead, n_queries, n_keys)}
-    layouts = {2: "(queries, keys)", 3: "(batch, queries, keys)", 4: "(batch, heads, queries, keys)"}
-    expected = full.get(mask.dim())
-    if (
-        expected is None
-        or mask.shape[-1] != n_keys
-        or any(n not in (1, m) for n, m in zip(mask.shape, expected, strict=True))
-    ):
-        rank = mask.dim() if expected is not None else 2
-        remedy = f"{name[:-4]}key_mask is for masks of shape (batch, keys)"
-        if mask.dim() == 3 and mask.shape[0] == batch * nhead:
-            remedy = f"torch.nn.MultiheadAttention's becomes {name}.unflatten(0, ({batch}, {nhead}))"
-        _refuse(name, mask, f"{layouts[rank]} = {full[rank]}, or 1 in the place of any but keys", remedy)
-
-
-def _check_key(name: str, key_mask: Any, x: Tensor, n_keys: int) -> None:
-    """Check the type and shape of `key_mask`."""
-    _check_kind(name, key_mask, x)
-    batch = x.shape[0]
-    if key_mask.dim() != 2 or key_mask.shape[1] != n_keys or key_mask.shape[0] not in (1, batch):
-        remedy = f"every key has an entry, also the keys of a cache; {name.replace('key_', '')} is for other shapes"
-        _refuse(name, key_mask, f"(batch, keys) = {(batch, n_keys)}", remedy)
-
-
-def _check_kind(name: str, mask: Any, x: Tensor) -> None:
+def _fits(name: str, mask: Any, x: Tensor, shapes: Mapping[int, tuple[int, ...]]) -> bool:
+    """Check a mask's type. Return whether it has the shape of its rank, in which each dimension but the keys may be 1."""
     if not isinstance(mask, Tensor):
         raise TypeError(f"{name} is {type(mask).__name__}, expected a tensor.")
     if mask.dtype not in (torch.bool, x.dtype, torch.float32):
@@ -117,6 +101,10 @@ def _check_kind(name: str, mask: Any, x: Tensor) -> None:
             f"{name} has dtype {mask.dtype}, expected torch.bool (True: may attend) or {x.dtype} (added to the scores): "
             f"give it as {remedy}."
         )
+    full = shapes.get(mask.dim())
+    if full is None or mask.shape[-1] != full[-1]:
+        return False
+    return all(n in (1, m) for n, m in zip(mask.shape, full, strict=True))
 
 
 def _refuse(name: str, mask: Tensor, expected: str, remedy: str) -> NoReturn:

@@ -131,6 +131,12 @@ class _Reads:
                 )
         return found
 
+    def _set_collapse(self, consequence: str, most: int | None = None) -> None:
+        """Set C as a matrix of at most that many rows, one for each read."""
+        is_nested = isinstance(self.collapse, Sequence) and self.collapse and isinstance(self.collapse[0], Sequence)
+        rows = self.collapse[:most] if is_nested else (self.collapse,)
+        object.__setattr__(self, "collapse", _to_matrix("collapse", rows, self.n, consequence))
+
     def _list_learned(self) -> Iterator[tuple[str, Learned]]:
         for matrix, rows in self.matrices.items():
             for k, row in enumerate(rows):
@@ -192,9 +198,8 @@ class Stage(_Reads):
         for name in ("delayed", "norm_in", "norm_branch"):
             check_bool(name, getattr(self, name))
         if self.collapse is not None:
-            rows = self.collapse if _is_nested(self.collapse) else (self.collapse,)
-            object.__setattr__(self, "collapse", _to_matrix("collapse", rows, self.n))
-            object.__setattr__(self, "reads", len(rows))
+            self._set_collapse("the sublayer would read only zeros")
+            object.__setattr__(self, "reads", len(self.collapse))
         if self.mix is not None:
             object.__setattr__(self, "mix", _to_matrix("mix", self.mix, self.n))
         computed = _check_source(self, ("collapse", "inject"))
@@ -204,11 +209,8 @@ class Stage(_Reads):
                 "computes collapse and as many streams: the next stage reads with that collapse."
             )
         if self.inject is not None:
-            object.__setattr__(self, "inject", _to_matrix("inject", (self.inject,), self.n_out)[0])
-        for row in self.collapse or ():
-            _check_any("collapse", row, "the sublayer would read only zeros")
-        if self.inject is not None:
-            _check_any("inject", self.inject, "the sublayer would never write")
+            rows = _to_matrix("inject", (self.inject,), self.n_out, "the sublayer would never write")
+            object.__setattr__(self, "inject", rows[0])
         for name, n in (("norm_streams", self.n), ("norm_out", self.n_out)):
             object.__setattr__(self, name, _to_flags(name, getattr(self, name), n))
         _check_names("names", self.names, self.n)
@@ -335,9 +337,7 @@ class Head(_Reads):
     def __post_init__(self) -> None:
         check_int("n", self.n, 1)
         if self.collapse is not None:
-            rows = self.collapse if _is_nested(self.collapse) else (self.collapse,)
-            object.__setattr__(self, "collapse", _to_matrix("collapse", rows[:1], self.n))
-            _check_any("collapse", self.collapse[0], "the output would be 0")
+            self._set_collapse("the output would be 0", 1)
         check_bool("delayed", self.delayed)
         if self.delayed and (self.collapse is not None or self.coefficients is not None):
             raise ValueError(
@@ -375,17 +375,8 @@ def _check_names(argument: str, names: Any, n: int) -> None:
         raise ValueError(f"{argument} is {names!r}, expected a tuple of {n} texts, one for each stream.")
 
 
-def _check_any(name: str, row: Vector, consequence: str) -> None:
-    if not any(row):
-        raise ValueError(f"{name} is {row!r}, expected an entry that is not 0: {consequence}; {START}.")
-
-
-def _is_nested(rows: Any) -> bool:
-    return isinstance(rows, Sequence) and len(rows) > 0 and isinstance(rows[0], Sequence)
-
-
-def _to_matrix(name: str, rows: Any, n: int) -> Matrix:
-    """Return the rows as tuples of floats and `Learned`, after a check."""
+def _to_matrix(name: str, rows: Any, n: int, consequence: str = "") -> Matrix:
+    """Return the rows as tuples of floats and `Learned`, after a check. A row of zeros is refused for its consequence."""
     if not isinstance(rows, Sequence) or isinstance(rows, str) or not rows:
         raise TypeError(f"{name} is {rows!r}, expected a tuple of numbers.")
     matrix: list[Vector] = []
@@ -393,6 +384,8 @@ def _to_matrix(name: str, rows: Any, n: int) -> Matrix:
         if not isinstance(row, Sequence) or isinstance(row, str) or len(row) != n:
             raise ValueError(f"{name} has the row {row!r}, expected {n} entries, one for each stream.")
         matrix.append(row if is_constant(row) else tuple(_to_entry(name, entry) for entry in row))
+        if consequence and not any(matrix[-1]):
+            raise ValueError(f"{name} is {matrix[-1]!r}, expected an entry that is not 0: {consequence}; {START}.")
     return tuple(matrix)
 
 

@@ -97,23 +97,19 @@ def join_terms(terms: Sequence[object]) -> str:
     return " + ".join(map(str, terms)).replace("+ -", "- ")
 
 
-def equation(stage: Any, symbols: Symbols | None = None, *, defines: bool = True) -> str:
+def equation(stage: Any, *, defines: bool = True) -> str:
     """Return a stage in symbols.
 
     Args:
         stage: a `Row` or another `Stage`.
-        symbols: `{"a": ("α", "(2L)^(1/4)")}`, the letter of a factor and its formula. A factor without an entry is written as
-            its number, a learned one as a, b or c.
         defines: whether the definitions of the letters follow.
 
     Example:
         >>> from addnorm.wirings.stage_text import equation
         >>> print(equation(addnorm.Row(norm_in=True, b=addnorm.Learned(0.1, per_feature=True))))
         x' = x + b ⊙ f(N(x)),   b starts at 0.1
-        >>> print(equation(addnorm.Row(norm_out=True, a=3.0), {"a": ("α", "√S")}))
-        x' = N(α x + f(x)),   α = √S
     """
-    text = make_text([stage], [stage], symbols or {})
+    text = make_text([stage], [stage], {})
     return GAP.join([*text.equations, *text.definitions * defines])
 
 
