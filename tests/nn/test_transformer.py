@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
 
-from addnorm import wirings
 from addnorm.nn import Decoder, Encoder, Transformer
+from support import stacks
 from support.pairwise import rotate
 from support.refusals import assert_refused
 from support.transformer_inputs import (
@@ -20,12 +20,11 @@ from support.transformer_inputs import (
     get_sizes,
     make_inputs,
     make_module,
+    make_padding,
     padding_mask,
 )
 
-ALL = {
-    name: make(**({"multiplier": 0.4} if name == "residual_multiplier" else {})) for name, make in wirings.CONSTRUCTORS.items()
-}  # fmt: skip
+ALL = {wiring.name: wiring for wiring in stacks.ALL}
 
 
 # Every wiring
@@ -87,7 +86,7 @@ def test_batch_first_changes_only_the_layout(kind):
     module, tensors = make_module(kind), make_inputs(kind)
     other = kind(*get_sizes(kind), dtype=f64, batch_first=False)
     other.load_state_dict(module.state_dict())
-    keep = {"key_mask" if kind is not Transformer else "source_key_mask": padding_mask(M if kind is Transformer else N)}
+    keep = make_padding(kind)
     expected = module(*tensors, **keep)
     actual = other(*(t.transpose(0, 1) for t in tensors), **keep)
     assert_close(actual.transpose(0, 1), expected, rtol=1e-13, atol=1e-13)

@@ -13,15 +13,13 @@ from addnorm.wirings.init import weight_roles
 from support.transformer_inputs import (
     HEADS,
     D,
-    M,
-    N,
     assert_close,
     compute_gradients,
     f64,
     get_sizes,
     make_inputs,
     make_module,
-    padding_mask,
+    make_padding,
 )
 
 
@@ -74,7 +72,7 @@ def test_checkpointing_keeps_numbers_with_masks_and_dropout(kind):
     module = make_module(kind, dropout=0.2, attention_dropout=0.1, stochastic_depth=0.3)
     other = kind(*get_sizes(kind), dtype=f64, dropout=0.2, attention_dropout=0.1, stochastic_depth=0.3, checkpoint=True)
     other.load_state_dict(module.state_dict())
-    keep = {"key_mask" if kind is not Transformer else "source_key_mask": padding_mask(M if kind is Transformer else N)}
+    keep = make_padding(kind)
     tensors = make_inputs(kind)
     a, b = (compute_gradients(lambda *t, m=m: m(*t, **keep), m.parameters(), tensors) for m in (module, other))
     assert all(torch.equal(first, second) for first, second in zip(a, b, strict=True))
@@ -115,11 +113,9 @@ def test_signatures_of_the_three_modules_agree():
 def test_transformer_compiles_into_one_graph(kind, wiring, backend):
     torch._dynamo.reset()
     module, tensors = make_module(kind, wiring), make_inputs(kind)
-    keep = padding_mask(M if kind is Transformer else N)
-    compiled = torch.compile(module, backend=backend, fullgraph=True)
-    name = "source_key_mask" if kind is Transformer else "key_mask"
-    expected = compute_gradients(lambda *t: module(*t, **{name: keep}), module.parameters(), tensors)
-    assert_close(compute_gradients(lambda *t: compiled(*t, **{name: keep}), module.parameters(), tensors), expected)
+    keep, compiled = make_padding(kind), torch.compile(module, backend=backend, fullgraph=True)
+    expected = compute_gradients(lambda *t: module(*t, **keep), module.parameters(), tensors)
+    assert_close(compute_gradients(lambda *t: compiled(*t, **keep), module.parameters(), tensors), expected)
     if backend != "inductor":
         with torch.no_grad():
             torch.testing.assert_close(compiled(*tensors), module(*tensors), rtol=1e-12, atol=1e-12)

@@ -13,7 +13,7 @@ from torch.fx import Proxy
 from addnorm import functional
 from addnorm._util.arguments import check_probability
 from addnorm._util.norms import KINDS, Norm
-from addnorm.nn.norm import as_leaf, norm_shape
+from addnorm.nn.norm import Device, Dtype, as_leaf, norm_shape
 
 # torch's own defaults; None means the machine epsilon.
 
@@ -68,9 +68,9 @@ class AddNorm(nn.Module):
         bias: bool | None = None,
         residual_scale: float = 1.0,
         layer_scale: float | None = None,
-        residual_dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        residual_dtype: Dtype = None,
+        device: Device = None,
+        dtype: Dtype = None,
     ) -> None:
         super().__init__()
         if norm not in tuple(KINDS):

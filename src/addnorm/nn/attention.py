@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from addnorm._util.arguments import check_int, check_probability
 from addnorm.nn.cache import KeyValueCache
 from addnorm.nn.masks import MergedMask, merge_masks
+from addnorm.nn.norm import Device, Dtype
 from addnorm.nn.unmodified import is_unmodified, methods_of
 
 LINEAR = methods_of(nn.Linear)
@@ -104,8 +105,8 @@ class SelfAttention(_Attention):
         bias: bool = True,
         dropout: float = 0.0,
         causal: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        device: Device = None,
+        dtype: Dtype = None,
     ) -> None:
         super().__init__(d_model, nhead, dropout)
         self.causal = causal
@@ -201,8 +202,8 @@ class CrossAttention(_Attention):
         *,
         bias: bool = True,
         dropout: float = 0.0,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        device: Device = None,
+        dtype: Dtype = None,
     ) -> None:
         super().__init__(d_model, nhead, dropout)
         self.q_proj = nn.Linear(d_model, d_model, bias=bias, device=device, dtype=dtype)

@@ -24,7 +24,7 @@ from addnorm.nn.checks import (
     list_accepted,
     refuse_output,
 )
-from addnorm.nn.norm import NormFactory
+from addnorm.nn.norm import Device, Dtype, NormFactory
 from addnorm.nn.state import (
     NO_OPTIONS,
     Options,
@@ -101,9 +101,9 @@ class StreamHead(_Reader):
         self.norm = norms.norm
         self._register_reads(1, place, norms)
 
-    def forward(self, state: StreamState, final_norm: Any, *, dtype: torch.dtype | None) -> tuple[Streams, Tensor]:
+    def forward(self, state: StreamState, final_norm: Any) -> tuple[Streams, Tensor]:
         """Return the streams after the last write, and the output."""
-        reading = read(self, self.stage, state._replace(dtype=dtype), (final_norm,))
+        reading = read(self, self.stage, state, (final_norm,))
         return reading.streams, reading.reads[0]
 
     def extra_repr(self) -> str:
@@ -165,9 +165,9 @@ class SublayerConnection(_Reader):
         bias: bool | None = None,
         dropout: float = 0.0,
         stochastic_depth: float = 0.0,
-        residual_dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        residual_dtype: Dtype = None,
+        device: Device = None,
+        dtype: Dtype = None,
     ) -> None:
         super().__init__()
         if not callable(sublayer) or isinstance(sublayer, type):

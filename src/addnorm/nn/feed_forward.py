@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from addnorm._util.arguments import check_int, check_probability
+from addnorm.nn.norm import Device, Dtype
 
 Activation = str | Callable[[Tensor], Tensor]
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "swiglu": F.silu}
@@ -46,8 +46,8 @@ class FeedForward(nn.Module):
         *,
         bias: bool = True,
         dropout: float = 0.0,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        device: Device = None,
+        dtype: Dtype = None,
     ) -> None:
         super().__init__()
         if not callable(activation) and activation not in ACTIVATIONS:

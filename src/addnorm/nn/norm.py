@@ -18,6 +18,9 @@ from addnorm import functional
 from addnorm._util.arguments import check_choice, check_int, is_number
 from addnorm._util.norms import KINDS, Norm
 
+Device = torch.device | str | None
+Dtype = torch.dtype | None
+
 
 class LayerNorm(torch.nn.LayerNorm):
     r"""`torch.nn.LayerNorm` by this library's kernels: y = (x - mean) / sqrt(var + eps) * weight + bias.

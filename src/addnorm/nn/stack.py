@@ -30,7 +30,7 @@ from addnorm.nn.checks import (
 )
 from addnorm.nn.connection import StreamHead, SublayerConnection, to_dtype
 from addnorm.nn.layer import ResidualLayer, refuse_state
-from addnorm.nn.norm import NormFactory
+from addnorm.nn.norm import Device, Dtype, NormFactory
 from addnorm.nn.state import NO_OPTIONS, StreamState
 from addnorm.nn.step import add_and_norm, begin, find_collapse, finish, normalize
 from addnorm.nn.unrolling import StreamTerms, expand, find_gains, to_entries
@@ -107,10 +107,10 @@ class ResidualStack(nn.Module):
         dropout: float = 0.0,
         stochastic_depth: float = 0.0,
         checkpoint: bool | int = False,
-        residual_dtype: torch.dtype | None = None,
+        residual_dtype: Dtype = None,
         final_norm: bool | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        device: Device = None,
+        dtype: Dtype = None,
     ) -> None:
         super().__init__()
         sublayers = list_sublayers(sublayers)
@@ -246,7 +246,7 @@ class ResidualStack(nn.Module):
             return add_and_norm(
                 state.x, branch, norm_final, self.norm, 1.0, state.dtype, options, return_stream=return_stream
             )
-        return self.head(state, norm_final, dtype=state.dtype)  # type: ignore[no-any-return]  # torch does not type a call
+        return self.head(state, norm_final)  # type: ignore[no-any-return]  # torch does not type a call
 
     def _check_cache(self) -> None:
         """Raise a ValueError if keys would be stored twice in a cache: by recomputation, or by a module in two places."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from addnorm._util.arguments import check_int
@@ -23,6 +22,7 @@ from addnorm.nn.attention import CrossAttention, SelfAttention, refuse_shape
 from addnorm.nn.cache import KeyValueCache
 from addnorm.nn.feed_forward import Activation, FeedForward
 from addnorm.nn.masks import merge_masks
+from addnorm.nn.norm import Device, Dtype
 from addnorm.nn.stack import ResidualStack
 from addnorm.wirings.spec import Stage, Wiring, as_wiring
 
@@ -38,8 +38,8 @@ def block(
     bias: bool = True,
     dropout: float = 0.0,
     attention_dropout: float | None = None,
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
+    device: Device = None,
+    dtype: Dtype = None,
 ) -> list[nn.Module]:
     """Return the sublayers of one block for a `ResidualStack`: self-attention, optional cross-attention, feed-forward.
 
@@ -91,11 +91,11 @@ class _Blocks(nn.Module):
         attention_dropout: float | None = None,
         stochastic_depth: float = 0.0,
         checkpoint: bool | int = False,
-        residual_dtype: torch.dtype | None = None,
+        residual_dtype: Dtype = None,
         final_norm: bool | None = None,
         batch_first: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        device: Device = None,
+        dtype: Dtype = None,
     ) -> None:
         super().__init__()
         check_int("num_layers", num_layers, 1)
@@ -231,11 +231,11 @@ class Encoder(_Blocks):
         attention_dropout: float | None = None,
         stochastic_depth: float = 0.0,
         checkpoint: bool | int = False,
-        residual_dtype: torch.dtype | None = None,
+        residual_dtype: Dtype = None,
         final_norm: bool | None = None,
         batch_first: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        device: Device = None,
+        dtype: Dtype = None,
     ) -> None:
         super().__init__(
             num_layers, d_model, nhead, dim_feedforward, wiring, causal=False, cross_attention=False,
@@ -334,11 +334,11 @@ class Transformer(nn.Module):
         attention_dropout: float | None = None,
         stochastic_depth: float = 0.0,
         checkpoint: bool | int = False,
-        residual_dtype: torch.dtype | None = None,
+        residual_dtype: Dtype = None,
         final_norm: bool | None = None,
         batch_first: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        device: Device = None,
+        dtype: Dtype = None,
     ) -> None:
         super().__init__()
         options: dict[str, Any] = {

@@ -80,8 +80,9 @@ def reordered() -> Wiring:
 Kind = Literal["encoder-only", "decoder-only", "encoder", "decoder"]
 # alpha and beta of a stack of n layers, where the other half of an encoder-decoder has m; and alpha's formula.
 _DEEPNORM: dict[str, tuple[Callable[[int, int], tuple[float, float]], str]] = {
-    "encoder-only": (lambda n, m: ((2 * n) ** (1 / 4), (8 * n) ** (-1 / 4)), "(2L)^(1/4)"),
-    "decoder-only": (lambda n, m: ((2 * n) ** (1 / 4), (8 * n) ** (-1 / 4)), "(2L)^(1/4)"),
+    **dict.fromkeys(
+        ("encoder-only", "decoder-only"), (lambda n, m: ((2 * n) ** (1 / 4), (8 * n) ** (-1 / 4)), "(2L)^(1/4)")
+    ),
     "encoder": (lambda n, m: (0.81 * (n**4 * m) ** (1 / 16), 0.87 * (n**4 * m) ** (-1 / 16)), "0.81 ({m} L^4)^(1/16)"),
     "decoder": (lambda n, m: ((3 * n) ** (1 / 4), (12 * n) ** (-1 / 4)), "(3L)^(1/4)"),
 }

@@ -25,14 +25,16 @@ from addnorm.wirings.coefficients import (
 from addnorm.wirings.factors import Place
 from addnorm.wirings.init import WRITES, Draw, xavier
 from addnorm.wirings.spec import Wiring
-from addnorm.wirings.stage import Computed, Head, Matrix, Row, Stage, identity, unit
+from addnorm.wirings.stage import Computed, Head, Row, Stage, identity, unit
+
+_SUM_WITH_NORM = Head(2, (1, 1), norm_streams=(False, True))  # u + N(v)
 
 
 @register
 def resi_dual() -> Wiring:
     """Return ResiDual, u' = N(u + f(u)) and v' = v + f(u), two streams from x_0; the output is u + N(v). Xie et al. 2023."""
     return Wiring(
-        "resi_dual", _RESI_DUAL, embedding=(1.0, 1.0), head=Head(2, (1, 1), norm_streams=(False, True)),
+        "resi_dual", _RESI_DUAL, embedding=(1.0, 1.0), head=_SUM_WITH_NORM,
         source="Xie et al. 2023 (ResiDual), arXiv 2304.14802",
         use="for the gradients of pre-LN and the representations of post-LN at once.",
     )  # fmt: skip
@@ -283,12 +285,13 @@ def siamese_norm() -> Wiring:
     s = 1/sqrt(l), l the layer's number; two sources state it differently.
     """
     return Wiring(
-        "siamese_norm", _siamese_stage, embedding=(1.0, 1.0), head=Head(2, (1, 1), norm_streams=(False, True)),
+        "siamese_norm", _siamese_stage, embedding=(1.0, 1.0), head=_SUM_WITH_NORM,
         symbols={"inject_0": ("s", "1/√l")}, source="arXiv 2602.08064",
         use="for a post-LN and a pre-LN stream that share their sublayers.",
     )  # fmt: skip
 
 
 def _siamese_stage(place: Place) -> Stage:
-    mix: Matrix = identity(2)
-    return Stage(2, (1, 1), mix, (1 / math.sqrt(place.number), 1), norm_streams=(False, True), norm_out=(True, False))
+    return Stage(
+        2, (1, 1), identity(2), (1 / math.sqrt(place.number), 1), norm_streams=(False, True), norm_out=(True, False)
+    )

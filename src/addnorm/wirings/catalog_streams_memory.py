@@ -109,10 +109,15 @@ def _dense_weights(n: int, dilation: int, period: int) -> tuple[Any, ...]:
     )
 
 
+def _pre_ln_stage(n: int) -> Stage:
+    """Return pre-LN on the newest of n states."""
+    return Stage(n, unit(n, -1), None, unit(n, -1), norm_in=True, names="x")
+
+
 def _dense_stage(place: Place, dilation: int, period: int) -> Stage:
     n = _count_states(place)
     if place.sublayer:
-        return Stage(n, unit(n, -1), None, unit(n, -1), norm_in=True, names="x")
+        return _pre_ln_stage(n)
     weights = _dense_weights(n, dilation, period)
     return Stage(n, weights, (*identity(n), weights), unit(n + 1, -1), norm_in=True, names="x")
 
@@ -148,7 +153,7 @@ def muddformer(reads: int = 1) -> Wiring:
 def _mudd_stage(place: Place, reads: int) -> Stage:
     n = _count_states(place)
     if place.sublayer:
-        return Stage(n, unit(n, -1), None, unit(n, -1), norm_in=True, names="x")
+        return _pre_ln_stage(n)
     if n == 1:
         return Stage(1, ((1.0,),) * reads, ((1.0,), (1.0,)), (0.0, 1.0), norm_in=True, names="x")
     return Stage(n, inject=unit(n + 1, -1), coefficients=Computed(DynamicSources), reads=reads, norm_in=True, names="x")
