@@ -28,20 +28,14 @@ INF = float("inf")
 
 
 def formula(attention, x, memory, mask):
-    """Return attention by its definition, with loops; `mask` is float, `(batch, heads, queries, keys)`."""
+    """Return attention by its definition; `mask` is float, `(batch, heads, queries, keys)`."""
     if isinstance(attention, SelfAttention):
-        q, k, v = attention.in_proj(x).chunk(3, -1)
+        projections = attention.in_proj(x).chunk(3, -1)
     else:
-        q, (k, v) = attention.q_proj(x), attention.kv_proj(memory).chunk(2, -1)
-    width, samples = D // HEADS, []
-    for i in range(x.shape[0]):
-        heads = []
-        for h in range(HEADS):
-            columns = slice(h * width, (h + 1) * width)
-            scores = q[i, :, columns] @ k[i, :, columns].T / width**0.5 + mask[i, h]
-            heads.append(scores.softmax(-1).nan_to_num(0.0) @ v[i, :, columns])
-        samples.append(torch.cat(heads, -1))
-    return attention.out_proj(torch.stack(samples))
+        projections = attention.q_proj(x), *attention.kv_proj(memory).chunk(2, -1)
+    q, k, v = (t.unflatten(-1, (HEADS, D // HEADS)).transpose(1, 2) for t in projections)
+    weights = (q @ k.mT / (D // HEADS) ** 0.5 + mask).softmax(-1).nan_to_num(0.0)
+    return attention.out_proj((weights @ v).transpose(1, 2).flatten(2))
 
 
 KINDS = [SelfAttention, CrossAttention]

@@ -155,39 +155,38 @@ def test_wiring_begins_as_pre_ln(name, norm):
 
 
 NORMED = {"weighted": False, "normed_values": True, "scaled": True}
-SOURCES = {  # the module, its options, and the constants, shapes of parameters and eps of a source
-    "manifold": (
-        coefficients.ManifoldConnection, {"iterations": 3, "eps": 1e-3, "norm_eps": 1e-2},
-        {"hc_mult": N, "hc_sinkhorn_iters": 3, "hc_eps": 1e-3}, {"fn": (15, 15), "base": (15,), "scale": (3,)}, 1e-2,
-    ),
-    "independent": (
-        coefficients.IndependentConnection, {"eps": 1e-3, "norm_eps": 1e-2},
-        {"hc_mult": N, "hc_post_magnitude": 2.0, "hc_eps": 1e-3}, {"fn": (6, 15), "base": (6,), "scale": (2,)}, 1e-2,
-    ),
-    "sigmoid_read": (
-        coefficients.SigmoidRead, {"norm_eps": 1e-2}, {"hc_mult": N, "eps": 1e-6},
-        {"hc_fn": (3, 15), "hc_base": (3,), "hc_scale": (1,)}, 1e-2,
-    ),
-    "gated_mix": (coefficients.GatedMix, {}, {"temperature": 0.3, "eps": 1e-3}, {"gate": (D,)}, None),
-    "attention_of_normed": (coefficients.SourceAttention, NORMED, {}, {"query": (2, D)}, 1e-6),
+SOURCES = {  # the module, its options, and the constants of a source but for the eps of its norm, 1e-2
+    "manifold": (coefficients.ManifoldConnection, {"iterations": 3, "eps": 1e-3, "norm_eps": 1e-2},
+                 {"hc_mult": N, "hc_sinkhorn_iters": 3, "hc_eps": 1e-3}),
+    "independent": (coefficients.IndependentConnection, {"eps": 1e-3, "norm_eps": 1e-2},
+                    {"hc_mult": N, "hc_post_magnitude": 2.0, "hc_eps": 1e-3}),
+    "sigmoid_read": (coefficients.SigmoidRead, {"norm_eps": 1e-2}, {"hc_mult": N, "eps": 1e-6}),
+    "gated_mix": (coefficients.GatedMix, {}, {"temperature": 0.3, "eps": 1e-3}),
+    "attention_of_normed": (coefficients.SourceAttention, NORMED | {"eps": 1e-2}, {}),
 }  # fmt: skip
+THEIRS = {
+    "project": ("fn", "hc_fn"),
+    "bias": ("base", "hc_base"),
+    "scale": ("scale", "hc_scale"),
+    "gate": ("gate",),
+    "query": ("query",),
+}
 
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_load_refuses_a_source_with_other_constants(name):
-    kind, options, constants, shapes, eps = SOURCES[name]
-    module = kind(D, 1 if name == "gated_mix" else N, 2 if "attention" in name else 1, Place(1, 0, 3, 2), **options)
+    kind, options, constants = SOURCES[name]
+    module = kind(D, N, 1, Place(1, 0, 3, 2), **options)
+    own = {theirs: p for key, p in module.named_parameters() for theirs in THEIRS[key]}
 
     def source(changed=None):
-        norm = SimpleNamespace(eps=None if eps is None else eps * (1 + (changed == "norm")))
+        norm = SimpleNamespace(eps=1e-2 * (1 + (changed == "norm")))
         values = {key: value * (1 + (key == changed)) for key, value in constants.items()}
-        return SimpleNamespace(
-            **values, **{key: torch.randn(shape) for key, shape in shapes.items()}, input_norm=norm, norm=norm
-        )
+        return SimpleNamespace(**own, **values, input_norm=norm, norm=norm)
 
     module.load_transformers(source())
     before = [p.clone() for p in module.parameters()]
-    for changed in [*constants, *([] if eps is None else ["norm"])]:
+    for changed in [*constants, *["norm"] * (name != "gated_mix")]:
         with pytest.raises(
             ValueError, match=r"^\w+ is .*, expected .* as in the source: build the wiring with that \w+\.$"
         ):
