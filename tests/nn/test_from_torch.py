@@ -150,18 +150,6 @@ def test_single_layer_becomes_stack_without_final_norm(norm_first):
     assert_close(from_torch(layer)(x, memory), layer(x, memory), rtol=1e-12, atol=1e-12)
 
 
-# torch warns that nested tensors are a prototype.
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
-def test_torch_nested_tensors_differ_only_at_padding():
-    layer = nn.TransformerEncoderLayer(24, 4, 40, batch_first=True)
-    theirs = randomize(nn.TransformerEncoder(layer, 2)).eval()
-    x, pad = torch.randn(BATCH, SOURCE, 24), padding(SOURCE)
-    with torch.no_grad():
-        expected, actual = theirs(x, None, pad), from_torch(theirs)(x, key_mask=~pad)
-    assert expected[pad].eq(0).all()
-    assert relative(actual[~pad], expected[~pad]) < 1e-6
-
-
 def test_causal_encoder_becomes_decoder_with_cache():
     theirs = make_encoder(dtype=f64, norm_first=True).eval()
     ours = from_torch(theirs, causal=True)

@@ -15,8 +15,6 @@ from addnorm._util.arguments import check_probability
 from addnorm._util.norms import KINDS, Norm
 from addnorm.nn.norm import Device, Dtype, as_leaf, norm_shape
 
-# torch's own defaults; None means the machine epsilon.
-
 
 class AddNorm(nn.Module):
     r"""Add & Norm around a transformer sublayer: Norm(residual + Dropout(branch)).
@@ -141,17 +139,14 @@ class AddNorm(nn.Module):
 
     def extra_repr(self) -> str:
         """Return the settings, as torch's modules do."""
-        parts = [f"{self.normalized_shape}", f"norm={self.norm!r}", f"eps={self.eps}"]
-        if self.dropout:
-            parts.append(f"dropout={self.dropout}")
-        if self.weight is None:
-            parts.append("elementwise_affine=False")
-        elif (self.bias is None) == KINDS[self.norm].has_bias:
-            parts.append(f"bias={self.bias is not None}")
-        if self.residual_scale != 1.0:
-            parts.append(f"residual_scale={self.residual_scale}")
-        if self.initial_layer_scale is not None:
-            parts.append(f"layer_scale={self.initial_layer_scale}")
-        if self.residual_dtype is not None:
-            parts.append(f"residual_dtype={self.residual_dtype}")
-        return ", ".join(parts)
+        has_bias, is_affine = self.bias is not None, self.weight is not None
+        shown = {
+            f"{self.normalized_shape}, norm={self.norm!r}, eps={self.eps}": True,
+            f"dropout={self.dropout}": self.dropout,
+            "elementwise_affine=False": not is_affine,
+            f"bias={has_bias}": is_affine and has_bias != KINDS[self.norm].has_bias,
+            f"residual_scale={self.residual_scale}": self.residual_scale != 1.0,
+            f"layer_scale={self.initial_layer_scale}": self.initial_layer_scale is not None,
+            f"residual_dtype={self.residual_dtype}": self.residual_dtype is not None,
+        }
+        return ", ".join(text for text, is_shown in shown.items() if is_shown)
