@@ -135,7 +135,6 @@ def test_not_offered_has_reasons():
     assert not {name.lower() for name in NOT_OFFERED} & {*CONSTRUCTORS}
 
 
-def test_as_wiring_accepts_wiring_row_and_name():
-    assert wirings.as_wiring("pre_ln") == wirings.pre_ln()
+def test_as_wiring_accepts_wiring_and_row():
     assert wirings.as_wiring(wirings.pre_ln()) == wirings.pre_ln()
     assert wirings.as_wiring(PRE).rows(3) == [PRE] * 6
