@@ -19,8 +19,6 @@ from addnorm_cli.interrupts import exit_at_signals
 from addnorm_cli.output_guard import keep_output
 from addnorm_cli.parameters import COUNT, FILE, MODEL, TEXT, one_of, whole
 
-__all__ = ["Command", "ModelCommand"]
-
 PATIENCE = 2.0  # seconds after which an import is announced
 
 MODEL_PARAMETERS: tuple[click.Parameter, ...] = (

@@ -10,8 +10,6 @@ from click import argument, command, option
 from addnorm_cli.command import Command, ModelCommand
 from addnorm_cli.parameters import COUNT, FILE, FOLDER, PLACEMENT, PRESET, REAL, TEXT, WIRING, numbers, one_of, whole
 
-__all__ = ["COMMANDS"]
-
 DEPTH, NORM = whole(1, 10_000), one_of("layer", "rms")
 float64 = option("--float64", is_flag=True, help="Use a float64 copy of the model: errors below 1e-10.")
 

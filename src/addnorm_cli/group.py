@@ -14,8 +14,6 @@ from addnorm_cli.commands import COMMANDS
 from addnorm_cli.interrupts import INTERRUPTED, TERMINATED, raise_at_signals
 from addnorm_cli.output_guard import PIPE_CLOSED, OutputError, drop_output, finish_output
 
-__all__ = ["addnorm"]
-
 COMPLETE = "_ADDNORM_COMPLETE"  # variable in which the shell asks for completion
 
 

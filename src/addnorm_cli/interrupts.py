@@ -16,8 +16,6 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import NoReturn
 
-__all__ = ["INTERRUPTED", "TERMINATED", "end_at_signals", "exit_at_signals", "raise_at_signals"]
-
 INTERRUPTED, TERMINATED = 130, 143  # exit codes
 CODES = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
 RETRY = 0.05  # seconds until a signal that came in an import is handled again

@@ -11,8 +11,6 @@ import sys
 import tempfile
 from contextlib import suppress
 
-__all__ = ["PIPE_CLOSED", "OutputError", "drop_output", "finish_output", "guard_streams", "keep_output"]
-
 PIPE_CLOSED = 141  # exit code, that of a program that SIGPIPE ended
 
 

@@ -14,23 +14,6 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-__all__ = [
-    "COUNT",
-    "FILE",
-    "FOLDER",
-    "MODEL",
-    "PLACEMENT",
-    "PRESET",
-    "REAL",
-    "TEXT",
-    "WIRING",
-    "Kind",
-    "ParameterError",
-    "numbers",
-    "one_of",
-    "whole",
-]
-
 # Names to complete. They are those of addnorm, which a test compares: importing addnorm takes seconds.
 WIRINGS = (
     "post_ln", "pre_ln", "sandwich", "peri_ln", "reordered", "deepnorm", "admin", "rezero", "skipinit", "layer_scale",

@@ -22,11 +22,6 @@ from addnorm.stream.models.hf import ModelLoadError, quiet
 from addnorm.stream.models.inputs import format_inputs, read_texts
 from addnorm.stream.models.load import LoadedModel, input_error, load
 
-__all__ = [
-    "ModelOptions", "check_proof", "describe_inputs", "document_of", "find_streams", "inspect_model", "load_model",
-    "mask_name", "model_facts", "token_mask", "with_model",
-]  # fmt: skip
-
 
 @dataclasses.dataclass(frozen=True)
 class ModelOptions:

@@ -24,12 +24,6 @@ from addnorm._util.blocks import Block, Paragraph
 from addnorm._util.files import UnwritableError, check_writable
 from addnorm._util.render import WIDTH, Rendered, make_console, to_rich
 
-__all__ = [
-    "ArgumentError", "ProofError", "argument_errors", "check_folder", "command_line", "name_flag", "print_blocks", "print_json",
-    "print_message",
-    "print_notes", "print_result", "print_unwrapped", "save_result", "stderr_if_terminal", "stdout", "working",
-]  # fmt: skip
-
 LONG = r"'[^']{200,}'"  # a value that is shortened in an error
 PATIENCE, NEXT_LINE = 2.0, 10.0  # seconds until a step without output is announced, and between two lines about it
 

@@ -13,8 +13,6 @@ from addnorm.stream.models.hf import ModelLoadError
 from addnorm.stream.models.load import LoadedModel, input_error
 from addnorm.stream.outputs import find_logits, find_loss
 
-__all__ = ["NoGradientsError", "ProbeLoss", "run_step"]
-
 
 class NoGradientsError(ModelLoadError):
     """Model whose output depends on no parameter."""

@@ -17,8 +17,6 @@ from addnorm.cli._model import (
 from addnorm.cli._output import ProofError, print_result, stderr_if_terminal, working
 from addnorm.stream.models.hf import first_line, quiet
 
-__all__ = ["run"]
-
 DIVERGENCE = "The KL divergence is that of the softmax over the output's last dimension. "
 CHANGE = "The change of the output is relative to the whole model's output."
 

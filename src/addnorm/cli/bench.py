@@ -12,8 +12,6 @@ from addnorm import bench as benchmark
 from addnorm._util.files import check_writable
 from addnorm.cli._output import ArgumentError, argument_errors, print_json, print_message, save_result
 
-__all__ = ["run"]
-
 
 def run(
     target: str | None,

@@ -34,8 +34,6 @@ from addnorm.cli.wirings import check_depth, make_wiring
 from addnorm.lab.run import MAXIMA
 from addnorm.nn import Wiring
 
-__all__ = ["run"]
-
 DEFAULT = ("post_ln", "pre_ln")
 PER_CORE = 4  # processes a core, at most: more would only wait for each other, and take memory
 # The options, by the arguments that the errors of addnorm.lab name.

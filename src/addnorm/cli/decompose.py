@@ -22,8 +22,6 @@ from addnorm.cli._output import ProofError, print_blocks, print_json, print_note
 from addnorm.stream.decompose import Decomposition, tabulate_shares
 from addnorm.stream.models.hf import quiet
 
-__all__ = ["run"]
-
 NOTE = "The share of a source is ⟨its part, x⟩ / |x|² of a token, averaged over the tokens; the shares sum to one."
 
 NAN = "nan: the stream of a token that counts holds NaN or infinite numbers, which have no share."

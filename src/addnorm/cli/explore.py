@@ -21,8 +21,6 @@ from addnorm._util.numbers import format_bytes
 from addnorm._util.optional import require
 from addnorm.cli._output import ArgumentError, argument_errors, working
 
-__all__ = ["run"]
-
 REMEDY = "write it again with `addnorm record MODEL --out FILE`"  # of a recording that cannot be read
 SUFFIXES = (".json", ".parquet")
 PORT = 8017  # by default; another one where it is in use

@@ -15,8 +15,6 @@ from addnorm.cli._output import ProofError, print_result, working
 from addnorm.stream.models.hf import first_line, quiet
 from addnorm.stream.models.load import input_error
 
-__all__ = ["run"]
-
 COMPILERS = ("torch._dynamo", "torch._inductor", "torch.fx")  # modules whose errors are not the model's
 
 

@@ -39,8 +39,6 @@ from addnorm.stream.models.hf import first_line, quiet
 from addnorm.stream.models.load import LoadedModel
 from addnorm.stream.record.recording import Recording
 
-__all__ = ["check_report", "run"]
-
 
 @with_model
 def run(model: ModelOptions, report: Path | None, as_json: bool, float64: bool) -> None:

@@ -41,8 +41,6 @@ from addnorm.stream.record.recording import Recording
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["run"]
-
 BATCH = 8  # texts a step
 MOST_STEPS = 10_000  # with random inputs
 FORMATS = {".json": None, ".parquet": "pyarrow"}  # of a recording, and the package that writes it

@@ -14,8 +14,6 @@ from addnorm._util.render import make_console
 from addnorm.cli._output import ArgumentError, argument_errors, print_json, print_unwrapped
 from addnorm.trace import PRESETS, SECTIONS, Trace, show, trace
 
-__all__ = ["run"]
-
 # The options whose name differs from that of `addnorm.trace.trace`'s argument, and those that have the same name.
 FLAGS = {"x": "X", "sublayer": "SUBLAYER", "weight": "--gamma", "bias": "--beta", "read_grad": "--read-grad"} | {
     name: f"--{name}" for name in ("grad", "eps", "variance")

@@ -32,8 +32,6 @@ from addnorm.wirings.factors import format_factor
 from addnorm.wirings.init import ROLES, RULES
 from addnorm.wirings.stage import Computed, Head, Stage
 
-__all__ = ["check_depth", "make_wiring", "run"]
-
 WIDEST = 140  # columns of the list of wirings
 SOURCES = ((96, 28), (78, 21), (0, 0))  # columns of a terminal, and columns of the source in it
 SAMPLED = 12, 24  # depths from which the streams of deeper stacks are estimated

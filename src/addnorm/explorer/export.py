@@ -35,8 +35,6 @@ from addnorm.explorer.recording import NAMES, Recordings, spread
 from addnorm.lab.init_probe import PLACEMENTS, InitProbe
 from addnorm.lab.streams_probe import PROBED
 
-__all__ = ["GRIDS", "Grid", "check_target", "count_files", "export"]
-
 DIGITS = 4  # that the charts show
 MAX_STEPS = 50  # of a recording
 MANIFEST = "export.json"  # the files of an export, by which it is recognized

@@ -9,8 +9,6 @@ import addnorm
 from addnorm.explorer import race, stack, streams, trace
 from addnorm.explorer.recording import Recordings
 
-__all__ = ["CONTENT_SECURITY_POLICY", "STATIC", "describe"]
-
 STATIC = Path(__file__).parent / "static"
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'"

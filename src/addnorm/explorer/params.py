@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["Choice", "Field", "Flag", "Number", "describe_fields", "read_params", "shorten"]
-
 
 @dataclass(frozen=True)
 class Number:

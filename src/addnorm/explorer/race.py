@@ -24,8 +24,6 @@ from addnorm.lab.measure import BY_DEPTH, Numbers
 from addnorm.lab.run import Run
 from addnorm.lab.train import Training, one_thread
 
-__all__ = ["FIELDS", "Events", "describe", "parse", "run_race"]
-
 Events = Generator[Numbers, None, None]
 
 HEADS = 4

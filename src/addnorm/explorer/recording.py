@@ -20,8 +20,6 @@ from addnorm.stream.record.recording import Recording
 from addnorm.stream.record.schema import BY_NAME, ENDS, Balance, RecordedSite, suggest
 from addnorm.stream.shares import BIASES
 
-__all__ = ["NAMES", "Recordings", "spread"]
-
 MAX_CELLS = 120  # of a map in each direction: a browser takes minutes to draw a million cells
 MAX_STEPS = 2000  # of a list or a curve: more than a page has pixels
 SHARES_TOLERANCE = 1e-4  # of the sum of shares that were computed in float32

@@ -16,8 +16,6 @@ from typing import Any, TypeVar
 
 from starlette.exceptions import HTTPException
 
-__all__ = ["BusyError", "ClosedError", "DisconnectedError", "Scheduler", "SupersededError"]
-
 T = TypeVar("T")
 MAX_COMPUTATIONS = 2  # at once, for all clients
 MAX_WAITING = 128  # requests of all clients

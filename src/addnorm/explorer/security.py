@@ -21,8 +21,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from addnorm.explorer.page import CONTENT_SECURITY_POLICY
 
-__all__ = ["SecurityMiddleware", "error_response", "read_json"]
-
 MAX_BYTES = 64 * 1024  # of a request
 TIMEOUT = 10.0  # seconds in which a request must arrive
 COOKIE = "addnorm-token"

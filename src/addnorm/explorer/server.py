@@ -39,8 +39,6 @@ from addnorm.explorer.recording import Recordings
 from addnorm.explorer.scheduler import Scheduler
 from addnorm.explorer.security import LOOPBACK, SecurityMiddleware, error_response, read_json
 
-__all__ = ["create_app", "serve"]
-
 IDLE = 30  # seconds without a request after which a connection is closed, at the latest after twice as many
 TICKS = 10  # of uvicorn in a second
 

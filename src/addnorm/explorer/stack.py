@@ -8,8 +8,6 @@ from addnorm._util.norms import KINDS
 from addnorm.explorer.params import Choice, Field, Flag, Number, describe_fields, read_params
 from addnorm.lab.init_probe import PLACEMENTS, InitProbe
 
-__all__ = ["FIELDS", "compute", "describe", "parse"]
-
 FINAL_NORMS = {"own": None, "on": True, "off": False}  # own: the choice of the wiring
 
 FIELDS: dict[str, Field] = {

@@ -10,8 +10,6 @@ from addnorm.lab.streams_probe import PROBED, StreamsProbe
 from addnorm.nn import Wiring
 from addnorm.wirings import CONSTRUCTORS, Learned, Row
 
-__all__ = ["FIELDS", "STEPS", "compute", "describe", "is_learned", "parse"]
-
 FIELDS: dict[str, Field] = {
     "wiring": Choice("pre_ln", PROBED),
     "sublayers": Number(12, 4, 24, step=2),

@@ -6,8 +6,6 @@ from typing import Any
 
 from addnorm.trace import PRESETS, Preset
 
-__all__ = ["list_presets"]
-
 
 def list_presets() -> list[dict[str, Any]]:
     """Return the worked examples as JSON types: numbers, options of `addnorm.trace.trace`, printed values, notes.

@@ -23,8 +23,6 @@ from addnorm.report.model import versions
 from addnorm.report.page import Block, Facts, Figure, Findings, Page, Section
 from addnorm.wirings.factors import format_factor
 
-__all__ = ["build_comparison_page"]
-
 TOP = (
     "scope",
     "loss",

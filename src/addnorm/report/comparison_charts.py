@@ -19,11 +19,6 @@ from addnorm.lab.results import Arm, Group
 from addnorm.lab.verdict import gradient_ratio
 from addnorm.wirings.factors import format_factor
 
-__all__ = [
-    "Shown", "ablation_chart", "best_groups", "depth_chart", "groups_by_warm_up", "init_chart",
-    "learning_chart", "memory_chart", "rate_chart", "setting_table", "training_chart",
-]  # fmt: skip
-
 Numbers = dict[str, Any]
 
 WINDOW = 10  # steps over which a learning curve is smoothed

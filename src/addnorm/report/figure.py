@@ -20,8 +20,6 @@ from addnorm.report.svg import NARROW, WIDE, draw_chart
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
-__all__ = ["draw_figure", "figure_of"]
-
 INCHES = {"wide": 9.6, "narrow": 3.9}  # widths of a drawing of matplotlib
 
 

@@ -25,8 +25,6 @@ from addnorm.stream.record.recording import Recording
 from addnorm.wirings.factors import format_factor
 from addnorm.wirings.stage_text import GAP
 
-__all__ = ["build_model_page", "versions"]
-
 LONG = 48  # rows: longer tables are collapsed
 TOP = ("model", "inputs", "date", "loss")  # facts at the top of the page
 DEPTH = "Depth counts sublayers; x_0 is the stream before the first sublayer."

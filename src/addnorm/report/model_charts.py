@@ -11,8 +11,6 @@ from addnorm.stream.ablate import Ablation
 from addnorm.stream.record.recording import Recording
 from addnorm.stream.record.schema import LIMITS, RecordedSite
 
-__all__ = ["ablation_chart", "depth_charts", "memory_charts"]
-
 Names = Mapping[str, tuple[str, str]]  # role and statistic of each series of a panel, by its label
 STREAM: Names = {"stream rms": ("out", "rms"), "stream max": ("out", "max")}
 GRADIENTS: Names = {"‖∂loss / ∂stream‖": ("grad", "l2"), "‖∂loss / ∂parameters‖": ("params", "grad_l2")}

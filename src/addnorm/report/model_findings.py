@@ -12,8 +12,6 @@ from addnorm.stream.find.inspection import Inspection, Site
 from addnorm.stream.record.recording import Recording
 from addnorm.stream.record.schema import RecordedSite
 
-__all__ = ["ablation_findings", "inspection_findings", "recording_findings"]
-
 SMALL_WRITE = 1e-3  # of the stream's norm
 OPPOSING = -0.1  # cosine of a write that opposes the stream
 SIMILAR = 0.9  # cosine of two tokens that are nearly equal

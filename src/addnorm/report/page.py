@@ -12,25 +12,9 @@ from importlib import resources
 from pathlib import Path
 from typing import ClassVar
 
-from addnorm._util.blocks import Cell, Finding, Table
+from addnorm._util.blocks import Finding, Table
 from addnorm._util.files import check_writable, write_text
 from addnorm._util.optional import require
-
-__all__ = [
-    "Block",
-    "Cell",
-    "Facts",
-    "Figure",
-    "Finding",
-    "Findings",
-    "Formula",
-    "Page",
-    "Section",
-    "Table",
-    "check_path",
-    "render",
-    "write",
-]
 
 SUFFIXES = (".html", ".htm")
 

@@ -14,8 +14,6 @@ from typing import NamedTuple
 
 from addnorm._util.charts import Axis, Chart, Map, Panel, Scale, Series, format_tick
 
-__all__ = ["NARROW", "WIDE", "chart_file", "draw_chart"]
-
 WIDE, NARROW = 1000, 372  # pixels
 COLOURS = 7
 DASHES = 4

@@ -24,8 +24,6 @@ from addnorm.cli.demo import model, operation, training
 from addnorm.cli.demo._parts import FOLDER, RECORDING, Part
 from addnorm.ops import cpu
 
-__all__ = ["run", "show"]
-
 PARTS: tuple[Part, ...] = (
     operation.one_token, operation.real_tensors, operation.bias_gradient, operation.speed, model.find_streams,
     model.record_by_depth, model.fuse_model, training.compare_wirings, model.write_report,

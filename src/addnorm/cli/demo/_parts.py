@@ -17,19 +17,6 @@ from addnorm.report import check_path
 from addnorm.stream.models.hf import ModelLoadError
 from addnorm.stream.models.load import LoadedModel, load
 
-__all__ = [
-    "FOLDER",
-    "MODEL",
-    "RECORDING",
-    "Part",
-    "check_report",
-    "load_minilm",
-    "mark",
-    "part",
-    "print_table",
-    "print_written",
-]
-
 MODEL = "minilm"
 FOLDER = Path("addnorm-demo")
 RECORDING = FOLDER / "minilm.json"

@@ -31,8 +31,6 @@ from addnorm.stream.models.load import LoadedModel
 from addnorm.stream.record.recording import Recording
 from addnorm.stream.record.schema import ENDS
 
-__all__ = ["find_streams", "fuse_model", "record_by_depth", "write_report"]
-
 LIMIT = 1e-5  # tolerance of the sum of the parts, relative to a stream in float32
 FIRST = 4  # sublayers and sources that are printed
 BARS = 24

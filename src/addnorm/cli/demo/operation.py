@@ -19,8 +19,6 @@ from addnorm.cli.demo._parts import mark, part, print_table
 from addnorm.functional import add_layer_norm
 from addnorm.trace import PRESETS, show
 
-__all__ = ["bias_gradient", "one_token", "real_tensors", "speed"]
-
 LESSONS = ("lesson-000", "lesson-001")
 STEPS = ("x", "sublayer", "z", "mean", "variance", "shifted")
 FLOAT32_STEP = 1e-6  # tolerance of float32 against Python's float64, for numbers around one

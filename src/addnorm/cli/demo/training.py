@@ -10,8 +10,6 @@ from addnorm._util.render import make_console
 from addnorm.cli.demo._parts import FOLDER, check_report, part, print_written
 from addnorm.lab.data import python_docs
 
-__all__ = ["compare_wirings"]
-
 WIRINGS = ("post_ln", "pre_ln")
 PROTOCOL = lab.ILLUSTRATION
 AT_INIT = True
