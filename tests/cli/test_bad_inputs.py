@@ -4,7 +4,6 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from click.testing import CliRunner
@@ -23,21 +22,8 @@ FILE = Path(__file__).with_name("bad_inputs.txt")
 LONG = "a" * 5000
 
 
-class BadInput(NamedTuple):
-    """Command line with its exit code and its lines on stderr."""
-
-    line: str
-    code: int
-    errors: str
-
-
-def read_inputs():
-    """Return the inputs of the file."""
-    blocks = re.findall(r"^(\S.*)\n    (\d+)  (.*)$", re.sub("^#.*$", "", FILE.read_text(), flags=re.M), re.M)
-    return [BadInput(line, int(code), errors) for line, code, errors in blocks]
-
-
-INPUTS = read_inputs()
+# Each line with its exit code and its lines on stderr.
+INPUTS = re.findall(r"^(\S.*)\n    (\d+)  (.*)$", re.sub("^#.*$", "", FILE.read_text(), flags=re.M), re.M)
 
 
 @pytest.fixture(scope="module")
@@ -66,17 +52,17 @@ def run(line):
     return result.exit_code, " / ".join(lines), result
 
 
-@pytest.mark.parametrize("bad", INPUTS, ids=lambda bad: bad.line[:60])
-def test_bad_input_gives_one_sentence(bad, folder, monkeypatch, threads):
+@pytest.mark.parametrize(("line", "expected_code", "expected"), INPUTS, ids=[line[:60] for line, *_ in INPUTS])
+def test_bad_input_gives_one_sentence(line, expected_code, expected, folder, monkeypatch, threads):
     threads(1)
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setattr("addnorm.explorer.server.serve", lambda *_: pytest.fail("it served"))
     before = tree_of(folder)
-    code, errors, result = run(bad.line)
-    pattern = ".*".join(map(re.escape, bad.errors.split("<*>")))
+    code, errors, result = run(line)
+    pattern = ".*".join(map(re.escape, expected.split("<*>")))
     assert re.fullmatch(pattern, errors), errors
-    assert code == bad.code
+    assert code == int(expected_code)
     assert code == 3 or result.stdout == ""
     changed = {path for path, _ in tree_of(folder).items() ^ before.items() if Path(path).name not in ("lock", "open")}
     assert not changed, "it changed files"
@@ -102,6 +88,6 @@ def test_model_needs_its_packages(package, monkeypatch):
 
 def test_all_inputs_are_read_and_each_is_listed_once():
     lines = [line for line in FILE.read_text().splitlines() if line and not line.startswith(("#", " "))]
-    assert lines == [bad.line for bad in INPUTS]
+    assert lines == [line for line, *_ in INPUTS]
     assert len({*lines}) == len(lines) > 200
     assert {shlex.split(line)[0] for line in lines} >= {*main.commands}

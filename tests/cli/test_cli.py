@@ -27,11 +27,8 @@ def test_trace_works_without_torch(words):
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "80"}
     )
     expected = run("trace", *words, COLUMNS="80")
-    assert (process.returncode, process.stdout, process.stderr) == (
-        expected.exit_code,
-        expected.stdout,
-        expected.stderr,
-    )
+    assert process.returncode == expected.exit_code
+    assert (process.stdout, process.stderr) == (expected.stdout, expected.stderr)
 
 
 def test_package_without_its_init_is_gone_afterwards():
@@ -73,13 +70,6 @@ def test_trace_passes_every_option():
     assert document("trace", "-1,2,3", "-.5,-1,1.5", *options.split(), *more.split()) == expected.to_dict()
     changed = PRESETS["lesson-000"].trace(placement="pre", norm="rms")
     assert document("trace", "--preset", "lesson-000", "--placement", "Pre-LN", "--norm", "rms") == changed.to_dict()
-
-
-@pytest.mark.parametrize("x", ["1e308,1", "1e200,-1e200", "1,1", "5", "1e-320,0"])
-def test_trace_json_has_no_nan(x):
-    options = (x, x, "--eps", 0, "--variance", "unbiased")
-    assert document("trace", *options)["schema"] == "addnorm.trace"
-    assert run("trace", *options).exit_code == 0
 
 
 def test_trace_list_names_presets():

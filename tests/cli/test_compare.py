@@ -2,21 +2,19 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
-from click.testing import CliRunner
 
 from addnorm import lab, report
 from addnorm.lab import theory
-from addnorm_cli.group import addnorm as main
-from support import SUPPORT
-from support.commands import without_announcements
+from support import SUPPORT, commands
+from support.commands import assert_one_sentence, refuse, without_announcements
 from support.lab_runs import TEXT, measured
 
 SMALL = ("--layers", 2, "--d-model", 16, "--heads", 2, "--tokens", 8, "--batch", 4)
@@ -36,32 +34,14 @@ def folder(tmp_path, monkeypatch, threads):
 
 
 def run(*arguments, text=True, **env):
-    command_line = ("compare", *(("--text", "text") if text else ()), "--jobs", 1, *arguments)
-    return CliRunner().invoke(main, [*map(str, command_line)], env={"COLUMNS": "100", **env}, catch_exceptions=False)
-
-
-def assert_one_sentence(stderr, *words):
-    assert re.fullmatch(r"Error: [^\n]+\.\n", stderr), stderr
-    for word in words:
-        assert word in stderr
-
-
-def refuse(constant):
-    raise AssertionError(f"{constant} is no JSON")
+    return commands.run("compare", *(("--text", "text") if text else ()), "--jobs", 1, *arguments, **env)
 
 
 def test_compare_prints_verdict_and_progress():
     result = run("post_ln", "pre_ln", *SMALL, "--steps", 6, "--warm-up", 0)
     assert result.exit_code == 0
-    words = " ".join(result.stdout.split())
-    for word in (
-        "This is an illustration, not evidence: 2 runs of 6 steps",
-        "At 2 layers",
-        "post_ln",
-        "pre_ln",
-        "test loss",
-    ):
-        assert word in words
+    illustration = "This is an illustration, not evidence: 2 runs of 6 steps"
+    commands.assert_words(result.stdout, illustration, "At 2 layers", "post_ln", "pre_ln", "test loss")
     lines = result.stderr.splitlines()
     assert [line.split(":")[0] for line in lines] == [
         "1/2  post_ln, 2 layers, lr 0.001, no warm-up, seed 0", "2/2  pre_ln, 2 layers, lr 0.001, no warm-up, seed 0", "Written"
@@ -103,21 +83,12 @@ def test_compare_fits_any_terminal(columns):
         assert max(map(len, result.stdout.splitlines())) <= columns
 
 
-def test_compare_without_joblib_names_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "joblib", None)
-    result = run("pre_ln", *SMALL)
-    assert result.exit_code == 2
-    assert_one_sentence(result.stderr, "joblib is not installed", "pip install 'addnorm[lab]'")
-
-
 def test_compare_reports_failed_run(monkeypatch):
     def fail(*_, **__):
         raise lab.RunError("run pre_ln has failed, MemoryError: too much")
 
     monkeypatch.setattr(lab, "compare", fail)
-    result = run("pre_ln")
-    assert result.exit_code == 1
-    assert_one_sentence(result.stderr, "run pre_ln has failed", "Finished runs are in addnorm-compare")
+    assert_one_sentence(run("pre_ln"), 1, "run pre_ln has failed", "Finished runs are in addnorm-compare")
 
 
 def test_compare_keeps_results_without_report(monkeypatch):
@@ -125,10 +96,7 @@ def test_compare_keeps_results_without_report(monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(report, "write", full)
-    result = run("pre_ln", *SMALL, "--steps", 1)
-    assert result.exit_code == 1
-    assert "No space left on device" in result.stderr
-    assert "Traceback" not in result.output
+    assert_one_sentence(run("pre_ln", *SMALL, "--steps", 1), 1, "No space left on device")
     assert Path("addnorm-compare/results.jsonl").stat().st_size
 
 
@@ -147,40 +115,6 @@ def test_compare_interrupted_while_drawing(monkeypatch):
 SCRIPT = SUPPORT / "run_compare.py"
 
 
-def command(*arguments, jobs):
-    options = ("--text", "text", "--out", "out", *SMALL, "--warm-up", 0, "--jobs", jobs, *arguments)
-    return [sys.executable, str(SCRIPT), "compare", "post_ln", "pre_ln", *map(str, options)]
-
-
-def wait_for(condition, process=None, seconds=60.0):
-    """Wait for a condition while the process lives."""
-    end = time.monotonic() + seconds
-    while not (output := condition()):
-        assert process is None or process.poll() is None, process.communicate()
-        assert time.monotonic() < end
-        time.sleep(0.02)
-    return output
-
-
-def children(pid):
-    pids = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            text = stat.read_text()
-        except OSError:
-            continue
-        if int(text.rpartition(")")[2].split()[1]) == pid:
-            pids.append(int(stat.parent.name))
-    return pids
-
-
-def is_running(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def checkpoints():
     return [*Path("out/open").glob("[!.]*.pt")]
 
@@ -189,11 +123,18 @@ def lines():
     return Path("out/results.jsonl").read_bytes().splitlines(keepends=True)
 
 
-def training(*arguments, jobs=2):
-    """Return a comparison in which post_ln is finished and pre_ln is not."""
-    process = subprocess.Popen(command(*arguments, jobs=jobs), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)  # fmt: skip
-    wait_for(checkpoints, process)
-    return process
+def training(steps, jobs=2):
+    """Return a comparison in which a run has begun, and its workers."""
+    options = ("--text", "text", "--out", "out", *SMALL, "--warm-up", 0, "--jobs", jobs, "--steps", steps)
+    command = [sys.executable, str(SCRIPT), "compare", "post_ln", "pre_ln", *map(str, options)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(command, text=True, start_new_session=True, **pipes)
+    end = time.monotonic() + 60
+    while not checkpoints():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    return process, psutil.Process(process.pid).children()
 
 
 STEPS = 250
@@ -209,12 +150,11 @@ def test_compare_continues_after_kill(jobs):
     text = lab.read_text("text")
     alone = lab.compare(["post_ln"], lab.Protocol(**PROTOCOL), text=text, out="out", jobs=1, at_init=False)
     finished = lines()
-    process = training("--steps", STEPS, jobs=jobs)
-    workers = children(process.pid)
+    process, workers = training(STEPS, jobs)
     assert jobs == 1 or len(workers) >= 2
-    process.send_signal(signal.SIGKILL)
+    process.kill()
     process.communicate()
-    wait_for(lambda: not any(map(is_running, workers)), seconds=20)
+    assert not psutil.wait_procs(workers, 20)[1]
     before = lines()
     assert before[:1] == finished
     assert "pre_ln" not in map(settings, before)
@@ -238,8 +178,7 @@ def test_compare_continues_after_kill(jobs):
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"])
 def test_compare_interrupted_keeps_results(number, code):
-    process = training("--steps", 10**6)
-    workers = children(process.pid)
+    process, workers = training(10**6)
     if number == signal.SIGINT:
         os.killpg(process.pid, number)  # to the workers too, as a terminal does
     else:
@@ -253,5 +192,5 @@ def test_compare_interrupted_keeps_results(number, code):
     lines = [line for line in without_announcements(stderr).splitlines() if "results finished" not in line]
     assert lines == ["Interrupted. Finished runs are in out; the same command continues."]
     assert stdout == ""
-    wait_for(lambda: not any(map(is_running, workers)), seconds=20)
+    assert not psutil.wait_procs(workers, 20)[1]
     assert checkpoints()

@@ -13,6 +13,7 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
 from addnorm.cli import explore
+from addnorm.explorer import export, stack
 from support.commands import assert_one_sentence
 from support.commands import run as run_command
 from support.explorer_process import RACING, Explorer
@@ -110,13 +111,6 @@ def test_explore_listens_on_ipv6(served):
     assert message.startswith(f"The explorer is at http://[::1]:{served['at'][1]}/\n")
 
 
-@pytest.mark.parametrize("host", ["203.0.113.7", "nowhere.invalid", "a..b", "a" * 300, "1:2", "::1"])
-def test_explore_reports_hosts_it_cannot_listen_at(host, no_server, monkeypatch):
-    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
-    result = run("--host", host, "--port", 0)
-    assert_one_sentence(result, 2, f"Error: --host is '{host[:90]}", "where this machine cannot listen (", ").\n")
-
-
 def test_explore_reports_forbidden_port(monkeypatch, no_server):
     def denied(*_, **__):
         raise PermissionError(13, "Permission denied")
@@ -155,17 +149,9 @@ def test_explore_opens_browser(served, monkeypatch):
 # The export.
 
 
-@pytest.fixture
-def small_export(monkeypatch, no_server):
-    """Export two settings only."""
-    from addnorm.explorer import export, stack
-
+def test_explore_exports_page(no_server, tmp_path, monkeypatch):
     grid = export.Grid(stack, {"sublayers": (2,), "seed": (0, 1)}, ("seed",))
     monkeypatch.setattr(export, "GRIDS", {"stack": grid})
-    return export
-
-
-def test_explore_exports_page(small_export, tmp_path, monkeypatch):
     opened = []
     monkeypatch.setattr("webbrowser.open", opened.append)
     monkeypatch.setitem(sys.modules, "starlette", None)  # the export needs no server
@@ -174,37 +160,6 @@ def test_explore_exports_page(small_export, tmp_path, monkeypatch):
     assert result.stdout.startswith(f"The page is in {tmp_path}/page/index.html (")
     assert opened == [(tmp_path / "page" / "index.html").as_uri()]
     assert (tmp_path / "page" / "data" / "stack-1.js").is_file()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--port", 0], "--export starts no server, so leave out --port"),
-        (["--host", "localhost"], "--export starts no server, so leave out --host"),
-        (["model.bin"], "RECORDING is 'model.bin', expected a file that ends in .json or .parquet"),
-        (["gone.json"], "RECORDING: gone.json cannot be read (No such file or directory)"),
-    ],
-)
-def test_explore_export_reports_wrong_arguments(small_export, tmp_path, arguments, words):
-    assert_one_sentence(run("--export", tmp_path / "page", *arguments), 2, f"Error: {words}")
-    assert [*tmp_path.iterdir()] == []
-
-
-def test_explore_export_refuses_other_folders(small_export, tmp_path):
-    (tmp_path / "thesis.tex").write_text("mine")
-    words = f"Error: --export is '{tmp_path}', which has other files, expected an empty folder or an export: choose"
-    assert_one_sentence(run("--export", tmp_path), 2, words)
-    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
-
-
-def test_explore_export_ends_at_interrupt(small_export, tmp_path, monkeypatch):
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(small_export, "compute_file", interrupt)
-    result = run("--export", tmp_path / "page")
-    assert (result.exit_code, result.stderr) == (130, "Interrupted.\n")
-    assert [*tmp_path.iterdir()] == []
 
 
 # How it ends.

@@ -19,7 +19,7 @@ from addnorm_cli import parameters
 from addnorm_cli.group import COMPLETE
 from addnorm_cli.group import addnorm as group
 from addnorm_cli.interrupts import INTERRUPTED, TERMINATED
-from addnorm_cli.output_guard import PIPE_CLOSED, keep_output
+from addnorm_cli.output_guard import PIPE_CLOSED
 from addnorm_cli.parameters import ParameterError
 from support.commands import assert_words, run, without_announcements
 from support.loading import ROOT
@@ -151,20 +151,6 @@ def test_closed_streams(closed, code, stdout, stderr):
     assert (process.returncode, process.stdout, process.stderr) == (code, stdout, stderr)
 
 
-def test_pipe_that_is_not_read_ends_quietly():
-    read, write = os.pipe()
-    os.close(read)
-    process = start("--help", stdout=write)
-    os.close(write)
-    assert finish(process)[::2] == (141, "")
-
-
-def test_keeping_output_needs_no_guard(capsys):
-    keep_output()
-    print("as usual")
-    assert capsys.readouterr().out == "as usual\n"
-
-
 # Interrupts.
 
 
@@ -272,7 +258,7 @@ def test_interrupt_carries_what_is_kept():
     assert (result.exit_code, result.stderr) == (130, "Interrupted. Half of it is in x.\n")
 
 
-@pytest.mark.parametrize("arguments", [("wirings",), ("trace", "1,2", "2,3")], ids=" ".join)
+@pytest.mark.parametrize("arguments", [("--help",), ("wirings",), ("trace", "1,2", "2,3")], ids=" ".join)
 def test_reader_that_goes_ends_the_command(arguments):
     reading, writing = os.pipe()
     os.close(reading)

@@ -129,11 +129,6 @@ def test_record_plots(folder):
     assert not (folder / "forward" / "gradients.png").exists()
 
 
-def test_record_suggests_no_grads():
-    assert_one_sentence(run("record", "own_models:frozen"), 2, "use --no-grads")
-    assert run("record", "own_models:frozen", "--no-grads").exit_code == 0
-
-
 @pytest.mark.parametrize(
     ("package", "options"), [("matplotlib", ["--plots", "p"]), ("pyarrow", ["--out", "run.parquet"])]
 )

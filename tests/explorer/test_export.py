@@ -1,9 +1,7 @@
 """Tests of the exported page: its numbers are the server's, its folder is whole or as it was, and it works from the disk."""
 
 import json
-import os
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -12,10 +10,11 @@ from addnorm._util.files import UnwritableError
 from addnorm._util.jsonio import to_jsonable
 from addnorm.explorer import export as module
 from addnorm.explorer import stack, streams
-from addnorm.explorer.export import Grid, bundle, compute_file, export
+from addnorm.explorer.export import Grid, export
 from addnorm.explorer.page import STATIC
 from addnorm.explorer.recording import Recordings
 from support.browser import READY, ExplorerPage, drawn
+from support.report_pages import Document
 
 GRIDS = {
     "stack": Grid(
@@ -125,49 +124,20 @@ def test_description_names_the_values_and_hides_paths(exported, recordings):
 # The folder.
 
 
-class Links(HTMLParser):
-    """Addresses that a page loads."""
-
-    def __init__(self):
-        super().__init__()
-        self.addresses, self.policy = [], ""
-
-    def handle_starttag(self, tag, attributes):
-        given = dict(attributes)
-        self.addresses += [given[name] for name in ("href", "src") if tag in ("link", "script") and name in given]
-        if given.get("http-equiv") == "Content-Security-Policy":
-            self.policy = given["content"]
-
-
 def test_export_is_a_page_with_all_its_files(exported):
-    links = Links()
-    links.feed((exported / "index.html").read_text())
-    addresses = [address for address in links.addresses if not address.startswith("data:")]
+    page = Document((exported / "index.html").read_text())
+    addresses = {one["href"] for one in page.all("link")} | {one["src"] for one in page.all("script")}
+    addresses = {address for address in addresses if not address.startswith("data:")}
     assert all((exported / address).is_file() for address in addresses)
     styles = {path.relative_to(STATIC).as_posix() for path in STATIC.rglob("*.css")}
-    assert {f"static/{path}" for path in styles} | {"static/explorer.js"} == {*addresses}
-    assert links.policy.startswith("default-src 'none'; script-src 'self';")
-    assert "connect-src" not in links.policy  # the page loads nothing but scripts and styles
+    assert {f"static/{path}" for path in styles} | {"static/explorer.js"} == addresses
+    (policy,) = (one["content"] for one in page.all("meta") if "http-equiv" in one)
+    assert policy.startswith("default-src 'none'; script-src 'self';")
+    assert "connect-src" not in policy  # the page loads nothing but scripts and styles
     manifest = json.loads((exported / "export.json").read_text())["files"]
     files = {path.relative_to(exported).as_posix() for path in exported.rglob("*") if path.is_file()}
     assert {*manifest, "export.json"} == files
     assert not re.search(r"https?://(?!www\.w3\.org)", (exported / "static" / "explorer.js").read_text())
-
-
-def test_bundle_has_every_module_once_after_its_imports():
-    script = bundle(STATIC / "app.js")
-    modules = re.findall(r"^const (module\d+) = ", script, re.MULTILINE)
-    assert len(modules) == len({*modules}) == len([*STATIC.rglob("*.js")])
-    for name in modules:
-        assert script.index(f"const {name} = ") < min(
-            (at.start() for at in re.finditer(rf"= {name};", script)), default=len(script)
-        )
-
-
-def test_bundle_refuses_unknown_statements(tmp_path):
-    (tmp_path / "a.js").write_text('import * as b from "./b.js";\n')
-    with pytest.raises(AssertionError, match=r"a.js has 'import \* as b"):
-        bundle(tmp_path / "a.js")
 
 
 SMALL = {"stack": Grid(stack, {"sublayers": (2,), "seed": (0, 1)}, ("seed",))}
@@ -185,47 +155,6 @@ def test_export_replaces_an_older_one_and_reports_its_size(tmp_path):
     assert [*folder.parent.iterdir()] == [folder]
     meta = read(folder, "meta")
     assert [(one["name"], len(one["steps"])) for one in meta["recordings"]] == [("example.json", 12)]
-
-
-def make_other(path, kind):
-    """Make something at the path that is no folder for an export."""
-    if kind == "a link":
-        path.symlink_to(path.parent)
-    elif kind == "a file":
-        path.write_text("mine")
-    elif kind == "a pipe":
-        os.mkfifo(path)
-    else:
-        path.mkdir()
-        (path / "index.html").write_text("mine")
-        if kind == "a broken export":
-            (path / "export.json").write_text('{"files": ["data/meta.js"]}')
-
-
-@pytest.mark.parametrize(
-    ("kind", "words"),
-    [
-        ("a link", "a symbolic link, expected a folder"),
-        ("a file", "which is no folder, expected a new or an empty one"),
-        ("a pipe", "which is no folder, expected a new or an empty one"),
-        ("a folder", "which has other files, expected an empty folder or an export"),
-        ("a broken export", "which has other files, expected an empty folder or an export"),
-    ],
-)
-def test_export_refuses_what_is_not_its_own(tmp_path, kind, words):
-    path = tmp_path / "page"
-    make_other(path, kind)
-    before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(UnwritableError, match=f"^folder is '{path}', {words}: choose another path.$"):
-        make_export(path, grids=SMALL)
-    assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_export_refuses_the_current_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for path in (Path(), tmp_path):
-        with pytest.raises(UnwritableError, match="the folder of this terminal, expected another one"):
-            make_export(path, grids=SMALL)
 
 
 @pytest.mark.parametrize("has_older", [False, True])
@@ -375,9 +304,3 @@ def test_race_names_what_it_needs(disk_page):
     disk_page.console.clear()  # axe requests the styles, which the policy does not allow
     page.get_by_role("button", name="Help and keys").click()
     assert "computed beforehand by addnorm" in page.get_by_role("dialog").inner_text()
-
-
-def test_answers_are_computed_by_the_views(monkeypatch):
-    monkeypatch.setattr(stack, "compute", lambda probe: {"labels": ["x_0"], "stream": [probe.seed + 0.123456]})
-    content = compute_file(SMALL["stack"], {"seed": 1})
-    assert content == {"places": [0], "shared": {"labels": ["x_0"], "stream": [1.123]}, "answers": [{}]}

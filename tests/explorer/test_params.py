@@ -1,12 +1,11 @@
 """Tests of the parameters of requests: accepted values, defaults, errors."""
 
-import json
 import math
 import re
 
 import pytest
 
-from addnorm.explorer.params import Choice, Flag, Number, describe_fields, read_params, shorten
+from addnorm.explorer.params import Choice, Flag, Number, read_params
 
 FIELDS = {
     "sublayers": Number(24, 2, 96, step=2),
@@ -59,21 +58,3 @@ def test_wrong_params_are_rejected(name, value, sentence):
 def test_request_must_be_an_object():
     with pytest.raises(ValueError, match=r"^the request is \[1\], expected an object with sublayers, gain, seed"):
         read_params(FIELDS, [1])
-
-
-def test_shorten_limits_length():
-    deep = []
-    for _ in range(100_000):
-        deep = [deep]
-    assert shorten(deep) == "deeply nested"
-    assert shorten("x" * 10_000) == "'" + "x" * 39 + "..."
-    assert shorten("\ud800\n\x00") == r"'\ud800\n\x00'"
-    while deep:  # from the outside, or its end would recurse as deep
-        deep = deep.pop()
-
-
-def test_describe_fields_returns_json_types():
-    description = json.loads(json.dumps(describe_fields(FIELDS), allow_nan=False))
-    assert description["sublayers"] == {"kind": "number", "default": 24, "minimum": 2, "maximum": 96, "step": 2}
-    assert description["placement"] == {"kind": "choice", "default": "post", "choices": ["post", "pre"]}
-    assert description["residual"] == {"kind": "flag", "default": True}

@@ -17,7 +17,7 @@ import addnorm
 from addnorm import lab
 from addnorm._util.jsonio import to_jsonable
 from addnorm.explorer import race as module
-from addnorm.explorer.race import FIELDS, WIRINGS, describe, parse, run_race, summarize
+from addnorm.explorer.race import parse, run_race, summarize
 from addnorm.lab.measure import BY_DEPTH
 from addnorm.lab.train import Training, train
 from support.lab_runs import TEXT
@@ -88,17 +88,6 @@ def test_race_of_one_wiring_has_two_names():
     assert events[-1]["verdict"][-2].startswith("Both are equal: after 6 steps the validation loss is ")
 
 
-def test_race_describe():
-    said = json.loads(json.dumps(describe()))
-    assert said["fields"]["left"] == {"kind": "choice", "default": "post_ln", "choices": [*WIRINGS]}
-    assert said["wirings"]["post_ln"]["equation"] == "x' = N(x + f(x))"
-    drawings = {name: addnorm.wirings.get(name).draw() for name in WIRINGS}
-    assert {name: wiring["drawing"] for name, wiring in said["wirings"].items()} == drawings
-    left, right = parse({})
-    assert left.settings() == {**right.settings(), "wiring": "post_ln"}
-    assert all(width % said["heads"] == 0 for width in range(16, 129, 16))
-
-
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
@@ -111,15 +100,6 @@ def test_race_describe():
 def test_race_parse_rejects_wrong_params(settings, sentence):
     with pytest.raises(ValueError, match="^" + re.escape(sentence)):
         parse(settings)
-
-
-def test_race_parse_rejects_what_lab_rejects(monkeypatch):
-    """Add a wiring that the lab rejects, since none of the offered ones is."""
-    odd = addnorm.Wiring("odd", addnorm.wirings.Stage(1, (1,), None, (2,)), profile=lambda *_: None)
-    monkeypatch.setitem(module.wirings.CONSTRUCTORS, "odd", lambda: odd)
-    monkeypatch.setitem(FIELDS, "left", module.Choice("odd", ("odd",)))
-    with pytest.raises(ValueError, match=r"^wiring is 'odd', whose factors are measured"):
-        parse(SMALL)
 
 
 def test_race_rejects_short_text():
@@ -203,14 +183,6 @@ def test_closing_a_race_removes_hooks(count, monkeypatch):
     assert patched() == before
     assert torch.equal(torch.get_rng_state(), state)
     assert next(events, None) is None
-
-
-def test_race_is_lazy(monkeypatch):
-    def fail(*_):
-        raise AssertionError
-
-    monkeypatch.setattr(module, "Training", fail)
-    run_race(parse(SMALL), TEXT).close()
 
 
 def test_race_events_from_any_thread():

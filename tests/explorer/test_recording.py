@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from addnorm import explorer
 from addnorm._util.jsonio import to_jsonable
-from addnorm.explorer.recording import MAX_CELLS, MAX_STEPS, NAMES, Recordings
+from addnorm.explorer.recording import MAX_CELLS, MAX_STEPS, Recordings
 from addnorm.explorer.recording import _label as labels
 from addnorm.stream.record.recording import Recording
 from addnorm.stream.record.schema import Balance, RecordedSite
@@ -86,27 +85,6 @@ def test_map_counts_several_adds(serve):
     shares = [[1.0, 0.0, 0.0], [0.5, 0.25, 0.25]]
     rec = make("x_0 start a attention b other", memory_maps={"stream": (["x_0", "a", "b"], shares)})
     assert answer(serve(rec))["map"]["depths"] == ["x_0", "after add 1"]
-
-
-def test_balance_adds_up_to_stream_norm(served, recordings):
-    for number, rec in enumerate(recordings.values()):
-        for stream in rec.streams if number != SCALED else ():
-            sheet = answer(served, number, stream=stream)["balance"]
-            assert (sheet["refused"], sheet["step"], sheet["closes"]) == ("", rec.steps[-1], True)
-            assert sheet["length"] == rec.balances[stream].stream_norm
-            opening, *rows = sorted(sheet["rows"], key=lambda row: row["depth"])
-            total = math.fsum(row["amount"] for row in sheet["rows"])
-            assert total == pytest.approx(sheet["length"], rel=1e-6)
-            assert sheet["error"] == abs(sheet["length"] - total) / sheet["length"]
-            assert math.fsum(row["part"] for row in sheet["rows"]) == pytest.approx(1.0, abs=1e-6)
-            ends = by_id(rec.series("out", "l2", stream=stream))
-            start = next(site.id for site in rec.sites if site.stream == stream)
-            assert (opening["source"], opening["label"], opening["written"]) == ("x_0", "x_0", ends[start])
-            biases = [row for row in rows if row["kind"] == "norms"]
-            assert biases == rows[len(rows) - len(biases) :]
-            assert all(row["written"] is None for row in biases)
-            written = {row["source"]: row["written"] for row in rows[: len(rows) - len(biases)]}
-            assert written == by_id(rec.series("write", "l2", stream=stream))
 
 
 def test_statistic_over_steps(served, recordings):
@@ -275,10 +253,3 @@ def test_equal_file_names_show_paths(tmp_path, recordings):
         "name": "other.json", "path": names[2], "model": "TransformerEncoder", "streams": ["stream"], "steps": [*range(STEPS)],
         "count": STEPS,
     }  # fmt: skip
-
-
-def test_page_series_exist_on_server():
-    panels = (Path(explorer.__file__).parent / "static" / "recording" / "panels.js").read_text()
-    drawn = set(re.findall(r'\["(\w+\.\w+)",', panels))
-    assert len(drawn) >= 10
-    assert drawn <= set(NAMES)

@@ -112,18 +112,20 @@ def sheet(page):
     )
 
 
-@pytest.mark.parametrize("which", [POST, PRE, TWO])
-def test_balance_table_adds_up(explorer, files, which):
-    page = explorer.recording(f"&rec={which}")
+@pytest.mark.parametrize(("which", "place"), [(POST, 0), (PRE, 0), (TWO, 0), (TWO, 1)])
+def test_balance_table_adds_up(explorer, files, which, place):
     rec = files[which]
-    stream = rec.streams[0]
+    stream = rec.streams[place]
+    page = explorer.recording(f"&rec={which}&rstream={stream}" if place else f"&rec={which}")
     balance, (sources, shares) = rec.balances[stream], rec.memory_maps[stream]
     amounts = dict(zip(balance.sources, balance.amounts, strict=True))
     in_order = sorted(balance.sources, key=lambda source: source == BIASES)  # these come last
     rows = dict(zip(in_order, sheet(page), strict=True))
-    assert [row[0] for row in rows.values()][:3] == ["x_0", "attention 1", "feed-forward 1"]
+    assert [row[0] for row in rows.values()][:2] == ["x_0", "attention 1"]
     assert {source: row[2] for source, row in rows.items()} == amounts
-    written = {site.id: value for site, value in rec.series("write", "l2", rec.steps[-1], stream)}
+    last = rec.steps[-1], stream
+    written = {"x_0": rec.series("out", "l2", *last)[0][1]}
+    written |= {site.id: value for site, value in rec.series("write", "l2", *last)}
     assert {source: rows[source][1] for source in written} == pytest.approx(written, rel=5e-4)
     percent = {source: 100 * share for source, share in zip(sources, shares[-1], strict=True)}
     assert {source: row[3] for source, row in rows.items()} == pytest.approx(percent, rel=6e-3, abs=1e-9)

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from addnorm.explorer.streams import FIELDS, STEPS, compute, parse
+from addnorm.explorer.streams import FIELDS, STEPS
 from addnorm.lab import StreamsProbe
 from support.browser import drawn
 
@@ -32,7 +32,7 @@ def series_of(places):
 @pytest.mark.parametrize("wiring", ["pre_ln", "reversible", "hyper_connections"])
 def test_mixed_streams_equal_library(explorer, wiring):
     page = explorer.show(f"{SMALL}&swiring={wiring}&sn=3&moved=0.5", "streams")
-    expected = compute(parse({"wiring": wiring, "sublayers": 4, "d_model": 8, "n": 3, "perturbation": 0.5}))
+    expected = StreamsProbe(wiring, 4, 8, 3, perturbation=0.5).measure()
     marks, summaries = explorer.charts()
     coefficients, gains = expected["coefficients"], expected.get("gains") if wiring == "hyper_connections" else None
     assert marks["streams-sizes"] == series_of(expected["streams"])

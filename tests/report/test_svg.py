@@ -10,7 +10,6 @@ import pytest
 
 from addnorm._util.charts import Axis, Chart, Map, Panel, Scale, Series
 from addnorm.report import Table, draw_figure
-from addnorm.report.figure import figure_of
 from addnorm.report.svg import NARROW, WIDE, chart_file, draw_chart
 from addnorm.stream.record import axes
 
@@ -151,29 +150,10 @@ def test_drawing_uses_only_page_colours():
     assert ElementTree.fromstring(text).get("aria-label") == 'A "label"'
 
 
-def test_figure_of_a_chart_has_two_widths():
-    table = Table(["step", "a"], [[1, 0.5]])
-    figure = figure_of(Chart("T", "C.", [Panel("p", [Series("a", [(1, 0.5)])])], Axis("step"), table=table))
-    assert (figure.title, figure.caption, figure.table) == ("T", "C.", table)
-    for svg, width, name in ((figure.svg, WIDE, "wide"), (figure.narrow, NARROW, "narrow")):
-        assert svg.startswith(f'<svg class="chart {name}" viewBox="0 0 {width} ')
-
-
 def test_chart_file_has_its_own_colours():
     root = ElementTree.fromstring(chart_file(chart(Panel("p", [Series("a", [(1, 0.5)])]))))
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     assert "prefers-color-scheme: dark" in root[0].text
-
-
-def test_table_has_every_number_of_the_chart():
-    panels = [
-        Panel("loss", [Series("a", [(1, 0.5), (2, 0.25)]), Series("b", [(2, 3.0)])]),
-        Panel("rate", [Series("a", [(1, 7.0)])]),
-    ]
-    table = chart(*panels).with_table(["step"], {1: ["one"], 2: ["two"]}, "All").table
-    assert [column.header for column in table.columns] == ["step", "a: loss", "b: loss", "a: rate"]
-    assert table.rows == [["one", 0.5, None, 7.0], ["two", 0.25, 3.0, None]]
-    assert [one.header for one in chart(panels[1]).with_table(["step"], {}, "").table.columns] == ["step", "rate"]
 
 
 def test_matplotlib_drawing_becomes_a_figure():
@@ -188,14 +168,6 @@ def test_matplotlib_drawing_becomes_a_figure():
     assert make().svg == figure.svg, "the same drawing gives the same text"
     data = re.search(r'href="data:image/svg\+xml;base64,([^"]+)"', figure.svg)[1]
     assert base64.b64decode(data).startswith(b"<?xml")
-
-
-def test_missing_matplotlib_is_named(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
-    with pytest.raises(
-        ImportError, match=r"matplotlib is not installed, and is needed to draw: pip install 'addnorm\[plot\]'"
-    ):
-        draw_figure("name", print, title="T", caption="C", table=Table(["a"], []))
 
 
 # Light and dark.

@@ -78,7 +78,7 @@ TEXTS = {
     "weightless/config.json": b'{"model_type": "gpt2"}', "junk/config.json": b'{"model_type": "gpt2"}', "junk/model.safetensors": bytes(range(255, 0, -1)),
     "remote/config.json": b'{"model_type": "x", "auto_map": {"AutoModel": "evil.Model"}}', "remote/evil.py": b"open('HARM', 'w')",
     "hostile.py": FACTORIES.encode(), "broken.py": b"def f(:\n", "importing.py": b"import nothing_like_this", "exiting.py": b"import sys; sys.exit('usage')",
-    "torn/results.jsonl": b"torn\n", "foreign/results.jsonl": b'{"kind": "run"}\n',
+    "site/export.json": b'{"files": ["data/meta.js"]}', "site/index.html": b"not of the export", "torn/results.jsonl": b"torn\n", "foreign/results.jsonl": b'{"kind": "run"}\n',
 }  # fmt: skip
 TENSORS = {
     "list.pt": [1, 2], "scalar.pt": {"a": 1}, "numbered.pt": {3: torch.ones(1)}, "code.pt": {"x": Code()},
