@@ -8,24 +8,12 @@ import re
 import stat
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
-
-# Names to complete. They are those of addnorm, which a test compares: importing addnorm takes seconds.
-WIRINGS = (
-    "post_ln", "pre_ln", "sandwich", "peri_ln", "reordered", "deepnorm", "admin", "rezero", "skipinit", "layer_scale",
-    "residual_multiplier", "depth_mup", "completep", "layernorm_scaling", "mix_ln", "no_norm", "no_residual", "parallel",
-    "resi_dual", "b2t", "hyper_connections", "mhc", "independent_hc", "gated_residual", "depth_scaled", "gated_mix",
-    "residual_scaling", "keel", "reversible", "ngpt", "siamese_norm", "attention_residuals", "denseformer", "muddformer",
-    "x0_residual",
-)  # fmt: skip
-PRESETS = (
-    "lesson-000", "lesson-001", "undo", "unbiased", "annotated-transformer", "rms-norm", "pre-ln", "constant",
-)  # fmt: skip
-MODEL_TYPE = re.compile(r'^\s+\("([\w.-]+)", "\w+Config"\)', re.MULTILINE)  # an entry of transformers' table
 
 LONGEST = 4095  # bytes of a path
 
@@ -138,22 +126,25 @@ def path_of(kind: str, metavar: str, completes: str = "file", *, pipes: bool = T
     return Kind(metavar, f"the path of a {kind}", parse, path=completes)
 
 
-def list_model_types() -> list[str]:
-    """Return the model types in transformers' own tables, which are read as text: the import takes seconds."""
+def find_names(package: str, files: str, pattern: str) -> list[str]:
+    """Return the names that a pattern finds in files of a package, which are read as text: the import takes seconds."""
     names: set[str] = set()
     with suppress(ImportError, ValueError, OSError):
-        spec = importlib.util.find_spec("transformers")
+        spec = importlib.util.find_spec(package)
         for folder in (spec.submodule_search_locations if spec else None) or ():
-            for path in (Path(folder) / "models" / "auto").glob("*a*_*.py"):
-                if path.name in ("auto_mappings.py", "configuration_auto.py"):
-                    names.update(MODEL_TYPE.findall(path.read_text("utf-8")))
+            for path in Path(folder).glob(files):
+                names.update(re.findall(pattern, path.read_text("utf-8"), re.MULTILINE))
     return sorted(names)
 
 
 FILE, TEXT, FOLDER = path_of("file", "FILE"), path_of("file", "FILE", pipes=False), path_of("folder", "DIR", "dir")
 COUNT = whole(1)
 REAL = Kind("X", "a number, as in 1e-5", float)
-WIRING, PRESET = Kind("NAME", names=lambda: WIRINGS), Kind("NAME", names=lambda: PRESETS)
+WIRING = Kind("NAME", names=partial(find_names, "addnorm", "wirings/catalog*.py", r"^@register\ndef (\w+)"))
+PRESET = Kind("NAME", names=partial(find_names, "addnorm", "trace/presets.py", r'Preset\(\s*"([\w-]+)"'))
 # post_ln and post-LN too, as wirings are named.
 PLACEMENT = one_of("post", "pre", simplify=lambda text: text.lower().replace("-", "_").removesuffix("_ln"))
-MODEL = Kind("MODEL", names=lambda: ["minilm", *list_model_types()], path="dir")
+MODEL_TYPE = r'^\s+\("([\w.-]+)", "\w+Config"\)'  # an entry of transformers' table
+MODEL = Kind(
+    "MODEL", names=lambda: ["minilm", *find_names("transformers", "models/auto/*auto*.py", MODEL_TYPE)], path="dir"
+)

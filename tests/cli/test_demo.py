@@ -17,7 +17,7 @@ import addnorm
 from addnorm import bench, lab
 from addnorm.bench import exactness, timing
 from addnorm.cli import demo
-from addnorm.cli.demo import _parts, model, operation, training
+from addnorm.cli.demo import model, operation, training
 from addnorm.fusion.proof import Proof
 from addnorm.fusion.tolerance import Difference
 from addnorm.lab.published import PUBLISHED
@@ -73,7 +73,7 @@ def whole_demo(request, tmp_path_factory):
         return loaded
 
     with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_parts, "load", load_first_layers)
+        patch.setattr(model, "load", load_first_layers)
         return WholeDemo(run("demo"), folder, layers)
 
 

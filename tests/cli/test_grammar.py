@@ -70,15 +70,15 @@ def test_version_is_printed():
 
 
 def test_names_to_complete_are_those_of_the_library():
-    assert {wiring.name for wiring in addnorm.wirings.list_all()} == {*parameters.WIRINGS}
-    assert [*PRESETS] == [*parameters.PRESETS]
+    assert sorted(wiring.name for wiring in addnorm.wirings.list_all()) == parameters.WIRING.names()
+    assert sorted(PRESETS) == parameters.PRESET.names()
 
 
 def test_completed_model_types_are_those_of_transformers():
     pytest.importorskip("transformers")
     from addnorm.stream.models.load import model_types
 
-    completed = {*parameters.list_model_types()}
+    completed = {*parameters.MODEL.names()}
     missing = {*model_types()} - completed
     assert len(missing) < 0.02 * len(completed)
     assert {"bert", "gpt2", "llama", "t5", "xlm-roberta"} <= completed

@@ -6,9 +6,10 @@ import threading
 import time
 
 import pytest
+from starlette.exceptions import HTTPException
 
 from addnorm.explorer import scheduler as module
-from addnorm.explorer.scheduler import BusyError, ClosedError, Scheduler, SupersededError
+from addnorm.explorer.scheduler import BUSY, CLOSED, RACING, SUPERSEDED, Scheduler
 from support.threads import run_in_thread
 
 
@@ -56,8 +57,8 @@ async def until(condition):
 async def outcome(awaited):
     try:
         return await awaited
-    except Exception as error:
-        return type(error)
+    except HTTPException as error:
+        return error.status_code, error.detail
 
 
 ONE_OF = [(client, "") for client in ("a", "b", "page", "c", "d", "page")]
@@ -68,12 +69,12 @@ KINDS = [("page", kind) for kind in ("stack", "stack", "recording", "stack", "re
 @pytest.mark.parametrize(
     ("requests", "limits", "outcomes", "done"),
     [
-        ([("page", "")] * 30, {}, [0, *[SupersededError] * 28, 29], [0, 29]),
-        (KINDS, {}, [0, SupersededError, SupersededError, 3, 4], [0, 3, 4]),
+        ([("page", "")] * 30, {}, [0, *[SUPERSEDED] * 28, 29], [0, 29]),
+        (KINDS, {}, [0, SUPERSEDED, SUPERSEDED, 3, 4], [0, 3, 4]),
         (MANY, {}, [*range(40)], [*range(40)]),
         (MANY, {"MAX_COMPUTATIONS": 1}, [*range(40)], [*range(40)]),
-        (ONE_OF, {"MAX_COMPUTATIONS": 1}, [0, 1, SupersededError, 3, 4, 5], [0, 1, 5, 3, 4]),
-        (MANY[:8], {"MAX_WAITING": 3}, [0, 1, 2, 3, 4, *[BusyError] * 3], [*range(5)]),
+        (ONE_OF, {"MAX_COMPUTATIONS": 1}, [0, 1, SUPERSEDED, 3, 4, 5], [0, 1, 5, 3, 4]),
+        (MANY[:8], {"MAX_WAITING": 3}, [0, 1, 2, 3, 4, *[BUSY] * 3], [*range(5)]),
     ],
     ids=["newest wins", "kinds are independent", "two at once", "in order", "the newest keeps the place", "too many"],
 )
@@ -153,7 +154,7 @@ def test_close_rejects_requests():
         work.go.set()
         return late, refused, await asked[0]
 
-    assert run(test) == (ClosedError, [ClosedError, ClosedError], 0)
+    assert run(test) == (CLOSED, [CLOSED, CLOSED], 0)
 
 
 class Race:
@@ -195,7 +196,7 @@ def test_race_runs_in_one_thread_until_its_end(end):
         await until(lambda: race.closed.is_set() and not scheduler.is_busy and not scheduler._races.holders)
         return await outcome(anext(scheduler.stream("page", Race())))
 
-    assert run(test) == (ClosedError if end == "server closed" else 0)
+    assert run(test) == (CLOSED if end == "server closed" else 0)
     numbers = received[:-1] if "failed" in end else received
     assert numbers == [*range(len(numbers))]
     assert received[len(numbers) :] == ["so far"] * ("failed" in end)
@@ -224,7 +225,7 @@ def test_third_race_is_rejected():
     async def test(scheduler):
         first, second = scheduler.stream("one", race), scheduler.stream("other", other)
         assert (await anext(first), await anext(second)) == (0, 0)
-        assert await outcome(anext(scheduler.stream("third", Race()))) is BusyError
+        assert await outcome(anext(scheduler.stream("third", Race()))) == RACING
         events = [event async for event in scheduler.stream("one", new)]
         assert race.closed.is_set()
         assert not other.closed.is_set()
@@ -256,5 +257,5 @@ def test_races_of_one_client_never_overlap():
     result = run(test)
     assert {*most} == {1}
     assert result[-1] == "began"
-    assert set(result[:-1]) <= {SupersededError, "stopped", "began"}
-    assert result.count(SupersededError) == 28
+    assert set(result[:-1]) <= {SUPERSEDED, "stopped", "began"}
+    assert result.count(SUPERSEDED) == 28

@@ -98,21 +98,6 @@ def test_server_survives_bad_requests(process, threads):
     assert process.stderr == ""
 
 
-def test_newer_requests_of_a_client_supersede(process, threads):
-    threads(1)
-    asked = [{"sublayers": 96, "seed": k} for k in range(30)]
-
-    def ask(query):
-        return process.ask("POST", "/api/stack", query, {"Addnorm-Client": "quick"})
-
-    with ThreadPoolExecutor(30) as pool:
-        answers = [*pool.map(ask, asked)]
-    assert {answer.status for answer in answers} == {200, 409}
-    superseded = {"error": "A newer request came before this one was computed."}
-    for answer, query in zip(answers, asked, strict=True):
-        assert answer.json == (measured(**query) if answer.status == 200 else superseded)
-
-
 def test_race_stream_ends_with_client(process):
     def begun(client):
         connection = process.connect()

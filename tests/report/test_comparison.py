@@ -66,6 +66,18 @@ def mean(runs, number):
     return pytest.approx(sum(map(number, runs)) / len(runs))
 
 
+def build_page(comparison, runs, **changes):
+    """Return the page of a comparison with other runs and, unless they are passed, no untrained stacks."""
+    page = report.build_comparison_page(replace(comparison, runs=[*runs], **({"stacks": []} | changes)))
+    check_page(report.render(page))
+    return page
+
+
+def without_statistics(run):
+    """Return a run without the statistics after its training."""
+    return {name: value for name, value in run.items() if name not in ("after", "ablation")}
+
+
 def test_comparison_page_is_self_contained(page):
     document = check_page(report.render(page))
     assert [one["text"] for one in document.all("h1")] == ["post_ln and pre_ln compared"]
@@ -161,10 +173,10 @@ def test_page_without_training_shows_failed_results(comparison):
         {**one, "variance": [9.0] * len(one["variance"])} if one["wiring"] == "post_ln" else one
         for one in comparison.stacks
     ]
-    page = report.build_comparison_page(replace(comparison, runs=[], stacks=stacks))
-    check_page(report.render(page))
+    page = build_page(comparison, [], stacks=stacks)
     assert [section.title for section in page.sections] == ["Before training", "Published results", "Settings"]
     assert page.verdict[0].claim.startswith("Only untrained stacks were measured")
+    assert page.facts == {}
     assert "Python" in page.sections[-1].blocks[0].items["this report"]
     table = page.sections[1].blocks[0]
     assert "bad" in table.styles
@@ -173,29 +185,24 @@ def test_page_without_training_shows_failed_results(comparison):
 
 
 def test_page_of_diverged_runs(comparison):
-    runs = []
-    for run in comparison.runs:
-        if run["settings"]["wiring"] == "post_ln":
-            rest = {name: value for name, value in run.items() if name not in ("after", "ablation")}
-            lost = {"test": math.nan, "validation": math.nan, "diverged": True}
-            runs.append({**rest, **lost, "losses": [*run["losses"][:3], math.nan]})
-        else:
-            runs.append(run)
-    page = report.build_comparison_page(replace(comparison, runs=runs, stacks=[]))
+    lost = {"test": math.nan, "validation": math.nan, "diverged": True}
+    page = build_page(comparison, (
+        without_statistics(run) | lost | {"losses": [*run["losses"][:3], math.nan]}
+        if run["settings"]["wiring"] == "post_ln" else run
+        for run in comparison.runs
+    ))  # fmt: skip
     assert [section.title for section in page.sections] == ["Learning", "By depth: 2 layers", "Settings"]
     text = report.render(page)
-    check_page(text)
     assert re.search(r"[Aa]ll 8 runs of post_ln( and \d of 8 runs of pre_ln)? diverged", text)
     assert re.search(r"post_ln diverged \(rate", text)
+    assert "diverged" in page.tiles.values()
 
 
 def test_page_of_unrecorded_runs(comparison):
-    runs = []
-    for run in comparison.runs:
-        rest = {name: value for name, value in run.items() if name not in ("after", "ablation")}
-        losses = [3.0 + 1 / (k + 1) for k in range(250)]
-        runs.append({**rest, "losses": losses, "sites": [], "recorded": {**run["recorded"], "steps": []}, "map": None})
-    page = report.build_comparison_page(replace(comparison, runs=runs, stacks=[]))
+    bare = {"losses": [3.0 + 1 / (k + 1) for k in range(250)], "sites": [], "map": None}
+    page = build_page(comparison, (
+        without_statistics(run) | bare | {"recorded": {**run["recorded"], "steps": []}} for run in comparison.runs
+    ))  # fmt: skip
     assert [section.title for section in page.sections] == ["Learning", "Settings"]
     steps = [row[0] for row in figure(page, "Learning").table.rows]
     assert (steps[0], steps[-1]) == (1, 250), "the last step is in the table"
@@ -211,9 +218,7 @@ def test_missing_numbers_are_named(comparison):
             runs.append({**run, "after": None, "ablation": [], **({"sites": []} if first_seed else {})})
         else:
             runs.append(run)
-    page = report.build_comparison_page(replace(comparison, runs=runs[1:], stacks=[]))
-    check_page(report.render(page))
-    depth = figure(page, "after training")
+    depth = figure(build_page(comparison, runs[1:]), "after training")
     assert not depth.caption.endswith("parameters."), "the caption names what is missing"
     assert "pre_ln" not in re.sub(r'aria-label="[^"]*"', "", depth.svg)
 
@@ -225,65 +230,22 @@ def test_nan_shares_leave_out_the_map(comparison):
         shares = [[math.nan] * len(after["map"]["sources"])] * len(after["map"]["shares"])
         gradient = [math.nan, math.inf, *after["gradient"][2:]]
         runs.append({**run, "after": {**after, "gradient": gradient, "map": {**after["map"], "shares": shares}}})
-    page = report.build_comparison_page(replace(comparison, runs=runs, stacks=[]))
-    check_page(report.render(page))
-    titles = [one.title for one in blocks_of(page, Figure)]
+    titles = [one.title for one in blocks_of(build_page(comparison, runs), Figure)]
     assert "Sources of the stream, after training" not in titles, "all cells would be empty"
 
 
 def test_findings_are_beside_their_depth(comparison):
     """Check the findings by depth, which are measured at 3 layers but not at 2."""
     deeper = [{**run, "settings": {**run["settings"], "num_layers": 3}} for run in comparison.runs]
-    bare = [
-        {name: value for name, value in run.items() if name not in ("after", "ablation")} for run in comparison.runs
-    ]
-    page = report.build_comparison_page(replace(comparison, runs=[*bare, *deeper], stacks=[]))
-    by_depth = {
-        match[1]: section
-        for section in page.sections
-        if (match := re.fullmatch(r"By depth: (\d) layers", section.title))
-    }
-    assert by_depth.keys() == {"2", "3"}
-    for n, section in by_depth.items():
+    page = build_page(comparison, [*map(without_statistics, comparison.runs), *deeper])
+    for n in (2, 3):
+        (section,) = (section for section in page.sections if section.title == f"By depth: {n} layers")
         texts = [item.claim for block in section.blocks if isinstance(block, Findings) for item in block.items]
         assert texts
         assert all(re.search(rf"\b{n} (trained )?layers", text) for text in texts)
 
 
 # Other wirings.
-
-
-def with_other_sublayers(run, kinds, wiring):
-    """Return the run as one of another wiring, whose sublayers have other names."""
-    sites = [{"id": "x_0", "kind": "start", "layer": None}]
-    sites += [{"id": f"{kind} {k // 2 + 1}", "kind": kind, "layer": k // 2} for k, kind in enumerate(kinds)]
-    size = len(sites)
-
-    def cut(values):
-        return [*values[:size], *[None] * (size - len(values))]
-
-    by_depth = ("stream", "ratio", "similarity", "gradient", "parameters")
-    recorded = {**run["recorded"], **{name: [cut(values) for values in run["recorded"][name]] for name in by_depth}}
-    after = {**run["after"], **{name: cut(run["after"][name]) for name in by_depth}}
-    after["map"] = {"sources": [site["id"] for site in sites], "shares": [[1.0] + [0.0] * (size - 1)] * size}
-    ablation = [{"site": site["id"], "kind": site["kind"], "rise": 0.5 + 0.1 * k} for k, site in enumerate(sites[1:])]
-    settings = {**run["settings"], "wiring": wiring}
-    return {**run, "settings": settings, "sites": sites, "recorded": recorded, "after": after, "ablation": ablation}
-
-
-def test_wirings_with_different_sublayers_are_aligned(comparison):
-    """Check repeated names and different numbers of sites: parallel sublayers are one add, B2T has one add more."""
-    runs = [run for run in comparison.runs if run["settings"]["wiring"] == "pre_ln"]
-    kinds = ["attention", "other", "other", "attention", "other", "other"]
-    more = [with_other_sublayers(run, kinds, "b2t") for run in runs]
-    page = report.build_comparison_page(replace(comparison, compared=("b2t", "pre_ln"), runs=[*runs, *more], stacks=[]))
-    check_page(report.render(page))
-    rows = figure(page, "before training").table.rows
-    assert [row[0] for row in rows][:3] == ["x_0", "attention 1", "other 1 / feed-forward 1"]
-    assert len(rows) == 7
-    rows = figure(page, "Without each sublayer").table.rows
-    assert [row[3] is None for row in rows] == [False] * 4 + [True] * 2, "pre_ln has four sublayers, b2t six"
-    assert len(head(figure(page, "Sources of the stream").table)) == 2 + 7
 
 
 def with_wirings(comparison, count):
@@ -296,9 +258,8 @@ def with_wirings(comparison, count):
 
 def test_many_wirings_get_several_drawings(comparison):
     many = with_wirings(comparison, 12)
-    page = report.build_comparison_page(many)
+    page = build_page(many, many.runs)
     text = report.render(page)
-    check_page(text)
     assert page.title == "12 residual wirings compared"
     titles = [one.title for one in blocks_of(page, Figure)]
     for words in ("Learning, 2 layers", "Forward and backward by depth, after training", "Without each sublayer"):
@@ -311,7 +272,7 @@ def test_many_wirings_get_several_drawings(comparison):
 def test_undrawn_wirings_are_named(comparison):
     names = [f"w{k}" for k in range(8)]
     stacks = [{**one, "wiring": name} for name in names for one in comparison.stacks if one["wiring"] == "pre_ln"]
-    page = report.build_comparison_page(replace(comparison, compared=tuple(names), runs=[], stacks=stacks))
+    page = build_page(comparison, [], compared=tuple(names), stacks=stacks)
     assert figure(page, "Gradients against depth").caption.endswith("Only in the table: w7.")
 
 
@@ -320,16 +281,12 @@ def test_comparison_page_begins_with_model_inputs_date_loss(comparison, page):
     assert page.facts["model"] == "character model, 2 layers, d_model = 16, 2 heads"
     assert page.facts["inputs"] == "counting, 5 steps of 2 sequences of 8 characters"
     assert page.facts["date"] in page.footer[-1]
-    untrained = replace(comparison, runs=[], stacks=[])
-    assert report.build_comparison_page(untrained).facts == {}
 
 
 def test_tiles_show_the_best_losses(comparison):
     many = with_wirings(comparison, 6)
     best = {"test": 1.0, "validation": 1.0}
     runs = [{**run, **best} if "(5," in run["settings"]["wiring"] else run for run in many.runs]
-    tiles = report.build_comparison_page(replace(many, runs=runs)).tiles
+    tiles = build_page(many, runs).tiles
     assert len(tiles) == 5
     assert any("(5," in name for name in tiles)
-    diverged = [{**run, "diverged": True} for run in runs]
-    assert "diverged" in report.build_comparison_page(replace(many, runs=diverged)).tiles.values()

@@ -17,11 +17,11 @@ KINDS = ("start", "attention", "feed-forward", "attention")
 
 
 def chart(*panels, x=None, columns=1):
-    return Chart("A title", "A caption.", panels, x or Axis("step"), columns)
+    return Chart('A "title"', "A caption.", panels, x or Axis("step"), columns)
 
 
 def draw(*panels, width=WIDE, **options):
-    return ElementTree.fromstring(draw_chart(chart(*panels, **options), width, "A title. A caption."))
+    return ElementTree.fromstring(draw_chart(chart(*panels, **options), width))
 
 
 def paths(svg, name):
@@ -142,12 +142,12 @@ def test_drawing_uses_only_page_colours():
         [Series("<a>", [(0, 1.0), (1, math.nan)], ["", ""]), Series("b", [(1, 2.0)], form="bars")],
         lines={"l": 1.5},
     )
-    text = draw_chart(chart(everything), WIDE, 'A "label"')
+    text = draw_chart(chart(everything), WIDE)
     assert not re.findall(r"[(=]#|style=|id=|url|http", text)
     used = {name for classes in re.findall(r'class="([^"]*)"', text) for name in classes.split()}
     style = resources.files("addnorm.report").joinpath("chart.css").read_text()
     assert used - {"chart", "d0"} <= {*re.findall(r"\.([a-z]\w*)", style)}
-    assert ElementTree.fromstring(text).get("aria-label") == 'A "label"'
+    assert ElementTree.fromstring(text).get("aria-label") == 'A "title". A caption.'
 
 
 def test_chart_file_has_its_own_colours():

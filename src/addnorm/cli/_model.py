@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -15,8 +15,9 @@ from torch import Tensor
 import addnorm
 from addnorm._util.blocks import VERDICTS
 from addnorm._util.numbers import format_count
-from addnorm.cli._output import ArgumentError, ProofError, working
+from addnorm.cli._output import ArgumentError, ProofError, stderr_if_terminal, working
 from addnorm.report.model_findings import inspection_findings
+from addnorm.stream.ablate import Ablations
 from addnorm.stream.find.inspection import Inspection
 from addnorm.stream.models.hf import ModelLoadError, quiet
 from addnorm.stream.models.inputs import format_inputs, read_texts
@@ -107,6 +108,13 @@ def find_streams(loaded: LoadedModel) -> Inspection:
     if not inspection.sites:
         check_proof(inspection)
     return inspection
+
+
+def ablate_model(loaded: LoadedModel, inspection: Inspection, mode: Literal["zero", "mean"] = "zero") -> Ablations:
+    """Return the model's output without each of its sublayers, compared with the whole model's."""
+    progress = stderr_if_terminal()
+    with working(f"ablate {inspection.model}", has_bar=True), quiet():
+        return addnorm.ablate_each(inspection, *loaded.args, mode=mode, progress=progress, **loaded.kwargs)
 
 
 def check_proof(inspection: Inspection) -> None:

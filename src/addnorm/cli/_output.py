@@ -106,9 +106,9 @@ def print_notes(console: Console, *sentences: str) -> None:
     )
 
 
-def print_unwrapped(console: Console, text: str | Text, style: str = "") -> None:
+def print_unwrapped(console: Console, text: Text) -> None:
     """Print lines that must not be wrapped."""
-    console.print(Text(text, style) if isinstance(text, str) else text, no_wrap=True, overflow="ignore", crop=False)
+    console.print(text, no_wrap=True, overflow="ignore", crop=False)
 
 
 def print_message(sentence: str) -> None:
@@ -174,11 +174,16 @@ def check_folder(path: Path, option: str) -> None:
 def save_result(path: Path, write: Callable[[Path], object], option: str) -> None:
     """Write a result to the path of an option, or to a temporary folder where that fails, and say where it is.
 
+    Args:
+        path: the path.
+        write: function that writes to a path and returns the written file, or None if it wrote several.
+        option: the option.
+
     Raises:
         click.ClickException: the path cannot be written. The result is in the temporary folder, if that can be written.
     """
     try:
-        write(path)
+        file = write(path)
     except OSError as error:
         sentence = f"{option}: {error}"
         if isinstance(error, UnwritableError):
@@ -189,6 +194,8 @@ def save_result(path: Path, write: Callable[[Path], object], option: str) -> Non
         except OSError:
             raise click.ClickException(f"{sentence}, nor can '{other}': make room, and repeat the command.") from None
         raise click.ClickException(f"{sentence}: the result is in '{other}'.") from None
+    if file is not None:
+        print_message(f"Written: {file}")
 
 
 def command_line() -> str:

@@ -10,7 +10,7 @@ import click
 
 from addnorm import bench as benchmark
 from addnorm._util.files import check_writable
-from addnorm.cli._output import ArgumentError, argument_errors, print_json, print_message, save_result
+from addnorm.cli._output import ArgumentError, argument_errors, print_json, save_result
 
 
 def run(
@@ -45,7 +45,6 @@ def run(
     )
     if file is not None:
         save_result(file, lambda path: benchmark.write(document, path), "--json")
-        print_message(f"Written: {file if document['complete'] else benchmark.partial_path(file)}")
     if target == "-":
         print_json(document)
     else:

@@ -24,7 +24,6 @@ from addnorm.cli._output import (
     check_folder,
     command_line,
     name_flag,
-    print_message,
     print_result,
     save_result,
     working,
@@ -80,7 +79,6 @@ def run(
         with working("draw the report"):
             page = pages.build_comparison_page(comparison, {"command": command_line()})
         save_result(path, lambda file: pages.write(page, file), "--report")
-        print_message(f"Written: {path}")
     except (lab.RunError, ImportError, OSError) as error:  # the last two: of the report
         raise click.ClickException(f"{str(error).rstrip('.')}. Finished runs are in {out}.") from None
     except KeyboardInterrupt:

@@ -15,6 +15,7 @@ from addnorm import report as pages
 from addnorm._util.optional import require
 from addnorm.cli._model import (
     ModelOptions,
+    ablate_model,
     check_proof,
     describe_inputs,
     inspect_model,
@@ -26,10 +27,8 @@ from addnorm.cli._model import (
 from addnorm.cli._output import (
     argument_errors,
     command_line,
-    print_message,
     print_result,
     save_result,
-    stderr_if_terminal,
     working,
 )
 from addnorm.cli._training_step import NoGradientsError, ProbeLoss, run_step
@@ -68,8 +67,7 @@ def _write_report(path: Path, loaded: LoadedModel, inspection: Inspection, seed:
     ablation = "the write of each sublayer is replaced by zero"
     ablations: Sequence[Ablation] = ()
     try:
-        with working(f"ablate {inspection.model}", has_bar=True), quiet():
-            ablations = addnorm.ablate_each(inspection, *loaded.args, progress=stderr_if_terminal(), **loaded.kwargs)
+        ablations = ablate_model(loaded, inspection)
     except Exception as error:  # an operand cannot be replaced, the output has no tensor, or another one of the model
         ablation = f"The model cannot be ablated ({first_line(error)})."
     has_gradients = bool(recording.series("grad", "l2") or recording.series("params", "grad_l2"))
@@ -83,7 +81,6 @@ def _write_report(path: Path, loaded: LoadedModel, inspection: Inspection, seed:
         foot = [f"Made with {versions}."]
         page = pages.build_model_page(inspection, recording, ablations, facts, title=name, footer=foot)
     save_result(path, lambda file: pages.write(page, file), "--report")
-    print_message(f"Written: {path}")
 
 
 def _record(loaded: LoadedModel, inspection: Inspection, loss: ProbeLoss) -> Recording:

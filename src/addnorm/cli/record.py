@@ -201,7 +201,6 @@ def _write_files(recording: Recording, out: Path | None, plots: Path | None) -> 
     """Write the files of `--out` and `--plots`, each of them whole or not at all."""
     if out is not None:
         save_result(out, recording.save, "--out")
-        print_message(f"Written: {out}")
     if plots is None:
         return
     with working("draw the plots"):

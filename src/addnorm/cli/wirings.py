@@ -80,7 +80,7 @@ def run(
     else:
         console = stdout()
         for item in content:
-            if isinstance(item, Text | str):
+            if isinstance(item, Text):
                 print_unwrapped(console, item)
             else:
                 print_blocks(console, item)

@@ -39,7 +39,6 @@ DIGITS = 4  # that the charts show
 MAX_STEPS = 50  # of a recording
 MANIFEST = "export.json"  # the files of an export, by which it is recognized
 IMPORT = re.compile(r'^import \{ (.+) \} from "(.+)";\n', re.MULTILINE)
-MODULE = re.compile(r"^(?:import|export)\b.*", re.MULTILINE)
 EXPORT = re.compile(r"^export ((?:async )?(?:function\*?|class|const) (\w+))", re.MULTILINE)
 
 
@@ -258,8 +257,6 @@ def bundle(entry: Path) -> str:
         text = IMPORT.sub(take, path.read_text(encoding="utf-8"))
         names = [name for _, name in EXPORT.findall(text)]
         body = "".join(imports) + EXPORT.sub(r"\1", text)
-        if statement := MODULE.search(body):
-            raise AssertionError(f"{path.name} has {statement[0]!r}, which bundle does not know")
         done[path] = f"module{len(done)}"
         parts.append(f"const {done[path]} = (() => {{\n{body}\nreturn {{ {', '.join(names)} }};\n}})();\n")
         return done[path]
@@ -277,8 +274,6 @@ def _page(text: str) -> str:
         ('<script type="module" src="/static/app.js">', '<script defer src="/static/explorer.js">'),
         ("All scripts come from this server.", "All scripts are in its folder."),
     ):
-        if old not in text:
-            raise AssertionError(f"index.html has no {old}")
         text = text.replace(old, new)
     return text.replace('"/static/', '"static/')
 

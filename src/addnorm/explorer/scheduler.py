@@ -24,32 +24,11 @@ MAX_RACES = 2  # at once, for all clients
 _END = object()  # marks the end of a race's events
 
 
-class SupersededError(HTTPException):
-    """A newer request of the same client came before this one was computed."""
-
-    def __init__(self) -> None:
-        super().__init__(409, "A newer request came before this one was computed.")
-
-
-class BusyError(HTTPException):
-    """Too many requests are waiting."""
-
-    def __init__(self, sentence: str = "Too many requests are waiting: try again in a moment.") -> None:
-        super().__init__(503, sentence)
-
-
-class ClosedError(HTTPException):
-    """The server is shutting down."""
-
-    def __init__(self) -> None:
-        super().__init__(503, "The server is shutting down.")
-
-
-class DisconnectedError(HTTPException):
-    """The client has disconnected."""
-
-    def __init__(self) -> None:
-        super().__init__(400)
+# Refusals of requests: the status and the sentence.
+SUPERSEDED = 409, "A newer request came before this one was computed."
+BUSY = 503, "Too many requests are waiting: try again in a moment."
+RACING = 503, "Two races are running already: stop one, or wait until it ends."
+CLOSED = 503, "The server is shutting down."
 
 
 async def _never() -> bool:
@@ -62,34 +41,34 @@ class _Slots:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.holders: set[str] = set()
-        # In order of arrival. The result of a future is the error that ends the wait, or None for a slot.
-        self._waiting: dict[tuple[str, str], asyncio.Future[type[Exception] | None]] = {}
+        # In order of arrival. The result of a future is the refusal that ends the wait, or None for a slot.
+        self._waiting: dict[tuple[str, str], asyncio.Future[tuple[int, str] | None]] = {}
         self._closed = False
 
     async def acquire(self, client: str, kind: str) -> None:
         """Wait for a slot of the client. Call `release` afterwards."""
         if self._closed:
-            raise ClosedError
+            raise HTTPException(*CLOSED)
         older = self._waiting.get((client, kind))
         if older is None and len(self._waiting) >= MAX_WAITING:
-            raise BusyError
+            raise HTTPException(*BUSY)
         mine = self._waiting[client, kind] = asyncio.get_running_loop().create_future()  # replaces the older request
         if older is not None and not older.done():
-            older.set_result(SupersededError)
+            older.set_result(SUPERSEDED)
         self._assign()
         try:
-            error = await mine
+            refusal = await mine
         except asyncio.CancelledError:
             if self._waiting.get((client, kind)) is mine:
                 del self._waiting[client, kind]
             elif mine.done() and not mine.cancelled() and mine.result() is None:
                 self.release(client)  # the slot was assigned, and its waiter is cancelled
             raise
-        if error is None and self._closed:  # closed during the wait
+        if refusal is None and self._closed:  # closed during the wait
             self.release(client)
-            error = ClosedError
-        if error is not None:
-            raise error
+            refusal = CLOSED
+        if refusal is not None:
+            raise HTTPException(*refusal)
 
     def release(self, client: str) -> None:
         """Give the client's slot back."""
@@ -97,11 +76,11 @@ class _Slots:
         self._assign()
 
     def close(self) -> None:
-        """End all waits with `ClosedError`."""
+        """End all waits with `CLOSED`."""
         self._closed = True
         for future in self._waiting.values():
             if not future.done():
-                future.set_result(ClosedError)
+                future.set_result(CLOSED)
         self._waiting.clear()
 
     def _assign(self) -> None:
@@ -142,15 +121,13 @@ class Scheduler:
             is_disconnected: whether the client has disconnected; called when the slot is assigned.
 
         Raises:
-            SupersededError: a newer request of the client replaced this one.
-            BusyError: too many requests are waiting.
-            ClosedError: the server is shutting down.
-            DisconnectedError: the client has disconnected.
+            HTTPException: a newer request of the client replaced this one, too many requests are waiting, the server is shutting
+                down, or the client has disconnected.
         """
         await self._computations.acquire(client, kind)
         try:
             if await is_disconnected():
-                raise DisconnectedError
+                raise HTTPException(400)
             running = self._pool.submit(work)
         except BaseException:
             self._computations.release(client)
@@ -164,12 +141,11 @@ class Scheduler:
         The generator is closed when the consumer stops, and when the client starts a new one, which waits for that.
 
         Raises:
-            SupersededError: the client started another generator before this one could begin.
-            BusyError: too many generators are running.
-            ClosedError: the server is shutting down.
+            HTTPException: the client started another generator before this one could begin, too many generators are running, or
+                the server is shutting down.
         """
         if client not in self._races.holders and len(self._races.holders) >= self._races.limit:
-            raise BusyError("Two races are running already: stop one, or wait until it ends.")
+            raise HTTPException(*RACING)
         if client in self._stops:
             self._stops[client]()
         await self._races.acquire(client, "race")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from addnorm.trace import PRESETS, Preset
@@ -16,22 +17,14 @@ def list_presets() -> list[dict[str, Any]]:
         >>> from addnorm.explorer.trace import list_presets
         >>> first = list_presets()[0]
         >>> first["name"], first["sublayer"], first["printed"]["mean"]["note"]
-        ('lesson-000', [0.5, -1.0, 1.5], 'the lesson prints 2.33')
+        ('lesson-000', (0.5, -1.0, 1.5), 'the lesson prints 2.33')
     """
     return [_to_json(preset) for preset in PRESETS.values()]
 
 
 def _to_json(preset: Preset) -> dict[str, Any]:
     trace = preset.trace()
-    return {
-        "name": preset.name,
-        "title": preset.title,
-        "x": list(preset.x),
-        "sublayer": list(preset.sublayer),
-        "options": {key: list(value) if isinstance(value, tuple) else value for key, value in preset.options.items()},
-        "printed": {
-            step: {"values": list(printed.values), "because": printed.because, "note": printed.note(trace[step].value)}
-            for step, printed in preset.printed.items()
-        },
-        "notes": dict(preset.notes),
+    printed = {
+        step: asdict(printed) | {"note": printed.note(trace[step].value)} for step, printed in preset.printed.items()
     }
+    return asdict(preset) | {"printed": printed}

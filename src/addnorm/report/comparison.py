@@ -44,9 +44,8 @@ INIT_INTRO = (
     "The toy transformer for which the papers prove their results: attention that takes the mean of all tokens, a feed-forward "
     "sublayer as wide as the stream, weights N(0, 1/d), a random target for each token. DeepNorm's weights are drawn by its own "
     "rule. Numbers are means over the seeds, geometric means for norms and ratios. Curves far above all others, such as "
-    "no_norm in "
-    "deep stacks, leave the drawing at the top; the table below each drawing, which the printed page leaves out, has their "
-    "numbers. A cross is an infinite value."
+    "no_norm in deep stacks, leave the drawing at the top; the table below each drawing, which the printed page leaves out, "
+    "has their numbers. A cross is an infinite value."
 )
 
 

@@ -83,15 +83,17 @@ def groups_by_warm_up(comparison: Comparison, n: int) -> list[Shown]:
     for number, arm in _looks(comparison, n):
         both = [arm.best_where(lambda g: not g.warm_up), arm.best_where(lambda g: g.warm_up > 0)]
         groups = [group for group in both if group is not None]
-        for group in groups:
-            if len(groups) == 1:
-                shown.append(Shown(arm.wiring, group, number, number + number // NUM_LOOKS))
-            else:
-                warm_up = "warm-up" if group.warm_up else "no warm-up"
-                shown.append(
-                    Shown(f"{arm.wiring}, {warm_up}", group, number, int(group.warm_up > 0) + 2 * (number // NUM_LOOKS))
-                )
+        if len(groups) == 1:
+            shown.append(Shown(arm.wiring, groups[0], number, number + number // NUM_LOOKS))
+        else:
+            shown += [_with_warm_up(arm, group, number) for group in groups]
     return shown
+
+
+def _with_warm_up(arm: Arm, group: Group, number: int) -> Shown:
+    """Return a setting of a wiring whose label and dash say whether it has warm-up."""
+    label = f"{arm.wiring}, {'warm-up' if group.warm_up else 'no warm-up'}"
+    return Shown(label, group, number, int(group.warm_up > 0) + 2 * (number // NUM_LOOKS))
 
 
 def best_groups(comparison: Comparison, n: int) -> list[Shown]:
@@ -119,8 +121,8 @@ def learning_chart(comparison: Comparison, n: int, title_suffix: str = "") -> Ch
     chart = Chart(
         f"Learning, {format_count(n, 'layer')}{title_suffix}",
         f"Loss of each batch before its step, mean of {WINDOW} steps, in nats a character. Each curve is a wiring {rate}, "
-        f"{seed}. "
-        f"A model that knows only how often each character occurs has {format_number(entropy)} (dotted, where it is in range).",
+        f"{seed}. A model that knows only how often each character occurs has {format_number(entropy)} (dotted, where it is in "
+        "range).",
         [panel], Axis("step"),
     )  # fmt: skip
     every = f", every {stride} steps" if stride > 1 else ""
@@ -165,9 +167,8 @@ def training_chart(comparison: Comparison, n: int, title_suffix: str = "") -> Ch
         return None  # the charts by depth have the first step
     chart = Chart(
         f"During training, {format_count(n, 'layer')}{title_suffix}",
-        "At the recorded steps, from top to bottom: the change of the logits by the step, relative to their norm; the gradient "
-        "at x_0 "
-        "divided by the gradient at x_L; the mean cosine of two tokens after the last sublayer.",
+        "At the recorded steps, from top to bottom: the change of the logits by the step, relative to their norm; the "
+        "gradient at x_0 divided by the gradient at x_L; the mean cosine of two tokens after the last sublayer.",
         panels, Axis("step"),
     )  # fmt: skip
     return chart.with_table(["step"], {step: [int(step)] for step in steps}, "During training")
@@ -183,8 +184,7 @@ def rate_chart(comparison: Comparison, n: int, title_suffix: str = "") -> Chart:
     for number, arm in _looks(comparison, n):
         for warm_up in sorted({group.warm_up for group in arm.groups}):
             groups = sorted((g for g in arm.groups if g.warm_up == warm_up), key=lambda g: g.lr)
-            label = f"{arm.wiring}, {'warm-up' if warm_up else 'no warm-up'}"
-            line = Shown(label, groups[0], number, int(warm_up > 0) + 2 * (number // NUM_LOOKS))
+            line = _with_warm_up(arm, groups[0], number)
             means.append(line.series([(group.lr, group.loss()) for group in groups], [""] * len(groups)))
             finite = [(g.lr, loss) for g in groups for loss in g.losses() if math.isfinite(loss)]
             seeds.append(line.series(finite)._replace(form="dots"))
@@ -192,8 +192,7 @@ def rate_chart(comparison: Comparison, n: int, title_suffix: str = "") -> Chart:
     return Chart(
         f"Test loss by learning rate, {format_count(n, 'layer')}{title_suffix}",
         "Test loss after training: a dot for each seed, and a line through the means. A cross marks a rate at which a seed "
-        "diverged; "
-        "the table names the wiring.",
+        "diverged; the table names the wiring.",
         [Panel("test loss, nats a character", [*means, *seeds], _loss_limits([*means, *seeds], comparison), height=300)],
         Axis("learning rate", True, ticks),
         table=setting_table(comparison, [group for group in comparison.groups if group.num_layers == n]),
@@ -220,14 +219,8 @@ def setting_table(comparison: Comparison, groups: Sequence[Group]) -> Table:
 
 
 def _name_sites(sites: Sequence[Sequence[Numbers]], keys: Sequence[str]) -> dict[float, list[Cell]]:
-    """Return for each depth the values of `keys` of the sublayer there.
-
-    Values that differ between wirings are joined, as in "attention 1 / other 1".
-    """
-    return {
-        float(k): [" / ".join(dict.fromkeys(some[k][key] for some in sites if k < len(some))) for key in keys]
-        for k in range(max(map(len, sites), default=0))
-    }
+    """Return for each depth the values of `keys` of the sublayer there: models of one depth have the same sublayers."""
+    return {float(k): [site[key] for key in keys] for k, site in enumerate(max(sites, key=len, default=()))}
 
 
 def _depth_axis(places: Iterable[float]) -> Axis:
@@ -236,13 +229,14 @@ def _depth_axis(places: Iterable[float]) -> Axis:
 
 def depth_chart(shown: Sequence[Shown], title_suffix: str = "", *, after: bool) -> Chart | None:
     """Return a chart of forward and backward statistics by depth, at the first step or `after` training; None without numbers."""
-    recorded = []
-    for line in shown:
-        length = len(line.group.runs[0]["sites"])
-        runs = [run for run in line.group.runs if length == len(run["sites"]) > 0]
-        has_numbers = line._replace(group=replace(line.group, runs=tuple(runs)))
-        has_numbers = has_numbers.where(lambda run: run.get("after") if after else run["recorded"]["steps"])
-        recorded += [has_numbers] if has_numbers.group.runs else []
+
+    def with_numbers(line: Shown) -> Shown:
+        """Return the runs with numbers, at as many sites as the first run has."""
+        count = len(line.group.runs[0]["sites"])
+        complete = line.where(lambda run: count == len(run["sites"]) > 0)
+        return complete.where(lambda run: run.get("after") if after else run["recorded"]["steps"])
+
+    recorded = [line for line in map(with_numbers, shown) if line.group.runs]
     if not recorded:
         return None
 
@@ -265,11 +259,9 @@ def depth_chart(shown: Sequence[Shown], title_suffix: str = "", *, after: bool) 
     without = f" No numbers exist for {'; '.join(missing)}." if missing else ""
     chart = Chart(
         f"Forward and backward by depth, {when} training{title_suffix}",
-        f"On {on}, from top to bottom: the root mean square of the stream after each sublayer; the norm of each write relative "
-        f"to the "
-        "stream; the mean cosine of two tokens; the mean norm of a token's gradient at the stream; the norm of the gradient of "
-        "each "
-        f"sublayer's parameters.{without}",
+        f"On {on}, from top to bottom: the root mean square of the stream after each sublayer; the norm of each write "
+        "relative to the stream; the mean cosine of two tokens; the mean norm of a token's gradient at the stream; the norm of "
+        f"the gradient of each sublayer's parameters.{without}",
         [panel for panel in panels if panel.series], _depth_axis(names),
     )  # fmt: skip
     return chart.with_table(["sublayer", "kind"], names, f"By depth, {when} training")
@@ -293,9 +285,8 @@ def memory_chart(shown: Sequence[Shown], title_suffix: str = "") -> Chart | None
     seed = f" Seed {seeds.pop()}." if len(seeds) == 1 and any(len(runs) > 1 for _, runs in with_any) else ""
     return Chart(
         f"Sources of the stream, after training{title_suffix}",
-        "Each row is a source, each column the stream at a depth; a column sums to one. The opacity is the square root of the "
-        "share; "
-        f"negative shares are orange. Each source is carried exactly through the norms after it.{seed}{without}",
+        "Each row is a source, each column the stream at a depth; a column sums to one. The opacity is the square root of "
+        f"the share; negative shares are orange. Each source is carried exactly through the norms after it.{seed}{without}",
         [Map(label, memory["sources"], memory["shares"]) for label, memory in maps], _depth_axis(range(depth)), 3,
         Table(head, rows, "Share of each source in the stream"),
     )  # fmt: skip
@@ -323,9 +314,8 @@ def ablation_chart(shown: Sequence[Shown], title_suffix: str = "") -> Chart | No
     names = {k + 1: cells for k, cells in _name_sites(sites, ("site", "kind")).items()}
     chart = Chart(
         f"Without each sublayer{title_suffix}",
-        "The write of each sublayer was removed in turn: rise of the loss on held-out text, each wiring at its best setting of "
-        "those "
-        "that were run.",
+        "The write of each sublayer was removed in turn: rise of the loss on held-out text, each wiring at its best setting "
+        "of those that were run.",
         [Panel("rise of the loss, nats", series)], _depth_axis(names),
     )  # fmt: skip
     return chart.with_table(["without", "kind"], names, "Rise of the loss, nats a character")

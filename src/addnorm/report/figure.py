@@ -34,10 +34,7 @@ def figure_of(chart: Chart) -> Figure:
         >>> figure.svg[:46]
         '<svg class="chart wide" viewBox="0 0 1000 276"'
     """
-    label = f"{chart.title}. {chart.caption}"
-    wide, narrow = (
-        draw_chart(chart, width, label, f"chart {form}") for form, width in (("wide", WIDE), ("narrow", NARROW))
-    )
+    wide, narrow = (draw_chart(chart, width, f"chart {form}") for form, width in (("wide", WIDE), ("narrow", NARROW)))
     return Figure(chart.title, chart.caption, wide, chart.table, narrow)
 
 

@@ -110,8 +110,7 @@ def _subtitle(inspection: Inspection) -> str:
     streams = f" in {len(inspection.streams)} streams" if len(inspection.streams) > 1 else ""
     return (
         f"The residual stream of {inspection.model}, in {inspection.mode} mode: "
-        f"{format_count(len(inspection.sites), 'sublayer')} in "
-        f"{format_count(layers, 'layer')}{streams}, found by data flow."
+        f"{format_count(len(inspection.sites), 'sublayer')} in {format_count(layers, 'layer')}{streams}, found by data flow."
     )
 
 

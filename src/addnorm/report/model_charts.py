@@ -34,15 +34,13 @@ def depth_charts(rec: Recording) -> Iterator[Chart]:
     yield from _by_depth(
         rec, "Writes relative to the stream",
         "The norm of each write divided by that of the stream it is added to, and the cosine of the two: 1 is along the "
-        "stream, 0 "
-        "orthogonal, -1 against it.",
+        "stream, 0 orthogonal, -1 against it.",
         _panels(rec, WRITES),
     )  # fmt: skip
     yield from _by_depth(
         rec, "Similarity of the tokens, and denominators of the norms",
         "The mean cosine of two tokens (1 if all tokens are equal), and the standard deviation or root mean square that each "
-        "norm "
-        "divides by.",
+        "norm divides by.",
         [*_panels(rec, SIMILARITY), *_panels(rec, SIGMA, "σ = √(variance + ε)")],
     )  # fmt: skip
 
@@ -93,9 +91,8 @@ def memory_charts(rec: Recording) -> Iterator[Chart]:
             finite = [share for row in shares for share in row if math.isfinite(share)]
             yield Chart(
                 f"Sources of the {stream_name}, by depth",
-                "Each row is a source, each column the stream at a depth; a column sums to one. Each source is carried exactly "
-                "through "
-                "the norms after it, with their recorded denominators.",
+                "Each row is a source, each column the stream at a depth; a column sums to one. Each source is carried "
+                "exactly through the norms after it, with their recorded denominators.",
                 [Map("layer and sublayer of the source", [_source_label(source, sites.get(source)) for source in sources], shares,
                      max(1.0, *map(abs, finite)))],
                 Axis("depth in sublayers", ticks=depths),

@@ -125,9 +125,8 @@ def _largest_writes(rec: Recording, stream: str | None) -> Iterator[str]:
     elif ratios:
         (most, high), (least, low) = max(ratios, key=_value), min(ratios, key=_value)
         yield (
-            f"The largest write, relative to the stream's norm, is that of {_site_name(most)}, {format_percent(high)}; the "
-            f"smallest "
-            f"is that of {_site_name(least)}, {format_percent(low)}."
+            f"The largest write, relative to the stream's norm, is that of {_site_name(most)}, {format_percent(high)}; "
+            f"the smallest is that of {_site_name(least)}, {format_percent(low)}."
         )
     small = [site for site, value in ratios if value < SMALL_WRITE]
     if small:

@@ -56,13 +56,12 @@ class Box(NamedTuple):
     left: float
 
 
-def draw_chart(chart: Chart, width: int, label: str, classes: str = "chart") -> str:
+def draw_chart(chart: Chart, width: int, classes: str = "chart") -> str:
     """Return a chart as an SVG element.
 
     Args:
         chart: the chart.
         width: width in pixels, `WIDE` or `NARROW`.
-        label: description for screen readers.
         classes: CSS classes of the element.
     """
     columns = min(chart.columns, len(chart.panels)) if width > NARROW else 1
@@ -83,13 +82,15 @@ def draw_chart(chart: Chart, width: int, label: str, classes: str = "chart") -> 
             parts += _draw_x_axis(axis, scale, box, is_last)
             bottom = max(bottom, panel.height + is_last * (TICKS * (1 + bool(axis.groups)) + LABEL * bool(axis.label)))
         y += bottom + BETWEEN / 2
-    body = "".join(parts)
-    return f'<svg class="{classes}" viewBox="0 0 {width} {y:.0f}" role="img" aria-label="{escape(label)}">{body}</svg>'
+    label = escape(f"{chart.title}. {chart.caption}")
+    return (
+        f'<svg class="{classes}" viewBox="0 0 {width} {y:.0f}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
+    )
 
 
 def chart_file(chart: Chart, width: int = WIDE) -> str:
     """Return a chart as the text of an SVG file, in light or dark as the reader prefers."""
-    svg = draw_chart(chart, width, f"{chart.title}. {chart.caption}")
+    svg = draw_chart(chart, width)
     style = resources.files("addnorm.report").joinpath("chart.css").read_text(encoding="utf-8")
     begin = svg.index(">") + 1
     head = svg[: begin - 1].replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1)

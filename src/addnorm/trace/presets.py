@@ -89,6 +89,11 @@ class Preset:
         return replace(followed, steps=tuple(steps))
 
 
+def _printed(**numbers: str) -> dict[str, Printed]:
+    """Return the printed numbers of each step, written as one text: "1.5 1.0 4.5"."""
+    return {step: Printed(tuple(text.split())) for step, text in numbers.items()}
+
+
 def _text(values: tuple[str, ...]) -> str:
     return values[0] if len(values) == 1 else f"[{', '.join(values)}]"
 
@@ -106,27 +111,20 @@ PRESETS: Mapping[str, Preset] = {
             "lesson-000",
             "First worked example: z = [1.5, 1, 4.5]",
             *_FIRST,
-            printed={
-                "x": Printed(("1.0", "2.0", "3.0")),
-                "sublayer": Printed(("0.5", "-1.0", "1.5")),
-                "z": Printed(("1.5", "1.0", "4.5")),
-                "mean": Printed(("2.33",)),
-                "variance": Printed(("2.39",)),
-                "normalized": Printed(("-0.54", "-0.86", "1.40")),
-                "shifted": Printed(("-0.54", "-0.86", "1.40")),
-            },
+            printed=_printed(
+                x="1.0 2.0 3.0", sublayer="0.5 -1.0 1.5", z="1.5 1.0 4.5", mean="2.33", variance="2.39",
+                normalized="-0.54 -0.86 1.40", shifted="-0.54 -0.86 1.40",
+            ),
         ),
         Preset(
             "lesson-001",
             'Second worked example: "studying" after attention',
             *_STUDYING,
             printed={
-                "x": Printed(("1.8", "-0.3", "0.8")),
-                "sublayer": Printed(("1.36", "0.91", "1.07")),
-                "z": Printed(("3.16", "0.61", "1.87")),
-                "mean": Printed(("1.88",)),
-                "centred": Printed(("1.28", "-1.27", "-0.01")),
-                "squares": Printed(("1.6384", "1.6129", "0.0001")),
+                **_printed(
+                    x="1.8 -0.3 0.8", sublayer="1.36 0.91 1.07", z="3.16 0.61 1.87", mean="1.88",
+                    centred="1.28 -1.27 -0.01", squares="1.6384 1.6129 0.0001",
+                ),
                 "variance": Printed(("1.08",), "1.0838, rounded"),
                 "root": Printed(("1.04",), "computed from the rounded 1.08: √1.08 = 1.0392, while √1.0838 = 1.0411"),
                 "normalized": Printed(
@@ -184,5 +182,5 @@ PRESETS: Mapping[str, Preset] = {
             notes={"dz": "(g - mean(g)) times 1/√ε = 316: only ε bounds it"},
         ),
     )
-}
+}  # fmt: skip
 """Worked examples by name; `addnorm trace --list` lists them."""

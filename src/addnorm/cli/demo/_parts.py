@@ -15,9 +15,7 @@ from addnorm.cli._output import print_blocks
 from addnorm.lab import RunError
 from addnorm.report import check_path
 from addnorm.stream.models.hf import ModelLoadError
-from addnorm.stream.models.load import LoadedModel, load
 
-MODEL = "minilm"
 FOLDER = Path("addnorm-demo")
 RECORDING = FOLDER / "minilm.json"
 
@@ -66,12 +64,3 @@ def check_report(path: Path) -> None:
     """Raise an error if a report cannot be written to a path."""
     check_path(path)
     require("jinja2", "write a report")
-
-
-def load_minilm(texts: int | None = None) -> LoadedModel:
-    """Return MiniLM with its texts, or the first of them.
-
-    Raises:
-        ModelLoadError: it is not installed.
-    """
-    return load(MODEL, batch=texts)

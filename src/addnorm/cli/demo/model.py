@@ -16,10 +16,8 @@ from addnorm.cli._model import token_mask
 from addnorm.cli._training_step import ProbeLoss, run_step
 from addnorm.cli.demo._parts import (
     FOLDER,
-    MODEL,
     RECORDING,
     check_report,
-    load_minilm,
     mark,
     part,
     print_table,
@@ -27,7 +25,7 @@ from addnorm.cli.demo._parts import (
 )
 from addnorm.stream.find.labels import format_norm
 from addnorm.stream.models.hf import quiet
-from addnorm.stream.models.load import LoadedModel
+from addnorm.stream.models.load import LoadedModel, load
 from addnorm.stream.record.recording import Recording
 from addnorm.stream.record.schema import ENDS
 
@@ -50,7 +48,7 @@ COLUMNS = {
 )
 def find_streams(console: Console) -> bool:
     """Print MiniLM's wiring, and its last stream as a sum of writes."""
-    loaded = load_minilm(TEXTS)
+    loaded = load("minilm", batch=TEXTS)
     with quiet():
         inspection = addnorm.inspect(loaded.model, **loaded.kwargs)
     width, sites = inspection.streams[0].width, inspection.sites
@@ -99,7 +97,7 @@ def _bar(share: float) -> Cell:
 )
 def record_by_depth(console: Console) -> None:
     """Print MiniLM's stream and gradient by depth, and save the recording."""
-    loaded = load_minilm(TEXTS)
+    loaded = load("minilm", batch=TEXTS)
     recording, loss = _record(loaded)
     values = [{site.id: value for site, value in recording.series(*column)} for column in COLUMNS.values()]
     gradient = values[-1]
@@ -135,7 +133,7 @@ def _record(loaded: LoadedModel) -> tuple[Recording, ProbeLoss]:
 )
 def fuse_model(console: Console) -> bool:
     """Print the report on MiniLM with fused Add & Norms, and return whether the proof held."""
-    loaded = load_minilm(FUSED_TEXTS)
+    loaded = load("minilm", batch=FUSED_TEXTS)
     console.print()
     try:
         with quiet():
@@ -154,12 +152,12 @@ def fuse_model(console: Console) -> bool:
 )
 def write_report(console: Console) -> None:
     """Write the report on MiniLM."""
-    loaded, path = load_minilm(TEXTS), FOLDER / "minilm.html"
+    loaded, path = load("minilm", batch=TEXTS), FOLDER / "minilm.html"
     check_report(path)
     with quiet():
         inspection = addnorm.inspect(loaded.model, **loaded.kwargs)
         recording, loss = _record(loaded)
         ablations = addnorm.ablate_each(inspection, **loaded.kwargs)
     facts = {"weights": loaded.source, "loss": loss.sentence, "command": "addnorm demo"}
-    page = report.build_model_page(inspection, recording, ablations, facts, title=MODEL)
+    page = report.build_model_page(inspection, recording, ablations, facts, title="minilm")
     print_written(console, report.write(page, path))
