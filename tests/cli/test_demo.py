@@ -6,11 +6,9 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import torch
-from click.testing import Result
 from rich.console import Console
 
 import addnorm
@@ -54,17 +52,9 @@ def current_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-class WholeDemo(NamedTuple):
-    """Result of the whole demonstration, the folder in which it ran, and the number of MiniLM's layers."""
-
-    result: Result
-    folder: Path
-    layers: int
-
-
 @pytest.fixture(scope="module", params=[3, pytest.param(6, marks=pytest.mark.slow)], ids="{} layers".format)
 def whole_demo(request, tmp_path_factory):
-    """Run all parts, with half of MiniLM's layers or, slow, with all."""
+    """Run all parts, with half of MiniLM's layers or, slow, with all; return the result, the folder, the number of layers."""
     folder, layers = tmp_path_factory.mktemp("demo"), request.param
 
     def load_first_layers(*arguments, **options):
@@ -74,7 +64,7 @@ def whole_demo(request, tmp_path_factory):
 
     with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
         patch.setattr(model, "load", load_first_layers)
-        return WholeDemo(run("demo"), folder, layers)
+        return run("demo"), folder, layers
 
 
 def section(result, number):
@@ -110,7 +100,7 @@ def test_demo_proofs_hold(whole_demo):
 
 
 def test_demo_proves_the_operation(whole_demo):
-    one_token, bias_gradient, speed = (section(whole_demo.result, number) for number in (1, 3, 4))
+    one_token, bias_gradient, speed = (section(whole_demo[0], number) for number in (1, 3, 4))
     for number in ("[1.5, 1, 4.5]", "2.3333", "2.3889", "[-0.53916, -0.86266, 1.4018]", "[3.16, 0.61, 1.87]", "1.0838"):
         assert one_token.count(number) >= 2, number  # step by step, and by the operation
     assert bias_gradient.count("16,384") == 2

@@ -6,8 +6,6 @@ import re
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 import torch
@@ -20,9 +18,9 @@ from addnorm.explorer import race as module
 from addnorm.explorer.race import parse, run_race, summarize
 from addnorm.lab.measure import BY_DEPTH
 from addnorm.lab.train import Training, train
+from support.browser import HOME
 from support.lab_runs import TEXT
 
-STATIC = Path(module.__file__).parent / "static"
 SMALL = {"layers": 2, "d_model": 16, "tokens": 8, "batch": 4, "steps": 6}
 
 
@@ -212,28 +210,17 @@ def test_races_in_threads_are_independent():
     assert patched() == before
 
 
-# The page's part of the race, in Chromium: its modules alone, without a server.
+# The page's part of the race, in Chromium: its modules.
 
 
-@pytest.fixture(scope="module")
-def modules(context):
-    """Yield an empty page that can import the explorer's modules."""
-    page = context.new_page()
-    page.route("http://explorer.invalid/", lambda route: route.fulfill(content_type="text/html", body=""))
-    page.route("**/*.js", lambda route, request: route.fulfill(path=STATIC / urlsplit(request.url).path[1:]))
-    page.goto("http://explorer.invalid/")
-    yield page
-    page.close()
-
-
-def test_page_reads_events_cut_anywhere(modules):
+def test_page_reads_events_cut_anywhere(explorer):
     sent = (
         ': a comment\r\n\r\ndata: {"text": "é€😀", "loss": "NaN"}\r\n\r\nevent: x\ndata: {"lines":\ndata: 2}\n\n'
         'data:{"close": [1, null]}\r\rdata: {"never": "ended'
     )
-    result = modules.evaluate(
+    result = explorer.stack(HOME["stack"]).evaluate(
         """async (sent) => {
-          const { events } = await import("/race/events.js");
+          const { events } = await import("/static/race/events.js");
           const bytes = new TextEncoder().encode(sent);
           const all = [];
           for (let size = 1; size <= bytes.length; size += 1) {
@@ -254,10 +241,10 @@ def test_page_reads_events_cut_anywhere(modules):
         assert read == [{"text": "é€😀"}, {"lines": 2}, {"close": [1, None]}]
 
 
-def test_page_reports_broken_connection(modules):
-    results = modules.evaluate(
+def test_page_reports_broken_connection(explorer):
+    results = explorer.stack(HOME["stack"]).evaluate(
         """async () => {
-          const { events } = await import("/race/events.js");
+          const { events } = await import("/static/race/events.js");
           const results = [];
           for (const error of [new TypeError("network error"), new DOMException("stopped", "AbortError")]) {
             const pieces = [new TextEncoder().encode("data: 1\\n\\n")];

@@ -6,8 +6,6 @@ from itertools import islice
 
 import pytest
 
-from addnorm import lab
-from addnorm._util.jsonio import to_jsonable
 from addnorm.explorer.race import parse, run_race
 from addnorm.lab.measure import BY_DEPTH
 from support.browser import READY, drawn
@@ -19,42 +17,39 @@ CHARTS = ("stream", "gradient", "parameters", "ratio", "similarity")
 
 
 @pytest.fixture(scope="module")
-def trained():
-    """Return the lab's results of both runs, as from JSON."""
-    text = lab.python_docs()
-    return {name: to_jsonable(lab.train(run, text)) for name, run in zip(NAMES, parse(SMALL_RACE), strict=True)}
+def steps(race_events):
+    """Return the steps of each racer, which are the lab's (test_race.py)."""
+    return {name: [event for event in race_events if event.get("racer") == k] for k, name in enumerate(NAMES)}
 
 
-def assert_drawn(explorer, trained, step):
-    """Check that every chart by depth shows the lab's numbers at this step, to the last digit."""
+def assert_drawn(explorer, steps, step):
+    """Check that every chart by depth shows the numbers of this step, to the last digit."""
     marks, _ = explorer.charts()
-    for name, result in trained.items():
+    for name, taken in steps.items():
         for chart in CHARTS:
-            assert marks[f"race-{chart}"][name] == drawn(result["recorded"][chart][step]), (chart, name, step)
+            assert marks[f"race-{chart}"][name] == drawn(taken[step][chart]), (chart, name, step)
 
 
-def test_race_marks_equal_lab(explorer, trained):
+def test_race_marks_equal_events(explorer, steps, race_events):
     page = explorer.race(ADDRESS)
     assert set(CHARTS) == {*BY_DEPTH}
     marks, _ = explorer.charts()
-    for name, result in trained.items():
-        assert marks["race-loss"][name] == result["losses"]
-        assert marks["race-logit-change"][name] == result["recorded"]["logit_change"]
-    assert_drawn(explorer, trained, 5)
+    for name, taken in steps.items():
+        assert marks["race-loss"][name] == [step["loss"] for step in taken]
+        assert marks["race-logit-change"][name] == [step["logit_change"] for step in taken]
+    assert_drawn(explorer, steps, 5)
     slider = page.get_by_role("slider", name="Step", exact=True)
     for step in (4, 3):
         slider.press("ArrowLeft")
         assert f"at={step}" in explorer.fragment()
-        assert_drawn(explorer, trained, step)
-    low, high = sorted(NAMES, key=lambda name: trained[name]["losses"][3])
+        assert_drawn(explorer, steps, step)
+    low, high = sorted(NAMES, key=lambda name: steps[name][3]["loss"])
     verdict = page.locator(".race-verdict:not(.race-end)").inner_text()
-    assert verdict.startswith(f"Step 3: {low} has a loss of {trained[low]['losses'][3]:.3g}, {high} of ")
-    ahead = min(NAMES, key=lambda name: trained[name]["validation"])
-    ended = page.locator(".race-end").inner_text()
-    assert f"{ahead} is ahead: after 6 steps its validation loss is {trained[ahead]['validation']:.4g} nats" in ended
+    assert verdict.startswith(f"Step 3: {low} has a loss of {steps[low][3]['loss']:.3g}, {high} of ")
+    assert race_events[-1]["verdict"][0] in page.locator(".race-end").inner_text()
 
 
-def test_race_steps_by_keys_and_chart(explorer, trained, race_events):
+def test_race_steps_by_keys_and_chart(explorer, steps, race_events):
     page = explorer.race(ADDRESS, race_events)
     panel = page.locator("#panel-race")
     page.locator("h2").click()
@@ -64,18 +59,18 @@ def test_race_steps_by_keys_and_chart(explorer, trained, race_events):
     assert "at=" not in explorer.fragment()
     page.get_by_role("slider", name="Change of the logits in a step: data cursor").focus()
     page.keyboard.press("Home")
-    assert_drawn(explorer, trained, 0)
+    assert_drawn(explorer, steps, 0)
     explorer.pass_time(1100)  # steps within a second are one step for the Back button
     page.get_by_role("button", name="Next step").click()
-    assert_drawn(explorer, trained, 1)
+    assert_drawn(explorer, steps, 1)
     page.go_back()
-    assert_drawn(explorer, trained, 0)
+    assert_drawn(explorer, steps, 0)
     assert page.get_by_role("button", name="Previous step").is_disabled()
     page.get_by_role("button", name="Play").click()
     assert page.get_by_role("button", name="Pause").is_visible()
     page.wait_for_selector("#panel-race[data-step='5']")
     page.get_by_role("button", name="Play").wait_for()
-    assert_drawn(explorer, trained, 5)
+    assert_drawn(explorer, steps, 5)
 
 
 def test_stopped_race_keeps_steps(explorer):
@@ -154,9 +149,9 @@ def test_race_settings(explorer):
     assert "lr=0.01" in explorer.fragment()
 
 
-def test_race_code_trains_the_same(explorer, trained):
+def test_race_code_trains_the_same(explorer, steps, race_events):
     explorer.open(ADDRESS, READY["race"])
     printed, _ = explorer.run_code()
-    for result in trained.values():
-        assert f"validation loss: {result['validation']}" in printed
-        assert f"stream by depth at the last step: {result['recorded']['stream'][-1]}" in printed
+    for end, taken in zip(race_events[-1]["racers"], steps.values(), strict=True):
+        assert f"validation loss: {end['validation']}" in printed
+        assert f"stream by depth at the last step: {taken[-1]['stream']}" in printed

@@ -36,10 +36,6 @@ def answer(recordings, number=0, **query):
     return json.loads(json.dumps(to_jsonable(result), allow_nan=False))
 
 
-def by_id(pairs):
-    return {site.id: value for site, value in pairs}
-
-
 def make(kinds="a other", numbers=(1.0,), **more):
     """Return a recording of sites, such as "x_0 start a attention", whose last one has one number at each step."""
     words = kinds.split()
@@ -50,24 +46,6 @@ def make(kinds="a other", numbers=(1.0,), **more):
 
 
 # Responses.
-
-
-@pytest.mark.parametrize("suffix", [".json", ".parquet"])
-def test_numbers_equal_recording(recordings, tmp_path, suffix):
-    served = Recordings([rec.save(tmp_path / f"{k}{suffix}") for k, rec in enumerate(recordings.values())])
-    for number, rec in enumerate(recordings.values()):
-        assert answer(served, number)["stream"] == rec.streams[0]
-        for stream, step in itertools.product(rec.streams, rec.steps):
-            result = answer(served, number, stream=stream, step=step)
-            assert (result["stream"], result["step"], result["last"]) == (stream, step, step == rec.steps[-1])
-            ids = [site["id"] for site in result["sites"]]
-            assert ids == [site.id for site in rec.sites if site.stream == stream]
-            assert {"out.rms", "write.ratio", "write.cosine", "grad.l2", "params.grad_l2"} <= {*result["series"]}
-            for name, values in result["series"].items():
-                numbers = {site_id: value for site_id, value in zip(ids, values, strict=True) if value is not None}
-                assert numbers == by_id(rec.series(*name.split("."), step=step, stream=stream)), name
-            if number != SCALED:
-                assert result["map"]["shares"] == rec.memory_maps[stream][1]
 
 
 def test_labels_of_sites(served):
@@ -233,10 +211,7 @@ def test_without_recordings():
         none.parse(0, {})
 
 
-def test_folder_and_empty_recording_are_rejected(tmp_path, serve):
-    (tmp_path / "folder.json").mkdir()
-    with pytest.raises(ValueError, match="cannot be read"):
-        Recordings([tmp_path / "folder.json"])
+def test_empty_recording_is_rejected(serve):
     with pytest.raises(ValueError, match="is an empty recording"):
         serve(make(numbers=()))
 
@@ -249,7 +224,4 @@ def test_equal_file_names_show_paths(tmp_path, recordings):
         rec.save(name)
     listed = Recordings(names).describe()
     assert [entry["name"] for entry in listed] == [*names[:2], "other.json"]
-    assert listed[2] == {
-        "name": "other.json", "path": names[2], "model": "TransformerEncoder", "streams": ["stream"], "steps": [*range(STEPS)],
-        "count": STEPS,
-    }  # fmt: skip
+    assert [entry["path"] for entry in listed] == names

@@ -30,10 +30,9 @@ def files(recordings):
     return [addnorm.stream.Recording.load(path) for path in recordings]
 
 
-def assert_drawn(explorer, rec, step):
-    """Check that the marks of the first stream equal the recording, to the last digit."""
+def assert_drawn(explorer, rec, step, stream="stream"):
+    """Check that the marks of a stream equal the recording, to the last digit."""
     marks, count = explorer.charts()[0], 0
-    stream = rec.streams[0]
     sites = [site.id for site in rec.sites if site.stream == stream]
     for chart, lines in CHARTS.items():
         for name, series in lines.items():
@@ -51,14 +50,15 @@ def badges(page):
 
 def test_recording_marks_and_badges_equal_file(explorer, files, recordings):
     served = Recordings(recordings)
-    for number, rec in enumerate(files):
-        page = explorer.recording(f"&rec={number}")
-        assert_drawn(explorer, rec, rec.steps[-1])
-        response = served.parse(number, {})()
+    for number, stream in ((number, stream) for number, rec in enumerate(files) for stream in rec.streams):
+        rec = files[number]
+        page = explorer.recording(f"&rec={number}&rstream={stream}")
+        assert_drawn(explorer, rec, rec.steps[-1], stream)
+        response = served.parse(number, {"stream": stream})()
         assert badges(page) == {badge["name"]: [badge["state"], badge["text"]] for badge in response["badges"]}
         assert page.locator(".recording-sheet").is_visible() == (number != SCALED)
         cells = explorer.charts()[0].get("recording-map", {}).values()
-        _, shares = rec.memory_maps.get(rec.streams[0], ([], []))
+        _, shares = rec.memory_maps.get(stream, ([], []))
         columns = zip(*([*row, *[None] * (len(shares) - len(row))] for row in cells), strict=True)
         assert [sorted(filter(None, column)) for column in columns] == [sorted(filter(None, row)) for row in shares]
     explorer.recording(f"&rec={SCALED}")

@@ -76,11 +76,7 @@ def test_stack_controls_set_the_params(explorer):
     page.get_by_label("Residual connection").uncheck()
     labels = {"gain": "Weight gain", "alpha": "Residual α", "d_model": "d_model"}
     values = {"sublayers": 16, "d_model": 24, "tokens": 3, "gain": 0.5, "alpha": 1.5, "seed": 7}
-    for name, value in values.items():
-        slider = page.get_by_role("slider", name=labels.get(name, name.capitalize()), exact=True)
-        bounds = [float(slider.get_attribute(bound)) for bound in ("min", "max")]
-        assert bounds == [FIELDS[name].minimum, FIELDS[name].maximum]
-        slider.fill(str(value))
+    explorer.set_sliders(FIELDS, labels, values)
     page.wait_for_function("() => location.hash.includes('seed=7')")
     explorer.stack(explorer.fragment())
     assert_shows(explorer, InitProbe("pre", norm="rms", residual=False, final_norm=False, **values))

@@ -122,11 +122,7 @@ def test_streams_controls_set_the_params(explorer):
     page.keyboard.press("3")
     labels = {"n": "Streams n", "d_model": "d_model"}
     values = {"perturbation": 0.8, "n": 2, "sublayers": 6, "d_model": 16, "seed": 7}
-    for name, value in values.items():
-        slider = page.get_by_role("slider", name=labels.get(name, name.capitalize()), exact=True)
-        bounds = [float(slider.get_attribute(bound)) for bound in ("min", "max")]
-        assert bounds == [FIELDS[name].minimum, FIELDS[name].maximum]
-        slider.fill(str(value))
+    explorer.set_sliders(FIELDS, labels, values)
     page.wait_for_function("() => location.hash.includes('sseed=7')")
     explorer.show(explorer.fragment(), "streams")
     expected = StreamsProbe("hyper_connections", **values).measure()

@@ -1,6 +1,5 @@
 """Tests of the page's trace against Python's, in Chromium: equal texts, and bitwise equal numbers."""
 
-import itertools
 import json
 import math
 import random
@@ -13,7 +12,7 @@ import pytest
 import addnorm
 from addnorm.explorer.trace import list_presets
 from addnorm.trace import PRESETS, show, trace
-from support.trace_variants import SUBLAYER, VARIANTS, X
+from support.trace_variants import SUBLAYER, VARIANTS, X, adversarial_cases
 
 
 @pytest.fixture
@@ -61,29 +60,6 @@ const told = (of) => of.steps.map((s) => [s.name, s.section, s.symbol, s.formula
 
 # Tokens
 
-ADVERSARIAL = [
-    ([0.0, 0.0, 0.0], [0.0, 0.0, 0.0]),
-    ([-0.0, -0.0, -0.0], [-0.0, 0.0, -0.0]),
-    ([0.1] * 7, [0.2] * 7),
-    ([5e-324, 0.0, -5e-324], [5e-324, 5e-324, 0.0]),
-    ([2.2e-308, 1e-310, -3e-320], [0.0, 1e-308, 0.0]),
-    ([1.7e308, 1.7e308, 0.0], [1.7e308, 0.0, 0.0]),
-    ([1.7e308, 1.7e308], [-1.7e308, 0.0]),
-    ([1e16, 1e16 + 2, 1e16 - 2], [0.0] * 3),
-    ([1e154, -1e154, 1e153], [0.0] * 3),
-    ([1e-160, -1e-160, 3e-161], [0.0] * 3),
-    ([3.0], [4.0]),
-    ([1.0, -1.0], [0.0, 0.0]),
-    ([1.5, 2.5, 1e5, 99999.5], [0.0] * 4),
-    ([float(k) for k in range(16)], [float(-k) for k in range(16)]),
-]  # fmt: skip
-
-
-def adversarial_cases():
-    """Yield (x, sublayer, options) of each adversarial token with each variant."""
-    for (x, sublayer), variant, eps in itertools.product(ADVERSARIAL, VARIANTS, (1e-5, 0.0)):
-        yield x, sublayer, {**variant, "eps": eps}
-
 
 def random_cases(count):
     """Yield (x, sublayer, options) with random numbers and options."""
@@ -129,18 +105,12 @@ def compare_traces(page, cases):
 
 
 def test_page_trace_equals_python_bitwise(within):
-    cases = [*adversarial_cases()]
-    notes = compare_traces(within, [*cases[::2], *cases[1::8], *random_cases(150)])
+    notes = compare_traces(within, [*adversarial_cases(), *random_cases(150)])
     # Every sentence of calculation.py must occur in some case, otherwise it is not compared.
     source = (Path(addnorm.__file__).parent / "trace" / "calculation.py").read_text()
     sentences = set(re.findall(r'(?:note=|note = |return |why = )f?"([^"{}]{12,})"', source)) - ERRORS
     assert len(sentences) > 12
     assert [s for s in sentences if not any(part in notes for part in (s, *s.split("; ")))] == []
-
-
-@pytest.mark.slow
-def test_page_trace_equals_python_in_all_cases(within):
-    compare_traces(within, [*adversarial_cases(), *random_cases(600)])
 
 
 def test_page_json_equals_command(within):

@@ -12,8 +12,8 @@ pytest.importorskip("jinja2")
 from addnorm import lab, report
 from addnorm.lab import theory
 from addnorm.lab.train import one_thread
-from addnorm.report import Figure, Findings, Table
-from support.report_pages import check_page, tables
+from addnorm.report import Findings, Table
+from support.report_pages import blocks_of, check_page, figure, head, tables
 
 WIRINGS = ("post_ln", "pre_ln")
 
@@ -41,19 +41,6 @@ def comparison():
 def page(comparison):
     """Return the page of the whole comparison."""
     return report.build_comparison_page(comparison, {"command": "addnorm compare <here>"})
-
-
-def head(table):
-    return [column.header for column in table.columns]
-
-
-def blocks_of(page, kind):
-    return [block for section in page.sections for block in section.blocks if isinstance(block, kind)]
-
-
-def figure(page, words):
-    (match,) = (one for one in blocks_of(page, Figure) if words in one.title)
-    return match
 
 
 def group_of(comparison, wiring):
@@ -85,7 +72,7 @@ def test_comparison_page_is_self_contained(page):
         "Learning", "By depth: 2 layers", "Before training", "Published results", "Settings",
     ]  # fmt: skip
     assert "addnorm compare <here>" in [one["text"] for one in document.all("dd")], "facts are escaped"
-    figures = blocks_of(page, Figure)
+    figures = blocks_of(page, "figure")
     assert len(figures) == 10
     assert all(one.table.rows for one in figures)
     assert all(one.svg != one.narrow for one in figures)
@@ -95,7 +82,7 @@ def test_comparison_page_is_self_contained(page):
 def test_page_has_every_sentence_of_the_verdict(comparison, page):
     top = {one.claim for one in page.verdict}
     assert page.verdict[0].claim.startswith("This is an illustration, not evidence")
-    beside = {item.claim for block in blocks_of(page, Findings) for item in block.items}
+    beside = {item.claim for block in blocks_of(page, "findings") for item in block.items}
     assert not top & beside
     assert top | beside == {one.claim for one in comparison.verdict}
 
@@ -230,7 +217,7 @@ def test_nan_shares_leave_out_the_map(comparison):
         shares = [[math.nan] * len(after["map"]["sources"])] * len(after["map"]["shares"])
         gradient = [math.nan, math.inf, *after["gradient"][2:]]
         runs.append({**run, "after": {**after, "gradient": gradient, "map": {**after["map"], "shares": shares}}})
-    titles = [one.title for one in blocks_of(build_page(comparison, runs), Figure)]
+    titles = [one.title for one in blocks_of(build_page(comparison, runs), "figure")]
     assert "Sources of the stream, after training" not in titles, "all cells would be empty"
 
 
@@ -261,7 +248,7 @@ def test_many_wirings_get_several_drawings(comparison):
     page = build_page(many, many.runs)
     text = report.render(page)
     assert page.title == "12 residual wirings compared"
-    titles = [one.title for one in blocks_of(page, Figure)]
+    titles = [one.title for one in blocks_of(page, "figure")]
     for words in ("Learning, 2 layers", "Forward and backward by depth, after training", "Without each sublayer"):
         parts = [title for title in titles if title.startswith(words)]
         assert len(parts) == 2, "wirings of one drawing differ in style"

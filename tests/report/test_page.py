@@ -84,12 +84,6 @@ def test_number_columns_keep_all_digits():
 # Writing.
 
 
-def test_write_creates_the_folder(tmp_path):
-    path = write(page(), tmp_path / "new" / "deep" / "a.html")
-    assert path.read_text(encoding="utf-8") == render(page())
-    assert [file.name for file in path.parent.iterdir()] == ["a.html"]
-
-
 @pytest.mark.parametrize(
     ("name", "error", "words"),
     [("a.txt", ValueError, "expected a file that ends in .html"), ("folder.html", OSError, "a directory, expected the file"),

@@ -165,6 +165,14 @@ class ExplorerPage:
         self.page.locator("#panel-race").get_by_role("button", name="Start").click()
         self.page.wait_for_selector("#panel-race[data-phase=over]")
 
+    def set_sliders(self, fields, labels, values):
+        """Move the sliders of parameters, whose bounds are those of the fields."""
+        for name, value in values.items():
+            slider = self.page.get_by_role("slider", name=labels.get(name, name.capitalize()), exact=True)
+            bounds = [float(slider.get_attribute(bound)) for bound in ("min", "max")]
+            assert bounds == [fields[name].minimum, fields[name].maximum]
+            slider.fill(str(value))
+
     def after(self, act, view="stack"):
         """Call a function and wait until the view is drawn again."""
         before = self.ready(view)

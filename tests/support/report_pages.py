@@ -90,6 +90,22 @@ def check_page(text):
     return page
 
 
+def blocks_of(page, kind):
+    """Return the blocks of a kind in a page of `addnorm.report`."""
+    return [block for section in page.sections for block in section.blocks if block.kind == kind]
+
+
+def figure(page, words):
+    """Return the figure of a page whose title has these words."""
+    (match,) = (one for one in blocks_of(page, "figure") if words in one.title)
+    return match
+
+
+def head(table):
+    """Return the headings of a table's columns."""
+    return [column.header for column in table.columns]
+
+
 def tables(page):
     """Return the cells of each table, row by row: the number of a `<data>` element, otherwise the text."""
     cells = []

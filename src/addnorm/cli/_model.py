@@ -29,14 +29,14 @@ class ModelOptions:
     """The MODEL argument and the options that say how to build and call it."""
 
     name: str
-    text: Path | None = None
-    input: Path | None = None
-    seed: int = 0
-    layers: int | None = None
-    tokens: int | None = None
-    batch: int | None = None
-    dtype: str | None = None
-    train: bool = False
+    text: Path | None
+    input: Path | None
+    seed: int
+    layers: int | None
+    tokens: int | None
+    batch: int | None
+    dtype: str | None
+    train: bool
 
     @property
     def reads_text(self) -> bool:

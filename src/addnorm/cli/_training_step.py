@@ -29,7 +29,7 @@ class ProbeLoss:
         sentence: description of the loss, for readers.
     """
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int) -> None:
         self.seed = seed
         self.sentence = (
             f"The mean over the tokens of ⟨v, y⟩, which needs no labels: y is the model's output, v is drawn for each position "

@@ -105,7 +105,7 @@ def _steps(panels: Sequence[Panel]) -> list[float]:
     return sorted({x for panel in panels for series in panel.series for x, _ in series.points})
 
 
-def learning_chart(comparison: Comparison, n: int, title_suffix: str = "") -> Chart:
+def learning_chart(comparison: Comparison, n: int, title_suffix: str) -> Chart:
     """Return a chart of the training losses of models with n layers. `title_suffix` names the wirings."""
     series = [line.mean(_smoothed_losses, None) for line in groups_by_warm_up(comparison, n)]
     entropy, limits = comparison.text["entropy"], _loss_limits(series, comparison)
@@ -143,7 +143,7 @@ def _smoothed_losses(run: Numbers) -> Iterable[tuple[float, float]]:
     return ((k, statistics.fmean(losses[max(0, k - WINDOW) : k])) for k in range(1, len(losses) + 1))
 
 
-def training_chart(comparison: Comparison, n: int, title_suffix: str = "") -> Chart | None:
+def training_chart(comparison: Comparison, n: int, title_suffix: str) -> Chart | None:
     """Return a chart of models with n layers over the training steps, or None with fewer than two recorded steps.
 
     It shows the logits' change by a step, the gradient at x_0 divided by that at x_L, and the tokens' similarity.
@@ -178,7 +178,7 @@ def _last(values: Sequence[float | None]) -> float | None:
     return next((value for value in reversed(values) if value is not None), None)
 
 
-def rate_chart(comparison: Comparison, n: int, title_suffix: str = "") -> Chart:
+def rate_chart(comparison: Comparison, n: int, title_suffix: str) -> Chart:
     """Return a chart of the test loss of models with n layers over the learning rate."""
     means, seeds = [], []
     for number, arm in _looks(comparison, n):
@@ -227,7 +227,7 @@ def _depth_axis(places: Iterable[float]) -> Axis:
     return Axis("depth in sublayers", ticks={k: "x_0" if not k else f"{k:g}" for k in places})
 
 
-def depth_chart(shown: Sequence[Shown], title_suffix: str = "", *, after: bool) -> Chart | None:
+def depth_chart(shown: Sequence[Shown], title_suffix: str, *, after: bool) -> Chart | None:
     """Return a chart of forward and backward statistics by depth, at the first step or `after` training; None without numbers."""
 
     def with_numbers(line: Shown) -> Shown:
@@ -267,7 +267,7 @@ def depth_chart(shown: Sequence[Shown], title_suffix: str = "", *, after: bool) 
     return chart.with_table(["sublayer", "kind"], names, f"By depth, {when} training")
 
 
-def memory_chart(shown: Sequence[Shown], title_suffix: str = "") -> Chart | None:
+def memory_chart(shown: Sequence[Shown], title_suffix: str) -> Chart | None:
     """Return heat maps of each source's share of the stream by depth, for trained models; None if there are none."""
     with_any = [(line.label, [run for run in line.group.runs if _has_map(run)]) for line in shown]
     maps = [(label, runs[0]["after"]["map"]) for label, runs in with_any if runs]
@@ -298,7 +298,7 @@ def _has_map(run: Numbers) -> bool:
     return any(share and math.isfinite(share) for at in memory["shares"] for share in at)
 
 
-def ablation_chart(shown: Sequence[Shown], title_suffix: str = "") -> Chart | None:
+def ablation_chart(shown: Sequence[Shown], title_suffix: str) -> Chart | None:
     """Return a chart of the rise of the loss without each sublayer, or None if nothing was ablated."""
     ablated = [one for line in shown if (one := line.where(lambda run: run.get("ablation"))).group.runs]
     if not ablated:

@@ -88,9 +88,9 @@ def draw_chart(chart: Chart, width: int, classes: str = "chart") -> str:
     )
 
 
-def chart_file(chart: Chart, width: int = WIDE) -> str:
+def chart_file(chart: Chart) -> str:
     """Return a chart as the text of an SVG file, in light or dark as the reader prefers."""
-    svg = draw_chart(chart, width)
+    svg = draw_chart(chart, WIDE)
     style = resources.files("addnorm.report").joinpath("chart.css").read_text(encoding="utf-8")
     begin = svg.index(">") + 1
     head = svg[: begin - 1].replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1)

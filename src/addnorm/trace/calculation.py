@@ -1,6 +1,6 @@
 """`trace`: the computation of Add & Norm and its gradient for one token.
 
-`trace` and `_Derivation` have many parameters, since each setting of the norm and of the table is one.
+`trace` has many parameters, since each setting of the norm and of the table is one.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ def trace(
     beta = (0.0,) * d if bias is None else _vector("bias", bias, d, scalar=True)
     out_grad = _vector("grad", (1.0, *(0.0,) * (d - 1)) if grad is None else grad, d)
     back = out_grad if read_grad is None else _vector("read_grad", read_grad, d)
-    w = _Derivation(placement, norm, variance, eps_place, eps, gamma, beta, digits)
+    settings = Trace(placement, norm, variance, eps_place, eps, gamma, beta, digits, (), title)
+    w = _Derivation(settings)
     w.add("x", "x", token, note="the residual stream")
     (_add_post_ln if placement == "post" else _add_pre_ln)(w, token, branch, out_grad, back)
     w.explain("grad", "" if grad is not None else "default: 1 for the first feature, 0 for the others")
@@ -108,12 +109,14 @@ def trace(
         "read_grad",
         "" if read_grad is not None else "default: the identity replaces the unknown Jacobian of the sublayer",
     )
-    steps = _explain_nonfinite(w)
-    return Trace(placement, norm, variance, eps_place, eps, gamma, beta, digits, steps, title)
+    return replace(settings, steps=_explain_nonfinite(w))
 
 
 class _Derivation:
     """Steps of a trace, computed and written into formulas: every step has its value, its formula and its numbers.
+
+    Args:
+        of: the trace without steps, which has the settings.
 
     Attributes:
         v: symbol of the norm's input.
@@ -127,15 +130,12 @@ class _Derivation:
     spread: float
     root: float
 
-    def __init__(
-        self, placement: Placement, norm: Norm, variance: Variance, eps_place: EpsPlace, eps: float, weight: Vector, bias: Vector,
-        digits: int,
-    ) -> None:  # fmt: skip
-        self.layer, self.biased, self.inside = norm == "layer", variance == "biased", eps_place == "inside"
-        self.eps, self.weight, self.bias, self.digits = eps, weight, bias, digits
-        self.d = len(weight)
+    def __init__(self, of: Trace) -> None:
+        self.layer, self.biased, self.inside = of.norm == "layer", of.variance == "biased", of.eps_place == "inside"
+        self.eps, self.weight, self.bias, self.digits = of.eps, of.weight, of.bias, of.digits
+        self.d = len(of.weight)
         self.count = self.d if self.biased else self.d - 1
-        self.v = v = "z" if placement == "post" else "x"
+        self.v = v = "z" if of.placement == "post" else "x"
         self.spread_text = "σ²" if self.layer else "ms"
         self.centred_text = f"({v} - μ)" if self.layer else v
         self.root_text = f"√({self.spread_text} + ε)" if self.inside else f"√({self.spread_text}) + ε"

@@ -120,7 +120,7 @@ def record_by_depth(console: Console) -> None:
 
 def _record(loaded: LoadedModel) -> tuple[Recording, ProbeLoss]:
     """Return a recording of one step, and its loss."""
-    loss = ProbeLoss()
+    loss = ProbeLoss(0)
     with quiet(), addnorm.record(loaded.model, tokens="attention_mask") as recording:
         run_step(loaded, loaded.kwargs, loss)
     return recording, loss
