@@ -97,7 +97,6 @@ def test_published_grids_are_valid_settings_with_the_defaults():
             values = grid.values_of(name)
             assert field.default in values, (view, name)
             assert [field.check(name, value) for value in values] == [*values], (view, name)
-    assert module.count_files() == sum(len([*grid.each_file()]) for grid in module.GRIDS.values())
 
 
 def test_description_names_the_values_and_hides_paths(exported, recordings):

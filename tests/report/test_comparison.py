@@ -43,10 +43,14 @@ def page(comparison):
     return report.build_comparison_page(comparison, {"command": "addnorm compare <here>"})
 
 
+def arm_of(comparison, wiring):
+    """Return the settings of a wiring."""
+    return next(arm for arm in comparison.arms if arm.wiring == wiring)
+
+
 def group_of(comparison, wiring):
     """Return the best group without warm-up."""
-    arm = next(arm for arm in comparison.arms if arm.wiring == wiring)
-    return arm.best_where(lambda group: not group.warm_up)
+    return arm_of(comparison, wiring).best_where(lambda group: not group.warm_up)
 
 
 def mean(runs, number):
@@ -108,7 +112,7 @@ def test_training_figure_has_every_recorded_step(comparison, page):
 def test_depth_figure_has_every_number(comparison, page):
     table = figure(page, "before training").table
     column = head(table).index("pre_ln: ‖∂loss / ∂stream‖")
-    runs = next(arm for arm in comparison.arms if arm.wiring == "pre_ln").groups[0].runs
+    runs = arm_of(comparison, "pre_ln").groups[0].runs
     for k, row in enumerate(table.rows):
         assert row[column] == mean(runs, lambda run, k=k: run["recorded"]["gradient"][0][k])
     assert [row[0] for row in table.rows] == ["x_0", "attention 1", "feed-forward 1", "attention 2", "feed-forward 2"]
@@ -121,7 +125,7 @@ def test_map_and_ablation_figures_have_the_trained_numbers(comparison, page):
         for depth in range(2, len(head(table))):
             assert sum(row[depth] for row in rows) == pytest.approx(1.0, abs=1e-5)
     table = figure(page, "Without each sublayer").table
-    runs = next(arm for arm in comparison.arms if arm.wiring == "post_ln").best.runs
+    runs = arm_of(comparison, "post_ln").best.runs
     for k, row in enumerate(table.rows):
         assert row[head(table).index("post_ln")] == mean(runs, lambda run, k=k: run["ablation"][k]["rise"])
 

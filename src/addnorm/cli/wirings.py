@@ -75,7 +75,7 @@ def run(
             check_depth(wiring, depth)
         stacks = _make_stacks(wiring, layers, decoder_layers)
         content = _to_dict(wiring, stacks) if as_json else _describe(wiring, stacks)  # raise for impossible options
-    if as_json:
+    if isinstance(content, dict):
         print_json(content)
     else:
         console = stdout()

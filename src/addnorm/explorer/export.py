@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import product
-from math import isfinite, prod
+from math import isfinite
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -94,7 +94,7 @@ GRIDS = {
 
 def count_files() -> int:
     """Return the number of files whose numbers are computed, for a progress bar."""
-    return sum(prod(len(grid.values_of(name)) for name in grid.files) for grid in GRIDS.values())
+    return sum(len([*grid.each_file()]) for grid in GRIDS.values())
 
 
 def export(

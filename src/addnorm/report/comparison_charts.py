@@ -105,7 +105,7 @@ def _steps(panels: Sequence[Panel]) -> list[float]:
     return sorted({x for panel in panels for series in panel.series for x, _ in series.points})
 
 
-def learning_chart(comparison: Comparison, n: int, title_suffix: str) -> Chart:
+def learning_chart(comparison: Comparison, n: int, title_suffix: str = "") -> Chart:
     """Return a chart of the training losses of models with n layers. `title_suffix` names the wirings."""
     series = [line.mean(_smoothed_losses, None) for line in groups_by_warm_up(comparison, n)]
     entropy, limits = comparison.text["entropy"], _loss_limits(series, comparison)
@@ -220,14 +220,14 @@ def setting_table(comparison: Comparison, groups: Sequence[Group]) -> Table:
 
 def _name_sites(sites: Sequence[Sequence[Numbers]], keys: Sequence[str]) -> dict[float, list[Cell]]:
     """Return for each depth the values of `keys` of the sublayer there: models of one depth have the same sublayers."""
-    return {float(k): [site[key] for key in keys] for k, site in enumerate(max(sites, key=len, default=()))}
+    return {float(k): [site[key] for key in keys] for some in sites for k, site in enumerate(some)}
 
 
 def _depth_axis(places: Iterable[float]) -> Axis:
     return Axis("depth in sublayers", ticks={k: "x_0" if not k else f"{k:g}" for k in places})
 
 
-def depth_chart(shown: Sequence[Shown], title_suffix: str, *, after: bool) -> Chart | None:
+def depth_chart(shown: Sequence[Shown], title_suffix: str = "", *, after: bool) -> Chart | None:
     """Return a chart of forward and backward statistics by depth, at the first step or `after` training; None without numbers."""
 
     def with_numbers(line: Shown) -> Shown:
@@ -341,17 +341,14 @@ def init_chart(title: str, caption: str, numbers: Mapping[str, Mapping[str, Poin
         ]
         panels.append(Panel(label, series, log=True if x.log else False if "cos" in label else None))
     places = sorted({place for panel in panels for series in panel.series for place, _ in series.points})
-    table = (
-        Chart(title, caption, panels, x)
-        .with_table([x.label], {place: [int(place) if x.log else f"{place:g}"] for place in places}, title)
-        .table
-    )
+    names: dict[float, list[Cell]] = {place: [int(place) if x.log else f"{place:g}"] for place in places}
+    chart = Chart(title, caption, panels, x).with_table([x.label], names, title)
     more = [series.label for series in panels[0].series[DRAWN:]]
     caption += f" Only in the table: {', '.join(more)}." if more else ""
     drawn = [
         panel._replace(series=panel.series[:DRAWN], limits=_limits(panel), log=panel.scale.log) for panel in panels
     ]
-    return Chart(title, caption, drawn, x, table=table)
+    return replace(chart, caption=caption, panels=drawn)
 
 
 def _limits(panel: Panel) -> tuple[float, float] | None:
