@@ -206,9 +206,8 @@ def command_line() -> str:
         value = context.params[f"{param.name}"]
         if context.get_parameter_source(f"{param.name}") is not ParameterSource.COMMANDLINE:
             continue
+        texts = [*map(str, value)] if isinstance(value, tuple) else [str(value)]
         if isinstance(param, click.Option):
-            listed = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-            words += [param.opts[-1]] + [listed] * (value is not True)
-        else:
-            words += [*map(str, value)] if isinstance(value, tuple) else [str(value)]
+            texts = [param.opts[-1]] + [",".join(texts)] * (value is not True)
+        words += texts
     return shlex.join(words)
