@@ -10,6 +10,7 @@ are in rare_families.py, adversarial models in adversarial_models.py. Letters st
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -176,27 +177,21 @@ DEBERTA = SMALL | {
 }  # fmt: skip
 
 
-def hugging(model, config, sizes):
-    import transformers
+def build_of_transformers(kind, sizes):
+    from transformers import AutoConfig, AutoModel
 
-    return getattr(transformers, model)(getattr(transformers, config)(**sizes))
+    return AutoModel.from_config(AutoConfig.for_model(kind, **sizes))
 
 
-def hf(
-    name,
-    prefix,
-    sizes,
-    inputs,
-    *streams,
-    model="Model",
-    config="Config",
-    remark="",
-    **more,
-):
-    """Return a family of transformers from the prefix of its classes and the arguments of its config."""
-    return Model(
-        name, partial(hugging, prefix + model, prefix + config, {**sizes, **more}), inputs, Answer(streams), remark
-    )
+def hf(name, sizes, inputs, *streams, kind="", remark="", **more):
+    """Return a family of transformers; its name begins with the model type unless `kind` is that type."""
+    make = partial(build_of_transformers, kind or re.match(r"[^ ,]+", name)[0], sizes | more)
+    return Model(name, make, inputs, Answer(streams), remark)
+
+
+def alike(names, *facts):
+    """Return families with the same sizes, inputs and streams, named by their model types."""
+    return [hf(name, *facts) for name in names]
 
 
 def torch_stack(kind, norm_first, final_norm):
@@ -216,7 +211,7 @@ def torch_family(kind, norm_first, final_norm):
     return Model(
         f"torch {kind} {which}{' with final norm' if final_norm else ''}",
         partial(torch_stack, kind, norm_first, final_norm), inputs,
-        Answer((stream(which, "layer", 1e-5, letters * 2, final_norm=final_norm, remark=remark),)),
+        Answer((stream(which, ln, 1e-5, letters * 2, final_norm=final_norm, remark=remark),)),
     )  # fmt: skip
 
 
@@ -228,8 +223,8 @@ def torch_transformer(norm_first):
 def torch_pair(norm_first):
     which = "pre_ln" if norm_first else "post_ln"
     streams = (
-        stream(which, "layer", 1e-5, "af" * 2, final_norm=True, remark=FAST_PATH),
-        stream(which, "layer", 1e-5, "acf" * 2, final_norm=True),
+        stream(which, ln, 1e-5, final_norm=True, remark=FAST_PATH),
+        stream(which, ln, 1e-5, ACF, final_norm=True),
     )
     make = partial(torch_transformer, norm_first)
     return Model(f"torch Transformer {which}", make, two_vectors, Answer(streams), "final norms stand with post-LN too")
@@ -238,8 +233,12 @@ def torch_pair(norm_first):
 # --- short constructors of the expected streams ----------------------------------------------------------------------------
 
 
+rms, ln = "rms", "layer"
+AF, AAFF, ACF = "af", "af" * 2, "acf" * 2
+
+
 def stream(
-    wiring, norm, eps, letters, options = None,
+    wiring, norm, eps, letters = AAFF, options = None,
     final_norm = False, embedding_norm = False, rows = None, width = D,
     shared = 0, remark = "",
 ):  # fmt: skip
@@ -263,70 +262,70 @@ reordered = partial(stream, "reordered", final_norm=True)
 layer_scale = partial(stream, "layer_scale", final_norm=True)
 parallel = partial(stream, "parallel", options={"norms": 1}, final_norm=True)
 parallel_two = partial(stream, "parallel", options={"norms": 2}, final_norm=True)
-rms, ln = "rms", "layer"
-AF, AAFF, ACF = "af", "af" * 2, "acf" * 2
 NOTHING = {0: Row()}  # the first sublayer has no norm
+
+
+def both(wiring, eps, kind=ln):
+    """Return an encoder and a decoder of one wiring."""
+    return wiring(kind, eps), wiring(kind, eps, ACF)
+
+
 MASK = "after its embedding norm the stream is multiplied by the attention mask"
 FLAT = "from its feed-forward's norm to the add each layer works on (tokens, d) instead of (batch, length, d)"
 CONV = "sublayer 0 is the convolution of positions, x + conv(x), before the layers"
 
-FIRST = (
-    hf("bert", "Bert", SMALL, padded, bert(ln, 1e-12, AAFF)),
-    hf("albert", "Albert", SMALL, padded, post(ln, 1e-12, AF * 3, shared=1), num_hidden_layers=3, embedding_size=16,
+FAMILIES = (
+    *alike(("bert", "roberta"), SMALL, padded, bert(ln, 1e-12)),
+    *alike(("llama", "mistral"), GROUPED, text, pre(rms, 1e-6)),
+    hf("gpt2", SMALL, text, pre(ln, 1e-5)),
+    hf("vit", VISION, image, pre(ln, 1e-12)),
+    hf("bart", PAIR, translation, *both(bert, 1e-5)),
+    hf("albert", SMALL, padded, post(ln, 1e-12, AF * 3, shared=1), num_hidden_layers=3, embedding_size=16,
        remark="the embeddings' norm is 16 wide and a projection follows it: no norm of the stream"),
-    hf("openai-gpt", "OpenAIGPT", SMALL, text, post(ln, 1e-5, AAFF)),
-    hf("gpt2", "GPT2", SMALL, text, pre(ln, 1e-5, AAFF)),
-    hf("gptj", "GPTJ", SMALL, text, parallel(ln, 1e-5, AAFF, remark="added as (a + f) + x"), rotary_dim=4),
-    hf("bloom", "Bloom", SMALL, text, bloom(ln, 1e-5, AAFF, remark="the adds stand inside the sublayers' modules")),
-    hf("llama", "Llama", GROUPED, text, pre(rms, 1e-6, AAFF)),
-    hf("gemma2", "Gemma2", HEADED, text, sandwich(rms, 1e-6, AAFF, remark="weights as 1 + w"), query_pre_attn_scalar=8),
-    hf("olmo2", "Olmo2", GROUPED, text, reordered(rms, 1e-5, AAFF, remark="norms of queries as wide as the stream")),
-    hf("granite", "Granite", GROUPED, text,
-       stream("residual_multiplier", rms, 1e-6, AAFF, {"multiplier": 0.22}, final_norm=True),
+    hf("openai-gpt", SMALL, text, post(ln, 1e-5)),
+    hf("gptj", SMALL, text, parallel(ln, 1e-5, remark="added as (a + f) + x"), rotary_dim=4),
+    hf("bloom", SMALL, text, bloom(ln, 1e-5, remark="the adds stand inside the sublayers' modules")),
+    hf("gemma2", HEADED, text, sandwich(rms, 1e-6, remark="weights as 1 + w"), query_pre_attn_scalar=8),
+    hf("olmo2", GROUPED, text, reordered(rms, 1e-5, remark="norms of queries as wide as the stream")),
+    hf("granite", GROUPED, text,
+       stream("residual_multiplier", rms, 1e-6, options={"multiplier": 0.22}, final_norm=True),
        residual_multiplier=0.22, embedding_multiplier=12.0, attention_multiplier=0.125),
-    hf("t5", "T5", T5, translation, pre(rms, 1e-6, AAFF), pre(rms, 1e-6, ACF),
+    hf("t5", T5, translation, *both(pre, 1e-6, rms),
        remark="the adds stand inside the sublayers' modules"),
-    hf("whisper", "Whisper", WHISPER, spectrum, pre(ln, 1e-5, AAFF), pre(ln, 1e-5, ACF)),
-    hf("vit", "ViT", VISION, image, pre(ln, 1e-12, AAFF)),
+    hf("whisper", WHISPER, spectrum, *both(pre, 1e-5)),
     *(torch_family(kind, first, final) for kind in ("Encoder", "Decoder") for first in (False, True) for final in (False, True)),
     torch_pair(norm_first=False), torch_pair(norm_first=True),
-)  # fmt: skip
-
-SECOND = (
-    hf("roberta", "Roberta", SMALL, padded, bert(ln, 1e-12, AAFF)),
-    hf("distilbert", "DistilBert", SMALL, padded, bert(ln, 1e-12, AAFF), hidden_dim=64),
-    hf("deberta-v2", "DebertaV2", DEBERTA, padded, bert(ln, 1e-7, AAFF, remark=MASK),
+    hf("distilbert", SMALL, padded, bert(ln, 1e-12), hidden_dim=64),
+    hf("deberta-v2", DEBERTA, padded, bert(ln, 1e-7, remark=MASK),
        remark="the table of relative positions, as wide as the stream, is normalized too"),
-    hf("bart", "Bart", PAIR, translation, bert(ln, 1e-5, AAFF), bert(ln, 1e-5, ACF)),
-    hf("gpt_neox parallel", "GPTNeoX", SMALL, text, parallel_two(ln, 1e-5, AAFF, remark="added as (f + a) + x"),
+    hf("gpt_neox parallel", SMALL, text, parallel_two(ln, 1e-5, remark="added as (f + a) + x"),
        use_parallel_residual=True),
-    hf("gpt_neox sequential", "GPTNeoX", SMALL, text, pre(ln, 1e-5, AAFF), use_parallel_residual=False),
-    hf("mpt", "Mpt", SMALL, text, pre(ln, 1e-5, AAFF, remark="no biases; the feed-forward's module adds")),
-    hf("opt pre", "OPT", SMALL, text, pre(ln, 1e-5, AAFF, remark=FLAT), ffn_dim=64, word_embed_proj_dim=D),
-    hf("opt post", "OPT", SMALL, text, post(ln, 1e-5, AAFF, remark=FLAT), ffn_dim=64, word_embed_proj_dim=16,
+    hf("gpt_neox sequential", SMALL, text, pre(ln, 1e-5), use_parallel_residual=False),
+    hf("mpt", SMALL, text, pre(ln, 1e-5, remark="no biases; the feed-forward's module adds")),
+    hf("opt pre", SMALL, text, pre(ln, 1e-5, remark=FLAT), ffn_dim=64, word_embed_proj_dim=D),
+    hf("opt post", SMALL, text, post(ln, 1e-5, remark=FLAT), ffn_dim=64, word_embed_proj_dim=16,
        do_layer_norm_before=False, remark="projections 16 -> 32 before the layers and 32 -> 16 after them, as in OPT-350m"),
-    hf("falcon 7B", "Falcon", SMALL, text, parallel(ln, 1e-5, AAFF, remark="f += a in place, then x + f")),
-    hf("falcon 40B", "Falcon", SMALL, text, parallel_two(ln, 1e-5, AAFF, remark="f += a in place, then x + f"),
+    hf("falcon 7B", SMALL, text, parallel(ln, 1e-5, remark="f += a in place, then x + f")),
+    hf("falcon 40B", SMALL, text, parallel_two(ln, 1e-5, remark="f += a in place, then x + f"),
        new_decoder_architecture=True, num_kv_heads=2),
-    hf("falcon RW", "Falcon", SMALL, text, pre(ln, 1e-5, AAFF),
+    hf("falcon RW", SMALL, text, pre(ln, 1e-5),
        alibi=True, multi_query=False, parallel_attn=False, bias=True),
-    hf("phi", "Phi", SMALL, text, parallel(ln, 1e-5, AAFF, remark="added as (a + f) + x")),
-    hf("cohere", "Cohere", GROUPED, text, parallel(ln, 1e-5, AAFF, remark="added as (x + a) + f; no biases")),
-    hf("mistral", "Mistral", GROUPED, text, pre(rms, 1e-6, AAFF)),
-    hf("qwen3", "Qwen3", HEADED, text, pre(rms, 1e-6, AAFF, remark="norms of queries and keys")),
-    hf("gemma3", "Gemma3", HEADED, text, sandwich(rms, 1e-6, AAFF, remark="weights as 1 + w; norms of queries and keys"),
-       model="TextModel", config="TextConfig", query_pre_attn_scalar=8),
-    hf("glm4", "Glm4", HEADED, text, sandwich(rms, 1.5625e-7, AAFF)),
-    hf("modernbert", "ModernBert", SMALL, padded, bloom(ln, 1e-5, AF * 3, rows=NOTHING,
+    hf("phi", SMALL, text, parallel(ln, 1e-5, remark="added as (a + f) + x")),
+    hf("cohere", GROUPED, text, parallel(ln, 1e-5, remark="added as (x + a) + f; no biases")),
+    hf("qwen3", HEADED, text, pre(rms, 1e-6, remark="norms of queries and keys")),
+    hf("gemma3", HEADED, text, sandwich(rms, 1e-6, remark="weights as 1 + w; norms of queries and keys"),
+       kind="gemma3_text", query_pre_attn_scalar=8),
+    hf("glm4", HEADED, text, sandwich(rms, 1.5625e-7)),
+    hf("modernbert", SMALL, padded, bloom(ln, 1e-5, AF * 3, rows=NOTHING,
        remark="the first attention reads the embedding norm's output, which is the stream"),
        num_hidden_layers=3, cls_token_id=3, sep_token_id=4),
-    hf("dinov2", "Dinov2", VISION, image, layer_scale(ln, 1e-6, AAFF), mlp_ratio=2),
-    hf("swinv2", "Swinv2", SWIN, partial(image, 32),
-       stream("reordered", ln, 1e-5, AAFF, embedding_norm=True, width=16),
-       reordered(ln, 1e-5, AAFF, embedding_norm=True,
+    hf("dinov2", VISION, image, layer_scale(ln, 1e-6), mlp_ratio=2),
+    hf("swinv2", SWIN, partial(image, 32),
+       stream("reordered", ln, 1e-5, embedding_norm=True, width=16),
+       reordered(ln, 1e-5, embedding_norm=True,
                  remark="the patch merging ends in a norm: (gather, project, norm)")),
-    hf("wav2vec2 post", "Wav2Vec2", SOUND, sound, post(ln, 1e-5, "oafaf", remark=CONV), do_stable_layer_norm=False),
-    hf("wav2vec2 stable", "Wav2Vec2", SOUND, sound, pre(ln, 1e-5, "oafaf", rows=NOTHING, remark=CONV + ", without norm"),
+    hf("wav2vec2 post", SOUND, sound, post(ln, 1e-5, "oafaf", remark=CONV), do_stable_layer_norm=False),
+    hf("wav2vec2 stable", SOUND, sound, pre(ln, 1e-5, "oafaf", rows=NOTHING, remark=CONV + ", without norm"),
        do_stable_layer_norm=True, feat_extract_norm="layer"),
 )  # fmt: skip
 
@@ -340,4 +339,4 @@ def table(families):
 
 
 def families():
-    return table(FIRST + SECOND)
+    return table(FAMILIES)
