@@ -15,6 +15,8 @@ from addnorm import Row
 
 ANY = ...
 KINDS = {"a": "attention", "c": "cross-attention", "f": "feed-forward", "o": "other", "?": ANY}
+IN, HALF = Row(norm_in=True), Row(norm_in=True, b=0.5)
+CONFORMER_ROWS = HALF, IN, IN, Row(norm_in=True, norm_out=True, b=0.5)
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ class Answer:
 
 def stream(
     wiring,
-    letters,
+    letters="afaf",
     norm="layer",
     final_norm=True,
     embedding_norm=False,

@@ -3,7 +3,7 @@
 from functools import partial
 
 from addnorm import Learned, Row
-from support.answers import Answer
+from support.answers import CONFORMER_ROWS, Answer
 from support.families import (
     ACF,
     CONV,
@@ -45,8 +45,6 @@ OFOF, ALPHA = "of" * 2, 4 ** (1 / 4)
 MULTIPLIED = "the stream is multiplied by the attention mask, in place, after its embedding norm and after each layer"
 MERGED = "the patch merging ends in a projection: (gather, norm, project)"
 SCALED = Row(norm_in=True, a=Learned(1.0, per_feature=True))
-IN = Row(norm_in=True)
-CONFORMER = Row(norm_in=True, b=0.5), IN, IN, Row(norm_in=True, norm_out=True, b=0.5)
 
 
 def make_siglip_text():
@@ -242,7 +240,7 @@ SOUNDS = (
     hf("data2vec audio", SOUND, sound,
        post(ln, 1e-5, "oafaf", remark=CONV + "; conv has norms of its own, without weights"), kind="data2vec-audio"),
     hf("wav2vec2-conformer", SOUND, sound,
-       stream(None, ln, 1e-5, "faof" * 2, final_norm=True, rows=CONFORMER,
+       stream(None, ln, 1e-5, "faof" * 2, final_norm=True, rows=CONFORMER_ROWS,
               remark="halves of the feed-forwards; a norm of the stream ends each layer, one more all of them")),
 )  # fmt: skip
 

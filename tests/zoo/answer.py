@@ -6,14 +6,30 @@ import importlib
 from dataclasses import dataclass
 
 from addnorm import Learned, Row
-from support.answers import ANY, Answer, stream
-from support.families import Model, ids
+from support.answers import ANY, CONFORMER_ROWS, HALF, IN, Answer, stream
+from support.families import Model, ids, noise, vectors
 
-__all__ = ["ANY", "BARE", "IN", "NUMBER", "VECTOR", "Model", "Package", "make", "model", "refuse", "stream", "tokens"]
+__all__ = [
+    "ANY",
+    "BARE",
+    "CONFORMER_ROWS",
+    "HALF",
+    "IN",
+    "NUMBER",
+    "VECTOR",
+    "Model",
+    "Package",
+    "image",
+    "make",
+    "model",
+    "refuse",
+    "stream",
+    "tokens",
+    "vectors",
+]
 
 VECTOR = Learned(1.0, per_feature=True)
 NUMBER = Learned(1.0)
-IN = Row(norm_in=True)
 BARE = Row()
 
 
@@ -59,6 +75,11 @@ def model(
 def tokens():
     """Return the ids of two sequences."""
     return (ids(),)
+
+
+def image(size=16):
+    """Return two square images."""
+    return (noise(2, 3, size, size),)
 
 
 def make(path, *args, **options):

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from addnorm import Row
-from support.families import noise
-from zoo.answer import IN, Package, make, model, stream
+from zoo.answer import CONFORMER_ROWS, Package, make, model, stream, vectors
 
-HALF = Row(norm_in=True, b=0.5)
-ANSWER = stream(None, "faof" * 2, final_norm=False, rows=(HALF, IN, IN, Row(norm_in=True, norm_out=True, b=0.5)))
+ANSWER = stream(None, "faof" * 2, final_norm=False, rows=CONFORMER_ROWS)
 
 SIZES = {"dim": 32, "depth": 2, "dim_head": 8, "heads": 4, "conv_kernel_size": 3}
 
@@ -17,11 +14,11 @@ CODE = (
 )
 
 MODELS = (
-    model("conformer", make("conformer:Conformer", **SIZES), lambda: (noise(2, 7, 32),), ANSWER, code=CODE),
+    model("conformer", make("conformer:Conformer", **SIZES), vectors, ANSWER, code=CODE),
     model(
         "conformer, causal",
         make("conformer:Conformer", **SIZES, conv_causal=True),
-        lambda: (noise(2, 7, 32),),
+        vectors,
         ANSWER,
         code=CODE,
     ),

@@ -53,12 +53,12 @@ WITH_NORM = Row(norm_in=True, norm_branch=True)
 
 MODELS = (
     model("dit", make("diffusers:DiTTransformer2DModel", **SMALL, **DIT), lambda: {"hidden_states": noise(2, 3, 8, 8), "timestep": TIMES, "class_labels": torch.tensor([1, 2])},
-          stream("pre_ln|none", "afaf", rows=(IN,)),
+          stream("pre_ln|none", rows=(IN,)),
           code=BLOCK + " ada_norm_zero: attn_output = gate_msa.unsqueeze(1) * attn_output; ff_output = gate_mlp.unsqueeze(1) * ff_output: gates"
                        " from the condition, no constant. hidden_states = self.norm_out(hidden_states) * (1 + scale[:, None]) + shift[:, None]"),
     model("prior", make("diffusers:PriorTransformer", **SMALL, embedding_dim=32, num_embeddings=4, additional_embeddings=4), lambda: {"hidden_states": noise(2, 32), "timestep": 3, "proj_embedding": noise(2, 32, seed=2),
                                    "encoder_hidden_states": noise(2, 4, 32, seed=3)},
-          stream("pre_ln", "afaf"), code=BLOCK + " prior_transformer.py: hidden_states = self.norm_out(hidden_states); hidden_states[:, -1]"),
+          stream("pre_ln"), code=BLOCK + " prior_transformer.py: hidden_states = self.norm_out(hidden_states); hidden_states[:, -1]"),
     model("pixart", make("diffusers:PixArtTransformer2DModel", **SMALL, **PIXART), lambda: {"hidden_states": noise(2, 3, 8, 8), "encoder_hidden_states": noise(2, 5, 16), "timestep": TIMES},
           stream(None, "acf" * 2, rows=(IN, BARE, IN)),
           code=BLOCK + " ada_norm_single: 'For PixArt norm2 isn't applied here': the cross-attention reads the stream without a norm; gates"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from support.families import noise
-from zoo.answer import Package, make, model, stream
+from zoo.answer import Package, make, model, stream, vectors
 
 TRANSFORMER = ("encodec.modules.transformer:StreamingTransformerEncoder", 32)
 SIZES = {"num_heads": 4, "num_layers": 2}
@@ -15,10 +14,10 @@ CODE = (
 )
 
 MODELS = (
-    model("streaming transformer, pre-LN", make(*TRANSFORMER, **SIZES, norm_first=True), lambda: (noise(2, 7, 32),),
-          stream("pre_ln", "afaf", final_norm=False), code=CODE),
-    model("streaming transformer, post-LN", make(*TRANSFORMER, **SIZES, norm_first=False), lambda: (noise(2, 7, 32),),
-          stream("post_ln", "afaf", final_norm=False), code=CODE),
+    model("streaming transformer, pre-LN", make(*TRANSFORMER, **SIZES, norm_first=True), vectors,
+          stream("pre_ln", final_norm=False), code=CODE),
+    model("streaming transformer, post-LN", make(*TRANSFORMER, **SIZES, norm_first=False), vectors,
+          stream("post_ln", final_norm=False), code=CODE),
 )  # fmt: skip
 
 PACKAGE = Package(

@@ -53,10 +53,10 @@ LAYER = (
 )
 
 MODELS = (
-    model("esm 2", make("esm.model.esm2:ESM2", num_layers=2, embed_dim=32, attention_heads=4), tokens, stream("pre_ln", "afaf"), code=LAYER + " esm2.py: x = x.transpose(0, 1); x = self.emb_layer_norm_after(x)"),
-    model("esm 1", partial(esm1, "protein_bert_base"), tokens, stream("pre_ln", "afaf", final_norm=False),
+    model("esm 2", make("esm.model.esm2:ESM2", num_layers=2, embed_dim=32, attention_heads=4), tokens, stream("pre_ln"), code=LAYER + " esm2.py: x = x.transpose(0, 1); x = self.emb_layer_norm_after(x)"),
+    model("esm 1", partial(esm1, "protein_bert_base"), tokens, stream("pre_ln", final_norm=False),
           code=LAYER + " ESM1LayerNorm is written out with eps inside the root; esm1.py: x = F.linear(x, self.embed_out): no norm at the end"),
-    model("esm 1b", partial(esm1, "roberta_large", emb_layer_norm_before=True), tokens, stream("pre_ln", "afaf", embedding_norm=True),
+    model("esm 1b", partial(esm1, "roberta_large", emb_layer_norm_before=True), tokens, stream("pre_ln", embedding_norm=True),
           code=LAYER + " esm1.py: x = self.emb_layer_norm_before(x); x = x * (1 - padding_mask); at the end x = self.emb_layer_norm_after(x)"),
     model("msa transformer", msa, alignments, stream("pre_ln", "aaf" * 2, embedding_norm=True),
           code="modules.py, NormalizedResidualBlock: residual = x; x = self.layer_norm(x); outputs = self.layer(x); x = residual + x, around"

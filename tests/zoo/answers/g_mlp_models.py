@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from support.families import noise
-from zoo.answer import Package, make, model, stream, tokens
+from zoo.answer import Package, image, make, model, stream, tokens
 
 CODE = "g_mlp_pytorch.py: Residual(PreNorm(dim, gMLPBlock(...))): return self.fn(x) + x; one sublayer a layer; to_logits begins with LayerNorm"
 
@@ -18,7 +17,7 @@ MODELS = (
     model(
         "gmlp, images",
         make("g_mlp_pytorch:gMLPVision", image_size=16, patch_size=8, num_classes=10, dim=32, depth=3),
-        lambda: (noise(2, 3, 16, 16),),
+        image,
         stream("pre_ln", "???", final_norm=True),
         code=CODE + " of all tokens, then their mean",
     ),

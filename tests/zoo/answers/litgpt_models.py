@@ -30,10 +30,10 @@ BLOCK = (
 )
 
 MODELS = (
-    model("pythia", partial(gpt, parallel_residual=True), tokens, stream("parallel", "afaf"), code=BLOCK),
+    model("pythia", partial(gpt, parallel_residual=True), tokens, stream("parallel"), code=BLOCK),
     model("falcon", partial(gpt, parallel_residual=True, shared_attention_norm=True, n_query_groups=1), tokens,
-          stream("parallel", "afaf"), code=BLOCK),
-    model("gpt-neox, sequential", partial(gpt, parallel_residual=False), tokens, stream("pre_ln", "afaf"), code=BLOCK),
+          stream("parallel"), code=BLOCK),
+    model("gpt-neox, sequential", partial(gpt, parallel_residual=False), tokens, stream("pre_ln"), code=BLOCK),
     model("llama", partial(gpt, **LLAMA), tokens, stream("pre_ln", "afaf", "rms"), code=BLOCK),
     model("gemma 2", partial(gpt, **{**LLAMA, "mlp_class_name": "GemmaMLP"}, post_attention_norm=True, post_mlp_norm=True,
                              scale_embeddings=True, attention_logit_softcapping=50.0), tokens,

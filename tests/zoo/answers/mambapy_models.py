@@ -2,8 +2,7 @@
 
 from functools import partial
 
-from support.families import noise
-from zoo.answer import Package, model, stream, tokens
+from zoo.answer import Package, model, stream, tokens, vectors
 
 
 def language_model(mup):
@@ -31,7 +30,7 @@ def jamba():
 CODE = "mamba.py, ResidualBlock: output = self.mixer(self.norm(x)) + x; RMSNorm: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)."
 
 MODELS = (
-    model("mamba", mamba, lambda: (noise(2, 7, 32),), stream("pre_ln", "???", "rms", False), code=CODE + " Mamba has no norm at the end"),
+    model("mamba", mamba, vectors, stream("pre_ln", "???", "rms", False), code=CODE + " Mamba has no norm at the end"),
     model("mamba, language model", partial(language_model, False), tokens, stream("pre_ln", "???", "rms"),
           code=CODE + " lm.py: x = self.norm_f(x)"),
     model("mamba, language model in mup", partial(language_model, True), tokens, stream("pre_ln", "???", "rms"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from support.families import ids, noise
-from zoo.answer import Package, make, model, stream, tokens
+from zoo.answer import Package, image, make, model, stream, tokens
 
 BLOCK = (
     "transformerblock.py: x = x + self.attn(self.norm1(x), attn_mask=attn_mask); if self.with_cross_attention: x = x +"
@@ -13,11 +13,11 @@ DECODER = ("monai.networks.nets:DecoderOnlyTransformer", 99, 16, 32, 2, 4)
 SWIN = {
     "window_size": (4, 4), "patch_size": (2, 2), "depths": (2, 2, 2, 2), "num_heads": (2, 2, 2, 2), "mlp_ratio": 2.0, "spatial_dims": 2,
 }  # fmt: skip
-STAGE = stream("pre_ln", "afaf", final_norm=False)
+STAGE = stream("pre_ln", final_norm=False)
 
 MODELS = (
-    model("vit", make("monai.networks.nets:ViT", 3, (16, 16), (8, 8), hidden_size=32, mlp_dim=64, num_layers=2, num_heads=4, spatial_dims=2), lambda: (noise(2, 3, 16, 16),), stream("pre_ln", "afaf"), code=BLOCK + " vit.py: x = self.norm(x)"),
-    model("decoder", make(*DECODER), tokens, stream("pre_ln", "afaf", final_norm=False),
+    model("vit", make("monai.networks.nets:ViT", 3, (16, 16), (8, 8), hidden_size=32, mlp_dim=64, num_layers=2, num_heads=4, spatial_dims=2), image, stream("pre_ln"), code=BLOCK + " vit.py: x = self.norm(x)"),
+    model("decoder", make(*DECODER), tokens, stream("pre_ln", final_norm=False),
           code=BLOCK + " transformer.py: logits = self.to_logits(x): no norm at the end"),
     model("decoder with context", make(*DECODER, with_cross_attention=True), lambda: (ids(), noise(2, 5, 32)), stream("pre_ln", "acf" * 2, final_norm=False),
           code=BLOCK),

@@ -19,7 +19,7 @@ def row():
 
 
 MODELS = (
-    model("ft transformer", make("rtdl_revisiting_models:FTTransformer", **FT), row, stream("pre_ln|none", "afaf", final_norm=None, rows=(BARE, IN, IN, IN)),
+    model("ft transformer", make("rtdl_revisiting_models:FTTransformer", **FT), row, stream("pre_ln|none", final_norm=None, rows=(BARE, IN, IN, IN)),
           code="FTTransformerBackbone: x_identity = x; if 'attention_normalization' in block: x = block['attention_normalization'](x) [not in the"
                " first block]; x = block['attention'](x[:, :1] if i_block + 1 == n_blocks else x, x); x = x_identity + x [the last attention's"
                " one token is added to all tokens]; x = block['ffn_normalization'](x); x = x_identity + x; x[:, 0] is normalized"),

@@ -18,7 +18,7 @@ ENCODER = {
 KEYS = stream("post_ln", "cc", final_norm=False)
 
 MODELS = (
-    model("image encoder", make("segment_anything.modeling:ImageEncoderViT", **ENCODER), lambda: (noise(2, 3, 32, 32),), stream("pre_ln", "afaf", final_norm=False),
+    model("image encoder", make("segment_anything.modeling:ImageEncoderViT", **ENCODER), lambda: (noise(2, 3, 32, 32),), stream("pre_ln", final_norm=False),
           code="image_encoder.py, Block: shortcut = x; x = self.norm1(x); x, pad_hw = window_partition(x, ...); x = self.attn(x); x ="
                " window_unpartition(x, ...); x = shortcut + x; x = x + self.mlp(self.norm2(x)). The neck begins with a convolution"),
     model("mask decoder", make("segment_anything.modeling:TwoWayTransformer", depth=2, embedding_dim=32, num_heads=4, mlp_dim=64), points, stream(None, "acfacfc", final_norm=False, rows=(Row(norm_out=True, a=0.0), *[POST] * 6)), KEYS,

@@ -1,15 +1,10 @@
 """Speech models of SpeechBrain."""
 
-from addnorm import Row
 from support.families import noise
-from zoo.answer import IN, Package, make, model, stream
+from zoo.answer import CONFORMER_ROWS, Package, make, model, stream, vectors
 
 FOLDER = "speechbrain.lobes.models.transformer."
 SIZES = {"num_layers": 2, "d_model": 32, "nhead": 4}
-
-
-def one():
-    return (noise(2, 7, 32),)
 
 
 def two():
@@ -22,7 +17,6 @@ ENCODER = (
     " TransformerEncoder: output = self.norm(output), in both cases."
 )
 DECODER = "Transformer.py, TransformerDecoderLayer: self_attn, multihead_attn and pos_ffn in the same way; output = self.norm(output)."
-HALF = Row(norm_in=True, b=0.5)
 CONFORMER = (
     "Conformer.py, ConformerEncoderLayer: x = x + 0.5 * self.ffn_module1(x); skip = x; x = self.norm1(x); x, self_attn = self.mha_layer(...);"
     " x = x + skip; x = x + self.convolution_module(x, ...); x = self.norm2(x + 0.5 * self.ffn_module2(x)). ConformerEncoder: output ="
@@ -30,20 +24,20 @@ CONFORMER = (
 )
 
 MODELS = (
-    model("encoder, pre-LN", make(FOLDER + "Transformer:TransformerEncoder", **SIZES, d_ffn=64, normalize_before=True), one,
-          stream("pre_ln", "afaf"), code=ENCODER),
-    model("encoder, post-LN", make(FOLDER + "Transformer:TransformerEncoder", **SIZES, d_ffn=64, normalize_before=False), one,
-          stream("post_ln", "afaf"), code=ENCODER),
+    model("encoder, pre-LN", make(FOLDER + "Transformer:TransformerEncoder", **SIZES, d_ffn=64, normalize_before=True), vectors,
+          stream("pre_ln"), code=ENCODER),
+    model("encoder, post-LN", make(FOLDER + "Transformer:TransformerEncoder", **SIZES, d_ffn=64, normalize_before=False), vectors,
+          stream("post_ln"), code=ENCODER),
     model("encoder with convolutions", make(FOLDER + "Transformer:TransformerEncoder", **SIZES, d_ffn=64, normalize_before=True, ffn_type="1dcnn"),
-          one, stream("pre_ln", "a?a?"), code=ENCODER + " ffn_type='1dcnn': pos_ffn = (Conv1d, ReLU, Conv1d)"),
+          vectors, stream("pre_ln", "a?a?"), code=ENCODER + " ffn_type='1dcnn': pos_ffn = (Conv1d, ReLU, Conv1d)"),
     model("decoder, pre-LN", make(FOLDER + "Transformer:TransformerDecoder", **SIZES, d_ffn=64, normalize_before=True), two,
           stream("pre_ln", "acf" * 2), code=DECODER),
     model("decoder, post-LN", make(FOLDER + "Transformer:TransformerDecoder", **SIZES, d_ffn=64, normalize_before=False), two,
           stream("post_ln", "acf" * 2), code=DECODER),
-    model("conformer", make(FOLDER + "Conformer:ConformerEncoder", **SIZES, d_ffn=64, kernel_size=3, attention_type="regularMHA"), one,
-          stream(None, "faof" * 2, rows=(HALF, IN, IN, Row(norm_in=True, norm_out=True, b=0.5))), code=CONFORMER),
+    model("conformer", make(FOLDER + "Conformer:ConformerEncoder", **SIZES, d_ffn=64, kernel_size=3, attention_type="regularMHA"), vectors,
+          stream(None, "faof" * 2, rows=CONFORMER_ROWS), code=CONFORMER),
     model("branchformer", make(FOLDER + "Branchformer:BranchformerEncoder", **SIZES, kernel_size=3, attention_type="regularMHA",
-                                  csgu_linear_units=64), one,
+                                  csgu_linear_units=64), vectors,
           stream("pre_ln|none", "??"),
           code="Branchformer.py, BranchformerEncoderLayer: x1 = self.norm_mhsa(x1); x1, self_attn = self.mha_layer(...); x2 = self.norm_conv(x2);"
                " x2 = self.convolution_branch(x2); x = x + self.dropout(self.merge_proj(torch.cat([x1, x2], dim=-1))): one sublayer that reads"

@@ -16,9 +16,9 @@ CODE = "Transformer: x, post_softmax_attn = attn(x); x = ff(x), each init_hyper_
 WHY = "several streams, mixed by weights that depend on the data"
 
 MODELS = (
-    model("tab transformer, one stream", make("tab_transformer_pytorch:TabTransformer", **SIZES, num_residual_streams=1), row, stream("pre_ln", "afaf", final_norm=False),
+    model("tab transformer, one stream", make("tab_transformer_pytorch:TabTransformer", **SIZES, num_residual_streams=1), row, stream("pre_ln", final_norm=False),
           code="tab_transformer_pytorch.py, " + CODE + " with PreNorm; with one stream a plain residual; the output is flattened"),
-    model("ft transformer, one stream", make("tab_transformer_pytorch:FTTransformer", **SIZES, num_residual_streams=1), row, stream("pre_ln", "afaf", final_norm=None),
+    model("ft transformer, one stream", make("tab_transformer_pytorch:FTTransformer", **SIZES, num_residual_streams=1), row, stream("pre_ln", final_norm=None),
           code="ft_transformer.py, " + CODE + "; the branches begin with a LayerNorm; to_logits (LayerNorm, ReLU, Linear) reads x[:, 0]"),
     refuse("tab transformer, hyper-connections", make("tab_transformer_pytorch:TabTransformer", **SIZES, num_residual_streams=2), row, WHY, "tab_transformer_pytorch.py, " + CODE),
     refuse("ft transformer, hyper-connections", make("tab_transformer_pytorch:FTTransformer", **SIZES, num_residual_streams=2), row, WHY, "ft_transformer.py, " + CODE),

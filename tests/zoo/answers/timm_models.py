@@ -3,8 +3,7 @@
 from functools import partial
 
 from addnorm import Row
-from support.families import noise
-from zoo.answer import ANY, IN, VECTOR, Package, make, model, stream
+from zoo.answer import ANY, IN, VECTOR, Package, image, make, model, stream
 
 VIT = {"img_size": 16, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4, "num_classes": 10}
 SWIN = {
@@ -53,10 +52,6 @@ def poolformer():
     )  # fmt: skip
 
 
-def image(size=16):
-    return (noise(2, 3, size, size),)
-
-
 image32, image64 = partial(image, 32), partial(image, 64)
 VIT_CODE = (
     "vision_transformer.py, Block: x = x + self.drop_path1(self.ls1(self.attn(self.norm1(x), ...))); x = x +"
@@ -65,16 +60,16 @@ VIT_CODE = (
 )
 
 MODELS = (
-    model("vit", vit, image, stream("pre_ln", "afaf"), code=VIT_CODE),
-    model("vit, layer scale", partial(vit, init_values=1e-5), image, stream("layer_scale", "afaf"),
+    model("vit", vit, image, stream("pre_ln"), code=VIT_CODE),
+    model("vit, layer scale", partial(vit, init_values=1e-5), image, stream("layer_scale"),
           code=VIT_CODE + " LayerScale: return x * self.gamma."),
-    model("vit, mean of tokens", partial(vit, global_pool="avg"), image, stream("pre_ln", "afaf", final_norm=None),
+    model("vit, mean of tokens", partial(vit, global_pool="avg"), image, stream("pre_ln", final_norm=None),
           code=VIT_CODE + " With global_pool='avg' self.norm is Identity, and fc_norm is of the pooled mean."),
-    model("vit, norm of the embedding", partial(vit, pre_norm=True), image, stream("pre_ln", "afaf", embedding_norm=True),
+    model("vit, norm of the embedding", partial(vit, pre_norm=True), image, stream("pre_ln", embedding_norm=True),
           code=VIT_CODE + " With pre_norm=True norm_pre is a LayerNorm."),
-    model("vit, norms after the branches", partial(vit, "ResPostBlock"), image, stream("reordered", "afaf"),
+    model("vit, norms after the branches", partial(vit, "ResPostBlock"), image, stream("reordered"),
           code="ResPostBlock: x = x + self.drop_path1(self.norm1(self.attn(x, ...))); x = x + self.drop_path2(self.norm2(self.mlp(x)))"),
-    model("vit, parallel", partial(vit, "ParallelScalingBlock"), image, stream("parallel", "afaf"),
+    model("vit, parallel", partial(vit, "ParallelScalingBlock"), image, stream("parallel"),
           code="ParallelScalingBlock: y = self.in_norm(x); y = self.in_proj(y) ... y = self.attn_out_proj(x_attn) + self.mlp_out_proj(x_mlp)"
                " ... x = x + self.drop_path(self.ls(y)); the projections in are one matrix",
           also=(stream("pre_ln", "??"),)),
@@ -82,16 +77,16 @@ MODELS = (
           code="ParallelThingsBlock: x = x + torch.stack([attn(x) for attn in self.attns]).sum(dim=0); x = x + torch.stack([ffn(x) for ffn"
                " in self.ffns]).sum(dim=0); each attn and ffn begins with its own norm: parallel, but not attention beside feed-forward"),
     model("swin", make("timm.models.swin_transformer:SwinTransformer", **SWIN), image32,
-          stream("pre_ln", "afaf", final_norm=False, embedding_norm=True), stream("pre_ln", "afaf"),
+          stream("pre_ln", final_norm=False, embedding_norm=True), stream("pre_ln"),
           code="swin_transformer.py: x = x + self.drop_path1(self._attn(self.norm1(x))); x = x.reshape(B, -1, C); x = x +"
                " self.drop_path2(self.mlp(self.norm2(x))); x = x.reshape(B, H, W, C). PatchMerging: x = self.norm(x) [of four tokens in a"
                " row, 4 C wide]; x = self.reduction(x). PatchEmbed ends in a norm; forward_features: x = self.norm(x)"),
     model("swin v2", make("timm.models.swin_transformer_v2:SwinTransformerV2", **SWIN), image32,
-          stream("reordered", "afaf", final_norm=False, embedding_norm=True), stream("reordered", "afaf", embedding_norm=True),
+          stream("reordered", final_norm=False, embedding_norm=True), stream("reordered", embedding_norm=True),
           code="swin_transformer_v2.py: x = x + self.drop_path1(self.norm1(self._attn(x))); x = x + self.drop_path2(self.norm2(self.mlp(x)))."
                " PatchMerging: x = self.reduction(x); x = self.norm(x). PatchEmbed ends in a norm; forward_features: x = self.norm(x)"),
     model("cait", make("timm.models.cait:Cait", **VIT, depth_token_only=2), image,
-          stream("layer_scale", "afaf"), stream("layer_scale", "?f?f"),
+          stream("layer_scale"), stream("layer_scale", "?f?f"),
           code="cait.py, LayerScaleBlock: x = x + self.drop_path(self.gamma_1 * self.attn(self.norm1(x))); x = x + self.drop_path(self.gamma_2"
                " * self.mlp(self.norm2(x))), attention with talking heads. LayerScaleBlockClassAttn: u = torch.cat((x_cls, x), dim=1); x_cls ="
                " x_cls + self.drop_path(self.gamma_1 * self.attn(self.norm1(u))); x_cls = x_cls + ... self.mlp(self.norm2(x_cls))."
@@ -109,19 +104,19 @@ MODELS = (
           code="mlp_mixer.py, ResBlock: x = x + self.drop_path(self.ls1 * self.linear_tokens(self.norm1(x).transpose(1, 2)).transpose(1, 2));"
                " x = x + self.drop_path(self.ls2 * self.mlp_channels(self.norm2(x))). Affine: torch.addcmul(self.beta, self.alpha, x): no norm"),
     model("beit", make("timm.models.beit:Beit", **VIT, init_values=0.1, use_abs_pos_emb=True), image,
-          stream("layer_scale", "afaf", final_norm=None),
+          stream("layer_scale", final_norm=None),
           code="beit.py, Block: x = x + self.drop_path1(self.gamma_1 * self.attn(self.norm1(x), ...)); x = x + self.drop_path2(self.gamma_2 *"
                " self.mlp(self.norm2(x))). With global_pool='avg' self.norm is Identity and fc_norm is of the pooled mean"),
     model("eva, norms after the branches", make("timm.models.eva:Eva", **VIT, use_post_norm=True, global_pool="token"), image,
-          stream("reordered", "afaf"),
+          stream("reordered"),
           code="eva.py, EvaBlockPostNorm: x = x + self.drop_path1(self.norm1(self.attn(x, ...))); x = x +"
                " self.drop_path2(self.norm2(self.mlp(x))). forward_features: x = self.norm(x)"),
     model("eva, swiglu", make("timm.models.eva:Eva", **VIT, swiglu_mlp=True, use_rot_pos_emb=True, global_pool="token"), image,
-          stream("pre_ln", "afaf"),
+          stream("pre_ln"),
           code="eva.py, EvaBlock: x_attn = self.attn(self.norm1(x), rope=rope, ...); x = x + self.drop_path1(x_attn); x_mlp ="
                " self.mlp(self.norm2(x)); x = x + self.drop_path2(x_mlp). forward_features: x = self.norm(x)"),
     model("caformer", caformer, image64,
-          stream("pre_ln", "?f?f", final_norm=None, embedding_norm=True), stream(None, "afaf", final_norm=None, rows=(Row(norm_in=True, a=VECTOR),)),
+          stream("pre_ln", "?f?f", final_norm=None, embedding_norm=True), stream(None, final_norm=None, rows=(Row(norm_in=True, a=VECTOR),)),
           code="metaformer.py, MetaFormerBlock: x = self.res_scale1(x) + self.layer_scale1(self.drop_path1(self.token_mixer(self.norm1(x))))"
                " and the same with self.mlp(self.norm2(x)). Scale: x * self.scale.view(self.shape), of shape (dim, 1, 1) or (dim,); in the"
                " first stage Identity. Stem: x = self.conv(x); x = self.norm(x). Downsampling: norm, conv; the head pools, then norms"),

@@ -6,11 +6,9 @@ import torch
 
 from addnorm import Row
 from support.families import noise
-from zoo.answer import BARE, IN, Package, make, model, stream
+from zoo.answer import BARE, CONFORMER_ROWS, IN, Package, make, model, stream
 
-HALF = Row(norm_in=True, b=0.5)
 CONFORMERS = ("torchaudio.models:Conformer", 32, 4, 64, 2, 3)
-LAST = Row(norm_in=True, norm_out=True, b=0.5)
 
 
 def wav2vec2(first, wavlm=False):
@@ -61,10 +59,10 @@ WAV2VEC2 = (
 POST = stream("post_ln", "oafaf", final_norm=False)
 
 MODELS = (
-    model("conformer", make(*CONFORMERS), frames, stream(None, "faof" * 2, final_norm=False, rows=(HALF, IN, IN, LAST)), code=CONFORMER),
+    model("conformer", make(*CONFORMERS), frames, stream(None, "faof" * 2, final_norm=False, rows=CONFORMER_ROWS), code=CONFORMER),
     model("conformer, convolution first", make(*CONFORMERS, convolution_first=True), frames,
-          stream(None, "foaf" * 2, final_norm=False, rows=(HALF, IN, IN, LAST)), code=CONFORMER + " convolution_first: before the attention"),
-    model("emformer", make("torchaudio.models:Emformer", 32, 4, 64, 2, segment_length=4, right_context_length=1), frames, stream(None, "afaf", final_norm=False, rows=(IN, Row(norm_in=True, norm_out=True))),
+          stream(None, "foaf" * 2, final_norm=False, rows=CONFORMER_ROWS), code=CONFORMER + " convolution_first: before the attention"),
+    model("emformer", make("torchaudio.models:Emformer", 32, 4, 64, 2, segment_length=4, right_context_length=1), frames, stream(None, final_norm=False, rows=(IN, Row(norm_in=True, norm_out=True))),
           code="emformer.py, _EmformerLayer: layer_norm_input = self.layer_norm_input(torch.cat([right_context, utterance])); result ="
                " self.dropout(rc_output) + torch.cat([right_context, utterance]); result = self.pos_ff(result) + result [pos_ff begins with a"
                " LayerNorm]; result = self.layer_norm_output(result); return result[right_context.size(0):], result[:right_context.size(0)]"),

@@ -62,15 +62,15 @@ LAYER = (
 )
 
 MODELS = (
-    model("encoder, sub-LN", encoder, tokens, stream("pre_ln", "afaf"), code=LAYER + " subln: norms inside attention and ffn"),
-    model("encoder, pre-LN", partial(encoder, subln=False, layernorm_embedding=True), tokens, stream("pre_ln", "afaf", embedding_norm=True),
+    model("encoder, sub-LN", encoder, tokens, stream("pre_ln"), code=LAYER + " subln: norms inside attention and ffn"),
+    model("encoder, pre-LN", partial(encoder, subln=False, layernorm_embedding=True), tokens, stream("pre_ln", embedding_norm=True),
           code=LAYER + " forward_embedding: x = self.layernorm_embedding(x); then x * (1 - padding mask)"),
     model("encoder, post-LN", partial(encoder, subln=False, encoder_normalize_before=False), tokens,
-          stream("post_ln", "afaf", final_norm=False), code=LAYER),
-    model("encoder, deepnorm", partial(encoder, deepnorm=True, subln=False), tokens, stream("deepnorm", "afaf", final_norm=False),
+          stream("post_ln", final_norm=False), code=LAYER),
+    model("encoder, deepnorm", partial(encoder, deepnorm=True, subln=False), tokens, stream("deepnorm", final_norm=False),
           code=LAYER + " deepnorm: normalize_before = False; self.alpha = math.pow(2.0 * args.encoder_layers, 0.25)"),
-    model("decoder, sub-LN", decoder, previous, stream("pre_ln", "afaf"), code="architecture/decoder.py, DecoderLayer: as the encoder's"),
-    model("decoder, deepnorm", partial(decoder, deepnorm=True, subln=False), previous, stream("deepnorm", "afaf", final_norm=False),
+    model("decoder, sub-LN", decoder, previous, stream("pre_ln"), code="architecture/decoder.py, DecoderLayer: as the encoder's"),
+    model("decoder, deepnorm", partial(decoder, deepnorm=True, subln=False), previous, stream("deepnorm", final_norm=False),
           code="architecture/decoder.py: deepnorm: self.alpha = math.pow(2.0 * args.decoder_layers, 0.25)"),
     model("retnet", retnet, previous, stream("pre_ln", "?f?f", "rms"),
           code="architecture/retnet.py: x = self.retention_layer_norm(x); x = self.retention(...); x = self.residual_connection(x, residual);"

@@ -42,10 +42,10 @@ MODELS = (
           stream("pre_ln", "afaf", "rms"),
           code="models/t5/_encoder.py: x = x + self.attn(self.sa_norm(x), rel_pos_bias); x = x + self.mlp(self.mlp_norm(x)); return"
                " self.final_norm(x)"),
-    model("clip text", make("torchtune.models.clip._component_builders:clip_text_encoder", **CLIP, vocab_size=99, max_seq_len=7), tokens, stream("pre_ln", "afaf"),
+    model("clip text", make("torchtune.models.clip._component_builders:clip_text_encoder", **CLIP, vocab_size=99, max_seq_len=7), tokens, stream("pre_ln"),
           code=LAYER + " models/clip/_text_encoder.py: x = self.final_norm(x)"),
     model("clip vision", make("torchtune.models.clip._component_builders:clip_vision_encoder", **CLIP, tile_size=16, patch_size=8, use_tile_pos_embed=False),
-          lambda: (noise(1, 1, 1, 3, 16, 16),), stream("pre_ln", "afaf", embedding_norm=True),
+          lambda: (noise(1, 1, 1, 3, 16, 16),), stream("pre_ln", embedding_norm=True),
           code=LAYER + " modules/vision_transformer.py: x = self.ln_pre(x); the layers; x = self.ln_post(x)"),
 )  # fmt: skip
 

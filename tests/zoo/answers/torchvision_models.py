@@ -3,8 +3,7 @@
 from functools import partial
 
 from addnorm import Row
-from support.families import noise
-from zoo.answer import ANY, VECTOR, Package, make, model, refuse, stream
+from zoo.answer import ANY, VECTOR, Package, image, make, model, refuse, stream
 
 VIT = {
     "image_size": 16, "patch_size": 8, "num_layers": 2, "num_heads": 4, "hidden_dim": 32, "mlp_dim": 64, "num_classes": 10,
@@ -38,21 +37,17 @@ def resnet():
     return ResNet(BasicBlock, [2, 2, 2, 2], num_classes=10)
 
 
-def image(size):
-    return (noise(2, 3, size, size),)
-
-
 MODELS = (
-    model("vit", make("torchvision.models:VisionTransformer", **VIT), partial(image, 16), stream("pre_ln", "afaf"),
+    model("vit", make("torchvision.models:VisionTransformer", **VIT), image, stream("pre_ln"),
           code="vision_transformer.py, EncoderBlock: x = self.ln_1(input); x, _ = self.self_attention(x, x, x); x = x + input; y ="
                " self.ln_2(x); y = self.mlp(y); return x + y. Encoder: return self.ln(self.layers(self.dropout(input)))"),
     model("swin", partial(swin, "V1"), partial(image, 32),
-          stream("pre_ln", "afaf", final_norm=False, embedding_norm=True), stream("pre_ln", "afaf"),
+          stream("pre_ln", final_norm=False, embedding_norm=True), stream("pre_ln"),
           code="swin_transformer.py, SwinTransformerBlock: x = x + self.stochastic_depth(self.attn(self.norm1(x))); x = x + ..."
                " self.mlp(self.norm2(x)). features[0] = (conv, Permute, norm); PatchMerging: x = self.norm(x) [4 C wide]; x ="
                " self.reduction(x). SwinTransformer: x = self.features(x); x = self.norm(x)"),
     model("swin v2", partial(swin, "V2"), partial(image, 32),
-          stream("reordered", "afaf", final_norm=False, embedding_norm=True), stream("reordered", "afaf", embedding_norm=True),
+          stream("reordered", final_norm=False, embedding_norm=True), stream("reordered", embedding_norm=True),
           code="swin_transformer.py, SwinTransformerBlockV2: x = x + self.stochastic_depth(self.norm1(self.attn(x))); x = x + ..."
                " self.norm2(self.mlp(x)). PatchMergingV2: x = self.reduction(x); x = self.norm(x)"),
     model("convnext", convnext, partial(image, 32), stream(None, "??", ANY, None, True, rows=(Row(b=VECTOR),)),

@@ -31,21 +31,21 @@ BLOCK = (
 )
 
 MODELS = (
-    model("layer norm", partial(hooked, normalization_type="LN"), tokens, stream("pre_ln", "afaf"), code=BLOCK),
+    model("layer norm", partial(hooked, normalization_type="LN"), tokens, stream("pre_ln"), code=BLOCK),
     model("rms norm", partial(hooked, normalization_type="RMS", gated_mlp=True, positional_embedding_type="rotary", rotary_dim=8), tokens,
           stream("pre_ln", "afaf", "rms"), code=BLOCK),
-    model("layer norm without weights", partial(hooked, normalization_type="LNPre"), tokens, stream("pre_ln", "afaf"),
+    model("layer norm without weights", partial(hooked, normalization_type="LNPre"), tokens, stream("pre_ln"),
           code=BLOCK + " LayerNormPre: x = x - x.mean(-1, keepdim=True); x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt()"),
     model("no norm", partial(hooked, normalization_type=None), tokens, stream("no_norm", "afaf", None, False),
           code=BLOCK + " normalization_type=None: ln1, ln2 and ln_final are Identity"),
     model("norms before and after", partial(hooked, normalization_type="RMS", use_normalization_before_and_after=True), tokens,
           stream("sandwich", "afaf", "rms"), code=BLOCK + " attn_out = self.ln1_post(attn_out); mlp_out = self.ln2_post(mlp_out)"),
-    model("parallel", partial(hooked, normalization_type="LN", parallel_attn_mlp=True), tokens, stream("parallel", "afaf"),
+    model("parallel", partial(hooked, normalization_type="LN", parallel_attn_mlp=True), tokens, stream("parallel"),
           code=BLOCK + " parallel_attn_mlp: normalized_resid_pre_2 = self.ln2(resid_pre); resid_post = resid_pre + attn_out + mlp_out"),
     model("attention alone", partial(hooked, normalization_type="LN", attn_only=True), tokens, stream("pre_ln", "aa"),
           code=BLOCK + " attn_only: resid_post = resid_pre + attn_out"),
     model("bert", partial(hooked, "HookedEncoder", normalization_type="LN"), tokens,
-          stream("post_ln", "afaf", final_norm=False, embedding_norm=True),
+          stream("post_ln", final_norm=False, embedding_norm=True),
           code="components/bert_block.py: resid_mid = resid_pre + attn_out; normalized_resid_mid = self.ln1(mlp_in); resid_post ="
                " normalized_resid_mid + mlp_out; normalized_resid_post = self.ln2(resid_post). bert_embed.py: self.ln(embeddings_out)"),
 )  # fmt: skip

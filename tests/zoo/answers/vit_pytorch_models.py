@@ -2,7 +2,7 @@
 
 from addnorm import Row
 from support.families import noise
-from zoo.answer import IN, VECTOR, Package, make, model, refuse, stream
+from zoo.answer import IN, VECTOR, Package, image, make, model, refuse, stream
 
 SIZES = {
     "image_size": 16,
@@ -24,31 +24,27 @@ VIVIT = {
 RMS = "rms|scale"
 
 
-def image():
-    return (noise(2, 3, 16, 16),)
-
-
 PRE = "Transformer: x = attn(x) + x; x = ff(x) + x; attn and ff begin with their own nn.LayerNorm(dim)"
 NORMED = PRE + "; return self.norm(x)"
 
 MODELS = (
-    model("vit", make("vit_pytorch.vit:ViT", **SIZES), image, stream("pre_ln", "afaf"),
+    model("vit", make("vit_pytorch.vit:ViT", **SIZES), image, stream("pre_ln"),
           code="vit.py, " + NORMED + ". ViT: x = torch.cat((cls_tokens, x), dim = 1); x = x + self.pos_embedding[:seq]"),
-    model("simple vit", make("vit_pytorch.simple_vit:SimpleViT", **SIZES), image, stream("pre_ln", "afaf"),
+    model("simple vit", make("vit_pytorch.simple_vit:SimpleViT", **SIZES), image, stream("pre_ln"),
           code="simple_vit.py, " + NORMED + ". SimpleViT: x += self.pos_embedding"),
-    model("simple vit, register tokens", make("vit_pytorch.simple_vit_with_register_tokens:SimpleViT", **SIZES), image, stream("pre_ln", "afaf"),
+    model("simple vit, register tokens", make("vit_pytorch.simple_vit_with_register_tokens:SimpleViT", **SIZES), image, stream("pre_ln"),
           code="simple_vit_with_register_tokens.py, " + NORMED),
-    model("simple vit, value residual", make("vit_pytorch.simple_vit_with_value_residual:SimpleViT", **SIZES), image, stream("pre_ln", "afaf"),
+    model("simple vit, value residual", make("vit_pytorch.simple_vit_with_value_residual:SimpleViT", **SIZES), image, stream("pre_ln"),
           code="simple_vit_with_value_residual.py: attn_out, values = attn(x, value_residual = value_residual); x = attn_out + x; x = ff(x) + x;"
                " return self.norm(x)"),
-    model("deepvit", make("vit_pytorch.deepvit:DeepViT", **SIZES), image, stream("pre_ln", "afaf", final_norm=None),
+    model("deepvit", make("vit_pytorch.deepvit:DeepViT", **SIZES), image, stream("pre_ln", final_norm=None),
           code="deepvit.py, " + PRE + "; the head (LayerNorm, Linear) reads x[:, 0]; attention mixes its heads"),
     model("parallel vit", make("vit_pytorch.parallel_vit:ViT", **SIZES, num_parallel_branches=2), image,
           stream("parallel|none", "aaffaaff", final_norm=None, rows=(IN,)),
           code="parallel_vit.py: Parallel: return sum([fn(x) for fn in self.fns]); x = attns(x) + x; x = ffs(x) + x; each fn has its own norm;"
                " the head (LayerNorm, Linear) reads x[:, 0]"),
     model("cait", make("vit_pytorch.cait:CaiT", **SIZES, cls_depth=2), image,
-          stream("layer_scale", "afaf", final_norm=False), stream("layer_scale", "?f?f", final_norm=None),
+          stream("layer_scale", final_norm=False), stream("layer_scale", "?f?f", final_norm=None),
           code="cait.py: LayerScale: return self.fn(x, **kwargs) * self.scale; Transformer: x = attn(x, context = context) + x; x = ff(x) + x;"
                " Attention: x = self.norm(x); context = x if not exists(context) else torch.cat((x, context), dim = 1). The class token's stream"
                " begins with repeat(self.cls_token); the head (LayerNorm, Linear) reads x[:, 0] of it, its only token"),
@@ -61,15 +57,15 @@ MODELS = (
                " a module that begins with a LayerNorm; XCiT: x = self.final_norm(x) before the class token's cls_transformer, whose head"
                " (LayerNorm, Linear) reads x[:, 0]"),
     model("nest", make("vit_pytorch.nest:NesT", **NEST), image,
-          stream("pre_ln", "afaf", final_norm=False), stream("pre_ln", "afaf"),
+          stream("pre_ln", final_norm=False), stream("pre_ln"),
           code="nest.py, Transformer: x = x + pos_emb; x = attn(x) + x; x = ff(x) + x on (b, c, h, w); LayerNorm: (x - mean) / (var +"
                " eps).sqrt() * g + b over dim 1. Aggregate: conv, LayerNorm, max-pool. mlp_head begins with LayerNorm of the whole x"),
-    model("vivit", make("vit_pytorch.vivit:ViViT", **VIVIT), lambda: (noise(2, 3, 4, 16, 16),), stream("pre_ln", "afaf"), stream("pre_ln", "afaf"),
+    model("vivit", make("vit_pytorch.vivit:ViViT", **VIVIT), lambda: (noise(2, 3, 4, 16, 16),), stream("pre_ln"), stream("pre_ln"),
           code="vivit.py, " + NORMED + ". x = self.spatial_transformer(x); x = x[:, :, 0]; x = cat((temporal_cls_tokens, x), dim = 1); x ="
                " self.temporal_transformer(x)",
           also=(stream(None, "afaf" * 2, rows=(IN, IN, IN, Row(norm_in=True, norm_out=True), IN, IN, IN, IN)),)),
     model("keel, post-LN", make("vit_pytorch.vit_with_keel_post_ln:ViT", **SIZES), image,
-          stream(None, "afaf", final_norm=False, rows=(IN, *[Row(norm_in=True, norm_out=True, a=4.0)] * 3)),
+          stream(None, final_norm=False, rows=(IN, *[Row(norm_in=True, norm_out=True, a=4.0)] * 3)),
           code="vit_with_keel_post_ln.py: out = layer(x), which begins with its own norm; the first: x = out + residual; then x ="
                " post_norm(out + residual * residual_scale), residual_scale = 2 depth = 4"),
     model("normalized vit", make("vit_pytorch.normalized_vit:nViT", **SIZES), image,

@@ -11,7 +11,7 @@ def whisper():
 
 
 MODELS = (
-    model("whisper", whisper, lambda: (noise(2, 8, 16), ids(5)), stream("pre_ln", "afaf"), stream("pre_ln", "acf" * 2),
+    model("whisper", whisper, lambda: (noise(2, 8, 16), ids(5)), stream("pre_ln"), stream("pre_ln", "acf" * 2),
           code="model.py, ResidualAttentionBlock: x = x + self.attn(self.attn_ln(x), ...)[0]; x = x + self.cross_attn(self.cross_attn_ln(x), xa,"
                " ...)[0]; x = x + self.mlp(self.mlp_ln(x)). AudioEncoder: x = self.ln_post(x). TextDecoder: x = self.ln(x)"),
 )  # fmt: skip
