@@ -23,11 +23,6 @@ def function_of_the_end(m, x):
     return m.last(30 * torch.tanh(run_layers(m, x, last=3) / 30))
 
 
-def clamped_end(m, x):
-    """Clamp the end of the stream before the last norm."""
-    return m.last(run_layers(m, x, last=3).clamp(-0.5, 0.5))
-
-
 def attention_over_depth(m, x):
     """Read a mean of all outputs before, with weights computed from them."""
     outputs = [x]

@@ -168,9 +168,6 @@ def summed_streams(m, x, other):
     return m.last(x + other)
 
 
-partly_written = repeat(lambda m, k, x, other: torch.cat([x[:, :1], x[:, 1:] + m.branch(k, x[:, 1:])], 1), count=3)
-
-
 def partly_normed(m, x, other):
     """Normalize and write some tokens, and double the others, as XCiT's class attention."""
     x = torch.cat([m.norms[0](x[:, :1]), x[:, 1:]], 1)
