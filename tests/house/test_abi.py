@@ -11,8 +11,7 @@ import torch
 
 import addnorm
 from addnorm.ops import cpu
-
-ROOT = Path(__file__).resolve().parent.parent.parent
+from support import ROOT
 
 needs_library = pytest.mark.skipif(not cpu.LIBRARY.exists(), reason="the C++ library was not built (ADDNORM_CPP=0)")
 

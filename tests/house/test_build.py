@@ -6,12 +6,11 @@ import subprocess
 import sys
 import zipfile
 from distutils.core import run_setup
-from pathlib import Path
 
 import pytest
 import setuptools  # noqa: F401  # brings the distutils that newer versions of Python lack
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+from support import ROOT
 
 
 @pytest.fixture

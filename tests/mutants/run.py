@@ -25,8 +25,8 @@ from pathlib import Path
 from mutants.fault import Fault
 from mutants.faults import AREAS
 from mutants.structure import Edit, find_edits
+from support import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = "src/addnorm/_C.so"
 SUITE = ("tests src -n3 --dist=loadfile",)  # as in make test
 AREA_SECONDS, SUITE_SECONDS = 900, 3600  # timeouts of one pytest run

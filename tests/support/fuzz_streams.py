@@ -11,11 +11,9 @@ from addnorm.ops.streams.kinds import KINDS
 from support.fuzz_bits import compute, is_same, on_other_threads
 from support.fuzz_calls import lay_out
 from support.fuzz_invalid import call_operators, check_refused
-from support.stream_calls import assert_accurate, make_call, make_cotangents, run
+from support.stream_calls import MODES, BY_TOKEN, assert_accurate, make_call, make_cotangents, run
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-MODES = ("write", "shared", "given", "features", "identity", "read")
-PER_TOKEN = ("streams", "branch", "mix", "inject", "collapse")
 
 
 def make(seed):
@@ -75,7 +73,7 @@ def find_differences(call, rng):
         ways["another layout"] = compute(call, tensors, cotangents, tensors)
         ways["another number of threads"] = on_other_threads(lambda: compute(call, plain, cotangents, plain))
         rows = plain["streams"].shape[0] if plain["streams"].dim() == 3 else 0
-        per_token = {name for name in PER_TOKEN if name in plain and plain[name].shape[:1] == (rows,)}
+        per_token = {name for name in BY_TOKEN if name in plain and plain[name].shape[:1] == (rows,)}
         if rows > 1 and rows != plain["streams"].shape[1]:
             i = rng.randrange(rows)
             alone = {name: t[i : i + 1] if name in per_token else t for name, t in plain.items()}
@@ -100,7 +98,7 @@ def find_spread(call, rng):
     rows = shape.numel()
     if rows < 2 or call.tensors["streams"].shape[-2] in shape:
         return []
-    per_token = [name for name in PER_TOKEN if name in call.tensors and call.tensors[name].shape[: len(shape)] == shape]
+    per_token = [name for name in BY_TOKEN if name in call.tensors and call.tensors[name].shape[: len(shape)] == shape]
     i, name = rng.randrange(rows), rng.choice(per_token)
     each = call.tensors[name].contiguous().reshape(rows, -1).clone()
     each[i, rng.randrange(each.shape[1])] = rng.choice([math.nan, math.inf, -math.inf])

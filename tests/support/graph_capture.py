@@ -12,9 +12,7 @@ from torch import Tensor, nn
 
 from addnorm.fusion.backend import fuse_graph, run_eagerly
 from addnorm.fusion.match import Boundary
-
-D = 16
-X = torch.randn(2, 5, D, generator=torch.Generator().manual_seed(0))
+from support.fused_model import D, X
 
 
 @dataclass

@@ -222,7 +222,7 @@ IDS = torch.randint(0, VOCAB, (2, 7), generator=torch.Generator().manual_seed(0)
 
 
 def make_input(*shape):
-    return torch.randn(shape or (2, 7, D), generator=torch.Generator().manual_seed(0))
+    return families.noise(*(shape or (2, 7, D)), seed=0)
 
 
 def tiny(step=pre, **options):

@@ -2,9 +2,8 @@
 
 import importlib.util
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent.parent
+from support import ROOT
 
 
 def load(script: str):

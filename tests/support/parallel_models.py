@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 import addnorm
 from addnorm.distributed import parallelize
 from support.dtensors import TOLERANCE, mesh_of
+from support.torch_transformers import randomize
 
 SIZES = {"d_model": 16, "nhead": 4, "dtype": torch.float64}
 
@@ -33,14 +34,6 @@ def packed(gradients):
         else:
             result[name] = t
     return result
-
-
-def randomize(model):
-    """Give norms and biases random values: with ones and zeros, errors in them would not be seen."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return model
 
 
 def compare(model, sequence_parallel, *inputs, prepare=lambda model: None, **options):

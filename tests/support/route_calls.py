@@ -22,6 +22,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from addnorm import set_compile_mode
+from support.fuzz_bits import is_same
 from support.parallel_models import whole
 from support.route_models import Operation
 
@@ -172,14 +173,6 @@ def difference(actual, expected, scale):
     return float((actual.double() - expected.double()).abs().max()) / scale
 
 
-def has_same_bits(actual, expected):
-    """Return whether two tensors have the same bits."""
-    integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}[expected.element_size()]
-    return actual.dtype == expected.dtype and torch.equal(
-        actual.contiguous().view(integers), expected.contiguous().view(integers)
-    )
-
-
 def largest_difference(actual, expected):
     """Return the largest difference of a tensor in parts of its largest element.
 
@@ -211,7 +204,7 @@ def compare(actual, expected):
             continue
         worst = largest_difference(a, e)
         assert worst == worst, f"{name} are NaN"
-        equal = all(t is None or has_same_bits(a[key], t) for key, t in e.items())
+        equal = all(t is None or is_same(a[key], t) for key, t in e.items())
         result[name] = SAME_BITS if equal else worst
     return {**result, "fused": None if actual.calls is None else actual.calls > 0}
 

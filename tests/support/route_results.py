@@ -17,12 +17,12 @@ import torch
 
 from addnorm._util import files, jsonio
 from addnorm.bench import environment
-from support import route_calls, route_processes
+from support import ROOT, route_calls, route_processes
 from support.distributed import run_cases
 from support.route_calls import SAME_BITS
 from support.route_models import OPERATIONS
 
-PATH = Path(__file__).parents[2] / "benchmarks" / "results" / "routes.json"
+PATH = ROOT / "benchmarks" / "results" / "routes.json"
 ROUTES = (*route_calls.ROUTES, *route_processes.ROUTES)
 # Two results that are rounded in different orders differ by up to twice the error of one. Another factor of two is for the
 # largest of a few numbers, which varies.

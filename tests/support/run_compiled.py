@@ -7,42 +7,24 @@ the tensors, which may be on the CPU.
 import json
 import re
 import sys
-from contextlib import nullcontext
 
 import torch
 import triton
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from addnorm.ops.schema import kernels_of
-from addnorm.ops.triton import backward, forward, launch, operators
+from addnorm.ops.triton import backward, forward, launch
 from addnorm.ops.triton.streams import backward as streams_backward
 from addnorm.ops.triton.streams import forward as streams_forward
 from support import offline, stream_calls
 from support.cases import DTYPES, cotangents, gradients, make
 from support.memory_layouts import make_layouts, make_view
+from support.triton_operators import TRITON, OnTriton
 
-# The operators by name, each by the Triton kernels.
-TRITON = {
-    op: function for name, kernel in operators.KERNELS.items() for op, function in kernels_of(name, kernel, ("",))
-}
 DEVICE = offline.Device()
 KERNELS = (
     forward.forward_kernel, backward.means_kernel, backward.backward_kernel, backward.finalize_kernel,
     streams_forward.write_kernel, streams_forward.read_kernel, streams_backward.read_backward_kernel,
     streams_backward.gates_backward_kernel, streams_backward.write_backward_kernel, streams_backward.project_backward_kernel,
 )  # fmt: skip
-
-
-class Compiled(TorchDispatchMode):
-    """Dispatch mode that replaces the operators by Triton's. Kernels are compiled, and their launches do nothing."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        """Call the Triton version of an operator of this library."""
-        name = func._schema.name.removeprefix("addnorm::")
-        if name not in TRITON:
-            return func(*args, **(kwargs or {}))
-        with self if name == "add_norm_out" else nullcontext():  # which may call another operator
-            return TRITON[name](*args, **(kwargs or {}))
 
 
 def forget():
@@ -84,7 +66,7 @@ def described(name, kernel):
 def of(variant, dtypes, d, rows=4):
     """Return the descriptions of the kernels of a forward and a backward."""
     forget()
-    with Compiled():
+    with OnTriton():
         gradients(make(variant, dtypes, (rows, d)))
     return [described(*pair) for pair in compiled()]
 
@@ -94,7 +76,7 @@ def outputs(variant, dtypes, d):
     call, results = make(variant, dtypes, (4, d)), {}
     for what in ("y", "y and z", "y, z and statistics"):
         forget()
-        with Compiled():
+        with OnTriton():
             if what == "y":
                 call.y_alone()
             elif what == "y and z":
@@ -110,7 +92,7 @@ def batches(variant, dtypes, d, sizes):
     forget()
     results = []
     for rows in sizes:
-        with Compiled():
+        with OnTriton():
             gradients(make(variant, dtypes, (rows, d)))
         launch._compiled.clear()  # clear our cache, so that Triton's is used
         results.append(len(list(compiled())))
@@ -123,7 +105,7 @@ def in_given_memory(d):
     for begin in (None, 0, 1):
         forget()
         x, s = (make_view(torch.zeros(4, d, dtype=torch.bfloat16), begin or 0, d) for _ in range(2))
-        with Compiled():
+        with OnTriton():
             if begin is None:
                 torch.ops.addnorm.add_norm_stream(x, s, None, None, 1e-5, False)
             else:
@@ -151,7 +133,7 @@ def somewhere(variant, dtypes, d):
         for elsewhere in (t, *make_layouts(t).values(), *([t[:1].expand(4, d)] if t.dim() == 2 else [])):
             moved = fresh | {name: elsewhere}
             tensors = {key: moved[key].detach().requires_grad_() for key in call.tensors}
-            with Compiled():
+            with OnTriton():
                 if call.norm != "none":
                     call.y_alone({key: t.detach() for key, t in tensors.items()})
                 outputs = call(tensors)
@@ -171,7 +153,7 @@ def of_streams(kind, dtype, n, d, capability, sizes):
     for rows in sizes:
         call = stream_calls.make_call(n, d, (rows,), kind, dtype=DTYPES[dtype].residual)
         cotangents = stream_calls.make_cotangents(call)
-        with Compiled():
+        with OnTriton():
             stream_calls.run(call, call.leaves(), cotangents)
         launch._compiled.clear()  # clear our cache, so that Triton's is used
     results = [described(*pair) for pair in compiled()]

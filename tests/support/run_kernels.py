@@ -26,7 +26,7 @@ from addnorm.ops.streams.kinds import KINDS
 from support import accuracy, stream_calls
 from support.cases import BASIC, DTYPES, OPTIONS, Call, bf16, cotangents, f16, f32, f64, make
 from support.inplace_calls import in_place, into, nan
-from support.stream_calls import StreamCall, make_call, make_cotangents, run
+from support.stream_calls import MODES, StreamCall, make_call, make_cotangents, run
 
 PAGE, NONE = mmap.PAGESIZE, 0
 libc = ctypes.CDLL(None, use_errno=True)
@@ -35,26 +35,18 @@ libc = ctypes.CDLL(None, use_errno=True)
 # counter of the dropout mask.
 NORMS = ("LayerNorm", "RMSNorm")
 WIDTHS = (1, 3, 16, 64, 127, 200, 4099)
-FULL = [
-    *((variant, dtypes, shape) for variant in BASIC for dtypes in DTYPES for shape in ((70, 41), (1, 19))),
-    *((name, dtypes, (5, d)) for name in NORMS for dtypes in DTYPES for d in WIDTHS),
-    *((name, "float32", (9, d)) for name in NORMS for d in range(1, 70)),
-    *((name, dtypes, (300, 129)) for name in NORMS for dtypes in ("float16", "float64", "bfloat16")),
-    *((variant, dtypes, (3, 3, 37)) for variant in OPTIONS for dtypes in DTYPES),
-    *((f"everything, {name}", dtypes, (7, d)) for name in NORMS for dtypes in ("float32", "float64") for d in range(1, 70)),
-    *((f"everything, {name}", dtypes, (100, 67)) for name in NORMS for dtypes in DTYPES),
-]  # fmt: skip
-COVER = [
-    *((variant, dtypes, (70, 41)) for i, variant in enumerate(BASIC) for dtypes in [*DTYPES][i % 3 :: 3]),
-    *((NORMS[(i + j) % 2], dtypes, (5, d)) for i, dtypes in enumerate(DTYPES) for j, d in enumerate(WIDTHS)),
-    *((NORMS[d % 2], "float32", (9, d)) for d in range(1, 70)),
-    *((NORMS[i % 2], dtypes, (300, 129)) for i, dtypes in enumerate(("float16", "float64", "bfloat16"))),
-    *((variant, dtypes, (3, 3, 37)) for i, variant in enumerate(OPTIONS) for dtypes in [*DTYPES][i % 5 :: 5]),
-    *((f"everything, {NORMS[d % 2]}", ("float32", "float64")[d // 2 % 2], (7, d)) for d in range(1, 70)),
-    *((f"everything, {NORMS[i % 2]}", dtypes, (100, 67)) for i, dtypes in enumerate(DTYPES)),
-]  # fmt: skip
-
-MODES = ("write", "shared", "given", "features", "identity", "read")
+FLOAT = ("float32", "float64")
+# Products of variants, dtypes and shapes, and the step at which a cover takes their rows: each value occurs, since the step has
+# no common factor with the numbers of values of the axes after the first.
+PRODUCTS = (
+    (BASIC, DTYPES, ((70, 41), (1, 19)), 3),
+    (NORMS, DTYPES, [(5, d) for d in WIDTHS], 3),
+    (NORMS, FLOAT[:1], [(9, d) for d in range(1, 70)], 2),
+    (NORMS, ("float16", "float64", "bfloat16"), ((300, 129),), 2),
+    (OPTIONS, DTYPES, ((3, 3, 37),), 7),
+    ([f"everything, {name}" for name in NORMS], FLOAT, [(7, d) for d in range(1, 70)], 4),
+    ([f"everything, {name}" for name in NORMS], DTYPES, ((100, 67),), 1),
+)
 # Below a vector, one more, a part of a chunk of sixteen streams and four of them, a last chunk of one feature.
 STREAM_WIDTHS = (1, 7, 33, 257, 1025)
 STREAMS = range(1, 18)  # the kernels have up to 16
@@ -68,6 +60,11 @@ STREAM_DTYPES = (
     {"dtype": f32, "streams_dtype": bf16, "out_dtype": bf16},
     {"dtype": f16, "out_dtype": f64},
 )
+
+
+def list_calls(cover):
+    """Return the calls of the operation as arguments of `make`."""
+    return [case for *axes, step in PRODUCTS for case in [*itertools.product(*axes)][:: step if cover else 1]]
 
 
 def list_streams(cover):
@@ -159,7 +156,7 @@ def main(table, *words):
         ctypes.string_at(guard(torch.ones(3), end=True).data_ptr() + 12, 1)
     print(addnorm.backends()[1].detail, flush=True)
     cover, failed = words == ("cover",), 0
-    cases = list_streams(cover) if table == "streams" else COVER if cover else FULL
+    cases = list_streams(cover) if table == "streams" else list_calls(cover)
     for case in cases:
         print(*case, file=sys.stderr, flush=True)
         call = build_streams(*case) if table == "streams" else make(*case)

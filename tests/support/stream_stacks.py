@@ -1,11 +1,14 @@
 """Stacks of every wiring, also of several streams, with sublayers of one or several inputs."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
 from addnorm import ResidualStack, wirings
 from support.stacks import ALL
+from support.torch_transformers import randomize
 
 D = 8
 WIRINGS = {  # those of several streams
@@ -61,15 +64,10 @@ def branches(name, number=6):
 
 def make(name, dtype=torch.float32, number=6, **options):
     """Return a stack whose parameters are away from their initial values."""
-    stack = ResidualStack(branches(name, number), D, EVERY[name], **options)
-    perturb(stack)
-    return stack.to(dtype)
+    return perturb(ResidualStack(branches(name, number), D, EVERY[name], **options)).to(dtype)
 
 
-@torch.no_grad()
-def perturb(model):
-    for parameter in model.parameters():
-        parameter.add_(0.3 * torch.randn_like(parameter))
+perturb = partial(randomize, size=0.3)
 
 
 def tokens(*shape, dtype=torch.float32):

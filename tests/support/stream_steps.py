@@ -3,17 +3,19 @@
 Each function is the forward of a `Steps` model, which has norms, sublayers, vectors, matrices and gates for it.
 """
 
+from functools import partial
+
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from support import families
 from support.families import shake
 
 D = 16
 
 
-def noise(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+noise = partial(families.noise, seed=0)
 
 
 class Outer(nn.Module):

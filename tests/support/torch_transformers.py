@@ -34,9 +34,9 @@ def make_transformer(**options):
         return randomize(nn.Transformer(D, HEADS, LAYERS, LAYERS, D_FF, **options))
 
 
-def randomize(module):
-    """Give every parameter random values: initially layers are clones, biases zeros and norms ones."""
+def randomize(module, size=0.1):
+    """Move every parameter: initially layers are clones, biases zeros and norms ones, which would hide errors."""
     with torch.no_grad():
         for parameter in module.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
+            parameter.add_(torch.randn_like(parameter) * size)
     return module

@@ -4,6 +4,7 @@ import torch
 
 from addnorm.nn import Decoder, Encoder, Transformer
 from support.oracle import relative
+from support.torch_transformers import randomize
 
 f64 = torch.float64
 D, HEADS, BATCH, N, M = 16, 4, 3, 5, 7
@@ -23,10 +24,7 @@ def make_module(kind, wiring="pre_ln", dtype=f64, **options):
     module = kind(*get_sizes(kind), wiring=wiring, dtype=dtype, **options)
     if module.wiring.profile is not None:
         module.wiring.init_(module, *make_inputs(kind, dtype))
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-    return module
+    return randomize(module)
 
 
 def compute_gradients(call, parameters, tensors, seed=5):

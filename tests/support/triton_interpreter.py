@@ -4,22 +4,15 @@
 """
 
 import functools
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 import triton.language as tl
-from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime import interpreter
 
-from addnorm.ops.schema import kernels_of
-from addnorm.ops.triton import operators
-
-# The operators by name, each by the Triton kernels.
-TRITON = {
-    op: function for name, kernel in operators.KERNELS.items() for op, function in kernels_of(name, kernel, ("",))
-}
+from support.triton_operators import OnTriton
 
 
 def bfloat16_as_on_the_device(builder, src, dst_type):
@@ -78,22 +71,12 @@ _patch_lang = interpreter._patch_lang
 interpreter._patch_lang = Patched()
 
 
-class Interpreted(TorchDispatchMode):
-    """Dispatch mode that replaces the operators by Triton's; `ran` lists the names of the called operators."""
-
-    def __init__(self):
-        super().__init__()
-        self.ran = []
+class Interpreted(OnTriton):
+    """Mode under which the Triton kernels are interpreted."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        """Call the Triton version of an operator of this library."""
-        name = func._schema.name.removeprefix("addnorm::")
-        if name not in TRITON:
-            return func(*args, **(kwargs or {}))
-        self.ran.append(name)
-        again = self if name == "add_norm_out" else nullcontext()  # which may call another operator
-        with np.errstate(all="ignore"), again:  # a GPU does not warn about overflow either
-            return TRITON[name](*args, **(kwargs or {}))
+        with np.errstate(all="ignore"):  # a GPU does not warn about overflow either
+            return super().__torch_dispatch__(func, types, args, kwargs)
 
     @contextmanager
     def off(self):

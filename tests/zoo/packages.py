@@ -5,11 +5,10 @@ import pkgutil
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
+from support import ROOT
 from zoo import answers
 
-ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENTS = ROOT / "build" / "zoo"
 
 

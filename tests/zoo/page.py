@@ -2,11 +2,10 @@
 
 import json
 from collections import Counter
-from pathlib import Path
 
 from addnorm._util.numbers import format_number
+from support import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "zoo.json"
 PAGE = ROOT / "docs" / "zoo.md"
 WORDS = ("right", "partly", "refused", "wrong", "crash", "not built")

@@ -233,19 +233,21 @@ class Chain(nn.Module):
                 step, pending = after, after.branch(x)
         return self.finish(step.sum(x, pending))
 
-    def finish(self, x):
-        """Return the model's output from x_L."""
-        layout = self.options.layouts[-1]
+    def finish(self, x, by_hand=False):
+        """Return the model's output from x_L; by hand, x_L is canonical and norms are computed by their definition."""
+        undo, norm = self.options.layouts[-1].undo, nn.Module.__call__
+        if by_hand:
+            undo, norm = (lambda t: t), SpelledNorm.by_hand
         end = self.options.end
         if end in ("norm of a token", "norm of the mean"):
-            x = layout.undo(x)
+            x = undo(x)
             x = x[:, 0] if end.endswith("token") else x.mean(1)
-            return self.last._compute(x)
-        aside = None if self.other is None else self.head(layout.undo(self.other(x)).mean(1))
-        x = layout.undo(x if self.last is None else self.last(x))
+            return self.last.by_hand(x) if by_hand else self.last._compute(x)
+        aside = None if self.other is None else self.head(undo(norm(self.other, x)).mean(1))
+        x = undo(x if self.last is None else norm(self.last, x))
         if aside is not None:
             return torch.cat((x.mean(1), aside), -1)
-        x = {"mean": lambda t: t.mean(1), "token": lambda t: t[:, 0]}.get(end, lambda t: t)(x)
+        x = x.mean(1) if end == "mean" else x[:, 0] if end == "token" else x
         return x if self.head is None or end.startswith("norm") else self.head(x)
 
     def trace(self, x, without=None):
@@ -257,18 +259,7 @@ class Chain(nn.Module):
             sites.append(step.by_hand(x, without=k == without))
             x = sites[-1].out
             parts = propagate(step, parts, sites[-1])
-        return Trace(start, sites, self.end_by_hand(x), parts)
-
-    def end_by_hand(self, x):
-        end = self.options.end
-        if end in ("norm of a token", "norm of the mean"):
-            return self.last.by_hand(x[:, 0] if end.endswith("token") else x.mean(1))
-        aside = None if self.other is None else self.head(self.other.by_hand(x).mean(1))
-        x = x if self.last is None else self.last.by_hand(x)
-        if aside is not None:
-            return torch.cat((x.mean(1), aside), -1)
-        x = x.mean(1) if end == "mean" else x[:, 0] if end == "token" else x
-        return x if self.head is None or end.startswith("norm") else self.head(x)
+        return Trace(start, sites, self.finish(x, by_hand=True), parts)
 
     def answer(self):
         """Return the answer of the stream."""

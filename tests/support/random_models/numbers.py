@@ -4,11 +4,13 @@ Tolerances are relative and those of float32 round-off through at most nine subl
 """
 
 import copy
+from dataclasses import replace
 
 import torch
 
 import addnorm
 from addnorm import Learned
+from support.random_models.chains import Chain
 
 TOLERANCE = 1e-4
 LEARNED = "multiplies the stream by more than a constant"  # a learned factor of the stream has no balance sheet
@@ -126,14 +128,10 @@ def compare_components(case, inspection, trace):
 
 def _make_canonical(case):
     """Return a function from a tensor with its features last to (B, T, D)."""
-    options = getattr(case.model, "options", None)
-    layout = options.layouts[-1] if options is not None else None
-    return {
-        "sequence": lambda t: t.transpose(0, 1),
-        "image": lambda t: t.flatten(1, 2),
-        "image channels": lambda t: t.flatten(1, 2),
-        "flat": lambda t: t.unflatten(0, (options.sizes.batch, -1)),
-    }.get(layout.name if layout is not None else "batch", lambda t: t)
+    if not isinstance(case.model, Chain):
+        return lambda t: t
+    layout = case.model.options.layouts[-1]
+    return replace(layout, name=layout.name.removesuffix("channels").strip() or "batch").undo
 
 
 def compare_ablations(case, inspection, every=1):
