@@ -2,7 +2,7 @@
 
 A test file has cases, which run in every process, and one test that reports them by name:
 
-    from support.distributed import case, launch, list_cases
+    from support.distributed import case, make_test
 
     @case(2)                                # in two processes; @case(1, 2): in one, and in two; @case(2, slow=True): a slow test
     def all_reduce_sums_ranks():
@@ -13,7 +13,7 @@ A test file has cases, which run in every process, and one test that reports the
     test_sharded = make_test(globals())     # a test for each case, which fails with the traceback of the rank that failed
 
 A case sees an initialized default process group (gloo, one thread each). It returns a value that `torch.save` can store, or None;
-`launch(__file__).check(name, world_size)` returns the ranks' values. The processes of a world size start when its first case is
+`run_cases` returns the ranks' values. The processes of a world size start when its first case is
 checked; they are forks of one process per pytest process. A crash or a hang is reported for the case in which it happened, with the
 signal or the time limit; the other cases run in new processes. `-k NAME` runs all cases of the world size and reports one;
 `python tests/support/distributed.py FILE WORLD_SIZE NAME...` runs only the named cases.
@@ -66,51 +66,28 @@ def case(*world_sizes: int, slow: bool = False) -> Callable[[Callable[[], Any]],
     return mark
 
 
-def list_cases(namespace: dict[str, Any]) -> list[Any]:
-    """Return the names and the numbers of processes of the cases in a module's namespace, as parameters of a test."""
-    cases = [(name, value) for name, value in namespace.items() if hasattr(value, "world_sizes")]
-    slow = (pytest.mark.slow,)
-    return [pytest.param(name, n, marks=slow if case.is_slow else ()) for name, case in cases for n in case.world_sizes]
-
-
-def _select_names(module: Any, world_size: int, is_slow: bool | None = None) -> list[str]:
-    cases = [(name, value) for name, value in vars(module).items() if world_size in getattr(value, "world_sizes", ())]
+def _select_names(namespace: dict[str, Any], world_size: int, is_slow: bool | None = None) -> list[str]:
+    cases = [(name, value) for name, value in namespace.items() if world_size in getattr(value, "world_sizes", ())]
     return [name for name, case in cases if is_slow is None or case.is_slow == is_slow]
-
-
-class Results:
-    """Results of the cases of one file."""
-
-    def __init__(self, file: Path, timeout: float) -> None:
-        self.file, self.timeout = file, timeout
-        self._results: dict[
-            tuple[int, bool], dict[str, list[Any]]
-        ] = {}  # by kind of launch and case: one result a rank
-
-    def check(self, name: str, world_size: int) -> list[Any]:
-        """Return what a case returned in each rank; fail as it failed."""
-        module = _load(self.file)
-        launch = world_size, getattr(module, name).is_slow
-        if launch not in self._results:
-            self._results[launch] = run_cases(self.file, world_size, _select_names(module, *launch), self.timeout)
-        results = self._results[launch][name]
-        failures = [f"rank {rank}: {text}" for rank, (ok, text) in enumerate(results) if not ok]
-        assert not failures, f"{name} with {world_size} processes\n" + "\n".join(failures)
-        return [value for _, value in results]
-
-
-def launch(file: str, timeout: float = TIMEOUT) -> Results:
-    """Return the results of a file's cases; `timeout` is the number of seconds that one case may take."""
-    return Results(Path(file), timeout)
 
 
 def make_test(namespace: dict[str, Any]) -> Callable[..., None]:
     """Return the test that reports the cases of a module's namespace, one by one."""
-    results = launch(namespace["__file__"])
+    cases = [(name, value) for name, value in namespace.items() if hasattr(value, "world_sizes")]
+    slow = (pytest.mark.slow,)
+    parameters = [
+        pytest.param(name, n, marks=slow if case.is_slow else ()) for name, case in cases for n in case.world_sizes
+    ]
 
-    @pytest.mark.parametrize(("name", "world_size"), list_cases(namespace))
+    @functools.cache
+    def run(world_size: int, is_slow: bool) -> dict[str, list[Any]]:
+        return run_cases(Path(namespace["__file__"]), world_size, _select_names(namespace, world_size, is_slow))
+
+    @pytest.mark.parametrize(("name", "world_size"), parameters)
     def test(name: str, world_size: int) -> None:
-        results.check(name, world_size)
+        results = run(world_size, namespace[name].is_slow)[name]
+        failures = [f"rank {rank}: {text}" for rank, (ok, text) in enumerate(results) if not ok]
+        assert not failures, f"{name} with {world_size} processes\n" + "\n".join(failures)
 
     return test
 
@@ -301,7 +278,7 @@ def main(arguments: list[str]) -> None:
         _serve()
         return
     file, world_size = Path(arguments[0]), int(arguments[1])
-    names = arguments[2:] or _select_names(_load(file), world_size)
+    names = arguments[2:] or _select_names(vars(_load(file)), world_size)
     for name, results in run_cases(file, world_size, names).items():
         for rank, (ok, value) in enumerate(results):
             print("ok  " if ok else "FAIL", name, f"rank {rank}:", value, flush=True)

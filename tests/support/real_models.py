@@ -135,30 +135,41 @@ def attention_and_mlp(model):
     return sublayers
 
 
+def by_connection(model, *names):
+    """Yield the number of each connection and its layer's module: names are those of the modules of a layer's connections."""
+    for i, layer in enumerate(model.layers):
+        for k, name in enumerate(names):
+            yield 2 * i + k, getattr(layer, name)
+
+
+def at(i):
+    """Return the prefix of connection i, None for the head."""
+    return "head." if i is None else f"layers.{i // 2}.connections.{i % 2}."
+
+
 def norm_weights(model, stack, second="post_attention_layernorm", offset=0.0):
     """Return the weights of norm_in of each connection and of the final norm, by their names in the stack."""
-    named = {}
-    for i, layer in enumerate(model.layers):
-        for k, name in enumerate(("input_layernorm", second)):
-            named[f"layers.{i}.connections.{k}.norm_in.weight"] = offset + getattr(layer, name).weight
-    named["norm_final.weight"] = model.norm.weight
-    return named
+    norms = by_connection(model, "input_layernorm", second)
+    named = {f"{at(i)}norm_in.weight": offset + norm.weight for i, norm in norms}
+    return named | {"norm_final.weight": model.norm.weight}
 
 
 def load(stack, i, source):
     """Let the coefficient module of connection i load a module of the model, and return the prefix of its parameters."""
     connection = stack.head if i is None else stack.connections[i]
     connection.coefficients.load_transformers(source)
-    return "head.coefficients." if i is None else f"layers.{i // 2}.connections.{i % 2}.coefficients."
+    return f"{at(i)}coefficients."
 
 
 def projected(prefix, project, bias, scale):
     return {f"{prefix}project": project, f"{prefix}bias": bias, f"{prefix}scale": scale}
 
 
-def turned(comb, n):
-    """Return the rows of the mixing matrix of DeepSeek's code, which applies transposed, in the order of A."""
-    return comb.unflatten(0, (n, n)).transpose(0, 1).flatten(0, 1)
+def turned(rows, n):
+    """Return rows of coefficients in the order of A: the mixing matrix of DeepSeek's code applies transposed."""
+    if len(rows) == 2 * n:  # without a mixing matrix
+        return rows
+    return torch.cat((rows[: 2 * n], rows[2 * n :].unflatten(0, (n, n)).transpose(0, 1).flatten(0, 1)))
 
 
 def mhc(config, head):
@@ -167,31 +178,18 @@ def mhc(config, head):
 
 
 def fill_mhc(model, stack):
-    named = norm_weights(model, stack)
-    for i, layer in enumerate(model.layers):
-        for k, source in enumerate((layer.attn_hc, layer.ffn_hc)):
-            n = source.hc_mult
-            fn, base = ((t[: 2 * n], turned(t[2 * n :], n)) for t in (source.fn, source.base))
-            named |= projected(load(stack, 2 * i + k, source), torch.cat(fn), torch.cat(base), source.scale)
-    if list(model.hc_head.parameters()):
-        head = model.hc_head
+    named, head = norm_weights(model, stack), model.hc_head
+    for i, source in by_connection(model, "attn_hc", "ffn_hc"):
+        fn, base = (turned(t, source.hc_mult) for t in (source.fn, source.base))
+        named |= projected(load(stack, i, source), fn, base, source.scale)
+    if list(head.parameters()):
         named |= projected(load(stack, None, head), head.hc_fn, head.hc_base, head.hc_scale)
     return named
 
 
-def fill_independent(model, stack):
-    named, head = norm_weights(model, stack), model.hc_head
-    for i, layer in enumerate(model.layers):
-        for k, source in enumerate((layer.attn_hc, layer.ffn_hc)):
-            named |= projected(load(stack, 2 * i + k, source), source.fn, source.base, source.scale)
-    return named | projected(load(stack, None, head), head.hc_fn, head.hc_base, head.hc_scale)
-
-
 def fill_gated(model, stack):
-    named, sources = {}, {None: model.hyper_connection_mixer}
-    for i, layer in enumerate(model.layers):
-        sources |= {2 * i: layer.attn_hyper_connection, 2 * i + 1: layer.mlp_hyper_connection}
-    for i, source in sources.items():
+    named, sources = {}, by_connection(model, "attn_hyper_connection", "mlp_hyper_connection")
+    for i, source in ((None, model.hyper_connection_mixer), *sources):
         prefix = load(stack, i, source)
         named[f"{prefix}weight"] = (1 + source.hc_norm.weight).unflatten(0, (source.hc_count, -1))
         named[f"{prefix}down"], named[f"{prefix}up"] = (
@@ -221,7 +219,7 @@ FAMILIES["glm5_next:Glm5NextText"] = Family(
 FAMILIES["hy_v4:HYV4"] = Family(
     BASE | EXPERTS | LATENT | {"num_hidden_layers": 3, "intermediate_size": 32, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8,
         "mlp_layer_types": ["dense"] * 3, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "hc_eps": 0.02, "hc_magnitude": 1.5},
-    lambda config: wirings.independent_hc(config.hc_mult, config.hc_magnitude, config.hc_eps, config.rms_norm_eps), attention_and_mlp, fill_independent,
+    lambda config: wirings.independent_hc(config.hc_mult, config.hc_magnitude, config.hc_eps, config.rms_norm_eps), attention_and_mlp, fill_mhc,
 )  # fmt: skip
 FAMILIES["qwen4_exp:Qwen4ExpText"] = Family(
     BASE | {"num_hidden_layers": 2, "num_key_value_heads": 1, "head_dim": 16, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
@@ -249,16 +247,15 @@ def fill_inkling(model, stack):
         f"{load(stack, None, model.final_input)}query": model.final_input.query[None],
     }
     for i, layer in enumerate(model.layers):
-        at = f"layers.{i}.connections."
         if hasattr(layer, "q_input_layernorm"):
             for k, name in enumerate("qkv"):
-                named[f"{at}0.norm_in.{k}.weight"] = getattr(layer, f"{name}_input_layernorm").weight
+                named[f"{at(2 * i)}norm_in.{k}.weight"] = getattr(layer, f"{name}_input_layernorm").weight
         else:
-            named[f"{at}0.norm_in.weight"] = layer.input_layernorm.weight
-        named[f"{at}1.norm_in.weight"] = layer.post_attention_layernorm.weight
-        for k, source in enumerate((layer.attention_input, layer.mlp_input)):
-            if source is not None:
-                named[f"{load(stack, 2 * i + k, source)}query"] = source.query.reshape(-1, source.query.shape[-1])
+            named[f"{at(2 * i)}norm_in.weight"] = layer.input_layernorm.weight
+        named[f"{at(2 * i + 1)}norm_in.weight"] = layer.post_attention_layernorm.weight
+    for i, source in by_connection(model, "attention_input", "mlp_input"):
+        if source is not None:
+            named[f"{load(stack, i, source)}query"] = source.query.reshape(-1, source.query.shape[-1])
     return named
 
 
@@ -272,11 +269,13 @@ FAMILIES["inkling2:Inkling2Text"] = Family(
 )  # fmt: skip
 
 
+POST_NORMS = "post_attention_layernorm", "post_feedforward_layernorm"
+
+
 def fill_beam(model, stack):
     named = norm_weights(model, stack, "pre_feedforward_layernorm")
-    for i, layer in enumerate(model.layers):
-        for k, norm in enumerate((layer.post_attention_layernorm, layer.post_feedforward_layernorm)):
-            named[f"layers.{i}.connections.{k}.norm_branch.weight"] = norm.weight
+    for i, norm in by_connection(model, *POST_NORMS):
+        named[f"{at(i)}norm_branch.weight"] = norm.weight
     return named
 
 
@@ -289,11 +288,10 @@ FAMILIES["beam:Beam"] = Family(
 
 def fill_muse(model, stack):
     named = norm_weights(model, stack, "pre_feedforward_layernorm", offset=1.0)
-    for i, layer in enumerate(model.layers):
-        gates = layer.post_attention_residual_gate, layer.post_feedforward_residual_gate
-        for k, norm in enumerate((layer.post_attention_layernorm, layer.post_feedforward_layernorm)):
-            stack.connections[2 * i + k].norm_branch = OwnNorm(norm)
-            named[f"{load(stack, 2 * i + k, gates[k])}gate"] = gates[k].gate
+    for i, norm in by_connection(model, *POST_NORMS):
+        stack.connections[i].norm_branch = OwnNorm(norm)
+    for i, source in by_connection(model, "post_attention_residual_gate", "post_feedforward_residual_gate"):
+        named[f"{load(stack, i, source)}gate"] = source.gate
     return named
 
 
@@ -322,7 +320,7 @@ def fill_neomme(model, stack):
         for k, name in enumerate(("lambda_x", "lambda_x0")):
             with torch.no_grad():
                 getattr(stack.connections[2 * i], name).copy_(layer.lambdas[k])
-            named[f"layers.{i}.connections.0.{name}"] = layer.lambdas[k]
+            named[f"{at(2 * i)}{name}"] = layer.lambdas[k]
     return named
 
 
@@ -344,11 +342,10 @@ def zaya_sublayers(model):
 
 def fill_zaya(model, stack):
     named = norm_weights(model, stack)
-    for i, layer in enumerate(model.layers):
-        for k, source in enumerate((layer.post_attention_residual_scale, layer.post_mlp_residual_scale)):
-            prefix = load(stack, 2 * i + k, source)
-            named |= {f"{prefix}residual_{part}": getattr(source, f"residual_{part}") for part in ("scale", "bias")}
-            named |= {f"{prefix}branch_{part}": getattr(source, f"hidden_states_{part}") for part in ("scale", "bias")}
+    for i, source in by_connection(model, "post_attention_residual_scale", "post_mlp_residual_scale"):
+        prefix = load(stack, i, source)
+        named |= {f"{prefix}residual_{part}": getattr(source, f"residual_{part}") for part in ("scale", "bias")}
+        named |= {f"{prefix}branch_{part}": getattr(source, f"hidden_states_{part}") for part in ("scale", "bias")}
     return named
 
 
