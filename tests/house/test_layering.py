@@ -156,17 +156,6 @@ def test_layering_sees_a_wrong_import(tmp_path, monkeypatch):
         assert wrong_imports("addnorm.reference", imported_modules(wrong, modules)) == ["addnorm.functional"], line
 
 
-def test_layering_sees_a_cycle_through_type_checking(tmp_path, monkeypatch):
-    root = tmp_path / "addnorm"
-    (root / "ops").mkdir(parents=True)
-    (root / "ops" / "a.py").write_text("from addnorm.ops import b")
-    (root / "ops" / "b.py").write_text(
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from addnorm.ops.a import f"
-    )
-    monkeypatch.setitem(globals(), "SOURCE", root)
-    assert set(cycle_in(import_graph(sorted(root.rglob("*.py"))))) == {"addnorm.ops.a", "addnorm.ops.b"}
-
-
 def test_no_file_is_longer_than_about_400_lines():
     assert {path.name: n for path in FILES if (n := len(path.read_text().splitlines())) > 420} == {}
 

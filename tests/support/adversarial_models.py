@@ -52,14 +52,6 @@ class PreNormBlock(nn.Module):
         return self.pre_norm_mlp(x + self.mlp(x))
 
 
-class PostNormBlock(PreNormBlock):
-    """Post-LN block, as in the original Transformer."""
-
-    def forward(self, x):
-        x = x + self.attention(self.pre_norm_attention(x))
-        return x + self.mlp(self.pre_norm_mlp(x))
-
-
 def from_the_norm(part, x):
     z = part.norm(x)
     return z + part.f(z)
@@ -79,11 +71,6 @@ WRONG = (
     tiny_family("alpha on a pre-LN stream", lambda s, x: ALPHA * x + s.f(s.norm(x)),
          stream(None, rows=[Row(norm_in=True, a=ALPHA)], final_norm=True), "the stream grows by alpha each time"),
     Model("named pre-LN, is post-LN", partial(chain, PreNormBlock, PreNormBlock), tokens, Answer((post_ln(),))),
-    Model("named post-LN, is pre-LN", partial(chain, PostNormBlock, PostNormBlock), tokens,
-           Answer((stream("pre_ln"),))),
-    tiny_family("residual from the norm", from_the_norm,
-         stream("post_ln", embedding_norm=True, rows={3: Row()}), "z = N(x), x' = z + f(z): the stream is post-LN, from z_0 on,"
-         " without its last norm", embedding_norm=False),
     tiny_family("attention's residual from the norm", half(Attention),
          stream(None, embedding_norm=True, rows={0: Row(), 1: BOTH, 2: Row(), 3: Row(norm_in=True)}), embedding_norm=False),
     tiny_family("feed-forward's residual from the norm", half(Mlp),

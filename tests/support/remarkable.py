@@ -1,5 +1,7 @@
 """Pairs of models: one to which a remark of `inspect` applies, and one that resembles it; forwards of `Steps`."""
 
+from functools import partial
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -17,33 +19,18 @@ def run_post(m, x, first=0, last=3, a=1.0, b=1.0):
 # Random numbers.
 
 
-def random_start(m, x):
-    return m.last(run_layers(m, m.gates[0](x) + torch.randn(5, D)))
+def begin_with(draw):
+    """Return the forward that adds what `draw(m)` returns to the start."""
+    return lambda m, x: m.last(run_layers(m, m.gates[0](x) + draw(m)))
 
 
-def random_start_times_zero(m, x):
-    return m.last(run_layers(m, m.gates[0](x) + 0.0 * torch.randn(5, D)))
-
-
-def seeded_start(m, x):
-    """Add positions drawn with a fixed seed, as tabular models do for their columns."""
-    positions = torch.randn(5, D, generator=torch.Generator().manual_seed(3))
-    return m.last(run_layers(m, m.gates[0](x) + m.gates[1](positions)))
-
-
-def make_random_start(generator, resets):
-    """Return a model that starts with the numbers of its own generator, which it may reset in each call."""
-
-    def run(m, x):
-        if resets:
-            generator.manual_seed(3)
-        return m.last(run_layers(m, m.gates[0](x) + torch.randn(5, D, generator=generator)))
-
-    return run
-
-
-random_start_of_own_generator = make_random_start(torch.Generator(), resets=False)
-start_of_reset_generator = make_random_start(torch.Generator(), resets=True)
+OWN, RESET = torch.Generator(), torch.Generator()  # one of them is reset in each call
+random_start = begin_with(lambda m: torch.randn(5, D))
+random_start_times_zero = begin_with(lambda m: 0.0 * torch.randn(5, D))
+random_start_of_own_generator = begin_with(lambda m: torch.randn(5, D, generator=OWN))
+start_of_reset_generator = begin_with(lambda m: torch.randn(5, D, generator=RESET.manual_seed(3)))
+# Positions drawn with a fixed seed, as tabular models have for their columns.
+seeded_start = begin_with(lambda m: m.gates[1](torch.randn(5, D, generator=torch.Generator().manual_seed(3))))
 
 
 def shuffled(m, x):
@@ -75,15 +62,13 @@ weighted_writes = repeat(lambda m, k, x, weights: x + m.branch(k, x) * weights, 
 # Residual connections.
 
 
-def missing_residual(m, x):
-    x = run_post(m, x)
-    return run_post(m, m.norms[3](m.mlps[3](x)), 4, 6)
+def replace(step):
+    """Return the forward of post-LN sublayers one of which is a step without a residual connection."""
+    return lambda m, x: run_post(m, m.norms[3](step(m, run_post(m, x))), 4, 6)
 
 
-def summed_residual(m, x):
-    """Add a sublayer's output to the stream after a projection of it."""
-    x = run_post(m, x)
-    return run_post(m, m.norms[3](m.gates[0](x + m.mlps[3](x))), 4, 6)
+missing_residual = replace(lambda m, x: m.mlps[3](x))
+summed_residual = replace(lambda m, x: m.gates[0](x + m.mlps[3](x)))  # the sum is projected
 
 
 class Beside(nn.Module):
@@ -126,37 +111,31 @@ def shared_container(m, x):
     return m.last(x)
 
 
-def recurrence(m, x):
-    h = m.gates[0](x[:, 0])
-    for t in range(1, x.shape[1]):
-        h = h + m.mlps[0](m.norms[0](h) + m.gates[1](x[:, t]))
-    return m.last(h)
+def recur(number):
+    """Return the forward that updates a state by each token, at the token t with the sublayer and the input `number(t)`."""
+
+    def run(m, x):
+        h = m.gates[0](x[:, 0])
+        for t in range(1, x.shape[1]):
+            h = h + m.mlps[number(t)](m.norms[number(t)](h) + m.gates[number(t) or 1](x[:, t]))
+        return m.last(h)
+
+    return run
 
 
-def unshared_recurrence(m, x):
-    h = m.gates[0](x[:, 0])
-    for t in range(1, x.shape[1]):
-        h = h + m.mlps[t](m.norms[t](h) + m.gates[t](x[:, t]))
-    return m.last(h)
+recurrence, unshared_recurrence = recur(lambda t: 0), recur(lambda t: t)
 
 
 # Constants and ends.
 
 
-def scaled_end(m, x):
-    return m.last(0.5 * run_layers(m, x))
+def end_times(factor):
+    return lambda m, x: m.last(factor * run_layers(m, x))
 
 
-def end_times_one(m, x):
-    return m.last(1.0 * run_layers(m, x))
-
-
-def swapped_deepnorm(m, x):
-    return run_post(m, x, 0, 4, b=8**0.25)
-
-
-def scaled_post_ln(m, x):
-    return run_post(m, x, 0, 4, b=0.6)
+scaled_end, end_times_one = end_times(0.5), end_times(1.0)
+swapped_deepnorm = partial(run_post, last=4, b=8**0.25)
+scaled_post_ln = partial(run_post, last=4, b=0.6)
 
 
 def embedding_norm(m, x):

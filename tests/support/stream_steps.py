@@ -98,11 +98,11 @@ difference = repeat(lambda m, k, x: x + m.gammas[k] * (m.branch(k, x) - x))
 gated_difference = repeat(lambda m, k, x: x + m.gates[k](x).sigmoid() * (m.branch(k, x) - x))
 
 
-def channel_scale(m, x):
-    for k in range(3):
-        y = m.norms[k](x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-        x = x + m.gammas[k].view(-1, 1, 1) * m.convolutions[k](y)
-    return x
+def norm_image(m, k, x):
+    return m.norms[k](x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+channel_scale = repeat(lambda m, k, x: x + m.gammas[k].view(-1, 1, 1) * m.convolutions[k](norm_image(m, k, x)), count=3)
 
 
 def stacked_sublayers(m, x):
@@ -188,11 +188,9 @@ def end_read_twice(m, x, other):
     return m.last(x), other
 
 
-def gated_sandwich(m, x, condition):
-    for k in range(3):
-        gate = m.gates[k](condition[:, :1]).tanh()
-        x = x + gate * m.others[k](m.branch(k, x))
-    return m.last(x)
+gated_sandwich = repeat(
+    lambda m, k, x, c: x + m.gates[k](c[:, :1]).tanh() * m.others[k](m.branch(k, x)), count=3, end=normalize
+)
 
 
 def class_attention(m, x, c):
@@ -241,12 +239,8 @@ def normed_token_mixers(m, x):
     return x
 
 
-def scaled_reads_of_channels(m, x):
-    """Multiply the norm by a constant after the channels came first again."""
-    for k in range(3):
-        y = m.norms[k](x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-        x = x + m.convolutions[k](y * 0.5)
-    return x
+# Multiply the norm by a constant after the channels came first again.
+scaled_reads_of_channels = repeat(lambda m, k, x: x + m.convolutions[k](norm_image(m, k, x) * 0.5), count=3)
 
 
 # Scale the output's norm, which has no weight, where it is added.
@@ -260,20 +254,17 @@ def sums_of_normed_sublayers(m, x):
     return x
 
 
-def orthogonal_updates(m, x):
-    """Add the part of the output that is orthogonal to the stream."""
-    for k in range(4):
-        y, u = m.branch(k, x), F.normalize(x, dim=-1)
-        x = x + (y - (y * u).sum(-1, keepdim=True) * u)
-    return x
+def add_orthogonal(x, y):
+    """Add the part of an output that is orthogonal to the stream."""
+    u = F.normalize(x, dim=-1)
+    return x + (y - (y * u).sum(-1, keepdim=True) * u)
 
 
-def orthogonal_updates_of_one_norm(m, x):
-    """Read through the same kind of norm as the projection."""
-    for k in range(4):
-        y, u = m.mlps[k](F.normalize(x, dim=-1) * m.gammas[k]), F.normalize(x, dim=-1)
-        x = x + (y - (y * u).sum(-1, keepdim=True) * u)
-    return x
+orthogonal_updates = repeat(lambda m, k, x: add_orthogonal(x, m.branch(k, x)))
+# Read through the same kind of norm as the projection.
+orthogonal_updates_of_one_norm = repeat(
+    lambda m, k, x: add_orthogonal(x, m.mlps[k](F.normalize(x, dim=-1) * m.gammas[k]))
+)
 
 
 def norms_of_channels(m, x):
