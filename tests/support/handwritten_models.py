@@ -25,9 +25,9 @@ def heads(x):
 class Attention(nn.Module):
     """Handwritten attention; cross-attention if there is a `memory`."""
 
-    def __init__(self):
+    def __init__(self, d=D):
         super().__init__()
-        self.q, self.k, self.v, self.out = (nn.Linear(D, D) for _ in range(4))
+        self.q, self.k, self.v, self.out = (nn.Linear(d, d) for _ in range(4))
 
     def turned(self, q, k):
         return q, k

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+
+from support import handwritten_models
 
 D = 8
 
@@ -42,18 +43,7 @@ def grid(t):
     return t.flatten(1, 2)
 
 
-class Attention(nn.Module):
-    """Attention over the second to last dimension."""
-
-    def __init__(self, d=D, heads=2):
-        super().__init__()
-        self.qkv, self.out, self.heads = nn.Linear(d, 3 * d), nn.Linear(d, d), heads
-
-    def forward(self, x, context=None):
-        q, _, _ = self.qkv(x).chunk(3, -1)
-        _, k, v = self.qkv(x if context is None else context).chunk(3, -1)
-        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(-2, -3) for t in (q, k, v))
-        return self.out(F.scaled_dot_product_attention(q, k, v).transpose(-2, -3).flatten(-2))
+Attention = partial(handwritten_models.Attention, D)
 
 
 def feed_forward(d=D):
@@ -130,15 +120,6 @@ def transposed_after_embedding(m, ids):
     return chain(transposed, over_first)(m, m.embed(ids).transpose(0, 1)).transpose(0, 1)
 
 
-def channels(m, image):
-    """Run a ConvNeXt: (batch, features, height, width), whose norm reads a permuted view of a convolution."""
-    x = m.stem(image)
-    for conv, norm, mlp in zip(m.conv, m.n1, m.mlp, strict=True):
-        raw = mlp(norm(conv(x).permute(0, 2, 3, 1))).permute(0, 3, 1, 2)
-        x = m.add(x, x, raw, channels_first, norm=False, dim=-3)
-    return x
-
-
 def windows(m, x):
     """Run a Swin: (batch, height, width, features), with attention in windows of 2 x 2, shifted in the second layer."""
     for k in range(2):
@@ -154,12 +135,6 @@ def attend_windows(attention, x, shift):
     y = attention(tokens).view(batch, height // 2, width // 2, 2, 2, d).permute(0, 1, 3, 2, 4, 5)
     y = y.reshape(batch, height, width, d)
     return y.roll((shift, shift), (1, 2)) if shift else y
-
-
-def expanded(m, context):
-    """Begin with a learned token sequence, expanded over the batch."""
-    run = chain(same, lambda attention, read: attention(read, torch.cat([read, context], 1)))
-    return run(m, m.query.expand(context.shape[0], 5, D))
 
 
 def flat(m, x):
@@ -189,18 +164,6 @@ def class_token(m, x):
     """Join a class token to the tokens before the second layer."""
     x = m.layer(x, 0, same)
     return m.layer(torch.cat([m.cls.expand(x.shape[0], 1, D), x], 1), 1, same)
-
-
-def sliced(m, x):
-    """Remove every second token before the second layer."""
-    return m.layer(m.layer(x, 0, same)[:, ::2], 1, same)
-
-
-def recurrent(m, x):
-    """Run one layer three times."""
-    for _ in range(3):
-        x = m.layer(x, 0, same)
-    return x
 
 
 class Block(nn.Module):
@@ -265,23 +228,12 @@ MODELS = {
         ),
         ((3, 5, 3),),
     ),
-    "channels first": (
-        lambda: Logged(
-            channels,
-            stem=nn.Conv2d(3, D, 2, 2),
-            conv=make_list(lambda: nn.Conv2d(D, D, 3, padding=1, groups=D)),
-        ),
-        ((2, 3, 6, 2 * D),),
-    ),
     "windows": (lambda: Logged(windows), ((2, 4, 6, D),)),
-    "expanded": (lambda: Logged(expanded, query=nn.Parameter(torch.randn(5, D))), ((3, 4, D),)),
     "flat tokens": (lambda: Logged(flat), ((3, 5, D),)),
     "two layouts in turn": (
         lambda: Logged(two_layouts, conv=make_list(lambda: nn.Conv2d(D, D, 3, padding=1))), ((2, 3, D, D),),
     ),
     "class token": (lambda: Logged(class_token, cls=nn.Parameter(torch.randn(1, 1, D))), ((3, 5, D),)),
-    "sliced": (lambda: Logged(sliced), ((3, 6, D),)),
-    "recurrent": (lambda: Logged(recurrent, layers=1), ((3, 5, D),)),
     "mixer, sequence first": (
         lambda: Logged(
             chain(transposed, lambda mlp, read: mlp(read.transpose(0, 2)).transpose(0, 2)), lambda: feed_forward(5)
