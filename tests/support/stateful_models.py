@@ -148,62 +148,6 @@ class Number(Fresh):
         return self.n
 
 
-class NestedContainers(Fresh):
-    def setup(self):
-        self.nested = ({"a": [{1: ([],)}]},)
-
-    def grow(self):
-        self.nested[0]["a"][0][1][0].append(1)
-
-    def count(self):
-        return len(self.nested[0]["a"][0][1][0])
-
-
-class SetOfNumbers(Fresh):
-    def setup(self):
-        self.numbers = {1}
-
-    def grow(self):
-        self.numbers.add(len(self.numbers) + 1)
-
-    def count(self):
-        return sum(self.numbers)
-
-
-class Deque(Fresh):
-    def setup(self):
-        self.last = deque([1, 2, 3], maxlen=3)
-
-    def grow(self):
-        self.last.append(self.last[-1] + 1)
-
-    def count(self):
-        return sum(self.last)
-
-
-class OrderOfDict(Fresh):
-    def setup(self):
-        self.order = OrderedDict.fromkeys((1, 2, 3))
-
-    def grow(self):
-        self.order.move_to_end(next(iter(self.order)))
-
-    def count(self):
-        return next(iter(self.order))
-
-
-class Object(Fresh):
-    def setup(self):
-        self.other = SimpleNamespace(inner=type("Holder", (), {})())
-        self.other.inner.n = 0
-
-    def grow(self):
-        self.other.inner.n += 1
-
-    def count(self):
-        return self.other.inner.n
-
-
 class Slots(Fresh):
     @dataclass(slots=True)
     class Holder:
@@ -219,63 +163,6 @@ class Slots(Fresh):
 
     def count(self):
         return self.holder.n + len(self.holder.calls)
-
-
-class ObjectInTuple(Fresh):
-    Pair = namedtuple("Pair", "a b")
-
-    def setup(self):
-        self.pair = self.Pair(1, SimpleNamespace(n=0))
-
-    def grow(self):
-        self.pair.b.n += 1
-
-    def count(self):
-        return self.pair.b.n
-
-
-class NumpyArray(Fresh):
-    def setup(self):
-        self.numbers = numpy.zeros(2)
-
-    def grow(self):
-        self.numbers[1] += 1
-
-    def count(self):
-        return self.numbers.sum()
-
-
-class ResizedArray(Fresh):
-    def setup(self):
-        self.numbers = numpy.zeros(2)
-
-    def grow(self):
-        self.numbers.resize(len(self.numbers) + 1, refcheck=False)
-
-    def count(self):
-        return len(self.numbers)
-
-
-class ReshapedArray(Fresh):
-    def setup(self):
-        self.numbers = numpy.arange(6.0)
-
-    def grow(self):
-        self.numbers.shape = (2, 3) if self.numbers.ndim == 1 else (6,)
-
-    def count(self):
-        return self.numbers.ndim
-
-
-class Queue(Fresh):
-    def setup(self):
-        self.queue = queue.Queue()
-
-    def grow(self):
-        self.queue.put(1)
-
-    def count(self):
-        return self.queue.qsize()
 
 
 class Context(Fresh):
@@ -300,17 +187,6 @@ class Bytes(Fresh):
 
     def count(self):
         return self.bytes[1] + len(self.array)
-
-
-class ThreadLocal(Fresh):
-    def setup(self):
-        self.local = threading.local()
-
-    def grow(self):
-        self.local.n = self.count() + 1
-
-    def count(self):
-        return getattr(self.local, "n", 0)
 
 
 KEPT = []  # objects that a model knows by weak references
@@ -343,6 +219,57 @@ class WeakKeys(Fresh):
         return self.by_module.get(self.key, 0)
 
 
+class Held(Fresh):
+    """Counter in an object that the module holds.
+
+    Args:
+        make: makes the object.
+        add, read: functions of the object.
+    """
+
+    def __init__(self, make, add, read):
+        super().__init__()
+        self.held, self.add, self.read = make(), add, read
+
+    def grow(self):
+        self.add(self.held)
+
+    def count(self):
+        return self.read(self.held)
+
+
+def count_calls(item):
+    return getattr(item, "n", 0)
+
+
+def add_call(item):
+    item.n = count_calls(item) + 1
+
+
+Pair = namedtuple("Pair", "a b")
+HELD = {
+    "NestedContainers": (
+        lambda: ({"a": [{1: ([],)}]},), lambda t: t[0]["a"][0][1][0].append(1), lambda t: len(t[0]["a"][0][1][0])
+    ),
+    "SetOfNumbers": (lambda: {1}, lambda numbers: numbers.add(len(numbers) + 1), sum),
+    "Deque": (lambda: deque([1, 2, 3], maxlen=3), lambda last: last.append(last[-1] + 1), sum),
+    "OrderOfDict": (
+        lambda: OrderedDict.fromkeys((1, 2, 3)), lambda order: order.move_to_end(next(iter(order))), lambda order: next(iter(order))
+    ),
+    "Object": (
+        lambda: SimpleNamespace(inner=type("Holder", (), {})()), lambda other: add_call(other.inner), lambda other: count_calls(other.inner)
+    ),
+    "ObjectInTuple": (lambda: Pair(1, SimpleNamespace(n=0)), lambda pair: add_call(pair.b), lambda pair: pair.b.n),
+    "NumpyArray": (lambda: numpy.zeros(2), lambda numbers: numbers.put(1, numbers[1] + 1), numpy.sum),
+    "ResizedArray": (lambda: numpy.zeros(2), lambda numbers: numbers.resize(len(numbers) + 1, refcheck=False), len),
+    "ReshapedArray": (
+        lambda: numpy.arange(6.0), lambda numbers: setattr(numbers, "shape", (2, 3) if numbers.ndim == 1 else (6,)), numpy.ndim
+    ),
+    "Queue": (queue.Queue, lambda calls: calls.put(1), queue.Queue.qsize),
+    "ThreadLocal": (threading.local, add_call, count_calls),
+}  # fmt: skip
+STATES |= {name: functools.partial(Held, *functions) for name, functions in HELD.items()}
+del STATES["Held"]
 del STATES["Fresh"]
 
 

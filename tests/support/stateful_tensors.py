@@ -7,7 +7,12 @@ import numpy
 import torch
 from torch import nn
 
-from support.stateful_models import D, Fresh, State
+from support.stateful_models import STATES, D, Fresh, State
+
+
+class Learned(State):
+    def setup(self):
+        self.w = nn.Parameter(torch.ones(D))
 
 
 class WrittenParameter(State):
@@ -23,10 +28,7 @@ class WrittenParameter(State):
         return self.w
 
 
-class Gradient(State):
-    def setup(self):
-        self.w = nn.Parameter(torch.ones(D))
-
+class Gradient(Learned):
     def value(self, x):
         if self.w.grad is None:
             self.w.grad = torch.zeros_like(self.w)
@@ -34,19 +36,16 @@ class Gradient(State):
         return self.w.grad.clone()
 
 
-class RequiresGrad(State):
-    def setup(self):
-        self.w = nn.Parameter(torch.ones(D))
-
+class RequiresGrad(Learned):
     def value(self, x):
         before = self.w.requires_grad
         self.w.requires_grad_(not before)
         return 1.0 + before
 
 
-class Graph(State):  # a buffer that keeps the graph of what was written into it
+class Graph(Learned):  # a buffer that keeps the graph of what was written into it
     def setup(self):
-        self.w = nn.Parameter(torch.ones(D))
+        super().setup()
         self.register_buffer("t", torch.zeros(D))
 
     def value(self, x):
@@ -54,10 +53,7 @@ class Graph(State):  # a buffer that keeps the graph of what was written into it
         return self.t.detach() + self.t.is_leaf
 
 
-class ReplacedData(State):
-    def setup(self):
-        self.w = nn.Parameter(torch.ones(D))
-
+class ReplacedData(Learned):
     def value(self, x):
         self.w.data = self.w.data + 1
         return self.w
@@ -83,10 +79,7 @@ class Shape(State):
         return self.t.reshape(-1)[:D]
 
 
-class AttributeOfTensor(State):
-    def setup(self):
-        self.w = nn.Parameter(torch.ones(D))
-
+class AttributeOfTensor(Learned):
     def value(self, x):
         self.w.calls = getattr(self.w, "calls", 0) + 1
         return self.w * self.w.calls
@@ -216,3 +209,6 @@ class NumpyGenerators(State):
 
     def value(self, x):
         return float(self.generator.random() + self.state.normal() + numpy.random.rand())  # noqa: NPY002
+
+
+del STATES["Learned"]
