@@ -47,19 +47,19 @@ def locate(root: Path, fault: Fault) -> list[tuple[Path, Edit]]:
     return found
 
 
-def find_problems(root: Path = ROOT) -> list[str]:
-    """Return one sentence for each fault that does not apply to a tree, and for each pattern of tests without a file."""
+def find_problems() -> list[str]:
+    """Return one sentence for each fault that does not apply to the tree, and for each pattern of tests without a file."""
     problems = []
     for _, fault in FAULTS.values():
         lines = [
-            (str(path.relative_to(root)), path.read_bytes().count(b"\n", 0, edit.start) + 1)
-            for path, edit in locate(root, fault)
+            (str(path.relative_to(ROOT)), path.read_bytes().count(b"\n", 0, edit.start) + 1)
+            for path, edit in locate(ROOT, fault)
         ]
         if len(lines) != 1:
             found = f"matches {len(lines)} places of {fault.place} {lines}"
             problems.append(f"{fault.id}: {fault.old!r} {found}, expected one: update the fault.")
     patterns = {pattern for area in AREAS.values() for run in area.tests for pattern in run.split()}
-    missing = sorted(pattern for pattern in patterns if not any(root.glob(pattern)))
+    missing = sorted(pattern for pattern in patterns if not any(ROOT.glob(pattern)))
     return problems + [f"{pattern} matches no file, expected tests: update its area." for pattern in missing]
 
 

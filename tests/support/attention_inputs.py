@@ -8,9 +8,9 @@ f64 = torch.float64
 D, HEADS, BATCH, N, M = 12, 3, 2, 5, 7
 
 
-def make_inputs(attention, n=N, m=M, dtype=f64):
+def make_inputs(attention, n=N, dtype=f64):
     x = torch.randn(BATCH, n, D, dtype=dtype)
-    return (x,) if isinstance(attention, SelfAttention) else (x, torch.randn(BATCH, m, D, dtype=dtype))
+    return (x,) if isinstance(attention, SelfAttention) else (x, torch.randn(BATCH, M, D, dtype=dtype))
 
 
 def random_mask(*shape):

@@ -8,11 +8,13 @@ from torch import nn
 import addnorm
 from support.cases import DTYPES, Call, make
 
+WIDTH = 12
+
 
 class Calls(nn.Module):
     """Calls of several variants on one residual and one branch; their other tensors are parameters."""
 
-    def __init__(self, variants, dtypes, width=12):
+    def __init__(self, variants, dtypes):
         super().__init__()
         self.dtypes = DTYPES[dtypes] if isinstance(dtypes, str) else dtypes
         self.calls, self.values = {}, nn.ParameterDict()
@@ -20,7 +22,7 @@ class Calls(nn.Module):
             # A tensor of one element a row cannot be a parameter, since the number of rows changes.
             rows = {key: value for key, value in variant.options.items() if value in ("(*)", "(n, 1...)")}
             options = {key: value for key, value in variant.options.items() if key not in rows}
-            call = make(replace(variant, options=options), self.dtypes, (2, 3, width), seed=number)
+            call = make(replace(variant, options=options), self.dtypes, (2, 3, WIDTH), seed=number)
             for key, tensor in call.tensors.items():
                 if key not in ("residual", "branch"):
                     self.values[f"{number} {key}"] = nn.Parameter(tensor)
@@ -38,14 +40,13 @@ class Calls(nn.Module):
 
     def inputs(self, *sizes, seed=0):
         generator = torch.Generator().manual_seed(seed)
-        width = next(iter(self.calls.values()))[1].tensors["residual"].shape[-1]
-        residual, branch = (torch.randn(*sizes, width, generator=generator) for _ in range(2))
+        residual, branch = (torch.randn(*sizes, WIDTH, generator=generator) for _ in range(2))
         return residual.to(self.dtypes.residual), branch.to(self.dtypes.branch)
 
 
-def dynamic(count, largest=64):
+def dynamic(count):
     """Return the dynamic shapes of `count` inputs `(batch, tokens, width)`."""
-    shape = {0: torch.export.Dim("batch", max=largest), 1: torch.export.Dim("tokens", max=largest)}
+    shape = {0: torch.export.Dim("batch", max=64), 1: torch.export.Dim("tokens", max=64)}
     return (shape,) * count
 
 

@@ -91,13 +91,13 @@ class Explorer:
         """Return what the process has printed on stderr."""
         return self._last_words if self._stderr.closed else without_announcements(read(self._stderr))
 
-    def ask(self, method, path, body=None, headers=None, timeout=30) -> Answer:
+    def ask(self, method, path, body=None, headers=None) -> Answer:
         """Send one request on a new connection. A body that is not bytes is sent as JSON."""
         sent = dict(headers or {})
         if body is not None and not isinstance(body, bytes):
             body = json.dumps(body).encode()
             sent = {"Content-Type": "application/json"} | sent
-        connection = HTTPConnection(self.host, self.port, timeout=timeout)
+        connection = HTTPConnection(self.host, self.port, timeout=30)
         try:
             connection.request(method, path, body, sent)
             answer = connection.getresponse()

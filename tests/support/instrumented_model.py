@@ -19,11 +19,11 @@ D, TOKENS, BATCH = 16, 6, 3
 class Block(nn.Module):
     """Two sublayers; `seen` collects the tensors that the recorder measures."""
 
-    def __init__(self, post: bool, d: int = D) -> None:
+    def __init__(self, post: bool) -> None:
         super().__init__()
         self.post = post
-        self.mix, self.up, self.down = nn.Linear(d, d), nn.Linear(d, 2 * d), nn.Linear(2 * d, d)
-        self.norm1, self.norm2 = nn.LayerNorm(d), nn.LayerNorm(d)
+        self.mix, self.up, self.down = nn.Linear(D, D), nn.Linear(D, 2 * D), nn.Linear(2 * D, D)
+        self.norm1, self.norm2 = nn.LayerNorm(D), nn.LayerNorm(D)
         for norm in (self.norm1, self.norm2):
             nn.init.uniform_(norm.weight, 0.5, 1.5)
             nn.init.normal_(norm.bias, std=0.1)

@@ -9,10 +9,10 @@ from torch.nn import functional as F
 from support.stream_steps import D, normalize, repeat, run_layers
 
 
-def run_post(m, x, first=0, last=3, a=1.0, b=1.0):
+def run_post(m, x, first=0, last=3, b=1.0):
     """Return the stream after post-LN sublayers."""
     for k in range(first, last):
-        x = m.norms[k](a * x + b * m.mlps[k](x))
+        x = m.norms[k](x + b * m.mlps[k](x))
     return x
 
 

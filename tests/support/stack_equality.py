@@ -29,8 +29,8 @@ def feed_forward():
     return nn.Sequential(nn.Linear(D, 2 * D), nn.GELU(), nn.Linear(2 * D, D)).double()
 
 
-def make_sublayers(num_layers=LAYERS):
-    return [make() for _ in range(num_layers) for make in (Attention, feed_forward)]
+def make_sublayers():
+    return [make() for _ in range(LAYERS) for make in (Attention, feed_forward)]
 
 
 def make_stack(wiring, modules=None, norm="layer", **options):
@@ -64,13 +64,11 @@ def compute_gradients(function, x, wanted, cotangent):
     return [y.detach(), *torch.autograd.grad(y, [x, *wanted], cotangent)]
 
 
-def assert_equal_functions(function, other, x=None, wanted=(), others=None):
-    """Compare the outputs, the gradients of x, and those of `wanted` (in the other function: `others`, in the same order)."""
-    x = make_tokens() if x is None else x
+def assert_equal_functions(function, other, wanted):
+    """Compare the outputs and the gradients of the input and of `wanted`."""
+    x = make_tokens()
     cotangent = torch.randn_like(x)
-    gradients = compute_gradients(function, x, wanted, cotangent)
-    expected = compute_gradients(other, x, wanted if others is None else others, cotangent)
-    assert_close(gradients, expected)
+    assert_close(*(compute_gradients(f, x, wanted, cotangent) for f in (function, other)))
 
 
 def get_norm_function(norm):

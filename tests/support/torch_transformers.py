@@ -14,17 +14,19 @@ def make_layer(kind, **options):
     return kind(D, HEADS, D_FF, **options)
 
 
-def make_encoder(norm=True, n=LAYERS, **options):
-    final = nn.LayerNorm(D, dtype=options.get("dtype"), bias=options.get("bias", True)) if norm else None
+def make_final_norm(is_wanted, dtype=None, bias=True, **others):
+    return nn.LayerNorm(D, dtype=dtype, bias=bias) if is_wanted else None
+
+
+def make_encoder(norm=True, **options):
     # Nested tensors are tested separately; elsewhere torch would only warn that it does not use them.
-    return randomize(
-        nn.TransformerEncoder(make_layer(nn.TransformerEncoderLayer, **options), n, final, enable_nested_tensor=False)
-    )
+    layer = make_layer(nn.TransformerEncoderLayer, **options)
+    return randomize(nn.TransformerEncoder(layer, LAYERS, make_final_norm(norm, **options), enable_nested_tensor=False))
 
 
-def make_decoder(norm=True, n=LAYERS, **options):
-    final = nn.LayerNorm(D, dtype=options.get("dtype"), bias=options.get("bias", True)) if norm else None
-    return randomize(nn.TransformerDecoder(make_layer(nn.TransformerDecoderLayer, **options), n, final))
+def make_decoder(norm=True, **options):
+    layer = make_layer(nn.TransformerDecoderLayer, **options)
+    return randomize(nn.TransformerDecoder(layer, LAYERS, make_final_norm(norm, **options)))
 
 
 def make_transformer(**options):

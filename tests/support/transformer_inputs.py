@@ -19,11 +19,11 @@ def make_inputs(kind, dtype=f64, batch=BATCH):
     return {Encoder: (x,), Decoder: (x, memory), Transformer: (memory, x)}[kind]
 
 
-def make_module(kind, wiring="pre_ln", dtype=f64, **options):
+def make_module(kind, wiring="pre_ln", **options):
     """Return a module with changed parameters, so that no factor is zero and every norm has an effect."""
-    module = kind(*get_sizes(kind), wiring=wiring, dtype=dtype, **options)
+    module = kind(*get_sizes(kind), wiring=wiring, dtype=f64, **options)
     if module.wiring.profile is not None:
-        module.wiring.init_(module, *make_inputs(kind, dtype))
+        module.wiring.init_(module, *make_inputs(kind))
     return randomize(module)
 
 
@@ -41,9 +41,9 @@ def assert_close(actual, expected, limit=1e-12):
         assert relative(a, b) < limit, i
 
 
-def padding_mask(n, batch=BATCH):
+def padding_mask(n):
     """Return a mask that is True for tokens that are not padding."""
-    return torch.arange(n) < torch.tensor([n, n - 2, n - 3])[:batch, None]
+    return torch.arange(n) < torch.tensor([n, n - 2, n - 3])[:, None]
 
 
 def make_padding(kind):

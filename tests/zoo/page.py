@@ -110,7 +110,7 @@ def _render_row(row):
     return f"| {row['model']} | {_cell(row.get('expected', ''))} | {said} | {format_number(closure, 1)} | {row['verdict']}{detail} |"
 
 
-def _cell(text, length=300):
+def _cell(text):
     """Return text that fits into a cell of a Markdown table."""
     text = " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
-    return text if len(text) <= length else text[: length - 1] + "…"
+    return text if len(text) <= 300 else text[:299] + "…"

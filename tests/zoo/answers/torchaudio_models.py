@@ -37,8 +37,8 @@ def wav2vec2(first, wavlm=False):
     return models.wav2vec2_model(**sizes)
 
 
-def frames(length=9):
-    return noise(2, length, 32), torch.tensor([9, 6])
+def frames():
+    return noise(2, 9, 32), torch.tensor([9, 6])
 
 
 def sound():
