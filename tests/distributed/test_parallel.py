@@ -24,11 +24,11 @@ from support.parallel_models import (
     encoder,
     inputs,
     packed,
-    randomize,
     share_folder,
     train,
     whole,
 )
+from support.torch_transformers import randomize
 
 ENCODERS = (
     {"batch_first": False},

@@ -11,7 +11,7 @@ from addnorm.ops.streams.kinds import KINDS
 from support.fuzz_bits import compute, is_same, on_other_threads
 from support.fuzz_calls import lay_out
 from support.fuzz_invalid import call_operators, check_refused
-from support.stream_calls import MODES, BY_TOKEN, assert_accurate, make_call, make_cotangents, run
+from support.stream_calls import BY_TOKEN, MODES, assert_accurate, make_call, make_cotangents, run
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
