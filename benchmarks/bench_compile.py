@@ -157,8 +157,10 @@ def versus(variant: str, table: Mapping[Case, Mapping[str, Row]]) -> list[float]
 
 
 TARGETS = [
-    Target("default form: lowest (x torch.compile)", ">=", 0.95, speed("default")),
-    Target("default form: mean (x torch.compile)", ">=", 1.0, speed("default"), geometric_mean),
+    Target("default form: lowest (x torch.compile)", ">=", 0.95, speed("default"),
+           why="torch.compile alone compiles the same formula; 0.05 is the noise of a case"),
+    Target("default form: mean (x torch.compile)", ">=", 1.0, speed("default"), geometric_mean,
+           why="the same formula, and noise has no mean"),
     *(
         Target(f"{form}, {job}: times as fast as torch alone", ">=", None, speed(form), geometric_mean, has(job=job))
         for job in JOBS for form in compile_mode.MODES

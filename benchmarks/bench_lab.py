@@ -133,8 +133,22 @@ def first_step(rows: Mapping[str, Row]) -> float:
 
 
 TARGETS = (
-    Target("{}: times as fast as plain PyTorch", ">=", LEAST, ratio("addnorm", "plain"), None),
-    Target(f"{{}}: recording every {EVERY}th step, times without", "<=", MOST, ratio("addnorm", "recorded"), None),
+    Target(
+        "{}: times as fast as plain PyTorch",
+        ">=",
+        LEAST,
+        ratio("addnorm", "plain"),
+        None,
+        why="a comparison costs what the models cost; 0.05 is noise",
+    ),
+    Target(
+        f"{{}}: recording every {EVERY}th step, times without",
+        "<=",
+        MOST,
+        ratio("addnorm", "recorded"),
+        None,
+        why="a recorded step takes up to three times as long as another",
+    ),
     Target("{}: the first recorded step, seconds more", "<=", None, first_step, None),
 )
 

@@ -24,7 +24,7 @@ from addnorm.bench.case import Case, Document, Results, grid
 from addnorm.bench.harness import Benchmark
 from addnorm.bench.jobs import DTYPES, EPS, NORMS, inputs
 from addnorm.bench.operation import DTYPES as TIMED_DTYPES
-from addnorm.bench.operation import SHAPES, variants
+from addnorm.bench.operation import FIFTEEN_TENSORS, SHAPES, variants
 from addnorm.bench.pages import digits, headline, interval, markdown, merge, quotient
 from addnorm.bench.script import main
 from addnorm.bench.targets import Target, ratio, value
@@ -35,7 +35,12 @@ IN_CACHE = ((128, 768), (512, 768), (2048, 1024))
 LARGE = ((8192, 768), (4096, 4096))
 SOURCE = Path(__file__).parent / "loads_and_stores.cpp"
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-Wall", "-Wextra", "-Wno-ignored-attributes")
-BOUNDS = {("y", True): 1.35, ("stream", True): 1.8, ("y", False): 1.15}  # by job, and whether the case fits the cache
+# By job, and whether the case fits the cache: the bound, and why.
+BOUNDS = {
+    ("y", True): (1.35, "the add moves as many tensors; the arithmetic of the norm counts in the caches"),
+    ("stream", True): (1.8, "four tensors instead of the add's three, and the arithmetic of the norm"),
+    ("y", False): (1.15, "the bytes of the add, and the noise of memory"),
+}
 PEERS = {"add": "torch.add", "loop": "equal loads and stores"}
 CASES = [
     *grid(rows__d=(*IN_CACHE, *LARGE), dtype=TIMED_DTYPES, norm=NORMS, job=JOBS),
@@ -98,12 +103,13 @@ def training(case: Case, rows: int = 0, norms: tuple[str, ...] = tuple(NORMS)) -
 
 TARGETS = [
     Target(f"{JOBS[job]}, {'in cache' if cached else 'from memory'}: highest (x the time of {name})", "<=", bound,
-           ratio(peer, "addnorm"), max, functools.partial(forward, job, cached))
-    for (job, cached), bound in BOUNDS.items() for peer, name in PEERS.items()
+           ratio(peer, "addnorm"), max, functools.partial(forward, job, cached), why=why)
+    for (job, cached), (bound, why) in BOUNDS.items() for peer, name in PEERS.items()
 ] + [
-    Target("with gradients: lowest 95% bound of the ratio (x eager)", ">=", 0.97, value("addnorm", "paired_low"), min, training),
-    Target("with gradients, 128+ rows, LayerNorm: mean (x eager)", ">=", 2.0, value("addnorm", "paired_ratio"),
-           geometric_mean, functools.partial(training, rows=128, norms=("layer",))),
+    Target("with gradients: lowest 95% bound of the ratio (x eager)", ">=", 1.0, value("addnorm", "paired_low"), min, training,
+           why="never slower, whatever the noise"),
+    Target("with gradients, 128+ rows, LayerNorm: mean (x eager)", ">=", 1.8, value("addnorm", "paired_ratio"),
+           geometric_mean, functools.partial(training, rows=128, norms=("layer",)), why=FIFTEEN_TENSORS),
 ]  # fmt: skip
 
 

@@ -28,7 +28,6 @@ from addnorm.fusion.benchmark import saved_bytes
 
 LAYERS = 4
 HEAD_DIM = 64
-LEAST = 0.95
 SECONDS = 8.0  # of all rounds of a case
 PEERS = {"plain": "plain PyTorch", "torch": "torch.nn.TransformerEncoder"}
 COMPILED = ", compiled"
@@ -122,8 +121,24 @@ TARGETS = [
     for peer, name in PEERS.items()
     for where in [partial(one_stream, job=job)]
     for target in (
-        Target(f"{title}: lowest, against {name}", ">=", LEAST, partial(speed, peer), min, where),
-        Target(f"{title}: mean, against {name}", ">=", None, partial(speed, peer), geometric_mean, where),
+        Target(
+            f"{title}: lowest, against {name}",
+            ">=",
+            0.98,
+            partial(speed, peer),
+            min,
+            where,
+            why="a stack costs no more than its sublayers; 0.02 is noise",
+        ),
+        Target(
+            f"{title}: mean, against {name}",
+            ">=",
+            1.03 if job == "training" else None,
+            partial(speed, peer),
+            geometric_mean,
+            where,
+            why="Add & Norm is a few per cent of a step: this is most of it",
+        ),
     )
 ] + [
     Target(f"saved bytes: highest share of {name}'s", "<=", None, partial(share_of_bytes, peer), max, one_stream)
@@ -131,12 +146,14 @@ TARGETS = [
 ]
 STREAM_TARGETS = [
     target for wiring in STREAMS for where in [has(wiring=wiring)] for target in (
-        Target(f"{wiring}: lowest, against plain PyTorch", ">=", 1.0, partial(speed, "plain"), min, where),
-        Target(f"{wiring}: mean", ">=", 1.5, partial(speed, "plain"), geometric_mean, where),
+        Target(f"{wiring}: lowest, against plain PyTorch", ">=", 1.0, partial(speed, "plain"), min, where, why="never slower"),
+        Target(f"{wiring}: mean", ">=", 1.5, partial(speed, "plain"), geometric_mean, where,
+               why="plain PyTorch moves the streams once for each of its operators"),
         Target(f"{wiring}: highest share of saved bytes", "<=", None, partial(share_of_bytes, "plain"), max, where),
     )
 ] + [
-    Target(f"{wiring}, both compiled", ">=", 1.0, ratio(f"addnorm{COMPILED}", f"plain{COMPILED}"), min, has(wiring=wiring))
+    Target(f"{wiring}, both compiled", ">=", 1.0, ratio(f"addnorm{COMPILED}", f"plain{COMPILED}"), min, has(wiring=wiring),
+           why="never slower")
     for wiring in COMPILED_STREAMS
 ]  # fmt: skip
 

@@ -51,11 +51,21 @@ def measure(case: Case, *, rounds: int) -> Results:
 
 
 TARGETS = [
-    Target("recording, {}: times the plain step", "<=", MOST_TIMES, ratio("plain", "recorded"), None),
+    Target(
+        "recording, {}: times the plain step",
+        "<=",
+        MOST_TIMES,
+        ratio("plain", "recorded"),
+        None,
+        why="the statistics read the stream, each write and each gradient once more",
+    ),
     *(
-        Target(f"{call}, {{}}: {name}", "<=", bound, value(call, key), None)
+        Target(f"{call}, {{}}: {name}", "<=", bound, value(call, key), None, why=why)
         for call, most in (("inspect", MOST_SECONDS), ("decompose", None))
-        for name, key, bound in ((f"seconds, the slowest of {CALLS}", "most_s", most), ("closure", "closure", CLOSURE))
+        for name, key, bound, why in (
+            (f"seconds, the slowest of {CALLS}", "most_s", most, "a person waits for it"),
+            ("closure", "closure", CLOSURE, "float32's roundings over the depth of the model"),
+        )
     ),
 ]
 

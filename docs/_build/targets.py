@@ -54,11 +54,17 @@ def missed() -> str:
 
 
 def tables() -> str:
-    """Return a table for each file of results, with where it was measured."""
+    """Return a table for each file of results, with the reasons for the bounds and where it was measured."""
     sections = []
     for name, results in documents().items():
-        table = page.table(["measured", "value", "target", "met"], [cells(one) for one in targets(results)])
-        sections.append(f"### {TITLES[name]}\n\n{table}\n\n{headline(results)}.")
+        found = targets(results)
+        table = page.table(["measured", "value", "target", "met"], [cells(one) for one in found])
+        whys = dict.fromkeys(
+            f"- {one['compare']} {number(one['target'])}: {one['why']}" for one in found if "why" in one
+        )
+        sections.append(
+            "\n\n".join([f"### {TITLES[name]}", table, *(["\n".join(whys)] if whys else []), f"{headline(results)}."])
+        )
     return "\n\n".join(sections)
 
 

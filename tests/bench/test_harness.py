@@ -132,7 +132,8 @@ def test_run_of_another_environment_is_not_continued(tmp_path):
      ("<", 1.0, math.nan, False), (">=", None, 1.0, None), (">=", 1.0, None, None)],
 )  # fmt: skip
 def test_target_is_met(compare, bound, number, met):
-    row = Target("x", compare, bound, labels={"norm": "rms"}).row(number, cells=1)
+    row = Target("x", compare, bound, labels={"norm": "rms"}, why="bytes").row(number, cells=1)
+    assert row.pop("why", None) == (None if bound is None else "bytes")
     assert [*row.values()] == ["x", "rms", 1, number, compare, bound, met] or math.isnan(number)
     assert row["met"] is met
 

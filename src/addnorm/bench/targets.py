@@ -30,6 +30,7 @@ class Target(NamedTuple):
         where: function that tells whether a case counts.
         by: fields of a case: each combination of their values has its own row.
         labels: further columns of the row.
+        why: why the bound is this number: the bytes that must move, or what the peer does.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Target(NamedTuple):
     where: Where = lambda case: True
     by: tuple[str, ...] = ()
     labels: Mapping[str, Any] = {}
+    why: str = ""
 
     def met(self, value: float | None) -> bool | None:
         """Return whether a number meets the target, or None without a number or without a bound."""
@@ -55,7 +57,7 @@ class Target(NamedTuple):
         """
         return {
             "name": self.name, **self.labels, **more, "value": value, "compare": self.compare, "target": self.bound,
-            "met": self.met(value),
+            "met": self.met(value), **({"why": self.why} if self.why and self.bound is not None else {}),
         }  # fmt: skip
 
     def rows(self, cases: Mapping[Case, Rows], title: Callable[[Case], str]) -> Iterator[Row]:
