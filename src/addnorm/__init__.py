@@ -3,8 +3,8 @@
     y = LayerNorm(x + Sublayer(x))        post-LN: y = add_layer_norm(x, branch, weight, bias)
     x + Sublayer(LayerNorm(x))            pre-LN:  read, x = add_layer_norm(x, branch, ..., return_residual=True)
 
-`addnorm.functional` has the functions, `addnorm.nn` the modules, `addnorm.trace` one token step by step; `inspect`, `record`,
-`decompose`, `ablate` and `fuse` are for a model you already have.
+`addnorm.functional` has the functions, `addnorm.nn` the modules, `addnorm.trace` one token step by step; `inspect`, `verify`,
+`locate`, `record`, `decompose`, `ablate` and `fuse` are for a model you already have.
 """
 
 import importlib
@@ -28,7 +28,9 @@ if TYPE_CHECKING:  # imported at the first use: they take several times as long 
     from addnorm.stream.ablate import ablate, ablate_each, scale_write
     from addnorm.stream.decompose import decompose
     from addnorm.stream.find.inspect import inspect
+    from addnorm.stream.locate import locate
     from addnorm.stream.record.recorder import record
+    from addnorm.stream.verify import verify
 
 __version__ = "0.1.0"
 
@@ -63,12 +65,14 @@ __all__ = [
     "inspect",
     "layer_norm",
     "library_path",
+    "locate",
     "record",
     "rms_norm",
     "save_outputs",
     "scale_write",
     "set_compile_mode",
     "unfuse",
+    "verify",
     "wirings",
 ]
 
@@ -84,7 +88,9 @@ _LATER = {
     "scale_write": "stream.ablate",
     "decompose": "stream.decompose",
     "inspect": "stream.find.inspect",
+    "locate": "stream.locate",
     "record": "stream.record.recorder",
+    "verify": "stream.verify",
 }
 
 

@@ -167,16 +167,31 @@ def fuse() -> None:
 @command(cls=ModelCommand)
 @float64
 @option("--report", type=FILE, help="Write a report on the model; FILE ends in .html.")
+@option("--expect", "wiring", type=WIRING, help="Compare the model with this wiring, term by term.")
 def inspect() -> None:
     r"""Find the residual streams of a model and prove their equations.
 
     Each equation is computed again in float64 and compared with the model's own values. With --report the model is also recorded
-    forward and backward, and run without each sublayer: one HTML file.
+    forward and backward, and run without each sublayer: one HTML file. With --expect the exit code is 3 if a term differs.
 
     \b
       addnorm inspect minilm --report minilm.html
+      addnorm inspect gpt2 --expect pre_ln
       addnorm inspect llama --layers 4
       addnorm inspect my_models:make_encoder
+    """
+
+
+@command(cls=ModelCommand)
+@argument("tensor", type=FILE)
+def locate() -> None:
+    r"""Name a captured tensor: which state, read or write of a residual stream it is.
+
+    TENSOR is a file of torch.save, captured from the same model on the same inputs, also by another program: in another dtype,
+    with some of the tokens, or in another order of them. The exit code is 3 if it is no value of a stream.
+
+    \b
+      addnorm locate gpt2 hidden.pt --input inputs.pt
     """
 
 
@@ -249,5 +264,5 @@ def wirings() -> None:
 
 
 COMMANDS: tuple[click.Command, ...] = (
-    ablate, bench, compare, decompose, demo, explore, fuse, inspect, record, trace, wirings,
+    ablate, bench, compare, decompose, demo, explore, fuse, inspect, locate, record, trace, wirings,
 )  # fmt: skip

@@ -25,10 +25,12 @@ from addnorm.cli._model import (
     with_model,
 )
 from addnorm.cli._output import (
+    ProofError,
     argument_errors,
     command_line,
     print_result,
     save_result,
+    stdout,
     working,
 )
 from addnorm.cli._training_step import NoGradientsError, ProbeLoss, run_step
@@ -40,17 +42,27 @@ from addnorm.stream.record.recording import Recording
 
 
 @with_model
-def run(model: ModelOptions, report: Path | None, as_json: bool, float64: bool) -> None:
+def run(model: ModelOptions, report: Path | None, wiring: str | None, as_json: bool, float64: bool) -> None:
     """Find the residual streams of a model and prove their equations."""
     if report is not None:
         check_report(report)
+    with argument_errors({"wiring": "--expect"}):
+        expected = None if wiring is None else addnorm.wirings.get(wiring)
     loaded = load_model(model)
     inspection = inspect_model(loaded, float64)
     document = {**model_facts(loaded), **inspection.to_dict()}
+    with argument_errors({"wiring": "--expect"}):
+        verification = None if expected is None else addnorm.verify(inspection, wiring=expected)
+    if verification is not None:
+        document["verification"] = verification.to_dict()
     print_result(as_json, document, inspection, describe_inputs(loaded), loaded.source)
+    if verification is not None and verification.agrees and not as_json:
+        stdout().print(verification)
     if report is not None and inspection.sites:
         _write_report(report, loaded, inspection, model.seed, model.name)
     check_proof(inspection)
+    if verification is not None and verification.deviations:
+        raise ProofError("\n".join(f"It is not {verification.wiring.name}: {one}." for one in verification.deviations))
 
 
 def check_report(path: Path) -> None:

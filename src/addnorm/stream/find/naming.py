@@ -157,7 +157,7 @@ def _list_other_rules(wiring: Wiring, num_layers: int) -> list[str]:
     """Return remarks that name other wirings whose constant is the same for this number of layers."""
     k = dict(wiring.options).get("multiplier")
     rules = (("depth_mup", num_layers**-0.5), ("completep", 1 / num_layers))
-    names = [name for name, value in rules if k is not None and num_layers > 1 and _factors_match(value, k)]
+    names = [name for name, value in rules if k is not None and num_layers > 1 and factors_match(value, k)]
     return [f"with {num_layers} layers the constant is also that of {name}(k=1)" for name in names]
 
 
@@ -169,7 +169,7 @@ def _is_bottom_to_top(sublayers: Sequence[SublayerSummary]) -> bool:
     for of_layer in layers.values():
         own = [s for s in of_layer if s.role == "branch"]
         skips = [s for s in of_layer if s.role == "skip"]
-        is_plain = all(_rows_match(replace(s.row, norm_out=False), Row()) for s in of_layer)
+        is_plain = all(rows_match(replace(s.row, norm_out=False), Row()) for s in of_layer)
         has_norms = of_layer[-1].row.norm_out and all(s.row.norm_out for s in own[:-1])
         if len(skips) != 1 or not is_plain or not has_norms or skips[0].skip_length != len(own):
             return False
@@ -234,13 +234,13 @@ def _compare_wiring(
         expected = wiring.row(layer, place, num_layers, per_layer)
         if expected.shares:  # each of the parallel sublayers is found with the norm that it reads
             expected = replace(expected, shares="", norm_in=True)
-        if _rows_match(expected, s.row):
+        if rows_match(expected, s.row):
             continue
         first_row = Row(norm_in=True, a=s.row.a, b=s.row.b)
         is_last = k == len(sublayers) - 1 and embedding_norm and not final_norm
-        if is_last and _rows_match(expected, replace(s.row, norm_out=True)):
+        if is_last and rows_match(expected, replace(s.row, norm_out=True)):
             remarks.append("without the norm of the last sublayer")
-        elif k == 0 and embedding_norm and _rows_match(expected, first_row) and not any(_norms(s.row)):
+        elif k == 0 and embedding_norm and rows_match(expected, first_row) and not any(_norms(s.row)):
             remarks.append("the first sublayer reads the embedding norm's output, without a norm of its own")
         else:
             return None
@@ -257,12 +257,14 @@ def _norms(row: Row) -> tuple[bool, bool, bool]:
     return row.norm_in, row.norm_branch, row.norm_out
 
 
-def _rows_match(expected: Row, row: Row) -> bool:
+def rows_match(expected: Row, row: Row) -> bool:
+    """Return whether a row has the norms and factors of the expected one."""
     factors = ((getattr(expected, name), getattr(row, name)) for name in FACTORS)
-    return _norms(expected) == _norms(row) and all(_factors_match(*pair) for pair in factors)
+    return _norms(expected) == _norms(row) and all(factors_match(*pair) for pair in factors)
 
 
-def _factors_match(expected: Factor, factor: Factor) -> bool:
+def factors_match(expected: Factor, factor: Factor) -> bool:
+    """Return whether two numbers are equal up to roundings, or two learned factors have one shape."""
     if isinstance(expected, Learned) and isinstance(factor, Learned):
         return expected.per_feature == factor.per_feature
     if isinstance(expected, Learned) or isinstance(factor, Learned):

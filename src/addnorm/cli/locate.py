@@ -1,0 +1,46 @@
+"""`addnorm locate`: which state, read or write of a model's residual streams a saved tensor is."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import addnorm
+from addnorm.cli._model import ModelOptions, document_of, find_streams, load_model, with_model
+from addnorm.cli._output import ArgumentError, ProofError, argument_errors, print_json, stdout
+
+
+@with_model
+def run(model: ModelOptions, tensor: Path, as_json: bool) -> None:
+    """Name the tensor of a file."""
+    captured = _read(tensor)
+    loaded = load_model(model)
+    inspection = find_streams(loaded)
+    with argument_errors({"tensor": "TENSOR"}):
+        location = addnorm.locate(inspection, captured)
+    if as_json:
+        print_json(document_of(loaded, "addnorm.location", model=inspection.model, location=location.to_dict()))
+    elif location.found:
+        stdout().print(str(location), markup=False, highlight=False)
+    if not location.found:
+        raise ProofError(f"{tensor} has {location}.")
+
+
+def _read(path: Path) -> Tensor:
+    """Return the tensor of a file of `torch.save`."""
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, EOFError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
+        reason = str(error).partition("\n")[0] or "it is empty"
+        raise ArgumentError(
+            f"TENSOR is {str(path)!r}, expected a file of torch.save with one tensor: {reason}"
+        ) from None
+    if not isinstance(found, Tensor) or not found.is_floating_point():
+        what = f"a tensor of {found.dtype}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+        raise ArgumentError(
+            f"TENSOR is {str(path)!r}, which has {what}, expected one tensor of floating-point numbers."
+        )
+    return found

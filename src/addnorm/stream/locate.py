@@ -1,0 +1,157 @@
+"""`locate`: name a captured tensor, such as `hidden_states[k]` of another engine: a state, a read or a write of a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from addnorm._util.numbers import format_number
+from addnorm.stream.dataflow.arithmetic import strip_views
+from addnorm.stream.dataflow.graph import Value
+from addnorm.stream.find.equation_errors import get_tolerance, relative_error
+from addnorm.stream.find.inspection import Inspection, Stream
+
+MAX_PAIRS = 1 << 24  # pairs of tokens whose distance is computed at a time
+
+
+@dataclass(frozen=True)
+class Location:
+    """What a tensor is, or what it is nearest to.
+
+    Attributes:
+        name: the value of the run in words, such as "the stream after layers.3.mlp"; the nearest one if `found` is False.
+        stream: name of the stream.
+        site: id of the sublayer; None for the start and the end of a stream.
+        found: whether the tensor is this value, up to roundings of the coarser of both dtypes.
+        distance: relative distance, |tensor - value| / |value|, over the tokens of the tensor.
+        tokens: "all tokens" or "some tokens", perhaps followed by ", in another order".
+        others: names of other values that the tensor could be too, nearest first.
+    """
+
+    name: str
+    stream: str
+    site: str | None
+    found: bool
+    distance: float
+    tokens: str
+    others: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        if not self.found:
+            return f"no value of a stream; nearest: {self.name}, relative distance {format_number(self.distance, 2)}"
+        how = "to the bit" if self.distance == 0.0 else f"relative distance {format_number(self.distance, 2)}"
+        text = self.name + f" ({self.tokens})" * (self.tokens != "all tokens")
+        return f"{text}, {how}" + f"; also {', '.join(self.others)}" * bool(self.others)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the location as JSON types."""
+        return {**vars(self), "others": [*self.others], "sentence": str(self)}
+
+
+def locate(inspection: Inspection, tensor: Tensor) -> Location:
+    """Name a tensor that was captured in the run of an inspection, or in the same run of another program.
+
+    Each token of the tensor is compared with each token of every state, read and write of the streams. So the tensor may have
+    some of the tokens, another order of tokens (a sequence before the batch), or another dtype. Between two values that are equal
+    up to roundings the nearer one is the name, and the other one is in `others`.
+
+    Args:
+        inspection: result of `addnorm.inspect` on the same inputs. It holds the values of its run.
+        tensor: the captured tensor. Its last dimension with the size of the stream's width has the features.
+
+    Raises:
+        TypeError: `tensor` is not a tensor of real floating-point numbers.
+        ValueError: no dimension has the width of a stream, the tensor has no numbers, or the inspection has no stream.
+
+    Example:
+        >>> layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        >>> model, x = torch.nn.TransformerEncoder(layer, 3, enable_nested_tensor=False).eval(), torch.randn(2, 5, 16)
+        >>> captured = model.layers[0](x).detach().transpose(0, 1)
+        >>> print(addnorm.locate(addnorm.inspect(model, x), captured).name)
+        the stream after layers.0 and its norm
+    """
+    if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+        raise TypeError(f"tensor is {getattr(tensor, 'dtype', tensor)!r}, expected a tensor of floating-point numbers.")
+    if not inspection.streams or not tensor.numel():
+        raise ValueError(
+            "tensor has no numbers, expected a state."
+            if inspection.streams
+            else "the inspection has no stream to compare with."
+        )
+    found: list[Location] = []
+    for stream in inspection.streams:
+        axes = [k for k, size in enumerate(tensor.shape) if size == stream.width]
+        if axes:
+            rows = tensor.detach().movedim(axes[-1], -1).reshape(-1, stream.width)
+            found += [_compare(rows, *named, stream) for named in _name_values(stream)]
+    if not found:
+        widths = " or ".join(str(width) for width in sorted({stream.width for stream in inspection.streams}))
+        raise ValueError(
+            f"tensor has shape {tuple(tensor.shape)}, expected a dimension of size {widths}: the stream's features."
+        )
+    best, *rest = sorted(found, key=lambda one: one.distance)
+    others = tuple(dict.fromkeys(one.name for one in rest if best.found and one.found and one.name != best.name))
+    return Location(**{**vars(best), "others": others})
+
+
+def _name_values(stream: Stream) -> Iterator[tuple[str, str | None, Value]]:
+    """Yield the values of a stream, each once: its name, its sublayer, and the value."""
+    chain = stream.chain
+    of = "" if stream.name == "stream" else f" of {stream.name}"
+    named: list[tuple[str, str | None, Value]] = []
+    if chain.first_norm is not None:
+        named.append((f"the embedding{of} before its norm", None, chain.first_norm.x))
+    named.append((f"the start of the stream{of}", None, chain.adds[0].x))
+    for site in stream.sites:
+        k, reads = site.sublayer.place, site.sublayer.reads
+        if reads.norms and not reads.direct:
+            named.append((f"what {site.id} reads, the norm of the stream", site.id, reads.norms[0].y))
+        named.append((f"the output of {site.id} alone, without the residual", site.id, site.sublayer.raw))
+        if site.norm_branch is not None:
+            named.append((f"the norm of the output of {site.id}, without the residual", site.id, site.norm_branch.y))
+        operand = site.sublayer.write_path.terms[-1].value
+        named.append((f"what {site.id} writes", site.id, operand))
+        named.append(
+            (f"the stream after {site.id}{', before its norm' * bool(chain.norms_out[k])}", site.id, chain.adds[k].out)
+        )
+        named += [(f"the stream after {site.id} and its norm", site.id, norm.y) for norm in chain.norms_out[k]]
+    named += [(f"the end of the stream{of} after the final norm", None, norm.y) for norm in chain.final_norms]
+    seen: set[Value] = set()
+    for name, site_id, value in named:
+        root = strip_views(value)
+        if root not in seen and any(size == stream.width for size in value.shape):
+            seen.add(root)
+            yield name, site_id, value
+
+
+def _compare(rows: Tensor, name: str, site: str | None, value: Value, stream: Stream) -> Location:
+    """Return a value of a stream as a location of `rows`, tokens by features, with their distance."""
+    known = value.tensor.detach()
+    axis = (
+        stream.axis
+        if known.shape[stream.axis] == stream.width
+        else max(k for k, n in enumerate(known.shape) if n == stream.width)
+    )
+    known = known.movedim(axis, -1).reshape(-1, stream.width)
+    coarse = max((rows.dtype, known.dtype), key=lambda dtype: torch.finfo(dtype).eps)
+    a, b = rows.to(coarse), known.to(coarse)
+    if a.shape == b.shape and relative_error(a, b) <= get_tolerance(coarse):
+        return Location(name, stream.name, site, True, relative_error(a, b), "all tokens")
+    place = _find_nearest(a, b)
+    distance = relative_error(a, b[place])
+    kinds = torch.unique(b, dim=0, return_inverse=True)[1]  # equal tokens have one kind
+    is_once = bool((kinds[place].bincount(minlength=len(b)) <= kinds.bincount(minlength=len(b))).all())
+    order = "" if bool((place.diff() > 0).all()) else ", in another order"
+    tokens = ("all tokens" if len(a) == len(b) else "some tokens") + order
+    return Location(name, stream.name, site, is_once and distance <= get_tolerance(coarse), distance, tokens)
+
+
+def _find_nearest(a: Tensor, b: Tensor) -> Tensor:
+    """Return for each token of `a` the index of the nearest token of `b`."""
+    wide = torch.float64 if a.dtype == torch.float64 else torch.float32
+    step = max(1, MAX_PAIRS // max(1, len(b)))
+    return torch.cat([torch.cdist(part.to(wide), b.to(wide)).argmin(1) for part in a.split(step)])

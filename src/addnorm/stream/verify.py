@@ -1,0 +1,245 @@
+"""`verify`: compare a model with the wiring that it should have, term by term, and name each term that differs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import nn
+
+from addnorm._util.arguments import check_float
+from addnorm._util.blocks import Block, Paragraph
+from addnorm._util.norms import KINDS
+from addnorm._util.numbers import format_count, format_number
+from addnorm._util.render import Rendered
+from addnorm.stream.find import naming
+from addnorm.stream.find.inspect import inspect
+from addnorm.stream.find.inspection import Inspection, Site, Stream, Unknown
+from addnorm.wirings.factors import FACTORS, Factor, Learned
+from addnorm.wirings.spec import Row, Stage, Wiring, as_wiring
+
+PLACES = {"norm_in": "before the sublayer", "norm_branch": "on the sublayer's output", "norm_out": "after the add"}
+MULTIPLIED = {"a": "the residual", "b": "the branch", "c": "what the sublayer reads"}
+MAX_SITES = 3  # sublayers named in a sentence
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """A term of the model that is not as the wiring says.
+
+    Attributes:
+        term: what differs, such as "the norm" or "the factor of the branch".
+        found: what the model has.
+        expected: what the wiring says.
+        sites: ids of the sublayers, or paths of the norms; empty for a whole stream.
+        of: number of sublayers or norms that were compared.
+    """
+
+    term: str
+    found: str
+    expected: str
+    sites: tuple[str, ...] = ()
+    of: int = 0
+
+    def __str__(self) -> str:
+        where = f"in all {self.of}" if len(self.sites) == self.of > 1 else ", ".join(self.sites[:MAX_SITES])
+        more = (
+            f" and {len(self.sites) - MAX_SITES} more"
+            if len(self.sites) > MAX_SITES and len(self.sites) < self.of
+            else ""
+        )
+        return f"{self.term} is {self.found}, expected {self.expected}" + f": {where}{more}" * bool(self.sites)
+
+
+@dataclass(frozen=True, repr=False)
+class Verification(Rendered):
+    """Result of `verify`. It prints as one sentence for each difference.
+
+    Attributes:
+        wiring: the expected wiring.
+        inspection: what the model computes.
+        deviations: the terms that differ.
+    """
+
+    wiring: Wiring
+    inspection: Inspection
+    deviations: tuple[Deviation, ...]
+
+    @property
+    def unproven(self) -> tuple[Unknown, ...]:
+        """Parts of the model that `inspect` does not understand, so that nothing is said about them."""
+        return self.inspection.unknown
+
+    @property
+    def agrees(self) -> bool:
+        """Whether every term is as the wiring says, and every equation of the model is proven."""
+        return self.inspection.closes and not self.deviations
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as JSON types."""
+        deviations = [{**vars(one), "sites": [*one.sites], "sentence": str(one)} for one in self.deviations]
+        return {
+            "wiring": self.wiring.name,
+            "options": dict(self.wiring.options),
+            "agrees": self.agrees,
+            "deviations": deviations,
+        }
+
+    def __repr__(self) -> str:
+        return f"<Verification: {'agrees' if self.agrees else 'differs'}, {self.wiring.name}>"
+
+    def _blocks(self) -> Iterator[Block]:
+        sites = format_count(len(self.inspection.sites), "sublayer")
+        if self.agrees:
+            error = format_number(self.inspection.closure, 2)
+            yield Paragraph(("agrees ", "good"), f"with {self.wiring.name}: {sites}, largest error {error}")
+        elif not self.deviations:
+            what = self.inspection.unknown[0].reason if self.inspection.unknown else "no residual stream was found"
+            yield Paragraph(("not proven ", "bad"), f"to be {self.wiring.name}: {what}")
+        for deviation in self.deviations:
+            yield Paragraph(("differs ", "bad"), f"from {self.wiring.name}: {deviation}")
+
+
+def verify(
+    model: nn.Module | Inspection, *args: Any, wiring: Wiring | Stage | str, eps: float | None = None, norm: str | None = None,
+    dtype: torch.dtype | None = None, **kwargs: Any,
+) -> Verification:  # fmt: skip
+    """Compare a model with the wiring that it should have, and name each term that differs.
+
+    The model runs once, as in `inspect`, which proves the equation of every sublayer; the rows are then compared with those of
+    the wiring. A norm of the embedding, or a last norm, that the wiring does not have is no difference: post-LN models often have
+    one. Learned factors are compared by their shape, not by their values.
+
+    Args:
+        model: the model, or an `Inspection` of it. Then there are no further inputs.
+        args: positional arguments of the model.
+        wiring: the expected wiring: one of `addnorm.wirings` with one stream, its name, or a `Row`.
+        eps: the expected eps of every norm; None to accept any.
+        norm: the expected kind of every norm, "layer" or "rms"; None to accept any.
+        dtype: the expected dtype of every sum; None to accept any.
+        kwargs: keyword arguments of the model.
+
+    Raises:
+        ValueError: the wiring has several streams or computed coefficients, or an argument has a wrong value.
+        Exception: as `inspect`.
+
+    Example:
+        >>> layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, norm_first=True)
+        >>> model = torch.nn.TransformerEncoder(layer, 3, enable_nested_tensor=False).eval()
+        >>> print(addnorm.verify(model, torch.randn(2, 5, 16), wiring="pre_ln"))
+        differs from pre_ln: the final norm is missing, expected after the last sublayer
+    """
+    wiring = as_wiring(wiring)
+    if not wiring.has_rows:
+        raise ValueError(
+            f"wiring is {wiring.name!r}, which has several streams or computed coefficients, expected rows."
+        )
+    if norm is not None and norm not in KINDS:
+        raise ValueError(f"norm is {norm!r}, expected {' or '.join(map(repr, KINDS))}, or None.")
+    eps = None if eps is None else check_float("eps", eps)
+    inspection = model if isinstance(model, Inspection) else inspect(model, *args, **kwargs)
+    streams, wirings = inspection.streams, [wiring] * len(inspection.streams)
+    if wiring.pair is not None and len(streams) == 2:  # an encoder and a decoder
+        wirings = [*wiring.pair(wiring, streams[0].num_layers, streams[1].num_layers)]
+    found: list[Deviation] = []
+    for stream, expected in zip(streams, wirings, strict=True):
+        found += _compare_rows(stream, expected)
+        found += _compare_ends(stream, expected)
+        found += _compare_norms(stream, eps, norm)
+        found += _compare_sums(stream, dtype)
+    return Verification(wiring, inspection, tuple(found))
+
+
+def _compare_rows(stream: Stream, wiring: Wiring) -> Iterator[Deviation]:
+    """Yield the differences of the sublayers' equations, each with the sublayers that have it."""
+    branches = [site for site in stream.sites if site.role == "branch"]
+    per_layer = max(Counter(site.layer for site in branches).values(), default=1)
+    differences: dict[tuple[str, str, str], list[str]] = {}
+    if wiring.name != "b2t" and (skips := [site.id for site in stream.sites if site.role == "skip"]):
+        differences["the sum", "with an earlier state once more", "without"] = skips
+    if stream.wiring is None or not _are_equal(stream.wiring, wiring, stream.num_layers, per_layer):
+        rows = wiring.rows(stream.num_layers, per_layer)
+        is_parallel = any(row.shares for row in rows)
+        for layer, sites in groupby(branches, key=lambda site: site.layer):
+            for site, row in zip(sites, rows[layer * per_layer :], strict=False):
+                for difference in _compare_row(site, row, is_parallel):
+                    differences.setdefault(difference, []).append(site.id)
+    for difference, sites in differences.items():
+        yield Deviation(*difference, tuple(sites), len(branches))
+
+
+def _are_equal(found: Wiring, expected: Wiring, num_layers: int, per_layer: int) -> bool:
+    """Return whether two wirings have the same rows in a stack of this depth, and the same rule for what rows do not say."""
+    if {found.name, expected.name} & {"b2t", "resi_dual"}:  # a skip, or a second stream
+        return found.name == expected.name
+    pairs = zip(found.rows(num_layers, per_layer), expected.rows(num_layers, per_layer), strict=True)
+    return all(naming.rows_match(b, a) and a.shares == b.shares for a, b in pairs)
+
+
+def _compare_row(site: Site, expected: Row, is_parallel: bool) -> Iterator[tuple[str, str, str]]:
+    """Yield each difference of a sublayer's row as the term, what was found and what was expected."""
+    row = site.row
+    if (site.parallel > 1) != is_parallel:
+        words = {True: "in parallel", False: "one after the other"}
+        yield "the order of a layer's sublayers", words[site.parallel > 1], words[is_parallel]
+    if expected.shares:  # each of the parallel sublayers is found with the norm that it reads
+        expected = replace(expected, shares="", norm_in=True)
+    norms, wanted = _norm_places(row), _norm_places(expected)
+    if norms != wanted:
+        yield "the norm", norms or "missing", wanted or "none"
+    different = [name for name in FACTORS if not naming.factors_match(getattr(expected, name), getattr(row, name))]
+    if different == ["a", "b"] and naming.factors_match(expected.a, row.b) and naming.factors_match(expected.b, row.a):
+        moved = expected.a if expected.a != 1.0 else expected.b
+        places = ("on the branch", "on the residual")
+        yield f"the factor {_describe(moved)}", *(places if moved is expected.a else places[::-1])
+        return
+    for name in different:
+        yield f"the factor of {MULTIPLIED[name]}", _describe(getattr(row, name)), _describe(getattr(expected, name))
+
+
+def _norm_places(row: Row) -> str:
+    return " and ".join(words for name, words in PLACES.items() if getattr(row, name))
+
+
+def _describe(factor: Factor) -> str:
+    if isinstance(factor, Learned):
+        return "learned, a number for each feature" if factor.per_feature else "learned, one number"
+    return format_number(factor, 4, trim=True)
+
+
+def _compare_ends(stream: Stream, wiring: Wiring) -> Iterator[Deviation]:
+    """Yield the norms at both ends that the wiring has and the stream lacks."""
+    if wiring.embedding_norm and stream.embedding_norm is None:
+        yield Deviation("the norm of the embedding", "missing", "before the first sublayer")
+    if wiring.ends_in_norm(stream.num_layers) and stream.final_norm is None and not stream.sites[-1].row.norm_out:
+        yield Deviation("the final norm", "missing", "after the last sublayer")
+
+
+def _compare_norms(stream: Stream, eps: float | None, kind: str | None) -> Iterator[Deviation]:
+    """Yield the norms with another eps or kind."""
+    norms = [*stream.norms()]
+    wrong: dict[tuple[str, str, str], list[str]] = {}
+    for norm in norms:
+        if eps is not None and not naming.factors_match(eps, norm.eps or 0.0):
+            found = "missing" if norm.eps is None else format_number(norm.eps, trim=True)
+            wrong.setdefault(("eps", found, format_number(eps, trim=True)), []).append(norm.path)
+        if kind is not None and norm.kind != kind:
+            wrong.setdefault(("the kind of the norm", norm.kind, kind), []).append(norm.path)
+    for difference, paths in wrong.items():
+        yield Deviation(*difference, tuple(paths), len(norms))
+
+
+def _compare_sums(stream: Stream, dtype: torch.dtype | None) -> Iterator[Deviation]:
+    """Yield the sums of another dtype."""
+    branches = [site for site in stream.sites if site.role == "branch"]
+    found: dict[torch.dtype, list[str]] = {}
+    for site in branches:
+        found.setdefault(site.sublayer.add.out.tensor.dtype, []).append(site.id)
+    for other, sites in found.items():
+        if dtype is not None and other != dtype:
+            names = (str(one).removeprefix("torch.") for one in (other, dtype))
+            yield Deviation("the dtype of the sum", next(names), next(names), tuple(sites), len(branches))

@@ -1,0 +1,100 @@
+"""Tests of `locate`: every state, read and write has its name, in other dtypes and orders, and random tensors have none."""
+
+import pytest
+import torch
+
+import addnorm
+from support.families import shake
+
+LAYERS, D = 3, 16
+
+
+@pytest.fixture(scope="module", params=["pre_ln", "post_ln", "peri_ln"])
+def case(request):
+    torch.manual_seed(0)
+    model = shake(addnorm.nn.Encoder(LAYERS, D, nhead=2, wiring=request.param).eval())
+    x = torch.randn(3, 5, D)
+    return model, x, addnorm.inspect(model, x)
+
+
+def captured(case):
+    """Return the values that another program would capture by hooks, with the words of their names."""
+    model, x, inspection = case
+    found, hooks = [], []
+    for site in inspection.sites:
+        layer, k = site.layer, site.index % 2
+        connection = model.stack.layers[layer].connections[k]
+        hooks.append(connection.sublayer.register_forward_hook(
+            lambda module, args, out, site=site: found.extend([(out, ("the output of", site.id)), (args[0], ("what", site.id))])
+        ))  # fmt: skip
+    with torch.no_grad():
+        model(x)
+    for hook in hooks:
+        hook.remove()
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_outputs_of_sublayers_are_named_in_any_order(case, dtype):
+    _, _, inspection = case
+    for value, words in captured(case):
+        if words[0] == "what" and not any(site.norm_in for site in inspection.sites):
+            continue  # post-LN reads the stream itself
+        value = value.to(dtype)
+        whole = addnorm.locate(inspection, value)
+        assert whole.found
+        assert all(word in whole.name for word in words)
+        assert whole.tokens == "all tokens"
+        for part, tokens in (
+            (value.transpose(0, 1), "all tokens, in another order"), (value[1:, 2:4], "some tokens"),
+            (value[:, -1], "some tokens"), (value.transpose(-1, 1), "all tokens"),
+        ):  # fmt: skip
+            other = addnorm.locate(inspection, part)
+            assert (other.found, other.name, other.tokens) == (True, whole.name, tokens)
+
+
+def test_states_are_named_to_the_bit(case):
+    _, x, inspection = case
+    assert addnorm.locate(inspection, x).name in ("the start of the stream", "the embedding before its norm")
+    (stream,) = inspection.streams
+    names = [addnorm.locate(inspection, value.tensor) for value in stream.chain.states()]
+    assert all(one.found and one.distance == 0.0 for one in names)
+    assert [one.site for one in names[1:]] == [site.id for site in stream.sites]
+    assert str(names[1]).endswith(", to the bit")
+    end = addnorm.locate(inspection, case[0](x))
+    assert end.found
+    assert ("final norm" in end.name) == (stream.final_norm is not None)
+
+
+def test_random_tensors_have_no_name(case):
+    _, _, inspection = case
+    values = [value.tensor for value in inspection.streams[0].chain.states()]
+    generator = torch.Generator().manual_seed(0)
+    for k in range(1000):
+        like = values[k % len(values)]
+        noise = torch.randn(like.shape, generator=generator) * like.std() + like.mean()
+        found = addnorm.locate(inspection, noise[: 1 + k % 3])
+        assert not found.found
+    assert str(found).startswith("no value of a stream; nearest: ")
+    assert found.to_dict()["found"] is False
+
+
+def test_equal_tokens_are_no_obstacle(case):
+    model, x, _ = case
+    x = x[:, :1].expand(3, 5, D).clone()
+    inspection = addnorm.inspect(model, x)
+    state = inspection.streams[0].chain.states()[2].tensor
+    assert addnorm.locate(inspection, state.transpose(0, 1)).found
+    assert not addnorm.locate(inspection, torch.cat([state] * 2)).found  # more equal tokens than there are
+
+
+def test_wrong_arguments_are_refused(case):
+    inspection = case[2]
+    with pytest.raises(ValueError, match=r"tensor has shape \(2, 7\), expected a dimension of size 16"):
+        addnorm.locate(inspection, torch.ones(2, 7))
+    with pytest.raises(TypeError, match=r"tensor is torch.int64, expected a tensor of floating-point numbers"):
+        addnorm.locate(inspection, torch.ones(2, 16, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"no numbers"):
+        addnorm.locate(inspection, torch.ones(0, 16))
+    with pytest.raises(ValueError, match=r"no stream"):
+        addnorm.locate(addnorm.inspect(torch.nn.Linear(3, 3), torch.ones(1, 3)), torch.ones(1, 3))

@@ -1,0 +1,144 @@
+"""Tests of `verify`: planted errors are named by term and sublayer, and right models are right."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import addnorm
+from addnorm import Learned, Row, Wiring, wirings
+from support.families import shake
+
+LAYERS, D = 3, 16
+MOVED = "the norm is after the add, expected before the sublayer"
+ROWS = [wiring for wiring in wirings.list_all() if wiring.has_rows]
+
+
+def make_model(wiring, **options):
+    torch.manual_seed(0)
+    return shake(addnorm.nn.Encoder(LAYERS, D, nhead=2, wiring=wiring, **options).eval())
+
+
+def change(base, **fields):
+    """Return a wiring with other fields in every row; a value may be a function of the row and its place."""
+
+    def rule(place):
+        row = base.row(place.layer, place.sublayer, place.num_layers)
+        values = {name: value(row, place) if callable(value) else value for name, value in fields.items()}
+        return replace(row, **values)
+
+    return Wiring("changed", rule, final_norm=base.final_norm, embedding_norm=base.embedding_norm)
+
+
+def only(layer, sublayer, value, otherwise):
+    return lambda row, place: value if (place.layer, place.sublayer) == (layer, sublayer) else otherwise
+
+
+# The expected wiring, the fields of the model's rows that differ, the words of the deviation, the number of sublayers that have it.
+PLANTED = [
+    ("pre_ln", {"norm_in": False, "norm_out": True}, MOVED, 6),
+    ("pre_ln", {"norm_in": only(1, 1, False, True)}, "the norm is missing, expected before the sublayer", 1),
+    ("pre_ln", {"norm_in": False}, "the norm is missing, expected before", 6),
+    ("pre_ln", {"norm_branch": True}, "before the sublayer and on the sublayer's output, expected before the sublayer", 6),
+    ("pre_ln", {"norm_in": False, "norm_branch": True}, "on the sublayer's output, expected before the sublayer", 6),
+    ("pre_ln", {"b": 0.5}, "the factor of the branch is 0.5, expected 1", 6),
+    ("pre_ln", {"b": lambda row, place: 2.0 if place.layer == 2 else 1.0}, "the factor of the branch is 2, expected 1", 2),
+    ("pre_ln", {"a": 0.9}, "the factor of the residual is 0.9, expected 1", 6),
+    ("pre_ln", {"c": 0.5}, "the factor of what the sublayer reads is 0.5, expected 1", 6),
+    ("pre_ln", {"b": Learned(0.7)}, "the branch is learned, one number, expected 1", 6),
+    ("pre_ln", {"b": Learned(0.7, per_feature=True)}, "learned, a number for each feature, expected 1", 6),
+    ("pre_ln", {"shares": lambda row, place: "state" if place.sublayer else ""}, "in parallel, expected one after the other", 6),
+    ("parallel", {"shares": "", "norm_in": True}, "one after the other, expected in parallel", 6),
+    ("post_ln", {"norm_in": True, "norm_out": False}, "before the sublayer, expected after the add", 6),
+    ("post_ln", {"norm_out": only(0, 0, False, True)}, "the norm is missing, expected after the add", 1),
+    ("deepnorm", {"a": 1.0, "b": lambda row, place: row.a}, "the factor 1.565 is on the branch, expected on the residual", 6),
+    ("deepnorm", {"a": 1.0}, "the factor of the residual is 1, expected 1.565", 6),
+    ("deepnorm", {"a": 8 ** 0.25}, "the factor of the residual is 1.682, expected 1.565", 6),
+    ("layernorm_scaling", {"c": 1.0}, "the factor of what the sublayer reads is 1, expected 0.7071", 2),
+    ("layernorm_scaling", {"c": lambda row, place: (place.layer + 2) ** -0.5}, "reads is 0.7071, expected 1", 2),
+    ("layer_scale", {"b": 0.1}, "the branch is 0.1, expected learned, a number for each feature", 6),
+    ("layer_scale", {"b": Learned(0.1)}, "is learned, one number, expected learned, a number for each feature", 6),
+    ("rezero", {"b": 1.0}, "the factor of the branch is 1, expected learned, one number", 6),
+    ("sandwich", {"norm_branch": False}, "the norm is before the sublayer, expected before the sublayer and on", 6),
+    ("reordered", {"norm_branch": False, "norm_in": True}, "before the sublayer, expected on the sublayer's output", 6),
+    ("no_residual", {"a": 1.0}, "the factor of the residual is 1, expected 0", 6),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "fields", "words", "count"), PLANTED)
+def test_planted_error_is_named_with_its_sublayers(name, fields, words, count):
+    wiring = wirings.get(name)
+    found = addnorm.verify(make_model(change(wiring, **fields)), torch.randn(2, 5, D), wiring=wiring)
+    assert not found.agrees
+    (deviation,) = [one for one in found.deviations if words in str(one)]
+    assert len(deviation.sites) == count
+    assert {*deviation.sites} <= {site.id for site in found.inspection.sites}
+    assert words in " ".join(str(found).split())
+    assert words in found.to_dict()["deviations"][found.deviations.index(deviation)]["sentence"]
+
+
+@pytest.mark.parametrize("wiring", ROWS, ids=str)
+def test_right_model_has_no_deviation(wiring):
+    model, x = make_model(wiring), torch.randn(2, 5, D)
+    found = addnorm.verify(addnorm.inspect(model, x), wiring=wiring)
+    assert found.agrees, str(found)
+    assert "agrees" in str(found)
+
+
+def test_ends_eps_kind_and_dtype_are_compared():
+    x = torch.randn(2, 5, D)
+    peri = wirings.peri_ln()
+    bare = replace(peri, final_norm=False, embedding_norm=False)
+    texts = [str(one) for one in addnorm.verify(make_model(bare), x, wiring=peri).deviations]
+    assert texts == [
+        "the norm of the embedding is missing, expected before the first sublayer",
+        "the final norm is missing, expected after the last sublayer",
+    ]
+    model = make_model("pre_ln", eps=1e-5, norm="rms")
+    assert addnorm.verify(model, x, wiring="pre_ln", eps=1e-5, norm="rms", dtype=torch.float32).agrees
+    found = addnorm.verify(model, x, wiring="pre_ln", eps=1e-6, norm="layer", dtype=torch.float64)
+    assert [str(one) for one in found.deviations] == [
+        "eps is 1e-5, expected 1e-6: in all 7",
+        "the kind of the norm is rms, expected layer: in all 7",
+        "the dtype of the sum is float32, expected float64: in all 6",
+    ]
+
+
+def test_skip_is_named_and_an_unproven_model_does_not_agree():
+    from support.stream_steps import make_steps
+
+    def add_start(m, x):
+        h = x
+        for k in range(4):
+            h = h + m.branch(k, h)
+        return m.last(h + 0.5 * x)
+
+    found = addnorm.verify(make_steps(add_start), torch.randn(2, 5, D), wiring="pre_ln")
+    assert not found.agrees
+    gated = addnorm.verify(
+        make_steps(lambda m, x: m.last(m.gates[0](x).sigmoid() * x + m.branch(0, x))),
+        torch.randn(2, 5, D),
+        wiring="pre_ln",
+    )
+    assert not gated.agrees
+    assert gated.unproven
+    alone = addnorm.verify(torch.nn.Linear(D, D), torch.randn(2, D), wiring="pre_ln")
+    assert not alone.agrees
+    assert "not proven" in str(alone)
+
+
+def test_wrong_arguments_are_refused():
+    model, x = make_model("pre_ln"), torch.randn(1, 2, D)
+    with pytest.raises(
+        ValueError, match="wiring is 'mhc', which has several streams or computed coefficients, expected rows"
+    ):
+        addnorm.verify(model, x, wiring="mhc")
+    with pytest.raises(ValueError, match="norm is 'batch', expected 'layer' or 'rms', or None"):
+        addnorm.verify(model, x, wiring="pre_ln", norm="batch")
+    with pytest.raises(ValueError, match="eps is 'small', expected"):
+        addnorm.verify(model, x, wiring="pre_ln", eps="small")
+
+
+def test_row_of_ones_own_is_compared():
+    row = Row(norm_in=True, b=0.25)
+    assert addnorm.verify(make_model(row), torch.randn(2, 5, D), wiring=row).agrees
