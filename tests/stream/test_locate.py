@@ -40,14 +40,14 @@ def test_outputs_of_sublayers_are_named_in_any_order(case, dtype):
     for value, words in captured(case):
         if words[0] == "what" and not any(site.norm_in for site in inspection.sites):
             continue  # post-LN reads the stream itself
-        value = value.to(dtype)
-        whole = addnorm.locate(inspection, value)
+        known = value.to(dtype)
+        whole = addnorm.locate(inspection, known)
         assert whole.found
         assert all(word in whole.name for word in words)
         assert whole.tokens == "all tokens"
         for part, tokens in (
-            (value.transpose(0, 1), "all tokens, in another order"), (value[1:, 2:4], "some tokens"),
-            (value[:, -1], "some tokens"), (value.transpose(-1, 1), "all tokens"),
+            (known.transpose(0, 1), "all tokens, in another order"), (known[1:, 2:4], "some tokens"),
+            (known[:, -1], "some tokens"), (known.transpose(-1, 1), "all tokens"),
         ):  # fmt: skip
             other = addnorm.locate(inspection, part)
             assert (other.found, other.name, other.tokens) == (True, whole.name, tokens)

@@ -70,10 +70,12 @@ def statistics_by_depth(recording: Recording, step: int) -> Numbers:
     return {name: [values.get(id) for id in ids] for name, values in by_site.items()}
 
 
-def memory_map(recording: Recording, model: CharLM) -> Numbers | None:
-    """Return the memory map of the last recorded step: the share of each source in each state. Return None if there is no map."""
-    ids = [site.id for site in recording.sites if site.kind != "final"]
-    names = dict(zip(ids, (site["id"] for site in stack_sites(model)), strict=True))
+def memory_map(recording: Recording) -> Numbers | None:
+    """Return the memory map of the last recorded step: the share of each source in each state. Return None if there is no map.
+
+    Sublayers have the names of `stack_sites`. Of a model that has diverged, not all of them are recorded.
+    """
+    names = {site.id: f"{site.kind} {site.layer + 1}" for site in recording.sites if site.layer is not None}
     for sources, shares in recording.memory_maps.values():
         return {"sources": [names.get(source, source) for source in sources], "shares": shares}
     return None
@@ -91,7 +93,7 @@ def measure_probe(model: CharLM, text: Text, tokens: int) -> Numbers:
         return {**streams_by_depth(measured), "map": None, "streams": measured}
     with record(clone) as recording:
         cross_entropy(clone(inputs), targets).backward()
-        shares = memory_map(recording, model)
+        shares = memory_map(recording)
     return {**statistics_by_depth(recording, 0), "map": shares}
 
 

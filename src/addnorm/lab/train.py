@@ -184,7 +184,7 @@ class Training:
         loss.backward()
         self._keep(measure.statistics_by_depth(recording, recording.steps[-1]))
         if self.step == 0:
-            self.map = measure.memory_map(recording, self.model)
+            self.map = measure.memory_map(recording)
         return True
 
     def _keep(self, statistics: Numbers) -> None:

@@ -164,8 +164,8 @@ def _compare_rows(stream: Stream, wiring: Wiring) -> Iterator[Deviation]:
     if stream.wiring is None or not _are_equal(stream.wiring, wiring, stream.num_layers, per_layer):
         rows = wiring.rows(stream.num_layers, per_layer)
         is_parallel = any(row.shares for row in rows)
-        for layer, sites in groupby(branches, key=lambda site: site.layer):
-            for site, row in zip(sites, rows[layer * per_layer :], strict=False):
+        for layer, group in groupby(branches, key=lambda site: site.layer):
+            for site, row in zip(group, rows[layer * per_layer :], strict=False):
                 for difference in _compare_row(site, row, is_parallel):
                     differences.setdefault(difference, []).append(site.id)
     for difference, sites in differences.items():
