@@ -8,7 +8,7 @@ from typing import Any
 import page
 
 from addnorm import wirings
-from wirings import linked, not_offered
+from wirings import linked
 
 SHOWN = ("pre_ln", "siamese_norm", "hyper_connections", "mhc", "gated_residual", "attention_residuals", "x0_residual")
 
@@ -44,5 +44,5 @@ def starts() -> str:
 
 SECTIONS = {
     **{f"several_streams:{name}": partial(figure, name) for name in SHOWN},
-    "several_streams:table": table, "several_streams:starts": starts, "several_streams:not-offered": not_offered,
+    "several_streams:table": table, "several_streams:starts": starts,
 }  # fmt: skip

@@ -24,7 +24,7 @@ MENU = {
         "docs/wirings.md", "docs/several_streams.md", "docs/own_coefficients.md", "docs/numerics.md", "docs/pytorch.md",
         "docs/api.md",
     ),
-    "Look into a model": ("docs/streams.md", "docs/fusing.md", "docs/zoo.md"),
+    "Look into a model": ("docs/streams.md", "docs/porting.md", "docs/fusing.md", "docs/zoo.md"),
     "Compare": ("docs/comparing.md", "docs/claims.md"),
     "Train and deploy": ("docs/distributed.md", "docs/deploying.md", "docs/routes.md", "docs/gpu.md"),
     "Speed": ("docs/performance.md", "docs/targets.md", "benchmarks/README.md"),

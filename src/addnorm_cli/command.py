@@ -38,7 +38,7 @@ MODEL_PARAMETERS: tuple[click.Parameter, ...] = (
 )  # fmt: skip
 ABOUT_MODEL = (
     "MODEL is minilm, a model type of transformers such as gpt2, which is built small with random weights, a directory with a "
-    "config.json, or module.path:factory, a function that returns (model, args, kwargs)."
+    "config.json, or module.path:factory, a function that returns (model, args) or (model, args, kwargs)."
 )
 
 
@@ -76,7 +76,8 @@ class ModelCommand(Command):
     def __init__(self, name: str | None, params: list[click.Parameter], help: str = "", **options: Any) -> None:
         text, mark, examples = inspect.cleandoc(help).partition(r"\b")
         help = f"{text}{ABOUT_MODEL}\n\n{mark}{examples}"
-        super().__init__(name, params=[*params, *MODEL_PARAMETERS], help=help, **options)
+        model, *others = MODEL_PARAMETERS  # arguments of the command itself come after MODEL
+        super().__init__(name, params=[model, *params, *others], help=help, **options)
 
 
 def _import_code(name: str) -> Any:

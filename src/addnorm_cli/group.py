@@ -92,7 +92,8 @@ addnorm = _Group(
     commands=COMMANDS,
     help=(
         "The transformer's Add & Norm: fused, exact, explained.\n\n"
-        "To begin: addnorm demo, addnorm explore or addnorm inspect gpt2. Each command has a --help of its own."
+        "To begin: addnorm trace 1,2,3 0.5,-1,1.5, then addnorm demo, explore, or inspect gpt2. "
+        "Each command has a --help of its own."
     ),
     epilog=(
         "\b\nExit codes: 0 done, 1 failed, 2 bad arguments, 3 proof failed,\n"

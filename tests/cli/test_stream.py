@@ -1,5 +1,7 @@
 """Tests of `addnorm inspect`, `decompose` and `ablate`: output, exit codes, and the errors that they share with `record`."""
 
+import json
+
 import pytest
 import torch
 
@@ -7,6 +9,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("safetensors")
 
 import addnorm
+from addnorm.stream.models.load import load
 from support.commands import assert_one_sentence, assert_words, document, run
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -33,6 +36,40 @@ def test_inspect_prints_table_and_notes():
         "random, of seed 0",
     )  # fmt: skip
     assert "\x1b" not in result.stdout
+
+
+def test_inspect_compares_the_model_with_a_wiring():
+    agrees = run("inspect", "gpt2", "--layers", 2, "--expect", "pre-LN")
+    assert agrees.exit_code == 0
+    assert_words(agrees.stdout, "agrees with pre_ln: 4 sublayers")
+    differs = run("inspect", "gpt2", "--layers", 2, "--expect", "post_ln", "--json")
+    assert differs.exit_code == 3
+    assert "It is not post_ln: the norm is before the sublayer, expected after the add: in all 4." in differs.stderr
+    (deviation,) = json.loads(differs.stdout)["verification"]["deviations"]
+    assert (deviation["term"], len(deviation["sites"])) == ("the norm", 4)
+
+
+def test_locate_names_a_captured_tensor(folder):
+    inputs = torch.randint(50, (1, 7), generator=torch.Generator().manual_seed(0))
+    torch.save({"input_ids": inputs}, folder / "in.pt")
+    loaded = load("gpt2", layers=2, inputs=folder / "in.pt")
+    with torch.no_grad():
+        states = loaded.model(**loaded.kwargs, output_hidden_states=True).hidden_states
+    torch.save(states[1][:, 2:].bfloat16(), folder / "hidden.pt")
+    arguments = ("locate", "gpt2", "hidden.pt", "--layers", 2, "--input", "in.pt")
+    found = run(*arguments)
+    assert (found.exit_code, found.stdout) == (0, "the stream after h.0.mlp (some tokens), to the bit\n")
+    assert document(*arguments)["location"]["site"] == "h.0.mlp"
+    torch.save(torch.randn(7, states[1].shape[-1]), folder / "hidden.pt")
+    none = run(*arguments)
+    assert none.exit_code == 3
+    assert "hidden.pt has no value of a stream; nearest: " in none.stderr
+    for content in ({"x": states[1]}, torch.ones(2, 3, dtype=torch.int64)):
+        torch.save(content, folder / "hidden.pt")
+        refused = run(*arguments)
+        assert_one_sentence(refused, 2)
+    (folder / "hidden.pt").write_text("no tensor")
+    assert_one_sentence(run(*arguments), 2)
 
 
 @pytest.mark.parametrize(("name", "columns"), [("t5", 80), ("llama", 140)])

