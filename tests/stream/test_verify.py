@@ -133,6 +133,8 @@ def test_wrong_arguments_are_refused():
         ValueError, match="wiring is 'mhc', which has several streams or computed coefficients, expected rows"
     ):
         addnorm.verify(model, x, wiring="mhc")
+    with pytest.raises(TypeError, match="model is an Inspection, whose run has the inputs already"):
+        addnorm.verify(addnorm.inspect(model, x), x, wiring="pre_ln")
     with pytest.raises(ValueError, match="norm is 'batch', expected 'layer' or 'rms', or None"):
         addnorm.verify(model, x, wiring="pre_ln", norm="batch")
     with pytest.raises(ValueError, match="eps is 'small', expected"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -82,12 +83,14 @@ def locate(inspection: Inspection, tensor: Tensor) -> Location:
             if inspection.streams
             else "the inspection has no stream to compare with."
         )
-    found: list[Location] = []
-    for stream in inspection.streams:
-        axes = [k for k, size in enumerate(tensor.shape) if size == stream.width]
-        if axes:
-            rows = tensor.detach().movedim(axes[-1], -1).reshape(-1, stream.width)
-            found += [_compare(rows, *named, stream) for named in _name_values(stream)]
+    candidates = [
+        (tensor.detach().movedim(axis, -1).reshape(-1, stream.width), *named, stream)
+        for stream in inspection.streams
+        for axis, size in enumerate(tensor.shape) if size == stream.width
+        for named in _name_values(stream)
+    ]  # fmt: skip
+    found = [one for candidate in candidates if (one := _compare_in_order(*candidate)) is not None]
+    found = found or [_compare_tokens(*candidate) for candidate in candidates]
     if not found:
         widths = " or ".join(str(width) for width in sorted({stream.width for stream in inspection.streams}))
         raise ValueError(
@@ -128,26 +131,32 @@ def _name_values(stream: Stream) -> Iterator[tuple[str, str | None, Value]]:
             yield name, site_id, value
 
 
-def _compare(rows: Tensor, name: str, site: str | None, value: Value, stream: Stream) -> Location:
-    """Return a value of a stream as a location of `rows`, tokens by features, with their distance."""
+def _read_tokens(rows: Tensor, value: Value, stream: Stream) -> tuple[Tensor, Tensor, float]:
+    """Return `rows` and a value of the stream, tokens by features in the coarser of both dtypes, and its tolerance."""
     known = value.tensor.detach()
-    axis = (
-        stream.axis
-        if known.shape[stream.axis] == stream.width
-        else max(k for k, n in enumerate(known.shape) if n == stream.width)
-    )
+    axis = stream.axis if known.shape[stream.axis] == stream.width else [*known.shape].index(stream.width)
     known = known.movedim(axis, -1).reshape(-1, stream.width)
     coarse = max((rows.dtype, known.dtype), key=lambda dtype: torch.finfo(dtype).eps)
-    a, b = rows.to(coarse), known.to(coarse)
-    if a.shape == b.shape and relative_error(a, b) <= get_tolerance(coarse):
-        return Location(name, stream.name, site, True, relative_error(a, b), "all tokens")
+    return rows.to(known.device, coarse), known.to(coarse), get_tolerance(coarse)
+
+
+def _compare_in_order(rows: Tensor, name: str, site: str | None, value: Value, stream: Stream) -> Location | None:
+    """Return a value of a stream as the location of `rows` if their tokens are equal in their order."""
+    a, b, tolerance = _read_tokens(rows, value, stream)
+    distance = relative_error(a, b) if a.shape == b.shape else math.inf
+    return Location(name, stream.name, site, True, distance, "all tokens") if distance <= tolerance else None
+
+
+def _compare_tokens(rows: Tensor, name: str, site: str | None, value: Value, stream: Stream) -> Location:
+    """Return a value of a stream as the location of `rows`, each compared with the nearest token of the value."""
+    a, b, tolerance = _read_tokens(rows, value, stream)
     place = _find_nearest(a, b)
     distance = relative_error(a, b[place])
     kinds = torch.unique(b, dim=0, return_inverse=True)[1]  # equal tokens have one kind
     is_once = bool((kinds[place].bincount(minlength=len(b)) <= kinds.bincount(minlength=len(b))).all())
     order = "" if bool((place.diff() > 0).all()) else ", in another order"
     tokens = ("all tokens" if len(a) == len(b) else "some tokens") + order
-    return Location(name, stream.name, site, is_once and distance <= get_tolerance(coarse), distance, tokens)
+    return Location(name, stream.name, site, is_once and distance <= tolerance, distance, tokens)
 
 
 def _find_nearest(a: Tensor, b: Tensor) -> Tensor:

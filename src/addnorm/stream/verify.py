@@ -140,6 +140,8 @@ def verify(
         )
     if norm is not None and norm not in KINDS:
         raise ValueError(f"norm is {norm!r}, expected {' or '.join(map(repr, KINDS))}, or None.")
+    if isinstance(model, Inspection) and (args or kwargs):
+        raise TypeError("model is an Inspection, whose run has the inputs already: pass no more of them.")
     eps = None if eps is None else check_float("eps", eps)
     inspection = model if isinstance(model, Inspection) else inspect(model, *args, **kwargs)
     streams, wirings = inspection.streams, [wiring] * len(inspection.streams)
