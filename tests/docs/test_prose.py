@@ -247,13 +247,10 @@ SENTENCES = [
         ),
     ),
     Sentence(
-        "docs/performance.md", "with LayerNorm addnorm is about level with PyTorch, and with dropout it takes up to a sixth longer. RMSNorm gains on one row too.",
-        lambda: min(speeds("forward_backward", rows=1)) > 0.9 and 1 / 7 < 1 / min(speeds("dropout", rows=1)) - 1 < 1 / 5.9
-        and min(speeds("forward_backward", "rms", rows=1) + speeds("dropout", "rms", rows=1)) > 1.1,
-    ),
-    Sentence(
-        "docs/performance.md", "Checking `out=` takes longer than the allocation that it saves: addnorm is level with eager PyTorch.",
-        lambda: all(0.9 < ratio < 1.1 for ratio in speeds("reuse", rows=1)) and speeds("reuse", rows=1) < speeds("forward", rows=1),
+        "docs/performance.md", "with LayerNorm addnorm is about a fifth faster than PyTorch at 768 features, and with dropout about level. RMSNorm gains more.",
+        lambda: all(1.15 < ratio < 1.25 for ratio in speeds("forward_backward", rows=1, d=768))
+        and all(0.93 < ratio < 1.07 for ratio in speeds("dropout", rows=1, d=768))
+        and min(speeds("forward_backward", "rms", rows=1) + speeds("dropout", "rms", rows=1)) > max(speeds("forward_backward", rows=1)),
     ),
     Sentence(
         "docs/performance.md", "a ratio of 1.88. LayerNorm on 4096 x 4096 float32 is between the two.",
