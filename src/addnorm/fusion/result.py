@@ -250,7 +250,7 @@ def _difference_table(differences: Sequence[tuple[str, Difference]]) -> Table:
 def _notes(proof: Proof) -> Iterator[str]:
     differences = (*proof.outputs, *proof.gradients)
     if proof.holds:
-        yield "The tensors closest to their tolerance. Calls are compared on random rows, large ones too."
+        yield "The tensors closest to their tolerance. Calls are compared on random rows, of every size."
     if any(difference.eager_error is not None for difference in differences):
         yield f"Eager error: of the model before fusing, from {proof.oracle}."
     else:
