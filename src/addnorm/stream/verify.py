@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -19,12 +19,22 @@ from addnorm._util.render import Rendered
 from addnorm.stream.find import naming
 from addnorm.stream.find.inspect import inspect
 from addnorm.stream.find.inspection import Inspection, Site, Stream, Unknown
+from addnorm.stream.find.norm import Norm
 from addnorm.wirings.factors import FACTORS, Factor, Learned
 from addnorm.wirings.spec import Row, Stage, Wiring, as_wiring
 
 PLACES = {"norm_in": "before the sublayer", "norm_branch": "on the sublayer's output", "norm_out": "after the add"}
 MULTIPLIED = {"a": "the residual", "b": "the branch", "c": "what the sublayer reads"}
 MAX_SITES = 3  # sublayers named in a sentence
+
+
+class _Difference(NamedTuple):
+    """A term of one sublayer, norm or stream, and its name."""
+
+    term: str
+    found: str
+    expected: str
+    place: str
 
 
 @dataclass(frozen=True)
@@ -149,41 +159,67 @@ def verify(
         wirings = [*wiring.pair(wiring, streams[0].num_layers, streams[1].num_layers)]
     found: list[Deviation] = []
     for stream, expected in zip(streams, wirings, strict=True):
-        found += _compare_rows(stream, expected)
-        found += _compare_ends(stream, expected)
-        found += _compare_norms(stream, eps, norm)
-        found += _compare_sums(stream, dtype)
+        found += _group(
+            _compare_sublayers(stream, expected, dtype), sum(site.role == "branch" for site in stream.sites)
+        )
+        found += _group(_compare_ends(stream, expected), 1)
+        norms = [*stream.norms()]
+        found += _group(_compare_norms(norms, eps, norm), len(norms))
     return Verification(wiring, inspection, tuple(found))
 
 
-def _compare_rows(stream: Stream, wiring: Wiring) -> Iterator[Deviation]:
-    """Yield the differences of the sublayers' equations, each with the sublayers that have it."""
+def _group(differences: Iterable[_Difference], of: int) -> list[Deviation]:
+    """Return each difference once, with all places that have it."""
+    places: dict[tuple[str, str, str], list[str]] = {}
+    for term, found, expected, place in differences:
+        places.setdefault((term, found, expected), []).append(place)
+    return [Deviation(*difference, tuple(filter(None, at)), of) for difference, at in places.items()]
+
+
+def _compare_sublayers(stream: Stream, wiring: Wiring, dtype: torch.dtype | None) -> Iterator[_Difference]:
+    """Yield the differences of the sublayers' equations and of the dtypes of their sums."""
     branches = [site for site in stream.sites if site.role == "branch"]
     per_layer = max(Counter(site.layer for site in branches).values(), default=1)
-    differences: dict[tuple[str, str, str], list[str]] = {}
-    if wiring.name != "b2t" and (skips := [site.id for site in stream.sites if site.role == "skip"]):
-        differences["the sum", "with an earlier state once more", "without"] = skips
+    if stream.wiring is not None and not stream.wiring.has_rows:  # a second stream, or skips
+        yield _Difference("the rule of the stream", stream.wiring.name, wiring.name, "")
+    for site in stream.sites:
+        if site.role == "skip":
+            yield _Difference("an earlier state", "added once more", "no skip", site.id)
     if stream.wiring is None or not _are_equal(stream.wiring, wiring, stream.num_layers, per_layer):
         rows = wiring.rows(stream.num_layers, per_layer)
         is_parallel = any(row.shares for row in rows)
         for layer, group in groupby(branches, key=lambda site: site.layer):
-            for site, row in zip(group, rows[layer * per_layer :], strict=False):
-                for difference in _compare_row(site, row, is_parallel):
-                    differences.setdefault(difference, []).append(site.id)
-    for difference, sites in differences.items():
-        yield Deviation(*difference, tuple(sites), len(branches))
+            sites = [*group]
+            is_shared = len({naming.find_scale_names(site.sublayer) for site in sites}) == 1
+            for site, row in zip(sites, rows[layer * per_layer :], strict=False):
+                for words in _compare_row(site, row, is_parallel, is_shared and len(sites) > 1):
+                    yield _Difference(*words, site.id)
+    for site in branches:
+        found = site.sublayer.add.out.tensor.dtype
+        if dtype not in (None, found):
+            yield _Difference(
+                "the dtype of the sum", str(found).removeprefix("torch."), str(dtype).removeprefix("torch."), site.id
+            )
 
 
 def _are_equal(found: Wiring, expected: Wiring, num_layers: int, per_layer: int) -> bool:
-    """Return whether two wirings have the same rows in a stack of this depth, and the same rule for what rows do not say."""
-    if {found.name, expected.name} & {"b2t", "resi_dual"}:  # a skip, or a second stream
-        return found.name == expected.name
+    """Return whether two wirings have the same rows in a stack of this depth."""
+    if not found.has_rows:
+        return False
     pairs = zip(found.rows(num_layers, per_layer), expected.rows(num_layers, per_layer), strict=True)
-    return all(naming.rows_match(b, a) and a.shares == b.shares for a, b in pairs)
+    return all(naming.rows_match(b, a) and a.shares == b.shares and _is_shared(a) == _is_shared(b) for a, b in pairs)
 
 
-def _compare_row(site: Site, expected: Row, is_parallel: bool) -> Iterator[tuple[str, str, str]]:
-    """Yield each difference of a sublayer's row as the term, what was found and what was expected."""
+def _is_shared(row: Row) -> bool:
+    """Return whether all sublayers of a layer share the learned factor of the branch."""
+    return isinstance(row.b, Learned) and row.b.shared
+
+
+def _compare_row(site: Site, expected: Row, is_parallel: bool, is_shared: bool) -> Iterator[tuple[str, str, str]]:
+    """Yield each difference of a sublayer's row as the term, what was found and what was expected.
+
+    `is_parallel` says what the wiring has, `is_shared` whether the sublayers of this layer have one learned factor.
+    """
     row = site.row
     if (site.parallel > 1) != is_parallel:
         words = {True: "in parallel", False: "one after the other"}
@@ -199,6 +235,9 @@ def _compare_row(site: Site, expected: Row, is_parallel: bool) -> Iterator[tuple
         places = ("on the branch", "on the residual")
         yield f"the factor {_describe(moved)}", *(places if moved is expected.a else places[::-1])
         return
+    if "b" not in different and isinstance(row.b, Learned) and is_shared != _is_shared(expected):
+        words = {True: "one for each layer", False: "one for each sublayer"}
+        yield "the learned factor of the branch", words[is_shared], words[not is_shared]
     for name in different:
         yield f"the factor of {MULTIPLIED[name]}", _describe(getattr(row, name)), _describe(getattr(expected, name))
 
@@ -213,35 +252,20 @@ def _describe(factor: Factor) -> str:
     return format_number(factor, 4, trim=True)
 
 
-def _compare_ends(stream: Stream, wiring: Wiring) -> Iterator[Deviation]:
+def _compare_ends(stream: Stream, wiring: Wiring) -> Iterator[_Difference]:
     """Yield the norms at both ends that the wiring has and the stream lacks."""
+    name = "" if stream.name == "stream" else stream.name
     if wiring.embedding_norm and stream.embedding_norm is None:
-        yield Deviation("the norm of the embedding", "missing", "before the first sublayer")
+        yield _Difference("the norm of the embedding", "missing", "before the first sublayer", name)
     if wiring.ends_in_norm(stream.num_layers) and stream.final_norm is None and not stream.sites[-1].row.norm_out:
-        yield Deviation("the final norm", "missing", "after the last sublayer")
+        yield _Difference("the final norm", "missing", "after the last sublayer", name)
 
 
-def _compare_norms(stream: Stream, eps: float | None, kind: str | None) -> Iterator[Deviation]:
+def _compare_norms(norms: Iterable[Norm], eps: float | None, kind: str | None) -> Iterator[_Difference]:
     """Yield the norms with another eps or kind."""
-    norms = [*stream.norms()]
-    wrong: dict[tuple[str, str, str], list[str]] = {}
     for norm in norms:
         if eps is not None and not naming.factors_match(eps, norm.eps or 0.0):
             found = "missing" if norm.eps is None else format_number(norm.eps, trim=True)
-            wrong.setdefault(("eps", found, format_number(eps, trim=True)), []).append(norm.path)
-        if kind is not None and norm.kind != kind:
-            wrong.setdefault(("the kind of the norm", norm.kind, kind), []).append(norm.path)
-    for difference, paths in wrong.items():
-        yield Deviation(*difference, tuple(paths), len(norms))
-
-
-def _compare_sums(stream: Stream, dtype: torch.dtype | None) -> Iterator[Deviation]:
-    """Yield the sums of another dtype."""
-    branches = [site for site in stream.sites if site.role == "branch"]
-    found: dict[torch.dtype, list[str]] = {}
-    for site in branches:
-        found.setdefault(site.sublayer.add.out.tensor.dtype, []).append(site.id)
-    for other, sites in found.items():
-        if dtype is not None and other != dtype:
-            names = (str(one).removeprefix("torch.") for one in (other, dtype))
-            yield Deviation("the dtype of the sum", next(names), next(names), tuple(sites), len(branches))
+            yield _Difference("eps", found, format_number(eps, trim=True), norm.path)
+        if kind not in (None, norm.kind):
+            yield _Difference("the kind of the norm", norm.kind, str(kind), norm.path)

@@ -46,7 +46,11 @@ def mark_slow(names, selected):
     return [name if name in selected else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
-ENDS = ("the final norm", "the norm of the embedding", "the sum")  # what a named wiring may lack, as a remark says
+ENDS = (
+    "the final norm",
+    "the norm of the embedding",
+    "an earlier state",
+)  # what a named wiring may lack, as a remark says
 
 
 def check(family):

@@ -46,9 +46,14 @@ def summarize_sublayer(chain: Chain, sublayer: Sublayer, layer: int, row: Row, h
     return SublayerSummary(
         layer, row, sublayer.kind, sublayer.role, sum(part.role == "branch" for part in parts),
         frozenset(id(norm) for part in parts for norm in part.reads.norms),
-        tuple(_find_first_input(value).name for value in sublayer.write_path.scales), has_reasons,
+        find_scale_names(sublayer), has_reasons,
         _count_skipped(chain, sublayer), _has_inner_norm(sublayer),
     )  # fmt: skip
+
+
+def find_scale_names(sublayer: Sublayer) -> tuple[str, ...]:
+    """Return the names of the learned parameters that scale the write of a sublayer."""
+    return tuple(_find_first_input(value).name for value in sublayer.write_path.scales)
 
 
 def _find_first_input(value: Value) -> Value:
