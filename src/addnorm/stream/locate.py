@@ -62,7 +62,7 @@ def locate(inspection: Inspection, tensor: Tensor) -> Location:
 
     Args:
         inspection: result of `addnorm.inspect` on the same inputs. It holds the values of its run.
-        tensor: the captured tensor. Its last dimension with the size of the stream's width has the features.
+        tensor: the captured tensor. A dimension of the size of the stream's width has the features.
 
     Raises:
         TypeError: `tensor` is not a tensor of real floating-point numbers.
