@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # imported at the first use: they take several times as long 
     from addnorm.fusion.result import Fusion, VerificationError
     from addnorm.stream.ablate import ablate, ablate_each, scale_write
     from addnorm.stream.decompose import decompose
-    from addnorm.stream.find.inspect import inspect
+    from addnorm.stream.inspect import inspect
     from addnorm.stream.locate import locate
     from addnorm.stream.record.recorder import record
     from addnorm.stream.verify import verify
@@ -87,7 +87,7 @@ _LATER = {
     "ablate_each": "stream.ablate",
     "scale_write": "stream.ablate",
     "decompose": "stream.decompose",
-    "inspect": "stream.find.inspect",
+    "inspect": "stream.inspect",
     "locate": "stream.locate",
     "record": "stream.record.recorder",
     "verify": "stream.verify",

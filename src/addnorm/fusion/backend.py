@@ -32,7 +32,7 @@ from addnorm.fusion.rewrite import insert_fused_call, read_written_values
 from addnorm.fusion.tolerance import Difference, worst
 from addnorm.fusion.wiring import Rewrite
 from addnorm.stream.dataflow.snapshot import StateSnapshot
-from addnorm.stream.find.inspect import capture_flow
+from addnorm.stream.inspect import capture_flow
 from addnorm.stream.find.norms import find_norms
 
 Forward = Callable[..., Any]

@@ -29,7 +29,7 @@ from addnorm.fusion.result import Fusion, VerificationError
 from addnorm.fusion.runs import run
 from addnorm.stream.dataflow.snapshot import StateSnapshot
 from addnorm.stream.dataflow.wrappers import find_fsdp_modules, find_wrapped_parameter
-from addnorm.stream.find.inspect import check_inputs, hint_inputs
+from addnorm.stream.inspect import check_inputs, hint_inputs
 
 UNDO = "_addnorm_undo"  # attribute of the compiled call: the function that unfuse calls
 USAGE = "addnorm.fuse(model, *args, **kwargs)"

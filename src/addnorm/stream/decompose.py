@@ -25,10 +25,10 @@ from addnorm.stream.edits import is_edited
 from addnorm.stream.find.adds import Add
 from addnorm.stream.find.chain import Chain
 from addnorm.stream.find.equation_errors import compute_operand, get_tolerance, relative_error
-from addnorm.stream.find.inspect import build_inspection, capture_flow, check_inputs, to_float64
 from addnorm.stream.find.inspection import Inspection, Stream
 from addnorm.stream.find.paths import Path
 from addnorm.stream.find.sublayers import Sublayer
+from addnorm.stream.inspect import build_inspection, capture_flow, check_inputs, to_float64
 from addnorm.stream.shares import BIASES, Components, find_step_obstacle, propagate, source_shares, sum_components
 from addnorm.stream.tokens import OmittedError, TokenMask, Tokens
 

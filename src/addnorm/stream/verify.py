@@ -17,9 +17,9 @@ from addnorm._util.norms import KINDS
 from addnorm._util.numbers import format_count, format_number
 from addnorm._util.render import Rendered
 from addnorm.stream.find import naming
-from addnorm.stream.find.inspect import inspect
 from addnorm.stream.find.inspection import Inspection, Site, Stream, Unknown
 from addnorm.stream.find.norm import Norm
+from addnorm.stream.inspect import inspect
 from addnorm.wirings.factors import FACTORS, Factor, Learned
 from addnorm.wirings.spec import Row, Stage, Wiring, as_wiring
 

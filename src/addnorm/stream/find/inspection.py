@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from torch import nn
 
@@ -230,6 +230,27 @@ class Stream:
         return f"<{self.name}: {format_count(len(self.sites), 'sublayer')}, {wiring}>"
 
 
+class ResidualProgram(Protocol):
+    """What an `Inspection` has of a `stream.program.result.Program`."""
+
+    wiring: spec.Wiring | None
+    sites: list[Any]
+
+    @property
+    def closure(self) -> float:
+        """The largest relative error of an equation."""
+
+    @property
+    def closes(self) -> bool:
+        """Whether every equation is within the tolerance."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the program as JSON types."""
+
+    def build_blocks(self) -> Iterator[Block]:
+        """Yield the paragraphs and the table of the program."""
+
+
 @dataclass(eq=False, repr=False)
 class Inspection(Rendered):
     """Result of `addnorm.inspect`. The result prints as a table.
@@ -242,6 +263,8 @@ class Inspection(Rendered):
         operators: number of operators that ran.
         target: the inspected model.
         outside: sums that change no stream, such as those of a classification head. Nothing is proven about these sums.
+        program: if the model has several streams, or computed coefficients, and no `Row` describes its sublayers: their matrices.
+            Then `streams` is empty.
     """
 
     model: str
@@ -251,6 +274,7 @@ class Inspection(Rendered):
     operators: int
     target: Any
     outside: tuple[Unknown, ...]
+    program: ResidualProgram | None = None
 
     def __post_init__(self) -> None:
         for k, site in enumerate(self.sites):
@@ -267,18 +291,24 @@ class Inspection(Rendered):
 
         The name is "unknown" for a wiring that is not in `addnorm.wirings`. Without a stream the result is "none".
         """
+        if self.program is not None:
+            return self.program.wiring.name if self.program.wiring else "unknown"
         names = [stream.wiring.name if stream.wiring else "unknown" for stream in self.streams]
         return " / ".join(dict.fromkeys(names)) if names else "none"
 
     @property
     def closure(self) -> float:
         """The largest relative error of the sites' equations, and of x_L == x_0 + all writes where a stream is a plain sum."""
+        if self.program is not None:
+            return self.program.closure
         errors = [site.closure for site in self.sites] + [s.closure for s in self.streams if s.closure is not None]
         return max(errors, default=float("nan"))
 
     @property
     def closes(self) -> bool:
         """Whether all equations of all streams are within tolerance and `unknown` is empty; False without a stream."""
+        if self.program is not None:
+            return self.program.closes
         return bool(self.streams) and not self.unknown and all(stream.closes for stream in self.streams)
 
     def site(self, name: str | int) -> Site:
@@ -306,13 +336,15 @@ class Inspection(Rendered):
             "schema": "addnorm.inspection", "schema_version": 1, "model": self.model, "mode": self.mode,
             "wiring": self.wiring, "closure": _finite_or_none(self.closure), "closes": self.closes,
             "streams": [stream.to_dict() for stream in self.streams],
+            "program": self.program and self.program.to_dict(),
             "unknown": [vars(part).copy() for part in self.unknown],
             "outside": [vars(part).copy() for part in self.outside],
         }  # fmt: skip
 
     def __repr__(self) -> str:
-        closing = f"closure {format_number(self.closure, 2)}" if self.sites else "no residual add"
-        return f"<Inspection of {self.model}: {self.wiring}, {format_count(len(self.sites), 'sublayer')}, {closing}>"
+        sites = self.sites if self.program is None else self.program.sites
+        closing = f"closure {format_number(self.closure, 2)}" if sites else "no residual add"
+        return f"<Inspection of {self.model}: {self.wiring}, {format_count(len(sites), 'sublayer')}, {closing}>"
 
     def _blocks(self) -> Iterator[Block]:
         yield Paragraph((self.model, "strong"), f", {self.mode}: ", (self.wiring, "accent"))
@@ -327,6 +359,8 @@ class Inspection(Rendered):
             names = [name for name in COLUMNS if name not in equal]
             rows = [TableRow([line.cells[name] for name in names], "" if line.closes else "bad") for line in lines]
             yield Table([COLUMNS[name] for name in names], rows)
+        if self.program is not None:
+            yield from self.program.build_blocks()
         for text in _group_unknown(self.unknown):
             yield Paragraph(("not understood ", "bad"), text)
         for text in _group_unknown(self.outside):

@@ -87,7 +87,7 @@ def split_views(op: Op, dims: Dims, roots: Roots) -> Dims | None:
         return tuple(dim for k, dim in enumerate(dims) if k not in chosen or old[k] != 1)
     if old == new:
         return dims
-    return broadcast(dims, old, new, roots) if "expand" in op.traits else _reshape(dims, new)
+    return broadcast(dims, old, new, roots) if "expand" in op.traits else reshape_dims(dims, new)
 
 
 def broadcast(dims: Dims, old: tuple[int, ...], new: tuple[int, ...], roots: Roots) -> Dims:
@@ -99,7 +99,7 @@ def broadcast(dims: Dims, old: tuple[int, ...], new: tuple[int, ...], roots: Roo
     )
 
 
-def _reshape(dims: Dims, shape: tuple[int, ...]) -> Dims | None:
+def reshape_dims(dims: Dims, shape: tuple[int, ...]) -> Dims | None:
     """Return the dimensions after a reshape that preserves the order of the elements."""
     if 0 in shape:
         return None
@@ -257,7 +257,7 @@ def _step(value: Value, source: Value, dims: Dims, roots: Roots) -> Dims | None:
         return dims if not changed and "join" in op.traits else None
     if value.shape == source.shape:
         return dims
-    return _reshape(dims, value.shape) if math.prod(value.shape) == math.prod(source.shape) else None
+    return reshape_dims(dims, value.shape) if math.prod(value.shape) == math.prod(source.shape) else None
 
 
 def relate(source: Value, target: Value, dims: Dims) -> Dims | None:
@@ -277,7 +277,7 @@ def relate(source: Value, target: Value, dims: Dims) -> Dims | None:
     for own, dim in zip(seen, dims, strict=True):
         sizes = [part.size for part in own]
         is_split = len(sizes) > 1 and math.prod(sizes) == math.prod(part.size for part in dim)
-        pieces = _reshape((dim,), tuple(sizes)) if is_split else None if len(sizes) > 1 else [dim][: len(sizes)]
+        pieces = reshape_dims((dim,), tuple(sizes)) if is_split else None if len(sizes) > 1 else [dim][: len(sizes)]
         if pieces is None:
             return None
         places |= dict(zip(own, pieces, strict=True))

@@ -23,7 +23,7 @@ from addnorm._util.torch_internals import in_function_transform
 from addnorm.stream.dataflow.frames import Frames
 from addnorm.stream.dataflow.observers import ObserverMode, observe_forwards, use_nonreentrant_checkpoints
 from addnorm.stream.dataflow.wrappers import find_fsdp_modules, find_ranks, meet, reshard
-from addnorm.stream.find.inspect import build_inspection, capture_flow, check_parameters
+from addnorm.stream.inspect import build_inspection, capture_flow, check_parameters
 from addnorm.stream.models.inputs import format_inputs
 from addnorm.stream.record.forward import Forward
 from addnorm.stream.record.gradients import GradientHooks

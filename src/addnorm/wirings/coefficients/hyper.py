@@ -183,12 +183,17 @@ class ManifoldConnection(_Projected):
     @torch.no_grad()
     def load_transformers(self, source: Any) -> None:
         """Copy `fn`, `base` and `scale` of a `DeepseekV4HyperConnection` or `Glm5NextHyperConnection`, whose A is transposed."""
-        n = self.n
         self.check_settings(
             n=source.hc_mult, iterations=source.hc_sinkhorn_iters, eps=source.hc_eps, norm_eps=source.input_norm.eps
         )
-        order = [*range(2 * n), *(2 * n + j * n + k for k in range(n) for j in range(n))]
         super().load_transformers(source)
+        self.transpose_mix()
+
+    @torch.no_grad()
+    def transpose_mix(self) -> None:
+        """Transpose Z_A: exchange the rows of φ and β that belong to entries (k, j) and (j, k) of A."""
+        n = self.n
+        order = [*range(2 * n), *(2 * n + j * n + k for k in range(n) for j in range(n))]
         for own in (self.project, self.bias):
             own.copy_(own[order])
 

@@ -24,6 +24,7 @@ import copy
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -49,6 +50,8 @@ from addnorm.stream.find.reasons import explain_no_stream, format_source, list_r
 from addnorm.stream.find.remarks import remark_on_start, remark_on_stream, remark_on_sublayer
 from addnorm.stream.find.sublayers import Sublayer, assign_layers, build_row, find_common_frame
 from addnorm.stream.find.unexplained import CENTRED, LONE_ADD, SUM, find_unexplained
+from addnorm.stream.program.build import find_program
+from addnorm.stream.program.naming import identify
 from addnorm.wirings.spec import Wiring
 
 NO_GRADIENTS = "None of the inputs have requires_grad"  # warning of a reentrant checkpoint without gradients
@@ -101,7 +104,27 @@ def inspect(model: nn.Module, *args: Any, float64: bool = False, **kwargs: Any) 
     with torch.no_grad(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", NO_GRADIENTS)
         flow = capture_flow(inner, args, kwargs)
-    return build_inspection(inner, flow, target=model)
+    inspection = build_inspection(inner, flow, target=model)
+    is_named = len(inspection.streams) == 1 and inspection.streams[0].wiring is not None
+    return inspection if inspection.closes and is_named else _find_program(inspection, flow)
+
+
+def _find_program(inspection: Inspection, flow: Flow) -> Inspection:
+    """Return the inspection with the residual program of the run, if that describes the run better.
+
+    It does if it closes and has a wiring that no rows express. Without a wiring it must have several streams, and the inspection
+    parts that are not understood.
+    """
+    with torch.no_grad():
+        program = find_program(flow)
+        if program is None or not program.closes or len(program.sites) < len(inspection.sites):
+            return inspection
+        identify(program)
+    if program.wiring is None:
+        is_better = max(program.sizes) > 1 and not inspection.closes
+    else:
+        is_better = not (inspection.closes and program.wiring.has_rows)
+    return replace(inspection, streams=(), unknown=(), program=program) if is_better else inspection
 
 
 def check_inputs(model: nn.Module, args: Any, kwargs: Any, usage: str) -> None:

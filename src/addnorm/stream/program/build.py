@@ -1,0 +1,85 @@
+"""The residual program of a captured run, and the parameters from which its coefficients are computed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from addnorm.stream.dataflow.graph import DATA, PARAMETER, Flow, Op, Value, walk
+from addnorm.stream.find.kinds import classify_sublayer
+from addnorm.stream.find.sublayers import find_common_frame
+from addnorm.stream.program.carried import Carrier
+from addnorm.stream.program.cuts import Spine, find_spine
+from addnorm.stream.program.maps import assemble, measure_map
+from addnorm.stream.program.result import Program, ProgramSite
+
+MIN_SITES = 2
+WIDTHS = 6  # how many widths are tried
+
+
+def find_program(flow: Flow) -> Program | None:
+    """Return the residual program of a captured run, whose norms were found; None if no stream is found."""
+    spines = [spine for width in _list_widths(flow) if (spine := find_spine(Carrier(flow, width))) is not None]
+    spine = max(spines, key=lambda spine: len(spine.writes), default=None)
+    if spine is None or len(spine.writes) < MIN_SITES:
+        return None
+    own = [[op for op in write.ops if not op.norms] or write.ops for write in spine.writes]
+    paths = [find_common_frame(ops, ops[0].frame).path for ops in own]
+    layers = _number_layers(paths)
+    sites = []
+    for k, write in enumerate(spine.writes):
+        before, after = spine.states[k : k + 2]
+        reads = [measure_map(spine.carrier, value, before) for value in write.reads]
+        sums = [measure_map(spine.carrier, value, [*before, write.value]) for value in after]
+        site_id = f"{paths[k]} ({paths[: k + 1].count(paths[k])})" if paths.count(paths[k]) > 1 else paths[k]
+        branch = [column.norm for part in sums for column in part.columns if column.source is write.value]
+        norm_branch = next(iter(branch), None)
+        sites.append(
+            ProgramSite(
+                site_id or "the model", paths[k], classify_sublayer(write.reads[0], own[k]), layers[k],
+                assemble(spine.carrier, reads, before), assemble(spine.carrier, sums, before),
+                assemble(spine.carrier, sums, [write.value], normed=norm_branch is not None),
+                reads[0].norm, norm_branch,
+                tuple(part.norm for part in sums for _ in range(spine.carrier.order(part.target)[2])),
+                max(part.error for part in (*reads, *sums)), write, before, reads, sums,
+            )
+        )  # fmt: skip
+    return Program(spine, sites, measure_map(spine.carrier, spine.end, spine.states[-1]))
+
+
+def _list_widths(flow: Flow) -> list[int]:
+    """Return the sizes that the last dimension of most activations has, the most frequent first."""
+    counts: dict[int, int] = {}
+    for op in flow.ops:
+        for value in op.outputs:
+            if value.kind & DATA and len(value.shape) > 1 and value.tensor.is_floating_point():
+                counts[value.shape[-1]] = counts.get(value.shape[-1], 0) + 1
+    return sorted((size for size in counts if size > 1), key=lambda size: -counts[size])[:WIDTHS]
+
+
+def _number_layers(paths: Sequence[str]) -> list[int]:
+    """Return the layer of each sublayer: from the first number in the modules' paths that changes, or else two to a layer."""
+    numbers = [re.findall(r"(?:^|\.)(\d+)(?=\.|$)", path) for path in paths]
+    for depth in range(min(map(len, numbers), default=0)):
+        keys = [of_one[depth] for of_one in numbers]
+        if len({*keys}) > 1:
+            order = [*dict.fromkeys(keys)]
+            return [order.index(key) for key in keys]
+    return [k // 2 for k in range(len(paths))]
+
+
+def find_leaves(spine: Spine, operands: Sequence[Value]) -> tuple[list[Value], list[Op]]:
+    """Return the parameters from which coefficients are computed, and the operators that compute them."""
+    ops: dict[Op, None] = {}
+    leaves: dict[Value, None] = {}
+
+    def follow(value: Value) -> list[Value]:
+        if value.op is None or value in spine.relevant:
+            return []
+        ops[value.op] = None
+        return value.op.inputs
+
+    for value in walk(operands, follow):
+        if value.op is None and value.kind & PARAMETER and not value.kind & DATA:
+            leaves[value] = None
+    return sorted(leaves, key=lambda value: value.name), [*ops]

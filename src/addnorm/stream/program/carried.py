@@ -1,0 +1,306 @@
+"""Values that a run carries: linear functions of earlier values in which every feature is treated alike.
+
+With its other operands frozen, an operator carries a value if it is linear in it and never combines or exchanges features: sums,
+products with numbers, gates and vectors, sums and matrix products over an axis of streams, views, cuts and joins. What another
+operator computes is a *source* if it has the width of the stream: the embedding, the output of a sublayer. So every carried
+value is a sum of multiples of sources, by which streams are found.
+
+An axis of streams is one that arises in the run: by an expansion, a stack, a repetition or a product with a matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from addnorm.stream.dataflow.arithmetic import is_ancestor
+from addnorm.stream.dataflow.graph import DATA, Flow, Op, Value
+from addnorm.stream.layout.dimensions import Dim, Dims, Part, Roots, reshape_dims, split_views
+
+FEATURES = 0  # root of the features
+AFFINE = {
+    "add": 2,
+    "sub": 2,
+    "rsub": 2,
+    "lerp": 2,
+    "where": 3,
+    "masked_fill": 1,
+    "neg": 1,
+    "native_dropout": 1,
+    "addcmul": 3,
+}
+
+
+class Carried(NamedTuple):
+    """A carried value.
+
+    Attributes:
+        dims: its dimensions, as parts of axes.
+        sources: the sources of which it is a sum of multiples, as bits.
+    """
+
+    dims: Dims
+    sources: int
+
+
+class Carrier:
+    """The carried values of a run whose streams have `width` features.
+
+    Attributes:
+        known: the carried values; the sources are among them.
+        sources: the sources in the order of the run; source k is bit k.
+        used: by the operator, the carried inputs from which it carries.
+    """
+
+    def __init__(self, flow: Flow, width: int) -> None:
+        self.width = width
+        self.known: dict[Value, Carried] = {}
+        self.sources: list[Value] = []
+        self.sources_set: set[Value] = set()
+        self.used: dict[Op, list[Value]] = {}
+        self._roots = Roots()
+        self._roots.make(width)  # FEATURES
+        self._streams: set[int] = set()
+        for leaf in flow.leaves:
+            self._add_source(leaf)
+        for op in flow.ops:
+            self._add(op)
+
+    def is_stream(self, dim: Dim) -> bool:
+        """Return whether a dimension is one of streams, or has one place."""
+        return all(part.root in self._streams or part.size == 1 for part in dim)
+
+    def order(self, value: Value) -> tuple[list[int], list[int], int]:
+        """Return how a carried value is brought to `(tokens, n, d)`: the sizes of its parts, their order, and n."""
+        parts = [part for dim in self.known[value].dims for part in dim]
+        at = range(len(parts))
+        features = sorted((k for k in at if parts[k].root == FEATURES), key=lambda k: -parts[k].stride)
+        streams = [k for k in at if parts[k].root in self._streams]
+        tokens = [k for k in at if k not in features and k not in streams]
+        n = 1
+        for k in streams:
+            n *= parts[k].size
+        return [part.size for part in parts], [*tokens, *streams, *features], n
+
+    def _add_source(self, value: Value) -> None:
+        tensor = value.tensor
+        if value.kind & DATA and tensor.is_floating_point() and len(value.shape) > 1 and value.shape[-1] == self.width:
+            dims = (*(self._roots.make(size) for size in value.shape[:-1]), (Part(FEATURES, 1, self.width),))
+            self.known[value] = Carried(dims, 1 << len(self.sources))
+            self.sources.append(value)
+            self.sources_set.add(value)
+
+    def _add(self, op: Op) -> None:
+        """Add the outputs of an operator: as carried values, or else as sources."""
+        used, dims = self._carry(op)
+        total = 0
+        for value in used:
+            total |= self.known[value].sources
+        for out, of_output in zip(op.outputs, dims, strict=False):
+            if out.tensor.is_floating_point():
+                self.known[out] = Carried(of_output, total)
+                self.used[op] = used
+        for out in op.outputs:
+            if out not in self.known:
+                self._add_source(out)
+
+    def _carry(self, op: Op) -> tuple[list[Value], list[Dims]]:
+        """Return the carried inputs and the dimensions of the outputs; two empty lists if the operator carries nothing."""
+        norm = op.outputs[0].norm if op.outputs else None
+        if norm is not None:
+            carried = self.known.get(norm.x)
+            if carried is None or carried.dims[-1:] != ((Part(FEATURES, 1, self.width),),):
+                return [], []
+            dims = reshape_dims(carried.dims, norm.y.shape)
+            return ([], []) if dims is None else ([norm.x], [dims])
+        used = [value for value in dict.fromkeys(op.inputs) if value in self.known]
+        if not used:
+            return [], []
+        first = self.known[used[0]].dims
+        if "view" in op.traits:
+            dims = self._view(op, first) if used[0] is op.inputs[0] else None
+            return ([], []) if dims is None else (used[:1], [dims] * len(op.outputs))
+        if op.name in ("stack", "cat"):
+            dims = self._join(op, op.args[0])
+        elif "cut" in op.traits:
+            return (used[:1], self._cut(op, first)) if used[0] is op.inputs[0] else ([], [])
+        elif op.name in AFFINE:
+            dims = self._merge(op, used)
+        elif op.name in ("mul", "div"):
+            chosen = self._choose_factor(op, used)
+            used, dims = ([], None) if chosen is None else ([chosen], self._merge(op, [chosen]))
+        elif op.name in ("sum", "mean"):
+            dims = self._reduce(op, first)
+        elif op.name in ("mm", "bmm") and len(used) == 1:
+            dims = self._multiply(op, first, op.args.index(used[0]))
+        elif "attention" in op.traits:
+            used, dims = self._attend(op, op.args[2])
+        elif "guard" in op.traits and len(used) == 1 and _changes_nothing(op, used[0]):
+            dims = first
+        else:
+            dims = None
+        return ([], []) if dims is None else (used, [dims])
+
+    def _born(self, size: int) -> Dim:
+        """Return a new dimension of streams."""
+        dim = self._roots.make(size)
+        self._streams.add(dim[0].root)
+        return dim
+
+    def _view(self, op: Op, dims: Dims) -> Dims | None:
+        known = {*self._roots.sizes}
+        new = split_views(op, dims, self._roots)
+        self._streams |= {*self._roots.sizes} - known  # of an expansion
+        return new
+
+    def _merge(self, op: Op, used: Iterable[Value]) -> Dims | None:
+        """Return the dimensions of an elementwise result; a dimension of streams in one operand is one in the result."""
+        shape = op.outputs[0].shape
+        dims: list[Dim] = [()] * len(shape)
+        for value in used:
+            for k, dim in enumerate(self.known[value].dims, len(shape) - len(value.shape)):
+                if value.shape[k - len(shape)] != shape[k]:
+                    if any(part.root == FEATURES for part in dim):
+                        return None
+                    continue
+                features = [[part.root == FEATURES for part in d] for d in (dims[k], dim)]
+                if dims[k] and features[0] != features[1]:
+                    return None
+                if not dims[k] or self.is_stream(dim):
+                    dims[k] = dim
+        for k, size in enumerate(shape):
+            if size > 1 and not dims[k]:
+                dims[k] = self._born(size)
+        return tuple(dims)
+
+    def _choose_factor(self, op: Op, used: Sequence[Value]) -> Value | None:
+        """Return the operand that a product carries: of two, the one from which the other, a gate, was computed."""
+        operands = [argument for argument in op.args[:2] if isinstance(argument, Value)]
+        if len(operands) == 2 and operands[0] is operands[1]:
+            return None
+        if op.name == "div":
+            return operands[0] if operands and operands[0] in used and op.args[0] is operands[0] else None
+        if len(used) == 1:
+            return used[0]
+        first, second = used
+        return first if is_ancestor(first, second) else second if is_ancestor(second, first) else None
+
+    def _cut(self, op: Op, dims: Dims) -> list[Dims]:
+        """Return the dimensions of the parts of a value; an empty list if features are separated."""
+        rank = len(dims)
+        if op.name in ("repeat", "repeat_interleave"):
+            return self._repeat(op, dims)
+        if op.name == "index" and len(op.args[1]) <= rank:
+            at = [k for k, index in enumerate(op.args[1]) if index is not None]
+        elif "exact" in op.traits or op.name == "index_select":
+            at = [op.get("dim", 0) % rank]
+        else:
+            return []
+        results = []
+        for out in op.outputs:
+            if len(at) != 1 or len(out.shape) != rank - ("select" in op.traits):
+                return []
+            k = at[0]
+            is_features = any(part.root == FEATURES for part in dims[k])
+            if is_features and (
+                "select" in op.traits or "exact" not in op.traits or not self._keeps_features(op, dims[k], out.shape[k])
+            ):
+                return []
+            rest = (*dims[:k], *dims[k + 1 :])
+            if "select" in op.traits:
+                results.append(rest)
+                continue
+            size = out.shape[k] // self.width if is_features else out.shape[k]
+            new = (
+                ()
+                if size == 1
+                else self._born(size)
+                if self.is_stream(dims[k][:-1] if is_features else dims[k])
+                else self._roots.make(size)
+            )
+            results.append((*dims[:k], (*new, dims[k][-1]) if is_features else new, *dims[k + 1 :]))
+        return results
+
+    def _keeps_features(self, op: Op, dim: Dim, size: int) -> bool:
+        """Return whether a cut of streams that lie one after the other keeps whole streams."""
+        start = op.get("start", 0) or 0
+        is_flat = dim[-1] == Part(FEATURES, 1, self.width) and self.is_stream(dim[:-1])
+        return is_flat and size % self.width == 0 and start % self.width == 0
+
+    def _repeat(self, op: Op, dims: Dims) -> list[Dims]:
+        shape = op.outputs[0].shape
+        if len(shape) != len(dims):
+            return []
+        results: list[Dim] = []
+        for dim, old, size in zip(dims, op.inputs[0].shape, shape, strict=True):
+            new = self._born(size // old) if size > old else ()
+            is_interleaved = op.name == "repeat_interleave"
+            if new and is_interleaved and any(part.root == FEATURES for part in dim):
+                return []
+            results.append((*dim, *new) if is_interleaved else (*new, *dim))
+        return [tuple(results)]
+
+    def _join(self, op: Op, parts: Sequence[Value]) -> Dims | None:
+        """Return the dimensions of values that are joined along an axis of streams or of tokens."""
+        if any(value.kind & DATA and value not in self.known for value in parts):
+            return None
+        each = [self.known[value].dims for value in parts if value in self.known]
+        first, shape = each[0], op.outputs[0].shape
+        k = op.get("dim", 0) % len(shape)
+        if op.name == "stack":
+            return (*first[:k], self._born(shape[k]), *first[k:])
+        flat = [dims[k] for dims in each if any(part.root == FEATURES for part in dims[k])]
+        if flat:
+            is_whole = all(dim[-1] == Part(FEATURES, 1, self.width) and self.is_stream(dim[:-1]) for dim in flat)
+            if len(flat) < len(parts) or not is_whole:
+                return None
+            return (*first[:k], (*self._born(shape[k] // self.width), flat[0][-1]), *first[k + 1 :])
+        new = self._born(shape[k]) if all(self.is_stream(dims[k]) for dims in each) else self._roots.make(shape[k])
+        return (*first[:k], new, *first[k + 1 :])
+
+    def _reduce(self, op: Op, dims: Dims) -> Dims | None:
+        """Return the dimensions of a sum over streams."""
+        axes = op.get("dim")
+        if not axes or op.get("dim") is None:
+            return None
+        chosen = {k % len(dims) for k in axes}
+        if not all(self.is_stream(dims[k]) for k in chosen):
+            return None
+        keeps = bool(op.get("keepdim", False))
+        return tuple(() if k in chosen else dim for k, dim in enumerate(dims) if keeps or k not in chosen)
+
+    def _multiply(self, op: Op, dims: Dims, at: int) -> Dims | None:
+        """Return the dimensions of a matrix product over streams, whose factor `at` is carried."""
+        own, other = (-1, -2) if at == 0 else (-2, -1)
+        if not self.is_stream(dims[own]) or not dims[own]:
+            return None
+        size = op.outputs[0].shape[own]
+        new = self._born(size) if size > 1 else ()
+        return (*dims[:-2], dims[other], new) if at == 0 else (*dims[:-2], new, dims[other])
+
+    def _attend(self, op: Op, values: Value) -> tuple[list[Value], Dims | None]:
+        """Return the values and the dimensions of the result if an attention chooses among streams, not among tokens."""
+        dims = self.known[values].dims if values in self.known else ()
+        is_among_streams = len(dims) > 2 and bool(dims[-2]) and self.is_stream(dims[-2])
+        if not is_among_streams or dims[-1] != (Part(FEATURES, 1, self.width),) or find_weights(op) is None:
+            return [], None
+        size = op.outputs[0].shape[-2]
+        return [values], (*dims[:-2], self._born(size) if size > 1 else (), dims[-1])
+
+
+def find_weights(op: Op) -> Tensor | None:
+    """Return the weights with which an attention without mask averages its values, in float64; None with a mask."""
+    if op.get("is_causal", False) or op.get("attn_mask", op.get("attn_bias")) is not None:
+        return None
+    query, key = (value.tensor.detach().double() for value in op.args[:2])
+    scale = op.get("scale")
+    return torch.softmax(query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale), -1)
+
+
+def _changes_nothing(op: Op, value: Value) -> bool:
+    """Return whether a guard, such as a clamp, returned all numbers unchanged."""
+    out = op.outputs[0]
+    return out.shape == value.shape and torch.equal(out.tensor, value.tensor)

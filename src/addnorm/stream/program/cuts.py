@@ -1,0 +1,356 @@
+"""The states of a residual program: before and after each sublayer, the fewest carried values from which all later ones follow.
+
+For n streams in one tensor a state is this tensor; for streams that are kept apart it is several values; where every sublayer
+reads earlier writes, the state grows. A state is found as a minimum cut of the graph of carried values (Menger's theorem).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass, field
+
+from addnorm.stream.dataflow.arithmetic import is_move, match_factor
+from addnorm.stream.dataflow.graph import DATA, Op, Value, walk
+from addnorm.stream.program.carried import Carrier
+
+_Node = tuple[Value, int]
+# The uses of a value: the index of the operator, and its carried output; None if it computes coefficients.
+_Uses = dict[Value, list[tuple[int, Value | None]]]
+
+
+@dataclass(eq=False)
+class Write:
+    """The output of a sublayer.
+
+    Attributes:
+        value: the output, a source; of sublayers that add up before they write, the sum.
+        reads: the carried values that the sublayer reads.
+        ops: the operators of the sublayer.
+    """
+
+    value: Value
+    reads: list[Value]
+    ops: list[Op]
+
+    @property
+    def start(self) -> int:
+        """The index of the sublayer's first operator."""
+        return min(op.index for op in self.ops)
+
+
+@dataclass(eq=False)
+class Spine:
+    """The carried values of one residual program.
+
+    Attributes:
+        carrier: all carried values of the run.
+        end: the last read of the streams, or its norm.
+        writes: the outputs of the sublayers, in the order of the run.
+        starts: the sources that depend on no state: embeddings.
+        relevant: the carried values that lead to the end or to a read.
+        states: the state before each sublayer, and the state at the end.
+    """
+
+    carrier: Carrier
+    end: Value
+    writes: list[Write] = field(default_factory=list)
+    starts: list[Value] = field(default_factory=list)
+    relevant: set[Value] = field(default_factory=set)
+    states: list[list[Value]] = field(default_factory=list)
+
+
+def find_spine(carrier: Carrier) -> Spine | None:
+    """Return the residual program with the most sublayers; None if no sum has two sources of which one reads the other."""
+    known = carrier.known
+    end = max(known, key=lambda value: (known[value].sources.bit_count(), value.index), default=None)
+    if end is None or known[end].sources.bit_count() < 3:
+        return None
+    spine = Spine(carrier, end)
+    whole = known[end].sources
+    inside = {value for value, carried in known.items() if not carried.sources & ~whole}
+    for k, source in enumerate(carrier.sources):
+        if whole >> k & 1:
+            write = _find_write(carrier, source, inside)
+            spine.writes += [write] if write.reads else []
+            spine.starts += [] if write.reads else [source]
+    _join_writes(spine)
+    for write in spine.writes:
+        write.value = _follow_tokens(carrier, write.value)
+        carrier.sources_set.add(write.value)
+    before: set[Value] = set()
+    for write in spine.writes:  # an earlier read again, as of shared keys and values, is not a read of the state
+        write.reads = [value for value in write.reads if value not in before] or write.reads
+        write.ops = _filter_ops(carrier, write.ops, write.reads)
+        before.update(write.reads)
+    reads = [value for write in spine.writes for value in write.reads]
+    spine.relevant = {*walk([end, *reads], lambda value: list_carried_inputs(carrier, value))}
+    if spine.writes:
+        _find_states(spine, inside)
+    return spine if spine.writes else None
+
+
+def _join_writes(spine: Spine) -> None:
+    """Join the writes that are added up before they reach the stream: those of experts, or of parallel sublayers.
+
+    None of them reads a state with the other. A write may read another alone, as a convolution after a sublayer does.
+    """
+    carrier = spine.carrier
+    bits = {write: carrier.known[write.value].sources for write in spine.writes}
+    sums = {}
+    for value in walk([spine.end], lambda value: list_carried_inputs(carrier, value)):
+        of_value = carrier.known[value].sources
+        parts = [write for write, bit in bits.items() if bit & of_value]
+        is_sum = value.op is not None and value.op.name in ("add", "sum") and value not in carrier.sources_set
+        if is_sum and len(parts) > 1 and sum(bits[part] for part in parts) == of_value:
+            reads = [carrier.known[read].sources for part in parts for read in part.reads]
+            if not any(read & of_value and read & ~of_value for read in reads):
+                sums[value] = parts
+    for value, parts in sums.items():
+        if any({*parts} < {*others} for others in sums.values()) or not {*parts} <= {*spine.writes}:
+            continue
+        is_nested = any(read in carrier.sources_set for part in parts for read in part.reads)
+        whole = _follow_constants(carrier, value) if is_nested else value
+        carrier.sources_set.add(whole)
+        inner = dict.fromkeys(read for part in parts for read in part.reads)
+        outer = [read for read in inner if not carrier.known[read].sources & carrier.known[whole].sources]
+        joined = Write(whole, outer, sorted({op for part in parts for op in part.ops}, key=lambda op: op.index))
+        spine.writes = sorted(
+            [*(w for w in spine.writes if w not in parts), joined], key=lambda write: write.value.index
+        )
+
+
+def list_carried_inputs(carrier: Carrier, value: Value) -> list[Value]:
+    """Return the values of which a carried value is a linear function in one step."""
+    return carrier.used.get(value.op, []) if value.op is not None and value not in carrier.sources_set else []
+
+
+def _find_write(carrier: Carrier, source: Value, inside: Set[Value]) -> Write:
+    """Return the sublayer that computes a source: the operators back to the carried values that it reads."""
+    ops: set[Op] = set()
+    reads: dict[Value, None] = {}
+    todo = [source]
+    while todo:
+        value = todo.pop()
+        if value is not source and value in inside and value.part != "memory":
+            reads[value] = None
+        elif value.op is not None and value.op not in ops:
+            ops.add(value.op)
+            todo += value.op.inputs
+    roots = sorted({_find_root(carrier, read) for read in reads}, key=lambda value: value.index)
+    return Write(source, roots, _filter_ops(carrier, sorted(ops, key=lambda op: op.index), roots))
+
+
+def _filter_ops(carrier: Carrier, ops: Iterable[Op], reads: Iterable[Value]) -> list[Op]:
+    """Return the operators that depend on what a sublayer reads; its tables of positions, for example, do not."""
+    reached = {*reads}
+    own: list[Op] = []
+    for op in ops:
+        if not reached.isdisjoint(op.inputs) or any(_find_root(carrier, value) in reached for value in op.inputs):
+            reached.update(op.outputs)
+            own.append(op)
+    return own
+
+
+def _find_root(carrier: Carrier, value: Value) -> Value:
+    """Return the value of which a carried value is a view, a cut or a join."""
+    while value.norm is None and value.op is not None and is_move(value.op):
+        inputs = list_carried_inputs(carrier, value)
+        if len(inputs) != 1:
+            break
+        value = inputs[0]
+    return value
+
+
+def _follow_constants(carrier: Carrier, value: Value) -> Value:
+    """Return the value after the numbers that multiply a sum, which belong to the sublayer as its last step."""
+    while True:
+        product = match_factor(value.users[0]) if len({*value.users}) == 1 else None
+        if product is None or product[1].kind != "constant" or product[0] is not value:
+            return value
+        value = value.users[0].outputs[0]
+
+
+def _follow_tokens(carrier: Carrier, value: Value) -> Value:
+    """Return the value after the last operator that puts the tokens of a write in another order, as after experts."""
+    last = value
+    while True:
+        outs = [
+            op.outputs[0]
+            for op in dict.fromkeys(value.users)
+            if op.outputs and value in list_carried_inputs(carrier, op.outputs[0])
+        ]
+        if len(outs) != 1 or len(list_carried_inputs(carrier, outs[0])) != 1 or outs[0].op is None:
+            return last
+        value = outs[0]
+        if value.op is not None and "cut" in value.op.traits:
+            last = value
+
+
+def _find_states(spine: Spine, inside: Set[Value]) -> None:
+    """Set the state before each sublayer, and the state after the last one."""
+    carrier, writes = spine.carrier, spine.writes
+    uses = _list_uses(spine)
+    state = spine.starts
+    for k, write in enumerate(writes):
+        given = {*spine.starts, *(earlier.value for earlier in writes[:k])}
+        last = writes[k - 1].value if k else None
+        targets = _find_live(spine, uses, given, write.start, last) | {*write.reads}
+        state = _cut(carrier, [*state, last] if last else state, targets, last)
+        moved = [_move_forward(spine, uses, value, write.start, targets, True, is_start=not k) for value in state]
+        spine.states.append(state := sorted(dict.fromkeys(moved), key=lambda value: value.index))
+    last, given = writes[-1].value, {*spine.starts, *(write.value for write in writes)}
+    live = _find_live(spine, uses, given, spine.end.index, last, only_coefficients=True)
+    state = _find_last_state(carrier, state, last, spine.end, live)
+    alike = next((earlier for earlier in reversed(spine.states) if len(earlier) == len(state)), [])
+    normed = [value.norm is not None for value in alike] or [False] * len(state)
+    moved = [
+        _move_forward(spine, uses, *pair[:1], spine.end.index + 1, set(), pair[1])
+        for pair in zip(state, normed, strict=True)
+    ]
+    spine.states.append(moved)
+
+
+def _list_uses(spine: Spine) -> _Uses:
+    """Return the uses of the relevant values: the index of the operator, with its carried output if that is relevant."""
+    uses: _Uses = {}
+    inside: set[Op] = {op for write in spine.writes for op in write.ops}
+    coefficients = find_coefficient_ops(spine)
+    for out in spine.relevant:
+        for value in list_carried_inputs(spine.carrier, out):
+            uses.setdefault(value, []).append((out.index, out))
+    for value in spine.relevant:
+        ops = [op for op in dict.fromkeys(value.users) if op in coefficients and op not in inside]
+        uses.setdefault(value, []).extend((op.index, None) for op in ops)
+    return uses
+
+
+def find_coefficient_ops(spine: Spine) -> set[Op]:
+    """Return the operators that compute the coefficients of relevant values."""
+    starts: list[Value] = []
+    for value in spine.relevant:
+        carried = list_carried_inputs(spine.carrier, value)
+        if carried and value.op is not None and value.norm is None:
+            starts += [other for other in value.op.inputs if other not in carried]
+    ops: set[Op] = set()
+
+    def follow(value: Value) -> Iterable[Value]:
+        if value.op is None or value in spine.relevant:
+            return []
+        ops.add(value.op)
+        return value.op.inputs
+
+    for _ in walk(starts, follow):
+        pass
+    return ops
+
+
+def _find_live(
+    spine: Spine, uses: _Uses, given: Set[Value], now: int, last: Value | None, only_coefficients: bool = False
+) -> set[Value]:
+    """Return the values before `now` that are used after it, and those from which coefficients were computed after `last`."""
+    carrier = spine.carrier
+    since = last.index if last is not None else -1
+    bits = 0
+    for value in given:
+        bits |= carrier.known[value].sources
+    live: set[Value] = set()
+    for value, of_value in uses.items():
+        is_given = value.index < now and not carrier.known[value].sources & ~bits
+        later = [index for index, out in of_value if index >= now] if not only_coefficients else []
+        if is_given and (later or any(out is None and index > since for index, out in of_value)):
+            live.add(value)
+    return live
+
+
+def _cut(carrier: Carrier, sources: Sequence[Value], targets: Set[Value], last: Value | None = None) -> list[Value]:
+    """Return the fewest values that lie on all paths from sources to targets; of several cuts, the one nearest to the sources.
+
+    `last`, the last write, counts a little more than one value: of two cuts, a state is the one with the sum of stream and write.
+    """
+    start = {*sources}
+    region = _find_region(carrier, start, targets)
+    own = carrier.known[last].sources if last is not None else 0
+    # A value is two nodes, and the edge between them has its capacity. Other edges have no limit.
+    room: dict[tuple[_Node, _Node], int] = {}
+    ends: dict[_Node, list[_Node]] = {}
+
+    def connect(a: _Node, b: _Node, capacity: int) -> None:
+        room[a, b], room[b, a] = capacity, 0
+        ends.setdefault(a, []).append(b)
+        ends.setdefault(b, []).append(a)
+
+    for value, inputs in region.items():
+        connect((value, 0), (value, 1), 3 if carrier.known[value].sources == own else 2)
+        for other in inputs:
+            connect((other, 1), (value, 0), 2 * len(region) + 2)
+    while True:
+        parents: dict[_Node, _Node | None] = {(value, 0): None for value in sources if value in region}
+        todo = deque(parents)
+        node: _Node | None = None
+        while todo:
+            node = todo.popleft()
+            if node[1] and node[0] in targets:
+                break
+            for end in ends[node]:
+                if room[node, end] and end not in parents:
+                    parents[end] = node
+                    todo.append(end)
+            node = None
+        if node is None:
+            return [value for value in region if (value, 0) in parents and (value, 1) not in parents]
+        while (before := parents[node]) is not None:
+            room[before, node] -= 1
+            room[node, before] += 1
+            node = before
+
+
+def _find_region(carrier: Carrier, start: Set[Value], targets: Iterable[Value]) -> dict[Value, list[Value]]:
+    """Return the values between two sets, each with the values of which it is a function in one step."""
+
+    def follow(value: Value) -> list[Value]:
+        return [] if value in start else list_carried_inputs(carrier, value)
+
+    return {value: follow(value) for value in walk(targets, follow)}
+
+
+def _find_last_state(
+    carrier: Carrier, state: Sequence[Value], last: Value, end: Value, live: Set[Value]
+) -> list[Value]:
+    """Return the state after the last write: the sums with it, and what is read beside them.
+
+    If coefficients are computed from the write alone, in `live`, it is a stream of its own.
+    """
+    region = _find_region(carrier, {*state, last}, [end])
+    own = {value for value in region if carrier.known[value].sources == carrier.known[last].sources}
+    if appended := own & live:
+        return [*state, min(appended, key=lambda value: value.index)]
+    sums: dict[Value, None] = {}
+
+    def follow(value: Value) -> list[Value]:
+        if value not in own and not own.isdisjoint(region[value]):
+            sums[value] = None
+            return []
+        return region[value]
+
+    beside = [value for value in walk([end], follow) if value in state]
+    return sorted([*sums, *beside], key=lambda value: value.index)
+
+
+def _move_forward(
+    spine: Spine, uses: _Uses, value: Value, now: int, targets: Set[Value], through_norms: bool, is_start: bool = False
+) -> Value:
+    """Return the value that follows by views, biases and norms alone, while nothing else reads the values on the way.
+
+    At the start, factors belong to the embedding.
+    """
+    while True:
+        of_value = uses.get(value, [])
+        out = of_value[0][1] if len(of_value) == 1 else None
+        if out is None or of_value[0][0] >= now or value in targets or out.op is None:
+            return value
+        is_shifted = out.op.name == "add" and not any(v.kind & DATA for v in out.op.inputs if v is not value)
+        is_factor = is_start and len(list_carried_inputs(spine.carrier, out)) == 1
+        if not through_norms if out.norm is not None else not (is_shifted or is_factor or "view" in out.op.traits):
+            return value
+        value = out

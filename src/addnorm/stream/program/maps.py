@@ -1,0 +1,346 @@
+"""The matrices of a residual program, measured: what each state and read is of the state before it and of the write.
+
+    target = N(M_1 X_1 + M_2 X_2 + ... + bias)
+
+The operators between are computed again in float64 on one stream of ones at a time, with all other operands frozen: that gives a
+column of a matrix for every token and feature. The equation is then computed with the values of the run, which proves that the
+matrices are all there is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from addnorm.stream.dataflow.arithmetic import is_move, is_view, match_factor
+from addnorm.stream.dataflow.graph import DATA, PARAMETER, Op, Value, walk
+from addnorm.stream.dataflow.replay import replay_op, run_op
+from addnorm.stream.find.equation_errors import relative_error
+from addnorm.stream.find.norm import Norm
+from addnorm.stream.program.carried import Carrier, find_weights
+from addnorm.stream.program.cuts import list_carried_inputs
+
+BETWEEN = "a norm of a sum lies between two states"
+EARLIER = "a value from before the state is read again"
+MAX_ENTRIES = 64  # of a matrix in JSON
+EQUAL = 1e-6  # coefficients that differ by less are those of one number
+
+
+@dataclass(eq=False)
+class Column:
+    """One operand of a target.
+
+    Attributes:
+        source: the value of the state, or the write.
+        operand: the source, or its norm.
+        norm: the norm through which it is read, or None.
+        matrix: `(tokens, n_out, n_in, d)`, or `(tokens, n_out, n_in, 1)` if it is the same for all features.
+        kind: what the matrix depends on, as the bits of `Value.kind`.
+        operands: the frozen values from which the matrix is computed.
+    """
+
+    source: Value
+    operand: Value
+    norm: Norm | None
+    matrix: Tensor
+    kind: int
+    operands: list[Value]
+
+
+@dataclass(eq=False)
+class Map:
+    """What a value is of earlier ones.
+
+    Attributes:
+        target: the value.
+        norm: the norm of the sum, or None.
+        after: the views and factors after this norm.
+        columns: the operands.
+        bias: `(tokens, n_out, d)`, what the sum has besides; None if it is zero.
+        error: relative error of the equation, computed in float64 with the values of the run.
+        reason: why the equation does not describe the value; empty if it does.
+    """
+
+    target: Value
+    norm: Norm | None
+    after: list[Op]
+    columns: list[Column]
+    bias: Tensor | None
+    error: float
+    reason: str = ""
+
+
+def to_streams(carrier: Carrier, value: Value, tensor: Tensor | None = None) -> Tensor:
+    """Return a carried value as `(tokens, n, d)` in float64."""
+    sizes, order, n = carrier.order(value)
+    tensor = value.tensor.detach() if tensor is None else tensor
+    return tensor.double().reshape(sizes).permute(order).reshape(-1, n, carrier.width)
+
+
+def _from_streams(carrier: Carrier, value: Value, streams: Tensor) -> Tensor:
+    """Return `(tokens, n, d)` in the layout of a carried value."""
+    sizes, order, _ = carrier.order(value)
+    inverse = sorted(range(len(order)), key=order.__getitem__)
+    return streams.reshape([sizes[k] for k in order]).permute(inverse).reshape(value.shape)
+
+
+def measure_map(carrier: Carrier, target: Value, sources: Sequence[Value], freeze: bool = False) -> Map:
+    """Measure what `target` is of `sources`. With `freeze`, norms of the sources count as factors, with the run's statistics."""
+    norm, after = _peel(carrier, target, sources)
+    total = norm.x if norm is not None else target
+    operands, region, reason = _find_operands(carrier, total, sources, freeze)
+    if reason == EARLIER:
+        return Map(target, norm, after, [], None, math.inf, reason)
+    zeros = {operand: torch.zeros(operand.shape, dtype=torch.float64) for operand in operands}
+    bias = to_streams(carrier, total, _evaluate(carrier, total, zeros, region))
+    columns: list[Column] = []
+    for operand, (source, own_norm) in operands.items():
+        columns.append(_measure_column(carrier, total, operand, source, own_norm, zeros, bias, region))
+    part = Map(target, norm, after, columns, bias if bool(bias.any()) else None, 0.0, reason)
+    result = apply_map(carrier, part, {source: to_streams(carrier, source) for source in sources})
+    if result is None:  # the target has other tokens than the sources
+        actual = {operand: operand.tensor.detach().double() for operand in operands}
+        result = _finish(carrier, part, to_streams(carrier, total, _evaluate(carrier, total, actual, region)))
+    part.error = relative_error(to_streams(carrier, target), result)
+    return part
+
+
+def apply_map(carrier: Carrier, part: Map, streams: Mapping[Value, Tensor]) -> Tensor | None:
+    """Return the target for other streams `(tokens, n, d)` of each source; None if it has other tokens than the sources.
+
+    Norms are computed by their formulas.
+    """
+    result = torch.zeros(1, 1, 1, dtype=torch.float64) if part.bias is None else part.bias
+    for column in part.columns:
+        own = streams[column.source]
+        if column.norm is not None and column.operand is not column.source:
+            own = _normalize(carrier, column, own)
+        if column.matrix.shape[0] != len(own):
+            return None
+        result = result + (column.matrix * own.unsqueeze(1)).sum(2)
+    return _finish(carrier, part, result)
+
+
+def _normalize(carrier: Carrier, column: Column, streams: Tensor) -> Tensor:
+    """Return the norm through which a source is read, for other streams of the source."""
+    assert column.norm is not None
+    x = column.norm.x
+
+    def follow(value: Value) -> list[Value]:
+        return [] if value is column.source else list_carried_inputs(carrier, value)
+
+    region = sorted(walk([x], follow), key=lambda value: value.index)
+    given = {column.source: _from_streams(carrier, column.source, streams)}
+    return column.norm(to_streams(carrier, x, _evaluate(carrier, x, given, region)))
+
+
+def _finish(carrier: Carrier, part: Map, total: Tensor) -> Tensor:
+    """Return the target from the sum: its norm, and the operators after it."""
+    if part.norm is None:
+        return total
+    y = part.norm(total)
+    if not part.after:
+        return y
+    last = part.norm.y
+    for op in part.after:
+        (carried,) = list_carried_inputs(carrier, op.outputs[0])
+        given = _from_streams(carrier, carried, y)
+        y = to_streams(carrier, op.outputs[0], _replay(op.outputs[0], [carried], {carried: given}))
+        last = op.outputs[0]
+    assert last is part.target
+    return y
+
+
+def _peel(carrier: Carrier, target: Value, sources: Sequence[Value]) -> tuple[Norm | None, list[Op]]:
+    """Return the norm whose output is `target` up to views and factors, and the operators after the norm."""
+    after: list[Op] = []
+    value = target
+    while value not in sources and value.op is not None:
+        if value.norm is not None:
+            norm: Norm = value.norm
+            return norm, after[::-1]
+        inputs = list_carried_inputs(carrier, value)
+        is_simple = len(inputs) == 1 and (is_view(value.op) or match_factor(value.op) is not None)
+        if not is_simple or carrier.order(inputs[0])[2] != carrier.order(value)[2]:
+            return None, []
+        after.append(value.op)
+        value = inputs[0]
+    return None, []
+
+
+def _find_operands(
+    carrier: Carrier, total: Value, sources: Sequence[Value], freeze: bool
+) -> tuple[dict[Value, tuple[Value, Norm | None]], dict[Value, None], str]:
+    """Return the operands of a sum, each with its source and the norm of it, the values between, and why this fails."""
+    operands: dict[Value, tuple[Value, Norm | None]] = {}
+    reason = ""
+
+    def follow(value: Value) -> Iterable[Value]:
+        nonlocal reason
+        if value in sources:
+            operands[value] = (value, None)
+            return []
+        if value.norm is not None:
+            source = _find_single(carrier, value.norm.x, sources)
+            if source is not None and not freeze:
+                operands[value] = (source, value.norm)
+                return []
+            if source is None and not _is_joined(carrier, value.norm.x, sources):
+                reason = BETWEEN
+        if value in carrier.sources_set:
+            reason = EARLIER
+        return list_carried_inputs(carrier, value)
+
+    region = sorted(walk([total], follow), key=lambda value: value.index)
+    order = {source: k for k, source in enumerate(sources)}
+    operands = dict(sorted(operands.items(), key=lambda item: order[item[1][0]]))
+    return operands, dict.fromkeys(region), reason
+
+
+def _find_single(carrier: Carrier, value: Value, sources: Sequence[Value]) -> Value | None:
+    """Return the source of which a value is a view or a multiple, or None."""
+    while value not in sources:
+        inputs = list_carried_inputs(carrier, value)
+        is_simple = value.op is not None and (is_view(value.op) or match_factor(value.op) is not None)
+        if len(inputs) != 1 or not is_simple or value.norm is not None:
+            return None
+        value = inputs[0]
+    return value
+
+
+def _is_joined(carrier: Carrier, value: Value, sources: Sequence[Value]) -> bool:
+    """Return whether a value has the numbers of sources, each in its own streams."""
+    values = walk([value], lambda v: [] if v in sources else list_carried_inputs(carrier, v))
+    return all(v in sources or (v.op is not None and is_move(v.op) and v.norm is None) for v in values)
+
+
+def _evaluate(carrier: Carrier, total: Value, given: Mapping[Value, Tensor], region: Iterable[Value]) -> Tensor:
+    """Return `total` for other operands, with everything else frozen."""
+    known = dict(given)
+    for value in region:
+        if value in known or value.op is None:
+            continue
+        carried = carrier.used[value.op]
+        known[value] = _replay(value, carried, known)
+    return known[total]
+
+
+def _replay(value: Value, carried: Sequence[Value], known: Mapping[Value, Tensor]) -> Tensor:
+    op = value.op
+    assert op is not None
+    if value.norm is not None:
+        norm: Norm = value.norm
+        frozen = norm.denominator(norm.x.tensor.detach().double())
+        return norm.linear(known[norm.x].reshape(norm.x.shape), frozen).reshape(value.shape)
+    if "guard" in op.traits and op.name not in ("where", "masked_fill"):
+        return known[carried[0]]
+    if "attention" in op.traits:
+        weights = find_weights(op)
+        assert weights is not None
+        return weights @ known[carried[0]]
+    if is_view(op) or op.name == "native_dropout":
+        return replay_op(op, known[carried[0]])
+    inputs = {v: known[v] if v in carried else _freeze(v) for v in op.inputs}
+    return run_op(op, inputs)[op.outputs.index(value)]
+
+
+def _freeze(value: Value) -> Tensor:
+    tensor = value.tensor.detach()
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def _measure_column(
+    carrier: Carrier, total: Value, operand: Value, source: Value, norm: Norm | None, zeros: Mapping[Value, Tensor],
+    bias: Tensor, region: Mapping[Value, None],
+) -> Column:  # fmt: skip
+    streams = to_streams(carrier, operand)
+    columns = []
+    for j in range(streams.shape[1]):
+        ones = torch.zeros_like(streams)
+        ones[:, j] = 1.0
+        given = {**zeros, operand: _from_streams(carrier, operand, ones)}
+        columns.append(to_streams(carrier, total, _evaluate(carrier, total, given, region)) - bias)
+    matrix = torch.stack(columns, 2)
+    size = matrix.abs().amax().clamp_min(1e-30)
+    if bool(((matrix - matrix[..., :1]).abs() <= EQUAL * size).all()):
+        matrix = matrix[..., :1]
+    reached, frozen = {operand}, dict[Value, None]()
+    for value in region:
+        if value.op is not None and value not in zeros and not reached.isdisjoint(carrier.used[value.op]):
+            reached.add(value)
+            frozen.update(dict.fromkeys(v for v in value.op.inputs if v not in carrier.used[value.op]))
+    kind = 0
+    for value in frozen:
+        kind |= value.kind
+    return Column(source, operand, norm, matrix, kind, [*frozen])
+
+
+@dataclass(eq=False, repr=False)
+class Matrix:
+    """One matrix of a stage, or of the read at the end.
+
+    Attributes:
+        values: `(tokens, rows, columns, d)`; the last dimension has size one if all features have the same entries, and so has
+            the first if all tokens do.
+        source: "constant", "learned", or "computed" from the streams.
+        operands: the frozen values of the run from which it is made.
+    """
+
+    values: Tensor
+    source: str
+    operands: list[Value]
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean over tokens and features, `(rows, columns)`."""
+        return self.values.mean((0, 3))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the source and the mean entries as JSON types."""
+        rows, columns = self.values.shape[1:3]
+        small = {"mean": self.mean.tolist()} if rows * columns <= MAX_ENTRIES else {}
+        return {"source": self.source, "rows": rows, "columns": columns, **small}
+
+    def __repr__(self) -> str:
+        return f"<{self.source}, {self.values.shape[1]} x {self.values.shape[2]}>"
+
+
+def assemble(carrier: Carrier, maps: Sequence[Map], sources: Sequence[Value], normed: bool = False) -> Matrix:
+    """Return the matrix of several maps on the streams of `sources`; with `normed`, on their norms."""
+    columns: list[Column] = []
+    rows: list[Tensor] = []
+    for part in maps:
+        own = {column.source: column for column in part.columns if (column.norm is not None) == normed}
+        blocks = []
+        for source in sources:
+            n = carrier.order(source)[2]
+            if source in own:
+                blocks.append(_shrink(own[source].matrix))
+                columns.append(own[source])
+            else:
+                blocks.append(torch.zeros(1, carrier.order(part.target)[2], n, 1, dtype=torch.float64))
+        rows.append(_cat(blocks, 2))
+    kind = 0
+    for column in columns:
+        kind |= column.kind
+    name = "computed" if kind & DATA else "learned" if kind & PARAMETER else "constant"
+    operands = [*dict.fromkeys(value for column in columns for value in column.operands)]
+    return Matrix(_cat(rows, 1), name, operands)
+
+
+def _shrink(matrix: Tensor) -> Tensor:
+    """Return a matrix with one token if it is the same for all tokens."""
+    first = matrix[:1]
+    size = matrix.abs().amax().clamp_min(1e-30) if matrix.numel() else 1.0
+    return first if len(matrix) and bool(((matrix - first).abs() <= 1e-9 * size).all()) else matrix
+
+
+def _cat(blocks: Sequence[Tensor], dim: int) -> Tensor:
+    """Join matrices with expanded tokens and features."""
+    tokens, features = (max(block.shape[k] for block in blocks) for k in (0, -1))
+    return torch.cat([block.expand(tokens, *block.shape[1:-1], features) for block in blocks], dim)

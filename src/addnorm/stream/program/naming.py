@@ -1,0 +1,466 @@
+"""The name of a residual program: the wiring of the catalog whose stages have the matrices that were measured.
+
+Constants are compared with the wiring's. Computed coefficients are computed again by the wiring's own module in float64, on the
+states of the run and with the model's parameters, which are found by their shapes.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from addnorm.stream.dataflow.arithmetic import get_number
+from addnorm.stream.dataflow.graph import Op, Value
+from addnorm.stream.program.build import find_leaves
+from addnorm.stream.program.maps import Map, Matrix, assemble, to_streams
+from addnorm.stream.program.result import Program
+from addnorm.wirings.coefficients import ManifoldConnection
+from addnorm.wirings.factors import Learned, Place
+from addnorm.wirings.spec import CONSTRUCTORS, Wiring
+from addnorm.wirings.stage import Computed, Head, Stage
+
+CLOSE = 1e-4  # largest difference of coefficients that were computed in another order, relative to the largest
+EXACT = 1e-6  # the same of constants
+MOST = 300  # assignments of parameters that are tried
+LITTLE = 1e-2  # an epsilon may be this wrong before it is fitted
+
+
+@dataclass
+class Expected:
+    """The matrices of a stage of the catalog: `(tokens, rows, columns, d)`, NaN for a learned entry that may be any number."""
+
+    collapse: Tensor
+    mix: Tensor
+    inject: Tensor
+    bias: Tensor | None = None
+
+
+@dataclass
+class Match:
+    """A wiring, compared with a program.
+
+    Attributes:
+        wiring: the wiring.
+        error: the largest difference of a coefficient; infinite if a matrix has another shape or a norm another place.
+        errors: the same of each sublayer.
+        parameters: the names of the model's parameters by the names of the wiring's module, for each stage and the head.
+    """
+
+    wiring: Wiring
+    error: float
+    errors: list[float] = field(default_factory=list)
+    parameters: list[Mapping[str, str]] = field(default_factory=list)
+
+
+def identify(program: Program) -> None:
+    """Set the wiring of a program, with its options, and each site's parameters and deviation, if the catalog has its wiring."""
+    best: Match | None = None
+    for make in CONSTRUCTORS.values():
+        for match in _search(program, make):
+            if match.error <= max(CLOSE, program.tolerance) and (best is None or match.error < best.error / 4):
+                best = match
+    if best is not None:
+        program.wiring, program.deviation = best.wiring, best.error
+        for site, parameters, error in zip(program.sites, best.parameters, best.errors, strict=False):
+            site.parameters, site.deviation = parameters, error
+
+
+def _search(program: Program, make: Any) -> Iterator[Match]:
+    """Yield the matches of a constructor: for each choice of discrete options the best numbers."""
+    discrete, numbers = _list_options(program, make)
+    for choice in itertools.product(*discrete.values()):
+        options = dict(zip(discrete, choice, strict=True))
+        match = _try(program, make, options)
+        if match is None or match.error == float("inf"):
+            continue
+        for name, candidates in numbers.items():
+            tried = [(_try(program, make, {**options, name: value}), value) for value in candidates]
+            good = [(other, value) for other, value in tried if other is not None and other.error < match.error]
+            if good:
+                match, value = min(good, key=lambda item: item[0].error)
+                options[name] = value
+        yield match
+
+
+def _list_options(program: Program, make: Any) -> tuple[dict[str, list[Any]], dict[str, list[float]]]:
+    """Return the options of a constructor with the values to try: choices, and numbers that are fitted one after the other."""
+    hints = get_type_hints(make)
+    sizes, floats, counts = _find_constants(program)
+    reads = [len(stage.reads) for stage in program.sites]
+    discrete: dict[str, list[Any]] = {}
+    numbers: dict[str, list[float]] = {}
+    for name, parameter in inspect.signature(make).parameters.items():
+        hint, default = hints[name], parameter.default
+        if name == "n":
+            discrete[name] = [program.sizes[min(1, len(program.sizes) - 1)]]
+        elif name == "reads":
+            first = reads[:: max(1, len(reads) // program.num_layers)]
+            discrete[name] = [first[0] if len({*first}) == 1 else _find_period(first)]
+        elif hint is bool:
+            discrete[name] = [False, True]
+        elif get_origin(hint) is Literal:
+            discrete[name] = [*get_args(hint)]
+        elif hint is int:
+            values = sizes if name == "rank" else counts if name == "iterations" else range(1, 4)
+            discrete[name] = [*dict.fromkeys((default, *values))]
+        elif hint is float:
+            numbers[name] = floats
+        elif hint == (int | None):
+            discrete[name] = [None, *range(1, program.num_layers + 1)]
+    return discrete, numbers
+
+
+def _find_period(values: Sequence[int]) -> tuple[int, ...]:
+    """Return the shortest part of which a list is a repetition."""
+    for size in range(1, len(values) + 1):
+        if all(value == values[k % size] for k, value in enumerate(values)):
+            return tuple(values[:size])
+    return tuple(values)
+
+
+def _find_constants(program: Program) -> tuple[list[int], list[float], list[int]]:
+    """Return what the operators of the coefficients have: the sizes of matrices, numbers, and how often Sinkhorn divides."""
+    k = min(1, len(program.sites) - 1)
+    operands = [
+        v for matrix in (program.collapse(k), program.sites[k].mix, program.sites[k].inject) for v in matrix.operands
+    ]
+    leaves, ops = find_leaves(program.spine, operands)
+    found = [get_number(leaf) for op in ops for leaf in pytree.tree_leaves([(op.args, op.kwargs)])]
+    floats = sorted({number for number in found if number is not None and 0.0 < number < 10.0 and number != 1.0})
+    divisions = sum(op.name == "div" for op in ops)
+    sizes = {size for leaf in leaves if len(leaf.shape) == 2 for size in leaf.shape}
+    return sorted(sizes), floats, [count for count in ((divisions + 1) // 2, divisions // 2) if count > 0]
+
+
+def _try(program: Program, make: Any, options: Mapping[str, Any]) -> Match | None:
+    try:
+        wiring: Wiring = make(**options)
+    except (ValueError, TypeError):
+        return None
+    return compare(program, wiring)
+
+
+def compare(program: Program, wiring: Wiring) -> Match:
+    """Compare every stage of a program with a wiring."""
+    per_layer = len(program.sites) // program.num_layers
+    failed = Match(wiring, float("inf"))
+    if per_layer * program.num_layers != len(program.sites):
+        return failed
+    relation = torch.tensor(wiring.embedding, dtype=torch.float64)[:, None]
+    if program.sizes[0] == len(wiring.embedding) and program.sizes[0] > 1:
+        relation = torch.eye(program.sizes[0], dtype=torch.float64)
+    elif program.sizes[0] != 1:
+        return failed
+    errors: list[float] = []
+    parameters: list[Mapping[str, str]] = []
+    delayed = None
+    for k, found in enumerate(program.sites):
+        place = Place(*divmod(k, per_layer), program.num_layers, per_layer)
+        try:
+            stage = wiring.stage(*place)
+        except ValueError:
+            return failed
+        fitted = _fit(program, k, stage, place, relation, delayed)
+        if fitted is None or not _have_same_norms(found.reads, stage):
+            return failed
+        expected, names, error, delayed = fitted
+        parameters.append(names)
+        step = _relate(program, k, stage, expected, relation)
+        if step is None:
+            return failed
+        relation, of_step = step
+        errors.append(max(error, of_step))
+    end = _compare_head(program, wiring, relation, delayed)
+    if end is None:
+        return failed
+    return Match(wiring, max(*errors, end[0]), errors, [*parameters, end[1]])
+
+
+def _have_same_norms(reads: Sequence[Map], stage: Stage) -> bool:
+    return all((read.norm is not None) == stage.norm_in for read in reads)
+
+
+def _fit(
+    program: Program, k: int, stage: Stage | Head, place: Place, relation: Tensor, delayed: Tensor | None
+) -> tuple[Expected, Mapping[str, str], float, Tensor | None] | None:
+    """Return the matrices of a stage, the parameters with which they fit best, the error of C, and the C for the next stage."""
+    if stage.n != relation.shape[0]:
+        return None
+    is_head = isinstance(stage, Head)
+    found = _measure_read(program, k, stage)
+    if stage.coefficients is None and not stage.delayed:
+        expected = _build(stage, None)
+        flags = torch.tensor(stage.norm_streams)[:, None]
+        error = _differ(torch.where(flags, 0.0, expected.collapse), found, relation)
+        if any(stage.norm_streams):
+            maps = program.sites[k].reads if not is_head else [program.head]
+            normed = assemble(program.carrier, maps, program.spine.states[k], normed=True)
+            error = max(error, _differ(torch.where(flags, expected.collapse, 0.0), normed, relation))
+        return (expected, {}, error, None) if error < EXACT else None
+    if stage.coefficients is None:
+        if delayed is None:
+            return None
+        error = _differ(delayed, found, relation)
+        return (
+            None
+            if error > max(LITTLE, 2 * program.tolerance)
+            else (Expected(delayed, delayed, delayed), {}, error, None)
+        )
+    states = torch.einsum("cf,tfd->tcd", relation.nan_to_num(), _join_state(program, k))
+    matrices = (
+        [program.collapse(k)] if is_head else [program.collapse(k), program.sites[k].mix, program.sites[k].inject]
+    )
+    leaves, ops = find_leaves(program.spine, [v for matrix in matrices for v in matrix.operands])
+    best: tuple[Expected, Mapping[str, str], float, Tensor | None] | None = None
+    for module, names in _list_modules(stage.coefficients, program.carrier.width, stage, place, leaves, ops):
+        with torch.no_grad():
+            computed = module(states if stage.is_stacked else states.unbind(1))
+        expected = _build(stage, computed)
+        own, carried = expected.collapse, None
+        if stage.delayed:
+            own = delayed if delayed is not None else torch.eye(stage.n, dtype=torch.float64)[None, :1, :, None]
+            carried = expected.collapse
+        error = _differ(own, found, relation)
+        if not isinstance(stage, Head) and stage.computes != ("collapse",):
+            step = _relate(program, k, stage, expected, relation)
+            error = max(error, float("inf") if step is None else step[1])
+        if best is None or error < best[2]:
+            best = (expected, names, error, carried)
+    return best
+
+
+def _measure_read(program: Program, k: int, stage: Stage | Head) -> Matrix:
+    """Return C as measured; with the norms of streams as factors where the wiring's module contains them."""
+    maps = program.sites[k].reads if k < len(program.sites) else [program.head]
+    if not any(stage.norm_streams):
+        maps = [program.freeze(part, program.spine.states[k]) for part in maps]
+    return assemble(program.carrier, maps, program.spine.states[k])
+
+
+def _join_state(program: Program, k: int) -> Tensor:
+    parts = [to_streams(program.carrier, value) for value in program.spine.states[k]]
+    return torch.cat(parts, 1)
+
+
+def _relate(
+    program: Program, k: int, stage: Stage, expected: Expected, relation: Tensor
+) -> tuple[Tensor, float] | None:
+    """Return which found stream each expected one is after the stage, a matrix of ones, and the largest difference of a row.
+
+    A row is NaN for a stream that the model does not keep.
+    """
+    found = program.sites[k]
+    rows, inject, bias = found.mix.values, found.inject.values, program.bias(k)
+    if (bool(expected.mix.isnan().any()) and found.mix.source == "constant") or (
+        bool(expected.inject.isnan().any()) and found.inject.source == "constant"
+    ):
+        return None
+    wanted_bias = torch.zeros(1, stage.n_out, 1, dtype=torch.float64) if expected.bias is None else expected.bias
+    if (found.norm_branch is not None) != stage.norm_branch:
+        return None
+    norms = [norm is not None for norm in found.norms_out]
+    count = rows.shape[1]
+    new = torch.full((stage.n_out, count), float("nan"), dtype=torch.float64)
+    worst, free = 0.0, [*range(count)]
+    for i, has_norm in enumerate(stage.norms_out):
+        wanted = _apply(expected.mix[:, i : i + 1], relation)
+        best = (float("inf"), -1)
+        for f in free:
+            if norms[f] != has_norm:
+                continue
+            difference = max(
+                _distance(wanted, rows[:, f : f + 1]),
+                _distance(expected.inject[:, i : i + 1], inject[:, f : f + 1]),
+                _distance(wanted_bias[:, i : i + 1, None], bias[:, f : f + 1, None]),
+            )
+            if difference < best[0]:
+                best = (difference, f)
+        if best[0] <= (max(LITTLE, 2 * program.tolerance) if stage.coefficients is not None else EXACT):
+            new[i] = torch.nn.functional.one_hot(torch.tensor(best[1]), count).double()
+            free.remove(best[1])
+            worst = max(worst, best[0])
+        elif stage.n_out <= count:
+            return None
+    if free:
+        return None
+    return new, worst
+
+
+def _apply(matrix: Tensor, relation: Tensor) -> Tensor:
+    """Return a matrix on expected streams as one on found streams."""
+    used = ~relation.isnan().all(1)
+    part, rest = matrix[:, :, used], matrix[:, :, ~used]
+    if bool((rest.nan_to_num(1.0) != 0).any()):
+        return matrix.new_full((*matrix.shape[:2], relation.shape[1], 1), float("inf"))
+    chosen = relation[used]
+    is_unknown = torch.einsum("trcd,cf->trfd", part.isnan().double(), (chosen != 0).double()) > 0
+    result = torch.einsum("trcd,cf->trfd", part.nan_to_num(0.0), chosen)
+    return torch.where(is_unknown, float("nan"), result)
+
+
+def _differ(expected: Tensor, found: Matrix, relation: Tensor) -> float:
+    """Return the largest difference of two matrices, of which the first is one on expected streams."""
+    if bool(expected.isnan().any()) and found.source == "constant":
+        return float("inf")
+    return _distance(_apply(expected, relation), found.values)
+
+
+def _distance(expected: Tensor, found: Tensor) -> float:
+    """Return the largest difference, relative to the largest entry. NaN stands for any number that is the same for all tokens."""
+    if expected.shape[1:3] != found.shape[1:3] or (
+        len(expected) != len(found) and 1 not in (len(expected), len(found))
+    ):
+        return float("inf")
+    difference = (expected - found).abs()
+    constant = (found - found[:1]).abs().expand_as(difference)
+    difference = torch.where(expected.isnan().expand_as(difference), constant, difference)
+    size = found.abs().amax().clamp_min(1.0) if found.numel() else 1.0
+    return float((difference / size).amax()) if difference.numel() else 0.0
+
+
+def _compare_head(
+    program: Program, wiring: Wiring, relation: Tensor, delayed: Tensor | None
+) -> tuple[float, Mapping[str, str]] | None:
+    """Return the largest difference of the last read, and the parameters with which it fits."""
+    last = len(program.sites)
+    per_layer = last // program.num_layers
+    place = Place(program.num_layers, 0, program.num_layers, per_layer)
+    head = wiring.last_read(place)
+    final = program.head.norm
+    if (final is not None) != wiring.ends_in_norm(program.num_layers):
+        return None
+    if head is None:
+        head = Head(1, (1.0,))
+    fitted = _fit(program, last, head, place, relation, delayed)
+    return None if fitted is None else (fitted[2], fitted[1])
+
+
+# The matrices of a stage of the catalog.
+
+
+def _build(stage: Stage | Head, computed: Any) -> Expected:
+    """Return the matrices of a stage with the coefficients that its module computed."""
+    n_out = getattr(stage, "n_out", stage.n)
+
+    def choose(name: str, given: Any) -> Any:
+        value = getattr(computed, name, None) if computed is not None else None
+        return given if value is None else value
+
+    collapse = choose("collapse", stage.collapse)
+    rows = collapse if isinstance(collapse, Tensor) or isinstance(collapse[0], Sequence) else (collapse,)
+    mix = choose("mix", stage.mix)
+    if mix is None:
+        mix = torch.eye(n_out, stage.n, dtype=torch.float64)
+    inject = choose("inject", stage.inject)
+    c = _to_tensor(rows, 2 if isinstance(rows, Tensor) else 0, stage.n)
+    if inject is None:
+        return Expected(c, c, c)
+    a = _to_tensor(mix, 3, stage.n)
+    b = (
+        _to_tensor(inject, 1, 1)
+        if isinstance(inject, Tensor)
+        else _to_tensor(tuple((entry,) for entry in inject), 0, 1)
+    )
+    bias = choose("bias", None)
+    v = None if bias is None else torch.stack([_to_entry(entry) for entry in bias], 1)
+    return Expected(c, a, b, v)
+
+
+def _to_tensor(entries: Any, form: int, columns: int) -> Tensor:
+    """Return a matrix as `(tokens, rows, columns, d)`.
+
+    `form` says what a tensor is: 1 for `(*, rows)`, 2 for `(*, columns)` or `(*, columns, d)`, 3 for `(*, rows, columns)`.
+    """
+    if isinstance(entries, Tensor):
+        t = entries.double()
+        if form == 1:
+            return t.reshape(-1, t.shape[-1], 1, 1)
+        if form == 2:
+            t = t if t.dim() > 2 or t.shape[-1] != columns else t[..., None]
+            return t.reshape(-1, 1, columns, t.shape[-1])
+        return t.reshape(-1, *t.shape[-2:], 1)
+    rows = [[_to_entry(entry) for entry in row] for row in entries]
+    flat = [entry for row in rows for entry in row]
+    tokens, features = (max(entry.shape[k] for entry in flat) for k in (0, 1))
+    return torch.stack([torch.stack([entry.expand(tokens, features) for entry in row], 1) for row in rows], 1)
+
+
+def _to_entry(entry: Any) -> Tensor:
+    if isinstance(entry, Learned):
+        return torch.full((1, 1), float("nan"), dtype=torch.float64)
+    t = torch.as_tensor(entry, dtype=torch.float64)
+    return t.reshape(1, -1) if t.dim() < 2 else t.reshape(-1, t.shape[-1])
+
+
+# Modules with the model's parameters.
+
+
+def _list_modules(
+    computed: Computed, d: int, stage: Stage | Head, place: Place, leaves: Sequence[Value], ops: Sequence[Op]
+) -> Iterator[tuple[Any, Mapping[str, str]]]:
+    """Yield the wiring's module with each assignment of the model's parameters that fits by shape, and the names of these."""
+    try:
+        module = computed.make(d, stage.n, stage.reads, place).double().requires_grad_(False)
+    except (ValueError, TypeError):
+        return
+    names = [name for name, _ in module.named_parameters()]
+    candidates = [_list_tensors(parameter.shape, leaves, ops) for parameter in module.parameters()]
+    for chosen in itertools.islice(itertools.product(*candidates), MOST):
+        used = [leaf for own, _ in chosen for leaf in own]
+        if len({*used}) < len(used):
+            continue
+        for parameter, (_, tensor) in zip(module.parameters(), chosen, strict=True):
+            parameter.data.copy_(tensor)
+        assigned = {name: " + ".join(leaf.name for leaf in own) for name, (own, _) in zip(names, chosen, strict=True)}
+        yield module, assigned
+        if isinstance(module, ManifoldConnection):
+            module.transpose_mix()
+            yield module, {**assigned, "layout": "A transposed"}
+
+
+def _list_tensors(
+    shape: Sequence[int], leaves: Sequence[Value], ops: Sequence[Op]
+) -> list[tuple[tuple[Value, ...], Tensor]]:
+    """Return the model's parameters that may be one of this shape: as they are, transposed, plus one, or several in a row."""
+    found: list[tuple[tuple[Value, ...], Tensor]] = []
+    size = torch.Size(shape).numel()
+    squeezed = [n for n in shape if n > 1]
+    for leaf in leaves:
+        tensor = leaf.tensor.detach().double()
+        if tensor.numel() != size:
+            continue
+        own = [n for n in leaf.shape if n > 1]
+        if own == squeezed or {len(own), len(squeezed)} == {1, 2}:
+            found.append(((leaf,), tensor.reshape(shape) + float(any(_adds_one(op, leaf) for op in ops))))
+        if len(own) == 2 and own == squeezed[::-1]:
+            found.append(((leaf,), tensor.squeeze().mT.reshape(shape)))
+    if found:
+        return found
+    for count in (2, 3):
+        for parts in itertools.permutations(leaves, count):
+            if sum(leaf.tensor.numel() for leaf in parts) == size:
+                pieces = [_to_rows(leaf.tensor.detach().double(), shape) for leaf in parts]
+                if all(piece is not None for piece in pieces):
+                    found.append((parts, torch.cat([piece for piece in pieces if piece is not None]).reshape(shape)))
+    return found
+
+
+def _adds_one(op: Op, leaf: Value) -> bool:
+    """Return whether an operator adds 1 to a parameter, as norms with a weight near 0 do."""
+    return op.name == "add" and leaf in op.inputs and len(op.args) > 1 and get_number(op.args[1]) == 1.0
+
+
+def _to_rows(tensor: Tensor, shape: Sequence[int]) -> Tensor | None:
+    """Return a parameter as rows of a matrix of this shape, or None."""
+    if len(shape) == 1:
+        return tensor.flatten()
+    if tensor.shape[-1] == shape[-1]:
+        return tensor.reshape(-1, shape[-1])
+    return tensor.mT if tensor.dim() == 2 and tensor.shape[0] == shape[-1] else None

@@ -1,0 +1,315 @@
+"""A residual program: its sites, each with the matrices of its stage, and the read at the end; and how it is printed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from inspect import signature
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from addnorm._util.blocks import Block, Column, Paragraph, Table, TableRow
+from addnorm._util.numbers import format_count, format_number
+from addnorm.stream.dataflow.graph import Value
+from addnorm.stream.find.equation_errors import get_tolerance, relative_error
+from addnorm.stream.find.labels import format_norm, mask_numbers, merge_paths
+from addnorm.stream.find.norm import Norm
+from addnorm.stream.program.carried import Carrier
+from addnorm.stream.program.cuts import Spine, Write
+from addnorm.stream.program.maps import Map, Matrix, apply_map, assemble, measure_map, to_streams
+from addnorm.wirings.equation import format_equation
+from addnorm.wirings.factors import format_call
+from addnorm.wirings.spec import CONSTRUCTORS, Wiring
+
+COLUMNS = {name: Column(name) for name in ("layer", "sublayer", "module", "streams", "C", "A", "B", "norms", "error")}
+COLUMNS |= {"module": Column("module", fold=True), "error": Column("error", "right")}
+
+
+@dataclass(eq=False, repr=False)
+class ProgramSite:
+    """One sublayer of a residual program: R = N_in(C X), W = N_branch(f(R)), X' = N_out(A X + B W).
+
+    Attributes:
+        id: unique name: the module's path, with a number if several sublayers have this path.
+        path, kind, layer: as of a `Site`.
+        collapse, mix, inject: the matrices C, A and B.
+        norm_in, norm_branch: the norms, or None; `norms_out` has one for each new stream.
+        closure: the largest relative error of the equations, computed in float64 with the values of the run.
+        deviation: the largest difference of the coefficients from the wiring's formula; None without a wiring.
+        parameters: the names of the model's parameters by the names of those of the wiring's module.
+    """
+
+    id: str
+    path: str
+    kind: str
+    layer: int
+    collapse: Matrix
+    mix: Matrix
+    inject: Matrix
+    norm_in: Norm | None
+    norm_branch: Norm | None
+    norms_out: tuple[Norm | None, ...]
+    closure: float
+    write: Write  # in the captured run
+    state: list[Value]
+    reads: list[Map]
+    sums: list[Map]
+    deviation: float | None = None
+    parameters: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why an equation does not describe the sublayer."""
+        return [*dict.fromkeys(part.reason for part in (*self.reads, *self.sums) if part.reason)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the sublayer as JSON types."""
+        norms = {"norm_in": self.norm_in, "norm_branch": self.norm_branch}
+        return {
+            "id": self.id, "path": self.path, "kind": self.kind, "layer": self.layer,
+            "streams": self.mix.values.shape[2], "streams_after": self.mix.values.shape[1],
+            "C": self.collapse.to_dict(), "A": self.mix.to_dict(), "B": self.inject.to_dict(),
+            "norms": {name: norm.to_dict() for name, norm in norms.items() if norm is not None}
+            | {"norm_out": [norm and norm.to_dict() for norm in self.norms_out]},
+            "closure": self.closure, "deviation": self.deviation, "parameters": dict(self.parameters),
+        }  # fmt: skip
+
+    def __repr__(self) -> str:
+        return f"<{self.id}: {self.mix.values.shape[2]} streams>"
+
+
+@dataclass(eq=False, repr=False)
+class Program:
+    """The residual program of a model with several streams, or with computed coefficients.
+
+    Attributes:
+        sites: the sublayers in the order of depth.
+        collapse: C of the read at the end.
+        final_norm: the norm of this read, or None.
+        closure: the largest relative error of an equation, computed in float64 with the values of the run.
+        expansion: the relative error of the end, computed from the embedding and all writes with these matrices; None if tokens
+            are cut.
+        wiring: the wiring of the catalog whose matrices these are; None if there is none.
+        deviation: the largest difference of a coefficient from the wiring's formula.
+    """
+
+    spine: Spine  # the carried values in the captured run
+    sites: list[ProgramSite]
+    head: Map
+    wiring: Wiring | None = None
+    deviation: float | None = None
+    frozen: dict[Map, Map] = field(default_factory=dict)
+
+    @property
+    def carrier(self) -> Carrier:
+        """The carried values of the run."""
+        return self.spine.carrier
+
+    @property
+    def width(self) -> int:
+        """The number of features of each stream."""
+        return self.carrier.width
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the streams before the first sublayer."""
+        return str(self.spine.states[0][0].tensor.dtype).removeprefix("torch.")
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """The number of streams before each sublayer, and at the end."""
+        return [sum(self.carrier.order(value)[2] for value in state) for state in self.spine.states]
+
+    @property
+    def num_layers(self) -> int:
+        """The number of layers."""
+        return max(site.layer for site in self.sites) + 1
+
+    @property
+    def final_norm(self) -> Norm | None:
+        """The norm of the last read."""
+        return self.head.norm
+
+    @property
+    def closure(self) -> float:
+        """The largest relative error of an equation."""
+        return max(self.head.error, *(site.closure for site in self.sites))
+
+    @property
+    def tolerance(self) -> float:
+        """The tolerance of the coarsest dtype in which a value of the streams is computed."""
+        values = (value for value in self.spine.relevant if value.tensor.is_floating_point())
+        return get_tolerance(*{value.tensor.dtype for value in values})
+
+    @property
+    def closes(self) -> bool:
+        """Whether every equation is within the tolerance and describes its sublayer."""
+        reasons = [self.head.reason, *(reason for site in self.sites for reason in site.reasons)]
+        return self.closure <= self.tolerance and not any(reasons)
+
+    @cached_property
+    def expansion(self) -> float | None:
+        """The relative error of the end, computed from the embedding and all writes with the matrices of all sublayers."""
+        streams = {value: to_streams(self.carrier, value) for value in self.spine.states[0]}
+        for site in self.sites:
+            streams[site.write.value] = to_streams(self.carrier, site.write.value)
+            after = {part.target: apply_map(self.carrier, part, streams) for part in site.sums}
+            streams = {value: tensor for value, tensor in after.items() if tensor is not None}
+            if len(streams) < len(after):
+                return None
+        end = apply_map(self.carrier, self.head, streams)
+        return None if end is None else relative_error(to_streams(self.carrier, self.spine.end), end)
+
+    def collapse(self, k: int) -> Matrix:
+        """Return C of site k; of the last read if k is the number of sites."""
+        maps = self.sites[k].reads if k < len(self.sites) else [self.head]
+        return assemble(self.carrier, maps, self.spine.states[k])
+
+    def bias(self, k: int) -> Tensor:
+        """Return what the state after site k has besides A X + B W: `(tokens, n, d)`."""
+        parts = [(part.bias, self.carrier.order(part.target)[2]) for part in self.sites[k].sums]
+        zero = torch.zeros(1, 1, 1, dtype=torch.float64)
+        return torch.cat([zero.expand(1, n, self.width) if bias is None else bias[:1] for bias, n in parts], 1)
+
+    def freeze(self, part: Map, sources: Sequence[Value]) -> Map:
+        """Return a map whose norms of single sources count as factors."""
+        if all(column.norm is None for column in part.columns):
+            return part
+        if part not in self.frozen:
+            self.frozen[part] = measure_map(self.carrier, part.target, sources, freeze=True)
+        return self.frozen[part]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the program as JSON types."""
+        return {
+            "wiring": self.wiring and self.wiring.name, "options": dict(self.wiring.options) if self.wiring else {},
+            "width": self.width, "dtype": self.dtype, "layers": self.num_layers, "streams": self.sizes,
+            "final_norm": self.final_norm and self.final_norm.to_dict(), "C": self.collapse(len(self.sites)).to_dict(),
+            "closure": self.closure, "expansion": self.expansion, "deviation": self.deviation, "closes": self.closes,
+            "sites": [site.to_dict() for site in self.sites],
+        }  # fmt: skip
+
+    def build_blocks(self) -> Iterator[Block]:
+        """Yield the paragraphs and the table of the program."""
+        yield from _build_blocks(self)
+
+    def __repr__(self) -> str:
+        wiring = self.wiring.name if self.wiring else "no known wiring"
+        return f"<Program: {len(self.sites)} sublayers, up to {max(self.sizes)} streams, {wiring}>"
+
+
+class _Line(NamedTuple):
+    """Line of the table: one sublayer of one layer, or of several equal layers."""
+
+    cells: dict[str, str]
+    closes: bool
+
+
+def _build_blocks(program: Program) -> Iterator[Block]:
+    """Yield the paragraphs and the table of a program."""
+    wiring = program.wiring.name if program.wiring else "none of the known wirings"
+    sizes = f"{format_count(program.num_layers, 'layer')}, {format_count(len(program.sites), 'sublayer')}"
+    yield Paragraph(f"{_count_streams(program)}: {wiring}, d = {program.width}, {sizes}, {program.dtype}", space=True)
+    for line in _summarize(program):
+        yield Paragraph(line, indent=2)
+    lines = [_build_line(program, sites) for sites in _group(program)]
+    norms = {line.cells["norms"] for line in lines}
+    if len(norms) == 1 and norms != {""}:
+        yield Paragraph(f"norms: {norms.pop()}", indent=2)
+        lines = [_Line({**line.cells, "norms": ""}, line.closes) for line in lines]
+    names = [name for name in COLUMNS if any(line.cells[name] for line in lines)]
+    rows = [TableRow([line.cells[name] for name in names], "" if line.closes else "bad") for line in lines]
+    yield Table([COLUMNS[name] for name in names], rows)
+
+
+def _count_streams(program: Program) -> str:
+    """Return how many streams there are: "4 streams", or "1 to 7 streams"."""
+    low, high = min(program.sizes), max(program.sizes)
+    return f"{low} to {high} streams" if low < high else format_count(high, "stream")
+
+
+def _summarize(program: Program) -> list[str]:
+    """Return the equation, the proof and what was compared, one sentence each."""
+    texts = ["R = N_in(C X), W = N_branch(f(R)), X' = N_out(A X + B W)"]
+    if program.wiring is not None:
+        texts = format_equation(program.wiring, program.num_layers).split("\n")
+        texts.append(f"addnorm.wirings.{_format_call(program.wiring)}")
+    if program.final_norm is not None:
+        texts.append(
+            f"final norm: {format_norm(program.final_norm)}, {program.final_norm.path or 'in the model itself'}"
+        )
+    texts.append(
+        "the matrices were measured with all other operands frozen, and each equation was computed again in float64: largest "
+        f"relative error {format_number(program.closure, 2)}"
+    )
+    if program.expansion is not None:
+        error = format_number(program.expansion, 2)
+        texts.append(f"the end, computed from the embedding and all writes with these matrices: relative error {error}")
+    if any(site.parameters for site in program.sites):
+        texts.append(
+            "the coefficients were computed again by the wiring's formula from the model's parameters: largest difference "
+            f"{format_number(program.deviation or 0.0, 2)}"
+        )
+    return texts
+
+
+def _format_call(wiring: Wiring) -> str:
+    """Return the call that makes a wiring of the catalog, without the defaults: "mhc(n=4, head='mean')"."""
+    parameters = signature(CONSTRUCTORS[wiring.name]).parameters
+    options = {name: value for name, value in dict(wiring.options).items() if value != parameters[name].default}
+    return format_call(wiring.name, options.items())
+
+
+def _group(program: Program) -> Iterator[list[ProgramSite]]:
+    """Yield the sites of each line: consecutive layers whose sublayers are equal share their lines."""
+    layers: dict[int, list[ProgramSite]] = {}
+    for site in program.sites:
+        layers.setdefault(site.layer, []).append(site)
+    for _, group in groupby(layers.values(), key=lambda sites: [_signature(program, site) for site in sites]):
+        for sites in zip(*group, strict=True):
+            yield [*sites]
+
+
+def _signature(program: Program, site: ProgramSite) -> tuple[Any, ...]:
+    matrices = tuple(describe_matrix(matrix) for matrix in (site.collapse, site.mix, site.inject))
+    return (site.kind, mask_numbers(site.path), matrices, _format_norms(site), site.closure <= program.tolerance)
+
+
+def describe_matrix(matrix: Matrix) -> str:
+    """Return what a matrix is, in a few characters: its entries if they are few numbers, otherwise where they come from."""
+    if matrix.source != "constant":
+        return matrix.source
+    rows = matrix.mean.tolist()
+    if len(rows) == len(rows[0]) > 1 and all(
+        value == (k == j) for k, row in enumerate(rows) for j, value in enumerate(row)
+    ):
+        return "identity"
+    numbers = [[format_number(value, 4, trim=True) for value in row] for row in rows]
+    if sum(map(len, numbers)) > 6:
+        return "constant"
+    return "; ".join(" ".join(row) for row in numbers)
+
+
+def _format_norms(site: ProgramSite) -> str:
+    named = [("in", site.norm_in), ("branch", site.norm_branch)]
+    named += [("out", norm) for norm in dict.fromkeys(site.norms_out)]
+    return ", ".join(f"{name}: {format_norm(norm)}" for name, norm in named if norm is not None)
+
+
+def _build_line(program: Program, sites: Sequence[ProgramSite]) -> _Line:
+    first, last = sites[0], sites[-1]
+    rows, columns = first.mix.values.shape[1:3]
+    cells = {
+        "layer": str(first.layer + 1) if len(sites) == 1 else f"{first.layer + 1}-{last.layer + 1}",
+        "sublayer": first.kind,
+        "module": merge_paths([site.path or "the model" for site in sites]),
+        "streams": str(rows) if rows == columns else f"{columns} to {rows}",
+        "C": describe_matrix(first.collapse), "A": describe_matrix(first.mix), "B": describe_matrix(first.inject),
+        "norms": _format_norms(first),
+        "error": format_number(max(site.closure for site in sites), 1),
+    }  # fmt: skip
+    return _Line(cells, all(site.closure <= program.tolerance for site in sites))
