@@ -8,6 +8,7 @@
 - `models`: models by name, for the command line
 """
 
+from addnorm.stream.dataflow.registered_ops import register_operator
 from addnorm.stream.record.recording import Recording
 
-__all__ = ["Recording"]
+__all__ = ["Recording", "register_operator"]

@@ -23,12 +23,16 @@ from addnorm._util.blocks import Block, Column, Table
 from addnorm._util.numbers import format_number
 from addnorm._util.render import Rendered
 from addnorm.ops.options import ADD_OPTIONS
+from addnorm.stream.dataflow.arithmetic import strip_views
 from addnorm.stream.dataflow.frames import Frames, WithoutFastPath, force_eager
 from addnorm.stream.dataflow.graph import Op, Value
 from addnorm.stream.dataflow.observers import ObserverMode, disable_checkpoints, observe_forwards
+from addnorm.stream.dataflow.operators import FAMILY, bind_arguments
+from addnorm.stream.dataflow.replay import relative_error
 from addnorm.stream.dataflow.snapshot import preserve_state
+from addnorm.stream.dataflow.writes import find_written
 from addnorm.stream.edits import register_edit
-from addnorm.stream.find.equation_errors import check_repeated, relative_error
+from addnorm.stream.find.equation_errors import check_repeated
 from addnorm.stream.find.inspection import Inspection, Site
 from addnorm.stream.find.sublayers import Sublayer
 from addnorm.stream.outputs import find_logits, find_loss, measure_divergence, read_number
@@ -137,6 +141,15 @@ class _WriteEdit:
         self.stacked = stacked is not None
         self.in_place = False
         self._scaled: list[int] = []  # indices of the operator's tensors that make up the write
+        self.argument = ""  # the name of the write among the arguments of an operator of another library
+        if (whole := self.op.whole) is not None and "::" in whole.name and not whole.name.startswith(FAMILY):
+            given, source = bind_arguments(whole.func, whole.args, whole.kwargs), strip_views(self.write)
+            own = [(n, v) for n, v in given.items() if isinstance(v, Value) and strip_views(v) is source]
+            self.argument = next((n for n, v in own if sum(user.whole is whole for user in v.users) == 1), "")
+            if not self.argument:
+                raise RuntimeError(
+                    f"{site.id!r} is no argument of {whole.name} that only its add reads, expected such an argument."
+                )
         if not self.fused and self.index < 0:
             raise RuntimeError(
                 f"{site.id!r} is not an operand of {self.op.name}, expected an operator whose operands are arguments."
@@ -146,6 +159,14 @@ class _WriteEdit:
         """Return the operator's arguments with the changed write."""
         names = [argument.name for argument in func._schema.arguments]
         arguments = dict(zip(names, args, strict=False)) | kwargs
+        if self.argument:
+            write = arguments[self.argument]
+            with torch.no_grad():
+                changed = self.change_write(write)
+                if any(t is write for t in find_written(func, args, kwargs)):
+                    write.copy_(changed)
+                    changed = write
+            return (), {**arguments, self.argument: changed}
         parts = self._write_arguments(func, names, arguments)
         self.in_place = func._schema.is_mutable
         tensors = [name for name in names if isinstance(arguments.get(name), Tensor)]
@@ -163,6 +184,10 @@ class _WriteEdit:
 
     def on_output(self, out: Tensor) -> None:
         """Change the gradient of the operator's node to that of s * write."""
+        if self.argument and out.grad_fn is not None:
+            raise RuntimeError(
+                f"{self.site.id!r} is written in {self.op.origin}, whose gradient is not that of the changed function."
+            )
         base = out._base if self.in_place and out._is_view() else None
         if base is not None and 0 in self._scaled and base.numel() != out.numel() and base.requires_grad:
             raise RuntimeError(

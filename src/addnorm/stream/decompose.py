@@ -20,11 +20,11 @@ from addnorm._util.arguments import check_choice
 from addnorm._util.blocks import Block, Column, Table
 from addnorm._util.numbers import format_count, format_number
 from addnorm._util.render import Rendered
-from addnorm.stream.dataflow.replay import replay_op
+from addnorm.stream.dataflow.replay import relative_error, replay_op
 from addnorm.stream.edits import is_edited
 from addnorm.stream.find.adds import Add
 from addnorm.stream.find.chain import Chain
-from addnorm.stream.find.equation_errors import compute_operand, get_tolerance, relative_error
+from addnorm.stream.find.equation_errors import compute_operand, get_tolerance
 from addnorm.stream.find.inspection import Inspection, Stream
 from addnorm.stream.find.paths import Path
 from addnorm.stream.find.sublayers import Sublayer

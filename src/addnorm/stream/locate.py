@@ -13,7 +13,8 @@ from torch import Tensor
 from addnorm._util.numbers import format_number
 from addnorm.stream.dataflow.arithmetic import strip_views
 from addnorm.stream.dataflow.graph import Value
-from addnorm.stream.find.equation_errors import get_tolerance, relative_error
+from addnorm.stream.dataflow.replay import relative_error
+from addnorm.stream.find.equation_errors import get_tolerance
 from addnorm.stream.find.inspection import Inspection, Stream
 
 MAX_PAIRS = 1 << 24  # pairs of tokens whose distance is computed at a time

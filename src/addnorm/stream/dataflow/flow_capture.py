@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from addnorm._util.torch_internals import hook_this_thread
-from addnorm.stream.dataflow import fused_ops
+from addnorm.stream.dataflow import fused_ops, registered_ops
 from addnorm.stream.dataflow.frames import Frames, WithoutFastPath, exclusive, find_line, force_eager
 from addnorm.stream.dataflow.graph import CONSTANT, DATA, NOISE, PARAMETER, UNCOUNTED, Flow, Op, Value
 from addnorm.stream.dataflow.memory import Memory, disable_modes, is_in_memory
@@ -171,8 +171,8 @@ class FlowCapture(InnerOperatorMode):
         if self._contents and any(is_wrapper(x) for x in pytree.tree_leaves(out)):
             outputs = [t for t in outputs if t not in self._memory]  # a wrapper of its input is no new value
         if fused_ops.is_fused(name, args):
-            self._add_fused(op, args, kwargs, outputs)
-        else:
+            self._add_steps(op, fused_ops.decompose_fused(name, func, args, kwargs, outputs, self._get_old))
+        elif not self._add_registered(op, args, kwargs, outputs):
             self._add(op, list(enumerate(outputs)), NOISE if "random" in op.traits else CONSTANT)
         for tensor in written:
             if tensor in self._memory:
@@ -219,14 +219,38 @@ class FlowCapture(InnerOperatorMode):
             if bind:
                 self._memory.bind(tensor, value)
 
-    def _add_fused(self, op: Op, args: Any, kwargs: Any, outputs: list[Tensor]) -> None:
+    def _add_steps(self, op: Op, steps: Sequence[fused_ops.Step]) -> None:
         """Add the primitive operators of a fused operator to the flow."""
-        value = self._memory.value
-        for step in fused_ops.decompose_fused(op.name, op.func, args, kwargs, outputs, lambda t: value(t).tensor):
-            inputs = [value(t) for t in step.inputs]
-            index, arguments = len(self.flow.ops), (*inputs, *step.numbers)
-            new = Op(index, step.name, step.func, arguments, {}, inputs, op.frame, op.ordinal, op.line, op.name)
-            self._add(new, [(step.part, step.output)], NOISE if step.name == "noise" else CONSTANT)
+        for step in steps:
+            args, kwargs = pytree.tree_map_only(Tensor, self._memory.value, (step.args, dict(step.kwargs)))
+            inputs = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Value)]
+            index = len(self.flow.ops)
+            new = Op(index, step.name, step.func, args, kwargs, inputs, op.frame, op.ordinal, op.line, op.name)
+            new.whole = op
+            self._add(new, step.outputs, NOISE if step.name == "noise" or "random" in new.traits else CONSTANT)
+
+    def _add_registered(self, op: Op, args: Any, kwargs: Any, outputs: list[Tensor]) -> bool:
+        """Add the steps of a registered operator of another library to the flow. Return False if its equation is not proven."""
+        if not self._contents or registered_ops.find_equation(op.name) is None:
+            return False
+        with disable_modes():
+            found = registered_ops.expand(op.func, args, kwargs, outputs, self._get_old)
+        if found.error:
+            op.note = found.error
+            return False
+        self._add_steps(op, found.steps)
+        for k, tensor in found.results.items():
+            value = self._memory.value(tensor)
+            value.tensor = outputs[k]
+            self._memory.bind(outputs[k], value)
+        op.index = len(self.flow.ops)
+        if others := [(k, tensor) for k, tensor in enumerate(outputs) if k not in found.results]:
+            self._add(op, others, CONSTANT)
+        return True
+
+    def _get_old(self, tensor: Tensor) -> Tensor:
+        """Return the contents of a tensor before the operator that has just run."""
+        return self._memory.value(tensor).tensor
 
     def value(self, tensor: Tensor) -> Value:
         """Return the current `Value` of a tensor."""

@@ -6,7 +6,7 @@ A data flow then has the same adds and norms whether the model fuses them or not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -27,18 +27,15 @@ class Step(NamedTuple):
     Attributes:
         name: the name of the primitive operator.
         func: its function.
-        inputs: its tensor arguments.
-        numbers: its other arguments.
-        output: the output.
-        part: the name of the output in the fused operator.
+        args, kwargs: its arguments.
+        outputs: its outputs, each with its name or index in the fused operator.
     """
 
     name: str
     func: Callable[..., Any]
-    inputs: tuple[Tensor, ...]
-    numbers: tuple[Any, ...]
-    output: Tensor
-    part: str
+    args: tuple[Any, ...]
+    outputs: tuple[tuple[int | str, Tensor], ...]
+    kwargs: Mapping[str, Any] = {}
 
 
 def is_fused(name: str, args: Sequence[Any]) -> bool:
@@ -63,7 +60,7 @@ def decompose_fused(
     steps: list[Step] = []
 
     def step(name: str, part: str, output: Tensor, *inputs: Tensor, numbers: tuple[Any, ...] = ()) -> Tensor:
-        steps.append(Step(name, STEPS[name], inputs, numbers, output, part))
+        steps.append(Step(name, STEPS[name], (*inputs, *numbers), ((part, output),)))
         return output
 
     with torch.no_grad():
@@ -111,12 +108,13 @@ def _decompose_product(
     beta, alpha = kwargs.get("beta", 1), kwargs.get("alpha", 1)
     with torch.no_grad():
         product = PRODUCTS[name](get_old(a).detach(), get_old(b).detach()) * alpha
-        steps = [Step(name.replace("add", "").replace("bbmm", "bmm"), PRODUCTS[name], (a, b), (), product, "product")]
+        bare = name.replace("add", "").replace("bbmm", "bmm")
+        steps = [Step(bare, PRODUCTS[name], (a, b), (("product", product),))]
         stream = x
         if beta != 1:
             stream = get_old(x).detach() * beta
-            steps.append(Step("mul", torch.mul, (x,), (beta,), stream, "a"))
-    return [*steps, Step("add", torch.add, (stream, product), (), out, "z")]
+            steps.append(Step("mul", torch.mul, (x, beta), (("a", stream),)))
+    return [*steps, Step("add", torch.add, (stream, product), (("z", out),))]
 
 
 def _find_outputs(

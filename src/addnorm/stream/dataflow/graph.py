@@ -101,6 +101,8 @@ class Op:
         outputs: the values that the operator computed.
         norms: the norms of which the operator is a step, set by `find_norms`.
         traits: what the operator does, as words of the table in operators.py.
+        whole: if this operator is a step of a fused operator, the fused operator, which is not in the flow; otherwise None.
+        note: why the equation registered for this operator is not used; empty if there is none, or for its steps.
     """
 
     index: int
@@ -116,6 +118,8 @@ class Op:
     outputs: list[Value] = field(default_factory=list)
     norms: tuple[Any, ...] = ()
     traits: frozenset[str] = field(init=False)
+    whole: Op | None = None
+    note: str = ""
 
     def __post_init__(self) -> None:
         self.origin = self.origin or self.name

@@ -22,7 +22,7 @@ from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from addnorm._util.torch_internals import has_dispatch_mode, hook_this_thread
-from addnorm.stream.dataflow import fused_ops
+from addnorm.stream.dataflow import fused_ops, registered_ops
 from addnorm.stream.dataflow.frames import Frames, WithoutFastPath, exclusive, force_eager
 from addnorm.stream.dataflow.graph import Address, Frame, Op, Value
 from addnorm.stream.dataflow.memory import disable_modes
@@ -125,11 +125,14 @@ class ObserverMode(InnerOperatorMode):
         if address not in self.observers:
             return self._run(func, args, kwargs, editor)
         copies: dict[int, Tensor] = {}
-        if func._schema.is_mutable and fused_ops.is_fused(name, args):
+        has_steps = fused_ops.is_fused(name, args) or (
+            registered_ops.find_equation(name) is not None and any(isinstance(k, str) for k in self.observers[address])
+        )
+        if func._schema.is_mutable and has_steps:
             with disable_modes():
                 copies = {id(t): t.detach().clone() for t in find_written(func, args, kwargs)}
         out = self._run(func, args, kwargs, editor)
-        parts = _name_outputs(func, args, kwargs, out, copies)
+        parts = _name_outputs(func, args, kwargs, out, copies if has_steps else None)
         if name.startswith("c10d::"):  # the caller waits for its end before the next operator
             self.deferred.append(partial(self._call_observers, address, parts))
         else:
@@ -152,15 +155,27 @@ class ObserverMode(InnerOperatorMode):
         return out
 
 
-def _name_outputs(func: Any, args: Any, kwargs: Any, out: Any, copies: dict[int, Tensor]) -> Mapping[int | str, Tensor]:
-    """Return the outputs of an operator by index; for a fused operator, the outputs of its steps by name."""
+def _name_outputs(
+    func: Any, args: Any, kwargs: Any, out: Any, copies: dict[int, Tensor] | None
+) -> Mapping[int | str, Tensor]:  # fmt: skip
+    """Return the outputs of an operator by index, and those of its steps by name unless `copies` is None.
+
+    `copies` has the contents before the call of what the operator wrote.
+    """
     returned = list_outputs(func, out, find_written(func, args, kwargs))
-    name = operator_name(func)
-    if fused_ops.is_fused(name, args):
+    steps: list[fused_ops.Step] = []
+    if copies is not None:
+        name, contents = operator_name(func), copies
+
+        def get_old(tensor: Tensor) -> Tensor:
+            return contents.get(id(tensor), tensor)
+
         with disable_modes():
-            steps = fused_ops.decompose_fused(name, func, args, kwargs, returned, lambda t: copies.get(id(t), t))
-        return {step.part: step.output for step in steps}
-    return dict(enumerate(returned))
+            if fused_ops.is_fused(name, args):
+                steps = fused_ops.decompose_fused(name, func, args, kwargs, returned, get_old)
+            else:
+                steps = registered_ops.expand(func, args, kwargs, returned, get_old, proven=False).steps
+    return {**{part: t for step in steps for part, t in step.outputs}, **dict(enumerate(returned))}
 
 
 # Longer than 60 lines, since the hooks share the state of one forward.

@@ -2,7 +2,7 @@
 
 An entry of `TABLE` has the names of operators that act alike, and their traits. To add an operator, add its name to one entry.
 An operator of aten or of this library without an entry counts as an elementwise function. An operator of another library may do
-anything, and counts as mixing.
+anything, and counts as mixing, unless its equation is known (registered_ops.py).
 
 Names are those of `operator_name`: aten's, without the underscore of in-place operators.
 """

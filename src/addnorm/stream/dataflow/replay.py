@@ -113,3 +113,18 @@ def _write(inputs: Sequence[Tensor], places: Sequence[Any], size: int) -> Tensor
     for labels, (shape, stride, start) in zip(inputs, places, strict=False):
         memory.as_strided(shape, stride, start).copy_(labels.reshape(shape))
     return memory.as_strided(*places[-1])
+
+
+def relative_error(actual: Tensor, exact: Tensor) -> float:
+    """Return |actual - exact| / |exact| in float64.
+
+    The error is infinite if an element is finite in only one of the tensors, or if no element is finite.
+    """
+    actual, exact = actual.double(), exact.double()
+    if not exact.isfinite().any():
+        return float("inf")
+    same = (actual == exact) | (actual.isnan() & exact.isnan())
+    difference = torch.where(same, 0.0, actual - exact)
+    size = torch.where(exact.isfinite(), exact, 0.0).square().sum().sqrt().clamp_min(1e-30)
+    value = float(difference.square().sum().sqrt() / size)
+    return value if value == value else float("inf")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from addnorm._util.numbers import format_number
-from addnorm.stream.dataflow.replay import replay_op
+from addnorm.stream.dataflow.replay import relative_error, replay_op
 from addnorm.stream.find.adds import Add
 from addnorm.stream.find.chain import Chain
 from addnorm.stream.find.norm import Norm
@@ -29,21 +29,6 @@ REPEATED = 1e-3  # tolerance between the outputs of two calls, relative; kernels
 def get_tolerance(*dtypes: torch.dtype) -> float:
     """Return the tolerance of the coarsest of the dtypes."""
     return max(TOLERANCES.get(dtype, 1e-5) for dtype in dtypes)
-
-
-def relative_error(actual: Tensor, exact: Tensor) -> float:
-    """Return |actual - exact| / |exact| in float64.
-
-    The error is infinite if an element is finite in only one of the tensors, or if no element is finite.
-    """
-    actual, exact = actual.double(), exact.double()
-    if not exact.isfinite().any():
-        return float("inf")
-    same = (actual == exact) | (actual.isnan() & exact.isnan())
-    difference = torch.where(same, 0.0, actual - exact)
-    size = torch.where(exact.isfinite(), exact, 0.0).square().sum().sqrt().clamp_min(1e-30)
-    value = float(difference.square().sum().sqrt() / size)
-    return value if value == value else float("inf")
 
 
 def check_repeated(again: Tensor, whole: Tensor) -> None:

@@ -11,8 +11,9 @@ from torch import nn
 from addnorm._util.numbers import format_count
 from addnorm.stream.dataflow.arithmetic import Factor, get_noise_mean, is_ancestor, match_terms, strip_views
 from addnorm.stream.dataflow.graph import DATA, NOISE, Flow, Op, Value, find_ops_between
+from addnorm.stream.dataflow.replay import relative_error
 from addnorm.stream.find.adds import Add, has_mixing_branch
-from addnorm.stream.find.equation_errors import get_tolerance, relative_error
+from addnorm.stream.find.equation_errors import get_tolerance
 from addnorm.stream.find.inspection import Site, Stream
 from addnorm.stream.find.naming import find_contradiction
 from addnorm.stream.find.norm import Norm

@@ -294,8 +294,9 @@ def _number_layers(sublayers: Sequence[Sublayer]) -> list[int]:
 
 def _find_numbers(sublayer: Sublayer) -> list[tuple[str, str]]:
     """Return the numbers in a sublayer's path, each after the path that precedes the number: ("layers", "3")."""
-    paths = sublayer.frame.path.split("."), sublayer.add.op.frame.path.split(".")
-    parts = max(paths, key=len)
+    own, adding = sublayer.frame.path.split("."), sublayer.add.op.frame.path.split(".")
+    is_left = any(part.isdigit() for part in own) and adding[: len(own)] != own  # to the next layer, which adds
+    parts = own if is_left else max(own, adding, key=len)
     if not any(part.isdigit() for part in parts):  # the common start of the paths of its modules, without norms
         norms = {op for norm in sublayer.reads.norms for op in norm.ops}
         frames = {op.frame.path for op in sublayer.ops if op not in norms and op.frame is not sublayer.frame}

@@ -33,6 +33,7 @@ from addnorm.stream.dataflow.arithmetic import (
     strip_views,
 )
 from addnorm.stream.dataflow.graph import DATA, PARAMETER, Flow, Op, Value, find_ops_between, walk
+from addnorm.stream.dataflow.registered_ops import suggest_equation
 from addnorm.stream.find.adds import PARTIAL, REPLACED, Add
 from addnorm.stream.find.chain import Selection
 from addnorm.stream.find.next_norms import Regions
@@ -61,6 +62,7 @@ CENTRED = (
     "a mean is subtracted from the stream: a norm that is written out over another dimension than the last, or centred tokens; "
     "neither is in a row"
 )
+UNREGISTERED = "what {} computes is not known; if it adds or normalizes, register it: {}"
 
 
 class Unexplained(NamedTuple):
@@ -85,7 +87,8 @@ def find_unexplained(
     sums = [*search.find_sums()]
     of_sums = {found.op for found in sums}
     starts = [found for k in range(len(chains)) for found in search.check_start(k, of_sums)]
-    return [*sums, *starts, *(found for k in range(len(chains)) for found in search.check_states(k, of_sums))]
+    states = [found for k in range(len(chains)) for found in search.check_states(k, of_sums)]
+    return [*search.find_foreign(), *sums, *starts, *states]
 
 
 class _Search:
@@ -109,6 +112,32 @@ class _Search:
         self.left = {add.op for add in adds.left}
         self.known = self.path | self.inner | {op for norm in norms for op in norm.ops} | {add.op for add in adds.reads}
         self.regions = Regions(self.inner, self.path, flow.list_results())
+
+    # Operators of other libraries.
+
+    def find_foreign(self) -> Iterator[Unexplained]:
+        """Yield operators of other libraries that may add to a state or normalize it, and those whose equation is refuted.
+
+        Such an operator reads a state, returns its shape, and reads a vector over the features or a second tensor of this shape,
+        and no matrix. Without a stream the state may be any value, and the vector is required.
+        """
+        states = {**{strip_views(chain.adds[0].x): k for k, chain in enumerate(self.chains)}, **self.states}
+        states |= {strip_views(value): k for value, k in self.states.items()}
+        for op in self.flow.ops:
+            if "opaque" not in op.traits or op.name.startswith("hidden::"):
+                continue
+            read = [v for v in op.inputs if v.kind & DATA and v.tensor.is_floating_point()]
+            own = [v for v in read if strip_views(v) in states] if self.chains else read
+            chains = frozenset(states[strip_views(v)] for v in own) if self.chains else frozenset[int]()
+            if op.note:
+                yield Unexplained(op, op.note, chains)
+                continue
+            for x in own[:1]:
+                sizes = [math.prod(v.shape) for v in op.inputs if not v.kind & DATA]
+                has_vector = x.shape[-1] in sizes and max(sizes) <= x.shape[-1]
+                has_pair = bool(self.chains) and not sizes and sum(v.shape == x.shape for v in read) > 1
+                if (has_vector or has_pair) and any(out.shape == x.shape for out in op.outputs):
+                    yield Unexplained(op, UNREGISTERED.format(op.name, suggest_equation(op.func)), chains)
 
     # Sums.
 

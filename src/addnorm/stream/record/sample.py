@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from addnorm._util.numbers import format_number
 from addnorm.stream.dataflow.graph import Value
 from addnorm.stream.dataflow.observers import Observer
+from addnorm.stream.dataflow.replay import relative_error
 from addnorm.stream.edits import edit_write
 from addnorm.stream.find.adds import Add
-from addnorm.stream.find.equation_errors import get_tolerance, relative_error
+from addnorm.stream.find.equation_errors import get_tolerance
 from addnorm.stream.find.inspection import Stream
 from addnorm.stream.find.paths import Path
 from addnorm.stream.find.sublayers import Sublayer
