@@ -154,6 +154,10 @@ OPERATORS: dict[str, tuple[str, Callable[..., Any], Call]] = {
     "mylib::rms_norm": (
         "(Tensor x, Tensor gain, float eps) -> Tensor", lambda *a: compute(a[0], None, *a[1:])[0], call_norm,
     ),
+    "mylib::add": (
+        "(Tensor x, Tensor y) -> Tensor", lambda x, y: x + y,
+        lambda op, x, residual, weight: (F.rms_norm(z := op(residual, x), (D,), weight, EPS), z),
+    ),
     "mylib::post_norm": (
         "(Tensor x, Tensor residual, Tensor gain, float eps) -> Tensor", lambda *a: compute(*a)[0],
         lambda *a: (a[0](*a[1:], EPS),) * 2,

@@ -124,7 +124,9 @@ def test_wrong_operator_is_found(fault):
     foreign.faults.update(fault)
     found = addnorm.inspect(model, ids)
     assert not found.closes
-    assert any(f"the equation registered for {VLLM} is not what" in part.reason for part in found.unknown)
+    (part,) = [part for part in found.unknown if "registered" in part.reason]
+    assert f"the equation registered for {VLLM} is not what" in part.reason
+    assert "there are 4" in part.reason
 
 
 BROKEN = {
@@ -147,6 +149,7 @@ def test_broken_equation_is_reported(reason):
     [
         ("mylib::add_rms_norm", 'lambda branch, stream, gain, eps: {"branch": ..., "stream": ...}'),
         ("mylib::rms_norm", "lambda x, gain, eps: ..."),
+        ("mylib::add", "lambda x, y: ..."),
     ],
 )
 def test_unregistered_operator_is_named_with_its_line(name, line):

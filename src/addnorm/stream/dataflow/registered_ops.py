@@ -80,13 +80,7 @@ def suggest_equation(func: Any) -> str:
 
 
 class Expansion(NamedTuple):
-    """Steps of an operator.
-
-    Attributes:
-        steps: the operators of its equation, on the operator's own arguments.
-        results: by the index of an output of the operator, the output of a step that equals it.
-        error: why the steps are not those of the operator; empty if they are.
-    """
+    """Steps of an operator, on its own arguments; by the index of its outputs, those of steps that equal them; or an error."""
 
     steps: list[Step]
     results: dict[int, Tensor]
@@ -162,8 +156,7 @@ def _compare(results: Mapping[int, Tensor], exact: Mapping[int, Tensor], outputs
         own = relative_error(results[k], exact[k])  # of the equation itself, in the dtypes of the run
         error, tolerance = relative_error(out.detach(), exact[k]), max(1e-10, 4 * eps + min(4 * own, 16 * eps))
         if not error <= tolerance:
-            numbers = f"relative error {format_number(error, 2)}, tolerance {format_number(tolerance, 1)}"
-            return f"output {k} of {len(outputs)} has {numbers}"
+            return f"output {k}: relative error {format_number(error, 2)}, tolerance {format_number(tolerance, 1)}"
     return ""
 
 

@@ -118,26 +118,25 @@ class _Search:
     def find_foreign(self) -> Iterator[Unexplained]:
         """Yield operators of other libraries that may add to a state or normalize it, and those whose equation is refuted.
 
-        Such an operator reads a state, returns its shape, and reads a vector over the features or a second tensor of this shape,
-        and no matrix. Without a stream the state may be any value, and the vector is required.
+        Such an operator returns the shape of a state, and reads with it a vector over the features, or what was computed from it,
+        and no matrix. Without a stream any value may be the state.
         """
-        states = {**{strip_views(chain.adds[0].x): k for k, chain in enumerate(self.chains)}, **self.states}
+        states = {strip_views(chain.adds[0].x): k for k, chain in enumerate(self.chains)}
         states |= {strip_views(value): k for value, k in self.states.items()}
+        reasons: dict[str, str] = {}
         for op in self.flow.ops:
             if "opaque" not in op.traits or op.name.startswith("hidden::"):
                 continue
-            read = [v for v in op.inputs if v.kind & DATA and v.tensor.is_floating_point()]
-            own = [v for v in read if strip_views(v) in states] if self.chains else read
-            chains = frozenset(states[strip_views(v)] for v in own) if self.chains else frozenset[int]()
-            if op.note:
-                yield Unexplained(op, op.note, chains)
-                continue
-            for x in own[:1]:
-                sizes = [math.prod(v.shape) for v in op.inputs if not v.kind & DATA]
-                has_vector = x.shape[-1] in sizes and max(sizes) <= x.shape[-1]
-                has_pair = bool(self.chains) and not sizes and sum(v.shape == x.shape for v in read) > 1
-                if (has_vector or has_pair) and any(out.shape == x.shape for out in op.outputs):
-                    yield Unexplained(op, UNREGISTERED.format(op.name, suggest_equation(op.func)), chains)
+            shapes = {out.shape for out in op.outputs}
+            read = [v for v in op.inputs if v.kind & DATA and v.tensor.is_floating_point() and v.shape in shapes]
+            near = [v for v in read if strip_views(v) in states or not self.chains]
+            sizes = {math.prod(v.shape) for v in op.inputs if not v.kind & DATA}
+            widths = {v.shape[-1] for v in near if v.shape[-1] >= max(sizes, default=0)}
+            is_near = sizes & widths or (widths and any(is_ancestor(p, q) for p in near for q in read if p is not q))
+            if op.note or is_near:
+                reason = op.note or UNREGISTERED.format(op.name, suggest_equation(op.func))
+                reason = reasons.setdefault(op.name, reason)  # the numbers of the first one
+                yield Unexplained(op, reason, frozenset(states[strip_views(v)] for v in near if self.chains))
 
     # Sums.
 
