@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from inspect import Parameter, signature
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from addnorm._util.numbers import format_number
+from addnorm.ops.streams import formula
 from addnorm.stream.dataflow.fused_ops import Step
 from addnorm.stream.dataflow.operators import FAMILY, bind_arguments, operator_name
 from addnorm.stream.dataflow.replay import relative_error
@@ -219,3 +221,12 @@ def _make_equation(y: Key, z: Key | None, offset: float) -> Equation:
 
 
 EQUATIONS |= {name: _make_equation(y, z, offset) for y, z, offset, names in BUILT_IN for name in names.split()}
+
+
+def _compute_boundary(**arguments: Any) -> tuple[Tensor | None, ...]:
+    """Return what this library's operator of n streams computes: the streams, the read, and the coefficients."""
+    outputs = formula.boundary(SimpleNamespace(**arguments))[:5]
+    return tuple(out if out.numel() else None for out in outputs)
+
+
+EQUATIONS["addnorm::add_norm_streams"] = _compute_boundary

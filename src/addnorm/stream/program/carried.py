@@ -275,7 +275,7 @@ class Carrier:
     def _multiply(self, op: Op, dims: Dims, at: int) -> Dims | None:
         """Return the dimensions of a matrix product over streams, whose factor `at` is carried."""
         own, other = (-1, -2) if at == 0 else (-2, -1)
-        if not self.is_stream(dims[own]) or not dims[own]:
+        if not self.is_stream(dims[own]):
             return None
         size = op.outputs[0].shape[own]
         new = self._born(size) if size > 1 else ()

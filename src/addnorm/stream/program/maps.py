@@ -19,8 +19,7 @@ from torch import Tensor
 
 from addnorm.stream.dataflow.arithmetic import is_move, is_view, match_factor
 from addnorm.stream.dataflow.graph import DATA, PARAMETER, Op, Value, walk
-from addnorm.stream.dataflow.replay import replay_op, run_op
-from addnorm.stream.find.equation_errors import relative_error
+from addnorm.stream.dataflow.replay import relative_error, replay_op, run_op
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.program.carried import Carrier, find_weights
 from addnorm.stream.program.cuts import list_carried_inputs

@@ -10,6 +10,7 @@ import inspect
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import SequenceMatcher
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
@@ -28,6 +29,9 @@ from addnorm.wirings.stage import Computed, Head, Stage
 
 CLOSE = 1e-4  # largest difference of coefficients that were computed in another order, relative to the largest
 EXACT = 1e-6  # the same of constants
+_Candidate = tuple[
+    tuple[Value, ...], Tensor
+]  # parameters of the model, and what they are as one of the wiring's module
 MOST = 300  # assignments of parameters that are tried
 LITTLE = 1e-2  # an epsilon may be this wrong before it is fitted
 
@@ -233,6 +237,8 @@ def _fit(
             error = max(error, float("inf") if step is None else step[1])
         if best is None or error < best[2]:
             best = (expected, names, error, carried)
+        if error < EXACT:
+            break
     return best
 
 
@@ -411,11 +417,11 @@ def _list_modules(
     except (ValueError, TypeError):
         return
     names = [name for name, _ in module.named_parameters()]
-    candidates = [_list_tensors(parameter.shape, leaves, ops) for parameter in module.parameters()]
-    for chosen in itertools.islice(itertools.product(*candidates), MOST):
-        used = [leaf for own, _ in chosen for leaf in own]
-        if len({*used}) < len(used):
-            continue
+    candidates = [
+        sorted(_list_tensors(parameter.shape, leaves, ops), key=lambda item: -_compare_names(name, item[0][0].name))
+        for name, parameter in module.named_parameters()
+    ]
+    for chosen in itertools.islice(_list_assignments(candidates), MOST):
         for parameter, (_, tensor) in zip(module.parameters(), chosen, strict=True):
             parameter.data.copy_(tensor)
         assigned = {name: " + ".join(leaf.name for leaf in own) for name, (own, _) in zip(names, chosen, strict=True)}
@@ -425,11 +431,25 @@ def _list_modules(
             yield module, {**assigned, "layout": "A transposed"}
 
 
-def _list_tensors(
-    shape: Sequence[int], leaves: Sequence[Value], ops: Sequence[Op]
-) -> list[tuple[tuple[Value, ...], Tensor]]:
+def _compare_names(own: str, name: str) -> float:
+    """Return how alike two parameters' names are. The order in which assignments are tried saves time, and decides nothing."""
+    return SequenceMatcher(None, own, name.rpartition(".")[2]).ratio()
+
+
+def _list_assignments(candidates: Sequence[Sequence[_Candidate]]) -> Iterator[tuple[_Candidate, ...]]:
+    """Yield each choice of one candidate for each parameter that uses no parameter of the model twice."""
+    if not candidates:
+        yield ()
+        return
+    for first in candidates[0]:
+        used = {*first[0]}
+        others = [[item for item in own if used.isdisjoint(item[0])] for own in candidates[1:]]
+        yield from ((first, *rest) for rest in _list_assignments(others))
+
+
+def _list_tensors(shape: Sequence[int], leaves: Sequence[Value], ops: Sequence[Op]) -> list[_Candidate]:
     """Return the model's parameters that may be one of this shape: as they are, transposed, plus one, or several in a row."""
-    found: list[tuple[tuple[Value, ...], Tensor]] = []
+    found: list[_Candidate] = []
     size = torch.Size(shape).numel()
     squeezed = [n for n in shape if n > 1]
     for leaf in leaves:

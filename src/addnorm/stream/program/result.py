@@ -15,7 +15,8 @@ from torch import Tensor
 from addnorm._util.blocks import Block, Column, Paragraph, Table, TableRow
 from addnorm._util.numbers import format_count, format_number
 from addnorm.stream.dataflow.graph import Value
-from addnorm.stream.find.equation_errors import get_tolerance, relative_error
+from addnorm.stream.dataflow.replay import relative_error
+from addnorm.stream.find.equation_errors import get_tolerance
 from addnorm.stream.find.labels import format_norm, mask_numbers, merge_paths
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.program.carried import Carrier
