@@ -131,9 +131,9 @@ def line(case: Case, rows: Mapping[str, Row]) -> dict[str, str]:
     times = [digits(row["median_us"] / 1000) for row in both] + ["not proven"] * (2 - len(both))
     saved = " → ".join(f"{row['saved_bytes'] / 1e6:.1f}" for row in both if "saved_bytes" in row)
     return {
-        "model": _name(case), "batch x tokens": f"{case.batch} x {case.tokens}", "": TITLES[case.job], "dtype": case.dtype,
-        "before, ms": times[0], "fused, ms": times[1], "times as fast": quotient(rows, "plain", "fused"),
-        "capture alone": quotient(rows, "plain", "frontend"), "fusing alone": quotient(rows, "frontend", "fused"),
+        "model": _name(case), "batch x tokens": f"{case.batch} x {case.tokens}", "run": TITLES[case.job], "dtype": case.dtype,
+        "original, ms": times[0], "fused, ms": times[1], "original / fused": quotient(rows, "plain", "fused"),
+        "original / captured": quotient(rows, "plain", "frontend"), "captured / fused": quotient(rows, "frontend", "fused"),
         "share of Add & Norm": format_percent(rows["plain"]["share"], 2), "saved for backward, MB": saved,
     }  # fmt: skip
 
@@ -149,10 +149,11 @@ def section(document: Document) -> str:
     seconds = [one["seconds"] for one in document["fusions"] if one["variant"] == "fused"] or [0.0]
     took = f"Fusing, with its proof, took {digits(min(seconds))} to {digits(max(seconds))} seconds"
     text = (
-        "MiniLM on Python's own documentation, and decoders of eight layers of 512 features with random weights; medians, "
-        "± from quartile to quartile; bytes saved for backward before → after. "
-        "Capture alone: the model in "
-        "graphs of torch.compile's frontend, not fused, relative to before. Fusing alone: the fused graphs relative to these:"
+        "MiniLM on Python's own documentation, and decoders of eight layers of 512 features with random weights. Times are "
+        "medians, ± from quartile to quartile. Each quotient of times says how many times as fast the second model is. "
+        "*Original* is the model before `fuse`; *captured* is the same model in graphs of torch.compile's frontend, with nothing "
+        "fused. So original / captured is the gain of capture alone, and captured / fused that of fusing alone. The last column "
+        "has what autograd saves for backward in the original and in the fused model."
     )
     table = markdown(line(*item) for item in cases.items())
     return "\n\n".join([text, table, *_bound(document), *compiled, f"{verdict}. {took}. {headline(document)}."])

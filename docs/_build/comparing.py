@@ -44,7 +44,7 @@ def short() -> str:
     text = " ".join(sentences[about] for about in SHORT if about in sentences)
     unit = " (The loss is the mean of -ln p, where p is the model's probability of the next character.)"
     head = (
-        f"This is an illustration ({of}), not evidence: [docs/comparing.md](docs/comparing.md). "
+        f"This is an illustration ({of}), not evidence: [Comparing wirings](docs/comparing.md). "
         if results["illustration"]
         else ""
     )

@@ -30,7 +30,7 @@ def limits() -> str:
         f"- **Add & Norm is a small share of a model's time:** in MiniLM {_percents(minilm)} of the forward pass, in small "
         f"decoders with RMSNorm {_percents(decoders)}. Fusing alone, measured on captured graphs, makes them {_range(ratios)} "
         "times as fast; the "
-        f"middle halves of the times overlap in {overlapping} of {len(ratios)} cases ([docs/fusing.md](docs/fusing.md))."
+        f"middle halves of the times overlap in {overlapping} of {len(ratios)} cases ([fusing](docs/fusing.md))."
     )
     as_good = (
         f"- **Whole encoders gain nothing:** those of this library run {plain[0]:.2f} times as fast as plain PyTorch in "
@@ -49,7 +49,7 @@ def _compiled() -> str:
         f"{statistics.geometric_mean(default):.2f} times as fast as without this library in the mean, {min(default):.2f} at "
         "worst; small ones become PyTorch's own norm there. With the operator everywhere, which keeps its bits, it "
         f"runs {statistics.geometric_mean(op):.2f} times as fast, {min(op):.2f} at worst "
-        "([docs/performance.md](docs/performance.md#under-torchcompile))."
+        "([Performance](docs/performance.md#under-torchcompile))."
     )
 
 

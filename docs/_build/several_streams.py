@@ -8,7 +8,6 @@ from typing import Any
 import page
 
 from addnorm import wirings
-from wirings import linked
 
 SHOWN = ("pre_ln", "siamese_norm", "hyper_connections", "mhc", "gated_residual", "attention_residuals", "x0_residual")
 
@@ -20,29 +19,20 @@ def figure(name: str) -> str:
 
 
 def table() -> str:
-    """Return the wirings with stages, with the number of their streams at the start and after 12 layers, and their use."""
+    """Return the wirings with stages: the numbers of their streams over 12 layers, and how their coefficients start."""
     rows = []
     for one in wirings.list_all():
         if not one.has_rows:
             stages: list[Any] = one.stages(12)
             numbers = [len(one.embedding), *(stage.n_out for stage in stages)]
             n = str(numbers[0]) if len({*numbers}) == 1 else f"{numbers[0]} to {max(numbers)}"
-            rows.append([f"[{one.name}](wirings.md#{one.name})", n, one.use.rstrip("."), linked(one.source)])
-    return page.table(["wiring", "streams, 12 layers", "when", "source"], rows)
-
-
-def starts() -> str:
-    """Return how the coefficients of the wirings start, as their modules state it."""
-    rows = []
-    for one in wirings.list_all():
-        stages: list[Any] = [] if one.has_rows else one.stages(12)
-        notations = [stage.coefficients.notation for stage in stages if stage.coefficients is not None]
-        texts = dict.fromkeys(notation.start for notation in notations)
-        rows += [[f"[{one.name}](wirings.md#{one.name})", " ".join(texts)]] * bool(texts)
-    return page.table(["wiring", "coefficients before training"], rows)
+            notations = [stage.coefficients.notation for stage in stages if stage.coefficients is not None]
+            starts = dict.fromkeys(notation.start for notation in notations)
+            rows.append([f"[{one.name}](wirings.md#{one.name})", n, " ".join(starts)])
+    return page.table(["wiring", "streams, 12 layers", "coefficients before training"], rows)
 
 
 SECTIONS = {
     **{f"several_streams:{name}": partial(figure, name) for name in SHOWN},
-    "several_streams:table": table, "several_streams:starts": starts,
-}  # fmt: skip
+    "several_streams:table": table,
+}

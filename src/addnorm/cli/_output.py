@@ -92,9 +92,9 @@ def print_result(as_json: bool, document: Any, result: Rendered, *notes: str) ->
     print_notes(console, *notes)
 
 
-def print_blocks(console: Console, *blocks: Block, widest: int = WIDTH) -> None:
-    """Print paragraphs and tables, at most `widest` columns wide."""
-    width = min(console.width, widest)
+def print_blocks(console: Console, *blocks: Block) -> None:
+    """Print paragraphs and tables, at most `WIDTH` columns wide."""
+    width = min(console.width, WIDTH)
     for part in to_rich(blocks, width):
         console.print(part, width=width)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 import addnorm
-from addnorm._util.blocks import Block, Column, Paragraph, Table
+from addnorm._util.blocks import Block, Column, Paragraph, Table, TableRow
 from addnorm._util.numbers import format_count, format_number
 from addnorm._util.render import WIDTH
 from addnorm.cli._output import (
@@ -32,8 +31,6 @@ from addnorm.wirings.factors import format_factor
 from addnorm.wirings.init import ROLES, RULES
 from addnorm.wirings.stage import Computed, Head, Stage
 
-WIDEST = 140  # columns of the list of wirings
-SOURCES = ((96, 28), (78, 21), (0, 0))  # columns of a terminal, and columns of the source in it
 SAMPLED = 12, 24  # depths from which the streams of deeper stacks are estimated
 MAX_STREAMS, MAX_COEFFICIENTS = 256, 5_000_000  # beyond, a stack takes minutes to describe
 MOST_ROWS = 8  # with more layers only the first three, the middle one and the last are printed
@@ -221,30 +218,18 @@ def _stage_to_dict(stage: Stage | Head, wiring: Wiring) -> dict[str, Any]:
 
 
 def _print_list(console: Console) -> None:
-    """Print a line for each wiring; the source has a column where the terminal is wide enough."""
-    width = min(console.width, WIDEST)
-    source_width = next(columns for least, columns in SOURCES if width >= least)
+    """Print each wiring with its equation, and below it when to use it and its source."""
     catalog = addnorm.wirings.list_all()
     names_width = max(len(wiring.name) for wiring in catalog) + 2
-    equation_width = max(width - names_width - source_width - 2 * bool(source_width), 24)
-    columns = [
-        Column("wiring", style="accent"),
-        Column("equation", fold=True),
-        Column("source", style="dim", fold=True),
-    ]
-    rows = [
-        [
-            wiring.name,
-            "\n".join(wrap_equation(wiring, equation_width)),
-            # `addnorm wirings NAME` prints the number on arXiv.
-            textwrap.fill(re.sub(r",? arXiv [\d.]+", "", wiring.source), max(source_width, 1)),
-        ]
-        for wiring in catalog
-    ]
-    shown = 3 if source_width else 2
+    rows: list[TableRow] = []
+    for wiring in catalog:
+        equation = wrap_equation(wiring, max(min(console.width, WIDTH) - names_width, 24))
+        source = re.sub(r",? arXiv [\d.]+", "", wiring.source)  # `addnorm wirings NAME` prints the number on arXiv
+        rows += [TableRow([wiring.name, "\n".join(equation)]), TableRow(["", f"Use it {wiring.use} {source}."], "dim")]
     legend = explain(" ".join(wiring.equation() for wiring in catalog))
     more = "`addnorm wirings NAME` describes one; with --layers N it shows the constants too."
-    print_blocks(console, Table(columns[:shown], [row[:shown] for row in rows]), widest=WIDEST)
+    columns = [Column("wiring", style="accent"), Column("equation, when to use it, source", fold=True)]
+    print_blocks(console, Table(columns, rows))
     print_notes(console, legend, more)
 
 

@@ -11,6 +11,7 @@ from torch import nn
 
 import addnorm
 from addnorm import inspect
+from addnorm._util.numbers import format_number
 from addnorm.nn import Encoder
 from support.families import shake
 from support.stream_steps import D, make_steps, noise, repeat, run_layers
@@ -49,6 +50,15 @@ def test_inspection_fits_width(wiring):
     inspection = inspect_encoder(addnorm.wirings.get(wiring, **addnorm.wirings.catalog.EXAMPLES.get(wiring, {})))
     for width in (40, 80, 120, 300):
         assert all(len(line.rstrip()) <= width for line in render(inspection, width).splitlines())
+
+
+def test_only_a_stream_that_closes_is_proved():
+    inspection = inspect_encoder()
+    worst = format_number(max(site.closure for site in inspection.sites), 2)
+    assert f"equal the model's up to a relative error of {worst}" in " ".join(render(inspection).split())
+    open_stream = inspect(make_steps(repeat(lambda m, k, x: (x + m.branch(k, x)).clamp(-0.1, 0.1), 3)), make_tokens())
+    assert all(site.closes for site in open_stream.sites)
+    assert "proved" not in render(open_stream)
 
 
 def test_equation_has_final_norm_of_model():

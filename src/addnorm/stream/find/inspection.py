@@ -383,6 +383,12 @@ def _summarize(stream: Stream, lines: Sequence[_Line]) -> list[str]:
     for name, norm in (("embedding norm", stream.embedding_norm), ("final norm", stream.final_norm)):
         if norm is not None:
             texts.append(f"{name}: {format_norm(norm)}, {norm.path or 'in the model itself'}")
+    if stream.closes:
+        worst = format_number(max(site.closure for site in stream.sites), 2)
+        texts.append(
+            "proved on these inputs: every sublayer's x' and norms, computed again in float64 from their inputs, "
+            f"equal the model's up to a relative error of {worst}"
+        )
     if stream.closure is not None:
         texts.append(f"x_L = x_0 + all writes: relative error {format_number(stream.closure, 2)}")
     return [*texts, *(remark for remark in stream.remarks if remark != EMBEDDING)]  # the norm is named above
