@@ -163,7 +163,10 @@ def has_finite_numbers(outputs: Tensors) -> bool:
 
 
 def largest_errors(before: Tensors, exact: Tensors) -> dict[str, float]:
-    """Return the largest error of each tensor against float64, where both have numbers; none for a tensor with new NaNs there."""
+    """Return the largest error of each tensor against float64, where both have numbers.
+
+    A tensor is left out if its float64 result has a NaN where the tensor has none.
+    """
     pairs = {n: (t, exact[n]) for n, t in before.items() if _is_inexact(t) and n in exact and exact[n].shape == t.shape}
     pairs = {n: (t, truth) for n, (t, truth) in pairs.items() if not (_wide(truth).isnan() & ~_wide(t).isnan()).any()}
     return {
@@ -231,7 +234,10 @@ def condition_of(z: Tensor, kind: str, eps: float) -> float:
 
 
 def compare_exactly(name: str, before: Tensor, after: Tensor | None, width: int, condition: float) -> Difference:
-    """Compare two float64 results. Tolerate only what another order of summation explains."""
+    """Compare two float64 results of a call whose norm has `width` features and the condition number `condition`.
+
+    Tolerate only what another order of summation explains.
+    """
     bound = ORDERS * FLOAT64 * math.sqrt(width) * condition
     size = max(_largest(before), 1.0)
     error = _largest(before - after) if after is not None and before.shape == after.shape else math.inf
@@ -242,6 +248,8 @@ def compare_round_off(
     name: str, before: Tensor | None, after: Tensor | None, exact: Tensor | None, condition: float, kind: str
 ) -> Iterator[tuple[str, Difference]]:
     """Compare a result before and after fusing, in its dtype.
+
+    `exact` is the float64 result, None if there is none; `condition` is `condition_of` the norm, and `kind` the norm's kind.
 
     Yield a suffix for the name ("" for the largest error, " (RMS)" for the root mean square, " (casting)" if the roundings
     differ) and a `Difference` whose tolerance is what round-off explains.

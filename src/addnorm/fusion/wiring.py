@@ -92,9 +92,10 @@ def _missing_nodes(rewrite: Rewrite) -> Iterator[Difference]:
 
 
 def _moved_nodes(rewrite: Rewrite, copied: Mapping[fx.Node, fx.Node]) -> Iterator[Difference]:
-    """Yield a failure for each node that has another place among the others.
+    """Yield a failure for each node whose order among the nodes has changed.
 
-    What a call reads may move before it, if it neither draws random numbers nor writes in place.
+    `copied` has the original of each copied node. The arguments of a fused call may move before the call, if they neither draw
+    random numbers nor write in place.
     """
     movable = set[fx.Node]()
     for match in rewrite.matches:

@@ -178,7 +178,7 @@ def _by_wiring(
 
 
 def _gradients(results: Results) -> Iterator[Finding]:
-    """Return the ratio of the gradients at x_0 and at x_L, before and after training."""
+    """Yield the ratio of the gradients at x_0 and at x_L, before and after training."""
 
     def measure(arm: Arm) -> tuple[str, Numbers] | None:
         group = arm.best_where(lambda g: not g.warm_up) or arm.best
@@ -198,7 +198,7 @@ def _gradients(results: Results) -> Iterator[Finding]:
 
 
 def _shares(results: Results) -> Iterator[Finding]:
-    """Return the shares of x_0 and of the last write in the final stream."""
+    """Yield the shares of x_0 and of the last write in the final stream."""
 
     def measure(arm: Arm) -> tuple[str, Numbers] | None:
         x_0 = arm.best.mean(lambda run: share_of(run.get("after"), 0))
@@ -214,7 +214,7 @@ def _shares(results: Results) -> Iterator[Finding]:
 
 
 def _ablations(results: Results) -> Iterator[Finding]:
-    """Return for each wiring the median and the largest change of the loss without one sublayer."""
+    """Yield for each wiring the median and the largest change of the loss without one sublayer."""
 
     def measure(arm: Arm) -> tuple[str, Numbers] | None:
         rises = [one["rise"] for run in arm.best.runs for one in run.get("ablation", ()) if math.isfinite(one["rise"])]
@@ -230,7 +230,7 @@ def _ablations(results: Results) -> Iterator[Finding]:
 
 
 def _costs(results: Results) -> Iterator[Finding]:
-    """Return the cost of each residual wiring, if their memory traffic differs."""
+    """Yield the cost of each residual wiring, if their memory traffic differs."""
 
     def measure(arm: Arm) -> tuple[str, Numbers] | None:
         cost = arm.best.runs[0].get("cost")

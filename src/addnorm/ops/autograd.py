@@ -242,7 +242,7 @@ def _differentiate(a: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _to_results(a: Any, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return y, z and the statistics, with placeholders where the operator has them."""
+    """Return the operator's outputs y, z and statistics for arguments `a`, with placeholders for those not requested."""
     outputs = outputs_of(a)
     results: list[Any] = [y, z, None]
     if outputs.stats is not None:

@@ -57,7 +57,7 @@ def find_entries(spec: Any) -> dict[str, Factor | Vector]:
 
 
 def _newest(matrix: str, rows: Sequence[Vector]) -> list[tuple[Factor | Vector]]:
-    """Return the rows of a matrix in short form: of a growing list, where all reads, but only the newest state, are shown."""
+    """Return the rows of counted states in short form: all reads, or the newest state's row; one entry if it is no sum."""
     newest: list[tuple[Factor | Vector]] = [(row if _is_sum(row) and matrix != "inject" else row[-1],) for row in rows]
     return newest if matrix == "collapse" else newest[-1:]
 
@@ -79,12 +79,12 @@ def form(spec: Any) -> tuple[object, ...]:
 
 
 def _kind(entry: Factor | Vector) -> object:
-    """Return what an entry is, without its number."""
+    """Return whether an entry is a number, a learned factor or a sum, without the number itself."""
     if isinstance(entry, tuple):
         return "sum", _kind(entry[-1])
     return (entry.per_feature, entry.shared, base_name(entry.name)) if isinstance(entry, Learned) else None
 
 
 def base_name(name: str) -> str:
-    """Return the name of a learned entry without its number."""
+    """Return the name of a learned entry without its index: "a" for "a_3"."""
     return re.sub(r"_?\d+$", "", name)

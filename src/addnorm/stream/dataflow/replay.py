@@ -16,10 +16,7 @@ FILLS = ("self", "other", "value")  # arguments that, as numbers, fill elements 
 
 
 def replay_op(op: Op, value: Tensor) -> Tensor:
-    """Apply a captured view, cast or factor to another input.
-
-    This has float64 numbers, or labels: numbers that show where elements move.
-    """
+    """Apply a captured view, cast or factor to another input: float64 numbers, or labels that show where elements move."""
     out = op.outputs[0]
     if op.name == "alias" and len(op.args) > 1 and out.part == "memory":  # the same memory with permuted dimensions
         stride, shape, strides = op.args[1:]

@@ -146,9 +146,9 @@ class Passage:
         return self._locate(labels[target], axes) if target in labels else axes
 
     def _move(self, op: Op, labels: Mapping[Value, Tensor], source: Value, part: int | str = 0) -> Tensor:
-        """Trace element labels through one operator to output `part`.
+        """Return the labels of output `part` of an operator.
 
-        Record in `passage` masks and guards (clamps and the like) that change values, and data-dependent indexing.
+        Record masks and guards, and indices that are computed from the stream.
         """
         out = op.outputs[0]
         carried = list_carried(out)

@@ -168,7 +168,7 @@ def _reads_other_branch(chain: PlacedChain, sublayer: Sublayer) -> bool:
 
 
 def _carries_norm(sublayer: Sublayer) -> bool:
-    """Return whether a sublayer's output is a norm of the stream times or plus something, as in a projection on it."""
+    """Return whether the output is N(x) times or plus another value, where N is a norm through which the sublayer reads."""
     return any(
         value.norm in sublayer.reads.norms for value in list_carried_values(sublayer.raw) if value.norm is not None
     )
@@ -223,7 +223,7 @@ def _has_hidden_norm_in(sublayer: Sublayer) -> bool:
 
 
 def _passes(op: Op, carried: set[Value], read: Value) -> bool:
-    """Return whether `op` keeps the features of a value in `carried` apart and adds nothing that is computed from `read`."""
+    """Return whether `op` moves or scales a value in `carried`, or adds a value to it that is not computed from `read`."""
     parts = [v for v in op.inputs if v in carried]
     if not parts or "mixing" in op.traits:
         return False

@@ -182,9 +182,9 @@ class StreamLayout:
         return {*last[0]} if last else set()
 
     def _is_other_axis(self, normed: set[int], start: Dim, mixing: Mixing) -> bool:
-        """Return whether the axes `normed`, which norms normalize, are not those over which products with parameters sum.
+        """Return whether norms normalize other axes (`normed`) than those over which products with parameters sum.
 
-        False for the last dimension, since all products may combine tokens, unless there are convolutions.
+        False if the last axis is in `normed`, unless there are convolutions: all the products may combine tokens.
         """
         combined = {root for part in (*mixing.projected, *start) for root in self._roots.find_origins(part.root)}
         origins = {origin for root in normed for origin in self._roots.find_origins(root)}
@@ -201,7 +201,7 @@ class StreamLayout:
                 yield (self._find_earlier_dims(sublayer, sublayer.norm.y) or ((),))[-1]
 
     def _find_projected_start(self) -> Dim:
-        """Return the dimension of x_0 that the last product or embedding before it created; an empty tuple if there is none."""
+        """Return the output dimension of the last matrix product or embedding before x_0; an empty tuple if there is none."""
         x = self.chain.adds[0].x
         value = strip_views(x)
         while value.op is not None and value.op.traits.isdisjoint(PROJECTING):
@@ -230,10 +230,10 @@ class StreamLayout:
         )
 
     def _find_tokens(self, mixing: Mixing) -> tuple[dict[int, list[int] | None], bool]:
-        """Find the stream's axes that hold tokens.
+        """Find the stream's axes that hold tokens, and whether sublayers that mix tokens prove it; otherwise it is a guess.
 
-        Return {axis: [begin, end, begin, end, ...]}, the strides within the axis that step over tokens, None for a whole axis;
-        and whether this is proven by sublayers that mix tokens, not guessed.
+        The dict has None for an axis that holds only tokens. For an axis that holds tokens and sequences, it has the strides at
+        which tokens follow each other, as intervals [begin, end, begin, end, ...] (see `Part`).
         """
         roots = self._list_roots()
         for marks in (mixing.strong, mixing.weak):

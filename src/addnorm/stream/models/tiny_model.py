@@ -131,7 +131,10 @@ def _is_int(value: Any) -> bool:
 
 
 def _reduce(name: str, value: Any, layers: int | None, depth: int, sizes: Mapping[str, int]) -> Any:
-    """Return a small value for a setting; shorten lists with one entry per layer to the remaining layers."""
+    """Return a small value for a setting of a model with `depth` layers, of which `layers` remain.
+
+    A list with one entry for each layer gets the entries of the remaining layers.
+    """
     remaining = layers or LAYERS
     if value is None:
         return MISSING.get(name)

@@ -49,7 +49,7 @@ class GatedMix(CoefficientModule):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the gate."""
+        """Draw the gate g from a normal distribution."""
         nn.init.normal_(self.gate, std=self.std)
 
     def compute(self, streams: tuple[Tensor, ...]) -> Coefficients:

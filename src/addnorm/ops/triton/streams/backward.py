@@ -94,7 +94,7 @@ def load_gate_gradient(first, second, token, rows, N, BLOCK_N):
 def hyper_gate_backward(
     grad, logits, base, scale, project_sum, rstd, dpre, factors, token, rows, PLACE, LOGITS, N, BLOCK_N
 ):
-    """Write the gradient and the factor of a gate of hyper; return its terms of the two numbers in `offsets`."""
+    """Write `dpre` and `factors` of the gates β + α tanh(z) in a kernel of KIND HYPER; return their terms of `offsets`."""
     store_gates(dpre, grad, token, rows, PLACE * N, LOGITS, 1, N, BLOCK_N)
     logit = load_gates(logits, token, rows, PLACE, LOGITS, N + 2, N, BLOCK_N)
     gate = tanh(logit)
@@ -106,7 +106,7 @@ def hyper_gate_backward(
 
 @triton.jit
 def sigmoid_gate_backward(grad, logits, base, scale, rstd, dpre, factors, token, rows, PLACE, LOGITS, N, BLOCK_N):
-    """Write the gradient before a sigmoid, and its factor; return its term of the first number in `offsets`."""
+    """Write `dpre` and `factors` of the gates σ(α z + β); return their term of `offsets[0]`."""
     slope = tl.load(scale + PLACE).to(tl.float32)
     logit = load_gates(logits, token, rows, PLACE * N, LOGITS, 1, N, BLOCK_N)
     gate = sigmoid(logit * slope + load_constants(base + PLACE * N, N, BLOCK_N))
@@ -119,7 +119,7 @@ def sigmoid_gate_backward(grad, logits, base, scale, rstd, dpre, factors, token,
 
 @triton.jit
 def division_backward(grad, iterates, step, token, rows, eps, AXIS, N, BLOCK_N):
-    """Return the gradient of a matrix from that of the matrix divided by its sums along an axis."""
+    """Return the gradient of `iterates[step]`, a matrix, from that of the matrix divided by its sums along an axis."""
     before = load_matrix(iterates, token, rows, step * rows * N * N, N * N, N, 1, N, BLOCK_N)
     matrix, total = normalize_matrix(before, eps, AXIS, N, BLOCK_N)
     return tl.div_rn(grad - tl.sum(grad * matrix, AXIS, keep_dims=True), tl.broadcast_to(total, grad.shape))
@@ -152,10 +152,10 @@ def gates_backward_kernel(
     N: tl.constexpr, D: tl.constexpr, KIND: tl.constexpr, LOGITS: tl.constexpr, STATS: tl.constexpr, BLOCK_T: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Write dpre, and what the gradient of X' is made of: factors φ - offsets[0] (x - mean) - offsets[1].
+    """Write `dpre`, `factors` and `offsets`: φ adds factors φ - offsets[0] (x - mean) - offsets[1] to the gradient of X'.
 
-    `factors` are the gradients of the logits divided by the rms, in hyper by the standard deviation of their stream. `offsets` is
-    `(rows, N, 2)`.
+    `dpre` are the gradients of α z + β, in hyper of β + α tanh(z), for the logits z. `factors` are the gradients of the
+    logits divided by the rms, in hyper by the standard deviation of their stream. `offsets` is `(rows, N, 2)`.
     """
     token = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
     grad = load_gate_gradient(dread_collapse, dcollapse, token, rows, N, BLOCK_N)
