@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # imported at the first use: they take several times as long 
     from addnorm.stream.inspect import inspect
     from addnorm.stream.locate import locate
     from addnorm.stream.record.recorder import record
+    from addnorm.stream.states import save_states
     from addnorm.stream.verify import verify
 
 __version__ = "0.1.0"
@@ -69,6 +70,7 @@ __all__ = [
     "record",
     "rms_norm",
     "save_outputs",
+    "save_states",
     "scale_write",
     "set_compile_mode",
     "unfuse",
@@ -90,6 +92,7 @@ _LATER = {
     "inspect": "stream.inspect",
     "locate": "stream.locate",
     "record": "stream.record.recorder",
+    "save_states": "stream.states",
     "verify": "stream.verify",
 }
 

@@ -168,16 +168,18 @@ def fuse() -> None:
 @float64
 @option("--report", type=FILE, help="Write a report on the model; FILE ends in .html.")
 @option("--expect", "wiring", type=WIRING, help="Compare the model with this wiring, term by term.")
+@option("--like", metavar="OTHER", help="Compare it with another MODEL, or a file of `addnorm record --states`.")
 def inspect() -> None:
     r"""Find the residual streams of a model and prove their equations.
 
     Each equation is computed again in float64 and compared with the model's own values. With --report the model is also recorded
-    forward and backward, and run without each sublayer: one HTML file. With --expect the exit code is 3 if a term differs.
+    forward and backward, and run without each sublayer: one HTML file. With --expect and --like the exit code is 3 if a term
+    differs. OTHER gets the inputs of MODEL; --dtype is that of MODEL alone.
 
     \b
       addnorm inspect minilm --report minilm.html
       addnorm inspect gpt2 --expect pre_ln
-      addnorm inspect llama --layers 4
+      addnorm inspect llama --layers 4 --dtype bfloat16 --like llama
       addnorm inspect my_models:make_encoder
     """
 
@@ -202,6 +204,7 @@ def locate() -> None:
 @option("--memory-map", is_flag=True, help="Also print each source's share of the stream at its end.")
 @option("--out", type=FILE, help="Write the recording; FILE ends in .json or .parquet.")
 @option("--plots", type=FOLDER, help="Write plots by depth to the folder DIR.")
+@option("--states", type=FILE, help="Save the states of the first batch, for `addnorm inspect --like FILE`.")
 def record() -> None:
     r"""Record the residual streams of a model, forward and backward, by depth.
 

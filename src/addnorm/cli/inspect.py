@@ -5,6 +5,7 @@ The report's path and packages are checked before the model runs.
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 from collections.abc import Sequence
 from contextlib import suppress
@@ -25,6 +26,7 @@ from addnorm.cli._model import (
     with_model,
 )
 from addnorm.cli._output import (
+    ArgumentError,
     ProofError,
     argument_errors,
     command_line,
@@ -37,32 +39,55 @@ from addnorm.cli._training_step import NoGradientsError, ProbeLoss, run_step
 from addnorm.stream.ablate import Ablation
 from addnorm.stream.find.inspection import Inspection
 from addnorm.stream.models.hf import first_line, quiet
-from addnorm.stream.models.load import LoadedModel
+from addnorm.stream.models.load import LoadedModel, input_error
 from addnorm.stream.record.recording import Recording
+from addnorm.stream.verify import inspect_reference
 
 
 @with_model
-def run(model: ModelOptions, report: Path | None, wiring: str | None, as_json: bool, float64: bool) -> None:
+def run(
+    model: ModelOptions, report: Path | None, wiring: str | None, like: str | None, as_json: bool, float64: bool
+) -> None:
     """Find the residual streams of a model and prove their equations."""
     if report is not None:
         check_report(report)
     with argument_errors({"wiring": "--expect"}):
         expected = None if wiring is None else addnorm.wirings.get(wiring)
+    if like is not None and wiring is not None:
+        raise ArgumentError("--expect and --like are both set, expected one of them.")
     loaded = load_model(model)
     inspection = inspect_model(loaded, float64)
     document = {**model_facts(loaded), **inspection.to_dict()}
     with argument_errors({"wiring": "--expect"}):
         verification = None if expected is None else addnorm.verify(inspection, wiring=expected)
+    if like is not None:
+        with argument_errors({"like": "--like"}):
+            reference = like if Path(like).is_file() else _inspect_other(like, model, loaded)
+            verification = addnorm.verify(inspection, like=reference)
     if verification is not None:
         document["verification"] = verification.to_dict()
     print_result(as_json, document, inspection, describe_inputs(loaded), loaded.source)
-    if verification is not None and verification.agrees and not as_json:
+    sentences = [] if verification is None else [*verification.list_sentences()]
+    if verification is not None and not sentences and not as_json:
         stdout().print(verification)
     if report is not None and inspection.sites:
         _write_report(report, loaded, inspection, model.seed, model.name)
     check_proof(inspection)
-    if verification is not None and verification.deviations:
-        raise ProofError("\n".join(f"It is not {verification.wiring.name}: {one}." for one in verification.deviations))
+    if verification is not None and sentences:
+        raise ProofError("\n".join(f"It is not {verification.expected}: {one}." for one in sentences))
+
+
+def _inspect_other(name: str, options: ModelOptions, loaded: LoadedModel) -> Inspection:
+    """Return the inspection of the model of `--like`, called with the inputs of MODEL."""
+    is_built = ":" not in name and name != "minilm" and not Path(name).is_dir()
+    own = dataclasses.replace(options, name=name, text=None, input=None, tokens=None, batch=None, dtype=None)
+    other = load_model(own if is_built else dataclasses.replace(own, layers=None))
+    other = dataclasses.replace(other, args=loaded.args, kwargs=loaded.kwargs)
+    try:
+        with working(f"inspect {name}"), quiet():
+            return inspect_reference(other.model, loaded.args, loaded.kwargs)
+    except Exception as error:  # whatever the model raises
+        raise input_error(error, other) from error
 
 
 def check_report(path: Path) -> None:

@@ -56,10 +56,14 @@ def run(
     memory_map: bool,
     out: Path | None,
     plots: Path | None,
+    states: Path | None,
     as_json: bool,
 ) -> None:
     """Record the residual streams of a model, forward and backward, by depth."""
     _check_files(out, plots)
+    if states is not None:
+        with argument_errors():
+            check_writable(states, name="--states")
     rows = model.batch or BATCH
     texts = None if model.text is None else read_texts(model.text)[: steps and steps * rows]
     split = model.reads_text and (model.batch is None or model.batch > 0)  # otherwise loading refuses the batch
@@ -94,6 +98,8 @@ def run(
     else:
         _print_recording(recording, memory_map, loaded.source)
     _write_files(recording, out, plots)
+    if states is not None:
+        save_result(states, lambda path: addnorm.save_states(inspection, path), "--states")
     if interrupted:
         raise KeyboardInterrupt
     check_proof(inspection)

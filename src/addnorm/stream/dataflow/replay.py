@@ -1,4 +1,4 @@
-"""Operators of a run, computed again on other inputs: on float64 numbers, or on labels that show where each element goes."""
+"""Operators of a run, computed again on other inputs: numbers, or labels that show where each element goes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from addnorm.stream.dataflow.arithmetic import has_numbers, is_view, match_factor
-from addnorm.stream.dataflow.graph import Op, Value
+from addnorm.stream.dataflow.graph import Op, Value, walk
 
 FILLS = ("self", "other", "value")  # arguments that, as numbers, fill elements of the output
 
@@ -125,3 +125,47 @@ def relative_error(actual: Tensor, exact: Tensor) -> float:
     size = torch.where(exact.isfinite(), exact, 0.0).square().sum().sqrt().clamp_min(1e-30)
     value = float(difference.square().sum().sqrt() / size)
     return value if value == value else float("inf")
+
+
+def recompute(target: Value, known: Mapping[Value, Tensor]) -> Tensor:
+    """Return a value of the run, computed again in the run's own dtypes from other contents of some earlier values.
+
+    Args:
+        target: the value.
+        known: the other contents. Values that depend on none of these keep their contents.
+
+    Raises:
+        Exception: an operator cannot be computed again.
+    """
+
+    def follow(value: Value) -> list[Value]:
+        return [] if value.op is None or value in known else value.op.inputs
+
+    values = dict(known)
+    ops = {value.op for value in walk([target], follow) if value.op is not None and value not in known}
+    for op in sorted(ops, key=lambda op: op.index):
+        if not values.keys().isdisjoint(op.inputs):
+            for value, tensor in zip(op.outputs, _repeat(op, values), strict=False):
+                values.setdefault(value, tensor.to(value.tensor.dtype))
+    return values.get(target, target.tensor)
+
+
+def _repeat(op: Op, values: Mapping[Value, Tensor]) -> list[Tensor]:
+    """Return the outputs of an operator for other inputs. What it writes in place are copies."""
+    is_step = op.origin != op.name  # of a fused operator, which rounds once
+    writes = "running" in op.traits or getattr(getattr(op.func, "_schema", None), "is_mutable", False)
+
+    def get(value: Value) -> Tensor:
+        tensor = values.get(value, value.tensor).detach()
+        return tensor.double() if is_step and tensor.is_floating_point() else tensor.clone() if writes else tensor
+
+    out = op.outputs[0]
+    if op.name == "addnorm::norm":  # never replayed
+        return [out.norm(get(op.inputs[0]))]
+    if op.name == "write_into":
+        return [_write([get(value).double() for value in op.inputs], op.args[-1], op.inputs[0].tensor.element_size())]
+    if out.part == "memory" or "reshape" in op.traits:
+        return [replay_op(op, get(op.inputs[0]))]
+    args, kwargs = pytree.tree_map_only(Value, get, (op.args, op.kwargs))
+    result: Any = op.func(*args, **kwargs)
+    return [*result] if isinstance(result, tuple | list) else [result]

@@ -1,0 +1,275 @@
+"""Deviations of a model's equations from those of a wiring, or of another model: terms, with what was found and expected."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from addnorm._util.numbers import format_number
+from addnorm.stream.find import naming
+from addnorm.stream.find.inspection import NORMS, Inspection, Site, Stream
+from addnorm.stream.find.norm import Norm
+from addnorm.wirings.factors import FACTORS, Factor, Learned
+from addnorm.wirings.spec import Row, Wiring
+
+PLACES = {"norm_in": "before the sublayer", "norm_branch": "on the sublayer's output", "norm_out": "after the add"}
+MULTIPLIED = {"a": "the residual", "b": "the branch", "c": "what the sublayer reads"}
+NORM_OPTIONS = {
+    "kind": "the kind of the norm", "eps": "eps", "eps_outside": "eps that is added to the root",
+    "unbiased": "the division by d - 1",
+}  # fmt: skip
+MAX_SITES = 3  # sublayers named in a sentence
+
+
+class _Difference(NamedTuple):
+    """A term of one sublayer, norm or stream, and its name."""
+
+    term: str
+    found: str
+    expected: str
+    place: str
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """A term of the model that is not as the wiring or the reference says.
+
+    Attributes:
+        term: what differs, such as "the norm" or "the factor of the branch".
+        found: what the model has.
+        expected: what the wiring or the reference says.
+        sites: ids of the sublayers, or paths of the norms; empty for a whole stream.
+        of: number of sublayers or norms that were compared.
+    """
+
+    term: str
+    found: str
+    expected: str
+    sites: tuple[str, ...] = ()
+    of: int = 0
+
+    def __str__(self) -> str:
+        where = f"in all {self.of}" if len(self.sites) == self.of > 1 else ", ".join(self.sites[:MAX_SITES])
+        more = (
+            f" and {len(self.sites) - MAX_SITES} more"
+            if len(self.sites) > MAX_SITES and len(self.sites) < self.of
+            else ""
+        )
+        return f"{self.term} is {self.found}, expected {self.expected}" + f": {where}{more}" * bool(self.sites)
+
+
+def compare_wirings(
+    streams: Sequence[Stream], wiring: Wiring, eps: float | None, norm: str | None, dtype: torch.dtype | None
+) -> tuple[Deviation, ...]:
+    """Return the deviations of streams from a wiring with one stream, and from an eps, kind and dtype unless these are None."""
+    wirings = [wiring] * len(streams)
+    if wiring.pair is not None and len(streams) == 2:  # an encoder and a decoder
+        wirings = [*wiring.pair(wiring, streams[0].num_layers, streams[1].num_layers)]
+    found: list[Deviation] = []
+    for stream, expected in zip(streams, wirings, strict=True):
+        found += _group(
+            _compare_sublayers(stream, expected, dtype), sum(site.role == "branch" for site in stream.sites)
+        )
+        found += _group(_compare_ends(stream, expected), 1)
+        norms = [*stream.norms()]
+        found += _group(_compare_norms(norms, eps, norm), len(norms))
+    return tuple(found)
+
+
+def _group(differences: Iterable[_Difference], of: int) -> list[Deviation]:
+    """Return each difference once, with all places that have it."""
+    places: dict[tuple[str, str, str], list[str]] = {}
+    for term, found, expected, place in differences:
+        places.setdefault((term, found, expected), []).append(place)
+    return [Deviation(*difference, tuple(filter(None, at)), of) for difference, at in places.items()]
+
+
+def _compare_sublayers(stream: Stream, wiring: Wiring, dtype: torch.dtype | None) -> Iterator[_Difference]:
+    """Yield the differences of the sublayers' equations and of the dtypes of their sums."""
+    branches = [site for site in stream.sites if site.role == "branch"]
+    per_layer = max(Counter(site.layer for site in branches).values(), default=1)
+    if stream.wiring is not None and not stream.wiring.has_rows:  # a second stream, or skips
+        yield _Difference("the rule of the stream", stream.wiring.name, wiring.name, "")
+    for site in stream.sites:
+        if site.role == "skip":
+            yield _Difference("an earlier state", "added once more", "no skip", site.id)
+    if stream.wiring is None or not _are_equal(stream.wiring, wiring, stream.num_layers, per_layer):
+        rows = wiring.rows(stream.num_layers, per_layer)
+        is_parallel = any(row.shares for row in rows)
+        for layer, group in groupby(branches, key=lambda site: site.layer):
+            sites = [*group]
+            is_shared = len({naming.find_scale_names(site.sublayer) for site in sites}) == 1
+            for site, row in zip(sites, rows[layer * per_layer :], strict=False):
+                for words in _compare_row(site, row, is_parallel, is_shared and len(sites) > 1):
+                    yield _Difference(*words, site.id)
+    for site in branches:
+        found = site.sublayer.add.out.tensor.dtype
+        if dtype not in (None, found):
+            yield _Difference(
+                "the dtype of the sum", str(found).removeprefix("torch."), str(dtype).removeprefix("torch."), site.id
+            )
+
+
+def _are_equal(found: Wiring, expected: Wiring, num_layers: int, per_layer: int) -> bool:
+    """Return whether two wirings have the same rows in a stack of this depth."""
+    if not found.has_rows:
+        return False
+    pairs = zip(found.rows(num_layers, per_layer), expected.rows(num_layers, per_layer), strict=True)
+    return all(naming.rows_match(b, a) and a.shares == b.shares and _is_shared(a) == _is_shared(b) for a, b in pairs)
+
+
+def _is_shared(row: Row) -> bool:
+    """Return whether all sublayers of a layer share the learned factor of the branch."""
+    return isinstance(row.b, Learned) and row.b.shared
+
+
+def _compare_row(site: Site, expected: Row, is_parallel: bool, is_shared: bool) -> Iterator[tuple[str, str, str]]:
+    """Yield each difference of a sublayer's row as the term, what was found and what was expected.
+
+    `is_parallel` says what the wiring has, `is_shared` whether the sublayers of this layer have one learned factor.
+    """
+    row = site.row
+    if (site.parallel > 1) != is_parallel:
+        words = {True: "in parallel", False: "one after the other"}
+        yield "the order of a layer's sublayers", words[site.parallel > 1], words[is_parallel]
+    if expected.shares:  # each of the parallel sublayers is found with the norm that it reads
+        expected = replace(expected, shares="", norm_in=True)
+    norms, wanted = _norm_places(row), _norm_places(expected)
+    if norms != wanted:
+        yield "the norm", norms or "missing", wanted or "none"
+    different = [name for name in FACTORS if not naming.factors_match(getattr(expected, name), getattr(row, name))]
+    if different == ["a", "b"] and naming.factors_match(expected.a, row.b) and naming.factors_match(expected.b, row.a):
+        moved = expected.a if expected.a != 1.0 else expected.b
+        places = ("on the branch", "on the residual")
+        yield f"the factor {_describe(moved)}", *(places if moved is expected.a else places[::-1])
+        return
+    if "b" not in different and isinstance(row.b, Learned) and is_shared != _is_shared(expected):
+        words = {True: "one for each layer", False: "one for each sublayer"}
+        yield "the learned factor of the branch", words[is_shared], words[not is_shared]
+    for name in different:
+        yield f"the factor of {MULTIPLIED[name]}", _describe(getattr(row, name)), _describe(getattr(expected, name))
+
+
+def _norm_places(row: Row) -> str:
+    return " and ".join(words for name, words in PLACES.items() if getattr(row, name))
+
+
+def _describe(factor: Factor) -> str:
+    if isinstance(factor, Learned):
+        return "learned, a number for each feature" if factor.per_feature else "learned, one number"
+    return format_number(factor, 4, trim=True)
+
+
+def _compare_ends(stream: Stream, wiring: Wiring) -> Iterator[_Difference]:
+    """Yield the norms at both ends that the wiring has and the stream lacks."""
+    name = "" if stream.name == "stream" else stream.name
+    if wiring.embedding_norm and stream.embedding_norm is None:
+        yield _Difference("the norm of the embedding", "missing", "before the first sublayer", name)
+    if wiring.ends_in_norm(stream.num_layers) and stream.final_norm is None and not stream.sites[-1].row.norm_out:
+        yield _Difference("the final norm", "missing", "after the last sublayer", name)
+
+
+def _compare_norms(norms: Iterable[Norm], eps: float | None, kind: str | None) -> Iterator[_Difference]:
+    """Yield the norms with another eps or kind."""
+    for norm in norms:
+        if eps is not None and not naming.factors_match(eps, norm.eps or 0.0):
+            found = "missing" if norm.eps is None else format_number(norm.eps, trim=True)
+            yield _Difference("eps", found, format_number(eps, trim=True), norm.path)
+        if kind not in (None, norm.kind):
+            yield _Difference("the kind of the norm", norm.kind, str(kind), norm.path)
+
+
+# Another model.
+
+
+def compare_programs(
+    inspection: Inspection, theirs: Sequence[dict[str, Any]], terms: Mapping[str, Tensor]
+) -> tuple[tuple[Deviation, ...], bool]:
+    """Return the deviations of a model's equations from those of another model, and whether both have the same sublayers.
+
+    Args:
+        inspection: what the model computes.
+        theirs: the streams of the other model, as `Stream.to_dict` returns them.
+        terms: the values of the other model's terms, as in `states.collect_states`.
+    """
+    sizes = _group(_compare_sizes(inspection.streams, theirs), 1)
+    if sizes:
+        return tuple(sizes), False
+    found: list[Deviation] = []
+    for k, (stream, other) in enumerate(zip(inspection.streams, theirs, strict=True)):
+        differences = [*_compare_equations(stream, other), *_compare_dtypes(stream, terms, k)]
+        found += _group(differences, len(stream.sites))
+    return tuple(found), True
+
+
+def _compare_sizes(ours: Sequence[Stream], theirs: Sequence[dict[str, Any]]) -> Iterator[_Difference]:
+    """Yield the differences by which streams cannot be compared term by term."""
+    if len(ours) != len(theirs):
+        yield _Difference("the number of streams", str(len(ours)), str(len(theirs)), "")
+        return
+    for stream, other in zip(ours, theirs, strict=True):
+        of = f" of {stream.name}" * (len(ours) > 1)
+        for name, own, their in (
+            ("width", stream.width, other["width"]), ("number of layers", stream.num_layers, other["layers"]),
+            ("number of sublayers", len(stream.sites), len(other["sites"])),
+        ):  # fmt: skip
+            if own != their:
+                yield _Difference(f"the {name}{of}", str(own), str(their), "")
+                return
+
+
+def _compare_equations(stream: Stream, theirs: dict[str, Any]) -> Iterator[_Difference]:
+    """Yield the differences of the rows and norms of two streams of the same size."""
+    ends = zip(("embedding", "final"), (stream.embedding_norm, stream.final_norm), strict=True)
+    pairs = [(f"the {name} norm", norm, theirs["norms"].get(name), "") for name, norm in ends]
+    for site, other in zip(stream.sites, theirs["sites"], strict=True):
+        for term, own, their in (("the sublayer", site.kind, other["kind"]), ("the role", site.role, other["role"])):
+            if own != their and "other" not in (own, their):
+                yield _Difference(term, own, their, site.id)
+        for words in _compare_row(site, _read_row(other["row"]), other["parallel"] > 1, False):
+            yield _Difference(*words, site.id)
+        pairs += [("", getattr(site, name), other["norms"].get(name), site.id) for name in NORMS]
+    for term, norm, their_norm, place in pairs:
+        own_norm = None if norm is None else norm.to_dict()
+        if own_norm is None or their_norm is None:
+            if term and own_norm is not their_norm:
+                yield _Difference(term, _describe_option(own_norm), _describe_option(their_norm), place)
+            continue
+        for key, name in NORM_OPTIONS.items():
+            found, expected = own_norm.get(key), their_norm.get(key)
+            is_same = naming.factors_match(expected or 0.0, found or 0.0) if key == "eps" else found == expected
+            if not is_same:
+                yield _Difference(name, _describe_option(found), _describe_option(expected), place or own_norm["path"])
+
+
+def _describe_option(value: Any) -> str:
+    if value is None or isinstance(value, str):
+        return value or "missing"
+    return format_number(value, trim=True) if isinstance(value, float) else "there"
+
+
+def _read_row(row: dict[str, Any]) -> Row:
+    """Return a row from its JSON types."""
+    factors: dict[str, Any] = {
+        name: Learned(f["mean"], per_feature=f["per_feature"]) if isinstance(f := row[name], dict) else f
+        for name in FACTORS
+    }
+    return Row(**{name: row[name] for name in NORMS}, **factors)
+
+
+def _compare_dtypes(stream: Stream, terms: Mapping[str, Tensor], k: int) -> Iterator[_Difference]:
+    """Yield the sums in another dtype than those of stream k of the other model, if all branches have the dtypes of that."""
+    branches = [(site.sublayer.raw.tensor.dtype, terms[f"{k}.{j}.branch"].dtype) for j, site in enumerate(stream.sites)]
+    if any(own != their for own, their in branches):  # the whole model has another dtype
+        return
+    for j, site in enumerate(stream.sites):
+        own, their = site.sublayer.add.out.tensor.dtype, terms.get(f"{k}.{j}.sum")
+        if their is not None and own != their.dtype:
+            found, expected = (str(dtype).removeprefix("torch.") for dtype in (own, their.dtype))
+            yield _Difference("the dtype of the sum", found, expected, site.id)

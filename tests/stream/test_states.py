@@ -1,0 +1,237 @@
+"""Tests of `verify(like=...)` and `save_states`: planted errors are named by term, and equal models are equal in any layout."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import addnorm
+from addnorm import Learned, Row
+from support.families import shake
+
+LAYERS, D = 3, 16
+
+
+def make_model(norm_first=True, num_layers=LAYERS, **options):
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(D, 2, 32, **{"batch_first": True, "norm_first": norm_first, **options})
+    return shake(nn.TransformerEncoder(layer, num_layers, nn.LayerNorm(D), enable_nested_tensor=False).eval())
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["pre_ln", "post_ln"])
+def case(request):
+    model, x = make_model(request.param), torch.randn(2, 5, D)
+    return model, x, addnorm.inspect(model, x)
+
+
+def sentences(case, change):
+    """Return what differs between a changed copy of the model and the model."""
+    model, x, inspection = case
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        change(twin.layers)
+    found = addnorm.verify(twin, x, like=inspection)
+    assert found.agrees == (not [*found.list_sentences()])
+    return [*found.list_sentences()]
+
+
+def test_error_inside_a_branch_is_told_from_the_residual_terms(case):
+    inside = "all residual terms agree; the difference begins inside the "
+    for change, place in (
+        (lambda layers: layers[2].self_attn.out_proj.weight[3].mul_(1.01), "attention of layer 3 (layers.2.self_attn)"),
+        (lambda layers: layers[1].linear1.weight[0, 2:3].add_(0.1), "feed-forward of layer 2 (layers.1)"),
+        (
+            lambda layers: setattr(layers[0].self_attn, "num_heads", 1) or setattr(layers[0].self_attn, "head_dim", D),
+            "attention of",
+        ),
+        (lambda layers: setattr(layers[1], "activation", nn.GELU()), "feed-forward of layer 2"),
+    ):
+        (sentence,) = sentences(case, change)
+        assert sentence.startswith(inside + place), sentence
+        assert "more term" not in sentence  # the later ones are fed with the reference's values
+
+
+def test_norms_and_their_places_are_compared(case):
+    is_pre = case[0].layers[0].norm_first
+    norm = "before" if is_pre else "after"
+    (sentence,) = sentences(case, lambda layers: layers[1].norm2.weight[3].add_(0.01))
+    assert sentence.startswith(
+        f"the difference begins at the norm {norm} the feed-forward of layer 2 (layers.1): relative"
+    )
+    (sentence,) = sentences(case, lambda layers: setattr(layers[1].norm1, "eps", 1e-6))
+    assert sentence == "eps is 1e-6, expected 1e-5: layers.1.self_attn"
+    moved, *_ = sentences(case, lambda layers: setattr(layers[2], "norm_first", not is_pre))
+    found, expected = ("after the add", "before the sublayer") if is_pre else ("before the sublayer", "after the add")
+    assert moved == f"the norm is {found}, expected {expected}: layers.2.self_attn, layers.2"
+
+
+def test_ends_of_the_stream_are_compared(case):
+    model, x, inspection = case
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        twin.norm.weight[1].add_(0.1)
+    (sentence,) = addnorm.verify(twin, x, like=inspection).list_sentences()
+    assert sentence.startswith("the difference begins at the final norm: relative error")
+    twin.norm = None
+    assert "the final norm is missing, expected there" in [*addnorm.verify(twin, x, like=inspection).list_sentences()]
+    (sentence,) = addnorm.verify(model, 1.01 * x, like=inspection).list_sentences()
+    assert sentence.startswith("the difference begins at the start of the stream: relative error 0.010")
+
+
+@pytest.mark.parametrize(
+    "wiring", [Row(norm_in=True, b=0.5), Row(norm_in=True, b=Learned(0.5)), Row(norm_out=True, a=1.5)], ids=str
+)
+def test_factors_are_compared_by_their_numbers(wiring):
+    x = torch.randn(2, 5, D)
+    model = shake(addnorm.nn.Encoder(2, D, nhead=2, wiring=wiring).eval())
+    other = replace(wiring, a=wiring.a * 1.1) if isinstance(wiring.b, float) else wiring
+    twin = addnorm.nn.Encoder(2, D, nhead=2, wiring=other).eval()
+    twin.load_state_dict(model.state_dict())
+    if other is wiring:
+        with torch.no_grad():
+            twin.stack.layers[1].connections[0].b.add_(0.1)
+    first, *_ = addnorm.verify(twin, x, like=model).list_sentences()
+    learned = "the difference begins at the add after the attention of layer 2 (stack.layers.1.connections.0.sublayer)"
+    assert first.startswith(
+        learned if other is wiring else f"the factor of the residual is {other.a:.4g}, expected {wiring.a:g}"
+    )
+
+
+def test_other_dtypes_differ_by_roundings_only(case):
+    model, x, _ = case
+    for dtype, most in ((torch.bfloat16, 4), (torch.float16, 4), (torch.float64, 10)):
+        found = addnorm.verify(copy.deepcopy(model).to(dtype), x.to(dtype), like=model)
+        assert found.agrees, str(found)
+        assert 0 < max(term.roundings for term in found.terms) < most
+        assert "roundings" in str(found)
+        assert addnorm.verify(model, x, like=addnorm.inspect(copy.deepcopy(model).to(dtype), x.to(dtype))).agrees
+    assert "equal to the bit" in " ".join(str(addnorm.verify(model, x, like=model)).split())
+
+
+def test_sum_in_another_dtype_is_named():
+    class Wide(nn.TransformerEncoderLayer):
+        def forward(self, x, *_, **__):
+            x = x.float() + self._sa_block(self.norm1(x.bfloat16()), None, None)
+            return x + self._ff_block(self.norm2(x.bfloat16()))
+
+    model = make_model().bfloat16()
+    twin = copy.deepcopy(model)
+    for layer in twin.layers:
+        layer.__class__ = Wide
+    twin.norm.float()
+    x = torch.randn(2, 5, D).bfloat16()
+    (sentence, *_) = addnorm.verify(model, x, like=twin).list_sentences()
+    assert sentence == "the dtype of the sum is bfloat16, expected float32: in all 6"
+
+
+def test_another_implementation_agrees(case):
+    model, x, inspection = case
+    own = addnorm.nn.from_torch(model)
+    assert addnorm.verify(own, x, like=inspection).agrees
+    assert addnorm.verify(model, x, like=own).agrees
+    turned = make_model(model.layers[0].norm_first, batch_first=False)
+    for square in (x, torch.randn(5, 5, D)):  # where the shape does not show the order
+        reference = addnorm.inspect(turned, square.transpose(0, 1))
+        assert addnorm.verify(model, square, like=reference).agrees
+        assert addnorm.verify(own, square, like=reference).agrees
+    with torch.no_grad():
+        own.stack.layers[1].connections[1].sublayer.up.weight.mul_(1.01)
+    (sentence,) = addnorm.verify(own, x, like=model).list_sentences()
+    assert sentence.startswith("all residual terms agree; the difference begins inside the feed-forward of layer 2")
+
+
+class OwnBert(nn.Module):
+    """BERT by hand with other names, on the parts of transformers' BertModel."""
+
+    def __init__(self, bert):
+        super().__init__()
+        self.words, self.places, self.types = (
+            getattr(bert.embeddings, f"{name}_embeddings") for name in ("word", "position", "token_type")
+        )
+        layers = bert.encoder.layer
+        self.heads = bert.config.num_attention_heads
+        self.first = bert.embeddings.LayerNorm
+        self.projections = nn.ModuleList(
+            nn.ModuleList([own.query, own.key, own.value, layer.attention.output.dense])
+            for layer in layers for own in [layer.attention.self]
+        )  # fmt: skip
+        self.ups = nn.ModuleList(layer.intermediate.dense for layer in layers)
+        self.downs = nn.ModuleList(layer.output.dense for layer in layers)
+        self.after_attention = nn.ModuleList(layer.attention.output.LayerNorm for layer in layers)
+        self.after_mlp = nn.ModuleList(layer.output.LayerNorm for layer in layers)
+
+    def forward(self, ids):
+        start = self.words(ids) + self.places.weight[: ids.shape[1]] + self.types.weight[0]
+        x = self.first(start).transpose(0, 1)
+        for k, (query, key, value, out) in enumerate(self.projections):
+            q, k_, v = (part(x).unflatten(-1, (self.heads, -1)).permute(1, 2, 0, 3) for part in (query, key, value))
+            weights = (q @ k_.mT * q.shape[-1] ** -0.5).softmax(-1)
+            x = self.after_attention[k](out((weights @ v).permute(2, 0, 1, 3).flatten(2)) + x)
+            x = self.after_mlp[k](self.downs[k](nn.functional.gelu(self.ups[k](x))) + x)
+        return x
+
+
+def test_bert_by_hand_agrees_with_transformers():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=50, hidden_size=D, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32
+    )
+    bert = shake(transformers.BertModel(config, add_pooling_layer=False).eval())
+    own = OwnBert(copy.deepcopy(bert)).eval()
+    ids = torch.arange(10).reshape(2, 5)
+    found = addnorm.verify(own, ids, like=addnorm.inspect(bert, input_ids=ids))
+    assert found.agrees, str(found)
+    assert addnorm.verify(bert, input_ids=ids, like=own).agrees  # by position, since the name is another
+    own.after_mlp[1].eps = 1e-5
+    assert [*addnorm.verify(own, ids, like=bert).list_sentences()] == [
+        "eps is 1e-5, expected 1e-12: " + found.terms[-2].site
+    ]
+    own.after_mlp[1].eps = 1e-12
+    own.heads = 4
+    (sentence,) = addnorm.verify(own, ids, like=bert).list_sentences()
+    assert sentence.startswith("all residual terms agree; the difference begins inside the attention of layer 1")
+
+
+def test_saved_states_are_those_of_the_run(case, tmp_path):
+    model, x, inspection = case
+    path = addnorm.save_states(inspection, tmp_path / "states.pt")
+    found = addnorm.verify(model, x, like=str(path))
+    assert (found.agrees, found.reference, len(found.terms)) == (True, "TransformerEncoder", 20)
+    assert found.to_dict()["agrees"] is True
+    assert addnorm.verify(inspection, like=path).terms == addnorm.verify(inspection, like=inspection).terms
+    (tmp_path / "empty.pt").touch()
+    torch.save({"x": x}, tmp_path / "other.pt")
+    for name in ("empty.pt", "other.pt", "none.pt"):
+        with pytest.raises(ValueError, match=f"like is '.*{name}', expected a file of `addnorm record --states`"):
+            addnorm.verify(model, x, like=tmp_path / name)
+    with pytest.raises(ValueError, match="inspection has no residual stream"):
+        addnorm.save_states(addnorm.inspect(nn.Linear(2, 2), torch.ones(1, 2)), tmp_path / "states.pt")
+
+
+def test_streams_of_other_sizes_get_one_sentence(case):
+    model, x, inspection = case
+    two = make_model(model.layers[0].norm_first, 2)
+    assert [*addnorm.verify(two, x, like=inspection).list_sentences()] == ["the number of layers is 2, expected 3"]
+    wide = addnorm.nn.Encoder(LAYERS, 2 * D, nhead=2).eval()
+    found = addnorm.verify(addnorm.inspect(wide, torch.randn(2, 5, 2 * D)), like=inspection)
+    assert str(found) == "differs from the reference, TransformerEncoder: the width is 32, expected 16"
+    assert found.terms == ()
+    with pytest.raises(ValueError, match=r"the stream has shape \(1, 5, 16\), expected \(2, 5, 16\) as the reference"):
+        addnorm.verify(model, x[:1], like=inspection)
+    for wrong in ({"wiring": "pre_ln"}, {"eps": 1e-5}):
+        with pytest.raises(TypeError, match="like is set, and wiring, eps, norm or dtype too"):
+            addnorm.verify(model, x, like=model, **wrong)
+    with pytest.raises(TypeError, match="wiring and like are not set"):
+        addnorm.verify(model, x)
+    with pytest.raises(TypeError, match=r"like is int, expected a torch\.nn\.Module"):
+        addnorm.verify(model, x, like=3)
+
+
+def test_training_mode_is_named_and_random_numbers_are_kept(case):
+    model, x, inspection = case
+    state = torch.get_rng_state()
+    first, *_ = addnorm.verify(copy.deepcopy(model).train(), x, like=inspection).list_sentences()
+    assert first == "the mode is training, expected evaluation"
+    assert torch.equal(state, torch.get_rng_state())
