@@ -49,6 +49,39 @@ def test_inspect_compares_the_model_with_a_wiring():
     assert (deviation["term"], len(deviation["sites"])) == ("the norm", 4)
 
 
+def test_inspect_compares_the_model_with_another(folder):
+    same = run("inspect", "gpt2", "--layers", 2, "--dtype", "bfloat16", "--like", "gpt2")
+    assert same.exit_code == 0, same.stderr
+    assert_words(same.stdout, "agrees with the reference, GPT2Model: 4 sublayers", "roundings")
+    other = run("inspect", "llama", "--layers", 2, "--like", "gpt2", "--json")
+    assert other.exit_code == 3
+    verification = json.loads(other.stdout)["verification"]
+    assert (verification["reference"], verification["agrees"]) == ("GPT2Model", False)
+    assert f"It is not the reference, GPT2Model: {verification['sentences'][0]}." in other.stderr
+    assert_words(
+        run("inspect", "own_models:toy", "--like", "own_models:block").stderr, "the number of layers is 2, expected 1"
+    )
+    failing = run("inspect", "gpt2", "--like", "own_models:toy")
+    assert_one_sentence(failing, 2, "--like 'own_models:toy' fails with its inputs, input_ids")
+
+
+def test_states_of_another_process_are_compared(folder):
+    saved = run("record", "gpt2", "--layers", 2, "--no-grads", "--states", "states.pt")
+    assert (saved.exit_code, "Written: states.pt" in saved.stderr) == (0, True)
+    same = run("inspect", "gpt2", "--layers", 2, "--like", "states.pt")
+    assert same.exit_code == 0, same.stderr
+    assert_words(same.stdout, "agrees with the reference, GPT2Model: 4 sublayers, each computed", "equal to the bit")
+    seeded = run("inspect", "gpt2", "--layers", 2, "--seed", 1, "--like", "states.pt")
+    assert_one_sentence(seeded, 3, "the difference begins at the start of the stream: relative error")
+    shorter = run("inspect", "gpt2", "--layers", 2, "--tokens", 5, "--like", "states.pt")
+    assert_one_sentence(shorter, 2, "the stream has shape", "as the reference: use the same inputs")
+    assert_one_sentence(
+        run("inspect", "gpt2", "--like", "states.pt", "--expect", "pre_ln"), 2, "--expect and --like are both set"
+    )
+    assert_one_sentence(run("inspect", "gpt2", "--like", "texts.txt"), 2, "--like is 'texts.txt', expected a file of")
+    assert_one_sentence(run("record", "gpt2", "--states", "texts.txt/a.pt"), 2, "--states is 'texts.txt/a.pt'")
+
+
 def test_locate_names_a_captured_tensor(folder):
     inputs = torch.randint(50, (1, 7), generator=torch.Generator().manual_seed(0))
     torch.save({"input_ids": inputs}, folder / "in.pt")

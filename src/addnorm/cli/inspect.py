@@ -38,7 +38,7 @@ from addnorm.cli._output import (
 from addnorm.cli._training_step import NoGradientsError, ProbeLoss, run_step
 from addnorm.stream.ablate import Ablation
 from addnorm.stream.find.inspection import Inspection
-from addnorm.stream.models.hf import first_line, quiet
+from addnorm.stream.models.hf import ModelLoadError, first_line, quiet
 from addnorm.stream.models.load import LoadedModel, input_error
 from addnorm.stream.record.recording import Recording
 from addnorm.stream.verify import inspect_reference
@@ -81,13 +81,16 @@ def _inspect_other(name: str, options: ModelOptions, loaded: LoadedModel) -> Ins
     """Return the inspection of the model of `--like`, called with the inputs of MODEL."""
     is_built = ":" not in name and name != "minilm" and not Path(name).is_dir()
     own = dataclasses.replace(options, name=name, text=None, input=None, tokens=None, batch=None, dtype=None)
-    other = load_model(own if is_built else dataclasses.replace(own, layers=None))
-    other = dataclasses.replace(other, args=loaded.args, kwargs=loaded.kwargs)
     try:
-        with working(f"inspect {name}"), quiet():
-            return inspect_reference(other.model, loaded.args, loaded.kwargs)
-    except Exception as error:  # whatever the model raises
-        raise input_error(error, other) from error
+        other = load_model(own if is_built else dataclasses.replace(own, layers=None))
+        other = dataclasses.replace(other, args=loaded.args, kwargs=loaded.kwargs)
+        try:
+            with working(f"inspect {name}"), quiet():
+                return inspect_reference(other.model, loaded.args, loaded.kwargs)
+        except Exception as error:  # whatever the model raises
+            raise input_error(error, other) from error
+    except ModelLoadError as error:
+        raise ArgumentError(str(error).replace("MODEL", "--like", 1)) from None
 
 
 def check_report(path: Path) -> None:

@@ -3,6 +3,7 @@
 - `dataflow`: capture of a run as a graph of values, and observers of running models
 - `find`: `inspect`, which finds residual adds and norms and proves their equations
 - `tokens`, `write_terms`, `shares`, `edits`, `outputs`: what the tools below have in common
+- `verify` (with `deviations`, `states`), `locate`: comparison with a wiring, with a reference, with a captured tensor
 - `record`: `record`, statistics of every sublayer, and `Recording`
 - `decompose`, `ablate`: the stream as a sum of components; the model without a sublayer
 - `models`: models by name, for the command line
