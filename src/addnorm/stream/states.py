@@ -22,10 +22,10 @@ from addnorm._util.files import atomic_path
 from addnorm._util.numbers import format_number
 from addnorm.stream.dataflow.arithmetic import is_view
 from addnorm.stream.dataflow.graph import Value
-from addnorm.stream.dataflow.replay import recompute, replay_op
+from addnorm.stream.dataflow.replay import recompute, relative_error, replay_op
 from addnorm.stream.dataflow.state import fork_rng
 from addnorm.stream.find import paths
-from addnorm.stream.find.equation_errors import get_tolerance, relative_error
+from addnorm.stream.find.equation_errors import get_tolerance
 from addnorm.stream.find.inspection import Inspection, Site, Stream
 from addnorm.stream.models.hf import first_line
 

@@ -18,8 +18,8 @@ from addnorm._util.norms import KINDS
 from addnorm._util.numbers import format_count, format_number
 from addnorm._util.render import Rendered
 from addnorm.stream.deviations import MAX_SITES, Deviation, compare_programs, compare_wirings
-from addnorm.stream.inspect import inspect
 from addnorm.stream.find.inspection import Inspection, Unknown
+from addnorm.stream.inspect import inspect
 from addnorm.stream.states import States, TermError, collect_states, load_states, measure_terms
 from addnorm.wirings.spec import Stage, Wiring, as_wiring
 
