@@ -32,8 +32,8 @@ from addnorm.fusion.rewrite import insert_fused_call, read_written_values
 from addnorm.fusion.tolerance import Difference, worst
 from addnorm.fusion.wiring import Rewrite
 from addnorm.stream.dataflow.snapshot import StateSnapshot
-from addnorm.stream.inspect import capture_flow
 from addnorm.stream.find.norms import find_norms
+from addnorm.stream.inspect import capture_flow
 
 Forward = Callable[..., Any]
 PARAMETER_OF_SELF = re.compile(r"L\['self'\]((?:\._modules\[[^\]]*\])*)\._parameters\[")

@@ -73,21 +73,21 @@ def compare_wirings(
         wirings = [*wiring.pair(wiring, streams[0].num_layers, streams[1].num_layers)]
     found: list[Deviation] = []
     for stream, expected in zip(streams, wirings, strict=True):
-        found += _group(
+        found += group_differences(
             _compare_sublayers(stream, expected, dtype), sum(site.role == "branch" for site in stream.sites)
         )
-        found += _group(_compare_ends(stream, expected), 1)
+        found += group_differences(_compare_ends(stream, expected), 1)
         norms = [*stream.norms()]
-        found += _group(_compare_norms(norms, eps, norm), len(norms))
+        found += group_differences(_compare_norms(norms, eps, norm), len(norms))
     return tuple(found)
 
 
-def _group(differences: Iterable[_Difference], of: int) -> list[Deviation]:
+def group_differences(differences: Iterable[tuple[str, str, str, str]], of: int) -> tuple[Deviation, ...]:
     """Return each difference once, with all places that have it."""
     places: dict[tuple[str, str, str], list[str]] = {}
     for term, found, expected, place in differences:
         places.setdefault((term, found, expected), []).append(place)
-    return [Deviation(*difference, tuple(filter(None, at)), of) for difference, at in places.items()]
+    return tuple(Deviation(*difference, tuple(filter(None, at)), of) for difference, at in places.items())
 
 
 def _compare_sublayers(stream: Stream, wiring: Wiring, dtype: torch.dtype | None) -> Iterator[_Difference]:
@@ -198,13 +198,13 @@ def compare_programs(
         theirs: the streams of the other model, as `Stream.to_dict` returns them.
         terms: the values of the other model's terms, as in `states.collect_states`.
     """
-    sizes = _group(_compare_sizes(inspection.streams, theirs), 1)
+    sizes = group_differences(_compare_sizes(inspection.streams, theirs), 1)
     if sizes:
-        return tuple(sizes), False
+        return sizes, False
     found: list[Deviation] = []
     for k, (stream, other) in enumerate(zip(inspection.streams, theirs, strict=True)):
         differences = [*_compare_equations(stream, other), *_compare_dtypes(stream, terms, k)]
-        found += _group(differences, len(stream.sites))
+        found += group_differences(differences, len(stream.sites))
     return tuple(found), True
 
 

@@ -52,6 +52,7 @@ from addnorm.stream.find.sublayers import Sublayer, assign_layers, build_row, fi
 from addnorm.stream.find.unexplained import CENTRED, LONE_ADD, SUM, find_unexplained
 from addnorm.stream.program.build import find_program
 from addnorm.stream.program.naming import identify
+from addnorm.stream.program.result import Program
 from addnorm.wirings.spec import Wiring
 
 NO_GRADIENTS = "None of the inputs have requires_grad"  # warning of a reentrant checkpoint without gradients
@@ -95,6 +96,13 @@ def inspect(model: nn.Module, *args: Any, float64: bool = False, **kwargs: Any) 
         >>> found.sites[0].path, found.sites[0].kind, str(found.sites[0].row)
         ('layers.0.self_attn', 'attention', "x' = N(x + f(x))")
     """
+    return inspect_run(model, args, kwargs, float64)
+
+
+def inspect_run(
+    model: nn.Module, args: Any, kwargs: dict[str, Any], float64: bool = False, as_program: bool = False
+) -> Inspection:
+    """Inspect a model as `inspect` does. With `as_program`, find its residual program even where rows describe it."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is {type(model).__name__}, expected a torch.nn.Module: {USAGE}.")
     check_inputs(model, args, kwargs, USAGE)
@@ -106,10 +114,11 @@ def inspect(model: nn.Module, *args: Any, float64: bool = False, **kwargs: Any) 
         flow = capture_flow(inner, args, kwargs)
     inspection = build_inspection(inner, flow, target=model)
     is_named = len(inspection.streams) == 1 and inspection.streams[0].wiring is not None
-    return inspection if inspection.closes and is_named else _find_program(inspection, flow)
+    is_clear = inspection.closes and is_named and not as_program
+    return inspection if is_clear else _find_program(inspection, flow, as_program)
 
 
-def _find_program(inspection: Inspection, flow: Flow) -> Inspection:
+def _find_program(inspection: Inspection, flow: Flow, as_program: bool) -> Inspection:
     """Return the inspection with the residual program of the run, if that describes the run better.
 
     It does if it closes and has a wiring that no rows express. Without a wiring it must have several streams, and the inspection
@@ -117,14 +126,23 @@ def _find_program(inspection: Inspection, flow: Flow) -> Inspection:
     """
     with torch.no_grad():
         program = find_program(flow)
-        if program is None or not program.closes or len(program.sites) < len(inspection.sites):
+        if program is None or not program.closes or not (as_program or _covers(program, inspection)):
             return inspection
-        identify(program)
+        if not as_program:
+            identify(program)
     if program.wiring is None:
         is_better = max(program.sizes) > 1 and not inspection.closes
     else:
         is_better = not (inspection.closes and program.wiring.has_rows)
+    is_better |= as_program
     return replace(inspection, streams=(), unknown=(), program=program) if is_better else inspection
+
+
+def _covers(program: Program, inspection: Inspection) -> bool:
+    """Return whether the sublayers of a program are at least those whose operators an inspection has."""
+    inside = {op for site in program.sites for op in site.write.ops}
+    mixing = [[op for op in site.sublayer.own_ops if "mixing" in op.traits] for site in inspection.sites]
+    return all(not ops or not inside.isdisjoint(ops) for ops in mixing)
 
 
 def check_inputs(model: nn.Module, args: Any, kwargs: Any, usage: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect as python_inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,11 +18,16 @@ from addnorm._util.blocks import Block, Paragraph
 from addnorm._util.norms import KINDS
 from addnorm._util.numbers import format_count, format_number
 from addnorm._util.render import Rendered
-from addnorm.stream.deviations import MAX_SITES, Deviation, compare_programs, compare_wirings
+from addnorm.stream.deviations import MAX_SITES, Deviation, compare_programs, compare_wirings, group_differences
 from addnorm.stream.find.inspection import Inspection, Unknown
-from addnorm.stream.inspect import inspect
+from addnorm.stream.inspect import inspect, inspect_run
+from addnorm.stream.program.build import find_leaves
+from addnorm.stream.program.deviations import compare_program, compare_program_norms
+from addnorm.stream.program.result import Program
 from addnorm.stream.states import States, TermError, collect_states, load_states, measure_terms
 from addnorm.wirings.spec import Stage, Wiring, as_wiring
+
+MOVE, SMALL = 1.5, 64  # how far a parameter of the coefficients is moved if it has at most that many numbers
 
 
 @dataclass(frozen=True, repr=False)
@@ -88,7 +94,8 @@ class Verification(Rendered):
         return self.wiring.name if self.wiring is not None else f"the reference, {self.reference}"
 
     def _blocks(self) -> Iterator[Block]:
-        sites = format_count(len(self.inspection.sites), "sublayer")
+        program = self.inspection.program
+        sites = format_count(len(self.inspection.sites if program is None else program.sites), "sublayer")
         sentences = [*self.list_sentences()]
         if self.agrees and self.wiring is not None:
             error = format_number(self.inspection.closure, 2)
@@ -132,7 +139,7 @@ def verify(
     Args:
         model: the model, or an `Inspection` of it. Then there are no further inputs.
         args: positional arguments of the model.
-        wiring: the expected wiring: one of `addnorm.wirings` with one stream, its name, or a `Row`.
+        wiring: the expected wiring: one of `addnorm.wirings`, its name, or a `Row` or `Stage`.
         like: the reference: a model, which is called with the same inputs, an `Inspection`, or a file of `save_states`.
         eps: the expected eps of every norm; None to accept any.
         norm: the expected kind of every norm, "layer" or "rms"; None to accept any.
@@ -140,7 +147,7 @@ def verify(
         kwargs: keyword arguments of the model.
 
     Raises:
-        ValueError: the wiring has several streams or computed coefficients, or an argument has a wrong value.
+        ValueError: an argument has a wrong value.
         Exception: as `inspect`.
 
     Example:
@@ -164,16 +171,59 @@ def verify(
     if wiring is None:
         raise TypeError('wiring and like are not set, expected one of them: verify(model, x, wiring="pre_ln").')
     wiring = as_wiring(wiring)
-    if not wiring.has_rows:
-        raise ValueError(
-            f"wiring is {wiring.name!r}, which has several streams or computed coefficients, expected rows."
-        )
     if norm is not None and norm not in KINDS:
         raise ValueError(f"norm is {norm!r}, expected {' or '.join(map(repr, KINDS))}, or None.")
     eps = None if eps is None else check_float("eps", eps)
+    if not wiring.has_rows:
+        return _verify_program(model, args, kwargs, wiring, (eps, norm, dtype))
     inspection = model if isinstance(model, Inspection) else inspect(model, *args, **kwargs)
     found = compare_wirings(inspection.streams, wiring, eps, norm, dtype)
     return Verification(wiring, inspection, found, unproven=inspection.unknown)
+
+
+def _verify_program(
+    model: nn.Module | Inspection, args: Any, kwargs: dict[str, Any], wiring: Wiring, norms: tuple[Any, Any, Any]
+) -> Verification:
+    """Compare the residual program of a model with a wiring of several streams, or with computed coefficients.
+
+    A copy with other coefficients is compared, too: before training, the streams are equal, and a fault cannot be seen.
+    """
+    inspection = model if isinstance(model, Inspection) else inspect_run(model, args, kwargs, as_program=True)
+    program = inspection.program
+    if program is None:
+        found = [Deviation("the rule of the stream", inspection.wiring, wiring.name)] if inspection.closes else []
+        return Verification(wiring, inspection, tuple(found), unproven=inspection.unknown)
+    assert isinstance(program, Program)
+    compared = program
+    if not isinstance(model, Inspection):
+        moved = inspect_moved(model, args, kwargs, program)
+        compared = program if moved is None else moved
+    differences = [*compare_program(compared, wiring), *compare_program_norms(program, *norms)]
+    return Verification(wiring, inspection, group_differences(differences, len(program.sites)))
+
+
+def inspect_moved(model: nn.Module, args: Any, kwargs: dict[str, Any], program: Program) -> Program | None:
+    """Return the residual program of a copy whose coefficients were moved; None if that is not possible."""
+    operands = [
+        value
+        for site in program.sites
+        for matrix in (site.collapse, site.mix, site.inject)
+        for value in matrix.operands
+    ]
+    names = {leaf.name for leaf in find_leaves(program.spine, operands)[0]} - {""}
+    try:
+        twin = copy.deepcopy(model)
+    except Exception:  # __deepcopy__ may raise anything
+        return None
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in twin.named_parameters():
+            if name in names:
+                size = MOVE if parameter.numel() <= SMALL else parameter.shape[-1] ** -0.5
+                noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+                parameter.add_((size * noise).to(parameter))
+    found = inspect_run(twin, args, kwargs, as_program=True).program
+    return found if isinstance(found, Program) and found.closes else None
 
 
 def _find_states(like: nn.Module | Inspection | str | Path, args: tuple[Any, ...], kwargs: dict[str, Any]) -> States:

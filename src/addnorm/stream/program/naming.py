@@ -10,7 +10,6 @@ import inspect
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import SequenceMatcher
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
@@ -18,32 +17,17 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from addnorm.stream.dataflow.arithmetic import get_number
-from addnorm.stream.dataflow.graph import Op, Value
 from addnorm.stream.program.build import find_leaves
+from addnorm.stream.program.expected import Expected, build_expected, list_modules
 from addnorm.stream.program.maps import Map, Matrix, assemble, to_streams
 from addnorm.stream.program.result import Program
-from addnorm.wirings.coefficients import ManifoldConnection
-from addnorm.wirings.factors import Learned, Place
+from addnorm.wirings.factors import Place
 from addnorm.wirings.spec import CONSTRUCTORS, Wiring
-from addnorm.wirings.stage import Computed, Head, Stage
+from addnorm.wirings.stage import Head, Stage
 
 CLOSE = 1e-4  # largest difference of coefficients that were computed in another order, relative to the largest
 EXACT = 1e-6  # the same of constants
-_Candidate = tuple[
-    tuple[Value, ...], Tensor
-]  # parameters of the model, and what they are as one of the wiring's module
-MOST = 300  # assignments of parameters that are tried
 LITTLE = 1e-2  # an epsilon may be this wrong before it is fitted
-
-
-@dataclass
-class Expected:
-    """The matrices of a stage of the catalog: `(tokens, rows, columns, d)`, NaN for a learned entry that may be any number."""
-
-    collapse: Tensor
-    mix: Tensor
-    inject: Tensor
-    bias: Tensor | None = None
 
 
 @dataclass
@@ -67,7 +51,7 @@ def identify(program: Program) -> None:
     """Set the wiring of a program, with its options, and each site's parameters and deviation, if the catalog has its wiring."""
     best: Match | None = None
     for make in CONSTRUCTORS.values():
-        for match in _search(program, make):
+        for match in search(program, make):
             if match.error <= max(CLOSE, program.tolerance) and (best is None or match.error < best.error / 4):
                 best = match
     if best is not None:
@@ -76,7 +60,7 @@ def identify(program: Program) -> None:
             site.parameters, site.deviation = parameters, error
 
 
-def _search(program: Program, make: Any) -> Iterator[Match]:
+def search(program: Program, make: Any) -> Iterator[Match]:
     """Yield the matches of a constructor: for each choice of discrete options the best numbers."""
     discrete, numbers = _list_options(program, make)
     for choice in itertools.product(*discrete.values()):
@@ -176,7 +160,7 @@ def compare(program: Program, wiring: Wiring) -> Match:
             return failed
         expected, names, error, delayed = fitted
         parameters.append(names)
-        step = _relate(program, k, stage, expected, relation)
+        step = relate(program, k, stage, expected, relation)
         if step is None:
             return failed
         relation, of_step = step
@@ -198,9 +182,9 @@ def _fit(
     if stage.n != relation.shape[0]:
         return None
     is_head = isinstance(stage, Head)
-    found = _measure_read(program, k, stage)
+    found = measure_read(program, k, stage)
     if stage.coefficients is None and not stage.delayed:
-        expected = _build(stage, None)
+        expected = build_expected(stage, None)
         flags = torch.tensor(stage.norm_streams)[:, None]
         error = _differ(torch.where(flags, 0.0, expected.collapse), found, relation)
         if any(stage.norm_streams):
@@ -217,23 +201,23 @@ def _fit(
             if error > max(LITTLE, 2 * program.tolerance)
             else (Expected(delayed, delayed, delayed), {}, error, None)
         )
-    states = torch.einsum("cf,tfd->tcd", relation.nan_to_num(), _join_state(program, k))
+    states = torch.einsum("cf,tfd->tcd", relation.nan_to_num(), join_state(program, k))
     matrices = (
         [program.collapse(k)] if is_head else [program.collapse(k), program.sites[k].mix, program.sites[k].inject]
     )
     leaves, ops = find_leaves(program.spine, [v for matrix in matrices for v in matrix.operands])
     best: tuple[Expected, Mapping[str, str], float, Tensor | None] | None = None
-    for module, names in _list_modules(stage.coefficients, program.carrier.width, stage, place, leaves, ops):
+    for module, names in list_modules(stage.coefficients, program.carrier.width, stage, place, leaves, ops):
         with torch.no_grad():
             computed = module(states if stage.is_stacked else states.unbind(1))
-        expected = _build(stage, computed)
+        expected = build_expected(stage, computed)
         own, carried = expected.collapse, None
         if stage.delayed:
             own = delayed if delayed is not None else torch.eye(stage.n, dtype=torch.float64)[None, :1, :, None]
             carried = expected.collapse
         error = _differ(own, found, relation)
         if not isinstance(stage, Head) and stage.computes != ("collapse",):
-            step = _relate(program, k, stage, expected, relation)
+            step = relate(program, k, stage, expected, relation)
             error = max(error, float("inf") if step is None else step[1])
         if best is None or error < best[2]:
             best = (expected, names, error, carried)
@@ -242,7 +226,7 @@ def _fit(
     return best
 
 
-def _measure_read(program: Program, k: int, stage: Stage | Head) -> Matrix:
+def measure_read(program: Program, k: int, stage: Stage | Head) -> Matrix:
     """Return C as measured; with the norms of streams as factors where the wiring's module contains them."""
     maps = program.sites[k].reads if k < len(program.sites) else [program.head]
     if not any(stage.norm_streams):
@@ -250,14 +234,13 @@ def _measure_read(program: Program, k: int, stage: Stage | Head) -> Matrix:
     return assemble(program.carrier, maps, program.spine.states[k])
 
 
-def _join_state(program: Program, k: int) -> Tensor:
+def join_state(program: Program, k: int) -> Tensor:
+    """Return the streams before site k in the run, `(tokens, n, d)`."""
     parts = [to_streams(program.carrier, value) for value in program.spine.states[k]]
     return torch.cat(parts, 1)
 
 
-def _relate(
-    program: Program, k: int, stage: Stage, expected: Expected, relation: Tensor
-) -> tuple[Tensor, float] | None:
+def relate(program: Program, k: int, stage: Stage, expected: Expected, relation: Tensor) -> tuple[Tensor, float] | None:
     """Return which found stream each expected one is after the stage, a matrix of ones, and the largest difference of a row.
 
     A row is NaN for a stream that the model does not keep.
@@ -276,15 +259,15 @@ def _relate(
     new = torch.full((stage.n_out, count), float("nan"), dtype=torch.float64)
     worst, free = 0.0, [*range(count)]
     for i, has_norm in enumerate(stage.norms_out):
-        wanted = _apply(expected.mix[:, i : i + 1], relation)
+        wanted = apply(expected.mix[:, i : i + 1], relation)
         best = (float("inf"), -1)
         for f in free:
             if norms[f] != has_norm:
                 continue
             difference = max(
-                _distance(wanted, rows[:, f : f + 1]),
-                _distance(expected.inject[:, i : i + 1], inject[:, f : f + 1]),
-                _distance(wanted_bias[:, i : i + 1, None], bias[:, f : f + 1, None]),
+                distance(wanted, rows[:, f : f + 1]),
+                distance(expected.inject[:, i : i + 1], inject[:, f : f + 1]),
+                distance(wanted_bias[:, i : i + 1, None], bias[:, f : f + 1, None]),
             )
             if difference < best[0]:
                 best = (difference, f)
@@ -299,7 +282,7 @@ def _relate(
     return new, worst
 
 
-def _apply(matrix: Tensor, relation: Tensor) -> Tensor:
+def apply(matrix: Tensor, relation: Tensor) -> Tensor:
     """Return a matrix on expected streams as one on found streams."""
     used = ~relation.isnan().all(1)
     part, rest = matrix[:, :, used], matrix[:, :, ~used]
@@ -315,10 +298,10 @@ def _differ(expected: Tensor, found: Matrix, relation: Tensor) -> float:
     """Return the largest difference of two matrices, of which the first is one on expected streams."""
     if bool(expected.isnan().any()) and found.source == "constant":
         return float("inf")
-    return _distance(_apply(expected, relation), found.values)
+    return distance(apply(expected, relation), found.values)
 
 
-def _distance(expected: Tensor, found: Tensor) -> float:
+def distance(expected: Tensor, found: Tensor) -> float:
     """Return the largest difference, relative to the largest entry. NaN stands for any number that is the same for all tokens."""
     if expected.shape[1:3] != found.shape[1:3] or (
         len(expected) != len(found) and 1 not in (len(expected), len(found))
@@ -346,141 +329,3 @@ def _compare_head(
         head = Head(1, (1.0,))
     fitted = _fit(program, last, head, place, relation, delayed)
     return None if fitted is None else (fitted[2], fitted[1])
-
-
-# The matrices of a stage of the catalog.
-
-
-def _build(stage: Stage | Head, computed: Any) -> Expected:
-    """Return the matrices of a stage with the coefficients that its module computed."""
-    n_out = getattr(stage, "n_out", stage.n)
-
-    def choose(name: str, given: Any) -> Any:
-        value = getattr(computed, name, None) if computed is not None else None
-        return given if value is None else value
-
-    collapse = choose("collapse", stage.collapse)
-    rows = collapse if isinstance(collapse, Tensor) or isinstance(collapse[0], Sequence) else (collapse,)
-    mix = choose("mix", stage.mix)
-    if mix is None:
-        mix = torch.eye(n_out, stage.n, dtype=torch.float64)
-    inject = choose("inject", stage.inject)
-    c = _to_tensor(rows, 2 if isinstance(rows, Tensor) else 0, stage.n)
-    if inject is None:
-        return Expected(c, c, c)
-    a = _to_tensor(mix, 3, stage.n)
-    b = (
-        _to_tensor(inject, 1, 1)
-        if isinstance(inject, Tensor)
-        else _to_tensor(tuple((entry,) for entry in inject), 0, 1)
-    )
-    bias = choose("bias", None)
-    v = None if bias is None else torch.stack([_to_entry(entry) for entry in bias], 1)
-    return Expected(c, a, b, v)
-
-
-def _to_tensor(entries: Any, form: int, columns: int) -> Tensor:
-    """Return a matrix as `(tokens, rows, columns, d)`.
-
-    `form` says what a tensor is: 1 for `(*, rows)`, 2 for `(*, columns)` or `(*, columns, d)`, 3 for `(*, rows, columns)`.
-    """
-    if isinstance(entries, Tensor):
-        t = entries.double()
-        if form == 1:
-            return t.reshape(-1, t.shape[-1], 1, 1)
-        if form == 2:
-            t = t if t.dim() > 2 or t.shape[-1] != columns else t[..., None]
-            return t.reshape(-1, 1, columns, t.shape[-1])
-        return t.reshape(-1, *t.shape[-2:], 1)
-    rows = [[_to_entry(entry) for entry in row] for row in entries]
-    flat = [entry for row in rows for entry in row]
-    tokens, features = (max(entry.shape[k] for entry in flat) for k in (0, 1))
-    return torch.stack([torch.stack([entry.expand(tokens, features) for entry in row], 1) for row in rows], 1)
-
-
-def _to_entry(entry: Any) -> Tensor:
-    if isinstance(entry, Learned):
-        return torch.full((1, 1), float("nan"), dtype=torch.float64)
-    t = torch.as_tensor(entry, dtype=torch.float64)
-    return t.reshape(1, -1) if t.dim() < 2 else t.reshape(-1, t.shape[-1])
-
-
-# Modules with the model's parameters.
-
-
-def _list_modules(
-    computed: Computed, d: int, stage: Stage | Head, place: Place, leaves: Sequence[Value], ops: Sequence[Op]
-) -> Iterator[tuple[Any, Mapping[str, str]]]:
-    """Yield the wiring's module with each assignment of the model's parameters that fits by shape, and the names of these."""
-    try:
-        module = computed.make(d, stage.n, stage.reads, place).double().requires_grad_(False)
-    except (ValueError, TypeError):
-        return
-    names = [name for name, _ in module.named_parameters()]
-    candidates = [
-        sorted(_list_tensors(parameter.shape, leaves, ops), key=lambda item: -_compare_names(name, item[0][0].name))
-        for name, parameter in module.named_parameters()
-    ]
-    for chosen in itertools.islice(_list_assignments(candidates), MOST):
-        for parameter, (_, tensor) in zip(module.parameters(), chosen, strict=True):
-            parameter.data.copy_(tensor)
-        assigned = {name: " + ".join(leaf.name for leaf in own) for name, (own, _) in zip(names, chosen, strict=True)}
-        yield module, assigned
-        if isinstance(module, ManifoldConnection):
-            module.transpose_mix()
-            yield module, {**assigned, "layout": "A transposed"}
-
-
-def _compare_names(own: str, name: str) -> float:
-    """Return how alike two parameters' names are. The order in which assignments are tried saves time, and decides nothing."""
-    return SequenceMatcher(None, own, name.rpartition(".")[2]).ratio()
-
-
-def _list_assignments(candidates: Sequence[Sequence[_Candidate]]) -> Iterator[tuple[_Candidate, ...]]:
-    """Yield each choice of one candidate for each parameter that uses no parameter of the model twice."""
-    if not candidates:
-        yield ()
-        return
-    for first in candidates[0]:
-        used = {*first[0]}
-        others = [[item for item in own if used.isdisjoint(item[0])] for own in candidates[1:]]
-        yield from ((first, *rest) for rest in _list_assignments(others))
-
-
-def _list_tensors(shape: Sequence[int], leaves: Sequence[Value], ops: Sequence[Op]) -> list[_Candidate]:
-    """Return the model's parameters that may be one of this shape: as they are, transposed, plus one, or several in a row."""
-    found: list[_Candidate] = []
-    size = torch.Size(shape).numel()
-    squeezed = [n for n in shape if n > 1]
-    for leaf in leaves:
-        tensor = leaf.tensor.detach().double()
-        if tensor.numel() != size:
-            continue
-        own = [n for n in leaf.shape if n > 1]
-        if own == squeezed or {len(own), len(squeezed)} == {1, 2}:
-            found.append(((leaf,), tensor.reshape(shape) + float(any(_adds_one(op, leaf) for op in ops))))
-        if len(own) == 2 and own == squeezed[::-1]:
-            found.append(((leaf,), tensor.squeeze().mT.reshape(shape)))
-    if found:
-        return found
-    for count in (2, 3):
-        for parts in itertools.permutations(leaves, count):
-            if sum(leaf.tensor.numel() for leaf in parts) == size:
-                pieces = [_to_rows(leaf.tensor.detach().double(), shape) for leaf in parts]
-                if all(piece is not None for piece in pieces):
-                    found.append((parts, torch.cat([piece for piece in pieces if piece is not None]).reshape(shape)))
-    return found
-
-
-def _adds_one(op: Op, leaf: Value) -> bool:
-    """Return whether an operator adds 1 to a parameter, as norms with a weight near 0 do."""
-    return op.name == "add" and leaf in op.inputs and len(op.args) > 1 and get_number(op.args[1]) == 1.0
-
-
-def _to_rows(tensor: Tensor, shape: Sequence[int]) -> Tensor | None:
-    """Return a parameter as rows of a matrix of this shape, or None."""
-    if len(shape) == 1:
-        return tensor.flatten()
-    if tensor.shape[-1] == shape[-1]:
-        return tensor.reshape(-1, shape[-1])
-    return tensor.mT if tensor.dim() == 2 and tensor.shape[0] == shape[-1] else None

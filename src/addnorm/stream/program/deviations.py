@@ -1,0 +1,261 @@
+"""Deviations of a residual program from a wiring: which matrix differs, in which sublayers, and how.
+
+Each matrix is compared with the wiring's and with its mutants: transposed, not applied, scaled, computed with a norm of each
+stream or from the streams before the last write. A mutant that the model equals is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from addnorm._util.numbers import format_number
+from addnorm.stream.program import naming
+from addnorm.stream.program.build import find_leaves
+from addnorm.stream.program.expected import Expected, build_expected, list_modules
+from addnorm.stream.program.result import Program, ProgramSite
+from addnorm.wirings.coefficients import ManifoldConnection
+from addnorm.wirings.factors import Place
+from addnorm.wirings.spec import CONSTRUCTORS, Wiring
+from addnorm.wirings.stage import Stage
+
+TERMS = {
+    "collapse": "C, the weights of the read,", "mix": "A, the mixing matrix,", "inject": "B, the weights of the write,",
+}  # fmt: skip
+FORMULA = "the formula's"
+NOISE = 5e-6  # a matrix with a smaller difference is not told from its transpose
+PLACES = {"norm_in": "before the sublayer", "norm_branch": "on the sublayer's output"}
+
+
+class Difference(NamedTuple):
+    """A term of one sublayer, and its id; empty for the whole program."""
+
+    term: str
+    found: str
+    expected: str
+    place: str
+
+
+@dataclass
+class _Fit:
+    """One assignment of parameters, with how each matrix differs: "" if it does not, None if no mutant has it."""
+
+    variant: tuple[str, str] | None
+    labels: dict[str, str | None]
+    error: float
+
+    @property
+    def score(self) -> tuple[int, int, bool, float]:
+        same = sum(label == "" for label in self.labels.values())
+        named = sum(label is not None for label in self.labels.values())
+        return same, named, self.variant is None, -self.error
+
+
+def compare_program(program: Program, wiring: Wiring) -> list[Difference]:
+    """Return the differences of a program from a wiring."""
+    match = naming.compare(program, wiring)
+    tolerance = max(naming.CLOSE, program.tolerance)
+    options = [*_compare_options(program, wiring, match.error)]
+    if options or (match.error <= tolerance and not _is_transposed(program, wiring, tolerance)):
+        return options
+    found = [*_compare_sites(program, wiring, tolerance)]
+    return found or [
+        Difference("the read at the end", "another one", f"that of {wiring.name}", "")
+        if _has_final_norm(program, wiring) else
+        Difference("the final norm", *_missing(program.final_norm is None), "")
+    ]  # fmt: skip
+
+
+def compare_program_norms(
+    program: Program, eps: float | None, kind: str | None, dtype: torch.dtype | None
+) -> Iterator[Difference]:
+    """Yield the norms with another eps or kind, and the states of another dtype; None accepts any."""
+    norms = [(site.id, norm) for site in program.sites for norm in (site.norm_in, site.norm_branch, *site.norms_out)]
+    for place, norm in dict.fromkeys([*norms, ("", program.final_norm)]):
+        if norm is not None and eps is not None and norm.eps != eps:
+            found = "missing" if norm.eps is None else format_number(norm.eps, trim=True)
+            yield Difference("eps", found, format_number(eps, trim=True), norm.path or place)
+        if norm is not None and kind not in (None, norm.kind):
+            yield Difference("the kind of the norm", norm.kind, str(kind), norm.path or place)
+    for site, state in zip(program.sites, program.spine.states[1:], strict=True):
+        for own in {value.tensor.dtype for value in state}:
+            if dtype not in (None, own):
+                names = [str(one).removeprefix("torch.") for one in (own, dtype)]
+                yield Difference("the dtype of the streams", names[0], names[1], site.id)
+
+
+def _missing(is_missing: bool) -> tuple[str, str]:
+    return ("missing", "after the last sublayer") if is_missing else ("after the last sublayer", "none")
+
+
+def _has_final_norm(program: Program, wiring: Wiring) -> bool:
+    return (program.final_norm is not None) == wiring.ends_in_norm(program.num_layers)
+
+
+def _compare_options(program: Program, wiring: Wiring, error: float) -> Iterator[Difference]:
+    """Yield the options of the wiring with which the program agrees better than with those that are expected."""
+    make = CONSTRUCTORS.get(wiring.name)
+    if make is None or error == 0.0:
+        return
+    matches = [*naming.search(program, make)]
+    best = min(matches, key=lambda match: match.error, default=None)
+    if best is None or best.error > max(naming.CLOSE, program.tolerance) or best.error > error / 4:
+        return
+    expected = dict(wiring.options)
+    for name, value in dict(best.wiring.options).items():
+        if value != expected[name]:
+            yield Difference(f"the option {name}", repr(value), repr(expected[name]), "")
+
+
+def _compare_sites(program: Program, wiring: Wiring, tolerance: float) -> Iterator[Difference]:
+    """Yield the differences of each sublayer."""
+    n = len(wiring.embedding)
+    per_layer = max(1, len(program.sites) // program.num_layers)
+    relation = torch.tensor(wiring.embedding, dtype=torch.float64)[:, None]
+    if program.sizes[0] == n > 1:
+        relation = torch.eye(n, dtype=torch.float64)
+    for k, site in enumerate(program.sites):
+        place = Place(*divmod(k, per_layer), program.num_layers, per_layer)
+        if place.layer >= program.num_layers:
+            yield Difference("the number of sublayers", str(len(program.sites)), "the same in every layer", "")
+            return
+        stage = wiring.stage(*place)
+        if relation.shape[0] != stage.n or site.mix.values.shape[2] != relation.shape[1]:
+            yield Difference("the number of streams", str(program.sizes[k]), str(stage.n), site.id)
+            return
+        yield from _compare_norms(site, stage)
+        fit = _fit(program, k, stage, place, relation, tolerance)
+        if fit.variant is not None:
+            yield Difference(*fit.variant, FORMULA, site.id)
+        for name, label in fit.labels.items():
+            if label != "":
+                yield Difference(TERMS[name], label or "another one", FORMULA, site.id)
+        after = naming.relate(program, k, stage, fit_expected(program, k, stage, place), relation)
+        if after is not None:
+            relation = after[0]
+        elif program.sizes[k + 1] == stage.n_out:
+            relation = torch.eye(stage.n_out, dtype=torch.float64)
+        else:
+            yield Difference("the number of streams", str(program.sizes[k + 1]), str(stage.n_out), site.id)
+            return
+
+
+def fit_expected(program: Program, k: int, stage: Stage, place: Place) -> Expected:
+    """Return the constant matrices of a stage, with NaN for what a module computes."""
+    n, m = stage.n, stage.n_out
+    unknown = Expected(
+        *(torch.full((1, *shape, 1), torch.nan, dtype=torch.float64) for shape in ((1, n), (m, n), (m, 1)))
+    )
+    return unknown if stage.coefficients is not None else build_expected(stage, None)
+
+
+def _compare_norms(site: ProgramSite, stage: Stage) -> Iterator[Difference]:
+    found = [words for name, words in PLACES.items() if getattr(site, name) is not None]
+    found += ["after the add"] * any(norm is not None for norm in site.norms_out)
+    wanted = [words for name, words in PLACES.items() if getattr(stage, name)]
+    wanted += ["after the add"] * any(stage.norms_out)
+    if found != wanted:
+        yield Difference("the norm", " and ".join(found) or "missing", " and ".join(wanted) or "none", site.id)
+
+
+def _fit(program: Program, k: int, stage: Stage, place: Place, relation: Tensor, tolerance: float) -> _Fit:
+    """Return the assignment of parameters with which most matrices agree, or equal a mutant."""
+    found = {name: getattr(program.sites[k], name).values for name in TERMS}
+    found["collapse"] = naming.measure_read(program, k, stage).values
+    fits: list[_Fit] = []
+    for variant, expected, mirror in _list_expected(program, k, stage, place, relation):
+        own = {
+            "collapse": naming.apply(expected.collapse, relation), "mix": naming.apply(expected.mix, relation),
+            "inject": expected.inject,
+        }  # fmt: skip
+        labels: dict[str, str | None] = {}
+        total = 0.0
+        for name, matrix in own.items():
+            labels[name], error = _label(name, matrix, found[name], tolerance, mirror if name == "mix" else None)
+            total += min(error, 1e6)
+        fits.append(_Fit(variant, labels, total))
+        if variant is None and not any(label != "" for label in labels.values()) and mirror is None:
+            break
+    return max(fits, key=lambda fit: fit.score, default=_Fit(None, dict.fromkeys(TERMS), 0.0))
+
+
+def _list_expected(
+    program: Program, k: int, stage: Stage, place: Place, relation: Tensor
+) -> Iterator[tuple[tuple[str, str] | None, Expected, Tensor | None]]:
+    """Yield the matrices of each assignment of parameters: of the formula, and of its variants.
+
+    The last item is the formula's A with the other layout of its logits, transposed, for a mutant.
+    """
+    if stage.coefficients is None:
+        yield None, build_expected(stage, None), None
+        return
+    states = torch.einsum("cf,tfd->tcd", relation.nan_to_num(), naming.join_state(program, k))
+    each = states / states.square().mean(-1, keepdim=True).sqrt().clamp_min(1e-30)
+    variants: list[tuple[tuple[str, str] | None, Tensor]] = [
+        (None, states), (("the norm of the coefficients", "over each stream alone"), each),
+    ]  # fmt: skip
+    if k and program.sizes[k - 1] == program.sizes[k] == stage.n:
+        variants.append(
+            (("the input of the coefficients", "the streams before the last write"), naming.join_state(program, k - 1))
+        )
+    matrices = [getattr(program.sites[k], name) for name in TERMS]
+    leaves, ops = find_leaves(program.spine, [value for matrix in matrices for value in matrix.operands])
+    for module, _ in list_modules(stage.coefficients, program.width, stage, place, leaves, ops):
+        for variant, streams in variants:
+            mirror = None
+            with torch.no_grad():
+                expected = build_expected(stage, _call(module, stage, streams))
+                if isinstance(module, ManifoldConnection):
+                    module.transpose_mix()
+                    mirror = build_expected(stage, _call(module, stage, streams)).mix.transpose(1, 2)
+                    module.transpose_mix()
+            yield variant, expected, mirror
+
+
+def _call(module: Any, stage: Stage, streams: Tensor) -> Any:
+    return module(streams if stage.is_stacked else streams.unbind(1))
+
+
+def _label(
+    name: str, expected: Tensor, found: Tensor, tolerance: float, mirror: Tensor | None
+) -> tuple[str | None, float]:
+    """Return how a matrix differs from the expected one, and by how much; None if no mutant has it."""
+    error = naming.distance(expected, found)
+    mutants: dict[str, Tensor] = {}
+    if name == "mix" and expected.shape[1] == expected.shape[2] > 1:
+        mutants["transposed"] = expected.transpose(1, 2)
+        if mirror is not None:
+            mutants["transposed "] = mirror
+    errors = {label.strip(): naming.distance(mutant, found) for label, mutant in mutants.items()}
+    label = min(errors, key=errors.__getitem__, default="")
+    if error <= tolerance and not (label and error > NOISE and errors[label] < error / 5):
+        return "", error
+    if label and errors[label] <= tolerance:
+        return label, errors[label]
+    n = found.shape[1]
+    if (
+        name == "mix"
+        and n == found.shape[2]
+        and naming.distance(torch.eye(n, dtype=torch.float64)[None, :, :, None], found) < naming.EXACT
+    ):
+        return "not applied: it is the identity", 0.0
+    if expected.shape[1:3] == found.shape[1:3] and not bool(expected.isnan().any()):
+        ratio = float((found * expected).sum() / expected.square().sum().clamp_min(1e-30))
+        if ratio and naming.distance(ratio * expected, found) <= tolerance:
+            return f"{format_number(ratio, 4, trim=True)} times {FORMULA}", 0.0
+        flipped = expected.flip(1) if name == "inject" else expected.flip(2)
+        if expected.shape[1] * expected.shape[2] > 1 and naming.distance(flipped, found) <= tolerance:
+            return "with its streams in the opposite order", 0.0
+    return None, error
+
+
+def _is_transposed(program: Program, wiring: Wiring, tolerance: float) -> bool:
+    """Return whether A agrees better with the transpose of what the wiring says, though the difference is small."""
+    stage = wiring.stage(0, 0, program.num_layers)
+    if stage.coefficients is None or not issubclass(stage.coefficients.kind, ManifoldConnection):
+        return False
+    return any(difference.found == "transposed" for difference in _compare_sites(program, wiring, tolerance))

@@ -1,0 +1,168 @@
+"""The matrices of a stage of the catalog: constants, or what its module computes with the parameters of a model."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from addnorm.stream.dataflow.arithmetic import get_number
+from addnorm.stream.dataflow.graph import Op, Value
+from addnorm.wirings.coefficients import ManifoldConnection
+from addnorm.wirings.factors import Learned, Place
+from addnorm.wirings.stage import Computed, Head, Stage
+
+_Candidate = tuple[
+    tuple[Value, ...], Tensor
+]  # parameters of the model, and what they are as one of the wiring's module
+MOST = 300  # assignments of parameters that are tried
+
+
+@dataclass
+class Expected:
+    """The matrices of a stage of the catalog: `(tokens, rows, columns, d)`, NaN for a learned entry that may be any number."""
+
+    collapse: Tensor
+    mix: Tensor
+    inject: Tensor
+    bias: Tensor | None = None
+
+
+def build_expected(stage: Stage | Head, computed: Any) -> Expected:
+    """Return the matrices of a stage with the coefficients that its module computed."""
+    n_out = getattr(stage, "n_out", stage.n)
+
+    def choose(name: str, given: Any) -> Any:
+        value = getattr(computed, name, None) if computed is not None else None
+        return given if value is None else value
+
+    collapse = choose("collapse", stage.collapse)
+    rows = collapse if isinstance(collapse, Tensor) or isinstance(collapse[0], Sequence) else (collapse,)
+    mix = choose("mix", stage.mix)
+    if mix is None:
+        mix = torch.eye(n_out, stage.n, dtype=torch.float64)
+    inject = choose("inject", stage.inject)
+    c = _to_tensor(rows, 2 if isinstance(rows, Tensor) else 0, stage.n)
+    if inject is None:
+        return Expected(c, c, c)
+    a = _to_tensor(mix, 3, stage.n)
+    b = (
+        _to_tensor(inject, 1, 1)
+        if isinstance(inject, Tensor)
+        else _to_tensor(tuple((entry,) for entry in inject), 0, 1)
+    )
+    bias = choose("bias", None)
+    v = None if bias is None else torch.stack([_to_entry(entry) for entry in bias], 1)
+    return Expected(c, a, b, v)
+
+
+def _to_tensor(entries: Any, form: int, columns: int) -> Tensor:
+    """Return a matrix as `(tokens, rows, columns, d)`.
+
+    `form` says what a tensor is: 1 for `(*, rows)`, 2 for `(*, columns)` or `(*, columns, d)`, 3 for `(*, rows, columns)`.
+    """
+    if isinstance(entries, Tensor):
+        t = entries.double()
+        if form == 1:
+            return t.reshape(-1, t.shape[-1], 1, 1)
+        if form == 2:
+            t = t if t.dim() > 2 or t.shape[-1] != columns else t[..., None]
+            return t.reshape(-1, 1, columns, t.shape[-1])
+        return t.reshape(-1, *t.shape[-2:], 1)
+    rows = [[_to_entry(entry) for entry in row] for row in entries]
+    flat = [entry for row in rows for entry in row]
+    tokens, features = (max(entry.shape[k] for entry in flat) for k in (0, 1))
+    return torch.stack([torch.stack([entry.expand(tokens, features) for entry in row], 1) for row in rows], 1)
+
+
+def _to_entry(entry: Any) -> Tensor:
+    if isinstance(entry, Learned):
+        return torch.full((1, 1), float("nan"), dtype=torch.float64)
+    t = torch.as_tensor(entry, dtype=torch.float64)
+    return t.reshape(1, -1) if t.dim() < 2 else t.reshape(-1, t.shape[-1])
+
+
+# Modules with the model's parameters.
+
+
+def list_modules(
+    computed: Computed, d: int, stage: Stage | Head, place: Place, leaves: Sequence[Value], ops: Sequence[Op]
+) -> Iterator[tuple[Any, Mapping[str, str]]]:
+    """Yield the wiring's module with each assignment of the model's parameters that fits by shape, and the names of these."""
+    try:
+        module = computed.make(d, stage.n, stage.reads, place).double().requires_grad_(False)
+    except (ValueError, TypeError):
+        return
+    names = [name for name, _ in module.named_parameters()]
+    candidates = [
+        sorted(_list_tensors(parameter.shape, leaves, ops), key=lambda item: -_compare_names(name, item[0][0].name))
+        for name, parameter in module.named_parameters()
+    ]
+    for chosen in itertools.islice(_list_assignments(candidates), MOST):
+        for parameter, (_, tensor) in zip(module.parameters(), chosen, strict=True):
+            parameter.data.copy_(tensor)
+        assigned = {name: " + ".join(leaf.name for leaf in own) for name, (own, _) in zip(names, chosen, strict=True)}
+        yield module, assigned
+        if isinstance(module, ManifoldConnection):
+            module.transpose_mix()
+            yield module, {**assigned, "layout": "A transposed"}
+
+
+def _compare_names(own: str, name: str) -> float:
+    """Return how alike two parameters' names are. The order in which assignments are tried saves time, and decides nothing."""
+    return SequenceMatcher(None, own, name.rpartition(".")[2]).ratio()
+
+
+def _list_assignments(candidates: Sequence[Sequence[_Candidate]]) -> Iterator[tuple[_Candidate, ...]]:
+    """Yield each choice of one candidate for each parameter that uses no parameter of the model twice."""
+    if not candidates:
+        yield ()
+        return
+    for first in candidates[0]:
+        used = {*first[0]}
+        others = [[item for item in own if used.isdisjoint(item[0])] for own in candidates[1:]]
+        yield from ((first, *rest) for rest in _list_assignments(others))
+
+
+def _list_tensors(shape: Sequence[int], leaves: Sequence[Value], ops: Sequence[Op]) -> list[_Candidate]:
+    """Return the model's parameters that may be one of this shape: as they are, transposed, plus one, or several in a row."""
+    found: list[_Candidate] = []
+    size = torch.Size(shape).numel()
+    squeezed = [n for n in shape if n > 1]
+    for leaf in leaves:
+        tensor = leaf.tensor.detach().double()
+        if tensor.numel() != size:
+            continue
+        own = [n for n in leaf.shape if n > 1]
+        if own == squeezed or {len(own), len(squeezed)} == {1, 2}:
+            found.append(((leaf,), tensor.reshape(shape) + float(any(_adds_one(op, leaf) for op in ops))))
+        if len(own) == 2 and own == squeezed[::-1]:
+            found.append(((leaf,), tensor.squeeze().mT.reshape(shape)))
+    if found:
+        return found
+    for count in (2, 3):
+        for parts in itertools.permutations(leaves, count):
+            if sum(leaf.tensor.numel() for leaf in parts) == size:
+                pieces = [_to_rows(leaf.tensor.detach().double(), shape) for leaf in parts]
+                if all(piece is not None for piece in pieces):
+                    found.append((parts, torch.cat([piece for piece in pieces if piece is not None]).reshape(shape)))
+    return found
+
+
+def _adds_one(op: Op, leaf: Value) -> bool:
+    """Return whether an operator adds 1 to a parameter, as norms with a weight near 0 do."""
+    return op.name == "add" and leaf in op.inputs and len(op.args) > 1 and get_number(op.args[1]) == 1.0
+
+
+def _to_rows(tensor: Tensor, shape: Sequence[int]) -> Tensor | None:
+    """Return a parameter as rows of a matrix of this shape, or None."""
+    if len(shape) == 1:
+        return tensor.flatten()
+    if tensor.shape[-1] == shape[-1]:
+        return tensor.reshape(-1, shape[-1])
+    return tensor.mT if tensor.dim() == 2 and tensor.shape[0] == shape[-1] else None
