@@ -1,0 +1,154 @@
+"""Models with several streams, written by hand: mHC in five layouts, with the errors that implementations have."""
+
+import torch
+from torch import nn
+
+D, N, LAYERS = 16, 4, 3
+FORMS = ("stacked", "first", "flat", "batch", "tuple")
+
+
+def sinkhorn(logits, iterations, eps, rows_first=False):
+    a = torch.softmax(logits, -2) + eps
+    order = (-1, -2) if not rows_first else (-2, -1)
+    if rows_first:
+        a = torch.softmax(logits, -1) + eps
+    a = a / (a.sum(order[0], keepdim=True) + eps)
+    for _ in range(iterations - 1):
+        a = a / (a.sum(order[1], keepdim=True) + eps)
+        a = a / (a.sum(order[0], keepdim=True) + eps)
+    return a
+
+
+class Site(nn.Module):
+    """One sublayer with its coefficients; `fault` names an error."""
+
+    def __init__(self, d, n, fault):
+        super().__init__()
+        self.d, self.n, self.fault = d, n, fault
+        self.phi = nn.Parameter(torch.randn(n * n + 2 * n, n * d) * (n * d) ** -0.5)
+        self.alpha, self.beta = nn.Parameter(torch.rand(3) + 0.5), nn.Parameter(torch.randn(n * n + 2 * n))
+        self.norm = nn.Identity() if fault == "no norm" else nn.RMSNorm(d, eps=1e-5 if fault == "eps" else 1e-6)
+        self.up, self.down = nn.Linear(d, 2 * d), nn.Linear(2 * d, d)
+
+    def coefficients(self, x):
+        """Return c, A and b of streams `(*, n, d)`."""
+        n, fault = self.n, self.fault
+        eps = 1e-4 if fault == "norm eps" else 1e-6
+        axes = -1 if fault == "own rms" else (-2, -1)
+        x = x * torch.rsqrt(x.square().mean(axes, keepdim=True) + eps)
+        z = x.flatten(-2) @ self.phi.mT
+        z_c, z_b, z_a = z.split([n, n, n * n], -1)
+        beta_c, beta_b, beta_a = self.beta.split([n, n, n * n])
+        c = torch.sigmoid(self.alpha[0] * z_c + beta_c) + 1e-6
+        b = (1.0 if fault == "half gate" else 2.0) * torch.sigmoid(self.alpha[1] * z_b + beta_b)
+        logits = (self.alpha[2] * z_a + beta_a).unflatten(-1, (n, n))
+        a = sinkhorn(logits, 10 if fault == "iterations" else 20, 1e-6, rows_first=fault == "rows first")
+        if fault == "transposed":
+            a = a.mT
+        elif fault == "not applied":
+            a = torch.eye(n, dtype=a.dtype).expand_as(a)
+        elif fault == "scaled":
+            a = 0.5 * a
+        elif fault == "double read":
+            c = 2.0 * c
+        elif fault == "tanh":
+            c = torch.tanh(self.alpha[0] * z_c + beta_c)
+        elif fault == "turned write":
+            b = b.flip(-1)
+        elif fault == "turned read":
+            c = c.flip(-1)
+        elif fault == "first stream only":
+            b = b * torch.eye(n, dtype=b.dtype)[0]
+        return c, a, b
+
+    def branch(self, r):
+        return self.down(torch.nn.functional.gelu(self.up(self.norm(r))))
+
+
+class HandMhc(nn.Module):
+    """mHC whose streams are one tensor `(B, T, n, d)`, or lie in another way (`form`).
+
+    `faults` has the error of each sublayer by its number; a name alone is the error of all of them.
+    """
+
+    def __init__(self, form="stacked", faults="", d=D, n=N, layers=LAYERS):
+        super().__init__()
+        self.form, self.n, self.d = form, n, d
+        faults = {k: faults for k in range(2 * layers)} if isinstance(faults, str) else faults
+        self.kind = next(iter(faults.values()), "")
+        self.layers = nn.ModuleList(
+            nn.ModuleList(Site(d, n, faults.get(2 * k + j, "")) for j in range(2)) for k in range(layers)
+        )
+        self.phi, self.beta = nn.Parameter(torch.randn(n, n * d) * (n * d) ** -0.5), nn.Parameter(torch.randn(n))
+        self.alpha = nn.Parameter(torch.ones(1))
+        self.norm = nn.Identity() if self.kind == "no final norm" else nn.RMSNorm(d, eps=1e-6)
+
+    def forward(self, x):
+        n, d = self.n, self.d
+        match self.form:
+            case "stacked":
+                X = x.unsqueeze(-2).repeat(1, 1, n, 1)
+            case "first":
+                X = x.expand(n, *x.shape)
+            case "flat":
+                X = x.repeat(1, 1, n)
+            case "batch":
+                X = x.repeat_interleave(n, 0)
+            case "tuple":
+                X = (x,) * n
+        before, used = self.stack(X), None
+        for layer in self.layers:
+            for site in layer:
+                own = self.stack(X)
+                c, a, b = site.coefficients(before if site.fault == "stale" else own)
+                before, read = own, used if site.fault == "single pass" else c
+                if read is None:
+                    read = torch.eye(n, dtype=x.dtype)[0].expand_as(c)
+                X, used = self.write(X, a, b, site.branch(self.read(X, read))), c
+        own = self.stack(X)
+        z = own.flatten(-2) * torch.rsqrt(own.square().mean((-2, -1)) + 1e-6).unsqueeze(-1) @ self.phi.mT
+        head = torch.sigmoid(self.alpha * z + self.beta) + 1e-6
+        if self.kind == "mean head":
+            head = torch.full_like(head, 1 / n)
+        return self.norm(self.read(X, used if self.kind == "single pass" else head))
+
+    def stack(self, X):
+        """Return the streams as `(B, T, n, d)`."""
+        n, d = self.n, self.d
+        match self.form:
+            case "stacked":
+                return X
+            case "first":
+                return X.movedim(0, -2)
+            case "flat":
+                return X.unflatten(-1, (n, d))
+            case "batch":
+                return X.unflatten(0, (-1, n)).movedim(1, -2)
+            case _:
+                return torch.stack(X, -2)
+
+    def read(self, X, c):
+        match self.form:
+            case "stacked":
+                return (c.unsqueeze(-1) * X).sum(-2)
+            case "first":
+                return torch.einsum("btn,nbtd->btd", c, X)
+            case "tuple":
+                return sum(c[..., j, None] * X[j] for j in range(self.n))
+            case _:
+                return (c.unsqueeze(-2) @ self.stack(X)).squeeze(-2)
+
+    def write(self, X, a, b, w):
+        match self.form:
+            case "stacked":
+                return torch.einsum("btkj,btjd->btkd", a, X) + b.unsqueeze(-1) * w.unsqueeze(-2)
+            case "first":
+                return torch.einsum("btkj,jbtd->kbtd", a, X) + torch.einsum("btk,btd->kbtd", b, w)
+            case "flat":
+                return (a @ self.stack(X) + b.unsqueeze(-1) * w.unsqueeze(-2)).flatten(-2)
+            case "batch":
+                new = a @ self.stack(X) + b.unsqueeze(-1) * w.unsqueeze(-2)
+                return new.movedim(-2, 1).flatten(0, 1)
+            case _:
+                mixed = (sum(a[..., k, j, None] * X[j] for j in range(self.n)) for k in range(self.n))
+                return tuple(m + b[..., k, None] * w for k, m in enumerate(mixed))
