@@ -78,6 +78,9 @@ def test_ends_of_the_stream_are_compared(case):
     assert "the final norm is missing, expected there" in [*addnorm.verify(twin, x, like=inspection).list_sentences()]
     (sentence,) = addnorm.verify(model, 1.01 * x, like=inspection).list_sentences()
     assert sentence.startswith("the difference begins at the start of the stream: relative error 0.010")
+    assert "more term" not in sentence
+    (sentence,) = addnorm.verify(model, torch.randn(2, 5, D), like=inspection).list_sentences()
+    assert "more term" not in sentence  # no other order of dimensions is taken for the same
 
 
 @pytest.mark.parametrize(

@@ -74,9 +74,7 @@ class Verification(Rendered):
         """Yield what differs, one sentence each: first the equations, then the numbers, then what could not be compared."""
         yield from map(str, self.deviations)
         places = {site for deviation in self.deviations for site in deviation.sites}
-        different = [
-            term for term in self.different if term.site not in places
-        ]  # the others may follow from the equations
+        different = [term for term in self.different if term.site not in places]  # others may follow from the equations
         if different:
             first, *others = different
             is_inside = not self.deviations and all(term.term == "branch" for term in different)
@@ -115,9 +113,8 @@ class Verification(Rendered):
 
 def _list_more(terms: Sequence[TermError]) -> str:
     places = ", ".join(term.place for term in terms[:MAX_SITES]) + ", ..." * (len(terms) > MAX_SITES)
-    return f"; {format_count(len(terms), 'more term')} {'differ' if len(terms) > 1 else 'differs'}: {places}" * bool(
-        terms
-    )
+    verb = "differ" if len(terms) > 1 else "differs"
+    return f"; {format_count(len(terms), 'more term')} {verb}: {places}" * bool(terms)
 
 
 def verify(
