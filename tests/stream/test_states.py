@@ -238,3 +238,31 @@ def test_training_mode_is_named_and_random_numbers_are_kept(case):
     first, *_ = addnorm.verify(copy.deepcopy(model).train(), x, like=inspection).list_sentences()
     assert first == "the mode is training, expected evaluation"
     assert torch.equal(state, torch.get_rng_state())
+
+
+class Routed(nn.Module):
+    """Sublayer that chooses tokens by their values, as a router of experts does, with views of as many tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(D, D)
+
+    def forward(self, x):
+        chosen = (x[..., 0] > 0).nonzero(as_tuple=True)
+        tokens = self.linear(x[chosen]).view(len(chosen[0]), 2, -1)
+        return x.new_zeros(x.shape).index_put(chosen, tokens.flatten(1))
+
+
+def test_another_choice_of_a_router_is_no_verdict():
+    x = torch.randn(3, 4, D, generator=torch.Generator().manual_seed(0))
+    model = addnorm.nn.Encoder(2, D, nhead=2, wiring="pre_ln")
+    model.stack.layers[0].connections[1].sublayer = Routed()
+    model = shake(model.eval())
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.stack.layers[0].connections[0].sublayer.out_proj.weight.mul_(-9)
+    found = addnorm.verify(other, x, like=model)
+    (inside,), (uncompared,) = found.different, [term for term in found.terms if term.error is None]
+    assert (inside.place.split(" (")[0], found.agrees) == ("inside the attention of layer 1", False)
+    assert "as if these choose other experts" in str(uncompared)
+    assert found.terms[-1].agrees  # the later terms are fed with the reference's values

@@ -192,22 +192,24 @@ def measure_terms(inspection: Inspection, reference: States) -> list[TermError]:
                 _name_place(term, stream, len(inspection.streams) > 1),
                 None if term.site is None else term.site.id,
             )
+            fed: dict[Value, Tensor] = {}
             try:
-                ours = _place(term, recompute(value, known))
-                theirs = _reorder(theirs.to(ours.device), ours, orders[stream])
-                error = relative_error(ours, theirs)
+                theirs = _reorder(theirs.to(value.tensor.device), _place(term, value.tensor.detach()), orders[stream])
+                fed[value] = _unplace(term, theirs)
+                error = relative_error(_place(term, recompute(value, known)), theirs)
                 if error > tolerance:
                     again = recompute(value, {own: own.tensor for own in known})
                     if relative_error(again, value.tensor) > tolerance:
                         raise NotImplementedError(RANDOM)
-                known[value] = _unplace(term, theirs)
             except Exception as failure:  # an operator raises any type
                 reason = str(failure) if str(failure) == RANDOM else FAILED.format(first_line(failure))
                 found.append(TermError(term.name, place, site, None, tolerance, reason=reason))
                 continue
+            finally:
+                known |= fed
             size = float(theirs.double().norm())
             if term.name == "sum":  # its operands, which are rounded, may be larger
-                error *= min(1.0, size / max(before[stream], 1e-30))
+                error *= min(1.0, size / max(before.get(stream, size), 1e-30))
             if term.name != "read" and "branch" not in term.name:
                 before[stream] = size
             eps = max(torch.finfo(dtype).eps for dtype in dtypes if dtype.is_floating_point)
