@@ -106,7 +106,7 @@ class HandMhc(nn.Module):
                     read = torch.eye(n, dtype=x.dtype)[0].expand_as(c)
                 X, used = self.write(X, a, b, site.branch(self.read(X, read))), c
         own = self.stack(X)
-        z = own.flatten(-2) * torch.rsqrt(own.square().mean((-2, -1)) + 1e-6).unsqueeze(-1) @ self.phi.mT
+        z = own.flatten(-2) * torch.rsqrt(own.square().mean((-2, -1)) + (1e-4 if self.kind == "norm eps" else 1e-6)).unsqueeze(-1) @ self.phi.mT
         head = torch.sigmoid(self.alpha * z + self.beta) + 1e-6
         if self.kind == "mean head":
             head = torch.full_like(head, 1 / n)

@@ -126,7 +126,7 @@ def _find_program(inspection: Inspection, flow: Flow, as_program: bool) -> Inspe
     """
     with torch.no_grad():
         program = find_program(flow)
-        if program is None or not program.closes or not (as_program or _covers(program, inspection)):
+        if program is None or not (as_program or _covers(program, inspection)):
             return inspection
         if not as_program:
             identify(program)

@@ -18,11 +18,18 @@ WIDTHS = 6  # how many widths are tried
 
 
 def find_program(flow: Flow) -> Program | None:
-    """Return the residual program of a captured run, whose norms were found; None if no stream is found."""
+    """Return the residual program with the most sublayers whose equations close; None if there is none.
+
+    The norms of the run must have been found.
+    """
     spines = [spine for width in _list_widths(flow) if (spine := find_spine(Carrier(flow, width))) is not None]
-    spine = max(spines, key=lambda spine: len(spine.writes), default=None)
-    if spine is None or len(spine.writes) < MIN_SITES:
-        return None
+    spines = sorted((spine for spine in spines if len(spine.writes) >= MIN_SITES), key=lambda spine: -len(spine.writes))
+    programs = (_build_program(spine) for spine in spines)
+    return next((program for program in programs if program.closes), None)
+
+
+def _build_program(spine: Spine) -> Program:
+    """Measure the matrices of all sublayers."""
     own = [[op for op in write.ops if not op.norms] or write.ops for write in spine.writes]
     paths = [find_common_frame(ops, ops[0].frame).path for ops in own]
     layers = _number_layers(paths)
@@ -31,12 +38,12 @@ def find_program(flow: Flow) -> Program | None:
         before, after = spine.states[k : k + 2]
         reads = [measure_map(spine.carrier, value, before) for value in write.reads]
         sums = [measure_map(spine.carrier, value, [*before, write.value]) for value in after]
-        site_id = f"{paths[k]} ({paths[: k + 1].count(paths[k])})" if paths.count(paths[k]) > 1 else paths[k]
+        count = f" ({paths[: k + 1].count(paths[k])})" if paths.count(paths[k]) > 1 else ""
         branch = [column.norm for part in sums for column in part.columns if column.source is write.value]
         norm_branch = next(iter(branch), None)
         sites.append(
             ProgramSite(
-                site_id or "the model", paths[k], classify_sublayer(write.reads[0], own[k]), layers[k],
+                (paths[k] or "the model") + count, paths[k], classify_sublayer(write.reads[0], own[k]), layers[k],
                 assemble(spine.carrier, reads, before), assemble(spine.carrier, sums, before),
                 assemble(spine.carrier, sums, [write.value], normed=norm_branch is not None),
                 reads[0].norm, norm_branch,

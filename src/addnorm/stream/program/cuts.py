@@ -266,7 +266,7 @@ def _find_live(
 def _cut(carrier: Carrier, sources: Sequence[Value], targets: Set[Value], last: Value | None = None) -> list[Value]:
     """Return the fewest values that lie on all paths from sources to targets; of several cuts, the one nearest to the sources.
 
-    `last`, the last write, counts a little more than one value: of two cuts, a state is the one with the sum of stream and write.
+    `last`, the last write, is in the state only if it must be: a state has the sums with it.
     """
     start = {*sources}
     region = _find_region(carrier, start, targets)
@@ -281,9 +281,9 @@ def _cut(carrier: Carrier, sources: Sequence[Value], targets: Set[Value], last: 
         ends.setdefault(b, []).append(a)
 
     for value, inputs in region.items():
-        connect((value, 0), (value, 1), 3 if carrier.known[value].sources == own else 2)
+        connect((value, 0), (value, 1), len(region) if carrier.known[value].sources == own else 1)
         for other in inputs:
-            connect((other, 1), (value, 0), 2 * len(region) + 2)
+            connect((other, 1), (value, 0), len(region) ** 2 + 1)
     while True:
         parents: dict[_Node, _Node | None] = {(value, 0): None for value in sources if value in region}
         todo = deque(parents)

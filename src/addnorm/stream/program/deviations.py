@@ -58,7 +58,7 @@ class _Fit:
 def compare_program(program: Program, wiring: Wiring) -> list[Difference]:
     """Return the differences of a program from a wiring."""
     match = naming.compare(program, wiring)
-    tolerance = max(naming.CLOSE, program.tolerance)
+    tolerance = naming.get_close(program)
     options = [*_compare_options(program, wiring, match.error)]
     if options or (match.error <= tolerance and not _is_transposed(program, wiring, tolerance)):
         return options
@@ -103,7 +103,7 @@ def _compare_options(program: Program, wiring: Wiring, error: float) -> Iterator
         return
     matches = [*naming.search(program, make)]
     best = min(matches, key=lambda match: match.error, default=None)
-    if best is None or best.error > max(naming.CLOSE, program.tolerance) or best.error > error / 4:
+    if best is None or best.error > naming.get_close(program) or best.error > error / 4:
         return
     expected = dict(wiring.options)
     for name, value in dict(best.wiring.options).items():

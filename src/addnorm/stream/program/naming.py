@@ -26,6 +26,7 @@ from addnorm.wirings.spec import CONSTRUCTORS, Wiring
 from addnorm.wirings.stage import Head, Stage
 
 CLOSE = 1e-4  # largest difference of coefficients that were computed in another order, relative to the largest
+CLOSE_FLOAT64 = 1e-6  # the same in float64, where some models compute their coefficients in float32
 EXACT = 1e-6  # the same of constants
 LITTLE = 1e-2  # an epsilon may be this wrong before it is fitted
 
@@ -47,12 +48,17 @@ class Match:
     parameters: list[Mapping[str, str]] = field(default_factory=list)
 
 
+def get_close(program: Program) -> float:
+    """Return the tolerance of computed coefficients."""
+    return CLOSE_FLOAT64 if program.dtype == "float64" else max(CLOSE, program.tolerance)
+
+
 def identify(program: Program) -> None:
     """Set the wiring of a program, with its options, and each site's parameters and deviation, if the catalog has its wiring."""
     best: Match | None = None
     for make in CONSTRUCTORS.values():
         for match in search(program, make):
-            if match.error <= max(CLOSE, program.tolerance) and (best is None or match.error < best.error / 4):
+            if match.error <= get_close(program) and (best is None or match.error < best.error / 4):
                 best = match
     if best is not None:
         program.wiring, program.deviation = best.wiring, best.error
