@@ -1,4 +1,6 @@
-"""Models with several streams, written by hand: mHC in five layouts, with the errors that implementations have."""
+"""Models with several streams: small ones of transformers, and mHC by hand in five layouts, with errors of implementations."""
+
+import importlib
 
 import torch
 from torch import nn
@@ -74,7 +76,7 @@ class HandMhc(nn.Module):
     def __init__(self, form="stacked", faults="", d=D, n=N, layers=LAYERS):
         super().__init__()
         self.form, self.n, self.d = form, n, d
-        faults = {k: faults for k in range(2 * layers)} if isinstance(faults, str) else faults
+        faults = dict.fromkeys(range(2 * layers), faults) if isinstance(faults, str) else faults
         self.kind = next(iter(faults.values()), "")
         self.layers = nn.ModuleList(
             nn.ModuleList(Site(d, n, faults.get(2 * k + j, "")) for j in range(2)) for k in range(layers)
@@ -84,7 +86,7 @@ class HandMhc(nn.Module):
         self.norm = nn.Identity() if self.kind == "no final norm" else nn.RMSNorm(d, eps=1e-6)
 
     def forward(self, x):
-        n, d = self.n, self.d
+        n, _d = self.n, self.d
         match self.form:
             case "stacked":
                 X = x.unsqueeze(-2).repeat(1, 1, n, 1)
@@ -106,7 +108,11 @@ class HandMhc(nn.Module):
                     read = torch.eye(n, dtype=x.dtype)[0].expand_as(c)
                 X, used = self.write(X, a, b, site.branch(self.read(X, read))), c
         own = self.stack(X)
-        z = own.flatten(-2) * torch.rsqrt(own.square().mean((-2, -1)) + (1e-4 if self.kind == "norm eps" else 1e-6)).unsqueeze(-1) @ self.phi.mT
+        z = (
+            own.flatten(-2)
+            * torch.rsqrt(own.square().mean((-2, -1)) + (1e-4 if self.kind == "norm eps" else 1e-6)).unsqueeze(-1)
+            @ self.phi.mT
+        )
         head = torch.sigmoid(self.alpha * z + self.beta) + 1e-6
         if self.kind == "mean head":
             head = torch.full_like(head, 1 / n)
@@ -152,3 +158,80 @@ class HandMhc(nn.Module):
             case _:
                 mixed = (sum(a[..., k, j, None] * X[j] for j in range(self.n)) for k in range(self.n))
                 return tuple(m + b[..., k, None] * w for k, m in enumerate(mixed))
+
+
+# Small models of transformers with several streams, or with computed coefficients. The answers were read in their code.
+_BASE = {"vocab_size": 64, "hidden_size": 32, "num_attention_heads": 2}
+_MOE = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+_MLA = {
+    "q_lora_rank": 16, "kv_lora_rank": 16, "v_head_dim": 16, "index_topk": 16, "index_head_dim": 16, "index_n_heads": 2,
+}  # fmt: skip
+_KV = {"num_key_value_heads": 1, "head_dim": 16, "sliding_window": 8}
+CONFIGS = {
+    "deepseek_v4:DeepseekV4": {
+        **_MOE, "num_hidden_layers": 3, "head_dim": 16, "q_lora_rank": 16, "o_groups": 2, "o_lora_rank": 8, "index_topk": 4,
+        "layer_types": ["sliding_attention"] * 3, "mlp_layer_types": ["moe"] * 3, "sliding_window": 8, "index_n_heads": 2,
+        "index_head_dim": 8, "partial_rotary_factor": 0.5, "max_position_embeddings": 128,
+    },
+    "glm5_next:Glm5NextText": {
+        **_MOE, **_MLA, "num_hidden_layers": 3, "intermediate_size": 32, "num_key_value_heads": 2, "qk_nope_head_dim": 16,
+        "linear_head_dim": 16, "linear_num_heads": 2, "pad_token_id": 0, "mlp_layer_types": ["dense"] * 3,
+        "layer_types": ["linear_attention", "indexed_attention", "linear_attention"],
+    },
+    "hy_v4:HYV4": {
+        **_MOE, **_MLA, "num_hidden_layers": 3, "intermediate_size": 32, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8,
+        "mlp_layer_types": ["dense"] * 3, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    },
+    "qwen4_exp:Qwen4ExpText": {
+        "num_hidden_layers": 2, "num_key_value_heads": 1, "head_dim": 16, "linear_key_head_dim": 16, "num_experts": 4,
+        "linear_value_head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 2, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16, "hc_lowrank": 8, "indexer_n_heads": 2,
+        "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 16, "indexer_compress_ratio": 4,
+        "layer_types": ["linear_attention", "indexed_attention"],
+    },
+    "inkling2:Inkling2Text": {
+        **_MOE, "num_hidden_layers": 6, "num_key_value_heads": 1, "head_dim": 16, "unpadded_vocab_size": 64,
+        "swa_num_attention_heads": 2, "swa_num_key_value_heads": 1, "swa_head_dim": 16, "sliding_window_size": 8, "d_rel": 4,
+        "rel_extent": 8, "n_layers_per_attn_res_block": 2, "eos_token_id": 1,
+        "layer_types": ["hybrid_sliding", "hybrid_sliding", "hybrid"] * 2,
+    },
+    "zaya:Zaya": {
+        "num_hidden_layers": 2, "num_key_value_heads": 2, "head_dim": 16, "moe_intermediate_size": 16, "num_experts": 4,
+        "router_hidden_size": 8, "eos_token_id": 3,
+    },
+    "beam:Beam": {
+        **_KV, "num_hidden_layers": 3, "intermediate_size": 32, "moe_intermediate_size": 16, "num_experts": 4,
+        "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "mlp_layer_types": ["dense"] * 3,
+    },
+    "muse_spark:MuseSparkText": {
+        **_KV, "num_hidden_layers": 2, "intermediate_size": 32, "moe_intermediate_size": 16, "num_local_experts": 4,
+        "num_experts_per_tok": 2, "moe_hidden_size": 16, "mlp_layer_types": ["dense"] * 2, "bos_token_id": 0, "eos_token_id": 1,
+    },
+    "neomme:NeoMME": {
+        **_KV, "num_hidden_layers": 2, "intermediate_size": 32, "embedding_rank": 16, "embedding_dim": 8, "patch_size": 4,
+    },
+}  # fmt: skip
+WIRINGS = {
+    "deepseek_v4:DeepseekV4": ("mhc", {"n": 4, "head": "learned", "iterations": 20, "eps": 1e-6, "norm_eps": 1e-6}),
+    "glm5_next:Glm5NextText": ("mhc", {"n": 4, "head": "mean", "iterations": 20, "eps": 1e-6, "norm_eps": 1e-5}),
+    "hy_v4:HYV4": ("independent_hc", {"n": 4, "magnitude": 2.0, "eps": 1e-6, "norm_eps": 1e-5}),
+    "qwen4_exp:Qwen4ExpText": ("gated_residual", {"n": 4, "rank": 8, "eps": 1e-6}),
+    "inkling2:Inkling2Text": (
+        "attention_residuals", {"layers_per_block": 2, "normed_values": True, "reads": (1, 1, 3)},
+    ),
+    "zaya:Zaya": ("residual_scaling", {}),
+    "beam:Beam": ("depth_scaled", {}),
+    "muse_spark:MuseSparkText": ("gated_mix", {"temperature": 0.3}),
+    "neomme:NeoMME": ("unknown", {}),  # it reads N(λ x + μ x_0) and adds to x, which no published wiring of the catalog does
+}  # fmt: skip
+
+
+def build_transformers(name):
+    """Return a small model of transformers with random weights."""
+    module, prefix = name.split(":")
+    modeling = importlib.import_module(f"transformers.models.{module}.modeling_{module}")
+    configuration = importlib.import_module(f"transformers.models.{module}.configuration_{module}")
+    config = getattr(configuration, f"{prefix}Config")(**_BASE, **CONFIGS[name])
+    config._experts_implementation = "eager"
+    torch.manual_seed(0)
+    return getattr(modeling, f"{prefix}Model")(config).eval()

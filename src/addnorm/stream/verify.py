@@ -174,6 +174,8 @@ def verify(
     if not wiring.has_rows:
         return _verify_program(model, args, kwargs, wiring, (eps, norm, dtype))
     inspection = model if isinstance(model, Inspection) else inspect(model, *args, **kwargs)
+    if inspection.program is not None:
+        return _verify_program(inspection, args, kwargs, wiring, (eps, norm, dtype))
     found = compare_wirings(inspection.streams, wiring, eps, norm, dtype)
     return Verification(wiring, inspection, found, unproven=inspection.unknown)
 

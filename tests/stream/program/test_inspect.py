@@ -1,6 +1,6 @@
 """Tests of `inspect` on several streams: every wiring of the catalog, models of transformers, and five layouts by hand."""
 
-import importlib
+import json
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ import torch
 import addnorm
 from addnorm import wirings
 from support.families import shake
-from support.several_streams import CONFIGS, D, FORMS, HandMhc, build_transformers
+from support.several_streams import CONFIGS, FORMS, WIRINGS, D, HandMhc, build_transformers
 
 SEVERAL = [
     *(wiring for wiring in wirings.list_all() if not wiring.has_rows),
@@ -17,29 +17,98 @@ SEVERAL = [
     wirings.independent_hc(n=2, magnitude=1.0),
     wirings.gated_residual(n=3, rank=5),
     wirings.hyper_connections(n=2, dynamic=False),
-    wirings.hyper_connections(n=3),
     wirings.attention_residuals(layers_per_block=2),
     wirings.attention_residuals(normed_values=True),
     wirings.denseformer(dilation=2),
     wirings.denseformer(period=2),
     wirings.gated_mix(temperature=0.5),
 ]
+INITIAL = ("scale", "x0_scale", "backout", "alpha")  # options that are initial values, which training changes
 
 
-def make_model(wiring, dtype=torch.float32, layers=4):
-    torch.manual_seed(0)
-    return shake(addnorm.nn.Encoder(layers, D, nhead=2, wiring=wiring).eval()).to(dtype)
+def name_of(wiring):
+    return " ".join([wiring.name, *(f"{name}={value}" for name, value in wiring.options)])
 
 
-@pytest.mark.parametrize("wiring", SEVERAL, ids=repr_of := lambda w: f"{w.name} {dict(w.options)}")
-@pytest.mark.parametrize("is_shaken", [False, True])
-def test_every_wiring_is_named_with_its_options(wiring, is_shaken):
+@pytest.mark.parametrize("wiring", SEVERAL, ids=name_of)
+@pytest.mark.parametrize("is_trained", [False, True])
+def test_every_wiring_is_named_with_its_options(wiring, is_trained):
     torch.manual_seed(0)
     model = addnorm.nn.Encoder(4, D, nhead=2, wiring=wiring).eval()
-    found = addnorm.inspect(shake(model) if is_shaken else model, torch.randn(2, 5, D))
+    found = addnorm.inspect(shake(model) if is_trained else model, torch.randn(2, 5, D))
     assert (found.wiring, found.closes, found.unknown) == (wiring.name, True, ())
     if found.program is not None:
+        assert found.program.closure < 1e-5
         assert found.program.expansion < 1e-5
         options = dict(found.program.wiring.options)
-        learned = ("scale", "x0_scale", "backout", "alpha")  # initial values, which training changes
-        assert all(value == options[name] for name, value in wiring.options if name not in learned)
+        if is_trained:  # before, several options give the same numbers
+            assert all(value == options[name] for name, value in wiring.options if name not in INITIAL)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_families_of_transformers_are_named(name):
+    model = shake(build_transformers(name))
+    found = addnorm.inspect(model, input_ids=torch.randint(4, 64, (2, 12)), use_cache=False)
+    wiring, options = WIRINGS[name]
+    assert (found.wiring, found.closes, found.unknown) == (wiring, True, ())
+    assert found.closure < 1e-5
+    assert len(found.sites or found.program.sites) == 2 * model.config.num_hidden_layers
+    if found.program is not None:
+        assert found.program.expansion < 1e-5
+        found_options = dict(found.program.wiring.options) if found.program.wiring is not None else {}
+        assert {key: found_options.get(key) for key in options} == options
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_streams_are_found_in_every_layout(form, dtype):
+    torch.manual_seed(1)
+    model = HandMhc(form).eval().to(dtype)
+    program = addnorm.inspect(model, torch.randn(2, 5, D, dtype=dtype)).program
+    assert program.wiring.name == "mhc"
+    assert program.closure <= {torch.float32: 1e-5, torch.float64: 1e-10, torch.bfloat16: 0.0625}[dtype]
+    assert {*program.sizes[1:]} == {4}
+    site = program.sites[3]
+    assert site.parameters["project"] == "layers.1.1.phi"
+    assert site.parameters["scale"] == "layers.1.1.alpha"
+
+
+def test_matrices_are_those_of_the_model():
+    torch.manual_seed(1)
+    model, x = HandMhc("first").eval().double(), torch.randn(2, 5, D, dtype=torch.float64)
+    used = []
+    for layer in model.layers:
+        for site in layer:
+            compute = site.coefficients
+            site.coefficients = lambda streams, compute=compute: used.append(compute(streams)) or used[-1]
+    with torch.no_grad():
+        model(x)
+    for layer in model.layers:
+        for site in layer:
+            del site.coefficients
+    program = addnorm.inspect(model, x).program
+    for site, (c, a, b) in zip(program.sites, used, strict=True):
+        for matrix, exact in ((site.collapse, c.unsqueeze(-2)), (site.mix, a), (site.inject, b.unsqueeze(-1))):
+            assert matrix.source == "computed"
+            torch.testing.assert_close(matrix.values.squeeze(-1), exact.flatten(0, 1), atol=1e-12, rtol=0)
+
+
+def test_inspection_with_a_program_prints_and_gives_json():
+    torch.manual_seed(1)
+    found = addnorm.inspect(HandMhc().eval(), torch.randn(2, 5, D))
+    text = str(found)
+    assert "mhc" in text
+    assert "4 streams" in text
+    document = json.loads(json.dumps(found.to_dict()))
+    assert document["wiring"] == document["program"]["wiring"] == "mhc"
+    assert document["streams"] == []
+    assert [site["C"]["source"] for site in document["program"]["sites"]] == ["computed"] * 6
+    assert document["program"]["sites"][0]["A"]["rows"] == 4
+
+
+def test_one_stream_keeps_its_rows():
+    model = addnorm.nn.Encoder(2, D, nhead=2, wiring="pre_ln").eval()
+    found = addnorm.inspect(model, torch.randn(2, 5, D))
+    assert found.program is None
+    assert found.to_dict()["program"] is None
+    assert len(found.sites) == 4

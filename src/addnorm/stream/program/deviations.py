@@ -174,6 +174,8 @@ def _fit(program: Program, k: int, stage: Stage, place: Place, relation: Tensor,
         }  # fmt: skip
         labels: dict[str, str | None] = {}
         total = 0.0
+        if stage.delayed:
+            del own["collapse"]  # it was computed by the module before, whose C the options tell
         for name, matrix in own.items():
             labels[name], error = _label(name, matrix, found[name], tolerance, mirror if name == "mix" else None)
             total += min(error, 1e6)
@@ -202,7 +204,7 @@ def _list_expected(
         variants.append(
             (("the input of the coefficients", "the streams before the last write"), naming.join_state(program, k - 1))
         )
-    matrices = [getattr(program.sites[k], name) for name in TERMS]
+    matrices = [getattr(program.sites[k], name) for name in TERMS if name != "collapse" or not stage.delayed]
     leaves, ops = find_leaves(program.spine, [value for matrix in matrices for value in matrix.operands])
     for module, _ in list_modules(stage.coefficients, program.width, stage, place, leaves, ops):
         for variant, streams in variants:

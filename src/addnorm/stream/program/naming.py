@@ -28,6 +28,8 @@ from addnorm.wirings.stage import Head, Stage
 CLOSE = 1e-4  # largest difference of coefficients that were computed in another order, relative to the largest
 CLOSE_FLOAT64 = 1e-6  # the same in float64, where some models compute their coefficients in float32
 EXACT = 1e-6  # the same of constants
+_Source = tuple[bool, int]
+LARGE = 1e-2  # an option with a larger default is no epsilon
 LITTLE = 1e-2  # an epsilon may be this wrong before it is fitted
 
 
@@ -72,15 +74,22 @@ def search(program: Program, make: Any) -> Iterator[Match]:
     for choice in itertools.product(*discrete.values()):
         options = dict(zip(discrete, choice, strict=True))
         match = _try(program, make, options)
-        if match is None or match.error == float("inf"):
+        if match is None:
             continue
         for name, candidates in numbers.items():
+            if match.error == float("inf") and abs(_get_default(make, name)) < LARGE:
+                continue  # an epsilon cannot be all that is wrong
             tried = [(_try(program, make, {**options, name: value}), value) for value in candidates]
             good = [(other, value) for other, value in tried if other is not None and other.error < match.error]
             if good:
                 match, value = min(good, key=lambda item: item[0].error)
                 options[name] = value
         yield match
+
+
+def _get_default(make: Any, name: str) -> float:
+    """Return the default of an option."""
+    return float(inspect.signature(make).parameters[name].default)
 
 
 def _list_options(program: Program, make: Any) -> tuple[dict[str, list[Any]], dict[str, list[float]]]:
@@ -127,7 +136,7 @@ def _find_constants(program: Program) -> tuple[list[int], list[float], list[int]
     ]
     leaves, ops = find_leaves(program.spine, operands)
     found = [get_number(leaf) for op in ops for leaf in pytree.tree_leaves([(op.args, op.kwargs)])]
-    floats = sorted({number for number in found if number is not None and 0.0 < number < 10.0 and number != 1.0})
+    floats = sorted({number for number in found if number is not None and 0.0 < number < 10.0} | {1.0})
     divisions = sum(op.name == "div" for op in ops)
     sizes = {size for leaf in leaves if len(leaf.shape) == 2 for size in leaf.shape}
     return sorted(sizes), floats, [count for count in ((divisions + 1) // 2, divisions // 2) if count > 0]
@@ -188,29 +197,29 @@ def _fit(
     if stage.n != relation.shape[0]:
         return None
     is_head = isinstance(stage, Head)
+    source = ("collapse" in stage.computes or stage.delayed, program.count_tokens(k))
     found = measure_read(program, k, stage)
     if stage.coefficients is None and not stage.delayed:
         expected = build_expected(stage, None)
         flags = torch.tensor(stage.norm_streams)[:, None]
-        error = _differ(torch.where(flags, 0.0, expected.collapse), found, relation)
+        error = _differ(torch.where(flags, 0.0, expected.collapse), found, relation, source)
         if any(stage.norm_streams):
             maps = program.sites[k].reads if not is_head else [program.head]
             normed = assemble(program.carrier, maps, program.spine.states[k], normed=True)
-            error = max(error, _differ(torch.where(flags, expected.collapse, 0.0), normed, relation))
+            error = max(error, _differ(torch.where(flags, expected.collapse, 0.0), normed, relation, source))
         return (expected, {}, error, None) if error < EXACT else None
     if stage.coefficients is None:
         if delayed is None:
             return None
-        error = _differ(delayed, found, relation)
+        error = _differ(delayed, found, relation, source)
         return (
             None
             if error > max(LITTLE, 2 * program.tolerance)
             else (Expected(delayed, delayed, delayed), {}, error, None)
         )
     states = torch.einsum("cf,tfd->tcd", relation.nan_to_num(), join_state(program, k))
-    matrices = (
-        [program.collapse(k)] if is_head else [program.collapse(k), program.sites[k].mix, program.sites[k].inject]
-    )
+    matrices = [] if stage.delayed else [program.collapse(k)]  # a delayed C was computed by the module before
+    matrices += [] if is_head else [program.sites[k].mix, program.sites[k].inject]
     leaves, ops = find_leaves(program.spine, [v for matrix in matrices for v in matrix.operands])
     best: tuple[Expected, Mapping[str, str], float, Tensor | None] | None = None
     for module, names in list_modules(stage.coefficients, program.carrier.width, stage, place, leaves, ops):
@@ -221,7 +230,7 @@ def _fit(
         if stage.delayed:
             own = delayed if delayed is not None else torch.eye(stage.n, dtype=torch.float64)[None, :1, :, None]
             carried = expected.collapse
-        error = _differ(own, found, relation)
+        error = _differ(own, found, relation, source)
         if not isinstance(stage, Head) and stage.computes != ("collapse",):
             step = relate(program, k, stage, expected, relation)
             error = max(error, float("inf") if step is None else step[1])
@@ -253,10 +262,10 @@ def relate(program: Program, k: int, stage: Stage, expected: Expected, relation:
     """
     found = program.sites[k]
     rows, inject, bias = found.mix.values, found.inject.values, program.bias(k)
-    if (bool(expected.mix.isnan().any()) and found.mix.source == "constant") or (
-        bool(expected.inject.isnan().any()) and found.inject.source == "constant"
-    ):
-        return None
+    for name in ("mix", "inject"):
+        source = (name in stage.computes, program.count_tokens(k))
+        if not _have_same_source(getattr(expected, name), getattr(found, name), source):
+            return None
     wanted_bias = torch.zeros(1, stage.n_out, 1, dtype=torch.float64) if expected.bias is None else expected.bias
     if (found.norm_branch is not None) != stage.norm_branch:
         return None
@@ -300,11 +309,24 @@ def apply(matrix: Tensor, relation: Tensor) -> Tensor:
     return torch.where(is_unknown, float("nan"), result)
 
 
-def _differ(expected: Tensor, found: Matrix, relation: Tensor) -> float:
+def _differ(expected: Tensor, found: Matrix, relation: Tensor, source: _Source) -> float:
     """Return the largest difference of two matrices, of which the first is one on expected streams."""
-    if bool(expected.isnan().any()) and found.source == "constant":
+    if not _have_same_source(expected, found, source):
         return float("inf")
     return distance(apply(expected, relation), found.values)
+
+
+def _have_same_source(expected: Tensor, found: Matrix, source: _Source) -> bool:
+    """Return whether a matrix is constant, learned or computed from the streams as the expected one is.
+
+    `source` has whether a module computes the expected one, and the number of tokens.
+    """
+    is_computed, tokens = source
+    if bool(expected.isnan().any()):
+        return found.source == "learned"
+    if not is_computed:
+        return found.source == "constant"
+    return found.source != "computed" or len(expected) == tokens
 
 
 def distance(expected: Tensor, found: Tensor) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -169,6 +170,11 @@ class Program:
         """Return C of site k; of the last read if k is the number of sites."""
         maps = self.sites[k].reads if k < len(self.sites) else [self.head]
         return assemble(self.carrier, maps, self.spine.states[k])
+
+    def count_tokens(self, k: int) -> int:
+        """Return the number of tokens of the streams before site k."""
+        value = self.spine.states[k][0]
+        return math.prod(value.shape) // (self.carrier.order(value)[2] * self.width)
 
     def bias(self, k: int) -> Tensor:
         """Return what the state after site k has besides A X + B W: `(tokens, n, d)`."""

@@ -1,0 +1,122 @@
+"""Tests of `verify` on several streams: planted errors are named with their sublayers, and right models are right."""
+
+import pytest
+import torch
+
+import addnorm
+from addnorm import wirings
+from support.families import shake
+from support.several_streams import CONFIGS, LAYERS, WIRINGS, D, HandMhc, build_transformers
+
+A, B, C = "A, the mixing matrix, is ", "B, the weights of the write, is ", "C, the weights of the read, is "
+SITES = 2 * LAYERS
+# The error, the words of the deviation, and the number of sublayers that have it; 0 for one of the whole model.
+PLANTED = [
+    ("transposed", A + "transposed", SITES),
+    ("rows first", A + "transposed", SITES),
+    ("not applied", A + "not applied", SITES),
+    ("scaled", A + "0.5 times", SITES),
+    ("double read", C + "2 times", SITES),
+    ("tanh", C + "another one", SITES),
+    ("turned read", C + "with its streams in the opposite order", SITES),
+    ("half gate", B + "0.5 times", SITES),
+    ("turned write", B + "with its streams in the opposite order", SITES),
+    ("first stream only", B + "another one", SITES),
+    ("own rms", "the norm of the coefficients is over each stream alone", SITES - 1),  # the first streams are equal
+    ("stale", "another one", None),
+    ("iterations", "the option iterations is 10, expected 20", 0),
+    ("norm eps", "the option norm_eps is 0.0001, expected 1e-06", 0),
+    ("single pass", "the option single_pass is True, expected False", 0),
+    ("mean head", "the option head is 'mean', expected 'learned'", 0),
+    ("eps", "eps is 1e-5, expected 1e-6", SITES),
+    ("no norm", "the norm is missing, expected before the sublayer", SITES),
+    ("no final norm", "the final norm is missing, expected after the last sublayer", 0),
+    ({2: "transposed", 3: "transposed"}, A + "transposed", 2),
+    ({0: "transposed"}, A + "transposed", 1),
+    ({5: "half gate"}, B + "0.5 times", 1),
+    ({4: "not applied"}, A + "not applied", 1),
+]
+
+
+def verify_hand_made(faults, wiring="mhc", **options):
+    torch.manual_seed(1)
+    model = HandMhc("stacked", faults).eval().double()
+    return addnorm.verify(model, torch.randn(2, 5, D, dtype=torch.float64), wiring=wiring, **options)
+
+
+@pytest.mark.parametrize(("faults", "words", "count"), PLANTED, ids=str)
+def test_planted_error_is_named_with_its_sublayers(faults, words, count):
+    found = verify_hand_made(faults, eps=1e-6)
+    assert not found.agrees
+    deviation = next(one for one in found.deviations if words in str(one))
+    assert count is None or len(deviation.sites) == count
+    assert {*deviation.sites} <= {site.id for site in found.inspection.program.sites} | {
+        site.norm_in.path for site in found.inspection.program.sites if site.norm_in
+    }
+    assert words in " ".join(str(found).split())
+
+
+def test_error_is_found_before_training_when_streams_are_equal():
+    torch.manual_seed(1)
+    model = HandMhc("stacked", "transposed").eval()
+    with torch.no_grad():  # all streams stay copies of each other
+        for layer in model.layers:
+            for site in layer:
+                site.phi.zero_()
+                site.beta.zero_()
+    found = addnorm.verify(model, torch.randn(2, 5, D), wiring="mhc")
+    assert [one.found for one in found.deviations] == ["transposed"]
+
+
+@pytest.mark.parametrize(
+    ("wiring", "words"),
+    [
+        (wirings.mhc(n=3), "the option n is 4, expected 3"),
+        (wirings.mhc(iterations=5), "the option iterations is 20, expected 5"),
+        (wirings.mhc(head="mean"), "the option head is 'learned', expected 'mean'"),
+        (wirings.independent_hc(), A + "another one"),
+        (wirings.reversible(), "the number of streams is 4, expected 2"),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_other_wiring_is_not_that_of_the_model(wiring, words):
+    found = verify_hand_made("", wiring)
+    assert any(words in str(one) for one in found.deviations), str(found)
+
+
+def test_norm_and_dtype_are_compared():
+    found = verify_hand_made("", norm="layer", dtype=torch.float32)
+    words = [str(one) for one in found.deviations]
+    assert any("the kind of the norm is rms, expected layer" in text for text in words)
+    assert any("the dtype of the streams is float64, expected float32" in text for text in words)
+
+
+def test_one_stream_is_not_several():
+    model = addnorm.nn.Encoder(2, D, nhead=2, wiring="pre_ln").eval()
+    found = addnorm.verify(model, torch.randn(2, 5, D), wiring="mhc")
+    assert not found.agrees
+    assert "the number of streams is 1, expected 4" in str(found)
+
+
+def test_several_streams_are_not_one():
+    found = verify_hand_made("", "pre_ln")
+    assert not found.agrees
+    assert found.deviations
+
+
+@pytest.mark.parametrize("wiring", [w for w in wirings.list_all() if not w.has_rows], ids=lambda w: w.name)
+@pytest.mark.parametrize("is_trained", [False, True])
+def test_right_model_agrees(wiring, is_trained):
+    torch.manual_seed(0)
+    model = addnorm.nn.Encoder(3, D, nhead=2, wiring=wiring).eval()
+    found = addnorm.verify(shake(model) if is_trained else model, torch.randn(2, 5, D), wiring=wiring)
+    assert found.agrees, str(found)
+
+
+@pytest.mark.parametrize("name", [name for name in CONFIGS if WIRINGS[name][0] in ("mhc", "independent_hc")])
+def test_models_of_transformers_agree(name):
+    wiring, options = WIRINGS[name]
+    model, tokens = shake(build_transformers(name)), torch.randint(4, 64, (2, 12))
+    expected = wirings.get(wiring) if not options else getattr(wirings, wiring)(**options)
+    found = addnorm.verify(model, input_ids=tokens, use_cache=False, wiring=expected)
+    assert found.agrees, str(found)
