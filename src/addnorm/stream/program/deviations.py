@@ -101,7 +101,7 @@ def _compare_options(program: Program, wiring: Wiring, error: float) -> Iterator
     make = CONSTRUCTORS.get(wiring.name)
     if make is None or error == 0.0:
         return
-    matches = [*naming.search(program, make)]
+    matches = [*naming.search(program, make, naming.find_constants(program))]
     best = min(matches, key=lambda match: match.error, default=None)
     if best is None or best.error > naming.get_close(program) or best.error > error / 4:
         return

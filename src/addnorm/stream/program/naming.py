@@ -28,7 +28,9 @@ from addnorm.wirings.stage import Head, Stage
 CLOSE = 1e-4  # largest difference of coefficients that were computed in another order, relative to the largest
 CLOSE_FLOAT64 = 1e-6  # the same in float64, where some models compute their coefficients in float32
 EXACT = 1e-6  # the same of constants
-_Source = tuple[bool, int]
+FIRST = 3  # sublayers with which numbers are fitted
+_Constants = tuple[list[int], list[float], list[int]]  # sizes of matrices, numbers, how often Sinkhorn divides
+_Source = tuple[bool, int]  # whether a module computes a matrix, and the number of tokens
 LARGE = 1e-2  # an option with a larger default is no epsilon
 LITTLE = 1e-2  # an epsilon may be this wrong before it is fitted
 
@@ -58,8 +60,9 @@ def get_close(program: Program) -> float:
 def identify(program: Program) -> None:
     """Set the wiring of a program, with its options, and each site's parameters and deviation, if the catalog has its wiring."""
     best: Match | None = None
+    constants = find_constants(program)
     for make in CONSTRUCTORS.values():
-        for match in search(program, make):
+        for match in search(program, make, constants):
             if match.error <= get_close(program) and (best is None or match.error < best.error / 4):
                 best = match
     if best is not None:
@@ -68,23 +71,26 @@ def identify(program: Program) -> None:
             site.parameters, site.deviation = parameters, error
 
 
-def search(program: Program, make: Any) -> Iterator[Match]:
-    """Yield the matches of a constructor: for each choice of discrete options the best numbers."""
-    discrete, numbers = _list_options(program, make)
+def search(program: Program, make: Any, constants: _Constants) -> Iterator[Match]:
+    """Yield the matches of a constructor: for each choice of discrete options the best numbers, found at the first sublayers."""
+    discrete, numbers = _list_options(program, make, constants)
     for choice in itertools.product(*discrete.values()):
         options = dict(zip(discrete, choice, strict=True))
-        match = _try(program, make, options)
+        match = _try(program, make, options, FIRST)
         if match is None:
             continue
-        for name, candidates in numbers.items():
+        is_fitted = match.error < get_close(program) / 100
+        for name, candidates in () if is_fitted else numbers.items():
             if match.error == float("inf") and abs(_get_default(make, name)) < LARGE:
                 continue  # an epsilon cannot be all that is wrong
-            tried = [(_try(program, make, {**options, name: value}), value) for value in candidates]
+            tried = [(_try(program, make, {**options, name: value}, FIRST), value) for value in candidates]
             good = [(other, value) for other, value in tried if other is not None and other.error < match.error]
             if good:
                 match, value = min(good, key=lambda item: item[0].error)
                 options[name] = value
-        yield match
+        whole = _try(program, make, options) if match.error < float("inf") else None
+        if whole is not None:
+            yield whole
 
 
 def _get_default(make: Any, name: str) -> float:
@@ -92,10 +98,12 @@ def _get_default(make: Any, name: str) -> float:
     return float(inspect.signature(make).parameters[name].default)
 
 
-def _list_options(program: Program, make: Any) -> tuple[dict[str, list[Any]], dict[str, list[float]]]:
+def _list_options(
+    program: Program, make: Any, constants: _Constants
+) -> tuple[dict[str, list[Any]], dict[str, list[float]]]:
     """Return the options of a constructor with the values to try: choices, and numbers that are fitted one after the other."""
     hints = get_type_hints(make)
-    sizes, floats, counts = _find_constants(program)
+    sizes, floats, counts = constants
     reads = [len(stage.reads) for stage in program.sites]
     discrete: dict[str, list[Any]] = {}
     numbers: dict[str, list[float]] = {}
@@ -128,7 +136,7 @@ def _find_period(values: Sequence[int]) -> tuple[int, ...]:
     return tuple(values)
 
 
-def _find_constants(program: Program) -> tuple[list[int], list[float], list[int]]:
+def find_constants(program: Program) -> _Constants:
     """Return what the operators of the coefficients have: the sizes of matrices, numbers, and how often Sinkhorn divides."""
     k = min(1, len(program.sites) - 1)
     operands = [
@@ -142,16 +150,16 @@ def _find_constants(program: Program) -> tuple[list[int], list[float], list[int]
     return sorted(sizes), floats, [count for count in ((divisions + 1) // 2, divisions // 2) if count > 0]
 
 
-def _try(program: Program, make: Any, options: Mapping[str, Any]) -> Match | None:
+def _try(program: Program, make: Any, options: Mapping[str, Any], limit: int | None = None) -> Match | None:
     try:
         wiring: Wiring = make(**options)
     except (ValueError, TypeError):
         return None
-    return compare(program, wiring)
+    return compare(program, wiring, limit)
 
 
-def compare(program: Program, wiring: Wiring) -> Match:
-    """Compare every stage of a program with a wiring."""
+def compare(program: Program, wiring: Wiring, limit: int | None = None) -> Match:
+    """Compare every stage of a program with a wiring; with `limit`, only the first ones, and not the end."""
     per_layer = len(program.sites) // program.num_layers
     failed = Match(wiring, float("inf"))
     if per_layer * program.num_layers != len(program.sites):
@@ -164,7 +172,7 @@ def compare(program: Program, wiring: Wiring) -> Match:
     errors: list[float] = []
     parameters: list[Mapping[str, str]] = []
     delayed = None
-    for k, found in enumerate(program.sites):
+    for k, found in enumerate(program.sites[:limit]):
         place = Place(*divmod(k, per_layer), program.num_layers, per_layer)
         try:
             stage = wiring.stage(*place)
@@ -180,6 +188,8 @@ def compare(program: Program, wiring: Wiring) -> Match:
             return failed
         relation, of_step = step
         errors.append(max(error, of_step))
+    if limit is not None:
+        return Match(wiring, max(errors))
     end = _compare_head(program, wiring, relation, delayed)
     if end is None:
         return failed
@@ -276,7 +286,7 @@ def relate(program: Program, k: int, stage: Stage, expected: Expected, relation:
     for i, has_norm in enumerate(stage.norms_out):
         wanted = apply(expected.mix[:, i : i + 1], relation)
         best = (float("inf"), -1)
-        for f in free:
+        for f in sorted(free, key=lambda f: f != i):  # most streams keep their places
             if norms[f] != has_norm:
                 continue
             difference = max(
@@ -286,6 +296,8 @@ def relate(program: Program, k: int, stage: Stage, expected: Expected, relation:
             )
             if difference < best[0]:
                 best = (difference, f)
+            if difference < EXACT:
+                break
         if best[0] <= (max(LITTLE, 2 * program.tolerance) if stage.coefficients is not None else EXACT):
             new[i] = torch.nn.functional.one_hot(torch.tensor(best[1]), count).double()
             free.remove(best[1])
