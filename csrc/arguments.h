@@ -9,13 +9,13 @@ namespace addnorm {
 // o optional number. kAddOptions is the index of the first option before the norm.
 struct AddNormArgs {
   enum Index : int {
-    kResidual, kBranch, kWeight, kBias, kEps, kRms,
+    kResidual, kBranch, kWeight, kBias, kEps, kNorm,
   };
   static constexpr const char* kSignature = "Ttttnn";
 };
 struct AddNormStreamArgs {
   enum Index : int {
-    kResidual, kBranch, kWeight, kBias, kEps, kRms,
+    kResidual, kBranch, kWeight, kBias, kEps, kNorm,
   };
   static constexpr const char* kSignature = "TTttnn";
 };
@@ -91,10 +91,10 @@ constexpr int64_t kCastings = 3;
 
 // The operators' schemas, for a process without the Python package.
 constexpr const char* kSchemas[] = {
-  "add_norm(Tensor residual, Tensor? branch, Tensor? weight, Tensor? bias, float eps, bool rms) -> Tensor",
-  "add_norm.kernel(Tensor residual, Tensor? branch, Tensor? weight, Tensor? bias, float eps, bool rms) -> Tensor",
-  "add_norm_stream(Tensor residual, Tensor branch, Tensor? weight, Tensor? bias, float eps, bool rms) -> (Tensor y, Tensor z)",
-  "add_norm_stream.kernel(Tensor residual, Tensor branch, Tensor? weight, Tensor? bias, float eps, bool rms) -> (Tensor y, Tensor z)",
+  "add_norm(Tensor residual, Tensor? branch, Tensor? weight, Tensor? bias, float eps, int norm) -> Tensor",
+  "add_norm.kernel(Tensor residual, Tensor? branch, Tensor? weight, Tensor? bias, float eps, int norm) -> Tensor",
+  "add_norm_stream(Tensor residual, Tensor branch, Tensor? weight, Tensor? bias, float eps, int norm) -> (Tensor y, Tensor z)",
+  "add_norm_stream.kernel(Tensor residual, Tensor branch, Tensor? weight, Tensor? bias, float eps, int norm) -> (Tensor y, Tensor z)",
   "add_norm_forward(Tensor residual, Tensor? branch, Tensor? weight, Tensor? bias, float eps, int norm, float residual_factor=1.0, Tensor? residual_scale=None, Tensor? row_scale=None, float branch_factor=1.0, Tensor? layer_scale=None, Tensor? branch_bias=None, float dropout_p=0.0, Tensor? seed=None, SymInt offset=0, float weight_offset=0.0, int casting=0, ScalarType? residual_dtype=None, ScalarType? out_dtype=None, int outputs=3) -> (Tensor y, Tensor z, Tensor stats)",
   "add_norm_forward.kernel(Tensor residual, Tensor? branch, Tensor? weight, Tensor? bias, float eps, int norm, float residual_factor=1.0, Tensor? residual_scale=None, Tensor? row_scale=None, float branch_factor=1.0, Tensor? layer_scale=None, Tensor? branch_bias=None, float dropout_p=0.0, Tensor? seed=None, SymInt offset=0, float weight_offset=0.0, int casting=0, ScalarType? residual_dtype=None, ScalarType? out_dtype=None, int outputs=3) -> (Tensor y, Tensor z, Tensor stats)",
   "add_norm_backward(Tensor? dy, Tensor? dz, Tensor z, Tensor stats, Tensor? weight, int norm, ScalarType dresidual_dtype, ScalarType branch_dtype, ScalarType bias_dtype, int grad_mask, float weight_offset=0.0, Tensor? residual=None, Tensor? branch=None, float residual_factor=1.0, Tensor? residual_scale=None, Tensor? row_scale=None, float branch_factor=1.0, Tensor? layer_scale=None, Tensor? branch_bias=None, float dropout_p=0.0, Tensor? seed=None, SymInt offset=0) -> (Tensor residual, Tensor branch, Tensor weight, Tensor bias, Tensor residual_scale, Tensor row_scale, Tensor layer_scale, Tensor branch_bias)",

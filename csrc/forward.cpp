@@ -118,19 +118,19 @@ void return_outputs(Stack& stack, ForwardCall& call, const Shape& shape, int64_t
 // Run an operator without options; `places` is the number of its outputs.
 void run_without_options(StableIValue* at, const char* signature, const char* reference, int64_t places) {
   Stack stack{at, signature};
-  ForwardCall call(stack, stack.flag(AddNormArgs::kRms) ? 1 : 0);
+  ForwardCall call(stack, stack.integer(AddNormArgs::kNorm));
   const Shape shape(call.residual);
   call.args.add.is_default = true;
   if (!call.supported(shape)) return call_reference(stack, reference);
   return_outputs(stack, call, shape, places, places);
 }
 
-// add_norm(residual, branch?, weight?, bias?, eps, rms) -> y
+// add_norm(residual, branch?, weight?, bias?, eps, norm) -> y
 void add_norm(StableIValue* at, uint64_t, uint64_t) {
   run_without_options(at, AddNormArgs::kSignature, ADDNORM_NAMESPACE "::add_norm_reference", 1);
 }
 
-// add_norm_stream(residual, branch, weight?, bias?, eps, rms) -> (y, z)
+// add_norm_stream(residual, branch, weight?, bias?, eps, norm) -> (y, z)
 void add_norm_stream(StableIValue* at, uint64_t, uint64_t) {
   run_without_options(at, AddNormStreamArgs::kSignature, ADDNORM_NAMESPACE "::add_norm_stream_reference", 2);
 }

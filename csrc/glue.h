@@ -55,7 +55,6 @@ struct Stack {
   // Numbers lie in the first bytes of a value.
   double real(int i) const { return first_bytes<double>(i); }
   int64_t integer(int i) const { return first_bytes<int64_t>(i); }
-  bool flag(int i) const { return first_bytes<bool>(i); }
   // An optional dtype as libtorch's number, which aoti_torch_get_dtype returns too.
   int32_t dtype(int i, int32_t otherwise) const {
     const auto* boxed = reinterpret_cast<const StableIValue*>(at[i]);

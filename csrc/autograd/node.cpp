@@ -309,7 +309,7 @@ struct WithoutGil {
 };
 
 // The arguments of the node of a call without options.
-std::vector<IValue> node_arguments(const Tensor* const* tensors, double eps, bool rms) {
+std::vector<IValue> node_arguments(const Tensor* const* tensors, double eps, int64_t norm) {
   static const std::vector<IValue> defaults = [] {
     const auto& schema = find("addnorm::add_norm_forward", "kernel").schema().arguments();
     std::vector<IValue> values(kArguments);
@@ -320,7 +320,7 @@ std::vector<IValue> node_arguments(const Tensor* const* tensors, double eps, boo
   for (int i = Forward::kResidual; i <= Forward::kBias; ++i)
     if (tensors[i] != nullptr) a[i] = *tensors[i];
   a[Forward::kEps] = eps;
-  a[Forward::kNorm] = static_cast<int64_t>(rms);
+  a[Forward::kNorm] = norm;
   return a;
 }
 
@@ -336,7 +336,7 @@ bool read(PyObject* const* args, size_t count, const Tensor** tensors, AtenTenso
   return is_direct(tensors, count);
 }
 
-// add_norm(residual, branch, weight, bias, eps, rms, return_residual) -> y, (y, z), or None where the dispatcher must take the call.
+// add_norm(residual, branch, weight, bias, eps, norm, return_residual) -> y, (y, z), or None where the dispatcher must take the call.
 PyObject* add_norm(PyObject*, PyObject* const* args, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   constexpr int kTensors = Forward::kBias + 1;
@@ -348,7 +348,8 @@ PyObject* add_norm(PyObject*, PyObject* const* args, Py_ssize_t count) {
   differentiable = differentiable && at::GradMode::is_enabled();
   if (differentiable && is_true(keeps_outputs)) Py_RETURN_NONE;
   const double eps = PyFloat_AS_DOUBLE(args[Forward::kEps]);
-  const bool rms = args[kTensors + 1] == Py_True, return_residual = args[kTensors + 2] == Py_True;
+  const int64_t norm = PyLong_AsLongLong(args[kTensors + 1]);
+  const bool return_residual = args[kTensors + 2] == Py_True;
   Tensor y, z;
   {
     const WithoutGil released;
@@ -359,12 +360,12 @@ PyObject* add_norm(PyObject*, PyObject* const* args, Py_ssize_t count) {
     bool supported = false;
     {
       const at::AutoDispatchBelowAutograd guard;
-      supported = forward_kernel(handles, eps, rms, outputs, results);
+      supported = forward_kernel(handles, eps, norm, outputs, results);
     }
     if (supported) {
       y = take(results[0]);
       if (outputs > 1) z = take(results[1]);
-      if (differentiable) record(node_arguments(tensors, eps, rms), y, z, take(results[2]));
+      if (differentiable) record(node_arguments(tensors, eps, norm), y, z, take(results[2]));
     }
   }
   if (!y.defined()) Py_RETURN_NONE;

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from addnorm._util.arguments import check_choice
 from addnorm._util.torch_internals import in_transform, is_recording
 from addnorm.ops import dispatch, dtensor
 from addnorm.ops.options import NORMS
@@ -149,8 +150,7 @@ def add_norm_streams(
         >>> torch.allclose(step.read, torch.nn.functional.layer_norm((X + w[:, None]).mean(1), (8,)), atol=1e-6)
         True
     """
-    if norm not in NORMS:
-        raise ValueError(f"norm is {norm!r}, expected 'layer', 'rms' or 'none'.")
+    check_choice("norm", norm, NORMS)
     if gates is not None and not isinstance(gates, StreamGates):
         raise TypeError(f"gates is of type {type(gates).__name__}, expected addnorm.StreamGates.")
     if gates is not None and gates.kind not in KINDS:

@@ -21,7 +21,7 @@ from torch import Tensor
 from addnorm._util.norms import Norm
 from addnorm.ops import dispatch, validation
 from addnorm.ops import out as out_ops
-from addnorm.ops.options import IS_RMS
+from addnorm.ops.options import NORMS
 from addnorm.reference import Casting
 
 __all__ = ["add_layer_norm", "add_residual", "add_rms_norm", "layer_norm", "rms_norm"]
@@ -338,7 +338,7 @@ def add_norm(
         and (norm != "none" or targets is not None)
     ):
         if targets is None:
-            return dispatch.fast_path(residual, branch, weight, bias, eps, IS_RMS[norm], return_residual)
+            return dispatch.fast_path(residual, branch, weight, bias, eps, NORMS[norm], return_residual)
         out_ops.fast_path(residual, branch, weight, bias, eps, norm, targets)
         y, z = targets[:2]
     else:

@@ -13,6 +13,8 @@ import pytest
 from click.shell_completion import ShellComplete
 
 import addnorm
+from addnorm._util.arguments import FLOAT_DTYPES
+from addnorm._util.norms import KINDS
 from addnorm.cli._output import ProofError, working
 from addnorm.trace import PRESETS
 from addnorm_cli import parameters
@@ -100,6 +102,16 @@ def test_completed_model_types_are_those_of_transformers():
 def test_completion_offers(words, expected):
     items = ShellComplete(group, {}, "addnorm", COMPLETE).get_completions([*words[:-1]], words[-1])
     assert [item.value for item in items if item.type == "plain"] == expected
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "expected"),
+    [("compare", "norm", KINDS), ("inspect", "dtype", [str(dtype).removeprefix("torch.") for dtype in FLOAT_DTYPES])],
+)
+def test_choices_are_those_of_the_library(command, option, expected):
+    """The command line has them a second time, since it is parsed without importing torch."""
+    (kind,) = {param.type for param in group.get_command(None, command).params if param.name == option}
+    assert {*kind.names()} == {*expected}
 
 
 def test_completion_in_bash_offers_directories_too():

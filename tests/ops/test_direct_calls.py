@@ -42,15 +42,15 @@ def tensors(dtype=torch.float32, *, requires_grad=False):
 
 @pytest.mark.parametrize("without", [(), ("branch",), ("weight", "bias"), ("bias",)], ids=str)
 @pytest.mark.parametrize(
-    ("rms", "dtype"), [(False, torch.float32), (True, torch.bfloat16), (False, torch.float16), (True, torch.float64)]
+    ("norm", "dtype"), [(0, torch.float32), (1, torch.bfloat16), (0, torch.float16), (1, torch.float64)]
 )
-def test_results_and_gradients_have_the_bits_of_the_dispatcher(monkeypatch, answered, rms, dtype, without):
+def test_results_and_gradients_have_the_bits_of_the_dispatcher(monkeypatch, answered, norm, dtype, without):
     names = ("residual", "branch", "weight", "bias")
 
     def compute():
         given = dict(zip(names, tensors(dtype, requires_grad=True), strict=True))
         call = functools.partial(
-            dispatch.fast_path, *(None if name in without else given[name] for name in names), EPS, rms
+            dispatch.fast_path, *(None if name in without else given[name] for name in names), EPS, norm
         )
         with torch.no_grad():
             alone = call(False)

@@ -255,7 +255,7 @@ def test_nested_seed_is_refused_by_name():
 x, ones, f32 = torch.randn(3, 4), torch.ones(4), torch.float32
 _, z, stats = torch.ops.addnorm.add_norm_forward(x, x, None, None, 1e-5, 0)
 INPUTS = {"residual": x, "branch": x, "weight": None, "bias": None, "eps": 1e-5}
-PLAIN = ("add_norm_stream", INPUTS | {"rms": True})
+PLAIN = ("add_norm_stream", INPUTS | {"norm": 1})
 FORWARD = ("add_norm_forward", INPUTS | {"norm": 0})
 OUT = ("add_norm_out", INPUTS | {"norm": 0, "y": x.clone(), "z": x.clone()})
 BACKWARD = (
@@ -269,6 +269,7 @@ OPERATORS = [
     *[(PLAIN, {"eps": eps}, f"eps is {eps}, expected") for eps in (-1.0, math.nan)],
     *[(FORWARD, {name: n}, f"{name} is {n}, expected 0 to 2") for n in BROKEN for name in ("norm", "casting")],
     *[(OUT, {name: n}, f"{name} is {n}, expected 0 to 2") for n in BROKEN for name in ("norm", "casting")],
+    *[(PLAIN, {"norm": n}, f"norm is {n}, expected 0 to 2") for n in BROKEN],
     *[(BACKWARD, {"norm": n}, f"norm is {n}, expected 0 to 2") for n in BROKEN],
     *[(FORWARD, {"outputs": n}, f"outputs is {n}, expected 1 to 3") for n in (-1, 0, 4, 2**32 + 1)],
     *[(FORWARD, {"offset": n}, f"offset is {n}, expected") for n in (-1, 2**62, -(2**63))],

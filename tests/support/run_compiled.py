@@ -107,7 +107,7 @@ def in_given_memory(d):
         x, s = (make_view(torch.zeros(4, d, dtype=torch.bfloat16), begin or 0, d) for _ in range(2))
         with OnTriton():
             if begin is None:
-                torch.ops.addnorm.add_norm_stream(x, s, None, None, 1e-5, False)
+                torch.ops.addnorm.add_norm_stream(x, s, None, None, 1e-5, 0)
             else:
                 torch.ops.addnorm.add_norm_out(x, s, None, None, 1e-5, 0, s, x)
         results.append([sums for _, kernel in compiled() for sums in reductions(kernel.asm["ttgir"])])
@@ -119,7 +119,7 @@ def kept(d):
     forget()
     branch, results = torch.zeros(4, d, dtype=torch.bfloat16), []
     for begin, width in ((0, d), (1, d), (0, d + 16), (0, d + 32), (0, d + 1)):
-        TRITON["add_norm"](make_view(branch, begin, width), branch, None, None, 1e-5, False)
+        TRITON["add_norm"](make_view(branch, begin, width), branch, None, None, 1e-5, 0)
         results.append(len(launch._compiled))
     return results
 

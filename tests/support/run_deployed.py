@@ -31,7 +31,7 @@ def run(path, x, expected):
 def message(*arguments):
     """Return the message of a call that the kernels refuse."""
     try:
-        torch.ops.addnorm.add_norm(*arguments, None, None, 1e-5, False)
+        torch.ops.addnorm.add_norm(*arguments, None, None, 1e-5, 0)
     except RuntimeError as error:
         return str(error)
     return ""
@@ -49,7 +49,7 @@ def main(folder, library):
         for path in paths:
             if path.name.startswith("operator"):
                 results[f"{path.name} with the library"] = run(path, x, expected)
-    results["no rows"] = list(torch.ops.addnorm.add_norm(x[:0], x[:0], None, None, 1e-5, False).shape)
+    results["no rows"] = list(torch.ops.addnorm.add_norm(x[:0], x[:0], None, None, 1e-5, 0).shape)
     results["no features"] = message(x[..., :0], x[..., :0])
     results["other shapes"] = message(x, x[:1])
     results["tags"] = [str(tag) for tag in torch.ops.addnorm.add_norm.default.tags]
@@ -65,7 +65,7 @@ def import_package(library):
 
     x = torch.ones(2, 4, requires_grad=True)
     assert addnorm.layer_norm(x[:, :0]).shape == (2, 0)  # by the reference
-    return type(torch.ops.addnorm.add_norm(x, x, None, None, 1e-5, False).grad_fn).__name__
+    return type(torch.ops.addnorm.add_norm(x, x, None, None, 1e-5, 0).grad_fn).__name__
 
 
 if __name__ == "__main__":

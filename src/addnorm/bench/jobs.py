@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from addnorm import add_layer_norm_, add_rms_norm_
+from addnorm import inplace
 from addnorm._util.norms import KINDS
 from addnorm.bench.case import Case
 from addnorm.functional import FUNCTIONS
@@ -21,7 +21,7 @@ from addnorm.reference import Norm
 
 NORMS: dict[Norm, str] = {name: kind.title for name, kind in KINDS.items()}
 FIELDS = ("norm", "job", "rows", "d", "dtype", "threads")  # of a case on a CPU
-EPS = {"layer": 1e-5, "rms": 1e-6}
+EPS: dict[Norm, float] = {name: kind.eps or 1e-6 for name, kind in KINDS.items()}
 DROPOUT = 0.1
 # In place, a call's y is the next call's branch. With a weight and a bias of a millionth all the calls of a case, some
 # 100,000, move the stream by a tenth: the values stay ordinary, and every call moves the bytes that it would have moved.
@@ -158,7 +158,7 @@ def inputs(case: Case, device: torch.device | str = "cpu") -> Set:
         s = torch.copysign(s.abs() + 0.5, s)
     cotangents = (drawn(dtypes.branch), drawn(dtypes.stream)) if job.backward else ()
     more = extra or [torch.empty_like(s) for _ in job.extra]
-    return Set((leaf(x), leaf(s), weight, bias if case.norm == "layer" else None, *more), cotangents)
+    return Set((leaf(x), leaf(s), weight, bias if KINDS[case.norm].has_bias else None, *more), cotangents)
 
 
 # ---------------------------------------------------------------------------------------------------------- expressions
@@ -192,7 +192,7 @@ def eager(case: Case, drop: Call = F.dropout) -> Call:
 def ours(case: Case, seed: Tensor | None = None) -> Call:
     """Return the job of a case in addnorm. `seed` is the seed of the dropout mask."""
     op: Any = FUNCTIONS[case.norm][1]
-    op_: Any = {"layer": add_layer_norm_, "rms": add_rms_norm_}[case.norm]
+    op_: Any = getattr(inplace, f"{op.__name__}_")
     eps, p = EPS[case.norm], DROPOUT
     calls: dict[str, Call] = {
         "forward": lambda x, s, w, b: op(x, s, w, b, eps),

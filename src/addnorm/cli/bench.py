@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Literal
 
 import click
 
 from addnorm import bench as benchmark
 from addnorm._util.files import check_writable
+from addnorm._util.norms import Norm
 from addnorm.cli._output import ArgumentError, argument_errors, print_json, save_result
 
 
 def run(
     target: str | None,
-    norms: tuple[Literal["layer", "rms"], ...],
+    norms: tuple[Norm, ...],
     dtypes: tuple[str, ...],
     threads: int | None,
     rounds: int | None,

@@ -28,6 +28,7 @@ import torch
 import addnorm
 from addnorm._util.files import UnwritableError
 from addnorm._util.jsonio import dumps_line
+from addnorm._util.norms import KINDS
 from addnorm._util.optional import install_command
 from addnorm.explorer import stack, streams
 from addnorm.explorer.page import CONTENT_SECURITY_POLICY, STATIC, describe
@@ -76,7 +77,7 @@ GRIDS = {
     "stack": Grid(
         stack,
         {
-            "placement": tuple(PLACEMENTS), "norm": ("layer", "rms"), "sublayers": (6, 12, 24, 48),
+            "placement": tuple(PLACEMENTS), "norm": tuple(KINDS), "sublayers": (6, 12, 24, 48),
             "gain": (0.5, 1.0, 2.0), "seed": (0, 1), "residual": (False, True), "final": ("own", "on", "off"),
         },
         ("norm", "sublayers", "gain", "seed"),

@@ -17,7 +17,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from addnorm import wirings
+from addnorm import reference, wirings
 from addnorm._util.arguments import check_bool, check_choice, check_float, check_int
 from addnorm._util.norms import KINDS, Norm
 from addnorm.lab.toy_model import measure_stream, token_similarities
@@ -262,9 +262,8 @@ def _carry(connection: SublayerConnection, parts: Tensor, x: Tensor) -> None:
     a = float(connection.a)
     parts[:-1] *= a
     if norm is not None:
-        z = a * x + parts[-1]
-        if KINDS[connection.norm].is_centred:
-            z -= z.mean(-1, keepdim=True)
-            parts -= parts.mean(-1, keepdim=True)
         eps = torch.finfo(torch.float32).eps if norm.eps is None else norm.eps
-        parts *= (z.square().mean(-1, keepdim=True) + eps).rsqrt()
+        rstd = reference.statistics(a * x + parts[-1], connection.norm, eps).rstd
+        if KINDS[connection.norm].is_centred:
+            parts -= parts.mean(-1, keepdim=True)
+        parts *= rstd

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.fx import Proxy
 
 from addnorm import functional
-from addnorm._util.arguments import check_probability
+from addnorm._util.arguments import check_choice, check_probability
 from addnorm._util.norms import KINDS, Norm
 from addnorm.nn.norm import Device, Dtype, as_leaf, norm_shape
 
@@ -71,8 +71,7 @@ class AddNorm(nn.Module):
         dtype: Dtype = None,
     ) -> None:
         super().__init__()
-        if norm not in tuple(KINDS):
-            raise ValueError(f"norm is {norm!r}, expected 'layer' or 'rms'.")
+        check_choice("norm", norm, KINDS)
         sizes = (normalized_shape,) if isinstance(normalized_shape, SupportsIndex) else normalized_shape
         try:
             self.normalized_shape = tuple(index(n) for n in sizes)

@@ -26,11 +26,10 @@ from torch import Tensor, nn
 from addnorm import functional
 from addnorm._util.norms import KINDS, Norm
 from addnorm.boundary import add_norm_streams
-from addnorm.nn.norm import LayerNorm, RMSNorm
+from addnorm.nn.norm import MODULES
 from addnorm.nn.state import NO_OPTIONS, Options, PendingWrite, StreamState, is_distributed
 from addnorm.nn.unmodified import Methods, is_unmodified, methods_of
 from addnorm.ops import dispatch, dtensor
-from addnorm.ops.options import IS_RMS
 from addnorm.wirings.coefficients import HyperConnection, IndependentConnection, ManifoldConnection, SigmoidRead
 from addnorm.wirings.coefficients.base import CoefficientModule, widen, widen_dtype
 from addnorm.wirings.stage import Head, Stage, identity, unit
@@ -39,10 +38,7 @@ Scale = Tensor | float
 Streams = Any  # a tensor (*, d_model) or (*, n, d_model), or a tuple of n tensors (*, d_model)
 ONE = 1.0
 # The classes of norms that compute exactly the formula.
-PLAIN: dict[Norm, Methods] = {
-    "layer": methods_of(LayerNorm, torch.nn.LayerNorm),
-    "rms": methods_of(RMSNorm, torch.nn.RMSNorm),
-}
+PLAIN: dict[Norm, Methods] = {kind: methods_of(module, *module.__bases__) for kind, module in MODULES.items()}
 # Modules whose coefficients `add_norm_streams` computes from their gates, or that do not depend on the streams.
 GATED = methods_of(
     HyperConnection, IndependentConnection, ManifoldConnection, SigmoidRead,
@@ -77,7 +73,7 @@ def add_and_norm(
     if not options and c.__class__ is float and c == ONE and dtype is None and norm.eps is not None:
         table = norm._parameters
         y: Any = dispatch.fast_path(
-            x, branch, table["weight"], table.get("bias"), norm.eps, IS_RMS[kind], return_stream
+            x, branch, table["weight"], table.get("bias"), norm.eps, KINDS[kind].code, return_stream
         )
         return (y[1], y[0]) if return_stream else (x, y)
     weight, bias, factor = _scaled_affine(norm, c)

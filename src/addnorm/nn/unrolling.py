@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from addnorm import reference
 from addnorm._util.norms import KINDS, Norm
 from addnorm.nn.state import Site
 from addnorm.nn.step import has_value, is_plain
@@ -200,11 +201,9 @@ def _freeze(norm: Any, total: Tensor, kind: Norm) -> _FrozenNorm | None:
     if norm is None:
         return None
     x = widen(total)
-    centred = KINDS[kind].is_centred
     eps = torch.finfo(x.dtype).eps if norm.eps is None else norm.eps  # that of the arithmetic
-    square = x.var(-1, keepdim=True, correction=0) if centred else x.square().mean(-1, keepdim=True)
     weight, bias = (None if t is None else t.to(x.dtype) for t in (norm.weight, getattr(norm, "bias", None)))
-    frozen = _FrozenNorm(weight, torch.rsqrt(square + eps), bias, int(centred))
+    frozen = _FrozenNorm(weight, reference.statistics(x, kind, eps).rstd, bias, int(KINDS[kind].is_centred))
     if not is_plain(norm, kind, total):
         _check_formula(norm, frozen, total)
     return frozen

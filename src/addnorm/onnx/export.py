@@ -18,13 +18,13 @@ from torch import nn
 
 from addnorm._util.arguments import check_bool, check_choice, check_int
 from addnorm._util.files import atomic_path, check_writable
+from addnorm._util.norms import BY_CODE, KINDS
 from addnorm._util.optional import require
 from addnorm.fusion.export import export_fused
 from addnorm.fusion.fuse import is_fused
 from addnorm.onnx.check import check as check_file
-from addnorm.onnx.translations import DROPOUT, FORMS, PURPOSE, RMS_OPSET, TRANSLATED, Form, translations
+from addnorm.onnx.translations import DROPOUT, FORMS, PURPOSE, TRANSLATED, Form, translations
 from addnorm.ops.decompositions import decompositions
-from addnorm.ops.options import NORMS
 from addnorm.ops.schema import arguments_of
 from addnorm.ops.streams.schema import SCHEMAS as STREAMS
 from addnorm.stream.dataflow.snapshot import StateSnapshot
@@ -102,8 +102,8 @@ def export(
         if call.get("dropout_p"):
             raise ValueError(f"dropout_p is {call['dropout_p']} in the model, expected 0: {DROPOUT}.")
     if opset_version is None:
-        has_rms_norm = any(call.get("rms") or call.get("norm") == NORMS["rms"] for call in calls)
-        opset_version = RMS_OPSET if has_rms_norm and form != "plain" else OPSET
+        norms = {BY_CODE[call["norm"]] for call in calls if form != "plain" and call["norm"] in BY_CODE}
+        opset_version = max([OPSET, *(KINDS[norm].onnx[1] for norm in norms)])
     options: dict[str, Any] = {"opset_version": opset_version, "input_names": input_names, "output_names": output_names}
     with _quiet():
         onnx_program = torch.onnx.export(

@@ -18,14 +18,14 @@ from addnorm.ops.schema import OVERLOADS, ForwardArguments, kernels_of, overload
 Form = Literal["standard", "skip", "plain"]
 #: The forms of an Add & Norm in ONNX. `onnx.export(model, inputs, "model.onnx", form=onnx.FORMS[1])`.
 FORMS: tuple[Form, ...] = ("standard", "skip", "plain")
-RMS_OPSET = max(kind.onnx[1] for kind in KINDS.values())  # the first opset with all norms
+NORM_OPSET = max(kind.onnx[1] for kind in KINDS.values())  # the first opset with all norms
 PURPOSE = "export to ONNX"
 DROPOUT = "call model.eval() before the export, since ONNX programs have no dropout of this library"
 TRANSLATED = ("add_norm", "add_norm_stream", "add_norm_forward")
 DEFAULTS = ForwardArguments._field_defaults
 
 
-def translations(form: Form = "standard", *, opset_version: int = RMS_OPSET) -> dict[Any, Callable[..., Any]]:
+def translations(form: Form = "standard", *, opset_version: int = NORM_OPSET) -> dict[Any, Callable[..., Any]]:
     """Return the table that `torch.onnx.export(..., dynamo=True, custom_translation_table=...)` takes.
 
         z = residual_scale * residual + row_scale * layer_scale * (branch + branch_bias)

@@ -18,9 +18,10 @@ from torch import Tensor
 
 from addnorm import reference
 from addnorm._util.arguments import FLOAT_DTYPES, check_choice, is_number
+from addnorm._util.norms import BY_CODE
 from addnorm._util.torch_internals import any_requires_grad, direct_call, in_transform, is_recording
 from addnorm.ops import autograd, compile_mode, dtensor, formulas, validation
-from addnorm.ops.options import ADD_OPTIONS, CASTINGS, NORMS, SCALES, norm_number
+from addnorm.ops.options import ADD_OPTIONS, CASTINGS, NORMS, SCALES
 from addnorm.ops.schema import ForwardArguments
 
 _ops = torch.ops.addnorm
@@ -41,19 +42,19 @@ def fast_path(
     weight: Tensor | None,
     bias: Tensor | None,
     eps: float,
-    rms: bool,
+    norm: int,
     return_residual: bool,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Return y, or `(y, z)`, of a call without options. Each tenth of a microsecond counts here."""
     try:
         if direct is not None and not _compiling():
-            results = direct(residual, branch, weight, bias, eps, rms, return_residual)
+            results = direct(residual, branch, weight, bias, eps, norm, return_residual)
             if results is not None:
                 return results  # type: ignore[no-any-return]
         if eps.__class__ is not float and not is_number(eps):
             raise TypeError  # a bool, or a tensor whose gradient would be lost
         if in_transform():
-            y, z = run(residual, branch, weight, bias, eps, "rms" if rms else "layer")
+            y, z = run(residual, branch, weight, bias, eps, BY_CODE[norm])
             return (y, z) if return_residual else y
         # Attributes of four tensors are faster than any_requires_grad.
         differentiable = _grad_enabled() and (
@@ -64,18 +65,18 @@ def fast_path(
         )
         # Without gradients a plain tensor needs no question: in a trace of `torch.jit` the kernel calls the default overload.
         if _compiling() or ((differentiable or residual.__class__ is not Tensor) and is_recording()):
-            arguments = residual, branch, weight, bias, eps, rms
+            arguments = residual, branch, weight, bias, eps, norm
             return _record("add_norm_stream" if return_residual else "add_norm", arguments)  # type: ignore[no-any-return]
         if differentiable:
-            outputs = autograd.apply(residual, branch, weight, bias, eps, norm_number(rms))
+            outputs = autograd.apply(residual, branch, weight, bias, eps, norm)
             return outputs if return_residual else outputs[0]
-        return (_add_norm_stream if return_residual else _add_norm)(residual, branch, weight, bias, eps, rms)  # type: ignore[no-any-return]
+        return (_add_norm_stream if return_residual else _add_norm)(residual, branch, weight, bias, eps, norm)  # type: ignore[no-any-return]
     except ERRORS:
         if is_jagged(residual):
-            return _by_values(fast_path, residual, branch, weight, bias, eps, rms, return_residual)  # type: ignore[no-any-return]
+            return _by_values(fast_path, residual, branch, weight, bias, eps, norm, return_residual)  # type: ignore[no-any-return]
         validation.check(residual, branch, weight, bias, eps)  # raises if the arguments are invalid
         if dtensor.register_rules():  # the first call with DTensors
-            return fast_path(residual, branch, weight, bias, eps, rms, return_residual)
+            return fast_path(residual, branch, weight, bias, eps, norm, return_residual)
         raise
 
 
@@ -244,8 +245,7 @@ def _record(name: str, arguments: Any) -> Any:
     The compile mode chooses the formula, the kernel or the default overload; ONNX export gets the formula in torch's operators.
     """
     if not _compiling() and exports_onnx():
-        a = arguments if name == "add_norm_forward" else ForwardArguments(*arguments[:-1], norm_number(arguments[-1]))
-        y, z = formulas.fusible_formula(a)
+        y, z = formulas.fusible_formula(arguments if name == "add_norm_forward" else ForwardArguments(*arguments))
         return {"add_norm": y, "add_norm_stream": (y, z), "add_norm_forward": (y, z, None)}[name]
     dtensor.register_rules()  # a traced call cannot be repeated
     overloads = getattr(_ops, name)

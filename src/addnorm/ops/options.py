@@ -90,14 +90,8 @@ SCALES = tuple(option for option in ADD_OPTIONS if option.kind == "scale")
 # Inputs and options that have a gradient: the order of the backward operators' outputs and of the bits of `grad_mask`.
 GRADIENTS = ("residual", "branch", "weight", "bias", *(option.name for option in ADD_OPTIONS if option.gradient))
 
-IS_RMS = {"layer": False, "rms": True}  # the kinds that the operators of calls without options know
 NORMS: dict[str, int] = {**{name: kind.code for name, kind in KINDS.items()}, "none": NONE}
 CASTINGS = {"float32": 0, "llama": 1, "t5": 2}
-
-
-def norm_number(rms: bool) -> int:
-    """Return the integer that stands for RMSNorm or LayerNorm in the operators' schemas."""
-    return NORMS["rms" if rms else "layer"]
 
 
 def to_schema(options: tuple[Option, ...]) -> str:

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from addnorm._util.torch_internals import find_schemas, parse_schema
 from addnorm.ops import cpu, validation  # cpu loads the C++ library, which defines the operators
-from addnorm.ops.options import ADD_OPTIONS, DTYPE_OPTIONS, GRADIENTS, NORM_OPTIONS, NORMS, norm_number, to_schema
+from addnorm.ops.options import ADD_OPTIONS, DTYPE_OPTIONS, GRADIENTS, NORM_OPTIONS, NORMS, to_schema
 
 Kernel = Callable[[Any], Any]  # of the operator's arguments, by name
 
@@ -50,8 +50,8 @@ _ADD, _NORM = to_schema(ADD_OPTIONS), to_schema(NORM_OPTIONS)
 _FORWARD = f"({_INPUTS}, int norm, {_ADD}, {_NORM}, {to_schema(DTYPE_OPTIONS)}"
 
 SCHEMAS = {
-    "add_norm": f"({_INPUTS}, bool rms) -> Tensor",
-    "add_norm_stream": f"({_INPUTS}, bool rms) -> (Tensor y, Tensor z)".replace("Tensor? branch", "Tensor branch"),
+    "add_norm": f"({_INPUTS}, int norm) -> Tensor",
+    "add_norm_stream": f"({_INPUTS}, int norm) -> (Tensor y, Tensor z)".replace("Tensor? branch", "Tensor branch"),
     "add_norm_forward": f"{_FORWARD}, int outputs=3) -> (Tensor y, Tensor z, Tensor stats)",
     "add_norm_backward": (
         "(Tensor? dy, Tensor? dz, Tensor z, Tensor stats, Tensor? weight, int norm, ScalarType dresidual_dtype, "
@@ -125,8 +125,7 @@ def _by_name(arguments: Any, kernel: Kernel) -> Callable[..., Any]:
 
 def _without_options(kernel: Kernel, outputs: int) -> Callable[..., Any]:
     def run(*args: Any, **options: Any) -> Any:
-        *inputs, rms = _TUPLES["add_norm"](*args, **options)
-        results = kernel(_TUPLES["add_norm_forward"](*inputs, norm_number(rms), outputs=outputs))
+        results = kernel(_TUPLES["add_norm_forward"](*args, **options, outputs=outputs))
         return results[0] if outputs == 1 else results[:outputs]
 
     return run

@@ -29,6 +29,7 @@ from support.cases import (
 from support.operator_calls import assert_equal_references, record_calls
 from support.pairwise import mark_slow, rotate, some, with_values
 from support.triton_interpreter import Interpreted
+from support.triton_operators import TRITON
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="nothing is interpreted: test_cuda.py runs on the GPU"
@@ -187,6 +188,13 @@ def test_y_alone_has_the_bits_beside_another_z_dtype():
     """The dtype changes how the compiler distributes the elements, and with them the order of the sums (test_compiled.py)."""
     call = make("residual_dtype bfloat16", "float32", (5, 200))
     assert call.y_alone().equal(call()["y"])
+
+
+@pytest.mark.parametrize("name", ["add_norm", "add_norm_stream", "add_norm_forward"])
+def test_unknown_kind_of_norm_is_refused(name):
+    x = torch.ones(2, 4)
+    with pytest.raises(ValueError, match="norm is 3, expected 0 to 2"):
+        TRITON[name](x, x, None, None, 1e-5, 3)
 
 
 @pytest.mark.parametrize("variant", ["LayerNorm", "everything, RMSNorm", "the add alone"])

@@ -8,11 +8,12 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
+from addnorm._util.arguments import FLOAT_DTYPES
 from addnorm.ops.triton.launch import ALIGNED, aligned
+from addnorm.ops.triton.tiles import LAYER, NONE, RMS
 
-DTYPES = {
-    torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float64: tl.float64,
-}  # fmt: skip
+DTYPES = {dtype: getattr(tl, str(dtype).removeprefix("torch.")) for dtype in FLOAT_DTYPES}
+NORMS = {norm.value for norm in (LAYER, RMS, NONE)}  # those that the kernels compute
 
 
 def matches_rows(t: Tensor | None, residual: Tensor) -> bool:
@@ -89,7 +90,8 @@ NO_OPTIONS = KernelOptions()
 def kernel_options(rows: Tensor, a: Any) -> KernelOptions | None:
     """Return the options among the arguments of an operator as the kernels take them; None if they do not fit `rows`."""
     fits = (
-        is_parameter(a.residual_scale, rows, scalar=True)
+        a.norm in NORMS
+        and is_parameter(a.residual_scale, rows, scalar=True)
         and is_parameter(a.layer_scale, rows, scalar=True)
         and is_parameter(a.branch_bias, rows)
         and (

