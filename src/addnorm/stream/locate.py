@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +16,8 @@ from addnorm.stream.dataflow.graph import Value
 from addnorm.stream.dataflow.replay import relative_error
 from addnorm.stream.find.equation_errors import get_tolerance
 from addnorm.stream.find.inspection import Inspection, Stream
+from addnorm.stream.program.maps import to_streams
+from addnorm.stream.program.result import Program
 
 MAX_PAIRS = 1 << 24  # pairs of tokens whose distance is computed at a time
 
@@ -78,28 +80,68 @@ def locate(inspection: Inspection, tensor: Tensor) -> Location:
     """
     if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
         raise TypeError(f"tensor is {getattr(tensor, 'dtype', tensor)!r}, expected a tensor of floating-point numbers.")
-    if not inspection.streams or not tensor.numel():
-        raise ValueError(
-            "tensor has no numbers, expected a state."
-            if inspection.streams
-            else "the inspection has no stream to compare with."
-        )
+    if not tensor.numel():
+        raise ValueError("tensor has no numbers, expected a state.")
+    known = [*_list_values(inspection)]
+    if not known:
+        raise ValueError("the inspection has no stream to compare with.")
     candidates = [
-        (tensor.detach().movedim(axis, -1).reshape(-1, stream.width), *named, stream)
-        for stream in inspection.streams
-        for axis, size in enumerate(tensor.shape) if size == stream.width
-        for named in _name_values(stream)
+        (tensor.detach().movedim(axis, -1).reshape(-1, size), value)
+        for value in known for axis, size in enumerate(tensor.shape) if size == value.rows.shape[-1]
     ]  # fmt: skip
     found = [one for candidate in candidates if (one := _compare_in_order(*candidate)) is not None]
     found = found or [_compare_tokens(*candidate) for candidate in candidates]
     if not found:
-        widths = " or ".join(str(width) for width in sorted({stream.width for stream in inspection.streams}))
+        widths = " or ".join(str(width) for width in sorted({value.rows.shape[-1] for value in known}))
         raise ValueError(
             f"tensor has shape {tuple(tensor.shape)}, expected a dimension of size {widths}: the stream's features."
         )
-    best, *rest = sorted(found, key=lambda one: one.distance)
+    best, *rest = sorted(found, key=lambda one: (one.distance, one.tokens.startswith("some")))
     others = tuple(dict.fromkeys(one.name for one in rest if best.found and one.found and one.name != best.name))
     return Location(**{**vars(best), "others": others})
+
+
+class _Named(NamedTuple):
+    """Value of the run: its name, its sublayer, its stream, and its tokens, `(tokens, d)`."""
+
+    name: str
+    site: str | None
+    stream: str
+    rows: Tensor
+
+
+def _list_values(inspection: Inspection) -> Iterator[_Named]:
+    """Yield the values of all streams."""
+    for stream in inspection.streams:
+        for name, site, value in _name_values(stream):
+            tensor = value.tensor.detach()
+            axis = stream.axis if tensor.shape[stream.axis] == stream.width else [*tensor.shape].index(stream.width)
+            yield _Named(name, site, stream.name, tensor.movedim(axis, -1).reshape(-1, stream.width))
+    if isinstance(inspection.program, Program):
+        yield from _name_program(inspection.program)
+
+
+def _name_program(program: Program) -> Iterator[_Named]:
+    """Yield the values of a residual program: the streams before each sublayer, its reads and its output, and the end."""
+
+    def cut(name: str, site: str | None, *values: Value) -> _Named:
+        streams = torch.cat([to_streams(program.carrier, value, dtype=value.tensor.dtype) for value in values], 1)
+        return _Named(name, site, "streams", streams.reshape(-1, program.width))
+
+    places = ["at the start", *(f"after {site.id}" for site in program.sites)]
+    for place, state, n in zip(places, program.spine.states, program.sizes, strict=True):
+        yield cut(f"the {n} streams {place}, not collapsed" if n > 1 else f"the stream {place}", None, *state)
+        streams = cut("", None, *state).rows.unflatten(0, (-1, n))
+        yield from (_Named(f"stream {j + 1} of {n} {place}", None, "streams", streams[:, j]) for j in range(n) if n > 1)
+    for site in program.sites:
+        for part in site.reads:
+            if part.norm is not None:
+                yield cut(f"what {site.id} reads, before its norm", site.id, part.norm.x)
+            yield cut(f"what {site.id} reads", site.id, part.target)
+        yield cut(f"the output of {site.id} alone", site.id, site.write.value)
+    if program.final_norm is not None:
+        yield cut("the last read, before the final norm", None, program.final_norm.x)
+    yield cut("the end of the streams, after the last read", None, program.spine.end)
 
 
 def _name_values(stream: Stream) -> Iterator[tuple[str, str | None, Value]]:
@@ -132,32 +174,31 @@ def _name_values(stream: Stream) -> Iterator[tuple[str, str | None, Value]]:
             yield name, site_id, value
 
 
-def _read_tokens(rows: Tensor, value: Value, stream: Stream) -> tuple[Tensor, Tensor, float]:
-    """Return `rows` and a value of the stream, tokens by features in the coarser of both dtypes, and its tolerance."""
-    known = value.tensor.detach()
-    axis = stream.axis if known.shape[stream.axis] == stream.width else [*known.shape].index(stream.width)
-    known = known.movedim(axis, -1).reshape(-1, stream.width)
+def _match_dtypes(rows: Tensor, known: Tensor) -> tuple[Tensor, Tensor, float]:
+    """Return the tokens of both tensors in the coarser of both dtypes, and its tolerance."""
     coarse = max((rows.dtype, known.dtype), key=lambda dtype: torch.finfo(dtype).eps)
     return rows.to(known.device, coarse), known.to(coarse), get_tolerance(coarse)
 
 
-def _compare_in_order(rows: Tensor, name: str, site: str | None, value: Value, stream: Stream) -> Location | None:
+def _compare_in_order(rows: Tensor, value: _Named) -> Location | None:
     """Return a value of a stream as the location of `rows` if their tokens are equal in their order."""
-    a, b, tolerance = _read_tokens(rows, value, stream)
+    a, b, tolerance = _match_dtypes(rows, value.rows)
     distance = relative_error(a, b) if a.shape == b.shape else math.inf
-    return Location(name, stream.name, site, True, distance, "all tokens") if distance <= tolerance else None
+    return (
+        Location(value.name, value.stream, value.site, True, distance, "all tokens") if distance <= tolerance else None
+    )
 
 
-def _compare_tokens(rows: Tensor, name: str, site: str | None, value: Value, stream: Stream) -> Location:
+def _compare_tokens(rows: Tensor, value: _Named) -> Location:
     """Return a value of a stream as the location of `rows`, each compared with the nearest token of the value."""
-    a, b, tolerance = _read_tokens(rows, value, stream)
+    a, b, tolerance = _match_dtypes(rows, value.rows)
     place = _find_nearest(a, b)
     distance = relative_error(a, b[place])
     kinds = torch.unique(b, dim=0, return_inverse=True)[1]  # equal tokens have one kind
     is_once = bool((kinds[place].bincount(minlength=len(b)) <= kinds.bincount(minlength=len(b))).all())
     order = "" if bool((place.diff() > 0).all()) else ", in another order"
     tokens = ("all tokens" if len(a) == len(b) else "some tokens") + order
-    return Location(name, stream.name, site, is_once and distance <= tolerance, distance, tokens)
+    return Location(value.name, value.stream, value.site, is_once and distance <= tolerance, distance, tokens)
 
 
 def _find_nearest(a: Tensor, b: Tensor) -> Tensor:

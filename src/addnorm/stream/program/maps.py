@@ -74,11 +74,13 @@ class Map:
     reason: str = ""
 
 
-def to_streams(carrier: Carrier, value: Value, tensor: Tensor | None = None) -> Tensor:
-    """Return a carried value as `(tokens, n, d)` in float64."""
+def to_streams(
+    carrier: Carrier, value: Value, tensor: Tensor | None = None, dtype: torch.dtype = torch.float64
+) -> Tensor:
+    """Return a carried value, or another tensor in its layout, as `(tokens, n, d)`."""
     sizes, order, n = carrier.order(value)
     tensor = value.tensor.detach() if tensor is None else tensor
-    return tensor.double().reshape(sizes).permute(order).reshape(-1, n, carrier.width)
+    return tensor.to(dtype).reshape(sizes).permute(order).reshape(-1, n, carrier.width)
 
 
 def _from_streams(carrier: Carrier, value: Value, streams: Tensor) -> Tensor:
