@@ -13,7 +13,7 @@ import addnorm
 from addnorm.report import Finding, build_model_page, render
 from addnorm.report.model_findings import ablation_findings, recording_findings
 from addnorm.stream.ablate import Ablations
-from addnorm.stream.find.inspection import Unknown
+from addnorm.stream.find.unknown import Unknown
 from addnorm.stream.record.recording import Recording
 from addnorm.stream.record.schema import RecordedSite
 from support.report_pages import blocks_of, check_page, figure, head, tables

@@ -41,7 +41,7 @@ from addnorm.stream.dataflow.wrappers import find_fsdp_modules
 from addnorm.stream.find import naming
 from addnorm.stream.find.chain import Chain, find_chains
 from addnorm.stream.find.equation_errors import get_tolerance, measure_row_error, measure_sum_error
-from addnorm.stream.find.inspection import Inspection, Site, Stream, Unknown
+from addnorm.stream.find.inspection import Inspection, Site, Stream
 from addnorm.stream.find.labels import SublayerNames, list_ids
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.norms import find_norms
@@ -50,6 +50,7 @@ from addnorm.stream.find.reasons import explain_no_stream, format_source, list_r
 from addnorm.stream.find.remarks import remark_on_start, remark_on_stream, remark_on_sublayer
 from addnorm.stream.find.sublayers import Sublayer, assign_layers, build_row, find_common_frame
 from addnorm.stream.find.unexplained import CENTRED, LONE_ADD, SUM, find_unexplained
+from addnorm.stream.find.unknown import Unknown
 from addnorm.stream.program.build import find_program
 from addnorm.stream.program.naming import identify
 from addnorm.stream.program.result import Program

@@ -19,7 +19,8 @@ from addnorm._util.norms import KINDS
 from addnorm._util.numbers import format_count, format_number
 from addnorm._util.render import Rendered
 from addnorm.stream.deviations import MAX_SITES, Deviation, compare_programs, compare_wirings, group_differences
-from addnorm.stream.find.inspection import Inspection, Unknown
+from addnorm.stream.find.inspection import Inspection
+from addnorm.stream.find.unknown import Unknown
 from addnorm.stream.inspect import inspect, inspect_run
 from addnorm.stream.program.build import find_leaves
 from addnorm.stream.program.deviations import compare_program, compare_program_norms

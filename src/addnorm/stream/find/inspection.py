@@ -18,12 +18,13 @@ from torch import nn
 from addnorm._util.blocks import Block, Column, Paragraph, Table, TableRow
 from addnorm._util.numbers import format_count, format_number
 from addnorm._util.render import Rendered
-from addnorm.stream.find.labels import MAX_PATHS, describe_learned, format_norm, mask_numbers, merge_paths
+from addnorm.stream.find.labels import describe_learned, format_norm, mask_numbers, merge_paths
 from addnorm.stream.find.naming import EMBEDDING
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.passages import PlacedChain
 from addnorm.stream.find.stream_layout import StreamLayout
 from addnorm.stream.find.sublayers import Sublayer
+from addnorm.stream.find.unknown import Unknown, group_unknown
 from addnorm.wirings import spec
 from addnorm.wirings.equation import format_equation
 from addnorm.wirings.factors import FACTORS
@@ -122,21 +123,6 @@ class Site:
 
     def __repr__(self) -> str:
         return f"<{self.id}: {self.equation}>"
-
-
-@dataclass(frozen=True)
-class Unknown:
-    """Part of the model that no `Row` describes, and the reason.
-
-    Attributes:
-        path: path of the module, id of the site, or name of the stream.
-        reason: why this part is not understood.
-        source: operator and line of the model's source, as in "add, model.py:12"; empty if not known.
-    """
-
-    path: str
-    reason: str
-    source: str = ""
 
 
 @dataclass(eq=False, repr=False)
@@ -361,9 +347,9 @@ class Inspection(Rendered):
             yield Table([COLUMNS[name] for name in names], rows)
         if self.program is not None:
             yield from self.program.build_blocks()
-        for text in _group_unknown(self.unknown):
+        for text in group_unknown(self.unknown):
             yield Paragraph(("not understood ", "bad"), text)
-        for text in _group_unknown(self.outside):
+        for text in group_unknown(self.outside):
             yield Paragraph("outside of the streams: ", text)
 
 
@@ -427,20 +413,6 @@ def _build_line(sites: Sequence[Site]) -> _Line:
         "closure": format_number(max(site.closure for site in sites), 1),
     }
     return _Line(cells, all(site.closes for site in sites))
-
-
-def _group_unknown(unknown: Sequence[Unknown]) -> list[str]:
-    """Return one line of text for each reason, with the parts of the model that have this reason."""
-    by_reason: dict[str, list[Unknown]] = {}
-    for part in unknown:
-        by_reason.setdefault(part.reason, []).append(part)
-    texts = []
-    for reason, parts in by_reason.items():
-        paths = ", ".join(part.path or "the model" for part in parts[:MAX_PATHS])
-        more = f" and {len(parts) - MAX_PATHS} more" if len(parts) > MAX_PATHS else ""
-        source = f" ({parts[0].source})" if parts[0].source else ""
-        texts.append(f"{paths}{more}: {reason}{source}")
-    return texts
 
 
 def _finite_or_none(error: float | None) -> float | None:

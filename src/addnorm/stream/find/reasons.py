@@ -15,7 +15,6 @@ from addnorm.stream.dataflow.arithmetic import (
 )
 from addnorm.stream.dataflow.graph import Flow, Op, Value, walk
 from addnorm.stream.find.adds import PARTIAL, Add, has_mixing_branch
-from addnorm.stream.find.inspection import Unknown
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.passages import PlacedChain
 from addnorm.stream.find.sublayers import Sublayer, has_zero_factor
@@ -29,6 +28,7 @@ from addnorm.stream.find.unexplained import (
     Unexplained,
     list_carried_values,
 )
+from addnorm.stream.find.unknown import Unknown
 
 NO_ADD = "no residual add was found: no operator adds to a value the output of a sublayer that reads the value"
 ZERO_FACTOR = "what the sublayer reads or returns is multiplied by 0"
