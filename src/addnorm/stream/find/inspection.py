@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -22,6 +22,7 @@ from addnorm.stream.find.labels import describe_learned, format_norm, mask_numbe
 from addnorm.stream.find.naming import EMBEDDING
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.passages import PlacedChain
+from addnorm.stream.find.residual_program import ResidualProgram
 from addnorm.stream.find.stream_layout import StreamLayout
 from addnorm.stream.find.sublayers import Sublayer
 from addnorm.stream.find.unknown import Unknown, group_unknown
@@ -214,27 +215,6 @@ class Stream:
     def __repr__(self) -> str:
         wiring = self.wiring.name if self.wiring else "no known wiring"
         return f"<{self.name}: {format_count(len(self.sites), 'sublayer')}, {wiring}>"
-
-
-class ResidualProgram(Protocol):
-    """What an `Inspection` has of a `stream.program.result.Program`."""
-
-    wiring: spec.Wiring | None
-    sites: list[Any]
-
-    @property
-    def closure(self) -> float:
-        """The largest relative error of an equation."""
-
-    @property
-    def closes(self) -> bool:
-        """Whether every equation is within the tolerance."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the program as JSON types."""
-
-    def build_blocks(self) -> Iterator[Block]:
-        """Yield the paragraphs and the table of the program."""
 
 
 @dataclass(eq=False, repr=False)
