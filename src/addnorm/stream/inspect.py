@@ -120,10 +120,10 @@ def inspect_run(
 
 
 def _find_program(inspection: Inspection, flow: Flow, as_program: bool) -> Inspection:
-    """Return the inspection with the residual program of the run, if that describes the run better.
+    """Return the inspection with the residual program of the run, if there is one that covers all sublayers.
 
-    It does if it closes and has a wiring that no rows express. Without a wiring it must have several streams, and the inspection
-    parts that are not understood.
+    If the program has a wiring that no rows express, it takes the place of the streams. A program of several streams without a
+    wiring is added to an inspection that is not clear.
     """
     with torch.no_grad():
         program = find_program(flow)
@@ -131,12 +131,10 @@ def _find_program(inspection: Inspection, flow: Flow, as_program: bool) -> Inspe
             return inspection
         if not as_program:
             identify(program)
-    if program.wiring is None:
-        is_better = max(program.sizes) > 1 and not inspection.closes
-    else:
-        is_better = not (inspection.closes and program.wiring.has_rows)
-    is_better |= as_program
-    return replace(inspection, streams=(), unknown=(), program=program) if is_better else inspection
+    if as_program or (program.wiring is not None and not program.wiring.has_rows):
+        return replace(inspection, streams=(), unknown=(), program=program)
+    is_added = program.wiring is None and max(program.sizes) > 1 and not inspection.closes
+    return replace(inspection, program=program) if is_added else inspection
 
 
 def _covers(program: Program, inspection: Inspection) -> bool:

@@ -230,7 +230,7 @@ class Inspection(Rendered):
         target: the inspected model.
         outside: sums that change no stream, such as those of a classification head. Nothing is proven about these sums.
         program: if the model has several streams, or computed coefficients, and no `Row` describes its sublayers: their matrices.
-            Then `streams` is empty.
+            If they are those of a wiring of `addnorm.wirings`, `streams` and `unknown` are empty.
     """
 
     model: str
@@ -247,6 +247,11 @@ class Inspection(Rendered):
             site.index, site.owner = k, weakref.ref(self.target)
 
     @property
+    def _is_program(self) -> bool:
+        """Whether `program` describes the whole model."""
+        return self.program is not None and not self.streams and not self.unknown
+
+    @property
     def sites(self) -> tuple[Site, ...]:
         """The sites of all streams."""
         return tuple(site for stream in self.streams for site in stream.sites)
@@ -257,7 +262,7 @@ class Inspection(Rendered):
 
         The name is "unknown" for a wiring that is not in `addnorm.wirings`. Without a stream the result is "none".
         """
-        if self.program is not None:
+        if self._is_program and self.program is not None:
             return self.program.wiring.name if self.program.wiring else "unknown"
         names = [stream.wiring.name if stream.wiring else "unknown" for stream in self.streams]
         return " / ".join(dict.fromkeys(names)) if names else "none"
@@ -265,7 +270,7 @@ class Inspection(Rendered):
     @property
     def closure(self) -> float:
         """The largest relative error of the sites' equations, and of x_L == x_0 + all writes where a stream is a plain sum."""
-        if self.program is not None:
+        if self._is_program and self.program is not None:
             return self.program.closure
         errors = [site.closure for site in self.sites] + [s.closure for s in self.streams if s.closure is not None]
         return max(errors, default=float("nan"))
@@ -273,7 +278,7 @@ class Inspection(Rendered):
     @property
     def closes(self) -> bool:
         """Whether all equations of all streams are within tolerance and `unknown` is empty; False without a stream."""
-        if self.program is not None:
+        if self._is_program and self.program is not None:
             return self.program.closes
         return bool(self.streams) and not self.unknown and all(stream.closes for stream in self.streams)
 
@@ -308,7 +313,7 @@ class Inspection(Rendered):
         }  # fmt: skip
 
     def __repr__(self) -> str:
-        sites = self.sites if self.program is None else self.program.sites
+        sites = self.program.sites if self._is_program and self.program is not None else self.sites
         closing = f"closure {format_number(self.closure, 2)}" if sites else "no residual add"
         return f"<Inspection of {self.model}: {self.wiring}, {format_count(len(sites), 'sublayer')}, {closing}>"
 

@@ -23,6 +23,7 @@ def find_program(flow: Flow) -> Program | None:
     The norms of the run must have been found.
     """
     spines = [spine for width in _list_widths(flow) if (spine := find_spine(Carrier(flow, width))) is not None]
+    spines = [spine for spine in spines if all(value.tensor.numel() for state in spine.states for value in state)]
     spines = sorted((spine for spine in spines if len(spine.writes) >= MIN_SITES), key=lambda spine: -len(spine.writes))
     programs = (_build_program(spine) for spine in spines)
     return next((program for program in programs if program.closes), None)

@@ -238,7 +238,7 @@ def _replay(value: Value, carried: Sequence[Value], known: Mapping[Value, Tensor
         norm: Norm = value.norm
         frozen = norm.denominator(norm.x.tensor.detach().double())
         return norm.linear(known[norm.x].reshape(norm.x.shape), frozen).reshape(value.shape)
-    if "guard" in op.traits and op.name not in ("where", "masked_fill"):
+    if "guard" in op.traits:
         return known[carried[0]]
     if "attention" in op.traits:
         weights = find_weights(op)
