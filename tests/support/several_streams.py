@@ -5,7 +5,7 @@ import importlib
 import torch
 from torch import nn
 
-D, N, LAYERS = 16, 4, 3
+D, N, LAYERS = 16, 4, 2
 FORMS = ("stacked", "first", "flat", "batch", "tuple")
 
 
