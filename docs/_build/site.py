@@ -32,7 +32,8 @@ MENU = {
 }  # fmt: skip
 EXPLORER = "explore"  # folder of the exported explorer on the site
 LINKED = ("index", "explorer")  # pages with a link to it, below their first picture
-PICTURE = re.compile(r"^!\[.*\)\n", re.MULTILINE)
+PICTURE = re.compile(r"^(!\[.*\)|<picture>.*)\n", re.MULTILINE)
+HTML_FIGURE = re.compile(r'(src(?:set)?=")docs/(figures/[\w.-]+)')  # Sphinx copies no figure that HTML names
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\((?!https?:|#)([^)#\s]+)(#[^)\s]*)?\)")
 COMMENT = re.compile(r"^<!-- /?[\w:.-]+ -->\n", re.MULTILINE)  # marks of generated sections
 
@@ -44,7 +45,8 @@ def main(target: Path) -> None:
     }  # fmt: skip
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(ROOT / "docs" / "_site", target)
-    shutil.copytree(ROOT / "docs" / "figures", target / "figures")
+    for place in ("figures", "extra/figures"):
+        shutil.copytree(ROOT / "docs" / "figures", target / place)
     for path, name in pages.items():
         if path != "docs/README.md":
             text = rewrite((ROOT / path).read_text(encoding="utf-8"), path, pages)
@@ -98,7 +100,7 @@ def rewrite(text: str, path: str, pages: dict[str, str]) -> str:
             return f"![{label}]({place.removeprefix('docs/')})"
         return f"[{label}]({pages[place]}.md{anchor or ''})" if place in pages else label
 
-    return LINK.sub(replace, COMMENT.sub("", text))
+    return HTML_FIGURE.sub(r"\1\2", LINK.sub(replace, COMMENT.sub("", text)))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ html_show_sphinx = html_copy_source = html_show_sourcelink = False
 html_theme_options = {"navigation_with_keys": True}
 html_static_path = ["static"]
 html_extra_path = ["extra"]  # the explorer, which docs/_build/site.py exports
-html_js_files = ["site.js"]
+html_js_files, html_css_files = ["site.js"], ["site.css"]
 
 
 def find_comment(name, obj):

@@ -55,7 +55,7 @@ def test_every_page_is_in_the_list_of_pages():
 
 @pytest.mark.parametrize("path", PAGES, ids=IDS)
 def test_links_of_a_page_lead_to_files(path):
-    for target in re.findall(r"\]\((?!https?:)([^)#]+)", path.read_text()):
+    for target in re.findall(r"(?:\]\(|src=\"|srcset=\")(?!https?:)([^)#\"]+)", path.read_text()):
         assert (path.parent / target).exists(), f"{path.name} links to {target}, which is not there"
     assert re.findall(r"\[([\w/]+\.md)\]\(", path.read_text()) == [], "a link's text is the title of its page"
 

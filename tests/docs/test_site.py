@@ -27,6 +27,9 @@ def test_links_lead_to_pages_figures_or_nowhere(site, tmp_path):
     local = [(mark, address) for _, mark, address in links if not address.startswith("http")]
     assert {address for mark, address in local if not mark} <= pages.keys()
     assert all((tmp_path / "pages" / address).is_file() for mark, address in local if mark)
+    pictures = re.findall(r'src(?:set)?="([^"]+)"', pages["index.md"])
+    assert len(pictures) == 4
+    assert all((tmp_path / "pages" / "extra" / address).is_file() for address in pictures)
     assert len(local) > 100
     assert not [name for name, text in pages.items() if "$$" in text], "the site shows no LaTeX"
     assert (
