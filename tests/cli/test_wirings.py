@@ -32,7 +32,10 @@ def test_wirings_list_fits_the_terminal(columns):
     assert names[: len(CONSTRUCTORS) + 1] == ["wiring", *CONSTRUCTORS]
     flowing = " ".join(" ".join(lines).split())
     assert all(f"Use it {wiring.use}" in flowing for wiring in wirings.list_all())
-    assert "x' = N(α x + f(x)), α = (2L)^(1/4) Use it for post-LN at any depth: a thousand layers train. Wang et" in flowing
+    assert (
+        "x' = N(α x + f(x)), α = (2L)^(1/4) Use it for post-LN at any depth: a thousand layers train. Wang et"
+        in flowing
+    )
 
 
 # One wiring
