@@ -49,6 +49,18 @@ def test_inspect_compares_the_model_with_a_wiring():
     assert (deviation["term"], len(deviation["sites"])) == ("the norm", 4)
 
 
+def test_inspect_compares_several_streams_with_a_wiring(folder):
+    right = run("inspect", "own_models:several", "--expect", "mhc")
+    assert right.exit_code == 0, right.stderr
+    assert_words(right.stdout, "Encoder, evaluation: mhc", "4 streams: mhc", "agrees with mhc: 4 sublayers")
+    other = run("inspect", "own_models:several", "--expect", "reversible", "--float64")
+    assert other.exit_code == 3
+    assert "It is not reversible: the number of streams is 4, expected 2" in other.stderr
+    for command in ("record", "inspect --report page.html"):
+        result = run(*command.split(), "own_models:several")
+        assert_one_sentence(result, 3, "Encoder has a wiring that no Row expresses (mhc)")
+
+
 def test_inspect_compares_the_model_with_another(folder):
     same = run("inspect", "gpt2", "--layers", 2, "--dtype", "bfloat16", "--like", "gpt2")
     assert same.exit_code == 0, same.stderr

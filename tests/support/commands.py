@@ -13,6 +13,7 @@ TEXTS = "Norms keep the scale.\n\nThe stream carries everything, and every subla
 FACTORIES = """
 import warnings
 from types import SimpleNamespace
+import addnorm
 import torch
 from torch import nn
 
@@ -54,6 +55,7 @@ def factory(make):
 
 toy, detached, block, liar, broadcasting = map(factory, (Toy, Detached, Block, Liar, Broadcasting))
 with_loss, none = factory(lambda: Toy(own_loss=True)), factory(lambda: nn.Linear(8, 8))
+several = factory(lambda: addnorm.nn.Encoder(2, 8, nhead=2, wiring="mhc").eval())
 frozen = factory(lambda: Toy().requires_grad_(False))
 """
 

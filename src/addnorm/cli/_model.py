@@ -102,11 +102,12 @@ def find_streams(loaded: LoadedModel) -> Inspection:
 
     Raises:
         ModelLoadError: the model raised an error for its inputs.
-        ProofError: the model has no residual stream.
+        ProofError: the model has no residual stream, or no rows describe it.
     """
     inspection = inspect_model(loaded)
     if not inspection.sites:
         check_proof(inspection)
+        check_rows(inspection)
     return inspection
 
 
@@ -117,11 +118,19 @@ def ablate_model(loaded: LoadedModel, inspection: Inspection, mode: Literal["zer
         return addnorm.ablate_each(inspection, *loaded.args, mode=mode, progress=progress, **loaded.kwargs)
 
 
+def check_rows(inspection: Inspection) -> None:
+    """Raise a ProofError if no rows describe the model."""
+    try:
+        inspection.require_streams()
+    except ValueError as error:
+        raise ProofError(str(error)) from None
+
+
 def check_proof(inspection: Inspection) -> None:
     """Raise a ProofError with the first claim about an inspection that does not hold."""
     for finding in inspection_findings(inspection):
         if finding.verdict == VERDICTS[False]:
-            reason = "" if inspection.sites else f": {inspection.unknown[0].reason}"
+            reason = f": {inspection.unknown[0].reason}" if inspection.wiring == "none" else ""
             raise ProofError(f"{finding.claim.rstrip('.')}{reason}.")
 
 

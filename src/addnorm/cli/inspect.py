@@ -18,6 +18,7 @@ from addnorm.cli._model import (
     ModelOptions,
     ablate_model,
     check_proof,
+    check_rows,
     describe_inputs,
     inspect_model,
     load_model,
@@ -38,10 +39,12 @@ from addnorm.cli._output import (
 from addnorm.cli._training_step import NoGradientsError, ProbeLoss, run_step
 from addnorm.stream.ablate import Ablation
 from addnorm.stream.find.inspection import Inspection
+from addnorm.stream.inspect import to_float64
 from addnorm.stream.models.hf import ModelLoadError, first_line, quiet
 from addnorm.stream.models.load import LoadedModel, input_error
 from addnorm.stream.record.recording import Recording
-from addnorm.stream.verify import inspect_reference
+from addnorm.stream.verify import Verification, inspect_reference
+from addnorm.wirings.spec import Wiring
 
 
 @with_model
@@ -59,7 +62,7 @@ def run(
     inspection = inspect_model(loaded, float64)
     document = {**model_facts(loaded), **inspection.to_dict()}
     with argument_errors({"wiring": "--expect"}):
-        verification = None if expected is None else addnorm.verify(inspection, wiring=expected)
+        verification = None if expected is None else _verify(inspection, loaded, expected, float64)
     if like is not None:
         with argument_errors({"like": "--like"}):
             reference = like if Path(like).is_file() else _inspect_other(like, model, loaded)
@@ -73,8 +76,20 @@ def run(
     if report is not None and inspection.sites:
         _write_report(report, loaded, inspection, model.seed, model.name)
     check_proof(inspection)
+    if report is not None:
+        check_rows(inspection)
     if verification is not None and sentences:
         raise ProofError("\n".join(f"It is not {verification.expected}: {one}." for one in sentences))
+
+
+def _verify(inspection: Inspection, loaded: LoadedModel, wiring: Wiring, float64: bool) -> Verification:
+    """Compare a model with a wiring; with one of several streams by further runs, with moved coefficients."""
+    if wiring.has_rows:
+        return addnorm.verify(inspection, wiring=wiring)
+    call = (loaded.model, loaded.args, loaded.kwargs)
+    model, args, kwargs = to_float64(*call) if float64 else call
+    with working(f"verify {loaded.name}"), quiet():
+        return addnorm.verify(model, *args, wiring=wiring, **kwargs)
 
 
 def _inspect_other(name: str, options: ModelOptions, loaded: LoadedModel) -> Inspection:

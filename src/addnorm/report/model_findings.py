@@ -36,7 +36,14 @@ def _share_of(count: int, total: int, what: str) -> str:
 
 def inspection_findings(inspection: Inspection) -> Iterator[Finding]:
     """Yield findings about an inspection: what it proves, and what it does not prove."""
-    if not inspection.sites:
+    if inspection.program is not None:
+        closes = "holds" if inspection.closes else "does not hold"
+        yield Finding(
+            f"The equation of each sublayer with the measured matrices {closes}: the model's values differ by at most "
+            f"{format_number(inspection.closure, 2)}, relative.",
+            "proved" if inspection.closes else "refuted",
+        )
+    elif not inspection.sites:
         yield Finding(f"{inspection.model} has no residual stream.", "refuted")
     failed = [site for site in inspection.sites if not site.closes]
     closed = [site for site in inspection.sites if site.closes]

@@ -351,6 +351,7 @@ def ablate_each(
             f"inspection is {type(inspection).__name__}, expected the result of addnorm.inspect: "
             "addnorm.ablate_each(addnorm.inspect(model, x), x)."
         )
+    inspection.require_streams()
     if loss is not None and not callable(loss):
         raise TypeError(f"loss is {type(loss).__name__}, expected a function from the model's output to a number.")
     model: nn.Module | None = inspection.target

@@ -104,6 +104,19 @@ def test_several_streams_are_not_one():
     assert found.deviations
 
 
+def test_functions_that_need_rows_refuse_several_streams(tmp_path):
+    model, x = addnorm.nn.Encoder(2, D, nhead=2, wiring="mhc").eval(), torch.randn(2, 5, D)
+    inspection = addnorm.inspect(model, x)
+    for call in (
+        lambda: addnorm.verify(model, x, like=model),
+        lambda: addnorm.verify(addnorm.nn.Encoder(2, D, nhead=2, wiring="pre_ln").eval(), x, like=inspection),
+        lambda: addnorm.save_states(inspection, tmp_path / "states.pt"),
+        lambda: addnorm.ablate_each(inspection, x),
+    ):
+        with pytest.raises(ValueError, match=r"no Row expresses \(mhc\)"):
+            call()
+
+
 @pytest.mark.parametrize("wiring", [w for w in wirings.list_all() if not w.has_rows], ids=lambda w: w.name)
 @pytest.mark.parametrize("is_trained", [False, True])
 def test_right_model_agrees(wiring, is_trained):

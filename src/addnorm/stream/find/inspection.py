@@ -282,6 +282,18 @@ class Inspection(Rendered):
             return self.program.closes
         return bool(self.streams) and not self.unknown and all(stream.closes for stream in self.streams)
 
+    def require_streams(self) -> None:
+        """Check that rows describe the model, and not a program alone.
+
+        Raises:
+            ValueError: the model has a program.
+        """
+        if self.program is not None:
+            raise ValueError(
+                f"{self.model} has a wiring that no Row expresses ({self.wiring}), expected one of rows: only inspect, "
+                "verify(wiring=...) and locate support others."
+            )
+
     def site(self, name: str | int) -> Site:
         """Return the site whose id, path or index is `name`.
 

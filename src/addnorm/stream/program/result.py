@@ -23,10 +23,11 @@ from addnorm.stream.find.norm import Norm
 from addnorm.stream.program.carried import Carrier
 from addnorm.stream.program.cuts import Spine, Write
 from addnorm.stream.program.maps import Map, Matrix, apply_map, assemble, measure_map, to_streams
-from addnorm.wirings.equation import format_equation
+from addnorm.wirings.equation import wrap_equation
 from addnorm.wirings.factors import format_call
 from addnorm.wirings.spec import CONSTRUCTORS, Wiring
 
+NARROW, ENTRIES = 76, 4  # columns of an equation, and entries of a matrix, that are shown in 80 columns
 COLUMNS = {name: Column(name) for name in ("layer", "sublayer", "module", "streams", "C", "A", "B", "norms", "error")}
 COLUMNS |= {"module": Column("module", fold=True), "error": Column("error", "right")}
 
@@ -227,8 +228,8 @@ def _build_blocks(program: Program) -> Iterator[Block]:
     norms = {line.cells["norms"] for line in lines}
     if len(norms) == 1 and norms != {""}:
         yield Paragraph(f"norms: {norms.pop()}", indent=2)
-        lines = [_Line({**line.cells, "norms": ""}, line.closes) for line in lines]
-    names = [name for name in COLUMNS if any(line.cells[name] for line in lines)]
+    equal = [name for name in ("streams", "norms") if len({line.cells[name] for line in lines}) == 1]
+    names = [name for name in COLUMNS if name not in equal]
     rows = [TableRow([line.cells[name] for name in names], "" if line.closes else "bad") for line in lines]
     yield Table([COLUMNS[name] for name in names], rows)
 
@@ -243,22 +244,22 @@ def _summarize(program: Program) -> list[str]:
     """Return the equation, the proof and what was compared, one sentence each."""
     texts = ["R = N_in(C X), W = N_branch(f(R)), X' = N_out(A X + B W)"]
     if program.wiring is not None:
-        texts = format_equation(program.wiring, program.num_layers).split("\n")
+        texts = wrap_equation(program.wiring, NARROW, program.num_layers)
         texts.append(f"addnorm.wirings.{_format_call(program.wiring)}")
     if program.final_norm is not None:
         texts.append(
             f"final norm: {format_norm(program.final_norm)}, {program.final_norm.path or 'in the model itself'}"
         )
     texts.append(
-        "the matrices were measured with all other operands frozen, and each equation was computed again in float64: largest "
-        f"relative error {format_number(program.closure, 2)}"
+        "proved on these inputs: the equation of each sublayer with the measured C, A and B, computed in float64: relative "
+        f"error {format_number(program.closure, 2)}"
     )
     if program.expansion is not None:
         error = format_number(program.expansion, 2)
-        texts.append(f"the end, computed from the embedding and all writes with these matrices: relative error {error}")
+        texts.append(f"the end, from the embedding and all writes: relative error {error}")
     if any(site.parameters for site in program.sites):
         texts.append(
-            "the coefficients were computed again by the wiring's formula from the model's parameters: largest difference "
+            "coefficients by the formula from the model's parameters: difference "
             f"{format_number(program.deviation or 0.0, 2)}"
         )
     return texts
@@ -296,15 +297,15 @@ def describe_matrix(matrix: Matrix) -> str:
     ):
         return "identity"
     numbers = [[format_number(value, 4, trim=True) for value in row] for row in rows]
-    if sum(map(len, numbers)) > 6:
+    if sum(map(len, numbers)) > ENTRIES:
         return "constant"
     return "; ".join(" ".join(row) for row in numbers)
 
 
 def _format_norms(site: ProgramSite) -> str:
-    named = [("in", site.norm_in), ("branch", site.norm_branch)]
-    named += [("out", norm) for norm in dict.fromkeys(site.norms_out)]
-    return ", ".join(f"{name}: {format_norm(norm)}" for name, norm in named if norm is not None)
+    named = [("N_in", site.norm_in), ("N_branch", site.norm_branch)]
+    named += [("N_out", norm) for norm in dict.fromkeys(site.norms_out)]
+    return ", ".join(f"{name} = {format_norm(norm)}" for name, norm in named if norm is not None)
 
 
 def _build_line(program: Program, sites: Sequence[ProgramSite]) -> _Line:
