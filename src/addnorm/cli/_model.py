@@ -97,15 +97,21 @@ def inspect_model(loaded: LoadedModel, float64: bool = False) -> Inspection:
         raise input_error(error, loaded) from error
 
 
-def find_streams(loaded: LoadedModel) -> Inspection:
+def find_streams(loaded: LoadedModel, refused_by: str = "") -> Inspection:
     """Return the inspection of a model that has residual streams.
+
+    Args:
+        loaded: the model.
+        refused_by: the tool, if it does not take models with several streams.
 
     Raises:
         ModelLoadError: the model raised an error for its inputs.
         ProofError: the model has no residual stream, or no rows describe it.
     """
     inspection = inspect_model(loaded)
-    if not inspection.sites:
+    if inspection.program is not None and refused_by:
+        raise ProofError(inspection.program.explain_refusal(inspection.model, refused_by))
+    if not inspection.list_sites():
         check_proof(inspection)
         check_rows(inspection)
     return inspection

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import addnorm
 from addnorm._util.blocks import Paragraph
-from addnorm._util.numbers import format_count, format_number
+from addnorm._util.numbers import format_number
 from addnorm.cli._model import (
     ModelOptions,
     describe_inputs,
@@ -19,7 +19,7 @@ from addnorm.cli._model import (
     with_model,
 )
 from addnorm.cli._output import ProofError, print_blocks, print_json, print_notes, stdout, working
-from addnorm.stream.decompose import Decomposition, tabulate_shares
+from addnorm.stream.decomposition import Decomposition, tabulate_shares
 from addnorm.stream.models.hf import quiet
 
 NOTE = "The share of a source is ⟨its part, x⟩ / |x|² of a token, averaged over the tokens; the shares sum to one."
@@ -35,17 +35,16 @@ def run(model: ModelOptions, as_json: bool, float64: bool) -> None:
     streams: list[tuple[Decomposition, dict[str, float]]] = []  # each with its shares
     refused, mask = [], token_mask(loaded.kwargs)
     with working(f"decompose {inspection.model}"), quiet():
-        for stream in inspection.streams:
+        names = [None] if inspection.program else [stream.name for stream in inspection.streams]
+        for name in names:
             try:
-                parts = addnorm.decompose(
-                    loaded.model, *loaded.args, stream=stream.name, float64=float64, **loaded.kwargs
-                )
+                parts = addnorm.decompose(loaded.model, *loaded.args, stream=name, float64=float64, **loaded.kwargs)
                 streams.append((parts, _mean_shares(parts, mask)))
             except ValueError as error:  # the stream cannot be decomposed; the inputs are right, since the model ran
                 refused.append(str(error).replace("addnorm.inspect lists", "`addnorm inspect` lists"))
     if as_json:
         entries = [
-            {"name": parts.stream.name, "depth": parts.depth, "closure": parts.closure, "shares": shares}
+            {"name": parts.name, "depth": parts.depth, "closure": parts.closure, "shares": shares}
             for parts, shares in streams
         ]
         print_json(
@@ -54,7 +53,7 @@ def run(model: ModelOptions, as_json: bool, float64: bool) -> None:
     elif streams:
         console = stdout()
         for k, (parts, shares) in enumerate(streams):
-            depth = f"{parts.stream.name} after {format_count(parts.depth, 'add')}"
+            depth = f"{parts.name} after {parts.steps}"
             title = (
                 f"{inspection.model}, {depth}: the sum of its parts, relative error {format_number(parts.closure, 2)}"
             )

@@ -32,7 +32,7 @@ from addnorm.cli._output import (
     working,
 )
 from addnorm.cli._training_step import ProbeLoss, run_step
-from addnorm.stream.decompose import tabulate_shares
+from addnorm.stream.decomposition import tabulate_shares
 from addnorm.stream.models.hf import quiet
 from addnorm.stream.models.inputs import format_inputs, random_inputs, read_texts
 from addnorm.stream.models.load import LoadedModel
@@ -68,7 +68,7 @@ def run(
     texts = None if model.text is None else read_texts(model.text)[: steps and steps * rows]
     split = model.reads_text and (model.batch is None or model.batch > 0)  # otherwise loading refuses the batch
     loaded = load_model(dataclasses.replace(model, batch=None) if split else model, texts)
-    inspection = find_streams(loaded)
+    inspection = find_streams(loaded, "record")
     layers = None if only is None else _parse_layers(only, max(stream.num_layers for stream in inspection.streams))
     batches = _make_batches(model, loaded, steps, rows)
     loss = ProbeLoss(model.seed) if grads else None

@@ -29,7 +29,7 @@ from addnorm.fusion.result import Fusion, VerificationError
 from addnorm.fusion.runs import run
 from addnorm.stream.dataflow.snapshot import StateSnapshot
 from addnorm.stream.dataflow.wrappers import find_fsdp_modules, find_wrapped_parameter
-from addnorm.stream.inspect import check_inputs, hint_inputs
+from addnorm.stream.inspect import check_inputs, hint_inputs, inspect_program
 
 UNDO = "_addnorm_undo"  # attribute of the compiled call: the function that unfuse calls
 USAGE = "addnorm.fuse(model, *args, **kwargs)"
@@ -114,6 +114,8 @@ def fuse(model: nn.Module, *args: Any, compile: bool = False, benchmark: bool = 
             times = measure(model, before, after, args, kwargs, bool(proof.gradients)) if benchmark else None
             fusion = result(boundaries, share=share, benchmark=times)
         fused_calls = bool(fusion.fused)
+        if not fused_calls:
+            fusion = replace(fusion, note=_explain_streams(model, args, kwargs))
     finally:
         backend.stop_recording()
         if not fused_calls:
@@ -125,6 +127,15 @@ def fuse(model: nn.Module, *args: Any, compile: bool = False, benchmark: bool = 
     else:
         _unchanged.add(model)
     return fusion
+
+
+def _explain_streams(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> str:
+    """Return a sentence about a model with several streams, whose boundaries are not fused; empty for other models."""
+    try:
+        program = inspect_program(model, args, kwargs)
+    except Exception:  # the analysis may fail on a model that torch.compile runs; nothing is fused either way
+        return ""
+    return "" if program is None else program.explain_refusal(type(model).__name__, "fuse")
 
 
 def unfuse(model: nn.Module) -> nn.Module:

@@ -39,6 +39,7 @@ class Fusion(Rendered):
         share: of Add & Norm in the time of the eager forward pass, from 0 to 1; None if it is not known, as with activation
             checkpoints.
         benchmark: times and memory before and after; None if not requested, or if nothing is fused.
+        note: why nothing is fused in a model with several streams; otherwise empty.
 
     Example:
         >>> model = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
@@ -54,6 +55,7 @@ class Fusion(Rendered):
     inductor: bool = False
     share: float | None = None
     benchmark: Benchmark | None = None
+    note: str = ""
 
     @property
     def fused(self) -> tuple[Boundary, ...]:
@@ -76,7 +78,7 @@ class Fusion(Rendered):
             "schema": "addnorm.fusion", "schema_version": 1, "model": self.model, "num_graphs": self.num_graphs,
             "inductor": self.inductor, "fused": len(self.fused), "changed": bool(self.fused) and self.proof.holds,
             "boundaries": [b.to_dict() for b in self.boundaries], "proof": self.proof.to_dict(), "share": self.share,
-            "benchmark": self.benchmark and self.benchmark.to_dict(),
+            "benchmark": self.benchmark and self.benchmark.to_dict(), "note": self.note,
         }  # fmt: skip
 
     def __repr__(self) -> str:
@@ -84,6 +86,8 @@ class Fusion(Rendered):
 
     def _blocks(self) -> Iterator[Block]:
         yield _headline(self)
+        if self.note:
+            yield Paragraph(self.note)
         if self.fused:
             if not self.proof.holds:
                 yield Paragraph("Attempted:", space=True)

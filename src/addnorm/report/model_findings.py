@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from addnorm._util.blocks import Finding
-from addnorm._util.numbers import format_number, format_percent
+from addnorm._util.numbers import format_count, format_number, format_percent
 from addnorm.stream.ablate import Ablation
 from addnorm.stream.find.inspection import Inspection, Site
 from addnorm.stream.record.recording import Recording
@@ -37,9 +37,9 @@ def _share_of(count: int, total: int, what: str) -> str:
 def inspection_findings(inspection: Inspection) -> Iterator[Finding]:
     """Yield findings about an inspection: what it proves, and what it does not prove."""
     if inspection.program is not None:
-        closes = "holds" if inspection.closes else "does not hold"
+        sites = format_count(len(inspection.program.sites), "sublayer")
         yield Finding(
-            f"The equation of each sublayer with the measured matrices {closes}: the model's values differ by at most "
+            f"The equations of {sites}, computed again in float64 with their matrices, differ from the model's values by at most "
             f"{format_number(inspection.closure, 2)}, relative.",
             "proved" if inspection.closes else "refuted",
         )

@@ -5,11 +5,13 @@
 - `tokens`, `write_terms`, `shares`, `edits`, `outputs`: what the tools below have in common
 - `verify` (with `deviations`, `states`), `locate`: comparison with a wiring, with a reference, with a captured tensor
 - `record`: `record`, statistics of every sublayer, and `Recording`
-- `decompose`, `ablate`: the stream as a sum of components; the model without a sublayer
+- `decompose` (with `decomposition`), `ablate`: the stream as a sum of components; the model without a sublayer
+- `program`: models with several streams, their components, edits and statistics
 - `models`: models by name, for the command line
 """
 
 from addnorm.stream.dataflow.registered_ops import register_operator
+from addnorm.stream.program.statistics import measure_streams
 from addnorm.stream.record.recording import Recording
 
-__all__ = ["Recording", "register_operator"]
+__all__ = ["Recording", "measure_streams", "register_operator"]

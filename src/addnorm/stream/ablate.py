@@ -36,6 +36,8 @@ from addnorm.stream.find.equation_errors import check_repeated
 from addnorm.stream.find.inspection import Inspection, Site
 from addnorm.stream.find.sublayers import Sublayer
 from addnorm.stream.outputs import find_logits, find_loss, measure_divergence, read_number
+from addnorm.stream.program.edits import ZeroWrite
+from addnorm.stream.program.result import ProgramSite
 from addnorm.stream.write_terms import find_write_term
 
 if TYPE_CHECKING:
@@ -50,12 +52,12 @@ Change = Callable[[Tensor], Tensor]
 
 
 @contextmanager
-def ablate(site: Site, mode: Mode = "zero") -> Iterator[None]:
+def ablate(site: Site | ProgramSite, mode: Mode = "zero") -> Iterator[None]:
     """Remove a sublayer's write while the block runs, or replace it by its mean.
 
     Args:
-        site: one of the `sites` of `addnorm.inspect`. It selects the model.
-        mode: "zero", or "mean": the mean of the write over all tokens of the batch.
+        site: one of the `sites` of `addnorm.inspect`, or of its `program`. It selects the model.
+        mode: "zero", or "mean": the mean of the write over all tokens of the batch (not with several streams).
 
     `addnorm.record` in the block measures what is added: the write is zero, or the mean.
 
@@ -100,13 +102,22 @@ def scale_write(site: Site, s: float) -> Iterator[None]:
 
 
 @contextmanager
-def _edit_write(site: Site, s: float, takes_mean: bool = False) -> Iterator[None]:
-    if not isinstance(site, Site):
+def _edit_write(site: Site | ProgramSite, s: float, takes_mean: bool = False) -> Iterator[None]:
+    if not isinstance(site, Site | ProgramSite):
         raise TypeError(f"site is {type(site).__name__}, expected one of the sites of addnorm.inspect.")
     model = site.model
     if model is None:
         raise RuntimeError(f"the model of site {site.id!r} was deleted, expected it to live as long as the block.")
-    edit = _WriteEdit(site, s, _find_mean(site) if takes_mean else None)
+    edit: _WriteEdit | ZeroWrite
+    if isinstance(site, ProgramSite):
+        if s or takes_mean:
+            what = "mode is 'mean', expected 'zero'" if takes_mean else f"s is {s}, expected 0"
+            raise ValueError(
+                f"{what}: the writes of a model with {site.count_streams()} can only be removed, by ablate."
+            )
+        edit = ZeroWrite(site)
+    else:
+        edit = _WriteEdit(site, s, _find_mean(site) if takes_mean else None)
 
     def begin(frames: Frames, args: Any, kwargs: Any) -> ObserverMode:
         return ObserverMode(frames, {}, {edit.op.address: edit})
@@ -118,7 +129,7 @@ def _edit_write(site: Site, s: float, takes_mean: bool = False) -> Iterator[None
     with (
         disable_checkpoints(),
         observe_forwards(model, begin, end),
-        register_edit(model, site.sublayer, edit.change_write),
+        register_edit(model, getattr(site, "sublayer", None), getattr(edit, "change_write", torch.zeros_like)),
     ):
         yield
 
@@ -181,6 +192,10 @@ class _WriteEdit:
                     arguments[name] = self.change_write(arguments[name])
             arguments["branch"] = self.change_write(arguments["branch"])
             return (), arguments
+
+    def change_output(self, func: Any, out: Any) -> Any:
+        """Return the output, which follows from the arguments."""
+        return out
 
     def on_output(self, out: Tensor) -> None:
         """Change the gradient of the operator's node to that of s * write."""
@@ -261,7 +276,7 @@ class Ablation:
     """Effect of removing one sublayer.
 
     Attributes:
-        site: the sublayer.
+        site: the sublayer, a `Site` or a `ProgramSite`.
         loss: loss of the model without it; None if there is no loss.
         loss_change: that loss minus the loss of the whole model.
         kl: mean over the tokens of KL(whole || without) in nats, of the softmax over the last dimension of the output;
@@ -269,7 +284,7 @@ class Ablation:
         output_change: |without - whole| / |whole| of the output.
     """
 
-    site: Site
+    site: Any
     loss: float | None
     loss_change: float | None
     kl: float | None
@@ -351,7 +366,6 @@ def ablate_each(
             f"inspection is {type(inspection).__name__}, expected the result of addnorm.inspect: "
             "addnorm.ablate_each(addnorm.inspect(model, x), x)."
         )
-    inspection.require_streams()
     if loss is not None and not callable(loss):
         raise TypeError(f"loss is {type(loss).__name__}, expected a function from the model's output to a number.")
     model: nn.Module | None = inspection.target
@@ -359,7 +373,7 @@ def ablate_each(
         raise RuntimeError(
             "the model of this inspection was deleted, expected it to live as long as the inspection is used."
         )
-    chosen = inspection.sites if sites is None else tuple(sites)
+    chosen = inspection.list_sites() if sites is None else tuple(sites)
     inner = getattr(model, "_orig_mod", model)
 
     def run() -> tuple[float | None, Tensor]:

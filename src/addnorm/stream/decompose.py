@@ -10,17 +10,15 @@ its bias, so the sum is exact. Components that do not add up to the recorded str
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import islice
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from addnorm._util.arguments import check_choice
-from addnorm._util.blocks import Block, Column, Table
-from addnorm._util.numbers import format_count, format_number
-from addnorm._util.render import Rendered
-from addnorm.stream.dataflow.replay import relative_error, replay_op
+from addnorm._util.numbers import format_count
+from addnorm.stream.dataflow.replay import replay_op
+from addnorm.stream.decomposition import Decomposition
 from addnorm.stream.edits import is_edited
 from addnorm.stream.find.adds import Add
 from addnorm.stream.find.chain import Chain
@@ -28,93 +26,31 @@ from addnorm.stream.find.equation_errors import compute_operand, get_tolerance
 from addnorm.stream.find.inspection import Inspection, Stream
 from addnorm.stream.find.paths import Path
 from addnorm.stream.find.sublayers import Sublayer
-from addnorm.stream.inspect import build_inspection, capture_flow, check_inputs, to_float64
-from addnorm.stream.shares import BIASES, Components, find_step_obstacle, propagate, source_shares, sum_components
+from addnorm.stream.inspect import check_inputs, inspect_run
+from addnorm.stream.program.decompose import ProgramDecomposition
+from addnorm.stream.program.result import Program
+from addnorm.stream.shares import Components, find_step_obstacle, propagate, propagate_through, sum_components
 from addnorm.stream.tokens import OmittedError, TokenMask, Tokens
 
 
-class Decomposition(Rendered):
-    """Stream as the sum of its components, from `addnorm.decompose`. It prints as a table of the shares of all tokens.
+class StreamDecomposition(Decomposition):
+    """Decomposition of a `Stream`: depth k is the stream after the k-th add and its norm.
 
     Attributes:
         stream: the inspected `Stream`.
-        sources: "x_0", the ids of the sublayers in order of depth, and "norm biases" where norms on the stream have biases.
-        depth: number of adds; depth 0 is x_0, depth k the stream after the k-th add and its norm.
-        closures: for each depth, the relative error of the components' sum against the recorded stream.
     """
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
         chain: Chain = stream.chain
-        self._chain, tolerance = chain, _find_tolerance(chain)
+        self._chain = chain
         self._names = {id(site.sublayer): site.id for site in stream.sites}
         if reason := find_step_obstacle(chain, ("constant", "learned", "mask", "noise", "guard")):
             raise ValueError(f"{stream.name} cannot be decomposed: {reason}.")
         self._states = [state.tensor.detach().double() for state in chain.states()]
         self._layouts = [stream.layout.of(state) for state in chain.states()]
-        self.depth = len(chain.adds)
-        self.closures: list[float] = []
-        if not self._states[0].numel():
-            raise ValueError(f"{stream.name} cannot be decomposed: the inputs hold no token.")
-        sources: dict[str, None] = {"x_0": None} | dict.fromkeys(site.id for site in stream.sites)
-        for k, parts in enumerate(self._iter_components()):
-            self.closures.append(relative_error(self.state(k), sum_components(parts)))
-            sources |= dict.fromkeys(parts)
-            if not self.closures[-1] <= tolerance:
-                raise ValueError(
-                    f"{stream.name} cannot be decomposed: at depth {k} the components add up to the stream with a relative "
-                    f"error of {format_number(self.closures[-1], 2)}, tolerance "
-                    f"{format_number(tolerance, 1)}: addnorm.inspect lists what is not understood."
-                )
-        self.sources = [*sources]
-
-    @property
-    def closure(self) -> float:
-        """Largest relative error over all depths."""
-        return max(self.closures)
-
-    def components(self, depth: int = -1) -> Components:
-        """Return the component of each source at a depth, `(*, d)` in float64; they sum to `state(depth)`.
-
-        Args:
-            depth: 0 is x_0, k the stream after the k-th add, -1 the end.
-
-        Raises:
-            IndexError: there is no such depth.
-        """
-        return next(islice(self._iter_components(), self._check_depth(depth), None))
-
-    def shares(self, depth: int = -1) -> dict[str, Tensor]:
-        """Return the share of each source in each token, <c_s, x> / |x|^2, `(*)`; the shares of a token sum to 1."""
-        parts = self.components(depth)
-        return source_shares(parts, sum_components(parts))
-
-    def mean_shares(self, depth: int = -1, tokens: Tensor | None = None) -> dict[str, float]:
-        """Return the share of each source at a depth: <c, x> / |x|^2 of its component c, averaged over tokens. They sum to 1.
-
-        Args:
-            depth: 0 is x_0, k the stream after the k-th add, -1 the end.
-            tokens: mask of the tokens that count, `(batch, tokens)`, such as the attention mask; all by default. With the same
-                mask, `addnorm.record` gives the same shares.
-
-        Raises:
-            IndexError: there is no such depth.
-            ValueError: the mask has another shape.
-        """
-        return self._average_shares(self._check_depth(depth), self.components(depth), tokens)
-
-    def memory_map(self, tokens: Tensor | None = None) -> tuple[list[str], list[list[float]]]:
-        """Return the sources, and for each depth their shares as in `mean_shares`; each row sums to 1."""
-        rows = []
-        for k, parts in enumerate(self._iter_components()):
-            shares = self._average_shares(k, parts, tokens)
-            rows.append([shares.get(source, 0.0) for source in self.sources])
-        return self.sources, rows
-
-    def _average_shares(self, depth: int, parts: Components, tokens: Tensor | None) -> dict[str, float]:
-        counted = self._flatten_mask(depth, tokens)
-        shares = source_shares(parts, sum_components(parts))
-        return {name: float(share.reshape(-1)[counted].mean()) for name, share in shares.items()}
+        ids, depth = [site.id for site in stream.sites], len(chain.adds)
+        super().__init__(stream.name, format_count(depth, "add"), depth, ids, _find_tolerance(chain))
 
     def _flatten_mask(self, depth: int, tokens: Tensor | None) -> Tensor | slice:
         """Return which of a state's tokens count, in their order."""
@@ -163,11 +99,6 @@ class Decomposition(Rendered):
         t, layout = t.reshape(self._states[depth].shape), self._layouts[depth]  # its tokens may be flattened
         return t if layout is None else layout.move_features_last(t)
 
-    def _check_depth(self, depth: int) -> int:
-        if not -self.depth - 1 <= depth <= self.depth:
-            raise IndexError(f"depth is {depth}, expected a number from 0 (x_0) to {self.depth} (the end), or -1.")
-        return depth % (self.depth + 1)
-
     def _iter_components(self) -> Iterator[Components]:
         """Yield the components at each depth, with their features last."""
         shapes = {id(add): add.out.shape for add in self._chain.adds}
@@ -195,21 +126,15 @@ class Decomposition(Rendered):
             for k, parts in enumerate(steps):
                 yield {name: self._features_last(k, part) for name, part in parts.items()}
 
-    def __repr__(self) -> str:
-        size = (
-            f"{len(self.sources)} sources, {format_count(self.depth, 'add')}, closure {format_number(self.closure, 2)}"
-        )
-        return f"<Decomposition of {self.stream.name}: {size}>"
-
-    def _blocks(self) -> Iterator[Block]:
-        yield tabulate_shares(repr(self)[1:-1], self.mean_shares())
-
-
-def tabulate_shares(title: str, shares: dict[str, float]) -> Table:
-    """Return a table of the share of each source, by depth, the biases of the norms last."""
-    sources = sorted(shares, key=lambda source: source == BIASES)
-    rows = [[source, f"{shares[source]:.2%}"] for source in sources]
-    return Table([Column("source", fold=True), Column("share", "right")], rows, title=title)
+    def _normalize(self) -> tuple[Components, Tensor | None]:
+        parts, expected = self.components(), None
+        for norm in self._chain.final_norms:
+            parts = propagate_through(norm, parts)
+            y = norm.y.tensor.detach().double()
+            layout = self.stream.layout.of(norm.y)
+            y = y if layout is None else layout.move_features_last(y)
+            expected = y.reshape(parts["x_0"].shape) if y.numel() == parts["x_0"].numel() else None
+        return parts, expected
 
 
 def decompose(
@@ -254,12 +179,13 @@ def decompose(
         raise RuntimeError(
             "decompose is called inside addnorm.ablate or scale_write, expected outside: it decomposes the whole model."
         )
-    eager = getattr(model, "_orig_mod", model)
-    if float64:
-        eager, args, kwargs = to_float64(eager, args, kwargs)
-    with torch.no_grad():
-        inspection = build_inspection(eager, capture_flow(eager, args, kwargs), target=model)
-    return Decomposition(_select_stream(inspection, stream))
+    inspection = inspect_run(model, args, kwargs, float64)
+    program = inspection.program
+    if not isinstance(program, Program):
+        return StreamDecomposition(_select_stream(inspection, stream))
+    if stream is not None:
+        raise ValueError(f"stream is {stream!r}, expected None: the streams of this model are decomposed together.")
+    return ProgramDecomposition(program)
 
 
 def _find_tolerance(chain: Chain) -> float:

@@ -16,10 +16,10 @@ _edits: WeakKeyDictionary[nn.Module, list[tuple[Hashable, Edit]]] = WeakKeyDicti
 
 
 @contextmanager
-def register_edit(model: nn.Module, sublayer: Sublayer, edit: Edit) -> Iterator[None]:
-    """Register an edit of a sublayer's write while the block runs."""
+def register_edit(model: nn.Module, sublayer: Sublayer | None, edit: Edit) -> Iterator[None]:
+    """Register an edit of a sublayer's write while the block runs; of a model with several streams without its sublayer."""
     entries = _edits.setdefault(_unwrap(model), [])
-    entry = (_identify(sublayer), edit)
+    entry = (None if sublayer is None else _identify(sublayer), edit)
     entries.append(entry)
     try:
         yield

@@ -134,7 +134,17 @@ def _find_program(inspection: Inspection, flow: Flow, as_program: bool) -> Inspe
     if as_program or (program.wiring is not None and not program.wiring.has_rows):
         return replace(inspection, streams=(), unknown=(), program=program)
     is_added = program.wiring is None and max(program.sizes) > 1 and not inspection.closes
-    return replace(inspection, program=program) if is_added else inspection
+    return replace(inspection, unnamed=program) if is_added else inspection
+
+
+def inspect_program(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> Program | None:
+    """Return the residual program of a model with several streams, without the name of its wiring; None of other models."""
+    inner = getattr(model, "_orig_mod", model)
+    with torch.no_grad():
+        flow = capture_flow(inner, args, kwargs)
+        inspection = build_inspection(inner, flow, target=model)
+        program = None if inspection.closes else find_program(flow)
+    return program if program is not None and max(program.sizes) > 1 and _covers(program, inspection) else None
 
 
 def _covers(program: Program, inspection: Inspection) -> bool:

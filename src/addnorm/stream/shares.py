@@ -51,7 +51,7 @@ def propagate(
             parts[name] = parts[name] + new if name in parts else new
         paths = _find_paths(chain, k)
         for norm in norms:
-            parts = _propagate_through(norm, scale_sum(next(paths), parts))
+            parts = propagate_through(norm, scale_sum(next(paths), parts))
         for path in paths:
             parts = scale_sum(path, parts)
         yield dict(parts)
@@ -98,7 +98,7 @@ def find_step_obstacle(chain: Chain, kinds: Container[str]) -> str:
     return ""
 
 
-def _propagate_through(norm: Norm, parts: Components) -> Components:
+def propagate_through(norm: Norm, parts: Components) -> Components:
     """Return the components of Norm(x): the norm with the denominator of the sum, applied to each."""
     total = sum_components(parts)
     denominator = norm.denominator(total)

@@ -176,7 +176,7 @@ def verify(
     if not wiring.has_rows:
         return _verify_program(model, args, kwargs, wiring, (eps, norm, dtype))
     inspection = model if isinstance(model, Inspection) else inspect(model, *args, **kwargs)
-    if inspection.program is not None and not inspection.streams:
+    if inspection.program is not None:
         return _verify_program(inspection, args, kwargs, wiring, (eps, norm, dtype))
     found = compare_wirings(inspection.streams, wiring, eps, norm, dtype)
     return Verification(wiring, inspection, found, unproven=inspection.unknown)
@@ -190,7 +190,7 @@ def _verify_program(
     A copy with other coefficients is compared, too: before training, the streams are equal, and a fault cannot be seen.
     """
     inspection = model if isinstance(model, Inspection) else inspect_run(model, args, kwargs, as_program=True)
-    program = inspection.program if not inspection.streams else None
+    program = inspection.program
     if program is None:
         found = [Deviation("the rule of the stream", inspection.wiring, wiring.name)] if inspection.closes else []
         return Verification(wiring, inspection, tuple(found), unproven=inspection.unknown)

@@ -50,11 +50,12 @@ def test_families_of_transformers_are_named(name):
     wiring, options = WIRINGS[name]
     if wiring == "unknown":
         assert (found.wiring, found.closes) == ("unknown", False)
-        assert found.program.closes
+        assert found.unnamed.closes
+        assert found.unnamed.expansion < 1e-5
     else:
         assert (found.wiring, found.closes, found.unknown) == (wiring, True, ())
     assert found.closure < 1e-5
-    assert len((found.program or found).sites) == 2 * model.config.num_hidden_layers
+    assert len((found.program or found.unnamed or found).sites) == 2 * model.config.num_hidden_layers
     if found.program is not None:
         assert found.program.expansion < 1e-5
         found_options = dict(found.program.wiring.options) if found.program.wiring is not None else {}

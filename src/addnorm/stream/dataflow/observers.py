@@ -41,10 +41,13 @@ Observer = Callable[[Tensor], None]  # called with the output of an operator rig
 
 
 class Editor(Protocol):
-    """Object that changes an operator's arguments and the gradients of its autograd node."""
+    """Object that changes an operator's arguments or its output, and the gradients of its autograd node."""
 
     def __call__(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Return the arguments with which the operator runs."""
+
+    def change_output(self, func: Any, out: Any) -> Any:
+        """Return what the operator returns instead of `out`."""
 
     def on_output(self, out: Tensor) -> None:
         """Receive the output after torch has set its autograd node."""
@@ -149,6 +152,8 @@ class ObserverMode(InnerOperatorMode):
     def _run(self, func: Any, args: Any, kwargs: Any, editor: Editor | None) -> Any:
         out = func(*args, **kwargs)
         if editor is not None:
+            with disable_modes():
+                out = editor.change_output(func, out)
             first = next((t for t in pytree.tree_leaves(out) if isinstance(t, Tensor) and t.is_floating_point()), None)
             if first is not None:
                 self.deferred.append(lambda: editor.on_output(self.outer.get(id(first), first)))

@@ -230,7 +230,8 @@ class Inspection(Rendered):
         target: the inspected model.
         outside: sums that change no stream, such as those of a classification head. Nothing is proven about these sums.
         program: if the model has several streams, or computed coefficients, and no `Row` describes its sublayers: their matrices.
-            If they are those of a wiring of `addnorm.wirings`, `streams` and `unknown` are empty.
+            Then `streams` and `unknown` are empty.
+        unnamed: a program of several streams that no wiring of `addnorm.wirings` has, beside what is not understood.
     """
 
     model: str
@@ -241,20 +242,20 @@ class Inspection(Rendered):
     target: Any
     outside: tuple[Unknown, ...]
     program: ResidualProgram | None = None
+    unnamed: ResidualProgram | None = None
 
     def __post_init__(self) -> None:
-        for k, site in enumerate(self.sites):
+        for k, site in enumerate(self.list_sites()):
             site.index, site.owner = k, weakref.ref(self.target)
-
-    @property
-    def _is_program(self) -> bool:
-        """Whether `program` describes the whole model."""
-        return self.program is not None and not self.streams and not self.unknown
 
     @property
     def sites(self) -> tuple[Site, ...]:
         """The sites of all streams."""
         return tuple(site for stream in self.streams for site in stream.sites)
+
+    def list_sites(self) -> Sequence[Any]:
+        """Return the sites of all streams, or those of the program."""
+        return self.sites if self.program is None else self.program.sites
 
     @property
     def wiring(self) -> str:
@@ -262,7 +263,7 @@ class Inspection(Rendered):
 
         The name is "unknown" for a wiring that is not in `addnorm.wirings`. Without a stream the result is "none".
         """
-        if self._is_program and self.program is not None:
+        if self.program is not None:
             return self.program.wiring.name if self.program.wiring else "unknown"
         names = [stream.wiring.name if stream.wiring else "unknown" for stream in self.streams]
         return " / ".join(dict.fromkeys(names)) if names else "none"
@@ -270,7 +271,7 @@ class Inspection(Rendered):
     @property
     def closure(self) -> float:
         """The largest relative error of the sites' equations, and of x_L == x_0 + all writes where a stream is a plain sum."""
-        if self._is_program and self.program is not None:
+        if self.program is not None:
             return self.program.closure
         errors = [site.closure for site in self.sites] + [s.closure for s in self.streams if s.closure is not None]
         return max(errors, default=float("nan"))
@@ -278,7 +279,7 @@ class Inspection(Rendered):
     @property
     def closes(self) -> bool:
         """Whether all equations of all streams are within tolerance and `unknown` is empty; False without a stream."""
-        if self._is_program and self.program is not None:
+        if self.program is not None:
             return self.program.closes
         return bool(self.streams) and not self.unknown and all(stream.closes for stream in self.streams)
 
@@ -294,18 +295,19 @@ class Inspection(Rendered):
                 "verify(wiring=...) and locate support others."
             )
 
-    def site(self, name: str | int) -> Site:
+    def site(self, name: str | int) -> Any:
         """Return the site whose id, path or index is `name`.
 
         Raises:
             KeyError: no site has that id or path, or several sites have the path.
         """
+        known = self.list_sites()
         if isinstance(name, int):
-            return self.sites[name]
-        sites = [site for site in self.sites if site.id == name] or [site for site in self.sites if site.path == name]
+            return known[name]
+        sites = [site for site in known if site.id == name] or [site for site in known if site.path == name]
         if len(sites) == 1:
             return sites[0]
-        ids = [site.id for site in sites or self.sites]
+        ids = [site.id for site in sites or known]
         if sites:
             shown = ", ".join(map(repr, ids[:MAX_IDS]))
             raise KeyError(f"site is {name!r}, the path of {len(sites)} sublayers, expected an id: {shown}.")
@@ -319,13 +321,13 @@ class Inspection(Rendered):
             "schema": "addnorm.inspection", "schema_version": 1, "model": self.model, "mode": self.mode,
             "wiring": self.wiring, "closure": _finite_or_none(self.closure), "closes": self.closes,
             "streams": [stream.to_dict() for stream in self.streams],
-            "program": self.program and self.program.to_dict(),
+            "program": self.program and self.program.to_dict(), "unnamed": self.unnamed and self.unnamed.to_dict(),
             "unknown": [vars(part).copy() for part in self.unknown],
             "outside": [vars(part).copy() for part in self.outside],
         }  # fmt: skip
 
     def __repr__(self) -> str:
-        sites = self.program.sites if self._is_program and self.program is not None else self.sites
+        sites = self.list_sites()
         closing = f"closure {format_number(self.closure, 2)}" if sites else "no residual add"
         return f"<Inspection of {self.model}: {self.wiring}, {format_count(len(sites), 'sublayer')}, {closing}>"
 
@@ -342,8 +344,9 @@ class Inspection(Rendered):
             names = [name for name in COLUMNS if name not in equal]
             rows = [TableRow([line.cells[name] for name in names], "" if line.closes else "bad") for line in lines]
             yield Table([COLUMNS[name] for name in names], rows)
-        if self.program is not None:
-            yield from self.program.build_blocks()
+        for program in (self.program, self.unnamed):
+            if program is not None:
+                yield from program.build_blocks()
         for text in group_unknown(self.unknown):
             yield Paragraph(("not understood ", "bad"), text)
         for text in group_unknown(self.outside):

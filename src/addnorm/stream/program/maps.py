@@ -151,7 +151,7 @@ def _finish(carrier: Carrier, part: Map, total: Tensor) -> Tensor:
     for op in part.after:
         (carried,) = list_carried_inputs(carrier, op.outputs[0])
         given = _from_streams(carrier, carried, y)
-        y = to_streams(carrier, op.outputs[0], _replay(op.outputs[0], [carried], {carried: given}))
+        y = to_streams(carrier, op.outputs[0], replay(op.outputs[0], [carried], {carried: given}))
         last = op.outputs[0]
     assert last is part.target
     return y
@@ -227,11 +227,12 @@ def _evaluate(carrier: Carrier, total: Value, given: Mapping[Value, Tensor], reg
         if value in known or value.op is None:
             continue
         carried = carrier.used[value.op]
-        known[value] = _replay(value, carried, known)
+        known[value] = replay(value, carried, known)
     return known[total]
 
 
-def _replay(value: Value, carried: Sequence[Value], known: Mapping[Value, Tensor]) -> Tensor:
+def replay(value: Value, carried: Sequence[Value], known: Mapping[Value, Tensor]) -> Tensor:
+    """Return a carried value for other values of its operands, in float64; a norm without its bias."""
     op = value.op
     assert op is not None
     if value.norm is not None:

@@ -63,6 +63,17 @@ class ProgramSite:
     sums: list[Map]
     deviation: float | None = None
     parameters: Mapping[str, str] = field(default_factory=dict)
+    index: int = 0  # set by the inspection, as the user's model
+    owner: Any = None
+
+    @property
+    def model(self) -> Any:
+        """The inspected model; None if it no longer exists."""
+        return self.owner and self.owner()
+
+    def count_streams(self) -> str:
+        """Return the number of streams before the sublayer in words: "4 streams"."""
+        return format_count(self.mix.values.shape[2], "stream")
 
     @property
     def reasons(self) -> list[str]:
@@ -200,6 +211,13 @@ class Program:
             "closure": self.closure, "expansion": self.expansion, "deviation": self.deviation, "closes": self.closes,
             "sites": [site.to_dict() for site in self.sites],
         }  # fmt: skip
+
+    def explain_refusal(self, model: str, tool: str) -> str:
+        """Return in one sentence why a tool for one stream does not take the model, and which tools do."""
+        return (
+            f"model is {model} with {_count_streams(self)}, expected one stream with constant or learned factors: {tool} does "
+            "not read other models yet; addnorm.decompose, addnorm.ablate and addnorm.stream.measure_streams do."
+        )
 
     def build_blocks(self) -> Iterator[Block]:
         """Yield the paragraphs and the table of the program."""

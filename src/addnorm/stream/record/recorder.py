@@ -25,6 +25,7 @@ from addnorm.stream.dataflow.observers import ObserverMode, observe_forwards, us
 from addnorm.stream.dataflow.wrappers import find_fsdp_modules, find_ranks, meet, reshard
 from addnorm.stream.inspect import build_inspection, capture_flow, check_parameters
 from addnorm.stream.models.inputs import format_inputs
+from addnorm.stream.program.build import find_program
 from addnorm.stream.record.forward import Forward
 from addnorm.stream.record.gradients import GradientHooks
 from addnorm.stream.record.probes import Leaves, Probes, inspection_metadata
@@ -69,7 +70,7 @@ def record(
         A `Recording` that is filled while the block runs. `addnorm.stream.record.schema.STATISTICS` lists what is recorded.
 
     Raises:
-        ValueError: the model has no residual stream, its parameters have no values, or `gather=True` for
+        ValueError: the model has no residual stream, or n that are mixed, its parameters have no values, or `gather=True` for
             `FullyShardedDataParallel` (FSDP1).
         RuntimeError: the model is sharded, and another process does not record it.
 
@@ -268,6 +269,10 @@ class _Recorder:
         flow = capture_flow(self.model, args, kwargs)
         with torch.no_grad():
             inspection = build_inspection(self.model, flow)
+            is_open = not inspection.sites or (len(inspection.streams) > 1 and not inspection.closes)
+            program = find_program(flow) if is_open else None
+        if program is not None and max(program.sizes) > 1:
+            raise ValueError(program.explain_refusal(type(self.model).__name__, "record"))
         if not inspection.sites:
             raise ValueError(
                 f"{type(self.model).__name__} has no residual stream to record: {inspection.unknown[0].reason}."

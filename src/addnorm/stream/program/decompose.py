@@ -1,0 +1,168 @@
+"""The states of a residual program as sums of one component for each source, with all coefficients and statistics frozen.
+
+    X_k = c_0 + c_1 + ... + c_k        sources: x_0 (the embeddings), every sublayer's write, the biases on the way
+
+The operators between the sources are linear in what they carry. So each of them is computed again in float64 on the component
+of one source after the other, with its other operands and the denominators of norms as in the run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from addnorm._util.numbers import format_count
+from addnorm.stream.dataflow.graph import Value, walk
+from addnorm.stream.decomposition import Decomposition
+from addnorm.stream.layout.dimensions import Part
+from addnorm.stream.program.carried import AFFINE, FEATURES, Carrier
+from addnorm.stream.program.cuts import list_carried_inputs
+from addnorm.stream.program.maps import replay, to_streams
+from addnorm.stream.program.result import Program
+from addnorm.stream.shares import BIASES, Components, source_shares, sum_components
+
+
+class ProgramDecomposition(Decomposition):
+    """Decomposition of the states of a `Program`, and of what the sublayers read.
+
+    Depth k is the state after k sublayers: all streams, `(*, n, d)`. The last depth is the read at the end before its norm,
+    `(*, d)`.
+
+    Attributes:
+        program: the inspected `Program`.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        end = program.spine.end if program.head.norm is None else program.head.norm.x
+        self._targets = [*program.spine.states, [end]]
+        sources = [site.id for site in program.sites]
+        steps = format_count(len(sources), "sublayer")
+        super().__init__("the last read", steps, len(sources) + 1, sources, program.tolerance)
+
+    def state(self, depth: int = -1) -> Tensor:
+        """Return the recorded streams at a depth, `(*, n, d)`, or the read at the end, `(*, d)`, in float64."""
+        k = self._check_depth(depth)
+        return self._join(k, [to_streams(self.program.carrier, value) for value in self._targets[k]])
+
+    def read(self, k: int) -> Components:
+        """Return the component of each source in what sublayer k reads, before its norm, `(*, d)` in float64.
+
+        The sum is C X: what reaches the sublayer from each earlier one, which is kappa_kj w_j for one number a token. If the
+        sublayer has several reads, they are streams, `(*, n, d)`.
+
+        Raises:
+            IndexError: there is no such sublayer.
+        """
+        reads = self.program.sites[k].reads
+        targets = [part.norm.x if part.norm is not None else part.target for part in reads]
+        return self._join_all(-1, targets, next(self._propagate([targets])))
+
+    def _propagate(self, targets: Sequence[Sequence[Value]]) -> Iterator[dict[Value, Components]]:
+        program = self.program
+        sources = dict.fromkeys(program.spine.starts, "x_0")
+        sources |= {site.write.value: site.id for site in program.sites}
+        return propagate_components(program.carrier, sources, targets)
+
+    def _iter_components(self) -> Iterator[Components]:
+        for k, parts in enumerate(self._propagate(self._targets)):
+            yield self._join_all(k, self._targets[k], parts)
+
+    def _join_all(self, k: int, target: Sequence[Value], parts: dict[Value, Components]) -> Components:
+        carrier = self.program.carrier
+        found = {name for value in target for name in parts[value]}
+        names = [name for name in ("x_0", *(site.id for site in self.program.sites), BIASES) if name in found]
+        zeros = {value: torch.zeros((), dtype=torch.float64).expand(value.shape) for value in target}
+        return {
+            name: self._join(k, [to_streams(carrier, v, parts[v].get(name, zeros[v])) for v in target], target)
+            for name in names
+        }
+
+    def _join(self, k: int, streams: Sequence[Tensor], target: Sequence[Value] | None = None) -> Tensor:
+        """Return the streams of a target in one tensor, with the dimensions of its tokens."""
+        target = self._targets[k] if target is None else target
+        whole = torch.cat([*streams], 1)
+        whole = whole.reshape(*_list_tokens(self.program.carrier, target[0]), *whole.shape[1:])
+        return whole.squeeze(-2) if k in (-1, self.depth) and whole.shape[-2] == 1 else whole
+
+    def _measure_shares(self, parts: Components) -> dict[str, Tensor]:
+        """Return the shares of a token in all of its streams."""
+        tokens = len(_list_tokens(self.program.carrier, self._targets[0][0]))
+        flat = {name: part.flatten(tokens) for name, part in parts.items()}
+        return source_shares(flat, sum_components(flat))
+
+    def _flatten_mask(self, depth: int, tokens: Tensor | None) -> Tensor | slice:
+        sizes = _list_tokens(self.program.carrier, self._targets[depth][0])
+        if tokens is not None and [*tokens.shape] != sizes:
+            raise ValueError(
+                f"the mask does not fit the streams at depth {depth}: its shape is {tuple(tokens.shape)}, expected "
+                f"{tuple(sizes)}, in the model's own order."
+            )
+        return slice(None) if tokens is None else tokens.bool().reshape(-1)
+
+    def _normalize(self) -> tuple[Components, Tensor | None]:
+        end = self.program.spine.end
+        parts = self._join_all(-1, [end], next(self._propagate([[end]])))
+        return parts, self._join(-1, [to_streams(self.program.carrier, end)], [end])
+
+
+def propagate_components(
+    carrier: Carrier, sources: dict[Value, str], targets: Sequence[Sequence[Value]]
+) -> Iterator[dict[Value, Components]]:
+    """Yield the components of the values of each target, in the layout of the run and in float64.
+
+    Args:
+        carrier: the carried values.
+        sources: the values in which components begin, with the names of these.
+        targets: lists of carried values, in the order of the run.
+    """
+
+    def follow(value: Value) -> list[Value]:
+        return [] if value in sources else list_carried_inputs(carrier, value)
+
+    region = sorted(walk([v for target in targets for v in target], follow), key=lambda value: value.index)
+    last_use = {other: value.index for value in region for other in follow(value)}
+    known: dict[Value, Components] = {}
+    done = 0
+    for value in region:
+        known[value] = (
+            {sources[value]: value.tensor.detach().double()} if value in sources else _compute(carrier, value, known)
+        )
+        while done < len(targets) and all(v in known for v in targets[done]):
+            yield {v: known[v] for v in targets[done]}
+            done += 1
+        needed = {v for target in targets[done:] for v in target}
+        for v in [v for v in known if last_use.get(v, -1) < value.index and v not in needed]:
+            del known[v]
+
+
+def _compute(carrier: Carrier, value: Value, known: dict[Value, Components]) -> Components:
+    """Return the components of a carried value from those of the values of which it is a function in one step."""
+    op = value.op
+    assert op is not None
+    carried = list_carried_inputs(carrier, value)
+    zeros = {v: torch.zeros(v.shape, dtype=torch.float64) for v in carried}
+    constant = replay(value, carried, zeros) if op.name in AFFINE else None
+    parts: Components = {}
+    for name in dict.fromkeys(name for v in carried for name in known[v]):
+        given = {v: known[v].get(name, zeros[v]) for v in carried}
+        parts[name] = replay(value, carried, given)
+        if constant is not None:
+            parts[name] = parts[name] - constant
+    shift = constant if value.norm is None else value.norm.shift(torch.float64)
+    if isinstance(shift, Tensor) and bool(shift.any()):
+        parts[BIASES] = parts.get(BIASES, torch.zeros(value.shape, dtype=torch.float64)) + shift
+    return parts
+
+
+def _list_tokens(carrier: Carrier, value: Value) -> list[int]:
+    """Return the sizes of the tokens' dimensions of a carried value, in their order."""
+    sizes, order, n = carrier.order(value)
+    parts: list[Part] = [part for dim in carrier.known[value].dims for part in dim]
+    own = [sizes[k] for k in order if parts[k].root != FEATURES]
+    while math.prod(own) * carrier.width > math.prod(value.shape) // n:
+        own.pop()  # of streams
+    return own
