@@ -1,0 +1,166 @@
+"""Tests of `decompose` on several streams, against products of the recorded coefficients; attribution of logits."""
+
+import pytest
+import torch
+from torch import nn
+
+import addnorm
+from support.expansion import expand, record_mhc
+from support.families import shake
+from support.real_models import make_model
+
+D = 16
+
+
+def is_close(actual, expected, tolerance=1e-5):
+    return float((actual - expected).abs().max()) <= tolerance * float(expected.abs().max())
+
+
+@pytest.mark.parametrize("form", ["stacked", "first", "tuple"])
+def test_components_equal_products_of_matrices(form):
+    run = record_mhc(form)
+    parts = addnorm.decompose(run.model, run.x)
+    assert parts.depth == 5
+    assert parts.closure < 1e-5
+    assert len(parts.sources) == 5
+    for k in range(5):
+        found = parts.components(k)
+        for term, name in zip(expand(run, k), parts.sources, strict=False):
+            assert is_close(found.pop(name), term)
+        assert not found
+    end = [(run.head.unsqueeze(-2) @ term).squeeze(-2) for term in expand(run, 4)]
+    assert all(is_close(part, term) for part, term in zip(parts.components().values(), end, strict=True))
+    total = sum(end)
+    shares = [float(((term * total).sum(-1) / total.square().sum(-1)).mean()) for term in end]
+    assert [*parts.mean_shares().values()] == pytest.approx(shares, abs=1e-5)
+    mask = torch.rand(2, 5) < 0.5
+    some = [float(((term * total).sum(-1) / total.square().sum(-1))[mask].mean()) for term in end]
+    assert [*parts.mean_shares(tokens=mask).values()] == pytest.approx(some, abs=1e-5)
+    rms = (total.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    normed = parts.normed_components()
+    for part, term in zip(normed.values(), end, strict=True):
+        assert is_close(part, term / rms * run.twin.norm.weight.detach())
+    assert is_close(sum(normed.values()), run.y)
+    for k in (0, 3):
+        read = [(run.sites[k].c.unsqueeze(-2) @ term).squeeze(-2) for term in expand(run, k)]
+        assert all(is_close(part, term) for part, term in zip(parts.read(k).values(), read, strict=True))
+
+
+def test_shares_of_a_state_are_those_of_all_streams():
+    run = record_mhc("stacked")
+    parts = addnorm.decompose(run.model, run.x)
+    state = run.states[3].flatten(-2)
+    for term, share in zip(expand(run, 3), parts.shares(3).values(), strict=True):
+        assert is_close(share, (term.flatten(-2) * state).sum(-1) / state.square().sum(-1))
+    _, rows = parts.memory_map()
+    assert len(rows) == 6
+    assert all(sum(row) == pytest.approx(1) for row in rows)
+    with pytest.raises(ValueError, match=r"its shape is \(5, 2\), expected \(2, 5\)"):
+        parts.mean_shares(tokens=torch.ones(5, 2))
+    with pytest.raises(IndexError, match="from 0"):
+        parts.components(6)
+    with pytest.raises(ValueError, match="stream is 'stream', expected None"):
+        addnorm.decompose(run.model, run.x, stream="stream")
+    assert "6 " not in str(parts)
+    assert "the last read: 5 sources, 4 sublayers" in repr(parts)
+
+
+def test_norms_on_one_of_two_streams_leave_the_other():
+    torch.manual_seed(0)
+    model = shake(addnorm.nn.Encoder(2, D, nhead=2, wiring="siamese_norm", norm="layer").eval())
+    x, writes = torch.randn(2, 5, D), []
+    hooks = [
+        c.sublayer.register_forward_hook(lambda m, args, out: writes.append(out[0] if isinstance(out, tuple) else out))
+        for layer in model.stack.layers
+        for c in layer.connections
+    ]
+    with torch.no_grad():
+        model(x)
+    for hook in hooks:
+        hook.remove()
+    parts = addnorm.decompose(model, x)
+    last = parts.components(4)
+    for name, write in zip(parts.sources, [x, *writes], strict=False):
+        assert is_close(last[name][..., 1, :], write.double(), 1e-6)  # Y' = Y + w
+    assert "norm biases" in last
+    assert float(last["norm biases"][..., 1, :].abs().max()) == 0.0
+    for depth in range(parts.depth + 1):
+        assert is_close(sum(parts.components(depth).values()), parts.state(depth))
+
+
+class Logits(nn.Module):
+    """A model with a head whose logits are capped."""
+
+    def __init__(self, body, width):
+        super().__init__()
+        self.body, self.head = body, nn.Linear(width, 11)
+
+    def forward(self, *args, **kwargs):
+        return 30 * torch.tanh(self.logits(*args, **kwargs) / 30)
+
+    def logits(self, *args, **kwargs):
+        y = self.body(*args, **kwargs)
+        return self.head(y if isinstance(y, torch.Tensor) else y[0])
+
+
+@pytest.mark.parametrize(
+    "wiring", ["pre_ln", "post_ln", "deepnorm", "mhc", "attention_residuals", "deepseek_v4:DeepseekV4"]
+)
+def test_attributions_sum_to_the_logit_difference(wiring):
+    torch.manual_seed(0)
+    if ":" in wiring:
+        model, inputs, kwargs = (
+            Logits(make_model(wiring, torch.float32), 32),
+            (torch.randint(4, 64, (2, 5)),),
+            {"use_cache": False},
+        )
+    else:
+        body = shake(addnorm.nn.Encoder(2, D, nhead=2, wiring=wiring).eval())
+        model, inputs, kwargs = Logits(body, D), (torch.randn(2, 5, D),), {}
+    with torch.no_grad():
+        logits = model.logits(*inputs, **kwargs).double()
+    parts = addnorm.decompose(model, *inputs, **kwargs)
+    found = parts.attribute_logits(model.head, 3, 7)
+    assert [*found] == [*parts.normed_components(), "head bias"]
+    assert is_close(sum(found.values()), logits[..., 3] - logits[..., 7])
+    tokens = torch.randint(11, (2, 5))
+    found = parts.attribute_logits(model.head.weight, tokens, 0)
+    bias = model.head.bias.detach().double()
+    expected = (logits - bias).gather(-1, tokens[..., None])[..., 0] - (logits - bias)[..., 0]
+    assert is_close(sum(found.values()), expected)
+
+
+def test_attribution_of_post_ln_follows_its_norms():
+    torch.manual_seed(0)
+    model = shake(
+        nn.TransformerEncoder(nn.TransformerEncoderLayer(D, 2, 32, batch_first=True), 1, enable_nested_tensor=False)
+    )
+    x, head = torch.randn(2, 5, D), nn.Linear(D, 11)
+    found = addnorm.decompose(model.eval(), x).attribute_logits(head, 1, 2)
+    twin, x = model.double(), x.double()
+    layer = twin.layers[0]
+    with torch.no_grad():
+        first = layer.self_attn(x, x, x)[0]
+        state = layer.norm1(x + first)
+        total = state + layer.linear2(torch.relu(layer.linear1(state)))
+
+        def through(part, norm, of):
+            return (
+                (part - part.mean(-1, keepdim=True))
+                / (of.var(-1, correction=0, keepdim=True) + norm.eps).sqrt()
+                * norm.weight
+            )
+
+        part = through(through(first, layer.norm1, x + first), layer.norm2, total)
+        expected = (part * (head.weight[1] - head.weight[2]).double()).sum(-1)
+    assert is_close(found["layers.0.self_attn"], expected)
+
+
+def test_attribution_refuses_other_heads():
+    torch.manual_seed(0)
+    parts = addnorm.decompose(addnorm.nn.Encoder(2, D, nhead=2).eval(), torch.randn(2, 5, D))
+    with pytest.raises(ValueError, match=r"head has the weight \(11, 8\), expected \(vocabulary, 16\)"):
+        parts.attribute_logits(nn.Linear(8, 11), 0, 1)
+    dual = addnorm.decompose(addnorm.nn.Encoder(2, D, nhead=2, wiring="resi_dual").eval(), torch.randn(2, 5, D))
+    with pytest.raises(ValueError, match="after the final norm"):
+        dual.attribute_logits(nn.Linear(D, 11), 0, 1)

@@ -1,0 +1,48 @@
+"""The expansion of a hand-written mHC in float64, from its recorded coefficients and writes, without the library's code."""
+
+import copy
+from types import SimpleNamespace
+
+import torch
+
+from support.several_streams import HandMhc
+
+
+def record_mhc(form, layers=2, dtype=torch.float32):
+    """Return a model, its input, and c, A, b and w of each sublayer of a run in float64, with the states before and the head's c."""
+    torch.manual_seed(0)
+    model, x = HandMhc(form=form, layers=layers).eval().to(dtype), torch.randn(2, 5, 16, dtype=dtype)
+    twin, sites = copy.deepcopy(model).double(), []
+    for site in (site for layer in twin.layers for site in layer):
+        own = SimpleNamespace()
+        sites.append(own)
+
+        def coefficients(streams, real=site.coefficients, own=own):
+            own.c, own.a, own.b = real(streams)
+            return own.c, own.a, own.b
+
+        def branch(read, real=site.branch, own=own):
+            own.w = real(read)
+            return own.w
+
+        site.coefficients, site.branch = coefficients, branch
+    with torch.no_grad():
+        y = twin(x.double())
+        states = [x.double().unsqueeze(-2).expand(2, 5, 4, 16)]
+        for site in sites:
+            states.append(site.a @ states[-1] + site.b[..., None] * site.w[..., None, :])
+        flat = states[-1].flatten(-2)
+        z = flat * (flat.square().mean(-1, keepdim=True) + 1e-6).rsqrt() @ twin.phi.mT
+        head = torch.sigmoid(twin.alpha * z + twin.beta) + 1e-6
+    return SimpleNamespace(model=model, twin=twin, x=x, y=y, sites=sites, states=states, head=head)
+
+
+def expand(run, k):
+    """Return the terms of the state before sublayer k, the embedding's first: products of the later A with b w of each sublayer."""
+    terms = []
+    for j in range(-1, k):
+        term = run.states[0] if j < 0 else run.sites[j].b[..., None] * run.sites[j].w[..., None, :]
+        for site in run.sites[j + 1 : k]:
+            term = site.a @ term
+        terms.append(term)
+    return terms
