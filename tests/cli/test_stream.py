@@ -58,7 +58,7 @@ def test_inspect_compares_several_streams_with_a_wiring(folder):
     assert "It is not reversible: the number of streams is 4, expected 2" in other.stderr
     for command in ("record", "inspect --report page.html"):
         result = run(*command.split(), "own_models:several")
-        assert_one_sentence(result, 3, "Encoder has a wiring that no Row expresses (mhc)")
+        assert_one_sentence(result, 3, "model is Encoder with 4 streams, expected one stream")
 
 
 def test_inspect_compares_the_model_with_another(folder):

@@ -113,7 +113,6 @@ def find_streams(loaded: LoadedModel, refused_by: str = "") -> Inspection:
         raise ProofError(inspection.program.explain_refusal(inspection.model, refused_by))
     if not inspection.list_sites():
         check_proof(inspection)
-        check_rows(inspection)
     return inspection
 
 
@@ -124,10 +123,10 @@ def ablate_model(loaded: LoadedModel, inspection: Inspection, mode: Literal["zer
         return addnorm.ablate_each(inspection, *loaded.args, mode=mode, progress=progress, **loaded.kwargs)
 
 
-def check_rows(inspection: Inspection) -> None:
+def check_rows(inspection: Inspection, tool: str) -> None:
     """Raise a ProofError if no rows describe the model."""
     try:
-        inspection.require_streams()
+        inspection.require_streams(tool)
     except ValueError as error:
         raise ProofError(str(error)) from None
 

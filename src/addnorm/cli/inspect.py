@@ -77,7 +77,7 @@ def run(
         _write_report(report, loaded, inspection, model.seed, model.name)
     check_proof(inspection)
     if report is not None:
-        check_rows(inspection)
+        check_rows(inspection, "--report")
     if verification is not None and sentences:
         raise ProofError("\n".join(f"It is not {verification.expected}: {one}." for one in sentences))
 

@@ -142,7 +142,7 @@ def save_states(inspection: Inspection, path: str | Path) -> Path:
         ...     addnorm.verify(model, x, like=path).agrees
         True
     """
-    inspection.require_streams()
+    inspection.require_streams("save_states")
     if not inspection.streams:
         raise ValueError("inspection has no residual stream, expected one whose states can be saved.")
     states = collect_states(inspection)

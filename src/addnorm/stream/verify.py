@@ -165,7 +165,7 @@ def verify(
                 "like is set, and wiring, eps, norm or dtype too, expected one of them: call verify for each."
             )
         inspection = model if isinstance(model, Inspection) else inspect(model, *args, **kwargs)
-        inspection.require_streams()
+        inspection.require_streams("verify(like=...)")
         return _verify_like(inspection, _find_states(like, args, kwargs))
     if wiring is None:
         raise TypeError('wiring and like are not set, expected one of them: verify(model, x, wiring="pre_ln").')
@@ -232,7 +232,7 @@ def _find_states(like: nn.Module | Inspection | str | Path, args: tuple[Any, ...
     if isinstance(like, str | Path):
         return load_states(like)
     inspection = like if isinstance(like, Inspection) else inspect_reference(like, args, kwargs)
-    inspection.require_streams()
+    inspection.require_streams("verify(like=...)")
     return collect_states(inspection)
 
 

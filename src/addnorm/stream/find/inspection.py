@@ -283,17 +283,10 @@ class Inspection(Rendered):
             return self.program.closes
         return bool(self.streams) and not self.unknown and all(stream.closes for stream in self.streams)
 
-    def require_streams(self) -> None:
-        """Check that rows describe the model, and not a program alone.
-
-        Raises:
-            ValueError: the model has a program.
-        """
+    def require_streams(self, tool: str) -> None:
+        """Raise a ValueError if a program describes the model, and no rows, which `tool` needs."""
         if self.program is not None:
-            raise ValueError(
-                f"{self.model} has a wiring that no Row expresses ({self.wiring}), expected one of rows: only inspect, "
-                "verify(wiring=...) and locate support others."
-            )
+            raise ValueError(self.program.explain_refusal(self.model, tool))
 
     def site(self, name: str | int) -> Any:
         """Return the site whose id, path or index is `name`.

@@ -31,7 +31,7 @@ EXACT = 1e-6  # the same of constants
 FIRST = 3  # sublayers with which numbers are fitted
 _Constants = tuple[list[int], list[float], list[int]]  # sizes of matrices, numbers, how often Sinkhorn divides
 _Source = tuple[bool, int]  # whether a module computes a matrix, and the number of tokens
-LARGE = 1e-2  # an option with a larger default is no epsilon
+LARGE = 1e-2  # a larger option is no usual epsilon
 LITTLE = 1e-2  # an epsilon may be this wrong before it is fitted
 
 
@@ -81,7 +81,8 @@ def search(program: Program, make: Any, constants: _Constants) -> Iterator[Match
             continue
         is_fitted = match.error < get_close(program) / 100
         for name, candidates in () if is_fitted else numbers.items():
-            if match.error == float("inf") and abs(_get_default(make, name)) < LARGE:
+            is_small = abs(_get_default(make, name)) < LARGE and not any(LARGE < v < 1.0 for v in candidates)
+            if match.error == float("inf") and is_small:
                 continue  # an epsilon cannot be all that is wrong
             tried = [(_try(program, make, {**options, name: value}, FIRST), value) for value in candidates]
             good = [(other, value) for other, value in tried if other is not None and other.error < match.error]
