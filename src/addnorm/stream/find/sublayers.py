@@ -284,12 +284,18 @@ def _number_layers(sublayers: Sequence[Sublayer]) -> list[int]:
             if len({*layers}) < len(sublayers):
                 return layers
             break
-    kinds = [sublayer.kind for sublayer in sublayers]  # each sublayer has another number, or no sublayer has a number
+    # Each sublayer has another number, or no sublayer has a number.
+    by_kind = number_periods([sublayer.kind for sublayer in sublayers])
+    return by_kind or (_number_runs(modules) if len({*modules}) > 1 else [*range(len(sublayers))])
+
+
+def number_periods(kinds: Sequence[str]) -> list[int] | None:
+    """Return the layer of each sublayer if three or two different kinds repeat; None if they do not."""
     for period in (3, 2):
-        repeats = len(kinds) % period == 0 and kinds == kinds[:period] * (len(kinds) // period)
+        repeats = len(kinds) % period == 0 and [*kinds] == [*kinds[:period]] * (len(kinds) // period)
         if repeats and len({*kinds[:period]}) == period:
             return [k // period for k in range(len(kinds))]
-    return _number_runs(modules) if len({*modules}) > 1 else [*range(len(sublayers))]
+    return None
 
 
 def _find_numbers(sublayer: Sublayer) -> list[tuple[str, str]]:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from addnorm.stream.dataflow.graph import DATA, PARAMETER, Flow, Op, Value, walk
 from addnorm.stream.find.kinds import classify_sublayer
-from addnorm.stream.find.sublayers import find_common_frame
+from addnorm.stream.find.sublayers import find_common_frame, number_periods
 from addnorm.stream.program.carried import Carrier
 from addnorm.stream.program.cuts import Spine, find_spine
-from addnorm.stream.program.maps import assemble, measure_map
+from addnorm.stream.program.maps import TOKENS, assemble, measure_map
 from addnorm.stream.program.result import Program, ProgramSite
 
 MIN_SITES = 2
@@ -26,25 +26,28 @@ def find_program(flow: Flow) -> Program | None:
     spines = [spine for spine in spines if all(value.tensor.numel() for state in spine.states for value in state)]
     spines = sorted((spine for spine in spines if len(spine.writes) >= MIN_SITES), key=lambda spine: -len(spine.writes))
     programs = (_build_program(spine) for spine in spines)
-    return next((program for program in programs if program.closes), None)
+    return next((program for program in programs if program is not None and program.closes), None)
 
 
-def _build_program(spine: Spine) -> Program:
-    """Measure the matrices of all sublayers."""
+def _build_program(spine: Spine) -> Program | None:
+    """Measure the matrices of all sublayers; return None if an equation does not describe its sublayer."""
     own = [[op for op in write.ops if not op.norms] or write.ops for write in spine.writes]
     paths = [find_common_frame(ops, ops[0].frame).path for ops in own]
-    layers = _number_layers(paths)
+    kinds = [classify_sublayer(write.reads[0], ops) for write, ops in zip(spine.writes, own, strict=True)]
+    layers = _number_layers(paths, kinds)
     sites = []
     for k, write in enumerate(spine.writes):
         before, after = spine.states[k : k + 2]
         reads = [measure_map(spine.carrier, value, before) for value in write.reads]
         sums = [measure_map(spine.carrier, value, [*before, write.value]) for value in after]
+        if any(part.reason for part in (*reads, *sums)):
+            return None
         count = f" ({paths[: k + 1].count(paths[k])})" if paths.count(paths[k]) > 1 else ""
         branch = [column.norm for part in sums for column in part.columns if column.source is write.value]
         norm_branch = next(iter(branch), None)
         sites.append(
             ProgramSite(
-                (paths[k] or "the model") + count, paths[k], classify_sublayer(write.reads[0], own[k]), layers[k],
+                (paths[k] or "the model") + count, paths[k], kinds[k], layers[k],
                 assemble(spine.carrier, reads, before), assemble(spine.carrier, sums, before),
                 assemble(spine.carrier, sums, [write.value], normed=norm_branch is not None),
                 reads[0].norm, norm_branch,
@@ -52,7 +55,8 @@ def _build_program(spine: Spine) -> Program:
                 max(part.error for part in (*reads, *sums)), write, before, reads, sums,
             )
         )  # fmt: skip
-    return Program(spine, sites, measure_map(spine.carrier, spine.end, spine.states[-1]))
+    head = measure_map(spine.carrier, spine.end, spine.states[-1])
+    return Program(spine, sites, head) if head.reason in ("", TOKENS) else None
 
 
 def _list_widths(flow: Flow) -> list[int]:
@@ -65,15 +69,19 @@ def _list_widths(flow: Flow) -> list[int]:
     return sorted((size for size in counts if size > 1), key=lambda size: -counts[size])[:WIDTHS]
 
 
-def _number_layers(paths: Sequence[str]) -> list[int]:
-    """Return the layer of each sublayer: from the first number in the modules' paths that changes, or else two to a layer."""
+def _number_layers(paths: Sequence[str], kinds: Sequence[str]) -> list[int]:
+    """Return the layer of each sublayer: from the first number in the modules' paths that changes.
+
+    If there is none, or each sublayer has another, kinds that repeat count, or else two sublayers are a layer.
+    """
     numbers = [re.findall(r"(?:^|\.)(\d+)(?=\.|$)", path) for path in paths]
     for depth in range(min(map(len, numbers), default=0)):
         keys = [of_one[depth] for of_one in numbers]
         if len({*keys}) > 1:
             order = [*dict.fromkeys(keys)]
-            return [order.index(key) for key in keys]
-    return [k // 2 for k in range(len(paths))]
+            by_kind = number_periods(kinds) if len(order) == len(keys) else None
+            return by_kind or [order.index(key) for key in keys]
+    return number_periods(kinds) or [k // 2 for k in range(len(paths))]
 
 
 def find_leaves(spine: Spine, operands: Sequence[Value]) -> tuple[list[Value], list[Op]]:

@@ -163,6 +163,6 @@ def _to_rows(tensor: Tensor, shape: Sequence[int]) -> Tensor | None:
     """Return a parameter as rows of a matrix of this shape, or None."""
     if len(shape) == 1:
         return tensor.flatten()
-    if tensor.shape[-1] == shape[-1]:
+    if tensor.shape[-1:] == shape[-1:]:
         return tensor.reshape(-1, shape[-1])
     return tensor.mT if tensor.dim() == 2 and tensor.shape[0] == shape[-1] else None

@@ -26,6 +26,7 @@ from addnorm.stream.program.cuts import list_carried_inputs
 
 BETWEEN = "a norm of a sum lies between two states"
 EARLIER = "a value from before the state is read again"
+TOKENS = "tokens are cut or joined between two states"
 MAX_ENTRIES = 64  # of a matrix in JSON
 EQUAL = 1e-6  # coefficients that differ by less are those of one number
 
@@ -105,6 +106,7 @@ def measure_map(carrier: Carrier, target: Value, sources: Sequence[Value], freez
     part = Map(target, norm, after, columns, bias if bool(bias.any()) else None, 0.0, reason)
     result = apply_map(carrier, part, {source: to_streams(carrier, source) for source in sources})
     if result is None:  # the target has other tokens than the sources
+        part.reason = part.reason or TOKENS
         actual = {operand: operand.tensor.detach().double() for operand in operands}
         result = _finish(carrier, part, to_streams(carrier, total, _evaluate(carrier, total, actual, region)))
     part.error = relative_error(to_streams(carrier, target), result)

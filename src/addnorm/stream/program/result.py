@@ -75,11 +75,6 @@ class ProgramSite:
         """Return the number of streams before the sublayer in words: "4 streams"."""
         return format_count(self.mix.values.shape[2], "stream")
 
-    @property
-    def reasons(self) -> list[str]:
-        """Why an equation does not describe the sublayer."""
-        return [*dict.fromkeys(part.reason for part in (*self.reads, *self.sums) if part.reason)]
-
     def to_dict(self) -> dict[str, Any]:
         """Return the sublayer as JSON types."""
         norms = {"norm_in": self.norm_in, "norm_branch": self.norm_branch}
@@ -161,9 +156,8 @@ class Program:
 
     @property
     def closes(self) -> bool:
-        """Whether every equation is within the tolerance and describes its sublayer."""
-        reasons = [self.head.reason, *(reason for site in self.sites for reason in site.reasons)]
-        return self.closure <= self.tolerance and not any(reasons)
+        """Whether every equation is within the tolerance."""
+        return self.closure <= self.tolerance
 
     @cached_property
     def expansion(self) -> float | None:

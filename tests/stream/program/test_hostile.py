@@ -1,0 +1,60 @@
+"""Tests of models that look like several streams, or whose code is unusual: a wrong claim is worse than none."""
+
+import pytest
+import torch
+from support.random_models import random_model, seeds_of
+from torch import nn
+
+import addnorm
+
+D = 16
+
+
+class Connection(nn.Module):
+    """Hyper-connections as in other libraries: one matrix for C and A, sizes of the dynamic parts without dimensions."""
+
+    def __init__(self, n, branch):
+        super().__init__()
+        self.static_alpha = nn.Parameter(torch.randn(n, n + 1))
+        self.alpha_fn, self.alpha_scale = nn.Parameter(torch.randn(D, n + 1)), nn.Parameter(torch.tensor(0.1))
+        self.static_beta = nn.Parameter(torch.randn(n))
+        self.beta_fn, self.beta_scale = nn.Parameter(torch.randn(D)), nn.Parameter(torch.tensor(0.1))
+        self.norm, self.norm_in, self.branch = nn.LayerNorm(D), nn.LayerNorm(D), branch
+
+    def forward(self, x):
+        normed = self.norm(x)
+        alpha = self.static_alpha + self.alpha_scale * torch.tanh(normed @ self.alpha_fn)
+        beta = self.static_beta + self.beta_scale * torch.tanh(normed @ self.beta_fn)
+        mixed = torch.einsum("btsu,btsd->btud", alpha, x)
+        return mixed[..., 1:, :] + beta.unsqueeze(-1) * self.branch(self.norm_in(mixed[..., 0, :])).unsqueeze(-2)
+
+
+class HyperConnections(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.n = n
+        mlps = (nn.Sequential(nn.Linear(D, D), nn.GELU(), nn.Linear(D, D)) for _ in range(4))
+        self.layers = nn.ModuleList(Connection(n, mlp) for mlp in mlps)
+        self.norm = nn.LayerNorm(D)
+
+    def forward(self, x):
+        x = x.unsqueeze(-2).repeat(1, 1, self.n, 1)
+        for layer in self.layers:
+            x = layer(x)
+        return self.norm(x.sum(-2))
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_coefficients_with_parameters_without_dimensions_are_compared(n):
+    torch.manual_seed(0)
+    found = addnorm.inspect(HyperConnections(n).eval(), torch.randn(2, 5, D))
+    assert found.program is None if n == 1 else found.program.closes and found.program.sizes == [n] * 5
+
+
+@pytest.mark.parametrize("name", ["condition: gate of a sandwich", "update from one token of a joined read"])
+def test_what_rows_do_not_describe_is_no_program_of_one_stream(name):
+    """A gate after a norm is no part of f, and tokens that are written apart are no streams."""
+    for seed in seeds_of(name, 2):
+        case = random_model(seed)
+        found = addnorm.inspect(case.model, *case.inputs)
+        assert (found.program, found.wiring, found.closes) == (None, "unknown", False), seed
