@@ -111,9 +111,8 @@ def test_functions_that_need_rows_refuse_several_streams(tmp_path):
         lambda: addnorm.verify(model, x, like=model),
         lambda: addnorm.verify(addnorm.nn.Encoder(2, D, nhead=2, wiring="pre_ln").eval(), x, like=inspection),
         lambda: addnorm.save_states(inspection, tmp_path / "states.pt"),
-        lambda: addnorm.ablate_each(inspection, x),
     ):
-        with pytest.raises(ValueError, match="expected one stream with constant or learned factors: verify"):
+        with pytest.raises(ValueError, match="model is Encoder with 4 streams, expected one stream"):
             call()
 
 

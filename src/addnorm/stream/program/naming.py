@@ -31,6 +31,7 @@ EXACT = 1e-6  # the same of constants
 FIRST = 3  # sublayers with which numbers are fitted
 _Constants = tuple[list[int], list[float], list[int]]  # sizes of matrices, numbers, how often Sinkhorn divides
 _Source = tuple[bool, int]  # whether a module computes a matrix, and the number of tokens
+MOST_NUMBERS = 64  # pairs of numbers that are tried
 LARGE = 1e-2  # a larger option is no usual epsilon
 LITTLE = 1e-2  # an epsilon may be this wrong before it is fitted
 
@@ -79,13 +80,19 @@ def search(program: Program, make: Any, constants: _Constants) -> Iterator[Match
         match = _try(program, make, options, FIRST)
         if match is None:
             continue
+        if match.error == float("inf") and any(LARGE < value < 1.0 for value in constants[1]):
+            pairs = itertools.islice(
+                itertools.product(*numbers.values()), MOST_NUMBERS
+            )  # no epsilon alone is all that differs
+            tried = [_try(program, make, {**options, **dict(zip(numbers, pair, strict=True))}, FIRST) for pair in pairs]
+            match = min(filter(None, tried), key=lambda other: other.error, default=match)
+            options |= {name: value for name, value in dict(match.wiring.options).items() if name in numbers}
         is_fitted = match.error < get_close(program) / 100
         for name, candidates in () if is_fitted else numbers.items():
-            is_small = abs(_get_default(make, name)) < LARGE and not any(LARGE < v < 1.0 for v in candidates)
-            if match.error == float("inf") and is_small:
+            if match.error == float("inf") and abs(_get_default(make, name)) < LARGE:
                 continue  # an epsilon cannot be all that is wrong
-            tried = [(_try(program, make, {**options, name: value}, FIRST), value) for value in candidates]
-            good = [(other, value) for other, value in tried if other is not None and other.error < match.error]
+            found = [(_try(program, make, {**options, name: value}, FIRST), value) for value in candidates]
+            good = [(other, value) for other, value in found if other is not None and other.error < match.error]
             if good:
                 match, value = min(good, key=lambda item: item[0].error)
                 options[name] = value
