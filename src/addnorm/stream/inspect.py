@@ -116,10 +116,10 @@ def inspect_run(
     inspection = build_inspection(inner, flow, target=model)
     is_named = len(inspection.streams) == 1 and inspection.streams[0].wiring is not None
     is_clear = inspection.closes and is_named and not as_program
-    return inspection if is_clear else _find_program(inspection, flow, as_program)
+    return inspection if is_clear else prefer_program(inspection, flow, as_program)
 
 
-def _find_program(inspection: Inspection, flow: Flow, as_program: bool) -> Inspection:
+def prefer_program(inspection: Inspection, flow: Flow, as_program: bool = False) -> Inspection:
     """Return the inspection with the residual program of the run, if there is one that covers all sublayers.
 
     If the program has a wiring that no rows express, it takes the place of the streams. A program of several streams without a

@@ -61,6 +61,12 @@ def record(run):
         run.model(run.x)
 
 
+def test_record_refuses_states_that_it_would_take_for_streams():
+    model, tokens = make_model("inkling2:Inkling2Text", torch.float32), torch.randint(4, 64, (2, 12))
+    with pytest.raises(ValueError, match="2 to 4 streams"), addnorm.record(model):
+        model(tokens, use_cache=False)
+
+
 def test_other_tools_name_the_streams(run):
     with pytest.raises(
         ValueError, match=r"model is HandMhc with 4 streams, expected one stream .*: record .* addnorm.decompose"

@@ -64,7 +64,13 @@ class ProgramStatistics(Rendered, tuple[SiteStatistics, ...]):
     def _blocks(self) -> Iterator[Block]:
         names = [name for name in HEADINGS if any(getattr(one, name) is not None for one in self)]
         rows = [[one.site, *(_format(getattr(one, name)) for name in names)] for one in self]
-        yield Table([Column("site", fold=True), *(Column(HEADINGS[name], "right") for name in names)], rows)
+        yield Table(
+            [
+                Column("site", fold=True),
+                *(Column(HEADINGS[name], "right", name in ("rms", "write_share")) for name in names),
+            ],
+            rows,
+        )
         yield Paragraph(NOTE, style="dim")
 
     def to_dict(self) -> list[dict[str, Any]]:

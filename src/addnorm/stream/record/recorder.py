@@ -23,9 +23,8 @@ from addnorm._util.torch_internals import in_function_transform
 from addnorm.stream.dataflow.frames import Frames
 from addnorm.stream.dataflow.observers import ObserverMode, observe_forwards, use_nonreentrant_checkpoints
 from addnorm.stream.dataflow.wrappers import find_fsdp_modules, find_ranks, meet, reshard
-from addnorm.stream.inspect import build_inspection, capture_flow, check_parameters
+from addnorm.stream.inspect import build_inspection, capture_flow, check_parameters, prefer_program
 from addnorm.stream.models.inputs import format_inputs
-from addnorm.stream.program.build import find_program
 from addnorm.stream.record.forward import Forward
 from addnorm.stream.record.gradients import GradientHooks
 from addnorm.stream.record.probes import Leaves, Probes, inspection_metadata
@@ -269,9 +268,8 @@ class _Recorder:
         flow = capture_flow(self.model, args, kwargs)
         with torch.no_grad():
             inspection = build_inspection(self.model, flow)
-            is_open = not inspection.sites or (len(inspection.streams) > 1 and not inspection.closes)
-            program = find_program(flow) if is_open else None
-        if program is not None and max(program.sizes) > 1:
+        program = prefer_program(inspection, flow).program if len(inspection.streams) != 1 else None
+        if program is not None:
             raise ValueError(program.explain_refusal(type(self.model).__name__, "record"))
         if not inspection.sites:
             raise ValueError(
