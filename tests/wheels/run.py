@@ -3,7 +3,7 @@
     python tests/wheels/run.py [--python 3.11 ...] [--torch 2.10.0 ...]
 
 Writes dist/, benchmarks/results/wheels.json and the table of docs/installing.md. Results that are there are kept while the wheel
-stays the same, so an interrupted run goes on where it was. uv downloads gigabytes for each torch.
+stays the same, so an interrupted run goes on where it was. uv downloads gigabytes for each torch, and each Python that is not on the path.
 """
 
 import argparse
@@ -31,12 +31,13 @@ def main():
     parser.add_argument("--torch", nargs="*", default=TORCHES, help="releases of torch")
     arguments = parser.parse_args()
     wheel, pure = build()
-    digest = hashlib.sha256(b"".join(file.read_bytes() for file in sorted((ROOT / "csrc").glob("*.*")))).hexdigest()[
-        :16
-    ]
+    digest = hashlib.sha256(
+        b"".join(file.read_bytes() for file in sorted((ROOT / "csrc").glob("*.[ch]*")))
+    ).hexdigest()[:16]
     document = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     if document.get("csrc") != digest:
         document = {"csrc": digest, "rows": []}
+    document["rows"] = [row for row in document["rows"] if "error" not in row]  # those are tried again
     document |= {"wheel": wheel.name, "bytes": wheel.stat().st_size, "audit": audit(wheel)}
     done = {(row["file"], row["with"], row["of"]) for row in document["rows"]}
     for torch in arguments.torch:
