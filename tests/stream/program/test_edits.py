@@ -63,7 +63,10 @@ def record(run):
 
 def test_record_refuses_states_that_it_would_take_for_streams():
     model, tokens = make_model("inkling2:Inkling2Text", torch.float32), torch.randint(4, 64, (2, 12))
-    with pytest.raises(ValueError, match=r"Inkling2TextModel with .* streams, expected one stream"), addnorm.record(model):
+    with (
+        pytest.raises(ValueError, match=r"Inkling2TextModel with .* streams, expected one stream"),
+        addnorm.record(model),
+    ):
         model(tokens, use_cache=False)
 
 
