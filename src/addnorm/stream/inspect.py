@@ -122,7 +122,7 @@ def inspect_run(
 def prefer_program(inspection: Inspection, flow: Flow, as_program: bool = False) -> Inspection:
     """Return the inspection with the residual program of the run, if there is one that covers all sublayers.
 
-    If the program has a wiring that no rows express, it takes the place of the streams. A program of several streams without a
+    If the program has a wiring of the catalog, it takes the place of the streams. A program of several streams without a
     wiring is added to an inspection that is not clear.
     """
     with torch.no_grad():
@@ -131,7 +131,7 @@ def prefer_program(inspection: Inspection, flow: Flow, as_program: bool = False)
             return inspection
         if not as_program:
             identify(program)
-    if as_program or (program.wiring is not None and not program.wiring.has_rows):
+    if as_program or program.wiring is not None:
         return replace(inspection, streams=(), unknown=(), program=program)
     is_added = program.wiring is None and max(program.sizes) > 1 and not inspection.closes
     return replace(inspection, unnamed=program) if is_added else inspection

@@ -28,6 +28,7 @@ from addnorm.stream.program.result import Program
 from addnorm.stream.states import States, TermError, collect_states, load_states, measure_terms
 from addnorm.wirings.spec import Stage, Wiring, as_wiring
 
+NO_PROGRAM = "its rows have no known wiring, and no other streams were found"
 MOVE, SMALL = 1.5, 64  # how far a parameter of the coefficients is moved if it has at most that many numbers
 
 
@@ -192,8 +193,11 @@ def _verify_program(
     inspection = model if isinstance(model, Inspection) else inspect_run(model, args, kwargs, as_program=True)
     program = inspection.program
     if program is None:
-        found = [Deviation("the rule of the stream", inspection.wiring, wiring.name)] if inspection.closes else []
-        return Verification(wiring, inspection, tuple(found), unproven=inspection.unknown)
+        if not inspection.closes or inspection.wiring == wiring.name:
+            return Verification(wiring, inspection, (), unproven=inspection.unknown)
+        if inspection.wiring in ("none", "unknown"):
+            return Verification(wiring, inspection, (), unproven=(Unknown("", NO_PROGRAM),))
+        return Verification(wiring, inspection, (Deviation("the rule of the stream", inspection.wiring, wiring.name),))
     assert isinstance(program, Program)
     compared = program
     if not isinstance(model, Inspection):

@@ -9,7 +9,7 @@ from addnorm.stream.dataflow.graph import DATA, PARAMETER, Flow, Op, Value, walk
 from addnorm.stream.find.kinds import classify_sublayer
 from addnorm.stream.find.sublayers import find_common_frame, number_periods
 from addnorm.stream.program.carried import Carrier
-from addnorm.stream.program.cuts import Spine, find_spine
+from addnorm.stream.program.cuts import Spine, find_spine, has_others
 from addnorm.stream.program.maps import TOKENS, assemble, measure_map
 from addnorm.stream.program.result import Program, ProgramSite
 
@@ -25,7 +25,8 @@ def find_program(flow: Flow) -> Program | None:
     spines = [spine for width in _list_widths(flow) if (spine := find_spine(Carrier(flow, width))) is not None]
     spines = [spine for spine in spines if all(value.tensor.numel() for state in spine.states for value in state)]
     spines = sorted((spine for spine in spines if len(spine.writes) >= MIN_SITES), key=lambda spine: -len(spine.writes))
-    programs = (_build_program(spine) for spine in spines)
+    results = {*walk(flow.list_results(), lambda value: value.op.inputs if value.op is not None else [])}
+    programs = (_build_program(spine) for spine in spines if not any(has_others(spine, one, results) for one in spines))
     return next((program for program in programs if program is not None and program.closes), None)
 
 
@@ -60,13 +61,17 @@ def _build_program(spine: Spine) -> Program | None:
 
 
 def _list_widths(flow: Flow) -> list[int]:
-    """Return the sizes that the last dimension of most activations has, the most frequent first."""
+    """Return the sizes that the last dimension of most activations has, the most frequent first.
+
+    In a run with norms, only the sizes that are normalized: streams are.
+    """
     counts: dict[int, int] = {}
+    normed = {value.norm.x.shape[-1] for op in flow.ops for value in op.outputs if value.norm is not None}
     for op in flow.ops:
         for value in op.outputs:
             if value.kind & DATA and len(value.shape) > 1 and value.tensor.is_floating_point():
                 counts[value.shape[-1]] = counts.get(value.shape[-1], 0) + 1
-    return sorted((size for size in counts if size > 1), key=lambda size: -counts[size])[:WIDTHS]
+    return sorted((size for size in counts if size > 1 and (size in normed or not normed)), key=lambda size: -counts[size])[:WIDTHS]
 
 
 def _number_layers(paths: Sequence[str], kinds: Sequence[str]) -> list[int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
@@ -59,12 +59,16 @@ def get_close(program: Program) -> float:
 
 
 def identify(program: Program) -> None:
-    """Set the wiring of a program, with its options, and each site's parameters and deviation, if the catalog has its wiring."""
+    """Set the wiring of a program, with its options, and each site's parameters and deviation, if the catalog has its wiring.
+
+    Wirings of rows are left out: what rows do not describe is not one of them.
+    """
     best: Match | None = None
     constants = find_constants(program)
     for make in CONSTRUCTORS.values():
         for match in search(program, make, constants):
-            if match.error <= get_close(program) and (best is None or match.error < best.error / 4):
+            is_close = match.error <= get_close(program) and not match.wiring.has_rows
+            if is_close and (best is None or match.error < best.error / 4):
                 best = match
     if best is not None:
         program.wiring, program.deviation = best.wiring, best.error
@@ -262,9 +266,12 @@ def _fit(
 def measure_read(program: Program, k: int, stage: Stage | Head) -> Matrix:
     """Return C as measured; with the norms of streams as factors where the wiring's module contains them."""
     maps = program.sites[k].reads if k < len(program.sites) else [program.head]
-    if not any(stage.norm_streams):
-        maps = [program.freeze(part, program.spine.states[k]) for part in maps]
-    return assemble(program.carrier, maps, program.spine.states[k])
+    if any(stage.norm_streams):
+        return assemble(program.carrier, maps, program.spine.states[k])
+    maps = [program.freeze(part, program.spine.states[k]) for part in maps]
+    matrix = assemble(program.carrier, maps, program.spine.states[k])
+    is_linear = all(part.error <= program.tolerance for part in maps)  # a norm that centres combines features
+    return matrix if is_linear else replace(matrix, values=torch.full_like(matrix.values, torch.inf))
 
 
 def join_state(program: Program, k: int) -> Tensor:

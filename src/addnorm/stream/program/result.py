@@ -295,7 +295,8 @@ def _group(program: Program) -> Iterator[list[ProgramSite]]:
 
 
 def _signature(program: Program, site: ProgramSite) -> tuple[Any, ...]:
-    matrices = tuple(describe_matrix(matrix) for matrix in (site.collapse, site.mix, site.inject))
+    pairs = ((site.collapse, site.reads), (site.mix, site.sums))
+    matrices = (*(_describe(program, site, *pair) for pair in pairs), describe_matrix(site.inject))
     return (site.kind, mask_numbers(site.path), matrices, _format_norms(site), site.closure <= program.tolerance)
 
 
@@ -314,6 +315,15 @@ def describe_matrix(matrix: Matrix) -> str:
     return "; ".join(" ".join(row) for row in numbers)
 
 
+def _describe(program: Program, site: ProgramSite, matrix: Matrix, maps: Sequence[Map]) -> str:
+    """Return what a matrix of the state is, and that of the norms of its streams: "1 0 + (0 1) N"."""
+    text = describe_matrix(matrix)
+    if not any(column.norm is not None and column.source in site.state for part in maps for column in part.columns):
+        return text
+    of_norms = describe_matrix(assemble(program.carrier, maps, site.state, normed=True))
+    return f"{text} + ({of_norms}) N"
+
+
 def _format_norms(site: ProgramSite) -> str:
     named = [("N_in", site.norm_in), ("N_branch", site.norm_branch)]
     named += [("N_out", norm) for norm in dict.fromkeys(site.norms_out)]
@@ -328,7 +338,8 @@ def _build_line(program: Program, sites: Sequence[ProgramSite]) -> _Line:
         "sublayer": first.kind,
         "module": merge_paths([site.path or "the model" for site in sites]),
         "streams": str(rows) if rows == columns else f"{columns} to {rows}",
-        "C": describe_matrix(first.collapse), "A": describe_matrix(first.mix), "B": describe_matrix(first.inject),
+        "C": _describe(program, first, first.collapse, first.reads),
+        "A": _describe(program, first, first.mix, first.sums), "B": describe_matrix(first.inject),
         "norms": _format_norms(first),
         "error": format_number(max(site.closure for site in sites), 1),
     }  # fmt: skip
