@@ -71,7 +71,9 @@ def _list_widths(flow: Flow) -> list[int]:
         for value in op.outputs:
             if value.kind & DATA and len(value.shape) > 1 and value.tensor.is_floating_point():
                 counts[value.shape[-1]] = counts.get(value.shape[-1], 0) + 1
-    return sorted((size for size in counts if size > 1 and (size in normed or not normed)), key=lambda size: -counts[size])[:WIDTHS]
+    return sorted(
+        (size for size in counts if size > 1 and (size in normed or not normed)), key=lambda size: -counts[size]
+    )[:WIDTHS]
 
 
 def _number_layers(paths: Sequence[str], kinds: Sequence[str]) -> list[int]:
