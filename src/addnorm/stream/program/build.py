@@ -9,7 +9,7 @@ from addnorm.stream.dataflow.graph import DATA, PARAMETER, Flow, Op, Value, walk
 from addnorm.stream.find.kinds import classify_sublayer
 from addnorm.stream.find.sublayers import find_common_frame, number_periods
 from addnorm.stream.program.carried import Carrier
-from addnorm.stream.program.cuts import Spine, find_spine, has_others
+from addnorm.stream.program.cuts import Spine, find_spine
 from addnorm.stream.program.maps import TOKENS, assemble, measure_map
 from addnorm.stream.program.result import Program, ProgramSite
 
@@ -25,8 +25,7 @@ def find_program(flow: Flow) -> Program | None:
     spines = [spine for width in _list_widths(flow) if (spine := find_spine(Carrier(flow, width))) is not None]
     spines = [spine for spine in spines if all(value.tensor.numel() for state in spine.states for value in state)]
     spines = sorted((spine for spine in spines if len(spine.writes) >= MIN_SITES), key=lambda spine: -len(spine.writes))
-    results = {*walk(flow.list_results(), lambda value: value.op.inputs if value.op is not None else [])}
-    programs = (_build_program(spine) for spine in spines if not any(has_others(spine, one, results) for one in spines))
+    programs = (_build_program(spine) for spine in spines)
     return next((program for program in programs if program is not None and program.closes), None)
 
 

@@ -53,7 +53,6 @@ class Carrier:
         known: the carried values; the sources are among them.
         sources: the sources in the order of the run; source k is bit k.
         used: by the operator, the carried inputs from which it carries.
-        depends: by the value, the sources from which it is computed, in any way.
     """
 
     def __init__(self, flow: Flow, width: int) -> None:
@@ -62,22 +61,13 @@ class Carrier:
         self.sources: list[Value] = []
         self.sources_set: set[Value] = set()
         self.used: dict[Op, list[Value]] = {}
-        self.depends: dict[Value, int] = {}
         self._roots = Roots()
         self._roots.make(width)  # FEATURES
         self._streams: set[int] = set()
         for leaf in flow.leaves:
             self._add_source(leaf)
-        for value in self.sources:
-            self.depends[value] = self.known[value].sources
         for op in flow.ops:
             self._add(op)
-            depends = 0
-            for value in op.inputs:
-                depends |= self.depends.get(value, 0)
-            for value in op.outputs:
-                is_source = value in self.sources_set
-                self.depends[value] = depends | (self.known[value].sources if is_source else 0)
 
     def is_stream(self, dim: Dim) -> bool:
         """Return whether a dimension is one of streams, or has one place."""
@@ -94,17 +84,6 @@ class Carrier:
         for k in streams:
             n *= parts[k].size
         return [part.size for part in parts], [*tokens, *streams, *features], n
-
-    def is_residual(self, value: Value) -> bool:
-        """Return whether of the sources of a carried value one reads another."""
-        bits = self.known[value].sources
-        own = [source for k, source in enumerate(self.sources) if bits >> k & 1]
-        return any(self.depends[source] & bits & ~self.known[source].sources for source in own)
-
-    def reads_itself(self, op: Op) -> bool:
-        """Return whether one operand of a sum is computed from another."""
-        operands = [value for value in dict.fromkeys(op.inputs) if value in self.known]
-        return any(is_ancestor(a, b) for a in operands for b in operands if a is not b)
 
     def _add_source(self, value: Value) -> None:
         tensor = value.tensor

@@ -14,7 +14,6 @@ from addnorm.stream.dataflow.arithmetic import is_move, match_factor
 from addnorm.stream.dataflow.graph import DATA, Op, Value, walk
 from addnorm.stream.program.carried import Carrier
 
-SUMS = frozenset(("add", "sub", "rsub", "addcmul", "lerp", "bmm", "baddbmm"))
 _Node = tuple[Value, int]
 # The uses of a value: the index of the operator, and its carried output; None if it computes coefficients.
 _Uses = dict[Value, list[tuple[int, Value | None]]]
@@ -89,32 +88,6 @@ def find_spine(carrier: Carrier) -> Spine | None:
     if spine.writes:
         _find_states(spine, inside)
     return spine if spine.writes else None
-
-
-def has_others(spine: Spine, other: Spine, results: Set[Value]) -> bool:
-    """Return whether a residual sum that leads to the results is in no sublayer of a program, and is none of its streams.
-
-    `other` is a program with the sums to look at: of the same width those of the whole run, of another width its own.
-    """
-    carrier = other.carrier
-    inside = {op for write in spine.writes for op in write.ops}
-    inside |= {value.op for value in spine.relevant if value.op is not None}
-    inside |= find_coefficient_ops(spine) if other is not spine else set()
-    for value in carrier.known if other is spine else other.relevant:
-        op = value.op
-        if op is None or value not in results:
-            continue
-        if value not in carrier.sources_set:
-            is_outside = len(list_carried_inputs(carrier, value)) > 1 and carrier.is_residual(value)
-        elif other is spine and op.name in SUMS:  # a sum that is not carried
-            is_outside = carrier.depends[value] != carrier.known[value].sources
-            if any(one in spine.relevant and one.norm is None for one in op.inputs) and carrier.reads_itself(op):
-                return True
-        else:
-            continue
-        if is_outside and op not in inside:
-            return True
-    return False
 
 
 def _join_writes(spine: Spine) -> None:

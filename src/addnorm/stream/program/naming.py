@@ -67,7 +67,8 @@ def identify(program: Program) -> None:
     constants = find_constants(program)
     for make in CONSTRUCTORS.values():
         for match in search(program, make, constants):
-            is_close = match.error <= get_close(program) and not match.wiring.has_rows
+            is_several = max(program.sizes) > 1 or match.wiring.stage(0, 0, program.num_layers).coefficients is not None
+            is_close = match.error <= get_close(program) and not match.wiring.has_rows and is_several
             if is_close and (best is None or match.error < best.error / 4):
                 best = match
     if best is not None:
