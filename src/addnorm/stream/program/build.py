@@ -62,7 +62,7 @@ def _build_program(spine: Spine) -> Program | None:
 def _list_widths(flow: Flow) -> list[int]:
     """Return the sizes that the last dimension of most activations has, the most frequent first.
 
-    In a run with norms, only the sizes that are normalized: streams are.
+    Sizes that are normalized come first, as streams mostly are.
     """
     counts: dict[int, int] = {}
     normed = {value.norm.x.shape[-1] for op in flow.ops for value in op.outputs if value.norm is not None}
@@ -70,9 +70,8 @@ def _list_widths(flow: Flow) -> list[int]:
         for value in op.outputs:
             if value.kind & DATA and len(value.shape) > 1 and value.tensor.is_floating_point():
                 counts[value.shape[-1]] = counts.get(value.shape[-1], 0) + 1
-    return sorted(
-        (size for size in counts if size > 1 and (size in normed or not normed)), key=lambda size: -counts[size]
-    )[:WIDTHS]
+    sizes = [size for size in counts if size > 1]
+    return sorted(sizes, key=lambda size: (size not in normed, -counts[size]))[:WIDTHS]
 
 
 def _number_layers(paths: Sequence[str], kinds: Sequence[str]) -> list[int]:
