@@ -106,11 +106,11 @@ def find_streams(loaded: LoadedModel, refused_by: str = "") -> Inspection:
 
     Raises:
         ModelLoadError: the model raised an error for its inputs.
-        ProofError: the model has no residual stream, or no rows describe it.
+        ProofError: the model has no residual stream, or the tool needs rows and it has several streams.
     """
     inspection = inspect_model(loaded)
-    if inspection.program is not None and refused_by:
-        raise ProofError(inspection.program.explain_refusal(inspection.model, refused_by))
+    if refused_by:
+        check_rows(inspection, refused_by)
     if not inspection.list_sites():
         check_proof(inspection)
     return inspection

@@ -18,7 +18,7 @@ def run(model: ModelOptions, tensor: Path, as_json: bool) -> None:
     """Name the tensor of a file."""
     captured = _read(tensor)
     loaded = load_model(model)
-    inspection = find_streams(loaded, "locate")
+    inspection = find_streams(loaded)
     with argument_errors({"tensor": "TENSOR"}):
         location = addnorm.locate(inspection, captured)
     if as_json:

@@ -1,7 +1,7 @@
 """The residual stream of an existing model: find and prove it, record it, decompose it, ablate sublayers.
 
 - `dataflow`: capture of a run as a graph of values, and observers of running models
-- `find`: `inspect`, which finds residual adds and norms and proves their equations
+- `inspect`, with `find`: residual adds and norms, and their equations with proofs; with `program`: several streams as matrices
 - `tokens`, `write_terms`, `shares`, `edits`, `outputs`: what the tools below have in common
 - `verify` (with `deviations`, `states`), `locate`: comparison with a wiring, with a reference, with a captured tensor
 - `record`: `record`, statistics of every sublayer, and `Recording`

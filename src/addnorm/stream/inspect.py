@@ -16,6 +16,8 @@ Names of modules and classes decide nothing. The steps, each in a file that impo
     equation_errors.py compute every equation in float64 and compare it with the run
     labels.py, naming.py, inspection.py     names of norms, modules and wirings; the result
     reasons.py, remarks.py     reasons why a part is not understood; remarks on the parts that are
+
+Where rows do not describe the run, `program/` describes it by matrices.
 """
 
 from __future__ import annotations
@@ -67,7 +69,9 @@ RESI_DUAL = "a second stream has the same writes and no norms; the output is the
 
 
 def inspect(model: nn.Module, *args: Any, float64: bool = False, **kwargs: Any) -> Inspection:
-    r"""Find the residual streams of a model and the `Row` of every sublayer, and prove each equation by computing it again.
+    r"""Find the residual streams of a model and the equation of every sublayer, and prove each by computing it again.
+
+    The equation of one stream is a `Row`. Of several streams, or of computed coefficients, the matrices are measured.
 
     The model runs once, in its current mode (training or evaluation), on `args` and `kwargs`. Parameters, buffers, inputs and
     the states of the random generators are restored afterwards. All activations of the run are in memory at the same time; a
@@ -81,8 +85,10 @@ def inspect(model: nn.Module, *args: Any, float64: bool = False, **kwargs: Any) 
 
     Returns:
         An `Inspection`: `streams` and their `sites`, the name of the `wiring`, the largest relative error of an equation
-        (`closure`), and the parts that are not understood, each with the reason (`unknown`). An inspection prints as a table,
-        also in notebooks; `to_dict()` returns JSON types.
+        (`closure`), and the parts that are not understood, each with the reason (`unknown`). If no rows describe the model,
+        `streams` is empty, and `program` has the matrices C, A and B of every sublayer, the error of the end computed with
+        them (`expansion`), and the `wiring` of the catalog with its options, or None. An inspection prints as a table, also
+        in notebooks; `to_dict()` returns JSON types.
 
     Raises:
         TypeError: `model` is not a module, or cannot be copied for `float64=True`.
@@ -96,6 +102,10 @@ def inspect(model: nn.Module, *args: Any, float64: bool = False, **kwargs: Any) 
         ('post_ln', 6, True)
         >>> found.sites[0].path, found.sites[0].kind, str(found.sites[0].row)
         ('layers.0.self_attn', 'attention', "x' = N(x + f(x))")
+        >>> model = addnorm.nn.Encoder(2, 16, nhead=2, wiring="mhc").eval()
+        >>> program = addnorm.inspect(model, torch.randn(2, 5, 16)).program
+        >>> program.wiring.name, program.sizes, program.sites[0].mix.source
+        ('mhc', [4, 4, 4, 4, 4], 'computed')
     """
     return inspect_run(model, args, kwargs, float64)
 

@@ -130,6 +130,11 @@ def verify(
     the wiring. A norm of the embedding, or a last norm, that the wiring does not have is no difference: post-LN models often have
     one. Learned factors are compared by their shape, not by their values.
 
+    With a wiring of several streams, or of computed coefficients, the measured matrices C, A and B of every sublayer are compared
+    with the wiring's formula, computed with the model's own parameters, and with its mutants: transposed, not applied, scaled.
+    The model and a copy run a second time, the copy with other parameters of the coefficients: before training all streams are
+    equal, and most faults change no number. An `Inspection` is compared as it is.
+
     With a reference (`like`), the equations are compared first: norms, factors, eps, kinds, order. Then each term of a sublayer
     is computed again from the reference's own values before it: the norm that it reads, its branch, the add, the norm after it.
     So no error accumulates, and each term that differs is wrong by itself. Names of modules, the order of dimensions, and the

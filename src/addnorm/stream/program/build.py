@@ -14,7 +14,7 @@ from addnorm.stream.program.maps import TOKENS, assemble, measure_map
 from addnorm.stream.program.result import Program, ProgramSite
 
 MIN_SITES = 2
-WIDTHS = 6  # how many widths are tried
+WIDTHS = 6  # candidates for the width of a stream that are tried
 
 
 def find_program(flow: Flow) -> Program | None:
@@ -90,7 +90,7 @@ def _number_layers(paths: Sequence[str], kinds: Sequence[str]) -> list[int]:
 
 
 def find_leaves(spine: Spine, operands: Sequence[Value]) -> tuple[list[Value], list[Op]]:
-    """Return the parameters from which coefficients are computed, and the operators that compute them."""
+    """Return the model's parameters from which `operands` are computed, and the operators between, up to the streams."""
     ops: dict[Op, None] = {}
     leaves: dict[Value, None] = {}
 

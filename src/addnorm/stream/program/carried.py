@@ -1,9 +1,9 @@
 """Values that a run carries: linear functions of earlier values in which every feature is treated alike.
 
-With its other operands frozen, an operator carries a value if it is linear in it and never combines or exchanges features: sums,
-products with numbers, gates and vectors, sums and matrix products over an axis of streams, views, cuts and joins. What another
-operator computes is a *source* if it has the width of the stream: the embedding, the output of a sublayer. So every carried
-value is a sum of multiples of sources, by which streams are found.
+With its other operands frozen at the run's values, an operator *carries* an input if its output is linear in this input and never
+combines or exchanges features: sums, products with numbers, gates and vectors, sums and matrix products over an axis of streams,
+views, slices and concatenations. The output of any other operator is a *source* if it has the width of the stream: the embedding,
+the output of a linear layer. So every carried value is a sum of multiples of sources, which is how streams are found.
 
 An axis of streams is one that arises in the run: by an expansion, a stack, a repetition or a product with a matrix.
 """
@@ -20,7 +20,8 @@ from addnorm.stream.dataflow.arithmetic import is_ancestor
 from addnorm.stream.dataflow.graph import DATA, Flow, Op, Value
 from addnorm.stream.layout.dimensions import Dim, Dims, Part, Roots, reshape_dims, split_views
 
-FEATURES = 0  # root of the features
+FEATURES = 0  # the root of the features: a root is an axis of which a dimension is a part
+# Operators that carry their first operands, and how many.
 AFFINE = {
     "add": 2,
     "sub": 2,
@@ -38,7 +39,7 @@ class Carried(NamedTuple):
     """A carried value.
 
     Attributes:
-        dims: its dimensions, as parts of axes.
+        dims: for each dimension the axes of which it consists, such as streams and features in a flat `n * d`.
         sources: the sources of which it is a sum of multiples, as bits.
     """
 
@@ -74,7 +75,7 @@ class Carrier:
         return all(part.root in self._streams or part.size == 1 for part in dim)
 
     def order(self, value: Value) -> tuple[list[int], list[int], int]:
-        """Return how a carried value is brought to `(tokens, n, d)`: the sizes of its parts, their order, and n."""
+        """Return how a carried value becomes `(tokens, n, d)`: the sizes to reshape it to, their permutation, and n."""
         parts = [part for dim in self.known[value].dims for part in dim]
         at = range(len(parts))
         features = sorted((k for k in at if parts[k].root == FEATURES), key=lambda k: -parts[k].stride)
@@ -108,7 +109,7 @@ class Carrier:
                 self._add_source(out)
 
     def _carry(self, op: Op) -> tuple[list[Value], list[Dims]]:
-        """Return the carried inputs and the dimensions of the outputs; two empty lists if the operator carries nothing."""
+        """Return the inputs that an operator carries and the dimensions of its outputs; two empty lists if it carries nothing."""
         norm = op.outputs[0].norm if op.outputs else None
         if norm is not None:
             carried = self.known.get(norm.x)

@@ -1,7 +1,8 @@
 """The states of a residual program: before and after each sublayer, the fewest carried values from which all later ones follow.
 
-For n streams in one tensor a state is this tensor; for streams that are kept apart it is several values; where every sublayer
-reads earlier writes, the state grows. A state is found as a minimum cut of the graph of carried values (Menger's theorem).
+For n streams in one tensor a state is this tensor; for streams in separate tensors it is several values; where every sublayer
+reads the outputs of all earlier ones, the state grows. A state is a minimum vertex cut of the graph of carried values, found by
+augmenting paths.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Write:
     Attributes:
         value: the output, a source; of sublayers that add up before they write, the sum.
         reads: the carried values that the sublayer reads.
-        ops: the operators of the sublayer.
+        ops: the operators of the sublayer, which depend on the reads.
     """
 
     value: Value
@@ -48,7 +49,7 @@ class Spine:
         end: the last read of the streams, or its norm.
         writes: the outputs of the sublayers, in the order of the run.
         starts: the sources that depend on no state: embeddings.
-        relevant: the carried values that lead to the end or to a read.
+        relevant: the carried values of which the end or a read is a function.
         states: the state before each sublayer, and the state at the end.
     """
 
@@ -61,7 +62,7 @@ class Spine:
 
 
 def find_spine(carrier: Carrier) -> Spine | None:
-    """Return the residual program with the most sublayers; None if no sum has two sources of which one reads the other."""
+    """Return the states and writes that lead to the value with the most sources; None if that has fewer than three sources."""
     known = carrier.known
     end = max(known, key=lambda value: (known[value].sources.bit_count(), value.index), default=None)
     if end is None or known[end].sources.bit_count() < 3:
@@ -91,9 +92,10 @@ def find_spine(carrier: Carrier) -> Spine | None:
 
 
 def _join_writes(spine: Spine) -> None:
-    """Join the writes that are added up before they reach the stream: those of experts, or of parallel sublayers.
+    """Join the writes that are summed before they reach the stream: those of experts, or of parallel sublayers.
 
-    None of them reads a state with the other. A write may read another alone, as a convolution after a sublayer does.
+    None of them reads a state that contains another of them. A write may read another one itself, as a convolution of a
+    sublayer's output does.
     """
     carrier = spine.carrier
     bits = {write: carrier.known[write.value].sources for write in spine.writes}
@@ -248,7 +250,11 @@ def find_coefficient_ops(spine: Spine) -> set[Op]:
 def _find_live(
     spine: Spine, uses: _Uses, given: Set[Value], now: int, last: Value | None, only_coefficients: bool = False
 ) -> set[Value]:
-    """Return the values before `now` that are used after it, and those from which coefficients were computed after `last`."""
+    """Return the values that a state before operator `now` must determine.
+
+    These are the values before `now` that later operators use, and those from which coefficients are computed after `last`, the
+    last write.
+    """
     carrier = spine.carrier
     since = last.index if last is not None else -1
     bits = 0
@@ -306,7 +312,7 @@ def _cut(carrier: Carrier, sources: Sequence[Value], targets: Set[Value], last: 
 
 
 def _find_region(carrier: Carrier, start: Set[Value], targets: Iterable[Value]) -> dict[Value, list[Value]]:
-    """Return the values between two sets, each with the values of which it is a function in one step."""
+    """Return the values from which `targets` are computed, back to `start`, each with the inputs that its operator carries."""
 
     def follow(value: Value) -> list[Value]:
         return [] if value in start else list_carried_inputs(carrier, value)
@@ -340,9 +346,9 @@ def _find_last_state(
 def _move_forward(
     spine: Spine, uses: _Uses, value: Value, now: int, targets: Set[Value], through_norms: bool, is_start: bool = False
 ) -> Value:
-    """Return the value that follows by views, biases and norms alone, while nothing else reads the values on the way.
+    """Return the last value that follows from `value` by views, biases and norms alone, each of which nothing else reads.
 
-    At the start, factors belong to the embedding.
+    With `is_start`, factors are followed too: they belong to the embedding.
     """
     while True:
         of_value = uses.get(value, [])

@@ -1,7 +1,8 @@
 """Deviations of a residual program from a wiring: which matrix differs, in which sublayers, and how.
 
-Each matrix is compared with the wiring's and with its mutants: transposed, not applied, scaled, computed with a norm of each
-stream or from the streams before the last write. A mutant that the model equals is named.
+Each matrix is compared with the wiring's, and with the wiring's mutants: transposed, not applied, scaled, with its streams in
+reverse, computed with a norm of each stream alone or from the streams before the last write. If the model's matrix equals a
+mutant, the difference is named.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Difference(NamedTuple):
 
 @dataclass
 class _Fit:
-    """One assignment of parameters, with how each matrix differs: "" if it does not, None if no mutant has it."""
+    """One assignment of parameters, with how each matrix differs: "" if it does not, None if it equals no mutant."""
 
     variant: tuple[str, str] | None
     labels: dict[str, str | None]
@@ -225,7 +226,7 @@ def _call(module: Any, stage: Stage, streams: Tensor) -> Any:
 def _label(
     name: str, expected: Tensor, found: Tensor, tolerance: float, mirror: Tensor | None
 ) -> tuple[str | None, float]:
-    """Return how a matrix differs from the expected one, and by how much; None if no mutant has it."""
+    """Return how a matrix differs from the expected one, and by how much: "" if it does not, None if it equals no mutant."""
     error = naming.distance(expected, found)
     mutants: dict[str, Tensor] = {}
     if name == "mix" and expected.shape[1] == expected.shape[2] > 1:

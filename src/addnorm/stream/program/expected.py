@@ -25,7 +25,7 @@ MOST = 300  # assignments of parameters that are tried
 
 @dataclass
 class Expected:
-    """The matrices of a stage of the catalog: `(tokens, rows, columns, d)`, NaN for a learned entry that may be any number."""
+    """The matrices of a stage of the catalog, `(tokens, rows, columns, d)`. NaN is a learned entry, which may be any number."""
 
     collapse: Tensor
     mix: Tensor
@@ -93,7 +93,10 @@ def _to_entry(entry: Any) -> Tensor:
 def list_modules(
     computed: Computed, d: int, stage: Stage | Head, place: Place, leaves: Sequence[Value], ops: Sequence[Op]
 ) -> Iterator[tuple[Any, Mapping[str, str]]]:
-    """Yield the wiring's module with each assignment of the model's parameters that fits by shape, and the names of these."""
+    """Yield the wiring's module of coefficients with the model's parameters, in each assignment that fits by shape.
+
+    The second item has the names of the model's parameters by those of the module.
+    """
     try:
         module = computed.make(d, stage.n, stage.reads, place).double().requires_grad_(False)
     except (ValueError, TypeError):

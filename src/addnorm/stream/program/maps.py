@@ -2,9 +2,9 @@
 
     target = N(M_1 X_1 + M_2 X_2 + ... + bias)
 
-The operators between are computed again in float64 on one stream of ones at a time, with all other operands frozen: that gives a
-column of a matrix for every token and feature. The equation is then computed with the values of the run, which proves that the
-matrices are all there is.
+The operators between the X_i and the target are run again in float64, with one stream all ones, the others zero, and all other
+operands frozen at the run's values. The result, less the bias, is one column of a matrix, for every token and feature. Then the
+equation is computed with the run's values: if it gives the target, no term is missing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Column:
     Attributes:
         source: the value of the state, or the write.
         operand: the source, or its norm.
-        norm: the norm through which it is read, or None.
+        norm: the norm of the source that makes the operand, or None.
         matrix: `(tokens, n_out, n_in, d)`, or `(tokens, n_out, n_in, 1)` if it is the same for all features.
         kind: what the matrix depends on, as the bits of `Value.kind`.
         operands: the frozen values from which the matrix is computed.
@@ -54,14 +54,14 @@ class Column:
 
 @dataclass(eq=False)
 class Map:
-    """What a value is of earlier ones.
+    """The equation of one value: a sum of matrices times earlier values, and its norm.
 
     Attributes:
         target: the value.
         norm: the norm of the sum, or None.
         after: the views and factors after this norm.
         columns: the operands.
-        bias: `(tokens, n_out, d)`, what the sum has besides; None if it is zero.
+        bias: `(tokens, n_out, d)`, the terms of the sum that depend on no source; None if they are zero.
         error: relative error of the equation, computed in float64 with the values of the run.
         reason: why the equation does not describe the value; empty if it does.
     """
@@ -92,7 +92,10 @@ def _from_streams(carrier: Carrier, value: Value, streams: Tensor) -> Tensor:
 
 
 def measure_map(carrier: Carrier, target: Value, sources: Sequence[Value], freeze: bool = False) -> Map:
-    """Measure what `target` is of `sources`. With `freeze`, norms of the sources count as factors, with the run's statistics."""
+    """Measure the matrices by which `target` is computed from `sources`.
+
+    With `freeze`, a norm of a source is a factor, with the run's statistics; otherwise the matrix multiplies its output.
+    """
     norm, after = _peel(carrier, target, sources)
     total = norm.x if norm is not None else target
     operands, region, reason = _find_operands(carrier, total, sources, freeze)
@@ -114,7 +117,7 @@ def measure_map(carrier: Carrier, target: Value, sources: Sequence[Value], freez
 
 
 def apply_map(carrier: Carrier, part: Map, streams: Mapping[Value, Tensor]) -> Tensor | None:
-    """Return the target for other streams `(tokens, n, d)` of each source; None if it has other tokens than the sources.
+    """Return the target for any values `(tokens, n, d)` of the sources; None if it has other tokens than the sources.
 
     Norms are computed by their formulas.
     """
@@ -160,7 +163,7 @@ def _finish(carrier: Carrier, part: Map, total: Tensor) -> Tensor:
 
 
 def _peel(carrier: Carrier, target: Value, sources: Sequence[Value]) -> tuple[Norm | None, list[Op]]:
-    """Return the norm whose output is `target` up to views and factors, and the operators after the norm."""
+    """Return the norm from whose output `target` is made by views and factors alone, and these operators; None without one."""
     after: list[Op] = []
     value = target
     while value not in sources and value.op is not None:
@@ -217,7 +220,7 @@ def _find_single(carrier: Carrier, value: Value, sources: Sequence[Value]) -> Va
 
 
 def _is_joined(carrier: Carrier, value: Value, sources: Sequence[Value]) -> bool:
-    """Return whether a value has the numbers of sources, each in its own streams."""
+    """Return whether a value holds the streams of sources side by side, unchanged."""
     values = walk([value], lambda v: [] if v in sources else list_carried_inputs(carrier, v))
     return all(v in sources or (v.op is not None and is_move(v.op) and v.norm is None) for v in values)
 
@@ -315,7 +318,10 @@ class Matrix:
 
 
 def assemble(carrier: Carrier, maps: Sequence[Map], sources: Sequence[Value], normed: bool = False) -> Matrix:
-    """Return the matrix of several maps on the streams of `sources`; with `normed`, on their norms."""
+    """Return the matrices of several maps as one: its rows are their targets, its columns the streams of `sources`.
+
+    With `normed` the columns are the norms of the sources.
+    """
     columns: list[Column] = []
     rows: list[Tensor] = []
     for part in maps:

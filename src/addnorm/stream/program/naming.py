@@ -282,9 +282,10 @@ def join_state(program: Program, k: int) -> Tensor:
 
 
 def relate(program: Program, k: int, stage: Stage, expected: Expected, relation: Tensor) -> tuple[Tensor, float] | None:
-    """Return which found stream each expected one is after the stage, a matrix of ones, and the largest difference of a row.
+    """Return which stream of the model is which of the wiring's after a stage, and the largest difference of a row.
 
-    A row is NaN for a stream that the model does not keep.
+    The first is a matrix with a row for each stream of the wiring, a column for each of the model, and 1 where they are the same.
+    A row is NaN for a stream that the model does not keep. None if the streams differ. `relation` is this matrix before it.
     """
     found = program.sites[k]
     rows, inject, bias = found.mix.values, found.inject.values, program.bias(k)
@@ -326,7 +327,7 @@ def relate(program: Program, k: int, stage: Stage, expected: Expected, relation:
 
 
 def apply(matrix: Tensor, relation: Tensor) -> Tensor:
-    """Return a matrix on expected streams as one on found streams."""
+    """Return a matrix whose columns are the wiring's streams as one whose columns are the model's."""
     used = ~relation.isnan().all(1)
     part, rest = matrix[:, :, used], matrix[:, :, ~used]
     if bool((rest.nan_to_num(1.0) != 0).any()):
@@ -338,7 +339,7 @@ def apply(matrix: Tensor, relation: Tensor) -> Tensor:
 
 
 def _differ(expected: Tensor, found: Matrix, relation: Tensor, source: _Source) -> float:
-    """Return the largest difference of two matrices, of which the first is one on expected streams."""
+    """Return the largest difference of two matrices. The columns of `expected` are the wiring's streams."""
     if not _have_same_source(expected, found, source):
         return float("inf")
     return distance(apply(expected, relation), found.values)

@@ -42,7 +42,8 @@ class ProgramSite:
         collapse, mix, inject: the matrices C, A and B.
         norm_in, norm_branch: the norms, or None; `norms_out` has one for each new stream.
         closure: the largest relative error of the equations, computed in float64 with the values of the run.
-        deviation: the largest difference of the coefficients from the wiring's formula; None without a wiring.
+        deviation: the largest difference of an entry from the wiring's formula, relative to the largest entry; None without
+            a wiring.
         parameters: the names of the model's parameters by the names of those of the wiring's module.
     """
 
@@ -100,10 +101,11 @@ class Program:
         collapse: C of the read at the end.
         final_norm: the norm of this read, or None.
         closure: the largest relative error of an equation, computed in float64 with the values of the run.
-        expansion: the relative error of the end, computed from the embedding and all writes with these matrices; None if tokens
-            are cut.
+        expansion: the relative error of the end, computed from the embedding and all writes with these matrices; None if some
+            tokens leave the streams on the way.
         wiring: the wiring of the catalog whose matrices these are; None if there is none.
-        deviation: the largest difference of a coefficient from the wiring's formula.
+        deviation: the largest `deviation` of a site or of the last read; None without a wiring.
+        sizes: the number of streams before each sublayer, and at the end.
     """
 
     spine: Spine  # the carried values in the captured run
@@ -189,7 +191,7 @@ class Program:
         return torch.cat([zero.expand(1, n, self.width) if bias is None else bias[:1] for bias, n in parts], 1)
 
     def freeze(self, part: Map, sources: Sequence[Value]) -> Map:
-        """Return a map whose norms of single sources count as factors."""
+        """Return a map measured anew with the norms of its sources as factors; the map itself if it has no such norms."""
         if all(column.norm is None for column in part.columns):
             return part
         if part not in self.frozen:
