@@ -148,7 +148,7 @@ OPERATORS: dict[str, tuple[str, Callable[..., Any], Call]] = {
         lambda *a: compute(a[0], None, *a[1:])[0], call_norm,
     ),
     "_layer_norm_0a1b2c3::dropout_add_ln_fwd": (HUB, hub, call_hub),
-    "mylib::add_rms_norm": (  # not built in
+    "ownlib::add_rms_norm": (  # not built in
         "(Tensor! branch, Tensor! stream, Tensor gain, float eps) -> ()", in_place, call_in_place(),
     ),
     "mylib::rms_norm": (

@@ -77,7 +77,7 @@ def test_tools_agree_with_the_plain_model():
 
 
 def test_registered_operator_is_understood():
-    model, _, ids = make_pair("mylib::add_rms_norm")
+    model, _, ids = make_pair("ownlib::add_rms_norm")
     register_operator("mylib::add_*", add_rms_norm)
     check_pre_ln(addnorm.inspect(model, ids))
 
@@ -109,8 +109,8 @@ WRONG = {
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_wrong_equation_is_refuted_with_numbers(wrong):
-    model, _, ids = make_pair("mylib::add_rms_norm")
-    register_operator("mylib::add_rms_norm", WRONG[wrong])
+    model, _, ids = make_pair("ownlib::add_rms_norm")
+    register_operator("ownlib::add_rms_norm", WRONG[wrong])
     found = addnorm.inspect(model, ids)
     assert not found.closes
     reason = next(part.reason for part in found.unknown if "registered" in part.reason)
@@ -139,15 +139,15 @@ BROKEN = {
 
 @pytest.mark.parametrize("reason", BROKEN)
 def test_broken_equation_is_reported(reason):
-    model, _, ids = make_pair("mylib::add_rms_norm")
-    register_operator("mylib::add_rms_norm", BROKEN[reason])
+    model, _, ids = make_pair("ownlib::add_rms_norm")
+    register_operator("ownlib::add_rms_norm", BROKEN[reason])
     assert reason.replace("add_ ", "") in addnorm.inspect(model, ids).unknown[0].reason.replace("add ", "")
 
 
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        ("mylib::add_rms_norm", 'lambda branch, stream, gain, eps: {"branch": ..., "stream": ...}'),
+        ("ownlib::add_rms_norm", 'lambda branch, stream, gain, eps: {"branch": ..., "stream": ...}'),
         ("mylib::rms_norm", "lambda x, gain, eps: ..."),
         ("mylib::add", "lambda x, y: ..."),
     ],
