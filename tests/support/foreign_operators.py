@@ -151,14 +151,14 @@ OPERATORS: dict[str, tuple[str, Callable[..., Any], Call]] = {
     "ownlib::add_rms_norm": (  # not built in
         "(Tensor! branch, Tensor! stream, Tensor gain, float eps) -> ()", in_place, call_in_place(),
     ),
-    "mylib::rms_norm": (
+    "ownlib::rms_norm": (
         "(Tensor x, Tensor gain, float eps) -> Tensor", lambda *a: compute(a[0], None, *a[1:])[0], call_norm,
     ),
-    "mylib::add": (
+    "ownlib::add": (
         "(Tensor x, Tensor y) -> Tensor", lambda x, y: x + y,
         lambda op, x, residual, weight: (F.rms_norm(z := op(residual, x), (D,), weight, EPS), z),
     ),
-    "mylib::post_norm": (
+    "ownlib::post_norm": (
         "(Tensor x, Tensor residual, Tensor gain, float eps) -> Tensor", lambda *a: compute(*a)[0],
         lambda *a: (a[0](*a[1:], EPS),) * 2,
     ),

@@ -12,7 +12,7 @@ from support import foreign_operators as foreign
 from support.foreign_operators import EPS, OPERATORS, make_pair
 
 PRE_LN = ["x' = x + f(N(x))"] * 4
-KNOWN = [name for name in OPERATORS if not name.startswith("mylib::")]
+KNOWN = [name for name in OPERATORS if not name.startswith("ownlib::")]
 VLLM = "_C::fused_add_rms_norm"
 
 
@@ -78,13 +78,13 @@ def test_tools_agree_with_the_plain_model():
 
 def test_registered_operator_is_understood():
     model, _, ids = make_pair("ownlib::add_rms_norm")
-    register_operator("mylib::add_*", add_rms_norm)
+    register_operator("ownlib::add_*", add_rms_norm)
     check_pre_ln(addnorm.inspect(model, ids))
 
 
 def test_sum_inside_an_operator_is_recorded():
-    model, _, ids = make_pair("mylib::post_norm")
-    register_operator("mylib::post_norm", lambda x, residual, gain, eps: rms(residual + x, gain, eps))
+    model, _, ids = make_pair("ownlib::post_norm")
+    register_operator("ownlib::post_norm", lambda x, residual, gain, eps: rms(residual + x, gain, eps))
     found = addnorm.inspect(model, ids)
     assert (found.closes, found.unknown) == (True, ())
     assert [site.equation for site in found.sites] == ["x' = N(x + f(N(x)))", *["x' = N(x + f(x))"] * 3]
@@ -148,8 +148,8 @@ def test_broken_equation_is_reported(reason):
     ("name", "line"),
     [
         ("ownlib::add_rms_norm", 'lambda branch, stream, gain, eps: {"branch": ..., "stream": ...}'),
-        ("mylib::rms_norm", "lambda x, gain, eps: ..."),
-        ("mylib::add", "lambda x, y: ..."),
+        ("ownlib::rms_norm", "lambda x, gain, eps: ..."),
+        ("ownlib::add", "lambda x, y: ..."),
     ],
 )
 def test_unregistered_operator_is_named_with_its_line(name, line):
@@ -171,7 +171,7 @@ def test_operators_inside_sublayers_are_not_named():
 
         def forward(self, x):
             for norm, linear in zip(self.norms, self.linears, strict=True):
-                x = x + linear(torch.ops.mylib.rms_norm(linear(norm(x)), self.gain, EPS))
+                x = x + linear(torch.ops.ownlib.rms_norm(linear(norm(x)), self.gain, EPS))
             return x
 
     found = addnorm.inspect(Model().eval(), torch.randn(2, 5, 16))
@@ -192,4 +192,4 @@ def test_register_operator_checks_its_arguments():
         with pytest.raises(ValueError, match="name is"):
             register_operator(name, rms)
     with pytest.raises(TypeError, match="equation is str"):
-        register_operator("mylib::rms_norm", "x")
+        register_operator("ownlib::rms_norm", "x")
