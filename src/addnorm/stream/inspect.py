@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from addnorm import wirings
-from addnorm._util.numbers import format_number
+from addnorm._util.numbers import format_count, format_number
 from addnorm.stream.dataflow.flow_capture import FlowCapture
 from addnorm.stream.dataflow.graph import Flow
 from addnorm.stream.dataflow.simplification import remove_redundant_moves, remove_saved_copies
@@ -130,21 +130,24 @@ def inspect_run(
 
 
 def prefer_program(inspection: Inspection, flow: Flow, as_program: bool = False) -> Inspection:
-    """Return the inspection with the residual program of the run, if there is one that covers all sublayers.
+    """Return the inspection with the residual program of the run, if there is one that has all residual sums.
 
     If the program has a wiring of the catalog, it takes the place of the streams. A program of several streams without a
-    wiring is added to an inspection that is not clear.
+    wiring is added to an inspection that is not clear. A program of a part of the model is a reason why this is not understood.
     """
     with torch.no_grad():
         program = find_program(flow)
-        if program is None or not (as_program or _covers(program, inspection)):
+        if program is None:
             return inspection
         if not as_program:
             identify(program)
+    is_several = program.wiring is None and max(program.sizes) > 1 and not inspection.closes
+    if program.outside:
+        is_new = is_several or (program.wiring is not None and not program.wiring.has_rows)
+        return replace(inspection, unknown=(_explain_part(program), *inspection.unknown)) if is_new else inspection
     if as_program or program.wiring is not None:
         return replace(inspection, streams=(), unknown=(), program=program)
-    is_added = program.wiring is None and max(program.sizes) > 1 and not inspection.closes
-    return replace(inspection, unnamed=program) if is_added else inspection
+    return replace(inspection, unnamed=program) if is_several else inspection
 
 
 def inspect_program(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> Program | None:
@@ -154,14 +157,18 @@ def inspect_program(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> Prog
         flow = capture_flow(inner, args, kwargs)
         inspection = build_inspection(inner, flow, target=model)
         program = None if inspection.closes else find_program(flow)
-    return program if program is not None and max(program.sizes) > 1 and _covers(program, inspection) else None
+    return program if program is not None and max(program.sizes) > 1 and not program.outside else None
 
 
-def _covers(program: Program, inspection: Inspection) -> bool:
-    """Return whether the sublayers of a program are at least those whose operators an inspection has."""
-    inside = {op for site in program.sites for op in site.write.ops}
-    mixing = [[op for op in site.sublayer.own_ops if "mixing" in op.traits] for site in inspection.sites]
-    return all(not ops or not inside.isdisjoint(ops) for ops in mixing)
+def _explain_part(program: Program) -> Unknown:
+    """Explain that a program describes a part of the model only."""
+    name = f" of {program.wiring.name}" if program.wiring is not None else ""
+    count, sums = format_count(len(program.sites), "sublayer"), format_count(len(program.outside), "residual sum")
+    return Unknown(
+        program.sites[0].path or "the model",
+        f"the equations of {count}{name} close, but {sums} of the model {'is' if len(program.outside) == 1 else 'are'} elsewhere",
+        format_source(program.outside[0]),
+    )
 
 
 def check_inputs(model: nn.Module, args: Any, kwargs: Any, usage: str) -> None:

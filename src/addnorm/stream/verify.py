@@ -34,7 +34,7 @@ MOVE, SMALL = 1.5, 64  # how far a parameter of the coefficients is moved if it 
 
 @dataclass(frozen=True, repr=False)
 class Verification(Rendered):
-    """Result of `verify`. It prints as one sentence for each difference.
+    """Result of `verify`: true if the model agrees. It prints as one sentence for each difference.
 
     Attributes:
         wiring: the expected wiring; None for a comparison with a reference.
@@ -61,6 +61,9 @@ class Verification(Rendered):
     def agrees(self) -> bool:
         """Whether no term differs, and every equation of the model and of the reference is proven."""
         return self.inspection.closes and not (self.deviations or self.unproven) and all(t.agrees for t in self.terms)
+
+    def __bool__(self) -> bool:
+        return self.agrees
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as JSON types."""

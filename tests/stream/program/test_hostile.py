@@ -6,6 +6,7 @@ from torch import nn
 
 import addnorm
 from support.random_models import random_model, seeds_of
+from support.several_streams import HandMhc
 
 D = 16
 
@@ -59,3 +60,18 @@ def test_what_rows_do_not_describe_is_no_program_of_one_stream(name):
         case = random_model(seed)
         found = addnorm.inspect(case.model, *case.inputs)
         assert (found.program, found.wiring, found.closes) == (None, "unknown", False), seed
+
+
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("other", ["mhc", "pre_ln"])
+def test_program_of_a_part_of_the_model_is_not_its_wiring(other, before):
+    torch.manual_seed(0)
+    second = HandMhc() if other == "mhc" else addnorm.nn.Encoder(2, 16, nhead=2, wiring="pre_ln")
+    parts = [HandMhc(), nn.Linear(D, D), second]
+    model = nn.Sequential(*(parts[::-1] if before else parts)).eval()
+    x = torch.randn(2, 5, D)
+    found = addnorm.inspect(model, x)
+    assert found.program is None
+    assert not found.closes
+    assert other == "pre_ln" or "4 sublayers of mhc close, but" in found.unknown[0].reason
+    assert not addnorm.verify(model, x, wiring="mhc")

@@ -9,7 +9,7 @@ from addnorm.stream.dataflow.graph import DATA, PARAMETER, Flow, Op, Value, walk
 from addnorm.stream.find.kinds import classify_sublayer
 from addnorm.stream.find.sublayers import find_common_frame, number_periods
 from addnorm.stream.program.carried import Carrier
-from addnorm.stream.program.cuts import Spine, find_spine
+from addnorm.stream.program.cuts import Spine, find_coefficient_ops, find_spine
 from addnorm.stream.program.maps import TOKENS, assemble, measure_map
 from addnorm.stream.program.result import Program, ProgramSite
 
@@ -22,11 +22,15 @@ def find_program(flow: Flow) -> Program | None:
 
     The norms of the run must have been found.
     """
-    spines = [spine for width in _list_widths(flow) if (spine := find_spine(Carrier(flow, width))) is not None]
+    carriers = [Carrier(flow, width) for width in _list_widths(flow)]
+    spines = [spine for carrier in carriers[:WIDTHS] if (spine := find_spine(carrier)) is not None]
     spines = [spine for spine in spines if all(value.tensor.numel() for state in spine.states for value in state)]
     spines = sorted((spine for spine in spines if len(spine.writes) >= MIN_SITES), key=lambda spine: -len(spine.writes))
     programs = (_build_program(spine) for spine in spines)
-    return next((program for program in programs if program is not None and program.closes), None)
+    program = next((program for program in programs if program is not None and program.closes), None)
+    if program is not None:
+        program.outside = _find_outside(flow, carriers, program.spine)
+    return program
 
 
 def _build_program(spine: Spine) -> Program | None:
@@ -59,6 +63,15 @@ def _build_program(spine: Spine) -> Program | None:
     return Program(spine, sites, head) if head.reason in ("", TOKENS) else None
 
 
+def _find_outside(flow: Flow, carriers: Sequence[Carrier], spine: Spine) -> list[Op]:
+    """Return the residual sums that lead to the results and are in no stream, sublayer or coefficient of a program."""
+    inside = {value.op for value in spine.relevant} | {op for write in spine.writes for op in write.ops}
+    inside |= find_coefficient_ops(spine)
+    results = {*walk(flow.list_results(), lambda value: value.op.inputs if value.op is not None else [])}
+    sums = {op for carrier in carriers for op in carrier.find_residual_sums(flow)} - inside
+    return sorted((op for op in sums if not results.isdisjoint(op.outputs)), key=lambda op: op.index)
+
+
 def _list_widths(flow: Flow) -> list[int]:
     """Return the sizes that the last dimension of most activations has, the most frequent first.
 
@@ -71,7 +84,7 @@ def _list_widths(flow: Flow) -> list[int]:
             if value.kind & DATA and len(value.shape) > 1 and value.tensor.is_floating_point():
                 counts[value.shape[-1]] = counts.get(value.shape[-1], 0) + 1
     sizes = [size for size in counts if size > 1]
-    return sorted(sizes, key=lambda size: (size not in normed, -counts[size]))[:WIDTHS]
+    return sorted(sizes, key=lambda size: (size not in normed, -counts[size]))
 
 
 def _number_layers(paths: Sequence[str], kinds: Sequence[str]) -> list[int]:

@@ -33,6 +33,7 @@ AFFINE = {
     "native_dropout": 1,
     "addcmul": 3,
 }
+SUMS = frozenset(("add", "sub", "rsub", "addcmul", "lerp", "sum", "mean", "mm", "bmm"))
 
 
 class Carried(NamedTuple):
@@ -85,6 +86,23 @@ class Carrier:
         for k in streams:
             n *= parts[k].size
         return [part.size for part in parts], [*tokens, *streams, *features], n
+
+    def find_residual_sums(self, flow: Flow) -> set[Op]:
+        """Return the operators that sum sources of which one is computed from another, as in x + f(x)."""
+        own = {source: 1 << k for k, source in enumerate(self.sources)}
+        before: dict[Value, int] = {}  # the sources from which a value is computed, as bits
+        for op in flow.ops:
+            bits = 0
+            for value in op.inputs:
+                bits |= before.get(value, 0) | own.get(value, 0)
+            before |= dict.fromkeys(op.outputs, bits)
+        sums: set[Op] = set()
+        for value, carried in self.known.items():
+            if value.op is not None and value.op.name in SUMS:
+                parts = [source for source, bit in own.items() if carried.sources & bit]
+                if any(before.get(source, 0) & carried.sources for source in parts):
+                    sums.add(value.op)
+        return sums
 
     def _add_source(self, value: Value) -> None:
         tensor = value.tensor

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 
 from addnorm.stream.dataflow.arithmetic import is_move, match_factor
-from addnorm.stream.dataflow.graph import DATA, Op, Value, walk
+from addnorm.stream.dataflow.graph import DATA, Op, Value, find_ops_between, walk
 from addnorm.stream.program.carried import Carrier
 
 _Node = tuple[Value, int]
@@ -116,7 +116,8 @@ def _join_writes(spine: Spine) -> None:
         carrier.sources_set.add(whole)
         inner = dict.fromkeys(read for part in parts for read in part.reads)
         outer = [read for read in inner if not carrier.known[read].sources & carrier.known[whole].sources]
-        joined = Write(whole, outer, sorted({op for part in parts for op in part.ops}, key=lambda op: op.index))
+        ops = {op for part in parts for op in (*part.ops, *find_ops_between(part.value, whole))}
+        joined = Write(whole, outer, sorted(ops, key=lambda op: op.index))
         spine.writes = sorted(
             [*(w for w in spine.writes if w not in parts), joined], key=lambda write: write.value.index
         )

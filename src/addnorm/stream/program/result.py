@@ -15,7 +15,7 @@ from torch import Tensor
 
 from addnorm._util.blocks import Block, Column, Paragraph, Table, TableRow
 from addnorm._util.numbers import format_count, format_number
-from addnorm.stream.dataflow.graph import Value
+from addnorm.stream.dataflow.graph import Op, Value
 from addnorm.stream.dataflow.replay import relative_error
 from addnorm.stream.find.equation_errors import get_tolerance
 from addnorm.stream.find.labels import format_norm, mask_numbers, merge_paths
@@ -114,6 +114,7 @@ class Program:
     wiring: Wiring | None = None
     deviation: float | None = None
     frozen: dict[Map, Map] = field(default_factory=dict)
+    outside: list[Op] = field(default_factory=list)  # residual sums of the run that are no part of the program
 
     @property
     def carrier(self) -> Carrier:
