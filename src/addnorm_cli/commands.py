@@ -167,7 +167,7 @@ def fuse() -> None:
 @command(cls=ModelCommand)
 @float64
 @option("--report", type=FILE, help="Write a report on the model; FILE ends in .html.")
-@option("--expect", "wiring", type=WIRING, help="Compare the model with this wiring, term by term.")
+@option("--expect", "wiring", type=WIRING, help="Compare with this wiring, or NAME:OPTION=VALUE,...")
 @option("--like", metavar="OTHER", help="Compare it with another MODEL, or a file of `addnorm record --states`.")
 def inspect() -> None:
     r"""Find the residual streams of a model and prove their equations.
@@ -179,6 +179,7 @@ def inspect() -> None:
     \b
       addnorm inspect minilm --report minilm.html
       addnorm inspect gpt2 --expect pre_ln
+      addnorm inspect deepseek_v4 --expect mhc:n=4
       addnorm inspect llama --layers 4 --dtype bfloat16 --like llama
       addnorm inspect my_models:make_encoder
     """

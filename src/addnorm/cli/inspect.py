@@ -37,6 +37,7 @@ from addnorm.cli._output import (
     working,
 )
 from addnorm.cli._training_step import NoGradientsError, ProbeLoss, run_step
+from addnorm.cli.wirings import make_wiring
 from addnorm.stream.ablate import Ablation
 from addnorm.stream.find.inspection import Inspection
 from addnorm.stream.inspect import to_float64
@@ -55,7 +56,7 @@ def run(
     if report is not None:
         check_report(report)
     with argument_errors({"wiring": "--expect"}):
-        expected = None if wiring is None else addnorm.wirings.get(wiring)
+        expected = None if wiring is None else make_wiring(wiring, "--expect mix_ln:k=3", argument="wiring")
     if like is not None and wiring is not None:
         raise ArgumentError("--expect and --like are both set, expected one of them.")
     loaded = load_model(model)

@@ -67,7 +67,7 @@ def run(
             _print_list(stdout())
         return
     with argument_errors(), working(f"compute the constants of {name}"):
-        wiring = make_wiring(name, settings)
+        wiring = make_wiring(name, settings=settings)
         for depth in filter(None, (layers, decoder_layers)):
             check_depth(wiring, depth)
         stacks = _make_stacks(wiring, layers, decoder_layers)
@@ -83,7 +83,7 @@ def run(
                 print_blocks(console, item)
 
 
-def make_wiring(spec: str, settings: Iterable[str] = (), example: str = "--set k=3", argument: str = "NAME") -> Wiring:
+def make_wiring(spec: str, example: str = "--set k=3", settings: Iterable[str] = (), argument: str = "NAME") -> Wiring:
     """Return the wiring of that name with options as they were typed: `k=3`.
 
     Args:

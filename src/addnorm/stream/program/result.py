@@ -98,7 +98,6 @@ class Program:
 
     Attributes:
         sites: the sublayers in the order of depth.
-        collapse: C of the read at the end.
         final_norm: the norm of this read, or None.
         closure: the largest relative error of an equation, computed in float64 with the values of the run.
         expansion: the relative error of the end, computed from the embedding and all writes with these matrices; None if some

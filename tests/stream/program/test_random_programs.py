@@ -1,0 +1,34 @@
+"""Tests of `inspect` and `decompose` on random models with several streams, against the matrices with which they ran."""
+
+import pytest
+import torch
+
+import addnorm
+from support.random_programs import D, judge, random_program
+
+SEEDS = [*range(14), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(14, 300))]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_matrices_are_those_of_the_run(seed):
+    model = random_program(seed)
+    x = torch.randn(2, 5, D, generator=torch.Generator().manual_seed(seed))
+    found = addnorm.inspect(model, x)
+    program = found.program or found.unnamed
+    with torch.no_grad():
+        model(x)
+    assert judge(program, model.answer) == "", model.names
+    assert program.closes
+    assert program.expansion < 1e-5
+    if seed < 5:
+        assert addnorm.decompose(model, x).closure < 1e-5
+
+
+def test_judge_finds_transposed_matrices():
+    model = random_program(7)
+    x = torch.randn(2, 5, D)
+    found = addnorm.inspect(model, x)
+    with torch.no_grad():
+        model(x)
+    model.answer[1] = (model.answer[1][0], model.answer[1][1].mT, model.answer[1][2])
+    assert judge(found.program or found.unnamed, model.answer) == "site 1: A"
