@@ -98,3 +98,35 @@ def test_wrong_arguments_are_refused(case):
         addnorm.locate(inspection, torch.ones(0, 16))
     with pytest.raises(ValueError, match=r"no stream"):
         addnorm.locate(addnorm.inspect(torch.nn.Linear(3, 3), torch.ones(1, 3)), torch.ones(1, 3))
+
+
+class WithStates(torch.nn.Module):
+    """A model that returns its states, as those of transformers do: the last one is after the final norm."""
+
+    def __init__(self):
+        super().__init__()
+        layer = torch.nn.TransformerEncoderLayer(D, 2, 2 * D, batch_first=True, norm_first=True)
+        self.encoder = torch.nn.TransformerEncoder(layer, LAYERS, torch.nn.LayerNorm(D), enable_nested_tensor=False)
+        self.named = True
+
+    def forward(self, x):
+        states = [x]
+        for layer in self.encoder.layers:
+            states.append(layer(states[-1]))
+        y = self.encoder.norm(states[-1])
+        return {"hidden_states": (*states[:-1], y)} if self.named else (y, states[1])
+
+
+def test_places_in_the_output_are_named():
+    torch.manual_seed(0)
+    model, x = shake(WithStates().eval()), torch.randn(2, 5, D)
+    with torch.no_grad():
+        states = model(x)["hidden_states"]
+    found = addnorm.inspect(model, x)
+    assert [*found.results] == [f"hidden_states[{k}]" for k in range(LAYERS + 1)]
+    for k, state in enumerate(states):
+        location = addnorm.locate(found, state.bfloat16())
+        assert location.others == (f"the model's hidden_states[{k}]",)
+        assert location.site == (found.sites[2 * k - 1].id if 0 < k < LAYERS else None)
+    model.named = False
+    assert "the model's output[1]" in addnorm.locate(addnorm.inspect(model, x), states[1]).others

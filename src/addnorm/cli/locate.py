@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +19,9 @@ def run(model: ModelOptions, tensor: Path, as_json: bool) -> None:
     """Name the tensor of a file."""
     captured = _read(tensor)
     loaded = load_model(model)
+    config: Any = getattr(loaded.model, "config", None)
+    if hasattr(config, "output_hidden_states"):
+        config.output_hidden_states = True  # a model of transformers then returns its states, which are named by index
     inspection = find_streams(loaded)
     with argument_errors({"tensor": "TENSOR"}):
         location = addnorm.locate(inspection, captured)

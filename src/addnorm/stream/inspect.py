@@ -244,7 +244,7 @@ def build_inspection(model: nn.Module, flow: Flow, target: nn.Module | None = No
     return Inspection(
         type(model).__name__, tuple(streams), tuple(unknown if chains else explain_no_stream(flow, norms, found)),
         "training" if model.training else "evaluation", len(flow.ops), model if target is None else target,
-        tuple(report_unexplained(apart)),
+        tuple(report_unexplained(apart)), flow.name_results(),
     )  # fmt: skip
 
 

@@ -61,7 +61,8 @@ def locate(inspection: Inspection, tensor: Tensor) -> Location:
 
     Each token of the tensor is compared with each token of every state, read and write of the streams. So the tensor may have
     some of the tokens, another order of tokens (a sequence before the batch), or another dtype. Between two values that are equal
-    up to roundings the nearer one is the name, and the other one is in `others`.
+    up to roundings the nearer one is the name, and the other one is in `others`, as the places of the tensor in what the model
+    returned: with `output_hidden_states=True` a model of transformers returns its states by index.
 
     Args:
         inspection: result of `addnorm.inspect` on the same inputs. It holds the values of its run.
@@ -117,8 +118,13 @@ def _list_values(inspection: Inspection) -> Iterator[_Named]:
             tensor = value.tensor.detach()
             axis = stream.axis if tensor.shape[stream.axis] == stream.width else [*tensor.shape].index(stream.width)
             yield _Named(name, site, stream.name, tensor.movedim(axis, -1).reshape(-1, stream.width))
+    widths = {stream.width for stream in inspection.streams}
     if isinstance(inspection.program, Program):
         yield from _name_program(inspection.program)
+        widths.add(inspection.program.width)
+    for name, value in inspection.results.items():
+        if value.shape[-1:] and value.shape[-1] in widths and value.tensor.is_floating_point():
+            yield _Named(f"the model's {name}", None, "", value.tensor.detach().reshape(-1, value.shape[-1]))
 
 
 def _name_program(program: Program) -> Iterator[_Named]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -156,13 +157,24 @@ class Flow:
 
     def list_results(self) -> set[Value]:
         """Return the values that the model returns."""
-        return {value for value in pytree.tree_leaves(self.result) if isinstance(value, Value)}
+        return {*self.name_results().values()}
+
+    def name_results(self) -> dict[str, Value]:
+        """Return the values that the model returns by their places: "hidden_states[2]", or "output" if there is one value."""
+        places, _ = pytree.tree_flatten_with_path(self.result)
+        return {_name_place(pytree.keystr(path)): value for path, value in places if isinstance(value, Value)}
 
     def release_tensors(self) -> None:
         """Release the tensors that the run computed; shapes and dependencies remain."""
         for op in self.ops:
             for value in op.outputs:
                 value.tensor = value.tensor.new_empty(0)
+
+
+def _name_place(key: str) -> str:
+    """Return the place of a value in the model's output, from a key of pytree such as "['hidden_states'][2]"."""
+    named = re.fullmatch(r"(?:\['(\w+)'\]|\.(\w+))(.*)", key)
+    return (named[1] or named[2]) + named[3] if named else f"output{key}"
 
 
 T = TypeVar("T")

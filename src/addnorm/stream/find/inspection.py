@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from torch import nn
 from addnorm._util.blocks import Block, Column, Paragraph, Table, TableRow
 from addnorm._util.numbers import format_count, format_number
 from addnorm._util.render import Rendered
+from addnorm.stream.dataflow.graph import Value
 from addnorm.stream.find.labels import describe_learned, format_norm, mask_numbers, merge_paths
 from addnorm.stream.find.naming import EMBEDDING
 from addnorm.stream.find.norm import Norm
@@ -229,9 +230,9 @@ class Inspection(Rendered):
         operators: number of operators that ran.
         target: the inspected model.
         outside: sums that change no stream, such as those of a classification head. Nothing is proven about these sums.
-        program: if the model has several streams, or computed coefficients, and no `Row` describes its sublayers: their matrices.
-            Then `streams` and `unknown` are empty.
+        program: the matrices of the sublayers if no `Row` describes them. Then `streams` and `unknown` are empty.
         unnamed: a program of several streams that no wiring of `addnorm.wirings` has, beside what is not understood.
+        results: what the model returned, by place, such as "hidden_states[2]".
     """
 
     model: str
@@ -241,6 +242,7 @@ class Inspection(Rendered):
     operators: int
     target: Any
     outside: tuple[Unknown, ...]
+    results: Mapping[str, Value] = field(default_factory=dict)
     program: ResidualProgram | None = None
     unnamed: ResidualProgram | None = None
 
@@ -259,10 +261,7 @@ class Inspection(Rendered):
 
     @property
     def wiring(self) -> str:
-        """The name of the wiring, or all names if streams have different wirings: "post_ln / pre_ln".
-
-        The name is "unknown" for a wiring that is not in `addnorm.wirings`. Without a stream the result is "none".
-        """
+        """The name of the wiring, or all names, as "post_ln / pre_ln"; "unknown" if it has none, "none" without a stream."""
         if self.program is not None:
             return self.program.wiring.name if self.program.wiring else "unknown"
         names = [stream.wiring.name if stream.wiring else "unknown" for stream in self.streams]
