@@ -16,6 +16,8 @@ from addnorm.stream.ablate import Ablations
 from addnorm.stream.find.unknown import Unknown
 from addnorm.stream.record.recording import Recording
 from addnorm.stream.record.schema import RecordedSite
+from support.families import shake
+from support.random_programs import random_program
 from support.report_pages import blocks_of, check_page, figure, head, tables
 
 
@@ -246,3 +248,28 @@ def test_page_of_one_sublayer_and_of_nan(with_nan):
     assert "A final norm follows" not in wiring
     (write,) = (text for text in findings_of(page) if text.startswith("The write of"))
     assert "least" not in write
+
+
+@pytest.mark.parametrize("wiring", ["mhc", "attention_residuals", "residual_scaling", "unknown"])
+def test_page_of_a_program_has_its_matrices_and_numbers(wiring):
+    torch.manual_seed(0)
+    model = (
+        shake(addnorm.nn.Encoder(2, 16, nhead=2, wiring=wiring).eval()) if wiring != "unknown" else random_program(7)
+    )
+    x = torch.randn(2, 5, 16)
+    inspection = addnorm.inspect(model, x)
+    program = inspection.program or inspection.unnamed
+    page = build_model_page(inspection, ablations=addnorm.ablate_each(inspection, x) if inspection.program else None)
+    check_page(render(page))
+    titles = [section.title for section in page.sections]
+    assert {"The wiring", "The streams by depth", "Sources of the streams"} <= {*titles}
+    assert page.tiles["Wiring"] == inspection.wiring
+    streams, *matrices, sources = blocks_of(page, "figure")[: 3 if wiring != "residual_scaling" else 2]
+    for row, statistics in zip(streams.table.rows, addnorm.stream.measure_streams(program), strict=True):
+        assert row[0] == statistics.site
+        assert row[3] == statistics.rms[0]
+    assert all(figure.table.rows for figure in matrices)
+    parts = addnorm.decompose(model, x).mean_shares(1)
+    assert [row[2] for row in sources.table.rows] == pytest.approx(
+        [parts.get(row[0], 0.0) for row in sources.table.rows]
+    )

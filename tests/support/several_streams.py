@@ -226,12 +226,12 @@ WIRINGS = {
 }  # fmt: skip
 
 
-def build_transformers(name):
-    """Return a small model of transformers with random weights."""
+def build_transformers(name, **options):
+    """Return a small model of transformers with random weights; `options` change its configuration."""
     module, prefix = name.split(":")
     modeling = importlib.import_module(f"transformers.models.{module}.modeling_{module}")
     configuration = importlib.import_module(f"transformers.models.{module}.configuration_{module}")
-    config = getattr(configuration, f"{prefix}Config")(**_BASE, **CONFIGS[name])
+    config = getattr(configuration, f"{prefix}Config")(**_BASE | CONFIGS[name] | options)
     config._experts_implementation = "eager"
     torch.manual_seed(0)
     return getattr(modeling, f"{prefix}Model")(config).eval()

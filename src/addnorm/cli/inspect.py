@@ -18,7 +18,6 @@ from addnorm.cli._model import (
     ModelOptions,
     ablate_model,
     check_proof,
-    check_rows,
     describe_inputs,
     inspect_model,
     load_model,
@@ -74,11 +73,9 @@ def run(
     sentences = [] if verification is None else [*verification.list_sentences()]
     if verification is not None and not sentences and not as_json:
         stdout().print(verification)
-    if report is not None and inspection.sites:
+    if report is not None and (inspection.sites or inspection.program):
         _write_report(report, loaded, inspection, model.seed, model.name)
     check_proof(inspection)
-    if report is not None:
-        check_rows(inspection, "--report")
     if verification is not None and sentences:
         raise ProofError("\n".join(f"It is not {verification.expected}: {one}." for one in sentences))
 
@@ -119,14 +116,15 @@ def check_report(path: Path) -> None:
 def _write_report(path: Path, loaded: LoadedModel, inspection: Inspection, seed: int, name: str) -> None:
     """Record the model, ablate each sublayer and write the page."""
     loss = ProbeLoss(seed)
-    recording = _record(loaded, inspection, loss)
+    recording = _record(loaded, inspection, loss) if inspection.program is None else None  # record takes one stream
     ablation = "the write of each sublayer is replaced by zero"
     ablations: Sequence[Ablation] = ()
     try:
         ablations = ablate_model(loaded, inspection)
     except Exception as error:  # an operand cannot be replaced, the output has no tensor, or another one of the model
         ablation = f"The model cannot be ablated ({first_line(error)})."
-    has_gradients = bool(recording.series("grad", "l2") or recording.series("params", "grad_l2"))
+    roles = (("grad", "l2"), ("params", "grad_l2"))
+    has_gradients = recording is not None and any(recording.series(*role) for role in roles)
     facts = {
         "model": f"{name} ({inspection.model})", "date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC",
         "weights": loaded.source, "inputs": describe_inputs(loaded).removeprefix("Inputs: "), "seed": str(seed),

@@ -16,11 +16,13 @@ from addnorm._util.numbers import format_count, format_number
 from addnorm.report.figure import figure_of
 from addnorm.report.model_charts import ablation_chart, depth_charts, memory_charts
 from addnorm.report.model_findings import ablation_findings, inspection_findings, recording_findings
+from addnorm.report.model_program import build_program_sections
 from addnorm.report.page import Block, Facts, Findings, Formula, Page, Section
 from addnorm.stream.ablate import Ablation
 from addnorm.stream.find.inspection import Inspection, Site, Stream
 from addnorm.stream.find.labels import NORM_NAMES, format_norm, mask_numbers, merge_paths
 from addnorm.stream.find.naming import EMBEDDING
+from addnorm.stream.program.result import Program
 from addnorm.stream.record.recording import Recording
 from addnorm.wirings.factors import format_factor
 from addnorm.wirings.stage_text import GAP
@@ -61,6 +63,7 @@ def build_model_page(
     top |= {name: text for name, text in (facts or {}).items() if name in TOP}
     others = {name: text for name, text in (facts or {}).items() if name not in TOP}
     recordings = [recording] if recording is not None else []
+    programs = [one for one in (_get_program(inspection), inspection.unnamed) if isinstance(one, Program)]
     remarkable = [
         *(finding for rec in recordings for finding in recording_findings(rec)),
         *(ablation_findings(ablations) if ablations is not None else ()),
@@ -68,6 +71,7 @@ def build_model_page(
     sections = [
         Section("Findings", "", [Findings(remarkable)] if remarkable else []),
         *_wirings(inspection),
+        *(section for program in programs for section in build_program_sections(program)),
         Section(
             "Forward and backward by depth",
             DEPTH,
@@ -101,16 +105,22 @@ def versions() -> dict[str, str]:
     return {"addnorm": str(addnorm.__version__), "torch": str(torch.__version__), "Python": platform.python_version()}
 
 
+def _get_program(inspection: Inspection) -> Program | None:
+    return inspection.program if isinstance(inspection.program, Program) else None
+
+
 def _name(stream: Stream) -> str:
     return stream.wiring.name if stream.wiring else "unknown"
 
 
 def _subtitle(inspection: Inspection) -> str:
-    layers = sum(stream.num_layers for stream in inspection.streams)
+    program = _get_program(inspection)
+    layers = sum(stream.num_layers for stream in inspection.streams) if program is None else program.num_layers
     streams = f" in {len(inspection.streams)} streams" if len(inspection.streams) > 1 else ""
+    sites = format_count(len(inspection.list_sites()), "sublayer")
     return (
-        f"The residual stream of {inspection.model}, in {inspection.mode} mode: "
-        f"{format_count(len(inspection.sites), 'sublayer')} in {format_count(layers, 'layer')}{streams}, found by data flow."
+        f"The residual stream{'s' * (program is not None)} of {inspection.model}, in {inspection.mode} mode: "
+        f"{sites} in {format_count(layers, 'layer')}{streams}, found by data flow."
     )
 
 
@@ -119,9 +129,12 @@ def _tiles(inspection: Inspection) -> dict[str, str]:
     norms = dict.fromkeys(
         NORM_NAMES.get(kind, kind) for s in inspection.streams if s.norm for kind in s.norm.split("/")
     )
-    tiles = {"Wiring": inspection.wiring, "Sublayers": str(len(inspection.sites)), "Width d": " / ".join(widths)}
-    tiles |= {"Norm": " / ".join(norms)} if norms else {"Norm": "none"}
-    return tiles | {"Largest error": format_number(inspection.closure, 2)} if inspection.sites else tiles
+    tiles = {"Wiring": inspection.wiring, "Sublayers": str(len(inspection.list_sites())), "Width d": " / ".join(widths)}
+    if (program := _get_program(inspection)) is not None:
+        tiles |= {"Width d": str(program.width), "Streams": program.count_streams().removesuffix(" streams")}
+    else:
+        tiles |= {"Norm": " / ".join(norms)} if norms else {"Norm": "none"}
+    return tiles | {"Largest error": format_number(inspection.closure, 2)} if inspection.list_sites() else tiles
 
 
 def _verdict(inspection: Inspection) -> list[Finding]:
@@ -132,6 +145,8 @@ def _verdict(inspection: Inspection) -> list[Finding]:
         if stream.final_norm is None:  # the wiring has a final norm, the model has none
             words = words.replace(FINAL, "").rstrip()
         streams_by_wiring.setdefault((_name(stream), words), []).append(stream)
+    if (program := _get_program(inspection)) is not None and program.wiring is not None:
+        findings.append(Finding(f"The wiring is {program.wiring.name}. {program.wiring.describe()}"))
     for (name, words), streams in streams_by_wiring.items():
         subject = (
             "The wiring"
@@ -209,7 +224,7 @@ def _unknown(inspection: Inspection) -> list[Block]:
 
 def _settings(inspection: Inspection, rec: Recording | None) -> dict[str, str]:
     """Return the settings of the inspection and the recording."""
-    dtypes = dict.fromkeys(stream.dtype for stream in inspection.streams)
+    dtypes = dict.fromkeys(stream.dtype for stream in inspection.streams or filter(None, [_get_program(inspection)]))
     eps = dict.fromkeys(format_factor(stream.eps) for stream in inspection.streams if stream.eps is not None)
     settings = {"class": inspection.model, "mode": inspection.mode, "dtype": ", ".join(dtypes), "eps": ", ".join(eps)}
     settings |= {"operators observed": str(inspection.operators)}

@@ -125,15 +125,22 @@ def inspect_run(
         flow = capture_flow(inner, args, kwargs)
     inspection = build_inspection(inner, flow, target=model)
     is_named = len(inspection.streams) == 1 and inspection.streams[0].wiring is not None
-    is_clear = inspection.closes and is_named and not as_program
-    return inspection if is_clear else prefer_program(inspection, flow, as_program)
+    is_clear = inspection.closes and is_named and not any(map(_reads_several, inspection.sites))
+    return inspection if is_clear and not as_program else prefer_program(inspection, flow, as_program)
+
+
+def _reads_several(site: Site) -> bool:
+    """Return whether a sublayer reads the stream through a norm of more values: those of other states, or of other tokens."""
+    sublayer = site.sublayer
+    return any(norm.x.tensor.numel() > sublayer.add.x.tensor.numel() for norm in sublayer.reads.norms)
 
 
 def prefer_program(inspection: Inspection, flow: Flow, as_program: bool = False) -> Inspection:
     """Return the inspection with the residual program of the run, if there is one that has all residual sums.
 
-    If the program has a wiring of the catalog, it takes the place of the streams. A program of several streams without a
-    wiring is added to an inspection that is not clear. A program of a part of the model is a reason why this is not understood.
+    If the program has a wiring of the catalog, it takes the place of the streams, unless these have rows that close and it has
+    rows too. A program of several streams without a wiring is added to an inspection that is not clear. A program of a part of
+    the model is a reason why this is not understood.
     """
     with torch.no_grad():
         program = find_program(flow)
@@ -145,7 +152,7 @@ def prefer_program(inspection: Inspection, flow: Flow, as_program: bool = False)
     if program.outside:
         is_new = is_several or (program.wiring is not None and not program.wiring.has_rows)
         return replace(inspection, unknown=(_explain_part(program), *inspection.unknown)) if is_new else inspection
-    if as_program or program.wiring is not None:
+    if as_program or (program.wiring is not None and not (inspection.closes and program.wiring.has_rows)):
         return replace(inspection, streams=(), unknown=(), program=program)
     return replace(inspection, unnamed=program) if is_several else inspection
 

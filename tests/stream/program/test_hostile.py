@@ -5,8 +5,9 @@ import torch
 from torch import nn
 
 import addnorm
+from support.families import shake
 from support.random_models import random_model, seeds_of
-from support.several_streams import HandMhc
+from support.several_streams import HandMhc, build_transformers
 
 D = 16
 
@@ -75,3 +76,12 @@ def test_program_of_a_part_of_the_model_is_not_its_wiring(other, before):
     assert not found.closes
     assert other == "pre_ln" or "4 sublayers of mhc close, but" in found.unknown[0].reason
     assert not addnorm.verify(model, x, wiring="mhc")
+
+
+def test_read_of_a_state_and_the_embedding_is_no_row():
+    """Within the first block the state is one stream whose sublayers also read the embedding, in one norm with it."""
+    model = shake(build_transformers("inkling2:Inkling2Text", n_layers_per_attn_res_block=8))
+    ids = torch.randint(4, 64, (2, 12))
+    found = addnorm.inspect(model, input_ids=ids, use_cache=False)
+    assert (found.wiring, found.closes, found.program.sizes) == ("attention_residuals", True, [1] + 12 * [2])
+    assert not addnorm.verify(model, input_ids=ids, use_cache=False, wiring="pre_ln")

@@ -18,7 +18,7 @@ from addnorm.stream.find.chain import Chain
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.paths import Path
 from addnorm.stream.find.sublayers import Sublayer
-from addnorm.stream.layout.dimensions import Dim, Dims, Part, Roots, relate, trace
+from addnorm.stream.layout.dimensions import ANONYMOUS, Dim, Dims, Part, Roots, relate, trace
 from addnorm.stream.layout.mixing import Mixing
 from addnorm.stream.layout.token_layout import Piece, TokenLayout
 
@@ -117,6 +117,8 @@ class StreamLayout:
         return None if dims is None else relate(value, total, dims)
 
     def _build(self, shape: tuple[int, ...], dims: Dims) -> TokenLayout | None:
+        if any(part.root == ANONYMOUS for dim in dims for part in dim):
+            return None
         features = tuple(d for d, dim in enumerate(dims) if any(self._is_feature(part) for part in dim))
         parts = [part for d in features for part in dims[d]]
         if not all(map(self._is_feature, parts)) or math.prod(shape[d] for d in features) != self.width:

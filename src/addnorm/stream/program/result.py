@@ -64,6 +64,7 @@ class ProgramSite:
     sums: list[Map]
     deviation: float | None = None
     parameters: Mapping[str, str] = field(default_factory=dict)
+    stream: str = "streams"
     index: int = 0  # set by the inspection, as the user's model
     owner: Any = None
 
@@ -211,13 +212,26 @@ class Program:
     def explain_refusal(self, model: str, tool: str) -> str:
         """Return in one sentence why a tool for one stream does not take the model, and which tools do."""
         return (
-            f"model is {model} with {_count_streams(self)}, expected one stream with constant or learned factors: {tool} does "
+            f"model is {model} with {self.count_streams()}, expected one stream with constant or learned factors: {tool} does "
             "not read other models yet; addnorm.decompose, addnorm.ablate and addnorm.stream.measure_streams do."
         )
+
+    def count_streams(self) -> str:
+        """Return how many streams there are: "4 streams", or "1 to 7 streams"."""
+        low, high = min(self.sizes), max(self.sizes)
+        return f"{low} to {high} streams" if low < high else format_count(high, "stream")
+
+    def describe(self) -> tuple[list[str], list[str]]:
+        """Return the equation, a line each, and the sentences on the proof and on what was compared."""
+        return _describe_equation(self), [*_summarize(self)]
 
     def build_blocks(self) -> Iterator[Block]:
         """Yield the paragraphs and the table of the program."""
         yield from _build_blocks(self)
+
+    def build_table(self, caption: str = "") -> Table:
+        """Return the table of the sublayers; equal layers share a line."""
+        return _build_table(self, caption)
 
     def __repr__(self) -> str:
         wiring = self.wiring.name if self.wiring else "no known wiring"
@@ -235,48 +249,48 @@ def _build_blocks(program: Program) -> Iterator[Block]:
     """Yield the paragraphs and the table of a program."""
     wiring = program.wiring.name if program.wiring else "none of the known wirings"
     sizes = f"{format_count(program.num_layers, 'layer')}, {format_count(len(program.sites), 'sublayer')}"
-    yield Paragraph(f"{_count_streams(program)}: {wiring}, d = {program.width}, {sizes}, {program.dtype}", space=True)
-    for line in _summarize(program):
+    yield Paragraph(f"{program.count_streams()}: {wiring}, d = {program.width}, {sizes}, {program.dtype}", space=True)
+    for line in (*_describe_equation(program), *_summarize(program)):
         yield Paragraph(line, indent=2)
-    lines = [_build_line(program, sites) for sites in _group(program)]
-    norms = {line.cells["norms"] for line in lines}
+    norms = {_format_norms(site) for site in program.sites}
     if len(norms) == 1 and norms != {""}:
         yield Paragraph(f"norms: {norms.pop()}", indent=2)
+    yield _build_table(program)
+
+
+def _build_table(program: Program, caption: str = "") -> Table:
+    lines = [_build_line(program, sites) for sites in _group(program)]
     equal = [name for name in ("streams", "norms") if len({line.cells[name] for line in lines}) == 1]
     names = [name for name in COLUMNS if name not in equal]
     rows = [TableRow([line.cells[name] for name in names], "" if line.closes else "bad") for line in lines]
-    yield Table([COLUMNS[name] for name in names], rows)
+    return Table([COLUMNS[name] for name in names], rows, caption)
 
 
-def _count_streams(program: Program) -> str:
-    """Return how many streams there are: "4 streams", or "1 to 7 streams"."""
-    low, high = min(program.sizes), max(program.sizes)
-    return f"{low} to {high} streams" if low < high else format_count(high, "stream")
+def _describe_equation(program: Program) -> list[str]:
+    """Return the equation, a line each: that of the wiring, or the general one."""
+    if program.wiring is None:
+        return ["R = N_in(C X), W = N_branch(f(R)), X' = N_out(A X + B W)"]
+    return wrap_equation(program.wiring, NARROW, program.num_layers)
 
 
-def _summarize(program: Program) -> list[str]:
-    """Return the equation, the proof and what was compared, one sentence each."""
-    texts = ["R = N_in(C X), W = N_branch(f(R)), X' = N_out(A X + B W)"]
+def _summarize(program: Program) -> Iterator[str]:
+    """Yield the call that makes the wiring, the final norm, the proof and what was compared, one sentence each."""
     if program.wiring is not None:
-        texts = wrap_equation(program.wiring, NARROW, program.num_layers)
-        texts.append(f"addnorm.wirings.{_format_call(program.wiring)}")
+        yield f"addnorm.wirings.{_format_call(program.wiring)}"
     if program.final_norm is not None:
-        texts.append(
-            f"final norm: {format_norm(program.final_norm)}, {program.final_norm.path or 'in the model itself'}"
-        )
-    texts.append(
+        yield f"final norm: {format_norm(program.final_norm)}, {program.final_norm.path or 'in the model itself'}"
+    yield (
         "proved on these inputs: the equation of each sublayer with the measured C, A and B, computed in float64: relative "
         f"error {format_number(program.closure, 2)}"
     )
     if program.expansion is not None:
         error = format_number(program.expansion, 2)
-        texts.append(f"the end, from the embedding and all writes: relative error {error}")
+        yield f"the end, from the embedding and all writes: relative error {error}"
     if any(site.parameters for site in program.sites):
-        texts.append(
+        yield (
             "coefficients by the formula from the model's parameters: difference "
             f"{format_number(program.deviation or 0.0, 2)}"
         )
-    return texts
 
 
 def _format_call(wiring: Wiring) -> str:
