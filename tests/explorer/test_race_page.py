@@ -131,9 +131,9 @@ def test_race_settings(explorer):
     page = explorer.open("#v=1&view=race&steps=20", READY["race"])
     page.get_by_role("button", name="warm-up helps").click()
     assert "warm=20" in explorer.fragment(), "no longer than the race"
-    assert "lr=0.003" in explorer.fragment(), "the rate at which post-LN fails"
-    page.get_by_role("button", name="post-LN, pre-LN").click()
-    assert "lr=" not in explorer.fragment(), "the opening rate"
+    assert "lr=" not in explorer.fragment(), "the opening rate, at which post-LN fails"
+    page.get_by_role("button", name="both learn").click()
+    assert "lr=0.001" in explorer.fragment()
     page.get_by_role("button", name="DeepNorm helps").click()
     assert page.locator(".race-equation").nth(1).inner_text().startswith("x' = N(")
     assert page.get_by_role("img", name="deepnorm as a drawing").is_visible()

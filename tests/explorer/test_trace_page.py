@@ -118,7 +118,7 @@ def test_trace_compares_gradients(explorer):
 
 def test_trace_reports_length_mismatch(explorer):
     page = explorer.show(address(), "trace")
-    field, stale = page.get_by_role("textbox", name="Sublayer(x)"), page.locator(".trace-result.stale")
+    field, stale = page.get_by_role("textbox", name="Sublayer(x)"), page.locator(".trace-page.stale")
     field.fill("0.5, 1")
     with pytest.raises(ValueError) as rule:  # noqa: PT011 the sentence is compared
         trace(X, [0.5, 1])

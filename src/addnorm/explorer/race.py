@@ -27,8 +27,8 @@ from addnorm.lab.train import Training, one_thread
 Events = Generator[Numbers, None, None]
 
 HEADS = 4
-OPENING_RATE = 1e-3  # at which post-LN and pre-LN both learn: of several rates the best one for the worse of the two
-FAILING_RATE = 3e-3  # at which post-LN learns nothing without warm-up, and pre-LN learns
+FAILING_RATE = 3e-3  # the default, at which post-LN learns nothing without warm-up, and pre-LN learns
+LESSON_RATE = 1e-3  # at which post-LN and pre-LN both learn: of several rates the best one for the worse of the two
 LESSON_WARM_UP = 60  # steps with which post-LN learns at that rate
 WIRINGS = tuple(name for name in wirings.CONSTRUCTORS if name not in wirings.EXAMPLES)  # those that need no options
 
@@ -40,7 +40,7 @@ FIELDS: dict[str, Field] = {
     "tokens": Number(32, 8, 64, step=1),
     "batch": Number(8, 1, 32, step=1),
     "steps": Number(120, 1, 500, step=1),
-    "lr": Number(OPENING_RATE, 1e-5, 1.0),
+    "lr": Number(FAILING_RATE, 1e-5, 1.0),
     "warm_up": Number(0, 0, 500, step=1),
     "seed": Number(0, 0, 2**31 - 1, step=1),
 }
@@ -58,7 +58,7 @@ def describe() -> dict[str, Any]:
             for name, wiring in descriptions.items()
         },
         "heads": HEADS,
-        "lesson": {"rate": FAILING_RATE, "warm_up": LESSON_WARM_UP},
+        "lesson": {"rate": LESSON_RATE, "warm_up": LESSON_WARM_UP},
     }
 
 

@@ -52,6 +52,21 @@ function drawPending(chart) {
 /** When every chart shows what it was given, those out of sight too. @returns {Promise<void>} */
 export const settled = () => new Promise((done) => (pending.size ? waiters.push(done) : done()));
 
+/**
+ * The grid of a view's charts. One that would be alone in the last of several rows is as wide as the grid.
+ * @param {...HTMLElement} charts
+ */
+export function chartGrid(...charts) {
+  const grid = h("div.charts", null, ...charts);
+  const observer = new ResizeObserver(() => {
+    const columns = getComputedStyle(grid).gridTemplateColumns.split(" ").length;
+    const seen = charts.filter((chart) => chart.clientWidth && !chart.classList.contains("broad"));
+    seen.forEach((chart, k) => chart.classList.toggle("lone", k === seen.length - 1 && k % columns === 0));
+  });
+  for (const element of [grid, ...charts]) observer.observe(element);
+  return grid;
+}
+
 export class ChartFigure {
   /** @param {Options} options */
   constructor(options) {

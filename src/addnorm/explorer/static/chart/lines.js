@@ -17,6 +17,7 @@ import { every, scaleOf } from "./scale.js";
  * @property {number} [tone]  from 1 to 7
  * @property {boolean} [ghost]  drawn behind, thin
  * @property {[(number | null)[], (number | null)[]]} [band]  low and high
+ * @property {(number | null)[]} [smooth]  what the line goes through, where it is not the values
  */
 
 /**
@@ -25,6 +26,7 @@ import { every, scaleOf } from "./scale.js";
  * @property {string[]} [kinds]  of the sublayers
  * @property {Series[]} series
  * @property {string} summary
+ * @property {{name: string, values: (number | null)[]}} [earlier]  drawn behind, with its name at its end
  * @property {number[]} [range]  values that must be on the y axis too, so that it stays the same while others are shown
  */
 
@@ -49,7 +51,7 @@ export class LineChart extends ChartFigure {
     this.legendText = "";
     /** @type {Shown} */
     this.data = { labels: [], series: [], summary: "" };
-    this.layers = Object.fromEntries(["grid", "axis", "bands", "stems", "lines", "marks", "cursor"].map((name) => [name, this.svg.appendChild(s(`g.${name}`))]));
+    this.layers = Object.fromEntries(["grid", "axis", "bands", "before", "stems", "lines", "marks", "cursor"].map((name) => [name, this.svg.appendChild(s(`g.${name}`))]));
     /** @type {import("./scale.js").Scale} */
     this.scale = scaleOf([], {});
   }
@@ -58,7 +60,7 @@ export class LineChart extends ChartFigure {
   show(data) {
     // The present state is drawn last, over the ghosts, and is first in legend, table and readout.
     this.data = data;
-    const values = [...(data.range ?? []), ...data.series.flatMap((curve) => [...curve.values, ...(curve.band ? [...curve.band[0], ...curve.band[1]] : [])])];
+    const values = [...(data.range ?? []), ...(data.earlier?.values ?? []), ...data.series.flatMap((curve) => [...curve.values, ...(curve.band ? [...curve.band[0], ...curve.band[1]] : [])])];
     this.scale = scaleOf(values, { log: this.options.log, from: this.options.from, room: this.height < 200 ? 4 : 6 });
     this.shown(data.labels.length, data.summary);
     this.#drawLegend();
@@ -117,21 +119,32 @@ export class LineChart extends ChartFigure {
       const points = [...there.map((k) => `${x(k).toFixed(1)},${y(high[k]).toFixed(1)}`), ...there.reverse().map((k) => `${x(k).toFixed(1)},${y(low[k]).toFixed(1)}`)];
       set(path, { class: `band tone-${curve.tone ?? 1}`, d: points.length ? `M${points.join("L")}z` : "" });
     });
-    updateChildren(this.layers.lines, series, () => s("path"), (path, { curve, at }) => {
+    /** @param {(number | null)[]} values @param {number} [shift] @param {boolean} [stems] */
+    const through = (values, shift = 0, stems = false) => {
       let pen = "M";
       let d = "";
-      curve.values.forEach((value, k) => {
+      values.forEach((value, k) => {
         if (!fits(value)) { pen = "M"; return; }
-        const [px, py] = [(x(k) + aside(at)).toFixed(1), y(/** @type {number} */ (value)).toFixed(1)];
-        d += this.options.stems ? `M${px},${floor}V${py}` : `${pen}${px},${py}`;
+        const [px, py] = [(x(k) + shift).toFixed(1), y(/** @type {number} */ (value)).toFixed(1)];
+        d += stems ? `M${px},${floor}V${py}` : `${pen}${px},${py}`;
         pen = "L";
       });
+      return d;
+    };
+    const { earlier } = this.data;
+    const end = earlier ? earlier.values.findLastIndex(fits) : -1;
+    updateChildren(this.layers.before, earlier && end >= 0 ? [earlier] : [], () => s("g", null, s("path"), s("text")), (group, { name, values }) => {
+      set(group.firstChild, { d: through(values) });
+      set(group.lastChild, { x: x(end).toFixed(1), y: Math.max(MARGIN.top + 8, y(values[end]) - 6).toFixed(1), text: `${name}, before` });
+    });
+    updateChildren(this.layers.lines, series, () => s("path"), (path, { curve, at }) => {
+      const d = through(curve.smooth ?? curve.values, aside(at), this.options.stems);
       set(path, { class: `line tone-${curve.tone ?? 1}${curve.ghost ? " ghost" : ""}${this.options.stems ? " stem" : ""}`, d });
     });
     // Many marks grow small, and those of ghosts are smaller still.
     const crowded = Math.max(0.4, Math.min(1, step / 9));
     updateChildren(this.layers.marks, series, () => s("g"), (group, { curve, at }) => {
-      set(group, { class: `marks tone-${curve.tone ?? 1}${curve.ghost ? " ghost" : ""}`, data: { series: curve.name } });
+      set(group, { class: `marks tone-${curve.tone ?? 1}${curve.ghost ? " ghost" : ""}${curve.smooth ? " faint" : ""}`, data: { series: curve.name } });
       const marks = curve.values.map((value, k) => ({ value, k })).filter(({ value }) => value !== null && value !== undefined);
       updateChildren(group, marks, () => s("path"), (element, { value, k }) => {
         const good = fits(value);

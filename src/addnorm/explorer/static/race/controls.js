@@ -26,15 +26,15 @@ const TYPED = [
 ];
 
 /**
- * Races that are worth a look: the label of the button, and the settings. The lesson is a rate at which post-LN fails.
+ * Races that are worth a look: the label of the button, and the settings. At the default rate post-LN fails.
  * @param {any} race  of the server @returns {[string, Record<string, any>][]}
  */
 const suggested = ({ fields: { lr: { default: lr } }, lesson: { rate, warm_up: warm } }) => [
-  ["post-LN, pre-LN", { left: "post_ln", right: "pre_ln", warm: 0, lr }],
-  ["post-LN fails", { left: "post_ln", right: "pre_ln", warm: 0, lr: rate }],
-  ["warm-up helps", { left: "post_ln", right: "pre_ln", warm, lr: rate }],
-  ["DeepNorm helps", { left: "post_ln", right: "deepnorm", warm: 0, lr: rate }],
-  ["no residual", { left: "pre_ln", right: "no_residual", warm: 0, lr }],
+  ["post-LN fails", { left: "post_ln", right: "pre_ln", warm: 0, lr }],
+  ["warm-up helps", { left: "post_ln", right: "pre_ln", warm, lr }],
+  ["both learn", { left: "post_ln", right: "pre_ln", warm: 0, lr: rate }],
+  ["DeepNorm helps", { left: "post_ln", right: "deepnorm", warm: 0, lr }],
+  ["no residual", { left: "pre_ln", right: "no_residual", warm: 0, lr: rate }],
 ];
 
 /** @param {any} meta @returns {import("../state.js").Fields} */

@@ -10,11 +10,16 @@ import { show } from "../numbers.js";
 /** @type {Name[]} */
 export const BY_DEPTH = ["stream", "gradient", "parameters", "ratio", "similarity"];
 
+const SMOOTH = 10; // steps of a mean
+
 /** From this mean cosine on tokens count as alike. */
 const ALIKE = 0.99;
 
 /** @param {number} value */
 const n = (value) => show(value, 3);
+
+/** @param {number[]} values */
+const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
 
 /** @param {any[] | null | undefined} values */
 const last = (values) => (values ? values[values.length - 1] : null);
@@ -111,7 +116,11 @@ export class History {
 
   /** @param {"loss" | "logit_change"} name @returns {Series[]} */
   byStep(name) {
-    return [0, 1].map((racer) => ({ name: this.name(racer), tone: this.tones[racer], values: this.steps[racer].map((step) => step[name]) }));
+    return [0, 1].map((racer) => {
+      const values = this.steps[racer].map((step) => step[name]);
+      const smooth = values.map((value, k) => (Number.isFinite(value) ? mean(values.slice(Math.max(0, k - SMOOTH + 1), k + 1)) : value));
+      return { name: this.name(racer), tone: this.tones[racer], values, smooth };
+    });
   }
 
   /** By depth. @param {Name} name @param {number} step @returns {Series[]} */
@@ -139,7 +148,7 @@ export class History {
   summaries(step) {
     const { entropy, uniform } = this.started.text;
     return {
-      loss: `Training loss of each step's batch. Guessing uniformly gives ${n(uniform)}, the frequencies of the characters give ${n(entropy)}.`,
+      loss: `Training loss of each step's batch, with a line through the mean of the last ${SMOOTH}. Guessing uniformly gives ${n(uniform)}, the frequencies of the characters give ${n(entropy)}.`,
       stream: `Its norm at the end divided by that at x_0: ${this.#describeEach(step, (f) => n(last(f.stream) / f.stream[0]))}.`,
       gradient: `Its norm at x_0 divided by that at the end: ${this.#describeEach(step, (f) => n(f.gradient[0] / last(f.gradient)))}.`,
       parameters: `The first layer's norm divided by the last layer's: ${this.#describeEach(step, (f) => n(ofLayer(f.parameters, 0) / ofLayer(f.parameters, -1)))}.`,

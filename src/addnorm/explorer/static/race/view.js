@@ -2,6 +2,7 @@
 /** Race: two wirings trained side by side by the library, drawn while they run, and any step of it afterwards. */
 
 import { ask, Trouble } from "../api.js";
+import { chartGrid } from "../chart/figure.js";
 import { LineChart } from "../chart/lines.js";
 import { h, updateChildren, announce, set } from "../dom.js";
 import { show as digits } from "../numbers.js";
@@ -53,13 +54,13 @@ function mount(root, app) {
   const loss = new LineChart({ id: "race-loss", title: "Loss", x: "step", y: "nats per character", onCursor: (index, commit) => scrubber.go(index, commit), height: 260 });
   const byDepth = Object.fromEntries(BY_DEPTH.map((name) => [name, new LineChart({ id: `race-${name}`, x: "depth, in sublayers", ...CHARTS[name], onCursor: point })]));
   const change = new LineChart({ id: "race-logit-change", title: "Change of the logits in a step", x: "step", y: "|change of the logits| / |logits|", log: true, onCursor: (index, commit) => scrubber.go(index, commit) });
-  const charts = h("div.charts", null, h("div.broad", null, loss.element), ...BY_DEPTH.map((name) => byDepth[name].element), change.element);
+  const charts = chartGrid(h("div.broad", null, loss.element), ...BY_DEPTH.map((name) => byDepth[name].element), change.element);
   const opening = h("div.race-before", null,
     h("p.lead", null, "Two models that differ only in their residual wiring learn the same text with the same seed, batches and learning rate, in turn a step of each. "
       + "The charts show their residual streams and gradients by depth at every step, while they train."),
     h("p.lead", null, "The text is the documentation of the Python language, one character per token. A race with the default settings takes about ten seconds; more layers or steps take minutes."),
-    h("p.lead", null, `A lesson: at the default learning rate, ${meta.race.fields.lr.default}, both wirings learn. At ${meta.race.lesson.rate} post-LN learns no more than the frequencies of `
-      + `the characters (“post-LN fails”), and with a warm-up of ${meta.race.lesson.warm_up} steps it learns (“warm-up helps”).`),
+    h("p.lead", null, `A lesson: at the default learning rate, ${meta.race.fields.lr.default}, post-LN learns no more than the frequencies of the characters (“post-LN fails”). `
+      + `With a warm-up of ${meta.race.lesson.warm_up} steps it learns (“warm-up helps”), and at ${meta.race.lesson.rate} it does without (“both learn”).`),
     controls.drawings);
   const after = h("div", { hidden: true }, ended, words, h("div.race-bar", null, scrubber.element), charts);
   root.append(

@@ -2,6 +2,7 @@
 /** The view "Recording": a file of `addnorm record`, by depth, over the steps, and as a balance sheet. */
 
 import { get, Latest, Trouble } from "../api.js";
+import { chartGrid } from "../chart/figure.js";
 import { HeatMap } from "../chart/heat.js";
 import { LineChart } from "../chart/lines.js";
 import { h, updateChildren, labelled, set } from "../dom.js";
@@ -96,7 +97,7 @@ function mounted(root, app) {
   const facts = h("dl.recording-facts");
   const results = h("div.recording-results", { hidden: true },
     badges.element,
-    h("div.charts", null, ...charts.map(({ chart }) => chart.element)),
+    chartGrid(...charts.map(({ chart }) => chart.element)),
     quiet, timeBox, h("div.recording-made", null, map.element, balance.element),
     h("details.recording-how", null, h("summary", null, "Metadata"), facts));
   root.append(h("h2", null, all.length === 1 ? `A recording: ${titleOf(all[0])}` : "A recording of a model"), h("div.recording-controls", null, ...Object.values(fields)), wrong, results);

@@ -2,7 +2,7 @@
 /** The view "Stack": a stack before training, measured by the library each time its LayerNorm moves. */
 
 import { get } from "../api.js";
-import { settled } from "../chart/figure.js";
+import { chartGrid, settled } from "../chart/figure.js";
 import { HeatMap } from "../chart/heat.js";
 import { LineChart } from "../chart/lines.js";
 import { chooseTones } from "../chart/looks.js";
@@ -12,6 +12,7 @@ import { show } from "../numbers.js";
 import { refresher } from "../refresh.js";
 import { Slider } from "../slider.js";
 import { fieldOf, whole } from "../state.js";
+import { Bus } from "./bus.js";
 import { Diagram } from "./diagram.js";
 import { spread, summaries, verdict } from "./verdict.js";
 
@@ -128,9 +129,12 @@ function mount(root, app) {
   /** @type {any} */
   let result; // what was measured of the present state
   let shown = store.state; // the state that it is of
+  /** @type {{name: string, result: any} | null} */
+  let earlier = null; // what a flip of the norm has replaced
   let surveyed = { of: "", text: "" }; // several seeds of one setting
 
   // The controls.
+  const bus = new Bus();
   const diagram = new Diagram(places, (name) => store.set({ place: name }));
   const group = unique("place");
   const radios = places.map((/** @type {any} */ place, /** @type {number} */ k) =>
@@ -168,7 +172,7 @@ function mount(root, app) {
   const lines = CHARTS.map((chart) => new LineChart({ ...chart, x: "depth, in sublayers", patient: true, onCursor: point }));
   const map = new HeatMap({ id: "map", title: "Sources of the stream", x: "depth", y: "share of each source: x_0 and the writes", patient: true, onCursor: point });
   const all = [...lines, map];
-  const charts = h("div.charts", null, ...lines.slice(0, 4).map((chart) => chart.element), map.element, h("div.stack-pair", null, ...lines.slice(4).map((chart) => chart.element)));
+  const charts = chartGrid(...lines.slice(0, 4).map((chart) => chart.element), map.element, h("div.stack-pair", null, ...lines.slice(4).map((chart) => chart.element)));
 
   root.append(
     h("h2", null, "Move the LayerNorm of a stack"),
@@ -177,8 +181,9 @@ function mount(root, app) {
     h("div.stack-layout", null,
       h("div.stack-side", null,
         h("figure.stack-block", null, diagram.svg, h("figcaption", null, equation)),
-        h("fieldset", null, h("legend", null, "Placement of the norm"), h("div.choices.stack-places", null, ...radios), use),
-        h("div.buttons", null, pin, dice, survey), pins,
+        h("fieldset", null, h("legend", null, "Placement of the norm"), h("div.choices.stack-places", null, ...radios)),
+        h("figure.stack-bus", null, bus.svg, h("figcaption.stack-note", null, "The whole stack: the stream is one line, which all sublayers read and write.")),
+        use, h("div.buttons.stack-buttons", null, pin, dice, survey), pins,
         h("fieldset.stack-settings", null, h("legend", null, "The stack"), ...sliders.map(({ slider }) => slider.element), ...selects.map((control) => control.element),
           h("label.choice", null, residual, "Residual connection"), exportNote(app.meta, "This exported page has some of the settings, measured beforehand. All others are measured on your machine:")),
         h("details.stack-words.stack-settings", null, h("summary", null, "Terms"), h("dl", null, ...WORDS.flatMap(([word, meaning]) => [h("dt", null, word), h("dd", null, meaning)]))),
@@ -214,6 +219,8 @@ function mount(root, app) {
     const began = performance.now();
     const answer = await measured(state);
     if (isOutdated()) return;
+    const isFlip = result && state.place !== shown.place && same({ ...shown, place: state.place }, state);
+    earlier = isFlip ? { name: titleOf(shown.place), result } : same(shown, state) ? earlier : null;
     result = answer;
     shown = state;
     /** @type {{name: string, result: any}[]} */
@@ -277,7 +284,7 @@ function mount(root, app) {
       /** @type {import("../chart/lines.js").Series[]} */
       const series = [{ name, values: result[id], tone: tones[0], band: id === "stream" && result.low[0] !== result.high[0] ? [result.low, result.high] : undefined }];
       others.forEach((other, at) => series.push({ name: other.name === name ? `${name} (pinned)` : other.name, values: other.result[id], tone: tones[at + 1], ghost: true }));
-      lines[k].show({ labels: longest.labels, kinds: longest.kinds, series, summary: texts[id] });
+      lines[k].show({ labels: longest.labels, kinds: longest.kinds, series, summary: texts[id], earlier: others.length || !earlier ? undefined : { name: earlier.name, values: earlier.result[id] } });
     });
     map.show({ columns: result.labels, rows: result.labels, values: result.map, summary: texts.map });
     if (store.state.depth >= 0) moveCursors(); // now there are as many places as the new stack has
@@ -305,6 +312,7 @@ function mount(root, app) {
     const place = places.find((/** @type {any} */ placement) => placement.name === state.place);
     const alpha = Boolean(state.alpha && state.alpha !== 1) || (place.alpha && state.res);
     diagram.show(state.place, { residual: state.res, alpha, kind: state.norm, equation: place.equation });
+    bus.show(place, { sublayers: state.S, residual: state.res, alpha, final: state.final === "own" ? place.final : state.final === "on" });
     for (const radio of radios) set(radio.firstElementChild, { checked: radio.firstElementChild.value === state.place });
     for (const { key, slider, text } of sliders) slider.show(state[key], text(state[key], result, state));
     for (const { key, input } of selects) set(input, { value: state[key] });

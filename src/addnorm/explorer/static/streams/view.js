@@ -2,7 +2,7 @@
 /** The view "Streams": a path from one residual stream to n streams, each step measured by the library before training. */
 
 import { get } from "../api.js";
-import { settled } from "../chart/figure.js";
+import { chartGrid, settled } from "../chart/figure.js";
 import { HeatMap } from "../chart/heat.js";
 import { LineChart } from "../chart/lines.js";
 import { chooseTones } from "../chart/looks.js";
@@ -70,7 +70,7 @@ function mount(root, app) {
   const lines = Object.fromEntries(Object.entries(LINES).map(([name, options]) => [name, new LineChart({ ...options, patient: true, onCursor: point })]));
   const matrices = new Matrices({ id: "streams-coefficients", title: "A, B and C of each sublayer", x: "sublayer", y: "mean over tokens", onCursor: (index, commit) => point(index + 1, commit) });
   const sources = new HeatMap({ id: "streams-sources", title: "C: what each sublayer reads", x: "sublayer, then the output", y: "weight of x_0 and each state", patient: true, onCursor: point });
-  const charts = h("div.charts", null, h("div.broad", null, matrices.element, matrices.numbers), h("div.broad.streams-map", null, sources.element), ...Object.values(lines).map((chart) => chart.element));
+  const charts = chartGrid(h("div.broad", null, matrices.element, matrices.numbers), h("div.broad.streams-map", null, sources.element), ...Object.values(lines).map((chart) => chart.element));
 
   root.append(
     h("h2", null, "From one residual stream to several"),

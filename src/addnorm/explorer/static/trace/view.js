@@ -91,15 +91,10 @@ function mount(root, { meta, store, announce }) {
   const comparison = h("p.trace-comparison");
   const button = h("button", { type: "button", class: "plain", onclick: flip });
   const shape = h("button.plain.trace-shape", { type: "button", onclick: () => geometry.element.scrollIntoView({ block: "start" }) }, "Geometry ↓");
-  const result = h(
-    "div.trace-result",
-    null,
-    h("header.trace-hero", null, title, line, h("div.trace-stage", null, controls.fields.tplace.box, button, shape), wire.element, comparison),
-    rows.element,
-    geometry.element,
-  );
+  const hero = h("header.trace-hero", null, title, line, h("div.trace-stage", null, controls.fields.tplace.box, button, shape), wire.element, comparison);
+  const page = h("div.trace-page", null, hero, controls.element, rows.element, geometry.element);
   root.classList.add("trace");
-  root.append(h("h2", null, "One token, every step"), h("div.trace-page", null, controls.element, result));
+  root.append(h("h2", null, "One token, every step"), page);
 
   /** The last that could be traced: first the first example. @type {{plain: Trace, call: any, preset: number}} */
   let last = follow(stateOf(presets[0]));
@@ -125,8 +120,8 @@ function mount(root, { meta, store, announce }) {
     }
     const { plain } = last;
     controls.show(state, { preset: problem ? -1 : last.preset, problem });
-    result.classList.toggle("stale", Boolean(problem));
-    set(result, { "aria-busy": problem ? "true" : null });
+    page.classList.toggle("stale", Boolean(problem));
+    set(rows.element, { "aria-busy": problem ? "true" : null });
     const other = trace(last.call.x, last.call.sublayer, { ...last.call.options, placement: plain.placement === "post" ? "pre" : "post", read_grad: undefined });
     const [post, pre] = plain.placement === "post" ? [plain, other] : [other, plain];
     set(title, { text: plain.title || "Your own numbers" });
