@@ -10,7 +10,7 @@ import { show } from "../numbers.js";
 /** @type {Name[]} */
 export const BY_DEPTH = ["stream", "gradient", "parameters", "ratio", "similarity"];
 
-const SMOOTH = 10; // steps of a mean
+const SMOOTH = 5; // steps before a step, and after it, of a mean
 
 /** From this mean cosine on tokens count as alike. */
 const ALIKE = 0.99;
@@ -18,8 +18,12 @@ const ALIKE = 0.99;
 /** @param {number} value */
 const n = (value) => show(value, 3);
 
-/** @param {number[]} values */
-const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
+/** The mean around a step, of fewer steps near an end. @param {number[]} values @param {number} k */
+function average(values, k) {
+  const half = Math.min(SMOOTH, k, values.length - 1 - k);
+  const some = values.slice(k - half, k + half + 1).filter(Number.isFinite);
+  return Number.isFinite(values[k]) ? some.reduce((sum, value) => sum + value, 0) / some.length : values[k];
+}
 
 /** @param {any[] | null | undefined} values */
 const last = (values) => (values ? values[values.length - 1] : null);
@@ -118,7 +122,7 @@ export class History {
   byStep(name) {
     return [0, 1].map((racer) => {
       const values = this.steps[racer].map((step) => step[name]);
-      const smooth = values.map((value, k) => (Number.isFinite(value) ? mean(values.slice(Math.max(0, k - SMOOTH + 1), k + 1)) : value));
+      const smooth = name === "loss" ? values.map((_, k) => average(values, k)) : undefined;
       return { name: this.name(racer), tone: this.tones[racer], values, smooth };
     });
   }
@@ -148,7 +152,7 @@ export class History {
   summaries(step) {
     const { entropy, uniform } = this.started.text;
     return {
-      loss: `Training loss of each step's batch, with a line through the mean of the last ${SMOOTH}. Guessing uniformly gives ${n(uniform)}, the frequencies of the characters give ${n(entropy)}.`,
+      loss: `Training loss of each step's batch, with a line through means of ${2 * SMOOTH + 1} steps. Guessing uniformly gives ${n(uniform)}, the frequencies of the characters give ${n(entropy)}.`,
       stream: `Its norm at the end divided by that at x_0: ${this.#describeEach(step, (f) => n(last(f.stream) / f.stream[0]))}.`,
       gradient: `Its norm at x_0 divided by that at the end: ${this.#describeEach(step, (f) => n(f.gradient[0] / last(f.gradient)))}.`,
       parameters: `The first layer's norm divided by the last layer's: ${this.#describeEach(step, (f) => n(ofLayer(f.parameters, 0) / ofLayer(f.parameters, -1)))}.`,

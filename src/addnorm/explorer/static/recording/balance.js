@@ -23,7 +23,7 @@ const COLUMNS = [
 const cell = (value) => (value === null || value === undefined ? "" : show(value, 4));
 
 /** @param {number} value */
-export const percent = (value) => (Number.isFinite(value) ? `${show(100 * value, 3).replace("-", "\u2212")}%` : show(value));
+export const percent = (value) => (Number.isFinite(value) ? `${show(100 * value, 3)}%` : show(value));
 
 export class Balance {
   constructor() {
@@ -56,7 +56,7 @@ export class Balance {
     const lines = [
       ["sum", amounts ? show(sum, 6) : "", percent(parts)],
       ["norm of the stream", amounts ? show(sheet.length, 6) : "not recorded", ""],
-      [sheet.closes ? "error" : "error: the sum differs", amounts ? show(Math.abs(sheet.length - sum), 2) : "", `${show(100 * sheet.error, 2)} %`],
+      [sheet.closes ? "error" : "error: the sum differs", amounts ? show(Math.abs(sheet.length - sum), 2) : "", percent(sheet.error)],
     ];
     this.foot.replaceChildren(...lines.map(([name, amount, part], k) =>
       h(k === 2 && !sheet.closes ? "tr.wrong" : "tr", null, h("th", { scope: "row" }, name), h("td"), h("td.number", null, amount), h("td.number", null, part))));

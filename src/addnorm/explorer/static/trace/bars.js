@@ -48,7 +48,7 @@ export function drawBars(list, { name, value, scale, most, digits }) {
     style.width = `${share.toFixed(2)}%`;
     style.left = `${(entry < 0 ? 50 - share : 50).toFixed(2)}%`;
     set(number, { text: Array.isArray(value) ? index + 1 : "" });
-    set(text, { text: show(entry, digits).replace("-", "−") });
+    set(text, { text: show(entry, digits) });
   });
 }
 

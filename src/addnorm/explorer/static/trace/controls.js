@@ -156,7 +156,7 @@ export class Controls {
         const value = feature[key];
         set(input, { min: -(this.reach ?? 1), max: this.reach ?? 1, disabled: value === undefined });
         if (value !== undefined && (!this.held || document.activeElement !== input)) set(input, { value: String(value) });
-        set(output, { text: value === undefined ? "" : show(value, 4).replace("-", "−") });
+        set(output, { text: value === undefined ? "" : show(value, 4) });
       }
     });
   }

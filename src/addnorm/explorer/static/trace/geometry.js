@@ -75,7 +75,7 @@ export class Geometry {
     if (!drawn) return;
     for (const [name, value] of Object.entries({ times, plus })) {
       set(this.sliders[name].input, { value: String(value) });
-      set(this.sliders[name].output, { text: show(value, 3).replace("-", "−") });
+      set(this.sliders[name].output, { text: show(value, 3) });
     }
     const moved = token.map((value) => value * times + plus);
     const landed = flat(step(normOf(of, moved), "normalized").value);
@@ -117,12 +117,12 @@ function sentences(of, n, p, values) {
   const d = n.length;
   const v = normalizedName(of);
   const most = Math.max(...values.map(Math.abs));
-  const eigen = values.map((value) => (Math.abs(value) < 1e-14 * most ? "0" : show(value, 3))).join(", ").replaceAll("-", "−");
+  const eigen = values.map((value) => (Math.abs(value) < 1e-14 * most ? "0" : show(value, 3))).join(", ");
   const at = `${v}_norm has L2 norm ${show(length(n), 5)}; √${d} = ${show(Math.sqrt(d), 5)}.`;
   const layer = of.norm === "layer";
   if (layer && d === 1) return ["One feature equals its own mean: the normalized token is 0, and so is its gradient."];
   if (layer && d === 2) {
-    const signs = n.map((value) => show(value, 5).replace("-", "−")).join(" and ");
+    const signs = n.map((value) => show(value, 5)).join(" and ");
     return [
       `With two features only a sign is left: which of them is larger. They become ${signs} for every input.`,
       `The Jacobian's eigenvalues are ${eigen}: the gradient is 0 up to the effect of ε. With three features this panel draws a picture.`,
@@ -176,6 +176,13 @@ function draw(element, viewpoint, { frame, from, was, landed, n, p, name }) {
   const point = place(landed);
 
   set(circle, { r: unit * R3 });
+  // Of the axes' pictures the sides that have nothing beyond the circle are left out, so that the rest is larger.
+  const rim = unit * R3 + 14;
+  const seen = [token, before, point, base, tip(p.centred), tip(p.rest)];
+  const isAxes = viewpoint.across.includes(1);
+  const left = isAxes && seen.every(([x]) => x > -rim) ? rim : HALF;
+  const below = isAxes && seen.every(([, y]) => y < rim) ? rim : HALF;
+  set(svg, { viewBox: `${-left} ${-HALF} ${left + HALF} ${HALF + below}` });
   set(marks.axes, { d: [0, 1, 2].map((k) => `M0 0L${at(axis(k, viewpoint, 126))}`).join("") });
   labels.forEach((/** @type {SVGElement} */ label, /** @type {number} */ k) => {
     const [x, y] = axis(k, viewpoint, 138);
