@@ -55,6 +55,18 @@ def test_norm_moves_by_keyboard(explorer):
     assert_shows(explorer, InitProbe("pre", **SIZES))
 
 
+def test_flip_leaves_the_earlier_curve_and_redraws_the_bus(explorer):
+    page = explorer.stack("#v=1&S=4&d=8&T=2")
+    bus, before = page.locator(".bus"), page.locator("#chart-gradient .before")
+    curve = page.locator("#chart-gradient .plot .line").get_attribute("d")
+    assert (bus.locator(".bus-norm").count(), before.locator("path").count()) == (4, 0)
+    explorer.after(lambda: page.keyboard.press("2"))
+    assert (bus.locator(".bus-norm").count(), before.locator("text").inner_html()) == (5, "post-LN, before")
+    assert before.locator("path").get_attribute("d").count("L") == curve.count("L") == 4
+    explorer.after(page.get_by_role("button", name="Pin").click)
+    assert before.locator("path").count() == 0, "pinned stacks take its place"
+
+
 def test_norm_moves_by_mouse(explorer):
     page = explorer.stack(SMALL)
     explorer.after(lambda: page.locator(".slot[data-place=pre] rect").click())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.browser import ExplorerPage
+from support.browser import READY, ExplorerPage
 from support.explorer_requests import RACE_ADDRESS
 
 VIEWS = {
@@ -306,6 +306,17 @@ TOPS = """async () => {
   } while (before !== document.documentElement.scrollHeight);
   return [...document.querySelectorAll('.stack-main figure, .stack-settings')].map(one => Math.round(one.getBoundingClientRect().top + scrollY));
 }"""
+
+
+def test_no_chart_is_alone_in_half_a_row(new_explorer):
+    page = new_explorer.page
+    page.set_viewport_size({"width": 1280, "height": 900})
+    page = new_explorer.open("#v=1&view=streams&swiring=pre_ln", READY["streams"])
+    grid, *charts = page.locator(".streams-main .charts, .streams-main .charts > .chart:visible").evaluate_all(
+        "all => all.map((one) => one.clientWidth)"
+    )
+    assert len(charts) == 3
+    assert max(charts[:2]) < grid / 2 < charts[2] == grid
 
 
 @pytest.mark.parametrize("width", [320, 768])
