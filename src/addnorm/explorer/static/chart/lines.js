@@ -135,7 +135,7 @@ export class LineChart extends ChartFigure {
     const end = earlier ? earlier.values.findLastIndex(fits) : -1;
     updateChildren(this.layers.before, earlier && end >= 0 ? [earlier] : [], () => s("g", null, s("path"), s("text")), (group, { name, values }) => {
       set(group.firstChild, { d: through(values) });
-      set(group.lastChild, { x: x(end).toFixed(1), y: Math.max(MARGIN.top + 8, y(values[end]) - 6).toFixed(1), text: `${name}, before` });
+      set(group.lastChild, { x: x(end).toFixed(1), y: Math.max(MARGIN.top + 8, y(/** @type {number} */ (values[end])) - 6).toFixed(1), text: `${name}, before` });
     });
     updateChildren(this.layers.lines, series, () => s("path"), (path, { curve, at }) => {
       const d = through(curve.smooth ?? curve.values, aside(at), this.options.stems);
