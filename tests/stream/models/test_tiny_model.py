@@ -55,6 +55,7 @@ MORE_TYPES = [
     "whisper",
     "xlm-roberta",
     "xlnet",
+    "qwen4_exp_text",
 ]
 
 

@@ -71,6 +71,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "granitemoehybrid": {"mamba_n_heads": 4, "mamba_d_head": 32},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 1},
+    "qwen4_exp_text": {
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 16,
+        "indexer_budget": 16,
+        "indexer_compress_ratio": 4,
+        "num_key_value_heads": 1,
+    },
     "reformer": {"axial_pos_embds_dim": [32, 32]},
     "xlnet": {"d_head": 16},
 }
