@@ -11,7 +11,11 @@
 """
 
 from addnorm.stream.dataflow.registered_ops import register_operator
+from addnorm.stream.find.inspection import Inspection
+from addnorm.stream.locate import Location
+from addnorm.stream.program.result import Program
 from addnorm.stream.program.statistics import measure_streams
 from addnorm.stream.record.recording import Recording
+from addnorm.stream.verify import Verification
 
-__all__ = ["Recording", "measure_streams", "register_operator"]
+__all__ = ["Inspection", "Location", "Program", "Recording", "Verification", "measure_streams", "register_operator"]

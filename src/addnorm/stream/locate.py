@@ -34,6 +34,12 @@ class Location:
         distance: relative distance, |tensor - value| / |value|, over the tokens of the tensor.
         tokens: "all tokens" or "some tokens", perhaps followed by ", in another order".
         others: names of other values that the tensor could be too, nearest first.
+
+    Example:
+        >>> x = torch.randn(2, 5, 16)
+        >>> place = addnorm.locate(addnorm.inspect(addnorm.nn.Encoder(2, 16, nhead=2).eval(), x), x)
+        >>> place.found, str(place)
+        (True, 'the start of the stream, to the bit')
     """
 
     name: str

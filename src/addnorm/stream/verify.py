@@ -43,6 +43,12 @@ class Verification(Rendered):
         reference: name of the reference's class; None for a wiring.
         terms: the numbers of each term, compared with the reference's; empty for a wiring, or if the streams cannot be compared.
         unproven: parts of the model, or else of the reference, that `inspect` does not understand: nothing is said about them.
+
+    Example:
+        >>> model = addnorm.nn.Encoder(2, 16, nhead=2, wiring="post_ln").eval()
+        >>> found = addnorm.verify(model, torch.randn(2, 5, 16), wiring="pre_ln")
+        >>> bool(found), str(found.deviations[0])
+        (False, 'the norm is after the add, expected before the sublayer: in all 4')
     """
 
     wiring: Wiring | None

@@ -209,8 +209,7 @@ class Stream:
             "equation": self.equation, "norm": self.norm, "eps": self.eps,
             "norms": {name: norm.to_dict() for name, norm in norms.items() if norm is not None},
             "closure": _finite_or_none(self.closure), "sum_closes": self.sum_closes, "closes": self.closes,
-            "remarks": [*self.remarks],
-            "sites": [site.to_dict() for site in self.sites],
+            "remarks": [*self.remarks], "sites": [site.to_dict() for site in self.sites],
         }  # fmt: skip
 
     def __repr__(self) -> str:
@@ -233,6 +232,10 @@ class Inspection(Rendered):
         program: the matrices of the sublayers if no `Row` describes them. Then `streams` and `unknown` are empty.
         unnamed: a program of several streams that no wiring of `addnorm.wirings` has, beside what is not understood.
         results: what the model returned, by place, such as "hidden_states[2]".
+
+    Example:
+        >>> addnorm.inspect(addnorm.nn.Encoder(2, 16, nhead=2), torch.randn(2, 5, 16)).wiring
+        'pre_ln'
     """
 
     model: str
@@ -314,8 +317,7 @@ class Inspection(Rendered):
             "wiring": self.wiring, "closure": _finite_or_none(self.closure), "closes": self.closes,
             "streams": [stream.to_dict() for stream in self.streams],
             "program": self.program and self.program.to_dict(), "unnamed": self.unnamed and self.unnamed.to_dict(),
-            "unknown": [vars(part).copy() for part in self.unknown],
-            "outside": [vars(part).copy() for part in self.outside],
+            "unknown": [vars(part).copy() for part in self.unknown], "outside": [vars(part).copy() for part in self.outside],
         }  # fmt: skip
 
     def __repr__(self) -> str:

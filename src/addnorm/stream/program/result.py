@@ -106,6 +106,12 @@ class Program:
         wiring: the wiring of the catalog whose matrices these are; None if there is none.
         deviation: the largest `deviation` of a site or of the last read; None without a wiring.
         sizes: the number of streams before each sublayer, and at the end.
+
+    Example:
+        >>> model = addnorm.nn.Encoder(2, 16, nhead=2, wiring="mhc").eval()
+        >>> program = addnorm.inspect(model, torch.randn(2, 5, 16)).program
+        >>> program, program.sites[0].mix.values.shape  # A by token: `(tokens, n, n, 1)`
+        (<Program: 4 sublayers, up to 4 streams, mhc>, torch.Size([10, 4, 4, 1]))
     """
 
     spine: Spine  # the carried values in the captured run
