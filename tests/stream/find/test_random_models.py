@@ -130,3 +130,14 @@ def test_inspect_is_right_on_95_percent_of_each_construct(counted):
     document, _ = counted
     assert min(entry["models"] for entry in document["constructs"].values()) >= 8
     assert counts.list_below(document, 0.95) == []
+
+
+@pytest.mark.parametrize("seeds", [COVER[:10], pytest.param(range(500), marks=pytest.mark.slow)], ids=["some", "500"])
+def test_verify_raises_no_false_alarm(seeds):
+    compared = 0
+    for seed in seeds:
+        found = addnorm.inspect(build(seed).model, *build(seed).inputs)
+        if found.closes and found.program is None:
+            assert addnorm.verify(found, like=found), build(seed).describe()
+            compared += 1
+    assert compared > 0.6 * len(seeds)
