@@ -36,7 +36,7 @@ from addnorm.stream.find.equation_errors import check_repeated
 from addnorm.stream.find.inspection import Inspection, Site
 from addnorm.stream.find.sublayers import Sublayer
 from addnorm.stream.outputs import find_logits, find_loss, measure_divergence, read_number
-from addnorm.stream.program.edits import ZeroWrite
+from addnorm.stream.program.edits import ProgramWriteEdit
 from addnorm.stream.program.result import ProgramSite
 from addnorm.stream.write_terms import find_write_term
 
@@ -57,7 +57,7 @@ def ablate(site: Site | ProgramSite, mode: Mode = "zero") -> Iterator[None]:
 
     Args:
         site: one of the `sites` of `addnorm.inspect`, or of its `program`. It selects the model.
-        mode: "zero", or "mean": the mean of the write over all tokens of the batch (not with several streams).
+        mode: "zero", or "mean": the mean of the write over all tokens of the batch.
 
     `addnorm.record` in the block measures what is added: the write is zero, or the mean.
 
@@ -80,11 +80,11 @@ def ablate(site: Site | ProgramSite, mode: Mode = "zero") -> Iterator[None]:
 
 
 @contextmanager
-def scale_write(site: Site, s: float) -> Iterator[None]:
+def scale_write(site: Site | ProgramSite, s: float) -> Iterator[None]:
     """Multiply a sublayer's write by s while the block runs. Gradients are those of the changed function.
 
     Args:
-        site: one of the `sites` of `addnorm.inspect`. It selects the model.
+        site: one of the `sites` of `addnorm.inspect`, or of its `program`. It selects the model.
         s: the factor; 1 changes nothing, 0 is `ablate(site)`.
 
     Raises:
@@ -108,14 +108,9 @@ def _edit_write(site: Site | ProgramSite, s: float, takes_mean: bool = False) ->
     model = site.model
     if model is None:
         raise RuntimeError(f"the model of site {site.id!r} was deleted, expected it to live as long as the block.")
-    edit: _WriteEdit | ZeroWrite
+    edit: _WriteEdit | ProgramWriteEdit
     if isinstance(site, ProgramSite):
-        if s or takes_mean:
-            what = "mode is 'mean', expected 'zero'" if takes_mean else f"s is {s}, expected 0"
-            raise ValueError(
-                f"{what}: the writes of a model with {site.count_streams()} can only be removed, by ablate."
-            )
-        edit = ZeroWrite(site)
+        edit = ProgramWriteEdit(site, s, takes_mean)
     else:
         edit = _WriteEdit(site, s, _find_mean(site) if takes_mean else None)
 
@@ -129,7 +124,7 @@ def _edit_write(site: Site | ProgramSite, s: float, takes_mean: bool = False) ->
     with (
         disable_checkpoints(),
         observe_forwards(model, begin, end),
-        register_edit(model, getattr(site, "sublayer", None), getattr(edit, "change_write", torch.zeros_like)),
+        register_edit(model, getattr(site, "sublayer", None), edit.change_write),
     ):
         yield
 

@@ -1,4 +1,4 @@
-"""Removal of a sublayer's write in a model with several streams: the operator that computes it returns zeros."""
+"""Change of a sublayer's write in a model with several streams, at the operator that computes the write."""
 
 from __future__ import annotations
 
@@ -12,17 +12,28 @@ from addnorm.stream.dataflow.graph import Op
 from addnorm.stream.program.result import ProgramSite
 
 
-class ZeroWrite:
-    """Editor of the operator whose output is what a sublayer adds: after its norm, before the numbers of B."""
+class ProgramWriteEdit:
+    """Editor of the operator whose output is what a sublayer adds: after its norm, before the numbers of B.
 
-    def __init__(self, site: ProgramSite) -> None:
+    Args:
+        site: the sublayer.
+        s: the factor of the write.
+        takes_mean: replace the write by its mean over all tokens instead.
+    """
+
+    def __init__(self, site: ProgramSite, s: float, takes_mean: bool) -> None:
         columns = [column for part in site.sums for column in part.columns if column.source is site.write.value]
         values = {strip_views(column.operand) for column in columns}
         value = next(iter(values), None)
         if len(values) != 1 or value is None or value.op is None or value.op.origin != value.op.name or value.part != 0:
             raise RuntimeError(
-                f"{site.id!r} writes a value that no operator of its own computes, expected one: replace its module by zeros."
+                f"{site.id!r} writes a value that no operator of its own computes, expected one: replace its module."
             )
+        if takes_mean and value.shape[-1:] != site.write.value.shape[-1:]:
+            raise RuntimeError(
+                f"mode is 'mean', expected 'zero' for {site.id!r}: the dimension of the features of its write is not known."
+            )
+        self.s, self.takes_mean = s, takes_mean
         self.site = site
         self.op: Op = value.op
 
@@ -30,20 +41,26 @@ class ZeroWrite:
         """Return the arguments, which do not change."""
         return args, kwargs
 
+    def change_write(self, write: Tensor) -> Tensor:
+        """Return what takes the place of a write. The function is its own adjoint, and so also changes the gradient."""
+        if self.takes_mean:
+            return write.mean([*range(write.dim() - 1)], keepdim=True).expand_as(write).contiguous()
+        return write * self.s if self.s else torch.zeros_like(write)
+
     def change_output(self, func: Any, out: Any) -> Any:
-        """Return zeros in place of the operator's first output."""
+        """Return the changed write in place of the operator's first output."""
         first = out if isinstance(out, Tensor) else out[0]
         with torch.no_grad():
+            changed = self.change_write(first)
             if func._schema.is_mutable:
-                first.zero_()
+                first.copy_(changed)
                 return out
-            zeros = torch.zeros_like(first)
-        return zeros if first is out else (zeros, *out[1:])
+        return changed if first is out else (changed, *out[1:])
 
     def on_output(self, out: Tensor) -> None:
-        """Make the gradient of the write zero."""
+        """Change the gradient of the write."""
         if out.requires_grad:
-            out.register_hook(torch.zeros_like)
+            out.register_hook(self.change_write)
 
     def build_missed_error(self) -> RuntimeError:
         """Return the error for a forward that ran other operators than the inspected one."""
