@@ -7,6 +7,7 @@ import platform
 import re
 import subprocess
 import time
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,16 @@ def _busy_seconds() -> float | None:
 def _own_seconds() -> float:
     """Return the seconds that this process and its finished children have worked."""
     return sum(os.times()[:4])
+
+
+def version_of(*packages: str) -> str | None:
+    """Return the version of the first of the packages that is installed, or None."""
+    for package in packages:
+        try:
+            return version(package)
+        except PackageNotFoundError:  # or installed under another name, or a checkout on the path
+            continue
+    return None
 
 
 def cpu_model() -> str:

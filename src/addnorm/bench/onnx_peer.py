@@ -7,7 +7,6 @@ the best that onnxruntime can do, and comparable to `out=`.
 from __future__ import annotations
 
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
 
@@ -16,11 +15,16 @@ from torch import Tensor
 
 from addnorm._util.norms import KINDS
 from addnorm.bench.case import Case
+from addnorm.bench.environment import version_of
 from addnorm.bench.jobs import EPS, Call, Set
 
+Tensors = dict[str, Tensor]
+
 OPERATORS = {norm: kind.onnx[2] for norm, kind in KINDS.items()}
-OUTPUTS = {"forward": ["y"], "reuse": ["y"], "forward_stream": ["y", "", "", "z"]}  # those between are statistics
-OPSET, IR_VERSION = 17, 10  # old enough for the runtimes in use
+OUTPUTS = {"forward": "y", "reuse": "y", "forward_stream": "y, , , z"}  # those between are statistics
+MODEL = """<ir_version: 10, opset_import: ["": 17, "com.microsoft": 1]> add_norm ({inputs}) => ({outputs}) {{
+    {names} = com.microsoft.{operator} <epsilon = {eps}> ({arguments})
+}}"""  # versions old enough for the runtimes in use
 
 
 def status() -> str:
@@ -28,10 +32,7 @@ def status() -> str:
     missing = [name for name in ("onnxruntime", "onnx") if find_spec(name) is None]
     if missing:
         return f"{' and '.join(missing)} not installed"
-    try:
-        return version("onnxruntime")
-    except PackageNotFoundError:  # under the name of another build, such as onnxruntime-gpu
-        return "installed"
+    return version_of("onnxruntime") or "installed"  # under the name of another build, such as onnxruntime-gpu
 
 
 def applies(case: Case) -> bool:
@@ -46,36 +47,31 @@ def bound(case: Case, tensors: Set) -> Call:
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = case.threads, 1
-    args = [t for t in tensors.args[:4] if t is not None]
-    session = onnxruntime.InferenceSession(model(case, args), options, providers=["CPUExecutionProvider"])
+    inputs = dict(zip("xswb", [t for t in tensors.args[:4] if t is not None], strict=False))
+    outputs = {name: torch.empty_like(inputs["x"]) for name in OUTPUTS[case.job] if name.isalpha()}
+    model = make_model(case, inputs, outputs)
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     binding = session.io_binding()
-    outputs = {name: torch.empty_like(args[0]) for name in OUTPUTS[case.job] if name}
-    for bind, some in ((binding.bind_input, dict(zip("xswb", args, strict=False))), (binding.bind_output, outputs)):
+    for bind, some in ((binding.bind_input, inputs), (binding.bind_output, outputs)):
         for name, t in some.items():
             bind(name, "cpu", 0, np.float32, tuple(t.shape), t.data_ptr())
     result = (*outputs.values(),) if len(outputs) > 1 else outputs["y"]
-    return partial(_run, session, binding, result, args)
+    return partial(_run, session, binding, result, inputs)
 
 
-def _run(session: Any, binding: Any, result: Any, args: list[Tensor]) -> Any:
-    """Run the model, and return its outputs. `args` keeps the inputs alive, since the binding holds pointers only."""
+def _run(session: Any, binding: Any, result: Any, inputs: Tensors) -> Any:
+    """Run the model, and return its outputs. `inputs` keeps the inputs alive, since the binding holds pointers only."""
     session.run_with_iobinding(binding)
     return result
 
 
-def model(case: Case, args: list[Tensor]) -> bytes:
+def make_model(case: Case, inputs: Tensors, outputs: Tensors) -> bytes:
     """Return a serialized ONNX model with the case's operator as its only node."""
-    from onnx import TensorProto, helper
+    from onnx import parser
 
-    names = "xswb"[: len(args)]
-    node = helper.make_node(
-        OPERATORS[case.norm], [*names], OUTPUTS[case.job], domain="com.microsoft", epsilon=EPS[case.norm]
-    )
-    sizes = {name: [*t.shape] for name, t in zip(names, args, strict=True)}
-    sizes |= {name: sizes["x"] for name in OUTPUTS[case.job] if name}
-    infos = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, size) for name, size in sizes.items()}
-    graph = helper.make_graph(
-        [node], "add_norm", [infos.pop(name) for name in names], list(infos.values())
+    typed = [", ".join(f"float{[*t.shape]} {name}" for name, t in some.items()) for some in (inputs, outputs)]
+    text = MODEL.format(
+        inputs=typed[0], outputs=typed[1], names=OUTPUTS[case.job], operator=OPERATORS[case.norm], eps=EPS[case.norm],
+        arguments=", ".join(inputs),
     )  # fmt: skip
-    domains = [helper.make_opsetid("", OPSET), helper.make_opsetid("com.microsoft", 1)]
-    return bytes(helper.make_model(graph, opset_imports=domains, ir_version=IR_VERSION).SerializeToString())
+    return bytes(parser.parse_model(text).SerializeToString())

@@ -157,7 +157,7 @@ def describe(cases: Sequence[Case]) -> Document:
         triton = next(one for one in backends() if one.name == "triton")
         if not triton.available:  # the formulas would be timed as addnorm
             raise ValueError(f"addnorm has no kernels: {triton.detail}")
-    more = {"triton": variants.version_of("triton", "pytorch-triton"), "cuda": torch.version.cuda}
+    more = {"triton": environment.version_of("triton", "pytorch-triton"), "cuda": torch.version.cuda}
     return {
         "versions": environment.describe()["versions"] | more, "peers": variants.versions(), "device": device(kind),
         "missing": variants.missing(kind),

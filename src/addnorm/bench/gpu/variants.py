@@ -10,13 +10,13 @@ flash-attn's main branch, quack-kernels 0.6.5.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
 
 from addnorm.bench.case import Case
+from addnorm.bench.environment import version_of
 from addnorm.bench.jobs import DROPOUT, DTYPES, EPS, JOBS, Call, eager, ours
 
 EVERY = "every variant"  # name in `failures` where a whole case failed
@@ -125,16 +125,6 @@ def missing(device: str) -> dict[str, str]:
         elif device != "cuda":
             reasons[name] = f"{variant.title} runs on CUDA alone, and this is a run on {device}"
     return reasons
-
-
-def version_of(*packages: str) -> str | None:
-    """Return the version of the first of the packages that is installed, or None."""
-    for package in packages:
-        try:
-            return version(package)
-        except PackageNotFoundError:  # or installed under another name, or a checkout on the path
-            continue
-    return None
 
 
 def versions() -> dict[str, str]:
