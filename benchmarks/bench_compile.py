@@ -18,12 +18,12 @@ from torch import Tensor
 
 from addnorm import set_compile_mode
 from addnorm.bench import jobs, timing
-from addnorm.bench.case import Case, Document, Results, Row, Selection, by_case, grid, select
+from addnorm.bench.case import Case, Document, Results, Row, Selection, by_case, grid, has, select
 from addnorm.bench.harness import Benchmark
 from addnorm.bench.jobs import DTYPES, NORMS, Call, Set
 from addnorm.bench.pages import digits, headline, markdown, quotient
 from addnorm.bench.script import main
-from addnorm.bench.targets import Number, Target, has, ratio
+from addnorm.bench.targets import Number, Target, ratio
 from addnorm.ops import compile_mode
 from addnorm.ops.compile_mode import Mode
 

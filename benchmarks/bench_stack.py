@@ -19,11 +19,11 @@ from torch import Tensor, nn
 
 from addnorm import nn as addnorm_nn
 from addnorm.bench import timing
-from addnorm.bench.case import Case, Document, Results, Row, grid
+from addnorm.bench.case import Case, Document, Results, Row, grid, has
 from addnorm.bench.harness import Benchmark
 from addnorm.bench.pages import digits, interval, markdown, merge, quotient, targets_section
 from addnorm.bench.script import main
-from addnorm.bench.targets import Target, has, ratio, value
+from addnorm.bench.targets import Target, ratio, value
 from addnorm.fusion.benchmark import saved_bytes
 
 LAYERS = 4
@@ -33,9 +33,10 @@ PEERS = {"plain": "plain PyTorch", "torch": "torch.nn.TransformerEncoder"}
 COMPILED = ", compiled"
 INDUCTOR = (8, 128, 256)  # the size at which stacks of several streams are compiled, which takes minutes
 COMPILED_STREAMS = ("hyper_connections", "mhc")  # Inductor takes ten minutes for attention residuals
+ONE_STREAM = ("pre_ln", "post_ln")
 STREAMS = (*COMPILED_STREAMS, "attention_residuals")
 CASES = grid(
-    wiring=("pre_ln", "post_ln"), job=JOBS, d=(64, 256, 768), batch__tokens=((1, 1), (1, 128), (16, 128))
+    wiring=ONE_STREAM, job=JOBS, d=(64, 256, 768), batch__tokens=((1, 1), (1, 128), (16, 128))
 ) + grid(wiring=STREAMS, job=("training",), d=(256, 768), batch__tokens=((1, 128), (8, 128)))  # fmt: skip
 
 
@@ -110,16 +111,11 @@ def share_of_bytes(peer: str, rows: Mapping[str, Row]) -> float | None:
     return None if ours is None or theirs is None else ours / theirs
 
 
-def one_stream(case: Case, **values: str) -> bool:
-    """Return whether a case has one stream, and these values."""
-    return case.wiring not in STREAMS and has(**values)(case)
-
-
 TARGETS = [
     target
     for job, title in JOBS.items()
     for peer, name in PEERS.items()
-    for where in [partial(one_stream, job=job)]
+    for where in [has(wiring=ONE_STREAM, job=job)]
     for target in (
         Target(
             f"{title}: lowest, against {name}",
@@ -141,7 +137,14 @@ TARGETS = [
         ),
     )
 ] + [
-    Target(f"saved bytes: highest share of {name}'s", "<=", None, partial(share_of_bytes, peer), max, one_stream)
+    Target(
+        f"saved bytes: highest share of {name}'s",
+        "<=",
+        None,
+        partial(share_of_bytes, peer),
+        max,
+        has(wiring=ONE_STREAM),
+    )
     for peer, name in PEERS.items()
 ]
 STREAM_TARGETS = [
@@ -165,7 +168,7 @@ def pair(rows: Mapping[str, Row], peer: str, key: str, unit: float = 1.0) -> str
 
 def section(document: Document) -> str:
     """Return the table of speeds: a line a size and peer, a column a wiring and job."""
-    cases = {case: rows for case, rows in BENCHMARK.by_case(document).items() if one_stream(case)}
+    cases = {case: rows for case, rows in BENCHMARK.by_case(document).items() if case.wiring in ONE_STREAM}
 
     def cell(peer: str, case: Case, rows: Mapping[str, Row]) -> dict[str, str]:
         times = pair(rows, peer, "median_us")

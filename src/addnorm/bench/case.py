@@ -59,13 +59,19 @@ def grid(**values: Iterable[Any]) -> list[Case]:
     return [Case(**dict(zip(names, line, strict=True))) for line in lines]
 
 
+def has(**values: Any) -> Callable[[Case], bool]:
+    """Return a function that tells whether a case has these values; of a list, a tuple or a range one of them."""
+    choices = {name: some if isinstance(some, list | tuple | range) else (some,) for name, some in values.items()}
+    return lambda case: all(getattr(case, name, None) in some for name, some in choices.items())
+
+
 def select(cases: Iterable[Case], selected: Selection) -> list[Case]:
     """Return the cases whose value is one of `selected[field]` for every field in `selected`.
 
     Raises:
         ValueError: there is no such case.
     """
-    chosen = [case for case in cases if all(getattr(case, name, None) in some for name, some in selected.items())]
+    chosen = [*filter(has(**selected), cases)]
     if not chosen:
         words = ", ".join(f"{name} {'/'.join(map(str, some))}" for name, some in selected.items())
         raise ValueError(f"no case of the plan has {words}")

@@ -7,6 +7,7 @@ A case has a norm, a job, rows, d and the name of its dtypes. Both expressions o
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -159,6 +160,17 @@ def inputs(case: Case, device: torch.device | str = "cpu") -> Set:
     cotangents = (drawn(dtypes.branch), drawn(dtypes.stream)) if job.backward else ()
     more = extra or [torch.empty_like(s) for _ in job.extra]
     return Set((leaf(x), leaf(s), weight, bias if KINDS[case.norm].has_bias else None, *more), cotangents)
+
+
+def timed(case: Case, call: Call, tensors: Set) -> Callable[[], Any]:
+    """Return a function without arguments that runs the job: the call, its gradients, or those of a graph that is made here."""
+    args, wanted, grad = tensors.args, [t for t in tensors.args if t is not None], torch.autograd.grad
+    if JOBS[case.job].retained:
+        graph = call(*args)
+        return lambda: grad(graph, wanted, tensors.cotangents, retain_graph=True)
+    if JOBS[case.job].backward:
+        return lambda: grad(call(*args), wanted, tensors.cotangents)
+    return partial(call, *args)
 
 
 # ---------------------------------------------------------------------------------------------------------- expressions

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from addnorm.bench import environment, exactness, harness, onnx_peer, timing
-from addnorm.bench.case import Case, Document, Results, Row, by_case, grid, select
+from addnorm.bench.case import Case, Document, Results, Row, by_case, grid, has, select
 from addnorm.bench.harness import Benchmark
-from addnorm.bench.jobs import FIELDS, JOBS, NORMS, eager, inputs, moved_bytes, ours, tensor_bytes, title
-from addnorm.bench.targets import Target, has, ratio
+from addnorm.bench.jobs import FIELDS, JOBS, NORMS, eager, inputs, moved_bytes, ours, tensor_bytes, timed, title
+from addnorm.bench.targets import Target, ratio
 from addnorm.reference import Norm
 
 if TYPE_CHECKING:
@@ -93,13 +93,7 @@ def variants(case: Case, compiled: bool) -> dict[str, Callable[[], Any]]:
     if compiled and case.job not in UNCOMPILED:
         torch.compiler.reset()  # only this case's graph, without the guards of earlier ones
         functions["compile"] = torch.compile(functions["eager"], dynamic=False, fullgraph=True)
-    calls: dict[str, Callable[[], Any]] = {name: partial(call, *tensors.args) for name, call in functions.items()}
-    if JOBS[case.job].backward:
-        wanted, grad = [t for t in tensors.args if t is not None], torch.autograd.grad
-        calls = {
-            name: lambda call=call: grad(call(*tensors.args), wanted, tensors.cotangents)  # type: ignore[misc]  # the default binds it
-            for name, call in functions.items()
-        }
+    calls = {name: timed(case, call, tensors) for name, call in functions.items()}
     if onnx_peer.applies(case):
         try:
             calls["onnxruntime"] = onnx_peer.bound(case, tensors)
@@ -180,26 +174,12 @@ def finish(results: Results, head: Document) -> Document:
 # ------------------------------------------------------------------------------------------------------------- targets
 
 
-def _plain(case: Case) -> bool:
-    return case.job in PLAIN
-
-
-def _forward(case: Case) -> bool:
-    return _plain(case) and not JOBS[case.job].backward
-
-
-def _backward(case: Case) -> bool:
-    return _plain(case) and JOBS[case.job].backward
-
-
 def _small(case: Case) -> bool:
     return tensor_bytes(case) < LARGE
 
 
-def _batch(case: Case) -> bool:
-    return bool(case.rows >= 128) and _small(case)
-
-
+FORWARD, BACKWARD, WITHOUT_OPTIONS = (has(job=jobs) for jobs in (PLAIN[:2], PLAIN[2:], PLAIN))
+BATCH = has(rows=range(128, 2**31))
 PEERS = {
     "x eager": ratio("addnorm", "eager"), "x compile": ratio("addnorm", "compile"),
     "x onnxruntime": ratio("addnorm", "onnxruntime"), "x add's time": ratio("add", "addnorm"),
@@ -212,10 +192,11 @@ FIFTEEN_TENSORS = "PyTorch moves 11 tensors, and reads the lines of 4 before it 
 
 
 def _target(
-    name: str, peer: str, compare: str, bound: float | None, where: Callable[[Case], bool], why: str = ""
+    name: str, peer: str, compare: str, bound: float | None, *where: Callable[[Case], bool], why: str = ""
 ) -> Target:
     statistic: Any = {"mean": geometric_mean, "lowest": min, "highest": max}[name.rpartition(": ")[2]]
-    return Target(name, compare, bound, PEERS[peer], statistic, where, ("norm",), {"versus": peer}, why)
+    fits = lambda case: all(one(case) for one in where)  # noqa: E731
+    return Target(name, compare, bound, PEERS[peer], statistic, fits, ("norm",), {"versus": peer}, why)
 
 
 def targets(document: Document) -> list[Target]:
@@ -223,33 +204,30 @@ def targets(document: Document) -> list[Target]:
     cache = max(document["machine"]["caches"].values(), default=environment.ASSUMED_CACHE)
 
     def in_cache(case: Case) -> bool:  # three tensors fit the last level
-        return case.rows >= 128 and case.dtype == "float32" and ADD_TENSORS * tensor_bytes(case) <= cache
+        return ADD_TENSORS * tensor_bytes(case) <= cache
 
     every = [
-        _target("forward, 128+ rows, under 32 MB: mean", "x eager", ">=", 1.67, lambda case: _forward(case) and _batch(case),
-                FIVE_TENSORS),
-        _target("forward, one row: mean", "x eager", ">=", 1.25, lambda case: _forward(case) and case.rows == 1,
-                "one call instead of two"),
-        _target("forward, over 32 MB: lowest", "x eager", ">=", 0.95, lambda case: _forward(case) and not _small(case), NOISE),
-        _target("with backward, 128+ rows, under 32 MB: mean", "x eager", ">=", 1.8,
-                lambda case: _backward(case) and _batch(case), FIFTEEN_TENSORS),
-        _target("with backward: lowest", "x eager", ">=", 0.95, _backward, NOISE),
-        _target("without options: lowest", "x eager", ">=", 0.95, _plain, NOISE),
-        _target("without options, under 32 MB: lowest", "x compile", ">=", 0.95, lambda case: _plain(case) and _small(case),
-                NOISE),
+        _target("forward, 128+ rows, under 32 MB: mean", "x eager", ">=", 1.67, FORWARD, BATCH, _small, why=FIVE_TENSORS),
+        _target("forward, one row: mean", "x eager", ">=", 1.25, FORWARD, has(rows=1), why="one call instead of two"),
+        _target("forward, over 32 MB: lowest", "x eager", ">=", 0.95, FORWARD, lambda case: not _small(case), why=NOISE),
+        _target("with backward, 128+ rows, under 32 MB: mean", "x eager", ">=", 1.8, BACKWARD, BATCH, _small,
+                why=FIFTEEN_TENSORS),
+        _target("with backward: lowest", "x eager", ">=", 0.95, BACKWARD, why=NOISE),
+        _target("without options: lowest", "x eager", ">=", 0.95, WITHOUT_OPTIONS, why=NOISE),
+        _target("without options, under 32 MB: lowest", "x compile", ">=", 0.95, WITHOUT_OPTIONS, _small, why=NOISE),
         _target("y alone, float32, 128+ rows, in cache: highest", "x add's time", "<=", 1.8,
-                lambda case: case.job == "forward" and in_cache(case),
-                "both move three tensors; the statistics read each row once more, from the first cache"),
+                has(job="forward", dtype="float32"), BATCH, in_cache,
+                why="both move three tensors; the statistics read each row once more, from the first cache"),
         _target("dropout, with backward: mean", "x eager", ">=", 3.0, has(job="dropout"),
-                "PyTorch draws, writes and reads a mask in operators of their own"),
+                why="PyTorch draws, writes and reads a mask in operators of their own"),
         _target("all options, with backward: mean", "x eager", ">=", 4.0, has(job="everything"),
-                "PyTorch has an operator for each option, forward and backward"),
+                why="PyTorch has an operator for each option, forward and backward"),
         _target("in place, 4096 x 4096: lowest", "x eager", ">=", 4.0, has(job="in_place", rows=4096, d=4096),
-                "PyTorch writes two new tensors, whose pages the system clears first"),
+                why="PyTorch writes two new tensors, whose pages the system clears first"),
         _target("y into given memory, 4096 x 4096: highest", "x add's time", "<=", 1.3, has(job="reuse", rows=4096, d=4096),
-                "the bytes of the add, and the noise of memory"),
-        _target("dropout and all options: mean", "x compile", ">=", None, lambda case: JOBS[case.job].dropout),
-        _target("forward, float32: mean", "x onnxruntime", ">=", None, _forward),
+                why="the bytes of the add, and the noise of memory"),
+        _target("dropout and all options: mean", "x compile", ">=", None, has(job=("dropout", "everything"))),
+        _target("forward, float32: mean", "x onnxruntime", ">=", None, FORWARD),
         _target("y into given memory, float32: mean", "x onnxruntime", ">=", None, has(job="reuse")),
     ]  # fmt: skip
     most, *fewer = sorted({row["threads"] for row in document["rows"]}, reverse=True) or [0]

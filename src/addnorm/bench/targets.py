@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from addnorm.bench.case import Case, Row
+from addnorm.bench.case import Case, Row, has
 
 COMPARE: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge, "<=": operator.le, "<": operator.lt, "==": operator.eq,
@@ -87,8 +87,3 @@ def ratio(ours: str, theirs: str, key: str = "median_us") -> Number:
 def value(variant: str, key: str) -> Number:
     """Return a function of a case's result rows: the value of `variant` in column `key`."""
     return lambda rows: rows[variant].get(key) if variant in rows else None
-
-
-def has(**values: Any) -> Where:
-    """Return a function that tells whether a case has these values."""
-    return lambda case: values.items() <= vars(case).items()

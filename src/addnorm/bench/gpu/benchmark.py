@@ -107,20 +107,16 @@ def _measure_variants(
 
 def check_variant(case: Case, name: str, tensors: jobs.Set, results: Results) -> TimedCall:
     """Check a variant, add its errors to the results, and return the function to time, which runs the job."""
-    job, forward = JOBS[case.job], VARIANTS[name].make(case)
-    with torch.set_grad_enabled(job.backward):
+    forward = VARIANTS[name].make(case)
+    with torch.set_grad_enabled(JOBS[case.job].backward):
         relative, problem = proofs.check(case, forward, tensors)
     finite = {key: value if math.isfinite(value) else None for key, value in relative.items()}
     results["errors"].append(case.row(variant=name, limits=proofs.limits(case), **finite))
     if problem is not None:
         raise WrongError(problem)
-    if not job.backward:
-        return lambda: forward(*tensors.args)
-    if not job.retained:
-        return lambda: tensors.gradients(forward(*tensors.args))
-    # The graph is made here. At its first run `torch.compile` decides whether the backward may overwrite saved tensors.
-    graph = forward(*tensors.args)
-    return lambda: tensors.gradients(graph, retain=True)
+    # With `retained` the graph is made now. At its first run `torch.compile` decides whether the backward may overwrite saved
+    # tensors.
+    return jobs.timed(case, forward, tensors)
 
 
 class WrongError(ValueError):
