@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from addnorm import ResidualStack
+from addnorm.ops.streams import formula
+from addnorm.ops.streams.kinds import KINDS
 
 JOBS = {"inference": "inference", "training": "forward + backward"}
 
@@ -70,7 +72,7 @@ class PlainStreams(nn.Module):
 
     def connect(self, x: Tensor) -> Tensor:
         """Return the last read of hyper-connections or mHC."""
-        compute: Any = hyper if self.wiring == "hyper_connections" else manifold
+        compute: Any = hyper if self.wiring == "hyper_connections" else gates
         streams = x.unsqueeze(-2).expand(*x.shape[:-1], 4, x.shape[-1])
         for k, sublayer, norm in zip(self.coefficients, self.sublayers, self.norms, strict=True):
             c, a, b = compute(k, streams)
@@ -78,9 +80,7 @@ class PlainStreams(nn.Module):
             streams = a @ streams + b.unsqueeze(-1) * write.unsqueeze(-2)
         if self.head is None:
             return streams.sum(-2)
-        k = self.head
-        c = torch.sigmoid(k.scale[0] * project(k, streams) + k.bias) + k.eps
-        y: Tensor = (c.unsqueeze(-1) * streams).sum(-2)
+        y: Tensor = (gates(self.head, streams)[0].unsqueeze(-1) * streams).sum(-2)
         return y
 
 
@@ -107,14 +107,8 @@ def project(k: Any, streams: Tensor) -> Tensor:
     return F.linear(F.rms_norm(flat, flat.shape[-1:], eps=k.norm_eps), k.project)
 
 
-def manifold(k: Any, streams: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return C, A and B of manifold-constrained hyper-connections."""
-    n, z = streams.shape[-2], project(k, streams)
-    c = torch.sigmoid(k.scale[0] * z[..., :n] + k.bias[:n]) + k.eps
-    b = 2 * torch.sigmoid(k.scale[1] * z[..., n : 2 * n] + k.bias[n : 2 * n])
-    a = torch.softmax((k.scale[2] * z[..., 2 * n :] + k.bias[2 * n :]).unflatten(-1, (n, n)), -2) + k.eps
-    a = a / (a.sum(-1, keepdim=True) + k.eps)
-    for _ in range(k.iterations - 1):
-        a = a / (a.sum(-2, keepdim=True) + k.eps)
-        a = a / (a.sum(-1, keepdim=True) + k.eps)
-    return c, a, b
+def gates(k: Any, streams: Tensor) -> tuple[Tensor, Any, Any]:
+    """Return C, A and B of gates that are functions of the streams' common RMS norm; a head has C alone."""
+    return formula.gates(
+        KINDS[k.kind], project(k, streams), k.scale, k.bias, k.iterations, k.eps, k.magnitude
+    )  # fmt: skip
