@@ -252,7 +252,7 @@ def training_section(document: Document) -> str:
     """Return the table of trained stacks: a line a run; the best rate of a setting in bold, with a star at the grid's edge."""
     rows, lines = document["results"]["training"], []
     for row in rows:
-        setting = [one for one in rows if all(one[key] == row[key] for key in ("wiring", "num_layers", "warm_up"))]
+        setting = claims.rows_of(rows, **{key: row[key] for key in ("wiring", "num_layers", "warm_up")})
         lines.append({
             "wiring": f"`{row['wiring']}`", "L": f"{row['num_layers']}", "learning rate": f"{row['lr']:g}",
             "warm-up": f"{row['warm_up']}", "loss": claims.mark_best(f"{row['loss']:.3f}", row, setting),

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from addnorm import set_compile_mode
 from addnorm.bench import jobs, timing
-from addnorm.bench.case import Case, Document, Results, Row, Selection, by_case, grid, has, select
+from addnorm.bench.case import Case, Document, Results, Rows, Selection, by_case, grid, has, select
 from addnorm.bench.harness import Benchmark
 from addnorm.bench.jobs import DTYPES, NORMS, Call, Set
 from addnorm.bench.pages import digits, headline, markdown, quotient
@@ -144,16 +144,16 @@ def default_form(case: Case) -> Mode:
 def speed(variant: str) -> Number:
     """Return the function that tells how many times as fast a variant is as torch alone; "default" is the default form."""
 
-    def number(rows: Mapping[str, Row]) -> float | None:
+    def number(rows: Rows) -> float | None:
         case = Case.of(next(iter(rows.values())), FIELDS)
         return ratio(default_form(case) if variant == "default" else variant, "torch")(rows)
 
     return number
 
 
-def versus(variant: str, table: Mapping[Case, Mapping[str, Row]]) -> list[float]:
+def versus(variant: str, table: Mapping[Case, Rows]) -> list[float]:
     """Return how many times as fast a variant is as torch alone, a number a case."""
-    return [value for value in map(speed(variant), table.values()) if value is not None]
+    return [*filter(None, map(speed(variant), table.values()))]
 
 
 TARGETS = [
@@ -181,7 +181,7 @@ NAMES = {"op": "operator", "formula": "formula"}
 PEERS = {"torch": "torch alone", "op": "the operator", "formula": "the formula", "eager": "eager addnorm"}
 
 
-def line(case: Case, rows: Mapping[str, Row]) -> dict[str, str]:
+def line(case: Case, rows: Rows) -> dict[str, str]:
     """Return the line of a case: the default form's time, and how many times as fast it is as the others."""
     form = default_form(case)
     ratios = {peer: quotient(rows, peer, form).replace("*", "") if peer != form else "" for peer in PEERS}

@@ -5,12 +5,12 @@ README.md in this folder has the protocol.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 
 from addnorm._util.numbers import format_number
-from addnorm.bench.case import Document, Row, by_case
+from addnorm.bench.case import Document, Rows, by_case
 from addnorm.bench.exactness import COLUMNS as ERRORS
 from addnorm.bench.jobs import FIELDS, JOBS, NORMS
 from addnorm.bench.operation import BENCHMARK as OPERATION
@@ -88,7 +88,7 @@ def peers_section(document: Document) -> str:
 def states_section(document: Document) -> str:
     """Return the ratios of the largest sizes in both states of the allocator; empty where one state was measured."""
 
-    def cell(rows: Mapping[str, Row], state: str) -> str:
+    def cell(rows: Rows, state: str) -> str:
         both = [rows[name] for name in ("addnorm", "eager")]
         prefix = "" if both[0]["allocator"] == state else f"{state}_"
         (mine, theirs), faults = ([row[f"{prefix}{key}"] for row in both] for key in ("median_us", "faults"))

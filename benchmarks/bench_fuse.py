@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from addnorm import fuse
 from addnorm._util.numbers import format_percent
 from addnorm.bench import timing
-from addnorm.bench.case import Case, Document, Results, Row, grid
+from addnorm.bench.case import Case, Document, Results, Rows, grid
 from addnorm.bench.harness import Benchmark
 from addnorm.bench.pages import digits, headline, markdown, missed, quotient
 from addnorm.bench.script import main
@@ -125,7 +125,7 @@ def _name(case: Case) -> str:
     return models.DECODERS.get(case.model, "MiniLM")
 
 
-def line(case: Case, rows: Mapping[str, Row]) -> dict[str, str]:
+def line(case: Case, rows: Rows) -> dict[str, str]:
     """Return the line of a case: the fused model beside the model as it was."""
     both = [rows[name] for name in ("plain", "fused") if name in rows]
     times = [digits(row["median_us"] / 1000) for row in both] + ["not proven"] * (2 - len(both))

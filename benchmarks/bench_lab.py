@@ -13,7 +13,7 @@ import copy
 import gc
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache, partial
 
 import torch
@@ -23,7 +23,7 @@ from torch import nn
 
 from addnorm import wirings
 from addnorm._util.timing import interleave
-from addnorm.bench.case import Case, Document, Results, Row, grid
+from addnorm.bench.case import Case, Document, Results, Row, Rows, grid
 from addnorm.bench.harness import Benchmark
 from addnorm.bench.pages import digits, headline, markdown, missed, quotient
 from addnorm.bench.script import main
@@ -127,7 +127,7 @@ def measure(case: Case, *, rounds: int) -> Results:
     return {"losses": [losses], "rows": rows}
 
 
-def first_step(rows: Mapping[str, Row]) -> float:
+def first_step(rows: Rows) -> float:
     """Return the seconds that the first step takes longer where the recorder inspects the model."""
     return float(rows["recorded"]["first_us"] - rows["addnorm"]["first_us"]) / 1e6
 
@@ -158,7 +158,7 @@ def title(case: Case) -> str:
     return f"{case.wiring}, {case.num_layers} layers, d = {case.d}"
 
 
-def line(case: Case, rows: Mapping[str, Row]) -> dict[str, str]:
+def line(case: Case, rows: Rows) -> dict[str, str]:
     """Return the line of a model: steps a second, and what recording costs."""
     times = {name: row["median_us"] for name, row in rows.items()}
     return {

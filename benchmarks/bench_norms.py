@@ -21,7 +21,7 @@ from addnorm import wirings
 from addnorm._util.numbers import format_number
 from addnorm.bench.case import Case, Document, Results, Row, grid
 from addnorm.bench.harness import Benchmark
-from addnorm.bench.pages import markdown
+from addnorm.bench.pages import markdown, sources
 from addnorm.bench.script import main
 from addnorm.lab import Run, Text, measure, python_docs
 from addnorm.lab.models import CharLM
@@ -55,7 +55,7 @@ def finish(results: Results, head: Document) -> Document:
     """Return the raw numbers: the sizes and shifts of the best rates only."""
     if head.get("left"):
         return results
-    best = [chosen(results, wiring, n) for n in LAYERS for wiring in WIRINGS]
+    best = [best_of(rows_of(results, wiring, n)) for n in LAYERS for wiring in WIRINGS]
     rows = [
         {key: value for key, value in row.items() if row in best or key not in ("sizes", "shifts")}
         for row in results["rows"]
@@ -105,14 +105,9 @@ def reads_of(model: CharLM, probe: Tensor) -> Tensor:
 # -------------------------------------------------------------------------------------------------------- judging
 
 
-def chosen(results: Document, wiring: str, num_layers: int) -> Row:
-    """Return the row of the best learning rate."""
-    return best_of(rows_of(results, wiring, num_layers))
-
-
 def rows_of(results: Document, wiring: str, num_layers: int) -> list[Row]:
     """Return the rows of all learning rates."""
-    return [row for row in results["rows"] if (row["wiring"], row["num_layers"]) == (wiring, num_layers)]
+    return claims.rows_of(results["rows"], wiring=wiring, num_layers=num_layers)
 
 
 def resized(row: Row) -> float:
@@ -140,7 +135,9 @@ def steps_to_learn(results: Document, row: Row) -> float:
 def by_wiring(number: Callable[[Document, Row], float]) -> Callable[[Document], Measured]:
     """Return the function that selects a number of the best runs, by depth and wiring."""
     return lambda results: {
-        f"{wiring}, {n}": rounded(number(results, chosen(results, wiring, n))) for n in LAYERS for wiring in WIRINGS
+        f"{wiring}, {n}": rounded(number(results, best_of(rows_of(results, wiring, n))))
+        for n in LAYERS
+        for wiring in WIRINGS
     }
 
 
@@ -224,11 +221,11 @@ def rates_section(document: Document) -> str:
          **{f"rate {row['lr']:g}": claims.mark_best(number(row["loss"]), row, rows) for row in rows}}
         for n in LAYERS for wiring in WIRINGS for rows in [rows_of(results, wiring, n)]
     )  # fmt: skip
-    commit = f"commit {document['commit'][:10]}{' with changes' if document['dirty'] else ''}"
     return (
         f"{table}\n\nTest loss in nats a character after {protocol['steps']} steps, the mean of {len(protocol['seeds'])} seeds, "
         f"without warm-up; {claims.measured_where(document)}. Bold: the best rate."
-        f"{claims.EDGE if claims.STAR in table else ''} torch {document['versions']['torch']}, {commit}, {document['date'][:10]}."
+        f"{claims.EDGE if claims.STAR in table else ''} torch {document['versions']['torch']}, {sources(document)[-1]}, "
+        f"{document['date'][:10]}."
     )
 
 

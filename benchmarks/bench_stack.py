@@ -8,7 +8,6 @@ torch's operators, over the same parameters. Ratios are taken round by round. RE
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from statistics import geometric_mean
 from typing import Any
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 
 from addnorm import nn as addnorm_nn
 from addnorm.bench import timing
-from addnorm.bench.case import Case, Document, Results, Row, grid, has
+from addnorm.bench.case import Case, Document, Results, Rows, grid, has
 from addnorm.bench.harness import Benchmark
 from addnorm.bench.pages import digits, interval, markdown, merge, quotient, targets_section
 from addnorm.bench.script import main
@@ -100,12 +99,12 @@ def measure(case: Case, *, rounds: int) -> Results:
     return results
 
 
-def speed(peer: str, rows: Mapping[str, Row]) -> float | None:
+def speed(peer: str, rows: Rows) -> float | None:
     """Return how many times as fast addnorm is as a peer, from the peer's row."""
     return 1 / rows[peer]["paired_ratio"] if peer in rows else None
 
 
-def share_of_bytes(peer: str, rows: Mapping[str, Row]) -> float | None:
+def share_of_bytes(peer: str, rows: Rows) -> float | None:
     """Return the share of a peer's saved bytes that addnorm saves."""
     ours, theirs = (value(name, "saved_bytes")(rows) for name in ("addnorm", peer))
     return None if ours is None or theirs is None else ours / theirs
@@ -161,7 +160,7 @@ STREAM_TARGETS = [
 ]  # fmt: skip
 
 
-def pair(rows: Mapping[str, Row], peer: str, key: str, unit: float = 1.0) -> str:
+def pair(rows: Rows, peer: str, key: str, unit: float = 1.0) -> str:
     """Return a number of addnorm and of a peer."""
     return " / ".join(digits(rows[name][key] / unit) for name in ("addnorm", peer))
 
@@ -170,7 +169,7 @@ def section(document: Document) -> str:
     """Return the table of speeds: a line a size and peer, a column a wiring and job."""
     cases = {case: rows for case, rows in BENCHMARK.by_case(document).items() if case.wiring in ONE_STREAM}
 
-    def cell(peer: str, case: Case, rows: Mapping[str, Row]) -> dict[str, str]:
+    def cell(peer: str, case: Case, rows: Rows) -> dict[str, str]:
         times = pair(rows, peer, "median_us")
         return {f"{case.wiring}, {JOBS[case.job]}": f"{interval(rows[peer], inverse=True)} ({times})"}
 

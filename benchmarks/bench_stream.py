@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import statistics
 import time
-from collections.abc import Mapping
 from contextlib import ExitStack
 
 import models
@@ -17,7 +16,7 @@ import models
 from addnorm import decompose, inspect, record
 from addnorm._util.numbers import format_number
 from addnorm.bench import timing
-from addnorm.bench.case import Case, Document, Results, Row, grid
+from addnorm.bench.case import Case, Document, Results, Rows, grid
 from addnorm.bench.harness import Benchmark
 from addnorm.bench.pages import headline, markdown, missed, quotient
 from addnorm.bench.script import main
@@ -73,7 +72,7 @@ TARGETS = [
 def section(document: Document) -> str:
     """Return the table of costs: a line a size."""
 
-    def line(case: Case, rows: Mapping[str, Row]) -> dict[str, str]:
+    def line(case: Case, rows: Rows) -> dict[str, str]:
         return {
             "batch x tokens": f"{case.batch} x {case.tokens}", "plain step, ms": f"{rows['plain']['median_us'] / 1000:.0f}",
             **{name: quotient(rows, name, "plain") for name in RECORDED},

@@ -123,9 +123,14 @@ def passes(ratio: float) -> bool:
 def depths(key: str, *wirings: str) -> Callable[[Results], Measured]:
     """Return the function that selects a number of the untrained stacks by wiring and depth."""
     return lambda results: {
-        wiring: {str(row["num_layers"]): row[key] for row in results["depth"] if row["wiring"] == wiring}
+        wiring: {str(row["num_layers"]): row[key] for row in rows_of(results["depth"], wiring=wiring)}
         for wiring in wirings
     }
+
+
+def rows_of(rows: Iterable[Measured], **values: Any) -> list[Measured]:
+    """Return the rows with these values."""
+    return [row for row in rows if values.items() <= row.items()]
 
 
 def exact(*keys: str) -> Callable[[Results], Measured]:
@@ -135,11 +140,8 @@ def exact(*keys: str) -> Callable[[Results], Measured]:
 
 def best(results: Results, wiring: str, num_layers: int, warm_up: bool = False) -> dict[str, Any]:
     """Return the training with the best learning rate."""
-    rows = [
-        row for row in results["training"]
-        if (row["wiring"], row["num_layers"], row["warm_up"] > 0) == (wiring, num_layers, warm_up)
-    ]  # fmt: skip
-    return best_of(rows)
+    rows = rows_of(results["training"], wiring=wiring, num_layers=num_layers)
+    return best_of(row for row in rows if bool(row["warm_up"]) is warm_up)
 
 
 def best_of(rows: Iterable[Measured]) -> Measured:
@@ -177,10 +179,9 @@ def chain(results: Results) -> Measured:
         f"untrained, L = {layers}, the residual with its norms alone": (alone[str(layers)], layers),
         f"untrained, L = {layers}": (before[str(layers)], layers),
     }
-    for row in results["training"]:
-        if (row["wiring"], row["num_layers"], row["warm_up"]) == ("post_ln", 12, 0):
-            ratios["untrained, L = 12"] = row["gradient_before"], 12
-            ratios[f"trained at {row['lr']:g}, L = 12"] = row["gradient_after"], 12
+    for row in rows_of(results["training"], wiring="post_ln", num_layers=12, warm_up=0):
+        ratios["untrained, L = 12"] = row["gradient_before"], 12
+        ratios[f"trained at {row['lr']:g}, L = 12"] = row["gradient_after"], 12
     return {name: {"in all": ratio, "a norm": ratio ** (1 / (2 * n))} for name, (ratio, n) in ratios.items()}
 
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 Row = dict[str, Any]
+Rows = Mapping[str, Row]  # of a case, by variant
 Results = dict[str, list[Row]]  # rows by part of the document
 Document = dict[str, Any]
 Progress = Callable[[str], object]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from addnorm._util.blocks import Column, Span, Table
 from addnorm._util.numbers import format_number, format_percent
 from addnorm._util.render import to_markdown
-from addnorm.bench.case import Case, Document, Row
+from addnorm.bench.case import Case, Document, Row, Rows
 from addnorm.bench.harness import MAX_OTHERS
 from addnorm.bench.jobs import NORMS
 
@@ -50,9 +50,9 @@ def markdown(lines: Iterable[Line]) -> str:
 
 
 def merge(
-    cases: Mapping[Case, Mapping[str, Row]],
+    cases: Mapping[Case, Rows],
     line: Callable[[Case], Mapping[str, str]],
-    cells: Callable[[Case, Mapping[str, Row]], Mapping[str, str]],
+    cells: Callable[[Case, Rows], Mapping[str, str]],
 ) -> list[Mapping[str, str]]:
     """Return table lines: cases with equal `line(case)` share one line, which also has `cells(case, rows)` of all of them."""
     lines: dict[tuple[str, ...], dict[str, str]] = {}
@@ -71,7 +71,7 @@ def digits(value: float | None, *, trim: bool = False) -> str:
     return format_number(value, 3, trim=trim, grouped=True)
 
 
-def quotient(rows: Mapping[str, Row], above: str, below: str = "addnorm", *, times: bool = False) -> str:
+def quotient(rows: Rows, above: str, below: str = "addnorm", *, times: bool = False) -> str:
     """Return the time of variant `above` divided by that of `below` as text, with half the distance between its quartiles.
 
     Args:
@@ -139,8 +139,7 @@ def missed(document: Document, otherwise: str) -> str:
 
 def headline(document: Document) -> str:
     """Return a text with the CPU, the versions, the commit, the date and the load of a document."""
-    versions, commit = document["versions"], document["commit"]
-    at = f", commit {commit[:10]}{' with changes' if document['dirty'] else ''}" if commit else ""
+    versions = document["versions"]
     kernels, n = document["isa"] or "no C++ kernels", document.get("threads")
     threads = f", {n} thread{'s'[: n > 1]}" if n else ""
     uncertain = ": the machine was busy, so the times are uncertain" if busy(document) else ""
@@ -149,8 +148,14 @@ def headline(document: Document) -> str:
     load += f", {others:.1f} of it by others" if others is not None else ""
     return (
         f"{document['machine']['cpu']}, {kernels}{threads}; torch {versions['torch']}, Python {versions['python']}, "
-        f"addnorm {versions['addnorm']}{at}; {document['date'][:10]}; {load}{uncertain}"
+        f"{', '.join(sources(document))}; {document['date'][:10]}; {load}{uncertain}"
     )
+
+
+def sources(document: Document) -> list[str]:
+    """Return the version and the commit of the measured code as texts."""
+    commit, changes = document["commit"], " with changes" * bool(document["dirty"])
+    return [f"addnorm {document['versions']['addnorm']}", *([f"commit {commit[:10]}{changes}"] if commit else [])]
 
 
 def busy(document: Document) -> str:

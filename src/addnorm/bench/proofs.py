@@ -44,7 +44,7 @@ def results(case: Case, call: Call, tensors: Set) -> dict[str, Tensor]:
 
 
 def truth(case: Case, tensors: Set, z: Tensor | None = None, mask: Tensor | float = 1.0) -> dict[str, Tensor]:
-    """Return z, y and the gradients in float64, by the written-out derivatives.
+    """Return y, z and the gradients in float64, by autograd of the formula.
 
     Args:
         case: the case.
@@ -52,22 +52,18 @@ def truth(case: Case, tensors: Set, z: Tensor | None = None, mask: Tensor | floa
         z: the stream that an implementation returned, from which y and the gradients are computed; None: the exact stream.
         mask: dropout mask divided by 1 - p.
     """
-    wide: list[Any] = [None if t is None else t.detach().double() for t in tensors.args]
-    x, s, w, b, *more = wide
-    g, c = more if JOBS[case.job].dropout and more else (1.0, 0.0)
-    kept = mask * (s + c)
-    exact = x + g * kept
-    at = exact if z is None else z.detach().double()
-    named = {"z": exact, "y": reference.normalize(at, w, b, norm=case.norm, eps=EPS[case.norm])}
-    if tensors.cotangents:
-        dy, dz = (t.double() for t in tensors.cotangents)
-        stats = reference.statistics(at, case.norm, EPS[case.norm])
-        grads = reference.normalize_backward(dy, at, w, stats, norm=case.norm)
-        dx = grads.z + dz
-        dbranch = mask * g * dx
-        named |= {"dresidual": dx, "dbranch": dbranch, "dweight": grads.weight, "dbias": grads.bias}
-        named |= {"dlayer_scale": (dx * kept).sum(0), "dbranch_bias": dbranch.sum(0)}
-    return named
+    job = JOBS[case.job]
+
+    def formula(x: Tensor, s: Tensor, w: Tensor, b: Tensor | None, *more: Tensor) -> Any:
+        g, c = more if job.dropout and more else (1.0, 0.0)
+        exact = x + g * (mask * (s + c))
+        at = exact if z is None else exact + (z.double() - exact).detach()
+        y = reference.normalize(at, w, b, norm=case.norm, eps=EPS[case.norm])
+        return (y, exact) if job.stream else y
+
+    wide = (None if t is None else t.detach().double().requires_grad_(job.backward) for t in tensors.args)
+    with torch.set_grad_enabled(job.backward):
+        return results(case, formula, tensors._replace(args=tuple(wide)))
 
 
 def distance(value: Tensor, exact: Tensor) -> float:

@@ -6,13 +6,12 @@ import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from addnorm.bench.case import Case, Row, has
+from addnorm.bench.case import Case, Row, Rows, has
 
 COMPARE: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge, "<=": operator.le, "<": operator.lt, "==": operator.eq,
 }  # fmt: skip
 
-Rows = Mapping[str, Row]  # of a case, by variant
 Number = Callable[[Rows], float | None]
 Where = Callable[[Case], bool]
 

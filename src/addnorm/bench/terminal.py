@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from addnorm._util.blocks import Block, Paragraph, Span
 from addnorm._util.numbers import format_count, format_number
 from addnorm._util.render import make_console, to_rich, to_text
-from addnorm.bench.case import Case, Document, Progress, Row, by_case
+from addnorm.bench.case import Case, Document, Progress, Row, Rows, by_case
 from addnorm.bench.exactness import COLUMNS as ERRORS
 from addnorm.bench.jobs import FIELDS, JOBS, NORMS
 from addnorm.bench.pages import Line, bound, busy, digits, headline, table, unfinished
@@ -80,7 +80,7 @@ def blocks(document: Document) -> Iterator[Block]:
         yield Paragraph(("Interrupted:", "warning"), f" {unfinished(document)}")
 
 
-def _times(case: Case, rows: Mapping[str, Row]) -> Line:
+def _times(case: Case, rows: Rows) -> Line:
     ours = rows["addnorm"]
     ratios = {name: rows[peer]["median_us"] / ours["median_us"] for name, peer in PEERS.items() if peer in rows}
     width = f"{(ours['q3_us'] - ours['q1_us']) / ours['median_us']:.0%}" if ours["rounds"] > 1 else "-"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -63,10 +64,7 @@ def plan(selected: Selection, threads: int = 0) -> list[Case]:
 
 def rows_for(size: float, d: int, dtype: str) -> int:
     """Return the smallest power of two as the number of rows with which the branch has at least `size` bytes."""
-    rows = 1
-    while tensor_bytes(Case(rows=rows, d=d, dtype=dtype)) < size:
-        rows *= 2
-    return rows
+    return 1 << math.ceil(math.log2(size / tensor_bytes(Case(rows=1, d=d, dtype=dtype))))
 
 
 def _whole(device: str) -> Iterator[Case]:

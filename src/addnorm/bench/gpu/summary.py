@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from statistics import geometric_mean
 from typing import Any
 
-from addnorm.bench.case import Case, Document, Row, by_case
+from addnorm.bench.case import Case, Document, Row, Rows, by_case
 from addnorm.bench.gpu.plan import FIELDS, LARGE, MEDIUM, TARGET_D
 from addnorm.bench.gpu.variants import EVERY, VARIANTS
 from addnorm.bench.jobs import DTYPES, JOBS, NORMS, tensor_bytes, title
-from addnorm.bench.pages import digits, markdown, target_lines, unfinished
-from addnorm.bench.targets import Number, Rows, Target, ratio, value
+from addnorm.bench.pages import digits, markdown, sources, target_lines, unfinished
+from addnorm.bench.targets import Number, Target, ratio, value
 
 NAMES = {name: variant.title for name, variant in VARIANTS.items() if name != "addnorm"}
 JUDGED = ("eager", "compile", "liger")
@@ -92,17 +92,15 @@ def report(document: Document) -> str:
 
 def headline(document: Document) -> str:
     """Return a sentence with the device, the bandwidth of a copy, the versions, the commit and the date of a document."""
-    device, versions, commit = document["device"], document["versions"], document["commit"]
-    parts = [f"torch {versions['torch']}", f"addnorm {versions['addnorm']}"]
+    device, versions, (own, *commit) = document["device"], document["versions"], sources(document)
+    parts = [f"torch {versions['torch']}", own]
     if device["type"] == "cuda":
         where = f"{device['name']}, {device['multiprocessors']} multiprocessors"
         parts += [f"CUDA {device['cuda']}", f"driver {device['driver']}", f"triton {versions['triton']}"]
     else:
         where = f"{device['name']}, which is no GPU: a trial of the script, whose times do not apply to one"
-    if commit:
-        parts.append(f"commit {commit[:10]}{' with changes' if document['dirty'] else ''}")
     copied = f"copies at {digits(document['copy'] / 1e9)} GB/s"
-    return "; ".join([where, copied, ", ".join(parts), document["date"][:10]]) + "."
+    return "; ".join([where, copied, ", ".join([*parts, *commit]), document["date"][:10]]) + "."
 
 
 def _times(cases: Mapping[Case, Rows], norm: str) -> Iterator[dict[str, str]]:
