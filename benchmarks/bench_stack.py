@@ -2,8 +2,8 @@
 
 All three have equal weights. `plain` is what most people write, x = x + f(norm(x)) or x = norm(x + f(x)), with torch.nn.LayerNorm
 over the very modules of addnorm's attention and feed-forward: it differs in the Add & Norm and in nothing else. `torch` is
-PyTorch's module, in inference with its fast path. Encoders of several streams have `PlainStreams` as `plain`: the equations in
-torch's operators, over the same parameters. Ratios are taken round by round. README.md in this folder has the protocol.
+PyTorch's module, in inference with its fast path. Encoders of several streams have the equations in torch's operators as `plain`.
+Ratios are taken round by round. README.md in this folder has the protocol.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from statistics import geometric_mean
 from typing import Any
 
 import torch
-from stacks import JOBS, Plain, PlainStreams
+from stacks import JOBS, Plain
 from torch import Tensor, nn
 
 from addnorm import nn as addnorm_nn
@@ -51,7 +51,7 @@ def variants(case: Case) -> tuple[dict[str, nn.Module], Tensor, Tensor]:
         for name, parameter in ours.named_parameters():
             if "coefficients" in name:  # at first the streams are equal and the gates constant
                 parameter.data += 0.02 * torch.randn_like(parameter)
-        return {"addnorm": ours, "plain": PlainStreams(ours.stack)}, *given
+        return {"addnorm": ours, "plain": Plain(ours.stack)}, *given
     pre = case.wiring == "pre_ln"
     layer = nn.TransformerEncoderLayer(
         case.d, case.d // HEAD_DIM, 4 * case.d, dropout=0.0, batch_first=True, norm_first=pre

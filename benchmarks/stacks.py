@@ -16,52 +16,34 @@ JOBS = {"inference": "inference", "training": "forward + backward"}
 
 
 class Plain(nn.Module):
-    """The very sublayers of a stack in the loop that most people write, with torch's own norms over the same parameters."""
-
-    def __init__(self, stack: ResidualStack) -> None:
-        super().__init__()
-        connections: Any = stack.connections
-        self.sublayers = nn.ModuleList(one.sublayer for one in connections)
-        self.pre = stack.wiring.name == "pre_ln"
-        self.norms = nn.ModuleList(torch_norm(one.norm_in if self.pre else one.norm_out) for one in connections)
-        self.final = torch_norm(stack.norm_final) if self.pre else nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the stream after all sublayers."""
-        if self.pre:
-            for sublayer, norm in zip(self.sublayers, self.norms, strict=True):
-                x = x + sublayer(norm(x))
-        else:
-            for sublayer, norm in zip(self.sublayers, self.norms, strict=True):
-                x = norm(x + sublayer(x))
-        y: Tensor = self.final(x)
-        return y
-
-
-def torch_norm(norm: Any) -> nn.LayerNorm:
-    """Return torch's LayerNorm with the parameters of addnorm's."""
-    made = nn.LayerNorm(norm.normalized_shape, norm.eps)
-    made.weight, made.bias = norm.weight, norm.bias
-    return made
-
-
-class PlainStreams(nn.Module):
-    """The very sublayers and parameters of a stack of several streams, with its equations in torch's own operators."""
+    """The very sublayers and parameters of a stack in the loop that most people write, with torch's own operators."""
 
     def __init__(self, stack: ResidualStack) -> None:
         super().__init__()
         connections: Any = stack.connections
         self.wiring = stack.wiring.name
         self.sublayers = nn.ModuleList(one.sublayer for one in connections)
-        self.coefficients = nn.ModuleList(one.coefficients for one in connections)
-        self.norms = nn.ModuleList(torch_norm(one.norm_in) for one in connections)
+        self.norms = nn.ModuleList(torch_norm(one.norm_in or one.norm_out) for one in connections)
+        self.coefficients = nn.ModuleList(one.coefficients for one in connections if not stack.wiring.has_rows)
         self.head: Any = stack.head.coefficients if stack.head is not None else None
-        self.final = torch_norm(stack.norm_final)
+        self.final = nn.Identity() if stack.norm_final is None else torch_norm(stack.norm_final)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the norm of the last read."""
-        y: Tensor = self.final(self.attend(x) if self.wiring == "attention_residuals" else self.connect(x))
+        """Return the norm of the last read, or in post-LN the stream."""
+        y: Tensor = self.final(LOOPS[self.wiring](self, x))
         return y
+
+    def pre(self, x: Tensor) -> Tensor:
+        """Return the stream of pre-LN after all sublayers."""
+        for sublayer, norm in zip(self.sublayers, self.norms, strict=True):
+            x = x + sublayer(norm(x))
+        return x
+
+    def post(self, x: Tensor) -> Tensor:
+        """Return the stream of post-LN after all sublayers."""
+        for sublayer, norm in zip(self.sublayers, self.norms, strict=True):
+            x = norm(x + sublayer(x))
+        return x
 
     def attend(self, x: Tensor) -> Tensor:
         """Return the last read of attention residuals."""
@@ -82,6 +64,19 @@ class PlainStreams(nn.Module):
             return streams.sum(-2)
         y: Tensor = (gates(self.head, streams)[0].unsqueeze(-1) * streams).sum(-2)
         return y
+
+
+LOOPS = {
+    "pre_ln": Plain.pre, "post_ln": Plain.post, "attention_residuals": Plain.attend, "hyper_connections": Plain.connect,
+    "mhc": Plain.connect,
+}  # fmt: skip
+
+
+def torch_norm(norm: Any) -> nn.LayerNorm:
+    """Return torch's LayerNorm with the parameters of addnorm's."""
+    made = nn.LayerNorm(norm.normalized_shape, norm.eps)
+    made.weight, made.bias = norm.weight, norm.bias
+    return made
 
 
 def attend(k: Any, sources: list[Tensor]) -> Tensor:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
     from rich.text import Text
 
-__all__ = ["WIDTH", "Rendered", "make_console", "to_html", "to_markdown", "to_rich", "to_text"]
+__all__ = ["WIDTH", "Rendered", "make_console", "print_blocks", "to_html", "to_markdown", "to_rich", "to_text"]
 
 WIDTH = 100  # columns of plain text
 GAP = 2  # columns between two columns of a table
@@ -83,6 +83,13 @@ def to_rich(blocks: Iterable[Block], width: int) -> Iterator[RenderableType]:
                 yield _rich_paragraph(Paragraph(caption, style="dim", indent=block.indent, width=room), width)
         elif isinstance(block, Paragraph):
             yield _rich_paragraph(block, width)
+
+
+def print_blocks(console: Console, *blocks: Block) -> None:
+    """Print paragraphs and tables, at most `WIDTH` columns wide."""
+    width = min(console.width, WIDTH)
+    for part in to_rich(blocks, width):
+        console.print(part, width=width)
 
 
 def to_text(blocks: Iterable[Block], width: int = WIDTH) -> str:

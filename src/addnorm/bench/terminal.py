@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from addnorm._util.blocks import Block, Paragraph, Span
 from addnorm._util.numbers import format_count, format_number
-from addnorm._util.render import make_console, to_rich, to_text
+from addnorm._util.render import WIDTH, make_console, print_blocks, to_text
 from addnorm.bench.case import Case, Document, Progress, Row, Rows, by_case
 from addnorm.bench.exactness import COLUMNS as ERRORS
 from addnorm.bench.jobs import FIELDS, JOBS, NORMS
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-WIDTH = 100
 PEERS = {"x eager": "eager", "x compile": "compile", "x onnx": "onnxruntime"}
 MARKS: dict[bool | None, Span] = {True: ("yes", "good"), False: ("no", "bad"), None: ("-", "dim")}
 
@@ -30,19 +29,17 @@ def console(*, stderr: bool = False) -> Console:
 
 def show(document: Document, screen: Console) -> None:
     """Print a document."""
-    for part in to_rich(blocks(document), screen.width):
-        screen.print(part)
+    print_blocks(screen, *blocks(document))
 
 
 def text(document: Document) -> str:
     """Return a document as plain text."""
-    return to_text(blocks(document), WIDTH)
+    return to_text(blocks(document))
 
 
 def warn_if_busy(document: Document, screen: Console) -> None:
     """Print a warning if other processes used the cores."""
-    for part in to_rich(_warning(document), screen.width):
-        screen.print(part)
+    print_blocks(screen, *_warning(document))
 
 
 def _warning(document: Document) -> Iterator[Paragraph]:

@@ -20,9 +20,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.text import Text
 
 from addnorm._util import jsonio
-from addnorm._util.blocks import Block, Paragraph
+from addnorm._util.blocks import Paragraph
 from addnorm._util.files import UnwritableError, check_writable
-from addnorm._util.render import WIDTH, Rendered, make_console, to_rich
+from addnorm._util.render import WIDTH, Rendered, make_console, print_blocks
 
 LONG = r"'[^']{200,}'"  # a value that is shortened in an error
 PATIENCE, NEXT_LINE = 2.0, 10.0  # seconds until a step without output is announced, and between two lines about it
@@ -90,13 +90,6 @@ def print_result(as_json: bool, document: Any, result: Rendered, *notes: str) ->
     console = stdout()
     console.print(result)
     print_notes(console, *notes)
-
-
-def print_blocks(console: Console, *blocks: Block) -> None:
-    """Print paragraphs and tables, at most `WIDTH` columns wide."""
-    width = min(console.width, WIDTH)
-    for part in to_rich(blocks, width):
-        console.print(part, width=width)
 
 
 def print_notes(console: Console, *sentences: str) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 import addnorm
 from addnorm._util.blocks import Paragraph
 from addnorm._util.numbers import format_number
+from addnorm._util.render import print_blocks
 from addnorm.cli._model import (
     ModelOptions,
     describe_inputs,
@@ -18,7 +19,7 @@ from addnorm.cli._model import (
     token_mask,
     with_model,
 )
-from addnorm.cli._output import ProofError, print_blocks, print_json, print_notes, stdout, working
+from addnorm.cli._output import ProofError, print_json, print_notes, stdout, working
 from addnorm.stream.decomposition import Decomposition, tabulate_shares
 from addnorm.stream.models.hf import quiet
 

@@ -18,12 +18,12 @@ from addnorm._util.blocks import Paragraph
 from addnorm._util.files import atomic_path, check_writable
 from addnorm._util.numbers import format_count
 from addnorm._util.optional import require
+from addnorm._util.render import print_blocks
 from addnorm.cli._model import ModelOptions, check_proof, find_streams, load_model, mask_name, model_facts, with_model
 from addnorm.cli._output import (
     ArgumentError,
     argument_errors,
     check_folder,
-    print_blocks,
     print_json,
     print_message,
     print_notes,

@@ -14,11 +14,10 @@ from rich.text import Text
 import addnorm
 from addnorm._util.blocks import Block, Column, Paragraph, Table, TableRow
 from addnorm._util.numbers import format_count, format_number
-from addnorm._util.render import WIDTH
+from addnorm._util.render import WIDTH, print_blocks
 from addnorm.cli._output import (
     ArgumentError,
     argument_errors,
-    print_blocks,
     print_json,
     print_notes,
     print_unwrapped,

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from addnorm._util.blocks import Cell, Column, Span, Table, TableRow
 from addnorm._util.optional import require
-from addnorm.cli._output import print_blocks
+from addnorm._util.render import print_blocks
 from addnorm.lab import RunError
 from addnorm.report import check_path
 from addnorm.stream.models.hf import ModelLoadError
