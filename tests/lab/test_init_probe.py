@@ -149,7 +149,7 @@ def test_init_probe_reports_overflow():
     ({"sublayers": 0}, "sublayers is 0"),
     ({"norm": "batch"}, "norm is 'batch'"),
     ({"gain": "much"}, "gain is 'much'"),
-    ({"gain": -0.5}, "gain is -0.5, expected a number from 0"),
+    ({"gain": -0.5}, "gain is -0.5, expected a number that is not negative"),
     ({"alpha": math.nan}, "alpha is nan, expected a finite number, or None"),
     ({"seed": 2**63}, "expected a whole number below 2"),
     ({"residual": 1}, "residual is 1"),

@@ -54,8 +54,8 @@ def test_wiring_label_shows_changed_options():
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"lr": float("nan")}, "lr is nan, expected a finite number"),
-        ({"lr": 0}, "lr is 0, expected a number above 0"),
+        ({"lr": float("nan")}, "lr is nan, expected a positive number"),
+        ({"lr": 0}, "lr is 0, expected a positive number"),
         ({"d_model": 15}, "nhead is 2, expected a divisor of d_model = 15"),
         ({"steps": 0}, "steps is 0, expected a whole number from 1"),
         ({"num_layers": 10**9}, "num_layers is 1000000000, expected at most 10000"),

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from addnorm import reference, wirings
-from addnorm._util.arguments import check_bool, check_choice, check_float, check_int
+from addnorm._util.arguments import check_bool, check_choice, check_float, check_int, check_not_negative
 from addnorm._util.norms import KINDS, Norm
 from addnorm.lab.toy_model import measure_stream, token_similarities
 from addnorm.lab.train import one_thread
@@ -100,9 +100,7 @@ class InitProbe:
         check_choice("placement", self.placement, PLACEMENTS)
         check_choice("norm", self.norm, KINDS)
         check_size(self)
-        object.__setattr__(self, "gain", check_float("gain", self.gain))
-        if self.gain < 0:
-            raise ValueError(f"gain is {self.gain:g}, expected a number from 0: weights are N(0, gain^2 / fan_in).")
+        object.__setattr__(self, "gain", check_not_negative("gain", self.gain))
         if self.alpha is not None:
             object.__setattr__(self, "alpha", check_float("alpha", self.alpha, ", or None: the wiring's value"))
         check_bool("residual", self.residual)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from addnorm import wirings
-from addnorm._util.arguments import check_choice, check_float, check_int
+from addnorm._util.arguments import check_choice, check_int, check_positive
 from addnorm._util.norms import KINDS, Norm
 from addnorm.lab.data import Text
 from addnorm.nn import Wiring
@@ -120,9 +120,7 @@ class Run:
             raise ValueError(
                 f"warm_up is {self.warm_up}, expected at most steps = {self.steps}: the rate would never be reached."
             )
-        object.__setattr__(self, "lr", check_float("lr", self.lr))
-        if self.lr <= 0:
-            raise ValueError(f"lr is {self.lr:g}, expected a number above 0.")
+        object.__setattr__(self, "lr", check_positive("lr", self.lr))
         if self.d_model % self.nhead:
             raise ValueError(f"nhead is {self.nhead}, expected a divisor of d_model = {self.d_model}.")
         if self.wiring.profile is not None and not self.wiring.has_rows:

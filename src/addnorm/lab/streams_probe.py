@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from addnorm import wirings
-from addnorm._util.arguments import check_choice, check_float, check_int
+from addnorm._util.arguments import check_choice, check_int, check_not_negative
 from addnorm.lab.init_probe import check_size, name_places, plain_mode
 from addnorm.lab.streams import StreamsRecorder
 from addnorm.lab.toy_model import ToyModel
@@ -76,11 +76,7 @@ class StreamsProbe:
         check_choice("wiring", self.wiring, PROBED)
         check_size(self)
         check_int("n", self.n, 1)
-        object.__setattr__(self, "perturbation", check_float("perturbation", self.perturbation))
-        if self.perturbation < 0:
-            raise ValueError(
-                f"perturbation is {self.perturbation:g}, expected a number from 0: it is the scale of noise."
-            )
+        object.__setattr__(self, "perturbation", check_not_negative("perturbation", self.perturbation))
 
     def make_wiring(self) -> Wiring:
         """Return the wiring. Pre-LN is a `Stage` with one stream, so that it is measured like the others."""
