@@ -85,3 +85,11 @@ def test_read_of_a_state_and_the_embedding_is_no_row():
     found = addnorm.inspect(model, input_ids=ids, use_cache=False)
     assert (found.wiring, found.closes, found.program.sizes) == ("attention_residuals", True, [1] + 12 * [2])
     assert not addnorm.verify(model, input_ids=ids, use_cache=False, wiring="pre_ln")
+@pytest.mark.parametrize("wiring", ["mhc", "independent_hc", "gated_residual", "gated_mix", "reversible", "ngpt"])
+@pytest.mark.parametrize("shape", [(1, 5), (1, 1)])
+def test_batch_of_one_has_all_sublayers(wiring, shape):
+    torch.manual_seed(0)
+    model, x = shake(addnorm.nn.Encoder(2, D, nhead=2, wiring=wiring).eval()), torch.randn(*shape, D)
+    found = addnorm.inspect(model, x)
+    assert (found.wiring, len(found.program.sites)) == (wiring, 4)
+    assert addnorm.verify(model, x, wiring=wiring).agrees

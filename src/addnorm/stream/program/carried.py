@@ -185,7 +185,7 @@ class Carrier:
                     if any(part.root == FEATURES for part in dim):
                         return None
                     continue
-                features = [[part.root == FEATURES for part in d] for d in (dims[k], dim)]
+                features = [[part.root == FEATURES for part in d if part.size > 1] for d in (dims[k], dim)]
                 if dims[k] and features[0] != features[1]:
                     return None
                 if not dims[k] or self.is_stream(dim):
