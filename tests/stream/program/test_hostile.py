@@ -8,6 +8,7 @@ import addnorm
 from support.families import shake
 from support.random_models import random_model, seeds_of
 from support.several_streams import HandMhc, build_transformers
+from support.several_streams import HandMhc
 
 D = 16
 
@@ -93,3 +94,24 @@ def test_batch_of_one_has_all_sublayers(wiring, shape):
     found = addnorm.inspect(model, x)
     assert (found.wiring, len(found.program.sites)) == (wiring, 4)
     assert addnorm.verify(model, x, wiring=wiring).agrees
+
+
+def make_mhc(change, fault=""):
+    """Return mHC by hand, whose branch `change` computes from the module and what it reads."""
+    torch.manual_seed(1)
+    model = HandMhc(faults=fault).eval()
+    for layer in model.layers:
+        for site in layer:
+            site.branch = lambda read, site=site: change(site, read)
+    return model, torch.randn(2, 5, D)
+
+
+@pytest.mark.parametrize(
+    ("factor", "words"),
+    [(0.5, "is 0.5, expected 1"), (torch.tensor([[1.0], [1], [1], [0], [0]]), "is a mask one, expected 1")],
+)
+def test_factor_of_what_a_sublayer_reads_is_a_difference(factor, words):
+    model, x = make_mhc(lambda site, read: site.down(site.up(factor * site.norm(read)).relu()))
+    assert addnorm.inspect(model, x).wiring != "mhc"
+    found = addnorm.verify(model, x, wiring="mhc")
+    assert [str(one).startswith(f"the factor of what the sublayer reads {words}") for one in found.deviations] == [True]

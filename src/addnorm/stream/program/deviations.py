@@ -161,6 +161,10 @@ def _compare_norms(site: ProgramSite, stage: Stage) -> Iterator[Difference]:
     wanted += ["after the add"] * any(stage.norms_out)
     if found != wanted:
         yield Difference("the norm", " and ".join(found) or "missing", " and ".join(wanted) or "none", site.id)
+    for term, maps in (("what the sublayer reads", site.reads), ("the norm after the add", site.sums)):
+        for factor in dict.fromkeys(part.describe_factors() for part in maps):
+            if factor:
+                yield Difference(f"the factor of {term}", factor, "1", site.id)
 
 
 def _fit(program: Program, k: int, stage: Stage, place: Place, relation: Tensor, tolerance: float) -> _Fit:

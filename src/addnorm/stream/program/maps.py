@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from addnorm._util.numbers import format_number
 from addnorm.stream.dataflow.arithmetic import is_move, is_view, match_factor
 from addnorm.stream.dataflow.graph import DATA, PARAMETER, Op, Value, walk
 from addnorm.stream.dataflow.replay import relative_error, replay_op, run_op
@@ -73,6 +74,17 @@ class Map:
     bias: Tensor | None
     error: float
     reason: str = ""
+
+    def describe_factors(self) -> str:
+        """Return the factors after the norm in words, such as "0.5"; an empty string without any. Dropout is none."""
+        products = [match_factor(op) for op in self.after if not is_view(op)]
+        found = [
+            product[1] for product in products if product is not None and product[1].kind not in ("guard", "noise")
+        ]
+        numbers = [
+            format_number(one.number, 4, trim=True) if one.kind == "constant" else f"a {one.kind} one" for one in found
+        ]
+        return " times ".join(numbers)
 
 
 def to_streams(

@@ -19,8 +19,8 @@ from torch.utils import _pytree as pytree
 from addnorm.stream.dataflow.arithmetic import get_number
 from addnorm.stream.program.build import find_leaves
 from addnorm.stream.program.expected import Expected, build_expected, list_modules
-from addnorm.stream.program.maps import Map, Matrix, assemble, to_streams
-from addnorm.stream.program.result import Program
+from addnorm.stream.program.maps import Matrix, assemble, to_streams
+from addnorm.stream.program.result import Program, ProgramSite
 from addnorm.wirings.factors import Place
 from addnorm.wirings.spec import CONSTRUCTORS, Wiring
 from addnorm.wirings.stage import Head, Stage
@@ -192,7 +192,7 @@ def compare(program: Program, wiring: Wiring, limit: int | None = None) -> Match
         except ValueError:
             return failed
         fitted = _fit(program, k, stage, place, relation, delayed)
-        if fitted is None or not _have_same_norms(found.reads, stage):
+        if fitted is None or not _have_same_norms(found, stage):
             return failed
         expected, names, error, delayed = fitted
         parameters.append(names)
@@ -209,8 +209,9 @@ def compare(program: Program, wiring: Wiring, limit: int | None = None) -> Match
     return Match(wiring, max(*errors, end[0]), errors, [*parameters, end[1]])
 
 
-def _have_same_norms(reads: Sequence[Map], stage: Stage) -> bool:
-    return all((read.norm is not None) == stage.norm_in for read in reads)
+def _have_same_norms(found: ProgramSite, stage: Stage) -> bool:
+    are_scaled = any(part.describe_factors() for part in (*found.reads, *found.sums))
+    return not are_scaled and all((read.norm is not None) == stage.norm_in for read in found.reads)
 
 
 def _fit(

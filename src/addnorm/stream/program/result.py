@@ -349,7 +349,12 @@ def _describe(program: Program, site: ProgramSite, matrix: Matrix, maps: Sequenc
 def _format_norms(site: ProgramSite) -> str:
     named = [("N_in", site.norm_in), ("N_branch", site.norm_branch)]
     named += [("N_out", norm) for norm in dict.fromkeys(site.norms_out)]
-    return ", ".join(f"{name} = {format_norm(norm)}" for name, norm in named if norm is not None)
+    factors = {"N_in": site.reads[0].describe_factors(), "N_out": site.sums[0].describe_factors()}
+    return ", ".join(
+        f"{name} = {format_norm(norm)}" + f", its output times {factors.get(name)}" * bool(factors.get(name))
+        for name, norm in named
+        if norm is not None
+    )
 
 
 def _build_line(program: Program, sites: Sequence[ProgramSite]) -> _Line:
