@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import inspect as python_inspect
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,17 +18,19 @@ from addnorm._util.blocks import Block, Paragraph
 from addnorm._util.norms import KINDS
 from addnorm._util.numbers import format_count, format_number
 from addnorm._util.render import Rendered
+from addnorm.stream.dataflow.graph import DATA, NOISE, Value
 from addnorm.stream.deviations import MAX_SITES, Deviation, compare_programs, compare_wirings, group_differences
 from addnorm.stream.find.inspection import Inspection
 from addnorm.stream.find.unknown import Unknown
 from addnorm.stream.inspect import inspect, inspect_run
 from addnorm.stream.program.build import find_leaves
-from addnorm.stream.program.deviations import compare_program, compare_program_norms
+from addnorm.stream.program.deviations import Difference, compare_program, compare_program_norms
 from addnorm.stream.program.result import Program
 from addnorm.stream.states import States, TermError, collect_states, load_states, measure_terms
 from addnorm.wirings.spec import Stage, Wiring, as_wiring
 
 NO_PROGRAM = "its rows have no known wiring, and no other streams were found"
+RANDOM = "its matrices have dropout: call model.eval() before"
 MOVE, SMALL = 1.5, 64  # how far a parameter of the coefficients is moved if it has at most that many numbers
 
 
@@ -141,8 +143,8 @@ def verify(
 
     With a wiring of several streams, or of computed coefficients, the measured matrices C, A and B of every sublayer are compared
     with the wiring's formula, computed with the model's own parameters, and with its mutants: transposed, not applied, scaled.
-    The model and a copy run a second time, the copy with other parameters of the coefficients: before training all streams are
-    equal, and most faults change no number. An `Inspection` is compared as it is.
+    The model runs a second time with other parameters of the coefficients, which then get their values back: before training
+    all streams are equal, and most faults change no number. An `Inspection` is compared as it is.
 
     With a reference (`like`), the equations are compared first: norms, factors, eps, kinds, order. Then each term of a sublayer
     is computed again from the reference's own values before it: the norm that it reads, its branch, the add, the norm after it.
@@ -202,7 +204,7 @@ def _verify_program(
 ) -> Verification:
     """Compare the residual program of a model with a wiring of several streams, or with computed coefficients.
 
-    A copy with other coefficients is compared, too: before training, the streams are equal, and a fault cannot be seen.
+    The model with other coefficients is compared: before training, the streams are equal, and a fault cannot be seen.
     """
     inspection = model if isinstance(model, Inspection) else inspect_run(model, args, kwargs, as_program=True)
     program = inspection.program
@@ -213,36 +215,57 @@ def _verify_program(
             return Verification(wiring, inspection, (), unproven=(Unknown("", NO_PROGRAM),))
         return Verification(wiring, inspection, (Deviation("the rule of the stream", inspection.wiring, wiring.name),))
     assert isinstance(program, Program)
-    compared = program
-    if not isinstance(model, Inspection):
-        moved = inspect_moved(model, args, kwargs, program)
-        compared = program if moved is None else moved
-    differences = [*compare_program(compared, wiring), *compare_program_norms(program, *norms)]
+    if _has_dropout(program):
+        return Verification(wiring, inspection, (), unproven=(Unknown("", RANDOM),))
+    found = None if isinstance(model, Inspection) else _compare_moved(model, args, kwargs, program, wiring)
+    found = compare_program(program, wiring) if found is None else found
+    differences = [*found, *compare_program_norms(program, *norms)]
     return Verification(wiring, inspection, group_differences(differences, len(program.sites)))
 
 
-def inspect_moved(model: nn.Module, args: Any, kwargs: dict[str, Any], program: Program) -> Program | None:
-    """Return the residual program of a copy whose coefficients were moved; None if that is not possible."""
-    operands = [
-        value
-        for site in program.sites
-        for matrix in (site.collapse, site.mix, site.inject)
-        for value in matrix.operands
-    ]
-    names = {leaf.name for leaf in find_leaves(program.spine, operands)[0]} - {""}
-    try:
-        twin = copy.deepcopy(model)
-    except Exception:  # __deepcopy__ may raise anything
-        return None
+def _list_operands(program: Program) -> list[Value]:
+    """Return the values from which the matrices are made."""
+    matrices = (matrix for site in program.sites for matrix in (site.collapse, site.mix, site.inject))
+    return [value for matrix in matrices for value in matrix.operands]
+
+
+def _has_dropout(program: Program) -> bool:
+    """Return whether a matrix has dropout. That of a sublayer's output is a part of the sublayer."""
+    spine = program.spine
+    carried = {value.op for value in spine.relevant - spine.carrier.sources_set}
+    ops = (*find_leaves(spine, _list_operands(program))[1], *carried)
+    return any(
+        "random" in op.traits or any(out.kind & (DATA | NOISE) == NOISE for out in op.outputs)
+        for op in ops if op is not None
+    )  # fmt: skip
+
+
+@contextmanager
+def move_coefficients(model: nn.Module, program: Program) -> Iterator[None]:
+    """Change the parameters of the coefficients in their memory. At the end they have their bits again."""
+    names = {leaf.name for leaf in find_leaves(program.spine, _list_operands(program))[0]}
+    inner = getattr(model, "_orig_mod", model)  # the module that torch.compile wraps
+    own = [tensor.data for name, tensor in (*inner.named_parameters(), *inner.named_buffers()) if name in names]
+    moved = [(tensor, tensor.clone()) for tensor in own if tensor.is_floating_point()]
     generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for name, parameter in twin.named_parameters():
-            if name in names:
-                size = MOVE if parameter.numel() <= SMALL else parameter.shape[-1] ** -0.5
-                noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-                parameter.add_((size * noise).to(parameter))
-    found = inspect_run(twin, args, kwargs, as_program=True).program
-    return found if isinstance(found, Program) and found.closes else None
+    try:
+        for tensor, _ in moved:
+            size = MOVE if tensor.numel() <= SMALL else tensor.shape[-1] ** -0.5
+            noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
+            tensor.add_((size * noise).to(tensor))
+        yield
+    finally:
+        for tensor, before in moved:
+            tensor.copy_(before)
+
+
+def _compare_moved(
+    model: nn.Module, args: Any, kwargs: dict[str, Any], program: Program, wiring: Wiring
+) -> list[Difference] | None:
+    """Compare the program of the model with other coefficients; None if its equations do not close."""
+    with move_coefficients(model, program):
+        moved = inspect_run(model, args, kwargs, as_program=True).program
+        return compare_program(moved, wiring) if isinstance(moved, Program) and moved.closes else None
 
 
 def _find_states(like: nn.Module | Inspection | str | Path, args: tuple[Any, ...], kwargs: dict[str, Any]) -> States:

@@ -1,5 +1,7 @@
 """Tests of models that look like several streams, or whose code is unusual: a wrong claim is worse than none."""
 
+import threading
+
 import pytest
 import torch
 from torch import nn
@@ -115,3 +117,63 @@ def test_factor_of_what_a_sublayer_reads_is_a_difference(factor, words):
     assert addnorm.inspect(model, x).wiring != "mhc"
     found = addnorm.verify(model, x, wiring="mhc")
     assert [str(one).startswith(f"the factor of what the sublayer reads {words}") for one in found.deviations] == [True]
+
+
+def compile_model(model):
+    return torch.compile(model, backend="eager")
+
+
+def replace_forward(model):
+    forward = model.forward
+    model.forward = lambda x: (
+        1.0 * forward(x)
+    )  # as torch.compile(model.forward): a copy of the model calls the original
+    return model
+
+
+def hold_lock(model):
+    model.lock = threading.Lock()  # it cannot be copied
+    return model
+
+
+def to_buffers(model):
+    for module in [*model.modules()]:
+        for name in {"phi", "alpha", "beta"} & {*module._parameters}:
+            module.register_buffer(name, module._parameters.pop(name).detach())
+    return model
+
+
+@pytest.mark.parametrize("wrap", [compile_model, replace_forward, hold_lock, to_buffers])
+def test_error_before_training_is_found_in_changed_models(wrap):
+    found = []
+    for fault in ("", "transposed"):
+        torch.manual_seed(1)
+        model = HandMhc(faults=fault).eval()
+        for layer in model.layers:  # all streams stay copies of each other
+            for site in layer:
+                site.phi.data.zero_()
+                site.beta.data.zero_()
+        found.append(addnorm.verify(wrap(model), torch.randn(2, 5, D), wiring="mhc"))
+    assert found[0].agrees, str(found[0])
+    assert [one.found for one in found[1].deviations] == ["transposed"]
+
+
+def test_dropout_of_an_output_belongs_to_the_sublayer():
+    model, x = make_mhc(lambda site, read: nn.functional.dropout(site.down(site.up(site.norm(read)).relu()), 0.3))
+    assert addnorm.verify(model, x, wiring="mhc").agrees
+    model = addnorm.nn.Encoder(2, D, nhead=2, wiring="gated_mix", dropout=0.3).train()
+    assert "not proven to be gated_mix: its matrices have dropout: call model.eval()" in str(
+        addnorm.verify(model, x, wiring="gated_mix")
+    )
+
+
+def test_verify_and_inspect_leave_generator_and_parameters():
+    model, x = make_mhc(lambda site, read: site.down(site.up(site.norm(read)).relu()))
+    before = {name: (tensor.detach().clone(), tensor._version) for name, tensor in model.named_parameters()}
+    state = torch.get_rng_state()
+    addnorm.inspect(model, x)
+    addnorm.verify(model, x, wiring="mhc")
+    assert torch.equal(torch.get_rng_state(), state)
+    for name, tensor in model.named_parameters():
+        assert torch.equal(tensor, before[name][0]), name
+        assert tensor._version == before[name][1], name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from addnorm.stream.dataflow.graph import DATA, PARAMETER, Flow, Op, Value, walk
+from addnorm.stream.dataflow.graph import DATA, Flow, Op, Value, walk
 from addnorm.stream.find.kinds import classify_sublayer
 from addnorm.stream.find.sublayers import find_common_frame, number_periods
 from addnorm.stream.program.carried import Carrier
@@ -103,7 +103,7 @@ def _number_layers(paths: Sequence[str], kinds: Sequence[str]) -> list[int]:
 
 
 def find_leaves(spine: Spine, operands: Sequence[Value]) -> tuple[list[Value], list[Op]]:
-    """Return the model's parameters from which `operands` are computed, and the operators between, up to the streams."""
+    """Return the parameters and buffers from which `operands` are computed, and the operators between, up to the streams."""
     ops: dict[Op, None] = {}
     leaves: dict[Value, None] = {}
 
@@ -114,6 +114,6 @@ def find_leaves(spine: Spine, operands: Sequence[Value]) -> tuple[list[Value], l
         return value.op.inputs
 
     for value in walk(operands, follow):
-        if value.op is None and value.kind & PARAMETER and not value.kind & DATA:
+        if value.op is None and value.name and not value.kind & DATA:
             leaves[value] = None
     return sorted(leaves, key=lambda value: value.name), [*ops]

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 
 from addnorm.stream.dataflow.arithmetic import is_move, match_factor
 from addnorm.stream.dataflow.graph import DATA, Op, Value, find_ops_between, walk
+from addnorm.stream.dataflow.arithmetic import is_move, is_view, match_factor
+from addnorm.stream.dataflow.graph import DATA, Op, Value, walk
 from addnorm.stream.program.carried import Carrier
 
 _Node = tuple[Value, int]
@@ -175,8 +177,8 @@ def _follow_constants(carrier: Carrier, value: Value) -> Value:
 
 
 def _follow_tokens(carrier: Carrier, value: Value) -> Value:
-    """Return the value after the last operator that puts the tokens of a write in another order, as after experts."""
-    last = value
+    """Return the value after the last step of a sublayer: its dropout, or another order of its tokens, as after experts."""
+    last, is_same = value, True
     while True:
         outs = [
             op.outputs[0]
@@ -185,8 +187,11 @@ def _follow_tokens(carrier: Carrier, value: Value) -> Value:
         ]
         if len(outs) != 1 or len(list_carried_inputs(carrier, outs[0])) != 1 or outs[0].op is None:
             return last
+        product = match_factor(outs[0].op)
+        is_dropout = product is not None and product[1].kind == "noise"
+        is_same &= is_dropout or is_view(outs[0].op)
         value = outs[0]
-        if value.op is not None and "cut" in value.op.traits:
+        if "cut" in value.op.traits or (is_dropout and is_same):
             last = value
 
 

@@ -98,7 +98,8 @@ def list_modules(
     The second item has the names of the model's parameters by those of the module.
     """
     try:
-        module = computed.make(d, stage.n, stage.reads, place).double().requires_grad_(False)
+        with torch.random.fork_rng(devices=[]):  # the caller's generator keeps its state
+            module = computed.make(d, stage.n, stage.reads, place).double().requires_grad_(False)
     except (ValueError, TypeError):
         return
     names = [name for name, _ in module.named_parameters()]
