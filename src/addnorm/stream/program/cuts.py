@@ -187,11 +187,11 @@ def _follow_tokens(carrier: Carrier, value: Value) -> Value:
         ]
         if len(outs) != 1 or len(list_carried_inputs(carrier, outs[0])) != 1 or outs[0].op is None:
             return last
-        product = match_factor(outs[0].op)
+        value, op = outs[0], outs[0].op
+        product = match_factor(op)
         is_dropout = product is not None and product[1].kind == "noise"
-        is_same &= is_dropout or is_view(outs[0].op)
-        value = outs[0]
-        if "cut" in value.op.traits or (is_dropout and is_same):
+        is_same &= is_dropout or is_view(op)
+        if "cut" in op.traits or (is_dropout and is_same):
             last = value
 
 

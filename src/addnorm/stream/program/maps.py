@@ -76,15 +76,11 @@ class Map:
     reason: str = ""
 
     def describe_factors(self) -> str:
-        """Return the factors after the norm in words, such as "0.5"; an empty string without any. Dropout is none."""
+        """Return the factors after the norm in words, such as "0.5", without masks and dropout; empty if there is none."""
         products = [match_factor(op) for op in self.after if not is_view(op)]
-        found = [
-            product[1] for product in products if product is not None and product[1].kind not in ("guard", "noise")
-        ]
-        numbers = [
-            format_number(one.number, 4, trim=True) if one.kind == "constant" else f"a {one.kind} one" for one in found
-        ]
-        return " times ".join(numbers)
+        found = [product[1] for product in products if product is not None]
+        numbers = [format_number(one.number, 4, trim=True) for one in found if one.kind == "constant"]
+        return " times ".join([*numbers, *("learned" for one in found if one.kind == "learned")])
 
 
 def to_streams(
