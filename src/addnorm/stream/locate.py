@@ -72,7 +72,8 @@ def locate(inspection: Inspection, tensor: Tensor) -> Location:
 
     Args:
         inspection: result of `addnorm.inspect` on the same inputs. It holds the values of its run.
-        tensor: the captured tensor. A dimension of the size of the stream's width has the features.
+        tensor: the captured tensor. A dimension of the size of the stream's width has the features, or one of n times this size
+            those of n streams, one stream after the other.
 
     Raises:
         TypeError: `tensor` is not a tensor of real floating-point numbers.
@@ -92,6 +93,7 @@ def locate(inspection: Inspection, tensor: Tensor) -> Location:
     known = [*_list_values(inspection)]
     if not known:
         raise ValueError("the inspection has no stream to compare with.")
+    tensor = _split_streams(inspection.program, tensor)
     candidates = [
         (tensor.detach().movedim(axis, -1).reshape(-1, size), value)
         for value in known for axis, size in enumerate(tensor.shape) if size == value.rows.shape[-1]
@@ -106,6 +108,15 @@ def locate(inspection: Inspection, tensor: Tensor) -> Location:
     best, *rest = sorted(found, key=lambda one: (one.distance, one.tokens.startswith("some")))
     others = tuple(dict.fromkeys(one.name for one in rest if best.found and one.found and one.name != best.name))
     return Location(**{**vars(best), "others": others})
+
+
+def _split_streams(program: Any, tensor: Tensor) -> Tensor:
+    """Return a tensor whose streams lie one after the other in a dimension with a dimension of streams."""
+    if not isinstance(program, Program) or program.width in tensor.shape:
+        return tensor
+    n, d = max(program.sizes), program.width
+    axis = next((axis for axis, size in enumerate(tensor.shape) if size == n * d), None)
+    return tensor if axis is None else tensor.movedim(axis, -1).unflatten(-1, (n, d))
 
 
 class _Named(NamedTuple):

@@ -35,6 +35,18 @@ def test_whole_state_is_named_in_every_layout(run):
     assert addnorm.locate(found, read).name == f"what {found.program.sites[2].id} reads, before its norm"
 
 
+def test_streams_in_one_dimension_are_named():
+    torch.manual_seed(1)
+    model, states = HandMhc("flat").eval(), []
+    write = model.write
+    model.write = lambda *args: states.append(out := write(*args)) or out
+    found = addnorm.inspect(model, x := torch.randn(2, 5, D))
+    states.clear()
+    model(x)
+    location = addnorm.locate(found, states[1].transpose(0, 1).detach())
+    assert location.name == f"the 4 streams after {found.program.sites[1].id}, not collapsed"
+
+
 def test_random_tensors_have_no_name(run):
     found, _, x = run
     generator = torch.Generator().manual_seed(0)
