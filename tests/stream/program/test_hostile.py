@@ -10,7 +10,6 @@ import addnorm
 from support.families import shake
 from support.random_models import random_model, seeds_of
 from support.several_streams import HandMhc, build_transformers
-from support.several_streams import HandMhc
 
 D = 16
 
@@ -88,6 +87,8 @@ def test_read_of_a_state_and_the_embedding_is_no_row():
     found = addnorm.inspect(model, input_ids=ids, use_cache=False)
     assert (found.wiring, found.closes, found.program.sizes) == ("attention_residuals", True, [1] + 12 * [2])
     assert not addnorm.verify(model, input_ids=ids, use_cache=False, wiring="pre_ln")
+
+
 @pytest.mark.parametrize("wiring", ["mhc", "independent_hc", "gated_residual", "gated_mix", "reversible", "ngpt"])
 @pytest.mark.parametrize("shape", [(1, 5), (1, 1)])
 def test_batch_of_one_has_all_sublayers(wiring, shape):

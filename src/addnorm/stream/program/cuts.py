@@ -11,10 +11,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 
-from addnorm.stream.dataflow.arithmetic import is_move, match_factor
-from addnorm.stream.dataflow.graph import DATA, Op, Value, find_ops_between, walk
 from addnorm.stream.dataflow.arithmetic import is_move, is_view, match_factor
-from addnorm.stream.dataflow.graph import DATA, Op, Value, walk
+from addnorm.stream.dataflow.graph import DATA, Op, Value, find_ops_between, walk
 from addnorm.stream.program.carried import Carrier
 
 _Node = tuple[Value, int]
