@@ -30,7 +30,7 @@ from addnorm.stream.states import States, TermError, collect_states, load_states
 from addnorm.wirings.spec import Stage, Wiring, as_wiring
 
 NO_PROGRAM = "its rows have no known wiring, and no other streams were found"
-RANDOM = "its matrices have dropout: call model.eval() before"
+RANDOM = "its matrices are random, as with dropout: call model.eval() before"
 MOVE, SMALL = 1.5, 64  # how far a parameter of the coefficients is moved if it has at most that many numbers
 
 
@@ -246,7 +246,7 @@ def move_coefficients(model: nn.Module, program: Program) -> Iterator[None]:
     names = {leaf.name for leaf in find_leaves(program.spine, _list_operands(program))[0]}
     inner = getattr(model, "_orig_mod", model)  # the module that torch.compile wraps
     own = [tensor.data for name, tensor in (*inner.named_parameters(), *inner.named_buffers()) if name in names]
-    moved = [(tensor, tensor.clone()) for tensor in own if tensor.is_floating_point()]
+    moved = [(tensor, tensor.clone()) for tensor in own if tensor.is_floating_point() and 0 not in tensor.stride()]
     generator = torch.Generator().manual_seed(0)
     try:
         for tensor, _ in moved:

@@ -74,8 +74,8 @@ class ProgramSite:
         return self.owner and self.owner()
 
     def count_streams(self) -> str:
-        """Return the number of streams before the sublayer in words: "4 streams"."""
-        return format_count(self.mix.values.shape[2], "stream")
+        """Return the number of streams at the sublayer in words: "4 streams"."""
+        return format_count(max(self.mix.values.shape[1:3]), "stream")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the sublayer as JSON types."""
