@@ -57,6 +57,8 @@ def test_shares_of_a_state_are_those_of_all_streams():
     assert all(sum(row) == pytest.approx(1) for row in rows)
     with pytest.raises(ValueError, match=r"its shape is \(5, 2\), expected \(2, 5\)"):
         parts.mean_shares(tokens=torch.ones(5, 2))
+    with pytest.raises(ValueError, match="lens takes a model of one stream"):
+        parts.lens(norm="frozen")
     with pytest.raises(IndexError, match="from 0"):
         parts.components(6)
     with pytest.raises(ValueError, match="stream is 'stream', expected None"):

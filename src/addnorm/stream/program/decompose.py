@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,6 +61,13 @@ class ProgramDecomposition(Decomposition):
         reads = self.program.sites[k].reads
         targets = [part.norm.x if part.norm is not None else part.target for part in reads]
         return self._join_all(-1, targets, next(self._propagate([targets])))
+
+    def lens(self, head: Any = None, *, norm: Any = None) -> list[Tensor]:
+        """Raise a ValueError: earlier depths have no weights with which the streams are read at the end."""
+        raise ValueError(
+            "lens takes a model of one stream, expected another tool: the last read's weights are those of the streams at the "
+            "end, and no earlier depth has any. state(depth) has the streams, for a read of your own."
+        )
 
     def _propagate(self, targets: Sequence[Sequence[Value]]) -> Iterator[dict[Value, Components]]:
         program = self.program
