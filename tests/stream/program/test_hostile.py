@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import addnorm
+from addnorm.stream.dataflow import registered_ops
 from support.families import shake
 from support.random_models import random_model, seeds_of
 from support.several_streams import HandMhc, build_transformers
@@ -176,3 +177,23 @@ def test_verify_and_inspect_leave_generator_and_parameters():
     for name, tensor in model.named_parameters():
         assert torch.equal(tensor, before[name][0]), name
         assert tensor._version == before[name][1], name
+
+
+@torch.library.custom_op("addnorm_test::mix_streams", mutates_args=())
+def mix_streams(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return a @ x + b.unsqueeze(-1) * w.unsqueeze(-2)
+
+
+@pytest.mark.parametrize("product", ["...ij,...jd->...id", None])
+def test_registered_write_of_all_streams_is_analyzed(product, monkeypatch):
+    def equation(x, a, b, w):
+        mixed = a @ x if product is None else torch.einsum(product, a, x)
+        return mixed + b.unsqueeze(-1) * w.unsqueeze(-2)
+
+    monkeypatch.setattr(registered_ops, "EQUATIONS", {**registered_ops.EQUATIONS})
+    addnorm.stream.register_operator("addnorm_test::mix_streams", equation)
+    for fault in ("", "transposed"):
+        torch.manual_seed(1)
+        model = HandMhc(faults=fault).eval().requires_grad_(False)
+        model.write = torch.ops.addnorm_test.mix_streams
+        assert addnorm.verify(model, torch.randn(2, 5, D), wiring="mhc").agrees == (not fault)

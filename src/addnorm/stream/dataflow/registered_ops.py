@@ -162,6 +162,9 @@ def _compare(results: Mapping[int, Tensor], exact: Mapping[int, Tensor], outputs
     return ""
 
 
+PRODUCTS = ("matmul", "einsum")  # recorded as views and products of two factors, as in a model's run
+
+
 class _Recorder(TorchDispatchMode):
     """Dispatch mode that records operators with their arguments and outputs."""
 
@@ -172,6 +175,9 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func._schema.is_mutable:
             raise ValueError(f"{operator_name(func)} writes in place, expected an operator that returns a new tensor")
+        if operator_name(func) in PRODUCTS:
+            with self:
+                return func.decompose(*args, **(kwargs or {}))
         out = func(*args, **(kwargs or {}))
         self.calls.append((func, (args, kwargs or {}), out))
         return out
