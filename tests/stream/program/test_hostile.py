@@ -190,6 +190,10 @@ def test_registered_write_of_all_streams_is_analyzed(product, monkeypatch):
         mixed = a @ x if product is None else torch.einsum(product, a, x)
         return mixed + b.unsqueeze(-1) * w.unsqueeze(-2)
 
+    model = HandMhc().eval().requires_grad_(False)
+    model.write = torch.ops.addnorm_test.mix_streams
+    unknown = addnorm.inspect(model, torch.randn(2, 5, D)).unknown
+    assert any('register_operator("addnorm_test::mix_streams"' in part.reason for part in unknown)
     monkeypatch.setattr(registered_ops, "EQUATIONS", {**registered_ops.EQUATIONS})
     addnorm.stream.register_operator("addnorm_test::mix_streams", equation)
     for fault in ("", "transposed"):

@@ -119,7 +119,7 @@ class _Search:
         """Yield operators of other libraries that may add to a state or normalize it, and those whose equation is refuted.
 
         Such an operator returns the shape of a state, and reads with it a vector over the features, or what was computed from it,
-        and no matrix. Without a stream any value may be the state.
+        and no matrix. Without a stream any value may be the state, and several streams may have one output added.
         """
         states = {strip_views(chain.adds[0].x): k for k, chain in enumerate(self.chains)}
         states |= {strip_views(value): k for value, k in self.states.items()}
@@ -132,7 +132,8 @@ class _Search:
             near = [v for v in read if strip_views(v) in states or not self.chains]
             sizes = {math.prod(v.shape) for v in op.inputs if not v.kind & DATA}
             widths = {v.shape[-1] for v in near if v.shape[-1] >= max(sizes, default=0)}
-            is_near = sizes & widths or (widths and any(is_ancestor(p, q) for p in near for q in read if p is not q))
+            others = read if self.chains else [v for v in op.inputs if v.kind & DATA and {*v.shape[-1:]} & widths]
+            is_near = sizes & widths or (widths and any(is_ancestor(p, q) for p in near for q in others if p is not q))
             if op.note or is_near:
                 reason = op.note or UNREGISTERED.format(op.name, suggest_equation(op.func))
                 reason = reasons.setdefault(op.name, reason)  # the numbers of the first one
