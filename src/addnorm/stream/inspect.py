@@ -150,7 +150,7 @@ def prefer_program(inspection: Inspection, flow: Flow, as_program: bool = False)
             identify(program)
     is_several = program.wiring is None and max(program.sizes) > 1 and not inspection.closes
     if program.outside:
-        is_new = is_several or (program.wiring is not None and not program.wiring.has_rows)
+        is_new = not inspection.closes and (is_several or (program.wiring is not None and not program.wiring.has_rows))
         return replace(inspection, unknown=(_explain_part(program), *inspection.unknown)) if is_new else inspection
     if as_program or (program.wiring is not None and not (inspection.closes and program.wiring.has_rows)):
         return replace(inspection, streams=(), unknown=(), program=program)

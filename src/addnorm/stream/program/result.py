@@ -110,8 +110,8 @@ class Program:
     Example:
         >>> model = addnorm.nn.Encoder(2, 16, nhead=2, wiring="mhc").eval()
         >>> program = addnorm.inspect(model, torch.randn(2, 5, 16)).program
-        >>> program, program.sites[0].mix.values.shape  # A by token: `(tokens, n, n, 1)`
-        (<Program: 4 sublayers, up to 4 streams, mhc>, torch.Size([10, 4, 4, 1]))
+        >>> program, program.sites[0].mix.source
+        (<Program: 4 sublayers, up to 4 streams, mhc>, 'computed')
     """
 
     spine: Spine  # the carried values in the captured run
