@@ -72,7 +72,7 @@ class Attention(nn.Module):
 class RandomProgram(nn.Module):
     """A stack X' = N_out(A X + B f(N(C X))), whose streams lie as `form` says."""
 
-    stack, read, write = HandMhc.stack, HandMhc.read, HandMhc.write
+    start, stack, read, write = HandMhc.start, HandMhc.stack, HandMhc.read, HandMhc.write
 
     def __init__(self, seed):
         super().__init__()
@@ -88,23 +88,13 @@ class RandomProgram(nn.Module):
             parts = [Coefficients(rng, kind, n, *shape) for kind, shape in zip(kinds, shapes, strict=True)]
             norms = [rng.choice((nn.LayerNorm, nn.RMSNorm))(D), rng.choice(NORMS)(D)]
             self.sites.append(nn.ModuleList([*parts, *norms, Attention() if k % 2 == 0 else mlp]))
-        self.start = nn.Parameter(torch.randn(n, D)) if self.form == "stacked" else None
+        self.offset = nn.Parameter(torch.randn(n, D)) if self.form == "stacked" else None
         self.end, self.norm = Coefficients(rng, rng.choice(READS[:4]), n, n), rng.choice(NORMS[1:])(D)
         self.answer = []
 
     def forward(self, x):
-        n, self.answer = self.n, []
-        match self.form:
-            case "stacked":
-                X = x.unsqueeze(-2) + self.start
-            case "first":
-                X = x.expand(n, *x.shape)
-            case "flat":
-                X = x.repeat(1, 1, n)
-            case "batch":
-                X = x.repeat_interleave(n, 0)
-            case "tuple":
-                X = (x,) * n
+        self.answer = []
+        X = self.start(x) if self.offset is None else x.unsqueeze(-2) + self.offset
         for collapse, mix, inject, norm, norm_branch, f in self.sites:
             own = self.stack(X)
             c, a, b = collapse(own), mix(own), inject(own)

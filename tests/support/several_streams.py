@@ -86,18 +86,7 @@ class HandMhc(nn.Module):
         self.norm = nn.Identity() if self.kind == "no final norm" else nn.RMSNorm(d, eps=1e-6)
 
     def forward(self, x):
-        n, _d = self.n, self.d
-        match self.form:
-            case "stacked":
-                X = x.unsqueeze(-2).repeat(1, 1, n, 1)
-            case "first":
-                X = x.expand(n, *x.shape)
-            case "flat":
-                X = x.repeat(1, 1, n)
-            case "batch":
-                X = x.repeat_interleave(n, 0)
-            case "tuple":
-                X = (x,) * n
+        n, X = self.n, self.start(x)
         before, used = self.stack(X), None
         for layer in self.layers:
             for site in layer:
@@ -117,6 +106,21 @@ class HandMhc(nn.Module):
         if self.kind == "mean head":
             head = torch.full_like(head, 1 / n)
         return self.norm(self.read(X, used if self.kind == "single pass" else head))
+
+    def start(self, x):
+        """Return n copies of the embedding."""
+        n = self.n
+        match self.form:
+            case "stacked":
+                return x.unsqueeze(-2).repeat(1, 1, n, 1)
+            case "first":
+                return x.expand(n, *x.shape)
+            case "flat":
+                return x.repeat(1, 1, n)
+            case "batch":
+                return x.repeat_interleave(n, 0)
+            case "tuple":
+                return (x,) * n
 
     def stack(self, X):
         """Return the streams as `(B, T, n, d)`."""
