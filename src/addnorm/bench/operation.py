@@ -195,7 +195,10 @@ def _target(
     name: str, peer: str, compare: str, bound: float | None, *where: Callable[[Case], bool], why: str = ""
 ) -> Target:
     statistic: Any = {"mean": geometric_mean, "lowest": min, "highest": max}[name.rpartition(": ")[2]]
-    fits = lambda case: all(one(case) for one in where)  # noqa: E731
+
+    def fits(case: Case) -> bool:
+        return all(one(case) for one in where)
+
     return Target(name, compare, bound, PEERS[peer], statistic, fits, ("norm",), {"versus": peer}, why)
 
 
