@@ -2,7 +2,7 @@
 
 `op` and `formula` are the same functions of addnorm, compiled under `addnorm.set_compile_mode`; `torch` is F.layer_norm(x +
 s). The operations around the call are there to be fused with it: that is what an opaque operator loses. The targets are for the
-form that a call has by default, `addnorm.ops.compile_mode.mode`. README.md in this folder has the protocol.
+form that a call has by default, `addnorm.ops.compile_mode.form`. README.md in this folder has the protocol.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def measure(case: Case, *, rounds: int) -> Results:
 def default_form(case: Case) -> Mode:
     """Return the form of a case's call where the caller has not chosen one."""
     residual = torch.empty(1, device=case.device).expand(case.rows, case.d)
-    return compile_mode.mode(residual, plain=case.job != "dropout")
+    return compile_mode.form(residual, plain=case.job != "dropout") or "op"
 
 
 def speed(variant: str) -> Number:

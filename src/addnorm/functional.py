@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from addnorm._util.norms import Norm
-from addnorm.ops import dispatch, validation
 from addnorm.ops import out as out_ops
+from addnorm.ops import validation
+from addnorm.ops.dispatch import default_rms_eps, fast_path, run
 from addnorm.ops.options import NORMS
 from addnorm.reference import Casting
 
@@ -156,7 +157,7 @@ def add_layer_norm(
     return add_norm(  # type: ignore[no-any-return]
         "layer", residual, branch, weight, bias, eps, "float32", normalized_shape, residual_scale, row_scale, layer_scale,
         branch_bias, dropout_p, training, seed, offset, weight_offset, residual_dtype, out_dtype, return_residual,
-        None if out is None else out_ops.split_out(out, return_residual),
+        None if out is None else out_ops.split_out(out, return_residual), False,
     )  # fmt: skip
 
 
@@ -234,11 +235,11 @@ def add_rms_norm(
     """
     if eps is None:
         z_dtype = residual_dtype if out is None else out_ops.residual_dtype(out) or residual_dtype
-        eps = dispatch.default_rms_eps(residual, branch, z_dtype)
+        eps = default_rms_eps(residual, branch, z_dtype)
     return add_norm(  # type: ignore[no-any-return]
         "rms", residual, branch, weight, bias, eps, casting, normalized_shape, residual_scale, row_scale, layer_scale,
         branch_bias, dropout_p, training, seed, offset, weight_offset, residual_dtype, out_dtype, return_residual,
-        None if out is None else out_ops.split_out(out, return_residual),
+        None if out is None else out_ops.split_out(out, return_residual), False,
     )  # fmt: skip
 
 
@@ -305,7 +306,7 @@ def rms_norm(
         >>> addnorm.rms_norm(torch.tensor([1.5, 1.0, 4.5]))
         tensor([0.5359, 0.3573, 1.6078])
     """
-    eps = dispatch.default_rms_eps(x, None) if eps is None else eps
+    eps = default_rms_eps(x, None) if eps is None else eps
     return add_norm(  # type: ignore[no-any-return]
         "rms", x, None, weight, bias, eps, casting, normalized_shape, weight_offset=weight_offset, out_dtype=out_dtype,
         targets=None if out is None else out_ops.split_out(out, False), norm_only=True,
@@ -338,14 +339,14 @@ def add_norm(
         and (norm != "none" or targets is not None)
     ):
         if targets is None:
-            return dispatch.fast_path(residual, branch, weight, bias, eps, NORMS[norm], return_residual)
+            return fast_path(residual, branch, weight, bias, eps, NORMS[norm], return_residual)
         out_ops.fast_path(residual, branch, weight, bias, eps, norm, targets)
         y, z = targets[:2]
     else:
         if not norm_only:
             validation.check_branch(branch)
-        run = dispatch.run if targets is None else functools.partial(out_ops.run, targets=targets)
-        y, z = run(
+        compute = run if targets is None else functools.partial(out_ops.run, targets=targets)
+        y, z = compute(
             residual, branch, weight, bias, eps, norm, return_residual,
             normalized_shape=normalized_shape, residual_scale=residual_scale, row_scale=row_scale, layer_scale=layer_scale,
             branch_bias=branch_bias, dropout_p=dropout_p, training=training, seed=seed, offset=offset,

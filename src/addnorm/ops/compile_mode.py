@@ -15,6 +15,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from addnorm._util.torch_internals import mark_as_constant
+from addnorm.ops.dtensor import register_rules
+
 Mode = Literal["op", "formula"]
 MODES: tuple[Mode, ...] = ("op", "formula")
 
@@ -60,13 +63,24 @@ def set_compile_mode(mode: Mode | None) -> None:
     _mode = mode
 
 
-def mode(residual: Tensor, plain: bool) -> Mode:
-    """Return the mode of a call that torch.compile traces; `plain`: without options, all tensors of one dtype."""
-    if torch.are_deterministic_algorithms_enabled():
-        return "op"
-    if _mode is not None:
-        return _mode
+def form(residual: Tensor, plain: bool) -> Mode | None:
+    """Return the form of a call that torch.compile traces, or None in an export, which keeps the default overload.
+
+    `plain`: without options, all tensors of one dtype. Each global that is read here is a guard of the compiled graph, and two
+    ways to one object are a slow one: so everything that no call can change is asked in `form_below`.
+    """
+    chosen, fewest = form_below(_mode, plain, residual.__class__, residual.device.type)
+    return "op" if fewest and residual.numel() >= fewest else chosen
+
+
+@mark_as_constant  # Dynamo itself guards the deterministic algorithms and what a tensor is
+def form_below(mode: Mode | None, plain: bool, cls: type, device: str) -> tuple[Mode | None, int]:
+    """Return the form of a call, and the number of elements from which it is the operator: 0 for none."""
+    register_rules()  # of DTensors: a traced call cannot be repeated
+    if torch.compiler.is_exporting():
+        return None, 0
+    if mode is not None or torch.are_deterministic_algorithms_enabled():
+        return "op" if torch.are_deterministic_algorithms_enabled() else mode, 0
     # DTensors have rules for the operator.
-    is_tensor = isinstance(residual, torch.nn.Parameter) or type(residual) is Tensor
-    is_formula = plain and is_tensor and residual.device.type in FORMULA_DEVICES and residual.numel() < FEWEST_FOR_OP
-    return "formula" if is_formula else "op"
+    is_formula = plain and cls in (Tensor, torch.nn.Parameter) and device in FORMULA_DEVICES
+    return ("formula", FEWEST_FOR_OP) if is_formula else ("op", 0)

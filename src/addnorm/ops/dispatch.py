@@ -20,13 +20,19 @@ from addnorm import reference
 from addnorm._util.arguments import FLOAT_DTYPES, check_choice, is_number
 from addnorm._util.norms import BY_CODE
 from addnorm._util.torch_internals import any_requires_grad, direct_call, in_transform, is_recording
-from addnorm.ops import autograd, compile_mode, dtensor, formulas, validation
+from addnorm.ops import autograd, dtensor, formulas, validation
+from addnorm.ops.compile_mode import OVERLOAD, form
+from addnorm.ops.dtensor import register_rules
 from addnorm.ops.options import ADD_OPTIONS, CASTINGS, NORMS, SCALES
 from addnorm.ops.schema import ForwardArguments
 
 _ops = torch.ops.addnorm
 _add_norm, _add_norm_stream = direct_call(_ops.add_norm.kernel), direct_call(_ops.add_norm_stream.kernel)
 _forward = direct_call(_ops.add_norm_forward.kernel)
+_OVERLOADS = {
+    name: tuple(getattr(getattr(_ops, name), overload) for overload in ("default", "kernel", OVERLOAD))
+    for name in ("add_norm", "add_norm_stream", "add_norm_forward")
+}
 direct = autograd.direct
 _compiling, _grad_enabled = torch.compiler.is_dynamo_compiling, torch.is_grad_enabled
 _differentiable_of = operator.itemgetter(*autograd.PLACES)
@@ -47,7 +53,7 @@ def fast_path(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Return y, or `(y, z)`, of a call without options. Each tenth of a microsecond counts here."""
     try:
-        if direct is not None and not _compiling():
+        if not _compiling() and direct is not None:
             results = direct(residual, branch, weight, bias, eps, norm, return_residual)
             if results is not None:
                 return results  # type: ignore[no-any-return]
@@ -56,6 +62,9 @@ def fast_path(
         if in_transform():
             y, z = run(residual, branch, weight, bias, eps, BY_CODE[norm])
             return (y, z) if return_residual else y
+        if _compiling():
+            arguments = residual, branch, weight, bias, eps, norm
+            return _record_compiled("add_norm_stream" if return_residual else "add_norm", arguments)  # type: ignore[no-any-return]
         # Attributes of four tensors are faster than any_requires_grad.
         differentiable = _grad_enabled() and (
             residual.requires_grad
@@ -64,7 +73,7 @@ def fast_path(
             or (bias is not None and bias.requires_grad)
         )
         # Without gradients a plain tensor needs no question: in a trace of `torch.jit` the kernel calls the default overload.
-        if _compiling() or ((differentiable or residual.__class__ is not Tensor) and is_recording()):
+        if (differentiable or residual.__class__ is not Tensor) and is_recording():
             arguments = residual, branch, weight, bias, eps, norm
             return _record("add_norm_stream" if return_residual else "add_norm", arguments)  # type: ignore[no-any-return]
         if differentiable:
@@ -75,7 +84,7 @@ def fast_path(
         if is_jagged(residual):
             return _by_values(fast_path, residual, branch, weight, bias, eps, norm, return_residual)  # type: ignore[no-any-return]
         validation.check(residual, branch, weight, bias, eps)  # raises if the arguments are invalid
-        if dtensor.register_rules():  # the first call with DTensors
+        if register_rules():  # the first call with DTensors
             return fast_path(residual, branch, weight, bias, eps, norm, return_residual)
         raise
 
@@ -155,7 +164,7 @@ def run(
         try:
             y, z = (compute or _compute)(arguments)
         except NotImplementedError:
-            if not dtensor.register_rules():  # the first call with DTensors
+            if not register_rules():  # the first call with DTensors
                 raise
             y, z = (compute or _compute)(arguments)
     except ERRORS:
@@ -240,23 +249,31 @@ def _compute(a: Any) -> tuple[Tensor, Tensor]:
 
 
 def _record(name: str, arguments: Any) -> Any:
-    """Call operator `name` while a graph is traced.
-
-    The compile mode chooses the formula, the kernel or the default overload; ONNX export gets the formula in torch's operators.
-    """
-    if not _compiling() and exports_onnx():
+    """Call operator `name` while a graph is traced; ONNX export gets the formula in torch's operators."""
+    if _compiling():
+        return _record_compiled(name, arguments)
+    if exports_onnx():
         y, z = formulas.fusible_formula(arguments if name == "add_norm_forward" else ForwardArguments(*arguments))
         return {"add_norm": y, "add_norm_stream": (y, z), "add_norm_forward": (y, z, None)}[name]
-    dtensor.register_rules()  # a traced call cannot be repeated
-    overloads = getattr(_ops, name)
-    op = overloads.default
-    if _compiling() and not torch.compiler.is_exporting():
-        residual, *others = arguments[:4]
-        plain = name != "add_norm_forward" and all(t is None or t.dtype == residual.dtype for t in others)
-        if compile_mode.mode(residual, plain) == "formula":
-            op = getattr(overloads, compile_mode.OVERLOAD)
-        elif not requires_grad(*arguments):
-            op = overloads.kernel  # no graph of torch.compile becomes differentiable later
+    register_rules()  # a traced call cannot be repeated
+    return getattr(_ops, name).default(*arguments)
+
+
+def _record_compiled(name: str, arguments: Any) -> Any:
+    """Call the overload of operator `name` of a compiled graph: the formula, the kernel or, in an export, the default.
+
+    Each global that is read here is a guard, which every call of the compiled graph pays.
+    """
+    op, kernel, formula = _OVERLOADS[name]
+    residual, branch, weight, bias = arguments[:4]
+    dtype, plain = residual.dtype, name != "add_norm_forward"
+    for t in (branch, weight, bias):
+        plain = plain and (t is None or t.dtype == dtype)
+    chosen = form(residual, plain)
+    if chosen == "formula":
+        op = formula
+    elif chosen and not requires_grad(*arguments):
+        op = kernel  # no graph of torch.compile becomes differentiable later
     return op(*arguments)
 
 
