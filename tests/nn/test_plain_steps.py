@@ -1,5 +1,6 @@
 """Tests of the loop without module calls: the bits of the connections' own calls, and these calls wherever one does more."""
 
+from contextlib import nullcontext
 from types import MethodType
 
 import pytest
@@ -9,7 +10,10 @@ from torch import nn
 import addnorm
 from addnorm.nn import plain_steps
 from addnorm.nn.connection import SublayerConnection
+from addnorm.nn.layer import ResidualLayer
 from addnorm.nn.state import StreamState
+
+MODULES = ("addnorm.nn.layer", "addnorm.nn.plain_steps")
 
 
 def make_stack(wiring="pre_ln", n=6, **options):
@@ -23,25 +27,27 @@ def make_stack(wiring="pre_ln", n=6, **options):
 
 @pytest.fixture
 def steps(monkeypatch):
-    """Return a list of the numbers of connections that the loop ran in each layer."""
-    numbers = []
+    """Return a list of the numbers of connections that the loop ran, for each time that it was entered."""
+    numbers, run_plain = [], plain_steps.run_plain
 
     def run(connections, state, context):
-        result = plain_steps.run_plain(connections, state, context)
+        result = run_plain(connections, state, context)
         numbers.append(result[1])
         return result
 
-    monkeypatch.setattr("addnorm.nn.layer.run_plain", run)
+    for module in MODULES:
+        monkeypatch.setattr(f"{module}.run_plain", run)
     return numbers
 
 
 @pytest.fixture
 def general(monkeypatch):
-    """Return a function that computes a value with the calls of the connections alone."""
+    """Return a function that computes a value with the calls of the layers and connections alone."""
 
     def compute(function):
         with monkeypatch.context() as patch:
             patch.setattr("addnorm.nn.layer.run_plain", lambda connections, state, context: (state, 0))
+            patch.setattr("addnorm.nn.stack.run_layers", lambda layers, methods, state, context: (state, 0))
             return function()
 
     return compute
@@ -81,14 +87,14 @@ def test_every_row_has_the_bits_of_the_general_way(wiring, options, general):
 def test_plain_rows_run_in_the_loop(steps):
     make_stack()(torch.randn(4, 12))
     make_stack("post_ln")(torch.randn(4, 12))
-    assert steps == [2] * 6
+    assert steps == [6] * 2
     steps.clear()
     make_stack(dropout=0.5)(torch.randn(4, 12))
     make_stack("deepnorm")(torch.randn(4, 12))
-    assert steps == [0] * 6
+    assert steps == [0] * 6  # the first layer by the stack
     stack = make_stack(dropout=0.5).eval()
     stack(torch.randn(4, 12))
-    assert steps[6:] == [2] * 3
+    assert steps[6:] == [6]
 
 
 class Doubled(SublayerConnection):
@@ -137,16 +143,56 @@ def test_changed_connection_is_called(change, wiring, steps, general):
     change(stack, calls)
     ours = results(stack, x)
     assert calls
-    assert steps[-2:] in ([1, 2], [1, 0])
+    assert steps[-2:] in ([3, 2], [3, 0])
     assert_equal(ours, general(lambda: results(stack, x)))
     assert torch.equal(ours[0], before) == (change in (hooked, pre_hooked, patched))
 
 
-def test_hook_that_a_sublayer_registers_acts_in_the_same_call():
+class Twice(ResidualLayer):
+    def forward(self, state, **context):
+        return super().forward(super().forward(state, **context), **context)
+
+
+def patched_layer(layer, calls):
+    forward = layer.forward
+    layer.forward = lambda state, **context: calls.append(state) or forward(state, **context)
+
+
+LAYER_CHANGES = {
+    "hook": lambda layer, calls: layer.register_forward_hook(lambda *_: calls.append(None)),
+    "pre-hook": lambda layer, calls: layer.register_forward_pre_hook(lambda *_: calls.append(None)),
+    "backward hook": lambda layer, calls: layer.register_full_backward_hook(lambda *_: calls.append(None)),
+    "subclass": lambda layer, calls: calls.append(setattr(layer, "__class__", Twice)),
+    "forward of its own": patched_layer,
+    "compiled": lambda layer, calls: calls.append(layer.compile(backend="eager")),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # torch looks for tensors, the layer takes a state
+@pytest.mark.parametrize("change", LAYER_CHANGES)
+@pytest.mark.parametrize("wiring", ["pre_ln", "post_ln"])
+def test_changed_layer_is_called(change, wiring, steps, general):
+    stack, x, calls = make_stack(wiring), torch.randn(4, 12), []
+    before = stack(x)
+    LAYER_CHANGES[change](stack.layers[1], calls)
+    steps.clear()
+    with torch.no_grad() if change == "compiled" else nullcontext():  # compiled calls have no second derivatives
+        ours, theirs = ([stack(x)], general(lambda: [stack(x)]))
+    if change != "compiled":
+        ours, theirs = results(stack, x), general(lambda: results(stack, x))
+    assert calls
+    assert steps[0] == 2
+    assert_equal(ours, theirs)
+    assert torch.equal(ours[0], before) == (change != "subclass")
+
+
+@pytest.mark.parametrize("later", ["connections.1", "layers.1"])
+def test_hook_that_a_sublayer_registers_acts_in_the_same_call(later):
     stack, calls = make_stack(), []
 
     def register(module, inputs):
-        stack.connections[1].register_forward_hook(lambda *_: calls.append("called"))
+        module = stack.connections[1] if later == "connections.1" else stack.layers[1]
+        module.register_forward_hook(lambda *_: calls.append("called"))
 
     stack.connections[0].sublayer.register_forward_pre_hook(register)
     stack(torch.randn(4, 12))
@@ -156,6 +202,6 @@ def test_hook_that_a_sublayer_registers_acts_in_the_same_call():
 def test_state_with_more_than_a_pending_sum_is_left_alone(steps):
     stack, x = make_stack(), torch.randn(4, 12)
     stack.unroll(x)
-    assert steps == [0] * 3
+    assert steps == [0] * 4
     stack.layers[0](StreamState(x, collapse=(1.0,)))
-    assert steps[3:] == [0]
+    assert steps[4:] == [0]

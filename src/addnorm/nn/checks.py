@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import Parameter
 from typing import Any, NoReturn
 
-from torch import Tensor, nn
+from torch import Tensor, is_tensor, nn
 
 from addnorm.wirings.factors import FACTORS, Learned
 from addnorm.wirings.spec import Wiring
@@ -122,7 +122,7 @@ def check_tensor(x: Any) -> None:
             f"x is {type(x).__name__}, expected a tensor of shape (*, d_model), or a StreamState inside a stack: a reentrant "
             "checkpoint accepts tensors only; pass use_reentrant=False, or put it around the whole stack."
         )
-    if not isinstance(x, Tensor):
+    if not is_tensor(x):
         raise TypeError(f"x is {type(x).__name__}, expected a tensor of shape (*, d_model).")
 
 

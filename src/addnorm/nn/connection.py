@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, is_tensor, nn
 
 from addnorm._util.arguments import check_dtype, check_probability
 from addnorm._util.norms import Norm
@@ -32,6 +32,7 @@ from addnorm.nn.state import (
     Site,
     StreamState,
     is_distributed,
+    is_state,
     with_seed,
     without_views,
 )
@@ -284,7 +285,7 @@ class SublayerConnection(_Reader):
 
         In a stack, x and the result are `StreamState`s: the next connection adds the write of this sublayer to the stream.
         """
-        if isinstance(x, StreamState):
+        if is_state(x):
             state = self._advance(x, context)
             return without_views(state) if self._forward_hooks else state
         return call_with_tensor("x", "sublayer", x, context, [self], self._advance)
@@ -366,7 +367,7 @@ class SublayerConnection(_Reader):
         if others and (names := getattr(sublayer, "read_names", ())):
             context, others = {**context, **dict(zip(names[1:], others, strict=True))}, ()
         branch: Tensor = sublayer(own, *others, **context)
-        if branch.__class__ is not Tensor and not isinstance(branch, Tensor):
+        if not is_tensor(branch):
             refuse_output(self, branch, own)
         if branch.shape != own.shape:
             refuse_output(self, branch, own)

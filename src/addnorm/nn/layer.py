@@ -12,7 +12,7 @@ from addnorm.nn.ablation import find_inside
 from addnorm.nn.checks import check_tensor
 from addnorm.nn.connection import SublayerConnection, call_with_tensor
 from addnorm.nn.plain_steps import run_plain
-from addnorm.nn.state import StreamState, without_views
+from addnorm.nn.state import StreamState, is_state, without_views
 
 
 class ResidualLayer(nn.Module):
@@ -54,7 +54,7 @@ class ResidualLayer(nn.Module):
         Raises:
             ValueError: the layer is called with a tensor, and its wiring has several streams.
         """
-        if not isinstance(state, StreamState):
+        if not is_state(state):
             inside = find_inside(self, SublayerConnection)
             return call_with_tensor(
                 "state", "layer", state, context, inside, lambda begin, _: self.forward(begin, **context)

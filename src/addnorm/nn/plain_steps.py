@@ -9,7 +9,8 @@ method) ends the loop, and the layer calls it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from torch import Tensor
@@ -18,29 +19,29 @@ from torch.compiler import is_compiling
 from addnorm.nn.connection import SublayerConnection
 from addnorm.nn.state import NO_OPTIONS, PendingWrite, StreamState
 from addnorm.nn.step import ONE, add_and_norm
-from addnorm.nn.unmodified import is_unmodified, methods_of
+from addnorm.nn.unmodified import Methods, is_unmodified, methods_of
 
-CONNECTIONS = methods_of(SublayerConnection, names=("options",))
+CONNECTIONS = methods_of(SublayerConnection, names=("options", "adds_plainly"))
 
 
-def run_plain(connections: Collection[Any], state: StreamState, context: Mapping[str, Any]) -> tuple[StreamState, int]:
+def run_plain(connections: Iterable[Any], state: StreamState, context: Mapping[str, Any]) -> tuple[StreamState, int]:
     """Return the state after the first connections, as many as are plain, and their number."""
     x, write = state.x, state.pending
     is_general = (
-        x.__class__ is not Tensor
+        is_compiling()  # a graph has no module calls, and each check would be a guard
+        or x.__class__ is not Tensor
         or state.read is not None
         or state.base is not None
         or state.sites is not None
         or state.dtype is not None
         or state.collapse is not None
         or (write is not None and (write.inject is not None or bool(write.options)))
-        or is_compiling()  # a graph has no module calls, and each check would be a guard
     )
     if is_general:
         return state, 0
     branch, number = None if write is None else write.branch, 0
     for connection in connections:
-        if not (is_unmodified(connection, CONNECTIONS) and _is_plain(connection)):
+        if not (is_unmodified(connection, CONNECTIONS, number == 0) and _is_plain(connection)):
             break
         modules, kind = connection._modules, connection.norm
         x, own = add_and_norm(x, branch, modules["norm_in"], kind)
@@ -53,14 +54,40 @@ def run_plain(connections: Collection[Any], state: StreamState, context: Mapping
     return StreamState(x, None if branch is None else PendingWrite(branch, NO_OPTIONS)), number
 
 
+def run_layers(
+    layers: Sequence[Any], methods: Methods, state: StreamState, context: Mapping[str, Any]
+) -> tuple[StreamState, int]:
+    """Return the state after the first layers whose calls do nothing but call their connections, and the number of layers."""
+    if is_compiling():
+        return state, 0
+    entered: list[Any] = []  # the connections of each layer
+
+    def connections() -> Iterator[Any]:
+        for layer in layers:
+            if not is_unmodified(
+                layer, methods
+            ):  # asked when the layer is reached: the layer before may have changed it
+                return
+            entered.append(layer._modules["connections"]._modules.values())
+            yield from entered[-1]
+
+    state, number = run_plain(connections(), state, context)
+    missing = sum(map(len, entered)) - number  # of the layer that was entered last
+    if missing:
+        for connection in islice(entered[-1], len(entered[-1]) - missing, None):
+            state = connection(state, **context)
+    return state, len(entered)
+
+
 def _is_plain(connection: SublayerConnection) -> bool:
     """Return whether a connection is a row of its own state, without factors and options."""
-    c = connection.c
+    own = connection.__dict__  # a learned factor is in another table
+    c = own.get("c")
     return (
-        connection.is_row
+        own["is_row"]
         and c.__class__ is float
         and c == ONE
-        and not connection.shares_state
-        and not connection.keeps_state
+        and not own["shares_state"]
+        and not own["keeps_state"]
         and connection.adds_plainly()
     )

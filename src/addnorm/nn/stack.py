@@ -31,13 +31,17 @@ from addnorm.nn.checks import (
 from addnorm.nn.connection import StreamHead, SublayerConnection, to_dtype
 from addnorm.nn.layer import ResidualLayer, refuse_state
 from addnorm.nn.norm import Device, Dtype, NormFactory
-from addnorm.nn.state import NO_OPTIONS, StreamState
+from addnorm.nn.plain_steps import run_layers
+from addnorm.nn.state import NO_OPTIONS, StreamState, is_state
 from addnorm.nn.step import add_and_norm, begin, find_collapse, finish, normalize
+from addnorm.nn.unmodified import methods_of
 from addnorm.nn.unrolling import StreamTerms, expand, find_gains, to_entries
 from addnorm.ops import save_outputs
 from addnorm.wirings.coefficients.base import widen
 from addnorm.wirings.init import evaluate
 from addnorm.wirings.spec import Place, Stage, Wiring, as_wiring
+
+LAYERS = methods_of(ResidualLayer)
 
 
 class ResidualStack(nn.Module):
@@ -231,10 +235,14 @@ class ResidualStack(nn.Module):
         return state
 
     def _run_layers(self, layers: Iterable[Any], state: StreamState, context: dict[str, Any]) -> StreamState:
-        """Return the state after `layers`, which are called one after the other."""
-        for layer in layers:
+        """Return the state after `layers`, which are called one after the other, but for the first that are plain."""
+        layers = [*layers]
+        state, number = run_layers(layers, LAYERS, state, context)
+        if not is_state(state):
+            refuse_state(self.layers, layers[number - 1], state)
+        for layer in layers[number:]:
             state = layer(state, **context)
-            if state.__class__ is not StreamState:
+            if not is_state(state):
                 refuse_state(self.layers, layer, state)
         return state
 

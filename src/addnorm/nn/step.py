@@ -23,13 +23,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from addnorm import functional
 from addnorm._util.norms import KINDS, Norm
 from addnorm.boundary import add_norm_streams
+from addnorm.functional import FUNCTIONS, add_residual
 from addnorm.nn.norm import MODULES
 from addnorm.nn.state import NO_OPTIONS, Options, PendingWrite, StreamState, is_distributed
 from addnorm.nn.unmodified import Methods, is_unmodified, methods_of
-from addnorm.ops import dispatch, dtensor
+from addnorm.ops.dispatch import fast_path
+from addnorm.ops.dtensor import spread
 from addnorm.wirings.coefficients import HyperConnection, IndependentConnection, ManifoldConnection, SigmoidRead
 from addnorm.wirings.coefficients.base import CoefficientModule, widen, widen_dtype
 from addnorm.wirings.stage import Head, Stage, identity, unit
@@ -68,16 +69,14 @@ def add_and_norm(
     if branch is None:
         return x, normalize(x, norm, kind, c, dtype)
     if norm is None or not is_plain(norm, kind, x):
-        x = functional.add_residual(x, branch, **options)
+        x = add_residual(x, branch, **options)
         return x, normalize(x, norm, kind, c, dtype)
     if not options and c.__class__ is float and c == ONE and dtype is None and norm.eps is not None:
         table = norm._parameters
-        y: Any = dispatch.fast_path(
-            x, branch, table["weight"], table.get("bias"), norm.eps, KINDS[kind].code, return_stream
-        )
+        y: Any = fast_path(x, branch, table["weight"], table.get("bias"), norm.eps, KINDS[kind].code, return_stream)
         return (y[1], y[0]) if return_stream else (x, y)
     weight, bias, factor = _scaled_affine(norm, c)
-    result = functional.FUNCTIONS[kind][1](
+    result = FUNCTIONS[kind][1](
         x, branch, weight, bias, norm.eps, return_residual=return_stream, out_dtype=dtype, **options
     )
     y, z = result if return_stream else (result, x)
@@ -93,15 +92,14 @@ def normalize(x: Tensor, norm: Any, kind: Norm, c: Scale = ONE, dtype: torch.dty
         y: Tensor = norm(x)
         return _scaled(y if dtype is None else y.to(dtype), c)
     weight, bias, factor = _scaled_affine(norm, c)
-    return _scaled(functional.FUNCTIONS[kind][0](x, weight, bias, eps=norm.eps, out_dtype=dtype), factor)
+    return _scaled(FUNCTIONS[kind][0](x, weight, bias, eps=norm.eps, out_dtype=dtype), factor)
 
 
 def is_plain(norm: Any, kind: Norm, x: Tensor) -> bool:
     """Return whether a norm computes exactly its formula, so that the module need not be called."""
     if not is_unmodified(norm, PLAIN[kind]):
         return False
-    own = norm.__dict__
-    table, shape = own["_parameters"], own["normalized_shape"]
+    table, shape = norm._parameters, norm.normalized_shape
     # A weight or bias that is not in the table is an attribute, which only the module's own forward reads. The operation
     # compares a weight's shape with that of x, which takes a third of a microsecond here.
     return (
@@ -150,7 +148,7 @@ def add_write(streams: Streams, write: PendingWrite, norms: Sequence[Any], kind:
     """Return N_out(A X + B W) in the form of `streams`. `norms` has a norm or None for each stream, or is empty."""
     if write.inject is None:
         if not norms:
-            return functional.add_residual(streams, write.branch, **write.options)
+            return add_residual(streams, write.branch, **write.options)
         dtype = write.options.get("residual_dtype")
         return add_and_norm(streams, write.branch, norms[0], kind, ONE, dtype, write.options, return_stream=False)[1]
     if isinstance(streams, Tensor):
@@ -184,7 +182,7 @@ def _to_inject(write: PendingWrite, streams: Tensor) -> Tensor:
     entries = [torch.as_tensor(entry, dtype=wide, device=streams.device) for entry in write.inject]
     if _is_per_feature(write.inject):
         return torch.stack([entry.expand(streams.shape[-1]) for entry in entries])
-    return torch.stack([dtensor.spread(entry, streams).reshape(()) for entry in entries])
+    return torch.stack([spread(entry, streams).reshape(()) for entry in entries])
 
 
 def _add_row(
@@ -219,7 +217,7 @@ def mask_write(write: PendingWrite) -> Tensor:
     if not options:
         return write.branch
     zeros = torch.zeros_like(write.branch, dtype=torch.promote_types(write.branch.dtype, torch.float32))
-    return functional.add_residual(zeros, write.branch, **options)
+    return add_residual(zeros, write.branch, **options)
 
 
 # Reads.
@@ -324,7 +322,7 @@ def _read_in_one_call(module: Any, spec: Stage | Head, state: StreamState, norm:
     elif computed is None:
         used = module.entries["collapse"][0]
     if isinstance(used, tuple):
-        used = dtensor.spread(x.new_tensor(used, dtype=widen_dtype(x.dtype)), x)
+        used = spread(x.new_tensor(used, dtype=widen_dtype(x.dtype)), x)
     affine: dict[str, Any] = {"norm": "none"}
     if norm is not None:
         table = norm._parameters
