@@ -21,7 +21,7 @@ from support.loading import load
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 TEXT = Text("counting", "one two three four five six seven eight nine ten eleven twelve " * 40)
-NAMES = ("stack", "limit", "stream", "streams", "fuse", "lab", "compile")
+NAMES = ("stack", "limit", "memory", "stream", "streams", "fuse", "lab", "compile")
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="the loop is compiled with g++")
 
 
@@ -56,6 +56,7 @@ def small(scripts, monkeypatch, threads):
         scripts.fuse.models, "SIZES", scripts.fuse.models.SIZES | {"num_hidden_layers": 1, "vocab_size": 60}
     )
     monkeypatch.setattr(fusion_benchmark, "SHARE_SECONDS", 0.0)
+    monkeypatch.setattr(scripts.memory, "SETTINGS", dict(itertools.islice(scripts.memory.SETTINGS.items(), 2)))
     monkeypatch.setattr(scripts.lab, "EVERY", 2)
     monkeypatch.setattr(scripts.lab, "text_of_the_lab", lambda: TEXT)
     monkeypatch.setattr(scripts.streams, "COPY_BYTES", 4096)
@@ -80,6 +81,7 @@ CASES = [
     pytest.param("limit", {"norm": "layer", "job": "stream", **OPERATION}, ("addnorm", "add", "loop"), {}, marks=needs_compiler),
     pytest.param("limit", {"norm": "rms", "job": "y", **OPERATION}, ("addnorm", "add", "loop"), {}, marks=needs_compiler),
     ("limit", {"norm": "rms", "job": "forward_backward", **OPERATION}, ("eager", "addnorm"), {}),
+    ("memory", {"model": "plain", "job": "training", "batch": 2, "tokens": 3, "d": 64}, ("glibc", "glibc, memory kept"), {}),
     ("stream", {"batch": 1, "tokens": 8}, ("plain", "recorded", "without gradients", "inspect", "decompose"), {}),
     ("streams", BOUNDARY | {"job": "forward", "dtype": "bfloat16"}, ("addnorm", "transformers"), {"compile": False}),
     ("streams", BOUNDARY, ("addnorm", "transformers", "compile"), {}),
