@@ -7,6 +7,8 @@ from torch import nn
 import addnorm
 from addnorm import fuse
 from addnorm.fusion import benchmark
+from addnorm.fusion import fuse as fuse_module
+from addnorm.fusion.fuse import is_fused
 from support.fused_model import QUIET, D, Model, X
 
 pytestmark = QUIET
@@ -43,6 +45,37 @@ def test_fuse_benchmarks_on_request(monkeypatch):
     assert times.inference.before > 0 < times.training.after
     assert min(times.saved_bytes) > X.nbytes
     assert fusion.to_dict()["benchmark"]["saved_bytes"]["before"] == times.saved_bytes[0]
+
+
+def timing(before, after):
+    return benchmark.Timing(before, after, 9, (before * 0.99, before * 1.01), (after * 0.99, after * 1.01))
+
+
+SLOWER, EQUAL, FASTER = timing(1.0, 1.25), timing(1.0, 1.0), timing(1.0, 0.8)
+
+
+@pytest.mark.parametrize(
+    ("inference", "training", "slower"),
+    [
+        (SLOWER, None, {"inference"}), (SLOWER, SLOWER, {"inference", "training step"}), (EQUAL, SLOWER, {"training step"}),
+        (FASTER, SLOWER, set()), (SLOWER, FASTER, set()), (EQUAL, EQUAL, set()), (FASTER, None, set()),
+    ],
+)  # fmt: skip
+def test_runs_that_fusing_slows_down(inference, training, slower):
+    assert benchmark.Benchmark(inference, training).slower.keys() == slower
+
+
+@pytest.mark.parametrize("keep_slower", [False, True])
+def test_model_that_fusing_slows_down_is_left(keep_slower, monkeypatch):
+    monkeypatch.setattr(fuse_module, "measure", lambda *_: benchmark.Benchmark(SLOWER, EQUAL))
+    model = Model().eval()
+    expected = model(X)
+    fusion = fuse(model, X, benchmark=True, keep_slower=keep_slower)
+    assert is_fused(model) == fusion.is_applied == fusion.to_dict()["changed"] == keep_slower
+    assert len(fusion.fused) == 2
+    assert ("0.80" in fusion.note and "keep_slower" in fusion.note) != keep_slower
+    assert ("the model is unchanged" in str(fusion)) != keep_slower
+    assert torch.equal(addnorm.unfuse(model)(X), expected)
 
 
 def test_fuse_reports_graph_breaks():

@@ -144,6 +144,17 @@ class Benchmark:
     threads: int = 1
     load: float | None = None
 
+    @property
+    def runs(self) -> dict[str, Timing]:
+        """The times by the name of the run."""
+        return {"inference": self.inference} | ({} if self.training is None else {"training step": self.training})
+
+    @property
+    def slower(self) -> dict[str, Timing]:
+        """The runs that are slower after fusing, beyond the spread of their times; none if another run is faster."""
+        changed = {name: timing for name, timing in self.runs.items() if timing.is_significant}
+        return changed if all(timing.ratio < 1 for timing in changed.values()) else {}
+
     def to_dict(self) -> dict[str, Any]:
         """Return the attributes for JSON."""
         return {

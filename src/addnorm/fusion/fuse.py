@@ -21,7 +21,7 @@ from torch import nn
 
 from addnorm._util.torch_internals import HookGuards, count_global_hooks, forget_code
 from addnorm.fusion.backend import CAPTURED_ANEW, ModelBackend
-from addnorm.fusion.benchmark import measure
+from addnorm.fusion.benchmark import Benchmark, measure
 from addnorm.fusion.encoder import keep_padding_zero, padding_encoders
 from addnorm.fusion.match import Boundary
 from addnorm.fusion.proof import modes_of, prove
@@ -39,7 +39,9 @@ OWN_CACHE = {"isolate_recompiles": True, "recompile_limit": 32}
 FORWARD = operator.attrgetter("forward")
 
 
-def fuse(model: nn.Module, *args: Any, compile: bool = False, benchmark: bool = False, **kwargs: Any) -> Fusion:
+def fuse(
+    model: nn.Module, *args: Any, compile: bool = False, benchmark: bool = False, keep_slower: bool = False, **kwargs: Any
+) -> Fusion:  # fmt: skip
     r"""Replace every Add & Norm of a model by one fused call, and prove that the model computes the same.
 
         z = x + Sublayer(x);  y = Norm(z)        becomes        y, z = add_layer_norm(x, Sublayer(x), weight, bias, eps, ...)
@@ -54,7 +56,9 @@ def fuse(model: nn.Module, *args: Any, compile: bool = False, benchmark: bool = 
         args: positional arguments for the proof. Use realistic inputs, such as text or images, not zeros.
         compile: pass the graphs on to Inductor, as torch.compile does. By default they run eagerly.
         benchmark: measure the time of a forward pass and of a training step, before and after, and the memory that autograd
-            saves. It takes about two seconds each.
+            saves. It takes about two seconds each. A model that is slower when fused, beyond the spread of the times, and in
+            no run faster, is left as it is.
+        keep_slower: fuse such a model all the same.
         kwargs: keyword arguments for the proof.
 
     Returns:
@@ -112,9 +116,10 @@ def fuse(model: nn.Module, *args: Any, compile: bool = False, benchmark: bool = 
             share = backend.measure_share(lambda: run(after, args, kwargs, {}), state)
             backend.stop_recording()
             times = measure(model, before, after, args, kwargs, bool(proof.gradients)) if benchmark else None
-            fusion = result(boundaries, share=share, benchmark=times)
-        fused_calls = bool(fusion.fused)
-        if not fused_calls:
+            note = "" if times is None or keep_slower else _explain_slower(times)
+            fusion = result(boundaries, share=share, benchmark=times, note=note)
+        fused_calls = fusion.is_applied
+        if not fusion.fused:
             fusion = replace(fusion, note=_explain_streams(model, args, kwargs))
     finally:
         backend.stop_recording()
@@ -127,6 +132,12 @@ def fuse(model: nn.Module, *args: Any, compile: bool = False, benchmark: bool = 
     else:
         _unchanged.add(model)
     return fusion
+
+
+def _explain_slower(times: Benchmark) -> str:
+    """Return a sentence about a model that is slower when it is fused; empty for other models."""
+    slower = " and ".join(f"{run} {timing.ratio:.2f}" for run, timing in times.slower.items())
+    return slower and f"Fused it is slower here ({slower} times as fast): keep_slower=True fuses it all the same."
 
 
 def _explain_streams(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> str:

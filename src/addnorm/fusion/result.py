@@ -39,7 +39,7 @@ class Fusion(Rendered):
         share: of Add & Norm in the time of the eager forward pass, from 0 to 1; None if it is not known, as with activation
             checkpoints.
         benchmark: times and memory before and after; None if not requested, or if nothing is fused.
-        note: why nothing is fused in a model with several streams; otherwise empty.
+        note: why a model with several streams is not fused, or one that is slower when fused; otherwise empty.
 
     Example:
         >>> model = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
@@ -68,6 +68,11 @@ class Fusion(Rendered):
         return tuple(boundary for boundary in self.boundaries if not boundary.is_fused)
 
     @property
+    def is_applied(self) -> bool:
+        """Whether the model runs the fused calls now."""
+        return bool(self.fused) and self.proof.holds and not self.note
+
+    @property
     def max_gain(self) -> float | None:
         """Upper bound of the gain in time: how many times as fast the forward pass is if Add & Norm takes no time."""
         return None if self.share is None else 1 / (1 - self.share) if self.share < 1 else math.inf
@@ -76,7 +81,7 @@ class Fusion(Rendered):
         """Return the result for JSON."""
         return {
             "schema": "addnorm.fusion", "schema_version": 1, "model": self.model, "num_graphs": self.num_graphs,
-            "inductor": self.inductor, "fused": len(self.fused), "changed": bool(self.fused) and self.proof.holds,
+            "inductor": self.inductor, "fused": len(self.fused), "changed": self.is_applied,
             "boundaries": [b.to_dict() for b in self.boundaries], "proof": self.proof.to_dict(), "share": self.share,
             "benchmark": self.benchmark and self.benchmark.to_dict(), "note": self.note,
         }  # fmt: skip
@@ -140,10 +145,8 @@ def _headline(fusion: Fusion) -> Paragraph:
     elif not count:
         spans = [f"{'its Add & Norm is not' if total == 1 else f'none of {total} Add & Norms is'} fused; {unchanged}"]
     else:
-        spans = [
-            (f"{count} of {format_count(total, 'Add & Norm')}", "accent"),
-            f" {'is' if count == 1 else 'are'} fused",
-        ]
+        verb = f"{'is' if count == 1 else 'are'} fused" if fusion.is_applied else f"can be fused; {unchanged}"
+        spans = [(f"{count} of {format_count(total, 'Add & Norm')}", "accent"), f" {verb}"]
     details = f", in {fusion.num_graphs} graphs" * (fusion.num_graphs > 1) + ", compiled by Inductor" * fusion.inductor
     return Paragraph((fusion.model, "strong"), f", {fusion.proof.mode}: ", *spans, details)
 
@@ -275,9 +278,7 @@ def _share_sentence(fusion: Fusion) -> str:
 
 
 def _benchmark_blocks(fusion: Fusion, benchmark: Benchmark) -> Iterator[Block]:
-    timings = [("inference", benchmark.inference)]
-    if benchmark.training is not None:
-        timings.append(("training step", benchmark.training))
+    timings = [*benchmark.runs.items()]
     rows = [[name, *_time_cells(timing)] for name, timing in timings]
     if benchmark.saved_bytes is not None:
         before, after = benchmark.saved_bytes
