@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from addnorm._util.numbers import format_number
 from addnorm.stream.find import naming
 from addnorm.stream.find.inspection import NORMS, Inspection, Site, Stream
 from addnorm.stream.find.norm import Norm
+from addnorm.stream.program.deviations import Difference
 from addnorm.wirings.factors import FACTORS, Factor, Learned
 from addnorm.wirings.spec import Row, Wiring
 
@@ -25,15 +26,6 @@ NORM_OPTIONS = {
     "unbiased": "the division by d - 1",
 }  # fmt: skip
 MAX_SITES = 3  # sublayers named in a sentence
-
-
-class _Difference(NamedTuple):
-    """A term of one sublayer, norm or stream, and its name."""
-
-    term: str
-    found: str
-    expected: str
-    place: str
 
 
 @dataclass(frozen=True)
@@ -90,15 +82,15 @@ def group_differences(differences: Iterable[tuple[str, str, str, str]], of: int)
     return tuple(Deviation(*difference, tuple(filter(None, at)), of) for difference, at in places.items())
 
 
-def _compare_sublayers(stream: Stream, wiring: Wiring, dtype: torch.dtype | None) -> Iterator[_Difference]:
+def _compare_sublayers(stream: Stream, wiring: Wiring, dtype: torch.dtype | None) -> Iterator[Difference]:
     """Yield the differences of the sublayers' equations and of the dtypes of their sums."""
     branches = [site for site in stream.sites if site.role == "branch"]
     per_layer = max(Counter(site.layer for site in branches).values(), default=1)
     if stream.wiring is not None and not stream.wiring.has_rows:  # a second stream, or skips
-        yield _Difference("the rule of the stream", stream.wiring.name, wiring.name, "")
+        yield Difference("the rule of the stream", stream.wiring.name, wiring.name, "")
     for site in stream.sites:
         if site.role == "skip":
-            yield _Difference("an earlier state", "added once more", "no skip", site.id)
+            yield Difference("an earlier state", "added once more", "no skip", site.id)
     if stream.wiring is None or not _are_equal(stream.wiring, wiring, stream.num_layers, per_layer):
         rows = wiring.rows(stream.num_layers, per_layer)
         is_parallel = any(row.shares for row in rows)
@@ -107,11 +99,11 @@ def _compare_sublayers(stream: Stream, wiring: Wiring, dtype: torch.dtype | None
             is_shared = len({naming.find_scale_names(site.sublayer) for site in sites}) == 1
             for site, row in zip(sites, rows[layer * per_layer :], strict=False):
                 for words in _compare_row(site, row, is_parallel, is_shared and len(sites) > 1):
-                    yield _Difference(*words, site.id)
+                    yield Difference(*words, site.id)
     for site in branches:
         found = site.sublayer.add.out.tensor.dtype
         if dtype not in (None, found):
-            yield _Difference(
+            yield Difference(
                 "the dtype of the sum", str(found).removeprefix("torch."), str(dtype).removeprefix("torch."), site.id
             )
 
@@ -166,23 +158,23 @@ def _describe(factor: Factor) -> str:
     return format_number(factor, 4, trim=True)
 
 
-def _compare_ends(stream: Stream, wiring: Wiring) -> Iterator[_Difference]:
+def _compare_ends(stream: Stream, wiring: Wiring) -> Iterator[Difference]:
     """Yield the norms at both ends that the wiring has and the stream lacks."""
     name = "" if stream.name == "stream" else stream.name
     if wiring.embedding_norm and stream.embedding_norm is None:
-        yield _Difference("the norm of the embedding", "missing", "before the first sublayer", name)
+        yield Difference("the norm of the embedding", "missing", "before the first sublayer", name)
     if wiring.ends_in_norm(stream.num_layers) and stream.final_norm is None and not stream.sites[-1].row.norm_out:
-        yield _Difference("the final norm", "missing", "after the last sublayer", name)
+        yield Difference("the final norm", "missing", "after the last sublayer", name)
 
 
-def _compare_norms(norms: Iterable[Norm], eps: float | None, kind: str | None) -> Iterator[_Difference]:
+def _compare_norms(norms: Iterable[Norm], eps: float | None, kind: str | None) -> Iterator[Difference]:
     """Yield the norms with another eps or kind."""
     for norm in norms:
         if eps is not None and not naming.factors_match(eps, norm.eps or 0.0):
             found = "missing" if norm.eps is None else format_number(norm.eps, trim=True)
-            yield _Difference("eps", found, format_number(eps, trim=True), norm.path)
+            yield Difference("eps", found, format_number(eps, trim=True), norm.path)
         if kind not in (None, norm.kind):
-            yield _Difference("the kind of the norm", norm.kind, str(kind), norm.path)
+            yield Difference("the kind of the norm", norm.kind, str(kind), norm.path)
 
 
 # Another model.
@@ -208,10 +200,10 @@ def compare_programs(
     return tuple(found), True
 
 
-def _compare_sizes(ours: Sequence[Stream], theirs: Sequence[dict[str, Any]]) -> Iterator[_Difference]:
+def _compare_sizes(ours: Sequence[Stream], theirs: Sequence[dict[str, Any]]) -> Iterator[Difference]:
     """Yield the differences by which streams cannot be compared term by term."""
     if len(ours) != len(theirs):
-        yield _Difference("the number of streams", str(len(ours)), str(len(theirs)), "")
+        yield Difference("the number of streams", str(len(ours)), str(len(theirs)), "")
         return
     for stream, other in zip(ours, theirs, strict=True):
         of = f" of {stream.name}" * (len(ours) > 1)
@@ -220,32 +212,32 @@ def _compare_sizes(ours: Sequence[Stream], theirs: Sequence[dict[str, Any]]) -> 
             ("number of sublayers", len(stream.sites), len(other["sites"])),
         ):  # fmt: skip
             if own != their:
-                yield _Difference(f"the {name}{of}", str(own), str(their), "")
+                yield Difference(f"the {name}{of}", str(own), str(their), "")
                 return
 
 
-def _compare_equations(stream: Stream, theirs: dict[str, Any]) -> Iterator[_Difference]:
+def _compare_equations(stream: Stream, theirs: dict[str, Any]) -> Iterator[Difference]:
     """Yield the differences of the rows and norms of two streams of the same size."""
     ends = zip(("embedding", "final"), (stream.embedding_norm, stream.final_norm), strict=True)
     pairs = [(f"the {name} norm", norm, theirs["norms"].get(name), "") for name, norm in ends]
     for site, other in zip(stream.sites, theirs["sites"], strict=True):
         for term, own, their in (("the sublayer", site.kind, other["kind"]), ("the role", site.role, other["role"])):
             if own != their and "other" not in (own, their):
-                yield _Difference(term, own, their, site.id)
+                yield Difference(term, own, their, site.id)
         for words in _compare_row(site, _read_row(other["row"]), other["parallel"] > 1, False):
-            yield _Difference(*words, site.id)
+            yield Difference(*words, site.id)
         pairs += [("", getattr(site, name), other["norms"].get(name), site.id) for name in NORMS]
     for term, norm, their_norm, place in pairs:
         own_norm = None if norm is None else norm.to_dict()
         if own_norm is None or their_norm is None:
             if term and own_norm is not their_norm:
-                yield _Difference(term, _describe_option(own_norm), _describe_option(their_norm), place)
+                yield Difference(term, _describe_option(own_norm), _describe_option(their_norm), place)
             continue
         for key, name in NORM_OPTIONS.items():
             found, expected = own_norm.get(key), their_norm.get(key)
             is_same = naming.factors_match(expected or 0.0, found or 0.0) if key == "eps" else found == expected
             if not is_same:
-                yield _Difference(name, _describe_option(found), _describe_option(expected), place or own_norm["path"])
+                yield Difference(name, _describe_option(found), _describe_option(expected), place or own_norm["path"])
 
 
 def _describe_option(value: Any) -> str:
@@ -263,7 +255,7 @@ def _read_row(row: dict[str, Any]) -> Row:
     return Row(**{name: row[name] for name in NORMS}, **factors)
 
 
-def _compare_dtypes(stream: Stream, terms: Mapping[str, Tensor], k: int) -> Iterator[_Difference]:
+def _compare_dtypes(stream: Stream, terms: Mapping[str, Tensor], k: int) -> Iterator[Difference]:
     """Yield the sums in another dtype than those of stream k of the other model, if all branches have the dtypes of that."""
     branches = [(site.sublayer.raw.tensor.dtype, terms[f"{k}.{j}.branch"].dtype) for j, site in enumerate(stream.sites)]
     if any(own != their for own, their in branches):  # the whole model has another dtype
@@ -272,4 +264,4 @@ def _compare_dtypes(stream: Stream, terms: Mapping[str, Tensor], k: int) -> Iter
         own, their = site.sublayer.add.out.tensor.dtype, terms.get(f"{k}.{j}.sum")
         if their is not None and own != their.dtype:
             found, expected = (str(dtype).removeprefix("torch.") for dtype in (own, their.dtype))
-            yield _Difference("the dtype of the sum", found, expected, site.id)
+            yield Difference("the dtype of the sum", found, expected, site.id)

@@ -33,7 +33,7 @@ PLACES = {"norm_in": "before the sublayer", "norm_branch": "on the sublayer's ou
 
 
 class Difference(NamedTuple):
-    """A term of one sublayer, and its id; empty for the whole program."""
+    """A term of one sublayer, norm or stream, and its name; empty for the whole model."""
 
     term: str
     found: str
