@@ -8,6 +8,7 @@ import torch
 import addnorm
 from addnorm import Learned, Row, Wiring, wirings
 from support.families import shake
+from support.several_streams import HandMhc
 from support.stream_steps import make_steps
 
 LAYERS, D = 3, 16
@@ -155,3 +156,22 @@ def test_wrong_arguments_are_refused():
 def test_own_row_is_compared():
     row = Row(norm_in=True, b=0.25)
     assert addnorm.verify(make_model(row), torch.randn(2, 5, D), wiring=row).agrees
+
+
+HUGE = (lambda x: 1e20 * x, "the squares of a state overflow, so a norm gives zeros")
+WITH_NAN = (
+    lambda x: torch.where(torch.arange(5)[:, None] == 3, torch.nan, x),
+    "numbers of a state are NaN or infinite",
+)
+
+
+@pytest.mark.parametrize(("change", "words"), [HUGE, WITH_NAN], ids=["huge", "NaN in one token"])
+@pytest.mark.parametrize("streams", [1, 4])
+def test_numbers_that_prove_nothing_are_no_deviation(streams, change, words):
+    model, wiring, x = HandMhc().eval(), "mhc", torch.randn(2, 5, D)
+    if streams == 1:
+        model, wiring = addnorm.nn.Encoder(2, D, nhead=2, wiring="pre_ln").eval(), "post_ln"
+    found = addnorm.verify(model, change(x), wiring=wiring)
+    assert (found.agrees, found.deviations) == (False, ())
+    assert words in " ".join(str(found).split())
+    assert addnorm.verify(model, x, wiring=wiring).agrees == (streams == 4)

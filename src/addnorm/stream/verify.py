@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect as python_inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -196,7 +196,30 @@ def verify(
     if inspection.program is not None:
         return _verify_program(inspection, args, kwargs, wiring, (eps, norm, dtype))
     found = compare_wirings(inspection.streams, wiring, eps, norm, dtype)
+    states = [value.tensor for site in inspection.sites for value in (site.sublayer.add.x, site.sublayer.add.out)]
+    return _judge(wiring, inspection, found, states)
+
+
+def _judge(
+    wiring: Wiring, inspection: Inspection, found: tuple[Deviation, ...], states: Iterable[Tensor]
+) -> Verification:
+    """Return the result, without the deviations if the numbers of the states alone may be their cause."""
+    reason = next(filter(None, map(_explain_numbers, states)), "") if found else ""
+    if reason:
+        return Verification(wiring, inspection, (), unproven=(Unknown("", reason), *inspection.unknown))
     return Verification(wiring, inspection, found, unproven=inspection.unknown)
+
+
+def _explain_numbers(state: Tensor) -> str:
+    """Return why the equations of a state cannot be told from others, or an empty string."""
+    numbers = state.double()
+    odd = numbers.numel() - int(numbers.isfinite().sum())
+    if odd:
+        return f"{odd:,} of the {numbers.numel():,} numbers of a state are NaN or infinite: call it with other inputs"
+    largest = torch.finfo(torch.promote_types(state.dtype, torch.float32)).max
+    if numbers.numel() and float(numbers.square().sum(-1).amax()) > largest:
+        return "the squares of a state overflow, so a norm gives zeros: call it with smaller inputs"
+    return ""
 
 
 def _verify_program(
@@ -220,7 +243,8 @@ def _verify_program(
     found = None if isinstance(model, Inspection) else _compare_moved(model, args, kwargs, program, wiring)
     found = compare_program(program, wiring) if found is None else found
     differences = [*found, *compare_program_norms(program, *norms)]
-    return Verification(wiring, inspection, group_differences(differences, len(program.sites)))
+    states = [value.tensor for state in program.spine.states for value in state]
+    return _judge(wiring, inspection, group_differences(differences, len(program.sites)), states)
 
 
 def _list_operands(program: Program) -> list[Value]:
