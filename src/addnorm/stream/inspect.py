@@ -65,6 +65,9 @@ SEVERAL_NORMS = (
     "several norms read the end of the stream and lead to the output: which one is the final norm is not clear"
 )
 POOLED = "no norm reads the tokens at the end of the stream: the norm in {} reads what {} and later operators compute from them"
+NO_NUMBERS = Unknown(
+    "the model", "no number of its output is finite, so no equation can be proven: call it with other inputs"
+)
 RESI_DUAL = "a second stream has the same writes and no norms; the output is the sum of both"
 
 
@@ -126,7 +129,16 @@ def inspect_run(
     inspection = build_inspection(inner, flow, target=model)
     is_named = len(inspection.streams) == 1 and inspection.streams[0].wiring is not None
     is_clear = inspection.closes and is_named and not any(map(_reads_several, inspection.sites))
-    return inspection if is_clear and not as_program else prefer_program(inspection, flow, as_program)
+    if not is_clear or as_program:
+        inspection = prefer_program(inspection, flow, as_program)
+    results = [] if inspection.closes or inspection.streams else flow.list_results()
+    proves_nothing = results and not any(_has_numbers(value.tensor) for value in results)
+    return replace(inspection, unknown=(NO_NUMBERS, *inspection.unknown)) if proves_nothing else inspection
+
+
+def _has_numbers(result: Tensor) -> bool:
+    """Return whether a result has a finite number, or holds none at all."""
+    return not (result.is_floating_point() and result.numel()) or bool(result.isfinite().any())
 
 
 def _reads_several(site: Site) -> bool:

@@ -201,3 +201,13 @@ def test_registered_write_of_all_streams_is_analyzed(product, monkeypatch):
         model = HandMhc(faults=fault).eval().requires_grad_(False)
         model.write = torch.ops.addnorm_test.mix_streams
         assert addnorm.verify(model, torch.randn(2, 5, D), wiring="mhc").agrees == (not fault)
+
+
+@pytest.mark.parametrize("wiring", ["pre_ln", "mhc"])
+def test_outputs_without_a_finite_number_are_the_first_reason(wiring):
+    model, x = addnorm.nn.Encoder(2, D, nhead=2, wiring=wiring).eval(), torch.randn(2, 5, D)
+    found = addnorm.inspect(model, torch.full_like(x, torch.nan))
+    assert not found.closes
+    assert f"no number of {'its output' if wiring == 'mhc' else 'the stream'} is finite" in found.unknown[0].reason
+    assert not addnorm.inspect(model, x).unknown
+    assert not addnorm.verify(model, torch.full_like(x, torch.nan), wiring=wiring).deviations
