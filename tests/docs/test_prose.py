@@ -68,6 +68,11 @@ def guards(job, **fields):
     return [by_variant["formula"] / by_variant["torch"] - 1 for by_variant in times.values()]
 
 
+def allocators(job, setting, key="paired_ratio"):
+    """Return how many times as fast whole models are with another allocator."""
+    return [row[key] for row in rows_of("memory", "rows", job=job, variant=setting)]
+
+
 def limit_ratio(rows, dtype):
     """Return the speed of LayerNorm with gradients relative to eager PyTorch, taken round by round."""
     (row,) = rows_of("limit", "rows", job="forward_backward", norm="layer", rows=rows, dtype=dtype, variant="addnorm")
@@ -255,6 +260,20 @@ SENTENCES = [
     Sentence(
         "docs/performance.md", "a ratio of 1.88. LayerNorm on 4096 x 4096 float32 is between the two.",
         lambda: (round(11 / 8, 2), round(15 / 8, 2)) == (1.38, 1.88) and 11 / 8 < limit_ratio(4096, "float32") < 15 / 8,
+    ),
+    Sentence(
+        "docs/performance.md", "with tcmalloc, makes the call about a tenth faster.",
+        lambda: all(1.08 < ratio < 1.13 for setting in ("glibc, memory kept", "tcmalloc") for ratio in allocators("inference", setting)),
+    ),
+    Sentence(
+        "docs/performance.md", "In training nothing gains in both models beyond the intervals",
+        lambda: all(
+            min(allocators("training", setting, "paired_low")) < 1 for setting in ("glibc, memory kept", "tcmalloc", "glibc, huge pages")
+        ),
+    ),
+    Sentence(
+        "docs/performance.md", "jemalloc as it comes is slower in training",
+        lambda: max(allocators("training", "jemalloc", "paired_high")) < 1,
     ),
     Sentence(
         "docs/performance.md", "On one row they take about a tenth of the time.",

@@ -205,3 +205,14 @@ def test_state_with_more_than_a_pending_sum_is_left_alone(steps):
     assert steps == [0] * 4
     stack.layers[0](StreamState(x, collapse=(1.0,)))
     assert steps[4:] == [0]
+
+
+def test_class_that_a_sublayer_patches_acts_in_the_same_call(monkeypatch):
+    stack, calls, forward = make_stack(), [], SublayerConnection.forward
+
+    def patch(module, inputs):
+        monkeypatch.setattr(SublayerConnection, "forward", lambda self, x: calls.append(self) or forward(self, x))
+
+    stack.connections[0].sublayer.register_forward_pre_hook(patch)
+    stack(torch.randn(4, 12))
+    assert calls == stack.connections[1:]

@@ -208,4 +208,4 @@ def test_no_guard_of_a_compiled_call_runs_python():
     found, plain = (guards(function, *inputs) for function in (ours, theirs))
     # Two ways from a function to one object are such a guard: `a.b is c.b`, which costs as much as twenty others.
     assert sum("LAMBDA_GUARD" in line for line in found) == sum("LAMBDA_GUARD" in line for line in plain) > 0
-    assert len(plain) < len(found) < 4 * len(plain)
+    assert 2 * len(plain) < len(found) < 3 * len(plain)  # docs/performance.md says nearly three times

@@ -41,7 +41,7 @@ def run_plain(connections: Iterable[Any], state: StreamState, context: Mapping[s
         return state, 0
     branch, number = None if write is None else write.branch, 0
     for connection in connections:
-        if not (is_unmodified(connection, CONNECTIONS, number == 0) and _is_plain(connection)):
+        if not (is_unmodified(connection, CONNECTIONS) and _is_plain(connection)):
             break
         modules, kind = connection._modules, connection.norm
         x, own = add_and_norm(x, branch, modules["norm_in"], kind)
@@ -64,9 +64,8 @@ def run_layers(
 
     def connections() -> Iterator[Any]:
         for layer in layers:
-            if not is_unmodified(
-                layer, methods
-            ):  # asked when the layer is reached: the layer before may have changed it
+            # Asked when the layer is reached: the layer before may have changed it.
+            if not is_unmodified(layer, methods):
                 return
             entered.append(layer._modules["connections"]._modules.values())
             yield from entered[-1]

@@ -79,8 +79,10 @@ def form_below(mode: Mode | None, plain: bool, cls: type, device: str) -> tuple[
     register_rules()  # of DTensors: a traced call cannot be repeated
     if torch.compiler.is_exporting():
         return None, 0
-    if mode is not None or torch.are_deterministic_algorithms_enabled():
-        return "op" if torch.are_deterministic_algorithms_enabled() else mode, 0
+    if torch.are_deterministic_algorithms_enabled():
+        return "op", 0
+    if mode is not None:
+        return mode, 0
     # DTensors have rules for the operator.
     is_formula = plain and cls in (Tensor, torch.nn.Parameter) and device in FORMULA_DEVICES
     return ("formula", FEWEST_FOR_OP) if is_formula else ("op", 0)
