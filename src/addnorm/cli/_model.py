@@ -97,20 +97,14 @@ def inspect_model(loaded: LoadedModel, float64: bool = False) -> Inspection:
         raise input_error(error, loaded) from error
 
 
-def find_streams(loaded: LoadedModel, refused_by: str = "") -> Inspection:
+def find_streams(loaded: LoadedModel) -> Inspection:
     """Return the inspection of a model that has residual streams.
-
-    Args:
-        loaded: the model.
-        refused_by: the tool, if it does not take models with several streams.
 
     Raises:
         ModelLoadError: the model raised an error for its inputs.
-        ProofError: the model has no residual stream, or the tool needs rows and it has several streams.
+        ProofError: the model has no residual stream.
     """
     inspection = inspect_model(loaded)
-    if refused_by:
-        check_rows(inspection, refused_by)
     if not inspection.list_sites():
         check_proof(inspection)
     return inspection
@@ -121,14 +115,6 @@ def ablate_model(loaded: LoadedModel, inspection: Inspection, mode: Literal["zer
     progress = stderr_if_terminal()
     with working(f"ablate {inspection.model}", has_bar=True), quiet():
         return addnorm.ablate_each(inspection, *loaded.args, mode=mode, progress=progress, **loaded.kwargs)
-
-
-def check_rows(inspection: Inspection, tool: str) -> None:
-    """Raise a ProofError if no rows describe the model."""
-    try:
-        inspection.require_streams(tool)
-    except ValueError as error:
-        raise ProofError(str(error)) from None
 
 
 def check_proof(inspection: Inspection) -> None:

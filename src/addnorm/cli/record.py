@@ -68,8 +68,8 @@ def run(
     texts = None if model.text is None else read_texts(model.text)[: steps and steps * rows]
     split = model.reads_text and (model.batch is None or model.batch > 0)  # otherwise loading refuses the batch
     loaded = load_model(dataclasses.replace(model, batch=None) if split else model, texts)
-    inspection = find_streams(loaded, "record")
-    layers = None if only is None else _parse_layers(only, max(stream.num_layers for stream in inspection.streams))
+    inspection = find_streams(loaded)
+    layers = None if only is None else _parse_layers(only, 1 + max(site.layer for site in inspection.list_sites()))
     batches = _make_batches(model, loaded, steps, rows)
     loss = ProbeLoss(model.seed) if grads else None
     finished, at_last_step = 0, Recording()

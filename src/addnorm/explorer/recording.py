@@ -17,22 +17,24 @@ from typing import Any
 from addnorm._util.numbers import format_count, format_number
 from addnorm.explorer.params import shorten
 from addnorm.stream.record.recording import Recording
-from addnorm.stream.record.schema import BY_NAME, ENDS, Balance, RecordedSite, suggest
+from addnorm.stream.record.schema import ENDS, Balance, RecordedSite, find_statistic, suggest
 from addnorm.stream.shares import BIASES
 
 MAX_CELLS = 120  # of a map in each direction: a browser takes minutes to draw a million cells
 MAX_STEPS = 2000  # of a list or a curve: more than a page has pixels
 SHARES_TOLERANCE = 1e-4  # of the sum of shares that were computed in float32
 BALANCE_FACTOR, BALANCE_ROUNDOFF = 10.0, 1e-9  # tolerance of a balance, from the closure: tokens differ
+DRAWN_STREAMS = 8  # of several streams, as in panels.js
 NAMED = 3  # sublayers that a badge names
 MAX_TEXT = 400  # characters of a text in a file, which anybody may have written
 METADATA = ("model", "name", "source", "inputs", "mode", "dtype", "torch", "loss", "note", "interrupted")
 # The statistics that the page draws, by role.
 SERIES = {
-    "out": ("rms", "l2", "max", "similarity", "massive", "top"),
-    "write": ("ratio", "cosine", "unchanged", "rms", "l2"),
+    "out": ("rms", "l2", "max", "similarity", "massive", "top", *(f"rms_{k}" for k in range(DRAWN_STREAMS))),
+    "write": ("ratio", "cosine", "unchanged", "share", "rms", "l2"),
     "grad": ("l2", "rms"),
     "params": ("grad_l2", "l2"),
+    "matrices": ("forward", "backward", "concentration", "spread_C", "spread_B"),
     "norm_in": ("sigma",), "norm_branch": ("sigma",), "norm_out": ("sigma",), "norm_final": ("sigma",),
 }  # fmt: skip
 NAMES = tuple(f"{role}.{statistic}" for role, statistics in SERIES.items() for statistic in statistics)
@@ -232,11 +234,11 @@ def _over_time(rec: Recording, sites: Sequence[RecordedSite], what: str, depth: 
     places = range(len(sites))
     requested = [depth] if depth is not None and depth in places else []
     for place in (*requested, *reversed(places)):
-        values = dict(rec.over_time(sites[place], role, statistic))
-        if values:
+        values, entry = dict(rec.over_time(sites[place], role, statistic)), find_statistic(role, statistic)
+        if values and entry is not None:
             steps = spread([*values], MAX_STEPS)
             return {
-                "depth": place, "what": what, "meaning": BY_NAME[role, statistic].meaning, "steps": steps,
+                "depth": place, "what": what, "meaning": entry.meaning, "steps": steps,
                 "values": [values[step] for step in steps], "count": len(values),
             }  # fmt: skip
     return None

@@ -180,7 +180,7 @@ def decompose(
             "decompose is called inside addnorm.ablate or scale_write, expected outside: it decomposes the whole model."
         )
     inspection = inspect_run(model, args, kwargs, float64)
-    program = inspection.program or (inspection.unnamed if not inspection.streams else None)
+    program = inspection.with_program().program
     if not isinstance(program, Program):
         return StreamDecomposition(_select_stream(inspection, stream))
     if stream is not None:

@@ -180,21 +180,24 @@ def _compare_norms(norms: Iterable[Norm], eps: float | None, kind: str | None) -
 # Another model.
 
 
-def compare_programs(
-    inspection: Inspection, theirs: Sequence[dict[str, Any]], terms: Mapping[str, Tensor]
+def compare_models(
+    inspection: Inspection, theirs: dict[str, Any], terms: Mapping[str, Tensor]
 ) -> tuple[tuple[Deviation, ...], bool]:
     """Return the deviations of a model's equations from those of another model, and whether both have the same sublayers.
 
     Args:
         inspection: what the model computes.
-        theirs: the streams of the other model, as `Stream.to_dict` returns them.
+        theirs: the inspection of the other model, as `Inspection.to_dict` returns it.
         terms: the values of the other model's terms, as in `states.collect_states`.
     """
-    sizes = group_differences(_compare_sizes(inspection.streams, theirs), 1)
+    program, other_program = inspection.program, theirs.get("program")
+    if program is not None or other_program is not None:
+        return _compare_programs(None if program is None else program.to_dict(), other_program)
+    sizes = group_differences(_compare_sizes(inspection.streams, theirs["streams"]), 1)
     if sizes:
         return sizes, False
     found: list[Deviation] = []
-    for k, (stream, other) in enumerate(zip(inspection.streams, theirs, strict=True)):
+    for k, (stream, other) in enumerate(zip(inspection.streams, theirs["streams"], strict=True)):
         differences = [*_compare_equations(stream, other), *_compare_dtypes(stream, terms, k)]
         found += group_differences(differences, len(stream.sites))
     return tuple(found), True
@@ -228,16 +231,65 @@ def _compare_equations(stream: Stream, theirs: dict[str, Any]) -> Iterator[Diffe
             yield Difference(*words, site.id)
         pairs += [("", getattr(site, name), other["norms"].get(name), site.id) for name in NORMS]
     for term, norm, their_norm, place in pairs:
-        own_norm = None if norm is None else norm.to_dict()
-        if own_norm is None or their_norm is None:
-            if term and own_norm is not their_norm:
-                yield Difference(term, _describe_option(own_norm), _describe_option(their_norm), place)
-            continue
-        for key, name in NORM_OPTIONS.items():
-            found, expected = own_norm.get(key), their_norm.get(key)
-            is_same = naming.factors_match(expected or 0.0, found or 0.0) if key == "eps" else found == expected
-            if not is_same:
-                yield Difference(name, _describe_option(found), _describe_option(expected), place or own_norm["path"])
+        yield from _compare_norm_options(term, None if norm is None else norm.to_dict(), their_norm, place)
+
+
+def _compare_norm_options(
+    term: str, own: dict[str, Any] | None, their: dict[str, Any] | None, place: str
+) -> Iterator[Difference]:
+    """Yield the differences of two norms, as `Norm.to_dict` returns them. `term` is the name of a norm that may be missing."""
+    if own is None or their is None:
+        if term and own is not their:
+            yield Difference(term, _describe_option(own), _describe_option(their), place)
+        return
+    for key, name in NORM_OPTIONS.items():
+        found, expected = own.get(key), their.get(key)
+        is_same = naming.factors_match(expected or 0.0, found or 0.0) if key == "eps" else found == expected
+        if not is_same:
+            yield Difference(name, _describe_option(found), _describe_option(expected), place or own["path"])
+
+
+def _compare_programs(ours: dict[str, Any] | None, theirs: dict[str, Any] | None) -> tuple[tuple[Deviation, ...], bool]:
+    """Return the deviations of two residual programs, as `Program.to_dict` returns them, and whether both have the same sizes."""
+    if ours is None or theirs is None:
+        few, several = "one stream with rows", "several streams, or computed coefficients"
+        words = (few, several) if ours is None else (several, few)
+        return (Deviation("the residual state", *words),), False
+    for name, key in (("width", "width"), ("number of layers", "layers"), ("number of sublayers", "sites")):
+        own, their = (len(of[key]) if key == "sites" else of[key] for of in (ours, theirs))
+        if own != their:
+            return (Deviation(f"the {name}", str(own), str(their)),), False
+    found, expected = ours["streams"], theirs["streams"]
+    is_copied = 1 in (found[0], expected[0])  # one value at the start may be that of all streams
+    if found[is_copied:] != expected[is_copied:]:
+        return (Deviation("the number of streams", _format_sizes(found), _format_sizes(expected)),), False
+    differences = [*_compare_norm_options("the final norm", ours["final_norm"], theirs["final_norm"], "")]
+    for own, their in zip(ours["sites"], theirs["sites"], strict=True):
+        kinds = own["kind"], their["kind"]
+        if kinds[0] != kinds[1] and "other" not in kinds:
+            differences.append(Difference("the sublayer", *kinds, own["id"]))
+        for name in "CAB":
+            words = _describe_matrix(own[name]), _describe_matrix(their[name])
+            if words[0] != words[1]:
+                differences.append(Difference(f"the matrix {name}", *words, own["id"]))
+        for name in ("norm_in", "norm_branch"):
+            norms = own["norms"].get(name), their["norms"].get(name)
+            differences += _compare_norm_options(f"the norm {PLACES[name]}", *norms, own["id"])
+        for norms in zip(own["norms"]["norm_out"], their["norms"]["norm_out"], strict=True):
+            differences += _compare_norm_options(f"the norm {PLACES['norm_out']}", *norms, own["id"])
+    return group_differences(differences, len(ours["sites"])), True
+
+
+def _format_sizes(sizes: list[int]) -> str:
+    """Return the numbers of streams in words: "4", or "1, 2, 3" where they change."""
+    return str(sizes[0]) if len({*sizes}) == 1 else ", ".join(map(str, sizes))
+
+
+def _describe_matrix(matrix: dict[str, Any]) -> str:
+    """Return the source of a matrix, and of a constant one the entries."""
+    if matrix["source"] != "constant" or "mean" not in matrix:
+        return str(matrix["source"])
+    return "; ".join(" ".join(format_number(entry, 4, trim=True) for entry in row) for row in matrix["mean"])
 
 
 def _describe_option(value: Any) -> str:

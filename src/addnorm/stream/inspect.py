@@ -126,14 +126,25 @@ def inspect_run(
     with torch.no_grad(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", NO_GRADIENTS)
         flow = capture_flow(inner, args, kwargs)
-    inspection = build_inspection(inner, flow, target=model)
-    is_named = len(inspection.streams) == 1 and inspection.streams[0].wiring is not None
-    is_clear = inspection.closes and is_named and not any(map(_reads_several, inspection.sites))
-    if not is_clear or as_program:
-        inspection = prefer_program(inspection, flow, as_program)
+    inspection = inspect_flow(inner, flow, model, as_program)
     results = [] if inspection.closes or inspection.streams else flow.list_results()
     proves_nothing = results and not any(_has_numbers(value.tensor) for value in results)
     return replace(inspection, unknown=(NO_NUMBERS, *inspection.unknown)) if proves_nothing else inspection
+
+
+def inspect_flow(model: nn.Module, flow: Flow, target: nn.Module | None = None, as_program: bool = False) -> Inspection:
+    """Return the inspection of a captured run, with its residual program where rows do not describe it.
+
+    Args:
+        model: the model that ran.
+        flow: the run.
+        target: the model of the user, if `model` is a copy.
+        as_program: find the residual program even where rows describe the run.
+    """
+    inspection = build_inspection(model, flow, target)
+    is_named = len(inspection.streams) == 1 and inspection.streams[0].wiring is not None
+    is_clear = inspection.closes and is_named and not any(map(_reads_several, inspection.sites))
+    return inspection if is_clear and not as_program else prefer_program(inspection, flow, as_program)
 
 
 def _has_numbers(result: Tensor) -> bool:
@@ -167,6 +178,14 @@ def prefer_program(inspection: Inspection, flow: Flow, as_program: bool = False)
     if as_program or (program.wiring is not None and not (inspection.closes and program.wiring.has_rows)):
         return replace(inspection, streams=(), unknown=(), program=program)
     return replace(inspection, unnamed=program) if is_several else inspection
+
+
+def find_repeated_program(flow: Flow) -> Program | None:
+    """Return the residual program of another run of a model that had one; None if its equations do not close."""
+    remove_saved_copies(flow)
+    remove_redundant_moves(flow)
+    find_norms(flow)
+    return find_program(flow)
 
 
 def inspect_program(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> Program | None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import permutations, product
+from itertools import accumulate, pairwise, permutations, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,12 +28,15 @@ from addnorm.stream.find import paths
 from addnorm.stream.find.equation_errors import get_tolerance
 from addnorm.stream.find.inspection import Inspection, Site, Stream
 from addnorm.stream.models.hf import first_line
+from addnorm.stream.program.carried import Carrier
+from addnorm.stream.program.maps import to_streams
+from addnorm.stream.program.result import Program, ProgramSite
 
 SCHEMA = "addnorm.states"
 WORDS = {
     "embedding": "at the embedding, before its norm", "start": "at the start of the stream", "read": "at the norm before {}",
     "branch": "inside {}", "norm_branch": "at the norm of the output of {}", "sum": "at the add after {}",
-    "norm_out": "at the norm after {}", "final": "at the final norm",
+    "norm_out": "at the norm after {}", "final": "at the final norm", "end": "at the last read of the streams",
 }  # fmt: skip
 RANDOM = "its values are not those of the run when it is computed again, as with dropout: use evaluation mode"
 FAILED = "its operators cannot run on the reference's values, as if these choose other experts ({})"
@@ -46,7 +49,7 @@ class TermError:
     """A term of a model compared with the same term of the reference.
 
     Attributes:
-        term: "embedding", "start", "read", "branch", "norm_branch", "sum", "norm_out" or "final".
+        term: "embedding", "start", "read", "branch", "norm_branch", "sum", "norm_out", "final" or "end".
         place: where it is, in words.
         site: id of the sublayer; None for the ends of a stream.
         error: relative error; None if the term could not be compared.
@@ -78,11 +81,48 @@ class TermError:
 
 
 class _Term(NamedTuple):
+    """Value of a stream that a `Row` describes, in the layout of the add that reads it."""
+
     name: str
     site: Site | None
     value: Value
     shape: tuple[int, ...]  # of the stream
     path: paths.Path | None = None  # leads from the value to the add; None for a value in the layout of the add
+
+    @property
+    def values(self) -> list[Value]:
+        """The values of the run that the term consists of."""
+        return [self.value]
+
+    def place(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Return the term from its values: apply the views of the path, without the factors."""
+        (tensor,) = tensors
+        if self.path is not None and tensor.numel() == math.prod(self.path.source.shape):
+            tensor = tensor.reshape(self.path.source.shape)
+            for op in reversed(self.path.ops):
+                tensor = replay_op(op, tensor) if is_view(op) else tensor
+        is_flat = len(tensor.shape) != len(self.shape) and tensor.numel() == math.prod(self.shape)
+        return tensor.reshape(self.shape) if is_flat and tensor.shape[-1] == self.shape[-1] else tensor
+
+
+class _StreamsTerm(NamedTuple):
+    """Values of a residual program, as streams `(*tokens, n, d)`."""
+
+    name: str
+    site: ProgramSite | None
+    values: list[Value]
+    carrier: Carrier
+    tokens: tuple[int, ...]  # the sizes of the tokens' dimensions at the start
+
+    def place(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Return the term from its values: streams after streams."""
+        parts = [to_streams(self.carrier, v, t, t.dtype) for v, t in zip(self.values, tensors, strict=True)]
+        whole = torch.cat(parts, 1)
+        is_same = len(whole) == math.prod(self.tokens)
+        return whole.reshape(*self.tokens, *whole.shape[1:]) if is_same else whole
+
+
+_AnyTerm = _Term | _StreamsTerm
 
 
 def _list_terms(stream: Stream) -> Iterator[_Term]:
@@ -105,17 +145,45 @@ def _list_terms(stream: Stream) -> Iterator[_Term]:
     yield from (_Term("final", None, norm.y, shape) for norm in chain.final_norms[-1:])
 
 
-def _key_terms(inspection: Inspection) -> Iterator[tuple[str, Stream, _Term]]:
-    """Yield the terms of all streams with keys that do not depend on names of modules."""
+def _list_program_terms(program: Program) -> Iterator[_StreamsTerm]:
+    """Yield the terms of a residual program in the order of depth."""
+    carrier, spine = program.carrier, program.spine
+    tokens = tuple(part.size for part in carrier.list_tokens(spine.states[0][0]))
+
+    def term(name: str, site: ProgramSite | None, values: list[Value]) -> _StreamsTerm:
+        return _StreamsTerm(name, site, values, carrier, tokens)
+
+    yield term("start", None, spine.states[0])
+    for site in program.sites:
+        yield term("read", site, [part.target for part in site.reads])
+        yield term("branch", site, [site.write.value])
+        yield term("sum", site, [part.target if part.norm is None else part.norm.x for part in site.sums])
+        if any(norm is not None for norm in site.norms_out):
+            yield term("norm_out", site, [part.target for part in site.sums])
+    yield term("end" if program.final_norm is None else "final", None, [spine.end])
+
+
+def _key_terms(inspection: Inspection) -> Iterator[tuple[str, str, _AnyTerm]]:
+    """Yield the terms of all streams, each with a key that does not depend on names of modules, and the name of its stream."""
+    program = inspection.program
+    if isinstance(program, Program):
+        for one in _list_program_terms(program):
+            place = "" if one.site is None else program.sites.index(one.site)
+            yield f"0.{place}.{one.name}", "streams", one
     for k, stream in enumerate(inspection.streams):
         for term in _list_terms(stream):
             place = "" if term.site is None else stream.sites.index(term.site)
-            yield f"{k}.{place}.{term.name}", stream, term
+            yield f"{k}.{place}.{term.name}", stream.name, term
+
+
+def _read(term: _AnyTerm) -> Tensor:
+    """Return a term of the run itself."""
+    return term.place([value.tensor.detach() for value in term.values])
 
 
 def collect_states(inspection: Inspection) -> States:
     """Return the equations and the terms of a run, as `save_states` writes them."""
-    terms = {key: _place(term, term.value.tensor.detach()) for key, _, term in _key_terms(inspection)}
+    terms = {key: _read(term) for key, _, term in _key_terms(inspection)}
     return {"schema": SCHEMA, "schema_version": 1, "inspection": inspection.to_dict(), "terms": terms}
 
 
@@ -142,8 +210,8 @@ def save_states(inspection: Inspection, path: str | Path) -> Path:
         ...     addnorm.verify(model, x, like=path).agrees
         True
     """
-    inspection.require_streams("save_states")
-    if not inspection.streams:
+    inspection = inspection.with_program()
+    if not inspection.list_sites():
         raise ValueError("inspection has no residual stream, expected one whose states can be saved.")
     states = collect_states(inspection)
     terms = {key: tensor.cpu().clone(memory_format=torch.contiguous_format) for key, tensor in states["terms"].items()}
@@ -168,40 +236,40 @@ def load_states(path: str | Path) -> States:
     return states
 
 
+# Longer than 60 lines, since each step needs what the terms before it have left.
 def measure_terms(inspection: Inspection, reference: States) -> list[TermError]:
     """Return the error of each term, computed again from the reference's terms before it, in the order of the run."""
     found: list[TermError] = []
     known: dict[Value, Tensor] = {}  # the reference's terms
-    before: dict[Stream, float] = {}  # the size of each stream's state, to which the error of a sum is relative
+    before: dict[str, float] = {}  # the size of each stream's state, to which the error of a sum is relative
     keyed = [*_key_terms(inspection)]
-    starts = {stream: (reference["terms"][key], term) for key, stream, term in keyed if term.name == "start"}
-    orders = {
-        stream: _find_orders(_place(term, term.value.tensor.detach()), theirs)
-        for stream, (theirs, term) in starts.items()
-    }
+    starts = {
+        stream: (_match_copies(_read(term), reference["terms"][key]), term)
+        for key, stream, term in keyed if term.name == "start"
+    }  # fmt: skip
+    orders = {stream: _find_orders(_read(term), theirs) for stream, (theirs, term) in starts.items()}
     with torch.no_grad(), fork_rng():
-        for key, stream, term in sorted(keyed, key=lambda entry: entry[2].value.index):
-            value, theirs = term.value, reference["terms"].get(key)
-            if theirs is None or value in known:
+        for key, stream, term in sorted(keyed, key=lambda entry: max(value.index for value in entry[2].values)):
+            theirs = starts[stream][0] if term.name == "start" else reference["terms"].get(key)
+            if theirs is None or all(value in known for value in term.values):
                 continue
-            known_start, start = starts[
-                stream
-            ]  # a norm may compute in a wider dtype than that of the stream, which it reads
-            dtypes = value.tensor.dtype, theirs.dtype, start.value.tensor.dtype, known_start.dtype
+            known_start, start = starts[stream]
+            # A norm may compute in a wider dtype than that of the stream, which it reads.
+            own_dtypes = [value.tensor.dtype for one in (term, start) for value in one.values]
+            dtypes = [*own_dtypes, theirs.dtype, known_start.dtype]
             tolerance = get_tolerance(*dtypes)
-            place, site = (
-                _name_place(term, stream, len(inspection.streams) > 1),
-                None if term.site is None else term.site.id,
-            )
+            place = _name_place(term, stream if len(starts) > 1 else "")
+            site = None if term.site is None else term.site.id
             fed: dict[Value, Tensor] = {}
             try:
-                theirs = _reorder(theirs.to(value.tensor.device), _place(term, value.tensor.detach()), orders[stream])
-                fed[value] = _unplace(term, theirs)
-                error = relative_error(_place(term, recompute(value, known)), theirs)
+                theirs = _reorder(theirs.to(term.values[0].tensor.device), _read(term), orders[stream])
+                fed = _unplace(term, theirs)
+                error = relative_error(term.place([recompute(value, known) for value in term.values]), theirs)
                 if error > tolerance:
-                    again = recompute(value, {own: own.tensor for own in known})
-                    if relative_error(again, value.tensor) > tolerance:
-                        raise NotImplementedError(RANDOM)
+                    own = {value: value.tensor for value in known}
+                    for value in term.values:
+                        if relative_error(recompute(value, own), value.tensor) > tolerance:
+                            raise NotImplementedError(RANDOM)
             except Exception as failure:  # an operator raises any type
                 reason = str(failure) if str(failure) == RANDOM else FAILED.format(first_line(failure))
                 found.append(TermError(term.name, place, site, None, tolerance, reason=reason))
@@ -218,11 +286,11 @@ def measure_terms(inspection: Inspection, reference: States) -> list[TermError]:
     return found
 
 
-def _name_place(term: _Term, stream: Stream, several: bool) -> str:
-    """Return where a term is: "inside the attention of layer 3 (layers.2.self_attn)"."""
+def _name_place(term: _AnyTerm, stream: str) -> str:
+    """Return where a term is: "inside the attention of layer 3 (layers.2.self_attn)". `stream` is a name, or empty."""
     site = term.site
     if site is None:
-        return WORDS[term.name] + f" of {stream.name}" * several
+        return WORDS[term.name] + f" of {stream}" * bool(stream)
     name = site.id if site.kind == "other" else f"the {site.kind} of layer {site.layer + 1} ({site.id})"
     return WORDS[term.name].format(name)
 
@@ -230,23 +298,19 @@ def _name_place(term: _Term, stream: Stream, several: bool) -> str:
 # Layouts. An implementation may have its tokens in another order of dimensions, and a sublayer other views before its add.
 
 
-def _place(term: _Term, tensor: Tensor) -> Tensor:
-    """Return a term in the layout of the add that reads it: apply the views of its path, without the factors."""
-    if term.path is not None and tensor.numel() == math.prod(term.path.source.shape):
-        tensor = tensor.reshape(term.path.source.shape)
-        for op in reversed(term.path.ops):
-            tensor = replay_op(op, tensor) if is_view(op) else tensor
-    is_flat = len(tensor.shape) != len(term.shape) and tensor.numel() == math.prod(term.shape)
-    return tensor.reshape(term.shape) if is_flat and tensor.shape[-1] == term.shape[-1] else tensor
-
-
-def _unplace(term: _Term, placed: Tensor) -> Tensor:
-    """Return the contents of a value from those in the layout of its add: the inverse of `_place`."""
-    tensor = term.value.tensor.detach()
-    labels = torch.arange(tensor.numel(), dtype=torch.float64, device=tensor.device).reshape(tensor.shape)
-    contents = tensor.flatten().clone()
-    contents[_place(term, labels).flatten().long()] = placed.flatten().to(tensor.dtype)
-    return tensor.clone().copy_(contents.reshape(tensor.shape))  # with the strides that views need
+def _unplace(term: _AnyTerm, placed: Tensor) -> dict[Value, Tensor]:
+    """Return the contents of a term's values from those of the term: the inverse of `place`."""
+    ends = [0, *accumulate(value.tensor.numel() for value in term.values)]
+    labels = [
+        torch.arange(first, end, dtype=torch.float64, device=value.tensor.device).reshape(value.shape)
+        for value, (first, end) in zip(term.values, pairwise(ends), strict=True)
+    ]
+    contents = torch.cat([value.tensor.detach().flatten() for value in term.values])
+    contents[term.place(labels).flatten().long()] = placed.flatten().to(contents.dtype)
+    return {  # with the strides that views need
+        value: torch.empty_like(value.tensor).copy_(contents[first:end].reshape(value.shape))
+        for value, (first, end) in zip(term.values, pairwise(ends), strict=True)
+    }
 
 
 def _find_orders(ours: Tensor, theirs: Tensor) -> Orders:
@@ -268,6 +332,14 @@ def _find_orders(ours: Tensor, theirs: Tensor) -> Orders:
             return orders
     best = min(errors, key=errors.__getitem__)
     return same if ours.shape == theirs.shape and errors[best] > errors[same] / 2 else best
+
+
+def _match_copies(ours: Tensor, theirs: Tensor) -> Tensor:
+    """Return the start of a reference with as many streams as that of the model: one value may be that of all streams."""
+    n, m = ours.shape[-2], theirs.shape[-2]
+    if theirs.dim() < 3 or n == m or 1 not in (n, m) or ours.shape[:-2] != theirs.shape[:-2]:
+        return theirs
+    return theirs.expand(*ours.shape) if m == 1 else theirs[..., :1, :]
 
 
 def _reorder(theirs: Tensor, ours: Tensor, orders: Orders) -> Tensor:

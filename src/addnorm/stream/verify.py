@@ -19,7 +19,7 @@ from addnorm._util.norms import KINDS
 from addnorm._util.numbers import format_count, format_number
 from addnorm._util.render import Rendered
 from addnorm.stream.dataflow.graph import DATA, NOISE, Value
-from addnorm.stream.deviations import MAX_SITES, Deviation, compare_programs, compare_wirings, group_differences
+from addnorm.stream.deviations import MAX_SITES, Deviation, compare_models, compare_wirings, group_differences
 from addnorm.stream.find.inspection import Inspection
 from addnorm.stream.find.unknown import Unknown
 from addnorm.stream.inspect import inspect, inspect_run
@@ -182,8 +182,7 @@ def verify(
                 "like is set, and wiring, eps, norm or dtype too, expected one of them: call verify for each."
             )
         inspection = model if isinstance(model, Inspection) else inspect(model, *args, **kwargs)
-        inspection.require_streams("verify(like=...)")
-        return _verify_like(inspection, _find_states(like, args, kwargs))
+        return _verify_like(inspection.with_program(), _find_states(like, args, kwargs))
     if wiring is None:
         raise TypeError('wiring and like are not set, expected one of them: verify(model, x, wiring="pre_ln").')
     wiring = as_wiring(wiring)
@@ -297,8 +296,7 @@ def _find_states(like: nn.Module | Inspection | str | Path, args: tuple[Any, ...
     if isinstance(like, str | Path):
         return load_states(like)
     inspection = like if isinstance(like, Inspection) else inspect_reference(like, args, kwargs)
-    inspection.require_streams("verify(like=...)")
-    return collect_states(inspection)
+    return collect_states(inspection.with_program())
 
 
 def inspect_reference(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inspection:
@@ -321,7 +319,7 @@ def _verify_like(inspection: Inspection, reference: States) -> Verification:
     theirs = reference["inspection"]
     unknown = [Unknown(**part) for part in theirs["unknown"]]
     unproven = inspection.unknown or tuple(replace(part, reason=f"{part.reason} (the reference)") for part in unknown)
-    found, is_aligned = compare_programs(inspection, theirs["streams"], reference["terms"])
+    found, is_aligned = compare_models(inspection, theirs, reference["terms"])
     if inspection.mode != theirs["mode"]:
         found = (Deviation("the mode", inspection.mode, theirs["mode"]), *found)
     terms = measure_terms(inspection, reference) if is_aligned else []

@@ -1,12 +1,14 @@
 """Tests of `verify` on several streams: planted errors are named with their sublayers, and right models are right."""
 
+import copy
+
 import pytest
 import torch
 
 import addnorm
 from addnorm import wirings
 from support.families import shake
-from support.several_streams import CONFIGS, LAYERS, WIRINGS, D, HandMhc, build_transformers
+from support.several_streams import CONFIGS, FORMS, LAYERS, WIRINGS, D, HandMhc, build_transformers
 
 A, B, C = "A, the mixing matrix, is ", "B, the weights of the write, is ", "C, the weights of the read, is "
 SITES = 2 * LAYERS
@@ -104,16 +106,73 @@ def test_several_streams_are_not_one():
     assert found.deviations
 
 
-def test_functions_that_need_rows_refuse_several_streams(tmp_path):
-    model, x = addnorm.nn.Encoder(2, D, nhead=2, wiring="mhc").eval(), torch.randn(2, 5, D)
-    inspection = addnorm.inspect(model, x)
-    for call in (
-        lambda: addnorm.verify(model, x, like=model),
-        lambda: addnorm.verify(addnorm.nn.Encoder(2, D, nhead=2, wiring="pre_ln").eval(), x, like=inspection),
-        lambda: addnorm.save_states(inspection, tmp_path / "states.pt"),
-    ):
-        with pytest.raises(ValueError, match="model is Encoder with 4 streams, expected one stream"):
-            call()
+def make_hand_made(form="stacked", faults=""):
+    torch.manual_seed(0)
+    return HandMhc(form, faults).eval(), torch.randn(2, 5, D, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_equal_models_agree_in_any_layout(form, tmp_path):
+    (model, x), (other, _) = make_hand_made(), make_hand_made(form)
+    path = addnorm.save_states(addnorm.inspect(other, x), tmp_path / "states.pt")
+    for like in (other, path):
+        found = addnorm.verify(model, x, like=like)
+        assert found.agrees, str(found)
+        assert len(found.terms) == 1 + 3 * 4 + 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("transposed", "the difference begins at the add after {}"),
+        ("half gate", "the difference begins at the add after {}"),
+        ("turned read", "the difference begins at the norm before {}"),
+        ("own rms", "the difference begins at the norm before {}"),
+        ("eps", "eps is 1e-5, expected 1e-6: {}"),
+    ],
+)
+@pytest.mark.parametrize("place", [2, 3])  # the streams before the first are equal
+def test_the_first_term_that_differs_is_named(fault, words, place):
+    (model, x), (other, _) = make_hand_made("flat", {place: fault}), make_hand_made("first")
+    found = addnorm.verify(model, x, like=other)
+    assert not found.agrees
+    sentence = next(iter(found.list_sentences()))
+    site = found.inspection.program.sites[place]
+    name = site.id if fault == "eps" else f"the feed-forward of layer 2 ({site.id})"
+    assert sentence.startswith(words.format(name)), sentence
+
+
+def test_a_difference_inside_a_branch_is_no_residual_term():
+    (model, x), (other, _) = make_hand_made(), make_hand_made("tuple")
+    with torch.no_grad():
+        model.layers[1][0].up.weight[3].mul_(1.1)
+    (sentence,) = addnorm.verify(model, x, like=other).list_sentences()
+    assert sentence.startswith("all residual terms agree; the difference begins inside")
+    assert "feed-forward of layer 2 (the model (3))" in sentence
+
+
+def test_one_stream_and_several_have_other_states():
+    one, several = (addnorm.nn.Encoder(2, D, nhead=2, wiring=name).eval() for name in ("pre_ln", "mhc"))
+    x = torch.randn(2, 5, D)
+    for model, other in ((one, several), (several, one)):
+        (sentence,) = addnorm.verify(model, x, like=other).list_sentences()
+        assert "one stream with rows" in sentence
+        assert "several streams" in sentence
+    wide = addnorm.nn.Encoder(2, D, nhead=2, wiring=wirings.mhc(n=2)).eval()
+    (sentence,) = addnorm.verify(wide, x, like=several).list_sentences()
+    assert sentence == "the number of streams is 2, expected 4"
+
+
+@pytest.mark.parametrize("name", ["deepseek_v4:DeepseekV4"])
+def test_models_of_transformers_are_compared_term_by_term(name):
+    torch.manual_seed(0)
+    model = build_transformers(name).eval()
+    twin, ids = copy.deepcopy(model), torch.randint(1, 60, (2, 5))
+    assert addnorm.verify(twin, input_ids=ids, like=model).agrees
+    scale = next(p for name, p in twin.named_parameters() if "layers.1" in name and p.shape[-1:] == (4 * 32,))
+    with torch.no_grad():
+        scale.mul_(1.5)
+    assert "layers.1" in str(addnorm.verify(twin, input_ids=ids, like=model))
 
 
 @pytest.mark.parametrize("wiring", [w for w in wirings.list_all() if not w.has_rows], ids=lambda w: w.name)

@@ -258,6 +258,12 @@ class Inspection(Rendered):
         """The sites of all streams."""
         return tuple(site for stream in self.streams for site in stream.sites)
 
+    def with_program(self) -> Inspection:
+        """Return the inspection with the unnamed program as its program, if no streams were found."""
+        if self.program is not None or self.streams or self.unnamed is None:
+            return self
+        return replace(self, program=self.unnamed, unnamed=None, unknown=())
+
     def list_sites(self) -> Sequence[Any]:
         """Return the sites of all streams, or those of the program."""
         return self.sites if self.program is None else self.program.sites
@@ -284,11 +290,6 @@ class Inspection(Rendered):
         if self.program is not None:
             return self.program.closes
         return bool(self.streams) and not self.unknown and all(stream.closes for stream in self.streams)
-
-    def require_streams(self, tool: str) -> None:
-        """Raise a ValueError if a program describes the model, and no rows, which `tool` needs."""
-        if self.program is not None:
-            raise ValueError(self.program.explain_refusal(self.model, tool))
 
     def site(self, name: str | int) -> Any:
         """Return the site whose id, path or index is `name`.

@@ -26,8 +26,5 @@ class ResidualProgram(Protocol):
     def to_dict(self) -> dict[str, Any]:
         """Return the program as JSON types."""
 
-    def explain_refusal(self, model: str, tool: str) -> str:
-        """Return why a tool for one stream does not take the model."""
-
     def build_blocks(self) -> Iterator[Block]:
         """Yield the paragraphs and the table of the program."""

@@ -8,7 +8,7 @@ The kind follows from the operators (kinds.py), never from names.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, takewhile
 
@@ -118,11 +118,16 @@ def _find_branch_ops(add: Add, raw: Value) -> list[Op]:
 
 def list_parameters(sublayer: Sublayer) -> list[str]:
     """Return the names of a sublayer's parameters, without those of the norm of its input."""
+    return find_parameters(sublayer.own_ops)
+
+
+def find_parameters(ops: Iterable[Op]) -> list[str]:
+    """Return the names of the parameters that operators read."""
 
     def follow(value: Value) -> list[Value]:
         return [v for v in value.op.inputs if v.kind == PARAMETER] if value.op is not None else []
 
-    starts = [v for op in sublayer.own_ops for v in op.inputs if v.kind == PARAMETER]
+    starts = [v for op in ops for v in op.inputs if v.kind == PARAMETER]
     return sorted({value.name for value in walk(starts, follow) if value.op is None} - {""})
 
 

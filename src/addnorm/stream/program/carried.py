@@ -55,6 +55,7 @@ class Carrier:
         known: the carried values; the sources are among them.
         sources: the sources in the order of the run; source k is bit k.
         used: by the operator, the carried inputs from which it carries.
+        roots: the axes of which dimensions are parts.
     """
 
     def __init__(self, flow: Flow, width: int) -> None:
@@ -63,8 +64,8 @@ class Carrier:
         self.sources: list[Value] = []
         self.sources_set: set[Value] = set()
         self.used: dict[Op, list[Value]] = {}
-        self._roots = Roots()
-        self._roots.make(width)  # FEATURES
+        self.roots = Roots()
+        self.roots.make(width)  # FEATURES
         self._streams: set[int] = set()
         for leaf in flow.leaves:
             self._add_source(leaf)
@@ -87,6 +88,11 @@ class Carrier:
             n *= parts[k].size
         return [part.size for part in parts], [*tokens, *streams, *features], n
 
+    def list_tokens(self, value: Value) -> list[Part]:
+        """Return the parts of a carried value's dimensions that hold tokens, in their order."""
+        parts = [part for dim in self.known[value].dims for part in dim]
+        return [part for part in parts if part.root != FEATURES and part.root not in self._streams]
+
     def find_residual_sums(self, flow: Flow) -> set[Op]:
         """Return the operators that sum sources of which one is computed from another, as in x + f(x)."""
         own = {source: 1 << k for k, source in enumerate(self.sources)}
@@ -107,7 +113,7 @@ class Carrier:
     def _add_source(self, value: Value) -> None:
         tensor = value.tensor
         if value.kind & DATA and tensor.is_floating_point() and len(value.shape) > 1 and value.shape[-1] == self.width:
-            dims = (*(self._roots.make(size) for size in value.shape[:-1]), (Part(FEATURES, 1, self.width),))
+            dims = (*(self.roots.make(size) for size in value.shape[:-1]), (Part(FEATURES, 1, self.width),))
             self.known[value] = Carried(dims, 1 << len(self.sources))
             self.sources.append(value)
             self.sources_set.add(value)
@@ -165,14 +171,14 @@ class Carrier:
 
     def _born(self, size: int) -> Dim:
         """Return a new dimension of streams."""
-        dim = self._roots.make(size)
+        dim = self.roots.make(size)
         self._streams.add(dim[0].root)
         return dim
 
     def _view(self, op: Op, dims: Dims) -> Dims | None:
-        known = {*self._roots.sizes}
-        new = split_views(op, dims, self._roots)
-        self._streams |= {*self._roots.sizes} - known  # of an expansion
+        known = {*self.roots.sizes}
+        new = split_views(op, dims, self.roots)
+        self._streams |= {*self.roots.sizes} - known  # of an expansion
         return new
 
     def _merge(self, op: Op, used: Iterable[Value]) -> Dims | None:
@@ -238,7 +244,7 @@ class Carrier:
                 if size == 1
                 else self._born(size)
                 if self.is_stream(dims[k][:-1] if is_features else dims[k])
-                else self._roots.make(size)
+                else self.roots.make(size)
             )
             results.append((*dims[:k], (*new, dims[k][-1]) if is_features else new, *dims[k + 1 :]))
         return results
@@ -277,7 +283,7 @@ class Carrier:
             if len(flat) < len(parts) or not is_whole:
                 return None
             return (*first[:k], (*self._born(shape[k] // self.width), flat[0][-1]), *first[k + 1 :])
-        new = self._born(shape[k]) if all(self.is_stream(dims[k]) for dims in each) else self._roots.make(shape[k])
+        new = self._born(shape[k]) if all(self.is_stream(dims[k]) for dims in each) else self.roots.make(shape[k])
         return (*first[:k], new, *first[k + 1 :])
 
     def _reduce(self, op: Op, dims: Dims) -> Dims | None:

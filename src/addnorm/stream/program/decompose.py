@@ -8,7 +8,6 @@ of one source after the other, with its other operands and the denominators of n
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -18,8 +17,7 @@ from torch import Tensor
 from addnorm._util.numbers import format_count
 from addnorm.stream.dataflow.graph import Value, walk
 from addnorm.stream.decomposition import Decomposition
-from addnorm.stream.layout.dimensions import Part
-from addnorm.stream.program.carried import AFFINE, FEATURES, Carrier
+from addnorm.stream.program.carried import AFFINE, Carrier
 from addnorm.stream.program.cuts import list_carried_inputs
 from addnorm.stream.program.maps import replay, to_streams
 from addnorm.stream.program.result import Program
@@ -93,23 +91,27 @@ class ProgramDecomposition(Decomposition):
         """Return the streams of a target in one tensor, with the dimensions of its tokens."""
         target = self._targets[k] if target is None else target
         whole = torch.cat([*streams], 1)
-        whole = whole.reshape(*_list_tokens(self.program.carrier, target[0]), *whole.shape[1:])
+        whole = whole.reshape(*self._list_sizes(target[0]), *whole.shape[1:])
         return whole.squeeze(-2) if k in (-1, self.depth) and whole.shape[-2] == 1 else whole
 
     def _measure_shares(self, parts: Components) -> dict[str, Tensor]:
         """Return the shares of a token in all of its streams."""
-        tokens = len(_list_tokens(self.program.carrier, self._targets[0][0]))
+        tokens = len(self._list_sizes(self._targets[0][0]))
         flat = {name: part.flatten(tokens) for name, part in parts.items()}
         return source_shares(flat, sum_components(flat))
 
     def _flatten_mask(self, depth: int, tokens: Tensor | None) -> Tensor | slice:
-        sizes = _list_tokens(self.program.carrier, self._targets[depth][0])
+        sizes = self._list_sizes(self._targets[depth][0])
         if tokens is not None and [*tokens.shape] != sizes:
             raise ValueError(
                 f"the mask does not fit the streams at depth {depth}: its shape is {tuple(tokens.shape)}, expected "
                 f"{tuple(sizes)}, in the model's own order."
             )
         return slice(None) if tokens is None else tokens.bool().reshape(-1)
+
+    def _list_sizes(self, value: Value) -> list[int]:
+        """Return the sizes of the tokens' dimensions of a carried value."""
+        return [part.size for part in self.program.carrier.list_tokens(value)]
 
     def _normalize(self) -> tuple[Components, Tensor | None]:
         end = self.program.spine.end
@@ -164,13 +166,3 @@ def _compute(carrier: Carrier, value: Value, known: dict[Value, Components]) -> 
     if isinstance(shift, Tensor) and bool(shift.any()):
         parts[BIASES] = parts.get(BIASES, torch.zeros(value.shape, dtype=torch.float64)) + shift
     return parts
-
-
-def _list_tokens(carrier: Carrier, value: Value) -> list[int]:
-    """Return the sizes of the tokens' dimensions of a carried value, in their order."""
-    sizes, order, n = carrier.order(value)
-    parts: list[Part] = [part for dim in carrier.known[value].dims for part in dim]
-    own = [sizes[k] for k in order if parts[k].root != FEATURES]
-    while math.prod(own) * carrier.width > math.prod(value.shape) // n:
-        own.pop()  # of streams
-    return own

@@ -338,7 +338,7 @@ def assemble(carrier: Carrier, maps: Sequence[Map], sources: Sequence[Value], no
         for source in sources:
             n = carrier.order(source)[2]
             if source in own:
-                blocks.append(_shrink(own[source].matrix))
+                blocks.append(shrink(own[source].matrix))
                 columns.append(own[source])
             else:
                 blocks.append(torch.zeros(1, carrier.order(part.target)[2], n, 1, dtype=torch.float64))
@@ -351,7 +351,7 @@ def assemble(carrier: Carrier, maps: Sequence[Map], sources: Sequence[Value], no
     return Matrix(_cat(rows, 1), name, operands)
 
 
-def _shrink(matrix: Tensor) -> Tensor:
+def shrink(matrix: Tensor) -> Tensor:
     """Return a matrix with one token if it is the same for all tokens."""
     first = matrix[:1]
     size = matrix.abs().amax().clamp_min(1e-30) if matrix.numel() else 1.0

@@ -215,13 +215,6 @@ class Program:
             "sites": [site.to_dict() for site in self.sites],
         }  # fmt: skip
 
-    def explain_refusal(self, model: str, tool: str) -> str:
-        """Return in one sentence why a tool for one stream does not take the model, and which tools do."""
-        return (
-            f"model is {model} with {self.count_streams()}, expected one stream with constant or learned factors: {tool} does "
-            "not read other models yet; addnorm.decompose, addnorm.ablate and addnorm.stream.measure_streams do."
-        )
-
     def count_streams(self) -> str:
         """Return how many streams there are: "4 streams", or "1 to 7 streams"."""
         low, high = min(self.sizes), max(self.sizes)

@@ -20,14 +20,15 @@ NOTE = (
     "tokens. Forward, backward: largest deviation of a row sum and of a column sum of A from 1. Concentration of C: from 1/n, "
     "all streams alike, to 1, one stream. Spread: standard deviation over the tokens, mean over the entries."
 )
+MATRICES = ("forward", "backward", "concentration", "spread_C", "spread_B")
 HEADINGS = {
     "rms": "rms",
-    "write_share": "write share",
-    "forward": "A forward",
-    "backward": "A backward",
-    "concentration": "C concentration",
-    "spread_C": "C spread",
-    "spread_B": "B spread",
+    "write_share": "write\nshare",
+    "forward": "A\nforward",
+    "backward": "A\nbackward",
+    "concentration": "C con-\ncentration",
+    "spread_C": "C\nspread",
+    "spread_B": "B\nspread",
 }
 
 
@@ -62,20 +63,22 @@ class ProgramStatistics(Rendered, tuple[SiteStatistics, ...]):
     __slots__ = ()
 
     def _blocks(self) -> Iterator[Block]:
-        names = [name for name in HEADINGS if any(getattr(one, name) is not None for one in self)]
-        rows = [[one.site, *(_format(getattr(one, name)) for name in names)] for one in self]
-        yield Table(
-            [
-                Column("site", fold=True),
-                *(Column(HEADINGS[name], "right", name in ("rms", "write_share")) for name in names),
-            ],
-            rows,
-        )
-        yield Paragraph(NOTE, style="dim")
+        yield from build_statistics(self)
 
     def to_dict(self) -> list[dict[str, Any]]:
         """Return one dict for each sublayer, as JSON types."""
         return [{name: [*v] if isinstance(v, tuple) else v for name, v in asdict(one).items()} for one in self]
+
+
+def build_statistics(rows: Sequence[SiteStatistics]) -> Iterator[Block]:
+    """Yield a table of the statistics of each sublayer, and what its columns are."""
+    names = [name for name in HEADINGS if any(getattr(row, name) is not None for row in rows)]
+    headings = [Column(HEADINGS[name], "right", fold=name in ("rms", "write_share")) for name in names]
+    yield Table(
+        [Column("site", fold=True), *headings],
+        [[row.site, *(_format(getattr(row, name)) for name in names)] for row in rows],
+    )
+    yield Paragraph(NOTE, style="dim")
 
 
 def measure_streams(program: Program) -> ProgramStatistics:
@@ -103,33 +106,46 @@ def measure_streams(program: Program) -> ProgramStatistics:
 
 def _measure_site(program: Program, site: ProgramSite) -> SiteStatistics:
     state = torch.cat([to_streams(program.carrier, value) for value in site.state], 1)
-    c, b = (m.values if m.source == "computed" else None for m in (site.collapse, site.inject))
-    forward, backward = _measure_mixing(site.mix)
-    return SiteStatistics(
-        site.id, tuple(state.square().mean((0, 2)).sqrt().tolist()), _measure_write(program, site), forward, backward,
-        None if c is None else _measure_concentration(c), *(None if m is None else _measure_spread(m) for m in (c, b)),
-    )  # fmt: skip
+    sums = split_sums(program, site)
+    shares = None if sums is None else tuple(measure_shares(*sums, -1).mean(0).tolist())
+    matrices = measure_matrices(site, None)
+    rms = tuple(state.square().mean((0, 2)).sqrt().tolist())
+    return SiteStatistics(site.id, rms, shares, **{name: matrices.get(name) for name in MATRICES})
 
 
-def _measure_mixing(mix: Matrix) -> tuple[float | None, float | None]:
-    if mix.source != "computed" or mix.values.shape[1] != mix.values.shape[2]:
-        return None, None
-    rows, columns = (float((mix.values.sum(dim) - 1.0).abs().max()) for dim in (2, 1))
-    return rows, columns
+def measure_matrices(site: ProgramSite, mask: Tensor | None) -> dict[str, float]:
+    """Return the statistics of a sublayer's computed matrices by their names in `SiteStatistics`.
+
+    Args:
+        site: the sublayer.
+        mask: which tokens count, `(tokens,)`; None for all.
+    """
+    c, a, b = (_count(matrix, mask) for matrix in (site.collapse, site.mix, site.inject))
+    found: dict[str, float] = {}
+    if a is not None and a.shape[1] == a.shape[2]:
+        for name, dim in (("forward", 2), ("backward", 1)):
+            found[name] = float((a.sum(dim) - 1.0).abs().max())
+    if c is not None:
+        p = c.abs() / c.abs().sum(2, keepdim=True).clamp_min(torch.finfo(c.dtype).tiny)
+        found["concentration"] = float(p.square().sum(2).mean())
+    for name, matrix in (("spread_C", c), ("spread_B", b)):
+        if matrix is not None:
+            found[name] = float(matrix.std(0, correction=0).mean())
+    return found
 
 
-def _measure_concentration(c: Tensor) -> float:
-    p = c.abs() / c.abs().sum(2, keepdim=True).clamp_min(torch.finfo(c.dtype).tiny)
-    return float(p.square().sum(2).mean())
+def _count(matrix: Matrix, mask: Tensor | None) -> Tensor | None:
+    """Return the entries of a computed matrix for the tokens that count; None if it is not computed, or none counts."""
+    if matrix.source != "computed":
+        return None
+    values = matrix.values if mask is None or len(matrix.values) != len(mask) else matrix.values[mask]
+    return values if len(values) else None
 
 
-def _measure_spread(matrix: Tensor) -> float:
-    return float(matrix.std(0, correction=0).mean())
-
-
-def _measure_write(program: Program, site: ProgramSite) -> tuple[float, ...] | None:
-    """Return the share of the write in each new stream, before the norm of the sum."""
-    shares: list[float] = []
+def split_sums(program: Program, site: ProgramSite) -> tuple[Tensor, Tensor] | None:
+    """Return the sum A X + B W before its norm, and B W, both `(tokens, n, d)`; None if they have other tokens."""
+    totals: list[Tensor] = []
+    writes: list[Tensor] = []
     for part in site.sums:
         total = to_streams(program.carrier, part.target if part.norm is None else part.norm.x)
         write = torch.zeros_like(total)
@@ -139,9 +155,14 @@ def _measure_write(program: Program, site: ProgramSite) -> tuple[float, ...] | N
                 if len({len(column.matrix), len(operand), len(total)} - {1}) > 1:
                     return None
                 write = write + (column.matrix * operand.unsqueeze(1)).sum(2)
-        size = total.square().sum(-1).clamp_min(torch.finfo(total.dtype).tiny)
-        shares += ((write * total).sum(-1) / size).mean(0).tolist()
-    return tuple(shares)
+        totals.append(total)
+        writes.append(write)
+    return torch.cat(totals, 1), torch.cat(writes, 1)
+
+
+def measure_shares(total: Tensor, write: Tensor, dims: int | tuple[int, ...]) -> Tensor:
+    """Return the share of B W in the sum, <B W, s> / |s|^2 over some dimensions."""
+    return (write * total).sum(dims) / total.square().sum(dims).clamp_min(torch.finfo(total.dtype).tiny)
 
 
 def _format(value: float | Sequence[float] | None) -> str:

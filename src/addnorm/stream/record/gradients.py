@@ -16,9 +16,10 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from addnorm.stream.dataflow.graph import PARAMETER
 from addnorm.stream.dataflow.wrappers import inner_tensors, is_sharded, local_part
 from addnorm.stream.record.probes import Probes, StateProbe
+from addnorm.stream.record.program_probes import ProgramProbes, ProgramState
 from addnorm.stream.record.recording import Recording
 from addnorm.stream.record.statistics import vector_norm
-from addnorm.stream.tokens import OmittedError, TokenMask, Tokens
+from addnorm.stream.tokens import OmittedError, TokenMask
 
 Key = tuple[int, str]  # a site, and the name of a parameter
 
@@ -45,7 +46,7 @@ class GradientHooks:
         self._squares: dict[int, dict[str, float]] = {}  # of the last step, by site and parameter
         self._squares_step: int | None = None
 
-    def add_parameters(self, probes: Probes, named: Mapping[str, nn.Parameter], has_fsdp: bool) -> None:
+    def add_parameters(self, probes: Probes | ProgramProbes, named: Mapping[str, nn.Parameter], has_fsdp: bool) -> None:
         """Register hooks on the parameters that the model has now."""
         self._sharded.clear()
         for key in ((site.index, name) for site in probes.sites for name in site.parameters):
@@ -65,7 +66,7 @@ class GradientHooks:
                 handle = parameter.register_hook(hook)
             self._parameters[key] = parameter, handle
 
-    def add_state(self, state: StateProbe, tensor: Tensor, step: int, tokens: TokenMask) -> bool:
+    def add_state(self, state: StateProbe | ProgramState, tensor: Tensor, step: int, tokens: TokenMask) -> bool:
         """Register a hook that records the gradient of a state; return False if the state should have one and has none."""
         if not tensor.requires_grad:
             return state.value.op is None or not state.value.kind & PARAMETER
@@ -89,7 +90,9 @@ class GradientHooks:
         self._parameters.clear()
         self._sharded.clear()
 
-    def _on_state(self, state: StateProbe, step: int, tokens: TokenMask, placements: Any, grad: Tensor) -> None:
+    def _on_state(
+        self, state: StateProbe | ProgramState, step: int, tokens: TokenMask, placements: Any, grad: Tensor
+    ) -> None:
         if self.step is None:
             self._begin_backward()
             torch.autograd.Variable._execution_engine.queue_callback(self._finish_backward)
@@ -97,11 +100,11 @@ class GradientHooks:
         self.step = step if self.step is None else max(step, self.step)
         with torch.no_grad():
             try:
-                norms = Tokens.arrange(local_part(grad, placements), state.layout, tokens).norms
+                values = [*state.measure_gradient(local_part(grad, placements), tokens)]
             except OmittedError:  # as for the state itself, where the reason is recorded
                 return
             for site in state.leaving:
-                for name, value in norms.statistics():
+                for name, value in values:
                     self.recording.add(step, site, "grad", name, value)
 
     def _on_parameter(self, key: Key, grad: Tensor | None) -> None:

@@ -17,17 +17,17 @@ from typing import Any, NamedTuple
 import torch
 
 from addnorm.stream.record.schema import (
-    BY_NAME,
-    ORDER,
     STATISTICS,
     Balance,
     Measurement,
     MemoryMap,
     RecordedSite,
     Selection,
+    find_statistic,
+    order_statistic,
     resolve_name,
     suggest,
-)  # fmt: skip
+)
 
 ROUND_OFF = 1e-6  # relative to the mean: a smaller spread is round-off of float32
 CHUNK = 4096  # windows at once: 4 MB
@@ -161,7 +161,7 @@ class Measurements:
             raise ValueError(
                 f"site is {site}, expected a number from 0 to {len(self.sites) - 1}: its place in `sites`."
             )
-        entry = BY_NAME.get((role, statistic))
+        entry = find_statistic(role, statistic)
         if entry is None or entry.reciprocal_of:
             names = [f"{known.role} {known.name}" for known in STATISTICS if not known.reciprocal_of]
             raise ValueError(f"{role} {statistic} is not recorded, expected {suggest(f'{role} {statistic}', names)}.")
@@ -169,7 +169,7 @@ class Measurements:
 
     def iter_series(self) -> Iterator[tuple[int, str, str, Series]]:
         """Yield every series with its site's index, role and statistic, by depth and in the order of `STATISTICS`."""
-        for site, role, statistic in sorted(self._series, key=lambda key: (key[0], ORDER[key[1:]])):
+        for site, role, statistic in sorted(self._series, key=lambda key: (key[0], order_statistic(*key[1:]))):
             if (series := self._series[site, role, statistic]).steps:
                 yield site, role, statistic, series
 

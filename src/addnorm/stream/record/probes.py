@@ -23,6 +23,7 @@ from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.sublayers import Sublayer, list_parameters
 from addnorm.stream.layout.token_layout import TokenLayout
 from addnorm.stream.record.schema import RecordedSite
+from addnorm.stream.tokens import TokenMask, Tokens
 from addnorm.stream.write_terms import WriteTerm, find_write_term, is_overwritten
 
 COLLECTIVE, WAIT = "_c10d_functional::", "_c10d_functional::wait_tensor"
@@ -87,6 +88,10 @@ class StateProbe:
     entering: list[int] = field(default_factory=list)  # sites whose input it is; their writes are compared with it
     leaving: list[int] = field(default_factory=list)  # sites whose output it is; x_0 is one
     is_overwritten: bool = False  # in place, before the last of those writes is computed
+
+    def measure_gradient(self, grad: Tensor, tokens: TokenMask) -> Iterable[tuple[str, float]]:
+        """Return the statistics of the gradient of the loss at the state."""
+        return Tokens.arrange(grad, self.layout, tokens).norms.statistics()
 
 
 @dataclass(eq=False)
@@ -192,12 +197,20 @@ class Probes:
         rstd = op.outputs[output] if output is not None and len(op.outputs) > output else None
         self.norms.append(NormProbe(site, role, norm, rstd, stream.name, stream.layout.of_norm(norm)))
 
-    def depends_on_shape(self, masked: bool) -> bool:
-        """Return whether the order of tokens is known only for inputs of the inspected shapes.
+    @property
+    def num_layers(self) -> int:
+        """The largest number of layers of a stream."""
+        return max(stream.num_layers for stream in self.streams.values())
+
+    def is_stale(self, shapes: Any, masked: bool) -> bool:
+        """Return whether a forward with inputs of other shapes must be inspected again, to know the order of its tokens.
 
         Args:
+            shapes: the shapes of the model's inputs.
             masked: whether only the tokens of a mask count.
         """
+        if shapes == self.shapes:
+            return False
         layouts = [state.layout for state in self.states] + [site.write_layout for site in self.sites]
         if masked:
             layouts += [layout for site in self.sites for _, layout in site.values.values()]

@@ -2,14 +2,15 @@
 
 Statistics are computed where the tensors are, and only numbers are kept: memory does not grow with the length of the input,
 and grows by 16 bytes a number with the steps. The first forward of each kind (structure of the inputs, training mode, grad
-mode) is inspected first, in an additional forward without side effects. After that each forward runs once.
+mode) is inspected first, in an additional forward without side effects. After that each forward runs once. With several streams
+each recorded forward has an additional one: its matrices are measured in it.
 """
 
 from __future__ import annotations
 
 import datetime
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,11 +24,15 @@ from addnorm._util.torch_internals import in_function_transform
 from addnorm.stream.dataflow.frames import Frames
 from addnorm.stream.dataflow.observers import ObserverMode, observe_forwards, use_nonreentrant_checkpoints
 from addnorm.stream.dataflow.wrappers import find_fsdp_modules, find_ranks, meet, reshard
-from addnorm.stream.inspect import build_inspection, capture_flow, check_parameters, prefer_program
+from addnorm.stream.edits import is_edited
+from addnorm.stream.inspect import capture_flow, check_parameters, find_repeated_program, inspect_flow
 from addnorm.stream.models.inputs import format_inputs
+from addnorm.stream.program.result import Program
 from addnorm.stream.record.forward import Forward
 from addnorm.stream.record.gradients import GradientHooks
 from addnorm.stream.record.probes import Leaves, Probes, inspection_metadata
+from addnorm.stream.record.program_forward import ProgramForward, ProgramSample
+from addnorm.stream.record.program_probes import NAME, ProgramProbes, program_metadata
 from addnorm.stream.record.recording import Recording
 from addnorm.stream.record.sample import TokenSample
 from addnorm.stream.record.statistics import parameter_norm
@@ -62,6 +67,9 @@ def record(
         gather: measure parameters and their gradients as a whole where they are sharded (FSDP2, tensor parallelism), not the part
             of this process. Statistics of the stream are always those of the tokens of this process.
 
+    With several streams, or computed coefficients, statistics are those of all streams together; "rms_0", ... are those of each.
+    Every recorded forward then runs once more before, with its activations in memory, to measure its matrices: use `every`.
+
     A sharded model communicates in its forward, and `record` runs it once more: enter the block in all processes. A process that
     is alone in the block raises an error after 30 seconds, before it communicates.
 
@@ -69,9 +77,9 @@ def record(
         A `Recording` that is filled while the block runs. `addnorm.stream.record.schema.STATISTICS` lists what is recorded.
 
     Raises:
-        ValueError: the model has no residual stream, or n that are mixed, its parameters have no values, or `gather=True` for
-            `FullyShardedDataParallel` (FSDP1).
-        RuntimeError: the model is sharded, and another process does not record it.
+        ValueError: the model has no residual stream, or several and is sharded, its parameters have no values, or `gather=True`
+            for `FullyShardedDataParallel` (FSDP1).
+        RuntimeError: the model is sharded, and another process does not record it; or it has several streams and is ablated.
 
     Example:
         >>> layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
@@ -167,9 +175,10 @@ class _Recorder:
         self._gradients = GradientHooks(self.recording, accumulate != 1, gather)
         self._steps = StepCounter(self.model, accumulate)
         self._probes: dict[Any, Probes] = {}
+        self._programs: set[Any] = set()  # the kinds of forwards that are those of a residual program
         self._key: Any = None  # of the forward
-        self._forward: Forward | None = None
-        self._samples: dict[str, TokenSample] = {}
+        self._forward: Forward | ProgramForward | None = None
+        self._samples: Mapping[str, TokenSample | ProgramSample] = {}
         self._has_new_samples = False  # since the last time that maps were computed
         if model is not self.model or any(hasattr(m, "_orig_mod") for m in model.modules()):
             self._note("the model is compiled, and recorded eagerly")
@@ -196,10 +205,10 @@ class _Recorder:
         if step % self.every:
             return None
         self._key = _call_key(self.model, args, kwargs)
-        probes = self._probes.get(self._key)
+        probes: Probes | ProgramProbes | None = self._probes.get(self._key)
         shapes = tuple(t.shape for t in tensors)
-        if probes is None or (probes.depends_on_shape(self.masks is not None) and probes.shapes != shapes):
-            probes = self._probes[self._key] = self._find_probes(args, kwargs, shapes)
+        if probes is None or probes.is_stale(shapes, self.masks is not None):
+            probes = self._find_probes(args, kwargs, shapes)
             self.recording.metadata.setdefault("inputs", format_inputs(args, kwargs))
         check_mask_streams(self.masks, probes.streams)
         masks = {name: TokenMask.from_argument(self.masks, name, kwargs) for name in probes.streams}
@@ -209,7 +218,10 @@ class _Recorder:
         if self.grads:
             self._gradients.add_parameters(probes, leaves.parameters, self._has_fsdp)
         gradients = self._gradients if self.grads else None
-        self._forward = Forward(self.recording, step, probes, masks, leaves, gradients, frames)
+        if isinstance(probes, ProgramProbes):
+            self._forward = ProgramForward(self.recording, step, probes, masks[NAME], leaves, gradients, frames)
+        else:
+            self._forward = Forward(self.recording, step, probes, masks, leaves, gradients, frames)
         self._samples = self._forward.samples
         return self._forward.mode
 
@@ -257,7 +269,7 @@ class _Recorder:
             if memory_map is not None:
                 self.recording.memory_maps[name] = memory_map
 
-    def _find_probes(self, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any) -> Probes:
+    def _find_probes(self, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any) -> Probes | ProgramProbes:
         """Inspect the model and return the values to measure; check that another kind of forward has the same sites."""
         check_parameters(self.model, "addnorm.record(model)")
         if ranks := find_ranks(self.model):
@@ -267,31 +279,52 @@ class _Recorder:
             )
         flow = capture_flow(self.model, args, kwargs)
         with torch.no_grad():
-            inspection = build_inspection(self.model, flow)
-        program = prefer_program(inspection, flow).program if len(inspection.streams) != 1 else None
-        if program is not None:
-            raise ValueError(program.explain_refusal(type(self.model).__name__, "record"))
-        if not inspection.sites:
-            raise ValueError(
-                f"{type(self.model).__name__} has no residual stream to record: {inspection.unknown[0].reason}."
+            inspection = None if self._key in self._programs else inspect_flow(self.model, flow)
+            program = find_repeated_program(flow) if inspection is None else inspection.with_program().program
+        probes: Probes | ProgramProbes
+        if isinstance(program, Program):
+            self._check_program(bool(ranks))
+            probes = ProgramProbes(program, flow, self.layers)
+            self._programs.add(self._key)
+        elif inspection is None or not inspection.sites:
+            reason = (
+                inspection.unknown[0].reason if inspection is not None else "its equations do not close in this step"
             )
-        probes = Probes(inspection, self.layers, shapes)
-        flow.release_tensors()
+            raise ValueError(f"{type(self.model).__name__} has no residual stream to record: {reason}.")
+        else:
+            probes = self._probes[self._key] = Probes(inspection, self.layers, shapes)
+            flow.release_tensors()
         if not probes.sites:
-            depth = max(stream.num_layers for stream in inspection.streams)
             raise ValueError(
-                f"layers is {self.layers}, expected numbers from 0 to {depth - 1}: the layers of the model."
+                f"layers is {self.layers}, expected numbers from 0 to {probes.num_layers - 1}: the layers of the model."
             )
         known = self.recording.sites
         if not known:
             self.recording.sites = tuple(probes.recorded)
-            self.recording.metadata |= inspection_metadata(inspection)
+            if isinstance(program, Program):
+                self.recording.metadata |= program_metadata(
+                    program, "training" if self.model.training else "evaluation"
+                )
+            elif inspection is not None:
+                self.recording.metadata |= inspection_metadata(inspection)
         elif [site.id for site in known] != [site.id for site in probes.recorded]:
             raise ValueError(
                 f"forward {self._steps.forwards - 1} has {len(probes.sites)} sublayers, expected the {len(known)} sites of the "
                 "first: record models or inputs whose sublayers differ one by one."
             )
         return probes
+
+    def _check_program(self, is_sharded: bool) -> None:
+        """Check that the streams of a program can be recorded here."""
+        if is_sharded:
+            raise ValueError(
+                "model is sharded and has several streams, expected a whole model: record takes no other yet."
+            )
+        if is_edited(self.model):
+            raise RuntimeError(
+                "record is called inside addnorm.ablate or scale_write with a model of several streams, expected outside: it "
+                "measures the whole model."
+            )
 
 
 def _call_key(model: nn.Module, args: Any, kwargs: Any) -> Any:

@@ -13,9 +13,10 @@ from addnorm._util.charts import LOG_RATIO, Scale
 from addnorm._util.numbers import format_count, format_number
 from addnorm._util.optional import require
 from addnorm._util.render import Rendered
+from addnorm.stream.program.statistics import MATRICES, SiteStatistics, build_statistics
 from addnorm.stream.record import store
 from addnorm.stream.record.measurements import Measurements
-from addnorm.stream.record.schema import ENDS, Measurement
+from addnorm.stream.record.schema import ENDS, Measurement, RecordedSite
 
 if TYPE_CHECKING:
     from addnorm.stream.record.plot import Plots
@@ -167,8 +168,30 @@ class Recording(Rendered, Measurements):
             rows,
             caption=NOTE + LONE_NOTE * bool(alone),
         )
+        if statistics := self._list_stream_statistics():
+            yield from build_statistics(statistics)
         if note := self.metadata.get("note"):
             yield Paragraph(f"Note: {note}.", style="dim", space=True)
+
+    def _list_stream_statistics(self) -> list[SiteStatistics]:
+        """Return the numbers of each of several streams, and of the matrices, at the last step; an empty list for one stream."""
+        rms, shares = self._read_streams("in", "rms"), self._read_streams("write", "share")
+        matrices = {name: dict(self.series("matrices", name)) for name in MATRICES}
+        names = {site: f"{1 + (site.layer or 0)} {site.kind}" for site in rms}
+        return [
+            SiteStatistics(name, rms[site], shares.get(site), **{key: of.get(site) for key, of in matrices.items()})
+            for site, name in names.items()
+        ]
+
+    def _read_streams(self, role: str, name: str) -> dict[RecordedSite, tuple[float, ...]]:
+        """Return a statistic of each stream by site, at the last step."""
+        found: dict[RecordedSite, tuple[float, ...]] = {}
+        k = 0
+        while values := self.series(role, f"{name}_{k}"):
+            for site, value in values:
+                found[site] = (*found.get(site, ()), value)
+            k += 1
+        return found
 
     def _find_lone_tokens(self) -> set[str]:
         """Return the ids of sites whose stream is finite and similarity NaN, as no sequence has two tokens that are not zero."""

@@ -7,7 +7,7 @@ than `BYTES`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
@@ -139,13 +139,9 @@ class TokenSample:
 
     def _choose(self, rows: Tensor, mask: Tensor | None) -> Tensor:
         """Return the indices of the tokens to sample, in canonical order."""
-        among = torch.arange(len(rows), device=rows.device) if mask is None else mask.nonzero().reshape(-1)
-        self._counted = among.numel()
         size = len(self._layouts) * self.stream.width * rows.element_size()  # of one token
-        most = max(TOKENS, BYTES // size)
-        if self._counted <= most:
-            return among
-        return among[torch.arange(most, device=among.device) * self._counted // most]
+        chosen, self._counted = choose_tokens(rows, mask, size)
+        return chosen
 
     # Results.
 
@@ -178,31 +174,13 @@ class TokenSample:
     def _compute(self) -> tuple[MemoryMap, Balance]:
         names = {id(site.sublayer): site.id for site in self.stream.sites}
         limit = get_tolerance(*(value.tensor.dtype for value in self._layouts)) * len(self._states) ** 0.5
-        shares: list[dict[str, float]] = [{} for _ in self._states]  # sums over the tokens, by depth
-        amounts: dict[str, float] = {}
-        length = closure = 0.0
-        tokens = len(self._rows[self._states[0]])
-        for begin in range(0, tokens, TOKENS):
-            rows = slice(begin, begin + TOKENS)
-            parts: Components = {}
-            for k, parts in enumerate(self._propagate(names, rows)):
-                total = sum_components(parts)
-                closure = max(closure, error := relative_error(self._read(self._states[k], rows), total))
-                if not error <= limit:
-                    raise OmittedError(
-                        f"at depth {k} the components add up to the stream with a relative error of {format_number(error, 2)}, "
-                        f"tolerance {format_number(limit, 1)}"
-                    )
-                _add_to(shares[k], source_shares(parts, total))
-            end = self._read(self._states[-1], rows)
-            norms = torch.linalg.vector_norm(end, dim=-1)
-            direction = end / norms.clamp_min(torch.finfo(norms.dtype).tiny)[:, None]
-            _add_to(amounts, {name: (part * direction).sum(-1) for name, part in parts.items()})
-            length += float(norms.sum())
-        sources = [*dict.fromkeys(("x_0", *names.values(), *amounts))]  # those of `Decomposition`, in their order
-        means = tuple(amounts[source] / tokens for source in sources)
-        balance = Balance(tuple(sources), means, length / tokens, tokens, closure, total_tokens=self._counted)
-        return (sources, [[depth.get(source, 0.0) / tokens for source in sources] for depth in shares]), balance
+        starts = range(0, len(self._rows[self._states[0]]), TOKENS)
+        chunks = (self._iter_depths(names, slice(begin, begin + TOKENS)) for begin in starts)
+        return weigh_sources(chunks, names.values(), limit, self._counted)
+
+    def _iter_depths(self, names: dict[int, str], rows: slice) -> Iterator[tuple[Components, Tensor]]:
+        for state, parts in zip(self._states, self._propagate(names, rows), strict=True):
+            yield parts, self._read(state, rows)
 
     def _propagate(self, names: dict[int, str], rows: slice) -> Iterator[Components]:
         """Yield the components of some of the tokens at each depth."""
@@ -230,6 +208,63 @@ class TokenSample:
         """Return some of the tokens of a state or write, or the bias that is the same for all."""
         kept = self._rows[value]
         return (kept if len(kept) == 1 else kept[rows]).double()
+
+
+def choose_tokens(rows: Tensor, mask: Tensor | None, size: int) -> tuple[Tensor, int]:
+    """Return the indices of the tokens to sample, evenly spaced among those that count, and the number of these.
+
+    Args:
+        rows: the tokens, in dimension 0.
+        mask: which of them count; None for all.
+        size: bytes that the sample takes for one token.
+    """
+    among = torch.arange(len(rows), device=rows.device) if mask is None else mask.nonzero().reshape(-1)
+    counted, most = among.numel(), max(TOKENS, BYTES // size)
+    if counted > most:
+        among = among[torch.arange(most, device=among.device) * counted // most]
+    return among, counted
+
+
+def weigh_sources(
+    chunks: Iterable[Iterable[tuple[Components, Tensor]]], names: Iterable[str], limit: float, counted: int
+) -> tuple[MemoryMap, Balance]:
+    """Return the memory map and the balance from the components of the states.
+
+    Args:
+        chunks: for some of the tokens at a time, at each depth the components and the state, `(tokens, d)` in float64.
+        names: the ids of the sublayers.
+        limit: the largest relative error of the components' sum.
+        counted: number of tokens from which the sample was taken.
+
+    Raises:
+        OmittedError: the components do not add up to a state.
+    """
+    shares: list[dict[str, float]] = []  # sums over the tokens, by depth
+    amounts: dict[str, float] = {}
+    length = closure = 0.0
+    tokens = 0
+    for chunk in chunks:
+        parts: Components = {}
+        state = torch.empty(0)
+        for k, (parts, state) in enumerate(chunk):
+            total = sum_components(parts)
+            closure = max(closure, error := relative_error(state, total))
+            if not error <= limit:
+                raise OmittedError(
+                    f"at depth {k} the components add up to the stream with a relative error of {format_number(error, 2)}, "
+                    f"tolerance {format_number(limit, 1)}"
+                )
+            shares += [{}] * (k == len(shares))
+            _add_to(shares[k], source_shares(parts, total))
+        norms = torch.linalg.vector_norm(state, dim=-1)
+        direction = state / norms.clamp_min(torch.finfo(norms.dtype).tiny)[:, None]
+        _add_to(amounts, {name: (part * direction).sum(-1) for name, part in parts.items()})
+        length += float(norms.sum())
+        tokens += len(norms)
+    sources = [*dict.fromkeys(("x_0", *names, *amounts))]  # those of `Decomposition`, in their order
+    means = tuple(amounts[source] / tokens for source in sources)
+    balance = Balance(tuple(sources), means, length / tokens, tokens, closure, total_tokens=counted)
+    return (sources, [[depth.get(source, 0.0) / tokens for source in sources] for depth in shares]), balance
 
 
 def _add_to(sums: dict[str, float], values: Mapping[str, Tensor]) -> None:

@@ -105,6 +105,7 @@ ROLES = {
     "norm_final": "the norm after the last sublayer",
     "grad": "the gradient of the loss at the stream after the sublayer, g = ∂loss/∂x'",
     "params": "the parameters θ of the sublayer",
+    "matrices": "the matrices C, A and B of a sublayer of several streams, as they are in this step",
 }
 
 
@@ -138,6 +139,8 @@ STATISTICS = (
     Statistic("write", "cosine", "cosine between the write and the stream, mean over the tokens", "mean_t cos(w_t, x_t)"),
     Statistic("write", "unchanged", "share of the stream's elements that adding the write does not change",
               "mean(round(x + w) = x)"),
+    Statistic("write", "share", "share of the write in the sum of several streams, mean over the tokens",
+              "mean_t ⟨w_t, s_t⟩ / ‖s_t‖²"),
     Statistic("out", "similarity", "cosine between two tokens of a sequence, mean over the pairs", "mean_{s≠t} cos(x'_s, x'_t)"),
     Statistic("out", "massive", "number of massive activations", "#{|x'| > 100 and |x'| > 1000 median|x'|}"),
     Statistic("out", "top", "largest magnitude relative to the median magnitude", "max |x'| / median |x'|"),
@@ -154,7 +157,18 @@ STATISTICS = (
     ),
     Statistic("params", "grad_l2", "L2 norm of the gradient of the sublayer's parameters", "√Σ (∂loss/∂θ)²"),
     Statistic("params", "l2", "L2 norm of the sublayer's parameters", "√Σ θ²"),
+    Statistic("matrices", "forward", "largest deviation of a row sum of A from 1: of what a stream receives",
+              "max |Σ_j a_ij - 1|"),
+    Statistic("matrices", "backward", "the same of a column sum: of what a stream passes on, and its gradient receives",
+              "max |Σ_i a_ij - 1|"),
+    Statistic("matrices", "concentration", "from 1/n, where C reads all streams alike, to 1, where it reads one",
+              "mean_t Σ_j (|c_j| / Σ|c|)²"),
+    Statistic("matrices", "spread_C", "standard deviation over the tokens of an entry of C, mean over the entries",
+              "mean_j sd_t(c_j)"),
+    Statistic("matrices", "spread_B", "the same of B", "mean_i sd_t(b_i)"),
 )  # fmt: skip
+# Statistics of several streams together that are recorded for each of them too: "rms_0" is that of the first stream.
+BY_STREAM = {*((role, name) for role in ("in", "out", "grad") for name in ("l2", "rms", "max")), ("write", "share")}
 
 # Labels of axes, and the limits of those that do not follow the values.
 AXIS_LABELS = {
@@ -164,8 +178,36 @@ AXIS_LABELS = {
 }  # fmt: skip
 LIMITS = {("write", "cosine"): (-1.0, 1.0), ("out", "similarity"): (0.0, 1.0)}
 
-BY_NAME = {(statistic.role, statistic.name): statistic for statistic in STATISTICS}
-ORDER = {key: place for place, key in enumerate(BY_NAME)}
+_BY_NAME = {(statistic.role, statistic.name): statistic for statistic in STATISTICS}
+_PLACES = {key: place for place, key in enumerate(_BY_NAME)}
+
+
+def find_statistic(role: str, name: str) -> Statistic | None:
+    """Return a statistic by its name, or that of one stream: "rms_0", of the first of several; None if there is none.
+
+    Example:
+        >>> from addnorm.stream.record.schema import find_statistic
+        >>> find_statistic("out", "rms_2").meaning
+        'root mean square of all elements, of stream 2 counted from 0'
+    """
+    base, number = _split_number(role, name)
+    entry = _BY_NAME.get((role, base))
+    if entry is None or number < 0:
+        return entry
+    return entry._replace(name=name, meaning=f"{entry.meaning}, of stream {number} counted from 0")
+
+
+def order_statistic(role: str, name: str) -> tuple[int, int]:
+    """Return the key that sorts statistics as `STATISTICS`, those of single streams after that of all."""
+    base, number = _split_number(role, name)
+    return _PLACES[role, base], number
+
+
+def _split_number(role: str, name: str) -> tuple[str, int]:
+    """Return the name of a statistic without the number of a stream, and this number; -1 without one."""
+    base, _, number = name.rpartition("_")
+    of_one = (role, base) in BY_STREAM and number.isascii() and number.isdigit()
+    return (base, int(number)) if of_one else (name, -1)
 
 
 class HookName(NamedTuple):
@@ -229,7 +271,7 @@ def resolve_name(name: str, statistic: str) -> Selection:
     hook = HookName((base,), None, "") if base in ROLES else HOOK_NAMES.get(base)
     if hook is None:
         raise ValueError(f"name is {name!r}, expected {suggest(base, [*ROLES, *HOOK_NAMES])}.")
-    entry = BY_NAME.get((hook.roles[0], STATISTIC_SYNONYMS.get(statistic, statistic)))
+    entry = find_statistic(hook.roles[0], STATISTIC_SYNONYMS.get(statistic, statistic))
     if entry is None:
         names = [known.name for known in STATISTICS if known.role == hook.roles[0]]
         raise ValueError(f"{base} has no statistic {statistic!r}, expected {suggest(statistic, names)}.")

@@ -19,6 +19,15 @@ import { show } from "../numbers.js";
 /** @type {Panel[]} */
 export const PANELS = [
   { id: "stream", title: "Residual stream", y: "root mean square", lines: [["out.rms", "stream"]] },
+  {
+    id: "each", title: "Each of the streams", y: "root mean square",
+    lines: Array.from({ length: 8 }, (_, k) => [`out.rms_${k}`, `stream ${k + 1}`]),
+  },
+  {
+    id: "mixing", title: "Mixing of the streams", y: "deviation of a sum of A from 1",
+    lines: [["matrices.forward", "rows: what a stream receives"], ["matrices.backward", "columns: what a stream passes on"]],
+  },
+  { id: "reading", title: "Reading of the streams", y: "concentration of C", lines: [["matrices.concentration", "from 1/n, all alike, to 1, one stream"]], linear: true },
   { id: "gradients", title: "Gradients", y: "L2 norm", lines: [["grad.l2", "of the stream"], ["params.grad_l2", "of the sublayer's parameters"]] },
   { id: "ratio", title: "Write / stream", y: "ratio of L2 norms", lines: [["write.ratio", "write / stream"]], stems: true },
   { id: "cosine", title: "Direction of the writes", y: "cosine between write and stream", lines: [["write.cosine", "cosine"]], linear: true },
