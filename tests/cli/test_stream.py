@@ -56,7 +56,9 @@ def test_inspect_compares_several_streams_with_a_wiring(folder):
     other = run("inspect", "own_models:several", "--expect", "reversible", "--float64")
     assert other.exit_code == 3
     assert "It is not reversible: the number of streams is 4, expected 2" in other.stderr
-    assert_one_sentence(run("record", "own_models:several"), 3, "model is Encoder with 4 streams, expected one stream")
+    recorded = run("record", "own_models:several", "--states", "several.pt")
+    assert_words(recorded.stdout, "Recording of Encoder: 4 sublayers", "centration")
+    assert run("inspect", "own_models:several", "--like", "several.pt").exit_code == 0
     page = run("inspect", "own_models:several", "--report", "page.html")
     assert page.exit_code == 0, page.stderr
     assert "The streams by depth" in (folder / "page.html").read_text()

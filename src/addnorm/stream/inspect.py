@@ -25,7 +25,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -117,6 +117,23 @@ def inspect_run(
     model: nn.Module, args: Any, kwargs: dict[str, Any], float64: bool = False, as_program: bool = False
 ) -> Inspection:
     """Inspect a model as `inspect` does. With `as_program`, find its residual program even where rows describe it."""
+    found = _inspect_once(model, args, kwargs, float64, as_program)
+    if found.closes or not torch.is_inference_mode_enabled():
+        return found
+    with leave_inference_mode(), suppress(RuntimeError):  # a model that writes into its inputs cannot run there
+        outside = _inspect_once(model, args, kwargs, float64, as_program)
+        found = outside if outside.with_program().program is not None else found
+    return found
+
+
+@contextmanager
+def leave_inference_mode() -> Iterator[None]:
+    """Run the block without gradients and outside inference mode, in which torch hides the steps of products from observers."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+def _inspect_once(model: nn.Module, args: Any, kwargs: dict[str, Any], float64: bool, as_program: bool) -> Inspection:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is {type(model).__name__}, expected a torch.nn.Module: {USAGE}.")
     check_inputs(model, args, kwargs, USAGE)
@@ -162,8 +179,8 @@ def prefer_program(inspection: Inspection, flow: Flow, as_program: bool = False)
     """Return the inspection with the residual program of the run, if there is one that has all residual sums.
 
     If the program has a wiring of the catalog, it takes the place of the streams, unless these have rows that close and it has
-    rows too. A program of several streams without a wiring is added to an inspection that is not clear. A program of a part of
-    the model is a reason why this is not understood.
+    rows too. A program of several streams without a wiring is added to an inspection that is not clear, and takes the place of
+    streams without a wiring. A program of a part of the model is a reason why this is not understood.
     """
     with torch.no_grad():
         program = find_program(flow)
@@ -177,7 +194,10 @@ def prefer_program(inspection: Inspection, flow: Flow, as_program: bool = False)
         return replace(inspection, unknown=(_explain_part(program), *inspection.unknown)) if is_new else inspection
     if as_program or (program.wiring is not None and not (inspection.closes and program.wiring.has_rows)):
         return replace(inspection, streams=(), unknown=(), program=program)
-    return replace(inspection, unnamed=program) if is_several else inspection
+    if not is_several:
+        return inspection
+    streams = inspection.streams if any(stream.wiring for stream in inspection.streams) else ()
+    return replace(inspection, streams=streams, unnamed=program)
 
 
 def find_repeated_program(flow: Flow) -> Program | None:

@@ -85,23 +85,5 @@ def test_ablate_equals_edited_deepseek_to_the_bit():
         assert not torch.equal(model(tokens, use_cache=False).last_hidden_state, found)
 
 
-def record(run):
-    with addnorm.record(run.model):
-        run.model(run.x)
-
-
-def test_record_refuses_states_that_it_would_take_for_streams():
-    model, tokens = make_model("inkling2:Inkling2Text", torch.float32), torch.randint(4, 64, (2, 12))
-    with (
-        pytest.raises(ValueError, match=r"Inkling2TextModel with .* streams, expected one stream"),
-        addnorm.record(model),
-    ):
-        model(tokens, use_cache=False)
-
-
-def test_other_tools_name_the_streams(run):
-    with pytest.raises(
-        ValueError, match=r"model is HandMhc with 4 streams, expected one stream .*: record .* addnorm.decompose"
-    ):
-        record(run)
+def test_fuse_names_the_streams(run):
     assert "HandMhc with 4 streams" in str(addnorm.fuse(run.model, run.x)).replace("\n", " ")

@@ -118,3 +118,17 @@ def test_one_stream_keeps_its_rows():
     assert found.program is None
     assert found.to_dict()["program"] is None
     assert len(found.sites) == 4
+
+
+def test_several_streams_are_found_in_inference_mode():
+    torch.manual_seed(0)
+    model, x = HandMhc("flat").eval(), torch.randn(2, 5, D)
+    with torch.inference_mode():
+        found = addnorm.inspect(model, torch.randn(2, 5, D))
+        with addnorm.record(model) as rec:
+            model(x)
+            model(2.0 * x)
+        assert torch.is_inference_mode_enabled()
+    assert (found.wiring, found.closes) == ("mhc", True)
+    assert rec.metadata["wiring"] == "mhc"
+    assert len(rec.series("out", "rms_3", step=1)) == 1 + len(found.program.sites)

@@ -31,7 +31,7 @@ def test_statistics_equal_formulas_of_recorded_run():
     (first, *_), text = json.loads(json.dumps(rows.to_dict())), str(rows)
     assert first["site"] == rows[0].site
     assert first["rms"] == [*rows[0].rms]
-    assert "backward" in text
+    assert text.lower().count("backward") == 2  # in the heading, and in the note
     assert "write" in text
     assert "share" in text
 
@@ -43,6 +43,6 @@ def test_statistics_leave_out_constant_matrices():
     assert all(row.forward is row.backward is row.spread_B is None for row in rows)
     assert rows[0].write_share == (0.0, 1.0)
     assert len(rows[-1].rms) == 4
-    assert "\nforward" not in str(rows).replace(" ", "")
+    assert str(rows).lower().count("backward") == 1
     with pytest.raises(TypeError, match="program is NoneType"):
         addnorm.stream.measure_streams(None)

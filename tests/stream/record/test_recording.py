@@ -165,7 +165,7 @@ def test_over_time_accepts_id_index_or_site():
         (lambda rec: rec.series("3_wirte", "rms"), "name is '3_wirte', expected 'write'."),
         (lambda rec: rec.series("zzz", "rms"), "expected one of in, read, raw, write"),
         (lambda rec: rec.series("write", "cosin"), "write has no statistic 'cosin', expected 'cosine'."),
-        (lambda rec: rec.series("write", "zzz"), "expected one of l2, rms, max, ratio, cosine, unchanged."),
+        (lambda rec: rec.series("write", "zzz"), "expected one of l2, rms, max, ratio, cosine, unchanged, share."),
         (lambda rec: rec.series("write", "rms", step=3), "step is 3, expected a recorded one: 0, 5."),
         (lambda rec: rec.series("write", "rms", stream="sream"), "stream is 'sream', expected 'stream'."),
         (lambda rec: rec.over_time("0.atn", "write", "rms"), "site is '0.atn', expected '0.attn'."),

@@ -260,9 +260,8 @@ class Inspection(Rendered):
 
     def with_program(self) -> Inspection:
         """Return the inspection with the unnamed program as its program, if no streams were found."""
-        if self.program is not None or self.streams or self.unnamed is None:
-            return self
-        return replace(self, program=self.unnamed, unnamed=None, unknown=())
+        is_used = self.program is None and self.unnamed is not None and not self.streams
+        return replace(self, program=self.unnamed, unnamed=None, unknown=()) if is_used else self
 
     def list_sites(self) -> Sequence[Any]:
         """Return the sites of all streams, or those of the program."""
@@ -274,7 +273,7 @@ class Inspection(Rendered):
         if self.program is not None:
             return self.program.wiring.name if self.program.wiring else "unknown"
         names = [stream.wiring.name if stream.wiring else "unknown" for stream in self.streams]
-        return " / ".join(dict.fromkeys(names)) if names else "none"
+        return " / ".join(dict.fromkeys(names)) or ("none" if self.unnamed is None else "unknown")
 
     @property
     def closure(self) -> float:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import datetime
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -22,11 +22,20 @@ from torch.utils import _pytree as pytree
 from addnorm._util.arguments import check_int
 from addnorm._util.torch_internals import in_function_transform
 from addnorm.stream.dataflow.frames import Frames
+from addnorm.stream.dataflow.graph import Flow
 from addnorm.stream.dataflow.observers import ObserverMode, observe_forwards, use_nonreentrant_checkpoints
 from addnorm.stream.dataflow.wrappers import find_fsdp_modules, find_ranks, meet, reshard
 from addnorm.stream.edits import is_edited
-from addnorm.stream.inspect import capture_flow, check_parameters, find_repeated_program, inspect_flow
+from addnorm.stream.find.inspection import Inspection
+from addnorm.stream.inspect import (
+    capture_flow,
+    check_parameters,
+    find_repeated_program,
+    inspect_flow,
+    leave_inference_mode,
+)
 from addnorm.stream.models.inputs import format_inputs
+from addnorm.stream.program.naming import identify
 from addnorm.stream.program.result import Program
 from addnorm.stream.record.forward import Forward
 from addnorm.stream.record.gradients import GradientHooks
@@ -277,10 +286,7 @@ class _Recorder:
                 ranks,
                 f"record runs the sharded {type(self.model).__name__} once more, in which all processes communicate",
             )
-        flow = capture_flow(self.model, args, kwargs)
-        with torch.no_grad():
-            inspection = None if self._key in self._programs else inspect_flow(self.model, flow)
-            program = find_repeated_program(flow) if inspection is None else inspection.with_program().program
+        flow, inspection, program = self._inspect(args, kwargs)
         probes: Probes | ProgramProbes
         if isinstance(program, Program):
             self._check_program(bool(ranks))
@@ -302,6 +308,8 @@ class _Recorder:
         if not known:
             self.recording.sites = tuple(probes.recorded)
             if isinstance(program, Program):
+                if program.wiring is None:
+                    identify(program)
                 self.recording.metadata |= program_metadata(
                     program, "training" if self.model.training else "evaluation"
                 )
@@ -313,6 +321,22 @@ class _Recorder:
                 "first: record models or inputs whose sublayers differ one by one."
             )
         return probes
+
+    def _inspect(self, args: Any, kwargs: dict[str, Any]) -> tuple[Flow, Inspection | None, Any]:
+        """Return a run, its inspection, and its residual program, or None; of a kind of run that has a program only this."""
+        in_inference = torch.is_inference_mode_enabled()
+        if self._key not in self._programs:
+            flow = capture_flow(self.model, args, kwargs)
+            with torch.no_grad():
+                inspection = inspect_flow(self.model, flow)
+            found = flow, inspection, inspection.with_program().program
+            if inspection.closes or not in_inference:
+                return found
+        with leave_inference_mode() if in_inference else nullcontext():
+            flow = capture_flow(self.model, args, kwargs)
+            with torch.no_grad():
+                program = find_repeated_program(flow)
+        return found if program is None and self._key not in self._programs else (flow, None, program)
 
     def _check_program(self, is_sharded: bool) -> None:
         """Check that the streams of a program can be recorded here."""
