@@ -55,7 +55,7 @@ def test_families_of_transformers_are_named(name):
     else:
         assert (found.wiring, found.closes, found.unknown) == (wiring, True, ())
     assert found.closure < 1e-5
-    assert len((found.program or found.unnamed or found).sites) == 2 * model.config.num_hidden_layers
+    assert len(found.list_sites()) == 2 * model.config.num_hidden_layers
     if found.program is not None:
         assert found.program.expansion < 1e-5
         found_options = dict(found.program.wiring.options) if found.program.wiring is not None else {}

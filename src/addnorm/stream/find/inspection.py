@@ -185,15 +185,13 @@ class Stream:
     def norms(self) -> Iterator[Norm]:
         """Return all norms in the order of depth."""
         of_sites = [(s.norm_in, s.norm_branch, s.norm_out) for s in self.sites]
-        norms = (self.embedding_norm, *sum(of_sites, ()), self.final_norm)
-        yield from dict.fromkeys(norm for norm in norms if norm is not None)
+        yield from dict.fromkeys(filter(None, (self.embedding_norm, *sum(of_sites, ()), self.final_norm)))
 
     @property
     def equation(self) -> str:
         """The equation of the wiring with its constants; without a wiring, the different equations of the sites, one a line."""
-        if self.wiring is None:
+        if (wiring := self.wiring) is None:
             return "\n".join(dict.fromkeys(site.equation for site in self.sites))
-        wiring = self.wiring
         if not any(getattr(wiring.last_read(spec.Place(self.num_layers, 0, self.num_layers, 2)), "norm_streams", ())):
             wiring = replace(wiring, final_norm=self.final_norm is not None)
         text = format_equation(wiring, self.num_layers, defines=False)
@@ -258,30 +256,34 @@ class Inspection(Rendered):
         """The sites of all streams."""
         return tuple(site for stream in self.streams for site in stream.sites)
 
+    @property
+    def _described(self) -> ResidualProgram | None:  # by `program`, or where there are no streams by `unnamed`
+        return self.program or (None if self.streams else self.unnamed)
+
     def with_program(self) -> Inspection:
         """Return the inspection with the unnamed program as its program, if no streams were found."""
-        is_used = self.program is None and self.unnamed is not None and not self.streams
-        return replace(self, program=self.unnamed, unnamed=None, unknown=()) if is_used else self
+        program = self._described
+        return self if program is self.program else replace(self, program=program, unnamed=None, unknown=())
 
     def list_sites(self) -> Sequence[Any]:
-        """Return the sites of all streams, or those of the program."""
-        return self.sites if self.program is None else self.program.sites
+        """Return the sites of all streams, or those of the program, which may be the unnamed one."""
+        return self.sites if self._described is None else self._described.sites
 
     @property
     def wiring(self) -> str:
         """The name of the wiring, or all names, as "post_ln / pre_ln"; "unknown" if it has none, "none" without a stream."""
-        if self.program is not None:
-            return self.program.wiring.name if self.program.wiring else "unknown"
-        names = [stream.wiring.name if stream.wiring else "unknown" for stream in self.streams]
-        return " / ".join(dict.fromkeys(names)) or ("none" if self.unnamed is None else "unknown")
+        if self._described is not None:
+            return self._described.wiring.name if self._described.wiring else "unknown"
+        names = dict.fromkeys(stream.wiring.name if stream.wiring else "unknown" for stream in self.streams)
+        return " / ".join(names) or "none"
 
     @property
     def closure(self) -> float:
         """The largest relative error of the sites' equations, and of x_L == x_0 + all writes where a stream is a plain sum."""
-        if self.program is not None:
-            return self.program.closure
+        if self._described is not None:
+            return self._described.closure
         errors = [site.closure for site in self.sites] + [s.closure for s in self.streams if s.closure is not None]
-        return max(errors, default=float("nan"))
+        return max(errors, default=math.nan)
 
     @property
     def closes(self) -> bool:
@@ -331,16 +333,14 @@ class Inspection(Rendered):
             lines = _build_lines(stream)
             wiring = stream.wiring.name if stream.wiring else "none of the known wirings"
             sizes = f"{format_count(stream.num_layers, 'layer')}, {format_count(len(stream.sites), 'sublayer')}"
-            title = f"{stream.name}: {wiring}, d = {stream.width}, {sizes}, {stream.dtype}"
-            yield Paragraph(title, space=True)
+            yield Paragraph(f"{stream.name}: {wiring}, d = {stream.width}, {sizes}, {stream.dtype}", space=True)
             yield from (Paragraph(text, indent=2) for text in _summarize(stream, lines))
             equal = [name for name in ("x'", "norms") if len({line.cells[name] for line in lines}) == 1]
             names = [name for name in COLUMNS if name not in equal]
             rows = [TableRow([line.cells[name] for name in names], "" if line.closes else "bad") for line in lines]
             yield Table([COLUMNS[name] for name in names], rows)
-        for program in (self.program, self.unnamed):
-            if program is not None:
-                yield from program.build_blocks()
+        for program in filter(None, (self.program, self.unnamed)):
+            yield from program.build_blocks()
         for text in group_unknown(self.unknown):
             yield Paragraph(("not understood ", "bad"), text)
         for text in group_unknown(self.outside):
