@@ -165,6 +165,28 @@ def test_each_step_has_its_own_numbers():
     assert len(at(rec, "grad", "l2", 2)) == len(at(rec, "params", "grad_l2", 0)) == 4
 
 
+@pytest.mark.parametrize("size", [1e30, 1e38])
+def test_a_forward_that_overflows_does_not_end_the_recording(size):
+    torch.manual_seed(0)
+    model = addnorm.nn.Encoder(2, 16, nhead=2, wiring="mhc").train()
+    with addnorm.record(model) as rec:
+        for scale in (1.0, size, 1.0):
+            model(torch.randn(2, 5, 16) * scale).square().sum().backward()
+    assert rec.steps == (0, 2)
+    assert "forward 1 is not recorded" in rec.metadata["note"]
+
+
+@pytest.mark.parametrize("wiring", ["siamese_norm", "x0_residual", "gated_mix"])
+def test_sites_of_training_are_those_of_the_evaluation_before(wiring):
+    torch.manual_seed(0)
+    model = addnorm.nn.Encoder(2, 16, nhead=2, wiring=wiring, dropout=0.1).eval()
+    with addnorm.record(model) as rec:
+        model(torch.randn(2, 5, 16)).square().sum().backward()
+        model.train()(torch.randn(2, 5, 16)).square().sum().backward()
+    assert len(at(rec, "matrices", "spread_B", 0)) == len(at(rec, "matrices", "spread_B", 1))
+    assert len(at(rec, "in", "rms_0", 0)) == len(at(rec, "in", "rms_0", 1)) == 4
+
+
 def test_recording_does_not_change_the_run():
     torch.manual_seed(0)
     model = addnorm.nn.Encoder(2, 16, nhead=2, wiring="mhc", dropout=0.3).train()

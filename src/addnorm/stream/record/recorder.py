@@ -217,7 +217,12 @@ class _Recorder:
         probes: Probes | ProgramProbes | None = self._probes.get(self._key)
         shapes = tuple(t.shape for t in tensors)
         if probes is None or probes.is_stale(shapes, self.masks is not None):
-            probes = self._find_probes(args, kwargs, shapes)
+            if (probes := self._find_probes(args, kwargs, shapes)) is None:
+                self._note(
+                    f"forward {self._steps.forwards - 1} is not recorded: the equations of the first do not close in it, as where "
+                    "numbers overflow or a layer is skipped"
+                )
+                return None
             self.recording.metadata.setdefault("inputs", format_inputs(args, kwargs))
         check_mask_streams(self.masks, probes.streams)
         masks = {name: TokenMask.from_argument(self.masks, name, kwargs) for name in probes.streams}
@@ -278,8 +283,11 @@ class _Recorder:
             if memory_map is not None:
                 self.recording.memory_maps[name] = memory_map
 
-    def _find_probes(self, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any) -> Probes | ProgramProbes:
-        """Inspect the model and return the values to measure; check that another kind of forward has the same sites."""
+    def _find_probes(self, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: Any) -> Probes | ProgramProbes | None:
+        """Inspect the model and return the values to measure; check that another kind of forward has the same sites.
+
+        None: the forward is one of a kind that had a residual program, and has not the same one.
+        """
         check_parameters(self.model, "addnorm.record(model)")
         if ranks := find_ranks(self.model):
             meet(
@@ -291,12 +299,12 @@ class _Recorder:
         if isinstance(program, Program):
             self._check_program(bool(ranks))
             probes = ProgramProbes(program, flow, self.layers)
-            self._programs.add(self._key)
-        elif inspection is None or not inspection.sites:
-            reason = (
-                inspection.unknown[0].reason if inspection is not None else "its equations do not close in this step"
+        elif inspection is None:
+            return None
+        elif not inspection.sites:
+            raise ValueError(
+                f"{type(self.model).__name__} has no residual stream to record: {inspection.unknown[0].reason}."
             )
-            raise ValueError(f"{type(self.model).__name__} has no residual stream to record: {reason}.")
         else:
             probes = self._probes[self._key] = Probes(inspection, self.layers, shapes)
             flow.release_tensors()
@@ -316,16 +324,20 @@ class _Recorder:
             elif inspection is not None:
                 self.recording.metadata |= inspection_metadata(inspection)
         elif [site.id for site in known] != [site.id for site in probes.recorded]:
+            if self._key in self._programs:
+                return None
             raise ValueError(
                 f"forward {self._steps.forwards - 1} has {len(probes.sites)} sublayers, expected the {len(known)} sites of the "
                 "first: record models or inputs whose sublayers differ one by one."
             )
+        if isinstance(probes, ProgramProbes):
+            self._programs.add(self._key)
         return probes
 
     def _inspect(self, args: Any, kwargs: dict[str, Any]) -> tuple[Flow, Inspection | None, Any]:
-        """Return a run, its inspection, and its residual program, or None; of a kind of run that has a program only this."""
+        """Return a run, its inspection, and its residual program, or None; after a first program only this."""
         in_inference = torch.is_inference_mode_enabled()
-        if self._key not in self._programs:
+        if not self._programs:
             flow = capture_flow(self.model, args, kwargs)
             with torch.no_grad():
                 inspection = inspect_flow(self.model, flow)
@@ -336,7 +348,7 @@ class _Recorder:
             flow = capture_flow(self.model, args, kwargs)
             with torch.no_grad():
                 program = find_repeated_program(flow)
-        return found if program is None and self._key not in self._programs else (flow, None, program)
+        return (flow, None, program) if program is not None or self._programs else found
 
     def _check_program(self, is_sharded: bool) -> None:
         """Check that the streams of a program can be recorded here."""
