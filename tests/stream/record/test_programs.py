@@ -106,10 +106,12 @@ def test_own_stacks_have_the_numbers_of_their_hooks(wiring):
 
 
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("name", ["deepseek_v4:DeepseekV4", "mhc", "attention_residuals", "denseformer"])
+@pytest.mark.parametrize(
+    "name", ["deepseek_v4:DeepseekV4", "muse_spark:MuseSparkText", "mhc", "attention_residuals", "denseformer"]
+)
 def test_memory_map_is_that_of_decompose(name, masked):
     torch.manual_seed(0)
-    if name == "deepseek_v4:DeepseekV4":
+    if ":" in name:
         model, kwargs = build_transformers(name).eval(), {"input_ids": torch.randint(1, 60, (2, 5))}
     else:
         model, kwargs = addnorm.nn.Encoder(2, 16, nhead=2, wiring=name).eval(), {"x": torch.randn(2, 5, 16)}

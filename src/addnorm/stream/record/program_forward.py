@@ -19,9 +19,7 @@ from addnorm.stream.dataflow.graph import Op, Value
 from addnorm.stream.dataflow.observers import Observer, ObserverMode, group_observers
 from addnorm.stream.dataflow.wrappers import inner_tensors
 from addnorm.stream.find.norm import Norm, centre
-from addnorm.stream.program.carried import Carrier
-from addnorm.stream.program.cuts import list_carried_inputs
-from addnorm.stream.program.maps import Map, shrink, to_streams
+from addnorm.stream.program.maps import Map, measure_map, shrink, to_streams
 from addnorm.stream.program.result import Program
 from addnorm.stream.program.statistics import measure_matrices, measure_shares, split_sums
 from addnorm.stream.record.gradients import GradientHooks
@@ -234,10 +232,16 @@ def _add_bias(parts: Components, bias: Tensor | float | None) -> Components:
     return {**parts, BIASES: parts[BIASES] + whole if BIASES in parts else whole}
 
 
+def _multiply(matrix: Tensor, streams: Tensor) -> Tensor:
+    """Return a matrix `(tokens, n_out, n_in, d)` times streams `(tokens, n_in, d)`."""
+    return (matrix * streams.unsqueeze(1)).sum(2)
+
+
 class _Column(NamedTuple):
     source: int  # place of the value in the state; the write comes after these
     matrix: Tensor
     norm: _FrozenNorm | None
+    inner: Tensor | None  # what the norm reads of the source
 
 
 class _Sum(NamedTuple):
@@ -251,10 +255,12 @@ class _Sum(NamedTuple):
     def apply(self, sources: Sequence[Components]) -> Components:
         """Return the components of the value from those of the values of the state before it, and of the write."""
         total: Components = {}
-        for place, matrix, norm in self.columns:
-            operands = sources[place] if norm is None else norm.apply(sources[place])
+        for place, matrix, norm, inner in self.columns:
+            operands = sources[place]
+            if norm is not None and inner is not None:
+                operands = norm.apply({name: _multiply(inner, part) for name, part in operands.items()})
             for name, operand in operands.items():
-                part = (matrix * operand.unsqueeze(1)).sum(2)
+                part = _multiply(matrix, operand)
                 total[name] = total[name] + part if name in total else part
         total = _add_bias(total, self.bias)
         if self.norm is not None:
@@ -307,17 +313,19 @@ class ProgramSample:
             raise OmittedError(part.reason)
         columns: list[_Column] = []
         for column in part.columns:
-            norm = self._freeze_norm(column.norm, tokens)
-            if column.norm is not None and not _leads_by_views(self._carrier, column.norm.x, column.source):
-                raise OmittedError("a norm reads a multiple of a write")
-            matrix = shrink(column.matrix)
-            columns.append(
-                _Column(sources.index(column.source), matrix if len(matrix) == 1 else matrix[self._rows], norm)
-            )
+            norm, inner = self._freeze_norm(column.norm, tokens), None
+            if column.norm is not None:  # it may read a multiple of the source
+                inner = self._take_matrix(measure_map(self._carrier, column.norm.x, [column.source]).columns[0].matrix)
+            place = sources.index(column.source)
+            columns.append(_Column(place, self._take_matrix(column.matrix), norm, inner))
         bias = None if part.bias is None else part.bias if len(part.bias) == 1 else part.bias[self._rows]
         return _Sum(
             columns, bias, self._freeze_norm(part.norm, tokens), _multiply_factors(part.after, part.target.shape[-1])
         )
+
+    def _take_matrix(self, matrix: Tensor) -> Tensor:
+        matrix = shrink(matrix)
+        return matrix if len(matrix) == 1 else matrix[self._rows]
 
     def _freeze_norm(self, norm: Norm | None, tokens: int) -> _FrozenNorm | None:
         return None if norm is None else _FrozenNorm(norm, self._take(norm.x, tokens))
@@ -356,16 +364,6 @@ def _join_components(values: Sequence[Components], tokens: int) -> Components:
         name: _flatten([parts.get(name, zero) for parts, zero in zip(values, zeros, strict=True)], tokens)
         for name in names
     }
-
-
-def _leads_by_views(carrier: Carrier, value: Value, source: Value) -> bool:
-    """Return whether a value is a view of a source."""
-    while value is not source:
-        inputs = list_carried_inputs(carrier, value)
-        if len(inputs) != 1 or value.op is None or not is_view(value.op):
-            return False
-        (value,) = inputs
-    return True
 
 
 def _multiply_factors(ops: Iterable[Op], width: int) -> Tensor | float:

@@ -219,8 +219,8 @@ class _Recorder:
         if probes is None or probes.is_stale(shapes, self.masks is not None):
             if (probes := self._find_probes(args, kwargs, shapes)) is None:
                 self._note(
-                    f"forward {self._steps.forwards - 1} is not recorded: the equations of the first do not close in it, as where "
-                    "numbers overflow or a layer is skipped"
+                    f"forward {self._steps.forwards - 1} is not recorded: the equations of the first do not close in it, as "
+                    "where numbers overflow or a layer is skipped"
                 )
                 return None
             self.recording.metadata.setdefault("inputs", format_inputs(args, kwargs))
