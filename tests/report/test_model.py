@@ -259,12 +259,16 @@ def test_page_of_a_program_has_its_matrices_and_numbers(wiring):
     x = torch.randn(2, 5, 16)
     inspection = addnorm.inspect(model, x)
     program = inspection.program or inspection.unnamed
-    page = build_model_page(inspection, ablations=addnorm.ablate_each(inspection, x) if inspection.program else None)
+    with addnorm.record(model, grads=False) as rec:
+        model(x)
+    ablations = addnorm.ablate_each(inspection, x) if inspection.program else None
+    page = build_model_page(inspection, rec, ablations)
     check_page(render(page))
     titles = [section.title for section in page.sections]
-    assert {"The wiring", "The streams by depth", "Sources of the streams"} <= {*titles}
+    assert {"The wiring", "The streams by depth", "Sources of the stream"} <= {*titles}
     assert page.tiles["Wiring"] == inspection.wiring
-    streams, *matrices, sources = blocks_of(page, "figure")[: 3 if wiring != "residual_scaling" else 2]
+    streams, *matrices = blocks_of(page, "figure")[: 2 if wiring != "residual_scaling" else 1]
+    sources = figure(page, "Sources of the stream")
     for row, statistics in zip(streams.table.rows, addnorm.stream.measure_streams(program), strict=True):
         assert row[0] == statistics.site
         assert row[3] == statistics.rms[0]

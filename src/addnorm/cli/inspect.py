@@ -73,7 +73,7 @@ def run(
     sentences = [] if verification is None else [*verification.list_sentences()]
     if verification is not None and not sentences and not as_json:
         stdout().print(verification)
-    if report is not None and (inspection.sites or inspection.program):
+    if report is not None and inspection.list_sites():
         _write_report(report, loaded, inspection, model.seed, model.name)
     check_proof(inspection)
     if verification is not None and sentences:
@@ -116,7 +116,7 @@ def check_report(path: Path) -> None:
 def _write_report(path: Path, loaded: LoadedModel, inspection: Inspection, seed: int, name: str) -> None:
     """Record the model, ablate each sublayer and write the page."""
     loss = ProbeLoss(seed)
-    recording = _record(loaded, inspection, loss) if inspection.program is None else None  # record takes one stream
+    recording = _record(loaded, inspection, loss)
     ablation = "the write of each sublayer is replaced by zero"
     ablations: Sequence[Ablation] = ()
     try:
@@ -124,7 +124,7 @@ def _write_report(path: Path, loaded: LoadedModel, inspection: Inspection, seed:
     except Exception as error:  # an operand cannot be replaced, the output has no tensor, or another one of the model
         ablation = f"The model cannot be ablated ({first_line(error)})."
     roles = (("grad", "l2"), ("params", "grad_l2"))
-    has_gradients = recording is not None and any(recording.series(*role) for role in roles)
+    has_gradients = any(recording.series(*role) for role in roles)
     facts = {
         "model": f"{name} ({inspection.model})", "date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC",
         "weights": loaded.source, "inputs": describe_inputs(loaded).removeprefix("Inputs: "), "seed": str(seed),

@@ -326,7 +326,7 @@ def _sum(known: Mapping[str, Any]) -> Badge:
     if error is None:
         text = "The stream passes through norms or factors between the adds, so the writes alone do not add up to it."
         return NONE, "not a plain sum", text
-    how = f"x_0 and the writes {'add' if closes else 'do not add'} up to the stream."
+    how = f"By the equations, x_0 and the writes {'add' if closes else 'do not add'} up to the stream."
     return PROVED if closes else OPEN, f"relative error {format_number(_number(error), 2)}", how
 
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from addnorm._util.blocks import Cell, Table
 from addnorm._util.charts import Axis, Chart, Map, Panel, Series, depth_axis, depth_series
 from addnorm.stream.ablate import Ablation
-from addnorm.stream.program.result import ProgramSite
 from addnorm.stream.record.recording import Recording
 from addnorm.stream.record.schema import LIMITS, RecordedSite
 
@@ -81,38 +80,27 @@ def _by_depth(rec: Recording, title: str, caption: str, panels: Sequence[Panel])
 
 
 def memory_charts(rec: Recording) -> Iterator[Chart]:
-    """Yield a chart of each stream's memory map."""
+    """Yield a chart of each stream's memory map: the share of each source in the stream at each depth."""
     sites = {site.id: site for site in rec.sites}
-    for stream, (sources, shares) in rec.memory_maps.items():
-        if any(share and math.isfinite(share) for row in shares for share in row):
-            yield memory_chart(
-                f"stream of the {stream}" if len(rec.memory_maps) > 1 else "stream", sources, shares, sites
+    for name, (sources, shares) in rec.memory_maps.items():
+        finite = [share for row in shares for share in row if math.isfinite(share)]
+        if any(finite):
+            stream = f"stream of the {name}" if len(rec.memory_maps) > 1 else "stream"
+            depths = {float(k): "x_0" if not k else f"{k}" for k in range(len(shares))}
+            rows: list[list[Cell]] = [[source, *(row[k] for row in shares)] for k, source in enumerate(sources)]
+            head = ["source", *(text if text == "x_0" else f"depth {text}" for text in depths.values())]
+            labels = [_source_label(source, sites.get(source)) for source in sources]
+            yield Chart(
+                f"Sources of the {stream}, by depth",
+                f"Each row is a source, each column the {stream} at a depth; a column sums to one. Each source is carried "
+                "exactly through the norms and matrices after it, as they were in the run.",
+                [Map("layer and sublayer of the source", labels, shares, max(1.0, *map(abs, finite)))],
+                Axis("depth in sublayers", ticks=depths),
+                table=Table(head, rows, f"Share of each source in the {stream}; each column sums to one"),
             )
 
 
-def memory_chart(
-    stream: str,
-    sources: Sequence[str],
-    shares: Sequence[Sequence[float]],
-    sites: Mapping[str, RecordedSite | ProgramSite],
-) -> Chart:
-    """Return the chart of a memory map: the share of each source in the stream at each depth."""
-    depths = {float(k): "x_0" if not k else f"{k}" for k in range(len(shares))}
-    rows: list[list[Cell]] = [[source, *(row[k] for row in shares)] for k, source in enumerate(sources)]
-    head = ["source", *(text if text == "x_0" else f"depth {text}" for text in depths.values())]
-    finite = [share for row in shares for share in row if math.isfinite(share)]
-    labels = [_source_label(source, sites.get(source)) for source in sources]
-    return Chart(
-        f"Sources of the {stream}, by depth",
-        f"Each row is a source, each column the {stream} at a depth; a column sums to one. Each source is carried "
-        "exactly through the norms after it, with their recorded denominators.",
-        [Map("layer and sublayer of the source", labels, shares, max(1.0, *map(abs, finite)))],
-        Axis("depth in sublayers", ticks=depths),
-        table=Table(head, rows, f"Share of each source in the {stream}; each column sums to one"),
-    )
-
-
-def _source_label(source: str, site: RecordedSite | ProgramSite | None) -> str:
+def _source_label(source: str, site: RecordedSite | None) -> str:
     """Return a short label of a source: its layer and kind."""
     if site is None or site.kind == "other" or site.layer is None:
         return "x_0" if site is not None and site.kind == "start" else source

@@ -1,4 +1,4 @@
-"""Sections of a report on a residual program: its wiring and matrices, the streams by depth, and their sources."""
+"""Sections of a report on a residual program: its wiring and matrices, and the streams by depth."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from collections.abc import Iterator, Sequence
 from addnorm._util.blocks import Cell, Finding
 from addnorm._util.charts import Chart, Panel, Series, depth_axis
 from addnorm.report.figure import figure_of
-from addnorm.report.model_charts import memory_chart
 from addnorm.report.page import Findings, Formula, Section
-from addnorm.stream.program.decompose import ProgramDecomposition
 from addnorm.stream.program.result import Program
 from addnorm.stream.program.statistics import SiteStatistics, measure_streams
 
@@ -37,9 +35,6 @@ def build_program_sections(program: Program) -> Iterator[Section]:
     yield Section("The wiring", "", [Formula(equation, SYMBOLS), findings, program.build_table(CAPTION)])
     rows = measure_streams(program)
     yield Section("The streams by depth", "", [figure_of(chart) for chart in _draw_streams(program, rows)])
-    sources, shares = ProgramDecomposition(program).memory_map()
-    chart = memory_chart("streams", sources, shares, {site.id: site for site in program.sites})
-    yield Section("Sources of the streams", "", [figure_of(chart)])
 
 
 def _draw_streams(program: Program, rows: Sequence[SiteStatistics]) -> Iterator[Chart]:

@@ -90,6 +90,7 @@ def locate(inspection: Inspection, tensor: Tensor) -> Location:
         raise TypeError(f"tensor is {getattr(tensor, 'dtype', tensor)!r}, expected a tensor of floating-point numbers.")
     if not tensor.numel():
         raise ValueError("tensor has no numbers, expected a state.")
+    inspection = inspection.with_program()
     known = [*_list_values(inspection)]
     if not known:
         raise ValueError("the inspection has no stream to compare with.")

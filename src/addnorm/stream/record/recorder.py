@@ -40,8 +40,9 @@ from addnorm.stream.program.result import Program
 from addnorm.stream.record.forward import Forward
 from addnorm.stream.record.gradients import GradientHooks
 from addnorm.stream.record.probes import Leaves, Probes, inspection_metadata
-from addnorm.stream.record.program_forward import ProgramForward, ProgramSample
+from addnorm.stream.record.program_forward import ProgramForward
 from addnorm.stream.record.program_probes import NAME, ProgramProbes, program_metadata
+from addnorm.stream.record.program_sample import ProgramSample
 from addnorm.stream.record.recording import Recording
 from addnorm.stream.record.sample import TokenSample
 from addnorm.stream.record.statistics import parameter_norm
