@@ -194,7 +194,7 @@ def test_unrecordable_model_still_trains(monkeypatch, tmp_path):
     def refuse(*_):
         raise ValueError("CharLM has no residual stream to record: so it is.")
 
-    monkeypatch.setattr(recorder, "build_inspection", refuse)
+    monkeypatch.setattr(recorder, "inspect_flow", refuse)
     result = train(small(), TEXT)
     assert result["recording_error"] == "CharLM has no residual stream to record: so it is."
     assert (result["losses"], result["test"]) == (uninterrupted["losses"], uninterrupted["test"])
