@@ -13,6 +13,7 @@ from torch import Tensor
 
 from addnorm._util.numbers import format_number
 from addnorm.stream.find import naming
+from addnorm.stream.find.equation_errors import get_tolerance
 from addnorm.stream.find.inspection import NORMS, Inspection, Site, Stream
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.program.deviations import Difference
@@ -263,14 +264,16 @@ def _compare_programs(ours: dict[str, Any] | None, theirs: dict[str, Any] | None
     is_copied = 1 in (found[0], expected[0])  # one value at the start may be that of all streams
     if found[is_copied:] != expected[is_copied:]:
         return (Deviation("the number of streams", _format_sizes(found), _format_sizes(expected)),), False
+    tolerance = get_tolerance(*(getattr(torch, of["dtype"]) for of in (ours, theirs)))
     differences = [*_compare_norm_options("the final norm", ours["final_norm"], theirs["final_norm"], "")]
     for own, their in zip(ours["sites"], theirs["sites"], strict=True):
         kinds = own["kind"], their["kind"]
         if kinds[0] != kinds[1] and "other" not in kinds:
             differences.append(Difference("the sublayer", *kinds, own["id"]))
         for name in "CAB":
-            words = _describe_matrix(own[name]), _describe_matrix(their[name])
-            if words[0] != words[1]:
+            pair = own[name], their[name]
+            if not _are_alike(*pair, tolerance):
+                words = (_describe_matrix(own[name]), _describe_matrix(their[name]))
                 differences.append(Difference(f"the matrix {name}", *words, own["id"]))
         for name in ("norm_in", "norm_branch"):
             norms = own["norms"].get(name), their["norms"].get(name)
@@ -283,6 +286,15 @@ def _compare_programs(ours: dict[str, Any] | None, theirs: dict[str, Any] | None
 def _format_sizes(sizes: list[int]) -> str:
     """Return the numbers of streams in words: "4", or "1, 2, 3" where they change."""
     return str(sizes[0]) if len({*sizes}) == 1 else ", ".join(map(str, sizes))
+
+
+def _are_alike(own: dict[str, Any], their: dict[str, Any], tolerance: float) -> bool:
+    """Return whether two matrices have one source, and if they are constant the same entries relative to the largest."""
+    if own["source"] != their["source"] or own["source"] != "constant" or "mean" not in own or "mean" not in their:
+        return bool(own["source"] == their["source"])
+    found, expected = (torch.tensor(matrix["mean"], dtype=torch.float64) for matrix in (own, their))
+    is_same = found.shape == expected.shape
+    return is_same and bool(((found - expected).abs() <= tolerance * expected.abs().max()).all())
 
 
 def _describe_matrix(matrix: dict[str, Any]) -> str:

@@ -76,9 +76,9 @@ def inspect(model: nn.Module, *args: Any, float64: bool = False, **kwargs: Any) 
 
     The equation of one stream is a `Row`. Of several streams, or of computed coefficients, the matrices are measured.
 
-    The model runs once, in its current mode (training or evaluation), on `args` and `kwargs`. Parameters, buffers, inputs and
-    the states of the random generators are restored afterwards. All activations of the run are in memory at the same time; a
-    short input is enough.
+    The model runs once, in its current mode (training or evaluation), on `args` and `kwargs`; in inference mode once more if its
+    equations do not close there. Parameters, buffers, inputs and the states of the random generators are restored afterwards. All
+    activations of the run are in memory at the same time; a short input is enough.
 
     Args:
         model: any `torch.nn.Module`, compiled or not.

@@ -1,6 +1,7 @@
 """Tests of `verify` on several streams: planted errors are named with their sublayers, and right models are right."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -161,6 +162,33 @@ def test_one_stream_and_several_have_other_states():
     wide = addnorm.nn.Encoder(2, D, nhead=2, wiring=wirings.mhc(n=2)).eval()
     (sentence,) = addnorm.verify(wide, x, like=several).list_sentences()
     assert sentence == "the number of streams is 2, expected 4"
+
+
+def test_constant_matrices_are_compared_as_numbers():
+    class Halves(torch.nn.Module):
+        """Two streams whose mixing is a buffer, rounded in bfloat16."""
+
+        def __init__(self, angle):
+            super().__init__()
+            c, s = math.cos(angle), math.sin(angle)
+            self.mix = torch.nn.Buffer(torch.tensor([[c, s], [-s, c]]))
+            self.branches = torch.nn.ModuleList(torch.nn.Linear(D, D) for _ in range(4))
+            self.norms = torch.nn.ModuleList(torch.nn.RMSNorm(D, eps=1e-6) for _ in range(5))
+
+        def forward(self, x):
+            streams = torch.stack([x, 0.5 * x], -2)
+            for branch, norm in zip(self.branches, self.norms, strict=False):
+                write = torch.tanh(branch(norm(streams[..., 0, :])))
+                streams = self.mix @ streams + write.unsqueeze(-2) * torch.tensor([[1.0], [0.5]], dtype=x.dtype)
+            return self.norms[-1](streams[..., 0, :] + streams[..., 1, :])
+
+    torch.manual_seed(0)
+    model, x = Halves(0.4).eval(), torch.randn(2, 5, D)
+    half, other = copy.deepcopy(model).bfloat16(), Halves(0.5).eval()
+    other.load_state_dict({**model.state_dict(), "mix": other.mix})
+    found = addnorm.verify(half, x.bfloat16(), like=model)
+    assert not found.deviations, str(found)
+    assert "the matrix A is" in str(addnorm.verify(other, x, like=model))
 
 
 @pytest.mark.parametrize("name", ["deepseek_v4:DeepseekV4"])

@@ -144,6 +144,11 @@ def test_mask_selects_the_tokens_of_all_numbers():
         run.model(run.x)
     counted = [x[mask.bool()] for x in run.states[1:]]
     assert at(rec, "out", "rms_1") == exact([x[..., 1, :].square().mean().sqrt() for x in counted])
+    assert at(rec, "raw", "rms") == exact([site.w[mask.bool()].square().mean().sqrt() for site in run.sites])
+    writes = [(site.b[..., None] * site.w[..., None, :])[mask.bool()] for site in run.sites]
+    assert at(rec, "write", "l2") == exact([w.flatten(1).norm(dim=-1).mean() for w in writes])
+    reads = [(s.c[..., None] * x).sum(-2)[mask.bool()] for s, x in zip(run.sites, run.states, strict=False)]
+    assert at(rec, "norm_in", "rstd") == exact([(r.square().mean(-1) + 1e-6).rsqrt().mean() for r in reads])
     forward = [(site.a[mask.bool()].sum(-1) - 1).abs().max() for site in run.sites]
     assert at(rec, "matrices", "forward") == exact(forward, abs=1e-12)
     with pytest.raises(ValueError, match="tokens has shape"), addnorm.record(run.model, tokens=torch.ones(3, 4)):
@@ -204,7 +209,9 @@ def test_recording_does_not_change_the_run():
     before = run()
     with addnorm.record(model):
         recorded = run()
-    assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-4) for a, b in zip(before, recorded, strict=True))
+    # While it is recorded, the stack calls norms as modules: 32 roundings of the largest number, as some gradients cancel to 0.
+    limit = 32 * torch.finfo(torch.float32).eps * max(float(a.abs().max()) for a in before)
+    assert all((a - b).abs().max() <= limit for a, b in zip(before, recorded, strict=True))
     assert all(torch.equal(a, b) for a, b in zip(before, run(), strict=True))
 
 

@@ -80,10 +80,6 @@ class ProgramProbes:
         """The number of layers of the model."""
         return self.program.num_layers
 
-    def is_stale(self, shapes: Any, masked: bool) -> bool:
-        """Return True: every forward has other coefficients."""
-        return True
-
     def arrange(self, k: int, tokens: TokenMask) -> tuple[TokenLayout, Tensor | None]:
         """Return the layout of state k as `(*tokens, features)`, and which of its tokens count, `(tokens,)`; None for all.
 

@@ -215,9 +215,10 @@ class _Recorder:
         if step % self.every:
             return None
         self._key = _call_key(self.model, args, kwargs)
-        probes: Probes | ProgramProbes | None = self._probes.get(self._key)
+        known = self._probes.get(self._key)
+        probes: Probes | ProgramProbes | None = known
         shapes = tuple(t.shape for t in tensors)
-        if probes is None or probes.is_stale(shapes, self.masks is not None):
+        if known is None or known.is_stale(shapes, self.masks is not None):
             if (probes := self._find_probes(args, kwargs, shapes)) is None:
                 self._note(
                     f"forward {self._steps.forwards - 1} is not recorded: the equations of the first do not close in it, as "
@@ -225,6 +226,7 @@ class _Recorder:
                 )
                 return None
             self.recording.metadata.setdefault("inputs", format_inputs(args, kwargs))
+        assert probes is not None
         check_mask_streams(self.masks, probes.streams)
         masks = {name: TokenMask.from_argument(self.masks, name, kwargs) for name in probes.streams}
         if self._has_fsdp:
