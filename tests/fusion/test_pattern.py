@@ -130,6 +130,9 @@ def test_decomposed_norms_are_exact_in_float32_and_float64(formula):
     capture = fuse_function(function, gradients=False, limit=1e-6)
     assert capture.reasons == [None]
     assert capture.boundaries[0].weight is not None  # in the call, not multiplied after it
+    nodes = [node for graph in capture.graphs for node in graph.graph.nodes if node.op not in ("placeholder", "output")]
+    assert nodes
+    assert all(node.users for node in nodes)  # no cast without effect is left, whose result nobody reads
     reason = "its norm does not compute the formula that was found" if formula in NARROW else None
     assert fuse_function(function, gradients=False, dtype=torch.float64, limit=1e-14).reasons == [reason]
 

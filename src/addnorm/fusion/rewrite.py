@@ -42,7 +42,8 @@ def insert_fused_call(graph: fx.Graph, match: Match, current: dict[fx.Node, fx.N
         current: nodes of the original graph, with those of the copy that return their results; this call changes its own.
     """
     add, residual, branch = (current[node] for node in (match.add, *match.operands))
-    replaced = {current[node] for node in (*match.inner, *match.z)}
+    # A cast without effect returns y too.
+    replaced = {current[node] for node in (*match.inner, *match.z, *match.y)}
     parameters = [node and _move_before(current[node], add) for node in (match.weight, match.bias)]
     returns_residual = match.returns_residual
     layout = empty_like(example_value(match.z[0]), "meta")
