@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import itertools
 import resource
 import statistics
-import time
 from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
+from timeit import timeit
 from typing import Any, Literal
 
 from addnorm._util.timing import interleave, quartiles
@@ -138,7 +137,7 @@ def _sample(call: Call, repeats: int) -> tuple[float, float]:
     gc.collect()
     call()
     before = _page_faults()
-    microseconds = _loop(call, repeats) / repeats * 1e6
+    microseconds = timeit(call, number=repeats) / repeats * 1e6
     return microseconds, (_page_faults() - before) / repeats
 
 
@@ -149,16 +148,8 @@ def _page_faults() -> int:
 def _calibrate(call: Call) -> tuple[int, float]:
     """Return the number of calls in a timed loop, and the seconds that one round takes."""
     call()  # compiles, if it is compiled; starts the threads
-    once = _loop(call, 1)
+    once = timeit(call, number=1)
     if once < SEGMENT_MS / 1e3:  # the first ones may be slow
-        once = min(_loop(call, 1) for _ in range(5))
+        once = min(timeit(call, number=1) for _ in range(5))
     repeats = max(1, min(10_000, round(SEGMENT_MS / 1e3 / once)))
     return repeats, (1 + repeats) * once
-
-
-def _loop(call: Call, repeats: int) -> float:
-    """Return the seconds of `repeats` calls."""
-    start = time.perf_counter_ns()
-    for _ in itertools.repeat(None, repeats):
-        call()
-    return (time.perf_counter_ns() - start) / 1e9
