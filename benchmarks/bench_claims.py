@@ -287,7 +287,7 @@ def short(value: float) -> str:
 
 
 BENCHMARK = Benchmark(
-    "claims", ("part",), grid(part=("exact", "cost", "depth", "trained")), measure_part, lambda case: case.part,
+    "claims", grid(part=("exact", "cost", "depth", "trained")), measure_part, lambda case: case.part,
     parts=("training", "exact", "cost", "depth", "removal"),
     protocol={
         "depths": DEPTHS, "seeds": SEEDS, "trained_seeds": TRAINED_SEEDS, "steps": STEPS, "warm_up": WARM_UP,

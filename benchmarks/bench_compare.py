@@ -32,7 +32,7 @@ def report(document: Document) -> str:
 
 
 BENCHMARK = Benchmark(
-    "compare", ("compared",), [Case(compared=COMPARED)], measure, lambda case: " and ".join(case.compared),
+    "compare", [Case(compared=COMPARED)], measure, lambda case: " and ".join(case.compared),
     parts=("comparisons", "rows"), finish=finish, report=report, threads=1, rounds=1, idle=False,
 )  # fmt: skip
 

@@ -8,17 +8,18 @@ form that a call has by default, `addnorm.ops.compile_mode.form`. README.md in t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from statistics import geometric_mean
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from compile_jobs import JOBS, LAYERS, cast, implementation
+import torch.nn.functional as F
 from torch import Tensor
 
 from addnorm import set_compile_mode
 from addnorm.bench import jobs, timing
-from addnorm.bench.case import Case, Document, Results, Rows, Selection, by_case, grid, has, select
+from addnorm.bench.case import Case, Document, Results, Rows, grid, has
+from addnorm.bench.gpu.benchmark import device
 from addnorm.bench.harness import Benchmark
 from addnorm.bench.jobs import DTYPES, NORMS, Call, Set
 from addnorm.bench.pages import digits, headline, markdown, quotient
@@ -27,43 +28,97 @@ from addnorm.bench.targets import Number, Target, ratio
 from addnorm.ops import compile_mode
 from addnorm.ops.compile_mode import Mode
 
+Outputs = tuple[Tensor, ...]
+
 FIELDS = ("norm", "job", "rows", "d", "dtype", "device", "threads")
 VARIANTS = ("op", "formula", "torch", "eager")
+LAYERS = 2  # of the stack
 COMPILED = VARIANTS[:-1]
 MODES: dict[str, Mode] = {"op": "op", "formula": "formula"}
 BOTH, LAYER, RMS = ("float32", "bfloat16"), ("layer",), ("rms",)
-SMALL, MIDDLE, LARGE = (1, 768), (512, 768), (4096, 1024)
+SHAPES = ((1, 768), (512, 768), (4096, 1024))
+MIDDLE = SHAPES[1:2]
 
-# job of `JOBS`, norms, dtypes, shapes
-LINES: tuple[tuple[str, tuple[str, ...], tuple[str, ...], tuple[tuple[int, int], ...]], ...] = (
-    ("y", LAYER, BOTH, (SMALL, MIDDLE, LARGE)),
-    ("y", RMS, BOTH, (MIDDLE,)),
-    ("stream", LAYER, BOTH[:1], (SMALL, MIDDLE, LARGE)),
-    ("training", LAYER, BOTH, (SMALL, MIDDLE, LARGE)),
-    ("training", RMS, BOTH, (MIDDLE,)),
-    ("dropout", LAYER, BOTH[:1], (MIDDLE,)),
-    ("around", LAYER + RMS, BOTH, (MIDDLE,)),
-    ("around_training", LAYER, BOTH, (MIDDLE,)),
-    ("around_training", LAYER, BOTH[:1], (LARGE,)),
-    ("chain", LAYER, BOTH[:1], (MIDDLE,)),
-    ("chain_training", LAYER, BOTH, (MIDDLE,)),
-    ("stack", LAYER, BOTH[:1], (MIDDLE,)),
-    ("stack", RMS, BOTH[1:], (MIDDLE,)),
-    ("stack_training", LAYER, BOTH[:1], (MIDDLE,)),
-    ("stack_training", RMS, BOTH[1:], (MIDDLE,)),
+
+# ------------------------------------------------------------------------------------------------------------- the jobs
+
+
+def cast(t: Tensor) -> Tensor:
+    """Return a tensor in the other one of float32 and bfloat16."""
+    return t.to(torch.float32 if t.dtype == torch.bfloat16 else torch.bfloat16)
+
+
+def alone(op: Call, *tensors: Tensor) -> Outputs:
+    """Return the outputs of one Add & Norm."""
+    outputs: Outputs = op(*tensors)
+    return outputs
+
+
+def around(op: Call, x: Tensor, s: Tensor, w: Tensor, b: Tensor, gate: Tensor) -> Outputs:
+    """Return y and z, with a gelu and a gate before, a scale and a cast after."""
+    y, z = op(x, F.gelu(s) * gate, w, b)
+    return cast(0.5 * y), z
+
+
+def chain(op: Call, x: Tensor, s: Tensor, w: Tensor, b: Tensor, gate: Tensor) -> Outputs:
+    """Return y and z of two Add & Norms in a row."""
+    y, z = op(x, s, w, b)
+    return alone(op, z, F.gelu(y) * gate, w, b)
+
+
+def stack(op: Call, x: Tensor, s: Tensor, w: Tensor, b: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Outputs:
+    """Return y and z of a pre-LN stack of feed-forward sublayers."""
+    y, z = op(x, s, w, b)
+    for _ in range(LAYERS):
+        y, z = op(z, F.linear(F.gelu(F.linear(y, up)), down) * gate, w, b)
+    return y, z
+
+
+class Job(NamedTuple):
+    """Compiled computation.
+
+    Attributes:
+        title: name in tables.
+        function: function of an Add & Norm and the tensors that returns the outputs.
+        op: job of `addnorm.bench.jobs` that the Add & Norm is.
+        extra: inputs besides (x, s, w, b).
+        backward: whether gradients are computed.
+    """
+
+    title: str
+    function: Callable[..., Outputs] = alone
+    op: str = "forward_stream"
+    extra: int = 0
+    backward: bool = False
+
+    def trained(self) -> Job:
+        """Return the job with gradients."""
+        return self._replace(title=f"{self.title}, with backward", backward=True)
+
+
+STREAM = Job("y and the stream")
+AROUND = Job("gelu, gate, add & norm, scale, cast", around, extra=1)
+CHAIN = Job("add & norm, gelu, gate, add & norm", chain, extra=1)
+STACK = Job("pre-LN stack", stack, extra=3)
+JOBS = {
+    "y": Job("y", op="forward"), "stream": STREAM, "training": STREAM.trained(),
+    "dropout": Job("dropout", op="dropout").trained(), "around": AROUND,
+    "around_training": AROUND.trained(), "chain": CHAIN, "chain_training": CHAIN.trained(), "stack": STACK,
+    "stack_training": STACK.trained(),
+}  # fmt: skip
+CASES = sorted(
+    [
+        *grid(job=("y", "training"), norm=LAYER, rows__d=SHAPES, dtype=BOTH),
+        *grid(job=("y", "training"), norm=RMS, rows__d=MIDDLE, dtype=BOTH),
+        *grid(job=("stream",), norm=LAYER, rows__d=SHAPES, dtype=BOTH[:1]),
+        *grid(job=("dropout", "chain", "stack", "stack_training"), norm=LAYER, rows__d=MIDDLE, dtype=BOTH[:1]),
+        *grid(job=("around",), norm=LAYER + RMS, rows__d=MIDDLE, dtype=BOTH),
+        *grid(job=("around_training", "chain_training"), norm=LAYER, rows__d=MIDDLE, dtype=BOTH),
+        *grid(job=("around_training",), norm=LAYER, rows__d=SHAPES[2:], dtype=BOTH[:1]),
+        *grid(job=("stack", "stack_training"), norm=RMS, rows__d=MIDDLE, dtype=BOTH[1:]),
+    ],
+    key=lambda case: [*JOBS].index(case.job),
 )
-
-
-def cases(selected: Selection, threads: int) -> list[Case]:
-    """Return one job at one shape for each combination of `LINES`."""
-    device = selected.get("device", ["cpu"])
-    return select(
-        [
-            case for job, norms, dtypes, shapes in LINES
-            for case in grid(norm=norms, job=[job], rows__d=shapes, dtype=dtypes, device=device)
-        ],
-        selected,
-    )  # fmt: skip
 
 
 def title(case: Case) -> str:
@@ -77,8 +132,8 @@ def title(case: Case) -> str:
 def inputs(case: Case) -> Set:
     """Return (x, s, weight, bias) and the job's further inputs, the same in every call."""
     rng, job, d = torch.Generator().manual_seed(0), JOBS[case.job], case.d
-    alone = case.but(job="forward_backward" if job.backward else "forward_stream")
-    args, cotangents = jobs.inputs(alone, case.device)
+    plain = case.but(job="forward_backward" if job.backward else "forward_stream")
+    args, cotangents = jobs.inputs(plain, case.device)
     drawn = [
         torch.randn(d, generator=rng),
         *(torch.randn(*shape, generator=rng) / math.sqrt(shape[1]) for shape in ((4 * d, d), (d, 4 * d))),
@@ -91,14 +146,15 @@ def inputs(case: Case) -> Set:
 
 def forward(case: Case, name: str) -> Call:
     """Return a variant as a function of the tensors."""
-    op, job = implementation(case, plain=name == "torch"), JOBS[case.job]
+    job = JOBS[case.job]
+    op = (jobs.eager if name == "torch" else jobs.ours)(case.but(job=job.op, dtype="float32"))  # y has the dtype of z
 
-    def plain(*tensors: Tensor) -> tuple[Tensor, ...]:
+    def plain(*tensors: Tensor) -> Outputs:
         return job.function(op, *tensors)
 
     function = torch.compile(plain, fullgraph=True) if name in COMPILED else plain
 
-    def call(*tensors: Tensor) -> tuple[Tensor, ...]:
+    def call(*tensors: Tensor) -> Outputs:
         set_compile_mode(MODES.get(name))
         return function(*tensors)
 
@@ -107,12 +163,10 @@ def forward(case: Case, name: str) -> Call:
 
 def timed(case: Case, call: Call, tensors: Set) -> Callable[[], Any]:
     """Return the call that is timed: the outputs, or the gradients; it waits for the device."""
+    run = jobs.timed(call, tensors)
 
     def once() -> None:
-        with torch.set_grad_enabled(JOBS[case.job].backward):
-            outputs = call(*tensors.args)
-            if tensors.cotangents:
-                tensors.gradients(outputs)
+        run()
         if case.device != "cpu":
             torch.accelerator.synchronize()
 
@@ -151,27 +205,18 @@ def speed(variant: str) -> Number:
     return number
 
 
-def versus(variant: str, table: Mapping[Case, Rows]) -> list[float]:
-    """Return how many times as fast a variant is as torch alone, a number a case."""
-    return [*filter(None, map(speed(variant), table.values()))]
-
-
 TARGETS = [
     Target("default form: lowest (x torch.compile)", ">=", 0.95, speed("default"),
            why="torch.compile alone compiles the same formula; 0.05 is the noise of a case"),
     Target("default form: mean (x torch.compile)", ">=", 1.0, speed("default"), geometric_mean,
            why="the same formula, and noise has no mean"),
+    Target("operator: lowest (x torch.compile)", ">=", None, speed("op")),
+    Target("operator: mean (x torch.compile)", ">=", None, speed("op"), geometric_mean),
     *(
         Target(f"{form}, {job}: times as fast as torch alone", ">=", None, speed(form), geometric_mean, has(job=job))
         for job in JOBS for form in compile_mode.MODES
     ),
 ]  # fmt: skip
-
-
-def describe(chosen: Sequence[Case]) -> Document:
-    """Return the device and its name."""
-    device = chosen[0].device
-    return {"device": device, "gpu": torch.cuda.get_device_name() if device == "cuda" else None}
 
 
 # ------------------------------------------------------------------------------------------------ tables of the pages
@@ -195,23 +240,24 @@ def line(case: Case, rows: Rows) -> dict[str, str]:
 def times_section(document: Document) -> str:
     """Return the table of times, and a summary."""
     text = "Medians, ± from quartile to quartile; how many times as fast the default form is, above 1, or how much slower, below:"
-    table = markdown(line(*item) for item in by_case(document["rows"], FIELDS).items())
+    table = markdown(line(*item) for item in BENCHMARK.by_case(document).items())
     return f"{text}\n\n{table}\n\n{verdict(document)} {headline(document)}."
 
 
 def verdict(document: Document) -> str:
     """Return how the default form and the operator compare with torch alone."""
-    table = by_case(document["rows"], FIELDS)
+    rows = {row["name"]: row for row in document["summary"]}
     return " ".join(
-        f"{name} is {geometric_mean(values):.2f} times as fast as torch alone in the mean and {min(values):.2f} times in the "
-        f"slowest of {len(values)} cases."
-        for variant, name in {"default": "The default form", "op": "The operator"}.items()
-        if (values := versus(variant, table))
+        f"The {name} is {rows[f'{name}: mean (x torch.compile)']['value']:.2f} times as fast as torch alone in the mean and "
+        f"{lowest['value']:.2f} times in the slowest of {lowest['cells']} cases."
+        for name in ("default form", "operator")
+        for lowest in [rows[f"{name}: lowest (x torch.compile)"]]
     )
 
 
 BENCHMARK = Benchmark(
-    "compile", FIELDS, cases, measure, title, TARGETS, protocol={"layers": LAYERS, "dropout": jobs.DROPOUT}, describe=describe,
+    "compile", CASES, measure, title, TARGETS, fields=FIELDS, protocol={"layers": LAYERS, "dropout": jobs.DROPOUT},
+    describe=lambda cases: {"device": device(cases[0].device)},
     sections={"docs/performance.md#compile": times_section},
 )  # fmt: skip
 

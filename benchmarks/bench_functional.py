@@ -67,11 +67,6 @@ def speed_section(document: Document) -> str:
     return f"{table}\n\n{headline(document)}. {MORE}"
 
 
-def against_eager(jobs: Iterable[str], document: Document) -> str:
-    """Return the tables of some jobs."""
-    return times(SPREAD, document, jobs, microseconds=True)
-
-
 def one_thread_section(document: Document) -> str:
     """Return the tables of every job on one thread; empty where the other tables are of one thread."""
     title = "one thread, times as fast as eager PyTorch"
@@ -134,8 +129,10 @@ def accuracy_section(document: Document) -> str:
 
 
 SECTIONS: dict[str, Callable[[Document], str]] = {
-    "README.md#speed": speed_section, "docs/performance.md#training": partial(against_eager, TRAINING),
-    "docs/performance.md#saved": saved_section, "docs/performance.md#inference": partial(against_eager, INFERENCE),
+    "README.md#speed": speed_section,
+    "docs/performance.md#training": partial(times, SPREAD, jobs=TRAINING, microseconds=True),
+    "docs/performance.md#saved": saved_section,
+    "docs/performance.md#inference": partial(times, SPREAD, jobs=INFERENCE, microseconds=True),
     "docs/performance.md#states": states_section, "docs/performance.md#peers": peers_section,
     "docs/performance.md#one-thread": one_thread_section,
     "docs/numerics.md#accuracy": accuracy_section,

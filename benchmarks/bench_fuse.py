@@ -29,7 +29,6 @@ from addnorm.fusion.benchmark import saved_bytes
 from addnorm.fusion.result import Fusion
 
 LEAST = 0.95
-FIELDS = ("model", "job", "batch", "tokens", "dtype", "threads")
 TITLES = {**JOBS, "decode": f"one token after {models.PAST} in the cache"}
 CASES = grid(
     model=(models.MINILM,),
@@ -177,7 +176,7 @@ def _bound(document: Document) -> list[str]:
 
 
 BENCHMARK = Benchmark(
-    "fuse", FIELDS, CASES, measure, title, targets, ("fusions", "failures", "rows"),
+    "fuse", CASES, measure, title, targets, ("fusions", "failures", "rows"),
     {"cell_seconds": SECONDS, "text": models.TEXT, "decoders": models.SIZES}, {"inductor": True},
     sections={"docs/fusing.md#fuse": section},
 )  # fmt: skip

@@ -183,9 +183,9 @@ def section(document: Document) -> str:
 
 
 BENCHMARK = Benchmark(
-    "lab", ("wiring", "num_layers", "d", "batch", "tokens", "threads"), CASES, measure, title, TARGETS, ("losses", "rows"),
+    "lab", CASES, measure, title, TARGETS, ("losses", "rows"),
     {
-        "cell_seconds": None, "windows": WINDOWS, "every": EVERY, "checked": CHECKED, "nhead": NHEAD,
+        "cell_seconds": None, "fewest_rounds": None, "windows": WINDOWS, "every": EVERY, "checked": CHECKED, "nhead": NHEAD,
         "dim_feedforward": "4 d", "dropout": 0.0, "optimizer": "Adam, fused", "text": "pydoc_data.topics", "dtype": "float32",
     },
     sections={"docs/comparing.md#lab": section}, threads=1, rounds=11,

@@ -127,7 +127,7 @@ def training_section(document: Document) -> str:
 
 
 BENCHMARK = Benchmark(
-    "limit", ("norm", "job", "threads", "rows", "d", "dtype"), CASES, measure,
+    "limit", CASES, measure,
     lambda case: f"{NORMS[case.norm]}, {JOBS.get(case.job, 'with gradients')}, {case.rows} x {case.d} {case.dtype}", TARGETS,
     protocol={"flags": " ".join(FLAGS)},
     sections={"docs/performance.md#limit": section, "docs/performance.md#limit-training": training_section},

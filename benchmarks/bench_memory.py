@@ -170,7 +170,7 @@ def section(document: Document) -> str:
 
 
 BENCHMARK = Benchmark(
-    "memory", ("model", "job", "batch", "tokens", "d", "threads"), CASES, measure,
+    "memory", CASES, measure,
     lambda case: f"{MODELS[case.model]}, {JOBS[case.job]}",
     protocol={"layers": LAYERS, "optimizer": "AdamW", "cell_seconds": SECONDS, "settings": SETTINGS},
     sections={"docs/performance.md#memory": section}, rounds=31,

@@ -231,7 +231,7 @@ def rates_section(document: Document) -> str:
 
 
 BENCHMARK = Benchmark(
-    "norms", ("num_layers", "wiring", "lr"), grid(num_layers=LAYERS, wiring=WIRINGS, lr=RATES), measure_case,
+    "norms", grid(num_layers=LAYERS, wiring=WIRINGS, lr=RATES), measure_case,
     lambda case: f"{case.num_layers} layers, {case.wiring}, rate {case.lr:g}", parts=("rows",),
     protocol={
         "layers": LAYERS, "rates": RATES, "seeds": SEEDS, "steps": STEPS, "every": EVERY, "d": D, "nhead": HEADS,

@@ -202,7 +202,7 @@ def streams_section(document: Document) -> str:
 
 
 BENCHMARK = Benchmark(
-    "stack", ("wiring", "job", "batch", "tokens", "d", "threads"), CASES, measure,
+    "stack", CASES, measure,
     lambda case: f"{case.wiring} {JOBS[case.job]}, {case.batch} x {case.tokens} x {case.d}", TARGETS + STREAM_TARGETS,
     protocol={"layers": LAYERS, "head_dim": HEAD_DIM, "dim_feedforward": "4 d", "dropout": 0.0, "dtype": "float32",
               "cell_seconds": SECONDS},

@@ -89,7 +89,7 @@ def section(document: Document) -> str:
 
 
 BENCHMARK = Benchmark(
-    "stream", ("batch", "tokens", "threads"), grid(tokens=(32, 128), batch=(1, 8)), measure,
+    "stream", grid(tokens=(32, 128), batch=(1, 8)), measure,
     lambda case: f"{case.batch} x {case.tokens} tokens", TARGETS,
     protocol={"model": models.MINILM, "calls": CALLS, "text": models.TEXT, "dtype": "float32", "mode": "evaluation"},
     sections={"docs/streams.md#streams": section},

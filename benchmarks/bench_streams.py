@@ -26,7 +26,6 @@ from addnorm.wirings.coefficients import ManifoldConnection
 
 N = 4
 JOBS = {"forward": "forward", "forward_backward": "forward + backward"}
-FIELDS = ("job", "threads", "rows", "d", "dtype")
 CASES = grid(rows=(1, 32, 512, 4096), d=(512, 2048, 4096), dtype=("float32", "bfloat16"), job=JOBS)
 COPY_BYTES = 256 * 2**20
 MOST_DIFFERENT = {"float32": 1e-5, "bfloat16": 0.03}  # relative norms; transformers rounds coefficients to bfloat16
@@ -152,7 +151,7 @@ TARGETS = [
 
 def section(document: Document) -> str:
     """Return the page's section: a table with the bound that the bytes to move set, and the targets."""
-    copies, lines = by_case(document["copies"], FIELDS), []
+    copies, lines = by_case(document["copies"], BENCHMARK.fields), []
     for case, rows in sorted(BENCHMARK.by_case(document).items(), key=lambda one: (one[0].job, one[0].rows, one[0].d)):
         bound = least_us(case, copies[case][""]["gigabytes_per_second"])
         lines.append({
@@ -165,7 +164,6 @@ def section(document: Document) -> str:
 
 BENCHMARK = Benchmark(
     "streams",
-    FIELDS,
     CASES,
     measure,
     lambda case: f"{JOBS[case.job]}, {case.rows} x {N} x {case.d} {case.dtype}",

@@ -21,25 +21,20 @@ sys.path.append(str(ROOT / "docs" / "_build"))
 import page  # noqa: E402  # from there
 
 
-def benchmarks() -> list[Benchmark]:
-    """Return the benchmarks."""
-    sys.path.append(str(Path(__file__).parent))
-    names = sorted(path.stem for path in Path(__file__).parent.glob("bench_*.py"))
-    return [importlib.import_module(name).BENCHMARK for name in names]
-
-
-def main(words: Sequence[str], root: Path = ROOT, results: Path = page.RESULTS) -> int:
-    """Replace or check the sections. A section without results stays as it is; that of the GPU says that there are none."""
-    documents = {path.stem: read(path) for path in results.glob("*.json")}
-    pages: dict[str, dict[str, Callable[[], str]]] = {}
-    for benchmark in benchmarks():
-        for place, make in benchmark.sections.items():
-            if benchmark.name in documents or benchmark.name == "gpu":
-                name, section = place.split("#")
-                pages.setdefault(name, {})[f"bench:{section}"] = partial(make, documents.get(benchmark.name))
+def main(words: Sequence[str]) -> int:
+    """Replace or check the sections. A section without results stays as it is."""
     if [*words] not in ([], ["--check"]):
         raise SystemExit(f"table.py was called with {' '.join(words)}, expected nothing or --check.")
-    stale = [page.update(root / name, pages[name], "benchmarks/table.py", check=bool(words)) for name in pages]
+    pages: dict[str, dict[str, Callable[[], str]]] = {}
+    sys.path.append(str(Path(__file__).parent))
+    for script in sorted(Path(__file__).parent.glob("bench_*.py")):
+        benchmark: Benchmark = importlib.import_module(script.stem).BENCHMARK
+        path = page.RESULTS / f"{benchmark.name}.json"
+        if path.exists():
+            for place, make in benchmark.sections.items():
+                name, section = place.split("#")
+                pages.setdefault(name, {})[f"bench:{section}"] = partial(make, read(path))
+    stale = [page.update(ROOT / name, pages[name], "benchmarks/table.py", check=bool(words)) for name in pages]
     return int(any(stale))
 
 

@@ -6,9 +6,8 @@ from typing import Any
 
 import page
 
-from addnorm._util.numbers import format_number
 from addnorm.bench.jobs import NORMS
-from addnorm.bench.pages import headline
+from addnorm.bench.pages import bound, digits, headline
 
 TITLES = {
     "functional": "The operation", "limit": "The forward beside its limit", "compile": "The operation under torch.compile",
@@ -19,9 +18,7 @@ TITLES = {
 
 def number(value: float | None) -> str:
     """Return a number with three significant digits; whole ones with all their digits."""
-    if value is None:
-        return "not measured"
-    return f"{value:,}" if isinstance(value, int) else format_number(value, 3, trim=True, grouped=True)
+    return "not measured" if value is None else digits(value, trim=True)
 
 
 def documents() -> dict[str, dict[str, Any]]:
@@ -40,7 +37,7 @@ def cells(one: dict[str, Any]) -> list[str]:
     versus = f" ({one['versus']})" if one.get("versus") else ""
     norm = f", {NORMS[one['norm']]}" if one.get("norm") else ""
     met = {True: "yes", False: "**no**", None: ""}[one["met"]]
-    return [f"{one['name']}{norm}{versus}", number(one["value"]), f"{one['compare']} {number(one['target'])}", met]
+    return [f"{one['name']}{norm}{versus}", number(one["value"]), bound(one), met]
 
 
 def missed() -> str:
@@ -59,9 +56,7 @@ def tables() -> str:
     for name, results in documents().items():
         found = targets(results)
         table = page.table(["measured", "value", "target", "met"], [cells(one) for one in found])
-        whys = dict.fromkeys(
-            f"- {one['compare']} {number(one['target'])}: {one['why']}" for one in found if "why" in one
-        )
+        whys = dict.fromkeys(f"- {bound(one)}: {one['why']}" for one in found if "why" in one)
         sections.append(
             "\n\n".join([f"### {TITLES[name]}", table, *(["\n".join(whys)] if whys else []), f"{headline(results)}."])
         )

@@ -34,7 +34,7 @@ def stop_at(index, error):
 
 
 BENCHMARK = Benchmark(
-    "small", ("rows", "job", "threads"), CASES, measure, lambda case: f"{case.rows} rows",
+    "small", CASES, measure, lambda case: f"{case.rows} rows",
     [Target("lowest", ">=", 1.5, ratio("addnorm", "eager"))], options={"fast": True}, sections={"a.md#b": lambda document: "c"},
 )  # fmt: skip
 
@@ -274,13 +274,15 @@ def test_script_is_interrupted_continues_and_prints(call, tmp_path):
         measured.append(case.rows)
         return measure(case, **options)
 
-    code, out, _ = call(*words, "--resume", measure=counted, failed=lambda document: True)
+    code, out, _ = call(
+        *words, "--resume", measure=counted, finish=lambda results, head: {"facts": [{"met": False}], **results}
+    )
     assert (code, measured, names(tmp_path)) == (3, [2, 3], ["small.json"])
     document = json.loads((tmp_path / "small.json").read_text())
     assert document["rows"][:2] == partial["rows"]
     assert document["protocol"] == {**timing.protocol(2), "fast": True}
     assert "2 rows:   addnorm 10.0 µs   eager 20.0 µs" in out
-    assert "1.00  lowest  MISSED" in out
+    assert "1.00 (missed, 2 of 3 cases reach it)  lowest" in out
     call(*words)  # without --resume everything is measured again
     call("--judge", targets=[Target("highest", "<=", 2.0, ratio("addnorm", "eager"), max)])
     (row,) = json.loads((tmp_path / "small.json").read_text())["summary"]

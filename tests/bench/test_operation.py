@@ -98,7 +98,7 @@ def test_errors_with_all_options_are_round_off(norm, dtype):
 
 @pytest.mark.parametrize("column", exactness.COLUMNS)
 def test_error_in_any_output_or_gradient_shows(monkeypatch, column):
-    monkeypatch.setattr(exactness, "ours", lambda case, seed: spoil(jobs.ours(case, seed), column, 1.01))
+    monkeypatch.setattr(exactness, "ours", lambda case: spoil(jobs.ours(case), column, 1.01))
     by_variant = exactness.errors("layer", "float32", 64, 32, "everything")
     assert by_variant["addnorm"][column] > 1e-3
     assert exactness.largest_error("layer", "float32", by_variant)["met"] is False

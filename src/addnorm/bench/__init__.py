@@ -10,9 +10,9 @@
 `run` returns a document, the results as JSON types; `write` saves the document, and `show` prints it.
 """
 
-from addnorm.bench.harness import partial_path, write
+from addnorm.bench.harness import failed_proofs, partial_path, write
 from addnorm.bench.jobs import JOBS, NORMS
-from addnorm.bench.operation import DTYPES, PLAIN, failed_proofs, matrix, run, whole
+from addnorm.bench.operation import DTYPES, PLAIN, matrix, run, whole
 from addnorm.bench.terminal import console, show, warn_if_busy
 from addnorm.bench.timing import ROUNDS
 

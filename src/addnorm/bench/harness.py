@@ -31,8 +31,8 @@ class Benchmark:
 
     Attributes:
         name: name of the results file, NAME.json.
-        fields: names of a case's values, in their order. The harness sets `threads`, where it is one of them.
-        cases: all cases, the most important first; or a function of a selection (values by field) and of the number of threads.
+        cases: all cases, the most important first; or a function of a selection (values by field) and of the number of threads,
+            which selects them itself.
         measure: function of a case, of `rounds`, and of the options by name. It returns the case's rows by part. With a budget it
             also receives `deadline`, a value of `time.monotonic` or None.
         title: function of a case that returns its text.
@@ -47,14 +47,13 @@ class Benchmark:
         rounds: default number of rounds.
         budget: default number of seconds after which no case begins. None: no limit.
         idle: whether results are published only from an idle machine and a clean checkout.
-        failed: function of the document that tells whether the measured code is wrong.
         verdicts: function of the document that returns further keys, computed from its numbers.
         report: function of the document that returns what the script prints; None: times, failures and targets.
         device: default type of device.
+        fields: names of a case's values; empty: those of the first case, and `threads`. The harness sets `device` and `threads`.
     """
 
     name: str
-    fields: tuple[str, ...]
     cases: Sequence[Case] | Callable[[Selection, int], Sequence[Case]]
     measure: Callable[..., Results]
     title: Callable[[Case], str] = str
@@ -69,11 +68,15 @@ class Benchmark:
     rounds: int = timing.ROUNDS
     budget: float | None = None
     idle: bool = True
-    failed: Callable[[Document], bool] = lambda document: False
     verdicts: Callable[[Document], Document] = lambda document: {}
     report: Callable[[Document], str] | None = None
     device: str = "cpu"
+    fields: tuple[str, ...] = ()
     schema: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.fields:
+            object.__setattr__(self, "fields", (*vars(self.plan()[0]), "threads"))
 
     def plan(self, threads: int | None = None, selected: Selection | None = None) -> list[Case]:
         """Return the cases, or the `selected` ones.
@@ -81,11 +84,11 @@ class Benchmark:
         Raises:
             ValueError: no case is selected.
         """
-        chosen, default = selected or {}, threads or self.threads
-        cases = self.cases(chosen, default) if callable(self.cases) else select(self.cases, chosen)
-        if "threads" in self.fields:
-            cases = [case if "threads" in vars(case) else case.but(threads=default) for case in cases]
-        return [*dict.fromkeys(cases)]
+        chosen, n = dict(selected or {}), threads or self.threads
+        (device,) = chosen.pop("device", [self.device])
+        cases = self.cases(chosen, n) if callable(self.cases) else select(self.cases, chosen)
+        common = {name: value for name, value in (("device", device), ("threads", n)) if name in self.fields}
+        return [*dict.fromkeys(case.but(**{**common, **vars(case)}) for case in cases)]
 
     def by_case(self, document: Document) -> dict[Case, dict[str, Row]]:
         """Return the result rows of a document by case, then by variant."""
@@ -94,19 +97,11 @@ class Benchmark:
     def judge(self, document: Document) -> Document:
         """Return `summary`, the numbers of a document beside their targets, and the keys of `verdicts`."""
         targets = self.targets(document) if callable(self.targets) else self.targets
-        direct = [
-            row for row in document.get("summary", []) if "cells" not in row
-        ]  # numbers that `measure` has judged itself
+        # Numbers that `measure` has judged itself.
+        direct = [row for row in document.get("summary", []) if "cells" not in row]
         cases = self.by_case(document) if targets else {}
         summary = [row for target in targets for row in target.rows(cases, self.title)]
         return {"summary": summary + direct, **self.verdicts(document)}
-
-    def settings(self, options: Row) -> Row:
-        """Return the settings of a measurement with these options, as the JSON document records them."""
-        settings = {**timing.protocol(options["rounds"]), **self.protocol, **options}
-        return (
-            settings if settings["cell_seconds"] else {**settings, "fewest_rounds": options["rounds"]}
-        )  # no time limit
 
 
 def run(
@@ -145,7 +140,7 @@ def run(
             "schema": benchmark.schema, "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "complete": ended in ("done", "budget"), "ended": ended,
             "seconds": earlier.get("seconds", 0.0) + time.monotonic() - start, **here, "threads": threads or before, **load,
-            "protocol": benchmark.settings(options),
+            "protocol": {**timing.protocol(options["rounds"]), **benchmark.protocol, **options},
         }  # fmt: skip
         if left:
             head |= {"cells": [*map(vars, done)], "left": [*map(vars, left)]}
@@ -205,6 +200,11 @@ def write(document: Document, path: Path) -> Path:
     files.write_text(path, jsonio.dumps(document))
     partial_path(path).unlink(missing_ok=True)
     return path
+
+
+def failed_proofs(document: Document) -> list[Row]:
+    """Return the facts that do not hold. Times prove nothing, since they depend on the machine."""
+    return [fact for fact in document.get("facts", []) if not fact["met"]]
 
 
 def find_obstacle(document: Document) -> str | None:

@@ -34,20 +34,19 @@ Call = Callable[..., Any]
 class Dtypes(NamedTuple):
     """Dtypes of the stream (x, z), of the branch (Sublayer(x), y), and of weight and bias."""
 
-    title: str
     stream: torch.dtype
     branch: torch.dtype
     parameters: torch.dtype
 
 
 def _alike(dtype: torch.dtype) -> Dtypes:
-    return Dtypes(str(dtype).removeprefix("torch."), dtype, dtype, dtype)
+    return Dtypes(dtype, dtype, dtype)
 
 
 DTYPES = {
     "bfloat16": _alike(torch.bfloat16),
-    "mixed": Dtypes("float32 stream, bfloat16 branch", torch.float32, torch.bfloat16, torch.float32),
-    "wide parameters": Dtypes("bfloat16, float32 parameters", torch.bfloat16, torch.bfloat16, torch.float32),
+    "mixed": Dtypes(torch.float32, torch.bfloat16, torch.float32),
+    "wide parameters": Dtypes(torch.bfloat16, torch.bfloat16, torch.float32),
     "float16": _alike(torch.float16),
     "float32": _alike(torch.float32),
     "float64": _alike(torch.float64),
@@ -136,7 +135,7 @@ class Set(NamedTuple):
 def inputs(case: Case, device: torch.device | str = "cpu") -> Set:
     """Return random tensors, the same in every run.
 
-    With dropout no element of the branch is small, so that z shows which elements were dropped (`proofs.check`).
+    With dropout no element of the branch is small, even with its bias, so that z shows the dropped ones (`proofs.dropout_mask`).
     """
     rng = torch.Generator(device).manual_seed(0)
     dtypes, job = DTYPES[case.dtype], JOBS[case.job]
@@ -156,19 +155,19 @@ def inputs(case: Case, device: torch.device | str = "cpu") -> Set:
     weight, bias, *extra = vectors
     x, s = drawn(dtypes.stream), drawn(dtypes.branch)
     if job.dropout:
-        s = torch.copysign(s.abs() + 0.5, s)
+        s = torch.copysign(s.abs() + 2.0, s)
     cotangents = (drawn(dtypes.branch), drawn(dtypes.stream)) if job.backward else ()
     more = extra or [torch.empty_like(s) for _ in job.extra]
     return Set((leaf(x), leaf(s), weight, bias if KINDS[case.norm].has_bias else None, *more), cotangents)
 
 
-def timed(case: Case, call: Call, tensors: Set) -> Callable[[], Any]:
-    """Return a function without arguments that runs the job: the call, its gradients, or those of a graph that is made here."""
+def timed(call: Call, tensors: Set, *, retained: bool = False) -> Callable[[], Any]:
+    """Return a function without arguments that runs a job: the call, its gradients, or those of a graph that is made here."""
     args, wanted, grad = tensors.args, [t for t in tensors.args if t is not None], torch.autograd.grad
-    if JOBS[case.job].retained:
+    if retained:
         graph = call(*args)
         return lambda: grad(graph, wanted, tensors.cotangents, retain_graph=True)
-    if JOBS[case.job].backward:
+    if tensors.cotangents:
         return lambda: grad(call(*args), wanted, tensors.cotangents)
     return partial(call, *args)
 
@@ -176,8 +175,8 @@ def timed(case: Case, call: Call, tensors: Set) -> Callable[[], Any]:
 # ---------------------------------------------------------------------------------------------------------- expressions
 
 
-def eager(case: Case, drop: Call = F.dropout) -> Call:
-    """Return the job of a case in plain PyTorch. y has the branch's dtype. `drop(tensor, p)` is the dropout."""
+def eager(case: Case) -> Call:
+    """Return the job of a case in plain PyTorch. y has the branch's dtype."""
     shape, eps, dtypes = (case.d,), EPS[case.norm], DTYPES[case.dtype]
 
     def rms_norm(z: Tensor, shape: tuple[int], w: Tensor, b: None, eps: float) -> Tensor:
@@ -194,23 +193,23 @@ def eager(case: Case, drop: Call = F.dropout) -> Call:
 
     calls: dict[str, Call] = {
         "forward": lambda x, s, w, b: norm(x + s, shape, w, b, eps),
-        "dropout": lambda x, s, w, b: (norm(z := x + drop(s, DROPOUT), shape, w, b, eps), z),
-        "everything": lambda x, s, w, b, g, c: (norm(z := x + g * drop(s + c, DROPOUT), shape, w, b, eps), z),
+        "dropout": lambda x, s, w, b: (norm(z := x + F.dropout(s, DROPOUT), shape, w, b, eps), z),
+        "everything": lambda x, s, w, b, g, c: (norm(z := x + g * F.dropout(s + c, DROPOUT), shape, w, b, eps), z),
         "reuse": lambda x, s, w, b, y: norm(x + s, shape, w, b, eps),
     }
     return calls.get(case.job, both)
 
 
-def ours(case: Case, seed: Tensor | None = None) -> Call:
-    """Return the job of a case in addnorm. `seed` is the seed of the dropout mask."""
+def ours(case: Case) -> Call:
+    """Return the job of a case in addnorm."""
     op: Any = FUNCTIONS[case.norm][1]
     op_: Any = getattr(inplace, f"{op.__name__}_")
     eps, p = EPS[case.norm], DROPOUT
     calls: dict[str, Call] = {
         "forward": lambda x, s, w, b: op(x, s, w, b, eps),
-        "dropout": lambda x, s, w, b: op(x, s, w, b, eps, dropout_p=p, seed=seed, return_residual=True),
+        "dropout": lambda x, s, w, b: op(x, s, w, b, eps, dropout_p=p, return_residual=True),
         "everything": lambda x, s, w, b, g, c: op(
-            x, s, w, b, eps, layer_scale=g, branch_bias=c, dropout_p=p, seed=seed, return_residual=True
+            x, s, w, b, eps, layer_scale=g, branch_bias=c, dropout_p=p, return_residual=True
         ),
         "in_place": lambda x, s, w, b: (op_(x, s, w, b, eps), x),
         "reuse": lambda x, s, w, b, y: op(x, s, w, b, eps, out=y),

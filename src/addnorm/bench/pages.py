@@ -19,7 +19,7 @@ Line = Mapping[str, Span]
 NUMBER = re.compile(r"[*<>=~]*\s?[-+−±]?\d")
 
 
-def table(lines: Iterable[Line], title: str = "") -> Table:
+def table(lines: Iterable[Line]) -> Table:
     """Return lines as a table with a column for each key, in the order of their first use. Numbers are aligned on the right."""
     lines = [*lines]
     names = [*dict.fromkeys(name for line in lines for name in line)]
@@ -31,7 +31,7 @@ def table(lines: Iterable[Line], title: str = "") -> Table:
         ]
         right = bool(texts) and sum(NUMBER.match(text) is not None for text in texts) > len(texts) / 2
         columns.append(Column(name, "right" if right else "left"))
-    return Table(columns, rows, title=title)
+    return Table(columns, rows)
 
 
 def markdown(lines: Iterable[Line]) -> str:

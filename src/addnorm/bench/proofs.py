@@ -2,12 +2,13 @@
 
 By contract y is the norm of the rounded z, and the gradients are those at the rounded z. So the float64 reference of each
 implementation is computed from the z that the implementation returned. With dropout each implementation has its own mask, which
-is known, or is computed from its z.
+is computed from its z.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -43,27 +44,47 @@ def results(case: Case, call: Call, tensors: Set) -> dict[str, Tensor]:
     return named
 
 
-def truth(case: Case, tensors: Set, z: Tensor | None = None, mask: Tensor | float = 1.0) -> dict[str, Tensor]:
+def truth(case: Case, tensors: Set, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return y, z and the gradients in float64, by autograd of the formula.
 
     Args:
         case: the case.
         tensors: the inputs of the case.
-        z: the stream that an implementation returned, from which y and the gradients are computed; None: the exact stream.
-        mask: dropout mask divided by 1 - p.
+        named: results of an implementation, from whose z the dropout mask, y and the gradients are computed. Without z there is
+            no dropout, and the stream is exact.
     """
-    job = JOBS[case.job]
+    job, z = JOBS[case.job], named.get("z")
+    mask = dropout_mask(tensors, z) / (1 - DROPOUT) if job.dropout and z is not None else 1.0
 
-    def formula(x: Tensor, s: Tensor, w: Tensor, b: Tensor | None, *more: Tensor) -> Any:
-        g, c = more if job.dropout and more else (1.0, 0.0)
-        exact = x + g * (mask * (s + c))
+    def formula(*args: Any) -> Any:
+        _, _, w, b, *_ = args
+        exact = _stream(args, mask)
         at = exact if z is None else exact + (z.double() - exact).detach()
         y = reference.normalize(at, w, b, norm=case.norm, eps=EPS[case.norm])
         return (y, exact) if job.stream else y
 
-    wide = (None if t is None else t.detach().double().requires_grad_(job.backward) for t in tensors.args)
     with torch.set_grad_enabled(job.backward):
-        return results(case, formula, tensors._replace(args=tuple(wide)))
+        return results(case, formula, tensors._replace(args=_widen(tensors, job.backward)))
+
+
+def _widen(tensors: Set, backward: bool = False) -> tuple[Tensor | None, ...]:
+    """Return the arguments in float64."""
+    return tuple(None if t is None else t.detach().double().requires_grad_(backward) for t in tensors.args)
+
+
+def _stream(args: Any, mask: Tensor | float) -> Tensor:
+    """Return x + g m (s + c), the stream of a dropout mask m; g and c are 1 and 0 where the job has none."""
+    x, s, _, _, *more = args
+    scale, bias = more or (1.0, 0.0)
+    z: Tensor = x + scale * (mask * (s + bias))
+    return z
+
+
+def dropout_mask(tensors: Set, z: Tensor) -> Tensor:
+    """Return the dropout mask of the call that returned z: 1 where an element of the branch was kept, 0 where it was dropped."""
+    args = _widen(tensors)
+    kept, dropped = ((z.double() - _stream(args, mask)).abs() for mask in (1 / (1 - DROPOUT), 0.0))
+    return (kept < dropped).double()
 
 
 def distance(value: Tensor, exact: Tensor) -> float:
@@ -73,10 +94,9 @@ def distance(value: Tensor, exact: Tensor) -> float:
     return float((value.detach().double() - exact).norm() / exact.norm())
 
 
-def errors(case: Case, call: Call, tensors: Set, mask: Tensor | float = 1.0) -> dict[str, float]:
-    """Return the relative L2 error of each output and gradient of one call, with this dropout mask."""
-    named = results(case, call, tensors)
-    exact = truth(case, tensors, named.get("z"), mask)
+def errors(case: Case, tensors: Set, named: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return the relative L2 error of each of an implementation's results, given its z. The error of z is to the exact stream."""
+    exact = truth(case, tensors, named)
     return {name: distance(t, exact[name]) for name, t in named.items()}
 
 
@@ -85,7 +105,7 @@ def limits(case: Case) -> dict[str, float]:
 
     With dropout all have the largest of these tolerances, since unfused variants round the branch after dropout to its dtype.
     """
-    of_stream, of_branch, of_parameters = (LIMITS[dtype] for dtype in DTYPES[case.dtype][1:])
+    of_stream, of_branch, of_parameters = (LIMITS[dtype] for dtype in DTYPES[case.dtype])
     most = dict.fromkeys(GRADIENTS, of_parameters) | {
         "y": of_branch, "z": of_stream, "dresidual": of_stream, "dbranch": of_branch,
     }  # fmt: skip
@@ -95,29 +115,23 @@ def limits(case: Case) -> dict[str, float]:
 def check(case: Case, call: Call, tensors: Set) -> tuple[dict[str, float], str | None]:
     """Return the relative L2 error of each output and gradient of one call, and a sentence with what is wrong, or None.
 
-    The reference does not use the returned z, so a stream that was rounded too coarsely is wrong. The dropout mask comes from z.
+    A stream that was rounded too coarsely has an error of its own. The dropout mask comes from z.
     """
     named, dtypes, most = results(case, call, tensors), DTYPES[case.dtype], limits(case)
     for name, dtype in (("y", dtypes.branch), ("z", dtypes.stream)):
         t = named.get(name)
         if t is not None and (t.dtype != dtype or tuple(t.shape) != (case.rows, case.d)):
             return {}, f"{name} is {t.dtype} {tuple(t.shape)}, expected {dtype} {(case.rows, case.d)}"
-    mask, problem = _kept(tensors, named["z"]) if JOBS[case.job].dropout else (1.0, None)
-    exact = truth(case, tensors, mask=mask)
-    relative = {name: distance(t, exact[name]) for name, t in named.items()}
+    relative = errors(case, tensors, named)
     wrong = [
         f"{name} differs by {value:.2g}, tolerance {most[name]:g}"
         for name, value in relative.items()
         if not value <= most[name]  # NaN is wrong too
     ]
-    return relative, f"{'; '.join(wrong)} (relative, against float64)" if wrong else problem
-
-
-def _kept(tensors: Set, z: Tensor) -> tuple[Tensor, str | None]:
-    """Return the dropout mask computed from a variant's z, divided by 1 - p, and an error text if its share of ones is wrong."""
-    x, s = (t.detach().double() for t in tensors.args[:2] if t is not None)
-    added = z.double() - x
-    mask = (added - s / (1 - DROPOUT)).abs() < added.abs()
-    share, n = mask.double().mean().item(), mask.numel()
-    wrong = abs(share - (1 - DROPOUT)) > SIGMAS * math.sqrt(DROPOUT * (1 - DROPOUT) / n)
-    return mask / (1 - DROPOUT), f"dropout {DROPOUT:g} kept {share:.3f} of the elements" if wrong else None
+    if wrong:
+        return relative, f"{'; '.join(wrong)} (relative, against float64)"
+    if JOBS[case.job].dropout:
+        share = dropout_mask(tensors, named["z"]).mean().item()
+        if abs(share - (1 - DROPOUT)) > SIGMAS * math.sqrt(DROPOUT * (1 - DROPOUT) / named["z"].numel()):
+            return relative, f"dropout {DROPOUT:g} kept {share:.3f} of the elements"
+    return relative, None

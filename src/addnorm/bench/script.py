@@ -10,9 +10,9 @@ from pathlib import Path
 
 from addnorm._util.numbers import format_seconds
 from addnorm.bench import environment
-from addnorm.bench.case import Case, Document, Selection
-from addnorm.bench.harness import Benchmark, find_earlier, find_obstacle, partial_path, read, run, write
-from addnorm.bench.pages import busy, digits, unfinished
+from addnorm.bench.case import Case, Document
+from addnorm.bench.harness import Benchmark, failed_proofs, find_earlier, find_obstacle, partial_path, read, run, write
+from addnorm.bench.pages import busy, judged, unfinished
 
 DEVICES = ("cpu", "cuda")
 
@@ -31,20 +31,24 @@ def main(benchmark: Benchmark, words: Sequence[str] | None = None, folder: Path 
     """
     given = _parser(benchmark).parse_args(words)
     selected = {name: some for name in benchmark.fields if name != "threads" and (some := getattr(given, name))}
-    results, trial = _results(benchmark, selected, folder or Path(sys.argv[0]).parent / "results")
+    (device,) = selected.get("device", [benchmark.device])
+    is_trial = device != benchmark.device == "cuda"  # times of a CPU in place of a GPU's
+    name = f"{benchmark.name}_{device}" if device != benchmark.device == "cpu" else benchmark.name
+    results = (folder or Path(sys.argv[0]).parent / "results") / f"{name}.json"
     if given.judge:
         stored = read(results)
         write({**stored, **benchmark.judge(stored)}, results)
         return 0
     options = {"rounds": given.rounds, **{name: getattr(given, name) for name in benchmark.options}}
-    part = trial or any(options[name] for name, value in benchmark.options.items() if isinstance(value, tuple))
+    chosen = [options[name] for name, value in benchmark.options.items() if isinstance(value, tuple)]
+    part = is_trial or {*selected} - {"device"} or any(chosen)
     path = given.json or (Path(tempfile.gettempdir()) / f"addnorm-{results.name}" if part else results)
     try:
         cases = benchmark.plan(given.threads, selected)
         if given.list:
             print("\n".join(map(benchmark.title, cases)))
             return 0
-        if trial == "device" and path.resolve() == results.resolve():
+        if is_trial and path.resolve() == results.resolve():
             raise ValueError(f"{path} is for times of a GPU, and this run is on cpu: choose another --json")
         here = {**environment.describe(), **benchmark.describe(cases)}
         here["commit"] = here["commit"] or given.commit
@@ -61,18 +65,7 @@ def main(benchmark: Benchmark, words: Sequence[str] | None = None, folder: Path 
     if not document["complete"]:
         print(f"Cut short ({document['ended']}): the same command with --resume continues.", file=sys.stderr)
         return 130
-    return 3 if benchmark.failed(document) else 0 if saved else 1
-
-
-def _results(benchmark: Benchmark, selected: Selection, folder: Path) -> tuple[Path, str | None]:
-    """Return the results file, and why this run must not replace it: "device" (another), "part" (of the cases), or None."""
-    name, parts = benchmark.name, {*selected} - {"device"}
-    (device,) = selected.get("device", [benchmark.device])
-    if device != benchmark.device and benchmark.device == "cpu":
-        name = f"{name}_{device}"
-    elif device != benchmark.device:
-        return folder / f"{name}.json", "device"
-    return folder / f"{name}.json", "part" if parts else None
+    return 3 if failed_proofs(document) else 0 if saved else 1
 
 
 def _save(benchmark: Benchmark, document: Document, path: Path) -> bool:
@@ -144,6 +137,5 @@ def report(benchmark: Benchmark, document: Document) -> Iterator[str]:
         for row in document.get("failures", []):
             yield f"{row['variant']} failed in {benchmark.title(Case.of(row, benchmark.fields))}: {row['error']}"
         for row in document["summary"]:
-            value = "not measured" if row["value"] is None else digits(row["value"])
-            yield f"{value}  {row['name']}{'  MISSED' if row['met'] is False else ''}"
+            yield f"{judged(row)}  {row['name']}"
     yield from filter(None, [benchmark.idle and busy(document), unfinished(document)])

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import torch
 from torch.utils.benchmark import Timer
 
-from addnorm._util.timing import quartiles
 from addnorm.bench.case import Row
+from addnorm.bench.timing import spread
 
 ROUNDS = 11
 REPEATS = 20  # calls in one sample of the call time
@@ -52,12 +52,9 @@ def wait(device: str) -> None:
 
 
 def times(samples: list[Sample]) -> Row:
-    """Return medians and quartiles in microseconds."""
-    row: Row = {}
-    for part in Sample._fields:
-        q1, median, q3 = quartiles([getattr(each, part) * 1e6 for each in samples])
-        row |= {f"{part}_us": median, f"{part}_q1_us": q1, f"{part}_q3_us": q3}
-    return row | {"rounds": len(samples)}
+    """Return the median and the quartiles of the device time, and the median of the call time, in microseconds."""
+    device, call = ([1e6 * seconds for seconds in part] for part in zip(*samples, strict=True))
+    return {**spread(device), "call_us": statistics.median(call)}
 
 
 @cache

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterable
 
 from addnorm.bench.case import Case, Selection, grid, select
 from addnorm.bench.jobs import NORMS, tensor_bytes
@@ -16,31 +16,38 @@ TARGET_D = (1024, 2048, 4096, 8192, 16384)
 TIMED = ("forward", "forward_stream", "backward", "forward_backward", "dropout")
 
 
-class Tier(NamedTuple):
-    """Group of cases with one purpose: every d in `ds`, with each size in bytes and with each number of rows."""
+def tier(
+    dtypes: Iterable[str], jobs: Iterable[str], ds: Iterable[int], *sizes: float, rows: Iterable[int] = ()
+) -> list[Case]:
+    """Return cases with one purpose: every norm, dtype, d and job, with each size in bytes and each number of rows."""
+    return [
+        case for dtype, d in itertools.product(dtypes, ds)
+        for case in grid(
+            dtype=[dtype], d=[d], rows=[*(rows_for(size, d, dtype) for size in sizes), *rows], norm=NORMS, job=jobs
+        )
+    ]  # fmt: skip
 
-    dtypes: tuple[str, ...]
-    jobs: tuple[str, ...]
-    ds: tuple[int, ...]
-    sizes: tuple[float, ...] = ()
-    rows: tuple[int, ...] = ()
+
+def rows_for(size: float, d: int, dtype: str) -> int:
+    """Return the smallest power of two as the number of rows with which the branch has at least `size` bytes."""
+    return 1 << math.ceil(math.log2(size / tensor_bytes(Case(rows=1, d=d, dtype=dtype))))
 
 
 # First a case of every kind, at d = 4096, then the other sizes: the cases that the budget leaves are more of the same kinds.
 # A case of an earlier tier is not repeated.
 APART, TOGETHER, FEW = ("forward_stream", "backward"), ("forward_stream", "forward_backward"), (1, 128)
-TIERS = (
-    Tier(("bfloat16",), (*APART, "forward"), (4096,), (LARGE,)),
-    Tier(("bfloat16",), APART, TARGET_D, (LARGE,)),
-    Tier(("bfloat16",), TOGETHER, (4096, 768), rows=FEW),
-    Tier(("bfloat16", "mixed"), ("dropout", "forward_backward"), (4096,), (LARGE,)),
-    Tier(("float16", "float32"), APART, (4096,), (LARGE,)),
-    Tier(("mixed",), APART, TARGET_D, (LARGE,)),
-    Tier(("bfloat16",), (*APART, "forward"), (4096,), (MEDIUM,)),
-    Tier(("bfloat16",), ("forward",), TARGET_D, (LARGE,)),
-    Tier(("bfloat16",), APART, (768, 32768, 65536), (LARGE,)),
-    Tier(("bfloat16",), TOGETHER, (768, 4096), rows=(1024,)),
-)
+CASES = dict.fromkeys([
+    *tier(["bfloat16"], (*APART, "forward"), [4096], LARGE),
+    *tier(["bfloat16"], APART, TARGET_D, LARGE),
+    *tier(["bfloat16"], TOGETHER, [4096, 768], rows=FEW),
+    *tier(["bfloat16", "mixed"], ("dropout", "forward_backward"), [4096], LARGE),
+    *tier(["float16", "float32"], APART, [4096], LARGE),
+    *tier(["mixed"], APART, TARGET_D, LARGE),
+    *tier(["bfloat16"], (*APART, "forward"), [4096], MEDIUM),
+    *tier(["bfloat16"], ["forward"], TARGET_D, LARGE),
+    *tier(["bfloat16"], APART, [768, 32768, 65536], LARGE),
+    *tier(["bfloat16"], TOGETHER, [768, 4096], rows=[1024]),
+])  # fmt: skip
 
 
 def plan(selected: Selection, threads: int = 0) -> list[Case]:
@@ -52,23 +59,10 @@ def plan(selected: Selection, threads: int = 0) -> list[Case]:
     Raises:
         ValueError: the plan has no such case.
     """
-    (device,) = selected.get("device", ["cuda"])
     if {"d", "rows"} <= selected.keys():
-        sizes = {"dtype": ("bfloat16",), "d": (), "rows": (), "norm": NORMS, "job": TIMED, "device": (device,)}
+        sizes = {"dtype": ("bfloat16",), "d": (), "rows": (), "norm": NORMS, "job": TIMED}
         return grid(**{name: selected.get(name, values) for name, values in sizes.items()})
     try:
-        return select(dict.fromkeys(_whole(device)), selected)
+        return select(CASES, selected)
     except ValueError as error:
         raise ValueError(f"{error}: give both d and rows to measure other sizes") from None
-
-
-def rows_for(size: float, d: int, dtype: str) -> int:
-    """Return the smallest power of two as the number of rows with which the branch has at least `size` bytes."""
-    return 1 << math.ceil(math.log2(size / tensor_bytes(Case(rows=1, d=d, dtype=dtype))))
-
-
-def _whole(device: str) -> Iterator[Case]:
-    for tier in TIERS:
-        for size in grid(dtype=tier.dtypes, d=tier.ds):
-            rows = (*(rows_for(each, size.d, size.dtype) for each in tier.sizes), *tier.rows)
-            yield from grid(dtype=[size.dtype], d=[size.d], rows=rows, norm=NORMS, job=tier.jobs, device=[device])

@@ -19,8 +19,6 @@ from addnorm.bench.case import Case
 from addnorm.bench.environment import version_of
 from addnorm.bench.jobs import DROPOUT, DTYPES, EPS, JOBS, Call, eager, ours
 
-EVERY = "every variant"  # name in `failures` where a whole case failed
-
 
 class Variant(NamedTuple):
     """One implementation of the operation, such as addnorm or a kernel library.
