@@ -1,14 +1,13 @@
 """Measurements of the claims about Add & Norm. Writes results/claims.json, from which table.py makes tables of docs/claims.md.
 
-Untrained stacks are the toy model of the theory (`addnorm.lab.toy_model`), trained ones the character models of the lab
-(`addnorm.lab.train`). The criteria are in claims.py; the verdicts are computed. One thread; a few minutes.
+Untrained stacks are the toy model of the theory (`addnorm.lab.toy_model`), trained ones the character models of
+`addnorm.lab.compare`. The criteria are in claims.py; the verdicts are computed. One thread; a few minutes.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import claims
 import exact_numbers
 import torch
+from rich.console import Console
 from torch import nn
 
 import addnorm
@@ -27,22 +27,26 @@ from addnorm.bench.harness import Benchmark
 from addnorm.bench.jobs import eager, ours
 from addnorm.bench.pages import headline, markdown
 from addnorm.bench.script import main
-from addnorm.lab import Run, Text, measure, python_docs
-from addnorm.lab.models import CharLM
-from addnorm.lab.toy_model import StreamMeasurement, ToyModel, geometric_mean, measure_stream, token_similarity
-from addnorm.lab.train import Training
+from addnorm.lab import Protocol, compare, python_docs
+from addnorm.lab.results import Group
+from addnorm.lab.toy_model import ToyModel, geometric_mean, token_similarity
 from addnorm.nn import block
 
 DEPTHS = (2, 4, 8, 16, 32, 64)
 SEEDS = tuple(range(4))
 TRAINED_SEEDS = (0, 1)
 STEPS, WARM_UP = 300, 100
-RATES = {6: (3e-4, 1e-3, 3e-3), 12: (3e-4, 1e-3)}
 D = 64
 HEADS, TOKENS, BATCH = 4, 32, 8  # of the trained stacks
-PROBED = 32  # sequences of the test part on which a trained model's gradient is taken
-DIVERGED = 1e30  # in place of a loss that is not finite
 COST_D, COST_TOKENS = (256, 768), 512
+# The trained wirings, and how. One step, the first, is recorded.
+SHARED: dict[str, Any] = {
+    "seeds": TRAINED_SEEDS, "steps": STEPS, "d_model": D, "nhead": HEADS, "tokens": TOKENS, "batch": BATCH, "every": STEPS,
+}  # fmt: skip
+TRAININGS = (
+    (("pre_ln", "post_ln"), Protocol((6,), (3e-4, 1e-3, 3e-3), (0, WARM_UP), **SHARED)),
+    (("pre_ln", "post_ln", "deepnorm", "no_residual", "no_norm"), Protocol((12,), (3e-4, 1e-3), (0,), **SHARED)),
+)
 
 WIRINGS: dict[str, Wiring] = {
     "pre_ln": wirings.pre_ln(), "post_ln": wirings.post_ln(), "deepnorm": wirings.deepnorm(), "no_norm": wirings.no_norm(),
@@ -69,88 +73,67 @@ def depth() -> Iterator[Row]:
             yield row
 
 
-def training(text: Text) -> Iterator[tuple[Row, list[CharLM]]]:
-    """Yield a row for each wiring and learning rate, with the trained models."""
-    runs = [(6, name, warm_up) for name in ("pre_ln", "post_ln") for warm_up in (0, WARM_UP)]
-    runs += [(12, name, 0) for name in ("pre_ln", "post_ln", "deepnorm", "no_residual", "no_norm")]
-    for n, name, warm_up in runs:
-        for rate in RATES[n]:
-            settings = (WIRINGS[name], n, D, HEADS, TOKENS, BATCH, STEPS, rate, warm_up)
-            made = [Training(Run(*settings, seed, every=0), text) for seed in TRAINED_SEEDS]
-            models = [one.model for one in made]
-            before = geometric_mean(through(model, text).gradient_ratio() for model in models)
-            for one in made:
-                one.finish()
-            results = [finite(measure.held_out_loss(model, text, "test", TOKENS)) for model in models]
-            yield {
-                "wiring": name, "num_layers": n, "lr": rate, "warm_up": warm_up, "loss": statistics.fmean(results),
-                "losses": results, "gradient_before": before,
-                "gradient_after": finite(geometric_mean(through(model, text).gradient_ratio() for model in models)),
-            }, models  # fmt: skip
+def trained(entropy: float) -> Results:
+    """Return a row for each setting of the trainings, and the effect of removing sublayers from trained models."""
+    console = Console(stderr=True)
+    comparisons = [compare(names, protocol, at_init=False, progress=console) for names, protocol in TRAININGS]
+    groups = [group for comparison in comparisons for arm in comparison.arms for group in arm.groups]
+    rows = [
+        {
+            "wiring": group.wiring, "num_layers": group.num_layers, "lr": group.lr, "warm_up": group.warm_up,
+            "loss": group.loss(), "losses": group.losses(),
+            "gradient_before": gradient_ratio([run["recorded"]["gradient"][0] for run in group.runs]),
+            "gradient_after": gradient_ratio([run["after"]["gradient"] for run in group.runs if "after" in run]),
+        }
+        for group in groups
+    ]  # fmt: skip
+    return {"training": rows, "removal": [*removal(groups, entropy)]}
 
 
-def through(model: CharLM, text: Text) -> StreamMeasurement:
-    """Return the stream of a model and its gradient at every sublayer, on the same sequences for all models."""
-    read, following = text.held_out("test", PROBED, TOKENS)
-    return measure_stream(
-        model.decoder.stack, model.embed(read), lambda y: measure.cross_entropy(model.head(y), following)
-    )
+def gradient_ratio(runs: list[list[float]]) -> float:
+    """Return the gradient at x_0 over that at x_L, a geometric mean over the runs; infinity if all have diverged."""
+    return geometric_mean(first / last for first, *_, last in runs) if runs else math.inf
 
 
-def finite(value: float) -> float:
-    """Return the number, or DIVERGED if it is not finite."""
-    return value if math.isfinite(value) else DIVERGED
-
-
-Change = Callable[[list[Any]], Iterator[list[Any]]]
-
-
-def moves(wiring: Wiring, change: Change, **options: Any) -> float:
-    """Return how far an untrained output moves when its sublayers change: 1 is as far as another input would move it."""
-    results = []
+def moves(wiring: Wiring, change: Callable[[ResidualStack], Iterator[ResidualStack]]) -> float:
+    """Return how far an untrained output moves when its stack changes: 1 is as far as another input would move it."""
+    results: list[float] = []
     for seed in SEEDS:
         model = ToyModel(12, wiring, seed, sequences=4)
-        sublayers: list[Any] = [connection.sublayer for connection in model.stack.connections]
-        for changed in change(sublayers):
-            other = ResidualStack(changed, D, wiring, elementwise_affine=False, **options)
-            with torch.no_grad():
-                y = model.stack(model.x)
-                results.append(float((other(model.x) - y).norm() / (y.roll(1, 0) - y).norm()))
+        with torch.no_grad():
+            y = model.stack(model.x)
+            distance = (y.roll(1, 0) - y).norm()
+            results += [float((changed(model.x) - y).norm() / distance) for changed in change(model.stack)]
     return statistics.fmean(results)
 
 
-def without_one(sublayers: list[Any]) -> Iterator[list[Any]]:
-    """Yield the sublayers without one, for each."""
-    return (sublayers[:i] + sublayers[i + 1 :] for i in range(len(sublayers)))
+def without_one(stack: ResidualStack) -> Iterator[ResidualStack]:
+    """Yield the stack without the write of one sublayer, for each."""
+    return map(stack.without, range(len(stack.connections)))
 
 
-def with_one_louder(sublayers: list[Any]) -> Iterator[list[Any]]:
-    """Yield the sublayers with the output of one in the middle a hundred times as large."""
-    louder = sublayers[11]
-    yield [*sublayers[:11], lambda x: 100.0 * louder(x), *sublayers[12:]]
+def with_one_louder(stack: ResidualStack) -> Iterator[ResidualStack]:
+    """Yield the stack with the output of one sublayer in the middle a hundred times as large."""
+    connections: list[Any] = [*stack.connections]
+    connections[11].sublayer.register_forward_hook(lambda module, args, output: 100.0 * output)
+    yield stack
 
 
-def removal(trained: dict[str, list[CharLM]], text: Text) -> Iterator[Row]:
-    """Yield the effect of removing one sublayer: on an untrained stack, and on the loss of a trained model."""
+def removal(groups: list[Group], entropy: float) -> Iterator[Row]:
+    """Yield the effect of removing one sublayer: on an untrained stack, and on the loss of the best models that have learned."""
     for name, wiring in WIRINGS.items():
         if name in ("no_norm", "no_residual, no norm"):
             continue
-        untrained = moves(wiring, without_one, sublayers_per_layer=1)
-        row: Row = {"wiring": name, "moves": untrained, "num_layers": None, "of": 0, "broken": 0, "loss": None,
-                    "median_rise": None, "largest_rise": None}  # fmt: skip
-        if name in trained:
-            losses = [measure.held_out_loss(model, text, "test", TOKENS) for model in trained[name]]
-            rises = [
-                [one["rise"] for one in measure.measure_ablation(model, text, TOKENS, measure.EVALUATED)]
-                for model in trained[name]
-            ]
-            every = [rise for one in rises for rise in one]
+        learned = [group for group in groups if group.wiring == name and group.loss() < entropy - claims.LEARNED]
+        runs = min(learned, key=Group.loss).runs if learned else ()
+        rises = [[one["rise"] for one in run["ablation"]] for run in runs]
+        every = [rise for one in rises for rise in one]
+        broken = sum(rise > 0.5 * (entropy - run["test"]) for one, run in zip(rises, runs, strict=True) for rise in one)
+        row: Row = {"wiring": name, "moves": moves(wiring, without_one), "of": len(every), "broken": broken}
+        if runs:
             row |= {
-                "num_layers": len(rises[0]) // 2, "of": len(every), "loss": statistics.fmean(losses),
-                "median_rise": statistics.median(every), "largest_rise": max(every), "rises": rises,
-                "broken": sum(
-                    rise > 0.5 * (text.entropy - loss) for one, loss in zip(rises, losses, strict=True) for rise in one
-                ),
+                "num_layers": len(rises[0]) // 2, "loss": statistics.fmean(run["test"] for run in runs), "rises": rises,
+                "median_rise": statistics.median(every), "largest_rise": max(every),
             }  # fmt: skip
         yield row
 
@@ -188,22 +171,6 @@ def count(modules: list[Any]) -> int:
     return sum(parameter.numel() for parameter in nn.ModuleList(modules).parameters())
 
 
-def trained(text: Text) -> Results:
-    """Return the rows of all trainings, and of removing sublayers from the best models."""
-    rows, best = [], dict[str, tuple[float, list[CharLM]]]()
-    for row, models in training(text):
-        print(
-            f"{row['wiring']}, {row['num_layers']} layers, lr {row['lr']:g}: {row['loss']:.3f}",
-            file=sys.stderr,
-            flush=True,
-        )
-        rows.append(row)
-        learned = row["loss"] < text.entropy - claims.LEARNED
-        if learned and row["loss"] < best.get(row["wiring"], (math.inf,))[0]:
-            best[row["wiring"]] = row["loss"], models
-    return {"training": rows, "removal": [*removal({name: models for name, (_, models) in best.items()}, text)]}
-
-
 def measure_part(case: Case, *, rounds: int) -> Results:
     """Return the raw numbers of a part."""
     if case.part == "exact":
@@ -213,7 +180,7 @@ def measure_part(case: Case, *, rounds: int) -> Results:
         }
         return {"exact": [exact_numbers.measure(D) | distorted]}
     if case.part == "trained":
-        return trained(python_docs())
+        return trained(python_docs().entropy)
     return {case.part: [*(depth() if case.part == "depth" else cost(rounds))]}
 
 
@@ -222,7 +189,7 @@ def finish(results: Results, head: Document) -> Document:
     if not all(results.values()):
         return results
     (exact,) = results["exact"]
-    return {"results": {"unigram": python_docs().entropy, **results, "exact": exact}}
+    return {"load_of_others": None, "results": {"unigram": python_docs().entropy, **results, "exact": exact}}
 
 
 # ------------------------------------------------------------------------------------------------ tables of the pages
@@ -291,7 +258,8 @@ BENCHMARK = Benchmark(
     parts=("training", "exact", "cost", "depth", "removal"),
     protocol={
         "depths": DEPTHS, "seeds": SEEDS, "trained_seeds": TRAINED_SEEDS, "steps": STEPS, "warm_up": WARM_UP,
-        "rates": RATES, "d": D, "nhead": HEADS, "tokens": TOKENS, "batch": BATCH, "text": "pydoc_data.topics",
+        "rates": {n: protocol.rates for _, protocol in TRAININGS for n in protocol.num_layers},
+        "d": D, "nhead": HEADS, "tokens": TOKENS, "batch": BATCH, "text": "pydoc_data.topics",
         "init": "the wiring's own rule; where that is plain Xavier, queries, keys and values as one matrix",
     },
     finish=finish, verdicts=partial(claims.judge_all, claims.CLAIMS), report=claims.report, threads=1, idle=False,

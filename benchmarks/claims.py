@@ -25,6 +25,7 @@ BLOCK = "Add & Norm in encoder and decoder"
 
 LEARNED = 0.3  # nats a character below the entropy of single characters; a run with less has learned nothing
 PASSES = (0.01, 100.0)  # a gradient that arrives with its norm within these factors neither vanished nor exploded
+WARM = ", warm-up"  # ends the name of a run with it
 STAR = r"\*"  # marks a best rate at the edge of the grid
 EDGE = f" {STAR}: the best rate is at the edge of the grid; a better one may lie outside."
 ALIKE = 0.1  # mean cosine; that of unrelated vectors is 0, measured to within 0.02
@@ -155,11 +156,14 @@ def is_at_edge(best: Measured, rows: Iterable[Measured]) -> bool:
     return len(rates) > 1 and best["lr"] in (rates[0], rates[-1])
 
 
-def losses(num_layers: int, **runs: tuple[str, bool]) -> Callable[[Results], Measured]:
-    """Return the function that selects the best losses of some runs (wiring, warm-up), and the loss without learning."""
+def losses(num_layers: int, *runs: str) -> Callable[[Results], Measured]:
+    """Return the function that selects the best losses of some runs, and the loss without learning.
+
+    A run is a wiring, without warm-up, or "WIRING, warm-up".
+    """
 
     def measure(results: Results) -> Measured:
-        named = {name: best(results, wiring, num_layers, warm_up)["loss"] for name, (wiring, warm_up) in runs.items()}
+        named = {run: best(results, run.removesuffix(WARM), num_layers, run.endswith(WARM))["loss"] for run in runs}
         return {"num_layers": num_layers, "nothing learned": results["unigram"], **named}
 
     return measure
@@ -192,7 +196,7 @@ def removal(results: Results) -> Measured:
         "moves at init": "moves", "layers trained": "num_layers", "broken after training": "broken", "of": "of", "loss": "loss",
         "median rise": "median_rise", "largest rise": "largest_rise",
     }  # fmt: skip
-    return {wiring: {name: row[key] for name, key in keys.items()} for wiring, row in rows.items()}
+    return {wiring: {name: row.get(key) for name, key in keys.items()} for wiring, row in rows.items()}
 
 
 def cost(results: Results) -> Measured:
@@ -300,8 +304,7 @@ CLAIMS: tuple[Claim, ...] = (
         "Add & Norm lets sublayers be stacked deep without training falling apart.", f"{IDEA}; {STREAM}",
         f"12 layers learn with it in 300 steps without warm-up (a loss {LEARNED} below that of single characters), and "
         "they do not learn without the residual or without the norm",
-        losses(12, pre_ln=("pre_ln", False), post_ln=("post_ln", False), deepnorm=("deepnorm", False),
-               no_residual=("no_residual", False), no_norm=("no_norm", False)),
+        losses(12, "pre_ln", "post_ln", "deepnorm", "no_residual", "no_norm"),
         lambda m: {
             **{f"{name} learns": learned(m, name) for name in ("pre_ln", "post_ln", "deepnorm")},
             **{f"{name} does not": not learned(m, name) for name in ("no_residual", "no_norm")},
@@ -322,8 +325,7 @@ CLAIMS: tuple[Claim, ...] = (
         "Pre-LN trains without the warm-up that post-LN demands.", STREAM,
         "6 layers, each at its best learning rate: warm-up lowers the loss of post-LN by more than 0.05 nats, that of pre-LN by "
         "less",
-        losses(6, **{"pre_ln": ("pre_ln", False), "pre_ln, warm-up": ("pre_ln", True),
-                     "post_ln": ("post_ln", False), "post_ln, warm-up": ("post_ln", True)}),
+        losses(6, "pre_ln", "pre_ln, warm-up", "post_ln", "post_ln, warm-up"),
         lambda m: {
             "pre_ln needs none": m["pre_ln"] - m["pre_ln, warm-up"] < 0.05,
             "post_ln gains by it": m["post_ln"] - m["post_ln, warm-up"] > 0.05,

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ import torch
 from addnorm._util import jsonio
 from addnorm.bench import harness
 from addnorm.bench.case import grid
-from addnorm.lab import Run, Text, measure
+from addnorm.lab import Protocol, Run, Text, measure
 from addnorm.lab.train import Training
 from support.loading import ROOT, load
 
@@ -108,9 +109,14 @@ def test_verdict_follows_from_the_numbers(start):
 def test_every_part_is_measured_and_judged(bench_claims, monkeypatch, threads):
     """Run the whole benchmark in small: one training step, one seed, a short text."""
     threads(1)
+    small = {"seeds": 0, "steps": 1, "d_model": 16, "nhead": 2, "tokens": 8, "batch": 4, "every": 1}
     for name, value in {
-        "SEEDS": (0,), "TRAINED_SEEDS": (0,), "STEPS": 1, "WARM_UP": 1, "DEPTHS": (2, 32, 64), "PROBED": 2,
-        "RATES": {6: (1e-3,), 12: (1e-3,)}, "python_docs": lambda: TEXT, "COST_D": (256,), "COST_TOKENS": 8,
+        "SEEDS": (0,), "DEPTHS": (2, 32, 64), "COST_D": (256,), "COST_TOKENS": 8, "python_docs": lambda: TEXT,
+        "compare": functools.partial(bench_claims.compare, text=TEXT, jobs=1),
+        "TRAININGS": [
+            (names, Protocol(protocol.num_layers, 1e-3, [min(n, 1) for n in protocol.warm_ups], **small))
+            for names, protocol in bench_claims.TRAININGS
+        ],
     }.items():  # fmt: skip
         monkeypatch.setattr(bench_claims, name, value)
     monkeypatch.setattr(measure, "EVALUATED", 8)
