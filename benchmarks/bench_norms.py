@@ -43,25 +43,26 @@ text_of_the_lab = cache(python_docs)
 
 
 def measure_case(case: Case, *, rounds: int) -> Results:
-    """Return the row of a depth, wiring and learning rate: means over the seeds. `rounds` has no effect."""
+    """Return the row of a depth, wiring and learning rate: means over the seeds. `rounds` has no effect.
+
+    By measured step, `resized` is the largest factor by which the size of a sublayer's read has changed, and `moved` the largest
+    shift.
+    """
     wiring = wirings.get(case.wiring)
     runs = [Run(wiring, case.num_layers, D, HEADS, TOKENS, BATCH, STEPS, case.lr, 0, seed, every=0) for seed in SEEDS]
     trained = [train(run, text_of_the_lab()) for run in runs]
     means = {name: torch.stack([one[name] for one in trained]).mean(0) for name in trained[0]}
+    factors, shifts = means.pop("sizes"), means.pop("shifts")
+    factors = factors / factors[0]
+    means |= {"resized": torch.maximum(factors, 1 / factors).amax(-1), "moved": shifts.amax(-1)}
     return {"rows": [case.row(**{name: mean.tolist() for name, mean in means.items()})]}
 
 
 def finish(results: Results, head: Document) -> Document:
-    """Return the raw numbers: the sizes and shifts of the best rates only. They are judged once all wirings are measured."""
-    measured = [rows_of(results, wiring, n) for n in LAYERS for wiring in WIRINGS]
-    if head.get("left") or not all(measured):
+    """Return the raw numbers, which are judged once all wirings are measured."""
+    if head.get("left") or not all(rows_of(results, wiring, n) for n in LAYERS for wiring in WIRINGS):
         return results
-    best = [*map(best_of, measured)]
-    rows = [
-        {key: value for key, value in row.items() if row in best or key not in ("sizes", "shifts")}
-        for row in results["rows"]
-    ]
-    return {"results": {"unigram": text_of_the_lab().entropy, "rows": rows}}
+    return {"results": {"unigram": text_of_the_lab().entropy, **results}}
 
 
 def train(run: Run, text: Text) -> dict[str, Tensor]:
@@ -111,45 +112,29 @@ def rows_of(results: Document, wiring: str, num_layers: int) -> list[Row]:
     return claims.rows_of(results["rows"], wiring=wiring, num_layers=num_layers)
 
 
-def resized(row: Row) -> float:
-    """Return the largest factor by which the size of a read changed, of all sublayers and steps."""
-    first, *later = row["sizes"]
-    return float(max(max(now / start, start / now) for sites in later for start, now in zip(first, sites, strict=True)))
+def has_learned(results: Document, loss: float) -> bool:
+    """Return whether a loss is `LEARNED` below that of single characters."""
+    return bool(loss < results["unigram"] - LEARNED)
 
 
-def moved(row: Row) -> float:
-    """Return the largest shift, of all sublayers and steps."""
-    return float(max(max(sites) for sites in row["shifts"]))
-
-
-def rounded(value: float) -> float:
-    """Return a number with four digits."""
-    return float(f"{value:.4g}")
-
-
-def steps_to_learn(results: Document, row: Row) -> float:
-    """Return the first measured step with a loss `LEARNED` below that of single characters; infinity if there is none."""
-    reached = (k * EVERY for k, loss in enumerate(row["losses"]) if loss < results["unigram"] - LEARNED)
+def steps_to_learn(results: Document, rows: list[Row]) -> float:
+    """Return the first measured step of the best run at which it has learned; infinity if there is none."""
+    reached = (k * EVERY for k, loss in enumerate(best_of(rows)["losses"]) if has_learned(results, loss))
     return float(next(reached, math.inf))
 
 
-def by_wiring(number: Callable[[Document, Row], float]) -> Callable[[Document], Measured]:
-    """Return the function that selects a number of the best runs, by depth and wiring."""
+def largest_rate(results: Document, rows: list[Row]) -> float:
+    """Return the largest learning rate at which a wiring learns, or zero."""
+    return max((row["lr"] for row in rows if has_learned(results, row["loss"])), default=0.0)
+
+
+def by_wiring(number: Callable[[Document, list[Row]], float]) -> Callable[[Document], Measured]:
+    """Return the function that selects a number of the runs at all rates, with four digits, by depth and wiring."""
     return lambda results: {
-        f"{wiring}, {n}": rounded(number(results, best_of(rows_of(results, wiring, n))))
+        f"{wiring}, {n}": float(f"{number(results, rows_of(results, wiring, n)):.4g}")
         for n in LAYERS
         for wiring in WIRINGS
     }
-
-
-def largest_rate(results: Document) -> Measured:
-    """Return the largest learning rate at which a wiring learns."""
-    return {
-        f"{wiring}, {n}": max(
-            (row["lr"] for row in rows_of(results, wiring, n) if row["loss"] < results["unigram"] - LEARNED), default=0.0,
-        )
-        for n in LAYERS for wiring in WIRINGS
-    }  # fmt: skip
 
 
 def compared(m: Measured, better: Callable[[float, float], bool]) -> dict[str, bool]:
@@ -164,14 +149,14 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         "The distribution of activations within layers shifts during training.", BLOCK,
         f"at its best rate, the mean feature of what some sublayer reads moves by more than {MOVED:g} of its standard deviations",
-        by_wiring(lambda _, row: moved(row)),
+        by_wiring(lambda _, rows: max(best_of(rows)["moved"])),
         lambda m: {name: value > MOVED for name, value in m.items()},
     ),
     Claim(
         "With the norm, the inputs to the next layer stay in a consistent range.", HAND,
         f"at its best rate, the size of what every sublayer reads stays within a factor of {RESIZED:g} of its first; without "
         "norms it does not",
-        by_wiring(lambda _, row: resized(row)),
+        by_wiring(lambda _, rows: max(best_of(rows)["resized"])),
         lambda m: {
             name if name.startswith(NORMED) else f"not in {name}": (value <= RESIZED) is name.startswith(NORMED)
             for name, value in m.items()
@@ -186,7 +171,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         "Normalization stabilizes training.", f"{HAND}; {BLOCK}",
         "the largest learning rate at which the model learns is higher with norms",
-        largest_rate,
+        by_wiring(largest_rate),
         lambda m: compared(m, lambda normed, bare: normed > bare),
     ),
 )  # fmt: skip

@@ -83,14 +83,8 @@ def training(num_layers: int) -> dict[str, Course]:
     for wiring, name in TRAINED.items():
         rows = (row for row in results["rows"] if (row["wiring"], row["num_layers"]) == (wiring, num_layers))
         best = min(rows, key=lambda row: row["loss"])
-        first = best["sizes"][0]
-        size = [
-            max(max(now / start, start / now) for start, now in zip(first, sites, strict=True))
-            for sites in best["sizes"]
-        ]
-        shift = [max(sites) for sites in best["shifts"]]
         steps = [k * norms["protocol"]["every"] for k in range(len(best["losses"]))]
-        courses[wiring] = Course(f"{name}, rate {best['lr']:g}", steps, best["losses"], size, shift)
+        courses[wiring] = Course(f"{name}, rate {best['lr']:g}", steps, best["losses"], best["resized"], best["moved"])
     return courses
 
 

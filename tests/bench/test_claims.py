@@ -143,10 +143,10 @@ def norms():
     return load("benchmarks/bench_norms.py")
 
 
-def row(wiring, num_layers, lr, loss, losses, sizes=((1.0, 2.0), (1.5, 2.0)), shifts=((0.0, 0.0), (0.2, 0.4))):
+def row(wiring, num_layers, lr, loss, losses, resized=(1.0, 1.5), moved=(0.0, 0.4)):
     return {
         "wiring": wiring, "num_layers": num_layers, "lr": lr, "loss": loss, "losses": losses,
-        "sizes": [list(one) for one in sizes], "shifts": [list(one) for one in shifts],
+        "resized": [*resized], "moved": [*moved],
     }  # fmt: skip
 
 
@@ -158,7 +158,7 @@ def norm_results(norms):
             rows += [row(wiring, n, 1e-3, 2.5, [4.0, 2.6]), row(wiring, n, 1e-2, 2.8, [4.0, 2.8])]
         for wiring in norms.BARE:
             rows += [
-                row(wiring, n, 1e-3, 2.6, [4.0, 3.1, 2.7], sizes=((1.0, 2.0), (1.5, 6.0))),
+                row(wiring, n, 1e-3, 2.6, [4.0, 3.1, 2.7], resized=(1.0, 3.0)),
                 row(wiring, n, 1e-2, 3.2, [4.0, 3.2]),
             ]
     return {"unigram": 3.2, "rows": rows}
@@ -172,8 +172,8 @@ def change_norms(numbers, wiring, lr, **values):
 
 # The beginning of a claim, its verdict, a change of the numbers, and a part of the verdict after the change.
 NORM_CASES = {
-    "The distribution": ("refuted", ("no_norm", 1e-3, {"shifts": [[0.0, 0.0], [0.3, 1.5]]}), "holds: no_norm, 6 / no_norm, 12;"),
-    "With the norm": ("holds", ("pre_ln", 1e-3, {"sizes": [[1.0, 2.0], [0.4, 2.0]]}), "refuted: pre_ln, 6 / pre_ln, 12"),
+    "The distribution": ("refuted", ("no_norm", 1e-3, {"moved": [0.0, 1.5]}), "holds: no_norm, 6 / no_norm, 12;"),
+    "With the norm": ("holds", ("pre_ln", 1e-3, {"resized": [1.0, 2.5]}), "refuted: pre_ln, 6 / pre_ln, 12"),
     "Normalization speeds": ("holds", ("post_ln", 1e-3, {"losses": [4.0, 3.0, 3.0, 2.5]}),
                              "refuted: post_ln against no_norm, 6 layers / post_ln against rezero, 6 layers /"),
     "Normalization stabilizes": ("holds", ("rezero", 1e-2, {"loss": 2.7}), "refuted: pre_ln against rezero, 6 layers /"),
@@ -211,12 +211,14 @@ def test_training_measures_losses_and_reads_at_every_step_of_the_protocol(norms,
     assert len(measured["losses"]) == 3
 
 
-def test_norms_run_keeps_the_reads_of_the_best_rates(norms, monkeypatch, threads):
+def test_norms_run_measures_every_rate(norms, monkeypatch, threads):
     threads(1)
     small = {"LAYERS": (1,), "SEEDS": (0,), "STEPS": 2, "EVERY": 1, "D": 16, "text_of_the_lab": lambda: TEXT}
     for name, value in small.items():
         monkeypatch.setattr(norms, name, value)
     cases = grid(num_layers=(1,), wiring=norms.WIRINGS, lr=(1e-3, 1e-2))
     document = harness.run(dataclasses.replace(norms.BENCHMARK, cases=cases, verdicts=lambda document: {}))
-    assert sum("sizes" in one for one in document["results"]["rows"]) == len(norms.WIRINGS)
-    assert len(document["results"]["rows"]) == 2 * len(norms.WIRINGS)
+    rows = document["results"]["rows"]
+    assert len(rows) == 2 * len(norms.WIRINGS)
+    assert all(len(one["losses"]) == len(one["resized"]) == len(one["moved"]) == 3 for one in rows)
+    assert all(one["resized"][0] == 1 and one["moved"][0] == 0 for one in rows)
