@@ -13,8 +13,8 @@ import copy
 import gc
 import statistics
 import time
-from collections.abc import Callable
-from functools import cache, partial
+from collections.abc import Iterator
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -44,8 +44,6 @@ CHECKED = 5  # steps whose losses are compared before anything is timed
 CLOSE = 1e-5  # of the loss: after one step it differs by round-off (1e-7), and Adam carries that on
 LEAST, MOST = 0.95, 1.10
 
-Observer = Callable[[int, float], None]  # called after each step with its number and its loss
-
 
 def plain_model(model: CharLM) -> CharLM:
     """Return the lab's character model with a plain loop over the sublayers, and a copy of its weights."""
@@ -54,8 +52,8 @@ def plain_model(model: CharLM) -> CharLM:
     return plain
 
 
-def train_plain(model: nn.Module, run: Run, text: Text, observe: Observer) -> None:
-    """Train a model in a plain loop."""
+def train_plain(model: nn.Module, run: Run, text: Text) -> Iterator[float]:
+    """Train a model in a plain loop, one step per iteration, and yield the losses."""
     optimizer = torch.optim.Adam(model.parameters(), lr=run.lr, fused=True)
     for step in range(run.steps):
         read, following = text.batch(run.seed, step, run.batch, run.tokens)
@@ -63,32 +61,29 @@ def train_plain(model: nn.Module, run: Run, text: Text, observe: Observer) -> No
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        observe(step + 1, loss.item())
+        yield loss.item()
 
 
-def prepare(case: Case, variant: str, steps: int) -> Callable[[Observer], object]:
-    """Return a training that has not begun, as a function that runs it."""
+def prepare(case: Case, variant: str, steps: int) -> Iterator[float]:
+    """Return a training that has not begun, as an iterator that takes a step per iteration and yields the losses."""
     run = Run(
         wirings.get(case.wiring), num_layers=case.num_layers, d_model=case.d, nhead=NHEAD, tokens=case.tokens, batch=case.batch,
         steps=steps, every=EVERY if variant == "recorded" else 0,
     )  # fmt: skip
     training = Training(run, text_of_the_lab())
     if variant == "plain":
-        return partial(train_plain, plain_model(training.model), run, training.text)
-    return lambda observe: training.finish(on_step=observe)
+        return train_plain(plain_model(training.model), run, training.text)
+    return training.each_step()
 
 
-def timed(train: Callable[[Observer], object]) -> tuple[list[float], list[float]]:
+def timed(training: Iterator[float]) -> tuple[list[float], list[float]]:
     """Train, and return the losses of all steps and the seconds of each."""
     losses, ends = [], []
-
-    def observe(_: int, loss: float) -> None:
-        ends.append(time.perf_counter())
-        losses.append(loss)
-
     gc.collect()  # older garbage; during the training the collector runs as usual
     start = time.perf_counter()
-    train(observe)
+    for loss in training:
+        ends.append(time.perf_counter())
+        losses.append(loss)
     return losses, [after - before for before, after in zip([start, *ends], ends, strict=False)]
 
 
