@@ -14,8 +14,7 @@ import resource
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from addnorm import nn as addnorm_nn
 from addnorm.bench import timing
 from addnorm.bench.case import Case, Document, Results, Rows, grid
 from addnorm.bench.harness import Benchmark
-from addnorm.bench.pages import digits, headline, markdown, quotient
+from addnorm.bench.pages import digits, headline, markdown, merge, quotient
 from addnorm.bench.script import main
 
 LAYERS = 4
@@ -116,56 +115,40 @@ class Worker:
         self.faults.append(faults)
 
 
-@contextmanager
-def workers(case: Case, results: Results) -> Iterator[dict[str, Worker]]:
-    """Start a process for each setting that this machine has, and end them."""
+def measure(case: Case, *, rounds: int) -> Results:
+    """Return a row for each setting, with the faults of a step and the most memory that the process had."""
     running: dict[str, Worker] = {}
-    try:
+    failures = []
+    with ExitStack() as stack:
         for setting in SETTINGS:
             try:
                 running[setting] = Worker(case, setting)
             except FileNotFoundError as error:
-                results["failures"].append(timing.failure(case, setting, error))
-        yield running
-    finally:
-        for worker in running.values():
-            worker.process.communicate()
-
-
-def measure(case: Case, *, rounds: int) -> Results:
-    """Return a row for each setting, with the faults of a step and the most memory that the process had."""
-    results: Results = {"rows": [], "failures": []}
-    with workers(case, results) as running:
-        measured = timing.measure(case, running, rounds, seconds=SECONDS, peer="glibc")
-        for row in measured["rows"]:
-            worker = running[row["variant"]]
-            results["rows"].append(
-                row
-                | {
-                    "faults": statistics.median(b - a for a, b in itertools.pairwise(worker.faults)),
-                    "peak_bytes": worker.peak * 1024,
-                }
-            )
-    return results
+                failures.append(timing.failure(case, setting, error))
+            else:
+                stack.enter_context(running[setting].process)  # it ends when its stdin is closed
+        results = timing.measure(case, running, rounds, seconds=SECONDS, peer="glibc")
+    for row in results["rows"]:
+        worker = running[row["variant"]]
+        faults = statistics.median(b - a for a, b in itertools.pairwise(worker.faults))
+        row |= {"faults": faults, "peak_bytes": worker.peak * 1024}
+    return {**results, "failures": failures}
 
 
 def section(document: Document) -> str:
     """Return the page's section: a line a setting and job, both models side by side."""
-    cases = {(case.job, case.model): rows for case, rows in BENCHMARK.by_case(document).items()}
-    lines = []
-    for job, title in JOBS.items():
-        for setting in SETTINGS:
-            line = {"step": title, "setting": setting}
-            for model, name in MODELS.items():
-                rows: Rows = cases.get((job, model), {})
-                if setting in rows:
-                    row = rows[setting]
-                    line |= {
-                        f"{name}: times as fast as with glibc": quotient(rows, "glibc", setting),
-                        f"{name}: ms": digits(row["median_us"] / 1e3), f"{name}: faults": f"{row['faults']:,.0f}",
-                        f"{name}: peak, MB": f"{row['peak_bytes'] / 1e6:,.0f}",
-                    }  # fmt: skip
-            lines.append(line)
+
+    def cells(case: Case, rows: Rows) -> dict[str, str]:
+        name, row = MODELS[case.model], rows[case.setting]
+        return {
+            f"{name}: times as fast as with glibc": quotient(rows, "glibc", case.setting),
+            f"{name}: ms": digits(row["median_us"] / 1e3), f"{name}: faults": f"{row['faults']:,.0f}",
+            f"{name}: peak, MB": f"{row['peak_bytes'] / 1e6:,.0f}",
+        }  # fmt: skip
+
+    measured = BENCHMARK.by_case(document).items()
+    cases = {case.but(setting=setting): rows for case, rows in measured for setting in SETTINGS if setting in rows}
+    lines = merge(cases, lambda case: {"step": JOBS[case.job], "setting": case.setting}, cells)
     return f"{markdown(lines)}\n\n{headline(document)}."
 
 
