@@ -69,7 +69,7 @@ def run_op(op: Op, values: Mapping[Value, Tensor], fill: float | None = None) ->
         name: torch.float64 if dtype.is_floating_point else dtype
         for name, dtype in kwargs.items() if isinstance(dtype, torch.dtype)
     }  # fmt: skip
-    kwargs = {name: value for name, value in {**kwargs, **wide}.items() if name not in ("out", "device")}
+    kwargs = {name: value for name, value in {**kwargs, **wide}.items() if name != "device"}
     if fill is not None:
         names = [argument.name for argument in op.func._schema.arguments]  # type: ignore[attr-defined]  # of an OpOverload
         args = [
