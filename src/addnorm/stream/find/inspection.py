@@ -10,16 +10,15 @@ import math
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 
-from addnorm._util.blocks import Block, Column, Paragraph, Table, TableRow
+from addnorm._util.blocks import Block, Column, Paragraph
 from addnorm._util.numbers import format_count, format_number
 from addnorm._util.render import Rendered
 from addnorm.stream.dataflow.graph import Value
-from addnorm.stream.find.labels import describe_learned, format_norm, mask_numbers, merge_paths
+from addnorm.stream.find.labels import Cells, build_site_table, describe_learned, format_norm, group_sites, mask_numbers, merge_paths
 from addnorm.stream.find.naming import EMBEDDING
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.passages import PlacedChain
@@ -335,10 +334,7 @@ class Inspection(Rendered):
             sizes = f"{format_count(stream.num_layers, 'layer')}, {format_count(len(stream.sites), 'sublayer')}"
             yield Paragraph(f"{stream.name}: {wiring}, d = {stream.width}, {sizes}, {stream.dtype}", space=True)
             yield from (Paragraph(text, indent=2) for text in _summarize(stream, lines))
-            equal = [name for name in ("x'", "norms") if len({line.cells[name] for line in lines}) == 1]
-            names = [name for name in COLUMNS if name not in equal]
-            rows = [TableRow([line.cells[name] for name in names], "" if line.closes else "bad") for line in lines]
-            yield Table([COLUMNS[name] for name in names], rows)
+            yield build_site_table(COLUMNS, lines, ("x'", "norms"))
         for program in filter(None, (self.program, self.unnamed)):
             yield from program.build_blocks()
         for text in group_unknown(self.unknown):
@@ -347,17 +343,10 @@ class Inspection(Rendered):
             yield Paragraph("outside of the streams: ", text)
 
 
-class _Line(NamedTuple):
-    """Line of a table: one sublayer of one layer, or of several equal layers."""
-
-    cells: dict[str, str]
-    closes: bool
-
-
-def _summarize(stream: Stream, lines: Sequence[_Line]) -> list[str]:
+def _summarize(stream: Stream, lines: Sequence[Cells]) -> list[str]:
     """Return the lines of text above the table of a stream."""
     texts = stream.equation.split("\n")
-    norms = {line.cells["norms"] for line in lines}
+    norms = {cells["norms"] for cells in lines}
     if len(norms) == 1 and norms != {""}:
         texts.append(f"norms: {norms.pop()}")
     for name, norm in (("embedding norm", stream.embedding_norm), ("final norm", stream.final_norm)):
@@ -374,39 +363,27 @@ def _summarize(stream: Stream, lines: Sequence[_Line]) -> list[str]:
     return [*texts, *(remark for remark in stream.remarks if remark != EMBEDDING)]  # the norm is named above
 
 
-def _build_lines(stream: Stream) -> list[_Line]:
-    """Return the table lines of a stream: consecutive layers whose sublayers are equal share their lines."""
-    layers: dict[int, list[Site]] = {}
-    for site in stream.sites:
-        layers.setdefault(site.layer, []).append(site)
-    groups = groupby(layers.values(), key=lambda sites: [*map(_signature, sites)])
-    return [_build_line(sites) for _, group in groups for sites in zip(*group, strict=True)]
+def _build_lines(stream: Stream) -> list[Cells]:
+    """Return the table lines of a stream."""
+    lines = []
+    for sites, cells in group_sites(stream.sites, _describe_site):
+        first, last = sites[0], sites[-1]
+        calls = f"call {first.call + 1}" if len(sites) == 1 else f"calls {first.call + 1} to {last.call + 1}"
+        module = merge_paths([site.location for site in sites]) + f" ({calls})" * (first.shared > 1)
+        lines.append(cells | {"module": module, "closure": format_number(max(site.closure for site in sites), 1)})
+    return lines
 
 
-def _signature(site: Site) -> tuple[Any, ...]:
-    """Return the properties by which sublayers are grouped into one table line."""
-    path = mask_numbers(site.location)
-    return (site.kind, site.role, site.formula, _norm_texts(site), path, site.closes, site.parallel > 1)
-
-
-def _norm_texts(site: Site) -> tuple[str, ...]:
-    return tuple(format_norm(norm) for name in NORMS if (norm := getattr(site, name)) is not None)
-
-
-def _build_line(sites: Sequence[Site]) -> _Line:
-    first, last = sites[0], sites[-1]
-    module = merge_paths([site.location for site in sites])
-    if first.shared > 1:
-        module += f" (call {first.call + 1})" if len(sites) == 1 else f" (calls {first.call + 1} to {last.call + 1})"
-    cells = {
-        "layer": str(first.layer + 1) if len(sites) == 1 else f"{first.layer + 1}-{last.layer + 1}",
-        "sublayer": f"{first.kind} (parallel)" if first.parallel > 1 else first.kind,
-        "module": module,
-        "x'": first.formula.removeprefix("x' = "),
-        "norms": ", ".join(dict.fromkeys(_norm_texts(first))),
-        "closure": format_number(max(site.closure for site in sites), 1),
+def _describe_site(site: Site) -> Cells:
+    """Return the cells by which sublayers are grouped into one table line."""
+    norms = (format_norm(norm) for name in NORMS if (norm := getattr(site, name)) is not None)
+    return {
+        "sublayer": f"{site.kind} (parallel)" if site.parallel > 1 else site.kind,
+        "module": mask_numbers(site.location),
+        "x'": site.formula.removeprefix("x' = "),
+        "norms": ", ".join(dict.fromkeys(norms)),
+        "style": "" if site.closes else "bad",
     }
-    return _Line(cells, all(site.closes for site in sites))
 
 
 def _finite_or_none(error: float | None) -> float | None:

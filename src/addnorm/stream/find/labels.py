@@ -1,10 +1,13 @@
-"""Norms, sublayers, module paths and learned factors as short texts."""
+"""Norms, sublayers, module paths and learned factors as short texts, and tables of sublayers."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
 
+from addnorm._util.blocks import Column, Table, TableRow
 from addnorm._util.norms import KINDS
 from addnorm._util.numbers import format_number
 from addnorm.stream.find.chain import Chain
@@ -115,3 +118,32 @@ def list_ids(chains: Sequence[Chain], streams: Sequence[str]) -> list[list[str]]
         [f"{stream}/{name}" if counts[name] > 1 else name for name in names]
         for stream, names in zip(streams, ids, strict=True)
     ]
+
+
+# Tables of sublayers.
+
+Cells = dict[str, str]  # by the name of the column, and the "style" of the line
+
+
+def group_sites(sites: Iterable[Any], describe: Callable[[Any], Cells]) -> Iterator[tuple[list[Any], Cells]]:
+    """Yield the sublayers of each line of a table with their cells: consecutive layers with equal cells share their lines.
+
+    The cell "layer" is added to those of `describe`.
+    """
+    layers: dict[int, list[tuple[Any, Cells]]] = {}
+    for site in sites:
+        layers.setdefault(site.layer, []).append((site, describe(site)))
+    for _, group in groupby(layers.values(), key=lambda pairs: [cells for _, cells in pairs]):
+        for pairs in zip(*group, strict=True):
+            same = [site for site, _ in pairs]
+            first, last = same[0].layer + 1, same[-1].layer + 1
+            yield same, pairs[0][1] | {"layer": str(first) if len(same) == 1 else f"{first}-{last}"}
+
+
+def build_site_table(
+    columns: Mapping[str, Column], lines: Sequence[Cells], hidden: Sequence[str], caption: str = ""
+) -> Table:
+    """Return a table of sublayers. A column in `hidden` is left out if all its cells are equal."""
+    names = [name for name in columns if name not in hidden or len({cells[name] for cells in lines}) > 1]
+    rows = [TableRow([cells[name] for name in names], cells["style"]) for cells in lines]
+    return Table([columns[name] for name in names], rows, caption)

@@ -6,26 +6,23 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from inspect import signature
-from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from addnorm._util.blocks import Block, Column, Paragraph, Table, TableRow
+from addnorm._util.blocks import Block, Column, Paragraph, Table
 from addnorm._util.numbers import format_count, format_number
 from addnorm.stream.dataflow.graph import Op, Value
 from addnorm.stream.dataflow.replay import relative_error
 from addnorm.stream.find.equation_errors import get_tolerance
-from addnorm.stream.find.labels import format_norm, mask_numbers, merge_paths
+from addnorm.stream.find.labels import Cells, build_site_table, format_norm, group_sites, mask_numbers, merge_paths
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.program.carried import Carrier
 from addnorm.stream.program.cuts import Spine, Write
 from addnorm.stream.program.maps import Map, Matrix, apply_map, assemble, measure_map, to_streams
 from addnorm.wirings.equation import wrap_equation
-from addnorm.wirings.factors import format_call
-from addnorm.wirings.spec import CONSTRUCTORS, Wiring
+from addnorm.wirings.spec import Wiring
 
 NARROW, ENTRIES = 76, 4  # columns of an equation, and entries of a matrix, that are shown in 80 columns
 COLUMNS = {name: Column(name) for name in ("layer", "sublayer", "module", "streams", "C", "A", "B", "norms", "error")}
@@ -222,60 +219,57 @@ class Program:
 
     def describe(self) -> tuple[list[str], list[str]]:
         """Return the equation, a line each, and the sentences on the proof and on what was compared."""
-        return _describe_equation(self), [*_summarize(self)]
+        if self.wiring is None:
+            return ["R = N_in(C X), W = N_branch(f(R)), X' = N_out(A X + B W)"], [*_summarize(self)]
+        return wrap_equation(self.wiring, NARROW, self.num_layers), [*_summarize(self)]
 
     def build_blocks(self) -> Iterator[Block]:
         """Yield the paragraphs and the table of the program."""
-        yield from _build_blocks(self)
+        wiring = self.wiring.name if self.wiring else "none of the known wirings"
+        sizes = f"{format_count(self.num_layers, 'layer')}, {format_count(len(self.sites), 'sublayer')}"
+        yield Paragraph(f"{self.count_streams()}: {wiring}, d = {self.width}, {sizes}, {self.dtype}", space=True)
+        norms = {_format_norms(site) for site in self.sites}
+        texts = [f"norms: {norms.pop()}"] if len(norms) == 1 and norms != {""} else []
+        yield from (Paragraph(line, indent=2) for line in (*sum(self.describe(), []), *texts))
+        yield self.build_table()
 
     def build_table(self, caption: str = "") -> Table:
         """Return the table of the sublayers; equal layers share a line."""
-        return _build_table(self, caption)
+        lines = []
+        for sites, cells in group_sites(self.sites, self._describe_site):
+            rows, columns = sites[0].mix.values.shape[1:3]
+            lines.append(cells | {
+                "module": merge_paths([site.path or "the model" for site in sites]),
+                "streams": str(rows) if rows == columns else f"{columns} to {rows}",
+                "error": format_number(max(site.closure for site in sites), 1),
+            })  # fmt: skip
+        return build_site_table(COLUMNS, lines, ("streams", "norms"), caption)
+
+    def _describe_site(self, site: ProgramSite) -> Cells:
+        """Return the cells by which sublayers are grouped into one table line."""
+        return {
+            "sublayer": site.kind, "module": mask_numbers(site.path),
+            "C": self._describe_matrix(site, site.collapse, site.reads),
+            "A": self._describe_matrix(site, site.mix, site.sums), "B": describe_matrix(site.inject),
+            "norms": _format_norms(site), "style": "" if site.closure <= self.tolerance else "bad",
+        }  # fmt: skip
+
+    def _describe_matrix(self, site: ProgramSite, matrix: Matrix, maps: Sequence[Map]) -> str:
+        """Return what a matrix of the state is, and that of the norms of its streams: "1 0 + (0 1) N"."""
+        text = describe_matrix(matrix)
+        if not any(column.norm is not None and column.source in site.state for part in maps for column in part.columns):
+            return text
+        return f"{text} + ({describe_matrix(assemble(self.carrier, maps, site.state, normed=True))}) N"
 
     def __repr__(self) -> str:
         wiring = self.wiring.name if self.wiring else "no known wiring"
         return f"<Program: {len(self.sites)} sublayers, up to {max(self.sizes)} streams, {wiring}>"
 
 
-class _Line(NamedTuple):
-    """Line of the table: one sublayer of one layer, or of several equal layers."""
-
-    cells: dict[str, str]
-    closes: bool
-
-
-def _build_blocks(program: Program) -> Iterator[Block]:
-    """Yield the paragraphs and the table of a program."""
-    wiring = program.wiring.name if program.wiring else "none of the known wirings"
-    sizes = f"{format_count(program.num_layers, 'layer')}, {format_count(len(program.sites), 'sublayer')}"
-    yield Paragraph(f"{program.count_streams()}: {wiring}, d = {program.width}, {sizes}, {program.dtype}", space=True)
-    for line in (*_describe_equation(program), *_summarize(program)):
-        yield Paragraph(line, indent=2)
-    norms = {_format_norms(site) for site in program.sites}
-    if len(norms) == 1 and norms != {""}:
-        yield Paragraph(f"norms: {norms.pop()}", indent=2)
-    yield _build_table(program)
-
-
-def _build_table(program: Program, caption: str = "") -> Table:
-    lines = [_build_line(program, sites) for sites in _group(program)]
-    equal = [name for name in ("streams", "norms") if len({line.cells[name] for line in lines}) == 1]
-    names = [name for name in COLUMNS if name not in equal]
-    rows = [TableRow([line.cells[name] for name in names], "" if line.closes else "bad") for line in lines]
-    return Table([COLUMNS[name] for name in names], rows, caption)
-
-
-def _describe_equation(program: Program) -> list[str]:
-    """Return the equation, a line each: that of the wiring, or the general one."""
-    if program.wiring is None:
-        return ["R = N_in(C X), W = N_branch(f(R)), X' = N_out(A X + B W)"]
-    return wrap_equation(program.wiring, NARROW, program.num_layers)
-
-
 def _summarize(program: Program) -> Iterator[str]:
     """Yield the call that makes the wiring, the final norm, the proof and what was compared, one sentence each."""
     if program.wiring is not None:
-        yield f"addnorm.wirings.{_format_call(program.wiring)}"
+        yield f"addnorm.wirings.{program.wiring!r}"
     if program.final_norm is not None:
         yield f"final norm: {format_norm(program.final_norm)}, {program.final_norm.path or 'in the model itself'}"
     yield (
@@ -290,29 +284,6 @@ def _summarize(program: Program) -> Iterator[str]:
             "coefficients by the formula from the model's parameters: difference "
             f"{format_number(program.deviation or 0.0, 2)}"
         )
-
-
-def _format_call(wiring: Wiring) -> str:
-    """Return the call that makes a wiring of the catalog, without the defaults: "mhc(n=4, head='mean')"."""
-    parameters = signature(CONSTRUCTORS[wiring.name]).parameters
-    options = {name: value for name, value in dict(wiring.options).items() if value != parameters[name].default}
-    return format_call(wiring.name, options.items())
-
-
-def _group(program: Program) -> Iterator[list[ProgramSite]]:
-    """Yield the sites of each line: consecutive layers whose sublayers are equal share their lines."""
-    layers: dict[int, list[ProgramSite]] = {}
-    for site in program.sites:
-        layers.setdefault(site.layer, []).append(site)
-    for _, group in groupby(layers.values(), key=lambda sites: [_signature(program, site) for site in sites]):
-        for sites in zip(*group, strict=True):
-            yield [*sites]
-
-
-def _signature(program: Program, site: ProgramSite) -> tuple[Any, ...]:
-    pairs = ((site.collapse, site.reads), (site.mix, site.sums))
-    matrices = (*(_describe(program, site, *pair) for pair in pairs), describe_matrix(site.inject))
-    return (site.kind, mask_numbers(site.path), matrices, _format_norms(site), site.closure <= program.tolerance)
 
 
 def describe_matrix(matrix: Matrix) -> str:
@@ -330,15 +301,6 @@ def describe_matrix(matrix: Matrix) -> str:
     return "; ".join(" ".join(row) for row in numbers)
 
 
-def _describe(program: Program, site: ProgramSite, matrix: Matrix, maps: Sequence[Map]) -> str:
-    """Return what a matrix of the state is, and that of the norms of its streams: "1 0 + (0 1) N"."""
-    text = describe_matrix(matrix)
-    if not any(column.norm is not None and column.source in site.state for part in maps for column in part.columns):
-        return text
-    of_norms = describe_matrix(assemble(program.carrier, maps, site.state, normed=True))
-    return f"{text} + ({of_norms}) N"
-
-
 def _format_norms(site: ProgramSite) -> str:
     named = [("N_in", site.norm_in), ("N_branch", site.norm_branch)]
     named += [("N_out", norm) for norm in dict.fromkeys(site.norms_out)]
@@ -350,17 +312,3 @@ def _format_norms(site: ProgramSite) -> str:
     )
 
 
-def _build_line(program: Program, sites: Sequence[ProgramSite]) -> _Line:
-    first, last = sites[0], sites[-1]
-    rows, columns = first.mix.values.shape[1:3]
-    cells = {
-        "layer": str(first.layer + 1) if len(sites) == 1 else f"{first.layer + 1}-{last.layer + 1}",
-        "sublayer": first.kind,
-        "module": merge_paths([site.path or "the model" for site in sites]),
-        "streams": str(rows) if rows == columns else f"{columns} to {rows}",
-        "C": _describe(program, first, first.collapse, first.reads),
-        "A": _describe(program, first, first.mix, first.sums), "B": describe_matrix(first.inject),
-        "norms": _format_norms(first),
-        "error": format_number(max(site.closure for site in sites), 1),
-    }  # fmt: skip
-    return _Line(cells, all(site.closure <= program.tolerance for site in sites))
