@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import copy
 import enum
 import functools
 import gc
@@ -35,19 +36,19 @@ HOLDERS = {"collections", "functools", "argparse", "queue", "weakref", "_weakref
 MAX_ARRAY = 1 << 26  # bytes of the largest numpy array that is copied
 MISSING = object()
 
-Saved = tuple[Any, Iterable[Any]]
-
 
 class Kind(NamedTuple):
     """How to save and restore an object.
 
     Attributes:
-        save: takes the object; returns a shallow copy of its state, and the objects to which the object refers.
+        save: takes the object; returns a shallow copy of its state.
         restore: takes the object and the copy, and writes back in place what differs; returns the name of what it cannot restore.
+        refer: takes the object; returns the objects to which it refers.
     """
 
-    save: Callable[[Any], Saved]
+    save: Callable[[Any], Any]
     restore: Callable[[Any, Any], str | None] | None = None
+    refer: Callable[[Any], Iterable[Any]] = gc.get_referents
 
 
 class Record(NamedTuple):
@@ -76,9 +77,8 @@ def save_reachable(
             continue
         seen[id(item)] = item
         for kind in kinds_of(item):
-            saved, references = kind.save(item)
-            records.append(Record(kind, item, saved))
-            todo += references
+            records.append(Record(kind, item, kind.save(item)))
+            todo += kind.refer(item)
     return records
 
 
@@ -90,14 +90,14 @@ def find_kinds(cls: type) -> list[Kind]:
     if issubclass(cls, nn.Module):  # the class with the forward, from which `fully_shard` derives another class
         module = next(base.__module__ for base in cls.__mro__ if "forward" in vars(base))
         if module.startswith(PARALLEL):
-            return [Kind(lambda item: (None, [item._modules, item._parameters, item._buffers]))]
+            return [Kind(lambda item: None, refer=lambda item: (item._modules, item._parameters, item._buffers))]
     found = [(base, kind) for base, kind in (*KINDS.items(), *_numpy_kinds()) if issubclass(cls, base)]
     has_attributes = _is_followed(cls.__module__) and (
         not found or (found[0][0] is not cls and found[0][0] is not Tensor)
     )
     if not found and not has_attributes and issubclass(cls, Iterator):
-        return [Kind(_save_iterator, _compare_iterator)]
-    return [kind for _, kind in found[:1]] + [Kind(_save_object, _restore_object)] * has_attributes
+        return [Kind(_save_iterator, _compare_iterator, _list_iterated)]
+    return [kind for _, kind in found[:1]] + [OBJECT] * has_attributes
 
 
 def _is_followed(module: Any) -> bool:
@@ -144,15 +144,18 @@ def is_same(first: Any, second: Any) -> bool:
 # Objects with attributes.
 
 
-def _save_object(item: Any) -> Saved:
+def _save_object(item: Any) -> tuple[type, Any, dict[Any, Any]]:
     cls, table = type(item), getattr(item, "__dict__", None)
-    table = table if isinstance(table, dict) else None
     slots = {
         slot: _read(slot, item)
         for base in cls.__mro__ if "__slots__" in vars(base)
         for slot in vars(base).values() if isinstance(slot, types.MemberDescriptorType)
     }  # fmt: skip
-    return (cls, table, slots), (cls, table, *slots.values())
+    return cls, table if isinstance(table, dict) else None, slots
+
+
+def _list_attributes(item: Any) -> Iterable[Any]:
+    return getattr(item, "__dict__", None), *gc.get_referents(item)  # the dict of a `threading.local` is no referent
 
 
 def _read(slot: Any, item: Any) -> Any:
@@ -173,12 +176,13 @@ def _restore_object(item: Any, saved: tuple[type, Any, dict[Any, Any]]) -> None:
             slot.__delete__(item) if value is MISSING else slot.__set__(item, value)
 
 
-def _save_class(cls: type) -> Saved:
-    if _is_of_library(cls):
-        return {}, ()
-    names = {name: value for name, value in vars(cls).items() if not name.startswith("__")}
-    functions = (value for value in vars(cls).values() if isinstance(value, types.FunctionType))
-    return names, (*cls.__bases__, *names.values(), *functions)
+def _save_class(cls: type) -> dict[str, Any]:
+    is_saved = not _is_of_library(cls)
+    return {name: value for name, value in vars(cls).items() if is_saved and not name.startswith("__")}
+
+
+def _list_class(cls: type) -> Iterable[Any]:
+    return () if _is_of_library(cls) else (*cls.__bases__, *vars(cls).values())
 
 
 def _restore_class(cls: type, saved: dict[str, Any]) -> None:
@@ -199,11 +203,6 @@ def _items(table: dict[Any, Any]) -> list[tuple[Any, Any]]:
     return [*(OrderedDict if isinstance(table, OrderedDict) else dict).items(table)]
 
 
-def _save_dict(table: dict[Any, Any]) -> Saved:
-    items = _items(table)
-    return items, [x for item in items for x in item if type(x) not in ATOMS]
-
-
 def _restore_dict(table: dict[Any, Any], saved: list[tuple[Any, Any]]) -> None:
     """Restore a dict in place. Clear it only if the order of its keys has changed, since another thread may read it."""
     now = _items(table)
@@ -222,9 +221,9 @@ def _restore_dict(table: dict[Any, Any], saved: list[tuple[Any, Any]]) -> None:
             base.__setitem__(table, key, value)
 
 
-def _restore_list(items: list[Any], saved: list[Any]) -> None:
-    if not _same(items, saved):
-        list.__setitem__(items, slice(None), saved)
+def _restore_sequence(items: Any, saved: Any) -> None:
+    base: Any = next(base for base in (list, bytearray, array) if isinstance(items, base))
+    base.__setitem__(items, slice(None), saved)
 
 
 def _restore_set(items: set[Any], saved: set[Any]) -> None:
@@ -239,11 +238,6 @@ def _restore_deque(items: deque[Any], saved: list[Any]) -> None:
         deque.extend(items, saved)
 
 
-def _restore_bytes(items: Any, saved: Any) -> None:
-    if items != saved:
-        items[:] = saved
-
-
 def _same(first: Iterable[Any], second: Iterable[Any]) -> bool:
     """Return whether two sequences consist of the same objects."""
     return [*map(id, first)] == [*map(id, second)]
@@ -252,22 +246,27 @@ def _same(first: Iterable[Any], second: Iterable[Any]) -> bool:
 # Python objects whose state can be compared, but not always restored.
 
 
-def _save_iterator(items: Any) -> Saved:
+def _save_iterator(items: Any) -> Any:
     """Save the position of an iterator or of a file."""
     try:
         if isinstance(items, types.GeneratorType):
             frame = items.gi_frame
-            return None if frame is None else (frame.f_lasti, [*frame.f_locals.values()]), gc.get_referents(items)
-        if hasattr(items, "tell"):
-            return items.tell(), ()
-        place = items.__reduce__()[1:]
+            return None if frame is None else (frame.f_lasti, [*frame.f_locals.values()])
+        return items.tell() if hasattr(items, "tell") else items.__reduce__()[1:]
     except Exception:  # a closed file, or an iterator that does not tell its place
-        place = repr(items)
-    return place, gc.get_referents(items)
+        return repr(items)
 
 
 def _compare_iterator(items: Any, saved: Any) -> str | None:
-    return None if is_same(_save_iterator(items)[0], saved) else f"the place of a {type(items).__name__}"
+    return None if is_same(_save_iterator(items), saved) else f"the place of a {type(items).__name__}"
+
+
+def _list_iterated(items: Any) -> Iterable[Any]:
+    return () if hasattr(items, "tell") else gc.get_referents(items)
+
+
+def _read_variable(variable: contextvars.ContextVar[Any]) -> Any:
+    return variable.get(MISSING)
 
 
 def _restore_context(variable: contextvars.ContextVar[Any], saved: Any) -> str | None:
@@ -282,11 +281,10 @@ def _restore_context(variable: contextvars.ContextVar[Any], saved: Any) -> str |
 # Functions, and the variables in their closures.
 
 
-def _save_function(function: types.FunctionType) -> Saved:
+def _list_function(function: types.FunctionType) -> Iterable[Any]:
     if is_library(function.__module__):
-        return None, ()
-    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-    return None, (*defaults, *(function.__closure__ or ()), vars(function))
+        return ()
+    return function.__defaults__, function.__kwdefaults__, function.__closure__, vars(function)
 
 
 def _read_cell(cell: types.CellType) -> Any:
@@ -310,17 +308,21 @@ def _restore_cache(function: Any, misses: int) -> None:
         function.cache_clear()
 
 
-# Tensors, and generators of random numbers.
+# Tensors, and arrays of numpy.
 
 
-def _save_tensor(tensor: Tensor) -> Saved:
+def _save_tensor(tensor: Tensor) -> tuple[Any, ...]:
     """Save a tensor without its contents: its place in memory, its gradient, its flags and hooks."""
     alias = tensor.data if not is_wrapper(tensor) and is_strided(tensor) else None
     grad = tensor.grad if is_leaf(tensor) else None
     hooks = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
-    saved = (type(tensor), alias, is_leaf(tensor), tensor.requires_grad, grad, hooks)
+    return type(tensor), alias, is_leaf(tensor), tensor.requires_grad, grad, hooks
+
+
+def _list_tensor(tensor: Tensor) -> Iterable[Any]:
+    *_, grad, hooks = _save_tensor(tensor)
     attributes = {} if getattr(tensor, "_is_flat_param", False) else vars(tensor)
-    return saved, (*(t for t in inner_tensors(tensor) if t is not tensor), grad, *hooks, attributes)
+    return *(t for t in inner_tensors(tensor) if t is not tensor), grad, *hooks, attributes
 
 
 def _restore_tensor(tensor: Tensor, saved: Any) -> None:
@@ -343,8 +345,7 @@ def _restore_tensor(tensor: Tensor, saved: Any) -> None:
 
 
 def _restore_generator(generator: torch.Generator, saved: Tensor) -> None:
-    if not torch.equal(generator.get_state(), saved):
-        generator.set_state(saved)
+    generator.set_state(saved)
 
 
 def _numpy_kinds() -> list[tuple[type, Kind]]:
@@ -352,9 +353,8 @@ def _numpy_kinds() -> list[tuple[type, Kind]]:
     if numpy is None:
         return []
 
-    def save_array(items: Any) -> Saved:
-        saved = items.copy() if items.nbytes <= MAX_ARRAY and items.flags.writeable else None
-        return saved, saved.ravel().tolist() if saved is not None and saved.dtype.hasobject else ()
+    def save_array(items: Any) -> Any:
+        return items.copy() if items.nbytes <= MAX_ARRAY and items.flags.writeable else None
 
     def restore_array(items: Any, saved: Any) -> str | None:
         if saved is None:
@@ -370,41 +370,40 @@ def _numpy_kinds() -> list[tuple[type, Kind]]:
             return "the shape of an array"
         return None
 
+    random_state = numpy.random.RandomState
     return [
-        (numpy.ndarray, Kind(save_array, restore_array)),
-        (numpy.random.BitGenerator, Kind(lambda g: (g.state, ()), lambda g, state: setattr(g, "state", state))),
-        (numpy.random.Generator, Kind(lambda g: (None, (g.bit_generator,)))),
-        (numpy.random.RandomState, Kind(lambda g: (g.get_state(), ()), lambda g, state: g.set_state(state))),
+        (numpy.ndarray, Kind(save_array, restore_array, lambda items: items.flat if items.dtype.hasobject else ())),
+        (numpy.random.BitGenerator, Kind(lambda generator: generator.state, lambda g, state: setattr(g, "state", state))),
+        (numpy.random.Generator, REFERRING),
+        (random_state, Kind(random_state.get_state, random_state.set_state)),
     ]
 
 
+OBJECT = Kind(_save_object, _restore_object, _list_attributes)
+REFERRING = Kind(lambda item: None)
 # Objects that do not change, but refer to objects that may.
-REFERRING: tuple[type, ...] = (
+UNCHANGING: tuple[type, ...] = (
     tuple, frozenset, types.MethodType, types.BuiltinFunctionType, functools.partial, property, staticmethod, classmethod,
 )  # fmt: skip
 KINDS: dict[type, Kind] = {
-    OrderedDict: Kind(_save_dict, _restore_dict),
-    defaultdict: Kind(_save_dict, _restore_dict),
-    dict: Kind(_save_dict, _restore_dict),
-    list: Kind(lambda items: (list.copy(items), list.copy(items)), _restore_list),
-    set: Kind(lambda items: (set(items), set(items)), _restore_set),
-    deque: Kind(lambda items: ([*items], [*items]), _restore_deque),
-    bytearray: Kind(lambda items: (bytes(items), ()), _restore_bytes),
-    array: Kind(lambda items: (items[:], ()), _restore_bytes),
-    **dict.fromkeys(REFERRING, Kind(lambda item: (None, gc.get_referents(item)))),
-    types.MappingProxyType: Kind(lambda table: (None, [*table.values()])),
-    type: Kind(_save_class, _restore_class),
-    types.FunctionType: Kind(_save_function),
-    types.SimpleNamespace: Kind(_save_object, _restore_object),
-    types.CellType: Kind(lambda cell: (_read_cell(cell), (_read_cell(cell),)), _restore_cell),
-    CACHE: Kind(lambda function: (function.cache_info().misses, gc.get_referents(function)), _restore_cache),
-    contextvars.ContextVar: Kind(lambda variable: (variable.get(MISSING), (variable.get(MISSING),)), _restore_context),
-    weakref.ref: Kind(lambda reference: (None, (reference(),))),
-    Tensor: Kind(_save_tensor, _restore_tensor),
-    torch.Generator: Kind(lambda generator: (generator.get_state(), ()), _restore_generator),
-    random.Random: Kind(
-        lambda generator: (generator.getstate(), ()), lambda generator, state: generator.setstate(state)
-    ),
+    OrderedDict: Kind(_items, _restore_dict),
+    defaultdict: Kind(_items, _restore_dict),
+    dict: Kind(_items, _restore_dict),
+    list: Kind(list.copy, _restore_sequence),
+    set: Kind(set, _restore_set),
+    deque: Kind(list, _restore_deque),
+    bytearray: Kind(bytes, _restore_sequence),
+    array: Kind(copy.copy, _restore_sequence),
+    **dict.fromkeys(UNCHANGING, REFERRING),
+    types.MappingProxyType: REFERRING._replace(refer=types.MappingProxyType.values),
+    type: Kind(_save_class, _restore_class, _list_class),
+    types.FunctionType: REFERRING._replace(refer=_list_function),
+    types.SimpleNamespace: OBJECT,
+    types.CellType: Kind(_read_cell, _restore_cell),
+    CACHE: Kind(lambda function: function.cache_info().misses, _restore_cache),
+    contextvars.ContextVar: Kind(_read_variable, _restore_context, lambda variable: [_read_variable(variable)]),
+    weakref.ref: REFERRING._replace(refer=lambda reference: [reference()]),
+    Tensor: Kind(_save_tensor, _restore_tensor, _list_tensor),
+    torch.Generator: Kind(torch.Generator.get_state, _restore_generator),
+    random.Random: Kind(random.Random.getstate, random.Random.setstate),
 }
-EMPTIED = {dict, OrderedDict, list, set}  # restored by `clear` if empty, as most tables of hooks are
-EMPTY = [Kind(lambda items: (None, ()), lambda items, saved: items.clear())]

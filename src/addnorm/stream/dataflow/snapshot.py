@@ -34,8 +34,6 @@ from addnorm._util.torch_internals import WithoutSubclasses
 from addnorm.stream.dataflow.holders import (
     ATOMS,
     CACHE,
-    EMPTIED,
-    EMPTY,
     KINDS,
     Kind,
     Record,
@@ -93,12 +91,8 @@ class StateSnapshot:
             # The modules and tensors of a ScriptModule are no attributes.
             parameters, modules = [*model.parameters()], [*model.modules()]
             starts = [arguments, *list_functions(namespaces), *model.buffers(), *parameters, *reversed(modules)]
-            kinds_of_class: Callable[[type], list[Kind]] = cache(find_kinds)
-
-            def kinds_of(item: Any) -> list[Kind]:
-                return EMPTY if type(item) in EMPTIED and not item else kinds_of_class(type(item))
-
-            self._records = save_reachable(starts, kinds_of, seen)
+            kinds_of: Callable[[type], list[Kind]] = cache(find_kinds)
+            self._records = save_reachable(starts, lambda item: kinds_of(type(item)), seen)
             self._records += [Record(KINDS[CACHE], f, f.cache_info().misses) for f in list_imported_caches(namespaces)]
             reached = [item for item in seen.values() if isinstance(item, Tensor) and not is_wrapper(item)]
             self.storages = {storage_key(t) for t in reached}
@@ -227,7 +221,7 @@ class GlobalValues:
             is_weak = any(base.__module__ in WEAK for base in type(item).__mro__)
             if id(item) in self._restored or is_skipped or is_weak:
                 return []
-            return [Kind(_save_tensor)] if isinstance(item, Tensor) else find_kinds(type(item))
+            return [PLACE] if isinstance(item, Tensor) else find_kinds(type(item))
 
         return save_reachable([value], kinds_of, {}, MAX_OBJECTS)
 
@@ -240,8 +234,11 @@ def _list_values(space: Namespace) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _save_tensor(tensor: Tensor) -> tuple[Any, Iterable[Any]]:
-    return (place_of(tensor), None if tensor.is_inference() else tensor._version), ()
+def _save_place(tensor: Tensor) -> tuple[Any, ...]:
+    return place_of(tensor), None if tensor.is_inference() else tensor._version
+
+
+PLACE = Kind(_save_place, refer=lambda tensor: ())
 
 
 def _find_changes(space: Namespace, before: Mapping[str, tuple[Any, Any]]) -> Iterator[str]:
@@ -252,5 +249,5 @@ def _find_changes(space: Namespace, before: Mapping[str, tuple[Any, Any]]) -> It
             continue
         old, saved = before[name]
         is_new = value is not old and not (type(value) in ATOMS and is_same(value, old))
-        if is_new or not all(is_same(kind.save(item)[0], content) for kind, item, content in saved):
+        if is_new or not all(is_same(kind.save(item), content) for kind, item, content in saved):
             yield name
