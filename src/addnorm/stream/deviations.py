@@ -15,12 +15,10 @@ from addnorm._util.numbers import format_number
 from addnorm.stream.find import naming
 from addnorm.stream.find.equation_errors import get_tolerance
 from addnorm.stream.find.inspection import NORMS, Inspection, Site, Stream
-from addnorm.stream.find.norm import Norm
-from addnorm.stream.program.deviations import Difference
+from addnorm.stream.program.deviations import PLACES, Difference, compare_norms, describe_places
 from addnorm.wirings.factors import FACTORS, Factor, Learned
 from addnorm.wirings.spec import Row, Wiring
 
-PLACES = {"norm_in": "before the sublayer", "norm_branch": "on the sublayer's output", "norm_out": "after the add"}
 MULTIPLIED = {"a": "the residual", "b": "the branch", "c": "what the sublayer reads"}
 NORM_OPTIONS = {
     "kind": "the kind of the norm", "eps": "eps", "eps_outside": "eps that is added to the root",
@@ -71,7 +69,7 @@ def compare_wirings(
         )
         found += group_differences(_compare_ends(stream, expected), 1)
         norms = [*stream.norms()]
-        found += group_differences(_compare_norms(norms, eps, norm), len(norms))
+        found += group_differences(compare_norms((("", one) for one in norms), eps, norm), len(norms))
     return tuple(found)
 
 
@@ -133,7 +131,7 @@ def _compare_row(site: Site, expected: Row, is_parallel: bool, is_shared: bool) 
         yield "the order of a layer's sublayers", words[site.parallel > 1], words[is_parallel]
     if expected.shares:  # each of the parallel sublayers is found with the norm that it reads
         expected = replace(expected, shares="", norm_in=True)
-    norms, wanted = _norm_places(row), _norm_places(expected)
+    norms, wanted = describe_places(row), describe_places(expected)
     if norms != wanted:
         yield "the norm", norms or "missing", wanted or "none"
     different = [name for name in FACTORS if not naming.factors_match(getattr(expected, name), getattr(row, name))]
@@ -149,10 +147,6 @@ def _compare_row(site: Site, expected: Row, is_parallel: bool, is_shared: bool) 
         yield f"the factor of {MULTIPLIED[name]}", _describe(getattr(row, name)), _describe(getattr(expected, name))
 
 
-def _norm_places(row: Row) -> str:
-    return " and ".join(words for name, words in PLACES.items() if getattr(row, name))
-
-
 def _describe(factor: Factor) -> str:
     if isinstance(factor, Learned):
         return "learned, a number for each feature" if factor.per_feature else "learned, one number"
@@ -166,16 +160,6 @@ def _compare_ends(stream: Stream, wiring: Wiring) -> Iterator[Difference]:
         yield Difference("the norm of the embedding", "missing", "before the first sublayer", name)
     if wiring.ends_in_norm(stream.num_layers) and stream.final_norm is None and not stream.sites[-1].row.norm_out:
         yield Difference("the final norm", "missing", "after the last sublayer", name)
-
-
-def _compare_norms(norms: Iterable[Norm], eps: float | None, kind: str | None) -> Iterator[Difference]:
-    """Yield the norms with another eps or kind."""
-    for norm in norms:
-        if eps is not None and not naming.factors_match(eps, norm.eps or 0.0):
-            found = "missing" if norm.eps is None else format_number(norm.eps, trim=True)
-            yield Difference("eps", found, format_number(eps, trim=True), norm.path)
-        if kind not in (None, norm.kind):
-            yield Difference("the kind of the norm", norm.kind, str(kind), norm.path)
 
 
 # Another model.
@@ -210,14 +194,16 @@ def _compare_sizes(ours: Sequence[Stream], theirs: Sequence[dict[str, Any]]) -> 
         yield Difference("the number of streams", str(len(ours)), str(len(theirs)), "")
         return
     for stream, other in zip(ours, theirs, strict=True):
-        of = f" of {stream.name}" * (len(ours) > 1)
-        for name, own, their in (
-            ("width", stream.width, other["width"]), ("number of layers", stream.num_layers, other["layers"]),
-            ("number of sublayers", len(stream.sites), len(other["sites"])),
-        ):  # fmt: skip
-            if own != their:
-                yield Difference(f"the {name}{of}", str(own), str(their), "")
-                return
+        yield from _compare_size(stream.to_dict(), other, f" of {stream.name}" * (len(ours) > 1))
+
+
+def _compare_size(own: dict[str, Any], their: dict[str, Any], of: str = "") -> Iterator[Difference]:
+    """Yield the first difference of two streams or programs by which these cannot be compared term by term."""
+    for name, key in (("width", "width"), ("number of layers", "layers"), ("number of sublayers", "sites")):
+        found, expected = (len(one[key]) if key == "sites" else one[key] for one in (own, their))
+        if found != expected:
+            yield Difference(f"the {name}{of}", str(found), str(expected), "")
+            return
 
 
 def _compare_equations(stream: Stream, theirs: dict[str, Any]) -> Iterator[Difference]:
@@ -256,10 +242,8 @@ def _compare_programs(ours: dict[str, Any] | None, theirs: dict[str, Any] | None
         few, several = "one stream with rows", "several streams, or computed coefficients"
         words = (few, several) if ours is None else (several, few)
         return (Deviation("the residual state", *words),), False
-    for name, key in (("width", "width"), ("number of layers", "layers"), ("number of sublayers", "sites")):
-        own, their = (len(of[key]) if key == "sites" else of[key] for of in (ours, theirs))
-        if own != their:
-            return (Deviation(f"the {name}", str(own), str(their)),), False
+    if sizes := group_differences(_compare_size(ours, theirs), 0):
+        return sizes, False
     found, expected = ours["streams"], theirs["streams"]
     is_copied = 1 in (found[0], expected[0])  # one value at the start may be that of all streams
     if found[is_copied:] != expected[is_copied:]:

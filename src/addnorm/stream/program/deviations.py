@@ -7,17 +7,18 @@ mutant, the difference is named.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from addnorm._util.numbers import format_number
+from addnorm.stream.find.naming import factors_match
+from addnorm.stream.find.norm import Norm
 from addnorm.stream.program import naming
-from addnorm.stream.program.build import find_leaves
-from addnorm.stream.program.expected import Expected, build_expected, list_modules
+from addnorm.stream.program.expected import Expected, build_expected
 from addnorm.stream.program.result import Program, ProgramSite
 from addnorm.wirings.coefficients import ManifoldConnection
 from addnorm.wirings.factors import Place
@@ -29,7 +30,7 @@ TERMS = {
 }  # fmt: skip
 FORMULA = "the formula's"
 NOISE = 5e-6  # a matrix with a smaller difference is not told from its transpose
-PLACES = {"norm_in": "before the sublayer", "norm_branch": "on the sublayer's output"}
+PLACES = {"norm_in": "before the sublayer", "norm_branch": "on the sublayer's output", "norm_out": "after the add"}
 
 
 class Difference(NamedTuple):
@@ -64,11 +65,25 @@ def compare_program(program: Program, wiring: Wiring) -> list[Difference]:
     if options or (match.error <= tolerance and not _is_transposed(program, wiring, tolerance)):
         return options
     found = [*_compare_sites(program, wiring, tolerance)]
-    return found or [
-        Difference("the read at the end", "another one", f"that of {wiring.name}", "")
-        if _has_final_norm(program, wiring) else
-        Difference("the final norm", *_missing(program.final_norm is None), "")
-    ]  # fmt: skip
+    if found:
+        return found
+    has_norm = program.final_norm is not None
+    if has_norm == wiring.ends_in_norm(program.num_layers):
+        return [Difference("the read at the end", "another one", f"that of {wiring.name}", "")]
+    words = ("after the last sublayer", "none") if has_norm else ("missing", "after the last sublayer")
+    return [Difference("the final norm", *words, "")]
+
+
+def compare_norms(
+    norms: Iterable[tuple[str, Norm]], eps: float | None, kind: str | None
+) -> Iterator[Difference]:
+    """Yield the norms with another eps or kind; None accepts any. Each norm has a place, for a norm of the model itself."""
+    for place, norm in norms:
+        if eps is not None and not factors_match(eps, norm.eps or 0.0):
+            found = "missing" if norm.eps is None else format_number(norm.eps, trim=True)
+            yield Difference("eps", found, format_number(eps, trim=True), norm.path or place)
+        if kind not in (None, norm.kind):
+            yield Difference("the kind of the norm", norm.kind, str(kind), norm.path or place)
 
 
 def compare_program_norms(
@@ -76,25 +91,13 @@ def compare_program_norms(
 ) -> Iterator[Difference]:
     """Yield the norms with another eps or kind, and the states of another dtype; None accepts any."""
     norms = [(site.id, norm) for site in program.sites for norm in (site.norm_in, site.norm_branch, *site.norms_out)]
-    for place, norm in dict.fromkeys([*norms, ("", program.final_norm)]):
-        if norm is not None and eps is not None and norm.eps != eps:
-            found = "missing" if norm.eps is None else format_number(norm.eps, trim=True)
-            yield Difference("eps", found, format_number(eps, trim=True), norm.path or place)
-        if norm is not None and kind not in (None, norm.kind):
-            yield Difference("the kind of the norm", norm.kind, str(kind), norm.path or place)
+    places = dict.fromkeys([*norms, ("", program.final_norm)])
+    yield from compare_norms(((place, norm) for place, norm in places if norm is not None), eps, kind)
     for site, state in zip(program.sites, program.spine.states[1:], strict=True):
         for own in {value.tensor.dtype for value in state}:
             if dtype not in (None, own):
                 names = [str(one).removeprefix("torch.") for one in (own, dtype)]
                 yield Difference("the dtype of the streams", names[0], names[1], site.id)
-
-
-def _missing(is_missing: bool) -> tuple[str, str]:
-    return ("missing", "after the last sublayer") if is_missing else ("after the last sublayer", "none")
-
-
-def _has_final_norm(program: Program, wiring: Wiring) -> bool:
-    return (program.final_norm is not None) == wiring.ends_in_norm(program.num_layers)
 
 
 def _compare_options(program: Program, wiring: Wiring, error: float) -> Iterator[Difference]:
@@ -114,11 +117,8 @@ def _compare_options(program: Program, wiring: Wiring, error: float) -> Iterator
 
 def _compare_sites(program: Program, wiring: Wiring, tolerance: float) -> Iterator[Difference]:
     """Yield the differences of each sublayer."""
-    n = len(wiring.embedding)
     per_layer = max(1, len(program.sites) // program.num_layers)
-    relation = torch.tensor(wiring.embedding, dtype=torch.float64)[:, None]
-    if program.sizes[0] == n > 1:
-        relation = torch.eye(n, dtype=torch.float64)
+    relation = naming.start_relation(program, wiring)
     for k, site in enumerate(program.sites):
         place = Place(*divmod(k, per_layer), program.num_layers, per_layer)
         if place.layer >= program.num_layers:
@@ -128,7 +128,7 @@ def _compare_sites(program: Program, wiring: Wiring, tolerance: float) -> Iterat
         if relation.shape[0] != stage.n or site.mix.values.shape[2] != relation.shape[1]:
             yield Difference("the number of streams", str(program.sizes[k]), str(stage.n), site.id)
             return
-        yield from _compare_norms(site, stage)
+        yield from _compare_places(site, stage)
         fit = _fit(program, k, stage, place, relation, tolerance)
         if fit.variant is not None:
             yield Difference(*fit.variant, FORMULA, site.id)
@@ -154,13 +154,16 @@ def fit_expected(program: Program, k: int, stage: Stage, place: Place) -> Expect
     return unknown if stage.coefficients is not None else build_expected(stage, None)
 
 
-def _compare_norms(site: ProgramSite, stage: Stage) -> Iterator[Difference]:
-    found = [words for name, words in PLACES.items() if getattr(site, name) is not None]
-    found += ["after the add"] * any(norm is not None for norm in site.norms_out)
-    wanted = [words for name, words in PLACES.items() if getattr(stage, name)]
-    wanted += ["after the add"] * any(stage.norms_out)
+def describe_places(of: ProgramSite | Stage) -> str:
+    """Return where a sublayer has norms, in words."""
+    norms = {"norm_in": of.norm_in, "norm_branch": of.norm_branch, "norm_out": any(of.norms_out)}
+    return " and ".join(words for name, words in PLACES.items() if norms[name])
+
+
+def _compare_places(site: ProgramSite, stage: Stage) -> Iterator[Difference]:
+    found, wanted = describe_places(site), describe_places(stage)
     if found != wanted:
-        yield Difference("the norm", " and ".join(found) or "missing", " and ".join(wanted) or "none", site.id)
+        yield Difference("the norm", found or "missing", wanted or "none", site.id)
     for term, maps in (("what the sublayer reads", site.reads), ("the norm after the add", site.sums)):
         for factor in dict.fromkeys(part.describe_factors() for part in maps):
             if factor:
@@ -200,31 +203,23 @@ def _list_expected(
     if stage.coefficients is None:
         yield None, build_expected(stage, None), None
         return
-    states = torch.einsum("cf,tfd->tcd", relation.nan_to_num(), naming.join_state(program, k))
+    states = naming.join_state(program, k, relation)
     each = states / states.square().mean(-1, keepdim=True).sqrt().clamp_min(1e-30)
     variants: list[tuple[tuple[str, str] | None, Tensor]] = [
         (None, states), (("the norm of the coefficients", "over each stream alone"), each),
     ]  # fmt: skip
     if k and program.sizes[k - 1] == program.sizes[k] == stage.n:
-        variants.append(
-            (("the input of the coefficients", "the streams before the last write"), naming.join_state(program, k - 1))
-        )
-    matrices = [getattr(program.sites[k], name) for name in TERMS if name != "collapse" or not stage.delayed]
-    leaves, ops = find_leaves(program.spine, [value for matrix in matrices for value in matrix.operands])
-    for module, _ in list_modules(stage.coefficients, program.width, stage, place, leaves, ops):
+        before = naming.join_state(program, k - 1, torch.eye(stage.n, dtype=torch.float64))
+        variants.append((("the input of the coefficients", "the streams before the last write"), before))
+    for module, _ in naming.list_assigned(program, k, stage, place):
         for variant, streams in variants:
             mirror = None
-            with torch.no_grad():
-                expected = build_expected(stage, _call(module, stage, streams))
-                if isinstance(module, ManifoldConnection):
-                    module.transpose_mix()
-                    mirror = build_expected(stage, _call(module, stage, streams)).mix.transpose(1, 2)
-                    module.transpose_mix()
+            expected = naming.compute(module, stage, streams)
+            if isinstance(module, ManifoldConnection):
+                module.transpose_mix()
+                mirror = naming.compute(module, stage, streams).mix.transpose(1, 2)
+                module.transpose_mix()
             yield variant, expected, mirror
-
-
-def _call(module: Any, stage: Stage, streams: Tensor) -> Any:
-    return module(streams if stage.is_stacked else streams.unbind(1))
 
 
 def _label(

@@ -171,16 +171,20 @@ def _try(program: Program, make: Any, options: Mapping[str, Any], limit: int | N
     return compare(program, wiring, limit)
 
 
+def start_relation(program: Program, wiring: Wiring) -> Tensor:
+    """Return which stream of the model is which of the wiring's at the start (`relate`): one value may be that of all streams."""
+    n = len(wiring.embedding)
+    if program.sizes[0] == n > 1:
+        return torch.eye(n, dtype=torch.float64)
+    return torch.tensor(wiring.embedding, dtype=torch.float64)[:, None]
+
+
 def compare(program: Program, wiring: Wiring, limit: int | None = None) -> Match:
     """Compare every stage of a program with a wiring; with `limit`, only the first ones, and not the end."""
     per_layer = len(program.sites) // program.num_layers
     failed = Match(wiring, float("inf"))
-    if per_layer * program.num_layers != len(program.sites):
-        return failed
-    relation = torch.tensor(wiring.embedding, dtype=torch.float64)[:, None]
-    if program.sizes[0] == len(wiring.embedding) and program.sizes[0] > 1:
-        relation = torch.eye(program.sizes[0], dtype=torch.float64)
-    elif program.sizes[0] != 1:
+    relation = start_relation(program, wiring)
+    if per_layer * program.num_layers != len(program.sites) or program.sizes[0] != relation.shape[1]:
         return failed
     errors: list[float] = []
     parameters: list[Mapping[str, str]] = []
@@ -220,7 +224,6 @@ def _fit(
     """Return the matrices of a stage, the parameters with which they fit best, the error of C, and the C for the next stage."""
     if stage.n != relation.shape[0]:
         return None
-    is_head = isinstance(stage, Head)
     source = ("collapse" in stage.computes or stage.delayed, program.count_tokens(k))
     found = measure_read(program, k, stage)
     if stage.coefficients is None and not stage.delayed:
@@ -228,8 +231,7 @@ def _fit(
         flags = torch.tensor(stage.norm_streams)[:, None]
         error = _differ(torch.where(flags, 0.0, expected.collapse), found, relation, source)
         if any(stage.norm_streams):
-            maps = program.sites[k].reads if not is_head else [program.head]
-            normed = assemble(program.carrier, maps, program.spine.states[k], normed=True)
+            normed = program.collapse(k, normed=True)
             error = max(error, _differ(torch.where(flags, expected.collapse, 0.0), normed, relation, source))
         return (expected, {}, error, None) if error < EXACT else None
     if stage.coefficients is None:
@@ -241,15 +243,10 @@ def _fit(
             if error > max(LITTLE, 2 * program.tolerance)
             else (Expected(delayed, delayed, delayed), {}, error, None)
         )
-    states = torch.einsum("cf,tfd->tcd", relation.nan_to_num(), join_state(program, k))
-    matrices = [] if stage.delayed else [program.collapse(k)]  # a delayed C was computed by the module before
-    matrices += [] if is_head else [program.sites[k].mix, program.sites[k].inject]
-    leaves, ops = find_leaves(program.spine, [v for matrix in matrices for v in matrix.operands])
+    streams = join_state(program, k, relation)
     best: tuple[Expected, Mapping[str, str], float, Tensor | None] | None = None
-    for module, names in list_modules(stage.coefficients, program.carrier.width, stage, place, leaves, ops):
-        with torch.no_grad():
-            computed = module(states if stage.is_stacked else states.unbind(1))
-        expected = build_expected(stage, computed)
+    for module, names in list_assigned(program, k, stage, place):
+        expected = compute(module, stage, streams)
         own, carried = expected.collapse, None
         if stage.delayed:
             own = delayed if delayed is not None else torch.eye(stage.n, dtype=torch.float64)[None, :1, :, None]
@@ -267,19 +264,34 @@ def _fit(
 
 def measure_read(program: Program, k: int, stage: Stage | Head) -> Matrix:
     """Return C as measured; with the norms of streams as factors where the wiring's module contains them."""
-    maps = program.sites[k].reads if k < len(program.sites) else [program.head]
     if any(stage.norm_streams):
-        return assemble(program.carrier, maps, program.spine.states[k])
-    maps = [program.freeze(part, program.spine.states[k]) for part in maps]
-    matrix = assemble(program.carrier, maps, program.spine.states[k])
+        return program.collapse(k)
+    state = program.spine.states[k]
+    maps = [program.freeze(part, state) for part in program.list_reads(k)]
+    matrix = assemble(program.carrier, maps, state)
     is_linear = all(part.error <= program.tolerance for part in maps)  # a norm that centres combines features
     return matrix if is_linear else replace(matrix, values=torch.full_like(matrix.values, torch.inf))
 
 
-def join_state(program: Program, k: int) -> Tensor:
-    """Return the streams before site k in the run, `(tokens, n, d)`."""
+def list_assigned(program: Program, k: int, stage: Stage | Head, place: Place) -> Iterator[tuple[Any, Mapping[str, str]]]:
+    """Yield the module of a stage's coefficients in each assignment of the model's parameters, and the names of these."""
+    matrices = [] if stage.delayed else [program.collapse(k)]  # a delayed C was computed by the module before
+    matrices += [] if isinstance(stage, Head) else [program.sites[k].mix, program.sites[k].inject]
+    leaves, ops = find_leaves(program.spine, [v for matrix in matrices for v in matrix.operands])
+    assert stage.coefficients is not None
+    return list_modules(stage.coefficients, program.width, stage, place, leaves, ops)
+
+
+def compute(module: Any, stage: Stage | Head, streams: Tensor) -> Expected:
+    """Return the matrices of a stage with the coefficients that its module computes from the streams."""
+    with torch.no_grad():
+        return build_expected(stage, module(streams if stage.is_stacked else streams.unbind(1)))
+
+
+def join_state(program: Program, k: int, relation: Tensor) -> Tensor:
+    """Return the wiring's streams before site k in the run, `(tokens, n, d)`."""
     parts = [to_streams(program.carrier, value) for value in program.spine.states[k]]
-    return torch.cat(parts, 1)
+    return torch.einsum("cf,tfd->tcd", relation.nan_to_num(), torch.cat(parts, 1))
 
 
 def relate(program: Program, k: int, stage: Stage, expected: Expected, relation: Tensor) -> tuple[Tensor, float] | None:

@@ -178,10 +178,13 @@ class Program:
         end = apply_map(self.carrier, self.head, streams)
         return None if end is None else relative_error(to_streams(self.carrier, self.spine.end), end)
 
-    def collapse(self, k: int) -> Matrix:
-        """Return C of site k; of the last read if k is the number of sites."""
-        maps = self.sites[k].reads if k < len(self.sites) else [self.head]
-        return assemble(self.carrier, maps, self.spine.states[k])
+    def list_reads(self, k: int) -> list[Map]:
+        """Return the equations of what site k reads; of the last read if k is the number of sites."""
+        return self.sites[k].reads if k < len(self.sites) else [self.head]
+
+    def collapse(self, k: int, normed: bool = False) -> Matrix:
+        """Return C of site k, or of the last read (`list_reads`); with `normed` that of the norms of the streams."""
+        return assemble(self.carrier, self.list_reads(k), self.spine.states[k], normed)
 
     def count_tokens(self, k: int) -> int:
         """Return the number of tokens of the streams before site k."""
