@@ -87,7 +87,13 @@ class NormFinder:
         if form.kind is None:
             self._own[op] = function, form
             return None
-        return self._include_centring(function, form) or _build_norm(function, form)
+        # Of x - mean(x), an RMSNorm is the LayerNorm of x.
+        before = None if form.is_centred else self._dominators.nearest.get(x)
+        whole = Function.between(before, y) if before is not None and before.shape == x.shape else None
+        of_whole = self._find_form(whole) if whole is not None else None
+        if whole is not None and of_whole is not None and of_whole.kind is not None and of_whole.is_centred:
+            return _build_norm(whole, of_whole)
+        return _build_norm(function, form)
 
     def list_own(self, norms: Sequence[Norm]) -> list[Norm]:
         """Return the norms of kind "own" that overlap neither with `norms` nor with each other, and that are not undone later.
@@ -107,19 +113,6 @@ class NormFinder:
         if key not in self._forms:
             self._forms[key] = _identify(function)
         return self._forms[key]
-
-    def _include_centring(self, function: Function, form: _Form) -> Norm | None:
-        """Return the LayerNorm or centred ScaleNorm of x if `function` is a norm of x - mean(x); None otherwise."""
-        before = None if form.is_centred else self._dominators.nearest.get(function.x)
-        centring = Function.between(before, function.x) if before is not None else None
-        if centring is None or not centring.combines_features or centring.x.shape != function.x.shape:
-            return None
-        if not _is_centring(centring):
-            return None
-        whole = Function(centring.x, function.y, [*centring.ops, *function.ops])
-        norm = _build_norm(function, replace(form, kind="layer" if form.kind == "rms" else form.kind, is_centred=True))
-        norm.x, norm.ops = _strip_casts(whole.x), {*whole.ops}
-        return norm
 
 
 def _is_candidate(op: Op, x: Value, y: Value) -> bool:
@@ -242,8 +235,9 @@ def _find_root(form: _Form, divisor: Tensor, probe: _Probe, numbers: Sequence[fl
     """Return `form` with the kind and eps of the known root whose values `divisor` has; None if no known root has them."""
     d, total = probe.x.shape[-1], centre(probe.x, form.is_centred).square().sum(-1)
     kind: Kind = "layer" if form.is_centred else "rms"
-    roots: list[tuple[Kind, bool, Tensor]] = [(kind, False, total / d), (kind, True, total / (d - 1))]
-    roots += [] if form.is_centred else [("scale", False, total)]
+    roots: list[tuple[Kind, bool, Tensor]] = [
+        (kind, False, total / d), (kind, True, total / (d - 1)), ("scale", False, total),
+    ]  # fmt: skip
     known = divisor.isfinite()
     divisor = divisor[known]
     for kind, unbiased, squares in roots:
@@ -277,15 +271,6 @@ def _is_rescaling(divisor: Tensor) -> bool:
     growth = torch.log10(ratio) / 2  # between tokens whose magnitudes differ by a factor of 100
     is_same = float(growth.max() - growth.min()) < 1 - SUBLINEAR
     return bool(even[divisor[:half].isfinite()].all()) and is_same and float(growth.min()) > 1 - SUBLINEAR
-
-
-def _is_centring(function: Function) -> bool:
-    """Return whether a function computes x - mean(x)."""
-    probe = _compute_probe(function)
-    if probe is None:
-        return False
-    centred = centre(probe.x)
-    return bool(((probe.y - centred).norm(dim=-1) <= CLOSE * centred.norm(dim=-1)).all())
 
 
 def match_affine(norm: Norm, vectors_only: bool = False) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from itertools import count
 from typing import NamedTuple
 
-from addnorm.stream.dataflow.arithmetic import is_view, list_carried, match_terms, strip_views
+from addnorm.stream.dataflow.arithmetic import list_carried, match_terms, strip_views
 from addnorm.stream.dataflow.graph import Op, Value, walk
 
 ANONYMOUS = -1  # root of a dimension that belongs to no axis of the stream
@@ -130,24 +130,10 @@ def reshape_dims(dims: Dims, shape: tuple[int, ...]) -> Dims | None:
     return None if rest else tuple(map(tuple, new))
 
 
-def _list_views(value: Value, source: Value) -> list[Op] | None:
-    """Return the views and casts from `source` to `value`, the first one first; None if there are other operators."""
-    ops: list[Op] = []
-    while value is not source:
-        if value.op is None or not value.op.inputs or not is_view(value.op):
-            return None
-        ops.insert(0, value.op)
-        value = value.op.inputs[0]
-    return ops
-
-
 def _follow_views(value: Value, source: Value) -> Dims | None:
-    """Return the dimensions of `value` as parts of the axes of `source`; None if `value` is no view of `source`."""
-    ops, roots = _list_views(value, source), Roots()
-    dims: Dims | None = None if ops is None else roots.start(source.shape)
-    for op in ops or ():
-        dims = None if dims is None else split_views(op, dims, roots)
-    return dims
+    """Return the dimensions of `value`, a view of `source`, as parts of the axes of `source`; None if they are not known."""
+    roots = Roots()
+    return trace(value, {source: roots.start(source.shape)}, roots)
 
 
 def find_axis(value: Value, source: Value, axis: int) -> int | None:
@@ -162,9 +148,11 @@ def find_axis(value: Value, source: Value, axis: int) -> int | None:
 def covers_features(value: Value) -> bool:
     """Return whether the last axis of a view is a whole axis of its source: all features of a token, not those of one head."""
     source = strip_views(value)
-    views = _list_views(value, source)
-    if views and len(source.shape) == 2 and views[0].outputs[0].shape[-1:] == source.shape[-1:]:
-        source = views[0].outputs[0]  # a matrix product, viewed with several dimensions in place of its rows
+    first = value  # view of the source
+    while first is not source and first.op is not None and first.op.inputs[0] is not source:
+        first = first.op.inputs[0]
+    if len(source.shape) == 2 and first.shape[-1:] == source.shape[-1:]:
+        source = first  # a matrix product, viewed with several dimensions in place of its rows
     dims = _follow_views(value, source)
     roots = {part.root for part in dims[-1] if part.size > 1} if dims else set()
     is_whole = all(root < len(source.shape) and source.shape[root] == value.shape[-1] for root in roots)
