@@ -259,6 +259,10 @@ class Inspection(Rendered):
     def _described(self) -> ResidualProgram | None:  # by `program`, or where there are no streams by `unnamed`
         return self.program or (None if self.streams else self.unnamed)
 
+    @property
+    def _parts(self) -> Sequence[Stream | ResidualProgram]:  # the streams, or the program that describes the model
+        return self.streams if self._described is None else (self._described,)
+
     def with_program(self) -> Inspection:
         """Return the inspection with the unnamed program as its program, if no streams were found."""
         program = self._described
@@ -266,23 +270,18 @@ class Inspection(Rendered):
 
     def list_sites(self) -> Sequence[Any]:
         """Return the sites of all streams, or those of the program, which may be the unnamed one."""
-        return self.sites if self._described is None else self._described.sites
+        return [site for part in self._parts for site in part.sites]
 
     @property
     def wiring(self) -> str:
         """The name of the wiring, or all names, as "post_ln / pre_ln"; "unknown" if it has none, "none" without a stream."""
-        if self._described is not None:
-            return self._described.wiring.name if self._described.wiring else "unknown"
-        names = dict.fromkeys(stream.wiring.name if stream.wiring else "unknown" for stream in self.streams)
-        return " / ".join(names) or "none"
+        return " / ".join(dict.fromkeys(part.wiring.name if part.wiring else "unknown" for part in self._parts)) or "none"
 
     @property
     def closure(self) -> float:
         """The largest relative error of the sites' equations, and of x_L == x_0 + all writes where a stream is a plain sum."""
-        if self._described is not None:
-            return self._described.closure
-        errors = [site.closure for site in self.sites] + [s.closure for s in self.streams if s.closure is not None]
-        return max(errors, default=math.nan)
+        errors = [site.closure for site in self.list_sites()] + [part.closure for part in self._parts]
+        return max((error for error in errors if error is not None), default=math.nan)
 
     @property
     def closes(self) -> bool:

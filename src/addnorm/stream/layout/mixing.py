@@ -172,11 +172,8 @@ class Mixing:
         return [resize(dims, at, shape[at], self.roots, [dims[at] for dims in known])]
 
     def _crop(self, op: Op) -> Results:
-        return [self._resize(op, self._get(op.args[0]), range(len(op.args[0].shape)))]
-
-    def _split(self, op: Op) -> Results:
-        dims, at = self._get(op.args[0]), op.get("dim", 0) % len(op.args[0].shape)
-        return [resize(dims, at, out.shape[at], self.roots) for out in op.outputs]
+        dims = self._get(op.args[0])
+        return [self._resize(op, dims, range(len(dims)), part) for part in range(len(op.outputs))]
 
     def _select(self, op: Op) -> Results:
         dims = self._get(op.args[0])
@@ -222,7 +219,7 @@ _RULES: dict[str, Callable[[Mixing, Op], Results]] = {
     "reduction": Mixing._reduce,
     "scan": Mixing._scan,
     "recurrent": Mixing._recur,
-    "split": Mixing._split,
+    "split": Mixing._crop,
     "crop": Mixing._crop,
     "shift": Mixing._shift,
     "select": Mixing._select,
