@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise, permutations, product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +29,6 @@ from addnorm.stream.find import paths
 from addnorm.stream.find.equation_errors import get_tolerance
 from addnorm.stream.find.inspection import Inspection, Site, Stream
 from addnorm.stream.models.hf import first_line
-from addnorm.stream.program.carried import Carrier
 from addnorm.stream.program.maps import to_streams
 from addnorm.stream.program.result import Program, ProgramSite
 
@@ -81,77 +81,61 @@ class TermError:
 
 
 class _Term(NamedTuple):
-    """Value of a stream that a `Row` describes, in the layout of the add that reads it."""
+    """Value of a stream, or values of a residual program, in the layout of the stream."""
 
     name: str
-    site: Site | None
-    value: Value
-    shape: tuple[int, ...]  # of the stream
-    path: paths.Path | None = None  # leads from the value to the add; None for a value in the layout of the add
-
-    @property
-    def values(self) -> list[Value]:
-        """The values of the run that the term consists of."""
-        return [self.value]
-
-    def place(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Return the term from its values: apply the views of the path, without the factors."""
-        (tensor,) = tensors
-        if self.path is not None and tensor.numel() == math.prod(self.path.source.shape):
-            tensor = tensor.reshape(self.path.source.shape)
-            for op in reversed(self.path.ops):
-                tensor = replay_op(op, tensor) if is_view(op) else tensor
-        is_flat = len(tensor.shape) != len(self.shape) and tensor.numel() == math.prod(self.shape)
-        return tensor.reshape(self.shape) if is_flat and tensor.shape[-1] == self.shape[-1] else tensor
-
-
-class _StreamsTerm(NamedTuple):
-    """Values of a residual program, as streams `(*tokens, n, d)`."""
-
-    name: str
-    site: ProgramSite | None
+    site: Site | ProgramSite | None
     values: list[Value]
-    carrier: Carrier
-    tokens: tuple[int, ...]  # the sizes of the tokens' dimensions at the start
-
-    def place(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Return the term from its values: streams after streams."""
-        parts = [to_streams(self.carrier, v, t, t.dtype) for v, t in zip(self.values, tensors, strict=True)]
-        whole = torch.cat(parts, 1)
-        is_same = len(whole) == math.prod(self.tokens)
-        return whole.reshape(*self.tokens, *whole.shape[1:]) if is_same else whole
-
-
-_AnyTerm = _Term | _StreamsTerm
+    place: Callable[[Sequence[Tensor]], Tensor]  # returns the term from its values
 
 
 def _list_terms(stream: Stream) -> Iterator[_Term]:
-    """Yield the terms of a stream in the order of depth."""
+    """Yield the terms of a stream in the order of depth, in the layout of the add that reads each."""
     chain, shape = stream.chain, stream.chain.adds[0].out.shape
     first = chain.adds[0].residual_path
+
+    def term(name: str, site: Site | None, value: Value, path: paths.Path | None = None) -> _Term:
+        return _Term(name, site, [value], partial(_place_value, shape, path))
+
     if chain.first_norm is not None:
-        yield _Term("embedding", None, chain.first_norm.x, shape, first)
-    yield _Term("start", None, chain.adds[0].x, shape, first)
+        yield term("embedding", None, chain.first_norm.x, first)
+    yield term("start", None, chain.adds[0].x, first)
     for site, after in zip(stream.sites, (*stream.sites[1:], None), strict=True):
         sublayer, reads = site.sublayer, site.sublayer.reads
         if len(reads.norms) == 1 and not reads.direct:
-            yield _Term("read", site, reads.norms[0].y, shape, sublayer.add.residual_path)
-        yield _Term("branch", site, sublayer.raw, shape, sublayer.write_path)
+            yield term("read", site, reads.norms[0].y, sublayer.add.residual_path)
+        yield term("branch", site, sublayer.raw, sublayer.write_path)
         if sublayer.norm is not None:
-            yield _Term("norm_branch", site, sublayer.norm.y, shape, sublayer.write_path)
+            yield term("norm_branch", site, sublayer.norm.y, sublayer.write_path)
         if after is None or after.sublayer.place != sublayer.place:
-            yield _Term("sum", site, chain.adds[sublayer.place].out, shape)
-            yield from (_Term("norm_out", site, norm.y, shape) for norm in chain.norms_out[sublayer.place][-1:])
-    yield from (_Term("final", None, norm.y, shape) for norm in chain.final_norms[-1:])
+            yield term("sum", site, chain.adds[sublayer.place].out)
+            yield from (term("norm_out", site, norm.y) for norm in chain.norms_out[sublayer.place][-1:])
+    yield from (term("final", None, norm.y) for norm in chain.final_norms[-1:])
 
 
-def _list_program_terms(program: Program) -> Iterator[_StreamsTerm]:
-    """Yield the terms of a residual program in the order of depth."""
+def _place_value(shape: tuple[int, ...], path: paths.Path | None, tensors: Sequence[Tensor]) -> Tensor:
+    """Return a value in the layout of a stream of this shape: apply the views of the path to the add, without the factors."""
+    (tensor,) = tensors
+    if path is not None and tensor.numel() == math.prod(path.source.shape):
+        tensor = tensor.reshape(path.source.shape)
+        for op in reversed(path.ops):
+            tensor = replay_op(op, tensor) if is_view(op) else tensor
+    is_flat = len(tensor.shape) != len(shape) and tensor.numel() == math.prod(shape)
+    return tensor.reshape(shape) if is_flat and tensor.shape[-1] == shape[-1] else tensor
+
+
+def _list_program_terms(program: Program) -> Iterator[_Term]:
+    """Yield the terms of a residual program in the order of depth, as streams `(*tokens, n, d)`."""
     carrier, spine = program.carrier, program.spine
-    tokens = tuple(part.size for part in carrier.list_tokens(spine.states[0][0]))
+    tokens = [part.size for part in carrier.list_tokens(spine.states[0][0])]
 
-    def term(name: str, site: ProgramSite | None, values: list[Value]) -> _StreamsTerm:
-        return _StreamsTerm(name, site, values, carrier, tokens)
+    def term(name: str, site: ProgramSite | None, values: list[Value]) -> _Term:
+        def place(tensors: Sequence[Tensor]) -> Tensor:
+            parts = [to_streams(carrier, v, t, t.dtype) for v, t in zip(values, tensors, strict=True)]
+            whole = torch.cat(parts, 1)
+            return whole.reshape(*tokens, *whole.shape[1:]) if len(whole) == math.prod(tokens) else whole
+
+        return _Term(name, site, values, place)
 
     yield term("start", None, spine.states[0])
     for site in program.sites:
@@ -163,20 +147,19 @@ def _list_program_terms(program: Program) -> Iterator[_StreamsTerm]:
     yield term("end" if program.final_norm is None else "final", None, [spine.end])
 
 
-def _key_terms(inspection: Inspection) -> Iterator[tuple[str, str, _AnyTerm]]:
+def _key_terms(inspection: Inspection) -> Iterator[tuple[str, str, _Term]]:
     """Yield the terms of all streams, each with a key that does not depend on names of modules, and the name of its stream."""
     program = inspection.program
+    groups: list[tuple[str, Sequence[Any], Iterator[_Term]]]
+    groups = [(stream.name, stream.sites, _list_terms(stream)) for stream in inspection.streams]
     if isinstance(program, Program):
-        for one in _list_program_terms(program):
-            place = "" if one.site is None else program.sites.index(one.site)
-            yield f"0.{place}.{one.name}", "streams", one
-    for k, stream in enumerate(inspection.streams):
-        for term in _list_terms(stream):
-            place = "" if term.site is None else stream.sites.index(term.site)
-            yield f"{k}.{place}.{term.name}", stream.name, term
+        groups = [("streams", program.sites, _list_program_terms(program))]
+    for k, (name, sites, terms) in enumerate(groups):
+        for term in terms:
+            yield f"{k}.{'' if term.site is None else sites.index(term.site)}.{term.name}", name, term
 
 
-def _read(term: _AnyTerm) -> Tensor:
+def _read(term: _Term) -> Tensor:
     """Return a term of the run itself."""
     return term.place([value.tensor.detach() for value in term.values])
 
@@ -286,7 +269,7 @@ def measure_terms(inspection: Inspection, reference: States) -> list[TermError]:
     return found
 
 
-def _name_place(term: _AnyTerm, stream: str) -> str:
+def _name_place(term: _Term, stream: str) -> str:
     """Return where a term is: "inside the attention of layer 3 (layers.2.self_attn)". `stream` is a name, or empty."""
     site = term.site
     if site is None:
@@ -298,7 +281,7 @@ def _name_place(term: _AnyTerm, stream: str) -> str:
 # Layouts. An implementation may have its tokens in another order of dimensions, and a sublayer other views before its add.
 
 
-def _unplace(term: _AnyTerm, placed: Tensor) -> dict[Value, Tensor]:
+def _unplace(term: _Term, placed: Tensor) -> dict[Value, Tensor]:
     """Return the contents of a term's values from those of the term: the inverse of `place`."""
     ends = [0, *accumulate(value.tensor.numel() for value in term.values)]
     labels = [
