@@ -23,7 +23,7 @@ from addnorm.stream.deviations import MAX_SITES, Deviation, compare_models, comp
 from addnorm.stream.find.inspection import Inspection
 from addnorm.stream.find.unknown import Unknown
 from addnorm.stream.inspect import inspect, inspect_run
-from addnorm.stream.program.build import find_leaves
+from addnorm.stream.program.cuts import find_leaves
 from addnorm.stream.program.deviations import Difference, compare_program, compare_program_norms
 from addnorm.stream.program.result import Program
 from addnorm.stream.states import States, TermError, collect_states, load_states, measure_terms

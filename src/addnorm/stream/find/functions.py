@@ -18,11 +18,12 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from addnorm._util.torch_internals import FakeTensor, unset_fake_temporarily
-from addnorm.stream.dataflow.arithmetic import get_number, is_ancestor, is_move
-from addnorm.stream.dataflow.graph import CONSTANT, DATA, NOISE, PARAMETER, Op, Value
+from addnorm.stream.dataflow.arithmetic import get_number, is_move
+from addnorm.stream.dataflow.graph import CONSTANT, DATA, NOISE, PARAMETER, Op, Value, find_ops_between
 from addnorm.stream.dataflow.replay import run_op
 
 MAX_OPS = 48  # operators of one function; the longest norm of the tests has 12
+MAX_SPAN = 1000  # operators that run from the first to the last of one function, those of other functions included
 
 
 class Dominators:
@@ -101,19 +102,8 @@ class Function:
     @staticmethod
     def between(x: Value, y: Value) -> Function | None:
         """Return the function from dominator x to y; None if the function has more than `MAX_OPS` operators."""
-        ops: set[Op] = set()
-        todo = [y]
-        while todo:
-            value = todo.pop()
-            if value is x or value.op is None or value.op in ops:
-                continue
-            if not (value.kind & (DATA | NOISE) if x.kind & (DATA | NOISE) else is_ancestor(x, value)):
-                continue
-            ops.add(value.op)
-            todo += value.op.inputs
-            if len(ops) > MAX_OPS:
-                return None
-        return Function(x, y, sorted(ops, key=lambda op: op.index))
+        ops = find_ops_between(x, y) if y.index - x.index <= MAX_SPAN else []
+        return Function(x, y, ops) if 0 < len(ops) <= MAX_OPS else None
 
     @property
     def combines_features(self) -> bool:

@@ -66,7 +66,7 @@ def _build_program(spine: Spine) -> Program | None:
 def _find_outside(flow: Flow, carriers: Sequence[Carrier], spine: Spine) -> list[Op]:
     """Return the residual sums that lead to the results and are in no stream, sublayer or coefficient of a program."""
     inside = {value.op for value in spine.relevant} | {op for write in spine.writes for op in write.ops}
-    inside |= find_coefficient_ops(spine)
+    inside.update(find_coefficient_ops(spine))
     results = {*walk(flow.list_results(), lambda value: value.op.inputs if value.op is not None else [])}
     sums = {op for carrier in carriers for op in carrier.find_residual_sums(flow)} - inside
     return sorted((op for op in sums if not results.isdisjoint(op.outputs)), key=lambda op: op.index)
@@ -100,20 +100,3 @@ def _number_layers(paths: Sequence[str], kinds: Sequence[str]) -> list[int]:
             by_kind = number_periods(kinds) if len(order) == len(keys) else None
             return by_kind or [order.index(key) for key in keys]
     return number_periods(kinds) or [k // 2 for k in range(len(paths))]
-
-
-def find_leaves(spine: Spine, operands: Sequence[Value]) -> tuple[list[Value], list[Op]]:
-    """Return the parameters and buffers from which `operands` are computed, and the operators between, up to the streams."""
-    ops: dict[Op, None] = {}
-    leaves: dict[Value, None] = {}
-
-    def follow(value: Value) -> list[Value]:
-        if value.op is None or value in spine.relevant:
-            return []
-        ops[value.op] = None
-        return value.op.inputs
-
-    for value in walk(operands, follow):
-        if value.op is None and value.name and not value.kind & DATA:
-            leaves[value] = None
-    return sorted(leaves, key=lambda value: value.name), [*ops]

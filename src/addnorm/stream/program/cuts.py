@@ -221,7 +221,7 @@ def _list_uses(spine: Spine) -> _Uses:
     """Return the uses of the relevant values: the index of the operator, with its carried output if that is relevant."""
     uses: _Uses = {}
     inside: set[Op] = {op for write in spine.writes for op in write.ops}
-    coefficients = find_coefficient_ops(spine)
+    coefficients = {*find_coefficient_ops(spine)}
     for out in spine.relevant:
         for value in list_carried_inputs(spine.carrier, out):
             uses.setdefault(value, []).append((out.index, out))
@@ -231,24 +231,26 @@ def _list_uses(spine: Spine) -> _Uses:
     return uses
 
 
-def find_coefficient_ops(spine: Spine) -> set[Op]:
+def find_coefficient_ops(spine: Spine) -> list[Op]:
     """Return the operators that compute the coefficients of relevant values."""
     starts: list[Value] = []
     for value in spine.relevant:
         carried = list_carried_inputs(spine.carrier, value)
         if carried and value.op is not None and value.norm is None:
             starts += [other for other in value.op.inputs if other not in carried]
-    ops: set[Op] = set()
+    return find_leaves(spine, starts)[1]
 
-    def follow(value: Value) -> Iterable[Value]:
-        if value.op is None or value in spine.relevant:
-            return []
-        ops.add(value.op)
-        return value.op.inputs
 
-    for _ in walk(starts, follow):
-        pass
-    return ops
+def find_leaves(spine: Spine, operands: Sequence[Value]) -> tuple[list[Value], list[Op]]:
+    """Return the parameters and buffers from which `operands` are computed, and the operators between, up to the streams."""
+
+    def follow(value: Value) -> list[Value]:
+        return value.op.inputs if value.op is not None and value not in spine.relevant else []
+
+    values = [*walk(operands, follow)]
+    leaves = [value for value in values if value.op is None and value.name and not value.kind & DATA]
+    ops = dict.fromkeys(value.op for value in values if value.op is not None and value not in spine.relevant)
+    return sorted(leaves, key=lambda value: value.name), [*ops]
 
 
 def _find_live(

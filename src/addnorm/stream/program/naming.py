@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from addnorm.stream.dataflow.arithmetic import get_number
-from addnorm.stream.program.build import find_leaves
+from addnorm.stream.program.cuts import find_leaves
 from addnorm.stream.program.expected import Expected, build_expected, list_modules
 from addnorm.stream.program.maps import Matrix, assemble, to_streams
 from addnorm.stream.program.result import Program, ProgramSite
