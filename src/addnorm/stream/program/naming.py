@@ -80,35 +80,27 @@ def identify(program: Program) -> None:
 def search(program: Program, make: Any, constants: _Constants) -> Iterator[Match]:
     """Yield the matches of a constructor: for each choice of discrete options the best numbers, found at the first sublayers."""
     discrete, numbers = _list_options(program, make, constants)
+    defaults = {name: parameter.default for name, parameter in inspect.signature(make).parameters.items()}
     for choice in itertools.product(*discrete.values()):
         options = dict(zip(discrete, choice, strict=True))
         match = _try(program, make, options, FIRST)
         if match is None:
             continue
-        if match.error == float("inf") and any(LARGE < value < 1.0 for value in constants[1]):
-            pairs = itertools.islice(
-                itertools.product(*numbers.values()), MOST_NUMBERS
-            )  # no epsilon alone is all that differs
-            tried = [_try(program, make, {**options, **dict(zip(numbers, pair, strict=True))}, FIRST) for pair in pairs]
-            match = min(filter(None, tried), key=lambda other: other.error, default=match)
-            options |= {name: value for name, value in dict(match.wiring.options).items() if name in numbers}
-        is_fitted = match.error < get_close(program) / 100
-        for name, candidates in () if is_fitted else numbers.items():
-            if match.error == float("inf") and abs(_get_default(make, name)) < LARGE:
-                continue  # an epsilon cannot be all that is wrong
-            found = [(_try(program, make, {**options, name: value}, FIRST), value) for value in candidates]
-            good = [(other, value) for other, value in found if other is not None and other.error < match.error]
-            if good:
-                match, value = min(good, key=lambda item: item[0].error)
-                options[name] = value
+        steps = [[{name: value} for value in values] for name, values in numbers.items()]
+        if match.error == float("inf") and any(LARGE < value < 1.0 for value in constants[1]):  # several may differ
+            pairs = itertools.islice(itertools.product(*numbers.values()), MOST_NUMBERS)
+            steps.insert(0, [dict(zip(numbers, pair, strict=True)) for pair in pairs])
+        for changes in steps:
+            is_epsilon = all(abs(defaults[name]) < LARGE for name in changes[0])  # it cannot be all that is wrong
+            if match.error < get_close(program) / 100 or (match.error == float("inf") and is_epsilon):
+                continue
+            tried = [(_try(program, make, {**options, **change}, FIRST), change) for change in changes]
+            for other, change in tried:
+                if other is not None and other.error < match.error:
+                    match, options = other, {**options, **change}
         whole = _try(program, make, options) if match.error < float("inf") else None
         if whole is not None:
             yield whole
-
-
-def _get_default(make: Any, name: str) -> float:
-    """Return the default of an option."""
-    return float(inspect.signature(make).parameters[name].default)
 
 
 def _list_options(
