@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from torch import Tensor
 
@@ -130,14 +131,7 @@ class TokenLayout:
         ordered = sorted((piece for pieces in self.pieces for piece in pieces), key=lambda piece: piece.key)
         place = {piece: k for k, piece in enumerate(ordered)}
         runs: list[list[tuple[Piece, ...]]] = []
-        for pieces in self.pieces:
-            of_dim: list[list[Piece]] = []
-            for piece in pieces:
-                last = of_dim[-1][-1] if of_dim else None
-                follows = last is not None and place[piece] == place[last] + 1 and piece.is_token == last.is_token
-                if follows:
-                    of_dim[-1].append(piece)
-                else:
-                    of_dim.append([piece])
-            runs.append([*map(tuple, of_dim)] or [()])
+        for pieces in self.pieces:  # in a run, the place and the index of a piece grow alike
+            groups = groupby(enumerate(pieces), key=lambda item: (place[item[1]] - item[0], item[1].is_token))
+            runs.append([tuple(piece for _, piece in group) for _, group in groups] or [()])
         return runs
