@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from addnorm.stream.dataflow.flow_capture import FlowCapture
 from addnorm.stream.dataflow.graph import DATA, Frame, Op, Value
-from addnorm.stream.find.norms import FUSED, find_norms
+from addnorm.stream.find.norms import find_norms, match_fused
 from support import handwritten_models as parts
 from support.stream_steps import D, make_steps
 
@@ -79,7 +79,7 @@ def test_fused_rms_norm_without_eps_has_the_eps_of_its_arithmetic():
     func = torch.ops.aten._fused_rms_norm.default
     op = Op(0, "_fused_rms_norm", func, (value, [D], None, None), {}, [value], Frame("", 0, None), 0)
     op.outputs.append(value)
-    assert FUSED["_fused_rms_norm"](op).eps == torch.finfo(torch.float32).eps
+    assert match_fused(op).eps == torch.finfo(torch.float32).eps
 
 
 OWN_FORMULAS = {

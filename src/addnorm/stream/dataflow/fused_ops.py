@@ -7,15 +7,16 @@ A data flow then has the same adds and norms whether the model fuses them or not
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from addnorm.ops import options, philox
+from addnorm._util.norms import BY_CODE, KINDS, torch_norm
+from addnorm.ops import philox
 from addnorm.stream.dataflow.operators import bind_arguments
 
-KINDS = {number: kind for kind, number in options.NORMS.items()}
 DECOMPOSED = ("add_norm", "add_norm_stream", "add_norm_forward", "add_norm_out")
 SUFFIX = "_reference"
 PRODUCTS = {"addmm": torch.mm, "baddbmm": torch.bmm}
@@ -54,13 +55,14 @@ def decompose_fused(
     if name in PRODUCTS:
         return _decompose_product(name, args, kwargs, outputs[0], get_old)
     arguments = bind_arguments(func, args, kwargs)
-    kind = KINDS[arguments["norm"]]
+    kind = BY_CODE.get(arguments["norm"])  # None without a norm
     y, z = _find_outputs(name, arguments, outputs)
     residual, branch = arguments["residual"], arguments["branch"]
     steps: list[Step] = []
 
     def step(name: str, part: str, output: Tensor, *inputs: Tensor, numbers: tuple[Any, ...] = ()) -> Tensor:
-        steps.append(Step(name, STEPS[name], (*inputs, *numbers), ((part, output),)))
+        func = getattr(torch, name, torch.ones)  # noise is never computed again
+        steps.append(Step(name, func, (*inputs, *numbers), ((part, output),)))
         return output
 
     with torch.no_grad():
@@ -92,11 +94,12 @@ def decompose_fused(
             if z is None:
                 z = (value(stream) + value(write)).to(arguments.get("residual_dtype") or residual.dtype)
             residual = step("add", "z", z, stream, write)
-        if kind != "none" and y is not None:
-            gains = [arguments[name] for name in ("weight", "bias") if arguments[name] is not None]
-            has = (arguments["weight"] is not None, arguments["bias"] is not None)
-            eps, offset = arguments["eps"], arguments.get("weight_offset", 0.0)
-            step("addnorm::norm", "y", y, residual, *gains, numbers=(kind, eps, offset, *has))
+        if kind is not None and y is not None:
+            weight, offset = arguments["weight"], arguments.get("weight_offset", 0.0)
+            if weight is not None and offset:
+                weight = step("add", "weight", weight.detach().double() + offset, weight, numbers=(offset,))
+            options = {"weight": weight, "bias": arguments["bias"], "eps": arguments["eps"]}
+            steps.append(Step(KINDS[kind].operators[0], partial(torch_norm, kind), (residual,), (("y", y),), options))
     return steps
 
 
@@ -126,16 +129,3 @@ def _find_outputs(
     y = outputs[0]
     z = outputs[1] if len(outputs) > 1 else None
     return (y if y.numel() or not arguments["residual"].numel() else None), (z if z is not None and z.numel() else None)
-
-
-def _refuse_replay(*args: Any) -> Any:
-    raise NotImplementedError  # a norm is computed by its formula (norm.py), never replayed
-
-
-STEPS: dict[str, Callable[..., Any]] = {
-    "add": torch.add,
-    "mul": torch.mul,
-    "noise": torch.ones,
-    "unsqueeze": torch.unsqueeze,
-    "addnorm::norm": _refuse_replay,
-}

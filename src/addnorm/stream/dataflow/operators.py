@@ -85,7 +85,7 @@ TABLE = {
     "amax amin max min logsumexp prod": "reduction",
     "norm linalg_vector_norm var var_mean std std_mean": "reduction normalizing",
     "rsqrt sqrt": "normalizing",
-    "native_layer_norm layer_norm _fused_rms_norm rms_norm addnorm::norm": "normalizing norm",
+    "native_layer_norm layer_norm _fused_rms_norm rms_norm": "normalizing norm",
     "native_batch_norm cudnn_batch_norm miopen_batch_norm": "normalizing norm channels_first running",
     "_batch_norm_impl_index": "running",
     "_native_batch_norm_legit _native_batch_norm_legit_no_training batch_norm": "normalizing norm channels_first",

@@ -160,8 +160,6 @@ def _repeat(op: Op, values: Mapping[Value, Tensor]) -> list[Tensor]:
         return tensor.double() if is_step and tensor.is_floating_point() else tensor.clone() if writes else tensor
 
     out = op.outputs[0]
-    if op.name == "addnorm::norm":  # never replayed
-        return [out.norm(get(op.inputs[0]))]
     if op.name == "write_into":
         return [_write([get(value).double() for value in op.inputs], op.args[-1], op.inputs[0].tensor.element_size())]
     if out.part == "memory" or "reshape" in op.traits:

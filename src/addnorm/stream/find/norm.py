@@ -39,7 +39,6 @@ class Norm:
         x: the input.
         y: the output.
         weight, bias: the parameters, or None.
-        weight_offset: number that is added to the weight.
         unbiased: whether the sum of squares is divided by d - 1, as in Tensor.std.
         eps_role: how eps is applied (`EpsRole`). For "scale" and with `uses_length`, the root is |x|.
         uses_length: for "rms" and "layer", whether the root is computed as |x| / sqrt(d), with eps applied to |x|.
@@ -55,7 +54,6 @@ class Norm:
     y: Value
     weight: Value | None = None
     bias: Value | None = None
-    weight_offset: float = 0.0
     unbiased: bool = False
     eps_role: EpsRole = "square"
     uses_length: bool = False
@@ -105,8 +103,8 @@ class Norm:
         return add_eps(square, eps, self.eps_role)
 
     def gain(self, dtype: torch.dtype) -> Tensor | float:
-        """Return the factor of the normalized features: weight + weight_offset, or 1."""
-        return 1.0 if self.weight is None else self.weight.tensor.detach().to(dtype) + self.weight_offset
+        """Return the factor of the normalized features: the weight, or 1."""
+        return 1.0 if self.weight is None else self.weight.tensor.detach().to(dtype)
 
     def linear(self, x: Tensor, denominator: Tensor) -> Tensor:
         """Return the norm of x without its bias. `denominator` is the divisor; for a fixed divisor the result is linear in x."""

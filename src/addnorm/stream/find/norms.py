@@ -5,25 +5,23 @@
 
 The formula of every candidate is computed in float64 and compared with the model's output. A candidate that differs is rejected.
 
-Fused operators are those of `KINDS`; to add another one, write a function that builds its `Norm` and enter it in `FUSED`. Norms
-in primitive operators are found in decomposed_norms.py by what they compute.
+Fused operators are those of `KINDS`, as which this library's norms are captured too (fused_ops.py). Norms in primitive operators
+are found in decomposed_norms.py by what they compute.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from addnorm._util.norms import KINDS
 from addnorm.reference import compute_dtype
-from addnorm.stream.dataflow.graph import Flow, Op, Value
+from addnorm.stream.dataflow.graph import Flow, Op
 from addnorm.stream.find.decomposed_norms import NormFinder, match_affine
-from addnorm.stream.find.norm import Kind, Norm
+from addnorm.stream.find.norm import Norm
 
 MAX_ROUNDINGS = 64  # tolerance in round-offs of the model's dtype: the order of casts differs
+FUSED = {name: kind for kind in KINDS for name in KINDS[kind].operators}
 
 
 def find_norms(flow: Flow, proven: bool = True) -> list[Norm]:
@@ -36,8 +34,7 @@ def find_norms(flow: Flow, proven: bool = True) -> list[Norm]:
     norms: list[Norm] = []
     finder = NormFinder()
     for op in flow.ops:
-        match_fused = FUSED.get(op.name)
-        norm = match_fused(op) if match_fused else None
+        norm = match_fused(op)
         decomposed = finder.match(op, is_known=norm is not None)
         norm = norm or decomposed
         if norm is None or norm.y.norm is not None or norm.x.tensor.is_complex():
@@ -83,23 +80,10 @@ def _measure_cancellation(norm: Norm) -> Tensor:
     return (x.mean(-1, keepdim=True).abs() / norm.denominator(x)).square().mean().sqrt()
 
 
-def _match_torch_norm(op: Op, kind: Kind) -> Norm | None:
-    x, weight, bias, eps = (op.get(name) for name in ("input", "weight", "bias", "eps"))
+def match_fused(op: Op) -> Norm | None:
+    """Return the norm that an operator of torch computes alone; None for other operators, and norms over several axes."""
+    if op.name not in FUSED or len(op.get("normalized_shape", (1,))) > 1:
+        return None
+    x, weight, bias, eps = op.inputs[0], *(op.get(name) for name in ("weight", "bias", "eps"))
     eps = torch.finfo(compute_dtype(x.tensor)).eps if eps is None else eps
-    has_one_axis = len(op.get("normalized_shape")) == 1
-    return Norm(kind, float(eps), x, op.outputs[0], weight, bias, ops={op}) if has_one_axis else None
-
-
-def _match_addnorm(op: Op) -> Norm:
-    tensors = [a for a in op.args if isinstance(a, Value)]
-    kind, eps, offset, has_weight, has_bias = op.args[len(tensors) :]
-    gains = iter(tensors[1:])
-    weight = next(gains) if has_weight else None
-    bias = next(gains) if has_bias else None
-    return Norm(kind, eps, tensors[0], op.outputs[0], weight, bias, offset, ops={op})
-
-
-FUSED: dict[str, Callable[[Op], Norm | None]] = {
-    **{name: partial(_match_torch_norm, kind=kind) for kind in KINDS for name in KINDS[kind].operators},
-    "addnorm::norm": _match_addnorm,
-}
+    return Norm(FUSED[op.name], float(eps), x, op.outputs[0], weight, bias, ops={op})
