@@ -258,7 +258,7 @@ def _has_dropout(program: Program) -> bool:
     carried = {value.op for value in spine.relevant - spine.carrier.sources_set}
     ops = (*find_leaves(spine, _list_operands(program))[1], *carried)
     return any(
-        "random" in op.traits or any(out.kind & (DATA | NOISE) == NOISE for out in op.outputs)
+        "random" in op.traits or any(v.kind & (DATA | NOISE) == NOISE for v in (*op.inputs, *op.outputs))
         for op in ops if op is not None
     )  # fmt: skip
 

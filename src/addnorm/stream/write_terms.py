@@ -56,10 +56,6 @@ def find_write_term(sublayer: Sublayer) -> WriteTerm:
     for factor in later:  # of sums: x + g * (a + b)
         if factor.kind == "guard":
             write.obstacle = "a sum of several writes is masked or clamped before it is added"
-        elif factor.op.name == "native_dropout":
-            scales.append(factor.op.outputs[1])
-            p = float(factor.op.args[1]) if factor.op.args[2] is not False else 0.0
-            write.factor *= 1.0 / (1.0 - p) if p < 1.0 else 0.0
         elif factor.value is not None:
             scales.append(factor.value)
         else:

@@ -194,8 +194,6 @@ def match_factor(op: Op) -> tuple[Value, Factor] | None:
             product = match_scale(args[0], args[1], op.outputs[0])
             if product is not None:
                 return product[0], Factor(_classify_scale(product[1]), 1.0, product[1], op)
-    if op.name == "native_dropout":
-        return args[0], Factor("noise", 1.0, None, op)
     if "guard" in op.traits:
         tensors = [v for v in op.inputs if v.kind and v.shape == op.outputs[0].shape and v.tensor.is_floating_point()]
         if len(tensors) == 1:
@@ -272,7 +270,7 @@ def get_noise_mean(noise: Value) -> float | None:
         op = strip_views(value).op
         if op is None:
             return None
-        if op.name in ("noise", "native_dropout"):
+        if op.name == "noise":
             return number
         passed = match_factor(op)
         if passed is None or passed[1].kind != "constant":

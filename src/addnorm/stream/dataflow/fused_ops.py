@@ -1,7 +1,7 @@
 """Decomposition of fused operators into primitive steps: factors, dropout mask, product, add, norm.
 
-A data flow then has the same adds and norms whether the model fuses them or not. Fused operators are this library's, and torch's
-`addmm(x, a, b)` if x has the shape of the product and is not a bias.
+A data flow then has the same adds and norms whether the model fuses them or not. Fused operators are this library's, torch's dropout,
+and its `addmm(x, a, b)` if x has the shape of the product and is not a bias.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def is_fused(name: str, args: Sequence[Any]) -> bool:
     if name in PRODUCTS:
         x, a, b = args[:3]
         return tuple(x.shape) == (*a.shape[:-1], b.shape[-1])
-    return name.startswith("addnorm::") and name.removeprefix("addnorm::").removesuffix(SUFFIX) in DECOMPOSED
+    own = name.removeprefix("addnorm::").removesuffix(SUFFIX)
+    return name == "native_dropout" or (name.startswith("addnorm::") and own in DECOMPOSED)
 
 
 def decompose_fused(
@@ -54,6 +55,8 @@ def decompose_fused(
     """Return the steps of one call of a fused operator. `get_old` returns the contents of a tensor before the call."""
     if name in PRODUCTS:
         return _decompose_product(name, args, kwargs, outputs[0], get_old)
+    if name == "native_dropout":
+        return _decompose_dropout(args, outputs)
     arguments = bind_arguments(func, args, kwargs)
     kind = BY_CODE.get(arguments["norm"])  # None without a norm
     y, z = _find_outputs(name, arguments, outputs)
@@ -118,6 +121,15 @@ def _decompose_product(
             stream = get_old(x).detach() * beta
             steps.append(Step("mul", torch.mul, (x, beta), (("a", stream),)))
     return [*steps, Step("add", torch.add, (stream, product), (("z", out),))]
+
+
+def _decompose_dropout(args: Sequence[Any], outputs: Sequence[Tensor]) -> list[Step]:
+    """Return the steps of torch's dropout: the mask, scaled so that the mean stays, and a product."""
+    x, p, train = args
+    y, mask = outputs
+    keep = mask.to(y.dtype) * (1.0 / (1.0 - p) if train is not False and p < 1.0 else 1.0)
+    noise = Step("noise", torch.ones, (), (("keep", keep), (1, mask)))
+    return [noise, Step("mul", torch.mul, (x, keep), ((0, y),))]
 
 
 def _find_outputs(

@@ -39,9 +39,6 @@ def replay_op(op: Op, value: Tensor) -> Tensor:
         return value * factor.value.tensor.detach().double()
     if factor.kind == "constant":
         return value * factor.number
-    if len(op.outputs) > 1:  # native_dropout
-        p = float(op.args[1])
-        return value * op.outputs[1].tensor.double() / (1.0 - p) if p < 1.0 else value * 0.0
     return value
 
 

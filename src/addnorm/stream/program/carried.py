@@ -30,7 +30,6 @@ AFFINE = {
     "where": 3,
     "masked_fill": 1,
     "neg": 1,
-    "native_dropout": 1,
     "addcmul": 3,
 }
 SUMS = frozenset(("add", "sub", "rsub", "addcmul", "lerp", "sum", "mean", "mm", "bmm"))
