@@ -1,7 +1,7 @@
 """Decomposition of fused operators into primitive steps: factors, dropout mask, product, add, norm.
 
-A data flow then has the same adds and norms whether the model fuses them or not. Fused operators are this library's, torch's dropout,
-and its `addmm(x, a, b)` if x has the shape of the product and is not a bias.
+A data flow then has the same adds and norms whether the model fuses them or not. Fused operators are this library's, torch's
+dropout, and its `addmm(x, a, b)` if x has the shape of the product and is not a bias.
 """
 
 from __future__ import annotations

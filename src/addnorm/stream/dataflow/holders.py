@@ -373,7 +373,10 @@ def _numpy_kinds() -> list[tuple[type, Kind]]:
     random_state = numpy.random.RandomState
     return [
         (numpy.ndarray, Kind(save_array, restore_array, lambda items: items.flat if items.dtype.hasobject else ())),
-        (numpy.random.BitGenerator, Kind(lambda generator: generator.state, lambda g, state: setattr(g, "state", state))),
+        (
+            numpy.random.BitGenerator,
+            Kind(lambda generator: generator.state, lambda g, state: setattr(g, "state", state)),
+        ),
         (numpy.random.Generator, REFERRING),
         (random_state, Kind(random_state.get_state, random_state.set_state)),
     ]

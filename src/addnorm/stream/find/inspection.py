@@ -18,7 +18,15 @@ from addnorm._util.blocks import Block, Column, Paragraph
 from addnorm._util.numbers import format_count, format_number
 from addnorm._util.render import Rendered
 from addnorm.stream.dataflow.graph import Value
-from addnorm.stream.find.labels import Cells, build_site_table, describe_learned, format_norm, group_sites, mask_numbers, merge_paths
+from addnorm.stream.find.labels import (
+    Cells,
+    build_site_table,
+    describe_learned,
+    format_norm,
+    group_sites,
+    mask_numbers,
+    merge_paths,
+)
 from addnorm.stream.find.naming import EMBEDDING
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.passages import PlacedChain
@@ -275,7 +283,9 @@ class Inspection(Rendered):
     @property
     def wiring(self) -> str:
         """The name of the wiring, or all names, as "post_ln / pre_ln"; "unknown" if it has none, "none" without a stream."""
-        return " / ".join(dict.fromkeys(part.wiring.name if part.wiring else "unknown" for part in self._parts)) or "none"
+        return (
+            " / ".join(dict.fromkeys(part.wiring.name if part.wiring else "unknown" for part in self._parts)) or "none"
+        )
 
     @property
     def closure(self) -> float:

@@ -122,7 +122,7 @@ def list_ids(chains: Sequence[Chain], streams: Sequence[str]) -> list[list[str]]
 
 # Tables of sublayers.
 
-Cells = dict[str, str]  # by the name of the column, and the "style" of the line
+Cells = dict[str, Any]  # texts by the name of the column, and the "style" of the line
 
 
 def group_sites(sites: Iterable[Any], describe: Callable[[Any], Cells]) -> Iterator[tuple[list[Any], Cells]]:
@@ -133,7 +133,8 @@ def group_sites(sites: Iterable[Any], describe: Callable[[Any], Cells]) -> Itera
     layers: dict[int, list[tuple[Any, Cells]]] = {}
     for site in sites:
         layers.setdefault(site.layer, []).append((site, describe(site)))
-    for _, group in groupby(layers.values(), key=lambda pairs: [cells for _, cells in pairs]):
+    groups = groupby(layers.values(), key=lambda pairs: [cells for _, cells in pairs])
+    for _, group in groups:
         for pairs in zip(*group, strict=True):
             same = [site for site, _ in pairs]
             first, last = same[0].layer + 1, same[-1].layer + 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from addnorm.stream.dataflow.graph import DATA, Flow, Op, Value, walk
+from addnorm.stream.dataflow.graph import DATA, Flow, Op, walk
 from addnorm.stream.find.kinds import classify_sublayer
 from addnorm.stream.find.sublayers import find_common_frame, number_periods
 from addnorm.stream.program.carried import Carrier

@@ -74,9 +74,7 @@ def compare_program(program: Program, wiring: Wiring) -> list[Difference]:
     return [Difference("the final norm", *words, "")]
 
 
-def compare_norms(
-    norms: Iterable[tuple[str, Norm]], eps: float | None, kind: str | None
-) -> Iterator[Difference]:
+def compare_norms(norms: Iterable[tuple[str, Norm]], eps: float | None, kind: str | None) -> Iterator[Difference]:
     """Yield the norms with another eps or kind; None accepts any. Each norm has a place, for a norm of the model itself."""
     for place, norm in norms:
         if eps is not None and not factors_match(eps, norm.eps or 0.0):

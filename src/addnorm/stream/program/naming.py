@@ -265,7 +265,9 @@ def measure_read(program: Program, k: int, stage: Stage | Head) -> Matrix:
     return matrix if is_linear else replace(matrix, values=torch.full_like(matrix.values, torch.inf))
 
 
-def list_assigned(program: Program, k: int, stage: Stage | Head, place: Place) -> Iterator[tuple[Any, Mapping[str, str]]]:
+def list_assigned(
+    program: Program, k: int, stage: Stage | Head, place: Place
+) -> Iterator[tuple[Any, Mapping[str, str]]]:
     """Yield the module of a stage's coefficients in each assignment of the model's parameters, and the names of these."""
     matrices = [] if stage.delayed else [program.collapse(k)]  # a delayed C was computed by the module before
     matrices += [] if isinstance(stage, Head) else [program.sites[k].mix, program.sites[k].inject]

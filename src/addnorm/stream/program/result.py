@@ -233,7 +233,8 @@ class Program:
         yield Paragraph(f"{self.count_streams()}: {wiring}, d = {self.width}, {sizes}, {self.dtype}", space=True)
         norms = {_format_norms(site) for site in self.sites}
         texts = [f"norms: {norms.pop()}"] if len(norms) == 1 and norms != {""} else []
-        yield from (Paragraph(line, indent=2) for line in (*sum(self.describe(), []), *texts))
+        equation, sentences = self.describe()
+        yield from (Paragraph(line, indent=2) for line in (*equation, *sentences, *texts))
         yield self.build_table()
 
     def build_table(self, caption: str = "") -> Table:
@@ -313,5 +314,3 @@ def _format_norms(site: ProgramSite) -> str:
         for name, norm in named
         if norm is not None
     )
-
-
