@@ -18,8 +18,16 @@ from addnorm.stream.find.equation_errors import get_tolerance
 from addnorm.stream.find.inspection import Inspection, Stream
 from addnorm.stream.program.maps import to_streams
 from addnorm.stream.program.result import Program
+from addnorm.stream.states import list_terms
 
 MAX_PAIRS = 1 << 24  # pairs of tokens whose distance is computed at a time
+NAMES = {
+    "embedding": "the embedding{of} before its norm", "start": "the start of the stream{of}",
+    "read": "what {site} reads, the norm of the stream", "branch": "the output of {site} alone, without the residual",
+    "norm_branch": "the norm of the output of {site}, without the residual", "write": "what {site} writes",
+    "sum": "the stream after {site}", "norm_out": "the stream after {site} and its norm",
+    "final": "the end of the stream{of} after the final norm",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -170,32 +178,17 @@ def _name_program(program: Program) -> Iterator[_Named]:
 
 def _name_values(stream: Stream) -> Iterator[tuple[str, str | None, Value]]:
     """Yield the values of a stream, each once: its name, its sublayer, and the value."""
-    chain = stream.chain
     of = "" if stream.name == "stream" else f" of {stream.name}"
-    named: list[tuple[str, str | None, Value]] = []
-    if chain.first_norm is not None:
-        named.append((f"the embedding{of} before its norm", None, chain.first_norm.x))
-    named.append((f"the start of the stream{of}", None, chain.adds[0].x))
-    for site in stream.sites:
-        k, reads = site.sublayer.place, site.sublayer.reads
-        if reads.norms and not reads.direct:
-            named.append((f"what {site.id} reads, the norm of the stream", site.id, reads.norms[0].y))
-        named.append((f"the output of {site.id} alone, without the residual", site.id, site.sublayer.raw))
-        if site.norm_branch is not None:
-            named.append((f"the norm of the output of {site.id}, without the residual", site.id, site.norm_branch.y))
-        operand = site.sublayer.write_path.terms[-1].value
-        named.append((f"what {site.id} writes", site.id, operand))
-        named.append(
-            (f"the stream after {site.id}{', before its norm' * bool(chain.norms_out[k])}", site.id, chain.adds[k].out)
-        )
-        named += [(f"the stream after {site.id} and its norm", site.id, norm.y) for norm in chain.norms_out[k]]
-    named += [(f"the end of the stream{of} after the final norm", None, norm.y) for norm in chain.final_norms]
     seen: set[Value] = set()
-    for name, site_id, value in named:
+    for term in list_terms(stream):
+        (value,) = term.values
         root = strip_views(value)
-        if root not in seen and any(size == stream.width for size in value.shape):
-            seen.add(root)
-            yield name, site_id, value
+        if root in seen or stream.width not in value.shape:
+            continue
+        seen.add(root)
+        site = None if term.site is None else term.site.id
+        is_normed = term.name == "sum" and bool(stream.chain.norms_out[term.site.sublayer.place])
+        yield NAMES[term.name].format(site=site, of=of) + ", before its norm" * is_normed, site, value
 
 
 def _match_dtypes(rows: Tensor, known: Tensor) -> tuple[Tensor, Tensor, float]:

@@ -84,12 +84,12 @@ class _Term(NamedTuple):
     """Value of a stream, or values of a residual program, in the layout of the stream."""
 
     name: str
-    site: Site | ProgramSite | None
+    site: Any  # a `Site` or a `ProgramSite`; None for the ends of a stream
     values: list[Value]
     place: Callable[[Sequence[Tensor]], Tensor]  # returns the term from its values
 
 
-def _list_terms(stream: Stream) -> Iterator[_Term]:
+def list_terms(stream: Stream) -> Iterator[_Term]:
     """Yield the terms of a stream in the order of depth, in the layout of the add that reads each."""
     chain, shape = stream.chain, stream.chain.adds[0].out.shape
     first = chain.adds[0].residual_path
@@ -102,15 +102,16 @@ def _list_terms(stream: Stream) -> Iterator[_Term]:
     yield term("start", None, chain.adds[0].x, first)
     for site, after in zip(stream.sites, (*stream.sites[1:], None), strict=True):
         sublayer, reads = site.sublayer, site.sublayer.reads
-        if len(reads.norms) == 1 and not reads.direct:
+        if reads.norms and not reads.direct:
             yield term("read", site, reads.norms[0].y, sublayer.add.residual_path)
         yield term("branch", site, sublayer.raw, sublayer.write_path)
         if sublayer.norm is not None:
             yield term("norm_branch", site, sublayer.norm.y, sublayer.write_path)
+        yield term("write", site, sublayer.write_path.terms[-1].value)
         if after is None or after.sublayer.place != sublayer.place:
             yield term("sum", site, chain.adds[sublayer.place].out)
-            yield from (term("norm_out", site, norm.y) for norm in chain.norms_out[sublayer.place][-1:])
-    yield from (term("final", None, norm.y) for norm in chain.final_norms[-1:])
+            yield from (term("norm_out", site, norm.y) for norm in chain.norms_out[sublayer.place])
+    yield from (term("final", None, norm.y) for norm in chain.final_norms)
 
 
 def _place_value(shape: tuple[int, ...], path: paths.Path | None, tensors: Sequence[Tensor]) -> Tensor:
@@ -151,12 +152,13 @@ def _key_terms(inspection: Inspection) -> Iterator[tuple[str, str, _Term]]:
     """Yield the terms of all streams, each with a key that does not depend on names of modules, and the name of its stream."""
     program = inspection.program
     groups: list[tuple[str, Sequence[Any], Iterator[_Term]]]
-    groups = [(stream.name, stream.sites, _list_terms(stream)) for stream in inspection.streams]
+    groups = [(stream.name, stream.sites, list_terms(stream)) for stream in inspection.streams]
     if isinstance(program, Program):
         groups = [("streams", program.sites, _list_program_terms(program))]
     for k, (name, sites, terms) in enumerate(groups):
-        for term in terms:
-            yield f"{k}.{'' if term.site is None else sites.index(term.site)}.{term.name}", name, term
+        # Of several norms one after the other, the last one has the key. A write is compared as the branch and the sum.
+        keyed = {f"{k}.{'' if term.site is None else sites.index(term.site)}.{term.name}": term for term in terms}
+        yield from ((key, name, term) for key, term in keyed.items() if term.name != "write")
 
 
 def _read(term: _Term) -> Tensor:
