@@ -142,12 +142,12 @@ def _make_divisor(function: Function, form: _Form) -> Callable[[Tensor], Tensor]
     """Return the function D of a norm y = (x - m) / D(x), computed by the operators of the run."""
     gains = function.list_gains()
     plain = {gains[k]: fill for k, fill in ((form.weight, 1.0), (form.bias, 0.0)) if k is not None}
-    replay = function.freeze({v: torch.full(v.shape, fill, dtype=torch.float64) for v, fill in plain.items()})
+    compute = function.freeze({v: torch.full(v.shape, fill, dtype=torch.float64) for v, fill in plain.items()})
 
     def divide(x: Tensor) -> Tensor:
         """Return D(x) for each token, `(*, d)` -> `(*, 1)`; 1 where the (centred) token is zero."""
         rows = x.reshape(-1, x.shape[-1]).to("cpu", torch.float64)
-        y, rows = replay.by_rows(rows), centre(rows, form.is_centred)
+        y, rows = compute(rows), centre(rows, form.is_centred)
         product = (y * rows).sum(-1)
         divisor = torch.where(product != 0, rows.square().sum(-1) / product, 1.0)
         return divisor.reshape(*x.shape[:-1], 1).to(x)
@@ -201,9 +201,9 @@ def _compute_probe(function: Function) -> _Probe | None:
     order = torch.randperm(len(rows), generator=random)
     kept = torch.arange(len(rows)) % 2 == 0
     try:
-        replay = function.freeze(dict(zip(gains, values, strict=True)))
-        y = replay.by_rows(rows)
-        again = replay.by_rows(torch.where(kept[:, None], rows[order], draw(len(rows), d)))[kept]
+        compute = function.freeze(dict(zip(gains, values, strict=True)))
+        y = compute(rows)
+        again = compute(torch.where(kept[:, None], rows[order], draw(len(rows), d)))[kept]
     except Exception:  # of any kind: an operator of the function cannot be computed again
         return None
     before = y[order][kept]

@@ -8,7 +8,7 @@ operators does not matter then, and no coincidence of the run's values can pass 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -145,39 +145,27 @@ class Function:
             parts.append((op.name, str(op.func), repr(arguments)))
         return (*parts, repr(numbers[self.y]))
 
-    def freeze(self, gains: Mapping[Value, Tensor]) -> Replay:
-        """Return the function of x alone. Its other inputs are fixed: to the tensors in `gains`, or to copies of their values."""
-        return Replay(self, {v: gains[v] if v in gains else _copy(v) for v in self.others})
+    def freeze(self, gains: Mapping[Value, Tensor]) -> Callable[[Tensor], Tensor]:
+        """Return the function of x alone, in float64 on the CPU, for any number of tokens: `(n, d)` -> `(n, d)`.
 
-
-@dataclass(eq=False)
-class Replay:
-    """A function of x alone, in float64 on the CPU. `others` has the tensors of its other inputs."""
-
-    function: Function
-    others: dict[Value, Tensor]
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return y for another x of the same shape.
-
-        Raises:
-            Exception: an operator cannot be computed again with these inputs.
+        Its other inputs are fixed: to the tensors in `gains`, or to copies of their values. The function must treat all tokens
+        alike. It raises any exception if an operator cannot be computed again.
         """
-        function = self.function
-        values = {**self.others, function.x: x.reshape(function.x.shape)}
-        with unset_fake_temporarily(), torch.no_grad():
-            for op in function.ops:
-                values.update(zip(op.outputs, run_op(op, values), strict=False))
-        return values[function.y]
+        others = {v: gains[v] if v in gains else _copy(v) for v in self.others}
+        size = math.prod(self.x.shape[:-1])
 
-    def by_rows(self, rows: Tensor) -> Tensor:
-        """Return y for any number of tokens: `(n, d)` -> `(n, d)`. The function must treat all tokens alike."""
-        x = self.function.x
-        size = math.prod(x.shape[:-1])
-        missing = -len(rows) % size
-        padded = torch.cat([rows, rows.new_ones(missing, rows.shape[-1])]) if missing else rows
-        parts = [self(part).reshape(size, -1) for part in padded.split(size)]
-        return torch.cat(parts)[: len(rows)]
+        def compute(rows: Tensor) -> Tensor:
+            padded = torch.cat([rows, rows.new_ones(-len(rows) % size, rows.shape[-1])])
+            parts = []
+            with unset_fake_temporarily(), torch.no_grad():
+                for part in padded.split(size):
+                    values = {**others, self.x: part.reshape(self.x.shape)}
+                    for op in self.ops:
+                        values.update(zip(op.outputs, run_op(op, values), strict=False))
+                    parts.append(values[self.y].reshape(size, -1))
+            return torch.cat(parts)[: len(rows)]
+
+        return compute
 
 
 def _copy(value: Value) -> Tensor:

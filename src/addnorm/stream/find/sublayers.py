@@ -39,14 +39,12 @@ class Reads:
         direct: whether some operators read the stream itself.
         value: the single value that the sublayer reads; None if it reads several values.
         factors: the factors between the norm (or the stream) and that value.
-        ops: the operators that multiply by `factors`.
     """
 
     norms: list[Norm] = field(default_factory=list)
     direct: bool = False
     value: Value | None = None
     factors: list[Factor] = field(default_factory=list)
-    ops: list[Op] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -192,7 +190,6 @@ def _reads_through_norms(value: Value, inside: set[Op]) -> bool:
 def _follow_factors(reads: Reads, inside: set[Op]) -> None:
     """Collect the factors that multiply all that a sublayer reads, and set `reads.value` to the last product."""
     value = reads.value
-    casts: list[Op] = []
     while value is not None:
         users = [op for op in dict.fromkeys(value.users) if op in inside]
         if len(users) != 1:
@@ -201,11 +198,8 @@ def _follow_factors(reads: Reads, inside: set[Op]) -> None:
         product = match_factor(users[0])
         if product is not None and product[0] is value and product[1].kind in ("constant", "learned"):
             reads.factors.append(product[1])
-            reads.ops += [*casts, users[0]]
-            reads.value, casts = out, []
-        elif is_view(users[0]) and sorted(out.shape) == sorted(value.shape):  # features may change their place
-            casts.append(users[0])
-        else:
+            reads.value = out
+        elif not is_view(users[0]) or sorted(out.shape) != sorted(value.shape):  # features may change their place
             return
         value = out
 
