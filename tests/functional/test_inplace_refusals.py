@@ -81,7 +81,7 @@ REFUSED = [
     ),
     (
         lambda: addnorm.add_residual(x, b, out=torch.empty(4, 8, device="meta")), ValueError,
-        "out is on meta, expected cpu, the device of the inputs: make it with device='cpu'.",
+        "out is on meta, expected cpu, the device of the input: move it with out.to('cpu').",
     ),
     (
         lambda: addnorm.rms_norm(x, out=torch.empty(4, 8).int()), TypeError,

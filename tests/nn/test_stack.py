@@ -185,7 +185,7 @@ REFUSED = {
     "eps is -1, expected None or a number": lambda: stack_of(2, eps=-1),
     "final_norm is 'no', expected True or False, or None": lambda: stack_of(2, final_norm="no"),
     "checkpoint is 'no', expected True, False, or a whole number": lambda: stack_of(2, checkpoint="no"),
-    "residual_dtype is torch.int64, expected None (that of x) or one of torch.float32": lambda: stack_of(
+    "residual_dtype is torch.int64, expected float32, bfloat16, float16 or float64 (or None)": lambda: stack_of(
         2, residual_dtype=torch.int64
     ),
     "i is True, expected the number of a sublayer": lambda: stack_of(2).without(True),

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 
 __all__ = [
-    "FLOAT_DTYPES", "check_bool", "check_choice", "check_dtype", "check_float", "check_int", "check_not_negative",
+    "FLOAT_DTYPES", "FLOAT_WORDS", "check_bool", "check_choice", "check_dtype", "check_float", "check_int", "check_not_negative",
     "check_positive", "check_probability", "is_number",
 ]  # fmt: skip
 
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+FLOAT_WORDS = " or".join(", ".join(str(dtype).removeprefix("torch.") for dtype in FLOAT_DTYPES).rsplit(",", 1))
 
 
 def check_choice(name: str, value: Any, choices: Iterable[Any]) -> None:
@@ -116,8 +117,7 @@ def check_dtype(name: str, value: Any) -> torch.dtype | None:
         torch.float32
     """
     if value is not None and value not in FLOAT_DTYPES:
-        words = ", ".join(map(str, FLOAT_DTYPES))
-        raise TypeError(f"{name} is {value!r}, expected None (that of x) or one of {words}.")
+        raise TypeError(f"{name} is {value!r}, expected {FLOAT_WORDS} (or None).")
     return value  # type: ignore[no-any-return]  # one of FLOAT_DTYPES
 
 

@@ -9,18 +9,17 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from addnorm._util.arguments import FLOAT_DTYPES, is_number
+from addnorm._util.arguments import FLOAT_DTYPES, FLOAT_WORDS, check_dtype, is_number
 from addnorm._util.torch_internals import FakeTensor
 from addnorm.ops import aliasing
-from addnorm.ops.options import ADD_OPTIONS, CASTINGS, GRADIENTS, NORMS, OPTIONS, Kind
+from addnorm.ops.options import ADD_OPTIONS, CASTINGS, GRADIENTS, NORMS, OPTIONS, Option
 
-_FLOATS_WORDS = " or".join(", ".join(str(dtype).removeprefix("torch.") for dtype in FLOAT_DTYPES).rsplit(",", 1))
 # Numbers that only a caller of the operators themselves can pass, their smallest and their largest.
 _CODES = {
     "norm": (0, len(NORMS) - 1), "casting": (0, len(CASTINGS) - 1), "outputs": (1, 3),
@@ -40,41 +39,84 @@ def check(residual: Any, branch: Any, weight: Any = None, bias: Any = None, eps:
         options: options by name, and numbers of an operator's schema (`norm`, `casting`, `outputs`); others are ignored.
     """
     check_codes(**options)
-    if not (is_number(eps) and eps >= 0):
-        raise ValueError(f"eps is {eps!r}, expected a number that is not negative: 1e-5 is LayerNorm's usual one.")
+    check_eps("eps", eps)
     stream = "x" if branch is None else "residual"  # the name of the argument in the public functions
     check_tensor(stream, residual)
     if residual.dim() == 0:
         raise ValueError(
             f"{stream} is a 0-d tensor, expected shape (*, d): give it a last dimension to normalize over."
         )
-    if branch is not None:
-        check_tensor("branch", branch)
-        if branch.shape != residual.shape:
-            raise ValueError(
-                f"branch has shape {_shape(branch)}, expected {_shape(residual)}, the shape of residual: they are added "
-                f"element by element. {_shape_remedy(residual, branch)}"
-            )
-        check_device("branch", branch, stream, residual)
+    check_tensors({"branch": branch, "weight": weight, "bias": bias}, stream, residual)
+    if branch is not None and branch.shape != residual.shape:
+        raise ValueError(
+            f"branch has shape {_shape(branch)}, expected {_shape(residual)}, the shape of residual: they are added "
+            f"element by element. {_shape_remedy(residual, branch)}"
+        )
     for name, value in (("weight", weight), ("bias", bias)):
         if value is not None:
             _check_features(name, value, stream, residual)
     for option in OPTIONS:
         value = options.get(option.name, option.default)
-        if option.kind in _CHECKS and (value is not None or option.default is not None):
-            _CHECKS[option.kind](option.name, value, stream, residual)
+        if value is not None or option.default is not None:  # where None is not the default, None is wrong too
+            _check_option(option, value, stream, residual)
     if options.get("weight_offset") and weight is None:
         offset = options["weight_offset"]
         raise ValueError(f"weight_offset is {offset!r} but there is no weight to add it to: pass weight.")
 
 
+def _check_option(option: Option, value: Any, stream: str, residual: Tensor) -> None:
+    """Raise TypeError or ValueError unless an option's value is of its kind. `dispatch.run` checks the name of a casting."""
+    name, d, rows = option.name, residual.shape[-1], tuple(residual.shape[:-1])
+    if option.kind in ("rows", "features") or (option.kind == "scale" and isinstance(value, Tensor)):
+        check_tensors({name: value}, stream, residual)
+    match option.kind:
+        case "features":
+            _check_features(name, value, stream, residual)
+        case "rows" if not _broadcasts(tuple(value.shape), rows):
+            raise ValueError(
+                f"{name} has shape {_shape(value)}, expected {rows} or a shape that broadcasts to it, one "
+                f"element for each row of residual {_shape(residual)}: to scale features use layer_scale."
+            )
+        case "scale" if isinstance(value, Tensor):
+            if value.shape not in ((), (d,)):
+                raise ValueError(
+                    f"{name} has shape {_shape(value)}, expected a number, a 0-d tensor or shape ({d},), one element for "
+                    f"each feature: to scale whole rows use row_scale."
+                )
+        case "scale" if not is_number(value):
+            raise TypeError(f"{name} is {kind_of(value)}, expected a number or a tensor of shape () or ({d},).")
+        case "probability" if not (is_number(value) and 0.0 <= value <= 1.0):
+            raise ValueError(f"{name} is {value!r}, expected a probability: a number from 0 to 1.")
+        case "seed":
+            if not (isinstance(value, Tensor) and value.dim() == 0 and value.dtype == torch.int64):
+                raise TypeError(f"{name} is {kind_of(value)}, expected a 0-d int64 tensor: torch.tensor(1234).")
+            check_device(name, value, stream, residual)
+        case "offset" if not (isinstance(value, int | torch.SymInt) and 0 <= value < 2**62):
+            raise ValueError(f"{name} is {value!r}, expected a whole number of blocks to skip, from 0 to 2**62.")
+        case "number" if not is_number(value):
+            raise TypeError(f"{name} is {kind_of(value)}, expected a number: 1.0 for Gemma's weights.")
+        case "dtype":
+            check_dtype(name, value)
+
+
 def check_codes(**codes: Any) -> None:
     """Raise ValueError about the first of an operator's numbers that is out of its range; other names are ignored."""
     for name, (smallest, largest) in _CODES.items():
-        if not smallest <= codes.get(name, smallest) <= largest:
-            raise ValueError(
-                f"{name} is {codes[name]}, expected {smallest} to {largest}: call addnorm's functions, which pass it."
-            )
+        check_code(name, codes.get(name, smallest), largest, smallest)
+
+
+def check_code(name: str, code: int, largest: int, smallest: int = 0) -> None:
+    """Raise ValueError about a number of an operator that is out of its range."""
+    if not smallest <= code <= largest:
+        raise ValueError(
+            f"{name} is {code}, expected {smallest} to {largest}: call addnorm's functions, which pass it."
+        )
+
+
+def check_eps(name: str, value: Any) -> None:
+    """Raise ValueError unless a value is a number that can be added to a variance."""
+    if not (is_number(value) and value >= 0):
+        raise ValueError(f"{name} is {value!r}, expected a number that is not negative: 1e-5 is LayerNorm's usual one.")
 
 
 def check_operator(row_scale: Any, seed: Any, dropout_p: float, residual: Tensor) -> None:
@@ -97,21 +139,18 @@ def check_backward(
     """
     check(z, None, weight, weight_offset=weight_offset, norm=norm, grad_mask=grad_mask, **options)
     for name in ("dresidual_dtype", "branch_dtype", "bias_dtype"):
-        _check_dtype(name, options[name], "z", z)
+        check_dtype(name, options[name])
     if dy is None and dz is None:
         raise ValueError("dy and dz are None, expected the gradient of y or of z: without both there is no gradient.")
     rows = {"dy": dy, "dz": dz, "residual": residual, "branch": branch}
     moments = {"stats": stats} if dy is not None and norm != NORMS["none"] else {}
+    check_tensors({**rows, **moments}, "z", z)
     for name, t in {**rows, **moments}.items():
-        if t is None:
-            continue
-        check_tensor(name, t)
         expected = (*z.shape[:-1], 2) if name == "stats" else tuple(z.shape)
-        if tuple(t.shape) != expected:
+        if t is not None and tuple(t.shape) != expected:
             raise ValueError(
                 f"{name} has shape {_shape(t)}, expected {expected} for z {_shape(z)}: pass the forward's."
             )
-        check_device(name, t, "z", z)
     check_operator(options.get("row_scale"), options.get("seed"), options.get("dropout_p", 0.0), z)
     # A scale's gradient is computed from the tensor that it multiplies.
     given = {name for name, t in {**rows, **options, "z": z}.items() if t is not None}
@@ -123,8 +162,7 @@ def check_backward(
             raise ValueError(f"grad_mask is {grad_mask}, expected no bit {bit}: this call has no gradient of {name}.")
 
 
-def _check_features(name: str, value: Any, stream: str, residual: Tensor) -> None:
-    check_tensor(name, value)
+def _check_features(name: str, value: Tensor, stream: str, residual: Tensor) -> None:
     d = residual.shape[-1]
     if value.shape != (d,):
         remedy = (
@@ -136,71 +174,6 @@ def _check_features(name: str, value: Any, stream: str, residual: Tensor) -> Non
             f"{name} has shape {_shape(value)}, expected ({d},), one element for each feature of {stream} "
             f"{_shape(residual)}: {remedy}."
         )
-    check_device(name, value, stream, residual)
-
-
-def _check_scale(name: str, value: Any, stream: str, residual: Tensor) -> None:
-    d = residual.shape[-1]
-    if isinstance(value, Tensor):
-        check_tensor(name, value)
-        if value.shape not in ((), (d,)):
-            raise ValueError(
-                f"{name} has shape {_shape(value)}, expected a number, a 0-d tensor or shape ({d},), one element for "
-                f"each feature: to scale whole rows use row_scale."
-            )
-        check_device(name, value, stream, residual)
-    elif not is_number(value):
-        raise TypeError(f"{name} is {kind_of(value)}, expected a number or a tensor of shape () or ({d},).")
-
-
-def _check_rows(name: str, value: Any, stream: str, residual: Tensor) -> None:
-    check_tensor(name, value)
-    rows = tuple(residual.shape[:-1])
-    if not _broadcasts(tuple(value.shape), rows):
-        raise ValueError(
-            f"{name} has shape {_shape(value)}, expected {rows} or a shape that broadcasts to it, one "
-            f"element for each row of residual {_shape(residual)}: to scale features use layer_scale."
-        )
-    check_device(name, value, stream, residual)
-
-
-def _check_probability(name: str, value: Any, stream: str, residual: Tensor) -> None:
-    if not (is_number(value) and 0.0 <= value <= 1.0):
-        raise ValueError(f"{name} is {value!r}, expected a probability: a number from 0 to 1.")
-
-
-def _check_seed(name: str, value: Any, stream: str, residual: Tensor) -> None:
-    if not (isinstance(value, Tensor) and value.dim() == 0 and value.dtype == torch.int64):
-        raise TypeError(f"{name} is {kind_of(value)}, expected a 0-d int64 tensor: torch.tensor(1234).")
-    check_device(name, value, stream, residual)
-
-
-def _check_offset(name: str, value: Any, stream: str, residual: Tensor) -> None:
-    if not (isinstance(value, int | torch.SymInt) and 0 <= value < 2**62):
-        raise ValueError(f"{name} is {value!r}, expected a whole number of blocks to skip, from 0 to 2**62.")
-
-
-def _check_number(name: str, value: Any, stream: str, residual: Tensor) -> None:
-    if not is_number(value):
-        raise TypeError(f"{name} is {kind_of(value)}, expected a number: 1.0 for Gemma's weights.")
-
-
-def _check_dtype(name: str, value: Any, stream: str, residual: Tensor) -> None:
-    if value is not None and value not in FLOAT_DTYPES:
-        raise TypeError(f"{name} is {value!r}, expected {_FLOATS_WORDS} (or None).")
-
-
-# Where a value is not None by default, None is wrong too. `dispatch.run` checks the name of a casting.
-_CHECKS: dict[Kind, Callable[[str, Any, str, Tensor], None]] = {
-    "scale": _check_scale,
-    "rows": _check_rows,
-    "features": _check_features,
-    "probability": _check_probability,
-    "seed": _check_seed,
-    "offset": _check_offset,
-    "number": _check_number,
-    "dtype": _check_dtype,
-}
 
 
 def to_dimensions(normalized_shape: Any) -> tuple[int, ...]:
@@ -270,8 +243,8 @@ def check_outputs(y: Any, z: Any, *, with_y: bool, with_z: bool) -> None:
 
 def check_targets(targets: dict[str, Any], residual: Tensor) -> None:
     """Raise unless each of `targets` (tensors by argument name) has the shape and device of the result."""
+    check_tensors(targets, "the input", residual)
     for name, target in targets.items():
-        check_tensor(name, target)
         if target.is_neg():
             raise TypeError(
                 f"{name} is a negative view (the imaginary part of a conjugate, for example), expected ordinary memory: write "
@@ -280,13 +253,7 @@ def check_targets(targets: dict[str, Any], residual: Tensor) -> None:
         if target.shape != residual.shape:
             raise ValueError(
                 f"{name} has shape {_shape(target)}, expected {_shape(residual)}, the shape of the result: out is not resized. "
-                f"Make it with torch.empty{tuple(residual.shape)}."
-            )
-        check_fake(name, target, "the input", residual)
-        if target.device != residual.device:
-            raise ValueError(
-                f"{name} is on {target.device}, expected {residual.device}, the device of the inputs: make it with "
-                f"device={str(residual.device)!r}."
+                f"Make it with torch.empty{_shape(residual)}."
             )
 
 
@@ -338,7 +305,7 @@ def check_tensor(name: str, value: Any) -> None:
         raise TypeError(f"{name} is {kind_of(value)}, expected a tensor: torch.as_tensor(...) makes one.")
     if value.dtype not in FLOAT_DTYPES:
         raise TypeError(
-            f"{name} has dtype {_dtype(value.dtype)}, expected {_FLOATS_WORDS}: convert it with {name}.float()"
+            f"{name} has dtype {_dtype(value.dtype)}, expected {FLOAT_WORDS}: convert it with {name}.float()"
             + (" (its real part, for example)." if value.is_complex() else ".")
         )
     if value.is_nested:
@@ -349,19 +316,22 @@ def check_tensor(name: str, value: Any) -> None:
         raise TypeError(f"{name} has layout {value.layout}, expected an ordinary strided tensor: {name}.to_dense().")
 
 
-def check_fake(name: str, value: Tensor, stream: str, residual: Tensor) -> None:
-    """Raise TypeError if one of two arguments is a FakeTensor, which has no elements, and the other is not."""
-    if isinstance(value, FakeTensor) != isinstance(residual, FakeTensor):
+def check_tensors(tensors: Mapping[str, Any], stream: str, residual: Tensor) -> None:
+    """Raise unless all that are not None are ordinary tensors of supported dtypes, on the device of the argument `stream`."""
+    for name, value in tensors.items():
+        if value is not None:
+            check_tensor(name, value)
+            check_device(name, value, stream, residual)
+
+
+def check_device(name: str, value: Tensor, stream: str, residual: Tensor) -> None:
+    """Raise unless a tensor is on the device of another, and both or neither are FakeTensors."""
+    if isinstance(value, FakeTensor) != isinstance(residual, FakeTensor):  # which has no elements
         fake, real = (name, stream) if isinstance(value, FakeTensor) else (stream, name)
         raise TypeError(
             f"{fake} is a FakeTensor and {real} is not, expected all or none: convert {real} with from_tensor of its "
             "FakeTensorMode."
         )
-
-
-def check_device(name: str, value: Tensor, stream: str, residual: Tensor) -> None:
-    """Raise unless a tensor is on the device of another, and both or neither are FakeTensors."""
-    check_fake(name, value, stream, residual)
     if value.device != residual.device:
         raise ValueError(
             f"{name} is on {value.device}, expected {residual.device}, the device of {stream}: move it with "

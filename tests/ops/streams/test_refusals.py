@@ -91,9 +91,9 @@ BAD = [
     ("inject", None, ValueError, "inject is None and branch is not, expected both"),
     ("collapse", torch.ones(3, 4, dtype=torch.int64), TypeError, "collapse has dtype int64, expected float32"),
     ("weight", torch.ones(4), ValueError, r"weight has shape \(4,\), expected \(8,\)"),
-    ("eps", -1.0, ValueError, "eps is -1.0, expected a number >= 0"),
+    ("eps", -1.0, ValueError, "eps is -1.0, expected a number that is not negative"),
     ("norm", "batch", ValueError, "norm is 'batch', expected one of 'layer', 'rms', 'none'"),
-    ("out_dtype", torch.int32, TypeError, "out_dtype is torch.int32, expected one of"),
+    ("out_dtype", torch.int32, TypeError, "out_dtype is torch.int32, expected float32, bfloat16, float16 or float64"),
 ]
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from addnorm._util.arguments import FLOAT_DTYPES
+from addnorm._util.arguments import check_dtype
 from addnorm.ops.options import NORMS
 from addnorm.ops.streams.kinds import KINDS, sizes_of
-from addnorm.ops.validation import check_device, check_tensor
+from addnorm.ops.validation import check_code, check_eps, check_tensor, check_tensors
 
 MAX_ITERATIONS = 10000  # kMaxIterations in csrc/streams.cpp
 Shape = tuple[int, ...]
@@ -24,11 +24,8 @@ def compute_dtype(a: Any) -> torch.dtype:
 
 def check(a: Any) -> None:
     """Raise ValueError or TypeError unless the arguments of the forward, by name, fit together."""
-    for name, code, codes in (("norm", a.norm, NORMS), ("kind", a.kind, KINDS)):
-        if code not in codes.values():
-            raise ValueError(
-                f"{name} is {code}, expected 0 to {len(codes) - 1}: call addnorm.add_norm_streams, which passes it."
-            )
+    check_code("norm", a.norm, len(NORMS) - 1)
+    check_code("kind", a.kind, len(KINDS) - 1)
     check_tensor("streams", a.streams)
     if a.streams.dim() < 2 or a.streams.shape[-2] == 0:
         raise ValueError(
@@ -55,14 +52,12 @@ def check(a: Any) -> None:
         _check_shape(a, name, [shape], "build the gates for these streams", " of the gates")
     for name in ("weight", "bias"):
         _check_shape(a, name, [(d,)], "pass one number a feature")
-    for name, number in (("eps", a.eps), ("gate_eps", a.gate_eps), ("project_eps", a.project_eps)):
-        if isinstance(number, str) or not number >= 0:
-            raise ValueError(f"{name} is {number!r}, expected a number >= 0.")
+    for name in ("eps", "gate_eps", "project_eps"):
+        check_eps(name, getattr(a, name))
     if a.kind == KINDS["manifold"] and (isinstance(a.iterations, str) or not 1 <= a.iterations <= MAX_ITERATIONS):
         raise ValueError(f"iterations is {a.iterations!r}, expected 1 to {MAX_ITERATIONS}: DeepSeek V4 has 20.")
-    for name, dtype in (("streams_dtype", a.streams_dtype), ("out_dtype", a.out_dtype)):
-        if dtype is not None and dtype not in FLOAT_DTYPES:
-            raise TypeError(f"{name} is {dtype}, expected one of {', '.join(map(str, FLOAT_DTYPES))}.")
+    for name in ("streams_dtype", "out_dtype"):
+        check_dtype(name, getattr(a, name))
 
 
 def backward_shapes(a: Any) -> dict[str, Shape]:
@@ -102,8 +97,7 @@ def _check_shape(a: Any, name: str, allowed: list[Shape], remedy: str, owner: st
     t = getattr(a, name)
     if t is None:
         return
-    check_tensor(name, t)
-    check_device(name, t, "streams", a.streams)
+    check_tensors({name: t}, "streams", a.streams)
     if not any(_has_shape(t, shape) for shape in allowed):
         raise ValueError(
             f"{name}{owner} has shape {tuple(t.shape)}, expected {' or '.join(map(str, allowed))} for streams "
