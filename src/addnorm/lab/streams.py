@@ -133,7 +133,9 @@ class StreamsRecorder:
             rows = site.collapse if _is_nested(site.collapse) else (site.collapse,)
             collapse = [_mean_entries(to_entries(row, dim)) for row in rows]
             sites.append({"mix": _mean_matrix(site.mix, n), "inject": inject, "collapse": collapse})
-        gains = find_gains(self.sites, self.stack.wiring.embedding, to_entries(self.collapse, dim), self.stack.norm)
+        gains = find_gains(
+            self.sites, self.stack.wiring.embedding, self.collapse, self.stack.norm, stacked=self.stack.is_stacked
+        )  # fmt: skip
         return {
             "sites": sites,
             "head": _mean_entries(to_entries(self.collapse, dim)),

@@ -35,7 +35,7 @@ from addnorm.nn.plain_steps import run_layers
 from addnorm.nn.state import NO_OPTIONS, StreamState, is_state
 from addnorm.nn.step import add_and_norm, begin, find_collapse, finish, normalize
 from addnorm.nn.unmodified import methods_of
-from addnorm.nn.unrolling import StreamTerms, expand, find_gains, to_entries
+from addnorm.nn.unrolling import StreamTerms, expand, find_gains, to_tensor
 from addnorm.ops import save_outputs
 from addnorm.wirings.coefficients.base import widen
 from addnorm.wirings.init import evaluate
@@ -316,9 +316,9 @@ class ResidualStack(nn.Module):
         """
         start, state, y = self._trace(x, context)
         with torch.no_grad():
-            x_0, writes, tolerance = expand(self._each(start.x), state.sites or (), self.norm)
-            each = [widen(t) for t in self._each(state.x)]
-            x_L = each[0] if len(each) == 1 else torch.stack(each, -2)
+            first, last = (s.x if self.has_streams else (s.x,) for s in (start, state))
+            x_0, writes, tolerance = expand(first, state.sites or (), self.norm)
+            x_L = widen(to_tensor(last))
             error = (x_L - sum(writes, x_0)).abs()
             if not bool((error <= tolerance).all()):
                 raise RuntimeError(
@@ -340,12 +340,11 @@ class ResidualStack(nn.Module):
             tensor([1., 1., 1., 1., 1.])
         """
         _, state, _ = self._trace(x, context)
-        collapse: list[Any] = [1.0]
+        row: Any = (1.0,)
         if self.head is not None:
-            dim = state.x.dim() if self.is_stacked else 0
-            collapse = to_entries(find_collapse(self.head, self.head.stage, state.x, state.collapse)[0], dim)
-        embedding = self.wiring.embedding if self.head is not None else (1.0,)
-        gains = find_gains(state.sites or (), embedding, collapse, self.norm)
+            row = find_collapse(self.head, self.head.stage, state.x, state.collapse)[0]
+        embedding = self.wiring.embedding if self.head is not None else row
+        gains = find_gains(state.sites or (), embedding, row, self.norm, stacked=self.is_stacked)
         return torch.stack([gain.float().mean() for gain in gains])
 
     def _trace(self, x: Tensor, context: dict[str, Any]) -> tuple[StreamState, StreamState, Tensor]:
@@ -354,10 +353,6 @@ class ResidualStack(nn.Module):
         state = self._run(start, context)
         streams, y = self._finish(state, return_stream=True)
         return start, state._replace(x=streams, pending=None), y
-
-    def _each(self, streams: Any) -> tuple[Tensor, ...]:
-        """Return the streams as a tuple of tensors `(*, d_model)`."""
-        return streams if isinstance(streams, tuple) else streams.unbind(-2) if self.is_stacked else (streams,)
 
     def without(self, i: int) -> ResidualStack:
         """Return this stack without the write of sublayer i, which is not called and adds zero.

@@ -3,26 +3,25 @@
     X_L = Π(L, 0) E x_0 + sum over l of Π(L, l) B_l W_l,      Π(L, l) = A_L ... A_{l+1}
 
 A norm on the streams is part of the product: with constant mean and 1/sqrt(variance + eps) it is linear. The bias of this norm,
-like a learned bias of the add, belongs to the write of the same sublayer.
+like a learned bias of the add, belongs to the write of the same sublayer. Each part passes through the adds of the stack itself
+(`step.add_write`), with zero in place of the other writes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from addnorm import reference
 from addnorm._util.norms import KINDS, Norm
-from addnorm.nn.state import Site
-from addnorm.nn.step import has_value, is_plain
+from addnorm.nn.state import NO_OPTIONS, PendingWrite, Site
+from addnorm.nn.step import Streams, add_write, begin, collapse, is_plain
 from addnorm.wirings.coefficients.base import widen
-from addnorm.wirings.stage import identity
-
-Term = tuple[Tensor | None, ...]  # one tensor (*, d_model) for each stream; None is zero
-_SparseRow = Sequence[tuple[int, Any]]  # the entries of a row that are not the number 0, with their columns
 
 
 class StreamTerms(NamedTuple):
@@ -38,7 +37,8 @@ class StreamTerms(NamedTuple):
     y: Tensor
 
 
-class _FrozenNorm(NamedTuple):
+@dataclass
+class _FrozenNorm:
     """Norm with the constant `rstd` of one call, which makes it linear: weight * (x - centre * mean(x)) * rstd + bias."""
 
     weight: Tensor | None
@@ -46,113 +46,81 @@ class _FrozenNorm(NamedTuple):
     bias: Tensor | None
     centre: int  # 1, or 0 for a norm that keeps the mean; -1 in a bound
 
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.centre:
+            x = x - self.centre * x.mean(-1, keepdim=True)
+        x = x * self.rstd if self.weight is None else x * self.rstd * self.weight
+        return x if self.bias is None else x + self.bias
 
-class _Step(NamedTuple):
-    """Effect of one site on the streams, as linear maps."""
-
-    n: int  # streams before the site
-    rows: Sequence[_SparseRow]  # of A
-    inject: Any
-    bias: Any
-    norms: Any  # for each new stream a `_FrozenNorm` or None
-
-    def carry(self, term: Term) -> Term:
-        """Return `term`, the contribution of an earlier source, after this site's mixing and norms."""
-        carried = (_dot(row, term) for row in self.rows)
-        if self.norms is None:
-            return tuple(carried)
-        return tuple(None if x is None else self._through(k, x) for k, x in enumerate(carried))
-
-    def begin(self, write: Tensor) -> Term:
-        """Return the contribution of the site's own write to each stream after the site."""
-        terms: list[Tensor | None] = []
-        for k in range(len(self.rows)):
-            if has_value(self.inject[k], 0.0) and self.bias is None and (self.norms is None or self.norms[k] is None):
-                terms.append(None)
-                continue
-            own = write * self.inject[k]
-            if self.bias is not None:
-                own = own + self.bias[k]
-            terms.append(self._through(k, own, own=True))
-        return tuple(terms)
-
-    def bound(self) -> _Step:
-        """Return maps of bounds: those of absolute values to bounds of the absolute values after the site."""
-        rows = [[(j, abs(entry)) for j, entry in row] for row in self.rows]
-        bias = None if self.bias is None else [abs(entry) for entry in self.bias]
-        norms = self.norms and [
-            norm and _FrozenNorm(_abs(norm.weight), norm.rstd, _abs(norm.bias), -norm.centre) for norm in self.norms
-        ]
-        return _Step(self.n, rows, [abs(entry) for entry in self.inject], bias, norms)
-
-    def _through(self, k: int, x: Tensor, *, own: bool = False) -> Tensor:
-        if self.norms is None or self.norms[k] is None:
-            return x
-        norm: _FrozenNorm = self.norms[k]
-        weight, rstd, bias, centre = norm
-        if centre:
-            x = x - centre * x.mean(-1, keepdim=True)
-        x = x * rstd if weight is None else x * rstd * weight
-        return x + bias if own and bias is not None else x
+    def bound(self) -> _FrozenNorm:
+        """Return the map of absolute values to bounds of the absolute values after the norm."""
+        return _FrozenNorm(_absolute(self.weight), self.rstd, _absolute(self.bias), -self.centre)
 
 
-def _abs(t: Tensor | None) -> Tensor | None:
-    return None if t is None else t.abs()
+def _absolute(value: Any) -> Any:
+    """Return the absolute values of coefficients; None stays None."""
+    return None if value is None else pytree.tree_map(abs, value)
 
 
-def _add(zero: Tensor, *terms: Term) -> tuple[Tensor, ...]:
-    """Return the sum of terms in each stream."""
-    return tuple(sum((t for t in parts if t is not None), zero) for parts in zip(*terms, strict=True))
-
-
-def expand(start: Sequence[Tensor], sites: Sequence[Site], kind: Norm) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
+def expand(start: Streams, sites: Sequence[Site], kind: Norm) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
     """Return x_0's part of the last streams, the part of each write, and the tolerance of the sum of all parts.
 
     The tolerance allows for the streams' rounding at every site, carried through the sites after it.
 
     Args:
-        start: the first streams, one tensor `(*, d_model)` for each.
+        start: the first streams, a tuple of tensors `(*, d_model)`, or one tensor `(*, n, d_model)`.
         sites: the writes and coefficients of the sublayers.
         kind: the kind of the norms.
     """
-    eps = torch.finfo(start[0].dtype).eps
-    wide = tuple(widen(x) for x in start)
-    terms: list[Term] = [wide]
-    size = tuple(x.abs() for x in wide)
-    zero = torch.zeros_like(size[0])
-    error: Term = (zero,) * len(size)
-    for site in sites:
-        step = _to_step(site, kind, len(terms[0]))
-        write = widen(site.write)
-        terms = [*(step.carry(term) for term in terms), step.begin(write)]
-        bound = step.bound()
-        size = _add(zero, bound.carry(size), bound.begin(write.abs()))
-        error = _add(zero, bound.carry(error), tuple((1 + step.n) * eps * s for s in size))
-    x_0, *writes = (_to_tensor(term, start[0]) for term in terms)
-    return x_0, tuple(writes), _to_tensor(error, start[0]) + eps * _to_tensor(size, start[0])
+    eps = torch.finfo(pytree.tree_leaves(start)[0].dtype).eps
+    terms: list[Streams] = [pytree.tree_map(widen, start)]
+    size = pytree.tree_map(abs, terms[0])
+    error = pytree.tree_map(torch.zeros_like, size)
+    for recorded in sites:
+        site = _freeze_site(recorded, kind)
+        bound = Site(
+            site.write.abs(), _absolute(site.mix), _absolute(site.inject), _absolute(site.bias),
+            norms=site.norms and [norm and norm.bound() for norm in site.norms],
+        )  # fmt: skip
+        terms = _add_site(site, terms, kind)
+        size = _pass(bound, size, kind, own=True)
+        error = pytree.tree_map(torch.add, _pass(bound, error, kind), _round_off(size, eps))
+    x_0, *writes, tolerance = map(to_tensor, (*terms, error))
+    return x_0, tuple(writes), tolerance
 
 
-def find_gains(sites: Sequence[Site], embedding: Sequence[float], collapse: Sequence[Any], kind: Norm) -> list[Tensor]:
-    """Return the factor with which x_0 and each write reach the last read, broadcastable to `(*, d_model)`.
+def _round_off(size: Streams, eps: float) -> Streams:
+    """Return the errors of one site from bounds of its streams: each is a sum of rounded products, and is rounded."""
+    n = size.shape[-2] if isinstance(size, Tensor) else len(size)
+    return pytree.tree_map(lambda x: (2 + n) * eps * x, size)
+
+
+def find_gains(
+    sites: Sequence[Site], embedding: Sequence[float], row: Any, kind: Norm, *, stacked: bool
+) -> list[Tensor]:
+    """Return the factor with which x_0 and each write reach the last read, `(*, d_model)`.
 
     A factor belongs to one feature, so the norms here do not subtract the mean over all features.
 
     Args:
         sites: the writes and coefficients of the sublayers.
         embedding: the factors of x_0 in the first streams.
-        collapse: the entries of C of the last read.
+        row: C of the last read.
         kind: the kind of the norms.
+        stacked: whether one tensor holds all streams.
     """
-    ones = torch.ones((), dtype=torch.float32, device=sites[0].write.device if sites else None)
-    terms: list[Term] = [tuple(ones * factor for factor in embedding)]
-    for site in sites:
-        step = _to_step(site, kind, len(terms[0]))
-        norms = step.norms and [norm and norm._replace(bias=None, centre=0) for norm in step.norms]
-        step = step._replace(bias=None, norms=norms)
-        terms = [*(step.carry(term) for term in terms), step.begin(ones)]
-    last = _to_sparse(collapse)
-    gains = (_dot(last, term) for term in terms)
-    return [torch.zeros_like(ones) if gain is None else gain for gain in gains]
+    ones = torch.ones_like(widen(sites[0].write))
+    terms = [begin(ones, embedding, stacked=stacked)]
+    for recorded in sites:
+        site = _freeze_site(recorded, kind)
+        norms = site.norms and [norm and replace(norm, bias=None, centre=0) for norm in site.norms]
+        terms = _add_site(site._replace(write=ones, bias=None, norms=norms), terms, kind)
+    return [collapse(to_row(row), term) for term in terms]
+
+
+def to_row(matrix: Any) -> Any:
+    """Return the first row of C, which may be a tensor, a row, or a tuple of rows."""
+    return matrix[0] if isinstance(matrix, tuple) and isinstance(matrix[0], tuple) else matrix
 
 
 def to_entries(vector: Any, dim: int) -> list[Any]:
@@ -163,37 +131,35 @@ def to_entries(vector: Any, dim: int) -> list[Any]:
         dim: the number of dimensions of the tensor that holds all streams.
     """
     if isinstance(vector, tuple):
-        return list(vector[0] if isinstance(vector[0], tuple) else vector)
+        return list(to_row(vector))
     return list(vector.unbind(-2)) if vector.dim() == dim else [entry.unsqueeze(-1) for entry in vector.unbind(-1)]
 
 
-def _to_sparse(row: Sequence[Any]) -> _SparseRow:
-    return [(j, entry) for j, entry in enumerate(row) if not has_value(entry, 0.0)]
+def to_tensor(streams: Streams) -> Tensor:
+    """Return the streams as one new tensor, `(*, n, d_model)`, or `(*, d_model)` for one stream."""
+    each = streams if isinstance(streams, tuple) else streams.unbind(-2)
+    return each[0].clone() if len(each) == 1 else torch.stack(each, -2)
 
 
-def _dot(row: _SparseRow, term: Term) -> Tensor | None:
-    total: Tensor | None = None
-    for j, entry in row:
-        x = term[j]
-        if x is not None:
-            part = x if has_value(entry, 1.0) else entry * x
-            total = part if total is None else total + part
-    return total
+def _add_site(site: Site, terms: Sequence[Streams], kind: Norm) -> list[Streams]:
+    """Return the parts after a site: those of earlier sources, and that of the site's own write."""
+    zeros = pytree.tree_map(torch.zeros_like, terms[0])
+    return [*(_pass(site, term, kind) for term in terms), _pass(site, zeros, kind, own=True)]
 
 
-def _to_step(site: Site, kind: Norm, n: int) -> _Step:
-    """Return the linear maps of a site on `n` streams."""
-    if site.mix is None:
-        rows: Any = identity(n)
-    elif isinstance(site.mix, tuple):
-        rows = site.mix
-    else:
-        rows = [[entry.unsqueeze(-1) for entry in row.unbind(-1)] for row in site.mix.unbind(-2)]
-    sparse = [_to_sparse(row) for row in rows]
-    norms = None
-    if site.norms is not None:
-        norms = [_freeze(norm, total, kind) for norm, total in zip(site.norms, site.total, strict=True)]
-    return _Step(n, sparse, to_entries(site.inject, -1), site.bias, norms)
+def _pass(site: Site, streams: Streams, kind: Norm, *, own: bool = False) -> Streams:
+    """Return the streams after a site, with its write and biases only if `own`."""
+    if not own:
+        norms = site.norms and [norm and replace(norm, bias=None) for norm in site.norms]
+        site = site._replace(write=torch.zeros_like(site.write), bias=None, norms=norms)
+    write = PendingWrite(site.write, NO_OPTIONS, site.mix, site.inject, site.bias)
+    return add_write(streams, write, site.norms or (), kind)
+
+
+def _freeze_site(site: Site, kind: Norm) -> Site:
+    """Return a site with its write in float32 at least, and with the statistics of its norms as constants."""
+    norms = site.norms and [_freeze(norm, total, kind) for norm, total in zip(site.norms, site.total, strict=True)]
+    return site._replace(write=widen(site.write), norms=norms)
 
 
 def _freeze(norm: Any, total: Tensor, kind: Norm) -> _FrozenNorm | None:
@@ -212,19 +178,11 @@ def _freeze(norm: Any, total: Tensor, kind: Norm) -> _FrozenNorm | None:
 def _check_formula(norm: Any, frozen: _FrozenNorm, total: Tensor) -> None:
     """Check that a norm which the stack calls as a module computes the formula, up to its rounding."""
     y: Tensor = norm(total)
-    step = _Step(1, [], [1.0], None, [frozen])
     x = widen(total)
-    error = (y - step._through(0, x, own=True)).abs()
-    if not bool((error <= 64 * torch.finfo(y.dtype).eps * step.bound()._through(0, x.abs(), own=True)).all()):
+    error = (y - frozen(x)).abs()
+    if not bool((error <= 64 * torch.finfo(y.dtype).eps * frozen.bound()(x.abs())).all()):
         raise ValueError(
             f"norm_out is {type(norm).__name__} with hooks or a forward of its own, which differs from the norm's formula by "
             f"up to {float(error.max()):.3g}, expected the formula, whose statistics alone can be frozen; "
             "measure the stack without it."
         )
-
-
-def _to_tensor(term: Term, like: Tensor) -> Tensor:
-    """Return the streams of a term as one new tensor. `like` has the shape of one stream."""
-    zero = torch.zeros((), dtype=widen(like[:0]).dtype, device=like.device)
-    each = [(zero if x is None else x).expand(like.shape) for x in term]
-    return each[0].clone() if len(each) == 1 else torch.stack(each, -2)
