@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import index
-from typing import Any, Literal, SupportsIndex, overload
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +13,7 @@ from addnorm import functional
 from addnorm._util.arguments import check_choice, check_probability
 from addnorm._util.norms import KINDS, Norm
 from addnorm.nn.norm import Device, Dtype, as_leaf, norm_shape
+from addnorm.ops.validation import to_dimensions
 
 
 class AddNorm(nn.Module):
@@ -72,13 +72,7 @@ class AddNorm(nn.Module):
     ) -> None:
         super().__init__()
         check_choice("norm", norm, KINDS)
-        sizes = (normalized_shape,) if isinstance(normalized_shape, SupportsIndex) else normalized_shape
-        try:
-            self.normalized_shape = tuple(index(n) for n in sizes)
-        except TypeError:
-            raise TypeError(
-                f"normalized_shape is {normalized_shape!r}, expected a whole number or a sequence of whole numbers."
-            ) from None
+        self.normalized_shape = to_dimensions(normalized_shape)
         self.norm: Norm = norm
         self.eps = KINDS[norm].eps if eps is None else eps
         self.dropout = check_probability("dropout", dropout)
