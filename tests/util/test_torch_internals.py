@@ -50,6 +50,6 @@ def test_hooks_of_a_thread_do_not_concern_other_threads():
 
 def test_process_settings_are_restored():
     before = dynamo_config.skip_nnmodule_hook_guards, functorch_config.donated_buffer
-    with internals.HookGuards(), internals.keep_donated_buffers(True):
+    with internals.guard_hooks(), internals.keep_donated_buffers(True):
         assert (dynamo_config.skip_nnmodule_hook_guards, functorch_config.donated_buffer) == (False, False)
     assert (dynamo_config.skip_nnmodule_hook_guards, functorch_config.donated_buffer) == before

@@ -233,28 +233,11 @@ def keep_donated_buffers(keep: bool) -> AbstractContextManager[None]:
     return config.patch(donated_buffer=not keep)  # type: ignore[no-any-return]  # torch does not type it
 
 
-class HookGuards:
-    """Context in which torch.compile's frontend checks for hooks, while a fused model runs.
+def guard_hooks() -> AbstractContextManager[None]:
+    """Return a context in which torch.compile's frontend checks for hooks; otherwise it ignores later changes of them.
 
-    Otherwise the frontend ignores hooks that were registered or removed later. The setting is that of the process: the first of
-    several simultaneous runs makes it, and the last run restores it.
+    The setting is that of the process.
     """
+    from torch._dynamo import config  # slow to import
 
-    def __init__(self) -> None:
-        self.lock, self.running, self.previous = threading.Lock(), 0, True
-
-    def __enter__(self) -> None:
-        from torch._dynamo import config  # slow to import
-
-        with self.lock:
-            if not self.running:
-                self.previous, config.skip_nnmodule_hook_guards = config.skip_nnmodule_hook_guards, False
-            self.running += 1
-
-    def __exit__(self, *_: object) -> None:
-        from torch._dynamo import config
-
-        with self.lock:
-            self.running -= 1
-            if not self.running:
-                config.skip_nnmodule_hook_guards = self.previous
+    return config.patch(skip_nnmodule_hook_guards=False)  # type: ignore[no-any-return]  # as above

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from addnorm._util.torch_internals import HookGuards, count_global_hooks, forget_code
+from addnorm._util.torch_internals import count_global_hooks, forget_code, guard_hooks
 from addnorm.fusion.backend import CAPTURED_ANEW, ModelBackend
 from addnorm.fusion.benchmark import Benchmark, measure
 from addnorm.fusion.encoder import keep_padding_zero, padding_encoders
@@ -28,6 +28,7 @@ from addnorm.fusion.proof import modes_of, prove
 from addnorm.fusion.result import Fusion, VerificationError
 from addnorm.fusion.runs import run
 from addnorm.stream.dataflow.snapshot import StateSnapshot
+from addnorm.stream.dataflow.state import share_context
 from addnorm.stream.dataflow.wrappers import find_fsdp_modules, find_wrapped_parameter
 from addnorm.stream.inspect import check_inputs, hint_inputs, inspect_program
 
@@ -215,7 +216,7 @@ def _check_parameters(model: nn.Module) -> None:
         )
 
 
-_hook_guards = HookGuards()
+_hook_guards = share_context(guard_hooks)
 
 
 def _compiled_call(model: nn.Module, backend: ModelBackend) -> Callable[..., Any]:
@@ -237,7 +238,7 @@ def _compiled_call(model: nn.Module, backend: ModelBackend) -> Callable[..., Any
     def call(*args: Any, **kwargs: Any) -> Any:
         if [*map(FORWARD, classes)] != forwards or count_global_hooks() != hooks:
             return model._call_impl(*args, **kwargs)
-        with _hook_guards:
+        with _hook_guards():
             return compiled(*args, **kwargs)
 
     weakref.finalize(call, forget_code, code)
