@@ -70,6 +70,10 @@ class StreamGates(NamedTuple):
     magnitude: float = 2.0
 
 
+# A call without gates: its coefficients are given.
+NO_GATES: Any = StreamGates("given", None, None, None, 0, 0.0, 0.0, 0.0)  # type: ignore[arg-type]  # the schema allows it
+
+
 class StreamStep(NamedTuple):
     """The result of `add_norm_streams`; None for what a call does not compute.
 
@@ -155,25 +159,11 @@ def add_norm_streams(
         raise TypeError(f"gates is of type {type(gates).__name__}, expected addnorm.StreamGates.")
     if gates is not None and gates.kind not in KINDS:
         raise ValueError(f"gates.kind is {gates.kind!r}, expected 'manifold', 'independent', 'gates' or 'hyper'.")
-    computing: tuple[Any, ...] = (None, None, None) if gates is None else (gates.project, gates.scale, gates.base)
-    numbers: tuple[Any, ...] = (0, 0, 0.0, 0.0, 0.0)
-    if gates is not None:
-        numbers = KINDS[gates.kind], gates.iterations, gates.gate_eps, gates.project_eps, gates.magnitude
+    settings = gates or NO_GATES
     a = autograd.Inputs(
-        streams,
-        branch,
-        mix,
-        inject,
-        collapse,
-        *computing,
-        weight,
-        bias,
-        eps,
-        NORMS[norm],
-        *numbers,
-        streams_dtype,
-        out_dtype,
-    )
+        streams, branch, mix, inject, collapse, settings.project, settings.scale, settings.base, weight, bias, eps, NORMS[norm],
+        KINDS[settings.kind], *settings[4:], streams_dtype, out_dtype,
+    )  # fmt: skip
     try:
         new, read, *computed, _, _ = _call(a)
     except dispatch.ERRORS:
