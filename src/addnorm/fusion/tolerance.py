@@ -114,7 +114,7 @@ def compare(
         perturbed: the changes when the parameters are perturbed by one rounding: a tensor may differ by twice that, if float64
             confirms such an error.
     """
-    magnitudes = {name: magnitude_of(t) for name, t in before.items()}
+    magnitudes = {name: _magnitude(t) for name, t in before.items()}
     inexact = {name: max(eps, torch.finfo(t.dtype).eps) for name, t in before.items() if _is_inexact(t)}
     largest = max((magnitudes[name] for name in inexact), default=0.0) if gradients else 0.0
     # A tensor of few elements may by chance have almost no error. So each may differ, relative to its magnitude, by as much as
@@ -153,7 +153,7 @@ def _lost_share(eps: float) -> float:
 
 def mostly_unrelated(outputs: Tensors, errors: Mapping[str, float], eps: float) -> bool:
     """Return whether most outputs have nothing in common with those in float64."""
-    lost = [error > _lost_share(eps) * magnitude_of(outputs[name]) for name, error in errors.items()]
+    lost = [error > _lost_share(eps) * _magnitude(outputs[name]) for name, error in errors.items()]
     return sum(lost) > len(lost) / 2
 
 
@@ -176,22 +176,17 @@ def largest_errors(before: Tensors, exact: Tensors) -> dict[str, float]:
 
 
 def _max_abs(before: Tensor, after: Tensor | None) -> float:
-    """Return the largest difference; infinite if only one of two elements is a number, or if integers differ."""
+    """Return the largest difference; infinite if only one of two elements is a number, or if shape, dtype or integers differ."""
     if after is None or before.shape != after.shape or before.dtype != after.dtype:
         return math.inf
     if not _is_inexact(before):
         return 0.0 if torch.equal(before, after) else math.inf
-    return largest_difference(after, before)
-
-
-def largest_difference(first: Tensor, second: Tensor) -> float:
-    """Return the largest difference of two tensors; infinite if only one of two elements is a number."""
-    a, b = _wide(first), _wide(second)
+    a, b = _wide(after), _wide(before)
     same = (a == b) | (a.isnan() & b.isnan())
     return _largest((a - b).where(~same, 0), math.inf)  # the difference of equal infinities is NaN
 
 
-def magnitude_of(tensor: Tensor) -> float:
+def _magnitude(tensor: Tensor) -> float:
     """Return the largest absolute value of a tensor, without masks and infinities."""
     return _largest(_wide(tensor).where(_ordinary(tensor), 0))
 
