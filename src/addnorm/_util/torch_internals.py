@@ -233,11 +233,16 @@ def keep_donated_buffers(keep: bool) -> AbstractContextManager[None]:
     return config.patch(donated_buffer=not keep)  # type: ignore[no-any-return]  # torch does not type it
 
 
-def guard_hooks() -> AbstractContextManager[None]:
-    """Return a context in which torch.compile's frontend checks for hooks; otherwise it ignores later changes of them.
+@contextmanager
+def guard_hooks() -> Iterator[None]:
+    """Let torch.compile's frontend check for hooks in the block; otherwise it ignores later changes of them.
 
-    The setting is that of the process.
+    The setting is that of the process. `config.patch` must be left in the thread that enters it.
     """
     from torch._dynamo import config  # slow to import
 
-    return config.patch(skip_nnmodule_hook_guards=False)  # type: ignore[no-any-return]  # as above
+    previous, config.skip_nnmodule_hook_guards = config.skip_nnmodule_hook_guards, False
+    try:
+        yield
+    finally:
+        config.skip_nnmodule_hook_guards = previous
