@@ -201,7 +201,7 @@ def test_check_without_a_float64_copy(tmp_path):
 
 
 def test_large_weights_go_into_a_second_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys.modules["addnorm.onnx.export"], "SINGLE_FILE", 10)
+    monkeypatch.setattr("torch.onnx._internal.exporter._onnx_program._LARGE_MODEL_THRESHOLD", 10)
     norm = addnorm.LayerNorm(16).eval()
     path = export(norm, (X,), tmp_path / "norm.onnx")
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["norm.onnx", "norm.onnx.data"]

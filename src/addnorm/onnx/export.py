@@ -32,7 +32,6 @@ from addnorm.stream.dataflow.snapshot import StateSnapshot
 __all__ = ["export"]
 
 OPSET = 18  # the oldest that torch's exporter writes without a conversion
-SINGLE_FILE = 1_800_000_000  # bytes of weights that fit into one file, whose limit is 2 GB
 
 
 def export(
@@ -52,7 +51,7 @@ def export(
 
     The model is a module with layers of this library or one that `addnorm.fuse` has fused, in evaluation mode. It is exported
     without gradients. Boundaries of several streams become elementary operators in every form. The file is written as a whole or
-    not at all. Weights of more than 1.8 GB go into a second file beside it, with the ending ".data".
+    not at all. Weights of more than 1.6 GB go into a second file beside it, with the ending ".data".
 
     Args:
         model: the module, or a program that `torch.export.export` returned.
@@ -115,7 +114,7 @@ def export(
         )
     expected = model if isinstance(model, nn.Module) else program.module()
     test = (lambda file: check_file(file, expected, inputs, kwargs)) if check else None
-    _save(onnx_program, Path(path), _weight_bytes(program) > SINGLE_FILE, test)
+    _save(onnx_program, Path(path), test)
     return Path(path)
 
 
@@ -182,16 +181,11 @@ def _calls(program: torch.export.ExportedProgram) -> list[dict[str, Any]]:
     return calls
 
 
-def _weight_bytes(program: torch.export.ExportedProgram) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in (*program.state_dict.values(), *program.constants.values())
-               if isinstance(tensor, torch.Tensor))  # fmt: skip
-
-
-def _save(onnx_program: Any, path: Path, separate: bool, test: Callable[[Path], object] | None) -> None:
-    """Write the ONNX file, after the file of the weights if `separate`. `test` is called before an older file is replaced."""
+def _save(onnx_program: Any, path: Path, test: Callable[[Path], object] | None) -> None:
+    """Write the ONNX file, after the weights if torch separates them. `test` is called before an older file is replaced."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         draft = Path(folder) / path.name
-        onnx_program.save(draft, external_data=separate)
+        onnx_program.save(draft)
         if test:
             test(draft)
         for file in sorted(Path(folder).iterdir(), key=lambda file: file == draft):  # the weights first

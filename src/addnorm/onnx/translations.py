@@ -127,7 +127,7 @@ class _Translation:
             write = op.Add(write, self._cast(a.branch_bias, acc))
         write = self._scale(write, a.layer_scale, a.branch_factor)
         if a.row_scale is not None:
-            rows = op.Unsqueeze(self._cast(a.row_scale, acc), self._integers([-1]))
+            rows = op.Unsqueeze(self._cast(a.row_scale, acc), [-1])
             write = op.Mul(write, rows)
         stream = self._scale(self._cast(a.residual, acc), a.residual_scale, a.residual_factor)
         return self._cast(op.Add(stream, write), self.z_type, acc)
@@ -224,7 +224,7 @@ class _Translation:
         return op.Div(z, op.Sqrt(variance))
 
     def _mean(self, value: Any) -> Any:
-        return self.op.ReduceMean(value, self._integers([-1]), keepdims=1)
+        return self.op.ReduceMean(value, [-1], keepdims=1)
 
     def _weight(self, dtype: Any) -> Any:
         """Return weight + weight_offset in `dtype`, or ones without a weight."""
@@ -239,9 +239,6 @@ class _Translation:
 
     def _number(self, value: float, dtype: Any) -> Any:
         return self.op.Constant(value=self.ir.tensor(value, dtype=dtype))
-
-    def _integers(self, values: list[int]) -> Any:
-        return self.op.Constant(value=self.ir.tensor(values, dtype=self.types.INT64))
 
     def _cast(self, value: Any, dtype: Any, source: Any = None) -> Any:
         return value if (source or value.dtype) == dtype else self.op.Cast(value, to=dtype.value)
