@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import fields, is_dataclass
-from typing import Any
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, ClassVar
 
-__all__ = ["WORDS", "dumps", "dumps_line", "float_of", "loads", "to_jsonable"]
+__all__ = ["WORDS", "Document", "dumps", "dumps_line", "float_of", "loads", "to_jsonable"]
 
 WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -40,6 +40,26 @@ def to_jsonable(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: to_jsonable(getattr(value, field.name)) for field in fields(value)}
     return str(value)
+
+
+@dataclass(frozen=True)
+class Document:
+    """Base of a dataclass whose JSON form has its attributes but those without `repr`, and the properties in `PROPERTIES`."""
+
+    PROPERTIES: ClassVar[tuple[str, ...]] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the attributes for JSON, with null for NaN and infinity."""
+        names = [field.name for field in fields(self) if field.repr]
+        return {name: _to_json(getattr(self, name)) for name in (*names, *self.PROPERTIES)}
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, Document):
+        return value.to_dict()
+    if isinstance(value, tuple):
+        return tuple(map(_to_json, value))
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def dumps(document: Any) -> str:

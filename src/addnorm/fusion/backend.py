@@ -130,16 +130,15 @@ class FusedGraph(NamedTuple):
     Attributes:
         boundaries: all Add & Norms; those that are not fused have a reason.
         differences: of the fused calls from the operators that they replaced, as `prove_calls` returns them.
+        matches: the Add & Norms as nodes of the graph before it was rewritten, without those of activation checkpoints.
     """
 
     boundaries: list[Boundary]
     differences: list[Difference]
+    matches: list[Match]
 
 
-def fuse_graph(
-    graph: fx.GraphModule, path_of: PathOf | None = None, kinds: Sequence[int] | None = None,
-    observe: Callable[[fx.GraphModule, list[Match]], None] = lambda graph, matches: None,
-) -> FusedGraph:  # fmt: skip
+def fuse_graph(graph: fx.GraphModule, path_of: PathOf | None = None, kinds: Sequence[int] | None = None) -> FusedGraph:
     """Fuse the Add & Norms of a graph and of its activation checkpoints, and prove each fused call by itself.
 
     If a proof fails, the graph stays as it was.
@@ -148,26 +147,24 @@ def fuse_graph(
         graph: the graph, which is changed in place.
         path_of: function that returns the path of a node's module; None reads the node's metadata.
         kinds: what each input depends on, as in `trace_graph`.
-        observe: called with the graph and its Add & Norms before the graph is rewritten.
 
     """
     path_of = _path_in_metadata if path_of is None else path_of
     expand_encoder_layers(graph.graph)
     read_written_values(graph.graph)
     traced = trace_graph(graph, path_of, kinds)
-    fused = FusedGraph([], [])
+    matches = find_matches(traced, lambda match: choose_casting(match, traced))
+    fused = FusedGraph([], [], matches)
     for node in _checkpoint_nodes(graph):
         with entered(traced.contexts[node]):
             body = fuse_graph(_checkpoint_body(graph, node), path_of, [traced.kind(arg) for arg in node.args[1:]])
         fused.boundaries.extend(body.boundaries)
         fused.differences.extend(body.differences)
-    matches = find_matches(traced, lambda match: choose_casting(match, traced))
-    observe(graph, matches)
     fused.boundaries.extend(match.to_boundary() for match in matches)
-    matches = [match for match in matches if match.reason is None]
-    if matches:
-        rewrite = Rewrite(traced, matches)
-        for match in matches:
+    fusable = [match for match in matches if match.reason is None]
+    if fusable:
+        rewrite = Rewrite(traced, fusable)
+        for match in fusable:
             insert_fused_call(rewrite.graph, match, rewrite.current)
         differences = prove_calls(rewrite)
         fused.differences.extend(differences)
@@ -215,8 +212,10 @@ class ModelBackend:
         self._root = self._root_of(graph)
         self._has_checkpoints |= bool(_checkpoint_nodes(graph))
         number = len(self._timers) if self._is_recording else None
-        boundaries, differences = fuse_graph(graph, self._path_of, observe=self._add_timer)
+        original = graph.graph
+        boundaries, differences, matches = fuse_graph(graph, self._path_of)
         if self._is_recording:
+            self._timers.append(NodeTimer(graph, original, matches))
             self.differences += differences
         else:
             warn_of_failures(differences)
@@ -237,10 +236,6 @@ class ModelBackend:
             return forward(*values)
 
         return run
-
-    def _add_timer(self, graph: fx.GraphModule, matches: list[Match]) -> None:
-        if self._is_recording:
-            self._timers.append(NodeTimer(graph, matches))
 
     def _path_of(self, node: fx.Node) -> str:
         """Return the path of the module that a node comes from."""

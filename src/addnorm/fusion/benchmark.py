@@ -9,13 +9,14 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
+from addnorm._util.jsonio import Document
 from addnorm._util.timing import interleave, quartiles
 from addnorm.fusion.match import Match
 from addnorm.fusion.runs import map_tensors, run
@@ -34,7 +35,7 @@ MIN_SHARE_RUNS, MAX_SHARE_RUNS = 3, 7
 
 
 @dataclass(frozen=True)
-class Timing:
+class Timing(Document):
     """Times of a call before and after.
 
     Attributes:
@@ -51,6 +52,8 @@ class Timing:
     before_quartiles: tuple[float, float]
     after_quartiles: tuple[float, float]
 
+    PROPERTIES = ("ratio", "is_significant")
+
     @property
     def ratio(self) -> float:
         """How many times as fast it is after: before / after."""
@@ -61,10 +64,6 @@ class Timing:
         """Whether the middle halves of both samples do not overlap."""
         before, after = self.before_quartiles, self.after_quartiles
         return before[0] > after[1] or after[0] > before[1]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the attributes for JSON."""
-        return {**asdict(self), "ratio": self.ratio, "is_significant": self.is_significant}
 
 
 def compare_times(before: Callable[[], Any], after: Callable[[], Any], state: StateSnapshot) -> Timing:
@@ -127,7 +126,7 @@ def saved_bytes(call: Callable[[], Any], model: nn.Module, arguments: Any = ()) 
 
 
 @dataclass(frozen=True)
-class Benchmark:
+class Benchmark(Document):
     """Times and memory of a model before and after fusing.
 
     Attributes:
@@ -157,11 +156,8 @@ class Benchmark:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the attributes for JSON."""
-        return {
-            "inference": self.inference.to_dict(), "training": self.training and self.training.to_dict(),
-            "saved_bytes": self.saved_bytes and {"before": self.saved_bytes[0], "after": self.saved_bytes[1]},
-            "threads": self.threads, "load": self.load,
-        }  # fmt: skip
+        saved = self.saved_bytes and {"before": self.saved_bytes[0], "after": self.saved_bytes[1]}
+        return {**super().to_dict(), "saved_bytes": saved}
 
 
 def measure(
@@ -191,14 +187,13 @@ def measure(
 
 
 class NodeTimer(fx.Interpreter):
-    """Interpreter that times the nodes of a copy of a graph."""
+    """Interpreter that times the nodes of a graph of a module, as it was before it was rewritten."""
 
-    def __init__(self, graph: fx.GraphModule, matches: Iterable[Match]) -> None:
-        copy, copies = fx.Graph(), dict[fx.Node, fx.Node]()
-        copy.output(copy.graph_copy(graph.graph, copies))
-        super().__init__(graph, graph=copy)
-        nodes = (node for match in matches if match.z for node in (match.add, *match.inner))  # z: the add was found
-        self._add_norm = {copies[node] for node in nodes}
+    def __init__(self, module: fx.GraphModule, graph: fx.Graph, matches: Iterable[Match]) -> None:
+        super().__init__(module, graph=graph)
+        self._add_norm = {
+            node for match in matches if match.z for node in (match.add, *match.inner)
+        }  # z: the add was found
         self._current: Counter[fx.Node] = Counter()  # nanoseconds in this pass
         self._shortest: dict[fx.Node, int] = {}  # nanoseconds in the pass where the node took least
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import fx
 
+from addnorm._util.jsonio import Document
 from addnorm.fusion.graph import concrete, example_value
 from addnorm.stream.dataflow.arithmetic import match_terms, strip_views
 from addnorm.stream.dataflow.graph import Value
@@ -17,7 +16,7 @@ from addnorm.stream.find.norm import Norm
 
 
 @dataclass(frozen=True)
-class Boundary:
+class Boundary(Document):
     """Add & Norm of a model, fused or not.
 
     Attributes:
@@ -42,18 +41,14 @@ class Boundary:
     dtype: str
     casting: str = "float32"
     reason: str | None = None
-    weight: str | None = None
+    weight: str | None = field(default=None, repr=False)
+
+    PROPERTIES = ("is_fused",)
 
     @property
     def is_fused(self) -> bool:
         """Whether it is one call now."""
         return self.reason is None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the attributes for JSON."""
-        document = {**dataclasses.asdict(self), "is_fused": self.is_fused}
-        del document["weight"]
-        return document
 
 
 @dataclass(eq=False)

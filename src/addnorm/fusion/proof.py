@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from addnorm._util.jsonio import Document
 from addnorm.fusion.rng_replay import RngReplay, copy_in_dtype
 from addnorm.fusion.runs import INPUT, RunResult, floating_inputs, run
 from addnorm.fusion.tolerance import (
@@ -38,7 +39,7 @@ MOVE = 1e-2  # relative change of the moved parameters
 
 
 @dataclass(frozen=True)
-class Proof:
+class Proof(Document):
     """Result of `prove`.
 
     Attributes:
@@ -58,6 +59,8 @@ class Proof:
     gradient_error: str | None = None
     calls: tuple[Difference, ...] = ()
 
+    PROPERTIES = ("holds",)
+
     @property
     def differences(self) -> tuple[Difference, ...]:
         """All differences."""
@@ -67,14 +70,6 @@ class Proof:
     def holds(self) -> bool:
         """Whether every difference is within its tolerance."""
         return all(difference.holds for difference in self.differences)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the attributes for JSON."""
-        parts = {"calls": self.calls, "outputs": self.outputs, "gradients": self.gradients}
-        return {
-            "holds": self.holds, **{name: [one.to_dict() for one in part] for name, part in parts.items()},
-            "oracle": self.oracle, "mode": self.mode, "gradient_error": self.gradient_error,
-        }  # fmt: skip
 
 
 def prove(

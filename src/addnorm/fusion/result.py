@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from addnorm._util.blocks import Block, Column, Paragraph, Table, TableRow
+from addnorm._util.jsonio import Document
 from addnorm._util.numbers import format_bytes, format_count, format_number, format_percent, format_seconds
 from addnorm._util.render import Rendered
 from addnorm.fusion.benchmark import Benchmark, Timing
@@ -27,7 +28,7 @@ MIN_GAIN = 1.02  # times as fast; a smaller bound is called no gain
 
 
 @dataclass(frozen=True, repr=False)
-class Fusion(Rendered):
+class Fusion(Document, Rendered):
     """Result of `addnorm.fuse`. It prints as a report, in a notebook as HTML.
 
     Attributes:
@@ -79,12 +80,8 @@ class Fusion(Rendered):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result for JSON."""
-        return {
-            "schema": "addnorm.fusion", "schema_version": 1, "model": self.model, "num_graphs": self.num_graphs,
-            "inductor": self.inductor, "fused": len(self.fused), "changed": self.is_applied,
-            "boundaries": [b.to_dict() for b in self.boundaries], "proof": self.proof.to_dict(), "share": self.share,
-            "benchmark": self.benchmark and self.benchmark.to_dict(), "note": self.note,
-        }  # fmt: skip
+        counts = {"fused": len(self.fused), "changed": self.is_applied}
+        return {"schema": "addnorm.fusion", "schema_version": 1, **super().to_dict(), **counts}
 
     def __repr__(self) -> str:
         return f"<Fusion of {self.model}: {len(self.fused)} of {len(self.boundaries)} Add & Norms fused>"

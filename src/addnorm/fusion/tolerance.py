@@ -6,15 +6,14 @@ round-off than the operators that it replaced.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from addnorm._util.jsonio import Document
 from addnorm._util.numbers import format_number
 from addnorm.fusion.fused_call import LOW_PRECISION, agree
 from addnorm.fusion.runs import Tensors
@@ -43,7 +42,7 @@ FLOAT32, FLOAT64 = torch.finfo(torch.float32).eps, torch.finfo(torch.float64).ep
 
 
 @dataclass(frozen=True)
-class Difference:
+class Difference(Document):
     """Difference of one tensor between the model before and after.
 
     Attributes:
@@ -63,6 +62,8 @@ class Difference:
     tolerance: float
     is_compared: bool = True
 
+    PROPERTIES = ("holds",)
+
     @property
     def holds(self) -> bool:
         """Whether the difference is within the tolerance."""
@@ -76,14 +77,6 @@ class Difference:
     def __str__(self) -> str:
         difference, tolerance = (format_number(number, 2) for number in (self.max_abs, self.tolerance))
         return f"{self.name} differs by {difference}, tolerance {tolerance}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the attributes for JSON, with null for infinity."""
-        numbers = {
-            name: value if not isinstance(value, float) or math.isfinite(value) else None
-            for name, value in dataclasses.asdict(self).items()
-        }
-        return {**numbers, "holds": self.holds}
 
 
 def failure(name: str) -> Difference:
