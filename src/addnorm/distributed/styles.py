@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor, parallel
 from torch.distributed.tensor.parallel import ParallelStyle, RowwiseParallel, parallelize_module
 
 from addnorm.distributed.linear import ColumnLinear, PackedColumnLinear, enter_region, to_dtensor
@@ -27,7 +27,7 @@ Arguments = tuple[Any, ...]
 Keywords = dict[str, Any]
 
 
-class SequenceParallel(ParallelStyle):
+class SequenceParallel(parallel.SequenceParallel):
     """Style of `AddNorm`, `LayerNorm` and `RMSNorm` that computes on shards of the sequence.
 
     Every tensor among the inputs is handled as `torch.distributed.tensor.parallel.SequenceParallel` handles the first input: an
@@ -42,11 +42,6 @@ class SequenceParallel(ParallelStyle):
         >>> from addnorm.distributed import SequenceParallel
         >>> plan = {"norm1": SequenceParallel(), "norm2": SequenceParallel()}  # for parallelize_module(model, mesh, plan)
     """
-
-    def __init__(self, *, sequence_dim: int = 1, use_local_output: bool = False) -> None:
-        super().__init__()
-        self.sequence_sharding = (Shard(sequence_dim),)
-        self.use_local_output = use_local_output
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         replicate_parameters(module.modules(), device_mesh, self.src_data_rank)
