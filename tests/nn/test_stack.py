@@ -182,7 +182,7 @@ REFUSED = {
     "wiring is 'resi_dual', expected one of rows": lambda: addnorm.SublayerConnection(Mlp(), D, "resi_dual"),
     "d_model is 0, expected a whole number from 1": lambda: ResidualStack([Mlp()], 0),
     "d_model is 16.5, expected a whole number": lambda: addnorm.SublayerConnection(Mlp(), 16.5, "no_norm"),
-    "eps is -1, expected None or a number": lambda: stack_of(2, eps=-1),
+    "eps is -1, expected a number that is not negative": lambda: stack_of(2, eps=-1),
     "final_norm is 'no', expected True or False, or None": lambda: stack_of(2, final_norm="no"),
     "checkpoint is 'no', expected True, False, or a whole number": lambda: stack_of(2, checkpoint="no"),
     "residual_dtype is torch.int64, expected float32, bfloat16, float16 or float64 (or None)": lambda: stack_of(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.fx import Proxy
 
 from addnorm import functional
-from addnorm._util.arguments import check_choice, check_int, is_number
+from addnorm._util.arguments import check_choice, check_int, check_not_negative
 from addnorm._util.norms import KINDS, Norm
 
 Device = torch.device | str | None
@@ -85,8 +85,8 @@ class NormFactory:
     def __post_init__(self) -> None:
         check_int("d_model", self.d_model, 1)
         check_choice("norm", self.norm, KINDS)
-        if self.eps is not None and not (is_number(self.eps) and self.eps >= 0):
-            raise ValueError(f"eps is {self.eps!r}, expected None or a number that is not negative.")
+        if self.eps is not None:
+            check_not_negative("eps", self.eps)
         if self.bias and not KINDS[self.norm].has_bias:
             title = KINDS[self.norm].title
             raise ValueError(f"bias is True with norm {self.norm!r}, expected None or False: {title} has none.")

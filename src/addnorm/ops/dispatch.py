@@ -38,8 +38,8 @@ _compiling, _grad_enabled = torch.compiler.is_dynamo_compiling, torch.is_grad_en
 _differentiable_of = operator.itemgetter(*autograd.PLACES)
 # Errors of calls with invalid arguments; torch asserts that FakeTensors meet no others.
 ERRORS = (RuntimeError, AttributeError, TypeError, OverflowError, AssertionError)
-# Options that may have one element per feature.
-_FEATURE_OPTIONS = tuple((option.name, option.kind) for option in ADD_OPTIONS if option.kind in ("scale", "features"))
+# Arguments that may have one element per feature.
+_FEATURES = ("weight", "bias", *(option.name for option in ADD_OPTIONS if option.kind in ("scale", "features")))
 
 
 def fast_path(
@@ -220,11 +220,7 @@ def _flatten(
     """Return the tensors and options with the dimensions of `normalized_shape` flattened into one."""
     dims = validation.to_dimensions(normalized_shape)
     validation.check_normalized_shape(dims, residual, "x" if branch is None else "residual")
-    parameters: dict[str, Any] = {"weight": options["weight"], "bias": options["bias"]}
-    for name, kind in _FEATURE_OPTIONS:
-        value = options.get(name)
-        if kind == "features" or (isinstance(value, Tensor) and value.dim() > 0):  # other scales are numbers
-            parameters[name] = value
+    parameters = {name: t for name, t in options.items() if name in _FEATURES and isinstance(t, Tensor) and t.dim() > 0}
     validation.check_normalized_arguments(dims, branch=branch, **parameters)
     keep = residual.dim() - len(dims)
 
