@@ -15,6 +15,7 @@ from typing import Any
 import claims
 import exact_numbers
 import torch
+import torch.nn.functional as F
 from rich.console import Console
 from torch import nn
 
@@ -29,7 +30,8 @@ from addnorm.bench.pages import headline, markdown
 from addnorm.bench.script import main
 from addnorm.lab import Protocol, compare, python_docs
 from addnorm.lab.results import Group
-from addnorm.lab.toy_model import ToyModel, geometric_mean, token_similarity
+from addnorm.lab.streams import StreamsRecorder
+from addnorm.lab.toy_model import ToyModel, geometric_mean
 from addnorm.nn import block
 
 DEPTHS = (2, 4, 8, 16, 32, 64)
@@ -59,18 +61,32 @@ def depth() -> Iterator[Row]:
     for name, wiring in WIRINGS.items():
         for n in DEPTHS:
             models = [ToyModel(n, wiring, seed, sequences=4, init=name == "deepnorm") for seed in SEEDS]
-            results = [model.measure_stream() for model in models]
+            recorders = [model.record() for model in models]
+            results = [recorder.statistics() for recorder in recorders]
             row = {
                 "wiring": name, "num_layers": n,
-                "scale": geometric_mean(one.variances()[-1] ** 0.5 for one in results),
-                "gradient": geometric_mean(one.gradient_ratio() for one in results),
-                "similarity": statistics.fmean(token_similarity(one.streams[-1].double()) for one in results),
-                "memory": statistics.fmean(one.input_similarity() for one in results),
+                "scale": geometric_mean(one["stream"][-1] for one in results),
+                "gradient": gradient_ratio([one["gradient"] for one in results]),
+                "similarity": statistics.fmean(one["similarity"][-1] for one in results),
+                "memory": statistics.fmean(input_similarity(one) for one in recorders),
             }  # fmt: skip
             if not name.startswith("no_residual"):  # without a residual nothing passes along it
-                alone = (model.measure_stream(residual_alone=True).gradient_ratio() for model in models)
-                row["gradient_residual_alone"] = geometric_mean(alone)
+                alone = [detach_sublayers(model).record().statistics()["gradient"] for model in models]
+                row["gradient_residual_alone"] = gradient_ratio(alone)
             yield row
+
+
+def input_similarity(recorder: StreamsRecorder) -> float:
+    """Return the mean cosine of a token's x_L and its x_0."""
+    return float(F.cosine_similarity(recorder.states[0][0], recorder.states[-1][0], dim=-1).mean().detach())
+
+
+def detach_sublayers(model: ToyModel) -> ToyModel:
+    """Return the model with its sublayers' outputs detached: the gradient flows only along the residual and its norms."""
+    for connection in model.stack.connections:
+        sublayer: Any = connection.sublayer
+        sublayer.register_forward_hook(lambda module, args, y: y.detach())
+    return model
 
 
 def trained(entropy: float) -> Results:

@@ -99,7 +99,7 @@ def by_depth() -> dict[str, Depth]:
 
 
 def _stack(wiring: str, name: str) -> Depth:
-    results = [ToyModel(LAYERS, wiring, seed).measure_stream().streams for seed in SEEDS]
+    results = [[x.detach() for (x,) in ToyModel(LAYERS, wiring, seed).record().states] for seed in SEEDS]
     places = range(2 * LAYERS + 1)
 
     def mean(of: Callable[[Tensor, Tensor], Tensor]) -> list[float]:

@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from addnorm.lab import StreamsProbe
-from addnorm.lab.streams import StreamsRecorder
 
 SUBLAYERS, SEEDS = 32, range(4)
 MOVED = 0.5  # scale of the noise on the parameters of A, B and C
@@ -69,8 +68,8 @@ def stream_cosine(streams: Tensor) -> float:
 def _measure(wiring: str, perturbation: float, seed: int) -> dict[str, Any]:
     """Return the curves of one stack."""
     model = StreamsProbe(wiring, sublayers=SUBLAYERS, perturbation=perturbation, seed=seed).build()
-    with StreamsRecorder(model.stack) as recorder, torch.enable_grad():
-        model.loss(model.stack(model.x)).backward()
+    with torch.enable_grad():
+        recorder = model.record()
     gains = recorder.coefficients()["gains"] if wiring in MIXED else None
     return {
         "cosine": [stream_cosine(state) for (state,) in recorder.states] if wiring in MIXED else None,

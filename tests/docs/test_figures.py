@@ -57,12 +57,17 @@ def test_by_depth_measures_every_sublayer(numbers, stacks):
     assert [*stacks] == ["pre_ln", "post_ln", "no_residual", "no_norm"]
     for wiring, by_depth in stacks.items():
         assert len(by_depth.cosine) == len(by_depth.rms) == 2 * numbers.LAYERS + 1
-        models = [ToyModel(numbers.LAYERS, wiring, seed).measure_stream() for seed in numbers.SEEDS]
+        models = [ToyModel(numbers.LAYERS, wiring, seed).record() for seed in numbers.SEEDS]
         assert by_depth.cosine[0] == pytest.approx(1)
         assert by_depth.cosine[-1] == pytest.approx(
-            statistics.fmean(model.input_similarity() for model in models), rel=1e-4, abs=1e-4
+            statistics.fmean(
+                float(F.cosine_similarity(model.states[0][0], model.states[-1][0], dim=-1).mean().detach())
+                for model in models
+            ),
+            rel=1e-4,
+            abs=1e-4,
         )
-        sizes = statistics.fmean(model.variances()[-1] ** 0.5 for model in models)
+        sizes = statistics.fmean(model.statistics()["stream"][-1] for model in models)
         assert by_depth.rms[-1] == pytest.approx(sizes, rel=1e-3)
 
 

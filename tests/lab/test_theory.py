@@ -16,6 +16,7 @@ from addnorm import Row, Wiring, wirings
 from addnorm.lab import published_numbers
 from addnorm.lab.published import PUBLISHED, PublishedResult, check_published
 from addnorm.lab.run import wiring_label
+from addnorm.lab.streams import token_similarity
 from addnorm.lab.theory import (
     DEPTHS,
     SEEDS,
@@ -27,7 +28,7 @@ from addnorm.lab.theory import (
     measure_init,
     summarize,
 )
-from addnorm.lab.toy_model import ToyModel, geometric_mean, token_similarity
+from addnorm.lab.toy_model import ToyModel, geometric_mean
 
 FIRST = int(os.environ.get("ADDNORM_SEEDS", "0"))
 

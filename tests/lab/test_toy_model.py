@@ -3,14 +3,8 @@
 import pytest
 import torch
 
-from addnorm.lab.toy_model import (
-    ToyModel,
-    geometric_mean,
-    log_slope,
-    r_squared,
-    stream_states,
-    token_similarity,
-)
+from addnorm.lab.streams import token_similarity
+from addnorm.lab.toy_model import ToyModel, geometric_mean, log_slope, r_squared
 
 
 def test_toy_model_depends_only_on_its_seed():
@@ -33,24 +27,6 @@ def test_toy_model_weights_have_variance_one_over_d():
     weights = torch.cat([parameter.detach().flatten() for parameter in model.stack.parameters()])
     assert float(weights.var()) == pytest.approx(1 / 64, rel=0.03)
     assert all(parameter.dim() == 2 for parameter in model.parameters())
-
-
-@pytest.mark.parametrize("wiring", ["pre_ln", "post_ln", "peri_ln", "layernorm_scaling"])
-def test_stream_states_match_fused_stack(wiring):
-    model = ToyModel(3, wiring, 0)
-    result = stream_states(model.stack, model.x)
-    last = result[-1] if model.stack.norm_final is None else model.stack.norm_final(result[-1])
-    torch.testing.assert_close(last, model.stack(model.x))
-    assert len(result) == 7
-
-
-def test_measure_stream_along_the_residual_alone():
-    model = ToyModel(3, "pre_ln", 0)
-    before = model.measure_stream().gradients[0]
-    alone = model.measure_stream(residual_alone=True)
-    assert torch.equal(alone.gradients[0], alone.gradients[-1])
-    assert torch.equal(model.measure_stream().gradients[0], before)
-    assert not torch.equal(before, alone.gradients[0])
 
 
 def test_token_similarity_is_mean_cosine_of_pairs():

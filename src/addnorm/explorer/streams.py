@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from addnorm.explorer.params import Choice, Field, Number, describe_fields, read_params
 from addnorm.lab.streams_probe import PROBED, StreamsProbe
 from addnorm.nn import Wiring
-from addnorm.wirings import CONSTRUCTORS, Learned, Row
+from addnorm.wirings import Learned, Row
 
 FIELDS: dict[str, Field] = {
     "wiring": Choice("pre_ln", PROBED),
@@ -90,7 +90,7 @@ def compute(probe: StreamsProbe) -> dict[str, Any]:
         **measured,
         "keeps_states": keeps_states,
         "sources": _name_sources(measured["labels"], numbers),
-        "equation": _get_equation(probe.wiring, probe.make_wiring()),
+        "equation": probe.make_wiring().equation(),
     }
 
 
@@ -108,18 +108,13 @@ def describe() -> dict[str, Any]:
     for name in PROBED:
         wiring = StreamsProbe(name).make_wiring()
         wirings[name] = {
-            "equation": _get_equation(name, wiring),
+            "equation": wiring.equation(),
             "has_n": "n" in dict(wiring.options),
             "is_learned": is_learned(wiring),
             "source": wiring.source,
             "use": wiring.use,
         }
     return {"fields": describe_fields(FIELDS), "steps": [step._asdict() for step in STEPS], "wirings": wirings}
-
-
-def _get_equation(name: str, wiring: Wiring) -> str:
-    """Return the equation in the catalog's form: the probe's pre-LN is a stage of one stream."""
-    return (CONSTRUCTORS[name]() if name == "pre_ln" else wiring).equation()
 
 
 def is_learned(wiring: Wiring) -> bool:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from addnorm import reference, wirings
 from addnorm._util.arguments import check_bool, check_choice, check_float, check_int, check_not_negative
 from addnorm._util.norms import KINDS, Norm
-from addnorm.lab.toy_model import measure_stream, token_similarities
+from addnorm.lab.streams import StreamsRecorder, token_similarities
 from addnorm.lab.train import one_thread
 from addnorm.nn import ResidualStack, SublayerConnection, Wiring, block
 from addnorm.wirings.catalog import deepnorm_constants
@@ -159,9 +159,12 @@ class InitProbe:
             - `closure`: the largest relative difference between the stream and the sum of its sources, one number.
         """
         stack, x_0, v = self._build(_reuse if self.sublayers * self.d_model**2 <= CACHED_WEIGHTS else _allocate)
-        measured = measure_stream(stack, x_0, lambda y: (y * v).sum(), weights=True)
-        x = torch.cat(measured.streams).double()  # (places, tokens, d_model)
-        writes = torch.cat(measured.writes).double()
+        stack.zero_grad()  # sublayers that an earlier measurement has used
+        with StreamsRecorder(stack) as recorder:
+            (stack(x_0.requires_grad_()) * v).sum().backward()
+        states = [state for (state,) in recorder.states]
+        x = torch.cat(states).detach().double()  # (places, tokens, d_model)
+        writes = torch.cat([site.write for site in recorder.sites]).detach().double()
         lengths = x.norm(dim=-1)
         rms = lengths / self.d_model**0.5
         low, high = rms.quantile(torch.tensor(BAND, dtype=rms.dtype, device="cpu"), dim=-1)
@@ -171,8 +174,8 @@ class InitProbe:
         return {
             **name_places(self.sublayers),
             "stream": rms.mean(-1).tolist(), "low": low.tolist(), "high": high.tolist(),
-            "gradient": torch.cat(measured.gradients).double().norm(dim=-1).mean(-1).tolist(),
-            "parameters": [None, *map(_norm, measured.weight_gradients)],
+            "gradient": torch.cat([cast(Tensor, state.grad) for state in states]).double().norm(dim=-1).mean(-1).tolist(),
+            "parameters": [None, *map(_norm_of_gradient, stack.connections)],
             "ratio": [None, *ratio.tolist()],
             "cosine": [None, *cosine.tolist()],
             "similarity": [None] * len(x) if self.tokens == 1 else token_similarities(x).tolist(),
@@ -229,9 +232,10 @@ def _draw(sublayers: Modules, seed: int, tokens: int, gain: float, deepnorm: boo
     return x, v / v.norm(dim=-1, keepdim=True)
 
 
-def _norm(tensors: list[Tensor]) -> float:
-    """Return the norm of tensors as one vector, in float64 without float64 copies."""
-    return math.hypot(*(float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) for tensor in tensors))
+def _norm_of_gradient(module: nn.Module) -> float:
+    """Return the norm of the gradients of all parameters as one vector, in float64 without float64 copies."""
+    gradients = [cast(Tensor, parameter.grad) for parameter in module.parameters()]
+    return math.hypot(*(float(torch.linalg.vector_norm(gradient, dtype=torch.float64)) for gradient in gradients))
 
 
 def _shares(connections: list[SublayerConnection], x: Tensor, writes: Tensor) -> tuple[list[list[float | None]], float]:

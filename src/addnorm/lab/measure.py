@@ -16,7 +16,7 @@ from torch import Tensor
 
 from addnorm.lab.data import Part, Text
 from addnorm.lab.models import CharLM
-from addnorm.lab.streams import measure_streams
+from addnorm.lab.streams import StreamsRecorder
 from addnorm.stream.record.recorder import record
 from addnorm.stream.record.recording import Recording
 
@@ -84,12 +84,14 @@ def memory_map(recording: Recording) -> Numbers | None:
 def measure_probe(model: CharLM, text: Text, tokens: int) -> Numbers:
     """Return the statistics by depth, forward and backward, on `PROBE` sequences of the test text. The model does not change.
 
-    `map` is the memory map. With several streams it is None, and `streams` has what `measure_streams` returns.
+    `map` is the memory map. With several streams it is None, and `streams` has what `StreamsRecorder.to_dict` returns.
     """
     inputs, targets = text.held_out("test", PROBE, tokens)
     clone = copy.deepcopy(model)
     if model.decoder.stack.has_streams:
-        measured = measure_streams(clone.decoder.stack, lambda: cross_entropy(clone(inputs), targets))
+        with StreamsRecorder(clone.decoder.stack) as recorder:
+            cross_entropy(clone(inputs), targets).backward()
+        measured = recorder.to_dict()
         return {**streams_by_depth(measured), "map": None, "streams": measured}
     with record(clone) as recording:
         cross_entropy(clone(inputs), targets).backward()

@@ -1,4 +1,4 @@
-"""Measurements of a stack with several streams: states, gradients and coefficients by depth and stream.
+"""Measurements of a stack with one or several streams: states, gradients and coefficients by depth and stream.
 
 The pending write of each sublayer is added before the next sublayer is called, so that each state is a tensor with a gradient.
 The values differ from those of the fused call by round-off.
@@ -6,14 +6,12 @@ The values differ from those of the fused call by round-off.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from addnorm.lab.toy_model import token_similarity
 from addnorm.nn import ResidualStack
 from addnorm.nn.state import Site, StreamState
 from addnorm.nn.step import collapse, finish, read
@@ -21,23 +19,21 @@ from addnorm.nn.unrolling import find_gains, to_entries
 from addnorm.wirings.stage import identity
 
 Numbers = dict[str, Any]
+ONE_STREAM = (1.0,)  # C of one stream
 
 
 class StreamsRecorder:
-    """The states of one call of a stack with several streams, and of its backward.
+    """The states of one call of a stack, and of its backward.
 
-    Use it as a context in which the model is called once. Afterwards `statistics` and `coefficients` return plain numbers.
+    Use it as a context in which the model is called once. Afterwards `to_dict` returns plain numbers.
 
     Args:
         stack: the stack.
 
     Attributes:
-        states: the streams before each sublayer and after the last one: one tensor `(*, n, d_model)`, or n tensors.
+        states: the streams before each sublayer and after the last one: one tensor, `(*, d_model)` or `(*, n, d_model)`, or n.
         sites: a `Site` for each sublayer, with its write and coefficients.
-        last_read: C X of the head, before the final norm.
-
-    Raises:
-        ValueError: the stack has one stream.
+        last_read: C X of the last read, before the final norm.
 
     Example:
         >>> from addnorm.lab.streams import StreamsRecorder
@@ -49,22 +45,19 @@ class StreamsRecorder:
     """
 
     def __init__(self, stack: ResidualStack) -> None:
-        if not stack.has_streams:
-            raise ValueError(
-                f"stack has the wiring {stack.wiring.name!r}, expected one with several streams: addnorm.record measures others."
-            )
         self.stack = stack
         self.states: list[tuple[Tensor, ...]] = []
         self.sites: Sequence[Site] = ()
-        self.collapse: Any = None
+        self.collapse: Any = ONE_STREAM
         self.last_read: Any = None
         self._handles: list[Any] = []
 
     def __enter__(self) -> StreamsRecorder:
-        for connection in self.stack.connections:
-            self._handles.append(connection.register_forward_pre_hook(self._before, prepend=True))
-        head: Any = self.stack.head
-        self._handles.append(head.register_forward_pre_hook(self._before, prepend=True))
+        connections = self.stack.connections
+        self._handles += [
+            connection.register_forward_pre_hook(self._before, prepend=True) for connection in connections
+        ]
+        self._handles.append(connections[-1].register_forward_hook(self._after_last))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -73,24 +66,37 @@ class StreamsRecorder:
         self._handles.clear()
 
     def _before(self, module: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Add the pending write to the streams and store the streams in `states`: a hook before each sublayer and the head."""
+        """Store the streams before a sublayer."""
         state, *others = args
-        head: Any = self.stack.head
-        if not isinstance(state, StreamState):
-            return args
-        streams = finish(state)
         if module is self.stack.connections[0]:
             self.states, state = [], state._replace(sites=())
-        tensors = (streams,) if isinstance(streams, Tensor) else streams
-        for x in tensors:
-            if x.requires_grad:
-                x.retain_grad()
-        self.states.append(tensors)
-        if module is head:
-            self.sites = state.sites or ()
-            reading = read(head, head.stage, state._replace(x=streams, pending=None), (None,))
+        return (self._keep(state), *others)
+
+    def _after_last(self, module: Any, args: Any, state: StreamState) -> StreamState:
+        """Store the streams after the last sublayer, all writes and coefficients."""
+        state = self._keep(state)
+        self.sites, head = state.sites or (), self.stack.head
+        if head is None:  # the c of a `Row` is a factor after its norm
+            self.sites = [site._replace(collapse=ONE_STREAM) for site in self.sites]
+            self.last_read = state.x.detach()
+        else:
+            reading = read(head, head.stage, state, (None,))
             self.collapse, self.last_read = reading.collapse, reading.reads[0].detach()
-        return (state._replace(x=streams, pending=None), *others)
+        for site in self.sites:
+            _retain_grad(site.write)
+        return state
+
+    def _keep(self, state: StreamState) -> StreamState:
+        """Add the pending write to the streams, and store them in `states`."""
+        streams = finish(state)
+        self.states.append((streams,) if isinstance(streams, Tensor) else streams)
+        for x in self.states[-1]:
+            _retain_grad(x)
+        return state._replace(x=streams, pending=None)
+
+    def to_dict(self) -> Numbers:
+        """Return the `statistics`, and the `coefficients` under this key."""
+        return {**self.statistics(), "coefficients": self.coefficients()}
 
     def statistics(self) -> Numbers:
         """Return lists over the places, x_0 and after each sublayer, each of numbers.
@@ -110,7 +116,7 @@ class StreamsRecorder:
             "gradients": [[float(g.double().norm()) for g in gradient] for gradient in gradients],
             "stream": total,
             "gradient": [float(torch.stack(gradient).double().norm()) for gradient in gradients],
-            "similarity": [token_similarity(torch.cat(state, -1).flatten(0, -3)) for state in states],
+            "similarity": [token_similarity(torch.cat(state, -1).double()) for state in states],
             "ratio": [
                 None,
                 *(write / before if before else None for write, before in zip(writes, total, strict=False)),
@@ -157,26 +163,6 @@ class StreamsRecorder:
         return grads[0].unbind(-2) if self.stack.is_stacked else grads
 
 
-def measure_streams(stack: ResidualStack, call: Callable[[], Tensor]) -> Numbers:
-    """Return the statistics and coefficients by depth of one forward and backward. `call` runs the model and returns the loss.
-
-    The `.grad` of the stack's parameters is as before afterwards.
-    """
-    with StreamsRecorder(stack) as recorder, _without_gradients(stack):
-        call().backward()
-        return {**recorder.statistics(), "coefficients": recorder.coefficients()}
-
-
-@contextmanager
-def _without_gradients(stack: nn.Module) -> Iterator[None]:
-    before = [(p, p.grad) for p in stack.parameters()]
-    try:
-        yield
-    finally:
-        for parameter, gradient in before:
-            parameter.grad = gradient
-
-
 def amax_gains(mixes: Sequence[Any]) -> Numbers | None:
     """Return the largest gains of mixing matrices `(*, n, n)` and of their products, averaged over tokens.
 
@@ -214,6 +200,23 @@ def amax_gains(mixes: Sequence[Any]) -> Numbers | None:
 def rms(x: Tensor) -> float:
     """Return the root mean square of all elements, in float64."""
     return float(x.double().square().mean().sqrt())
+
+
+def token_similarities(x: Tensor) -> Tensor:
+    """Return the mean cosine of two different tokens, `(*)`, for each sequence `(*, n, d_model)`: 1 if all are equal."""
+    n = x.shape[-2]
+    unit: Tensor = x / x.norm(dim=-1, keepdim=True)
+    return (unit.sum(-2).square().sum(-1) - n) / (n * (n - 1))
+
+
+def token_similarity(x: Tensor) -> float:
+    """Return the mean of `token_similarities` over the sequences."""
+    return float(token_similarities(x).mean())
+
+
+def _retain_grad(x: Tensor) -> None:
+    if x.requires_grad:
+        x.retain_grad()
 
 
 def _is_nested(rows: Any) -> bool:

@@ -22,7 +22,7 @@ from addnorm.lab.toy_model import ToyModel
 from addnorm.nn import ResidualStack, Wiring
 from addnorm.nn.norm import LayerNorm, RMSNorm
 from addnorm.stream.dataflow.state import fork_rng
-from addnorm.wirings import CONSTRUCTORS, Stage
+from addnorm.wirings import CONSTRUCTORS
 
 Numbers = dict[str, Any]
 
@@ -79,7 +79,7 @@ class StreamsProbe:
         object.__setattr__(self, "perturbation", check_not_negative("perturbation", self.perturbation))
 
     def make_wiring(self) -> Wiring:
-        """Return the wiring. Pre-LN is a `Stage` with one stream, so that it is measured like the others."""
+        """Return the wiring."""
         return _make_wiring(self.wiring, self.n)
 
     def build(self) -> ToyModel:
@@ -104,7 +104,7 @@ class StreamsProbe:
         torch uses one thread, so the numbers do not depend on the caller's settings.
 
         Returns:
-            What `addnorm.lab.streams.measure_streams` returns, and
+            What `addnorm.lab.streams.StreamsRecorder.to_dict` returns, and
             `labels` and `kinds` of the places;
             `write_gradients`, the norm of the loss's gradient at x_0 and at each write, divided by the norm at the last read
             (`coefficients["direct_path"]` is the same without sublayers and with constant coefficients and norms);
@@ -114,21 +114,15 @@ class StreamsProbe:
             `gains`, for each wiring in `MIXED` the gains of A and its products (`amax_gains`), or None if `wiring` is not in it.
         """
         model = self.build()
-        x = model.x.requires_grad_()
-        with StreamsRecorder(model.stack) as recorder:
-            y = model.stack(x)
-            writes = [site.write for site in recorder.sites]
-            for write in writes:
-                write.retain_grad()
-            model.loss(y).backward()
+        recorder = model.record()
         last = _norm(self._read_gradient(model, recorder))
+        sources = [model.x, *(site.write for site in recorder.sites)]
         return {
             **name_places(self.sublayers),
-            **recorder.statistics(),
-            "coefficients": recorder.coefficients(),
-            "write_gradients": [_divide(_norm(source.grad), last) for source in (x, *writes)],
+            **recorder.to_dict(),
+            "write_gradients": [_divide(_norm(source.grad), last) for source in sources],
             "distance": _find_distance(recorder.states) if model.stack.is_stacked else None,
-            "difference": self._difference(model, y.detach()),
+            "difference": self._difference(model),
             "gains": self._gains(model) if self.wiring in MIXED else None,
         }
 
@@ -142,9 +136,10 @@ class StreamsProbe:
         return gradient
 
     @torch.no_grad()
-    def _difference(self, model: ToyModel, y: Tensor) -> float:
+    def _difference(self, model: ToyModel) -> float:
         with fork_rng():
             plain = self._stack(model, "pre_ln")(model.x)
+        y = model.stack(model.x)
         return float((y - plain).double().norm() / plain.double().norm())
 
     @torch.no_grad()
@@ -182,9 +177,6 @@ def _coefficient_parameters(stack: ResidualStack) -> list[torch.nn.Parameter]:
 
 
 def _make_wiring(name: str, n: int) -> Wiring:
-    if name == "pre_ln":
-        stage = Stage(1, collapse=(1.0,), inject=(1.0,), norm_in=True)
-        return Wiring(name, stage, final_norm=True, source=wirings.pre_ln().source, use=wirings.pre_ln().use)
     options = {"n": n} if "n" in inspect.signature(CONSTRUCTORS[name]).parameters else {}
     return wirings.get(name, **options)
 

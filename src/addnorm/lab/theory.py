@@ -25,7 +25,7 @@ from torch import Tensor
 from addnorm import wirings
 from addnorm.lab.run import wiring_label
 from addnorm.lab.streams import StreamsRecorder, amax_gains, rms
-from addnorm.lab.toy_model import ToyModel, geometric_mean, token_similarity
+from addnorm.lab.toy_model import ToyModel, geometric_mean
 from addnorm.nn import Wiring
 from addnorm.wirings.coefficients import HyperConnection, ManifoldConnection
 
@@ -103,20 +103,19 @@ def measure_init(job: InitStack) -> Numbers:
     model = ToyModel(
         job.num_layers, job.wiring, job.seed, init=job.own_init, sequences=SEQUENCES, tokens=TOKENS, loss_tokens=TOKENS
     )
-    measured = model.measure_stream()
-    x, writes = measured.streams, measured.writes
-    connections: list[Any] = list(model.stack.connections)
-    with torch.no_grad():
-        sums = [one.a * stream + write for one, stream, write in zip(connections, x[:-1], writes, strict=True)]
+    recorder = model.record()
+    by_depth, x = recorder.statistics(), [state.detach() for (state,) in recorder.states]
+    sums = [after if site.total is None else site.total[0] for site, after in zip(recorder.sites, x[1:], strict=True)]
+    layers: list[Any] = [*model.stack.layers]
     return {
         "wiring": wiring_label(job.wiring), "num_layers": job.num_layers, "seed": job.seed,
-        "variance": measured.variances(),
-        "before_norm": [float(total.double().square().mean()) for total in sums],
-        "similarity": [token_similarity(stream.double()) for stream in x],
-        "write_ratio": [norm(write) / norm(stream) for write, stream in zip(writes, x[:-1], strict=True)],
-        "gradient": [norm(gradient) for gradient in measured.gradients],
-        "gradient_ratio": measured.gradient_ratio(),
-        "weight_gradient": model.feed_forward_gradients(),
+        "variance": [size**2 for size in by_depth["stream"]],
+        "before_norm": [rms(total.detach()) ** 2 for total in sums],
+        "similarity": by_depth["similarity"],
+        "write_ratio": by_depth["ratio"][1:],
+        "gradient": by_depth["gradient"],
+        "gradient_ratio": by_depth["gradient"][0] / by_depth["gradient"][-1],
+        "weight_gradient": [norm(layer.connections[-1].sublayer[-1].weight.grad) for layer in layers],
         "last_move": 1 - float(F.cosine_similarity(x[-3].double(), x[-1].double(), dim=-1).mean()),
         **{f"step_{name}": value for name, value in _first_steps(model).items()},
     }  # fmt: skip
@@ -167,21 +166,14 @@ def measure_streams_init(wiring: Wiring, num_layers: int, seed: int) -> Numbers:
     plain = ToyModel(num_layers, wirings.pre_ln(), seed, tokens=TOKENS)
     for own, other in zip(plain.stack.connections, model.stack.connections, strict=True):
         own.sublayer = other.sublayer
-    with StreamsRecorder(model.stack) as recorder:
-        y = model.stack(model.x)
-        model.loss(y).backward()
+    start, recorder = rms(model.x), model.record()
+    reads = [[size / start for size in one.statistics()["reads"][:-1]] for one in (recorder, plain.record())]
     with torch.no_grad():
-        terms = plain.stack.unroll(model.x)
-    start = rms(model.x)
-    state, sizes = terms.x_0, []
-    for write in terms.writes:
-        sizes.append(rms(state) / start)
-        state = state + write
+        y, y_pre = model.stack(model.x), plain.stack(model.x)
     return {
         "num_layers": num_layers, "seed": seed,
-        "difference": float((y.detach() - terms.y).norm() / terms.y.norm()),
-        "read": [size / start for size in recorder.statistics()["reads"][:-1]],
-        "pre_read": sizes,
+        "difference": float((y - y_pre).norm() / y_pre.norm()),
+        "read": reads[0], "pre_read": reads[1],
         **_compare_weights(recorder),
         "gain": _random_gain(model, seed),
     }  # fmt: skip

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from addnorm.lab.streams import StreamsRecorder
 from addnorm.nn import ResidualStack, Wiring
 
 
@@ -97,112 +97,13 @@ class ToyModel(nn.Module):
             if isinstance(module, UniformAttention):
                 module.is_mixing = False
 
-    def feed_forward_gradients(self) -> list[float]:
-        """Return the norm of the gradient of W_2 for each layer."""
-        layers: list[Any] = [*self.stack.layers]
-        weights = [layer.connections[-1].sublayer[-1].weight for layer in layers]
-        return [float(gradient.norm()) for gradient in torch.autograd.grad(self(), weights)]
-
-    def measure_stream(self, *, residual_alone: bool = False) -> StreamMeasurement:
-        """Return the stream and its gradient at every sublayer, under this model's loss."""
-        return measure_stream(self.stack, self.x, self.loss, residual_alone=residual_alone)
-
-
-class StreamMeasurement(NamedTuple):
-    """Measurements of one forward and backward of a stack with one stream.
-
-    Attributes:
-        streams: the stream before the first sublayer and after each sublayer.
-        gradients: the loss's gradient at these places.
-        writes: the tensor that each sublayer added to the stream.
-        weight_gradients: for each sublayer the gradients of its parameters, if they were requested.
-    """
-
-    streams: list[Tensor]
-    gradients: list[Tensor]
-    writes: list[Tensor]
-    weight_gradients: list[list[Tensor]]
-
-    def variances(self) -> list[float]:
-        """Return E|x|^2 / d of the stream at each place."""
-        return [float(x.double().square().mean()) for x in self.streams]
-
-    def gradient_ratio(self) -> float:
-        """Return the gradient's norm at x_0 divided by that at x_L."""
-        return float(self.gradients[0].double().norm() / self.gradients[-1].double().norm())
-
-    def input_similarity(self) -> float:
-        """Return the mean cosine of a token's x_L and its x_0."""
-        return float(F.cosine_similarity(self.streams[0], self.streams[-1], dim=-1).mean())
-
-
-def stream_states(stack: ResidualStack, x: Tensor) -> list[Tensor]:
-    """Return x_0 and the stream after each sublayer of a stack of `Row`s, by a separate call of each connection."""
-    states = [x if stack.norm_embedding is None else stack.norm_embedding(x)]
-    for connection in stack.connections:
-        states.append(connection(states[-1]))
-    return states
-
-
-def measure_stream(
-    stack: ResidualStack,
-    x: Tensor,
-    loss: Callable[[Tensor], Tensor],
-    *,
-    residual_alone: bool = False,
-    weights: bool = False,
-) -> StreamMeasurement:
-    """Return the stream, the writes and the gradient of a loss at every sublayer.
-
-    Args:
-        stack: the stack. Its wiring has only `Row`s.
-        x: the input, `(*, d_model)`.
-        loss: the loss of the stack's output.
-        residual_alone: detach the sublayers' outputs, so that the gradient flows only along the residual and its norms.
-        weights: also return the gradients of the sublayers' parameters.
-    """
-    connections: list[Any] = list(stack.connections)
-    branches: list[Tensor] = []
-
-    def keep(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        branches.append(output.detach())
-        return branches[-1] if residual_alone else output
-
-    hooks = [connection.sublayer.register_forward_hook(keep) for connection in connections]
-    try:
-        states = stream_states(stack, x.detach().requires_grad_())
-    finally:
-        for hook in hooks:
-            hook.remove()
-    y = states[-1] if stack.norm_final is None else stack.norm_final(states[-1])
-    parameters = [[*connection.parameters()] if weights else [] for connection in connections]
-    gradients = iter(torch.autograd.grad(loss(y), [*states, *(weight for group in parameters for weight in group)]))
-    at_states, at_weights = (
-        [next(gradients) for _ in states],
-        [[next(gradients) for _ in group] for group in parameters],
-    )
-    with torch.no_grad():
-        writes = [_write(connection, branch) for connection, branch in zip(connections, branches, strict=True)]
-    return StreamMeasurement([state.detach() for state in states], at_states, writes, at_weights)
-
-
-def _write(connection: Any, branch: Tensor) -> Tensor:
-    """Return the write of a sublayer, b * N_branch(branch)."""
-    norm = connection.norm_branch
-    write: Tensor = connection.b * (branch if norm is None else norm(branch))
-    return write
-
-
-def token_similarities(x: Tensor) -> Tensor:
-    """Return the mean cosine of two different tokens, `(*)`, for each sequence `(*, n, d_model)`: 1 if all are equal."""
-    n = x.shape[-2]
-    unit: Tensor = x / x.norm(dim=-1, keepdim=True)
-    return (unit.sum(-2).square().sum(-1) - n) / (n * (n - 1))
-
-
-def token_similarity(x: Tensor) -> float:
-    """Return the mean of `token_similarities` over the sequences."""
-    return float(token_similarities(x).mean())
+    def record(self) -> StreamsRecorder:
+        """Return the states of the stack with their gradients under this model's loss. Weights and `x` have gradients then."""
+        self.zero_grad()
+        self.x = self.x.detach().requires_grad_()
+        with StreamsRecorder(self.stack) as recorder:
+            self().backward()
+        return recorder
 
 
 def geometric_mean(values: Iterable[float]) -> float:
