@@ -44,8 +44,7 @@ def count_cost(stack: ResidualStack) -> Cost:
     parameters = sum(p.numel() for p in stack.parameters() if id(p) not in inside)
     flops = elements = 0
     for connection in stack.connections:
-        stage, d = connection.stage, connection.d_model
-        own = _count_row(stage, d) if isinstance(stage, Row) else _count_stage(connection)
+        own = _count_stage(connection)
         flops, elements = flops + own[0], elements + own[1]
     if stack.head is not None:
         used = _projections(stack.head)
@@ -54,19 +53,12 @@ def count_cost(stack: ResidualStack) -> Cost:
     return Cost(parameters, flops, elements)
 
 
-def _count_row(row: Row, d: int) -> tuple[int, int]:
-    """Return the operations of a `Row` and the elements that it reads and writes, for one token.
-
-    The elements are x, the write, the next sublayer's input, and x' where that input is not x' itself.
-    """
-    factors = sum(factor != 1.0 for factor in (row.a, row.b, row.c))
-    return d * (factors + (row.a != 0.0)), d * (3 if row.norm_out or row.a == 0.0 else 4)
-
-
 def _count_stage(connection: SublayerConnection) -> tuple[int, int]:
+    """Return the operations of a sublayer's stage and the elements that it reads and writes, for one token."""
     stage, d = connection.stage, connection.d_model
     n, n_out = stage.n, stage.n_out
-    flops = _projections(connection)
+    is_row = isinstance(stage, Row)
+    flops = d * _operations([stage.c]) if is_row else _projections(connection)
     dense = [[None] * n] * n_out
     mix: Any = stage.mix
     if mix is None:  # computed, or the identity
@@ -84,7 +76,7 @@ def _count_stage(connection: SublayerConnection) -> tuple[int, int]:
         used = [j for j, entry in enumerate(row) if entry != 0.0]
         moves = terms.count(0.0) == len(terms) - 1 and 1.0 in terms  # a stream, or the write, as it is
         if not moves:
-            written += 1
+            written += not (is_row and stage.norms_out[k])  # then x' is the next sublayer's input
             read |= set(used)
     return flops, d * (len(read) + 1 + written + stage.reads)
 
