@@ -141,7 +141,7 @@ TOOLS = {
                 "origin-of-any-site", "explorer",
                 "$o is not None and $o != f'http://{host}'", "$o is not None and not $o.startswith('http://')",
             ),
-            Fault("turn-lost-on-cancel", "explorer/scheduler.py:_Slots", "if $c:\n self.release($client)", "if $c:\n pass"),
+            Fault("place-kept-after-its-turn", "explorer/scheduler.py:_Slots", "if $c:\n del $place", "if $c:\n pass"),
         ),
     ),
     "pages": Area(

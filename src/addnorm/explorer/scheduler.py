@@ -41,58 +41,51 @@ class _Slots:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.holders: set[str] = set()
-        # In order of arrival. The result of a future is the refusal that ends the wait, or None for a slot.
-        self._waiting: dict[tuple[str, str], asyncio.Future[tuple[int, str] | None]] = {}
+        self._waiting: dict[
+            tuple[str, str], object
+        ] = {}  # the newest request of each client and kind, in order of arrival
+        self._changed = asyncio.Event()
         self._closed = False
 
     async def acquire(self, client: str, kind: str) -> None:
         """Wait for a slot of the client. Call `release` afterwards."""
-        if self._closed:
-            raise HTTPException(*CLOSED)
-        older = self._waiting.get((client, kind))
-        if older is None and len(self._waiting) >= MAX_WAITING:
+        key, mine = (client, kind), object()
+        if key not in self._waiting and len(self._waiting) >= MAX_WAITING:
             raise HTTPException(*BUSY)
-        mine = self._waiting[client, kind] = asyncio.get_running_loop().create_future()  # replaces the older request
-        if older is not None and not older.done():
-            older.set_result(SUPERSEDED)
-        self._assign()
+        self._waiting[key] = mine  # in the place of an older one
+        self._notify()
         try:
-            refusal = await mine
-        except asyncio.CancelledError:
-            if self._waiting.get((client, kind)) is mine:
-                del self._waiting[client, kind]
-            elif mine.done() and not mine.cancelled() and mine.result() is None:
-                self.release(client)  # the slot was assigned, and its waiter is cancelled
-            raise
-        if refusal is None and self._closed:  # closed during the wait
-            self.release(client)
-            refusal = CLOSED
-        if refusal is not None:
-            raise HTTPException(*refusal)
+            while self._waiting.get(key) is mine and not self._closed and self._find_next() != key:
+                await self._changed.wait()
+            if self._closed:
+                raise HTTPException(*CLOSED)
+            if self._waiting.get(key) is not mine:
+                raise HTTPException(*SUPERSEDED)
+            self.holders.add(client)
+        finally:
+            if self._waiting.get(key) is mine:
+                del self._waiting[key]
+            self._notify()
 
     def release(self, client: str) -> None:
         """Give the client's slot back."""
         self.holders.discard(client)
-        self._assign()
+        self._notify()
 
     def close(self) -> None:
         """End all waits with `CLOSED`."""
         self._closed = True
-        for future in self._waiting.values():
-            if not future.done():
-                future.set_result(CLOSED)
-        self._waiting.clear()
+        self._notify()
 
-    def _assign(self) -> None:
-        """Assign free slots in order of arrival."""
-        for client, kind in [*self._waiting]:
-            if len(self.holders) >= self.limit:
-                return
-            if client not in self.holders:
-                future = self._waiting.pop((client, kind))
-                if not future.done():
-                    self.holders.add(client)
-                    future.set_result(None)
+    def _find_next(self) -> tuple[str, str] | None:
+        """Return the request that gets the next slot, or None if none can get one now."""
+        ready = (key for key in self._waiting if key[0] not in self.holders)
+        return next(ready, None) if len(self.holders) < self.limit else None
+
+    def _notify(self) -> None:
+        """Wake all waiting requests."""
+        self._changed.set()
+        self._changed = asyncio.Event()
 
 
 class Scheduler:
