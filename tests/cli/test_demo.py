@@ -112,12 +112,12 @@ def test_demo_inspects_and_records_minilm(whole_demo):
     streams, depth = section(result, 5), section(result, 6)
     n = 2 * layers
     assert_words(
-        streams, f"post_ln, {n} sublayers, {n} of them proved", "encoder.layer.0.attention", "LayerNorm 1e-12", f"and {n - 4} more"
+        streams, "BertModel, evaluation: post_ln", f"{n} sublayers", "proved on these inputs", "encoder.layer.", "LayerNorm 1e-12"
     )  # fmt: skip
-    parts, error = re.search(r"sum of (\d+) parts, relative error (\S+);", streams).groups()
+    parts, error = re.search(r"sum of (\d+) parts, relative error (\S+)", streams).groups()
     assert int(parts) == n + 2  # x_0, two writes a layer, the norms' biases
     assert float(error) <= model.LIMIT
-    assert len(re.findall(r"^ +\d  (?:attention|feed-forward)( +[\d.]+){4}  █", depth, re.M)) == n
+    assert len(re.findall(r"^ +\d  (?:attention|feed-forward) .*( +[\d.e-]+){6} *$", depth, re.M)) == n
     recording = addnorm.stream.Recording.load(folder / "addnorm-demo/minilm.json")
     assert recording.metadata["streams"]["stream"]["wiring"] == "post_ln"
     assert recording.balances["stream"].error < 1e-6
@@ -146,7 +146,7 @@ def fail(error):
         (operation.real_tensors, (exactness, "errors"), lambda *_, **__: {"addnorm": FAR, "eager": FAR}, ["!!"]),
         (operation.real_tensors, (exactness, "errors"), lambda *_, **__: {"addnorm": OTHER, "eager": EXACT}, ["differs"]),
         (model.find_streams, (addnorm, "decompose"), fail(ValueError("stream does not add up.")), ["does not add up"]),
-        (model.find_streams, (Inspection, "closes"), False, ["of them proved"]),
+        (model.find_streams, (Inspection, "closes"), False, ["post_ln"]),
         (model.fuse_model, (addnorm, "fuse"), fail(addnorm.VerificationError(addnorm.Fusion("BertModel", (), 1, PROOF))),
          ["pooler_output", "!!"]),
     ],

@@ -10,34 +10,25 @@ from rich.text import Text
 
 import addnorm
 from addnorm import report
-from addnorm._util.blocks import Cell
 from addnorm._util.numbers import format_number
+from addnorm._util.render import print_blocks
 from addnorm.cli._model import token_mask
 from addnorm.cli._training_step import ProbeLoss, run_step
 from addnorm.cli.demo._parts import (
     FOLDER,
     RECORDING,
     check_report,
-    mark,
     part,
-    print_table,
     print_written,
 )
-from addnorm.stream.find.labels import format_norm
+from addnorm.stream.decomposition import tabulate_shares
 from addnorm.stream.models.hf import quiet
 from addnorm.stream.models.load import LoadedModel, load
 from addnorm.stream.record.recording import Recording
-from addnorm.stream.record.schema import ENDS
 
 LIMIT = 1e-5  # tolerance of the sum of the parts, relative to a stream in float32
-FIRST = 4  # sublayers and sources that are printed
-BARS = 24
 FUSED_TEXTS = 2
 TEXTS: int | None = None  # number of texts that MiniLM reads; None: all eight
-COLUMNS = {
-    "stream rms": ("out", "rms"), "write / stream": ("write", "ratio"), "token similarity": ("out", "similarity"),
-    "gradient": ("grad", "l2"),
-}  # fmt: skip
 
 
 @part(
@@ -51,20 +42,8 @@ def find_streams(console: Console) -> bool:
     loaded = load("minilm", batch=TEXTS)
     with quiet():
         inspection = addnorm.inspect(loaded.model, **loaded.kwargs)
-    width, sites = inspection.streams[0].width, inspection.sites
-    proved = f"{len(sites)} sublayers, {sum(site.closes for site in sites)} of them proved"
-    console.print(f"\n{inspection.model}, d = {width}: [bold]{inspection.wiring}[/], {proved}", highlight=False)
-    rows: list[list[Cell]] = []
-    for site in sites[:FIRST]:
-        norm = "" if site.norm_out is None else format_norm(site.norm_out)
-        error = mark(format_number(site.closure, 1), site.closes)
-        layer = None if site.layer is None else site.layer + 1
-        rows.append([layer, site.kind, site.path, site.equation.removeprefix("x' = "), norm, error])
-    worst = max(sites, key=lambda site: site.closure)
-    rows.append(
-        ["...", "", f"and {len(sites) - FIRST} more", "", "", mark(format_number(worst.closure, 1), worst.closes)]
-    )
-    print_table(console, (">layer", "sublayer", "module", "x'", "norm", ">relative error"), rows)
+    console.print()
+    console.print(inspection)
     try:
         with quiet():
             parts = addnorm.decompose(loaded.model, **loaded.kwargs)
@@ -72,22 +51,10 @@ def find_streams(console: Console) -> bool:
         console.print(Text(str(error), "bold red"))
         return False
     shares = parts.mean_shares(tokens=token_mask(loaded.kwargs))
-    console.print(
-        f"\nThe stream at the end is the sum of {len(shares)} parts, relative error {format_number(parts.closure, 1)}; "
-        "the largest:"
-    )
-    largest = sorted(shares, key=shares.__getitem__, reverse=True)[:FIRST]
-    print_table(
-        console,
-        ("source", ">share", ""),
-        [[name, f"{shares[name]:.0%}", _bar(max(shares[name], 0.0))] for name in largest],
-    )
+    title = f"The last stream is the sum of {len(shares)} parts, relative error {format_number(parts.closure, 1)}"
+    console.print()
+    print_blocks(console, tabulate_shares(title, shares))
     return inspection.closes and parts.closure <= LIMIT
-
-
-def _bar(share: float) -> Cell:
-    """Return a cell with a bar."""
-    return "█" * round(BARS * share), "accent"
 
 
 @part(
@@ -99,18 +66,9 @@ def record_by_depth(console: Console) -> None:
     """Print MiniLM's stream and gradient by depth, and save the recording."""
     loaded = load("minilm", batch=TEXTS)
     recording, loss = _record(loaded)
-    values = [{site.id: value for site, value in recording.series(*column)} for column in COLUMNS.values()]
-    gradient = values[-1]
-    rows: list[list[Cell]] = [
-        [
-            None if site.layer is None else site.layer + 1, ENDS.get(site.kind, site.kind),
-            *(format_number(column.get(site.id), 2) for column in values),
-            _bar(gradient.get(site.id, 0.0) / max(gradient.values())),
-        ]
-        for site in recording.sites if any(site.id in column for column in values)
-    ]  # fmt: skip
-    print_table(console, (">layer", "sublayer", *(f">{name}" for name in COLUMNS), ""), rows)
     recording.metadata |= {"name": loaded.name, "source": loaded.source, "loss": loss.sentence}
+    console.print()
+    console.print(recording)
     try:
         FOLDER.mkdir(parents=True, exist_ok=True)
         print_written(console, recording.save(RECORDING))
