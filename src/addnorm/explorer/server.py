@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from functools import partial
 from http import HTTPStatus
@@ -64,9 +64,9 @@ def create_app(
     loaded, scheduler = Recordings(recordings), scheduler or Scheduler()
     views = _Views(scheduler, loaded)
     routes = [
-        Route("/", _always(FileResponse(STATIC / "index.html"))),
-        Route("/healthz", _always(PlainTextResponse("ok"))),
-        Route("/api/meta", _always(_json_response(dumps_line(describe(loaded))))),
+        Route("/", FileResponse(STATIC / "index.html"), methods=["GET"]),
+        Route("/healthz", PlainTextResponse("ok"), methods=["GET"]),
+        Route("/api/meta", _json_response(dumps_line(describe(loaded))), methods=["GET"]),
         Route("/api/stack", partial(views.compute, stack), methods=["POST"]),
         Route("/api/streams", partial(views.compute, streams), methods=["POST"]),
         Route("/api/race", views.race, methods=["POST"]),
@@ -82,15 +82,6 @@ def create_app(
     app = Starlette(routes=routes, exception_handlers=HANDLERS, lifespan=lifespan)
     app.router.redirect_slashes = False
     return SecurityMiddleware(app, hosts, token)
-
-
-def _always(response: Response) -> Callable[[Request], Awaitable[Response]]:
-    """Return the handler that answers with the same response."""
-
-    async def handle(request: Request) -> Response:
-        return response
-
-    return handle
 
 
 class _Views:
