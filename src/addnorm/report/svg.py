@@ -42,6 +42,7 @@ ENTRY, NAME, TICKS, LABEL, BETWEEN = (
     16,
 )  # heights: line of the legend, panel's name, ticks, axis's label, gap
 LABELLED = 16  # a map with at most so many rows and columns shows its numbers, if they have room
+BAR = 0.72  # width of a bar, in units of the x axis
 LEVELS = 32  # opacities of a map's cells
 DARK = 0.5  # share of the largest number from which on a cell's text has the colour of the paper
 
@@ -222,17 +223,9 @@ def _draw_panel(panel: Panel, labels: Sequence[str], across: Scale, box: Box) ->
             if math.isfinite(y) and (y > 0 or not scale.log)
         ]  # fmt: skip
         if series.form == "bars":
-            width, base = (
-                _bar(panel, series, box.width / (across.high - across.low)),
-                place(across.high, max(scale.low, 0.0))[1],
-            )
-            yield _path(
-                (
-                    f"M{_number(x + width[0])} {_number(base)}V{_number(y)}h{_number(width[1])}V{_number(base)}z"
-                    for x, y, _ in drawn
-                ),
-                "bar",
-            )
+            width, base = BAR * box.width / (across.high - across.low), place(across.high, max(scale.low, 0.0))[1]
+            edges = f"h{_number(width)}V{_number(base)}z"
+            yield _path((f"M{_number(x - width / 2)} {_number(base)}V{_number(y)}{edges}" for x, y, _ in drawn), "bar")
         elif series.form == "line":
             yield _path((f"{'L' if j else 'M'}{_number(x)} {_number(y)}" for j, (x, y, _) in enumerate(drawn)), "line")
         if series.form == "dots" or (series.form == "line" and series.kinds and len(drawn) <= MANY):
@@ -244,13 +237,6 @@ def _draw_panel(panel: Panel, labels: Sequence[str], across: Scale, box: Box) ->
         zeros = [(place(x, scale.high)[0], box.height + 6) for x, y in series.points if y == 0 and scale.log]
         yield _path(_marks(lost, CROSS), "lost") + _path(_marks(zeros, TRIANGLE), "zeros")
     yield "</svg>"
-
-
-def _bar(panel: Panel, series: Series, unit: float) -> tuple[float, float]:
-    """Return the left edge of a bar relative to its x, and its width. Bars of several series at one x are side by side."""
-    shared = [one for one in panel.series if {x for x, _ in one.points} & {x for x, _ in series.points}]
-    width = 0.72 * unit / len(shared)
-    return width * (shared.index(series) - len(shared) / 2), width
 
 
 def _draw_map(panel: Map, box: Box) -> Iterator[str]:
