@@ -56,12 +56,6 @@ def test_record_json():
     assert len({*sizes[0]}) == 3  # inputs from a file
 
 
-def test_record_no_grads():
-    output = document("record", "gpt2", "--no-grads")
-    assert not [series for series in output["series"] if series["statistic"] == "grad_l2" or series["role"] == "grad"]
-    assert output["metadata"]["loss"] is None
-
-
 def test_record_uses_the_models_loss():
     assert document("record", "own_models:with_loss")["metadata"]["loss"] == "The model's own."
 

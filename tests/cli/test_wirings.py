@@ -69,15 +69,6 @@ def after(lines, title):
     return lines[lines.index(title) + 1 :]
 
 
-def test_wirings_deepnorm_constants():
-    lines = squeeze(after(lines_of("deepnorm", "--layers", 100), "100 layers of 2 sublayers"))
-    assert lines[1] == "x' = N(3.761 x + f(x))"
-    assert "a, of the stream  3.761 in every layer" in lines
-    assert "b, c  1 in every layer" in lines
-    assert "query, key  Xavier-normal" in lines
-    assert "value, out, up, gate, down  Xavier-normal, gain 0.188" in lines
-
-
 def test_wirings_encoder_decoder():
     lines = lines_of("deepnorm", "--layers", 12, "--decoder-layers", 6)
     encoder, decoder = (

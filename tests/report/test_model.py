@@ -172,15 +172,6 @@ def test_page_of_inspection_alone(measured):
     assert [row[0] for row in rows[1:]] == [site.location for site in measured.inspection.sites]
 
 
-def test_page_of_forward_recording(measured):
-    with torch.no_grad(), addnorm.record(measured.model, grads=False) as recording:
-        measured.model(torch.randn(2, 5, 16))
-    page = build_model_page(measured.inspection, recording)
-    assert "gradient" not in " ".join(findings_of(page))
-    assert head(figure(page, "The stream, by depth").table)[3:] == ["stream rms", "stream max"]
-    check_page(render(page))
-
-
 def test_unclosed_and_unknown_sites_are_shown(measured):
     inspection = addnorm.inspect(measured.model, torch.randn(2, 5, 16))
     inspection.sites[1].closes, inspection.sites[1].closure = False, 0.5

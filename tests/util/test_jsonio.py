@@ -83,8 +83,3 @@ def test_float_of_refuses(value):
 def test_float_of():
     assert [float_of(value) for value in (1, 2.5, "Infinity", "-Infinity")] == [1.0, 2.5, math.inf, -math.inf]
     assert math.isnan(float_of("NaN"))
-
-
-def test_loads_refuses_what_is_not_json():
-    with pytest.raises(ValueError, match="Expecting"):
-        loads("{")
