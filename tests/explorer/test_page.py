@@ -193,8 +193,3 @@ def test_static_files_load_nothing_foreign():
     assert not re.search(r"<script(?![^>]*\ssrc=)|\son\w+=|<style", page)
     linked = {*re.findall(r'(?:href|src)="/static/([^"]+)"', page)}
     assert {path.relative_to(STATIC).as_posix() for path in files if path.suffix == ".css"} <= linked
-
-
-def test_forbidden_patterns_match():
-    for text in ('fetch("https://a.b")', "x.innerHTML = y", 'h("p", { style: "color: red" })', 'import("https:x")', "setTimeout('f()')", "eval(x)"):  # fmt: skip
-        assert FORBIDDEN.search(text), text

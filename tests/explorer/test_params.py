@@ -14,15 +14,6 @@ FIELDS = {
     "placement": Choice("post", ("post", "pre")),
     "residual": Flag(True),
 }
-FIRST = {"sublayers": 24, "gain": 1.0, "seed": 0, "placement": "post", "residual": True}
-
-
-def test_missing_params_have_defaults():
-    assert read_params(FIELDS, {}) == FIRST
-    assert read_params(FIELDS, {"placement": "pre", "residual": False}) == FIRST | {
-        "placement": "pre",
-        "residual": False,
-    }
 
 
 def test_numbers_get_their_type():
@@ -53,8 +44,3 @@ WHOLE = "expected a whole number from 2 to 96 in steps of 2."
 def test_wrong_params_are_rejected(name, value, sentence):
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
         read_params(FIELDS, {name: value})
-
-
-def test_request_must_be_an_object():
-    with pytest.raises(ValueError, match=r"^the request is \[1\], expected an object with sublayers, gain, seed"):
-        read_params(FIELDS, [1])

@@ -170,13 +170,6 @@ def test_page_presets_equal_python(within, grad):
         assert browser == [preset.name, expected.title, unpack(expected)]
 
 
-def test_preset_notes_are_forward_only():
-    # the notes are computed once and must not depend on the gradient
-    for preset in PRESETS.values():
-        backward = {step.name for step in preset.trace().section("backward")}
-        assert not backward & preset.printed.keys()
-
-
 def test_other_forward_matches_no_preset(within):
     results = within.evaluate(
         """async (presets) => {

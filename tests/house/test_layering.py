@@ -141,21 +141,6 @@ def test_layering_sees_a_circle_of_folders():
     assert {*cycle_in(folder_graph(graph))} == {"addnorm.a.b", "addnorm.a.c"}
 
 
-def test_layering_sees_a_wrong_import(tmp_path, monkeypatch):
-    root = tmp_path / "addnorm"
-    for name in ("__init__.py", "reference.py", "functional.py", "ops/__init__.py", "ops/eager.py"):
-        (root / name).parent.mkdir(exist_ok=True, parents=True)
-        (root / name).touch()
-    monkeypatch.setitem(globals(), "SOURCE", root)
-    modules = {module_of(path) for path in root.rglob("*.py")}
-    wrong = root / "reference.py"
-    for line in ("import addnorm.functional", "from addnorm import functional", "from .functional import layer_norm",
-                 "from addnorm.functional import layer_norm", "def f():\n    from . import functional"):  # fmt: skip
-        wrong.write_text(line)
-        assert imported_modules(wrong, modules) == {"addnorm.functional"}, line
-        assert wrong_imports("addnorm.reference", imported_modules(wrong, modules)) == ["addnorm.functional"], line
-
-
 def test_no_file_is_longer_than_about_400_lines():
     assert {path.name: n for path in FILES if (n := len(path.read_text().splitlines())) > 420} == {}
 

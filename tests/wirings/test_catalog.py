@@ -7,7 +7,7 @@ import pytest
 
 from addnorm import Learned, Row, wirings
 from addnorm.nn import Place
-from addnorm.wirings.catalog import CONSTRUCTORS, EXAMPLES, NOT_OFFERED, deepnorm_constants
+from addnorm.wirings.catalog import CONSTRUCTORS, EXAMPLES, deepnorm_constants
 from addnorm.wirings.init import RULES, Draw, gpt2
 
 PRE, POST = Row(norm_in=True), Row(norm_out=True)
@@ -128,11 +128,6 @@ def test_every_wiring_is_complete(name):
             assert stage.n == n
             n = stage.n_out
         assert head is None or head.n == n
-
-
-def test_not_offered_has_reasons():
-    assert all(name and len(why) > 20 for name, why in NOT_OFFERED.items())
-    assert not {name.lower() for name in NOT_OFFERED} & {*CONSTRUCTORS}
 
 
 def test_as_wiring_accepts_wiring_and_row():
