@@ -5,7 +5,7 @@ import signal
 import pytest
 import torch
 
-from support import cases, fuzz, fuzz_calls
+from support import cases, fuzz
 
 SEEDS = range(250)
 
@@ -13,18 +13,6 @@ SEEDS = range(250)
 def test_random_calls_pass_the_fuzz_checks():
     failures = {seed: result for seed in SEEDS[:120] if (result := fuzz.run(seed))[1]}
     assert failures == {}
-
-
-def test_seed_determines_the_case():
-    def everything(case):
-        return [
-            str(case),
-            *(t.nan_to_num().tolist() for t in (*case.call.tensors.values(), *case.grad_outputs.values())),
-        ]
-
-    for seed in SEEDS[:20]:
-        assert everything(fuzz_calls.make(seed)) == everything(fuzz_calls.make(seed))
-    assert len({str(fuzz_calls.make(seed)) for seed in SEEDS}) > 200
 
 
 def last_element_off(results, **_):

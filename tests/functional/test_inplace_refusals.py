@@ -22,9 +22,6 @@ REFUSED = [
         "branch shares memory with residual, expected memory of its own, since both are written: pass branch.clone().",
     ),
     (
-        lambda: addnorm.add_rms_norm_(first, half_over), ValueError, "branch shares memory with residual, expected memory of"
-    ),
-    (
         lambda: addnorm.add_layer_norm_(first, half_over, normalized_shape=(4, 8)), ValueError,
         "branch shares memory with residual, expected memory of its own",
     ),
@@ -36,7 +33,6 @@ REFUSED = [
         lambda: YZ(x, b, out=(row.expand(4, 8).clone(),) * 2), ValueError,
         "out[0] shares memory with out[1], expected memory of its own, since both are written: pass out[0].clone().",
     ),
-    (lambda: YZ(x, b, out=(first, half_over)), ValueError, "out[0] shares memory with out[1], expected"),
     (
         lambda: addnorm.add_layer_norm(first, b, out=half_over), ValueError,
         "out shares memory with residual, expected exactly its memory or none of it: pass out.clone().",
@@ -50,26 +46,12 @@ REFUSED = [
         "out shares memory with x, expected exactly its memory or none of it: pass out.clone().",
     ),
     (
-        lambda: addnorm.layer_norm(buffer[:64].view(8, 8), out=buffer[:64].view(8, 8).t()), ValueError,
-        "out shares memory with x, expected exactly its memory or none of it",
-    ),
-    (
         lambda: addnorm.add_layer_norm_(first, b, first[2]), ValueError,
         "residual shares memory with weight, expected memory of its own: pass residual.clone().",
     ),
     (
         lambda: addnorm.add_layer_norm(x, b, residual_scale=first[1, 1], out=first), ValueError,
         "out shares memory with residual_scale, expected memory of its own",
-    ),
-    (
-        lambda: addnorm.add_residual_(first, b, layer_scale=first[2]), ValueError, "residual shares memory with layer_scale, expe"
-    ),
-    (
-        lambda: YZ(x, b, branch_bias=first[2], out=(b, first)), ValueError, "out[1] shares memory with branch_bias, expected"
-    ),
-    (lambda: YZ(first, b, out=(b, half_over)), ValueError, "out[1] shares memory with residual, expected"),
-    (
-        lambda: addnorm.add_rms_norm_(x, first, row_scale=first[:, 0]), ValueError, "branch shares memory with row_scale, expe"
     ),
     (
         lambda: addnorm.add_layer_norm_(row.expand(4, 8), b), ValueError,

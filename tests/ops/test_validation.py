@@ -64,7 +64,6 @@ REFUSED = [
         {"weight": torch.ones(7)}, ValueError,
         "weight has shape (7,), expected (8,), one element for each feature of residual (2, 3, 8): build it with the model's ",
     ),
-    ({"bias": torch.tensor(1.0)}, ValueError, "bias has shape (), expected (8,), one element for each"),
     (
         {"weight": torch.ones(3, 8)}, ValueError,
         "weight has shape (3, 8), expected (8,), one element for each feature of residual (2, 3, 8): for a norm over more ",
@@ -86,7 +85,6 @@ REFUSED = [
     (
         {"residual_scale": "2"}, TypeError, "residual_scale is a str, expected a number or a tensor of shape () or (8,)."
     ),
-    ({"residual_scale": True}, TypeError, "residual_scale is a bool, expected a number or a tensor"),
     (
         {"row_scale": torch.ones(2, 3, 8)}, ValueError,
         "row_scale has shape (2, 3, 8), expected (2, 3) or a shape that broadcasts to it, one element for each row of ",
@@ -95,7 +93,6 @@ REFUSED = [
     (
         {"dropout_p": 1.5}, ValueError, "dropout_p is 1.5, expected a probability: a number from 0 to 1."
     ),
-    ({"dropout_p": float("nan")}, ValueError, "dropout_p is nan, expected a probability: a number from"),
     (
         {"dropout_p": 0.5, "seed": 1234}, TypeError, "seed is a int, expected a 0-d int64 tensor: torch.tensor(1234)."
     ),
@@ -192,8 +189,6 @@ def test_unknown_option_raises(function):
     ("options", "sentence"),
     [
         ({"weight_offset": torch.ones(2)}, "weight_offset is a float32 tensor of shape (2,), expected a number"),
-        ({"weight_offset": 10**400}, "weight_offset is"),
-        ({"residual_scale": 10**400}, "residual_scale is"),
         ({"eps": 10**400}, "eps is 1000"),
         ({"eps": True}, "eps is True, expected a number"),
         ({"eps": torch.tensor(1e-5, requires_grad=True)}, "eps is tensor("),
@@ -201,7 +196,6 @@ def test_unknown_option_raises(function):
             ({"offset": n, "dropout_p": 0.1}, f"offset is {n}, expected a whole number")
             for n in (-1, 1.5, 2**62, 2**63)
         ],
-        ({"weight_offset": True}, "weight_offset is a bool, expected a number"),
         *[({"dropout_p": p}, f"dropout_p is {p}, expected a probability") for p in (None, True)],
         ({"dropout_p": torch.tensor([0.1, 0.2, 0.3])}, "dropout_p is tensor("),
         ({"dropout_p": 1.5, "training": False}, "dropout_p is 1.5, expected a probability"),
