@@ -10,7 +10,8 @@ from addnorm import ResidualStack, wirings
 from addnorm.lab.cost import count_cost
 from addnorm.lab.streams import StreamsRecorder, amax_gains
 from addnorm.lab.theory import STREAM_WIRINGS, measure_streams_init
-from support.stacks import D, Mlp, f64, perturb, stack_of
+from support.stacks import D, Mlp, f64, stack_of
+from support.stream_stacks import perturb
 
 
 @pytest.mark.parametrize("wiring", wirings.list_all(), ids=lambda wiring: wiring.name)

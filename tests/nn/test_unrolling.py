@@ -7,8 +7,8 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from addnorm import ResidualStack, Row, Wiring, wirings
-from support.stacks import perturb, stack_of
-from support.stream_stacks import EVERY, D, every, make, tokens
+from support.stacks import stack_of
+from support.stream_stacks import EVERY, D, every, make, perturb, tokens
 
 f64, bf16 = torch.float64, torch.bfloat16
 SCALED = {"scaled": Wiring("scaled", Row(norm_in=True, a=0.5))}

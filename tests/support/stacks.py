@@ -37,12 +37,3 @@ class Masked(nn.Module):
     def forward(self, x, mask=None, *, scale=1.0):
         self.received = (mask, scale)
         return x * scale
-
-
-def perturb(stack):
-    """Move all parameters of a stack but the sublayers' away from their initial values."""
-    inside = {id(p) for connection in stack.connections for p in getattr(connection.sublayer, "parameters", list)()}
-    with torch.no_grad():
-        for parameter in stack.parameters():
-            if id(parameter) not in inside:
-                parameter.add_(0.2 * torch.randn_like(parameter))

@@ -11,28 +11,21 @@ from addnorm import ResidualStack, wirings
 from addnorm.wirings import Place, coefficients
 from support import stream_formulas
 from support.stream_stacks import WIRINGS, Branch, branches
+from support.torch_transformers import randomize
 
 D, N = 5, 3
 
 
-def randomize(module):
-    with torch.no_grad():
-        for p in module.parameters():
-            p.normal_()
-    return module.double()
-
-
 def test_sources_are_divided_with_the_eps_of_the_module():
-    module = randomize(coefficients.SourceAttention(D, N, 1, Place(1, 0, 3, 2), eps=0.5))
+    module = randomize(coefficients.SourceAttention(D, N, 1, Place(1, 0, 3, 2), eps=0.5), 1.0).double()
     sources = torch.randn(N, 7, D, dtype=torch.float64).unbind()
     read = sum(p * x for p, x in zip(module(sources).collapse[0], sources, strict=True))
     assert_close(read, stream_formulas.attend_over_depth(sources, module.query[0], module.weight, 0.5))
 
 
 def test_independent_gates_equal_their_formula():
-    module = randomize(
-        coefficients.IndependentConnection(D, N, 1, Place(1, 0, 3, 2), magnitude=1.5, eps=0.1, norm_eps=0.5)
-    )
+    module = coefficients.IndependentConnection(D, N, 1, Place(1, 0, 3, 2), magnitude=1.5, eps=0.1, norm_eps=0.5)
+    randomize(module.double(), 1.0)
     streams = torch.randn(7, N, D, dtype=torch.float64)
     logits = stream_formulas.rms(streams.flatten(-2), 0.5) @ module.project.T
     first, second = (
