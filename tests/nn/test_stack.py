@@ -100,15 +100,6 @@ def test_last_layer_may_be_shorter():
     assert [here.c for here in decoder.connections] == pytest.approx([1, 1, 1, 2**-0.5, 2**-0.5, 2**-0.5])
 
 
-def test_wiring_may_be_row_name_or_wiring():
-    x = torch.randn(3, D)
-    by_name = stack_of(4, "pre_ln", final_norm=False)
-    for wiring in (Row(norm_in=True), wirings.pre_ln(), Wiring("mine", lambda at: Row(norm_in=True), final_norm=True)):
-        other = stack_of(4, wiring, final_norm=False)
-        other.load_state_dict(by_name.state_dict())
-        assert torch.equal(other(x), by_name(x))
-
-
 @pytest.mark.parametrize(
     ("wiring", "options", "equation"),
     [("post_ln", {"final_norm": True}, "post_ln(): x' = N(x + f(x)),   y = N(x_L)"),
@@ -156,14 +147,6 @@ def nothing(x):
 
 def narrow(x):
     return x[..., :1]
-
-
-def test_error_of_a_sublayer_is_unchanged():
-    def broken(x):
-        raise RuntimeError("out of luck")
-
-    with pytest.raises(RuntimeError, match=r"^out of luck$"):
-        ResidualStack([broken], D)(torch.randn(3, D))
 
 
 REFUSED = {
