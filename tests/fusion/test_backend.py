@@ -1,7 +1,6 @@
 """Tests of `torch.compile(model, backend="addnorm")`: rewritten graphs run eagerly or go to Inductor."""
 
 from functools import partial
-from importlib.metadata import entry_points
 
 import pytest
 import torch
@@ -31,11 +30,6 @@ def check_equal(model, call, x, limit=1e-5):
     expected, result = step(model, model, x), step(model, call, x)
     assert relative_difference(expected[0], result[0]) < limit
     assert all(relative_difference(one, other) < limit for one, other in zip(expected[1], result[1], strict=True))
-
-
-def test_backend_is_registered_by_name():
-    (entry,) = entry_points(group="torch_dynamo_backends", name="addnorm")
-    assert entry.load() is backend
 
 
 def test_compile_by_name_keeps_outputs_and_gradients():

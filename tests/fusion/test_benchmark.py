@@ -9,6 +9,7 @@ from torch import nn
 
 import addnorm
 from addnorm.fusion.benchmark import Timing, saved_bytes
+from support.changed_models import Function
 
 X = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
 BYTES = 4 * 8 * 4
@@ -31,17 +32,6 @@ def test_timing_knows_ratio_and_significance():
 # --- bytes ----------------------------------------------------------------------------------------------------------------
 
 
-class Plain(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-        self.w = nn.Parameter(torch.ones(8))
-        self.register_buffer("b", torch.ones(8))
-
-    def forward(self, x):
-        return self.function(self, x)
-
-
 @pytest.mark.parametrize(
     ("function", "expected"),
     [
@@ -57,7 +47,7 @@ class Plain(nn.Module):
     ],
 )
 def test_saved_bytes_counts_each_storage_once(function, expected):
-    model = Plain(function)
+    model = Function(function, 8, b=torch.ones(8))
     assert saved_bytes(lambda: model(X), model, X) == expected
 
 

@@ -37,18 +37,6 @@ def test_proof_holds_for_another_rounding(dtype, training):
         assert difference.tolerance <= 40 * eps * max(difference.magnitude, 1)  # the tolerance is small
 
 
-@pytest.mark.parametrize(("name", "training"), [
-    ("bert", True), ("llama", False), ("torch Transformer pre_ln", True), pytest.param("t5", False, marks=pytest.mark.slow),
-])  # fmt: skip
-def test_proof_holds_for_whole_models(name, training):
-    model, args, kwargs = families()[name].build()
-    model.train(training)
-    proof = prove(model, model, with_library_norms(model), args, kwargs)
-    assert proof.holds
-    assert proof.oracle == "float64"
-    assert proof.gradients
-
-
 def test_proof_uses_the_precision_of_autocast():
     model = make_layer(dropout=0.0)
     with torch.autocast("cpu", torch.bfloat16):
