@@ -11,7 +11,7 @@ import pytest
 from addnorm import Row, Wiring, wirings
 from addnorm.lab import RunError, compare, theory
 from addnorm.lab.train import train
-from support.lab_runs import TEXT, interrupt_training, measured, quick, small
+from support.lab_runs import TEXT, measured, quick, small
 
 module = sys.modules["addnorm.lab.compare"]
 
@@ -50,18 +50,6 @@ def test_compare_result_equals_train():
     ]
     assert {"date", "addnorm", "torch"} <= set(comparison.runs[0])
     assert (comparison.text["name"], comparison.text["digest"]) == ("counting", TEXT.digest)
-
-
-def test_compare_reuses_results(tmp_path, computed):
-    first = compare_locally(["post_ln", "pre_ln"], out=tmp_path, at_init=True)
-    assert len(computed) == 4
-    lines = (tmp_path / "results.jsonl").read_bytes()
-    again = compare_locally(["post_ln", "pre_ln"], out=tmp_path, at_init=True)
-    assert len(computed) == 4
-    assert (tmp_path / "results.jsonl").read_bytes() == lines
-    assert [*map(measured, again.runs)] == [*map(measured, first.runs)]
-    assert again.to_dict()["verdict"] == first.to_dict()["verdict"]
-    assert again.stacks == first.stacks
 
 
 @pytest.mark.parametrize(
@@ -184,22 +172,6 @@ def test_failed_run_is_named_and_results_stay(tmp_path, computed, monkeypatch):
     assert computed == ["run post_ln, 2 layers, lr 0.001, no warm-up, seed 1"]
 
 
-def test_interrupt_keeps_finished_results(tmp_path, monkeypatch, computed):
-    append = module.ResultStore.append
-
-    def interrupted(self, result):
-        append(self, result)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(module.ResultStore, "append", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        compare_locally(["post_ln", "pre_ln"], out=tmp_path)
-    monkeypatch.setattr(module.ResultStore, "append", append)
-    computed.clear()
-    assert len(compare_locally(["post_ln", "pre_ln"], out=tmp_path).runs) == 2
-    assert len(computed) == 1
-
-
 def test_killed_process_raises_run_error(tmp_path):
     compare_locally(["post_ln"], out=tmp_path)
     before = (tmp_path / "results.jsonl").read_bytes()
@@ -216,19 +188,6 @@ def test_killed_process_raises_run_error(tmp_path):
     ):
         compare_locally(["post_ln", deadly, "pre_ln"], quick(seeds=(0, 1)), out=tmp_path, jobs=2)
     assert (tmp_path / "results.jsonl").read_bytes().startswith(before)
-
-
-def test_compare_continues_from_checkpoint(tmp_path):
-    protocol = quick(steps=40)
-    undisturbed = compare_locally(["pre_ln"], protocol).runs[0]
-    run = small(steps=40)
-    folder = tmp_path / "open"
-    folder.mkdir()
-    interrupt_training(run, folder / f"{run.key(TEXT)}.pt", 25)
-    run_result = compare_locally(["pre_ln"], protocol, out=tmp_path).runs[0]
-    assert run_result["resumed"] == 1
-    assert measured(run_result) == measured(undisturbed)
-    assert list(folder.iterdir()) == []
 
 
 def test_missing_scheduler_raises_value_error(monkeypatch):
