@@ -62,7 +62,7 @@ TOOLS = {
     ),
     "ablate": Area(
         ("tests/stream/test_ablate*.py",),
-        (Fault("mean-write-of-one-sample", "stream/ablate.py", "write.mean($o, keepdim=True)", "write.mean($o[1:], keepdim=True)"),),
+        (Fault("mean-write-of-one-sample", "stream/edits.py", "write.mean($o, keepdim=True)", "write.mean($o[1:], keepdim=True)"),),
     ),
     "proof": Area(
         ("tests/fusion/test_proof*.py tests/fusion/test_call_proof.py tests/fusion/test_wiring.py tests/fusion/test_rng_replay.py",),

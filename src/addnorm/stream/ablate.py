@@ -25,13 +25,13 @@ from addnorm._util.render import Rendered
 from addnorm.ops.options import ADD_OPTIONS
 from addnorm.stream.dataflow.arithmetic import strip_views
 from addnorm.stream.dataflow.frames import Frames, WithoutFastPath, force_eager
-from addnorm.stream.dataflow.graph import Op, Value
+from addnorm.stream.dataflow.graph import Value
 from addnorm.stream.dataflow.observers import ObserverMode, disable_checkpoints, observe_forwards
 from addnorm.stream.dataflow.operators import FAMILY, bind_arguments
 from addnorm.stream.dataflow.replay import relative_error
 from addnorm.stream.dataflow.snapshot import preserve_state
 from addnorm.stream.dataflow.writes import find_written
-from addnorm.stream.edits import register_edit
+from addnorm.stream.edits import WriteEdit, register_edit
 from addnorm.stream.find.equation_errors import check_repeated
 from addnorm.stream.find.inspection import Inspection, Site
 from addnorm.stream.find.sublayers import Sublayer
@@ -48,7 +48,6 @@ WRITE_ARGUMENTS = {"branch", *(option.name for option in ADD_OPTIONS if option.g
 ADDITIVE_OPTIONS = tuple(option.name for option in ADD_OPTIONS if option.additive)
 
 Mode = Literal["zero", "mean"]
-Change = Callable[[Tensor], Tensor]
 
 
 @contextmanager
@@ -108,11 +107,11 @@ def _edit_write(site: Site | ProgramSite, s: float, takes_mean: bool = False) ->
     model = site.model
     if model is None:
         raise RuntimeError(f"the model of site {site.id!r} was deleted, expected it to live as long as the block.")
-    edit: _WriteEdit | ProgramWriteEdit
+    edit: WriteEdit
     if isinstance(site, ProgramSite):
         edit = ProgramWriteEdit(site, s, takes_mean)
     else:
-        edit = _WriteEdit(site, s, _find_mean(site) if takes_mean else None)
+        edit = _WriteEdit(site, s, _find_token_dims(site) if takes_mean else None)
 
     def begin(frames: Frames, args: Any, kwargs: Any) -> ObserverMode:
         return ObserverMode(frames, {}, {edit.op.address: edit})
@@ -129,15 +128,14 @@ def _edit_write(site: Site | ProgramSite, s: float, takes_mean: bool = False) ->
         yield
 
 
-class _WriteEdit:
+class _WriteEdit(WriteEdit):
     """Replacement of the write at the operator that adds it."""
 
-    def __init__(self, site: Site, s: float, replace: Change | None) -> None:
+    def __init__(self, site: Site, s: float, dims: list[int] | None) -> None:
         sublayer: Sublayer = site.sublayer
         term = sublayer.write_path.terms[-1]
         assert term.op is not None
-        self.site, self.s, self.replace = site, s, replace
-        self.op: Op = term.op
+        super().__init__(site, term.op, s, dims)
         self.write: Value = term.value
         self.fused = self.op.origin != self.op.name  # the add is a step of a fused operator
         stacked = self.op.args[0].op if self.op.name in ("sum", "mean") and isinstance(self.op.args[0], Value) else None
@@ -183,14 +181,10 @@ class _WriteEdit:
             if "branch" not in arguments:
                 return args, {**kwargs, "alpha": self.s * arguments.get("alpha", 1)}
             for name in ADDITIVE_OPTIONS:  # a part of the write
-                if arguments.get(name) is not None and self.replace is None:
+                if arguments.get(name) is not None and self.dims is None:
                     arguments[name] = self.change_write(arguments[name])
             arguments["branch"] = self.change_write(arguments["branch"])
             return (), arguments
-
-    def change_output(self, func: Any, out: Any) -> Any:
-        """Return the output, which follows from the arguments."""
-        return out
 
     def on_output(self, out: Tensor) -> None:
         """Change the gradient of the operator's node to that of s * write."""
@@ -207,18 +201,11 @@ class _WriteEdit:
         if node is not None:
             node.register_hook(self._change_gradients)
 
-    def build_missed_error(self) -> RuntimeError:
-        """Return the error for a forward that ran other operators than the inspected one."""
-        return RuntimeError(
-            f"the forward did not reach site {self.site.id!r}, expected the operators of the inspected run: inspect "
-            "the model as it is called here (training or evaluation, with gradients, without, or in inference mode)."
-        )
-
     def _write_arguments(self, func: Any, names: list[str], arguments: dict[str, Any]) -> set[str]:
         """Return the names of the arguments that make up the write."""
         if "branch" in arguments:
             return WRITE_ARGUMENTS
-        if self.fused and self.replace is not None:
+        if self.fused and self.dims is not None:
             raise RuntimeError(f"mode is 'mean', expected 'zero' here: {func} adds a product that is never stored.")
         return {*names[1:3]} if self.fused or self.op.name == "addcmul" else {names[self.index]}
 
@@ -234,36 +221,24 @@ class _WriteEdit:
             return args
         return (operands, *args[1:]) if self.stacked else tuple(operands)
 
-    def change_write(self, write: Tensor) -> Tensor:
-        """Return what is added in place of a write."""
-        return self._scale(write) if self.replace is None else self.replace(write)
-
     def _change_gradients(self, grads: tuple[Tensor | None, ...], _: Any) -> tuple[Tensor | None, ...]:
         return tuple(
-            self._scale(grad) if k in self._scaled and grad is not None else grad for k, grad in enumerate(grads)
+            self.scale(grad) if k in self._scaled and grad is not None else grad for k, grad in enumerate(grads)
         )
 
-    def _scale(self, t: Tensor) -> Tensor:
-        return t * self.s if self.s else torch.zeros_like(t)  # 0 * inf would be NaN
 
-
-def _find_mean(site: Site) -> Change:
-    """Return the function from a write to its mean over all tokens of the batch, whichever dimensions those are."""
+def _find_token_dims(site: Site) -> list[int]:
+    """Return the dimensions of a write over which its mean is that of all tokens of the batch."""
     layout = site.parent.layout.of_write(site.sublayer)
     if layout is None:
         raise RuntimeError(
             f"mode is 'mean', expected 'zero' for {site.id!r}: the dimension of the features of its write is not known."
         )
-
     if any(math.prod(scale.shape) not in (1, site.parent.width) for scale in find_write_term(site.sublayer).scales):
         raise RuntimeError(
             f"mode is 'mean', expected 'zero' for {site.id!r}: the add multiplies its write by another factor for each token."
         )
-
-    def mean(write: Tensor) -> Tensor:
-        return write.mean(layout.others, keepdim=True).expand_as(write).contiguous() if layout.others else write
-
-    return mean
+    return layout.others
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from addnorm.stream.dataflow.arithmetic import strip_views
-from addnorm.stream.dataflow.graph import Op
+from addnorm.stream.edits import WriteEdit
 from addnorm.stream.program.result import ProgramSite
 
 
-class ProgramWriteEdit:
+class ProgramWriteEdit(WriteEdit):
     """Editor of the operator whose output is what a sublayer adds: after its norm, before the numbers of B.
 
     Args:
@@ -33,19 +33,7 @@ class ProgramWriteEdit:
             raise RuntimeError(
                 f"mode is 'mean', expected 'zero' for {site.id!r}: the dimension of the features of its write is not known."
             )
-        self.s, self.takes_mean = s, takes_mean
-        self.site = site
-        self.op: Op = value.op
-
-    def __call__(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Return the arguments, which do not change."""
-        return args, kwargs
-
-    def change_write(self, write: Tensor) -> Tensor:
-        """Return what takes the place of a write. The function is its own adjoint, and so also changes the gradient."""
-        if self.takes_mean:
-            return write.mean([*range(write.dim() - 1)], keepdim=True).expand_as(write).contiguous()
-        return write * self.s if self.s else torch.zeros_like(write)
+        super().__init__(site, value.op, s, [*range(len(value.shape) - 1)] if takes_mean else None)
 
     def change_output(self, func: Any, out: Any) -> Any:
         """Return the changed write in place of the operator's first output."""
@@ -58,13 +46,6 @@ class ProgramWriteEdit:
         return changed if first is out else (changed, *out[1:])
 
     def on_output(self, out: Tensor) -> None:
-        """Change the gradient of the write."""
+        """Change the gradient of the write: the function is its own adjoint."""
         if out.requires_grad:
             out.register_hook(self.change_write)
-
-    def build_missed_error(self) -> RuntimeError:
-        """Return the error for a forward that ran other operators than the inspected one."""
-        return RuntimeError(
-            f"the forward did not reach site {self.site.id!r}, expected the operators of the inspected run: inspect "
-            "the model as it is called here (training or evaluation, with gradients, without, or in inference mode)."
-        )
