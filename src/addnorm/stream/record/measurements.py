@@ -305,15 +305,13 @@ def find_spikes(values: Sequence[float], window: int, sd: float, min_count: int)
     finite = series.isfinite()
     places = finite.nonzero()[:, 0]
     spikes = [(int(place), math.nan, math.nan) for place in (~finite).nonzero()[:, 0]]
-    windows = torch.cat([series.new_zeros(window), series[finite]]).unfold(0, window, 1)
-    present = torch.cat([series.new_zeros(window), series.new_ones(len(places))]).unfold(0, window, 1)
+    windows = torch.cat([series.new_full((window,), math.nan), series[finite]]).unfold(0, window, 1)
     for begin in range(0, len(places), CHUNK):
         chunk = places[begin : begin + CHUNK]
-        before, valid = (rows[begin : begin + len(chunk)] for rows in (windows, present))
-        count = valid.sum(1)
-        mean = before.sum(1) / count
-        deviation = (((before - mean[:, None]) * valid).square().sum(1) / count).sqrt()
+        before = windows[begin : begin + len(chunk)]
+        mean = before.nanmean(1)
+        deviation = (before - mean[:, None]).square().nanmean(1).sqrt()
         spread = torch.maximum(deviation, ROUND_OFF * mean.abs())
-        high = (series[chunk] > mean + sd * spread) & (count >= min_count)
+        high = (series[chunk] > mean + sd * spread) & (before.isfinite().sum(1) >= min_count)
         spikes += zip(chunk[high].tolist(), mean[high].tolist(), deviation[high].tolist(), strict=True)
     yield from sorted(spikes, key=lambda spike: spike[0])
