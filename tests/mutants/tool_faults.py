@@ -53,10 +53,7 @@ TOOLS = {
     "decompose": Area(
         ("tests/stream/test_decompose.py",),
         (
-            Fault(
-                "factor-after-norm", "stream",
-                "$parts = $through($norm, scale_sum($n, $parts))", "$parts = scale_sum($n, $through($norm, $parts))",
-            ),
+            Fault("factors-between-adds-dropped", "stream", "$parts = _replay_path($p, $parts)", "$parts = $parts"),
             Fault("lens-norms-swapped", "stream", "$s if $norm == 'frozen' else $x", "$s if $norm == 'recompute' else $x"),
         ),
     ),

@@ -10,6 +10,7 @@ its bias, so the sum is exact. Components that do not add up to the recorded str
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import zip_longest
 from typing import Any, Literal
 
 import torch
@@ -20,16 +21,22 @@ from addnorm._util.numbers import format_count
 from addnorm.stream.dataflow.replay import replay_op
 from addnorm.stream.decomposition import Decomposition
 from addnorm.stream.edits import is_edited
-from addnorm.stream.find.adds import Add
 from addnorm.stream.find.chain import Chain
-from addnorm.stream.find.equation_errors import compute_operand, get_tolerance
+from addnorm.stream.find.equation_errors import compute_operand, compute_write
 from addnorm.stream.find.inspection import Inspection, Stream
 from addnorm.stream.find.paths import Path
-from addnorm.stream.find.sublayers import Sublayer
 from addnorm.stream.inspect import check_inputs, inspect_run
 from addnorm.stream.program.decompose import ProgramDecomposition
 from addnorm.stream.program.result import Program
-from addnorm.stream.shares import Components, find_step_obstacle, propagate, propagate_through, sum_components
+from addnorm.stream.shares import (
+    BIASES,
+    Components,
+    find_paths,
+    find_step_obstacle,
+    find_tolerance,
+    propagate_through,
+    sum_components,
+)
 from addnorm.stream.tokens import OmittedError, TokenMask, Tokens
 
 
@@ -50,7 +57,7 @@ class StreamDecomposition(Decomposition):
         self._states = [state.tensor.detach().double() for state in chain.states()]
         self._layouts = [stream.layout.of(state) for state in chain.states()]
         ids, depth = [site.id for site in stream.sites], len(chain.adds)
-        super().__init__(stream.name, format_count(depth, "add"), depth, ids, _find_tolerance(chain))
+        super().__init__(stream.name, format_count(depth, "add"), depth, ids, find_tolerance(chain))
 
     def _flatten_mask(self, depth: int, tokens: Tensor | None) -> Tensor | slice:
         """Return which of a state's tokens count, in their order."""
@@ -101,30 +108,24 @@ class StreamDecomposition(Decomposition):
 
     def _iter_components(self) -> Iterator[Components]:
         """Yield the components at each depth, with their features last."""
-        shapes = {id(add): add.out.shape for add in self._chain.adds}
-
-        def write(sublayer: Sublayer) -> Tensor:
-            raw = sublayer.raw.tensor.detach().double()
-            if sublayer.norm is not None:
-                raw = sublayer.norm(raw).reshape(sublayer.write_path.source.shape)
-            return compute_operand(sublayer.write_path, raw).expand(shapes[id(sublayer.add)])
-
-        def scale_residual(add: Add, part: Tensor) -> Tensor:
-            return compute_operand(add.residual_path, part.reshape(add.x.shape)).reshape(add.out.shape)
-
-        def scale_sum(path: Path, parts: Components) -> Components:
-            parts = {name: part.reshape(path.source.shape) for name, part in parts.items()}
-            for op in reversed(path.ops):
-                total = sum_components(parts)
-                # A clamp of larger numbers changes nothing.
-                if "guard" not in op.traits or not torch.equal(replay_op(op, total), total):
-                    parts = {name: replay_op(op, part) for name, part in parts.items()}
-            return parts
-
+        chain, parts = self._chain, {"x_0": self._states[0]}
         with torch.no_grad():
-            steps = propagate(self._chain, self._names, self._states[0], write, scale_residual, scale_sum)
-            for k, parts in enumerate(steps):
-                yield {name: self._features_last(k, part) for name, part in parts.items()}
+            yield {"x_0": self._features_last(0, self._states[0])}
+            for k, (add, sublayers, norms) in enumerate(zip(chain.adds, chain.sublayers, chain.norms_out, strict=True)):
+                path, shape = add.residual_path, add.out.shape
+                parts = {
+                    name: compute_operand(path, part.reshape(add.x.shape)).reshape(shape)
+                    for name, part in parts.items()
+                }
+                for sublayer in sublayers:
+                    name = self._names.get(id(sublayer), BIASES)
+                    new = compute_write(sublayer).expand(shape)
+                    parts[name] = parts[name] + new if name in parts else new
+                for path, norm in zip_longest(find_paths(chain, k), norms):
+                    parts = _replay_path(path, parts)
+                    if norm is not None:
+                        parts = propagate_through(norm, parts)
+                yield {name: self._features_last(k + 1, part) for name, part in parts.items()}
 
     def _normalize(self) -> tuple[Components, Tensor | None]:
         parts, expected = self.components(), None
@@ -135,6 +136,17 @@ class StreamDecomposition(Decomposition):
             y = y if layout is None else layout.move_features_last(y)
             expected = y.reshape(parts["x_0"].shape) if y.numel() == parts["x_0"].numel() else None
         return parts, expected
+
+
+def _replay_path(path: Path, parts: Components) -> Components:
+    """Return the components after the views and factors from a sum, or its norm, to the next norm or add."""
+    parts = {name: part.reshape(path.source.shape) for name, part in parts.items()}
+    for op in reversed(path.ops):
+        total = sum_components(parts)
+        # A clamp of larger numbers changes nothing.
+        if "guard" not in op.traits or not torch.equal(replay_op(op, total), total):
+            parts = {name: replay_op(op, part) for name, part in parts.items()}
+    return parts
 
 
 def decompose(
@@ -186,19 +198,6 @@ def decompose(
     if stream is not None:
         raise ValueError(f"stream is {stream!r}, expected None: the streams of this model are decomposed together.")
     return ProgramDecomposition(program)
-
-
-def _find_tolerance(chain: Chain) -> float:
-    """Return the tolerance of the coarsest dtype to which the model rounds a state, or a value between a write and its add.
-
-    An add in float64 whose sum is cast back to float32 is exact only up to float32.
-    """
-    values = [*chain.states(), *(value for add in chain.adds for value in (add.x, add.out))]
-    paths = [add.residual_path for add in chain.adds] + [sublayer.write_path for sublayer in chain.list_sublayers()]
-    values += [op.outputs[0] for path in paths for op in path.ops]
-    norms = [norm for sublayer in chain.list_sublayers() if (norm := sublayer.norm) is not None]
-    norms += [norm for after in chain.norms_out for norm in after]
-    return get_tolerance(*(value.tensor.dtype for value in values), *(norm.dtype for norm in norms))
 
 
 def _select_stream(inspection: Inspection, name: str | None) -> Stream:

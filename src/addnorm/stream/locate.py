@@ -16,7 +16,7 @@ from addnorm.stream.dataflow.graph import Value
 from addnorm.stream.dataflow.replay import relative_error
 from addnorm.stream.find.equation_errors import get_tolerance
 from addnorm.stream.find.inspection import Inspection, Stream
-from addnorm.stream.program.maps import to_streams
+from addnorm.stream.program.maps import join_streams
 from addnorm.stream.program.result import Program
 from addnorm.stream.states import list_terms
 
@@ -157,7 +157,7 @@ def _name_program(program: Program) -> Iterator[_Named]:
     """Yield the values of a residual program: the streams before each sublayer, its reads and its output, and the end."""
 
     def cut(name: str, site: str | None, *values: Value) -> _Named:
-        streams = torch.cat([to_streams(program.carrier, value, dtype=value.tensor.dtype) for value in values], 1)
+        streams = join_streams(program.carrier, values, [value.tensor.detach() for value in values])
         return _Named(name, site, "streams", streams.reshape(-1, program.width))
 
     places = ["at the start", *(f"after {site.id}" for site in program.sites)]

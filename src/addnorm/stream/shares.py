@@ -1,4 +1,4 @@
-"""Components of a stream: its sum by source, propagated through adds and norms, and each source's share of it.
+"""Components of a stream: the steps between its adds, norms of sums of components, and each source's share of the stream.
 
     x = c_0 + c_1 + ... + c_n        sources: x_0, every sublayer's write, the biases of the norms on the stream
 
@@ -7,57 +7,22 @@ LayerNorm with its recorded denominator is linear in x except for its bias, so t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Container, Iterator
 
 import torch
 from torch import Tensor
 
 from addnorm.stream.dataflow.arithmetic import Term
-from addnorm.stream.find.adds import Add
 from addnorm.stream.find.chain import Chain
+from addnorm.stream.find.equation_errors import get_tolerance
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.paths import Path, trace_multiples
-from addnorm.stream.find.sublayers import Sublayer
 
 BIASES = "norm biases"
 Components = dict[str, Tensor]
 
 
-def propagate(
-    chain: Chain,
-    names: dict[int, str],
-    start: Tensor,
-    write: Callable[[Sublayer], Tensor],
-    scale_residual: Callable[[Add, Tensor], Tensor],
-    scale_sum: Callable[[Path, Components], Components],
-) -> Iterator[Components]:
-    """Yield the components of each state of a stream, from x_0 to the end.
-
-    Args:
-        chain: the stream.
-        names: ids of the sublayers, by `id(sublayer)`.
-        start: x_0.
-        write: returns the term that a sublayer adds, in the layout of the stream.
-        scale_residual: applies an add's factor to a component of the stream: a * x.
-        scale_sum: applies the views and factors of a path from a sum, or its norm, to the next norm or add.
-    """
-    parts: Components = {"x_0": start}
-    yield dict(parts)
-    for k, (add, sublayers, norms) in enumerate(zip(chain.adds, chain.sublayers, chain.norms_out, strict=True)):
-        parts = {name: scale_residual(add, part) for name, part in parts.items()}
-        for sublayer in sublayers:
-            name = names.get(id(sublayer), BIASES)
-            new = write(sublayer)
-            parts[name] = parts[name] + new if name in parts else new
-        paths = _find_paths(chain, k)
-        for norm in norms:
-            parts = propagate_through(norm, scale_sum(next(paths), parts))
-        for path in paths:
-            parts = scale_sum(path, parts)
-        yield dict(parts)
-
-
-def _find_paths(chain: Chain, k: int) -> Iterator[Path]:
+def find_paths(chain: Chain, k: int) -> Iterator[Path]:
     """Yield the paths from add k to its first norm, from norm to norm, and from there to the next add."""
     value = chain.adds[k].out
     targets = [(norm.x, norm.y) for norm in chain.norms_out[k]]
@@ -90,7 +55,7 @@ def find_step_obstacle(chain: Chain, kinds: Container[str]) -> str:
         if any(add.branch_input is not None for add in chain.adds[k + 1 : k + 2]):
             return f"add {k + 2} adds to a norm what was read before it"
         try:
-            factors = [factor for path in _find_paths(chain, k) for factor in path.factors]
+            factors = [factor for path in find_paths(chain, k) for factor in path.factors]
         except NoPathError:
             return f"the stream is changed {where} by more than factors and norms"
         if any(factor.kind not in kinds for factor in factors):
@@ -98,10 +63,23 @@ def find_step_obstacle(chain: Chain, kinds: Container[str]) -> str:
     return ""
 
 
-def propagate_through(norm: Norm, parts: Components) -> Components:
-    """Return the components of Norm(x): the norm with the denominator of the sum, applied to each."""
+def find_tolerance(chain: Chain) -> float:
+    """Return the tolerance of the coarsest dtype to which the model rounds a state, or a value between a write and its add.
+
+    An add in float64 whose sum is cast back to float32 is exact only up to float32.
+    """
+    values = [*chain.states(), *(value for add in chain.adds for value in (add.x, add.out))]
+    paths = [add.residual_path for add in chain.adds] + [sublayer.write_path for sublayer in chain.list_sublayers()]
+    values += [op.outputs[0] for path in paths for op in path.ops]
+    norms = [norm for sublayer in chain.list_sublayers() if (norm := sublayer.norm) is not None]
+    norms += [norm for after in chain.norms_out for norm in after]
+    return get_tolerance(*(value.tensor.dtype for value in values), *(norm.dtype for norm in norms))
+
+
+def propagate_through(norm: Norm, parts: Components, denominator: Tensor | None = None) -> Components:
+    """Return the components of Norm(x): the norm, applied to each with this denominator, or with that of the sum."""
     total = sum_components(parts)
-    denominator = norm.denominator(total)
+    denominator = norm.denominator(total) if denominator is None else denominator
     normed = {name: norm.linear(part, denominator) for name, part in parts.items()}
     shift = norm.shift(total.dtype)
     if isinstance(shift, Tensor):

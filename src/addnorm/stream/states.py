@@ -29,7 +29,7 @@ from addnorm.stream.find import paths
 from addnorm.stream.find.equation_errors import get_tolerance
 from addnorm.stream.find.inspection import Inspection, Site, Stream
 from addnorm.stream.models.hf import first_line
-from addnorm.stream.program.maps import to_streams
+from addnorm.stream.program.maps import join_streams
 from addnorm.stream.program.result import Program, ProgramSite
 
 SCHEMA = "addnorm.states"
@@ -132,8 +132,7 @@ def _list_program_terms(program: Program) -> Iterator[_Term]:
 
     def term(name: str, site: ProgramSite | None, values: list[Value]) -> _Term:
         def place(tensors: Sequence[Tensor]) -> Tensor:
-            parts = [to_streams(carrier, v, t, t.dtype) for v, t in zip(values, tensors, strict=True)]
-            whole = torch.cat(parts, 1)
+            whole = join_streams(carrier, values, tensors)
             return whole.reshape(*tokens, *whole.shape[1:]) if len(whole) == math.prod(tokens) else whole
 
         return _Term(name, site, values, place)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -116,19 +116,11 @@ def upcast(t: Tensor) -> Tensor:
     return t if t.dtype in (torch.float32, torch.float64) else t.float()
 
 
-@dataclass
-class TokenNorms:
-    """Quantities of a tensor from which several statistics follow: the squared L2 norm of each token, `(n,)`."""
+class TokenNorms(NamedTuple):
+    """The squared L2 norm of each token, `(n,)`, and the largest magnitude."""
 
     squares: Tensor
-    width: int
     largest: float
-
-    def statistics(self) -> Iterator[tuple[str, float]]:
-        """Yield l2, rms, max."""
-        yield "l2", float(self.squares.sqrt().mean())
-        yield "rms", float((self.squares.mean() / self.width).sqrt())
-        yield "max", self.largest
 
 
 @dataclass
@@ -139,13 +131,13 @@ class Tokens:
         t: the tensor as `(*, d)`.
         mask: which of its tokens count, `(n,)`; None for all.
         layout: its layout.
-        known_norms: its norms, where they are those of another tensor that is measured already.
+        streams: the number of streams that are side by side in the features, if each of them is measured too; otherwise 0.
     """
 
     t: Tensor
     mask: Tensor | None
     layout: TokenLayout
-    known_norms: TokenNorms | None = None
+    streams: int = 0
 
     @property
     def flat(self) -> Tensor:
@@ -171,16 +163,22 @@ class Tokens:
     @cached_property
     def norms(self) -> TokenNorms:
         """The norms of the tokens that count."""
-        if self.known_norms is not None:
-            return self.known_norms
         t = upcast(self.counted)
         largest = float(torch.linalg.vector_norm(t, math.inf)) if t.numel() else 0.0
-        return TokenNorms(torch.linalg.vector_norm(t, dim=-1).square(), t.shape[-1], largest)
+        return TokenNorms(torch.linalg.vector_norm(t, dim=-1).square(), largest)
+
+    def statistics(self) -> Iterator[tuple[str, float]]:
+        """Yield l2, rms, max, and those of stream k as l2_k, rms_k, max_k."""
+        squares, largest = self.norms
+        yield "l2", float(squares.sqrt().mean())
+        yield "rms", float((squares.mean() / self.t.shape[-1]).sqrt())
+        yield "max", largest
+        for k, part in enumerate(self.t.chunk(self.streams, -1) if self.streams else ()):
+            for name, value in Tokens(part, self.mask, self.layout).statistics():
+                yield f"{name}_{k}", value
 
     @classmethod
-    def arrange(
-        cls, t: Tensor, layout: TokenLayout | None, tokens: TokenMask, known_norms: TokenNorms | None = None
-    ) -> Tokens:
+    def arrange(cls, t: Tensor, layout: TokenLayout | None, tokens: TokenMask) -> Tokens:
         """Return a tensor of the model arranged for statistics.
 
         Raises:
@@ -190,7 +188,7 @@ class Tokens:
             raise OmittedError("its features are not in dimensions that follow from those of the stream")
         moved = layout.move_features_last(t)
         layout = tokens.orient(layout, moved.shape[:-1])
-        return cls(moved, tokens.flatten(layout, moved.shape[:-1], t.device), layout, known_norms)
+        return cls(moved, tokens.flatten(layout, moved.shape[:-1], t.device), layout)
 
     def align(self, write: Tokens) -> tuple[Tokens, Tokens]:
         """Return the stream and a write with their tokens in the same order.

@@ -30,11 +30,6 @@ class WriteTerm:
     is_overwritten: bool = False
 
     @property
-    def is_plain(self) -> bool:
-        """Whether the adds do not multiply the operand."""
-        return not self.scales and self.factor == 1.0
-
-    @property
     def last(self) -> int:
         """Largest operator index among the operand and its scales: when the term can be computed."""
         return max(value.index for value in (self.value, *self.scales))

@@ -57,6 +57,14 @@ def compute_operand(path: Path, source: Tensor) -> Tensor:
     return value
 
 
+def compute_write(sublayer: Sublayer) -> Tensor:
+    """Compute the term that a sublayer adds, in float64, from its output."""
+    raw = sublayer.raw.tensor.detach().double()
+    if sublayer.norm is not None:
+        raw = sublayer.norm(raw).reshape(sublayer.write_path.source.shape)
+    return compute_operand(sublayer.write_path, raw)
+
+
 def measure_row_error(add: Add, sublayers: Sequence[Sublayer], norm_out: Norm | None) -> float:
     """Return the largest relative error of the sum, its norm `norm_out`, and the norms through which the sublayers read."""
     if not add.out.tensor.numel():
@@ -65,10 +73,7 @@ def measure_row_error(add: Add, sublayers: Sequence[Sublayer], norm_out: Norm | 
     with torch.no_grad():
         total = compute_operand(add.residual_path, add.x.tensor.detach().double())
         for sublayer in sublayers:
-            raw = sublayer.raw.tensor.detach().double()
-            if sublayer.norm is not None:
-                raw = sublayer.norm(raw).reshape(sublayer.write_path.source.shape)
-            total = total + compute_operand(sublayer.write_path, raw)
+            total = total + compute_write(sublayer)
         errors = [relative_error(add.out.tensor.detach(), total.reshape(add.out.shape))]
         for norm in [*norms, norm_out] if norm_out is not None else norms:
             y = norm.y.tensor.detach()

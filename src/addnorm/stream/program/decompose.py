@@ -19,7 +19,7 @@ from addnorm.stream.dataflow.graph import Value, walk
 from addnorm.stream.decomposition import Decomposition
 from addnorm.stream.program.carried import AFFINE, Carrier
 from addnorm.stream.program.cuts import list_carried_inputs
-from addnorm.stream.program.maps import replay, to_streams
+from addnorm.stream.program.maps import join_streams, replay
 from addnorm.stream.program.result import Program
 from addnorm.stream.shares import BIASES, Components, source_shares, sum_components
 
@@ -45,7 +45,7 @@ class ProgramDecomposition(Decomposition):
     def state(self, depth: int = -1) -> Tensor:
         """Return the recorded streams at a depth, `(*, n, d)`, or the read at the end, `(*, d)`, in float64."""
         k = self._check_depth(depth)
-        return self._join(k, [to_streams(self.program.carrier, value) for value in self._targets[k]])
+        return self._join(self._targets[k], k == self.depth)
 
     def read(self, k: int) -> Components:
         """Return the component of each source in what sublayer k reads, before its norm, `(*, d)` in float64.
@@ -58,7 +58,7 @@ class ProgramDecomposition(Decomposition):
         """
         reads = self.program.sites[k].reads
         targets = [part.norm.x if part.norm is not None else part.target for part in reads]
-        return self._join_all(-1, targets, next(self._propagate([targets])))
+        return self._join_all(targets, next(self._propagate([targets])), is_read=True)
 
     def lens(self, head: Any = None, *, norm: Any = None) -> list[Tensor]:
         """Raise a ValueError: earlier depths have no weights with which the streams are read at the end."""
@@ -75,24 +75,20 @@ class ProgramDecomposition(Decomposition):
 
     def _iter_components(self) -> Iterator[Components]:
         for k, parts in enumerate(self._propagate(self._targets)):
-            yield self._join_all(k, self._targets[k], parts)
+            yield self._join_all(self._targets[k], parts, k == self.depth)
 
-    def _join_all(self, k: int, target: Sequence[Value], parts: dict[Value, Components]) -> Components:
-        carrier = self.program.carrier
+    def _join_all(self, target: Sequence[Value], parts: dict[Value, Components], is_read: bool) -> Components:
         found = {name for value in target for name in parts[value]}
         names = [name for name in ("x_0", *(site.id for site in self.program.sites), BIASES) if name in found]
-        zeros = {value: torch.zeros((), dtype=torch.float64).expand(value.shape) for value in target}
-        return {
-            name: self._join(k, [to_streams(carrier, v, parts[v].get(name, zeros[v])) for v in target], target)
-            for name in names
-        }
+        zeros = [torch.zeros((), dtype=torch.float64).expand(value.shape) for value in target]
+        pairs = [*zip((parts[value] for value in target), zeros, strict=True)]
+        return {name: self._join(target, is_read, [own.get(name, zero) for own, zero in pairs]) for name in names}
 
-    def _join(self, k: int, streams: Sequence[Tensor], target: Sequence[Value] | None = None) -> Tensor:
+    def _join(self, target: Sequence[Value], is_read: bool, tensors: Sequence[Tensor] | None = None) -> Tensor:
         """Return the streams of a target in one tensor, with the dimensions of its tokens."""
-        target = self._targets[k] if target is None else target
-        whole = torch.cat([*streams], 1)
+        whole = join_streams(self.program.carrier, target, tensors)
         whole = whole.reshape(*self._list_sizes(target[0]), *whole.shape[1:])
-        return whole.squeeze(-2) if k in (-1, self.depth) and whole.shape[-2] == 1 else whole
+        return whole.squeeze(-2) if is_read and whole.shape[-2] == 1 else whole
 
     def _measure_shares(self, parts: Components) -> dict[str, Tensor]:
         """Return the shares of a token in all of its streams."""
@@ -115,8 +111,8 @@ class ProgramDecomposition(Decomposition):
 
     def _normalize(self) -> tuple[Components, Tensor | None]:
         end = self.program.spine.end
-        parts = self._join_all(-1, [end], next(self._propagate([[end]])))
-        return parts, self._join(-1, [to_streams(self.program.carrier, end)], [end])
+        parts = self._join_all([end], next(self._propagate([[end]])), is_read=True)
+        return parts, self._join([end], is_read=True)
 
 
 def propagate_components(

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from addnorm._util.numbers import format_number
-from addnorm.stream.dataflow.arithmetic import is_move, is_view, match_factor
+from addnorm.stream.dataflow.arithmetic import Factor, is_move, is_view, match_factor
 from addnorm.stream.dataflow.graph import DATA, PARAMETER, Op, Value, walk
 from addnorm.stream.dataflow.replay import relative_error, replay_op, run_op
 from addnorm.stream.find.norm import Norm
@@ -75,21 +75,29 @@ class Map:
     error: float
     reason: str = ""
 
+    @property
+    def factors(self) -> list[Factor]:
+        """The factors after the norm."""
+        products = [match_factor(op) for op in self.after if not is_view(op)]
+        return [product[1] for product in products if product is not None]
+
     def describe_factors(self) -> str:
         """Return the factors after the norm in words, such as "0.5", without masks and dropout; empty if there is none."""
-        products = [match_factor(op) for op in self.after if not is_view(op)]
-        found = [product[1] for product in products if product is not None]
-        numbers = [format_number(one.number, 4, trim=True) for one in found if one.kind == "constant"]
-        return " times ".join([*numbers, *("learned" for one in found if one.kind == "learned")])
+        numbers = [format_number(one.number, 4, trim=True) for one in self.factors if one.kind == "constant"]
+        return " times ".join([*numbers, *("learned" for one in self.factors if one.kind == "learned")])
 
 
-def to_streams(
-    carrier: Carrier, value: Value, tensor: Tensor | None = None, dtype: torch.dtype = torch.float64
-) -> Tensor:
-    """Return a carried value, or another tensor in its layout, as `(tokens, n, d)`."""
+def to_streams(carrier: Carrier, value: Value, tensor: Tensor | None = None) -> Tensor:
+    """Return a carried value in float64, or another tensor in its layout, as `(tokens, n, d)`."""
     sizes, order, n = carrier.order(value)
-    tensor = value.tensor.detach() if tensor is None else tensor
-    return tensor.to(dtype).reshape(sizes).permute(order).reshape(-1, n, carrier.width)
+    tensor = value.tensor.detach().double() if tensor is None else tensor
+    return tensor.reshape(sizes).permute(order).reshape(-1, n, carrier.width)
+
+
+def join_streams(carrier: Carrier, values: Sequence[Value], tensors: Sequence[Tensor] | None = None) -> Tensor:
+    """Return the streams of carried values in float64, or of other tensors in their layouts, as `(tokens, n, d)`."""
+    pairs = zip(values, [None] * len(values) if tensors is None else tensors, strict=True)
+    return torch.cat([to_streams(carrier, *pair) for pair in pairs], 1)
 
 
 def _from_streams(carrier: Carrier, value: Value, streams: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from addnorm.stream.dataflow.arithmetic import get_number
 from addnorm.stream.program.cuts import find_leaves
 from addnorm.stream.program.expected import Expected, build_expected, list_modules
-from addnorm.stream.program.maps import Matrix, assemble, to_streams
+from addnorm.stream.program.maps import Matrix, assemble, join_streams
 from addnorm.stream.program.result import Program, ProgramSite
 from addnorm.wirings.factors import Place
 from addnorm.wirings.spec import CONSTRUCTORS, Wiring
@@ -284,8 +284,7 @@ def compute(module: Any, stage: Stage | Head, streams: Tensor) -> Expected:
 
 def join_state(program: Program, k: int, relation: Tensor) -> Tensor:
     """Return the wiring's streams before site k in the run, `(tokens, n, d)`."""
-    parts = [to_streams(program.carrier, value) for value in program.spine.states[k]]
-    return torch.einsum("cf,tfd->tcd", relation.nan_to_num(), torch.cat(parts, 1))
+    return torch.einsum("cf,tfd->tcd", relation.nan_to_num(), join_streams(program.carrier, program.spine.states[k]))
 
 
 def relate(program: Program, k: int, stage: Stage, expected: Expected, relation: Tensor) -> tuple[Tensor, float] | None:

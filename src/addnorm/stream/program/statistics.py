@@ -12,8 +12,9 @@ from torch import Tensor
 from addnorm._util.blocks import Block, Column, Paragraph, Table
 from addnorm._util.numbers import format_number
 from addnorm._util.render import Rendered
-from addnorm.stream.program.maps import Matrix, to_streams
+from addnorm.stream.program.maps import Matrix, join_streams, to_streams
 from addnorm.stream.program.result import Program, ProgramSite
+from addnorm.stream.shares import source_shares
 
 NOTE = (
     "rms: of each stream before the sublayer. Write share: ⟨B W, s⟩ / |s|² of s = A X + B W in each stream, mean over the "
@@ -105,9 +106,9 @@ def measure_streams(program: Program) -> ProgramStatistics:
 
 
 def _measure_site(program: Program, site: ProgramSite) -> SiteStatistics:
-    state = torch.cat([to_streams(program.carrier, value) for value in site.state], 1)
+    state = join_streams(program.carrier, site.state)
     sums = split_sums(program, site)
-    shares = None if sums is None else tuple(measure_shares(*sums, -1).mean(0).tolist())
+    shares = None if sums is None else tuple(source_shares({"write": sums[1]}, sums[0])["write"].mean(0).tolist())
     matrices = measure_matrices(site, None)
     rms = tuple(state.square().mean((0, 2)).sqrt().tolist())
     return SiteStatistics(site.id, rms, shares, **{name: matrices.get(name) for name in MATRICES})
@@ -158,11 +159,6 @@ def split_sums(program: Program, site: ProgramSite) -> tuple[Tensor, Tensor] | N
         totals.append(total)
         writes.append(write)
     return torch.cat(totals, 1), torch.cat(writes, 1)
-
-
-def measure_shares(total: Tensor, write: Tensor, dims: int | tuple[int, ...]) -> Tensor:
-    """Return the share of B W in the sum, <B W, s> / |s|^2 over some dimensions."""
-    return (write * total).sum(dims) / total.square().sum(dims).clamp_min(torch.finfo(total.dtype).tiny)
 
 
 def _format(value: float | Sequence[float] | None) -> str:

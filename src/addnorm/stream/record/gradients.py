@@ -5,7 +5,8 @@ The gradients of the stream arrive before those of the parameters, and show to w
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -13,15 +14,48 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from addnorm.stream.dataflow.graph import PARAMETER
+from addnorm.stream.dataflow.graph import PARAMETER, Value
 from addnorm.stream.dataflow.wrappers import inner_tensors, is_sharded, local_part
-from addnorm.stream.record.probes import Probes, StateProbe
-from addnorm.stream.record.program_probes import ProgramProbes, ProgramState
+from addnorm.stream.record.probes import Probes
+from addnorm.stream.record.program_probes import ProgramProbes
 from addnorm.stream.record.recording import Recording
 from addnorm.stream.record.statistics import vector_norm
-from addnorm.stream.tokens import OmittedError, TokenMask
+from addnorm.stream.tokens import OmittedError, Tokens
 
 Key = tuple[int, str]  # a site, and the name of a parameter
+
+
+@dataclass(eq=False)
+class StateGradients:
+    """The gradients of the values of one state in one forward, which arrive one by one.
+
+    Attributes:
+        values: the values of the state.
+        leaving: the sites after which the state is.
+        arrange: returns gradients of all values, arranged for statistics.
+        new: for each stream whether no earlier state has it. The gradient of another one is that of its uses before this state
+            too.
+        expected: the new values that have a gradient.
+    """
+
+    values: Sequence[Value]
+    leaving: Sequence[int]
+    arrange: Callable[[Sequence[Tensor]], Tokens]
+    new: Sequence[bool] = (True,)
+    expected: set[Value] = field(default_factory=set)
+    _received: dict[Value, Tensor] = field(default_factory=dict)
+
+    def add(self, value: Value, grad: Tensor) -> Iterator[tuple[str, float]]:
+        """Add a gradient; with the last one, yield the statistics of each new stream, and of all if all are new."""
+        self._received[value] = grad
+        if self._received.keys() < self.expected:
+            return
+        received, self._received = self._received, {}
+        grads = [received.get(v, grad.new_zeros(()).expand(v.shape)) for v in self.values]
+        for name, number in self.arrange(grads).statistics():
+            k = name.partition("_")[2]
+            if self.new[int(k)] if k else all(self.new):
+                yield name, number
 
 
 class GradientHooks:
@@ -66,12 +100,13 @@ class GradientHooks:
                 handle = parameter.register_hook(hook)
             self._parameters[key] = parameter, handle
 
-    def add_state(self, state: StateProbe | ProgramState, tensor: Tensor, step: int, tokens: TokenMask) -> bool:
-        """Register a hook that records the gradient of a state; return False if the state should have one and has none."""
+    def add_state(self, state: StateGradients, value: Value, tensor: Tensor, step: int) -> bool:
+        """Register a hook that records the gradient of a value of a state; return False if it should have one and has none."""
         if not tensor.requires_grad:
-            return state.value.op is None or not state.value.kind & PARAMETER
+            return value.op is None or not value.kind & PARAMETER
+        state.expected.add(value)
         placements = getattr(tensor, "placements", None) if is_sharded(tensor) else None
-        handle = tensor.register_hook(partial(self._on_state, state, step, tokens, placements))
+        handle = tensor.register_hook(partial(self._on_state, state, value, step, placements))
         if tensor.is_leaf:  # it may be an input of the next forward too
             if tensor in self._leaves:
                 self._leaves[tensor].remove()
@@ -90,9 +125,7 @@ class GradientHooks:
         self._parameters.clear()
         self._sharded.clear()
 
-    def _on_state(
-        self, state: StateProbe | ProgramState, step: int, tokens: TokenMask, placements: Any, grad: Tensor
-    ) -> None:
+    def _on_state(self, state: StateGradients, value: Value, step: int, placements: Any, grad: Tensor) -> None:
         if self.step is None:
             self._begin_backward()
             torch.autograd.Variable._execution_engine.queue_callback(self._finish_backward)
@@ -100,12 +133,12 @@ class GradientHooks:
         self.step = step if self.step is None else max(step, self.step)
         with torch.no_grad():
             try:
-                values = [*state.measure_gradient(local_part(grad, placements), tokens)]
+                values = [*state.add(value, local_part(grad, placements))]
             except OmittedError:  # as for the state itself, where the reason is recorded
                 return
             for site in state.leaving:
-                for name, value in values:
-                    self.recording.add(step, site, "grad", name, value)
+                for name, number in values:
+                    self.recording.add(step, site, "grad", name, number)
 
     def _on_parameter(self, key: Key, grad: Tensor | None) -> None:
         if grad is None or self.step is None:  # the backward of a forward that is not recorded

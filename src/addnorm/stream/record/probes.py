@@ -12,22 +12,18 @@ from typing import Any
 from torch import Tensor, nn
 
 from addnorm._util.jsonio import to_jsonable
-from addnorm.stream.dataflow.arithmetic import strip_views
 from addnorm.stream.dataflow.graph import UNCOUNTED, Value
 from addnorm.stream.dataflow.memory import is_in_memory
 from addnorm.stream.dataflow.wrappers import find_parameter
-from addnorm.stream.find.chain import Chain
 from addnorm.stream.find.inspection import Inspection, Site, Stream
 from addnorm.stream.find.labels import format_norm
 from addnorm.stream.find.norm import Norm
 from addnorm.stream.find.sublayers import Sublayer, list_parameters
 from addnorm.stream.layout.token_layout import TokenLayout
 from addnorm.stream.record.schema import RecordedSite
-from addnorm.stream.tokens import TokenMask, Tokens
 from addnorm.stream.write_terms import WriteTerm, find_write_term, is_overwritten
 
 COLLECTIVE, WAIT = "_c10d_functional::", "_c10d_functional::wait_tensor"
-RSTD_OUTPUT = {"native_layer_norm": 2, "_fused_rms_norm": 1}  # the output of the operator that is rstd
 
 
 @dataclass
@@ -67,12 +63,11 @@ class Leaves:
 
 @dataclass
 class NormProbe:
-    """Norm of a site: its rstd, or its input where no operator outputs rstd."""
+    """Norm of a site."""
 
     site: int
     role: str
     norm: Norm
-    rstd: Value | None
     stream: str
     layout: TokenLayout | None  # of the norm's input
 
@@ -89,10 +84,6 @@ class StateProbe:
     leaving: list[int] = field(default_factory=list)  # sites whose output it is; x_0 is one
     is_overwritten: bool = False  # in place, before the last of those writes is computed
 
-    def measure_gradient(self, grad: Tensor, tokens: TokenMask) -> Iterable[tuple[str, float]]:
-        """Return the statistics of the gradient of the loss at the state."""
-        return Tokens.arrange(grad, self.layout, tokens).norms.statistics()
-
 
 @dataclass(eq=False)
 class SiteProbe:
@@ -100,19 +91,20 @@ class SiteProbe:
 
     index: int
     id: str
-    sublayer: Sublayer
-    state: StateProbe  # the state it adds to
+    stream: str
     values: dict[str, tuple[Value, TokenLayout | None]]  # of the roles "read", if it has one input, and "raw"
-    write: WriteTerm
-    write_layout: TokenLayout | None
     parameters: list[str]
 
-    @property
-    def writes_raw(self) -> bool:
-        """Whether the add takes the sublayer's output as it is: no factor or cast, and no other order of tokens."""
-        (raw, layout), write = self.values["raw"], self.write
-        is_same = write.is_plain and strip_views(write.value) is strip_views(raw)
-        return is_same and write.value.tensor.dtype == raw.tensor.dtype and _parts(layout) == _parts(self.write_layout)
+
+@dataclass(eq=False)
+class WriteProbe:
+    """The term that a sublayer, or a bias, adds to a state."""
+
+    sublayer: Sublayer
+    state: StateProbe
+    term: WriteTerm
+    layout: TokenLayout | None
+    site: SiteProbe | None  # None: the sublayer is not recorded
 
 
 class Probes:
@@ -131,18 +123,28 @@ class Probes:
         self.recorded: list[RecordedSite] = []
         self.states: list[StateProbe] = []
         self.sites: list[SiteProbe] = []
+        self.writes: list[WriteProbe] = []  # also of sublayers that are not recorded
         self.norms: list[NormProbe] = []
+        self.inspection, self.shapes = inspection, shapes
         self.streams = {stream.name: stream for stream in inspection.streams}
-        self.shapes = shapes
         is_named = len(self.streams) > 1 or "final" in {site.id for site in inspection.sites}
         chosen = None if layers is None else {*layers}
         for stream in inspection.streams:
             prefix = f"{stream.name}/" if is_named else ""
             entering, leaving = self._add_states(stream)
             leaving[0].leaving.append(self._add_site(f"{prefix}x_0", "", "start", stream))
-            for site in stream.sites:
-                if chosen is None or site.layer in chosen:
-                    self._add_sublayer(stream, site, entering[site.sublayer.place], leaving[site.sublayer.place + 1])
+            recorded = {
+                site.sublayer: self._add_sublayer(
+                    stream, site, entering[site.sublayer.place], leaving[site.sublayer.place + 1]
+                )
+                for site in stream.sites
+                if chosen is None or site.layer in chosen
+            }
+            for sublayer in (sublayer for of_add in stream.chain.sublayers for sublayer in of_add):
+                state, term = entering[sublayer.place], find_write_term(sublayer)
+                state.is_overwritten |= is_overwritten(state.value, term.last)
+                layout = stream.layout.of_write(sublayer)
+                self.writes.append(WriteProbe(sublayer, state, term, layout, recorded.get(sublayer)))
             if (norm := stream.final_norm) is not None:
                 self._add_norm("norm_final", self._add_site(f"{prefix}final", norm.path, "final", stream), norm, stream)
 
@@ -169,38 +171,59 @@ class Probes:
             entering.append(leaving[-1] if entry is end else add(entry, False))
         return entering, leaving
 
-    def _add_sublayer(self, stream: Stream, site: Site, before: StateProbe, after: StateProbe) -> None:
+    def _add_sublayer(self, stream: Stream, site: Site, before: StateProbe, after: StateProbe) -> SiteProbe:
         sublayer: Sublayer = site.sublayer
-        chain: Chain = stream.chain
-        layout, k, index = stream.layout, sublayer.place, len(self.recorded)
+        layout, index = stream.layout, len(self.recorded)
         self.recorded.append(RecordedSite(site.id, site.path, site.kind, site.layer, stream.name, site.equation))
-        write = find_write_term(sublayer)
         before.entering.append(index)
-        before.is_overwritten |= is_overwritten(before.value, write.last)
         after.leaving.append(index)
         read = before.value if sublayer.reads.value is sublayer.add.x else sublayer.reads.value
         values = {} if read is None else {"read": (read, layout.of(read))}
         values["raw"] = layout.find_raw(sublayer)
-        parameters = list_parameters(sublayer)
-        self.sites.append(
-            SiteProbe(index, site.id, sublayer, before, values, write, layout.of_write(sublayer), parameters)
-        )
-        norms: dict[str, Sequence[Norm | None]] = {"norm_in": sublayer.reads.norms, "norm_branch": [sublayer.norm]}
-        for role, found in (norms | {"norm_out": chain.norms_out[k]}).items():
+        self.sites.append(SiteProbe(index, site.id, stream.name, values, list_parameters(sublayer)))
+        norms: dict[str, Sequence[Norm | None]] = {
+            "norm_in": sublayer.reads.norms, "norm_branch": [sublayer.norm], "norm_out": stream.chain.norms_out[sublayer.place],
+        }  # fmt: skip
+        for role, found in norms.items():
             if found and found[0] is not None:
                 self._add_norm(role, index, found[0], stream)
+        return self.sites[-1]
 
     def _add_norm(self, role: str, site: int, norm: Norm, stream: Stream) -> None:
-        op = norm.y.op
-        assert op is not None
-        output = RSTD_OUTPUT.get(op.name)
-        rstd = op.outputs[output] if output is not None and len(op.outputs) > output else None
-        self.norms.append(NormProbe(site, role, norm, rstd, stream.name, stream.layout.of_norm(norm)))
+        self.norms.append(NormProbe(site, role, norm, stream.name, stream.layout.of_norm(norm)))
 
     @property
     def num_layers(self) -> int:
         """The largest number of layers of a stream."""
         return max(stream.num_layers for stream in self.streams.values())
+
+    def describe(self, mode: str) -> dict[str, Any]:
+        """Return what a recording keeps of the inspection, as JSON types: infinity is a word.
+
+        "streams" has the wiring of each stream (None: not a known one), how well every equation closes, and the closure of
+        x_L = x_0 + all writes (None: not a plain sum); "unknown" has the adds that were not understood.
+        """
+        found = self.inspection
+        streams: dict[str, Any] = {}
+        for stream in found.streams:
+            streams[stream.name] = {
+                "wiring": stream.wiring and stream.wiring.name, "equation": stream.equation, "width": stream.width,
+                "layers": stream.num_layers, "dtype": stream.dtype, "norms": format_norms(stream.norms()),
+                "embedding_norm": format_norms([stream.embedding_norm]), "final_norm": format_norms([stream.final_norm]),
+                "closure": stream.closure, "closes": stream.sum_closes, "remarks": [*stream.remarks],
+                "sites": {
+                    site.id: describe_site(
+                        site.closure, site.closes, [site.norm_in, site.norm_branch, site.norm_out], site.notes
+                    )
+                    for site in stream.sites
+                },
+            }  # fmt: skip
+        metadata: dict[str, Any] = to_jsonable({
+            "mode": mode, "wiring": found.wiring, "closure": found.closure,
+            "dtype": "/".join(dict.fromkeys(stream.dtype for stream in found.streams)), "streams": streams,
+            "unknown": [{"path": part.path, "reason": part.reason} for part in found.unknown],
+        })  # fmt: skip
+        return metadata
 
     def is_stale(self, shapes: Any, masked: bool) -> bool:
         """Return whether a forward with inputs of other shapes must be inspected again, to know the order of its tokens.
@@ -211,7 +234,7 @@ class Probes:
         """
         if shapes == self.shapes:
             return False
-        layouts = [state.layout for state in self.states] + [site.write_layout for site in self.sites]
+        layouts = [state.layout for state in self.states] + [write.layout for write in self.writes]
         if masked:
             layouts += [layout for site in self.sites for _, layout in site.values.values()]
             layouts += [norm.layout for norm in self.norms]
@@ -226,11 +249,6 @@ def _is_only_use(view: Value, state: Value) -> bool:
         if len({*view.users}) != 1:
             return False
     return True
-
-
-def _parts(layout: TokenLayout | None) -> Any:
-    """Return the axis parts of a layout's non-feature dimensions, in the order of the dimensions; None without a layout."""
-    return None if layout is None else [part for dim in layout.dims for part in dim]
 
 
 def find_observable(value: Value) -> Value:
@@ -255,36 +273,13 @@ def _find_wait(value: Value) -> Value | None:
     return None
 
 
-def inspection_metadata(inspection: Inspection) -> dict[str, Any]:
-    """Return the part of an inspection that a recording keeps, as JSON types.
-
-    "streams" has the wiring of each stream and how well every equation closes, "unknown" the adds that were not understood.
-    """
-    dtypes = dict.fromkeys(stream.dtype for stream in inspection.streams)
-    return {
-        "mode": inspection.mode, "wiring": inspection.wiring, "closure": inspection.closure, "dtype": "/".join(dtypes),
-        "streams": {stream.name: _stream_metadata(stream) for stream in inspection.streams},
-        "unknown": [{"path": part.path, "reason": part.reason} for part in inspection.unknown],
-    }  # fmt: skip
+def describe_site(
+    closure: float, closes: bool, norms: Iterable[Norm | None], notes: Iterable[str] = ()
+) -> dict[str, Any]:
+    """Return what a recording keeps of a sublayer's equation."""
+    return {"closure": closure, "closes": closes, "norms": format_norms(norms), "notes": [*notes]}
 
 
-def _stream_metadata(stream: Stream) -> dict[str, Any]:
-    """Return a stream's wiring (None: not a known one) and closure of x_L = x_0 + all writes (None: not a plain sum)."""
-    metadata: dict[str, Any] = to_jsonable({
-        "wiring": stream.wiring and stream.wiring.name, "equation": stream.equation, "width": stream.width,
-        "layers": stream.num_layers, "dtype": stream.dtype, "norms": _norm_texts(stream.norms()),
-        "embedding_norm": _norm_texts([stream.embedding_norm]), "final_norm": _norm_texts([stream.final_norm]),
-        "closure": stream.closure, "closes": stream.sum_closes, "remarks": [*stream.remarks],
-        "sites": {site.id: _site_metadata(site) for site in stream.sites},
-    })  # fmt: skip
-    return metadata  # infinity is already a word, so that a file preserves the metadata
-
-
-def _site_metadata(site: Site) -> dict[str, Any]:
-    norms = _norm_texts([site.norm_in, site.norm_branch, site.norm_out])
-    return {"closure": site.closure, "closes": site.closes, "norms": norms, "notes": [*site.notes]}
-
-
-def _norm_texts(norms: Any) -> str:
+def format_norms(norms: Iterable[Norm | None]) -> str:
     """Return the norms with their eps, each kind once: "LayerNorm 1e-12"."""
     return ", ".join(dict.fromkeys(format_norm(norm) for norm in norms if norm is not None))

@@ -35,16 +35,14 @@ from addnorm.stream.inspect import (
     leave_inference_mode,
 )
 from addnorm.stream.models.inputs import format_inputs
-from addnorm.stream.program.naming import identify
 from addnorm.stream.program.result import Program
-from addnorm.stream.record.forward import Forward
+from addnorm.stream.record.forward import Forward, StreamForward
 from addnorm.stream.record.gradients import GradientHooks
-from addnorm.stream.record.probes import Leaves, Probes, inspection_metadata
+from addnorm.stream.record.probes import Leaves, Probes
 from addnorm.stream.record.program_forward import ProgramForward
-from addnorm.stream.record.program_probes import NAME, ProgramProbes, program_metadata
-from addnorm.stream.record.program_sample import ProgramSample
+from addnorm.stream.record.program_probes import ProgramProbes
 from addnorm.stream.record.recording import Recording
-from addnorm.stream.record.sample import TokenSample
+from addnorm.stream.record.sample import Sample
 from addnorm.stream.record.statistics import parameter_norm
 from addnorm.stream.tokens import Masks, TokenMask, check_mask_streams
 
@@ -187,8 +185,8 @@ class _Recorder:
         self._probes: dict[Any, Probes] = {}
         self._programs: set[Any] = set()  # the kinds of forwards that are those of a residual program
         self._key: Any = None  # of the forward
-        self._forward: Forward | ProgramForward | None = None
-        self._samples: Mapping[str, TokenSample | ProgramSample] = {}
+        self._forward: Forward | None = None
+        self._samples: Mapping[str, Sample] = {}
         self._has_new_samples = False  # since the last time that maps were computed
         if model is not self.model or any(hasattr(m, "_orig_mod") for m in model.modules()):
             self._note("the model is compiled, and recorded eagerly")
@@ -235,10 +233,8 @@ class _Recorder:
         if self.grads:
             self._gradients.add_parameters(probes, leaves.parameters, self._has_fsdp)
         gradients = self._gradients if self.grads else None
-        if isinstance(probes, ProgramProbes):
-            self._forward = ProgramForward(self.recording, step, probes, masks[NAME], leaves, gradients, frames)
-        else:
-            self._forward = Forward(self.recording, step, probes, masks, leaves, gradients, frames)
+        kind = ProgramForward if isinstance(probes, ProgramProbes) else StreamForward
+        self._forward = kind(self.recording, step, probes, masks, leaves, gradients, frames)
         self._samples = self._forward.samples
         return self._forward.mode
 
@@ -318,14 +314,7 @@ class _Recorder:
         known = self.recording.sites
         if not known:
             self.recording.sites = tuple(probes.recorded)
-            if isinstance(program, Program):
-                if program.wiring is None:
-                    identify(program)
-                self.recording.metadata |= program_metadata(
-                    program, "training" if self.model.training else "evaluation"
-                )
-            elif inspection is not None:
-                self.recording.metadata |= inspection_metadata(inspection)
+            self.recording.metadata |= probes.describe("training" if self.model.training else "evaluation")
         elif [site.id for site in known] != [site.id for site in probes.recorded]:
             if self._key in self._programs:
                 return None

@@ -14,22 +14,24 @@ from torch import Tensor
 
 from addnorm.stream.dataflow.memory import is_in_memory
 from addnorm.stream.dataflow.wrappers import gather, is_sharded, is_wrapper, local_part
-from addnorm.stream.layout.token_layout import TokenLayout
-from addnorm.stream.tokens import TokenMask, Tokens, upcast
+from addnorm.stream.tokens import Tokens, upcast
 
 MEDIAN_SAMPLE = 16_384  # number of elements from which the median is computed
 MASSIVE, TIMES_MEDIAN = 100.0, 1000.0  # Sun et al. 2024, "Massive Activations in Large Language Models"
 
 
 def write_statistics(x: Tokens, write: Tokens) -> Iterator[tuple[str, float]]:
-    """Yield ratio, cosine, unchanged: the write compared with the stream it is added to, token by token in the same order."""
-    before, added = x.counted, write.counted
-    dots = (upcast(before) * upcast(added)).sum(-1)
-    unchanged = ((before + added).to(before.dtype) == before).float().mean(-1)
+    """Yield ratio, cosine: the write compared with the stream it is added to, token by token in the same order."""
+    dots = (upcast(x.counted) * upcast(write.counted)).sum(-1)
     x_norm, write_norm = x.norms.squares.sqrt(), write.norms.squares.sqrt()
     yield "ratio", float((write_norm / x_norm).mean())
     yield "cosine", float((dots / (x_norm * write_norm).clamp_min(torch.finfo(dots.dtype).tiny)).mean())
-    yield "unchanged", float(unchanged.mean())
+
+
+def unchanged_share(x: Tokens, write: Tokens) -> float:
+    """Return the share of the stream's elements that adding the write does not change."""
+    before, added = x.counted, write.counted
+    return float(((before + added).to(before.dtype) == before).float().mean(-1).mean())
 
 
 def state_statistics(tokens: Tokens) -> Iterator[tuple[str, float]]:
@@ -83,20 +85,12 @@ def _massive_activations(tokens: Tokens) -> Iterator[tuple[str, float]]:
     yield "top", largest / median if median else math.inf if largest else math.nan
 
 
-def norm_statistics(rstd: Tensor, layout: TokenLayout | None, tokens: TokenMask) -> Iterator[tuple[str, float]]:
-    """Yield rstd, rstd_min, rstd_max from the reciprocal denominators of a norm, `(*, 1)`; nothing if no token counts.
-
-    Raises:
-        OmittedError: the mask does not fit.
-    """
-    t = upcast(rstd.detach())
-    shape = t.shape[:-1]
-    mask = tokens.flatten(layout and tokens.orient(layout, shape), shape, t.device)
-    t = t.reshape(-1) if mask is None else t.reshape(-1)[mask]
-    if t.numel():
-        yield "rstd", float(t.mean())
-        yield "rstd_min", float(t.min())
-        yield "rstd_max", float(t.max())
+def rstd_statistics(rstd: Tensor) -> Iterator[tuple[str, float]]:
+    """Yield rstd, rstd_min, rstd_max from the reciprocal denominators of a norm, `(n,)`; nothing if there are none."""
+    if rstd.numel():
+        yield "rstd", float(rstd.mean())
+        yield "rstd_min", float(rstd.min())
+        yield "rstd_max", float(rstd.max())
 
 
 def parameter_norm(parameters: Iterable[Tensor], gathered: bool) -> float | None:
