@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 import addnorm
 from addnorm import ResidualStack
-from addnorm.lab.toy_model import ToyModel
 
 EPS = 1e-5
 
@@ -20,12 +19,15 @@ def measure(d: int) -> dict[str, Any]:
     results: dict[str, Any] = {}
     torch.manual_seed(0)
     x = torch.randn(4, 32, d)
-    model = ToyModel(12, "pre_ln", 0, d_model=d)
-    gradients = model.measure_stream(residual_alone=True).gradients
-    results["bits changed along pre-LN's residual"] = changed(gradients[0], gradients[-1])
+    linears = [nn.Sequential(nn.Linear(d, d), nn.GELU()) for _ in range(24)]
+
+    detached: list[Any] = [lambda read, f=f: f(read).detach() for f in linears]
+    start, cotangent = x.clone().requires_grad_(), torch.randn_like(x)
+    (gradient,) = torch.autograd.grad(ResidualStack(detached, d, "pre_ln", final_norm=False)(start), start, cotangent)
+    results["bits changed along pre-LN's residual"] = changed(gradient, cotangent)
 
     with torch.no_grad():
-        x_0, writes, x_L, _ = model.stack.unroll(model.x)
+        x_0, writes, x_L, _ = ResidualStack(linears, d, "pre_ln").unroll(x)
         total = x_0.double() + sum(write.double() for write in writes)
         results["closure of pre-LN"] = float((x_L - total).norm() / total.norm())
         for name, wiring in (("pre-LN", "pre_ln"), ("post-LN", "post_ln")):
