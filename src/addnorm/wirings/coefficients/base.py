@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
@@ -67,6 +68,7 @@ class CoefficientModule(nn.Module):
         appends: whether the `mix` that it computes has one row more than there are streams.
         notation: how texts write what is computed; where that depends on the options, override `notate`.
         decays: names of the parameters that weight decay is for.
+        counterparts: names of the constants and parameters, and of those in the module of transformers that computes the same.
 
     Args:
         d_model: width of the streams.
@@ -80,6 +82,7 @@ class CoefficientModule(nn.Module):
     appends: ClassVar[bool] = False
     notation: ClassVar[Notation] = Notation()
     decays: ClassVar[tuple[str, ...]] = ()
+    counterparts: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     def __init__(self, d_model: int, n: int, reads: int, place: Place) -> None:
         super().__init__()
@@ -122,9 +125,17 @@ class CoefficientModule(nn.Module):
         with torch.autocast(device, enabled=False):
             return self.compute(streams)
 
+    @torch.no_grad()
     def load_transformers(self, source: Any) -> None:
         """Copy the parameters of the module of transformers that computes the same coefficients."""
-        raise NotImplementedError(f"{type(self).__name__} has no counterpart in transformers.")
+        if not self.counterparts:
+            raise NotImplementedError(f"{type(self).__name__} has no counterpart in transformers.")
+        values = {
+            own: attrgetter(name)(source) for own, name in self.counterparts.items() if getattr(self, own) is not None
+        }
+        self.check_settings(**{own: value for own, value in values.items() if own not in self._parameters})
+        for own, parameter in self.named_parameters():
+            parameter.copy_(values[own].reshape(parameter.shape))
 
     def check_settings(self, **settings: Any) -> None:
         """Check that the constants of the module to load are this module's: a state dict does not have them."""
@@ -163,6 +174,26 @@ def uses_node(*streams: Tensor) -> bool:
     """Return whether a call may compute a formula by its autograd node, which transforms and graphs cannot look into."""
     is_traced = torch.compiler.is_compiling() or in_transform() or is_recording()
     return torch.is_grad_enabled() and not is_traced and all(type(x) is Tensor for x in streams)
+
+
+def differentiate(
+    compute: Callable[..., Any], arguments: Sequence[Any], needs: Sequence[bool], grads: Sequence[Tensor | None]
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of a formula's arguments in a graph of their own, as `create_graph=True` needs.
+
+    Args:
+        compute: the formula, which returns tensors; None for one that is left out.
+        arguments: its arguments.
+        needs: whether the gradient of each argument is needed.
+        grads: the gradients of its results.
+    """
+    # Views: an argument may depend on an earlier one, and this gradient must not pass through it.
+    arguments = [a.view_as(a) if isinstance(a, Tensor) else a for a in arguments]
+    results = [(result, grad) for result, grad in zip(compute(*arguments), grads, strict=True) if result is not None]
+    needed = [a for a, need in zip(arguments, needs, strict=True) if need]
+    outputs, grads = zip(*results, strict=True)
+    found = iter(torch.autograd.grad(outputs, needed, grads, create_graph=True))
+    return tuple(next(found) if need else None for need in needs)
 
 
 def widen_dtype(dtype: torch.dtype | None) -> torch.dtype:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,7 @@ from addnorm.wirings.coefficients.base import (
     CoefficientModule,
     Coefficients,
     Notation,
+    differentiate,
     rms_scale,
     uses_node,
     widen,
@@ -40,6 +41,10 @@ class GatedRead(CoefficientModule):
 
     computes = ("collapse", "inject")
     decays = ("down", "up", "project_inject")
+    counterparts: ClassVar = {
+        "n": "hc_count", "eps": "hc_norm.eps", "weight": "hc_norm.weight", "down": "input_mix_weight_down.weight",
+        "up": "input_mix_weight_up.weight", "project_inject": "block_inject_weight.weight",
+    }  # fmt: skip
 
     def __init__(
         self, d_model: int, n: int, reads: int, place: Place, *, rank: int = 320, injects: bool = True, eps: float = 1e-6,
@@ -83,18 +88,14 @@ class GatedRead(CoefficientModule):
         start = "γ starts at 1, and the matrices are drawn with standard deviation 0.02. So G is nearly 1/2"
         return Notation(
             "G", terms={"collapse": "Σ_i G_i ⊙ Y_i / n"}, formulas=formulas if injects else formulas[:-1],
-            learned="γ, W_up, W_down" + ", W_b" * injects, start=f"{start} and b nearly 1." if injects else "",
+            learned="γ, W_up, W_down, W_b" * injects, start=f"{start} and b nearly 1." if injects else "",
         )  # fmt: skip
 
     @torch.no_grad()
     def load_transformers(self, source: Any) -> None:
         """Copy the parameters of a `Qwen4ExpTextGatedResidual`, whose norm's weight is γ - 1 with all streams in a row."""
-        self.check_settings(n=source.hc_count, eps=source.hc_norm.eps)
-        self.weight.copy_(1.0 + source.hc_norm.weight.reshape(self.n, self.d_model))
-        self.down.copy_(source.input_mix_weight_down.weight)
-        self.up.copy_(source.input_mix_weight_up.weight)
-        if self.project_inject is not None:
-            self.project_inject.copy_(source.block_inject_weight.weight)
+        super().load_transformers(source)
+        self.weight.add_(1.0)
 
 
 def _compute_gates(
@@ -129,12 +130,8 @@ class _GatesFunction(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, grad_inject: Tensor | None) -> tuple[Tensor | None, ...]:
         streams, weight, down, up, project, scale, hidden, gates, inject = ctx.saved_tensors
         if torch.is_grad_enabled():  # create_graph
-            inputs = [streams, weight, down, up, project][: 4 if project is None else 5]
-            needed = [t for t, need in zip(inputs, ctx.needs_input_grad, strict=False) if need]
-            pairs = zip(_compute_gates(streams, weight, down, up, project, ctx.eps), (grad, grad_inject), strict=True)
-            outputs, grads = zip(*[pair for pair in pairs if pair[0] is not None], strict=True)
-            found = iter(torch.autograd.grad(outputs, needed, grads, create_graph=True))
-            return tuple(next(found) if need else None for need in ctx.needs_input_grad)
+            arguments = streams, weight, down, up, project, ctx.eps
+            return differentiate(_compute_gates, arguments, ctx.needs_input_grad, (grad, grad_inject))
         n, d = weight.shape
         x, scale, gates, grad = (t.reshape(-1, n, t.shape[-1]) for t in (widen(streams), scale, gates, grad))
         share = weight / n

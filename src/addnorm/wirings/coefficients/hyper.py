@@ -98,12 +98,17 @@ class HyperConnection(CoefficientModule):
         return super().compute(streams) if self.dynamic else Coefficients(self.collapse, self.mix, self.inject)
 
 
+# Constants and parameters in the hyper-connections of transformers.
+_HC = {
+    "n": "hc_mult", "eps": "hc_eps", "norm_eps": "input_norm.eps", "project": "fn", "bias": "base", "scale": "scale",
+}  # fmt: skip
+
+
 class _Projected(CoefficientModule):
     """Base of coefficients that are functions of φ R(vec X), where R divides by the root mean square of all n d features."""
 
     decays = ("project",)
     kind: ClassVar[GateKind]  # of the gates
-    prefix: ClassVar[str] = ""  # of the parameters' names in transformers
     iterations: int = 0
     magnitude: float = 2.0
 
@@ -127,12 +132,6 @@ class _Projected(CoefficientModule):
             self.kind, self.project, self.scale, self.bias, self.iterations, self.eps, self.norm_eps, magnitude=self.magnitude
         )  # fmt: skip
 
-    @torch.no_grad()
-    def load_transformers(self, source: Any) -> None:
-        """Copy `fn`, `base` and `scale` of a module of transformers, whose names may have a prefix."""
-        for own, name in ((self.project, "fn"), (self.bias, "base"), (self.scale, "scale")):
-            own.copy_(getattr(source, self.prefix + name))
-
 
 class ManifoldConnection(_Projected):
     """Coefficients of manifold-constrained hyper-connections: gates, and a mixing matrix that is nearly doubly stochastic.
@@ -153,6 +152,7 @@ class ManifoldConnection(_Projected):
 
     computes = ("collapse", "mix", "inject")
     kind = "manifold"
+    counterparts: ClassVar = _HC | {"iterations": "hc_sinkhorn_iters"}
     notation = Notation(
         formulas=(
             "(z_c, z_b, Z_A) = φ R(vec X)", "c = σ(α_1 z_c + β_c) + ε", "b = 2 σ(α_2 z_b + β_b)", "A = SK(α_3 Z_A + β_A)",
@@ -183,9 +183,6 @@ class ManifoldConnection(_Projected):
     @torch.no_grad()
     def load_transformers(self, source: Any) -> None:
         """Copy `fn`, `base` and `scale` of a `DeepseekV4HyperConnection` or `Glm5NextHyperConnection`, whose A is transposed."""
-        self.check_settings(
-            n=source.hc_mult, iterations=source.hc_sinkhorn_iters, eps=source.hc_eps, norm_eps=source.input_norm.eps
-        )
         super().load_transformers(source)
         self.transpose_mix()
 
@@ -215,6 +212,7 @@ class IndependentConnection(_Projected):
 
     computes = ("collapse", "inject")
     kind = "independent"
+    counterparts: ClassVar = _HC | {"magnitude": "hc_post_magnitude"}  # of an `HYV4HyperConnection`
 
     @classmethod
     def notate(cls, **options: Any) -> Notation:
@@ -244,14 +242,6 @@ class IndependentConnection(_Projected):
         nn.init.normal_(self.project, std=0.006)
         self.bias[: self.n] = mean_logit(self.n)
 
-    @torch.no_grad()
-    def load_transformers(self, source: Any) -> None:
-        """Copy `fn`, `base` and `scale` of an `HYV4HyperConnection`."""
-        self.check_settings(
-            n=source.hc_mult, magnitude=source.hc_post_magnitude, eps=source.hc_eps, norm_eps=source.input_norm.eps
-        )
-        super().load_transformers(source)
-
 
 class SigmoidRead(_Projected):
     """A gated sum of n streams, the head of DeepSeek V4 and HY-V4: c = σ(α φ R(vec X) + β) + ε.
@@ -265,7 +255,12 @@ class SigmoidRead(_Projected):
 
     computes = ("collapse",)
     kind = "gates"
-    prefix = "hc_"
+    counterparts: ClassVar = _HC | {
+        "eps": "eps",
+        "project": "hc_fn",
+        "bias": "hc_base",
+        "scale": "hc_scale",
+    }  # of a head
     notation = Notation(
         "h", formulas=("h = σ(α_h φ_h R(vec X) + β_h) + ε",), learned="φ_h, α_h, β_h",
         start="φ_h starts at 0 and h at 1/n, by the value of β_h.",
@@ -289,12 +284,6 @@ class SigmoidRead(_Projected):
         """Set the read to the mean."""
         super().reset_parameters()
         nn.init.constant_(self.bias, mean_logit(self.n))
-
-    @torch.no_grad()
-    def load_transformers(self, source: Any) -> None:
-        """Copy `hc_fn`, `hc_base` and `hc_scale` of a `DeepseekV4HyperHead` or `HYV4HyperHead`."""
-        self.check_settings(n=source.hc_mult, eps=source.eps, norm_eps=source.input_norm.eps)
-        super().load_transformers(source)
 
 
 def mean_logit(n: int) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,11 @@ class GatedMix(CoefficientModule):
 
     computes = ("mix", "inject")
     stacked = False
+    counterparts: ClassVar = {
+        "temperature": "temperature",
+        "eps": "eps",
+        "gate": "gate",
+    }  # of a `MuseSparkResidualGate`
 
     @classmethod
     def notate(cls, **options: Any) -> Notation:
@@ -59,12 +64,6 @@ class GatedMix(CoefficientModule):
         a = torch.sqrt(torch.clamp(torch.sigmoid(-logit) * (1.0 + b), min=self.eps))  # 1 - b^2 without cancellation
         return Coefficients(mix=((a,),), inject=(b,))
 
-    @torch.no_grad()
-    def load_transformers(self, source: Any) -> None:
-        """Copy the gate of a `MuseSparkResidualGate`."""
-        self.check_settings(temperature=source.temperature, eps=source.eps)
-        self.gate.copy_(source.gate)
-
 
 class ResidualScaling(CoefficientModule):
     """A scale and a bias of each term: x' = (x + v) ⊙ a + (f + w) ⊙ b, at first a = b = 1 and v = w = 0.
@@ -74,6 +73,10 @@ class ResidualScaling(CoefficientModule):
 
     computes = ("mix", "inject", "bias")
     stacked = False
+    counterparts: ClassVar = {  # of a `ZayaResidualScaling`
+        "residual_scale": "residual_scale", "residual_bias": "residual_bias", "branch_scale": "hidden_states_scale",
+        "branch_bias": "hidden_states_bias",
+    }  # fmt: skip
     notation = Notation(
         mix="a", terms={"mix": "a ⊙ ({x} + v)", "inject": "b ⊙ ({x} + w)"},
         boxes={"mix": ("+v", "⊙a"), "inject": ("+w", "⊙b")}, learned="a, b, v, w",
@@ -97,14 +100,6 @@ class ResidualScaling(CoefficientModule):
         """Return A, B and the bias, `(d_model,)` each."""
         a, b = self.residual_scale, self.branch_scale
         return Coefficients(mix=((a,),), inject=(b,), bias=(a * self.residual_bias + b * self.branch_bias,))
-
-    @torch.no_grad()
-    def load_transformers(self, source: Any) -> None:
-        """Copy the four vectors of a `ZayaResidualScaling`."""
-        self.residual_scale.copy_(source.residual_scale)
-        self.residual_bias.copy_(source.residual_bias)
-        self.branch_scale.copy_(source.hidden_states_scale)
-        self.branch_bias.copy_(source.hidden_states_bias)
 
 
 class Interpolation(CoefficientModule):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,7 @@ from addnorm.wirings.coefficients.base import (
     CoefficientModule,
     Coefficients,
     Notation,
+    differentiate,
     rms_scale,
     uses_node,
     widen,
@@ -41,6 +42,7 @@ class SourceAttention(CoefficientModule):
 
     computes = ("collapse",)
     stacked = False
+    counterparts: ClassVar = {"eps": "norm.eps", "query": "query"}
 
     @classmethod
     def notate(cls, **options: Any) -> Notation:
@@ -84,11 +86,10 @@ class SourceAttention(CoefficientModule):
             weights = weights * factors.unsqueeze(-2)
         return Coefficients(tuple(tuple(p.unsqueeze(-1) for p in row.unbind(-1)) for row in weights.unbind(-2)))
 
-    @torch.no_grad()
     def load_transformers(self, source: Any) -> None:
         """Copy the query of an `Inkling2BlockAttentionResidual`."""
-        self.check_settings(weighted=False, normed_values=True, scaled=True, eps=source.norm.eps)
-        self.query.copy_(source.query.reshape(self.query.shape))
+        self.check_settings(weighted=False, normed_values=True, scaled=True)
+        super().load_transformers(source)
 
 
 def _compute_scores(query: Tensor, eps: float, *sources: Tensor) -> tuple[Tensor, Tensor]:
@@ -113,12 +114,8 @@ class _ScoresFunction(torch.autograd.Function):
         query, scores, factors, *sources = ctx.saved_tensors
         needs_query, _, *needs = ctx.needs_input_grad
         if torch.is_grad_enabled():  # create_graph
-            # Views: a later source depends on the earlier ones, and this gradient must not pass through it.
-            query, *sources = (t.view_as(t) for t in (query, *sources))
-            inputs = [t for t, need in zip((query, *sources), (needs_query, *needs), strict=True) if need]
-            outputs = _compute_scores(query, ctx.eps, *sources)
-            found = iter(torch.autograd.grad(outputs, inputs, (grad, grad_factors), create_graph=True))
-            return tuple(next(found) if need else None for need in ctx.needs_input_grad)
+            arguments = query, ctx.eps, *sources
+            return differentiate(_compute_scores, arguments, ctx.needs_input_grad, (grad, grad_factors))
         reads, d = query.shape
         by_product = (grad * factors.unsqueeze(-2)).unbind(-1)  # of q · x_i, for each source
         # factor = (mean x^2 + eps)^(-1/2), whose derivative is -factor^3 x / d.
