@@ -7,9 +7,12 @@ N is the norm, f the sublayer, L the number of layers, l a layer's number from 1
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar
+from dataclasses import replace
+from typing import Any, Literal, TypeVar, cast
 
 from addnorm._util.arguments import check_bool, check_choice, check_float, check_int
 from addnorm.wirings.init import Draw, InitRule, gpt2, require_role, xavier
@@ -23,9 +26,17 @@ Constructor = TypeVar("Constructor", bound=Callable[..., Wiring])
 
 
 def register(make: Constructor) -> Constructor:
-    """Register a constructor under its name for `get` and `list_all`."""
-    CONSTRUCTORS[make.__name__] = make
-    return make
+    """Register a constructor under its name for `get` and `list_all`; its arguments but `init` become the wiring's options."""
+    signature = inspect.signature(make)
+
+    @functools.wraps(make)
+    def construct(*args: Any, **kwargs: Any) -> Wiring:
+        wiring, bound = make(*args, **kwargs), signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return replace(wiring, options={name: value for name, value in bound.arguments.items() if name != "init"})
+
+    CONSTRUCTORS[make.__name__] = construct
+    return cast(Constructor, construct)
 
 
 @register
@@ -122,7 +133,7 @@ def deepnorm(kind: Kind = "encoder-only", other_layers: int | None = None) -> Wi
         raise ValueError(f"other_layers is {other_layers}, expected None: a stack that is {kind} has no other half.")
     alpha = _DEEPNORM[kind][1].format(m=other_layers)
     return Wiring(
-        "deepnorm", _deepnorm_row, init=_deepnorm_init, options={"kind": kind, "other_layers": other_layers},
+        "deepnorm", _deepnorm_row, init=_deepnorm_init,
         symbols={"a": ("α", alpha)}, source="Wang et al. 2022 (DeepNet), arXiv 2203.00555",
         use="for post-LN at any depth: a thousand layers train.", pair=_deepnorm_pair,
     )  # fmt: skip
@@ -171,7 +182,7 @@ def admin(profiled: bool = True, growth: Growth = "log") -> Wiring:
         )
     formula = {"log": "√((S+1)/ln(S+1) - 1)", "linear": "1", "constant": "√S"}[growth]
     return Wiring(
-        "admin", _admin_row, options={"profiled": profiled, "growth": growth},
+        "admin", _admin_row,
         symbols={"a": ("ω", "" if profiled else formula)},
         source="Liu et al. 2020, arXiv 2004.08249", profile=_admin_profile if profiled else None,
         use="for post-LN whose branches start with equal shares of the stream, measured on data.",
@@ -206,7 +217,7 @@ def skipinit(alpha: float | None = 0.0) -> Wiring:
     if alpha is not None:
         alpha = check_float("alpha", alpha)
     return Wiring(
-        "skipinit", _skipinit_row, options={"alpha": alpha}, symbols={"b": ("α", "1/√S" if alpha is None else "")},
+        "skipinit", _skipinit_row, symbols={"b": ("α", "1/√S" if alpha is None else "")},
         source="De, Smith 2020, arXiv 2002.10444", use="to do without norms: every sublayer starts as the identity.",
     )  # fmt: skip
 
@@ -230,7 +241,7 @@ def layer_scale(gamma: float | None = None) -> Wiring:
         gamma = check_float("gamma", gamma)
     start = "1e-4, 1e-5 or 1e-6" if gamma is None else ""
     return Wiring(
-        "layer_scale", _layer_scale_row, final_norm=True, options={"gamma": gamma}, symbols={"b": ("γ", start)},
+        "layer_scale", _layer_scale_row, final_norm=True, symbols={"b": ("γ", start)},
         source="Touvron et al. 2021 (CaiT), arXiv 2103.17239",
         use="for deep vision transformers: every sublayer starts near the identity.",
     )  # fmt: skip
@@ -246,7 +257,7 @@ def residual_multiplier(multiplier: float) -> Wiring:
     """Return x' = x + k f(N(x)), k a constant, and a final norm. Granite 3 uses k = 0.22."""
     multiplier = _nonzero("multiplier", multiplier)
     return Wiring(
-        "residual_multiplier", Row(norm_in=True, b=multiplier), final_norm=True, options={"multiplier": multiplier},
+        "residual_multiplier", Row(norm_in=True, b=multiplier), final_norm=True,
         source="Granite 3 (IBM)",
         use="to load models that have one, or to damp every write alike.",
     )  # fmt: skip
@@ -257,7 +268,7 @@ def depth_mup(k: float = 1.0) -> Wiring:
     """Return Depth-muP, x' = x + k/sqrt(L) f(N(x)), and a final norm. Yang et al. 2023; MiniCPM3 uses k = 1.4."""
     k = _nonzero("k", k)
     return Wiring(
-        "depth_mup", _depth_mup_row, final_norm=True, options={"k": k}, symbols={"b": ("b", f"{k:g}/√L")},
+        "depth_mup", _depth_mup_row, final_norm=True, symbols={"b": ("b", f"{k:g}/√L")},
         source="Yang et al. 2023, arXiv 2310.02244",
         use="to carry the best learning rate from shallow to deep models.",
     )  # fmt: skip
@@ -272,7 +283,7 @@ def completep(k: float = 1.0) -> Wiring:
     """Return CompleteP, x' = x + k/L f(N(x)), and a final norm. Dey et al. 2025."""
     k = _nonzero("k", k)
     return Wiring(
-        "completep", _completep_row, final_norm=True, options={"k": k}, symbols={"b": ("b", f"{k:g}/L")},
+        "completep", _completep_row, final_norm=True, symbols={"b": ("b", f"{k:g}/L")},
         source="Dey et al. 2025, arXiv 2505.01618",
         use="to carry hyperparameters over depth with every layer still learning features.",
     )  # fmt: skip
@@ -309,7 +320,7 @@ def mix_ln(k: int | None = None) -> Wiring:
     if k is not None:
         check_int("k", k, 0)
     return Wiring(
-        "mix_ln", _mix_ln_row, final_norm=_mix_ln_final, options={"k": k}, source="Li et al. 2024, arXiv 2412.13795",
+        "mix_ln", _mix_ln_row, final_norm=_mix_ln_final, source="Li et al. 2024, arXiv 2412.13795",
         use="for the gradients of post-LN in the deep layers and those of pre-LN in the first.",
     )  # fmt: skip
 
@@ -344,7 +355,7 @@ def no_residual(norm: bool = True) -> Wiring:
     """
     check_bool("norm", norm)
     return Wiring(
-        "no_residual", Row(norm_out=norm, a=0.0), options={"norm": norm}, source="ablation; Dong et al. 2021, arXiv 2103.03404",
+        "no_residual", Row(norm_out=norm, a=0.0), source="ablation; Dong et al. 2021, arXiv 2103.03404",
         use="to see what the residual connection is for: the gradient has no path around a sublayer.",
     )  # fmt: skip
 
@@ -363,7 +374,7 @@ def parallel(norms: int = 1) -> Wiring:
         2: "Black et al. 2022 (GPT-NeoX), arXiv 2204.06745",
     }
     return Wiring(
-        "parallel", _parallel_row, final_norm=True, options={"norms": norms}, source=sources[norms],
+        "parallel", _parallel_row, final_norm=True, source=sources[norms],
         use="where the sublayers of a layer are to run at the same time (GPT-J, PaLM, Falcon).",
     )  # fmt: skip
 

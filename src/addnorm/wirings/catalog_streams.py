@@ -34,7 +34,7 @@ _SUM_WITH_NORM = Head(2, (1, 1), norm_streams=(False, True))  # u + N(v)
 def resi_dual() -> Wiring:
     """Return ResiDual, u' = N(u + f(u)) and v' = v + f(u), two streams from x_0; the output is u + N(v). Xie et al. 2023."""
     return Wiring(
-        "resi_dual", _RESI_DUAL, embedding=(1.0, 1.0), head=_SUM_WITH_NORM,
+        "resi_dual", _RESI_DUAL, head=_SUM_WITH_NORM,
         source="Xie et al. 2023 (ResiDual), arXiv 2304.14802",
         use="for the gradients of pre-LN and the representations of post-LN at once.",
     )  # fmt: skip
@@ -78,8 +78,8 @@ def hyper_connections(n: int = 4, dynamic: bool = True) -> Wiring:
     check_bool("dynamic", dynamic)
     stage = Stage(n, coefficients=Computed(HyperConnection, {"dynamic": dynamic}), norm_in=True)
     return Wiring(
-        "hyper_connections", stage, final_norm=True, init=_hyper_init, embedding=(1.0,) * n, head=Head(n, (1.0,) * n),
-        options={"n": n, "dynamic": dynamic}, source="Zhu et al. 2024, arXiv 2409.19606",
+        "hyper_connections", stage, final_norm=True, init=_hyper_init, head=Head(n, (1.0,) * n),
+        source="Zhu et al. 2024, arXiv 2409.19606",
         use="for a residual stream that is n times as wide, with sublayers of the old width: the model learns what to keep.",
     )  # fmt: skip
 
@@ -124,8 +124,7 @@ def mhc(
     end = Head(n, coefficients=Computed(SigmoidRead, small)) if head == "learned" else Head(n, (1.0 / n,) * n)
     source = "Xie et al. 2025, arXiv 2512.24880; DeepSeek V4, arXiv 2606.19348"
     return Wiring(
-        "mhc", stage, final_norm=True, embedding=(1.0,) * n, head=Head(n, delayed=True) if single_pass else end,
-        options={"n": n, "head": head, "single_pass": single_pass, "iterations": iterations} | small,
+        "mhc", stage, final_norm=True, head=Head(n, delayed=True) if single_pass else end,
         source="DeepSeek V4.1 Flash, section 2.4.1" if single_pass else source,
         use="for several streams in deep and large models: the mixing can neither amplify nor silence them.",
     )  # fmt: skip
@@ -146,8 +145,8 @@ def independent_hc(n: int = 4, magnitude: float = 2.0, eps: float = 1e-6, norm_e
     small = {"eps": check_not_negative("eps", eps), "norm_eps": check_not_negative("norm_eps", norm_eps)}
     gates = Computed(IndependentConnection, {"magnitude": magnitude} | small)
     return Wiring(
-        "independent_hc", Stage(n, coefficients=gates, norm_in=True), final_norm=True, embedding=(1.0,) * n,
-        head=Head(n, coefficients=Computed(SigmoidRead, small)), options={"n": n, "magnitude": magnitude} | small,
+        "independent_hc", Stage(n, coefficients=gates, norm_in=True), final_norm=True,
+        head=Head(n, coefficients=Computed(SigmoidRead, small)),
         source="HY-V4 (Tencent)",
         use="for several streams that each stay a plain sum of writes, each write with its own gate.",
     )  # fmt: skip
@@ -169,8 +168,8 @@ def gated_residual(n: int = 4, rank: int = 320, eps: float = 1e-6) -> Wiring:
     options = {"rank": rank, "eps": check_not_negative("eps", eps)}
     gates = Computed(GatedRead, options)
     return Wiring(
-        "gated_residual", Stage(n, coefficients=gates), embedding=(1.0,) * n,
-        head=Head(n, coefficients=Computed(GatedRead, options | {"injects": False})), options={"n": n} | options,
+        "gated_residual", Stage(n, coefficients=gates),
+        head=Head(n, coefficients=Computed(GatedRead, options | {"injects": False})),
         source="Qwen4-Exp, arXiv 2608.30320", use="for reads that choose among the streams feature by feature.",
     )  # fmt: skip
 
@@ -204,7 +203,7 @@ def gated_mix(temperature: float = 0.3) -> Wiring:
     gates = Computed(GatedMix, {"temperature": temperature})
     return Wiring(
         "gated_mix", Stage(1, (1,), coefficients=gates, norm_in=True, norm_branch=True), final_norm=True,
-        options={"temperature": temperature}, source="transformers' Muse Spark",
+        source="transformers' Muse Spark",
         use="for a stream of constant size whose features forget at learned rates.",
     )  # fmt: skip
 
@@ -273,7 +272,7 @@ def ngpt(alpha: float = 0.05) -> Wiring:
     alpha = check_positive("alpha", alpha)
     stage = Stage(1, (1,), coefficients=Computed(Interpolation, {"init": alpha}), norm_branch=True, norm_out=True)
     return Wiring(
-        "ngpt", stage, embedding_norm=True, options={"alpha": alpha}, source="Loshchilov et al. 2024, arXiv 2410.01131",
+        "ngpt", stage, embedding_norm=True, source="Loshchilov et al. 2024, arXiv 2410.01131",
         use="for models all of whose vectors have one length.",
     )  # fmt: skip
 

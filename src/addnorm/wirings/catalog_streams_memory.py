@@ -41,10 +41,8 @@ def attention_residuals(
     for number in cycle:
         check_int("reads", number, 1)
     check_bool("normed_values", normed_values)
-    options: dict[str, Any] = {"layers_per_block": layers_per_block, "normed_values": normed_values}
-    options["reads"] = reads if isinstance(reads, int) else tuple(reads)
     return Wiring(
-        "attention_residuals", _attention_stage, final_norm=True, head=_attention_head, options=options,
+        "attention_residuals", _attention_stage, final_norm=True, head=_attention_head,
         source="Kimi team 2026, arXiv 2603.15031", use="where a deep sublayer is to find the write of an early one undiluted.",
     )  # fmt: skip
 
@@ -94,8 +92,9 @@ def denseformer(dilation: int = 1, period: int = 1) -> Wiring:
     check_int("dilation", dilation, 1)
     check_int("period", period, 1)
     return Wiring(
-        "denseformer", _dense_stage, final_norm=True, head=_dense_head, options={"dilation": dilation, "period": period},
-        symbols={"weight": ("α", "")}, source="Pagliardini et al. 2024, arXiv 2402.02622",
+        "denseformer", _dense_stage, final_norm=True, head=_dense_head,
+        symbols={"weight": ("α", "")},
+        source="Pagliardini et al. 2024, arXiv 2402.02622",
         use="for direct paths between layers at the price of a few numbers a layer and the memory of their states.",
     )  # fmt: skip
 
@@ -144,7 +143,7 @@ def muddformer(reads: int = 1) -> Wiring:
     """
     check_int("reads", reads, 1)
     return Wiring(
-        "muddformer", _mudd_stage, final_norm=True, head=_mudd_head, options={"reads": reads},
+        "muddformer", _mudd_stage, final_norm=True, head=_mudd_head,
         source="Xiao et al. 2025, arXiv 2502.12170",
         use="for direct paths between layers that each token weighs, with separate ones for query, key and value.",
     )  # fmt: skip
@@ -182,9 +181,9 @@ def x0_residual(
             raise ValueError(f"{name} is {pair!r}, expected two numbers: in the first layer and in the last.")
         for value in pair:
             check_float(f"an entry of {name}", value)
-    options = {"scale": tuple(scale), "x0_scale": tuple(x0_scale), "backout": check_float("backout", backout)}
+    check_float("backout", backout)
     return Wiring(
-        "x0_residual", _x0_stage, final_norm=True, embedding_norm=True, embedding=(1.0, 1.0), head=_x0_head, options=options,
+        "x0_residual", _x0_stage, final_norm=True, embedding_norm=True, embedding=(1.0, 1.0), head=_x0_head,
         symbols={"scale": ("λ", " ... ".join(f"{value:g}" for value in scale)), "backout": ("β", ""),
                  "x0_scale": ("μ", " ... ".join(f"{value:g}" for value in x0_scale))},
         source="nanochat (Karpathy), gpt.py at 92d63d4",

@@ -18,7 +18,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from addnorm._util.arguments import check_bool, check_float, check_int
@@ -46,7 +46,8 @@ class Wiring:
         final_norm: whether the stream is normalized after the last sublayer; or a function of the number of layers.
         embedding_norm: whether x_0 is normalized before the first sublayer.
         init: the rule of `init_`: `init(role, place)` returns the `Draw` for weights of that role (`addnorm.wirings.init`).
-        embedding: the streams at the start: X_0 has a stream for each entry, x_0 times that number.
+        embedding: the streams at the start: X_0 has a stream for each entry, x_0 times that number. Those of one `Stage` for
+            every sublayer are copies by default.
         head: the read of several streams after the last sublayer, which the final norm normalizes; or a function of the
             `Place` after it. Not needed with one stream.
         options: keyword arguments for `rule`, `final_norm`, `head` and `init`.
@@ -101,6 +102,8 @@ class Wiring:
         check_bool("embedding_norm", self.embedding_norm)
         embedding = self.embedding if isinstance(self.embedding, Sequence) and len(self.embedding) > 0 else (None,)
         embedding = tuple(check_float("an entry of embedding", factor) for factor in embedding)
+        if embedding == (1.0,) and isinstance(rule, Stage):
+            embedding *= rule.n
         object.__setattr__(self, "embedding", embedding)
         for name in ("options", "symbols"):
             try:
@@ -109,6 +112,7 @@ class Wiring:
                 raise TypeError(
                     f"{name} is {getattr(self, name)!r}, expected a mapping from names, such as {{'k': 3}}."
                 ) from None
+            pairs = [(key, tuple(value) if isinstance(value, list) else value) for key, value in pairs]
             object.__setattr__(self, name, tuple(pairs))  # sorted pairs can be hashed and compared
         for name in dict(self.symbols):
             if name not in FACTORS and not (isinstance(name, str) and name.isidentifier() and len(name) > 1):
@@ -131,7 +135,7 @@ class Wiring:
 
     def stages(self, num_layers: int, sublayers_per_layer: int = 2) -> list[Stage]:
         """Return the rows or stages of a whole stack, in order."""
-        return [self.stage(*place) for place in _list_places(num_layers, sublayers_per_layer)]
+        return [self.stage(*place) for place in list_places(num_layers, sublayers_per_layer)]
 
     @property
     def has_rows(self) -> bool:
@@ -162,18 +166,19 @@ class Wiring:
         Args:
             place: the position after the last sublayer, such as `Place(num_layers, 0, num_layers, 2)`.
         """
-        if callable(self.head):
-            return self.head(place, **dict(self.options))
-        if self.head is not None or self.has_rows:
-            return self.head
+        head = self.head(place, **dict(self.options)) if callable(self.head) else self.head
+        if head is None and self.has_rows:
+            return None
         last = self.stage(*divmod(place.position - 1, place.sublayers_per_layer), *place[2:])
+        if head is None:
+            head = Head(last.n_out, unit(last.n_out, 0))
         names = last.names_out or last.names
-        has_names = isinstance(names, tuple) and len(names) == last.n_out
-        return Head(last.n_out, unit(last.n_out, 0), names=names if has_names else "")
+        has_names = not head.names and isinstance(names, tuple) and len(names) == head.n
+        return replace(head, names=names) if has_names else head
 
     def rows(self, num_layers: int, sublayers_per_layer: int = 2) -> list[Row]:
         """Return the rows of a whole stack, in order."""
-        return [self.row(*place) for place in _list_places(num_layers, sublayers_per_layer)]
+        return [self.row(*place) for place in list_places(num_layers, sublayers_per_layer)]
 
     def ends_in_norm(self, num_layers: int) -> bool:
         """Return whether a stack of that many layers has a final norm."""
@@ -265,7 +270,8 @@ class Wiring:
         return f"{self.name}: {';  '.join(equation.equation_lines(self))}"
 
 
-def _list_places(num_layers: int, sublayers_per_layer: int) -> list[Place]:
+def list_places(num_layers: int, sublayers_per_layer: int) -> list[Place]:
+    """Return the places of all sublayers of a stack, in order."""
     n = operator.index(num_layers) * operator.index(sublayers_per_layer)
     return [Place(*divmod(i, sublayers_per_layer), num_layers, sublayers_per_layer) for i in range(n)]
 
@@ -299,10 +305,8 @@ def get(name: str, /, **options: Any) -> Wiring:
 
 def as_wiring(wiring: Wiring | Stage | str) -> Wiring:
     """Return the wiring itself, the wiring of one row or stage for every sublayer, or the wiring with that name."""
-    if isinstance(wiring, Row):
-        return Wiring("row", wiring)
     if isinstance(wiring, Stage):
-        return Wiring("stage", wiring, embedding=(1.0,) * wiring.n)
+        return Wiring(type(wiring).__name__.lower(), wiring)
     if not isinstance(wiring, Wiring | str):
         raise TypeError(
             f"wiring is {wiring!r}, expected a Wiring or a name, such as addnorm.wirings.pre_ln() or 'pre_ln'."
