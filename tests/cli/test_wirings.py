@@ -83,13 +83,13 @@ def test_wirings_encoder_decoder():
 @pytest.mark.parametrize(
     ("name", "layers", "rows"),
     [
-        ("layernorm_scaling", 3, ["1 1", "2 0.7071", "3 0.5774"]),
-        ("layernorm_scaling", 100, ["1 1", "2 0.7071", "3 0.5774", "50 0.1414", "100 0.1"]),
+        ("layernorm_scaling", 3, ["1 1 1 1", "2 1 1 0.7071", "3 1 1 0.5774"]),
+        ("layernorm_scaling", 100, ["1 1 1 1", "2 1 1 0.7071", "3 1 1 0.5774", "50 1 1 0.1414", "100 1 1 0.1"]),
         # sqrt(k / (k + 1)) and sqrt(1 / (k + 1)) of each sublayer k
         (
             "depth_scaled",
             12,
-            ["1 0.7071 0.7071", "2 0.8165 0.5774", "3 0.866 0.5", "12 0.9608 0.2774", "24 0.9798 0.2"],
+            ["1 0.7071 0.7071 1", "2 0.8165 0.5774 1", "3 0.866 0.5 1", "12 0.9608 0.2774 1", "24 0.9798 0.2 1"],
         ),
     ],
 )
@@ -101,11 +101,11 @@ def test_wirings_varying_factors(name, layers, rows):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["layer_scale", "--layers", 30], "b, of the write  a learned vector that starts at 1e-5 in every layer"),
-        (["admin", "--layers", 3], "a, of the stream  a learned vector that starts as measured in every layer"),
+        (["layer_scale", "--layers", 30], "1 to 30  1  a learned vector that starts at 1e-5  1"),
+        (["admin", "--layers", 3], "1 to 3  a learned vector that starts as measured  1  1"),
         (["admin", "--set", "profiled=false", "--layers", 12],
-         "a, of the stream  a learned vector that starts at 2.601 in every layer"),
-        (["pre_ln", "--layers", 1], "a, b, c  1 in every layer"),
+         "1 to 12  a learned vector that starts at 2.601  1  1"),
+        (["pre_ln", "--layers", 1], "1  1  1  1"),
         (["pre_ln", "--layers", 1], "1 layer of 2 sublayers"),
         (["pre_ln", "--set", "init=gpt2", "--layers", 8], "out, down  normal, standard deviation 0.005"),
         (["mix_ln", "--set", "k=2", "--layers", 5], "layers 1 to 2:  x' = N(x + f(x))"),
@@ -144,9 +144,10 @@ def test_wirings_json_stages():
 
 
 def test_wirings_streams_at_a_depth():
-    assert "streams  1 at first, 7 at the end" in squeeze(lines_of("attention_residuals", "--layers", 3))
-    assert "streams  4 everywhere" in squeeze(lines_of("mhc", "--layers", 3))
-    assert "at most 2" in " ".join(lines_of("b2t", "--layers", 2))
+    lines = squeeze(lines_of("attention_residuals", "--layers", 3))
+    assert [line for line in lines if re.match(r"[1-6]  ", line)] == [f"{k}  {k + 1}" for k in range(1, 7)]
+    assert "1 to 3  4" in squeeze(lines_of("mhc", "--layers", 3))
+    assert [line for line in squeeze(lines_of("b2t", "--layers", 1)) if line in ("1  2", "2  1")] == ["1  2", "2  1"]
 
 
 def test_wirings_json_stacks():

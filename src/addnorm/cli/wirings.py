@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from rich.console import Console
@@ -24,16 +25,16 @@ from addnorm.cli._output import (
     stdout,
     working,
 )
-from addnorm.nn import Learned, Place, Row, Wiring
+from addnorm.nn import Learned, Place, Wiring
 from addnorm.wirings.equation import explain, wrap_equation
 from addnorm.wirings.factors import format_factor
 from addnorm.wirings.init import ROLES, RULES
+from addnorm.wirings.spec import list_places
 from addnorm.wirings.stage import Computed, Head, Stage
 
 SAMPLED = 12, 24  # depths from which the streams of deeper stacks are estimated
 MAX_STREAMS, MAX_COEFFICIENTS = 256, 5_000_000  # beyond, a stack takes minutes to describe
-MOST_ROWS = 8  # with more layers only the first three, the middle one and the last are printed
-ROW = ("norm_in", "norm_branch", "norm_out", "shares", "a", "b", "c")  # fields of a row in JSON
+MOST_ROWS = 8  # of a table; of more only the first three, the middle one and the last are printed
 FACTORS = {"a": "of the stream", "b": "of the write", "c": "of the read"}
 
 
@@ -44,11 +45,6 @@ class _Stack(NamedTuple):
     wiring: Wiring
     num_layers: int
     sublayers: int  # of each layer
-
-    def places(self, each: bool = True) -> list[Place]:
-        """Return the places of all sublayers, or of the first sublayer of each layer."""
-        sublayers = range(self.sublayers if each else 1)
-        return [Place(layer, k, self.num_layers, self.sublayers) for layer in range(self.num_layers) for k in sublayers]
 
 
 def run(
@@ -129,10 +125,7 @@ def check_depth(wiring: Wiring, num_layers: int) -> None:
 
 def _estimate_coefficients(wiring: Wiring, num_layers: int) -> float:
     """Return about how many entries the mixing matrices have. Wirings that keep earlier states have more at each sublayer."""
-    if wiring.has_rows:
-        return 0.0
-    ends = (wiring.stages(depth)[-1] for depth in SAMPLED)
-    early, late = (end.n_out if isinstance(end, Stage) else 1 for end in ends)
+    early, late = (wiring.stages(depth)[-1].n_out for depth in SAMPLED)
     growth = (late - early) / (SAMPLED[1] - SAMPLED[0])
     last = early + growth * (num_layers - SAMPLED[0])
     return 2 * num_layers * (last**2 / 3 if growth else late**2)
@@ -184,10 +177,10 @@ def _stack_to_dict(stack: _Stack) -> dict[str, Any]:
     head = wiring.last_read(Place(num_layers, 0, num_layers, stack.sublayers))
     stages = [
         {
-            "layer": place.layer, "sublayer": place.sublayer, **_stage_to_dict(stage, wiring),
+            "layer": place.layer, "sublayer": place.sublayer, **_stage_to_dict(wiring.stage(*place), wiring),
             "init": {role: wiring.init(role, place, **dict(wiring.options))._asdict() for role in ROLES},
         }
-        for place, stage in zip(stack.places(), wiring.stages(num_layers, stack.sublayers), strict=True)
+        for place in list_places(num_layers, stack.sublayers)
     ]  # fmt: skip
     return {
         "stack": stack.title.lower() or None, "call": repr(wiring), "equation": wiring.equation(num_layers),
@@ -207,10 +200,9 @@ def _stage_to_dict(stage: Stage | Head, wiring: Wiring) -> dict[str, Any]:
             return {"learned": True, "start": start, "per_feature": value.per_feature, "shared": value.shared}
         return [*map(to_json, value)] if isinstance(value, tuple) else value
 
-    is_row = isinstance(stage, Row)
-    names = ROW if is_row else tuple(field.name for field in fields(stage) if "names" not in field.name)
+    names = [field.name for field in fields(stage) if field.init and "names" not in field.name]
     document = {name: to_json(getattr(stage, name)) for name in names}
-    return document | ({"n_out": stage.n_out} if isinstance(stage, Stage) and not is_row else {})
+    return document | ({"n_out": stage.n_out} if type(stage) is Stage else {})
 
 
 # Text.
@@ -245,44 +237,29 @@ def _describe(wiring: Wiring, stacks: Sequence[_Stack]) -> list[Text | Block]:
         parts += [
             Text(f"\n{title}{format_count(stack.num_layers, 'layer')} of {stack.sublayers} sublayers", "bold"),
             Text("─" * min(stdout().width, WIDTH), "dim"), Text(f"{at_depth}\n"),
-            _two_columns(_factor_rows(stack) if stack.wiring.has_rows else _stream_rows(stack)), Paragraph(),
-            _two_columns([["weights", "drawn from"], *_inits(stack)]),
+            _constants(stack), Paragraph(),
+            Table([Column("weights", style="accent"), Column("drawn from", fold=True)], _inits(stack)),
         ]  # fmt: skip
     meanings = explain(" ".join([equation, *equations]))
     more = "" if stacks else " The constants at a depth: --layers N."
     return [*parts, Paragraph(meanings + more, style="dim", space=True)]
 
 
-def _two_columns(rows: Sequence[Sequence[str]]) -> Table:
-    return Table([Column("", style="accent"), Column("", fold=True)], rows, header=False)
-
-
-def _stream_rows(stack: _Stack) -> list[list[str]]:
-    """Return the number of streams over the stack."""
-    stages = stack.wiring.stages(stack.num_layers, stack.sublayers)
-    numbers = [len(stack.wiring.embedding), *(stage.n_out for stage in stages if isinstance(stage, Stage))]
-    first, last = numbers[0], numbers[-1]
-    rows = [["streams", f"{first} everywhere" if {*numbers} == {first} else f"{first} at first, {last} at the end"]]
-    return rows + [["", f"at most {max(numbers)}"]] * (max(numbers) > max(first, last))
-
-
-def _factor_rows(stack: _Stack) -> list[list[str]]:
-    """Return the table of the factors by layer, or by sublayer where they differ in a layer; constant ones first."""
-    rows, unit = stack.wiring.rows(stack.num_layers, stack.sublayers), "sublayer"
-    numbers = [tuple(getattr(row, name) for name in FACTORS) for row in rows]
-    if all(number == numbers[k - k % stack.sublayers] for k, number in enumerate(numbers)):
-        rows, unit = rows[:: stack.sublayers], "layer"
-    factors = {name: [_factor(getattr(row, name), stack.wiring) for row in rows] for name in FACTORS}
-    varied = {name: texts for name, texts in factors.items() if len({*texts}) > 1}
-    constant = {name: texts[0] for name, texts in factors.items() if name not in varied}
-    ones = ", ".join(name for name, text in constant.items() if text == "1")
-    lines = [[f"{name}, {FACTORS[name]}", f"{text} in every layer"] for name, text in constant.items() if text != "1"]
-    lines += [[ones, "1 in every layer"]] * bool(ones)
-    if varied:
-        few = range(len(rows)) if len(rows) <= MOST_ROWS else (0, 1, 2, len(rows) // 2 - 1, len(rows) - 1)
-        lines.append([unit, "  ".join(f"{name}, {FACTORS[name]}" for name in varied)])
-        lines += [[str(k + 1), "  ".join(texts[k] for texts in varied.values())] for k in few]
-    return lines
+def _constants(stack: _Stack) -> Table:
+    """Return the factors of each layer, or of each sublayer where they differ in a layer; or the numbers of streams."""
+    stages, unit = stack.wiring.stages(stack.num_layers, stack.sublayers), "sublayer"
+    headings, texts = ["streams after it"], [[str(stage.n_out)] for stage in stages]
+    if stack.wiring.has_rows:
+        headings = [f"{name}, {of}" for name, of in FACTORS.items()]
+        texts = [[_factor(getattr(row, name), stack.wiring) for name in FACTORS] for row in stages]
+    if all(own == texts[k - k % stack.sublayers] for k, own in enumerate(texts)):
+        texts, unit = texts[:: stack.sublayers], "layer"
+    rows, end = [], 0
+    for own, run in groupby(texts):
+        begin, end = end + 1, end + len([*run])
+        rows.append([f"{begin} to {end}" if begin < end else str(end), *own])
+    few = rows if len(rows) <= MOST_ROWS else [*rows[:3], rows[len(rows) // 2 - 1], rows[-1]]
+    return Table([Column(unit, style="accent"), *(Column(heading, fold=True) for heading in headings)], few)
 
 
 def _factor(factor: float | Learned, wiring: Wiring) -> str:
@@ -295,7 +272,7 @@ def _factor(factor: float | Learned, wiring: Wiring) -> str:
 
 def _inits(stack: _Stack) -> list[list[str]]:
     """Return how the weights are drawn, with the roles that are drawn alike in one row."""
-    wiring, places = stack.wiring, stack.places(each=False)
+    wiring, places = stack.wiring, list_places(stack.num_layers, stack.sublayers)[:: stack.sublayers]
     roles_of: dict[str, list[str]] = {}
     for role in ROLES:
         draws = [str(wiring.init(role, place, **dict(wiring.options))) for place in places]
