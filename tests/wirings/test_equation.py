@@ -80,7 +80,7 @@ WRITTEN = {
     "at the end:  y = N(Σ_i p_i x_i)",
     "denseformer": "layer 1 of 12, sublayer 1:  x_{n+1} = x_n + f(N(x_n))\n"
     "sublayer 2:  x_n' = x_n + f(N(x_n))\n"
-    "layers 2 to 12, sublayer 1:  x_{n+1} = Σ_i α_i x_i + f(N(Σ_i α_i x_i)),   α_n starts at 1, the other α_i at 0\n"
+    "layers 2 to 12, sublayer 1:  x_{n+1} = Σ_i α_i x_i + f(N(Σ_i α_i x_i)),   α_i starts at 1 for the newest state, 0 for the others\n"
     "at the end:  y = N(Σ_i α_i x_i)",
     "muddformer": "layer 1 of 12, sublayer 1:  x_{n+1} = x_n + f(N(x_n))\n"
     "sublayer 2:  x_n' = x_n + f(N(x_n))\n"
@@ -124,7 +124,7 @@ def test_equation_of_every_wiring(name):
         (wirings.attention_residuals(2, normed_values=True, reads=3),
          ["layer 1 of 12, sublayer 1:            x_{n+1} = f(r_1, r_2, r_3),   r_m = N_m(x_n)",
           "x_n' = x_n + f(N(Σ_i p_i R(x_i))),", "p_mi = softmax_i(q_m · R(x_i) / √d)", "layers 3, 5, 7, ..., 11, sublayer 1:  x_{n+1}"]),
-        (wirings.denseformer(dilation=3, period=2), ["for i = n, n-3, n-6, ...", "layers 3, 5, 7, ..., 11, sublayer 1: "]),
+        (wirings.denseformer(dilation=3, period=2), ["α_i (i = n, n-3, n-6, ...) starts at 1", "layers 3, 5, 7, ..., 11, sublayer 1: "]),
         (wirings.muddformer(3), ["Σ_i v_i x_i + f(r_1, r_2, r_3),   r_m = N_m(Σ_i w_mi x_i)"]),
         (wirings.x0_residual(scale=(1.5, 0.5), backout=0.0), ["λ starts at 1.5 ... 0.5", "at the end:    y = N(x)"]),
     ],

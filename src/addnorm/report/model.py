@@ -30,7 +30,7 @@ from addnorm.wirings.stage_text import GAP
 LONG = 48  # rows: longer tables are collapsed
 TOP = ("model", "inputs", "date", "loss")  # facts at the top of the page
 DEPTH = "Depth counts sublayers; x_0 is the stream before the first sublayer."
-FINAL = "A final norm follows the last sublayer."  # part of a wiring's description
+FINAL = "The output is the norm of the stream."  # part of a wiring's description
 
 
 def build_model_page(

@@ -7,14 +7,12 @@ from collections.abc import Iterable
 ADD, ARROW = "⊕", "►"
 STEP = 3  # columns from the end of a wire to the next box, fork or sum
 
-# The character of a cell by the directions of its wires: left, right, up, down; capitals for thick ones.
+# The character of a cell by the directions of its wires: left, right, up, down; capitals for thick ones that meet thin ones.
 WIRES = {
     "lr": "─", "ud": "│", "rd": "┌", "ld": "┐", "ru": "└", "lu": "┘", "rud": "├", "lud": "┤", "lrd": "┬", "lru": "┴",
-    "lrud": "┼", "l": "─", "r": "─", "u": "│", "d": "│",
-    "LR": "═", "UD": "║", "RD": "╔", "LD": "╗", "RU": "╚", "LU": "╝", "RUD": "╠", "LUD": "╣", "LRD": "╦", "LRU": "╩",
-    "LRUD": "╬", "L": "═", "R": "═", "U": "║", "D": "║",
-    "Lud": "╡", "Rud": "╞", "LRd": "╤", "LRu": "╧", "LRud": "╪",
+    "lrud": "┼", "l": "─", "r": "─", "u": "│", "d": "│", "Lud": "╡", "Rud": "╞", "LRd": "╤", "LRu": "╧", "LRud": "╪",
 }  # fmt: skip
+THICK = str.maketrans("─│┌┐└┘├┤┬┴┼", "═║╔╗╚╝╠╣╦╩╬")  # where all wires are thick
 
 
 class Canvas:
@@ -39,17 +37,12 @@ class Canvas:
         self.write(0, y, f"{name} ")
         return Wire(self, len(name), y, thick=thick)
 
-    def draw_line(self, x: int, end: int, y: int, *, thick: bool = False) -> None:
-        """Draw a line from left to right, both ends included."""
-        right, left = "RL" if thick else "rl"
-        for column in range(x, end + 1):
-            self.wires.setdefault((column, y), set()).update(right * (column < end) + left * (column > x))
-
-    def draw_vertical_line(self, x: int, y: int, end: int, *, thick: bool = False) -> None:
-        """Draw a line from top to bottom, both ends included."""
-        down, up = "DU" if thick else "du"
-        for row in range(y, end + 1):
-            self.wires.setdefault((x, row), set()).update(down * (row < end) + up * (row > y))
+    def draw_line(self, x: int, y: int, end_x: int, end_y: int, *, thick: bool = False) -> None:
+        """Draw a line to the right or down, both ends included."""
+        ahead, back = (side.upper() if thick else side for side in ("rl" if y == end_y else "du"))
+        cells = [(column, row) for column in range(x, end_x + 1) for row in range(y, end_y + 1)]
+        for k, cell in enumerate(cells, 1):
+            self.wires.setdefault(cell, set()).update(ahead * (k < len(cells)) + back * (k > 1))
 
     def add(self, other: Canvas, x: int) -> None:
         """Add another drawing at x, with its stream at the same height."""
@@ -79,7 +72,7 @@ class Wire:
 
     def extend(self, x: int) -> None:
         """Draw the wire up to column x."""
-        self.canvas.draw_line(self.x, x, self.y, thick=self.thick)
+        self.canvas.draw_line(self.x, self.y, x, self.y, thick=self.thick)
         self.x = max(x, self.x)
 
     def draw_boxes(self, labels: Iterable[str]) -> None:
@@ -88,15 +81,15 @@ class Wire:
             self.extend(self.x + STEP)
             left, right = self.x, self.x + len(label) + 3
             for y in (self.y - 1, self.y + 1):
-                self.canvas.draw_line(left, right, y)
+                self.canvas.draw_line(left, y, right, y)
             for x in (left, right):
-                self.canvas.draw_vertical_line(x, self.y - 1, self.y + 1)
+                self.canvas.draw_line(x, self.y - 1, x, self.y + 1)
             self.canvas.write(left + 1, self.y, f" {label} ")
             self.x, self.thick = right, False
 
     def fork(self, y: int) -> Wire:
         """Return a wire that begins at the end of this one, at another height."""
-        self.canvas.draw_vertical_line(self.x, *sorted((self.y, y)), thick=self.thick)
+        self.canvas.draw_line(self.x, min(self.y, y), self.x, max(self.y, y), thick=self.thick)
         return Wire(self.canvas, self.x, y, thick=self.thick)
 
     def join(self, *others: Wire, sign: bool = True) -> None:
@@ -105,7 +98,7 @@ class Wire:
         x, rows = max(wire.x for wire in wires) + STEP, [wire.y for wire in wires]
         for wire in wires:
             wire.extend(x)
-        self.canvas.draw_vertical_line(x, min(rows), max(rows), thick=self.thick)
+        self.canvas.draw_line(x, min(rows), x, max(rows), thick=self.thick)
         for wire in others:
             self.canvas.write(x, wire.y, ADD * sign)
 
@@ -118,5 +111,5 @@ class Wire:
 def _character(wires: set[str]) -> str:
     """Return the character of a cell; where thick wires meet thin ones, each pair of opposite sides has one thickness."""
     thick = {side for side in wires if side.isupper()}
-    names = thick | {side for side in wires if side.upper() not in thick}
-    return WIRES["".join(sorted(names, key="LlRrUuDd".index))]
+    sides = "".join(sorted(thick | {side for side in wires if side.upper() not in thick}, key="LlRrUuDd".index))
+    return WIRES[sides.lower()].translate(THICK) if sides.isupper() else WIRES[sides]

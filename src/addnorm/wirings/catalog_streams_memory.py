@@ -93,7 +93,7 @@ def denseformer(dilation: int = 1, period: int = 1) -> Wiring:
     check_int("period", period, 1)
     return Wiring(
         "denseformer", _dense_stage, final_norm=True, head=_dense_head,
-        symbols={"weight": ("α", "")},
+        symbols={"weight": ("α", "1 for the newest state, 0 for the others")},
         source="Pagliardini et al. 2024, arXiv 2402.02622",
         use="for direct paths between layers at the price of a few numbers a layer and the memory of their states.",
     )  # fmt: skip

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from itertools import product
 from typing import Any, NamedTuple
 
 from addnorm.wirings.factors import Place, format_factor
 from addnorm.wirings.stage_form import form, is_matrix, names_of
-from addnorm.wirings.stage_text import GAP, ONE, Product, StageText, join_terms, make_text
+from addnorm.wirings.stage_text import GAP, ONE, StageText, format_entries, join_terms, make_text
 
 DEPTHS = (12, 24, 48, 96, 192)  # depths to try if no number of layers is passed
 SUBLAYERS = 2  # of a layer
@@ -41,9 +40,6 @@ MEANINGS = {
     r"⊙": "⊙ a product feature by feature",
     r"ε": "ε a small constant",
 }
-
-
-LEARNED = " learned"
 
 
 class Part(NamedTuple):
@@ -138,14 +134,9 @@ def _lines(wiring: Any, num_layers: int | None, *, defines: bool = True) -> list
 
 
 def _new(texts: Iterable[str], known: set[str]) -> list[str]:
-    """Return the definitions that are not known, and make them known; "q, γ learned" is one of each letter."""
-    found = []
-    for text in texts:
-        letters = text.removesuffix(LEARNED).split(", ") if text.endswith(LEARNED) else [text]
-        new = [letter for letter in letters if letter not in known]
-        known.update(new)
-        if new:
-            found.append(", ".join(new) + LEARNED * text.endswith(LEARNED))
+    """Return the definitions that are not known, and make them known."""
+    found = [text for text in texts if text not in known]
+    known.update(found)
     return found
 
 
@@ -157,7 +148,7 @@ def _begin_of(wiring: Any, first: Part) -> list[str]:
     if text.is_matrix:
         if {*numbers} == {1.0}:
             return [f"X_0 = {len(numbers)} copies of x_0"] if len(numbers) > 1 else ["X_0 = x_0"]
-        return [f"X_0 = ({', '.join(map(format_factor, numbers))}) x_0"]
+        return [f"X_0 = {format_entries(numbers)} x_0"]
     names: dict[float, list[str]] = {}
     for name, number in zip(names_of(text.stage), numbers, strict=True):
         if (name, number) not in (("x", 1.0), ("x_0", 1.0)):
@@ -176,24 +167,16 @@ def end_of(wiring: Any, num_layers: int | None = None) -> End:
     last = wiring.stage(depth - 1, SUBLAYERS - 1, depth, SUBLAYERS)
     carried = None if last.coefficients is None else last.coefficients.notation
     deeper = head if num_layers else wiring.last_read(_after(2 * depth))
-    if not head.names and isinstance(last.names, tuple):
-        names = last.names_out or last.names
-        head, deeper = (replace(spec, names=names if len(names) == spec.n else ()) for spec in (head, deeper))
     text = make_text(
         [head], [deeper if deeper.n == head.n else head], dict(wiring.symbols), exact=num_layers is not None, carried=carried,
         as_matrix=is_matrix(last),
     )  # fmt: skip
-    read = join_terms([_at_end(term, text.names) for term in text.read()])
+    read = join_terms(text.read())
+    if len(text.names) == 1 and not text.is_counted:
+        read = re.sub(rf"\b{text.names[0]}\b", r"\g<0>_L", read)
     if not has_norm and read == "x_L":
         return End("", None)
     return End(f"y = N({read})" if has_norm else f"y = {read}", text)
-
-
-def _at_end(term: Product, names: Sequence[str]) -> Product:
-    """Return a term with the mark of the last state at X or at a single stream: "N(x_L)"."""
-    name = names[0]
-    has_mark = len(names) == 1 and not name.endswith("_n") and term.operand in (name, f"N({name})")
-    return term._replace(operand=term.operand.replace(name, f"{name}_L")) if has_mark else term
 
 
 def _after(depth: int) -> Place:
@@ -243,17 +226,10 @@ def shown_depth(wiring: Any, num_layers: int | None = None) -> int:
     """Return the number of layers to show: `num_layers`, or for None the smallest of `DEPTHS` that shows every form."""
     if num_layers:
         return num_layers
-    first, second = (_count_streams(wiring.stages(depth)) for depth in DEPTHS[:2])
-    depths = DEPTHS if first == second else DEPTHS[:2]  # matrices that grow with depth are large in a deep stack
-    counts = {depth: len(_find_forms(wiring, depth)) for depth in depths}
-    if first < second and counts[depths[0]] < counts[depths[1]]:  # and so is a text whose forms grow
-        return depths[0]
-    return max(depths, key=counts.__getitem__)
-
-
-def _count_streams(stages: Iterable[Any]) -> int:
-    """Return the largest number of streams."""
-    return max(int(n) for stage in stages for n in (stage.n, stage.n_out))
+    first, second = (max(stage.n_out for stage in wiring.stages(depth)) for depth in DEPTHS[:2])
+    if first != second:  # matrices that grow with depth are large in a deep stack, and so is a text whose forms grow
+        return DEPTHS[0]
+    return max(DEPTHS, key=lambda depth: len(_find_forms(wiring, depth)))
 
 
 Places = set[tuple[int, int]]  # layers and sublayers
@@ -274,12 +250,11 @@ def _find_forms(wiring: Any, depth: int) -> dict[tuple[object, ...], dict[int, S
 
 def _labels(places: Sequence[Places], depth: int, *, has_depth: bool) -> list[str]:
     """Return where each equation holds; the first text with layers states the number of layers."""
-    every = {*product(range(depth), range(SUBLAYERS))}
-    labels, total = [], f" of {depth}" if has_depth else ""
-    texts = [[] if some == every else _place_texts(some, depth) for some in places]
-    several = [len(some) > 1 for some in texts]
-    for some, is_rest in zip(texts, several, strict=True):
-        if is_rest and sum(several) == 1:
+    labels, total = [], f" of {depth}" * has_depth
+    texts = [_place_texts(some, depth) for some in places]
+    several = sum(len(some) > 1 for some in texts)
+    for some in texts:
+        if len(some) > 1 and several == 1:
             labels.append(ELSEWHERE)
             continue
         pieces = []
@@ -292,12 +267,10 @@ def _labels(places: Sequence[Places], depth: int, *, has_depth: bool) -> list[st
 
 def _place_texts(places: Places, depth: int) -> list[tuple[str, str]]:
     """Return layers and sublayers as texts, one pair for layers that have the same sublayers."""
-    sublayers: dict[int, list[int]] = {}
-    for layer, sublayer in sorted(places):
-        sublayers.setdefault(layer, []).append(sublayer)
     layers: dict[tuple[int, ...], list[int]] = {}
-    for layer, some in sublayers.items():
-        layers.setdefault(tuple(some), []).append(layer)
+    for layer in sorted({layer for layer, _ in places}):
+        some = tuple(k for k in range(SUBLAYERS) if (layer, k) in places)
+        layers.setdefault(some, []).append(layer)
     return [
         (
             "" if len(which) == depth else format_layers(which),

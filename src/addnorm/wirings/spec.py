@@ -213,9 +213,9 @@ class Wiring:
         Example:
             >>> for sentence in addnorm.wirings.pre_ln().describe().split(". "):
             ...     print(sentence)
-            Each sublayer reads the norm of the stream; what it returns is added to the stream, which is passed on as it is
+            Each sublayer reads the norm of the stream; what it returns is added to the stream
             So the stream is a plain sum: x_0 and every write
-            A final norm follows the last sublayer.
+            The output is the norm of the stream.
         """
         return description.describe(self)
 

@@ -89,6 +89,13 @@ class _Reads:
     shares: str = ""  # what a `Row` has in common with the one before it
 
     @property
+    def n_out(self) -> int:
+        """The number of streams after the sublayer; of a head, those that it reads."""
+        if self.mix is not None:
+            return len(self.mix)
+        return self.n + (self.coefficients is not None and self.coefficients.appends)
+
+    @property
     def is_stacked(self) -> bool:
         """Whether the streams are one tensor `(*, n, d_model)`, not a tuple of n tensors: as the module takes them."""
         return self.coefficients is not None and self.coefficients.kind.stacked
@@ -219,13 +226,6 @@ class Stage(_Reads):
             raise ValueError(
                 f"norm_out is {self.norm_out!r} with {self.coefficients}, expected False: its streams are one tensor."
             )
-
-    @property
-    def n_out(self) -> int:
-        """The number of streams after the sublayer."""
-        if self.mix is not None:
-            return len(self.mix)
-        return self.n + (self.coefficients is not None and self.coefficients.appends)
 
     def __str__(self) -> str:
         return stage_text.equation(self)

@@ -22,9 +22,8 @@ def default_names(n: int) -> tuple[str, ...]:
 
 def is_matrix(spec: Any) -> bool:
     """Return whether the streams are written as one X: they are one tensor, or all weights of their sums are computed."""
-    if spec.is_stacked or spec.n == 1:
-        return bool(spec.is_stacked)
-    return "inject" in spec.computes or ("mix" in spec.computes and not spec.coefficients.appends)
+    is_computed = "inject" in spec.computes or ("mix" in spec.computes and not spec.coefficients.appends)
+    return bool(spec.is_stacked or (spec.n > 1 and is_computed))
 
 
 def is_counted(spec: Any) -> bool:

@@ -48,6 +48,12 @@ class FactorText(NamedTuple):
             return self.text.removesuffix("1") + operand
         return f"{self.text} {'⊙ ' if self.is_vector else ''}{operand}"
 
+    def in_words(self, operand: str) -> str:
+        """Return the product of the factor and an operand in words."""
+        if self.term:
+            return self.term.format(x=operand)
+        return f"{self.text} times {operand}" if self.text else operand
+
 
 ONE = FactorText()
 
@@ -197,17 +203,12 @@ def _factor_text(
 
 def _sum_text(letter: str, formula: str, row: Vector) -> FactorText:
     """Return the weights of counted states, with the definition of their letter."""
-    weights = [(age, entry) for age, entry in enumerate(row[::-1]) if entry != 0.0]
-    numbers = [entry.init if isinstance(entry, Learned) else entry for _, entry in weights]
+    ages = [age for age, entry in enumerate(row[::-1]) if entry != 0.0]
+    numbers = [entry.init if isinstance(entry, Learned) else entry for entry in row if entry != 0.0]
+    step = ages[1] - ages[0] if len(ages) > 1 else 1
+    states = f" (i = n, n-{step}, n-{2 * step}, ...)" * (step > 1)
     verb = "starts at" if isinstance(row[-1], Learned) else "="
-    newest, *others = map(format_factor, numbers)
-    definition = f"{letter}_i {verb} {formula or newest}"
-    if not formula and len({*numbers}) > 1:
-        definition = f"{letter}_i {verb} {others[-1]} ... {newest}"
-        if len({*numbers[1:]}) == 1 and verb != "=":
-            definition = f"{letter}_n {verb} {newest}, the other {letter}_i at {others[0]}"
-    step = weights[1][0] - weights[0][0] if len(weights) > 1 else 1
-    definition += f" for i = n, n-{step}, n-{2 * step}, ..." * (step > 1)
+    definition = f"{letter}_i{states} {verb} {formula or format_interval(numbers)}"
     return FactorText(letter, definition, term=f"Σ_i {letter}_i {{x}}")
 
 
@@ -252,16 +253,6 @@ class StageText:
         return (f"{self.base}_n",) if self.is_counted else names_of(self.stage)
 
     @property
-    def names_after(self) -> tuple[str, ...]:
-        """The names of the streams after the sublayer, with a prime where there was one of that name before."""
-        stage, after = self.stage, self.names
-        if self.is_counted and stage.n_out > stage.n:
-            after = (f"{self.base}_{{n+1}}",)
-        elif not self.is_matrix and not self.is_counted:
-            after = stage.names_out or (after if stage.n_out == stage.n else default_names(stage.n_out))
-        return tuple(name + "'" * (name in self.names) for name in after)
-
-    @property
     def notation(self) -> Any:
         """The notation of what the stage's module computes, or None."""
         return None if self.stage.coefficients is None else self.stage.coefficients.notation
@@ -275,13 +266,17 @@ class StageText:
 
     @property
     def streams(self) -> list[NewStream]:
-        """The streams after the sublayer."""
-        stage, names, after = self.stage, self.names, self.names_after
+        """The streams after the sublayer, with a prime where there was one of that name before."""
+        stage, names, after = self.stage, self.names, self.names
+        if self.is_counted and stage.n_out > stage.n:
+            after = (f"{self.base}_{{n+1}}",)
+        elif not self.is_matrix and not self.is_counted:
+            after = stage.names_out or (names if stage.n_out == stage.n else default_names(stage.n_out))
         norms = (any(stage.norms_out),) if self.is_matrix else stage.norms_out[-len(after) :]
         has_mix = stage.mix is not None or "mix" in stage.computes
         return [
             NewStream(
-                name,
+                name + "'" * (name in names),
                 self._weigh(f"mix_{k}", names) if has_mix else [Product(ONE, names[k])],
                 self.factors.get(f"inject_{k}"),
                 norm,
@@ -340,16 +335,17 @@ class StageText:
         changes = self.changes(write)
         if len(changes) > 1 and len(write) > LONG:
             changes, letter = self.changes("w"), [f"w = {write}"]
-        return [*letter, *(f"{target} = {text}" for target, text in changes), *more]
+        lines = [f"{' = '.join(stream.name for stream in streams)} = {text}" for text, streams in changes.items()]
+        return [*letter, *lines, *more]
 
-    def changes(self, write: str) -> list[tuple[str, str]]:
-        """Return the streams that change, and what each becomes; streams that become the same share an entry."""
-        targets: dict[str, list[str]] = {}
+    def changes(self, write: str) -> dict[str, list[NewStream]]:
+        """Return the streams that change, by what each becomes; streams that become the same share an entry."""
+        found: dict[str, list[NewStream]] = {}
         for stream in self.streams:
             text = stream.becomes(write)
             if text != stream.plain:
-                targets.setdefault(text, []).append(stream.name)
-        return [(" = ".join(names), text) for text, names in targets.items()]
+                found.setdefault(text, []).append(stream)
+        return found
 
     @property
     def definitions(self) -> list[str]:
@@ -383,7 +379,8 @@ def _short_sum(row: Sequence[Factor], flags: Sequence[bool]) -> FactorText | Non
         return None
     if row[0] in (1.0, 1.0 / len(row)):
         return FactorText(term="Σ_i {x}" + " / n" * (row[0] != 1.0))
-    return FactorText(term=f"{format_factor(row[0])} Σ_i {{x}}")
+    weight = format_factor(row[0])
+    return FactorText(weight, term=f"{weight} Σ_i {{x}}")
 
 
 def format_entries(value: Any) -> str:
