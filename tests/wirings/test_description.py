@@ -9,7 +9,8 @@ SUM = "So the stream is a plain sum: x_0 and every write."
 NO_SUM = "no plain sum of writes"
 CASES = [
     (wirings.post_ln(), "reads the stream; what it returns is added to the stream, and the sum is normalized.", NO_SUM,
-     "The output is the stream, without a final norm."),
+     "There is no final norm: the last sublayer ends in one."),
+    (wirings.no_norm(), "The output is the stream, without a final norm.", SUM),
     (wirings.pre_ln(), "reads the norm of the stream; what it returns is added to the stream. ", SUM, "The output is the norm of the stream."),
     (wirings.peri_ln(), "The embedding is normalized first.", SUM),
     (wirings.deepnorm(), "α times the stream", "α = (2L)^(1/4): 2.213 in 12 layers, 3.761 in 100.", NO_SUM),
@@ -25,7 +26,7 @@ CASES = [
     (wirings.parallel(2), "reads its own norm of the stream;", SUM),
     (wirings.resi_dual(), "The 2 streams u and v begin as copies of the embedding.",
      "is added to u, and the sum is normalized; what it returns is added to v.", "So v is a plain sum: x_0 and every write.",
-     f"So u is {NO_SUM}", "The output is u plus the norm of v, without a final norm."),
+     f"So u is {NO_SUM}", "The output is u plus the norm of v."),
     (wirings.b2t(), "Sublayer 2 of each layer reads h; what it returns is added to h plus x, and the sum is normalized, which gives x.",
      NO_SUM),
     (wirings.siamese_norm(), "reads u plus the norm of v; s times what it returns is added to u, and the sum is normalized;", NO_SUM),

@@ -97,10 +97,12 @@ def _is_plain_sum(text: StageText, name: str) -> bool:
 
 def _output(wiring: Any) -> str:
     """State what the output is."""
-    head = end_of(wiring).head
-    read = STREAM if head is None else _read(head)
-    has_norm = wiring.ends_in_norm(shown_depth(wiring))
-    return f"The output is {_norm(has_norm)}{read}{'' if has_norm else ', without a final norm'}."
+    head, depth = end_of(wiring).head, shown_depth(wiring)
+    if wiring.ends_in_norm(depth) or head is not None:
+        return f"The output is {_norm(wiring.ends_in_norm(depth))}{STREAM if head is None else _read(head)}."
+    if wiring.stages(depth)[-1].norms_out[0]:
+        return "There is no final norm: the last sublayer ends in one."
+    return "The output is the stream, without a final norm."
 
 
 # Sums of streams.
