@@ -20,6 +20,7 @@ from addnorm import set_compile_mode
 from addnorm.bench import jobs, timing
 from addnorm.bench.case import Case, Document, Results, Rows, grid, has
 from addnorm.bench.gpu.benchmark import device
+from addnorm.bench.gpu.clock import wait
 from addnorm.bench.harness import Benchmark
 from addnorm.bench.jobs import DTYPES, NORMS, Call, Set
 from addnorm.bench.pages import digits, headline, markdown, quotient
@@ -167,8 +168,7 @@ def timed(case: Case, call: Call, tensors: Set) -> Callable[[], Any]:
 
     def once() -> None:
         run()
-        if case.device != "cpu":
-            torch.accelerator.synchronize()
+        wait(case.device)
 
     return once
 

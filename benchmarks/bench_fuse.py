@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from addnorm import fuse
 from addnorm._util.numbers import format_percent
 from addnorm.bench import timing
-from addnorm.bench.case import Case, Document, Results, Rows, grid
+from addnorm.bench.case import Case, Document, Results, Rows, grid, has
 from addnorm.bench.harness import Benchmark
 from addnorm.bench.pages import digits, headline, markdown, missed, quotient
 from addnorm.bench.script import main
@@ -39,7 +39,8 @@ CASES = grid(
     job__batch__tokens=(("inference", 1, 256), ("decode", 1, 1), ("training", 1, 256)),
     dtype=("float32", "bfloat16"),
 )
-INDUCTOR = ((models.MINILM, "inference", 8, 128, "float32"),)  # cases with Inductor, which compiles for a minute
+# Cases with Inductor, which compiles for a minute.
+has_inductor = has(model=models.MINILM, job="inference", batch=8, tokens=128, dtype="float32")
 SECONDS = 20.0  # of a case: a step takes long, and differences of a few per cent must show
 
 MAKE: dict[str, Callable[[nn.Module, Mapping[str, Any]], Fusion | None]] = {
@@ -58,7 +59,7 @@ def measure(case: Case, *, rounds: int, inductor: bool = True) -> Results:
     step = models.training_step if case.job == "training" else models.inference_step
     original, inputs = models.load_model(case)
     original.train(case.job == "training")
-    compiled = inductor and (case.model, case.job, case.batch, case.tokens, case.dtype) in INDUCTOR
+    compiled = inductor and has_inductor(case)
     results: Results = {"fusions": [], "failures": [], "rows": []}
     calls: dict[str, Callable[[], Tensor]] = {}
     copies: dict[str, nn.Module] = {}

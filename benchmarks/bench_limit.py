@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from addnorm import add_layer_norm, add_rms_norm
 from addnorm.bench import timing
 from addnorm.bench.case import Case, Document, Results, grid, has
 from addnorm.bench.harness import Benchmark
@@ -29,6 +28,7 @@ from addnorm.bench.operation import FIFTEEN_TENSORS, SHAPES, variants
 from addnorm.bench.pages import digits, headline, interval, markdown, merge, quotient
 from addnorm.bench.script import main
 from addnorm.bench.targets import Target, ratio, value
+from addnorm.functional import FUNCTIONS
 
 JOBS = {"y": "y alone", "stream": "y and the stream"}
 TRAINING = "forward_backward"
@@ -78,7 +78,7 @@ def measure(case: Case, *, rounds: int) -> Results:
     args, _ = inputs(case.but(job="forward_stream"))
     y, z = (torch.empty(case.rows, case.d, dtype=DTYPES[case.dtype].branch) for _ in range(2))
     stream = case.job == "stream"
-    function: Any = add_layer_norm if case.norm == "layer" else add_rms_norm
+    function: Any = FUNCTIONS[case.norm][1]
     out: Any = (y, z) if stream else y
     forward = functools.partial(function, *args, EPS[case.norm], out=out, return_residual=stream)
     left, right = (t for t in args[:2] if t is not None)

@@ -30,8 +30,8 @@ HEAD_DIM = 64
 SECONDS = 8.0  # of all rounds of a case
 PEERS = {"plain": "plain PyTorch", "torch": "torch.nn.TransformerEncoder"}
 COMPILED = ", compiled"
-INDUCTOR = (8, 128, 256)  # the size at which stacks of several streams are compiled, which takes minutes
 COMPILED_STREAMS = ("hyper_connections", "mhc")  # Inductor takes ten minutes for attention residuals
+has_inductor = has(wiring=COMPILED_STREAMS, batch=8, tokens=128, d=256)  # one size, since each takes minutes
 ONE_STREAM = ("pre_ln", "post_ln")
 STREAMS = (*COMPILED_STREAMS, "attention_residuals")
 CASES = grid(
@@ -74,7 +74,7 @@ def measure(case: Case, *, rounds: int) -> Results:
         AssertionError: the outputs differ by more than round-off.
     """
     modules, x, dy = variants(case)
-    if case.wiring in COMPILED_STREAMS and (case.batch, case.tokens, case.d) == INDUCTOR:
+    if has_inductor(case):
         torch._dynamo.reset()
         compiled: dict[str, Any] = {f"{name}{COMPILED}": torch.compile(m, dynamic=False) for name, m in modules.items()}
         modules |= compiled

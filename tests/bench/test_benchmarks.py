@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from addnorm.bench import harness
-from addnorm.bench.case import Case
+from addnorm.bench.case import Case, has
 from addnorm.fusion import benchmark as fusion_benchmark
 from addnorm.lab import Text
 from addnorm.ops import compile_mode
@@ -50,7 +50,7 @@ def small(scripts, monkeypatch, threads):
     for script in (scripts.stream, scripts.fuse):
         monkeypatch.setattr(script.models, "load", small_bert)
     monkeypatch.setattr(scripts.stream, "CALLS", 1)
-    monkeypatch.setattr(scripts.stack, "INDUCTOR", (2, 3, 64))
+    monkeypatch.setattr(scripts.stack, "has_inductor", has(wiring=scripts.stack.COMPILED_STREAMS))
     monkeypatch.setattr(scripts.fuse, "SECONDS", 0.01)
     monkeypatch.setattr(
         scripts.fuse.models, "SIZES", scripts.fuse.models.SIZES | {"num_hidden_layers": 1, "vocab_size": 60}
@@ -189,7 +189,7 @@ def test_fuse_measures_inductor_in_chosen_cases_and_reports_failures(small, monk
 
     case, plain = Case(**TRAINED, model="minilm", job="inference", threads=1), small.fuse.MAKE["plain"]
     monkeypatch.setattr(small.fuse, "MAKE", {"plain": plain, "fused": fail, "inductor": fail})
-    monkeypatch.setattr(small.fuse, "INDUCTOR", (("minilm", "inference", 1, 8, "bfloat16"),))
+    monkeypatch.setattr(small.fuse, "has_inductor", lambda case: True)
     result = small.fuse.measure(case, rounds=1)
     assert [row["variant"] for row in result["rows"]] == ["plain"]
     assert [row["variant"] for row in result["failures"]] == ["fused", "inductor"]
