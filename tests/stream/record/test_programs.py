@@ -227,6 +227,20 @@ def test_streams_that_are_passed_on_have_no_later_gradient():
         assert streams == {k}, site
 
 
+def test_streams_that_the_loss_does_not_use_have_gradient_zero():
+    run, written = record_mhc("tuple"), []
+    write = run.model.write
+    run.model.write = lambda *args: written.append(write(*args)) or written[-1]
+    with addnorm.record(run.model) as rec:
+        run.model(run.x)
+        streams = written[-3]  # of the second of four sublayers
+        streams[0].square().sum().backward()
+    assert at(rec, "grad", "rms_0")[1] == pytest.approx(float(2 * streams[0].detach().square().mean().sqrt()), rel=1e-5)
+    assert at(rec, "grad", "rms_1")[1] == at(rec, "grad", "rms_3")[1] == 0.0
+    assert len(at(rec, "grad", "l2")) == 2
+    assert at(rec, "grad", "rms_1")[0] > 0
+
+
 def test_other_calls_are_refused_in_a_sentence():
     torch.manual_seed(0)
     model, x = addnorm.nn.Encoder(2, 16, nhead=2, wiring="mhc").eval(), torch.randn(2, 5, 16)

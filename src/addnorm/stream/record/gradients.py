@@ -6,6 +6,7 @@ The gradients of the stream arrive before those of the parameters, and show to w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -46,12 +47,19 @@ class StateGradients:
     _received: dict[Value, Tensor] = field(default_factory=dict)
 
     def add(self, value: Value, grad: Tensor) -> Iterator[tuple[str, float]]:
-        """Add a gradient; with the last one, yield the statistics of each new stream, and of all if all are new."""
+        """Add a gradient; with the last one, yield the statistics."""
         self._received[value] = grad
-        if self._received.keys() < self.expected:
-            return
+        if self._received.keys() >= self.expected:
+            yield from self.finish()
+
+    def finish(self) -> Iterator[tuple[str, float]]:
+        """Yield the statistics of each new stream, and of all if all are new.
+
+        The loss does not depend on a value without a gradient.
+        """
         received, self._received = self._received, {}
-        grads = [received.get(v, grad.new_zeros(()).expand(v.shape)) for v in self.values]
+        zero = next(iter(received.values())).new_zeros(())
+        grads = [received.get(value, zero.expand(value.shape)) for value in self.values]
         for name, number in self.arrange(grads).statistics():
             k = name.partition("_")[2]
             if self.new[int(k)] if k else all(self.new):
@@ -76,6 +84,9 @@ class GradientHooks:
         self._leaves: MutableMapping[Tensor, Any] = WeakTensorKeyDictionary()  # with the handles of their hooks
         self._parameters: dict[Key, tuple[nn.Parameter, Any]] = {}  # likewise
         self._sharded: dict[Key, nn.Parameter] = {}
+        self._waiting: dict[
+            StateGradients, int
+        ] = {}  # states with a gradient for some of their values, with their steps
         self._before: dict[Key, tuple[Tensor, int, Tensor | None]] = {}  # their gradients before the backward
         self._squares: dict[int, dict[str, float]] = {}  # of the last step, by site and parameter
         self._squares_step: int | None = None
@@ -117,6 +128,7 @@ class GradientHooks:
         """Mark that no backward of a recorded step runs."""
         self.step = None
         self._before.clear()
+        self._waiting.clear()
 
     def close(self) -> None:
         """Remove all hooks."""
@@ -131,13 +143,14 @@ class GradientHooks:
             torch.autograd.Variable._execution_engine.queue_callback(self._finish_backward)
         # A backward of several steps is that of the last.
         self.step = step if self.step is None else max(step, self.step)
-        with torch.no_grad():
-            try:
-                values = [*state.add(value, local_part(grad, placements))]
-            except OmittedError:  # as for the state itself, where the reason is recorded
-                return
-            for site in state.leaving:
-                for name, number in values:
+        self._waiting[state] = step
+        self._record_state(state, step, state.add(value, local_part(grad, placements)))
+
+    def _record_state(self, state: StateGradients, step: int, statistics: Iterator[tuple[str, float]]) -> None:
+        with torch.no_grad(), suppress(OmittedError):  # as for the state itself, where the reason is recorded
+            for name, number in [*statistics]:
+                self._waiting.pop(state, None)
+                for site in state.leaving:
                     self.recording.add(step, site, "grad", name, number)
 
     def _on_parameter(self, key: Key, grad: Tensor | None) -> None:
@@ -160,7 +173,9 @@ class GradientHooks:
                 self._before[key] = inner, inner._version, copy
 
     def _finish_backward(self) -> None:
-        """Record the gradients of sharded parameters that the backward has changed."""
+        """Record the gradients of states with values on which the loss does not depend, and those of sharded parameters."""
+        for state, step in [*self._waiting.items()]:
+            self._record_state(state, step, state.finish())
         for key, parameter in self._sharded.items():
             if (grad := parameter.grad) is None:
                 continue
