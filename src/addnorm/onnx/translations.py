@@ -139,16 +139,13 @@ class _Translation:
 
     def _fits_skip(self) -> bool:
         a = self.a
-        has_gamma = a.weight is not None or self._has_static_width()
         return (
             self.form == "skip"
             and a.branch is not None
             and self.is_plain_add
             and self._fits_node()
-            and has_gamma
             and len(a.residual.shape) in (2, 3)
             and (a.branch_bias is None or a.branch_bias.dtype == self.z_type)
-            and (self.kind.has_bias or a.bias is None)
         )
 
     def _skip(self) -> tuple[Any, Any]:
@@ -186,13 +183,14 @@ class _Translation:
             and all(t is None or t.dtype == self.z_type for t in (a.weight, a.bias))
             and not a.weight_offset
             and not rounds_early
+            and (self.kind.has_bias or a.bias is None)
+            and (a.weight is not None or self._has_static_width())
         )
 
     def _normalize(self, z: Any) -> Any:
         a, op, acc = self.a, self.op, self.norm_type
         has_node = self.has_node and self.form != "plain" and acc != self.types.DOUBLE
-        has_node = has_node and (a.weight is not None or self._has_static_width())
-        if has_node and self._fits_node() and (self.kind.has_bias or a.bias is None):
+        if has_node and self._fits_node():
             return self._norm_node(z, self._weight(self.z_type), a.bias)
         wide = self._cast(z, acc, self.z_type)
         x_hat = (
