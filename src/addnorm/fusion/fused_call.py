@@ -135,12 +135,11 @@ def _run_call(match: Match, tensors: dict[fx.Node, Tensor]) -> Tensor:
     z = tensors[match.z[0]]
     x_dtype, branch_dtype = (example_value(node).dtype for node in match.operands)
     weight, bias = (None if node is None else tensors[node].reshape(-1) for node in (match.weight, match.bias))
-    options: dict[str, Any] = {} if match.norm.kind == "rms" and bias is None else {"bias": bias}
     if x_dtype == z.dtype:
         residual, branch = z, torch.zeros_like(z, dtype=branch_dtype)
     else:
         residual, branch = torch.zeros_like(z, dtype=x_dtype), z
-    y: Tensor = operation_of(match)(residual, branch, weight, **options, **call_arguments(match))
+    y: Tensor = operation_of(match)(residual, branch, weight, bias, **call_arguments(match))
     for view in match.views:
         y = apply_view(view, y)
     return y
